@@ -38,6 +38,6 @@ def count(form: FusedForm, expert_ids: torch.Tensor) -> None:
     if not flops or not macs:
         return
     rows = int((expert_ids >= 0).sum())
-    products = rows * form.model_width * form.hidden_width * (3 if form.gated else 2)
-    flops[-1].append(("sluice", 2 * products))
-    macs[-1].append(("sluice", products))
+    gemms = rows * form.model_width * form.hidden_width * (3 if form.gated else 2)
+    flops[-1].append(("sluice", 2 * gemms))
+    macs[-1].append(("sluice", gemms))

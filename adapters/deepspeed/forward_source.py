@@ -1,7 +1,7 @@
 """Reads the forward of a simple expert class, to be sure of it without running it.
 
 Understood is straight-line code made of nothing but `self.layer(...)`, known activations, names and, for gated
-experts, one product:
+experts, one GEMM:
 
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))

@@ -20,7 +20,7 @@ class LayerSpec:
     num_experts: int
     top_k: int
     model_width: int
-    dtype: torch.dtype  # of the rows on the wire and of the products
+    dtype: torch.dtype  # of the rows on the wire and of the GEMMs
     form: FusedForm | None  # None: `call_expert` computes
     hidden_width: int = 1  # as on the other ranks, should they compute otherwise
     one_chunk: bool = False  # unless the options name a number: a hooked module sees its rows in one call

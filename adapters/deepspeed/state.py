@@ -193,7 +193,7 @@ class LayerState:
     # ---- what the host's timers, logger and profiler get ----
 
     def profile(self, expert_ids: torch.Tensor) -> None:
-        """Products that no module was called for, in the host's count."""
+        """GEMMs that no module was called for, in the host's count."""
         if self._fused_now and self.finding.form is not None:
             flops_profile.count(self.finding.form, expert_ids)
 
@@ -211,7 +211,7 @@ class LayerState:
         """Gives the host its communication times and records, for this forward and for its backward."""
         sent, lane_ns = (now - then for now, then in zip(self.communication(), before))
         if layer.wall_clock_breakdown and layer.ep_size > 1:
-            # The two exchanges of all chunks share one lane, under the products: half of it each.
+            # The two exchanges of all chunks share one lane, under the GEMMs: half of it each.
             layer.time_falltoall += lane_ns / 2e6
             layer.time_salltoall += lane_ns / 2e6
         if layer.ep_size == 1 or not comms_log.wanted():

@@ -239,14 +239,14 @@ def _banner(handle: Handle, options: Options, stage: Stage | None) -> None:
     fused = sum(finding.form is not None for finding in handle.findings)
     sizes = sorted({len(finding.ranks) for finding in handle.findings})
     gemms = sorted({str(backend.stats().get("gemm") or "chosen at first use") for backend in handle._backends.values()})
-    plan = options.plan_words()
+    plan = options.plan_message()
     if handle.kept:
         policy = f"policy {options.policy_name()}"
         plan = plan.replace(policy, f"{policy} (none in {len(handle.kept)})")
     _say(
         f"[sluice {sluice.__version__}] {where}{len(handle.layers)} of {total} MoE layers run on Sluice: "
         f"{fused} fused in C, {len(handle.layers) - fused} with the host's experts | "
-        f"ep_size {', '.join(map(str, sizes)) or '-'} | {plan} | products {', '.join(gemms) or '-'} | pid {os.getpid()}"
+        f"ep_size {', '.join(map(str, sizes)) or '-'} | {plan} | GEMMs {', '.join(gemms) or '-'} | pid {os.getpid()}"
     )
     for finding in handle.findings:
         if finding.form is None:

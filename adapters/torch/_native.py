@@ -1,4 +1,4 @@
-"""The adapter's own shared object: callbacks over c10d, products by torch, signals during a wait, autograd's state.
+"""The adapter's own shared object: callbacks over c10d, GEMMs by torch, signals during a wait, autograd's state.
 
 It holds no Python, so ctypes opens it; addresses go from here to libsluice, which is linked to neither.
 """

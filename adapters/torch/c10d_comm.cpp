@@ -50,8 +50,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kSlice{100};  // the longest time in which an abort or an interrupt goes unnoticed
 constexpr milliseconds kShortest{1}; // gloo counts in milliseconds, and zero means its own timeout
 constexpr milliseconds kForever{1000LL * 3600 * 24 * 20};
-constexpr milliseconds kStorePatience{2000}; // a store that takes longer is treated as gone
-constexpr std::chrono::seconds kLinger{1};   // the ticker keeps ticking this long after the last wait
+constexpr milliseconds kStoreTimeout{2000}; // a store that takes longer is treated as gone
+constexpr std::chrono::seconds kLinger{1};  // the ticker keeps ticking this long after the last wait
 constexpr int kTagMask = 0x3fffffff;
 constexpr int kCloseTag = 0x40000000; // never sent to anyone
 
@@ -198,7 +198,7 @@ class Notes {
       }
       done->set_value(good);
     }).detach();
-    if (answer.wait_for(kStorePatience) == std::future_status::ready && answer.get()) return true;
+    if (answer.wait_for(kStoreTimeout) == std::future_status::ready && answer.get()) return true;
     gone_.store(true);
     return false;
   }

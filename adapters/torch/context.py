@@ -1,4 +1,4 @@
-"""What all layers of one model on one rank share: slots, lanes, products, statistics."""
+"""What all layers of one model on one rank share: slots, lanes, GEMMs, statistics."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ _STATS = (
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """gemm: "auto", "native", "ref", "onednn", "blas" or "host" (torch's own products, which "auto" considers too);
-    on CUDA "auto", "cublas" or "cublas-tf32" (products of f32 may round their operands to TF32).
+    """gemm: "auto", "native", "ref", "onednn", "blas" or "host" (torch's own GEMMs, which "auto" considers too);
+    on CUDA "auto", "cublas" or "cublas-tf32" (GEMMs of f32 may round their operands to TF32).
 
     memory_budget    bytes of all that the context's layers allocate, saved buffers included; None: no limit
     max_outstanding  under a budget: forwards without their backward at one time; None: one for each layer

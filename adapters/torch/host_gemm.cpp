@@ -1,6 +1,6 @@
-// Matrix products by torch itself, behind the C ABI's sluice_host_gemm_fn_t.
+// GEMMs by torch itself, behind the C ABI's sluice_host_gemm_fn_t.
 //
-// The products then use the library, the thread pool and the instruction choice that the host has already paid for.
+// The GEMMs then use the library, the thread pool and the instruction choice that the host has already paid for.
 // Tensors are views on the library's bytes; the CPU kernels are called below every dispatcher layer, so autograd,
 // autocast and Python dispatch modes that the host has switched on do not see them.
 #include <ATen/ops/addmm_cpu_dispatch.h>
@@ -35,7 +35,7 @@ at::Tensor view(const void* data, int64_t rows, int64_t columns, int64_t row_str
 
 extern "C" {
 
-// 0: done. Another value: torch has no such product on a CPU (f32 results of 16-bit factors), or it threw.
+// 0: done. Another value: torch has no such GEMM on a CPU (f32 results of 16-bit factors), or it threw.
 SLUICE_EXPORT int32_t sluice_torch_gemm(void* user, const sluice_host_gemm_args_t* args) {
   (void)user;
   at::ScalarType type;

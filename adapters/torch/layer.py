@@ -33,15 +33,15 @@ from .watchers import watcher
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
 RESTORE_INPUT = {"adaptive": restore.ADAPTIVE, **restore.INPUT}
-RESTORE_MIDDLE = {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}
-CHUNK_CUTS = {"adaptive": 0, "tokens": 1}
+RESTORE_PRE_ACTIVATION = {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}
+CHUNKINGS = {"adaptive": 0, "tokens": 1}
 _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
 _INTERLEAVED = 2
 _OVERWRITE = 0
 _ACCUMULATE = 1
 _BOTH_HALVES = 3
-_EXACT, _CEILING = 0, 1
+_EXACT, _CAPACITY = 0, 1
 _SAVED_COUNT = 5
 _REPORTED = ("num_forwards", "num_routes", "num_dropped", "most_rows", "most_expert")
 _NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
@@ -123,10 +123,11 @@ class MoeLayer:
     strides of which one is 1. Interleaved: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent.
     With callback experts there are none to give.
     leaves_out_frozen: whether backward computes gradients of those parameters alone that want one; else all, or none.
-    restore_input, restore_middle: a name of RESTORE_INPUT, RESTORE_MIDDLE, or one for each of num_chunks chunks.
-    ceiling_rows: not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever
+    restore_input, restore_pre_activation: a name of RESTORE_INPUT, RESTORE_PRE_ACTIVATION, or one for each of
+    num_chunks chunks.
+    capacity_rows: not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever
     the routing says. On CUDA the host then reads nothing, and calls may be captured into a graph; what routes did
-    not fit is in take_ceiling_report.
+    not fit is in take_capacity_report.
     """
 
     leaves_out_frozen = False
@@ -150,11 +151,11 @@ class MoeLayer:
         layer_id: int = 0,
         wgrad_mode: str = "adaptive",
         restore_input: str | Sequence[str] = "adaptive",
-        restore_middle: str | Sequence[str] = "adaptive",
-        chunk_cut: str = "adaptive",
+        restore_pre_activation: str | Sequence[str] = "adaptive",
+        chunking: str = "adaptive",
         experts: CallbackExperts | None = None,
         deduplicate: bool = False,
-        ceiling_rows: int = 0,
+        capacity_rows: int = 0,
         accumulate: str = "in_place",
     ) -> None:
         library = load()
@@ -163,20 +164,20 @@ class MoeLayer:
         self.model_width = model_width
         self.dtype = dtype
         self.experts = experts
-        self.runs_experts_again = experts is not None and any(again_by_chunk(restore_middle))
+        self.runs_experts_again = experts is not None and any(again_by_chunk(restore_pre_activation))
         self.layer_id = layer_id
         self.hidden_width = (
             hidden_width if experts is None else model_width
         )  # of T_M: modules leave their outputs there
         self.is_gated, self.activation = gated, activation
         self.is_deduplicated = deduplicate
-        self.num_experts, self.top_k, self.chunk_cut = num_experts, top_k, chunk_cut
+        self.num_experts, self.top_k, self.chunking = num_experts, top_k, chunking
         if accumulate not in CHOICES:
             raise InvalidArgument(f"accumulate {accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
         self.accumulate = accumulate
         self.received_rows: int | None = None  # of the last forward while a trace is kept
         self._has_told_fallback = False
-        if self.runs_experts_again and not all(again_by_chunk(restore_middle)):
+        if self.runs_experts_again and not all(again_by_chunk(restore_pre_activation)):
             raise Unsupported("experts that run as modules run again in every chunk, or in none")
         self.members = () if experts is not None else member_names(gated, bias, interleaved)
         config = library.new("moe_config")
@@ -195,13 +196,13 @@ class MoeLayer:
         config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
         by_chunk = [
             _restore(config, "restore_input", RESTORE_INPUT, restore_input),
-            _restore(config, "restore_middle", RESTORE_MIDDLE, restore_middle),
+            _restore(config, "restore_pre_activation", RESTORE_PRE_ACTIVATION, restore_pre_activation),
         ]
-        config.chunk_cut = _number(CHUNK_CUTS, chunk_cut, "chunk_cut")
+        config.chunking = _number(CHUNKINGS, chunking, "chunking")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
         config.deduplicate = int(deduplicate)
-        config.exchange_mode, config.ceiling_rows = (_CEILING if ceiling_rows else _EXACT), ceiling_rows
+        config.exchange_mode, config.capacity_rows = (_CAPACITY if capacity_rows else _EXACT), capacity_rows
         table = None
         if expert_rank is not None:
             if len(expert_rank) != num_experts:
@@ -242,15 +243,15 @@ class MoeLayer:
         library.check(library.lib.sluice_moe_smallest_budget(self.handle, num_tokens, out))
         return int(out[0])
 
-    def take_ceiling_report(self) -> dict[str, int]:
-        """Routes of all forwards since the last time, a graph's launches among them, and how many of them the ceiling
-        dropped (`num_dropped`); `most_rows` is the ceiling that drops nothing. On CUDA it waits for the stream. Not
+    def take_capacity_report(self) -> dict[str, int]:
+        """Routes of all forwards since the last time, a graph's launches among them, and how many of them the capacity
+        dropped (`num_dropped`); `most_rows` is the capacity that drops nothing. On CUDA it waits for the stream. Not
         collective. InvalidArgument where an id named no expert."""
         library = load()
-        report = library.new("ceiling_report")
+        report = library.new("capacity_report")
         stream = self.context.placement.stream()
         try:
-            library.check(library.lib.sluice_moe_take_ceiling_report(self.handle, stream, report))
+            library.check(library.lib.sluice_moe_take_capacity_report(self.handle, stream, report))
         except OverCapacity:
             pass  # the numbers say it
         return {name: int(getattr(report, name)) for name in _REPORTED}

@@ -18,19 +18,23 @@ def refused_policy(options: Any) -> str | None:
     again = again_by_chunk(options.policy[1])
     if all(again):
         return None
-    middles = [f'"{name}"' for name in restore.PRE_ACTIVATION if restore.is_computed_again(name)]
+    pre_activations = [f'"{name}"' for name in restore.PRE_ACTIVATION if restore.is_computed_again(name)]
     cannot = f"policy {options.policy_name()} cannot be done with experts that run as the host's modules: they "
     if any(again):
-        choices = " or ".join([*middles, f'"{restore.KEPT[1]}"'])
-        return f'{cannot}run again in every chunk or in none ("middle": {choices} for all)'
+        choices = " or ".join([*pre_activations, f'"{restore.KEPT[1]}"'])
+        return f'{cannot}run again in every chunk or in none ("pre_activation": {choices} for all)'
     sets = ", ".join(f'"{name}"' for name, (_, one) in restore.SETS.items() if restore.is_computed_again(one))
     kept = restore.set_name(restore.KEPT)
-    return f'{cannot}keep rows and graph ("{kept}"), or run again ({sets}, or "middle": {" or ".join(middles)})'
+    asked = " or ".join(pre_activations)
+    return f'{cannot}keep rows and graph ("{kept}"), or run again ({sets}, or "pre_activation": {asked})'
 
 
-def again_by_chunk(middle: str | Sequence[str]) -> list[bool]:
+def again_by_chunk(pre_activation: str | Sequence[str]) -> list[bool]:
     """Whether a policy of pre-activations, of all chunks or of each, runs a host's module again in backward."""
-    return [restore.is_computed_again(name) for name in ([middle] if isinstance(middle, str) else middle)]
+    return [
+        restore.is_computed_again(name)
+        for name in ([pre_activation] if isinstance(pre_activation, str) else pre_activation)
+    ]
 
 
 def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[str, Any]:
@@ -45,8 +49,8 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
         given["deduplicate"] = True
     if options.accumulate is not None:
         given["accumulate"] = options.accumulate
-    if options.chunk_cut is not None:
-        given["chunk_cut"] = options.chunk_cut
+    if options.chunking is not None:
+        given["chunking"] = options.chunking
     if options.policy is not None and (fused or refused_policy(options) is None):
-        given["restore_input"], given["restore_middle"] = options.policy
+        given["restore_input"], given["restore_pre_activation"] = options.policy
     return given

@@ -20,8 +20,8 @@ from ..._library import load
 from ...errors import InvalidArgument, Unsupported
 from . import dlpack
 
-_ROWS = (1, 2)  # SLUICE_SAVED_INPUT, _MIDDLE: device memory
-_OFFLOADED = (3, 4)  # SLUICE_SAVED_HOST_INPUT, _HOST_MIDDLE: pinned where the device has it
+_ROWS = (1, 2)  # SLUICE_SAVED_INPUT, _PRE_ACTIVATION: device memory
+_OFFLOADED = (3, 4)  # SLUICE_SAVED_HOST_INPUT, _HOST_PRE_ACTIVATION: pinned where the device has it
 
 
 class Placement:

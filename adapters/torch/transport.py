@@ -17,11 +17,11 @@ _GLOO_INTERFACES = "GLOO_SOCKET_IFNAME"
 _LONGEST_SECONDS = 30.0
 
 
-def open_transport(library: Any, host: Any, transport: str | None, patience: float) -> Any:
+def open_transport(library: Any, host: Any, transport: str | None, connect_timeout: float) -> Any:
     """The communicator that layers use, over `host`, the one of the gloo group, which it takes over.
 
     transport: "tcp", "c10d" (gloo itself), None: tcp where all ranks can reach each other, else c10d with a warning.
-    patience: seconds until all connections stand.
+    timeout: seconds until all connections stand.
     Collective over the group, with the same outcome on all ranks. Raises the library's error for "tcp" that cannot be.
     """
     if transport == "c10d":
@@ -31,7 +31,7 @@ def open_transport(library: Any, host: Any, transport: str | None, patience: flo
     names = os.environ.get(INTERFACES) or os.environ.get(_GLOO_INTERFACES)
     held = ffi.new("char[]", names.encode()) if names else ffi.NULL
     config.interfaces = held
-    config.connect_timeout_ns = int(min(patience, _LONGEST_SECONDS) * 1e9)
+    config.connect_timeout_ns = int(min(connect_timeout, _LONGEST_SECONDS) * 1e9)
     out = ffi.new("sluice_comm_t **")
     try:
         library.check(library.lib.sluice_comm_create_tcp(host, config, out))

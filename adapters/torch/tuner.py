@@ -156,8 +156,8 @@ def keep(context: Any, options: TunerOptions) -> None:
 
 
 def decisions(handle: Any) -> list[dict[str, Any]]:
-    """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_middle say the
-    plan's policies, kept_chunks of how many chunks, the first ones (the rest are sent and computed again), and
+    """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_pre_activation say
+    the plan's policies, kept_chunks of how many chunks, the first ones (the rest are sent and computed again), and
     total_bytes what it may take; without one they are None and 0."""
     library = load()
     ffi = library.ffi
@@ -171,7 +171,7 @@ def decisions(handle: Any) -> list[dict[str, Any]]:
     return [
         {name: getattr(found[i], name) for name in _DECISION}
         | {"why": ffi.string(library.lib.sluice_tuner_why_name(found[i].why)).decode()}
-        | {name: restore.name_of(getattr(policies[i], name)) for name in ("restore_input", "restore_middle")}
+        | {name: restore.name_of(getattr(policies[i], name)) for name in ("restore_input", "restore_pre_activation")}
         | {name: getattr(policies[i], name) for name in ("memory_budget", "total_bytes")}
         | {"kept_chunks": parts[i]}
         for i in range(count[0])

@@ -333,7 +333,7 @@ class ExpertsState:
         }
         if contract.fused and self._group is None and self._options.policy is None and not self._options.memory_budget:
             # Alone, the dispatched rows are a copy of tokens that autograd holds anyway: copied again, nothing is kept.
-            common |= {"restore_input": "redispatch", "restore_middle": "keep"}
+            common |= {"restore_input": "redispatch", "restore_pre_activation": "keep"}
         layers = _num_layers(module) if self._options.memory_budget else None
         context = context_of(self._options, self._group, layers, tensors[0].device)
         if contract.stock:
@@ -416,7 +416,7 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
         return
     _announced.add(text)
     if options is not None:
-        text += f" | {options.plan_words()}"
+        text += f" | {options.plan_message()}"
         if not contract.fused and refused_policy(options) is not None:
             text += ", here none: its rows and graphs are kept"
     print(f"[sluice {sluice.__version__}] {text} | pid {os.getpid()}", flush=True)

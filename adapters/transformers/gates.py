@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Unit:
-    """What stands between an expert's two products, in the words of sluice.adapters.torch.MoeLayer."""
+    """What stands between an expert's two GEMMs, in the words of sluice.adapters.torch.MoeLayer."""
 
     activation: str
     swiglu: Swiglu | None = None

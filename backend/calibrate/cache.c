@@ -13,7 +13,7 @@
 #include "backend/base/log.h"
 #include "backend/base/owned.h"
 
-/* 2: exchanges beside products by size; 3: skewed exchanges, whole passes; 4: relu; 5: buckets, passes of many rows */
+/* 2: exchanges beside GEMMs by size; 3: skewed exchanges, whole passes; 4: relu; 5: buckets, passes of many rows */
 #define FORM       "sluice cache 5"
 #define MOST_BYTES (1 << 18)
 
@@ -43,7 +43,7 @@ void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_
   }
   const char* threads = getenv("OMP_NUM_THREADS");
   snprintf(out_key, SLUICE_CACHE_KEY_BYTES,
-           "version %d.%d.%d; device %s, %s, %ld cores, %s threads; link %s, %d ranks; products %s, %s, M %lld, H "
+           "version %d.%d.%d; device %s, %s, %ld cores, %s threads; link %s, %d ranks; GEMMs %s, %s, M %lld, H "
            "%lld",
            SLUICE_VERSION_MAJOR, SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, device, processor,
            sysconf(_SC_NPROCESSORS_ONLN), threads != NULL ? threads : "all",

@@ -13,7 +13,7 @@
 #define SLUICE_CACHE_KEY_BYTES  768
 #define SLUICE_CACHE_PATH_BYTES 1024
 
-/* What a machine's costs depend on: processor, cores, communicator, ranks, products, dtype, sizes, library version. */
+/* What a machine's costs depend on: processor, cores, communicator, ranks, GEMMs, dtype, sizes, library version. */
 void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted,
                       char out_key[SLUICE_CACHE_KEY_BYTES]);
 /* folder NULL: SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice, else HOME/.cache/sluice. 0 where there is none. */

@@ -40,7 +40,7 @@ static void add_probes(calibration_t* c) {
   const size_t num_bytes = sizeof bytes / sizeof bytes[0];
   for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
-      add(c, SLUICE_PROBE_PRODUCT + form, rows[i], rows[i] % 3 == 0);
+      add(c, SLUICE_PROBE_GEMM + form, rows[i], rows[i] % 3 == 0);
     }
   }
   int64_t row = c->bench.model_width * (int64_t)c->bench.element, peers = c->bench.context->world_size - 1;
@@ -68,7 +68,7 @@ static int meets_others(const sluice_probe_t* p) {
   return p->kind == SLUICE_PROBE_EXCHANGE || p->kind == SLUICE_PROBE_HOT_EXCHANGE;
 }
 
-/* An exchange begins on all ranks together: else the first behind the products takes what the fastest rank waits. */
+/* An exchange begins on all ranks together: else the first behind the GEMMs takes what the fastest rank waits. */
 static sluice_status_t sample(calibration_t* c, sluice_probe_t* p, double* out_seconds) {
   double barrier = 0;
   if (meets_others(p)) SLUICE_TRY(sluice_bench_longest(&c->bench, &barrier, 1));
@@ -186,7 +186,7 @@ static void fill_exchange(const calibration_t* c, sluice_link_t* link) {
   double seconds[SLUICE_CURVE_POINTS];
   curve_of(c, SLUICE_PROBE_EXCHANGE, curve);
   memcpy(seconds, curve->y, sizeof seconds);
-  link->bucket_seconds = c->bucket;
+  link->token_bucket_seconds = c->bucket;
   if (curve->count == 0) return;
   link->startup_seconds = curve->y[0];
   for (int32_t i = 0, at = 0; i < c->count && at < curve->count; ++i) {
@@ -206,7 +206,7 @@ static void fill_curves(const calibration_t* c, sluice_machine_t* m) {
   double flops_per_row = 2.0 * (double)c->bench.model_width * (double)c->bench.hidden_width;
   for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
     sluice_curve_t* g = &m->gemm[dtype_of(c)][form];
-    curve_of(c, SLUICE_PROBE_PRODUCT + form, g);
+    curve_of(c, SLUICE_PROBE_GEMM + form, g);
     for (int32_t i = 0; i < g->count; ++i) g->y[i] /= g->x[i] * flops_per_row;
   }
   curve_of(c, SLUICE_PROBE_ROWS, &m->rows);
@@ -230,7 +230,7 @@ static double curve_says(const calibration_t* c, const sluice_machine_t* m, cons
       return fmax(m->exchange.startup_seconds,
                   sluice_machine_exchange(m, c->bench.context->world_size, size) - c->bucket / p->repeats);
     default:
-      return sluice_machine_gemm(m, c->bench.dtype, p->kind - SLUICE_PROBE_PRODUCT, size) * size * 2.0 *
+      return sluice_machine_gemm(m, c->bench.dtype, p->kind - SLUICE_PROBE_GEMM, size) * size * 2.0 *
              (double)c->bench.model_width * (double)c->bench.hidden_width;
   }
 }
@@ -253,14 +253,15 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   sluice_log(SLUICE_LOG_INFO, "calibrating: about %.0f s, %d probes", seconds, c->count);
   SLUICE_TRY(first_round(c, seconds));
   SLUICE_TRY(run_rounds(c, seconds));
-  if (!sluice_bench_is_far(&c->bench))
+  if (!sluice_bench_on_device_memory(&c->bench))
     SLUICE_TRY(sluice_bench_token_bucket(&c->bench, BUCKET_PART * seconds, &c->bucket));
   fill_curves(c, m);
   fill_errors(c, m);
   sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
-  if (!sluice_bench_is_far(&c->bench)) { /* no thread serves exchanges there, and lanes wait for each other unasked */
-    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products");
+  if (!sluice_bench_on_device_memory(
+          &c->bench)) { /* no thread serves exchanges there, and lanes wait for each other unasked */
+    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside GEMMs");
     SLUICE_TRY(sluice_bench_contention(&c->bench, CONTENTION_PART * seconds, m));
   }
   sluice_log(SLUICE_LOG_INFO, "calibrating: whole passes");

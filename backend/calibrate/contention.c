@@ -39,14 +39,14 @@ static sluice_status_t first_round(contention_t* l, const sluice_machine_t* m) {
 static sluice_status_t run_rounds(contention_t* l, const sluice_machine_t* m) {
   SLUICE_TRY(first_round(l, m));
   for (int32_t round = 1; round < ROUNDS; ++round) {
-    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside products: round %d of %d", round + 1, ROUNDS);
+    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside GEMMs: round %d of %d", round + 1, ROUNDS);
     for (int32_t place = 0; place < l->count; ++place) SLUICE_TRY(sample(l, place, round));
     SLUICE_TRY(sample(l, SIZES, round));
   }
   return SLUICE_OK;
 }
 
-/* Medians: of the time alone, of the time more beside products, of what these lose. */
+/* Medians: of the time alone, of the time more beside GEMMs, of what these lose. */
 enum { ALONE, EXCHANGE, COMPUTE, MEDIANS };
 static void medians_of(const sluice_contention_sample_t* samples, double* out) {
   double values[MEDIANS][ROUNDS];

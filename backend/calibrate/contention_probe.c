@@ -1,4 +1,4 @@
-/* Samples of exchanges beside products, from the machine below a context: the communication lane exchanges, and the
+/* Samples of exchanges beside GEMMs, from the machine below a context: the communication lane exchanges, and the
  * compute lane multiplies until it is done. */
 #include <stdatomic.h>
 
@@ -8,16 +8,16 @@
 
 #define TRIALS        3
 #define MOST          512
-#define LONGEST_PIECE 1e-3 /* seconds of one product: until it ends, nobody sees that exchanges are done */
-#define PIECES        8    /* products that say what one takes alone */
+#define LONGEST_PIECE 1e-3 /* seconds of one GEMM: until it ends, nobody sees that exchanges are done */
+#define PIECES        8    /* GEMMs that say what one takes alone */
 #define KEPT          16
 
 typedef struct beside_s {
   sluice_bench_t* bench;
-  sluice_probe_t exchange, product;
+  sluice_probe_t exchange, problem;
   int32_t repeats; /* exchanges in a row, alike on all ranks */
   _Atomic int32_t is_done;
-  int64_t num_products;
+  int64_t num_gemms;
   double exchanging, multiplying; /* seconds */
   /* How many exchanges of a kind make a sample, found at its first. */
   struct {
@@ -27,7 +27,7 @@ typedef struct beside_s {
   int32_t num_known;
 } beside_t;
 
-enum { PRODUCTS = 0, EXCHANGES = 1 };
+enum { PROBLEMS = 0, EXCHANGES = 1 };
 
 static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream) {
   (void)stream;
@@ -41,25 +41,25 @@ static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream
     return status;
   }
   do {
-    status = sluice_bench_run(s->bench, &s->product, 1, NULL);
-    ++s->num_products;
+    status = sluice_bench_run(s->bench, &s->problem, 1, NULL);
+    ++s->num_gemms;
   } while (status == SLUICE_OK && !atomic_load(&s->is_done));
   s->multiplying = (double)(sluice_now_ns() - begin) * 1e-9;
   return status;
 }
 
-static sluice_status_t run_lanes(beside_t* s, int with_products) {
+static sluice_status_t run_lanes(beside_t* s, int with_gemms) {
   sluice_device_t* device = s->bench->context->device;
   double barrier = 0;
   SLUICE_TRY(sluice_bench_longest(s->bench, &barrier, 1));
   atomic_store(&s->is_done, 0);
-  s->num_products = 0;
+  s->num_gemms = 0;
   SLUICE_TRY(device->vtable->begin(device, 2, run_job, s, NULL));
   const sluice_job_t exchanges = {EXCHANGES, SLUICE_LANE_COMM, NULL, 0, 1};
-  const sluice_job_t products = {PRODUCTS, SLUICE_LANE_COMPUTE, NULL, 0, 1};
+  const sluice_job_t problems = {PROBLEMS, SLUICE_LANE_COMPUTE, NULL, 0, 1};
   sluice_status_t status = device->vtable->submit(device, &exchanges);
   /* The calling thread's lane last: it may run now. */
-  if (status == SLUICE_OK && with_products) status = device->vtable->submit(device, &products);
+  if (status == SLUICE_OK && with_gemms) status = device->vtable->submit(device, &problems);
   sluice_status_t joined = device->vtable->join(device);
   return status != SLUICE_OK ? status : joined;
 }
@@ -68,15 +68,15 @@ static sluice_status_t sample_once(beside_t* s, sluice_contention_sample_t* out)
   SLUICE_TRY(run_lanes(s, 0));
   out->alone = s->exchanging / s->repeats;
   uint64_t begin = sluice_now_ns();
-  SLUICE_TRY(sluice_bench_run(s->bench, &s->product, PIECES, NULL));
-  double product = (double)(sluice_now_ns() - begin) * 1e-9 / PIECES;
+  SLUICE_TRY(sluice_bench_run(s->bench, &s->problem, PIECES, NULL));
+  double problem = (double)(sluice_now_ns() - begin) * 1e-9 / PIECES;
   SLUICE_TRY(run_lanes(s, 1));
   out->beside = s->exchanging / s->repeats;
-  out->lost = (s->multiplying - (double)s->num_products * product) / s->repeats;
+  out->lost = (s->multiplying - (double)s->num_gemms * problem) / s->repeats;
   return SLUICE_OK;
 }
 
-/* So many that alone and beside products they take `seconds`. */
+/* So many that alone and beside GEMMs they take `seconds`. */
 static sluice_status_t find_repeats(beside_t* s, int32_t num_second, double seconds) {
   for (int32_t i = 0; i < s->num_known; ++i) {
     if (s->known[i].bytes != s->exchange.size || s->known[i].num_second != num_second) continue;
@@ -112,7 +112,7 @@ static sluice_status_t longest(void* user, double* seconds, int32_t count) {
   return sluice_bench_longest(s->bench, seconds, count);
 }
 
-/* Many rows, as a layer's products have, but no more than a piece of time holds. */
+/* Many rows, as a layer's GEMMs have, but no more than a piece of time holds. */
 static int64_t rows_of_a_piece(const sluice_bench_t* b, const sluice_machine_t* m) {
   int64_t rows = 256;
   double flops = 2.0 * (double)b->model_width * (double)b->hidden_width;
@@ -125,7 +125,7 @@ static int64_t rows_of_a_piece(const sluice_bench_t* b, const sluice_machine_t* 
 
 sluice_status_t sluice_bench_contention(sluice_bench_t* b, double seconds, sluice_machine_t* machine) {
   if (b->context->comm == NULL) return SLUICE_OK;
-  beside_t s = {.bench = b, .product = {.kind = SLUICE_PROBE_PRODUCT, .size = rows_of_a_piece(b, machine)}};
+  beside_t s = {.bench = b, .problem = {.kind = SLUICE_PROBE_GEMM, .size = rows_of_a_piece(b, machine)}};
   const sluice_contention_source_t source = {sample, longest, &s};
   return sluice_contention_measure(&source, seconds, machine);
 }

@@ -7,7 +7,7 @@
 #include "backend/calibrate/probe.h"
 #include "backend/cost/fit.h"
 
-#define WORKS  3 /* products, exchanges, copies */
+#define WORKS  3 /* GEMMs, exchanges, copies */
 #define ROUNDS 5
 
 typedef struct work_s {
@@ -31,13 +31,13 @@ static sluice_status_t run_work(void* user, int32_t index, sluice_stream_t strea
   return status;
 }
 
-static sluice_status_t run_far(pair_t* pair, int32_t count) {
+static sluice_status_t run_on_device(pair_t* pair, int32_t count) {
   sluice_bench_job_t jobs[2];
   for (int32_t i = 0; i < count; ++i) {
     const work_t* work = pair->works[i];
     jobs[i] = (sluice_bench_job_t){work->lane, &work->probe, work->repeats, 0};
   }
-  SLUICE_TRY(sluice_bench_run_far(pair->bench, jobs, count));
+  SLUICE_TRY(sluice_bench_run_on_device(pair->bench, jobs, count));
   for (int32_t i = 0; i < count; ++i) pair->seconds[i] = jobs[i].seconds;
   return SLUICE_OK;
 }
@@ -46,7 +46,7 @@ static sluice_status_t run_far(pair_t* pair, int32_t count) {
 static sluice_status_t run_pair(pair_t* pair) {
   sluice_device_t* device = pair->bench->context->device;
   int32_t count = pair->works[1] == NULL ? 1 : 2;
-  if (sluice_bench_is_far(pair->bench)) return run_far(pair, count);
+  if (sluice_bench_on_device_memory(pair->bench)) return run_on_device(pair, count);
   SLUICE_TRY(device->vtable->begin(device, count, run_work, pair, NULL));
   sluice_status_t status = SLUICE_OK;
   for (int32_t i = count - 1; i >= 0 && status == SLUICE_OK; --i) { /* the calling thread's lane last: it may run now */
@@ -97,7 +97,7 @@ sluice_status_t sluice_bench_shares(sluice_bench_t* b, double seconds, double (*
   memset(out_share, 0, sizeof(double[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES]));
   if (b->context->comm == NULL) return SLUICE_OK;
   const int64_t bytes = 1 << 20;
-  work_t works[WORKS] = {{SLUICE_LANE_COMPUTE, {.kind = SLUICE_PROBE_PRODUCT, .size = 256}, 0},
+  work_t works[WORKS] = {{SLUICE_LANE_COMPUTE, {.kind = SLUICE_PROBE_GEMM, .size = 256}, 0},
                          {SLUICE_LANE_COMM, {.kind = SLUICE_PROBE_EXCHANGE, .size = bytes}, 0},
                          {SLUICE_LANE_COPY_OUT, {.kind = SLUICE_PROBE_COPY, .size = 4 * bytes}, 0}};
   double part = seconds / (ROUNDS * 6.0), alone[WORKS], pair_share[SLUICE_NUM_LANES][SLUICE_NUM_LANES];

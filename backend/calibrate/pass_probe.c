@@ -1,7 +1,7 @@
-/* Passes of a small layer on the machine below a context, for passes_fit.h: on its own lanes, products and
+/* Passes of a small layer on the machine below a context, for passes_fit.h: on its own lanes, GEMMs and
  * communicator, but in a context of its own, so that the layer leaves nothing behind and counts towards no budget. On a
- * far device whose pools are one context's it is that context, without a budget, and its statistics and trace are put
- * back; under a trace each pass waits until the device is through and has its times. */
+ * device_memory device whose pools are one context's it is that context, without a budget, and its statistics and trace
+ * are put back; under a trace each pass waits until the device is through and has its times. */
 #include <string.h>
 
 #include "backend/base/clock.h"
@@ -31,7 +31,7 @@ typedef struct scene_s {
   char *out, *grads;            /* [TOKENS, M] */
   char* own;                    /* weights and gradients of each expert's two matrices; NULL: the bench's for all */
   uint64_t matrix, bytes;       /* of one, and of all */
-  sluice_context_stats_t stats; /* of a far context, as they were */
+  sluice_context_stats_t stats; /* of a context on a device, as they were */
   sluice_trace_t trace;
   sluice_trace_event_t event;
 } scene_t;
@@ -57,7 +57,7 @@ static sluice_status_t layer_of(scene_t* s, int32_t num_chunks, sluice_moe_t** o
         .num_chunks = num_chunks,
         .wgrad_mode = SLUICE_WGRAD_DEFERRED,
         .restore_input = SLUICE_RESTORE_ADAPTIVE,
-        .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+        .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE,
     };
     SLUICE_TRY(sluice_layer_create(s->context, &config, NULL, &s->layers[num_chunks]));
   }
@@ -139,13 +139,14 @@ static sluice_status_t longest(void* user, double* seconds, int32_t count) {
   return sluice_bench_longest(s->bench, seconds, count);
 }
 
-static int is_far(const scene_t* s) { return sluice_bench_is_far(s->bench); }
+static int on_device_memory(const scene_t* s) { return sluice_bench_on_device_memory(s->bench); }
 
 static void* take(scene_t* s, uint64_t bytes) {
-  return sluice_alloc(is_far(s) ? &s->bench->far_memory : sluice_process_allocator(), bytes, "calibration");
+  return sluice_alloc(on_device_memory(s) ? &s->bench->device_memory : sluice_process_allocator(), bytes,
+                      "calibration");
 }
 static void give(scene_t* s, void* data, uint64_t bytes) {
-  sluice_free(is_far(s) ? &s->bench->far_memory : sluice_process_allocator(), data, bytes);
+  sluice_free(on_device_memory(s) ? &s->bench->device_memory : sluice_process_allocator(), data, bytes);
 }
 
 /* Small finite numbers, as the bench's. */
@@ -174,21 +175,21 @@ static sluice_status_t open_memory(scene_t* s) {
 static sluice_status_t open_routes(const scene_t* s) {
   const sluice_bench_t* b = s->bench;
   sluice_context_t* context = b->context;
-  routes_t* here = is_far(s) ? (routes_t*)(void*)b->copied : s->routes;
+  routes_t* here = on_device_memory(s) ? (routes_t*)(void*)b->copied : s->routes;
   float word = 0;
   memset(here, 0, sizeof *here);
   for (int32_t t = 0; t < TOKENS; ++t) {
     here->ids[t] = t % (EXPERTS * b->context->world_size);
     here->weights[t] = 0.5f;
   }
-  if (!is_far(s)) return SLUICE_OK;
+  if (!on_device_memory(s)) return SLUICE_OK;
   SLUICE_TRY(context->rows->copy(context, NULL, s->routes, here, sizeof *here));
   return context->rows->read(context, NULL, s->routes->weights, &word, sizeof word); /* the block is others' next */
 }
 
 static sluice_status_t open_scene(scene_t* s) {
   sluice_context_t* below = s->bench->context;
-  if (is_far(s)) {
+  if (on_device_memory(s)) {
     s->context = below;
     s->stats = below->stats, s->trace = below->trace;
     below->trace = (sluice_trace_t){.events = &s->event, .capacity = 1};
@@ -208,7 +209,7 @@ static void close_scene(scene_t* s) {
   give(s, s->grads, rows_bytes(s));
   give(s, s->own, s->own != NULL ? s->bytes : 0);
   if (s->context == NULL) return;
-  if (is_far(s)) {
+  if (on_device_memory(s)) {
     s->context->stats = s->stats, s->context->trace = s->trace;
     return;
   }
@@ -220,7 +221,8 @@ static void close_scene(scene_t* s) {
 /* What a plan counts, and slots that a graph replays on, are not to be grown by passes of somebody else. */
 static int is_elsewhere(const sluice_bench_t* b) {
   const sluice_context_t* c = b->context;
-  return sluice_bench_is_far(b) && (c->memory_budget > 0 || c->host_memory_budget > 0 || c->pass_memory.slots.is_fixed);
+  return sluice_bench_on_device_memory(b) &&
+         (c->memory_budget > 0 || c->host_memory_budget > 0 || c->pass_memory.slots.is_fixed);
 }
 
 sluice_status_t sluice_bench_passes(sluice_bench_t* b, double seconds, sluice_machine_t* machine) {

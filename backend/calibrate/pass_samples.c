@@ -12,7 +12,7 @@ const sluice_pass_kind_t sluice_pass_kinds[KINDS] = {
     [MANY] = {SLUICE_PASSES_MANY, 1, MANY},   [MANY_IN_4] = {SLUICE_PASSES_MANY, 4, MANY},
     [FULL] = {SLUICE_PASSES_FULL, 1, FULL},   [FULL_IN_4] = {SLUICE_PASSES_FULL, 4, FULL},
 };
-/* As far as there is time: what says most comes first. */
+/* As device_memory as there is time: what says most comes first. */
 static const int32_t by_worth[KINDS] = {FEW, FEW_IN_2, MANY, FULL, MANY_IN_4, FULL_IN_4, FEW_IN_4, FEW_IN_8};
 
 static sluice_status_t sample(sluice_pass_samples_t* p, int32_t kind, int32_t round) {

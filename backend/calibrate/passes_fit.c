@@ -7,10 +7,10 @@
 #include "backend/calibrate/pass_samples.h"
 
 #define MOST_OP     2e-3 /* seconds that an op may take beyond its work */
-#define MOST_FACTOR 2    /* that products may be off by: beyond, something else was measured */
+#define MOST_FACTOR 2    /* that GEMMs may be off by: beyond, something else was measured */
 #define BISECTIONS  24
 #define NOISE       0.02 /* of a median of passes */
-#define OCTAVES     3    /* that exchanges beside products may be off by, either way */
+#define OCTAVES     3    /* that exchanges beside GEMMs may be off by, either way */
 #define STEPS       4    /* tried of each octave */
 #define DOUBTED     2.0  /* octaves off are as unlikely as noise of its usual size */
 #define TURNS       2
@@ -28,7 +28,7 @@ static sluice_status_t predict(const sluice_pass_samples_t* p, const sluice_mach
   return sluice_predict_pass_lanes(m, &work, &choice, direction, out);
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 /* Measured over predicted seconds of the compute lane of one chunk; what an op takes to start is not the lane's. */
 static sluice_status_t factor_of(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t kind,
@@ -44,14 +44,14 @@ static sluice_status_t factor_of(const sluice_pass_samples_t* p, const sluice_ma
 }
 
 /* Up to few rows of an expert by one factor, from many on by the other, between by the logarithm of the rows. */
-static void scale_products(sluice_curve_t* c, double few_rows, double few, double many_rows, double many) {
+static void scale_gemms(sluice_curve_t* c, double few_rows, double few, double many_rows, double many) {
   for (int32_t i = 0; i < c->count; ++i) {
     double at = log(c->x[i] / few_rows) / log(many_rows / few_rows);
     c->y[i] *= few * pow(many / few, fmin(fmax(at, 0), 1));
   }
 }
 
-static sluice_status_t fit_products(const sluice_pass_samples_t* p, sluice_machine_t* m) {
+static sluice_status_t fit_gemms(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   double few[2], many[2];
   for (int32_t d = 0; d < 2; ++d) {
     SLUICE_TRY(factor_of(p, m, FEW, d, &few[d]));
@@ -66,7 +66,7 @@ static sluice_status_t fit_products(const sluice_pass_samples_t* p, sluice_machi
     if (forms[SLUICE_FORM_WEIGHT_GRAD].count == 0) forms[SLUICE_FORM_WEIGHT_GRAD] = forms[SLUICE_FORM_FORWARD];
     for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
       const int32_t d = form == SLUICE_FORM_FORWARD ? SLUICE_FORWARD : SLUICE_BACKWARD;
-      scale_products(&forms[form], SLUICE_PASSES_FEW * each, few[d], SLUICE_PASSES_MANY * each, many[d]);
+      scale_gemms(&forms[form], SLUICE_PASSES_FEW * each, few[d], SLUICE_PASSES_MANY * each, many[d]);
     }
   }
   return SLUICE_OK;
@@ -148,7 +148,7 @@ static void scale_curve(sluice_curve_t* c, double factor) {
   for (int32_t i = 0; i < c->count; ++i) c->y[i] *= factor;
 }
 
-/* What products lose to an exchange [COMPUTE], or what it takes longer beside them [WHOLE]. */
+/* What GEMMs lose to an exchange [COMPUTE], or what it takes longer beside them [WHOLE]. */
 static sluice_machine_t scaled(const sluice_machine_t* m, int32_t part, double factor) {
   sluice_machine_t s = *m;
   scale_curve(part == COMPUTE ? &s.compute_contention : &s.exchange_contention, factor);
@@ -156,7 +156,7 @@ static sluice_machine_t scaled(const sluice_machine_t* m, int32_t part, double f
   return s;
 }
 
-/* How far a factor is from what passes of many rows took, and from 1, both over what is usual. */
+/* How device_memory a factor is from what passes of many rows took, and from 1, both over what is usual. */
 static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t part, double octaves,
                               double* out_misfit) {
   const sluice_machine_t tried = scaled(m, part, exp2(octaves));
@@ -172,7 +172,7 @@ static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machi
   return SLUICE_OK;
 }
 
-/* Exchanges were measured beside one hot product without a pause; those of a pass meet what a pass does. */
+/* Exchanges were measured beside one hot GEMM without a pause; those of a pass meet what a pass does. */
 static sluice_status_t fit_beside(const sluice_pass_samples_t* p, int32_t part, sluice_machine_t* m) {
   double best = 0, least = 0;
   if (m->exchange_contention.count == 0) return SLUICE_OK;
@@ -235,7 +235,7 @@ sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double s
   m->pass_seconds = m->pass_byte_seconds = 0;
   m->cache_miss_factor[0].count = m->cache_miss_factor[1].count = 0;
   SLUICE_TRY(sluice_pass_samples_take(source, seconds, &p));
-  SLUICE_TRY(fit_products(&p, m));
+  SLUICE_TRY(fit_gemms(&p, m));
   SLUICE_TRY(fit_cache_miss_factor(&p, m));
   if (p.source->work.world_size > 1) SLUICE_TRY(fit_chunks(&p, m));
   SLUICE_TRY(fit_rest(&p, m));

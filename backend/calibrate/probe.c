@@ -12,11 +12,11 @@
 /* ---- memory ---- */
 
 /* Where everything lies but what is copied to. */
-static void lay_out(sluice_bench_t* b, uint64_t rows, uint64_t middle, uint64_t weights, uint64_t moved,
+static void lay_out(sluice_bench_t* b, uint64_t rows, uint64_t pre_activation, uint64_t weights, uint64_t moved,
                     uint64_t small) {
   char* at = b->memory;
   b->rows = at, at += rows;
-  b->middle = at, at += 2 * middle;
+  b->pre_activation = at, at += 2 * pre_activation;
   b->weights = at, at += weights;
   b->grads = at, at += weights;
   b->send = at, at += moved;
@@ -48,18 +48,18 @@ sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibr
   b->model_width = sluice_min(wanted->model_width, MOST_WIDTH);
   b->hidden_width = sluice_min(wanted->hidden_width, MOST_WIDTH);
   uint64_t rows = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b->model_width * b->element);
-  uint64_t middle = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element);
+  uint64_t pre_activation = sluice_align_up(SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element);
   uint64_t weights = sluice_align_up((uint64_t)(b->model_width * b->hidden_width) * b->element);
   uint64_t moved = (uint64_t)SLUICE_BENCH_BYTES + (uint64_t)context->world_size * SLUICE_ALIGNMENT;
   uint64_t small = sluice_align_up(SLUICE_BENCH_ROWS * sizeof(int32_t));
-  b->bytes = rows + 2 * middle + 2 * weights + 2 * moved + 3 * small;
-  sluice_status_t status = sluice_bench_is_far(b) ? sluice_bench_open_far(b) : open_near(b);
+  b->bytes = rows + 2 * pre_activation + 2 * weights + 2 * moved + 3 * small;
+  sluice_status_t status = sluice_bench_on_device_memory(b) ? sluice_bench_open_on_device(b) : open_near(b);
   if (status == SLUICE_OK) {
-    lay_out(b, rows, middle, weights, moved, small);
-    if (!sluice_bench_is_far(b)) {
+    lay_out(b, rows, pre_activation, weights, moved, small);
+    if (!sluice_bench_on_device_memory(b)) {
       sluice_bench_fill_tables(b->index, b->scalars);
     } else {
-      status = sluice_bench_send_tables_far(b);
+      status = sluice_bench_send_tables_on_device(b);
     }
   }
   if (status != SLUICE_OK) {
@@ -72,8 +72,8 @@ sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibr
 }
 
 void sluice_bench_close(sluice_bench_t* bench) {
-  if (sluice_bench_is_far(bench)) {
-    sluice_bench_close_far(bench);
+  if (sluice_bench_on_device_memory(bench)) {
+    sluice_bench_close_on_device(bench);
   } else {
     sluice_free(sluice_process_allocator(), bench->memory, bench->bytes);
     sluice_free(sluice_process_allocator(), bench->copied, SLUICE_BENCH_BYTES);
@@ -92,15 +92,16 @@ sluice_status_t sluice_bench_longest(sluice_bench_t* b, double* seconds, int32_t
 
 /* ---- ops ---- */
 
-/* The three products of an expert: y = x W', dx = dy W, dW = dy' x, with W [H, M] row-major. */
-static sluice_status_t run_product(sluice_bench_t* b, int32_t form, int64_t rows, sluice_stream_t stream) {
+/* The three GEMMs of an expert: y = x W', dx = dy W, dW = dy' x, with W [H, M] row-major. */
+static sluice_status_t run_gemm(sluice_bench_t* b, int32_t form, int64_t rows, sluice_stream_t stream) {
   int64_t m = b->model_width, h = b->hidden_width;
-  const sluice_matrix_t x = {b->rows, m, 1}, y = {b->middle, h, 1}, w = {b->weights, m, 1};
-  const sluice_matrix_t transposed_w = {b->weights, 1, m}, transposed_y = {b->middle, 1, h}, dw = {b->grads, m, 1};
-  sluice_product_t product = {rows, h, m, x, transposed_w, y};
-  if (form == SLUICE_FORM_INPUT_GRAD) product = (sluice_product_t){rows, m, h, y, w, x};
-  if (form == SLUICE_FORM_WEIGHT_GRAD) product = (sluice_product_t){h, m, rows, transposed_y, x, dw};
-  const sluice_product_list_t list = {&product, 1, b->dtype, b->dtype, 0, stream};
+  const sluice_matrix_t x = {b->rows, m, 1}, y = {b->pre_activation, h, 1}, w = {b->weights, m, 1};
+  const sluice_matrix_t transposed_w = {b->weights, 1, m}, transposed_y = {b->pre_activation, 1, h},
+                        dw = {b->grads, m, 1};
+  sluice_gemm_problem_t problem = {rows, h, m, x, transposed_w, y};
+  if (form == SLUICE_FORM_INPUT_GRAD) problem = (sluice_gemm_problem_t){rows, m, h, y, w, x};
+  if (form == SLUICE_FORM_WEIGHT_GRAD) problem = (sluice_gemm_problem_t){h, m, rows, transposed_y, x, dw};
+  const sluice_grouped_gemm_t list = {&problem, 1, b->dtype, b->dtype, 0, stream};
   return sluice_gemm_run(b->context->gemm, &list);
 }
 
@@ -122,7 +123,7 @@ static sluice_status_t start_exchange(sluice_bench_t* b, int64_t bytes, int hot,
     at += r != self;
   }
   const sluice_exchange_t exchange = {send, send_bytes, recv, recv_bytes};
-  if (sluice_bench_is_far(b)) return sluice_comm_exchange_enqueue(b->context->comm, &exchange, stream);
+  if (sluice_bench_on_device_memory(b)) return sluice_comm_exchange_enqueue(b->context->comm, &exchange, stream);
   return sluice_comm_exchange_start(b->context->comm, &exchange, out_request);
 }
 
@@ -132,7 +133,7 @@ static sluice_status_t run_exchange(sluice_bench_t* b, int64_t bytes, int hot, s
   return request == NULL ? SLUICE_OK : sluice_comm_exchange_wait(b->context->comm, request, "calibration");
 }
 
-/* Where the second cannot start, the first is waited for: it holds memory that goes away. Not on a far device. */
+/* Where the second cannot start, the first is waited for: it holds memory that goes away. Not with device memory. */
 static sluice_status_t run_two_exchanges(sluice_bench_t* b, int64_t bytes) {
   sluice_comm_request_t *first = NULL, *second = NULL;
   SLUICE_TRY(start_exchange(b, bytes, 0, b->send, b->recv, NULL, &first));
@@ -168,7 +169,7 @@ static sluice_status_t run_launches(sluice_bench_t* b, int64_t jobs) {
 
 static sluice_status_t copy(sluice_bench_t* b, uint64_t bytes, sluice_stream_t stream) {
   sluice_device_t* device = b->context->device;
-  if (sluice_bench_is_far(b)) return device->memory->copy(device, stream, b->copied, b->send, bytes);
+  if (sluice_bench_on_device_memory(b)) return device->memory->copy(device, stream, b->copied, b->send, bytes);
   memcpy(b->copied, b->send, bytes);
   return SLUICE_OK;
 }
@@ -176,12 +177,13 @@ static sluice_status_t copy(sluice_bench_t* b, uint64_t bytes, sluice_stream_t s
 static void run_activation(sluice_bench_t* b, int32_t activation, int32_t direction, int64_t rows,
                            sluice_stream_t stream) {
   const sluice_kernels_t* kernels = b->context->device->kernels;
-  char* other = b->middle + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element;
+  char* other = b->pre_activation + SLUICE_BENCH_ROWS * (uint64_t)b->hidden_width * b->element;
   if (direction == SLUICE_FORWARD) {
-    kernels->activation_forward(stream, b->dtype, activation, 0, rows, b->hidden_width, b->middle, NULL, NULL, other);
+    kernels->activation_forward(stream, b->dtype, activation, 0, rows, b->hidden_width, b->pre_activation, NULL, NULL,
+                                other);
   } else {
-    kernels->activation_backward(stream, b->dtype, activation, 0, rows, b->hidden_width, b->middle, other, b->scalars,
-                                 b->recv, other, b->sums);
+    kernels->activation_backward(stream, b->dtype, activation, 0, rows, b->hidden_width, b->pre_activation, other,
+                                 b->scalars, b->recv, other, b->sums);
   }
 }
 
@@ -207,7 +209,7 @@ static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p, slui
     case SLUICE_PROBE_HOT_EXCHANGE: return run_exchange(b, p->size, 1, stream);
     case SLUICE_PROBE_TWO_EXCHANGES: return run_two_exchanges(b, p->size);
     case SLUICE_PROBE_LAUNCH: return run_launches(b, p->size);
-    default: return run_product(b, p->kind - SLUICE_PROBE_PRODUCT, p->size, stream);
+    default: return run_gemm(b, p->kind - SLUICE_PROBE_GEMM, p->size, stream);
   }
 }
 
@@ -225,24 +227,25 @@ static int32_t lane_of(int32_t kind) {
   }
 }
 
-static sluice_status_t time_far(sluice_bench_t* b, const sluice_probe_t* p, int32_t repeats, double* out_seconds) {
+static sluice_status_t time_on_device(sluice_bench_t* b, const sluice_probe_t* p, int32_t repeats,
+                                      double* out_seconds) {
   if (p->kind == SLUICE_PROBE_LAUNCH) {
     double sum = 0;
     for (int32_t i = 0; i < repeats; ++i) {
-      SLUICE_TRY(sluice_bench_launch_far(b, (int32_t)p->size, out_seconds));
+      SLUICE_TRY(sluice_bench_launch_on_device(b, (int32_t)p->size, out_seconds));
       sum += *out_seconds;
     }
     *out_seconds = sum;
     return SLUICE_OK;
   }
   sluice_bench_job_t job = {lane_of(p->kind), p, repeats, 0};
-  SLUICE_TRY(sluice_bench_run_far(b, &job, 1));
+  SLUICE_TRY(sluice_bench_run_on_device(b, &job, 1));
   *out_seconds = job.seconds;
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_bench_time(sluice_bench_t* b, const sluice_probe_t* p, int32_t repeats, double* out_seconds) {
-  if (sluice_bench_is_far(b)) return time_far(b, p, repeats, out_seconds);
+  if (sluice_bench_on_device_memory(b)) return time_on_device(b, p, repeats, out_seconds);
   uint64_t begin = sluice_now_ns();
   SLUICE_TRY(sluice_bench_run(b, p, repeats, NULL));
   *out_seconds = (double)(sluice_now_ns() - begin) * 1e-9;

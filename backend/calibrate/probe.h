@@ -10,7 +10,7 @@
 #define SLUICE_PROBES       96
 
 enum {
-  SLUICE_PROBE_PRODUCT = 0, /* + form */
+  SLUICE_PROBE_GEMM = 0, /* + form */
   SLUICE_PROBE_ROWS = 3,
   SLUICE_PROBE_COPY,
   SLUICE_PROBE_ACTIVATION,
@@ -43,11 +43,11 @@ typedef struct sluice_bench_s {
   uint64_t element;
   char* memory;
   uint64_t bytes;
-  char *rows, *middle, *weights, *grads, *send, *recv; /* into memory */
-  int32_t* index;                                      /* [SLUICE_BENCH_ROWS] */
-  float *scalars, *sums;                               /* [SLUICE_BENCH_ROWS] */
-  char* copied;                                        /* of the host, where copies go; on a far device page-locked */
-  sluice_allocator_t far_memory;                       /* of a far device, where all the rest lies */
+  char *rows, *pre_activation, *weights, *grads, *send, *recv; /* into memory */
+  int32_t* index;                                              /* [SLUICE_BENCH_ROWS] */
+  float *scalars, *sums;                                       /* [SLUICE_BENCH_ROWS] */
+  char* copied;                     /* of the host, where copies go; with device memory page-locked */
+  sluice_allocator_t device_memory; /* of a device with memory of its own, where all the rest lies */
 } sluice_bench_t;
 
 #define SLUICE_BENCH_ROWS  2048
@@ -56,10 +56,11 @@ typedef struct sluice_bench_s {
 sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibration_t* wanted,
                                   sluice_bench_t* out_bench);
 void sluice_bench_close(sluice_bench_t* bench);
-/* Runs the probe `repeats` times. stream: of the job that it is in, on a far device; launches are jobs themselves. */
+/* Runs the probe `repeats` times. stream: of the job that it is in, with device memory; launches are jobs themselves.
+ */
 sluice_status_t sluice_bench_run(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats,
                                  sluice_stream_t stream);
-/* The same from outside a job, and the seconds it took: on the host's clock, on a far device on its own. */
+/* The same from outside a job, and the seconds it took: on the host's clock, with device memory on its own. */
 sluice_status_t sluice_bench_time(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats,
                                   double* out_seconds);
 
@@ -71,21 +72,23 @@ typedef struct sluice_bench_job_s {
   double seconds;
 } sluice_bench_job_t;
 
-/* On a far device (probe_far.c): jobs beside each other, by its clock, waited for; and a chain of `count` jobs that do
- * nothing, over two lanes. */
-sluice_status_t sluice_bench_open_far(sluice_bench_t* bench);
-sluice_status_t sluice_bench_send_tables_far(sluice_bench_t* bench);
+/* With device memory (probe_on_device.c): jobs beside each other, by its clock, waited for; and a chain of `count` jobs
+ * that do nothing, over two lanes. */
+sluice_status_t sluice_bench_open_on_device(sluice_bench_t* bench);
+sluice_status_t sluice_bench_send_tables_on_device(sluice_bench_t* bench);
 /* [SLUICE_BENCH_ROWS] each. */
 void sluice_bench_fill_tables(int32_t* index, float* scalars);
-void sluice_bench_close_far(sluice_bench_t* bench);
-sluice_status_t sluice_bench_run_far(sluice_bench_t* bench, sluice_bench_job_t* jobs, int32_t count);
-sluice_status_t sluice_bench_launch_far(sluice_bench_t* bench, int32_t count, double* out_seconds);
-static inline int sluice_bench_is_far(const sluice_bench_t* bench) { return bench->context->device->memory != NULL; }
+void sluice_bench_close_on_device(sluice_bench_t* bench);
+sluice_status_t sluice_bench_run_on_device(sluice_bench_t* bench, sluice_bench_job_t* jobs, int32_t count);
+sluice_status_t sluice_bench_launch_on_device(sluice_bench_t* bench, int32_t count, double* out_seconds);
+static inline int sluice_bench_on_device_memory(const sluice_bench_t* bench) {
+  return bench->context->device->memory != NULL;
+}
 /* Shares of speed while lanes run together; collective. */
 sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]);
 /* What the link sends at once after a pause (token_bucket.h), in seconds of line time; collective. */
 sluice_status_t sluice_bench_token_bucket(sluice_bench_t* bench, double seconds, double* out_bucket);
-/* Exchanges beside products (contention.h), into a machine that has its products and exchanges; collective. */
+/* Exchanges beside GEMMs (contention.h), into a machine that has its GEMMs and exchanges; collective. */
 sluice_status_t sluice_bench_contention(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
 /* Whole passes of a small layer (passes_fit.h), into a machine that is measured otherwise; collective. */
 sluice_status_t sluice_bench_passes(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);

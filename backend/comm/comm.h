@@ -52,8 +52,9 @@ typedef struct sluice_comm_vtable_s {
   sluice_status_t (*poll)(sluice_comm_t* comm);
   /* Device memory that the transport moves best, for what exchange_enqueue sends and receives; *out_data is given back
    * by release. All ranks of an exchange have their buffers there or none has: so the ranks agree before the first
-   * allocate (moe/context/wire_memory.h), none of them having a refusal: why there is no such memory here, borrowed
-   * until the communicator goes, or NULL. All three or none. Errors: NO_MEMORY; what fails later ends the communicator.
+   * allocate (moe/context/registered_buffers.h), none of them having a refusal: why there is no such memory here,
+   * borrowed until the communicator goes, or NULL. All three or none. Errors: NO_MEMORY; what fails later ends the
+   * communicator.
    */
   const char* (*memory_refusal)(sluice_comm_t* comm);
   sluice_status_t (*allocate)(sluice_comm_t* comm, uint64_t bytes, void** out_data);

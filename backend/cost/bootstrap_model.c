@@ -2,12 +2,12 @@
 
 #include <math.h>
 
-#include "backend/schedule/taper.h"
+#include "backend/schedule/uneven_chunks.h"
 #include "sluice/context.h"
 
-#define HALF_ROWS     16.0 /* for each expert: there products reach half of their rate */
+#define HALF_ROWS     16.0 /* for each expert: there GEMMs reach half of their rate */
 #define CHUNK_OPS     5.0  /* on the compute lane, of one chunk */
-#define WEIGHTS_SHARE 0.5  /* of a backward's products, which follow the last chunk */
+#define WEIGHTS_SHARE 0.5  /* of a backward's GEMMs, which follow the last chunk */
 
 /* ---- lanes as functions of n ---- */
 
@@ -47,10 +47,10 @@ static double startups_per_chunk(const sluice_bootstrap_point_t* p, double op) {
 
 /* As a pass that keeps everything runs: all chunks arrive before the first returns, and a backward's weight gradients
  * follow its last chunk. `exchange`: of all chunks, one way. */
-static double arrivals_first(int32_t n, int32_t tapers, double exchange, double chunked, double weights) {
+static double arrivals_first(int32_t n, int32_t uneven_chunks, double exchange, double chunked, double weights) {
   double arrived = 0, computed = 0, returned = exchange;
   for (int32_t i = 0; i < n; ++i) {
-    const double part = tapers ? sluice_taper_share(i, n) : 1.0 / n;
+    const double part = uneven_chunks ? sluice_uneven_chunk_share(i, n) : 1.0 / n;
     arrived += exchange * part;
     computed = fmax(computed, arrived) + chunked * part;
     returned = fmax(returned, computed) + exchange * part;
@@ -67,7 +67,7 @@ static double model(const sluice_bootstrap_point_t* points, int32_t count, int32
   double stolen = first->lanes.comm > 0 ? fmin(1, first->lanes.comm_cpu / first->lanes.comm) : 0;
   double weights = direction == SLUICE_FORWARD ? 0 : WEIGHTS_SHARE * first->lanes.compute;
   double chunked = fmax(0, compute - weights) + stolen * comm * (n - 1) / n;
-  return arrivals_first(n, work->tapers, comm / 2, chunked, weights);
+  return arrivals_first(n, work->uneven_chunks, comm / 2, chunked, weights);
 }
 
 double sluice_bootstrap_pass(const sluice_bootstrap_point_t* points, int32_t count, int32_t direction,

@@ -2,13 +2,13 @@
  *
  * One pass at n = 1 shows the seconds of the compute lane and of the exchanges; the header that opened it shows what an
  * exchange of next to nothing takes. What more chunks cost on top is a prior until a second n has run: an exchange's
- * start-up for each exchange, products that are half as fast at HALF_ROWS rows for each expert, and a little for each
+ * start-up for each exchange, GEMMs that are half as fast at HALF_ROWS rows for each expert, and a little for each
  * op. From two n on, lanes are linear in n between and beyond what was measured.
  *
  * On a CPU the communication lane takes processor time from the compute lane while both run; how much is measured, too.
  *
  * Source: MPMoE's phases in the order of our own schedule, whose arrivals go before all returns; the lanes' linear
- * growth in n is that of "alpha + beta * bytes" for exchanges, and products whose seconds are linear
+ * growth in n is that of "alpha + beta * bytes" for exchanges, and GEMMs whose seconds are linear
  * in rows.
  */
 #ifndef SLUICE_BACKEND_COST_BOOTSTRAP_MODEL_H_
@@ -35,7 +35,8 @@ typedef struct sluice_bootstrap_point_s {
 typedef struct sluice_bootstrap_work_s {
   double rows_per_expert; /* of the whole pass */
   double op;              /* what one op costs beside its work, in the points' unit */
-  int32_t tapers;         /* the first and the last chunk have half the rows of others (backend/schedule/taper.h) */
+  int32_t
+      uneven_chunks; /* the first and the last chunk have half the rows of others (backend/schedule/uneven_chunks.h) */
 } sluice_bootstrap_work_t;
 
 /* What a pass of `num_chunks` would take, from points [count >= 1] in ascending n; the unit is theirs. */

@@ -7,9 +7,9 @@
 #include "backend/model/restore.h"
 #include "backend/model/shape.h"
 #include "backend/schedule/op_table.h"
-#include "backend/schedule/taper.h"
+#include "backend/schedule/uneven_chunks.h"
 
-#define HEADER_BYTES 1024.0 /* of the envelope to each peer that opens a pass */
+#define HEADER_BYTES 1024.0 /* of the header to each peer that opens a pass */
 #define SCALAR_BYTES 4.0    /* of a route's slot, and of its weight */
 #define LEAST_SHARE  0.05   /* that computation keeps of its speed beside an exchange */
 #define BOTH         (1 << SLUICE_LANE_COMPUTE | 1 << SLUICE_LANE_COMM)
@@ -21,17 +21,17 @@ static double local_experts(const sluice_workload_t* w) {
 }
 
 double sluice_ranks_per_token(const sluice_workload_t* w) {
-  return sluice_parcels_share(w->num_experts, w->world_size, w->top_k) * w->top_k;
+  return sluice_token_copies_share(w->num_experts, w->world_size, w->top_k) * w->top_k;
 }
 
-int sluice_choice_cuts_rows(const sluice_workload_t* w, const sluice_choice_t* c) {
+int sluice_choice_chunks_by_experts(const sluice_workload_t* w, const sluice_choice_t* c) {
   const sluice_chunking_t chunking = {.num_chunks = c->num_chunks,
-                                      .chunk_cut = w->chunk_cut,
+                                      .chunking = w->chunking,
                                       .num_experts = w->num_experts,
                                       .world_size = w->world_size,
                                       .deduplicate = w->deduplicate,
-                                      .restore_di = c->restore_di,
-                                      .restore_m = c->restore_m};
+                                      .restore_input = c->restore_input,
+                                      .restore_pre_activation = c->restore_pre_activation};
   return !c->bounded && sluice_chunking_is_by_rows(&chunking);
 }
 
@@ -47,7 +47,7 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choi
                               .received = received,
                               .received_remote = received * remote,
                               .tokens = tokens};
-  rows.experts = sluice_choice_cuts_rows(w, c) ? fmax(1, experts / c->num_chunks) : experts;
+  rows.experts = sluice_choice_chunks_by_experts(w, c) ? fmax(1, experts / c->num_chunks) : experts;
   rows.per_expert = received / rows.experts;
   double share = w->deduplicate ? sluice_ranks_per_token(w) / w->top_k : 1;
   rows.out = rows.sent_remote * share;
@@ -60,10 +60,10 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choi
 /* Those of one chunk of a pass that cuts rows, whose ends have half of the others'. */
 static sluice_chunk_rows_t rows_of_chunk(const sluice_workload_t* w, sluice_chunk_rows_t rows, int32_t chunk,
                                          int32_t num_chunks) {
-  double part = sluice_taper_share(chunk, num_chunks) * num_chunks;
+  double part = sluice_uneven_chunk_share(chunk, num_chunks) * num_chunks;
   rows.sent *= part, rows.sent_remote *= part, rows.received *= part, rows.received_remote *= part;
   rows.out *= part, rows.in *= part, rows.returned *= part, rows.tokens *= part;
-  rows.experts = fmax(1, local_experts(w) * sluice_taper_share(chunk, num_chunks));
+  rows.experts = fmax(1, local_experts(w) * sluice_uneven_chunk_share(chunk, num_chunks));
   rows.per_expert = rows.received / rows.experts;
   return rows;
 }
@@ -109,16 +109,16 @@ static double exchange(const op_scene_t* s, int32_t kind) {
          t.num_second * s->machine->second_exchange_seconds;
 }
 
-/* `matrices` products of [rows, M] with [M, H], or their like, for each of so many experts. */
-static double products(const op_scene_t* s, int32_t form, double matrices, double experts, double rows_per_expert) {
+/* `matrices` GEMMs of [rows, M] with [M, H], or their like, for each of so many experts. */
+static double gemms(const op_scene_t* s, int32_t form, double matrices, double experts, double rows_per_expert) {
   const sluice_workload_t* w = s->work;
   double flops = 2.0 * rows_per_expert * (double)w->model_width * (double)w->hidden_width * matrices;
   double each = flops * sluice_machine_gemm(s->machine, w->dtype, form, rows_per_expert);
   return experts * (each + s->machine->gemm_call_seconds);
 }
 
-static double product(const op_scene_t* s, int32_t form, double matrices) {
-  return products(s, form, matrices, s->rows.experts, s->rows.per_expert);
+static double gemm(const op_scene_t* s, int32_t form, double matrices) {
+  return gemms(s, form, matrices, s->rows.experts, s->rows.per_expert);
 }
 
 /* With an exponential, or next to nothing beside the bytes. */
@@ -134,31 +134,31 @@ static double activation(const op_scene_t* s, int32_t direction) {
   return s->rows.received * (double)s->work->hidden_width * each;
 }
 
-static double copy(const op_scene_t* s, int is_middle) {
+static double copy(const op_scene_t* s, int is_pre_activation) {
   const sluice_workload_t* w = s->work;
-  double width = is_middle ? (double)w->hidden_width * w->gate_factor : (double)w->model_width;
-  if (is_middle && w->callback) width = (double)w->model_width;
+  double width = is_pre_activation ? (double)w->hidden_width * w->gate_factor : (double)w->model_width;
+  if (is_pre_activation && w->callback) width = (double)w->model_width;
   return sluice_curve_at(&s->machine->host_copy, s->rows.received * width * (double)sluice_dtype_bytes(w->dtype));
 }
 
 static double expert_forward(const op_scene_t* s) {
-  return product(s, SLUICE_FORM_FORWARD, s->work->gate_factor) + activation(s, SLUICE_FORWARD) +
-         product(s, SLUICE_FORM_FORWARD, 1);
+  return gemm(s, SLUICE_FORM_FORWARD, s->work->gate_factor) + activation(s, SLUICE_FORWARD) +
+         gemm(s, SLUICE_FORM_FORWARD, 1);
 }
 
 /* Of one chunk, or of all at once. */
 static double weight_grad(const op_scene_t* s, int32_t chunks) {
   double matrices = s->work->gate_factor + 1, experts = local_experts(s->work);
-  if (chunks == 1) return product(s, SLUICE_FORM_WEIGHT_GRAD, matrices);
-  return products(s, SLUICE_FORM_WEIGHT_GRAD, matrices, experts, s->rows.received * chunks / experts);
+  if (chunks == 1) return gemm(s, SLUICE_FORM_WEIGHT_GRAD, matrices);
+  return gemms(s, SLUICE_FORM_WEIGHT_GRAD, matrices, experts, s->rows.received * chunks / experts);
 }
 
 static double expert_backward(const op_scene_t* s) {
   double matrices = s->work->gate_factor + 1;
-  return product(s, SLUICE_FORM_INPUT_GRAD, matrices) + weight_grad(s, 1) + activation(s, SLUICE_BACKWARD);
+  return gemm(s, SLUICE_FORM_INPUT_GRAD, matrices) + weight_grad(s, 1) + activation(s, SLUICE_BACKWARD);
 }
 
-static int touches_middle(const sluice_op_t* op) {
+static int touches_pre_activation(const sluice_op_t* op) {
   for (int32_t i = 0; i < op->num_reads; ++i) {
     int32_t t = op->reads[i].tensor;
     if (t == SLUICE_T_M || t == SLUICE_T_HOST_M || t == SLUICE_T_DO) return 1;
@@ -177,16 +177,16 @@ static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
     case SLUICE_PRICE_RETURN: return gather(s, traffic_of(s, op->kind).packed);
     case SLUICE_PRICE_PLACE: return gather(s, r->received);
     case SLUICE_PRICE_SUM: return gather(s, r->returned * (op->chunk < 0 ? num_chunks : 1));
-    case SLUICE_PRICE_FIRST_PRODUCT: return product(s, SLUICE_FORM_FORWARD, g);
-    case SLUICE_PRICE_SECOND_PRODUCT: return product(s, SLUICE_FORM_FORWARD, 1);
-    case SLUICE_PRICE_FIRST_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, g);
-    case SLUICE_PRICE_SECOND_GRAD: return product(s, SLUICE_FORM_INPUT_GRAD, 1);
+    case SLUICE_PRICE_FIRST_GEMM: return gemm(s, SLUICE_FORM_FORWARD, g);
+    case SLUICE_PRICE_SECOND_GEMM: return gemm(s, SLUICE_FORM_FORWARD, 1);
+    case SLUICE_PRICE_FIRST_GRAD: return gemm(s, SLUICE_FORM_INPUT_GRAD, g);
+    case SLUICE_PRICE_SECOND_GRAD: return gemm(s, SLUICE_FORM_INPUT_GRAD, 1);
     case SLUICE_PRICE_WEIGHT_GRAD: return weight_grad(s, op->chunk < 0 ? num_chunks : 1);
     case SLUICE_PRICE_ACTIVATION: return activation(s, SLUICE_FORWARD);
     case SLUICE_PRICE_ACTIVATION_GRAD: return activation(s, SLUICE_BACKWARD);
     case SLUICE_PRICE_EXPERT: return expert_forward(s);
     case SLUICE_PRICE_EXPERT_GRAD: return expert_backward(s);
-    case SLUICE_PRICE_COPY: return copy(s, touches_middle(op));
+    case SLUICE_PRICE_COPY: return copy(s, touches_pre_activation(op));
   }
   return 0;
 }
@@ -205,12 +205,12 @@ static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w
                       .row_bytes = (double)w->model_width * (double)sluice_dtype_bytes(w->dtype),
                       .cache_miss_factor = sluice_machine_cache_miss_factor(m, direction, sluice_bytes_touched(w)),
                       .num_chunks = c->num_chunks,
-                      .cuts_rows = sluice_choice_cuts_rows(w, c)};
+                      .chunks_by_experts = sluice_choice_chunks_by_experts(w, c)};
 }
 
 /* The rows of an op of one chunk; of ops of a whole pass they are those of a chunk with 1/n of them. */
 static sluice_chunk_rows_t rows_at(const op_scene_t* s, const sluice_op_t* op) {
-  return op->chunk >= 0 && s->cuts_rows ? rows_of_chunk(s->work, s->rows, op->chunk, s->num_chunks) : s->rows;
+  return op->chunk >= 0 && s->chunks_by_experts ? rows_of_chunk(s->work, s->rows, op->chunk, s->num_chunks) : s->rows;
 }
 
 static double op_seconds(void* user, const sluice_op_t* op) {
@@ -229,7 +229,7 @@ static double op_line(void* user, const sluice_op_t* op) {
 }
 
 /* While both run: packing and the op's bookkeeping go by the lanes' shares, the exchange by what was measured beside
- * products at its size. */
+ * GEMMs at its size. */
 static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
   op_scene_t scene = *(const op_scene_t*)user;
   scene.rows = rows_at(user, op);
@@ -259,7 +259,7 @@ sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_mac
   return (sluice_op_costs_t){.seconds = op_seconds,
                              .beside = op_beside,
                              .line = op_line,
-                             .bucket = m->exchange.bucket_seconds,
+                             .bucket = m->exchange.token_bucket_seconds,
                              .user = state,
                              .share = m->share};
 }
@@ -270,12 +270,13 @@ static int falls_back(const sluice_choice_t* c, int32_t chunk) { return c->kept_
 
 static int32_t policy_of_di(const sluice_choice_t* c, int32_t chunk) {
   if (falls_back(c, chunk)) return sluice_restore_least(SLUICE_T_DI);
-  return c->by_chunk == NULL ? c->restore_di : sluice_policy_of_di(c->restore_di, c->by_chunk, chunk);
+  return c->by_chunk == NULL ? c->restore_input : sluice_policy_of_di(c->restore_input, c->by_chunk, chunk);
 }
 
 static int32_t policy_of_m(const sluice_choice_t* c, int32_t chunk) {
   if (falls_back(c, chunk)) return sluice_restore_least(SLUICE_T_M);
-  return c->by_chunk == NULL ? c->restore_m : sluice_policy_of_m(c->restore_m, c->by_chunk, chunk);
+  return c->by_chunk == NULL ? c->restore_pre_activation
+                             : sluice_policy_of_m(c->restore_pre_activation, c->by_chunk, chunk);
 }
 
 /* The papers know one policy for all chunks: the mean stands for it. */
@@ -291,7 +292,7 @@ static sluice_restore_mean_t restore_mean(const sluice_choice_t* c,
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                         int32_t direction) {
   const op_scene_t s = scene_of(m, w, c, direction);
-  const sluice_restore_mean_t di = restore_mean(c, policy_of_di), middle = restore_mean(c, policy_of_m);
+  const sluice_restore_mean_t di = restore_mean(c, policy_of_di), pre_activation = restore_mean(c, policy_of_m);
   int forward = direction == SLUICE_FORWARD;
   double packed = gather(&s, s.rows.out), unpacked = gather(&s, s.rows.received);
   sluice_chunk_times_t t = {
@@ -299,12 +300,12 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
       .compute = expert_forward(&s) * s.cache_miss_factor,
       .combine = gather(&s, s.rows.received_remote) +
                  exchange(&s, forward ? SLUICE_OP_COMBINE : SLUICE_OP_COMBINE_GRAD) + gather(&s, s.rows.returned),
-      .copy = di.copies * copy(&s, 0) + middle.copies * copy(&s, 1),
+      .copy = di.copies * copy(&s, 0) + pre_activation.copies * copy(&s, 1),
   };
   if (forward) return t;
   t.dispatch += di.exchanges * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked);
-  double again = w->callback ? expert_forward(&s) : product(&s, SLUICE_FORM_FORWARD, w->gate_factor);
-  t.compute = (expert_backward(&s) + middle.products * again) * s.cache_miss_factor;
+  double again = w->callback ? expert_forward(&s) : gemm(&s, SLUICE_FORM_FORWARD, w->gate_factor);
+  t.compute = (expert_backward(&s) + pre_activation.gemms * again) * s.cache_miss_factor;
   return t;
 }
 
@@ -340,11 +341,11 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
       .reuse_saved = backward && !w->callback,
       .bounded = c->bounded,
       .dedup = w->deduplicate && w->world_size > 1,
-      .cut_rows = sluice_choice_cuts_rows(w, c),
+      .chunks_by_experts = sluice_choice_chunks_by_experts(w, c),
   };
   for (int32_t i = 0; i < c->num_chunks && i < SLUICE_MAX_CHUNKS; ++i) {
-    spec.restore_di[i] = (uint8_t)policy_of_di(c, i);
-    spec.restore_m[i] = (uint8_t)policy_of_m(c, i);
+    spec.restore_input[i] = (uint8_t)policy_of_di(c, i);
+    spec.restore_pre_activation[i] = (uint8_t)policy_of_m(c, i);
   }
   return sluice_template_build(&spec, sluice_process_allocator(), out_template);
 }

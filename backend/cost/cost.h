@@ -19,7 +19,7 @@ typedef struct sluice_workload_s {
   int32_t dtype;
   int32_t world_size;
   int32_t callback;   /* the host's own experts: costs as if they were Sluice's */
-  int32_t chunk_cut;  /* SLUICE_CHUNK_CUT_* */
+  int32_t chunking;   /* SLUICE_CHUNKING_* */
   int64_t num_tokens; /* T of each rank */
   double skew;        /* rows of the fullest rank over those of balanced routing, >= 1 */
   int32_t deduplicate;
@@ -28,10 +28,10 @@ typedef struct sluice_workload_s {
 
 typedef struct sluice_choice_s {
   int32_t num_chunks;
-  int32_t restore_di, restore_m;
+  int32_t restore_input, restore_pre_activation;
   int32_t wgrad_mode;
   int32_t bounded;                         /* under a plan: slots do not grow with n */
-  const sluice_chunk_policies_t* by_chunk; /* lists in place of restore_di and restore_m; NULL: none */
+  const sluice_chunk_policies_t* by_chunk; /* lists in place of restore_input and restore_pre_activation; NULL: none */
   int32_t kept_chunks; /* those behind them are sent and computed again; 0: all are as the policies say */
 } sluice_choice_t;
 
@@ -42,15 +42,15 @@ typedef struct sluice_chunk_rows_s {
   double tokens;
   double experts, per_expert; /* experts that have rows in the chunk, and how many each */
   double out, in, returned;   /* rows on the wire, to and from other ranks, and rows that are added up in the end: the
-                                 remote ones and `sent`, or parcels where the layer is deduplicated */
+                                 remote ones and `sent`, or token copies where the layer is deduplicated */
 } sluice_chunk_rows_t;
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, const sluice_choice_t* choice);
 
 /* Of a rank's rows and of what is made of them, in all chunks together: a backward comes back to all. */
 double sluice_bytes_touched(const sluice_workload_t* workload);
 
-/* Whether chunks of such a pass are cut out of rows [cut_rows.h of moe]. */
-int sluice_choice_cuts_rows(const sluice_workload_t* workload, const sluice_choice_t* choice);
+/* Whether chunks of such a pass are cut out of rows [chunks_by_experts.h of moe]. */
+int sluice_choice_chunks_by_experts(const sluice_workload_t* workload, const sluice_choice_t* choice);
 /* Ranks that one token's K different experts lie on, expected over uniform routing. */
 double sluice_ranks_per_token(const sluice_workload_t* workload);
 
@@ -61,7 +61,7 @@ typedef struct sluice_pass_costs_s {
   sluice_chunk_rows_t rows;
   double row_bytes;
   double cache_miss_factor; /* of the compute lane */
-  int32_t num_chunks, cuts_rows;
+  int32_t num_chunks, chunks_by_experts;
 } sluice_pass_costs_t;
 /* The costs of a pass's ops (predict.h). machine and work are borrowed; `state` is filled in and borrowed. */
 sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_machine_t* machine,

@@ -7,7 +7,7 @@
 const char* const sluice_lane_names[SLUICE_NUM_LANES] = {"compute", "comm", "copy_out", "copy_in"};
 const char* const sluice_machine_dtype_names[SLUICE_MACHINE_DTYPES] = {"f32", "bf16", "f16"};
 const char* const sluice_form_names[SLUICE_FORM_COUNT] = {"forward", "input_grad", "weight_grad"};
-const char* const sluice_provenance_names[3] = {"profile", "calibrated", "fitted"};
+const char* const sluice_provenance_names[3] = {"profile", "calibrated", "refined"};
 
 void sluice_machine_init(sluice_machine_t* out_machine) {
   memset(out_machine, 0, sizeof *out_machine);
@@ -45,7 +45,7 @@ static int32_t dtype_index(int32_t dtype) {
   }
 }
 
-/* Interpolated as seconds of a product, which is close to linear in rows; seconds per flop are not. */
+/* Interpolated as seconds of a GEMM, which is close to linear in rows; seconds per flop are not. */
 double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows) {
   const sluice_curve_t* forms = machine->gemm[dtype_index(dtype)];
   const sluice_curve_t* c = forms[form].count > 0 ? &forms[form] : &forms[SLUICE_FORM_FORWARD];
@@ -77,7 +77,7 @@ double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_si
 }
 
 double sluice_machine_line(const sluice_machine_t* m, int32_t world_size, double bytes) {
-  int has_bucket = world_size > 1 && m->ranks_per_node == 0 && m->exchange.bucket_seconds > 0;
+  int has_bucket = world_size > 1 && m->ranks_per_node == 0 && m->exchange.token_bucket_seconds > 0;
   return has_bucket ? sluice_curve_at(&m->exchange.bytes, bytes) : 0;
 }
 
@@ -121,9 +121,9 @@ static sluice_status_t check_link(const char* field, const sluice_link_t* link) 
                          isfinite(link->per_peer_seconds) && link->per_peer_seconds >= 0,
                      "machine: %s has startup_seconds %g and per_peer_seconds %g; both are times in seconds, 0 or more",
                      field, link->startup_seconds, link->per_peer_seconds));
-  SLUICE_TRY(SLUICE_REQUIRE(isfinite(link->bucket_seconds) && link->bucket_seconds >= 0,
-                            "machine: %s has burst_seconds %g; it is line time in seconds, 0 or more", field,
-                            link->bucket_seconds));
+  SLUICE_TRY(SLUICE_REQUIRE(isfinite(link->token_bucket_seconds) && link->token_bucket_seconds >= 0,
+                            "machine: %s has token_bucket_seconds %g; it is line time in seconds, 0 or more", field,
+                            link->token_bucket_seconds));
   return check_curve(field, &link->bytes);
 }
 
@@ -141,7 +141,7 @@ static sluice_status_t check_shares(const sluice_machine_t* m) {
 
 sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   SLUICE_TRY(SLUICE_REQUIRE(m->provenance >= SLUICE_MACHINE_PROFILE && m->provenance <= SLUICE_MACHINE_REFINED,
-                            "machine: provenance is %d; known are profile (0), calibrated (1) and fitted (2)",
+                            "machine: provenance is %d; known are profile (0), calibrated (1) and refined (2)",
                             m->provenance));
   SLUICE_TRY(SLUICE_REQUIRE(
       m->world_size >= 0, "machine: world_size is %d; it is the number of ranks, or 0 where not said", m->world_size));
@@ -163,16 +163,16 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
   SLUICE_TRY(check_seconds("relu_grad_seconds", m->relu_grad_seconds));
   SLUICE_TRY(check_link("exchange", &m->exchange));
   SLUICE_TRY(check_link("node_exchange", &m->node_exchange));
-  SLUICE_TRY(check_curve("exchange_late", &m->exchange_contention));
-  SLUICE_TRY(check_curve("exchange_taken", &m->compute_contention));
+  SLUICE_TRY(check_curve("exchange_contention", &m->exchange_contention));
+  SLUICE_TRY(check_curve("compute_contention", &m->compute_contention));
   SLUICE_TRY(check_seconds("second_exchange_seconds", m->second_exchange_seconds));
-  SLUICE_TRY(check_seconds("second_exchange_late", m->second_exchange_contention));
-  SLUICE_TRY(check_seconds("second_exchange_taken", m->second_compute_contention));
+  SLUICE_TRY(check_seconds("second_exchange_contention", m->second_exchange_contention));
+  SLUICE_TRY(check_seconds("second_compute_contention", m->second_compute_contention));
   SLUICE_TRY(SLUICE_REQUIRE(m->exchange_skew_gain >= 0 && m->exchange_skew_gain <= 1,
                             "machine: exchange_skew_gain is %g; it is in [0, 1]", m->exchange_skew_gain));
   SLUICE_TRY(check_curve("host_copy", &m->host_copy));
-  SLUICE_TRY(check_curve("spill_forward", &m->cache_miss_factor[0]));
-  SLUICE_TRY(check_curve("spill_backward", &m->cache_miss_factor[1]));
+  SLUICE_TRY(check_curve("cache_miss_forward", &m->cache_miss_factor[0]));
+  SLUICE_TRY(check_curve("cache_miss_backward", &m->cache_miss_factor[1]));
   SLUICE_TRY(check_seconds("op_seconds", m->op_seconds));
   SLUICE_TRY(check_seconds("pass_seconds", m->pass_seconds));
   SLUICE_TRY(check_seconds("pass_byte_seconds", m->pass_byte_seconds));

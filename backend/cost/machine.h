@@ -4,7 +4,7 @@
  * that a machine can be kept, edited and sent. Plain data: copy it, compare it, no destroy.
  *
  * Ours: costs of single ops are piecewise-linear in size. MPipeMoE and MPMoE use one constant
- * rate each for computation, communication and copies, which misses how products slow down for few rows.
+ * rate each for computation, communication and copies, which misses how GEMMs slow down for few rows.
  */
 #ifndef SLUICE_BACKEND_COST_MACHINE_H_
 #define SLUICE_BACKEND_COST_MACHINE_H_
@@ -26,13 +26,14 @@ typedef struct sluice_curve_s {
 typedef struct sluice_link_s {
   double startup_seconds;
   double per_peer_seconds;
-  sluice_curve_t bytes;  /* seconds against bytes: line time */
-  double bucket_seconds; /* line time that a pause earns at most; 0: no token bucket. JSON: burst_seconds */
+  sluice_curve_t bytes; /* seconds against bytes: line time */
+  double
+      token_bucket_seconds; /* line time that a pause earns at most; 0: no token bucket. JSON: token_bucket_seconds */
 } sluice_link_t;
 
-enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_REFINED = 2 }; /* JSON: fitted */
+enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_REFINED = 2 }; /* JSON: refined */
 
-/* The three products of a layer; the sizes that change with the batch are rows, rows, and what is summed over. */
+/* The three GEMMs of a layer; the sizes that change with the batch are rows, rows, and what is summed over. */
 enum { SLUICE_FORM_FORWARD = 0, SLUICE_FORM_INPUT_GRAD = 1, SLUICE_FORM_WEIGHT_GRAD = 2, SLUICE_FORM_COUNT = 3 };
 enum { SLUICE_MACHINE_F32 = 0, SLUICE_MACHINE_BF16 = 1, SLUICE_MACHINE_F16 = 2, SLUICE_MACHINE_DTYPES = 3 };
 
@@ -41,19 +42,19 @@ typedef struct sluice_machine_s {
   int32_t provenance;                          /* SLUICE_MACHINE_* */
   int32_t world_size;                          /* ranks at which exchanges were measured; 0: not said */
   int32_t ranks_per_node;                      /* 0: one kind of link between all ranks */
-  int64_t gemm_model_width, gemm_hidden_width; /* sizes at which products were measured; 0: not said */
+  int64_t gemm_model_width, gemm_hidden_width; /* sizes at which GEMMs were measured; 0: not said */
   /* Seconds per flop against rows per expert, [dtype][form]; interpolated as seconds. */
   sluice_curve_t gemm[SLUICE_MACHINE_DTYPES][SLUICE_FORM_COUNT];
-  double gemm_call_seconds;               /* of each expert's product, on top */
+  double gemm_call_seconds;               /* of each expert's GEMM, on top */
   sluice_curve_t rows;                    /* seconds against bytes gathered, packed or reduced */
   double activation_seconds;              /* per element of the activated rows: GELU, for all with an exponential */
   double activation_grad_seconds;         /* the same in backward */
   double relu_seconds, relu_grad_seconds; /* of relu, relu2 and none; both 0: not known, as the others */
   sluice_link_t exchange;                 /* between ranks; between nodes where ranks_per_node says so */
   sluice_link_t node_exchange;            /* within a node */
-  /* What an exchange takes longer while products run, since the threads that serve it wait for a core, and what
-   * products lose to one: seconds against bytes, measured at world_size. count 0: not measured, `share` says it. JSON:
-   * exchange_late, exchange_taken.
+  /* What an exchange takes longer while GEMMs run, since the threads that serve it wait for a core, and what
+   * GEMMs lose to one: seconds against bytes, measured at world_size. count 0: not measured, `share` says it. JSON:
+   * exchange_contention, compute_contention.
    */
   sluice_curve_t exchange_contention, compute_contention;
   /* A second exchange of next to nothing that is under way with a first, as backward's scalars are: on top of that, the
@@ -65,7 +66,7 @@ typedef struct sluice_machine_s {
   sluice_curve_t host_copy; /* seconds against bytes, device to host and back */
   /* What the compute lane takes over the sum of its ops where the rows of a pass, and what is made of them, no longer
    * stay in a cache: a factor against bytes, of a forward and of a backward. count 0: 1. */
-  sluice_curve_t cache_miss_factor[2]; /* JSON: spill_forward, spill_backward */
+  sluice_curve_t cache_miss_factor[2]; /* JSON: cache_miss_forward, cache_miss_backward */
   double op_seconds;                   /* of each op, on top */
   double pass_seconds;                 /* of each pass: routing, header, bookkeeping */
   double pass_byte_seconds;            /* on top of that, of each byte of a rank's rows: what no op is */
@@ -84,11 +85,11 @@ double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32
 double sluice_machine_cache_miss_factor(const sluice_machine_t* machine, int32_t direction, double bytes);
 /* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
-/* The part of it that is line time of a link with a bucket (bucket_seconds); 0 where links have none. */
+/* The part of it that is line time of a link with a bucket (token_bucket_seconds); 0 where links have none. */
 double sluice_machine_line(const sluice_machine_t* machine, int32_t world_size, double bytes);
 /* Bytes that such an exchange counts as where the fullest rank has `most` and all have `mean`. */
 double sluice_machine_skewed_bytes(const sluice_machine_t* machine, double most, double mean);
-/* Beyond that while products run, and what they lose meanwhile, of an exchange of so many bytes that takes `seconds`
+/* Beyond that while GEMMs run, and what they lose meanwhile, of an exchange of so many bytes that takes `seconds`
  * alone. */
 typedef struct sluice_contention_s {
   double exchange, compute;

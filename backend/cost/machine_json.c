@@ -10,7 +10,7 @@
 #include "backend/base/text.h"
 #include "backend/cost/machine.h"
 
-#define FORM 1
+#define FORM 2
 #define WHAT "machine profile"
 
 /* ---- reading ---- */
@@ -85,7 +85,7 @@ static void line_curve(double startup, double bytes_per_second, sluice_curve_t* 
 }
 
 /* {"points": [...]} or {"bytes_per_second": ..., "startup_seconds": ...}; of a link also "per_peer_seconds" and
- * "burst_seconds", and its start-up stands by itself. */
+ * "token_bucket_seconds", and its start-up stands by itself. */
 static sluice_status_t read_line(const char* field, const sluice_json_t* node, sluice_curve_t* out,
                                  sluice_link_t* link) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
@@ -101,12 +101,12 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
       SLUICE_TRY(read_seconds(name, c, &startup));
     } else if (link != NULL && sluice_json_is_named(c, "per_peer_seconds")) {
       SLUICE_TRY(read_seconds(name, c, &per_peer));
-    } else if (link != NULL && sluice_json_is_named(c, "burst_seconds")) {
+    } else if (link != NULL && sluice_json_is_named(c, "token_bucket_seconds")) {
       SLUICE_TRY(read_seconds(name, c, &bucket));
     } else {
       return unknown_field(field, c,
                            link != NULL
-                               ? "points, bytes_per_second, startup_seconds, per_peer_seconds and burst_seconds"
+                               ? "points, bytes_per_second, startup_seconds, per_peer_seconds and token_bucket_seconds"
                                : "points, bytes_per_second and startup_seconds");
     }
   }
@@ -117,7 +117,7 @@ static sluice_status_t read_line(const char* field, const sluice_json_t* node, s
                                  "startup_seconds out",
                             field));
   if (link != NULL) {
-    link->startup_seconds = startup, link->per_peer_seconds = per_peer, link->bucket_seconds = bucket;
+    link->startup_seconds = startup, link->per_peer_seconds = per_peer, link->token_bucket_seconds = bucket;
   }
   if (rate > 0) line_curve(link != NULL ? 0 : startup, rate, out);
   return SLUICE_OK;
@@ -153,7 +153,7 @@ static void rate_curve(double flops_per_second, double half_rows, sluice_curve_t
   }
 }
 
-static sluice_status_t read_products(const char* field, const sluice_json_t* node, sluice_curve_t* forms) {
+static sluice_status_t read_gemms(const char* field, const sluice_json_t* node, sluice_curve_t* forms) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
   char name[96];
   double rate = 0, half = 0;
@@ -190,7 +190,7 @@ static sluice_status_t read_gemm(const char* field, const sluice_json_t* node, v
     if (d == SLUICE_MACHINE_DTYPES) return unknown_field(field, c, "f32, bf16 and f16");
     char name[32];
     snprintf(name, sizeof name, "gemm.%s", sluice_machine_dtype_names[d]);
-    SLUICE_TRY(read_products(name, c, curves[d]));
+    SLUICE_TRY(read_gemms(name, c, curves[d]));
   }
   return SLUICE_OK;
 }
@@ -278,7 +278,7 @@ static sluice_status_t read_provenance(const char* field, const sluice_json_t* n
     m->provenance = p;
     return SLUICE_OK;
   }
-  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, WHAT ": provenance is \"%.*s\"; known are profile, calibrated, fitted",
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, WHAT ": provenance is \"%.*s\"; known are profile, calibrated, refined",
                      node->text_length, node->text);
 }
 
@@ -307,15 +307,15 @@ static const field_t fields[] = {
     {"relu_grad_seconds", KIND_SECONDS, AT(relu_grad_seconds), NULL},
     {"exchange", KIND_PART, AT(exchange), read_link},
     {"node_exchange", KIND_PART, AT(node_exchange), read_link},
-    {"exchange_late", KIND_PART, AT(exchange_contention), read_curve},
-    {"exchange_taken", KIND_PART, AT(compute_contention), read_curve},
+    {"exchange_contention", KIND_PART, AT(exchange_contention), read_curve},
+    {"compute_contention", KIND_PART, AT(compute_contention), read_curve},
     {"second_exchange_seconds", KIND_SECONDS, AT(second_exchange_seconds), NULL},
-    {"second_exchange_late", KIND_SECONDS, AT(second_exchange_contention), NULL},
-    {"second_exchange_taken", KIND_SECONDS, AT(second_compute_contention), NULL},
+    {"second_exchange_contention", KIND_SECONDS, AT(second_exchange_contention), NULL},
+    {"second_compute_contention", KIND_SECONDS, AT(second_compute_contention), NULL},
     {"exchange_skew_gain", KIND_PART, AT(exchange_skew_gain), read_gain},
     {"host_copy", KIND_PART, AT(host_copy), read_curve},
-    {"spill_forward", KIND_PART, AT(cache_miss_factor), read_factors},
-    {"spill_backward", KIND_PART, AT(cache_miss_factor) + sizeof(sluice_curve_t), read_factors},
+    {"cache_miss_forward", KIND_PART, AT(cache_miss_factor), read_factors},
+    {"cache_miss_backward", KIND_PART, AT(cache_miss_factor) + sizeof(sluice_curve_t), read_factors},
     {"op_seconds", KIND_SECONDS, AT(op_seconds), NULL},
     {"pass_seconds", KIND_SECONDS, AT(pass_seconds), NULL},
     {"pass_byte_seconds", KIND_SECONDS, AT(pass_byte_seconds), NULL},
@@ -402,9 +402,9 @@ static void add_gemm(sluice_text_t* text, const sluice_machine_t* m) {
 
 static void add_link(sluice_text_t* text, const char* name, const sluice_link_t* link) {
   if (link->bytes.count == 0) return;
-  sluice_text_add(text,
-                  ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, \"burst_seconds\": %.10g, ",
-                  name, link->startup_seconds, link->per_peer_seconds, link->bucket_seconds);
+  sluice_text_add(
+      text, ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, \"token_bucket_seconds\": %.10g, ",
+      name, link->startup_seconds, link->per_peer_seconds, link->token_bucket_seconds);
   add_points(text, "points", &link->bytes);
   sluice_text_add(text, "}");
 }
@@ -454,16 +454,16 @@ uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t ro
                   m->relu_grad_seconds);
   add_link(&text, "exchange", &m->exchange);
   add_link(&text, "node_exchange", &m->node_exchange);
-  add_curve(&text, "exchange_late", &m->exchange_contention);
-  add_curve(&text, "exchange_taken", &m->compute_contention);
+  add_curve(&text, "exchange_contention", &m->exchange_contention);
+  add_curve(&text, "compute_contention", &m->compute_contention);
   sluice_text_add(&text,
-                  ",\n \"second_exchange_seconds\": %.10g,\n \"second_exchange_late\": %.10g,\n "
-                  "\"second_exchange_taken\": %.10g,\n \"exchange_skew_gain\": %.10g",
+                  ",\n \"second_exchange_seconds\": %.10g,\n \"second_exchange_contention\": %.10g,\n "
+                  "\"second_compute_contention\": %.10g,\n \"exchange_skew_gain\": %.10g",
                   m->second_exchange_seconds, m->second_exchange_contention, m->second_compute_contention,
                   m->exchange_skew_gain);
   add_curve(&text, "host_copy", &m->host_copy);
-  add_curve(&text, "spill_forward", &m->cache_miss_factor[0]);
-  add_curve(&text, "spill_backward", &m->cache_miss_factor[1]);
+  add_curve(&text, "cache_miss_forward", &m->cache_miss_factor[0]);
+  add_curve(&text, "cache_miss_backward", &m->cache_miss_factor[1]);
   sluice_text_add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g,\n \"pass_byte_seconds\": %.10g",
                   m->op_seconds, m->pass_seconds, m->pass_byte_seconds);
   add_shares(&text, m);

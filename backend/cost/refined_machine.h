@@ -1,7 +1,7 @@
 /* A machine corrected by the steps that ran on it: what lanes and passes took over what the machine had said of them.
  *
  * The newest passes of layers whose costs the machine knows are kept as they come in headers, so alike on all ranks.
- * Two of three say by how much products, and exchanges, take longer than predicted (medians over passes), and what is
+ * Two of three say by how much GEMMs, and exchanges, take longer than predicted (medians over passes), and what is
  * left of a pass is pass_seconds; every third is held out and says how far such a machine is off.
  *
  * Ours: the model is corrected by what was seen.

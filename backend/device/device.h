@@ -19,7 +19,7 @@
 #include "backend/device/device_memory.h"
 #include "backend/device/kernels.h"
 #include "backend/device/routing_kernels.h"
-#include "backend/device/tally.h"
+#include "backend/device/drop_counters.h"
 #include "sluice/context.h"
 
 typedef struct sluice_device_s sluice_device_t;

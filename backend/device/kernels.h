@@ -1,4 +1,4 @@
-/* The row kernels of a layer: everything that is not a matrix product.
+/* The row kernels of a layer: everything that is not a GEMM.
  *
  * One table per device. Every entry takes the lane's native stream (NULL on a CPU) and is deterministic: sums run in a
  * fixed order in f32 (f64 for f64) and are rounded once. Rows are row-major; *_stride is in elements. Indices are i32.
@@ -21,7 +21,7 @@ typedef struct sluice_row_run_s {
   int64_t rows;
 } sluice_row_run_t;
 
-/* What stands between the two products of an expert, with its numbers. x is the gate's pre-activation, u the other
+/* What stands between the two GEMMs of an expert, with its numbers. x is the gate's pre-activation, u the other
  * half: SWIGLU:  f(x) = g sigmoid(alpha g), g = min(x, limit);  v(u) = max(-limit, min(u, limit)) + offset others:  f =
  * the activation, v(u) = u.      act = f(x) v(u), without a gate f(x). */
 typedef struct sluice_unit_s {

@@ -1,5 +1,5 @@
-/* Kernels that order the routes of a layer, and number and place its parcels (moe/routing/parcels.h), in the memory of
- * a device that the host cannot touch. Work goes to `stream` and is stream-complete. */
+/* Kernels that order the routes of a layer, and number and place its token copies (moe/routing/token_copies.h), in the
+ * memory of a device that the host cannot touch. Work goes to `stream` and is stream-complete. */
 #ifndef SLUICE_BACKEND_DEVICE_ROUTING_KERNELS_H_
 #define SLUICE_BACKEND_DEVICE_ROUTING_KERNELS_H_
 
@@ -10,14 +10,14 @@
 struct sluice_device_s; /* device.h */
 
 /* The routes of a forward, ordered on the device. Rows of chunk i start at first_token[i] * K in the three orders, with
- * a ceiling at i * E * ceiling in order and order_token. */
-typedef struct sluice_far_routes_s {
+ * a capacity at i * E * capacity in order and order_token. */
+typedef struct sluice_device_routes_s {
   const void* ids;      /* device: expert of route (t, k) at t * ids_t + k * ids_k; -1: dropped */
   int64_t ids_t, ids_k; /* elements */
   int32_t ids_64;       /* 1: i64 ids, 0: i32 */
   int32_t num_chunks;
   const int64_t* first_token;     /* host [n + 1] */
-  const int32_t* place_of_expert; /* host [E] */
+  const int32_t* expert_position; /* host [E] */
   int32_t top_k, num_experts;
   int32_t* counts; /* device, out [n][E + 1] by place; the last of a chunk: its first route whose id is no expert's,
                       t * K + k, or INT32_MAX */
@@ -27,81 +27,82 @@ typedef struct sluice_far_routes_s {
   void* scratch;        /* device, scratch_bytes() */
   /* Not 0: every place has this many rows in each chunk. Its first routes take them, the others are dropped; rows that
    * no route takes are -1 in order and order_token. */
-  int64_t ceiling;
-  int64_t* tally; /* device, with a ceiling: [SLUICE_TALLY_WORDS], added to */
-} sluice_far_routes_t;
+  int64_t capacity;
+  int64_t* drop_counters; /* device, with a capacity: [SLUICE_NUM_DROP_COUNTERS], added to */
+} sluice_device_routes_t;
 
 /* Routes per block of tokens and place: block g of G has the tokens [T g / G, T (g + 1) / G). */
-typedef struct sluice_far_blocks_s {
-  const void* ids; /* as sluice_far_routes_t */
+typedef struct sluice_device_blocks_s {
+  const void* ids; /* as sluice_device_routes_t */
   int64_t ids_t, ids_k;
   int32_t ids_64;
   int32_t num_blocks; /* G */
   int64_t num_tokens;
-  const int32_t* place_of_expert; /* host [E] */
+  const int32_t* expert_position; /* host [E] */
   int32_t top_k, num_experts;
   int32_t* counts; /* device, out [G][E + 1]; the last of a block: its first route whose id is no expert's, t * K + k,
                       or INT32_MAX */
   void* scratch;   /* device, route_scratch_bytes(0, E) */
-  /* Parcels too; num_ranks 0: not. */
+  /* Token copies too; num_ranks 0: not. */
   int32_t num_ranks;
   const int32_t* rank_of_expert; /* host [E] */
-  int32_t* parcels;              /* device, out [G][W + 1] by rank, and a word without meaning */
-  void* parcel_scratch;          /* device, parcel_scratch_bytes(T K, E, W) */
-} sluice_far_blocks_t;
+  int32_t* token_copies;         /* device, out [G][W + 1] by rank, and a word without meaning */
+  void* token_copy_scratch;      /* device, token_copy_scratch_bytes(T K, E, W) */
+} sluice_device_blocks_t;
 
-/* The parcels of a forward (moe/routing/parcels.h), of routes that were ordered before. Those of chunk i start at
- * first_token[i] * most in token; rows of its routes at first_token[i] * K in slots. */
-typedef struct sluice_far_parcels_s {
-  const void* ids; /* as sluice_far_routes_t */
+/* The token copies of a forward (moe/routing/token_copies.h), of routes that were ordered before. Those of chunk i
+ * start at first_token[i] * most in token; rows of its routes at first_token[i] * K in slots. */
+typedef struct sluice_device_token_copies_s {
+  const void* ids; /* as sluice_device_routes_t */
   int64_t ids_t, ids_k;
   int32_t ids_64;
   int32_t num_chunks;
   const int64_t* first_token;    /* host [n + 1] */
   const int32_t* rank_of_expert; /* host [E] */
   int32_t top_k, num_experts, num_ranks;
-  int32_t most;               /* parcels of a token: min(K, W) */
+  int32_t most;               /* token copies of a token: min(K, W) */
   const int32_t* position;    /* device [T * K] of the routes */
-  int32_t* counts;            /* device, out [n][W + 1] parcels by rank, and a word without meaning */
-  int32_t* token;             /* device, out: of each parcel, by (rank, token) in each chunk */
+  int32_t* counts;            /* device, out [n][W + 1] token copies by rank, and a word without meaning */
+  int32_t* token;             /* device, out: of each token copy, by (rank, token) in each chunk */
   int32_t* position_of_token; /* device, out [T][W] its row in that order, -1: none */
   int32_t* slots;             /* device, out: of each route, in sent order */
-  void* scratch;              /* device, parcel_scratch_bytes() */
-} sluice_far_parcels_t;
+  void* scratch;              /* device, token_copy_scratch_bytes() */
+} sluice_device_token_copies_t;
 
-/* Received routes of one source and one expert in a chunk, in the sender's order: where their slots lie, the parcels of
- * the source in this chunk and the first of them among all, the routes' first row in expert order and in origin.
- * from: the source's first parcel among those that travelled, weight: the routes' place among weights that arrive; of
- * own routes the first parcel in token, and -1. */
-typedef struct sluice_far_parcel_run_s {
-  int32_t rows, slot, parcels, parcel, row, origin, from, weight;
-} sluice_far_parcel_run_t;
+/* Received routes of one source and one expert in a chunk, in the sender's order: where their slots lie, the token
+ * copies of the source in this chunk and the first of them among all, the routes' first row in expert order and in
+ * origin. from: the source's first token copy among those that travelled, weight: the routes' place among weights that
+ * arrive; of own routes the first token copy in token, and -1. */
+typedef struct sluice_device_token_copy_run_s {
+  int32_t rows, slot, token_copies, token_copy, row, origin, from, weight;
+} sluice_device_token_copy_run_t;
 
-typedef struct sluice_far_arrivals_s {
-  const sluice_far_parcel_run_t* runs; /* host */
+typedef struct sluice_device_arrivals_s {
+  const sluice_device_token_copy_run_t* runs; /* host */
   int64_t num_runs;
   int32_t top_k;
-  int64_t parcels;      /* that arrive */
+  int64_t token_copies; /* that arrive */
   const int32_t* slots; /* device, and the rest */
   const int32_t* token;
-  int32_t* position; /* out [parcels][K] row in expert order, -1: no such route */
-  int32_t* weight;   /* out [parcels][K] index of the route weight as it arrives, own ones t * K + k; -1 alike */
-  int32_t* origin;   /* out by row: the parcel that travelled, own ones the token; -1: the slot was none */
-} sluice_far_arrivals_t;
+  int32_t* position; /* out [token copies][K] row in expert order, -1: no such route */
+  int32_t* weight;   /* out [token copies][K] index of the route weight as it arrives, own ones t * K + k; -1 alike */
+  int32_t* origin;   /* out by row: the token copy that travelled, own ones the token; -1: the slot was none */
+} sluice_device_arrivals_t;
 
 typedef struct sluice_routing_kernels_s {
   uint64_t (*route_scratch_bytes)(int64_t num_routes, int32_t num_experts);
-  sluice_status_t (*route)(struct sluice_device_s* device, sluice_stream_t stream, const sluice_far_routes_t* routes);
+  sluice_status_t (*route)(struct sluice_device_s* device, sluice_stream_t stream,
+                           const sluice_device_routes_t* routes);
   sluice_status_t (*count_blocks)(struct sluice_device_s* device, sluice_stream_t stream,
-                                  const sluice_far_blocks_t* blocks);
-  /* Numbers the parcels of a forward; words move by runs; received slots become tables. */
-  uint64_t (*parcel_scratch_bytes)(int64_t num_routes, int32_t num_experts, int32_t num_ranks);
-  sluice_status_t (*number_parcels)(struct sluice_device_s* device, sluice_stream_t stream,
-                                    const sluice_far_parcels_t* parcels);
+                                  const sluice_device_blocks_t* blocks);
+  /* Numbers the token copies of a forward; words move by runs; received slots become tables. */
+  uint64_t (*token_copy_scratch_bytes)(int64_t num_routes, int32_t num_experts, int32_t num_ranks);
+  sluice_status_t (*number_token_copies)(struct sluice_device_s* device, sluice_stream_t stream,
+                                         const sluice_device_token_copies_t* token_copies);
   sluice_status_t (*move_words)(struct sluice_device_s* device, sluice_stream_t stream, const sluice_row_run_t* runs,
                                 int64_t num_runs, const int32_t* src, int32_t* dst);
-  sluice_status_t (*place_parcels)(struct sluice_device_s* device, sluice_stream_t stream,
-                                   const sluice_far_arrivals_t* arrivals);
+  sluice_status_t (*place_token_copies)(struct sluice_device_s* device, sluice_stream_t stream,
+                                        const sluice_device_arrivals_t* arrivals);
 } sluice_routing_kernels_t;
 
 #endif /* SLUICE_BACKEND_DEVICE_ROUTING_KERNELS_H_ */

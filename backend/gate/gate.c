@@ -261,8 +261,8 @@ static void scores_backward(const sluice_gate_config_t* c, const float* logits, 
     return;
   }
   for (int32_t e = 0; e < c->num_experts; ++e) {
-    float far = expf(-fabsf(logits[e]));
-    out[e] = grad[e] * (far / ((1.0f + far) * (1.0f + far)));
+    float decay = expf(-fabsf(logits[e]));
+    out[e] = grad[e] * (decay / ((1.0f + decay) * (1.0f + decay)));
   }
 }
 

@@ -1,5 +1,5 @@
 /* sluice_route: a counting sort of routes by expert. */
-#include "sluice/parts.h"
+#include "sluice/split.h"
 
 #include "backend/base/alloc.h"
 #include "backend/base/dtype.h"

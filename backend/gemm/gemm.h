@@ -1,7 +1,7 @@
-/* Matrix products: one interface, several libraries behind it.
+/* GEMMs: one interface, several libraries behind it.
  *
- * A product is C = A * B + beta * C with f32 accumulation (f64 in "ref" when the dtype is f64). A call carries a list
- * of independent products (the local experts of one chunk), so that an implementation may group or split them as it
+ * A GEMM is C = A * B + beta * C with f32 accumulation (f64 in "ref" when the dtype is f64). A call carries a list
+ * of independent GEMMs (the local experts of one chunk), so that an implementation may group or split them as it
  * likes. Matrices are described by element strides; a transposed operand is one with row_stride 1.
  *
  * `ref` is the plain loop that everything else is compared with. Implementations live in backend/gemm/<name>/ and meet
@@ -20,19 +20,19 @@ typedef struct sluice_matrix_s {
   int64_t col_stride;
 } sluice_matrix_t;
 
-typedef struct sluice_product_s {
+typedef struct sluice_gemm_problem_s {
   int64_t m, n, k; /* C [m, n], A [m, k], B [k, n]; any may be 0 (k = 0: C = beta * C) */
   sluice_matrix_t a, b, c;
-} sluice_product_t;
+} sluice_gemm_problem_t;
 
-typedef struct sluice_product_list_s {
-  const sluice_product_t* products;
+typedef struct sluice_grouped_gemm_s {
+  const sluice_gemm_problem_t* problems;
   int64_t count;
   int32_t dtype_ab;       /* SLUICE_DTYPE_* of A and B */
   int32_t dtype_c;        /* of C: dtype_ab, or f32 */
   float beta;             /* 0 (C may hold NaN) or 1 */
-  sluice_stream_t stream; /* the lane's, on which a GPU's products run in order; NULL on a CPU */
-} sluice_product_list_t;
+  sluice_stream_t stream; /* the lane's, on which a GPU's GEMMs run in order; NULL on a CPU */
+} sluice_grouped_gemm_t;
 
 typedef struct sluice_gemm_s sluice_gemm_t;
 
@@ -46,9 +46,9 @@ typedef struct sluice_gemm_s sluice_gemm_t;
 typedef struct sluice_gemm_vtable_s {
   void (*destroy)(sluice_gemm_t* gemm);
   /* Whether run() takes this list: dtypes, strides, sizes. Cheap. */
-  int (*supports)(const sluice_gemm_t* gemm, const sluice_product_list_t* list);
+  int (*supports)(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
   /* Only called when supports() said yes. Errors: NO_MEMORY, FOREIGN (with the library's text). */
-  sluice_status_t (*run)(sluice_gemm_t* gemm, const sluice_product_list_t* list);
+  sluice_status_t (*run)(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
 } sluice_gemm_vtable_t;
 
 struct sluice_gemm_s {
@@ -63,7 +63,7 @@ static inline const char* sluice_gemm_made_of(const sluice_gemm_t* gemm) {
   return gemm->made_of[0] != '\0' ? gemm->made_of : gemm->name;
 }
 
-/* What the chooser is given; mirrors sluice_context_config_t. */
+/* What the selector is given; mirrors sluice_context_config_t. */
 typedef struct sluice_gemm_options_s {
   const char* name;    /* "auto", "native", "ref", "onednn", "blas", "host"; NULL = "auto" */
   const char* library; /* path or NULL */
@@ -82,10 +82,10 @@ sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_
                                    sluice_gemm_t** out_gemm);
 void sluice_gemm_destroy(sluice_gemm_t* gemm); /* accepts NULL */
 /* Errors: INVALID_ARGUMENT, UNSUPPORTED (never from sluice_gemm_create's), and run()'s above. */
-sluice_status_t sluice_gemm_run(sluice_gemm_t* gemm, const sluice_product_list_t* list);
-int sluice_gemm_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list);
+sluice_status_t sluice_gemm_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
+int sluice_gemm_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
 
-/* Single implementations, for tests and for the chooser. */
+/* Single implementations, for tests and for the selector. */
 sluice_status_t sluice_gemm_ref_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 sluice_status_t sluice_gemm_onednn_create(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 /* Errors: NOT_FOUND where the processor has neither AMX, AVX-512 nor AVX2; INVALID_ARGUMENT, UNSUPPORTED where

@@ -38,16 +38,16 @@ static inline int sluice_gemm_side(int64_t rows, int64_t cols, const sluice_matr
 }
 
 /* 1 and the form, or 0 when the strides have none. A column-major C is computed as C^T = B^T A^T. */
-static inline int sluice_gemm_form(const sluice_product_t* product, sluice_gemm_form_t* out) {
-  sluice_product_t p = *product;
+static inline int sluice_gemm_form(const sluice_gemm_problem_t* problem, sluice_gemm_form_t* out) {
+  sluice_gemm_problem_t p = *problem;
   int trans_c;
   if (!sluice_gemm_side(p.m, p.n, &p.c, &out->ldc, &trans_c)) return 0;
   if (trans_c) {
     const sluice_matrix_t a = p.a;
     p.a = (sluice_matrix_t){p.b.data, p.b.col_stride, p.b.row_stride};
     p.b = (sluice_matrix_t){a.data, a.col_stride, a.row_stride};
-    p.m = product->n;
-    p.n = product->m;
+    p.m = problem->n;
+    p.n = problem->m;
   }
   out->m = p.m;
   out->n = p.n;

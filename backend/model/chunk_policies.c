@@ -23,7 +23,7 @@ static sluice_status_t check_callback(const char* what, const sluice_chunk_polic
     if (sluice_restore_fits_callback(p->di[i], p->m[i])) continue;
     char known[SLUICE_RESTORE_TEXT_BYTES];
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "%s: callback experts take %s; chunk %d has restore_input %d, restore_middle %d", what,
+                       "%s: callback experts take %s; chunk %d has restore_input %d, restore_pre_activation %d", what,
                        sluice_restore_callback_choices(known), i, p->di[i], p->m[i]);
   }
   return SLUICE_OK;
@@ -37,10 +37,10 @@ sluice_status_t sluice_chunk_policies_read(const char* what, int32_t num_chunks,
   if (num_chunks < 1) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "%s: %s names a policy for each chunk, and num_chunks is 0, chosen by Sluice: give the number",
-                       what, di != NULL ? "restore_input_of" : "restore_middle_of");
+                       what, di != NULL ? "restore_input_of" : "restore_pre_activation_of");
   }
   SLUICE_TRY(read_list(what, "restore_input_of", SLUICE_T_DI, di, *inout_di, num_chunks, out->di));
-  SLUICE_TRY(read_list(what, "restore_middle_of", SLUICE_T_M, m, *inout_m, num_chunks, out->m));
+  SLUICE_TRY(read_list(what, "restore_pre_activation_of", SLUICE_T_M, m, *inout_m, num_chunks, out->m));
   out->count = num_chunks;
   if (callback) SLUICE_TRY(check_callback(what, out));
   int same_di = sluice_count_policy(out->di, num_chunks, out->di[0]) == num_chunks;

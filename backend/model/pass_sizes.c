@@ -5,7 +5,7 @@
 
 uint64_t sluice_headers_bytes(int32_t world_size) {
   const uint64_t w = (uint64_t)world_size;
-  return w == 1 ? 0 : 2 * sluice_align_up(w * SLUICE_ENVELOPE_BYTES) + 4 * sluice_align_up(w * 8);
+  return w == 1 ? 0 : 2 * sluice_align_up(w * SLUICE_HEADER_BYTES) + 4 * sluice_align_up(w * 8);
 }
 
 uint64_t sluice_layer_tables_bytes(int32_t num_experts, int32_t world_size) {
@@ -33,26 +33,26 @@ uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor) {
     case SLUICE_T_DACT: return hidden * element;
     case SLUICE_T_ROUTE:
     case SLUICE_T_DGATE: return sizeof(float);
-    case SLUICE_T_PARCELS: return (uint64_t)c->top_k * sizeof(float);
+    case SLUICE_T_COPY_WEIGHTS: return (uint64_t)c->top_k * sizeof(float);
     default: return 0; /* the host's own tensors */
   }
 }
 
-int64_t sluice_pass_products(const sluice_shape_t* shape) { return 2 * (int64_t)shape->num_local; }
+int64_t sluice_pass_gemms(const sluice_shape_t* shape) { return 2 * (int64_t)shape->num_local; }
 
-uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes) { return 3 * sluice_align_up(scalar_bytes); }
+uint64_t sluice_pass_device_scratch_bytes(uint64_t scalar_bytes) { return 3 * sluice_align_up(scalar_bytes); }
 
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const uint64_t w = (uint64_t)shape->world_size;
   return (sluice_pass_scratch_t){w * 8, scalar_bytes, w * SLUICE_ROW_RUN_BYTES,
-                                 (uint64_t)sluice_pass_products(shape) * SLUICE_PRODUCT_BYTES,
+                                 (uint64_t)sluice_pass_gemms(shape) * SLUICE_GEMM_BYTES,
                                  (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES};
 }
 
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const sluice_pass_scratch_t s = sluice_pass_scratch(shape, scalar_bytes, num_ops);
   return 5 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.runs) +
-         sluice_align_up(s.products) + sluice_align_up(s.times);
+         sluice_align_up(s.gemms) + sluice_align_up(s.times);
 }
 
 uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t parameter) {
@@ -76,7 +76,7 @@ uint64_t sluice_weight_sum_offset(const sluice_shape_t* shape, int32_t parameter
   return bytes;
 }
 
-uint64_t sluice_weight_sum_ceiling(const sluice_shape_t* shape, int32_t wgrad_mode, int32_t num_chunks, int is_mixed) {
+uint64_t sluice_weight_sum_most(const sluice_shape_t* shape, int32_t wgrad_mode, int32_t num_chunks, int is_mixed) {
   const sluice_moe_config_t* c = &shape->config;
   const int is_short = c->dtype == SLUICE_DTYPE_BF16 || c->dtype == SLUICE_DTYPE_F16;
   if (c->callback_experts || num_chunks == 1 || !is_short) return 0;

@@ -10,15 +10,15 @@
 #define SLUICE_STEP_BYTES     472u  /* sluice_step_t */
 #define SLUICE_LAYER_BYTES    1792u /* sluice_moe_t */
 #define SLUICE_ROW_RUN_BYTES  24u   /* sluice_row_run_t */
-#define SLUICE_PRODUCT_BYTES  96u   /* sluice_product_t */
+#define SLUICE_GEMM_BYTES     96u   /* sluice_gemm_problem_t */
 #define SLUICE_OP_TIMES_BYTES 24u   /* sluice_op_times_t */
-#define SLUICE_ENVELOPE_BYTES 1024u /* the header of a call to one rank, and counts that fit behind it */
+#define SLUICE_HEADER_BYTES   1024u /* the header of a call to one rank, and counts that fit behind it */
 #define SLUICE_CPU_JOB_BYTES  28u   /* what a CPU keeps of an op while a pass runs */
-/* Handles of a CPU's device and products. */
+/* Handles of a CPU's device and GEMMs. */
 #define SLUICE_CPU_CONTEXT_BYTES 2048u
 
-/* What products that borrow memory may borrow. */
-#define SLUICE_BORROWED_PRODUCT_BYTES ((uint64_t)8 << 20)
+/* What GEMMs that borrow memory may borrow. */
+#define SLUICE_BORROWED_GEMM_BYTES ((uint64_t)8 << 20)
 
 /* Of the headers to and from all ranks; 0 for one rank. */
 uint64_t sluice_headers_bytes(int32_t world_size);
@@ -28,18 +28,18 @@ uint64_t sluice_layer_tables_bytes(int32_t num_experts, int32_t world_size);
 /* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
 uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor);
 
-/* Products that one list may have. */
-int64_t sluice_pass_products(const sluice_shape_t* shape);
+/* GEMMs that one list may have. */
+int64_t sluice_pass_gemms(const sluice_shape_t* shape);
 /* What a pass takes behind its slots, each block by itself: five of per_rank, three of scalars, one of each other.
  * scalar_bytes: of one f32 for each row of the largest chunk. */
 typedef struct sluice_pass_scratch_s {
-  uint64_t per_rank, scalars, runs, products, times;
+  uint64_t per_rank, scalars, runs, gemms, times;
 } sluice_pass_scratch_t;
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
 /* All of it in an arena. */
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
-/* Of it, what lies with the rows of a far device. */
-uint64_t sluice_pass_far_scratch_bytes(uint64_t scalar_bytes);
+/* Of it, what lies with the rows of a device with memory of its own. */
+uint64_t sluice_pass_device_scratch_bytes(uint64_t scalar_bytes);
 
 /* Elements of one expert's gradient of a parameter; 0: the layer has no such parameter. */
 typedef enum sluice_parameter_e {
@@ -56,6 +56,6 @@ uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t paramete
 uint64_t sluice_weight_sum_offset(const sluice_shape_t* shape, int32_t parameter);
 /* The most that sums of a backward's weight gradients can need with gradients in the layer's dtype. is_mixed: restore
  * policies may differ between chunks, so that an expert's rows do not lie together. */
-uint64_t sluice_weight_sum_ceiling(const sluice_shape_t* shape, int32_t wgrad_mode, int32_t num_chunks, int is_mixed);
+uint64_t sluice_weight_sum_most(const sluice_shape_t* shape, int32_t wgrad_mode, int32_t num_chunks, int is_mixed);
 
 #endif /* SLUICE_BACKEND_MODEL_PASS_SIZES_H_ */

@@ -13,7 +13,7 @@ static const sluice_restore_t restores[SLUICE_NUM_RESTORES] = {
     [SLUICE_RESTORE_KEEP] = {.name = "keep", .word = "keep", .tensors = DI | M, .device_rows = 1},
     [SLUICE_RESTORE_OFFLOAD] = {.name = "offload", .word = "offload", .tensors = DI | M, .host_rows = 1},
     [SLUICE_RESTORE_REDISPATCH] = {.name = "redispatch", .word = "re-dispatch", .tensors = DI, .exchanges = 1},
-    [SLUICE_RESTORE_RECOMPUTE] = {.name = "recompute", .word = "recompute", .tensors = M, .products = 1},
+    [SLUICE_RESTORE_RECOMPUTE] = {.name = "recompute", .word = "recompute", .tensors = M, .gemms = 1},
 };
 
 const sluice_restore_set_t sluice_restore_sets[SLUICE_NUM_RESTORE_SETS] = {
@@ -29,13 +29,13 @@ const sluice_restore_t* sluice_restore(int32_t policy) {
 }
 
 sluice_restore_mean_t sluice_restore_mean(const uint8_t* policies, int32_t num_chunks) {
-  int32_t copies = 0, exchanges = 0, products = 0;
+  int32_t copies = 0, exchanges = 0, gemms = 0;
   for (int32_t i = 0; i < num_chunks; ++i) {
     const sluice_restore_t* restore = sluice_restore(policies[i]);
-    copies += restore->host_rows, exchanges += restore->exchanges, products += restore->products;
+    copies += restore->host_rows, exchanges += restore->exchanges, gemms += restore->gemms;
   }
   const double n = num_chunks;
-  return (sluice_restore_mean_t){copies / n, exchanges / n, products / n};
+  return (sluice_restore_mean_t){copies / n, exchanges / n, gemms / n};
 }
 
 const char* sluice_restore_name(int32_t policy) {
@@ -46,9 +46,9 @@ int sluice_restore_is_for(int32_t policy, int32_t tensor) {
   return (sluice_restore(policy)->tensors & (tensor == SLUICE_T_DI ? DI : M)) != 0;
 }
 
-int sluice_restore_fits_callback(int32_t restore_di, int32_t restore_m) {
-  if (sluice_restore_is_computed_again(restore_m)) return 1;
-  return sluice_restore_is_kept(restore_di) && sluice_restore_is_kept(restore_m);
+int sluice_restore_fits_callback(int32_t restore_input, int32_t restore_pre_activation) {
+  if (sluice_restore_is_computed_again(restore_pre_activation)) return 1;
+  return sluice_restore_is_kept(restore_input) && sluice_restore_is_kept(restore_pre_activation);
 }
 
 int32_t sluice_restore_least(int32_t tensor) {
@@ -101,19 +101,19 @@ const char* sluice_restore_names(int32_t tensor, char text[SLUICE_RESTORE_TEXT_B
 
 const char* sluice_restore_callback_choices(char text[SLUICE_RESTORE_TEXT_BYTES]) {
   sluice_text_t out = sluice_text(text, SLUICE_RESTORE_TEXT_BYTES);
-  sluice_text_add(&out, "restore_middle ");
+  sluice_text_add(&out, "restore_pre_activation ");
   add_list(&out, SLUICE_T_M, sluice_restore_is_kept, add_word, " or ");
   sluice_text_add(&out, " with restore_input ");
   add_list(&out, SLUICE_T_DI, sluice_restore_is_kept, add_word, " or ");
-  sluice_text_add(&out, ", or restore_middle ");
+  sluice_text_add(&out, ", or restore_pre_activation ");
   add_list(&out, SLUICE_T_M, sluice_restore_is_computed_again, add_word, " or ");
   return text;
 }
 
-const char* sluice_restore_set_name(int32_t restore_di, int32_t restore_m) {
+const char* sluice_restore_set_name(int32_t restore_input, int32_t restore_pre_activation) {
   for (int32_t i = 0; i < SLUICE_NUM_RESTORE_SETS; ++i) {
     const sluice_restore_set_t* set = &sluice_restore_sets[i];
-    if (set->restore_di == restore_di && set->restore_m == restore_m) return set->name;
+    if (set->restore_input == restore_input && set->restore_pre_activation == restore_pre_activation) return set->name;
   }
   return NULL;
 }

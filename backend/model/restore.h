@@ -7,7 +7,7 @@
  * What a policy costs says what it adds to the passes (backend/schedule), for each chunk that has it:
  *   host_rows    forward: copy_out; backward: copy_in
  *   exchanges    backward: redispatch (with several ranks), then unpack
- *   products     backward: recompute, or the host's expert once more
+ *   GEMMs     backward: recompute, or the host's expert once more
  */
 #ifndef SLUICE_BACKEND_MODEL_RESTORE_H_
 #define SLUICE_BACKEND_MODEL_RESTORE_H_
@@ -28,7 +28,7 @@ typedef struct sluice_restore_s {
   int32_t device_rows; /* that outlive forward in the step's buffers, for each row of the chunk */
   int32_t host_rows;   /* that outlive it in host memory, and cross to it and back */
   int32_t exchanges;   /* of the chunk's rows, once more in backward */
-  int32_t products;    /* first products of the chunk, once more in backward */
+  int32_t gemms;       /* first GEMMs of the chunk, once more in backward */
 } sluice_restore_t;
 
 /* Of a number that is no chunk's policy (ADAPTIVE, BY_CHUNK, others): a row that costs nothing and is for no tensor. */
@@ -46,11 +46,11 @@ static inline int sluice_restore_is_stored(int32_t policy) {
   return sluice_restore_is_kept(policy) || sluice_restore_is_offloaded(policy);
 }
 static inline int sluice_restore_is_sent_again(int32_t policy) { return sluice_restore(policy)->exchanges > 0; }
-static inline int sluice_restore_is_computed_again(int32_t policy) { return sluice_restore(policy)->products > 0; }
+static inline int sluice_restore_is_computed_again(int32_t policy) { return sluice_restore(policy)->gemms > 0; }
 
 /* What policies of a tensor take in the mean of its chunks, by the columns of the table. */
 typedef struct sluice_restore_mean_s {
-  double copies, exchanges, products;
+  double copies, exchanges, gemms;
 } sluice_restore_mean_t;
 sluice_restore_mean_t sluice_restore_mean(const uint8_t* policies, int32_t num_chunks);
 
@@ -65,7 +65,7 @@ int sluice_restore_is_for(int32_t policy, int32_t tensor);
 
 /* Callback experts: the graph of a host's expert holds its input, so both are kept, or the expert runs again; then its
  * input may come back in any way. */
-int sluice_restore_fits_callback(int32_t restore_di, int32_t restore_m);
+int sluice_restore_fits_callback(int32_t restore_input, int32_t restore_pre_activation);
 
 /* The policy of `tensor` that stores nothing: of chunks that no longer fit. */
 int32_t sluice_restore_least(int32_t tensor);
@@ -86,11 +86,11 @@ const char* sluice_restore_callback_choices(char text[SLUICE_RESTORE_TEXT_BYTES]
 #define SLUICE_NUM_RESTORE_SETS 5
 typedef struct sluice_restore_set_s {
   const char* name;
-  int32_t restore_di, restore_m;
+  int32_t restore_input, restore_pre_activation;
 } sluice_restore_set_t;
 
 extern const sluice_restore_set_t sluice_restore_sets[SLUICE_NUM_RESTORE_SETS];
 /* NULL where the pair has none. */
-const char* sluice_restore_set_name(int32_t restore_di, int32_t restore_m);
+const char* sluice_restore_set_name(int32_t restore_input, int32_t restore_pre_activation);
 
 #endif /* SLUICE_BACKEND_MODEL_RESTORE_H_ */

@@ -10,12 +10,12 @@ static void add_policy(sluice_text_t* text, int32_t policy) {
   sluice_text_add(text, "  {\"name\": \"%s\", \"number\": %d, \"input\": %s, \"pre_activation\": %s, ", r->name, policy,
                   truth(sluice_restore_is_for(policy, SLUICE_T_DI)), truth(sluice_restore_is_for(policy, SLUICE_T_M)));
   sluice_text_add(text, "\"device_rows\": %d, \"host_rows\": %d, \"exchanges\": %d, \"gemms\": %d}", r->device_rows,
-                  r->host_rows, r->exchanges, r->products);
+                  r->host_rows, r->exchanges, r->gemms);
 }
 
 static void add_set(sluice_text_t* text, const sluice_restore_set_t* set) {
   sluice_text_add(text, "  {\"name\": \"%s\", \"input\": \"%s\", \"pre_activation\": \"%s\"}", set->name,
-                  sluice_restore_name(set->restore_di), sluice_restore_name(set->restore_m));
+                  sluice_restore_name(set->restore_input), sluice_restore_name(set->restore_pre_activation));
 }
 
 uint64_t sluice_restore_write_json(char* data, uint64_t room) {

@@ -7,8 +7,8 @@ static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * 
 /* ---- a pass, where the host keeps its arrays ---- */
 
 int64_t sluice_binding_room(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_tokens) {
-  int64_t ceiling = sluice_shape_ceiling(shape);
-  return ceiling > 0 ? num_chunks * ceiling * shape->config.num_experts : num_tokens * shape->config.top_k;
+  int64_t capacity = sluice_shape_capacity(shape);
+  return capacity > 0 ? num_chunks * capacity * shape->config.num_experts : num_tokens * shape->config.top_k;
 }
 
 uint64_t sluice_binding_bytes_of(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_sent, int64_t num_routes,
@@ -17,15 +17,15 @@ uint64_t sluice_binding_bytes_of(const sluice_shape_t* shape, int32_t num_chunks
   uint64_t experts = (uint64_t)shape->config.num_experts;
   uint64_t bytes =
       4 * sluice_align_up((n + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) + 3 * sluice_align_up(n * l * 8);
-  if (shape->is_far) {
+  if (shape->on_device_memory) {
     bytes += sluice_align_up((n + 1) * 8); /* first_order */
     num_sent = num_routes = 0;
   }
   bytes += sluice_align_up((uint64_t)num_sent * 4); /* order_token */
   if (with_orders) {
-    uint64_t parcels = sluice_shape_has_far_parcels(shape) ? w : 0; /* numbers of them for a chunk */
-    if (parcels > 0) bytes += 2 * sluice_align_up(n * w * 4) + sluice_align_up(w * n * (l + 1) * 4);
-    bytes += sluice_align_up(n * experts * 4) + sluice_align_up(n * (experts + parcels) * 4) +
+    uint64_t token_copies = sluice_shape_has_device_token_copies(shape) ? w : 0; /* numbers of them for a chunk */
+    if (token_copies > 0) bytes += 2 * sluice_align_up(n * w * 4) + sluice_align_up(w * n * (l + 1) * 4);
+    bytes += sluice_align_up(n * experts * 4) + sluice_align_up(n * (experts + token_copies) * 4) +
              sluice_align_up(w * n * l * 4) + sluice_align_up((uint64_t)num_sent * 4) +
              sluice_align_up((uint64_t)num_routes * 4);
   }
@@ -43,88 +43,91 @@ static uint64_t counts_in_meta(const sluice_shape_t* shape, int32_t num_chunks) 
          ((uint64_t)shape->config.num_experts + (uint64_t)shape->world_size * (uint64_t)shape->num_local);
 }
 
-uint64_t sluice_binding_meta_parcels_bytes(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_rows) {
+uint64_t sluice_binding_meta_token_copies_bytes(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_rows) {
   if (!sluice_shape_is_deduplicated(shape)) return 0;
-  if (!shape->is_far) return (uint64_t)num_rows * sizeof(int32_t);
+  if (!shape->on_device_memory) return (uint64_t)num_rows * sizeof(int32_t);
   return 2 * (uint64_t)num_chunks * (uint64_t)shape->world_size * sizeof(int32_t);
 }
 
 uint64_t sluice_binding_meta_bytes_of(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_tokens,
                                       int64_t num_sent, int64_t num_rows) {
-  uint64_t orders = shape->is_far ? 0 : (uint64_t)num_sent + (uint64_t)(num_tokens * shape->config.top_k);
+  uint64_t orders = shape->on_device_memory ? 0 : (uint64_t)num_sent + (uint64_t)(num_tokens * shape->config.top_k);
   return SLUICE_META_HEADER_BYTES + 4 * (counts_in_meta(shape, num_chunks) + orders + 2 * (uint64_t)num_chunks) +
-         sluice_binding_meta_parcels_bytes(shape, num_chunks, num_rows);
+         sluice_binding_meta_token_copies_bytes(shape, num_chunks, num_rows);
 }
 
-/* ---- a far device ---- */
+/* ---- a device with memory of its own ---- */
 
-int64_t sluice_most_parcels_of_token(const sluice_shape_t* shape) {
+int64_t sluice_most_token_copies_of_token(const sluice_shape_t* shape) {
   return shape->config.top_k < shape->world_size ? shape->config.top_k : shape->world_size;
 }
 
-uint64_t sluice_far_order_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
+uint64_t sluice_device_order_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
   return words(sluice_binding_room(shape, shape->config.num_chunks, num_tokens));
 }
 
-uint64_t sluice_far_parcel_tokens_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
-  if (!sluice_shape_has_far_parcels(shape)) return 0;
-  return words(num_tokens * sluice_most_parcels_of_token(shape));
+uint64_t sluice_device_token_copy_tokens_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
+  if (!sluice_shape_has_device_token_copies(shape)) return 0;
+  return words(num_tokens * sluice_most_token_copies_of_token(shape));
 }
 
-uint64_t sluice_far_parcel_table_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
-  if (!sluice_shape_has_far_parcels(shape)) return 0;
+uint64_t sluice_device_token_copy_table_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
+  if (!sluice_shape_has_device_token_copies(shape)) return 0;
   return words(num_tokens * shape->world_size);
 }
 
 uint64_t sluice_binding_routes_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
-  if (!shape->is_far) return 0;
-  return 2 * sluice_far_order_bytes(shape, num_tokens) + words(num_tokens * shape->config.top_k) +
-         sluice_far_parcel_tokens_bytes(shape, num_tokens) + sluice_far_parcel_table_bytes(shape, num_tokens);
+  if (!shape->on_device_memory) return 0;
+  return 2 * sluice_device_order_bytes(shape, num_tokens) + words(num_tokens * shape->config.top_k) +
+         sluice_device_token_copy_tokens_bytes(shape, num_tokens) +
+         sluice_device_token_copy_table_bytes(shape, num_tokens);
 }
 
-uint64_t sluice_far_counts_bytes(const sluice_shape_t* shape, int32_t num_chunks) {
+uint64_t sluice_device_counts_bytes(const sluice_shape_t* shape, int32_t num_chunks) {
   uint64_t count = (uint64_t)shape->config.num_experts + 1;
-  if (sluice_shape_has_far_parcels(shape)) count += (uint64_t)shape->world_size + 1;
+  if (sluice_shape_has_device_token_copies(shape)) count += (uint64_t)shape->world_size + 1;
   return (uint64_t)num_chunks * count * sizeof(int32_t);
 }
 
-uint64_t sluice_far_slots_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
-  if (!sluice_shape_has_far_parcels(shape)) return 0;
+uint64_t sluice_device_route_index_bytes(const sluice_shape_t* shape, int64_t num_tokens) {
+  if (!sluice_shape_has_device_token_copies(shape)) return 0;
   return words(num_tokens * shape->config.top_k);
 }
 
-uint64_t sluice_far_parcel_scratch_bytes(const sluice_shape_t* shape, const sluice_far_scratch_t* scratch,
-                                         int64_t num_tokens) {
-  if (!sluice_shape_has_far_parcels(shape)) return 0;
-  return scratch->parcel_bytes(num_tokens * shape->config.top_k, shape->config.num_experts, shape->world_size);
+uint64_t sluice_device_token_copy_scratch_bytes(const sluice_shape_t* shape, const sluice_device_scratch_t* scratch,
+                                                int64_t num_tokens) {
+  if (!sluice_shape_has_device_token_copies(shape)) return 0;
+  return scratch->token_copy_bytes(num_tokens * shape->config.top_k, shape->config.num_experts, shape->world_size);
 }
 
-int64_t sluice_far_block_routes(const sluice_shape_t* shape, int32_t num_blocks) {
+int64_t sluice_device_block_routes(const sluice_shape_t* shape, int32_t num_blocks) {
   return (int64_t)num_blocks * (shape->config.num_experts + 1);
 }
 
-uint64_t sluice_far_block_counts_bytes(const sluice_shape_t* shape, int32_t num_blocks) {
-  int64_t parcels = sluice_shape_has_far_parcels(shape) ? (int64_t)num_blocks * (shape->world_size + 1) : 0;
-  return (uint64_t)(sluice_far_block_routes(shape, num_blocks) + parcels) * sizeof(int32_t);
+uint64_t sluice_device_block_counts_bytes(const sluice_shape_t* shape, int32_t num_blocks) {
+  int64_t token_copies =
+      sluice_shape_has_device_token_copies(shape) ? (int64_t)num_blocks * (shape->world_size + 1) : 0;
+  return (uint64_t)(sluice_device_block_routes(shape, num_blocks) + token_copies) * sizeof(int32_t);
 }
 
-uint64_t sluice_binding_far_bytes(const sluice_shape_t* shape, const sluice_far_scratch_t* scratch, int32_t num_chunks,
-                                  int64_t num_tokens) {
+uint64_t sluice_binding_device_bytes(const sluice_shape_t* shape, const sluice_device_scratch_t* scratch,
+                                     int32_t num_chunks, int64_t num_tokens) {
   int32_t num_experts = shape->config.num_experts;
-  uint64_t parcel_scratch = sluice_far_parcel_scratch_bytes(shape, scratch, num_tokens);
-  uint64_t counting = sluice_align_up(sluice_far_block_counts_bytes(shape, SLUICE_PLAN_BLOCKS)) +
-                      sluice_align_up(scratch->route_bytes(0, num_experts)) + parcel_scratch;
+  uint64_t token_copy_scratch = sluice_device_token_copy_scratch_bytes(shape, scratch, num_tokens);
+  uint64_t counting = sluice_align_up(sluice_device_block_counts_bytes(shape, SLUICE_PLAN_BLOCKS)) +
+                      sluice_align_up(scratch->route_bytes(0, num_experts)) + token_copy_scratch;
   uint64_t routing = sluice_binding_routes_bytes(shape, num_tokens) +
-                     sluice_align_up(sluice_far_counts_bytes(shape, num_chunks)) +
+                     sluice_align_up(sluice_device_counts_bytes(shape, num_chunks)) +
                      sluice_align_up(scratch->route_bytes(num_tokens * shape->config.top_k, num_experts)) +
-                     sluice_far_slots_bytes(shape, num_tokens) + parcel_scratch;
-  if (sluice_shape_ceiling(shape) > 0) return sluice_align_up(routing); /* nothing is counted */
+                     sluice_device_route_index_bytes(shape, num_tokens) + token_copy_scratch;
+  if (sluice_shape_capacity(shape) > 0) return sluice_align_up(routing); /* nothing is counted */
   return sluice_align_up(counting > routing ? counting : routing);
 }
 
-/* ---- parcels ---- */
+/* ---- token copies ---- */
 
-uint64_t sluice_parcels_bytes(const sluice_shape_t* shape, const sluice_parcels_size_t* size, int is_restored) {
+uint64_t sluice_token_copies_bytes(const sluice_shape_t* shape, const sluice_token_copies_size_t* size,
+                                   int is_restored) {
   uint64_t n = (uint64_t)size->num_chunks, w = (uint64_t)shape->world_size, k = (uint64_t)shape->config.top_k;
   uint64_t sent = (uint64_t)size->sent, rows = (uint64_t)size->rows;
   uint64_t bytes = 2 * sluice_align_up(n * (w + 1) * 8) + 2 * sluice_align_up((n + 1) * 8) + sluice_align_up(sent * 4) +
@@ -135,14 +138,15 @@ uint64_t sluice_parcels_bytes(const sluice_shape_t* shape, const sluice_parcels_
 }
 
 /* Position and origin, one behind the other. */
-uint64_t sluice_parcels_kept_bytes_of(const sluice_shape_t* shape, int64_t arriving, int64_t rows) {
-  if (!sluice_shape_has_far_parcels(shape)) return 0;
+uint64_t sluice_token_copies_kept_bytes_of(const sluice_shape_t* shape, int64_t arriving, int64_t rows) {
+  if (!sluice_shape_has_device_token_copies(shape)) return 0;
   return words(arriving * shape->config.top_k) + words(rows);
 }
 
 /* Those, the places of weights, and slots in and out. */
-uint64_t sluice_parcels_far_bytes(const sluice_shape_t* shape, int64_t tokens, int64_t arriving, int64_t rows) {
-  if (!sluice_shape_has_far_parcels(shape)) return 0;
-  return sluice_parcels_kept_bytes_of(shape, arriving, rows) + words(arriving * shape->config.top_k) + words(rows) +
-         words(tokens * shape->config.top_k);
+uint64_t sluice_token_copies_on_device_bytes(const sluice_shape_t* shape, int64_t tokens, int64_t arriving,
+                                             int64_t rows) {
+  if (!sluice_shape_has_device_token_copies(shape)) return 0;
+  return sluice_token_copies_kept_bytes_of(shape, arriving, rows) + words(arriving * shape->config.top_k) +
+         words(rows) + words(tokens * shape->config.top_k);
 }

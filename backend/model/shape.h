@@ -12,21 +12,21 @@
 #include "sluice/moe.h"
 
 typedef struct sluice_shape_s {
-  sluice_moe_config_t config; /* expert_rank, restore_input_of, restore_middle_of: NULL, see below */
+  sluice_moe_config_t config; /* expert_rank, restore_input_of, restore_pre_activation_of: NULL, see below */
   sluice_chunk_policies_t policies;
   int32_t rank;
-  int32_t world_size;  /* W */
-  int32_t num_local;   /* E_local of this rank */
-  int32_t most_local;  /* E_local of the rank that has most: ceilings are the same on all ranks */
-  int32_t gate_factor; /* g: 2 for gated experts, else 1 */
-  int32_t is_far;      /* rows lie in a device's own memory, which the host cannot touch */
+  int32_t world_size;       /* W */
+  int32_t num_local;        /* E_local of this rank */
+  int32_t most_local;       /* E_local of the rank that has most: capacities are the same on all ranks */
+  int32_t gate_factor;      /* g: 2 for gated experts, else 1 */
+  int32_t on_device_memory; /* rows lie in a device's own memory, which the host cannot touch */
 } sluice_shape_t;
 
-/* config: checked; its lists are not kept. policies: of its lists, NULL: it has none. first_place: [W + 1], experts of
- * rank r are first_place[r + 1] - first_place[r]; NULL: equally many on each. */
+/* config: checked; its lists are not kept. policies: of its lists, NULL: it has none. first_position: [W + 1], experts
+ * of rank r are first_position[r + 1] - first_position[r]; NULL: equally many on each. */
 void sluice_shape_init(sluice_shape_t* out_shape, const sluice_moe_config_t* config,
                        const sluice_chunk_policies_t* policies, int32_t rank, int32_t world_size,
-                       const int32_t* first_place, int32_t is_far);
+                       const int32_t* first_position, int32_t on_device_memory);
 
 /* The same as the rank with most experts sees it. */
 sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape);
@@ -37,18 +37,18 @@ static inline int sluice_shape_is_deduplicated(const sluice_shape_t* shape) {
 }
 
 /* Deduplicated, with tables that lie on the device. */
-static inline int sluice_shape_has_far_parcels(const sluice_shape_t* shape) {
-  return shape->is_far && sluice_shape_is_deduplicated(shape);
+static inline int sluice_shape_has_device_token_copies(const sluice_shape_t* shape) {
+  return shape->on_device_memory && sluice_shape_is_deduplicated(shape);
 }
 
 /* Rows that one rank sends to one expert in one chunk, always; 0 where as many travel as there are. */
-static inline int64_t sluice_shape_ceiling(const sluice_shape_t* shape) {
-  return shape->config.exchange_mode == SLUICE_EXCHANGE_CEILING ? shape->config.ceiling_rows : 0;
+static inline int64_t sluice_shape_capacity(const sluice_shape_t* shape) {
+  return shape->config.exchange_mode == SLUICE_EXCHANGE_CAPACITY ? shape->config.capacity_rows : 0;
 }
 
 /* Whether the host of callback experts knows that their forward runs again in backward. */
 static inline int sluice_shape_runs_again(const sluice_shape_t* shape) {
-  int again = sluice_restore_is_computed_again(shape->config.restore_middle);
+  int again = sluice_restore_is_computed_again(shape->config.restore_pre_activation);
   for (int32_t i = 0; i < shape->policies.count; ++i) again |= sluice_restore_is_computed_again(shape->policies.m[i]);
   return again;
 }
@@ -56,26 +56,26 @@ static inline int sluice_shape_runs_again(const sluice_shape_t* shape) {
 /* What decides how chunks are cut, of a layer that runs or of one that is priced. */
 typedef struct sluice_chunking_s {
   int32_t num_chunks;
-  int32_t chunk_cut; /* SLUICE_CHUNK_CUT_* */
+  int32_t chunking; /* SLUICE_CHUNKING_* */
   int32_t num_experts, world_size;
   int32_t deduplicate;
-  int32_t restore_di, restore_m; /* of all chunks */
+  int32_t restore_input, restore_pre_activation; /* of all chunks */
 } sluice_chunking_t;
 
-/* Whether chunks are cut out of rows by expert, not out of tokens, where neither a plan nor a ceiling bounds them and
+/* Whether chunks are cut out of rows by expert, not out of tokens, where neither a plan nor a capacity bounds them and
  * rows lie in host memory: with experts enough to make a difference, and where everything is kept, since who restores
  * something wants the memory that waiting rows would take. */
 static inline int sluice_chunking_is_by_rows(const sluice_chunking_t* c) {
-  return c->num_chunks > 1 && c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE && c->world_size > 1 &&
-         c->num_experts > c->world_size && !c->deduplicate && sluice_restore_is_kept(c->restore_di) &&
-         sluice_restore_is_kept(c->restore_m);
+  return c->num_chunks > 1 && c->chunking == SLUICE_CHUNKING_ADAPTIVE && c->world_size > 1 &&
+         c->num_experts > c->world_size && !c->deduplicate && sluice_restore_is_kept(c->restore_input) &&
+         sluice_restore_is_kept(c->restore_pre_activation);
 }
 
 /* The same of a forward of n chunks without a plan: alike on all ranks, and with or without a backward, so that both
  * have the same bits. */
-int sluice_shape_cuts_rows(const sluice_shape_t* shape, int32_t num_chunks);
+int sluice_shape_chunks_by_experts(const sluice_shape_t* shape, int32_t num_chunks);
 
-/* Parcels over routes when routing is uniform: W (1 - (E - E/W choose K) / (E choose K)) / K. */
-double sluice_parcels_share(int32_t num_experts, int32_t world_size, int32_t top_k);
+/* Token copies over routes when routing is uniform: W (1 - (E - E/W choose K) / (E choose K)) / K. */
+double sluice_token_copies_share(int32_t num_experts, int32_t world_size, int32_t top_k);
 
 #endif /* SLUICE_BACKEND_MODEL_SHAPE_H_ */

@@ -29,7 +29,8 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_KEPT_M,   /* ... and T_M; with callback experts T_DO */
   SLUICE_T_HOST_DI,  /* buffers of the host pool, one per chunk: offloaded T_DI ... */
   SLUICE_T_HOST_M,   /* ... and T_M */
-  SLUICE_T_PARCELS,  /* deduplicated forward: route weights of received rows by (row, k), f32, for the sums sent back */
+  SLUICE_T_COPY_WEIGHTS, /* deduplicated forward: route weights of received rows by (row, k), f32, for the sums sent
+                            back */
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 

@@ -17,7 +17,7 @@ sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule) {
 }
 
 sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int64_t t, double grad_scale) {
-  /* By pow from the number of the step, not as a running product: a step that is resumed has the same bits. */
+  /* By pow from the number of the step, not as a running GEMM: a step that is resumed has the same bits. */
   const double correction1 = rule->corrects_the_bias ? 1.0 - pow(rule->beta1, (double)t) : 1.0;
   const double correction2 = rule->corrects_the_bias ? 1.0 - pow(rule->beta2, (double)t) : 1.0;
   return (sluice_adam_numbers_t){

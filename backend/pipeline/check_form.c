@@ -98,7 +98,7 @@ static void check_match(const sluice_pipeline_program_t* program, int32_t index,
 /* Places and the list of the order say the same, and every op that an order has to hold is there. */
 static void check_order(const sluice_pipeline_program_t* program, int32_t stage, sluice_pipeline_finding_t* finding) {
   if (program->policy->order == NULL) return;
-  int32_t first = program->first_place[stage], count = program->first_place[stage + 1] - first, placed = 0;
+  int32_t first = program->first_position[stage], count = program->first_position[stage + 1] - first, placed = 0;
   for (int32_t i = program->first_op[stage]; i < program->first_op[stage + 1]; ++i) {
     const sluice_stage_op_t* op = &program->ops[i];
     int is_ordered = !sluice_stage_op_is_message(op->kind) || program->policy->is_blocking;

@@ -69,7 +69,7 @@ void sluice_pipeline_orders_limit(const sluice_pipeline_orders_t* orders, sluice
 
 static sluice_status_t place_stage(const sluice_pipeline_orders_t* orders, sluice_pipeline_program_t* program,
                                    int32_t stage) {
-  int32_t at = program->first_place[stage];
+  int32_t at = program->first_position[stage];
   for (int32_t i = orders->first[stage]; i < orders->first[stage + 1]; ++i) {
     sluice_stage_turn_t turn = orders->turns[i];
     int32_t op = sluice_pipeline_find(program, turn.kind, turn.virtual_stage, turn.micro_batch);
@@ -80,7 +80,7 @@ static sluice_status_t place_stage(const sluice_pipeline_orders_t* orders, sluic
                          program->policy->name, sluice_stage_op_name(turn.kind), turn.micro_batch, turn.virtual_stage,
                          stage, op < 0 ? "no op of it" : "there already");
     }
-    program->ops[op].place = at - program->first_place[stage];
+    program->ops[op].place = at - program->first_position[stage];
     program->order[at++] = op;
   }
   for (int32_t i = program->first_op[stage]; i < program->first_op[stage + 1]; ++i) {
@@ -91,10 +91,10 @@ static sluice_status_t place_stage(const sluice_pipeline_orders_t* orders, sluic
       return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: policy %s leaves %s of micro-batch %d on stage %d out",
                          program->policy->name, sluice_stage_op_name(op->kind), op->micro_batch, stage);
     }
-    op->place = at - program->first_place[stage];
+    op->place = at - program->first_position[stage];
     program->order[at++] = i;
   }
-  program->first_place[stage + 1] = at;
+  program->first_position[stage + 1] = at;
   return SLUICE_OK;
 }
 
@@ -164,8 +164,8 @@ static sluice_status_t run_once(const sluice_pipeline_program_t* program, uint8_
     for (int32_t s = 0; s < program->spec.num_stages; ++s) moved |= end_what_can(&run, s);
   }
   for (int32_t s = 0; s < program->spec.num_stages; ++s) {
-    int32_t place = program->first_place[s] + run.next[s];
-    if (place == program->first_place[s + 1]) continue;
+    int32_t place = program->first_position[s] + run.next[s];
+    if (place == program->first_position[s + 1]) continue;
     char text[128];
     sluice_stage_op_describe(&program->ops[program->order[place]], text, sizeof text);
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,

@@ -44,8 +44,8 @@ typedef struct sluice_pipeline_program_s {
   const sluice_policy_t* policy;
   int32_t num_ops;
   int32_t num_needs;
-  int32_t first_op[SLUICE_PIPELINE_MAX_STAGES + 1];    /* the ops of stage s are first_op[s] to first_op[s + 1] */
-  int32_t first_place[SLUICE_PIPELINE_MAX_STAGES + 1]; /* its order, into `order`; empty without one */
+  int32_t first_op[SLUICE_PIPELINE_MAX_STAGES + 1];       /* the ops of stage s are first_op[s] to first_op[s + 1] */
+  int32_t first_position[SLUICE_PIPELINE_MAX_STAGES + 1]; /* its order, into `order`; empty without one */
   sluice_stage_op_t* ops; /* of a stage in an order in which they could run one behind the other, micro-batch by
                              micro-batch; the flush last */
   int32_t* needs;

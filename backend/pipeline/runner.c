@@ -77,8 +77,8 @@ void sluice_runner_deinit(sluice_runner_t* runner, sluice_allocator_t* allocator
 
 static int32_t next_of_plan(sluice_runner_t* runner) {
   const sluice_pipeline_program_t* program = runner->program;
-  int32_t at = program->first_place[runner->stage] + runner->next_place;
-  if (at == program->first_place[runner->stage + 1]) return -1;
+  int32_t at = program->first_position[runner->stage] + runner->next_place;
+  if (at == program->first_position[runner->stage + 1]) return -1;
   int32_t op = program->order[at];
   if (runner->missing[op - runner->first_op] > 0) return -1;
   ++runner->next_place;

@@ -39,7 +39,7 @@ static sluice_plan_bytes_t shared_by(const sluice_plan_bytes_t* a, const sluice_
   return (sluice_plan_bytes_t){.slots = sluice_max_u64(a->slots, b->slots),
                                .routing = sluice_max_u64(a->routing, b->routing),
                                .schedules = sluice_max_u64(a->schedules, b->schedules),
-                               .products = sluice_max_u64(a->products, b->products)};
+                               .gemms = sluice_max_u64(a->gemms, b->gemms)};
 }
 
 /* Sizes every plan of the set anew, with room for what the largest shares; *out_fits says whether all still fit. */
@@ -67,8 +67,8 @@ static sluice_status_t choose(list_t* list, const sluice_plan_data_t* best, int3
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_rivals_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
-                                   const sluice_plan_rates_t* rates, int32_t most, sluice_plan_set_t* out) {
+sluice_status_t sluice_candidates_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                                       const sluice_plan_rates_t* rates, int32_t most, sluice_plan_set_t* out) {
   list_t* list = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *list, "candidates for plans");
   if (list == NULL) return sluice_alloc_status();
   memset(out, 0, sizeof *out);
@@ -78,7 +78,7 @@ sluice_status_t sluice_rivals_make(const sluice_plan_problem_t* problem, const s
   if (status == SLUICE_OK && list->is_pinned) {
     out->plans[0] = list->pinned, out->count = 1;
   } else if (status == SLUICE_OK) {
-    status = choose(list, &best, most < SLUICE_PLAN_RIVALS ? most : SLUICE_PLAN_RIVALS, out);
+    status = choose(list, &best, most < SLUICE_PLAN_CANDIDATES ? most : SLUICE_PLAN_CANDIDATES, out);
   }
   sluice_free(sluice_process_allocator(), list, sizeof *list);
   return status;

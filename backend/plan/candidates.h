@@ -1,6 +1,6 @@
 /* Plans that race under one budget: each fits it beside the others, so that ordinary steps can run under any of them.
  *
- * What a pass needs for its time (slots, routing, schedules, products) is allocated for the largest of them, and
+ * What a pass needs for its time (slots, routing, schedules, GEMMs) is allocated for the largest of them, and
  * counted in each; what outstanding steps hold is then bounded by the one whose steps are largest. So any mixture of
  * steps made under different plans of a set stays under the budget.
  */
@@ -10,10 +10,10 @@
 #include "backend/plan/plan.h"
 
 /* plans[0] is the cheapest by cost that fits; the others follow in order of cost. Fills 1 to `most` (at most
- * SLUICE_PLAN_RIVALS) plans. rates: as sluice_plan_make. One that the problem says is pinned, and that fits, stands
+ * SLUICE_PLAN_CANDIDATES) plans. rates: as sluice_plan_make. One that the problem says is pinned, and that fits, stands
  * alone. Errors: as sluice_plan_make.
  */
-sluice_status_t sluice_rivals_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
-                                   const sluice_plan_rates_t* rates, int32_t most, sluice_plan_set_t* out_set);
+sluice_status_t sluice_candidates_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                                       const sluice_plan_rates_t* rates, int32_t most, sluice_plan_set_t* out_set);
 
 #endif /* SLUICE_BACKEND_PLAN_CANDIDATES_H_ */

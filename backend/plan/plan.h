@@ -1,12 +1,12 @@
-/* A plan: ceilings for every buffer of a layer's passes, and the rule by which chunks stay under them.
+/* A plan: capacities for every buffer of a layer's passes, and the rule by which chunks stay under them.
  * Made from sizes alone, the same on all ranks that put in the same numbers; nothing is allocated
  * before it stands.
  *
  * Rule: tokens are cut into G blocks; consecutive blocks form a chunk while no rank receives more than chunk_rows and
- * the chunk has at most blocks_per_chunk blocks. Chunks are kept as restore_di and restore_m say while the rows so far
- * fit kept_rows on every rank; the rest are sent and computed again, which keeps nothing.
+ * the chunk has at most blocks_per_chunk blocks. Chunks are kept as restore_input and restore_pre_activation say while
+ * the rows so far fit kept_rows on every rank; the rest are sent and computed again, which keeps nothing.
  *
- * On a far device a budget is of its memory: rows, routes and what the products hold. What the host keeps for itself is
+ * With device memory a budget is of its memory: rows, routes and what the GEMMs hold. What the host keeps for itself is
  * not counted, and offloaded rows, which are its pinned memory, are bounded by the host budget alone.
  */
 #ifndef SLUICE_BACKEND_PLAN_PLAN_H_
@@ -20,12 +20,12 @@
 
 /* Bytes by category; see sluice_plan_info_t. */
 typedef struct sluice_plan_bytes_s {
-  uint64_t base;      /* allocated already: handles, tables, products */
+  uint64_t base;      /* allocated already: handles, tables, GEMMs */
   uint64_t slots;     /* temporaries of a pass */
   uint64_t routing;   /* boundaries, orders and counts of a pass */
   uint64_t schedules; /* templates, and what the device needs to run them */
   uint64_t headers;
-  uint64_t products;  /* what the matrix products may borrow */
+  uint64_t gemms;     /* what the GEMMs may borrow */
   uint64_t step;      /* of one outstanding forward: kept rows, offloaded rows, counts */
   uint64_t total;     /* all of it, with max_outstanding steps */
   uint64_t host_pool; /* of the total, what offloaded rows of max_outstanding steps take */
@@ -38,8 +38,8 @@ typedef struct sluice_plan_query_data_s {
   uint64_t base;           /* bytes that are allocated whatever the plan, the most of all ranks */
   int32_t max_outstanding; /* forwards without their backward, over all layers of the context */
   int32_t num_chunks;      /* 0: any */
-  int32_t restore_di;      /* -1: any */
-  int32_t restore_m;
+  int32_t restore_input;   /* -1: any */
+  int32_t restore_pre_activation;
   int32_t wgrad_mode;
   int32_t halves_apart; /* steps count the gradient rows between the halves of a backward */
   int32_t
@@ -58,26 +58,27 @@ typedef struct sluice_plan_data_s {
   int64_t worst_rows;  /* that a rank can receive at all: every route of every token, whatever the ids */
   int32_t kept_chunks; /* of balanced routing's, the first ones, that fit kept_rows: all, or as many as the budget has
                           room for; the rest are sent and computed again */
-  int32_t restore_di, restore_m;
+  int32_t restore_input, restore_pre_activation;
   int32_t wgrad_mode;
   sluice_plan_bytes_t bytes;
-  double cost; /* seconds of forward and backward where the chooser has a machine, else a relative time; to compare */
+  double
+      cost; /* seconds of forward and backward where the policy hook has a machine, else a relative time; to compare */
 } sluice_plan_data_t;
 
-/* Plans of one layer that fit a budget beside each other (rivals.h); one of them is in force. */
-#define SLUICE_PLAN_RIVALS 4
+/* Plans of one layer that fit a budget beside each other (candidates.h); one of them is in force. */
+#define SLUICE_PLAN_CANDIDATES 4
 typedef struct sluice_plan_set_s {
   int32_t count;
-  sluice_plan_data_t plans[SLUICE_PLAN_RIVALS];
+  sluice_plan_data_t plans[SLUICE_PLAN_CANDIDATES];
 } sluice_plan_set_t;
 
 /* How chunk `chunk` restores while its rows fit. */
 static inline int32_t sluice_plan_di(const sluice_plan_data_t* plan, int32_t chunk) {
-  return sluice_policy_of_di(plan->restore_di, &plan->inputs.policies, chunk);
+  return sluice_policy_of_di(plan->restore_input, &plan->inputs.policies, chunk);
 }
 
 static inline int32_t sluice_plan_m(const sluice_plan_data_t* plan, int32_t chunk) {
-  return sluice_policy_of_m(plan->restore_m, &plan->inputs.policies, chunk);
+  return sluice_policy_of_m(plan->restore_pre_activation, &plan->inputs.policies, chunk);
 }
 
 /* Of the host pool, what one outstanding forward may take. */
@@ -100,7 +101,7 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
                                  const sluice_plan_rates_t* rates);
 
 /* The cheapest candidate that fits. visit (may be NULL) sees every candidate. rates: of
- * candidates that the chooser does not price, alike on all ranks; may be NULL.
+ * candidates that the policy hook does not price, alike on all ranks; may be NULL.
  * Errors: OVER_BUDGET naming the shortfall, the smallest budget that would do, and the cheapest change; NO_MEMORY. */
 sluice_status_t sluice_plan_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                  const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
@@ -113,7 +114,7 @@ sluice_status_t sluice_plan_least_bytes(const sluice_plan_problem_t* problem, co
 
 /* What a plan's categories hold, and where its slots are fullest. */
 typedef struct sluice_plan_breakdown_s {
-  uint64_t communication; /* of slots: rows on their way out or just in, parcels */
+  uint64_t communication; /* of slots: rows on their way out or just in, token copies */
   uint64_t saved;         /* of step: kept and offloaded rows */
   uint64_t deferred;      /* of step: gradient rows between the halves of a backward */
   uint64_t peak_slots;    /* of slots, what holds rows at once at the op below */
@@ -124,14 +125,14 @@ typedef struct sluice_plan_breakdown_s {
 sluice_status_t sluice_plan_break_down(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                        sluice_plan_breakdown_t* out);
 
-/* Bytes at the plan's ceilings. */
+/* Bytes at the plan's capacities. */
 sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* problem, sluice_plan_data_t* plan);
 /* The same where the policies speak of the first kept_chunks of balanced routing's chunks alone, in [1, num_chunks],
  * and the rest are sent and computed again. Errors: UNSUPPORTED (callback experts that cannot). */
 sluice_status_t sluice_plan_keep_chunks(const sluice_plan_problem_t* problem, int32_t kept_chunks,
                                         sluice_plan_data_t* plan);
 /* Sizes the candidate of `plan` (its inputs, n, policies and mode) anew where it shares `least` bytes of slots,
- * routing, schedules and products with others; *out_fits says whether it is in its budgets then. */
+ * routing, schedules and GEMMs with others; *out_fits says whether it is in its budgets then. */
 sluice_status_t sluice_plan_size_beside(const sluice_plan_problem_t* problem, const sluice_plan_bytes_t* least,
                                         sluice_plan_data_t* plan, int32_t* out_fits);
 /* Bytes that one step takes whose kept chunks have kept_chunk_rows [n] rows (-1: not kept) of num_rows received. */
@@ -139,35 +140,34 @@ uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const slui
                                 int32_t num_chunks, const int64_t* kept_chunk_rows, int64_t num_tokens,
                                 int64_t num_sent, int64_t num_rows);
 
-/* On a far device: the block of a saved buffer (SLUICE_SAVED_*) that steps of this plan take, the same for each; 0
+/* With device memory: the block of a saved buffer (SLUICE_SAVED_*) that steps of this plan take, the same for each; 0
  * where the policies store nothing there. */
 uint64_t sluice_plan_block_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t which);
 
 /* What a context allocates ahead for a plan, by arena, on the rank with most experts; 0: the arena is not used. */
 typedef struct sluice_plan_arenas_s {
   uint64_t slots;
-  uint64_t binding; /* routes and offsets */
-  uint64_t layout;  /* places of slots */
-  uint64_t cut;     /* rows by block */
-  uint64_t parcels; /* of a CPU */
-  uint64_t routes;  /* in a far device's memory, and the next */
-  uint64_t far_parcels;
+  uint64_t binding;      /* routes and offsets */
+  uint64_t layout;       /* places of slots */
+  uint64_t cut;          /* rows by block */
+  uint64_t token_copies; /* of a CPU */
+  uint64_t routes;       /* in the device's memory, and the next */
+  uint64_t device_token_copies;
 } sluice_plan_arenas_t;
 sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 
-/* What the input half of a backward leaves for the weight half at the plan's ceilings, by sluice_deferred_tensors:
+/* What the input half of a backward leaves for the weight half at the plan's capacities, by sluice_deferred_tensors:
  * out_bytes [SLUICE_NUM_DEFERRED]. */
 sluice_status_t sluice_plan_deferred_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                            uint64_t* out_bytes);
 
-/* Of a plan from a file: its choices (inputs, n, policies, mode, rows that are kept) are checked, its ceilings too, and
- * its bytes found anew. Errors: INVALID_ARGUMENT naming the field; OVER_BUDGET,
- * UNSUPPORTED, NO_MEMORY. */
+/* Of a plan from a file: its choices (inputs, n, policies, mode, rows that are kept) are checked, its capacities too,
+ * and its bytes found anew. Errors: INVALID_ARGUMENT naming the field; OVER_BUDGET, UNSUPPORTED, NO_MEMORY. */
 sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_plan_data_t* plan);
 
 /* Of the sizes above, those that all ranks must have in common. */
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
 /* The same for a person, whole in 104 bytes. */
-void sluice_plan_words(const sluice_plan_data_t* plan, char* text, size_t room);
+void sluice_plan_message(const sluice_plan_data_t* plan, char* text, size_t room);
 
 #endif /* SLUICE_BACKEND_PLAN_PLAN_H_ */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "backend/model/restore.h"
-#include "backend/plan/budget_words.h"
+#include "backend/plan/budget_messages.h"
 #include "backend/plan/plan_search.h"
 
 enum { LIFT_CHUNKS = 1, LIFT_POLICY = 2, LIFT_OUTSTANDING = 4 };
@@ -24,18 +24,19 @@ typedef struct advice_s {
   const sluice_plan_rates_t* rates;
 } advice_t;
 
-/* What the inputs hold fast. Where a ceiling of rows is given it is of one of so many chunks: n stands. */
+/* What the inputs hold fast. Where a capacity of rows is given it is of one of so many chunks: n stands. */
 static int restrictions(const advice_t* a) {
   const sluice_plan_inputs_t* q = a->inputs;
-  return (q->num_chunks > 0 && sluice_shape_ceiling(&a->problem->shape) == 0 ? LIFT_CHUNKS : 0) |
-         (q->restore_di >= 0 || q->restore_m >= 0 ? LIFT_POLICY : 0) | (q->max_outstanding > 1 ? LIFT_OUTSTANDING : 0);
+  return (q->num_chunks > 0 && sluice_shape_capacity(&a->problem->shape) == 0 ? LIFT_CHUNKS : 0) |
+         (q->restore_input >= 0 || q->restore_pre_activation >= 0 ? LIFT_POLICY : 0) |
+         (q->max_outstanding > 1 ? LIFT_OUTSTANDING : 0);
 }
 
 static sluice_status_t try_change(const advice_t* a, int lifted, change_t* best) {
   sluice_plan_inputs_t inputs = *a->inputs;
   sluice_plan_search_t found;
   if (lifted & LIFT_POLICY) {
-    inputs.restore_di = inputs.restore_m = SLUICE_RESTORE_ADAPTIVE;
+    inputs.restore_input = inputs.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
     inputs.policies.count = 0;
   }
   if (lifted & LIFT_CHUNKS) {
@@ -72,11 +73,11 @@ static void describe(const advice_t* a, const change_t* change, char* text, size
     used += (size_t)snprintf(text + used, size - used, "take %d chunks (not %d)", p->num_chunks, a->inputs->num_chunks);
   }
   if (change->lifted & LIFT_POLICY) {
-    const char* paper = sluice_restore_set_name(p->restore_di, p->restore_m);
+    const char* paper = sluice_restore_set_name(p->restore_input, p->restore_pre_activation);
     used += (size_t)snprintf(text + used, size - used, "%sthe policy %s%sT_DI %s, T_M %s",
                              change->lifted & LIFT_CHUNKS ? " with " : "take ", paper != NULL ? paper : "",
-                             paper != NULL ? ": " : "", sluice_restore_name(p->restore_di),
-                             sluice_restore_name(p->restore_m));
+                             paper != NULL ? ": " : "", sluice_restore_name(p->restore_input),
+                             sluice_restore_name(p->restore_pre_activation));
   }
   if (change->lifted & LIFT_OUTSTANDING) {
     snprintf(text + used, size - used, "%sallow at most %d outstanding forwards (max_outstanding is %d)",
@@ -115,9 +116,9 @@ static sluice_status_t most_tokens(const advice_t* a, int64_t* out_tokens) {
 
 static sluice_status_t describe_smaller_input(const advice_t* a, const sluice_plan_data_t* lean, char* text,
                                               size_t size) {
-  if (sluice_shape_ceiling(&a->problem->shape) > 0) {
-    snprintf(text, size, ", or give a smaller ceiling_rows (%lld now), or more chunks of fewer rows (%d now)",
-             (long long)sluice_shape_ceiling(&a->problem->shape), lean->num_chunks);
+  if (sluice_shape_capacity(&a->problem->shape) > 0) {
+    snprintf(text, size, ", or give a smaller capacity_rows (%lld now), or more chunks of fewer rows (%d now)",
+             (long long)sluice_shape_capacity(&a->problem->shape), lean->num_chunks);
     return SLUICE_OK;
   }
   int64_t tokens = 0;
@@ -146,20 +147,20 @@ sluice_status_t sluice_plan_fail_over_budget(const sluice_plan_problem_t* proble
     SLUICE_TRY(describe_smaller_input(&a, lean, advice, sizeof advice));
   }
   if (is_of_host) {
-    const sluice_budget_words_t words =
-        sluice_budget_words(&problem->shares, 1, inputs->host_budget, lean->bytes.host_pool);
+    const sluice_budget_messages_t words =
+        sluice_budget_messages(&problem->shares, 1, inputs->host_budget, lean->bytes.host_pool);
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "layer %d: no plan fits %s: offloading (T_DI %s, T_M %s) takes %llu with %d outstanding "
                        "forwards; raise %s%s",
-                       problem->shape.config.layer_id, words.what, sluice_restore_name(lean->restore_di),
-                       sluice_restore_name(lean->restore_m), (unsigned long long)lean->bytes.host_pool,
+                       problem->shape.config.layer_id, words.what, sluice_restore_name(lean->restore_input),
+                       sluice_restore_name(lean->restore_pre_activation), (unsigned long long)lean->bytes.host_pool,
                        inputs->max_outstanding, words.raise, advice);
   }
-  const sluice_budget_words_t words = sluice_budget_words(&problem->shares, 0, budget, least);
+  const sluice_budget_messages_t words = sluice_budget_messages(&problem->shares, 0, budget, least);
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                      "layer %d: no plan fits %s: the leanest (n = %d, T_DI %s, T_M %s) needs %llu, %llu more; raise "
                      "%s%s",
                      problem->shape.config.layer_id, words.what, lean->num_chunks,
-                     sluice_restore_name(lean->restore_di), sluice_restore_name(lean->restore_m),
+                     sluice_restore_name(lean->restore_input), sluice_restore_name(lean->restore_pre_activation),
                      (unsigned long long)least, (unsigned long long)(least - budget), words.raise, advice);
 }

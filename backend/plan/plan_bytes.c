@@ -1,4 +1,4 @@
-/* Bytes of a plan at its ceilings, by category. */
+/* Bytes of a plan at its capacities, by category. */
 #include "backend/plan/plan_sizes.h"
 
 #include <string.h>
@@ -63,35 +63,36 @@ static uint64_t stored_bytes(const sluice_plan_problem_t* problem, const sluice_
   return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
 }
 
-/* Parcels of a pass whatever the ids: at most one of each token for each rank. */
-static int64_t any_parcels(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+/* Token copies of a pass whatever the ids: at most one of each token for each rank. */
+static int64_t any_token_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_min(sluice_plan_any_rows(problem, plan), problem->shape.world_size * plan->inputs.max_tokens);
 }
 
 /* Of the block in front of a step's rows. */
 static uint64_t kept_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_binding_routes_bytes(&problem->shape, plan->inputs.max_tokens) +
-         sluice_parcels_kept_bytes_of(&problem->shape, any_parcels(problem, plan), sluice_plan_any_rows(problem, plan));
+         sluice_token_copies_kept_bytes_of(&problem->shape, any_token_copies(problem, plan),
+                                           sluice_plan_any_rows(problem, plan));
 }
 
-uint64_t sluice_plan_far_parcels_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  return sluice_align_up(sluice_parcels_far_bytes(&problem->shape, plan->inputs.max_tokens, any_parcels(problem, plan),
-                                                  sluice_plan_any_rows(problem, plan)));
+uint64_t sluice_plan_device_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return sluice_align_up(sluice_token_copies_on_device_bytes(
+      &problem->shape, plan->inputs.max_tokens, any_token_copies(problem, plan), sluice_plan_any_rows(problem, plan)));
 }
 
 uint64_t sluice_plan_block_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t which) {
   switch (which) {
     case SLUICE_SAVED_INPUT: return kept_bytes(problem, plan) + stored_bytes(problem, plan, DI, sluice_restore_is_kept);
-    case SLUICE_SAVED_MIDDLE: return stored_bytes(problem, plan, M, sluice_restore_is_kept);
+    case SLUICE_SAVED_PRE_ACTIVATION: return stored_bytes(problem, plan, M, sluice_restore_is_kept);
     case SLUICE_SAVED_HOST_INPUT: return stored_bytes(problem, plan, DI, sluice_restore_is_offloaded);
-    case SLUICE_SAVED_HOST_MIDDLE: return stored_bytes(problem, plan, M, sluice_restore_is_offloaded);
+    case SLUICE_SAVED_HOST_PRE_ACTIVATION: return stored_bytes(problem, plan, M, sluice_restore_is_offloaded);
     default: return 0;
   }
 }
 
-static uint64_t far_step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+static uint64_t device_step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_INPUT) +
-         sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_MIDDLE);
+         sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_PRE_ACTIVATION);
 }
 
 /* The step's buffer of a tensor's chunks whose policy is so; an empty block still takes one line. */
@@ -135,7 +136,7 @@ static uint64_t most_stored(const sluice_plan_problem_t* problem, const sluice_p
 uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                 int32_t num_chunks, const int64_t* kept_chunk_rows, int64_t num_tokens,
                                 int64_t num_sent, int64_t num_rows) {
-  if (problem->shape.is_far) return far_step_bytes(problem, plan); /* whatever the routing */
+  if (problem->shape.on_device_memory) return device_step_bytes(problem, plan); /* whatever the routing */
   uint64_t bytes =
       sluice_align_up(SLUICE_STEP_BYTES) +
       sluice_align_up(sluice_binding_meta_bytes_of(&problem->shape, num_chunks, num_tokens, num_sent, num_rows));
@@ -146,7 +147,7 @@ uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const slui
 static int is_uniform(const sluice_plan_data_t* plan) {
   if (plan->inputs.policies.count > 0) return 0;
   return plan->kept_rows >= plan->worst_rows ||
-         !(sluice_restore_is_stored(plan->restore_di) || sluice_restore_is_stored(plan->restore_m));
+         !(sluice_restore_is_stored(plan->restore_input) || sluice_restore_is_stored(plan->restore_pre_activation));
 }
 
 /* behind_list: chunks of the template that a list says nothing of. */
@@ -155,8 +156,8 @@ static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, s
   if (plan->inputs.policies.count > 0) most = spec->num_chunks - behind_list;
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     int stored = i < most;
-    spec->restore_di[i] = (uint8_t)(stored ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));
-    spec->restore_m[i] = (uint8_t)(stored ? sluice_plan_m(plan, i) : sluice_restore_least(SLUICE_T_M));
+    spec->restore_input[i] = (uint8_t)(stored ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));
+    spec->restore_pre_activation[i] = (uint8_t)(stored ? sluice_plan_m(plan, i) : sluice_restore_least(SLUICE_T_M));
   }
 }
 
@@ -165,7 +166,7 @@ static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, s
 /* Enough for every ring. */
 static int32_t small_chunks(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int32_t listed = plan->inputs.policies.count;
-  if (sluice_shape_ceiling(&problem->shape) > 0) return plan->num_chunks;
+  if (sluice_shape_capacity(&problem->shape) > 0) return plan->num_chunks;
   if (listed > 0) return (int32_t)sluice_min(listed, SLUICE_PLAN_BLOCKS) + BEHIND_LIST;
   return (int32_t)sluice_min(plan->max_chunks, 4);
 }
@@ -185,7 +186,7 @@ static sluice_template_spec_t small_spec(const sluice_plan_problem_t* problem, c
       .weight_half = direction == SLUICE_BACKWARD ? weights : SLUICE_WEIGHTS_NONE,
       .wgrad_mode = plan->wgrad_mode,
   };
-  fill_policies(plan, sluice_shape_ceiling(&problem->shape) > 0 ? 0 : BEHIND_LIST, &spec);
+  fill_policies(plan, sluice_shape_capacity(&problem->shape) > 0 ? 0 : BEHIND_LIST, &spec);
   return spec;
 }
 
@@ -209,13 +210,13 @@ uint64_t sluice_plan_tensor_bytes(const sluice_plan_problem_t* problem, const sl
   if (given || row == 0 || ring == 0) return 0;
   uint64_t rows = (uint64_t)plan->chunk_rows;
   if (t == SLUICE_T_SEND || t == SLUICE_T_RECV) rows = (uint64_t)sluice_plan_travelling_rows(problem, plan);
-  if (t == SLUICE_T_PARCELS) rows = (uint64_t)sluice_plan_arriving_parcels(problem, plan);
+  if (t == SLUICE_T_COPY_WEIGHTS) rows = (uint64_t)sluice_plan_arriving_token_copies(problem, plan);
   int one_per_chunk = ring == (uint64_t)spec->num_chunks && spec->num_chunks > 2;
   if (spec->direction == SLUICE_BACKWARD &&
       (plan->wgrad_mode == SLUICE_WGRAD_DEFERRED || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
-    one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last product */
+    one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last GEMM */
   }
-  if (one_per_chunk && sluice_shape_ceiling(&problem->shape) == 0) {
+  if (one_per_chunk && sluice_shape_capacity(&problem->shape) == 0) {
     return sluice_align_up((uint64_t)plan->worst_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT);
   }
   return ring * sluice_align_up(rows * row);
@@ -228,12 +229,12 @@ sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, con
   uint64_t tensors = 0;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) tensors += sluice_plan_tensor_bytes(problem, plan, &rings, t);
   if (direction == SLUICE_BACKWARD) {
-    tensors += sluice_align_up(
-        sluice_weight_sum_ceiling(&problem->shape, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
+    tensors +=
+        sluice_align_up(sluice_weight_sum_most(&problem->shape, plan->wgrad_mode, plan->max_chunks, !is_uniform(plan)));
   }
   int64_t scalars = sluice_max(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
-  if (problem->shape.is_far) {
-    *out_bytes = tensors + sluice_pass_far_scratch_bytes((uint64_t)scalars * sizeof(float));
+  if (problem->shape.on_device_memory) {
+    *out_bytes = tensors + sluice_pass_device_scratch_bytes((uint64_t)scalars * sizeof(float));
     return SLUICE_OK;
   }
   *out_bytes = tensors + sluice_pass_scratch_bytes(&problem->shape, (uint64_t)scalars * sizeof(float),
@@ -273,8 +274,8 @@ uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
   return SLUICE_T_COUNT * sluice_align_up((uint64_t)plan->max_chunks * sizeof(uint64_t));
 }
 
-uint64_t sluice_plan_cut_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  if (sluice_shape_ceiling(&problem->shape) > 0) return 0; /* nothing is cut */
+uint64_t sluice_plan_chunking_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  if (sluice_shape_capacity(&problem->shape) > 0) return 0; /* nothing is cut */
   return sluice_align_up((uint64_t)plan->num_blocks * (uint64_t)problem->shape.world_size * 8) +
          sluice_align_up(((uint64_t)plan->num_blocks + 1) * 8);
 }
@@ -283,18 +284,18 @@ uint64_t sluice_plan_routing_bytes(const sluice_plan_problem_t* problem, const s
   return sluice_align_up(sluice_binding_arena_bytes(&problem->shape, plan->max_chunks, plan->inputs.max_tokens));
 }
 
-uint64_t sluice_plan_parcels_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+uint64_t sluice_plan_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   if (!sluice_shape_is_deduplicated(&problem->shape)) return 0;
   int64_t tokens = plan->inputs.max_tokens, rows = sluice_plan_any_rows(problem, plan);
-  const sluice_parcels_size_t size = {plan->max_chunks, tokens, tokens * problem->shape.config.top_k, rows,
-                                      any_parcels(problem, plan)};
-  return sluice_align_up(sluice_parcels_bytes(&problem->shape, &size, 0));
+  const sluice_token_copies_size_t size = {plan->max_chunks, tokens, tokens * problem->shape.config.top_k, rows,
+                                           any_token_copies(problem, plan)};
+  return sluice_align_up(sluice_token_copies_bytes(&problem->shape, &size, 0));
 }
 
-/* Of one outstanding forward, at most; under ceilings exactly, on the rank with most tokens and experts. */
+/* Of one outstanding forward, at most; under a capacity exactly, on the rank with most tokens and experts. */
 static uint64_t step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   int64_t tokens = plan->inputs.max_tokens, rows[SLUICE_MAX_CHUNKS];
-  if (sluice_shape_ceiling(&problem->shape) > 0) {
+  if (sluice_shape_capacity(&problem->shape) > 0) {
     for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
     return sluice_plan_step_bytes(problem, plan, plan->num_chunks, rows, tokens,
                                   plan->num_chunks * sluice_plan_sent_rows(problem, plan), plan->worst_rows);
@@ -308,11 +309,11 @@ static uint64_t step_bytes(const sluice_plan_problem_t* problem, const sluice_pl
 
 uint64_t sluice_plan_saved_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   int64_t rows[SLUICE_MAX_CHUNKS];
-  if (problem->shape.is_far) {
+  if (problem->shape.on_device_memory) {
     return sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_INPUT) +
-           sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_MIDDLE) - kept_bytes(problem, plan);
+           sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_PRE_ACTIVATION) - kept_bytes(problem, plan);
   }
-  if (sluice_shape_ceiling(&problem->shape) == 0) {
+  if (sluice_shape_capacity(&problem->shape) == 0) {
     return most_stored(problem, plan) + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT;
   }
   for (int32_t i = 0; i < plan->num_chunks; ++i) rows[i] = plan->chunk_rows;
@@ -321,7 +322,7 @@ uint64_t sluice_plan_saved_bytes(const sluice_plan_problem_t* problem, const slu
 
 sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_plan_data_t* plan) {
   uint64_t forward = 0, backward = 0, between = 0;
-  /* Ceilings are those of the rank with the most experts, so that all ranks find the same plan. */
+  /* Capacities are those of the rank with the most experts, so that all ranks find the same plan. */
   const sluice_plan_problem_t widest = sluice_plan_problem_widest(own);
   const sluice_plan_problem_t* problem = &widest;
   SLUICE_TRY(sluice_plan_slot_bytes(problem, plan, SLUICE_FORWARD, &forward));
@@ -331,24 +332,24 @@ sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_pla
   memset(b, 0, sizeof *b);
   b->base = plan->inputs.base;
   b->slots = sluice_align_up(forward > backward ? forward : backward);
-  if (problem->shape.is_far) {
-    b->routing =
-        sluice_binding_far_bytes(&problem->shape, &problem->far_scratch, plan->max_chunks, plan->inputs.max_tokens) +
-        sluice_plan_far_parcels_bytes(problem, plan);
-    b->step = far_step_bytes(problem, plan) + between;
+  if (problem->shape.on_device_memory) {
+    b->routing = sluice_binding_device_bytes(&problem->shape, &problem->device_scratch, plan->max_chunks,
+                                             plan->inputs.max_tokens) +
+                 sluice_plan_device_token_copies_bytes(problem, plan);
+    b->step = device_step_bytes(problem, plan) + between;
     b->host_pool = sluice_plan_host_pool_bytes(problem, plan, plan->kept_rows);
     b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
     return SLUICE_OK;
   }
   b->routing = sluice_plan_routing_bytes(problem, plan) + sluice_plan_layout_bytes(plan) +
-               sluice_plan_cut_bytes(problem, plan) + sluice_plan_parcels_bytes(problem, plan);
+               sluice_plan_chunking_bytes(problem, plan) + sluice_plan_token_copies_bytes(problem, plan);
   b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(plan->max_chunks)) +
                  SLUICE_TEMPLATE_LIST_BYTES + events_bytes(problem, plan);
   b->headers = problem->header_bytes;
-  b->products = problem->product_bytes;
+  b->gemms = problem->gemm_bytes;
   b->step = step_bytes(problem, plan) + between;
   b->host_pool = sluice_plan_host_pool_bytes(problem, plan, plan->kept_rows);
-  b->total = b->base + b->slots + b->routing + b->schedules + b->headers + b->products +
+  b->total = b->base + b->slots + b->routing + b->schedules + b->headers + b->gemms +
              (uint64_t)plan->inputs.max_outstanding * b->step;
   return SLUICE_OK;
 }
@@ -358,12 +359,12 @@ sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, co
   sluice_plan_arenas_t arenas = {.slots = plan->bytes.slots,
                                  .binding = sluice_plan_routing_bytes(&widest, plan),
                                  .layout = sluice_plan_layout_bytes(plan),
-                                 .cut = sluice_plan_cut_bytes(&widest, plan)};
-  if (problem->shape.is_far) {
-    arenas.far_parcels = sluice_plan_far_parcels_bytes(&widest, plan);
-    arenas.routes = plan->bytes.routing - arenas.far_parcels;
+                                 .cut = sluice_plan_chunking_bytes(&widest, plan)};
+  if (problem->shape.on_device_memory) {
+    arenas.device_token_copies = sluice_plan_device_token_copies_bytes(&widest, plan);
+    arenas.routes = plan->bytes.routing - arenas.device_token_copies;
   } else {
-    arenas.parcels = sluice_plan_parcels_bytes(&widest, plan);
+    arenas.token_copies = sluice_plan_token_copies_bytes(&widest, plan);
   }
   return arenas;
 }

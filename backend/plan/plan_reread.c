@@ -45,18 +45,20 @@ static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const s
   const sluice_plan_inputs_t* q = &plan->inputs;
   const sluice_chunk_policies_t* p = &q->policies;
   if (p->count == 0) {
-    SLUICE_TRY(SLUICE_REQUIRE(q->restore_di == SLUICE_RESTORE_ADAPTIVE || is_di(q->restore_di),
-                              "sluice_plan_read: restore_input is %d as asked for", q->restore_di));
-    SLUICE_TRY(SLUICE_REQUIRE(q->restore_m == SLUICE_RESTORE_ADAPTIVE || is_m(q->restore_m),
-                              "sluice_plan_read: restore_middle is %d as asked for", q->restore_m));
-    SLUICE_TRY(
-        SLUICE_REQUIRE(is_zero(p->di) && is_zero(p->m),
-                       "sluice_plan_read: restore_input_of and restore_middle_of name no chunk, and hold policies"));
+    SLUICE_TRY(SLUICE_REQUIRE(q->restore_input == SLUICE_RESTORE_ADAPTIVE || is_di(q->restore_input),
+                              "sluice_plan_read: restore_input is %d as asked for", q->restore_input));
+    SLUICE_TRY(SLUICE_REQUIRE(q->restore_pre_activation == SLUICE_RESTORE_ADAPTIVE || is_m(q->restore_pre_activation),
+                              "sluice_plan_read: restore_pre_activation is %d as asked for",
+                              q->restore_pre_activation));
+    SLUICE_TRY(SLUICE_REQUIRE(
+        is_zero(p->di) && is_zero(p->m),
+        "sluice_plan_read: restore_input_of and restore_pre_activation_of name no chunk, and hold policies"));
     return SLUICE_OK;
   }
-  SLUICE_TRY(SLUICE_REQUIRE(p->count == plan->num_chunks,
-                            "sluice_plan_read: restore_input_of and restore_middle_of name %d chunks; the plan has %d",
-                            p->count, plan->num_chunks));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(p->count == plan->num_chunks,
+                     "sluice_plan_read: restore_input_of and restore_pre_activation_of name %d chunks; the plan has %d",
+                     p->count, plan->num_chunks));
   int32_t di[SLUICE_MAX_CHUNKS], m[SLUICE_MAX_CHUNKS];
   for (int32_t i = 0; i < p->count; ++i) di[i] = p->di[i], m[i] = p->m[i];
   int32_t of_di = SLUICE_RESTORE_ADAPTIVE, of_m = SLUICE_RESTORE_ADAPTIVE;
@@ -64,33 +66,37 @@ static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const s
   SLUICE_TRY(sluice_chunk_policies_read("sluice_plan_read", p->count, problem->shape.config.callback_experts, di, m,
                                         &of_di, &of_m, &again));
   SLUICE_TRY(SLUICE_REQUIRE(
-      q->restore_di == of_di && q->restore_m == of_m && memcmp(&again, p, sizeof again) == 0,
-      "sluice_plan_read: restore_input is %d and restore_middle %d; by the lists of the chunks they are %d and %d",
-      q->restore_di, q->restore_m, of_di, of_m));
+      q->restore_input == of_di && q->restore_pre_activation == of_m && memcmp(&again, p, sizeof again) == 0,
+      "sluice_plan_read: restore_input is %d and restore_pre_activation %d; by the lists of the chunks they are %d and "
+      "%d",
+      q->restore_input, q->restore_pre_activation, of_di, of_m));
   return SLUICE_OK;
 }
 
 /* What the planner has found, of what it may find. */
 static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
-  const int32_t asked = sluice_shape_ceiling(&problem->shape) > 0 ? problem->shape.config.num_chunks : q->num_chunks;
+  const int32_t asked = sluice_shape_capacity(&problem->shape) > 0 ? problem->shape.config.num_chunks : q->num_chunks;
   SLUICE_TRY(SLUICE_REQUIRE(
       plan->num_chunks >= 1 && plan->num_chunks <= SLUICE_MAX_CHUNKS && (asked == 0 || plan->num_chunks == asked),
       "sluice_plan_read: num_chunks is %d; %d were asked for, and it must be in [1, %d]", plan->num_chunks, asked,
       SLUICE_MAX_CHUNKS));
   SLUICE_TRY(check_asked(problem, plan));
   const int is_list = q->policies.count > 0;
-  SLUICE_TRY(
-      SLUICE_REQUIRE(is_list ? plan->restore_di == q->restore_di
-                             : is_di(plan->restore_di) && (q->restore_di < 0 || plan->restore_di == q->restore_di),
-                     "sluice_plan_read: restore_input is %d; %d was asked for", plan->restore_di, q->restore_di));
-  SLUICE_TRY(SLUICE_REQUIRE(is_list ? plan->restore_m == q->restore_m
-                                    : is_m(plan->restore_m) && (q->restore_m < 0 || plan->restore_m == q->restore_m),
-                            "sluice_plan_read: restore_middle is %d; %d was asked for", plan->restore_m, q->restore_m));
   SLUICE_TRY(SLUICE_REQUIRE(
-      sluice_plan_is_allowed(problem, plan->restore_di, plan->restore_m),
-      "sluice_plan_read: restore_input is %d and restore_middle %d, which the experts of layer %d cannot do",
-      plan->restore_di, plan->restore_m, problem->shape.config.layer_id));
+      is_list ? plan->restore_input == q->restore_input
+              : is_di(plan->restore_input) && (q->restore_input < 0 || plan->restore_input == q->restore_input),
+      "sluice_plan_read: restore_input is %d; %d was asked for", plan->restore_input, q->restore_input));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      is_list ? plan->restore_pre_activation == q->restore_pre_activation
+              : is_m(plan->restore_pre_activation) &&
+                    (q->restore_pre_activation < 0 || plan->restore_pre_activation == q->restore_pre_activation),
+      "sluice_plan_read: restore_pre_activation is %d; %d was asked for", plan->restore_pre_activation,
+      q->restore_pre_activation));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      sluice_plan_is_allowed(problem, plan->restore_input, plan->restore_pre_activation),
+      "sluice_plan_read: restore_input is %d and restore_pre_activation %d, which the experts of layer %d cannot do",
+      plan->restore_input, plan->restore_pre_activation, problem->shape.config.layer_id));
   SLUICE_TRY(SLUICE_REQUIRE(plan->wgrad_mode >= SLUICE_WGRAD_DEFERRED && plan->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK &&
                                 (q->wgrad_mode < 0 || plan->wgrad_mode == q->wgrad_mode),
                             "sluice_plan_read: wgrad_mode is %d; %d was asked for", plan->wgrad_mode, q->wgrad_mode));
@@ -114,7 +120,7 @@ static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sl
   return SLUICE_OK;
 }
 
-/* Sizes are those of this process: other products may take more. */
+/* Sizes are those of this process: other GEMMs may take more. */
 static sluice_status_t check_bytes(const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const sluice_plan_bytes_t* b = &plan->bytes;
@@ -138,7 +144,7 @@ sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_
   const sluice_plan_data_t file = *plan;
   SLUICE_TRY(check_numbers(problem, &plan->inputs));
   SLUICE_TRY(check_chosen(problem, plan));
-  sluice_plan_set_ceilings(problem, file.num_chunks, plan);
+  sluice_plan_set_capacities(problem, file.num_chunks, plan);
   SLUICE_TRY(
       SLUICE_REQUIRE(plan->num_blocks == file.num_blocks && plan->blocks_per_chunk == file.blocks_per_chunk,
                      "sluice_plan_read: num_blocks is %d, %d to a chunk; by the other fields it is %d, %d to a chunk",

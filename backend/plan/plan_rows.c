@@ -1,4 +1,4 @@
-/* Ceilings of a plan in rows. */
+/* Capacities of a plan in rows. */
 #include "backend/plan/plan_sizes.h"
 
 /* Chunks may receive a quarter more rows than balanced routing gives them before they are cut shorter. */
@@ -20,23 +20,23 @@ int64_t sluice_plan_with_slack(int64_t rows, int64_t parts) {
   return sluice_ceil_div(rows * SLACK_NUMERATOR, SLACK_DENOMINATOR * parts);
 }
 
-/* Under ceilings every chunk has the same rows on every rank: nothing is cut, and nothing needs to fall back. */
+/* Under a capacity every chunk has the same rows on every rank: nothing is cut, and nothing needs to fall back. */
 static void set_fixed_rows(const sluice_plan_problem_t* problem, sluice_plan_data_t* plan) {
   plan->num_blocks = plan->num_chunks = plan->max_chunks = problem->shape.config.num_chunks;
   plan->blocks_per_chunk = 1;
-  plan->chunk_rows = problem->shape.world_size * sluice_shape_ceiling(&problem->shape) * problem->shape.most_local;
+  plan->chunk_rows = problem->shape.world_size * sluice_shape_capacity(&problem->shape) * problem->shape.most_local;
   plan->worst_rows = plan->num_chunks * plan->chunk_rows;
 }
 
-void sluice_plan_set_ceilings(const sluice_plan_problem_t* problem, int32_t n, sluice_plan_data_t* plan) {
-  if (sluice_shape_ceiling(&problem->shape) > 0) {
+void sluice_plan_set_capacities(const sluice_plan_problem_t* problem, int32_t n, sluice_plan_data_t* plan) {
+  if (sluice_shape_capacity(&problem->shape) > 0) {
     set_fixed_rows(problem, plan);
     return;
   }
   int64_t tokens = plan->inputs.max_tokens, w = problem->shape.world_size, routes = routes_per_rank(problem);
   int64_t balanced = sluice_plan_balanced_rows(problem, tokens);
-  plan->num_blocks =
-      problem->shape.is_far ? SLUICE_PLAN_BLOCKS : (int32_t)sluice_max(1, sluice_min(SLUICE_PLAN_BLOCKS, tokens));
+  plan->num_blocks = problem->shape.on_device_memory ? SLUICE_PLAN_BLOCKS
+                                                     : (int32_t)sluice_max(1, sluice_min(SLUICE_PLAN_BLOCKS, tokens));
   plan->num_chunks = n;
   plan->blocks_per_chunk = (int32_t)sluice_ceil_div(plan->num_blocks, n);
   plan->worst_rows = sluice_plan_any_rows(problem, plan);
@@ -53,12 +53,12 @@ static int64_t chunk_tokens(const sluice_plan_data_t* plan) {
 }
 
 int64_t sluice_plan_sent_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  if (sluice_shape_ceiling(&problem->shape) > 0)
-    return sluice_shape_ceiling(&problem->shape) * problem->shape.config.num_experts;
+  if (sluice_shape_capacity(&problem->shape) > 0)
+    return sluice_shape_capacity(&problem->shape) * problem->shape.config.num_experts;
   return chunk_tokens(plan) * problem->shape.config.top_k;
 }
 
-int64_t sluice_plan_arriving_parcels(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+int64_t sluice_plan_arriving_token_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_min(plan->chunk_rows, problem->shape.world_size * chunk_tokens(plan));
 }
 
@@ -66,7 +66,7 @@ int64_t sluice_plan_travelling_rows(const sluice_plan_problem_t* problem, const 
   if (!sluice_shape_is_deduplicated(&problem->shape))
     return sluice_max(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
   int64_t ranks = sluice_min(problem->shape.world_size, problem->shape.config.top_k);
-  return sluice_max(sluice_plan_arriving_parcels(problem, plan), ranks * chunk_tokens(plan));
+  return sluice_max(sluice_plan_arriving_token_copies(problem, plan), ranks * chunk_tokens(plan));
 }
 
 int64_t sluice_plan_any_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {

@@ -1,5 +1,5 @@
-/* Choosing a plan: candidates (n, restore policy, weight-gradient mode), their bytes at the ceilings, and a relative
- * time for each by the closed forms, or by the chooser where it knows the machine. */
+/* Choosing a plan: candidates (n, restore policy, weight-gradient mode), their bytes at the capacities, and a relative
+ * time for each by the closed forms, or by the policy hook where it knows the machine. */
 #include <stdio.h>
 #include <string.h>
 
@@ -38,7 +38,7 @@ static sluice_status_t measure(const search_t* s, sluice_plan_data_t* plan) {
   if (s->least == NULL) return SLUICE_OK;
   sluice_plan_bytes_t* b = &plan->bytes;
   b->total += lift(&b->slots, s->least->slots) + lift(&b->routing, s->least->routing) +
-              lift(&b->schedules, s->least->schedules) + lift(&b->products, s->least->products);
+              lift(&b->schedules, s->least->schedules) + lift(&b->gemms, s->least->gemms);
   return SLUICE_OK;
 }
 
@@ -52,7 +52,7 @@ static int fits(const sluice_plan_data_t* plan) {
 
 /* A policy that the host asked for is that of all chunks. */
 static int may_keep_part(const sluice_plan_inputs_t* q) {
-  return q->may_keep_part && q->restore_di < 0 && q->restore_m < 0;
+  return q->may_keep_part && q->restore_input < 0 && q->restore_pre_activation < 0;
 }
 
 /* Rows that a plan keeps at least where it keeps all chunks of balanced routing: with a quarter more to spare. */
@@ -62,13 +62,13 @@ static int64_t least_kept(const sluice_plan_problem_t* problem, const sluice_pla
 }
 
 /* Callback experts whose chunks' policies differ run again in those that differ: else all would be kept. */
-static int runs_again(int32_t restore_m) {
-  return restore_m == SLUICE_RESTORE_BY_CHUNK || sluice_restore_is_computed_again(restore_m);
+static int runs_again(int32_t restore_pre_activation) {
+  return restore_pre_activation == SLUICE_RESTORE_BY_CHUNK || sluice_restore_is_computed_again(restore_pre_activation);
 }
 
 int sluice_plan_can_fall_back(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  return (!problem->shape.config.callback_experts || runs_again(plan->restore_m)) &&
-         sluice_shape_ceiling(&problem->shape) == 0; /* all ranks know all rows: the policy itself is chosen */
+  return (!problem->shape.config.callback_experts || runs_again(plan->restore_pre_activation)) &&
+         sluice_shape_capacity(&problem->shape) == 0; /* all ranks know all rows: the policy itself is chosen */
 }
 
 static void set_kept_chunks(const sluice_plan_problem_t* problem, int32_t kept_chunks, sluice_plan_data_t* plan) {
@@ -87,7 +87,7 @@ sluice_status_t sluice_plan_keep_chunks(const sluice_plan_problem_t* problem, in
                        "layer %d: %s keep their rows in all of %d chunks, not in %d: no chunk of theirs is sent and "
                        "computed again",
                        problem->shape.config.layer_id,
-                       sluice_shape_ceiling(&problem->shape) > 0 ? "layers with ceilings" : "callback experts",
+                       sluice_shape_capacity(&problem->shape) > 0 ? "layers with capacities" : "callback experts",
                        plan->num_chunks, kept_chunks);
   }
   set_kept_chunks(problem, kept_chunks, plan);
@@ -121,7 +121,8 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
-  uint64_t counted = problem->shape.is_far ? sluice_plan_row_bytes(problem, plan, sluice_restore_is_kept) : row;
+  uint64_t counted =
+      problem->shape.on_device_memory ? sluice_plan_row_bytes(problem, plan, sluice_restore_is_kept) : row;
   uint64_t room =
       counted == 0 ? UINT64_MAX : (budget - plan->bytes.total) / ((uint64_t)s->inputs->max_outstanding * counted);
   int64_t most = most_kept(problem, plan, least) - plan->kept_rows;
@@ -162,13 +163,14 @@ static double cost_of(const search_t* s, const sluice_plan_data_t* plan) {
   return seconds >= 0 ? seconds : sluice_plan_relative_time(problem, plan, s->rates);
 }
 
-static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m,
+static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_input, int32_t restore_pre_activation,
                                      int32_t wgrad_mode) {
   sluice_plan_data_t plan;
   memset(&plan, 0, sizeof plan);
   plan.inputs = *s->inputs;
-  plan.restore_di = restore_di, plan.restore_m = restore_m, plan.wgrad_mode = wgrad_mode;
-  sluice_plan_set_ceilings(s->problem, n, &plan);
+  plan.restore_input = restore_input, plan.restore_pre_activation = restore_pre_activation,
+  plan.wgrad_mode = wgrad_mode;
+  sluice_plan_set_capacities(s->problem, n, &plan);
   SLUICE_TRY(size_candidate(s, &plan));
   plan.cost = cost_of(s, &plan);
   int in_budget = fits(&plan);
@@ -180,17 +182,18 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_di,
   return SLUICE_OK;
 }
 
-int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore_di, int32_t restore_m) {
+int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore_input,
+                           int32_t restore_pre_activation) {
   if (!problem->shape.config.callback_experts) return 1;
-  if (runs_again(restore_m)) return sluice_shape_runs_again(&problem->shape);
-  return sluice_restore_fits_callback(restore_di, restore_m);
+  if (runs_again(restore_pre_activation)) return sluice_shape_runs_again(&problem->shape);
+  return sluice_restore_fits_callback(restore_input, restore_pre_activation);
 }
 
-static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_di, int32_t restore_m) {
-  if (!sluice_plan_is_allowed(s->problem, restore_di, restore_m)) return SLUICE_OK;
+static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_input, int32_t restore_pre_activation) {
+  if (!sluice_plan_is_allowed(s->problem, restore_input, restore_pre_activation)) return SLUICE_OK;
   for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
     if (s->inputs->wgrad_mode >= 0 && mode != s->inputs->wgrad_mode) continue;
-    SLUICE_TRY(try_candidate(s, n, restore_di, restore_m, mode));
+    SLUICE_TRY(try_candidate(s, n, restore_input, restore_pre_activation, mode));
   }
   return SLUICE_OK;
 }
@@ -202,11 +205,11 @@ static int may_be(int32_t policy, int32_t tensor, int32_t asked) {
 
 static sluice_status_t try_policies(search_t* s, int32_t n) {
   const sluice_plan_inputs_t* q = s->inputs;
-  if (q->policies.count > 0) return try_modes(s, n, q->restore_di, q->restore_m);
+  if (q->policies.count > 0) return try_modes(s, n, q->restore_input, q->restore_pre_activation);
   for (int32_t di = 0; di < SLUICE_NUM_RESTORES; ++di) {
-    if (!may_be(di, SLUICE_T_DI, q->restore_di)) continue;
+    if (!may_be(di, SLUICE_T_DI, q->restore_input)) continue;
     for (int32_t m = 0; m < SLUICE_NUM_RESTORES; ++m) {
-      if (may_be(m, SLUICE_T_M, q->restore_m)) SLUICE_TRY(try_modes(s, n, di, m));
+      if (may_be(m, SLUICE_T_M, q->restore_pre_activation)) SLUICE_TRY(try_modes(s, n, di, m));
     }
   }
   return SLUICE_OK;
@@ -217,8 +220,8 @@ sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const s
                                    sluice_plan_search_t* out) {
   search_t s = {.problem = problem, .inputs = inputs, .rates = rates, .visit = visit, .user = user, .found = out};
   memset(out, 0, sizeof *out);
-  if (sluice_shape_ceiling(&problem->shape) > 0)
-    return try_policies(&s, problem->shape.config.num_chunks); /* ceiling_rows is of one of them */
+  if (sluice_shape_capacity(&problem->shape) > 0)
+    return try_policies(&s, problem->shape.config.num_chunks); /* capacity_rows is of one of them */
   if (inputs->num_chunks > 0) return try_policies(&s, inputs->num_chunks);
   for (int32_t i = 0; i < SLUICE_NUM_CHUNK_COUNTS; ++i) {
     if (i > 0 && sluice_chunk_counts[i] > inputs->max_tokens) break;
@@ -264,9 +267,10 @@ sluice_status_t sluice_plan_least_bytes(const sluice_plan_problem_t* problem, co
 }
 
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
-  const int64_t numbers[] = {plan->inputs.max_tokens, plan->num_blocks, plan->num_chunks,
-                             plan->blocks_per_chunk,  plan->chunk_rows, plan->kept_rows,
-                             plan->restore_di,        plan->restore_m,  plan->inputs.halves_apart};
+  const int64_t numbers[] = {
+      plan->inputs.max_tokens,  plan->num_blocks, plan->num_chunks,    plan->blocks_per_chunk,
+      plan->chunk_rows,         plan->kept_rows,  plan->restore_input, plan->restore_pre_activation,
+      plan->inputs.halves_apart};
   const sluice_chunk_policies_t* p = &plan->inputs.policies;
   uint64_t hash = 0xcbf29ce484222325u;
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) hash = (hash ^ (uint64_t)numbers[i]) * 0x100000001b3u;
@@ -274,9 +278,9 @@ uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
   return hash;
 }
 
-void sluice_plan_words(const sluice_plan_data_t* plan, char* text, size_t room) {
+void sluice_plan_message(const sluice_plan_data_t* plan, char* text, size_t room) {
   snprintf(text, room, "n %d, T_DI %s, T_M %s, %lld tokens, budget %llu (%08x)", plan->num_chunks,
-           sluice_restore_name(plan->restore_di), sluice_restore_name(plan->restore_m),
+           sluice_restore_name(plan->restore_input), sluice_restore_name(plan->restore_pre_activation),
            (long long)plan->inputs.max_tokens, (unsigned long long)plan->inputs.budget,
            (unsigned)sluice_plan_hash(plan));
 }

@@ -18,7 +18,7 @@ sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const s
 
 /* Whether a candidate may have these policies: of callback experts, what they can do. Lists have been checked where
  * they were read. */
-int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore_di, int32_t restore_m);
+int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore_input, int32_t restore_pre_activation);
 
 /* Whether chunks can be sent and computed again whose rows find no room. */
 int sluice_plan_can_fall_back(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);

@@ -33,13 +33,13 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
   if (rates == NULL) rates = &round_figures;
   const sluice_moe_config_t* c = &problem->shape.config;
   double rows = (double)sluice_plan_balanced_rows(problem, plan->inputs.max_tokens), w = problem->shape.world_size;
-  if (sluice_shape_ceiling(&problem->shape) > 0)
+  if (sluice_shape_capacity(&problem->shape) > 0)
     rows = (double)plan->worst_rows; /* padding travels and is computed as rows are */
   double row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
-  double product = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / rates->flops;
+  double gemm = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / rates->flops;
   double exchange = rows * row_bytes * (w - 1) / w / rates->link_bytes;
   if (sluice_shape_is_deduplicated(&problem->shape)) {
-    exchange *= sluice_parcels_share(c->num_experts, problem->shape.world_size, c->top_k);
+    exchange *= sluice_token_copies_share(c->num_experts, problem->shape.world_size, c->top_k);
   }
   double copy = rows * row_bytes / COPY_BYTES;
   double wide = (double)sluice_row_bytes(&problem->shape, SLUICE_T_KEPT_M) / row_bytes;
@@ -51,8 +51,8 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
     weights = (plan->num_chunks - 1) * 2.0 * (double)problem->shape.num_local * (g + 1) * (double)c->hidden_width *
               (double)c->model_width * element / COPY_BYTES;
   }
-  double forward = (g + 1) * product;
-  double backward = 2 * forward + weights + m.products * g * product;
+  double forward = (g + 1) * gemm;
+  double backward = 2 * forward + weights + m.gemms * g * gemm;
   double backward_comm = (2 + di.exchanges) * exchange;
   return pass_time(2 * exchange, forward, copies, plan->num_chunks, rates->startup_seconds) +
          pass_time(backward_comm, backward, copies, plan->num_chunks, rates->startup_seconds);

@@ -18,12 +18,13 @@ typedef struct sluice_budget_shares_s {
 
 typedef struct sluice_plan_problem_s {
   sluice_shape_t shape;
-  uint64_t header_bytes;  /* of the headers that open each call */
-  uint64_t product_bytes; /* what the matrix products may borrow */
-  /* Of the device: bytes that passes of so many ops allocate once (NULL: none), and its scratch where it is far. */
+  uint64_t header_bytes; /* of the headers that open each call */
+  uint64_t gemm_bytes;   /* what the GEMMs may borrow */
+  /* Of the device: bytes that passes of so many ops allocate once (NULL: none), and its scratch where it has memory of
+   * its own. */
   uint64_t (*events_bytes)(const struct sluice_device_s* device, int32_t num_ops);
   const struct sluice_device_s* device;
-  sluice_far_scratch_t far_scratch;
+  sluice_device_scratch_t device_scratch;
   sluice_ring_memo_t* rings; /* known so far; borrowed, one problem at a time */
   sluice_budget_shares_t shares;
   /* Who prices plans: seconds of forward and backward, on all ranks alike, negative where no machine is known; whether

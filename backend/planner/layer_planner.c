@@ -16,7 +16,7 @@ static sluice_workload_t workload_of(const sluice_machine_t* machine, const slui
       .dtype = w->dtype,
       .world_size = w->world_size,
       .callback = w->callback_experts,
-      .chunk_cut = machine->provenance == SLUICE_MACHINE_PROFILE ? SLUICE_CHUNK_CUT_TOKENS : w->chunk_cut,
+      .chunking = machine->provenance == SLUICE_MACHINE_PROFILE ? SLUICE_CHUNKING_TOKENS : w->chunking,
       .num_tokens = w->num_tokens,
       .skew = w->skew,
       .deduplicate = w->deduplicate && w->world_size > 1,
@@ -43,12 +43,12 @@ sluice_plan_problem_t sluice_planner_problem(const sluice_planner_workload_t* w,
       .callback_experts = w->callback_experts,
       .deduplicate = w->deduplicate,
       .restore_input = SLUICE_RESTORE_ADAPTIVE,
-      .restore_middle = w->callback_experts ? asked->choice.restore_middle : SLUICE_RESTORE_ADAPTIVE,
+      .restore_pre_activation = w->callback_experts ? asked->choice.restore_pre_activation : SLUICE_RESTORE_ADAPTIVE,
       .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
   };
   sluice_plan_problem_t problem = {
       .header_bytes = sluice_headers_bytes(w->world_size),
-      .product_bytes = SLUICE_BORROWED_PRODUCT_BYTES,
+      .gemm_bytes = SLUICE_BORROWED_GEMM_BYTES,
       .events_bytes = cpu_events_bytes,
       .rings = rings,
   };
@@ -71,8 +71,8 @@ static sluice_plan_inputs_t plan_inputs(const sluice_plan_problem_t* problem, co
       .base = sluice_planner_base_bytes(&problem->shape),
       .max_outstanding = w->max_outstanding,
       .num_chunks = wanted->num_chunks,
-      .restore_di = wanted->restore_input,
-      .restore_m = wanted->restore_middle,
+      .restore_input = wanted->restore_input,
+      .restore_pre_activation = wanted->restore_pre_activation,
       .wgrad_mode = wanted->wgrad_mode,
       .policies = asked->policies,
   };
@@ -113,13 +113,8 @@ static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_d
   int32_t n = plan->num_chunks;
   if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
   if (n > plan->max_chunks) n = plan->max_chunks;
-  return (sluice_choice_t){n,
-                           plan->restore_di,
-                           plan->restore_m,
-                           plan->wgrad_mode,
-                           bounded,
-                           &plan->inputs.policies,
-                           bounded ? plan->kept_chunks : 0};
+  return (sluice_choice_t){n,       plan->restore_input,    plan->restore_pre_activation,   plan->wgrad_mode,
+                           bounded, &plan->inputs.policies, bounded ? plan->kept_chunks : 0};
 }
 
 static void write_entries(const sluice_template_t* schedule, const double* begin, const double* end,
@@ -164,7 +159,7 @@ static void fill_bytes(const sluice_plan_data_t* plan, const sluice_planner_work
                        sluice_planner_prediction_t* p) {
   p->base_bytes = plan->bytes.base, p->slot_bytes = plan->bytes.slots, p->routing_bytes = plan->bytes.routing;
   p->schedule_bytes = plan->bytes.schedules, p->header_bytes = plan->bytes.headers;
-  p->product_bytes = plan->bytes.products, p->step_bytes = plan->bytes.step, p->total_bytes = plan->bytes.total;
+  p->gemm_bytes = plan->bytes.gemms, p->step_bytes = plan->bytes.step, p->total_bytes = plan->bytes.total;
   p->chunk_rows = plan->chunk_rows;
   p->max_chunks = plan->max_chunks, p->kept_chunks = plan->kept_chunks;
   p->fits = bytes_over(plan->bytes.total, w->memory_budget) == 0 &&
@@ -209,7 +204,8 @@ static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fi
   if (all->status != SLUICE_OK) return;
   sluice_planner_candidate_t* c = &all->list[all->count];
   memset(c, 0, sizeof *c);
-  c->choice = (sluice_planner_choice_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
+  c->choice =
+      (sluice_planner_choice_t){plan->num_chunks, plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode};
   c->forward_seconds = p.seconds[SLUICE_FORWARD], c->backward_seconds = p.seconds[SLUICE_BACKWARD];
   c->total_bytes = plan->bytes.total, c->kept_chunks = plan->kept_chunks;
   uint64_t over = bytes_over(c->total_bytes, plan->inputs.budget);

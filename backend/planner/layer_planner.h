@@ -17,14 +17,14 @@ typedef struct sluice_planner_asked_s {
   sluice_chunk_policies_t policies;
 } sluice_planner_asked_t;
 
-/* The plan problem of a workload on one of its ranks, on a CPU whose products borrow memory. rings: borrowed. */
+/* The plan problem of a workload on one of its ranks, on a CPU whose GEMMs borrow memory. rings: borrowed. */
 sluice_plan_problem_t sluice_planner_problem(const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* asked, sluice_ring_memo_t* rings);
 /* What a rank's handles take of its memory before any plan: a context's on a CPU, and this layer's. */
 uint64_t sluice_planner_base_bytes(const sluice_shape_t* shape);
 
 /* Bytes and seconds of one choice. out: without its struct_size. entries: [capacity], may be NULL with 0.
- * Errors: those of plans but OVER_BUDGET; INVALID_ARGUMENT (a machine without such links or products), NO_MEMORY. */
+ * Errors: those of plans but OVER_BUDGET; INVALID_ARGUMENT (a machine without such links or GEMMs), NO_MEMORY. */
 sluice_status_t sluice_planner_predict_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* asked, sluice_planner_prediction_t* out,
                                              sluice_planner_entry_t* entries, int32_t capacity);

@@ -81,12 +81,12 @@ static int declares_tensor(const sluice_template_t* t, const sluice_op_t* op, in
 /* A copy moves one tensor of an offloaded chunk between its home and its host buffer. */
 static int copy_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
   int out = op->kind == SLUICE_OP_COPY_OUT;
-  int32_t middle = sluice_middle_of(&t->spec);
+  int32_t pre_activation = sluice_pre_activation_of(&t->spec);
   if (op->chunk < 0) return 0;
-  int moves_di = sluice_restore_is_offloaded(t->spec.restore_di[op->chunk]) &&
+  int moves_di = sluice_restore_is_offloaded(t->spec.restore_input[op->chunk]) &&
                  declares_tensor(t, op, SLUICE_T_DI, !out) && declares_tensor(t, op, SLUICE_T_HOST_DI, out);
-  int moves_m = sluice_restore_is_offloaded(t->spec.restore_m[op->chunk]) && declares_tensor(t, op, middle, !out) &&
-                declares_tensor(t, op, SLUICE_T_HOST_M, out);
+  int moves_m = sluice_restore_is_offloaded(t->spec.restore_pre_activation[op->chunk]) &&
+                declares_tensor(t, op, pre_activation, !out) && declares_tensor(t, op, SLUICE_T_HOST_M, out);
   return moves_di || moves_m;
 }
 
@@ -257,14 +257,14 @@ static int leaves(checker_t* c, int32_t tensor, int32_t chunk) { return leaves_w
 
 /* Tokens are written by chunks, or by one op of all chunks. */
 static int leaves_tokens(checker_t* c, int32_t chunk) {
-  return leaves_written(c, SLUICE_T_OUT, chunk, c->t->spec.cut_rows ? -1 : chunk);
+  return leaves_written(c, SLUICE_T_OUT, chunk, c->t->spec.chunks_by_experts ? -1 : chunk);
 }
 
 /* What the weight half alone will read: the input half leaves it, or forward did. */
 static int leaves_gradients(checker_t* c, int32_t chunk) {
   static const int32_t tensors[] = {SLUICE_T_DI, SLUICE_T_DDO, SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
   for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; ++i) {
-    int came = tensors[i] == SLUICE_T_DI && sluice_restore_is_kept(c->t->spec.restore_di[chunk]);
+    int came = tensors[i] == SLUICE_T_DI && sluice_restore_is_kept(c->t->spec.restore_input[chunk]);
     if (!came && !leaves(c, tensors[i], chunk)) return 0;
   }
   return 1;
@@ -274,16 +274,16 @@ static int check_results(checker_t* c) {
   const sluice_template_spec_t* spec = &c->t->spec;
   int returns = spec->only == 0 || (spec->only & SLUICE_PART_COMBINE);
   int whole = spec->only == 0 && spec->direction == SLUICE_FORWARD && spec->keep;
-  int32_t middle = sluice_middle_of(spec);
+  int32_t pre_activation = sluice_pre_activation_of(spec);
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     if (returns && (spec->direction == SLUICE_FORWARD || spec->input_half) && !leaves_tokens(c, i)) return 0;
     int later = spec->direction == SLUICE_BACKWARD && spec->weight_half == SLUICE_WEIGHTS_LATER && spec->only == 0;
     if (later && !leaves_gradients(c, i)) return 0;
     if (!whole) continue;
-    if (sluice_restore_is_kept(spec->restore_di[i]) && !leaves(c, SLUICE_T_DI, i)) return 0;
-    if (sluice_restore_is_kept(spec->restore_m[i]) && !leaves(c, middle, i)) return 0;
-    if (sluice_restore_is_offloaded(spec->restore_di[i]) && !leaves(c, SLUICE_T_HOST_DI, i)) return 0;
-    if (sluice_restore_is_offloaded(spec->restore_m[i]) && !leaves(c, SLUICE_T_HOST_M, i)) return 0;
+    if (sluice_restore_is_kept(spec->restore_input[i]) && !leaves(c, SLUICE_T_DI, i)) return 0;
+    if (sluice_restore_is_kept(spec->restore_pre_activation[i]) && !leaves(c, pre_activation, i)) return 0;
+    if (sluice_restore_is_offloaded(spec->restore_input[i]) && !leaves(c, SLUICE_T_HOST_DI, i)) return 0;
+    if (sluice_restore_is_offloaded(spec->restore_pre_activation[i]) && !leaves(c, SLUICE_T_HOST_M, i)) return 0;
   }
   return 1;
 }

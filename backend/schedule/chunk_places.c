@@ -31,8 +31,8 @@ int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restor
 }
 
 void sluice_place_tokens(sluice_builder_t* b, const sluice_template_spec_t* spec) {
-  b->ring[SLUICE_T_OUT] = spec->cut_rows ? 1 : spec->num_chunks; /* chunks of tokens are disjoint */
+  b->ring[SLUICE_T_OUT] = spec->chunks_by_experts ? 1 : spec->num_chunks; /* chunks of tokens are disjoint */
   if (spec->single_rank) return;
   b->ring[SLUICE_T_SEND] = RING_WITHIN_LANE;
-  b->ring[SLUICE_T_RECV] = spec->cut_rows ? spec->num_chunks : RING_WITHIN_LANE;
+  b->ring[SLUICE_T_RECV] = spec->chunks_by_experts ? spec->num_chunks : RING_WITHIN_LANE;
 }

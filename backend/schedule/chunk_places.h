@@ -6,7 +6,7 @@
 #include "backend/schedule/builder.h"
 
 /* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. T_DO is one
- * of the former, under a plan too, where the papers count one slot: with one, the second product of a chunk would wait
+ * of the former, under a plan too, where the papers count one slot: with one, the second GEMM of a chunk would wait
  * for the combine of the chunk before it, a whole exchange, and they draw those two beside each other [MPipe Fig. 5].
  */
 enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
@@ -18,7 +18,7 @@ static inline int sluice_has_part(const sluice_template_spec_t* spec, int32_t pa
   return spec->only == 0 || (spec->only & part) != 0;
 }
 
-/* Homes of T_DI or the middle: kept chunks have a slot each, the others take turns in the ring. */
+/* Homes of T_DI or the pre-activation: kept chunks have a slot each, the others take turns in the ring. */
 void sluice_place_restored(sluice_builder_t* builder, int32_t tensor, int32_t kept, const uint8_t* restore);
 
 /* Whether two chunks that follow each other in a ring would be at one slot at once, if it were one slot. What lane

@@ -11,8 +11,8 @@ sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec
   memcpy(rule.reads, row->reads, sizeof rule.reads);
   memcpy(rule.writes, row->writes, sizeof rule.writes);
   if (spec->dedup && spec->direction == SLUICE_FORWARD) {
-    if (kind == SLUICE_OP_UNPACK) rule.writes[rule.num_writes++] = T(PARCELS);
-    if (kind == SLUICE_OP_COMBINE) rule.reads[rule.num_reads++] = T(PARCELS);
+    if (kind == SLUICE_OP_UNPACK) rule.writes[rule.num_writes++] = T(COPY_WEIGHTS);
+    if (kind == SLUICE_OP_COMBINE) rule.reads[rule.num_reads++] = T(COPY_WEIGHTS);
   }
   if (!spec->single_rank) return rule;
   if (rule.lane == SLUICE_LANE_COMM) rule.lane = SLUICE_LANE_COMPUTE;

@@ -12,17 +12,17 @@ enum { SLUICE_OP_IN_FORWARD = 1 << SLUICE_FORWARD, SLUICE_OP_IN_BACKWARD = 1 << 
 
 /* What an op is paid for. The cost model has one price for each (backend/cost/cost.c), which the compiler sees to. */
 typedef enum sluice_op_price_e {
-  SLUICE_PRICE_NONE = 0,       /* nobody said: no op has it */
-  SLUICE_PRICE_SEND,           /* packing a chunk's rows and exchanging them, towards the experts */
-  SLUICE_PRICE_RETURN,         /* the same on the way back */
-  SLUICE_PRICE_PLACE,          /* bringing received rows into the order of experts */
-  SLUICE_PRICE_SUM,            /* summing returned rows into tokens */
-  SLUICE_PRICE_FIRST_PRODUCT,  /* T_DI by W1 */
-  SLUICE_PRICE_SECOND_PRODUCT, /* activated rows by W2 */
-  SLUICE_PRICE_FIRST_GRAD,     /* dT_M by W1 */
-  SLUICE_PRICE_SECOND_GRAD,    /* dT_DO by W2 */
-  SLUICE_PRICE_WEIGHT_GRAD,    /* of both matrices */
-  SLUICE_PRICE_ACTIVATION,     /* of each number of T_M */
+  SLUICE_PRICE_NONE = 0,    /* nobody said: no op has it */
+  SLUICE_PRICE_SEND,        /* packing a chunk's rows and exchanging them, towards the experts */
+  SLUICE_PRICE_RETURN,      /* the same on the way back */
+  SLUICE_PRICE_PLACE,       /* bringing received rows into the order of experts */
+  SLUICE_PRICE_SUM,         /* summing returned rows into tokens */
+  SLUICE_PRICE_FIRST_GEMM,  /* T_DI by W1 */
+  SLUICE_PRICE_SECOND_GEMM, /* activated rows by W2 */
+  SLUICE_PRICE_FIRST_GRAD,  /* dT_M by W1 */
+  SLUICE_PRICE_SECOND_GRAD, /* dT_DO by W2 */
+  SLUICE_PRICE_WEIGHT_GRAD, /* of both matrices */
+  SLUICE_PRICE_ACTIVATION,  /* of each number of T_M */
   SLUICE_PRICE_ACTIVATION_GRAD,
   SLUICE_PRICE_EXPERT,      /* all of an expert's forward */
   SLUICE_PRICE_EXPERT_GRAD, /* all of its backward */

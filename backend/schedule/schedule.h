@@ -52,7 +52,7 @@ typedef struct sluice_slot_ref_s {
 #define SLUICE_OP_MAX_ACCESSES 8
 
 typedef struct sluice_op_s {
-  /* What walking looks at: together, since behind a product it is no longer in the caches. */
+  /* What walking looks at: together, since behind a GEMM it is no longer in the caches. */
   int16_t kind;      /* sluice_op_kind_t */
   int16_t lane;      /* SLUICE_LANE_* */
   int32_t chunk;     /* -1: all chunks */
@@ -93,13 +93,14 @@ typedef struct sluice_template_spec_s {
   int32_t reuse_saved; /* backward: dT_M may overwrite a kept T_M, which is then gone */
   int32_t bounded;     /* under a plan: rings of two even where everything is kept, so that slots do not grow with n */
   int32_t dedup;       /* a token's row travels once to each rank, and one sum comes back; not with single_rank, only */
-  int32_t cut_rows; /* chunks are cut out of rows by expert: a token's rows may lie in several, and one op sums all */
-  uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
-  uint8_t restore_m[SLUICE_MAX_CHUNKS];  /* may differ between ranks */
+  int32_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may lie in several, and one op sums
+                                all */
+  uint8_t restore_input[SLUICE_MAX_CHUNKS];          /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
+  uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS]; /* may differ between ranks */
 } sluice_template_spec_t;
 
 /* The tensor that policies of T_M speak of. */
-static inline int32_t sluice_middle_of(const sluice_template_spec_t* spec) {
+static inline int32_t sluice_pre_activation_of(const sluice_template_spec_t* spec) {
   return spec->callback ? SLUICE_T_DO : SLUICE_T_M;
 }
 

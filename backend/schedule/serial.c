@@ -6,14 +6,14 @@
 #include "backend/schedule/check.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */
-#define FORM  4          /* 1: without dedup and T_PARCELS; 2: without cut_rows; 3: without releases */
+#define FORM  4          /* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases */
 
 /* The spec's numbers in the order of the file. */
 #define NUM_SPEC 14
 static void spec_numbers(const sluice_template_spec_t* s, int32_t* out) {
-  const int32_t numbers[NUM_SPEC] = {s->direction,   s->num_chunks, s->single_rank, s->keep,       s->callback,
-                                     s->gated,       s->input_half, s->weight_half, s->wgrad_mode, s->only,
-                                     s->reuse_saved, s->bounded,    s->dedup,       s->cut_rows};
+  const int32_t numbers[NUM_SPEC] = {
+      s->direction,   s->num_chunks, s->single_rank, s->keep,        s->callback, s->gated, s->input_half,
+      s->weight_half, s->wgrad_mode, s->only,        s->reuse_saved, s->bounded,  s->dedup, s->chunks_by_experts};
   memcpy(out, numbers, sizeof numbers);
 }
 
@@ -26,7 +26,7 @@ static const struct {
                            {"input_half", 0, 1},  {"weight_half", 0, SLUICE_WEIGHTS_LATER},
                            {"wgrad_mode", 0, 1},  {"only", 0, 7},
                            {"reuse_saved", 0, 1}, {"bounded", 0, 1},
-                           {"dedup", 0, 1},       {"cut_rows", 0, 1}};
+                           {"dedup", 0, 1},       {"chunks_by_experts", 0, 1}};
 
 /* ---- writing ---- */
 
@@ -56,8 +56,8 @@ uint64_t sluice_schedule_write(const sluice_template_t* t, void* data, uint64_t 
   spec_numbers(&t->spec, numbers);
   put(&sink, MAGIC), put(&sink, FORM);
   for (int i = 0; i < NUM_SPEC; ++i) put(&sink, numbers[i]);
-  for (int32_t i = 0; i < n; ++i) put(&sink, t->spec.restore_di[i]);
-  for (int32_t i = 0; i < n; ++i) put(&sink, t->spec.restore_m[i]);
+  for (int32_t i = 0; i < n; ++i) put(&sink, t->spec.restore_input[i]);
+  for (int32_t i = 0; i < n; ++i) put(&sink, t->spec.restore_pre_activation[i]);
   for (int32_t i = 0; i < SLUICE_T_COUNT; ++i) put(&sink, t->ring[i]);
   put(&sink, t->num_ops), put(&sink, t->num_deps);
   for (int32_t i = 0; i < t->num_ops; ++i) {
@@ -123,14 +123,14 @@ static sluice_status_t read_spec(source_t* source, sluice_template_spec_t* spec)
                                    .reuse_saved = v[10],
                                    .bounded = v[11],
                                    .dedup = v[12],
-                                   .cut_rows = v[13]};
+                                   .chunks_by_experts = v[13]};
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    SLUICE_TRY(take(source, "restore_di", 0, SLUICE_NUM_RESTORES - 1, &restore));
-    spec->restore_di[i] = (uint8_t)restore;
+    SLUICE_TRY(take(source, "restore_input", 0, SLUICE_NUM_RESTORES - 1, &restore));
+    spec->restore_input[i] = (uint8_t)restore;
   }
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    SLUICE_TRY(take(source, "restore_m", 0, SLUICE_NUM_RESTORES - 1, &restore));
-    spec->restore_m[i] = (uint8_t)restore;
+    SLUICE_TRY(take(source, "restore_pre_activation", 0, SLUICE_NUM_RESTORES - 1, &restore));
+    spec->restore_pre_activation[i] = (uint8_t)restore;
   }
   return SLUICE_OK;
 }

@@ -34,10 +34,10 @@ static sluice_status_t check_policy(const sluice_template_spec_t* spec, int32_t 
 
 static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
   for (int32_t i = 0; i < SLUICE_MAX_CHUNKS; ++i) {
-    SLUICE_TRY(check_policy(spec, SLUICE_T_DI, spec->restore_di, i));
-    SLUICE_TRY(check_policy(spec, SLUICE_T_M, spec->restore_m, i));
+    SLUICE_TRY(check_policy(spec, SLUICE_T_DI, spec->restore_input, i));
+    SLUICE_TRY(check_policy(spec, SLUICE_T_M, spec->restore_pre_activation, i));
     if (i < spec->num_chunks && spec->callback &&
-        !sluice_restore_fits_callback(spec->restore_di[i], spec->restore_m[i])) {
+        !sluice_restore_fits_callback(spec->restore_input[i], spec->restore_pre_activation[i])) {
       return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                          "schedule: callback experts keep the output of chunk %d or compute it again; its input may "
                          "only go where the output is computed again",
@@ -50,12 +50,12 @@ static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
 /* Rows of a chunk are where tokens want them only once all have returned: nothing may be bounded or done by parts. */
 static sluice_status_t check_cut(const sluice_template_spec_t* spec) {
   int kept = 1;
-  for (int32_t i = 0; i < spec->num_chunks; ++i) kept &= sluice_restore_is_kept(spec->restore_di[i]);
+  for (int32_t i = 0; i < spec->num_chunks; ++i) kept &= sluice_restore_is_kept(spec->restore_input[i]);
   int whole = !spec->single_rank && !spec->bounded && !spec->dedup && spec->only == 0;
-  if (!spec->cut_rows || (kept && whole)) return SLUICE_OK;
+  if (!spec->chunks_by_experts || (kept && whole)) return SLUICE_OK;
   return SLUICE_FAIL(
       SLUICE_E_UNSUPPORTED,
-      "schedule: cut_rows is for whole passes of several ranks that restore no T_DI, without a plan or dedup");
+      "schedule: chunks_by_experts is for whole passes of several ranks that restore no T_DI, without a plan or dedup");
 }
 
 static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
@@ -80,8 +80,8 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
 }
 
 static uint64_t hash_of_comm(const sluice_template_t* t) {
-  const int32_t call[] = {t->spec.direction,  t->spec.num_chunks,  t->spec.only,    t->spec.keep,
-                          t->spec.input_half, t->spec.weight_half, t->spec.cut_rows};
+  const int32_t call[] = {t->spec.direction,   t->spec.num_chunks,       t->spec.only, t->spec.keep, t->spec.input_half,
+                          t->spec.weight_half, t->spec.chunks_by_experts};
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, call, sizeof call);
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const int32_t what[] = {t->ops[i].kind, t->ops[i].chunk};
@@ -126,7 +126,9 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
 
 static int is_mixed(const sluice_template_spec_t* spec) {
   for (int32_t i = 1; i < spec->num_chunks; ++i) {
-    if (spec->restore_di[i] != spec->restore_di[0] || spec->restore_m[i] != spec->restore_m[0]) return 1;
+    if (spec->restore_input[i] != spec->restore_input[0] ||
+        spec->restore_pre_activation[i] != spec->restore_pre_activation[0])
+      return 1;
   }
   return 0;
 }
@@ -200,7 +202,7 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
   memcpy(schedule->ring, builder.ring, sizeof schedule->ring);
   if (is_mixed(spec)) { /* of uniform policies the rings are exact */
     SLUICE_TRY(sluice_template_tighten(schedule, SLUICE_T_DI));
-    SLUICE_TRY(sluice_template_tighten(schedule, sluice_middle_of(spec)));
+    SLUICE_TRY(sluice_template_tighten(schedule, sluice_pre_activation_of(spec)));
   }
   SLUICE_TRY(sluice_template_mark_releases(schedule));
   sluice_template_seal(schedule);

@@ -28,27 +28,28 @@ static int is_deferred(const sluice_template_spec_t* spec) {
 /* Without weight gradients and with T_M kept, a backward does not read T_DI. */
 static int reads_di(const sluice_template_spec_t* spec, int32_t i) {
   return spec->weight_half != SLUICE_WEIGHTS_NONE || spec->callback ||
-         sluice_restore_is_computed_again(spec->restore_m[i]);
+         sluice_restore_is_computed_again(spec->restore_pre_activation[i]);
 }
 
 /* Policies of T_DI as far as this backward reads it: where it does not, the chunk needs no slot. */
 static void needed_di(const sluice_template_spec_t* spec, uint8_t* out_restore) {
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    out_restore[i] = reads_di(spec, i) ? spec->restore_di[i] : SLUICE_RESTORE_KEEP;
+    out_restore[i] = reads_di(spec, i) ? spec->restore_input[i] : SLUICE_RESTORE_KEEP;
   }
 }
 
 void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
-  int32_t n = spec->num_chunks, *ring = b->ring, middle = sluice_middle_of(spec);
+  int32_t n = spec->num_chunks, *ring = b->ring, pre_activation = sluice_pre_activation_of(spec);
   int deferred = is_deferred(spec);
-  uint8_t restore_di[SLUICE_MAX_CHUNKS];
-  needed_di(spec, restore_di);
-  int32_t moving_di = sluice_count_moving(restore_di, n);
-  int32_t moving_m = sluice_count_moving(spec->restore_m, n);
+  uint8_t restore_input[SLUICE_MAX_CHUNKS];
+  needed_di(spec, restore_input);
+  int32_t moving_di = sluice_count_moving(restore_input, n);
+  int32_t moving_m = sluice_count_moving(spec->restore_pre_activation, n);
   int32_t between = sluice_min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
-  ring[SLUICE_T_DI] = deferred ? moving_di : sluice_ring_of(spec, restore_di, moving_di, backward_di_overlaps);
-  ring[middle] = deferred ? moving_m : sluice_ring_of(spec, spec->restore_m, moving_m, backward_m_overlaps);
+  ring[SLUICE_T_DI] = deferred ? moving_di : sluice_ring_of(spec, restore_input, moving_di, backward_di_overlaps);
+  ring[pre_activation] =
+      deferred ? moving_m : sluice_ring_of(spec, spec->restore_pre_activation, moving_m, backward_m_overlaps);
   ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : between;
   /* As in forward: where all gradients arrive before the first returns, none may wait for a return. */
   ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = deferred && !spec->bounded && !spec->single_rank ? n : between;
@@ -59,8 +60,8 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   sluice_place_tokens(b, spec);
   if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
   sluice_builder_init_homes(b);
-  sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, restore_di);
-  sluice_place_restored(b, middle, SLUICE_T_KEPT_M, spec->restore_m);
+  sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, restore_input);
+  sluice_place_restored(b, pre_activation, SLUICE_T_KEPT_M, spec->restore_pre_activation);
   if (spec->callback) return;
   for (int32_t i = 0; i < n; ++i) {
     sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
@@ -70,11 +71,11 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
 }
 
 /* Brings T_DI of a chunk back, where it was not kept. Other ranks may need a re-dispatch that this one does not. */
-static void add_restore_di(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+static void add_restore_input(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   int wanted = reads_di(spec, i);
-  if (sluice_restore_is_offloaded(spec->restore_di[i]) && wanted)
+  if (sluice_restore_is_offloaded(spec->restore_input[i]) && wanted)
     sluice_add_copy(b, SLUICE_OP_COPY_IN, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
-  if (!sluice_restore_is_sent_again(spec->restore_di[i])) return;
+  if (!sluice_restore_is_sent_again(spec->restore_input[i])) return;
   if (!b->single_rank) {
     sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
@@ -109,7 +110,7 @@ static void add_weight_grad(sluice_builder_t* b, int32_t chunk) {
 }
 
 static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
-  int recompute = sluice_restore_is_computed_again(spec->restore_m[i]);
+  int recompute = sluice_restore_is_computed_again(spec->restore_pre_activation[i]);
   if (spec->callback) {
     if (recompute) sluice_add_host_expert(b, i);
     sluice_op_t* e = sluice_builder_add(b, SLUICE_OP_EXPERT_GRAD, i);
@@ -164,15 +165,15 @@ static void add_combine_grad(sluice_builder_t* b, const sluice_template_spec_t* 
     sluice_op_write(b, r, SLUICE_T_SEND);
     sluice_op_write(b, r, SLUICE_T_RECV);
   }
-  if (!spec->cut_rows) add_reduce_grad(b, i);
+  if (!spec->chunks_by_experts) add_reduce_grad(b, i);
 }
 
 /* Everything a chunk's backward waits for: its rows first, since a recomputation needs nothing else. */
 static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
-  add_restore_di(b, spec, i);
+  add_restore_input(b, spec, i);
   add_dispatch_grad(b, i);
-  if (sluice_restore_is_offloaded(spec->restore_m[i])) {
-    sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_middle_of(spec), SLUICE_T_HOST_M, i);
+  if (sluice_restore_is_offloaded(spec->restore_pre_activation[i])) {
+    sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_pre_activation_of(spec), SLUICE_T_HOST_M, i);
   }
 }
 
@@ -195,6 +196,6 @@ void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     if (weights && !deferred) add_weight_grad(b, i);
     if (i + ahead < n && dispatches) add_arrival(b, spec, i + ahead);
   }
-  if (spec->cut_rows) add_reduce_grad(b, -1);
+  if (spec->chunks_by_experts) add_reduce_grad(b, -1);
   if (weights && deferred) add_weight_grad(b, -1);
 }

@@ -5,7 +5,7 @@
 #include "backend/schedule/shared_ops.h"
 
 /* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks on, the combine in between has
- * waited for the earlier chunk's products. Its copy has not been waited for. */
+ * waited for the earlier chunk's GEMMs. Its copy has not been waited for. */
 static int forward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                                int32_t later) {
   if (sluice_restore_is_offloaded(restore[earlier])) return 1;
@@ -35,30 +35,30 @@ static int32_t forward_ahead(const sluice_builder_t* b, const sluice_template_sp
 }
 
 void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
-  int32_t n = spec->num_chunks, *ring = b->ring, middle = sluice_middle_of(spec);
-  int32_t moving_di = spec->keep ? sluice_count_moving(spec->restore_di, n) : n;
-  int32_t moving_m = spec->keep ? sluice_count_moving(spec->restore_m, n) : n;
+  int32_t n = spec->num_chunks, *ring = b->ring, pre_activation = sluice_pre_activation_of(spec);
+  int32_t moving_di = spec->keep ? sluice_count_moving(spec->restore_input, n) : n;
+  int32_t moving_m = spec->keep ? sluice_count_moving(spec->restore_pre_activation, n) : n;
   sluice_place_tokens(b, spec);
-  ring[SLUICE_T_DI] = sluice_ring_of(spec, spec->restore_di, moving_di, forward_di_overlaps);
+  ring[SLUICE_T_DI] = sluice_ring_of(spec, spec->restore_input, moving_di, forward_di_overlaps);
   int32_t outputs = spec->callback ? moving_m : n;
   if (!runs_ahead(spec, moving_di)) {
     outputs = sluice_min_i32(outputs, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
   }
   ring[SLUICE_T_DO] = outputs;
   if (!spec->callback) {
-    ring[SLUICE_T_M] = sluice_ring_of(spec, spec->restore_m, moving_m, forward_m_overlaps);
+    ring[SLUICE_T_M] = sluice_ring_of(spec, spec->restore_pre_activation, moving_m, forward_m_overlaps);
     ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
   }
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
-  if (spec->dedup) ring[SLUICE_T_PARCELS] = sluice_min_i32(n, forward_ahead(b, spec));
+  if (spec->dedup) ring[SLUICE_T_COPY_WEIGHTS] = sluice_min_i32(n, forward_ahead(b, spec));
   sluice_builder_init_homes(b);
   if (spec->keep) {
-    sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_di);
-    sluice_place_restored(b, middle, SLUICE_T_KEPT_M, spec->restore_m);
+    sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_input);
+    sluice_place_restored(b, pre_activation, SLUICE_T_KEPT_M, spec->restore_pre_activation);
   }
   /* A T_M that nobody wants afterwards is activated in place. */
   for (int32_t i = 0; i < n && !spec->callback && !spec->gated; ++i) {
-    if (spec->keep && sluice_restore_is_stored(spec->restore_m[i])) continue;
+    if (spec->keep && sluice_restore_is_stored(spec->restore_pre_activation[i])) continue;
     sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
     sluice_builder_set_home(b, SLUICE_T_ACT, i, m.tensor, m.slot);
   }
@@ -73,8 +73,8 @@ static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
-  if (spec->dedup) sluice_op_write(b, u, SLUICE_T_PARCELS); /* weights for the sums that the combine sends back */
-  if (spec->keep && sluice_restore_is_offloaded(spec->restore_di[i])) {
+  if (spec->dedup) sluice_op_write(b, u, SLUICE_T_COPY_WEIGHTS); /* weights for the sums that the combine sends back */
+  if (spec->keep && sluice_restore_is_offloaded(spec->restore_input[i])) {
     sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
   }
 }
@@ -92,7 +92,7 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_write(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_ACT);
   /* What is stored is the pre-activation with its biases. */
-  if (spec->keep && sluice_restore_is_offloaded(spec->restore_m[i])) {
+  if (spec->keep && sluice_restore_is_offloaded(spec->restore_pre_activation[i])) {
     sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_M, SLUICE_T_HOST_M, i);
   }
   sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2, i);
@@ -111,11 +111,11 @@ static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec,
   if (!b->single_rank) {
     sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, i);
     sluice_op_read(b, r, SLUICE_T_DO);
-    if (spec->dedup) sluice_op_read(b, r, SLUICE_T_PARCELS);
+    if (spec->dedup) sluice_op_read(b, r, SLUICE_T_COPY_WEIGHTS);
     sluice_op_write(b, r, SLUICE_T_SEND);
     sluice_op_write(b, r, SLUICE_T_RECV);
   }
-  if (!spec->cut_rows) add_reduce(b, i);
+  if (!spec->chunks_by_experts) add_reduce(b, i);
 }
 
 void sluice_build_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
@@ -128,5 +128,5 @@ void sluice_build_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
     if (sluice_has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, spec, i);
     if (i + ahead < n && dispatches) add_dispatch(b, spec, i + ahead);
   }
-  if (spec->cut_rows) add_reduce(b, -1);
+  if (spec->chunks_by_experts) add_reduce(b, -1);
 }

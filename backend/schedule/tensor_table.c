@@ -1,6 +1,6 @@
 #include "backend/schedule/tensor_table.h"
 
-enum { USE = SLUICE_LIVES_FOR_USE, PARTS = SLUICE_LIVES_FOR_PARTS };
+enum { USE = SLUICE_LIVES_FOR_USE, PARTS = SLUICE_LIVES_FOR_SPLIT };
 enum { HALVES = SLUICE_LIVES_FOR_HALVES, EVER = SLUICE_LIVES_FOR_EVER };
 
 static const sluice_tensor_row_t rows[SLUICE_T_COUNT] = {
@@ -22,7 +22,7 @@ static const sluice_tensor_row_t rows[SLUICE_T_COUNT] = {
     [SLUICE_T_KEPT_M] = {"kept T_M", EVER},
     [SLUICE_T_HOST_DI] = {"host T_DI", EVER},
     [SLUICE_T_HOST_M] = {"host T_M", EVER},
-    [SLUICE_T_PARCELS] = {"T_PARCELS", USE},
+    [SLUICE_T_COPY_WEIGHTS] = {"T_COPY_WEIGHTS", USE},
 };
 
 const sluice_tensor_row_t* sluice_tensor_row(int32_t tensor) { return &rows[tensor]; }

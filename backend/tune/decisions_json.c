@@ -15,7 +15,7 @@
 #include "backend/tune/search.h"
 #include "backend/tune/search_answers.h"
 
-#define FORM      2 /* 1 had no policies: read as well, with a word */
+#define FORM      3 /* 1 had no policies: read as well, with a word; 2 named them otherwise */
 #define WHAT      "decisions"
 #define MOST_ROWS 4294967296.0
 
@@ -29,9 +29,9 @@ static void add_plan(sluice_text_t* text, uint64_t layer, int64_t rows, const sl
   sluice_text_add(text,
                   "%s\n  {\"layer\": \"%016" PRIx64 "\", \"rows\": %lld, \"num_chunks\": %d, \"wgrad_mode\": \"%s\"",
                   *separator, layer, (long long)rows, plan->num_chunks, mode_names[plan->wgrad_mode]);
-  if (plan->restore_di >= 0) {
-    sluice_text_add(text, ", \"restore_input\": \"%s\", \"restore_middle\": \"%s\"",
-                    sluice_restore_name(plan->restore_di), sluice_restore_name(plan->restore_m));
+  if (plan->restore_input >= 0) {
+    sluice_text_add(text, ", \"restore_input\": \"%s\", \"restore_pre_activation\": \"%s\"",
+                    sluice_restore_name(plan->restore_input), sluice_restore_name(plan->restore_pre_activation));
   }
   sluice_text_add(text, "}");
   *separator = ",";
@@ -100,17 +100,17 @@ static int32_t read_policy(const sluice_json_t* node, int32_t tensor) {
 /* Both policies or none. */
 static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, sluice_racing_plan_t* out) {
   const sluice_json_t* di = sluice_json_member(node, "restore_input");
-  const sluice_json_t* m = sluice_json_member(node, "restore_middle");
+  const sluice_json_t* m = sluice_json_member(node, "restore_pre_activation");
   const int is_given = di != NULL || m != NULL;
   const char* by_chunk = sluice_restore_name(SLUICE_RESTORE_BY_CHUNK);
   char known[SLUICE_RESTORE_TEXT_BYTES];
-  out->restore_di = read_policy(di, SLUICE_T_DI);
-  out->restore_m = read_policy(m, SLUICE_T_M);
-  SLUICE_TRY(SLUICE_REQUIRE(!is_given || out->restore_di >= 0,
+  out->restore_input = read_policy(di, SLUICE_T_DI);
+  out->restore_pre_activation = read_policy(m, SLUICE_T_M);
+  SLUICE_TRY(SLUICE_REQUIRE(!is_given || out->restore_input >= 0,
                             WHAT ": restore_input of answer %d is none of %s, nor \"%s\"", number,
                             sluice_restore_names(SLUICE_T_DI, known), by_chunk));
-  SLUICE_TRY(SLUICE_REQUIRE(!is_given || out->restore_m >= 0,
-                            WHAT ": restore_middle of answer %d is none of %s, nor \"%s\"", number,
+  SLUICE_TRY(SLUICE_REQUIRE(!is_given || out->restore_pre_activation >= 0,
+                            WHAT ": restore_pre_activation of answer %d is none of %s, nor \"%s\"", number,
                             sluice_restore_names(SLUICE_T_M, known), by_chunk));
   return SLUICE_OK;
 }
@@ -122,10 +122,10 @@ static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sl
     SLUICE_TRY(SLUICE_REQUIRE(
         sluice_json_is_named(c, "layer") || sluice_json_is_named(c, "rows") || sluice_json_is_named(c, "num_chunks") ||
             sluice_json_is_named(c, "wgrad_mode") || sluice_json_is_named(c, "restore_input") ||
-            sluice_json_is_named(c, "restore_middle"),
+            sluice_json_is_named(c, "restore_pre_activation"),
         WHAT
         ": unknown field \"%.*s\" in answer %d; known are layer, rows, num_chunks, wgrad_mode, restore_input and "
-        "restore_middle",
+        "restore_pre_activation",
         c->name_length, c->name, number));
   }
   const sluice_json_t *layer = sluice_json_member(node, "layer"), *rows = sluice_json_member(node, "rows");
@@ -153,7 +153,7 @@ static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sl
       chunks->number >= 1 && chunks->number <= SLUICE_MAX_CHUNKS && chunks->number == floor(chunks->number),
       WHAT ": num_chunks of answer %d is %g; it must be a whole number in [1, %d]", number, chunks->number,
       SLUICE_MAX_CHUNKS));
-  if (out->plan.restore_di >= 0) {
+  if (out->plan.restore_input >= 0) {
     out->plan.num_chunks = (int32_t)chunks->number, out->plan.wgrad_mode = per_chunk;
     return SLUICE_OK;
   }

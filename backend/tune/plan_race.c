@@ -3,11 +3,11 @@
 #include <math.h>
 #include <string.h>
 
-#define COUNTED   3    /* steps of each plan, behind its warm-up */
-#define HOPELESS  1.15 /* times the best in two counted steps: out */
-#define FAR       1.95 /* the same in one: more than a flip of the machine's speed (1.7) explains */
-#define ABOUT     1.19 /* of the first size, either way: 2^(1/4) */
-#define ELSEWHERE 64   /* laps of other sizes alone, after which the race ends as it stands */
+#define COUNTED       3    /* steps of each plan, behind its warm-up */
+#define HOPELESS      1.15 /* times the best in two counted steps: out */
+#define HOPELESS_ONCE 1.95 /* the same in one: more than a flip of the machine's speed (1.7) explains */
+#define ABOUT         1.19 /* of the first size, either way: 2^(1/4) */
+#define ELSEWHERE     64   /* laps of other sizes alone, after which the race ends as it stands */
 
 static double time_of(const sluice_plan_race_t* r, int32_t plan) {
   if (r->counts[plan][0] < 2 || r->counts[plan][1] < 2) return INFINITY;
@@ -57,7 +57,7 @@ static int judge(sluice_plan_race_t* r) {
   int32_t best = best_but(r, -1), open = 0;
   for (int32_t p = 0; p < r->count; ++p) {
     double time = time_of(r, p);
-    double hopeless = ran(r, p) > 2 ? HOPELESS : FAR;
+    double hopeless = ran(r, p) > 2 ? HOPELESS : HOPELESS_ONCE;
     int lost = best >= 0 && time < INFINITY && time > hopeless * time_of(r, best);
     if (lost) r->alive &= ~(1u << p);
     open += (r->alive >> p & 1) && ran(r, p) <= COUNTED;

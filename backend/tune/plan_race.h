@@ -23,7 +23,7 @@
 #define SLUICE_RACE_PLANS 4
 
 typedef struct sluice_racing_plan_s {
-  int32_t num_chunks, restore_di, restore_m, wgrad_mode;
+  int32_t num_chunks, restore_input, restore_pre_activation, wgrad_mode;
 } sluice_racing_plan_t;
 
 typedef struct sluice_plan_race_s {

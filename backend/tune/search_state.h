@@ -38,11 +38,11 @@ typedef struct sluice_search_config_s {
   int32_t fixed_chunks; /* that n where it is none of the sizes, above 1: min_size and max_size stand for it; or 0 */
   int32_t open_wgrad;   /* 0: the mode is `wgrad_mode` */
   int32_t wgrad_mode;
-  int32_t repeats;     /* k; 0: the default */
-  double budget_share; /* of all timed passes that races may cost, their switches included, beyond what the best would
-                          have taken; 0: default */
-  int32_t num_local;   /* experts that all have rows in each chunk, alike on all ranks, for bootstrap models; 0: 1 */
-  int32_t tapers;      /* chunks have rows as in backend/schedule/taper.h, for bootstrap models */
+  int32_t repeats;       /* k; 0: the default */
+  double budget_share;   /* of all timed passes that races may cost, their switches included, beyond what the best would
+                            have taken; 0: default */
+  int32_t num_local;     /* experts that all have rows in each chunk, alike on all ranks, for bootstrap models; 0: 1 */
+  int32_t uneven_chunks; /* chunks have rows as in backend/schedule/uneven_chunks.h, for bootstrap models */
   /* Seconds of one direction; NULL: no model. Must give the same number on all ranks. */
   double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
   void* user;

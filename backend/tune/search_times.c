@@ -45,7 +45,7 @@ double sluice_search_bootstrapped(const sluice_search_t* s, const sluice_spot_t*
     int32_t count = points_of(s, spot, direction, sluice_pick_wgrad(pick), points);
     if (count == 0) return 0;
     const sluice_bootstrap_work_t work = {rows / (s->config.num_local > 0 ? s->config.num_local : 1),
-                                          BOOTSTRAP_OP_NS / rows, s->config.tapers};
+                                          BOOTSTRAP_OP_NS / rows, s->config.uneven_chunks};
     ns_per_row += sluice_bootstrap_pass(points, count, direction, &work, sluice_search_chunks(s, pick));
   }
   return ns_per_row > 0 ? ns_per_row * rows * 1e-9 : 0;

@@ -6,7 +6,7 @@
 #include "backend/base/dtype.h"
 #include "backend/model/shape.h"
 #include "backend/moe/layer/layer.h"
-#include "backend/moe/routing/cut_rows.h"
+#include "backend/moe/routing/chunks_by_experts.h"
 #include "backend/moe/run/plan_in_force.h"
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/search.h"
@@ -33,7 +33,7 @@ static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgra
  * Chunks of rows take each from few. */
 static int32_t experts_of_chunks(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
-  if (sluice_cuts_rows(moe, 2)) return 1;
+  if (sluice_chunks_by_experts(moe, 2)) return 1;
   return (c->num_experts + moe->context->world_size - 1) / moe->context->world_size;
 }
 
@@ -56,10 +56,10 @@ static void decided(void* user, const sluice_search_decision_t* decision) {
                                     });
 }
 
-/* ---- the chooser ---- */
+/* ---- the policy hook ---- */
 
-static void destroy(sluice_chooser_t* chooser) {
-  sluice_tuner_t* tuner = sluice_tuner_of_chooser(chooser);
+static void destroy(sluice_policy_hook_t* policy_hook) {
+  sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   for (sluice_tuner_table_t *t = tuner->tables, *next; t != NULL; t = next) {
     next = t->next;
     sluice_free(tuner->allocator, t, sizeof *t);
@@ -100,7 +100,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .open_wgrad = is_mode_open(tuner, moe),
       .wgrad_mode = moe->shape.config.wgrad_mode,
       .num_local = experts_of_chunks(moe),
-      .tapers = sluice_cuts_rows(moe, 2),
+      .uneven_chunks = sluice_chunks_by_experts(moe, 2),
       .predict = sluice_tuner_may_predict(tuner, moe) ? predict : NULL,
       .user = table,
       .decided = decided,
@@ -115,14 +115,14 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   return SLUICE_OK;
 }
 
-static void take(sluice_tuner_table_t* table, sluice_seat_t* seat, int64_t rows) {
+static void take(sluice_tuner_table_t* table, sluice_decision_state_t* decision, int64_t rows) {
   int32_t why = 0, pick = sluice_search_next(&table->search, rows, &why);
   int32_t num_chunks = sluice_search_chunks(&table->search, pick);
-  if (seat->num_chunks != num_chunks || seat->wgrad_mode != sluice_pick_wgrad(pick))
-    sluice_tuner_note_switch(table, seat);
-  seat->num_chunks = num_chunks;
-  seat->wgrad_mode = sluice_pick_wgrad(pick);
-  seat->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
+  if (decision->num_chunks != num_chunks || decision->wgrad_mode != sluice_pick_wgrad(pick))
+    sluice_tuner_note_switch(table, decision);
+  decision->num_chunks = num_chunks;
+  decision->wgrad_mode = sluice_pick_wgrad(pick);
+  decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
 /* Under a budget there are plans; else n, or the mode at a configured n. */
@@ -132,14 +132,15 @@ static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return has_fixed_chunks(moe) && is_mode_open(tuner, moe);
 }
 
-static sluice_status_t attach(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat) {
-  sluice_tuner_t* tuner = sluice_tuner_of_chooser(chooser);
+static sluice_status_t attach(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
+                              sluice_decision_state_t* decision) {
+  sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   if (!has_choice(tuner, moe)) return SLUICE_OK;
   sluice_tuner_table_t* table = tuner->tables;
   while (table != NULL && table->layer != moe->fingerprint) table = table->next;
   if (table == NULL) SLUICE_TRY(new_table(tuner, moe, &table));
-  seat->table = table;
-  take(table, seat, 0);
+  decision->table = table;
+  take(table, decision, 0);
   return SLUICE_OK;
 }
 
@@ -150,7 +151,7 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
   if (c->callback_experts) return; /* their work is unknown */
   double w = moe->context->world_size, row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
   double share =
-      sluice_shape_is_deduplicated(&moe->shape) ? sluice_parcels_share(c->num_experts, (int32_t)w, c->top_k) : 1;
+      sluice_shape_is_deduplicated(&moe->shape) ? sluice_token_copies_share(c->num_experts, (int32_t)w, c->top_k) : 1;
   const sluice_observed_forward_t pass = {
       .flops = 2.0 * (double)rows * (double)c->model_width * (double)c->hidden_width * (moe->shape.gate_factor + 1),
       .compute_seconds = lanes->compute * 1e-9,
@@ -180,9 +181,9 @@ static void note_for_refining(const sluice_tuner_table_t* table, int32_t directi
   if (*passes != NULL) sluice_timed_passes_add(*passes, &pass); /* without memory nothing can be exported, no more */
 }
 
-static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
+static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sluice_decision_state_t* decision,
                   const sluice_step_report_t* const* reports, int32_t world_size) {
-  sluice_tuner_table_t* table = seat->table;
+  sluice_tuner_table_t* table = decision->table;
   int64_t rows = 0, tokens = 0;
   for (int32_t r = 0; r < world_size; ++r) {
     if (reports[r]->rows > rows) rows = reports[r]->rows;
@@ -197,34 +198,34 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
     if (ns > 0 && direction == SLUICE_FORWARD)
-      note_forward(sluice_tuner_of_chooser(chooser), moe, p->num_chunks, pass_rows, &lanes);
+      note_forward(sluice_tuner_of_hook(policy_hook), moe, p->num_chunks, pass_rows, &lanes);
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
     if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->num_chunks) continue;
     int32_t pick = size + SLUICE_SEARCH_SIZES * p->wgrad_mode;
-    if (sluice_tuner_is_first(seat, direction)) {
+    if (sluice_tuner_is_first(decision, direction)) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
-    } else if (sluice_tuner_may_predict(sluice_tuner_of_chooser(chooser), moe)) {
+    } else if (sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {
       note_for_refining(table, direction, p, pass_rows, ns, &lanes);
     }
     sluice_search_observe(&table->search, direction, pick, pass_rows, ns, &lanes);
   }
   if (sluice_is_planned(moe)) {
-    sluice_tuner_agree_on_plan(moe, seat, reports, world_size);
+    sluice_tuner_agree_on_plan(moe, decision, reports, world_size);
   } else {
     if (sluice_tuner_has_trained(reports, world_size))
       sluice_search_wait(&table->search, rows, moe->shape.config.layer_id);
-    take(table, seat, rows);
+    take(table, decision, rows);
   }
 }
 
-static const sluice_chooser_vtable_t vtable = {.destroy = destroy,
-                                               .attach = attach,
-                                               .price = sluice_tuner_price,
-                                               .rates = sluice_tuner_rates,
-                                               .agree = agree,
-                                               .num_rivals = sluice_tuner_num_candidates,
-                                               .is_pinned = sluice_tuner_is_pinned,
-                                               .choose_plan = sluice_tuner_choose_plan};
+static const sluice_policy_hook_vtable_t vtable = {.destroy = destroy,
+                                                   .attach = attach,
+                                                   .price = sluice_tuner_price,
+                                                   .rates = sluice_tuner_rates,
+                                                   .agree = agree,
+                                                   .num_candidates = sluice_tuner_num_candidates,
+                                                   .is_pinned = sluice_tuner_is_pinned,
+                                                   .choose_plan = sluice_tuner_choose_plan};
 
 /* ---- installing ---- */
 
@@ -241,13 +242,13 @@ sluice_status_t sluice_tuner_install(sluice_context_t* context) {
   tuner->rank = context->rank;
   tuner->is_loud = is_asked_for_decisions();
   sluice_tuner_update_state(tuner);
-  context->chooser = &tuner->base;
+  context->policy_hook = &tuner->base;
   return SLUICE_OK;
 }
 
 sluice_tuner_t* sluice_tuner_of(const sluice_context_t* context) {
-  sluice_chooser_t* chooser = context->chooser;
-  return chooser != NULL && chooser->vtable == &vtable ? sluice_tuner_of_chooser(chooser) : NULL;
+  sluice_policy_hook_t* policy_hook = context->policy_hook;
+  return policy_hook != NULL && policy_hook->vtable == &vtable ? sluice_tuner_of_hook(policy_hook) : NULL;
 }
 
 sluice_status_t sluice_tuner_configure(sluice_tuner_t* tuner, int32_t mode, const sluice_machine_t* machine) {

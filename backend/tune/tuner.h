@@ -1,4 +1,4 @@
-/* The chooser of a context: one search per kind of layer, fed by the reports in headers, with predictions from a
+/* The policy hook of a context: one search per kind of layer, fed by the reports in headers, with predictions from a
  * machine where one is known. Layers that are alike (all but their number) share a table and so learn from each other.
  *
  * Candidates are ordinary steps.

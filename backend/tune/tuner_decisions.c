@@ -11,14 +11,15 @@ static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t*
   const sluice_search_decision_t* w = &d->what;
   char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "";
   if (d->kept_chunks < d->chosen.num_chunks) snprintf(part, sizeof part, " in the first %d", d->kept_chunks);
-  if (d->chosen.restore_di >= 0) {
-    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s%s under %llu bytes", sluice_restore_name(d->chosen.restore_di),
-             sluice_restore_name(d->chosen.restore_m), part, (unsigned long long)d->budget);
+  if (d->chosen.restore_input >= 0) {
+    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s%s under %llu bytes",
+             sluice_restore_name(d->chosen.restore_input), sluice_restore_name(d->chosen.restore_pre_activation), part,
+             (unsigned long long)d->budget);
   }
   if (d->second.num_chunks > 0) {
-    if (d->second.restore_di >= 0) {
-      snprintf(other, sizeof other, ", T_DI %s, T_M %s", sluice_restore_name(d->second.restore_di),
-               sluice_restore_name(d->second.restore_m));
+    if (d->second.restore_input >= 0) {
+      snprintf(other, sizeof other, ", T_DI %s, T_M %s", sluice_restore_name(d->second.restore_input),
+               sluice_restore_name(d->second.restore_pre_activation));
     }
     snprintf(next, sizeof next, "; next n %d%s, %s: %.3f ms", d->second.num_chunks, other, modes[d->second.wgrad_mode],
              1e3 * w->runner_up_seconds);

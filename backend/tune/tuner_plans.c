@@ -10,21 +10,22 @@
 #include "backend/tune/tuner_work.h"
 
 static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {
-  return (sluice_racing_plan_t){plan->num_chunks, plan->restore_di, plan->restore_m, plan->wgrad_mode};
+  return (sluice_racing_plan_t){plan->num_chunks, plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode};
 }
 
 static int same_plan(const sluice_racing_plan_t* a, const sluice_racing_plan_t* b) {
-  return a->num_chunks == b->num_chunks && a->restore_di == b->restore_di && a->restore_m == b->restore_m &&
-         a->wgrad_mode == b->wgrad_mode;
+  return a->num_chunks == b->num_chunks && a->restore_input == b->restore_input &&
+         a->restore_pre_activation == b->restore_pre_activation && a->wgrad_mode == b->wgrad_mode;
 }
 
-int32_t sluice_tuner_num_candidates(sluice_chooser_t* chooser, const sluice_moe_t* moe) {
+int32_t sluice_tuner_num_candidates(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe) {
   (void)moe;
-  return sluice_tuner_of_chooser(chooser)->mode == SLUICE_TUNER_MODEL ? 1 : SLUICE_PLAN_RIVALS;
+  return sluice_tuner_of_hook(policy_hook)->mode == SLUICE_TUNER_MODEL ? 1 : SLUICE_PLAN_CANDIDATES;
 }
 
-int32_t sluice_tuner_is_pinned(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  const sluice_tuner_t* tuner = sluice_tuner_of_chooser(chooser);
+int32_t sluice_tuner_is_pinned(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
+                               const sluice_plan_data_t* plan) {
+  const sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   const sluice_racing_plan_t wanted = racing_of(plan);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
     const sluice_import_t* import = &tuner->imports[i];
@@ -47,8 +48,9 @@ static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe,
   sluice_workload_t work = sluice_tuner_work_of(moe);
   int64_t tokens = rows / work.top_k;
   work.num_tokens = tokens < 1 ? 1 : tokens;
-  const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
-                                  &plan->inputs.policies, plan->kept_chunks};
+  const sluice_choice_t choice = {
+      plan->num_chunks,       plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode, 1,
+      &plan->inputs.policies, plan->kept_chunks};
   sluice_step_prediction_t p;
   if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return 0;
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
@@ -114,60 +116,62 @@ static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe
   return &place->race;
 }
 
-int32_t sluice_tuner_choose_plan(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat) {
-  (void)chooser;
-  sluice_tuner_table_t* table = seat->table;
+int32_t sluice_tuner_choose_plan(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
+                                 sluice_decision_state_t* decision) {
+  (void)policy_hook;
+  sluice_tuner_table_t* table = decision->table;
   sluice_plan_race_t* race = race_of(table, moe);
   int32_t plan = sluice_plan_race_next(race);
-  if (plan != seat->plan) sluice_tuner_note_switch(table, seat);
-  seat->plan = plan;
-  seat->is_settled = race->is_settled;
+  if (plan != decision->plan) sluice_tuner_note_switch(table, decision);
+  decision->plan = plan;
+  decision->is_settled = race->is_settled;
   return plan;
 }
 
-void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_seat_t* seat,
+void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_decision_state_t* decision,
                                 const sluice_step_report_t* const* reports, int32_t world_size) {
   if (moe->plans == NULL || moe->plan_is_given) return;
-  sluice_plan_race_t* race = race_of(seat->table, moe);
+  sluice_plan_race_t* race = race_of(decision->table, moe);
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     sluice_lanes_t lanes;
     int64_t rows = 0;
     uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &rows, &lanes);
     int32_t plan = reports[0]->pass[direction].plan - 1;
-    if (ns > 0 && sluice_tuner_is_first(seat, direction))
+    if (ns > 0 && sluice_tuner_is_first(decision, direction))
       sluice_plan_race_count_switch(race, direction, plan, rows, ns);
     if (sluice_plan_race_observe(race, direction, plan, rows, ns)) {
-      tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
+      tell_plan(decision->table, moe, race, SLUICE_WHY_RACED);
     }
   }
   if (sluice_tuner_has_trained(reports, world_size) && sluice_plan_race_wait(race, moe->shape.config.layer_id)) {
-    tell_plan(seat->table, moe, race, SLUICE_WHY_RACED);
+    tell_plan(decision->table, moe, race, SLUICE_WHY_RACED);
   }
 }
 
 /* Balanced routing at the plan's most tokens; a plan's slots are bounded. */
-double sluice_tuner_price(sluice_chooser_t* chooser, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  const sluice_tuner_t* tuner = sluice_tuner_of_chooser(chooser);
+double sluice_tuner_price(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  const sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   if (!sluice_tuner_may_predict(tuner, moe)) return -1;
   sluice_workload_t work = sluice_tuner_work_of(moe);
   work.num_tokens = plan->inputs.max_tokens;
-  if (sluice_shape_ceiling(&moe->shape) > 0)
+  if (sluice_shape_capacity(&moe->shape) > 0)
     work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
-  const sluice_choice_t choice = {plan->num_chunks,       plan->restore_di, plan->restore_m, plan->wgrad_mode, 1,
-                                  &plan->inputs.policies, plan->kept_chunks};
+  const sluice_choice_t choice = {
+      plan->num_chunks,       plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode, 1,
+      &plan->inputs.policies, plan->kept_chunks};
   sluice_step_prediction_t p;
   if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
 }
 
-int32_t sluice_tuner_rates(sluice_chooser_t* chooser, const sluice_moe_t* moe, int64_t max_tokens,
+int32_t sluice_tuner_rates(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t max_tokens,
                            sluice_plan_rates_t* out_rates) {
-  sluice_tuner_table_t* table = moe->seat.table;
+  sluice_tuner_table_t* table = moe->decision.table;
   if (moe->shape.config.callback_experts) return 0;
   if (table->rated_tokens != max_tokens) {
     table->rated_tokens = max_tokens;
     table->is_rated =
-        sluice_observed_rates_of(&sluice_tuner_of_chooser(chooser)->observed, moe->shape.config.dtype, &table->rates);
+        sluice_observed_rates_of(&sluice_tuner_of_hook(policy_hook)->observed, moe->shape.config.dtype, &table->rates);
   }
   *out_rates = table->rates;
   return table->is_rated;

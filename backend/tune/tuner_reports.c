@@ -1,13 +1,13 @@
 #include "backend/tune/tuner_reports.h"
 
-void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_seat_t* seat) {
+void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_decision_state_t* decision) {
   ++table->num_switches;
-  seat->switched = 1u << SLUICE_FORWARD | 1u << SLUICE_BACKWARD;
+  decision->switched = 1u << SLUICE_FORWARD | 1u << SLUICE_BACKWARD;
 }
 
-int sluice_tuner_is_first(sluice_seat_t* seat, int32_t direction) {
-  int first = (int)(seat->switched >> direction & 1);
-  seat->switched &= ~(1u << direction);
+int sluice_tuner_is_first(sluice_decision_state_t* decision, int32_t direction) {
+  int first = (int)(decision->switched >> direction & 1);
+  decision->switched &= ~(1u << direction);
   return first;
 }
 

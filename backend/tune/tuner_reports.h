@@ -4,9 +4,9 @@
 
 #include "backend/tune/tuner_state.h"
 
-void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_seat_t* seat);
+void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_decision_state_t* decision);
 /* Whether the report that has come is of a first pass after a switch; true once. */
-int sluice_tuner_is_first(sluice_seat_t* seat, int32_t direction);
+int sluice_tuner_is_first(sluice_decision_state_t* decision, int32_t direction);
 /* The pass that all ranks ran alike, if they did: ns of the slowest and rows of the fullest. Lanes: a rank that waits
  * for another counts the wait as communication, so the rank that communicates least shows what exchanges take. */
 uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,

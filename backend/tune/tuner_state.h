@@ -5,7 +5,7 @@
 
 #include "backend/cost/cost.h"
 #include "backend/cost/refined_machine.h"
-#include "backend/moe/context/chooser.h"
+#include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
 #include "backend/plan/plan.h"
 #include "backend/tune/plan_race.h"
@@ -56,7 +56,7 @@ typedef struct sluice_import_s {
 } sluice_import_t;
 
 typedef struct sluice_tuner_s {
-  sluice_chooser_t base;
+  sluice_policy_hook_t base;
   sluice_allocator_t* allocator;
   int32_t mode; /* SLUICE_TUNER_* */
   int32_t rank;
@@ -72,7 +72,9 @@ typedef struct sluice_tuner_s {
   sluice_decision_t decisions[SLUICE_TUNER_DECISIONS]; /* a ring by number */
 } sluice_tuner_t;
 
-static inline sluice_tuner_t* sluice_tuner_of_chooser(sluice_chooser_t* chooser) { return (sluice_tuner_t*)chooser; }
+static inline sluice_tuner_t* sluice_tuner_of_hook(sluice_policy_hook_t* policy_hook) {
+  return (sluice_tuner_t*)policy_hook;
+}
 
 /* After imports, mode or machine changed: what headers compare. */
 void sluice_tuner_update_state(sluice_tuner_t* tuner);

@@ -13,7 +13,7 @@ sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
       .dtype = c->dtype,
       .world_size = moe->context->world_size,
       .callback = c->callback_experts,
-      .chunk_cut = c->chunk_cut,
+      .chunking = c->chunking,
       .skew = 1,
       .deduplicate = sluice_shape_is_deduplicated(&moe->shape),
       .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* of the host's nothing is known */

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from libraries import run
 
 # The newest C library that what is shipped may need: Debian 12, Ubuntu 22.04 and RHEL 9 have it.
-GLIBC_CEILING = (2, 34)
+GLIBC_CAPACITY = (2, 34)
 NEED = re.compile(r"Name: (GLIBC|GLIBCXX|CXXABI)_([0-9.]+)")
 
 

@@ -206,7 +206,7 @@ sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char
 
 sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what) {
   if (moe->shape.config.exchange_mode == SLUICE_EXCHANGE_EXACT) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: layer %d has exchange_mode ceiling; not for such layers yet", what,
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: layer %d has exchange_mode capacity; not for such layers yet", what,
                      moe->shape.config.layer_id);
 }
 

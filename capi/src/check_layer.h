@@ -25,9 +25,9 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks);
 /* UNSUPPORTED on a device whose memory the host cannot touch. */
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what);
-/* UNSUPPORTED for a layer under ceilings. */
+/* UNSUPPORTED for a layer under a capacity. */
 sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what);
-/* UNSUPPORTED for layers that send parcels. */
+/* UNSUPPORTED for layers that send token copies. */
 sluice_status_t sluice_check_sends_rows(const sluice_moe_t* moe, const char* what);
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream);
 

@@ -1,6 +1,6 @@
 /* A local communicator over memory of CUDA devices: ranks that are threads of one process, on one GPU or several. It
  * takes the device of the first CUDA context that is made on it. */
-#include "backend/comm/local/local_far.h"
+#include "backend/comm/local/local_device.h"
 #include "capi/src/own_device.h"
 
 static sluice_device_t* device_of(void* user) { return ((sluice_own_device_t*)user)->device; }
@@ -62,7 +62,7 @@ static void drain(void* user, sluice_stream_t stream, void* event) {
 
 sluice_status_t sluice_comm_local_use_cuda(sluice_comm_t* comm, int32_t device_id,
                                            const sluice_cuda_sources_t* sources) {
-  const sluice_own_device_t* before = sluice_local_comm_far(comm);
+  const sluice_own_device_t* before = sluice_local_comm_device(comm);
   if (before != NULL) {
     int32_t ordinal = sluice_cuda_device_ordinal(before->device);
     if (ordinal == device_id) return SLUICE_OK;
@@ -73,7 +73,7 @@ sluice_status_t sluice_comm_local_use_cuda(sluice_comm_t* comm, int32_t device_i
   }
   sluice_own_device_t* own = NULL;
   SLUICE_TRY(sluice_own_device_create(device_id, sources, &own));
-  const sluice_local_far_t far = {own,  create_event, destroy_event, record,
-                                  wait, copy,         drain,         sluice_own_device_release};
-  return sluice_local_comm_set_far(comm, &far);
+  const sluice_local_device_t there = {own,  create_event, destroy_event, record,
+                                       wait, copy,         drain,         sluice_own_device_release};
+  return sluice_local_comm_set_device(comm, &there);
 }

@@ -5,12 +5,12 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/structs.h"
-#include "backend/comm/local/local_far.h"
+#include "backend/comm/local/local_device.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/context/device_memory.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/tune/tuner.h"
-#include "capi/src/context_far.h"
+#include "capi/src/context_on_device.h"
 #include "sluice/moe.h"
 
 void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size) {
@@ -88,7 +88,7 @@ static sluice_status_t fill_cuda(sluice_context_t* context, const sluice_context
   } else {
     SLUICE_TRY(sluice_cuda_device_create(config->device_id, &context->allocator, &device));
   }
-  sluice_engine_set_far(context, device, config->allocate, config->release, config->allocate_user);
+  sluice_engine_set_device_memory(context, device, config->allocate, config->release, config->allocate_user);
   context->device_type = SLUICE_DEVICE_CUDA;
   context->device_id = config->device_id;
   const sluice_gemm_cublas_options_t options = {
@@ -262,7 +262,7 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   sluice_struct_give(out_stats, &stats, sizeof stats);
   if (reset_peak != 0) {
     sluice_allocator_reset_peak(&context->allocator);
-    sluice_allocator_reset_peak(&context->far_allocator);
+    sluice_allocator_reset_peak(&context->device_allocator);
   }
   sluice_engine_leave(context);
   return SLUICE_OK;

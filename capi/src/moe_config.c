@@ -17,7 +17,7 @@ void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size)
                                                .activation = SLUICE_ACTIVATION_GELU,
                                                .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
                                                .restore_input = SLUICE_RESTORE_ADAPTIVE,
-                                               .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                                               .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE,
                                                .swiglu_alpha = 1.0f,
                                                .swiglu_limit = FLT_MAX};
   sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
@@ -65,10 +65,10 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
       c->restore_input == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_input, SLUICE_T_DI),
       "layer %d: restore_input is %d; known are adaptive (-1), %s", id, c->restore_input,
       sluice_restore_choices(SLUICE_T_DI, known)));
-  SLUICE_TRY(SLUICE_REQUIRE(
-      c->restore_middle == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_middle, SLUICE_T_M),
-      "layer %d: restore_middle is %d; known are adaptive (-1), %s", id, c->restore_middle,
-      sluice_restore_choices(SLUICE_T_M, known)));
+  SLUICE_TRY(SLUICE_REQUIRE(c->restore_pre_activation == SLUICE_RESTORE_ADAPTIVE ||
+                                sluice_restore_is_for(c->restore_pre_activation, SLUICE_T_M),
+                            "layer %d: restore_pre_activation is %d; known are adaptive (-1), %s", id,
+                            c->restore_pre_activation, sluice_restore_choices(SLUICE_T_M, known)));
   SLUICE_TRY(SLUICE_REQUIRE(is_flag(c->bias) && is_flag(c->callback_experts),
                             "layer %d: bias and callback_experts are 0 or 1, found %d, %d", id, c->bias,
                             c->callback_experts));
@@ -76,51 +76,51 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
 }
 
 static sluice_status_t check_policies(const sluice_moe_config_t* c) {
-  const int32_t di = sluice_restore_of(c->restore_input), m = sluice_restore_of(c->restore_middle);
+  const int32_t di = sluice_restore_of(c->restore_input), m = sluice_restore_of(c->restore_pre_activation);
   if (!c->callback_experts || sluice_restore_fits_callback(di, m)) return SLUICE_OK;
   char known[SLUICE_RESTORE_TEXT_BYTES];
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                     "layer %d: callback experts take %s; found restore_input %d, restore_middle %d", c->layer_id,
-                     sluice_restore_callback_choices(known), c->restore_input, c->restore_middle);
+                     "layer %d: callback experts take %s; found restore_input %d, restore_pre_activation %d",
+                     c->layer_id, sluice_restore_callback_choices(known), c->restore_input, c->restore_pre_activation);
 }
 
 /* What is open where every exchange has a fixed size. */
-static sluice_status_t check_ceiling(const sluice_context_t* context, sluice_moe_config_t* c) {
+static sluice_status_t check_capacity(const sluice_context_t* context, sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
-  SLUICE_TRY(SLUICE_REQUIRE(c->exchange_mode == SLUICE_EXCHANGE_EXACT || c->exchange_mode == SLUICE_EXCHANGE_CEILING,
-                            "layer %d: exchange_mode is %d; known are exact (0) and ceiling (1)", id,
+  SLUICE_TRY(SLUICE_REQUIRE(c->exchange_mode == SLUICE_EXCHANGE_EXACT || c->exchange_mode == SLUICE_EXCHANGE_CAPACITY,
+                            "layer %d: exchange_mode is %d; known are exact (0) and capacity (1)", id,
                             c->exchange_mode));
-  SLUICE_TRY(SLUICE_REQUIRE(c->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || c->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
-                            "layer %d: chunk_cut is %d; known are adaptive (0) and tokens (1)", id, c->chunk_cut));
+  SLUICE_TRY(SLUICE_REQUIRE(c->chunking == SLUICE_CHUNKING_ADAPTIVE || c->chunking == SLUICE_CHUNKING_TOKENS,
+                            "layer %d: chunking is %d; known are adaptive (0) and tokens (1)", id, c->chunking));
   if (c->exchange_mode == SLUICE_EXCHANGE_EXACT) {
-    SLUICE_TRY(SLUICE_REQUIRE(c->ceiling_rows == 0,
-                              "layer %d: ceiling_rows is %lld, but exchange_mode is exact: set 0, or mode ceiling", id,
-                              (long long)c->ceiling_rows));
+    SLUICE_TRY(SLUICE_REQUIRE(c->capacity_rows == 0,
+                              "layer %d: capacity_rows is %lld, but exchange_mode is exact: set 0, or mode capacity",
+                              id, (long long)c->capacity_rows));
     return SLUICE_OK;
   }
   if (c->num_chunks == 0 && context->world_size > 1) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: num_chunks is 0, chosen by Sluice, but ceiling_rows is of one chunk: give a number",
+                       "layer %d: num_chunks is 0, chosen by Sluice, but capacity_rows is of one chunk: give a number",
                        id);
   }
   if (c->num_chunks == 0) c->num_chunks = 1;
   int64_t most = INT32_MAX / ((int64_t)c->num_chunks * c->num_experts);
-  SLUICE_TRY(SLUICE_REQUIRE(c->ceiling_rows >= 1 && c->ceiling_rows <= most,
-                            "layer %d: ceiling_rows is %lld; with %d chunks and %d experts it must be in [1, %lld]", id,
-                            (long long)c->ceiling_rows, c->num_chunks, c->num_experts, (long long)most));
+  SLUICE_TRY(SLUICE_REQUIRE(c->capacity_rows >= 1 && c->capacity_rows <= most,
+                            "layer %d: capacity_rows is %lld; with %d chunks and %d experts it must be in [1, %lld]",
+                            id, (long long)c->capacity_rows, c->num_chunks, c->num_experts, (long long)most));
   return SLUICE_OK;
 }
 
-/* What is open where parcels travel in place of rows. A single rank sends neither. */
+/* What is open where token copies travel in place of rows. A single rank sends neither. */
 static sluice_status_t check_deduplicate(const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
   SLUICE_TRY(
       SLUICE_REQUIRE(is_flag(c->deduplicate), "layer %d: deduplicate is %d; it must be 0 or 1", id, c->deduplicate));
   SLUICE_TRY(SLUICE_REQUIRE(c->reserved_3 == 0, "layer %d: reserved_3 is %d; set it to 0", id, c->reserved_3));
   if (!c->deduplicate) return SLUICE_OK;
-  if (c->exchange_mode == SLUICE_EXCHANGE_CEILING) {
+  if (c->exchange_mode == SLUICE_EXCHANGE_CAPACITY) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: deduplicate is 1, but exchange_mode ceiling sends fixed numbers of rows for each "
+                       "layer %d: deduplicate is 1, but exchange_mode capacity sends fixed numbers of rows for each "
                        "expert: set deduplicate to 0, or exchange_mode to exact",
                        id);
   }
@@ -169,9 +169,9 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   sluice_chunk_policies_t policies;
   snprintf(what, sizeof what, "layer %d", checked.layer_id);
   SLUICE_TRY(sluice_chunk_policies_read(what, checked.num_chunks, checked.callback_experts, checked.restore_input_of,
-                                        checked.restore_middle_of, &checked.restore_input, &checked.restore_middle,
-                                        &policies));
-  SLUICE_TRY(check_ceiling(context, &checked));
+                                        checked.restore_pre_activation_of, &checked.restore_input,
+                                        &checked.restore_pre_activation, &policies));
+  SLUICE_TRY(check_capacity(context, &checked));
   SLUICE_TRY(check_deduplicate(&checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
   sluice_status_t status = sluice_layer_create(context, &checked, &policies, out_moe);

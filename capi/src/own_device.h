@@ -4,7 +4,7 @@
 #define SLUICE_CAPI_OWN_DEVICE_H_
 
 #include "backend/device/cuda/cuda_memory.h"
-#include "capi/src/context_far.h"
+#include "capi/src/context_on_device.h"
 
 typedef struct sluice_own_device_s {
   sluice_device_t* device;

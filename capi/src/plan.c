@@ -26,7 +26,7 @@ struct sluice_plan_s {
 void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_size) {
   static const sluice_plan_config_t defaults = {.max_outstanding = 1,
                                                 .restore_input = SLUICE_RESTORE_ADAPTIVE,
-                                                .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                                                .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE,
                                                 .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
   sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
@@ -46,10 +46,10 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
       c->restore_input == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_input, SLUICE_T_DI),
       "plan: restore_input is %d; known are adaptive (-1), %s", c->restore_input,
       sluice_restore_choices(SLUICE_T_DI, known)));
-  SLUICE_TRY(SLUICE_REQUIRE(
-      c->restore_middle == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_middle, SLUICE_T_M),
-      "plan: restore_middle is %d; known are adaptive (-1), %s", c->restore_middle,
-      sluice_restore_choices(SLUICE_T_M, known)));
+  SLUICE_TRY(SLUICE_REQUIRE(c->restore_pre_activation == SLUICE_RESTORE_ADAPTIVE ||
+                                sluice_restore_is_for(c->restore_pre_activation, SLUICE_T_M),
+                            "plan: restore_pre_activation is %d; known are adaptive (-1), %s",
+                            c->restore_pre_activation, sluice_restore_choices(SLUICE_T_M, known)));
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "plan: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)",
                             c->wgrad_mode));
@@ -58,21 +58,22 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
   return SLUICE_OK;
 }
 
-/* Under ceilings the layer's config says n, and its ceiling is of one of so many chunks. */
+/* Under a capacity the layer's config says n, and its capacity is of one of so many chunks. */
 static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_config_t* c) {
   int32_t wanted = moe->shape.config.num_chunks;
   SLUICE_TRY(SLUICE_REQUIRE(
-      sluice_shape_ceiling(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
-      "plan: num_chunks is %d, but ceiling_rows %lld of layer %d is of one of %d chunks: give %d, or 0", c->num_chunks,
-      (long long)sluice_shape_ceiling(&moe->shape), moe->shape.config.layer_id, wanted, wanted));
+      sluice_shape_capacity(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
+      "plan: num_chunks is %d, but capacity_rows %lld of layer %d is of one of %d chunks: give %d, or 0", c->num_chunks,
+      (long long)sluice_shape_capacity(&moe->shape), moe->shape.config.layer_id, wanted, wanted));
   return SLUICE_OK;
 }
 
 static void add_line(void* user, const sluice_plan_data_t* c, int32_t fits) {
   sluice_plan_t* plan = user;
   if (plan->num_lines == MAX_LINES) return;
-  plan->lines[plan->num_lines++] = (sluice_plan_candidate_t){
-      c->num_chunks, c->restore_di, c->restore_m, c->wgrad_mode, c->bytes.total, c->cost, fits, c->kept_chunks};
+  plan->lines[plan->num_lines++] = (sluice_plan_candidate_t){c->num_chunks, c->restore_input, c->restore_pre_activation,
+                                                             c->wgrad_mode, c->bytes.total,   c->cost,
+                                                             fits,          c->kept_chunks};
 }
 
 static sluice_status_t new_plan(sluice_moe_t* moe, sluice_plan_t** out_plan) {
@@ -94,16 +95,16 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
       .base = c->base_bytes != 0 ? c->base_bytes : sluice_plan_base_bytes(moe->context),
       .max_outstanding = c->max_outstanding,
       .num_chunks = c->num_chunks,
-      .restore_di = c->restore_input,
-      .restore_m = c->restore_middle,
+      .restore_input = c->restore_input,
+      .restore_pre_activation = c->restore_pre_activation,
       .wgrad_mode = c->wgrad_mode,
       .halves_apart = c->halves_apart,
       .may_keep_part = 1,
   };
-  int32_t num_chunks = sluice_shape_ceiling(&moe->shape) > 0 ? moe->shape.config.num_chunks : c->num_chunks;
-  sluice_status_t status =
-      sluice_chunk_policies_read("plan", num_chunks, moe->shape.config.callback_experts, c->restore_input_of,
-                                 c->restore_middle_of, &inputs.restore_di, &inputs.restore_m, &inputs.policies);
+  int32_t num_chunks = sluice_shape_capacity(&moe->shape) > 0 ? moe->shape.config.num_chunks : c->num_chunks;
+  sluice_status_t status = sluice_chunk_policies_read(
+      "plan", num_chunks, moe->shape.config.callback_experts, c->restore_input_of, c->restore_pre_activation_of,
+      &inputs.restore_input, &inputs.restore_pre_activation, &inputs.policies);
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
   if (status == SLUICE_OK) status = sluice_plan_make(&problem, &inputs, NULL, add_line, plan, &plan->data);
   if (status != SLUICE_OK) {
@@ -152,11 +153,12 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
   info.max_tokens = d->inputs.max_tokens;
   info.chunk_rows = d->chunk_rows, info.kept_rows = d->kept_rows;
   info.num_blocks = d->num_blocks, info.num_chunks = d->num_chunks, info.max_chunks = d->max_chunks;
-  info.restore_input = d->restore_di, info.restore_middle = d->restore_m, info.wgrad_mode = d->wgrad_mode;
+  info.restore_input = d->restore_input, info.restore_pre_activation = d->restore_pre_activation,
+  info.wgrad_mode = d->wgrad_mode;
   info.max_outstanding = d->inputs.max_outstanding, info.kept_chunks = d->kept_chunks;
   info.base_bytes = d->bytes.base, info.slot_bytes = d->bytes.slots, info.routing_bytes = d->bytes.routing;
   info.schedule_bytes = d->bytes.schedules, info.header_bytes = d->bytes.headers;
-  info.product_bytes = d->bytes.products, info.step_bytes = d->bytes.step, info.total_bytes = d->bytes.total;
+  info.gemm_bytes = d->bytes.gemms, info.step_bytes = d->bytes.step, info.total_bytes = d->bytes.total;
   info.relative_time = d->cost;
   info.host_pool_bytes = d->bytes.host_pool;
   info.communication_bytes = parts.communication, info.saved_bytes = parts.saved;

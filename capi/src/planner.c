@@ -160,8 +160,8 @@ static sluice_status_t read_workload(const sluice_planner_workload_t* given, slu
                             out->max_outstanding));
   SLUICE_TRY(check_counts(out));
   SLUICE_TRY(SLUICE_REQUIRE(out->reserved == 0, "workload: reserved is %d; set it to 0", out->reserved));
-  SLUICE_TRY(SLUICE_REQUIRE(out->chunk_cut == SLUICE_CHUNK_CUT_ADAPTIVE || out->chunk_cut == SLUICE_CHUNK_CUT_TOKENS,
-                            "workload: chunk_cut is %d; known are adaptive (0) and tokens (1)", out->chunk_cut));
+  SLUICE_TRY(SLUICE_REQUIRE(out->chunking == SLUICE_CHUNKING_ADAPTIVE || out->chunking == SLUICE_CHUNKING_TOKENS,
+                            "workload: chunking is %d; known are adaptive (0) and tokens (1)", out->chunking));
   SLUICE_TRY(SLUICE_REQUIRE(out->deduplicate == 0 || out->deduplicate == 1, "workload: deduplicate is %d; it is 0 or 1",
                             out->deduplicate));
   SLUICE_TRY(SLUICE_REQUIRE(out->may_keep_part == 0 || out->may_keep_part == 1,
@@ -189,9 +189,10 @@ static sluice_status_t check_choice(const sluice_planner_workload_t* w, const sl
       "choice: restore_input is %d; known are %s%s, and with the workload's restore_input_of by chunk (%d)",
       c->restore_input, any, sluice_restore_choices(SLUICE_T_DI, known), SLUICE_RESTORE_BY_CHUNK));
   SLUICE_TRY(SLUICE_REQUIRE(
-      w->restore_middle_of != NULL || may_restore(c->restore_middle, SLUICE_T_M, open),
-      "choice: restore_middle is %d; known are %s%s, and with the workload's restore_middle_of by chunk (%d)",
-      c->restore_middle, any, sluice_restore_choices(SLUICE_T_M, known), SLUICE_RESTORE_BY_CHUNK));
+      w->restore_pre_activation_of != NULL || may_restore(c->restore_pre_activation, SLUICE_T_M, open),
+      "choice: restore_pre_activation is %d; known are %s%s, and with the workload's restore_pre_activation_of by "
+      "chunk (%d)",
+      c->restore_pre_activation, any, sluice_restore_choices(SLUICE_T_M, known), SLUICE_RESTORE_BY_CHUNK));
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= -open && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "choice: wgrad_mode is %d; known are %sdeferred (0) and per chunk (1)", c->wgrad_mode,
                             any));
@@ -208,7 +209,7 @@ static sluice_status_t check_kept(const sluice_planner_workload_t* w, const slui
       !is_part || w->memory_budget != 0 || w->host_memory_budget != 0,
       "workload: kept_chunks is %d of %d and there is no budget, without which all chunks are kept: set it to 0, or "
       "memory_budget to what there is; where chunks differ by your own choice, name each in restore_input_of and "
-      "restore_middle_of",
+      "restore_pre_activation_of",
       w->kept_chunks, c->num_chunks));
   return SLUICE_OK;
 }
@@ -218,8 +219,8 @@ static sluice_status_t read_choice(const sluice_planner_workload_t* w, const slu
   SLUICE_TRY(check_choice(w, given, open));
   out->choice = *given;
   return sluice_chunk_policies_read("workload", given->num_chunks, w->callback_experts, w->restore_input_of,
-                                    w->restore_middle_of, &out->choice.restore_input, &out->choice.restore_middle,
-                                    &out->policies);
+                                    w->restore_pre_activation_of, &out->choice.restore_input,
+                                    &out->choice.restore_pre_activation, &out->policies);
 }
 
 /* ---- predicting ---- */

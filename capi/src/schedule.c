@@ -34,7 +34,7 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
                {"may_reuse_saved", c->may_reuse_saved},
                {"under_plan", c->under_plan},
                {"deduplicate", c->deduplicate},
-               {"cut_rows", c->cut_rows}};
+               {"chunks_by_experts", c->chunks_by_experts}};
   for (size_t i = 0; i < sizeof flags / sizeof flags[0]; ++i) {
     SLUICE_TRY(SLUICE_REQUIRE(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1",
                               flags[i].name, flags[i].value));
@@ -60,15 +60,15 @@ static sluice_status_t fill_policies(const sluice_schedule_config_t* c, sluice_t
   char known[SLUICE_RESTORE_TEXT_BYTES];
   for (int32_t i = 0; i < c->num_chunks; ++i) {
     int32_t di = c->restore_input_of != NULL ? c->restore_input_of[i] : c->restore_input;
-    int32_t m = c->restore_middle_of != NULL ? c->restore_middle_of[i] : c->restore_middle;
+    int32_t m = c->restore_pre_activation_of != NULL ? c->restore_pre_activation_of[i] : c->restore_pre_activation;
     SLUICE_TRY(SLUICE_REQUIRE(sluice_restore_is_for(di, SLUICE_T_DI),
                               "schedule: restore_input of chunk %d is %d; known are %s", i, di,
                               sluice_restore_choices(SLUICE_T_DI, known)));
     SLUICE_TRY(SLUICE_REQUIRE(sluice_restore_is_for(m, SLUICE_T_M),
-                              "schedule: restore_middle of chunk %d is %d; known are %s", i, m,
+                              "schedule: restore_pre_activation of chunk %d is %d; known are %s", i, m,
                               sluice_restore_choices(SLUICE_T_M, known)));
-    spec->restore_di[i] = (uint8_t)di;
-    spec->restore_m[i] = (uint8_t)m;
+    spec->restore_input[i] = (uint8_t)di;
+    spec->restore_pre_activation[i] = (uint8_t)m;
   }
   return SLUICE_OK;
 }
@@ -89,7 +89,7 @@ static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_templ
       .reuse_saved = backward ? c->may_reuse_saved : 0,
       .bounded = c->under_plan,
       .dedup = c->deduplicate,
-      .cut_rows = c->cut_rows,
+      .chunks_by_experts = c->chunks_by_experts,
   };
   return backward || c->needs_backward ? fill_policies(c, out_spec) : SLUICE_OK;
 }

@@ -89,10 +89,10 @@ static void tell_decision(const sluice_decision_t* d, void* out, int64_t at) {
 static void tell_policy(const sluice_decision_t* d, void* out, int64_t at) {
   int has_second = d->second.num_chunks > 0;
   ((sluice_tuner_policy_t*)out)[at] = (sluice_tuner_policy_t){
-      .restore_input = d->chosen.restore_di,
-      .restore_middle = d->chosen.restore_m,
-      .runner_up_restore_input = has_second ? d->second.restore_di : SLUICE_RESTORE_ADAPTIVE,
-      .runner_up_restore_middle = has_second ? d->second.restore_m : SLUICE_RESTORE_ADAPTIVE,
+      .restore_input = d->chosen.restore_input,
+      .restore_pre_activation = d->chosen.restore_pre_activation,
+      .runner_up_restore_input = has_second ? d->second.restore_input : SLUICE_RESTORE_ADAPTIVE,
+      .runner_up_restore_pre_activation = has_second ? d->second.restore_pre_activation : SLUICE_RESTORE_ADAPTIVE,
       .memory_budget = d->budget,
       .total_bytes = d->total_bytes,
   };

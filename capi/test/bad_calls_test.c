@@ -226,17 +226,17 @@ static void Restore_DamagedOrForeignBuffers_AreRefused(void** state) {
     REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
             i == 0   ? "META"
             : i == 1 ? "buffer INPUT"
-                     : "buffer MIDDLE");
+                     : "buffer PRE_ACTIVATION");
     bent = saved, bent.data[i] = NULL;
     REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
             i == 0   ? "META"
             : i == 1 ? "buffer INPUT"
-                     : "buffer MIDDLE");
+                     : "buffer PRE_ACTIVATION");
     bent = saved, bent.bytes[i] = 0;
     REFUSED(sluice_step_restore(moe, bent.data, bent.bytes, &step), BAD,
             i == 0   ? "META"
             : i == 1 ? "buffer INPUT"
-                     : "buffer MIDDLE");
+                     : "buffer PRE_ACTIVATION");
   }
   sluice_moe_config_t config = rig_config();
   config.hidden_width = 8, config.layer_id = 9;
@@ -266,7 +266,7 @@ static void Restore_DamagedOrForeignBuffers_AreRefused(void** state) {
 
 static void Forward_HostRefusesASavedBuffer_IsNoMemory(void** state) {
   (void)state;
-  static const char* const names[] = {"META", "INPUT", "MIDDLE"};
+  static const char* const names[] = {"META", "INPUT", "PRE_ACTIVATION"};
   fixture_t f;
   open_default(&f);
   for (int32_t which = 0; which < SLUICE_SAVED_HOST_INPUT; ++which) { /* nothing is offloaded */

@@ -113,8 +113,9 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
   FIELD(wgrad_mode, 2, "wgrad_mode is 2");
   FIELD(restore_input, 3, "restore_input is 3; known are adaptive (-1), keep (0), offload (1) and re-dispatch (2)");
   FIELD(restore_input, -2, "restore_input is -2");
-  FIELD(restore_middle, 2, "restore_middle is 2; known are adaptive (-1), keep (0), offload (1) and recompute (3)");
-  FIELD(restore_middle, 4, "restore_middle is 4");
+  FIELD(restore_pre_activation, 2,
+        "restore_pre_activation is 2; known are adaptive (-1), keep (0), offload (1) and recompute (3)");
+  FIELD(restore_pre_activation, 4, "restore_pre_activation is 4");
   FIELD(gated, 3, "gated is 3; known are no (0), halves (1) and interleaved (2)");
   FIELD(bias, -1, "bias and callback_experts are 0 or 1, found -1");
   FIELD(callback_experts, 3, "found 1, 3");
@@ -132,17 +133,18 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
   c = good, c.callback_experts = 1, c.hidden_width = 0;
   WORKS(make_layer(&f, &c));
   for (int i = 0; i < 12; ++i) { /* what the host's own experts cannot do is refused, what they can works */
-    static const int32_t middle[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
-                                     SLUICE_RESTORE_RECOMPUTE};
-    c.restore_input = i % 3, c.restore_middle = middle[i / 3];
-    if (c.restore_middle == SLUICE_RESTORE_RECOMPUTE ||
-        (c.restore_input == SLUICE_RESTORE_KEEP && c.restore_middle <= SLUICE_RESTORE_KEEP)) {
+    static const int32_t pre_activation[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
+                                             SLUICE_RESTORE_RECOMPUTE};
+    c.restore_input = i % 3, c.restore_pre_activation = pre_activation[i / 3];
+    if (c.restore_pre_activation == SLUICE_RESTORE_RECOMPUTE ||
+        (c.restore_input == SLUICE_RESTORE_KEEP && c.restore_pre_activation <= SLUICE_RESTORE_KEEP)) {
       WORKS(make_layer(&f, &c));
       continue;
     }
     char text[96];
-    snprintf(text, sizeof text, "or restore_middle recompute (3); found restore_input %d, restore_middle %d",
-             c.restore_input, c.restore_middle);
+    snprintf(text, sizeof text,
+             "or restore_pre_activation recompute (3); found restore_input %d, restore_pre_activation %d",
+             c.restore_input, c.restore_pre_activation);
     REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, text);
   }
   c = good, c.num_experts = 1 << 20; /* the largest is made at once */

@@ -17,7 +17,7 @@ case_t budget_base_case(void) {
                   .bias = 1,
                   .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,
                   .restore_input = SLUICE_RESTORE_ADAPTIVE,
-                  .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                  .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE,
                   .reuse_saved = 1,
                   .outstanding = 1,
                   .hot_expert = -1};
@@ -44,7 +44,7 @@ void budget_check(const budget_suite_t* suite, case_t c) {
   result_t got, want, plain;
   case_t whole = c;
   whole.budget = whole.host_budget = 0, whole.num_chunks = 1;
-  whole.restore_input_of = whole.restore_middle_of = NULL;
+  whole.restore_input_of = whole.restore_pre_activation_of = NULL;
   suite->run(&c, &got);
   must_work(&c, &got);
   suite->run(&whole, &plain);
@@ -106,17 +106,17 @@ void budget_one_hot_expert(const budget_suite_t* suite) {
       case_t c = suite->base;
       c.world_size = w, c.num_experts = 24, c.top_k = 1 + (bits & 1);
       c.callback_experts = bits >> 2;
-      if (c.callback_experts) c.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+      if (c.callback_experts) c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
       check_hot(suite, c, bits & 2 ? 10 : 0);
     }
   }
 }
 
 void budget_odd_shapes_and_policies(const budget_suite_t* suite) {
-  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int i = 0; i < 9; ++i) {
     case_t c = suite->base;
-    c.restore_input = i % 3, c.restore_middle = middle[i / 3];
+    c.restore_input = i % 3, c.restore_pre_activation = pre_activation[i / 3];
     c.uneven_owners = i % 2, c.drop_every = i % 4 == 1 ? 3 : 0;
     if (i % 3 == 1) c.tokens[0] = 5, c.tokens[1] = 0;
     c.hot_expert = i % 3 == 2 ? 2 : -1;
@@ -169,7 +169,7 @@ void budget_halves_unsaid(const budget_suite_t* suite) {
 void budget_more_outstanding_than_said(const budget_suite_t* suite) {
   case_t c = suite->base;
   c.top_k = 1, c.hot_expert = 1, c.outstanding = c.max_outstanding = 1;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
   c.budget = 1;
   c.budget = budget_smallest(suite, c);
   budget_check(suite, c);
@@ -186,7 +186,7 @@ void budget_more_outstanding_than_said(const budget_suite_t* suite) {
 void host_budget_one_hot_expert(const budget_suite_t* suite) {
   case_t c = suite->base;
   c.top_k = 1, c.hot_expert = 1, c.outstanding = 2;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   c.host_budget = 1000;
   result_t got;
   suite->run(&c, &got);
@@ -217,7 +217,7 @@ static int32_t check_predicted(const budget_suite_t* suite, case_t c, sluice_pla
     const uint64_t peak = got.peak_bytes[r], most = got.predicted_bytes[r];
     if (peak <= most && peak + got.lent_bytes[r] >= most && most <= got.planned_bytes[r]) continue;
     fail_msg("case %d, rank %d of %d: n %d restore %d %d wgrad %d: peak %llu, predicted %llu, planned %llu", number, r,
-             c.world_size, plan.num_chunks, plan.restore_input, plan.restore_middle, plan.wgrad_mode,
+             c.world_size, plan.num_chunks, plan.restore_input, plan.restore_pre_activation, plan.wgrad_mode,
              (unsigned long long)got.peak_bytes[r], (unsigned long long)got.predicted_bytes[r],
              (unsigned long long)got.planned_bytes[r]);
   }
@@ -227,7 +227,7 @@ static int32_t check_predicted(const budget_suite_t* suite, case_t c, sluice_pla
 
 void budget_predictions(const budget_suite_t* suite) {
   static const int32_t chunks[] = {1, 2, 3, 8};
-  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   int32_t checked = 0;
   for (int32_t i = 0; i < 72; ++i) {
     case_t c = suite->base;
@@ -238,11 +238,11 @@ void budget_predictions(const budget_suite_t* suite) {
     sluice_plan_config_t plan;
     sluice_plan_config_init(&plan, sizeof plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i / 3 % 4], plan.wgrad_mode = i % 2;
-    plan.restore_input = i / 9 % 3, plan.restore_middle = middle[i / 3 % 3];
+    plan.restore_input = i / 9 % 3, plan.restore_pre_activation = pre_activation[i / 3 % 3];
     checked += check_predicted(suite, c, plan, i);
   }
   printf("predicted bytes equal the allocator's peak%s on %d of %d ranks\n",
-         suite->base.gemm != NULL ? ", but for what products did not borrow," : "", checked, checked);
+         suite->base.gemm != NULL ? ", but for what GEMMs did not borrow," : "", checked, checked);
 }
 
 void budget_predictions_of_callbacks(const budget_suite_t* suite) {
@@ -257,29 +257,29 @@ void budget_predictions_of_callbacks(const budget_suite_t* suite) {
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i % 4];
     const int32_t policy = i / 4 % 4; /* kept as they are, or computed again behind each of three inputs */
     plan.restore_input = policy == 0 ? SLUICE_RESTORE_KEEP : policy - 1;
-    plan.restore_middle = policy == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
-    c.restore_input = plan.restore_input, c.restore_middle = plan.restore_middle;
+    plan.restore_pre_activation = policy == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    c.restore_input = plan.restore_input, c.restore_pre_activation = plan.restore_pre_activation;
     checked += check_predicted(suite, c, plan, i);
   }
   printf("callback experts: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
 }
 
 /* Lists that put every policy of one tensor beside every policy of the other, in turns that differ by case. */
-static void fill_lists(int32_t number, int32_t num_chunks, int callback, int32_t* inputs, int32_t* middles) {
-  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+static void fill_lists(int32_t number, int32_t num_chunks, int callback, int32_t* inputs, int32_t* pre_activations) {
+  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t i = 0; i < num_chunks; ++i) {
-    inputs[i] = (i + number) % 3, middles[i] = middle[(i / 2 + number / 3) % 3];
+    inputs[i] = (i + number) % 3, pre_activations[i] = pre_activation[(i / 2 + number / 3) % 3];
     if (!callback || (i + number) % 2 == 0) {
-      if (callback) middles[i] = SLUICE_RESTORE_RECOMPUTE;
+      if (callback) pre_activations[i] = SLUICE_RESTORE_RECOMPUTE;
       continue;
     }
-    inputs[i] = middles[i] = SLUICE_RESTORE_KEEP;
+    inputs[i] = pre_activations[i] = SLUICE_RESTORE_KEEP;
   }
 }
 
 void budget_predictions_by_chunk(const budget_suite_t* suite) {
   static const int32_t chunks[] = {2, 3, 5, 8};
-  int32_t checked = 0, inputs[8], middles[8];
+  int32_t checked = 0, inputs[8], pre_activations[8];
   for (int32_t i = 0; i < 96; ++i) {
     case_t c = suite->base;
     c.world_size = suite->least_ranks + i % 3, c.gated = i / 2 % 2, c.outstanding = 1 + i % 2;
@@ -291,24 +291,25 @@ void budget_predictions_by_chunk(const budget_suite_t* suite) {
     sluice_plan_config_init(&plan, sizeof plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i / 3 % 4];
     plan.wgrad_mode = c.callback_experts ? SLUICE_WGRAD_ADAPTIVE : i % 2;
-    fill_lists(i, plan.num_chunks, c.callback_experts, inputs, middles);
-    plan.restore_input_of = inputs, plan.restore_middle_of = i % 5 == 3 && !c.callback_experts ? NULL : middles;
+    fill_lists(i, plan.num_chunks, c.callback_experts, inputs, pre_activations);
+    plan.restore_input_of = inputs,
+    plan.restore_pre_activation_of = i % 5 == 3 && !c.callback_experts ? NULL : pre_activations;
     if (c.callback_experts)
-      c.restore_middle = SLUICE_RESTORE_RECOMPUTE; /* the host's, by which it may be asked again */
+      c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE; /* the host's, by which it may be asked again */
     checked += check_predicted(suite, c, plan, i);
   }
   printf("by chunk: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
 }
 
 void budget_by_chunk(const budget_suite_t* suite) {
-  int32_t inputs[8], middles[8];
+  int32_t inputs[8], pre_activations[8];
   for (int32_t i = 0; i < (suite->is_slow ? 6 : 18); ++i) {
     case_t c = suite->base;
     c.world_size = suite->least_ranks + i % 3, c.num_chunks = i % 2 ? 4 : 8, c.gated = i / 2 % 2;
     c.callback_experts = i % 6 == 5, c.hot_expert = i % 4 == 3 ? 2 : -1, c.outstanding = 1 + i / 3 % 2;
     if (i % 5 == 4) c.tokens[0] = 5;
-    fill_lists(i, c.num_chunks, c.callback_experts, inputs, middles);
-    c.restore_input_of = inputs, c.restore_middle_of = middles;
+    fill_lists(i, c.num_chunks, c.callback_experts, inputs, pre_activations);
+    c.restore_input_of = inputs, c.restore_pre_activation_of = pre_activations;
     c.budget = 1;
     const uint64_t least = budget_smallest(suite, c);
     for (int more = 0; more < 3; more += suite->is_slow ? 2 : 1) {
@@ -322,9 +323,9 @@ void budget_by_chunk(const budget_suite_t* suite) {
 
 /* What a plan of the case's own takes, of all policies or of one. */
 static uint64_t planned_bytes(const budget_suite_t* suite, case_t c, sluice_plan_config_t plan, int32_t input,
-                              int32_t middle) {
+                              int32_t pre_activation) {
   result_t got;
-  plan.restore_input = input, plan.restore_middle = middle, plan.memory_budget = 0;
+  plan.restore_input = input, plan.restore_pre_activation = pre_activation, plan.memory_budget = 0;
   c.plan = &plan;
   suite->run(&c, &got);
   must_work(&c, &got);

@@ -34,7 +34,7 @@ static sluice_status_t wait_for(void* user, void* request, uint64_t timeout_ns, 
   return SLUICE_OK;
 }
 
-/* Else the first exchange behind the products takes as long as the faster rank waits for the slower one. */
+/* Else the first exchange behind the GEMMs takes as long as the faster rank waits for the slower one. */
 static void Exchanges_OfEachSize_BeginBehindABarrier(void** state) {
   (void)state;
   sluice_comm_config_t comm_config;

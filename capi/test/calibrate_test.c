@@ -20,7 +20,7 @@
 
 static char folders[MAX_RANKS][64];
 static int32_t num_measured; /* log lines that say so */
-static const char* products = "ref";
+static const char* gemms = "ref";
 static char last_warning[1300];
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -64,7 +64,7 @@ static void* run_rank(void* argument) {
   r->status = r->world_size == 1 ? SLUICE_OK : sluice_comm_create_local(r->group, &comm_config, &comm);
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
-  context_config.gemm = products;
+  context_config.gemm = gemms;
   sluice_context_t* context = NULL;
   if (r->status == SLUICE_OK) r->status = sluice_context_create(&context_config, comm, &context);
   if (r->status == SLUICE_OK) r->status = calibrate(r, context);
@@ -175,8 +175,8 @@ static void Calibrate_SeveralRanks_GetOneMachineThatPredicts(void** state) {
       assert_true(relu != NULL && strtod(strchr(relu, ':') + 1, NULL) > 0);
       if (w > 1) assert_non_null(strstr(ranks[0].machine, "{\"lane\": \"comm\", \"beside\": [\"compute\"]"));
       assert_non_null(strstr(ranks[0].machine, "\"exchange_skew_gain\": "));
-      assert_true((strstr(ranks[0].machine, "\"exchange_late\": {\"points\": [[1024, ") != NULL) == (w > 1));
-      assert_true((strstr(ranks[0].machine, "\"exchange_taken\": {\"points\": [[1024, ") != NULL) == (w > 1));
+      assert_true((strstr(ranks[0].machine, "\"exchange_contention\": {\"points\": [[1024, ") != NULL) == (w > 1));
+      assert_true((strstr(ranks[0].machine, "\"compute_contention\": {\"points\": [[1024, ") != NULL) == (w > 1));
     }
   }
 }
@@ -199,18 +199,18 @@ static void Cache_SecondTime_IsReadAndNotMeasured(void** state) {
 }
 
 /* What is faster with another library, or another version of one, is another machine. */
-static void Cache_OtherProducts_AreMeasured(void** state) {
+static void Cache_OtherGemms_AreMeasured(void** state) {
   (void)state;
   char path[512], text[1024];
   empty_folder(folders[0]);
-  products = "auto";
+  gemms = "auto";
   run(1, 0, 0, SLUICE_DTYPE_F32);
   assert_int_equal(only_file(folders[0], path, sizeof path), 1);
   FILE* file = fopen(path, "rb");
   text[fread(text, 1, sizeof text - 1, file)] = '\0';
   fclose(file);
-  assert_non_null(strstr(text, "; products auto of "));
-  products = "ref";
+  assert_non_null(strstr(text, "; GEMMs auto of "));
+  gemms = "ref";
   run(1, 0, 0, SLUICE_DTYPE_F32);
   assert_int_equal(num_measured, 1);
   assert_int_equal(only_file(folders[0], path, sizeof path), 2);
@@ -241,7 +241,7 @@ static void Cache_BadFile_IsMeasuredAgainWithAWord(void** state) {
     if (which == 1) memcpy(bad, "sluice cache 9", 14);
     if (which == 2) *strstr(bad, "version 0") = 'V', says = "it is of another machine or library";
     if (which == 3) bytes = 0;
-    if (which == 4) memcpy(bad, "sluice cache 1", 14); /* before exchanges were measured beside products */
+    if (which == 4) memcpy(bad, "sluice cache 1", 14); /* before exchanges were measured beside GEMMs */
     put(path, bad, bytes);
     free(bad);
     run(2, 0, 0, SLUICE_DTYPE_F32);
@@ -347,7 +347,7 @@ static void BadConfig_EveryField_IsRefusedByName(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Calibrate_SeveralRanks_GetOneMachineThatPredicts),
-      cmocka_unit_test(Cache_OtherProducts_AreMeasured),
+      cmocka_unit_test(Cache_OtherGemms_AreMeasured),
       cmocka_unit_test(Cache_SecondTime_IsReadAndNotMeasured),
       cmocka_unit_test(Cache_BadFile_IsMeasuredAgainWithAWord),
       cmocka_unit_test(Cache_RanksDiffer_AllMeasureAgain),

@@ -17,7 +17,7 @@ enum { KEEP = SLUICE_RESTORE_KEEP, OFFLOAD = SLUICE_RESTORE_OFFLOAD };
 enum { REDISPATCH = SLUICE_RESTORE_REDISPATCH, RECOMPUTE = SLUICE_RESTORE_RECOMPUTE, CHUNKS = 5 };
 
 typedef struct lists_s {
-  int32_t input[CHUNKS], middle[CHUNKS];
+  int32_t input[CHUNKS], pre_activation[CHUNKS];
 } lists_t;
 
 static const lists_t mixes[] = {
@@ -35,11 +35,11 @@ static const lists_t callback_mix = {{KEEP, OFFLOAD, KEEP, REDISPATCH, KEEP},
  * chunk by chunk in both. */
 static void check_mix(case_t c, const lists_t* lists) {
   result_t kept, mixed, want;
-  c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS, c.num_chunks = CHUNKS;
-  c.restore_input = c.restore_middle = KEEP;
+  c.chunking = SLUICE_CHUNKING_TOKENS, c.num_chunks = CHUNKS;
+  c.restore_input = c.restore_pre_activation = KEEP;
   world_run(&c, &kept);
   must_work(&c, &kept);
-  c.restore_input_of = lists->input, c.restore_middle_of = lists->middle;
+  c.restore_input_of = lists->input, c.restore_pre_activation_of = lists->pre_activation;
   world_run(&c, &mixed);
   must_work(&c, &mixed);
   world_reference(&c, &want);
@@ -101,24 +101,25 @@ static void Layer_PolicyByChunkWithHalvesAndCopies_HasTheBitsOfKeepingEverything
   }
 }
 
-static void Layer_PolicyByChunkUnderACeiling_HasTheBitsOfKeepingEverything(void** state) {
+static void Layer_PolicyByChunkUnderACapacity_HasTheBitsOfKeepingEverything(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 3; ++w) {
     for (int i = 0; i < NUM_MIXES; ++i) {
       case_t c = base(w, i);
-      c.ceiling = 23 * 2;
+      c.capacity = 23 * 2;
       check_mix(c, &mixes[i]);
     }
   }
 }
 
 /* Without weight gradients a backward reads T_DI of few chunks, perhaps of none. */
-static void frozen_round(const int32_t* inputs, const int32_t* middles, float* grad_tokens, float* grad_weights) {
+static void frozen_round(const int32_t* inputs, const int32_t* pre_activations, float* grad_tokens,
+                         float* grad_weights) {
   rig_t rig;
   sluice_step_t* step = NULL;
   sluice_moe_config_t config = rig_config();
-  config.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
-  config.restore_input_of = inputs, config.restore_middle_of = middles;
+  config.chunking = SLUICE_CHUNKING_TOKENS;
+  config.restore_input_of = inputs, config.restore_pre_activation_of = pre_activations;
   WORKS(rig_open(&rig, NULL, &config));
   rig.backward.grad_params = NULL;
   WORKS(rig_forward(&rig, &step));
@@ -131,14 +132,16 @@ static void frozen_round(const int32_t* inputs, const int32_t* middles, float* g
 
 static void Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything(void** state) {
   (void)state;
-  const int32_t inputs[] = {KEEP, OFFLOAD, REDISPATCH}, middles[] = {KEEP, OFFLOAD, RECOMPUTE};
+  const int32_t inputs[] = {KEEP, OFFLOAD, REDISPATCH}, pre_activations[] = {KEEP, OFFLOAD, RECOMPUTE};
   float kept_tokens[64] = {0}, kept_weights[64] = {0}, tokens[64] = {0}, weights[64] = {0};
   frozen_round(NULL, NULL, kept_tokens, kept_weights);
   for (int i = 0; i < 81; ++i) {
-    const int32_t input[] = {inputs[i % 3], inputs[i / 3 % 3]}, middle[] = {middles[i / 9 % 3], middles[i / 27]};
-    frozen_round(input, middle, tokens, weights);
+    const int32_t input[] = {inputs[i % 3], inputs[i / 3 % 3]},
+                  pre_activation[] = {pre_activations[i / 9 % 3], pre_activations[i / 27]};
+    frozen_round(input, pre_activation, tokens, weights);
     if (memcmp(tokens, kept_tokens, sizeof tokens) != 0 || memcmp(weights, kept_weights, sizeof weights) != 0)
-      fail_msg("input %d, %d, middle %d, %d: other bits", input[0], input[1], middle[0], middle[1]);
+      fail_msg("input %d, %d, pre-activation %d, %d: other bits", input[0], input[1], pre_activation[0],
+               pre_activation[1]);
   }
 }
 
@@ -158,7 +161,7 @@ static void Plan_ListOfOnePolicy_IsThatPolicy(void** state) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   WORKS(rig_open(&rig, NULL, &config));
-  const int32_t inputs[] = {OFFLOAD, OFFLOAD}, middles[] = {RECOMPUTE, RECOMPUTE}, mixed[] = {KEEP, RECOMPUTE};
+  const int32_t inputs[] = {OFFLOAD, OFFLOAD}, pre_activations[] = {RECOMPUTE, RECOMPUTE}, mixed[] = {KEEP, RECOMPUTE};
   sluice_plan_config_t plan_config;
   sluice_plan_config_init(&plan_config, sizeof plan_config);
   plan_config.max_tokens = 64, plan_config.num_chunks = 2;
@@ -166,9 +169,9 @@ static void Plan_ListOfOnePolicy_IsThatPolicy(void** state) {
   for (int i = 0; i < 3; ++i) {
     sluice_plan_t* plan = NULL;
     plan_config.restore_input = i == 0 ? OFFLOAD : SLUICE_RESTORE_ADAPTIVE;
-    plan_config.restore_middle = i == 0 ? RECOMPUTE : SLUICE_RESTORE_ADAPTIVE;
+    plan_config.restore_pre_activation = i == 0 ? RECOMPUTE : SLUICE_RESTORE_ADAPTIVE;
     plan_config.restore_input_of = i == 0 ? NULL : inputs;
-    plan_config.restore_middle_of = i == 0 ? NULL : i == 1 ? middles : mixed;
+    plan_config.restore_pre_activation_of = i == 0 ? NULL : i == 1 ? pre_activations : mixed;
     WORKS(sluice_plan_create(rig.moe, &plan_config, &plan));
     memset(&found[i], 0, sizeof found[i]);
     found[i].struct_size = sizeof found[i];
@@ -177,7 +180,7 @@ static void Plan_ListOfOnePolicy_IsThatPolicy(void** state) {
   }
   assert_memory_equal(&found[0], &found[1], sizeof found[0]);
   assert_int_equal(found[2].restore_input, OFFLOAD);
-  assert_int_equal(found[2].restore_middle, SLUICE_RESTORE_BY_CHUNK);
+  assert_int_equal(found[2].restore_pre_activation, SLUICE_RESTORE_BY_CHUNK);
   assert_true(found[2].saved_bytes > found[1].saved_bytes);
   rig_close(&rig);
 }
@@ -188,7 +191,8 @@ static void Lists_Bad_AreNamed(void** state) {
   const sluice_moe_config_t good = rig_config();
   sluice_moe_config_t c = good;
   WORKS(rig_open(&rig, NULL, &good));
-  const int32_t inputs[] = {KEEP, RECOMPUTE}, middles[] = {KEEP, REDISPATCH}, open[] = {SLUICE_RESTORE_ADAPTIVE, KEEP};
+  const int32_t inputs[] = {KEEP, RECOMPUTE}, pre_activations[] = {KEEP, REDISPATCH},
+                open[] = {SLUICE_RESTORE_ADAPTIVE, KEEP};
   const int32_t mixed[] = {KEEP, RECOMPUTE}, offload[] = {RECOMPUTE, OFFLOAD};
   sluice_moe_t* moe = NULL;
 #define CASE(field, list, status, text) \
@@ -197,21 +201,21 @@ static void Lists_Bad_AreNamed(void** state) {
   CASE(restore_input_of, inputs, SLUICE_E_INVALID_ARGUMENT,
        "layer 3: restore_input_of[1] is 3; known are keep (0), offload (1) and re-dispatch (2)");
   CASE(restore_input_of, open, SLUICE_E_INVALID_ARGUMENT, "restore_input_of[0] is -1");
-  CASE(restore_middle_of, middles, SLUICE_E_INVALID_ARGUMENT,
-       "restore_middle_of[1] is 2; known are keep (0), offload (1) and recompute (3)");
+  CASE(restore_pre_activation_of, pre_activations, SLUICE_E_INVALID_ARGUMENT,
+       "restore_pre_activation_of[1] is 2; known are keep (0), offload (1) and recompute (3)");
 #undef CASE
-  c = good, c.restore_middle_of = mixed, c.num_chunks = 0;
+  c = good, c.restore_pre_activation_of = mixed, c.num_chunks = 0;
   REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_INVALID_ARGUMENT,
-          "restore_middle_of names a policy for each chunk, and num_chunks is 0");
-  c = good, c.callback_experts = 1, c.restore_middle_of = offload;
+          "restore_pre_activation_of names a policy for each chunk, and num_chunks is 0");
+  c = good, c.callback_experts = 1, c.restore_pre_activation_of = offload;
   REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_UNSUPPORTED,
-          "chunk 1 has restore_input 0, restore_middle 1");
+          "chunk 1 has restore_input 0, restore_pre_activation 1");
   sluice_plan_config_t plan_config;
   sluice_plan_t* plan = NULL;
   sluice_plan_config_init(&plan_config, sizeof plan_config);
-  plan_config.max_tokens = 64, plan_config.restore_middle_of = mixed;
+  plan_config.max_tokens = 64, plan_config.restore_pre_activation_of = mixed;
   REFUSED(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT,
-          "plan: restore_middle_of names a policy for each chunk");
+          "plan: restore_pre_activation_of names a policy for each chunk");
   rig_close(&rig);
 }
 
@@ -220,7 +224,7 @@ int main(void) {
       cmocka_unit_test(Layer_PolicyByChunk_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_PolicyByChunkWithHalvesAndCopies_HasTheBitsOfKeepingEverything),
-      cmocka_unit_test(Layer_PolicyByChunkUnderACeiling_HasTheBitsOfKeepingEverything),
+      cmocka_unit_test(Layer_PolicyByChunkUnderACapacity_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Budget_PolicyByChunk_FromTheSmallestUp),
       cmocka_unit_test(Plan_PolicyByChunk_PredictsTheAllocator),

@@ -1,4 +1,4 @@
-/* Calibration of CUDA contexts on fakes: the path whole, from the ranks' agreement to the cache, and every failing call
+/* Calibration of CUDA contexts on fakes: the path whole, from the ranks' handshake to the cache, and every failing call
  * of the driver. What it measures is this CPU under the fakes, so that no time is looked at. */
 #include <dirent.h>
 #include <setjmp.h>
@@ -104,7 +104,7 @@ static void CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone(void** state) 
   uint64_t want = 0, got = 0;
   sluice_step_t* step = NULL;
   sluice_moe_config_t config = rig_config();
-  config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   fakes_open(1, 1);
   rig_use_machine(fakes_machine(), 0);
   if (rig_open(&rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());

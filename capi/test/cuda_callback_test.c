@@ -15,10 +15,10 @@
 #include "capi/test/fakes.h"
 #include "capi/test/rig.h"
 
-static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_middle) {
+static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_activation) {
   sluice_moe_config_t config = rig_config();
   config.callback_experts = 1;
-  config.restore_input = restore_input, config.restore_middle = restore_middle;
+  config.restore_input = restore_input, config.restore_pre_activation = restore_pre_activation;
   return config;
 }
 
@@ -96,9 +96,9 @@ static int64_t hazards_of(const sluice_moe_config_t* config, int32_t joined_befo
 
 static void CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined(void** state) {
   (void)state;
-  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
+  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
   for (int m = 0; m < 2; ++m) {
-    const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, middles[m]);
+    const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, pre_activations[m]);
     assert_int_equal(hazards_of(&config, 1, 1), 0);
     assert_true(hazards_of(&config, 0, 1) > 0);
     assert_true(hazards_of(&config, 1, 0) > 0);
@@ -118,7 +118,7 @@ static void CudaCallback_AnyWaitLeftOut_LeavesAHazard(void** state) {
       char text[200], live[200];
       case_t c = world_small_case();
       result_t out;
-      c.world_size = 2, c.num_chunks = 2, c.callback_experts = 1, c.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+      c.world_size = 2, c.num_chunks = 2, c.callback_experts = 1, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
       fakes_open(2, 1);
       sluice_fake_cuda_drop_wait_of(rank, nth);
       c.machine = fakes_machine();
@@ -144,9 +144,9 @@ static const char* const words_of[] = {"failed in forward of chunk 0 (it returne
 /* A failing callback is told with its number; nothing is left, and the layer works on with the bits of before. */
 static void CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn(void** state) {
   (void)state;
-  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
+  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
   for (int m = 0; m < 2; ++m) {
-    const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, middles[m]);
+    const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, pre_activations[m]);
     rig_t rig;
     uint64_t want = 0, got = 0;
     open_all(&rig, &config);
@@ -267,9 +267,9 @@ static void CudaCallback_UnderABudget_PredictsThePeakToTheByte(void** state) {
   (void)state;
   enum { OUTSTANDING = 2 };
   for (int32_t p = 0; p < 8; ++p) {
-    const int32_t middle = p / 2 == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    const int32_t pre_activation = p / 2 == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
     const int32_t input = p / 2 == 0 ? SLUICE_RESTORE_KEEP : p / 2 - 1;
-    const sluice_moe_config_t layer = config_of(input, middle);
+    const sluice_moe_config_t layer = config_of(input, pre_activation);
     rig_t rig;
     open_all(&rig, &layer);
     sluice_plan_config_t config;
@@ -277,7 +277,7 @@ static void CudaCallback_UnderABudget_PredictsThePeakToTheByte(void** state) {
     sluice_plan_info_t info = {.struct_size = sizeof info};
     sluice_plan_config_init(&config, sizeof config);
     config.max_tokens = rig.num_tokens, config.max_outstanding = OUTSTANDING, config.num_chunks = 1 + 2 * (p % 2);
-    config.restore_input = input, config.restore_middle = middle;
+    config.restore_input = input, config.restore_pre_activation = pre_activation;
     for (int i = 0; i < 2; ++i) {
       if (sluice_plan_create(rig.moe, &config, &plan) != SLUICE_OK) fail_msg("%s", last_message());
       assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
@@ -311,9 +311,9 @@ static void CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused(void** st
   sluice_moe_config_t good = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP), bad = good;
   sluice_moe_t* moe = NULL;
   open_all(&rig, &good);
-  bad.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  bad.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   assert_int_equal(sluice_moe_create(rig.context, &bad, &moe), SLUICE_E_UNSUPPORTED);
-  assert_non_null(strstr(last_message(), "callback experts take restore_middle keep"));
+  assert_non_null(strstr(last_message(), "callback experts take restore_pre_activation keep"));
   sluice_fake_cuda_set_capturing(fakes_stream(0), 1);
   sluice_step_t* step = NULL;
   assert_int_equal(rig_forward(&rig, &step), SLUICE_E_STATE);

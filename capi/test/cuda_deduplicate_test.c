@@ -13,7 +13,7 @@
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/binding.h"
 #include "backend/moe/routing/offsets.h"
-#include "backend/moe/routing/parcels.h"
+#include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/make_layer.h"
 #include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
@@ -23,7 +23,7 @@
 static case_t base_case(void) {
   case_t c = world_small_case();
   c.world_size = 2, c.top_k = 4, c.bias = 1, c.deduplicate = 1;
-  c.dtype = SLUICE_DTYPE_F64;            /* products of the fake cuBLAS then sum as gemm ref does */
+  c.dtype = SLUICE_DTYPE_F64;            /* GEMMs of the fake cuBLAS then sum as gemm ref does */
   c.activation = SLUICE_ACTIVATION_RELU; /* no function whose last bits are a library's */
   return c;
 }
@@ -96,7 +96,7 @@ static void CudaDeduplicate_AtTheExperts_HasTheBitsWithout(void** state) {
     case_t c = base_case(), without;
     result_t got, plain;
     c.world_size = w, c.num_chunks = 3, c.gated = 1, c.dtype = SLUICE_DTYPE_BF16;
-    without = c, without.deduplicate = 0, without.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+    without = c, without.deduplicate = 0, without.chunking = SLUICE_CHUNKING_TOKENS;
     run(&c, &got);
     run(&without, &plain);
     size_t elements = (size_t)(c.num_experts * c.hidden_width * c.model_width);
@@ -143,20 +143,20 @@ static void CudaDeduplicate_NumbersOfAPeerThatDoNotFit_NameTheRank(void** state)
   context->world_size = 2;
   assert_int_equal(sluice_layer_create(context, &config, NULL, &moe), SLUICE_OK);
   static const struct {
-    int32_t parcels; /* of rank 1, for its three rows */
+    int32_t token_copies; /* of rank 1, for its three rows */
     int is_good;
   } cases[] = {{2, 1}, {3, 1}, {1, 0}, {0, 0}, {4, 0}, {-1, 0}, {INT32_MAX, 0}, {INT32_MIN, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     int32_t received_rows[] = {0, 3}, sent_rows[] = {0, 0};
-    int32_t sent[] = {0, 0}, received[] = {0, cases[i].parcels};
+    int32_t sent[] = {0, 0}, received[] = {0, cases[i].token_copies};
     sluice_binding_t b = {.memory = &moe->context->pass_memory};
     assert_int_equal(sluice_binding_of_rows(moe, (const int64_t[]){3}, &b), SLUICE_OK);
     b.first_token[0] = 0; /* what is kept of a forward says it in a real one */
     b.recv_counts = received_rows, b.send_counts = sent_rows;
-    b.parcels.send_counts = sent, b.parcels.recv_counts = received;
-    assert_int_equal(sluice_parcels_restore_far(&b, NULL), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);
+    b.token_copies.send_counts = sent, b.token_copies.recv_counts = received;
+    assert_int_equal(sluice_token_copies_restore_on_device(&b, NULL), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);
     if (cases[i].is_good) continue;
-    assert_non_null(strstr(last_message(), "layer 3: the parcels that rank 1 announced do not fit its rows"));
+    assert_non_null(strstr(last_message(), "layer 3: the token copies that rank 1 announced do not fit its rows"));
     assert_int_equal(last_peer(), 1);
   }
   sluice_layer_release(moe);
@@ -169,7 +169,7 @@ static void CudaDeduplicate_NumbersOfAPeerThatDoNotFit_NameTheRank(void** state)
 
 /* ---- under budgets and plans ---- */
 
-/* is_small: rows are next to nothing beside the products' workspace. */
+/* is_small: rows are next to nothing beside the GEMMs' workspace. */
 static budget_suite_t suite_of(int is_small) {
   budget_suite_t suite = {.base = budget_base_case(), .run = run_any, .least_ranks = 2, .is_slow = 1};
   suite.base.model_width = is_small ? 4 : 12, suite.base.hidden_width = is_small ? 8 : 24;
@@ -200,7 +200,7 @@ static void CudaDeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame(void** 
 /* The bytes that a plan of its own names are the device allocator's peak, and the routes still take one read. */
 static void CudaDeduplicatePlan_EveryPolicy_PeakIsPlannedToTheByte(void** state) {
   (void)state;
-  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int i = 0; i < 18; i += i < 9 ? 1 : 2) {
     case_t c = base_case();
     char live[200];
@@ -212,8 +212,8 @@ static void CudaDeduplicatePlan_EveryPolicy_PeakIsPlannedToTheByte(void** state)
     sluice_plan_config_t plan;
     sluice_plan_config_init(&plan, sizeof plan);
     plan.max_tokens = 48, plan.max_outstanding = 1, plan.num_chunks = 1 + i % 3;
-    plan.restore_input = i % 3, plan.restore_middle = middle[i / 3 % 3];
-    plan.memory_budget = (uint64_t)1 << 40; /* so that steps take blocks of its ceilings */
+    plan.restore_input = i % 3, plan.restore_pre_activation = pre_activation[i / 3 % 3];
+    plan.memory_budget = (uint64_t)1 << 40; /* so that steps take blocks of its capacities */
     c.plan = &plan, c.machine = fakes_machine();
     fakes_open(c.world_size, 1);
     world_run(&c, &got);
@@ -235,11 +235,11 @@ static void CudaDeduplicatePlan_EveryPolicy_PeakIsPlannedToTheByte(void** state)
 
 /* ---- what is refused ---- */
 
-static void CudaDeduplicate_UnderACeiling_IsRefusedByName(void** state) {
+static void CudaDeduplicate_UnderACapacity_IsRefusedByName(void** state) {
   (void)state;
   case_t c = base_case();
   result_t out;
-  c.ceiling = 18;
+  c.capacity = 18;
   run_any(&c, &out);
   for (int32_t r = 0; r < c.world_size; ++r) {
     assert_int_equal(out.status[r], SLUICE_E_UNSUPPORTED);
@@ -259,7 +259,7 @@ int main(void) {
       cmocka_unit_test(CudaDeduplicateBudget_OneHotExpert_StaysWithinThePlan),
       cmocka_unit_test(CudaDeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame),
       cmocka_unit_test(CudaDeduplicatePlan_EveryPolicy_PeakIsPlannedToTheByte),
-      cmocka_unit_test(CudaDeduplicate_UnderACeiling_IsRefusedByName),
+      cmocka_unit_test(CudaDeduplicate_UnderACapacity_IsRefusedByName),
   };
   if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,9 +20,9 @@
 
 enum { UNKNOWN_ERROR = 999, MOST_CALLS = 5000 };
 
-static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_middle) {
+static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_activation) {
   sluice_moe_config_t config = rig_config();
-  config.restore_input = restore_input, config.restore_middle = restore_middle;
+  config.restore_input = restore_input, config.restore_pre_activation = restore_pre_activation;
   return config;
 }
 
@@ -122,9 +122,9 @@ static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
   close_all(&rig);
 }
 
-static sluice_moe_config_t config_under_ceiling(void) {
+static sluice_moe_config_t config_under_capacity(void) {
   sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
-  config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = 6;
+  config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 6;
   return config;
 }
 
@@ -204,10 +204,10 @@ static void CudaLayer_NthAllocationRefused_SaysHowMuchAndTheStepIsRetryable(void
   (void)state;
   const sluice_moe_config_t keep = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
   const sluice_moe_config_t offload = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
-  const sluice_moe_config_t ceiling = config_under_ceiling();
+  const sluice_moe_config_t capacity = config_under_capacity();
   nth_allocation_of_a_round(&keep);
   nth_allocation_of_a_round(&offload);
-  nth_allocation_of_a_round(&ceiling);
+  nth_allocation_of_a_round(&capacity);
 }
 
 static void CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing(void** state) {
@@ -288,7 +288,7 @@ static void use_plan(rig_t* rig) {
   sluice_plan_info_t info = {.struct_size = sizeof info};
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = rig->num_tokens, config.num_chunks = 2;
-  config.restore_input = rig->config.restore_input, config.restore_middle = rig->config.restore_middle;
+  config.restore_input = rig->config.restore_input, config.restore_pre_activation = rig->config.restore_pre_activation;
   for (int i = 0; i < 2; ++i) {
     assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
     assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
@@ -346,7 +346,7 @@ static sluice_status_t capture_round(rig_t* rig) {
 
 /* Each call fails in turn while a pass is being captured: it says so, and outside the capture all is as before. */
 static void nth_call_of_a_capture(const library_t* library) {
-  const sluice_moe_config_t config = config_under_ceiling();
+  const sluice_moe_config_t config = config_under_capacity();
   uint64_t want = 0, got = 0;
   int64_t told = 0, nth = 0;
   int failed = 1;
@@ -378,9 +378,9 @@ static void CudaGraph_NthCallOfACaptureFails_ContextWorksOn(void** state) {
   nth_call_of_a_capture(&CUBLAS);
 }
 
-static void CudaCeiling_NthCallOfARoundFails_ContextWorksOn(void** state) {
+static void CudaCapacity_NthCallOfARoundFails_ContextWorksOn(void** state) {
   (void)state;
-  const sluice_moe_config_t config = config_under_ceiling();
+  const sluice_moe_config_t config = config_under_capacity();
   nth_call_of_a_round(&DRIVER, &config, 0, 1);
   nth_call_of_a_round(&CUBLAS, &config, 0, 1);
 }
@@ -521,9 +521,9 @@ static void nth_call_of_two_ranks(const library_t* library, int64_t step, const 
 
 static void CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs(void** state) {
   (void)state;
-  const sluice_moe_config_t exact = rig_config(), ceiling = config_under_ceiling();
+  const sluice_moe_config_t exact = rig_config(), capacity = config_under_capacity();
   nth_call_of_two_ranks(&NCCL, 1, &exact);
-  nth_call_of_two_ranks(&NCCL, 3, &ceiling); /* groups are as in exact mode */
+  nth_call_of_two_ranks(&NCCL, 3, &capacity); /* groups are as in exact mode */
 }
 
 static void CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs(void** state) {
@@ -537,9 +537,9 @@ static void CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs(void** state) {
 /* Ranks share the numbers of calls, so that a sample of them is as good as all. */
 static void CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs(void** state) {
   (void)state;
-  const sluice_moe_config_t exact = rig_config(), ceiling = config_under_ceiling();
+  const sluice_moe_config_t exact = rig_config(), capacity = config_under_capacity();
   nth_call_of_two_ranks(&DRIVER, 23, &exact);
-  nth_call_of_two_ranks(&DRIVER, 101, &ceiling);
+  nth_call_of_two_ranks(&DRIVER, 101, &capacity);
 }
 
 int main(void) {
@@ -555,7 +555,7 @@ int main(void) {
       cmocka_unit_test(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn),
-      cmocka_unit_test(CudaCeiling_NthCallOfARoundFails_ContextWorksOn),
+      cmocka_unit_test(CudaCapacity_NthCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaGraph_NthCallOfACaptureFails_ContextWorksOn),
       cmocka_unit_test(CudaContext_NthCallOfCreationFails_LeaksNothing),
       cmocka_unit_test(CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs),

@@ -11,7 +11,7 @@ static case_t case_of(int32_t world_size) {
   return c;
 }
 
-/* Towards the CPU: products differ in the order of their sums, activations by their last bits, and a value that lies
+/* Towards the CPU: GEMMs differ in the order of their sums, activations by their last bits, and a value that lies
  * between two of the type may be rounded either way between ops. In ulps of 1 (distances are relative above 1). */
 static double ulps_of_cpu(const case_t* c) {
   switch (c->dtype) {
@@ -59,8 +59,8 @@ static const char* check_with(const layer_machine_t* machine, const case_t* c, i
            "W %d n %d T %lld M %lld H %lld E %d K %d dtype %d act %d gated %d bias %d restore %d %d: distance %g, of "
            "the CPU %g",
            c->world_size, c->num_chunks, (long long)c->tokens[0], (long long)c->model_width, (long long)c->hidden_width,
-           c->num_experts, c->top_k, c->dtype, c->activation, c->gated, c->bias, c->restore_input, c->restore_middle, d,
-           e);
+           c->num_experts, c->top_k, c->dtype, c->activation, c->gated, c->bias, c->restore_input,
+           c->restore_pre_activation, d, e);
   return problem;
 }
 
@@ -97,11 +97,11 @@ static const char* activations(const layer_machine_t* machine, int32_t world_siz
 
 static const char* policies(const layer_machine_t* machine, int32_t world_size) {
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int p = 0; p < 9; ++p) {
     case_t c = case_of(world_size);
     c.num_chunks = CHUNKS[p % 3], c.bias = 1, c.gated = p % 2;
-    c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
+    c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3;
     CHECK(machine, &c);
     c.num_chunks = 4, c.dtype = SLUICE_DTYPE_BF16, c.restore = !c.restore;
@@ -147,7 +147,7 @@ static const char* halves_and_steps(const layer_machine_t* machine, int32_t worl
   CHECK(machine, &c);
   c.halves_apart = 0, c.outstanding = 3;
   CHECK(machine, &c);
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   CHECK(machine, &c);
   return NULL;
 }
@@ -159,7 +159,7 @@ static const char* callbacks(const layer_machine_t* machine, int32_t world_size)
   for (int32_t p = 0; p < 4; ++p) {
     case_t c = case_of(world_size);
     c.callback_experts = 1, c.num_chunks = CHUNKS[p % 3], c.drop_every = p == 2 ? 3 : 0, c.restore = p % 2;
-    c.restore_middle = p == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    c.restore_pre_activation = p == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
     c.restore_input =
         (int32_t[]){SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH}[p];
     CHECK(machine, &c);
@@ -183,7 +183,7 @@ static const char* larger(const layer_machine_t* machine, int32_t world_size) {
   c.model_width = 96, c.hidden_width = 136, c.num_experts = 16, c.top_k = 4, c.num_chunks = 4, c.gated = 1;
   c.activation = SLUICE_ACTIVATION_SILU;
   const char* why = check_with(machine, &c, 1, 4);
-  c.dtype = SLUICE_DTYPE_BF16, c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  c.dtype = SLUICE_DTYPE_BF16, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   return why != NULL ? why : check_with(machine, &c, 1, 4);
 }
 
@@ -219,31 +219,31 @@ static const char* host_waits(const layer_machine_t* machine, int32_t world_size
 }
 
 /* Graph mode's exchanges: every expert gets as many rows as fit all routes, so nothing is dropped. */
-static const char* ceiling(const layer_machine_t* machine, int32_t world_size) {
+static const char* capacity(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
-  c.ceiling = 18, c.bias = 1, c.gated = 1;
+  c.capacity = 18, c.bias = 1, c.gated = 1;
   for (int n = 0; n < 3; n += 2) {
     c.num_chunks = CHUNKS[n];
     CHECK(machine, &c);
-    c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
+    c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
     CHECK(machine, &c);
   }
-  c.callback_experts = 1, c.bias = c.gated = 0, c.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  c.callback_experts = 1, c.bias = c.gated = 0, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   CHECK(machine, &c);
   return NULL;
 }
 
 #define AMPLE ((uint64_t)1 << 28) /* a plan is in force, and has room for every policy */
 
-/* Plans: of rows as they come, of parcels, under ceilings. */
+/* Plans: of rows as they come, of token copies, under a capacity. */
 static const char* budgets(const layer_machine_t* machine, int32_t world_size) {
   for (int i = 0; i < 6; ++i) {
     case_t c = case_of(world_size);
     c.budget = AMPLE, c.num_chunks = CHUNKS[1 + i % 2], c.bias = 1, c.gated = i % 2, c.outstanding = 1 + i / 3;
-    c.restore_input = c.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+    c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
     if (i % 3 == 1) c.deduplicate = 1, c.top_k = 4;
-    if (i % 3 == 2) c.ceiling = 18;
-    if (i >= 3) c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
+    if (i % 3 == 2) c.capacity = 18;
+    if (i >= 3) c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
     CHECK(machine, &c);
   }
   return NULL;
@@ -254,8 +254,8 @@ static const char* budgets(const layer_machine_t* machine, int32_t world_size) {
 static const char* captured(const layer_machine_t* machine, int32_t world_size) {
   for (int n = 0; n < 3; n += 2) {
     case_t c = case_of(world_size);
-    c.ceiling = 18, c.bias = 1, c.gated = n == 0, c.captured = 1, c.num_chunks = CHUNKS[n];
-    if (n > 0) c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
+    c.capacity = 18, c.bias = 1, c.gated = n == 0, c.captured = 1, c.num_chunks = CHUNKS[n];
+    if (n > 0) c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
     if (n > 0) c.budget = AMPLE;
     if (world_size == 1 || strcmp(machine->name, "nccl") == 0) {
       case_t plain = c;
@@ -295,7 +295,7 @@ static const char* deduplicated(const layer_machine_t* machine, int32_t world_si
     c.restore_input = n == 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
     CHECK(machine, &c);
     c.drop_every = c.repeat_every = 0, c.hot_expert = 11, c.uneven_owners = 1, c.tokens[n % world_size] = 0;
-    c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+    c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
     CHECK(machine, &c);
   }
   return NULL;
@@ -303,12 +303,12 @@ static const char* deduplicated(const layer_machine_t* machine, int32_t world_si
 
 static const char* deduplicated_policies(const layer_machine_t* machine, int32_t world_size) {
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const int32_t types[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (int p = 0; p < 9; ++p) {
     case_t c = case_of(world_size);
     c.deduplicate = 1, c.top_k = 1 + p, c.num_chunks = CHUNKS[p % 3], c.gated = p % 2, c.dtype = types[p / 3];
-    c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
+    c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.halves_apart = p % 3 == 1, c.outstanding = p % 4 == 2 ? 3 : 1;
     c.num_experts = 12;
     CHECK(machine, &c);
@@ -322,7 +322,7 @@ static const char* many_rounds(const layer_machine_t* machine, int32_t world_siz
   for (int r = 0; r < 4; ++r) c.tokens[r] = 5 + r % 2;
   c.model_width = 4, c.hidden_width = 5, c.num_experts = 4, c.num_chunks = 2, c.gated = 1, c.cycles = 3;
   CHECK(machine, &c);
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   CHECK(machine, &c);
   c.deduplicate = 1;
   CHECK(machine, &c);
@@ -341,7 +341,7 @@ const layer_case_t layer_cases[] = {
     {"HostWaits_OneInForwardNoneInBackward", host_waits, 0},
     {"Deduplicated_MatchesReferenceAndCpu", deduplicated, 1},
     {"DeduplicatedEveryPolicy_MatchesReferenceAndCpu", deduplicated_policies, 0},
-    {"UnderACeiling_MatchesReferenceAndCpu", ceiling, 0},
+    {"UnderACapacity_MatchesReferenceAndCpu", capacity, 0},
     {"UnderABudget_MatchesReferenceAndCpu", budgets, 0},
     {"CapturedIntoAGraph_MatchesCpu", captured, 0},
     {"ManyRounds_KeepTheirBytes", many_rounds, 0},
@@ -369,7 +369,7 @@ static case_t random_case(const layer_machine_t* machine, int32_t most_ranks) {
   c.drop_every = throw_dice(3) == 0 ? 2 + throw_dice(5) : 0;
   c.hot_expert = throw_dice(4) == 0 && c.top_k < c.num_experts ? throw_dice(c.num_experts) : -1;
   c.transposed = throw_dice(2), c.uneven_owners = throw_dice(3) == 0, c.reuse_saved = throw_dice(2);
-  c.restore_input = throw_dice(3), c.restore_middle = (int32_t[]){0, 1, 3}[throw_dice(3)];
+  c.restore_input = throw_dice(3), c.restore_pre_activation = (int32_t[]){0, 1, 3}[throw_dice(3)];
   c.deduplicate = throw_dice(3) == 0;
   c.cycles = throw_dice(8) == 0 && !machine->is_slow ? 4 : 0;
   /* Sums of 16-bit numbers in another order put one in thousands of preactivations on the other side of 0, where relu's

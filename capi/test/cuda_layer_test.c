@@ -59,15 +59,16 @@ static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
   case_t c = world_small_case();
   result_t want, got;
   char text[200], live[200];
-  c.num_chunks = 3, c.bias = 1, c.gated = 1, c.restore_middle = SLUICE_RESTORE_RECOMPUTE, c.machine = fakes_machine();
+  c.num_chunks = 3, c.bias = 1, c.gated = 1, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE,
+  c.machine = fakes_machine();
   for (int how = 0; how < 3; ++how) {
-    int64_t products = sluice_fake_cublaslt_products();
+    int64_t gemms = sluice_fake_cublaslt_gemms();
     assert_int_equal(setenv("SLUICE_CUBLAS", hows[how], 1), 0);
     fakes_open(1, 1);
     world_run(&c, how == 0 ? &want : &got);
     unsetenv("SLUICE_CUBLAS");
     assert_int_equal((how == 0 ? &want : &got)->status[0], SLUICE_OK);
-    assert_true((sluice_fake_cublaslt_products() > products) == (how == 2));
+    assert_true((sluice_fake_cublaslt_gemms() > gemms) == (how == 2));
     if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("%s: %s", hows[how], text);
     assert_int_equal(fakes_close(live, sizeof live), 0);
     if (how > 0) assert_true(world_identical(&c, &got, &want, 1));
@@ -128,7 +129,7 @@ static void CudaLayer_AnyWaitLeftOut_LeavesAHazard(void** state) {
     int32_t w = i < 2 ? i : 2;
     c.world_size = w, c.num_chunks = w == 1 ? 3 : 2, c.bias = 1, c.deduplicate = i == 3;
     c.restore_input = w == 1 ? SLUICE_RESTORE_OFFLOAD : SLUICE_RESTORE_KEEP;
-    c.restore_middle = w == 1 ? SLUICE_RESTORE_OFFLOAD : SLUICE_RESTORE_RECOMPUTE;
+    c.restore_pre_activation = w == 1 ? SLUICE_RESTORE_OFFLOAD : SLUICE_RESTORE_RECOMPUTE;
     for (int32_t rank = 0; rank < w; ++rank) {
       int64_t runs = 0;
       int64_t found = runs_with_hazards(machine, &c, rank, &runs);

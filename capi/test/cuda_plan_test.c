@@ -93,7 +93,7 @@ enum { OUTSTANDING = 2, ROUNDS = 3 };
 
 /* A layer on the fakes, and a plan of case i of 27 in a budget of just its bytes. */
 static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t halves_apart, sluice_plan_info_t* out_info) {
-  static const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const sluice_moe_config_t layer = rig_config();
   fakes_open(1, 1);
   rig_use_machine(fakes_machine(), 0);
@@ -101,7 +101,8 @@ static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t halves_apart, slui
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = rig->tokens.tensor.shape[0], config.max_outstanding = OUTSTANDING;
-  config.num_chunks = i / 9 + 1, config.restore_input = i % 3, config.restore_middle = middle[i / 3 % 3];
+  config.num_chunks = i / 9 + 1, config.restore_input = i % 3,
+  config.restore_pre_activation = pre_activation[i / 3 % 3];
   config.halves_apart = halves_apart;
   sluice_plan_t* plan = NULL;
   out_info->struct_size = sizeof *out_info;
@@ -132,7 +133,7 @@ static void close_planned(rig_t* rig, sluice_plan_t* plan, int i, const sluice_p
   rig_use_machine(NULL, 0);
 }
 
-/* The device's high-water mark is what the plan says, to the byte: steps of a budget have blocks of its ceilings. */
+/* The device's high-water mark is what the plan says, to the byte: steps of a budget have blocks of its capacities. */
 static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
   (void)state;
   int checked = 0;

@@ -20,7 +20,7 @@ enum { MOST_EVENTS = 512, BLOCKED_MS = 60, UNKNOWN_ERROR = 999 };
 
 static void open_rig(rig_t* rig) {
   sluice_moe_config_t config = rig_config();
-  config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   fakes_open(1, 1);
   rig_use_machine(fakes_machine(), 0);
   if (rig_open(rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());

@@ -13,7 +13,7 @@
 #include "backend/moe/routing/binding.h"
 #include "backend/moe/routing/host_routes.h"
 #include "backend/moe/routing/offsets.h"
-#include "backend/moe/routing/parcels.h"
+#include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/make_layer.h"
 #include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
@@ -41,7 +41,7 @@ static void assert_same_at_experts(const case_t* c, const result_t* a, const res
 static void check(const case_t* c) {
   result_t got, plain, want;
   case_t without = *c;
-  without.deduplicate = 0, without.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  without.deduplicate = 0, without.chunking = SLUICE_CHUNKING_TOKENS;
   world_run(c, &got);
   world_run(&without, &plain);
   world_reference(c, &want);
@@ -50,7 +50,7 @@ static void check(const case_t* c) {
   double d = world_distance(c, &got, &want);
   if (!(d >= 0 && d <= world_tolerance(c))) {
     fail_msg("W %d n %d K %d E %d dtype %d gated %d restore %d %d: distance %g", c->world_size, c->num_chunks, c->top_k,
-             c->num_experts, c->dtype, c->gated, c->restore_input, c->restore_middle, d);
+             c->num_experts, c->dtype, c->gated, c->restore_input, c->restore_pre_activation, d);
   }
   assert_same_at_experts(c, &got, &plain);
   world_free(&got);
@@ -73,11 +73,11 @@ static void Deduplicate_RanksAndChunks_MatchReference(void** state) {
 static void Deduplicate_EveryPolicy_MatchesReference(void** state) {
   (void)state;
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t p = 0; p < 9; ++p) {
     case_t c = base_case();
     c.world_size = 2 + p % 3, c.num_chunks = 1 + p % 4, c.gated = p % 2;
-    c.restore_input = inputs[p / 3], c.restore_middle = middles[p % 3];
+    c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3;
     check(&c);
     c.restore = !c.restore, c.halves_apart = 1, c.outstanding = c.restore ? 1 : 2, c.wgrad_mode = 1;
@@ -139,7 +139,7 @@ static void Deduplicate_CallbackExperts_MatchReference(void** state) {
     case_t c = base_case();
     c.callback_experts = 1, c.world_size = 3, c.num_chunks = 3;
     c.restore_input = recompute ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
-    c.restore_middle = recompute ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
+    c.restore_pre_activation = recompute ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
     check(&c);
   }
 }
@@ -163,7 +163,7 @@ static void Deduplicate_OneRoutePerToken_HasTheBitsOfRows(void** state) {
     c.dtype = dtype, c.top_k = 1, c.world_size = 3, c.num_chunks = 2;
     result_t got, plain;
     world_run(&c, &got);
-    c.deduplicate = 0, c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+    c.deduplicate = 0, c.chunking = SLUICE_CHUNKING_TOKENS;
     world_run(&c, &plain);
     assert_true(world_identical(&c, &got, &plain, 1));
     world_free(&got);
@@ -191,7 +191,7 @@ static void Deduplicate_AnyNumberOfChunks_HasTheSameBits(void** state) {
 /* ---- bytes ---- */
 
 typedef struct traffic_s {
-  uint64_t routes_out, parcels_out, routes_in, parcels_in; /* to and from other ranks */
+  uint64_t routes_out, token_copies_out, routes_in, token_copies_in; /* to and from other ranks */
 } traffic_t;
 
 static traffic_t traffic_of(const case_t* c, int32_t rank) {
@@ -206,7 +206,7 @@ static traffic_t traffic_of(const case_t* c, int32_t rank) {
         int out = from == rank && to != rank, in = from != rank && to == rank;
         sum.routes_out += (uint64_t)out, sum.routes_in += (uint64_t)in;
         if (seen[to]++ > 0) continue;
-        sum.parcels_out += (uint64_t)out, sum.parcels_in += (uint64_t)in;
+        sum.token_copies_out += (uint64_t)out, sum.token_copies_in += (uint64_t)in;
       }
     }
   }
@@ -215,18 +215,18 @@ static traffic_t traffic_of(const case_t* c, int32_t rank) {
 
 /* Forward: rows and weights out, sums back, slots before; backward: rows and weights out, sums and scalars back. */
 static uint64_t bytes_with(traffic_t t, uint64_t row, int redispatches) {
-  return (2 + (uint64_t)redispatches) * t.parcels_out * row + 2 * t.parcels_in * row + 3 * 4 * t.routes_out +
+  return (2 + (uint64_t)redispatches) * t.token_copies_out * row + 2 * t.token_copies_in * row + 3 * 4 * t.routes_out +
          4 * t.routes_in;
 }
 
-static void Deduplicate_BytesSent_AreThoseOfParcels(void** state) {
+static void Deduplicate_BytesSent_AreThoseOfTokenCopies(void** state) {
   (void)state;
   for (int32_t w = 2; w <= 4; w += 2) {
     for (int32_t redispatches = 0; redispatches < 2; ++redispatches) {
       case_t c = base_case();
       c.world_size = w, c.num_chunks = 3, c.model_width = 256, c.drop_every = 7, c.num_experts = 4, c.top_k = 4;
       c.restore_input = redispatches ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
-      c.restore_middle = SLUICE_RESTORE_KEEP;
+      c.restore_pre_activation = SLUICE_RESTORE_KEEP;
       result_t got, plain;
       world_run(&c, &got);
       case_t without = c;
@@ -315,14 +315,14 @@ static void DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame(void** 
     budget_check(&suite, c);
     c.halves_apart = 0, c.callback_experts = 1, c.bias = 0;
     c.restore_input = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_REDISPATCH;
-    c.restore_middle = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+    c.restore_pre_activation = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
     c.budget = 1;
     c.budget = budget_smallest(&suite, c);
     budget_check(&suite, c);
   }
 }
 
-/* Parcels and sums on their way take no more slots than tokens, whatever number of routes they have. */
+/* Token copies and sums on their way take no more slots than tokens, whatever number of routes they have. */
 static void DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows(void** state) {
   (void)state;
   const budget_suite_t suite = suite_of();
@@ -368,9 +368,9 @@ static void Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank(void** state) {
     sluice_binding_t b = {.memory = &moe->context->pass_memory};
     bind(moe, &b);
     int32_t slots[] = {0, 2, cases[i].slots[0], cases[i].slots[1]};
-    assert_int_equal(sluice_parcels_restore(&b, slots), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);
+    assert_int_equal(sluice_token_copies_restore(&b, slots), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);
     if (cases[i].is_good) continue;
-    assert_non_null(strstr(last_message(), "layer 3: the parcels that rank 1 announced do not fit its rows"));
+    assert_non_null(strstr(last_message(), "layer 3: the token copies that rank 1 announced do not fit its rows"));
     assert_int_equal(last_peer(), 1);
   }
   sluice_layer_release(moe);
@@ -396,7 +396,7 @@ static void Deduplicate_ConfigsItDoesNotTake_AreRefusedByName(void** state) {
   refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 2; it must be 0 or 1");
   c = good, c.reserved_3 = 1;
   refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "reserved_3 is 1; set it to 0");
-  c = good, c.exchange_mode = SLUICE_EXCHANGE_CEILING, c.ceiling_rows = 4;
+  c = good, c.exchange_mode = SLUICE_EXCHANGE_CAPACITY, c.capacity_rows = 4;
   refused(&rig, &c, SLUICE_E_UNSUPPORTED, "set deduplicate to 0, or exchange_mode to exact");
   rig_close(&rig);
 }
@@ -430,7 +430,7 @@ int main(void) {
       cmocka_unit_test(Deduplicate_ManyCycles_KeepNoMemory),
       cmocka_unit_test(Deduplicate_OneRoutePerToken_HasTheBitsOfRows),
       cmocka_unit_test(Deduplicate_AnyNumberOfChunks_HasTheSameBits),
-      cmocka_unit_test(Deduplicate_BytesSent_AreThoseOfParcels),
+      cmocka_unit_test(Deduplicate_BytesSent_AreThoseOfTokenCopies),
       cmocka_unit_test(DeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame),
       cmocka_unit_test(DeduplicateBudget_OneHotExpert_StaysWithinThePlan),
       cmocka_unit_test(DeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame),

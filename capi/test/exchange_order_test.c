@@ -119,7 +119,7 @@ static void run(int32_t num_chunks, int64_t width) {
   assert_int_equal(sluice_local_group_create(RANKS, &shared), SLUICE_OK);
   case_t c = world_small_case();
   c.world_size = RANKS, c.model_width = width, c.num_chunks = num_chunks, c.machine = &machine, c.gemm = "ref";
-  c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  c.chunking = SLUICE_CHUNKING_TOKENS;
   result_t got, want;
   world_run(&c, &got);
   world_reference(&c, &want);

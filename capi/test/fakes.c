@@ -10,9 +10,9 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/moe/context/context.h"
-#include "capi/src/context_far.h"
+#include "capi/src/context_on_device.h"
 
-enum { PATIENCE_MS = 300000 }; /* against hangs: a sanitizer on a busy machine takes its time */
+enum { TIMEOUT_MS = 300000 }; /* against hangs: a sanitizer on a busy machine takes its time */
 
 typedef struct rank_machine_s {
   void* stream;
@@ -24,7 +24,7 @@ typedef struct rank_machine_s {
 
 static struct {
   int32_t world_size;
-  uint64_t patience_ms;
+  uint64_t timeout_ms;
   sluice_cublas_symbols_t cublas;
   sluice_cublaslt_symbols_t cublaslt;
   sluice_nccl_symbols_t nccl;
@@ -37,7 +37,7 @@ static int32_t device_id(int32_t rank) { return fakes.group != NULL ? 0 : rank; 
 
 static void open_ranks(int32_t world_size, int with_groups) {
   fakes.world_size = world_size;
-  fakes.patience_ms = PATIENCE_MS;
+  fakes.timeout_ms = TIMEOUT_MS;
   fakes.cublas = sluice_fake_cublas(with_groups);
   fakes.cublaslt = sluice_fake_cublaslt();
   fakes.nccl = sluice_fake_nccl();
@@ -122,21 +122,21 @@ static void drop_graph(int32_t rank) {
  * it reads then is not what the layer computes, which a test that expects no loss is told. */
 static void settle(int32_t rank) {
   const struct timespec nap = {.tv_nsec = 100000};
-  uint64_t patience_ns = fakes.patience_ms * UINT64_C(1000000), begin_ns = sluice_now_ns();
+  uint64_t timeout_ns = fakes.timeout_ms * UINT64_C(1000000), begin_ns = sluice_now_ns();
   int has_aborted = 0;
   while (!sluice_fake_cuda_idle(fakes.ranks[rank].stream)) {
     nanosleep(&nap, NULL);
-    if (has_aborted || sluice_now_ns() - begin_ns <= patience_ns) continue;
-    if (fakes.patience_ms == PATIENCE_MS) {
+    if (has_aborted || sluice_now_ns() - begin_ns <= timeout_ns) continue;
+    if (fakes.timeout_ms == TIMEOUT_MS) {
       fprintf(stderr, "rank %d: its stream was not idle after %d s: its communicator was aborted\n", rank,
-              PATIENCE_MS / 1000);
+              TIMEOUT_MS / 1000);
     }
     sluice_comm_abort(fakes.ranks[rank].comm);
     has_aborted = 1;
   }
 }
 
-void fakes_be_patient(uint64_t milliseconds) { fakes.patience_ms = milliseconds; }
+void fakes_be_patient(uint64_t milliseconds) { fakes.timeout_ms = milliseconds; }
 
 static fakes_waits_t waits_now(int32_t rank) {
   const sluice_context_t* context = fakes.ranks[rank].context;

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "backend/moe/context/context.h"
-#include "capi/src/context_far.h"
+#include "capi/src/context_on_device.h"
 #include "capi/test/cuda_calibrate_suite.h"
 #include "capi/test/cuda_layer_suite.h"
 #ifdef SLUICE_GPU_SUITE_FAKE
@@ -20,7 +20,7 @@
 #endif
 
 enum { NO_GPU = 77, MOST_RANKS = 4, MOST_LOADS = 4 };
-#define PATIENCE_NS                                                                                        \
+#define TIMEOUT_NS                                                                                         \
   (UINT64_C(60) * 1000000000)         /* a rank may load a library's kernels first, under a checker slowly \
                                        */
 #define LEAK_BYTES ((size_t)64 << 20) /* the driver's own pools come and go by less */
@@ -169,7 +169,7 @@ static const world_machine_t* world(void) {
       .end_capture = end_capture,
       .launch = launch,
       .drop_graph = drop_graph,
-      .timeout_ns = PATIENCE_NS,
+      .timeout_ns = TIMEOUT_NS,
   };
   return &machine;
 }

@@ -74,7 +74,7 @@ static void Gradients_ManyChunks_AreTheF32SumsRoundedOnce(void** state) {
     c.transposed = bits >> 3 & 1;
     c.bias = bits >> 4 & 1;
     c.hot_expert = bits & 32 ? 1 : -1;
-    c.restore_input = bits % 3, c.restore_middle = bits % 2 ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
+    c.restore_input = bits % 3, c.restore_pre_activation = bits % 2 ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
     check(&c);
   }
 }
@@ -111,7 +111,7 @@ static void Gradients_UnderABudget_AreTheF32SumsRoundedOnce(void** state) {
     case_t c = base_case();
     c.tokens[0] = 192, c.tokens[1] = 160;
     c.num_chunks = 0, c.wgrad_mode = mode, c.hot_expert = 1, c.outstanding = 1;
-    c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+    c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
     c.budget = 1;
     result_t got;
     world_run(&c, &got);

@@ -27,11 +27,11 @@ typedef struct found_s {
   double best_whole; /* relative time of the fastest policy of all chunks that fits */
 } found_t;
 
-static found_t plan_for(const pair_t* p, uint64_t budget, int32_t input, int32_t middle) {
+static found_t plan_for(const pair_t* p, uint64_t budget, int32_t input, int32_t pre_activation) {
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = TOKENS, config.memory_budget = budget, config.restore_input = input;
-  config.restore_middle = middle;
+  config.restore_pre_activation = pre_activation;
   sluice_plan_t* plan = NULL;
   WORKS(sluice_plan_create(p->rig.moe, &config, &plan));
   found_t found = {.info = {.struct_size = sizeof found.info}, .best_whole = -1};
@@ -71,8 +71,8 @@ static void Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole(void** stat
     assert_true(info->relative_time < found.best_whole);
     assert_true(info->kept_rows > 0 && info->saved_bytes > 0);
     printf("budget %llu: %d of %d chunks T_DI %d, T_M %d, in %.3f of the time of the best policy of all chunks\n",
-           (unsigned long long)budget, info->kept_chunks, info->num_chunks, info->restore_input, info->restore_middle,
-           info->relative_time / found.best_whole);
+           (unsigned long long)budget, info->kept_chunks, info->num_chunks, info->restore_input,
+           info->restore_pre_activation, info->relative_time / found.best_whole);
   }
   assert_true(num_parts > 0);
   pair_close(&p);
@@ -88,12 +88,12 @@ static void Plan_PolicyAskedFor_IsOfAllChunks(void** state) {
   sluice_plan_t* plan = NULL;
   sluice_plan_info_t lean = {.struct_size = sizeof lean};
   config.max_tokens = TOKENS, config.num_chunks = 8, config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
-  config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   WORKS(sluice_plan_create(p.rig.moe, &config, &plan));
   WORKS(sluice_plan_get_info(plan, &lean));
   sluice_plan_destroy(plan);
   config.memory_budget = lean.total_bytes * 5 / 4;
-  config.restore_input = config.restore_middle = SLUICE_RESTORE_KEEP;
+  config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_KEEP;
   REFUSED(sluice_plan_create(p.rig.moe, &config, &plan), SLUICE_E_OVER_BUDGET, "or take the policy ");
   pair_close(&p);
 }

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "backend/schedule/taper.h"
+#include "backend/schedule/uneven_chunks.h"
 #include "capi/test/checks.h"
 #include "capi/test/rig.h"
 
@@ -177,7 +177,7 @@ static void Layer_UnevenExpertOwners_MatchReference(void** state) {
   check(&c);
 }
 
-static void Layer_ManyExperts_CountsOverflowTheEnvelope(void** state) {
+static void Layer_ManyExperts_CountsOverflowTheHeader(void** state) {
   (void)state;
   case_t c = world_small_case();
   c.world_size = 2, c.num_experts = 300, c.num_chunks = 3, c.model_width = 3, c.hidden_width = 2;
@@ -259,7 +259,7 @@ static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
     result_t rows, tokens;
     check(&c);
     world_run(&c, &rows);
-    c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+    c.chunking = SLUICE_CHUNKING_TOKENS;
     check(&c);
     world_run(&c, &tokens);
     assert_true(world_identical(&c, &rows, &tokens, 0));
@@ -270,7 +270,7 @@ static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
 }
 
 /* An expert has rows in few chunks of rows, in all chunks of tokens; and chunks are as large as their share, which is
- * that of a middle one (backend/schedule/taper.h). */
+ * that of a middle one (backend/schedule/uneven_chunks.h). */
 static void Layer_ChunksOfRows_AskForFewExperts(void** state) {
   (void)state;
   for (int32_t hot = -1; hot < 8; hot += 5) {
@@ -278,10 +278,10 @@ static void Layer_ChunksOfRows_AskForFewExperts(void** state) {
       case_t c = world_small_case();
       c.world_size = 2, c.num_experts = 16, c.num_chunks = n, c.callback_experts = 1, c.hot_expert = hot;
       c.tokens[0] = c.tokens[1] = 512;
-      const double largest = n * sluice_taper_share(n / 2, n);
+      const double largest = n * sluice_uneven_chunk_share(n / 2, n);
       result_t rows, tokens;
       world_run(&c, &rows);
-      c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+      c.chunking = SLUICE_CHUNKING_TOKENS;
       world_run(&c, &tokens);
       for (int32_t r = 0; r < 2; ++r) {
         assert_int_equal(tokens.calls[r], 8 * n);
@@ -295,18 +295,19 @@ static void Layer_ChunksOfRows_AskForFewExperts(void** state) {
 }
 
 static const int32_t policies_of_input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-static const int32_t policies_of_middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+static const int32_t policies_of_pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
+                                                     SLUICE_RESTORE_RECOMPUTE};
 
 /* The result under each of the nine policies has the bits of the one that keeps everything, chunks cut alike. */
 static void check_policies(case_t c) {
-  c.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  c.chunking = SLUICE_CHUNKING_TOKENS;
   for (c.reuse_saved = 0; c.reuse_saved < 2; ++c.reuse_saved) {
     result_t kept;
-    c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+    c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
     check(&c);
     world_run(&c, &kept);
     for (int p = 1; p < 9; ++p) {
-      c.restore_input = policies_of_input[p % 3], c.restore_middle = policies_of_middle[p / 3];
+      c.restore_input = policies_of_input[p % 3], c.restore_pre_activation = policies_of_pre_activation[p / 3];
       result_t restored;
       world_run(&c, &restored);
       for (int32_t r = 0; r < c.world_size; ++r) {
@@ -314,7 +315,7 @@ static void check_policies(case_t c) {
       }
       if (!world_identical(&c, &kept, &restored, 1)) {
         fail_msg("W %d n %d gated %d bias %d wgrad %d reuse %d: restore %d, %d changes bits", c.world_size,
-                 c.num_chunks, c.gated, c.bias, c.wgrad_mode, c.reuse_saved, c.restore_input, c.restore_middle);
+                 c.num_chunks, c.gated, c.bias, c.wgrad_mode, c.reuse_saved, c.restore_input, c.restore_pre_activation);
       }
       world_free(&restored);
     }
@@ -378,7 +379,7 @@ static void Layer_CallbackExpertsComputedAgain_MatchReference(void** state) {
     for (int p = 0; p < 3; ++p) {
       case_t c = world_small_case();
       c.world_size = w, c.num_chunks = 4, c.callback_experts = 1;
-      c.restore_middle = SLUICE_RESTORE_RECOMPUTE, c.restore_input = policies_of_input[p];
+      c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE, c.restore_input = policies_of_input[p];
       check(&c);
     }
   }
@@ -408,7 +409,7 @@ static void PublicCode_GateDetached_EveryRouteWeightHasItsGradient(void** state)
     case_t c = world_small_case();
     result_t got, want;
     c.world_size = 2, c.num_chunks = 3, c.top_k = 2;
-    c.restore_input = policies[p][0], c.restore_middle = policies[p][1];
+    c.restore_input = policies[p][0], c.restore_pre_activation = policies[p][1];
     world_run(&c, &got);
     world_reference(&c, &want);
     for (int32_t r = 0; r < c.world_size; ++r) {
@@ -452,7 +453,7 @@ static void Guard6_NoLaneOutlivesItsCall(void** state) {
   (void)state;
   rig_t rig;
   sluice_moe_config_t config = rig_config();
-  config.num_chunks = 6, config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  config.num_chunks = 6, config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
   for (int round = 0; round < 20; ++round) {
     held_t held;
@@ -537,7 +538,7 @@ int main(void) {
       cmocka_unit_test(Layer_CallbackExperts_MatchReference),
       cmocka_unit_test(Layer_FromItsParts_MatchesReference),
       cmocka_unit_test(Layer_UnevenExpertOwners_MatchReference),
-      cmocka_unit_test(Layer_ManyExperts_CountsOverflowTheEnvelope),
+      cmocka_unit_test(Layer_ManyExperts_CountsOverflowTheHeader),
       cmocka_unit_test(Layer_EveryExpertReady_IsSignalledOnce),
       cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithRef),
       cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithNative),

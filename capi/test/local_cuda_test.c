@@ -12,7 +12,7 @@
 
 #include "backend/comm/comm.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/src/context_far.h"
+#include "capi/src/context_on_device.h"
 
 enum { MAX_RANKS = 4, ROUNDS = 6, ROOM = 4096, FAILS = 999 };
 #define MS UINT64_C(1000000)

@@ -83,7 +83,7 @@ static void Stats_StepDroppedAndBuffersKept_IsOutstandingStill(void** state) {
   own_rig_close(&rig);
 }
 
-/* Beyond max_outstanding there is room while steps are smaller than at the plan's ceilings; where there is none, the
+/* Beyond max_outstanding there is room while steps are smaller than at the plan's capacities; where there is none, the
  * error says how many it planned with. The number that was observed then plans for all of them. */
 static void Budget_MoreThanPlanned_IsCountedAndRefusedWhereItDoesNotFit(void** state) {
   (void)state;

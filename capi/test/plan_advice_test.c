@@ -34,7 +34,8 @@ static int apply_advice(const char* message, case_t* c) {
   }
   at = strstr(text, "the policy ");
   if (at != NULL) {
-    c->restore_input = restore_of(strstr(at, "T_DI ") + 5), c->restore_middle = restore_of(strstr(at, "T_M ") + 4);
+    c->restore_input = restore_of(strstr(at, "T_DI ") + 5),
+    c->restore_pre_activation = restore_of(strstr(at, "T_M ") + 4);
     ++changed;
   }
   at = strstr(text, "allow at most ");
@@ -61,8 +62,8 @@ static void read_refusal(const case_t* c, char* message, size_t size) {
 static void Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits(void** state) {
   (void)state;
   static const struct {
-    int32_t chunks, input, middle, outstanding; /* held fast */
-    int32_t open_chunks, open_policy;           /* the budget is the least with these open */
+    int32_t chunks, input, pre_activation, outstanding; /* held fast */
+    int32_t open_chunks, open_policy;                   /* the budget is the least with these open */
     const char* advice;
   } rows[] = {
       {1, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, 1, 1, 0, "or take "},
@@ -74,11 +75,11 @@ static void Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits(void** state) {
   char message[1024];
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
     case_t c = budget_base_case(), open;
-    c.num_chunks = rows[i].chunks, c.restore_input = rows[i].input, c.restore_middle = rows[i].middle;
+    c.num_chunks = rows[i].chunks, c.restore_input = rows[i].input, c.restore_pre_activation = rows[i].pre_activation;
     c.outstanding = c.max_outstanding = rows[i].outstanding, c.budget = 1;
     open = c;
     if (rows[i].open_chunks) open.num_chunks = 0;
-    if (rows[i].open_policy) open.restore_input = open.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+    if (rows[i].open_policy) open.restore_input = open.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
     c.budget = budget_smallest(&suite, open);
     assert_true(c.budget < budget_smallest(&suite, c));
     read_refusal(&c, message, sizeof message);
@@ -94,7 +95,7 @@ static void Budget_TooManyOutstanding_ErrorNamesTheMostThatFit(void** state) {
   char message[1024];
   for (int32_t n = 1; n <= 4; n += 3) {
     case_t c = budget_base_case();
-    c.num_chunks = n, c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+    c.num_chunks = n, c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
     c.outstanding = c.max_outstanding = 2, c.budget = 1;
     c.budget = budget_smallest(&suite, c) + 8;
     c.outstanding = c.max_outstanding = 5;

@@ -87,7 +87,7 @@ static void open_lean(rig_t* rig, uint64_t budget) {
   sluice_context_config_init(&context, sizeof context);
   context.gemm = "ref", context.max_outstanding = 1, context.halves_apart = 1, context.memory_budget = budget;
   sluice_moe_config_t config = rig_config();
-  config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
   memset(rig, 0, sizeof *rig);
   rig->world_size = 1;
@@ -189,7 +189,7 @@ static void Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted(void** state) {
   enum { FORWARDS = 3 };
   case_t c = base_case();
   c.world_size = 3, c.num_experts = 24, c.top_k = 1, c.outstanding = FORWARDS;
-  c.restore_input = c.restore_middle = SLUICE_RESTORE_KEEP;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
   c.budget = 1;
   c.budget = smallest_budget(c);
   result_t even, hot;

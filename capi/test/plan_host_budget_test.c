@@ -29,7 +29,7 @@ static void HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
   for (int32_t w = 1; w <= 4; ++w) {
     case_t c = budget_base_case();
     c.world_size = w, c.top_k = 1, c.hot_expert = 1, c.outstanding = c.max_outstanding = 2;
-    c.restore_input = c.restore_middle = SLUICE_RESTORE_OFFLOAD;
+    c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
     c.host_budget = 1000;
     result_t got;
     world_run(&c, &got);
@@ -58,7 +58,7 @@ static void HostBudget_Plans_KeepWhatThePoolHolds(void** state) {
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = 4096, config.max_outstanding = 3;
-  config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   sluice_plan_t* plan = NULL;
   sluice_plan_info_t info = {.struct_size = sizeof info};
   assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
@@ -73,7 +73,7 @@ static void HostBudget_Plans_KeepWhatThePoolHolds(void** state) {
   sluice_plan_destroy(plan);
   config.host_memory_budget = all / 2; /* one rank receives all it sends: fewer rows are no choice */
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_OVER_BUDGET, "host_memory_budget to that");
-  config.restore_input = config.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+  config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
   assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
   assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
   assert_true(info.host_pool_bytes <= all / 2);
@@ -81,7 +81,8 @@ static void HostBudget_Plans_KeepWhatThePoolHolds(void** state) {
   int32_t count = 0, refused = 0;
   assert_int_equal(sluice_plan_candidates(plan, lines, 512, &count), SLUICE_OK);
   for (int32_t i = 0; i < count; ++i) {
-    int both = lines[i].restore_input == SLUICE_RESTORE_OFFLOAD && lines[i].restore_middle == SLUICE_RESTORE_OFFLOAD;
+    int both =
+        lines[i].restore_input == SLUICE_RESTORE_OFFLOAD && lines[i].restore_pre_activation == SLUICE_RESTORE_OFFLOAD;
     assert_false(both && lines[i].fits && lines[i].kept_chunks == lines[i].num_chunks);
     refused += !lines[i].fits;
   }
@@ -105,7 +106,7 @@ static void* save_to_pool(void* user, int32_t which, uint64_t bytes) {
   assert_true(pool->count < 16);
   if (pool->context == NULL) data = test_malloc(bytes + 1);
   if (pool->context != NULL) assert_int_equal(sluice_context_allocate(pool->context, bytes, &data), SLUICE_OK);
-  if (which == SLUICE_SAVED_HOST_INPUT || which == SLUICE_SAVED_HOST_MIDDLE) pool->live += bytes;
+  if (which == SLUICE_SAVED_HOST_INPUT || which == SLUICE_SAVED_HOST_PRE_ACTIVATION) pool->live += bytes;
   if (pool->live > pool->most) pool->most = pool->live;
   pool->data[pool->count] = data, pool->bytes[pool->count++] = bytes;
   return data;
@@ -149,7 +150,7 @@ static void HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt(void** state) {
   heap_init(&rig.heap);
   assert_int_equal(sluice_context_create(&context, NULL, &rig.context), SLUICE_OK);
   sluice_moe_config_t config = rig_config();
-  config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   assert_int_equal(rig_open_layer(&rig, &config), SLUICE_OK);
   for (int drops = 0; drops < 2; ++drops) {
     for (int again = 0; again < 2; ++again) { /* what was freed has room again */

@@ -138,10 +138,11 @@ static void check_breakdown(const layer_t* l, const sluice_plan_config_t* config
                             int32_t gated) {
   const uint64_t element = l->is_bf16 ? 2 : 4, kept = (uint64_t)info->kept_rows;
   const uint64_t input = config->restore_input == SLUICE_RESTORE_REDISPATCH ? 0 : kept * (uint64_t)l->width * element;
-  const uint64_t middle =
-      config->restore_middle == SLUICE_RESTORE_RECOMPUTE ? 0 : kept * (uint64_t)l->hidden * element * (gated ? 2u : 1u);
-  assert_int_equal(info->saved_bytes, lines(input > 0 ? input : 1) + lines(middle > 0 ? middle : 1) + 2 * 64 +
-                                          (uint64_t)info->max_chunks * 2 * 64);
+  const uint64_t pre_activation = config->restore_pre_activation == SLUICE_RESTORE_RECOMPUTE
+                                      ? 0
+                                      : kept * (uint64_t)l->hidden * element * (gated ? 2u : 1u);
+  assert_int_equal(info->saved_bytes, lines(input > 0 ? input : 1) + lines(pre_activation > 0 ? pre_activation : 1) +
+                                          2 * 64 + (uint64_t)info->max_chunks * 2 * 64);
   assert_true(info->saved_bytes < info->step_bytes && info->deferred_bytes == 0);
   assert_int_equal(info->communication_bytes, 0); /* of one rank */
   assert_true(info->peak_slot_bytes > 0 && info->peak_slot_bytes <= info->slot_bytes);
@@ -153,7 +154,7 @@ static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
   int64_t checked = 0;
   uint32_t random = 7;
   const int32_t chunks[] = {1, 2, 3, 8};
-  const int32_t middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t variant = 0; variant < 9 * 4 * 2 * 2 * 2; ++variant) {
     random = random * 1664525u + 1013904223u;
     layer_t l = {.tokens = 1 + (random >> 8) % 90,
@@ -169,13 +170,13 @@ static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
     config.max_tokens = l.tokens, config.max_outstanding = outstanding;
     config.num_chunks = chunks[variant / 4 % 4];
     config.wgrad_mode = variant / 2 % 2;
-    config.restore_input = variant / 16 % 3, config.restore_middle = middle[variant / 48 % 3];
+    config.restore_input = variant / 16 % 3, config.restore_pre_activation = pre_activation[variant / 48 % 3];
     sluice_plan_t* plan = NULL;
     assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
     sluice_plan_info_t info = {.struct_size = sizeof info};
     assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
     assert_int_equal(info.total_bytes, info.base_bytes + info.slot_bytes + info.routing_bytes + info.schedule_bytes +
-                                           info.header_bytes + info.product_bytes +
+                                           info.header_bytes + info.gemm_bytes +
                                            (uint64_t)outstanding * info.step_bytes);
     check_breakdown(&l, &config, &info, gated);
     assert_int_equal(sluice_moe_use_plan(l.moe, plan), SLUICE_OK);
@@ -187,7 +188,7 @@ static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
     if (stats.peak_bytes != predicted) {
       fail_msg("variant %d: T %lld M %lld H %lld E %d K %d n %d restore %d %d wgrad %d: peak %llu, predicted %llu",
                variant, (long long)l.tokens, (long long)l.width, (long long)l.hidden, l.experts, l.top_k,
-               config.num_chunks, config.restore_input, config.restore_middle, config.wgrad_mode,
+               config.num_chunks, config.restore_input, config.restore_pre_activation, config.wgrad_mode,
                (unsigned long long)stats.peak_bytes, (unsigned long long)predicted);
     }
     assert_true(predicted <= info.total_bytes);
@@ -209,8 +210,8 @@ static void Prediction_CallbackExperts_EqualsTheAllocatorOfEach(void** state) {
   budget_predictions_of_callbacks(&(budget_suite_t){.base = world_small_case(), .run = world_run, .least_ranks = 1});
 }
 
-/* To the byte but for what products may borrow, and they borrow no more. */
-static void Prediction_NativeProducts_EqualsTheAllocatorButForTheirScratch(void** state) {
+/* To the byte but for what GEMMs may borrow, and they borrow no more. */
+static void Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch(void** state) {
   (void)state;
   case_t c = world_small_case();
   c.gemm = "native";
@@ -234,7 +235,7 @@ int main(void) {
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
       cmocka_unit_test(Prediction_SeveralRanks_EqualsTheAllocatorOfEach),
       cmocka_unit_test(Prediction_CallbackExperts_EqualsTheAllocatorOfEach),
-      cmocka_unit_test(Prediction_NativeProducts_EqualsTheAllocatorButForTheirScratch),
+      cmocka_unit_test(Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch),
       cmocka_unit_test(Prediction_RepeatedIds_EqualsTheAllocatorOfEach),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,11 +26,12 @@ static void reseal(unsigned char* data, uint64_t bytes) {
 
 /* Words that every refusal has. */
 static int names_a_field(const char* message) {
-  static const char* const words[] = {"magic is",           "form is",        "fingerprint is",  "max_tokens is",
-                                      "max_outstanding is", "num_chunks is",  "wgrad_mode is",   "halves_apart is",
-                                      "may_keep_part is",   "base_bytes is",  "restore_input",   "restore_middle",
-                                      "relative_time is",   "num_blocks is",  "max_chunks is",   "chunk_rows is",
-                                      "kept_rows is",       "kept_chunks is", "memory_budget is"};
+  static const char* const words[] = {
+      "magic is",           "form is",        "fingerprint is",  "max_tokens is",
+      "max_outstanding is", "num_chunks is",  "wgrad_mode is",   "halves_apart is",
+      "may_keep_part is",   "base_bytes is",  "restore_input",   "restore_pre_activation",
+      "relative_time is",   "num_blocks is",  "max_chunks is",   "chunk_rows is",
+      "kept_rows is",       "kept_chunks is", "memory_budget is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;
   }
@@ -39,24 +40,25 @@ static int names_a_field(const char* message) {
 
 /* Any policies, of all chunks or of each. */
 static uint64_t random_plan(const rig_t* rig, uint32_t* seed, unsigned char* out) {
-  static const int32_t chunks[] = {0, 1, 2, 3, 8}, middle[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP,
-                                                               SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  int32_t inputs[8], middles[8];
+  static const int32_t chunks[] = {0, 1, 2, 3, 8},
+                       pre_activation[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
+                                           SLUICE_RESTORE_RECOMPUTE};
+  int32_t inputs[8], pre_activations[8];
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = 6 + next_random(seed) % 40, config.max_outstanding = 1 + (int32_t)(next_random(seed) % 3);
-  config.num_chunks = rig->config.ceiling_rows > 0 ? rig->config.num_chunks : chunks[next_random(seed) % 5];
+  config.num_chunks = rig->config.capacity_rows > 0 ? rig->config.num_chunks : chunks[next_random(seed) % 5];
   config.halves_apart = (int32_t)(next_random(seed) % 2) && !rig->config.callback_experts;
   if (!rig->config.callback_experts) {
     config.restore_input = (int32_t)(next_random(seed) % 4) - 1;
-    config.restore_middle = middle[next_random(seed) % 4];
+    config.restore_pre_activation = pre_activation[next_random(seed) % 4];
   }
   for (int32_t i = 0; i < config.num_chunks; ++i) {
-    inputs[i] = (int32_t)(next_random(seed) % 3), middles[i] = middle[1 + next_random(seed) % 3];
-    if (rig->config.callback_experts) middles[i] = SLUICE_RESTORE_RECOMPUTE;
+    inputs[i] = (int32_t)(next_random(seed) % 3), pre_activations[i] = pre_activation[1 + next_random(seed) % 3];
+    if (rig->config.callback_experts) pre_activations[i] = SLUICE_RESTORE_RECOMPUTE;
   }
   if (config.num_chunks > 0 && next_random(seed) % 3 == 0) {
-    config.restore_input_of = inputs, config.restore_middle_of = middles;
+    config.restore_input_of = inputs, config.restore_pre_activation_of = pre_activations;
   }
   if (next_random(seed) % 2) config.memory_budget = 1u << 22;
   sluice_plan_t* plan = NULL;
@@ -92,7 +94,7 @@ static void run_under(rig_t* rig, const sluice_plan_t* plan, const float* want, 
   sluice_plan_info_t info = {.struct_size = sizeof info};
   WORKS(sluice_plan_get_info(plan, &info));
   assert_int_equal(info.total_bytes, info.base_bytes + info.slot_bytes + info.routing_bytes + info.schedule_bytes +
-                                         info.header_bytes + info.product_bytes +
+                                         info.header_bytes + info.gemm_bytes +
                                          (uint64_t)info.max_outstanding * info.step_bytes);
   if (info.total_bytes > RUN_UP_TO_BYTES || info.max_tokens < rig->num_tokens) return;
   sluice_status_t status = sluice_moe_use_plan(rig->moe, plan);
@@ -140,12 +142,12 @@ static void Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers(void** state) {
   (void)state;
   const int64_t inputs = getenv("SLUICE_FULL") != NULL ? 1000000 : 20000;
   outcome_t outcome = {0};
-  sluice_moe_config_t own = rig_config(), ceiling = rig_config(), host = rig_config();
+  sluice_moe_config_t own = rig_config(), capacity = rig_config(), host = rig_config();
   own.num_chunks = 0;
-  ceiling.exchange_mode = SLUICE_EXCHANGE_CEILING, ceiling.ceiling_rows = 6;
-  host.callback_experts = 1, host.gated = host.bias = 0, host.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+  capacity.exchange_mode = SLUICE_EXCHANGE_CAPACITY, capacity.capacity_rows = 6;
+  host.callback_experts = 1, host.gated = host.bias = 0, host.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   damage(&own, inputs / 2, 3, &outcome);
-  damage(&ceiling, inputs / 4, 5, &outcome);
+  damage(&capacity, inputs / 4, 5, &outcome);
   damage(&host, inputs / 4, 7, &outcome);
   printf("changed plans: %lld, refused by a field: %lld, run with the same results: %lld, over their budget: %lld\n",
          (long long)inputs, (long long)outcome.refused, (long long)outcome.ran, (long long)outcome.over_budget);

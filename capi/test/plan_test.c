@@ -24,9 +24,9 @@ static void Plan_BadInput_IsNamed(void** state) {
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "max_outstanding is 0");
   config.max_outstanding = 4, config.num_chunks = 300;
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "num_chunks is 300");
-  config.num_chunks = 0, config.restore_middle = SLUICE_RESTORE_REDISPATCH;
-  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "restore_middle is 2");
-  config.restore_middle = SLUICE_RESTORE_ADAPTIVE;
+  config.num_chunks = 0, config.restore_pre_activation = SLUICE_RESTORE_REDISPATCH;
+  REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "restore_pre_activation is 2");
+  config.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
   REFUSED(sluice_plan_create(NULL, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "moe is NULL");
   REFUSED(sluice_plan_create(l.moe, &config, NULL), SLUICE_E_INVALID_ARGUMENT, "out_plan is NULL");
   config.memory_budget = 1000;
@@ -109,12 +109,13 @@ static void Plan_BadQuestions_AreNamed(void** state) {
   close_layer(&l);
 }
 
-static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, int32_t restore_middle, int32_t halves) {
+static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, int32_t restore_pre_activation,
+                                  int32_t halves) {
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = 64, config.num_chunks = n, config.halves_apart = halves;
   config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
-  config.restore_input = restore_input, config.restore_middle = restore_middle;
+  config.restore_input = restore_input, config.restore_pre_activation = restore_pre_activation;
   sluice_plan_t* plan = NULL;
   sluice_plan_info_t info = {.struct_size = sizeof info};
   WORKS(sluice_plan_create(p->rig.moe, &config, &plan));

@@ -135,14 +135,14 @@ static void Predict_PoliciesByChunk_AreThoseOfTheLists(void** state) {
   sluice_planner_choice_t listed = {4, SLUICE_RESTORE_BY_CHUNK, SLUICE_RESTORE_BY_CHUNK, SLUICE_WGRAD_PER_CHUNK};
   const int32_t same_di[] = {2, 2, 2, 2}, same_m[] = {3, 3, 3, 3}, mixed_di[] = {0, 0, 2, 2}, mixed_m[] = {0, 0, 3, 3};
   const sluice_planner_prediction_t kept = predict(planner, &w, four), lean = predict(planner, &w, s4);
-  w.restore_input_of = same_di, w.restore_middle_of = same_m;
+  w.restore_input_of = same_di, w.restore_pre_activation_of = same_m;
   const sluice_planner_prediction_t same = predict(planner, &w, listed);
   assert_memory_equal(&same, &lean, sizeof same);
-  w.restore_input_of = mixed_di, w.restore_middle_of = mixed_m;
+  w.restore_input_of = mixed_di, w.restore_pre_activation_of = mixed_m;
   const sluice_planner_prediction_t mixed = predict(planner, &w, listed);
   assert_true(mixed.step_bytes > lean.step_bytes && mixed.step_bytes < kept.step_bytes);
   assert_true(mixed.backward_seconds < lean.backward_seconds && mixed.backward_seconds > kept.backward_seconds);
-  listed.restore_middle = SLUICE_RESTORE_ADAPTIVE; /* or open: the list says it */
+  listed.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE; /* or open: the list says it */
   const sluice_planner_prediction_t open = predict(planner, &w, listed);
   assert_memory_equal(&open, &mixed, sizeof open);
 
@@ -153,7 +153,7 @@ static void Predict_PoliciesByChunk_AreThoseOfTheLists(void** state) {
   assert_int_equal(count, 2);
   for (int32_t i = 0; i < count; ++i) {
     const sluice_planner_choice_t* c = &candidates[i].choice;
-    assert_true(c->restore_input == SLUICE_RESTORE_BY_CHUNK && c->restore_middle == SLUICE_RESTORE_BY_CHUNK);
+    assert_true(c->restore_input == SLUICE_RESTORE_BY_CHUNK && c->restore_pre_activation == SLUICE_RESTORE_BY_CHUNK);
     assert_true(candidates[i].total_bytes == predict(planner, &w, *c).total_bytes);
   }
   sluice_planner_destroy(planner);
@@ -170,11 +170,11 @@ static void Predict_ListUnderABudget_BytesAreThoseOfARealPlan(void** state) {
   WORKS(rig_open(&rig, NULL, &layer));
   w.model_width = layer.model_width, w.hidden_width = layer.hidden_width, w.num_tokens = 64;
   w.num_experts = layer.num_experts, w.top_k = layer.top_k, w.world_size = 1, w.gated = layer.gated;
-  w.memory_budget = 1u << 30, w.restore_input_of = di, w.restore_middle_of = m;
+  w.memory_budget = 1u << 30, w.restore_input_of = di, w.restore_pre_activation_of = m;
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = 64, config.memory_budget = w.memory_budget, config.num_chunks = 4;
-  config.wgrad_mode = SLUICE_WGRAD_DEFERRED, config.restore_input_of = di, config.restore_middle_of = m;
+  config.wgrad_mode = SLUICE_WGRAD_DEFERRED, config.restore_input_of = di, config.restore_pre_activation_of = m;
   sluice_plan_t* plan = NULL;
   sluice_plan_info_t info = {.struct_size = sizeof info};
   WORKS(sluice_plan_create(rig.moe, &config, &plan));
@@ -215,17 +215,17 @@ static void BadChunks_EveryField_IsRefusedByName(void** state) {
   w = new_workload(), w.restore_input_of = bad;
   PREDICT_REFUSED(BAD, "workload: restore_input_of[2] is 7; known are");
   w.restore_input_of = good, w.callback_experts = 1;
-  PREDICT_REFUSED(SLUICE_E_UNSUPPORTED, "chunk 1 has restore_input 2, restore_middle 0");
-  w = new_workload(), w.restore_middle_of = good;
-  PREDICT_REFUSED(BAD, "workload: restore_middle_of[1] is 2; known are");
+  PREDICT_REFUSED(SLUICE_E_UNSUPPORTED, "chunk 1 has restore_input 2, restore_pre_activation 0");
+  w = new_workload(), w.restore_pre_activation_of = good;
+  PREDICT_REFUSED(BAD, "workload: restore_pre_activation_of[1] is 2; known are");
   w = new_workload(), w.restore_input_of = good;
   REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL), BAD,
           "restore_input_of names a policy for each chunk, and num_chunks is 0");
   w = new_workload(), c.restore_input = SLUICE_RESTORE_BY_CHUNK;
   PREDICT_REFUSED(BAD,
                   "restore_input is 255; known are keep (0), offload (1) and re-dispatch (2), and with the workload's");
-  c = four, c.restore_middle = SLUICE_RESTORE_BY_CHUNK;
-  PREDICT_REFUSED(BAD, "restore_middle is 255");
+  c = four, c.restore_pre_activation = SLUICE_RESTORE_BY_CHUNK;
+  PREDICT_REFUSED(BAD, "restore_pre_activation is 255");
   sluice_planner_destroy(planner);
 }
 

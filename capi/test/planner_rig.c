@@ -5,7 +5,7 @@
 #include "capi/test/refusals.h"
 
 const char planner_machine[] =
-    "{\"sluice_machine\": 1, \"name\": \"test\", "
+    "{\"sluice_machine\": 2, \"name\": \"test\", "
     "\"gemm\": {\"f32\": {\"flops_per_second\": 1e11, \"half_rows\": 8}}, "
     "\"rows\": {\"bytes_per_second\": 5e9}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
     "\"exchange\": {\"bytes_per_second\": 1.2e8, \"startup_seconds\": 1e-4, \"per_peer_seconds\": 2e-5}, "

@@ -65,7 +65,7 @@ static void Predict_Bytes_AreThoseOfARealPlan(void** state) {
       sluice_plan_config_t config;
       sluice_plan_config_init(&config, sizeof config);
       config.max_tokens = w.num_tokens, config.memory_budget = w.memory_budget, config.max_outstanding = 2;
-      config.num_chunks = n, config.restore_input = di, config.restore_middle = SLUICE_RESTORE_RECOMPUTE;
+      config.num_chunks = n, config.restore_input = di, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
       config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
       sluice_plan_t* plan = NULL;
       WORKS(sluice_plan_create(moe, &config, &plan));
@@ -78,8 +78,8 @@ static void Predict_Bytes_AreThoseOfARealPlan(void** state) {
       assert_int_equal(p.schedule_bytes, info.schedule_bytes);
       assert_int_equal(p.step_bytes, info.step_bytes);
       assert_int_equal(p.chunk_rows, info.chunk_rows);
-      uint64_t sum = p.base_bytes + p.slot_bytes + p.routing_bytes + p.schedule_bytes + p.header_bytes +
-                     p.product_bytes + 2 * p.step_bytes;
+      uint64_t sum = p.base_bytes + p.slot_bytes + p.routing_bytes + p.schedule_bytes + p.header_bytes + p.gemm_bytes +
+                     2 * p.step_bytes;
       assert_int_equal(p.total_bytes, sum);
       sluice_plan_destroy(plan);
     }
@@ -148,7 +148,7 @@ static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
 }
 
 /* On a calibrated machine chunks come out of rows unless the layer's config says tokens: fewer experts in each. */
-static void Predict_ChunkCut_IsThatOfTheLayer(void** state) {
+static void Predict_Chunking_IsThatOfTheLayer(void** state) {
   (void)state;
   char text[1024];
   snprintf(text, sizeof text, "{\"provenance\": \"calibrated\", \"gemm_call_seconds\": 1e-4, %s", planner_machine + 1);
@@ -157,9 +157,9 @@ static void Predict_ChunkCut_IsThatOfTheLayer(void** state) {
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
   double rows = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
-  w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  w.chunking = SLUICE_CHUNKING_TOKENS;
   double tokens = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
-  /* Two products of each of two experts, in both chunks, instead of in one. */
+  /* Two GEMMs of each of two experts, in both chunks, instead of in one. */
   assert_true(tokens - rows > 3.9e-4);
   sluice_planner_destroy(planner);
 }
@@ -185,7 +185,7 @@ static void Predict_Activation_IsThatOfTheExperts(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* The bytes are those of the deduplicated layer: tables beside the routes, rows on their way by parcels. */
+/* The bytes are those of the deduplicated layer: tables beside the routes, rows on their way by token copies. */
 static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -199,7 +199,7 @@ static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
   assert_true(with.fits && with.routing_bytes > without.routing_bytes && with.step_bytes > without.step_bytes);
   assert_true(with.slot_bytes < without.slot_bytes && with.total_bytes < without.total_bytes);
   assert_int_equal(with.total_bytes, with.base_bytes + with.slot_bytes + with.routing_bytes + with.schedule_bytes +
-                                         with.header_bytes + with.product_bytes + with.step_bytes);
+                                         with.header_bytes + with.gemm_bytes + with.step_bytes);
   w.memory_budget = with.total_bytes - 1;
   assert_false(predict(planner, &w, choice).fits);
   sluice_planner_destroy(planner);
@@ -216,7 +216,7 @@ static void Choose_HostBudget_BoundsOffloadedRows(void** state) {
   for (int32_t i = 0; i < count; ++i) {
     const sluice_planner_candidate_t* c = &candidates[i];
     int offloads =
-        c->choice.restore_input == SLUICE_RESTORE_OFFLOAD || c->choice.restore_middle == SLUICE_RESTORE_OFFLOAD;
+        c->choice.restore_input == SLUICE_RESTORE_OFFLOAD || c->choice.restore_pre_activation == SLUICE_RESTORE_OFFLOAD;
     assert_int_equal(c->verdict == SLUICE_PLANNER_OVER_HOST_BUDGET, offloads);
     assert_int_equal(c->bytes_over > 0, offloads);
     sluice_planner_prediction_t p = predict(planner, &w, c->choice);
@@ -339,7 +339,7 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   REFUSE(w.callback_experts = 2, "callback_experts is 2");
   REFUSE(w.max_outstanding = 0, "max_outstanding is 0");
   REFUSE(w.reserved = 1, "reserved is 1");
-  REFUSE(w.chunk_cut = 2, "chunk_cut is 2");
+  REFUSE(w.chunking = 2, "chunking is 2");
   REFUSE(w.deduplicate = 2, "deduplicate is 2");
   REFUSE(w.activation = -1, "activation is -1");
   REFUSE(w.activation = 7, "activation is 7");
@@ -348,7 +348,7 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   refuse(w, (sluice_planner_choice_t){0, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 0");
   refuse(w, (sluice_planner_choice_t){257, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");
   refuse(w, (sluice_planner_choice_t){1, -1, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "restore_input is -1");
-  refuse(w, (sluice_planner_choice_t){1, 0, 2, 0}, SLUICE_E_INVALID_ARGUMENT, "restore_middle is 2");
+  refuse(w, (sluice_planner_choice_t){1, 0, 2, 0}, SLUICE_E_INVALID_ARGUMENT, "restore_pre_activation is 2");
   refuse(w, (sluice_planner_choice_t){1, 0, 0, 2}, SLUICE_E_INVALID_ARGUMENT, "wgrad_mode is 2");
   w.callback_experts = 1;
   refuse(w, (sluice_planner_choice_t){1, 0, 1, 0}, SLUICE_E_UNSUPPORTED, "callback experts");
@@ -376,7 +376,7 @@ static void BadCalls_EveryArgument_IsRefusedByName(void** state) {
   REFUSED(sluice_planner_create(planner_machine, length, NULL), BAD, "out_planner is NULL");
   REFUSED(sluice_planner_create(planner_machine, (1 << 24) + 1, &other), BAD, "has 16777217 bytes; at most 16 MiB");
   REFUSED(sluice_planner_create(planner_machine, 0, &other), BAD, "machine profile");
-  REFUSED(sluice_planner_create("{\"sluice_machine\": 2}", 21, &other), BAD, "this version reads form 1");
+  REFUSED(sluice_planner_create("{\"sluice_machine\": 3}", 21, &other), BAD, "this version reads form 2");
   REFUSED(sluice_planner_create(planner_machine, length - 8, &other), BAD, "machine profile: line");
   assert_null(other);
   REFUSED(sluice_planner_write_machine(NULL, text, &bytes), BAD, "planner is NULL");
@@ -443,7 +443,7 @@ int main(void) {
       cmocka_unit_test(Predict_Bytes_AreThoseOfARealPlan),
       cmocka_unit_test(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower),
       cmocka_unit_test(Predict_Deduplicated_SendsARowForEachRankOfAToken),
-      cmocka_unit_test(Predict_ChunkCut_IsThatOfTheLayer),
+      cmocka_unit_test(Predict_Chunking_IsThatOfTheLayer),
       cmocka_unit_test(Predict_Activation_IsThatOfTheExperts),
       cmocka_unit_test(Predict_DeduplicatedUnderABudget_CountsItsTables),
       cmocka_unit_test(Choose_HostBudget_BoundsOffloadedRows),

@@ -14,10 +14,10 @@
 
 enum { STEPS = 20, MOST_HELD = 16 };
 
-static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding, int32_t input, int32_t middle) {
+static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding, int32_t input, int32_t pre_activation) {
   const sluice_context_config_t context = own_rig_context(budget, max_outstanding);
   sluice_moe_config_t config = rig_config();
-  config.restore_input = input, config.restore_middle = middle;
+  config.restore_input = input, config.restore_pre_activation = pre_activation;
   own_rig_open(rig, &context, &config);
 }
 

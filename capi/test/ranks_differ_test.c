@@ -105,7 +105,7 @@ static void plans_run(part_t* me) {
   sluice_plan_config_init(&wanted, sizeof wanted);
   wanted.max_tokens = 64, wanted.num_chunks = 2;
   wanted.restore_input = SLUICE_RESTORE_KEEP;
-  wanted.restore_middle = me->rank == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+  wanted.restore_pre_activation = me->rank == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
   sluice_plan_t* plan = NULL;
   WORKS(sluice_plan_create(me->rig.moe, &wanted, &plan));
   if (me->rank == 0) WORKS(sluice_moe_use_plan(me->rig.moe, plan));

@@ -44,7 +44,7 @@ sluice_status_t __wrap_sluice_template_build_into(const sluice_template_spec_t* 
   return bend(__real_sluice_template_build_into(spec, memory, out_template), out_template);
 }
 
-/* Copies wait for products and products for copies, also on one rank. */
+/* Copies wait for GEMMs and GEMMs for copies, also on one rank. */
 static void open_rig(rig_t* rig, uint64_t budget) {
   memset(rig, 0, sizeof *rig);
   rig->world_size = 1;
@@ -54,7 +54,7 @@ static void open_rig(rig_t* rig, uint64_t budget) {
   context.gemm = "ref", context.memory_budget = budget;
   WORKS(sluice_context_create(&context, NULL, &rig->context));
   sluice_moe_config_t config = rig_config();
-  config.num_chunks = 3, config.restore_input = config.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  config.num_chunks = 3, config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   WORKS(rig_open_layer(rig, &config));
 }
 

@@ -11,11 +11,11 @@
 #include "backend/cost/closed_forms.h"
 #include "sluice/sluice.h"
 
-static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t input, int32_t middle) {
+static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t input, int32_t pre_activation) {
   sluice_schedule_config_t config;
   sluice_schedule_config_init(&config, sizeof config);
   config.direction = direction, config.num_chunks = n;
-  config.restore_input = input, config.restore_middle = middle;
+  config.restore_input = input, config.restore_pre_activation = pre_activation;
   return config;
 }
 
@@ -60,14 +60,14 @@ static void Json_EveryPolicy_HasEachOpOnce(void** state) {
   (void)state;
   for (int32_t direction = 0; direction < 2; ++direction) {
     for (int32_t policy = 0; policy < 9; ++policy) {
-      const int32_t middles[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-      sluice_schedule_config_t config = config_of(direction, 4, policy / 3, middles[policy % 3]);
+      const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+      sluice_schedule_config_t config = config_of(direction, 4, policy / 3, pre_activations[policy % 3]);
       sluice_schedule_t* schedule = made(&config);
       char* text = json_of(schedule);
       int32_t ops = 0;
       for (const char* at = text; (at = strstr(at, "{\"op\": ")) != NULL; ++at) ++ops;
       assert_int_equal(ops, sluice_schedule_num_ops(schedule));
-      int offloads = policy / 3 == SLUICE_RESTORE_OFFLOAD || middles[policy % 3] == SLUICE_RESTORE_OFFLOAD;
+      int offloads = policy / 3 == SLUICE_RESTORE_OFFLOAD || pre_activations[policy % 3] == SLUICE_RESTORE_OFFLOAD;
       assert_int_equal(strstr(text, direction ? "\"kind\": \"copy_in\"" : "\"kind\": \"copy_out\"") != NULL, offloads);
       assert_int_equal(direction == SLUICE_BACKWARD && policy / 3 == SLUICE_RESTORE_REDISPATCH,
                        strstr(text, "\"kind\": \"redispatch\"") != NULL);
@@ -80,13 +80,13 @@ static void Json_EveryPolicy_HasEachOpOnce(void** state) {
 static void Json_PoliciesByChunk_StandInTheText(void** state) {
   (void)state;
   const int32_t input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_REDISPATCH};
-  const int32_t middle[] = {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  const int32_t pre_activation[] = {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   sluice_schedule_config_t config = config_of(SLUICE_BACKWARD, 2, 0, 0);
-  config.restore_input_of = input, config.restore_middle_of = middle;
+  config.restore_input_of = input, config.restore_pre_activation_of = pre_activation;
   sluice_schedule_t* schedule = made(&config);
   char* text = json_of(schedule);
-  assert_non_null(strstr(text, "\"restore_di\": [\"keep\", \"redispatch\"]"));
-  assert_non_null(strstr(text, "\"restore_m\": [\"offload\", \"recompute\"]"));
+  assert_non_null(strstr(text, "\"restore_input\": [\"keep\", \"redispatch\"]"));
+  assert_non_null(strstr(text, "\"restore_pre_activation\": [\"offload\", \"recompute\"]"));
   uint64_t small = 10;
   char room[10];
   assert_int_equal(sluice_schedule_json(schedule, room, &small), SLUICE_E_INVALID_ARGUMENT);
@@ -173,7 +173,7 @@ static void Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay(void** state
     sluice_schedule_t* schedule = made(&config);
     char* text = json_of(schedule);
     assert_non_null(strstr(text, "\"dedup\": 1"));
-    assert_int_equal(strstr(text, "\"T_PARCELS\": 2") != NULL, direction == SLUICE_FORWARD);
+    assert_int_equal(strstr(text, "\"T_COPY_WEIGHTS\": 2") != NULL, direction == SLUICE_FORWARD);
     free(text);
     sluice_schedule_destroy(schedule);
   }
@@ -187,14 +187,16 @@ static void Create_BadConfig_IsNamed(void** state) {
   bad = good, bad.gated = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "gated is 2");
   bad = good, bad.wgrad_mode = -1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "wgrad_mode is -1");
   bad = good, bad.restore_input = 3, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_input of chunk 0 is 3");
-  bad = good, bad.restore_middle = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_middle of chunk 0 is 2");
+  bad = good, bad.restore_pre_activation = 2,
+  expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_pre_activation of chunk 0 is 2");
   bad = good, bad.reserved = 1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "reserved is 1");
-  bad = good, bad.cut_rows = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "cut_rows is 2");
-  bad = good, bad.cut_rows = bad.under_plan = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "cut_rows is for whole passes");
+  bad = good, bad.chunks_by_experts = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "chunks_by_experts is 2");
+  bad = good, bad.chunks_by_experts = bad.under_plan = 1,
+  expect(&bad, SLUICE_E_UNSUPPORTED, "chunks_by_experts is for whole passes");
   bad = good, bad.deduplicate = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 2");
   bad = good, bad.deduplicate = bad.single_rank = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "dedup is 1");
   bad = good, bad.struct_size = 8, expect(&bad, SLUICE_E_ABI, "sluice_schedule_config_t");
-  bad = good, bad.callback_experts = 1, bad.restore_middle = SLUICE_RESTORE_OFFLOAD;
+  bad = good, bad.callback_experts = 1, bad.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   expect(&bad, SLUICE_E_UNSUPPORTED, "callback experts");
   bad = config_of(SLUICE_BACKWARD, 4, 0, 0), bad.input_half = 0, bad.weight_half = 0;
   expect(&bad, SLUICE_E_INVALID_ARGUMENT, "the input half, the weight half or both");

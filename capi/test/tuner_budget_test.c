@@ -25,7 +25,7 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
     assert_true(w->num_decisions[0] >= 1 && w->settled[0]);
     const sluice_tuner_decision_t* d = &w->decisions[0][w->num_decisions[0] - 1];
     const sluice_tuner_policy_t* p = &w->policies[0][w->num_decisions[0] - 1];
-    assert_true(p->restore_input >= 0 && p->restore_middle >= 0 && p->memory_budget == w->budget);
+    assert_true(p->restore_input >= 0 && p->restore_pre_activation >= 0 && p->memory_budget == w->budget);
     assert_true(p->total_bytes > 0 && p->total_bytes <= w->budget);
     for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= p->total_bytes);
     assert_true((d->why == SLUICE_WHY_RACED) == (d->num_raced >= 2) && (d->why != SLUICE_WHY_RACED || d->seconds > 0));
@@ -34,9 +34,9 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
     if (d->why == SLUICE_WHY_RACED) assert_true(w->stats[0].race_passes > 0);
     assert_true(w->stats[0].timed_passes > w->stats[0].race_passes);
     printf("budget %8llu, %d ranks: n %d, T_DI %d, T_M %d, mode %d (%s of %d in %lld passes), %llu bytes, peak %llu\n",
-           (unsigned long long)w->budget, ranks, d->num_chunks, p->restore_input, p->restore_middle, d->wgrad_mode,
-           sluice_tuner_why_name(d->why), d->num_raced, (long long)d->race_passes, (unsigned long long)p->total_bytes,
-           (unsigned long long)w->peak_bytes[0]);
+           (unsigned long long)w->budget, ranks, d->num_chunks, p->restore_input, p->restore_pre_activation,
+           d->wgrad_mode, sluice_tuner_why_name(d->why), d->num_raced, (long long)d->race_passes,
+           (unsigned long long)p->total_bytes, (unsigned long long)w->peak_bytes[0]);
   }
 }
 
@@ -59,7 +59,7 @@ static void Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps(void** st
       continue;
     }
     ++num_parts; /* the rest are sent and computed again, which these chunks are not */
-    assert_true(p->restore_input != SLUICE_RESTORE_REDISPATCH || p->restore_middle != SLUICE_RESTORE_RECOMPUTE);
+    assert_true(p->restore_input != SLUICE_RESTORE_REDISPATCH || p->restore_pre_activation != SLUICE_RESTORE_RECOMPUTE);
   }
   printf("plans of part of their chunks: %d, of all: %d\n", num_parts, num_whole);
   assert_true(num_parts > 0 && num_whole > 0);
@@ -95,7 +95,7 @@ static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
   char* text = strdup(w->written[0]);
   sluice_tuner_decision_t found = w->decisions[0][w->num_decisions[0] - 1];
   sluice_tuner_policy_t policy = w->policies[0][w->num_decisions[0] - 1];
-  assert_non_null(strstr(text, "{\"sluice_decisions\": 2"));
+  assert_non_null(strstr(text, "{\"sluice_decisions\": 3"));
   assert_non_null(strstr(text, "\"restore_input\": \""));
   w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   w->budget = 1 << 20, w->steps = 10, w->import[0] = w->import[1] = text;
@@ -105,13 +105,13 @@ static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
   assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_IMPORTED);
   assert_true(w->decisions[0][0].num_chunks == found.num_chunks && w->decisions[0][0].wgrad_mode == found.wgrad_mode);
   assert_true(w->policies[0][0].restore_input == policy.restore_input &&
-              w->policies[0][0].restore_middle == policy.restore_middle);
+              w->policies[0][0].restore_pre_activation == policy.restore_pre_activation);
   free(text);
   /* of a layer that exists, but far too large for the budget: n = 256 of anything has more schedules than it allows */
   char other[512];
   snprintf(other, sizeof other,
-           "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"%.16s\", \"rows\": 1, \"num_chunks\": 256, "
-           "\"wgrad_mode\": \"deferred\", \"restore_input\": \"keep\", \"restore_middle\": \"keep\"}]}",
+           "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"%.16s\", \"rows\": 1, \"num_chunks\": 256, "
+           "\"wgrad_mode\": \"deferred\", \"restore_input\": \"keep\", \"restore_pre_activation\": \"keep\"}]}",
            strstr(w->written[0], "\"layer\": \"") + strlen("\"layer\": \""));
   w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   w->budget = 1 << 20, w->steps = 24, w->import[0] = w->import[1] = other;

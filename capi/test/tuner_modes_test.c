@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "backend/moe/context/chooser.h"
+#include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/layer/layer.h"
 #include "capi/test/own_rig.h"
@@ -24,20 +24,20 @@ static const struct {
 } choices[CHOICES] = {{1, SLUICE_WGRAD_DEFERRED}, {2, SLUICE_WGRAD_PER_CHUNK}, {3, SLUICE_WGRAD_DEFERRED}};
 
 typedef struct turns_s {
-  sluice_chooser_t base; /* first: the engine knows it as this */
+  sluice_policy_hook_t base; /* first: the engine knows it as this */
   int32_t next;
   int32_t passes[2], mixed[2]; /* by direction: per chunk, and in another mode than that of their n */
 } turns_t;
 
-static void choose(turns_t* turns, sluice_seat_t* seat) {
-  seat->num_chunks = choices[turns->next].num_chunks;
-  seat->wgrad_mode = choices[turns->next].wgrad_mode;
+static void choose(turns_t* turns, sluice_decision_state_t* decision) {
+  decision->num_chunks = choices[turns->next].num_chunks;
+  decision->wgrad_mode = choices[turns->next].wgrad_mode;
   turns->next = (turns->next + 1) % CHOICES;
 }
 
-static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_seat_t* seat,
+static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sluice_decision_state_t* decision,
                   const sluice_step_report_t* const* reports, int32_t world_size) {
-  turns_t* turns = (turns_t*)(void*)chooser;
+  turns_t* turns = (turns_t*)(void*)policy_hook;
   (void)moe, (void)world_size;
   for (int direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     const sluice_pass_report_t* pass = &reports[0]->pass[direction];
@@ -45,10 +45,10 @@ static void agree(sluice_chooser_t* chooser, const sluice_moe_t* moe, sluice_sea
     turns->passes[direction] += pass->num_chunks == 2;
     turns->mixed[direction] += pass->wgrad_mode != choices[pass->num_chunks - 1].wgrad_mode;
   }
-  choose(turns, seat);
+  choose(turns, decision);
 }
 
-static const sluice_chooser_vtable_t vtable = {.agree = agree};
+static const sluice_policy_hook_vtable_t vtable = {.agree = agree};
 
 /* `repeats`: each forward runs a second time, as activation checkpointing does, and its backward behind that. */
 static void run_turns(turns_t* turns, int32_t repeats) {
@@ -56,13 +56,13 @@ static void run_turns(turns_t* turns, int32_t repeats) {
   const sluice_context_config_t context = own_rig_context(0, 0);
   sluice_moe_config_t config = rig_config();
   own_rig_open(&rig, &context, &config);
-  sluice_chooser_t* own = rig.context->chooser;
+  sluice_policy_hook_t* own = rig.context->policy_hook;
   *turns = (turns_t){.base.vtable = &vtable};
   config.num_chunks = 0;
   WORKS(rig_swap_layer(&rig, &config));
-  rig.moe->seat.table = turns; /* one rank has nothing to choose by itself */
-  choose(turns, &rig.moe->seat);
-  rig.context->chooser = &turns->base;
+  rig.moe->decision.table = turns; /* one rank has nothing to choose by itself */
+  choose(turns, &rig.moe->decision);
+  rig.context->policy_hook = &turns->base;
   for (int i = 0; i < STEPS; ++i) {
     sluice_step_t* step = NULL;
     rig.forward.repeats = 0;
@@ -75,7 +75,7 @@ static void run_turns(turns_t* turns, int32_t repeats) {
     WORKS(rig_backward(&rig, step));
     sluice_step_drop(step);
   }
-  rig.context->chooser = own;
+  rig.context->policy_hook = own;
   own_rig_close(&rig);
 }
 
@@ -93,7 +93,7 @@ static void Step_ChosenInTurns_RunsWithTheModeOfItsN(void** state) {
   check(&turns);
 }
 
-/* The repetition takes what its first time took, though the seat has had two other choices since. */
+/* The repetition takes what its first time took, though the decision state has had two other choices since. */
 static void Step_RunAgain_HasTheModeOfItsFirstTime(void** state) {
   (void)state;
   turns_t turns;

@@ -13,8 +13,9 @@ static void BadDecisions_AreRefusedByName(void** state) {
   (void)state;
   static const char* const cases[][2] = {
       {"[]", "the outermost value must be an object"},
-      {"{\"answers\": []}", "begin with \"sluice_decisions\": 2"},
-      {"{\"sluice_decisions\": 3, \"answers\": []}", "form 3; this version reads forms 1 and 2"},
+      {"{\"answers\": []}", "begin with \"sluice_decisions\": 3"},
+      {"{\"sluice_decisions\": 4, \"answers\": []}", "form 4; this version reads forms 1 and 3"},
+      {"{\"sluice_decisions\": 2, \"answers\": []}", "form 2; this version reads forms 1 and 3"},
       {"{\"sluice_decisions\": 1}", "exactly \"answers\""},
 #define ANSWER(text) "{\"sluice_decisions\": 1, \"answers\": [" text "]}"
       {ANSWER("3"), "answer 0 must be an object"},
@@ -25,10 +26,10 @@ static void BadDecisions_AreRefusedByName(void** state) {
       {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 2.5}"), "num_chunks of answer 0 is 2.5"},
       {ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4, \"wgrad_mode\": 1}"), "wgrad_mode"},
 #define PLAN(rest) ANSWER("{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": " rest "}")
-      {PLAN("4, \"restore_input\": \"keep\""), "restore_middle of answer 0"},
-      {PLAN("4, \"restore_input\": \"recompute\", \"restore_middle\": \"keep\""), "restore_input of answer 0"},
-      {PLAN("4, \"restore_input\": \"keep\", \"restore_middle\": 3"), "restore_middle of answer 0"},
-      {PLAN("300, \"restore_input\": \"keep\", \"restore_middle\": \"keep\""), "num_chunks of answer 0 is 300"},
+      {PLAN("4, \"restore_input\": \"keep\""), "restore_pre_activation of answer 0"},
+      {PLAN("4, \"restore_input\": \"recompute\", \"restore_pre_activation\": \"keep\""), "restore_input of answer 0"},
+      {PLAN("4, \"restore_input\": \"keep\", \"restore_pre_activation\": 3"), "restore_pre_activation of answer 0"},
+      {PLAN("300, \"restore_input\": \"keep\", \"restore_pre_activation\": \"keep\""), "num_chunks of answer 0 is 300"},
   };
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
@@ -46,7 +47,7 @@ static void BadDecisions_AreRefusedByName(void** state) {
   char text[256];
   uint64_t bytes = sizeof text;
   assert_int_equal(sluice_context_write_decisions(context, text, &bytes), SLUICE_OK);
-  assert_string_equal(text, "{\"sluice_decisions\": 2, \"answers\": []}\n"); /* nothing of them was taken */
+  assert_string_equal(text, "{\"sluice_decisions\": 3, \"answers\": []}\n"); /* nothing of them was taken */
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
   assert_int_equal(sluice_context_write_machine(context, text, &bytes), SLUICE_E_STATE);

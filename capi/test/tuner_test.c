@@ -74,7 +74,7 @@ static void SizesInTurn_CandidatesNeverRun_RacesAreGivenUp(void** state) {
   const char* layer = strstr(w->written[0], "\"layer\"");
   assert_non_null(layer);
   char text[128]; /* of as many rows as there are tokens: routing is even */
-  snprintf(text, sizeof text, "{\"sluice_decisions\": 2, \"answers\": [{%.27s, \"rows\": 32, \"num_chunks\": 1}]}",
+  snprintf(text, sizeof text, "{\"sluice_decisions\": 3, \"answers\": [{%.27s, \"rows\": 32, \"num_chunks\": 1}]}",
            layer);
   w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->import[0] = w->import[1] = text;
@@ -136,7 +136,7 @@ static void AnySequenceOfCalls_RanksStayTogether(void** state) {
 static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
   (void)state;
   static const char decisions[] =
-      "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4}]}";
+      "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4}]}";
   static const struct {
     int32_t odd; /* the rank that differs */
     const char *its, *of_others;
@@ -276,7 +276,7 @@ static void Machine_AfterSteps_IsFittedAlikeAndPredicts(void** state) {
   tuner_run(w);
   must_agree(w);
   assert_string_equal(w->refined[0], w->refined[1]);
-  assert_non_null(strstr(w->refined[0], "\"provenance\": \"fitted\""));
+  assert_non_null(strstr(w->refined[0], "\"provenance\": \"refined\""));
   assert_null(strstr(w->refined[0], "\"median\": 0, ")); /* of passes that were held out */
   sluice_planner_t* planner = NULL;
   assert_int_equal(sluice_planner_create(w->refined[0], strlen(w->refined[0]), &planner), SLUICE_OK);
@@ -392,11 +392,11 @@ static void Decisions_RefusedOnOneRank_LeaveNothing(void** state) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->steps = 4;
   w->refused[1] =
-      "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, \"num_chunks\": 16, "
+      "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, \"num_chunks\": 16, "
       "\"wgrad_mode\": \"per_chunk\"}, {\"layer\": \"x\"}]}";
   w->import[0] = w->import[1] =
-      "{\"sluice_decisions\": 2, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, \"num_chunks\": 4, "
-      "\"restore_input\": \"keep\", \"restore_middle\": \"recompute\"}]}";
+      "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, \"num_chunks\": 4, "
+      "\"restore_input\": \"keep\", \"restore_pre_activation\": \"recompute\"}]}";
   tuner_run(w);
   must_agree(w);
 }

@@ -14,7 +14,7 @@
 #define MAX_OUTSTANDING 64
 
 const char* const tuner_machine =
-    "{\"sluice_machine\": 1, \"name\": \"test\", "
+    "{\"sluice_machine\": 2, \"name\": \"test\", "
     "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": 8}}, "
     "\"rows\": {\"bytes_per_second\": 5e9}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
     "\"exchange\": {\"bytes_per_second\": 1e9, \"startup_seconds\": 2e-5, \"per_peer_seconds\": 2e-6}, "

@@ -38,28 +38,28 @@ typedef struct case_s {
   int64_t tokens[WORLD_MAX_RANKS]; /* T of each rank */
   int64_t model_width, hidden_width;
   int32_t num_experts, top_k, num_chunks, dtype, activation, gated, bias, wgrad_mode, callback_experts;
-  int32_t callback_waits;                /* callback experts wait for their stream; other machines alone */
-  int32_t drop_every;                    /* every how many routes one is dropped; 0 none; 1 all */
-  int32_t hot_expert;                    /* all first routes go to it, or as hot_times says; -1 none */
-  double hot_times;                      /* first routes go to it so often that it gets this many times the mean of
-                                            all experts; 0 all */
-  int32_t transposed;                    /* parameters are stored [in, out] */
-  int32_t accumulate;                    /* gradients are added to ones */
-  int32_t grad_f32;                      /* gradients in f32 whatever the dtype */
-  int32_t halves_apart;                  /* INPUT, then WEIGHT */
-  int32_t halves_unsaid;                 /* the context is not told of it */
-  int32_t restore;                       /* the step is dropped and rebuilt from copies of its saved buffers */
-  int32_t uneven_owners;                 /* expert_rank table: most experts on the last rank */
-  int32_t restore_input, restore_middle; /* SLUICE_RESTORE_* */
-  const int32_t* restore_input_of;       /* [num_chunks], or NULL */
-  const int32_t* restore_middle_of;
-  int32_t chunk_cut;                /* SLUICE_CHUNK_CUT_* */
+  int32_t callback_waits; /* callback experts wait for their stream; other machines alone */
+  int32_t drop_every;     /* every how many routes one is dropped; 0 none; 1 all */
+  int32_t hot_expert;     /* all first routes go to it, or as hot_times says; -1 none */
+  double hot_times;       /* first routes go to it so often that it gets this many times the mean of
+                             all experts; 0 all */
+  int32_t transposed;     /* parameters are stored [in, out] */
+  int32_t accumulate;     /* gradients are added to ones */
+  int32_t grad_f32;       /* gradients in f32 whatever the dtype */
+  int32_t halves_apart;   /* INPUT, then WEIGHT */
+  int32_t halves_unsaid;  /* the context is not told of it */
+  int32_t restore;        /* the step is dropped and rebuilt from copies of its saved buffers */
+  int32_t uneven_owners;  /* expert_rank table: most experts on the last rank */
+  int32_t restore_input, restore_pre_activation; /* SLUICE_RESTORE_* */
+  const int32_t* restore_input_of;               /* [num_chunks], or NULL */
+  const int32_t* restore_pre_activation_of;
+  int32_t chunking;                 /* SLUICE_CHUNKING_* */
   int32_t reuse_saved;              /* the backward may write over saved buffers */
   uint64_t budget;                  /* of each rank's context; 0: none */
   uint64_t host_budget;             /* of its offloaded rows; 0: none */
   int32_t outstanding;              /* forwards before the first backward; 0: 1 */
   int32_t max_outstanding;          /* what the context is told of it; 0: the truth */
-  int64_t ceiling;                  /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
+  int64_t capacity;                 /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
   int32_t deduplicate;              /* rows travel once to each rank */
   int32_t repeat_every;             /* every how many tokens all routes go to the expert of the first; 0 none */
   int32_t captured;                 /* passes run once with other routes, are captured, and launched */
@@ -83,11 +83,11 @@ typedef struct result_s {
   uint64_t slot_bytes[WORLD_MAX_RANKS]; /* of the forward or the backward, whichever has more */
   uint64_t saved_bytes[WORLD_MAX_RANKS];
   uint64_t predicted_bytes[WORLD_MAX_RANKS]; /* under a plan of its own: that peak, beforehand, */
-  uint64_t lent_bytes[WORLD_MAX_RANKS];      /* with so many that products may borrow; 0 with gemm "ref" */
+  uint64_t lent_bytes[WORLD_MAX_RANKS];      /* with so many that GEMMs may borrow; 0 with gemm "ref" */
   uint64_t planned_bytes[WORLD_MAX_RANKS];   /* and what the plan takes at most */
   uint64_t bytes_sent[WORLD_MAX_RANKS];
   uint64_t fallback_chunks[WORLD_MAX_RANKS];
-  sluice_ceiling_report_t report[WORLD_MAX_RANKS]; /* under a ceiling */
+  sluice_capacity_report_t report[WORLD_MAX_RANKS]; /* under a capacity */
   sluice_status_t report_status[WORLD_MAX_RANKS];
   uint64_t growth[WORLD_MAX_RANKS];    /* of current_bytes from the second cycle to the last */
   int32_t num_chunks[WORLD_MAX_RANKS]; /* of the last pass */

@@ -1,5 +1,5 @@
 /* The cases of world.h, their runs and how results are compared. */
-#include "capi/test/world_parts.h"
+#include "capi/test/world_split.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@ case_t world_small_case(void) {
                   .dtype = SLUICE_DTYPE_F32,
                   .activation = SLUICE_ACTIVATION_GELU,
                   .restore_input = SLUICE_RESTORE_KEEP,
-                  .restore_middle = SLUICE_RESTORE_KEEP,
+                  .restore_pre_activation = SLUICE_RESTORE_KEEP,
                   .hot_expert = -1};
 }
 

@@ -1,5 +1,5 @@
 /* Passes that go another way than forward, backward: rebuilt steps, parts, rounds with other T, captured graphs. */
-#include "capi/test/world_parts.h"
+#include "capi/test/world_split.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 /* Of another machine, rows lie in its memory and the rest in the host's. */
 static int is_theirs(int32_t which) {
-  return world_here.machine != NULL && (which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE);
+  return world_here.machine != NULL && (which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_PRE_ACTIVATION);
 }
 static void* take_saved(int32_t which, uint64_t bytes) {
   bytes = (bytes + 127) / 64 * 64;
@@ -57,7 +57,7 @@ sluice_status_t world_rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t**
 }
 
 /* The layer from its parts; the steps between are this host's. */
-void world_run_parts(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
+void world_run_split(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
   const case_t* c = r->c;
   sluice_dispatch_t* dispatch = NULL;
   world_note(r, sluice_dispatch_forward(moe, p->x, p->id, NULL, &dispatch));

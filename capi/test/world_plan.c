@@ -1,5 +1,5 @@
 /* A plan of the layer's own, and what its rule makes of the routes. */
-#include "capi/test/world_parts.h"
+#include "capi/test/world_split.h"
 
 #include <string.h>
 
@@ -65,7 +65,7 @@ sluice_status_t world_use_plan(rank_t* r, sluice_moe_t* moe) {
   }
   r->out->planned_bytes[r->rank] = info.total_bytes;
   r->out->predicted_bytes[r->rank] = info.total_bytes - outstanding * info.step_bytes + outstanding * step;
-  r->out->lent_bytes[r->rank] = info.product_bytes;
+  r->out->lent_bytes[r->rank] = info.gemm_bytes;
   sluice_plan_destroy(plan);
   return status;
 }

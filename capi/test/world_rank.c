@@ -1,5 +1,5 @@
 /* One rank of a case through the public ABI. */
-#include "capi/test/world_parts.h"
+#include "capi/test/world_split.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,11 +116,11 @@ static void make_layer(held_t* h) {
   config.callback_experts = c->callback_experts, config.layer_id = 7;
   config.expert_rank = c->uneven_owners ? h->owners : NULL;
   config.swiglu_alpha = WORLD_ALPHA, config.swiglu_limit = WORLD_LIMIT, config.swiglu_offset = WORLD_OFFSET;
-  config.restore_input = c->restore_input, config.restore_middle = c->restore_middle;
-  config.restore_input_of = c->restore_input_of, config.restore_middle_of = c->restore_middle_of;
+  config.restore_input = c->restore_input, config.restore_pre_activation = c->restore_pre_activation;
+  config.restore_input_of = c->restore_input_of, config.restore_pre_activation_of = c->restore_pre_activation_of;
   config.deduplicate = c->deduplicate;
-  config.chunk_cut = c->chunk_cut;
-  if (c->ceiling > 0) config.exchange_mode = SLUICE_EXCHANGE_CEILING, config.ceiling_rows = c->ceiling;
+  config.chunking = c->chunking;
+  if (c->capacity > 0) config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = c->capacity;
   world_note(r, sluice_moe_create(h->context, &config, &h->moe));
   if (c->plan != NULL && h->moe != NULL) world_note(r, world_use_plan(r, h->moe));
 }
@@ -155,7 +155,7 @@ static void make_experts(held_t* h) {
   world_make_experts(&h->params, c, c->dtype, h->ids, h->count, 0);
   world_make_experts(&h->grads, c, h->grad_dtype, h->ids, h->count, 1);
   int64_t most = world_tokens_before(c, c->world_size) * c->top_k;
-  if (most < c->world_size * c->ceiling) most = c->world_size * c->ceiling; /* free places too */
+  if (most < c->world_size * c->capacity) most = c->world_size * c->capacity; /* free places too */
   if (!c->callback_experts) most = 0;
   world_make_array(&h->factors, SLUICE_DTYPE_F32, 2, h->count, most, most, 1);
   for (int64_t i = 0; i < h->count * most; ++i) ((float*)h->factors.host)[i] = (float)(h->ids[i / most] + 2);
@@ -174,7 +174,7 @@ static void make_experts(held_t* h) {
 static void run_parts_and_cycles(held_t* h) {
   rank_t* r = h->r;
   if (h->c->parts && is_well(h)) {
-    world_run_parts(r, h->moe,
+    world_run_split(r, h->moe,
                     &(parts_t){world_tensor_of(&h->x), world_tensor_of(&h->id), world_tensor_of(&h->w),
                                world_tensor_of(&h->y), world_tensor_of(&h->dy), world_tensor_of(&h->dx),
                                world_tensor_of(&h->dw), &h->params.table, &h->grads.table});
@@ -269,10 +269,10 @@ static void collect(held_t* h) {
     r->out->bytes_sent[r->rank] = stats.bytes_sent;
     r->out->num_chunks[r->rank] = stats.last_num_chunks;
   }
-  if (c->ceiling <= 0 || h->moe == NULL) return;
-  sluice_ceiling_report_t* report = &r->out->report[r->rank];
-  sluice_ceiling_report_init(report, sizeof *report);
-  r->out->report_status[r->rank] = sluice_moe_take_ceiling_report(h->moe, world_stream_here(), report);
+  if (c->capacity <= 0 || h->moe == NULL) return;
+  sluice_capacity_report_t* report = &r->out->report[r->rank];
+  sluice_capacity_report_init(report, sizeof *report);
+  r->out->report_status[r->rank] = sluice_moe_take_capacity_report(h->moe, world_stream_here(), report);
 }
 
 static void release(held_t* h) {

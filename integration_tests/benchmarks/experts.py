@@ -5,7 +5,7 @@
 
 Per cell: forward and backward seconds (medians), speedups over neighbouring pairs, peak memory of a backward over what
 is resident, saved bytes, and calls without gradients (experts_decode.py). The roofline is the larger of two times
-measured between the rounds: plain dense products of the same flops; and bytes (weights read twice, gradients, rows)
+measured between the rounds: plain dense GEMMs of the same flops; and bytes (weights read twice, gradients, rows)
 over the copy bandwidth of the same threads. Every cell runs with gradients
 
 - fresh in each step, as with zero_grad(set_to_none=True): written once, and a second roofline charges their bytes at
@@ -49,7 +49,7 @@ def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, f
 
 
 class Dense:
-    """Six dense products with the flops of the block: as fast as products get here."""
+    """Six dense GEMMs with the flops of the block: as fast as GEMMs get here."""
 
     def __init__(self, shape: Shape, tokens: int, dtype: torch.dtype) -> None:
         rows = tokens * shape.top_k
@@ -59,12 +59,12 @@ class Dense:
         self.down = torch.randn(shape.model, shape.hidden).to(dtype)
 
     def forward(self) -> None:
-        """Two products."""
+        """Two GEMMs."""
         torch.mm(self.x, self.up.t())
         torch.mm(self.act, self.down.t())
 
     def backward(self) -> None:
-        """Four products."""
+        """Four GEMMs."""
         torch.mm(self.dy, self.down)
         torch.mm(self.dpre, self.up)
         torch.mm(self.dy.t(), self.act)
@@ -163,7 +163,7 @@ def run_cell(
             moved["forward"] / bandwidth,
             (moved["backward"] + moved[gradients]) / bandwidth,
         )
-        if number == 0:  # warm-up: pages, plans, choices of products
+        if number == 0:  # warm-up: pages, plans, choices of GEMMs
             in_place = sluice.stats(module)["passes_in_place"]
             continue
         pages.append(0.0 if keeps else max(0.0, moved["fresh"] / page_rate - moved["fresh"] / bandwidth))
@@ -243,9 +243,9 @@ def main() -> int:
                     found["decode"][key] = decode(SHAPES[name], dtype, ["sluice", "grouped_mm"], 3 * options.rounds)
                     for count, cell in found["decode"][key].items():
                         print(
-                            f"{key}, decode T {count}: {cell['sluice']['call_us']:.0f} us, products "
-                            f"{cell['products_us']:.0f}; at width 16 {cell['sluice']['narrow_us']:.0f}, "
-                            f"{cell['sluice']['overhead_us']:.0f} of them over its products "
+                            f"{key}, decode T {count}: {cell['sluice']['call_us']:.0f} us, GEMMs "
+                            f"{cell['gemms_us']:.0f}; at width 16 {cell['sluice']['narrow_us']:.0f}, "
+                            f"{cell['sluice']['overhead_us']:.0f} of them over its GEMMs "
                             f"(grouped_mm {cell['grouped_mm']['narrow_us']:.0f})",
                             flush=True,
                         )

@@ -19,8 +19,8 @@ Action = Callable[[], list[float]]
 def decode(shape: Shape, dtype: torch.dtype, names: list[str], calls: int) -> dict[str, Any]:
     """Microseconds of calls without gradients at T = 1, 2, 4, 8, each the median of the fastest quarter.
 
-    Of each name: `call_us`, beside `products_us`, a loop of torch.mm over the hit experts; and `narrow_us`, the call at
-    widths of 16. Of sluice, its two grouped products in narrow calls by its own trace, `narrow_products_us`, and what
+    Of each name: `call_us`, beside `gemms_us`, a loop of torch.mm over the hit experts; and `narrow_us`, the call at
+    widths of 16. Of sluice, its two grouped GEMMs in narrow calls by its own trace, `narrow_gemms_us`, and what
     is left of a call without a trace, transformers' own part too: `overhead_us`. calls: of each kind in each round.
     """
     narrow = Shape(16, 16, shape.experts, shape.top_k)
@@ -29,16 +29,16 @@ def decode(shape: Shape, dtype: torch.dtype, names: list[str], calls: int) -> di
         for tokens in (1, 2, 4, 8):
             module, rows = make_module(shape, dtype), make_rows(shape, tokens, dtype)
             wide = {name: _micro(_call(module, name, rows), calls) for name in names}
-            wide["products"] = _micro(functools.partial(_products, module, rows), calls)
+            wide["gemms"] = _micro(functools.partial(_gemms, module, rows), calls)
             call_us = _in_turns(wide)
             module, rows = make_module(narrow, dtype), make_rows(narrow, tokens, dtype)
             small = {name: _micro(_call(module, name, rows), 10 * calls) for name in names}
-            small["products"] = functools.partial(traced_products, _call(module, "sluice", rows), 10 * calls)
+            small["gemms"] = functools.partial(traced_gemms, _call(module, "sluice", rows), 10 * calls)
             narrow_us = _in_turns(small)
             cell: dict[str, Any] = {name: {"call_us": call_us[name], "narrow_us": narrow_us[name]} for name in names}
-            cell["products_us"] = call_us["products"]
-            cell["sluice"]["narrow_products_us"] = narrow_us["products"]
-            cell["sluice"]["overhead_us"] = narrow_us["sluice"] - narrow_us["products"]
+            cell["gemms_us"] = call_us["gemms"]
+            cell["sluice"]["narrow_gemms_us"] = narrow_us["gemms"]
+            cell["sluice"]["overhead_us"] = narrow_us["sluice"] - narrow_us["gemms"]
             found[str(tokens)] = cell
     return found
 
@@ -59,8 +59,8 @@ def _call(module: Any, name: str, rows: Rows) -> Callable[[], Any]:
     return call
 
 
-def traced_products(call: Callable[[], Any], calls: int) -> list[float]:
-    """Microseconds of the products in each of so many calls, as their trace has them."""
+def traced_gemms(call: Callable[[], Any], calls: int) -> list[float]:
+    """Microseconds of the GEMMs in each of so many calls, as their trace has them."""
     sluice.trace.start(16 * calls)
     for _ in range(calls):
         call()
@@ -70,7 +70,7 @@ def traced_products(call: Callable[[], Any], calls: int) -> list[float]:
             took[event["op"]].append((event["end_ns"] - event["begin_ns"]) / 1e3)
     found = {op: len(times) for op, times in took.items()}
     if found != {op: calls for op in took}:
-        raise RuntimeError(f"the trace of {calls} calls has {found} products")
+        raise RuntimeError(f"the trace of {calls} calls has {found} GEMMs")
     return [one + two for one, two in zip(took["gemm1"], took["gemm2"], strict=True)]
 
 
@@ -79,7 +79,7 @@ def fastest_quarter(times: list[float]) -> float:
     return statistics.median(sorted(times)[: max(1, len(times) // 4)])
 
 
-def _products(module: Any, rows: Rows) -> None:
+def _gemms(module: Any, rows: Rows) -> None:
     for expert in rows.ids.unique().tolist():
         x = rows.tokens[(rows.ids == expert).any(-1)]
         pre = torch.mm(x, module.gate_up_proj[expert].t())

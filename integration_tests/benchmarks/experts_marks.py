@@ -7,7 +7,7 @@ from typing import Any
 LEAST_OF_ROOFLINE = 0.75
 MOST_PEAK = {"fresh": 1.25, "kept": 2.25}  # of a backward over what is resident, in units of all gradients
 MOST_SAVED = 0.5  # of grouped_mm's
-MOST_OVERHEAD_US = 30  # of a call without gradients, over its products
+MOST_OVERHEAD_US = 30  # of a call without gradients, over its GEMMs
 _FINE_GRAINED = {"float32": 1.5, "bfloat16": 2.5}
 LEAST_SPEEDUP = {  # over grouped_mm
     "mixtral": {"float32": 1.2, "bfloat16": 1.5},
@@ -42,14 +42,14 @@ def missed(cell: dict[str, Any]) -> list[str]:
 
 
 def missed_by_decode(key: str, cells: dict[str, Any]) -> list[str]:
-    """The same of the calls without gradients of a shape: what they take at widths of 16 over their own products,
-    transformers' part of the call counted, and the whole call beside a loop of products at the shape's widths."""
+    """The same of the calls without gradients of a shape: what they take at widths of 16 over their own GEMMs,
+    transformers' part of the call counted, and the whole call beside a loop of GEMMs at the shape's widths."""
     said = []
     for tokens, cell in cells.items():
         took = cell["sluice"]["overhead_us"]
         if took > MOST_OVERHEAD_US:
-            said.append(f"missed: {key}, decode T {tokens}: {took:.0f} us over products, at most {MOST_OVERHEAD_US}")
-        over = cell["sluice"]["call_us"] - cell["products_us"]
+            said.append(f"missed: {key}, decode T {tokens}: {took:.0f} us over GEMMs, at most {MOST_OVERHEAD_US}")
+        over = cell["sluice"]["call_us"] - cell["gemms_us"]
         if over > MOST_OVERHEAD_US:
             said.append(f"missed: {key}, decode T {tokens}: {over:.0f} us over a loop of torch.mm")
     return said

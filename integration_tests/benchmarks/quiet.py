@@ -1,6 +1,6 @@
-"""Waiting for a quiet machine: on shared machines products fall to half of their rate for minutes, whoever runs.
+"""Waiting for a quiet machine: on shared machines GEMMs fall to half of their rate for minutes, whoever runs.
 
-Before a round every rank times one product whose weights do not fit in its caches (256 rows, 16 MiB of f32 weights).
+Before a round every rank times one GEMM whose weights do not fit in its caches (256 rows, 16 MiB of f32 weights).
 The round begins when the slowest rank reaches the wanted rate, or when the time for waiting is up. Looking
 before a round, never after it, cannot favour a side. The rates are kept in the record.
 """
@@ -38,7 +38,7 @@ class Quiet:
         self._rows, self._weights = torch.randn(ROWS, WIDTH), torch.randn(HIDDEN, WIDTH)
 
     def rate(self) -> float:
-        """GFLOP/s of the slowest rank, the better of two products; collective."""
+        """GFLOP/s of the slowest rank, the better of two GEMMs; collective."""
         seconds = []
         for _ in range(2):
             begin = time.perf_counter()

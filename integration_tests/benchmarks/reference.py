@@ -1,10 +1,10 @@
 """A short reference beside calibrations and measurements: what a machine does to both, whoever predicts.
 
-A rented machine's products and exchanges take a fifth more or less from one minute to the next. A calibrated model then
-differs from a later measurement although nothing of it is wrong. So one fixed product, one fixed exchange and one step
+A rented machine's GEMMs and exchanges take a fifth more or less from one minute to the next. A calibrated model then
+differs from a later measurement although nothing of it is wrong. So one fixed GEMM, one fixed exchange and one step
 of a fixed tiny layer are timed when the machine is calibrated, and again in every round of what is measured:
 
-  product_s, exchange_s   on torch alone; what they take now over what they took then is the machine's drift
+  gemm_s, exchange_s   on torch alone; what they take now over what they took then is the machine's drift
   host_s                  what a tiny layer's step of as many tokens takes beside its passes: autograd, Python and the
                           barrier's end, which are in every step and in no pass
 
@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-ROWS, WIDTH, HIDDEN, MATRICES = 128, 256, 512, 4  # of the product: weights of 2 MiB in turn
+ROWS, WIDTH, HIDDEN, MATRICES = 128, 256, 512, 4  # of the GEMM: weights of 2 MiB in turn
 EXCHANGED = 1 << 16  # floats that each rank sends to each other one
 SAMPLES = 9
-NAMES = ("product_s", "exchange_s", "host_s")
-EXCHANGES = ("exchange", "node_exchange", "exchange_late", "exchange_taken")
-SECOND = "second_exchange_"
-NO_TIMES = ("share", "error", "exchange_skew_gain", "spill_forward", "spill_backward", "burst_seconds")
+NAMES = ("gemm_s", "exchange_s", "host_s")
+EXCHANGES = ("exchange", "node_exchange", "exchange_contention", "compute_contention")
+SECOND = ("second_exchange_", "second_compute_")
+NO_TIMES = ("share", "error", "exchange_skew_gain", "cache_miss_forward", "cache_miss_backward", "token_bucket_seconds")
 
 Sample = tuple[float, float, float]
 
@@ -57,14 +57,14 @@ class Reference:
         began = time.perf_counter()
         for weights in self._weights:
             self._torch.mm(self._rows, weights.T)
-        product = time.perf_counter() - began
+        gemm = time.perf_counter() - began
         dist.barrier()
         began = time.perf_counter()
         exchange(self._out, self._back)
         exchanged = time.perf_counter() - began
         whole, passes = self._step()
-        product, exchanged, whole, passes = slowest([product, exchanged, whole, passes])
-        return product, exchanged, max(whole - passes, 0.0)
+        gemm, exchanged, whole, passes = slowest([gemm, exchanged, whole, passes])
+        return gemm, exchanged, max(whole - passes, 0.0)
 
     def samples(self, count: int = SAMPLES) -> list[Sample]:
         return [self.sample() for _ in range(count)]
@@ -76,16 +76,16 @@ def medians(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def drift(then: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """What products and exchanges take now over what they took then."""
-    return {"product": now["product_s"] / then["product_s"], "exchange": now["exchange_s"] / then["exchange_s"]}
+    """What GEMMs and exchanges take now over what they took then."""
+    return {"gemm": now["gemm_s"] / then["gemm_s"], "exchange": now["exchange_s"] / then["exchange_s"]}
 
 
 def drifted(machine: Mapping[str, Any], by: Mapping[str, float]) -> dict[str, Any]:
     """A calibrated machine (docs/tuning.md) whose exchanges take by["exchange"] times as long, and all else
-    by["product"] times: a processor that is taken away is taken from all that it does."""
+    by["gemm"] times: a processor that is taken away is taken from all that it does."""
     found = {}
     for name, value in machine.items():
-        factor = by["exchange"] if name in EXCHANGES or name.startswith(SECOND) else by["product"]
+        factor = by["exchange"] if name in EXCHANGES or name.startswith(SECOND) else by["gemm"]
         found[name] = _scaled(name, value, factor)
     return found
 
@@ -98,6 +98,6 @@ def _scaled(name: str, value: Any, factor: float) -> Any:
         return {key: _scaled(key, each, factor) for key, each in value.items()}
     if isinstance(value, list):
         return [[x, y * factor] for x, y in value]
-    if name.endswith(("_seconds", "_late", "_taken")):
+    if name.endswith(("_seconds", "_contention")):
         return value * factor
     return value / factor if name.endswith("_per_second") else value

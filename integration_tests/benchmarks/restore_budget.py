@@ -9,7 +9,7 @@ from integration_tests.benchmarks import launch
 
 HERE = Path(__file__).resolve().parent
 LAYERS = 4
-# Of the largest output: the same products, cut and added otherwise.
+# Of the largest output: the same GEMMs, cut and added otherwise.
 MOST_DIFFERENCE = 1e-4
 MIB = 1 << 20
 PACKING = 12 * MIB

@@ -38,7 +38,7 @@ class Model:
 
     def __init__(self, plan: dict[str, Any], group: EpGroup, budget: int | None, layers: int, chunks: int) -> None:
         self.context = Context(group, ContextOptions(gemm=plan["gemm"], memory_budget=budget))
-        policy = {} if budget else {"restore_input": "keep", "restore_middle": "keep"}
+        policy = {} if budget else {"restore_input": "keep", "restore_pre_activation": "keep"}
         self.layers = [
             MoeLayer(
                 self.context,

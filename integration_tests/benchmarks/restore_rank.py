@@ -37,7 +37,7 @@ class Case:
         plan = rank.plan
         self.policy, self.chunks = policy, chunks
         self.context = rank.context(gemm=plan["gemm"])
-        restore_input, restore_middle = POLICIES[policy]
+        restore_input, restore_pre_activation = POLICIES[policy]
         self.layer = MoeLayer(
             self.context,
             model_width=plan["M"],
@@ -48,7 +48,7 @@ class Case:
             num_chunks=chunks,
             wgrad_mode="per_chunk",
             restore_input=restore_input,
-            restore_middle=restore_middle,
+            restore_pre_activation=restore_pre_activation,
         )
         self.seconds: list[float] = []
         self.pair_ratios: list[float] = []  # its step over that of `none` beside it
@@ -70,16 +70,16 @@ class Case:
 def run_pairs(cases: list[Case], plan: dict[str, Any], inputs: tuple[Any, ...], cotangent: torch.Tensor) -> None:
     """Each policy without copies directly beside `none` of the same n, in changing order: what drifts meets both."""
     none = {case.chunks: case for case in cases if case.policy == "none"}
-    rivals = [case for case in cases if case.policy in WITHOUT_COPIES and case.chunks > 1]
+    others = [case for case in cases if case.policy in WITHOUT_COPIES and case.chunks > 1]
     kept = {id(case): list(case.seconds) for case in cases}
     for number in range(plan["pairs"]):
-        for rival in rivals:
-            pair = [rival, none[rival.chunks]]
+        for other in others:
+            pair = [other, none[other.chunks]]
             for case in pair if number % 2 == 0 else reversed(pair):
                 for parameter in [tensor for expert in inputs[3] for tensor in expert.values()]:
                     parameter.grad = None
                 case.step(inputs, cotangent)
-            rival.pair_ratios.append(rival.seconds[-1] / none[rival.chunks].seconds[-1])
+            other.pair_ratios.append(other.seconds[-1] / none[other.chunks].seconds[-1])
         if dist.get_rank() == 0:
             launch.report(done=number + 1, of=plan["pairs"])
     for case in cases:

@@ -144,7 +144,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     names = dict.fromkeys(name for line in lines for name in line["regret"])
     budgets = [line for line in lines if line["budget_share"] is not None]
     errors = {name: [abs(error) for line in lines for error in line[name].values()] for name in ERRORS}
-    drifts = {name: [line["drift"][name] for line in lines] for name in ("product", "exchange")}
+    drifts = {name: [line["drift"][name] for line in lines] for name in ("gemm", "exchange")}
     overlaps = [abs(error) for line in lines for error in line["overlap_error"].values()]
     pairs = [(line["predicted"][n], line["lanes"][n]) for line in lines for n in line["error"]]
     sides = dict.fromkeys(name for line in lines for name in line["over_adaptive"])
@@ -231,8 +231,8 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     lines.append(
         f"{found['steady']} of {found['scenarios']} scenarios while the machine stayed as calibrated; "
         f"a step takes {1e3 * found['outside_s_median']:.1f} ms beside its passes, a tiny layer's "
-        f"{1e3 * found['host_s_median']:.1f}; between calibration and measurement the reference's product went by "
-        f"{drift['product']['least']:.2f} to {drift['product']['most']:.2f}, its exchange by "
+        f"{1e3 * found['host_s_median']:.1f}; between calibration and measurement the reference's GEMM went by "
+        f"{drift['gemm']['least']:.2f} to {drift['gemm']['most']:.2f}, its exchange by "
         f"{drift['exchange']['least']:.2f} to {drift['exchange']['most']:.2f}; "
         f"lanes predicted / measured: compute {lanes['compute']:.2f}, comm {lanes['comm']:.2f}"
     )

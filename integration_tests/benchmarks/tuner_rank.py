@@ -40,7 +40,7 @@ def chosen_by(context: Context) -> Choice:
         return Choice(last["num_chunks"])
     wgrad = ("deferred", "per_chunk")[last["wgrad_mode"]]
     kept = last["kept_chunks"] if last["kept_chunks"] < last["num_chunks"] else 0
-    return Choice(last["num_chunks"], last["restore_input"], last["restore_middle"], wgrad, kept)
+    return Choice(last["num_chunks"], last["restore_input"], last["restore_pre_activation"], wgrad, kept)
 
 
 def run_modes(

@@ -54,7 +54,7 @@ class Side:
 class ByDestination(Scenario):
     """FasterMoE's split: in part j each rank sends to one rank alone, j places behind it, and computes meanwhile.
 
-    On Sluice's own products and transport, so that the split alone differs: every route is a token of its own, tokens
+    On Sluice's own GEMMs and transport, so that the split alone differs: every route is a token of its own, tokens
     lie ordered by how far their rank is, and there are W chunks of them, filled up with tokens that go nowhere. A
     token's routes are not added up, in its favour.
     """
@@ -88,7 +88,7 @@ def baselines(scenario: Scenario, context: Context) -> dict[str, Side]:
 
     "pipemoe N" is PipeMoE's pipeline with N chunks, each an all-to-all of all ranks, without reuse of slots.
     """
-    alike = {"chunk_cut": "tokens"}
+    alike = {"chunking": "tokens"}
     split = ByDestination(scenario)
     sides = {
         "by destination": Side(split, split.layer(context, Choice(dist.get_world_size(), wgrad="per_chunk"), **alike))

@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 
     chunks: int
     restore_input: str | None = None
-    restore_middle: str | None = None
+    restore_pre_activation: str | None = None
     wgrad: str | None = None
     kept: int = 0  # chunks that the policies speak of, the first ones; 0: all
 
@@ -65,7 +65,7 @@ class Scenario:
             "num_chunks": choice.chunks,
             "wgrad_mode": choice.wgrad or free,
             "restore_input": choice.by_chunk(choice.restore_input, "redispatch"),
-            "restore_middle": choice.by_chunk(choice.restore_middle, "recompute"),
+            "restore_pre_activation": choice.by_chunk(choice.restore_pre_activation, "recompute"),
             **changes,
         }
         sizes = {"model_width": case["M"], "hidden_width": case["H"], "num_experts": case["E"]}
@@ -89,7 +89,7 @@ def key_of(choice: Choice) -> str:
 
 
 def choice_of(planned: Planned) -> Choice:
-    return Choice(planned.num_chunks, planned.restore_input, planned.restore_middle, planned.wgrad)
+    return Choice(planned.num_chunks, planned.restore_input, planned.restore_pre_activation, planned.wgrad)
 
 
 def overlap(compute: float, comm: float, whole: float) -> float:
@@ -125,7 +125,8 @@ def predictions(
     return {
         key_of(c): predicted_of(
             planner.predict(
-                work, Planned(c.chunks, c.restore_input or "keep", c.restore_middle or "keep", c.wgrad or "deferred")
+                work,
+                Planned(c.chunks, c.restore_input or "keep", c.restore_pre_activation or "keep", c.wgrad or "deferred"),
             )
         )
         for c in choices
@@ -141,8 +142,10 @@ def candidates(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[l
     wide = planner.choose(work).candidates
     least = min(c.total_bytes for c in wide)
     all_kept = (1, "keep", "keep")
-    most = next(c for c in wide if (c.choice.num_chunks, c.choice.restore_input, c.choice.restore_middle) == all_kept)
-    # The planner's base is a small context's; the torch adapter's products take more.
+    most = next(
+        c for c in wide if (c.choice.num_chunks, c.choice.restore_input, c.choice.restore_pre_activation) == all_kept
+    )
+    # The planner's base is a small context's; the torch adapter's GEMMs take more.
     budget = int(least + case["budget_share"] * (most.total_bytes - least)) + (4 << 20)
     chosen = planner.choose(work.with_(memory_budget=budget)).candidates
     return [choice_of(c.choice) for c in chosen if not c.verdict.startswith("over")], budget

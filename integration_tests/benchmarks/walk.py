@@ -7,7 +7,7 @@ calling thread beside its ops while a trace is kept (`sluice_context_stats_t`, n
 with a trace and without take turns: bind and walk are of the first, the step that they are a share of of the second,
 and the difference is what looking costs. Of the ranks, the one with the larger sum counts.
 
-bind        routes, offsets, slots: CPU time, without the ranks' agreement and the host's save callback
+bind        routes, offsets, slots: CPU time, without the ranks' handshake and the host's save callback
 walk        submitting, ordering and recording the ops: CPU time, without the ops, the waits and waking other threads
 instrument  readings of the thread's clock within bind and walk, N of them at c ns each: about runs as they took, others
             at what one took at the trace's begin. They are in the sums that the library counts and in no step without

@@ -50,11 +50,11 @@ def main() -> None:
         activation="gelu",
         num_chunks=plan["chunks"],
         restore_input="keep",
-        restore_middle="keep",
+        restore_pre_activation="keep",
     )
     inputs = inputs_of(rank)
     cotangent = torch.ones(plan["T"], plan["M"])
-    for _ in range(5):  # products are chosen, slots made
+    for _ in range(5):  # GEMMs are chosen, slots made
         step(layer, inputs, cotangent)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * plan["blocks"]):

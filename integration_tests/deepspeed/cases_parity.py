@@ -35,7 +35,7 @@ def parity_of_lengths(layers: list[dict[str, Any]], lengths: list[int], sluice: 
 
 def same_with_every_policy(layers: list[dict[str, Any]], policies: list[Any], **how: Any) -> Any:
     """What `models.train` gives with each policy, everything else alike."""
-    section = {**models.SLUICE, "chunks": 3, "chunk_cut": "tokens"}  # bits are promised at equal cut
+    section = {**models.SLUICE, "chunks": 3, "chunking": "tokens"}  # bits are promised at equal cut
     return [models.train(layers, 4, {**section, "policy": policy}, **how) for policy in policies]
 
 
@@ -52,7 +52,7 @@ def parity_through_masks(layers: list[dict[str, Any]], steps: int = 10, **how: A
 
 
 def _reorder_sums(seed: int, model: Any) -> None:
-    """Permutes the hidden units of each expert: the same training, with products summed in another order."""
+    """Permutes the hidden units of each expert: the same training, with GEMMs summed in another order."""
     generator = torch.Generator().manual_seed(seed)
     for moe in model.moes:
         for expert in moe.deepspeed_moe.experts.deepspeed_experts:

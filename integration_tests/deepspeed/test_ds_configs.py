@@ -28,7 +28,7 @@ def test_FlopsProfiler_WhichHooksRankZeroAlone_TrainsAsStock(ranks2: Ranks, chun
 
 
 @pytest.mark.parametrize("kind", ["relu", "gated"])
-def test_FlopsProfiler_ProductsOfC_AreCountedAsThoseOfModules(ranks2: Ranks, kind: str) -> None:
+def test_FlopsProfiler_GemmsOfC_AreCountedAsThoseOfModules(ranks2: Ranks, kind: str) -> None:
     (fused, called), others = ranks2.run("cases_configs:profiled_macs", kind=kind)
     assert fused == called > 0 and others == []
 

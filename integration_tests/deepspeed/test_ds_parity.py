@@ -191,7 +191,7 @@ def test_Chunks_AnyNumber_AsStock(ranks2: Ranks, chunks: Any) -> None:
     _compare(answers, F32)
 
 
-BY_CHUNK = {"input": ["keep", "offload", "redispatch"], "middle": ["recompute", "offload", "keep"]}
+BY_CHUNK = {"input": ["keep", "offload", "redispatch"], "pre_activation": ["recompute", "offload", "keep"]}
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
     _compare(answers, F32)
 
 
-AGAIN = ["S3", "S4", {"input": "keep", "middle": "recompute"}]
+AGAIN = ["S3", "S4", {"input": "keep", "pre_activation": "recompute"}]
 
 
 @pytest.mark.parametrize(

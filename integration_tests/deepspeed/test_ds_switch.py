@@ -163,7 +163,7 @@ def test_Policy_ThatModulesCannotDo_FallsUnderOnUnsupported(fresh2: Ranks, polic
     for (kept,) in fresh2.run("cases_switch:policy_for_modules", policy=policy, on_unsupported="warn"):
         assert f"policy {name} cannot be done" in kept and "'moes.1.deepspeed_moe'" in kept
     banner = fresh2.output(0)
-    assert f"| policy {name} (none in 1) | products" in banner
+    assert f"| policy {name} (none in 1) | GEMMs" in banner
     assert "WARNING: policy none: MoE layer 'moes.1.deepspeed_moe'" in banner
 
 

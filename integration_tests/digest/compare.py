@@ -146,8 +146,8 @@ def differences(before, after):
 
 
 def _takes_libm(call):
-    far = call.get("device") == "cuda" or call.get("dtype") == "f64"
-    return far and "callback" not in call and call.get("activation", "gelu") in LIBM
+    on_device = call.get("device") == "cuda" or call.get("dtype") == "f64"
+    return on_device and "callback" not in call and call.get("activation", "gelu") in LIBM
 
 
 def _is_written(call, field):

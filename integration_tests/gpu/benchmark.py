@@ -75,7 +75,7 @@ def make_layer(x, chunks, policy, context):
     """policy None: Sluice's choice, under the context's budget."""
     from sluice.adapters.torch import StackedLayer
 
-    s, (restore_input, restore_middle) = x.sizes, policy or ("adaptive", "adaptive")
+    s, (restore_input, restore_pre_activation) = x.sizes, policy or ("adaptive", "adaptive")
 
     def views(flat):
         up, down = flat
@@ -93,7 +93,7 @@ def make_layer(x, chunks, policy, context):
         gated=s.gated,
         num_chunks=chunks,
         restore_input=restore_input,
-        restore_middle=restore_middle,
+        restore_pre_activation=restore_pre_activation,
     )
 
 
@@ -146,7 +146,7 @@ def transformers_experts(torch, x, name):
 
 
 def transformer_engine(torch, x):
-    """Its permutation around its grouped products, which want the numbers of rows on the host."""
+    """Its permutation around its grouped GEMMs, which want the numbers of rows on the host."""
     import transformer_engine.pytorch as te
 
     s, act = x.sizes, torch.nn.functional.silu if x.sizes.gated else torch.nn.functional.gelu
@@ -371,7 +371,7 @@ def versions(torch, device):
             return False
 
     found["installed but without a driver here"] = [name for name in NOT_DRIVEN if is_there(name)]
-    found["products"] = Context(device=device).stats()["gemm"]
+    found["gemms"] = Context(device=device).stats()["gemm"]
     found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     return found
 

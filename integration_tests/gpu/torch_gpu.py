@@ -2,7 +2,7 @@
 
     torch_gpu.py gradients | graphs | transformers | deepspeed | ranks [--fake]
 
-graphs: torch captures a layer under ceilings, forward and backward, and launches it with other tokens and routes.
+graphs: torch captures a layer under a capacity, forward and backward, and launches it with other tokens and routes.
 ranks: two processes, each on a GPU of its own, over NCCL. --fake: the same on CPU tensors. Exit 77: something is not
 installed, or there is one GPU where two are needed.
 """
@@ -19,7 +19,7 @@ import package
 
 
 def reference(torch, tokens, ids, weights, params, gated):
-    """The layer by plain products."""
+    """The layer by plain GEMMs."""
     act = torch.nn.functional.silu if gated else torch.nn.functional.gelu
     out = torch.zeros_like(tokens)
     for e, p in enumerate(params):
@@ -49,7 +49,7 @@ def case(torch, device, dtype, gated, policy, chunks, checkpointed):
         gated=gated,
         num_chunks=chunks,
         restore_input=policy[0],
-        restore_middle=policy[1],
+        restore_pre_activation=policy[1],
     )
     names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)} if gated else {"w1": (H, M), "w2": (M, H)}
 
@@ -122,8 +122,8 @@ def graph_case(torch, device, policy, chunks):
     T, M, H, E, K = 128, 64, 96, 8, 2
     context = Context(device=device)
     sizes = {"model_width": M, "hidden_width": H, "num_experts": E, "top_k": K, "activation": "silu", "gated": True}
-    sizes |= {"num_chunks": chunks, "restore_input": policy[0], "restore_middle": policy[1]}
-    exact, fixed = (MoeLayer(context, **sizes, ceiling_rows=rows) for rows in (0, T // chunks))
+    sizes |= {"num_chunks": chunks, "restore_input": policy[0], "restore_pre_activation": policy[1]}
+    exact, fixed = (MoeLayer(context, **sizes, capacity_rows=rows) for rows in (0, T // chunks))
     names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)}
 
     def leaf(*shape, scale=1.0):
@@ -152,7 +152,7 @@ def graph_case(torch, device, policy, chunks):
             launch()
         got = results if launch is not None else step(fixed)
         worst = max(worst, largest_difference(got, step(exact)))
-    return worst, fixed.take_ceiling_report()["num_dropped"]
+    return worst, fixed.take_capacity_report()["num_dropped"]
 
 
 def graphs(torch, device):
@@ -161,7 +161,7 @@ def graphs(torch, device):
     failed = count = 0
     for policy, chunks in itertools.product([("keep", "keep"), ("redispatch", "recompute")], (1, 4)):
         worst, dropped = graph_case(torch, device, policy, chunks)
-        is_right = worst <= 1e-5 and dropped == 0  # the same products in f32, over more rows
+        is_right = worst <= 1e-5 and dropped == 0  # the same GEMMs in f32, over more rows
         count, failed = count + 1, failed + (not is_right)
         print(f"{'ok  ' if is_right else 'FAIL'} {policy[0]}/{policy[1]} n {chunks}: {worst:.2e}, {dropped} dropped")
     print(f"{count - failed} passed, {failed} failed")
@@ -267,7 +267,7 @@ def rank_case(torch, ep, device, policy, chunks, deduplicate):
         num_chunks=chunks,
         deduplicate=deduplicate,
         restore_input=policy[0],
-        restore_middle=policy[1],
+        restore_pre_activation=policy[1],
     )
 
     def leaf(*shape, scale=1.0):

@@ -42,7 +42,7 @@ PAIRS = {
     ("backend/comm/mpi_loader", "backend/comm/host"),  # MPI is a table of callbacks to the host communicator
 }
 # The implementation that chooses among its siblings, by name or by measurement, has to know them.
-CHOOSER = "auto"
+SELECTOR = "auto"
 # The vendors' libraries under their own names, as fakes: a file that a test puts into the loader's path.
 FAKE_LIBRARIES = "//capi/test:libfake_gpu.so"
 OUTSIDE = ("adapters", "python_plugin", "integration_tests", "examples")
@@ -113,7 +113,7 @@ def reason(edge):
         if not (is_test and target_area in VTABLES):
             return f"{area} may not use {target_area}: it does not stand below it"
     if target_area in VTABLES and target_implementation and not is_test:
-        if area == target_area and implementation == CHOOSER:
+        if area == target_area and implementation == SELECTOR:
             return None
         if (area, implementation) != (target_area, target_implementation) and (source, target) not in PAIRS:
             return f"implementations of {target_area} are met through backend/{target_area}/{target_area}.h only"

@@ -63,14 +63,14 @@ def test_Experts_Nothing_KeepsNothing() -> None:
 
 
 def _calls(overhead: float, call: float) -> dict[str, Any]:
-    return {"sluice": {"overhead_us": overhead, "call_us": call}, "products_us": 1000.0}
+    return {"sluice": {"overhead_us": overhead, "call_us": call}, "gemms_us": 1000.0}
 
 
 def test_Experts_Decode_SlowCalls_AreNamed() -> None:
     calls = {"1": _calls(30.0, 1030.0), "4": _calls(31.4, 900.0), "8": _calls(20.0, 1031.0)}
     lines, good = experts_marks.verdicts([_cell()], {"qwen3 bfloat16 1 threads": calls})
     assert not good and lines == [
-        "missed: qwen3 bfloat16 1 threads, decode T 4: 31 us over products, at most 30",
+        "missed: qwen3 bfloat16 1 threads, decode T 4: 31 us over GEMMs, at most 30",
         "missed: qwen3 bfloat16 1 threads, decode T 8: 31 us over a loop of torch.mm",
     ]
     assert experts_marks.verdicts([_cell()], {"qwen3 bfloat16 1 threads": {"1": calls["1"]}})[1]
@@ -115,7 +115,7 @@ def test_Experts_TinyRun_LeavesAWholeRecord(tmp_path: Path) -> None:
         memory = cell["memory"]
         assert 0 < memory["sluice"]["saved_mib"] <= 0.5 * memory["grouped_mm"]["saved_mib"]
     for calls in record["decode"].values():
-        assert all(0 < cell["sluice"]["narrow_products_us"] < cell["sluice"]["narrow_us"] for cell in calls.values())
+        assert all(0 < cell["sluice"]["narrow_gemms_us"] < cell["sluice"]["narrow_us"] for cell in calls.values())
     assert done.returncode == 0 and "all 8 cells keep the marks" in done.stdout  # only saved bytes count for this shape
 
 

@@ -44,7 +44,7 @@ def test_Papers_Memory_GrowsWithN(rows):
 
 
 def test_Papers_Strategies_TurnAsPublished(rows):
-    found = _row(rows, "order of S1 to S4, products")["simulated"]["a100-8x8-200g"]
+    found = _row(rows, "order of S1 to S4, GEMMs")["simulated"]["a100-8x8-200g"]
     order = {int(part.split(":")[0]): re.findall(r"S\d", part) for part in found.split(";")}
     assert set(order[8][:2]) == {"S1", "S2"}
     for ranks in (32, 64):

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 
-def tally(root, kind, path, code):
-    command = [sys.executable, os.path.join(root, "third_party", "test", "tally.py"), kind, str(path), str(code)]
+def count(root, kind, path, code):
+    command = [sys.executable, os.path.join(root, "third_party", "test", "counts.py"), kind, str(path), str(code)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -42,8 +42,8 @@ CMOCKA = "[==========] 3 test(s) run.\n[  PASSED  ] %d test(s).\n"
     ],
     ids=["nothing_ran", "all_pass", "one_case_fails", "hangs", "a_target_does_not_build", "not_run"],
 )
-def test_Tally_OfBazel_CountsCases(root, tmp_path, outcomes, code, expected):
-    assert tally(root, "bazel", bazel_events(tmp_path, outcomes), code) == expected
+def test_Counts_OfBazel_AreOfCases(root, tmp_path, outcomes, code, expected):
+    assert count(root, "bazel", bazel_events(tmp_path, outcomes), code) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_Tally_OfBazel_CountsCases(root, tmp_path, outcomes, code, expected):
     ],
     ids=["no_report", "nothing_ran", "skip_is_no_pass", "failures", "broke_off"],
 )
-def test_Tally_OfPytest_CountsTests(root, tmp_path, cases, code, expected):
+def test_Counts_OfPytest_AreOfTests(root, tmp_path, cases, code, expected):
     path = tmp_path / "junit.xml"
     if cases is not None:
         path.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    assert tally(root, "pytest", path, code) == expected
+    assert count(root, "pytest", path, code) == expected
 
 
 GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n        ":b",\n        "//c",\n    ],\n)\n'

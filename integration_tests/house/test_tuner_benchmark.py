@@ -77,7 +77,7 @@ def _line(is_steady: bool, seconds: float) -> dict:
     """A scenario without a budget in which one chunk is said to take 1 ms."""
     lanes = {n: {"compute": 1e-3, "comm": 1e-4, "passes": seconds, "overlap": 0.0} for n in ("1", "4")}
     predicted = {n: {"schedule": 1e-3, "compute": 1e-3, "comm": 1e-4, "overlap": 0.0} for n in ("1", "4")}
-    same = {"product_s": 1.0, "exchange_s": 1.0, "host_s": 0.0}
+    same = {"gemm_s": 1.0, "exchange_s": 1.0, "host_s": 0.0}
     return tuner.judge(
         {
             "budget_share": None,
@@ -102,7 +102,7 @@ def test_TunerBenchmark_MachineThatDidNotStay_ItsErrorsStandApart():
 
 
 MACHINE = {
-    "sluice_machine": 1,
+    "sluice_machine": 2,
     "name": "m",
     "world_size": 2,
     "gemm_model_width": 256,
@@ -110,9 +110,9 @@ MACHINE = {
     "rows": {"points": [[1024, 1e-6]]},
     "activation_seconds": 1e-9,
     "exchange": {"startup_seconds": 1e-5, "per_peer_seconds": 0, "points": [[1024, 2e-5]]},
-    "exchange_late": {"points": [[1024, 3e-5]]},
+    "exchange_contention": {"points": [[1024, 3e-5]]},
     "second_exchange_seconds": 1e-6,
-    "second_exchange_late": 2e-6,
+    "second_exchange_contention": 2e-6,
     "exchange_skew_gain": 0.5,
     "pass_seconds": 1e-4,
     "share": [{"lane": "comm", "beside": ["compute"], "share": 0.8}],
@@ -121,25 +121,25 @@ MACHINE = {
 
 
 def test_Reference_DriftedMachine_TakesLongerByLaneAndIsTheSameElse():
-    found = reference.drifted(MACHINE, {"product": 2.0, "exchange": 10.0})
+    found = reference.drifted(MACHINE, {"gemm": 2.0, "exchange": 10.0})
     assert found["gemm"]["f32"]["forward"] == [[1, 4e-10], [64, 2e-11]]
     assert found["gemm"]["bf16"] == {"flops_per_second": 5e11, "half_rows": 8}
     assert found["rows"]["points"] == [[1024, 2e-6]]
     assert (found["activation_seconds"], found["pass_seconds"]) == (2e-9, 2e-4)
     assert found["exchange"] == {"startup_seconds": 1e-4, "per_peer_seconds": 0, "points": [[1024, 2e-4]]}
-    assert found["exchange_late"]["points"][0][1] == pytest.approx(3e-4)
+    assert found["exchange_contention"]["points"][0][1] == pytest.approx(3e-4)
     assert found["second_exchange_seconds"] == pytest.approx(1e-5)
-    assert found["second_exchange_late"] == pytest.approx(2e-5)
+    assert found["second_exchange_contention"] == pytest.approx(2e-5)
     same = ("sluice_machine", "name", "world_size", "gemm_model_width", "exchange_skew_gain", "share", "error")
     assert all(found[name] == MACHINE[name] for name in same) and set(found) == set(MACHINE)
-    assert reference.drifted(MACHINE, {"product": 1.0, "exchange": 1.0}) == MACHINE
+    assert reference.drifted(MACHINE, {"gemm": 1.0, "exchange": 1.0}) == MACHINE
 
 
 def test_Reference_Drift_IsNowOverThenByMedians():
     then = reference.medians([(1.0, 4.0, 0.1), (2.0, 5.0, 0.2), (9.0, 6.0, 0.9)])
-    assert then == {"product_s": 2.0, "exchange_s": 5.0, "host_s": 0.2}
+    assert then == {"gemm_s": 2.0, "exchange_s": 5.0, "host_s": 0.2}
     now = reference.medians([(3.0, 10.0, 0.1)])
-    assert reference.drift(then, now) == {"product": 1.5, "exchange": 2.0}
+    assert reference.drift(then, now) == {"gemm": 1.5, "exchange": 2.0}
 
 
 @pytest.mark.parametrize("key", [("square", 2), ("many", 4), ("long", 2), ("wide", 1)])
@@ -179,7 +179,7 @@ def test_Choice_OfPartOfItsChunks_IsToldChunkByChunk() -> None:
 
     part, whole = Choice(4, "offload", "keep", "deferred", 3), Choice(4, "offload", "keep", "deferred")
     assert part.by_chunk(part.restore_input, "redispatch") == ["offload"] * 3 + ["redispatch"]
-    assert part.by_chunk(part.restore_middle, "recompute") == ["keep"] * 3 + ["recompute"]
+    assert part.by_chunk(part.restore_pre_activation, "recompute") == ["keep"] * 3 + ["recompute"]
     assert whole.by_chunk(whole.restore_input, "redispatch") == "offload"
     assert Choice(4).by_chunk(None, "redispatch") == "adaptive"
     assert key_of(part) == "4/offload/keep/deferred/first 3"

@@ -174,11 +174,11 @@ def _termination_unwinds() -> Iterator[None]:
 
 def _stop(children: Sequence[subprocess.Popen[str]]) -> None:
     """Ask, wait a little, insist; whole process groups, because a rank may have children of its own."""
-    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+    for number, timeout in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         for child in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, number)
-        end = time.monotonic() + patience
+        end = time.monotonic() + timeout
         for child in children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=max(0.0, end - time.monotonic()))

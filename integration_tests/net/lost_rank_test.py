@@ -26,7 +26,7 @@ from integration_tests.net.link import Link
 PROGRAM = Path(__file__).resolve().parent / "lost_rank.py"
 STOPPED_S = 20  # above the 12 s after which a machine that does not answer counts as lost
 SOON_S = 40  # on the busiest machine: far below the ranks' deadline of 150 s
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 pytest.importorskip("sluice.adapters.torch")
 
@@ -76,7 +76,7 @@ class Ranks:
 
     def await_line(self, rank: int, *beginnings: str) -> str:
         """The first line of a rank that begins so."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + TIMEOUT_S
         while time.monotonic() < end:
             for line in self.lines[rank]:
                 if line.startswith(beginnings):

@@ -20,7 +20,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny products: more threads than one only wait for each other."""
+    """Tiny GEMMs: more threads than one only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

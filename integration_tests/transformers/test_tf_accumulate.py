@@ -69,7 +69,7 @@ def assert_doubled(module: torch.nn.Module, once: dict[str, torch.Tensor]) -> No
 # ---- the sums ----
 
 
-@pytest.mark.parametrize("options", [{}, {"chunks": 4, "chunk_cut": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"chunks": 4, "chunking": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
 # GPT-OSS in f32 alone: 16-bit rows cross the corner of its clamp now and then, with or without a sum.
 @pytest.mark.parametrize(
     "kind, dtype",
@@ -96,7 +96,7 @@ def test_MicroSteps_Three_AsEagersSum(kind: str, dtype: torch.dtype, options: di
     assert max(gaps.values()) <= tf_compare.TOLERANCES[dtype], gaps
 
 
-@pytest.mark.parametrize("options", [{}, {"chunks": 5, "chunk_cut": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"chunks": 5, "chunking": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_Sum_WithAnOldGradient_IsRoundedOnceInSixteenBits(dtype: torch.dtype, options: dict[str, Any]) -> None:
     """From autograd's sum, which takes the rows' sum rounded to the dtype, a 16-bit element differs by that rounding

@@ -57,14 +57,14 @@ def test_Policy_OfTheModulesOwnFunctions_RunsThemAgainOrIsRefusedByName(capfd: p
     try:
         found = []
         for policy in ("none", "S3", "S4"):
-            sluice.configure(chunks=3, chunk_cut="tokens", policy=policy)
+            sluice.configure(chunks=3, chunking="tokens", policy=policy)
             found.append(tf_compare.run(make("inkling2"), given, torch.float32).values)
         for other in found[1:]:
             assert all(torch.equal(other[name], tensor) for name, tensor in found[0].items())
         sluice.configure(policy="S1")
         with pytest.raises(sluice.errors.Unsupported, match="policy S1 cannot be done with experts that run as"):
             tf_compare.run(make("inkling2"), given, torch.float32)
-        sluice.configure(chunks=2, policy={"middle": ["keep", "recompute"]})
+        sluice.configure(chunks=2, policy={"pre_activation": ["keep", "recompute"]})
         with pytest.raises(sluice.errors.Unsupported, match="they run again in every chunk or in none"):
             tf_compare.run(make("inkling2"), given, torch.float32)
         sluice.configure(policy="S2", on_unsupported="warn")
@@ -78,7 +78,7 @@ def test_Policy_OfTheModulesOwnFunctions_RunsThemAgainOrIsRefusedByName(capfd: p
 def test_Policy_ByChunk_AsEager() -> None:
     given = rows(MODEL, 6, 23, 2)
     try:
-        sluice.configure(chunks=3, policy={"input": ["redispatch", "keep", "offload"], "middle": "recompute"})
+        sluice.configure(chunks=3, policy={"input": ["redispatch", "keep", "offload"], "pre_activation": "recompute"})
         module = make("mixtral")
         check(module, given, torch.float32)
         assert sluice.stats(module)["last_num_chunks"] == 3
@@ -147,7 +147,7 @@ def test_Dtypes_16Bit_WithinTheirRounding(dtype: torch.dtype, tokens: int) -> No
     check(make(), rows(MODEL, 6, tokens, 2), dtype)
 
 
-@pytest.mark.parametrize("options", [{}, {"chunks": 8, "chunk_cut": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"chunks": 8, "chunking": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
 @pytest.mark.parametrize("which", ["down_proj_bias", "down_proj"])
 def test_Sums_OfBf16OverManyRows_AreInF32(which: str, options: dict[str, Any]) -> None:
     """Gradients over 512 rows. A sum in bf16, as transformers' grouped_mm has it for biases, would be seen."""

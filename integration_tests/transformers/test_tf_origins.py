@@ -89,7 +89,7 @@ def test_Library_NamedByAModel_IsNotLoaded(checkpoint: Any, library: tuple[str, 
 
 
 def test_Library_NamedByAModelBesideTheUsersOwnWord_IsNotLoaded(checkpoint: Any, library: tuple[str, Path]) -> None:
-    """As it was, the model's library served the products that the user had chosen."""
+    """As it was, the model's library served the GEMMs that the user had chosen."""
     path, trace = library
     sluice.configure(gemm="blas")
     refused(checkpoint({"gemm_library": path}), '"gemm_library"')

@@ -1,7 +1,7 @@
 """What numbers depend on: the same bits in every run at one thread count, and between thread counts a stated distance.
 
 With gemm "native" an element is one chain of sums whatever thread computes it: two threads give the bits of one. Other
-products (torch's, oneDNN's) may be cut differently for two threads, and "auto" may choose others: f32 sums in another
+GEMMs (torch's, oneDNN's) may be cut differently for two threads, and "auto" may choose others: f32 sums in another
 order, and 16-bit intermediates that round to the other side.
 """
 
@@ -39,7 +39,7 @@ def _block(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 @functools.cache
 def _run(run: int, threads: int, gemm: str) -> dict[str, dict[str, torch.Tensor]]:
-    """By dtype the same block in a new process, since a chooser among products is settled once per process."""
+    """By dtype the same block in a new process, since a selector among GEMMs is settled once per process."""
     with tempfile.TemporaryDirectory() as folder:
         return _run_into(Path(folder) / f"{run}.pt", threads, gemm)
 
@@ -96,7 +96,7 @@ def _main() -> None:
 
     found = {}
     for dtype in DISTANCE:
-        _block(getattr(torch, dtype))  # products are chosen by the first calls
+        _block(getattr(torch, dtype))  # GEMMs are chosen by the first calls
         found[dtype] = first = _block(getattr(torch, dtype))
         second = _block(getattr(torch, dtype))
         assert all(torch.equal(first[name], second[name]) for name in first), "two runs of one process differ"

@@ -97,7 +97,7 @@ def check(module: Any, given: Rows, dtype: torch.dtype = torch.float32, call: An
     if worst is None or gaps[worst] <= TOLERANCES[dtype]:
         return
     if dtype != torch.float32 and not bool((given.ids == module.num_experts).any()):
-        # Rounding moves values across the corner of a clamp: as often as with transformers' own products.
+        # Rounding moves values across the corner of a clamp: as often as with transformers' own GEMMs.
         with implementation(module, "batched_mm"):
             stock = run(module, given, dtype).gaps(wanted)
         if all(gap <= max(TOLERANCES[dtype], 1.5 * stock[name]) for name, gap in gaps.items()):

@@ -21,7 +21,7 @@ from sluice.errors import InvalidArgument
 ENVIRONMENT = "SLUICE"
 POLICIES = ("error", "warn")
 WGRAD_MODES = ("deferred", "per_chunk")
-CHUNK_CUTS = ("adaptive", "tokens")
+CHUNKINGS = ("adaptive", "tokens")
 ACCUMULATE = ("in_place", "autograd")
 TRANSPORTS = ("tcp", "c10d")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
@@ -65,7 +65,7 @@ class Options:
 
     chunks: int | None = None
     wgrad_mode: str | None = None
-    chunk_cut: str | None = None
+    chunking: str | None = None
     gemm: str | None = None
     gemm_library: str | None = None
     timeout: float | None = None
@@ -94,7 +94,7 @@ class Options:
         words = (one if isinstance(one, str) else "/".join(one) for one in self.policy)
         return restore.set_name(self.policy) or " + ".join(words)
 
-    def plan_words(self) -> str:
+    def plan_message(self) -> str:
         """How passes will be cut and what reaches the backward, for banners: "chunks 4 | policy S4"."""
         words = [f"chunks {'adaptive' if self.chunks is None else self.chunks}"]
         if self.policy is not None:
@@ -116,7 +116,7 @@ def bytes_text(value: int) -> str:
 
 
 # Keys whose value may be an object, and what that one may hold. Where keys may come from is in origins.py.
-NESTED = {"policy": ("input", "middle"), "tuner": TunerOptions._fields}
+NESTED = {"policy": ("input", "pre_activation"), "tuner": TunerOptions._fields}
 _NO_KEYS = ("required", "shared_memory_budget", "shared_host_memory_budget")
 KEYS = ("enabled", *(field.name for field in fields(Options) if field.name not in _NO_KEYS))
 
@@ -239,7 +239,7 @@ def _for_chunks(policy: Policy | None, chunks: int | None) -> Policy | None:
     """Lists have one entry for each chunk; one of equal entries is the same as the word."""
     if policy is None:
         return None
-    for name, one in zip(("input", "middle"), policy):
+    for name, one in zip(("input", "pre_activation"), policy):
         if isinstance(one, str) or len(one) == chunks:
             continue
         remedy = f"give {chunks}" if chunks else f'write "chunks": {len(one)} beside it'
@@ -273,13 +273,14 @@ def _policy(key: str, value: Any) -> Policy | None:
     if not isinstance(value, Mapping):
         names = ", ".join(restore.SETS)
         raise ConfigError(
-            f'"sluice": "{key}" must be "adaptive", one of {names}, or {{"input": ..., "middle": ...}}, not {value!r}'
+            f'"sluice": "{key}" must be "adaptive", one of {names}, or '
+            f'{{"input": ..., "pre_activation": ...}}, not {value!r}'
         )
     check_nested(key, value)
     given = {**dict(zip(NESTED[key], restore.KEPT)), **value}
     return (
         _by_chunk(tuple(restore.INPUT))(f"{key}.input", given["input"]),
-        _by_chunk(tuple(restore.PRE_ACTIVATION))(f"{key}.middle", given["middle"]),
+        _by_chunk(tuple(restore.PRE_ACTIVATION))(f"{key}.pre_activation", given["pre_activation"]),
     )
 
 
@@ -337,7 +338,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _boolean,
     "chunks": _chunks,
     "wgrad_mode": _one_of(WGRAD_MODES),
-    "chunk_cut": _one_of(CHUNK_CUTS),
+    "chunking": _one_of(CHUNKINGS),
     "policy": _policy,
     "memory_budget": _bytes,
     "host_memory_budget": _bytes,

@@ -34,7 +34,7 @@ def export_decisions(path: str | os.PathLike[str], of: Any = None) -> int:
 
 def export_machine(given: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Writes the machine that the tuner of what `sluice.stats` takes has, as the steps that ran corrected it
-    (provenance "fitted"), for `sluice plan --machine` or "tuner": {"machine": path}; returns it.
+    (provenance "refined"), for `sluice plan --machine` or "tuner": {"machine": path}; returns it.
 
     Not collective: all ranks have the same. InvalidState where the tuner has no machine, or too few steps have run;
     OSError where the file cannot be written.

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import cache_folder, owned
 
-FORM = 1
+FORM = 2
 KEPT = 64
 NAME = "decisions.json"
 
@@ -96,7 +96,7 @@ def line(entry: dict[str, Any]) -> str:
     shape = f"M {entry.get('model_width')}, H {entry.get('hidden_width')}, E {entry.get('num_experts')}"
     choice = f"n {entry.get('num_chunks')}"
     if entry.get("restore_input"):
-        choice += f", T_DI {entry['restore_input']}, T_M {entry.get('restore_middle')}"
+        choice += f", T_DI {entry['restore_input']}, T_M {entry.get('restore_pre_activation')}"
         if 0 < entry.get("kept_chunks", 0) < entry["num_chunks"]:
             choice += f" in the first {entry['kept_chunks']}"
     ranks = f" on {entry['ranks']} ranks" if entry.get("ranks") else ""

@@ -151,7 +151,7 @@ def _self_check() -> Iterator[Finding]:
     advice = "" if good else "the library computes wrongly on this machine: report it with this output"
     yield Finding("self-check in C", OK if good else BAD, f"one rank, forward and backward: {errors}", advice)
     yield Finding(
-        "gemm", OK, f"{result['gemm']}; in training the fastest for each shape is taken, torch's own products included"
+        "gemm", OK, f"{result['gemm']}; in training the fastest for each shape is taken, torch's own GEMMs included"
     )
 
 
@@ -328,7 +328,7 @@ def _options() -> Iterator[Finding]:
 
     if os.environ.get(origins.ENVIRONMENT, "").strip():
         options = settings.effective()
-        said = "off" if options is None else options.plan_words()
+        said = "off" if options is None else options.plan_message()
         yield Finding("options", OK, f"{origins.ENVIRONMENT}, for transformers: {said}")
 
 

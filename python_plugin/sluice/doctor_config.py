@@ -102,7 +102,7 @@ def _deepspeed(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             CHECK,
             OK,
-            f"{path}: every deepspeed.moe.layer.MoE of the model would be swapped | {options.plan_words()} | a layer "
+            f"{path}: every deepspeed.moe.layer.MoE of the model would be swapped | {options.plan_message()} | a layer "
             f"that cannot be is {refusals}",
         )
 
@@ -180,7 +180,7 @@ def _transformers(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
         CHECK,
         OK,
         f"{path}: {count} of this {kind} with {layers.num_experts} experts each run on Sluice when it is loaded with "
-        f'experts_implementation="sluice" | {options.plan_words()}',
+        f'experts_implementation="sluice" | {options.plan_message()}',
     )
 
 

@@ -21,8 +21,8 @@ from typing import Any
 from sluice import decision_log, owned
 from sluice.errors import InvalidArgument
 
-FORM = 1
-EXPORTED = 2  # what the library writes; it reads form 1 as well
+FORM = 2
+EXPORTED = 3  # what the library writes; it reads form 1 as well
 KEPT = 4096  # answers of one machine
 NAME = "kept_decisions.json"
 _OURS = re.compile(rb'\s*\{\s*"sluice_(kept_)?decisions"')  # how all of our files begin, torn ones too
@@ -48,7 +48,7 @@ def machine_words(device: str, link: str, world_size: int, gemm: str, version: s
     threads = os.environ.get("OMP_NUM_THREADS", "all")
     return (
         f"version {version}; device {device}, {_processor()}, {os.cpu_count()} cores, {threads} threads; "
-        f"link {link}, {world_size} ranks; products {gemm}"
+        f"link {link}, {world_size} ranks; GEMMs {gemm}"
     )
 
 
@@ -127,7 +127,11 @@ def machines(path: str) -> dict[str, Answers]:
 
 def line(answer: dict[str, Any]) -> str:
     """One answer for a person."""
-    plan = f", T_DI {answer['restore_input']}, T_M {answer.get('restore_middle')}" if "restore_input" in answer else ""
+    plan = (
+        f", T_DI {answer['restore_input']}, T_M {answer.get('restore_pre_activation')}"
+        if "restore_input" in answer
+        else ""
+    )
     wgrad = str(answer.get("wgrad_mode")).replace("_", " ")
     return (
         f"layers {answer['layer']}, {answer['rows']} rows: n {answer.get('num_chunks')}{plan}, weight gradients {wgrad}"

@@ -110,7 +110,7 @@ class _Layer:
         return list(out), {name: list(value) for name, value in grads.items()}
 
     def gemm(self) -> str:
-        """What did the products."""
+        """What did the GEMMs."""
         stats = self._ffi.new("sluice_context_stats_t *")
         stats.struct_size = self._ffi.sizeof(stats[0])
         self._library.check(self._lib.sluice_context_get_stats(self._context, 0, stats))

@@ -18,7 +18,7 @@ from typing import Any
 LANES = {"comm": "S, R communication", "compute": "C compute", "copy_out": "M copy out", "copy_in": "M copy in"}
 FOLDER = "SLUICE_TRACE_DIR"
 CAPACITY = "SLUICE_TRACE_EVENTS"
-FORM = 1
+FORM = 2
 
 _contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 _capacity = 0
@@ -129,7 +129,7 @@ def facts_of(layer: Any) -> dict[str, Any]:
         "received_rows": layer.received_rows,
         "num_experts": layer.num_experts,
         "top_k": layer.top_k,
-        "chunk_cut": layer.chunk_cut,
+        "chunking": layer.chunking,
         "callback": layer.experts is not None,
     }
 

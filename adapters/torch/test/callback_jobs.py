@@ -154,7 +154,7 @@ def experts_run_again():
             modules = [TwoLinears(p, case.activation) for p in mine]
             experts = CallbackExperts([_Draws(module) for module in modules] if draws else modules)
             case.restore = policy
-            layer = case.layer(context, experts=experts, chunk_cut="tokens")
+            layer = case.layer(context, experts=experts, chunking="tokens")
             tokens, ids, weights, _ = case.inputs(rank)
             packed = []
             torch.manual_seed(5)
@@ -185,7 +185,7 @@ def experts_run_again():
             case.layer(context, experts=experts)
             raise AssertionError(f"{policy} was not refused")
         except Unsupported as error:
-            assert "callback experts take restore_middle keep" in str(error), str(error)
+            assert "callback experts take restore_pre_activation keep" in str(error), str(error)
     case.restore = ("keep", ("keep", "recompute", "keep"))
     try:
         case.layer(context, experts=experts)

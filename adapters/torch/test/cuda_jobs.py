@@ -81,7 +81,7 @@ def layer_matches_autograd():
             gated=True,
             num_chunks=2,
             restore_input=policy[0],
-            restore_middle=policy[1],
+            restore_pre_activation=policy[1],
         )
         tokens = torch.randn(10, 16, requires_grad=True)
         ids = torch.stack([torch.randperm(4)[:2] for _ in range(10)])
@@ -371,14 +371,14 @@ def refusals():
     layer(rows, ids, weights, params)  # and it works on
 
 
-def ceilings_have_the_bits_of_exact():
+def capacities_have_the_bits_of_exact():
     """Graph mode under torch, on both devices: outputs and gradients, other routes in between, what is dropped."""
     for device in ("cpu", "cuda:0"):
         torch.manual_seed(0)
         context = Context(device=device)
         sizes = {"model_width": 16, "hidden_width": 24, "num_experts": 4, "top_k": 2, "num_chunks": 2}
-        sizes |= {"activation": "silu", "gated": True, "restore_input": "keep", "restore_middle": "keep"}
-        layers = [MoeLayer(context, **sizes, ceiling_rows=rows) for rows in (0, 6, 1)]
+        sizes |= {"activation": "silu", "gated": True, "restore_input": "keep", "restore_pre_activation": "keep"}
+        layers = [MoeLayer(context, **sizes, capacity_rows=rows) for rows in (0, 6, 1)]
         exact, roomy, tight = layers
         tokens = torch.randn(12, 16, requires_grad=True)  # 6 in each chunk
         weights = torch.rand(12, 2, requires_grad=True)
@@ -394,18 +394,18 @@ def ceilings_have_the_bits_of_exact():
                 results.append([out, *torch.autograd.grad(out, flat, grad)])
             for a, b in zip(*results):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)  # rows of zeros between the others
-        report = roomy.take_ceiling_report()
+        report = roomy.take_capacity_report()
         assert (report["num_forwards"], report["num_routes"], report["num_dropped"]) == (3, 72, 0), report
-        assert roomy.take_ceiling_report()["num_forwards"] == 0
+        assert roomy.take_capacity_report()["num_forwards"] == 0
         out = tight(tokens, ids, weights, params)
-        report = tight.take_ceiling_report()
+        report = tight.take_capacity_report()
         counts = [chunk.flatten().bincount(minlength=4) for chunk in ids.split(6)]
         assert report["num_dropped"] == sum(int((c - 1).clamp(min=0).sum()) for c in counts) > 0, report
         assert report["most_rows"] == max(int(c.max()) for c in counts), report
         try:
-            exact.take_ceiling_report()
+            exact.take_capacity_report()
         except SluiceError as error:
-            print(f"{device} matches; without a ceiling: {error}")
+            print(f"{device} matches; without a capacity: {error}")
 
 
 def joined(rank, store):
@@ -440,7 +440,7 @@ def ranks_match_autograd(rank, store):
             num_chunks=chunks,
             deduplicate=deduplicate,
             restore_input=policy[0],
-            restore_middle=policy[1],
+            restore_pre_activation=policy[1],
         )
         counts = [40, 23]
         tokens = [torch.randn(T, 16, requires_grad=True) for T in counts]
@@ -494,7 +494,7 @@ if __name__ == "__main__":
             "layer": layer_matches_autograd,
             "modules": modules_match_autograd,
             "borrowed": borrowed_memory,
-            "ceilings": ceilings_have_the_bits_of_exact,
+            "capacities": capacities_have_the_bits_of_exact,
             "refusals": refusals,
             "deepspeed": deepspeed_matches_stock,
             "transformers": transformers_matches_stock,

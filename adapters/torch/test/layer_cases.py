@@ -151,7 +151,7 @@ class Case:
             bias=self.bias,
             wgrad_mode=self.wgrad,
             restore_input=self.restore[0],
-            restore_middle=self.restore[1],
+            restore_pre_activation=self.restore[1],
             deduplicate=self.deduplicate,
             **options,
         )

@@ -52,7 +52,7 @@ def cases(W):
             gated=True,
             seed=36,
         ),
-        "middle by chunk": dict(
+        "pre-activation by chunk": dict(
             restore=("keep", ("keep", "recompute", "recompute")), n=3, tokens=(60, 25), dtype=bf16, seed=37
         ),
         "deduplicated": dict(deduplicate=True, per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, drop=0.1, seed=31),
@@ -94,7 +94,7 @@ def numbers(gemm):
 
 
 def same_for_all_chunks():
-    """Outputs and input gradients do not depend on the number of chunks with the reference products."""
+    """Outputs and input gradients do not depend on the number of chunks with the reference GEMMs."""
     W, rank = world()
     context = Context(group(), ContextOptions(gemm="ref"))
     case = Case(W, tokens=(90, 33, 50), bias=True, gated=True, seed=50)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-PATIENCE = timedelta(seconds=100)  # below the deadline of a set of ranks: what is missing is named by its key
+TIMEOUT = timedelta(seconds=100)  # below the deadline of a set of ranks: what is missing is named by its key
 
 
 def _key(what, rank):
@@ -26,7 +26,7 @@ def say(what):
 
 def hear(what, ranks):
     """Waits until all these ranks have said so."""
-    store().wait([_key(what, rank) for rank in ranks], PATIENCE)
+    store().wait([_key(what, rank) for rank in ranks], TIMEOUT)
 
 
 def part(ranks):
@@ -39,7 +39,7 @@ def part(ranks):
 def until_gone():
     """Waits until rank 0's process has ended."""
     try:
-        store().wait([_key("never said", 0)], PATIENCE)
+        store().wait([_key("never said", 0)], TIMEOUT)
     except dist.DistStoreError as error:
         raise AssertionError("rank 0 has not ended") from error
     except dist.DistNetworkError:

@@ -47,10 +47,10 @@ def test_Layer_OnAPretendedDevice_MatchesAutogradUnderEveryPolicy(fakes):
     assert run(fakes, "layer").count("matches") == 3
 
 
-def test_Layer_UnderACeiling_IsThatOfExactExchangesAndCountsWhatItDrops(fakes):
-    text = run(fakes, "ceilings")
+def test_Layer_UnderACapacity_IsThatOfExactExchangesAndCountsWhatItDrops(fakes):
+    text = run(fakes, "capacities")
     assert "cpu matches" in text
-    assert "cuda:0 matches; without a ceiling: " in text
+    assert "cuda:0 matches; without a capacity: " in text
 
 
 def test_Layer_ExpertsOfTheHostOnAPretendedDevice_MatchAutogradAndFailCleanly(fakes):

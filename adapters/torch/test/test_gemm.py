@@ -1,4 +1,4 @@
-"""Torch's products behind the library's callback, alone."""
+"""Torch's GEMMs behind the library's callback, alone."""
 
 import itertools
 

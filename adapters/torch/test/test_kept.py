@@ -35,13 +35,13 @@ def test_Kept_OnTheOtherRankAlone_IsNotTaken(tmp_path):
 
 
 def _bad(answer):
-    return json.dumps({"sluice_decisions": 2, "answers": [answer]})
+    return json.dumps({"sluice_decisions": 3, "answers": [answer]})
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        '{"sluice_kept_decisions": 1, "machines": {"th',
+        '{"sluice_kept_decisions": 2, "machines": {"th',
         _bad(  # the library finds what is wrong with this one
             {"layer": "a1b2c3d4e5f60718", "rows": 64, "num_chunks": 4000}
         ),
@@ -74,7 +74,7 @@ def test_ExportMachine_OfARun_IsWhatPlanAndTheNextRunTake(tmp_path, capsys):
     found = ranks.run(2, "kept_jobs:exported_machine", folder=str(tmp_path))
     for refusals, made, text, why in found:
         assert "Module does not run on Sluice: it holds no MoE layer" in refusals[0] and len(refusals) == 2
-        assert made == json.loads(text) and made["provenance"] == "fitted"
+        assert made == json.loads(text) and made["provenance"] == "refined"
         assert text == found[0][2]  # all ranks have the same
         assert why == {"predicted"}
     path = str(tmp_path / "machine0.json")

@@ -39,7 +39,7 @@ CASES = [
     "S3",
     "S4",
     "by chunk",
-    "middle by chunk",
+    "pre-activation by chunk",
     "deduplicated",
     "deduplicated bf16",
     "bf16",
@@ -104,7 +104,7 @@ def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
         assert again[2] == decisions[-1]["num_chunks"]
         if calibrate is not None:
             machine = json.loads(fitted)
-            assert machine["provenance"] == "fitted" and machine["error"]["count"] > 0
+            assert machine["provenance"] == "refined" and machine["error"]["count"] > 0
             (measured,) = (path.read_text() for path in tmp_path.glob("machine-*.json"))
             assert json.loads(measured.split("\n", 2)[2])["gemm"] != machine["gemm"]
     assert found[0][0][3] == found[1][0][3]

@@ -69,7 +69,7 @@ def posted(chunks):
     # Every token goes to every expert, so that each exchange has a message to each rank and one from it.
     case = Case(W, tokens=(32,), per_rank=1, K=W, n=chunks, seed=102)
     context = Context(EpGroup.for_ranks(range(W), transport="c10d"))
-    layer = case.layer(context, chunk_cut="tokens")
+    layer = case.layer(context, chunking="tokens")
     tokens, ids, weights, params = case.inputs(rank)
 
     def letters(run):

@@ -44,7 +44,7 @@ static int tear_down(void** state) {
 static void written(void** state) {
   (void)state;
   sluice_machine_t machine, again;
-  static const char text[] = "{\"sluice_machine\": 1, \"name\": \"a test\", \"op_seconds\": 3e-6}";
+  static const char text[] = "{\"sluice_machine\": 2, \"name\": \"a test\", \"op_seconds\": 3e-6}";
   assert_int_equal(sluice_machine_read(text, sizeof text - 1, &machine), SLUICE_OK);
   assert_int_equal(sluice_cache_write(path, "a key", &machine), 1);
   assert_true(renamed.st_size > (off_t)sizeof text);

@@ -1,4 +1,4 @@
-/* Contention of exchanges and products: recovered from made-up machines with their noise, and what a schedule of small
+/* Contention of exchanges and GEMMs: recovered from made-up machines with their noise, and what a schedule of small
  * exchanges takes with it. */
 #include <math.h>
 #include <setjmp.h>
@@ -15,9 +15,9 @@
 
 /* ---- a made-up machine ---- */
 
-/* An exchange takes 0.2 ms and 10 ns a byte; beside products 2 ms more up to 64 KiB, falling to 1 ms at 1 MiB, since a
- * long exchange hides what its messages wait. It takes 0.05 ms and 1 ns a byte of the products. A second one adds 0.1
- * ms, and 1.5 ms beside products. */
+/* An exchange takes 0.2 ms and 10 ns a byte; beside GEMMs 2 ms more up to 64 KiB, falling to 1 ms at 1 MiB, since a
+ * long exchange hides what its messages wait. It takes 0.05 ms and 1 ns a byte of the GEMMs. A second one adds 0.1
+ * ms, and 1.5 ms beside GEMMs. */
 static double true_alone(double bytes) { return 2e-4 + 1e-8 * bytes; }
 static double true_exchange_contention(double bytes) {
   double octaves = log2(fmax(65536, fmin(bytes, 1 << 20)) / 65536) / 4;
@@ -29,7 +29,7 @@ typedef struct made_up_s {
   uint32_t random;
   double noise;       /* of every time, up or down */
   double flips;       /* the part of samples during which the machine takes 1.5 times as long */
-  double disturbed;   /* the part of samples beside products that take ten times as long */
+  double disturbed;   /* the part of samples beside GEMMs that take ten times as long */
   double rank_factor; /* the slowest rank's times over this one's */
   int32_t num_samples;
   double seconds; /* it all took */
@@ -82,7 +82,7 @@ static double relative(double got, double want) { return fabs(got / want - 1); }
 static void Contention_NoisyMachine_IsRecoveredAtEverySize(void** state) {
   (void)state;
   double worst = 0, sum = 0;
-  int32_t count = 0, far_off = 0, second_off = 0;
+  int32_t count = 0, device_off = 0, second_off = 0;
   for (uint32_t seed = 1; seed <= 200; ++seed) {
     made_up_t from = {.random = seed * 7919, .noise = 0.03, .flips = 0.1, .disturbed = 0.1, .rank_factor = 1};
     const sluice_contention_source_t source = {sample, longest, &from};
@@ -93,15 +93,15 @@ static void Contention_NoisyMachine_IsRecoveredAtEverySize(void** state) {
       double alone = sluice_machine_exchange(&m, 2, bytes);
       double error = relative(alone + sluice_machine_contention(&m, bytes, alone).exchange,
                               true_alone(bytes) + true_exchange_contention(bytes));
-      sum += error, ++count, far_off += error > 0.2;
+      sum += error, ++count, device_off += error > 0.2;
       if (error > worst) worst = error;
     }
     second_off += relative(m.second_exchange_contention, 1.5e-3) > 0.3 || fabs(m.second_exchange_seconds - 1e-4) > 5e-5;
   }
-  printf("an exchange beside products: mean error %.1f %%, worst %.1f %%, above 20 %% in %d of %d\n", 100 * sum / count,
-         100 * worst, far_off, count);
+  printf("an exchange beside GEMMs: mean error %.1f %%, worst %.1f %%, above 20 %% in %d of %d\n", 100 * sum / count,
+         100 * worst, device_off, count);
   printf("of a second exchange: more than 30 %% off on %d of 200 machines\n", second_off);
-  assert_true(sum / count < 0.05 && far_off < count / 50 && second_off < 200 / 10);
+  assert_true(sum / count < 0.05 && device_off < count / 50 && second_off < 200 / 10);
 }
 
 static void Contention_QuietMachine_IsExact(void** state) {
@@ -171,8 +171,8 @@ static void Contention_NoEffect_IsNothing(void** state) {
 /* ---- predicting ---- */
 
 /* A forward of two chunks on a machine where packing, unpacking and summing are free, by hand. Chunks take a alone, b
- * beside products, of which they lose t; products take c a chunk. S2 runs beside C1, R1 beside C2, S1 and R2 alone. */
-static void Forward_SmallExchangesBesideProducts_IsTheSumByHand(void** state) {
+ * beside GEMMs, of which they lose t; GEMMs take c a chunk. S2 runs beside C1, R1 beside C2, S1 and R2 alone. */
+static void Forward_SmallExchangesBesideGemms_IsTheSumByHand(void** state) {
   (void)state;
   sluice_machine_t m = machine();
   m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 2e-3}};
@@ -180,7 +180,7 @@ static void Forward_SmallExchangesBesideProducts_IsTheSumByHand(void** state) {
   const double a = true_alone(32 * 64 * 4 / 2.0), b = a + 2e-3, t = 1e-4;
   for (int64_t hidden = 64; hidden <= 1 << 20; hidden *= 2) {
     sluice_workload_t w = small_work;
-    w.hidden_width = hidden, w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+    w.hidden_width = hidden, w.chunking = SLUICE_CHUNKING_TOKENS;
     const sluice_choice_t two = {.num_chunks = 2};
     double got = 0, c = 2 * 2.0 * 32 * 64 * (double)hidden * 1e-11;
     assert_int_equal(sluice_predict_pass(&m, &w, &two, SLUICE_FORWARD, &got), SLUICE_OK);
@@ -188,7 +188,7 @@ static void Forward_SmallExchangesBesideProducts_IsTheSumByHand(void** state) {
     double own = a / b, left = 1 - t / b, want; /* speeds while both run */
     if (c / left >= b) {                        /* the exchange ends first, both times */
       want = a + 2 * (c + t) + a;
-    } else { /* products end first: the exchange's rest runs alone; then S2's end is C2's begin, and R1 likewise */
+    } else { /* GEMMs end first: the exchange's rest runs alone; then S2's end is C2's begin, and R1 likewise */
       double together = c / left, rest = a - together * own;
       want = a + together + rest + together + rest + a;
     }
@@ -232,7 +232,7 @@ int main(void) {
       cmocka_unit_test(Contention_SlowLink_LeavesLargeSizesOutAndStaysInItsTime),
       cmocka_unit_test(Contention_OtherRanksSlower_TheirTimesCount),
       cmocka_unit_test(Contention_NoEffect_IsNothing),
-      cmocka_unit_test(Forward_SmallExchangesBesideProducts_IsTheSumByHand),
+      cmocka_unit_test(Forward_SmallExchangesBesideGemms_IsTheSumByHand),
       cmocka_unit_test(Choice_SmallLayer_IsNotCutWhereExchangesAreLate),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -111,8 +111,8 @@ static void Fit_OpsTakeLessThanJobs_PredictsOtherLayers(void** state) {
   assert_true(worst_error(&m, &w.machine) < 0.01);
 }
 
-/* Products of one hot matrix are faster than a layer's, and for few rows more so; both directions differ. */
-static void Fit_ProductsFromColdMemory_PredictsOtherLayers(void** state) {
+/* GEMMs of one hot matrix are faster than a layer's, and for few rows more so; both directions differ. */
+static void Fit_GemmsFromColdMemory_PredictsOtherLayers(void** state) {
   (void)state;
   world_t w = {.machine = true_machine(), .work = small};
   sluice_curve_t* forms = w.machine.gemm[SLUICE_MACHINE_F32];
@@ -130,7 +130,7 @@ static void Fit_ProductsFromColdMemory_PredictsOtherLayers(void** state) {
   assert_true(worst_error(&m, &w.machine) < 0.05);
 }
 
-/* Rows that do not stay in a cache: products of few rows, and many, are right. */
+/* Rows that do not stay in a cache: GEMMs of few rows, and many, are right. */
 static void Fit_RowsBeyondCaches_PredictsOtherLayers(void** state) {
   (void)state;
   world_t w = {.machine = true_machine(), .work = small};
@@ -146,14 +146,14 @@ static void Fit_RowsBeyondCaches_PredictsOtherLayers(void** state) {
   assert_true(worst_error(&m, &w.machine) < 0.01);
 }
 
-/* Exchanges beside a hot product were measured to wait, and to take, more or less than those of a pass do. */
-static void Fit_ExchangesBesideProducts_AreCorrected(void** state) {
+/* Exchanges beside a hot GEMM were measured to wait, and to take, more or less than those of a pass do. */
+static void Fit_ExchangesBesideGemms_AreCorrected(void** state) {
   (void)state;
   static const double factors[][2] = {{4, 1}, {1, 4}, {2, 0.5}};
   for (size_t i = 0; i < sizeof factors / sizeof *factors; ++i) {
     world_t w = {.machine = true_machine(), .work = small};
     w.machine.op_seconds = 2e-5;
-    w.machine.exchange.bytes.y[0] = 1e-8; /* exchanges take about as long as products */
+    w.machine.exchange.bytes.y[0] = 1e-8; /* exchanges take about as long as GEMMs */
     sluice_machine_t measured = w.machine;
     for (int32_t k = 0; k < 2; ++k) {
       w.machine.exchange_contention.y[k] *= factors[i][0], w.machine.compute_contention.y[k] *= factors[i][1];
@@ -203,9 +203,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Fit_OpsTakeMoreThanJobs_PredictsOtherLayers),
       cmocka_unit_test(Fit_OpsTakeLessThanJobs_PredictsOtherLayers),
-      cmocka_unit_test(Fit_ProductsFromColdMemory_PredictsOtherLayers),
+      cmocka_unit_test(Fit_GemmsFromColdMemory_PredictsOtherLayers),
       cmocka_unit_test(Fit_RowsBeyondCaches_PredictsOtherLayers),
-      cmocka_unit_test(Fit_ExchangesBesideProducts_AreCorrected),
+      cmocka_unit_test(Fit_ExchangesBesideGemms_AreCorrected),
       cmocka_unit_test(Fit_RightMachine_StaysAsItIs),
       cmocka_unit_test(Fit_OneRank_RunsOneChunkAlone),
       cmocka_unit_test(Fit_LittleTime_LeavesOutManyChunks),

@@ -8,8 +8,8 @@
  * Everything here is guarded by the group's mutex, except the bytes being copied: `readers` keeps the request they
  * belong to alive meanwhile.
  *
- * Memory of a device goes the same way in the order of streams (local_far.h): a copy is then enqueued instead of done,
- * and exchange_enqueue returns when everything of this rank's has been. */
+ * Memory of a device goes the same way in the order of streams (local_device.h): a copy is then enqueued instead of
+ * done, and exchange_enqueue returns when everything of this rank's has been. */
 #include "backend/comm/local/local_group.h"
 
 #include <stdio.h>
@@ -108,17 +108,17 @@ static uint64_t fetched_bytes(const local_comm_t* comm) {
   return (uint64_t)comm->base.world_size * sizeof *comm->fetched;
 }
 
-static void drop_far(local_comm_t* comm) {
-  const sluice_local_far_t far = comm->far;
+static void drop_on_device(local_comm_t* comm) {
+  const sluice_local_device_t there = comm->device;
   for (int32_t p = 0; comm->fetched != NULL && p < comm->base.world_size; ++p) {
-    if (comm->fetched[p] != NULL) far.destroy_event(far.user, comm->fetched[p]);
+    if (comm->fetched[p] != NULL) there.destroy_event(there.user, comm->fetched[p]);
   }
-  if (comm->ready != NULL) far.destroy_event(far.user, comm->ready);
+  if (comm->ready != NULL) there.destroy_event(there.user, comm->ready);
   sluice_free(sluice_process_allocator(), comm->fetched, fetched_bytes(comm));
   comm->fetched = NULL;
   comm->ready = NULL;
-  memset(&comm->far, 0, sizeof comm->far);
-  if (far.released != NULL) far.released(far.user);
+  memset(&comm->device, 0, sizeof comm->device);
+  if (there.released != NULL) there.released(there.user);
 }
 
 static void local_destroy(sluice_comm_t* base) {
@@ -132,7 +132,7 @@ static void local_destroy(sluice_comm_t* base) {
   while (comm->unordered > 0) pthread_cond_wait(&group->changed, &group->mutex); /* senders are in the exchange */
   group->ends[base->rank].comm = NULL;
   pthread_mutex_unlock(&group->mutex);
-  drop_far(comm);
+  drop_on_device(comm);
   sluice_free(sluice_process_allocator(), comm, comm_bytes(base->world_size));
   sluice_local_group_destroy(group);
 }
@@ -152,26 +152,26 @@ static void local_abort(sluice_comm_t* base) {
 
 int sluice_comm_is_local(const sluice_comm_t* comm) { return comm->vtable == &local_comm_vtable; }
 
-void* sluice_local_comm_far(sluice_comm_t* comm) {
-  return sluice_comm_is_local(comm) ? sluice_local_downcast(comm)->far.user : NULL;
+void* sluice_local_comm_device(sluice_comm_t* comm) {
+  return sluice_comm_is_local(comm) ? sluice_local_downcast(comm)->device.user : NULL;
 }
 
-sluice_status_t sluice_local_comm_set_far(sluice_comm_t* base, const sluice_local_far_t* far) {
+sluice_status_t sluice_local_comm_set_device(sluice_comm_t* base, const sluice_local_device_t* there) {
   local_comm_t* comm = sluice_local_downcast(base);
-  if (comm->far.copy != NULL) {
-    if (far->released != NULL) far->released(far->user);
+  if (comm->device.copy != NULL) {
+    if (there->released != NULL) there->released(there->user);
     return SLUICE_OK;
   }
-  comm->far = *far;
+  comm->device = *there;
   comm->fetched = sluice_alloc_zeroed(sluice_process_allocator(), fetched_bytes(comm), "events of a communicator");
-  sluice_status_t status = comm->fetched == NULL ? SLUICE_E_NO_MEMORY : far->create_event(far->user, &comm->ready);
+  sluice_status_t status = comm->fetched == NULL ? SLUICE_E_NO_MEMORY : there->create_event(there->user, &comm->ready);
   for (int32_t p = 0; p < base->world_size && status == SLUICE_OK; ++p) {
-    status = far->create_event(far->user, &comm->fetched[p]);
+    status = there->create_event(there->user, &comm->fetched[p]);
   }
   if (status == SLUICE_OK) return SLUICE_OK;
   sluice_error_info_t why;
   sluice_error_capture(&why);
-  drop_far(comm);
+  drop_on_device(comm);
   return sluice_error_adopt(&why);
 }
 

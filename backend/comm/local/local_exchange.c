@@ -18,13 +18,13 @@ void sluice_local_leave(local_comm_t* comm, int32_t culprit, int32_t is_failed) 
 /* What comes after this exchange on our stream comes after the copies that peers have enqueued out of our buffers. */
 static sluice_status_t order(local_comm_t* comm, sluice_comm_request_t* request) {
   sluice_status_t status = SLUICE_OK;
-  for (int32_t p = 0; p < comm->base.world_size && request->is_far; ++p) {
+  for (int32_t p = 0; p < comm->base.world_size && request->on_device_memory; ++p) {
     if (!request->peers[p].is_unordered) continue;
     local_comm_t* reader = comm->group->ends[p].comm; /* it stays until its copies are ordered */
     void* event = reader->fetched[comm->base.rank];
-    sluice_status_t waited = comm->far.wait(comm->far.user, request->stream, event);
+    sluice_status_t waited = comm->device.wait(comm->device.user, request->stream, event);
     if (waited != SLUICE_OK) {
-      comm->far.drain(comm->far.user, request->stream, event);
+      comm->device.drain(comm->device.user, request->stream, event);
       status = waited;
     }
     request->peers[p].is_unordered = 0;
@@ -42,7 +42,7 @@ void sluice_local_withdraw(local_comm_t* comm, sluice_comm_request_t* request, i
   request->is_used = 0;
 }
 
-static sluice_status_t post(local_comm_t* comm, const sluice_exchange_t* exchange, int32_t is_far,
+static sluice_status_t post(local_comm_t* comm, const sluice_exchange_t* exchange, int32_t on_device_memory,
                             sluice_stream_t stream, sluice_comm_request_t** out_request) {
   sluice_comm_t* base = &comm->base;
   pthread_mutex_lock(&comm->group->mutex);
@@ -52,7 +52,7 @@ static sluice_status_t post(local_comm_t* comm, const sluice_exchange_t* exchang
     return sluice_comm_fail_third(base);
   }
   request->is_used = 1;
-  request->is_far = is_far;
+  request->on_device_memory = on_device_memory;
   request->stream = stream;
   request->pending = 0;
   request->number = comm->num_started++;
@@ -90,13 +90,13 @@ static void note_mismatch(sluice_local_group_t* group, int32_t from, int32_t to,
 }
 
 /* Enqueues the copy of `bytes` that `sender` has posted. */
-static sluice_status_t copy_far(local_comm_t* comm, const sluice_comm_request_t* request, const local_comm_t* sender,
-                                const void* from, const local_peer_t* ours) {
-  const sluice_local_far_t* far = &comm->far;
-  SLUICE_TRY(far->wait(far->user, request->stream, sender->ready));
-  SLUICE_TRY(far->copy(far->user, request->stream, ours->recv, from, ours->recv_bytes));
-  sluice_status_t status = far->record(far->user, comm->fetched[sender->base.rank], request->stream);
-  if (status != SLUICE_OK) far->drain(far->user, request->stream, NULL); /* the sender goes on without an event */
+static sluice_status_t copy_on_device(local_comm_t* comm, const sluice_comm_request_t* request,
+                                      const local_comm_t* sender, const void* from, const local_peer_t* ours) {
+  const sluice_local_device_t* there = &comm->device;
+  SLUICE_TRY(there->wait(there->user, request->stream, sender->ready));
+  SLUICE_TRY(there->copy(there->user, request->stream, ours->recv, from, ours->recv_bytes));
+  sluice_status_t status = there->record(there->user, comm->fetched[sender->base.rank], request->stream);
+  if (status != SLUICE_OK) there->drain(there->user, request->stream, NULL); /* the sender goes on without an event */
   return status;
 }
 
@@ -118,14 +118,14 @@ static sluice_status_t fetch(local_comm_t* comm, sluice_comm_request_t* request,
   uint64_t their_recv_bytes = posted != NULL ? posted->peers[rank].recv_bytes : 0;
   if (their_send_bytes != ours->recv_bytes) note_mismatch(group, p, rank, their_send_bytes, ours->recv_bytes);
   if (their_recv_bytes != ours->send_bytes) note_mismatch(group, rank, p, ours->send_bytes, their_recv_bytes);
-  if (posted != NULL && posted->is_far != request->is_far) note_mismatch(group, p, rank, 0, 0);
+  if (posted != NULL && posted->on_device_memory != request->on_device_memory) note_mismatch(group, p, rank, 0, 0);
   if (group->mismatch_from >= 0 || ours->is_received || posted == NULL) return SLUICE_OK;
 
   sluice_status_t status = SLUICE_OK;
   ++posted->readers;
   pthread_mutex_unlock(&group->mutex);
-  if (request->is_far) {
-    status = copy_far(comm, request, other, posted->peers[rank].send, ours);
+  if (request->on_device_memory) {
+    status = copy_on_device(comm, request, other, posted->peers[rank].send, ours);
   } else {
     memcpy(ours->recv, posted->peers[rank].send, ours->recv_bytes);
   }
@@ -136,8 +136,8 @@ static sluice_status_t fetch(local_comm_t* comm, sluice_comm_request_t* request,
     --request->pending;
     posted->peers[rank].is_sent = 1;
     --posted->pending;
-    posted->peers[rank].is_unordered = request->is_far;
-    comm->unordered += request->is_far;
+    posted->peers[rank].is_unordered = request->on_device_memory;
+    comm->unordered += request->on_device_memory;
   }
   pthread_cond_broadcast(&group->changed);
   return status;
@@ -258,12 +258,12 @@ sluice_status_t sluice_local_exchange_enqueue(sluice_comm_t* base, const sluice_
                                               sluice_stream_t stream) {
   local_comm_t* comm = sluice_local_downcast(base);
   sluice_comm_request_t* request = NULL;
-  if (comm->far.copy == NULL) {
+  if (comm->device.copy == NULL) {
     return SLUICE_FAIL_PEER(SLUICE_E_UNSUPPORTED, base->rank, -1,
                             "rank %d: this local communicator has no device: it gets that of a CUDA context made on it",
                             base->rank);
   }
-  SLUICE_TRY(comm->far.record(comm->far.user, comm->ready, stream));
+  SLUICE_TRY(comm->device.record(comm->device.user, comm->ready, stream));
   SLUICE_TRY(post(comm, exchange, 1, stream, &request));
   return sluice_comm_exchange_wait(base, request, "the other ranks to enqueue an exchange");
 }

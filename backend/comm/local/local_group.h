@@ -8,7 +8,7 @@
 #include <pthread.h>
 
 #include "backend/comm/comm.h"
-#include "backend/comm/local/local_far.h"
+#include "backend/comm/local/local_device.h"
 #include "backend/comm/requests.h"
 
 typedef struct local_comm_s local_comm_t;
@@ -25,9 +25,9 @@ typedef struct local_peer_s { /* one peer's part of a request */
 
 struct sluice_comm_request_s {
   int32_t is_used;
-  int32_t readers; /* peers copying out of our send buffers right now */
-  int32_t pending; /* entries of peers[] not yet sent plus not yet received */
-  int32_t is_far;  /* memory of a device, on `stream` */
+  int32_t readers;          /* peers copying out of our send buffers right now */
+  int32_t pending;          /* entries of peers[] not yet sent plus not yet received */
+  int32_t on_device_memory; /* memory of a device, on `stream` */
   sluice_stream_t stream;
   uint64_t number;     /* the same on all ranks: requests are matched by it */
   local_peer_t* peers; /* [W] */
@@ -68,10 +68,10 @@ struct local_comm_s {
   sluice_local_group_t* group;
   int32_t is_aborted;
   uint64_t num_started;
-  sluice_local_far_t far; /* copy NULL: none */
-  void* ready;            /* event: the rows of the exchange being enqueued are there */
-  void** fetched;         /* [W] events: our copy of that rank's rows */
-  int32_t unordered;      /* of those, copies that their senders' streams do not wait for yet */
+  sluice_local_device_t device; /* copy NULL: none */
+  void* ready;                  /* event: the rows of the exchange being enqueued are there */
+  void** fetched;               /* [W] events: our copy of that rank's rows */
+  int32_t unordered;            /* of those, copies that their senders' streams do not wait for yet */
   sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
   local_peer_t peers[]; /* [SLUICE_MAX_IN_FLIGHT * W] */
 };

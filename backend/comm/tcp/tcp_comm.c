@@ -1,8 +1,8 @@
 /* Ranks that speak over TCP connections of Sluice's own, made through a communicator that they already share.
  *
  * One thread does everything: whoever waits moves the bytes of both requests in flight, from and to the caller's
- * buffers. There is no second thread to wake, so on a core that is busy with products a small exchange costs one
- * wake-up per message, and a large one is copied by the thread that wants it. Beside one core's products, gloo's
+ * buffers. There is no second thread to wake, so on a core that is busy with GEMMs a small exchange costs one
+ * wake-up per message, and a large one is copied by the thread that wants it. Beside one core's GEMMs, gloo's
  * exchanges of few rows took 1 to 3 ms where these take 0.1 to 0.3 (docs/architecture.md).
  *
  * A connection carries frames in issue order, in both directions at once: a header, then the payload. What arrives
@@ -11,7 +11,7 @@
  *
  * Of a large message a wait is woken once for WAKE_BYTES, and for the rest, not for every packet: over a link of
  * 0.4 Gbit/s, whose packets arrive one by one, their interrupts and wake-ups took a twentieth of the core from
- * products.
+ * GEMMs.
  *
  * A rank that leaves with nothing outstanding says so (FRAME_BYE). A connection that ends without it means that the
  * peer died, failed or aborted: that ends every wait of this rank, also one for a third rank, which may be waiting for

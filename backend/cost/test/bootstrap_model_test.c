@@ -10,13 +10,13 @@
 #include "backend/cost/cost.h"
 #include "backend/cost/bootstrap_model.h"
 
-/* An exchange takes `comm` as long as products. */
+/* An exchange takes `comm` as long as GEMMs. */
 static sluice_machine_t machine(double comm) {
   sluice_machine_t m;
   sluice_machine_init(&m);
   m.world_size = 2;
   m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){1, {1}, {1e-11}};
-  m.exchange.bytes = (sluice_curve_t){1, {1}, {1e-11 * 2 * 2048 * comm}}; /* two products of a row, two ways */
+  m.exchange.bytes = (sluice_curve_t){1, {1}, {1e-11 * 2 * 2048 * comm}}; /* two GEMMs of a row, two ways */
   return m;
 }
 

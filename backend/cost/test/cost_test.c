@@ -71,7 +71,7 @@ static void Busy_EveryStrategy_IsTableTwo(void** state) {
   (void)state;
   static const struct {
     int32_t di, m;
-    double forward[3], backward[3]; /* computation in products, communication in all-to-alls, copies in units of m */
+    double forward[3], backward[3]; /* computation in GEMMs, communication in all-to-alls, copies in units of m */
   } table[] = {
       {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, {2, 2, 0}, {4, 2, 0}},
       {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, {2, 2, 5}, {4, 2, 5}},      /* S1: 1 + h, h = H/M = 4 */
@@ -81,7 +81,7 @@ static void Busy_EveryStrategy_IsTableTwo(void** state) {
   };
   sluice_machine_t m = plain_machine();
   m.rows.count = 0; /* the papers do not count packing */
-  const double rows = 960 * 2, product = rows * 2 * 8 * 32 * 1e-9, all_to_all = rows * 3 / 4 * 8 * 4 * 2e-9;
+  const double rows = 960 * 2, gemm_seconds = rows * 2 * 8 * 32 * 1e-9, all_to_all = rows * 3 / 4 * 8 * 4 * 2e-9;
   const double copy = rows * 8 * 4 * 4e-9;
   for (size_t i = 0; i < sizeof table / sizeof table[0]; ++i) {
     for (int32_t n = 1; n <= 8; n *= 2) {
@@ -91,7 +91,7 @@ static void Busy_EveryStrategy_IsTableTwo(void** state) {
         const double* want[2] = {table[i].forward, table[i].backward};
         for (int32_t d = 0; d < 2; ++d) {
           double copies = p.busy[d][SLUICE_LANE_COPY_OUT] + p.busy[d][SLUICE_LANE_COPY_IN];
-          assert_true(is_near(p.busy[d][SLUICE_LANE_COMPUTE], want[d][0] * product));
+          assert_true(is_near(p.busy[d][SLUICE_LANE_COMPUTE], want[d][0] * gemm_seconds));
           assert_true(is_near(p.busy[d][SLUICE_LANE_COMM], want[d][1] * all_to_all));
           assert_true(is_near(copies, want[d][2] * copy));
         }
@@ -115,7 +115,7 @@ static void Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem(void** state) {
   (void)state;
   sluice_workload_t w = base_work;
   const sluice_choice_t c = {4, 0, 0, 0, 0};
-  w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  w.chunking = SLUICE_CHUNKING_TOKENS;
   assert_true(sluice_rows_of(&w, &c).received == 480 && sluice_rows_of(&w, &c).per_expert == 240);
   w.skew = 2;
   assert_true(sluice_rows_of(&w, &c).received == 960 && sluice_rows_of(&w, &c).sent == 480);
@@ -204,12 +204,12 @@ static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
   double whole = predict(&m, &base_work, (sluice_choice_t){1, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
   double rows = predict(&m, &base_work, (sluice_choice_t){16, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
   sluice_workload_t w = base_work;
-  w.chunk_cut = SLUICE_CHUNK_CUT_TOKENS;
+  w.chunking = SLUICE_CHUNKING_TOKENS;
   double tokens = predict(&m, &w, (sluice_choice_t){16, 0, 0, 0, 0}).busy[0][SLUICE_LANE_COMPUTE];
   assert_true(rows > whole * 1.05 && tokens > rows * 1.05);
 }
 
-/* Cut out of rows, chunks up to the number of local experts keep whole products, and all are summed at the end. */
+/* Cut out of rows, chunks up to the number of local experts keep whole GEMMs, and all are summed at the end. */
 static void ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();
@@ -229,7 +229,8 @@ static double seconds_of(const sluice_machine_t* m, const sluice_choice_t* c, co
   return costs.seconds(costs.user, op);
 }
 
-/* The first and the last of them have half the rows of each other one (taper.h), and all together every row once. */
+/* The first and the last of them have half the rows of each other one (uneven_chunks.h), and all together every row
+ * once. */
 static void ChunksOfRows_Ends_TakeHalf(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();

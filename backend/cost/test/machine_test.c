@@ -14,19 +14,20 @@
 #include "sluice/context.h"
 
 static const char profile[] =
-    "{\"sluice_machine\": 1, \"name\": \"two boxes\", \"provenance\": \"profile\", \"world_size\": 16,\n"
+    "{\"sluice_machine\": 2, \"name\": \"two boxes\", \"provenance\": \"profile\", \"world_size\": 16,\n"
     " \"ranks_per_node\": 8,\n"
     " \"gemm\": {\"bf16\": {\"flops_per_second\": 2e14, \"half_rows\": 100},\n"
     "           \"f32\": {\"forward\": [[1, 4e-11], [64, 1e-11]], \"weight_grad\": [[1, 8e-11]]}},\n"
     " \"rows\": {\"bytes_per_second\": 1e12, \"startup_seconds\": 2e-6},\n"
     " \"exchange\": {\"bytes_per_second\": 25e9, \"startup_seconds\": 1e-5, \"per_peer_seconds\": 1e-6},\n"
     " \"node_exchange\": {\"points\": [[1000, 1e-6], [2000, 1.002e-6]]},\n"
-    " \"exchange_late\": {\"points\": [[1024, 2e-3], [1048576, 5e-4]]},\n"
-    " \"exchange_taken\": {\"points\": [[1024, 1e-4], [1048576, 2e-4]]},\n"
-    " \"second_exchange_seconds\": 3e-4, \"second_exchange_late\": 1e-3, \"second_exchange_taken\": 2e-5,\n"
+    " \"exchange_contention\": {\"points\": [[1024, 2e-3], [1048576, 5e-4]]},\n"
+    " \"compute_contention\": {\"points\": [[1024, 1e-4], [1048576, 2e-4]]},\n"
+    " \"second_exchange_seconds\": 3e-4, \"second_exchange_contention\": 1e-3, \"second_compute_contention\": 2e-5,\n"
     " \"exchange_skew_gain\": 0.25,\n"
     " \"host_copy\": {\"bytes_per_second\": 2e10},\n"
-    " \"spill_forward\": {\"points\": [[1e6, 1], [4e6, 1.2]]}, \"spill_backward\": {\"points\": [[1e6, 1], [4e6, "
+    " \"cache_miss_forward\": {\"points\": [[1e6, 1], [4e6, 1.2]]}, \"cache_miss_backward\": {\"points\": [[1e6, 1], "
+    "[4e6, "
     "1.3]]},\n"
     " \"gemm_call_seconds\": 3e-6, \"op_seconds\": 1e-6, \"pass_seconds\": 1e-4,\n"
     " \"activation_seconds\": 1e-12, \"activation_grad_seconds\": 2e-12,\n"
@@ -58,7 +59,7 @@ static void Curve_InsideBelowAndBehind_IsPiecewiseLinear(void** state) {
   assert_true(sluice_curve_at(&falling, 200) == 4); /* never below the last measured time */
 }
 
-static void Gemm_BetweenPoints_IsLinearInSecondsOfTheProduct(void** state) {
+static void Gemm_BetweenPoints_IsLinearInSecondsOfTheGemm(void** state) {
   (void)state;
   sluice_machine_t m = read_profile();
   double at_one = 1 * 4e-11, at_64 = 64 * 1e-11, rows = 22;
@@ -118,10 +119,11 @@ typedef struct refusal_s {
   const char* says;
 } refusal_t;
 
-#define M "{\"sluice_machine\": 1, "
+#define M "{\"sluice_machine\": 2, "
 static const refusal_t refusals[] = {
-    {"{\"name\": \"x\"}", "it begins with \"sluice_machine\": 1"},
-    {"{\"sluice_machine\": 2}", "this version reads form 1"},
+    {"{\"name\": \"x\"}", "it begins with \"sluice_machine\": 2"},
+    {"{\"sluice_machine\": 3}", "this version reads form 2"},
+    {"{\"sluice_machine\": 1}", "this version reads form 2"},
     {M "\"bandwith\": 3}", "unknown field \"bandwith\" in the machine; known are name, provenance"},
     {M "\"bandwith\": 3}", "pass_seconds, pass_byte_seconds, share, error"},
     {M "\"exchange\": {\"bytes_per_second\": -1e9}}", "exchange.bytes_per_second is -1e+09"},
@@ -136,14 +138,15 @@ static const refusal_t refusals[] = {
     {M "\"gemm\": {\"f32\": {}}}", "gemm.f32 must have either forward or flops_per_second"},
     {M "\"ranks_per_node\": 8}", "ranks_per_node is 8 but node_exchange is missing"},
     {M "\"ranks_per_node\": 1.5}", "ranks_per_node is 1.5; it must be a whole number"},
-    {M "\"provenance\": \"guessed\"}", "provenance is \"guessed\"; known are profile, calibrated, fitted"},
+    {M "\"provenance\": \"guessed\"}", "provenance is \"guessed\"; known are profile, calibrated, refined"},
     {M "\"share\": [{\"lane\": \"comm\", \"beside\": [\"compute\"], \"share\": 1.2}]}", "share.share is 1.2"},
-    {M "\"exchange_late\": {\"points\": [[1024, -1]]}}", "point 0 of exchange_late.points is [1024, -1]"},
-    {M "\"exchange_taken\": {}}", "exchange_taken must have either points or bytes_per_second"},
-    {M "\"spill_forward\": {\"points\": [[1e6, 0]]}}", "point 0 of spill_forward is a factor of 0; it is above 0"},
-    {M "\"spill_backward\": {\"bytes_per_second\": 1e9}}", "spill_backward has points [bytes, factor]"},
+    {M "\"exchange_contention\": {\"points\": [[1024, -1]]}}", "point 0 of exchange_contention.points is [1024, -1]"},
+    {M "\"compute_contention\": {}}", "compute_contention must have either points or bytes_per_second"},
+    {M "\"cache_miss_forward\": {\"points\": [[1e6, 0]]}}",
+     "point 0 of cache_miss_forward is a factor of 0; it is above 0"},
+    {M "\"cache_miss_backward\": {\"bytes_per_second\": 1e9}}", "cache_miss_backward has points [bytes, factor]"},
     {M "\"exchange_skew_gain\": 1.5}", "exchange_skew_gain is 1.5; it is in [0, 1]"},
-    {M "\"second_exchange_late\": -1}", "second_exchange_late is -1; it is a time in seconds"},
+    {M "\"second_exchange_contention\": -1}", "second_exchange_contention is -1; it is a time in seconds"},
     {M "\"share\": [{\"lane\": \"comm\", \"beside\": [\"comm\"], \"share\": 1}]}", "names other lanes"},
     {M "\"relu_grad_seconds\": -1}", "relu_grad_seconds is -1; it is a time in seconds"},
     {M "\"op_seconds\": -1}", "op_seconds is -1; it is a time in seconds"},
@@ -248,7 +251,7 @@ static void CheckFor_MissingCurve_NamesIt(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Curve_InsideBelowAndBehind_IsPiecewiseLinear),
-      cmocka_unit_test(Gemm_BetweenPoints_IsLinearInSecondsOfTheProduct),
+      cmocka_unit_test(Gemm_BetweenPoints_IsLinearInSecondsOfTheGemm),
       cmocka_unit_test(Exchange_TwoKindsOfLinks_TakesTheSlower),
       cmocka_unit_test(Json_WrittenAndRead_IsTheSameMachine),
       cmocka_unit_test(Json_BadProfile_IsRefusedByFieldName),

@@ -15,7 +15,7 @@ typedef struct costs_s {
   sluice_chunk_times_t times;
 } costs_t;
 
-/* All of a chunk's computation in its first product; packing and the rest cost nothing. */
+/* All of a chunk's computation in its first GEMM; packing and the rest cost nothing. */
 static double op_cost(void* user, const sluice_op_t* op) {
   const sluice_chunk_times_t* t = &((const costs_t*)user)->times;
   switch (op->kind) {
@@ -45,7 +45,7 @@ static double simulate(sluice_template_spec_t spec, sluice_chunk_times_t times, 
 
 static sluice_template_spec_t forward(int32_t n, int32_t di, int32_t m) {
   sluice_template_spec_t spec = {.num_chunks = n, .keep = 1};
-  for (int32_t i = 0; i < n; ++i) spec.restore_di[i] = (uint8_t)di, spec.restore_m[i] = (uint8_t)m;
+  for (int32_t i = 0; i < n; ++i) spec.restore_input[i] = (uint8_t)di, spec.restore_pre_activation[i] = (uint8_t)m;
   return spec;
 }
 

@@ -160,14 +160,14 @@ static void Blocks_AnyProblem_AreCountedAsByAPlainLoop(void** state) {
 }
 
 /* Places of a fixed number of rows: the first routes of each take them in order, the rest is dropped and counted. */
-static void Route_UnderACeiling_FillsPlacesAndTalliesTheRest(void** state) {
+static void Route_UnderACapacity_FillsPlacesAndCountsTheRest(void** state) {
   (void)state;
   enum { TOKENS = 700, TOP_K = 3, EXPERTS = 33, ROUTES = TOKENS * TOP_K };
   static int32_t ids[ROUTES], counts[EXPERTS], offsets[EXPERTS + 1], position[ROUTES], first_bad;
   static int32_t token_of[EXPERTS * 80], route_of[EXPERTS * 80];
   int32_t* scratch = filled(sluice_cuda_route_scratch_bytes(ROUTES, EXPERTS));
-  for (int32_t ceiling = 1; ceiling <= 80; ceiling += 13) {
-    int64_t tally[SLUICE_TALLY_WORDS] = {0}, dropped = 0, kept = 0, most = 0, next[EXPERTS] = {0};
+  for (int32_t capacity = 1; capacity <= 80; capacity += 13) {
+    int64_t drop_counters[SLUICE_NUM_DROP_COUNTERS] = {0}, dropped = 0, kept = 0, most = 0, next[EXPERTS] = {0};
     memset(token_of, 0xff, sizeof token_of), memset(route_of, 0xff, sizeof route_of);
     for (int32_t r = 0; r < ROUTES; ++r) ids[r] = (int32_t)(random_bits() % (EXPERTS + 1)) - 1;
     sluice_route_args_t args = {.ids = ids,
@@ -183,16 +183,16 @@ static void Route_UnderACeiling_FillsPlacesAndTalliesTheRest(void** state) {
                                 .num_experts = EXPERTS,
                                 .ids_t = TOP_K,
                                 .ids_k = 1,
-                                .ceiling = ceiling,
-                                .tally = tally,
+                                .capacity = capacity,
+                                .drop_counters = drop_counters,
                                 .begins = 1};
     sluice_cuda_route(NULL, &args);
     for (int32_t r = 0; r < ROUTES; ++r) {
       int64_t row = -1;
       if (ids[r] >= 0) {
         int64_t inside = next[ids[r]]++;
-        if (inside < ceiling) row = (int64_t)ids[r] * ceiling + inside;
-        dropped += inside >= ceiling, ++kept;
+        if (inside < capacity) row = (int64_t)ids[r] * capacity + inside;
+        dropped += inside >= capacity, ++kept;
         int64_t key = (next[ids[r]] << 32) + ids[r];
         if (key > most) most = key;
       }
@@ -201,18 +201,18 @@ static void Route_UnderACeiling_FillsPlacesAndTalliesTheRest(void** state) {
     }
     for (int32_t e = 0; e < EXPERTS; ++e) {
       assert_int_equal(counts[e], next[e]);
-      for (int64_t i = next[e]; i < ceiling; ++i) assert_int_equal(route_of[e * ceiling + i], -1);
+      for (int64_t i = next[e]; i < capacity; ++i) assert_int_equal(route_of[e * capacity + i], -1);
     }
-    assert_int_equal(tally[SLUICE_TALLY_FORWARDS], 1);
-    assert_int_equal(tally[SLUICE_TALLY_ROUTES], kept);
-    assert_int_equal(tally[SLUICE_TALLY_DROPPED], dropped);
-    assert_int_equal(tally[SLUICE_TALLY_MOST], most);
-    assert_int_equal(tally[SLUICE_TALLY_BAD], 0);
+    assert_int_equal(drop_counters[SLUICE_DROP_COUNTER_FORWARDS], 1);
+    assert_int_equal(drop_counters[SLUICE_DROP_COUNTER_ROUTES], kept);
+    assert_int_equal(drop_counters[SLUICE_DROP_COUNTER_DROPPED], dropped);
+    assert_int_equal(drop_counters[SLUICE_DROP_COUNTER_MOST], most);
+    assert_int_equal(drop_counters[SLUICE_DROP_COUNTER_BAD], 0);
     ids[5] = EXPERTS, args.begins = 0; /* a later chunk */
     sluice_cuda_route(NULL, &args);
-    assert_int_equal(tally[SLUICE_TALLY_FORWARDS], 1);
-    assert_int_equal(tally[SLUICE_TALLY_BAD], 6);
-    assert_true(tally[SLUICE_TALLY_ROUTES] >= 2 * kept - 1);
+    assert_int_equal(drop_counters[SLUICE_DROP_COUNTER_FORWARDS], 1);
+    assert_int_equal(drop_counters[SLUICE_DROP_COUNTER_BAD], 6);
+    assert_true(drop_counters[SLUICE_DROP_COUNTER_ROUTES] >= 2 * kept - 1);
   }
   free(scratch);
 }
@@ -405,7 +405,7 @@ int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
       CASE(Route_AnyProblem_IsAStableSort),
-      CASE(Route_UnderACeiling_FillsPlacesAndTalliesTheRest),
+      CASE(Route_UnderACapacity_FillsPlacesAndCountsTheRest),
       CASE(Blocks_AnyProblem_AreCountedAsByAPlainLoop),
       CASE(Route_IdsOutOfRange_CountAsDropped),
       CASE(Route_IdsOutOfRange_FirstOneIsNamed),

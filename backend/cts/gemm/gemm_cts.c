@@ -4,7 +4,7 @@
  *   gemm_cts NAME     ref, native, native_amx, native_avx512, native_avx2, onednn, blas_openblas, blas_torch, host,
  * named_host, auto
  *
- * Results are compared with sums in f64. The tolerance is the bound for adding k f32 products in any order,
+ * Results are compared with sums in f64. The tolerance is the bound for adding k f32 GEMMs in any order,
  * (k + 2) * 2^-24 * sum |a||b| with |c| counted in, plus one rounding to C's dtype; f64 has 2^-53 in its place. AMX's
  * sums over pairs of bf16 are such an order; that it flushes subnormals needs no more, since no sum here is one. Where
  * data are small whole numbers every order gives the same sum, so bits are compared. Memory around C must not change.
@@ -59,7 +59,7 @@ typedef struct cts_case_s {
   int64_t shift;                       /* elements by which the data miss their alignment */
   float beta;
   int whole;     /* small whole numbers, bits compared */
-  int64_t count; /* products; the i-th has (i * 7) % (m + 1) rows when there are several */
+  int64_t count; /* GEMMs; the i-th has (i * 7) % (m + 1) rows when there are several */
 } cts_case_t;
 
 static const cts_case_t cases[] = {
@@ -96,7 +96,7 @@ static const cts_case_t cases[] = {
     {.name = "Gemm_WholeNumbersNT_Exact", .m = 80, .n = 96, .k = 256, .b_columns = 1, .whole = 1, .beta = 1},
     {.name = "Gemm_WholeNumbersTN_Exact", .m = 256, .n = 96, .k = 80, .a_columns = 1, .whole = 1, .beta = 1},
     {.name = "Gemm_Unaligned_MatchesF64", .m = 21, .n = 48, .k = 32, .shift = 1, .beta = 1},
-    {.name = "Gemm_ManyProducts_EachItsOwn", .m = 40, .n = 32, .k = 24, .b_columns = 1, .beta = 1, .count = 24},
+    {.name = "Gemm_ManyGemms_EachItsOwn", .m = 40, .n = 32, .k = 24, .b_columns = 1, .beta = 1, .count = 24},
     {.name = "Gemm_ManyWeightGradients_EachItsOwn", .m = 40, .n = 32, .k = 24, .a_columns = 1, .count = 24},
     {.name = "Gemm_MoreThanOneTile_MatchesF64", .m = 515, .n = 514, .k = 4, .padding = 2, .beta = 1},
 };
@@ -331,7 +331,7 @@ static uint32_t random_state = 1;
 
 static double random_value(int whole) {
   random_state = random_state * 1664525u + 1013904223u;
-  if (whole) return (double)((random_state >> 24) % 9) - 4; /* 256 products of these stay below 2^12 */
+  if (whole) return (double)((random_state >> 24) % 9) - 4; /* 256 GEMMs of these stay below 2^12 */
   return (double)(random_state >> 8) / (1 << 23) - 1;
 }
 
@@ -368,8 +368,8 @@ static void free_operand(cts_operand_t* o) {
   free(o->before);
 }
 
-static void check_product(const cts_case_t* c, int32_t dtype_ab, int32_t dtype_c, const sluice_product_t* p,
-                          const cts_operand_t* out) {
+static void check_gemm(const cts_case_t* c, int32_t dtype_ab, int32_t dtype_c, const sluice_gemm_problem_t* p,
+                       const cts_operand_t* out) {
   const double unit = dtype_ab == SLUICE_DTYPE_F64 ? 0x1p-53 : 0x1p-24;
   double last = 0; /* one rounding to C's dtype; f32 and f64 sums already end there */
   if (dtype_c == SLUICE_DTYPE_BF16) last = 0x1p-8;
@@ -426,10 +426,10 @@ static void run_dtype(sluice_gemm_t* gemm, const cts_case_t* c, int32_t dtype_ab
   enum { MOST = 32 };
   int64_t count = c->count > 0 ? c->count : 1;
   assert_true(count <= MOST);
-  sluice_product_t products[MOST];
+  sluice_gemm_problem_t problems[MOST];
   cts_operand_t operands[MOST][3];
   for (int64_t i = 0; i < count; ++i) {
-    sluice_product_t* p = &products[i];
+    sluice_gemm_problem_t* p = &problems[i];
     p->m = c->m;
     p->n = c->n;
     p->k = c->k;
@@ -448,7 +448,7 @@ static void run_dtype(sluice_gemm_t* gemm, const cts_case_t* c, int32_t dtype_ab
       }
     }
   }
-  sluice_product_list_t list = {products, count, dtype_ab, dtype_c, c->beta};
+  sluice_grouped_gemm_t list = {problems, count, dtype_ab, dtype_c, c->beta};
   const cts_exception_t* exception = exception_for(c->name, dtype_ab, dtype_c);
   int taken = sluice_gemm_supports(gemm, &list);
   if (exception != NULL && taken && !exception->by_machine) {
@@ -467,7 +467,7 @@ static void run_dtype(sluice_gemm_t* gemm, const cts_case_t* c, int32_t dtype_ab
     sluice_error_last(&why);
     if (status != SLUICE_OK) fail_msg("%s: %s", c->name, why.message);
     assert_int_equal(allocator.num_live, live);
-    for (int64_t i = 0; i < count; ++i) check_product(c, dtype_ab, dtype_c, &products[i], &operands[i][2]);
+    for (int64_t i = 0; i < count; ++i) check_gemm(c, dtype_ab, dtype_c, &problems[i], &operands[i][2]);
   } else {
     print_message("not taken: %s -> %s: %s\n", sluice_dtype_name(dtype_ab), sluice_dtype_name(dtype_c),
                   exception->reason);
@@ -517,8 +517,8 @@ static void Gemm_NthAllocationFails_LeaksNothing(void** state) {
       float a32[6] = {0};
       float b32[6] = {0};
       float c32[4];
-      sluice_product_t p = {2, 2, 3, {a32, 3, 1}, {b32, 2, 1}, {c32, 2, 1}};
-      sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+      sluice_gemm_problem_t p = {2, 2, 3, {a32, 3, 1}, {b32, 2, 1}, {c32, 2, 1}};
+      sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
       if (dtype == 1) {
         p.a.data = a;
         p.b.data = b;
@@ -546,8 +546,8 @@ static void Gemm_UnknownDtypeOrBeta_Refused(void** state) {
   (void)state;
   skip_when_missing();
   float x[1] = {1};
-  sluice_product_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {x, 1, 1}};
-  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_I64, SLUICE_DTYPE_F32, 0};
+  sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {x, 1, 1}};
+  sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_I64, SLUICE_DTYPE_F32, 0};
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(implementation->create(&allocator, &gemm), SLUICE_OK);
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_E_UNSUPPORTED);

@@ -14,7 +14,7 @@
 #endif
 
 enum { BYTES = 1 << 20 };
-#define PATIENCE_NS (UINT64_C(60) * 1000000000)
+#define TIMEOUT_NS (UINT64_C(60) * 1000000000)
 
 static int open_nccl(sluice_nccl_symbols_t* out_symbols) {
 #ifdef SLUICE_GPU_SUITE_FAKE
@@ -34,7 +34,7 @@ static sluice_status_t make(const sluice_nccl_symbols_t* nccl, void* parent, slu
   sluice_nccl_id_t id;
   sluice_comm_config_t config;
   sluice_comm_config_init(&config, sizeof config);
-  config.rank = 0, config.world_size = 1, config.timeout_ns = PATIENCE_NS;
+  config.rank = 0, config.world_size = 1, config.timeout_ns = TIMEOUT_NS;
   *out_comm = NULL;
   if (parent == NULL) SLUICE_TRY(sluice_nccl_make_id(nccl, &id));
   const sluice_nccl_options_t options = {.symbols = nccl,
@@ -74,7 +74,7 @@ static void* open_host(const sluice_nccl_symbols_t* nccl, int blocking) {
   host = NULL;
   if (sluice_nccl_make_id(nccl, &id) != SLUICE_OK) return NULL;
   int code = nccl->ncclCommInitRankConfig(&host, 1, id, 0, &config);
-  for (uint64_t end_ns = sluice_now_ns() + PATIENCE_NS; code == SLUICE_NCCL_IN_PROGRESS;) {
+  for (uint64_t end_ns = sluice_now_ns() + TIMEOUT_NS; code == SLUICE_NCCL_IN_PROGRESS;) {
     int state = 0;
     nanosleep(&nap, NULL);
     code = nccl->ncclCommGetAsyncError(host, &state);

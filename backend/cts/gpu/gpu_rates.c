@@ -1,5 +1,5 @@
 /* How fast the row kernels and the routing run at the benchmarks' shapes, beside a copy on the device: what to look at
- * first where a layer is slower than its products. */
+ * first where a layer is slower than its GEMMs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

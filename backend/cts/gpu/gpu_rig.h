@@ -1,4 +1,4 @@
-/* What every part of gpu_suite stands on: the device, its memory and driver, and the tally of cases. */
+/* What every part of gpu_suite stands on: the device, its memory and driver, and the drop counters of cases. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_
 

@@ -111,7 +111,7 @@ static const char* arrivals(int64_t ranks, int64_t local) {
 }
 
 void gpu_part_routing(void) {
-  gpu_report_parcels();
+  gpu_report_token_copies();
   gpu_report("blocks T=1 K=1 E=1", blocks(1, 1, 1));
   gpu_report("blocks T=5000 K=8 E=256", blocks(5000, 8, 256));
   gpu_report("route T=1 K=1 E=1", gpu_route(1, 1, 1));

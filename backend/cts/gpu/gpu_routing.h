@@ -7,7 +7,7 @@
 /* Random routes, a few of them dropped, ordered by the device. NULL, or what is wrong. */
 const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts);
 
-void gpu_report_parcels(void); /* gpu_parcels.c */
-void gpu_report_gate(void);    /* gpu_gate.c */
+void gpu_report_token_copies(void); /* gpu_token_copies.c */
+void gpu_report_gate(void);         /* gpu_gate.c */
 
 #endif /* SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_ */

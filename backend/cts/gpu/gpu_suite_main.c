@@ -1,5 +1,5 @@
 /* What must hold on a GPU, as one program without a test framework: kernels against the plain ones, routing against a
- * plain sort, products by cuBLAS against f64, copies and pinned memory, passes on streams, NCCL with one
+ * plain sort, GEMMs by cuBLAS against f64, copies and pinned memory, passes on streams, NCCL with one
  * rank.
  *
  *   gpu_suite --list            the parts

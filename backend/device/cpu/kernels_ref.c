@@ -134,9 +134,9 @@ static void add_bias(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_
  * that vector registers of any width up to 32 can keep, so all versions give the same bits. */
 enum { PARTIALS = 32 };
 
-static void partial_add(int32_t dtype, double* partial, int64_t j, double product) {
+static void partial_add(int32_t dtype, double* partial, int64_t j, double problem) {
   double* p = &partial[j % PARTIALS];
-  *p = rounded(dtype, *p + product);
+  *p = rounded(dtype, *p + problem);
 }
 
 static double partial_fold(int32_t dtype, double* partial) {

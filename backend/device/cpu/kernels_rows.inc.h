@@ -1,4 +1,4 @@
-/* Moving, scaling and summing rows, over vectors of LANES floats. Products and sums are rounded separately and in the
+/* Moving, scaling and summing rows, over vectors of LANES floats. GEMMs and sums are rounded separately and in the
  * order of kernels_ref.c, so every version gives the same bits; element by element, so a row's bits do not depend on
  * how many rows a call has. f64 goes to the plain version: it is for finite differences only. */
 

@@ -140,7 +140,7 @@ static void combine_rows(sluice_stream_t stream, int32_t dtype, int64_t num_toke
   run_parts(combine_part, &call, num_tokens, 1, (top_k + 1) * num_tokens * width * size_of(dtype));
 }
 
-/* ---- between the products ---- */
+/* ---- between the GEMMs ---- */
 
 /* activation_* with `unit` NULL, unit_* with a unit. A part's rows of every buffer begin at the same row, so buffers
  * that may be one stay one. */

@@ -1,4 +1,4 @@
-/* Row kernels on the caller's OpenMP threads, where there is enough to do for more than one: between two products that
+/* Row kernels on the caller's OpenMP threads, where there is enough to do for more than one: between two GEMMs that
  * many threads shared, one thread's activation would be the longest part of a pass. */
 #ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_
 #define SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_

@@ -34,7 +34,7 @@ INLINE vf with_minus_infinity(vf x, vf y) { return vf_fma(vf_min(x, vf_set1(0)),
 /* x * sigmoid(v + v_lo), and the two factors of its slope: sigmoid, and sigmoid * (1 - sigmoid). v has the sign of x;
  * a = |x|, held where a * exp(-|v|) is not yet 0. */
 typedef struct {
-  vf value, sigmoid, product;
+  vf value, sigmoid, problem;
 } sigmoid_t;
 
 INLINE sigmoid_t times_sigmoid(vf x, vf a, vf v, vf v_lo) {
@@ -52,7 +52,7 @@ INLINE sigmoid_t times_sigmoid(vf x, vf a, vf v, vf v_lo) {
   sigmoid_t out;
   out.value = with_minus_infinity(x, vf_max(vf_set1(0), x) - scale_by(q, n));
   out.sigmoid = vf_pick_negative(v, z * r, r);
-  out.product = r * (z * r);
+  out.problem = r * (z * r);
   return out;
 }
 
@@ -65,7 +65,7 @@ INLINE vf silu(vf x) { return silu_parts(x).value; }
 INLINE void silu_both(vf x, vf* out_value, vf* out_slope) {
   sigmoid_t s = silu_parts(x);
   *out_value = s.value;
-  *out_slope = vf_fma(x, s.product, s.sigmoid); /* s + x s (1 - s) */
+  *out_slope = vf_fma(x, s.problem, s.sigmoid); /* s + x s (1 - s) */
 }
 
 /* v = 2 sqrt(2/pi) (x + 0.044715 x^3) for |x| <= 11 in two floats, because exp turns its absolute error into a relative
@@ -95,7 +95,7 @@ INLINE void gelu_tanh_both(vf x, vf* out_value, vf* out_slope) {
   sigmoid_t s = gelu_tanh_parts(x, near);
   vf dv = vf_fma(vf_set1(0.214064449f) * near, near, vf_set1(1.59576917f)); /* v' */
   *out_value = s.value;
-  *out_slope = vf_fma(x, s.product * dv, s.sigmoid);
+  *out_slope = vf_fma(x, s.problem * dv, s.sigmoid);
 }
 
 /* GELU by erf. With a = |x|, the tail Q(a) = erfc(a / sqrt 2) / 2 = P(a) * exp(-a^2 / 2), P a polynomial in
@@ -182,7 +182,7 @@ INLINE void swiglu_both(swiglu_t s, vf x, vf u, vf* out_value, vf* out_slope, vf
   sigmoid_t parts = swiglu_parts(s, x);
   vf one = vf_set1(1);
   *out_value = parts.value;
-  *out_slope = (one - vf_step(x - s.limit)) * vf_fma(s.alpha * vf_min(s.limit, x), parts.product, parts.sigmoid);
+  *out_slope = (one - vf_step(x - s.limit)) * vf_fma(s.alpha * vf_min(s.limit, x), parts.problem, parts.sigmoid);
   *out_up = swiglu_up(s, u);
   *out_up_slope = (one - vf_step(u - s.limit)) * (one - vf_step(-s.limit - u));
 }

@@ -56,7 +56,7 @@ typedef struct cpu_lane_s {
 
 typedef struct cpu_device_s {
   sluice_device_t base;
-  /* What a lane looks at between jobs, together: behind a product nothing else of it is in the caches. */
+  /* What a lane looks at between jobs, together: behind a GEMM nothing else of it is in the caches. */
   cpu_job_t* jobs; /* by op */
   sluice_job_fn_t fn;
   void* user;

@@ -73,13 +73,15 @@ static sluice_status_t read_timer(sluice_device_t* device, const sluice_timer_t*
   return SLUICE_OK;
 }
 
-static void time_ops(sluice_device_t* device, int32_t wanted) { sluice_cuda_far_state(device)->times.wanted = wanted; }
+static void time_ops(sluice_device_t* device, int32_t wanted) {
+  sluice_cuda_memory_state(device)->times.wanted = wanted;
+}
 
 static int32_t op_times(sluice_device_t* device, int32_t num_ops, uint64_t* begin_ns, uint64_t* end_ns) {
-  const sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
-  if (far->times.num_jobs != num_ops || sluice_cuda_enter(device) != SLUICE_OK) return SLUICE_OP_TIMES_NONE;
-  int code = sluice_cuda_device_driver(device)->cuEventQuery(far->end);
-  int found = code == 0 && sluice_cuda_times_read(device, &far->times, num_ops, begin_ns, end_ns);
+  const sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
+  if (device_memory->times.num_jobs != num_ops || sluice_cuda_enter(device) != SLUICE_OK) return SLUICE_OP_TIMES_NONE;
+  int code = sluice_cuda_device_driver(device)->cuEventQuery(device_memory->end);
+  int found = code == 0 && sluice_cuda_times_read(device, &device_memory->times, num_ops, begin_ns, end_ns);
   if (sluice_cuda_leave(device) != SLUICE_OK) return SLUICE_OP_TIMES_NONE;
   if (code == SLUICE_CU_NOT_READY) return SLUICE_OP_TIMES_LATER;
   return found ? SLUICE_OP_TIMES_TAKEN : SLUICE_OP_TIMES_NONE;

@@ -32,8 +32,8 @@ static void release_driver_objects(cuda_device_t* device) {
   void* context = NULL;
   int is_current = device->driver->cuCtxPushCurrent_v2(device->context) == 0;
   sluice_cuda_memory_release(&device->base);
-  sluice_cuda_times_release(&device->base, &device->far.times);
-  destroy_event(device, device->far.end);
+  sluice_cuda_times_release(&device->base, &device->memory.times);
+  destroy_event(device, device->memory.end);
   destroy_event(device, device->entry);
   destroy_event(device, device->read_done);
   for (int32_t i = 0; i < device->num_events; ++i) destroy_event(device, device->events[i]);

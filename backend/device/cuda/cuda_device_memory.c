@@ -8,25 +8,25 @@
 #include "backend/device/cuda/cuda_state.h"
 
 static sluice_status_t wait_for_end(sluice_device_t* device, sluice_stream_t stream) {
-  const sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  const sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
-  if (!far->has_end) return SLUICE_OK;
-  int code = driver->cuStreamWaitEvent(stream, far->end, 0);
+  if (!device_memory->has_end) return SLUICE_OK;
+  int code = driver->cuStreamWaitEvent(stream, device_memory->end, 0);
   return code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "a stream cannot wait for the pass before");
 }
 
 /* Events of before a capture may not be waited for in it: the graph's launch comes after them, where the host orders
  * it. */
 static sluice_status_t open_inside(sluice_device_t* device, sluice_stream_t stream) {
-  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
   int state = SLUICE_CU_CAPTURE_NONE;
-  far->captured = 0;
+  device_memory->captured = 0;
   SLUICE_TRY(sluice_cuda_check_stream(device, stream));
   int code = driver->cuStreamIsCapturing(stream, &state);
   if (code != 0) return sluice_cuda_fail(driver, code, "the state of stream %p is unknown", stream);
-  far->captured = state != SLUICE_CU_CAPTURE_NONE;
-  if (far->captured) return sluice_cuda_check_joined(device);
+  device_memory->captured = state != SLUICE_CU_CAPTURE_NONE;
+  if (device_memory->captured) return sluice_cuda_check_joined(device);
   SLUICE_TRY(sluice_cuda_rejoin(device, stream));
   return wait_for_end(device, stream);
 }
@@ -35,7 +35,7 @@ static sluice_status_t memory_open(sluice_device_t* device, sluice_stream_t stre
   *out_captured = 0;
   SLUICE_TRY(sluice_cuda_enter(device));
   SLUICE_TRY(sluice_cuda_leave_with(device, open_inside(device, stream)));
-  *out_captured = sluice_cuda_far_state(device)->captured;
+  *out_captured = sluice_cuda_memory_state(device)->captured;
   return SLUICE_OK;
 }
 
@@ -52,19 +52,19 @@ static void init_memory(sluice_device_t* device, sluice_allocate_fn_t allocate, 
 
 /* Copies into pageable memory would go through the driver's own staging, with a wait for every stream before it. */
 static sluice_status_t reserve_pinned(sluice_device_t* device, uint64_t bytes) {
-  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
-  if (bytes <= far->pinned_bytes) return SLUICE_OK;
+  if (bytes <= device_memory->pinned_bytes) return SLUICE_OK;
   bytes = sluice_align_up(bytes);
-  if (far->pinned != NULL) (void)driver->cuMemFreeHost(far->pinned);
-  far->pinned = NULL;
-  far->pinned_bytes = 0;
-  int code = driver->cuMemHostAlloc(&far->pinned, bytes, SLUICE_CU_MEMHOSTALLOC_PORTABLE);
+  if (device_memory->pinned != NULL) (void)driver->cuMemFreeHost(device_memory->pinned);
+  device_memory->pinned = NULL;
+  device_memory->pinned_bytes = 0;
+  int code = driver->cuMemHostAlloc(&device_memory->pinned, bytes, SLUICE_CU_MEMHOSTALLOC_PORTABLE);
   if (code != 0) {
-    far->pinned = NULL;
+    device_memory->pinned = NULL;
     return sluice_cuda_fail(driver, code, "%llu bytes of pinned host memory for counts", (unsigned long long)bytes);
   }
-  far->pinned_bytes = bytes;
+  device_memory->pinned_bytes = bytes;
   return SLUICE_OK;
 }
 
@@ -73,7 +73,7 @@ static sluice_status_t memory_read(sluice_device_t* device, sluice_stream_t stre
   if (bytes == 0) return SLUICE_OK;
   SLUICE_TRY(sluice_cuda_enter(device));
   SLUICE_TRY(sluice_cuda_leave_with(device, reserve_pinned(device, bytes)));
-  void* pinned = sluice_cuda_far_state(device)->pinned;
+  void* pinned = sluice_cuda_memory_state(device)->pinned;
   SLUICE_TRY(sluice_cuda_read(device, stream, data, pinned, bytes));
   memcpy(out, pinned, bytes);
   return SLUICE_OK;
@@ -83,7 +83,7 @@ static sluice_status_t memory_read(sluice_device_t* device, sluice_stream_t stre
 
 static sluice_status_t take(sluice_device_t* device, sluice_stream_t stream, sluice_allocator_t* memory, int32_t pinned,
                             uint64_t bytes, uint64_t most_bytes, void** out_data) {
-  sluice_cuda_far_state_t* state = sluice_cuda_far_state(device);
+  sluice_cuda_memory_state_t* state = sluice_cuda_memory_state(device);
   sluice_pinned_pool_t** pool = &state->pools[pinned != 0];
   sluice_pinned_block_t block;
   *out_data = NULL;
@@ -104,9 +104,9 @@ static sluice_status_t take(sluice_device_t* device, sluice_stream_t stream, slu
 
 /* The host's stream may be gone: a stream of ours waits for the last pass in its place. */
 static void give(sluice_device_t* device, int32_t pinned, void* data) {
-  sluice_pinned_pool_t* pool = sluice_cuda_far_state(device)->pools[pinned != 0];
+  sluice_pinned_pool_t* pool = sluice_cuda_memory_state(device)->pools[pinned != 0];
   if (data == NULL || pool == NULL || sluice_cuda_is_inherited(device)) return;
-  if (sluice_cuda_far_state(device)->captured) return; /* the graph uses it whenever it is launched */
+  if (sluice_cuda_memory_state(device)->captured) return; /* the graph uses it whenever it is launched */
   sluice_stream_t own = sluice_cuda_cast(device)->lanes[SLUICE_LANE_COPY_OUT];
   if (sluice_cuda_enter(device) == SLUICE_OK) {
     (void)wait_for_end(device, own); /* a driver that refuses this refuses the record below, which then waits */
@@ -116,29 +116,29 @@ static void give(sluice_device_t* device, int32_t pinned, void* data) {
 }
 
 static uint64_t idle_bytes(const sluice_device_t* device) {
-  const sluice_pinned_pool_t* pool = sluice_cuda_far_state((sluice_device_t*)device)->pools[0];
+  const sluice_pinned_pool_t* pool = sluice_cuda_memory_state((sluice_device_t*)device)->pools[0];
   return pool == NULL ? 0 : sluice_pinned_pool_idle_bytes(pool);
 }
 
 static void limit_pinned(sluice_device_t* device, uint64_t bytes) {
-  sluice_cuda_far_state_t* state = sluice_cuda_far_state(device);
+  sluice_cuda_memory_state_t* state = sluice_cuda_memory_state(device);
   state->pinned_limit = bytes;
   if (state->pools[1] != NULL) sluice_pinned_pool_set_limit(state->pools[1], bytes > 0 ? bytes : UINT64_MAX);
 }
 
 static void drop_pools(sluice_device_t* device) {
-  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
   for (int i = 0; i < 2; ++i) {
-    sluice_pinned_pool_destroy(far->pools[i]);
-    far->pools[i] = NULL;
+    sluice_pinned_pool_destroy(device_memory->pools[i]);
+    device_memory->pools[i] = NULL;
   }
 }
 
 void sluice_cuda_memory_release(sluice_device_t* device) {
-  sluice_cuda_far_state_t* far = sluice_cuda_far_state(device);
+  sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
   drop_pools(device);
-  if (far->pinned != NULL) (void)sluice_cuda_device_driver(device)->cuMemFreeHost(far->pinned);
-  far->pinned = NULL;
+  if (device_memory->pinned != NULL) (void)sluice_cuda_device_driver(device)->cuMemFreeHost(device_memory->pinned);
+  device_memory->pinned = NULL;
 }
 
 const sluice_device_memory_t sluice_cuda_memory = {

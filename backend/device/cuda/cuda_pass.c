@@ -25,7 +25,7 @@ static sluice_status_t reserve(cuda_device_t* device, int32_t num_events) {
 static sluice_status_t begin_inside(cuda_device_t* device, int32_t num_events, sluice_stream_t stream) {
   SLUICE_TRY(sluice_cuda_check_stream(&device->base, stream));
   SLUICE_TRY(reserve(device, num_events));
-  SLUICE_TRY(sluice_cuda_make_event(device, &device->far.end));
+  SLUICE_TRY(sluice_cuda_make_event(device, &device->memory.end));
   CU_TRY(device, cuEventRecord(device->entry, stream), "the entry of a pass cannot be recorded on the host's stream %p",
          stream);
   return SLUICE_OK;
@@ -37,7 +37,7 @@ sluice_status_t sluice_cuda_begin(sluice_device_t* base, int32_t num_events, slu
   SLUICE_TRY(sluice_cuda_enter(base));
   sluice_status_t status = begin_inside(device, num_events, stream);
   if (status != SLUICE_OK) return sluice_cuda_leave_with(base, status);
-  sluice_cuda_times_begin(base, &device->far.times, device->far.captured ? 0 : num_events, stream);
+  sluice_cuda_times_begin(base, &device->memory.times, device->memory.captured ? 0 : num_events, stream);
   SLUICE_TRY(sluice_cuda_leave(base));
   memset(device->used, 0, sizeof device->used);
   device->lanes[SLUICE_LANE_COMPUTE] = stream;
@@ -84,9 +84,9 @@ static sluice_status_t submit_inside(cuda_device_t* device, const sluice_job_t* 
   SLUICE_TRY(use_lane(device, job->lane));
   SLUICE_TRY(wait_for_jobs(device, job));
   if (!device->dead && (!device->failed || job->run_on_failure)) {
-    sluice_cuda_times_mark(&device->base, &device->far.times, job->index, 0, device->lanes[job->lane]);
+    sluice_cuda_times_mark(&device->base, &device->memory.times, job->index, 0, device->lanes[job->lane]);
     sluice_status_t status = device->fn(device->user, job->index, device->lanes[job->lane]);
-    sluice_cuda_times_mark(&device->base, &device->far.times, job->index, 1, device->lanes[job->lane]);
+    sluice_cuda_times_mark(&device->base, &device->memory.times, job->index, 1, device->lanes[job->lane]);
     if (status == SLUICE_OK && device->launch_status != SLUICE_OK) {
       (void)sluice_error_adopt(&device->launch_error);
       status = device->launch_status;
@@ -127,11 +127,11 @@ static void join_lane(cuda_device_t* device, int32_t lane) {
 /* Whoever uses the same memory next waits for this, on whatever stream. In a capture nothing ends: the event keeps the
  * pass before. */
 static void record_end(cuda_device_t* device) {
-  if (device->far.captured) return;
-  int code = device->driver->cuEventRecord(device->far.end, device->lanes[SLUICE_LANE_COMPUTE]);
+  if (device->memory.captured) return;
+  int code = device->driver->cuEventRecord(device->memory.end, device->lanes[SLUICE_LANE_COMPUTE]);
   device->unended = code != 0;
   if (code == 0) {
-    device->far.has_end = 1;
+    device->memory.has_end = 1;
     return;
   }
   (void)sluice_cuda_fail(device->driver, code, "the end of a pass cannot be recorded");
@@ -167,10 +167,10 @@ sluice_status_t sluice_cuda_rejoin(sluice_device_t* base, sluice_stream_t stream
     device->unjoined[lane] = 0;
   }
   if (device->unended) {
-    CU_TRY(device, cuEventRecord(device->far.end, device->lanes[SLUICE_LANE_COMPUTE]),
+    CU_TRY(device, cuEventRecord(device->memory.end, device->lanes[SLUICE_LANE_COMPUTE]),
            "the end of a failed pass cannot be recorded");
     device->unended = 0;
-    device->far.has_end = 1;
+    device->memory.has_end = 1;
   }
   return SLUICE_OK;
 }

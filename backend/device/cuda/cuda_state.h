@@ -20,7 +20,7 @@
 #include "backend/device/cuda/cuda_times.h"
 
 /* What a device keeps for the engine. */
-typedef struct sluice_cuda_far_state_s {
+typedef struct sluice_cuda_memory_state_s {
   void* end;        /* event: the end of the last pass, on its host's stream */
   int32_t has_end;  /* it was recorded */
   int32_t captured; /* the stream of the last open is being captured into a graph */
@@ -29,7 +29,7 @@ typedef struct sluice_cuda_far_state_s {
   uint64_t pinned_limit;          /* of the pool below; 0: none */
   sluice_cuda_times_t times;      /* of the running pass's ops */
   sluice_pinned_pool_t* pools[2]; /* of saved rows: on the device, pinned; NULL before the first */
-} sluice_cuda_far_state_t;
+} sluice_cuda_memory_state_t;
 
 typedef struct cuda_device_s {
   sluice_device_t base;
@@ -64,12 +64,12 @@ typedef struct cuda_device_s {
   sluice_error_info_t launch_error;
   struct cuda_device_s* outer; /* what this thread had entered before */
   sluice_cuda_stats_t stats;
-  sluice_cuda_far_state_t far;
+  sluice_cuda_memory_state_t memory;
 } cuda_device_t;
 
 static inline cuda_device_t* sluice_cuda_cast(sluice_device_t* device) { return (cuda_device_t*)device; }
-static inline sluice_cuda_far_state_t* sluice_cuda_far_state(sluice_device_t* device) {
-  return &sluice_cuda_cast(device)->far;
+static inline sluice_cuda_memory_state_t* sluice_cuda_memory_state(sluice_device_t* device) {
+  return &sluice_cuda_cast(device)->memory;
 }
 
 /* Calls the driver; on failure records and returns. */

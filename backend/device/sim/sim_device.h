@@ -3,7 +3,7 @@
  *
  * Interference: while other lanes are busy, a lane runs at share[lane][set of busy lanes] of its speed, and the rest of
  * its job is stretched accordingly, moment by moment [MPMoE's alpha(y, lanes active beside it)]. What an exchange and a
- * product do to each other depends on the size of the exchange, so a job of the communication lane may say it itself.
+ * GEMM do to each other depends on the size of the exchange, so a job of the communication lane may say it itself.
  *
  * A link that a token bucket shapes, as clouds and `tc tbf` do, sends at once what it could have sent in a pause
  * before, up to `bucket` seconds of line time: a job of the communication lane says how much of its time the line

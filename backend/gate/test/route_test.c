@@ -9,7 +9,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/gate/test/gate_reference.h"
-#include "sluice/parts.h"
+#include "sluice/split.h"
 
 static void Route_KMajorI32_SortsByExpertTokenK(void** state) {
   (void)state;

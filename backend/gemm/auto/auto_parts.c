@@ -10,10 +10,10 @@ enum { LEAST_HALVED = 256, FEW_THREADS = 4 };
 /* The dimension that shortens no row of the weights, or of their gradient. */
 static int64_t harmless_of(const sluice_gemm_form_t* form) { return form->trans_a ? form->m : form->n; }
 
-/* Whether a part fits into a product of the list; the largest one always has it. */
-static int has_part(const sluice_gemm_parts_t* parts, int64_t product, sluice_gemm_form_t* form) {
-  if (!sluice_gemm_form(&parts->list->products[product], form)) return 0;
-  const sluice_product_t* p = &parts->part;
+/* Whether a part fits into a GEMM of the list; the largest one always has it. */
+static int has_part(const sluice_gemm_parts_t* parts, int64_t problem, sluice_gemm_form_t* form) {
+  if (!sluice_gemm_form(&parts->list->problems[problem], form)) return 0;
+  const sluice_gemm_problem_t* p = &parts->part;
   return form->trans_a == parts->form.trans_a && form->trans_b == parts->form.trans_b && form->m >= p->m &&
          form->k >= p->k && form->n >= p->n && harmless_of(form) >= harmless_of(&parts->form);
 }
@@ -24,11 +24,11 @@ static int is_own_result(const sluice_gemm_parts_t* parts) { return parts->form.
 
 /* Halves until a part is short and its result small: first the harmless dimension, then the largest. In scratch memory
  * there should be room for one of each thread, where that leaves enough of it. */
-static sluice_product_t size_of_part(const sluice_gemm_parts_t* parts, int num_threads, double most_flop,
-                                     uint64_t most_bytes) {
+static sluice_gemm_problem_t size_of_part(const sluice_gemm_parts_t* parts, int num_threads, double most_flop,
+                                          uint64_t most_bytes) {
   const uint64_t bytes_c = sluice_dtype_bytes(parts->list->dtype_c);
   const sluice_gemm_form_t* form = &parts->form;
-  sluice_product_t p = {.m = form->m, .n = form->n, .k = form->k};
+  sluice_gemm_problem_t p = {.m = form->m, .n = form->n, .k = form->k};
   int64_t* harmless = form->trans_a ? &p.m : &p.n;
   const uint64_t each = is_own_result(parts) ? most_bytes : most_bytes / (uint64_t)sluice_min(num_threads, FEW_THREADS);
   for (;;) {
@@ -59,7 +59,7 @@ static int64_t parts_in_run(const sluice_gemm_parts_t* parts, int num_threads, d
     sluice_gemm_form_t form;
     if (has_part(parts, i, &form)) distinct += parts->along;
   }
-  const sluice_product_t* p = &parts->part;
+  const sluice_gemm_problem_t* p = &parts->part;
   const double most = num_threads * most_flop / (2.0 * (double)p->m * (double)p->n * (double)p->k);
   int64_t count = sluice_min(distinct, sluice_min(num_threads * SLUICE_GEMM_PARTS_PER_THREAD, SLUICE_GEMM_PARTS_MOST));
   if ((double)count > most) count = (int64_t)most;
@@ -67,7 +67,7 @@ static int64_t parts_in_run(const sluice_gemm_parts_t* parts, int num_threads, d
   return count < 1 ? 1 : count;
 }
 
-void sluice_gemm_parts_begin(sluice_gemm_parts_t* parts, const sluice_product_list_t* list,
+void sluice_gemm_parts_begin(sluice_gemm_parts_t* parts, const sluice_grouped_gemm_t* list,
                              const sluice_gemm_form_t* form, int num_threads, double most_flop, uint64_t most_bytes) {
   *parts = (sluice_gemm_parts_t){.list = list, .form = *form, .evict = sluice_cache_evict};
   parts->part = size_of_part(parts, num_threads, most_flop, most_bytes);
@@ -86,7 +86,7 @@ static void touch(char* data, uint64_t bytes) {
 }
 
 /* Row by row: between them may lie what others use. */
-static void place_result(const sluice_gemm_parts_t* parts, const sluice_product_t* p) {
+static void place_result(const sluice_gemm_parts_t* parts, const sluice_gemm_problem_t* p) {
   const uint64_t bytes_c = sluice_dtype_bytes(parts->list->dtype_c);
   const uint64_t ld_bytes = (uint64_t)p->c.row_stride * bytes_c;
   uint64_t row_bytes = (uint64_t)p->n * bytes_c;
@@ -99,11 +99,11 @@ static void place_result(const sluice_gemm_parts_t* parts, const sluice_product_
   }
 }
 
-static sluice_product_t next_part(sluice_gemm_parts_t* parts, void* scratch) {
+static sluice_gemm_problem_t next_part(sluice_gemm_parts_t* parts, void* scratch) {
   sluice_gemm_form_t f;
-  while (!has_part(parts, parts->product, &f)) parts->product = (parts->product + 1) % parts->list->count;
+  while (!has_part(parts, parts->problem, &f)) parts->problem = (parts->problem + 1) % parts->list->count;
   const int64_t bytes = (int64_t)sluice_dtype_bytes(parts->list->dtype_ab);
-  sluice_product_t p = parts->part;
+  sluice_gemm_problem_t p = parts->part;
   const int64_t first = parts->at * (f.trans_a ? p.m : p.n);
   const char* a = (const char*)f.a + (f.trans_a ? first * bytes : 0);
   const char* b = (const char*)f.b + (f.trans_a ? 0 : first * (f.trans_b ? f.ldb : 1) * bytes);
@@ -117,12 +117,12 @@ static sluice_product_t next_part(sluice_gemm_parts_t* parts, void* scratch) {
   if (f.trans_a) place_result(parts, &p);
   if (++parts->at == parts->along) {
     parts->at = 0;
-    parts->product = (parts->product + 1) % parts->list->count;
+    parts->problem = (parts->problem + 1) % parts->list->count;
   }
   return p;
 }
 
-const sluice_product_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* scratch) {
+const sluice_gemm_problem_t* sluice_gemm_parts_next(sluice_gemm_parts_t* parts, void* scratch) {
   for (int64_t i = 0; i < parts->in_run; ++i) {
     char* result = is_own_result(parts) ? NULL : (char*)scratch + (uint64_t)i * result_bytes(parts);
     parts->run[i] = next_part(parts, result);

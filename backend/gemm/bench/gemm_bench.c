@@ -1,4 +1,4 @@
-/* GFLOP/s of each implementation that opens, on the products of one MoE layer. Not a test.
+/* GFLOP/s of each implementation that opens, on the GEMMs of one MoE layer. Not a test.
  *
  *   gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST] [--repeats N]
  *              [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]
@@ -8,7 +8,7 @@
  * --forms         of forward1, forward2, input2, input1, weight, weight_add; all
  * --dtypes        of f32, bf16, f16; f32,bf16
  * --repeats       of each implementation, in turns, 5
- * --experts       products per call, each with weights of its own, 4; M and H: 1024 and 4096
+ * --experts       GEMMs per call, each with weights of its own, 4; M and H: 1024 and 4096
  * --cpu-time      the calling thread's CPU time in place of the clock's: for one thread on a busy machine
  * --ref           measures ref too (slow)
  *
@@ -83,31 +83,31 @@ static int ascending(const void* a, const void* b) {
   return x < y ? -1 : x > y;
 }
 
-static sluice_product_t product(const options_t* o, const data_t* d, int form, int64_t r, int64_t expert,
-                                uint64_t bytes) {
+static sluice_gemm_problem_t problem(const options_t* o, const data_t* d, int form, int64_t r, int64_t expert,
+                                     uint64_t bytes) {
   const int64_t m = o->model_width;
   const int64_t h = o->hidden_width;
   void* w = d->weights + (uint64_t)(expert * m * h) * (form == 5 ? sizeof(float) : bytes);
   void* x = d->narrow + (uint64_t)(expert * r * m) * bytes;
   void* y = d->wide + (uint64_t)(expert * r * h) * bytes;
   switch (form) {
-    case 0: return (sluice_product_t){r, h, m, {x, m, 1}, {w, 1, m}, {y, h, 1}};
-    case 1: return (sluice_product_t){r, m, h, {y, h, 1}, {w, 1, h}, {x, m, 1}};
-    case 2: return (sluice_product_t){r, h, m, {x, m, 1}, {w, h, 1}, {y, h, 1}};
-    case 3: return (sluice_product_t){r, m, h, {y, h, 1}, {w, m, 1}, {x, m, 1}};
-    default: return (sluice_product_t){m, h, r, {x, 1, m}, {y, h, 1}, {w, h, 1}};
+    case 0: return (sluice_gemm_problem_t){r, h, m, {x, m, 1}, {w, 1, m}, {y, h, 1}};
+    case 1: return (sluice_gemm_problem_t){r, m, h, {y, h, 1}, {w, 1, h}, {x, m, 1}};
+    case 2: return (sluice_gemm_problem_t){r, h, m, {x, m, 1}, {w, h, 1}, {y, h, 1}};
+    case 3: return (sluice_gemm_problem_t){r, m, h, {y, h, 1}, {w, m, 1}, {x, m, 1}};
+    default: return (sluice_gemm_problem_t){m, h, r, {x, 1, m}, {y, h, 1}, {w, h, 1}};
   }
 }
 
 /* One cell of the table: every implementation in turns, one round uncounted. */
 static void measure(const options_t* o, const data_t* d, sluice_gemm_t** gemms, int count, int form, int32_t dtype,
                     int64_t r, FILE* json) {
-  sluice_product_t products[MOST_EXPERTS];
+  sluice_gemm_problem_t problems[MOST_EXPERTS];
   for (int64_t e = 0; e < o->experts; ++e) {
-    products[e] = product(o, d, form, r, e, sluice_dtype_bytes(dtype));
+    problems[e] = problem(o, d, form, r, e, sluice_dtype_bytes(dtype));
   }
   const int32_t dtype_c = form == 5 ? SLUICE_DTYPE_F32 : dtype;
-  const sluice_product_list_t list = {.products = products,
+  const sluice_grouped_gemm_t list = {.problems = problems,
                                       .count = o->experts,
                                       .dtype_ab = dtype,
                                       .dtype_c = dtype_c,

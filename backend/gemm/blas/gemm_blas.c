@@ -1,4 +1,4 @@
-/* Products by a BLAS found at run time: f32 by sgemm_, bf16 by MKL's cblas_gemm_bf16bf16f32 where the library has it.
+/* GEMMs by a BLAS found at run time: f32 by sgemm_, bf16 by MKL's cblas_gemm_bf16bf16f32 where the library has it.
  *
  * sgemm_ is never linked by name: torch exports its own, and the linker would silently take whichever came first.
  */
@@ -18,14 +18,14 @@ typedef struct sluice_gemm_blas_s {
   sluice_blas_symbols_t symbols;
 } sluice_gemm_blas_t;
 
-/* Larger products are cut: BLAS ints have 32 bits. A power of two keeps the pieces aligned. */
+/* Larger GEMMs are cut: BLAS ints have 32 bits. A power of two keeps the pieces aligned. */
 #define MAX_DIM ((int64_t)1 << 30)
 /* A bf16 result is computed in f32 blocks of this many rows and columns: 1 MiB. */
 #define BLOCK 512
 
 static void blas_destroy(sluice_gemm_t* gemm) { sluice_free(gemm->allocator, gemm, sizeof(sluice_gemm_blas_t)); }
 
-static int blas_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static int blas_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   const sluice_gemm_blas_t* blas = (const sluice_gemm_blas_t*)gemm;
   if (list->dtype_ab == SLUICE_DTYPE_BF16) {
     if (blas->symbols.cblas_gemm_bf16bf16f32 == NULL) return 0;
@@ -35,14 +35,14 @@ static int blas_supports(const sluice_gemm_t* gemm, const sluice_product_list_t*
   }
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->products[i], &form)) return 0;
+    if (!sluice_gemm_form(&list->problems[i], &form)) return 0;
     if (form.lda > INT32_MAX || form.ldb > INT32_MAX || form.ldc > INT32_MAX) return 0;
   }
   return 1;
 }
 
-/* One row-major product whose sizes fit an int, C in f32. */
-static void product_small(const sluice_gemm_blas_t* blas, const sluice_gemm_form_t* f, int32_t dtype_ab, float beta) {
+/* One row-major GEMM whose sizes fit an int, C in f32. */
+static void gemm_small(const sluice_gemm_blas_t* blas, const sluice_gemm_form_t* f, int32_t dtype_ab, float beta) {
   if (dtype_ab == SLUICE_DTYPE_BF16) {
     enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
     blas->symbols.cblas_gemm_bf16bf16f32(ROW_MAJOR, f->trans_a ? TRANSPOSED : PLAIN, f->trans_b ? TRANSPOSED : PLAIN,
@@ -68,21 +68,21 @@ static sluice_gemm_form_t piece(const sluice_gemm_form_t* f, uint64_t bytes_ab, 
   return p;
 }
 
-static void product_f32(const sluice_gemm_blas_t* blas, const sluice_gemm_form_t* f, int32_t dtype_ab, float beta) {
+static void gemm_f32(const sluice_gemm_blas_t* blas, const sluice_gemm_form_t* f, int32_t dtype_ab, float beta) {
   uint64_t bytes_ab = sluice_dtype_bytes(dtype_ab);
   for (int64_t i = 0; i < f->m; i += MAX_DIM) {
     for (int64_t j = 0; j < f->n; j += MAX_DIM) {
       for (int64_t l = 0; l < f->k; l += MAX_DIM) {
         sluice_gemm_form_t p = piece(f, bytes_ab, i, j, l, MAX_DIM, MAX_DIM, MAX_DIM);
         p.c = (float*)f->c + i * f->ldc + j;
-        product_small(blas, &p, dtype_ab, l == 0 ? beta : 1.0f);
+        gemm_small(blas, &p, dtype_ab, l == 0 ? beta : 1.0f);
       }
     }
   }
 }
 
 /* C in bf16: each block is summed in f32 over the whole of k and rounded once. */
-static void product_bf16(const sluice_gemm_blas_t* blas, const sluice_gemm_form_t* f, float beta, float* block) {
+static void gemm_bf16(const sluice_gemm_blas_t* blas, const sluice_gemm_form_t* f, float beta, float* block) {
   for (int64_t i = 0; i < f->m; i += BLOCK) {
     for (int64_t j = 0; j < f->n; j += BLOCK) {
       sluice_gemm_form_t p = piece(f, sizeof(uint16_t), i, j, 0, BLOCK, BLOCK, f->k);
@@ -92,7 +92,7 @@ static void product_bf16(const sluice_gemm_blas_t* blas, const sluice_gemm_form_
       for (int64_t r = 0; beta != 0.0f && r < p.m; ++r) {
         for (int64_t s = 0; s < p.n; ++s) block[r * p.n + s] = sluice_bf16_to_f32(c[r * f->ldc + s]);
       }
-      product_f32(blas, &p, SLUICE_DTYPE_BF16, beta);
+      gemm_f32(blas, &p, SLUICE_DTYPE_BF16, beta);
       for (int64_t r = 0; r < p.m; ++r) {
         for (int64_t s = 0; s < p.n; ++s) c[r * f->ldc + s] = sluice_f32_to_bf16(block[r * p.n + s]);
       }
@@ -100,7 +100,7 @@ static void product_bf16(const sluice_gemm_blas_t* blas, const sluice_gemm_form_
   }
 }
 
-static sluice_status_t blas_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static sluice_status_t blas_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   const sluice_gemm_blas_t* blas = (const sluice_gemm_blas_t*)gemm;
   const uint64_t block_bytes = (uint64_t)BLOCK * BLOCK * sizeof(float);
   float* block = NULL;
@@ -110,12 +110,12 @@ static sluice_status_t blas_run(sluice_gemm_t* gemm, const sluice_product_list_t
   }
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* supports() has seen them all */
     if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
     if (block != NULL) {
-      product_bf16(blas, &form, list->beta, block);
+      gemm_bf16(blas, &form, list->beta, block);
     } else {
-      product_f32(blas, &form, list->dtype_ab, list->beta);
+      gemm_f32(blas, &form, list->dtype_ab, list->beta);
     }
   }
   sluice_free(gemm->allocator, block, block_bytes);
@@ -143,7 +143,7 @@ static int multiplies(const sluice_blas_symbols_t* symbols) {
   float b[6] = {1, -1, 2, 0, 3, 1}; /* [3, 2] */
   float c[4] = {9, 9, 9, 9};
   const sluice_gemm_form_t form = {.m = 2, .n = 2, .k = 3, .a = a, .b = b, .c = c, .lda = 3, .ldb = 2, .ldc = 2};
-  product_small(&blas, &form, SLUICE_DTYPE_F32, 0.0f);
+  gemm_small(&blas, &form, SLUICE_DTYPE_F32, 0.0f);
   return c[0] == 14 && c[1] == 2 && c[2] == 32 && c[3] == 2;
 }
 
@@ -159,7 +159,7 @@ static sluice_status_t take(void* handle, const char* library, sluice_blas_symbo
 #include "backend/gemm/blas/blas_symbols.inc"
 #undef SYMBOL
   if (!multiplies(out_symbols)) {
-    snprintf(why, why_bytes, "sgemm_ of %s gives wrong products: its calling convention is not BLAS's", library);
+    snprintf(why, why_bytes, "sgemm_ of %s gives wrong GEMMs: its calling convention is not BLAS's", library);
     return SLUICE_E_NOT_FOUND;
   }
   return SLUICE_OK;

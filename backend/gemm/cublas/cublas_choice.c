@@ -18,12 +18,12 @@ static const choice_t choices[] = {
     {0, 0, 0, 0, 0, 0, SLUICE_CUBLAS_BY_TABLE} /* the end */
 };
 
-int32_t sluice_cublas_choose(const sluice_product_list_t* list) {
+int32_t sluice_cublas_choose(const sluice_grouped_gemm_t* list) {
   sluice_gemm_form_t form, largest = {0};
   int64_t count = 0, rows = 0;
   if (choices[0].how == SLUICE_CUBLAS_BY_TABLE) return SLUICE_CUBLAS_GROUPED;
   for (int64_t i = 0; i < list->count; ++i) {
-    if (!sluice_gemm_form(&list->products[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
+    if (!sluice_gemm_form(&list->problems[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
     ++count, rows += form.m;
     if (form.n * form.k > largest.n * largest.k) largest = form;
   }

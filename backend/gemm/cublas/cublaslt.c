@@ -109,7 +109,7 @@ void sluice_cublaslt_close(sluice_cublaslt_t* lt) {
   sluice_free(lt->allocator, lt, sizeof *lt);
 }
 
-/* ---- an algorithm for one product ---- */
+/* ---- an algorithm for one GEMM ---- */
 
 static uint32_t alignment_of(const void* data) {
   uint32_t alignment = MOST_ALIGNMENT;
@@ -211,7 +211,7 @@ static sluice_status_t find_plan(sluice_cublaslt_t* lt, const sluice_cublaslt_ca
   }
   drop_plan(lt, plan);
   char what[128];
-  snprintf(what, sizeof what, "an algorithm for a product [%lld, %lld, %lld]", (long long)c->m, (long long)c->n,
+  snprintf(what, sizeof what, "an algorithm for a GEMM [%lld, %lld, %lld]", (long long)c->m, (long long)c->n,
            (long long)c->k);
   return fail(code, what);
 }
@@ -225,5 +225,5 @@ sluice_status_t sluice_cublaslt_run(sluice_cublaslt_t* lt, const sluice_cublaslt
   void* const* l = plan->layouts;
   int code = lt->symbols.cublasLtMatmul(lt->handle, plan->desc, c->alpha, c->a, l[0], c->b, l[1], c->beta, c->c, l[2],
                                         c->c, l[2], plan->algorithm, c->workspace, c->workspace_bytes, c->stream);
-  return code == 0 ? SLUICE_OK : fail(code, "a product");
+  return code == 0 ? SLUICE_OK : fail(code, "a GEMM");
 }

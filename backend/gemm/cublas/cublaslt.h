@@ -1,4 +1,4 @@
-/* Single products by cuBLASLt, opened at run time by one table of symbols: an algorithm chosen by its heuristics for
+/* Single GEMMs by cuBLASLt, opened at run time by one table of symbols: an algorithm chosen by its heuristics for
  * the exact sizes, strides and alignment, and remembered. Internal to gemm/cublas, which asks for it where the table of
  * choices says so (cublas_choice.h); without the library everything goes through cuBLAS itself. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_
@@ -61,7 +61,7 @@ typedef struct sluice_cublaslt_s sluice_cublaslt_t;
 sluice_status_t sluice_cublaslt_open(const sluice_cublaslt_symbols_t* symbols, sluice_allocator_t* allocator,
                                      sluice_cublaslt_t** out_lt);
 void sluice_cublaslt_close(sluice_cublaslt_t* lt); /* accepts NULL */
-/* Enqueues one product. *out_declined: the library has no algorithm for it, and nothing was done. */
+/* Enqueues one GEMM. *out_declined: the library has no algorithm for it, and nothing was done. */
 sluice_status_t sluice_cublaslt_run(sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* call, int* out_declined);
 
 #endif /* SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_ */

@@ -10,7 +10,7 @@
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/gemm/gemm_form.h"
 
-enum { MAX_GROUPS = 512, GROUP_ALIGNMENT = 16, SCRATCH_ALIGNMENT = 256 }; /* products of one grouped call */
+enum { MAX_GROUPS = 512, GROUP_ALIGNMENT = 16, SCRATCH_ALIGNMENT = 256 }; /* GEMMs of one grouped call */
 #define TABLE_BYTES     ((uint64_t)3 * MAX_GROUPS * sizeof(uint64_t))     /* pointers to A, B and C, on the device */
 #define WORKSPACE_BYTES ((uint64_t)32 << 20)
 
@@ -61,7 +61,7 @@ static int compute_of(const gemm_cublas_t* gemm, int32_t dtype) {
   return dtype == SLUICE_DTYPE_F32 && gemm->tf32 ? SLUICE_CUBLAS_COMPUTE_TF32 : SLUICE_CUBLAS_COMPUTE_32F;
 }
 
-static int cublas_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static int cublas_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   (void)gemm;
   if (type_of(list->dtype_ab) < 0) return 0;
   if (list->dtype_c != list->dtype_ab) {
@@ -70,7 +70,7 @@ static int cublas_supports(const sluice_gemm_t* gemm, const sluice_product_list_
   }
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t f;
-    if (!sluice_gemm_form(&list->products[i], &f)) return 0;
+    if (!sluice_gemm_form(&list->problems[i], &f)) return 0;
     if (f.m > INT32_MAX || f.n > INT32_MAX || f.k > INT32_MAX) return 0;
     if (f.lda > INT32_MAX || f.ldb > INT32_MAX || f.ldc > INT32_MAX) return 0;
   }
@@ -79,18 +79,18 @@ static int cublas_supports(const sluice_gemm_t* gemm, const sluice_product_list_
 
 /* 1 when cuBLAS has nothing to do; k = 0 clears C, which may hold NaN. */
 static sluice_status_t settle_trivial(const gemm_cublas_t* gemm, const sluice_gemm_form_t* f,
-                                      const sluice_product_list_t* list, int* out_is_trivial) {
+                                      const sluice_grouped_gemm_t* list, int* out_is_trivial) {
   *out_is_trivial = f->m == 0 || f->n == 0 || f->k == 0;
   if (f->m == 0 || f->n == 0 || f->k != 0 || list->beta != 0.0f) return SLUICE_OK;
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(gemm->device);
   uint64_t bytes = sluice_dtype_bytes(list->dtype_c);
   int code = driver->cuMemsetD2D8Async((unsigned long long)(uintptr_t)f->c, (uint64_t)f->ldc * bytes, 0,
                                        (uint64_t)f->n * bytes, (uint64_t)f->m, list->stream);
-  return code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "a product of depth 0 cannot be cleared");
+  return code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "a GEMM of depth 0 cannot be cleared");
 }
 
 /* cuBLAS reads matrices column by column, so a row-major X is its X^T: C^T = B^T A^T, operands swapped. */
-static sluice_status_t run_one(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_product_list_t* list) {
+static sluice_status_t run_one(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_grouped_gemm_t* list) {
   const float one = 1.0f, beta = list->beta;
   const double one64 = 1.0, beta64 = (double)list->beta;
   int is_64 = list->dtype_ab == SLUICE_DTYPE_F64, type = type_of(list->dtype_ab);
@@ -102,7 +102,7 @@ static sluice_status_t run_one(gemm_cublas_t* gemm, const sluice_gemm_form_t* f,
                                  compute_of(gemm, list->dtype_ab), SLUICE_CUBLAS_ALGORITHM_DEFAULT);
   if (code == 0) return SLUICE_OK;
   char what[160];
-  snprintf(what, sizeof what, "a product [%lld, %lld, %lld] of %s into %s", (long long)f->m, (long long)f->n,
+  snprintf(what, sizeof what, "a GEMM [%lld, %lld, %lld] of %s into %s", (long long)f->m, (long long)f->n,
            (long long)f->k, sluice_dtype_name(list->dtype_ab), sluice_dtype_name(list->dtype_c));
   return fail(code, what);
 }
@@ -118,7 +118,7 @@ static char* scratch_of(const gemm_cublas_t* gemm, uint64_t* out_bytes) {
 }
 
 /* The same through cuBLASLt, or as above where that declines. */
-static sluice_status_t run_lt(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_product_list_t* list) {
+static sluice_status_t run_lt(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_grouped_gemm_t* list) {
   const float one = 1.0f, beta = list->beta;
   const double one64 = 1.0, beta64 = (double)list->beta;
   int is_64 = list->dtype_ab == SLUICE_DTYPE_F64, declined = 0;
@@ -150,7 +150,7 @@ static sluice_status_t run_lt(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, 
   return declined ? run_one(gemm, f, list) : SLUICE_OK;
 }
 
-static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_product_list_t* list) {
+static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_grouped_gemm_t* list) {
   int32_t i = g->count++;
   g->trans_a[i] = f->trans_b ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N;
   g->trans_b[i] = f->trans_a ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N;
@@ -173,15 +173,15 @@ static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_pro
   }
 }
 
-/* cuBLAS takes pointers of 16-bit and TF32 products to be aligned where it cannot see them, in a table on the device; a
+/* cuBLAS takes pointers of 16-bit and TF32 GEMMs to be aligned where it cannot see them, in a table on the device; a
  * misaligned load there is the end of the CUDA context. Rows of odd widths, and tensors that begin anywhere, are not. A
- * product of its own tells it the pointers. */
+ * GEMM of its own tells it the pointers. */
 static int may_join(const gemm_cublas_t* gemm, const sluice_gemm_form_t* f, int32_t dtype) {
   if (dtype == SLUICE_DTYPE_F64 || (dtype == SLUICE_DTYPE_F32 && !gemm->tf32)) return 1;
   return ((uintptr_t)f->a | (uintptr_t)f->b | (uintptr_t)f->c) % GROUP_ALIGNMENT == 0;
 }
 
-/* The library has enqueued nothing then. What it calls invalid it may take as single products; if not, those say so. */
+/* The library has enqueued nothing then. What it calls invalid it may take as single GEMMs; if not, those say so. */
 static int is_declined(int code) {
   return code == SLUICE_CUBLAS_NOT_SUPPORTED || code == SLUICE_CUBLAS_ARCH_MISMATCH ||
          code == SLUICE_CUBLAS_INVALID_VALUE;
@@ -189,7 +189,7 @@ static int is_declined(int code) {
 
 /* The table is rewritten in stream order, after the call before has read it. *out_declined: the library does not group
  * this type, and nothing was done. */
-static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_product_list_t* list, int* out_declined) {
+static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list, int* out_declined) {
   groups_t* g = &gemm->groups;
   uint64_t* table = gemm->workspace;
   int type = type_of(list->dtype_ab);
@@ -204,19 +204,19 @@ static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_product_list
       g->ldc, g->count, g->size, compute_of(gemm, list->dtype_ab));
   *out_declined = is_declined(code);
   if (*out_declined) {
-    sluice_log(SLUICE_LOG_INFO, "gemm %s: no grouped products of %s here (cublasStatus_t %d): one by one",
-               gemm->base.name, sluice_dtype_name(list->dtype_ab), code);
+    sluice_log(SLUICE_LOG_INFO, "gemm %s: no grouped GEMMs of %s here (cublasStatus_t %d): one by one", gemm->base.name,
+               sluice_dtype_name(list->dtype_ab), code);
   }
-  return code == 0 || *out_declined ? SLUICE_OK : fail(code, "a grouped product");
+  return code == 0 || *out_declined ? SLUICE_OK : fail(code, "a grouped GEMM");
 }
 
-static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t* list) {
+static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list) {
   int32_t how = gemm->how != SLUICE_CUBLAS_BY_TABLE ? gemm->how : sluice_cublas_choose(list);
   int may_group = how == SLUICE_CUBLAS_GROUPED && list->count > 1 && gemm->symbols.cublasGemmGroupedBatchedEx != NULL &&
                   list->dtype_c == list->dtype_ab && !(gemm->no_groups & (1u << list->dtype_ab));
   gemm->groups.count = 0;
-  int64_t first = 0; /* of the products in the open group */
-  int64_t seen = 0;  /* of the products before, those that could not join the group have run */
+  int64_t first = 0; /* of the GEMMs in the open group */
+  int64_t seen = 0;  /* of the GEMMs before, those that could not join the group have run */
   for (int64_t i = 0; i <= list->count; ++i) {
     if (may_group && gemm->groups.count > 0 && (i == list->count || gemm->groups.count == MAX_GROUPS)) {
       int declined;
@@ -234,7 +234,7 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t
     if (i == list->count) break;
     sluice_gemm_form_t form;
     int is_trivial;
-    if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* supports() has seen them all */
     SLUICE_TRY(settle_trivial(gemm, &form, list, &is_trivial));
     if (is_trivial) continue;
     int joins = may_join(gemm, &form, list->dtype_ab);
@@ -247,7 +247,7 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_product_list_t
   return SLUICE_OK;
 }
 
-static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_product_list_t* list) {
+static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_grouped_gemm_t* list) {
   gemm_cublas_t* gemm = (gemm_cublas_t*)base;
   SLUICE_TRY(sluice_cuda_enter(gemm->device));
   int code = gemm->symbols.cublasSetStream_v2(gemm->handle, list->stream);

@@ -1,8 +1,8 @@
-/* Products by cuBLAS, opened at run time by one table of symbols.
+/* GEMMs by cuBLAS, opened at run time by one table of symbols.
  *
- * A list of several products with equal types is one grouped call where the library has it, else one call per product
+ * A list of several GEMMs with equal types is one grouped call where the library has it, else one call per GEMM
  * on the list's stream. f32 accumulation (f64 for f64); reduced-precision reductions are forbidden; TF32 only by
- * choice. The workspace is ours, so that cuBLAS allocates nothing while a graph is captured. Single products may go
+ * choice. The workspace is ours, so that cuBLAS allocates nothing while a graph is captured. Single GEMMs may go
  * through cuBLASLt (cublaslt.h); which way a list goes is chosen by its shape (cublas_choice.h), or by the environment
  * variable SLUICE_CUBLAS (grouped, single, lt), read at create. Hand-written Hopper kernels are not there.
  *
@@ -51,7 +51,7 @@ typedef struct sluice_gemm_cublas_options_s {
   const sluice_cublaslt_symbols_t* lt_symbols;
   int32_t how;              /* SLUICE_CUBLAS_*, instead of table and environment */
   uint64_t workspace_bytes; /* 0: 32 MiB, what cuBLAS recommends for Hopper */
-  int32_t tf32;             /* 1: f32 products may round their operands to TF32 */
+  int32_t tf32;             /* 1: f32 GEMMs may round their operands to TF32 */
 } sluice_gemm_cublas_options_t;
 
 /* out_gemm: new, sluice_gemm_destroy. Its run() enqueues on list->stream and returns; operands are device memory.

@@ -1,4 +1,4 @@
-/* Products by the host's callback (sluice/context.h), one call per product on the calling thread. */
+/* GEMMs by the host's callback (sluice/context.h), one call per GEMM on the calling thread. */
 #include "backend/gemm/host/gemm_host.h"
 
 #include "backend/base/dtype.h"
@@ -27,7 +27,7 @@ static void repair(int64_t rows, int64_t cols, int64_t* row_stride, int64_t* col
 }
 
 /* Whether the host takes these dtypes only it can say; it does so in the call. */
-static int host_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static int host_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   (void)gemm;
   switch (list->dtype_ab) {
     case SLUICE_DTYPE_F32:
@@ -37,7 +37,7 @@ static int host_supports(const sluice_gemm_t* gemm, const sluice_product_list_t*
   }
   if (list->dtype_c != list->dtype_ab && list->dtype_c != SLUICE_DTYPE_F32) return 0;
   for (int64_t i = 0; i < list->count; ++i) {
-    const sluice_product_t* p = &list->products[i];
+    const sluice_gemm_problem_t* p = &list->problems[i];
     if (!has_unit_stride(p->m, p->k, &p->a) || !has_unit_stride(p->k, p->n, &p->b) ||
         !has_unit_stride(p->m, p->n, &p->c)) {
       return 0;
@@ -46,9 +46,9 @@ static int host_supports(const sluice_gemm_t* gemm, const sluice_product_list_t*
   return 1;
 }
 
-int32_t sluice_gemm_host_call(const sluice_gemm_t* gemm, const sluice_product_list_t* list, int64_t index) {
+int32_t sluice_gemm_host_call(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list, int64_t index) {
   const sluice_gemm_host_t* host = (const sluice_gemm_host_t*)gemm;
-  const sluice_product_t* p = &list->products[index];
+  const sluice_gemm_problem_t* p = &list->problems[index];
   if (p->m == 0 || p->n == 0) return 0;
   if (p->k == 0 && list->beta != 0.0f) return 0;
   sluice_host_gemm_args_t args = {
@@ -74,13 +74,13 @@ int32_t sluice_gemm_host_call(const sluice_gemm_t* gemm, const sluice_product_li
   return host->fn(host->user, &args);
 }
 
-static sluice_status_t host_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static sluice_status_t host_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   for (int64_t i = 0; i < list->count; ++i) {
     int32_t answer = sluice_gemm_host_call(gemm, list, i);
     if (answer != 0) {
-      const sluice_product_t* p = &list->products[i];
+      const sluice_gemm_problem_t* p = &list->problems[i];
       return sluice_error_record(SLUICE_E_UNSUPPORTED, -1, -1, answer,
-                                 "the host's gemm declined product %lld, [%lld, %lld, %lld] %s -> %s, with %d",
+                                 "the host's gemm declined GEMM %lld, [%lld, %lld, %lld] %s -> %s, with %d",
                                  (long long)i, (long long)p->m, (long long)p->n, (long long)p->k,
                                  sluice_dtype_name(list->dtype_ab), sluice_dtype_name(list->dtype_c), (int)answer);
     }

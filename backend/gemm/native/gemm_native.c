@@ -1,4 +1,4 @@
-/* Sluice's own products: blocks of both operands are packed as f32, then tiles of C are summed from them.
+/* Sluice's own GEMMs: blocks of both operands are packed as f32, then tiles of C are summed from them.
  *
  *   for each block of rows (A packed: stays in a cache)
  *     for each block of depth
@@ -8,13 +8,13 @@
  * A stock library packs for thousands of rows. Here an expert has dozens, so a weight is used few times once it has
  * come from memory: it is packed one cache-sized block at a time, and its successor travels while the block is
  * multiplied. Where B lies row by row in f32 (input gradients) the first tile over a panel reads it in place and leaves
- * it packed for the others: no pass of its own. The last block of a product asks for the first of the next one.
- * Products of so few rows that packing B would cost more than multiplying by it go another way, where a set has one
+ * it packed for the others: no pass of its own. The last block of a GEMM asks for the first of the next one.
+ * GEMMs of so few rows that packing B would cost more than multiplying by it go another way, where a set has one
  * (native_thin.inc.h). Threads share the panels of a whole list (native_runs.h).
  *
  * Numbers: an element of C is one chain of fused multiply-adds over k, ascending, that starts from zero (beta 0) or
  * from C (beta 1), in f32, and is rounded once to C's dtype. No block size, no number of rows, no position and no
- * thread count is part of that, so a row has the same bits in every chunking. Products of bf16 on a processor with AMX
+ * thread count is part of that, so a row has the same bits in every chunking. GEMMs of bf16 on a processor with AMX
  * have another rule, with the same consequence: native_amx.c.
  */
 #include "backend/gemm/native/gemm_native.h"
@@ -45,7 +45,7 @@ static const recipe_t across_few = {128, 512 << 10, 128 << 10, 1};
 static const recipe_t across_many = {256, 768 << 10, 256 << 10, 1};
 static const recipe_t gradient = {512, 512 << 10, 128 << 10, 1};
 enum { MANY_ROWS = 128 };
-/* With more rows, memory is not what a product waits for. */
+/* With more rows, memory is not what a GEMM waits for. */
 enum { FEW_ROWS = 32 };
 /* Where there are more tiles over a panel, those that read B in place leave asking for the next block to the others. */
 enum { FEW_TILES = 3 };
@@ -66,9 +66,9 @@ typedef struct sluice_gemm_native_s {
   sluice_threads_t pool;
 } sluice_gemm_native_t;
 
-/* ---- one product ------------------------------------------------------------------------------------------------ */
+/* ---- one GEMM ------------------------------------------------------------------------------------------------ */
 
-/* How a product is cut. */
+/* How a GEMM is cut. */
 typedef struct blocks_s {
   int64_t rows, depth, cols; /* of a block; multiples of nothing, GROUP, width */
   int64_t stripe;            /* columns that are finished over the whole of k before the next ones are begun */
@@ -236,9 +236,9 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   }
 }
 
-/* Columns [from, to) of a product. next: the one of which this thread begins column next_from after it, or NULL; its
+/* Columns [from, to) of a GEMM. next: the one of which this thread begins column next_from after it, or NULL; its
  * first block of B travels during the last one here. */
-static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, int64_t to,
+static void problem(const work_t* w, const sluice_gemm_form_t* f, int64_t from, int64_t to,
                     const sluice_gemm_form_t* next, int64_t next_from) {
   const blocks_t blocks = cut(w->kernels, f, w->dtype_ab, w->dtype_c);
   place_t p;
@@ -288,7 +288,7 @@ static void product(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
 
 static void native_destroy(sluice_gemm_t* gemm) { sluice_free(gemm->allocator, gemm, sizeof(sluice_gemm_native_t)); }
 
-static int native_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static int native_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   (void)gemm;
   switch (list->dtype_ab) {
     case SLUICE_DTYPE_F32:
@@ -299,18 +299,18 @@ static int native_supports(const sluice_gemm_t* gemm, const sluice_product_list_
   if (list->dtype_c != list->dtype_ab && list->dtype_c != SLUICE_DTYPE_F32) return 0;
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->products[i], &form)) return 0;
+    if (!sluice_gemm_form(&list->problems[i], &form)) return 0;
   }
   return 1;
 }
 
-/* The workspace that the largest product of the list needs. */
+/* The workspace that the largest GEMM of the list needs. */
 typedef struct room_s {
   int64_t a, b, sums; /* floats, each a multiple of a line */
 } room_t;
 
-/* The set's own way with products of this list, or NULL. */
-static const sluice_native_bf16_t* own_way(const sluice_native_kernels_t* kernels, const sluice_product_list_t* list) {
+/* The set's own way with GEMMs of this list, or NULL. */
+static const sluice_native_bf16_t* own_way(const sluice_native_kernels_t* kernels, const sluice_grouped_gemm_t* list) {
   return list->dtype_ab == SLUICE_DTYPE_BF16 ? kernels->bf16 : NULL;
 }
 
@@ -318,12 +318,12 @@ static int is_thin(const sluice_native_kernels_t* kernels, const sluice_gemm_for
   return kernels->thin != NULL && kernels->thin->takes(form, dtype_c);
 }
 
-static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_product_list_t* list) {
+static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_grouped_gemm_t* list) {
   room_t room = {0, 0, 0};
   const sluice_native_bf16_t* own = own_way(kernels, list);
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->products[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
+    if (!sluice_gemm_form(&list->problems[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
     if (own != NULL) {
       room.a = sluice_max(room.a, own->room(&form));
       continue;
@@ -343,7 +343,7 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_prod
 /* What the threads of one call share. */
 typedef struct call_s {
   const sluice_gemm_native_t* native;
-  const sluice_product_list_t* list;
+  const sluice_grouped_gemm_t* list;
   int64_t width; /* of a panel */
   room_t room;
   char* rooms; /* one after the other */
@@ -352,7 +352,7 @@ typedef struct call_s {
 
 static uint64_t room_bytes(const room_t* room) { return (uint64_t)(room->a + room->b + room->sums) * sizeof(float); }
 
-/* Of `width` columns of a product: packing them costs about as much as eight rows. */
+/* Of `width` columns of a GEMM: packing them costs about as much as eight rows. */
 static double panel_work(int64_t width, const sluice_gemm_form_t* f) {
   return (double)(f->m + 8) * (double)f->k * (double)width;
 }
@@ -362,7 +362,7 @@ static void share(void* data, int index, int count) {
   (void)count;
   const call_t* call = data;
   const sluice_native_kernels_t* kernels = call->native->kernels;
-  const sluice_product_list_t* list = call->list;
+  const sluice_grouped_gemm_t* list = call->list;
   const sluice_native_bf16_t* own = own_way(kernels, list);
   float* room = (float*)(void*)(call->rooms + room_bytes(&call->room) * (uint64_t)index);
   float* b = room + call->room.a;
@@ -370,42 +370,42 @@ static void share(void* data, int index, int count) {
   if (own != NULL) own->begin();
   for (sluice_piece_t piece; sluice_runs_take(&call->runs, index, &piece);) {
     sluice_gemm_form_t form, next; /* supports() has seen them all */
-    if (!sluice_gemm_form(&list->products[piece.product], &form)) continue;
-    const int goes_on = piece.next_product >= 0 && sluice_gemm_form(&list->products[piece.next_product], &next);
+    if (!sluice_gemm_form(&list->problems[piece.problem], &form)) continue;
+    const int goes_on = piece.next_gemm >= 0 && sluice_gemm_form(&list->problems[piece.next_gemm], &next);
     const sluice_gemm_form_t* after = goes_on ? &next : NULL;
     const int64_t from = piece.first * call->width;
     const int64_t to = sluice_min(piece.last * call->width, form.n);
     const int64_t next_from = piece.next_first * call->width;
     if (own != NULL) {
-      own->product(&form, list->dtype_c, list->beta, from, to, room, after, next_from);
+      own->problem(&form, list->dtype_c, list->beta, from, to, room, after, next_from);
     } else if (is_thin(kernels, &form, list->dtype_c)) {
-      kernels->thin->product(&form, list->dtype_ab, list->dtype_c, list->beta, from, to, room, after, next_from);
+      kernels->thin->problem(&form, list->dtype_ab, list->dtype_c, list->beta, from, to, room, after, next_from);
     } else {
-      product(&work, &form, from, to, after, next_from);
+      problem(&work, &form, from, to, after, next_from);
     }
   }
   if (own != NULL) own->end();
 }
 
-static double work_of(const sluice_product_list_t* list, int64_t width) {
+static double work_of(const sluice_grouped_gemm_t* list, int64_t width) {
   double work = 0;
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->products[i], &form)) continue;
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue;
     if (form.m > 0 && form.n > 0) work += panel_work(width, &form) * (double)sluice_ceil_div(form.n, width);
   }
   return work;
 }
 
-/* Where each product's panels begin, and how few of them are worth a piece. Products without work are done here and
+/* Where each GEMM's panels begin, and how few of them are worth a piece. GEMMs without work are done here and
  * have no panels. */
-static void number_panels(const sluice_product_list_t* list, int64_t width, int64_t* begins, int64_t* least) {
+static void number_panels(const sluice_grouped_gemm_t* list, int64_t width, int64_t* begins, int64_t* least) {
   begins[0] = 0;
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
     begins[i + 1] = begins[i];
     least[i] = 1;
-    if (!sluice_gemm_form(&list->products[i], &form)) continue;
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue;
     if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
     const double each = panel_work(width, &form);
     begins[i + 1] += sluice_ceil_div(form.n, width);
@@ -418,15 +418,15 @@ static void number_panels(const sluice_product_list_t* list, int64_t width, int6
 static void cut_runs(const call_t* call, double work) {
   const sluice_runs_t* runs = &call->runs;
   int64_t first = 0;
-  double before = 0; /* of the products before */
+  double before = 0; /* of the GEMMs before */
   int64_t i = 0;
   for (int run = 0; run < runs->num_runs; ++run) {
     const double mark = work * (run + 1) / runs->num_runs;
-    int64_t last = runs->begins[runs->num_products];
-    for (; i < runs->num_products && run + 1 < runs->num_runs; ++i) {
+    int64_t last = runs->begins[runs->num_gemms];
+    for (; i < runs->num_gemms && run + 1 < runs->num_runs; ++i) {
       sluice_gemm_form_t form;
       const int64_t panels = runs->begins[i + 1] - runs->begins[i];
-      if (panels == 0 || !sluice_gemm_form(&call->list->products[i], &form)) continue;
+      if (panels == 0 || !sluice_gemm_form(&call->list->problems[i], &form)) continue;
       const double each = panel_work(call->width, &form);
       if (before + each * (double)panels >= mark) {
         last = sluice_max(runs->begins[i] + sluice_min((int64_t)((mark - before) / each), panels), first);
@@ -446,7 +446,7 @@ static int threads_for(const sluice_gemm_native_t* native, double work) {
 }
 
 /* The memory: the table of panels, the runs, a room for each thread. */
-static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
   const sluice_native_bf16_t* own = own_way(native->kernels, list);
   call_t call = {native, list, own != NULL ? own->width : native->kernels->width, room_for(native->kernels, list)};

@@ -1,4 +1,4 @@
-/* Products of bf16 on processors with AMX; other dtypes go to the kernels for AVX-512.
+/* GEMMs of bf16 on processors with AMX; other dtypes go to the kernels for AVX-512.
  *
  * A step multiplies a left tile, 16 rows of 32 k, by a right tile, 16 pairs of k of 16 columns. B that lies along k (a
  * weight in forward) is the left operand where it lies: it is read once and never packed, and what is computed is C^T,
@@ -54,7 +54,7 @@ enum {
 /* A weight gradient of up to so many steps has the whole of k in each block, with more of B: sums that wait would cost
  * more than they save. Of more steps, both operands no longer stay in the cache. */
 enum { GRADIENT_STEPS = 16, GRADIENT_B = 512 };
-/* With more rows of C than these, memory is not what a product waits for. With fewer, of B's rows that are packed and
+/* With more rows of C than these, memory is not what a GEMM waits for. With fewer, of B's rows that are packed and
  * are a page long or more the processor fetches what comes next by itself, and sooner than it comes when asked for. */
 enum { FEW_ROWS = 64, PAGE = 4096 };
 
@@ -354,7 +354,7 @@ static void run_group(int64_t lefts, int64_t rights, const group_t* g, sluice_na
   groups[lefts - 1][rights - 1](g, prefetch);
 }
 
-/* ---- one product ------------------------------------------------------------------------------------------------ */
+/* ---- one GEMM ------------------------------------------------------------------------------------------------ */
 
 typedef struct cut_s {
   int64_t rows, steps, cols; /* of a block of C, of k: multiples of a tile, of 32 k */
@@ -388,7 +388,7 @@ static int64_t room(const sluice_gemm_form_t* f) {
   return (c.a + c.b + c.sums) * TILE_FLOATS;
 }
 
-/* Aims at B [k0 ..][j0 ..] of a product with m rows; what lies there is asked for within `calls` calls of ask(). */
+/* Aims at B [k0 ..][j0 ..] of a GEMM with m rows; what lies there is asked for within `calls` calls of ask(). */
 static sluice_native_prefetch_t aim(const side_t* b, int64_t m, int64_t k0, int64_t depth, int64_t j0, int64_t cols,
                                     int64_t calls) {
   const char* at = side_at(b, j0, k0);
@@ -489,7 +489,7 @@ static void multiply_across(const sluice_gemm_form_t* f, const block_t* p, group
 static side_t side_a(const sluice_gemm_form_t* f) { return (side_t){f->a, f->lda * BF16_BYTES, !f->trans_a}; }
 static side_t side_b(const sluice_gemm_form_t* f) { return (side_t){f->b, f->ldb * BF16_BYTES, f->trans_b}; }
 
-/* Aims at the first of B that a product reads which begins with column `from`. */
+/* Aims at the first of B that a GEMM reads which begins with column `from`. */
 static sluice_native_prefetch_t aim_first(const sluice_gemm_form_t* f, int64_t from, int64_t calls) {
   const cut_t c = cut(f);
   const side_t b = side_b(f);
@@ -497,7 +497,7 @@ static sluice_native_prefetch_t aim_first(const sluice_gemm_form_t* f, int64_t f
   return aim(&b, f->m, 0, sluice_min(f->k, c.steps * STEP), from, sluice_min(f->n - from, cols), calls);
 }
 
-static void product(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, int64_t from, int64_t to, float* memory,
+static void problem(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, int64_t from, int64_t to, float* memory,
                     const sluice_gemm_form_t* next, int64_t next_from) {
   const cut_t c = cut(f);
   const side_t a = side_a(f), b = side_b(f);
@@ -565,7 +565,7 @@ static void begin(void) {
 
 static void end(void) { _tile_release(); }
 
-static const sluice_native_bf16_t bf16 = {.width = 64, .room = room, .begin = begin, .end = end, .product = product};
+static const sluice_native_bf16_t bf16 = {.width = 64, .room = room, .begin = begin, .end = end, .problem = problem};
 
 #if defined(__clang__)
 #pragma clang attribute pop

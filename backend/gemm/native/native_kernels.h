@@ -1,5 +1,5 @@
 /* What the driver of "native" needs of an instruction set: one table of kernels, compiled for it and chosen at run
- * time. All of them give the same bits, but for products of bf16 where there is a sluice_native_bf16_t. Internal to
+ * time. All of them give the same bits, but for GEMMs of bf16 where there is a sluice_native_bf16_t. Internal to
  * backend/gemm/native. */
 #ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 #define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
@@ -32,25 +32,25 @@ typedef struct sluice_native_tile_s {
   int32_t next_each;      /* of them that are asked for per SLUICE_NATIVE_STEP steps of k, at least 1 */
 } sluice_native_tile_t;
 
-/* Products of bf16 that a set computes its own way, not by tiles of f32. */
+/* GEMMs of bf16 that a set computes its own way, not by tiles of f32. */
 typedef struct sluice_native_bf16_s {
-  int32_t width; /* threads share a product by whole panels of so many columns of C */
-  /* Floats of workspace for a product: a multiple of a line. m, n and k are positive, here and below. */
+  int32_t width; /* threads share a GEMM by whole panels of so many columns of C */
+  /* Floats of workspace for a GEMM: a multiple of a line. m, n and k are positive, here and below. */
   int64_t (*room)(const sluice_gemm_form_t* form);
-  void (*begin)(void); /* on each thread, before its products, */
+  void (*begin)(void); /* on each thread, before its GEMMs, */
   void (*end)(void);   /* and after them */
-  /* Columns [from, to) of a product. next: the one of which this thread begins column next_from after it, or NULL. */
-  void (*product)(const sluice_gemm_form_t* form, int32_t dtype_c, float beta, int64_t from, int64_t to, float* room,
+  /* Columns [from, to) of a GEMM. next: the one of which this thread begins column next_from after it, or NULL. */
+  void (*problem)(const sluice_gemm_form_t* form, int32_t dtype_c, float beta, int64_t from, int64_t to, float* room,
                   const sluice_gemm_form_t* next, int64_t next_from);
 } sluice_native_bf16_t;
 
-/* Products of few rows that a set computes without packing B, to the same bits. */
+/* GEMMs of few rows that a set computes without packing B, to the same bits. */
 typedef struct sluice_native_thin_s {
   int (*takes)(const sluice_gemm_form_t* form, int32_t dtype_c);
   /* Floats of workspace for one that it takes: a multiple of a line. */
   int64_t (*room)(const sluice_gemm_form_t* form);
   /* As sluice_native_bf16_t's; of any dtype. */
-  void (*product)(const sluice_gemm_form_t* form, int32_t dtype_ab, int32_t dtype_c, float beta, int64_t from,
+  void (*problem)(const sluice_gemm_form_t* form, int32_t dtype_ab, int32_t dtype_c, float beta, int64_t from,
                   int64_t to, float* room, const sluice_gemm_form_t* next, int64_t next_from);
 } sluice_native_thin_t;
 
@@ -70,7 +70,7 @@ typedef struct sluice_native_kernels_s {
   void (*pack_columns)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
                        int64_t out_ld);
   const sluice_native_bf16_t* bf16; /* NULL: as the other dtypes */
-  const sluice_native_thin_t* thin; /* NULL: as products of many rows */
+  const sluice_native_thin_t* thin; /* NULL: as GEMMs of many rows */
 } sluice_native_kernels_t;
 
 /* NULL where this processor lacks AMX (TILE, BF16), AVX512-BF16 or AVX-512, or where the kernel does not let this

@@ -17,8 +17,8 @@ typedef struct sluice_native_prefetch_s {
   int64_t left;     /* lines */
   int64_t per_step; /* lines that are asked for in each step of what is computed meanwhile */
   int64_t inner, middle, outer;
-  int64_t inners, middles, outers;                   /* what those begin with */
-  int64_t to_inner, to_middle, to_outer, to_outmost; /* bytes of a step, each on top of those before */
+  int64_t inners, middles, outers;                           /* what those begin with */
+  int64_t to_inner, to_pre_activation, to_outer, to_outmost; /* bytes of a step, each on top of those before */
 } sluice_native_prefetch_t;
 
 /* Aims at `rows` of so many bytes, `ld` bytes apart, that are all asked for within `steps` steps. in_turns: as above,
@@ -39,7 +39,7 @@ static inline sluice_native_prefetch_t sluice_native_aim(const void* at, int64_t
     p.middles = lines;
     p.outers = apart;
     p.to_inner = apart * ld;
-    p.to_middle = LINE_BYTES - together * apart * ld;
+    p.to_pre_activation = LINE_BYTES - together * apart * ld;
     p.to_outer = ld - lines * LINE_BYTES;
     p.to_outmost = (together - 1) * apart * ld;
     p.left = bands * together * apart * lines; /* what is left of the rows comes when it is read */
@@ -48,7 +48,7 @@ static inline sluice_native_prefetch_t sluice_native_aim(const void* at, int64_t
     p.middles = rows;
     p.outers = 1;
     p.to_inner = LINE_BYTES;
-    p.to_middle = ld - lines * LINE_BYTES;
+    p.to_pre_activation = ld - lines * LINE_BYTES;
     p.left = rows * lines;
   }
   p.inner = p.inners;
@@ -64,7 +64,7 @@ static inline __attribute__((always_inline)) const char* sluice_native_next_line
   at += p->to_inner;
   if (--*inner > 0) return at;
   *inner = p->inners;
-  at += p->to_middle;
+  at += p->to_pre_activation;
   if (--p->middle > 0) return at;
   p->middle = p->middles;
   at += p->to_outer;

@@ -10,10 +10,10 @@ void sluice_runs_set(const sluice_runs_t* runs, int index, int64_t first, int64_
   atomic_init(&runs->runs[index].ends, ends_of(first, last));
 }
 
-/* The product of a panel; those without panels are none's. */
-static int64_t product_of(const sluice_runs_t* runs, int64_t panel) {
+/* The GEMM of a panel; those without panels are none's. */
+static int64_t gemm_of(const sluice_runs_t* runs, int64_t panel) {
   int64_t low = 0;
-  int64_t high = runs->num_products; /* begins[low] <= panel < begins[high] */
+  int64_t high = runs->num_gemms; /* begins[low] <= panel < begins[high] */
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
     if (runs->begins[middle] <= panel) {
@@ -32,25 +32,25 @@ static int64_t share_of(int64_t left, int64_t least) {
   return left - share < least ? left : share;
 }
 
-/* Alone, a thread leaves nothing for others: all of a product at once. */
+/* Alone, a thread leaves nothing for others: all of a GEMM at once. */
 static int take_own(const sluice_runs_t* runs, sluice_run_t* run, sluice_piece_t* out_piece) {
   uint64_t ends = atomic_load_explicit(&run->ends, memory_order_relaxed);
   for (;;) {
     const int64_t first = first_of(ends);
     const int64_t last = last_of(ends);
     if (first >= last) return 0;
-    const int64_t product = product_of(runs, first);
-    const int64_t share = runs->num_runs == 1 ? last - first : share_of(last - first, runs->least[product]);
+    const int64_t problem = gemm_of(runs, first);
+    const int64_t share = runs->num_runs == 1 ? last - first : share_of(last - first, runs->least[problem]);
     int64_t end = first + share;
-    if (end > runs->begins[product + 1]) end = runs->begins[product + 1];
+    if (end > runs->begins[problem + 1]) end = runs->begins[problem + 1];
     if (!atomic_compare_exchange_weak_explicit(&run->ends, &ends, ends_of(end, last), memory_order_relaxed,
                                                memory_order_relaxed)) {
       continue;
     }
-    *out_piece = (sluice_piece_t){product, first - runs->begins[product], end - runs->begins[product], -1, 0};
+    *out_piece = (sluice_piece_t){problem, first - runs->begins[problem], end - runs->begins[problem], -1, 0};
     if (end < last) {
-      out_piece->next_product = product_of(runs, end);
-      out_piece->next_first = end - runs->begins[out_piece->next_product];
+      out_piece->next_gemm = gemm_of(runs, end);
+      out_piece->next_first = end - runs->begins[out_piece->next_gemm];
     }
     return 1;
   }
@@ -62,14 +62,14 @@ static int take_from(const sluice_runs_t* runs, sluice_run_t* run, sluice_piece_
     const int64_t first = first_of(ends);
     const int64_t last = last_of(ends);
     if (first >= last) return 0;
-    const int64_t product = product_of(runs, last - 1);
-    int64_t begin = last - share_of(last - first, runs->least[product]);
-    if (begin < runs->begins[product]) begin = runs->begins[product];
+    const int64_t problem = gemm_of(runs, last - 1);
+    int64_t begin = last - share_of(last - first, runs->least[problem]);
+    if (begin < runs->begins[problem]) begin = runs->begins[problem];
     if (!atomic_compare_exchange_weak_explicit(&run->ends, &ends, ends_of(first, begin), memory_order_relaxed,
                                                memory_order_relaxed)) {
       continue;
     }
-    *out_piece = (sluice_piece_t){product, begin - runs->begins[product], last - runs->begins[product], -1, 0};
+    *out_piece = (sluice_piece_t){problem, begin - runs->begins[problem], last - runs->begins[problem], -1, 0};
     return 1;
   }
 }

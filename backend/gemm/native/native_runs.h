@@ -1,6 +1,6 @@
-/* Who multiplies which panels of a list of products. Internal to backend/gemm/native.
+/* Who multiplies which panels of a list of GEMMs. Internal to backend/gemm/native.
  *
- * The panels of a list lie in a row, product after product, cut into one run for each thread. A thread takes pieces
+ * The panels of a list lie in a row, GEMM after GEMM, cut into one run for each thread. A thread takes pieces
  * from the front of its own run; when that is used up, from the back of the longest one that is left. What a piece
  * takes is not known before: experts with few rows wait for memory, those with many compute, and others of the machine
  * take time from one thread and not from the other. A piece is whole panels, so who takes it changes no bit. */
@@ -15,17 +15,17 @@ typedef struct sluice_run_s {
 } sluice_run_t;
 
 typedef struct sluice_runs_s {
-  int64_t num_products;
-  const int64_t* begins; /* [num_products + 1]: the first panel of each product, then their number, below 2^32 */
-  const int64_t* least;  /* [num_products]: panels of a piece that is worth taking */
+  int64_t num_gemms;
+  const int64_t* begins; /* [num_gemms + 1]: the first panel of each GEMM, then their number, below 2^32 */
+  const int64_t* least;  /* [num_gemms]: panels of a piece that is worth taking */
   int num_runs;
   sluice_run_t* runs;
 } sluice_runs_t;
 
-/* Panels [first, last) of a product, and what lies behind them in the same run. */
+/* Panels [first, last) of a GEMM, and what lies behind them in the same run. */
 typedef struct sluice_piece_s {
-  int64_t product, first, last;
-  int64_t next_product, next_first; /* next_product -1: nothing */
+  int64_t problem, first, last;
+  int64_t next_gemm, next_first; /* next_gemm -1: nothing */
 } sluice_piece_t;
 
 /* Where run `index` begins and ends, of all panels. Before any thread takes. */

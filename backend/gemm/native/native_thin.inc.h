@@ -1,8 +1,8 @@
-/* Products of few rows with weights that lie along k (forwards), for processors with AVX-512. Included by
+/* GEMMs of few rows with weights that lie along k (forwards), for processors with AVX-512. Included by
  * native_avx512.c after its packing.
  *
  * To pack a weight so that its columns fill registers takes a transposition, which costs as much as multiplying eight
- * rows by it. Here the rows fill the registers: the few of A are transposed once for the whole product, 16 to a
+ * rows by it. Here the rows fill the registers: the few of A are transposed once for the whole GEMM, 16 to a
  * register, and each element of B meets them as one that is broadcast. Of B some rows at a time are copied, 16 steps of
  * k in a line, since where rows lie whole pages apart their lines share the few places of a first-level cache. The sum
  * of an element is the same chain of fused multiply-adds over k as a tile's. */
@@ -133,8 +133,8 @@ static int thin_takes(const sluice_gemm_form_t* f, int32_t dtype_c) {
 
 static int64_t thin_room(const sluice_gemm_form_t* f) { return thin_depth(f) * LANES * thin_vectors(f); }
 
-static void thin_product(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_c, float beta, int64_t from,
-                         int64_t to, float* room, const sluice_gemm_form_t* next, int64_t next_from) {
+static void thin_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_c, float beta, int64_t from, int64_t to,
+                      float* room, const sluice_gemm_form_t* next, int64_t next_from) {
   static void (*const tiles[2][3])(const thin_tile_t*) = {{thin_1_f32, thin_1_bf16, thin_1_f16},
                                                           {thin_2_f32, thin_2_bf16, thin_2_f16}};
   const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
@@ -171,4 +171,4 @@ static void thin_product(const sluice_gemm_form_t* f, int32_t dtype, int32_t dty
   }
 }
 
-static const sluice_native_thin_t thin = {.takes = thin_takes, .room = thin_room, .product = thin_product};
+static const sluice_native_thin_t thin = {.takes = thin_takes, .room = thin_room, .problem = thin_gemm};

@@ -1,4 +1,4 @@
-/* Products by oneDNN, found at run time: f32 by dnnl_sgemm, bf16 by matmul primitives of oneDNN 2.x.
+/* GEMMs by oneDNN, found at run time: f32 by dnnl_sgemm, bf16 by matmul primitives of oneDNN 2.x.
  *
  * Making a primitive takes up to a millisecond, and the rows of an expert are new in each step. So the dimension that
  * counts rows is left open until the call: m, or k where A is transposed (a weight gradient). The others are weights'
@@ -52,7 +52,7 @@ static void onednn_destroy(sluice_gemm_t* gemm) {
   sluice_free(gemm->allocator, onednn, sizeof *onednn);
 }
 
-static int onednn_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static int onednn_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   const sluice_gemm_onednn_t* onednn = (const sluice_gemm_onednn_t*)gemm;
   if (list->dtype_ab == SLUICE_DTYPE_BF16) {
     if (onednn->engine == NULL) return 0;
@@ -62,7 +62,7 @@ static int onednn_supports(const sluice_gemm_t* gemm, const sluice_product_list_
   }
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->products[i], &form)) return 0;
+    if (!sluice_gemm_form(&list->problems[i], &form)) return 0;
   }
   return 1;
 }
@@ -127,7 +127,7 @@ static int find_primitive(sluice_gemm_onednn_t* onednn, const sluice_onednn_key_
   return 0;
 }
 
-static int product_bf16(sluice_gemm_onednn_t* onednn, const sluice_product_list_t* list, const sluice_gemm_form_t* f) {
+static int gemm_bf16(sluice_gemm_onednn_t* onednn, const sluice_grouped_gemm_t* list, const sluice_gemm_form_t* f) {
   const sluice_onednn_symbols_t* dnnl = &onednn->dnnl;
   sluice_onednn_key_t key;
   memset(&key, 0, sizeof key); /* compared as bytes */
@@ -190,24 +190,24 @@ static void start_bf16(sluice_gemm_onednn_t* onednn) {
 
 /* ---- both ------------------------------------------------------------------------------------------------------ */
 
-static sluice_status_t product(sluice_gemm_onednn_t* onednn, const sluice_product_list_t* list,
+static sluice_status_t problem(sluice_gemm_onednn_t* onednn, const sluice_grouped_gemm_t* list,
                                const sluice_gemm_form_t* f) {
   int answer;
   if (list->dtype_ab == SLUICE_DTYPE_BF16) {
-    answer = product_bf16(onednn, list, f);
+    answer = gemm_bf16(onednn, list, f);
   } else {
     answer = onednn->dnnl.dnnl_sgemm(f->trans_a ? 'T' : 'N', f->trans_b ? 'T' : 'N', f->m, f->n, f->k, 1.0f, f->a,
                                      f->lda, f->b, f->ldb, list->beta, f->c, f->ldc);
   }
   if (answer == 0) return SLUICE_OK;
   return sluice_error_record(SLUICE_E_FOREIGN, -1, -1, answer,
-                             "%s refused a product [%lld, %lld, %lld] of %s with its status %d: choose another gemm, "
+                             "%s refused a GEMM [%lld, %lld, %lld] of %s with its status %d: choose another gemm, "
                              "by name or with SLUICE_GEMM",
                              onednn->base.name, (long long)f->m, (long long)f->n, (long long)f->k,
                              sluice_dtype_name(list->dtype_ab), answer);
 }
 
-static sluice_status_t onednn_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static sluice_status_t onednn_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   sluice_gemm_onednn_t* onednn = (sluice_gemm_onednn_t*)gemm;
   int threads = 0;
   if (onednn->dnnl.omp_set_num_threads != NULL) {
@@ -217,9 +217,9 @@ static sluice_status_t onednn_run(sluice_gemm_t* gemm, const sluice_product_list
   sluice_status_t status = SLUICE_OK;
   for (int64_t i = 0; i < list->count && status == SLUICE_OK; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->products[i], &form)) continue; /* supports() has seen them all */
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* supports() has seen them all */
     if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
-    status = product(onednn, list, &form);
+    status = problem(onednn, list, &form);
   }
   if (threads > 0) onednn->dnnl.omp_set_num_threads(threads);
   return status;

@@ -1,6 +1,6 @@
-/* The plain product: C[i][j] = sum over k, ascending, of A[i][k] * B[k][j], plus beta * C[i][j].
+/* The plain GEMM: C[i][j] = sum over k, ascending, of A[i][k] * B[k][j], plus beta * C[i][j].
  *
- * The sum of one element starts at zero, adds one rounded product after the other in f32 (f64 for f64), adds C last and
+ * The sum of one element starts at zero, adds one rounded GEMM after the other in f32 (f64 for f64), adds C last and
  * is rounded once to C's dtype. Nothing in it depends on m, n or the strides, so a row has the same bits in every
  * chunking. Operands are copied tile by tile into f32 on the stack, an exact conversion; that is where strides and
  * dtypes end, and what lets the compiler vectorise over j, which reorders no sum.
@@ -23,7 +23,7 @@ enum { TILE_M = 32, TILE_N = 64, TILE_K = 64 };
 
 static void ref_destroy(sluice_gemm_t* gemm) { sluice_free(gemm->allocator, gemm, sizeof *gemm); }
 
-static int ref_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static int ref_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   (void)gemm;
   switch (list->dtype_ab) {
     case SLUICE_DTYPE_F32:
@@ -34,13 +34,13 @@ static int ref_supports(const sluice_gemm_t* gemm, const sluice_product_list_t* 
   }
 }
 
-static sluice_status_t ref_run(sluice_gemm_t* gemm, const sluice_product_list_t* list) {
+static sluice_status_t ref_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   (void)gemm;
   for (int64_t i = 0; i < list->count; ++i) {
     if (list->dtype_ab == SLUICE_DTYPE_F64) {
-      product_f64(list, &list->products[i]);
+      gemm_f64(list, &list->problems[i]);
     } else {
-      product_f32(list, &list->products[i]);
+      gemm_f32(list, &list->problems[i]);
     }
   }
   return SLUICE_OK;

@@ -16,7 +16,7 @@ static void Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes(void** state) {
       fail_msg("restore policy %d has no name in backend/model/restore.c", policy);
     if (r->tensors == 0) fail_msg("restore policy %d, %s, is for no tensor", policy, r->name);
     /* Rows either outlive forward or are made again. */
-    const int outlives = r->device_rows + r->host_rows > 0, is_made = r->exchanges + r->products > 0;
+    const int outlives = r->device_rows + r->host_rows > 0, is_made = r->exchanges + r->gemms > 0;
     if (outlives == is_made) fail_msg("restore policy %d, %s, does not say how rows come back", policy, r->name);
     for (int32_t other = 0; other < policy; ++other) assert_string_not_equal(r->name, sluice_restore(other)->name);
   }
@@ -80,8 +80,9 @@ static void Restore_Choices_AreThoseOfTheTensor(void** state) {
 static void Restore_ChoicesOfCallbackExperts_AreThePairsThatFit(void** state) {
   (void)state;
   char text[SLUICE_RESTORE_TEXT_BYTES];
-  assert_string_equal(sluice_restore_callback_choices(text),
-                      "restore_middle keep (0) with restore_input keep (0), or restore_middle recompute (3)");
+  assert_string_equal(
+      sluice_restore_callback_choices(text),
+      "restore_pre_activation keep (0) with restore_input keep (0), or restore_pre_activation recompute (3)");
 }
 
 /* Room for as many policies as there are. */
@@ -113,20 +114,20 @@ static void Restore_NamedSets_AreTableTwo(void** state) {
   (void)state;
   static const struct {
     const char* name;
-    int32_t copies_di, copies_m, exchanges, products;
+    int32_t copies_di, copies_m, exchanges, gemms;
   } table[SLUICE_NUM_RESTORE_SETS] = {
       {"none", 0, 0, 0, 0}, {"S1", 1, 1, 0, 0}, {"S2", 0, 1, 1, 0}, {"S3", 1, 0, 0, 1}, {"S4", 0, 0, 1, 1}};
   for (size_t i = 0; i < SLUICE_NUM_RESTORE_SETS; ++i) {
     const sluice_restore_set_t* set = &sluice_restore_sets[i];
-    const sluice_restore_t *di = sluice_restore(set->restore_di), *m = sluice_restore(set->restore_m);
+    const sluice_restore_t *di = sluice_restore(set->restore_input), *m = sluice_restore(set->restore_pre_activation);
     assert_string_equal(set->name, table[i].name);
-    assert_true(sluice_restore_is_for(set->restore_di, SLUICE_T_DI) &&
-                sluice_restore_is_for(set->restore_m, SLUICE_T_M));
+    assert_true(sluice_restore_is_for(set->restore_input, SLUICE_T_DI) &&
+                sluice_restore_is_for(set->restore_pre_activation, SLUICE_T_M));
     assert_int_equal(di->host_rows, table[i].copies_di);
     assert_int_equal(m->host_rows, table[i].copies_m);
     assert_int_equal(di->exchanges + m->exchanges, table[i].exchanges);
-    assert_int_equal(di->products + m->products, table[i].products);
-    assert_string_equal(sluice_restore_set_name(set->restore_di, set->restore_m), set->name);
+    assert_int_equal(di->gemms + m->gemms, table[i].gemms);
+    assert_string_equal(sluice_restore_set_name(set->restore_input, set->restore_pre_activation), set->name);
   }
   assert_null(sluice_restore_set_name(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE));
 }
@@ -136,7 +137,7 @@ static void Restore_Mean_IsOverChunksAndNothingForNoPolicy(void** state) {
   const uint8_t policies[4] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD,
                                SLUICE_RESTORE_RECOMPUTE};
   const sluice_restore_mean_t mean = sluice_restore_mean(policies, 4);
-  assert_true(mean.copies == 0.5 && mean.exchanges == 0 && mean.products == 0.25);
+  assert_true(mean.copies == 0.5 && mean.exchanges == 0 && mean.gemms == 0.25);
   const uint8_t none[1] = {SLUICE_RESTORE_BY_CHUNK};
   assert_true(sluice_restore_mean(none, 1).copies == 0);
 }

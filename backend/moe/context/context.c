@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "backend/model/pass_sizes.h"
-#include "backend/moe/context/chooser.h"
+#include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/schedule/check.h"
 #include "sluice/moe.h"
@@ -22,7 +22,7 @@ static void reclaim_pools(void* user) {
 
 int32_t sluice_engine_pool_of(int32_t which) {
   if (which == SLUICE_SAVED_HOST_INPUT) return SLUICE_POOL_INPUT;
-  return which == SLUICE_SAVED_HOST_MIDDLE ? SLUICE_POOL_MIDDLE : -1;
+  return which == SLUICE_SAVED_HOST_PRE_ACTIVATION ? SLUICE_POOL_PRE_ACTIVATION : -1;
 }
 
 uint64_t sluice_engine_idle_bytes(sluice_context_t* context) {
@@ -60,7 +60,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   context->pid = getpid();
   sluice_allocator_init(&context->allocator, allocate, release, allocate_user);
   context->allocator.reclaim = reclaim_pools, context->allocator.reclaim_user = context;
-  sluice_allocator_init(&context->far_allocator, NULL, NULL, NULL);
+  sluice_allocator_init(&context->device_allocator, NULL, NULL, NULL);
   context->memory = &context->allocator;
   context->rows = &sluice_rows_in_host_memory;
   context->world_size = 1;
@@ -74,7 +74,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
   const char* poison = getenv("SLUICE_POISON");
   context->poison = poison != NULL && strcmp(poison, "1") == 0;
   sluice_pass_memory_init(&context->pass_memory, &context->allocator, &context->allocator);
-  sluice_arena_init(&context->envelope, &context->allocator);
+  sluice_arena_init(&context->header, &context->allocator);
   *out_context = context;
   return SLUICE_OK;
 }
@@ -101,8 +101,8 @@ static void destroy(sluice_context_t* context) {
   sluice_free(sluice_process_allocator(), context->trace.events,
               (uint64_t)context->trace.capacity * sizeof(sluice_trace_event_t));
   sluice_pass_memory_deinit(&context->pass_memory);
-  sluice_arena_deinit(&context->envelope);
-  if (context->chooser != NULL) context->chooser->vtable->destroy(context->chooser);
+  sluice_arena_deinit(&context->header);
+  if (context->policy_hook != NULL) context->policy_hook->vtable->destroy(context->policy_hook);
   sluice_comm_release(context->comm);
   context->rows->end_memory(context);
   sluice_ledger_deinit(&context->ledger);
@@ -137,7 +137,7 @@ sluice_status_t sluice_engine_enter(sluice_context_t* context, const char* what)
 
 sluice_status_t sluice_engine_reserve_headers(sluice_context_t* context) {
   if (context->world_size == 1) return SLUICE_OK;
-  return sluice_arena_reset(&context->envelope, sluice_headers_bytes(context->world_size), "headers");
+  return sluice_arena_reset(&context->header, sluice_headers_bytes(context->world_size), "headers");
 }
 
 void sluice_engine_leave(sluice_context_t* context) { atomic_store(&context->busy, 0); }

@@ -30,7 +30,7 @@ typedef struct sluice_template_cache_s {
   uint64_t num_uses;
 } sluice_template_cache_t;
 
-enum { SLUICE_POOL_INPUT = 0, SLUICE_POOL_MIDDLE, SLUICE_NUM_POOLS };
+enum { SLUICE_POOL_INPUT = 0, SLUICE_POOL_PRE_ACTIVATION, SLUICE_NUM_POOLS };
 
 typedef struct sluice_trace_s {
   sluice_trace_event_t* events; /* a ring */
@@ -44,7 +44,7 @@ struct sluice_context_s {
   _Atomic int32_t busy;
   pid_t pid;                              /* after a fork the child's handles are inert */
   sluice_allocator_t allocator;           /* of host memory */
-  sluice_allocator_t far_allocator;       /* of the device's own, where it has some */
+  sluice_allocator_t device_allocator;    /* of the device's own, where it has some */
   sluice_allocator_t* memory;             /* of rows: one of the two */
   const struct sluice_row_memory_s* rows; /* the same as a table of functions (row_memory.h) */
   sluice_comm_t* comm;                    /* NULL: one rank */
@@ -54,33 +54,34 @@ struct sluice_context_s {
   int32_t device_id;
   int32_t rank;
   int32_t world_size;
-  int32_t poison;       /* SLUICE_POISON=1: slots start as NaN in every pass, and are it when released */
-  int32_t num_captured; /* passes that graphs replay: slots and routes stay where they are */
-  int32_t told_failure; /* a pass failed here after its header: the next header tells the others */
+  int32_t poison;          /* SLUICE_POISON=1: slots start as NaN in every pass, and are it when released */
+  int32_t num_captured;    /* passes that graphs replay: slots and routes stay where they are */
+  int32_t pending_failure; /* a pass failed here after its header: the next header tells the others */
   char failure_text[256];
   sluice_pass_memory_t pass_memory; /* of the running pass: one at a time */
-  sluice_arena_t envelope;          /* headers to and from the other ranks */
+  sluice_arena_t header;            /* headers to and from the other ranks */
   sluice_template_cache_t templates;
   sluice_ring_memo_t rings; /* of the templates that plans were sized by */
   sluice_trace_t trace;
   uint64_t reading_cpu_ns; /* of the thread's clock, when the trace began */
   sluice_context_stats_t stats;
-  int32_t wire_memory;           /* SLUICE_WIRE_*: where slots that travel lie (wire_memory.h) */
-  const char* wire_refusal;      /* not the communicator's, for this reason; NULL: there is none */
-  uint64_t memory_budget;        /* 0: none */
-  uint64_t host_memory_budget;   /* of offloaded rows; 0: none */
-  uint64_t shared_memory_budget; /* of which memory_budget is a share; 0: it is the whole */
+  int32_t registered_buffers;       /* SLUICE_REGISTRATION_*: where slots that travel lie (registered_buffers.h) */
+  const char* registration_refusal; /* not the communicator's, for this reason; NULL: there is none */
+  uint64_t memory_budget;           /* 0: none */
+  uint64_t host_memory_budget;      /* of offloaded rows; 0: none */
+  uint64_t shared_memory_budget;    /* of which memory_budget is a share; 0: it is the whole */
   uint64_t shared_host_memory_budget;
-  int32_t max_outstanding;          /* forwards without their backward; 0: one for each layer */
-  int32_t expected_layers;          /* that there will be, as far as the host says; 0: it does not */
-  int32_t halves_apart;             /* under a budget: what an input half leaves is counted in steps */
-  int32_t planned_outstanding;      /* what the newest plan counts with; 0: there is none */
-  int32_t num_given_plans;          /* layers that run under plans of the host's */
-  int32_t num_layers;               /* of this context */
-  struct sluice_chooser_s* chooser; /* NULL: layers without a configured n run one chunk; released with the context */
-  sluice_live_steps_t live_steps;   /* so that a dropped one is refused */
-  _Atomic uint64_t step_bytes;      /* of the allocator's, what outstanding steps hold */
-  sluice_ledger_t ledger; /* how many there are; under plans, of that, the host pool and what they set aside */
+  int32_t max_outstanding;     /* forwards without their backward; 0: one for each layer */
+  int32_t expected_layers;     /* that there will be, as far as the host says; 0: it does not */
+  int32_t halves_apart;        /* under a budget: what an input half leaves is counted in steps */
+  int32_t planned_outstanding; /* what the newest plan counts with; 0: there is none */
+  int32_t num_given_plans;     /* layers that run under plans of the host's */
+  int32_t num_layers;          /* of this context */
+  struct sluice_policy_hook_s*
+      policy_hook;                /* NULL: layers without a configured n run one chunk; released with the context */
+  sluice_live_steps_t live_steps; /* so that a dropped one is refused */
+  _Atomic uint64_t step_bytes;    /* of the allocator's, what outstanding steps hold */
+  sluice_ledger_t ledger;         /* how many there are; under plans, of that, the host pool and what they set aside */
   /* On a CPU, offloaded rows between steps: of the allocator's own memory, and of what a host takes through
    * sluice_context_allocate_saved; by SLUICE_POOL_*. */
   sluice_pool_t own_pools[SLUICE_NUM_POOLS], host_pools[SLUICE_NUM_POOLS];

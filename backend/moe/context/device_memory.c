@@ -2,7 +2,7 @@
 #include "backend/moe/context/device_memory.h"
 
 #include "backend/moe/context/row_memory.h"
-#include "backend/moe/context/wire_memory.h"
+#include "backend/moe/context/registered_buffers.h"
 
 static sluice_status_t open(sluice_context_t* context, sluice_stream_t stream, int32_t* out_captured) {
   return context->device->memory->open(context->device, stream, out_captured);
@@ -49,7 +49,7 @@ static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total
 
 static uint64_t base_bytes(sluice_context_t* context) {
   const sluice_device_t* device = context->device;
-  return context->far_allocator.current_bytes - sluice_pass_memory_row_bytes(&context->pass_memory) -
+  return context->device_allocator.current_bytes - sluice_pass_memory_row_bytes(&context->pass_memory) -
          device->memory->idle_bytes(device) - context->step_bytes;
 }
 
@@ -57,9 +57,9 @@ static void limit_pool(sluice_context_t* context, uint64_t bytes) {
   context->device->memory->limit_pinned(context->device, bytes);
 }
 
-static sluice_far_scratch_t routing_scratch(const sluice_device_t* device) {
-  return (sluice_far_scratch_t){device->memory->routing->route_scratch_bytes,
-                                device->memory->routing->parcel_scratch_bytes};
+static sluice_device_scratch_t routing_scratch(const sluice_device_t* device) {
+  return (sluice_device_scratch_t){device->memory->routing->route_scratch_bytes,
+                                   device->memory->routing->token_copy_scratch_bytes};
 }
 
 static void destroy_timer(sluice_context_t* context, sluice_timer_t* timer) {
@@ -76,7 +76,7 @@ static void end_lanes(sluice_context_t* context) {
 /* Memory goes before the device does. */
 static void end_memory(sluice_context_t* context) {
   context->device->memory->release(context->device);
-  sluice_allocator_deinit(&context->far_allocator);
+  sluice_allocator_deinit(&context->device_allocator);
   context->device->vtable->destroy(context->device);
 }
 
@@ -97,13 +97,13 @@ const sluice_row_memory_t sluice_rows_in_device_memory = {.is_device = 1,
                                                           .end_lanes = end_lanes,
                                                           .end_memory = end_memory};
 
-void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
-                           sluice_free_fn_t release, void* allocate_user) {
-  sluice_allocator_deinit(&context->far_allocator);
-  device->memory->init_memory(device, allocate, release, allocate_user, &context->far_allocator);
+void sluice_engine_set_device_memory(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
+                                     sluice_free_fn_t release, void* allocate_user) {
+  sluice_allocator_deinit(&context->device_allocator);
+  device->memory->init_memory(device, allocate, release, allocate_user, &context->device_allocator);
   context->device = device;
   context->rows = &sluice_rows_in_device_memory;
-  context->memory = &context->far_allocator;
+  context->memory = &context->device_allocator;
   sluice_pass_memory_init(&context->pass_memory, context->memory, &context->allocator);
-  sluice_wire_memory_open(context, allocate == NULL);
+  sluice_registered_buffers_open(context, allocate == NULL);
 }

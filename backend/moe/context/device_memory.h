@@ -4,8 +4,8 @@
 
 #include "backend/moe/context/context.h"
 
-/* Takes a far device (device.h), made with &context->allocator: rows lie in its memory from now on, or in that of the
- * callbacks where they are not NULL. Before any layer is made. */
-void sluice_engine_set_far(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
-                           sluice_free_fn_t release, void* allocate_user);
+/* Takes a device with memory of its own (device.h), made with &context->allocator: rows lie in its memory from now on,
+ * or in that of the callbacks where they are not NULL. Before any layer is made. */
+void sluice_engine_set_device_memory(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
+                                     sluice_free_fn_t release, void* allocate_user);
 #endif /* SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_ */

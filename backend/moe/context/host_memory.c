@@ -53,7 +53,7 @@ static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total
 
 static uint64_t base_bytes(sluice_context_t* context) {
   const uint64_t idle = sluice_engine_idle_bytes(context); /* steps take these first, or they make way */
-  uint64_t sized = context->envelope.capacity + sluice_pass_memory_row_bytes(&context->pass_memory) +
+  uint64_t sized = context->header.capacity + sluice_pass_memory_row_bytes(&context->pass_memory) +
                    sluice_pass_memory_host_bytes(&context->pass_memory);
   const sluice_template_cache_t* cache = &context->templates;
   for (int32_t i = 0; i < cache->count && cache->block == NULL; ++i) sized += sluice_align_up(cache->items[i]->bytes);
@@ -68,9 +68,9 @@ static uint64_t base_bytes(sluice_context_t* context) {
 /* The ledger refuses. */
 static void limit_pool(sluice_context_t* context, uint64_t bytes) { (void)context, (void)bytes; }
 
-static sluice_far_scratch_t routing_scratch(const sluice_device_t* device) {
+static sluice_device_scratch_t routing_scratch(const sluice_device_t* device) {
   (void)device;
-  return (sluice_far_scratch_t){0};
+  return (sluice_device_scratch_t){0};
 }
 
 /* There is none. */
@@ -81,7 +81,7 @@ static void end_lanes(sluice_context_t* context) {
   if (context->device != NULL) context->device->vtable->destroy(context->device);
 }
 
-static void end_memory(sluice_context_t* context) { sluice_allocator_deinit(&context->far_allocator); }
+static void end_memory(sluice_context_t* context) { sluice_allocator_deinit(&context->device_allocator); }
 
 const sluice_row_memory_t sluice_rows_in_host_memory = {.counts_host_memory = 1,
                                                         .can_give_back = 1,

@@ -6,10 +6,10 @@ void sluice_pass_memory_init(sluice_pass_memory_t* memory, sluice_allocator_t* r
   memset(memory, 0, sizeof *memory);
   sluice_arena_init(&memory->slots, rows);
   sluice_arena_init(&memory->routes, rows);
-  sluice_arena_init(&memory->far_parcels, rows);
+  sluice_arena_init(&memory->device_token_copies, rows);
   sluice_arena_init(&memory->scratch, host);
   sluice_arena_init(&memory->binding, host);
-  sluice_arena_init(&memory->parcels, host);
+  sluice_arena_init(&memory->token_copies, host);
   sluice_arena_init(&memory->layout, host);
   sluice_arena_init(&memory->cut, host);
 }
@@ -19,17 +19,17 @@ void sluice_pass_memory_deinit(sluice_pass_memory_t* memory) {
   sluice_arena_deinit(&memory->scratch);
   sluice_arena_deinit(&memory->routes);
   sluice_arena_deinit(&memory->binding);
-  sluice_arena_deinit(&memory->parcels);
-  sluice_arena_deinit(&memory->far_parcels);
+  sluice_arena_deinit(&memory->token_copies);
+  sluice_arena_deinit(&memory->device_token_copies);
   sluice_arena_deinit(&memory->layout);
   sluice_arena_deinit(&memory->cut);
 }
 
 uint64_t sluice_pass_memory_row_bytes(const sluice_pass_memory_t* memory) {
-  return memory->slots.capacity + memory->routes.capacity + memory->far_parcels.capacity;
+  return memory->slots.capacity + memory->routes.capacity + memory->device_token_copies.capacity;
 }
 
 uint64_t sluice_pass_memory_host_bytes(const sluice_pass_memory_t* memory) {
-  return memory->scratch.capacity + memory->binding.capacity + memory->parcels.capacity + memory->layout.capacity +
+  return memory->scratch.capacity + memory->binding.capacity + memory->token_copies.capacity + memory->layout.capacity +
          memory->cut.capacity;
 }

@@ -13,15 +13,15 @@ typedef struct sluice_settled_s {
 } sluice_settled_t;
 
 typedef struct sluice_pass_memory_s {
-  sluice_arena_t slots;       /* temporaries */
-  sluice_settled_t settled;   /* when slots that only trials needed are given back */
-  sluice_arena_t scratch;     /* on a far device: what the host keeps */
-  sluice_arena_t routes;      /* on a far device: routes of a forward, in its memory */
-  sluice_arena_t binding;     /* offsets and boundaries */
-  sluice_arena_t parcels;     /* where the layer is deduplicated */
-  sluice_arena_t far_parcels; /* of its forward, in the memory of a far device */
-  sluice_arena_t layout;      /* where slots begin */
-  sluice_arena_t cut;         /* under a plan: rows by block of tokens and rank */
+  sluice_arena_t slots;               /* temporaries */
+  sluice_settled_t settled;           /* when slots that only trials needed are given back */
+  sluice_arena_t scratch;             /* with device memory: what the host keeps */
+  sluice_arena_t routes;              /* with device memory: routes of a forward, in its memory */
+  sluice_arena_t binding;             /* offsets and boundaries */
+  sluice_arena_t token_copies;        /* where the layer is deduplicated */
+  sluice_arena_t device_token_copies; /* of its forward, in the memory of a device with memory of its own */
+  sluice_arena_t layout;              /* where slots begin */
+  sluice_arena_t cut;                 /* under a plan: rows by block of tokens and rank */
 } sluice_pass_memory_t;
 
 /* rows: slots and what lies with them; host: the rest. The same where the device works in host memory. */

@@ -43,7 +43,7 @@ typedef struct sluice_row_memory_s {
   /* Offloaded rows are at most so many bytes from now on; 0: no limit. */
   void (*limit_pool)(sluice_context_t* context, uint64_t bytes);
   /* What ordering routes takes there beside what sizes name. */
-  sluice_far_scratch_t (*routing_scratch)(const sluice_device_t* device);
+  sluice_device_scratch_t (*routing_scratch)(const sluice_device_t* device);
   void (*destroy_timer)(sluice_context_t* context, sluice_timer_t* timer);
   /* The end of a context, before what its lanes use goes, and once nothing uses rows any more. */
   void (*end_lanes)(sluice_context_t* context);

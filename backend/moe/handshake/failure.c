@@ -15,7 +15,7 @@ sluice_status_t sluice_fail_pass(sluice_context_t* context, sluice_status_t stat
     sluice_comm_abort(context->comm);
     return sluice_error_adopt(&info);
   }
-  context->told_failure = status;
+  context->pending_failure = status;
   snprintf(context->failure_text, sizeof context->failure_text, "an earlier pass failed there: %.200s", info.message);
   return status;
 }
@@ -28,9 +28,9 @@ sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t r
     snprintf(text, text_bytes, "%s", info.message);
     return refusal;
   }
-  if (context->told_failure == SLUICE_OK) return SLUICE_OK;
-  sluice_status_t status = context->told_failure;
-  context->told_failure = SLUICE_OK;
+  if (context->pending_failure == SLUICE_OK) return SLUICE_OK;
+  sluice_status_t status = context->pending_failure;
+  context->pending_failure = SLUICE_OK;
   snprintf(text, text_bytes, "%s", context->failure_text);
   return SLUICE_FAIL(status,
                      "an earlier pass failed on this rank, and the other ranks have been told now; the next call is "

@@ -4,15 +4,15 @@
 
 #include "backend/device/kernels.h"
 #include "backend/model/shape.h"
-#include "backend/moe/context/chooser.h"
+#include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
-#include "backend/moe/layer/kept.h"
+#include "backend/moe/layer/replay.h"
 #include "backend/moe/layer/strategies.h"
 #include "sluice/moe.h"
 
 /* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders
  * use places, so that the rows for one rank, and for one expert on it, are consecutive. */
-typedef struct sluice_ceiling_s sluice_ceiling_t; /* ceiling_state.h */
+typedef struct sluice_capacity_s sluice_capacity_t; /* capacity_state.h */
 
 struct sluice_moe_s {
   _Atomic int32_t references;
@@ -20,15 +20,15 @@ struct sluice_moe_s {
   sluice_shape_t shape;                  /* what it is */
   const sluice_strategies_t* strategies; /* and how it does it */
   const struct sluice_mode_s* mode;      /* how its chunks get their counts: run/mode.h; anew with each plan */
-  int32_t* place_of_expert;              /* [E] */
-  int32_t* first_place;                  /* [W + 1] places of each rank's experts */
+  int32_t* expert_position;              /* [E] */
+  int32_t* first_position;               /* [W + 1] places of each rank's experts */
   uint64_t tables_bytes;
   uint64_t fingerprint;                  /* of everything that must be equal on all ranks */
-  sluice_seat_t seat;                    /* what it does next */
-  sluice_kept_t kept;                    /* and what it did, where the seat has a choice */
+  sluice_decision_state_t decision;      /* what it does next */
+  sluice_replay_t replay;                /* and what it did, where the decision state has a choice */
   struct sluice_plan_set_s* plans;       /* NULL: passes take what their rows need */
   const struct sluice_plan_data_s* plan; /* of those, what is in force */
-  struct sluice_ceiling_s* ceiling;      /* NULL: rows travel as they are */
+  struct sluice_capacity_s* capacity;    /* NULL: rows travel as they are */
   int32_t plan_is_given;                 /* by the host: not made anew when more tokens come */
   int32_t plan_limits_context;           /* that plan counts in num_given_plans */
   int32_t has_told_fallback;             /* that chunks did not fit what the plan keeps */
@@ -51,7 +51,7 @@ static inline int sluice_is_planned(const sluice_moe_t* moe) {
 }
 
 static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {
-  return moe->first_place[rank + 1] - moe->first_place[rank];
+  return moe->first_position[rank + 1] - moe->first_position[rank];
 }
 
 #endif /* SLUICE_BACKEND_MOE_LAYER_LAYER_H_ */

@@ -7,7 +7,7 @@
 #include "backend/base/hash.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/row_memory.h"
-#include "backend/moe/layer/ceiling_state.h"
+#include "backend/moe/layer/capacity_state.h"
 
 static_assert(sizeof(struct sluice_moe_s) == SLUICE_LAYER_BYTES, "planners count it");
 
@@ -16,17 +16,17 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts,  c->top_k,      c->dtype,
                              c->activation,       c->gated,        c->bias,         c->num_chunks, c->wgrad_mode,
                              c->callback_experts, world_size,      c->restore_input};
-  const int64_t exchange[] = {c->exchange_mode, c->ceiling_rows};
+  const int64_t exchange[] = {c->exchange_mode, c->capacity_rows};
   const float swiglu[] = {c->swiglu_alpha, c->swiglu_limit, c->swiglu_offset};
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, numbers, sizeof numbers);
   hash = sluice_hash_bytes(hash, swiglu, sizeof swiglu);
   if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = sluice_hash_bytes(hash, exchange, sizeof exchange);
   if (c->deduplicate) hash = sluice_hash_bytes(hash, &c->deduplicate, sizeof c->deduplicate);
-  if (c->chunk_cut != SLUICE_CHUNK_CUT_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunk_cut, sizeof c->chunk_cut);
+  if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
   if (moe->shape.policies.count > 0)
     hash = sluice_hash_bytes(hash, moe->shape.policies.di, (size_t)moe->shape.policies.count);
-  hash = sluice_hash_bytes(hash, moe->place_of_expert, (size_t)c->num_experts * sizeof(int32_t));
-  return sluice_hash_bytes(hash, moe->first_place, (size_t)(world_size + 1) * sizeof(int32_t));
+  hash = sluice_hash_bytes(hash, moe->expert_position, (size_t)c->num_experts * sizeof(int32_t));
+  return sluice_hash_bytes(hash, moe->first_position, (size_t)(world_size + 1) * sizeof(int32_t));
 }
 
 static int32_t rank_of_expert(const sluice_moe_config_t* config, int32_t world_size, int32_t e) {
@@ -36,12 +36,12 @@ static int32_t rank_of_expert(const sluice_moe_config_t* config, int32_t world_s
 /* Counting sort of experts by rank; contiguous blocks without a table. */
 static void fill_places(sluice_moe_t* moe, const sluice_moe_config_t* config, int32_t world_size) {
   int32_t num_experts = config->num_experts;
-  int32_t* first = moe->first_place;
+  int32_t* first = moe->first_position;
   for (int32_t e = 0; e < num_experts; ++e) ++first[rank_of_expert(config, world_size, e) + 1];
   for (int32_t r = 0; r < world_size; ++r) first[r + 1] += first[r];
   /* first[r] walks through the places of rank r and ends at the first of r + 1; then all are moved back by one. */
   for (int32_t e = 0; e < num_experts; ++e) {
-    moe->place_of_expert[e] = first[rank_of_expert(config, world_size, e)]++;
+    moe->expert_position[e] = first[rank_of_expert(config, world_size, e)]++;
   }
   for (int32_t r = world_size; r > 0; --r) first[r] = first[r - 1];
   first[0] = 0;
@@ -56,14 +56,14 @@ static int is_open(const sluice_moe_t* moe) {
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
 }
 
-static sluice_status_t take_seat(sluice_moe_t* moe) {
+static sluice_status_t take_decision(sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
-  sluice_chooser_t* chooser = moe->context->chooser;
-  moe->seat = (sluice_seat_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
-  if (chooser == NULL || sluice_shape_ceiling(&moe->shape) > 0)
+  sluice_policy_hook_t* policy_hook = moe->context->policy_hook;
+  moe->decision = (sluice_decision_state_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
+  if (policy_hook == NULL || sluice_shape_capacity(&moe->shape) > 0)
     return SLUICE_OK; /* no headers: no reports to choose by */
   if (!is_open(moe)) return SLUICE_OK;
-  return chooser->vtable->attach(chooser, moe, &moe->seat);
+  return policy_hook->vtable->attach(policy_hook, moe, &moe->decision);
 }
 
 sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_config_t* config,
@@ -74,22 +74,22 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   uint64_t tables = sluice_layer_tables_bytes(config->num_experts, world_size);
   sluice_moe_t* moe = sluice_alloc_zeroed(&context->allocator, sizeof *moe, "layer");
   if (moe == NULL) return sluice_alloc_status();
-  moe->place_of_expert = sluice_alloc_zeroed(&context->allocator, tables, "layer tables");
-  if (moe->place_of_expert == NULL) {
+  moe->expert_position = sluice_alloc_zeroed(&context->allocator, tables, "layer tables");
+  if (moe->expert_position == NULL) {
     sluice_free(&context->allocator, moe, sizeof *moe);
     return sluice_alloc_status();
   }
   moe->tables_bytes = tables;
-  moe->first_place = moe->place_of_expert + config->num_experts;
+  moe->first_position = moe->expert_position + config->num_experts;
   atomic_init(&moe->references, 1);
   fill_places(moe, config, world_size);
-  sluice_shape_init(&moe->shape, config, policies, context->rank, world_size, moe->first_place,
+  sluice_shape_init(&moe->shape, config, policies, context->rank, world_size, moe->first_position,
                     context->rows->is_device);
   moe->fingerprint = fingerprint(moe, world_size);
   sluice_engine_retain(context);
   moe->context = context;
-  sluice_status_t status = take_seat(moe);
-  if (status == SLUICE_OK) status = sluice_ceiling_create(moe);
+  sluice_status_t status = take_decision(moe);
+  if (status == SLUICE_OK) status = sluice_capacity_create(moe);
   if (status != SLUICE_OK) {
     sluice_layer_release(moe);
     return status;
@@ -107,8 +107,8 @@ void sluice_layer_retain(sluice_moe_t* moe) { atomic_fetch_add(&moe->references,
 
 static void drop_timers(sluice_moe_t* moe) {
   for (int i = 0; i < 2; ++i) {
-    moe->context->rows->destroy_timer(moe->context, moe->seat.timers[i]);
-    moe->seat.timers[i] = NULL;
+    moe->context->rows->destroy_timer(moe->context, moe->decision.timers[i]);
+    moe->decision.timers[i] = NULL;
   }
 }
 
@@ -116,9 +116,9 @@ void sluice_layer_release(sluice_moe_t* moe) {
   if (moe == NULL || moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
   if (atomic_fetch_sub(&moe->references, 1) != 1) return;
   sluice_context_t* context = moe->context;
-  sluice_ceiling_destroy(moe);
+  sluice_capacity_destroy(moe);
   drop_timers(moe);
-  sluice_free(&context->allocator, moe->place_of_expert, moe->tables_bytes);
+  sluice_free(&context->allocator, moe->expert_position, moe->tables_bytes);
   sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
   sluice_free(&context->allocator, moe, sizeof *moe);
   sluice_engine_release(context);

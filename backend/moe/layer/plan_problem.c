@@ -8,18 +8,17 @@
 
 static double price(void* user, const sluice_plan_data_t* plan) {
   const sluice_moe_t* moe = user;
-  sluice_chooser_t* chooser = moe->context->chooser;
-  return chooser->vtable->price(chooser, moe, plan);
+  sluice_policy_hook_t* policy_hook = moe->context->policy_hook;
+  return policy_hook->vtable->price(policy_hook, moe, plan);
 }
 
 static int32_t is_pinned(void* user, const sluice_plan_data_t* plan) {
   const sluice_moe_t* moe = user;
-  sluice_chooser_t* chooser = moe->context->chooser;
-  return chooser->vtable->is_pinned(chooser, moe, plan);
+  sluice_policy_hook_t* policy_hook = moe->context->policy_hook;
+  return policy_hook->vtable->is_pinned(policy_hook, moe, plan);
 }
 
-static_assert(SLUICE_BORROWED_PRODUCT_BYTES == SLUICE_GEMM_SCRATCH_BYTES,
-              "what plans count is what products may borrow");
+static_assert(SLUICE_BORROWED_GEMM_BYTES == SLUICE_GEMM_SCRATCH_BYTES, "what plans count is what GEMMs may borrow");
 
 sluice_budget_shares_t sluice_context_budget_shares(const sluice_context_t* context) {
   return (sluice_budget_shares_t){context->memory_budget, context->host_memory_budget, context->shared_memory_budget,
@@ -31,16 +30,16 @@ sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe) {
   sluice_device_t* device = context->device;
   sluice_plan_problem_t problem = {
       .shape = moe->shape,
-      .header_bytes = context->envelope.capacity,
-      .product_bytes = strcmp(context->gemm->name, "ref") == 0 ? 0 : SLUICE_BORROWED_PRODUCT_BYTES,
+      .header_bytes = context->header.capacity,
+      .gemm_bytes = strcmp(context->gemm->name, "ref") == 0 ? 0 : SLUICE_BORROWED_GEMM_BYTES,
       .events_bytes = device->vtable->events_bytes,
       .device = device,
-      .far_scratch = context->rows->routing_scratch(device),
+      .device_scratch = context->rows->routing_scratch(device),
       .rings = &context->rings,
       .shares = sluice_context_budget_shares(context),
       .user = (void*)(uintptr_t)moe,
   };
-  if (context->chooser != NULL) problem.price = price, problem.is_pinned = is_pinned;
+  if (context->policy_hook != NULL) problem.price = price, problem.is_pinned = is_pinned;
   return problem;
 }
 

@@ -11,7 +11,7 @@ sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe);
 /* The shares of budgets that a context has, for people. */
 sluice_budget_shares_t sluice_context_budget_shares(const sluice_context_t* context);
 
-/* On a far device, under a plan: the block of a saved buffer (SLUICE_SAVED_*), the same for each step. */
+/* With device memory, under a plan: the block of a saved buffer (SLUICE_SAVED_*), the same for each step. */
 uint64_t sluice_planned_block_bytes(const sluice_moe_t* moe, int32_t which);
 
 #endif /* SLUICE_BACKEND_MOE_LAYER_PLAN_PROBLEM_H_ */

@@ -30,7 +30,7 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);
     if (rows == 0) continue;
-    pass->products[count++] = (sluice_product_t){
+    pass->gemms[count++] = (sluice_gemm_problem_t){
         rows,
         c->hidden_width,
         c->model_width,
@@ -38,7 +38,7 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
         sluice_tensor_matrix(&pass->params->w2[e]),
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e), c->hidden_width, 0, element)};
   }
-  return sluice_products_run(pass, op, count, c->dtype, 0);
+  return sluice_grouped_gemm_run(pass, op, count, c->dtype, 0);
 }
 
 static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -68,7 +68,7 @@ static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   }
 }
 
-/* dT_DI = dT_M[:, :H] W1 (+ dT_M[:, H:] W3). Where W1 and W3 are one matrix, one product rounds once. */
+/* dT_DI = dT_M[:, :H] W1 (+ dT_M[:, H:] W3). Where W1 and W3 are one matrix, one GEMM rounds once. */
 static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
@@ -79,7 +79,7 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
       int64_t rows = rows_of(pass, op->chunk, e);
       int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
       if (rows == 0 || (half == 1 && fused)) continue;
-      pass->products[count++] = (sluice_product_t){
+      pass->gemms[count++] = (sluice_gemm_problem_t){
           rows,
           c->model_width,
           fused ? 2 * c->hidden_width : c->hidden_width,
@@ -87,7 +87,7 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
           sluice_tensor_matrix(half == 0 ? &pass->params->w1[e] : &pass->params->w3[e]),
           sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e), c->model_width, 0, element)};
     }
-    SLUICE_TRY(sluice_products_run(pass, op, count, c->dtype, half == 0 ? 0 : 1));
+    SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, half == 0 ? 0 : 1));
   }
   return SLUICE_OK;
 }

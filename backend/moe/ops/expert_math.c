@@ -10,10 +10,10 @@ int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local
          (int64_t)element * hidden * sluice_tensor_stride(w1, 0);
 }
 
-sluice_status_t sluice_products_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
-                                    float beta) {
+sluice_status_t sluice_grouped_gemm_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
+                                        float beta) {
   if (count == 0) return SLUICE_OK;
-  const sluice_product_list_t list = {pass->products, count, pass->moe->shape.config.dtype,
-                                      dtype_c,        beta,  sluice_pass_stream(pass, op)};
+  const sluice_grouped_gemm_t list = {pass->gemms, count, pass->moe->shape.config.dtype,
+                                      dtype_c,     beta,  sluice_pass_stream(pass, op)};
   return sluice_gemm_run(pass->context->gemm, &list);
 }

@@ -1,4 +1,4 @@
-/* Products over the local experts, described by the host's parameter tensors. Private to moe. */
+/* GEMMs over the local experts, described by the host's parameter tensors. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_
 #define SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_
 
@@ -19,8 +19,8 @@ static inline sluice_matrix_t sluice_transpose(sluice_matrix_t m) {
 /* Whether W3's rows follow W1's, so that [W1; W3] is one [2H, M] matrix (the hosts' fused gate-up layout). */
 int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, int64_t hidden, uint64_t element);
 
-/* The first `count` of pass->products, on the stream of the op's lane. */
-sluice_status_t sluice_products_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
-                                    float beta);
+/* The first `count` of pass->GEMMs, on the stream of the op's lane. */
+sluice_status_t sluice_grouped_gemm_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,
+                                        float beta);
 
 #endif /* SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_ */

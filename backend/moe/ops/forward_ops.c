@@ -37,21 +37,21 @@ static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), c->model_width, 0, element);
     void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
     int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
-    pass->products[count++] = (sluice_product_t){rows,
-                                                 fused ? 2 * c->hidden_width : c->hidden_width,
-                                                 c->model_width,
-                                                 x,
-                                                 sluice_transpose(sluice_tensor_matrix(&pass->params->w1[e])),
-                                                 sluice_rows_matrix(pre, width, 0, element)};
+    pass->gemms[count++] = (sluice_gemm_problem_t){rows,
+                                                   fused ? 2 * c->hidden_width : c->hidden_width,
+                                                   c->model_width,
+                                                   x,
+                                                   sluice_transpose(sluice_tensor_matrix(&pass->params->w1[e])),
+                                                   sluice_rows_matrix(pre, width, 0, element)};
     if (!c->gated || fused) continue;
-    pass->products[count++] = (sluice_product_t){rows,
-                                                 c->hidden_width,
-                                                 c->model_width,
-                                                 x,
-                                                 sluice_transpose(sluice_tensor_matrix(&pass->params->w3[e])),
-                                                 sluice_rows_matrix(pre, width, c->hidden_width, element)};
+    pass->gemms[count++] = (sluice_gemm_problem_t){rows,
+                                                   c->hidden_width,
+                                                   c->model_width,
+                                                   x,
+                                                   sluice_transpose(sluice_tensor_matrix(&pass->params->w3[e])),
+                                                   sluice_rows_matrix(pre, width, c->hidden_width, element)};
   }
-  return sluice_products_run(pass, op, count, c->dtype, 0);
+  return sluice_grouped_gemm_run(pass, op, count, c->dtype, 0);
 }
 
 static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
@@ -92,7 +92,7 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
-    pass->products[count++] = (sluice_product_t){
+    pass->gemms[count++] = (sluice_gemm_problem_t){
         rows,
         c->model_width,
         c->hidden_width,
@@ -100,7 +100,7 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
         sluice_transpose(sluice_tensor_matrix(&pass->params->w2[e])),
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e), c->model_width, 0, element)};
   }
-  SLUICE_TRY(sluice_products_run(pass, op, count, c->dtype, 0));
+  SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, 0));
   if (!c->bias) return SLUICE_OK;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     pass->context->device->kernels->add_bias(sluice_pass_stream(pass, op), c->dtype, rows_of(pass, op, e),

@@ -6,7 +6,7 @@
 
 /* COPY_OUT and COPY_IN: the op's one read to its one write, expert by expert. */
 sluice_status_t sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t index);
-/* RECOMPUTE: T_DI -> T_M with the products and kernels of the forward, so that the same bits come out. */
+/* RECOMPUTE: T_DI -> T_M with the GEMMs and kernels of the forward, so that the same bits come out. */
 sluice_status_t sluice_recompute(sluice_pass_t* pass, const sluice_op_t* op);
 /* The host's own expert, T_DI -> T_DO: in forward, and again in backward where T_DO was not kept. */
 sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op);

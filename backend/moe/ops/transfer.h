@@ -10,7 +10,7 @@ typedef struct sluice_transfer_s {
   uint64_t bytes; /* payload this rank sends */
 } sluice_transfer_t;
 
-/* Posts pass->send, ->recv and their bytes. On a far device the exchange is in the lane's stream then, and there is
+/* Posts pass->send, ->recv and their bytes. With device memory the exchange is in the lane's stream then, and there is
  * nothing to wait for. */
 sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer);

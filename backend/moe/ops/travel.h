@@ -27,7 +27,7 @@ typedef struct sluice_travel_s {
 } sluice_travel_t;
 
 extern const sluice_travel_t sluice_travel_of_rows;
-extern const sluice_travel_t sluice_travel_of_parcels;        /* tables in host memory */
-extern const sluice_travel_t sluice_travel_of_device_parcels; /* in the device's */
+extern const sluice_travel_t sluice_travel_of_token_copies;        /* tables in host memory */
+extern const sluice_travel_t sluice_travel_of_device_token_copies; /* in the device's */
 
 #endif /* SLUICE_BACKEND_MOE_OPS_TRAVEL_H_ */

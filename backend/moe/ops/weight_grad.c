@@ -64,7 +64,7 @@ static target_t target_of(const sluice_pass_t* pass, int32_t e, char* sums, int 
   return target;
 }
 
-/* Products that wait to run as one list: threads that share many do not wait for each other after each. No two have one
+/* GEMMs that wait to run as one list: threads that share many do not wait for each other after each. No two have one
  * result. */
 typedef struct batch_s {
   sluice_pass_t* pass;
@@ -76,23 +76,23 @@ typedef struct batch_s {
 static sluice_status_t run_batch(batch_t* batch) {
   const int64_t count = batch->count;
   batch->count = 0;
-  return sluice_products_run(batch->pass, batch->op, count, batch->dtype, batch->accumulate ? 1 : 0);
+  return sluice_grouped_gemm_run(batch->pass, batch->op, count, batch->dtype, batch->accumulate ? 1 : 0);
 }
 
-static sluice_status_t add_product(batch_t* batch, const target_t* to, int member, sluice_matrix_t dy,
-                                   sluice_matrix_t x, int64_t rows) {
+static sluice_status_t add_gemm(batch_t* batch, const target_t* to, int member, sluice_matrix_t dy, sluice_matrix_t x,
+                                int64_t rows) {
   if (!to->is_wanted[member]) return SLUICE_OK;
-  const int fits = batch->count < sluice_pass_products(&batch->pass->moe->shape) && batch->dtype == to->dtype[member] &&
+  const int fits = batch->count < sluice_pass_gemms(&batch->pass->moe->shape) && batch->dtype == to->dtype[member] &&
                    batch->accumulate == to->accumulate[member];
   if (!fits) SLUICE_TRY(run_batch(batch));
   batch->dtype = to->dtype[member];
   batch->accumulate = to->accumulate[member];
-  batch->pass->products[batch->count++] =
-      (sluice_product_t){to->rows[member], to->columns[member], rows, sluice_transpose(dy), x, to->matrix[member]};
+  batch->pass->gemms[batch->count++] =
+      (sluice_gemm_problem_t){to->rows[member], to->columns[member], rows, sluice_transpose(dy), x, to->matrix[member]};
   return SLUICE_OK;
 }
 
-static sluice_status_t add_products(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
+static sluice_status_t add_gemms(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
   const sluice_pass_t* pass = batch->pass;
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
@@ -103,9 +103,9 @@ static sluice_status_t add_products(batch_t* batch, int32_t chunk, int32_t e, co
   void* dm = rows_at(pass, SLUICE_T_DM, chunk, e);
   sluice_matrix_t dm1 = sluice_rows_matrix(dm, width, 0, element);
   sluice_matrix_t dm3 = sluice_rows_matrix(dm, width, c->hidden_width, element);
-  SLUICE_TRY(add_product(batch, to, W2, dy, act, rows));
-  SLUICE_TRY(add_product(batch, to, W1, dm1, x, rows));
-  return add_product(batch, to, W3, dm3, x, rows);
+  SLUICE_TRY(add_gemm(batch, to, W2, dy, act, rows));
+  SLUICE_TRY(add_gemm(batch, to, W1, dm1, x, rows));
+  return add_gemm(batch, to, W3, dm3, x, rows);
 }
 
 static void add_biases(const sluice_pass_t* pass, const sluice_op_t* op, int32_t chunk, int32_t e, const target_t* to) {
@@ -129,7 +129,7 @@ static void add_biases(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
 }
 
 static sluice_status_t add_rows(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
-  SLUICE_TRY(add_products(batch, chunk, e, to));
+  SLUICE_TRY(add_gemms(batch, chunk, e, to));
   if (batch->pass->moe->shape.config.bias) add_biases(batch->pass, batch->op, chunk, e, to);
   return SLUICE_OK;
 }

@@ -2,7 +2,7 @@
 #include "backend/base/clock.h"
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/pass/pass.h"
-#include "backend/moe/pass/released.h"
+#include "backend/moe/pass/slot_poisoner.h"
 
 #define NO_JOB (-1)
 
@@ -10,7 +10,7 @@ static sluice_status_t run_op(sluice_pass_t* pass, int32_t index) {
   const sluice_op_t* op = &pass->schedule->ops[index];
   pass->times[index].begin_ns = sluice_now_ns();
   sluice_status_t status = pass->run_op(pass, op, index);
-  if (status == SLUICE_OK) status = sluice_released_by(pass, index);
+  if (status == SLUICE_OK) status = sluice_slot_poisoner_release(pass, index);
   pass->times[index].end_ns = sluice_now_ns();
   return status;
 }
@@ -52,7 +52,7 @@ static sluice_status_t submit(sluice_pass_t* pass, int32_t first, int32_t last) 
   sluice_device_t* device = pass->context->device;
   const sluice_op_t* op = &pass->schedule->ops[first];
   sluice_job_t job = {.index = last, .lane = op->lane, .run_on_failure = sluice_op_is_exchange(op->kind)};
-  job.waits = sluice_released_waits(pass, first, &job.num_waits);
+  job.waits = sluice_slot_poisoner_waits(pass, first, &job.num_waits);
   return device->vtable->submit(device, &job);
 }
 
@@ -76,7 +76,7 @@ static int is_of_training(const sluice_template_spec_t* spec) {
 /* What choosing needs of a pass. */
 static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
-  sluice_seat_t* seat = &pass->moe->seat;
+  sluice_decision_state_t* decision = &pass->moe->decision;
   const sluice_pass_report_t report = {
       .pass_ns = pass->end_ns - pass->agreed_ns,
       .rows = pass->binding.num_rows,
@@ -88,8 +88,8 @@ static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   };
   sluice_pass_lanes(pass)->report(pass, &report, lane_ns);
   if (spec->direction != SLUICE_FORWARD) return;
-  seat->own.rows = pass->binding.num_rows;
-  seat->own.num_tokens = pass->binding.num_tokens;
+  decision->own.rows = pass->binding.num_rows;
+  decision->own.num_tokens = pass->binding.num_tokens;
 }
 
 static void record(sluice_pass_t* pass) {
@@ -102,14 +102,14 @@ static void record(sluice_pass_t* pass) {
     lane_ns[schedule->ops[i].lane] += t->end_ns - t->begin_ns;
     stats->bytes_sent += t->bytes;
   }
-  stats->bytes_sent += pass->binding.parcels.exchanged_bytes;
+  stats->bytes_sent += pass->binding.token_copies.exchanged_bytes;
   ++stats->num_passes;
   stats->compute_ns += lane_ns[SLUICE_LANE_COMPUTE];
   stats->comm_ns += lane_ns[SLUICE_LANE_COMM];
   stats->comm_cpu_ns += pass->comm_jobs.cpu_ns;
   stats->pass_ns += pass->end_ns - pass->begin_ns;
   stats->last_num_chunks = schedule->spec.num_chunks;
-  stats->last_is_settled = pass->moe->seat.is_settled;
+  stats->last_is_settled = pass->moe->decision.is_settled;
   if (is_of_training(&schedule->spec)) report_pass(pass, lane_ns);
 }
 
@@ -139,7 +139,7 @@ static void trace(const sluice_pass_t* pass) {
                                       .op = "pass",
                                       .chunk = -1,
                                       .lane = SLUICE_LANE_COMPUTE,
-                                      .bytes = pass->binding.parcels.exchanged_bytes};
+                                      .bytes = pass->binding.token_copies.exchanged_bytes};
   add_to_trace(pass, &whole);
 }
 
@@ -162,7 +162,7 @@ static void record_walk(sluice_pass_t* pass, uint64_t began_ns) {
 
 static sluice_status_t run(sluice_pass_t* pass) {
   sluice_device_t* device = pass->context->device;
-  sluice_pass_report_t* enqueued = &pass->moe->seat.enqueued[pass->schedule->spec.direction];
+  sluice_pass_report_t* enqueued = &pass->moe->decision.enqueued[pass->schedule->spec.direction];
   enqueued->pass_ns = 0;
   const sluice_pass_lanes_t* lanes = sluice_pass_lanes(pass);
   int is_marked = lanes->mark(pass, 0) == SLUICE_OK;
@@ -189,8 +189,8 @@ static sluice_status_t run(sluice_pass_t* pass) {
 }
 
 sluice_status_t sluice_pass_run(sluice_pass_t* pass) {
-  SLUICE_TRY(sluice_released_begin(pass));
+  SLUICE_TRY(sluice_slot_poisoner_begin(pass));
   sluice_status_t status = run(pass);
-  sluice_released_end(pass);
+  sluice_slot_poisoner_end(pass);
   return status;
 }

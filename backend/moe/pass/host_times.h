@@ -35,7 +35,7 @@ static inline uint64_t sluice_unless_far_longer(uint64_t ns, uint64_t usual_ns) 
 }
 
 /* A run of ops stood between two readings that took readings_ns together, half of which falls into the walk. Behind a
- * product the kernel's code is no longer in the caches, and a reading takes three times what it does behind another
+ * GEMM the kernel's code is no longer in the caches, and a reading takes three times what it does behind another
  * one, usual_ns; so it is measured where it stands. */
 static inline void sluice_run_was_read(sluice_host_times_t* times, uint64_t readings_ns, uint64_t usual_ns) {
   ++times->num_op_readings;

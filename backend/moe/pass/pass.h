@@ -11,7 +11,7 @@
 typedef enum sluice_layout_e {
   SLUICE_LAYOUT_NONE = 0,
   SLUICE_LAYOUT_SLOTS,       /* slot after slot, each as large as the largest chunk that uses it, in expert order */
-  SLUICE_LAYOUT_EXPERT_MAJOR /* all rows of the pass, by (expert, chunk): one product may run over all chunks */
+  SLUICE_LAYOUT_EXPERT_MAJOR /* all rows of the pass, by (expert, chunk): one GEMM may run over all chunks */
 } sluice_layout_t;
 
 typedef struct sluice_slots_s {
@@ -35,7 +35,7 @@ typedef struct sluice_comm_jobs_s {
   uint64_t cpu_ns;
 } sluice_comm_jobs_t;
 
-typedef struct sluice_released_s sluice_released_t;
+typedef struct sluice_slot_poisoner_s sluice_slot_poisoner_t;
 
 struct sluice_travel_s; /* ops/travel.h */
 struct sluice_pass_s;
@@ -70,23 +70,23 @@ typedef struct sluice_pass_s {
   void** recv;
   uint64_t* send_bytes;
   uint64_t* recv_bytes;
-  int64_t* cursor;            /* [W] communication lane */
-  sluice_row_run_t* runs;     /* [W] communication lane */
-  float* route_send;          /* [largest chunk] route weights on their way out */
-  float* gate_recv;           /* [largest chunk; cut_rows: all] the gate's scalars as they return */
-  float* scalar_recv;         /* [largest chunk] route weights as they arrive; gate scalars on their way out */
-  sluice_product_t* products; /* [sluice_pass_products] compute lane */
-  sluice_op_times_t* times;   /* [num_ops] */
-  int32_t is_bounded;         /* a plan has room for it, and its templates keep to the plan's rings */
-  int32_t captured;           /* the host's stream is being captured into a graph */
-  int32_t has_begun;          /* ops are being submitted: rows may have left this rank */
+  int64_t* cursor;              /* [W] communication lane */
+  sluice_row_run_t* runs;       /* [W] communication lane */
+  float* route_send;            /* [largest chunk] route weights on their way out */
+  float* gate_recv;             /* [largest chunk; chunks_by_experts: all] the gate's scalars as they return */
+  float* scalar_recv;           /* [largest chunk] route weights as they arrive; gate scalars on their way out */
+  sluice_gemm_problem_t* gemms; /* [sluice_pass_gemms] compute lane */
+  sluice_op_times_t* times;     /* [num_ops] */
+  int32_t is_bounded;           /* a plan has room for it, and its templates keep to the plan's rings */
+  int32_t captured;             /* the host's stream is being captured into a graph */
+  int32_t has_begun;            /* ops are being submitted: rows may have left this rank */
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
   uint64_t begin_ns, end_ns;
   sluice_comm_jobs_t comm_jobs;
   sluice_host_times_t host;
-  sluice_released_t* released; /* released.h; NULL: slots are not poisoned */
-  uint64_t agreed_ns;          /* when the header's exchange had ended */
-  uint64_t header_ns;          /* that it took */
+  sluice_slot_poisoner_t* poisoner; /* slot_poisoner.h; NULL: slots are not poisoned */
+  uint64_t agreed_ns;               /* when the header's exchange had ended */
+  uint64_t header_ns;               /* that it took */
 } sluice_pass_t;
 
 /* Sizes of all tensors, from template and binding: pass->slots[tensor].bytes. Before the slots themselves exist. */

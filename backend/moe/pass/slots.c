@@ -9,7 +9,7 @@
 #include "backend/moe/pass/weight_sums.h"
 #include "backend/moe/routing/copies.h"
 
-static_assert(sizeof(sluice_row_run_t) == SLUICE_ROW_RUN_BYTES && sizeof(sluice_product_t) == SLUICE_PRODUCT_BYTES &&
+static_assert(sizeof(sluice_row_run_t) == SLUICE_ROW_RUN_BYTES && sizeof(sluice_gemm_problem_t) == SLUICE_GEMM_BYTES &&
                   sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
               "plans count them");
 
@@ -18,7 +18,7 @@ static sluice_slot_ref_t home_of(const sluice_pass_t* pass, int32_t tensor, int3
   return sluice_template_home(pass->schedule, tensor, chunk);
 }
 
-/* What products read over all chunks lies by expert, where each chunk has a slot of its own; what leaves the rank is
+/* What GEMMs read over all chunks lies by expert, where each chunk has a slot of its own; what leaves the rank is
  * packed chunk by chunk. */
 static int may_join(const sluice_moe_t* moe, int32_t tensor) {
   switch (tensor) {
@@ -40,14 +40,14 @@ static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk
     case SLUICE_T_SEND: return (uint64_t)copies->max_chunk_remote(b);
     case SLUICE_T_RECV: /* also takes the returned rows, this rank's own among them */
       return (uint64_t)sluice_max(copies->max_chunk_remote(b), copies->max_chunk_sent(b));
-    case SLUICE_T_PARCELS: return (uint64_t)copies->num_weighted(b, chunk);
+    case SLUICE_T_COPY_WEIGHTS: return (uint64_t)copies->num_weighted(b, chunk);
     default: return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
   }
 }
 
 /* A host buffer is in use where a chunk's policy says so; every other slot where a chunk has its home there. */
 static int uses_host_slot(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
-  const uint8_t* restore = tensor == SLUICE_T_HOST_DI ? spec->restore_di : spec->restore_m;
+  const uint8_t* restore = tensor == SLUICE_T_HOST_DI ? spec->restore_input : spec->restore_pre_activation;
   return sluice_restore_is_offloaded(restore[chunk]);
 }
 
@@ -58,7 +58,7 @@ static int has_slots(const sluice_pass_t* pass, int32_t tensor) {
 /* Where a backward does not read T_DI of a chunk, its template gives it a home among the kept ones (needed_di in
  * template_backward.c); the step's buffer holds the rows of those that were kept and no others. */
 static int is_left_out(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
-  return tensor == SLUICE_T_KEPT_DI && !sluice_restore_is_kept(spec->restore_di[chunk]);
+  return tensor == SLUICE_T_KEPT_DI && !sluice_restore_is_kept(spec->restore_input[chunk]);
 }
 
 /* Largest chunk of each slot, in bytes, as first[slot] for now; chunks[tensor]: how many have a home there. */
@@ -135,7 +135,7 @@ static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sl
   pass->gate_recv = sluice_arena_take(rows, s->scalars);
   pass->scalar_recv = sluice_arena_take(rows, s->scalars);
   pass->runs = sluice_arena_take(host, s->runs);
-  pass->products = sluice_arena_take(host, s->products);
+  pass->gemms = sluice_arena_take(host, s->gemms);
   pass->times = sluice_arena_take(host, s->times);
   memset(pass->times, 0, s->times);
 }
@@ -151,7 +151,7 @@ static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* a
 static sluice_status_t give_back_after_trials(const sluice_pass_t* pass, uint64_t bytes) {
   const sluice_moe_t* moe = pass->moe;
   sluice_settled_t* settled = &pass->memory->settled;
-  if (!moe->seat.is_settled) {
+  if (!moe->decision.is_settled) {
     *settled = (sluice_settled_t){.had_trials = 1};
     return SLUICE_OK;
   }
@@ -183,7 +183,8 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
     if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
   }
   sluice_arena_t *arena = &pass->memory->slots, *host = NULL;
-  SLUICE_TRY(context->rows->take_scratch(pass->memory, total, sluice_pass_far_scratch_bytes(s.scalars), &host, &total));
+  SLUICE_TRY(
+      context->rows->take_scratch(pass->memory, total, sluice_pass_device_scratch_bytes(s.scalars), &host, &total));
   SLUICE_TRY(give_back_after_trials(pass, total + tensors));
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
   SLUICE_TRY(poison(pass, arena));

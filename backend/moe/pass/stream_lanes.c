@@ -25,32 +25,32 @@ static void note_comm_job(sluice_pass_t* pass, int32_t i) { (void)pass, (void)i;
 
 static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
   sluice_device_t* device = pass->context->device;
-  sluice_seat_t* seat = &pass->moe->seat;
+  sluice_decision_state_t* decision = &pass->moe->decision;
   int32_t direction = pass->schedule->spec.direction;
-  if (seat->table == NULL || pass->captured) return SLUICE_OK;
-  if (seat->timers[direction] == NULL)
-    SLUICE_TRY(device->memory->clock->timer_create(device, &seat->timers[direction]));
-  return device->memory->clock->timer_mark(device, seat->timers[direction], is_end, pass->stream);
+  if (decision->table == NULL || pass->captured) return SLUICE_OK;
+  if (decision->timers[direction] == NULL)
+    SLUICE_TRY(device->memory->clock->timer_create(device, &decision->timers[direction]));
+  return device->memory->clock->timer_mark(device, decision->timers[direction], is_end, pass->stream);
 }
 
 /* Its ops are only enqueued by now: no times of lanes. */
 static void report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
   (void)lane_ns;
-  pass->moe->seat.enqueued[pass->schedule->spec.direction] = *report;
+  pass->moe->decision.enqueued[pass->schedule->spec.direction] = *report;
 }
 
 static void take_pass_times(sluice_moe_t* moe) {
   sluice_device_t* device = moe->context->device;
-  sluice_seat_t* seat = &moe->seat;
+  sluice_decision_state_t* decision = &moe->decision;
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
-    sluice_pass_report_t* report = &seat->enqueued[direction];
+    sluice_pass_report_t* report = &decision->enqueued[direction];
     uint64_t ns = 0;
-    if (report->pass_ns == 0 || seat->timers[direction] == NULL) continue;
-    sluice_status_t status = device->memory->clock->timer_ns(device, seat->timers[direction], &ns);
+    if (report->pass_ns == 0 || decision->timers[direction] == NULL) continue;
+    sluice_status_t status = device->memory->clock->timer_ns(device, decision->timers[direction], &ns);
     if (status == SLUICE_OK && ns == 0) continue; /* not through yet: the next forward asks again */
     if (status == SLUICE_OK) {
-      seat->own.pass[direction] = *report;
-      seat->own.pass[direction].pass_ns = ns;
+      decision->own.pass[direction] = *report;
+      decision->own.pass[direction].pass_ns = ns;
     }
     report->pass_ns = 0;
   }

@@ -19,7 +19,7 @@ static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
 }
 
 static void report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
-  sluice_pass_report_t* own = &pass->moe->seat.own.pass[pass->schedule->spec.direction];
+  sluice_pass_report_t* own = &pass->moe->decision.own.pass[pass->schedule->spec.direction];
   *own = *report;
   own->compute_ns = (float)lane_ns[SLUICE_LANE_COMPUTE];
   own->comm_ns = (float)lane_ns[SLUICE_LANE_COMM];

@@ -4,7 +4,7 @@
  *   sent      by place (destination rank, local expert), then token, then k: rows this rank sends and gets back
  *   received  by source rank, then local expert, then the sender's order: rows as they arrive
  *   expert    by local expert, then source rank, then the sender's order: rows as experts see them
- * Tensors in expert order over the whole pass lie by (local expert, chunk), so that one product may run over all
+ * Tensors in expert order over the whole pass lie by (local expert, chunk), so that one GEMM may run over all
  * chunks.
  */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_BINDING_H_
@@ -12,7 +12,7 @@
 
 #include "backend/model/routing_sizes.h"
 #include "backend/moe/layer/layer.h"
-#include "backend/moe/routing/parcel_tables.h"
+#include "backend/moe/routing/token_copy_tables.h"
 
 typedef struct sluice_binding_s {
   const sluice_moe_t* moe;
@@ -20,37 +20,38 @@ typedef struct sluice_binding_s {
   const struct sluice_copies_s* copies;
   sluice_pass_memory_t* memory; /* where its arrays lie; set before it is routed or restored */
   int32_t num_chunks;
-  int32_t cut_rows; /* chunks are cut out of rows, see cut_rows.h; else out of tokens, all routes of one in one chunk */
+  int32_t chunks_by_experts; /* chunks are cut out of rows, see chunks_by_experts.h; else out of tokens, all routes of
+                                one in one chunk */
   int32_t world_size;
   int32_t num_local;
   int32_t top_k;
-  int64_t num_tokens;                    /* T */
-  int64_t num_sent;                      /* kept routes */
-  int64_t num_rows;                      /* R, all chunks */
-  int64_t max_chunk_rows;                /* of R */
-  int64_t max_chunk_sent;                /* kept routes of a chunk */
-  int64_t max_chunk_remote;              /* of either direction: rows to or from other ranks, whichever is more */
-  uint8_t restore_di[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, as forward left the rows */
-  uint8_t restore_m[SLUICE_MAX_CHUNKS];
+  int64_t num_tokens;                       /* T */
+  int64_t num_sent;                         /* kept routes */
+  int64_t num_rows;                         /* R, all chunks */
+  int64_t max_chunk_rows;                   /* of R */
+  int64_t max_chunk_sent;                   /* kept routes of a chunk */
+  int64_t max_chunk_remote;                 /* of either direction: rows to or from other ranks, whichever is more */
+  uint8_t restore_input[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, as forward left the rows */
+  uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS];
   uint8_t plan;       /* of the layer's set, from 1, under which the forward ran; 0: without one */
   uint8_t wgrad_mode; /* of its backward, whatever is chosen or in force by then */
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
-  int32_t* counts_out;  /* [W][n][E_local(r)] send_counts by destination, for the header, with far parcels behind their
-                         * numbers [n]; not in a restored binding, and neither is */
-  int32_t* counts_in;   /* what comes back: recv_counts, with far parcels [W][n + n E_local] */
+  int32_t* counts_out; /* [W][n][E_local(r)] send_counts by destination, for the header, with token copies on the device
+                        * behind their numbers [n]; not in a restored binding, and neither is */
+  int32_t* counts_in;  /* what comes back: recv_counts, with token copies on the device [W][n + n E_local] */
   /* For kernels: in the memory of the device. */
   int32_t* order;       /* flat routes t*K+k in sent order, chunk i from first_order[i] */
   int32_t* order_token; /* their tokens */
-  int32_t* position;    /* [T*K] row of each route in its chunk's sent order (cut_rows: of all chunks, see
+  int32_t* position;    /* [T*K] row of each route in its chunk's sent order (chunks_by_experts: of all chunks, see
                          * first_returned); -1 dropped */
 
-  int64_t* first_token;    /* [n + 1]; cut_rows: 0, .., 0, T */
+  int64_t* first_token;    /* [n + 1]; chunks_by_experts: 0, .., 0, T */
   int64_t* first_sent;     /* [n + 1] kept routes of the chunks before */
   int64_t* first_order;    /* [n + 1] into order: first_sent, or first_token * K where the device made it */
   int64_t* first_returned; /* [n + 1] where a chunk's rows return, counted from the first chunk's, if those of all
-                            * chunks wait for each other (cut_rows); else 0 */
+                            * chunks wait for each other (chunks_by_experts); else 0 */
   int64_t* sent_of_rank;   /* [n][W + 1] rows of the chunk's sent order, by destination */
   int64_t* recv_of_rank;   /* [n][W + 1] rows of the chunk's received order, by source; own rows take no place */
   int64_t* rows_of_expert; /* [n][E_local] */
@@ -58,7 +59,7 @@ typedef struct sluice_binding_s {
   int64_t* first_in_pass;  /* [n][E_local] first row in the whole pass, by (expert, chunk) */
   int64_t* first_of_chunk; /* [n + 1] first row in the whole pass, by (chunk, expert) */
 
-  sluice_parcels_t parcels; /* where the layer is deduplicated */
+  sluice_token_copies_t token_copies; /* where the layer is deduplicated */
 } sluice_binding_t;
 
 /* The tokens that an op of `chunk` sums, and the chunk where their rows begin. chunk -1: all tokens. */

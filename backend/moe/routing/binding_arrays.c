@@ -74,7 +74,7 @@ sluice_status_t sluice_binding_take_arrays(sluice_moe_t* moe, int64_t num_tokens
 
 void sluice_binding_receive_own(sluice_binding_t* b) {
   const sluice_moe_t* moe = b->moe;
-  const int32_t own = moe->first_place[moe->context->rank];
+  const int32_t own = moe->first_position[moe->context->rank];
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     memcpy(b->recv_counts + ((int64_t)moe->context->rank * b->num_chunks + i) * b->num_local,
            b->send_counts + (int64_t)i * (int64_t)moe->shape.config.num_experts + own,

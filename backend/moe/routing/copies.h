@@ -1,5 +1,6 @@
 /* What travels between ranks for a token with several routes: a row for each route, or, where a layer is deduplicated,
- * a copy for each rank (parcels.h). One of the layer's strategies: everyone else takes its table and does not ask. */
+ * a copy for each rank (token_copies.h). One of the layer's strategies: everyone else takes its table and does not ask.
+ */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_COPIES_H_
 #define SLUICE_BACKEND_MOE_ROUTING_COPIES_H_
 
@@ -21,9 +22,9 @@ typedef struct sluice_copies_s {
   int64_t (*max_chunk_remote)(const sluice_binding_t* binding);
   int64_t (*max_chunk_sent)(const sluice_binding_t* binding);
   int64_t (*num_weighted)(const sluice_binding_t* binding, int32_t chunk);
-  /* What a step keeps: in META (written at `at`, returns where the next begins; its bytes are meta_parcels_bytes()) and
-   * in front of its rows, kept_bytes behind those of routes, once counts are known. kept: where that block of both
-   * begins. restore: of a binding just finished. */
+  /* What a step keeps: in META (written at `at`, returns where the next begins; its bytes are
+   * meta_token_copies_bytes()) and in front of its rows, kept_bytes behind those of routes, once counts are known.
+   * kept: where that block of both begins. restore: of a binding just finished. */
   char* (*save)(const sluice_binding_t* binding, char* at);
   uint64_t (*kept_bytes)(const sluice_binding_t* binding);
   sluice_status_t (*keep)(const sluice_binding_t* binding, sluice_stream_t stream, void* kept);

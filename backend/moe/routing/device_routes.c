@@ -5,22 +5,22 @@
 #include "backend/base/tensor.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/routing/binding_arrays.h"
-#include "backend/moe/routing/ceiling_routes.h"
-#include "backend/moe/routing/cut.h"
+#include "backend/moe/routing/capacity_routes.h"
+#include "backend/moe/routing/chunks_by_tokens.h"
 #include "backend/moe/routing/routes.h"
 
 static void place(sluice_binding_t* b, void* routes) {
-  uint64_t bytes = sluice_far_order_bytes(&b->moe->shape, b->num_tokens);
+  uint64_t bytes = sluice_device_order_bytes(&b->moe->shape, b->num_tokens);
   b->order = routes;
   b->order_token = (int32_t*)(void*)((char*)routes + bytes);
   b->position = (int32_t*)(void*)((char*)routes + 2 * bytes);
-  if (sluice_shape_has_far_parcels(&b->moe->shape)) {
+  if (sluice_shape_has_device_token_copies(&b->moe->shape)) {
     char* at = (char*)b->position + sluice_align_up((uint64_t)(b->num_tokens * b->top_k) * sizeof(int32_t));
-    b->parcels.token = (int32_t*)(void*)at;
-    b->parcels.position_of_token =
-        (int32_t*)(void*)(at + sluice_far_parcel_tokens_bytes(&b->moe->shape, b->num_tokens));
+    b->token_copies.token = (int32_t*)(void*)at;
+    b->token_copies.position_of_token =
+        (int32_t*)(void*)(at + sluice_device_token_copy_tokens_bytes(&b->moe->shape, b->num_tokens));
   }
-  int64_t of_chunk = sluice_shape_ceiling(&b->moe->shape) * b->moe->shape.config.num_experts;
+  int64_t of_chunk = sluice_shape_capacity(&b->moe->shape) * b->moe->shape.config.num_experts;
   for (int32_t i = 0; i <= b->num_chunks; ++i) {
     b->first_order[i] = of_chunk > 0 ? i * of_chunk : b->first_token[i] * b->top_k;
   }
@@ -55,33 +55,35 @@ static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
     memcpy(b->send_counts + (int64_t)i * num_experts, of_chunk, (size_t)num_experts * sizeof *of_chunk);
   }
   sum_sent(b);
-  if (!sluice_shape_has_far_parcels(&b->moe->shape)) return SLUICE_OK;
-  const int32_t* parcels = counts + (int64_t)b->num_chunks * (num_experts + 1);
+  if (!sluice_shape_has_device_token_copies(&b->moe->shape)) return SLUICE_OK;
+  const int32_t* token_copies = counts + (int64_t)b->num_chunks * (num_experts + 1);
   for (int32_t i = 0; i < b->num_chunks; ++i) {
-    memcpy(b->parcels.send_counts + (int64_t)i * b->world_size, parcels + (int64_t)i * (b->world_size + 1),
-           (size_t)b->world_size * sizeof *parcels);
+    memcpy(b->token_copies.send_counts + (int64_t)i * b->world_size, token_copies + (int64_t)i * (b->world_size + 1),
+           (size_t)b->world_size * sizeof *token_copies);
   }
   return SLUICE_OK;
 }
 
 /* Of a host table of ranks by expert. */
 static uint64_t ranks_bytes_of(const sluice_moe_t* moe) {
-  return sluice_shape_has_far_parcels(&moe->shape) ? (uint64_t)moe->shape.config.num_experts * sizeof(int32_t) : 0;
+  return sluice_shape_has_device_token_copies(&moe->shape) ? (uint64_t)moe->shape.config.num_experts * sizeof(int32_t)
+                                                           : 0;
 }
 static void fill_ranks(const sluice_moe_t* moe, int32_t* ranks) {
-  for (int32_t e = 0; e < moe->shape.config.num_experts && sluice_shape_has_far_parcels(&moe->shape); ++e) {
+  for (int32_t e = 0; e < moe->shape.config.num_experts && sluice_shape_has_device_token_copies(&moe->shape); ++e) {
     ranks[e] = 0;
-    while (moe->place_of_expert[e] >= moe->first_place[ranks[e] + 1]) ++ranks[e];
+    while (moe->expert_position[e] >= moe->first_position[ranks[e] + 1]) ++ranks[e];
   }
 }
 
-/* Numbers the parcels of routes that `routes` has ordered. ranks: host [E]. */
-static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_far_routes_t* routes,
+/* Numbers the token copies of routes that `routes` has ordered. ranks: host [E]. */
+static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_device_routes_t* routes,
                                     const int32_t* ranks, sluice_binding_t* b) {
   sluice_context_t* context = moe->context;
-  const sluice_far_scratch_t scratch = context->rows->routing_scratch(context->device);
-  b->parcels.sent_slots = sluice_arena_take(&b->memory->routes, sluice_far_slots_bytes(&moe->shape, b->num_tokens));
-  const sluice_far_parcels_t parcels = {
+  const sluice_device_scratch_t scratch = context->rows->routing_scratch(context->device);
+  b->token_copies.sent_route_index =
+      sluice_arena_take(&b->memory->routes, sluice_device_route_index_bytes(&moe->shape, b->num_tokens));
+  const sluice_device_token_copies_t token_copies = {
       .ids = routes->ids,
       .ids_t = routes->ids_t,
       .ids_k = routes->ids_k,
@@ -92,56 +94,57 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
       .top_k = b->top_k,
       .num_experts = moe->shape.config.num_experts,
       .num_ranks = b->world_size,
-      .most = (int32_t)sluice_most_parcels_of_token(&moe->shape),
+      .most = (int32_t)sluice_most_token_copies_of_token(&moe->shape),
       .position = b->position,
       .counts = routes->counts + (int64_t)b->num_chunks * (moe->shape.config.num_experts + 1),
-      .token = b->parcels.token,
-      .position_of_token = b->parcels.position_of_token,
-      .slots = b->parcels.sent_slots,
-      .scratch =
-          sluice_arena_take(&b->memory->routes, sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
+      .token = b->token_copies.token,
+      .position_of_token = b->token_copies.position_of_token,
+      .slots = b->token_copies.sent_route_index,
+      .scratch = sluice_arena_take(&b->memory->routes,
+                                   sluice_device_token_copy_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
   };
-  return context->device->memory->routing->number_parcels(context->device, stream, &parcels);
+  return context->device->memory->routing->number_token_copies(context->device, stream, &token_copies);
 }
 
-/* Orders the routes on the device, and their parcels. ranks: host [E] for those, else NULL. out_counts: there,
- * far_counts_bytes(). */
+/* Orders the routes on the device, and their token copies. ranks: host [E] for those, else NULL. out_counts: there,
+ * device_counts_bytes(). */
 static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
-                                   int64_t* tally, const int32_t* ranks, sluice_binding_t* b, int32_t** out_counts) {
+                                   int64_t* drop_counters, const int32_t* ranks, sluice_binding_t* b,
+                                   int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_routing_kernels_t* kernels = context->device->memory->routing;
-  const sluice_far_scratch_t scratch = context->rows->routing_scratch(context->device);
+  const sluice_device_scratch_t scratch = context->rows->routing_scratch(context->device);
   int32_t num_experts = moe->shape.config.num_experts;
-  uint64_t counts_bytes = sluice_far_counts_bytes(&moe->shape, b->num_chunks);
+  uint64_t counts_bytes = sluice_device_counts_bytes(&moe->shape, b->num_chunks);
   uint64_t scratch_bytes = kernels->route_scratch_bytes(b->num_tokens * b->top_k, num_experts);
   uint64_t routes_bytes = sluice_binding_routes_bytes(&moe->shape, b->num_tokens);
-  uint64_t parcels_bytes = sluice_far_slots_bytes(&moe->shape, b->num_tokens) +
-                           sluice_far_parcel_scratch_bytes(&moe->shape, &scratch, b->num_tokens);
+  uint64_t token_copies_bytes = sluice_device_route_index_bytes(&moe->shape, b->num_tokens) +
+                                sluice_device_token_copy_scratch_bytes(&moe->shape, &scratch, b->num_tokens);
   SLUICE_TRY(sluice_arena_reset(&b->memory->routes,
-                                routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes + parcels_bytes,
+                                routes_bytes + sluice_align_up(counts_bytes) + scratch_bytes + token_copies_bytes,
                                 "routes on the device"));
   place(b, sluice_arena_take(&b->memory->routes, routes_bytes));
-  sluice_far_routes_t routes = {
+  sluice_device_routes_t routes = {
       .ids = sluice_tensor_data(expert_ids),
       .ids_t = sluice_tensor_stride(expert_ids, 0),
       .ids_k = sluice_tensor_stride(expert_ids, 1),
       .ids_64 = sluice_tensor_dtype(expert_ids) == SLUICE_DTYPE_I64,
       .num_chunks = b->num_chunks,
       .first_token = b->first_token,
-      .place_of_expert = moe->place_of_expert,
+      .expert_position = moe->expert_position,
       .top_k = b->top_k,
       .num_experts = num_experts,
       .counts = sluice_arena_take(&b->memory->routes, counts_bytes),
       .order = b->order,
       .order_token = b->order_token,
       .position = b->position,
-      .ceiling = sluice_shape_ceiling(&moe->shape),
-      .tally = tally,
+      .capacity = sluice_shape_capacity(&moe->shape),
+      .drop_counters = drop_counters,
   };
   routes.scratch = sluice_arena_take(&b->memory->routes, scratch_bytes);
   *out_counts = routes.counts;
   SLUICE_TRY(kernels->route(context->device, stream, &routes));
-  return sluice_shape_has_far_parcels(&moe->shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
+  return sluice_shape_has_device_token_copies(&moe->shape) ? number_there(moe, stream, &routes, ranks, b) : SLUICE_OK;
 }
 
 static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
@@ -149,7 +152,7 @@ static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sl
   sluice_context_t* context = moe->context;
   int64_t* cursor = NULL;
   int32_t* there = NULL;
-  uint64_t bytes = sluice_far_counts_bytes(&moe->shape, num_chunks);
+  uint64_t bytes = sluice_device_counts_bytes(&moe->shape, num_chunks);
   SLUICE_TRY(sluice_binding_take_arrays(moe, expert_ids->shape[0], num_chunks, NULL, b, &cursor));
   SLUICE_TRY(sluice_arena_reset(&b->memory->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
   int32_t* counts = sluice_arena_take(&b->memory->scratch, bytes);
@@ -167,41 +170,42 @@ static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sl
 /* On the host the table of ranks follows them, for as long as they are there. */
 static int32_t* ranks_behind(const sluice_moe_t* moe, const int32_t* counts) {
   return (int32_t*)(void*)((char*)(uintptr_t)counts +
-                           sluice_align_up(sluice_far_block_counts_bytes(&moe->shape, SLUICE_PLAN_BLOCKS)));
+                           sluice_align_up(sluice_device_block_counts_bytes(&moe->shape, SLUICE_PLAN_BLOCKS)));
 }
 
 static sluice_status_t look(sluice_moe_t* moe, sluice_pass_memory_t* memory, sluice_stream_t stream,
                             const sluice_tensor_t* expert_ids, int32_t** out_counts) {
   sluice_context_t* context = moe->context;
   const sluice_routing_kernels_t* kernels = context->device->memory->routing;
-  const sluice_far_scratch_t far_scratch = context->rows->routing_scratch(context->device);
+  const sluice_device_scratch_t device_scratch = context->rows->routing_scratch(context->device);
   int32_t num_experts = moe->shape.config.num_experts, num_blocks = SLUICE_PLAN_BLOCKS;
-  uint64_t bytes = sluice_far_block_counts_bytes(&moe->shape, num_blocks),
+  uint64_t bytes = sluice_device_block_counts_bytes(&moe->shape, num_blocks),
            scratch = kernels->route_scratch_bytes(0, num_experts);
-  uint64_t parcel_scratch = sluice_far_parcel_scratch_bytes(&moe->shape, &far_scratch, expert_ids->shape[0]);
+  uint64_t token_copy_scratch =
+      sluice_device_token_copy_scratch_bytes(&moe->shape, &device_scratch, expert_ids->shape[0]);
   SLUICE_TRY(sluice_binding_check_routes(moe, expert_ids->shape[0]));
   SLUICE_TRY(sluice_arena_reset(&memory->scratch, sluice_align_up(bytes) + ranks_bytes_of(moe), "counts of a pass"));
-  SLUICE_TRY(sluice_arena_reset(&memory->routes, sluice_align_up(bytes) + sluice_align_up(scratch) + parcel_scratch,
+  SLUICE_TRY(sluice_arena_reset(&memory->routes, sluice_align_up(bytes) + sluice_align_up(scratch) + token_copy_scratch,
                                 "routes on the device"));
   int32_t* there = sluice_arena_take(&memory->routes, bytes);
   int32_t* counts = sluice_arena_take(&memory->scratch, bytes);
   fill_ranks(moe, ranks_behind(moe, counts));
-  const sluice_far_blocks_t blocks = {
+  const sluice_device_blocks_t blocks = {
       .ids = sluice_tensor_data(expert_ids),
       .ids_t = sluice_tensor_stride(expert_ids, 0),
       .ids_k = sluice_tensor_stride(expert_ids, 1),
       .ids_64 = sluice_tensor_dtype(expert_ids) == SLUICE_DTYPE_I64,
       .num_blocks = num_blocks,
       .num_tokens = expert_ids->shape[0],
-      .place_of_expert = moe->place_of_expert,
+      .expert_position = moe->expert_position,
       .top_k = moe->shape.config.top_k,
       .num_experts = num_experts,
       .counts = there,
       .scratch = sluice_arena_take(&memory->routes, scratch),
-      .num_ranks = sluice_shape_has_far_parcels(&moe->shape) ? context->world_size : 0,
+      .num_ranks = sluice_shape_has_device_token_copies(&moe->shape) ? context->world_size : 0,
       .rank_of_expert = ranks_behind(moe, counts),
-      .parcels = there + sluice_far_block_routes(&moe->shape, num_blocks),
-      .parcel_scratch = sluice_arena_take(&memory->routes, parcel_scratch),
+      .token_copies = there + sluice_device_block_routes(&moe->shape, num_blocks),
+      .token_copy_scratch = sluice_arena_take(&memory->routes, token_copy_scratch),
   };
   SLUICE_TRY(kernels->count_blocks(context->device, stream, &blocks));
   SLUICE_TRY(context->rows->read(context, stream, there, counts, bytes));
@@ -235,10 +239,10 @@ static sluice_status_t order_blocks(sluice_moe_t* moe, sluice_stream_t stream, c
       sluice_binding_take_arrays(moe, expert_ids->shape[0], chunks->num_chunks, chunks->first_token, b, &cursor));
   SLUICE_TRY(route_there(moe, stream, expert_ids, NULL, ranks_behind(moe, counts), b, &there));
   sum_blocks(chunks->num_chunks, chunks->first_block, counts, num_experts, num_experts, b->send_counts);
-  if (sluice_shape_has_far_parcels(&moe->shape)) {
+  if (sluice_shape_has_device_token_copies(&moe->shape)) {
     sum_blocks(chunks->num_chunks, chunks->first_block,
-               counts + sluice_far_block_routes(&moe->shape, SLUICE_PLAN_BLOCKS), b->world_size + 1, b->world_size,
-               b->parcels.send_counts);
+               counts + sluice_device_block_routes(&moe->shape, SLUICE_PLAN_BLOCKS), b->world_size + 1, b->world_size,
+               b->token_copies.send_counts);
   }
   sum_sent(b);
   sluice_binding_receive_own(b);
@@ -260,7 +264,7 @@ static sluice_status_t order_capacity(sluice_moe_t* moe, sluice_stream_t stream,
 static sluice_status_t sum(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* counts,
                            int32_t num_blocks, int64_t* out_table) {
   (void)expert_ids;
-  sluice_cut_add(moe, counts, num_blocks, out_table);
+  sluice_chunks_by_tokens_add(moe, counts, num_blocks, out_table);
   return SLUICE_OK;
 }
 

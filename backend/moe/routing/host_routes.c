@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/moe/routing/binding_arrays.h"
-#include "backend/moe/routing/cut_rows.h"
+#include "backend/moe/routing/chunks_by_experts.h"
 #include "backend/moe/routing/route_ids.h"
 
 sluice_status_t sluice_binding_count_routes(sluice_binding_t* b, const sluice_tensor_t* expert_ids) {
@@ -65,12 +65,12 @@ sluice_status_t sluice_binding_route_rows(sluice_moe_t* moe, const sluice_tensor
   int64_t* counts = NULL;
   int64_t num_tokens = expert_ids->shape[0];
   SLUICE_TRY(sluice_binding_take_arrays(moe, num_tokens, num_chunks, NULL, b, &counts));
-  b->cut_rows = 1;
+  b->chunks_by_experts = 1;
   for (int32_t i = 0; i < num_chunks; ++i) b->first_token[i] = 0;
   /* All of them in the last chunk, which has all tokens as yet. */
   SLUICE_TRY(sluice_binding_count_routes(b, expert_ids));
   for (int32_t p = 0; p < moe->shape.config.num_experts; ++p) counts[p] = sluice_send_count(b, num_chunks - 1, p);
-  sluice_cut_rows_order(b, counts);
+  sluice_chunks_by_experts_order(b, counts);
   sluice_binding_receive_own(b);
   return SLUICE_OK;
 }

@@ -13,7 +13,7 @@ static void finish_sent(sluice_binding_t* b, int32_t i) {
   int64_t row = 0;
   for (int32_t r = 0; r < b->world_size; ++r) {
     of_rank[r] = row;
-    for (int32_t p = moe->first_place[r]; p < moe->first_place[r + 1]; ++p) row += sluice_send_count(b, i, p);
+    for (int32_t p = moe->first_position[r]; p < moe->first_position[r + 1]; ++p) row += sluice_send_count(b, i, p);
   }
   of_rank[b->world_size] = row;
 }
@@ -49,7 +49,7 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
     const int64_t* sent = b->sent_of_rank + (int64_t)i * (b->world_size + 1);
     int64_t remote_sent = sent[b->world_size] - (sent[self + 1] - sent[self]);
     int64_t remote_received = b->recv_of_rank[(int64_t)i * (b->world_size + 1) + b->world_size];
-    const int64_t returned = b->cut_rows ? sluice_max(remote_received, sent[b->world_size]) : 0;
+    const int64_t returned = b->chunks_by_experts ? sluice_max(remote_received, sent[b->world_size]) : 0;
     b->first_returned[i + 1] = b->first_returned[i] + returned;
     b->max_chunk_remote = sluice_max(b->max_chunk_remote, sluice_max(remote_sent, remote_received));
     b->max_chunk_sent = sluice_max(b->max_chunk_sent, sent[b->world_size]);

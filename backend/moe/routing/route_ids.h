@@ -45,7 +45,7 @@ static inline sluice_status_t sluice_place_of_route(const sluice_moe_t* moe, con
                        "layer %d: expert_ids[%lld, %d] is %lld; ids lie in [0, %d), or -1 to drop the route",
                        moe->shape.config.layer_id, (long long)t, k, (long long)id, moe->shape.config.num_experts);
   }
-  *out_place = id < 0 ? -1 : moe->place_of_expert[id];
+  *out_place = id < 0 ? -1 : moe->expert_position[id];
   return SLUICE_OK;
 }
 

@@ -5,7 +5,7 @@
 
 #include "backend/moe/routing/binding.h"
 
-/* The chunks that a plan cuts (cut.h): first tokens [n + 1] and first blocks [n + 1]. */
+/* The chunks that a plan cuts (chunks_by_tokens.h): first tokens [n + 1] and first blocks [n + 1]. */
 typedef struct sluice_block_chunks_s {
   int32_t num_chunks;
   const int64_t* first_token;
@@ -28,7 +28,7 @@ typedef struct sluice_routes_s {
   sluice_status_t (*order_blocks)(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                   const sluice_block_chunks_t* chunks, const int32_t* counts,
                                   sluice_binding_t* out_binding);
-  /* Under capacities (ceiling_routes.h): nothing is read. check: ids before a plan is known; on a device the drop
+  /* Under capacities (capacity_routes.h): nothing is read. check: ids before a plan is known; on a device the drop
    * counters tell. */
   sluice_status_t (*check)(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids);
   sluice_status_t (*order_capacity)(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,

@@ -1,9 +1,9 @@
 /* Routes in host memory: ordered by the calling thread, and in META from one call to the next. */
 #include <string.h>
 
-#include "backend/moe/routing/ceiling_routes.h"
-#include "backend/moe/routing/cut.h"
-#include "backend/moe/routing/cut_rows.h"
+#include "backend/moe/routing/capacity_routes.h"
+#include "backend/moe/routing/chunks_by_tokens.h"
+#include "backend/moe/routing/chunks_by_experts.h"
 #include "backend/moe/routing/host_routes.h"
 #include "backend/moe/routing/route_ids.h"
 #include "backend/moe/routing/routes.h"
@@ -11,8 +11,9 @@
 static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                              int32_t num_chunks, sluice_binding_t* b) {
   (void)stream;
-  return sluice_shape_cuts_rows(&moe->shape, num_chunks) ? sluice_binding_route_rows(moe, expert_ids, num_chunks, b)
-                                                         : sluice_binding_route(moe, expert_ids, num_chunks, NULL, b);
+  return sluice_shape_chunks_by_experts(&moe->shape, num_chunks)
+             ? sluice_binding_route_rows(moe, expert_ids, num_chunks, b)
+             : sluice_binding_route(moe, expert_ids, num_chunks, NULL, b);
 }
 
 static sluice_status_t check(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids) {
@@ -36,7 +37,7 @@ static sluice_status_t look(sluice_moe_t* moe, sluice_pass_memory_t* memory, slu
 static sluice_status_t sum(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* counts,
                            int32_t num_blocks, int64_t* out_table) {
   (void)counts;
-  return sluice_cut_count(moe, expert_ids, num_blocks, out_table);
+  return sluice_chunks_by_tokens_count(moe, expert_ids, num_blocks, out_table);
 }
 
 static sluice_status_t order_blocks(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
@@ -48,7 +49,7 @@ static sluice_status_t order_blocks(sluice_moe_t* moe, sluice_stream_t stream, c
 static sluice_status_t order_capacity(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                       int32_t num_chunks, int64_t* drop_counters, sluice_binding_t* b) {
   (void)stream;
-  return sluice_binding_route_under_ceiling(moe, expert_ids, num_chunks, drop_counters, b);
+  return sluice_binding_route_under_capacity(moe, expert_ids, num_chunks, drop_counters, b);
 }
 
 static void take_offsets(sluice_binding_t* b, int64_t num_sent) {
@@ -73,7 +74,8 @@ static void find_tokens(sluice_binding_t* b) {
 }
 
 static void finish(sluice_binding_t* b) {
-  if (b->cut_rows && b->counts_out != NULL) sluice_cut_rows_place(b); /* a restored binding has them */
+  if (b->chunks_by_experts && b->counts_out != NULL)
+    sluice_chunks_by_experts_place(b); /* a restored binding has them */
   find_tokens(b);
 }
 

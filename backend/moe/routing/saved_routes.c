@@ -17,7 +17,7 @@ typedef struct meta_header_s {
   uint32_t magic;
   int32_t num_chunks;
   uint64_t fingerprint;
-  int64_t cut_rows;
+  int64_t chunks_by_experts;
   int64_t num_tokens;
   int64_t num_sent;
   int64_t num_rows;
@@ -63,7 +63,7 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   header.magic = META_MAGIC;
   header.num_chunks = b->num_chunks;
   header.fingerprint = b->moe->fingerprint;
-  header.cut_rows = b->cut_rows;
+  header.chunks_by_experts = b->chunks_by_experts;
   header.num_tokens = b->num_tokens;
   header.num_sent = b->num_sent;
   header.num_rows = b->num_rows;
@@ -76,8 +76,8 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   at = b->routes->save(b, at);
   at = b->copies->save(b, at);
   for (int32_t i = 0; i < b->num_chunks; ++i) {
-    const int32_t chunk[] = {(int32_t)b->first_token[i],
-                             b->restore_di[i] | b->restore_m[i] << 8 | b->wgrad_mode << 16 | b->plan << 24};
+    const int32_t chunk[] = {(int32_t)b->first_token[i], b->restore_input[i] | b->restore_pre_activation[i] << 8 |
+                                                             b->wgrad_mode << 16 | b->plan << 24};
     at = put(at, chunk, sizeof chunk);
   }
   header.checksum = checksum_of(header, body, sluice_binding_meta_bytes(b) - sizeof header);
@@ -110,7 +110,7 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
       header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->shape.config.top_k || header->num_sent < 0 ||
       header->num_sent > sluice_binding_room(&moe->shape, header->num_chunks, header->num_tokens) ||
       header->num_rows < 0 || header->num_rows > INT32_MAX ||
-      (moe->ceiling != NULL && header->num_chunks != moe->shape.config.num_chunks) ||
+      (moe->capacity != NULL && header->num_chunks != moe->shape.config.num_chunks) ||
       meta_bytes < meta_bytes_behind(moe, header)) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT,
@@ -138,8 +138,8 @@ static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
                          b->moe->shape.config.layer_id);
     }
     b->first_token[i] = last = first;
-    b->restore_di[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] & 0xff);
-    b->restore_m[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 8 & 0xff);
+    b->restore_input[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] & 0xff);
+    b->restore_pre_activation[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 8 & 0xff);
     b->wgrad_mode = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 16 & 0xff);
     b->plan = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 24 & 0xff);
   }
@@ -152,7 +152,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   meta_header_t header;
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
-  b->cut_rows = header.cut_rows != 0;
+  b->chunks_by_experts = header.chunks_by_experts != 0;
   b->num_sent = header.num_sent;
   SLUICE_TRY(sluice_arena_reset(&b->memory->binding,
                                 sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),
@@ -163,7 +163,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->shape.config.num_experts;
   const int32_t* chunks = b->routes->find(b, b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local);
   int32_t* copies = (int32_t*)(uintptr_t)chunks;
-  chunks += sluice_binding_meta_parcels_bytes(&moe->shape, header.num_chunks, header.num_rows) / sizeof *chunks;
+  chunks += sluice_binding_meta_token_copies_bytes(&moe->shape, header.num_chunks, header.num_rows) / sizeof *chunks;
   SLUICE_TRY(read_chunks(b, chunks));
   b->routes->place(b, kept);
   int64_t first = 0;

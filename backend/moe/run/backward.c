@@ -114,10 +114,10 @@ static sluice_status_t agree(sluice_pass_t* pass, sluice_status_t refusal, const
       .local_status = refusal,
       .local_message = text,
   };
-  sluice_agreement_t agreement;
-  SLUICE_TRY(pass->moe->mode->agree(pass, &proposal, &agreement));
-  pass->agreed_ns = agreement.agreed_ns;
-  pass->header_ns = agreement.header_ns;
+  sluice_handshake_t handshake;
+  SLUICE_TRY(pass->moe->mode->agree(pass, &proposal, &handshake));
+  pass->agreed_ns = handshake.agreed_ns;
+  pass->header_ns = handshake.header_ns;
   return SLUICE_OK;
 }
 

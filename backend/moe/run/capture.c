@@ -10,6 +10,6 @@ sluice_status_t sluice_capture_refuse(sluice_pass_t* pass) {
   pass->captured = 0;
   return SLUICE_FAIL(SLUICE_E_STATE,
                      "layer %d: the stream is being captured into a graph, which cannot wait for counts: set "
-                     "exchange_mode to SLUICE_EXCHANGE_CEILING",
+                     "exchange_mode to SLUICE_EXCHANGE_CAPACITY",
                      pass->moe->shape.config.layer_id);
 }

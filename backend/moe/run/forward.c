@@ -48,12 +48,12 @@ static sluice_status_t execute(sluice_forward_t* f) {
 }
 
 /* From what the ranks agreed on to results. */
-static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_agreement_t* agreement) {
+static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   sluice_binding_t* binding = &f->pass.binding;
-  f->pass.agreed_ns = agreement->agreed_ns;
-  f->pass.header_ns = agreement->header_ns;
+  f->pass.agreed_ns = handshake->agreed_ns;
+  f->pass.header_ns = handshake->header_ns;
   sluice_binding_starts(&f->pass.host);
-  SLUICE_TRY(f->pass.moe->mode->bind(f, agreement));
+  SLUICE_TRY(f->pass.moe->mode->bind(f, handshake));
   SLUICE_TRY(sluice_binding_finish(binding));
   if (binding->copies->exchange != NULL) {
     sluice_binding_stops(&f->pass.host);
@@ -75,7 +75,7 @@ static sluice_status_t bind_alone(sluice_forward_t* f, sluice_status_t refusal, 
 }
 
 static sluice_status_t agree(sluice_forward_t* f, sluice_status_t refusal, const char* text,
-                             sluice_agreement_t* out_agreement) {
+                             sluice_handshake_t* out_handshake) {
   const sluice_mode_t* mode = f->pass.moe->mode;
   sluice_proposal_t proposal = {
       .direction = SLUICE_FORWARD,
@@ -88,37 +88,37 @@ static sluice_status_t agree(sluice_forward_t* f, sluice_status_t refusal, const
   };
   mode->propose(f, &proposal);
   sluice_binding_stops(&f->pass.host);
-  return mode->agree(&f->pass, &proposal, out_agreement);
+  return mode->agree(&f->pass, &proposal, out_handshake);
 }
 
 static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   const sluice_moe_t* moe = f->pass.moe;
   const sluice_mode_t* mode = moe->mode;
   char text[256] = "";
-  sluice_agreement_t agreement;
+  sluice_handshake_t handshake;
   sluice_binding_starts(&f->pass.host);
   SLUICE_TRY(mode->tell_failure(moe));
   refusal = bind_alone(f, refusal, text, sizeof text);
-  SLUICE_TRY(agree(f, refusal, text, &agreement));
-  sluice_status_t status = mode->take_plan(f, &agreement, f->role->choose(f, agreement.like));
+  SLUICE_TRY(agree(f, refusal, text, &handshake));
+  sluice_status_t status = mode->take_plan(f, &handshake, f->role->choose(f, handshake.like));
   if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
   if (status == SLUICE_OK) f->role->note(f);
-  if (status == SLUICE_OK) status = run_agreed(f, &agreement);
+  if (status == SLUICE_OK) status = run_agreed(f, &handshake);
   return status == SLUICE_OK ? SLUICE_OK : mode->fail(&f->pass, status);
 }
 
-/* Without a plan: of this step's backward. After the header the seat has the choice for the next forward, which may be
- * another. */
+/* Without a plan: of this step's backward. After the header the decision state has the choice for the next forward,
+ * which may be another. */
 static int32_t wgrad_mode_of(const sluice_moe_t* moe) {
   const int32_t given = moe->shape.config.wgrad_mode;
-  return given == SLUICE_WGRAD_ADAPTIVE ? moe->seat.wgrad_mode : given;
+  return given == SLUICE_WGRAD_ADAPTIVE ? moe->decision.wgrad_mode : given;
 }
 
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
                                    sluice_status_t refusal, sluice_step_t** out_step) {
   sluice_forward_t f = {.args = args,
                         .role = sluice_replay_role_of(moe, args),
-                        .num_chunks = moe->seat.num_chunks,
+                        .num_chunks = moe->decision.num_chunks,
                         .wgrad_mode = wgrad_mode_of(moe),
                         .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
   sluice_status_t status = run(&f, refusal);

@@ -11,12 +11,12 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
       .single_rank = moe->context->world_size == 1,
       .callback = moe->shape.config.callback_experts,
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
-      .bounded = pass->is_bounded && !binding->cut_rows,
+      .bounded = pass->is_bounded && !binding->chunks_by_experts,
       .dedup = sluice_shape_is_deduplicated(&moe->shape),
-      .cut_rows = binding->cut_rows,
+      .chunks_by_experts = binding->chunks_by_experts,
   };
-  memcpy(spec.restore_di, binding->restore_di, sizeof spec.restore_di);
-  memcpy(spec.restore_m, binding->restore_m, sizeof spec.restore_m);
+  memcpy(spec.restore_input, binding->restore_input, sizeof spec.restore_input);
+  memcpy(spec.restore_pre_activation, binding->restore_pre_activation, sizeof spec.restore_pre_activation);
   return spec;
 }
 
@@ -26,13 +26,14 @@ sluice_status_t sluice_forward_take_template(sluice_forward_t* f) {
   return sluice_engine_template(f->pass.context, &spec, &f->pass.schedule);
 }
 
-sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_chunks, int32_t restore_di,
-                                               int32_t restore_m, const sluice_chunk_policies_t* by_chunk) {
+sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_chunks, int32_t restore_input,
+                                               int32_t restore_pre_activation,
+                                               const sluice_chunk_policies_t* by_chunk) {
   sluice_binding_t* binding = &f->pass.binding;
   binding->num_chunks = num_chunks;
   for (int32_t i = 0; i < num_chunks && sluice_forward_keeps(f); ++i) {
-    binding->restore_di[i] = (uint8_t)sluice_policy_of_di(restore_di, by_chunk, i);
-    binding->restore_m[i] = (uint8_t)sluice_policy_of_m(restore_m, by_chunk, i);
+    binding->restore_input[i] = (uint8_t)sluice_policy_of_di(restore_input, by_chunk, i);
+    binding->restore_pre_activation[i] = (uint8_t)sluice_policy_of_m(restore_pre_activation, by_chunk, i);
   }
   return sluice_forward_take_template(f);
 }
@@ -40,5 +41,5 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
 sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks) {
   const sluice_shape_t* shape = &f->pass.moe->shape;
   return sluice_forward_choose_template(f, num_chunks, sluice_restore_of(shape->config.restore_input),
-                                        sluice_restore_of(shape->config.restore_middle), &shape->policies);
+                                        sluice_restore_of(shape->config.restore_pre_activation), &shape->policies);
 }

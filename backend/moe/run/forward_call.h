@@ -3,7 +3,7 @@
 #ifndef SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_
 #define SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_
 
-#include "backend/moe/handshake/agree.h"
+#include "backend/moe/handshake/handshake.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/run/run.h"
 
@@ -19,7 +19,7 @@ typedef struct sluice_forward_s {
   int32_t plan;       /* of the layer's set */
   int32_t wgrad_mode; /* without a plan: of this step's backward */
   uint64_t routes;    /* their hash, where somebody looks back; else 0 */
-  uint32_t like;      /* the earlier forwards that this rank takes it to repeat (layer/kept.h) */
+  uint32_t like;      /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
 } sluice_forward_t;
 
 static inline int sluice_forward_keeps(const sluice_forward_t* f) { return f->args->needs_backward != 0; }
@@ -30,8 +30,8 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
 /* The template for the binding as it is. */
 sluice_status_t sluice_forward_take_template(sluice_forward_t* f);
 /* The same for n chunks with these policies: of all chunks, and by chunk. */
-sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_chunks, int32_t restore_di,
-                                               int32_t restore_m, const sluice_chunk_policies_t* by_chunk);
+sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_chunks, int32_t restore_input,
+                                               int32_t restore_pre_activation, const sluice_chunk_policies_t* by_chunk);
 /* The config's policies. */
 sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks);
 

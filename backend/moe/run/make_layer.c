@@ -14,11 +14,11 @@ static const sluice_strategies_t strategies[2][2] = {
     {{&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
       &sluice_travel_of_rows},
      {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
-      &sluice_saved_in_host_memory, &sluice_travel_of_parcels}},
+      &sluice_saved_in_host_memory, &sluice_travel_of_token_copies}},
     {{&sluice_routes_in_device_memory, &sluice_no_copies, &sluice_lanes_of_streams, &sluice_saved_in_device_memory,
       &sluice_travel_of_rows},
      {&sluice_routes_in_device_memory, &sluice_copies_in_device_memory, &sluice_lanes_of_streams,
-      &sluice_saved_in_device_memory, &sluice_travel_of_device_parcels}},
+      &sluice_saved_in_device_memory, &sluice_travel_of_device_token_copies}},
 };
 
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,

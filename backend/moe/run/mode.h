@@ -23,7 +23,7 @@ typedef struct sluice_mode_s {
   /* Once the schedule is known, in a capture: whether it may be. */
   sluice_status_t (*check_capture)(const sluice_pass_t* pass);
   /* The ranks agree; or have agreed on such calls before, and this rank goes on alone. */
-  sluice_status_t (*agree)(sluice_pass_t* pass, const sluice_proposal_t* proposal, sluice_agreement_t* out_agreement);
+  sluice_status_t (*agree)(sluice_pass_t* pass, const sluice_proposal_t* proposal, sluice_handshake_t* out_handshake);
   /* A pass that failed beyond its header: `status` with its record, and the others learn of it. */
   sluice_status_t (*fail)(const sluice_pass_t* pass, sluice_status_t status);
   /* The end of any call that got past open. */
@@ -37,10 +37,10 @@ typedef struct sluice_mode_s {
   void (*propose)(const sluice_forward_t* f, sluice_proposal_t* proposal);
   /* A plan, and room under it. OVER_BUDGET on all ranks alike. repeated: of the forward that this one repeats, or NULL.
    */
-  sluice_status_t (*take_plan)(sluice_forward_t* f, const sluice_agreement_t* agreement,
-                               const sluice_kept_forward_t* repeated);
+  sluice_status_t (*take_plan)(sluice_forward_t* f, const sluice_handshake_t* handshake,
+                               const sluice_replay_forward_t* repeated);
   /* The rest of the binding; sluice_binding_finish is still to come. */
-  sluice_status_t (*bind)(sluice_forward_t* f, const sluice_agreement_t* agreement);
+  sluice_status_t (*bind)(sluice_forward_t* f, const sluice_handshake_t* handshake);
 
   /* ---- backward ---- */
 

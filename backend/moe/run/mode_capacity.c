@@ -1,14 +1,14 @@
 /* Every expert position has the same number of rows in each chunk: the schedule comes first, since whether a call needs
  * a header, and may be captured, depends on it alone. */
 #include "backend/moe/run/capture.h"
-#include "backend/moe/run/ceiling.h"
+#include "backend/moe/run/capacity.h"
 #include "backend/moe/run/mode.h"
 
 static sluice_status_t bind_alone(sluice_forward_t* f) {
   SLUICE_TRY(sluice_capture_open(&f->pass));
   SLUICE_TRY(sluice_forward_choose_by_config(f, f->num_chunks));
-  SLUICE_TRY(sluice_ceiling_check_capture(&f->pass));
-  SLUICE_TRY(sluice_ceiling_bind(&f->pass, f->args->expert_ids, f->num_chunks));
+  SLUICE_TRY(sluice_capacity_check_capture(&f->pass));
+  SLUICE_TRY(sluice_capacity_bind(&f->pass, f->args->expert_ids, f->num_chunks));
   return sluice_forward_choose_by_config(f, f->num_chunks); /* binding has begun anew */
 }
 
@@ -18,14 +18,14 @@ static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
   proposal->comm_hash = is_known ? sluice_pass_comm_hash(&f->pass) : (uint64_t)sluice_forward_keeps(f);
 }
 
-static sluice_status_t take_plan(sluice_forward_t* f, const sluice_agreement_t* agreement,
-                                 const sluice_kept_forward_t* repeated) {
-  (void)f, (void)agreement, (void)repeated;
+static sluice_status_t take_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
+                                 const sluice_replay_forward_t* repeated) {
+  (void)f, (void)handshake, (void)repeated;
   return SLUICE_OK;
 }
 
-static sluice_status_t bind(sluice_forward_t* f, const sluice_agreement_t* agreement) {
-  (void)agreement;
+static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
+  (void)handshake;
   f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
   return SLUICE_OK;
 }
@@ -40,16 +40,16 @@ static sluice_status_t check_halves(sluice_pass_t* pass) {
   return SLUICE_OK;
 }
 
-const sluice_mode_t sluice_mode_capacity = {.tell_failure = sluice_ceiling_tell_failure,
+const sluice_mode_t sluice_mode_capacity = {.tell_failure = sluice_capacity_tell_failure,
                                             .open = sluice_capture_open,
-                                            .check_capture = sluice_ceiling_check_capture,
-                                            .agree = sluice_ceiling_agree,
-                                            .fail = sluice_ceiling_fail,
-                                            .close = sluice_ceiling_close,
+                                            .check_capture = sluice_capacity_check_capture,
+                                            .agree = sluice_capacity_agree,
+                                            .fail = sluice_capacity_fail,
+                                            .close = sluice_capacity_close,
                                             .bind_alone = bind_alone,
                                             .propose = propose,
                                             .take_plan = take_plan,
                                             .bind = bind,
                                             .wgrad_mode = wgrad_mode,
                                             .check_halves = check_halves,
-                                            .note_alone = sluice_ceiling_note_agreed};
+                                            .note_alone = sluice_capacity_note_agreed};

@@ -2,13 +2,14 @@
  * header; what this rank alone may refuse comes first. All ranks find the same, since they have the same plan. */
 #include "backend/moe/routing/routes.h"
 #include "backend/moe/run/capture.h"
-#include "backend/moe/run/ceiling.h"
+#include "backend/moe/run/capacity.h"
 #include "backend/moe/run/mode.h"
 #include "backend/moe/run/planned.h"
 
 static sluice_status_t choose_template(sluice_forward_t* f, int32_t num_chunks) {
   const sluice_plan_data_t* plan = f->pass.moe->plan;
-  SLUICE_TRY(sluice_forward_choose_template(f, num_chunks, plan->restore_di, plan->restore_m, &plan->inputs.policies));
+  SLUICE_TRY(sluice_forward_choose_template(f, num_chunks, plan->restore_input, plan->restore_pre_activation,
+                                            &plan->inputs.policies));
   sluice_planned_note(f->pass.moe, &f->pass.binding);
   return SLUICE_OK;
 }
@@ -17,10 +18,11 @@ static sluice_status_t check_tokens(const sluice_forward_t* f) {
   const sluice_moe_t* moe = f->pass.moe;
   int64_t tokens = f->args->expert_ids->shape[0], most = moe->plan->inputs.max_tokens;
   if (tokens <= most) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                     "layer %d: %lld tokens, and the plan that the ranks agreed on under ceilings is for at most %lld: "
-                     "pass so many, or begin with the largest batch, or make a plan for more (sluice_plan_create)",
-                     moe->shape.config.layer_id, (long long)tokens, (long long)most);
+  return SLUICE_FAIL(
+      SLUICE_E_OVER_BUDGET,
+      "layer %d: %lld tokens, and the plan that the ranks agreed on under a capacity is for at most %lld: "
+      "pass so many, or begin with the largest batch, or make a plan for more (sluice_plan_create)",
+      moe->shape.config.layer_id, (long long)tokens, (long long)most);
 }
 
 static sluice_status_t bind_alone(sluice_forward_t* f) {
@@ -28,41 +30,41 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
   SLUICE_TRY(sluice_capture_open(&f->pass));
   SLUICE_TRY(moe->strategies->routes->check(moe, f->args->expert_ids));
   if (moe->plan != NULL) SLUICE_TRY(choose_template(f, f->num_chunks));
-  SLUICE_TRY(sluice_ceiling_check_capture(&f->pass));
+  SLUICE_TRY(sluice_capacity_check_capture(&f->pass));
   if (moe->plan == NULL) return SLUICE_OK; /* still to come */
-  if (sluice_ceiling_is_agreed(moe, f->pass.schedule)) return check_tokens(f);
+  if (sluice_capacity_is_agreed(moe, f->pass.schedule)) return check_tokens(f);
   f->pass.schedule = NULL; /* the header tells whether the plan is for as many tokens as there are */
   return SLUICE_OK;
 }
 
 /* Without a header room is judged by what plans promised: alike on all ranks, and no less than what is held. */
-static sluice_status_t take_plan(sluice_forward_t* f, const sluice_agreement_t* agreement,
-                                 const sluice_kept_forward_t* repeated) {
-  SLUICE_TRY(sluice_planned_take(f, agreement, repeated));
+static sluice_status_t take_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
+                                 const sluice_replay_forward_t* repeated) {
+  SLUICE_TRY(sluice_planned_take(f, handshake, repeated));
   if (!sluice_forward_keeps(f)) return SLUICE_OK;
   const sluice_ledger_sums_t sums = sluice_ledger_sums(&f->pass.context->ledger);
   return sluice_planned_check_room(f->pass.moe, sums.promised, sums.promised_pool);
 }
 
-static sluice_status_t bind(sluice_forward_t* f, const sluice_agreement_t* agreement) {
-  (void)agreement;
-  SLUICE_TRY(sluice_ceiling_bind(&f->pass, f->args->expert_ids, f->num_chunks));
+static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
+  (void)handshake;
+  SLUICE_TRY(sluice_capacity_bind(&f->pass, f->args->expert_ids, f->num_chunks));
   SLUICE_TRY(choose_template(f, f->num_chunks));
-  sluice_ceiling_note_agreed(&f->pass);
+  sluice_capacity_note_agreed(&f->pass);
   return SLUICE_OK;
 }
 
 const sluice_mode_t sluice_mode_capacity_under_plan = {.is_bounded = 1,
-                                                       .tell_failure = sluice_ceiling_tell_failure,
+                                                       .tell_failure = sluice_capacity_tell_failure,
                                                        .open = sluice_capture_open,
-                                                       .check_capture = sluice_ceiling_check_capture,
-                                                       .agree = sluice_ceiling_agree,
-                                                       .fail = sluice_ceiling_fail,
-                                                       .close = sluice_ceiling_close,
+                                                       .check_capture = sluice_capacity_check_capture,
+                                                       .agree = sluice_capacity_agree,
+                                                       .fail = sluice_capacity_fail,
+                                                       .close = sluice_capacity_close,
                                                        .bind_alone = bind_alone,
                                                        .propose = sluice_planned_propose,
                                                        .take_plan = take_plan,
                                                        .bind = bind,
                                                        .wgrad_mode = sluice_planned_wgrad_mode,
                                                        .check_halves = sluice_planned_check_pass,
-                                                       .note_alone = sluice_ceiling_note_agreed};
+                                                       .note_alone = sluice_capacity_note_agreed};

@@ -18,9 +18,9 @@ static sluice_status_t check_capture(const sluice_pass_t* pass) {
 }
 
 static sluice_status_t agree(sluice_pass_t* pass, const sluice_proposal_t* proposal,
-                             sluice_agreement_t* out_agreement) {
+                             sluice_handshake_t* out_handshake) {
   const int has_counts = proposal->direction == SLUICE_FORWARD && proposal->local_status == SLUICE_OK;
-  return sluice_agree(pass->moe, proposal, has_counts ? &pass->binding : NULL, out_agreement);
+  return sluice_handshake(pass->moe, proposal, has_counts ? &pass->binding : NULL, out_handshake);
 }
 
 static sluice_status_t fail(const sluice_pass_t* pass, sluice_status_t status) {
@@ -43,16 +43,16 @@ static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
   proposal->comm_hash = is_known ? sluice_pass_comm_hash(&f->pass) : (uint64_t)sluice_forward_keeps(f);
 }
 
-static sluice_status_t take_plan(sluice_forward_t* f, const sluice_agreement_t* agreement,
-                                 const sluice_kept_forward_t* repeated) {
-  (void)f, (void)agreement, (void)repeated;
+static sluice_status_t take_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
+                                 const sluice_replay_forward_t* repeated) {
+  (void)f, (void)handshake, (void)repeated;
   return SLUICE_OK;
 }
 
 /* Some rank had bound another number of chunks than the repeated forward had. */
-static sluice_status_t bind(sluice_forward_t* f, const sluice_agreement_t* agreement) {
-  if (agreement->is_uncounted) {
-    f->num_chunks = agreement->num_chunks;
+static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
+  if (handshake->is_uncounted) {
+    f->num_chunks = handshake->num_chunks;
     SLUICE_TRY(bind_alone(f));
     SLUICE_TRY(sluice_exchange_counts(&f->pass.binding));
   }

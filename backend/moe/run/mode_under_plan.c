@@ -17,8 +17,8 @@ static sluice_status_t check_capture(const sluice_pass_t* pass) {
 }
 
 static sluice_status_t agree(sluice_pass_t* pass, const sluice_proposal_t* proposal,
-                             sluice_agreement_t* out_agreement) {
-  return sluice_agree(pass->moe, proposal, NULL, out_agreement);
+                             sluice_handshake_t* out_handshake) {
+  return sluice_handshake(pass->moe, proposal, NULL, out_handshake);
 }
 
 static sluice_status_t fail(const sluice_pass_t* pass, sluice_status_t status) {
@@ -33,15 +33,15 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
   return moe->strategies->routes->look(moe, f->pass.memory, f->pass.stream, f->args->expert_ids, &f->counts);
 }
 
-static sluice_status_t take_plan(sluice_forward_t* f, const sluice_agreement_t* agreement,
-                                 const sluice_kept_forward_t* repeated) {
-  SLUICE_TRY(sluice_planned_take(f, agreement, repeated));
+static sluice_status_t take_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
+                                 const sluice_replay_forward_t* repeated) {
+  SLUICE_TRY(sluice_planned_take(f, handshake, repeated));
   if (!sluice_forward_keeps(f)) return SLUICE_OK;
-  return sluice_planned_check_room(f->pass.moe, agreement->held_bytes, agreement->held_pool_bytes);
+  return sluice_planned_check_room(f->pass.moe, handshake->held_bytes, handshake->held_pool_bytes);
 }
 
-static sluice_status_t bind(sluice_forward_t* f, const sluice_agreement_t* agreement) {
-  (void)agreement;
+static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
+  (void)handshake;
   SLUICE_TRY(sluice_planned_bind(f->pass.moe, f->pass.stream, f->args->expert_ids, f->counts, sluice_forward_keeps(f),
                                  &f->pass.binding));
   return sluice_forward_take_template(f);

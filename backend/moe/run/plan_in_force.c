@@ -2,7 +2,7 @@
 #include "backend/moe/run/plan_in_force.h"
 
 #include "backend/moe/context/row_memory.h"
-#include "backend/moe/layer/ceiling_state.h"
+#include "backend/moe/layer/capacity_state.h"
 #include "backend/moe/run/choose_mode.h"
 
 /* ---- what is allocated besides ---- */
@@ -44,7 +44,7 @@ void sluice_plan_lift_limits(sluice_moe_t* moe) {
 }
 
 void sluice_plan_remove(sluice_moe_t* moe) {
-  sluice_ceiling_forget_agreed(moe);
+  sluice_capacity_forget_agreed(moe);
   sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
   moe->plans = NULL;
   moe->plan = NULL;
@@ -63,13 +63,13 @@ static sluice_status_t reserve(sluice_moe_t* moe, const sluice_plan_data_t* plan
   const sluice_plan_arenas_t arenas = sluice_plan_arenas(&problem, plan);
   sluice_pass_memory_t* memory = &context->pass_memory;
   SLUICE_TRY(reserve_arena(&memory->routes, arenas.routes, "routes of a plan"));
-  SLUICE_TRY(reserve_arena(&memory->far_parcels, arenas.far_parcels, "parcels of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->device_token_copies, arenas.device_token_copies, "token copies of a plan"));
   SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks));
   SLUICE_TRY(reserve_arena(&memory->slots, arenas.slots, "slots of a plan"));
   SLUICE_TRY(reserve_arena(&memory->binding, arenas.binding, "routes and offsets of a plan"));
   SLUICE_TRY(reserve_arena(&memory->layout, arenas.layout, "places of slots of a plan"));
   SLUICE_TRY(reserve_arena(&memory->cut, arenas.cut, "rows by block of a plan"));
-  SLUICE_TRY(reserve_arena(&memory->parcels, arenas.parcels, "parcels of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->token_copies, arenas.token_copies, "token copies of a plan"));
   const sluice_device_t* device = context->device;
   if (device->vtable->reserve != NULL) {
     SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks)));
@@ -81,7 +81,7 @@ static sluice_status_t reserve(sluice_moe_t* moe, const sluice_plan_data_t* plan
 sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   sluice_context_t* context = moe->context;
   const limits_t before = limits_of(context);
-  sluice_ceiling_forget_agreed(moe);
+  sluice_capacity_forget_agreed(moe);
   set_limits(context, (limits_t){plan->inputs.budget, plan->inputs.host_budget, plan->inputs.max_outstanding});
   sluice_status_t status = reserve(moe, plan);
   if (status != SLUICE_OK) {
@@ -98,6 +98,6 @@ sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t*
 sluice_status_t sluice_plan_install_set(sluice_moe_t* moe, const sluice_plan_set_t* set) {
   for (int32_t i = set->count - 1; i >= 0; --i) SLUICE_TRY(sluice_plan_install(moe, &set->plans[i]));
   *moe->plans = *set;
-  sluice_kept_forget(&moe->kept);
+  sluice_replay_forget(&moe->replay);
   return SLUICE_OK;
 }

@@ -6,16 +6,16 @@
 #include "backend/model/restore.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/layer_life.h"
-#include "backend/moe/routing/cut.h"
+#include "backend/moe/routing/chunks_by_tokens.h"
 #include "backend/moe/routing/routes.h"
-#include "backend/plan/budget_words.h"
+#include "backend/plan/budget_messages.h"
 #include "backend/plan/candidates.h"
 
 static sluice_status_t check_budget(const sluice_moe_t* moe, int of_host, uint64_t held, uint64_t step, uint64_t room,
                                     uint64_t budget) {
   if (held + step <= room) return SLUICE_OK;
   const sluice_budget_shares_t shares = sluice_context_budget_shares(moe->context);
-  const sluice_budget_words_t words = sluice_budget_words(&shares, of_host, budget, budget);
+  const sluice_budget_messages_t words = sluice_budget_messages(&shares, of_host, budget, budget);
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                      "layer %d: forwards without their backward hold %llu bytes%s on one of the ranks and one more may "
                      "take %llu, %llu more than there is room for in %s (max_outstanding is %d): run their backward or "
@@ -74,17 +74,17 @@ sluice_status_t sluice_planned_check_pass(sluice_pass_t* pass) {
   return check_deferred(pass->moe, bytes);
 }
 
-static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_agreement_t* agreement) {
+static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_handshake_t* handshake) {
   const sluice_context_t* context = moe->context;
   return (sluice_plan_inputs_t){
-      .max_tokens = agreement->max_tokens > 0 ? agreement->max_tokens : 1,
+      .max_tokens = handshake->max_tokens > 0 ? handshake->max_tokens : 1,
       .budget = context->memory_budget,
       .host_budget = context->host_memory_budget,
-      .base = agreement->base_bytes,
+      .base = handshake->base_bytes,
       .max_outstanding = context->max_outstanding > 0 ? context->max_outstanding : context->num_layers,
       .num_chunks = moe->shape.config.num_chunks,
-      .restore_di = moe->shape.config.restore_input,
-      .restore_m = moe->shape.config.restore_middle,
+      .restore_input = moe->shape.config.restore_input,
+      .restore_pre_activation = moe->shape.config.restore_pre_activation,
       .may_keep_part = 1,
       .policies = moe->shape.policies,
       .wgrad_mode = moe->shape.config.wgrad_mode,
@@ -100,48 +100,51 @@ uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
 }
 
 sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
-  const sluice_agreement_t own = {.max_tokens = num_tokens, .base_bytes = sluice_planned_base_bytes(moe)};
+  const sluice_handshake_t own = {.max_tokens = num_tokens, .base_bytes = sluice_planned_base_bytes(moe)};
   const sluice_plan_inputs_t inputs = inputs_of(moe, &own);
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
   return sluice_plan_least_bytes(&problem, &inputs, out_bytes);
 }
 
 /* A plan for as many tokens as any rank has. */
-static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_agreement_t* agreement, sluice_chooser_t* chooser) {
-  const sluice_plan_inputs_t inputs = inputs_of(moe, agreement);
+static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* handshake,
+                                  sluice_policy_hook_t* policy_hook) {
+  const sluice_plan_inputs_t inputs = inputs_of(moe, handshake);
   sluice_plan_set_t set;
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
   sluice_plan_rates_t rates;
-  const int is_seen = chooser != NULL && chooser->vtable->rates(chooser, moe, inputs.max_tokens, &rates);
-  const int32_t most = chooser != NULL ? chooser->vtable->num_rivals(chooser, moe) : 1;
-  SLUICE_TRY(sluice_rivals_make(&problem, &inputs, is_seen ? &rates : NULL, most, &set));
+  const int is_seen = policy_hook != NULL && policy_hook->vtable->rates(policy_hook, moe, inputs.max_tokens, &rates);
+  const int32_t most = policy_hook != NULL ? policy_hook->vtable->num_candidates(policy_hook, moe) : 1;
+  SLUICE_TRY(sluice_candidates_make(&problem, &inputs, is_seen ? &rates : NULL, most, &set));
   SLUICE_TRY(sluice_plan_install_set(moe, &set));
-  if (chooser != NULL) moe->plan = &moe->plans->plans[chooser->vtable->choose_plan(chooser, moe, &moe->seat)];
+  if (policy_hook != NULL)
+    moe->plan = &moe->plans->plans[policy_hook->vtable->choose_plan(policy_hook, moe, &moe->decision)];
   return SLUICE_OK;
 }
 
-static sluice_status_t prepare(sluice_moe_t* moe, const sluice_agreement_t* agreement,
-                               const sluice_kept_forward_t* repeated) {
-  sluice_chooser_t* chooser = moe->seat.table != NULL ? moe->context->chooser : NULL;
-  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= agreement->max_tokens) {
-    if (chooser == NULL || moe->plan_is_given) return SLUICE_OK;
-    const int32_t plan = repeated != NULL ? repeated->plan : chooser->vtable->choose_plan(chooser, moe, &moe->seat);
+static sluice_status_t prepare(sluice_moe_t* moe, const sluice_handshake_t* handshake,
+                               const sluice_replay_forward_t* repeated) {
+  sluice_policy_hook_t* policy_hook = moe->decision.table != NULL ? moe->context->policy_hook : NULL;
+  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= handshake->max_tokens) {
+    if (policy_hook == NULL || moe->plan_is_given) return SLUICE_OK;
+    const int32_t plan =
+        repeated != NULL ? repeated->plan : policy_hook->vtable->choose_plan(policy_hook, moe, &moe->decision);
     moe->plan = &moe->plans->plans[plan];
     return SLUICE_OK;
   }
   if (moe->plan_is_given && moe->plan != NULL) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
-                       moe->shape.config.layer_id, (long long)agreement->max_tokens,
+                       moe->shape.config.layer_id, (long long)handshake->max_tokens,
                        (long long)moe->plan->inputs.max_tokens);
   }
-  return make_plans(moe, agreement, chooser);
+  return make_plans(moe, handshake, policy_hook);
 }
 
-sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_agreement_t* agreement,
-                                    const sluice_kept_forward_t* repeated) {
+sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_handshake_t* handshake,
+                                    const sluice_replay_forward_t* repeated) {
   const sluice_moe_t* moe = f->pass.moe;
-  SLUICE_TRY(prepare(f->pass.moe, agreement, repeated));
+  SLUICE_TRY(prepare(f->pass.moe, handshake, repeated));
   f->num_chunks = moe->plan->num_chunks;
   f->plan = (int32_t)(moe->plan - moe->plans->plans);
   return SLUICE_OK;
@@ -178,7 +181,7 @@ static int is_stored(const sluice_plan_data_t* plan, int32_t chunk) {
 
 /* Chunks whose rows no longer fit are slower, and nothing else says so: counted, and told once for each layer. All
  * ranks find the same; one speaks. */
-static void note_fallback(sluice_moe_t* moe, const sluice_cut_t* cut) {
+static void note_fallback(sluice_moe_t* moe, const sluice_chunks_by_tokens_t* cut) {
   const sluice_plan_data_t* plan = moe->plan;
   sluice_context_t* context = moe->context;
   int32_t count = 0;
@@ -206,15 +209,16 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, c
       sluice_arena_take(arena, (uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * sizeof *table);
   int64_t* first_token = sluice_arena_take(arena, ((uint64_t)plan->num_blocks + 1) * sizeof *first_token);
   SLUICE_TRY(sum_rows(moe, expert_ids, counts, table));
-  sluice_cut_t cut;
-  SLUICE_TRY(sluice_cut_by_rows(moe, plan, table, &cut));
-  sluice_cut_tokens(&cut, plan->num_blocks, expert_ids->shape[0], first_token);
+  sluice_chunks_by_tokens_t cut;
+  SLUICE_TRY(sluice_chunks_by_tokens_make(moe, plan, table, &cut));
+  sluice_chunks_by_tokens_of(&cut, plan->num_blocks, expert_ids->shape[0], first_token);
   const sluice_block_chunks_t chunks = {cut.num_chunks, first_token, cut.first_block};
   SLUICE_TRY(moe->strategies->routes->order_blocks(moe, stream, expert_ids, &chunks, counts, binding));
   if (keep) note_fallback(moe, &cut);
   for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
-    binding->restore_di[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));
-    binding->restore_m[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_m(plan, i) : sluice_restore_least(SLUICE_T_M));
+    binding->restore_input[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));
+    binding->restore_pre_activation[i] =
+        (uint8_t)(cut.is_kept[i] ? sluice_plan_m(plan, i) : sluice_restore_least(SLUICE_T_M));
   }
   sluice_planned_note(moe, binding);
   return sluice_exchange_counts(binding);

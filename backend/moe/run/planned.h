@@ -1,4 +1,4 @@
-/* A forward under a plan: from the agreement to a binding whose chunks fit. Private to moe. */
+/* A forward under a plan: from the handshake to a binding whose chunks fit. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_RUN_PLANNED_H_
 #define SLUICE_BACKEND_MOE_RUN_PLANNED_H_
 
@@ -7,7 +7,7 @@
 
 /* What the context takes besides what its plan counts, with the layers that are still to come. Hosts may make a model's
  * layers one by one, each at its first forward, and say how many there will be: plans that have filled the budget would
- * leave them no room. On a far device layers lie in the host's memory, which has no budget. */
+ * leave them no room. With device memory layers lie in the host's memory, which has no budget. */
 uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe);
 
 /* Whether one more forward may be kept under the plan in force, in its budgets, whatever its routing, beside the bytes
@@ -26,8 +26,8 @@ void sluice_planned_propose(const sluice_forward_t* f, sluice_proposal_t* propos
 
 /* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
  * ranks, but for NO_MEMORY. repeated: of several, the one of that forward; NULL: whichever is chosen. */
-sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_agreement_t* agreement,
-                                    const sluice_kept_forward_t* repeated);
+sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_handshake_t* handshake,
+                                    const sluice_replay_forward_t* repeated);
 
 /* Cuts by received rows (one all-reduce), orders the routes and exchanges counts. Collective. Fills the binding and its
  * restore policies; sluice_binding_finish is still to come. counts: of sluice_routes_t.look, on the pass's

@@ -10,7 +10,7 @@ static uint64_t hash_of(const sluice_forward_t* f) {
 
 static void look_nowhere(sluice_forward_t* f) { (void)f; }
 
-static const sluice_kept_forward_t* choose_none(sluice_forward_t* f, uint32_t like) {
+static const sluice_replay_forward_t* choose_none(sluice_forward_t* f, uint32_t like) {
   (void)f, (void)like;
   return NULL;
 }
@@ -26,13 +26,13 @@ static void hash_kept(sluice_forward_t* f) {
 }
 
 static void note(const sluice_forward_t* f) {
-  const sluice_kept_forward_t kept = {
+  const sluice_replay_forward_t kept = {
       .routes = f->routes,
       .num_chunks = f->num_chunks,
       .plan = (int16_t)f->plan,
       .wgrad_mode = (int16_t)f->wgrad_mode,
   };
-  sluice_kept_add(&f->pass.moe->kept, sluice_forward_keeps(f) ? &kept : NULL);
+  sluice_replay_add(&f->pass.moe->replay, sluice_forward_keeps(f) ? &kept : NULL);
 }
 
 static const sluice_replay_role_t first = {.look_back = hash_kept, .choose = choose_none, .note = note};
@@ -40,15 +40,15 @@ static const sluice_replay_role_t first = {.look_back = hash_kept, .choose = cho
 /* ---- again ---- */
 
 static void look_back(sluice_forward_t* f) {
-  sluice_kept_t* kept = &f->pass.moe->kept;
+  sluice_replay_t* kept = &f->pass.moe->replay;
   f->routes = hash_of(f);
-  f->like = sluice_kept_like(kept, f->routes);
-  const sluice_kept_forward_t* repeated = sluice_kept_choose(kept, f->like);
+  f->like = sluice_replay_like(kept, f->routes);
+  const sluice_replay_forward_t* repeated = sluice_replay_choose(kept, f->like);
   if (repeated != NULL) f->num_chunks = repeated->num_chunks;
 }
 
-static const sluice_kept_forward_t* choose(sluice_forward_t* f, uint32_t like) {
-  sluice_kept_forward_t* repeated = sluice_kept_choose(&f->pass.moe->kept, like);
+static const sluice_replay_forward_t* choose(sluice_forward_t* f, uint32_t like) {
+  sluice_replay_forward_t* repeated = sluice_replay_choose(&f->pass.moe->replay, like);
   if (repeated != NULL) repeated->is_repeated = 1, f->wgrad_mode = repeated->wgrad_mode;
   return repeated;
 }
@@ -57,6 +57,6 @@ static const sluice_replay_role_t again = {
     .is_repetition = 1, .look_back = look_back, .choose = choose, .note = note_nothing};
 
 const sluice_replay_role_t* sluice_replay_role_of(const sluice_moe_t* moe, const sluice_moe_forward_args_t* args) {
-  if (moe->seat.table == NULL) return &nobody;
+  if (moe->decision.table == NULL) return &nobody;
   return args->repeats ? &again : &first;
 }

@@ -1,6 +1,6 @@
 /* What a forward has to do with earlier ones, where somebody chooses n or plans. What activation checkpointing runs
  * again must leave what the first time left, or the host cannot put one in the other's place: the same n and the same
- * plan. So a first forward is noted, and a repetition looks back for it (layer/kept.h). Private to moe/run. */
+ * plan. So a first forward is noted, and a repetition looks back for it (layer/replay.h). Private to moe/run. */
 #ifndef SLUICE_BACKEND_MOE_RUN_REPLAY_ROLE_H_
 #define SLUICE_BACKEND_MOE_RUN_REPLAY_ROLE_H_
 
@@ -11,7 +11,7 @@ typedef struct sluice_replay_role_s {
   /* Before the header: what this rank's routing says. */
   void (*look_back)(sluice_forward_t* f);
   /* Behind it: the forward that this one repeats on all ranks; NULL: none. */
-  const sluice_kept_forward_t* (*choose)(sluice_forward_t* f, uint32_t like);
+  const sluice_replay_forward_t* (*choose)(sluice_forward_t* f, uint32_t like);
   /* Once all ranks go on. They do this for the same forwards. */
   void (*note)(const sluice_forward_t* f);
 } sluice_replay_role_t;

@@ -10,7 +10,7 @@
 enum { PLAIN, PINNED, ROWS };
 static int place_of(int32_t which) {
   if (which == SLUICE_SAVED_META) return PLAIN;
-  return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_MIDDLE ? ROWS : PINNED;
+  return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_PRE_ACTIVATION ? ROWS : PINNED;
 }
 
 static sluice_status_t allocate(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream,

@@ -11,7 +11,8 @@
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/step/saved_memory.h"
 
-const char* const sluice_saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "MIDDLE", "HOST_INPUT", "HOST_MIDDLE"};
+const char* const sluice_saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "PRE_ACTIVATION", "HOST_INPUT",
+                                                            "HOST_PRE_ACTIVATION"};
 
 static_assert(sizeof(sluice_step_t) == SLUICE_STEP_BYTES, "plans count it");
 static_assert(offsetof(sluice_step_t, link) == 0, "a step is known by its link");
@@ -67,7 +68,7 @@ static sluice_status_t enter_ledger(sluice_step_t* step, int32_t which, uint64_t
   sluice_context_t* context = step->moe->context;
   const sluice_plan_data_t* plan = step->moe->plan;
   sluice_ledger_sums_t what = {0};
-  const int is_offloaded = which == SLUICE_SAVED_HOST_INPUT || which == SLUICE_SAVED_HOST_MIDDLE;
+  const int is_offloaded = which == SLUICE_SAVED_HOST_INPUT || which == SLUICE_SAVED_HOST_PRE_ACTIVATION;
   if (which == SLUICE_SAVED_META) {
     what.steps = 1;
     what.promised = plan == NULL ? 0 : plan->bytes.step;

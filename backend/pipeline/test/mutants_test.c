@@ -59,7 +59,7 @@ static void close(const sluice_pipeline_program_t* program, char* reaches) {
     for (int32_t k = 0; k < op->num_needs; ++k) reaches[program->needs[op->first_need + k] * n + b] = 1;
     if (sluice_stage_op_is_message(op->kind) && !sluice_stage_op_is_send(op->kind)) reaches[op->match * n + b] = 1;
     if (program->policy->is_planned && op->place > 0) {
-      reaches[program->order[program->first_place[op->stage] + op->place - 1] * n + b] = 1;
+      reaches[program->order[program->first_position[op->stage] + op->place - 1] * n + b] = 1;
     }
   }
   for (int32_t k = 0; k < n; ++k) {
@@ -211,7 +211,7 @@ static void Messages_Exchanged_AreFound(void** state) {
 
 static void swap_places(sluice_pipeline_program_t* program, int32_t a, int32_t b) {
   sluice_stage_op_t *one = &program->ops[a], *other = &program->ops[b];
-  int32_t first = program->first_place[one->stage], place = one->place;
+  int32_t first = program->first_position[one->stage], place = one->place;
   one->place = other->place;
   other->place = place;
   program->order[first + one->place] = a;

@@ -28,9 +28,9 @@ static const char* order_of(const sluice_pipeline_spec_t* spec, int32_t stage) {
   static const char letters[] = "AFaGBgW";
   sluice_pipeline_program_t* program = program_of(spec);
   size_t used = 0;
-  for (int32_t i = program->first_place[stage]; i < program->first_place[stage + 1] - 1; ++i) {
+  for (int32_t i = program->first_position[stage]; i < program->first_position[stage + 1] - 1; ++i) {
     const sluice_stage_op_t* op = &program->ops[program->order[i]];
-    assert_int_equal(op->place, i - program->first_place[stage]);
+    assert_int_equal(op->place, i - program->first_position[stage]);
     used += (size_t)snprintf(text + used, sizeof text - used, "%s%c", used > 0 ? " " : "", letters[op->kind]);
     if (spec->num_virtual > 1) {
       used += (size_t)snprintf(text + used, sizeof text - used, "%d.", op->virtual_stage / spec->num_stages);
@@ -89,7 +89,7 @@ static void assert_keeps_at_most(const sluice_pipeline_spec_t* spec, int32_t mos
   sluice_pipeline_program_t* program = program_of(spec);
   for (int32_t s = 0; s < spec->num_stages; ++s) {
     int32_t kept = 0, reached = 0;
-    for (int32_t i = program->first_place[s]; i < program->first_place[s + 1]; ++i) {
+    for (int32_t i = program->first_position[s]; i < program->first_position[s + 1]; ++i) {
       int32_t kind = program->ops[program->order[i]].kind;
       kept += (kind == SLUICE_STAGE_FORWARD) - (kind == SLUICE_STAGE_WEIGHT_GRAD);
       if (kept > reached) reached = kept;

@@ -22,7 +22,7 @@ static sluice_plan_problem_t problem_of(int32_t num_experts, int32_t world_size)
                                       .gated = SLUICE_GATED_HALVES,
                                       .activation = SLUICE_ACTIVATION_SILU,
                                       .restore_input = SLUICE_RESTORE_ADAPTIVE,
-                                      .restore_middle = SLUICE_RESTORE_ADAPTIVE,
+                                      .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE,
                                       .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
   sluice_plan_problem_t problem = {.header_bytes = sluice_headers_bytes(world_size), .rings = &rings};
   sluice_shape_init(&problem.shape, &config, NULL, 0, world_size, NULL, 0);
@@ -33,8 +33,8 @@ static sluice_plan_inputs_t inputs_of(uint64_t budget) {
   return (sluice_plan_inputs_t){.max_tokens = 8192,
                                 .budget = budget,
                                 .max_outstanding = 2,
-                                .restore_di = SLUICE_RESTORE_ADAPTIVE,
-                                .restore_m = SLUICE_RESTORE_ADAPTIVE,
+                                .restore_input = SLUICE_RESTORE_ADAPTIVE,
+                                .restore_pre_activation = SLUICE_RESTORE_ADAPTIVE,
                                 .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
 }
 
@@ -48,11 +48,11 @@ static void Shape_OfLargeLayer_HasFourExpertsARank(void** state) {
 
 static void Shape_UnevenExperts_WidestHasMost(void** state) {
   (void)state;
-  const int32_t first_place[] = {0, 1, 6, 8};
+  const int32_t first_position[] = {0, 1, 6, 8};
   const sluice_moe_config_t config = {
       .model_width = 8, .hidden_width = 8, .num_experts = 8, .top_k = 1, .dtype = SLUICE_DTYPE_F32};
   sluice_shape_t shape;
-  sluice_shape_init(&shape, &config, NULL, 2, 3, first_place, 0);
+  sluice_shape_init(&shape, &config, NULL, 2, 3, first_position, 0);
   assert_int_equal(shape.num_local, 2);
   assert_int_equal(sluice_shape_widest(&shape).num_local, 5);
 }
@@ -70,7 +70,7 @@ static void Plan_LargeLayerUnderBudget_FitsAndAddsUp(void** state) {
   assert_int_equal(sluice_plan_make(&problem, &budget, NULL, NULL, NULL, &tight), SLUICE_OK);
   assert_true(tight.bytes.total <= least);
   const sluice_plan_bytes_t* b = &tight.bytes;
-  assert_int_equal(b->total, b->base + b->slots + b->routing + b->schedules + b->headers + b->products + 2 * b->step);
+  assert_int_equal(b->total, b->base + b->slots + b->routing + b->schedules + b->headers + b->gemms + 2 * b->step);
   assert_int_equal(tight.worst_rows, (int64_t)256 * 8192 * 8);
 }
 

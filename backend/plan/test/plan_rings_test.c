@@ -21,8 +21,8 @@ static sluice_template_spec_t spec_of(int32_t i) {
                                  .weight_half = i % 2 == 0 ? SLUICE_WEIGHTS_NONE : SLUICE_WEIGHTS_NOW,
                                  .wgrad_mode = i / 4 % 2};
   for (int32_t c = 0; c < spec.num_chunks; ++c) {
-    spec.restore_di[c] = i / 80 % 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
-    spec.restore_m[c] = i / 160 ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
+    spec.restore_input[c] = i / 80 % 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+    spec.restore_pre_activation[c] = i / 160 ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
   }
   return spec;
 }

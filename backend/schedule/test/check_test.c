@@ -158,7 +158,7 @@ static void Releases_TooManyTooFewOrTooEarly_AreNamed(void** state) {
   sluice_template_destroy(t, memory());
 }
 
-/* A copy and a product read the same rows, and neither waits for the other: the slot is free when both have ended. */
+/* A copy and a GEMM read the same rows, and neither waits for the other: the slot is free when both have ended. */
 static void Releases_LastReadersOnTwoLanes_AreBoth(void** state) {
   (void)state;
   sluice_template_spec_t spec = spec_with(4, S3, 0);
@@ -186,7 +186,7 @@ static void Guard1_DispatchWaitsForTheSlotsReaders(void** state) {
   forget(spec_with(4, S3, 0), SLUICE_OP_UNPACK, 2, SLUICE_LANE_COPY_OUT, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
 }
 
-static void Guard2_FirstProductWaitsForTheCopyOfItsSlot(void** state) {
+static void Guard2_FirstGemmWaitsForTheCopyOfItsSlot(void** state) {
   (void)state;
   forget(spec_with(4, S2, 0), SLUICE_OP_GEMM1, 2, SLUICE_LANE_COPY_OUT, SLUICE_HAZARD_WRITE_AFTER_READ, "T_M");
 }
@@ -196,7 +196,7 @@ static void Guard3_CopyWaitsForWhatItStores(void** state) {
   forget(spec_with(2, S2, 0), SLUICE_OP_COPY_OUT, 0, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_READ_AFTER_WRITE, "T_M");
 }
 
-static void Guard4_SecondProductWaitsForTheCombine(void** state) {
+static void Guard4_SecondGemmWaitsForTheCombine(void** state) {
   (void)state;
   /* In a whole pass the dispatch of the same chunk, which follows that combine, implies it. */
   sluice_template_spec_t spec = spec_with(4, 0, 0);
@@ -237,8 +237,8 @@ static void compare_with_twin(const sluice_template_t* t, void* user) {
   sluice_template_spec_t spec = t->spec;
   int differs = 0;
   for (int32_t i = 0; i < spec.num_chunks; ++i) {
-    spec.restore_m[i] = restore_m_choices[(next_random(&twins->seed) >> 16) % 3];
-    differs |= spec.restore_m[i] != t->spec.restore_m[i];
+    spec.restore_pre_activation[i] = restore_pre_activation_choices[(next_random(&twins->seed) >> 16) % 3];
+    differs |= spec.restore_pre_activation[i] != t->spec.restore_pre_activation[i];
   }
   sluice_template_t* twin = NULL;
   if (!differs || sluice_template_build(&spec, memory(), &twin) != SLUICE_OK) {
@@ -317,9 +317,9 @@ int main(void) {
       cmocka_unit_test(Releases_TooManyTooFewOrTooEarly_AreNamed),
       cmocka_unit_test(Releases_LastReadersOnTwoLanes_AreBoth),
       cmocka_unit_test(Guard1_DispatchWaitsForTheSlotsReaders),
-      cmocka_unit_test(Guard2_FirstProductWaitsForTheCopyOfItsSlot),
+      cmocka_unit_test(Guard2_FirstGemmWaitsForTheCopyOfItsSlot),
       cmocka_unit_test(Guard3_CopyWaitsForWhatItStores),
-      cmocka_unit_test(Guard4_SecondProductWaitsForTheCombine),
+      cmocka_unit_test(Guard4_SecondGemmWaitsForTheCombine),
       cmocka_unit_test(Guard5_RestoreWaitsForTheSlotsLastReader),
       cmocka_unit_test(Guard7_ExchangesAreIssuedAlikeOnAllRanks),
       cmocka_unit_test(Exchanges_OfRanksThatDifferInTM_AreEqual),

@@ -9,14 +9,15 @@
 
 uint32_t next_random(uint32_t* state) { return *state = *state * 1664525u + 1013904223u; }
 
-const uint8_t restore_m_choices[3] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+const uint8_t restore_pre_activation_choices[3] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
+                                                   SLUICE_RESTORE_RECOMPUTE};
 
 sluice_template_spec_t spec_with(int32_t n, int32_t policy, uint32_t seed) {
   sluice_template_spec_t spec = {.num_chunks = n, .keep = 1};
   for (int32_t i = 0; i < n; ++i) {
     int32_t p = policy < 9 ? policy : (int32_t)(next_random(&seed) >> 16) % 9;
-    spec.restore_di[i] = (uint8_t)(p % 3);
-    spec.restore_m[i] = restore_m_choices[p / 3];
+    spec.restore_input[i] = (uint8_t)(p % 3);
+    spec.restore_pre_activation[i] = restore_pre_activation_choices[p / 3];
   }
   return spec;
 }
@@ -42,15 +43,15 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
     spec.reuse_saved = x % 2, x /= 2;
     spec.bounded = x % 2, x /= 2;
     spec.dedup = x % 2, x /= 2;
-    spec.cut_rows = x % 2, x /= 2;
+    spec.chunks_by_experts = x % 2, x /= 2;
     static const int32_t halves[4][2] = {
         {1, SLUICE_WEIGHTS_NOW}, {1, SLUICE_WEIGHTS_NONE}, {1, SLUICE_WEIGHTS_LATER}, {0, SLUICE_WEIGHTS_NOW}};
     if (spec.direction == SLUICE_FORWARD) {
       if (x > 1 || spec.wgrad_mode || spec.reuse_saved) continue; /* mean nothing there */
       if (x == 1) {                                               /* a forward without a backward */
         spec.keep = 0;
-        memset(spec.restore_di, 0, sizeof spec.restore_di);
-        memset(spec.restore_m, 0, sizeof spec.restore_m);
+        memset(spec.restore_input, 0, sizeof spec.restore_input);
+        memset(spec.restore_pre_activation, 0, sizeof spec.restore_pre_activation);
       }
     } else {
       spec.keep = 0;
@@ -73,8 +74,8 @@ void describe_form(const sluice_template_t* t, char* text, size_t bytes) {
                       "direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse %d bounded "
                       "%d dedup %d cut %d policies",
                       s->direction, s->num_chunks, s->single_rank, s->keep, s->callback, s->gated, s->input_half,
-                      s->weight_half, s->wgrad_mode, s->reuse_saved, s->bounded, s->dedup, s->cut_rows);
+                      s->weight_half, s->wgrad_mode, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts);
   for (int32_t i = 0; i < s->num_chunks && (size_t)used < bytes; ++i) {
-    used += snprintf(text + used, bytes - (size_t)used, " %d%d", s->restore_di[i], s->restore_m[i]);
+    used += snprintf(text + used, bytes - (size_t)used, " %d%d", s->restore_input[i], s->restore_pre_activation[i]);
   }
 }

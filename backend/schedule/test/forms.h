@@ -9,7 +9,7 @@
 uint32_t next_random(uint32_t* state);
 
 /* What may become of T_M: SLUICE_RESTORE_*. */
-extern const uint8_t restore_m_choices[3];
+extern const uint8_t restore_pre_activation_choices[3];
 
 /* Policies 0 to 8 are uniform; above, every chunk has its own, by the seed. */
 sluice_template_spec_t spec_with(int32_t n, int32_t policy, uint32_t seed);

@@ -29,7 +29,7 @@ typedef struct class_s {
   int64_t mutants;
 } class_t;
 
-typedef struct tally_s {
+typedef struct score_s {
   int64_t templates, classes;
   int64_t mutants, killed;
   int64_t stood_for; /* mutants of all templates, not of one in each class */
@@ -40,7 +40,7 @@ typedef struct tally_s {
   int64_t num_seen, max_seen;
   sluice_template_t* mutant; /* room for one of the present n */
   char failure[FORM_TEXT_BYTES + 256];
-} tally_t;
+} score_t;
 
 /* The same template in other memory, where its parts can be changed. */
 static sluice_template_t* copy_into(const sluice_template_t* t, sluice_template_t* copy) {
@@ -52,21 +52,21 @@ static sluice_template_t* copy_into(const sluice_template_t* t, sluice_template_
   return copy;
 }
 
-static sluice_template_t* copy_of(const sluice_template_t* t, tally_t* tally) { return copy_into(t, tally->mutant); }
+static sluice_template_t* copy_of(const sluice_template_t* t, score_t* score) { return copy_into(t, score->mutant); }
 
-static void note_failure(tally_t* tally, const sluice_template_t* t, const char* what, int32_t a, int32_t b) {
-  if (tally->failure[0] != '\0') return;
+static void note_failure(score_t* score, const sluice_template_t* t, const char* what, int32_t a, int32_t b) {
+  if (score->failure[0] != '\0') return;
   char form[FORM_TEXT_BYTES];
   describe_form(t, form, sizeof form);
-  snprintf(tally->failure, sizeof tally->failure, "%s %d %d of %s", what, a, b, form);
+  snprintf(score->failure, sizeof score->failure, "%s %d %d of %s", what, a, b, form);
 }
 
 /* ---- judging ---- */
 
-static sluice_finding_t finding_of(const sluice_template_t* t, tally_t* tally) {
+static sluice_finding_t finding_of(const sluice_template_t* t, score_t* score) {
   sluice_finding_t finding = {.hazard = SLUICE_HAZARD_NONE};
   if (sluice_schedule_check(t, sluice_process_allocator(), &finding) != SLUICE_OK)
-    note_failure(tally, t, "no check", 0, 0);
+    note_failure(score, t, "no check", 0, 0);
   return finding;
 }
 
@@ -82,45 +82,45 @@ static void forget_what_builders_read(sluice_template_spec_t* spec) {
   if (spec->direction == SLUICE_BACKWARD) spec->dedup = 0;
 }
 
-static int is_same_under_other_specs(sluice_template_t* mutant, const sluice_finding_t* finding, tally_t* tally) {
+static int is_same_under_other_specs(sluice_template_t* mutant, const sluice_finding_t* finding, score_t* score) {
   flip_what_builders_read(&mutant->spec);
-  sluice_finding_t other = finding_of(mutant, tally);
+  sluice_finding_t other = finding_of(mutant, score);
   flip_what_builders_read(&mutant->spec);
   return memcmp(&other, finding, sizeof other) == 0;
 }
 
-static void judge(const sluice_template_t* t, sluice_template_t* mutant, tally_t* tally, int kind, const char* what,
+static void judge(const sluice_template_t* t, sluice_template_t* mutant, score_t* score, int kind, const char* what,
                   int32_t a, int32_t b) {
-  ++tally->mutants;
-  ++tally->by_kind[kind];
-  sluice_finding_t finding = finding_of(mutant, tally);
+  ++score->mutants;
+  ++score->by_kind[kind];
+  sluice_finding_t finding = finding_of(mutant, score);
   /* It is not the old releases that may give a mutant of anything else away. */
   if (kind < DROPPED && finding.hazard >= SLUICE_HAZARD_DOUBLE_RELEASE) {
     (void)sluice_template_mark_releases(mutant);
-    finding = finding_of(mutant, tally);
+    finding = finding_of(mutant, score);
   }
   char text[512] = "";
   sluice_finding_describe(mutant, &finding, text, sizeof text);
   if (finding.hazard == SLUICE_HAZARD_NONE || text[0] == '\0') {
-    note_failure(tally, t, what, a, b);
+    note_failure(score, t, what, a, b);
     return;
   }
-  if (t->spec.num_chunks <= BOTH_SPECS_UP_TO && !is_same_under_other_specs(mutant, &finding, tally)) {
-    note_failure(tally, t, "found, but not in all forms of its class:", a, b);
+  if (t->spec.num_chunks <= BOTH_SPECS_UP_TO && !is_same_under_other_specs(mutant, &finding, score)) {
+    note_failure(score, t, "found, but not in all forms of its class:", a, b);
   }
-  ++tally->killed;
+  ++score->killed;
 }
 
 /* ---- mutants ---- */
 
-static void delete_dependencies(const sluice_template_t* t, tally_t* tally) {
+static void delete_dependencies(const sluice_template_t* t, score_t* score) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     for (int32_t d = 0; d < t->ops[i].num_deps; ++d) {
-      sluice_template_t* mutant = copy_of(t, tally);
+      sluice_template_t* mutant = copy_of(t, score);
       int32_t at = t->ops[i].first_dep + d, last = t->ops[i].first_dep + t->ops[i].num_deps - 1;
       mutant->deps[at] = t->deps[last];
       --mutant->ops[i].num_deps;
-      judge(t, mutant, tally, DEPENDENCY, "dependency deleted: op, place", i, d);
+      judge(t, mutant, score, DEPENDENCY, "dependency deleted: op, place", i, d);
     }
   }
 }
@@ -165,8 +165,8 @@ static int32_t used_slots(const sluice_template_t* t, int32_t tensor, int32_t* o
   return used;
 }
 
-static void merge_slots(const sluice_template_t* t, tally_t* tally, int32_t tensor, int32_t from, int32_t to) {
-  sluice_template_t* mutant = copy_of(t, tally);
+static void merge_slots(const sluice_template_t* t, score_t* score, int32_t tensor, int32_t from, int32_t to) {
+  sluice_template_t* mutant = copy_of(t, score);
   for (int32_t i = 0; i < t->num_ops; ++i) {
     move_refs(mutant->ops[i].reads, mutant->ops[i].num_reads, tensor, from, to);
     move_refs(mutant->ops[i].writes, mutant->ops[i].num_writes, tensor, from, to);
@@ -174,29 +174,29 @@ static void merge_slots(const sluice_template_t* t, tally_t* tally, int32_t tens
   move_refs(mutant->homes, SLUICE_T_COUNT * t->spec.num_chunks, tensor, from, to);
   char what[64];
   snprintf(what, sizeof what, "slots of %s share a place:", sluice_tensor_kind_name(tensor));
-  judge(t, mutant, tally, SLOTS, what, from, to);
+  judge(t, mutant, score, SLOTS, what, from, to);
 }
 
 /* Two slots share one place, as in a ring that is one shorter. The dependencies are the old ones. Any two of those in
  * use; in large rings neighbours, and the last with the first. */
-static void shrink_rings(const sluice_template_t* t, tally_t* tally) {
+static void shrink_rings(const sluice_template_t* t, score_t* score) {
   for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
     int32_t slots[SLUICE_MAX_CHUNKS], used = used_slots(t, tensor, slots);
-    tally->rings_of_one += t->ring[tensor] == 1;
-    tally->idle_slots += t->ring[tensor] - used;
+    score->rings_of_one += t->ring[tensor] == 1;
+    score->idle_slots += t->ring[tensor] - used;
     for (int32_t i = 0; i < used; ++i) {
       for (int32_t j = i + 1; j < used; ++j) {
-        if (used <= 8 || j == i + 1 || (i == 0 && j == used - 1)) merge_slots(t, tally, tensor, slots[j], slots[i]);
+        if (used <= 8 || j == i + 1 || (i == 0 && j == used - 1)) merge_slots(t, score, tensor, slots[j], slots[i]);
       }
     }
   }
 }
 
-static void drop_accesses(const sluice_template_t* t, tally_t* tally) {
+static void drop_accesses(const sluice_template_t* t, score_t* score) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     sluice_op_rule_t rule = sluice_op_rule(t->ops[i].kind, &t->spec);
     for (int32_t r = 0; r < rule.num_reads; ++r) {
-      sluice_template_t* mutant = copy_of(t, tally);
+      sluice_template_t* mutant = copy_of(t, score);
       sluice_op_t* op = &mutant->ops[i];
       int32_t chunk = op->chunk < 0 ? 0 : op->chunk, kept = 0;
       int16_t tensor = sluice_template_home(t, rule.reads[r], chunk).tensor;
@@ -204,34 +204,34 @@ static void drop_accesses(const sluice_template_t* t, tally_t* tally) {
         if (op->reads[k].tensor != tensor) op->reads[kept++] = op->reads[k];
       }
       op->num_reads = kept;
-      judge(t, mutant, tally, READ, "read dropped: op, tensor", i, tensor);
+      judge(t, mutant, score, READ, "read dropped: op, tensor", i, tensor);
     }
   }
 }
 
-static void move_lanes(const sluice_template_t* t, tally_t* tally) {
+static void move_lanes(const sluice_template_t* t, score_t* score) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
-    sluice_template_t* mutant = copy_of(t, tally);
+    sluice_template_t* mutant = copy_of(t, score);
     mutant->ops[i].lane = (int16_t)((t->ops[i].lane + 1) % SLUICE_NUM_LANES);
-    judge(t, mutant, tally, LANE, "lane moved: op, lane", i, t->ops[i].lane);
+    judge(t, mutant, score, LANE, "lane moved: op, lane", i, t->ops[i].lane);
   }
 }
 
 /* Two exchanges that follow each other on one rank change places; the other ranks keep the template. */
-static void swap_exchanges(const sluice_template_t* t, tally_t* tally) {
+static void swap_exchanges(const sluice_template_t* t, score_t* score) {
   int32_t last = -1;
   for (int32_t i = 0; i < t->num_ops; ++i) {
     if (!sluice_op_is_exchange(t->ops[i].kind)) continue;
     if (last >= 0) {
-      sluice_template_t* mutant = copy_of(t, tally);
+      sluice_template_t* mutant = copy_of(t, score);
       sluice_op_t op = mutant->ops[i];
       mutant->ops[i].kind = mutant->ops[last].kind, mutant->ops[i].chunk = mutant->ops[last].chunk;
       mutant->ops[last].kind = op.kind, mutant->ops[last].chunk = op.chunk;
-      ++tally->mutants, ++tally->by_kind[EXCHANGES];
+      ++score->mutants, ++score->by_kind[EXCHANGES];
       if (sluice_schedule_same_exchanges(t, mutant)) {
-        note_failure(tally, t, "exchanges swapped: ops", last, i);
+        note_failure(score, t, "exchanges swapped: ops", last, i);
       } else {
-        ++tally->killed;
+        ++score->killed;
       }
     }
     last = i;
@@ -246,11 +246,11 @@ static sluice_slot_ref_t access_of(const sluice_op_t* op, int32_t bit) {
   return bit < SLUICE_OP_MAX_ACCESSES ? op->reads[bit] : op->writes[bit - SLUICE_OP_MAX_ACCESSES];
 }
 
-static void judge_releases(const sluice_template_t* t, tally_t* tally, int kind, int32_t op, int32_t bit, int32_t to) {
-  sluice_template_t* mutant = copy_of(t, tally);
+static void judge_releases(const sluice_template_t* t, score_t* score, int kind, int32_t op, int32_t bit, int32_t to) {
+  sluice_template_t* mutant = copy_of(t, score);
   mutant->ops[op].releases ^= 1 << bit;
   if (to >= 0) mutant->ops[to / 16].releases |= 1 << to % 16;
-  judge(t, mutant, tally, kind, "release dropped, added or moved: op, access", op, bit);
+  judge(t, mutant, score, kind, "release dropped, added or moved: op, access", op, bit);
 }
 
 /* The nearest access of the same slot in this direction that frees nothing: op * 16 + bit; -1: there is none. */
@@ -267,27 +267,27 @@ static int32_t nearest(const sluice_template_t* t, int32_t op, sluice_slot_ref_t
 
 /* Each release left out, or made by the op before or behind that touches the slot; each access releasing that does
  * not, which frees a slot twice, too early, or one that is not the pass's. */
-static void change_releases(const sluice_template_t* t, tally_t* tally) {
+static void change_releases(const sluice_template_t* t, score_t* score) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     for (int32_t bit = 0; bit < 16; ++bit) {
       if (!has_access(&t->ops[i], bit)) continue;
       int is_set = t->ops[i].releases >> bit & 1;
-      judge_releases(t, tally, is_set ? DROPPED : ADDED, i, bit, -1);
+      judge_releases(t, score, is_set ? DROPPED : ADDED, i, bit, -1);
       for (int32_t step = -1; is_set && step <= 1; step += 2) {
         int32_t to = nearest(t, i, access_of(&t->ops[i], bit), step);
-        if (to >= 0) judge_releases(t, tally, MOVED, i, bit, to);
+        if (to >= 0) judge_releases(t, score, MOVED, i, bit, to);
       }
     }
   }
 }
 
-static void mutate(const sluice_template_t* t, tally_t* tally) {
-  delete_dependencies(t, tally);
-  shrink_rings(t, tally);
-  drop_accesses(t, tally);
-  move_lanes(t, tally);
-  swap_exchanges(t, tally);
-  if (t->spec.num_chunks <= tally->releases_up_to) change_releases(t, tally);
+static void mutate(const sluice_template_t* t, score_t* score) {
+  delete_dependencies(t, score);
+  shrink_rings(t, score);
+  drop_accesses(t, score);
+  move_lanes(t, score);
+  swap_exchanges(t, score);
+  if (t->spec.num_chunks <= score->releases_up_to) change_releases(t, score);
 }
 
 /* ---- classes ---- */
@@ -302,36 +302,36 @@ static int is_same_to_the_checker(const sluice_template_t* a, const sluice_templ
          memcmp(a->homes, b->homes, (size_t)SLUICE_T_COUNT * (size_t)a->spec.num_chunks * sizeof *a->homes) == 0;
 }
 
-static class_t* class_of(const sluice_template_t* t, tally_t* tally) {
-  for (int64_t i = 0; i < tally->num_seen; ++i) {
-    if (is_same_to_the_checker(tally->seen[i].t, t)) return &tally->seen[i];
+static class_t* class_of(const sluice_template_t* t, score_t* score) {
+  for (int64_t i = 0; i < score->num_seen; ++i) {
+    if (is_same_to_the_checker(score->seen[i].t, t)) return &score->seen[i];
   }
   return NULL;
 }
 
-static class_t* add_class(const sluice_template_t* t, tally_t* tally) {
-  if (tally->num_seen == tally->max_seen) {
-    tally->max_seen = 2 * tally->max_seen + 64;
-    tally->seen = realloc(tally->seen, (size_t)tally->max_seen * sizeof *tally->seen);
+static class_t* add_class(const sluice_template_t* t, score_t* score) {
+  if (score->num_seen == score->max_seen) {
+    score->max_seen = 2 * score->max_seen + 64;
+    score->seen = realloc(score->seen, (size_t)score->max_seen * sizeof *score->seen);
   }
-  class_t* added = &tally->seen[tally->num_seen++];
+  class_t* added = &score->seen[score->num_seen++];
   added->t = copy_into(t, malloc(t->bytes));
   return added;
 }
 
 static void visit(const sluice_template_t* t, void* user) {
-  tally_t* tally = user;
-  if (tally->failure[0] != '\0') return;
-  ++tally->templates;
-  class_t* of_t = class_of(t, tally);
+  score_t* score = user;
+  if (score->failure[0] != '\0') return;
+  ++score->templates;
+  class_t* of_t = class_of(t, score);
   if (of_t == NULL) {
-    int64_t before = tally->mutants;
-    mutate(t, tally);
-    of_t = add_class(t, tally);
-    of_t->mutants = tally->mutants - before;
-    ++tally->classes;
+    int64_t before = score->mutants;
+    mutate(t, score);
+    of_t = add_class(t, score);
+    of_t->mutants = score->mutants - before;
+    ++score->classes;
   }
-  tally->stood_for += of_t->mutants;
+  score->stood_for += of_t->mutants;
 }
 
 /* ---- all n, by as many threads as there are cores ---- */
@@ -339,44 +339,44 @@ static void visit(const sluice_template_t* t, void* user) {
 typedef struct worker_s {
   pthread_t thread;
   _Atomic int32_t* next_n; /* the largest first */
-  tally_t tally;
+  score_t score;
 } worker_t;
 
-static void mutate_all_of(int32_t n, tally_t* tally) {
-  tally->mutant = malloc(sluice_template_bytes(n));
-  for (int32_t policy = 0; policy < 9; ++policy) for_each_form(n, policy, 0, visit, tally);
-  for (uint32_t seed = 1; seed <= 3; ++seed) for_each_form(n, 9, seed * 131u + (uint32_t)n, visit, tally);
-  for (int64_t i = 0; i < tally->num_seen; ++i) free(tally->seen[i].t);
-  tally->num_seen = 0;
-  free(tally->mutant);
+static void mutate_all_of(int32_t n, score_t* score) {
+  score->mutant = malloc(sluice_template_bytes(n));
+  for (int32_t policy = 0; policy < 9; ++policy) for_each_form(n, policy, 0, visit, score);
+  for (uint32_t seed = 1; seed <= 3; ++seed) for_each_form(n, 9, seed * 131u + (uint32_t)n, visit, score);
+  for (int64_t i = 0; i < score->num_seen; ++i) free(score->seen[i].t);
+  score->num_seen = 0;
+  free(score->mutant);
 }
 
 static void* work(void* argument) {
   worker_t* worker = argument;
-  for (int32_t n = (*worker->next_n)--; n >= 1; n = (*worker->next_n)--) mutate_all_of(n, &worker->tally);
-  free(worker->tally.seen);
+  for (int32_t n = (*worker->next_n)--; n >= 1; n = (*worker->next_n)--) mutate_all_of(n, &worker->score);
+  free(worker->score.seen);
   return NULL;
 }
 
-static void add_tally(tally_t* sum, const tally_t* one) {
+static void add_score(score_t* sum, const score_t* one) {
   sum->templates += one->templates, sum->classes += one->classes;
   sum->mutants += one->mutants, sum->killed += one->killed, sum->stood_for += one->stood_for;
   for (int kind = 0; kind < KINDS; ++kind) sum->by_kind[kind] += one->by_kind[kind];
   sum->rings_of_one += one->rings_of_one, sum->idle_slots += one->idle_slots;
 }
 
-static void print_tally(const tally_t* tally, int32_t largest) {
+static void print_score(const score_t* score, int32_t largest) {
   static const char* const kinds[KINDS] = {"dependency deleted", "slots merged",    "read dropped",  "lane moved",
                                            "exchanges swapped",  "release dropped", "release added", "release moved"};
-  printf("mutants: %lld, killed: %lld (", (long long)tally->mutants, (long long)tally->killed);
+  printf("mutants: %lld, killed: %lld (", (long long)score->mutants, (long long)score->killed);
   for (int kind = 0; kind < KINDS; ++kind) {
-    printf("%s%s %lld", kind > 0 ? ", " : "", kinds[kind], (long long)tally->by_kind[kind]);
+    printf("%s%s %lld", kind > 0 ? ", " : "", kinds[kind], (long long)score->by_kind[kind]);
   }
-  printf("), n <= %d, of releases %d\n", largest, tally->releases_up_to);
+  printf("), n <= %d, of releases %d\n", largest, score->releases_up_to);
   printf("of %lld templates, each another to the checker, which stand for %lld mutants of %lld forms\n",
-         (long long)tally->classes, (long long)tally->stood_for, (long long)tally->templates);
+         (long long)score->classes, (long long)score->stood_for, (long long)score->templates);
   printf("no mutants: %lld rings of one slot, %lld slots that no chunk of their template uses\n",
-         (long long)tally->rings_of_one, (long long)tally->idle_slots);
+         (long long)score->rings_of_one, (long long)score->idle_slots);
 }
 
 static void Mutants_OfEveryForm_AreAllKilled(void** state) {
@@ -387,19 +387,19 @@ static void Mutants_OfEveryForm_AreAllKilled(void** state) {
   static worker_t workers[MAX_WORKERS];
   long count = sysconf(_SC_NPROCESSORS_ONLN);
   count = count < 1 ? 1 : count > MAX_WORKERS ? MAX_WORKERS : count;
-  tally_t sum = {.releases_up_to = is_full ? 8 : 4};
+  score_t sum = {.releases_up_to = is_full ? 8 : 4};
   for (long i = 0; i < count; ++i) {
-    workers[i] = (worker_t){.next_n = &next_n, .tally = {.releases_up_to = sum.releases_up_to}};
+    workers[i] = (worker_t){.next_n = &next_n, .score = {.releases_up_to = sum.releases_up_to}};
     assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
   }
   for (long i = 0; i < count; ++i) {
     pthread_join(workers[i].thread, NULL);
-    add_tally(&sum, &workers[i].tally);
+    add_score(&sum, &workers[i].score);
   }
   for (long i = 0; i < count; ++i) {
-    if (workers[i].tally.failure[0] != '\0') fail_msg("survivor: %s", workers[i].tally.failure);
+    if (workers[i].score.failure[0] != '\0') fail_msg("survivor: %s", workers[i].score.failure);
   }
-  print_tally(&sum, largest);
+  print_score(&sum, largest);
   assert_int_equal(sum.killed, sum.mutants);
   for (int kind = 0; kind < KINDS; ++kind) assert_true(sum.by_kind[kind] > 100);
 }

@@ -22,9 +22,10 @@ static sluice_template_t* random_template(uint32_t* seed) {
     spec.weight_half = spec.input_half ? (int32_t)(next_random(seed) % 3) : 0;
     spec.reuse_saved = (int32_t)(next_random(seed) % 2), spec.bounded = (int32_t)(next_random(seed) % 2);
     spec.dedup = !spec.single_rank && next_random(seed) % 2;
-    spec.cut_rows = next_random(seed) % 4 == 0;
+    spec.chunks_by_experts = next_random(seed) % 4 == 0;
     for (int32_t i = 0; i < spec.num_chunks; ++i) {
-      spec.restore_di[i] = (uint8_t)(next_random(seed) % 3), spec.restore_m[i] = of_m[next_random(seed) % 3];
+      spec.restore_input[i] = (uint8_t)(next_random(seed) % 3),
+      spec.restore_pre_activation[i] = of_m[next_random(seed) % 3];
     }
     sluice_template_t* t = NULL;
     if (sluice_template_build(&spec, sluice_process_allocator(), &t) == SLUICE_OK) return t;
@@ -72,7 +73,7 @@ static int names_a_field(const char* message) {
   static const char* const words[] = {
       "must be in",          "the bytes end before", "checksum",      "bytes follow the end",
       "num_deps is",         "schedule refused:",    "restore polic", "callback experts",
-      "a backward computes", "number of chunks",     "dedup is",      "cut_rows is"};
+      "a backward computes", "number of chunks",     "dedup is",      "chunks_by_experts is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;
   }
@@ -139,7 +140,7 @@ static void Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge(void** 
   (void)state;
   sluice_template_spec_t spec = {.num_chunks = 4, .keep = 1};
   for (int32_t i = 0; i < 4; ++i) {
-    spec.restore_di[i] = SLUICE_RESTORE_OFFLOAD, spec.restore_m[i] = SLUICE_RESTORE_RECOMPUTE; /* S3 */
+    spec.restore_input[i] = SLUICE_RESTORE_OFFLOAD, spec.restore_pre_activation[i] = SLUICE_RESTORE_RECOMPUTE; /* S3 */
   }
   sluice_template_t *t = NULL, *read = NULL;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);

@@ -173,23 +173,24 @@ static void Template_PolicyOfTheOtherTensor_IsRefusedWithThoseThatFit(void** sta
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
   sluice_template_spec_t spec = {.num_chunks = 2, .keep = 1};
-  spec.restore_m[1] = SLUICE_RESTORE_REDISPATCH;
+  spec.restore_pre_activation[1] = SLUICE_RESTORE_REDISPATCH;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
   sluice_error_last(&why);
   assert_non_null(
       strstr(why.message, "of T_M in chunk 1 of 2 is 2; known are keep (0), offload (1) and recompute (3)"));
-  spec.restore_m[1] = 0, spec.restore_di[0] = SLUICE_RESTORE_RECOMPUTE;
+  spec.restore_pre_activation[1] = 0, spec.restore_input[0] = SLUICE_RESTORE_RECOMPUTE;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
   sluice_error_last(&why);
   assert_non_null(
       strstr(why.message, "of T_DI in chunk 0 of 2 is 3; known are keep (0), offload (1) and re-dispatch (2)"));
-  spec.restore_di[0] = 0, spec.restore_di[2] = SLUICE_RESTORE_OFFLOAD;
+  spec.restore_input[0] = 0, spec.restore_input[2] = SLUICE_RESTORE_OFFLOAD;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
 }
 
 /* Ops of the kind in the template of a spec with these policies for all chunks. */
 static int32_t count_ops(sluice_template_spec_t spec, int32_t di, int32_t m, int32_t kind) {
-  for (int32_t i = 0; i < spec.num_chunks; ++i) spec.restore_di[i] = (uint8_t)di, spec.restore_m[i] = (uint8_t)m;
+  for (int32_t i = 0; i < spec.num_chunks; ++i)
+    spec.restore_input[i] = (uint8_t)di, spec.restore_pre_activation[i] = (uint8_t)m;
   sluice_template_t* t = build(spec);
   int32_t count = 0;
   for (int32_t i = 0; i < t->num_ops; ++i) count += t->ops[i].kind == kind;
@@ -197,7 +198,7 @@ static int32_t count_ops(sluice_template_spec_t spec, int32_t di, int32_t m, int
   return count;
 }
 
-/* What backend/model/restore.h says: copies for rows in host memory, exchanges and products once more, no op else. */
+/* What backend/model/restore.h says: copies for rows in host memory, exchanges and GEMMs once more, no op else. */
 static void Template_EachPolicy_AddsTheOpsOfItsRow(void** state) {
   (void)state;
   const int32_t n = 3;
@@ -213,7 +214,7 @@ static void Template_EachPolicy_AddsTheOpsOfItsRow(void** state) {
         int32_t in_forward = kind == SLUICE_OP_COPY_OUT ? copies : 0;
         int32_t in_backward = kind == SLUICE_OP_COPY_IN                                  ? copies
                               : kind == SLUICE_OP_REDISPATCH || kind == SLUICE_OP_UNPACK ? exchanges
-                              : kind == SLUICE_OP_RECOMPUTE                              ? a->products + b->products
+                              : kind == SLUICE_OP_RECOMPUTE                              ? a->gemms + b->gemms
                                                                                          : 0;
         assert_int_equal(count_ops(forward, di, m, kind) - count_ops(forward, 0, 0, kind), n * in_forward);
         assert_int_equal(count_ops(backward, di, m, kind) - count_ops(backward, 0, 0, kind), n * in_backward);

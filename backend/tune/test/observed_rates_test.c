@@ -68,7 +68,7 @@ static void Rates_PassesThatSayNothing_AreLeftOut(void** state) {
 /* The first of all (n, policies) by relative time. */
 static sluice_plan_data_t best_of(const sluice_plan_problem_t* problem, const sluice_plan_rates_t* rates,
                                   int32_t least_restore) {
-  static const int32_t chunks[] = {1, 2, 4, 8, 16}, middle[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
+  static const int32_t chunks[] = {1, 2, 4, 8, 16}, pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
   sluice_plan_data_t best;
   memset(&best, 0, sizeof best);
   best.cost = INFINITY;
@@ -77,8 +77,8 @@ static sluice_plan_data_t best_of(const sluice_plan_problem_t* problem, const sl
       sluice_plan_data_t plan;
       memset(&plan, 0, sizeof plan);
       plan.inputs.max_tokens = 1024, plan.num_chunks = chunks[i];
-      plan.restore_di = policy == 1 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
-      plan.restore_m = middle[policy == 2];
+      plan.restore_input = policy == 1 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+      plan.restore_pre_activation = pre_activation[policy == 2];
       plan.cost = sluice_plan_relative_time(problem, &plan, rates);
       if (plan.cost < best.cost) best = plan;
     }
@@ -86,7 +86,7 @@ static sluice_plan_data_t best_of(const sluice_plan_problem_t* problem, const sl
   return best;
 }
 
-/* Where both cannot be kept, a slow link speaks for computing again and slow products for sending again; long start-ups
+/* Where both cannot be kept, a slow link speaks for computing again and slow GEMMs for sending again; long start-ups
  * speak against chunks. Round figures know none of it. */
 static void Order_OfPlans_FollowsWhatWasSeen(void** state) {
   (void)state;
@@ -94,9 +94,9 @@ static void Order_OfPlans_FollowsWhatWasSeen(void** state) {
       .model_width = 256, .hidden_width = 512, .num_experts = 8, .top_k = 2, .dtype = SLUICE_DTYPE_F32};
   sluice_plan_problem_t problem = {0};
   sluice_shape_init(&problem.shape, &config, NULL, 0, 2, NULL, 0);
-  const sluice_plan_rates_t slow_link = {1e11, 2e7, 1e-5}, slow_products = {2e9, 5e9, 1e-5}, late = {1e11, 5e8, 2e-2};
-  assert_int_equal(best_of(&problem, &slow_link, 1).restore_m, SLUICE_RESTORE_RECOMPUTE);
-  assert_int_equal(best_of(&problem, &slow_products, 1).restore_di, SLUICE_RESTORE_REDISPATCH);
+  const sluice_plan_rates_t slow_link = {1e11, 2e7, 1e-5}, slow_gemms = {2e9, 5e9, 1e-5}, late = {1e11, 5e8, 2e-2};
+  assert_int_equal(best_of(&problem, &slow_link, 1).restore_pre_activation, SLUICE_RESTORE_RECOMPUTE);
+  assert_int_equal(best_of(&problem, &slow_gemms, 1).restore_input, SLUICE_RESTORE_REDISPATCH);
   assert_int_equal(best_of(&problem, &late, 0).num_chunks, 1);
   assert_true(best_of(&problem, NULL, 0).num_chunks > 1 && best_of(&problem, &slow_link, 0).num_chunks > 1);
 }

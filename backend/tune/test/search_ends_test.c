@@ -27,11 +27,11 @@ typedef struct pass_s {
 } pass_t;
 
 /* As backend/moe keeps it: what the next forward takes, the rows of the last one, reports for the next header. */
-typedef struct seat_s {
+typedef struct decision_s {
   int32_t pick;
   int64_t rows;
   pass_t report[2], outstanding[MOST_OUTSTANDING]; /* rows 0: there was none */
-} seat_t;
+} decision_t;
 
 typedef struct host_s {
   surface_t surface;
@@ -46,7 +46,7 @@ typedef struct host_s {
   int64_t base;
   uint32_t seed;
   int32_t step;
-  seat_t seats[MOST_LAYERS];
+  decision_t decisions[MOST_LAYERS];
 } host_t;
 
 static int64_t rows_of(host_t* h) {
@@ -118,42 +118,42 @@ static pass_t run_pass(host_t* h, const sluice_search_t* s, int32_t direction, i
   return pass;
 }
 
-/* Of a forward: reports are heard, and the seat learns what the next forward takes. */
-static void header(const host_t* h, sluice_search_t* s, seat_t* seat, int32_t* trials, int32_t* worst) {
+/* Of a forward: reports are heard, and the decision state learns what the next forward takes. */
+static void header(const host_t* h, sluice_search_t* s, decision_t* decision, int32_t* trials, int32_t* worst) {
   int has_trained = 0;
   for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
-    const pass_t* p = &seat->report[d];
+    const pass_t* p = &decision->report[d];
     has_trained |= p->rows > 0;
     if (p->ns > 0) sluice_search_observe(s, d, p->pick, p->rows, p->ns, h->has_lanes ? &p->lanes : NULL);
-    seat->report[d] = (pass_t){0};
+    decision->report[d] = (pass_t){0};
   }
   int32_t why;
-  if (has_trained) sluice_search_wait(s, seat->rows, (int32_t)(seat - h->seats));
-  seat->pick = sluice_search_next(s, seat->rows, &why);
-  assert_in_range(seat->pick, 0, SLUICE_SEARCH_PICKS - 1);
-  int32_t* count = &trials[sluice_search_bucket(seat->rows)];
+  if (has_trained) sluice_search_wait(s, decision->rows, (int32_t)(decision - h->decisions));
+  decision->pick = sluice_search_next(s, decision->rows, &why);
+  assert_in_range(decision->pick, 0, SLUICE_SEARCH_PICKS - 1);
+  int32_t* count = &trials[sluice_search_bucket(decision->rows)];
   *count = why == SLUICE_WHY_ON_TRIAL ? *count + 1 : 0;
   if (*count > *worst) *worst = *count;
 }
 
 /* As many forwards as are outstanding at a time, and then their backwards. */
-static void run_steps(host_t* h, sluice_search_t* s, seat_t* seat, int32_t* trials, int32_t* worst) {
+static void run_steps(host_t* h, sluice_search_t* s, decision_t* decision, int32_t* trials, int32_t* worst) {
   int has_backward = uniform(&h->seed, 0, 1) < h->backward_share;
   for (int32_t i = 0; i < h->depth; ++i) {
-    int32_t pick = seat->pick;
+    int32_t pick = decision->pick;
     int64_t rows = rows_of(h);
-    header(h, s, seat, trials, worst);
-    seat->report[SLUICE_FORWARD] = run_pass(h, s, SLUICE_FORWARD, pick, rows);
-    seat->rows = rows;
-    seat->outstanding[i] = (pass_t){.pick = pick, .rows = rows};
+    header(h, s, decision, trials, worst);
+    decision->report[SLUICE_FORWARD] = run_pass(h, s, SLUICE_FORWARD, pick, rows);
+    decision->rows = rows;
+    decision->outstanding[i] = (pass_t){.pick = pick, .rows = rows};
   }
   for (int32_t i = 0; i < h->depth && has_backward; ++i) {
-    const pass_t* p = &seat->outstanding[i];
+    const pass_t* p = &decision->outstanding[i];
     if (h->repeats) {
-      header(h, s, seat, trials, worst);
-      seat->report[SLUICE_FORWARD] = run_pass(h, s, SLUICE_FORWARD, p->pick, p->rows);
+      header(h, s, decision, trials, worst);
+      decision->report[SLUICE_FORWARD] = run_pass(h, s, SLUICE_FORWARD, p->pick, p->rows);
     }
-    seat->report[SLUICE_BACKWARD] = run_pass(h, s, SLUICE_BACKWARD, p->pick, p->rows);
+    decision->report[SLUICE_BACKWARD] = run_pass(h, s, SLUICE_BACKWARD, p->pick, p->rows);
   }
 }
 
@@ -162,9 +162,9 @@ static int32_t longest_trial(host_t* h, const sluice_search_config_t* config, in
   static sluice_search_t search;
   int32_t trials[SLUICE_SEARCH_BUCKETS] = {0}, worst = 0;
   sluice_search_init(&search, config);
-  for (int32_t l = 0; l < h->num_layers; ++l) h->seats[l].pick = sluice_search_next(&search, 0, NULL);
+  for (int32_t l = 0; l < h->num_layers; ++l) h->decisions[l].pick = sluice_search_next(&search, 0, NULL);
   for (h->step = 0; h->step < steps; ++h->step) {
-    for (int32_t l = 0; l < h->num_layers; ++l) run_steps(h, &search, &h->seats[l], trials, &worst);
+    for (int32_t l = 0; l < h->num_layers; ++l) run_steps(h, &search, &h->decisions[l], trials, &worst);
   }
   return worst;
 }
@@ -245,7 +245,7 @@ static void ManyOutstanding_FewBackwardsTold_BestIsFound(void** state) {
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
   int32_t trials[SLUICE_SEARCH_BUCKETS] = {0}, worst = 0, why = 0;
   sluice_search_init(&search, &config);
-  for (host.step = 0; host.step < 200; ++host.step) run_steps(&host, &search, &host.seats[0], trials, &worst);
+  for (host.step = 0; host.step < 200; ++host.step) run_steps(&host, &search, &host.decisions[0], trials, &worst);
   int32_t pick = sluice_search_next(&search, host.base, &why);
   assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED);
   assert_true(whole(&host.surface, host.base, pick) <=
@@ -268,7 +268,7 @@ static void ManyLayers_ToldTwoForwardsLater_BestIsFound(void** state) {
       sluice_search_init(&search, &config);
       /* Until it is answered, be it that an answer was just being raced again. */
       for (host.step = 0; host.step < 60 || (host.step < 120 && why == SLUICE_WHY_ON_TRIAL); ++host.step) {
-        for (int32_t l = 0; l < host.num_layers; ++l) run_steps(&host, &search, &host.seats[l], trials, &worst);
+        for (int32_t l = 0; l < host.num_layers; ++l) run_steps(&host, &search, &host.decisions[l], trials, &worst);
         pick = sluice_search_next(&search, host.base, &why);
       }
       assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED);

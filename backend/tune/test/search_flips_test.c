@@ -23,7 +23,7 @@ static double flips_next(flips_t* f, uint32_t* seed) {
   return f->is_slow ? f->factor : 1;
 }
 
-/* Slow: products only, or everything (a core that also does the link's work). */
+/* Slow: GEMMs only, or everything (a core that also does the link's work). */
 static surface_t slowed(const surface_t* s, double factor, int32_t all) {
   surface_t slow = *s;
   slow.gemm_rate *= factor, slow.gemm_startup *= factor, slow.per_chunk_wgrad *= factor;
@@ -80,7 +80,7 @@ static flipping_t run_flipping(int32_t mode, int32_t has_machine, int32_t longes
       "mode %d%s, %s 1.7 times slower in phases of up to %d steps: within 5 %% of the best n in %.1f %% of layers "
       "after "
       "%d steps, %.1f %% after %d; time over an oracle's %.2f %%, %.0f steps of a race\n",
-      mode, has_machine ? " with a machine" : "", all ? "all" : "products", longest, 100 * r.found_early, FLIP_EARLY,
+      mode, has_machine ? " with a machine" : "", all ? "all" : "gemms", longest, 100 * r.found_early, FLIP_EARLY,
       100 * r.found_late, FLIP_STEPS, 100 * r.over, r.race_steps);
   return r;
 }

@@ -93,7 +93,7 @@ static void ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothin
   assert_true(switches > 900 && fabs(share) < 0.01);
 }
 
-/* The papers' second hypothesis is told from every race: products that step in rows per chunk bend it. */
+/* The papers' second hypothesis is told from every race: GEMMs that step in rows per chunk bend it. */
 static void Race_OneValleyOrTwo_IsReported(void** state) {
   (void)state;
   static sluice_search_t s;

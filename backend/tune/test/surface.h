@@ -6,7 +6,7 @@
 #include "sluice/context.h"
 #include "sluice/moe.h"
 
-/* A machine and a layer: start-up and rate of an exchange, and products that reach their rate in steps of `tile` rows
+/* A machine and a layer: start-up and rate of an exchange, and GEMMs that reach their rate in steps of `tile` rows
  * with a start-up of their own. */
 typedef struct surface_s {
   double alpha, beta;             /* exchange: seconds, seconds per row */

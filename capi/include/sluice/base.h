@@ -56,7 +56,7 @@ extern "C" {
  * FOREIGN           a host callback or library failed            as its message says          -       see message
  * OVER_BUDGET       the plan does not fit the memory budget      none                         yes     caller
  * INTERNAL          an invariant of Sluice broke: report it      undefined                    no      Sluice
- * CAPACITY          routes beyond a ceiling were dropped         outputs lack them            no      caller
+ * CAPACITY          routes beyond a capacity were dropped         outputs lack them            no      caller
  */
 typedef int32_t sluice_status_t;
 enum {

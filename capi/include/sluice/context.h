@@ -1,4 +1,4 @@
-/* The context: what the layers of one model on one rank share: device, lanes, slots, the choice of products.
+/* The context: what the layers of one model on one rank share: device, lanes, slots, the choice of GEMMs.
  *
  * One pass (forward or backward of one layer) runs at a time per context; a second thread gets BUSY. Layers of one
  * model should share a context, so that L layers cost one set of temporaries.
@@ -15,7 +15,7 @@ extern "C" {
 
 typedef struct sluice_context_s sluice_context_t;
 
-/* Matrix products supplied by the host (for example torch's own), used by gemm "host".
+/* GEMMs supplied by the host (for example torch's own), used by gemm "host".
  * C[m,n] = A[m,k] * B[k,n] + beta * C; all three are described by element strides, one of which is 1 for each matrix.
  * Called on the calling thread only. dtypes are SLUICE_DTYPE_*; A and B share one. Returns 0, or another value when
  * it cannot do this case (the library then uses another gemm for it). */
@@ -41,7 +41,7 @@ typedef struct sluice_context_config_s {
   int32_t device_id;               /* of CUDA devices; on the CPU 0 */
   const char* gemm;                /* "auto", "native", "ref", "onednn", "blas", "host"; NULL = "auto": measured on
                                       first use, so name one where bits must repeat between processes. CUDA: NULL,
-                                      "auto" or "cublas"; "cublas-tf32": products of f32 round their operands to TF32 */
+                                      "auto" or "cublas"; "cublas-tf32": GEMMs of f32 round their operands to TF32 */
   const char* gemm_library;        /* path for "onednn" or "blas", or NULL: the loader's search */
   sluice_host_gemm_fn_t host_gemm; /* needed by gemm "host", considered by "auto"; may be NULL */
   void* host_gemm_user;
@@ -107,10 +107,10 @@ typedef struct sluice_context_stats_s {
   uint64_t pass_ns;        /* wall time inside passes */
   int32_t last_num_chunks; /* n of the last pass */
   int32_t last_is_settled; /* 1: that n is configured or chosen; 0: a candidate on trial */
-  char gemm[64];           /* what does the products, for example "blas (libtorch_cpu)" */
+  char gemm[64];           /* what does the GEMMs, for example "blas (libtorch_cpu)" */
   /* On a CPU, of passes while a trace is kept: what they take beside their ops. */
   uint64_t num_walks;   /* those passes */
-  uint64_t bind_cpu_ns; /* CPU time of the calling thread for routes, offsets and slots; without the ranks' agreement
+  uint64_t bind_cpu_ns; /* CPU time of the calling thread for routes, offsets and slots; without the ranks' handshake
                            and the host's save callback, under a budget with the exchange of counts */
   uint64_t walk_cpu_ns; /* CPU time of the calling thread for submitting, ordering and recording the ops; without the
                            ops, the waits, waking other threads, and the events of the trace */

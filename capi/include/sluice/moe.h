@@ -69,20 +69,20 @@ SLUICE_API sluice_status_t sluice_restore_policies_json(char* text, uint64_t* in
 
 /* What chunks are cut out of. Equal on all ranks; results do not depend on it. */
 enum {
-  /* Where the layer keeps all rows for a backward, on a CPU, without a plan, ceilings or deduplication: what goes from
-   * one rank to another, ordered by expert, in n pieces of about equal rows. Each chunk then needs the weights of few
-   * experts. A token's rows return in several chunks and wait for the last. Elsewhere as TOKENS. */
-  SLUICE_CHUNK_CUT_ADAPTIVE = 0,
-  SLUICE_CHUNK_CUT_TOKENS = 1 /* n spans of tokens: the least memory where rows return */
+  /* Where the layer keeps all rows for a backward, on a CPU, without a plan, capacities or deduplication: what goes
+   * from one rank to another, ordered by expert, in n pieces of about equal rows. Each chunk then needs the weights of
+   * few experts. A token's rows return in several chunks and wait for the last. Elsewhere as TOKENS. */
+  SLUICE_CHUNKING_ADAPTIVE = 0,
+  SLUICE_CHUNKING_TOKENS = 1 /* n spans of tokens: the least memory where rows return */
 };
 
 /* How many rows travel. Equal on all ranks. */
 enum {
   SLUICE_EXCHANGE_EXACT = 0, /* as many as there are: counts are exchanged first, and on CUDA read by the host */
-  /* From each rank to each expert exactly ceiling_rows in each chunk, zeros where a place is free: no counts, and no
+  /* From each rank to each expert exactly capacity_rows in each chunk, zeros where a place is free: no counts, and no
    * header once the ranks have made a call of a kind together, so that passes on CUDA may be captured into a graph.
-   * Routes beyond a ceiling are dropped, and counted: sluice_moe_take_ceiling_report. */
-  SLUICE_EXCHANGE_CEILING = 1
+   * Routes beyond a capacity are dropped, and counted: sluice_moe_take_capacity_report. */
+  SLUICE_EXCHANGE_CAPACITY = 1
 };
 
 typedef struct sluice_moe_config_s {
@@ -103,26 +103,26 @@ typedef struct sluice_moe_config_s {
   const int32_t* expert_rank;      /* [E] the rank that owns each expert, or NULL: contiguous, E divisible by W.
                                       Equal on all ranks. Local index = order among the experts of that rank. */
   int32_t restore_input;           /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _REDISPATCH, equal on all ranks */
-  int32_t restore_middle;          /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _RECOMPUTE */
+  int32_t restore_pre_activation;  /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _RECOMPUTE */
   float swiglu_alpha;              /* SWIGLU: above 0; default 1 */
   float swiglu_limit;              /* SWIGLU: above 0; default FLT_MAX, no clamp */
   float swiglu_offset;             /* SWIGLU: default 0 */
   int32_t reserved;
   int32_t exchange_mode; /* SLUICE_EXCHANGE_*; default EXACT */
-  int32_t chunk_cut;     /* SLUICE_CHUNK_CUT_*; default ADAPTIVE */
-  int64_t ceiling_rows;  /* CEILING: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */
+  int32_t chunking;      /* SLUICE_CHUNKING_*; default ADAPTIVE */
+  int64_t capacity_rows; /* CAPACITY: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */
   /* 1: a token's row travels once to each rank that owns experts of its routes, and one row comes back: their weighted
    * sum, in k order in f32, rounded to the layer's dtype; the sums of ranks are then added in rank order. Gradients
    * alike. 8 bytes for each route go along. Default 0. Equal on all ranks; one rank alone sends nothing either way. Not
-   * with exchange_mode CEILING or for the parts of a layer (UNSUPPORTED). */
+   * with exchange_mode CAPACITY or for the split calls of a layer (UNSUPPORTED). */
   int32_t deduplicate;
   int32_t reserved_3; /* 0 */
   /* [num_chunks], which must be given, or NULL: the policy of each chunk in place of restore_input (equal on all ranks)
-   * or restore_middle. ADAPTIVE for the other tensor is KEEP then. Copied. Chunks that a budget makes beyond num_chunks
-   * are sent and computed again, and so are those that it cannot keep. Rows are not cut by expert (chunk_cut) where
-   * chunks differ. */
+   * or restore_pre_activation. ADAPTIVE for the other tensor is KEEP then. Copied. Chunks that a budget makes beyond
+   * num_chunks are sent and computed again, and so are those that it cannot keep. Rows are not chunked by expert
+   * (chunking) where chunks differ. */
   const int32_t* restore_input_of;
-  const int32_t* restore_middle_of;
+  const int32_t* restore_pre_activation_of;
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
@@ -161,8 +161,8 @@ typedef struct sluice_expert_tensors_s {
  * the stream that the forward or backward was called with (`user` can carry it), or joins what it enqueued elsewhere to
  * that stream before it returns: rows are there, and may be overwritten, in that stream's order. It need not wait for
  * its work; it may, outside a capture. In one its work becomes part of the graph, and no launch calls it.
- * `rows` are those with a route; under ceilings all places of the expert, of which free ones are zeros in x and dy. So
- * y and dx of zeros must be finite, and dy of zeros must add nothing to the host's gradients. */
+ * `rows` are those with a route; under a capacity all places of the expert, of which free ones are zeros in x and dy.
+ * So y and dx of zeros must be finite, and dy of zeros must add nothing to the host's gradients. */
 typedef struct sluice_expert_callbacks_s {
   size_t struct_size; /* sizeof, set by the caller */
   void* user;
@@ -173,14 +173,14 @@ typedef struct sluice_expert_callbacks_s {
 
 /* ---- forward -------------------------------------------------------------------------------------------------- */
 
-/* What a forward leaves for its backward, each a plain run of bytes. On CUDA INPUT and MIDDLE are device memory, the
- * others the host's. */
+/* What a forward leaves for its backward, each a plain run of bytes. On CUDA INPUT and PRE_ACTIVATION are device
+ * memory, the others the host's. */
 enum {
   SLUICE_SAVED_META = 0,  /* counts and permutation; on CUDA counts alone */
   SLUICE_SAVED_INPUT = 1, /* T_DI [R, M]: dispatched rows, of the chunks that are kept; on CUDA after the permutation */
-  SLUICE_SAVED_MIDDLE = 2,     /* T_M [R, g*H]: pre-activations; with callbacks their outputs [R, M] */
-  SLUICE_SAVED_HOST_INPUT = 3, /* the same of offloaded chunks: host memory, pinned where the device has it */
-  SLUICE_SAVED_HOST_MIDDLE = 4,
+  SLUICE_SAVED_PRE_ACTIVATION = 2, /* T_M [R, g*H]: pre-activations; with callbacks their outputs [R, M] */
+  SLUICE_SAVED_HOST_INPUT = 3,     /* the same of offloaded chunks: host memory, pinned where the device has it */
+  SLUICE_SAVED_HOST_PRE_ACTIVATION = 4,
   SLUICE_SAVED_COUNT = 5
 };
 
@@ -212,7 +212,7 @@ SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_a
 
 /* Runs the layer forward. Collective over the context's communicator, also when an argument is wrong: the other ranks
  * then get PEER_REFUSED. Host-complete on a CPU; stream must be NULL there. On CUDA stream-complete on `stream`, which
- * belongs to the context's device (NULL: the default one); the host waits for the counts, under ceilings for nothing.
+ * belongs to the context's device (NULL: the default one); the host waits for the counts, under a capacity for nothing.
  * There the stream may be being captured into a graph, once the same call has run outside a capture (else STATE): then
  * nothing is allocated, and the graph uses the arguments, the context's slots and the step's buffers in each launch.
  * Allocates slots on first use.
@@ -224,7 +224,7 @@ SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_a
  *            no step, the comm stays usable (docs/c-abi.md, Errors, says what a failure in mid-pass does to the group).
  *            PEER_LOST, TIMED_OUT, ABORTED: the comm takes only abort and destroy.
  * Numerics   bit-identical for every n with gemm "ref" or "native"
- * Source     MPipeMoE section III-A (pipeline S, C, R); what chunks are cut out of is ours (SLUICE_CHUNK_CUT_*)
+ * Source     MPipeMoE section III-A (pipeline S, C, R); what chunks are cut out of is ours (SLUICE_CHUNKING_*)
  */
 SLUICE_API sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args,
                                               sluice_stream_t stream, sluice_step_t** out_step);
@@ -284,31 +284,31 @@ SLUICE_EXPORT void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out
 SLUICE_API sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step,
                                                const sluice_moe_backward_args_t* args, sluice_stream_t stream);
 
-/* ---- ceilings ------------------------------------------------------------------------------------------------- */
+/* ---- capacities ------------------------------------------------------------------------------------------------- */
 
-/* What forwards under SLUICE_EXCHANGE_CEILING did on this rank, replays of graphs included. */
-typedef struct sluice_ceiling_report_s {
-  size_t struct_size; /* set by sluice_ceiling_report_init */
+/* What forwards under SLUICE_EXCHANGE_CAPACITY did on this rank, replays of graphs included. */
+typedef struct sluice_capacity_report_s {
+  size_t struct_size; /* set by sluice_capacity_report_init */
   int64_t num_forwards;
   int64_t num_routes; /* with an expert */
   int64_t
-      num_dropped;   /* of them, beyond a ceiling: their expert's output is missing in the sum, their gradients are 0 */
-  int64_t most_rows; /* for one expert in one chunk: the ceiling that drops nothing */
-  int64_t bad_route; /* CUDA: t * K + k whose id was no expert's and counted as -1, the last found; -1: none */
+      num_dropped; /* of them, beyond a capacity: their expert's output is missing in the sum, their gradients are 0 */
+  int64_t most_rows;   /* for one expert in one chunk: the capacity that drops nothing */
+  int64_t bad_route;   /* CUDA: t * K + k whose id was no expert's and counted as -1, the last found; -1: none */
   int32_t most_expert; /* that would have had most_rows; -1 before any route */
   int32_t reserved;
-} sluice_ceiling_report_t;
+} sluice_capacity_report_t;
 
-SLUICE_EXPORT void sluice_ceiling_report_init(sluice_ceiling_report_t* out_report, size_t struct_size);
+SLUICE_EXPORT void sluice_capacity_report_init(sluice_capacity_report_t* out_report, size_t struct_size);
 
 /* Takes the counts since the last take, and starts anew. Not collective. On CUDA it waits for what `stream` holds, the
  * forwards and replays to be reported among it; on a CPU stream is NULL.
  * out_report  written, also where the status is CAPACITY or INVALID_ARGUMENT for what was counted
- * Errors      CAPACITY: routes were dropped (rank, counts and the ceiling that would do); INVALID_ARGUMENT: an id named
- *             no expert; STATE: the layer is not under ceilings, or the stream is being captured; ABI, BUSY, FOREIGN.
+ * Errors      CAPACITY: routes were dropped (rank, counts and the capacity that would do); INVALID_ARGUMENT: an id
+ * named no expert; STATE: the layer is not under a capacity, or the stream is being captured; ABI, BUSY, FOREIGN.
  * Threads     context-exclusive */
-SLUICE_API sluice_status_t sluice_moe_take_ceiling_report(sluice_moe_t* moe, sluice_stream_t stream,
-                                                          sluice_ceiling_report_t* out_report);
+SLUICE_API sluice_status_t sluice_moe_take_capacity_report(sluice_moe_t* moe, sluice_stream_t stream,
+                                                           sluice_capacity_report_t* out_report);
 
 #ifdef __cplusplus
 }

@@ -1,15 +1,15 @@
 /* Plans: what a layer's passes may take, and by which rule they stay under it.
  *
- * A plan is ceilings plus a rule. Tokens are cut into blocks; consecutive blocks form a chunk while no rank receives
+ * A plan is capacities plus a rule. Tokens are cut into blocks; consecutive blocks form a chunk while no rank receives
  * more than chunk_rows. Chunks keep (or offload) their rows while kept_rows lasts on every rank; the rest are sent and
  * computed again in backward, which keeps nothing. So memory is bounded under any routing, and no token is dropped.
  *
  * A context with a memory_budget makes plans by itself, at the first forward and whenever more tokens come than before.
  * The calls here are for hosts that want to ask first, to see why, or to run under a plan of their own. Under
- * SLUICE_EXCHANGE_CEILING all rows are known beforehand: nothing is cut, max_chunks is the config's num_chunks, and
+ * SLUICE_EXCHANGE_CAPACITY all rows are known beforehand: nothing is cut, max_chunks is the config's num_chunks, and
  * step_bytes is exact.
  *
- * Source: MPipeMoE sections III-B to III-D (reuse, restore strategies S1 to S4); ceilings and fallback are ours.
+ * Source: MPipeMoE sections III-B to III-D (reuse, restore strategies S1 to S4); capacities and fallback are ours.
  */
 #ifndef SLUICE_PLAN_H_
 #define SLUICE_PLAN_H_
@@ -31,13 +31,13 @@ typedef struct sluice_plan_config_s {
   int32_t max_outstanding; /* >= 1: forwards without their backward, over all layers of the context */
   int32_t num_chunks;      /* n, or 0: any */
   int32_t restore_input;   /* SLUICE_RESTORE_*, ADAPTIVE: any */
-  int32_t restore_middle;
+  int32_t restore_pre_activation;
   int32_t wgrad_mode;          /* SLUICE_WGRAD_*, ADAPTIVE: any */
   int32_t halves_apart;        /* 1: step_bytes counts what SLUICE_HALF_INPUT alone leaves for the weight half; 0: such
                                   calls are UNSUPPORTED under the plan */
   uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own */
-  const int32_t* restore_input_of;  /* [num_chunks], as in sluice_moe_config_t, or NULL; copied */
-  const int32_t* restore_middle_of; /* likewise */
+  const int32_t* restore_input_of;          /* [num_chunks], as in sluice_moe_config_t, or NULL; copied */
+  const int32_t* restore_pre_activation_of; /* likewise */
 } sluice_plan_config_t;
 
 SLUICE_EXPORT void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_size);
@@ -53,23 +53,23 @@ SLUICE_EXPORT void sluice_plan_destroy(sluice_plan_t* plan); /* accepts NULL */
 typedef struct sluice_plan_info_s {
   size_t struct_size; /* set by the caller: sizeof */
   int64_t max_tokens;
-  int64_t chunk_rows;                    /* ceiling of received rows of a chunk */
-  int64_t kept_rows;                     /* ceiling of rows kept or offloaded per step */
-  int32_t num_blocks;                    /* G */
-  int32_t num_chunks;                    /* n of balanced routing */
-  int32_t max_chunks;                    /* n at most */
-  int32_t restore_input, restore_middle; /* or BY_CHUNK, as the config's list has it */
+  int64_t chunk_rows;                            /* capacity of received rows of a chunk */
+  int64_t kept_rows;                             /* capacity of rows kept or offloaded per step */
+  int32_t num_blocks;                            /* G */
+  int32_t num_chunks;                            /* n of balanced routing */
+  int32_t max_chunks;                            /* n at most */
+  int32_t restore_input, restore_pre_activation; /* or BY_CHUNK, as the config's list has it */
   int32_t wgrad_mode, max_outstanding;
   int32_t kept_chunks; /* of num_chunks, the first ones, that the policies speak of; the rest are sent and computed
                           again: fewer than num_chunks where policies were open and the budget has no room for all */
-  /* Bytes on this rank. total = base + slots + routing + schedules + headers + products + max_outstanding * step */
+  /* Bytes on this rank. total = base + slots + routing + schedules + headers + GEMMs + max_outstanding * step */
   uint64_t base_bytes;
   uint64_t slot_bytes;     /* temporaries of a pass, shared by all layers of the context */
   uint64_t routing_bytes;  /* boundaries, orders, counts */
   uint64_t schedule_bytes; /* templates and the device's queues */
   uint64_t header_bytes;
-  uint64_t product_bytes; /* what matrix products may borrow; 0 with gemm "ref" */
-  uint64_t step_bytes;    /* of one outstanding forward; with halves_apart also between the halves of its backward */
+  uint64_t gemm_bytes; /* what GEMMs may borrow; 0 with gemm "ref" */
+  uint64_t step_bytes; /* of one outstanding forward; with halves_apart also between the halves of its backward */
   uint64_t total_bytes;
   double relative_time; /* of forward and backward, comparable between candidates only: seconds by the context's tuner
                            where it has a machine (sluice_context_tune), else by the papers' closed forms */
@@ -79,7 +79,7 @@ typedef struct sluice_plan_info_s {
   uint64_t saved_bytes;     /* of step_bytes, kept and offloaded rows; offloaded ones not on CUDA */
   uint64_t deferred_bytes;  /* of step_bytes, with halves_apart: gradient rows between the halves; what is neither
                                this nor saved are routes and counts */
-  uint64_t peak_slot_bytes; /* of slot_bytes, what holds rows at once where that is most, at the ceilings and with
+  uint64_t peak_slot_bytes; /* of slot_bytes, what holds rows at once where that is most, at the capacities and with
                                one op after the other; lanes beside each other use more of them */
   int32_t peak_direction;   /* where: SLUICE_FORWARD or _BACKWARD, whose slots are the larger, */
   char peak_op[28];         /* and at which op of it; as in a trace */
@@ -89,7 +89,7 @@ typedef struct sluice_plan_info_s {
 SLUICE_API sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info_t* out_info);
 
 typedef struct sluice_plan_candidate_s {
-  int32_t num_chunks, restore_input, restore_middle, wgrad_mode;
+  int32_t num_chunks, restore_input, restore_pre_activation, wgrad_mode;
   uint64_t total_bytes;
   double relative_time;
   int32_t fits;
@@ -124,7 +124,7 @@ SLUICE_API sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t
 /* Plans as bytes, for a file or another process with the same layer. write: *inout_bytes is the room and then the size;
  * data may be NULL to ask. read: out_plan new, sluice_plan_destroy; its choices are checked and its bytes found anew;
  * context-exclusive. Errors: INVALID_ARGUMENT naming the field; of read also OVER_BUDGET (it takes more with this
- * context's products than its own budget), UNSUPPORTED (a list that callback experts cannot do), NO_MEMORY. */
+ * context's GEMMs than its own budget), UNSUPPORTED (a list that callback experts cannot do), NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_t* inout_bytes);
 SLUICE_API sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t bytes,
                                             sluice_plan_t** out_plan);

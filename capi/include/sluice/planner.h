@@ -45,12 +45,12 @@ typedef struct sluice_calibration_config_s {
 
 SLUICE_EXPORT void sluice_calibration_config_init(sluice_calibration_config_t* out_config, size_t struct_size);
 
-/* Measures the machine that the context runs on, through its own products, communicator and lanes, or takes it from the
+/* Measures the machine that the context runs on, through its own GEMMs, communicator and lanes, or takes it from the
  * cache. Collective: every rank calls it with equal numbers, and gets the same machine. Progress goes to the log
  * callback at SLUICE_LOG_INFO. A cached file that is damaged, of another version, or not the same on all ranks is
  * measured again, with a word at SLUICE_LOG_WARN. Takes tens of MB
  * from the process while it runs. out_planner: new, sluice_planner_destroy. Context-exclusive. Errors:
- * INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, UNSUPPORTED (more than 256 ranks), what products, exchanges and a CUDA device
+ * INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, UNSUPPORTED (more than 256 ranks), what GEMMs, exchanges and a CUDA device
  * report. A CUDA context is measured by its device's clock, on its default stream. */
 SLUICE_API sluice_status_t sluice_planner_calibrate(sluice_context_t* context,
                                                     const sluice_calibration_config_t* config,
@@ -75,11 +75,11 @@ typedef struct sluice_planner_workload_s {
   int32_t reserved;                /* 0; end of the first layout */
   uint64_t host_memory_budget;     /* bytes of offloaded rows of max_outstanding forwards; 0: no limit of their own */
   int32_t deduplicate;             /* 0 or 1, as sluice_moe_config_t has it */
-  int32_t chunk_cut;               /* SLUICE_CHUNK_CUT_*, as sluice_moe_config_t has it; default ADAPTIVE */
+  int32_t chunking;                /* SLUICE_CHUNKING_*, as sluice_moe_config_t has it; default ADAPTIVE */
   /* [num_chunks of the choice], or NULL: the policy of each chunk in place of the choice's restore_input or
-   * restore_middle, as in sluice_moe_config_t. Read during the call. */
+   * restore_pre_activation, as in sluice_moe_config_t. Read during the call. */
   const int32_t* restore_input_of;
-  const int32_t* restore_middle_of;
+  const int32_t* restore_pre_activation_of;
   int32_t kept_chunks;   /* predict, under a budget: of the choice's num_chunks the first ones that its policies speak
                             of; the rest are sent and computed again. 0: all. choose: 0 */
   int32_t may_keep_part; /* choose: 1: a policy that does not fit for all chunks is a candidate for as many of the first
@@ -92,10 +92,10 @@ SLUICE_EXPORT void sluice_planner_workload_init(sluice_planner_workload_t* out_w
 
 /* One choice. ADAPTIVE is not a choice: predict takes none of it, but where the workload has the tensor's list. */
 typedef struct sluice_planner_choice_s {
-  int32_t num_chunks;     /* n in [1, 256] */
-  int32_t restore_input;  /* SLUICE_RESTORE_KEEP, _OFFLOAD, _REDISPATCH, with the workload's list _BY_CHUNK */
-  int32_t restore_middle; /* SLUICE_RESTORE_KEEP, _OFFLOAD, _RECOMPUTE, likewise */
-  int32_t wgrad_mode;     /* SLUICE_WGRAD_DEFERRED, _PER_CHUNK */
+  int32_t num_chunks;             /* n in [1, 256] */
+  int32_t restore_input;          /* SLUICE_RESTORE_KEEP, _OFFLOAD, _REDISPATCH, with the workload's list _BY_CHUNK */
+  int32_t restore_pre_activation; /* SLUICE_RESTORE_KEEP, _OFFLOAD, _RECOMPUTE, likewise */
+  int32_t wgrad_mode;             /* SLUICE_WGRAD_DEFERRED, _PER_CHUNK */
 } sluice_planner_choice_t;
 
 typedef struct sluice_planner_prediction_s {
@@ -112,22 +112,23 @@ typedef struct sluice_planner_prediction_s {
   double mpipemoe_backward_seconds;
   double machine_error_median; /* |predicted / measured - 1| on sizes held out of the machine's fit; 0: not measured */
   double machine_error_p90;
-  int64_t chunk_rows; /* under a budget: ceiling of received rows of a chunk; otherwise 0 */
+  int64_t chunk_rows; /* under a budget: capacity of received rows of a chunk; otherwise 0 */
   /* Bytes on a rank as sluice/plan.h has them, under a plan for this workload; base counts handles and tables of one
-   * layer. total = base + slots + routing + schedules + headers + products + max_outstanding * step. */
+   * layer. total = base + slots + routing + schedules + headers + GEMMs + max_outstanding * step. */
   uint64_t base_bytes;
   uint64_t slot_bytes;
   uint64_t routing_bytes;
   uint64_t schedule_bytes;
   uint64_t header_bytes;
-  uint64_t product_bytes;
+  uint64_t gemm_bytes;
   uint64_t step_bytes;
   uint64_t total_bytes;
   int32_t fits;        /* total_bytes is within the budget, or there is none */
   int32_t num_entries; /* of the timeline: forward's ops, then backward's */
   int32_t max_chunks;  /* n at most, whatever the routing */
   int32_t run_chunks;  /* n under this skew: a budget cuts the fullest rank's rows into more chunks */
-  double sent_rows; /* that one exchange of a pass sends to other ranks from one rank, all chunks: routes, or parcels */
+  double sent_rows;    /* that one exchange of a pass sends to other ranks from one rank, all chunks: routes, or token
+                          copies */
   int32_t kept_chunks; /* of the choice's num_chunks, the first ones that its policies speak of */
   int32_t reserved;
 } sluice_planner_prediction_t;

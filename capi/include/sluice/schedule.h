@@ -20,26 +20,26 @@ typedef struct sluice_schedule_s sluice_schedule_t;
 enum { SLUICE_WEIGHT_HALF_NONE = 0, SLUICE_WEIGHT_HALF_NOW = 1, SLUICE_WEIGHT_HALF_LATER = 2 };
 
 typedef struct sluice_schedule_config_s {
-  size_t struct_size;               /* set by sluice_schedule_config_init */
-  const sluice_ext_header_t* next;  /* NULL */
-  int32_t direction;                /* SLUICE_FORWARD or SLUICE_BACKWARD */
-  int32_t num_chunks;               /* n in [1, 256] */
-  int32_t single_rank;              /* 1: W = 1, no exchanges */
-  int32_t needs_backward;           /* forward: 1: a backward follows; default 1 */
-  int32_t callback_experts;         /* 0 or 1 */
-  int32_t gated;                    /* 0 or 1 */
-  int32_t input_half;               /* backward: input gradients are computed; default 1 */
-  int32_t weight_half;              /* backward: SLUICE_WEIGHT_HALF_*; default NOW */
-  int32_t wgrad_mode;               /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK */
-  int32_t may_reuse_saved;          /* backward: as in sluice_moe_backward_args_t */
-  int32_t under_plan;               /* 1: slots do not grow with n */
-  int32_t restore_input;            /* SLUICE_RESTORE_KEEP, _OFFLOAD or _REDISPATCH, of all chunks */
-  int32_t restore_middle;           /* SLUICE_RESTORE_KEEP, _OFFLOAD or _RECOMPUTE, of all chunks */
-  int32_t reserved;                 /* 0 */
-  const int32_t* restore_input_of;  /* [n] by chunk, in place of restore_input, or NULL; borrowed for the call */
-  const int32_t* restore_middle_of; /* [n] likewise */
-  int32_t deduplicate;              /* 1: as sluice_moe_config_t has it; not with single_rank */
-  int32_t cut_rows; /* 1: chunks out of rows (SLUICE_CHUNK_CUT_ADAPTIVE says where layers have them): one
+  size_t struct_size;              /* set by sluice_schedule_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  int32_t direction;               /* SLUICE_FORWARD or SLUICE_BACKWARD */
+  int32_t num_chunks;              /* n in [1, 256] */
+  int32_t single_rank;             /* 1: W = 1, no exchanges */
+  int32_t needs_backward;          /* forward: 1: a backward follows; default 1 */
+  int32_t callback_experts;        /* 0 or 1 */
+  int32_t gated;                   /* 0 or 1 */
+  int32_t input_half;              /* backward: input gradients are computed; default 1 */
+  int32_t weight_half;             /* backward: SLUICE_WEIGHT_HALF_*; default NOW */
+  int32_t wgrad_mode;              /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK */
+  int32_t may_reuse_saved;         /* backward: as in sluice_moe_backward_args_t */
+  int32_t under_plan;              /* 1: slots do not grow with n */
+  int32_t restore_input;           /* SLUICE_RESTORE_KEEP, _OFFLOAD or _REDISPATCH, of all chunks */
+  int32_t restore_pre_activation;  /* SLUICE_RESTORE_KEEP, _OFFLOAD or _RECOMPUTE, of all chunks */
+  int32_t reserved;                /* 0 */
+  const int32_t* restore_input_of; /* [n] by chunk, in place of restore_input, or NULL; borrowed for the call */
+  const int32_t* restore_pre_activation_of; /* [n] likewise */
+  int32_t deduplicate;                      /* 1: as sluice_moe_config_t has it; not with single_rank */
+  int32_t chunks_by_experts; /* 1: chunks out of rows (SLUICE_CHUNKING_ADAPTIVE says where layers have them): one
                        reduce sums all. For whole passes of several ranks that keep T_DI; default 0 */
 } sluice_schedule_config_t;
 

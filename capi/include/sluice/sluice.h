@@ -8,7 +8,7 @@
 #include "sluice/gate.h"
 #include "sluice/moe.h"
 #include "sluice/optimizer.h"
-#include "sluice/parts.h"
+#include "sluice/split.h"
 #include "sluice/plan.h"
 #include "sluice/planner.h"
 #include "sluice/schedule.h"

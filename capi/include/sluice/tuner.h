@@ -24,7 +24,7 @@ extern "C" {
 
 enum {
   SLUICE_TUNER_ADAPTIVE = 0, /* the model first, its best few confirmed by steps, the model corrected by what was seen;
-                                without a machine one is sketched from the first steps' lane times. The default */
+                                without a machine one is bootstrapped from the first steps' lane times. The default */
   SLUICE_TUNER_PROFILE = 1,  /* by steps alone */
   SLUICE_TUNER_MODEL = 2     /* by predictions alone: needs a machine */
 };
@@ -79,8 +79,8 @@ SLUICE_API sluice_status_t sluice_context_decisions(sluice_context_t* context, s
 
 /* What else was decided under a memory budget, where the choice is a plan (n, restore policies, weight gradients). */
 typedef struct sluice_tuner_policy_s {
-  int32_t restore_input, restore_middle; /* SLUICE_RESTORE_*; ADAPTIVE: no plan, the layer's config says it */
-  int32_t runner_up_restore_input, runner_up_restore_middle;
+  int32_t restore_input, restore_pre_activation; /* SLUICE_RESTORE_*; ADAPTIVE: no plan, the layer's config says it */
+  int32_t runner_up_restore_input, runner_up_restore_pre_activation;
   uint64_t memory_budget; /* that the plan is for; 0: no plan, or only offloaded rows are bounded */
   uint64_t total_bytes;   /* that the plan, or one that it raced, takes at most; 0: no plan */
 } sluice_tuner_policy_t;
@@ -127,7 +127,7 @@ SLUICE_API sluice_status_t sluice_context_write_decisions(sluice_context_t* cont
  * and the remedy: nothing is taken then; NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_context_read_decisions(sluice_context_t* context, const char* text, uint64_t length);
 
-/* The tuner's machine as the steps that ran have corrected it (provenance "fitted"): its products, exchanges and
+/* The tuner's machine as the steps that ran have corrected it (provenance "refined"): its GEMMs, exchanges and
  * pass_seconds by what the newest 48 passes without a budget took, its error by every third of them, which the fit did
  * not see. JSON as sluice_planner_create reads it; *inout_bytes is the room and then the length with the terminating 0;
  * text may be NULL to ask. The same on all ranks; no communication. Context-exclusive. Errors: INVALID_ARGUMENT, BUSY,

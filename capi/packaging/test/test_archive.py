@@ -79,7 +79,7 @@ def test_Library_SymbolsAndName_AreThoseOfTheAbi(unpacked):
 
 def test_Libraries_NeedAnOldEnoughCLibrary_AndSearchNoFolderOfTheBuilder(unpacked):
     found = shared_objects(unpacked)
-    assert (2, 2) < elf.glibc(found) <= elf.GLIBC_CEILING
+    assert (2, 2) < elf.glibc(found) <= elf.GLIBC_CAPACITY
     for path in found:
         assert elf.needs(path, "GLIBCXX") == elf.needs(path, "CXXABI") == ()
         assert elf.dynamic(path, "RPATH") == elf.dynamic(path, "RUNPATH") == []

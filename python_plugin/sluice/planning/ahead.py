@@ -23,7 +23,7 @@ def options_of(model: Model) -> Options:
     given = {
         "chunks": model.num_chunks,
         "wgrad_mode": model.wgrad,
-        "chunk_cut": model.chunk_cut,
+        "chunking": model.chunking,
         "policy": model.policy,
         "memory_budget": model.memory_budget,
         "host_memory_budget": model.host_memory_budget,

@@ -14,11 +14,11 @@ from typing import Any
 from .. import decision_log, kept_decisions, owned
 from .errors import BadInput
 
-FORM = "sluice cache 5"  # the first line of a file
+FORM = "sluice cache 6"  # the first line of a file
 MOST_WIDTH = 4096  # wider layers are measured so
 _KEY = re.compile(
     r"version (?P<version>[^;]+); device (?P<device>[^,]+), (?P<processor>.+), (?P<cores>\d+) cores, "
-    r"(?P<threads>\S+) threads; link (?P<link>.+), (?P<ranks>\d+) ranks; products (?P<gemm>.+), (?P<dtype>[^,]+), "
+    r"(?P<threads>\S+) threads; link (?P<link>.+), (?P<ranks>\d+) ranks; GEMMs (?P<gemm>.+), (?P<dtype>[^,]+), "
     r"M (?P<model_width>\d+), H (?P<hidden_width>\d+)"
 )
 

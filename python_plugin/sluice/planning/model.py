@@ -53,7 +53,7 @@ class Model:
     wgrad: str | None = None
     max_outstanding: int | None = None
     deduplicate: bool | None = None
-    chunk_cut: str | None = None
+    chunking: str | None = None
     activation: str | None = None
     bias: bool | None = None
     micro_batch: int | None = None
@@ -189,7 +189,7 @@ def _section(data: Mapping[str, Any], path: str, origin: str) -> dict[str, Any]:
         "wgrad": options.wgrad_mode,
         "max_outstanding": options.max_outstanding,
         "deduplicate": options.deduplicate or None,
-        "chunk_cut": options.chunk_cut,
+        "chunking": options.chunking,
         "section": options if "sluice" in data else None,
     }
 

@@ -80,7 +80,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         host_memory_budget=model.host_memory_budget or 0,
         max_outstanding=model.max_outstanding or model.layers,
         deduplicate=bool(model.deduplicate),
-        chunk_cut=model.chunk_cut or "adaptive",
+        chunking=model.chunking or "adaptive",
         activation=priced_activation(model.activation),
         may_keep_part=True,
     )

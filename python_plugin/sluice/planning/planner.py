@@ -16,10 +16,10 @@ from .errors import BadInput
 from .machines import Machine
 
 DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
-CHUNK_CUTS = {"adaptive": 0, "tokens": 1}
+CHUNKINGS = {"adaptive": 0, "tokens": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 MOST = 512
-BYTES = ("base", "slot", "routing", "schedule", "header", "product", "step", "total")
+BYTES = ("base", "slot", "routing", "schedule", "header", "gemm", "step", "total")
 _OVER_BUDGET = -14
 
 Restore = Union[str, tuple[str, ...], None]  # of all chunks, or by chunk
@@ -42,7 +42,7 @@ class Workload:
     max_outstanding: int = 1
     host_memory_budget: int = 0
     deduplicate: bool = False
-    chunk_cut: str = "adaptive"
+    chunking: str = "adaptive"
     activation: str | None = None  # of the experts; None: not said, priced as GELU
     may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
 
@@ -59,14 +59,14 @@ class Choice:
 
     num_chunks: int = 0
     restore_input: Restore = None
-    restore_middle: Restore = None
+    restore_pre_activation: Restore = None
     wgrad: str | None = None
     kept_chunks: int = 0
 
     @property
     def policy(self) -> str:
         """The papers' name, or both words, by chunk "keep/offload+keep"."""
-        pair = (self.restore_input, self.restore_middle)
+        pair = (self.restore_input, self.restore_pre_activation)
         words = (one if isinstance(one, str) or one is None else "/".join(one) for one in pair)
         return restore.set_name(pair) or "+".join(map(str, words))
 
@@ -79,7 +79,7 @@ class Choice:
         """By chunk of a pass that runs so many. Under a plan those beyond what is kept are sent and computed again."""
         kept = self.kept_chunks or self.num_chunks if under_plan else chunks
         pair = []
-        for one, least in zip((self.restore_input, self.restore_middle), restore.LEAST):
+        for one, least in zip((self.restore_input, self.restore_pre_activation), restore.LEAST):
             named = [str(one)] * kept if isinstance(one, str) or one is None else list(one)[:kept]
             pair.append([*named, *[least] * (chunks - len(named))][:chunks])
         return pair[0], pair[1]
@@ -173,10 +173,10 @@ class Planner:
         value.dtype, value.gated, value.skew = DTYPES[work.dtype], int(work.gated), work.skew
         value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
         value.host_memory_budget, value.deduplicate = work.host_memory_budget, int(work.deduplicate)
-        value.chunk_cut, value.may_keep_part = CHUNK_CUTS[work.chunk_cut], int(work.may_keep_part)
+        value.chunking, value.may_keep_part = CHUNKINGS[work.chunking], int(work.may_keep_part)
         value.activation = ACTIVATIONS[work.activation]
         lists: list[Any] = []
-        for name, table in (("restore_input", restore.INPUT), ("restore_middle", restore.PRE_ACTIVATION)):
+        for name, table in (("restore_input", restore.INPUT), ("restore_pre_activation", restore.PRE_ACTIVATION)):
             words = None if choice is None else getattr(choice, name)
             if words is None or isinstance(words, str):
                 continue
@@ -190,7 +190,7 @@ class Planner:
         value = self._library.ffi.new("sluice_planner_choice_t *")
         value.num_chunks = choice.num_chunks
         value.restore_input = _number(restore.INPUT, choice.restore_input)
-        value.restore_middle = _number(restore.PRE_ACTIVATION, choice.restore_middle)
+        value.restore_pre_activation = _number(restore.PRE_ACTIVATION, choice.restore_pre_activation)
         value.wgrad_mode = -1 if choice.wgrad is None else WGRAD[choice.wgrad]
         return value
 
@@ -256,8 +256,8 @@ class Planner:
             {number: name for name, number in table.items()} for table in (restore.INPUT, restore.PRE_ACTIVATION, WGRAD)
         ]
         if wanted is not None:
-            names[0][restore.BY_CHUNK], names[1][restore.BY_CHUNK] = wanted.restore_input, wanted.restore_middle
-        numbers = (c.choice.restore_input, c.choice.restore_middle, c.choice.wgrad_mode)
+            names[0][restore.BY_CHUNK], names[1][restore.BY_CHUNK] = wanted.restore_input, wanted.restore_pre_activation
+        numbers = (c.choice.restore_input, c.choice.restore_pre_activation, c.choice.wgrad_mode)
         kept = c.kept_chunks if c.kept_chunks < c.choice.num_chunks else 0
         words = (table[number] for table, number in zip(names, numbers))
         choice = Choice(c.choice.num_chunks, *words, kept_chunks=kept)

@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=200, metavar="N", help="at most, for --keep (%(default)s)")
     parser.add_argument("--refresh", action="store_true", help="measure although the cache has it")
     parser.add_argument("--cache-dir", metavar="DIR", help='default: SLUICE_CACHE_DIR, or under the home; "": none')
-    parser.add_argument("--verbose", action="store_true", help="also which products are taken for which sizes")
+    parser.add_argument("--verbose", action="store_true", help="also which GEMMs are taken for which sizes")
     parser.add_argument("--json", action="store_true", help="machine and decision, for machines")
     options = parser.parse_args(words)
     first = int(os.environ.get("RANK", "0")) == 0
@@ -184,7 +184,7 @@ def _progress(speaks: bool) -> Callable[[str], None]:
 def _context(model: Model, options: Any, decides: bool) -> Iterator[tuple[Any, Any, int]]:
     """(a context over all ranks of the launcher or None, its handle, how many): torch's group where there are several.
 
-    One that decides is as the run's: its products, transport and budgets, and a tuner with this machine.
+    One that decides is as the run's: its GEMMs, transport and budgets, and a tuner with this machine.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     library = load()
@@ -261,17 +261,17 @@ def said(machine: Machine, path: str) -> list[str]:
         points = _points(forms.get("forward")) if isinstance(forms, dict) else []
         if points:
             fastest = max(1 / seconds for _, seconds in points if seconds > 0)
-            lines.append(f"  products {dtype}: to {fastest / 1e9:.4g} GFLOP/s, to {points[-1][0]:g} rows per expert")
+            lines.append(f"  GEMMs {dtype}: to {fastest / 1e9:.4g} GFLOP/s, to {points[-1][0]:g} rows per expert")
     for name in ("exchange", "host_copy", "rows"):
         points = _points(data.get(name))
         if points and points[-1][1] > 0:
             lines.append(f"  {name}: {points[-1][0] / points[-1][1] / 1e9:.4g} GB/s at {points[-1][0]:.3g} bytes")
-    late, taken = _points(data.get("exchange_late")), _points(data.get("exchange_taken"))
+    late, taken = _points(data.get("exchange_contention")), _points(data.get("compute_contention"))
     if late and taken:
         size, more = late[0]
         lines.append(
             f"  small exchanges ({size:g} bytes): {1e3 * data['exchange'].get('startup_seconds', 0):.3g} ms alone, "
-            f"{1e3 * more:.3g} ms more beside products, which lose {1e3 * taken[0][1]:.3g} ms"
+            f"{1e3 * more:.3g} ms more beside GEMMs, which lose {1e3 * taken[0][1]:.3g} ms"
         )
     error = data.get("error", {})
     if error.get("count"):

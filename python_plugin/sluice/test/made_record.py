@@ -33,7 +33,9 @@ def events(schedule: Schedule, at: float) -> list[dict]:
 
 
 def pair(policy: str, chunks: int = 4, **options) -> list[Schedule]:
-    alike = {name: options[name] for name in ("under_plan", "cut_rows", "gated", "deduplicate") if name in options}
+    alike = {
+        name: options[name] for name in ("under_plan", "chunks_by_experts", "gated", "deduplicate") if name in options
+    }
     forward = Schedule.build("forward", chunks, *SETS[policy], **alike)
     return [forward, Schedule.build("backward", chunks, *SETS[policy], may_reuse_saved=True, **options)]
 
@@ -49,4 +51,4 @@ def record(
 ) -> dict:
     found = [event for place, one in enumerate(schedules) for event in events(one, 10 + place + late)]
     context = {"ranks": list(range(world)), "layers": {"3": facts}, "events": found}
-    return {"form": 1, "rank": rank, "world_size": world, "boot": boot, "contexts": [context]}
+    return {"form": 2, "rank": rank, "world_size": world, "boot": boot, "contexts": [context]}

@@ -65,7 +65,7 @@ def test_Replace_File_IsOnTheDiskBeforeItHasItsName(tmp_path, monkeypatch) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"sluice_last_decisions": 9}', '{"sluice_last_decisions": 1, "entries": 3}']
+    "text", ["{", "[]", '{"sluice_last_decisions": 9}', '{"sluice_last_decisions": 2, "entries": 3}']
 )
 def test_Append_DamagedFile_BeginsAnewWithAWord(tmp_path, capsys, monkeypatch, text) -> None:
     monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
@@ -88,11 +88,11 @@ def test_Doctor_LastDecisions_AreShown(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
     (finding,) = doctor._decisions()
     assert finding.state == doctor.OK and "none in" in finding.detail
-    plan = {"restore_input": "keep", "restore_middle": "recompute"}
+    plan = {"restore_input": "keep", "restore_pre_activation": "recompute"}
     part = {**plan, "kept_chunks": 1}
     decision_log.append([{**ENTRY, "rows": n} for n in range(7)] + [{**ENTRY, **part}, {**ENTRY, **plan}])
     found = list(doctor._decisions())
     assert len(found) == doctor.LAST and all(finding.state == doctor.OK for finding in found)
     assert "M 8, H 16, E 4 on 2 ranks, 64 rows: n 2, T_DI keep, T_M recompute (raced)" in found[-1].detail
     assert "n 2, T_DI keep, T_M recompute in the first 1 (raced)" in found[-2].detail
-    assert json.loads((tmp_path / decision_log.NAME).read_text())["sluice_last_decisions"] == 1
+    assert json.loads((tmp_path / decision_log.NAME).read_text())["sluice_last_decisions"] == 2

@@ -41,7 +41,7 @@ def test_Merge_ManyProcesses_LosesNothing(tmp_path) -> None:
 
 def test_Merge_SameLayersAndSize_TheNewestStays(tmp_path) -> None:
     path = str(tmp_path / "kept.json")
-    plan = {"restore_input": "keep", "restore_middle": "recompute"}
+    plan = {"restore_input": "keep", "restore_pre_activation": "recompute"}
     kept_decisions.merge(path, THERE, [_answer(1, 64, 8)])
     kept_decisions.merge(path, HERE, [_answer(1, 64, 2), _answer(1, 128, 4), _answer(1, 64, 3, **plan)])
     kept_decisions.merge(path, HERE, [_answer(1, 66, 6)])  # of the same size, in steps of 2^(1/4)
@@ -89,11 +89,11 @@ def test_Take_LibraryFailsForAnotherReason_TheFileStays(tmp_path) -> None:
 
 
 OURS = {
-    "torn": '{\n "sluice_kept_decisions": 1,\n "machines": {"th',
-    "torn, exported": '{"sluice_decisions": 2, "answers": [{"la',
-    "no lists": '{"sluice_kept_decisions": 1, "machines": {"x": 3}}',
-    "no answers": '{"sluice_decisions": 2, "answers": 3}',
-    "odd rows": '{"sluice_decisions": 2, "answers": [{"layer": "00", "rows": "many"}]}',
+    "torn": '{\n "sluice_kept_decisions": 2,\n "machines": {"th',
+    "torn, exported": '{"sluice_decisions": 3, "answers": [{"la',
+    "no lists": '{"sluice_kept_decisions": 2, "machines": {"x": 3}}',
+    "no answers": '{"sluice_decisions": 3, "answers": 3}',
+    "odd rows": '{"sluice_decisions": 3, "answers": [{"layer": "00", "rows": "many"}]}',
 }
 
 
@@ -113,8 +113,8 @@ STRANGE = {
     "torn": "{",
     "a list": "[]",
     "a ds_config": '{"train_batch_size": 4, "sluice": {"tuner": {"decisions": "sluice_kept_decisions"}}}',
-    "a machine": '{"sluice_machine": 1}',
-    "last decisions": '{"sluice_last_decisions": 1, "entries": []}',
+    "a machine": '{"sluice_machine": 2}',
+    "last decisions": '{"sluice_last_decisions": 2, "entries": []}',
     "no text": "\x00\x7fELF\udc80",
     "of a later version": '{"sluice_kept_decisions": 9, "machines": {}}',
     "exported by a later version": '{"sluice_decisions": 9, "answers": []}',
@@ -169,4 +169,4 @@ def test_Place_TrueOrPath(monkeypatch, cache: str | None, where: str) -> None:
 def test_Words_NameWhatAnswersDependOn(monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     words = kept_decisions.machine_words("cpu", "host", 4, "auto", "1.2")
-    assert words.startswith("version 1.2; device cpu, ") and ", 3 threads; link host, 4 ranks; products auto" in words
+    assert words.startswith("version 1.2; device cpu, ") and ", 3 threads; link host, 4 ranks; GEMMs auto" in words

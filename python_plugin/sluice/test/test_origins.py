@@ -19,7 +19,16 @@ from sluice.planning import model as planning
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "security.md"
 FOR_MODELS = {
-    *("enabled", "chunks", "wgrad_mode", "chunk_cut", "policy", "policy.input", "policy.middle", "memory_budget"),
+    *(
+        "enabled",
+        "chunks",
+        "wgrad_mode",
+        "chunking",
+        "policy",
+        "policy.input",
+        "policy.pre_activation",
+        "memory_budget",
+    ),
     *("host_memory_budget", "max_outstanding", "deduplicate", "accumulate", "on_unsupported", "tuner.mode"),
 }
 REFUSED = {
@@ -97,8 +106,8 @@ def test_Model_SeveralKeysOfTheUser_AreAllNamed() -> None:
 
 def test_Model_ItsOwnKeys_AreTaken() -> None:
     section = {
-        **{"enabled": True, "chunks": 2, "wgrad_mode": "per_chunk", "chunk_cut": "tokens", "memory_budget": "1GiB"},
-        **{"policy": {"input": "redispatch", "middle": ["keep", "recompute"]}, "host_memory_budget": 1 << 20},
+        **{"enabled": True, "chunks": 2, "wgrad_mode": "per_chunk", "chunking": "tokens", "memory_budget": "1GiB"},
+        **{"policy": {"input": "redispatch", "pre_activation": ["keep", "recompute"]}, "host_memory_budget": 1 << 20},
         **{"max_outstanding": 3, "deduplicate": True, "accumulate": "autograd", "on_unsupported": "warn"},
         "tuner": {"mode": "profile"},
     }

@@ -16,7 +16,7 @@ def test_Section_AllKeys_AreRead() -> None:
         "gemm_library": "/x.so",
         "timeout": 5,
         "wgrad_mode": "per_chunk",
-        "chunk_cut": "tokens",
+        "chunking": "tokens",
     }
     enabled, options = config.parse({**section, "on_unsupported": "warn"})
     assert enabled
@@ -97,7 +97,7 @@ def test_Section_TheWordAuto_IsRefusedForEveryKey(key: str) -> None:
         ("none", ("keep", "keep")),
         ("S1", ("offload", "offload")),
         ("S4", ("redispatch", "recompute")),
-        ({"middle": "recompute"}, ("keep", "recompute")),
+        ({"pre_activation": "recompute"}, ("keep", "recompute")),
         ("adaptive", None),
         (None, None),
     ],
@@ -110,18 +110,22 @@ def test_Policy_NameOrPair_IsRead(written, meant):
     "written,meant,words",
     [
         (
-            {"input": ["keep", "offload", "redispatch"], "middle": "recompute"},
+            {"input": ["keep", "offload", "redispatch"], "pre_activation": "recompute"},
             (("keep", "offload", "redispatch"), "recompute"),
             "policy keep/offload/redispatch + recompute",
         ),
-        ({"middle": ["keep", "keep", "recompute"]}, ("keep", ("keep", "keep", "recompute")), "keep + keep/keep/rec"),
-        ({"input": ["redispatch"] * 3, "middle": ["recompute"] * 3}, ("redispatch", "recompute"), "policy S4"),
+        (
+            {"pre_activation": ["keep", "keep", "recompute"]},
+            ("keep", ("keep", "keep", "recompute")),
+            "keep + keep/keep/rec",
+        ),
+        ({"input": ["redispatch"] * 3, "pre_activation": ["recompute"] * 3}, ("redispatch", "recompute"), "policy S4"),
     ],
 )
 def test_Policy_ByChunk_IsReadAndNamed(written, meant, words):
     _, options = config.parse({"chunks": 3, "policy": written})
     assert options.policy == meant
-    assert words in options.plan_words()
+    assert words in options.plan_message()
     assert config.Options(**options.as_dict()) == options  # as ranks compare it
 
 
@@ -133,11 +137,15 @@ def test_Policy_ByChunk_IsReadAndNamed(written, meant, words):
             {"input": ["keep", "offload"]},
             '"policy.input" names 2 chunks, and "chunks" is adaptive: write "chunks": 2',
         ),
-        ("adaptive", {"middle": ["keep", "recompute"]}, '"policy.middle" names 2 chunks, and "chunks" is adaptive'),
+        (
+            "adaptive",
+            {"pre_activation": ["keep", "recompute"]},
+            '"policy.pre_activation" names 2 chunks, and "chunks" is adaptive',
+        ),
         (3, {"input": ["keep", "offload"]}, '"policy.input" names 2 chunks, and "chunks" is 3: give 3'),
         (2, {"input": ["keep", "recompute"]}, '"policy.input[1]" must be one of keep, offload, redispatch'),
-        (2, {"middle": []}, '"policy.middle" is an empty list'),
-        (2, {"middle": ["keep", None]}, '"policy.middle[1]" must be one of'),
+        (2, {"pre_activation": []}, '"policy.pre_activation" is an empty list'),
+        (2, {"pre_activation": ["keep", None]}, '"policy.pre_activation[1]" must be one of'),
     ],
 )
 def test_Policy_BadByChunk_IsNamed(chunks, written, text):
@@ -151,7 +159,7 @@ def test_Policy_BadByChunk_IsNamed(chunks, written, text):
     [
         ("S5", 'did you mean "S'),
         ({"input": "recompute"}, '"policy.input" must be one of keep, offload, redispatch'),
-        ({"output": "keep"}, "has no key 'output': known are input, middle"),
+        ({"output": "keep"}, "has no key 'output': known are input, pre_activation"),
         (3, "one of none, S1, S2, S3, S4, or"),
     ],
 )

@@ -88,7 +88,7 @@ TRANSFORMERS = {
     "experts": (MIXTRAL, "ok", ["6 layers of this mixtral with 8 experts", 'experts_implementation="sluice"']),
     "a section": ({**MIXTRAL, "sluice": {"chunks": 2}}, "ok", ["chunks 2"]),
     "a policy by chunk": (
-        {**MIXTRAL, "sluice": {"chunks": 2, "policy": {"middle": ["keep", "recompute"]}}},
+        {**MIXTRAL, "sluice": {"chunks": 2, "policy": {"pre_activation": ["keep", "recompute"]}}},
         "ok",
         ["6 layers of this mixtral", "chunks 2 | policy"],
     ),

@@ -79,7 +79,7 @@ def test_Routing(tmp_path, capsys) -> None:
 
 
 def test_Trace_WithAMachine(tmp_path, capsys) -> None:
-    facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens", "activation": "gelu"}
+    facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunking": "tokens", "activation": "gelu"}
     memory = {"peak_bytes": 1, "most_outstanding": 1, "planned_outstanding": 0}
     for rank in (0, 1):
         data = record(pair("S4") * 3, rank, late=2e-3 * rank, facts=facts)

@@ -67,7 +67,7 @@ def test_Choose_HostBudget_BoundsWhatIsOffloaded() -> None:
     planner = Planner(machines.load("a100-8x8-200g"))
     made = planner.choose(WORK.with_(host_memory_budget=1 << 10))
     for c in made.candidates:
-        offloads = "offload" in (c.choice.restore_input, c.choice.restore_middle)
+        offloads = "offload" in (c.choice.restore_input, c.choice.restore_pre_activation)
         assert (c.verdict == "over host budget") == offloads
         assert not offloads or c.reason().startswith("over host budget by ")
     none = planner.choose(WORK.with_(host_memory_budget=1 << 10), Choice(4, "offload", "offload"))
@@ -115,7 +115,7 @@ def test_Predict_PolicyByChunk_LiesBetweenItsPolicies() -> None:
     first, between, last = (planner.predict(WORK, choice) for choice in (kept, mixed, lean))
     assert first.bytes["step"] > between.bytes["step"] > last.bytes["step"]
     assert first.seconds < between.seconds < last.seconds
-    decision = planner.choose(WORK, Choice(4, mixed.restore_input, mixed.restore_middle))
+    decision = planner.choose(WORK, Choice(4, mixed.restore_input, mixed.restore_pre_activation))
     assert {c.choice.wgrad for c in decision.candidates} == {"deferred", "per_chunk"}
     assert all(c.choice.restore_input == mixed.restore_input for c in decision.candidates)
     with pytest.raises(BadInput, match="restore_input names 4 chunks, and n is 8: give one for each"):
@@ -394,14 +394,17 @@ def test_Plan_BudgetBetweenPolicies_ShowsWhatKeepsPartOfItsChunks(tmp_path, caps
 
 def test_Plan_PolicyByChunkOfAConfig_IsPriced(tmp_path, capsys) -> None:
     config, picture = tmp_path / "ds.json", tmp_path / "plan.svg"
-    policy = {"input": ["keep", "redispatch"], "middle": "keep"}
+    policy = {"input": ["keep", "redispatch"], "pre_activation": "keep"}
     config.write_text(json.dumps({"sluice": {"enabled": True, "chunks": 2, "policy": policy}}))
     words = ["--machine", "a100-8x8-1600g", *FLAGS, "--config", str(config), "--picture", str(picture)]
     status, out, _ = run(capsys, *words)
     assert status == 0 and "chosen: n = 2, keep/redispatch+keep, weight gradients" in out
     assert "holds chunk" in picture.read_text()
     layer = json.loads(run(capsys, *words, "--json")[1])["layers"][0]
-    assert layer["chosen"]["restore_input"] == ["keep", "redispatch"] and layer["chosen"]["restore_middle"] == "keep"
+    assert (
+        layer["chosen"]["restore_input"] == ["keep", "redispatch"]
+        and layer["chosen"]["restore_pre_activation"] == "keep"
+    )
     assert len(layer["candidates"]) == 2 and layer["chosen"]["policy"] == "keep/redispatch+keep"
     status, _, err = run(capsys, *words, "--chunks", "4")
     assert status == 2 and '"policy.input" names 2 chunks, and "chunks" is 4: give 4' in err

@@ -56,7 +56,10 @@ def test_Schedule_CostByChunk_OverridesTheKind() -> None:
     [
         ({"direction": "sideways"}, "direction is 'sideways'; known are forward, backward"),
         ({"chunks": 2, "restore_input": ["keep"]}, "restore_input names 1 chunks, there are 2"),
-        ({"restore_middle": "redispatch"}, "restore_middle is 'redispatch'; known are keep, offload, recompute"),
+        (
+            {"restore_pre_activation": "redispatch"},
+            "restore_pre_activation is 'redispatch'; known are keep, offload, recompute",
+        ),
         ({"chunks": 999}, "num_chunks is 999; it must be in"),
     ],
 )
@@ -104,7 +107,7 @@ def test_Occupancy_ReusedSlots_AreNoMoreThanTheRing() -> None:
 
 def test_Occupancy_HoldsEnd_WithTheirReleases() -> None:
     """By the last of them; a slot that nothing releases is held to the end of the pass."""
-    prediction = _prediction("forward", "S3")  # rows of a chunk are released by their copy and by the first product
+    prediction = _prediction("forward", "S3")  # rows of a chunk are released by their copy and by the first GEMM
     ops = prediction.schedule.data["ops"]
     ends = {
         tuple(ref): max(end for op, end in zip(ops, prediction.end) if list(ref) in op["releases"])

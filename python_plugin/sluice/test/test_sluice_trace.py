@@ -35,18 +35,18 @@ def test_Identify_RecordedPair_FindsItsSchedules(policy: str, options: dict) -> 
     for one, schedule in zip(found, schedules):
         # Where flags change nothing, another one with equal ops and waits is as good.
         assert [op["waits_for"] for op in one.schedule.data["ops"]] == [op["waits_for"] for op in schedule.data["ops"]]
-        assert one.schedule.data["restore_di"] == schedule.data["restore_di"]
-        assert one.schedule.data["restore_m"] == schedule.data["restore_m"]
+        assert one.schedule.data["restore_input"] == schedule.data["restore_input"]
+        assert one.schedule.data["restore_pre_activation"] == schedule.data["restore_pre_activation"]
 
 
 @pytest.mark.parametrize("wgrad", ["deferred", "per_chunk"])
 def test_Identify_ChunksOutOfRows_FindsItsSchedules(wgrad: str) -> None:
     """What layers of several ranks do by default."""
-    schedules = pair("none", wgrad=wgrad, cut_rows=True)
+    schedules = pair("none", wgrad=wgrad, chunks_by_experts=True)
     for one, schedule in zip(_passes(schedules), schedules):
-        assert one.schedule is not None and one.schedule.data["cut_rows"] == 1
+        assert one.schedule is not None and one.schedule.data["chunks_by_experts"] == 1
         assert one.schedule.data["ops"] == schedule.data["ops"]
-    assert _passes(pair("none", wgrad=wgrad))[0].schedule.data["cut_rows"] == 0
+    assert _passes(pair("none", wgrad=wgrad))[0].schedule.data["chunks_by_experts"] == 0
 
 
 @pytest.mark.parametrize("policy", ["S3", "S4"])
@@ -131,7 +131,7 @@ def test_Steps_TheNewestAreKept() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"form": 2}, "form is 2, not 1; record again"),
+        ({"form": 3}, "form is 3, not 2; record again"),
         ({"rank": "0"}, "rank is '0'; it must be of type int"),
         ({"contexts": [{}]}, r"contexts\[0\]: events is missing"),
         ({"contexts": [{"events": [{"op": "gemm1"}]}]}, r"events\[0\].lane is missing"),
@@ -195,13 +195,13 @@ def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
     """The fullest rank of two received 500 rows for 400 on average; the schedule is the recorded one."""
     loads = {0: 300, 1: 500}
     for rank, rows in loads.items():
-        facts = {**FACTS, "received_rows": rows, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens"}
+        facts = {**FACTS, "received_rows": rows, "num_experts": 4, "top_k": 2, "chunking": "tokens"}
         data = record(pair("S4", wgrad="per_chunk") * 3, rank, facts=facts)
         (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(data))
     words = ["--out", str(tmp_path), "--steps", "2", "--machine", "a100-8x8-200g"]
     assert command.main([*words, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
-    work = Workload(64, 256, 200, 4, 2, 2, "f32", skew=1.25, chunk_cut="tokens")
+    work = Workload(64, 256, 200, 4, 2, 2, "f32", skew=1.25, chunking="tokens")
     planner = Planner(machines.load("a100-8x8-200g"))
     planned = planner.predict(work, Choice(4, "redispatch", "recompute", "per_chunk"), timeline=True)
     for row in made["layers"]:
@@ -227,13 +227,13 @@ def test_Report_Activation_IsPricedAsRecorded(tmp_path, capsys) -> None:
     planner = Planner(machines.load(str(machine)))
     found = {}
     for name in ("relu", "silu", "identity", None):  # a record of before says none
-        facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens", "activation": name}
+        facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunking": "tokens", "activation": name}
         for rank in (0, 1):
             (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(pair("none") * 2, rank, facts=facts)))
         assert command.main(["--out", str(tmp_path), "--machine", str(machine), "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)["layers"]
         found[name] = {row["direction"]: row["machine_s"] for row in rows}
-    work = Workload(64, 256, 200, 4, 2, 2, "f32", chunk_cut="tokens", activation="relu")
+    work = Workload(64, 256, 200, 4, 2, 2, "f32", chunking="tokens", activation="relu")
     planned = planner.predict(work, Choice(4, "keep", "keep", "deferred"), timeline=True)
     for direction in ("forward", "backward"):
         relu = max(event.end for event in planned.events[direction])
@@ -298,12 +298,12 @@ def test_Report_ChunksThatCameBackInDifferentWays_ArePlanned(tmp_path, capsys) -
         Schedule.build("forward", 4, *restores, under_plan=True),
         Schedule.build("backward", 4, *restores, under_plan=True, may_reuse_saved=True, wgrad="per_chunk"),
     ]
-    facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunk_cut": "tokens"}
+    facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunking": "tokens"}
     for rank in (0, 1):
         (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(both * 2, rank, facts=facts)))
     assert command.main(["--out", str(tmp_path), "--machine", "a100-8x8-200g", "--json"]) == 0
     for row in json.loads(capsys.readouterr().out)["layers"]:
-        assert row["policy"] == dict(zip(("restore_input", "restore_middle"), restores))
+        assert row["policy"] == dict(zip(("restore_input", "restore_pre_activation"), restores))
         assert row.get("machine_problem") is None and row["machine_s"] > 0
         redispatches = [op for op in row["machine_ops"] if op["op"] == "redispatch"]
         assert len(redispatches) == (row["direction"] == "backward")
@@ -318,9 +318,11 @@ def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, capsys) -> N
 
 
 @pytest.mark.parametrize(
-    ("policy", "inputs", "middles"), [("S3", "offload", "recompute"), ("none", "keep", "keep")], ids=["S3", "default"]
+    ("policy", "inputs", "pre_activations"),
+    [("S3", "offload", "recompute"), ("none", "keep", "keep")],
+    ids=["S3", "default"],
 )
-def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, inputs: str, middles: str) -> None:
+def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, inputs: str, pre_activations: str) -> None:
     """`none` is what a layer does when nothing is said: its chunks come out of rows."""
     pytest.importorskip("torch")
     arguments = [sys.executable, "-m", "sluice", "trace", "--json", "--steps", "2", "--out", str(tmp_path)]
@@ -344,7 +346,7 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, input
     for row in rows:
         assert row["num_chunks"] == 3 and row["passes"] == 2
         assert set(row["policy"]["restore_input"]) == {inputs}
-        assert row["policy"]["restore_middle"] == [middles] * 3
+        assert row["policy"]["restore_pre_activation"] == [pre_activations] * 3
         assert 0 < row["predicted_s"]
         assert 0 < row["machine_s"], row.get("machine_problem")  # though the layers are gone when ranks end
     assert any(row["lane"] == "compute" and row["waited_for"].startswith("dispatch") for row in made["idle"])

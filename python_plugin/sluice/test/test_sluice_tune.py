@@ -21,7 +21,7 @@ def test_Tune_OneRank_MakesAMachineThatPlans(tmp_path, capsys) -> None:
     out = tmp_path / "machine.json"
     status = tune_command.main([*SIZES, "--out", str(out)])
     captured = capsys.readouterr()
-    assert status == 0 and "products f32: to" in captured.out and "calibrated" in captured.err
+    assert status == 0 and "GEMMs f32: to" in captured.out and "calibrated" in captured.err
     machine = machines.load(str(out))
     assert machine.data["provenance"] == "calibrated"
     work = Workload(64, 128, 256, 4, 2, 1, "f32")
@@ -38,13 +38,17 @@ def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
     assert made["machine"]["world_size"] == 2 and made["machine"]["exchange"]
-    assert made["machine"]["exchange_late"]["points"][0][0] == made["machine"]["exchange_taken"]["points"][0][0] == 1024
+    assert (
+        made["machine"]["exchange_contention"]["points"][0][0]
+        == made["machine"]["compute_contention"]["points"][0][0]
+        == 1024
+    )
     assert made["plan"]["layers"][0]["fits"]
     assert json.loads(out.read_text()) == made["machine"]
 
 
 def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
-    """Activation, products and transport come from the configs; the run is `kept_rank.py`, with the same section."""
+    """Activation, GEMMs and transport come from the configs; the run is `kept_rank.py`, with the same section."""
     pytest.importorskip("torch")
     section = {"enabled": True, "gemm": "native", "tuner": {"decisions": str(tmp_path / "kept.json")}}
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 2, "sluice": section}))
@@ -57,7 +61,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     kept = json.loads(done.stdout)["kept"]
     assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
     ((words_of_machine, answers),) = kept_decisions.machines(kept["path"]).items()
-    assert "2 ranks; products native" in words_of_machine and answers == kept["answers"] and answers[-1]["rows"] == 128
+    assert "2 ranks; GEMMs native" in words_of_machine and answers == kept["answers"] and answers[-1]["rows"] == 128
     # To a number that no run begins with by itself, so that it can come from the file alone.
     answers[-1]["num_chunks"] = 3
     kept_decisions.merge(kept["path"], words_of_machine, answers)
@@ -109,15 +113,15 @@ def test_Tune_KeepBadInput_IsNamed(capsys, monkeypatch) -> None:
         assert text in capsys.readouterr().err
 
 
-def test_Said_SmallExchanges_AloneAndBesideProducts() -> None:
+def test_Said_SmallExchanges_AloneAndBesideGemms() -> None:
     data = {
         "exchange": {"startup_seconds": 2e-4, "points": [[64, 0], [1e6, 1e-2]]},
-        "exchange_late": {"points": [[1024, 1.5e-3], [1e6, 5e-4]]},
-        "exchange_taken": {"points": [[1024, 2e-5], [1e6, 1e-3]]},
+        "exchange_contention": {"points": [[1024, 1.5e-3], [1e6, 5e-4]]},
+        "compute_contention": {"points": [[1024, 2e-5], [1e6, 1e-3]]},
     }
     lines = "\n".join(tune_command.said(machines.Machine({"name": "made up", **data}, {}), "m.json"))
-    assert "(1024 bytes): 0.2 ms alone, 1.5 ms more beside products, which lose 0.02 ms" in lines
-    del data["exchange_late"]
+    assert "(1024 bytes): 0.2 ms alone, 1.5 ms more beside GEMMs, which lose 0.02 ms" in lines
+    del data["exchange_contention"]
     assert "small exchanges" not in "\n".join(tune_command.said(machines.Machine({"name": "x", **data}, {}), "m.json"))
 
 

@@ -26,7 +26,7 @@ def main() -> list[MoeLayer]:
     options = dict(model_width=M, hidden_width=H, num_experts=E, top_k=K, num_chunks=chunks)
     options["activation"] = "silu"
     options["wgrad_mode"] = "deferred"  # open, it would be tried both ways, and each way is a row of its own
-    restore = dict(zip(("restore_input", "restore_middle"), SETS[policy]))
+    restore = dict(zip(("restore_input", "restore_pre_activation"), SETS[policy]))
     layers = [MoeLayer(context, layer_id=index, **options, **restore) for index in range(2)]
     params = [
         [{"w1": torch.randn(H, M).requires_grad_(), "w2": torch.randn(M, H).requires_grad_()} for _ in range(count)]

@@ -1,6 +1,6 @@
 """Timelines of passes: what the schedule says they take beside what was recorded, as SVG, PNG and Perfetto JSON.
 
-    schedule = Schedule.build("forward", chunks=4, restore_input="redispatch", restore_middle="recompute")
+    schedule = Schedule.build("forward", chunks=4, restore_input="redispatch", restore_pre_activation="recompute")
     prediction = schedule.predict({"dispatch": 2e-3, "gemm1": 3e-3, "gemm2": 3e-3, "combine": 2e-3})
     write([prediction.panel("predicted"), Panel("measured", events)], "out", "one layer")
 

@@ -62,7 +62,7 @@ class Schedule:
         direction: str = "forward",
         chunks: int = 1,
         restore_input: str | Sequence[str] = restore.KEPT[0],
-        restore_middle: str | Sequence[str] = restore.KEPT[1],
+        restore_pre_activation: str | Sequence[str] = restore.KEPT[1],
         *,
         wgrad: str = "deferred",
         single_rank: bool = False,
@@ -74,16 +74,18 @@ class Schedule:
         may_reuse_saved: bool = False,
         under_plan: bool = False,
         deduplicate: bool = False,
-        cut_rows: bool = False,
+        chunks_by_experts: bool = False,
     ) -> Schedule:
         """A restore policy is one name for all chunks, or a list by chunk. Raises what the library reports."""
         inputs = _by_chunk("restore_input", restore_input, restore.INPUT, chunks)
-        middles = _by_chunk("restore_middle", restore_middle, restore.PRE_ACTIVATION, chunks)
+        pre_activations = _by_chunk("restore_pre_activation", restore_pre_activation, restore.PRE_ACTIVATION, chunks)
         number = _number("direction", direction, DIRECTIONS)
         flags = (single_rank, needs_backward, callback_experts, gated, input_half, may_reuse_saved, under_plan)
-        flags += (deduplicate, cut_rows)
+        flags += (deduplicate, chunks_by_experts)
         wgrad_number = _number("wgrad", wgrad, WGRAD)
-        return _build(number, int(chunks), inputs, middles, wgrad_number, int(weight_half), tuple(map(int, flags)))
+        return _build(
+            number, int(chunks), inputs, pre_activations, wgrad_number, int(weight_half), tuple(map(int, flags))
+        )
 
     @property
     def num_ops(self) -> int:
@@ -156,7 +158,7 @@ def _build(
     direction: int,
     chunks: int,
     inputs: tuple[int, ...],
-    middles: tuple[int, ...],
+    pre_activations: tuple[int, ...],
     wgrad: int,
     weight_half: int,
     flags: tuple[int, ...],
@@ -174,10 +176,10 @@ def _build(
         config.may_reuse_saved,
         config.under_plan,
         config.deduplicate,
-        config.cut_rows,
+        config.chunks_by_experts,
     ) = flags
-    by_chunk = ffi.new("int32_t[]", inputs or (0,)), ffi.new("int32_t[]", middles or (0,))
-    config.restore_input_of, config.restore_middle_of = by_chunk
+    by_chunk = ffi.new("int32_t[]", inputs or (0,)), ffi.new("int32_t[]", pre_activations or (0,))
+    config.restore_input_of, config.restore_pre_activation_of = by_chunk
     out = ffi.new("sluice_schedule_t **")
     library.check(lib.sluice_schedule_create(config, out))
     handle = ffi.gc(out[0], lib.sluice_schedule_destroy)

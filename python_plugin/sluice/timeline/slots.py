@@ -88,10 +88,10 @@ def tensor_bytes(
 ) -> dict[str, int]:
     """Bytes of one slot of each tensor for chunks of `rows` rows (alignment left out)."""
     model, hidden = rows * model_width * element_bytes, rows * hidden_width * element_bytes
-    middle = 2 * hidden if gated else hidden
+    pre_activation = 2 * hidden if gated else hidden
     return {
         **dict.fromkeys(("T_SEND", "T_RECV", "T_DI", "T_DO", "dT_DO", "dT_DI", "kept T_DI", "host T_DI"), model),
-        **dict.fromkeys(("T_M", "dT_M", "kept T_M", "host T_M"), middle),
+        **dict.fromkeys(("T_M", "dT_M", "kept T_M", "host T_M"), pre_activation),
         **dict.fromkeys(("T_ACT", "dT_ACT"), hidden),
         **dict.fromkeys(("T_ROUTE", "dGATE"), 4 * rows),
     }

@@ -105,7 +105,7 @@ def _event(body: list[str], event: Event, x: float, y: float, width: float, colo
     if text and event.chunk >= 0:
         text += f" {event.chunk}"
     if text and width >= 6.2 * len(text) + 2:
-        body.append(_text(x + width / 2, y + 12.5, text, 10, "middle"))
+        body.append(_text(x + width / 2, y + 12.5, text, 10, "pre_activation"))
 
 
 def _slots(body: list[str], panel: Panel, y: float, begin: float, scale: float) -> float:
@@ -158,7 +158,7 @@ def _ruler(body: list[str], longest: float, scale: float, y: float) -> None:
     for k in range(int(longest / step + 1e-9) + 1):
         x = LEFT + k * step * scale
         body.append(f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{y:.0f}" stroke="#bbb" stroke-width="0.5"/>')
-        body.append(_text(x, y + 12, _time(k * step), 10, "middle"))
+        body.append(_text(x, y + 12, _time(k * step), 10, "pre_activation"))
 
 
 def _legend(body: list[str], panels: list[Panel], y: float, colour: Callable[[Event], str]) -> float:

@@ -63,9 +63,9 @@ class BadRecord(ValueError):
 
 def read_record(data: Any, name: str) -> list[Pass]:
     """The passes of one rank's file, oldest first."""
-    if not isinstance(data, Mapping) or data.get("form") != 1:
+    if not isinstance(data, Mapping) or data.get("form") != 2:
         form = data.get("form") if isinstance(data, Mapping) else None
-        raise BadRecord(f"{name}: form is {form!r}, not 1; record again with this version (sluice trace -- COMMAND)")
+        raise BadRecord(f"{name}: form is {form!r}, not 2; record again with this version (sluice trace -- COMMAND)")
     for key, kind in (("rank", int), ("contexts", list), ("boot", str)):
         if not isinstance(data.get(key), kind):
             raise BadRecord(f"{name}: {key} is {data.get(key)!r}; it must be of type {kind.__name__}")
@@ -142,7 +142,7 @@ def identify(passes: Sequence[Pass]) -> None:
         one.schedule = _find(one, policies.get((one.layer, one.num_chunks)))
         if one.schedule is not None and one.direction == "backward":
             data = one.schedule.data
-            policies[one.layer, one.num_chunks] = data["restore_di"], data["restore_m"]
+            policies[one.layer, one.num_chunks] = data["restore_input"], data["restore_pre_activation"]
 
 
 def _signature(ops: Sequence[Any]) -> tuple[tuple[str, str, int], ...]:
@@ -164,7 +164,7 @@ def _find(one: Pass, hint: tuple[list[str], list[str]] | None) -> Schedule | Non
         flags["wgrad"] = "per_chunk" if per_chunk else "deferred"
     # Chunks out of rows have one reduce of all, out of tokens one each.
     if any(event.op in ("reduce", "reduce_grad") and event.chunk < 0 for event in one.events):
-        flags["cut_rows"] = True
+        flags["chunks_by_experts"] = True
     refuted = None
     for policy in _policies(one, kinds, hint):
         for extra in _extras(one.direction, kinds):
@@ -205,15 +205,15 @@ def _policies(one: Pass, kinds: Sequence[str], hint: tuple[list[str], list[str]]
     for di, m in itertools.product(restore.INPUT, restore.PRE_ACTIVATION):
         for first in range(n, -1, -1):
             inputs = [di] * first + [restore.LEAST[0]] * (n - first)
-            middles = [m] * first + [restore.LEAST[1]] * (n - first)
-            copies = _total("host_rows", inputs) + _total("host_rows", middles)
+            pre_activations = [m] * first + [restore.LEAST[1]] * (n - first)
+            copies = _total("host_rows", inputs) + _total("host_rows", pre_activations)
             if one.direction == "forward":
                 fits = copies == count["copy_out"]
             else:
                 fits = copies >= count["copy_in"] and _total("exchanges", inputs) >= count["redispatch"]
-                fits = fits and _total("gemms", middles) == count["recompute"]
+                fits = fits and _total("gemms", pre_activations) == count["recompute"]
             if fits:
-                yield inputs, middles
+                yield inputs, pre_activations
 
 
 def _agrees(schedule: Schedule, events: Sequence[Event]) -> bool:

@@ -95,7 +95,7 @@ def workload_of(place: Place, passes: Sequence[Pass]) -> Workload | str:
     if facts.get("callback"):
         return "its experts are the host's own modules, whose cost no machine has"
     if facts.get("dtype") not in DTYPES:
-        return f"no machine has products in {facts.get('dtype')}"
+        return f"no machine has GEMMs in {facts.get('dtype')}"
     rows = {one.rank: one.layer_facts.get("received_rows") or 0 for one in passes}
     if sum(rows.values()) == 0 or len(rows) < len(ranks):
         return "the record lacks the rows that its ranks received"
@@ -111,7 +111,7 @@ def workload_of(place: Place, passes: Sequence[Pass]) -> Workload | str:
         gated=bool(facts.get("gated")),
         skew=max(rows.values()) / mean,
         deduplicate=bool(facts.get("deduplicate")) and len(ranks) > 1,
-        chunk_cut=facts.get("chunk_cut", "adaptive"),
+        chunking=facts.get("chunking", "adaptive"),
         activation=priced_activation(facts.get("activation")),
     )
 
@@ -123,7 +123,7 @@ def choice_of(passes: Sequence[Pass]) -> Choice | str:
             continue
         data = one.schedule.data
         wgrad = next(name for name, number in WGRAD.items() if number == data["wgrad_mode"])
-        both = (tuple(data[name]) for name in ("restore_di", "restore_m"))
+        both = (tuple(data[name]) for name in ("restore_input", "restore_pre_activation"))
         words = (one[0] if len({*one}) == 1 else one for one in both)
         return Choice(one.num_chunks, *words, wgrad)
     return "no backward with a schedule was recorded"

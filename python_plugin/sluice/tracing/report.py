@@ -108,7 +108,10 @@ def make(
         }
         if digest:
             data = group[0].schedule.data
-            row["policy"] = {"restore_input": data["restore_di"], "restore_middle": data["restore_m"]}
+            row["policy"] = {
+                "restore_input": data["restore_input"],
+                "restore_pre_activation": data["restore_pre_activation"],
+            }
             prediction = predict(group)
             row["predicted_s"] = prediction.seconds
             row["busy_s"] = {lane: prediction.busy[lane] for lane in LANE_NAMES}

@@ -48,11 +48,11 @@ static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const
   return sluice_nccl_comm_create(&options, &config, &r->comm);
 }
 
-static uint64_t patience_ms; /* deadline and watchdog: long where all is to go well, short where calls fail */
+static uint64_t timeout_ms; /* deadline and watchdog: long where all is to go well, short where calls fail */
 
 static int set_up(void** state) {
   (void)state;
-  patience_ms = 20000;
+  timeout_ms = 20000;
   sluice_fake_cuda_reset();
   memset(ranks, 0, sizeof ranks);
   sluice_fake_nccl_set_version(22809);
@@ -196,7 +196,7 @@ static void open_hosts(void) {
 static void* split_main(void* argument) {
   call_t* call = argument;
   rank_t* r = &ranks[call->rank];
-  call->status = create(r, call->rank, W, NULL, hosts[call->rank], 0, patience_ms * UINT64_C(1000000));
+  call->status = create(r, call->rank, W, NULL, hosts[call->rank], 0, timeout_ms * UINT64_C(1000000));
   if (call->status == SLUICE_OK) call->status = enqueue(r, call->rank);
   call->open_groups = sluice_fake_nccl_open_groups();
   return NULL;
@@ -246,7 +246,7 @@ static void Split_NthCallFails_NobodyHangsOrLeaks(void** state) {
   (void)state;
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   int64_t told = 0;
-  patience_ms = 100;
+  timeout_ms = 100;
   for (int64_t nth = 0; nth < SPLIT_CALLS; ++nth) {
     call_t calls[W];
     char before[200], after[200];
@@ -414,7 +414,7 @@ static void* visit_main(void* argument) {
   unsigned char* to = block != NULL ? from + W * BLOCK : r->recv;
   if (visit->status == SLUICE_OK) visit->status = enqueue_between(r, visit->rank, from, to);
   if (visit->status != SLUICE_OK) sluice_comm_abort(r->comm);
-  const uint64_t patient_until_ns = sluice_now_ns() + patience_ms * UINT64_C(1000000);
+  const uint64_t patient_until_ns = sluice_now_ns() + timeout_ms * UINT64_C(1000000);
   while (!sluice_fake_cuda_idle(r->stream)) {
     nanosleep(&nap, NULL);
     if (sluice_now_ns() > patient_until_ns) sluice_comm_abort(r->comm); /* the host's watchdog */
@@ -434,7 +434,7 @@ static int open_and_visit(visit_t* visits) {
   pthread_t threads[W];
   int failed = sluice_nccl_make_id(&symbols, &id) != SLUICE_OK;
   for (int i = 0; i < W && !failed; ++i) {
-    failed = create(&ranks[i], i, W, &id, NULL, 0, patience_ms * UINT64_C(1000000)) != SLUICE_OK;
+    failed = create(&ranks[i], i, W, &id, NULL, 0, timeout_ms * UINT64_C(1000000)) != SLUICE_OK;
   }
   if (failed) return 0;
   for (int i = 0; i < W; ++i) {
@@ -543,7 +543,7 @@ static void Register_NthCallFails_NobodyHangsOrLeaks(void** state) {
       } else {
         sluice_fake_nccl_fail_call(nth, 2);
       }
-      patience_ms = 200; /* whoever runs out of it is one more that fails: nothing below asks for success */
+      timeout_ms = 200; /* whoever runs out of it is one more that fails: nothing below asks for success */
       int opened = open_and_visit(visits);
       failures += !opened;
       for (int i = 0; i < W && opened; ++i) {

@@ -185,8 +185,8 @@ static void dot_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t row
       /* 32 partial sums of w/32 terms each: error below (w/32 + 6) * 2^-24 of the sum of sizes. */
       double sum = 0, sizes = 0;
       for (int64_t j = 0; j < width; ++j) {
-        double product = get(dtype, a.data, i * width + j) * get(dtype, b.data, i * stride + j);
-        sum += product, sizes += fabs(product);
+        double problem = get(dtype, a.data, i * width + j) * get(dtype, b.data, i * stride + j);
+        sum += problem, sizes += fabs(problem);
       }
       assert_true(fabs((double)((float*)got.data)[i] - sum) <= sizes * ((double)width / 32 + 6) * 0x1p-24);
     }

@@ -4,7 +4,7 @@
  * can: whenever any call comes in, and while a host wait goes on. Kernels are the CPU build of the same source. Four
  * devices exist; device memory is malloc's, so sanitizers see kernels that read or write outside it.
  *
- * Besides, every access of a copy, memset, kernel, product and message is noted with a vector clock that follows
+ * Besides, every access of a copy, memset, kernel, GEMM and message is noted with a vector clock that follows
  * streams, events and host waits alone, never the time at which something ran: hazards() counts pairs of conflicting
  * accesses that nothing orders.
  *

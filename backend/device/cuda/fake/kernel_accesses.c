@@ -105,10 +105,10 @@ static void route(moment_t at, const sluice_route_args_t* a) {
   writes(at, a->tile_counts, sluice_ceil_div(a->num_routes, SLUICE_CUDA_ROUTE_TILE) * (a->num_experts + 1) * 4);
   writes(at, a->counts, a->num_experts * 4);
   writes(at, a->offsets, (a->num_experts + 1) * 4);
-  int64_t rows = a->ceiling > 0 ? a->ceiling * a->num_experts : a->num_routes;
+  int64_t rows = a->capacity > 0 ? a->capacity * a->num_experts : a->num_routes;
   writes(at, a->token_of, rows * 4);
   if (a->route_of != NULL) writes(at, a->route_of, rows * 4);
-  if (a->tally != NULL) writes(at, a->tally, SLUICE_TALLY_WORDS * 8);
+  if (a->drop_counters != NULL) writes(at, a->drop_counters, SLUICE_NUM_DROP_COUNTERS * 8);
   if (a->first_bad != NULL) writes(at, a->first_bad, 4);
   writes(at, a->position, a->num_routes * 4);
 }
@@ -122,8 +122,8 @@ static void route_blocks(moment_t at, const sluice_block_args_t* a) {
   writes(at, a->counts, a->units * (a->num_experts + 1) * 4);
 }
 
-static void parcels(moment_t at, const sluice_parcel_args_t* a, const char* name) {
-  if (strcmp(name, "parcel_ranks") == 0) {
+static void token_copies(moment_t at, const sluice_token_copy_args_t* a, const char* name) {
+  if (strcmp(name, "token_copy_ranks") == 0) {
     for (int64_t r = 0; r < a->num_routes; ++r) {
       reads(at, plus(a->ids, (r / a->top_k * a->ids_t + r % a->top_k * a->ids_k) * (a->ids_64 ? 8 : 4)),
             a->ids_64 ? 8 : 4);
@@ -134,8 +134,8 @@ static void parcels(moment_t at, const sluice_parcel_args_t* a, const char* name
     return;
   }
   reads(at, a->first, a->num_routes * 4);
-  reads(at, a->parcel, a->num_routes * 4);
-  if (strcmp(name, "parcel_table") == 0) {
+  reads(at, a->token_copy, a->num_routes * 4);
+  if (strcmp(name, "token_copy_table") == 0) {
     writes(at, a->table, a->num_routes / a->top_k * a->num_ranks * 4);
     return;
   }
@@ -147,15 +147,15 @@ static void parcels(moment_t at, const sluice_parcel_args_t* a, const char* name
   }
 }
 
-static void parcel_place(moment_t at, const sluice_parcel_place_args_t* a) {
+static void token_copy_place(moment_t at, const sluice_token_copy_place_args_t* a) {
   for (int64_t r = 0, first = 0; r < a->num_runs; first = a->runs[r++].end) {
-    const sluice_parcel_run_t* run = &a->runs[r];
+    const sluice_token_copy_run_t* run = &a->runs[r];
     int64_t rows = run->end - first;
     reads(at, a->slots + run->slot, rows * 4);
     writes(at, a->origin + run->origin, rows * 4);
     for (int64_t i = 0; i < rows; ++i) {
-      int64_t slot = a->slots[run->slot + i], entry = run->parcel * a->top_k + slot;
-      if (slot < 0 || slot / a->top_k >= run->parcels) continue;
+      int64_t slot = a->slots[run->slot + i], entry = run->token_copy * a->top_k + slot;
+      if (slot < 0 || slot / a->top_k >= run->token_copies) continue;
       writes(at, a->position + entry, 4);
       writes(at, a->weight + entry, 4);
       if (run->weight < 0) reads(at, a->token + run->from + slot / a->top_k, 4);
@@ -184,8 +184,8 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
   if (IS(spread_scalars)) spread_scalars(at, args);
   if (IS(route_count) || IS(route_scan) || IS(route_place)) route(at, args);
   if (IS(route_blocks)) route_blocks(at, args);
-  if (IS(parcel_ranks) || IS(parcel_slots) || IS(parcel_table)) parcels(at, args, name);
-  if (IS(parcel_place)) parcel_place(at, args);
+  if (IS(token_copy_ranks) || IS(token_copy_index) || IS(token_copy_table)) token_copies(at, args, name);
+  if (IS(token_copy_place)) token_copy_place(at, args);
   if (IS(add_bias)) {
     const sluice_bias_args_t* a = args;
     writes(at, a->data, a->units * a->width * element_of(name));

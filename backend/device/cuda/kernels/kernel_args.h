@@ -5,15 +5,15 @@
 
 #include <stdint.h>
 
-#include "backend/device/tally.h"
+#include "backend/device/drop_counters.h"
 
 enum {
   SLUICE_CUDA_WARP = 32,
-  SLUICE_CUDA_BLOCK = 256,       /* threads: 8 warps */
-  SLUICE_CUDA_MAX_RUNS = 128,    /* runs per launch of move_rows: 3 KiB of parameters, of the 4 KiB that all take */
-  SLUICE_CUDA_MAX_WORDS = 480,   /* words per launch of write_words */
-  SLUICE_CUDA_ROUTE_TILE = 1024, /* routes that one warp counts */
-  SLUICE_CUDA_PARCEL_RUNS = 112  /* runs per launch of parcel_place */
+  SLUICE_CUDA_BLOCK = 256,          /* threads: 8 warps */
+  SLUICE_CUDA_MAX_RUNS = 128,       /* runs per launch of move_rows: 3 KiB of parameters, of the 4 KiB that all take */
+  SLUICE_CUDA_MAX_WORDS = 480,      /* words per launch of write_words */
+  SLUICE_CUDA_ROUTE_TILE = 1024,    /* routes that one warp counts */
+  SLUICE_CUDA_TOKEN_COPY_RUNS = 112 /* runs per launch of token_copy_place */
 };
 
 /* dst[i] = src[index[i]], rows of row_bytes; index -1: zeros. piece: bytes per access, 16, 8, 4, 2 or 1,
@@ -147,7 +147,7 @@ typedef struct sluice_words_args_s {
 
 /* Routing: a stable counting sort of routes (t, k) by expert slot. Kernels in order: route_count (a warp per tile of
  * routes), route_scan_tiles (a warp per 32 slots), route_scan_slots (one warp), route_place (a warp per tile).
- * With a ceiling every slot has that many rows: its first routes take them, the others are dropped and tallied, and
+ * With a capacity every slot has that many rows: its first routes take them, the others are dropped and counted, and
  * rows that no route takes keep the -1 that is in token_of and route_of before. */
 typedef struct sluice_route_args_s {
   const void* ids;        /* expert of route (t, k) at t * ids_t + k * ids_k; -1: dropped */
@@ -162,11 +162,11 @@ typedef struct sluice_route_args_s {
   int64_t units;
   int64_t num_routes, top_k, num_experts;
   int64_t ids_t, ids_k;
-  int64_t ids_64;      /* 1: i64 ids, 0: i32 */
-  int64_t first_token; /* of this chunk, added to tokens and routes */
-  int64_t ceiling;     /* rows of each slot; 0: as many as it has routes */
-  int64_t* tally;      /* with a ceiling: [SLUICE_TALLY_WORDS], added to */
-  int64_t begins;      /* 1: the first chunk of its forward, for the tally */
+  int64_t ids_64;         /* 1: i64 ids, 0: i32 */
+  int64_t first_token;    /* of this chunk, added to tokens and routes */
+  int64_t capacity;       /* rows of each slot; 0: as many as it has routes */
+  int64_t* drop_counters; /* with a capacity: [SLUICE_NUM_DROP_COUNTERS], added to */
+  int64_t begins;         /* 1: the first chunk of its forward, for the drop counters */
 } sluice_route_args_t;
 
 /* Routes per block of tokens and slot, for a cut by received rows: a warp per block. Block g of G has the tokens
@@ -191,50 +191,50 @@ typedef struct sluice_arrival_args_s {
   int64_t num_ranks, num_local;
 } sluice_arrival_args_t;
 
-/* Parcels (moe/routing/parcels.h): what a chunk's routes of one token to one rank share. parcel_ranks (a warp per 32
- * routes) says where each route goes and which is the first of its token there; the routing above orders those by
- * (rank, token), a row for each parcel; parcel_slots (per 32 routes) and parcel_table (per 32 pairs of token and rank)
- * read it off. */
-typedef struct sluice_parcel_args_s {
-  const void* ids;        /* as sluice_route_args_t */
-  const int32_t* slot_of; /* [E] the rank of an expert, or NULL: its id */
-  int32_t* rank;          /* [T * K] of each route, -1 where dropped */
-  int32_t* first;         /* [T * K] the same, but -1 where a route before it in its token goes to that rank too */
-  const int32_t* parcel;  /* [T * K] the routing's position of `first` */
-  const int32_t* offsets; /* [W + 1] the routing's: the first parcel of each rank */
-  const int32_t* row;     /* [T * K] of each route in the chunk's sent order */
-  int32_t* slots;         /* out, by that row: parcel of its rank * K + k */
-  int32_t* table;         /* out [T, W] the parcel of (token, rank), -1: none */
+/* Token copies (moe/routing/token_copies.h): what a chunk's routes of one token to one rank share. token_copy_ranks (a
+ * warp per 32 routes) says where each route goes and which is the first of its token there; the routing above orders
+ * those by (rank, token), a row for each token copy; token_copy_index (per 32 routes) and token_copy_table (per 32
+ * pairs of token and rank) read it off. */
+typedef struct sluice_token_copy_args_s {
+  const void* ids;           /* as sluice_route_args_t */
+  const int32_t* slot_of;    /* [E] the rank of an expert, or NULL: its id */
+  int32_t* rank;             /* [T * K] of each route, -1 where dropped */
+  int32_t* first;            /* [T * K] the same, but -1 where a route before it in its token goes to that rank too */
+  const int32_t* token_copy; /* [T * K] the routing's position of `first` */
+  const int32_t* offsets;    /* [W + 1] the routing's: the first token copy of each rank */
+  const int32_t* row;        /* [T * K] of each route in the chunk's sent order */
+  int32_t* slots;            /* out, by that row: token copy of its rank * K + k */
+  int32_t* table;            /* out [T, W] the token copy of (token, rank), -1: none */
   int64_t units;
   int64_t num_routes, top_k, num_experts, num_ranks;
   int64_t ids_t, ids_k;
   int64_t ids_64; /* 1: i64 ids, 0: i32 */
-} sluice_parcel_args_t;
+} sluice_token_copy_args_t;
 
 /* Routes of one source and one expert, in the sender's order. */
-typedef struct sluice_parcel_run_s {
-  int32_t end;     /* routes of this run and of those before it */
-  int32_t slot;    /* the first of its slots */
-  int32_t parcels; /* of its source in this chunk: slots that lie outside them are passed over */
-  int32_t parcel;  /* the first of these, among all that arrive */
-  int32_t row;     /* its first row in the chunk's expert order */
-  int32_t origin;  /* its first entry in origin */
-  int32_t from;    /* the first of the parcels among those that travelled; own: in token */
-  int32_t weight;  /* where its route weights arrive; own: -1 */
-} sluice_parcel_run_t;
+typedef struct sluice_token_copy_run_s {
+  int32_t end;          /* routes of this run and of those before it */
+  int32_t slot;         /* the first of its slots */
+  int32_t token_copies; /* of its source in this chunk: slots that lie outside them are passed over */
+  int32_t token_copy;   /* the first of these, among all that arrive */
+  int32_t row;          /* its first row in the chunk's expert order */
+  int32_t origin;       /* its first entry in origin */
+  int32_t from;         /* the first of the token copies among those that travelled; own: in token */
+  int32_t weight;       /* where its route weights arrive; own: -1 */
+} sluice_token_copy_run_t;
 
 /* Received slots, own ones among them, become tables: a warp per 32 routes of all runs. */
-typedef struct sluice_parcel_place_args_s {
+typedef struct sluice_token_copy_place_args_s {
   const int32_t* slots;
-  const int32_t* token; /* of own parcels */
-  int32_t* position;    /* out [parcels, K] row in the chunk's expert order; -1 before */
-  int32_t* weight;      /* out [parcels, K] where the weight arrives; own: t * K + k; -1 before */
-  int32_t* origin;      /* out, by row: the parcel that travelled, -1 where the slot is none; own: the token */
+  const int32_t* token; /* of own token copies */
+  int32_t* position;    /* out [token copies, K] row in the chunk's expert order; -1 before */
+  int32_t* weight;      /* out [token copies, K] where the weight arrives; own: t * K + k; -1 before */
+  int32_t* origin;      /* out, by row: the token copy that travelled, -1 where the slot is none; own: the token */
   int64_t units;
   int64_t count; /* routes of all runs */
   int64_t top_k, num_runs;
-  sluice_parcel_run_t runs[SLUICE_CUDA_PARCEL_RUNS];
-} sluice_parcel_place_args_t;
+  sluice_token_copy_run_t runs[SLUICE_CUDA_TOKEN_COPY_RUNS];
+} sluice_token_copy_place_args_t;
 
 /* The gate of backend/gate without groups and without capacity: scores, the best K, weights. A warp per token. */
 typedef struct sluice_gate_args_s {

@@ -97,26 +97,26 @@ SLUICE_KERNEL(route_scan_tiles, sluice_route_args_t)
 
 SLUICE_FN int64_t largest(int64_t x, int64_t y) { return x > y ? x : y; }
 
-/* What this chunk adds to the tally: one warp of one launch at a time writes it. */
-SLUICE_FN void add_to_tally(const sluice_route_args_t& a, int32_t first_bad) {
+/* What this chunk adds to the drop counters: one warp of one launch at a time writes it. */
+SLUICE_FN void count_drops(const sluice_route_args_t& a, int32_t first_bad) {
   per_lane<int64_t> kept, over, most;
   SLUICE_LANES(lane) {
     kept[lane] = over[lane] = most[lane] = 0;
     for (int64_t e = lane; e < a.num_experts; e += 32) {
       const int64_t count = a.counts[e];
       kept[lane] += count;
-      over[lane] += largest(count - a.ceiling, 0);
+      over[lane] += largest(count - a.capacity, 0);
       most[lane] = largest(most[lane], (count << 32) + e);
     }
   }
   const int64_t all = warp_fold(kept), dropped = warp_fold(over), top = warp_most(most);
   SLUICE_LANES(lane) {
     if (lane == 0) {
-      if (a.begins) a.tally[SLUICE_TALLY_FORWARDS] += 1;
-      a.tally[SLUICE_TALLY_ROUTES] += all;
-      a.tally[SLUICE_TALLY_DROPPED] += dropped;
-      a.tally[SLUICE_TALLY_MOST] = largest(a.tally[SLUICE_TALLY_MOST], top);
-      if (first_bad != INT32_MAX) a.tally[SLUICE_TALLY_BAD] = (int64_t)first_bad + 1;
+      if (a.begins) a.drop_counters[SLUICE_DROP_COUNTER_FORWARDS] += 1;
+      a.drop_counters[SLUICE_DROP_COUNTER_ROUTES] += all;
+      a.drop_counters[SLUICE_DROP_COUNTER_DROPPED] += dropped;
+      a.drop_counters[SLUICE_DROP_COUNTER_MOST] = largest(a.drop_counters[SLUICE_DROP_COUNTER_MOST], top);
+      if (first_bad != INT32_MAX) a.drop_counters[SLUICE_DROP_COUNTER_BAD] = (int64_t)first_bad + 1;
     }
   }
 }
@@ -130,7 +130,7 @@ SLUICE_FN void route_scan_slots(const sluice_route_args_t& a, int64_t) {
     const int32_t sum = warp_scan(count);
     SLUICE_LANES(lane) {
       if (base + lane >= a.num_experts) continue;
-      a.offsets[base + lane] = a.ceiling > 0 ? (int32_t)((base + lane) * a.ceiling) : before + count[lane];
+      a.offsets[base + lane] = a.capacity > 0 ? (int32_t)((base + lane) * a.capacity) : before + count[lane];
     }
     before += sum;
   }
@@ -144,10 +144,10 @@ SLUICE_FN void route_scan_slots(const sluice_route_args_t& a, int64_t) {
   }
   const int32_t first = warp_least(bad);
   SLUICE_LANES(lane) {
-    if (lane == 0) a.offsets[a.num_experts] = a.ceiling > 0 ? (int32_t)(a.num_experts * a.ceiling) : before;
+    if (lane == 0) a.offsets[a.num_experts] = a.capacity > 0 ? (int32_t)(a.num_experts * a.capacity) : before;
     if (lane == 0 && a.first_bad != NULL) *a.first_bad = first;
   }
-  if (a.ceiling > 0) add_to_tally(a, first);
+  if (a.capacity > 0) count_drops(a, first);
 }
 SLUICE_KERNEL(route_scan_slots, sluice_route_args_t)
 
@@ -164,7 +164,7 @@ SLUICE_FN void route_place(const sluice_route_args_t& a, int64_t tile) {
         int32_t row = -1;
         if (slot[lane] >= 0) {
           const int32_t inside = next[slot[lane]] + rank_in(same[lane], lane);
-          if (a.ceiling == 0 || inside < a.ceiling) row = a.offsets[slot[lane]] + inside;
+          if (a.capacity == 0 || inside < a.capacity) row = a.offsets[slot[lane]] + inside;
         }
         if (row >= 0) {
           a.token_of[row] = (int32_t)(a.first_token + r / a.top_k);

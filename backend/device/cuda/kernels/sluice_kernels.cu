@@ -2,6 +2,6 @@
 #include "backend/device/cuda/kernels/activation.cu"
 #include "backend/device/cuda/kernels/gate.cu"
 #include "backend/device/cuda/kernels/routing.cu"
-#include "backend/device/cuda/kernels/parcels.cu"
+#include "backend/device/cuda/kernels/token_copies.cu"
 #include "backend/device/cuda/kernels/rows.cu"
 #include "backend/device/cuda/kernels/sums.cu"

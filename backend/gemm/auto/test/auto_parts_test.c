@@ -1,4 +1,4 @@
-/* Parts of products: how many a run has, and what lies in no cache before they are measured. */
+/* Parts of GEMMs: how many a run has, and what lies in no cache before they are measured. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,31 +26,31 @@ static void note(const void* data, uint64_t bytes) {
 }
 
 static float x[EXPERTS][K * M], y[EXPERTS][K * N], c[EXPERTS][M * (N + GAP)];
-static sluice_product_t products[EXPERTS];
+static sluice_gemm_problem_t problems[EXPERTS];
 
-/* dW = dY^T X of each expert, rows of dW `ld` apart; or with trans_a = 0 a product of dY's rows. */
-static sluice_product_list_t list_of(int trans_a, int64_t ld, float beta) {
+/* dW = dY^T X of each expert, rows of dW `ld` apart; or with trans_a = 0 a GEMM of dY's rows. */
+static sluice_grouped_gemm_t list_of(int trans_a, int64_t ld, float beta) {
   for (int e = 0; e < EXPERTS; ++e) {
-    products[e] = (sluice_product_t){.m = M, .n = N, .k = K};
-    products[e].a = trans_a ? (sluice_matrix_t){x[e], 1, M} : (sluice_matrix_t){x[e], K, 1};
-    products[e].b = (sluice_matrix_t){y[e], N, 1};
-    products[e].c = (sluice_matrix_t){c[e], ld, 1};
+    problems[e] = (sluice_gemm_problem_t){.m = M, .n = N, .k = K};
+    problems[e].a = trans_a ? (sluice_matrix_t){x[e], 1, M} : (sluice_matrix_t){x[e], K, 1};
+    problems[e].b = (sluice_matrix_t){y[e], N, 1};
+    problems[e].c = (sluice_matrix_t){c[e], ld, 1};
   }
-  return (sluice_product_list_t){products, EXPERTS, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta, NULL};
+  return (sluice_grouped_gemm_t){problems, EXPERTS, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta, NULL};
 }
 
-static sluice_gemm_parts_t begin_with(const sluice_product_list_t* list, int threads, double most_flop,
+static sluice_gemm_parts_t begin_with(const sluice_grouped_gemm_t* list, int threads, double most_flop,
                                       uint64_t most_bytes) {
   sluice_gemm_form_t form;
   sluice_gemm_parts_t parts;
-  assert_true(sluice_gemm_form(&products[0], &form));
+  assert_true(sluice_gemm_form(&problems[0], &form));
   sluice_gemm_parts_begin(&parts, list, &form, threads, most_flop, most_bytes);
   assert_true(parts.evict == sluice_cache_evict);
   parts.evict = note;
   return parts;
 }
 
-static sluice_gemm_parts_t begin(const sluice_product_list_t* list, double most_flop) {
+static sluice_gemm_parts_t begin(const sluice_grouped_gemm_t* list, double most_flop) {
   return begin_with(list, 1, most_flop, UINT64_MAX);
 }
 
@@ -58,13 +58,13 @@ static sluice_gemm_parts_t begin(const sluice_product_list_t* list, double most_
 static void Next_WeightGradient_ItsWholeResultComesFromMemory(void** state) {
   (void)state;
   for (int adds = 0; adds < 2; ++adds) {
-    const sluice_product_list_t list = list_of(1, N, (float)adds);
-    sluice_gemm_parts_t parts = begin(&list, 1.0 * M * N * K); /* half a product */
+    const sluice_grouped_gemm_t list = list_of(1, N, (float)adds);
+    sluice_gemm_parts_t parts = begin(&list, 1.0 * M * N * K); /* half a GEMM */
     float* scratch = adds ? malloc(sluice_gemm_parts_result_bytes(&parts)) : NULL;
     assert_true(adds == (sluice_gemm_parts_result_bytes(&parts) > 0));
     for (int run = 0; run < 6; ++run) {
       evicted_bytes = 0;
-      const sluice_product_t* p = sluice_gemm_parts_next(&parts, scratch);
+      const sluice_gemm_problem_t* p = sluice_gemm_parts_next(&parts, scratch);
       const uint64_t bytes = (uint64_t)(p->m * p->n) * sizeof(float);
       assert_int_equal(p->m * p->n * 2, M * N);
       assert_int_equal(evicted_bytes, bytes);
@@ -76,12 +76,12 @@ static void Next_WeightGradient_ItsWholeResultComesFromMemory(void** state) {
   }
 }
 
-/* A gradient's pages are there before it is measured; what is added to is not the chooser's. */
+/* A gradient's pages are there before it is measured; what is added to is not the selector's. */
 static void Next_OwnResult_TouchedOnlyWhereItIsOverwritten(void** state) {
   (void)state;
   for (int adds = 0; adds < 2; ++adds) {
     memset(c, 0xff, sizeof c);
-    const sluice_product_list_t list = list_of(1, N + GAP, (float)adds);
+    const sluice_grouped_gemm_t list = list_of(1, N + GAP, (float)adds);
     sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
     float* scratch = adds ? calloc(1, sluice_gemm_parts_result_bytes(&parts)) : NULL;
     (void)sluice_gemm_parts_next(&parts, scratch);
@@ -96,19 +96,19 @@ static void Next_OwnResult_TouchedOnlyWhereItIsOverwritten(void** state) {
 
 static void Next_ResultWithGaps_WhatLiesBetweenItsRowsStays(void** state) {
   (void)state;
-  const sluice_product_list_t list = list_of(1, N + GAP, 0);
+  const sluice_grouped_gemm_t list = list_of(1, N + GAP, 0);
   sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
   evicted_bytes = 0;
-  const sluice_product_t* p = sluice_gemm_parts_next(&parts, NULL);
+  const sluice_gemm_problem_t* p = sluice_gemm_parts_next(&parts, NULL);
   assert_ptr_equal(evicted_from, p->c.data);
   assert_int_equal(evicted_bytes, (uint64_t)M * N * sizeof(float));
   assert_int_equal(evicted_to - evicted_from, ((M - 1) * (N + GAP) + N) * (int64_t)sizeof(float));
 }
 
 /* Rows that a pass has just written, or reads next, are in a cache there too. */
-static void Next_ProductOfRows_NothingIsEvicted(void** state) {
+static void Next_GemmOfRows_NothingIsEvicted(void** state) {
   (void)state;
-  const sluice_product_list_t list = list_of(0, N, 0);
+  const sluice_grouped_gemm_t list = list_of(0, N, 0);
   sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
   evicted_bytes = 0;
   (void)sluice_gemm_parts_next(&parts, c[0]);
@@ -118,15 +118,15 @@ static void Next_ProductOfRows_NothingIsEvicted(void** state) {
 /* Threads may compute the parts of a run side by side. */
 static void Next_PartsOfARun_AreDistinctAndShareNoResult(void** state) {
   (void)state;
-  const double product = 2.0 * M * N * K;
+  const double problem = 2.0 * M * N * K;
   for (int adds = 0; adds < 2; ++adds) {
-    const sluice_product_list_t list = list_of(1, N, (float)adds);
+    const sluice_grouped_gemm_t list = list_of(1, N, (float)adds);
     for (int threads = 1; threads <= 3; ++threads) {
-      sluice_gemm_parts_t parts = begin_with(&list, threads, product / 2, UINT64_MAX);
-      assert_int_equal(parts.in_run, threads); /* of 4; the arithmetic of half a product for each thread */
+      sluice_gemm_parts_t parts = begin_with(&list, threads, problem / 2, UINT64_MAX);
+      assert_int_equal(parts.in_run, threads); /* of 4; the arithmetic of half a GEMM for each thread */
       const uint64_t bytes = sluice_gemm_parts_result_bytes(&parts);
       float* scratch = bytes > 0 ? calloc(1, bytes) : NULL;
-      const sluice_product_t* run = sluice_gemm_parts_next(&parts, scratch);
+      const sluice_gemm_problem_t* run = sluice_gemm_parts_next(&parts, scratch);
       for (int64_t i = 0; i < parts.in_run; ++i) {
         for (int64_t j = 0; j < i; ++j) {
           assert_true(run[i].a.data != run[j].a.data);
@@ -144,15 +144,15 @@ static void Next_PartsOfARun_AreDistinctAndShareNoResult(void** state) {
 
 static void Begin_PartsOfARun_NoMoreThanThereAreOrFit(void** state) {
   (void)state;
-  const double product = 2.0 * M * N * K;
-  sluice_product_list_t list = list_of(0, N, 0);
-  assert_int_equal(begin_with(&list, 1, 100 * product, UINT64_MAX).in_run, EXPERTS);
-  assert_int_equal(begin_with(&list, 8, product, UINT64_MAX).in_run, EXPERTS);
-  assert_int_equal(begin_with(&list, 2, product / 2, UINT64_MAX).in_run, 2);
-  assert_int_equal(begin_with(&list, 1, 2 * product, M * N * sizeof(float)).in_run, 1);
-  assert_int_equal(begin_with(&list, 1, 2 * product, 2 * M * N * sizeof(float)).in_run, 2);
-  products[1].m = M / 2; /* its parts have too few rows */
-  assert_int_equal(begin_with(&list, 8, product, UINT64_MAX).in_run, 1);
+  const double problem = 2.0 * M * N * K;
+  sluice_grouped_gemm_t list = list_of(0, N, 0);
+  assert_int_equal(begin_with(&list, 1, 100 * problem, UINT64_MAX).in_run, EXPERTS);
+  assert_int_equal(begin_with(&list, 8, problem, UINT64_MAX).in_run, EXPERTS);
+  assert_int_equal(begin_with(&list, 2, problem / 2, UINT64_MAX).in_run, 2);
+  assert_int_equal(begin_with(&list, 1, 2 * problem, M * N * sizeof(float)).in_run, 1);
+  assert_int_equal(begin_with(&list, 1, 2 * problem, 2 * M * N * sizeof(float)).in_run, 2);
+  problems[1].m = M / 2; /* its parts have too few rows */
+  assert_int_equal(begin_with(&list, 8, problem, UINT64_MAX).in_run, 1);
 }
 
 int main(void) {
@@ -160,7 +160,7 @@ int main(void) {
       cmocka_unit_test(Next_WeightGradient_ItsWholeResultComesFromMemory),
       cmocka_unit_test(Next_OwnResult_TouchedOnlyWhereItIsOverwritten),
       cmocka_unit_test(Next_ResultWithGaps_WhatLiesBetweenItsRowsStays),
-      cmocka_unit_test(Next_ProductOfRows_NothingIsEvicted),
+      cmocka_unit_test(Next_GemmOfRows_NothingIsEvicted),
       cmocka_unit_test(Next_PartsOfARun_AreDistinctAndShareNoResult),
       cmocka_unit_test(Begin_PartsOfARun_NoMoreThanThereAreOrFit),
   };

@@ -1,4 +1,4 @@
-/* The chooser: names, the environment, fallbacks, what is measured and how often. The host's callback stands in for a
+/* The selector: names, the environment, fallbacks, what is measured and how often. The host's callback stands in for a
  * library, so nothing needs to be installed. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -140,8 +140,8 @@ static float a[64 * 64], b[64 * 64], c[64 * 64];
 static sluice_status_t multiply(sluice_gemm_t* gemm, int64_t m, int64_t n, int64_t k, float beta) {
   for (int i = 0; i < 64 * 64; ++i) a[i] = b[i] = 1;
   own_c = c;
-  sluice_product_t p = {m, n, k, {a, k, 1}, {b, n, 1}, {c, n, 1}};
-  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
+  sluice_gemm_problem_t p = {m, n, k, {a, k, 1}, {b, n, 1}, {c, n, 1}};
+  sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
   return sluice_gemm_run(gemm, &list);
 }
 
@@ -194,8 +194,8 @@ static void MadeOf_NamesAllAndStaysTheSame(void** state) {
   (void)state;
   sluice_gemm_t* gemm = NULL;
   float x[1] = {3}, y[1] = {5}, z[1] = {0};
-  sluice_product_t p = {1, 1, 1, {x, 1, 1}, {y, 1, 1}, {z, 1, 1}};
-  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {y, 1, 1}, {z, 1, 1}};
+  sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
   assert_int_equal(create("auto", instant_host, &gemm), SLUICE_OK);
   char before[192];
   memcpy(before, sluice_gemm_made_of(gemm), sizeof before);
@@ -215,8 +215,8 @@ static void Gemm_F64_GoesToRefUnmeasured(void** state) {
   (void)state;
   sluice_gemm_t* gemm = NULL;
   double x[1] = {3}, y[1] = {5}, z[1] = {0};
-  sluice_product_t p = {1, 1, 1, {x, 1, 1}, {y, 1, 1}, {z, 1, 1}};
-  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F64, SLUICE_DTYPE_F64, 0};
+  sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {y, 1, 1}, {z, 1, 1}};
+  sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F64, SLUICE_DTYPE_F64, 0};
   assert_int_equal(create("auto", instant_host, &gemm), SLUICE_OK);
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   assert_true(z[0] == 15);
@@ -225,18 +225,18 @@ static void Gemm_F64_GoesToRefUnmeasured(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
-/* Products before the declined one must not be added twice, the rest must not be lost. */
+/* GEMMs before the declined one must not be added twice, the rest must not be lost. */
 static void Gemm_HostDeclinesOneOfMany_EachAddedOnce(void** state) {
   (void)state;
   sluice_gemm_t* gemm = NULL;
-  sluice_product_t products[5];
+  sluice_gemm_problem_t problems[5];
   assert_int_equal(create("host", host, &gemm), SLUICE_OK);
   for (int i = 0; i < 4; ++i) a[i] = b[i] = 1;
   for (int i = 0; i < 5; ++i) {
     c[i] = (float)i;
-    products[i] = (sluice_product_t){1, 1, 4, {a, 4, 1}, {b, 1, 1}, {&c[i], 1, 1}};
+    problems[i] = (sluice_gemm_problem_t){1, 1, 4, {a, 4, 1}, {b, 1, 1}, {&c[i], 1, 1}};
   }
-  sluice_product_list_t list = {products, 5, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 1};
+  sluice_grouped_gemm_t list = {problems, 5, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 1};
   declined_call = 3;
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   for (int i = 0; i < 5; ++i) assert_true(c[i] == (float)i + 4);
@@ -277,7 +277,7 @@ static void Gemm_AutoFirstUse_MeasuresOncePerProcess(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
-static void Gemm_LargeProduct_MeasuredWithinBounds(void** state) {
+static void Gemm_LargeGemm_MeasuredWithinBounds(void** state) {
   (void)state;
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
@@ -288,9 +288,9 @@ static void Gemm_LargeProduct_MeasuredWithinBounds(void** state) {
   const size_t bytes = (size_t)M * N * sizeof(float);
   void* zeros = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   assert_true(zeros != MAP_FAILED);
-  sluice_product_t p = {M, N, K, {zeros, K, 1}, {zeros, 1, K}, {c, N, 1}};
-  sluice_product_list_t list = {
-      .products = &p, .count = 1, .dtype_ab = SLUICE_DTYPE_F32, .dtype_c = SLUICE_DTYPE_F32, .beta = 0};
+  sluice_gemm_problem_t p = {M, N, K, {zeros, K, 1}, {zeros, 1, K}, {c, N, 1}};
+  sluice_grouped_gemm_t list = {
+      .problems = &p, .count = 1, .dtype_ab = SLUICE_DTYPE_F32, .dtype_c = SLUICE_DTYPE_F32, .beta = 0};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   assert_true(allocator.peak_bytes - before <= SLUICE_GEMM_SCRATCH_BYTES);
   assert_string_equal(gemm->name, "host");
@@ -307,15 +307,15 @@ static void Gemm_Measures_OnAllOfTheWeights(void** state) {
   const size_t bytes = (size_t)EXPERTS * N * K * sizeof(float);
   char* zeros = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   assert_true((void*)zeros != MAP_FAILED);
-  sluice_product_t products[EXPERTS + 1];
+  sluice_gemm_problem_t problems[EXPERTS + 1];
   for (int e = 0; e < EXPERTS; ++e) {
-    products[e] = (sluice_product_t){M, N, K, {zeros, K, 1}, {zeros + bytes / EXPERTS * e, 1, K}, {c, N, 1}};
+    problems[e] = (sluice_gemm_problem_t){M, N, K, {zeros, K, 1}, {zeros + bytes / EXPERTS * e, 1, K}, {c, N, 1}};
   }
-  products[EXPERTS] = products[0]; /* an expert with few rows is measured as little as it computes: not at all */
-  products[EXPERTS].m = 1;
-  products[EXPERTS].b.data = b;
+  problems[EXPERTS] = problems[0]; /* an expert with few rows is measured as little as it computes: not at all */
+  problems[EXPERTS].m = 1;
+  problems[EXPERTS].b.data = b;
   own_c = c;
-  sluice_product_list_t list = {products, EXPERTS + 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  sluice_grouped_gemm_t list = {problems, EXPERTS + 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
   num_places = num_noted = 0;
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   assert_string_equal(gemm->name, "host");
@@ -341,16 +341,16 @@ static void Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten(void** state) {
   own_c = c;
   result_begin = (const char*)c;
   result_end = result_begin + sizeof c;
-  sluice_product_t p = {M, N, K, {a, 1, M}, {b, N, 1}, {c, N, 1}};
+  sluice_gemm_problem_t p = {M, N, K, {a, 1, M}, {b, N, 1}, {c, N, 1}};
   for (int adds = 0; adds < 2; ++adds) {
     sluice_gemm_t* gemm = NULL;
     assert_int_equal(create(NULL, placing_host, &gemm), SLUICE_OK);
     num_in_place = num_elsewhere = 0;
-    sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, (float)adds};
+    sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, (float)adds};
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
     assert_string_equal(gemm->name, "host");
     if (adds) {
-      assert_int_equal(num_in_place, 1); /* the product itself */
+      assert_int_equal(num_in_place, 1); /* the GEMM itself */
       assert_true(num_elsewhere > 0);
     } else {
       assert_true(num_in_place > 1);
@@ -409,7 +409,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(Gemm_F64_GoesToRefUnmeasured, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_HostDeclinesOneOfMany_EachAddedOnce, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_AutoFirstUse_MeasuresOncePerProcess, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_LargeProduct_MeasuredWithinBounds, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Gemm_LargeGemm_MeasuredWithinBounds, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_Measures_OnAllOfTheWeights, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten, set_up, tear_down),
       cmocka_unit_test_setup_teardown(Gemm_SlowHost_NotChosenWhereAnotherIs, set_up, tear_down),

@@ -1,4 +1,4 @@
-/* The BLAS room through a replaced symbol table: what is passed, how large products are cut, what is missing. */
+/* The BLAS room through a replaced symbol table: what is passed, how large GEMMs are cut, what is missing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,8 +57,8 @@ static int tear_down(void** state) {
   return 0;
 }
 
-static sluice_status_t multiply(sluice_product_t product, float beta) {
-  sluice_product_list_t list = {&product, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
+static sluice_status_t multiply(sluice_gemm_problem_t problem, float beta) {
+  sluice_grouped_gemm_t list = {&problem, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
   return sluice_gemm_run(gemm, &list);
 }
 
@@ -66,7 +66,7 @@ static void Blas_RowMajor_OperandsSwapped(void** state) {
   (void)state;
   float a[1], b[1], c[1];
   assert_string_equal(gemm->name, "blas (fake)");
-  assert_int_equal(multiply((sluice_product_t){2, 3, 4, {a, 9, 1}, {b, 1, 8}, {c, 7, 1}}, 1), SLUICE_OK);
+  assert_int_equal(multiply((sluice_gemm_problem_t){2, 3, 4, {a, 9, 1}, {b, 1, 8}, {c, 7, 1}}, 1), SLUICE_OK);
   assert_int_equal(num_calls, 1);
   const call_t* call = &calls[0];
   assert_int_equal(call->trans_a, 'T');
@@ -86,8 +86,8 @@ static void Blas_RowMajor_OperandsSwapped(void** state) {
 static void Blas_SizeOne_LeadingDimensionAtLeastWidth(void** state) {
   (void)state;
   float a[1], b[1], c[1];
-  assert_int_equal(multiply((sluice_product_t){1, 5, 6, {a, 0, 1}, {b, 5, 1}, {c, 0, 1}}, 0), SLUICE_OK);
-  assert_int_equal(multiply((sluice_product_t){4, 1, 1, {a, 1, 0}, {b, 0, 0}, {c, 1, 99}}, 0), SLUICE_OK);
+  assert_int_equal(multiply((sluice_gemm_problem_t){1, 5, 6, {a, 0, 1}, {b, 5, 1}, {c, 0, 1}}, 0), SLUICE_OK);
+  assert_int_equal(multiply((sluice_gemm_problem_t){4, 1, 1, {a, 1, 0}, {b, 0, 0}, {c, 1, 99}}, 0), SLUICE_OK);
   assert_int_equal(num_calls, 2);
   for (int i = 0; i < num_calls; ++i) {
     const call_t* call = &calls[i];
@@ -100,8 +100,8 @@ static void Blas_SizeOne_LeadingDimensionAtLeastWidth(void** state) {
 static void Blas_NothingToDo_NoCall(void** state) {
   (void)state;
   float a[1], b[1], c[6] = {1, 2, 3, 4, 5, 6};
-  assert_int_equal(multiply((sluice_product_t){0, 3, 4, {a, 4, 1}, {b, 3, 1}, {c, 3, 1}}, 0), SLUICE_OK);
-  assert_int_equal(multiply((sluice_product_t){2, 2, 0, {a, 0, 1}, {b, 2, 1}, {c, 3, 1}}, 0), SLUICE_OK);
+  assert_int_equal(multiply((sluice_gemm_problem_t){0, 3, 4, {a, 4, 1}, {b, 3, 1}, {c, 3, 1}}, 0), SLUICE_OK);
+  assert_int_equal(multiply((sluice_gemm_problem_t){2, 2, 0, {a, 0, 1}, {b, 2, 1}, {c, 3, 1}}, 0), SLUICE_OK);
   assert_int_equal(num_calls, 0);
   const float expected[6] = {0, 0, 3, 0, 0, 6};
   assert_memory_equal(c, expected, sizeof expected);
@@ -113,7 +113,8 @@ static void Blas_LargerThanAnInt_CutInPieces(void** state) {
   const int64_t piece = (int64_t)1 << 30;
   const int64_t large = 2 * piece + 5;
   float* const base = (float*)(uintptr_t)0x1000;
-  assert_int_equal(multiply((sluice_product_t){large, 4, 3, {base, 3, 1}, {base, 4, 1}, {base, 4, 1}}, 0), SLUICE_OK);
+  assert_int_equal(multiply((sluice_gemm_problem_t){large, 4, 3, {base, 3, 1}, {base, 4, 1}, {base, 4, 1}}, 0),
+                   SLUICE_OK);
   assert_int_equal(num_calls, 3);
   for (int i = 0; i < 3; ++i) {
     assert_int_equal(calls[i].n, i < 2 ? piece : 5);
@@ -125,7 +126,8 @@ static void Blas_LargerThanAnInt_CutInPieces(void** state) {
 
   /* Pieces of k add up in C. */
   num_calls = 0;
-  assert_int_equal(multiply((sluice_product_t){2, 4, large, {base, 1, 2}, {base, 4, 1}, {base, 4, 1}}, 0), SLUICE_OK);
+  assert_int_equal(multiply((sluice_gemm_problem_t){2, 4, large, {base, 1, 2}, {base, 4, 1}, {base, 4, 1}}, 0),
+                   SLUICE_OK);
   assert_int_equal(num_calls, 3);
   for (int i = 0; i < 3; ++i) {
     assert_int_equal(calls[i].k, i < 2 ? piece : 5);
@@ -136,16 +138,16 @@ static void Blas_LargerThanAnInt_CutInPieces(void** state) {
   }
 
   /* A leading dimension cannot be cut. */
-  sluice_product_t p = {2, 4, 3, {base, (int64_t)INT32_MAX + 1, 1}, {base, 4, 1}, {base, 4, 1}};
-  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  sluice_gemm_problem_t p = {2, 4, 3, {base, (int64_t)INT32_MAX + 1, 1}, {base, 4, 1}, {base, 4, 1}};
+  sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
   assert_false(sluice_gemm_supports(gemm, &list));
 }
 
 static void Blas_NoBf16Symbol_NotSupported(void** state) {
   (void)state;
   uint16_t x[4] = {0};
-  sluice_product_t p = {2, 2, 2, {x, 2, 1}, {x, 2, 1}, {x, 2, 1}};
-  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0};
+  sluice_gemm_problem_t p = {2, 2, 2, {x, 2, 1}, {x, 2, 1}, {x, 2, 1}};
+  sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0};
   assert_false(sluice_gemm_supports(gemm, &list));
 }
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/gemm/cublas/fake/fake_cublas_calls.h"
-#include "backend/gemm/cublas/fake/fake_products.h"
+#include "backend/gemm/cublas/fake/fake_gemms.h"
 
 enum { NOT_INITIALIZED = 1, INVALID_VALUE = 7 };
 
@@ -70,15 +70,15 @@ static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k
   int code = sluice_fake_cublas_planned();
   if (code != 0) return code;
   if (!handle->has_workspace || handle->math != SLUICE_CUBLAS_MATH_FULL_REDUCTION) return NOT_INITIALIZED;
-  const fake_product_t p = {
+  const fake_gemm_t p = {
       trans_a, trans_b, m, n,  k, lda, ldb, ldc, type_a, type_c, scalar(alpha, 0, compute), scalar(beta, 0, compute),
       a,       b,       c, {0}};
-  if (sluice_fake_product_is_wrong(&p) || type_a != type_b || algorithm != SLUICE_CUBLAS_ALGORITHM_DEFAULT)
+  if (sluice_fake_gemm_is_wrong(&p) || type_a != type_b || algorithm != SLUICE_CUBLAS_ALGORITHM_DEFAULT)
     return INVALID_VALUE;
   if ((compute == SLUICE_CUBLAS_COMPUTE_64F) != (type_a == SLUICE_CUBLAS_R_64F)) return SLUICE_CUBLAS_NOT_SUPPORTED;
   ++state.single;
   state.last_compute = compute;
-  sluice_fake_product_enqueue(handle->stream, &p);
+  sluice_fake_gemm_enqueue(handle->stream, &p);
   return 0;
 }
 
@@ -89,34 +89,34 @@ typedef struct grouped_s {
   void* const* c;
   int count;
   int wants_alignment;
-  fake_product_t products[];
+  fake_gemm_t problems[];
 } grouped_t;
 
 /* The real one, which sees only the table's address, then faults or not as its kernel happens to load; here C is NaN.
  */
-static int is_misaligned(const fake_product_t* p) {
+static int is_misaligned(const fake_gemm_t* p) {
   return ((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) % 16 != 0;
 }
 
 static void run_grouped(void* user) {
   grouped_t* g = user;
   for (int i = 0; i < g->count; ++i) {
-    g->products[i].a = g->a[i];
-    g->products[i].b = g->b[i];
-    g->products[i].c = g->c[i];
-    sluice_fake_product_run(&g->products[i]);
-    if (g->wants_alignment && is_misaligned(&g->products[i])) sluice_fake_product_poison(&g->products[i]);
+    g->problems[i].a = g->a[i];
+    g->problems[i].b = g->b[i];
+    g->problems[i].c = g->c[i];
+    sluice_fake_gemm_run(&g->problems[i]);
+    if (g->wants_alignment && is_misaligned(&g->problems[i])) sluice_fake_gemm_poison(&g->problems[i]);
   }
 }
 
 static void note_grouped(void* user, const sluice_fake_moment_t* moment) {
   grouped_t* g = user;
-  for (int i = 0; i < g->count; ++i) g->products[i].moment = *moment;
+  for (int i = 0; i < g->count; ++i) g->problems[i].moment = *moment;
 }
 
 static void* grouped_again(const void* user) {
   const grouped_t* from = user;
-  size_t bytes = sizeof *from + (size_t)from->count * sizeof from->products[0];
+  size_t bytes = sizeof *from + (size_t)from->count * sizeof from->problems[0];
   grouped_t* g = malloc(bytes);
   memcpy(g, from, bytes);
   return g;
@@ -132,27 +132,27 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
   if (!handle->has_workspace || num_groups < 1 || type_a != type_b || type_a != type_c) return INVALID_VALUE;
   int is_half = type_a == SLUICE_CUBLAS_R_16BF || type_a == SLUICE_CUBLAS_R_16F;
   if (state.declines_halves && is_half) return state.declines_halves;
-  grouped_t* g = malloc(sizeof *g + (size_t)num_groups * sizeof g->products[0]);
+  grouped_t* g = malloc(sizeof *g + (size_t)num_groups * sizeof g->problems[0]);
   *g = (grouped_t){
       .a = a, .b = b, .c = c, .count = num_groups, .wants_alignment = is_half || compute == SLUICE_CUBLAS_COMPUTE_TF32};
   for (int i = 0; i < num_groups; ++i) {
-    g->products[i] = (fake_product_t){trans_a[i],
-                                      trans_b[i],
-                                      m[i],
-                                      n[i],
-                                      k[i],
-                                      lda[i],
-                                      ldb[i],
-                                      ldc[i],
-                                      type_a,
-                                      type_c,
-                                      scalar(alpha, i, compute),
-                                      scalar(beta, i, compute),
-                                      NULL,
-                                      NULL,
-                                      NULL,
-                                      {0}};
-    if (group_sizes[i] == 1 && !sluice_fake_product_is_wrong(&g->products[i])) continue;
+    g->problems[i] = (fake_gemm_t){trans_a[i],
+                                   trans_b[i],
+                                   m[i],
+                                   n[i],
+                                   k[i],
+                                   lda[i],
+                                   ldb[i],
+                                   ldc[i],
+                                   type_a,
+                                   type_c,
+                                   scalar(alpha, i, compute),
+                                   scalar(beta, i, compute),
+                                   NULL,
+                                   NULL,
+                                   NULL,
+                                   {0}};
+    if (group_sizes[i] == 1 && !sluice_fake_gemm_is_wrong(&g->problems[i])) continue;
     free(g);
     return INVALID_VALUE;
   }

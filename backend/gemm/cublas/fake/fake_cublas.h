@@ -6,21 +6,21 @@
 #include "backend/gemm/cublas/gemm_cublas.h"
 
 /* with_groups 0: a library without cublasGemmGroupedBatchedEx; 1: with it, for all types; 2: with it, but it declines
- * bf16 and f16; 3: the same for this architecture; 4: calls them invalid. Grouped products of 16-bit types or TF32 with
+ * bf16 and f16; 3: the same for this architecture; 4: calls them invalid. Grouped GEMMs of 16-bit types or TF32 with
  * a pointer that 16 does not divide give NaN. */
 sluice_cublas_symbols_t sluice_fake_cublas(int with_groups);
 void sluice_fake_cublas_set_version(int version);
 int64_t sluice_fake_cublas_handles(void);
 int64_t sluice_fake_cublas_single_calls(void);
 int64_t sluice_fake_cublas_grouped_calls(void);
-/* Compute type and stream of the last product. */
+/* Compute type and stream of the last GEMM. */
 int sluice_fake_cublas_last_compute(void);
 
 /* A cuBLASLt beside it, whose calls count with those above; version 130002, declines nothing, until set. */
 sluice_cublaslt_symbols_t sluice_fake_cublaslt(void);
 void sluice_fake_cublaslt_set(size_t version, int declines);
 int64_t sluice_fake_cublaslt_live(void); /* handles, descriptors, layouts, preferences */
-int64_t sluice_fake_cublaslt_products(void);
+int64_t sluice_fake_cublaslt_gemms(void);
 int64_t sluice_fake_cublaslt_searches(void);
 
 #endif /* SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_ */

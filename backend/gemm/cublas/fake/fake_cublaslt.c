@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/gemm/cublas/fake/fake_cublas.h"
-#include "backend/gemm/cublas/fake/fake_products.h"
+#include "backend/gemm/cublas/fake/fake_gemms.h"
 
 enum { INVALID_VALUE = 7, NUM_PREFERENCES = 16 };
 #define ALGORITHM UINT64_C(0x51ce)
@@ -24,13 +24,13 @@ typedef struct preference_s {
 } preference_t;
 
 static struct {
-  _Atomic int64_t live, products, searches;
+  _Atomic int64_t live, problems, searches;
   _Atomic int declines;
   _Atomic size_t version;
 } state = {.version = 130002};
 
 int64_t sluice_fake_cublaslt_live(void) { return state.live; }
-int64_t sluice_fake_cublaslt_products(void) { return state.products; }
+int64_t sluice_fake_cublaslt_gemms(void) { return state.problems; }
 int64_t sluice_fake_cublaslt_searches(void) { return state.searches; }
 void sluice_fake_cublaslt_set(size_t version, int declines) {
   state.version = version;
@@ -130,25 +130,25 @@ static int fake_matmul(void* handle, void* opaque, const void* alpha, const void
   if (is_64 != (la->type == SLUICE_CUBLAS_R_64F) || is_64 != (desc->scale_type == SLUICE_CUBLAS_R_64F)) {
     return SLUICE_CUBLAS_NOT_SUPPORTED;
   }
-  const fake_product_t p = {.trans_a = desc->trans[0],
-                            .trans_b = desc->trans[1],
-                            .m = (int)lc->rows,
-                            .n = (int)lc->columns,
-                            .k = (int)(desc->trans[0] ? la->rows : la->columns),
-                            .lda = (int)la->leading,
-                            .ldb = (int)lb->leading,
-                            .ldc = (int)lc->leading,
-                            .type = la->type,
-                            .type_c = lc->type,
-                            .alpha = scalar(alpha, desc->scale_type),
-                            .beta = scalar(beta, desc->scale_type),
-                            .a = a,
-                            .b = b,
-                            .c = d};
+  const fake_gemm_t p = {.trans_a = desc->trans[0],
+                         .trans_b = desc->trans[1],
+                         .m = (int)lc->rows,
+                         .n = (int)lc->columns,
+                         .k = (int)(desc->trans[0] ? la->rows : la->columns),
+                         .lda = (int)la->leading,
+                         .ldb = (int)lb->leading,
+                         .ldc = (int)lc->leading,
+                         .type = la->type,
+                         .type_c = lc->type,
+                         .alpha = scalar(alpha, desc->scale_type),
+                         .beta = scalar(beta, desc->scale_type),
+                         .a = a,
+                         .b = b,
+                         .c = d};
   uint64_t rows_b = (uint64_t)(desc->trans[1] ? p.n : p.k);
-  if (sluice_fake_product_is_wrong(&p) || la->type != lb->type || lb->rows != rows_b) return INVALID_VALUE;
-  ++state.products;
-  sluice_fake_product_enqueue(stream, &p);
+  if (sluice_fake_gemm_is_wrong(&p) || la->type != lb->type || lb->rows != rows_b) return INVALID_VALUE;
+  ++state.problems;
+  sluice_fake_gemm_enqueue(stream, &p);
   return 0;
 }
 

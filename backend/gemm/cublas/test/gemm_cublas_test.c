@@ -59,7 +59,7 @@ enum { COUNT = 1100 }; /* more than two grouped calls take */
 
 typedef struct lists_s {
   float a[COUNT][6], b[COUNT][6], c[COUNT][4];
-  sluice_product_t products[COUNT];
+  sluice_gemm_problem_t problems[COUNT];
 } lists_t;
 
 /* C [2, 2] = A [2, 3] B [3, 2]; every seventh has no rows, every ninth no depth. */
@@ -70,21 +70,21 @@ static void fill(lists_t* l) {
       l->b[i][j] = (float)((i * j) % 7);
     }
     for (int j = 0; j < 4; ++j) l->c[i][j] = 99;
-    l->products[i] = (sluice_product_t){i % 7 == 3 ? 0 : 2, 2, i % 9 == 4 ? 0 : 3, {l->a[i], 3, 1}, {l->b[i], 2, 1},
-                                        {l->c[i], 2, 1}};
+    l->problems[i] = (sluice_gemm_problem_t){
+        i % 7 == 3 ? 0 : 2, 2, i % 9 == 4 ? 0 : 3, {l->a[i], 3, 1}, {l->b[i], 2, 1}, {l->c[i], 2, 1}};
   }
 }
 static void check(const lists_t* l) {
   for (int i = 0; i < COUNT; ++i) {
     for (int j = 0; j < 4; ++j) {
       float want = 0;
-      for (int64_t k = 0; k < l->products[i].k; ++k) want += l->a[i][j / 2 * 3 + k] * l->b[i][k * 2 + j % 2];
-      assert_true(l->c[i][j] == (l->products[i].m == 0 ? 99 : want));
+      for (int64_t k = 0; k < l->problems[i].k; ++k) want += l->a[i][j / 2 * 3 + k] * l->b[i][k * 2 + j % 2];
+      assert_true(l->c[i][j] == (l->problems[i].m == 0 ? 99 : want));
     }
   }
 }
 
-static void Groups_ManyProducts_AreFewCallsInStreamOrder(void** state) {
+static void Groups_ManyGemms_AreFewCallsInStreamOrder(void** state) {
   (void)state;
   lists_t* l = malloc(sizeof *l);
   for (int with_groups = 0; with_groups < 2; ++with_groups) {
@@ -94,7 +94,7 @@ static void Groups_ManyProducts_AreFewCallsInStreamOrder(void** state) {
     assert_string_equal(gemm->name, "cublas (13.0.2)");
     fill(l);
     int64_t single = sluice_fake_cublas_single_calls(), grouped = sluice_fake_cublas_grouped_calls();
-    const sluice_product_list_t list = {l->products, COUNT, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, stream};
+    const sluice_grouped_gemm_t list = {l->problems, COUNT, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, stream};
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
     assert_true(sluice_fake_cuda_idle(stream));
     check(l);
@@ -110,9 +110,9 @@ static void Groups_ManyProducts_AreFewCallsInStreamOrder(void** state) {
 static void Groups_DeclinedByTheLibrary_RunOneByOneForGood(void** state) {
   (void)state;
   _Alignas(16) uint16_t a[3][8] = {{0x3f80}, {0x4000}, {0x4040}}, c[3][8]; /* 1, 2, 3 in bf16 */
-  sluice_product_t products[3];
-  for (int i = 0; i < 3; ++i) products[i] = (sluice_product_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
-  const sluice_product_list_t list = {products, 3, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
+  sluice_gemm_problem_t problems[3];
+  for (int i = 0; i < 3; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
+  const sluice_grouped_gemm_t list = {problems, 3, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(2, 0, &gemm), SLUICE_OK);
   int64_t grouped = sluice_fake_cublas_grouped_calls(), single = sluice_fake_cublas_single_calls();
@@ -143,8 +143,8 @@ static void Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256(void**
       .device = device, .memory = &apart, .symbols = &symbols, .workspace_bytes = 4096};
   sluice_gemm_t* gemm = NULL;
   float a = 3, c = 0;
-  const sluice_product_t product = {1, 1, 1, {&a, 1, 1}, {&a, 1, 1}, {&c, 1, 1}};
-  const sluice_product_list_t list = {&product, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  const sluice_gemm_problem_t problem = {1, 1, 1, {&a, 1, 1}, {&a, 1, 1}, {&c, 1, 1}};
+  const sluice_grouped_gemm_t list = {&problem, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
   assert_int_equal(sluice_gemm_cublas_create(&options, &allocator, &gemm), SLUICE_OK);
   if (sluice_gemm_run(gemm, &list) != SLUICE_OK) fail_msg("%s", message());
   assert_true(c == 9);
@@ -157,36 +157,36 @@ static void Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256(void**
  * Sums into C are added once, also where the library then declines the group. */
 static void Groups_PointersThatAreNotAligned_RunByThemselves(void** state) {
   (void)state;
-  enum { PRODUCTS = 5, ODD = 2 };
+  enum { PROBLEMS = 5, ODD = 2 };
   static const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
   for (int variant = 0; variant < 6; ++variant) {
     int tf32 = variant == 1, declines = variant >= 3; /* not supported; not on this architecture; invalid */
     int32_t dtype = dtypes[declines ? 0 : variant];
-    _Alignas(16) float a[PRODUCTS][8], c[PRODUCTS][8];
-    sluice_product_t products[PRODUCTS];
-    for (int i = 0; i < PRODUCTS; ++i) {
+    _Alignas(16) float a[PROBLEMS][8], c[PROBLEMS][8];
+    sluice_gemm_problem_t problems[PROBLEMS];
+    for (int i = 0; i < PROBLEMS; ++i) {
       int at = i == ODD ? 1 : 0; /* elements from an aligned address: 2 or 4 bytes */
       char *pa = (char*)a[i] + at * (dtype == SLUICE_DTYPE_BF16 ? 2 : 4), *pc = (char*)c[i];
       const float two = 2, one = 1;
       const uint16_t two16 = 0x4000, one16 = 0x3f80;
       memcpy(pa, dtype == SLUICE_DTYPE_BF16 ? (const void*)&two16 : &two, dtype == SLUICE_DTYPE_BF16 ? 2 : 4);
       memcpy(pc, dtype == SLUICE_DTYPE_BF16 ? (const void*)&one16 : &one, dtype == SLUICE_DTYPE_BF16 ? 2 : 4);
-      products[i] = (sluice_product_t){1, 1, 1, {pa, 1, 1}, {pa, 1, 1}, {pc, 1, 1}};
+      problems[i] = (sluice_gemm_problem_t){1, 1, 1, {pa, 1, 1}, {pa, 1, 1}, {pc, 1, 1}};
     }
-    const sluice_product_list_t list = {products, PRODUCTS, dtype, dtype, 1, NULL};
+    const sluice_grouped_gemm_t list = {problems, PROBLEMS, dtype, dtype, 1, NULL};
     sluice_gemm_t* gemm = NULL;
     assert_int_equal(create(declines ? variant - 1 : 1, tf32, &gemm), SLUICE_OK);
     int64_t grouped = sluice_fake_cublas_grouped_calls(), single = sluice_fake_cublas_single_calls();
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
     int apart = variant != 2; /* plain f32 has no such rule */
     assert_int_equal(sluice_fake_cublas_grouped_calls() - grouped, !declines);
-    assert_int_equal(sluice_fake_cublas_single_calls() - single, declines ? PRODUCTS : apart);
-    for (int i = 0; i < PRODUCTS; ++i) {
+    assert_int_equal(sluice_fake_cublas_single_calls() - single, declines ? PROBLEMS : apart);
+    for (int i = 0; i < PROBLEMS; ++i) {
       float got;
       uint16_t half;
       memcpy(&half, c[i], sizeof half);
       memcpy(&got, c[i], sizeof got);
-      if (dtype == SLUICE_DTYPE_BF16 ? half != 0x40a0 : got != 5) fail_msg("variant %d: product %d", variant, i);
+      if (dtype == SLUICE_DTYPE_BF16 ? half != 0x40a0 : got != 5) fail_msg("variant %d: GEMM %d", variant, i);
     }
     sluice_gemm_destroy(gemm);
   }
@@ -201,18 +201,18 @@ static void Lt_WhereChosen_MultipliesWithOneSearchPerShape(void** state) {
     sluice_gemm_t* gemm = NULL;
     assert_int_equal(sluice_cublas_how_named(names[how]), how);
     assert_int_equal(create_lt(how, &gemm), SLUICE_OK);
-    const sluice_product_list_t list = {l->products, COUNT, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+    const sluice_grouped_gemm_t list = {l->problems, COUNT, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
     for (int round = 0; round < 2; ++round) {
-      int64_t searches = sluice_fake_cublaslt_searches(), products = sluice_fake_cublaslt_products();
+      int64_t searches = sluice_fake_cublaslt_searches(), problems = sluice_fake_cublaslt_gemms();
       int64_t single = sluice_fake_cublas_single_calls(), grouped = sluice_fake_cublas_grouped_calls();
       fill(l);
       assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
       check(l);
-      searches = sluice_fake_cublaslt_searches() - searches, products = sluice_fake_cublaslt_products() - products;
-      assert_true((products > 500) == (how == SLUICE_CUBLAS_LT));
+      searches = sluice_fake_cublaslt_searches() - searches, problems = sluice_fake_cublaslt_gemms() - problems;
+      assert_true((problems > 500) == (how == SLUICE_CUBLAS_LT));
       assert_true((sluice_fake_cublas_single_calls() - single > 500) == (how == SLUICE_CUBLAS_SINGLE));
       assert_true((sluice_fake_cublas_grouped_calls() > grouped) == (how <= SLUICE_CUBLAS_GROUPED));
-      /* a product's operands have one of a few alignments */
+      /* a GEMM's operands have one of a few alignments */
       if (how == SLUICE_CUBLAS_LT) assert_true(round == 0 ? searches > 0 && searches < 200 : searches < 100);
     }
     sluice_gemm_destroy(gemm);
@@ -238,9 +238,9 @@ static void Lt_TypesAndForms_EqualCublas(void** state) {
       for (size_t i = 0; i < sizeof b; ++i)
         b[i] = (unsigned char)(i % 8 == 7 ? 0x3f : i % 4 == 3 ? 0x3d : i % 2 ? 0x3b : 3 * i);
       for (int how = 0; how < 2; ++how) {
-        const sluice_product_t p = {
+        const sluice_gemm_problem_t p = {
             M, N, K, {a, bits & 1 ? 1 : K, bits & 1 ? M : 1}, {b, bits & 2 ? 1 : N, bits & 2 ? K : 1}, {c[how], N, 1}};
-        const sluice_product_list_t list = {&p, 1, types[type][0], types[type][1], bits & 4 ? 1 : 0, NULL};
+        const sluice_grouped_gemm_t list = {&p, 1, types[type][0], types[type][1], bits & 4 ? 1 : 0, NULL};
         sluice_gemm_t* gemm = NULL;
         assert_int_equal(create_lt(how ? SLUICE_CUBLAS_LT : SLUICE_CUBLAS_SINGLE, &gemm), SLUICE_OK);
         assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
@@ -255,11 +255,11 @@ static void Lt_TypesAndForms_EqualCublas(void** state) {
 static void Lt_MissingOldOrDeclining_LeavesItToCublas(void** state) {
   (void)state;
   float x[1] = {3}, y[1];
-  const sluice_product_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {y, 1, 1}};
-  const sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  const sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {y, 1, 1}};
+  const sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
   for (int kind = 0; kind < 3; ++kind) {
     sluice_gemm_t* gemm = NULL;
-    int64_t single = sluice_fake_cublas_single_calls(), products = sluice_fake_cublaslt_products();
+    int64_t single = sluice_fake_cublas_single_calls(), problems = sluice_fake_cublaslt_gemms();
     if (kind == 1) sluice_fake_cublaslt_set(110901, 0);
     if (kind == 2) sluice_fake_cublaslt_set(130002, 1);
     if (kind == 0) assert_int_equal(setenv("SLUICE_CUBLAS", "lt", 1), 0);
@@ -269,7 +269,7 @@ static void Lt_MissingOldOrDeclining_LeavesItToCublas(void** state) {
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
     assert_true(y[0] == 9);
     assert_int_equal(sluice_fake_cublas_single_calls(), single + 1);
-    assert_int_equal(sluice_fake_cublaslt_products(), products);
+    assert_int_equal(sluice_fake_cublaslt_gemms(), problems);
     sluice_gemm_destroy(gemm);
     sluice_fake_cublaslt_set(130002, 0);
   }
@@ -279,9 +279,9 @@ static void Lt_NthCallFails_LeaksNothingAndSaysSo(void** state) {
   (void)state;
   static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_FOREIGN}};
   float a[2][1] = {{1}, {2}}, c[2][1];
-  sluice_product_t products[2];
-  for (int i = 0; i < 2; ++i) products[i] = (sluice_product_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
-  const sluice_product_list_t list = {products, 2, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  sluice_gemm_problem_t problems[2];
+  for (int i = 0; i < 2; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
+  const sluice_grouped_gemm_t list = {problems, 2, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
   for (int kind = 0; kind < 2; ++kind) {
     int64_t told = 0, nth = 0;
     for (int done = 0; !done; ++nth) {
@@ -312,8 +312,8 @@ static void Lt_NthCallFails_LeaksNothingAndSaysSo(void** state) {
 static void Tf32_OnlyByChoice(void** state) {
   (void)state;
   float x[1] = {2};
-  const sluice_product_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {x, 1, 1}};
-  const sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  const sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {x, 1, 1}};
+  const sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
   for (int32_t tf32 = 0; tf32 < 2; ++tf32) {
     sluice_gemm_t* gemm = NULL;
     assert_int_equal(create(1, tf32, &gemm), SLUICE_OK);
@@ -342,9 +342,9 @@ static void Calls_NthFails_LeaksNothingAndSaysSo(void** state) {
   (void)state;
   static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_FOREIGN}};
   float a[2][1] = {{1}, {2}}, c[2][1];
-  sluice_product_t products[2];
-  for (int i = 0; i < 2; ++i) products[i] = (sluice_product_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
-  const sluice_product_list_t list = {products, 2, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  sluice_gemm_problem_t problems[2];
+  for (int i = 0; i < 2; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
+  const sluice_grouped_gemm_t list = {problems, 2, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
   for (int driver = 0; driver < 2; ++driver) {
     for (int with_groups = 0; with_groups < 2; ++with_groups) {
       for (int kind = 0; kind < 2; ++kind) {
@@ -380,7 +380,7 @@ static void Calls_NthFails_LeaksNothingAndSaysSo(void** state) {
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
-      CASE(Groups_ManyProducts_AreFewCallsInStreamOrder),
+      CASE(Groups_ManyGemms_AreFewCallsInStreamOrder),
       CASE(Groups_DeclinedByTheLibrary_RunOneByOneForGood),
       CASE(Groups_PointersThatAreNotAligned_RunByThemselves),
       CASE(Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256),

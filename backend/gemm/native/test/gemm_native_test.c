@@ -104,7 +104,7 @@ static int by_tiles(int32_t dtype_ab) { return strcmp(set_name, "amx") == 0 && d
 
 /* out[j] += the sum over k of a[k] * b[k][j] as the tiles of AMX make it: of each 32 k the even ones and the odd ones
  * in a chain each, C last. No value here is subnormal. */
-static void add_by_tiles(const shape_t* s, const sluice_product_t* p, int64_t i, float* out) {
+static void add_by_tiles(const shape_t* s, const sluice_gemm_problem_t* p, int64_t i, float* out) {
   for (int64_t j = 0; j < s->n; ++j) {
     float sum = 0;
     for (int64_t k0 = 0; k0 < s->k; k0 += 32) {
@@ -120,7 +120,7 @@ static void add_by_tiles(const shape_t* s, const sluice_product_t* p, int64_t i,
   }
 }
 
-/* The product of `shape`, each operand fenced, compared bit by bit with the chain. */
+/* The GEMM of `shape`, each operand fenced, compared bit by bit with the chain. */
 static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
   const int64_t m = s->m, n = s->n, k = s->k;
   fenced_t a = fenced(m * k, dtype_ab), b = fenced(k * n, dtype_ab), c = fenced(m * n, dtype_c);
@@ -132,7 +132,7 @@ static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
     set(c.data, i, dtype_c, s->beta != 0 ? next_value() : NAN);
     wanted[i] = s->beta != 0 ? get(c.data, i, dtype_c) : 0;
   }
-  sluice_product_t p = {m, n, k, {a.data, k, 1}, {b.data, n, 1}, {c.data, n, 1}};
+  sluice_gemm_problem_t p = {m, n, k, {a.data, k, 1}, {b.data, n, 1}, {c.data, n, 1}};
   if (s->trans_a) p.a = (sluice_matrix_t){a.data, 1, m};
   if (s->trans_b) p.b = (sluice_matrix_t){b.data, 1, k};
   for (int64_t i = 0; i < m; ++i) {
@@ -147,7 +147,7 @@ static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
       }
     }
   }
-  sluice_product_list_t list = {&p, 1, dtype_ab, dtype_c, s->beta};
+  sluice_grouped_gemm_t list = {&p, 1, dtype_ab, dtype_c, s->beta};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   for (int64_t i = 0; i < m * n; ++i) {
     char rounded[4];
@@ -251,13 +251,13 @@ static void rows_in_any_company(int32_t dtype, int trans_b) {
   static float a[M * K], b[N * K], all[M * N], some[M * N];
   for (int i = 0; i < M * K; ++i) set(a, i, dtype, next_value());
   for (int i = 0; i < N * K; ++i) set(b, i, dtype, next_value());
-  sluice_product_t p = {M, N, K, {a, K, 1}, {b, N, 1}, {all, N, 1}};
+  sluice_gemm_problem_t p = {M, N, K, {a, K, 1}, {b, N, 1}, {all, N, 1}};
   if (trans_b) p.b = (sluice_matrix_t){b, 1, K};
-  sluice_product_list_t list = {&p, 1, dtype, SLUICE_DTYPE_F32, 0};
+  sluice_grouped_gemm_t list = {&p, 1, dtype, SLUICE_DTYPE_F32, 0};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   for (int64_t rows = 1; rows < M; ++rows) {
     memset(some, 0xff, sizeof some);
-    sluice_product_t parts[M];
+    sluice_gemm_problem_t parts[M];
     int64_t count = 0;
     for (int64_t i = 0; i < M; i += rows, ++count) {
       parts[count] = p;
@@ -265,7 +265,7 @@ static void rows_in_any_company(int32_t dtype, int trans_b) {
       parts[count].a.data = (char*)a + (uint64_t)(i * K) * sluice_dtype_bytes(dtype);
       parts[count].c.data = some + i * N;
     }
-    list.products = parts;
+    list.problems = parts;
     list.count = count;
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
     assert_memory_equal(some, all, sizeof all);
@@ -286,8 +286,8 @@ static void Native_SubnormalBf16_ZeroOnlyInTiles(void** state) {
   if (gemm == NULL) skip();
   uint16_t tiny = 0x0008, large = sluice_f32_to_bf16(0x1p100f); /* 2^-130 */
   float c = NAN;
-  sluice_product_t p = {1, 1, 1, {&tiny, 1, 1}, {&large, 1, 1}, {&c, 1, 1}};
-  sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, 0};
+  sluice_gemm_problem_t p = {1, 1, 1, {&tiny, 1, 1}, {&large, 1, 1}, {&c, 1, 1}};
+  sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, 0};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   assert_true(c == (by_tiles(SLUICE_DTYPE_BF16) ? 0 : 0x1p-30f));
 }
@@ -313,9 +313,9 @@ static void Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn(void** state) {
     for (int i = 0; i < M; ++i) a[2 * i] = 0x3f80, a[2 * i + 1] = 0;
     for (int j = 0; j < N; ++j) b[trans_b ? 2 * j : j] = sluice_f32_to_bf16(limits[j % LIMITS].x);
     for (int i = 0; i < M * N; ++i) c[i] = limits[i % N % LIMITS].c;
-    sluice_product_t p = {M, N, 2, {a, 2, 1}, {b, N, 1}, {c, N, 1}};
+    sluice_gemm_problem_t p = {M, N, 2, {a, 2, 1}, {b, N, 1}, {c, N, 1}};
     if (trans_b) p.b = (sluice_matrix_t){b, 1, 2};
-    sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 1};
+    sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 1};
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
     for (int i = 0; i < M * N; ++i) {
       if (c[i] == limits[i % N % LIMITS].wanted) continue;
@@ -331,8 +331,8 @@ static void Native_NanAndInfinity_TravelAsInArithmetic(void** state) {
     char a[4 * 3], b[4 * 3], c[4 * 3];
     for (int i = 0; i < 3; ++i) set(a, i, dtypes[d][0], i == 1 ? NAN : i == 2 ? INFINITY : 1);
     set(b, 0, dtypes[d][0], 2);
-    sluice_product_t p = {3, 1, 1, {a, 1, 1}, {b, 1, 1}, {c, 1, 1}};
-    sluice_product_list_t list = {&p, 1, dtypes[d][0], dtypes[d][1], 0};
+    sluice_gemm_problem_t p = {3, 1, 1, {a, 1, 1}, {b, 1, 1}, {c, 1, 1}};
+    sluice_grouped_gemm_t list = {&p, 1, dtypes[d][0], dtypes[d][1], 0};
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
     assert_true(get(c, 0, dtypes[d][1]) == 2);
     assert_true(isnan(get(c, 1, dtypes[d][1])));
@@ -517,23 +517,24 @@ static void fake_parallel(void (*fn)(void*), void* data, unsigned threads, unsig
 }
 static const sluice_threads_t fake_pool = {fake_parallel, fake_max, fake_given, fake_index, fake_inside};
 
-enum { PRODUCTS = 5, MOST = 90 * 500 };
+enum { PROBLEMS = 5, MOST = 90 * 500 };
 
-/* Products of uneven sizes, one of them empty, into `c`, which is NaN where nothing is written. */
-static void run_uneven(sluice_gemm_t* by, int32_t dtype, const float* x, float c[PRODUCTS][MOST]) {
-  static const int64_t sizes[PRODUCTS][3] = {{90, 500, 70}, {1, 333, 300}, {0, 64, 64}, {33, 31, 0}, {7, 450, 1100}};
-  sluice_product_t products[PRODUCTS];
-  for (int i = 0; i < PRODUCTS; ++i) {
+/* GEMMs of uneven sizes, one of them empty, into `c`, which is NaN where nothing is written. */
+static void run_uneven(sluice_gemm_t* by, int32_t dtype, const float* x, float c[PROBLEMS][MOST]) {
+  static const int64_t sizes[PROBLEMS][3] = {{90, 500, 70}, {1, 333, 300}, {0, 64, 64}, {33, 31, 0}, {7, 450, 1100}};
+  sluice_gemm_problem_t problems[PROBLEMS];
+  for (int i = 0; i < PROBLEMS; ++i) {
     const int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
     for (int j = 0; j < MOST; ++j) c[i][j] = NAN;
-    products[i] = (sluice_product_t){m, n, k, {(void*)x, k > 0 ? k : 1, 1}, {(void*)x, 1, k > 0 ? k : 1}, {c[i], n, 1}};
+    problems[i] =
+        (sluice_gemm_problem_t){m, n, k, {(void*)x, k > 0 ? k : 1, 1}, {(void*)x, 1, k > 0 ? k : 1}, {c[i], n, 1}};
   }
-  sluice_product_list_t list = {products, PRODUCTS, dtype, SLUICE_DTYPE_F32, 0};
+  sluice_grouped_gemm_t list = {problems, PROBLEMS, dtype, SLUICE_DTYPE_F32, 0};
   assert_int_equal(sluice_gemm_run(by, &list), SLUICE_OK);
 }
 
 static void any_number_of_threads(int32_t dtype) {
-  static float x[500000], one[PRODUCTS][MOST], many[PRODUCTS][MOST];
+  static float x[500000], one[PROBLEMS][MOST], many[PROBLEMS][MOST];
   char why[256];
   for (int i = 0; i < 500000; ++i) set(x, i, dtype, next_value());
   pool_max = 1;
@@ -562,8 +563,8 @@ static void any_number_of_threads(int32_t dtype) {
   assert_memory_equal(one, many, sizeof one);
   pool_inside = 0;
   float y[4] = {1, 2, 3, 4};
-  sluice_product_t p = {2, 1, 2, {y, 2, 1}, {y, 1, 1}, {y, 1, 1}};
-  sluice_product_list_t small = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
+  sluice_gemm_problem_t p = {2, 1, 2, {y, 2, 1}, {y, 1, 1}, {y, 1, 1}};
+  sluice_grouped_gemm_t small = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
   assert_int_equal(sluice_gemm_run(pooled, &small), SLUICE_OK); /* too little for a second thread */
   assert_int_equal(pool_asked, 0);
   sluice_gemm_destroy(pooled);
@@ -588,7 +589,7 @@ static void Native_RealOpenmp_FoundAndSameBits(void** state) {
   }
   void (*set_threads)(int);
   *(void**)&set_threads = dlsym(openmp, "omp_set_num_threads");
-  static float x[500000], one[PRODUCTS][MOST], many[PRODUCTS][MOST];
+  static float x[500000], one[PROBLEMS][MOST], many[PROBLEMS][MOST];
   for (int i = 0; i < 500000; ++i) set(x, i, SLUICE_DTYPE_BF16, next_value());
   sluice_gemm_t* pooled = NULL;
   assert_int_equal(sluice_gemm_native_create(&allocator, &pooled), SLUICE_OK);
@@ -605,7 +606,7 @@ static void Native_RealOpenmp_FoundAndSameBits(void** state) {
 #endif
 
 /* Half of what gemm.h allows, since "auto" may hold the other half meanwhile. */
-static void Native_LargeProducts_WorkspaceIsBounded(void** state) {
+static void Native_LargeGemms_WorkspaceIsBounded(void** state) {
   (void)state;
   if (gemm == NULL) skip();
   static const shape_t shapes[] = {{600, 8200, 24, 0, 1, 0}, {8200, 40, 600, 0, 0, 0}, {40, 40, 8200, 0, 1, 0}};
@@ -614,9 +615,9 @@ static void Native_LargeProducts_WorkspaceIsBounded(void** state) {
     void* a = calloc((size_t)(s->m * s->k), 2);
     void* b = calloc((size_t)(s->k * s->n), 2);
     void* c = calloc((size_t)(s->m * s->n), 2);
-    sluice_product_t p = {s->m, s->n, s->k, {a, s->k, 1}, {b, s->n, 1}, {c, s->n, 1}};
+    sluice_gemm_problem_t p = {s->m, s->n, s->k, {a, s->k, 1}, {b, s->n, 1}, {c, s->n, 1}};
     if (s->trans_b) p.b = (sluice_matrix_t){b, 1, s->k};
-    sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0};
+    sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0};
     uint64_t before = allocator.current_bytes;
     sluice_allocator_reset_peak(&allocator);
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
@@ -644,7 +645,7 @@ int main(void) {
 #if !defined(__SANITIZE_THREAD__)
     cmocka_unit_test_setup_teardown(Native_RealOpenmp_FoundAndSameBits, set_up, tear_down),
 #endif
-    cmocka_unit_test_setup_teardown(Native_LargeProducts_WorkspaceIsBounded, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_LargeGemms_WorkspaceIsBounded, set_up, tear_down),
   };
   const struct CMUnitTest choices[] = {
 #if defined(__x86_64__) && defined(__linux__)

@@ -10,19 +10,19 @@
 
 #include "backend/gemm/native/native_runs.h"
 
-enum { PRODUCTS = 7, PANELS = 400, MOST_RUNS = 4 };
+enum { PROBLEMS = 7, PANELS = 400, MOST_RUNS = 4 };
 
-static const int64_t panels_of[PRODUCTS] = {0, 128, 1, 0, 200, 71, 0};
-static int64_t begins[PRODUCTS + 1], least[PRODUCTS];
+static const int64_t panels_of[PROBLEMS] = {0, 128, 1, 0, 200, 71, 0};
+static int64_t begins[PROBLEMS + 1], least[PROBLEMS];
 static sluice_run_t room[MOST_RUNS];
 
 static sluice_runs_t runs_of(int num_runs, int64_t least_of_all) {
-  for (int i = 0; i < PRODUCTS; ++i) {
+  for (int i = 0; i < PROBLEMS; ++i) {
     begins[i + 1] = begins[i] + panels_of[i];
     least[i] = least_of_all;
   }
-  assert_int_equal(begins[PRODUCTS], PANELS);
-  const sluice_runs_t runs = {PRODUCTS, begins, least, num_runs, room};
+  assert_int_equal(begins[PROBLEMS], PANELS);
+  const sluice_runs_t runs = {PROBLEMS, begins, least, num_runs, room};
   for (int i = 0; i < num_runs; ++i) {
     sluice_runs_set(&runs, i, (int64_t)PANELS * i / num_runs, (int64_t)PANELS * (i + 1) / num_runs);
   }
@@ -31,11 +31,11 @@ static sluice_runs_t runs_of(int num_runs, int64_t least_of_all) {
 
 /* How often each panel was taken. */
 static void count(const sluice_piece_t* piece, int* taken) {
-  for (int64_t panel = piece->first; panel < piece->last; ++panel) ++taken[begins[piece->product] + panel];
+  for (int64_t panel = piece->first; panel < piece->last; ++panel) ++taken[begins[piece->problem] + panel];
 }
 
-static int is_within_its_product(const sluice_piece_t* piece) {
-  return piece->first >= 0 && piece->first < piece->last && piece->last <= panels_of[piece->product];
+static int is_within_its_gemm(const sluice_piece_t* piece) {
+  return piece->first >= 0 && piece->first < piece->last && piece->last <= panels_of[piece->problem];
 }
 
 static void assert_each_once(const int* taken) {
@@ -44,17 +44,17 @@ static void assert_each_once(const int* taken) {
   }
 }
 
-static void Take_OneRun_WholeProductsInOrder(void** state) {
+static void Take_OneRun_WholeGemmsInOrder(void** state) {
   (void)state;
   static const int64_t order[] = {1, 2, 4, 5, -1};
   const sluice_runs_t runs = runs_of(1, 1);
   sluice_piece_t piece;
   for (int i = 0; order[i] >= 0; ++i) {
     assert_true(sluice_runs_take(&runs, 0, &piece));
-    assert_int_equal(piece.product, order[i]);
+    assert_int_equal(piece.problem, order[i]);
     assert_int_equal(piece.first, 0);
     assert_int_equal(piece.last, panels_of[order[i]]);
-    assert_int_equal(piece.next_product, order[i + 1]);
+    assert_int_equal(piece.next_gemm, order[i + 1]);
     assert_int_equal(piece.next_first, 0);
   }
   assert_false(sluice_runs_take(&runs, 0, &piece));
@@ -68,10 +68,10 @@ static void Take_OwnRun_SaysWhatComesNext(void** state) {
   assert_true(sluice_runs_take(&runs, 0, &piece));
   for (int64_t left = PANELS / 2 - piece.last; left > 0; piece = next, left -= piece.last - piece.first) {
     assert_true(sluice_runs_take(&runs, 0, &next));
-    assert_int_equal(piece.next_product, next.product);
+    assert_int_equal(piece.next_gemm, next.problem);
     assert_int_equal(piece.next_first, next.first);
   }
-  assert_int_equal(piece.next_product, -1);
+  assert_int_equal(piece.next_gemm, -1);
 }
 
 /* A thread that comes late finds that another has done its work. */
@@ -82,12 +82,12 @@ static void Take_OneThreadOfThree_TakesWhatOthersLeave(void** state) {
     int taken[PANELS] = {0};
     int pieces = 0;
     for (sluice_piece_t piece; sluice_runs_take(&runs, 1, &piece); ++pieces) {
-      assert_true(is_within_its_product(&piece));
+      assert_true(is_within_its_gemm(&piece));
       count(&piece, taken);
     }
     assert_each_once(taken);
-    /* Three runs, and ends of products cut pieces too. */
-    assert_true(pieces <= PANELS / (int)fewest + 3 + PRODUCTS);
+    /* Three runs, and ends of GEMMs cut pieces too. */
+    assert_true(pieces <= PANELS / (int)fewest + 3 + PROBLEMS);
     sluice_piece_t piece;
     assert_false(sluice_runs_take(&runs, 0, &piece));
     assert_false(sluice_runs_take(&runs, 2, &piece));
@@ -97,14 +97,14 @@ static void Take_OneThreadOfThree_TakesWhatOthersLeave(void** state) {
 typedef struct taker_s {
   const sluice_runs_t* runs;
   int index;
-  int outside; /* pieces that are not within one product */
+  int outside; /* pieces that are not within one GEMM */
   int taken[PANELS];
 } taker_t;
 
 static void* take_all(void* data) {
   taker_t* taker = data;
   for (sluice_piece_t piece; sluice_runs_take(taker->runs, taker->index, &piece);) {
-    taker->outside += !is_within_its_product(&piece);
+    taker->outside += !is_within_its_gemm(&piece);
     count(&piece, taker->taken);
   }
   return NULL;
@@ -134,7 +134,7 @@ static void Take_SeveralThreads_EachPanelOnce(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Take_OneRun_WholeProductsInOrder),
+      cmocka_unit_test(Take_OneRun_WholeGemmsInOrder),
       cmocka_unit_test(Take_OwnRun_SaysWhatComesNext),
       cmocka_unit_test(Take_OneThreadOfThree_TakesWhatOthersLeave),
       cmocka_unit_test(Take_SeveralThreads_EachPanelOnce),

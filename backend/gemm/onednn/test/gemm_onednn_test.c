@@ -139,8 +139,8 @@ static sluice_gemm_t* create(const sluice_onednn_symbols_t* symbols) {
 static float x[4096]; /* operands: the fakes read nothing */
 
 static sluice_status_t multiply(sluice_gemm_t* gemm, int32_t dtype, int64_t m, int64_t n, int64_t k, float beta) {
-  sluice_product_t p = {m, n, k, {x, k, 1}, {x, n, 1}, {x, n, 1}};
-  sluice_product_list_t list = {&p, 1, dtype, dtype, beta};
+  sluice_gemm_problem_t p = {m, n, k, {x, k, 1}, {x, n, 1}, {x, n, 1}};
+  sluice_grouped_gemm_t list = {&p, 1, dtype, dtype, beta};
   return sluice_gemm_run(gemm, &list);
 }
 
@@ -201,8 +201,8 @@ static void Onednn_NthCallFails_LeaksNothing(void** state) {
     assert_true(nth < 100);
     fail_at = nth;
     sluice_gemm_t* gemm = create(&fake);
-    sluice_product_t p = {2, 2, 2, {x, 2, 1}, {x, 2, 1}, {x, 2, 1}};
-    sluice_product_list_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, 1};
+    sluice_gemm_problem_t p = {2, 2, 2, {x, 2, 1}, {x, 2, 1}, {x, 2, 1}};
+    sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, 1};
     int failing = fail_at >= 0;
     if (sluice_gemm_supports(gemm, &list)) {
       sluice_status_t status = sluice_gemm_run(gemm, &list);

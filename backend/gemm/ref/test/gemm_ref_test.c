@@ -1,4 +1,4 @@
-/* What only ref promises: the bits of a row do not depend on how many rows, products or strides surround it. */
+/* What only ref promises: the bits of a row do not depend on how many rows, GEMMs or strides surround it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,19 +29,19 @@ static int tear_down(void** state) {
   return 0;
 }
 
-static void multiply(sluice_product_t product, float beta) {
-  sluice_product_list_t list = {&product, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
+static void multiply(sluice_gemm_problem_t problem, float beta) {
+  sluice_grouped_gemm_t list = {&problem, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, beta};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
 }
 
 static void GemmRef_RowsInAnyChunks_SameBits(void** state) {
   (void)state;
-  multiply((sluice_product_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
+  multiply((sluice_gemm_problem_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
   for (int64_t chunk = 1; chunk <= M; chunk += chunk < 5 ? 1 : 13) {
     memset(parts, 0xff, sizeof parts);
     for (int64_t i = 0; i < M; i += chunk) {
       int64_t rows = M - i < chunk ? M - i : chunk;
-      multiply((sluice_product_t){rows, N, K, {a + i * K, K, 1}, {b, N, 1}, {parts + i * N, N, 1}}, 0);
+      multiply((sluice_gemm_problem_t){rows, N, K, {a + i * K, K, 1}, {b, N, 1}, {parts + i * N, N, 1}}, 0);
     }
     assert_memory_equal(parts, whole, sizeof whole);
   }
@@ -49,11 +49,11 @@ static void GemmRef_RowsInAnyChunks_SameBits(void** state) {
 
 static void GemmRef_ColumnsInAnyChunks_SameBits(void** state) {
   (void)state;
-  multiply((sluice_product_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
+  multiply((sluice_gemm_problem_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
   memset(parts, 0xff, sizeof parts);
   for (int64_t j = 0; j < N; j += 7) {
     int64_t columns = N - j < 7 ? N - j : 7;
-    multiply((sluice_product_t){M, columns, K, {a, K, 1}, {b + j, N, 1}, {parts + j, N, 1}}, 0);
+    multiply((sluice_gemm_problem_t){M, columns, K, {a, K, 1}, {b + j, N, 1}, {parts + j, N, 1}}, 0);
   }
   assert_memory_equal(parts, whole, sizeof whole);
 }
@@ -67,8 +67,8 @@ static void GemmRef_OtherStrides_SameBits(void** state) {
   for (int l = 0; l < K; ++l) {
     for (int j = 0; j < N; ++j) b_columns[j * K + l] = b[l * N + j];
   }
-  multiply((sluice_product_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
-  multiply((sluice_product_t){M, N, K, {a_columns, 1, M}, {b_columns, 1, K}, {c_columns, 1, M}}, 0);
+  multiply((sluice_gemm_problem_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
+  multiply((sluice_gemm_problem_t){M, N, K, {a_columns, 1, M}, {b_columns, 1, K}, {c_columns, 1, M}}, 0);
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < N; ++j) assert_memory_equal(&c_columns[j * M + i], &whole[i * N + j], sizeof(float));
   }
@@ -77,7 +77,7 @@ static void GemmRef_OtherStrides_SameBits(void** state) {
 /* A row of A that repeats: a stride of 0 is a stride. */
 static void GemmRef_StrideZero_Repeats(void** state) {
   (void)state;
-  multiply((sluice_product_t){M, N, K, {a, 0, 1}, {b, N, 1}, {whole, N, 1}}, 0);
+  multiply((sluice_gemm_problem_t){M, N, K, {a, 0, 1}, {b, N, 1}, {whole, N, 1}}, 0);
   for (int i = 1; i < M; ++i) assert_memory_equal(&whole[(size_t)i * N], whole, N * sizeof(float));
 }
 
@@ -85,7 +85,7 @@ static void GemmRef_StrideZero_Repeats(void** state) {
 static void GemmRef_Sums_InTheStatedOrder(void** state) {
   (void)state;
   for (int i = 0; i < M * N; ++i) whole[i] = parts[i] = (float)i / 7;
-  multiply((sluice_product_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 1);
+  multiply((sluice_gemm_problem_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 1);
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < N; ++j) {
       float sum = 0;

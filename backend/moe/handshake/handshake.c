@@ -1,0 +1,426 @@
+#include "backend/moe/handshake/handshake.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/math.h"
+#include "backend/model/pass_sizes.h"
+#include "backend/moe/context/registered_buffers.h"
+#include "backend/moe/routing/copies.h"
+
+#define HEADER_MAGIC 0x51ce4844u
+#define HEADER_BYTES SLUICE_HEADER_BYTES
+
+typedef struct header_s {
+  uint32_t magic;
+  int32_t direction;
+  uint64_t call_number;
+  int32_t layer_id;
+  int32_t num_chunks;
+  uint64_t fingerprint;
+  uint64_t comm_hash;
+  int64_t num_tokens;
+  uint64_t base_bytes;
+  uint64_t held_bytes;
+  uint64_t held_pool_bytes;
+  uint64_t memory_budget;
+  uint64_t host_memory_budget;
+  uint64_t plan_hash; /* of a plan that the host gave */
+  int32_t max_outstanding;
+  int32_t capacity_rows; /* 0: as many rows as there are */
+  int64_t model_width;
+  int64_t hidden_width;
+  int32_t num_experts;
+  int32_t top_k;
+  int16_t dtype;
+  int16_t activation;
+  uint32_t like;
+  int16_t gated;
+  int16_t repeats;
+  int32_t bias;
+  int32_t wgrad_mode;
+  int32_t callback_experts;
+  int32_t config_chunks; /* as configured: 0 where Sluice chooses */
+  int32_t num_local;     /* experts that this rank believes it owns */
+  int16_t deduplicate;
+  uint8_t chunking, registered_buffers;
+  int32_t local_status;
+  uint64_t policy_hook; /* state of what decides */
+  sluice_step_report_t report;
+  union {
+    char message[240]; /* of a refusal */
+    struct {           /* without one: what stands behind policy hook and plan_hash */
+      char policy_hook_words[SLUICE_POLICY_HOOK_WORDS];
+      char plan_message[104];
+    };
+  };
+} header_t;
+
+#define COUNTS_IN_HEADER ((int64_t)((HEADER_BYTES - sizeof(header_t)) / sizeof(int32_t)))
+static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= HEADER_BYTES,
+              "16 chunks of 8 local experts each need no second exchange");
+
+static const char* direction_name(int32_t direction) { return direction == SLUICE_FORWARD ? "forward" : "backward"; }
+
+static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_proposal_t* proposal) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  memset(h, 0, sizeof *h);
+  h->magic = HEADER_MAGIC;
+  h->direction = proposal->direction;
+  h->call_number = moe->context->comm->call_number;
+  h->layer_id = c->layer_id;
+  h->num_chunks = proposal->num_chunks;
+  h->repeats = (int16_t)proposal->repeats;
+  h->like = proposal->like;
+  h->fingerprint = moe->fingerprint;
+  h->comm_hash = proposal->comm_hash;
+  h->num_tokens = proposal->num_tokens;
+  h->base_bytes = proposal->base_bytes;
+  h->held_bytes = proposal->held_bytes;
+  h->held_pool_bytes = proposal->held_pool_bytes;
+  h->memory_budget = moe->context->memory_budget;
+  h->host_memory_budget = moe->context->host_memory_budget;
+  h->max_outstanding = moe->context->max_outstanding;
+  h->plan_hash = moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0;
+  h->capacity_rows = (int32_t)sluice_shape_capacity(&moe->shape);
+  h->chunking = (uint8_t)c->chunking;
+  h->model_width = c->model_width;
+  h->hidden_width = c->hidden_width;
+  h->num_experts = c->num_experts;
+  h->top_k = c->top_k;
+  h->dtype = (int16_t)c->dtype;
+  h->activation = (int16_t)c->activation;
+  h->gated = (int16_t)c->gated;
+  h->bias = c->bias;
+  h->wgrad_mode = c->wgrad_mode;
+  h->callback_experts = c->callback_experts;
+  h->config_chunks = c->num_chunks;
+  h->num_local = moe->shape.num_local;
+  h->deduplicate = (int16_t)c->deduplicate;
+  h->registered_buffers = (uint8_t)sluice_registered_buffers_word(moe->context);
+  h->local_status = proposal->local_status;
+  h->report = moe->decision.own;
+  h->policy_hook = moe->context->policy_hook != NULL ? moe->context->policy_hook->state : 0;
+  if (proposal->local_status != SLUICE_OK) {
+    snprintf(h->message, sizeof h->message, "%s", proposal->local_message != NULL ? proposal->local_message : "");
+    return;
+  }
+  if (moe->context->policy_hook != NULL)
+    memcpy(h->policy_hook_words, moe->context->policy_hook->words, sizeof h->policy_hook_words);
+  if (moe->plan_is_given) sluice_plan_message(moe->plan, h->plan_message, sizeof h->plan_message);
+}
+
+static const char* or_none(const char* words) { return words[0] != '\0' ? words : "none"; }
+
+/* The first difference that explains the others, in words; 0 when the headers agree. */
+static int describe_mismatch(const header_t* own, const header_t* peer, int32_t rank, int32_t peer_rank, char* text,
+                             size_t text_bytes) {
+  if (peer->magic != HEADER_MAGIC) {
+    return snprintf(text, text_bytes, "rank %d sent no Sluice header (another version of Sluice, or another protocol)",
+                    peer_rank);
+  }
+  if (peer->call_number != own->call_number || peer->layer_id != own->layer_id || peer->direction != own->direction) {
+    return snprintf(
+        text, text_bytes,
+        "rank %d is in call %llu (layer %d, %s) while rank %d is in call %llu (layer %d, %s): the ranks do not "
+        "call the same layers in the same order",
+        peer_rank, (unsigned long long)peer->call_number, peer->layer_id, direction_name(peer->direction), rank,
+        (unsigned long long)own->call_number, own->layer_id, direction_name(own->direction));
+  }
+#define DIFFERS(field, label)                                                                                    \
+  if ((int64_t)peer->field != (int64_t)own->field)                                                               \
+  return snprintf(text, text_bytes, "layer %d: %s is %lld on rank %d and %lld on rank %d", own->layer_id, label, \
+                  (long long)peer->field, peer_rank, (long long)own->field, rank)
+  DIFFERS(model_width, "model_width");
+  DIFFERS(hidden_width, "hidden_width");
+  DIFFERS(num_experts, "num_experts");
+  DIFFERS(top_k, "top_k");
+  DIFFERS(dtype, "dtype");
+  DIFFERS(activation, "activation");
+  DIFFERS(gated, "gated");
+  DIFFERS(bias, "bias");
+  DIFFERS(wgrad_mode, "wgrad_mode");
+  DIFFERS(callback_experts, "callback_experts");
+  DIFFERS(capacity_rows, "capacity_rows (0: exchange_mode exact)");
+  DIFFERS(deduplicate, "deduplicate");
+  DIFFERS(chunking, "chunking");
+  DIFFERS(config_chunks, "num_chunks of the config");
+  DIFFERS(memory_budget, "memory_budget");
+  DIFFERS(host_memory_budget, "host_memory_budget");
+  DIFFERS(max_outstanding, "max_outstanding");
+  if (peer->plan_hash != own->plan_hash) {
+    return snprintf(text, text_bytes, "layer %d: ranks were given different plans: rank %d: %.*s; rank %d: %s",
+                    own->layer_id, peer_rank, (int)sizeof peer->plan_message, or_none(peer->plan_message), rank,
+                    or_none(own->plan_message));
+  }
+  DIFFERS(repeats, "repeats (activation checkpointing runs a forward again)");
+  if (!own->repeats) DIFFERS(num_chunks, "num_chunks"); /* under a plan it is 0 */
+#undef DIFFERS
+  if (peer->fingerprint != own->fingerprint) {
+    return snprintf(
+        text, text_bytes,
+        "layer %d: rank %d and rank %d have different tables expert_rank (who owns which expert; by its own table "
+        "rank %d owns %d, rank %d owns %d): give all ranks the same",
+        own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
+  }
+  if (peer->policy_hook != own->policy_hook) {
+    return snprintf(
+        text, text_bytes,
+        "layer %d: the ranks choose differently: rank %d: %.*s; rank %d: %s: give all of them the same mode, "
+        "machine and file of decisions",
+        own->layer_id, peer_rank, (int)sizeof peer->policy_hook_words, or_none(peer->policy_hook_words), rank,
+        or_none(own->policy_hook_words));
+  }
+  if (peer->comm_hash != own->comm_hash) {
+    return snprintf(
+        text, text_bytes,
+        "layer %d: rank %d and rank %d run different schedules for the %s (needs_backward, halves or wanted "
+        "gradients differ)",
+        own->layer_id, peer_rank, rank, direction_name(own->direction));
+  }
+  return 0;
+}
+
+static const header_t* header_of(const char* headers, int32_t rank) {
+  return (const header_t*)(const void*)(headers + (size_t)rank * HEADER_BYTES);
+}
+
+/* Local refusal first, then refusals of others, then differences: every rank reports the same cause where it can. */
+static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const char* received,
+                             const sluice_proposal_t* proposal) {
+  const sluice_context_t* context = moe->context;
+  if (proposal->local_status != SLUICE_OK) return proposal->local_status;
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    if (r == context->rank) continue;
+    const header_t* peer = header_of(received, r);
+    if (peer->magic == HEADER_MAGIC && peer->local_status != SLUICE_OK) {
+      return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, context->rank, r, "layer %d: rank %d refused its %s: %s: %.*s",
+                              own->layer_id, r, direction_name(peer->direction), sluice_status_name(peer->local_status),
+                              (int)sizeof peer->message, peer->message);
+    }
+  }
+  char text[512];
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    if (r == context->rank) continue;
+    if (describe_mismatch(own, header_of(received, r), context->rank, r, text, sizeof text) > 0) {
+      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, context->rank, r, "%s", text);
+    }
+  }
+  return SLUICE_OK;
+}
+
+typedef struct exchange_arrays_s {
+  const void** send;
+  uint64_t* send_bytes;
+  void** recv;
+  uint64_t* recv_bytes;
+} exchange_arrays_t;
+
+static sluice_status_t run_exchange(sluice_comm_t* comm, const exchange_arrays_t* a, const char* phase) {
+  const sluice_exchange_t exchange = {a->send, a->send_bytes, a->recv, a->recv_bytes};
+  sluice_comm_request_t* request = NULL;
+  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
+  return sluice_comm_exchange_wait(comm, request, phase);
+}
+
+/* Words for rank r of counts_out, and words for this rank of counts_in, by source: numbers of copies that the header
+ * carries come first. */
+static int64_t words_of(const sluice_binding_t* b, int32_t r) {
+  return (int64_t)b->num_chunks * (sluice_layer_experts_of(b->moe, r) + b->copies->header_words);
+}
+static int32_t* words_for(const sluice_binding_t* b, int32_t r) {
+  return b->counts_out + (int64_t)b->num_chunks * (b->moe->first_position[r] + r * b->copies->header_words);
+}
+static int32_t* words_from(const sluice_binding_t* b, int32_t r) {
+  return b->counts_in + words_of(b, b->moe->context->rank) * r;
+}
+
+/* Counts towards rank r start where its places start; chunks are rows of [n, E]. */
+static void pack_counts(const sluice_binding_t* b, int32_t r) {
+  const sluice_moe_t* moe = b->moe;
+  int32_t experts = sluice_layer_experts_of(moe, r);
+  int32_t* out = b->copies->pack(b, r, words_for(b, r));
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    memcpy(out + (int64_t)i * experts,
+           b->send_counts + (int64_t)i * moe->shape.config.num_experts + moe->first_position[r],
+           (size_t)experts * sizeof(int32_t));
+  }
+}
+
+typedef struct handshake_buffers_s {
+  char* send; /* [W] headers */
+  char* recv;
+  exchange_arrays_t arrays;
+} handshake_buffers_t;
+
+static sluice_status_t take_buffers(sluice_context_t* context, handshake_buffers_t* buffers) {
+  uint64_t w = (uint64_t)context->world_size;
+  sluice_arena_t* arena = &context->header;
+  SLUICE_TRY(
+      sluice_arena_reset(arena, sluice_headers_bytes(context->world_size), "headers")); /* reserved: cannot fail */
+  buffers->send = sluice_arena_take(arena, w * HEADER_BYTES);
+  buffers->recv = sluice_arena_take(arena, w * HEADER_BYTES);
+  buffers->arrays.send = sluice_arena_take(arena, w * 8);
+  buffers->arrays.recv = sluice_arena_take(arena, w * 8);
+  buffers->arrays.send_bytes = sluice_arena_take(arena, w * 8);
+  buffers->arrays.recv_bytes = sluice_arena_take(arena, w * 8);
+  return SLUICE_OK;
+}
+
+/* Counts behind the first `before` towards each rank; nothing at all in most layers. */
+static sluice_status_t exchange_rest(const sluice_binding_t* b, const handshake_buffers_t* buffers, int64_t before,
+                                     const char* phase) {
+  sluice_context_t* context = b->moe->context;
+  const exchange_arrays_t* a = &buffers->arrays;
+  int64_t mine = words_of(b, context->rank);
+  int any = 0;
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    int64_t theirs = words_of(b, r), sent = sluice_min(theirs, before), received = sluice_min(mine, before);
+    a->send[r] = words_for(b, r) + sent;
+    a->send_bytes[r] = (uint64_t)(theirs - sent) * sizeof(int32_t);
+    a->recv[r] = words_from(b, r) + received;
+    a->recv_bytes[r] = (uint64_t)(mine - received) * sizeof(int32_t);
+    /* Decided from what every rank knows: some rank has more counts than have been sent. */
+    any |= theirs > before;
+  }
+  return any ? run_exchange(context->comm, a, phase) : SLUICE_OK;
+}
+
+/* A bad count from a peer would become a bad address here. */
+static sluice_status_t check_counts(const sluice_binding_t* b) {
+  int64_t mine = (int64_t)b->num_chunks * b->num_local;
+  for (int64_t i = 0; i < mine * b->world_size; ++i) {
+    if (b->recv_counts[i] < 0) {
+      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, b->moe->context->rank, (int32_t)(i / mine),
+                              "layer %d: rank %d announced a negative number of rows", b->moe->shape.config.layer_id,
+                              (int32_t)(i / mine));
+    }
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
+  const sluice_moe_t* moe = b->moe;
+  sluice_context_t* context = moe->context;
+  if (context->world_size == 1) return SLUICE_OK;
+  handshake_buffers_t buffers;
+  SLUICE_TRY(take_buffers(context, &buffers));
+  for (int32_t r = 0; r < context->world_size; ++r) pack_counts(b, r);
+  char phase[96];
+  snprintf(phase, sizeof phase, "counts of layer %d", moe->shape.config.layer_id);
+  SLUICE_TRY(exchange_rest(b, &buffers, 0, phase));
+  b->copies->unpack(b);
+  return check_counts(b);
+}
+
+static void learn(const char* received, int32_t world_size, int32_t rank, sluice_handshake_t* out) {
+  for (int32_t r = 0; r < world_size; ++r) {
+    const header_t* peer = header_of(received, r);
+    if (r == rank) continue;
+    if (peer->num_tokens > out->max_tokens) out->max_tokens = peer->num_tokens;
+    if (peer->base_bytes > out->base_bytes) out->base_bytes = peer->base_bytes;
+    if (peer->held_bytes > out->held_bytes) out->held_bytes = peer->held_bytes;
+    if (peer->held_pool_bytes > out->held_pool_bytes) out->held_pool_bytes = peer->held_pool_bytes;
+    out->like &= peer->like;
+  }
+}
+
+/* Which forward this one repeats: what it is like on every rank. Each had to bind chunks before it knew. Before
+ * reports are heard, after which the decision state has the n of the next forward. */
+static void learn_repeated(sluice_moe_t* moe, const char* received, sluice_handshake_t* out) {
+  const sluice_replay_forward_t* repeated = sluice_replay_choose(&moe->replay, out->like);
+  out->num_chunks = repeated != NULL ? repeated->num_chunks : moe->decision.num_chunks;
+  for (int32_t r = 0; r < moe->context->world_size; ++r) {
+    out->is_uncounted |= header_of(received, r)->num_chunks != out->num_chunks;
+  }
+}
+
+/* The reports of all ranks, before the arrays are used again; of this one alone without buffers. */
+static void hear_reports(sluice_moe_t* moe, const handshake_buffers_t* buffers) {
+  sluice_context_t* context = moe->context;
+  const sluice_step_report_t* own = &moe->decision.own;
+  const sluice_step_report_t** reports =
+      buffers == NULL ? &own : (const sluice_step_report_t**)(void*)buffers->arrays.send;
+  for (int32_t r = 0; r < context->world_size && buffers != NULL; ++r) {
+    reports[r] = &header_of(buffers->recv, r)->report;
+  }
+  if (moe->decision.table != NULL) {
+    context->policy_hook->vtable->agree(context->policy_hook, moe, &moe->decision, reports, context->world_size);
+  }
+  memset(moe->decision.own.pass, 0, sizeof moe->decision.own.pass); /* reported: no pass counts twice */
+}
+
+/* The arrays are free until the next exchange. */
+static sluice_status_t agree_on_memory(const sluice_moe_t* moe, const handshake_buffers_t* buffers) {
+  int32_t* words = (int32_t*)(void*)buffers->arrays.send_bytes;
+  for (int32_t r = 0; r < moe->context->world_size; ++r) words[r] = header_of(buffers->recv, r)->registered_buffers;
+  return sluice_registered_buffers_agree(moe->context, words, moe->shape.config.layer_id);
+}
+
+sluice_handshake_t sluice_handshake_alone(const sluice_proposal_t* proposal) {
+  return (sluice_handshake_t){
+      .agreed_ns = sluice_now_ns(),
+      .max_tokens = proposal->num_tokens,
+      .base_bytes = proposal->base_bytes,
+      .held_bytes = proposal->held_bytes,
+      .held_pool_bytes = proposal->held_pool_bytes,
+      .like = proposal->like,
+      .num_chunks = proposal->num_chunks,
+  };
+}
+
+sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
+                                 sluice_handshake_t* out_handshake) {
+  sluice_context_t* context = moe->context;
+  *out_handshake = sluice_handshake_alone(proposal);
+  if (context->world_size == 1) {
+    if (proposal->local_status == SLUICE_OK && proposal->direction == SLUICE_FORWARD) hear_reports(moe, NULL);
+    return proposal->local_status;
+  }
+  sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
+  sluice_error_capture(&refusal);
+  handshake_buffers_t buffers;
+  SLUICE_TRY(take_buffers(context, &buffers));
+  ++context->comm->call_number;
+  header_t own;
+  fill_header(&own, moe, proposal);
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    char* header = buffers.send + (size_t)r * HEADER_BYTES;
+    memset(header, 0, HEADER_BYTES);
+    memcpy(header, &own, sizeof own);
+    if (binding != NULL && proposal->local_status == SLUICE_OK) {
+      pack_counts(binding, r);
+      memcpy(header + sizeof own, words_for(binding, r),
+             (size_t)sluice_min(words_of(binding, r), COUNTS_IN_HEADER) * sizeof(int32_t));
+    }
+    buffers.arrays.send[r] = header;
+    buffers.arrays.recv[r] = buffers.recv + (size_t)r * HEADER_BYTES;
+    buffers.arrays.send_bytes[r] = buffers.arrays.recv_bytes[r] = HEADER_BYTES;
+  }
+  memcpy(buffers.recv + (size_t)context->rank * HEADER_BYTES, &own, sizeof own);
+  char phase[96];
+  snprintf(phase, sizeof phase, "header of layer %d, %s", moe->shape.config.layer_id,
+           direction_name(proposal->direction));
+  uint64_t begin_ns = sluice_now_ns();
+  SLUICE_TRY(run_exchange(context->comm, &buffers.arrays, phase));
+  out_handshake->agreed_ns = sluice_now_ns();
+  out_handshake->header_ns = out_handshake->agreed_ns - begin_ns;
+  sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);
+  if (verdict != SLUICE_OK) return proposal->local_status != SLUICE_OK ? sluice_error_adopt(&refusal) : verdict;
+  SLUICE_TRY(agree_on_memory(moe, &buffers));
+  learn(buffers.recv, context->world_size, context->rank, out_handshake);
+  if (proposal->repeats && binding != NULL) learn_repeated(moe, buffers.recv, out_handshake);
+  if (proposal->direction == SLUICE_FORWARD) hear_reports(moe, &buffers);
+  if (binding == NULL) return SLUICE_OK;
+  if (out_handshake->is_uncounted) return SLUICE_OK;
+  for (int32_t r = 0; r < context->world_size; ++r) {
+    if (r == context->rank) continue;
+    memcpy(words_from(binding, r), buffers.recv + (size_t)r * HEADER_BYTES + sizeof(header_t),
+           (size_t)sluice_min(words_of(binding, context->rank), COUNTS_IN_HEADER) * sizeof(int32_t));
+  }
+  SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_HEADER, phase));
+  binding->copies->unpack(binding);
+  return check_counts(binding);
+}

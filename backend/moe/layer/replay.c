@@ -1,0 +1,33 @@
+#include "backend/moe/layer/replay.h"
+
+#include <string.h>
+
+uint32_t sluice_replay_like(const sluice_replay_t* replay, uint64_t routes) {
+  uint32_t like = 0;
+  for (uint32_t i = 0; i < SLUICE_REPLAY_FORWARDS && routes != 0; ++i) {
+    like |= (uint32_t)(replay->forwards[i].num_chunks > 0 && replay->forwards[i].routes == routes) << i;
+  }
+  return like;
+}
+
+sluice_replay_forward_t* sluice_replay_choose(sluice_replay_t* replay, uint32_t like) {
+  sluice_replay_forward_t* newest = NULL;
+  for (uint32_t i = 0; i < SLUICE_REPLAY_FORWARDS && like != 0; ++i) {
+    const uint32_t place = (replay->next + i) % SLUICE_REPLAY_FORWARDS;
+    if ((like >> place & 1) == 0) continue;
+    newest = &replay->forwards[place];
+    if (!newest->is_repeated) return newest;
+  }
+  if (newest != NULL || !replay->last_was_saved) return newest;
+  newest = &replay->forwards[(replay->next + SLUICE_REPLAY_FORWARDS - 1) % SLUICE_REPLAY_FORWARDS];
+  return newest->num_chunks > 0 ? newest : NULL;
+}
+
+void sluice_replay_add(sluice_replay_t* replay, const sluice_replay_forward_t* forward) {
+  replay->last_was_saved = forward != NULL;
+  if (forward == NULL) return;
+  replay->forwards[replay->next] = *forward;
+  replay->next = (replay->next + 1) % SLUICE_REPLAY_FORWARDS;
+}
+
+void sluice_replay_forget(sluice_replay_t* replay) { memset(replay->forwards, 0, sizeof replay->forwards); }

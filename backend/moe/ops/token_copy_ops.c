@@ -1,0 +1,183 @@
+/* The exchange ops of a deduplicated pass, by token copies (token_copies.h). */
+#include "backend/moe/ops/exchange_ops.h"
+#include "backend/moe/ops/travel.h"
+
+#include "backend/base/dtype.h"
+#include "backend/base/tensor.h"
+#include "backend/moe/routing/token_copies_common.h"
+
+static int32_t self_of(const sluice_pass_t* pass) { return pass->context->rank; }
+
+static const int64_t* sent_of(const sluice_binding_t* b, int32_t chunk) {
+  return b->token_copies.sent_of_rank + (int64_t)chunk * (b->world_size + 1);
+}
+
+static const int64_t* received_of(const sluice_binding_t* b, int32_t chunk) {
+  return b->token_copies.recv_of_rank + (int64_t)chunk * (b->world_size + 1);
+}
+
+/* ---- out ---- */
+
+static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
+                                         sluice_transfer_t* out_transfer) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
+  const int32_t* token = b->token_copies.token + b->token_copies.first_sent[op->chunk];
+  uint64_t row_bytes = pass->slots[SLUICE_T_SEND].row_bytes;
+  char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk);
+  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    int64_t token_copies = r == self_of(pass) ? 0 : sent[r + 1] - sent[r];
+    kernels->gather_rows(stream, c->dtype, token_copies, c->model_width, sluice_tensor_data(tokens),
+                         sluice_tensor_stride(tokens, 0), token + sent[r], out);
+    pass->send[r] = out;
+    pass->send_bytes[r] = (uint64_t)token_copies * row_bytes;
+    pass->recv[r] = in + (uint64_t)received[r] * row_bytes;
+    pass->recv_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
+    out += pass->send_bytes[r];
+  }
+  return sluice_transfer_start(pass, op, out_transfer);
+}
+
+/* Rows of an expert lie by source: those of lower ranks, own ones, those of higher ranks. */
+static void unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  int64_t width = pass->moe->shape.config.model_width;
+  int32_t chunk = op->chunk, dtype = pass->moe->shape.config.dtype;
+  uint64_t row_bytes = pass->slots[tensor].row_bytes;
+  const void* in = sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
+  const int32_t* origin = b->token_copies.origin + b->first_of_chunk[chunk];
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    int64_t rows = b->rows_of_expert[(int64_t)chunk * b->num_local + e], own_row = 0;
+    for (int32_t r = 0; r < self_of(pass); ++r) own_row += sluice_recv_count(b, r, chunk, e);
+    int64_t own_end = own_row + sluice_recv_count(b, self_of(pass), chunk, e);
+    char* out = sluice_pass_rows(pass, tensor, chunk, e);
+    kernels->gather_rows(stream, dtype, own_row, width, in, width, origin, out);
+    kernels->gather_rows(stream, dtype, own_end - own_row, width, sluice_tensor_data(tokens),
+                         sluice_tensor_stride(tokens, 0), origin + own_row, out + (uint64_t)own_row * row_bytes);
+    kernels->gather_rows(stream, dtype, rows - own_end, width, in, width, origin + own_end,
+                         out + (uint64_t)own_end * row_bytes);
+    origin += rows;
+  }
+}
+
+/* `weight` of the source's routes, in the order of its slots; returns where its next token copies begin. */
+static float* spread_weights(const sluice_binding_t* b, const int32_t* slots, int64_t routes, const float* weight,
+                             float* out) {
+  int64_t token_copies = 0;
+  for (int64_t i = 0; i < routes; ++i) {
+    out[slots[i]] = weight[i];
+    if (slots[i] / b->top_k >= token_copies) token_copies = slots[i] / b->top_k + 1;
+  }
+  return out + token_copies * b->top_k;
+}
+
+/* On a device every entry of T_COPY_WEIGHTS gathers its weight: token copies lie by source, own ones between the
+ * others. */
+static void gather_weights(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  const sluice_tensor_t* w = pass->route_weights;
+  const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
+  int64_t k = b->top_k, before = received[self_of(pass)] * k, behind = received[b->world_size] * k - before;
+  int64_t own = (sent[self_of(pass) + 1] - sent[self_of(pass)]) * k;
+  const int32_t* index = b->token_copies.weight + b->token_copies.first_arrived[op->chunk] * k;
+  float* out = sluice_pass_chunk(pass, SLUICE_T_COPY_WEIGHTS, op->chunk);
+  kernels->gather_scalars(stream, before, 1, pass->scalar_recv, 1, 0, index, out);
+  kernels->gather_scalars(stream, own, k, sluice_tensor_data(w), sluice_tensor_stride(w, 0), sluice_tensor_stride(w, 1),
+                          index + before, out + before);
+  kernels->gather_scalars(stream, behind, 1, pass->scalar_recv, 1, 0, index + before + own, out + before + own);
+}
+
+/* Slots of (source, chunk) lie by source, then chunk. */
+static void unpack_weights(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_tensor_t* w = pass->route_weights;
+  const int32_t* slots = b->token_copies.slots;
+  const float* arrived = pass->scalar_recv;
+  float* out = sluice_pass_chunk(pass, SLUICE_T_COPY_WEIGHTS, op->chunk);
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    for (int32_t i = 0; i < op->chunk; ++i) slots += sluice_routes_from(b, r, i);
+    int64_t routes = sluice_routes_from(b, r, op->chunk);
+    if (r == self_of(pass)) {
+      const int32_t* route =
+          b->order + b->first_order[op->chunk] + b->sent_of_rank[(int64_t)op->chunk * (b->world_size + 1) + r];
+      pass->context->device->kernels->gather_scalars(NULL, routes, b->top_k, sluice_tensor_data(w),
+                                                     sluice_tensor_stride(w, 0), sluice_tensor_stride(w, 1), route,
+                                                     pass->route_send);
+      out = spread_weights(b, slots, routes, pass->route_send, out);
+    } else {
+      out = spread_weights(b, slots, routes, arrived, out);
+      arrived += routes;
+    }
+    for (int32_t i = op->chunk; i < b->num_chunks; ++i) slots += sluice_routes_from(b, r, i);
+  }
+}
+
+/* ---- back ---- */
+
+static sluice_status_t return_rows_start(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
+                                         sluice_transfer_t* out_transfer) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  int32_t self = self_of(pass);
+  const int64_t *sent = sent_of(b, op->chunk), *received = received_of(b, op->chunk);
+  int64_t own = sent[self + 1] - sent[self], before = received[self], behind = received[b->world_size] - before;
+  uint64_t row_bytes = pass->slots[SLUICE_T_SEND].row_bytes;
+  char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk);
+  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
+  const void* rows = sluice_pass_chunk(pass, tensor, op->chunk);
+  const int32_t* position = b->token_copies.position + b->token_copies.first_arrived[op->chunk] * b->top_k;
+  const float* weight = NULL;
+  if (pass->schedule->spec.direction == SLUICE_FORWARD)
+    weight = sluice_pass_chunk(pass, SLUICE_T_COPY_WEIGHTS, op->chunk);
+#define SUM(first, count, to)                                                                                 \
+  kernels->combine_rows(stream, c->dtype, count, b->top_k, c->model_width, rows, position + (first)*b->top_k, \
+                        weight == NULL ? NULL : weight + (first)*b->top_k, b->top_k, 1, to, c->model_width)
+  SUM(0, before, out);
+  SUM(before + own, behind, out + (uint64_t)before * row_bytes);
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    pass->send[r] = out + (uint64_t)received[r] * row_bytes;
+    pass->send_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
+    pass->recv[r] = in + (uint64_t)sent[r] * row_bytes;
+    pass->recv_bytes[r] = r == self ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
+  }
+  SLUICE_TRY(sluice_transfer_start(pass, op, out_transfer));
+  SUM(before, own, in + (uint64_t)sent[self] * row_bytes);
+#undef SUM
+  return SLUICE_OK;
+}
+
+static void reduce(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor) {
+  const sluice_binding_t* b = &pass->binding;
+  (void)tensor; /* one rank has no copies */
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  int64_t t = b->first_token[op->chunk], stride = sluice_tensor_stride(pass->out_rows, 0);
+  char* out = sluice_tensor_data(pass->out_rows);
+  pass->context->device->kernels->combine_rows(
+      sluice_pass_stream(pass, op), c->dtype, sluice_tokens_of(b, op->chunk).count, b->world_size, c->model_width,
+      sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk), b->token_copies.position_of_token + t * b->world_size, NULL, 0,
+      0, out + (uint64_t)(t * stride) * sluice_dtype_bytes(c->dtype), stride);
+}
+
+const sluice_travel_t sluice_travel_of_token_copies = {.send_tokens_start = send_tokens_start,
+                                                       .unpack_tokens = unpack_tokens,
+                                                       .send_weights_start = sluice_send_route_start,
+                                                       .unpack_weights = unpack_weights,
+                                                       .return_rows_start = return_rows_start,
+                                                       .reduce = reduce};
+
+const sluice_travel_t sluice_travel_of_device_token_copies = {.send_tokens_start = send_tokens_start,
+                                                              .unpack_tokens = unpack_tokens,
+                                                              .send_weights_start = sluice_send_route_start,
+                                                              .unpack_weights = gather_weights,
+                                                              .return_rows_start = return_rows_start,
+                                                              .reduce = reduce};

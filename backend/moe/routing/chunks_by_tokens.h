@@ -1,0 +1,30 @@
+/* Cutting tokens into chunks by the rows that ranks receive. Private to moe.
+ *
+ * Each rank counts, per block of its tokens, the rows that go to each destination; one all-reduce sums the table
+ * [G, W]; all ranks then cut alike, between blocks. */
+#ifndef SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
+#define SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
+
+#include "backend/moe/layer/layer.h"
+#include "backend/plan/plan.h"
+
+typedef struct sluice_chunks_by_tokens_s {
+  int32_t num_chunks;
+  int32_t first_block[SLUICE_MAX_CHUNKS + 1];
+  uint8_t is_kept[SLUICE_MAX_CHUNKS]; /* its rows fit kept_rows on every rank */
+} sluice_chunks_by_tokens_t;
+
+/* table [G, W]: rows per block and destination rank, of this rank's tokens. Errors: INVALID_ARGUMENT naming an id. */
+sluice_status_t sluice_chunks_by_tokens_count(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids,
+                                              int32_t num_blocks, int64_t* out_table);
+/* The same table from counts by place [num_blocks, E]. */
+void sluice_chunks_by_tokens_add(const sluice_moe_t* moe, const int32_t* counts, int32_t num_blocks,
+                                 int64_t* out_table);
+/* table: summed over all ranks. Errors: OVER_BUDGET when one block alone passes chunk_rows. */
+sluice_status_t sluice_chunks_by_tokens_make(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
+                                             const int64_t* table, sluice_chunks_by_tokens_t* out_cut);
+/* First token of each chunk on a rank with num_tokens: [n + 1]. */
+void sluice_chunks_by_tokens_of(const sluice_chunks_by_tokens_t* cut, int32_t num_blocks, int64_t num_tokens,
+                                int64_t* out_first_token);
+
+#endif /* SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_ */

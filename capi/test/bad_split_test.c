@@ -1,0 +1,199 @@
+/* Refused arguments of the split calls of a layer: each is named, nothing is written, and the dispatch goes on. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "capi/test/refusals.h"
+
+enum { ROWS = 12, WIDTH = 5, HIDDEN = 7 }; /* the rig's layer: every route is kept */
+
+typedef struct rows_s {
+  void* received;
+  int64_t num;
+  int64_t counts[RIG_MAX_EXPERTS];
+  float pre[ROWS * 2 * HIDDEN], out[ROWS * WIDTH], grad[ROWS * WIDTH], grad_in[ROWS * WIDTH], grad_weight[ROWS];
+} rows_t;
+
+static sluice_dispatch_t* open_dispatch(fixture_t* f, rows_t* r) {
+  sluice_dispatch_t* dispatch = NULL;
+  rig_reset(&f->rig);
+  WORKS(sluice_dispatch_forward(f->rig.moe, &f->rig.tokens.tensor, &f->rig.ids.tensor, NULL, &dispatch));
+  WORKS(sluice_dispatch_rows(dispatch, &r->received, &r->num, r->counts));
+  assert_int_equal(r->num, ROWS);
+  return dispatch;
+}
+
+#define EXPERTS_FORWARD(f, r) \
+  sluice_experts_forward((f)->rig.moe, (r)->received, (r)->counts, &(f)->rig.param_table, (r)->pre, (r)->out, NULL)
+#define COMBINE(f, r, d) sluice_dispatch_combine(d, (r)->out, &(f)->rig.weights.tensor, &(f)->rig.out.tensor, NULL)
+#define COMBINE_BACKWARD(f, r, d)                                                                               \
+  sluice_dispatch_combine_backward(d, (r)->out, &(f)->rig.weights.tensor, &(f)->rig.grad_out.tensor, (r)->grad, \
+                                   (r)->grad_weight, NULL)
+#define EXPERTS_BACKWARD(f, r, mode)                                                                            \
+  sluice_experts_backward((f)->rig.moe, (r)->received, (r)->pre, (r)->counts, &(f)->rig.param_table, (r)->grad, \
+                          (r)->grad_in, &(f)->rig.grad_table, mode, NULL)
+#define DISPATCH_BACKWARD(f, r, d)                                                          \
+  sluice_dispatch_backward(d, (r)->grad_in, (r)->grad_weight, &(f)->rig.grad_tokens.tensor, \
+                           &(f)->rig.grad_weights.tensor, NULL)
+
+/* All parts with valid arguments. */
+static void finish(fixture_t* f, rows_t* r, sluice_dispatch_t* dispatch) {
+  rig_reset(&f->rig);
+  WORKS(EXPERTS_FORWARD(f, r));
+  WORKS(COMBINE(f, r, dispatch));
+  WORKS(COMBINE_BACKWARD(f, r, dispatch));
+  WORKS(EXPERTS_BACKWARD(f, r, SLUICE_GRAD_OVERWRITE));
+  WORKS(DISPATCH_BACKWARD(f, r, dispatch));
+  sluice_dispatch_destroy(dispatch);
+}
+
+/* What the context keeps of the parts is no leak. */
+static void open_parts(fixture_t* f, rows_t* r) {
+  open_default(f);
+  finish(f, r, open_dispatch(f, r));
+  f->live_bytes = atomic_load(&f->rig.heap.live_bytes);
+  check_nothing_lost(f);
+}
+
+static void close_parts(fixture_t* f, rows_t* r, sluice_dispatch_t* dispatch) {
+  finish(f, r, dispatch);
+  check_nothing_lost(f);
+  close_fixture(f);
+}
+
+static void Dispatch_Bad_IsNamed(void** state) {
+  (void)state;
+  fixture_t f;
+  rows_t r;
+  open_parts(&f, &r);
+  rig_t* rig = &f.rig;
+  sluice_dispatch_t* dispatch = (sluice_dispatch_t*)(uintptr_t)1;
+  int dummy;
+#define DISPATCH(moe, stream, out) sluice_dispatch_forward(moe, &rig->tokens.tensor, &rig->ids.tensor, stream, out)
+  REFUSED(DISPATCH(rig->moe, NULL, NULL), BAD, "out_dispatch is NULL");
+  REFUSED(DISPATCH(NULL, NULL, &dispatch), BAD, "moe is NULL");
+  assert_null(dispatch);
+  REFUSED(DISPATCH(rig->moe, &dummy, &dispatch), BAD, "stream must be NULL");
+  REFUSED(sluice_dispatch_forward(rig->moe, NULL, &rig->ids.tensor, NULL, &dispatch), BAD, "tokens");
+  REFUSED(sluice_dispatch_forward(rig->moe, &rig->tokens.tensor, NULL, NULL, &dispatch), BAD, "expert_ids");
+  rig_reset(rig);
+  rig->tokens.shape[1] = 4;
+  REFUSED(DISPATCH(rig->moe, NULL, &dispatch), BAD, "tokens");
+  rig_reset(rig);
+  ((int32_t*)rig->ids.tensor.data)[3] = 4;
+  REFUSED(DISPATCH(rig->moe, NULL, &dispatch), BAD, "expert_ids[1, 1] is 4");
+  assert_null(dispatch);
+  REFUSED(sluice_dispatch_rows(NULL, NULL, NULL, NULL), BAD, "dispatch is NULL");
+  REFUSED(sluice_dispatch_combine(NULL, NULL, NULL, NULL, NULL), BAD, "dispatch is NULL");
+  REFUSED(sluice_dispatch_combine_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL), BAD, "dispatch is NULL");
+  REFUSED(sluice_dispatch_backward(NULL, NULL, NULL, NULL, NULL, NULL), BAD, "dispatch is NULL");
+  sluice_dispatch_destroy(NULL);
+  close_parts(&f, &r, open_dispatch(&f, &r));
+}
+
+static void Combine_Bad_IsNamed(void** state) {
+  (void)state;
+  fixture_t f;
+  rows_t r;
+  open_parts(&f, &r);
+  rig_t* rig = &f.rig;
+  sluice_dispatch_t* dispatch = open_dispatch(&f, &r);
+  int dummy;
+  REFUSED(sluice_dispatch_combine(dispatch, NULL, &rig->weights.tensor, &rig->out.tensor, NULL), BAD, "rows is NULL");
+  REFUSED(sluice_dispatch_combine(dispatch, r.out, NULL, &rig->out.tensor, NULL), BAD, "route_weights");
+  REFUSED(sluice_dispatch_combine(dispatch, r.out, &rig->weights.tensor, NULL, NULL), BAD, "out_tokens");
+  REFUSED(sluice_dispatch_combine(dispatch, r.out, &rig->weights.tensor, &rig->out.tensor, &dummy), BAD, "stream");
+  rig->out.strides[0] = WIDTH - 1;
+  REFUSED(COMBINE(&f, &r, dispatch), BAD, "out_tokens: the stride of dim 0 is 4; rows that are written");
+  rig_reset(rig);
+  rig->out.shape[0] = rig->weights.shape[0] = 5;
+  REFUSED(COMBINE(&f, &r, dispatch), BAD, "a tensor has 5 rows, but the dispatch had 6 tokens");
+
+  rig_reset(rig);
+  const sluice_tensor_t *w = &rig->weights.tensor, *g = &rig->grad_out.tensor;
+  REFUSED(sluice_dispatch_combine_backward(dispatch, NULL, w, g, r.grad, r.grad_weight, NULL), BAD, "rows is NULL");
+  REFUSED(sluice_dispatch_combine_backward(dispatch, r.out, w, g, NULL, r.grad_weight, NULL), BAD, "grad_rows");
+  REFUSED(sluice_dispatch_combine_backward(dispatch, r.out, NULL, g, r.grad, NULL, NULL), BAD, "route_weights");
+  REFUSED(sluice_dispatch_combine_backward(dispatch, r.out, w, NULL, r.grad, NULL, NULL), BAD, "grad_out");
+  rig->grad_out.tensor.type_bits = 64;
+  REFUSED(COMBINE_BACKWARD(&f, &r, dispatch), BAD, "grad_out: dtype is f64");
+  rig_reset(rig);
+  rig->grad_out.strides[0] = 0; /* every token the same gradient: it is read alone */
+  WORKS(COMBINE_BACKWARD(&f, &r, dispatch));
+  close_parts(&f, &r, dispatch);
+}
+
+static void DispatchBackward_Bad_IsNamed(void** state) {
+  (void)state;
+  fixture_t f;
+  rows_t r;
+  open_parts(&f, &r);
+  rig_t* rig = &f.rig;
+  sluice_dispatch_t* dispatch = open_dispatch(&f, &r);
+  const sluice_tensor_t *x = &rig->grad_tokens.tensor, *w = &rig->grad_weights.tensor;
+  REFUSED(sluice_dispatch_backward(dispatch, NULL, r.grad_weight, x, w, NULL), BAD, "grad_input_rows is NULL");
+  REFUSED(sluice_dispatch_backward(dispatch, r.grad_in, NULL, x, w, NULL), BAD, "grad_weight_rows is NULL");
+  REFUSED(sluice_dispatch_backward(dispatch, r.grad_in, r.grad_weight, NULL, w, NULL), BAD, "grad_tokens");
+  rig->grad_tokens.strides[0] = 0;
+  REFUSED(DISPATCH_BACKWARD(&f, &r, dispatch), BAD, "grad_tokens: the stride of dim 0 is 0; rows that are written");
+  rig_reset(rig);
+  rig->grad_weights.strides[0] = 1;
+  REFUSED(DISPATCH_BACKWARD(&f, &r, dispatch), BAD, "grad_route_weights: strides 1, 1 of [6, 2] put elements");
+  rig_reset(rig);
+  rig->grad_weights.shape[1] = 3;
+  REFUSED(DISPATCH_BACKWARD(&f, &r, dispatch), BAD, "grad_route_weights");
+  close_parts(&f, &r, dispatch);
+}
+
+static void Experts_Bad_AreNamed(void** state) {
+  (void)state;
+  fixture_t f;
+  rows_t r;
+  open_parts(&f, &r);
+  rig_t* rig = &f.rig;
+  sluice_dispatch_t* dispatch = open_dispatch(&f, &r);
+  const sluice_expert_tensors_t* params = &rig->param_table;
+  int dummy;
+  REFUSED(sluice_experts_forward(NULL, r.received, r.counts, params, NULL, r.out, NULL), BAD, "moe is NULL");
+  REFUSED(sluice_experts_forward(rig->moe, r.received, NULL, params, NULL, r.out, NULL), BAD, "rows_per_expert");
+  REFUSED(sluice_experts_forward(rig->moe, NULL, r.counts, params, NULL, r.out, NULL), BAD, "rows is NULL");
+  REFUSED(sluice_experts_forward(rig->moe, r.received, r.counts, params, NULL, NULL, NULL), BAD, "out_rows is NULL");
+  REFUSED(sluice_experts_forward(rig->moe, r.received, r.counts, NULL, NULL, r.out, NULL), BAD, "params");
+  REFUSED(sluice_experts_forward(rig->moe, r.received, r.counts, params, NULL, r.out, &dummy), BAD, "stream");
+  const int64_t wrong[][4] = {{-1, 5, 4, 4}, {-12, 12, 0, 0}, {INT64_MAX, 1, 0, 0}, {INT64_MIN, 0, 0, 0}};
+  for (int i = 0; i < COUNT(wrong); ++i) {
+    REFUSED(sluice_experts_forward(rig->moe, r.received, wrong[i], params, NULL, r.out, NULL), BAD,
+            "rows_per_expert[0] is");
+    REFUSED(sluice_experts_backward(rig->moe, r.received, r.pre, wrong[i], params, r.grad, r.grad_in, &rig->grad_table,
+                                    SLUICE_GRAD_OVERWRITE, NULL),
+            BAD, "rows_per_expert[0] is");
+  }
+  REFUSED(EXPERTS_BACKWARD(&f, &r, 2), BAD, "grad_mode is 2");
+  REFUSED(sluice_experts_backward(rig->moe, r.received, NULL, r.counts, params, r.grad, r.grad_in, NULL, 0, NULL), BAD,
+          "pre is NULL");
+  rig->grad_list[0][1].type_bits = 64;
+  REFUSED(EXPERTS_BACKWARD(&f, &r, SLUICE_GRAD_OVERWRITE), BAD, "grad_params.w1[1]");
+  close_parts(&f, &r, dispatch);
+
+  sluice_moe_config_t config = rig_config();
+  config.callback_experts = 1;
+  open_with(&f, &config);
+  REFUSED(sluice_experts_forward(f.rig.moe, NULL, r.counts, NULL, NULL, NULL, NULL), SLUICE_E_UNSUPPORTED,
+          "call them directly");
+  close_fixture(&f);
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Dispatch_Bad_IsNamed),
+      cmocka_unit_test(Combine_Bad_IsNamed),
+      cmocka_unit_test(DispatchBackward_Bad_IsNamed),
+      cmocka_unit_test(Experts_Bad_AreNamed),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

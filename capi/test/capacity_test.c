@@ -1,0 +1,422 @@
+/* Layers under a capacity on this CPU: the bits of exact exchanges where nothing is dropped, those of dropped routes
+ * where something is; what is counted; what is refused. */
+#include <float.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/capacity_budgets.h"
+#include "capi/test/checks.h"
+#include "capi/test/rig.h"
+
+static case_t base_case(void) {
+  case_t c = world_small_case();
+  c.bias = 1;
+  return c;
+}
+
+/* Under a capacity places that nobody took are rows of zeros between the others. They add nothing to a weight gradient;
+ * but tiles (AMX) sum rows by pairs, and zeros between change which rows make a pair. So there its f32 sums, of at most
+ * 40 GEMMs below 1, may differ by their rounding. */
+static int sums_by_pairs(const case_t* c) {
+  return c->dtype == SLUICE_DTYPE_BF16 && c->gemm != NULL && strcmp(c->gemm, "native") == 0;
+}
+#define PAIRED_SUMS (40 * (double)FLT_EPSILON / 2)
+
+/* Outputs and all gradients. The capacity is what no chunk can pass. */
+static void check(const case_t* c) {
+  result_t exact, capacity;
+  case_t under = *c;
+  under.capacity = c->capacity > 0 ? c->capacity : 18;
+  case_t plain = *c;
+  plain.capacity = 0;
+  plain.chunking = SLUICE_CHUNKING_TOKENS; /* as under a capacity: the order of sums of weight gradients */
+  world_run(&plain, &exact);
+  world_run(&under, &capacity);
+  must_work(c, &exact);
+  must_work(c, &capacity);
+  const int is_paired = sums_by_pairs(c);
+  if (!world_identical(c, &exact, &capacity, !is_paired) ||
+      (is_paired && world_distance(c, &exact, &capacity) > PAIRED_SUMS)) {
+    fail_msg("W %d n %d K %d dtype %d gated %d restore %d %d: other bits, distance %g", c->world_size, c->num_chunks,
+             c->top_k, c->dtype, c->gated, c->restore_input, c->restore_pre_activation,
+             world_distance(c, &exact, &capacity));
+  }
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    assert_int_equal(capacity.report_status[r], SLUICE_OK);
+    assert_int_equal(capacity.report[r].num_forwards, c->outstanding > 1 ? c->outstanding : 1);
+    assert_int_equal(capacity.report[r].num_dropped, 0);
+  }
+  world_free(&exact);
+  world_free(&capacity);
+}
+
+static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
+
+static void Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact(void** state) {
+  (void)state;
+  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
+  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (int w = 0; w < 3; ++w) {
+    for (int p = 0; p < 9; ++p) {
+      case_t c = base_case();
+      c.world_size = RANKS[w], c.num_chunks = CHUNKS[p % 3], c.gated = p % 2;
+      c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
+      c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.wgrad_mode = p % 2;
+      check(&c);
+      c.dtype = SLUICE_DTYPE_BF16, c.num_chunks = 3, c.restore = !c.restore, c.gated = !c.gated;
+      check(&c);
+    }
+  }
+}
+
+static void Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact(void** state) {
+  (void)state;
+  for (int w = 0; w < 3; ++w) {
+    case_t c = base_case();
+    c.world_size = RANKS[w], c.num_chunks = 3, c.drop_every = 3;
+    check(&c);
+    c.drop_every = 1;
+    check(&c);
+    c.drop_every = 0, c.top_k = 12;
+    check(&c);
+    c.top_k = 1, c.hot_expert = 11, c.transposed = 1;
+    check(&c);
+    c.hot_expert = -1, c.uneven_owners = 1, c.num_chunks = 16, c.capacity = 2;
+    check(&c);
+    c.tokens[0] = 0, c.capacity = 0;
+    check(&c);
+    c.tokens[1] = c.tokens[2] = c.tokens[3] = 0;
+    check(&c);
+  }
+}
+
+static void Capacity_HalvesAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
+  (void)state;
+  for (int w = 0; w < 2; ++w) {
+    case_t c = base_case();
+    c.world_size = RANKS[w], c.num_chunks = 2, c.halves_apart = 1, c.gated = 1;
+    check(&c);
+    c.halves_apart = 0, c.outstanding = 3, c.accumulate = 1;
+    check(&c);
+    c.dtype = SLUICE_DTYPE_BF16, c.grad_f32 = 1, c.gemm = "ref";
+    check(&c);
+    c.gemm = "native";
+    check(&c);
+  }
+}
+
+/* The host's own experts get every place: rows of zeros, whose dy are zeros. */
+static void Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace(void** state) {
+  (void)state;
+  for (int w = 0; w < 3; ++w) {
+    for (int p = 0; p < 3; ++p) {
+      case_t c = base_case();
+      c.world_size = RANKS[w], c.num_chunks = CHUNKS[p], c.callback_experts = 1, c.bias = 0;
+      c.restore_pre_activation = p == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+      c.restore_input = p == 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
+      check(&c);
+      c.drop_every = 3, c.hot_expert = 11, c.tokens[0] = p == 1 ? 0 : c.tokens[0], c.uneven_owners = 1;
+      check(&c);
+      c.capacity = 18;
+      result_t got;
+      world_run(&c, &got);
+      must_work(&c, &got);
+      for (int32_t r = 0; r < c.world_size; ++r) {
+        int32_t experts = 0, again = p == 0 ? 1 : 2;
+        for (int32_t e = 0; e < c.num_experts; ++e) experts += world_owner(&c, e) == r;
+        assert_int_equal(got.calls[r], experts * c.num_chunks * again);
+        if (again == 1) assert_int_equal(got.most_rows[r], experts * c.world_size * c.capacity);
+      }
+      world_free(&got);
+    }
+  }
+}
+
+/* Rows of one rank for one expert in one chunk always travel, full or not. */
+static void Capacity_BytesOnTheWire_AreThoseOfTheCapacity(void** state) {
+  (void)state;
+  case_t c = base_case();
+  result_t exact, under;
+  c.world_size = 4, c.num_chunks = 2;
+  world_run(&c, &exact);
+  c.capacity = 6;
+  world_run(&c, &under);
+  must_work(&c, &under);
+  /* Out and back, forward and backward: four times the rows, and scalars twice. */
+  uint64_t rows = 2u * 9u * 6u; /* chunks, experts of other ranks, capacity */
+  for (int32_t r = 0; r < 4; ++r) {
+    assert_int_equal(under.report_status[r], SLUICE_OK);
+    uint64_t all = rows * 2 /* to experts, and for the others' tokens */ * (2 * 11 * 4 + 4);
+    assert_int_equal(under.bytes_sent[r], all);
+    printf("rank %d: %llu bytes exact, %llu under a capacity of 6 (%lld of %lld routes, most %lld)\n", r,
+           (unsigned long long)exact.bytes_sent[r], (unsigned long long)under.bytes_sent[r],
+           (long long)under.report[r].num_dropped, (long long)under.report[r].num_routes,
+           (long long)under.report[r].most_rows);
+    assert_true(under.report[r].most_rows <= 6 && under.report[r].most_rows > 0);
+  }
+  world_free(&exact);
+  world_free(&under);
+}
+
+/* ---- overflow -------------------------------------------------------------------------------------------------- */
+
+/* Sets to -1 what the capacity drops, and counts: routes in (token, k) order, chunk by chunk. */
+static int64_t drop_beyond(rig_t* rig, int64_t capacity, int64_t* out_most, int32_t* out_expert) {
+  int64_t dropped = 0, T = rig->num_tokens;
+  int32_t n = rig->config.num_chunks, K = rig->config.top_k, *ids = rig->ids.tensor.data;
+  *out_most = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    int64_t counts[RIG_MAX_EXPERTS] = {0};
+    for (int64_t r = T * i / n * K; r < T * (i + 1) / n * K; ++r) {
+      int32_t e = ids[r];
+      if (e < 0) continue;
+      if (++counts[e] > capacity) ids[r] = -1, ++dropped;
+      /* ties go to the larger place */
+      if (counts[e] > *out_most || (counts[e] == *out_most && e > *out_expert)) *out_most = counts[e], *out_expert = e;
+    }
+  }
+  return dropped;
+}
+
+static void crowd(rig_t* rig) {
+  int32_t* ids = rig->ids.tensor.data;
+  for (int64_t t = 0; t < rig->num_tokens; ++t) ids[t * 2] = t == 1 ? -1 : 2, ids[t * 2 + 1] = (int32_t)(t % 2);
+}
+
+static uint64_t digest(const rig_tensor_t* t) {
+  uint64_t h = 0xcbf29ce484222325u;
+  for (uint64_t i = 0; i < t->bytes; ++i) h = (h ^ ((const unsigned char*)t->tensor.data)[i]) * 0x100000001b3u;
+  return h;
+}
+
+static void run_step(rig_t* rig) {
+  sluice_step_t* step = NULL;
+  assert_int_equal(rig_forward(rig, &step), SLUICE_OK);
+  assert_int_equal(rig_backward(rig, step), SLUICE_OK);
+  sluice_step_drop(step);
+}
+
+static void Capacity_RoutesBeyondIt_AreDroppedCountedAndReported(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t config = rig_config();
+  assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
+  crowd(&rig);
+  int64_t most = 0;
+  int32_t expert = -1;
+  int64_t dropped = drop_beyond(&rig, 1, &most, &expert);
+  assert_int_equal(dropped, 5);
+  run_step(&rig);
+  const uint64_t want[] = {digest(&rig.out), digest(&rig.grad_tokens), digest(&rig.grad_weights),
+                           digest(&rig.grads[0][2])};
+  config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 1;
+  assert_int_equal(rig_swap_layer(&rig, &config), SLUICE_OK);
+  crowd(&rig);
+  run_step(&rig);
+  assert_true(digest(&rig.out) == want[0] && digest(&rig.grad_tokens) == want[1]);
+  assert_true(digest(&rig.grad_weights) == want[2] && digest(&rig.grads[0][2]) == want[3]);
+  sluice_capacity_report_t report;
+  sluice_capacity_report_init(&report, sizeof report);
+  assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_E_CAPACITY);
+  assert_non_null(strstr(last_message(), "layer 3, rank 0: 5 of 11 routes in 1 forwards"));
+  assert_non_null(strstr(last_message(), "expert 2 would have had 3 rows"));
+  assert_int_equal(report.num_dropped, dropped);
+  assert_int_equal(report.num_routes, 11);
+  assert_int_equal(report.num_forwards, 1);
+  assert_int_equal(report.most_rows, most);
+  assert_int_equal(report.most_expert, expert);
+  assert_int_equal(report.bad_route, -1);
+  /* Taken: it starts anew. */
+  assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_OK);
+  assert_int_equal(report.num_forwards, 0);
+  assert_int_equal(report.most_expert, -1);
+  rig_close(&rig);
+  assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
+}
+
+/* ---- what is refused ------------------------------------------------------------------------------------------- */
+
+static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t wanted, const char* text) {
+  sluice_moe_t* moe = NULL;
+  assert_int_equal(sluice_moe_create(rig->context, config, &moe), wanted);
+  assert_null(moe);
+  if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
+}
+
+static void Capacity_WhatItDoesNotTake_IsRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t good = rig_config(), c;
+  assert_int_equal(rig_open(&rig, NULL, &good), SLUICE_OK);
+  sluice_capacity_report_t report;
+  sluice_capacity_report_init(&report, sizeof report);
+  assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_E_STATE);
+  good.exchange_mode = SLUICE_EXCHANGE_CAPACITY, good.capacity_rows = 4;
+  c = good, c.exchange_mode = 2;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "exchange_mode is 2; known are exact (0) and capacity (1)");
+  c = good, c.exchange_mode = SLUICE_EXCHANGE_EXACT;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "capacity_rows is 4, but exchange_mode is exact");
+  c = good, c.capacity_rows = 0;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "capacity_rows is 0; with 2 chunks and 4 experts it must be in [1, ");
+  c = good, c.capacity_rows = INT64_MAX;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "it must be in [1, 268435455]");
+  c = good, c.chunking = 2;
+  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "chunking is 2; known are adaptive (0) and tokens (1)");
+  assert_int_equal(rig_swap_layer(&rig, &good), SLUICE_OK);
+  sluice_dispatch_t* dispatch = NULL;
+  assert_int_equal(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
+                   SLUICE_E_UNSUPPORTED);
+  assert_non_null(strstr(last_message(), "exchange_mode capacity"));
+  sluice_plan_config_t plan_config;
+  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  sluice_plan_t* plan = NULL;
+  plan_config.max_tokens = 6, plan_config.num_chunks = 3;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT);
+  assert_non_null(strstr(last_message(), "num_chunks is 3, but capacity_rows 4 of layer 3 is of one of 2 chunks"));
+  ((int32_t*)rig.ids.tensor.data)[3] = 4;
+  sluice_step_t* step = NULL;
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_E_INVALID_ARGUMENT);
+  assert_non_null(strstr(last_message(), "expert_ids[1, 1] is 4"));
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  report.struct_size = 3;
+  assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_E_ABI);
+  assert_int_equal(sluice_moe_take_capacity_report(NULL, NULL, &report), SLUICE_E_INVALID_ARGUMENT);
+  rig_close(&rig);
+}
+
+/* ---- under a budget -------------------------------------------------------------------------------------------- */
+
+static budget_suite_t suite_of(void) {
+  return (budget_suite_t){.base = capacity_budget_base(), .run = world_run, .least_ranks = 1};
+}
+
+static void Budget_UnderACapacity_PeakIsWhatWasPlannedToTheByte(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  capacity_budget_peak_is_planned(&suite);
+}
+
+/* With more room a policy that keeps more is taken, and a plan says beforehand what it takes. */
+static void Budget_UnderACapacity_MoreRoomKeepsMore(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  case_t c = capacity_budget_case(&suite, 2, 3);
+  c.budget = 1;
+  const uint64_t least = capacity_budget_smallest(&suite, &c);
+  uint64_t last = 0;
+  for (uint64_t part = 0; part <= 8; ++part) {
+    result_t got;
+    c.budget = least + least * part / 4;
+    world_run(&c, &got);
+    must_work(&c, &got);
+    assert_true(got.peak_bytes[0] <= c.budget);
+    if (part == 0) last = got.bytes_sent[0];
+    assert_true(got.bytes_sent[0] <= last); /* less is sent again */
+    last = got.bytes_sent[0];
+    world_free(&got);
+  }
+  result_t exact;
+  c.budget = 0;
+  world_run(&c, &exact);
+  assert_int_equal(last, exact.bytes_sent[0]);
+  world_free(&exact);
+}
+
+static void Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  capacity_budget_more_outstanding_than_said(&suite);
+}
+
+static void Plan_UnderACapacity_IsHeldToItsTokensAndReplacedAlike(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t config = rig_config();
+  config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 6;
+  assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
+  uint64_t want = 0, got = 0;
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  sluice_plan_config_t plan_config;
+  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  plan_config.max_tokens = 5;
+  sluice_plan_t *small = NULL, *large = NULL;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &small), SLUICE_OK);
+  int32_t count = 0;
+  sluice_plan_candidate_t lines[32];
+  assert_int_equal(sluice_plan_candidates(small, lines, 32, &count), SLUICE_OK);
+  assert_int_equal(count, 9 * 2); /* policies, weight-gradient modes; n is the config's */
+  plan_config.max_tokens = 6, plan_config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
+  assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &large), SLUICE_OK);
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  assert_int_equal(sluice_plan_get_info(large, &info), SLUICE_OK);
+  assert_int_equal(info.num_chunks, 2);
+  assert_int_equal(info.max_chunks, 2);
+  assert_int_equal(info.chunk_rows, 6 * 4);
+  assert_int_equal(info.kept_rows, 2 * 6 * 4);
+  assert_int_equal(sluice_moe_use_plan(rig.moe, small), SLUICE_OK);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_E_OVER_BUDGET);
+  assert_non_null(strstr(last_message(), "this layer's plan is for at most 5"));
+  assert_int_equal(sluice_moe_use_plan(rig.moe, large), SLUICE_OK);
+  for (int round = 0; round < 3; ++round) { /* the first opens a header, the others none */
+    assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+    assert_int_equal(got, want);
+  }
+  assert_int_equal(sluice_moe_use_plan(rig.moe, NULL), SLUICE_OK);
+  assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+  assert_int_equal(got, want);
+  sluice_plan_destroy(small);
+  sluice_plan_destroy(large);
+  rig_close(&rig);
+  assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
+}
+
+/* Once agreed, a rank with more tokens refuses alone, by name; fewer are fine. */
+static void Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused(void** state) {
+  (void)state;
+  sluice_context_config_t context;
+  sluice_context_config_init(&context, sizeof context);
+  context.gemm = "ref", context.memory_budget = 1 << 20;
+  rig_t rig;
+  memset(&rig, 0, sizeof rig);
+  rig.world_size = 1;
+  heap_init(&rig.heap);
+  assert_int_equal(sluice_context_create(&context, NULL, &rig.context), SLUICE_OK);
+  sluice_moe_config_t config = rig_config();
+  config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 6;
+  assert_int_equal(rig_open_layer(&rig, &config), SLUICE_OK);
+  rig.num_tokens = 4;
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  rig.num_tokens = 6;
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_E_OVER_BUDGET);
+  assert_non_null(strstr(last_message(),
+                         "6 tokens, and the plan that the ranks agreed on under a capacity is for at most "
+                         "4: pass so many, or begin with the largest batch"));
+  rig.num_tokens = 2;
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  rig_close(&rig);
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact),
+      cmocka_unit_test(Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
+      cmocka_unit_test(Capacity_HalvesAndOutstandingSteps_HaveTheBitsOfExact),
+      cmocka_unit_test(Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace),
+      cmocka_unit_test(Capacity_BytesOnTheWire_AreThoseOfTheCapacity),
+      cmocka_unit_test(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported),
+      cmocka_unit_test(Capacity_WhatItDoesNotTake_IsRefusedByName),
+      cmocka_unit_test(Budget_UnderACapacity_PeakIsWhatWasPlannedToTheByte),
+      cmocka_unit_test(Budget_UnderACapacity_MoreRoomKeepsMore),
+      cmocka_unit_test(Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks),
+      cmocka_unit_test(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedAlike),
+      cmocka_unit_test(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,247 @@
+/* Graph mode under budgets and plans, on the fakes: the device's peak to the byte, nothing read, and what a graph keeps
+ * of a plan's memory. capacity_test.c has the same budgets on a CPU. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/moe/context/context.h"
+#include "backend/moe/run/choose_mode.h"
+#include "capi/test/capacity_budgets.h"
+#include "capi/test/checks.h"
+#include "capi/test/fakes.h"
+#include "capi/test/rig.h"
+
+/* No hazard between any two accesses, and nothing left. */
+static void run(const case_t* c, result_t* out) {
+  char text[200], live[200];
+  fakes_open(c->world_size, 1);
+  world_run(c, out);
+  if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("hazard: %s", text);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+}
+
+static budget_suite_t suite_of(void) {
+  budget_suite_t suite = {.base = capacity_budget_base(), .run = run, .least_ranks = 1, .is_slow = 1};
+  suite.base.hidden_width = 24, suite.base.model_width = 12;
+  suite.base.machine = fakes_machine();
+  return suite;
+}
+
+static void CudaCapacityBudget_FromTheSmallestUp_PeakIsPlannedToTheByte(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  capacity_budget_peak_is_planned(&suite);
+}
+
+static void CudaCapacityBudget_HostWaits_NoneInForwardAndBackward(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  for (int w = 0; w < 3; ++w) {
+    case_t c = capacity_budget_case(&suite, capacity_budget_ranks[w], 3);
+    result_t out;
+    char live[200];
+    c.budget = 1;
+    c.budget = 2 * capacity_budget_smallest(&suite, &c);
+    fakes_open(c.world_size, 1);
+    world_run(&c, &out);
+    must_work(&c, &out);
+    for (int32_t r = 0; r < c.world_size; ++r) {
+      for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+        assert_int_equal(fakes_waits(r, direction).reads, 0);
+        if (c.world_size == 1) assert_int_equal(fakes_waits(r, direction).of_driver, 0);
+      }
+    }
+    assert_int_equal(fakes_close(live, sizeof live), 0);
+    world_free(&out);
+  }
+}
+
+static void CudaCapacityBudget_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  capacity_budget_more_outstanding_than_said(&suite);
+}
+
+/* ---- capture under a plan -------------------------------------------------------------------------------------- */
+
+static const int32_t POLICIES[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
+                                      {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
+                                      {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
+
+/* A layer under a capacity on the fakes, and in force a plan of two outstanding steps in a budget of just its bytes. */
+static sluice_plan_t* open_planned(rig_t* rig, int policy, sluice_plan_info_t* out_info) {
+  sluice_moe_config_t layer = rig_config();
+  layer.exchange_mode = SLUICE_EXCHANGE_CAPACITY, layer.capacity_rows = 12;
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
+  sluice_plan_config_t config;
+  sluice_plan_config_init(&config, sizeof config);
+  config.max_tokens = rig->num_tokens, config.max_outstanding = 2;
+  config.restore_input = POLICIES[policy][0], config.restore_pre_activation = POLICIES[policy][1];
+  sluice_plan_t* plan = NULL;
+  out_info->struct_size = sizeof *out_info;
+  if (sluice_plan_create(rig->moe, &config, &plan) != SLUICE_OK) fail_msg("%s", last_message());
+  assert_int_equal(sluice_plan_get_info(plan, out_info), SLUICE_OK);
+  sluice_plan_destroy(plan);
+  config.memory_budget = out_info->total_bytes;
+  assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
+  assert_int_equal(sluice_moe_use_plan(rig->moe, plan), SLUICE_OK);
+  return plan;
+}
+
+static void close_planned(rig_t* rig, sluice_plan_t* plan) {
+  char live[200], hazard[200];
+  sluice_plan_destroy(plan);
+  rig_close(rig);
+  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("hazard: %s", hazard);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+}
+
+static uint64_t peak_of(const rig_t* rig) {
+  sluice_context_stats_t stats = {.struct_size = sizeof stats};
+  assert_int_equal(sluice_context_get_stats(rig->context, 0, &stats), SLUICE_OK);
+  return stats.peak_bytes;
+}
+
+static void poison(const rig_t* rig) {
+  memset(rig->out.memory, 0xff, rig->out.bytes);
+  memset(rig->grad_tokens.memory, 0xff, rig->grad_tokens.bytes);
+}
+
+static int is_same(const rig_t* rig, const void* out, const void* grad) {
+  return memcmp(rig->out.memory, out, rig->out.bytes) == 0 &&
+         memcmp(rig->grad_tokens.memory, grad, rig->grad_tokens.bytes) == 0;
+}
+
+/* A forward and its backward, whose step is dropped. */
+static sluice_fake_graph_t* capture_round(rig_t* rig) {
+  sluice_fake_graph_t* graph = NULL;
+  sluice_step_t* step = NULL;
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  if (rig_forward(rig, &step) != SLUICE_OK) fail_msg("%s", last_message());
+  if (rig_backward(rig, step) != SLUICE_OK) fail_msg("%s", last_message());
+  sluice_step_drop(step);
+  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
+  return graph;
+}
+
+/* What a capture cannot take does not spoil it. */
+static void first_call_in_a_capture_is_refused(rig_t* rig) {
+  sluice_fake_graph_t* graph = NULL;
+  sluice_step_t* step = NULL;
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  assert_int_equal(rig_forward(rig, &step), SLUICE_E_STATE);
+  assert_non_null(strstr(last_message(), "no such forward has run outside a capture yet"));
+  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
+  sluice_fake_cuda_destroy_graph(graph);
+}
+
+/* The graph's step is one of the plan's two for good, also when it is dropped: one more fits beside it, a second is
+ * refused by name before anything is enqueued, and the device's peak stays what was planned. */
+static void CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted(void** state) {
+  (void)state;
+  for (int policy = 0; policy < 3; ++policy) {
+    rig_t rig;
+    sluice_plan_info_t info;
+    sluice_step_t *step = NULL, *other = NULL;
+    sluice_plan_t* plan = open_planned(&rig, policy, &info);
+    assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+    fakes_machine()->settle(0);
+    void *out = malloc(rig.out.bytes), *grad = malloc(rig.grad_tokens.bytes);
+    memcpy(out, rig.out.memory, rig.out.bytes), memcpy(grad, rig.grad_tokens.memory, rig.grad_tokens.bytes);
+    sluice_fake_graph_t* graph = capture_round(&rig);
+    for (int launch = 0; launch < 3; ++launch) {
+      poison(&rig);
+      sluice_fake_cuda_launch_graph(graph, fakes_stream(0));
+      fakes_machine()->settle(0);
+      assert_true(is_same(&rig, out, grad));
+    }
+    for (int round = 0; round < 3; ++round) {
+      if (rig_forward(&rig, &step) != SLUICE_OK) fail_msg("policy %d: %s", policy, last_message());
+      sluice_status_t status = rig_forward(&rig, &other);
+      if (info.step_bytes > 0) {
+        assert_int_equal(status, SLUICE_E_OVER_BUDGET);
+        assert_non_null(strstr(last_message(), "max_outstanding is 2"));
+      }
+      if (status == SLUICE_OK) sluice_step_drop(other);
+      sluice_fake_cuda_launch_graph(graph, fakes_stream(0)); /* beside the step that is outstanding */
+      poison(&rig);
+      assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+      sluice_step_drop(step);
+      fakes_machine()->settle(0);
+      assert_memory_equal(rig.grad_tokens.memory, grad, rig.grad_tokens.bytes);
+    }
+    assert_int_equal(peak_of(&rig), info.total_bytes);
+    sluice_fake_cuda_destroy_graph(graph);
+    free(out), free(grad);
+    close_planned(&rig, plan);
+  }
+}
+
+/* A plan, and the kinds of calls, are made outside of it. */
+static void CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_plan_info_t info;
+  sluice_fake_graph_t* graph = NULL;
+  sluice_step_t *step = NULL, *more = NULL;
+  sluice_plan_t* plan = open_planned(&rig, 0, &info);
+  first_call_in_a_capture_is_refused(&rig);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  /* Two outstanding steps fit the plan, but one alone was ever made. */
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  assert_int_equal(rig_forward(&rig, &more), SLUICE_E_STATE);
+  assert_non_null(strstr(last_message(), "lies idle, and a capture cannot make one"));
+  rig.num_tokens = 7;
+  rig_reset(&rig);
+  assert_int_equal(rig_forward(&rig, &more), SLUICE_E_OVER_BUDGET);
+  assert_non_null(
+      strstr(last_message(), "7 tokens, and the plan that the ranks agreed on under a capacity is for at most 6"));
+  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
+  sluice_fake_cuda_destroy_graph(graph);
+  sluice_step_drop(step);
+  rig.num_tokens = 6;
+  rig_reset(&rig);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  close_planned(&rig, plan);
+}
+
+/* The context's own budget: without a call before there is no plan yet. */
+static void CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_moe_config_t layer = rig_config();
+  layer.exchange_mode = SLUICE_EXCHANGE_CAPACITY, layer.capacity_rows = 12;
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(&rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
+  rig.context->memory_budget = (uint64_t)1 << 30;
+  sluice_layer_choose_mode(rig.moe);
+  first_call_in_a_capture_is_refused(&rig);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  sluice_fake_cuda_destroy_graph(capture_round(&rig));
+  close_planned(&rig, NULL);
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(CudaCapacityBudget_FromTheSmallestUp_PeakIsPlannedToTheByte),
+      cmocka_unit_test(CudaCapacityBudget_HostWaits_NoneInForwardAndBackward),
+      cmocka_unit_test(CudaCapacityBudget_MoreOutstandingThanSaid_RefusedOnAllRanks),
+      cmocka_unit_test(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted),
+      cmocka_unit_test(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName),
+      cmocka_unit_test(CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName),
+  };
+  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,137 @@
+/* Shared by the files of world, which is one library; tests see world.h alone. */
+#ifndef SLUICE_CAPI_TEST_WORLD_SPLIT_H_
+#define SLUICE_CAPI_TEST_WORLD_SPLIT_H_
+
+#include "capi/test/world.h"
+
+enum { W1, W3, W2, B1, B3, B2, NUM_PARAMS };
+enum { WORLD_MAX_OUTSTANDING = 8 };
+
+/* Numbers of SWIGLU in every case: the clamps cut off some values and leave most. */
+#define WORLD_ALPHA  1.75f
+#define WORLD_LIMIT  0.625f
+#define WORLD_OFFSET 1.0f
+
+/* Where this thread's rank lives. */
+typedef struct world_here_s {
+  const world_machine_t* machine; /* NULL: this CPU */
+  int32_t rank;
+} world_here_t;
+extern _Thread_local world_here_t world_here;
+
+typedef struct array_s {
+  sluice_tensor_t tensor;
+  void* host; /* what the test reads and writes; the tensor's own memory on this CPU */
+  uint64_t bytes;
+  int64_t shape[2];
+  int64_t strides[2];
+} array_t;
+
+typedef struct rank_s {
+  const case_t* c;
+  result_t* out;
+  sluice_local_group_t* group;
+  int32_t rank;
+} rank_t;
+
+typedef struct experts_s {
+  array_t* arrays[NUM_PARAMS];
+  sluice_tensor_t* tensors[NUM_PARAMS];
+  sluice_expert_tensors_t table;
+} experts_t;
+
+/* Callback experts of the tests: y = x * (e + 2) elementwise, so dx = dy * (e + 2). */
+typedef struct toy_s {
+  const case_t* c;
+  const int32_t* ids;
+  int32_t* calls;
+  int64_t* most_rows;
+  int64_t rows_of_chunk;
+  int32_t chunk;
+  sluice_context_t* context; /* of another machine: its kernel on the host's stream is the expert */
+  const float* factors;      /* there, [local experts, most_factors]: e + 2 for each row */
+  int64_t most_factors;
+} toy_t;
+
+typedef struct saved_s {
+  void* data[SLUICE_SAVED_COUNT];
+  uint64_t bytes[SLUICE_SAVED_COUNT];
+} saved_t;
+
+typedef struct parts_s {
+  const sluice_tensor_t *x, *id, *w, *y, *dy, *dx, *dw;
+  const sluice_expert_tensors_t *params, *grads;
+} parts_t;
+
+/* Rounds in one context, as a training has them: T changes from one to the next, and comes back. */
+typedef struct round_s {
+  array_t* tensors[7]; /* x id w y dy dx dw */
+  const sluice_expert_tensors_t *params, *grads;
+} round_t;
+
+/* world_data.c */
+/* From now on this thread sees one input moved, for finite differences; which -1: none. */
+void world_move(int which, int64_t index, double delta);
+int64_t world_tokens_before(const case_t* c, int32_t rank);
+double world_token_value(const case_t* c, int32_t rank, int64_t t, int64_t m);
+float world_weight_value(const case_t* c, int32_t rank, int64_t t, int32_t k);
+double world_grad_value(const case_t* c, int32_t rank, int64_t t, int64_t m);
+int64_t world_param_rows(const case_t* c, int kind);
+int64_t world_param_cols(const case_t* c, int kind);
+int64_t world_param_size(const case_t* c, int kind);
+int world_param_used(const case_t* c, int kind);
+double world_param_value(const case_t* c, int kind, int32_t e, int64_t i);
+
+/* world_array.c */
+void world_store(int32_t dtype, void* data, int64_t i, double x);
+double world_load(int32_t dtype, const void* data, int64_t i);
+void* world_take(uint64_t bytes);
+void world_give(void* data);
+sluice_stream_t world_stream_here(void);
+void world_settle(void);
+void world_tell(int32_t direction, int32_t has_returned);
+void world_make_array(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols, int64_t row_stride,
+                      int64_t col_stride);
+void world_push(const array_t* a);
+void world_pull(const array_t* a);
+void world_drop_array(array_t* a);
+const sluice_tensor_t* world_tensor_of(array_t* a);
+void world_make_rows(array_t* a, int32_t dtype, int64_t rows, int64_t cols, int64_t pad);
+
+/* world_experts.c */
+/* Which array holds the parameters of a kind, and where in it element i lies. */
+int world_param_array(const case_t* c, int kind);
+int64_t world_param_place(const case_t* c, const array_t* a, int kind, int64_t i);
+int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids);
+void world_make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count, int gradients);
+void world_free_experts(experts_t* x, int32_t count);
+int32_t world_toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y);
+int32_t world_toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy,
+                           void* dx);
+
+/* world_passes.c */
+void world_give_saved(int32_t which, void* data);
+void* world_save(void* user, int32_t which, uint64_t bytes);
+sluice_status_t world_rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t** step);
+void world_run_split(rank_t* r, sluice_moe_t* moe, const parts_t* p);
+void world_run_cycles(rank_t* r, sluice_context_t* context, sluice_moe_t* moe, const round_t* p);
+void world_write_ids(const rank_t* r, array_t* id, int32_t by);
+sluice_moe_backward_args_t world_backward_args(array_t* x, array_t* w, array_t* dy, array_t* dx, array_t* dw,
+                                               const sluice_expert_tensors_t* params,
+                                               const sluice_expert_tensors_t* grads);
+void world_launch_graph(rank_t* r, array_t* id, array_t* const* outputs, const experts_t* grads, int32_t count);
+void world_run_before_capture(rank_t* r, sluice_moe_t* moe, const sluice_moe_forward_args_t* f,
+                              const sluice_moe_backward_args_t* b, array_t* id);
+
+/* world_plan.c */
+sluice_status_t world_use_plan(rank_t* r, sluice_moe_t* moe);
+
+/* world_rank.c */
+void world_note(rank_t* r, sluice_status_t status);
+double* world_copy_rows(const array_t* a, int32_t dtype);
+void world_run_rank(rank_t* r);
+
+/* world_case.c */
+void world_make_result(const case_t* c, result_t* out);
+
+#endif /* SLUICE_CAPI_TEST_WORLD_SPLIT_H_ */

@@ -6,8 +6,8 @@
 
 #include "backend/model/shape.h"
 
-#define SLUICE_PLAN_BLOCKS 64 /* G at most; always with device memory, which counts before ranks know their largest T \
-                               */
+/* G at most; always with device memory, which counts before ranks know their largest T. */
+#define SLUICE_PLAN_BLOCKS 64
 
 /* Of the header of a saved binding, which backend/moe defines and asserts. */
 #define SLUICE_META_HEADER_BYTES 96u

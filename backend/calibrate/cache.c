@@ -14,7 +14,7 @@
 #include "backend/base/owned.h"
 
 /* 2: exchanges beside GEMMs by size; 3: skewed exchanges, whole passes; 4: relu; 5: buckets, passes of many rows */
-#define FORM       "sluice cache 5"
+#define FORM       "sluice cache 6"
 #define MOST_BYTES (1 << 18)
 
 static void processor_name(char* out, size_t room) {

@@ -3,7 +3,7 @@
 #ifndef SLUICE_BACKEND_OPTIM_PIECES_H_
 #define SLUICE_BACKEND_OPTIM_PIECES_H_
 
-#include "backend/optim/adam_step.h"
+#include "backend/optim/adam_request.h"
 
 enum { SLUICE_ADAM_PIECE = 1 << 15 }; /* elements; a tensor's last piece is shorter */
 

@@ -27,6 +27,11 @@ ALLOWED = {
     "backend/schedule/serial_json.c": (["keep"], "likewise, as JSON"),
     "backend/schedule/template_backward.c": (["KEEP"], "a chunk that is not read needs no slot, as one that is kept"),
     "backend/model/restore.h": (["KEEP"], "what a layer does where nobody chooses"),
+    "backend/planner/stages/explain.c": (
+        ["keep", "offload", "recompute"],
+        "options of any layer, after vPipe: what is done with its activations, not with the tensors of a MoE layer",
+    ),
+    "backend/planner/stages/explain.h": (["keep", "offload", "recompute"], "likewise"),
     "capi/include/sluice/moe.h": (sorted(names().values()), "the public numbers, all of them"),
     "capi/include/sluice/planner.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
     "capi/include/sluice/schedule.h": (["KEEP"], "where the numbers stand, for a reader of the field"),

@@ -11,6 +11,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from sluice.adapters.deepspeed import cpu_adam_hook
+
 METHOD = "_configure_distributed_model"
 
 
@@ -31,6 +33,7 @@ def install(engine_module: ModuleType) -> None:
 
     _configure_distributed_model._sluice_original = original  # type: ignore[attr-defined]
     setattr(cls, METHOD, _configure_distributed_model)
+    cpu_adam_hook.install(engine_module)
 
 
 def uninstall(engine_module: ModuleType) -> None:
@@ -38,6 +41,7 @@ def uninstall(engine_module: ModuleType) -> None:
     original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
     if original is not None:
         setattr(engine_module.DeepSpeedEngine, METHOD, original)
+    cpu_adam_hook.uninstall(engine_module)
 
 
 def apply(engine: Any) -> None:

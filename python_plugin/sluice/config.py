@@ -79,6 +79,7 @@ class Options:
     deduplicate: bool = False
     transport: str | None = None
     accumulate: str | None = None
+    optimizer: bool = False
     shared_memory_budget: int | None = None
     shared_host_memory_budget: int | None = None
 
@@ -346,6 +347,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "tuner": _tuner,
     "deduplicate": _boolean,
     "accumulate": _one_of(ACCUMULATE),
+    "optimizer": _boolean,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
     "transport": _one_of(TRANSPORTS),

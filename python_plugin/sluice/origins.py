@@ -41,6 +41,9 @@ TABLE = {
     "max_outstanding": Rule(ANYONE, "it divides a budget"),
     "deduplicate": Rule(ANYONE, "it changes what travels, and last bits"),
     "accumulate": Rule(ANYONE, "who adds gradients, with the same sums up to rounding"),
+    "optimizer": Rule(
+        frozenset((DS_CONFIG,)), "it computes the optimizer of a DeepSpeed engine, which no other host has"
+    ),
     "on_unsupported": Rule(ANYONE, "an error or a warning; transformers' own layers run in either case"),
     "gemm": Rule(USER, "it has a library of this machine loaded"),
     "gemm_library": Rule(USER, "it names code to load"),

@@ -36,6 +36,7 @@ REFUSED = {
     "gemm_library": {"gemm_library": "/tmp/x.so"},
     "transport": {"transport": "c10d"},
     "timeout": {"timeout": 1e9},
+    "optimizer": {"optimizer": True},
     "tuner.machine": {"tuner": {"machine": "m.json"}},
     "tuner.calibrate": {"tuner": {"calibrate": True}},
     "tuner.cache": {"tuner": {"cache": "/tmp/c"}},
@@ -70,7 +71,9 @@ def test_Table_KeysThatTakeObjects_AreNamedWithTheirParts(key: str) -> None:
 def test_Table_WhatAModelMaySay_GrowsOnlyHere() -> None:
     """By an allow-list: a key that loads code, opens files, reaches the network or waits does not belong in it."""
     assert {path for path, rule in origins.TABLE.items() if origins.MODEL in rule.may_come_from} == FOR_MODELS
-    assert all(rule.may_come_from >= origins.USER for rule in origins.TABLE.values())
+    # What a host cannot do is refused there, not ignored: an engine of DeepSpeed alone has an optimizer.
+    narrow = {path for path, rule in origins.TABLE.items() if not rule.may_come_from >= origins.USER}
+    assert narrow == {"optimizer"} and origins.TABLE["optimizer"].may_come_from == {origins.DS_CONFIG}
     assert {*FOR_MODELS, *REFUSED, "tuner"} == set(origins.TABLE)  # so that every rule is tried below
 
 
@@ -227,7 +230,7 @@ def test_Precedence_EnvironmentThenConfigureThenModel() -> None:
     assert settings.effective({"enabled": False}, {}) is not None
 
 
-@pytest.mark.parametrize("path", REFUSED)
+@pytest.mark.parametrize("path", [path for path in REFUSED if path != "optimizer"])
 def test_User_EveryKey_IsTaken(path: str) -> None:
     section = {"gemm": "blas", **REFUSED[path]}
     wanted = config.parse(section)[1]
@@ -235,6 +238,14 @@ def test_User_EveryKey_IsTaken(path: str) -> None:
     assert settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)}) == wanted
     sluice.configure(**section)
     assert settings.effective(None, {}) == wanted
+
+
+def test_Optimizer_OfAHostThatHasNone_IsRefusedNotIgnored() -> None:
+    assert settings.of_ds_config({"enabled": True, "optimizer": True}, {}).optimizer
+    with pytest.raises(config.ConfigError, match='"optimizer" may come from ds_config'):
+        settings.effective(None, {"SLUICE_OPTIONS": '{"optimizer": true}'})
+    with pytest.raises(config.ConfigError, match='"optimizer" may come from ds_config'):
+        sluice.configure(optimizer=True)
 
 
 def _by_hook(section: dict[str, Any], folder: Path) -> None:

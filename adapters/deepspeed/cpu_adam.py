@@ -1,0 +1,83 @@
+"""The op that DeepSpeed's `DeepSpeedCPUAdam` loads, computed by the library: ZeRO-Offload's optimizer by key.
+
+The optimizer stays DeepSpeed's own class, with its state, checkpoints and type checks; only the object that it calls
+is another one, and nothing is compiled at run time. What the library does not do (moments in 16 bits, rollback,
+ZenFlow's worker) is left to the stock op, which is built then and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sluice.adapters.torch.optimizer_step import Entry, OptimizerStep, new_handle
+
+
+class CpuAdamOp:
+    """`create_adam`, `adam_update`, `destroy_adam` of the op; anything else is the stock op's.
+
+    Gradients are not looked at: DeepSpeed has found overflows before it calls.
+    """
+
+    def __init__(self, load_stock: Callable[[], Any]) -> None:
+        self._load_stock, self._stock = load_stock, None
+        self._created: dict[int, tuple[Any, ...]] = {}
+        self._handle = new_handle()
+        self.updates = 0  # that the library made
+
+    def create_adam(self, optimizer_id: int, *settings: Any) -> int:
+        self._created[optimizer_id] = settings
+        return 0
+
+    def destroy_adam(self, optimizer_id: int) -> int:
+        self._created.pop(optimizer_id, None)
+        if self._stock is not None:
+            self._stock.destroy_adam(optimizer_id)
+        return 0
+
+    def adam_update(
+        self,
+        optimizer_id: int,
+        step: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        weight_decay: float,
+        bias_correction: bool,
+        param: torch.Tensor,
+        grad: torch.Tensor,
+        exp_avg: torch.Tensor,
+        exp_avg_sq: torch.Tensor,
+    ) -> int:
+        tensors = (param, grad, exp_avg, exp_avg_sq)
+        numbers = (step, lr, beta1, beta2, epsilon, weight_decay, bias_correction)
+        if exp_avg.dtype != torch.float32 or not all(tensor.is_contiguous() for tensor in tensors):
+            return self._stock_op(optimizer_id).adam_update(optimizer_id, *numbers, *tensors)
+        group = {
+            "lr": lr,
+            "betas": (beta1, beta2),
+            "eps": epsilon,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": bool(self._created[optimizer_id][5]),
+            "bias_correction": bias_correction,
+            "maximize": False,
+        }
+        one = OptimizerStep(self._handle)
+        one.add_group(group, [Entry(step, *tensors)])
+        one.run(check_finite=False)
+        self.updates += 1
+        return 0
+
+    def _stock_op(self, optimizer_id: int) -> Any:
+        if self._stock is None:
+            self._stock = self._load_stock()
+            for each, settings in self._created.items():
+                self._stock.create_adam(each, *settings)
+        return self._stock
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._stock_op(0), name)

@@ -1,0 +1,97 @@
+"""Rank-side: ZeRO-Offload's optimizer, computed by the library where the section says so."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import cases_parity  # noqa: F401  (chooses the backend)
+import ds_models as models
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam, cpu_adam
+from ds_models import SLUICE, build, ds_config, engine
+
+STEPS = 4
+
+
+class _Forbidden:
+    """In place of the builder of the stock op: what asks for it would compile."""
+
+    def load(self, verbose: bool = True) -> Any:
+        raise AssertionError("the stock op was asked for")
+
+
+def _train(stage: int, dtype: str, section: dict[str, Any], optimizer: dict[str, Any]) -> tuple[Any, list[float]]:
+    torch.manual_seed(0)
+    values = {
+        "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 1.0,
+        "optimizer": optimizer,
+        **({} if dtype == "float32" else {"bf16": {"enabled": True}}),
+    }
+    host = engine(build([{"k": 2}]), ds_config(**values), section)
+    losses = []
+    for step in range(STEPS):
+        loss = host(*models.batch(step, dtype=getattr(torch, dtype)))
+        host.backward(loss)
+        host.step()
+        losses.append(loss.item())
+    return host, losses
+
+
+def _cpu_adam_of(host: Any) -> DeepSpeedCPUAdam:
+    found = getattr(host.optimizer, "optimizer", host.optimizer)
+    assert isinstance(found, DeepSpeedCPUAdam), type(found)
+    return found
+
+
+def offloaded(stage: int, dtype: str) -> dict[str, Any]:
+    """Losses by the library and by torch, updates of the library and by which op; nothing was compiled."""
+    numbers = {"lr": 1e-2, "weight_decay": 0.1}
+    stock = cpu_adam.CPUAdamBuilder
+    cpu_adam.CPUAdamBuilder = _Forbidden
+    try:
+        host, mine = _train(stage, dtype, {**SLUICE, "optimizer": True}, {"type": "AdamW", "params": numbers})
+        assert cpu_adam.CPUAdamBuilder is _Forbidden  # put back as it was
+    finally:
+        cpu_adam.CPUAdamBuilder = stock
+    op = _cpu_adam_of(host).ds_opt_adam
+    updates, kind = op.updates, type(op).__name__
+    host.sluice.unswap()
+    other, theirs = _train(stage, dtype, SLUICE, {"type": "AdamW", "params": {**numbers, "torch_adam": True}})
+    other.sluice.unswap()
+    return {"mine": mine, "torch": theirs, "updates": updates, "op": kind}
+
+
+def made_by_the_script() -> dict[str, Any]:
+    """A DeepSpeedCPUAdam whose op was another one when the script made it."""
+    calls: list[str] = []
+
+    class Op:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: calls.append(name)
+
+    class Builder:
+        def load(self, verbose: bool = True) -> Any:
+            return Op()
+
+    import deepspeed
+
+    model = build([{}])
+    stock = cpu_adam.CPUAdamBuilder
+    cpu_adam.CPUAdamBuilder = Builder
+    try:
+        given = DeepSpeedCPUAdam(list(model.parameters()), lr=1e-2)
+    finally:
+        cpu_adam.CPUAdamBuilder = stock
+    config = copy.deepcopy(ds_config(zero_optimization={"stage": 0}))
+    del config["optimizer"]
+    config["sluice"] = {**SLUICE, "optimizer": True}
+    host = deepspeed.initialize(model=model, optimizer=given, config=config)[0]
+    before = [p.detach().clone() for p in model.parameters()]
+    host.backward(host(*models.batch(0)))
+    host.step()
+    moved = sum(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    host.sluice.unswap()
+    return {"calls": calls, "updates": given.ds_opt_adam.updates, "moved": moved}

@@ -1,0 +1,21 @@
+"""ZeRO-Offload's optimizer by key: "sluice": {"optimizer": true}."""
+
+from __future__ import annotations
+
+import pytest
+from rank_harness import Ranks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_Offloaded_WithKey_TrainsAsTorchsAndCompilesNothing(ranks2: Ranks, stage: int, dtype: str) -> None:
+    for answer in ranks2.run("cases_optimizer:offloaded", stage=stage, dtype=dtype):
+        assert answer["op"] == "CpuAdamOp"
+        assert answer["updates"] > 0
+        assert answer["mine"] == pytest.approx(answer["torch"], rel=1e-5)
+
+
+def test_CpuAdam_MadeByTheScript_IsComputedByTheLibraryToo(ranks2: Ranks) -> None:
+    for answer in ranks2.run("cases_optimizer:made_by_the_script"):
+        assert answer["calls"] == ["create_adam", "destroy_adam"]
+        assert answer["updates"] == answer["moved"] > 0

@@ -88,6 +88,7 @@ typedef struct tcp_peer_s {
   uint32_t out_used; /* bytes of `out` that are with the system */
   frame_t in;
   uint32_t in_used;
+  uint64_t silent_since_ns; /* when this rank first saw its system silent; 0: it has said something since */
 } tcp_peer_t;
 
 typedef struct tcp_comm_s {
@@ -273,12 +274,24 @@ static int set_low_water(tcp_comm_t* comm, int32_t peer) {
   return 1;
 }
 
+/* Between the looks that find a peer silent and the one that loses it. Where this machine itself stood still (a virtual
+ * one that was paused), the system's counters say so of every peer; then they are asked again at once and answer. */
+enum { SECOND_LOOK_NS = 1000000000 };
+
 /* Idle connections end by themselves when the peer's machine is gone, those with bytes for it only after a quarter of
  * an hour. */
 static void look_for_silence(tcp_comm_t* comm) {
+  const uint64_t now_ns = sluice_now_ns();
   for (int32_t r = 0; r < comm->base.world_size; ++r) {
-    if (r == comm->base.rank || comm->peers[r].state != PEER_LIVE) continue;
-    if (sluice_tcp_is_silent(comm->sockets[r])) lose(comm, r, ETIMEDOUT);
+    tcp_peer_t* p = &comm->peers[r];
+    if (r == comm->base.rank || p->state != PEER_LIVE) continue;
+    if (!sluice_tcp_is_silent(comm->sockets[r])) {
+      p->silent_since_ns = 0;
+    } else if (p->silent_since_ns == 0) {
+      p->silent_since_ns = now_ns;
+    } else if (now_ns - p->silent_since_ns >= SECOND_LOOK_NS) {
+      lose(comm, r, ETIMEDOUT);
+    }
   }
 }
 

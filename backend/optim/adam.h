@@ -6,8 +6,8 @@
  *     v = beta2 * v + (1 - beta2) * g * g
  *     p = (AdamW: (1 - lr * weight_decay) *) p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
  *
- * in f64, from f32 as it lies to f32 as it is kept: one rounding for each of m, v and p. It costs no time, as a step
- * waits for memory, and no operation is fused, so that every instruction set gives the same bits. */
+ * in f64, from f32 as it lies to f32 as it is kept: one rounding for each of m, v and p. In f32 a step would be several
+ * units in the last place off. No operation is fused, so that every instruction set gives the same bits. */
 #ifndef SLUICE_BACKEND_OPTIM_ADAM_H_
 #define SLUICE_BACKEND_OPTIM_ADAM_H_
 

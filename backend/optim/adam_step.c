@@ -68,7 +68,7 @@ typedef struct update_s {
 static void update_piece(void* user, const sluice_adam_group_t* group, const sluice_adam_tensor_t* tensor,
                          int64_t first, int64_t count) {
   const update_t* update = user;
-  /* Two calls of pow for 32,768 elements: cheaper than to hold them for every group. */
+  /* Anew for each piece: two calls of pow for up to 32,768 elements, and nothing to hold for every tensor. */
   const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&group->rule, tensor->step, update->grad_scale);
   update->step->kernels->update(tensor, first, count, &numbers);
 }

@@ -2,7 +2,7 @@
  * a header, and may be captured, depends on it alone. */
 #include "backend/moe/run/capture.h"
 #include "backend/moe/run/capacity.h"
-#include "backend/moe/run/mode.h"
+#include "backend/moe/run/mode_steps.h"
 
 static sluice_status_t bind_alone(sluice_forward_t* f) {
   SLUICE_TRY(sluice_capture_open(&f->pass));
@@ -13,30 +13,12 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
 }
 
 static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
-  const int is_known = proposal->local_status == SLUICE_OK;
-  proposal->num_chunks = f->num_chunks;
-  proposal->comm_hash = is_known ? sluice_pass_comm_hash(&f->pass) : (uint64_t)sluice_forward_keeps(f);
-}
-
-static sluice_status_t take_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
-                                 const sluice_replay_forward_t* repeated) {
-  (void)f, (void)handshake, (void)repeated;
-  return SLUICE_OK;
+  sluice_mode_propose_by_config(f, proposal->local_status == SLUICE_OK, proposal);
 }
 
 static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   (void)handshake;
   f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
-  return SLUICE_OK;
-}
-
-static int32_t wgrad_mode(const sluice_moe_t* moe, const sluice_binding_t* binding) {
-  (void)moe;
-  return binding->wgrad_mode;
-}
-
-static sluice_status_t check_halves(sluice_pass_t* pass) {
-  (void)pass;
   return SLUICE_OK;
 }
 
@@ -48,8 +30,8 @@ const sluice_mode_t sluice_mode_capacity = {.tell_failure = sluice_capacity_tell
                                             .close = sluice_capacity_close,
                                             .bind_alone = bind_alone,
                                             .propose = propose,
-                                            .take_plan = take_plan,
+                                            .take_plan = sluice_mode_take_no_plan,
                                             .bind = bind,
-                                            .wgrad_mode = wgrad_mode,
-                                            .check_halves = check_halves,
+                                            .wgrad_mode = sluice_mode_forward_wgrad_mode,
+                                            .check_halves = sluice_mode_allow_halves,
                                             .note_alone = sluice_capacity_note_agreed};

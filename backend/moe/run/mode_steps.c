@@ -1,0 +1,42 @@
+#include "backend/moe/run/mode_steps.h"
+
+#include "backend/moe/handshake/failure.h"
+
+sluice_status_t sluice_mode_header_tells(const sluice_moe_t* moe) {
+  (void)moe;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_mode_captures_none(const sluice_pass_t* pass) {
+  (void)pass;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_mode_fail_by_header(const sluice_pass_t* pass, sluice_status_t status) {
+  return sluice_fail_pass(pass->context, status, pass->is_complete);
+}
+
+void sluice_mode_close_nothing(const sluice_pass_t* pass, sluice_status_t status) { (void)pass, (void)status; }
+
+void sluice_mode_note_nothing(const sluice_pass_t* pass) { (void)pass; }
+
+sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
+                                         const sluice_replay_forward_t* repeated) {
+  (void)f, (void)handshake, (void)repeated;
+  return SLUICE_OK;
+}
+
+int32_t sluice_mode_forward_wgrad_mode(const sluice_moe_t* moe, const sluice_binding_t* binding) {
+  (void)moe;
+  return binding->wgrad_mode;
+}
+
+sluice_status_t sluice_mode_allow_halves(sluice_pass_t* pass) {
+  (void)pass;
+  return SLUICE_OK;
+}
+
+void sluice_mode_propose_by_config(const sluice_forward_t* f, int is_known, sluice_proposal_t* proposal) {
+  proposal->num_chunks = f->num_chunks;
+  proposal->comm_hash = is_known ? sluice_pass_comm_hash(&f->pass) : (uint64_t)sluice_forward_keeps(f);
+}

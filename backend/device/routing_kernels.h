@@ -51,7 +51,7 @@ typedef struct sluice_device_blocks_s {
 } sluice_device_blocks_t;
 
 /* The token copies of a forward (moe/routing/token_copies.h), of routes that were ordered before. Those of chunk i
- * start at first_token[i] * most in token; rows of its routes at first_token[i] * K in slots. */
+ * start at first_token[i] * most in token; rows of its routes at first_token[i] * K in route_index. */
 typedef struct sluice_device_token_copies_s {
   const void* ids; /* as sluice_device_routes_t */
   int64_t ids_t, ids_k;
@@ -65,28 +65,28 @@ typedef struct sluice_device_token_copies_s {
   int32_t* counts;            /* device, out [n][W + 1] token copies by rank, and a word without meaning */
   int32_t* token;             /* device, out: of each token copy, by (rank, token) in each chunk */
   int32_t* position_of_token; /* device, out [T][W] its row in that order, -1: none */
-  int32_t* slots;             /* device, out: of each route, in sent order */
+  int32_t* route_index;       /* device, out: of each route, in sent order */
   void* scratch;              /* device, token_copy_scratch_bytes() */
 } sluice_device_token_copies_t;
 
-/* Received routes of one source and one expert in a chunk, in the sender's order: where their slots lie, the token
- * copies of the source in this chunk and the first of them among all, the routes' first row in expert order and in
- * origin. from: the source's first token copy among those that travelled, weight: the routes' place among weights that
- * arrive; of own routes the first token copy in token, and -1. */
+/* Received routes of one source and one expert in a chunk, in the sender's order: where their route indices lie, the
+ * token copies of the source in this chunk and the first of them among all, the routes' first row in expert order and
+ * in origin. from: the source's first token copy among those that travelled, weight: the routes' place among weights
+ * that arrive; of own routes the first token copy in token, and -1. */
 typedef struct sluice_device_token_copy_run_s {
-  int32_t rows, slot, token_copies, token_copy, row, origin, from, weight;
+  int32_t rows, route_index, token_copies, token_copy, row, origin, from, weight;
 } sluice_device_token_copy_run_t;
 
 typedef struct sluice_device_arrivals_s {
   const sluice_device_token_copy_run_t* runs; /* host */
   int64_t num_runs;
   int32_t top_k;
-  int64_t token_copies; /* that arrive */
-  const int32_t* slots; /* device, and the rest */
+  int64_t token_copies;       /* that arrive */
+  const int32_t* route_index; /* device, and the rest */
   const int32_t* token;
   int32_t* position; /* out [token copies][K] row in expert order, -1: no such route */
   int32_t* weight;   /* out [token copies][K] index of the route weight as it arrives, own ones t * K + k; -1 alike */
-  int32_t* origin;   /* out by row: the token copy that travelled, own ones the token; -1: the slot was none */
+  int32_t* origin;   /* out by row: the token copy that travelled, own ones the token; -1: its route index was none */
 } sluice_device_arrivals_t;
 
 typedef struct sluice_routing_kernels_s {
@@ -95,7 +95,7 @@ typedef struct sluice_routing_kernels_s {
                            const sluice_device_routes_t* routes);
   sluice_status_t (*count_blocks)(struct sluice_device_s* device, sluice_stream_t stream,
                                   const sluice_device_blocks_t* blocks);
-  /* Numbers the token copies of a forward; words move by runs; received slots become tables. */
+  /* Numbers the token copies of a forward; words move by runs; received route indices become tables. */
   uint64_t (*token_copy_scratch_bytes)(int64_t num_routes, int32_t num_experts, int32_t num_ranks);
   sluice_status_t (*number_token_copies)(struct sluice_device_s* device, sluice_stream_t stream,
                                          const sluice_device_token_copies_t* token_copies);

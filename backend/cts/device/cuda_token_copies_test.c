@@ -92,7 +92,7 @@ static void check_numbers(const problem_t* p, int ids_64) {
   const shape_t* s = p->s;
   int64_t routes = s->tokens * s->top_k, w = s->ranks;
   int32_t *counts = filled(CHUNKS * (w + 1)), *token = filled(s->tokens * p->most), *table = filled(s->tokens * w);
-  int32_t* slots = filled(routes);
+  int32_t* route_index = filled(routes);
   void* scratch = malloc(device->memory->routing->token_copy_scratch_bytes(routes, s->experts, s->ranks));
   const sluice_device_token_copies_t token_copies = {
       .ids = ids_64 ? (const void*)p->ids64 : p->ids32,
@@ -110,7 +110,7 @@ static void check_numbers(const problem_t* p, int ids_64) {
       .counts = counts,
       .token = token,
       .position_of_token = table,
-      .slots = slots,
+      .route_index = route_index,
       .scratch = scratch,
   };
   assert_int_equal(device->memory->routing->number_token_copies(device, NULL, &token_copies), SLUICE_OK);
@@ -125,7 +125,7 @@ static void check_numbers(const problem_t* p, int ids_64) {
           if (rank_of(p, t * s->top_k + k) != r) continue;
           any = 1;
           int64_t at = begin * s->top_k + p->position[t * s->top_k + k];
-          assert_int_equal(slots[at], (row - first) * s->top_k + k);
+          assert_int_equal(route_index[at], (row - first) * s->top_k + k);
         }
         assert_int_equal(table[t * w + r], any ? row : -1);
         if (any) assert_int_equal(token[begin * p->most + row++], t);
@@ -133,7 +133,7 @@ static void check_numbers(const problem_t* p, int ids_64) {
       assert_int_equal(counts[i * (w + 1) + r], row - first);
     }
   }
-  free(counts), free(token), free(table), free(slots), free(scratch);
+  free(counts), free(token), free(table), free(route_index), free(scratch);
 }
 
 static void TokenCopies_AnyRoutes_AreNumberedAsByAPlainLoop(void** state) {
@@ -207,23 +207,24 @@ static void TokenCopies_AnyRoutes_AreCountedByBlockAsByAPlainLoop(void** state) 
   }
 }
 
-/* More runs than a launch has room for; own routes among them; every seventh slot lies outside. */
+/* More runs than a launch has room for; own routes among them; every seventh index lies outside. */
 static void place(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
   int64_t routes = num_runs * rows;
-  int32_t *slots = filled(routes), *token = filled(routes), *position = filled(routes * top_k);
+  int32_t *route_index = filled(routes), *token = filled(routes), *position = filled(routes * top_k);
   int32_t *weight = filled(routes * top_k), *origin = filled(routes);
   sluice_device_token_copy_run_t* runs = malloc((size_t)num_runs * sizeof *runs);
   for (int64_t i = 0; i < routes; ++i) {
     token[i] = (int32_t)(1000 + i);
-    slots[i] = (int32_t)(i % rows) * top_k + (int32_t)(i * 5 % top_k); /* a token copy for each route of a run */
-    if (spoilt && i % 7 == 0) slots[i] = i % 2 == 0 ? -1 - (int32_t)i : rows * top_k + (int32_t)i;
+    route_index[i] = (int32_t)(i % rows) * top_k + (int32_t)(i * 5 % top_k); /* a token copy for each route of a run */
+    if (spoilt && i % 7 == 0) route_index[i] = i % 2 == 0 ? -1 - (int32_t)i : rows * top_k + (int32_t)i;
   }
   for (int32_t i = 0; i < num_runs; ++i) {
     int is_own = i % 3 == 1;
     runs[i] = (sluice_device_token_copy_run_t){
         rows, i * rows, rows, i * rows, 3 * i, i * rows, is_own ? i * rows : 7 * i, is_own ? -1 : 11 * i};
   }
-  const sluice_device_arrivals_t arrivals = {runs, num_runs, top_k, routes, slots, token, position, weight, origin};
+  const sluice_device_arrivals_t arrivals = {runs,  num_runs, top_k,  routes, route_index,
+                                             token, position, weight, origin};
   assert_int_equal(device->memory->routing->place_token_copies(device, NULL, &arrivals), SLUICE_OK);
   for (int64_t i = 0; i < routes; ++i) {
     int64_t run = i / rows, inside = i % rows;
@@ -237,7 +238,7 @@ static void place(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
       assert_int_equal(weight[i * top_k + j], is_there ? at : -1);
     }
   }
-  free(slots), free(token), free(position), free(weight), free(origin), free(runs);
+  free(route_index), free(token), free(position), free(weight), free(origin), free(runs);
 }
 
 static void TokenCopies_SlotsThatArrive_BecomeTables(void** state) {

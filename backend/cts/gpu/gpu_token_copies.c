@@ -1,4 +1,4 @@
-/* Token copies against plain loops: how they are numbered, and what becomes of slots that arrive. */
+/* Token copies against plain loops: how they are numbered, and what becomes of route indices that arrive. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@ static const char* token_copies(int64_t tokens, int64_t top_k, int64_t experts, 
   const char* problem = NULL;
   gpu_array_t ids = gpu_array(routes * 4), position = gpu_array(routes * 4), counts = gpu_array((ranks + 1) * 4),
               token = gpu_zeros(tokens * most * 4), table = gpu_array(tokens * ranks * 4),
-              slots = gpu_zeros(routes * 4), owner = gpu_array(experts * 4);
+              route_index = gpu_zeros(routes * 4), owner = gpu_array(experts * 4);
   const sluice_routing_kernels_t* kernels = gpu_rig.device->memory->routing;
   gpu_array_t scratch = gpu_array((int64_t)kernels->token_copy_scratch_bytes(routes, (int32_t)experts, (int32_t)ranks));
   int32_t *id = ids.host, *at = position.host, *rank = owner.host;
@@ -36,10 +36,10 @@ static const char* token_copies(int64_t tokens, int64_t top_k, int64_t experts, 
                                              .counts = counts.there,
                                              .token = token.there,
                                              .position_of_token = table.there,
-                                             .slots = slots.there,
+                                             .route_index = route_index.there,
                                              .scratch = scratch.there};
   if (kernels->number_token_copies(gpu_rig.device, NULL, &args) != SLUICE_OK) problem = gpu_last_error();
-  gpu_fetch(&counts), gpu_fetch(&token), gpu_fetch(&table), gpu_fetch(&slots);
+  gpu_fetch(&counts), gpu_fetch(&token), gpu_fetch(&table), gpu_fetch(&route_index);
   for (int64_t w = 0; w < ranks; ++w) {
     int64_t first = row;
     for (int64_t t = 0; t < tokens; ++t) {
@@ -47,7 +47,7 @@ static const char* token_copies(int64_t tokens, int64_t top_k, int64_t experts, 
       for (int64_t r = t * top_k; r < (t + 1) * top_k; ++r) {
         if (id[r] < 0 || rank[id[r]] != w) continue;
         any = 1;
-        if (((int32_t*)slots.back)[r] != (row - first) * top_k + r % top_k) problem = "a slot";
+        if (((int32_t*)route_index.back)[r] != (row - first) * top_k + r % top_k) problem = "a route index";
       }
       if (((int32_t*)table.back)[t * ranks + w] != (any ? row : -1)) problem = "a place";
       if (any && ((int32_t*)token.back)[row++] != t) problem = "a token";
@@ -55,30 +55,31 @@ static const char* token_copies(int64_t tokens, int64_t top_k, int64_t experts, 
     if (((int32_t*)counts.back)[w] != row - first) problem = "a count";
   }
   gpu_drop(&ids), gpu_drop(&position), gpu_drop(&counts), gpu_drop(&token);
-  gpu_drop(&table), gpu_drop(&slots), gpu_drop(&owner), gpu_drop(&scratch);
+  gpu_drop(&table), gpu_drop(&route_index), gpu_drop(&owner), gpu_drop(&scratch);
   return problem;
 }
 
-/* A run for each source and expert, own routes among them; every seventh slot lies outside where they are spoilt. */
+/* A run for each source and expert, own routes among them; every seventh index lies outside where they are spoilt. */
 static const char* places(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
   int64_t routes = num_runs * rows;
   const char* problem = NULL;
-  gpu_array_t slots = gpu_array(routes * 4), token = gpu_array(routes * 4), position = gpu_array(routes * top_k * 4),
-              weight = gpu_array(routes * top_k * 4), origin = gpu_array(routes * 4);
+  gpu_array_t route_index = gpu_array(routes * 4), token = gpu_array(routes * 4),
+              position = gpu_array(routes * top_k * 4), weight = gpu_array(routes * top_k * 4),
+              origin = gpu_array(routes * 4);
   sluice_device_token_copy_run_t* runs = calloc((size_t)num_runs, sizeof *runs);
-  int32_t *slot = slots.host, *tokens = token.host;
+  int32_t *index = route_index.host, *tokens = token.host;
   for (int64_t i = 0; i < routes; ++i) {
     tokens[i] = (int32_t)(1000 + i);
-    slot[i] = (int32_t)(i % rows) * top_k + (int32_t)(i * 5 % top_k); /* a token copy for each route of a run */
-    if (spoilt && i % 7 == 0) slot[i] = i % 2 == 0 ? -1 - (int32_t)i : rows * top_k + (int32_t)i;
+    index[i] = (int32_t)(i % rows) * top_k + (int32_t)(i * 5 % top_k); /* a token copy for each route of a run */
+    if (spoilt && i % 7 == 0) index[i] = i % 2 == 0 ? -1 - (int32_t)i : rows * top_k + (int32_t)i;
   }
   for (int32_t i = 0; i < num_runs; ++i) {
     int is_own = i % 3 == 1;
     runs[i] = (sluice_device_token_copy_run_t){
         rows, i * rows, rows, i * rows, 3 * i, i * rows, is_own ? i * rows : 7 * i, is_own ? -1 : 11 * i};
   }
-  gpu_send(&slots), gpu_send(&token);
-  const sluice_device_arrivals_t arrivals = {runs,        num_runs,       top_k,        routes,      slots.there,
+  gpu_send(&route_index), gpu_send(&token);
+  const sluice_device_arrivals_t arrivals = {runs,        num_runs,       top_k,        routes,      route_index.there,
                                              token.there, position.there, weight.there, origin.there};
   if (gpu_rig.device->memory->routing->place_token_copies(gpu_rig.device, NULL, &arrivals) != SLUICE_OK)
     problem = gpu_last_error();
@@ -96,7 +97,7 @@ static const char* places(int64_t num_runs, int32_t top_k, int32_t rows, int spo
     }
   }
   free(runs);
-  gpu_drop(&slots), gpu_drop(&token), gpu_drop(&position), gpu_drop(&weight), gpu_drop(&origin);
+  gpu_drop(&route_index), gpu_drop(&token), gpu_drop(&position), gpu_drop(&weight), gpu_drop(&origin);
   return problem;
 }
 
@@ -106,5 +107,5 @@ void gpu_report_token_copies(void) {
   gpu_report("token copies T=5000 K=8 E=256 W=8", token_copies(5000, 8, 256, 8));
   gpu_report("token copies that arrive, 3 runs", places(3, 4, 50, 0));
   gpu_report("token copies that arrive, 500 runs", places(500, 8, 5, 0)); /* of several launches */
-  gpu_report("token copies that arrive, slots outside", places(300, 2, 3, 1));
+  gpu_report("token copies that arrive, route indices outside", places(300, 2, 3, 1));
 }

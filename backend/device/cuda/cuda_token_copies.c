@@ -45,7 +45,7 @@ static void number_chunk(sluice_stream_t stream, const sluice_device_token_copie
       .token_copy = scratch.token_copy,
       .offsets = scratch.offsets,
       .row = p->position + first * p->top_k,
-      .slots = p->slots + first * p->top_k,
+      .route_index = p->route_index + first * p->top_k,
       .table = p->position_of_token + first * p->num_ranks,
       .units = sluice_ceil_div(routes, SLUICE_CUDA_WARP),
       .num_routes = routes,
@@ -138,7 +138,7 @@ sluice_status_t sluice_cuda_move_words(sluice_device_t* device, sluice_stream_t 
 }
 
 static void place_inside(sluice_stream_t stream, const sluice_device_arrivals_t* a) {
-  sluice_token_copy_place_args_t args = {.slots = a->slots,
+  sluice_token_copy_place_args_t args = {.route_index = a->route_index,
                                          .token = a->token,
                                          .position = a->position,
                                          .weight = a->weight,
@@ -148,8 +148,8 @@ static void place_inside(sluice_stream_t stream, const sluice_device_arrivals_t*
     const sluice_device_token_copy_run_t* run = &a->runs[i];
     args.count += run->rows;
     args.runs[args.num_runs++] =
-        (sluice_token_copy_run_t){(int32_t)args.count, run->slot, run->token_copies, run->token_copy, run->row,
-                                  run->origin,         run->from, run->weight};
+        (sluice_token_copy_run_t){(int32_t)args.count, run->route_index, run->token_copies, run->token_copy, run->row,
+                                  run->origin,         run->from,        run->weight};
     if (args.num_runs < SLUICE_CUDA_TOKEN_COPY_RUNS && i < a->num_runs - 1) continue;
     args.units = sluice_ceil_div(args.count, SLUICE_CUDA_WARP);
     sluice_cuda_launch(SLUICE_CUDA_token_copy_place, stream, &args, args.units);

@@ -66,13 +66,13 @@ static void unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const slui
   }
 }
 
-/* `weight` of the source's routes, in the order of its slots; returns where its next token copies begin. */
-static float* spread_weights(const sluice_binding_t* b, const int32_t* slots, int64_t routes, const float* weight,
+/* `weight` of the source's routes, in the order of its route_index; returns where its next token copies begin. */
+static float* spread_weights(const sluice_binding_t* b, const int32_t* route_index, int64_t routes, const float* weight,
                              float* out) {
   int64_t token_copies = 0;
   for (int64_t i = 0; i < routes; ++i) {
-    out[slots[i]] = weight[i];
-    if (slots[i] / b->top_k >= token_copies) token_copies = slots[i] / b->top_k + 1;
+    out[route_index[i]] = weight[i];
+    if (route_index[i] / b->top_k >= token_copies) token_copies = route_index[i] / b->top_k + 1;
   }
   return out + token_copies * b->top_k;
 }
@@ -99,11 +99,11 @@ static void gather_weights(sluice_pass_t* pass, const sluice_op_t* op) {
 static void unpack_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_tensor_t* w = pass->route_weights;
-  const int32_t* slots = b->token_copies.slots;
+  const int32_t* route_index = b->token_copies.route_index;
   const float* arrived = pass->scalar_recv;
   float* out = sluice_pass_chunk(pass, SLUICE_T_COPY_WEIGHTS, op->chunk);
   for (int32_t r = 0; r < b->world_size; ++r) {
-    for (int32_t i = 0; i < op->chunk; ++i) slots += sluice_routes_from(b, r, i);
+    for (int32_t i = 0; i < op->chunk; ++i) route_index += sluice_routes_from(b, r, i);
     int64_t routes = sluice_routes_from(b, r, op->chunk);
     if (r == self_of(pass)) {
       const int32_t* route =
@@ -111,12 +111,12 @@ static void unpack_weights(sluice_pass_t* pass, const sluice_op_t* op) {
       pass->context->device->kernels->gather_scalars(NULL, routes, b->top_k, sluice_tensor_data(w),
                                                      sluice_tensor_stride(w, 0), sluice_tensor_stride(w, 1), route,
                                                      pass->route_send);
-      out = spread_weights(b, slots, routes, pass->route_send, out);
+      out = spread_weights(b, route_index, routes, pass->route_send, out);
     } else {
-      out = spread_weights(b, slots, routes, arrived, out);
+      out = spread_weights(b, route_index, routes, arrived, out);
       arrived += routes;
     }
-    for (int32_t i = op->chunk; i < b->num_chunks; ++i) slots += sluice_routes_from(b, r, i);
+    for (int32_t i = op->chunk; i < b->num_chunks; ++i) route_index += sluice_routes_from(b, r, i);
   }
 }
 

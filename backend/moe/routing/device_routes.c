@@ -99,7 +99,7 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
       .counts = routes->counts + (int64_t)b->num_chunks * (moe->shape.config.num_experts + 1),
       .token = b->token_copies.token,
       .position_of_token = b->token_copies.position_of_token,
-      .slots = b->token_copies.sent_route_index,
+      .route_index = b->token_copies.sent_route_index,
       .scratch = sluice_arena_take(&b->memory->routes,
                                    sluice_device_token_copy_scratch_bytes(&moe->shape, &scratch, b->num_tokens)),
   };

@@ -10,23 +10,23 @@
 /* ---- where the arrays lie ---- */
 
 typedef struct tables_s {
-  int32_t* slots_out;   /* [kept routes] by destination, then chunk, then sent order; NULL in a restored binding */
-  int64_t* next_row;    /* [E_local] */
-  const int32_t** from; /* [W] slots of each source */
-  const void** send;    /* [W], and the three below */
+  int32_t* route_index_out; /* [kept routes] by destination, then chunk, then sent order; NULL in a restored binding */
+  int64_t* next_row;        /* [E_local] */
+  const int32_t** from;     /* [W] route indices of each source */
+  const void** send;        /* [W], and the three below */
   void** recv;
   uint64_t* send_bytes;
   uint64_t* recv_bytes;
 } tables_t;
 
-/* slots: of a restored binding, else NULL. */
-static sluice_status_t take_tables(sluice_binding_t* b, int32_t* slots, int64_t arriving, tables_t* out) {
+/* route_index: of a restored binding, else NULL. */
+static sluice_status_t take_tables(sluice_binding_t* b, int32_t* route_index, int64_t arriving, tables_t* out) {
   sluice_token_copies_t* p = &b->token_copies;
   sluice_arena_t* arena = &b->memory->token_copies;
   uint64_t n = (uint64_t)b->num_chunks, w = (uint64_t)b->world_size, rows = (uint64_t)b->num_rows;
   uint64_t sent = (uint64_t)b->num_sent, offsets = n * (w + 1) * 8, firsts = (n + 1) * 8;
   const sluice_token_copies_size_t size = {b->num_chunks, b->num_tokens, b->num_sent, b->num_rows, arriving};
-  SLUICE_TRY(sluice_arena_reset(arena, sluice_token_copies_bytes(&b->moe->shape, &size, slots != NULL),
+  SLUICE_TRY(sluice_arena_reset(arena, sluice_token_copies_bytes(&b->moe->shape, &size, route_index != NULL),
                                 "token copies of a pass"));
   memset(out, 0, sizeof *out);
   memset(p, 0, sizeof *p);
@@ -41,10 +41,10 @@ static sluice_status_t take_tables(sluice_binding_t* b, int32_t* slots, int64_t 
   p->origin = sluice_arena_take(arena, rows * 4);
   out->next_row = sluice_arena_take(arena, (uint64_t)b->num_local * 8);
   out->from = sluice_arena_take(arena, w * 8);
-  p->slots = slots;
-  if (slots != NULL) return SLUICE_OK;
-  p->slots = sluice_arena_take(arena, rows * 4);
-  out->slots_out = sluice_arena_take(arena, sent * 4);
+  p->route_index = route_index;
+  if (route_index != NULL) return SLUICE_OK;
+  p->route_index = sluice_arena_take(arena, rows * 4);
+  out->route_index_out = sluice_arena_take(arena, sent * 4);
   out->send = sluice_arena_take(arena, w * 8);
   out->recv = sluice_arena_take(arena, w * 8);
   out->send_bytes = sluice_arena_take(arena, w * 8);
@@ -89,8 +89,8 @@ static void order_all(sluice_binding_t* b) {
   for (int32_t i = 0; i < b->num_chunks; ++i) order_token_copies(b, i);
 }
 
-/* The slots for rank r, all chunks behind each other; returns their number. */
-static int64_t write_slots(const sluice_binding_t* b, int32_t r, int32_t* out) {
+/* The route indices for rank r, all chunks behind each other; returns their number. */
+static int64_t write_route_index(const sluice_binding_t* b, int32_t r, int32_t* out) {
   const sluice_token_copies_t* p = &b->token_copies;
   int64_t count = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
@@ -105,14 +105,14 @@ static int64_t write_slots(const sluice_binding_t* b, int32_t r, int32_t* out) {
   return count;
 }
 
-/* ---- slots ---- */
+/* ---- route indices ---- */
 
-static sluice_status_t exchange_slots(sluice_binding_t* b, const tables_t* tables) {
+static sluice_status_t exchange_route_index(sluice_binding_t* b, const tables_t* tables) {
   sluice_context_t* context = b->moe->context;
   sluice_token_copies_t* p = &b->token_copies;
-  int32_t *out = tables->slots_out, *in = p->slots;
+  int32_t *out = tables->route_index_out, *in = p->route_index;
   for (int32_t r = 0; r < b->world_size; ++r) {
-    int64_t sent = write_slots(b, r, out), received = 0;
+    int64_t sent = write_route_index(b, r, out), received = 0;
     for (int32_t i = 0; i < b->num_chunks; ++i) received += sluice_routes_from(b, r, i);
     int own = r == context->rank;
     if (own && received > 0) memcpy(in, out, (size_t)received * sizeof *in);
@@ -141,37 +141,37 @@ sluice_status_t sluice_token_copies_refuse(const sluice_binding_t* b, int32_t so
                           b->moe->shape.config.layer_id, source);
 }
 
-/* Number of token copies behind `count` slots; -1: a slot is out of range. */
-static int64_t count_token_copies(const int32_t* slots, int64_t count, int32_t top_k) {
+/* Number of token copies behind `count` route indices; -1: an index is out of range. */
+static int64_t count_token_copies(const int32_t* route_index, int64_t count, int32_t top_k) {
   int64_t token_copies = 0;
   for (int64_t s = 0; s < count; ++s) {
-    if (slots[s] < 0 || slots[s] >= count * top_k) return -1;
-    token_copies = sluice_max(token_copies, slots[s] / top_k + 1);
+    if (route_index[s] < 0 || route_index[s] >= count * top_k) return -1;
+    token_copies = sluice_max(token_copies, route_index[s] / top_k + 1);
   }
   return token_copies;
 }
 
 /* The token copies of one source in a chunk: where their routes' rows lie, and whence each row comes. `row` is the
  * token copy's among those that travel. */
-static int place_token_copies(sluice_binding_t* b, int32_t chunk, int32_t source, const int32_t* slots, int64_t row,
-                              int32_t* position, int64_t* next_row) {
+static int place_token_copies(sluice_binding_t* b, int32_t chunk, int32_t source, const int32_t* route_index,
+                              int64_t row, int32_t* position, int64_t* next_row) {
   sluice_token_copies_t* p = &b->token_copies;
   int own = source == b->moe->context->rank;
   const int32_t* token =
       p->token + p->first_sent[chunk] + p->sent_of_rank[(int64_t)chunk * (b->world_size + 1) + source];
   int32_t* origin = p->origin + b->first_of_chunk[chunk];
   for (int32_t e = 0; e < b->num_local; ++e) {
-    for (int32_t c = sluice_recv_count(b, source, chunk, e); c > 0; --c, ++slots) {
-      if (position[*slots] >= 0) return 0;
-      position[*slots] = (int32_t)next_row[e];
-      int64_t token_copy = *slots / b->top_k;
+    for (int32_t c = sluice_recv_count(b, source, chunk, e); c > 0; --c, ++route_index) {
+      if (position[*route_index] >= 0) return 0;
+      position[*route_index] = (int32_t)next_row[e];
+      int64_t token_copy = *route_index / b->top_k;
       origin[next_row[e]++] = own ? token[token_copy] : (int32_t)(row + token_copy);
     }
   }
   return 1;
 }
 
-/* tables->from: where the slots of each source are by now. */
+/* tables->from: where the route indices of each source are by now. */
 static sluice_status_t receive_chunk(sluice_binding_t* b, int32_t chunk, const tables_t* tables) {
   sluice_token_copies_t* p = &b->token_copies;
   int32_t self = b->moe->context->rank;
@@ -199,7 +199,7 @@ static sluice_status_t receive_chunk(sluice_binding_t* b, int32_t chunk, const t
 static sluice_status_t receive_all(sluice_binding_t* b, const tables_t* tables) {
   sluice_token_copies_t* p = &b->token_copies;
   int32_t self = b->moe->context->rank, w = b->world_size;
-  const int32_t* at = p->slots;
+  const int32_t* at = p->route_index;
   for (int32_t r = 0; r < w; ++r) {
     tables->from[r] = at;
     for (int32_t i = 0; i < b->num_chunks; ++i) at += sluice_routes_from(b, r, i);
@@ -228,12 +228,12 @@ static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
   tables_t tables;
   SLUICE_TRY(take_tables(b, NULL, most_arriving(b), &tables));
   order_all(b);
-  SLUICE_TRY(exchange_slots(b, &tables));
+  SLUICE_TRY(exchange_route_index(b, &tables));
   return receive_all(b, &tables);
 }
 
-sluice_status_t sluice_token_copies_restore(sluice_binding_t* b, int32_t* slots) {
-  const int32_t* at = slots;
+sluice_status_t sluice_token_copies_restore(sluice_binding_t* b, int32_t* route_index) {
+  const int32_t* at = route_index;
   int64_t arriving = 0;
   for (int32_t r = 0; r < b->world_size; ++r) {
     for (int32_t i = 0; i < b->num_chunks; ++i) {
@@ -244,7 +244,7 @@ sluice_status_t sluice_token_copies_restore(sluice_binding_t* b, int32_t* slots)
     }
   }
   tables_t tables;
-  SLUICE_TRY(take_tables(b, slots, arriving, &tables));
+  SLUICE_TRY(take_tables(b, route_index, arriving, &tables));
   order_all(b);
   return receive_all(b, &tables);
 }
@@ -253,7 +253,7 @@ sluice_status_t sluice_token_copies_restore(sluice_binding_t* b, int32_t* slots)
 
 static void take_counts(sluice_binding_t* b) { b->counts_in = b->recv_counts; }
 
-/* Numbers follow from the slots. */
+/* Numbers follow from the route indices. */
 static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
   (void)b, (void)r;
   return out;
@@ -262,7 +262,7 @@ static void unpack(sluice_binding_t* b) { (void)b; }
 
 static char* save(const sluice_binding_t* b, char* at) {
   const uint64_t bytes = sluice_binding_meta_token_copies_bytes(&b->moe->shape, b->num_chunks, b->num_rows);
-  if (bytes > 0) memcpy(at, b->token_copies.slots, bytes);
+  if (bytes > 0) memcpy(at, b->token_copies.route_index, bytes);
   return at + bytes;
 }
 

@@ -7,9 +7,9 @@
  * f32, and rounded once. Gradients alike: dY[t] travels once to each rank, and sum over k of dT_DI(t, k) comes back.
  * The rank's own token copies follow the same sums without travelling.
  *
- * A *slot* is where a route lies in its token copy: token copy * K + k, token copies counted from 0 for each (chunk,
- * destination). The ranks exchange slots, 4 bytes for each route, once per forward behind the counts; a step keeps what
- * it received.
+ * A *route index* is where a route lies in its token copy: token copy * K + k, token copies counted from 0 for each
+ * (chunk, destination). The ranks exchange route indices, 4 bytes for each route, once per forward behind the counts; a
+ * step keeps what it received.
  *
  * Source: DeepSeek-V3 (arXiv 2412.19437) section 3.2.2 sends a token once to each node and fans it out there; here to
  * each rank, and sums are taken before the way back.
@@ -20,13 +20,13 @@
 #include "backend/moe/routing/binding.h"
 
 /* The tables that copies.h declares do this. In forward, of a binding just finished, they order the token copies,
- * exchange slots and derive the rest; arrays lie in the arena of token copies. Errors: NO_MEMORY; MISMATCH naming the
- * rank whose slots are none; what the communicator reports. On a device the numbers of token copies are there, the
- * header brought those of the others; slots and tables follow on the stream, and nothing waits. Slots that are none are
- * passed over there, since nobody reads them: their rows are zeros. */
+ * exchange route indices and derive the rest; arrays lie in the arena of token copies. Errors: NO_MEMORY; MISMATCH
+ * naming the rank whose route indices are none; what the communicator reports. On a device the numbers of token copies
+ * are there, the header brought those of the others; route indices and tables follow on the stream, and nothing waits.
+ * Route indices that are none are passed over there, since nobody reads them: their rows are zeros. */
 
-/* The same from the slots that a step kept. Borrows them. */
-sluice_status_t sluice_token_copies_restore(sluice_binding_t* binding, int32_t* slots);
+/* The same from the route indices that a step kept. Borrows them. */
+sluice_status_t sluice_token_copies_restore(sluice_binding_t* binding, int32_t* route_index);
 /* On a device, from the numbers that it kept and the block behind its routes, of a binding whose counts are known. */
 sluice_status_t sluice_token_copies_restore_on_device(sluice_binding_t* binding, void* kept);
 

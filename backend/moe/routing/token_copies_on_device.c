@@ -23,9 +23,9 @@ static void place_kept(sluice_binding_t* b, void* kept) {
 /* ---- numbers ---- */
 
 typedef struct tables_s {
-  int64_t* next_row;   /* [E_local] */
-  int64_t* first_slot; /* [W + 1] of received slots, by source */
-  const void** send;   /* [W], and the three below */
+  int64_t* next_row;          /* [E_local] */
+  int64_t* first_route_index; /* [W + 1] of received route indices, by source */
+  const void** send;          /* [W], and the three below */
   void** recv;
   uint64_t* send_bytes;
   uint64_t* recv_bytes;
@@ -51,7 +51,7 @@ static sluice_status_t take_tables(sluice_binding_t* b, int is_restored, tables_
   p->first_arrived = sluice_arena_take(arena, firsts);
   if (is_restored) return SLUICE_OK;
   out->next_row = sluice_arena_take(arena, l * 8);
-  out->first_slot = sluice_arena_take(arena, (w + 1) * 8);
+  out->first_route_index = sluice_arena_take(arena, (w + 1) * 8);
   out->send = sluice_arena_take(arena, w * 8);
   out->recv = sluice_arena_take(arena, w * 8);
   out->send_bytes = sluice_arena_take(arena, w * 8);
@@ -101,10 +101,10 @@ static sluice_status_t finish_numbers(sluice_binding_t* b) {
   return SLUICE_OK;
 }
 
-/* ---- slots ---- */
+/* ---- route indices ---- */
 
-/* The slots for rank r, all chunks behind each other; returns their number. */
-static int64_t pack_slots(const sluice_binding_t* b, int32_t r, sluice_row_run_t* runs) {
+/* The route indices for rank r, all chunks behind each other; returns their number. */
+static int64_t pack_route_index(const sluice_binding_t* b, int32_t r, sluice_row_run_t* runs) {
   int64_t count = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int64_t* sent = b->sent_of_rank + (int64_t)i * (b->world_size + 1);
@@ -114,13 +114,14 @@ static int64_t pack_slots(const sluice_binding_t* b, int32_t r, sluice_row_run_t
   return count;
 }
 
-static sluice_status_t exchange_slots(sluice_binding_t* b, sluice_stream_t stream, int32_t* out, tables_t* tables) {
+static sluice_status_t exchange_route_index(sluice_binding_t* b, sluice_stream_t stream, int32_t* out,
+                                            tables_t* tables) {
   sluice_context_t* context = b->moe->context;
   sluice_token_copies_t* p = &b->token_copies;
-  int32_t* in = p->slots;
+  int32_t* in = p->route_index;
   for (int32_t r = 0; r < b->world_size; ++r) {
     int own = r == context->rank;
-    int64_t sent = pack_slots(b, r, tables->pack), received = 0;
+    int64_t sent = pack_route_index(b, r, tables->pack), received = 0;
     for (int32_t i = 0; i < b->num_chunks; ++i) received += sluice_routes_from(b, r, i);
     SLUICE_TRY(context->device->memory->routing->move_words(context->device, stream, tables->pack, b->num_chunks,
                                                             p->sent_route_index, own ? in : out));
@@ -128,7 +129,7 @@ static sluice_status_t exchange_slots(sluice_binding_t* b, sluice_stream_t strea
     tables->recv[r] = in;
     tables->send_bytes[r] = own ? 0 : (uint64_t)sent * sizeof *out;
     tables->recv_bytes[r] = own ? 0 : (uint64_t)received * sizeof *in;
-    tables->first_slot[r] = in - p->slots;
+    tables->first_route_index[r] = in - p->route_index;
     p->exchanged_bytes += tables->send_bytes[r];
     out += own ? 0 : sent;
     in += received;
@@ -139,7 +140,7 @@ static sluice_status_t exchange_slots(sluice_binding_t* b, sluice_stream_t strea
 
 /* ---- tables ---- */
 
-/* The runs of one chunk; first_slot moves on. Weights arrive by source, then in the sender's order. */
+/* The runs of one chunk; first_route_index moves on. Weights arrive by source, then in the sender's order. */
 static int64_t describe_chunk(const sluice_binding_t* b, int32_t chunk, tables_t* tables,
                               sluice_device_token_copy_run_t* runs) {
   const sluice_token_copies_t* p = &b->token_copies;
@@ -155,7 +156,7 @@ static int64_t describe_chunk(const sluice_binding_t* b, int32_t chunk, tables_t
       if (rows == 0) continue;
       runs[count++] = (sluice_device_token_copy_run_t){
           .rows = rows,
-          .slot = (int32_t)tables->first_slot[r],
+          .route_index = (int32_t)tables->first_route_index[r],
           .token_copies = token_copies,
           .token_copy = (int32_t)token_copy,
           .row = (int32_t)tables->next_row[e],
@@ -163,7 +164,7 @@ static int64_t describe_chunk(const sluice_binding_t* b, int32_t chunk, tables_t
           .from = (int32_t)(r == self ? own_from : received[r]),
           .weight = r == self ? -1 : (int32_t)weight,
       };
-      tables->first_slot[r] += rows;
+      tables->first_route_index[r] += rows;
       tables->next_row[e] += rows;
       if (r != self) weight += rows;
     }
@@ -182,7 +183,7 @@ static sluice_status_t place_token_copies(sluice_binding_t* b, sluice_stream_t s
       .num_runs = count,
       .top_k = b->top_k,
       .token_copies = p->first_arrived[b->num_chunks],
-      .slots = p->slots,
+      .route_index = p->route_index,
       .token = p->token,
       .position = p->position,
       .weight = p->weight,
@@ -202,9 +203,9 @@ static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
                                 "token copies on the device"));
   place_kept(b, sluice_arena_take(arena, kept));
   p->weight = sluice_arena_take(arena, weights);
-  p->slots = sluice_arena_take(arena, (uint64_t)b->num_rows * sizeof *p->slots);
+  p->route_index = sluice_arena_take(arena, (uint64_t)b->num_rows * sizeof *p->route_index);
   int32_t* out = sluice_arena_take(arena, (uint64_t)b->num_sent * sizeof *out);
-  SLUICE_TRY(exchange_slots(b, stream, out, &tables));
+  SLUICE_TRY(exchange_route_index(b, stream, out, &tables));
   return place_token_copies(b, stream, &tables);
 }
 

@@ -1,15 +1,15 @@
-/* The tables of a deduplicated pass; what a token copy and a slot are: token_copies.h. */
+/* The tables of a deduplicated pass; what a token copy and a route index are: token_copies.h. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPY_TABLES_H_
 #define SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPY_TABLES_H_
 
 #include <stdint.h>
 
 /* With device memory its kernels number the token copies while they order routes, and the one read of a forward brings
- * their numbers too; the ranks tell each other these in the header, and slots travel between devices
+ * their numbers too; the ranks tell each other these in the header, and route indices travel between devices
  * (token_copies_on_device.c). The tables below that are not of i64 then lie in its memory, and a step keeps them in
  * front of its rows. */
 typedef struct sluice_token_copies_s {
-  int32_t* slots; /* [R] of received routes, own ones among them: by source, then chunk, then in the sender's order */
+  int32_t* route_index; /* [R] of received routes, own ones too: by source, then chunk, then in the sender's order */
   /* Of token copies that this rank sends, in sent order of their chunk: by destination, then token; own ones among
    * them. */
   int64_t* sent_of_rank;      /* [n][W + 1] by destination */
@@ -26,9 +26,9 @@ typedef struct sluice_token_copies_s {
   /* On the device alone. */
   int32_t* send_counts;      /* host [n][W] token copies by destination */
   int32_t* recv_counts;      /* host [W][n] by source */
-  int32_t* sent_route_index; /* [T * K] slots in sent order of each chunk, from first_order; forward */
+  int32_t* sent_route_index; /* [T * K] route indices in sent order of each chunk, from first_order; forward */
   int32_t* weight; /* [token copies][K] where the route weight arrives, own ones t * K + k; -1 alike; forward */
-  uint64_t exchanged_bytes; /* of slots, to other ranks */
+  uint64_t exchanged_bytes; /* of route indices, to other ranks */
 } sluice_token_copies_t;
 
 #endif /* SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPY_TABLES_H_ */

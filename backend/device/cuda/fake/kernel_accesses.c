@@ -143,7 +143,7 @@ static void token_copies(moment_t at, const sluice_token_copy_args_t* a, const c
   reads(at, a->offsets, a->num_ranks * 4);
   reads(at, a->row, a->num_routes * 4);
   for (int64_t r = 0; r < a->num_routes; ++r) {
-    if (a->rank[r] >= 0) writes(at, a->slots + a->row[r], 4);
+    if (a->rank[r] >= 0) writes(at, a->route_index + a->row[r], 4);
   }
 }
 
@@ -151,14 +151,14 @@ static void token_copy_place(moment_t at, const sluice_token_copy_place_args_t* 
   for (int64_t r = 0, first = 0; r < a->num_runs; first = a->runs[r++].end) {
     const sluice_token_copy_run_t* run = &a->runs[r];
     int64_t rows = run->end - first;
-    reads(at, a->slots + run->slot, rows * 4);
+    reads(at, a->route_index + run->route_index, rows * 4);
     writes(at, a->origin + run->origin, rows * 4);
     for (int64_t i = 0; i < rows; ++i) {
-      int64_t slot = a->slots[run->slot + i], entry = run->token_copy * a->top_k + slot;
-      if (slot < 0 || slot / a->top_k >= run->token_copies) continue;
+      int64_t index = a->route_index[run->route_index + i], entry = run->token_copy * a->top_k + index;
+      if (index < 0 || index / a->top_k >= run->token_copies) continue;
       writes(at, a->position + entry, 4);
       writes(at, a->weight + entry, 4);
-      if (run->weight < 0) reads(at, a->token + run->from + slot / a->top_k, 4);
+      if (run->weight < 0) reads(at, a->token + run->from + index / a->top_k, 4);
     }
   }
 }

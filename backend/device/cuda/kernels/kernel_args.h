@@ -203,7 +203,7 @@ typedef struct sluice_token_copy_args_s {
   const int32_t* token_copy; /* [T * K] the routing's position of `first` */
   const int32_t* offsets;    /* [W + 1] the routing's: the first token copy of each rank */
   const int32_t* row;        /* [T * K] of each route in the chunk's sent order */
-  int32_t* slots;            /* out, by that row: token copy of its rank * K + k */
+  int32_t* route_index;      /* out, by that row: token copy of its rank * K + k */
   int32_t* table;            /* out [T, W] the token copy of (token, rank), -1: none */
   int64_t units;
   int64_t num_routes, top_k, num_experts, num_ranks;
@@ -214,8 +214,8 @@ typedef struct sluice_token_copy_args_s {
 /* Routes of one source and one expert, in the sender's order. */
 typedef struct sluice_token_copy_run_s {
   int32_t end;          /* routes of this run and of those before it */
-  int32_t slot;         /* the first of its slots */
-  int32_t token_copies; /* of its source in this chunk: slots that lie outside them are passed over */
+  int32_t route_index;  /* the first of its route indices */
+  int32_t token_copies; /* of its source in this chunk: route indices that lie outside them are passed over */
   int32_t token_copy;   /* the first of these, among all that arrive */
   int32_t row;          /* its first row in the chunk's expert order */
   int32_t origin;       /* its first entry in origin */
@@ -223,13 +223,13 @@ typedef struct sluice_token_copy_run_s {
   int32_t weight;       /* where its route weights arrive; own: -1 */
 } sluice_token_copy_run_t;
 
-/* Received slots, own ones among them, become tables: a warp per 32 routes of all runs. */
+/* Received route indices, own ones among them, become tables: a warp per 32 routes of all runs. */
 typedef struct sluice_token_copy_place_args_s {
-  const int32_t* slots;
+  const int32_t* route_index;
   const int32_t* token; /* of own token copies */
   int32_t* position;    /* out [token copies, K] row in the chunk's expert order; -1 before */
   int32_t* weight;      /* out [token copies, K] where the weight arrives; own: t * K + k; -1 before */
-  int32_t* origin;      /* out, by row: the token copy that travelled, -1 where the slot is none; own: the token */
+  int32_t* origin;      /* out, by row: the token copy that travelled, -1 where the index is none; own: the token */
   int64_t units;
   int64_t count; /* routes of all runs */
   int64_t top_k, num_runs;

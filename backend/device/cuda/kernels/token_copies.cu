@@ -17,14 +17,15 @@ SLUICE_FN void token_copy_ranks(const sluice_token_copy_args_t& a, int64_t unit)
 }
 SLUICE_KERNEL(token_copy_ranks, sluice_token_copy_args_t)
 
-/* slots[row of (t, k)] = (token copy of (t, rank of (t, k)) - first token copy of that rank) * K + k */
+/* route_index[row of (t, k)] = (token copy of (t, rank of (t, k)) - first token copy of that rank) * K + k */
 SLUICE_FN void token_copy_index(const sluice_token_copy_args_t& a, int64_t unit) {
   SLUICE_LANES(lane) {
     const int64_t r = unit * 32 + lane;
     if (r < a.num_routes && a.rank[r] >= 0) {
       int64_t first = r - r % a.top_k;
       while (first < r && a.first[first] != a.rank[r]) ++first;
-      a.slots[a.row[r]] = (a.token_copy[first] - a.offsets[a.rank[r]]) * (int32_t)a.top_k + (int32_t)(r % a.top_k);
+      a.route_index[a.row[r]] =
+          (a.token_copy[first] - a.offsets[a.rank[r]]) * (int32_t)a.top_k + (int32_t)(r % a.top_k);
     }
   }
 }
@@ -45,8 +46,8 @@ SLUICE_FN void token_copy_table(const sluice_token_copy_args_t& a, int64_t unit)
 }
 SLUICE_KERNEL(token_copy_table, sluice_token_copy_args_t)
 
-/* Route u of all runs together. A slot that its source cannot have is passed over: its row becomes zeros, and nothing
- * is written outside. */
+/* Route u of all runs together. A route index that its source cannot have is passed over: its row becomes zeros, and
+ * nothing is written outside. */
 SLUICE_FN void place_route(const sluice_token_copy_place_args_t& a, int64_t u) {
   int64_t low = 0, high = a.num_runs - 1;
   while (low < high) {
@@ -59,16 +60,16 @@ SLUICE_FN void place_route(const sluice_token_copy_place_args_t& a, int64_t u) {
   }
   const sluice_token_copy_run_t& run = a.runs[low];
   const int32_t inside = (int32_t)u - (low > 0 ? a.runs[low - 1].end : 0), k = (int32_t)a.top_k;
-  const int32_t slot = a.slots[run.slot + inside];
+  const int32_t index = a.route_index[run.route_index + inside];
   const int32_t is_own = run.weight < 0;
-  if (slot < 0 || slot / k >= run.token_copies) {
+  if (index < 0 || index / k >= run.token_copies) {
     a.origin[run.origin + inside] = -1;
     return;
   }
-  const int64_t at = (int64_t)run.token_copy * k + slot;
-  const int32_t from = is_own ? a.token[run.from + slot / k] : run.from + slot / k;
+  const int64_t at = (int64_t)run.token_copy * k + index;
+  const int32_t from = is_own ? a.token[run.from + index / k] : run.from + index / k;
   a.position[at] = run.row + inside;
-  a.weight[at] = is_own ? from * k + slot % k : run.weight + inside;
+  a.weight[at] = is_own ? from * k + index % k : run.weight + inside;
   a.origin[run.origin + inside] = from;
 }
 

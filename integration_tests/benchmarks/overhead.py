@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 from pathlib import Path
@@ -36,22 +35,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from integration_tests.benchmarks import launch, records, stolen  # noqa: E402
+from integration_tests.benchmarks.stats import median_of_pairs  # noqa: E402
 
 # T of each step; drawn anew for every step where there are several.
 WORKLOADS = {"constant": (64,), "changing": (48, 64, 96, 128)}
 PROMISED = 0.005  # of all time
-
-
-def median_of_pairs(ratios: list[float]) -> dict[str, float]:
-    """Median, and the order statistics between which that of all such blocks lies with 95 %."""
-    ordered = sorted(ratios)
-    reach = 0.98 * math.sqrt(len(ordered))  # 1.96 standard deviations of a fair coin's heads
-    low, high = math.floor(len(ordered) / 2 - reach), math.ceil(len(ordered) / 2 + reach)
-    return {
-        "median": statistics.median(ordered),
-        "low": ordered[max(0, low)],
-        "high": ordered[min(len(ordered) - 1, high)],
-    }
 
 
 def judge(found: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -16,6 +17,18 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 def pair_ratios(top: Sequence[float], bottom: Sequence[float]) -> dict[str, float]:
     """Quartiles of top / bottom over neighbouring pairs: what drifts slowly cancels."""
     return quartiles([a / b for a, b in zip(top, bottom, strict=True)])
+
+
+def median_of_pairs(ratios: list[float]) -> dict[str, float]:
+    """Median, and the order statistics between which that of all such blocks lies with 95 %."""
+    ordered = sorted(ratios)
+    reach = 0.98 * math.sqrt(len(ordered))  # 1.96 standard deviations of a fair coin's heads
+    low, high = math.floor(len(ordered) / 2 - reach), math.ceil(len(ordered) / 2 + reach)
+    return {
+        "median": statistics.median(ordered),
+        "low": ordered[max(0, low)],
+        "high": ordered[min(len(ordered) - 1, high)],
+    }
 
 
 def loss_differences(stock: Sequence[float], sluice: Sequence[float], first: int = 10) -> dict[str, float]:

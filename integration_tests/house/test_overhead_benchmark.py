@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import overhead
+from integration_tests.benchmarks import overhead, stats
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +76,7 @@ def test_MedianOfPairs_Interval_CoversTheTrueMedianAsOftenAsItSays() -> None:
     draw = random.Random(1)
     covered = 0
     for _ in range(500):
-        found = overhead.median_of_pairs([1 + draw.gauss(0.003, 0.05) for _ in range(200)])
+        found = stats.median_of_pairs([1 + draw.gauss(0.003, 0.05) for _ in range(200)])
         assert found["low"] <= found["median"] <= found["high"]
         covered += found["low"] <= 1.003 <= found["high"]
     assert 0.93 * 500 <= covered <= 0.98 * 500

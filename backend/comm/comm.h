@@ -10,12 +10,16 @@
 #ifndef SLUICE_BACKEND_COMM_COMM_H_
 #define SLUICE_BACKEND_COMM_COMM_H_
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
 #include "sluice/comm.h"
+
+struct sluice_messages_s; /* messages.h */
+struct sluice_wire_s;     /* messages_wire.h */
 
 typedef struct sluice_comm_request_s sluice_comm_request_t; /* defined by each implementation */
 
@@ -60,6 +64,10 @@ typedef struct sluice_comm_vtable_s {
   sluice_status_t (*allocate)(sluice_comm_t* comm, uint64_t bytes, void** out_data);
   void (*release)(sluice_comm_t* comm, void* data); /* waits until no exchange uses it */
   int32_t is_capturable; /* 1: exchange_enqueue works on a stream that is being captured into a graph */
+  /* What carries the messages of an endpoint on this communicator (messages_wire.h); collective over it, which is idle.
+   * A rank on which it fails alone says so to nobody: the caller does. NULL: there are no messages. */
+  sluice_status_t (*messages_open)(sluice_comm_t* comm, struct sluice_messages_s* messages,
+                                   struct sluice_wire_s** out_wire);
 } sluice_comm_vtable_t;
 
 struct sluice_comm_s {
@@ -70,10 +78,12 @@ struct sluice_comm_s {
   int32_t world_size;
   uint64_t timeout_ns; /* resolved: never 0 */
   uint64_t warn_ns;
-  _Atomic int32_t broken; /* first failure of a collective step, or ABORTED; then only abort and destroy */
-  uint64_t call_number;   /* collective calls of the engine on this communicator, for headers and notes */
-  uint64_t num_started;   /* exchanges started on this rank: how far it has come, for notes */
-  pid_t pid;              /* of the process that made it */
+  _Atomic int32_t broken;             /* first failure of a collective step, or ABORTED; then only abort and destroy */
+  uint64_t call_number;               /* collective calls of the engine on this communicator, for headers and notes */
+  uint64_t num_started;               /* exchanges started on this rank: how far it has come, for notes */
+  pid_t pid;                          /* of the process that made it */
+  pthread_mutex_t messages_mutex;     /* guards the next: an abort comes from any thread */
+  struct sluice_messages_s* messages; /* its endpoint (messages.h), or NULL */
 };
 
 /* Copies and checks a caller's config. Errors: INVALID_ARGUMENT, ABI. */

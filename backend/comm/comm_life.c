@@ -47,6 +47,8 @@ void sluice_comm_init_base(sluice_comm_t* comm, const sluice_comm_vtable_t* vtab
   comm->call_number = 0;
   comm->num_started = 0;
   comm->pid = getpid();
+  pthread_mutex_init(&comm->messages_mutex, NULL); /* holds nothing that would have to be given back */
+  comm->messages = NULL;
 }
 
 void sluice_comm_retain(sluice_comm_t* comm) { atomic_fetch_add_explicit(&comm->references, 1, memory_order_relaxed); }

@@ -14,6 +14,7 @@ void sluice_comm_mark_broken(sluice_comm_t* comm, sluice_status_t status) {
 void sluice_comm_abort(sluice_comm_t* comm) {
   if (comm == NULL || sluice_comm_is_inherited(comm)) return;
   sluice_comm_mark_broken(comm, SLUICE_E_ABORTED);
+  sluice_comm_abort_messages(comm);
   if (comm->vtable->abort != NULL) comm->vtable->abort(comm);
 }
 

@@ -11,5 +11,7 @@ sluice_status_t sluice_comm_check_usable(sluice_comm_t* comm);
 void sluice_comm_mark_broken(sluice_comm_t* comm, sluice_status_t status);
 /* A step that failed here before it was posted: the peers would wait for it until their deadlines. Returns status. */
 sluice_status_t sluice_comm_fail_and_tell(sluice_comm_t* comm, sluice_status_t status);
+/* Aborts its endpoint, if there is one (messages_open.c). */
+void sluice_comm_abort_messages(sluice_comm_t* comm);
 
 #endif /* SLUICE_BACKEND_COMM_COMM_USABLE_H_ */

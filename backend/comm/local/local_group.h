@@ -1,7 +1,8 @@
 /* A group of ranks that are threads: what it, its ends and their requests hold, and the exchanges between them.
  *
  * local_comm.c      groups, making and ending a rank's communicator, devices, notes
- * local_exchange.c  exchanges */
+ * local_exchange.c  exchanges
+ * local_messages.c  messages */
 #ifndef SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_
 #define SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_
 
@@ -42,9 +43,10 @@ typedef struct local_note_s {
 
 typedef struct local_end_s { /* the group's view of one rank */
   int32_t state;
-  int32_t lost_to;    /* END_LOST: the rank at fault, itself or the one it waited for in vain */
-  int32_t is_failed;  /* END_LOST by a failure: whoever waits, for any rank, need not wait on */
-  local_comm_t* comm; /* while it has not been destroyed */
+  int32_t lost_to;            /* END_LOST: the rank at fault, itself or the one it waited for in vain */
+  int32_t is_failed;          /* END_LOST by a failure: whoever waits, for any rank, need not wait on */
+  local_comm_t* comm;         /* while it has not been destroyed */
+  struct sluice_wire_s* wire; /* while it has messages open */
   local_note_t note;
 } local_end_t;
 
@@ -95,5 +97,9 @@ void sluice_local_abandon(sluice_comm_t* base, sluice_comm_request_t* request);
 sluice_status_t sluice_local_exchange_enqueue(sluice_comm_t* base, const sluice_exchange_t* exchange,
                                               sluice_stream_t stream);
 sluice_status_t sluice_local_poll(sluice_comm_t* base);
+
+/* local_messages.c */
+sluice_status_t sluice_local_messages_open(sluice_comm_t* base, struct sluice_messages_s* messages,
+                                           struct sluice_wire_s** out_wire);
 
 #endif /* SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_ */

@@ -36,6 +36,7 @@
 #include "backend/comm/requests.h"
 #include "backend/comm/tcp/tcp_connect.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
+#include "backend/comm/tcp/tcp_messages.h"
 #include "backend/comm/tcp/tcp_silence.h"
 
 enum { MAX_EVENTS = 64 };
@@ -95,6 +96,8 @@ typedef struct tcp_comm_s {
   sluice_comm_t base;
   sluice_comm_vtable_t vtable; /* of this object: without what the parent lacks */
   sluice_comm_t* parent;
+  sluice_tcp_config_t config; /* for connections that are made later; its interfaces are the next, or NULL */
+  char* interfaces;
   tcp_peer_t* peers; /* [W] */
   int* sockets;      /* [W], -1 for the own rank */
   uint64_t bytes;    /* of this block */
@@ -479,6 +482,9 @@ static void tcp_destroy(sluice_comm_t* base) {
   sluice_tcp_close(comm->epoll);
   sluice_tcp_close(comm->wake);
   sluice_comm_release(comm->parent);
+  if (comm->interfaces != NULL) {
+    sluice_free(sluice_process_allocator(), comm->interfaces, strlen(comm->interfaces) + 1);
+  }
   sluice_free(sluice_process_allocator(), comm, comm->bytes);
 }
 
@@ -540,6 +546,23 @@ static sluice_status_t read_config(const sluice_tcp_config_t* config, sluice_tcp
   return SLUICE_OK;
 }
 
+/* The caller's string may be gone when messages are opened. */
+static sluice_status_t keep_config(tcp_comm_t* comm, const sluice_tcp_config_t* config) {
+  comm->config = *config;
+  comm->config.interfaces = NULL;
+  if (config->interfaces == NULL) return SLUICE_OK;
+  const uint64_t bytes = strlen(config->interfaces) + 1;
+  comm->interfaces = sluice_alloc(sluice_process_allocator(), bytes, "names of interfaces");
+  if (comm->interfaces == NULL) return sluice_alloc_status();
+  memcpy(comm->interfaces, config->interfaces, bytes);
+  comm->config.interfaces = comm->interfaces;
+  return SLUICE_OK;
+}
+
+static sluice_status_t tcp_messages_open(sluice_comm_t* base, sluice_messages_t* messages, sluice_wire_t** out_wire) {
+  return sluice_tcp_messages_open(base, &downcast(base)->config, messages, out_wire);
+}
+
 sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
                                        sluice_comm_t** out_comm) {
   if (out_comm == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp: out_comm is NULL");
@@ -561,6 +584,7 @@ sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_c
       .abort = tcp_abort,
       .is_interrupted = parent->vtable->is_interrupted != NULL ? tcp_is_interrupted : NULL,
       .abandon = tcp_abandon,
+      .messages_open = tcp_messages_open,
       .publish = parent->vtable->publish != NULL ? tcp_publish : NULL,
       .lookup = parent->vtable->lookup != NULL ? tcp_lookup : NULL,
   };
@@ -570,8 +594,9 @@ sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_c
   /* What fails on one rank alone is told to the others when they connect. */
   sluice_tcp_config_t c;
   sluice_status_t status = read_config(config, &c);
+  if (status == SLUICE_OK) status = keep_config(comm, &c);
   if (status == SLUICE_OK) status = prepare_events(comm);
-  status = sluice_tcp_connect(parent, &c, status, comm->sockets);
+  status = sluice_tcp_connect(parent, &comm->config, status, comm->sockets);
   if (status == SLUICE_OK) {
     status = watch_peers(comm);
     if (status != SLUICE_OK) sluice_comm_abort(parent); /* the others have agreed that all connections stand */

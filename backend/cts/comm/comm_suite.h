@@ -21,6 +21,7 @@ typedef struct cts_transport_s {
   /* Makes one rank's end, from the rank's own thread. */
   sluice_status_t (*create)(void* shared, const sluice_comm_config_t* config, sluice_comm_t** out_comm);
   const cts_exception_t* cannot;
+  const char* no_messages; /* why it has none (messages.h); NULL: it has */
   /* Ranks are processes: this one's rank, and a communicator that outlives all cases, to meet outside the one under
    * test. NULL: ranks are threads. */
   sluice_comm_t* meeting;

@@ -14,7 +14,7 @@
 #include "backend/cts/comm/comm_suite_ranks.h"
 
 #define SUITE_SECONDS 880
-#define MAX_CASES     32
+#define MAX_CASES     80
 
 typedef struct instance_s {
   const cts_transport_t* transport;
@@ -109,14 +109,21 @@ static void run_instance(void** state) {
 }
 
 int cts_comm_suite_run(const cts_transport_t* transport, const int32_t* world_sizes, int32_t num_world_sizes) {
-  static const cts_case_t* const tables[] = {cts_data_cases, cts_waits_cases, cts_losses_cases, cts_resources_cases};
+  const int has_messages = transport->no_messages == NULL;
+  const cts_case_t* const tables[] = {cts_data_cases,
+                                      cts_waits_cases,
+                                      cts_losses_cases,
+                                      cts_resources_cases,
+                                      has_messages ? cts_messages_data_cases : cts_no_messages_cases,
+                                      has_messages ? cts_messages_requests_cases : NULL,
+                                      has_messages ? cts_messages_losses_cases : NULL};
   static instance_t instances[MAX_CASES * MAX_WORLD_SIZE];
   static struct CMUnitTest tests[MAX_CASES * MAX_WORLD_SIZE];
   size_t n = 0;
   alarm(SUITE_SECONDS); /* a hang ends with the name of its case on the last line */
   for (int32_t w = 0; w < num_world_sizes; ++w) {
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; ++t) {
-      for (const cts_case_t* c = tables[t]; c->name != NULL; ++c) {
+      for (const cts_case_t* c = tables[t]; c != NULL && c->name != NULL; ++c) {
         if (c->min_world_size == 0 ? world_sizes[w] != 1 : world_sizes[w] < c->min_world_size) continue;
         assert_true(n < sizeof tests / sizeof tests[0]);
         instance_t* instance = &instances[n];

@@ -62,6 +62,7 @@ static sluice_status_t create(void* shared, const sluice_comm_config_t* config, 
 
 int main(void) {
   static const int32_t world_sizes[] = {1, 2, 3, 4};
-  static const cts_transport_t transport = {.name = "host", .open = open_group, .close = close_group, .create = create};
+  static const cts_transport_t transport = {
+      .name = "host", .no_messages = "not written yet", .open = open_group, .close = close_group, .create = create};
   return cts_comm_suite_run(&transport, world_sizes, 4);
 }

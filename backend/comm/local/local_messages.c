@@ -1,0 +1,116 @@
+/* Messages between ranks that are threads: the sender copies into memory of the receiver's endpoint and tells it that
+ * the message has arrived. So a message is there when its send returns, whatever the receiver does meanwhile, and no
+ * thread is needed. */
+#include <string.h>
+
+#include "backend/comm/local/local_group.h"
+#include "backend/comm/messages_wire.h"
+
+typedef struct local_wire_s {
+  sluice_wire_t base;
+  local_comm_t* comm;
+  sluice_messages_t* messages;
+  int32_t users;   /* senders and others that are in it now; guarded by the group's mutex, as is the next */
+  int32_t is_dead; /* nothing goes in or out */
+} local_wire_t;
+
+static local_wire_t* downcast(sluice_wire_t* wire) { return (local_wire_t*)wire; }
+
+/* That rank's end, which stays until `leave`; NULL: it has none any more. */
+static local_wire_t* enter(local_wire_t* wire, int32_t peer) {
+  sluice_local_group_t* group = wire->comm->group;
+  pthread_mutex_lock(&group->mutex);
+  local_wire_t* there = wire->is_dead ? NULL : downcast(group->ends[peer].wire);
+  if (there != NULL && there->is_dead) there = NULL;
+  if (there != NULL) ++there->users;
+  pthread_mutex_unlock(&group->mutex);
+  return there;
+}
+
+static void leave(local_wire_t* there) {
+  sluice_local_group_t* group = there->comm->group;
+  pthread_mutex_lock(&group->mutex);
+  --there->users;
+  pthread_cond_broadcast(&group->changed);
+  pthread_mutex_unlock(&group->mutex);
+}
+
+/* What cannot arrive fails the endpoint there, which tells this one. */
+static void deliver(local_wire_t* there, int32_t from, const sluice_outgoing_t* out) {
+  sluice_message_arrival_t* arrival;
+  if (out->frame.kind != SLUICE_FRAME_MESSAGE) {
+    sluice_messages_hear(there->messages, from, &out->frame);
+    return;
+  }
+  if (sluice_messages_arrive(there->messages, from, &out->frame, &arrival) != SLUICE_OK) return;
+  memcpy(sluice_messages_head_of(arrival), out->head, out->frame.head_bytes);
+  char* to = sluice_messages_payload_of(arrival);
+  for (int32_t i = 0; i < out->num_spans; ++i) {
+    memcpy(to, out->spans[i].data, out->spans[i].bytes);
+    to += out->spans[i].bytes;
+  }
+  sluice_messages_arrived(there->messages, arrival);
+}
+
+static void local_send(sluice_wire_t* base, sluice_outgoing_t* out) {
+  local_wire_t* wire = downcast(base);
+  local_wire_t* there = enter(wire, out->peer);
+  if (there == NULL) return; /* it has left, or failed: this endpoint has been told */
+  deliver(there, wire->comm->base.rank, out);
+  leave(there);
+  sluice_messages_sent(wire->messages, out);
+}
+
+static int32_t local_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
+  (void)base, (void)peer, (void)number;
+  return 0;
+}
+
+static void tell_all(local_wire_t* wire, const sluice_frame_t* frame) {
+  for (int32_t r = 0; r < wire->comm->base.world_size; ++r) {
+    local_wire_t* there = r != wire->comm->base.rank ? enter(wire, r) : NULL;
+    if (there == NULL) continue;
+    sluice_messages_hear(there->messages, wire->comm->base.rank, frame);
+    leave(there);
+  }
+}
+
+static void local_fail(sluice_wire_t* base, int32_t culprit) {
+  local_wire_t* wire = downcast(base);
+  const sluice_frame_t lost = {.kind = SLUICE_FRAME_LOST, .tag = (uint64_t)culprit};
+  sluice_error_info_t why; /* of this thread, whose own endpoint may be another one than those that are told */
+  sluice_error_capture(&why);
+  tell_all(wire, &lost);
+  (void)sluice_error_adopt(&why);
+  pthread_mutex_lock(&wire->comm->group->mutex);
+  wire->is_dead = 1;
+  pthread_mutex_unlock(&wire->comm->group->mutex);
+}
+
+static void local_close(sluice_wire_t* base, int32_t is_orderly) {
+  local_wire_t* wire = downcast(base);
+  sluice_local_group_t* group = wire->comm->group;
+  const sluice_frame_t leaves = {.kind = SLUICE_FRAME_LEAVES};
+  if (is_orderly) tell_all(wire, &leaves);
+  pthread_mutex_lock(&group->mutex);
+  wire->is_dead = 1;
+  group->ends[wire->comm->base.rank].wire = NULL;
+  while (wire->users > 0) pthread_cond_wait(&group->changed, &group->mutex);
+  pthread_mutex_unlock(&group->mutex);
+  sluice_free(sluice_process_allocator(), wire, sizeof *wire);
+}
+
+sluice_status_t sluice_local_messages_open(sluice_comm_t* base, sluice_messages_t* messages, sluice_wire_t** out_wire) {
+  static const sluice_wire_vtable_t vtable = {
+      .send = local_send, .cancel = local_cancel, .fail = local_fail, .close = local_close};
+  local_comm_t* comm = sluice_local_downcast(base);
+  local_wire_t* wire = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *wire, "messages");
+  *out_wire = NULL;
+  if (wire == NULL) return sluice_alloc_status();
+  *wire = (local_wire_t){.base = {.vtable = &vtable}, .comm = comm, .messages = messages};
+  pthread_mutex_lock(&comm->group->mutex);
+  comm->group->ends[base->rank].wire = &wire->base;
+  pthread_mutex_unlock(&comm->group->mutex);
+  *out_wire = &wire->base;
+  return SLUICE_OK;
+}

@@ -1,0 +1,212 @@
+/* Endpoints come, on all ranks together, and go, each by itself. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "backend/base/clock.h"
+#include "backend/comm/comm_usable.h"
+#include "backend/comm/messages_state.h"
+
+#define DEFAULT_UNEXPECTED_BYTES (UINT64_C(1) << 30)
+
+enum { VERSION = 1 };
+
+/* What ranks tell each other before there is an endpoint. */
+typedef struct open_card_s {
+  int32_t version; /* of frames and cards */
+  int32_t status;  /* OK: this rank is ready */
+  uint64_t fingerprint;
+} open_card_t;
+
+/* The exchange of cards, in one block. */
+typedef struct cards_s {
+  const void** send; /* [W], as the others; the beginning of the block */
+  void** recv;
+  uint64_t* sizes;
+  open_card_t* cards;
+  uint64_t bytes; /* of the block */
+} cards_t;
+
+/* ---- one rank's part --------------------------------------------------------------------------------------------- */
+
+static void init_word(sluice_outgoing_t* out, int32_t peer) {
+  out->peer = peer;
+  out->frame.kind = SLUICE_FRAME_WAITS;
+}
+
+static sluice_status_t create(sluice_comm_t* comm, const sluice_messages_config_t* config,
+                              sluice_messages_t** out_messages) {
+  const uint64_t w = (uint64_t)comm->world_size;
+  const uint64_t head = sizeof(sluice_messages_t) + w * sizeof(sluice_message_peer_t);
+  const uint64_t bytes = head + 2 * w * sizeof(sluice_outgoing_t);
+  *out_messages = NULL;
+  if (comm->vtable->messages_open == NULL) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "rank %d: %s communicators have no messages; local, tcp and mpi ones do, and a tcp communicator "
+                       "can be made through this one",
+                       comm->rank, comm->name);
+  }
+  pthread_mutex_lock(&comm->messages_mutex);
+  const int is_taken = comm->messages != NULL;
+  pthread_mutex_unlock(&comm->messages_mutex);
+  if (is_taken) {
+    return SLUICE_FAIL(SLUICE_E_STATE, "rank %d: this %s communicator has messages already; close them first",
+                       comm->rank, comm->name);
+  }
+  sluice_messages_t* m = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "messages");
+  if (m == NULL) return sluice_alloc_status();
+  m->comm = comm;
+  m->bytes = bytes;
+  m->memory = config->allocator != NULL ? config->allocator : sluice_process_allocator();
+  m->max_unexpected_bytes = config->max_unexpected_bytes != 0 ? config->max_unexpected_bytes : DEFAULT_UNEXPECTED_BYTES;
+  pthread_mutex_init(&m->mutex, NULL);
+  sluice_cond_init(&m->changed);
+  sluice_link_t* const lists[] = {&m->free_arrivals, &m->all_arrivals, &m->sends, &m->completed, &m->free_operations};
+  for (size_t i = 0; i < sizeof lists / sizeof lists[0]; ++i) sluice_list_init(lists[i]);
+  sluice_outgoing_t* words = (sluice_outgoing_t*)(void*)((char*)m + head);
+  for (int32_t r = 0; r < comm->world_size; ++r) {
+    sluice_message_peer_t* p = &m->peers[r];
+    sluice_list_init(&p->receives);
+    sluice_list_init(&p->unexpected);
+    p->waits_for = -1;
+    p->waits = words + 2 * (int64_t)r;
+    p->goes_on = p->waits + 1;
+    init_word(p->waits, r);
+    init_word(p->goes_on, r);
+  }
+  sluice_comm_retain(comm);
+  *out_messages = m;
+  return SLUICE_OK;
+}
+
+static void destroy(sluice_messages_t* m, int is_orderly) {
+  sluice_comm_t* comm = m->comm;
+  if (m->wire != NULL) m->wire->vtable->close(m->wire, is_orderly);
+  sluice_messages_free_operations(m);
+  sluice_messages_free_arrivals(m);
+  pthread_cond_destroy(&m->changed);
+  pthread_mutex_destroy(&m->mutex);
+  sluice_free(sluice_process_allocator(), m, m->bytes);
+  sluice_comm_release(comm);
+}
+
+/* ---- together ---------------------------------------------------------------------------------------------------- */
+
+static sluice_status_t allocate_cards(sluice_comm_t* comm, cards_t* out_cards) {
+  const uint64_t w = (uint64_t)comm->world_size;
+  const uint64_t bytes = w * (2 * sizeof(void*) + sizeof(uint64_t) + sizeof(open_card_t));
+  char* block = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "opening of messages");
+  if (block == NULL) return sluice_alloc_status();
+  *out_cards = (cards_t){.send = (const void**)(void*)block,
+                         .recv = (void**)(void*)(block + w * sizeof(void*)),
+                         .sizes = (uint64_t*)(void*)(block + w * 2 * sizeof(void*)),
+                         .bytes = bytes};
+  out_cards->cards = (open_card_t*)(void*)(out_cards->sizes + w);
+  return SLUICE_OK;
+}
+
+static sluice_status_t swap_cards(sluice_comm_t* comm, const cards_t* c) {
+  for (int32_t r = 0; r < comm->world_size; ++r) {
+    c->send[r] = &c->cards[comm->rank];
+    c->recv[r] = &c->cards[r];
+    c->sizes[r] = r == comm->rank ? 0 : sizeof *c->cards;
+  }
+  const sluice_exchange_t exchange = {.send = c->send, .send_bytes = c->sizes, .recv = c->recv, .recv_bytes = c->sizes};
+  sluice_comm_request_t* request;
+  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
+  return sluice_comm_exchange_wait(comm, request, "the opening of messages");
+}
+
+static sluice_status_t refuse(const sluice_comm_t* comm, int32_t peer, const char* what) {
+  return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, comm->rank, peer, "messages: rank %d %s; its own error says why", peer,
+                          what);
+}
+
+/* From the same cards every rank finds the same. */
+static sluice_status_t judge(const sluice_comm_t* comm, const open_card_t* cards) {
+  for (int32_t r = 0; r < comm->world_size; ++r) {
+    if (cards[r].version == VERSION && cards[r].status != SLUICE_OK) return refuse(comm, r, "cannot open them");
+  }
+  for (int32_t r = 1; r < comm->world_size; ++r) {
+    if (cards[r].version != cards[0].version) {
+      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, comm->rank, r,
+                              "messages: rank %d speaks version %d of their frames and rank 0 version %d: install one "
+                              "build of Sluice on all ranks",
+                              r, cards[r].version, cards[0].version);
+    }
+    if (cards[r].fingerprint != cards[0].fingerprint) {
+      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, comm->rank, r,
+                              "messages: rank %d has another configuration than rank 0 (fingerprints %#llx and %#llx): "
+                              "all ranks need the same stages, micro-batches and code",
+                              r, (unsigned long long)cards[r].fingerprint, (unsigned long long)cards[0].fingerprint);
+    }
+  }
+  return SLUICE_OK;
+}
+
+/* One outcome for all; `mine` failed with this thread's record. */
+static sluice_status_t agree(sluice_comm_t* comm, sluice_status_t mine) {
+  int64_t failed = mine != SLUICE_OK ? comm->rank + 1 : 0;
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  const sluice_status_t status = sluice_comm_all_reduce_i64(comm, &failed, 1, SLUICE_REDUCE_MAX, "messages");
+  if (mine != SLUICE_OK) return sluice_error_adopt(&why);
+  if (status != SLUICE_OK || failed == 0) return status;
+  return refuse(comm, (int32_t)failed - 1, "could not open them");
+}
+
+static sluice_status_t open_wire(sluice_messages_t* m) {
+  sluice_comm_t* comm = m->comm;
+  if (comm->world_size == 1) return SLUICE_OK;
+  return agree(comm, comm->vtable->messages_open(comm, m, &m->wire));
+}
+
+static sluice_status_t open_together(sluice_messages_t* m, sluice_comm_t* comm, sluice_status_t mine,
+                                     uint64_t fingerprint, const cards_t* cards) {
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  cards->cards[comm->rank] = (open_card_t){.version = VERSION, .status = mine, .fingerprint = fingerprint};
+  SLUICE_TRY(swap_cards(comm, cards));
+  if (mine != SLUICE_OK) return sluice_error_adopt(&why);
+  SLUICE_TRY(judge(comm, cards->cards));
+  return open_wire(m);
+}
+
+sluice_status_t sluice_messages_open(sluice_comm_t* comm, const sluice_messages_config_t* config,
+                                     sluice_messages_t** out_messages) {
+  static const sluice_messages_config_t defaults = {.fingerprint = 0};
+  if (config == NULL) config = &defaults;
+  *out_messages = NULL;
+  SLUICE_TRY(sluice_comm_check_usable(comm));
+  cards_t cards = {.bytes = 0};
+  sluice_messages_t* m;
+  sluice_status_t status = allocate_cards(comm, &cards);
+  if (status != SLUICE_OK) return sluice_comm_fail_and_tell(comm, status); /* the others wait for this rank's card */
+  status = create(comm, config, &m);
+  status = open_together(m, comm, status, config->fingerprint, &cards);
+  sluice_free(sluice_process_allocator(), cards.send, cards.bytes);
+  if (status != SLUICE_OK) {
+    if (m != NULL) destroy(m, 0);
+    return status;
+  }
+  pthread_mutex_lock(&comm->messages_mutex);
+  comm->messages = m;
+  pthread_mutex_unlock(&comm->messages_mutex);
+  /* An abort that came before that has not met it. */
+  if (atomic_load(&comm->broken) == SLUICE_E_ABORTED) sluice_messages_abort(m);
+  *out_messages = m;
+  return SLUICE_OK;
+}
+
+void sluice_messages_close(sluice_messages_t* m) {
+  if (m == NULL || sluice_comm_is_inherited(m->comm)) return;
+  pthread_mutex_lock(&m->comm->messages_mutex);
+  m->comm->messages = NULL;
+  pthread_mutex_unlock(&m->comm->messages_mutex);
+  destroy(m, !sluice_messages_has_failed(m));
+}
+
+void sluice_comm_abort_messages(sluice_comm_t* comm) {
+  pthread_mutex_lock(&comm->messages_mutex);
+  sluice_messages_abort(comm->messages);
+  pthread_mutex_unlock(&comm->messages_mutex);
+}

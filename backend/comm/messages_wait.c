@@ -1,0 +1,204 @@
+/* Completions: the next one, by a deadline of the owner's or by the communicator's; and who holds a wait up. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/math.h"
+#include "backend/comm/comm_usable.h"
+#include "backend/comm/messages_state.h"
+
+#define SECOND_NS     UINT64_C(1000000000)
+#define SLICE_NS      (SECOND_NS / 5)
+#define TELL_AFTER_NS SECOND_NS
+
+/* ---- the next one ------------------------------------------------------------------------------------------------ */
+
+/* Under the mutex. */
+static int take_completed(sluice_messages_t* m, sluice_message_completion_t* out_completion) {
+  sluice_link_t* first = sluice_list_first(&m->completed);
+  if (first == NULL) return 0;
+  sluice_message_operation_t* o = SLUICE_ENTRY_OF(first, sluice_message_operation_t, place);
+  sluice_message_arrival_t* a = o->arrival;
+  *out_completion = (sluice_message_completion_t){
+      .kind = o->kind, .peer = o->peer, .tag = o->tag, .user = o->user, .request = o->number, .arrival = a};
+  if (a != NULL) {
+    out_completion->head = sluice_messages_head_of(a);
+    out_completion->payload = sluice_messages_payload_of(a);
+    out_completion->head_bytes = a->head_bytes;
+    out_completion->payload_bytes = a->payload_bytes;
+  }
+  sluice_messages_recycle(m, o);
+  atomic_fetch_sub(&m->outstanding, 1);
+  return 1;
+}
+
+enum { CAME, FAILED, LEFT, DUE };
+
+/* *out_left: a rank that has left and is needed, where it says so. */
+static int await(sluice_messages_t* m, uint64_t deadline_ns, sluice_message_completion_t* out_completion,
+                 int32_t* out_left) {
+  int is_due = deadline_ns == 0;
+  for (;;) {
+    if (m->has_failed) return FAILED;
+    if (take_completed(m, out_completion)) return CAME;
+    *out_left = m->is_failing ? -1 : sluice_messages_find_left(m);
+    if (*out_left >= 0) return LEFT;
+    if (is_due) return DUE;
+    is_due = sluice_cond_wait_until(&m->changed, &m->mutex, deadline_ns) != 0; /* and one more look */
+  }
+}
+
+/* *out_is_due: TIMED_OUT is that of the deadline. */
+static sluice_status_t next(sluice_messages_t* m, uint64_t deadline_ns, sluice_message_completion_t* out_completion,
+                            int* out_is_due) {
+  memset(out_completion, 0, sizeof *out_completion);
+  *out_is_due = 0;
+  for (;;) {
+    int32_t left = -1;
+    pthread_mutex_lock(&m->mutex);
+    const int what = await(m, deadline_ns, out_completion, &left);
+    pthread_mutex_unlock(&m->mutex);
+    if (what == CAME) return SLUICE_OK;
+    if (what == FAILED) return sluice_messages_check(m);
+    *out_is_due = what == DUE;
+    if (what == DUE) return SLUICE_E_TIMED_OUT;
+    (void)sluice_messages_record_loss(m, left, 0, "it has left");
+    sluice_messages_fail(m, left);
+  }
+}
+
+sluice_status_t sluice_messages_next(sluice_messages_t* m, uint64_t deadline_ns,
+                                     sluice_message_completion_t* out_completion) {
+  int is_due;
+  if (sluice_comm_is_inherited(m->comm)) return sluice_messages_check(m);
+  return next(m, deadline_ns, out_completion, &is_due);
+}
+
+/* ---- who holds it up --------------------------------------------------------------------------------------------- */
+
+static void look_at_oldest(const sluice_link_t* list, const sluice_message_operation_t** oldest) {
+  const sluice_link_t* first = sluice_list_first(list);
+  if (first == NULL) return;
+  const sluice_message_operation_t* o = SLUICE_ENTRY_OF(first, sluice_message_operation_t, place);
+  if (*oldest == NULL || o->number < (*oldest)->number) *oldest = o;
+}
+
+/* The peer of the oldest request; -1: there is none. */
+static int32_t find_missing(sluice_messages_t* m) {
+  const sluice_message_operation_t* oldest = NULL;
+  pthread_mutex_lock(&m->mutex);
+  look_at_oldest(&m->sends, &oldest);
+  for (int32_t r = 0; r < m->comm->world_size; ++r) look_at_oldest(&m->peers[r].receives, &oldest);
+  const int32_t peer = oldest != NULL ? oldest->peer : -1;
+  pthread_mutex_unlock(&m->mutex);
+  return peer;
+}
+
+/* A rank that waits is not the one to look at: the one it waits for is. */
+static int32_t find_laggard(sluice_messages_t* m, int32_t missing) {
+  int32_t blamed = missing;
+  pthread_mutex_lock(&m->mutex);
+  for (int32_t step = 0; blamed >= 0 && step < m->comm->world_size; ++step) {
+    const int32_t next_one = m->peers[blamed].waits_for;
+    if (next_one < 0 || next_one == m->comm->rank) break; /* it works; or it waits for us, who wait for it */
+    blamed = next_one;
+  }
+  pthread_mutex_unlock(&m->mutex);
+  return blamed;
+}
+
+/* Tells the peers whom this rank waits for, -1: nobody. A word that is still under way stands for this one. */
+static void tell(sluice_messages_t* m, int32_t waits_for) {
+  for (int32_t r = 0; r < m->comm->world_size && m->wire != NULL; ++r) {
+    sluice_message_peer_t* p = &m->peers[r];
+    sluice_outgoing_t* out = waits_for >= 0 ? p->waits : p->goes_on;
+    int32_t* is_out = waits_for >= 0 ? &p->waits_is_out : &p->goes_on_is_out;
+    if (r == m->comm->rank) continue;
+    pthread_mutex_lock(&m->mutex);
+    const int is_free = !*is_out && !p->has_left && !m->is_failing;
+    if (is_free) {
+      *is_out = 1;
+      out->next = NULL;
+      out->progress = 0;
+      out->frame.tag = waits_for >= 0 ? (uint64_t)waits_for : UINT64_MAX;
+    }
+    pthread_mutex_unlock(&m->mutex);
+    if (is_free) m->wire->vtable->send(m->wire, out);
+  }
+}
+
+static sluice_status_t fail_late(sluice_messages_t* m, int32_t missing, uint64_t waited_ns, const char* phase) {
+  const int32_t rank = m->comm->rank;
+  const int32_t laggard = find_laggard(m, missing);
+  char instead[64] = "";
+  if (laggard != missing) snprintf(instead, sizeof instead, ", which itself waits for rank %d", laggard);
+  (void)SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, rank, laggard,
+                         "rank %d waited %.1f s for %s, from rank %d%s. See what rank %d is doing (log, stack); if it "
+                         "is only slow, raise the communicator's timeout. These messages are at their end: close them "
+                         "on all ranks.",
+                         rank, sluice_seconds(waited_ns), phase, missing, instead, laggard);
+  sluice_messages_fail(m, laggard);
+  return sluice_messages_check(m); /* another failure may have been there first */
+}
+
+/* ---- until the communicator's timeout ---------------------------------------------------------------------------- */
+
+static int is_interrupted(sluice_comm_t* comm) {
+  return comm->vtable->is_interrupted != NULL && comm->vtable->is_interrupted(comm);
+}
+
+static sluice_status_t wait_long(sluice_messages_t* m, const char* phase, sluice_message_completion_t* out_completion,
+                                 int* has_told) {
+  const sluice_comm_t* comm = m->comm;
+  const uint64_t start_ns = sluice_now_ns();
+  const uint64_t deadline_ns = sluice_add_saturating(start_ns, comm->timeout_ns);
+  uint64_t next_warn_ns = sluice_add_saturating(start_ns, comm->warn_ns);
+  /* Short deadlines leave the word time to arrive before anybody's has passed. */
+  uint64_t tell_ns = sluice_add_saturating(start_ns, sluice_min_u64(TELL_AFTER_NS, comm->timeout_ns / 4));
+  for (;;) {
+    int is_due;
+    uint64_t now_ns = sluice_now_ns();
+    const uint64_t slice_end_ns =
+        sluice_min_u64(sluice_min_u64(deadline_ns, next_warn_ns), sluice_min_u64(tell_ns, now_ns + SLICE_NS));
+    if (sluice_messages_outstanding(m) == 0) {
+      SLUICE_TRY(sluice_messages_check(m));
+      return SLUICE_FAIL(SLUICE_E_STATE,
+                         "rank %d waits for %s, and has no message under way: nothing can come; send, or post a "
+                         "receive, first",
+                         comm->rank, phase);
+    }
+    const sluice_status_t status = next(m, slice_end_ns, out_completion, &is_due);
+    if (!is_due) return status;
+    if (is_interrupted(m->comm)) {
+      (void)SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->rank, -1, "rank %d was interrupted while it waited for %s",
+                             comm->rank, phase);
+      sluice_messages_fail(m, comm->rank);
+      continue;
+    }
+    now_ns = sluice_now_ns();
+    const int32_t missing = find_missing(m);
+    if (missing < 0) continue; /* it has just come */
+    if (now_ns >= deadline_ns) return fail_late(m, missing, now_ns - start_ns, phase);
+    if (now_ns >= tell_ns) {
+      tell(m, missing);
+      *has_told = 1;
+      tell_ns = UINT64_MAX;
+    }
+    if (now_ns >= next_warn_ns) {
+      sluice_log(SLUICE_LOG_WARN, "rank %d has waited %.1f s for rank %d: %s; it gives up in %.0f s", comm->rank,
+                 sluice_seconds(now_ns - start_ns), missing, phase, sluice_seconds(deadline_ns - now_ns));
+      next_warn_ns = sluice_add_saturating(now_ns, comm->warn_ns);
+    }
+  }
+}
+
+sluice_status_t sluice_messages_wait(sluice_messages_t* m, const char* phase,
+                                     sluice_message_completion_t* out_completion) {
+  int has_told = 0;
+  if (sluice_comm_is_inherited(m->comm)) return sluice_messages_check(m);
+  const sluice_status_t status = wait_long(m, phase != NULL ? phase : "a message", out_completion, &has_told);
+  if (has_told && status == SLUICE_OK) tell(m, -1);
+  return status;
+}

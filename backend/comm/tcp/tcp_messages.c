@@ -1,0 +1,321 @@
+/* The thread that moves messages, and what the endpoint asks of it. */
+#include "backend/comm/tcp/tcp_messages.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backend/base/clock.h"
+#include "backend/comm/tcp/tcp_connect.h"
+#include "backend/comm/tcp/tcp_descriptors.h"
+#include "backend/comm/tcp/tcp_silence.h"
+
+enum { MAX_EVENTS = 64, LOOK_MS = 1000 };
+
+#define SECOND_LOOK_NS UINT64_C(1000000000) /* as in tcp_comm.c: a paused machine takes everybody for silent, once */
+#define LINGER_NS      UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
+#define INLINE_BYTES   UINT64_C(65536)      /* longer ones cost the sending thread more than waking this one does */
+
+static tcp_wire_t* downcast(sluice_wire_t* wire) { return (tcp_wire_t*)wire; }
+
+static void wake(const tcp_wire_t* wire) {
+  const uint64_t one = 1;
+  if (write(wire->wake, &one, sizeof one) < 0) { /* full: it is awake already */
+  }
+}
+
+/* ---- losses ------------------------------------------------------------------------------------------------------ */
+
+static int is_network(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
+}
+
+/* Of several whose connections have ended, one that ended between messages: who gives up for another's sake says so,
+ * unless half of a message is in the way. */
+static int32_t find_lost(const tcp_wire_t* wire) {
+  int32_t found = -1;
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    const tcp_messages_peer_t* p = &wire->peers[r];
+    if (p->state != TCP_PEER_LOST) continue;
+    if (p->arrival == NULL && p->in_used == 0) return r;
+    if (found < 0) found = r;
+  }
+  return found;
+}
+
+static void fail_if_lost(tcp_wire_t* wire) {
+  const int32_t lost = find_lost(wire);
+  if (lost < 0 || sluice_messages_has_failed(wire->messages)) return;
+  tcp_messages_peer_t* p = &wire->peers[lost];
+  pthread_mutex_lock(&wire->mutex);
+  const int error = p->native_error != 0 ? p->native_error : p->out_error;
+  pthread_mutex_unlock(&wire->mutex);
+  (void)sluice_messages_record_loss(wire->messages, lost, error,
+                                    error == 0          ? "its connection was closed"
+                                    : is_network(error) ? "its machine answers nothing: no power, or no network"
+                                                        : strerror(error));
+  sluice_messages_fail(wire->messages, lost);
+}
+
+static void look_for_silence(tcp_wire_t* wire) {
+  const uint64_t now_ns = sluice_now_ns();
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    tcp_messages_peer_t* p = &wire->peers[r];
+    if (r == wire->rank || p->state != TCP_PEER_LIVE) continue;
+    if (!sluice_tcp_is_silent(p->socket)) {
+      p->silent_since_ns = 0;
+    } else if (p->silent_since_ns == 0) {
+      p->silent_since_ns = now_ns;
+    } else if (now_ns - p->silent_since_ns >= SECOND_LOOK_NS) {
+      p->state = TCP_PEER_LOST;
+      p->native_error = ETIMEDOUT;
+    }
+  }
+}
+
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
+
+static void note_events(tcp_wire_t* wire, const struct epoll_event* events, int n) {
+  pthread_mutex_lock(&wire->mutex);
+  for (int i = 0; i < n; ++i) {
+    if (events[i].data.u32 == (uint32_t)wire->rank) {
+      uint64_t count;
+      if (read(wire->wake, &count, sizeof count) < 0) { /* it was read before */
+      }
+      continue;
+    }
+    tcp_messages_peer_t* p = &wire->peers[events[i].data.u32];
+    if ((events[i].events & ~(uint32_t)EPOLLOUT) != 0) p->can_read = 1;
+    if ((events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) p->can_write = 1;
+  }
+  pthread_mutex_unlock(&wire->mutex);
+}
+
+static void await_events(tcp_wire_t* wire, int is_dead) {
+  int has_changed = 0;
+  for (int32_t r = 0; r < wire->world_size && !is_dead; ++r) {
+    if (r != wire->rank) has_changed |= sluice_tcp_messages_set_low_water(&wire->peers[r]);
+  }
+  if (has_changed) return;
+  struct epoll_event events[MAX_EVENTS];
+  const int n = epoll_wait(wire->epoll, events, MAX_EVENTS, is_dead ? -1 : LOOK_MS);
+  if (n > 0) note_events(wire, events, n);
+  if (n == 0 && !is_dead) look_for_silence(wire);
+}
+
+static void* run(void* argument) {
+  tcp_wire_t* wire = argument;
+  for (;;) {
+    int has_more = 0;
+    pthread_mutex_lock(&wire->mutex);
+    const int is_dead = wire->is_dead, is_closing = wire->is_closing;
+    for (int32_t r = 0; r < wire->world_size && !is_dead && !is_closing; ++r) {
+      if (r != wire->rank) sluice_tcp_messages_push(wire, r);
+    }
+    pthread_mutex_unlock(&wire->mutex);
+    if (is_closing) return NULL;
+    for (int32_t r = 0; r < wire->world_size && !is_dead; ++r) {
+      if (r != wire->rank) has_more |= sluice_tcp_messages_pull(wire, r);
+    }
+    if (!is_dead) fail_if_lost(wire);
+    if (!has_more || is_dead) await_events(wire, is_dead);
+  }
+}
+
+/* ---- what the endpoint calls ------------------------------------------------------------------------------------- */
+
+static void tcp_send(sluice_wire_t* base, sluice_outgoing_t* out) {
+  tcp_wire_t* wire = downcast(base);
+  pthread_mutex_lock(&wire->mutex);
+  tcp_messages_peer_t* p = &wire->peers[out->peer];
+  const int was_idle = p->first == NULL;
+  const int is_small = out->frame.head_bytes + out->frame.payload_bytes <= INLINE_BYTES;
+  const int32_t peer = out->peer;
+  out->next = NULL;
+  if (was_idle) {
+    p->first = out;
+  } else {
+    p->last->next = out;
+  }
+  p->last = out;
+  if (wire->is_dead) p->first = p->last = NULL;
+  if (was_idle && is_small) sluice_tcp_messages_push(wire, peer);
+  /* A socket that is full wakes the thread itself; one that it has work for already is looked at anyway. */
+  const int is_for_thread = was_idle && p->first != NULL && p->can_write;
+  pthread_mutex_unlock(&wire->mutex);
+  if (is_for_thread) wake(wire);
+}
+
+static int32_t tcp_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
+  tcp_wire_t* wire = downcast(base);
+  int32_t is_back = 0;
+  pthread_mutex_lock(&wire->mutex);
+  tcp_messages_peer_t* p = &wire->peers[peer];
+  sluice_outgoing_t* before = NULL;
+  for (sluice_outgoing_t* out = p->first; out != NULL && !is_back; before = out, out = out->next) {
+    if (out->number != number || out->progress > 0) continue;
+    *(before != NULL ? &before->next : &p->first) = out->next;
+    if (p->last == out) p->last = before;
+    is_back = 1;
+  }
+  pthread_mutex_unlock(&wire->mutex);
+  return is_back;
+}
+
+/* Whether a frame may stand on the connection now. */
+static int is_between(const tcp_messages_peer_t* p) { return p->first == NULL || p->first->progress == 0; }
+
+/* Where this rank is not at fault, a connection with half of a message on it stays open until close: the peer finds the
+ * one that is lost by itself. */
+static void tcp_fail(sluice_wire_t* base, int32_t culprit) {
+  tcp_wire_t* wire = downcast(base);
+  const sluice_frame_t lost = {.kind = SLUICE_FRAME_LOST, .tag = (uint64_t)culprit};
+  pthread_mutex_lock(&wire->mutex);
+  wire->is_dead = 1;
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    tcp_messages_peer_t* p = &wire->peers[r];
+    if (r == wire->rank) continue;
+    if (culprit == wire->rank) {
+      (void)shutdown(p->socket, SHUT_RDWR);
+    } else if (is_between(p)) {
+      (void)send(p->socket, &lost, sizeof lost, MSG_NOSIGNAL | MSG_DONTWAIT); /* or it finds the loss alone */
+      (void)shutdown(p->socket, SHUT_WR);
+    }
+    p->first = p->last = NULL;
+  }
+  pthread_mutex_unlock(&wire->mutex);
+  wake(wire);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+/* The farewell of this rank to one peer, as far as the socket takes it now. 1: there is nothing left to wait for. */
+static int say_goodbye(tcp_messages_peer_t* p) {
+  const sluice_frame_t leaves = {.kind = SLUICE_FRAME_LEAVES};
+  int bytes = 0;
+  struct pollfd ended = {.fd = p->socket};
+  if (p->state != TCP_PEER_LIVE || !is_between(p) || poll(&ended, 1, 0) > 0) return 1;
+  if (p->said < sizeof leaves) {
+    const ssize_t n =
+        send(p->socket, (const char*)&leaves + p->said, sizeof leaves - p->said, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno != EAGAIN && errno != EINTR) return 1;
+    if (n > 0) p->said += (uint32_t)n;
+    if (p->said < sizeof leaves) return 0;
+    (void)shutdown(p->socket, SHUT_WR);
+  }
+  /* A socket that is closed with bytes unread resets the connection, which would take back what is under way. */
+  return ioctl(p->socket, SIOCOUTQ, &bytes) != 0 || bytes == 0;
+}
+
+static void say_goodbye_to_all(tcp_wire_t* wire) {
+  const uint64_t deadline_ns = sluice_now_ns() + LINGER_NS;
+  for (int is_over = 0; !is_over && sluice_now_ns() < deadline_ns;) {
+    is_over = 1;
+    for (int32_t r = 0; r < wire->world_size; ++r) {
+      if (r != wire->rank && !say_goodbye(&wire->peers[r])) is_over = 0;
+    }
+    const struct timespec pause = {.tv_nsec = 1000000};
+    if (!is_over) nanosleep(&pause, NULL);
+  }
+}
+
+static void tcp_close(sluice_wire_t* base, int32_t is_orderly) {
+  tcp_wire_t* wire = downcast(base);
+  if (wire->is_open) {
+    pthread_mutex_lock(&wire->mutex);
+    wire->is_closing = 1;
+    pthread_mutex_unlock(&wire->mutex);
+    wake(wire);
+    pthread_join(wire->thread, NULL);
+    if (is_orderly) say_goodbye_to_all(wire);
+  }
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    sluice_messages_drop(wire->messages, wire->peers[r].arrival);
+    sluice_tcp_close(wire->peers[r].socket);
+  }
+  sluice_tcp_close(wire->epoll);
+  sluice_tcp_close(wire->wake);
+  pthread_mutex_destroy(&wire->mutex);
+  sluice_free(sluice_process_allocator(), wire, wire->bytes);
+}
+
+static sluice_status_t fail_system(const tcp_wire_t* wire, const char* what, int error) {
+  return sluice_error_record(SLUICE_E_FOREIGN, wire->rank, -1, error, "messages over tcp: rank %d %s: %s", wire->rank,
+                             what, strerror(error));
+}
+
+static int watch(const tcp_wire_t* wire, int fd, uint32_t events, int32_t rank) {
+  struct epoll_event event = {.events = events, .data.u32 = (uint32_t)rank};
+  return fd >= 0 && epoll_ctl(wire->epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static sluice_status_t prepare(tcp_wire_t* wire) {
+  wire->epoll = sluice_tcp_open_epoll();
+  wire->wake = sluice_tcp_open_eventfd();
+  if (wire->epoll >= 0 && watch(wire, wire->wake, EPOLLIN, wire->rank)) return SLUICE_OK;
+  return fail_system(wire, "cannot make an epoll", errno);
+}
+
+/* The signals of the process are for its own threads. */
+static sluice_status_t start(tcp_wire_t* wire) {
+  sigset_t all, old;
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    if (r == wire->rank || watch(wire, wire->peers[r].socket, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, r)) continue;
+    return fail_system(wire, "cannot watch its connections", errno);
+  }
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  const int error = pthread_create(&wire->thread, NULL, run, wire);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  if (error != 0) return fail_system(wire, "cannot start a thread for them", error);
+  wire->is_open = 1;
+  return SLUICE_OK;
+}
+
+static tcp_wire_t* allocate(const sluice_comm_t* comm, sluice_messages_t* messages) {
+  static const sluice_wire_vtable_t vtable = {
+      .send = tcp_send, .cancel = tcp_cancel, .fail = tcp_fail, .close = tcp_close};
+  const uint64_t w = (uint64_t)comm->world_size;
+  const uint64_t bytes = sizeof(tcp_wire_t) + w * (sizeof(tcp_messages_peer_t) + sizeof(int));
+  tcp_wire_t* wire = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "messages over tcp");
+  if (wire == NULL) return NULL;
+  wire->base.vtable = &vtable;
+  wire->messages = messages;
+  wire->rank = comm->rank;
+  wire->world_size = comm->world_size;
+  wire->bytes = bytes;
+  wire->epoll = wire->wake = -1;
+  wire->sockets = (int*)(void*)(wire->peers + w);
+  pthread_mutex_init(&wire->mutex, NULL);
+  for (int32_t r = 0; r < comm->world_size; ++r) {
+    wire->peers[r] = (tcp_messages_peer_t){.socket = -1, .can_write = 1, .can_read = 1, .low_water = 1};
+  }
+  return wire;
+}
+
+/* What fails on one rank alone before the connections is told to the others with them. */
+sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_config_t* config,
+                                         sluice_messages_t* messages, sluice_wire_t** out_wire) {
+  *out_wire = NULL;
+  tcp_wire_t* wire = allocate(comm, messages);
+  if (wire == NULL) {
+    sluice_comm_abort(comm); /* the others would wait for this rank's address */
+    return sluice_alloc_status();
+  }
+  sluice_status_t status = sluice_tcp_connect(comm, config, prepare(wire), wire->sockets);
+  for (int32_t r = 0; r < comm->world_size; ++r) wire->peers[r].socket = wire->sockets[r];
+  if (status == SLUICE_OK) status = start(wire);
+  if (status != SLUICE_OK) {
+    tcp_close(&wire->base, 0);
+    return status;
+  }
+  *out_wire = &wire->base;
+  return SLUICE_OK;
+}

@@ -1,0 +1,157 @@
+/* Bytes of messages, in and out of one peer's connection. */
+#include <errno.h>
+#include <limits.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "backend/base/math.h"
+#include "backend/comm/tcp/tcp_messages.h"
+
+enum { MAX_PARTS = 64 };
+
+/* As in tcp_comm.c: a fraction of a second-level cache; what is less is not worth a system call. */
+#define WAKE_BYTES UINT64_C(262144)
+#define FEW_BYTES  UINT64_C(16384)
+/* Of one peer, before the others are looked at. */
+#define TURN_BYTES UINT64_C(4194304)
+
+static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+
+/* ---- out --------------------------------------------------------------------------------------------------------- */
+
+static uint64_t front_bytes(const sluice_outgoing_t* out) { return sizeof out->frame + out->frame.head_bytes; }
+
+/* The parts that are left of a message, as many as fit. */
+static int gather(const sluice_outgoing_t* out, struct iovec* parts) {
+  int n = 0;
+  uint64_t skip = out->progress;
+  const uint64_t front = front_bytes(out);
+  if (skip < front) {
+    parts[n++] = (struct iovec){.iov_base = (char*)(uintptr_t)&out->frame + skip, .iov_len = front - skip};
+    skip = 0;
+  } else {
+    skip -= front;
+  }
+  for (int32_t i = 0; i < out->num_spans && n < MAX_PARTS; ++i) {
+    const sluice_message_span_t* span = &out->spans[i];
+    if (skip >= span->bytes) {
+      skip -= span->bytes;
+      continue;
+    }
+    const uint64_t left = sluice_min_u64(span->bytes - skip, INT_MAX);
+    parts[n++] = (struct iovec){.iov_base = (char*)(uintptr_t)span->data + skip, .iov_len = left};
+    skip = 0;
+    if (left == INT_MAX) break; /* as much as one call takes */
+  }
+  return n;
+}
+
+void sluice_tcp_messages_push(tcp_wire_t* wire, int32_t peer) {
+  tcp_messages_peer_t* p = &wire->peers[peer];
+  while (p->can_write && p->first != NULL && !wire->is_dead) {
+    sluice_outgoing_t* out = p->first;
+    struct iovec parts[MAX_PARTS];
+    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(out, parts)};
+    const ssize_t n = sendmsg(p->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      p->can_write = 0;
+      /* What ends a connection is what reading from it finds: the peer's last words come first. */
+      if (!is_full(errno) && errno != EPIPE) p->out_error = errno;
+      return;
+    }
+    out->progress += (uint64_t)n;
+    if (out->progress < front_bytes(out) + out->frame.payload_bytes) continue;
+    p->first = out->next;
+    if (p->first == NULL) p->last = NULL;
+    sluice_messages_sent(wire->messages, out); /* it may be another message from here on */
+  }
+}
+
+/* ---- in ---------------------------------------------------------------------------------------------------------- */
+
+static void lose(tcp_messages_peer_t* p, int error) {
+  p->can_read = 0;
+  if (p->state != TCP_PEER_LIVE) return;
+  p->state = TCP_PEER_LOST;
+  p->native_error = error;
+}
+
+/* Reads up to `room` bytes. 0: nothing now, or the connection has ended. */
+static uint64_t take(tcp_messages_peer_t* p, void* to, uint64_t room) {
+  for (;;) {
+    const ssize_t n = recv(p->socket, to, room < INT_MAX ? (size_t)room : INT_MAX, MSG_DONTWAIT);
+    if (n > 0) return (uint64_t)n;
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && is_full(errno)) {
+      p->can_read = 0;
+    } else {
+      lose(p, n == 0 ? 0 : errno);
+    }
+    return 0;
+  }
+}
+
+/* What a frame that is complete asks for. */
+static void begin(tcp_wire_t* wire, int32_t peer) {
+  tcp_messages_peer_t* p = &wire->peers[peer];
+  p->arrived = 0;
+  if (p->in.kind == SLUICE_FRAME_MESSAGE) {
+    if (sluice_messages_arrive(wire->messages, peer, &p->in, &p->arrival) != SLUICE_OK) p->can_read = 0;
+    return;
+  }
+  p->in_used = 0;
+  if (p->in.kind == SLUICE_FRAME_LEAVES) {
+    p->state = TCP_PEER_LEFT;
+    p->can_read = 0;
+  }
+  sluice_messages_hear(wire->messages, peer, &p->in);
+}
+
+/* Where the next byte of the message goes, and how many go there. */
+static char* find_room(const tcp_messages_peer_t* p, uint64_t* out_room) {
+  if (p->arrived < p->in.head_bytes) {
+    *out_room = p->in.head_bytes - p->arrived;
+    return (char*)sluice_messages_head_of(p->arrival) + p->arrived;
+  }
+  const uint64_t offset = p->arrived - p->in.head_bytes;
+  *out_room = p->in.payload_bytes - offset;
+  return (char*)sluice_messages_payload_of(p->arrival) + offset;
+}
+
+int sluice_tcp_messages_pull(tcp_wire_t* wire, int32_t peer) {
+  tcp_messages_peer_t* p = &wire->peers[peer];
+  uint64_t turn = 0;
+  while (p->can_read && p->state == TCP_PEER_LIVE && turn < TURN_BYTES) {
+    uint64_t room;
+    if (p->arrival == NULL) {
+      const uint64_t n = take(p, (char*)&p->in + p->in_used, sizeof p->in - p->in_used);
+      p->in_used += (uint32_t)n;
+      turn += n;
+      if (p->in_used == sizeof p->in) begin(wire, peer);
+      if (p->arrival == NULL) continue;
+    }
+    if (p->arrived < p->in.head_bytes + p->in.payload_bytes) {
+      char* to = find_room(p, &room);
+      const uint64_t n = take(p, to, room);
+      p->arrived += n;
+      turn += n;
+    }
+    if (p->arrived < p->in.head_bytes + p->in.payload_bytes) continue;
+    sluice_message_arrival_t* arrival = p->arrival;
+    p->arrival = NULL;
+    p->in_used = 0;
+    sluice_messages_arrived(wire->messages, arrival);
+  }
+  return p->can_read && p->state == TCP_PEER_LIVE;
+}
+
+int sluice_tcp_messages_set_low_water(tcp_messages_peer_t* p) {
+  const uint64_t left = p->arrival != NULL ? p->in.head_bytes + p->in.payload_bytes - p->arrived : 0;
+  const int32_t wanted = left <= FEW_BYTES ? 1 : (int32_t)sluice_min_u64(left, WAKE_BYTES);
+  if (wanted == p->low_water || p->state != TCP_PEER_LIVE) return 0;
+  p->low_water = wanted;
+  p->can_read = 1;
+  (void)setsockopt(p->socket, SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted); /* refused: woken more often */
+  return 1;
+}

@@ -1,0 +1,285 @@
+/* Cases of endpoints that fail, leave, or have no memory: all return, and the rank at fault is named. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "backend/base/clock.h"
+#include "backend/cts/comm/comm_suite_exchange.h"
+#include "backend/cts/comm/comm_suite_messages.h"
+
+static int32_t next_rank(const cts_rank_t* me) { return (me->rank + 1) % me->world->world_size; }
+static int32_t last_rank(const cts_rank_t* me) { return me->world->world_size - 1; }
+
+/* ---- one gives up ------------------------------------------------------------------------------------------------ */
+
+/* The last rank gives up; rank 0 waits for it, all others for rank 0, which sends nothing. */
+static void gives_up(cts_rank_t* me, void (*give_up)(cts_rank_t* me, sluice_messages_t* m)) {
+  sluice_messages_t* m;
+  sluice_message_completion_t c;
+  unsigned char* payload = cts_make_payload(me->rank, 1, CTS_LARGE_BYTES);
+  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CHECK(me, cts_meet(me));
+  if (cts_is_culprit(me)) {
+    cts_sleep_ns(100 * MS); /* so that the others wait by then, mostly */
+    give_up(me, m);
+    CHECK(me, sluice_messages_next(m, 0, &c) == SLUICE_E_ABORTED);
+    CHECK(me, sluice_messages_receive(m, 0, 1, 1, NULL) == SLUICE_E_ABORTED);
+    CHECK(me, cts_send(m, 0, 1, payload, CTS_LARGE_BYTES, 1) == SLUICE_E_ABORTED);
+    sluice_messages_abort(m);
+  } else {
+    const uint64_t begin_ns = sluice_now_ns();
+    CHECK(me, sluice_messages_receive(m, me->rank == 0 ? last_rank(me) : 0, 2, 2, NULL) == SLUICE_OK);
+    CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_E_PEER_LOST);
+    CHECK(me, cts_last_peer() == last_rank(me));
+    CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+    CHECK(me, cts_send(m, 0, 1, payload, CTS_LARGE_BYTES, 1) == SLUICE_E_PEER_LOST);
+    CHECK(me, cts_last_peer() == last_rank(me));
+  }
+  CHECK(me, cts_meet(me));
+  const uint64_t begin_ns = sluice_now_ns();
+  sluice_messages_close(m);
+  CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+  free(payload);
+}
+
+static void abort_endpoint(cts_rank_t* me, sluice_messages_t* m) {
+  (void)me;
+  sluice_messages_abort(m);
+}
+static void abort_communicator(cts_rank_t* me, sluice_messages_t* m) {
+  (void)m;
+  sluice_comm_abort(me->comm);
+}
+static void aborts(cts_rank_t* me) { gives_up(me, abort_endpoint); }
+static void aborts_communicator(cts_rank_t* me) { gives_up(me, abort_communicator); }
+
+/* Exchanges do not end with an endpoint that was aborted. */
+static void exchange_after_abort(cts_rank_t* me) {
+  sluice_messages_t* m;
+  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CHECK(me, cts_meet(me));
+  if (cts_is_culprit(me)) sluice_messages_abort(m);
+  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
+  sluice_messages_close(m);
+  CHECK(me, cts_run_exchange(me, me->comm, 1, cts_uneven_size) == SLUICE_OK);
+  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  sluice_messages_close(m);
+}
+
+static void* abort_soon(void* m) {
+  cts_sleep_ns(100 * MS);
+  sluice_messages_abort(m);
+  return NULL;
+}
+
+static void abort_from_other_thread(cts_rank_t* me) {
+  sluice_messages_t* m;
+  sluice_message_completion_t c;
+  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  if (me->rank == 0) {
+    pthread_t thread;
+    CHECK(me, sluice_messages_receive(m, 0, 1, 1, NULL) == SLUICE_OK);
+    CHECK(me, pthread_create(&thread, NULL, abort_soon, m) == 0);
+    const uint64_t begin_ns = sluice_now_ns();
+    const sluice_status_t status = sluice_messages_wait(m, NULL, &c);
+    const uint64_t took_ns = sluice_now_ns() - begin_ns;
+    pthread_join(thread, NULL);
+    CHECK(me, status == SLUICE_E_ABORTED);
+    CHECK(me, took_ns < BOUNDED_NS);
+  }
+  CHECK(me, cts_meet(me));
+  sluice_messages_close(m);
+}
+
+/* ---- one leaves -------------------------------------------------------------------------------------------------- */
+
+static void leave_early(cts_rank_t* me) {
+  enum { BYTES = 3000000 };
+  sluice_messages_t* m;
+  sluice_message_completion_t c;
+  unsigned char* payload = cts_make_payload(me->rank, 1, BYTES);
+  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  if (me->rank == 0) {
+    CHECK(me, cts_send(m, 1, 1, payload, BYTES, 1) == SLUICE_OK);
+    CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
+    sluice_messages_close(m); /* what was sent is on its way all the same */
+    CHECK(me, cts_meet(me));
+    CHECK(me, cts_meet(me));
+    free(payload);
+    return;
+  }
+  CHECK(me, cts_meet(me));
+  CHECK(me, cts_send(m, me->rank, 7, payload, BYTES, 2) == SLUICE_OK); /* who needs nothing of it goes on */
+  CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 2, &c));
+  CHECK(me, cts_meet(me)); /* before one is lost to the others */
+  if (me->rank == 1) {
+    CHECK(me, sluice_messages_receive(m, 0, 1, 3, NULL) == SLUICE_OK);
+    CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 3, &c));
+    CHECK(me, cts_is_intact(&c, 0, BYTES));
+    sluice_messages_release(m, c.arrival);
+    sluice_status_t status = sluice_messages_receive(m, 0, 1, 4, NULL); /* and who does is told */
+    if (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c);
+    CHECK(me, status == SLUICE_E_PEER_LOST);
+    CHECK(me, cts_last_peer() == 0);
+  }
+  sluice_messages_close(m);
+  free(payload);
+}
+
+/* With halves of messages in both directions, on all ranks at once. */
+static void close_under_way(cts_rank_t* me) {
+  sluice_messages_t* m;
+  unsigned char* payload = cts_make_payload(me->rank, 1, CTS_LARGE_BYTES);
+  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  for (uint64_t i = 0; i < 10; ++i) {
+    sluice_status_t status = sluice_messages_receive(m, next_rank(me), 100 + i, 0, NULL);
+    if (status == SLUICE_OK) status = cts_send(m, next_rank(me), i, payload, CTS_LARGE_BYTES, 0);
+    CHECK(me, status == SLUICE_OK || status == SLUICE_E_PEER_LOST); /* a rank that is through with this already */
+    if (status != SLUICE_OK) break;
+  }
+  const uint64_t begin_ns = sluice_now_ns();
+  sluice_messages_close(m);
+  CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+  memset(payload, 0xee, CTS_LARGE_BYTES);
+  free(payload);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static void too_much_unexpected(cts_rank_t* me) {
+  enum { BYTES = 100000 };
+  sluice_messages_t* m;
+  sluice_message_completion_t c;
+  const sluice_messages_config_t config = {.max_unexpected_bytes = 3 * BYTES + 50};
+  unsigned char* payload = cts_make_payload(me->rank, 1, BYTES);
+  CHECK(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
+  if (me->rank == 0) { /* three are kept, the fourth is not */
+    CHECK(me, cts_meet(me));
+    sluice_status_t status = sluice_messages_receive(m, 0, 99, 0, NULL);
+    if (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c);
+    CHECK(me, status == SLUICE_E_OVER_BUDGET);
+    CHECK(me, cts_last_peer() == 1);
+  } else {
+    for (uint64_t i = 0; i < 4 && me->rank == 1; ++i) {
+      CHECK(me, cts_send(m, 0, i, payload, BYTES, i) == SLUICE_OK);
+      if (i < 3) CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, i, &c));
+    }
+    CHECK(me, cts_meet(me));
+    sluice_status_t status = sluice_messages_receive(m, me->rank, 5, 5, NULL);
+    while (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c); /* the fourth may have gone out */
+    CHECK(me, status == SLUICE_E_PEER_LOST);
+    CHECK(me, cts_last_peer() == 0);
+  }
+  CHECK(me, cts_meet(me));
+  sluice_messages_close(m);
+  free(payload);
+}
+
+/* Opens alone, sends to itself, receives; each allocation fails once. */
+static void nth_allocation(cts_rank_t* me) {
+  sluice_allocator_t* allocator = sluice_process_allocator();
+  for (int64_t n = 0; n < 64; ++n) {
+    const uint64_t num_before = allocator->num_live;
+    cts_world_t* world = me->world;
+    void* shared = world->transport->open(1);
+    sluice_comm_t* comm;
+    sluice_messages_t* m = NULL;
+    sluice_message_completion_t c;
+    sluice_message_span_t spans[20];
+    for (int i = 0; i < 20; ++i) spans[i] = (sluice_message_span_t){.data = "four", .bytes = 4};
+    const sluice_message_t message = {.peer = 0, .num_spans = 20, .tag = 1, .spans = spans};
+    CHECK(me, shared != NULL && cts_create_end(world, shared, 0, 1, 0, &comm) == SLUICE_OK);
+    allocator->fail_after = n;
+    sluice_status_t status = sluice_messages_open(comm, NULL, &m);
+    if (status == SLUICE_OK) status = sluice_messages_send(m, &message, 1, NULL);
+    if (status == SLUICE_OK) status = sluice_messages_receive(m, 0, 1, 2, NULL);
+    for (int both = 0; both < 2 && status == SLUICE_OK; ++both) status = sluice_messages_wait(m, NULL, &c);
+    const int is_over = allocator->fail_after >= 0;
+    allocator->fail_after = -1;
+    CHECK(me, status == (is_over ? SLUICE_OK : SLUICE_E_NO_MEMORY));
+    sluice_messages_close(m);
+    sluice_comm_destroy(comm);
+    world->transport->close(shared);
+    CHECK(me, allocator->num_live == num_before);
+    if (is_over) return;
+  }
+  cts_fail_check(me, __FILE__, __LINE__, "opening and one message end after a few allocations");
+}
+
+/* The receiver has no room: it says so, and the others hear that it is lost. */
+static void no_memory_for_arrival(cts_rank_t* me) {
+  sluice_allocator_t memory;
+  sluice_messages_t* m;
+  sluice_message_completion_t c;
+  unsigned char* payload = cts_make_payload(me->rank, 1, 500000);
+  sluice_allocator_init(&memory, NULL, NULL, NULL);
+  memory.limit = me->rank == 0 ? 400000 : 0;
+  const sluice_messages_config_t config = {.allocator = &memory};
+  CHECK(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
+  CHECK(me, sluice_messages_receive(m, next_rank(me), 1, 1, NULL) == SLUICE_OK);
+  CHECK(me, cts_meet(me));
+  if (me->rank == 1) CHECK(me, cts_send(m, 0, 1, payload, 500000, 2) == SLUICE_OK);
+  sluice_status_t status;
+  do {
+    status = sluice_messages_wait(m, NULL, &c);
+  } while (status == SLUICE_OK);
+  CHECK(me, status == (me->rank == 0 ? SLUICE_E_OVER_BUDGET : SLUICE_E_PEER_LOST));
+  CHECK(me, cts_last_peer() == (me->rank == 0 ? 1 : 0));
+  CHECK(me, cts_meet(me));
+  sluice_messages_close(m);
+  CHECK(me, memory.num_live == 0);
+  sluice_allocator_deinit(&memory);
+  free(payload);
+}
+
+/* ---- fork -------------------------------------------------------------------------------------------------------- */
+
+/* Runs in the child: every entry returns at once. Exit code 0 or the line that failed. */
+static int use_inherited(sluice_messages_t* m, sluice_message_request_t request) {
+  sluice_message_completion_t c;
+  if (sluice_messages_receive(m, 0, 1, 1, NULL) != SLUICE_E_STATE) return 2;
+  if (cts_send(m, 0, 1, "x", 1, 1) != SLUICE_E_STATE) return 3;
+  if (sluice_messages_next(m, 0, &c) != SLUICE_E_STATE) return 4;
+  if (sluice_messages_wait(m, NULL, &c) != SLUICE_E_STATE) return 5;
+  if (sluice_messages_cancel(m, request) != 0) return 6;
+  sluice_messages_abort(m);
+  sluice_messages_close(m);
+  return 0;
+}
+
+static void fork_with_messages(cts_rank_t* me) {
+  sluice_messages_t* m;
+  sluice_message_completion_t c;
+  sluice_message_request_t request;
+  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CHECK(me, sluice_messages_receive(m, next_rank(me), 1, 1, &request) == SLUICE_OK);
+  CHECK(me, cts_meet(me));
+  if (me->rank == 0) {
+    const pid_t child = fork();
+    if (child == 0) _exit(use_inherited(m, request));
+    int code = -1;
+    CHECK(me, child > 0 && waitpid(child, &code, 0) == child);
+    CHECK(me, WIFEXITED(code));
+    CHECK(me, WEXITSTATUS(code) == 0);
+  }
+  CHECK(me, cts_meet(me));
+  const int32_t previous = (me->rank + last_rank(me)) % me->world->world_size;
+  CHECK(me, cts_send(m, previous, 1, "still", 5, 2) == SLUICE_OK);
+  for (int both = 0; both < 2; ++both) CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+  sluice_messages_close(m);
+}
+
+const cts_case_t cts_messages_losses_cases[] = {
+    {"AbortMessages_WhilePeersWait_AllNameIt", aborts, 2, 0, 0},
+    {"AbortCommunicator_WithMessages_AllNameIt", aborts_communicator, 2, 0, 0},
+    {"AbortMessages_Exchanges_GoOn", exchange_after_abort, 2, 0, 0},
+    {"AbortMessages_FromAnotherThread_EndsTheWait", abort_from_other_thread, 1, 0, 0},
+    {"CloseMessages_AllIsSent_HurtsOnlyWhoNeedsMore", leave_early, 2, 0, 0},
+    {"CloseMessages_HalfOfThemOut_Ends", close_under_way, 1, 0, 0},
+    {"Messages_MoreThanIsKept_IsOverBudgetNamingTheSender", too_much_unexpected, 2, 0, 0},
+    {"Messages_NthAllocationFails_LeaksNothing", nth_allocation, 0, 0, 0},
+    {"Message_NoMemoryForIt_IsToldOnBothSides", no_memory_for_arrival, 2, 0, 0},
+    {"Fork_ChildMessages_AreInert", fork_with_messages, 1, 0, 0},
+    {NULL, NULL, 0, 0, 0},
+};

@@ -45,6 +45,7 @@ struct cts_case_s {
 
 /* Tables of cases; each ends with a NULL name. */
 extern const cts_case_t cts_data_cases[], cts_waits_cases[], cts_losses_cases[], cts_resources_cases[];
+extern const cts_case_t cts_reduce_cases[];
 extern const cts_case_t cts_messages_data_cases[], cts_messages_requests_cases[], cts_messages_losses_cases[];
 /* Of transports without messages, instead of those three. */
 extern const cts_case_t cts_no_messages_cases[];

@@ -114,6 +114,7 @@ int cts_comm_suite_run(const cts_transport_t* transport, const int32_t* world_si
                                       cts_waits_cases,
                                       cts_losses_cases,
                                       cts_resources_cases,
+                                      cts_reduce_cases,
                                       has_messages ? cts_messages_data_cases : cts_no_messages_cases,
                                       has_messages ? cts_messages_requests_cases : NULL,
                                       has_messages ? cts_messages_losses_cases : NULL};

@@ -1,0 +1,220 @@
+/* Pipelines: the stages of a model on the ranks of a communicator, run by what has arrived.
+ *
+ * A model is cut into p * v virtual stages in the order of its layers; each of the p ranks holds v of them. A batch is
+ * cut into m micro-batches, and each goes through all virtual stages forward and, as gradients, backward. Which
+ * micro-batch a rank runs next is decided by a policy among what is ready; messages travel beside the computation. Every
+ * batch ends with a flush, so that the optimizer sees what one device would have computed: forwards, backwards and
+ * weight gradients of a virtual stage keep the order of micro-batches, so gradients fold as on one device.
+ *
+ * The host owns modules, tensors, parameters, gradients and optimizer. The library owns the order, the messages, and
+ * the memory into which messages arrive.
+ *
+ * Source: AxoNN (Singh and Bhatele, 2022), Algorithm 2; each policy names its own in docs/pipeline.md.
+ */
+#ifndef SLUICE_PIPELINE_H_
+#define SLUICE_PIPELINE_H_
+
+#include "sluice/base.h"
+#include "sluice/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sluice_pipeline_s sluice_pipeline_t;
+
+/* ---- callbacks ------------------------------------------------------------------------------------------------ */
+
+/* What goes over one edge for one micro-batch: any number of tensors, of any DLPack type and shape, which may be others
+ * for every micro-batch. Both ends see the same list in the same order. */
+typedef struct sluice_stage_tensors_s {
+  const sluice_tensor_t* tensors; /* [num_tensors] in host memory, row-major without gaps; data NULL only where a tensor
+                                     has no elements */
+  int32_t num_tensors;            /* >= 0; 0 is a message too */
+  int32_t is_local; /* of an input or an output_grad: both virtual stages lie on this rank, so these are the tensors that
+                       the host gave itself, with its own addresses */
+  uint64_t word;    /* the host's own: carried to the other end as it is */
+} sluice_stage_tensors_t;
+
+/* One op of a micro-batch in a virtual stage, for its callback. Pointers NULL where there is nothing. Tensors that
+ * arrived may be read and written until the last op of this micro-batch in this virtual stage has returned (weight_grad
+ * where it is apart, else backward; forward where there is no backward): sluice_pipeline_keep makes that longer. */
+typedef struct sluice_stage_call_s {
+  size_t struct_size; /* sizeof this struct as the library knows it */
+  int32_t virtual_stage;
+  int32_t micro_batch;
+  int32_t is_first; /* no input: the host's data begin here */
+  int32_t is_last;  /* no output_grad: the host's loss is here */
+  int32_t forward_only;
+  int32_t reserved;                          /* 0 */
+  const sluice_stage_tensors_t* input;       /* the output of the virtual stage before; not where is_first */
+  const sluice_stage_tensors_t* output;      /* what forward gave; not in load and forward */
+  const sluice_stage_tensors_t* output_grad; /* what backward of the virtual stage behind gave; in backward and
+                                                weight_grad, not where is_last */
+} sluice_stage_call_t;
+
+enum { SLUICE_STAGE_OUTPUT = 0, SLUICE_STAGE_INPUT_GRAD = 1 };
+
+/* All are called on the thread that is in sluice_pipeline_run_batch, one at a time. They return SLUICE_OK, or a status
+ * and fill out_failure (message, native_code): the batch then fails on every rank, with this message and the rank's
+ * name. Nothing may be thrown through them. They may not call sluice_pipeline_run_batch or _destroy of their pipeline.
+ *
+ * out_result comes empty; its array of tensors is read before the next callback, their data are borrowed until
+ * `release`. */
+typedef struct sluice_pipeline_callbacks_s {
+  size_t struct_size; /* sizeof this struct as the host knows it */
+  /* Optional. Before the forward of a micro-batch in the first and in the last virtual stage (once where they are one):
+   * inputs and labels. In the order of micro-batches. */
+  sluice_status_t (*load)(void* user, const sluice_stage_call_t* call, sluice_host_failure_t* out_failure);
+  /* out_result: what goes to the next virtual stage; ignored where is_last. */
+  sluice_status_t (*forward)(void* user, const sluice_stage_call_t* call, sluice_stage_tensors_t* out_result,
+                             sluice_host_failure_t* out_failure);
+  /* Optional. Directly behind the forward in the last virtual stage. */
+  sluice_status_t (*loss)(void* user, const sluice_stage_call_t* call, sluice_host_failure_t* out_failure);
+  /* The gradient of the input, and of the weights where these are not apart. out_result: what goes to the virtual stage
+   * before; ignored where is_first. Needed unless every batch is forward only. */
+  sluice_status_t (*backward)(void* user, const sluice_stage_call_t* call, sluice_stage_tensors_t* out_result,
+                              sluice_host_failure_t* out_failure);
+  /* The gradient of the weights. Needed where these are apart. */
+  sluice_status_t (*weight_grad)(void* user, const sluice_stage_call_t* call, sluice_host_failure_t* out_failure);
+  /* Optional. The library reads the result `which` (SLUICE_STAGE_OUTPUT of forward, SLUICE_STAGE_INPUT_GRAD of
+   * backward) no more: once for each result that had a tensor, also of batches that fail. */
+  void (*release)(void* user, int32_t which, int32_t virtual_stage, int32_t micro_batch);
+  /* Optional. Not 0 when the host wants the batch ended (Ctrl-C); asked a few times a second while the thread waits.
+   * The batch then fails as by a callback. */
+  int32_t (*is_interrupted)(void* user);
+} sluice_pipeline_callbacks_t;
+
+/* ---- life ----------------------------------------------------------------------------------------------------- */
+
+/* Which rank holds virtual stage c. Looped: c mod p. V: down the ranks and up again. */
+enum { SLUICE_PIPELINE_LOOPED = 0, SLUICE_PIPELINE_V = 1 };
+
+/* Equal on all ranks of the pipeline, but for what is "of this rank". */
+typedef struct sluice_pipeline_config_s {
+  size_t struct_size;              /* set by sluice_pipeline_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  const char* policy;    /* "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe", "zero_bubble", "looped",
+                            "v"; NULL = "backward_first" */
+  const char* partition; /* how the layers are cut, in the host's words, "0,4,8,12"; or NULL. Compared, never read */
+  int32_t num_virtual;   /* v; 1. p * v is at most 128, m * v at most 1024 */
+  int32_t placement;     /* SLUICE_PIPELINE_*; -1 = the policy's, else looped */
+  int32_t weight_apart;  /* 1: weight gradients are ops of their own; -1 = the policy's, else 0 */
+  int32_t receives_ahead; /* inputs that may arrive beyond those in flight; 1 */
+  int32_t in_flight;      /* L: forwards of a virtual stage whose backward has not run. 0: chosen; the first batch runs
+                             with p, or what fits, and what was measured in it decides for those behind it */
+  int32_t held;           /* backwards of a virtual stage whose weight gradient has not run; 0: L, or the policy's */
+  const int32_t* in_flight_of; /* [p * v], in place of in_flight by virtual stage; or NULL */
+  uint64_t memory_budget;      /* of this rank: bytes of micro-batches in flight and held, and of inputs ahead. 0: no
+                                  limit. Needs activation_bytes */
+  const uint64_t* activation_bytes; /* [v] of this rank: what a micro-batch in flight takes in each of its virtual
+                                       stages, with input, output and their gradients; or NULL */
+  const uint64_t* held_bytes;       /* [v] of this rank: what one takes that is held for its weight gradient; or NULL */
+  const int32_t* has_experts; /* [v] of this rank: 1 where forward and backward meet in collectives with the other ranks
+                                 of the column; NULL: nowhere */
+  int32_t ends_alone; /* 0: a batch ends on all ranks or on none, so that no rank updates parameters by a batch that
+                         failed elsewhere. 1: a rank returns when its own ops have ended; a failure behind that is
+                         returned by its next batch */
+  int32_t reserved;   /* 0 */
+} sluice_pipeline_config_t;
+
+SLUICE_EXPORT void sluice_pipeline_config_init(sluice_pipeline_config_t* out_config, size_t struct_size);
+
+/* comm       the ranks of the pipeline: rank s of p is stage s, p at most 64. Retained. Other exchanges of it may go on
+ *            beside batches. NULL: one stage
+ * column     the ranks that hold replicas of this stage, each in a pipeline of its own; rank 0 decides for all which op
+ *            of a virtual stage with experts comes next, and the pipeline of a rank has the same number in each column.
+ *            A batch that fails in one of these pipelines fails in all. Retained. NULL: no replicas, or none that meet
+ *            inside of batches
+ * callbacks  copied; `user` is borrowed until sluice_pipeline_destroy
+ *
+ * Collective over comm and column, and alike on all ranks of comm. out_pipeline: new, sluice_pipeline_destroy.
+ * Thread-safe; comm-exclusive on both. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, UNSUPPORTED (a transport without
+ * messages), MISMATCH (ranks differ in the config or in the version of the library: says which, in what), PEER_REFUSED
+ * (another rank had one of these); what the exchanges return. */
+SLUICE_API sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t* config, sluice_comm_t* comm,
+                                                  sluice_comm_t* column, const sluice_pipeline_callbacks_t* callbacks,
+                                                  void* user, sluice_pipeline_t** out_pipeline);
+/* Not collective. Tensors that were kept stay valid until they are given back. */
+SLUICE_EXPORT void sluice_pipeline_destroy(sluice_pipeline_t* pipeline);
+
+/* ---- batches -------------------------------------------------------------------------------------------------- */
+
+typedef struct sluice_pipeline_batch_s {
+  size_t struct_size;        /* set by sluice_pipeline_batch_init */
+  int32_t num_micro_batches; /* m; equal on all ranks */
+  int32_t forward_only;      /* 1: evaluation, no backward; equal on all ranks */
+} sluice_pipeline_batch_t;
+
+SLUICE_EXPORT void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struct_size);
+
+/* Runs a batch: all callbacks of this rank. Collective over the pipeline and, where there is a column, over its ranks.
+ * Host-complete: nothing is borrowed any more when it returns. One call at a time on a pipeline, others get BUSY.
+ *
+ * Errors, after which the next batch works: INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, OVER_BUDGET (not one micro-batch
+ * fits), FOREIGN and whatever else a callback returned (with its message), MISMATCH (ranks differ in m or in
+ * forward_only, or a callback gave what cannot be sent), PEER_REFUSED (another rank had one of these: names it, with its
+ * message; within a second, or when the callback that runs here has returned).
+ * Errors that end the pipeline: PEER_LOST (names the rank), TIMED_OUT, ABORTED. */
+SLUICE_API sluice_status_t sluice_pipeline_run_batch(sluice_pipeline_t* pipeline, const sluice_pipeline_batch_t* batch);
+
+/* Makes a batch that runs, and every later one, return ABORTED on this rank in bounded time; the other ranks get
+ * PEER_LOST or ABORTED. Any thread, repeatable. */
+SLUICE_EXPORT void sluice_pipeline_abort(sluice_pipeline_t* pipeline);
+
+/* Keeps the memory of tensors that arrived, beyond the micro-batch and beyond the pipeline. received: call->input or
+ * call->output_grad, inside of a callback. out_kept: new, sluice_pipeline_give_back; NULL for tensors that are local or
+ * without bytes: there is nothing to keep. Errors: INVALID_ARGUMENT, NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_pipeline_keep(sluice_pipeline_t* pipeline, const sluice_stage_tensors_t* received,
+                                                void** out_kept);
+/* Any thread; accepts NULL. */
+SLUICE_EXPORT void sluice_pipeline_give_back(void* kept);
+
+/* ---- what happened -------------------------------------------------------------------------------------------- */
+
+typedef struct sluice_pipeline_stats_s {
+  size_t struct_size;      /* set by the caller: sizeof */
+  uint64_t num_batches;    /* that ended well */
+  uint64_t num_failed;     /* batches */
+  uint64_t batch_ns;       /* wall time in batches */
+  uint64_t callback_ns;    /* of that in callbacks */
+  uint64_t wait_ns;        /* of that with nothing ready: until a message arrived or was gone */
+  uint64_t agree_ns;       /* of that behind the last op, until all ranks had ended */
+  uint64_t messages_sent;  /* to other ranks, with activations and gradients */
+  uint64_t bytes_sent;     /* of their tensors */
+  uint64_t bytes_received;
+  /* Of the last batch. */
+  uint64_t peak_bytes;       /* of what was in flight and held, by the config's bytes */
+  uint64_t planned_bytes;    /* that the limits allow */
+  uint64_t most_message_bytes; /* of memory that held what had arrived */
+  int32_t in_flight;         /* the largest L in force on a virtual stage of this rank */
+  int32_t most_in_flight;    /* forwards begun whose backward had not ended, over this rank's virtual stages */
+  int32_t most_held;         /* backwards ended whose weight gradient had not */
+  int32_t is_chosen;         /* 1: L was chosen from what was measured */
+} sluice_pipeline_stats_t;
+
+/* Not while a batch runs. Errors: INVALID_ARGUMENT, ABI, BUSY. */
+SLUICE_API sluice_status_t sluice_pipeline_get_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats);
+
+/* An op of the last batch on this rank. */
+typedef struct sluice_stage_event_s {
+  uint64_t begin_ns;  /* CLOCK_MONOTONIC: the callback was called; the message was posted */
+  uint64_t end_ns;    /* it returned; the message had arrived, or was gone */
+  const char* op;     /* immutable name: "forward", "send_activation", ... as in docs/pipeline.md */
+  int32_t virtual_stage;
+  int32_t micro_batch;
+  int32_t peer;       /* the rank at the other end of a message; -1 */
+  int32_t reserved;
+  uint64_t bytes;     /* of a message's tensors */
+} sluice_stage_event_t;
+
+/* Copies up to `capacity` of them in the order of their ends; *out_count is how many there are. Not while a batch runs.
+ * Errors: INVALID_ARGUMENT, BUSY. */
+SLUICE_API sluice_status_t sluice_pipeline_get_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
+                                                      int64_t capacity, int64_t* out_count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_PIPELINE_H_ */

@@ -87,7 +87,7 @@ typedef struct sluice_pipeline_callbacks_s {
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
-/* Which rank holds virtual stage c. Looped: c mod p. V: down the ranks and up again. */
+/* Which stage holds virtual stage c. Looped: c mod p. V: down the stages and up again. */
 enum { SLUICE_PIPELINE_LOOPED = 0, SLUICE_PIPELINE_V = 1 };
 
 /* Equal on all ranks of the pipeline, but for what is "of this rank". */
@@ -110,31 +110,31 @@ typedef struct sluice_pipeline_config_s {
   const uint64_t* activation_bytes; /* [v] of this rank: what a micro-batch in flight takes in each of its virtual
                                        stages, with input, output and their gradients; or NULL */
   const uint64_t* held_bytes;       /* [v] of this rank: what one takes that is held for its weight gradient; or NULL */
-  const int32_t* has_experts; /* [v] of this rank: 1 where forward and backward meet in collectives with the other ranks
-                                 of the column; NULL: nowhere */
-  int32_t ends_alone; /* 0: a batch ends on all ranks or on none, so that no rank updates parameters by a batch that
-                         failed elsewhere. 1: a rank returns when its own ops have ended; a failure behind that is
-                         returned by its next batch */
-  int32_t reserved;   /* 0 */
+  /* Replicas of the whole pipeline whose stages hold expert-parallel layers: all are ranks of one communicator. The
+   * replicas of a stage, a column, meet in collectives inside of forwards and backwards, so they run these in one order:
+   * replica 0 decides, and a small message tells the others ahead. Replicas that do not meet have a communicator and a
+   * pipeline each. A batch fails in all replicas or in none. */
+  int32_t num_replicas;       /* 1 */
+  int32_t replica;            /* of this rank, [0, num_replicas); -1 = rank / p */
+  int32_t stage;              /* of this rank, [0, p); -1 = rank mod p */
+  int32_t reserved;           /* 0 */
+  const int32_t* has_experts; /* [v] of this rank: 1 where forward and backward of the virtual stage meet those of the
+                                 other replicas; NULL: nowhere */
 } sluice_pipeline_config_t;
 
 SLUICE_EXPORT void sluice_pipeline_config_init(sluice_pipeline_config_t* out_config, size_t struct_size);
 
-/* comm       the ranks of the pipeline: rank s of p is stage s, p at most 64. Retained. Other exchanges of it may go on
- *            beside batches. NULL: one stage
- * column     the ranks that hold replicas of this stage, each in a pipeline of its own; rank 0 decides for all which op
- *            of a virtual stage with experts comes next, and the pipeline of a rank has the same number in each column.
- *            A batch that fails in one of these pipelines fails in all. Retained. NULL: no replicas, or none that meet
- *            inside of batches
+/* comm       the ranks of the pipeline: p * num_replicas of them, p at most 64. Retained. Other exchanges of it may go on
+ *            beside batches; it has one pipeline at a time. NULL: one rank
  * callbacks  copied; `user` is borrowed until sluice_pipeline_destroy
  *
- * Collective over comm and column, and alike on all ranks of comm. out_pipeline: new, sluice_pipeline_destroy.
- * Thread-safe; comm-exclusive on both. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, UNSUPPORTED (a transport without
- * messages), MISMATCH (ranks differ in the config or in the version of the library: says which, in what), PEER_REFUSED
- * (another rank had one of these); what the exchanges return. */
+ * Collective over comm, and alike on all its ranks. out_pipeline: new, sluice_pipeline_destroy. Thread-safe;
+ * comm-exclusive. Errors, after which comm stays usable: INVALID_ARGUMENT, ABI, NO_MEMORY, UNSUPPORTED (a transport
+ * without messages), STATE (comm has a pipeline), MISMATCH (ranks differ in the config or in the version of the library:
+ * says which, in what), PEER_REFUSED (another rank had one of these: names it); what the exchanges return. */
 SLUICE_API sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t* config, sluice_comm_t* comm,
-                                                  sluice_comm_t* column, const sluice_pipeline_callbacks_t* callbacks,
-                                                  void* user, sluice_pipeline_t** out_pipeline);
+                                                  const sluice_pipeline_callbacks_t* callbacks, void* user,
+                                                  sluice_pipeline_t** out_pipeline);
 /* Not collective. Tensors that were kept stay valid until they are given back. */
 SLUICE_EXPORT void sluice_pipeline_destroy(sluice_pipeline_t* pipeline);
 
@@ -148,8 +148,9 @@ typedef struct sluice_pipeline_batch_s {
 
 SLUICE_EXPORT void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struct_size);
 
-/* Runs a batch: all callbacks of this rank. Collective over the pipeline and, where there is a column, over its ranks.
- * Host-complete: nothing is borrowed any more when it returns. One call at a time on a pipeline, others get BUSY.
+/* Runs a batch: all callbacks of this rank. Collective over the pipeline. It ends on all ranks or on none, so that no
+ * rank updates parameters by a batch that failed elsewhere. Host-complete: nothing is borrowed any more when it returns.
+ * One call at a time on a pipeline, others get BUSY.
  *
  * Errors, after which the next batch works: INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, OVER_BUDGET (not one micro-batch
  * fits), FOREIGN and whatever else a callback returned (with its message), MISMATCH (ranks differ in m or in

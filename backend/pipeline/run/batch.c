@@ -1,0 +1,231 @@
+/* A batch on one rank. */
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/clock.h"
+#include "backend/base/math.h"
+#include "backend/pipeline/run/state.h"
+
+/* ---- before ---- */
+
+static void reset_counts(sluice_pipeline_t* pipeline) {
+  sluice_pipeline_stats_t* stats = &pipeline->stats;
+  stats->peak_bytes = stats->planned_bytes = stats->most_message_bytes = 0;
+  stats->in_flight = stats->most_in_flight = stats->most_held = stats->is_chosen = 0;
+  pipeline->in_flight = pipeline->held = 0;
+  pipeline->bytes = 0;
+  memset(pipeline->own_times, 0, sizeof pipeline->own_times);
+  if (pipeline->endpoint != NULL) sluice_allocator_reset_peak(&pipeline->endpoint->memory);
+}
+
+static void forget_old_orders(sluice_stage_orders_t* orders, uint64_t number) {
+  const int32_t room = (int32_t)(sizeof orders->op / sizeof orders->op[0]);
+  while (orders->count > 0 && orders->batch[orders->first] < number) {
+    orders->first = (orders->first + 1) % room;
+    --orders->count;
+  }
+}
+
+static void begin(sluice_pipeline_t* pipeline, int32_t num_micro_batches, int32_t forward_only) {
+  ++pipeline->number;
+  pipeline->num_micro_batches = num_micro_batches;
+  pipeline->forward_only = forward_only != 0;
+  pipeline->plan = NULL;
+  pipeline->phase = SLUICE_STAGE_RUNS;
+  pipeline->stopper = -1;
+  pipeline->has_news = 1;
+  for (int32_t r = 0; r < pipeline->agreed.num_ranks; ++r) {
+    if (pipeline->peers[r].stopped == pipeline->number) pipeline->stopper = r;
+  }
+  if (pipeline->orders != NULL) forget_old_orders(pipeline->orders, pipeline->number);
+  reset_counts(pipeline);
+  sluice_stage_note_progress(pipeline);
+}
+
+static sluice_status_t check_callbacks(const sluice_pipeline_t* pipeline) {
+  const sluice_pipeline_callbacks_t* callbacks = &pipeline->callbacks;
+  return SLUICE_REQUIRE(pipeline->forward_only || callbacks->backward != NULL,
+                        "pipeline: callback backward is NULL; a batch that is not forward_only needs it");
+}
+
+static sluice_status_t prepare(sluice_pipeline_t* pipeline) {
+  SLUICE_TRY(check_callbacks(pipeline));
+  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  sluice_stage_plan_t* plan = &pipeline->plans[pipeline->forward_only];
+  const sluice_stage_times_t* times = pipeline->has_times && !pipeline->forward_only ? pipeline->times : NULL;
+  SLUICE_TRY(sluice_stage_plan_make(plan, &agreed->spec, agreed->stage, pipeline->num_micro_batches,
+                                    pipeline->forward_only, times));
+  sluice_stage_plan_reset(plan);
+  SLUICE_TRY(sluice_runner_init(&pipeline->runner, plan->program, agreed->stage, sluice_process_allocator()));
+  pipeline->runner.follows = pipeline->orders != NULL && !plan->program->policy->is_planned;
+  pipeline->plan = plan;
+  const sluice_pipeline_spec_t* spec = &plan->program->spec;
+  for (int32_t k = 0; k < spec->num_virtual; ++k) {
+    const int32_t c = sluice_pipeline_virtual_stage(spec, agreed->stage, k);
+    pipeline->stats.in_flight = (int32_t)sluice_max(pipeline->stats.in_flight, spec->in_flight[c]);
+  }
+  pipeline->stats.is_chosen = plan->is_chosen;
+  pipeline->stats.planned_bytes = sluice_pipeline_stage_bytes(spec, agreed->stage);
+  return SLUICE_OK;
+}
+
+/* ---- the walk ---- */
+
+static sluice_status_t post_ready(sluice_pipeline_t* pipeline) {
+  for (int32_t op; (op = sluice_runner_next_post(&pipeline->runner)) >= 0;) {
+    SLUICE_TRY(sluice_stage_post(pipeline, op));
+  }
+  return SLUICE_OK;
+}
+
+/* Posts and takes until neither makes anything ready: before the thread is given away. */
+static sluice_status_t move_messages(sluice_pipeline_t* pipeline) {
+  for (int32_t is_taken = 1; is_taken;) {
+    SLUICE_TRY(post_ready(pipeline));
+    is_taken = 0;
+    if (pipeline->endpoint != NULL) SLUICE_TRY(sluice_stage_take(pipeline, 0, &is_taken));
+  }
+  return SLUICE_OK;
+}
+
+static int32_t next_ordered(sluice_pipeline_t* pipeline) {
+  sluice_stage_orders_t* orders = pipeline->orders;
+  if (!pipeline->runner.follows || orders->count == 0 || orders->batch[orders->first] != pipeline->number) return -1;
+  const int32_t op = orders->op[orders->first];
+  if (!sluice_runner_take(&pipeline->runner, op)) return -1;
+  orders->first = (orders->first + 1) % (int32_t)(sizeof orders->op / sizeof orders->op[0]);
+  --orders->count;
+  return op;
+}
+
+static int32_t next(sluice_pipeline_t* pipeline) {
+  const int32_t ordered = next_ordered(pipeline);
+  return ordered >= 0 ? ordered : sluice_runner_next(&pipeline->runner);
+}
+
+static sluice_status_t check_aborted(sluice_pipeline_t* pipeline) {
+  if (!atomic_load(&pipeline->is_aborted)) return SLUICE_OK;
+  return sluice_stage_break(pipeline, SLUICE_FAIL_PEER(SLUICE_E_ABORTED, pipeline->agreed.rank, -1,
+                                                       "pipeline: rank %d was aborted in batch %llu",
+                                                       pipeline->agreed.rank, (unsigned long long)pipeline->number));
+}
+
+static sluice_status_t walk(sluice_pipeline_t* pipeline) {
+  while (!sluice_runner_is_done(&pipeline->runner)) {
+    SLUICE_TRY(check_aborted(pipeline));
+    SLUICE_TRY(move_messages(pipeline));
+    SLUICE_TRY(sluice_stage_check_peers(pipeline));
+    const int32_t op = next(pipeline);
+    if (op >= 0) {
+      SLUICE_TRY(sluice_stage_work(pipeline, op));
+    } else if (pipeline->endpoint != NULL) {
+      SLUICE_TRY(sluice_stage_wait(pipeline));
+    } else {
+      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: nothing can run any more and %d ops are left",
+                         pipeline->runner.num_ops - pipeline->runner.num_ended);
+    }
+  }
+  return SLUICE_OK;
+}
+
+/* ---- the end ---- */
+
+static sluice_status_t tell_done(sluice_pipeline_t* pipeline) {
+  const sluice_stage_head_t head = sluice_stage_new_head(pipeline, SLUICE_STAGE_HEAD_DONE);
+  const sluice_message_span_t times = {pipeline->own_times,
+                                       (uint64_t)pipeline->agreed.spec.num_virtual * sizeof pipeline->own_times[0]};
+  for (int32_t r = 0; r < pipeline->agreed.num_ranks; ++r) {
+    if (r != pipeline->agreed.rank) SLUICE_TRY(sluice_stage_tell(pipeline, r, &head, sizeof head, &times));
+  }
+  return SLUICE_OK;
+}
+
+static int all_have_ended(const sluice_pipeline_t* pipeline) {
+  for (int32_t r = 0; r < pipeline->agreed.num_ranks; ++r) {
+    if (r != pipeline->agreed.rank && pipeline->peers[r].done.batch < pipeline->number) return 0;
+  }
+  return 1;
+}
+
+/* No rank ends before all have: what fails anywhere fails everywhere. */
+static sluice_status_t end_together(sluice_pipeline_t* pipeline) {
+  if (pipeline->endpoint == NULL) return SLUICE_OK;
+  const uint64_t begin_ns = sluice_now_ns();
+  SLUICE_TRY(tell_done(pipeline));
+  for (;;) {
+    SLUICE_TRY(sluice_stage_check_peers(pipeline));
+    if (all_have_ended(pipeline) && pipeline->num_sends == 0) break;
+    SLUICE_TRY(sluice_stage_wait(pipeline));
+  }
+  pipeline->stats.agree_ns += sluice_now_ns() - begin_ns;
+  return SLUICE_OK;
+}
+
+/* The times of the first training batch, alike on all ranks, decide what is in flight from now on. */
+static void adopt_times(sluice_pipeline_t* pipeline) {
+  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  if (pipeline->has_times || pipeline->forward_only) return;
+  if (agreed->replica == 0) {
+    for (int32_t k = 0; k < agreed->spec.num_virtual; ++k) {
+      const int32_t c = sluice_pipeline_virtual_stage(&agreed->spec, agreed->stage, k);
+      pipeline->told[pipeline->number % 2][c] = pipeline->own_times[k];
+    }
+  }
+  memcpy(pipeline->times, pipeline->told[pipeline->number % 2], sizeof pipeline->times);
+  pipeline->has_times = 1;
+}
+
+static void put_away(sluice_pipeline_t* pipeline) {
+  if (pipeline->endpoint != NULL) pipeline->stats.most_message_bytes = pipeline->endpoint->memory.peak_bytes;
+  if (pipeline->plan == NULL) return;
+  sluice_stage_drop_all(pipeline);
+  sluice_runner_deinit(&pipeline->runner, sluice_process_allocator());
+}
+
+static sluice_status_t run(sluice_pipeline_t* pipeline, sluice_status_t mine) {
+  SLUICE_TRY(mine);
+  if (pipeline->endpoint != NULL) SLUICE_TRY(sluice_stage_listen(pipeline));
+  SLUICE_TRY(prepare(pipeline));
+  SLUICE_TRY(walk(pipeline));
+  return end_together(pipeline);
+}
+
+/* A rank that cannot even tell the others that it is through with a failed batch. */
+static sluice_status_t drain(sluice_pipeline_t* pipeline) {
+  sluice_status_t status = sluice_stage_drain(pipeline);
+  if (status == SLUICE_OK) return SLUICE_OK;
+  (void)sluice_stage_break(pipeline, status);
+  return sluice_stage_stop(pipeline, status);
+}
+
+sluice_status_t sluice_pipeline_batch(sluice_pipeline_t* pipeline, sluice_status_t mine, int32_t num_micro_batches,
+                                      int32_t forward_only) {
+  if (atomic_flag_test_and_set(&pipeline->is_busy)) {
+    return SLUICE_FAIL(SLUICE_E_BUSY, "pipeline: another thread is in a batch of this pipeline, or this callback is");
+  }
+  const uint64_t begin_ns = sluice_now_ns();
+  sluice_status_t status = pipeline->broken != SLUICE_OK ? sluice_error_adopt(&pipeline->why) : SLUICE_OK;
+  if (status == SLUICE_OK) {
+    sluice_error_info_t own;
+    sluice_error_capture(&own);
+    sluice_stage_note_progress(pipeline);
+    status = drain(pipeline);
+    if (status == SLUICE_OK) {
+      begin(pipeline, num_micro_batches, forward_only);
+      if (mine != SLUICE_OK) (void)sluice_error_adopt(&own);
+      status = run(pipeline, mine);
+      if (status != SLUICE_OK) status = sluice_stage_stop(pipeline, status);
+      pipeline->phase = SLUICE_STAGE_IDLE;
+      put_away(pipeline);
+    }
+  }
+  if (status == SLUICE_OK) {
+    adopt_times(pipeline);
+    ++pipeline->stats.num_batches;
+  } else {
+    ++pipeline->stats.num_failed;
+  }
+  pipeline->stats.batch_ns += sluice_now_ns() - begin_ns;
+  atomic_flag_clear(&pipeline->is_busy);
+  return status;
+}

@@ -1,0 +1,164 @@
+/* What ranks say to each other beside tensors. */
+#include <string.h>
+
+#include "backend/pipeline/run/requests.h"
+#include "backend/pipeline/run/state.h"
+
+sluice_stage_head_t sluice_stage_new_head(const sluice_pipeline_t* pipeline, int32_t kind) {
+  return (sluice_stage_head_t){.magic = SLUICE_STAGE_MAGIC,
+                               .kind = kind,
+                               .batch = pipeline->number,
+                               .program = pipeline->plan != NULL ? pipeline->plan->fingerprint : 0,
+                               .num_micro_batches = pipeline->num_micro_batches,
+                               .forward_only = pipeline->forward_only,
+                               .about = -1};
+}
+
+sluice_status_t sluice_stage_compare(const sluice_pipeline_t* pipeline, int32_t rank, const sluice_stage_head_t* head) {
+  const int32_t own = pipeline->agreed.rank;
+  if (head->num_micro_batches != pipeline->num_micro_batches) {
+    return SLUICE_FAIL_PEER(
+        SLUICE_E_MISMATCH, own, rank,
+        "pipeline: batch %llu has %d micro-batches on rank %d and %d on rank %d; give all ranks the "
+        "same",
+        (unsigned long long)pipeline->number, head->num_micro_batches, rank, pipeline->num_micro_batches, own);
+  }
+  if (head->forward_only != pipeline->forward_only) {
+    return SLUICE_FAIL_PEER(
+        SLUICE_E_MISMATCH, own, rank,
+        "pipeline: batch %llu has forward_only = %d on rank %d and %d on rank %d; give all ranks the "
+        "same",
+        (unsigned long long)pipeline->number, head->forward_only, rank, pipeline->forward_only, own);
+  }
+  if (pipeline->plan == NULL || head->program != pipeline->plan->fingerprint) {
+    return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, own, rank,
+                            "pipeline: ranks %d and %d run batch %llu by different programs; run the same build on "
+                            "machines of one kind",
+                            rank, own, (unsigned long long)pipeline->number);
+  }
+  return SLUICE_OK;
+}
+
+/* ---- saying ---- */
+
+sluice_status_t sluice_stage_tell(sluice_pipeline_t* pipeline, int32_t rank, const void* head, uint64_t head_bytes,
+                                  const sluice_message_span_t* payload) {
+  const sluice_message_t message = {
+      .peer = rank,
+      .num_spans = payload != NULL,
+      .tag = SLUICE_STAGE_CONTROL_TAG,
+      .head = head,
+      .head_bytes = head_bytes,
+      .spans = payload,
+  };
+  sluice_status_t status = sluice_messages_send(pipeline->endpoint->messages, &message,
+                                                sluice_stage_request(SLUICE_STAGE_REQUEST_TELL, rank), NULL);
+  if (status == SLUICE_OK) {
+    ++pipeline->num_sends;
+  } else if (status != SLUICE_E_NO_MEMORY) {
+    (void)sluice_stage_break(pipeline, status);
+  }
+  return status;
+}
+
+/* ---- hearing ---- */
+
+static sluice_status_t listen_to(sluice_pipeline_t* pipeline, int32_t rank) {
+  sluice_stage_peer_t* peer = &pipeline->peers[rank];
+  if (peer->is_heard) return SLUICE_OK;
+  SLUICE_TRY(sluice_messages_receive(pipeline->endpoint->messages, rank, SLUICE_STAGE_CONTROL_TAG,
+                                     sluice_stage_request(SLUICE_STAGE_REQUEST_CONTROL, rank), NULL));
+  peer->is_heard = 1;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_stage_listen(sluice_pipeline_t* pipeline) {
+  for (int32_t r = 0; r < pipeline->agreed.num_ranks; ++r) {
+    if (r != pipeline->agreed.rank) SLUICE_TRY(listen_to(pipeline, r));
+  }
+  return SLUICE_OK;
+}
+
+/* The first replica's times are everybody's: all choose alike. Ranks are one batch apart at most. */
+static void take_times(sluice_pipeline_t* pipeline, int32_t rank, const sluice_message_completion_t* completion) {
+  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  const int32_t v = agreed->spec.num_virtual;
+  if (agreed->replica_of[rank] != 0 || completion->payload_bytes != (uint64_t)v * sizeof(sluice_stage_times_t)) return;
+  const sluice_stage_head_t* head = completion->head;
+  const sluice_stage_times_t* times = completion->payload;
+  for (int32_t k = 0; k < v; ++k) {
+    const int32_t c = sluice_pipeline_virtual_stage(&agreed->spec, agreed->stage_of[rank], k);
+    pipeline->told[head->batch % 2][c] = times[k];
+  }
+}
+
+static void take_stop(sluice_pipeline_t* pipeline, int32_t rank, const sluice_message_completion_t* completion) {
+  sluice_stage_peer_t* peer = &pipeline->peers[rank];
+  const sluice_stage_head_t* head = completion->head;
+  memcpy(&peer->reason, head + 1, sizeof peer->reason);
+  peer->reason.message[sizeof peer->reason.message - 1] = 0;
+  peer->stopped = head->batch;
+  peer->stop = completion->arrival;
+  peer->tags = completion->payload;
+  peer->num_tags = completion->payload_bytes / sizeof(uint64_t);
+  if (pipeline->stopper < 0 && head->batch == pipeline->number) pipeline->stopper = rank;
+}
+
+static sluice_status_t take_order(sluice_pipeline_t* pipeline, int32_t rank, const sluice_stage_head_t* head) {
+  sluice_stage_orders_t* orders = pipeline->orders;
+  const int32_t room = (int32_t)(sizeof orders->op / sizeof orders->op[0]);
+  if (orders == NULL || orders->count == room) {
+    return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, pipeline->agreed.rank, rank,
+                            "pipeline: rank %d gave rank %d an order that it has no use for", rank,
+                            pipeline->agreed.rank);
+  }
+  const int32_t at = (orders->first + orders->count++) % room;
+  orders->batch[at] = head->batch;
+  orders->op[at] = head->about;
+  return SLUICE_OK;
+}
+
+static sluice_status_t take_head(sluice_pipeline_t* pipeline, const sluice_message_completion_t* completion,
+                                 int* out_is_kept) {
+  const int32_t rank = completion->peer;
+  const sluice_stage_head_t* head = completion->head;
+  sluice_stage_peer_t* peer = &pipeline->peers[rank];
+  if (completion->head_bytes >= sizeof *head && head->magic == SLUICE_STAGE_MAGIC) {
+    switch (head->kind) {
+      case SLUICE_STAGE_HEAD_DONE:
+        peer->done = *head;
+        pipeline->has_news = 1;
+        take_times(pipeline, rank, completion);
+        sluice_stage_note_progress(pipeline);
+        return SLUICE_OK;
+      case SLUICE_STAGE_HEAD_STOP:
+        if (completion->head_bytes != sizeof *head + sizeof peer->reason || peer->stop != NULL) break;
+        *out_is_kept = 1;
+        take_stop(pipeline, rank, completion);
+        if (pipeline->phase != SLUICE_STAGE_RUNS && peer->stopped == pipeline->number) {
+          return sluice_stage_drain_from(pipeline, rank);
+        }
+        return SLUICE_OK;
+      case SLUICE_STAGE_HEAD_WAITING:
+        peer->waits_in = head->batch;
+        peer->waits_for = head->about >= 0 && head->about < pipeline->agreed.num_ranks ? head->about : -1;
+        return SLUICE_OK;
+      case SLUICE_STAGE_HEAD_ORDER: sluice_stage_note_progress(pipeline); return take_order(pipeline, rank, head);
+      default: break;
+    }
+  }
+  return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, pipeline->agreed.rank, rank, "pipeline: rank %d sent what no stage sends",
+                          rank);
+}
+
+sluice_status_t sluice_stage_take_control(sluice_pipeline_t* pipeline, const sluice_message_completion_t* completion) {
+  int is_kept = 0;
+  sluice_stage_peer_t* peer = &pipeline->peers[completion->peer];
+  peer->is_heard = 0;
+  sluice_status_t status = take_head(pipeline, completion, &is_kept);
+  if (!is_kept) sluice_messages_release(pipeline->endpoint->messages, completion->arrival);
+  const int is_through = pipeline->phase == SLUICE_STAGE_RUNS && peer->done.batch == pipeline->number;
+  if (status == SLUICE_OK && !is_through) status = listen_to(pipeline, completion->peer);
+  /* A rank that hears another no more cannot be told of failures. */
+  return status == SLUICE_OK ? SLUICE_OK : sluice_stage_break(pipeline, status);
+}

@@ -1,0 +1,168 @@
+/* A pipeline comes and goes, and what may be asked of it between batches. */
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/hash.h"
+#include "backend/pipeline/run/state.h"
+
+/* What peers may send before this rank asks for it is limited by their programs, not by a number here. */
+#define MAX_UNEXPECTED_BYTES (UINT64_MAX / 2)
+
+static sluice_pipeline_t* new_pipeline(int32_t num_ranks) {
+  sluice_pipeline_t* pipeline = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *pipeline, "pipeline");
+  if (pipeline == NULL) return NULL;
+  const uint64_t bytes = (uint64_t)num_ranks * sizeof *pipeline->peers;
+  pipeline->peers = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "pipeline: peers");
+  pipeline->orders = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *pipeline->orders, "pipeline: orders");
+  if (pipeline->peers == NULL || pipeline->orders == NULL) {
+    sluice_free(sluice_process_allocator(), pipeline->peers, bytes);
+    sluice_free(sluice_process_allocator(), pipeline->orders, sizeof *pipeline->orders);
+    sluice_free(sluice_process_allocator(), pipeline, sizeof *pipeline);
+    return NULL;
+  }
+  atomic_flag_clear(&pipeline->is_busy);
+  atomic_init(&pipeline->is_aborted, 0);
+  pipeline->stopper = -1;
+  return pipeline;
+}
+
+/* All ranks have an endpoint, or none has. */
+static sluice_status_t connect(sluice_pipeline_t* pipeline) {
+  sluice_stage_endpoint_t* endpoint = pipeline->endpoint;
+  const sluice_pipeline_spec_t* spec = &pipeline->agreed.spec;
+  const sluice_messages_config_t config = {
+      .fingerprint = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, spec, sizeof *spec),
+      .max_unexpected_bytes = MAX_UNEXPECTED_BYTES,
+      .allocator = &endpoint->memory,
+  };
+  return sluice_messages_open(endpoint->comm, &config, &endpoint->messages);
+}
+
+static sluice_status_t open_with(sluice_pipeline_t* pipeline, const sluice_pipeline_terms_t* terms,
+                                 sluice_status_t mine, sluice_comm_t* comm) {
+  if (mine == SLUICE_OK && comm != NULL) {
+    pipeline->endpoint = sluice_stage_endpoint_new(comm);
+    if (pipeline->endpoint == NULL) mine = sluice_alloc_status();
+  }
+  SLUICE_TRY(sluice_stage_agree(terms, mine, comm, &pipeline->agreed));
+  if (comm != NULL) SLUICE_TRY(connect(pipeline));
+  if (pipeline->agreed.replica == 0) { /* who leads, or has no replicas, hears no orders */
+    sluice_free(sluice_process_allocator(), pipeline->orders, sizeof *pipeline->orders);
+    pipeline->orders = NULL;
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_callbacks(const sluice_pipeline_terms_t* terms,
+                                       const sluice_pipeline_callbacks_t* callbacks) {
+  SLUICE_TRY(SLUICE_REQUIRE(callbacks->forward != NULL, "pipeline: callback forward is NULL"));
+  return SLUICE_REQUIRE(!terms->weight_apart || callbacks->weight_grad != NULL,
+                        "pipeline: weight gradients are apart and callback weight_grad is NULL");
+}
+
+sluice_status_t sluice_pipeline_open(const sluice_pipeline_terms_t* terms, sluice_status_t mine, sluice_comm_t* comm,
+                                     const sluice_pipeline_callbacks_t* callbacks, void* user,
+                                     sluice_pipeline_t** out_pipeline) {
+  *out_pipeline = NULL;
+  const int32_t num_ranks = comm != NULL ? comm->world_size : 1;
+  if (mine == SLUICE_OK) mine = check_callbacks(terms, callbacks);
+  sluice_pipeline_t* pipeline = NULL;
+  if (mine == SLUICE_OK) {
+    pipeline = new_pipeline(num_ranks);
+    if (pipeline == NULL) mine = sluice_alloc_status();
+  }
+  if (pipeline == NULL) { /* the others hear of it all the same */
+    sluice_stage_agreement_t nothing;
+    return sluice_stage_agree(terms, mine, comm, &nothing);
+  }
+  pipeline->callbacks = *callbacks;
+  pipeline->user = user;
+  sluice_status_t status = open_with(pipeline, terms, mine, comm);
+  if (status != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_capture(&why);
+    pipeline->agreed.num_ranks = num_ranks;
+    sluice_pipeline_close(pipeline);
+    return sluice_error_adopt(&why);
+  }
+  *out_pipeline = pipeline;
+  return SLUICE_OK;
+}
+
+void sluice_pipeline_close(sluice_pipeline_t* pipeline) {
+  if (pipeline == NULL) return;
+  const uint64_t peer_bytes = (uint64_t)pipeline->agreed.num_ranks * sizeof *pipeline->peers;
+  for (int32_t i = 0; i < 2; ++i) sluice_stage_plan_free(&pipeline->plans[i]);
+  sluice_stage_endpoint_close(pipeline->endpoint);
+  sluice_free(sluice_process_allocator(), pipeline->peers, peer_bytes);
+  sluice_free(sluice_process_allocator(), pipeline->orders, sizeof *pipeline->orders);
+  sluice_stage_agreement_free(&pipeline->agreed);
+  sluice_free(sluice_process_allocator(), pipeline, sizeof *pipeline);
+}
+
+void sluice_pipeline_stop(sluice_pipeline_t* pipeline) {
+  if (pipeline == NULL) return;
+  atomic_store(&pipeline->is_aborted, 1);
+  if (pipeline->endpoint != NULL) sluice_messages_abort(pipeline->endpoint->messages);
+}
+
+/* ---- what arrived ---- */
+
+sluice_status_t sluice_pipeline_keep_tensors(sluice_pipeline_t* pipeline, const sluice_stage_tensors_t* received,
+                                             void** out_kept) {
+  *out_kept = NULL;
+  sluice_stage_value_t* value = NULL;
+  if (pipeline->input_value != NULL && received == &pipeline->input_value->view) value = pipeline->input_value;
+  if (pipeline->output_grad_value != NULL && received == &pipeline->output_grad_value->view) {
+    value = pipeline->output_grad_value;
+  }
+  SLUICE_TRY(SLUICE_REQUIRE(value != NULL,
+                            "sluice_pipeline_keep: give call->input or call->output_grad of the callback that runs"));
+  if (value->arrival == NULL || value->bytes == 0) return SLUICE_OK;
+  sluice_stage_kept_t* kept;
+  SLUICE_TRY(sluice_stage_value_keep(value, pipeline->endpoint, &kept));
+  *out_kept = kept;
+  return SLUICE_OK;
+}
+
+void sluice_pipeline_release_kept(void* kept) { sluice_stage_kept_release(kept); }
+
+/* ---- what happened ---- */
+
+static sluice_status_t enter(sluice_pipeline_t* pipeline) {
+  if (!atomic_flag_test_and_set(&pipeline->is_busy)) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_BUSY, "pipeline: a batch runs; ask between batches");
+}
+
+sluice_status_t sluice_pipeline_read_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {
+  SLUICE_TRY(enter(pipeline));
+  *out_stats = pipeline->stats;
+  atomic_flag_clear(&pipeline->is_busy);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
+                                            int64_t capacity, int64_t* out_count) {
+  *out_count = 0;
+  SLUICE_TRY(enter(pipeline));
+  const sluice_stage_plan_t* plan = pipeline->plan;
+  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  for (int32_t i = 0; plan != NULL && i < plan->num_ends; ++i) {
+    const sluice_stage_op_t* op = &plan->program->ops[plan->ends[i]];
+    if (op->kind == SLUICE_STAGE_FLUSH) continue;
+    const int64_t at = (*out_count)++;
+    if (at >= capacity) continue;
+    const sluice_stage_record_t* record = &plan->records[plan->ends[i] - plan->first_op];
+    out_events[at] = (sluice_stage_event_t){
+        .begin_ns = record->begin_ns,
+        .end_ns = record->end_ns,
+        .op = sluice_stage_op_name(op->kind),
+        .virtual_stage = op->virtual_stage,
+        .micro_batch = op->micro_batch,
+        .peer = op->peer >= 0 ? agreed->rank_of[op->peer * agreed->num_replicas + agreed->replica] : -1,
+        .bytes = record->bytes,
+    };
+  }
+  atomic_flag_clear(&pipeline->is_busy);
+  return SLUICE_OK;
+}

@@ -1,0 +1,21 @@
+/* What the word of a request says: whose it is, and which op or rank it is about. Private to backend/pipeline/run. */
+#ifndef SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_
+#define SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_
+
+#include <stdint.h>
+
+enum {
+  SLUICE_STAGE_REQUEST_SEND = 1, /* an op */
+  SLUICE_STAGE_REQUEST_RECEIVE,  /* an op */
+  SLUICE_STAGE_REQUEST_TELL,     /* a control message to a rank */
+  SLUICE_STAGE_REQUEST_CONTROL,  /* the next control message of a rank */
+  SLUICE_STAGE_REQUEST_DRAIN     /* what a rank sent in a batch that has failed */
+};
+
+static inline uint64_t sluice_stage_request(int32_t kind, int32_t index) {
+  return (uint64_t)kind << 32 | (uint32_t)index;
+}
+static inline int32_t sluice_stage_request_kind(uint64_t user) { return (int32_t)(user >> 32); }
+static inline int32_t sluice_stage_request_index(uint64_t user) { return (int32_t)(uint32_t)user; }
+
+#endif /* SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_ */

@@ -1,0 +1,76 @@
+/* What stages send each other, as bytes: heads, tags, and lists of tensors. One build on all ranks: structs travel as
+ * they are. Private to backend/pipeline/run. */
+#ifndef SLUICE_BACKEND_PIPELINE_RUN_WIRE_H_
+#define SLUICE_BACKEND_PIPELINE_RUN_WIRE_H_
+
+#include "backend/comm/messages.h"
+#include "backend/pipeline/program.h"
+#include "sluice/pipeline.h"
+
+enum {
+  SLUICE_STAGE_HEAD_TENSORS = 1, /* an activation or a gradient */
+  SLUICE_STAGE_HEAD_DONE,        /* all ops of the sender's batch have ended. Payload: sluice_stage_times_t [v] */
+  SLUICE_STAGE_HEAD_STOP,    /* the batch has failed. Payload: the tags of what the sender has sent to the receiver */
+  SLUICE_STAGE_HEAD_WAITING, /* the sender has waited long, for rank `about` */
+  SLUICE_STAGE_HEAD_ORDER    /* the first replica has begun op `about` */
+};
+
+typedef struct sluice_stage_head_s {
+  uint32_t magic; /* SLUICE_STAGE_MAGIC */
+  int32_t kind;   /* SLUICE_STAGE_HEAD_* */
+  uint64_t batch; /* its number on every rank, from 1 */
+  uint64_t program;
+  int32_t num_micro_batches;
+  int32_t forward_only;
+  int32_t num_tensors;
+  int32_t about;
+  uint64_t word;     /* the host's */
+  uint64_t dwell_ns; /* of a gradient: since the activation of this micro-batch was taken; of no link's time */
+} sluice_stage_head_t;
+
+#define SLUICE_STAGE_MAGIC 0x45564c53u /* "SLVE" */
+
+/* Why a batch has failed; behind the head of a STOP. */
+typedef struct sluice_stage_reason_s {
+  int32_t status;
+  int32_t rank; /* where it failed, or who is lost */
+  int32_t native_code;
+  int32_t is_final; /* the pipeline ends with it */
+  char message[512];
+} sluice_stage_reason_t;
+
+/* Seconds of one micro-batch in a virtual stage, and of its message to the next; 0 where nothing was measured. */
+typedef struct sluice_stage_times_s {
+  double forward_s, backward_s, weight_s, link_s;
+  uint64_t message_bytes;
+} sluice_stage_times_t;
+
+/* The tag of the message that op, a send or a receive, is one end of: alike at both ends. */
+uint64_t sluice_stage_tag(uint64_t batch, const sluice_stage_op_t* op);
+/* Of everything but tensors; of one peer they arrive in the order in which they were sent. */
+#define SLUICE_STAGE_CONTROL_TAG UINT64_MAX
+
+/* ---- lists of tensors ---- */
+
+/* Tensors that a host gave, in a block of its own: descriptors, and spans that send them. The data are the host's. */
+typedef struct sluice_stage_parcel_s {
+  sluice_tensor_t* tensors;
+  const sluice_message_span_t* spans;
+  int32_t num_spans;
+  uint64_t tensor_bytes;
+  void* block;
+  uint64_t block_bytes;
+} sluice_stage_parcel_t;
+
+/* where: "the output of micro-batch 3 in virtual stage 1". out_parcel: sluice_stage_parcel_free. Errors:
+ * INVALID_ARGUMENT (what cannot be sent: names the tensor and why), NO_MEMORY. */
+sluice_status_t sluice_stage_pack(const sluice_stage_tensors_t* given, const char* where,
+                                  sluice_stage_parcel_t* out_parcel);
+void sluice_stage_parcel_free(sluice_stage_parcel_t* parcel);
+
+/* Turns a payload into tensors in place, as far as it is one. out_bytes: of the tensors. Errors: INTERNAL naming
+ * `where`. */
+sluice_status_t sluice_stage_unpack(void* payload, uint64_t bytes, int32_t num_tensors, const char* where,
+                                    sluice_tensor_t** out_tensors, uint64_t* out_bytes);
+
+#endif /* SLUICE_BACKEND_PIPELINE_RUN_WIRE_H_ */

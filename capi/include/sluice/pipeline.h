@@ -2,9 +2,9 @@
  *
  * A model is cut into p * v virtual stages in the order of its layers; each of the p ranks holds v of them. A batch is
  * cut into m micro-batches, and each goes through all virtual stages forward and, as gradients, backward. Which
- * micro-batch a rank runs next is decided by a policy among what is ready; messages travel beside the computation. Every
- * batch ends with a flush, so that the optimizer sees what one device would have computed: forwards, backwards and
- * weight gradients of a virtual stage keep the order of micro-batches, so gradients fold as on one device.
+ * micro-batch a rank runs next is decided by a policy among what is ready; messages travel beside the computation.
+ * Every batch ends with a flush, so that the optimizer sees what one device would have computed: forwards, backwards
+ * and weight gradients of a virtual stage keep the order of micro-batches, so gradients fold as on one device.
  *
  * The host owns modules, tensors, parameters, gradients and optimizer. The library owns the order, the messages, and
  * the memory into which messages arrive.
@@ -31,8 +31,8 @@ typedef struct sluice_stage_tensors_s {
   const sluice_tensor_t* tensors; /* [num_tensors] in host memory, row-major without gaps; data NULL only where a tensor
                                      has no elements */
   int32_t num_tensors;            /* >= 0; 0 is a message too */
-  int32_t is_local; /* of an input or an output_grad: both virtual stages lie on this rank, so these are the tensors that
-                       the host gave itself, with its own addresses */
+  int32_t is_local; /* of an input or an output_grad: both virtual stages lie on this rank, so these are the tensors
+                       that the host gave itself, with its own addresses */
   uint64_t word;    /* the host's own: carried to the other end as it is */
 } sluice_stage_tensors_t;
 
@@ -94,12 +94,12 @@ enum { SLUICE_PIPELINE_LOOPED = 0, SLUICE_PIPELINE_V = 1 };
 typedef struct sluice_pipeline_config_s {
   size_t struct_size;              /* set by sluice_pipeline_config_init */
   const sluice_ext_header_t* next; /* NULL */
-  const char* policy;    /* "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe", "zero_bubble", "looped",
-                            "v"; NULL = "backward_first" */
-  const char* partition; /* how the layers are cut, in the host's words, "0,4,8,12"; or NULL. Compared, never read */
-  int32_t num_virtual;   /* v; 1. p * v is at most 128, m * v at most 1024 */
-  int32_t placement;     /* SLUICE_PIPELINE_*; -1 = the policy's, else looped */
-  int32_t weight_apart;  /* 1: weight gradients are ops of their own; -1 = the policy's, else 0 */
+  const char* policy;     /* "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe", "zero_bubble", "looped",
+                             "v"; NULL = "backward_first" */
+  const char* partition;  /* how the layers are cut, in the host's words, "0,4,8,12"; or NULL. Compared, never read */
+  int32_t num_virtual;    /* v; 1. p * v is at most 128, m * v at most 1024 */
+  int32_t placement;      /* SLUICE_PIPELINE_*; -1 = the policy's, else looped */
+  int32_t weight_apart;   /* 1: weight gradients are ops of their own; -1 = the policy's, else 0 */
   int32_t receives_ahead; /* inputs that may arrive beyond those in flight; 1 */
   int32_t in_flight;      /* L: forwards of a virtual stage whose backward has not run. 0: chosen; the first batch runs
                              with p, or what fits, and what was measured in it decides for those behind it */
@@ -111,9 +111,9 @@ typedef struct sluice_pipeline_config_s {
                                        stages, with input, output and their gradients; or NULL */
   const uint64_t* held_bytes;       /* [v] of this rank: what one takes that is held for its weight gradient; or NULL */
   /* Replicas of the whole pipeline whose stages hold expert-parallel layers: all are ranks of one communicator. The
-   * replicas of a stage, a column, meet in collectives inside of forwards and backwards, so they run these in one order:
-   * replica 0 decides, and a small message tells the others ahead. Replicas that do not meet have a communicator and a
-   * pipeline each. A batch fails in all replicas or in none. */
+   * replicas of a stage, a column, meet in collectives inside of forwards and backwards, so they run these in one
+   * order: replica 0 decides, and a small message tells the others ahead. Replicas that do not meet have a communicator
+   * and a pipeline each. A batch fails in all replicas or in none. */
   int32_t num_replicas;       /* 1 */
   int32_t replica;            /* of this rank, [0, num_replicas); -1 = rank / p */
   int32_t stage;              /* of this rank, [0, p); -1 = rank mod p */
@@ -124,14 +124,14 @@ typedef struct sluice_pipeline_config_s {
 
 SLUICE_EXPORT void sluice_pipeline_config_init(sluice_pipeline_config_t* out_config, size_t struct_size);
 
-/* comm       the ranks of the pipeline: p * num_replicas of them, p at most 64. Retained. Other exchanges of it may go on
- *            beside batches; it has one pipeline at a time. NULL: one rank
- * callbacks  copied; `user` is borrowed until sluice_pipeline_destroy
+/* comm       the ranks of the pipeline: p * num_replicas of them, p at most 64. Retained. Other exchanges of it may go
+ * on beside batches; it has one pipeline at a time. NULL: one rank callbacks  copied; `user` is borrowed until
+ * sluice_pipeline_destroy
  *
  * Collective over comm, and alike on all its ranks. out_pipeline: new, sluice_pipeline_destroy. Thread-safe;
  * comm-exclusive. Errors, after which comm stays usable: INVALID_ARGUMENT, ABI, NO_MEMORY, UNSUPPORTED (a transport
- * without messages), STATE (comm has a pipeline), MISMATCH (ranks differ in the config or in the version of the library:
- * says which, in what), PEER_REFUSED (another rank had one of these: names it); what the exchanges return. */
+ * without messages), STATE (comm has a pipeline), MISMATCH (ranks differ in the config or in the version of the
+ * library: says which, in what), PEER_REFUSED (another rank had one of these: names it); what the exchanges return. */
 SLUICE_API sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t* config, sluice_comm_t* comm,
                                                   const sluice_pipeline_callbacks_t* callbacks, void* user,
                                                   sluice_pipeline_t** out_pipeline);
@@ -149,14 +149,14 @@ typedef struct sluice_pipeline_batch_s {
 SLUICE_EXPORT void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struct_size);
 
 /* Runs a batch: all callbacks of this rank. Collective over the pipeline. It ends on all ranks or on none, so that no
- * rank updates parameters by a batch that failed elsewhere. Host-complete: nothing is borrowed any more when it returns.
- * One call at a time on a pipeline, others get BUSY.
+ * rank updates parameters by a batch that failed elsewhere. Host-complete: nothing is borrowed any more when it
+ * returns. One call at a time on a pipeline, others get BUSY.
  *
- * Errors, after which the next batch works: INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, OVER_BUDGET (not one micro-batch
- * fits), FOREIGN and whatever else a callback returned (with its message), MISMATCH (ranks differ in m or in
- * forward_only, or a callback gave what cannot be sent), PEER_REFUSED (another rank had one of these: names it, with its
- * message; within a second, or when the callback that runs here has returned).
- * Errors that end the pipeline: PEER_LOST (names the rank), TIMED_OUT, ABORTED. */
+ * Errors, after which the next batch works: INVALID_ARGUMENT (a callback gave what cannot be sent, among others), ABI,
+ * BUSY, NO_MEMORY, OVER_BUDGET (not one micro-batch fits), FOREIGN and whatever else a callback returned (with its
+ * message; that the host interrupted the batch), MISMATCH (ranks differ in m or in forward_only), PEER_REFUSED (another
+ * rank had one of these: names it, with its message; within a second, or when the callback that runs here has
+ * returned). Errors that end the pipeline: PEER_LOST (names the rank), TIMED_OUT, ABORTED. */
 SLUICE_API sluice_status_t sluice_pipeline_run_batch(sluice_pipeline_t* pipeline, const sluice_pipeline_batch_t* batch);
 
 /* Makes a batch that runs, and every later one, return ABORTED on this rank in bounded time; the other ranks get
@@ -174,24 +174,24 @@ SLUICE_EXPORT void sluice_pipeline_give_back(void* kept);
 /* ---- what happened -------------------------------------------------------------------------------------------- */
 
 typedef struct sluice_pipeline_stats_s {
-  size_t struct_size;      /* set by the caller: sizeof */
-  uint64_t num_batches;    /* that ended well */
-  uint64_t num_failed;     /* batches */
-  uint64_t batch_ns;       /* wall time in batches */
-  uint64_t callback_ns;    /* of that in callbacks */
-  uint64_t wait_ns;        /* of that with nothing ready: until a message arrived or was gone */
-  uint64_t agree_ns;       /* of that behind the last op, until all ranks had ended */
-  uint64_t messages_sent;  /* to other ranks, with activations and gradients */
-  uint64_t bytes_sent;     /* of their tensors */
+  size_t struct_size;     /* set by the caller: sizeof */
+  uint64_t num_batches;   /* that ended well */
+  uint64_t num_failed;    /* batches */
+  uint64_t batch_ns;      /* wall time in batches */
+  uint64_t callback_ns;   /* of that in callbacks */
+  uint64_t wait_ns;       /* of that with nothing ready: until a message arrived or was gone */
+  uint64_t agree_ns;      /* of that behind the last op, until all ranks had ended */
+  uint64_t messages_sent; /* to other ranks, with activations and gradients */
+  uint64_t bytes_sent;    /* of their tensors */
   uint64_t bytes_received;
   /* Of the last batch. */
-  uint64_t peak_bytes;       /* of what was in flight and held, by the config's bytes */
-  uint64_t planned_bytes;    /* that the limits allow */
+  uint64_t peak_bytes;         /* of what was in flight and held, by the config's bytes */
+  uint64_t planned_bytes;      /* that the limits allow */
   uint64_t most_message_bytes; /* of memory that held what had arrived */
-  int32_t in_flight;         /* the largest L in force on a virtual stage of this rank */
-  int32_t most_in_flight;    /* forwards begun whose backward had not ended, over this rank's virtual stages */
-  int32_t most_held;         /* backwards ended whose weight gradient had not */
-  int32_t is_chosen;         /* 1: L was chosen from what was measured */
+  int32_t in_flight;           /* the largest L in force on a virtual stage of this rank */
+  int32_t most_in_flight;      /* forwards begun whose backward had not ended, over this rank's virtual stages */
+  int32_t most_held;           /* backwards ended whose weight gradient had not */
+  int32_t is_chosen;           /* 1: L was chosen from what was measured */
 } sluice_pipeline_stats_t;
 
 /* Not while a batch runs. Errors: INVALID_ARGUMENT, ABI, BUSY. */
@@ -199,14 +199,14 @@ SLUICE_API sluice_status_t sluice_pipeline_get_stats(sluice_pipeline_t* pipeline
 
 /* An op of the last batch on this rank. */
 typedef struct sluice_stage_event_s {
-  uint64_t begin_ns;  /* CLOCK_MONOTONIC: the callback was called; the message was posted */
-  uint64_t end_ns;    /* it returned; the message had arrived, or was gone */
-  const char* op;     /* immutable name: "forward", "send_activation", ... as in docs/pipeline.md */
+  uint64_t begin_ns; /* CLOCK_MONOTONIC: the callback was called; the message was posted */
+  uint64_t end_ns;   /* it returned; the message had arrived, or was gone */
+  const char* op;    /* immutable name: "forward", "send_activation", ... as in docs/pipeline.md */
   int32_t virtual_stage;
   int32_t micro_batch;
-  int32_t peer;       /* the rank at the other end of a message; -1 */
+  int32_t peer; /* the rank at the other end of a message; -1 */
   int32_t reserved;
-  uint64_t bytes;     /* of a message's tensors */
+  uint64_t bytes; /* of a message's tensors */
 } sluice_stage_event_t;
 
 /* Copies up to `capacity` of them in the order of their ends; *out_count is how many there are. Not while a batch runs.

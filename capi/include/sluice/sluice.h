@@ -8,6 +8,7 @@
 #include "sluice/gate.h"
 #include "sluice/moe.h"
 #include "sluice/optimizer.h"
+#include "sluice/pipeline.h"
 #include "sluice/split.h"
 #include "sluice/plan.h"
 #include "sluice/planner.h"

@@ -1,0 +1,151 @@
+/* The pipeline behind its public calls. */
+#include "sluice/pipeline.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/structs.h"
+#include "backend/base/text.h"
+#include "backend/pipeline/policy_table.h"
+#include "backend/pipeline/run/run.h"
+
+/* ---- structs ---- */
+
+void sluice_pipeline_config_init(sluice_pipeline_config_t* out_config, size_t struct_size) {
+  const sluice_pipeline_config_t defaults = {.num_virtual = 1,
+                                             .placement = -1,
+                                             .weight_apart = -1,
+                                             .receives_ahead = 1,
+                                             .num_replicas = 1,
+                                             .replica = -1,
+                                             .stage = -1};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
+}
+
+void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struct_size) {
+  const sluice_pipeline_batch_t defaults = {.num_micro_batches = 1};
+  sluice_struct_init(out_batch, struct_size, &defaults, sizeof defaults);
+}
+
+/* ---- life ---- */
+
+/* Those that a host may name: evaluation takes its own, and the baseline is run by nobody. */
+static int is_offered(int32_t policy) {
+  return policy != SLUICE_POLICY_FORWARD_ONLY && policy != SLUICE_POLICY_DEEPSPEED;
+}
+
+static sluice_status_t fail_policy(const char* name) {
+  char names[256];
+  sluice_text_t text = sluice_text(names, sizeof names);
+  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
+    if (is_offered(policy)) sluice_text_add(&text, "%s%s", policy == 0 ? "" : ", ", sluice_policy(policy)->name);
+  }
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "pipeline: policy \"%s\" is not known; give one of %s", name, names);
+}
+
+static sluice_status_t find_policy(const char* name, int32_t* out_policy) {
+  if (name == NULL) name = "backward_first";
+  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
+    if (!is_offered(policy) || strcmp(sluice_policy(policy)->name, name) != 0) continue;
+    *out_policy = policy;
+    return SLUICE_OK;
+  }
+  return fail_policy(name);
+}
+
+static sluice_status_t read_config(const sluice_pipeline_config_t* config, sluice_pipeline_terms_t* out_terms) {
+  sluice_pipeline_config_t c;
+  sluice_pipeline_config_init(&c, sizeof c);
+  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_pipeline_config_t"));
+  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_pipeline_config_t: extension of unknown type");
+  SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "pipeline: reserved is %d; set it to 0", c.reserved));
+  int32_t number = 0;
+  SLUICE_TRY(find_policy(c.policy, &number));
+  const sluice_policy_t* policy = sluice_policy(number);
+  const int32_t placement = policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
+  *out_terms = (sluice_pipeline_terms_t){
+      .partition = c.partition,
+      .policy = number,
+      .num_virtual = c.num_virtual,
+      .placement = c.placement == -1 ? placement : c.placement,
+      .weight_apart = c.weight_apart == -1 ? policy->weight_apart == 1 : c.weight_apart != 0,
+      .receives_ahead = c.receives_ahead,
+      .in_flight = c.in_flight,
+      .held = c.held,
+      .num_replicas = c.num_replicas,
+      .replica = c.replica,
+      .stage = c.stage,
+      .in_flight_of = c.in_flight_of,
+      .byte_limit = c.memory_budget,
+      .activation_bytes = c.activation_bytes,
+      .held_bytes = c.held_bytes,
+      .has_experts = c.has_experts,
+  };
+  return SLUICE_OK;
+}
+
+static sluice_status_t read_callbacks(const sluice_pipeline_callbacks_t* callbacks,
+                                      sluice_pipeline_callbacks_t* out_callbacks) {
+  memset(out_callbacks, 0, sizeof *out_callbacks);
+  return sluice_struct_copy(out_callbacks, sizeof *out_callbacks, callbacks,
+                            offsetof(sluice_pipeline_callbacks_t, weight_grad), "sluice_pipeline_callbacks_t");
+}
+
+sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t* config, sluice_comm_t* comm,
+                                       const sluice_pipeline_callbacks_t* callbacks, void* user,
+                                       sluice_pipeline_t** out_pipeline) {
+  SLUICE_TRY(SLUICE_REQUIRE(out_pipeline != NULL, "sluice_pipeline_create: out_pipeline is NULL"));
+  *out_pipeline = NULL;
+  sluice_pipeline_terms_t terms = {.policy = 0};
+  sluice_pipeline_callbacks_t read;
+  sluice_status_t mine = read_config(config, &terms);
+  if (mine == SLUICE_OK) mine = read_callbacks(callbacks, &read);
+  return sluice_pipeline_open(&terms, mine, comm, &read, user, out_pipeline);
+}
+
+void sluice_pipeline_destroy(sluice_pipeline_t* pipeline) { sluice_pipeline_close(pipeline); }
+
+void sluice_pipeline_abort(sluice_pipeline_t* pipeline) { sluice_pipeline_stop(pipeline); }
+
+/* ---- batches ---- */
+
+sluice_status_t sluice_pipeline_run_batch(sluice_pipeline_t* pipeline, const sluice_pipeline_batch_t* batch) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL, "sluice_pipeline_run_batch: pipeline is NULL"));
+  sluice_pipeline_batch_t b;
+  sluice_pipeline_batch_init(&b, sizeof b);
+  const sluice_status_t mine = sluice_struct_copy(&b, sizeof b, batch, sizeof b, "sluice_pipeline_batch_t");
+  return sluice_pipeline_batch(pipeline, mine, b.num_micro_batches, b.forward_only);
+}
+
+sluice_status_t sluice_pipeline_keep(sluice_pipeline_t* pipeline, const sluice_stage_tensors_t* received,
+                                     void** out_kept) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && received != NULL && out_kept != NULL,
+                            "sluice_pipeline_keep: pipeline, received and out_kept may not be NULL"));
+  return sluice_pipeline_keep_tensors(pipeline, received, out_kept);
+}
+
+void sluice_pipeline_give_back(void* kept) { sluice_pipeline_release_kept(kept); }
+
+/* ---- what happened ---- */
+
+sluice_status_t sluice_pipeline_get_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && out_stats != NULL,
+                            "sluice_pipeline_get_stats: pipeline and out_stats may not be NULL"));
+  SLUICE_TRY(sluice_struct_check_size(out_stats, "sluice_pipeline_stats_t"));
+  sluice_pipeline_stats_t stats;
+  memset(&stats, 0, sizeof stats);
+  SLUICE_TRY(sluice_pipeline_read_stats(pipeline, &stats));
+  sluice_struct_give(out_stats, &stats, sizeof stats);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_pipeline_get_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
+                                           int64_t capacity, int64_t* out_count) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && out_count != NULL,
+                            "sluice_pipeline_get_events: pipeline and out_count may not be NULL"));
+  SLUICE_TRY(SLUICE_REQUIRE(capacity >= 0 && (capacity == 0 || out_events != NULL),
+                            "sluice_pipeline_get_events: capacity is %lld and out_events is %s", (long long)capacity,
+                            out_events == NULL ? "NULL" : "given"));
+  return sluice_pipeline_read_events(pipeline, out_events, capacity, out_count);
+}

@@ -1,0 +1,295 @@
+/* A pipeline by its public calls is one device: the bits of a single loop, whatever the policy, the limits and the
+ * delays; and what ran is the program. */
+#include "capi/test/pipeline_checks.h"
+
+#include <stdlib.h>
+
+/* Batches of every size, evaluations among them. */
+static void add_batches(pw_world_t* world, int32_t most) {
+  for (int32_t m = 1; m <= most; ++m) {
+    pw_world_add(world, m, 0);
+    if (m % 2 == 0) pw_world_add(world, m - 1, 1);
+  }
+}
+
+static void run_and_check(pw_world_t* world) {
+  pw_world_run(world);
+  for (int32_t b = 0; b < world->num_batches; ++b) assert_all_work(world, b);
+  assert_nothing_wrong(world);
+  assert_same_bits(world);
+}
+
+static void try_one(const char* transport, const char* policy, int32_t p, int32_t v, int32_t limit, int32_t apart) {
+  pw_world_t* world = pw_world_new(transport, p);
+  world->config.policy = policy;
+  world->config.num_virtual = v;
+  world->config.in_flight = limit;
+  world->config.weight_apart = apart;
+  if (strcmp(policy, "looped") == 0) { /* asks for whole rounds */
+    pw_world_add(world, p, 0);
+    pw_world_add(world, 2 * p, 0);
+    pw_world_add(world, 3, 1);
+  } else {
+    add_batches(world, 6);
+  }
+  run_and_check(world);
+  pw_world_free(world);
+}
+
+static void try_rules(const char* transport, int32_t p) {
+  static const char* const rules[] = {"message_driven", "backward_first"};
+  for (int32_t v = 1; v <= 2; ++v) {
+    if (p * v > PW_MAX_LAYERS) continue;
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; ++i) {
+      for (int32_t apart = 0; apart <= 1; ++apart) {
+        try_one(transport, rules[i], p, v, 0, apart);
+        try_one(transport, rules[i], p, v, 1, apart);
+        try_one(transport, rules[i], p, v, 3, apart);
+      }
+    }
+  }
+}
+
+static void try_orders(const char* transport, int32_t p) {
+  try_one(transport, "1f1b_hint", p, 1, 0, -1);
+  try_one(transport, "1f1b_hint", p, 1, 2, -1);
+  try_one(transport, "1f1b", p, 1, 0, -1);
+  try_one(transport, "1f1b", p, 1, 1, -1);
+  try_one(transport, "gpipe", p, 1, 0, -1);
+  try_one(transport, "zero_bubble", p, 1, 0, -1);
+  if (p > 1) try_one(transport, "looped", p, 2, 0, -1);
+  try_one(transport, "v", p, 2, 0, -1);
+}
+
+static void Batch_AnyPolicyInOneProcess_HasTheBitsOfOneLoop(void** state) {
+  (void)state;
+  for (int32_t p = 1; p <= 4; ++p) {
+    try_rules("local", p);
+    try_orders("local", p);
+  }
+}
+
+static void Batch_AnyPolicyOverTcp_HasTheBitsOfOneLoop(void** state) {
+  (void)state;
+  for (int32_t p = 2; p <= 4; ++p) try_orders("tcp", p);
+  try_rules("tcp", 2);
+  try_rules("tcp", 3);
+}
+
+static void Batch_VPlacementUnderARule_HasTheBitsOfOneLoop(void** state) {
+  (void)state;
+  for (int32_t p = 1; p <= 3; ++p) {
+    pw_world_t* world = pw_world_new("local", p);
+    world->config.policy = "backward_first";
+    world->config.placement = SLUICE_PIPELINE_V;
+    world->config.num_virtual = 2;
+    world->config.weight_apart = p % 2;
+    add_batches(world, 5);
+    run_and_check(world);
+    pw_world_free(world);
+  }
+}
+
+static void Batch_DelaysAreDrawn_HasTheBitsOfOneLoop(void** state) {
+  (void)state;
+  static const char* const transports[] = {"local", "tcp"};
+  for (size_t t = 0; t < 2; ++t) {
+    for (int32_t apart = 0; apart <= 1; ++apart) {
+      pw_world_t* world = pw_world_new(transports[t], 3);
+      world->config.policy = apart ? "backward_first" : "message_driven";
+      world->config.weight_apart = apart;
+      world->config.num_virtual = 2;
+      world->max_delay_us = 2000;
+      for (int32_t b = 0; b < 4; ++b) pw_world_add(world, 6, b == 2);
+      run_and_check(world);
+      pw_world_free(world);
+    }
+  }
+}
+
+static void Batch_TensorsAreKept_OutliveThePipeline(void** state) {
+  (void)state;
+  static const char* const transports[] = {"local", "tcp"};
+  for (size_t t = 0; t < 2; ++t) {
+    pw_world_t* world = pw_world_new(transports[t], 3);
+    world->keeps = 1;
+    pw_world_add(world, 6, 0);
+    run_and_check(world);
+    int32_t num_kept = 0;
+    for (int32_t i = 0; i < 6; ++i) num_kept += world->ranks[1].kept[i] != NULL;
+    assert_int_equal(num_kept, 6);
+    pw_world_free(world);
+  }
+}
+
+/* ---- what ran ---- */
+
+static const sluice_stage_event_t* find(const pw_rank_t* rank, int32_t b, const char* op, int32_t c, int32_t i) {
+  const sluice_stage_event_t* found = NULL;
+  for (int64_t e = 0; e < rank->num_events[b]; ++e) {
+    const sluice_stage_event_t* event = &rank->events[b][e];
+    if (strcmp(event->op, op) != 0 || event->virtual_stage != c || event->micro_batch != i) continue;
+    if (found != NULL) fail_msg("%s of micro-batch %d in virtual stage %d ran twice", op, i, c);
+    found = event;
+  }
+  return found;
+}
+
+static void assert_before(const sluice_stage_event_t* a, const sluice_stage_event_t* b) {
+  assert_non_null(a);
+  assert_non_null(b);
+  if (a->end_ns > b->begin_ns) fail_msg("%s of %d ends behind the begin of %s", a->op, a->micro_batch, b->op);
+}
+
+static void check_micro_batch(const pw_rank_t* rank, int32_t c, int32_t i, int32_t last) {
+  const sluice_stage_event_t* forward = find(rank, 0, "forward", c, i);
+  const sluice_stage_event_t* backward = find(rank, 0, "backward", c, i);
+  assert_before(forward, backward);
+  if (i > 0) assert_before(find(rank, 0, "forward", c, i - 1), forward);
+  if (i > 0) assert_before(find(rank, 0, "backward", c, i - 1), backward);
+  if (c > 0) {
+    assert_before(find(rank, 0, "receive_activation", c, i), forward);
+    assert_before(backward, find(rank, 0, "send_gradient", c, i));
+    assert_true(find(rank, 0, "receive_activation", c, i)->peer == rank->rank - 1);
+    assert_true(find(rank, 0, "receive_activation", c, i)->bytes > 0);
+  }
+  if (c < last) {
+    assert_before(forward, find(rank, 0, "send_activation", c, i));
+    assert_before(find(rank, 0, "receive_gradient", c, i), backward);
+  }
+}
+
+static int32_t most_in_flight(const pw_rank_t* rank, int32_t c, int32_t m) {
+  int32_t most = 0;
+  for (int32_t i = 0; i < m; ++i) {
+    const uint64_t at = find(rank, 0, "forward", c, i)->begin_ns;
+    int32_t now = 0;
+    for (int32_t j = 0; j <= i; ++j) now += find(rank, 0, "backward", c, j)->end_ns > at;
+    if (now > most) most = now;
+  }
+  return most;
+}
+
+static void Events_OfABatch_AreTheProgramWithinItsLimits(void** state) {
+  (void)state;
+  for (int32_t limit = 1; limit <= 4; ++limit) {
+    const int32_t p = 3, m = 6;
+    pw_world_t* world = pw_world_new("tcp", p);
+    const uint64_t bytes[] = {1000};
+    world->config.in_flight = limit;
+    world->config.activation_bytes = bytes;
+    world->max_delay_us = 500;
+    pw_world_add(world, m, 0);
+    run_and_check(world);
+    for (int32_t s = 0; s < p; ++s) {
+      const pw_rank_t* rank = &world->ranks[s];
+      for (int32_t i = 0; i < m; ++i) check_micro_batch(rank, s, i, p - 1);
+      assert_int_equal(rank->num_events[0], m * (2 + (s > 0 ? 2 : 0) + (s < p - 1 ? 2 : 0)));
+      const int32_t most = most_in_flight(rank, s, m);
+      assert_true(most <= limit);
+      assert_int_equal(rank->stats[0].most_in_flight, most);
+      assert_int_equal(rank->stats[0].in_flight, limit);
+      assert_int_equal(rank->stats[0].peak_bytes, 1000 * most);
+      assert_true(rank->stats[0].peak_bytes <= rank->stats[0].planned_bytes);
+      assert_int_equal(rank->stats[0].messages_sent, m * ((s > 0) + (s < p - 1)));
+      assert_int_equal(rank->calls[PW_FORWARD], m);
+      assert_int_equal(rank->calls[PW_BACKWARD], m);
+      assert_int_equal(rank->calls[PW_LOAD], s == 0 || s == p - 1 ? m : 0);
+      assert_int_equal(rank->calls[PW_LOSS], s == p - 1 ? m : 0);
+    }
+    pw_world_free(world);
+  }
+}
+
+/* ---- how many are in flight ---- */
+
+static void InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch(void** state) {
+  (void)state;
+  pw_world_t* world = pw_world_new("tcp", 3);
+  for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 8, 0);
+  run_and_check(world); /* ranks whose programs differ would not end */
+  for (int32_t r = 0; r < 3; ++r) {
+    assert_int_equal(world->ranks[r].stats[0].is_chosen, 0);
+    assert_int_equal(world->ranks[r].stats[0].in_flight, 3);
+    assert_int_equal(world->ranks[r].stats[1].is_chosen, 1);
+    assert_int_equal(world->ranks[r].stats[2].in_flight, world->ranks[r].stats[1].in_flight);
+  }
+  pw_world_free(world);
+}
+
+static void InFlight_UnderABudget_StaysInside(void** state) {
+  (void)state;
+  pw_world_t* world = pw_world_new("local", 4);
+  const uint64_t bytes[] = {1000};
+  world->config.activation_bytes = bytes;
+  world->config.memory_budget = 2500;
+  for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 8, 0);
+  run_and_check(world);
+  for (int32_t r = 0; r < 4; ++r) {
+    for (int32_t b = 0; b < 3; ++b) {
+      assert_true(world->ranks[r].stats[b].in_flight <= 2);
+      assert_true(world->ranks[r].stats[b].planned_bytes <= 2500);
+      assert_true(world->ranks[r].stats[b].peak_bytes <= 2500);
+    }
+  }
+  pw_world_free(world);
+}
+
+/* ---- replicas ---- */
+
+static void try_column(const char* transport, const char* policy, int32_t p, int32_t v, int32_t replicas) {
+  static const int32_t experts[] = {1, 1};
+  pw_world_t* world = pw_world_new(transport, p);
+  world->num_replicas = replicas;
+  world->config.policy = policy;
+  world->config.num_virtual = v;
+  world->config.has_experts = experts;
+  world->has_column = 1;
+  world->max_delay_us = 300;
+  for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 5, b == 1);
+  run_and_check(world);
+  pw_world_free(world);
+}
+
+static void Replicas_StagesWithExperts_MeetInTheSameOps(void** state) {
+  (void)state;
+  try_column("local", "message_driven", 2, 1, 2);
+  try_column("local", "backward_first", 2, 2, 2);
+  try_column("local", "backward_first", 4, 1, 2);
+  try_column("local", "1f1b", 4, 1, 2);
+  try_column("tcp", "message_driven", 2, 2, 2);
+  try_column("tcp", "backward_first", 2, 1, 3);
+}
+
+static void place_by_replica(pw_rank_t* rank, sluice_pipeline_config_t* config) {
+  rank->stage = rank->rank / rank->world->num_replicas;
+  rank->replica = rank->rank % rank->world->num_replicas;
+  config->stage = rank->stage;
+  config->replica = rank->replica;
+}
+
+static void Replicas_NumberedByTheHost_FindTheirPlaces(void** state) {
+  (void)state;
+  pw_world_t* world = pw_world_new("local", 3);
+  world->num_replicas = 2;
+  world->bend_config = place_by_replica;
+  pw_world_add(world, 4, 0);
+  run_and_check(world);
+  pw_world_free(world);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Batch_AnyPolicyInOneProcess_HasTheBitsOfOneLoop),
+      cmocka_unit_test(Batch_AnyPolicyOverTcp_HasTheBitsOfOneLoop),
+      cmocka_unit_test(Batch_VPlacementUnderARule_HasTheBitsOfOneLoop),
+      cmocka_unit_test(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop),
+      cmocka_unit_test(Batch_TensorsAreKept_OutliveThePipeline),
+      cmocka_unit_test(Events_OfABatch_AreTheProgramWithinItsLimits),
+      cmocka_unit_test(InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch),
+      cmocka_unit_test(InFlight_UnderABudget_StaysInside),
+      cmocka_unit_test(Replicas_StagesWithExperts_MeetInTheSameOps),
+      cmocka_unit_test(Replicas_NumberedByTheHost_FindTheirPlaces),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -176,7 +176,7 @@ static void adopt_times(sluice_pipeline_t* pipeline) {
 }
 
 static void put_away(sluice_pipeline_t* pipeline) {
-  if (pipeline->endpoint != NULL) pipeline->stats.most_message_bytes = pipeline->endpoint->memory.peak_bytes;
+  if (pipeline->endpoint != NULL) pipeline->stats.most_message_bytes = sluice_stage_endpoint_peak(pipeline->endpoint);
   if (pipeline->plan == NULL) return;
   sluice_stage_drop_all(pipeline);
   sluice_runner_deinit(&pipeline->runner, sluice_process_allocator());

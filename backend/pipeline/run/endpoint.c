@@ -57,6 +57,13 @@ void sluice_stage_endpoint_close(sluice_stage_endpoint_t* endpoint) {
   leave(endpoint);
 }
 
+uint64_t sluice_stage_endpoint_peak(sluice_stage_endpoint_t* endpoint) {
+  pthread_mutex_lock(&endpoint->memory.mutex);
+  const uint64_t bytes = endpoint->memory.peak_bytes;
+  pthread_mutex_unlock(&endpoint->memory.mutex);
+  return bytes;
+}
+
 /* ---- what is kept ---- */
 
 sluice_status_t sluice_stage_keep(sluice_stage_endpoint_t* endpoint, sluice_message_arrival_t* arrival,

@@ -32,6 +32,9 @@ sluice_stage_endpoint_t* sluice_stage_endpoint_new(sluice_comm_t* comm);
 /* Closes it. Accepts NULL. */
 void sluice_stage_endpoint_close(sluice_stage_endpoint_t* endpoint);
 
+/* The most that had arrived and was not released since the peak was last reset. Messages may arrive meanwhile. */
+uint64_t sluice_stage_endpoint_peak(sluice_stage_endpoint_t* endpoint);
+
 /* out_kept: with one holder, sluice_stage_kept_release. Errors: NO_MEMORY. */
 sluice_status_t sluice_stage_keep(sluice_stage_endpoint_t* endpoint, sluice_message_arrival_t* arrival,
                                   const void* data, sluice_stage_kept_t** out_kept);

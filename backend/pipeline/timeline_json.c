@@ -16,7 +16,7 @@ uint64_t sluice_pipeline_write_timeline(const sluice_pipeline_program_t* program
   sluice_text_add(&text, "{\"events\": [");
   for (int32_t i = 0; i < program->num_ops; ++i) {
     const sluice_stage_op_t* op = &program->ops[i];
-    if (!is_shown(op)) continue;
+    if (!is_shown(op) || end[i] < begin[i]) continue;
     sluice_text_add(&text,
                     "%s\n {\"op\": \"%s\", \"lane\": \"%s\", \"begin_ns\": %.0f, \"end_ns\": %.0f, \"chunk\": %d, "
                     "\"direction\": \"%s\", \"layer\": %d, \"rank\": %d}",

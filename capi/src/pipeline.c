@@ -149,3 +149,12 @@ sluice_status_t sluice_pipeline_get_events(sluice_pipeline_t* pipeline, sluice_s
                             out_events == NULL ? "NULL" : "given"));
   return sluice_pipeline_read_events(pipeline, out_events, capacity, out_count);
 }
+
+sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipeline, int32_t which, char* text,
+                                              uint64_t* inout_bytes) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && inout_bytes != NULL, "sluice_pipeline_timeline_json: %s is NULL",
+                            pipeline == NULL ? "pipeline" : "inout_bytes"));
+  SLUICE_TRY(SLUICE_REQUIRE(which == SLUICE_PIPELINE_MEASURED || which == SLUICE_PIPELINE_PREDICTED,
+                            "sluice_pipeline_timeline_json: which is %d; give 0 (measured) or 1 (predicted)", which));
+  return sluice_pipeline_write_batch(pipeline, which, text, inout_bytes);
+}

@@ -201,6 +201,57 @@ static void Events_OfABatch_AreTheProgramWithinItsLimits(void** state) {
   }
 }
 
+static int32_t count_of(const char* text, const char* what) {
+  int32_t count = 0;
+  for (const char* at = text; (at = strstr(at, what)) != NULL; ++at) ++count;
+  return count;
+}
+
+/* Events in the timeline, and a wrong for what is not as it should be. */
+static int32_t count_events(pw_rank_t* rank, int32_t which) {
+  uint64_t bytes = 0;
+  if (sluice_pipeline_timeline_json(rank->pipeline, which, NULL, &bytes) != SLUICE_OK) pw_wrong(rank, "no timeline");
+  char* text = calloc(1, (size_t)bytes);
+  if (text == NULL) abort();
+  uint64_t room = bytes - 1;
+  if (sluice_pipeline_timeline_json(rank->pipeline, which, text, &room) != SLUICE_E_INVALID_ARGUMENT) {
+    pw_wrong(rank, "a timeline without room");
+  }
+  room = bytes;
+  if (sluice_pipeline_timeline_json(rank->pipeline, which, text, &room) != SLUICE_OK) pw_wrong(rank, "no timeline");
+  if (strlen(text) + 1 != bytes) pw_wrong(rank, "a timeline of another length");
+  const int32_t count = count_of(text, "\"begin_ns\"");
+  free(text);
+  return count;
+}
+
+static void check_timelines(pw_rank_t* rank) {
+  const int32_t m = 5, p = rank->world->num_stages, s = rank->stage;
+  const int32_t measured = count_events(rank, SLUICE_PIPELINE_MEASURED);
+  const int32_t predicted = count_events(rank, SLUICE_PIPELINE_PREDICTED);
+  if (measured != m * (2 + (s > 0) + (s < p - 1))) pw_wrong(rank, "%d ops were measured", measured);
+  if (predicted != m * (2 * p + 2 * (p - 1))) pw_wrong(rank, "%d ops were predicted", predicted);
+}
+
+static void ask_too_early(pw_rank_t* rank) {
+  uint64_t bytes = 0;
+  if (rank->num_events[0] > 0) return;
+  if (sluice_pipeline_timeline_json(rank->pipeline, SLUICE_PIPELINE_MEASURED, NULL, &bytes) != SLUICE_E_STATE) {
+    pw_wrong(rank, "a timeline of no batch");
+  }
+}
+
+static void Timelines_OfABatch_AreMeasuredBesidePredicted(void** state) {
+  (void)state;
+  pw_world_t* world = pw_world_new("tcp", 3);
+  world->between = ask_too_early;
+  world->after = check_timelines;
+  world->max_delay_us = 300;
+  for (int32_t b = 0; b < 2; ++b) pw_world_add(world, 5, 0);
+  run_and_check(world);
+  pw_world_free(world);
+}
+
 /* ---- how many are in flight ---- */
 
 static void InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch(void** state) {
@@ -286,6 +337,7 @@ int main(void) {
       cmocka_unit_test(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_TensorsAreKept_OutliveThePipeline),
       cmocka_unit_test(Events_OfABatch_AreTheProgramWithinItsLimits),
+      cmocka_unit_test(Timelines_OfABatch_AreMeasuredBesidePredicted),
       cmocka_unit_test(InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch),
       cmocka_unit_test(InFlight_UnderABudget_StaysInside),
       cmocka_unit_test(Replicas_StagesWithExperts_MeetInTheSameOps),

@@ -31,6 +31,8 @@ static void begin(sluice_pipeline_t* pipeline, int32_t num_micro_batches, int32_
   pipeline->num_micro_batches = num_micro_batches;
   pipeline->forward_only = forward_only != 0;
   pipeline->plan = NULL;
+  pipeline->has_told = 0;
+  pipeline->begin_ns = sluice_now_ns();
   pipeline->phase = SLUICE_STAGE_RUNS;
   pipeline->stopper = -1;
   pipeline->has_news = 1;
@@ -164,13 +166,14 @@ static sluice_status_t end_together(sluice_pipeline_t* pipeline) {
 /* The times of the first training batch, alike on all ranks, decide what is in flight from now on. */
 static void adopt_times(sluice_pipeline_t* pipeline) {
   const sluice_stage_agreement_t* agreed = &pipeline->agreed;
-  if (pipeline->has_times || pipeline->forward_only) return;
   if (agreed->replica == 0) {
     for (int32_t k = 0; k < agreed->spec.num_virtual; ++k) {
       const int32_t c = sluice_pipeline_virtual_stage(&agreed->spec, agreed->stage, k);
       pipeline->told[pipeline->number % 2][c] = pipeline->own_times[k];
     }
   }
+  pipeline->has_told = 1;
+  if (pipeline->has_times || pipeline->forward_only) return;
   memcpy(pipeline->times, pipeline->told[pipeline->number % 2], sizeof pipeline->times);
   pipeline->has_times = 1;
 }

@@ -1,4 +1,4 @@
-/* A pipeline comes and goes, and what may be asked of it between batches. */
+/* A pipeline comes and goes, and a host keeps what arrived. */
 #include <string.h>
 
 #include "backend/base/check.h"
@@ -126,43 +126,3 @@ sluice_status_t sluice_pipeline_keep_tensors(sluice_pipeline_t* pipeline, const 
 }
 
 void sluice_pipeline_release_kept(void* kept) { sluice_stage_kept_release(kept); }
-
-/* ---- what happened ---- */
-
-static sluice_status_t enter(sluice_pipeline_t* pipeline) {
-  if (!atomic_flag_test_and_set(&pipeline->is_busy)) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_BUSY, "pipeline: a batch runs; ask between batches");
-}
-
-sluice_status_t sluice_pipeline_read_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {
-  SLUICE_TRY(enter(pipeline));
-  *out_stats = pipeline->stats;
-  atomic_flag_clear(&pipeline->is_busy);
-  return SLUICE_OK;
-}
-
-sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
-                                            int64_t capacity, int64_t* out_count) {
-  *out_count = 0;
-  SLUICE_TRY(enter(pipeline));
-  const sluice_stage_plan_t* plan = pipeline->plan;
-  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
-  for (int32_t i = 0; plan != NULL && i < plan->num_ends; ++i) {
-    const sluice_stage_op_t* op = &plan->program->ops[plan->ends[i]];
-    if (op->kind == SLUICE_STAGE_FLUSH) continue;
-    const int64_t at = (*out_count)++;
-    if (at >= capacity) continue;
-    const sluice_stage_record_t* record = &plan->records[plan->ends[i] - plan->first_op];
-    out_events[at] = (sluice_stage_event_t){
-        .begin_ns = record->begin_ns,
-        .end_ns = record->end_ns,
-        .op = sluice_stage_op_name(op->kind),
-        .virtual_stage = op->virtual_stage,
-        .micro_batch = op->micro_batch,
-        .peer = op->peer >= 0 ? agreed->rank_of[op->peer * agreed->num_replicas + agreed->replica] : -1,
-        .bytes = record->bytes,
-    };
-  }
-  atomic_flag_clear(&pipeline->is_busy);
-  return SLUICE_OK;
-}

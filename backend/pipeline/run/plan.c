@@ -32,9 +32,8 @@ static int has_byte_limit(const sluice_pipeline_spec_t* spec) {
   return 0;
 }
 
-/* Before anything is measured a backward takes as long as two forwards, and messages take no time. */
-static void fill_times(const sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured,
-                       sluice_pipeline_times_t* out_times) {
+void sluice_stage_fill_times(const sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured,
+                             sluice_pipeline_times_t* out_times) {
   *out_times = (sluice_pipeline_times_t){.is_buffered = 1};
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
     out_times->forward_s[c] = measured == NULL ? 1 : measured[c].forward_s;
@@ -52,7 +51,7 @@ static sluice_status_t choose(sluice_pipeline_spec_t* spec, const sluice_stage_t
   }
   sluice_pipeline_times_t* times = sluice_alloc(sluice_process_allocator(), sizeof *times, "pipeline: times");
   if (times == NULL) return sluice_alloc_status();
-  fill_times(spec, measured, times);
+  sluice_stage_fill_times(spec, measured, times);
   sluice_pipeline_choice_t choice;
   sluice_status_t status = sluice_pipeline_choose(spec, times, TOLERANCE, sluice_process_allocator(), &choice);
   sluice_free(sluice_process_allocator(), times, sizeof *times);

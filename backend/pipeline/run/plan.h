@@ -4,6 +4,7 @@
 #define SLUICE_BACKEND_PIPELINE_RUN_PLAN_H_
 
 #include "backend/pipeline/run/values.h"
+#include "backend/pipeline/simulate.h"
 
 typedef struct sluice_stage_record_s {
   uint64_t begin_ns, end_ns;
@@ -35,6 +36,9 @@ typedef struct sluice_stage_plan_s {
 sluice_status_t sluice_stage_plan_make(sluice_stage_plan_t* plan, const sluice_pipeline_spec_t* agreed, int32_t stage,
                                        int32_t num_micro_batches, int32_t forward_only,
                                        const sluice_stage_times_t* times);
+/* Of a simulation with what was measured (NULL: a backward takes as long as two forwards, messages take no time). */
+void sluice_stage_fill_times(const sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured,
+                             sluice_pipeline_times_t* out_times);
 /* For the next batch. */
 void sluice_stage_plan_reset(sluice_stage_plan_t* plan);
 void sluice_stage_plan_free(sluice_stage_plan_t* plan);

@@ -49,5 +49,7 @@ void sluice_pipeline_release_kept(void* kept); /* any thread; accepts NULL */
 sluice_status_t sluice_pipeline_read_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats);
 sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
                                             int64_t capacity, int64_t* out_count);
+sluice_status_t sluice_pipeline_write_batch(sluice_pipeline_t* pipeline, int32_t which, char* text,
+                                            uint64_t* inout_bytes);
 
 #endif /* SLUICE_BACKEND_PIPELINE_RUN_RUN_H_ */

@@ -47,6 +47,7 @@ struct sluice_pipeline_s {
 
   /* Batches. */
   uint64_t number; /* of the newest, from 1 */
+  uint64_t begin_ns;
   int32_t num_micro_batches, forward_only;
   sluice_stage_phase_t phase;
   int32_t needs_drain;          /* the newest has failed, and not all that was sent in it has arrived */
@@ -70,6 +71,7 @@ struct sluice_pipeline_s {
   sluice_stage_times_t told[2][SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   sluice_stage_times_t times[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   int32_t has_times;
+  int32_t has_told; /* the newest batch has ended, and all its times are there */
 
   /* In flight now. */
   int32_t in_flight, held;

@@ -214,6 +214,17 @@ typedef struct sluice_stage_event_s {
 SLUICE_API sluice_status_t sluice_pipeline_get_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
                                                       int64_t capacity, int64_t* out_count);
 
+enum { SLUICE_PIPELINE_MEASURED = 0, SLUICE_PIPELINE_PREDICTED = 1 };
+
+/* The last batch as JSON for pictures, with a terminating zero: {"events": [...]}, as `sluice.timeline.from_trace`
+ * reads them, with the stage as rank, the virtual stage as layer, the micro-batch as chunk. MEASURED: this rank's ops,
+ * by CLOCK_MONOTONIC. PREDICTED: the ops of all stages, simulated with the times that all ranks measured in this batch,
+ * from its begin on this rank on. *inout_bytes is the room and then the size, zero included; text may be NULL to ask.
+ * Not while a batch runs. Errors: INVALID_ARGUMENT (too little room among them), BUSY, STATE (no batch; PREDICTED: it
+ * has failed), NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipeline, int32_t which, char* text,
+                                                         uint64_t* inout_bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -92,7 +92,7 @@ def test_CExamples_IncludeNothingButSluice():
         if name.endswith((".c", ".h")):
             with open(os.path.join(HERE, "c", name)) as file:
                 included = set(re.findall(r'#include [<"]([^>"]+)[>"]', file.read()))
-            assert included - STANDARD <= {"sluice/sluice.h", "rank.h"}, name
+            assert included - STANDARD <= {"sluice/sluice.h", "rank.h", "stage.h"}, name
 
 
 def test_CLocal_AnyNumberOfRanks_LearnsTheSame(c_programs):
@@ -102,12 +102,30 @@ def test_CLocal_AnyNumberOfRanks_LearnsTheSame(c_programs):
         assert losses(run([os.path.join(c_programs, "local4"), ranks])) == pytest.approx(one, abs=3e-6)
 
 
-def test_CMpi_TwoProcesses_LearnAsThreadsDo(c_programs, libraries):
+def test_CPipeline_AnyStagesAndReplicas_LearnsTheSame(c_programs):
+    program = os.path.join(c_programs, "pipeline4")
+    one = losses(run([program, "1", "1"]))
+    check_learning(one)
+    for stages, replicas in (("2", "1"), ("4", "1"), ("2", "2"), ("4", "2")):
+        assert losses(run([program, stages, replicas])) == pytest.approx(one, abs=3e-6)
+
+
+def run_mpi(program, ranks):
     need("mpicc", "libopenmpi-dev")
     need("mpirun", "openmpi-bin")
-    command = ["mpirun", "-n", "2", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
+    command = ["mpirun", "-n", ranks, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]
     # Small messages over shared memory make Open MPI spin; two cores are few.
-    text = run([*command, os.path.join(c_programs, "mpi")], OMPI_MCA_mpi_yield_when_idle="1")
+    return run([*command, program], OMPI_MCA_mpi_yield_when_idle="1")
+
+
+def test_CPipelineMpi_FourProcesses_LearnAsThreadsDo(c_programs):
+    text = run_mpi(os.path.join(c_programs, "pipeline_mpi"), "4")
+    threads = losses(run([os.path.join(c_programs, "pipeline4"), "2", "2"]))
+    assert losses(text) == pytest.approx(threads, abs=3e-6)
+
+
+def test_CMpi_TwoProcesses_LearnAsThreadsDo(c_programs):
+    text = run_mpi(os.path.join(c_programs, "mpi"), "2")
     threads = losses(run([os.path.join(c_programs, "local4"), "2"]))
     assert losses(text) == pytest.approx(threads, abs=3e-6)
 

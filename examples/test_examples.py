@@ -110,6 +110,23 @@ def test_CPipeline_AnyStagesAndReplicas_LearnsTheSame(c_programs):
         assert losses(run([program, stages, replicas])) == pytest.approx(one, abs=3e-6)
 
 
+def test_CStages_LessBudget_TakesLongerAndSaysWhy(c_programs):
+    """More is never slower, every layer has its reason, and what does not fit says what would."""
+    with open(os.path.join(HERE, "c", "stages.c")) as file:
+        assert len(file.read().splitlines()) <= 100
+    program, steps = os.path.join(c_programs, "stages"), []
+    for budget in ("2500", "1200", "1000"):
+        text = run([program, budget])
+        steps.append(float(re.search(r"^a step takes ([\d.]+) ms$", text, re.MULTILINE).group(1)))
+        assert len(re.findall(r"^stage \d: \d+ layers, ", text, re.MULTILINE)) == 4
+        assert len(re.findall(r"^  layer \d+: (?:keep|recompute|offload): ", text, re.MULTILINE)) == 12
+        for used, budgeted in re.findall(r" (\d+) bytes of (\d+)", text):
+            assert int(used) <= int(budgeted) == int(budget) << 20
+    assert steps[0] < steps[1] < steps[2]
+    needed = re.search(r"stage \d does not fit: it needs (\d+) MiB", run([program, "300"], expect=1)).group(1)
+    run([program, str(int(needed) + 1)])
+
+
 def run_mpi(program, ranks):
     need("mpicc", "libopenmpi-dev")
     need("mpirun", "openmpi-bin")

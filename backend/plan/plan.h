@@ -112,6 +112,11 @@ sluice_status_t sluice_plan_make(const sluice_plan_problem_t* problem, const slu
 sluice_status_t sluice_plan_least_bytes(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                         uint64_t* out_bytes);
 
+/* Shows every candidate that the inputs allow, whatever their budget is, with no more rows kept than it must: those of
+ * balanced routing and a quarter more. Errors: UNSUPPORTED, NO_MEMORY. */
+sluice_status_t sluice_plan_visit_leanest(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                                          sluice_plan_visit_fn_t visit, void* user);
+
 /* What a plan's categories hold, and where its slots are fullest. */
 typedef struct sluice_plan_breakdown_s {
   uint64_t communication; /* of slots: rows on their way out or just in, token copies */

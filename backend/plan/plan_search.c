@@ -266,6 +266,15 @@ sluice_status_t sluice_plan_least_bytes(const sluice_plan_problem_t* problem, co
   return sluice_plan_fail_over_budget(problem, &lean, NULL, &found);
 }
 
+sluice_status_t sluice_plan_visit_leanest(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                                          sluice_plan_visit_fn_t visit, void* user) {
+  sluice_plan_inputs_t lean = *inputs;
+  sluice_plan_search_t found;
+  lean.budget = 1, lean.may_keep_part = 0; /* nothing to spare: what is over a budget is sized at its least */
+  SLUICE_TRY(sluice_plan_search(problem, &lean, NULL, visit, user, &found));
+  return found.num_seen > 0 ? SLUICE_OK : fail_without_candidates(problem);
+}
+
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
   const int64_t numbers[] = {
       plan->inputs.max_tokens,  plan->num_blocks, plan->num_chunks,    plan->blocks_per_chunk,

@@ -253,3 +253,36 @@ sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, con
   judge(all);
   return all->status != SLUICE_OK ? all->status : status;
 }
+
+/* ---- all of them ---- */
+
+typedef struct showing_s {
+  const sluice_machine_t* machine;
+  sluice_workload_t work;
+  sluice_planner_visit_fn_t visit;
+  void* user;
+  sluice_status_t status;
+} showing_t;
+
+static void show_choice(void* user, const sluice_plan_data_t* plan, int32_t fits) {
+  showing_t* s = user;
+  (void)fits;
+  if (s->status != SLUICE_OK) return;
+  const sluice_choice_t choice = choice_of(&s->work, plan);
+  sluice_step_prediction_t prediction;
+  s->status = sluice_predict_step(s->machine, &s->work, &choice, &prediction);
+  if (s->status == SLUICE_OK) s->visit(s->user, plan, &prediction);
+}
+
+sluice_status_t sluice_planner_visit_choices(const sluice_machine_t* machine, const sluice_planner_workload_t* w,
+                                             const sluice_planner_asked_t* wanted, sluice_planner_visit_fn_t visit,
+                                             void* user) {
+  showing_t showing = {.machine = machine, .work = workload_of(machine, w), .visit = visit, .user = user};
+  SLUICE_TRY(sluice_machine_check_for(machine, w->dtype, w->world_size));
+  sluice_ring_memo_t rings = {0};
+  const sluice_plan_problem_t problem = sluice_planner_problem(w, wanted, &rings);
+  const sluice_plan_inputs_t inputs = plan_inputs(&problem, w, wanted);
+  sluice_status_t status = sluice_plan_visit_leanest(&problem, &inputs, show_choice, &showing);
+  sluice_ring_memo_deinit(&rings);
+  return status != SLUICE_OK ? status : showing.status;
+}

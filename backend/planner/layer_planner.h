@@ -43,4 +43,14 @@ typedef struct sluice_planner_candidates_s {
 sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                             const sluice_planner_asked_t* wanted, sluice_planner_candidates_t* out);
 
+/* Sees one choice with its bytes, for one outstanding forward, and its seconds. */
+typedef void (*sluice_planner_visit_fn_t)(void* user, const sluice_plan_data_t* plan,
+                                          const sluice_step_prediction_t* prediction);
+
+/* Shows every choice that `wanted` leaves open, whatever the workload's memory_budget is, each with no more rows kept
+ * than it must. Errors: as sluice_planner_predict_layer. */
+sluice_status_t sluice_planner_visit_choices(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
+                                             const sluice_planner_asked_t* wanted, sluice_planner_visit_fn_t visit,
+                                             void* user);
+
 #endif /* SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_ */

@@ -140,7 +140,7 @@ static sluice_status_t check_counts(const sluice_planner_workload_t* w) {
   return SLUICE_OK;
 }
 
-static sluice_status_t read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out) {
+sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out) {
   SLUICE_TRY(SLUICE_REQUIRE(given != NULL, "workload is NULL: fill in a sluice_planner_workload_t"));
   sluice_planner_workload_init(out, sizeof *out);
   SLUICE_TRY(sluice_struct_copy(out, sizeof *out, given, offsetof(sluice_planner_workload_t, host_memory_budget),
@@ -214,8 +214,11 @@ static sluice_status_t check_kept(const sluice_planner_workload_t* w, const slui
   return SLUICE_OK;
 }
 
-static sluice_status_t read_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* given, int open,
-                                   sluice_planner_asked_t* out) {
+sluice_status_t sluice_planner_read_choice(const sluice_planner_workload_t* w, const sluice_planner_choice_t* given,
+                                           int open, sluice_planner_asked_t* out) {
+  static const sluice_planner_choice_t any = {0, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE,
+                                              SLUICE_WGRAD_ADAPTIVE};
+  if (given == NULL) given = &any;
   SLUICE_TRY(check_choice(w, given, open));
   out->choice = *given;
   return sluice_chunk_policies_read("workload", given->num_chunks, w->callback_experts, w->restore_input_of,
@@ -239,9 +242,9 @@ sluice_status_t sluice_planner_predict(const sluice_planner_t* planner, const sl
                             out_entries == NULL ? "NULL" : "given"));
   SLUICE_TRY(sluice_struct_check_size(out_prediction, "sluice_planner_prediction_t"));
   sluice_planner_workload_t checked;
-  SLUICE_TRY(read_workload(workload, &checked));
+  SLUICE_TRY(sluice_planner_read_workload(workload, &checked));
   sluice_planner_asked_t asked;
-  SLUICE_TRY(read_choice(&checked, choice, 0, &asked));
+  SLUICE_TRY(sluice_planner_read_choice(&checked, choice, 0, &asked));
   SLUICE_TRY(check_kept(&checked, choice));
   sluice_planner_prediction_t prediction;
   memset(&prediction, 0, sizeof prediction);
@@ -262,11 +265,10 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
                             out_candidates == NULL ? "NULL" : "given"));
   *out_count = 0;
   if (out_chosen != NULL) *out_chosen = -1;
-  const sluice_planner_choice_t any = {0, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, SLUICE_WGRAD_ADAPTIVE};
   sluice_planner_workload_t checked;
-  SLUICE_TRY(read_workload(workload, &checked));
+  SLUICE_TRY(sluice_planner_read_workload(workload, &checked));
   sluice_planner_asked_t asked;
-  SLUICE_TRY(read_choice(&checked, wanted == NULL ? &any : wanted, 1, &asked));
+  SLUICE_TRY(sluice_planner_read_choice(&checked, wanted, 1, &asked));
   SLUICE_TRY(SLUICE_REQUIRE(
       checked.kept_chunks == 0,
       "workload: kept_chunks is %d; candidates say theirs: set it to 0, and may_keep_part to 1 for such that keep part",

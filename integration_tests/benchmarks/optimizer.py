@@ -1,6 +1,6 @@
 """One step of AdamW in f32: Sluice, DeepSpeed's CPUAdam and torch's fused AdamW in turns, beside a stream of bytes.
 
-    .venv/bin/python -m integration_tests.benchmarks.optimizer [--parameters 128] [--threads 1 2] [--rounds 20] [--check]
+    .venv/bin/python -m integration_tests.benchmarks.optimizer [--parameters 128] [--threads 1 2] [--rounds 20]
 
 Every side has parameters, gradients and moments of its own, of the same shapes and values. A round runs each side once,
 each time in another order; ratios are of one round. Brackets hold the 95 % interval of the median over rounds.

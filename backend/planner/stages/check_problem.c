@@ -92,7 +92,8 @@ static sluice_status_t check_bytes(const sluice_stages_problem_t* p, int32_t k) 
     for (int32_t o = 0; o < layer->num_options; ++o) {
       const sluice_stages_option_t* option = &layer->options[o];
       most = fmax(most, (double)option->resident_bytes + k * (double)option->held_bytes +
-                            (k + 1.0) * (double)option->copied_bytes + (double)option->working_bytes);
+                            (k + 1.0) * (double)option->copied_bytes + (double)option->working_bytes +
+                            (double)option->arena_bytes);
     }
     sum += k * (double)layer->parameter_bytes + (double)layer->state_bytes + 2 * (double)layer->output_bytes + most;
   }

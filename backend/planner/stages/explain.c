@@ -34,42 +34,50 @@ static void explain_stage(const sluice_stages_plan_t* plan, int32_t stage, sluic
 
 /* ---- layers ---- */
 
-static void explain_layer(const sluice_stages_problem_t* problem, const sluice_stages_plan_t* plan, int32_t layer,
+static void add_kind_and_number(void* user, int32_t layer, int32_t option, sluice_text_t* text) {
+  const sluice_stages_problem_t* problem = user;
+  sluice_text_add(text, "%s (option %d)", sluice_stages_kind_name(problem->layers[layer].options[option].kind), option);
+}
+
+static void explain_layer(const sluice_stages_plan_t* plan, int32_t layer, const sluice_stages_names_t* names,
                           sluice_text_t* text) {
   const sluice_stages_choice_t* choice = &plan->choices[layer];
-  const sluice_stages_option_t* options = problem->layers[layer].options;
-  sluice_text_add(text, "  layer %d: %s (option %d)", layer, sluice_stages_kind_name(options[choice->option].kind),
-                  choice->option);
-  const char* fastest = sluice_stages_kind_name(options[choice->fastest].kind);
+  sluice_text_add(text, "  layer %d: ", layer);
+  names->add(names->user, layer, choice->option, text);
+  if (choice->reason == SLUICE_STAGES_FASTEST) {
+    sluice_text_add(text, ": nothing is faster, and it fits\n");
+    return;
+  }
+  if (choice->reason == SLUICE_STAGES_OVER_BUDGET) {
+    sluice_text_add(text, ": the stage does not fit; its options take the fewest bytes together\n");
+    return;
+  }
+  sluice_text_add(text, choice->reason == SLUICE_STAGES_NO_TIME ? ": the copies of " : ": with ");
+  names->add(names->user, layer, choice->fastest, text);
   switch (choice->reason) {
-    case SLUICE_STAGES_FASTEST: sluice_text_add(text, ": nothing is faster, and it fits"); break;
     case SLUICE_STAGES_FREE:
-      sluice_text_add(text, ": with %s (option %d) the stage is %" PRIu64 " bytes over its budget; this costs no time",
-                      fastest, choice->fastest, choice->reason_bytes);
+      sluice_text_add(text, " the stage is %" PRIu64 " bytes over its budget; this costs no time",
+                      choice->reason_bytes);
       break;
     case SLUICE_STAGES_SAVES:
-      sluice_text_add(text, ": with %s (option %d) the stage is %" PRIu64 " bytes over its budget; this costs %.6g s",
-                      fastest, choice->fastest, choice->reason_bytes, choice->reason_seconds);
-      break;
-    case SLUICE_STAGES_UNBURDENS:
-      sluice_text_add(text, ": with %s (option %d) copies make the stage %.6g s slower", fastest, choice->fastest,
+      sluice_text_add(text, " the stage is %" PRIu64 " bytes over its budget; this costs %.6g s", choice->reason_bytes,
                       choice->reason_seconds);
       break;
-    case SLUICE_STAGES_NO_TIME:
-      sluice_text_add(text, ": the copies of %s (option %d) are not back before the backward", fastest,
-                      choice->fastest);
+    case SLUICE_STAGES_UNBURDENS:
+      sluice_text_add(text, " copies make the stage %.6g s slower", choice->reason_seconds);
       break;
-    default: sluice_text_add(text, ": the stage does not fit; its options take the fewest bytes together"); break;
+    default: sluice_text_add(text, " are not back before the backward"); break;
   }
   sluice_text_add(text, "\n");
 }
 
 void sluice_stages_explain(const sluice_stages_problem_t* problem, const sluice_stages_plan_t* plan,
-                           sluice_text_t* text) {
+                           const sluice_stages_names_t* names, sluice_text_t* text) {
+  const sluice_stages_names_t by_kind = {add_kind_and_number, (void*)problem};
   for (int32_t s = 0; s < problem->num_stages; ++s) {
     explain_stage(plan, s, text);
     for (int32_t i = 0; i < problem->num_layers; ++i) {
-      if (plan->choices[i].stage == s) explain_layer(problem, plan, i, text);
+      if (plan->choices[i].stage == s) explain_layer(plan, i, names != NULL ? names : &by_kind, text);
     }
   }
 }

@@ -9,8 +9,15 @@
 /* "keep", "recompute", "offload", "mixed"; "?" of anything else. Immutable. */
 const char* sluice_stages_kind_name(int32_t kind);
 
-/* plan: what sluice_stages_plan made of problem, OVER_BUDGET too. Any thread; no errors. */
+/* What an option of a layer is called in a sentence. */
+typedef struct sluice_stages_names_s {
+  void (*add)(void* user, int32_t layer, int32_t option, sluice_text_t* text);
+  void* user;
+} sluice_stages_names_t;
+
+/* plan: what sluice_stages_plan made of problem, OVER_BUDGET too. names NULL: options by kind and number. Any thread;
+ * no errors. */
 void sluice_stages_explain(const sluice_stages_problem_t* problem, const sluice_stages_plan_t* plan,
-                           sluice_text_t* text);
+                           const sluice_stages_names_t* names, sluice_text_t* text);
 
 #endif /* SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_ */

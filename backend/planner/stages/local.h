@@ -18,6 +18,7 @@ typedef struct sluice_stages_local_item_s {
   uint64_t bytes;      /* resident and held by all outstanding micro-batches */
   uint64_t working;
   uint64_t staging;
+  uint64_t arena;
   int32_t option; /* index in the layer's */
   int32_t layer;  /* position in the stage */
 } sluice_stages_local_item_t;

@@ -50,6 +50,7 @@ static void add_layer(sluice_stages_local_t* local, int32_t layer, double gap) {
                                                       .bytes = item->resident + (uint64_t)k * item->held,
                                                       .working = item->working,
                                                       .staging = item->copied,
+                                                      .arena = item->arena,
                                                       .option = item->option,
                                                       .layer = local->count};
   }
@@ -88,13 +89,14 @@ void sluice_stages_local_set_run(sluice_stages_local_t* local, int32_t stage, in
 
 sluice_stages_local_sum_t sluice_stages_local_sum(const sluice_stages_local_t* local, const int32_t* pick) {
   sluice_stages_local_sum_t sum = {.bytes = local->fixed_bytes};
-  uint64_t working = 0, staging = 0;
+  uint64_t working = 0, staging = 0, arena = 0;
   for (int32_t i = 0; i < local->count; ++i) {
     const sluice_stages_local_item_t* item = &local->items[pick[i]];
     sum.compute += item->seconds, sum.copies += item->copy_seconds, sum.bytes += item->bytes;
     working = sluice_max_u64(working, item->working), staging = sluice_max_u64(staging, item->staging);
+    arena = sluice_max_u64(arena, item->arena);
   }
-  sum.bytes += working + staging;
+  sum.bytes += working + staging + arena;
   sum.turn = sluice_stages_turn_seconds(local->tables->problem, sum.compute, local->messages, sum.copies);
   return sum;
 }

@@ -30,6 +30,7 @@ typedef struct node_s {
   uint64_t bytes; /* but for the largest ones */
   uint64_t working;
   uint64_t staging;
+  uint64_t arena;
 } node_t;
 
 /* ---- bounds ---- */
@@ -69,7 +70,7 @@ static void sum_leasts(search_t* s) {
 
 static double room(const search_t* s, const node_t* node, int32_t depth) {
   return (double)s->local->budget - (double)node->bytes - (double)sluice_max_u64(node->working, s->working[depth]) -
-         (double)node->staging;
+         (double)node->staging - (double)node->arena;
 }
 
 static double bound_at(const search_t* s, const sluice_stages_local_bound_t* bound, const node_t* node, int32_t depth) {
@@ -129,8 +130,12 @@ static void visit(search_t* s, const node_t* node, int32_t depth) { /* NOLINT(mi
   const int32_t layer = s->layers[depth];
   for (int32_t a = local->first[layer]; a < local->first[layer + 1]; ++a) {
     const sluice_stages_local_item_t* item = &local->items[a];
-    const node_t next = {node->compute + item->seconds, node->copies + item->copy_seconds, node->bytes + item->bytes,
-                         sluice_max_u64(node->working, item->working), sluice_max_u64(node->staging, item->staging)};
+    const node_t next = {node->compute + item->seconds,
+                         node->copies + item->copy_seconds,
+                         node->bytes + item->bytes,
+                         sluice_max_u64(node->working, item->working),
+                         sluice_max_u64(node->staging, item->staging),
+                         sluice_max_u64(node->arena, item->arena)};
     s->pick[layer] = a;
     visit(s, &next, depth + 1);
   }

@@ -36,18 +36,20 @@ typedef struct state_s {
   uint64_t additive; /* bytes but for the largest ones */
   largest_t working;
   largest_t staging;
+  largest_t arena;
 } state_t;
 
 static void measure(state_t* s) {
   const sluice_stages_local_t* local = s->local;
   s->sum = sluice_stages_local_sum(local, local->pick);
   s->additive = local->fixed_bytes;
-  s->working = s->staging = (largest_t){.layer = {-1, -1, -1}};
+  s->working = s->staging = s->arena = (largest_t){.layer = {-1, -1, -1}};
   for (int32_t i = 0; i < local->count; ++i) {
     const sluice_stages_local_item_t* item = &local->items[local->pick[i]];
     s->additive += item->bytes;
     largest_add(&s->working, item->working, i);
     largest_add(&s->staging, item->staging, i);
+    largest_add(&s->arena, item->arena, i);
   }
 }
 
@@ -66,6 +68,7 @@ static sluice_stages_local_sum_t sum_with(const state_t* s, int32_t a, int32_t b
   }
   sum.bytes += sluice_max_u64(largest_without(&s->working, x->layer, y->layer), sluice_max_u64(x->working, y->working));
   sum.bytes += sluice_max_u64(largest_without(&s->staging, x->layer, y->layer), sluice_max_u64(x->staging, y->staging));
+  sum.bytes += sluice_max_u64(largest_without(&s->arena, x->layer, y->layer), sluice_max_u64(x->arena, y->arena));
   sum.turn = sluice_stages_turn_seconds(local->tables->problem, sum.compute, local->messages, sum.copies);
   return sum;
 }
@@ -87,8 +90,8 @@ static worth_t worth_of(const state_t* s, const sluice_stages_local_sum_t* with,
 
 static int is_worth_more(worth_t a, worth_t b) { return a.is_free != b.is_free ? a.is_free : a.value > b.value; }
 
-/* The change that is worth most, -1: none saves bytes. all: the largest working and copied bytes count, as they do;
- * else they do not, since several layers share them and the first of these to change saves nothing. */
+/* The change that is worth most, -1: none saves bytes. all: the largest working and copied bytes and arena count, as
+ * they do; else they do not, since several layers share them and the first of these to change saves nothing. */
 static int32_t best_saving(const state_t* s, int all) {
   const sluice_stages_local_t* local = s->local;
   worth_t best = {0, 0};

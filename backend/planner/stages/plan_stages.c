@@ -82,7 +82,9 @@ static sluice_status_t plan_by_method(planning_t* p) {
 static void fill_plan(planning_t* p) {
   sluice_stages_plan_t* plan = p->plan;
   for (int32_t i = 0; i < p->tables.num_layers; ++i) {
-    plan->choices[i] = (sluice_stages_choice_t){.stage = p->part.stage_of[i], .option = p->part.option_of[i]};
+    const int32_t option = p->part.option_of[i];
+    plan->choices[i] = (sluice_stages_choice_t){
+        .stage = p->part.stage_of[i], .option = option, .kind = p->tables.problem->layers[i].options[option].kind};
   }
   sluice_stages_predict(&p->tables, p->part.stage_of, plan);
   sluice_stages_give_reasons(&p->part, plan);

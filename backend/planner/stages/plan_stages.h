@@ -1,6 +1,6 @@
 /* Plans a model over a pipeline: which layer runs on which stage, and what is done with its activations, so that the
  * slowest stage is as fast as budgets in bytes allow. Pure: no ranks, no clock, no random numbers; equal problems give
- * equal plans on every machine of a kind. The types, their units and the formulas are in model.h.
+ * equal plans on every machine of a kind. The types are in model.h, units and formulas in sluice/stages.h.
  *
  * Chains (no edges, or each layer reads the one before alone) are planned by dynamic programming over (first, end,
  * stage) with branch and bound within each run; plan->is_optimal says whether that ended before its limit of nodes.

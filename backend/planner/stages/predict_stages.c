@@ -17,6 +17,7 @@ static void add_layer(const sluice_stages_tables_t* t, int32_t layer, int32_t ch
   s->resident_bytes += option->resident_bytes, s->held_bytes += k * option->held_bytes;
   s->working_bytes = sluice_max_u64(s->working_bytes, option->working_bytes);
   s->staging_bytes = sluice_max_u64(s->staging_bytes, option->copied_bytes);
+  s->arena_bytes = sluice_max_u64(s->arena_bytes, option->arena_bytes);
   *copied += option->copied_bytes;
 }
 
@@ -30,7 +31,7 @@ static void finish_stage(const sluice_stages_tables_t* t, const int32_t* stage_o
   s->host_bytes = (uint64_t)s->in_flight * copied;
   s->budget_bytes = t->budget[stage] == UINT64_MAX ? 0 : t->budget[stage];
   s->bytes = s->base_bytes + s->parameter_bytes + s->state_bytes + s->message_bytes + s->resident_bytes +
-             s->held_bytes + s->working_bytes + s->staging_bytes;
+             s->held_bytes + s->working_bytes + s->staging_bytes + s->arena_bytes;
   s->message_seconds = sluice_stages_message_seconds(p, stage, in, out);
   s->copy_seconds = sluice_stages_copy_seconds(p, copied);
   s->seconds = sluice_stages_turn_seconds(p, s->compute_seconds, s->message_seconds, s->copy_seconds);

@@ -1,4 +1,4 @@
-/* What a plan comes to: the formulas of model.h, read off the choices and nothing else. */
+/* What a plan comes to: the formulas of sluice/stages.h, read off the choices and nothing else. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PREDICT_STAGES_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PREDICT_STAGES_H_
 

@@ -7,11 +7,12 @@
 
 /* ---- options ---- */
 
-/* The largest of a stage's working or copied bytes without one of its layers. */
+/* The largest of a stage's working or copied bytes or arenas without one of its layers. */
 typedef uint64_t (*bytes_fn)(const sluice_stages_option_t* option);
 
 static uint64_t working_of(const sluice_stages_option_t* option) { return option->working_bytes; }
 static uint64_t copied_of(const sluice_stages_option_t* option) { return option->copied_bytes; }
+static uint64_t arena_of(const sluice_stages_option_t* option) { return option->arena_bytes; }
 
 static uint64_t largest_without(const sluice_partition_t* part, int32_t layer, bytes_fn bytes_of) {
   const sluice_stages_problem_t* p = part->tables->problem;
@@ -49,7 +50,8 @@ static void give_option_reason(const sluice_partition_t* part, int32_t layer, sl
       (double)s->bytes + (double)then->resident_bytes - (double)now->resident_bytes +
       k * ((double)then->held_bytes - (double)now->held_bytes) +
       (double)sluice_max_u64(largest_without(part, layer, working_of), then->working_bytes) - (double)s->working_bytes +
-      (double)sluice_max_u64(largest_without(part, layer, copied_of), then->copied_bytes) - (double)s->staging_bytes;
+      (double)sluice_max_u64(largest_without(part, layer, copied_of), then->copied_bytes) - (double)s->staging_bytes +
+      (double)sluice_max_u64(largest_without(part, layer, arena_of), then->arena_bytes) - (double)s->arena_bytes;
   const double compute = s->compute_seconds + then->forward_seconds + then->backward_seconds - now->forward_seconds -
                          now->backward_seconds;
   const double copies = s->copy_seconds + sluice_stages_copy_seconds(t->problem, then->copied_bytes) -

@@ -18,7 +18,7 @@ static void* take(sluice_stages_tables_t* t, int64_t count, size_t size) {
 
 static int is_no_better(const sluice_stages_item_t* a, const sluice_stages_item_t* b) {
   return a->seconds >= b->seconds && a->resident >= b->resident && a->held >= b->held && a->copied >= b->copied &&
-         a->working >= b->working;
+         a->working >= b->working && a->arena >= b->arena;
 }
 
 static sluice_stages_item_t item_of(const sluice_stages_option_t* option, int32_t index) {
@@ -27,6 +27,7 @@ static sluice_stages_item_t item_of(const sluice_stages_option_t* option, int32_
                                 .held = option->held_bytes,
                                 .copied = option->copied_bytes,
                                 .working = option->working_bytes,
+                                .arena = option->arena_bytes,
                                 .option = index};
 }
 

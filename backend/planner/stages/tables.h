@@ -12,6 +12,7 @@ typedef struct sluice_stages_item_s {
   uint64_t held;
   uint64_t copied;
   uint64_t working;
+  uint64_t arena;
   int32_t option; /* index in the layer's */
 } sluice_stages_item_t;
 

@@ -13,6 +13,7 @@
 #include "sluice/plan.h"
 #include "sluice/planner.h"
 #include "sluice/schedule.h"
+#include "sluice/stages.h"
 #include "sluice/tuner.h"
 
 #endif /* SLUICE_SLUICE_H_ */

@@ -36,7 +36,7 @@ double exhaustive_turn(const sluice_stages_problem_t* p, int32_t stage, int32_t 
   const int32_t k = outstanding(p, stage), versions = p->weight_versions ? k : 1;
   const uint64_t in = first == 0 ? 0 : p->layers[first - 1].output_bytes;
   const uint64_t out = end == p->num_layers ? 0 : p->layers[end - 1].output_bytes;
-  uint64_t bytes = p->base_bytes + in + out, working = 0, copied = 0;
+  uint64_t bytes = p->base_bytes + in + out, working = 0, copied = 0, arena = 0;
   double compute = 0, copies = 0, all = 0, before = 0;
   int is_late = 0;
   for (int32_t i = first; i < end; ++i) all += fastest(&p->layers[i]);
@@ -47,6 +47,7 @@ double exhaustive_turn(const sluice_stages_problem_t* p, int32_t stage, int32_t 
     bytes += (uint64_t)versions * l->parameter_bytes + l->state_bytes + o->resident_bytes + (uint64_t)k * o->held_bytes;
     working = o->working_bytes > working ? o->working_bytes : working;
     copied = o->copied_bytes > copied ? o->copied_bytes : copied;
+    arena = o->arena_bytes > arena ? o->arena_bytes : arena;
     compute += o->forward_seconds + o->backward_seconds;
     if (o->copied_bytes == 0) continue;
     const double both =
@@ -54,7 +55,7 @@ double exhaustive_turn(const sluice_stages_problem_t* p, int32_t stage, int32_t 
     is_late |= !(both <= (all - before) + (k - 1) * all);
     copies += both;
   }
-  if (out_bytes != NULL) *out_bytes = bytes + working + copied;
+  if (out_bytes != NULL) *out_bytes = bytes + working + copied + arena;
   if (is_late) return INFINITY;
   const double front = stage == 0 ? 0 : message(p, stage - 1, in);
   const double back = stage == p->num_stages - 1 ? 0 : message(p, stage, out);

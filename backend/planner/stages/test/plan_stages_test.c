@@ -137,7 +137,7 @@ static void check_stage(const random_problem_t* r, int32_t stage, int32_t first,
   assert_true(is_same(exhaustive_turn(&r->problem, stage, first, end, options, &bytes), s->seconds));
   assert_int_equal(bytes, s->bytes);
   assert_int_equal(bytes, s->base_bytes + s->parameter_bytes + s->state_bytes + s->message_bytes + s->resident_bytes +
-                              s->held_bytes + s->working_bytes + s->staging_bytes);
+                              s->held_bytes + s->working_bytes + s->staging_bytes + s->arena_bytes);
   for (int32_t i = first; i < end; ++i) {
     const sluice_stages_choice_t* choice = &r->plan.choices[i];
     options[i - first] = choice->fastest;
@@ -349,10 +349,10 @@ static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state)
   make_alike(&a, 4);
   assert_int_equal(plan_alike(&a, 1600), SLUICE_OK);
   sluice_text_t length = sluice_text(NULL, 0);
-  sluice_stages_explain(&a.problem, &a.plan, &length);
+  sluice_stages_explain(&a.problem, &a.plan, NULL, &length);
   char* words = malloc(length.used + 1);
   sluice_text_t text = sluice_text(words, length.used + 1);
-  sluice_stages_explain(&a.problem, &a.plan, &text);
+  sluice_stages_explain(&a.problem, &a.plan, NULL, &text);
   int32_t lines = 0;
   for (const char* c = words; *c != 0; ++c) lines += *c == '\n';
   assert_int_equal(lines, 4 + ALIKE);

@@ -50,6 +50,8 @@ static void fill_layer(random_t* random, sluice_stages_layer_t* layer, sluice_st
     option->copied_bytes = random_index(random, 2) * profile.activation_bytes / 3;
     option->working_bytes += profile.activation_bytes / 2;
     option->resident_bytes = bytes_between(random, 0, 20);
+    option->arena_bytes =
+        3 * option->resident_bytes; /* not drawn: what follows of the sequence does not depend on it */
   }
 }
 

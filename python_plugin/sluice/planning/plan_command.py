@@ -11,7 +11,7 @@ from typing import Any
 from .. import timeline
 from ..errors import SluiceError
 from ..timeline.schedule import LANE_NAMES, Schedule
-from . import arguments, routing, written
+from . import arguments, routing, stages_command, written
 from .errors import BadInput
 from .model import Model, complete
 from .planner import Candidate, Choice, Decision, Planner, Prediction, Workload, priced_activation, size
@@ -20,6 +20,7 @@ EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --ranks 8 --config mixtral/config.json --tokens 8192 --budget 20GiB
   sluice plan --machine a100-8x8-1600g --ranks 64 --model-width 2048 --hidden-width 8192 --experts 64 --top-k 2 \\
               --tokens 8192 --layers 4 --budget 6GiB --picture plan.svg
+  sluice plan --stages model.json      all layers of a model, over the stages of a pipeline or one (--stages --help)
 
 exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
 """
@@ -27,6 +28,8 @@ exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
 
 def main(words: list[str]) -> int:
     """The exit status."""
+    if stages_command.wants(words):
+        return stages_command.main(words)
     parser = argparse.ArgumentParser(
         prog="sluice plan",
         description=__doc__.splitlines()[0],

@@ -165,6 +165,15 @@ class Planner:
         self._library.check(self._library.lib.sluice_planner_create(text, len(text), out))
         self._handle = self._library.ffi.gc(out[0], self._library.lib.sluice_planner_destroy)
 
+    @property
+    def handle(self) -> Any:
+        """The `sluice_planner_t`; it lives as long as this does."""
+        return self._handle
+
+    def workload(self, work: Workload) -> Any:
+        """A `sluice_planner_workload_t` of policies that are alike in all chunks."""
+        return self._workload(work, None)[0]
+
     def _workload(self, work: Workload, choice: Choice | None) -> tuple[Any, list[Any]]:
         """The struct, and what it points to."""
         value = self._library.new("planner_workload")
@@ -247,11 +256,12 @@ class Planner:
             shortfall = str(error)
         else:
             library.check(status)
-        candidates = tuple(self._candidate(listed[index], wanted) for index in range(min(count[0], MOST)))
+        candidates = tuple(self.candidate(listed[index], wanted) for index in range(min(count[0], MOST)))
         best = None if chosen[0] < 0 else candidates[chosen[0]].choice
         return Decision(candidates, best, shortfall)
 
-    def _candidate(self, c: Any, wanted: Choice | None) -> Candidate:
+    def candidate(self, c: Any, wanted: Choice | None = None) -> Candidate:
+        """Of a `sluice_planner_candidate_t`. wanted: what was asked for, where policies differ by chunk."""
         names = [
             {number: name for name, number in table.items()} for table in (restore.INPUT, restore.PRE_ACTIVATION, WGRAD)
         ]

@@ -1,0 +1,298 @@
+"""`sluice/stages.h` from Python: a whole model over the stages of a pipeline, or over one stage, under budgets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._library import load
+from ..errors import OverBudget
+from .errors import BadInput
+from .planner import Candidate, Planner, Workload
+
+KINDS = ("keep", "recompute", "offload", "mixed")
+SCHEDULES = ("1f1b", "gpipe", "message_driven")
+METHODS = ("auto", "exact", "heuristic", "uncoarsened")
+REASONS = ("fastest", "free", "saves", "unburdens", "no_time", "over_budget")
+_OVER_BUDGET = -14
+_NUMBERS = (
+    "forward_seconds",
+    "backward_seconds",
+    "recompute_seconds",
+    "activation_bytes",
+    "checkpoint_bytes",
+    "workspace_bytes",
+    "parameter_bytes",
+    "state_bytes",
+    "output_bytes",
+)
+_OPTION_NUMBERS = (
+    "forward_seconds",
+    "backward_seconds",
+    "resident_bytes",
+    "held_bytes",
+    "copied_bytes",
+    "working_bytes",
+    "arena_bytes",
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a layer; seconds and bytes of one micro-batch, as sluice_stages_option_t has them."""
+
+    kind: str = "mixed"
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    resident_bytes: int = 0
+    held_bytes: int = 0
+    copied_bytes: int = 0
+    working_bytes: int = 0
+    arena_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is measured of a layer, seconds and bytes of one micro-batch, as sluice_planner_layer_t has it.
+
+    moe: a Mixture-of-Experts layer, priced on the planner's machine. options: its own, in place of keep, recompute and
+    offload.
+    """
+
+    name: str = ""
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    recompute_seconds: float = 0.0
+    activation_bytes: int = 0
+    checkpoint_bytes: int = 0
+    workspace_bytes: int = 0
+    parameter_bytes: int = 0
+    state_bytes: int = 0
+    output_bytes: int = 0
+    moe: Workload | None = None
+    options: tuple[Option, ...] = ()
+    may_recompute: bool = True
+    may_offload: bool = True
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between a stage and the next."""
+
+    bytes_per_second: float
+    latency_seconds: float = 0.0
+    full_duplex: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """As sluice_planner_problem_t has it. links: between neighbours; empty: messages take no time. budget_bytes: by
+    stage, 0 none; empty: no limits. in_flight: by stage, in place of the schedule's."""
+
+    layers: tuple[Layer, ...]
+    edges: tuple[tuple[int, int], ...] = ()
+    links: tuple[Link, ...] = ()
+    budget_bytes: tuple[int, ...] = ()
+    in_flight: tuple[int, ...] = ()
+    base_bytes: int = 0
+    copy_bytes_per_second: float = 0.0
+    num_stages: int = 1
+    num_micro_batches: int = 1
+    schedule: str = "1f1b"
+    in_flight_limit: int = 0
+    weight_versions: bool = False
+    copies_share_links: bool = False
+    method: str = "auto"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where a layer runs and how. reason: for a person; why: one of REASONS. moe: the plan of a MoE layer, whose
+    total_bytes are its share of the budget."""
+
+    stage: int
+    kind: str
+    option: int
+    why: str
+    reason: str
+    reason_bytes: int
+    reason_seconds: float
+    moe: Candidate | None = None
+
+    @property
+    def policy(self) -> str:
+        """In a word or two."""
+        if self.moe is not None:
+            return f"n {self.moe.choice.num_chunks}, {self.moe.choice.policy}"
+        return self.kind if self.kind != "mixed" else f"mixed {self.option}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """stages: the members of sluice_stages_stage_t by name, and "reason" with a sentence. shortfall: "" or why nothing
+    fits; then the rest is the plan that takes the fewest bytes."""
+
+    choices: tuple[Choice, ...]
+    stages: tuple[dict[str, Any], ...]
+    slowest_seconds: float
+    step_seconds: float
+    slowest_stage: int
+    is_optimal: bool
+    shortfall: str = ""
+    blocking_stage: int = -1
+    smallest_budget_bytes: int = 0
+    short_bytes: int = 0
+
+
+@dataclass
+class _Memory:
+    """C values that others point to."""
+
+    kept: list[Any] = field(default_factory=list)
+
+    def keep(self, value: Any) -> Any:
+        self.kept.append(value)
+        return value
+
+
+def plan(problem: Problem, planner: Planner | None = None) -> Plan:
+    """The fastest plan that fits. planner: the machine of MoE layers. Any thread.
+
+    Raises InvalidArgument naming layer and field; what does not fit is no error but the plan's `shortfall`.
+    """
+    library, memory = load(), _Memory()
+    ffi, count, stages = library.ffi, len(problem.layers), max(problem.num_stages, 1)
+    given = _problem(problem, planner, memory)
+    result = library.new("planner_result")
+    result.choices = memory.keep(ffi.new("sluice_stages_choice_t[]", max(count, 1)))
+    result.stages = memory.keep(ffi.new("sluice_stages_stage_t[]", stages))
+    result.moe = memory.keep(ffi.new("sluice_planner_candidate_t[]", max(count, 1)))
+    result.text_room = 512 * (count + stages + 1)
+    result.text = text = memory.keep(ffi.new("char[]", result.text_room))
+    status = library.lib.sluice_planner_stages(given, result)
+    shortfall = ""
+    if status == _OVER_BUDGET:
+        error = library.last_error(status)
+        if not isinstance(error, OverBudget):
+            raise error
+        shortfall = error.message
+    else:
+        library.check(status)
+    return _plan_of(problem, planner, result, ffi.string(text).decode(), shortfall)
+
+
+# ---- to C ----
+
+
+def _problem(problem: Problem, planner: Planner | None, memory: _Memory) -> Any:
+    library = load()
+    ffi = library.ffi
+    value = library.new("planner_problem")
+    works: dict[Workload, Any] = {}
+    layers = [memory.keep(_layer(layer, planner, works, memory)) for layer in problem.layers]
+    value.layers = memory.keep(ffi.new("sluice_planner_layer_t *[]", layers or [ffi.NULL]))
+    value.num_layers, value.num_stages = len(layers), problem.num_stages
+    edges = [{"from": a, "to": b} for a, b in problem.edges]
+    value.num_edges = len(edges)
+    if edges:
+        value.edges = memory.keep(ffi.new("sluice_stages_edge_t[]", edges))
+    for name, kind, given, wanted in (
+        ("links", "sluice_stages_link_t[]", [_link(link) for link in problem.links], problem.num_stages - 1),
+        ("budget_bytes", "uint64_t[]", list(problem.budget_bytes), problem.num_stages),
+        ("in_flight", "int32_t[]", list(problem.in_flight), problem.num_stages),
+    ):
+        if given and len(given) != wanted:
+            raise BadInput(f"{name} has {len(given)} entries, and has to have {wanted} for {problem.num_stages} stages")
+        if given:
+            setattr(value, name, memory.keep(ffi.new(kind, given)))
+    value.base_bytes, value.copy_bytes_per_second = problem.base_bytes, problem.copy_bytes_per_second
+    value.num_micro_batches, value.in_flight_limit = problem.num_micro_batches, problem.in_flight_limit
+    value.schedule = _number("schedule", problem.schedule, SCHEDULES)
+    value.method = _number("method", problem.method, METHODS)
+    value.weight_versions, value.copies_share_links = int(problem.weight_versions), int(problem.copies_share_links)
+    return value
+
+
+def _link(link: Link) -> dict[str, Any]:
+    return {
+        "bytes_per_second": link.bytes_per_second,
+        "latency_seconds": link.latency_seconds,
+        "full_duplex": int(link.full_duplex),
+    }
+
+
+def _layer(layer: Layer, planner: Planner | None, works: dict[Workload, Any], memory: _Memory) -> Any:
+    """works: by layer, so that equal ones are priced once."""
+    library = load()
+    value = library.new("planner_layer")
+    for name in _NUMBERS:
+        setattr(value, name, getattr(layer, name))
+    value.may_recompute, value.may_offload = int(layer.may_recompute), int(layer.may_offload)
+    if layer.options:
+        options = [
+            {"kind": _number("kind", option.kind, KINDS), **{name: getattr(option, name) for name in _OPTION_NUMBERS}}
+            for option in layer.options
+        ]
+        value.options = memory.keep(library.ffi.new("sluice_stages_option_t[]", options))
+        value.num_options = len(options)
+    if layer.moe is not None:
+        if planner is None:
+            raise BadInput(f"layer {layer.name!r} is a MoE layer, and there is no machine to price it on: give one")
+        if layer.moe not in works:
+            works[layer.moe] = memory.keep(planner.workload(layer.moe))
+        value.moe, value.planner = works[layer.moe], planner.handle
+    return value
+
+
+def _number(name: str, word: str, known: Sequence[str]) -> int:
+    if word not in known:
+        raise BadInput(f"{name} is {word!r}; known are {', '.join(known)}")
+    return known.index(word)
+
+
+# ---- from C ----
+
+
+def _plan_of(problem: Problem, planner: Planner | None, result: Any, text: str, shortfall: str) -> Plan:
+    reasons = dict(re.findall(r"^  layer (\d+): (.*)$", text, re.MULTILINE))
+    sentences = dict(re.findall(r"^stage (\d+): (.*)$", text, re.MULTILINE))
+    choices = tuple(
+        _choice(result.choices[i], reasons[str(i)], planner, result.moe[i] if layer.moe is not None else None)
+        for i, layer in enumerate(problem.layers)
+    )
+    stages = tuple({**_members(result.stages[s]), "reason": sentences[str(s)]} for s in range(problem.num_stages))
+    return Plan(
+        choices,
+        stages,
+        result.slowest_seconds,
+        result.step_seconds,
+        result.slowest_stage,
+        bool(result.is_optimal),
+        shortfall,
+        result.blocking_stage,
+        result.smallest_budget_bytes,
+        result.short_bytes,
+    )
+
+
+def _choice(value: Any, line: str, planner: Planner | None, moe: Any) -> Choice:
+    """The line begins with the option's name, which `policy` has in short."""
+    candidate = planner.candidate(moe) if moe is not None and planner is not None else None
+    return Choice(
+        value.stage,
+        KINDS[value.kind],
+        value.option,
+        REASONS[value.reason],
+        line.split(": ", 1)[1],
+        value.reason_bytes,
+        value.reason_seconds,
+        candidate,
+    )
+
+
+def _members(stage: Any) -> dict[str, Any]:
+    ffi = load().ffi
+    names = [name for name, _ in ffi.typeof("sluice_stages_stage_t").fields]
+    return {name: getattr(stage, name) for name in names if not name.startswith("begins_")}

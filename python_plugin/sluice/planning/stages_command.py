@@ -1,0 +1,151 @@
+"""`sluice plan --stages`: which layer runs on which stage, and what is done with its activations, under budgets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..errors import SluiceError
+from . import arguments, machines, stages, stages_file
+from .planner import Planner, size
+
+EXAMPLE = """example:
+  sluice plan --stages model.json --budget 20GiB
+
+  {"sluice_stages": 1, "stages": 2, "micro_batches": 8, "budget": "3GiB", "machine": "h200-8x8",
+   "layers": [{"name": "attention", "forward_seconds": 2e-3, "backward_seconds": 4e-3, "recompute_seconds": 2e-3,
+               "activation_bytes": "400MiB", "checkpoint_bytes": "64MiB", "output_bytes": "64MiB", "repeat": 4},
+              {"name": "MoE", "moe": {"model_width": 4096, "hidden_width": 14336, "num_tokens": 8192,
+               "num_experts": 8, "top_k": 2, "world_size": 8, "gated": true}, "output_bytes": "64MiB"}]}
+
+exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
+"""
+
+
+def wants(words: list[str]) -> bool:
+    """Whether `sluice plan` is asked about stages."""
+    return any(word == "--stages" or word.startswith("--stages=") for word in words)
+
+
+def main(words: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice plan --stages",
+        description=__doc__.splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--stages", required=True, metavar="FILE", help="the problem as JSON (docs/tools.md)")
+    parser.add_argument("--budget", metavar="BYTES", help="of every stage, over what the file says")
+    parser.add_argument("--machine", metavar="NAME|FILE", help="of MoE layers, over what the file says")
+    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    options = parser.parse_args(words)
+    try:
+        given = stages_file.read(options.stages)
+        problem, budget = given.problem, arguments.budget_of(options.budget)
+        if budget is not None:
+            problem = replace(problem, budget_bytes=(budget,) * problem.num_stages)
+        name = options.machine or given.machine
+        planner = None if name is None else Planner(machines.load(name))
+        made = stages.plan(problem, planner)
+    except SluiceError as error:
+        print(f"sluice plan: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(as_dict(problem, made), indent=1) if options.json else "\n".join(lines_of(problem, made)))
+    return 1 if made.shortfall else 0
+
+
+def lines_of(problem: stages.Problem, plan: stages.Plan) -> list[str]:
+    """For a terminal."""
+    lines = [f"{_counted(len(problem.layers), 'layer')} on {_counted(problem.num_stages, 'stage')}, " + _load(problem)]
+    if plan.shortfall:
+        lines += [f"DOES NOT FIT: {plan.shortfall}", "what takes the fewest bytes:"]
+    else:
+        found = "no plan is faster" if plan.is_optimal else "the best that was found"
+        lines.append(
+            f"a step takes {_ms(plan.step_seconds)} ms; the slowest stage is {plan.slowest_stage} "
+            f"with {_ms(plan.slowest_seconds)} ms a micro-batch; {found}"
+        )
+    lines += ["", f"  {'stage':>5} {'layers':<12} {'k':>3} {'ms':>9} {'messages':>9} {'copies':>9} {'again':>9}"]
+    lines[-1] += f" {'bytes':>11} {'of budget':>11}"
+    for index, stage in enumerate(plan.stages):
+        members = [i for i, choice in enumerate(plan.choices) if choice.stage == index]
+        budget = stage["budget_bytes"]
+        share = f"{size(budget)} {100 * stage['bytes'] / budget:.0f} %" if budget else "none"
+        seconds = (_ms(stage[f"{name}seconds"]) for name in ("", "message_", "copy_", "extra_"))
+        lines.append(
+            f"  {index:5} {_span(members):<12} {stage['in_flight']:3} "
+            + " ".join(f"{text:>9}" for text in seconds)
+            + f" {size(stage['bytes']):>11}  {share}"
+        )
+    width = max(len(layer.name) for layer in problem.layers)
+    policies = [choice.policy for choice in plan.choices]
+    wide = max(6, *map(len, policies))
+    lines += ["", f"  {'layer':>5} {'name':<{width}} {'stage':>5} {'policy':<{wide}} why"]
+    for index, (layer, choice) in enumerate(zip(problem.layers, plan.choices)):
+        share = f" (share of the budget {size(choice.moe.total_bytes)})" if choice.moe else ""
+        lines.append(
+            f"  {index:5} {layer.name:<{width}} {choice.stage:5} {policies[index]:<{wide}} {choice.reason}{share}"
+        )
+    return lines
+
+
+def _load(problem: stages.Problem) -> str:
+    if problem.num_stages == 1:
+        return _counted(problem.num_micro_batches, "micro-batch", "es")
+    return f"{_counted(problem.num_micro_batches, 'micro-batch', 'es')}, {problem.schedule}"
+
+
+def _counted(count: int, word: str, plural: str = "s") -> str:
+    return f"{count} {word}{'' if count == 1 else plural}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+def _span(members: list[int]) -> str:
+    """ "0-5", or "0-2,4": the layers of a stage of a graph need not be a run."""
+    runs: list[list[int]] = []
+    for layer in members:
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def as_dict(problem: stages.Problem, plan: stages.Plan) -> dict[str, Any]:
+    """What --json prints."""
+    layers = [
+        {
+            "name": layer.name,
+            "stage": choice.stage,
+            "kind": choice.kind,
+            "option": choice.option,
+            "why": choice.why,
+            "reason": choice.reason,
+            "reason_bytes": choice.reason_bytes,
+            "reason_seconds": choice.reason_seconds,
+            "moe": None if choice.moe is None else {**asdict(choice.moe.choice), "policy": choice.moe.choice.policy},
+            "share_bytes": None if choice.moe is None else choice.moe.total_bytes,
+        }
+        for layer, choice in zip(problem.layers, plan.choices)
+    ]
+    return {
+        "form": 1,
+        "fits": not plan.shortfall,
+        "shortfall": plan.shortfall or None,
+        "blocking_stage": plan.blocking_stage if plan.shortfall else None,
+        "smallest_budget": plan.smallest_budget_bytes if plan.shortfall else None,
+        "short_bytes": plan.short_bytes if plan.shortfall else None,
+        "step_seconds": plan.step_seconds,
+        "slowest_seconds": plan.slowest_seconds,
+        "slowest_stage": plan.slowest_stage,
+        "is_optimal": plan.is_optimal,
+        "stages": [{key: value for key, value in stage.items() if key != "reserved"} for stage in plan.stages],
+        "layers": layers,
+    }

@@ -1,0 +1,181 @@
+"""`sluice plan --stages`: problems in files, the table, and refusals that name the field."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from sluice import __main__ as entry
+from sluice.planning import stages, stages_file
+from sluice.planning.errors import BadInput
+
+BLOCK = {
+    "name": "block", "forward_seconds": 2e-3, "backward_seconds": 4e-3, "recompute_seconds": 2e-3,
+    "activation_bytes": "100MiB", "checkpoint_bytes": "10MiB", "output_bytes": "10MiB", "parameter_bytes": "20MiB",
+    "state_bytes": "60MiB",
+}  # fmt: skip
+MOE = {
+    "model_width": 1024, "hidden_width": 4096, "num_tokens": 4096, "num_experts": 8, "top_k": 2, "world_size": 8,
+    "dtype": "bf16", "gated": True, "activation": "silu",
+}  # fmt: skip
+PIPELINE = {
+    "sluice_stages": 1,
+    "stages": 4,
+    "micro_batches": 8,
+    "budget": "1GiB",
+    "links": {"bytes_per_second": 1e10, "latency_seconds": 1e-5, "full_duplex": True},
+    "layers": [{**BLOCK, "repeat": 16}],
+}
+
+
+@pytest.fixture
+def run(capsys, tmp_path):
+    """The command over a problem: (exit status, stdout, stderr)."""
+
+    def call(problem: object, *words: str) -> tuple[int, str, str]:
+        path = tmp_path / "model.json"
+        path.write_text(problem if isinstance(problem, str) else json.dumps(problem))
+        status = entry.main(["plan", "--stages", str(path), *words])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def test_Stages_Pipeline_IsATableOfStagesAndLayersWithReasons(run) -> None:
+    status, out, err = run(PIPELINE)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "16 layers on 4 stages, 8 micro-batches, 1f1b"
+    assert lines[1].startswith("a step takes ") and "no plan is faster" in lines[1]
+    table = [line.split() for line in lines[4:8]]
+    assert [row[0] for row in table] == ["0", "1", "2", "3"]
+    assert [row[2] for row in table] == ["4", "3", "2", "1"]  # outstanding micro-batches
+    for row in table:
+        assert int(row[-2]) <= 100 and row[-1] == "%", row
+    layers = [line for line in lines[8:] if " block " in line]
+    assert len(layers) == 16
+    for line in layers:
+        assert "nothing is faster, and it fits" in line or "over its budget; this costs" in line, line
+    assert any(" recompute " in line for line in layers) and any(" keep " in line for line in layers)
+
+
+def test_Stages_MoreBudget_IsNeverSlower(run) -> None:
+    steps = []
+    for budget in ("800MiB", "1GiB", "1500MiB", "4GiB"):
+        status, out, _ = run(PIPELINE, "--budget", budget, "--json")
+        made = json.loads(out)
+        assert status == 0 and made["fits"] and made["shortfall"] is None
+        assert all(stage["bytes"] <= stage["budget_bytes"] for stage in made["stages"])
+        steps.append(made["step_seconds"])
+    assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
+
+
+def test_Stages_MoeLayers_HavePlansAndSharesOfOneBudget(run) -> None:
+    """Eight pairs of attention and experts, on one stage: a model without a pipeline."""
+    pair = [{**BLOCK, "activation_bytes": "60MiB"}, {"name": "experts", "moe": MOE, "output_bytes": "8MiB"}]
+    model = {"sluice_stages": 1, "machine": "a100-8x8-1600g", "layers": [{"layers": pair, "repeat": 4}]}
+    free = json.loads(run(model, "--json")[1])
+    most = free["stages"][0]["bytes"]
+    status, out, err = run(model, "--json", "--budget", str(most * 7 // 10))
+    assert (status, err) == (0, "")
+    made = json.loads(out)
+    assert [layer["name"] for layer in made["layers"]] == ["block", "experts"] * 4
+    assert made["step_seconds"] > free["step_seconds"]
+    assert made["stages"][0]["bytes"] <= most * 7 // 10
+    for layer in made["layers"][1::2]:
+        assert layer["moe"]["num_chunks"] >= 1 and layer["moe"]["policy"]
+        assert 0 < layer["share_bytes"] < made["stages"][0]["bytes"]
+    assert made["layers"][0]["moe"] is None and made["layers"][0]["share_bytes"] is None
+    lines = run(model, "--budget", str(most * 7 // 10))[1].splitlines()
+    assert lines[0] == "8 layers on 1 stage, 1 micro-batch"
+    assert sum("(share of the budget " in line for line in lines) == 4
+
+
+def test_Stages_OverBudget_NamesStageAndSmallestBudgetThatDoes(run) -> None:
+    status, out, err = run(PIPELINE, "--budget", "100MiB")
+    assert status == 1 and err == ""
+    assert "DOES NOT FIT: no partition of 16 layers over 4 stages" in out and "what takes the fewest bytes:" in out
+    made = json.loads(run(PIPELINE, "--budget", "100MiB", "--json")[1])
+    assert not made["fits"] and made["blocking_stage"] is not None
+    assert run(PIPELINE, "--budget", str(made["smallest_budget"]))[0] == 0
+    assert run(PIPELINE, "--budget", str(made["smallest_budget"] - 1))[0] == 1
+
+
+def test_Stages_Graph_EdgesAndOptionsOfItsOwn(run) -> None:
+    options = [{"kind": "keep", "held_bytes": 100, "forward_seconds": 1}, {"held_bytes": 10, "forward_seconds": 2}]
+    model = {
+        "sluice_stages": 1,
+        "stages": 2,
+        "budget": [0, 125],
+        "in_flight": 1,
+        "layers": [{"output_bytes": 5, "options": options} for _ in range(5)],
+        "edges": [[0, 1], [0, 2], [1, 3], [2, 3], [3, 4]],
+    }
+    made = json.loads(run(model, "--json")[1])
+    assert made["fits"] and made["stages"][0]["budget_bytes"] == 0 and made["stages"][1]["bytes"] <= 125
+    assert {layer["kind"] for layer in made["layers"]} <= {"keep", "mixed"}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"layers": []}, "num_layers is 0"),
+        ({"stage": 2}, "the file: unknown field 'stage'; known are sluice_stages, machine, layers"),
+        ({"sluice_stages": 2}, "sluice_stages is 2; this version reads 1"),
+        ({"stages": 0}, "stages is 0; it must be a whole number from 1 on"),
+        ({"stages": 20}, "no stage stays empty"),
+        ({"schedule": "zigzag"}, "schedule is 'zigzag'; it must be one of 1f1b, gpipe, message_driven"),
+        ({"budget": "lots"}, "budget is 'lots'; it must be bytes, or text such as \"20GiB\""),
+        ({"budget": ["1GiB"]}, "budget has 1 entries; for 4 stages it must have 4"),
+        ({"links": [{"bytes_per_second": 1}]}, "links has 1 entries; for 4 stages it must have 3"),
+        ({"links": {"latency_seconds": 1}}, "links: the field 'bytes_per_second' is missing"),
+        ({"edges": [[0]]}, "edges[0] is [0]; it must be [from, to]"),
+        ({"edges": [[3, 1]]}, "edge 0 leads from layer 3 to 1"),
+        ({"layers": [{**BLOCK, "forward_seconds": -1}]}, "layers[0].forward_seconds is -1"),
+        ({"layers": [BLOCK, {**BLOCK, "seconds": 1}]}, "layers[1]: unknown field 'seconds'"),
+        ({"layers": [{**BLOCK, "repeat": 70000}]}, "layers has more than 65536 layers"),
+        ({"layers": [{**BLOCK, "may_offload": 1}]}, "layers[0].may_offload is 1; it must be true or false"),
+        ({"layers": [{**BLOCK, "checkpoint_bytes": "1GiB", "repeat": 4}]}, "layer 0: checkpoint_bytes is 1073741824"),
+        ({"layers": [{"moe": MOE, "repeat": 4}]}, "is a MoE layer, and there is no machine to price it on"),
+        (
+            {"layers": [{"moe": {**MOE, "top_k": 9}, "repeat": 4}], "machine": "h200-8x8"},
+            "layer 0: workload: top_k is 9",
+        ),
+        ({"layers": [{"moe": {"top_k": 2}}]}, "layers[0].moe: the field 'model_width' is missing"),
+        ({"layers": [{"options": [{"kind": "drop"}]}]}, "layers[0].options[0].kind is 'drop'; it must be one of keep"),
+        ({"machine": "abacus"}, "machine 'abacus': neither a file nor a named profile"),
+    ],
+)
+def test_Stages_BadFiles_AreRefusedByField(run, change, text) -> None:
+    status, out, err = run({**copy.deepcopy(PIPELINE), **change})
+    assert (status, out) == (2, "")
+    assert err.startswith("sluice plan: ") and text in err, err
+
+
+def test_Stages_FilesThatAreNone_AreRefusedByName(run, capsys) -> None:
+    assert run("{")[2].endswith(
+        "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)\n"
+    )
+    assert "the file is []; it must be an object" in run("[]")[2]
+    assert entry.main(["plan", "--stages", "/nowhere/model.json"]) == 2
+    assert "--stages /nowhere/model.json: No such file or directory" in capsys.readouterr().err
+
+
+def test_Parse_Example_IsThatOfTheHelp(capsys) -> None:
+    """What --help prints is a problem that can be planned."""
+    with pytest.raises(SystemExit):
+        entry.main(["plan", "--stages=", "--help"])
+    text = capsys.readouterr().out
+    given = stages_file.parse(text[text.index("{") : text.rindex("}") + 1])
+    assert given.machine == "h200-8x8" and len(given.problem.layers) == 5
+    assert given.problem.budget_bytes == (3 << 30,) * 2
+
+
+def test_Plan_ListsOfAnotherLength_AreRefused() -> None:
+    layers = (stages.Layer(forward_seconds=1.0),) * 3
+    with pytest.raises(BadInput, match="in_flight has 1 entries, and has to have 2 for 2 stages"):
+        stages.plan(stages.Problem(layers, in_flight=(1,), num_stages=2))
+    with pytest.raises(BadInput, match="schedule is 'x'; known are 1f1b"):
+        stages.plan(stages.Problem(layers, schedule="x"))

@@ -47,8 +47,9 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
   double copies = di.copies * copy + m.copies * wide * copy;
   double g = problem->shape.gate_factor, weights = 0;
   if (plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK) {
+    /* Of the rank with most experts: all ranks must put candidates into the same order. */
     double element = fmax(4, (double)sluice_dtype_bytes(c->dtype)); /* sums of 16-bit gradients are f32 */
-    weights = (plan->num_chunks - 1) * 2.0 * (double)problem->shape.num_local * (g + 1) * (double)c->hidden_width *
+    weights = (plan->num_chunks - 1) * 2.0 * (double)problem->shape.most_local * (g + 1) * (double)c->hidden_width *
               (double)c->model_width * element / COPY_BYTES;
   }
   double forward = (g + 1) * gemm;

@@ -57,6 +57,24 @@ static void Shape_UnevenExperts_WidestHasMost(void** state) {
   assert_int_equal(sluice_shape_widest(&shape).num_local, 5);
 }
 
+/* Ranks plan by themselves and must choose alike, so that what a plan costs may not depend on who asks. */
+static void Plan_UnevenExperts_CostsTheSameOnEveryRank(void** state) {
+  (void)state;
+  const int32_t first_position[] = {0, 1, 61, 64};
+  const sluice_moe_config_t config = {
+      .model_width = 512, .hidden_width = 2048, .num_experts = 64, .top_k = 2, .dtype = SLUICE_DTYPE_F32};
+  double cost[3];
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    sluice_plan_problem_t problem = {.rings = &rings};
+    sluice_shape_init(&problem.shape, &config, NULL, rank, 3, first_position, 0);
+    sluice_plan_data_t plan;
+    memset(&plan, 0, sizeof plan);
+    plan.inputs.max_tokens = 256, plan.num_chunks = 4, plan.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+    cost[rank] = sluice_plan_relative_time(&problem, &plan, NULL);
+  }
+  assert_true(cost[0] > 0 && cost[0] == cost[1] && cost[1] == cost[2]);
+}
+
 static void Plan_LargeLayerUnderBudget_FitsAndAddsUp(void** state) {
   (void)state;
   const sluice_plan_problem_t problem = problem_of(1024, 256);
@@ -95,6 +113,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Shape_OfLargeLayer_HasFourExpertsARank),
       cmocka_unit_test(Shape_UnevenExperts_WidestHasMost),
+      cmocka_unit_test(Plan_UnevenExperts_CostsTheSameOnEveryRank),
       cmocka_unit_test(Plan_LargeLayerUnderBudget_FitsAndAddsUp),
       cmocka_unit_test(Plan_BudgetTooSmall_SaysWhatItNeeds),
   };

@@ -4,6 +4,7 @@
 
 struct sluice_ledger_line_s {
   const void* data;
+  const void* owner; /* NULL: nobody, any more */
   sluice_ledger_sums_t what;
 };
 
@@ -30,7 +31,8 @@ static sluice_status_t make_room(sluice_ledger_t* ledger) {
   return SLUICE_OK;
 }
 
-static sluice_status_t add(sluice_ledger_t* ledger, const void* data, const sluice_ledger_sums_t* what) {
+static sluice_status_t add(sluice_ledger_t* ledger, const void* data, const void* owner,
+                           const sluice_ledger_sums_t* what) {
   sluice_ledger_sums_t* sums = &ledger->sums;
   if (ledger->pool_limit > 0 && what->pool > 0 && sums->pool + what->pool > ledger->pool_limit) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
@@ -40,7 +42,7 @@ static sluice_status_t add(sluice_ledger_t* ledger, const void* data, const slui
                        (unsigned long long)ledger->pool_limit);
   }
   SLUICE_TRY(make_room(ledger));
-  ledger->lines[ledger->count++] = (sluice_ledger_line_t){data, *what};
+  ledger->lines[ledger->count++] = (sluice_ledger_line_t){data, owner, *what};
   sums->pool += what->pool;
   sums->promised += what->promised;
   sums->promised_pool += what->promised_pool;
@@ -49,12 +51,29 @@ static sluice_status_t add(sluice_ledger_t* ledger, const void* data, const slui
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_ledger_add(sluice_ledger_t* ledger, const void* data, const sluice_ledger_sums_t* what) {
+sluice_status_t sluice_ledger_add(sluice_ledger_t* ledger, const void* data, const void* owner,
+                                  const sluice_ledger_sums_t* what) {
   if (data == NULL) return SLUICE_OK;
   pthread_mutex_lock(&ledger->mutex);
-  sluice_status_t status = add(ledger, data, what);
+  sluice_status_t status = add(ledger, data, owner, what);
   pthread_mutex_unlock(&ledger->mutex);
   return status;
+}
+
+int sluice_ledger_has(sluice_ledger_t* ledger, const void* owner) {
+  int found = 0;
+  pthread_mutex_lock(&ledger->mutex);
+  for (int64_t i = 0; i < ledger->count && !found; ++i) found = ledger->lines[i].owner == owner;
+  pthread_mutex_unlock(&ledger->mutex);
+  return found;
+}
+
+void sluice_ledger_disown(sluice_ledger_t* ledger, const void* owner) {
+  pthread_mutex_lock(&ledger->mutex);
+  for (int64_t i = 0; i < ledger->count; ++i) {
+    if (ledger->lines[i].owner == owner) ledger->lines[i].owner = NULL;
+  }
+  pthread_mutex_unlock(&ledger->mutex);
 }
 
 void sluice_ledger_keep(sluice_ledger_t* ledger, const void* data) {

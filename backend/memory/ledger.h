@@ -31,9 +31,14 @@ typedef struct sluice_ledger_s {
 void sluice_ledger_init(sluice_ledger_t* ledger);
 void sluice_ledger_deinit(sluice_ledger_t* ledger);
 
-/* Counts `what` for as long as the buffer `data` lives; nothing for NULL. Errors: OVER_BUDGET past the limit, with
- * nothing counted; NO_MEMORY. */
-sluice_status_t sluice_ledger_add(sluice_ledger_t* ledger, const void* data, const sluice_ledger_sums_t* what);
+/* Counts `what` for as long as the buffer `data` lives; nothing for NULL. owner: whose it is, for sluice_ledger_has.
+ * Errors: OVER_BUDGET past the limit, with nothing counted; NO_MEMORY. */
+sluice_status_t sluice_ledger_add(sluice_ledger_t* ledger, const void* data, const void* owner,
+                                  const sluice_ledger_sums_t* what);
+/* Whether any buffer of this owner lives. */
+int sluice_ledger_has(sluice_ledger_t* ledger, const void* owner);
+/* The owner is gone, and another may come to lie at its address: its buffers stay counted, as nobody's. */
+void sluice_ledger_disown(sluice_ledger_t* ledger, const void* owner);
 /* The buffer's address may serve another one, but what it took stays counted for good: a graph uses it. */
 void sluice_ledger_keep(sluice_ledger_t* ledger, const void* data);
 /* The buffer is gone; one that was never added is none of the ledger's business. */

@@ -3,9 +3,18 @@
 #include <math.h>
 #include <string.h>
 
-static int32_t experts_of(const sluice_moe_config_t* config, int32_t world_size, const int32_t* first_position,
-                          int32_t rank) {
-  return first_position != NULL ? first_position[rank + 1] - first_position[rank] : config->num_experts / world_size;
+static int32_t experts_of(const sluice_shape_t* shape, const int32_t* first_position, int32_t rank) {
+  if (first_position == NULL) return shape->config.num_experts / shape->world_size;
+  return first_position[rank + 1] - first_position[rank];
+}
+
+void sluice_shape_set_experts(sluice_shape_t* shape, const int32_t* first_position) {
+  shape->num_local = experts_of(shape, first_position, shape->rank);
+  shape->most_local = 0;
+  for (int32_t r = 0; r < shape->world_size; ++r) {
+    const int32_t experts = experts_of(shape, first_position, r);
+    if (experts > shape->most_local) shape->most_local = experts;
+  }
 }
 
 void sluice_shape_init(sluice_shape_t* out, const sluice_moe_config_t* config, const sluice_chunk_policies_t* policies,
@@ -13,16 +22,12 @@ void sluice_shape_init(sluice_shape_t* out, const sluice_moe_config_t* config, c
   memset(out, 0, sizeof *out);
   out->config = *config;
   out->config.next = NULL;
-  out->config.expert_rank = NULL;
+  out->config.expert_rank = out->config.expert_slot = NULL;
   out->config.restore_input_of = out->config.restore_pre_activation_of = NULL;
   if (policies != NULL) out->policies = *policies;
   out->rank = rank;
   out->world_size = world_size;
-  out->num_local = experts_of(config, world_size, first_position, rank);
-  for (int32_t r = 0; r < world_size; ++r) {
-    const int32_t experts = experts_of(config, world_size, first_position, r);
-    if (experts > out->most_local) out->most_local = experts;
-  }
+  sluice_shape_set_experts(out, first_position);
   out->gate_factor = config->gated ? 2 : 1;
   out->on_device_memory = on_device_memory;
 }

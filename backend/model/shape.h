@@ -1,7 +1,8 @@
 /* What a layer is, as plain data: sizes, ranks, experts, routes, dtype, activation, policies and modes. Plans, bytes,
  * prices and the search over candidates need nothing else: no memory, no ranks, no device.
  *
- * The shape of a layer is written once, when the layer is made (sluice_shape_init), and never changes. */
+ * The shape of a layer is written when the layer is made (sluice_shape_init). Nothing of it changes but the numbers of
+ * experts, when a placement with others replaces the present one (sluice_shape_set_experts). */
 #ifndef SLUICE_BACKEND_MODEL_SHAPE_H_
 #define SLUICE_BACKEND_MODEL_SHAPE_H_
 
@@ -12,7 +13,7 @@
 #include "sluice/moe.h"
 
 typedef struct sluice_shape_s {
-  sluice_moe_config_t config; /* expert_rank, restore_input_of, restore_pre_activation_of: NULL, see below */
+  sluice_moe_config_t config; /* expert_rank, expert_slot, restore_input_of, restore_pre_activation_of: NULL */
   sluice_chunk_policies_t policies;
   int32_t rank;
   int32_t world_size;       /* W */
@@ -27,6 +28,8 @@ typedef struct sluice_shape_s {
 void sluice_shape_init(sluice_shape_t* out_shape, const sluice_moe_config_t* config,
                        const sluice_chunk_policies_t* policies, int32_t rank, int32_t world_size,
                        const int32_t* first_position, int32_t on_device_memory);
+/* Other numbers of experts on the ranks: num_local and most_local. first_position: as in sluice_shape_init. */
+void sluice_shape_set_experts(sluice_shape_t* shape, const int32_t* first_position);
 
 /* The same as the rank with most experts sees it. */
 sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape);

@@ -87,7 +87,7 @@ static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
 static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
   sluice_tuner_table_t* table = sluice_alloc_zeroed(tuner->allocator, sizeof *table, "tuner's table");
   if (table == NULL) return sluice_alloc_status();
-  table->layer = moe->fingerprint;
+  table->layer = moe->kind;
   table->tuner = tuner;
   table->work = sluice_tuner_work_of(moe);
   const int fixed = has_fixed_chunks(moe);
@@ -137,7 +137,7 @@ static sluice_status_t attach(sluice_policy_hook_t* policy_hook, const sluice_mo
   sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   if (!has_choice(tuner, moe)) return SLUICE_OK;
   sluice_tuner_table_t* table = tuner->tables;
-  while (table != NULL && table->layer != moe->fingerprint) table = table->next;
+  while (table != NULL && table->layer != moe->kind) table = table->next;
   if (table == NULL) SLUICE_TRY(new_table(tuner, moe, &table));
   decision->table = table;
   take(table, decision, 0);

@@ -29,7 +29,7 @@ int32_t sluice_tuner_is_pinned(sluice_policy_hook_t* policy_hook, const sluice_m
   const sluice_racing_plan_t wanted = racing_of(plan);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
     const sluice_import_t* import = &tuner->imports[i];
-    if (import->layer == moe->fingerprint && same_plan(&import->plan, &wanted)) return 1;
+    if (import->layer == moe->kind && same_plan(&import->plan, &wanted)) return 1;
   }
   return 0;
 }
@@ -87,7 +87,7 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
 /* A set that does not race is decided at once. */
 static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race) {
   const sluice_tuner_t* tuner = table->tuner;
-  int pinned = has_import(tuner, moe->fingerprint);
+  int pinned = has_import(tuner, moe->kind);
   if (pinned && !sluice_tuner_is_pinned(&table->tuner->base, moe, &moe->plans->plans[0])) {
     sluice_log(SLUICE_LOG_WARN, "layer %d: the imported plan does not fit this budget: another is chosen",
                moe->shape.config.layer_id);

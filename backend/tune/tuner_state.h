@@ -17,7 +17,7 @@
 
 /* A decision with what it was made for. */
 typedef struct sluice_decision_s {
-  uint64_t layer;                /* fingerprint of layers of this kind */
+  uint64_t layer;                /* layers of this kind */
   sluice_workload_t work;        /* num_tokens and skew as they were */
   sluice_search_decision_t what; /* its picks count only without a plan */
   sluice_racing_plan_t chosen;   /* policies -1: without a plan, as the layer's config says */
@@ -33,7 +33,7 @@ typedef struct sluice_tuner_race_s {
 } sluice_tuner_race_t;
 
 typedef struct sluice_tuner_table_s {
-  uint64_t layer; /* fingerprint */
+  uint64_t layer; /* their kind */
   struct sluice_tuner_s* tuner;
   sluice_workload_t work;
   int64_t num_switches; /* of n or the mode, from one pass to the next of a layer */

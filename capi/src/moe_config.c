@@ -8,6 +8,7 @@
 #include "backend/model/restore.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/layer/layer_life.h"
+#include "backend/moe/layer/placement.h"
 #include "backend/moe/run/make_layer.h"
 #include "backend/moe/run/plan_in_force.h"
 
@@ -127,23 +128,6 @@ static sluice_status_t check_deduplicate(const sluice_moe_config_t* c) {
   return SLUICE_OK;
 }
 
-static sluice_status_t check_owners(const sluice_context_t* context, const sluice_moe_config_t* c) {
-  if (c->expert_rank == NULL) {
-    SLUICE_TRY(SLUICE_REQUIRE(
-        c->num_experts % context->world_size == 0,
-        "layer %d: %d experts do not divide over %d ranks; give expert_rank, the table of owners, or another group "
-        "size",
-        c->layer_id, c->num_experts, context->world_size));
-    return SLUICE_OK;
-  }
-  for (int32_t e = 0; e < c->num_experts; ++e) {
-    SLUICE_TRY(SLUICE_REQUIRE(c->expert_rank[e] >= 0 && c->expert_rank[e] < context->world_size,
-                              "layer %d: expert_rank[%d] is %d; the group has %d ranks", c->layer_id, e,
-                              c->expert_rank[e], context->world_size));
-  }
-  return SLUICE_OK;
-}
-
 sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_config_t* config,
                                   sluice_moe_t** out_moe) {
   if (out_moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_create: out_moe is NULL");
@@ -157,7 +141,8 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
     return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_config_t: extension of unknown type %d", checked.next->type);
   }
   SLUICE_TRY(check_numbers(&checked));
-  SLUICE_TRY(check_owners(context, &checked));
+  const sluice_expert_placement_t placement = {.expert_rank = checked.expert_rank, .expert_slot = checked.expert_slot};
+  SLUICE_TRY(sluice_placement_check(&placement, checked.layer_id, checked.num_experts, context->world_size));
   if (checked.callback_experts) checked.hidden_width = 0;
   if (!checked.callback_experts && !sluice_layer_is_plain(&checked) && context->device->kernels->unit_forward == NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,

@@ -18,6 +18,9 @@
 
 struct sluice_plan_s {
   sluice_moe_t* moe; /* retained */
+  /* Of the layer as it was then; its experts may be spread otherwise by now. */
+  uint64_t key; /* sluice_layer_plan_key */
+  sluice_shape_t shape;
   sluice_plan_data_t data;
   int32_t num_lines;
   sluice_plan_candidate_t lines[MAX_LINES];
@@ -81,6 +84,8 @@ static sluice_status_t new_plan(sluice_moe_t* moe, sluice_plan_t** out_plan) {
   if (plan == NULL) return SLUICE_E_NO_MEMORY;
   sluice_layer_retain(moe);
   plan->moe = moe;
+  plan->key = sluice_layer_plan_key(moe);
+  plan->shape = moe->shape;
   *out_plan = plan;
   return SLUICE_OK;
 }
@@ -137,6 +142,12 @@ void sluice_plan_destroy(sluice_plan_t* plan) {
   sluice_free(sluice_process_allocator(), plan, sizeof *plan);
 }
 
+static sluice_plan_problem_t problem_of(const sluice_plan_t* plan) {
+  sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe);
+  problem.shape = plan->shape;
+  return problem;
+}
+
 sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info_t* out_info) {
   if (plan == NULL || out_info == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_get_info: %s is NULL",
@@ -145,7 +156,7 @@ sluice_status_t sluice_plan_get_info(const sluice_plan_t* plan, sluice_plan_info
   SLUICE_TRY(sluice_struct_check_size(out_info, "sluice_plan_info_t"));
   const sluice_plan_data_t* d = &plan->data;
   sluice_plan_breakdown_t parts;
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe);
+  const sluice_plan_problem_t problem = problem_of(plan);
   SLUICE_TRY(sluice_plan_break_down(&problem, d, &parts));
   sluice_plan_info_t info;
   memset(&info, 0, sizeof info);
@@ -205,15 +216,16 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
     kept[i] = i < kept_chunks ? rows_per_chunk[i] : -1;
     num_rows += rows_per_chunk[i];
   }
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe);
+  const sluice_plan_problem_t problem = problem_of(plan);
   *out_bytes = sluice_plan_step_bytes(&problem, &plan->data, num_chunks, kept, num_tokens, num_sent, num_rows);
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan) {
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_use_plan: moe is NULL");
-  if (plan != NULL && plan->moe->fingerprint != moe->fingerprint) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this plan was made for layer %d, which is not alike",
+  if (plan != NULL && plan->key != sluice_layer_plan_key(moe)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: this plan was made for layer %d, which is not alike or had other numbers of experts",
                        moe->shape.config.layer_id, plan->moe->shape.config.layer_id);
   }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_use_plan"));
@@ -255,7 +267,7 @@ sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_
   if (data == NULL) return SLUICE_OK;
   SLUICE_TRY(SLUICE_REQUIRE(room >= SLUICE_PLAN_FILE_BYTES, "sluice_plan_write: room for %llu bytes, the plan has %llu",
                             (unsigned long long)room, (unsigned long long)SLUICE_PLAN_FILE_BYTES));
-  sluice_plan_file_write(&plan->data, plan->moe->fingerprint, data);
+  sluice_plan_file_write(&plan->data, plan->key, data);
   return SLUICE_OK;
 }
 
@@ -266,7 +278,7 @@ sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t b
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_plan_read: %s is NULL", moe == NULL ? "moe" : "data");
   }
   sluice_plan_data_t read;
-  SLUICE_TRY(sluice_plan_file_read(data, bytes, moe->fingerprint, moe->shape.config.layer_id, &read));
+  SLUICE_TRY(sluice_plan_file_read(data, bytes, sluice_layer_plan_key(moe), moe->shape.config.layer_id, &read));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_read"));
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
   sluice_status_t status = sluice_plan_reread(&problem, &read);

@@ -10,6 +10,13 @@
 #define WORLD_MAX_RANKS 8
 #define WORLD_CYCLE     7
 
+enum {
+  WORLD_MOVES_NONE = 0,
+  WORLD_MOVES_EVEN,          /* as many experts on each rank as before */
+  WORLD_MOVES_UNEVEN,        /* any number, 0 too */
+  WORLD_MOVES_BY_STALE_SLOTS /* EVEN, by a host that orders its experts by id whatever their slots are: wrong */
+};
+
 /* Another machine than this CPU. What the host prepares is sent there, and results are fetched once it is settled. */
 typedef struct world_machine_s {
   int32_t device_type;
@@ -65,6 +72,9 @@ typedef struct case_s {
   int32_t captured;                 /* passes run once with other routes, are captured, and launched */
   int32_t parts;                    /* dispatch, experts, combine called one by one */
   int32_t cycles;                   /* of WORLD_CYCLE rounds with fewer and more tokens, before all of it */
+  int32_t rounds;                   /* steps before the one that counts, each followed by an update of the weights */
+  int32_t placed;                   /* experts begin where a move would have put them */
+  int32_t moves;                    /* WORLD_MOVES_*: experts change owner and slot after each of them */
   const sluice_plan_config_t* plan; /* the layer runs under a plan of its own; NULL: none */
   const char* gemm;                 /* NULL: "ref" */
   const world_machine_t* machine;   /* NULL: this CPU */
@@ -76,6 +86,7 @@ typedef struct result_s {
   double* grad_tokens[WORLD_MAX_RANKS];
   double* grad_weights[WORLD_MAX_RANKS];
   double* grad_params[6];         /* w1 w3 w2 b1 b3 b2 over all E experts */
+  double* board[2][6];            /* where experts that move lie in between: parameters, gradients; as grad_params */
   int32_t ready[WORLD_MAX_RANKS]; /* readiness signals seen */
   int32_t calls[WORLD_MAX_RANKS]; /* of callback experts in forward: one for each chunk in which an expert has rows */
   int64_t most_rows[WORLD_MAX_RANKS]; /* of one chunk, callback experts alone */

@@ -16,6 +16,7 @@ void world_make_result(const case_t* c, result_t* out) {
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     int64_t size = c->num_experts * world_param_size(c, kind);
     out->grad_params[kind] = calloc((size_t)size + 1, sizeof(double));
+    for (int i = 0; i < 2 && c->moves; ++i) out->board[i][kind] = calloc((size_t)size + 1, sizeof(double));
   }
 }
 
@@ -63,7 +64,11 @@ void world_free(result_t* result) {
     free(result->grad_tokens[r]);
     free(result->grad_weights[r]);
   }
-  for (int kind = 0; kind < NUM_PARAMS; ++kind) free(result->grad_params[kind]);
+  for (int kind = 0; kind < NUM_PARAMS; ++kind) {
+    free(result->grad_params[kind]);
+    free(result->board[0][kind]);
+    free(result->board[1][kind]);
+  }
 }
 
 static double distance(const double* a, const double* b, int64_t count) {

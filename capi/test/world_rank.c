@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define DEFAULT_TIMEOUT_NS UINT64_C(300000000000)
 
@@ -43,6 +44,7 @@ typedef struct held_s {
   const case_t* c;
   int32_t* ids;    /* [count] experts of this rank */
   int32_t* owners; /* [E] */
+  int32_t* slots;  /* [E], once they have moved */
   int32_t count, grad_dtype;
   sluice_comm_t* comm;
   sluice_context_t* context;
@@ -68,8 +70,13 @@ static void find_experts(held_t* h) {
   const case_t* c = h->c;
   h->ids = calloc((size_t)c->num_experts, sizeof(int32_t));
   h->owners = calloc((size_t)c->num_experts, sizeof(int32_t));
+  h->slots = calloc((size_t)c->num_experts, sizeof(int32_t));
   h->count = world_local_experts(c, h->r->rank, h->ids);
   for (int32_t e = 0; e < c->num_experts; ++e) h->owners[e] = world_owner(c, e);
+  if (c->placed) {
+    world_place_experts(c, 3, h->owners, h->slots);
+    h->count = world_experts_of(c, h->r->rank, h->owners, h->slots, h->ids);
+  }
   h->grad_dtype = c->grad_f32 && c->dtype != SLUICE_DTYPE_F64 ? SLUICE_DTYPE_F32 : c->dtype;
 }
 
@@ -114,7 +121,8 @@ static void make_layer(held_t* h) {
   config.top_k = c->top_k, config.dtype = c->dtype, config.activation = c->activation, config.gated = c->gated;
   config.bias = c->bias, config.num_chunks = c->num_chunks, config.wgrad_mode = c->wgrad_mode;
   config.callback_experts = c->callback_experts, config.layer_id = 7;
-  config.expert_rank = c->uneven_owners ? h->owners : NULL;
+  config.expert_rank = c->uneven_owners || c->placed ? h->owners : NULL;
+  config.expert_slot = c->placed ? h->slots : NULL;
   config.swiglu_alpha = WORLD_ALPHA, config.swiglu_limit = WORLD_LIMIT, config.swiglu_offset = WORLD_OFFSET;
   config.restore_input = c->restore_input, config.restore_pre_activation = c->restore_pre_activation;
   config.restore_input_of = c->restore_input_of, config.restore_pre_activation_of = c->restore_pre_activation_of;
@@ -275,20 +283,70 @@ static void collect(held_t* h) {
   r->out->report_status[r->rank] = sluice_moe_take_capacity_report(h->moe, world_stream_here(), report);
 }
 
-static void release(held_t* h) {
-  if (h->c->captured) world_here.machine->drop_graph(h->r->rank);
+static void drop_steps(held_t* h) {
   for (int i = 0; i < WORLD_MAX_OUTSTANDING; ++i) sluice_step_drop(h->others[i]);
   sluice_step_drop(h->step);
   for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) world_give_saved(i, h->saved.data[i]);
-  sluice_moe_destroy(h->moe);
-  sluice_context_destroy(h->context);
-  sluice_comm_destroy(h->comm);
+  h->step = NULL;
+  memset(h->others, 0, sizeof h->others);
+  memset(&h->saved, 0, sizeof h->saved);
+}
+
+static void drop_experts(held_t* h) {
   world_free_experts(&h->params, h->count);
   world_free_experts(&h->grads, h->count);
   world_drop_array(&h->factors);
+}
+
+static void run_step(held_t* h) {
+  if (is_well(h)) run_forward(h);
+  if (is_well(h) && h->c->restore) world_note(h->r, world_rebuild(h->moe, &h->saved, &h->step));
+  if (is_well(h)) run_backward(h);
+}
+
+/* All ranks have put their experts on the board once they have agreed on the next placement. */
+static void move_experts(held_t* h, int32_t move) {
+  const case_t* c = h->c;
+  result_t* out = h->r->out;
+  world_put_experts(c, &h->params, c->dtype, h->ids, h->count, out->board[0]);
+  world_put_experts(c, &h->grads, h->grad_dtype, h->ids, h->count, out->board[1]);
+  world_place_experts(c, move, h->owners, h->slots);
+  sluice_expert_placement_t placement;
+  sluice_expert_placement_init(&placement, sizeof placement);
+  placement.expert_rank = h->owners, placement.expert_slot = h->slots, placement.epoch = 10 + (uint64_t)move;
+  world_note(h->r, sluice_moe_replace_experts(h->moe, &placement));
+  if (!is_well(h)) return;
+  drop_experts(h);
+  const int is_stale = c->moves == WORLD_MOVES_BY_STALE_SLOTS;
+  h->count = world_experts_of(c, h->r->rank, h->owners, is_stale ? NULL : h->slots, h->ids);
+  make_experts(h);
+  world_take_experts(c, &h->params, c->dtype, h->ids, h->count, out->board[0]);
+  world_take_experts(c, &h->grads, h->grad_dtype, h->ids, h->count, out->board[1]);
+}
+
+static void run_rounds(held_t* h) {
+  const case_t* c = h->c;
+  for (int32_t i = 1; i <= c->rounds && is_well(h); ++i) {
+    run_step(h);
+    world_settle();
+    drop_steps(h);
+    if (!is_well(h)) return;
+    world_update(c, &h->params, &h->grads, h->grad_dtype, h->count);
+    if (c->moves) move_experts(h, i);
+  }
+}
+
+static void release(held_t* h) {
+  if (h->c->captured) world_here.machine->drop_graph(h->r->rank);
+  drop_steps(h);
+  sluice_moe_destroy(h->moe);
+  sluice_context_destroy(h->context);
+  sluice_comm_destroy(h->comm);
+  drop_experts(h);
   for (int i = 0; i < NUM_ARRAYS; ++i) world_drop_array(array_of(h, i));
   free(h->ids);
   free(h->owners);
+  free(h->slots);
 }
 
 void world_run_rank(rank_t* r) {
@@ -301,9 +359,8 @@ void world_run_rank(rank_t* r) {
   make_tensors(&h);
   make_experts(&h);
   run_parts_and_cycles(&h);
-  if (is_well(&h) && !h.c->parts) run_forward(&h);
-  if (is_well(&h) && h.c->restore) world_note(r, world_rebuild(h.moe, &h.saved, &h.step));
-  if (is_well(&h) && !h.c->parts) run_backward(&h);
+  run_rounds(&h);
+  if (!h.c->parts) run_step(&h);
   if (h.c->captured) world_launch_graph(r, &h.id, (array_t* const[]){&h.y, &h.dx, &h.dw}, &h.grads, h.count);
   world_settle();
   collect(&h);

@@ -109,6 +109,19 @@ int32_t world_toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows
 int32_t world_toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy,
                            void* dx);
 
+/* world_moves.c */
+/* The experts' owners and slots after a number of moves, from 1. */
+void world_place_experts(const case_t* c, int32_t move, int32_t* out_owner, int32_t* out_slot);
+/* The experts of a rank in the order of its slots; slots NULL: of ids. Returns how many. */
+int32_t world_experts_of(const case_t* c, int32_t rank, const int32_t* owners, const int32_t* slots, int32_t* out_ids);
+/* Parameters less a part of their gradients, as an optimizer does. */
+void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t grad_dtype, int32_t count);
+/* All arrays of the experts `ids`, to and from a board of f64 by expert. */
+void world_put_experts(const case_t* c, const experts_t* x, int32_t dtype, const int32_t* ids, int32_t count,
+                       double* const* board);
+void world_take_experts(const case_t* c, experts_t* x, int32_t dtype, const int32_t* ids, int32_t count,
+                        double* const* board);
+
 /* world_passes.c */
 void world_give_saved(int32_t which, void* data);
 void* world_save(void* user, int32_t which, uint64_t bytes);

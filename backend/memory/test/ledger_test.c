@@ -17,7 +17,7 @@ static void Ledger_BuffersComeAndGoInAnyOrder_SumsFollow(void** state) {
   uint64_t sum = 0;
   for (uint64_t i = 0; i < 64; ++i) {
     const sluice_ledger_sums_t what = pool(i + 1);
-    assert_int_equal(sluice_ledger_add(&ledger, &buffers[i], &what), SLUICE_OK);
+    assert_int_equal(sluice_ledger_add(&ledger, &buffers[i], &ledger, &what), SLUICE_OK);
     sum += i + 1;
   }
   for (uint64_t i = 0; i < 64; ++i) {
@@ -40,16 +40,16 @@ static void Ledger_PoolPastItsLimit_IsRefusedAndNotCounted(void** state) {
   ledger.pool_limit = 100;
   char buffers[3];
   const sluice_ledger_sums_t fits = pool(60), last = pool(40), more = pool(41), none = {0, 500, 0};
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &fits), SLUICE_OK);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &more), SLUICE_E_OVER_BUDGET);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &ledger, &fits), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &ledger, &more), SLUICE_E_OVER_BUDGET);
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
   sluice_error_last(&why);
   assert_non_null(strstr(why.message, "take 60 bytes, and 41 more would pass the host_memory_budget of 100"));
   assert_int_equal(sluice_ledger_sums(&ledger).pool, 60);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &last), SLUICE_OK);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[2], &none), SLUICE_OK);
-  assert_int_equal(sluice_ledger_add(&ledger, NULL, &fits), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &ledger, &last), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[2], &ledger, &none), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, NULL, &ledger, &fits), SLUICE_OK);
   assert_int_equal(sluice_ledger_sums(&ledger).pool, 100);
   sluice_ledger_deinit(&ledger);
 }
@@ -61,13 +61,13 @@ static void Ledger_LineThatIsKept_StaysCountedForGood(void** state) {
   sluice_ledger_init(&ledger);
   char buffers[2];
   const sluice_ledger_sums_t kept = pool(60), other = pool(7);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &kept), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &ledger, &kept), SLUICE_OK);
   sluice_ledger_keep(&ledger, &buffers[0]);
   sluice_ledger_keep(&ledger, &buffers[1]); /* never added */
   sluice_ledger_keep(&ledger, NULL);
   sluice_ledger_remove(&ledger, &buffers[0]);
   assert_int_equal(sluice_ledger_sums(&ledger).promised, 600);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &other), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &ledger, &other), SLUICE_OK);
   assert_int_equal(sluice_ledger_sums(&ledger).promised, 670);
   sluice_ledger_remove(&ledger, &buffers[0]);
   assert_int_equal(sluice_ledger_sums(&ledger).promised, 600);
@@ -81,20 +81,40 @@ static void Ledger_Steps_TheMostAtOneTimeIsKept(void** state) {
   sluice_ledger_init(&ledger);
   char buffers[4];
   const sluice_ledger_sums_t step = {.steps = 1};
-  for (int i = 0; i < 3; ++i) assert_int_equal(sluice_ledger_add(&ledger, &buffers[i], &step), SLUICE_OK);
+  for (int i = 0; i < 3; ++i) assert_int_equal(sluice_ledger_add(&ledger, &buffers[i], &ledger, &step), SLUICE_OK);
   sluice_ledger_remove(&ledger, &buffers[1]);
   sluice_ledger_remove(&ledger, &buffers[0]);
   assert_int_equal(sluice_ledger_sums(&ledger).steps, 1);
   assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 3);
   assert_int_equal(sluice_ledger_most_steps(&ledger, 1), 3);
   assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 1);
-  assert_int_equal(sluice_ledger_add(&ledger, &buffers[3], &step), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[3], &ledger, &step), SLUICE_OK);
   assert_int_equal(sluice_ledger_most_steps(&ledger, 0), 2);
+  sluice_ledger_deinit(&ledger);
+}
+
+static void Ledger_Owners_AreKnownWhileTheirBuffersLive(void** state) {
+  (void)state;
+  int one = 0, other = 0, buffers[2];
+  const sluice_ledger_sums_t step = {.steps = 1};
+  sluice_ledger_t ledger;
+  sluice_ledger_init(&ledger);
+  assert_false(sluice_ledger_has(&ledger, &one));
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &one, &step), SLUICE_OK);
+  assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &other, &step), SLUICE_OK);
+  assert_true(sluice_ledger_has(&ledger, &one) && sluice_ledger_has(&ledger, &other));
+  sluice_ledger_remove(&ledger, &buffers[0]);
+  assert_false(sluice_ledger_has(&ledger, &one));
+  assert_true(sluice_ledger_has(&ledger, &other));
+  sluice_ledger_disown(&ledger, &other);
+  assert_false(sluice_ledger_has(&ledger, &other));
+  assert_int_equal(sluice_ledger_sums(&ledger).steps, 1);
   sluice_ledger_deinit(&ledger);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ledger_Owners_AreKnownWhileTheirBuffersLive),
       cmocka_unit_test(Ledger_BuffersComeAndGoInAnyOrder_SumsFollow),
       cmocka_unit_test(Ledger_Steps_TheMostAtOneTimeIsKept),
       cmocka_unit_test(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted),

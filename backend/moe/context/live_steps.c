@@ -34,3 +34,12 @@ int sluice_live_steps_has(sluice_live_steps_t* live, const void* step) {
   pthread_mutex_unlock(&live->mutex);
   return found != NULL;
 }
+
+int sluice_live_steps_any(sluice_live_steps_t* live, int (*is_meant)(const void* step, const void* user),
+                          const void* user) {
+  pthread_mutex_lock(&live->mutex);
+  const sluice_live_link_t* found = live->first;
+  while (found != NULL && !is_meant(found, user)) found = found->older;
+  pthread_mutex_unlock(&live->mutex);
+  return found != NULL;
+}

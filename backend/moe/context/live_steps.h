@@ -23,5 +23,8 @@ void sluice_live_steps_add(sluice_live_steps_t* live, sluice_live_link_t* step);
 void sluice_live_steps_remove(sluice_live_steps_t* live, sluice_live_link_t* step);
 /* step: any pointer to a step. One that was dropped may be there again, as another step at the same address. */
 int sluice_live_steps_has(sluice_live_steps_t* live, const void* step);
+/* Whether `is_meant` says yes of any. It must not call the list. */
+int sluice_live_steps_any(sluice_live_steps_t* live, int (*is_meant)(const void* step, const void* user),
+                          const void* user);
 
 #endif /* SLUICE_BACKEND_MOE_CONTEXT_LIVE_STEPS_H_ */

@@ -8,6 +8,7 @@
 #include "backend/base/math.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/registered_buffers.h"
+#include "backend/moe/handshake/header_buffers.h"
 #include "backend/moe/routing/copies.h"
 
 #define HEADER_MAGIC 0x51ce4844u
@@ -62,7 +63,10 @@ typedef struct header_s {
 static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= HEADER_BYTES,
               "16 chunks of 8 local experts each need no second exchange");
 
-static const char* direction_name(int32_t direction) { return direction == SLUICE_FORWARD ? "forward" : "backward"; }
+static const char* direction_name(int32_t direction) {
+  static const char* const names[] = {"forward", "backward", "replacement of experts"};
+  return direction >= SLUICE_FORWARD && direction <= SLUICE_REPLACE_EXPERTS ? names[direction] : "unknown call";
+}
 
 static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_proposal_t* proposal) {
   const sluice_moe_config_t* c = &moe->shape.config;
@@ -161,8 +165,8 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   if (peer->fingerprint != own->fingerprint) {
     return snprintf(
         text, text_bytes,
-        "layer %d: rank %d and rank %d have different tables expert_rank (who owns which expert; by its own table "
-        "rank %d owns %d, rank %d owns %d): give all ranks the same",
+        "layer %d: rank %d and rank %d have different tables expert_rank or expert_slot (who owns which expert; by its "
+        "own tables rank %d owns %d, rank %d owns %d): give all ranks the same",
         own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
   }
   if (peer->policy_hook != own->policy_hook) {
@@ -173,7 +177,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
         own->layer_id, peer_rank, (int)sizeof peer->policy_hook_words, or_none(peer->policy_hook_words), rank,
         or_none(own->policy_hook_words));
   }
-  if (peer->comm_hash != own->comm_hash) {
+  if (peer->comm_hash != own->comm_hash && own->direction != SLUICE_REPLACE_EXPERTS) {
     return snprintf(
         text, text_bytes,
         "layer %d: rank %d and rank %d run different schedules for the %s (needs_backward, halves or wanted "
@@ -211,20 +215,6 @@ static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const
   return SLUICE_OK;
 }
 
-typedef struct exchange_arrays_s {
-  const void** send;
-  uint64_t* send_bytes;
-  void** recv;
-  uint64_t* recv_bytes;
-} exchange_arrays_t;
-
-static sluice_status_t run_exchange(sluice_comm_t* comm, const exchange_arrays_t* a, const char* phase) {
-  const sluice_exchange_t exchange = {a->send, a->send_bytes, a->recv, a->recv_bytes};
-  sluice_comm_request_t* request = NULL;
-  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
-  return sluice_comm_exchange_wait(comm, request, phase);
-}
-
 /* Words for rank r of counts_out, and words for this rank of counts_in, by source: numbers of copies that the header
  * carries come first. */
 static int64_t words_of(const sluice_binding_t* b, int32_t r) {
@@ -249,31 +239,11 @@ static void pack_counts(const sluice_binding_t* b, int32_t r) {
   }
 }
 
-typedef struct handshake_buffers_s {
-  char* send; /* [W] headers */
-  char* recv;
-  exchange_arrays_t arrays;
-} handshake_buffers_t;
-
-static sluice_status_t take_buffers(sluice_context_t* context, handshake_buffers_t* buffers) {
-  uint64_t w = (uint64_t)context->world_size;
-  sluice_arena_t* arena = &context->header;
-  SLUICE_TRY(
-      sluice_arena_reset(arena, sluice_headers_bytes(context->world_size), "headers")); /* reserved: cannot fail */
-  buffers->send = sluice_arena_take(arena, w * HEADER_BYTES);
-  buffers->recv = sluice_arena_take(arena, w * HEADER_BYTES);
-  buffers->arrays.send = sluice_arena_take(arena, w * 8);
-  buffers->arrays.recv = sluice_arena_take(arena, w * 8);
-  buffers->arrays.send_bytes = sluice_arena_take(arena, w * 8);
-  buffers->arrays.recv_bytes = sluice_arena_take(arena, w * 8);
-  return SLUICE_OK;
-}
-
 /* Counts behind the first `before` towards each rank; nothing at all in most layers. */
-static sluice_status_t exchange_rest(const sluice_binding_t* b, const handshake_buffers_t* buffers, int64_t before,
+static sluice_status_t exchange_rest(const sluice_binding_t* b, const sluice_header_buffers_t* buffers, int64_t before,
                                      const char* phase) {
   sluice_context_t* context = b->moe->context;
-  const exchange_arrays_t* a = &buffers->arrays;
+  const sluice_exchange_arrays_t* a = &buffers->arrays;
   int64_t mine = words_of(b, context->rank);
   int any = 0;
   for (int32_t r = 0; r < context->world_size; ++r) {
@@ -285,7 +255,7 @@ static sluice_status_t exchange_rest(const sluice_binding_t* b, const handshake_
     /* Decided from what every rank knows: some rank has more counts than have been sent. */
     any |= theirs > before;
   }
-  return any ? run_exchange(context->comm, a, phase) : SLUICE_OK;
+  return any ? sluice_header_exchange(context->comm, a, phase) : SLUICE_OK;
 }
 
 /* A bad count from a peer would become a bad address here. */
@@ -305,8 +275,8 @@ sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
   const sluice_moe_t* moe = b->moe;
   sluice_context_t* context = moe->context;
   if (context->world_size == 1) return SLUICE_OK;
-  handshake_buffers_t buffers;
-  SLUICE_TRY(take_buffers(context, &buffers));
+  sluice_header_buffers_t buffers;
+  SLUICE_TRY(sluice_header_buffers_take(context, &buffers));
   for (int32_t r = 0; r < context->world_size; ++r) pack_counts(b, r);
   char phase[96];
   snprintf(phase, sizeof phase, "counts of layer %d", moe->shape.config.layer_id);
@@ -324,6 +294,7 @@ static void learn(const char* received, int32_t world_size, int32_t rank, sluice
     if (peer->held_bytes > out->held_bytes) out->held_bytes = peer->held_bytes;
     if (peer->held_pool_bytes > out->held_pool_bytes) out->held_pool_bytes = peer->held_pool_bytes;
     out->like &= peer->like;
+    out->is_alike &= peer->comm_hash == header_of(received, rank)->comm_hash;
   }
 }
 
@@ -338,7 +309,7 @@ static void learn_repeated(sluice_moe_t* moe, const char* received, sluice_hands
 }
 
 /* The reports of all ranks, before the arrays are used again; of this one alone without buffers. */
-static void hear_reports(sluice_moe_t* moe, const handshake_buffers_t* buffers) {
+static void hear_reports(sluice_moe_t* moe, const sluice_header_buffers_t* buffers) {
   sluice_context_t* context = moe->context;
   const sluice_step_report_t* own = &moe->decision.own;
   const sluice_step_report_t** reports =
@@ -353,7 +324,7 @@ static void hear_reports(sluice_moe_t* moe, const handshake_buffers_t* buffers) 
 }
 
 /* The arrays are free until the next exchange. */
-static sluice_status_t agree_on_memory(const sluice_moe_t* moe, const handshake_buffers_t* buffers) {
+static sluice_status_t agree_on_memory(const sluice_moe_t* moe, const sluice_header_buffers_t* buffers) {
   int32_t* words = (int32_t*)(void*)buffers->arrays.send_bytes;
   for (int32_t r = 0; r < moe->context->world_size; ++r) words[r] = header_of(buffers->recv, r)->registered_buffers;
   return sluice_registered_buffers_agree(moe->context, words, moe->shape.config.layer_id);
@@ -368,6 +339,7 @@ sluice_handshake_t sluice_handshake_alone(const sluice_proposal_t* proposal) {
       .held_pool_bytes = proposal->held_pool_bytes,
       .like = proposal->like,
       .num_chunks = proposal->num_chunks,
+      .is_alike = 1,
   };
 }
 
@@ -381,8 +353,8 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
   }
   sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
   sluice_error_capture(&refusal);
-  handshake_buffers_t buffers;
-  SLUICE_TRY(take_buffers(context, &buffers));
+  sluice_header_buffers_t buffers;
+  SLUICE_TRY(sluice_header_buffers_take(context, &buffers));
   ++context->comm->call_number;
   header_t own;
   fill_header(&own, moe, proposal);
@@ -404,7 +376,7 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
   snprintf(phase, sizeof phase, "header of layer %d, %s", moe->shape.config.layer_id,
            direction_name(proposal->direction));
   uint64_t begin_ns = sluice_now_ns();
-  SLUICE_TRY(run_exchange(context->comm, &buffers.arrays, phase));
+  SLUICE_TRY(sluice_header_exchange(context->comm, &buffers.arrays, phase));
   out_handshake->agreed_ns = sluice_now_ns();
   out_handshake->header_ns = out_handshake->agreed_ns - begin_ns;
   sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);

@@ -10,8 +10,12 @@
 
 #include "backend/moe/routing/binding.h"
 
+/* Beside SLUICE_FORWARD and _BACKWARD: no pass. comm_hash is that of a placement, and ranks whose hashes differ learn
+ * it by is_alike: only they can say in which entry. */
+enum { SLUICE_REPLACE_EXPERTS = 2 };
+
 typedef struct sluice_proposal_s {
-  int32_t direction; /* SLUICE_FORWARD, SLUICE_BACKWARD */
+  int32_t direction; /* SLUICE_FORWARD, SLUICE_BACKWARD, SLUICE_REPLACE_EXPERTS */
   int32_t repeats;   /* a forward that is run again, where n or the plan is open: of which is found by all ranks */
   uint32_t like;     /* what this rank takes it for: sluice_replay_like */
   int32_t num_chunks;
@@ -35,6 +39,7 @@ typedef struct sluice_handshake_s {
   uint32_t like;        /* of a repeated forward: what it is like on all ranks */
   int32_t num_chunks;   /* that it then has */
   int32_t is_uncounted; /* some rank had bound another number of them: all bind that many and exchange counts */
+  int32_t is_alike;     /* the comm_hash of all ranks is the same; else they fail, but for placements */
 } sluice_handshake_t;
 
 /* What a rank knows without a header: its own. */

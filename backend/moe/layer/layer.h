@@ -1,4 +1,4 @@
-/* The layer behind the public handle: a checked config and the table of who owns which expert. */
+/* The layer behind the public handle: a checked config and the tables of who owns which expert. */
 #ifndef SLUICE_BACKEND_MOE_LAYER_LAYER_H_
 #define SLUICE_BACKEND_MOE_LAYER_LAYER_H_
 
@@ -10,28 +10,31 @@
 #include "backend/moe/layer/strategies.h"
 #include "sluice/moe.h"
 
-/* Experts are numbered twice: by the host's id, and by `place`: sorted by (rank, local index). Counts and row orders
- * use places, so that the rows for one rank, and for one expert on it, are consecutive. */
 typedef struct sluice_capacity_s sluice_capacity_t; /* capacity_state.h */
+
+/* Experts are numbered twice: by the host's id, and by position: sorted by (rank, slot), where a slot is the local
+ * index. Counts and row orders use positions, so that the rows for one rank, and for one expert on it, are consecutive.
+ */
 
 struct sluice_moe_s {
   _Atomic int32_t references;
+  uint8_t plan_is_given;       /* by the host: not made anew when more tokens come */
+  uint8_t plan_limits_context; /* that plan counts in num_given_plans */
+  uint8_t has_told_fallback;   /* that chunks did not fit what the plan keeps */
   sluice_context_t* context;
   sluice_shape_t shape;                  /* what it is */
   const sluice_strategies_t* strategies; /* and how it does it */
   const struct sluice_mode_s* mode;      /* how its chunks get their counts: run/mode.h; anew with each plan */
   int32_t* expert_position;              /* [E] */
-  int32_t* first_position;               /* [W + 1] places of each rank's experts */
-  uint64_t tables_bytes;
+  int32_t* first_position;               /* [W + 1] positions of each rank's experts */
+  uint64_t placement_epoch;              /* of these tables */
+  uint64_t kind;                         /* hash of the config: what decisions are kept for, wherever experts lie */
   uint64_t fingerprint;                  /* of everything that must be equal on all ranks */
   sluice_decision_state_t decision;      /* what it does next */
   sluice_replay_t replay;                /* and what it did, where the decision state has a choice */
   struct sluice_plan_set_s* plans;       /* NULL: passes take what their rows need */
   const struct sluice_plan_data_s* plan; /* of those, what is in force */
   struct sluice_capacity_s* capacity;    /* NULL: rows travel as they are */
-  int32_t plan_is_given;                 /* by the host: not made anew when more tokens come */
-  int32_t plan_limits_context;           /* that plan counts in num_given_plans */
-  int32_t has_told_fallback;             /* that chunks did not fit what the plan keeps */
 };
 
 /* Whether the kernels' activation_forward and _backward suffice; other layers take unit_forward and _backward. */

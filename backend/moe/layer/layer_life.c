@@ -8,10 +8,12 @@
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/capacity_state.h"
+#include "backend/moe/layer/placement.h"
 
 static_assert(sizeof(struct sluice_moe_s) == SLUICE_LAYER_BYTES, "planners count it");
 
-static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
+/* Of what a layer is, wherever its experts lie: a layer whose experts move keeps its decisions. */
+static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   const sluice_moe_config_t* c = &moe->shape.config;
   const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts,  c->top_k,      c->dtype,
                              c->activation,       c->gated,        c->bias,         c->num_chunks, c->wgrad_mode,
@@ -25,26 +27,23 @@ static uint64_t fingerprint(const sluice_moe_t* moe, int32_t world_size) {
   if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
   if (moe->shape.policies.count > 0)
     hash = sluice_hash_bytes(hash, moe->shape.policies.di, (size_t)moe->shape.policies.count);
-  hash = sluice_hash_bytes(hash, moe->expert_position, (size_t)c->num_experts * sizeof(int32_t));
-  return sluice_hash_bytes(hash, moe->first_position, (size_t)(world_size + 1) * sizeof(int32_t));
+  return hash;
 }
 
-static int32_t rank_of_expert(const sluice_moe_config_t* config, int32_t world_size, int32_t e) {
-  return config->expert_rank != NULL ? config->expert_rank[e] : e / (config->num_experts / world_size);
+static uint64_t hash_numbers(const sluice_moe_t* moe) {
+  return sluice_hash_bytes(moe->kind, moe->first_position,
+                           (size_t)(moe->context->world_size + 1) * sizeof *moe->first_position);
 }
 
-/* Counting sort of experts by rank; contiguous blocks without a table. */
-static void fill_places(sluice_moe_t* moe, const sluice_moe_config_t* config, int32_t world_size) {
-  int32_t num_experts = config->num_experts;
-  int32_t* first = moe->first_position;
-  for (int32_t e = 0; e < num_experts; ++e) ++first[rank_of_expert(config, world_size, e) + 1];
-  for (int32_t r = 0; r < world_size; ++r) first[r + 1] += first[r];
-  /* first[r] walks through the places of rank r and ends at the first of r + 1; then all are moved back by one. */
-  for (int32_t e = 0; e < num_experts; ++e) {
-    moe->expert_position[e] = first[rank_of_expert(config, world_size, e)]++;
-  }
-  for (int32_t r = world_size; r > 0; --r) first[r] = first[r - 1];
-  first[0] = 0;
+uint64_t sluice_layer_plan_key(const sluice_moe_t* moe) { return hash_numbers(moe); }
+
+void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* placement) {
+  const int32_t num_experts = moe->shape.config.num_experts;
+  sluice_placement_fill(placement, num_experts, moe->context->world_size, moe->expert_position, moe->first_position);
+  sluice_shape_set_experts(&moe->shape, moe->first_position);
+  moe->placement_epoch = placement->epoch;
+  uint64_t hash = sluice_hash_bytes(hash_numbers(moe), &placement->epoch, sizeof placement->epoch);
+  moe->fingerprint = sluice_hash_bytes(hash, moe->expert_position, (size_t)num_experts * sizeof(int32_t));
 }
 
 /* Nothing to choose: for one rank, which has nothing to overlap, and where n and the mode of several chunks are
@@ -69,25 +68,23 @@ static sluice_status_t take_decision(sluice_moe_t* moe) {
 sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_config_t* config,
                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
   *out_moe = NULL;
-  int32_t world_size = context->world_size;
   SLUICE_TRY(sluice_engine_reserve_headers(context));
-  uint64_t tables = sluice_layer_tables_bytes(config->num_experts, world_size);
   sluice_moe_t* moe = sluice_alloc_zeroed(&context->allocator, sizeof *moe, "layer");
   if (moe == NULL) return sluice_alloc_status();
+  const uint64_t tables = sluice_layer_tables_bytes(config->num_experts, context->world_size);
   moe->expert_position = sluice_alloc_zeroed(&context->allocator, tables, "layer tables");
   if (moe->expert_position == NULL) {
     sluice_free(&context->allocator, moe, sizeof *moe);
     return sluice_alloc_status();
   }
-  moe->tables_bytes = tables;
   moe->first_position = moe->expert_position + config->num_experts;
   atomic_init(&moe->references, 1);
-  fill_places(moe, config, world_size);
-  sluice_shape_init(&moe->shape, config, policies, context->rank, world_size, moe->first_position,
-                    context->rows->is_device);
-  moe->fingerprint = fingerprint(moe, world_size);
   sluice_engine_retain(context);
   moe->context = context;
+  sluice_shape_init(&moe->shape, config, policies, context->rank, context->world_size, NULL, context->rows->is_device);
+  moe->kind = kind_of(moe, context->world_size);
+  const sluice_expert_placement_t placement = {.expert_rank = config->expert_rank, .expert_slot = config->expert_slot};
+  sluice_layer_place(moe, &placement);
   sluice_status_t status = take_decision(moe);
   if (status == SLUICE_OK) status = sluice_capacity_create(moe);
   if (status != SLUICE_OK) {
@@ -99,8 +96,12 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   return SLUICE_OK;
 }
 
+static uint64_t tables_bytes(const sluice_moe_t* moe) {
+  return sluice_layer_tables_bytes(moe->shape.config.num_experts, moe->context->world_size);
+}
+
 uint64_t sluice_layer_bytes(const sluice_moe_t* moe) {
-  return sluice_align_up(sizeof *moe) + sluice_align_up(moe->tables_bytes);
+  return sluice_align_up(sizeof *moe) + sluice_align_up(tables_bytes(moe));
 }
 
 void sluice_layer_retain(sluice_moe_t* moe) { atomic_fetch_add(&moe->references, 1); }
@@ -118,7 +119,8 @@ void sluice_layer_release(sluice_moe_t* moe) {
   sluice_context_t* context = moe->context;
   sluice_capacity_destroy(moe);
   drop_timers(moe);
-  sluice_free(&context->allocator, moe->expert_position, moe->tables_bytes);
+  sluice_ledger_disown(&context->ledger, moe);
+  sluice_free(&context->allocator, moe->expert_position, tables_bytes(moe));
   sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
   sluice_free(&context->allocator, moe, sizeof *moe);
   sluice_engine_release(context);

@@ -10,6 +10,11 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe);
 /* What a layer itself takes of its context's memory. */
 uint64_t sluice_layer_bytes(const sluice_moe_t* moe);
+/* Writes the tables of who owns which expert, and what follows from them: the shape's numbers, the fingerprint. The
+ * placement has been checked; its lists are not kept. Cannot fail. */
+void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* placement);
+/* Of layers that one plan fits: alike, with as many experts on each rank. */
+uint64_t sluice_layer_plan_key(const sluice_moe_t* moe);
 void sluice_layer_retain(sluice_moe_t* moe);
 void sluice_layer_release(sluice_moe_t* moe);
 

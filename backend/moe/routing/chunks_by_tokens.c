@@ -2,23 +2,11 @@
 
 #include <string.h>
 
+#include "backend/moe/layer/placement.h"
 #include "backend/moe/routing/route_ids.h"
 
 static int64_t block_start(int64_t num_tokens, int32_t block, int32_t num_blocks) {
   return num_tokens * block / num_blocks;
-}
-
-static int32_t rank_of_place(const sluice_moe_t* moe, int32_t place) {
-  int32_t low = 0, high = moe->context->world_size - 1;
-  while (low < high) {
-    int32_t middle = (low + high + 1) / 2;
-    if (moe->first_position[middle] <= place) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
 }
 
 sluice_status_t sluice_chunks_by_tokens_count(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids,
@@ -33,7 +21,7 @@ sluice_status_t sluice_chunks_by_tokens_count(const sluice_moe_t* moe, const slu
       for (int32_t k = 0; k < moe->shape.config.top_k; ++k) {
         int32_t place = 0;
         SLUICE_TRY(sluice_place_of_route(moe, &reader, t, k, &place));
-        if (place >= 0) ++table[(int64_t)g * w + rank_of_place(moe, place)];
+        if (place >= 0) ++table[(int64_t)g * w + sluice_rank_of_position(moe->first_position, w, place)];
       }
     }
   }

@@ -114,8 +114,8 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
       meta_bytes < meta_bytes_behind(moe, header)) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT,
-        "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote; pass the "
-        "buffers of the step unchanged and in order",
+        "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote with its experts "
+        "where they lie now; pass the buffers of the step unchanged and in order, and before experts are replaced",
         moe->shape.config.layer_id, (unsigned long long)meta_bytes);
   }
   uint64_t body_bytes = meta_bytes_behind(moe, header) - sizeof *header;

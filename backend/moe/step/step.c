@@ -80,7 +80,7 @@ static sluice_status_t enter_ledger(sluice_step_t* step, int32_t which, uint64_t
     what.pool = sluice_align_up(bytes);
     if (bytes == 0) return SLUICE_OK;
   }
-  return sluice_ledger_add(&context->ledger, step->saved[which], &what);
+  return sluice_ledger_add(&context->ledger, step->saved[which], step->moe, &what);
 }
 
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,

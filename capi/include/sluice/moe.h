@@ -101,7 +101,7 @@ typedef struct sluice_moe_config_s {
   int32_t callback_experts;        /* 1: the host computes experts through sluice_expert_callbacks_t */
   int32_t layer_id;                /* names the layer in messages and traces; equal on all ranks */
   const int32_t* expert_rank;      /* [E] the rank that owns each expert, or NULL: contiguous, E divisible by W.
-                                      Equal on all ranks. Local index = order among the experts of that rank. */
+                                      A rank may own any number, 0 too. Equal on all ranks */
   int32_t restore_input;           /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _REDISPATCH, equal on all ranks */
   int32_t restore_pre_activation;  /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _RECOMPUTE */
   float swiglu_alpha;              /* SWIGLU: above 0; default 1 */
@@ -123,6 +123,8 @@ typedef struct sluice_moe_config_s {
    * (chunking) where chunks differ. */
   const int32_t* restore_input_of;
   const int32_t* restore_pre_activation_of;
+  const int32_t* expert_slot; /* [E] the local index of each expert on its rank: 0, 1, .. without holes, each once; or
+                                 NULL: the order of ids among the experts of that rank. Equal on all ranks. Copied */
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
@@ -134,8 +136,50 @@ SLUICE_API sluice_status_t sluice_moe_create(sluice_context_t* context, const sl
 /* Outstanding steps may still be dropped, not run. Budgets of a plan that the host gave (sluice_moe_use_plan) hold no
  * longer; with such a plan the call is Context-exclusive. */
 SLUICE_EXPORT void sluice_moe_destroy(sluice_moe_t* moe);
-/* E_local: immutable. 0 for NULL. */
+/* E_local by the placement in force. 0 for NULL. Any thread, while none replaces it. */
 SLUICE_EXPORT int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe);
+
+/* ---- where experts live --------------------------------------------------------------------------------------- */
+
+/* Which rank owns each expert, and in which slot: the local index under which its parameters are passed. */
+typedef struct sluice_expert_placement_s {
+  size_t struct_size;              /* set by sluice_expert_placement_init */
+  const sluice_ext_header_t* next; /* NULL */
+  const int32_t* expert_rank;      /* [E] as in sluice_moe_config_t; neither may be NULL */
+  const int32_t* expert_slot;      /* [E] */
+  uint64_t epoch;                  /* number of this placement, above that of the one in force; at create it is 0 */
+} sluice_expert_placement_t;
+
+SLUICE_EXPORT void sluice_expert_placement_init(sluice_expert_placement_t* out_placement, size_t struct_size);
+
+/* Replaces the placement in force, between steps. The host moves what belongs to an expert (parameters, gradients,
+ * moments, master copies); from the next call on it passes the parameters of the experts that a rank owns now, in the
+ * order of their slots. Numbers of experts may change, and a rank may own none.
+ *
+ * Collective over the context's communicator as a forward is: all ranks give the same placement, or all refuse and keep
+ * the old one. Allocates nothing. Outputs and gradients do not depend on the placement: the same bits with a
+ * configured n, chunks of tokens (SLUICE_CHUNKING_TOKENS), gemm "ref" or "native", without a budget or a plan and
+ * without deduplicate; else within the distance that another n, another cut or another order of sums has.
+ *
+ * What was made for the old placement is gone: saved buffers of earlier forwards cannot be restored
+ * (sluice_step_restore refuses them), repetitions of earlier forwards are bound to nothing, calls under a capacity open
+ * a header again. A graph captured before must not be launched any more. Plans stay where every rank keeps its number
+ * of experts, else the layer makes its own anew; decisions of the tuner stay, since they are kept by numbers of rows.
+ *
+ * placement  borrowed for the call
+ * Owns       nothing
+ * Threads    context-exclusive
+ * Errors     INVALID_ARGUMENT (an entry, or an epoch that is not above the one in force), ABI, BUSY, STATE: steps of
+ * this layer are not dropped, or buffers that the library counts for one live on; numbers of experts change while a
+ *            plan of the host's is in force, or graphs of this context exist. MISMATCH: placements differ; the message
+ *            names ranks and the entry. PEER_REFUSED. All as before then. PEER_LOST, TIMED_OUT, ABORTED: the comm takes
+ *            only abort and destroy, and a rank may have replaced its own. */
+SLUICE_API sluice_status_t sluice_moe_replace_experts(sluice_moe_t* moe, const sluice_expert_placement_t* placement);
+
+/* The placement in force: out_expert_rank [E], out_expert_slot [E], out_epoch; each may be NULL. Local. Any thread,
+ * while none replaces it. Errors: INVALID_ARGUMENT. */
+SLUICE_API sluice_status_t sluice_moe_get_placement(const sluice_moe_t* moe, int32_t* out_expert_rank,
+                                                    int32_t* out_expert_slot, uint64_t* out_epoch);
 
 /* ---- experts -------------------------------------------------------------------------------------------------- */
 

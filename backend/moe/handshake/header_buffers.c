@@ -1,0 +1,24 @@
+#include "backend/moe/handshake/header_buffers.h"
+
+#include "backend/model/pass_sizes.h"
+
+sluice_status_t sluice_header_buffers_take(sluice_context_t* context, sluice_header_buffers_t* out_buffers) {
+  const uint64_t w = (uint64_t)context->world_size;
+  sluice_arena_t* arena = &context->header;
+  SLUICE_TRY(
+      sluice_arena_reset(arena, sluice_headers_bytes(context->world_size), "headers")); /* reserved: cannot fail */
+  out_buffers->send = sluice_arena_take(arena, w * SLUICE_HEADER_BYTES);
+  out_buffers->recv = sluice_arena_take(arena, w * SLUICE_HEADER_BYTES);
+  out_buffers->arrays.send = sluice_arena_take(arena, w * 8);
+  out_buffers->arrays.recv = sluice_arena_take(arena, w * 8);
+  out_buffers->arrays.send_bytes = sluice_arena_take(arena, w * 8);
+  out_buffers->arrays.recv_bytes = sluice_arena_take(arena, w * 8);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_header_exchange(sluice_comm_t* comm, const sluice_exchange_arrays_t* arrays, const char* phase) {
+  const sluice_exchange_t exchange = {arrays->send, arrays->send_bytes, arrays->recv, arrays->recv_bytes};
+  sluice_comm_request_t* request = NULL;
+  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
+  return sluice_comm_exchange_wait(comm, request, phase);
+}

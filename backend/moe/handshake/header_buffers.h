@@ -1,0 +1,27 @@
+/* Memory for exchanges of one fixed size with every rank: reserved with the first layer, so that a rank without memory
+ * can still tell the others. Private to handshake. */
+#ifndef SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_
+#define SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_
+
+#include "backend/moe/context/context.h"
+
+typedef struct sluice_exchange_arrays_s {
+  const void** send;
+  uint64_t* send_bytes;
+  void** recv;
+  uint64_t* recv_bytes;
+} sluice_exchange_arrays_t;
+
+typedef struct sluice_header_buffers_s {
+  char* send; /* [W] of SLUICE_HEADER_BYTES, to and from each rank */
+  char* recv;
+  sluice_exchange_arrays_t arrays; /* [W] each; what they say is the caller's */
+} sluice_header_buffers_t;
+
+/* Valid until the next take. */
+sluice_status_t sluice_header_buffers_take(sluice_context_t* context, sluice_header_buffers_t* out_buffers);
+
+/* One exchange, to its end. phase: for messages. */
+sluice_status_t sluice_header_exchange(sluice_comm_t* comm, const sluice_exchange_arrays_t* arrays, const char* phase);
+
+#endif /* SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_ */

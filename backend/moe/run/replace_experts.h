@@ -1,0 +1,12 @@
+/* Replacing the placement of a layer's experts, on all ranks or on none. Private to moe. */
+#ifndef SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_
+#define SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_
+
+#include "backend/moe/layer/layer.h"
+
+/* refusal: of the caller's checks, with its record; the placement is checked where it is OK, and else not looked at.
+ * Collective. The calling thread has entered the context. */
+sluice_status_t sluice_run_replace_experts(sluice_moe_t* moe, const sluice_expert_placement_t* placement,
+                                           sluice_status_t refusal);
+
+#endif /* SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_ */

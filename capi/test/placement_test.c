@@ -1,0 +1,226 @@
+/* Experts that change owner and slot between steps, moved by the host with their parameters and gradients: the run has
+ * the results of one in which nothing moves. Steps update the parameters, so that what lies wrong once is wrong ever
+ * after. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "capi/test/checks.h"
+
+enum { ROUNDS = 4 };
+
+/* What promises bits: a configured n, chunks of tokens, weight gradients chunk by chunk, gemm "ref". */
+static case_t base_case(int32_t world_size) {
+  case_t c = world_small_case();
+  c.world_size = world_size, c.num_chunks = 2, c.bias = 1, c.rounds = ROUNDS;
+  c.chunking = SLUICE_CHUNKING_TOKENS, c.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+  c.moves = WORLD_MOVES_EVEN;
+  return c;
+}
+
+/* Whether the moved run has the bits of the unmoved one; *out_distance between the two. */
+static int compare(const case_t* c, int params, double* out_distance) {
+  result_t moved, still;
+  case_t without = *c;
+  without.moves = WORLD_MOVES_NONE;
+  world_run(c, &moved);
+  world_run(&without, &still);
+  must_work(c, &moved);
+  must_work(&without, &still);
+  const int identical = world_identical(c, &moved, &still, params);
+  *out_distance = world_distance(c, &moved, &still);
+  assert_true(isfinite(still.out[0][0]) && still.out[0][0] != 0);
+  world_free(&moved);
+  world_free(&still);
+  return identical;
+}
+
+static void tell(const case_t* c, double distance) {
+  fail_msg("W %d n %d K %d dtype %d act %d gated %d wgrad %d restore %d %d capacity %lld moves %d: distance %g",
+           c->world_size, c->num_chunks, c->top_k, c->dtype, c->activation, c->gated, c->wgrad_mode, c->restore_input,
+           c->restore_pre_activation, (long long)c->capacity, c->moves, distance);
+}
+
+static void check_bits(const case_t* c) {
+  double distance = 0;
+  for (int32_t moves = WORLD_MOVES_EVEN; moves <= WORLD_MOVES_UNEVEN; ++moves) {
+    case_t with = *c;
+    with.moves = moves;
+    if (!compare(&with, 1, &distance)) tell(&with, distance);
+  }
+}
+
+/* Outputs and gradients of tokens and route weights have the same bits, weight gradients those of another cut. Later
+ * rounds see the difference in the updated parameters, so that there is one round. */
+static void check_near(const case_t* c, int has_bits) {
+  double distance = 0;
+  for (int32_t moves = WORLD_MOVES_EVEN; moves <= WORLD_MOVES_UNEVEN; ++moves) {
+    case_t with = *c;
+    with.moves = moves;
+    compare(&with, 0, &distance);
+    if (!(distance >= 0 && distance <= world_tolerance(c))) tell(&with, distance);
+    with.rounds = 1;
+    if (has_bits && with.callback_experts && !compare(&with, 0, &distance)) tell(&with, distance);
+  }
+}
+
+/* Without a step before: the config's own lists, beside the reference and the bits of contiguous experts. */
+static void Create_AnyPlacement_MatchesReference(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 4; ++w) {
+    for (int32_t moves = WORLD_MOVES_EVEN; moves <= WORLD_MOVES_UNEVEN; ++moves) {
+      result_t placed, contiguous, want;
+      case_t c = base_case(w), without;
+      c.rounds = 0, c.placed = 1, c.moves = moves, c.gated = 1;
+      without = c;
+      without.placed = 0;
+      world_run(&c, &placed);
+      world_run(&without, &contiguous);
+      world_reference(&c, &want);
+      must_work(&c, &placed);
+      must_work(&without, &contiguous);
+      const double distance = world_distance(&c, &placed, &want);
+      if (!(distance >= 0 && distance <= world_tolerance(&c))) tell(&c, distance);
+      assert_true(world_identical(&c, &placed, &contiguous, 1));
+      world_free(&placed);
+      world_free(&contiguous);
+      world_free(&want);
+    }
+  }
+}
+
+static void Moves_RanksAndChunks_HaveTheBitsOfNone(void** state) {
+  (void)state;
+  const int32_t chunks[] = {1, 2, 5};
+  for (int32_t w = 1; w <= 4; ++w) {
+    for (int n = 0; n < 3; ++n) {
+      case_t c = base_case(w);
+      c.num_chunks = chunks[n], c.gated = (w + n) % 3, c.accumulate = n % 2, c.transposed = w % 2;
+      check_bits(&c);
+    }
+  }
+}
+
+static void Moves_Gemms_HaveTheBitsOfNone(void** state) {
+  (void)state;
+  const char* const gemms[] = {"ref", "native"};
+  for (int i = 0; i < 2; ++i) {
+    for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
+      case_t c = base_case(2);
+      c.gemm = gemms[i], c.wgrad_mode = mode, c.hot_expert = 3, c.drop_every = 5;
+      check_bits(&c);
+    }
+  }
+}
+
+static void Moves_Dtypes_HaveTheBitsOfNone(void** state) {
+  (void)state;
+  for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F64; ++dtype) {
+    if (dtype == SLUICE_DTYPE_I32 || dtype == SLUICE_DTYPE_I64) continue;
+    case_t c = base_case(4);
+    c.dtype = dtype, c.grad_f32 = dtype == SLUICE_DTYPE_BF16, c.accumulate = 1;
+    check_bits(&c);
+  }
+}
+
+static void Moves_Policies_HaveTheBitsOfNone(void** state) {
+  (void)state;
+  const int32_t input[] = {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_OFFLOAD,
+                           SLUICE_RESTORE_REDISPATCH};
+  const int32_t m[] = {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE,
+                       SLUICE_RESTORE_RECOMPUTE};
+  for (int i = 0; i < 4; ++i) {
+    case_t c = base_case(2 + i % 2 * 2);
+    c.restore_input = input[i], c.restore_pre_activation = m[i], c.restore = i % 2, c.reuse_saved = !c.restore;
+    c.halves_apart = i == 2;
+    check_bits(&c);
+  }
+}
+
+static void Moves_UnderACapacity_HaveTheBitsOfNone(void** state) {
+  (void)state;
+  for (int i = 0; i < 4; ++i) {
+    case_t c = base_case(i % 2 == 0 ? 2 : 4);
+    c.capacity = i < 2 ? 18 : 2; /* of which the second drops routes: the same, wherever their expert lies */
+    check_bits(&c);
+  }
+}
+
+static void Moves_CallbackExperts_HaveTheBitsOfNone(void** state) {
+  (void)state;
+  case_t c = base_case(4);
+  c.callback_experts = 1, c.num_chunks = 3;
+  check_bits(&c);
+}
+
+/* Chunks are cut by received rows, which depend on where experts lie. */
+static void Moves_UnderAPlan_AreNear(void** state) {
+  (void)state;
+  sluice_plan_config_t plan;
+  sluice_plan_config_init(&plan, sizeof plan);
+  plan.max_tokens = 17, plan.num_chunks = 3;
+  for (int32_t w = 2; w <= 4; w += 2) {
+    double distance = 0;
+    case_t given = base_case(w);
+    given.num_chunks = 0, given.plan = &plan; /* of the host's: it stays, since numbers of experts do */
+    if (compare(&given, 0, &distance), !(distance >= 0 && distance <= world_tolerance(&given))) tell(&given, distance);
+    case_t own = base_case(w);
+    own.num_chunks = 0, own.wgrad_mode = SLUICE_WGRAD_ADAPTIVE, own.budget = 1 << 20;
+    check_near(&own, 0);
+    own.callback_experts = 1;
+    check_near(&own, 1);
+  }
+}
+
+/* Copies of a token meet at its ranks, so that other sums are rounded first. */
+static void Moves_Deduplicated_AreNear(void** state) {
+  (void)state;
+  for (int32_t w = 2; w <= 4; w += 2) {
+    case_t c = base_case(w);
+    c.deduplicate = 1, c.top_k = 4;
+    check_near(&c, 0);
+  }
+}
+
+/* Pieces of rows begin at experts, in the order of their slots. */
+static void Moves_ChunksByExperts_AreNear(void** state) {
+  (void)state;
+  case_t c = base_case(2);
+  c.chunking = SLUICE_CHUNKING_ADAPTIVE, c.num_chunks = 3;
+  check_near(&c, 0);
+  c.callback_experts = 1;
+  check_near(&c, 1);
+}
+
+/* These tests see a wrong slot. */
+static void Moves_ByStaleSlots_AreCaught(void** state) {
+  (void)state;
+  double distance = 0;
+  case_t c = base_case(2);
+  c.moves = WORLD_MOVES_BY_STALE_SLOTS;
+  assert_false(compare(&c, 1, &distance));
+  assert_true(distance > 1e-2);
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Create_AnyPlacement_MatchesReference),
+      cmocka_unit_test(Moves_RanksAndChunks_HaveTheBitsOfNone),
+      cmocka_unit_test(Moves_Gemms_HaveTheBitsOfNone),
+      cmocka_unit_test(Moves_Dtypes_HaveTheBitsOfNone),
+      cmocka_unit_test(Moves_Policies_HaveTheBitsOfNone),
+      cmocka_unit_test(Moves_UnderACapacity_HaveTheBitsOfNone),
+      cmocka_unit_test(Moves_CallbackExperts_HaveTheBitsOfNone),
+      cmocka_unit_test(Moves_UnderAPlan_AreNear),
+      cmocka_unit_test(Moves_Deduplicated_AreNear),
+      cmocka_unit_test(Moves_ChunksByExperts_AreNear),
+      cmocka_unit_test(Moves_ByStaleSlots_AreCaught),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

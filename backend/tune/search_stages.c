@@ -112,7 +112,9 @@ static void start_few(sluice_search_t* s, int32_t bucket) {
   if ((set & (set - 1)) == 0) {
     for (int32_t step = -1; step <= 1; step += 2) {
       int32_t size = sluice_pick_size(first) + step, p = first + step;
-      if (size >= s->config.min_size && size <= s->config.max_size && sluice_search_is_open(s, p)) set |= 1u << p;
+      int is_between = spot->lo == spot->hi || (size >= spot->lo && size <= spot->hi); /* else there would be none */
+      if (size >= s->config.min_size && size <= s->config.max_size && is_between && sluice_search_is_open(s, p))
+        set |= 1u << p;
     }
   }
   spot->worse = 0;
@@ -172,6 +174,14 @@ static void start_ends(sluice_search_t* s, int32_t bucket) {
                       SLUICE_STAGE_ENDS, 0);
 }
 
+/* Of candidates: between the answers of neighbouring sizes [Algorithm 1]. Predictions alone cost nothing, and are asked
+ * about all. */
+static void set_range(const sluice_search_t* s, sluice_spot_t* spot, int32_t lo, int32_t hi) {
+  const int is_whole = s->config.mode == SLUICE_TUNER_MODEL;
+  spot->lo = (int16_t)(is_whole ? s->config.min_size : lo < hi ? lo : hi);
+  spot->hi = (int16_t)(is_whole ? s->config.max_size : lo < hi ? hi : lo);
+}
+
 void sluice_search_start(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   const sluice_spot_t *below = sluice_search_answer_near(s, bucket, -1),
@@ -180,6 +190,7 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
   int32_t hi = above == NULL ? s->config.max_size : sluice_pick_size(above->pick);
   spot->pick = (uint8_t)sluice_search_pick_of(s, s->config.min_size);
   spot->at = spot->rows;
+  set_range(s, spot, lo, hi);
   if (s->config.min_size == s->config.max_size && !s->config.open_wgrad) {
     sluice_search_decide(s, bucket, sluice_search_pick_of(s, lo), SLUICE_WHY_ONE_LEFT);
     return;
@@ -196,12 +207,11 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
     return;
   }
   sluice_search_clear(s, spot);
+  set_range(s, spot, lo, hi);
   if (liked >= 0 && s->config.mode == SLUICE_TUNER_ADAPTIVE) {
     start_few(s, bucket);
     return;
   }
-  spot->lo = (int16_t)(lo < hi ? lo : hi);
-  spot->hi = (int16_t)(lo < hi ? hi : lo);
   int near_below = sluice_search_answer_within(s, bucket, -1, SLUICE_SEARCH_NEAR) != NULL,
       near_above = sluice_search_answer_within(s, bucket, 1, SLUICE_SEARCH_NEAR) != NULL;
   if (spot->lo < spot->hi && near_below != near_above) { /* that end is the better one: no need to try the other */

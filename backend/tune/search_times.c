@@ -92,13 +92,15 @@ int sluice_search_is_open(const sluice_search_t* s, int32_t pick) {
   return size > 0 || sluice_pick_wgrad(pick) == 0; /* one chunk: both modes are the same */
 }
 
-/* The best prediction among open candidates outside `set`; -1. */
+/* The best prediction among open candidates outside `set`, between the answers of neighbouring sizes [Algorithm 1]; -1.
+ */
 int32_t sluice_search_best_predicted(sluice_search_t* s, const sluice_spot_t* spot, uint32_t set,
                                      const double* correction) {
   int32_t best = -1;
   double least = INFINITY;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if (!sluice_search_is_open(s, p) || (set >> p & 1)) continue;
+    if (sluice_pick_size(p) < spot->lo || sluice_pick_size(p) > spot->hi) continue;
     double time = sluice_search_predicted(s, spot, p) * (correction == NULL ? 1 : correction[sluice_pick_size(p)]);
     if (time < least) least = time, best = p;
   }

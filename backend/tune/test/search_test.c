@@ -135,6 +135,38 @@ static void Race_WarmUps_AreCountedAsSwitches(void** state) {
   assert_true(fabs(s.stats.switch_seconds - 2e-3 * candidates) < 1e-4 * candidates);
 }
 
+/* The more chunks the better, says this model. */
+static double likes_many_chunks(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
+  (void)user, (void)wgrad_mode, (void)direction;
+  return 1e-6 * (double)rows * (1 + 1e-3 / num_chunks);
+}
+
+/* Algorithm 1's range holds with a machine too: between the answers of smaller and larger batches, whatever is
+ * predicted beyond. */
+static void Adaptive_WithAMachine_TriesBetweenTheAnswersOfNeighbours(void** state) {
+  (void)state;
+  static sluice_search_t s;
+  sluice_search_config_t config = config_of(SLUICE_TUNER_ADAPTIVE);
+  config.predict = likes_many_chunks;
+  for (int has_neighbours = 0; has_neighbours < 2; ++has_neighbours) {
+    sluice_search_init(&s, &config);
+    const int32_t lo = sluice_search_size_of(3), hi = sluice_search_size_of(6);
+    if (has_neighbours) sluice_search_answer(&s, 1000, lo), sluice_search_answer(&s, 16000, hi);
+    int32_t most = 0, tried = 0;
+    for (int step = 0; step < 200; ++step) {
+      int32_t pick = sluice_search_next(&s, 4000, NULL), n = sluice_pick_chunks(pick);
+      for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+        sluice_search_observe(&s, d, pick, 4000, (uint64_t)(1e3 * (1000 - n)), NULL);
+      }
+      if (has_neighbours) assert_true(sluice_pick_size(pick) >= lo && sluice_pick_size(pick) <= hi);
+      if (n > most) ++tried;
+      most = n > most ? n : most;
+    }
+    assert_int_equal(most, has_neighbours ? 6 : 16);
+    assert_true(tried >= 1);
+  }
+}
+
 static void Forward_WithoutBackward_RacesEnd(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -258,6 +290,7 @@ int main(void) {
       cmocka_unit_test(ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothing),
       cmocka_unit_test(Race_OneValleyOrTwo_IsReported),
       cmocka_unit_test(Race_WarmUps_AreCountedAsSwitches),
+      cmocka_unit_test(Adaptive_WithAMachine_TriesBetweenTheAnswersOfNeighbours),
       cmocka_unit_test(Forward_WithoutBackward_RacesEnd),
       cmocka_unit_test(Answers_Imported_AreTakenWithoutARace),
       cmocka_unit_test(Sizes_FixedOrLimited_AreKept),

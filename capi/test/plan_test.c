@@ -1,4 +1,5 @@
 /* A plan as a handle: bad input is named, and what is written is read again; the footprint that a paper prints. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -163,6 +164,11 @@ static void PaperFootprint_IsAsPrinted(void** state) {
   assert_true(f.pipelined_temporaries == 4.0 * 1024 * 768 + 1024.0 * 3072);
   assert_true(f.saving == 1024 * (2 * 768.0 * 2 / 4 + 3072.0 * 3 / 4));
   assert_true(f.saved_share == 2 * f.saving / (f.states + 2 * f.activations));
+  /* The same by hand, and what one chunk shares. */
+  assert_true(f.states == 19070976 && f.activations == 6291456 && f.saving == 3145728);
+  assert_true(fabs(f.saved_share - 6291456.0 / 31653888.0) < 1e-15);
+  sluice_paper_footprint(1024, 768, 3072, 64, 1, &f);
+  assert_true(f.saving == 0 && f.saved_share == 0);
 }
 
 int main(void) {

@@ -1,10 +1,10 @@
-/* How lanes slow each other down: two kinds of work of about equal length, each alone and then together
- * [MPMoE's alpha(y, x)]. */
-#include <math.h>
+/* How lanes slow each other down: three kinds of work of about equal length, each alone, then in twos and all together
+ * [MPMoE's alpha(y, x) and alpha(y, all)]. */
 #include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/calibrate/probe.h"
+#include "backend/calibrate/shares.h"
 #include "backend/cost/fit.h"
 
 #define WORKS  3 /* GEMMs, exchanges, copies */
@@ -16,14 +16,16 @@ typedef struct work_s {
   int32_t repeats;
 } work_t;
 
-typedef struct pair_s {
+/* Works that run at once. */
+typedef struct together_s {
   sluice_bench_t* bench;
-  const work_t* works[2];
-  double seconds[2];
-} pair_t;
+  const work_t* works[WORKS];
+  int32_t count;
+  double seconds[WORKS];
+} together_t;
 
 static sluice_status_t run_work(void* user, int32_t index, sluice_stream_t stream) {
-  pair_t* pair = user;
+  together_t* pair = user;
   uint64_t begin = sluice_now_ns();
   sluice_status_t status =
       sluice_bench_run(pair->bench, &pair->works[index]->probe, pair->works[index]->repeats, stream);
@@ -31,8 +33,9 @@ static sluice_status_t run_work(void* user, int32_t index, sluice_stream_t strea
   return status;
 }
 
-static sluice_status_t run_on_device(pair_t* pair, int32_t count) {
-  sluice_bench_job_t jobs[2];
+static sluice_status_t run_on_device(together_t* pair) {
+  const int32_t count = pair->count;
+  sluice_bench_job_t jobs[WORKS];
   for (int32_t i = 0; i < count; ++i) {
     const work_t* work = pair->works[i];
     jobs[i] = (sluice_bench_job_t){work->lane, &work->probe, work->repeats, 0};
@@ -42,11 +45,10 @@ static sluice_status_t run_on_device(pair_t* pair, int32_t count) {
   return SLUICE_OK;
 }
 
-/* One work alone, or two lanes together. */
-static sluice_status_t run_pair(pair_t* pair) {
+static sluice_status_t run_together(together_t* pair) {
   sluice_device_t* device = pair->bench->context->device;
-  int32_t count = pair->works[1] == NULL ? 1 : 2;
-  if (sluice_bench_on_device_memory(pair->bench)) return run_on_device(pair, count);
+  const int32_t count = pair->count;
+  if (sluice_bench_on_device_memory(pair->bench)) return run_on_device(pair);
   SLUICE_TRY(device->vtable->begin(device, count, run_work, pair, NULL));
   sluice_status_t status = SLUICE_OK;
   for (int32_t i = count - 1; i >= 0 && status == SLUICE_OK; --i) { /* the calling thread's lane last: it may run now */
@@ -58,24 +60,24 @@ static sluice_status_t run_pair(pair_t* pair) {
 }
 
 /* Median over rounds, longest over ranks. */
-static sluice_status_t measure(pair_t* pair, double* out_seconds) {
-  double first[ROUNDS], second[ROUNDS];
+static sluice_status_t measure(together_t* pair, double* out_seconds) {
+  double rounds[WORKS][ROUNDS];
   for (int32_t i = 0; i < ROUNDS; ++i) {
     double barrier = 0;
     SLUICE_TRY(sluice_bench_longest(pair->bench, &barrier, 1));
-    SLUICE_TRY(run_pair(pair));
-    first[i] = pair->seconds[0], second[i] = pair->seconds[1];
+    SLUICE_TRY(run_together(pair));
+    for (int32_t w = 0; w < pair->count; ++w) rounds[w][i] = pair->seconds[w];
   }
-  out_seconds[0] = sluice_median(first, ROUNDS), out_seconds[1] = sluice_median(second, ROUNDS);
-  return sluice_bench_longest(pair->bench, out_seconds, 2);
+  for (int32_t w = 0; w < pair->count; ++w) out_seconds[w] = sluice_median(rounds[w], ROUNDS);
+  return sluice_bench_longest(pair->bench, out_seconds, pair->count);
 }
 
 /* So many repeats that the work takes `seconds`, alike on all ranks. */
 static sluice_status_t size_work(sluice_bench_t* b, work_t* work, double seconds) {
-  pair_t alone = {b, {work, NULL}, {0, 0}};
+  together_t alone = {.bench = b, .works = {work}, .count = 1};
   work->repeats = 2;
-  SLUICE_TRY(run_pair(&alone));
-  SLUICE_TRY(run_pair(&alone));
+  SLUICE_TRY(run_together(&alone));
+  SLUICE_TRY(run_together(&alone));
   double took = alone.seconds[0] / 2;
   SLUICE_TRY(sluice_bench_longest(b, &took, 1));
   double repeats = seconds / (took > 1e-7 ? took : 1e-7);
@@ -83,14 +85,29 @@ static sluice_status_t size_work(sluice_bench_t* b, work_t* work, double seconds
   return SLUICE_OK;
 }
 
-static double clamp_share(double share) { return share < 0.05 ? 0.05 : share > 1 ? 1 : share; }
+/* The work that stands for a lane: a copy in is a copy out. */
+static int32_t work_of(int32_t lane) {
+  static const int32_t works[SLUICE_NUM_LANES] = {
+      [SLUICE_LANE_COMPUTE] = 0, [SLUICE_LANE_COMM] = 1, [SLUICE_LANE_COPY_OUT] = 2, [SLUICE_LANE_COPY_IN] = 2};
+  return works[lane];
+}
 
-/* While both run, each does a part of its work; the longer one does its rest alone. */
-static void shares_of(const double* alone, const double* together, double* out_share) {
-  int32_t shorter = together[0] <= together[1] ? 0 : 1, longer = 1 - shorter;
-  double both = together[shorter];
-  out_share[shorter] = clamp_share(alone[shorter] / both);
-  out_share[longer] = clamp_share((alone[longer] - (together[longer] - both)) / both);
+/* Of every set of lanes, by the works in it. */
+static void fill_shares(double (*pair)[WORKS], const double* all, double (*out_share)[1 << SLUICE_NUM_LANES]) {
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
+      if (!(set >> lane & 1) || set == 1 << lane) continue;
+      const int32_t own = work_of(lane);
+      int32_t others = 0, last = own;
+      for (int32_t other = 0; other < SLUICE_NUM_LANES; ++other) {
+        const int32_t work = work_of(other);
+        if (!(set >> other & 1) || work == own || (others >> work & 1)) continue;
+        others |= 1 << work, last = work;
+      }
+      const int32_t is_one = (others & (others - 1)) == 0;
+      out_share[lane][set] = others == 0 ? 1 : is_one ? pair[own][last] : all[own];
+    }
+  }
 }
 
 sluice_status_t sluice_bench_shares(sluice_bench_t* b, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]) {
@@ -100,35 +117,26 @@ sluice_status_t sluice_bench_shares(sluice_bench_t* b, double seconds, double (*
   work_t works[WORKS] = {{SLUICE_LANE_COMPUTE, {.kind = SLUICE_PROBE_GEMM, .size = 256}, 0},
                          {SLUICE_LANE_COMM, {.kind = SLUICE_PROBE_EXCHANGE, .size = bytes}, 0},
                          {SLUICE_LANE_COPY_OUT, {.kind = SLUICE_PROBE_COPY, .size = 4 * bytes}, 0}};
-  double part = seconds / (ROUNDS * 6.0), alone[WORKS], pair_share[SLUICE_NUM_LANES][SLUICE_NUM_LANES];
-  for (int32_t i = 0; i < SLUICE_NUM_LANES * SLUICE_NUM_LANES; ++i) (&pair_share[0][0])[i] = 1;
+  double part = seconds / (ROUNDS * 8.0), alone[WORKS], took[WORKS], all[WORKS];
+  double pair_share[WORKS][WORKS] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}};
   for (int32_t i = 0; i < WORKS; ++i) {
     SLUICE_TRY(size_work(b, &works[i], part));
-    pair_t single = {b, {&works[i], NULL}, {0, 0}};
-    double took[2];
-    SLUICE_TRY(measure(&single, took));
-    alone[i] = took[0];
+    together_t single = {.bench = b, .works = {&works[i]}, .count = 1};
+    SLUICE_TRY(measure(&single, &alone[i]));
   }
   for (int32_t i = 0; i < WORKS; ++i) {
     for (int32_t j = i + 1; j < WORKS; ++j) {
-      pair_t pair = {b, {&works[i], &works[j]}, {0, 0}};
-      double together[2], share[2], single[] = {alone[i], alone[j]};
-      SLUICE_TRY(measure(&pair, together));
-      shares_of(single, together, share);
-      pair_share[works[i].lane][works[j].lane] = share[0];
-      pair_share[works[j].lane][works[i].lane] = share[1];
+      together_t pair = {.bench = b, .works = {&works[i], &works[j]}, .count = 2};
+      double share[2];
+      const double single[] = {alone[i], alone[j]};
+      SLUICE_TRY(measure(&pair, took));
+      sluice_shares_of_two(single, took, share);
+      pair_share[i][j] = share[0], pair_share[j][i] = share[1];
     }
   }
-  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) { /* a copy in is a copy out */
-    int32_t from = lane == SLUICE_LANE_COPY_IN ? SLUICE_LANE_COPY_OUT : lane;
-    for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
-      double share = 1; /* more than one beside it: their effects multiply */
-      for (int32_t other = 0; other < SLUICE_NUM_LANES; ++other) {
-        int32_t as = other == SLUICE_LANE_COPY_IN ? SLUICE_LANE_COPY_OUT : other;
-        if (other != lane && (set >> other & 1) && as != from) share *= pair_share[from][as];
-      }
-      if ((set >> lane & 1) && set != 1 << lane) out_share[lane][set] = share < 0.05 ? 0.05 : share;
-    }
-  }
+  together_t three = {.bench = b, .works = {&works[0], &works[1], &works[2]}, .count = WORKS};
+  SLUICE_TRY(measure(&three, took));
+  sluice_shares_of_three(alone, took, (const double(*)[WORKS])pair_share, all);
+  fill_shares(pair_share, all, out_share);
   return SLUICE_OK;
 }

@@ -84,7 +84,7 @@ static sluice_status_t run_pass(pass_t* pass, int32_t count, uint64_t* begin_ns,
   return SLUICE_FAIL(SLUICE_E_FOREIGN, "calibration: device %s did not take the times of its jobs", device->name);
 }
 
-enum { MOST_TOGETHER = 2, MOST_LAUNCHES = 256 };
+enum { MOST_TOGETHER = 3, MOST_LAUNCHES = 256 };
 
 sluice_status_t sluice_bench_run_on_device(sluice_bench_t* b, sluice_bench_job_t* jobs, int32_t count) {
   uint64_t begin_ns[MOST_TOGETHER], end_ns[MOST_TOGETHER];

@@ -2,26 +2,56 @@
 
 #include <math.h>
 
-static double max3(double a, double b, double c) { return fmax(a, fmax(b, c)); }
+#define ABSENT (-1.0)
 
-static double one_chunk(int32_t paradigm, sluice_chunk_times_t t) {
+enum { COMM = SLUICE_STREAM_COMM, COMP = SLUICE_STREAM_COMP, MEM = SLUICE_STREAM_MEM, STREAMS = 3 };
+
+sluice_alphas_t sluice_no_interference(void) {
+  sluice_alphas_t alphas;
+  for (int32_t y = 0; y < STREAMS; ++y) {
+    for (int32_t x = 0; x <= SLUICE_STREAM_ALL; ++x) alphas.alpha[y][x] = 1;
+  }
+  return alphas;
+}
+
+/* A phase in which these streams run, each with so many seconds of work; ABSENT: it does not run. */
+static double phase(const sluice_alphas_t* alphas, double comm, double comp, double mem) {
+  const double work[STREAMS] = {comm, comp, mem};
+  double longest = 0;
+  int32_t running = 0, sum = 0;
+  for (int32_t y = 0; y < STREAMS; ++y) {
+    if (work[y] >= 0) ++running, sum += y;
+  }
+  for (int32_t y = 0; y < STREAMS; ++y) {
+    if (work[y] < 0) continue;
+    const double share = running == 1   ? 1
+                         : running == 2 ? alphas->alpha[y][sum - y] /* the other one */
+                                        : alphas->alpha[y][SLUICE_STREAM_ALL];
+    longest = fmax(longest, work[y] / share);
+  }
+  return longest;
+}
+
+static double one_chunk(int32_t paradigm, sluice_chunk_times_t t, const sluice_alphas_t* a) {
   switch (paradigm) {
-    case SLUICE_PARADIGM_COPY_AFTER: return t.dispatch + t.compute + fmax(t.combine, t.copy);
-    case SLUICE_PARADIGM_COPY_BEFORE: return fmax(t.dispatch, t.copy) + t.compute + t.combine;
+    case SLUICE_PARADIGM_COPY_AFTER: return t.dispatch + t.compute + phase(a, t.combine, ABSENT, t.copy);
+    case SLUICE_PARADIGM_COPY_BEFORE: return phase(a, t.dispatch, ABSENT, t.copy) + t.compute + t.combine;
     default: return t.dispatch + t.compute + t.combine;
   }
 }
 
-double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t t) {
-  if (n == 1) return one_chunk(paradigm, t);
+double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t t, const sluice_alphas_t* a) {
+  if (n == 1) return one_chunk(paradigm, t, a);
   double s = t.dispatch, c = t.compute, r = t.combine, x = t.copy, middle = (double)n - 2;
   switch (paradigm) {
-    case SLUICE_PARADIGM_COPY_AFTER: return s + fmax(s, c) + middle * max3(s + r, c, x) + max3(r, c, x) + fmax(r, x);
-    case SLUICE_PARADIGM_COPY_BEFORE: return fmax(s, x) + max3(s, c, x) + middle * max3(s + r, c, x) + fmax(r, c) + r;
-    default: return s + fmax(s, c) + middle * fmax(s + r, c) + fmax(r, c) + r;
+    case SLUICE_PARADIGM_COPY_AFTER:
+      return s + phase(a, s, c, ABSENT) + middle * phase(a, s + r, c, x) + phase(a, r, c, x) + phase(a, r, ABSENT, x);
+    case SLUICE_PARADIGM_COPY_BEFORE:
+      return phase(a, s, ABSENT, x) + phase(a, s, c, x) + middle * phase(a, s + r, c, x) + phase(a, r, c, ABSENT) + r;
+    default: return s + phase(a, s, c, ABSENT) + middle * phase(a, s + r, c, ABSENT) + phase(a, r, c, ABSENT) + r;
   }
 }
 
-double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t t) {
-  return n * max3(t.dispatch + t.combine, t.compute, t.copy);
+double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t t, const sluice_alphas_t* a) {
+  return n * phase(a, t.dispatch + t.combine, t.compute, t.copy > 0 ? t.copy : ABSENT);
 }

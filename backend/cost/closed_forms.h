@@ -1,25 +1,41 @@
-/* Closed forms: the papers', as named second opinions beside the predictor, and one of ours. Seconds; n >= 1. */
+/* Closed forms: the papers', as named second opinions beside the predictor. Seconds; n >= 1. */
 #ifndef SLUICE_BACKEND_COST_CLOSED_FORMS_H_
 #define SLUICE_BACKEND_COST_CLOSED_FORMS_H_
 
 #include <stdint.h>
 
-/* One chunk's dispatch, compute, combine and copy. */
+/* One chunk's dispatch, compute, combine and copy, each alone. */
 typedef struct sluice_chunk_times_s {
   double dispatch, compute, combine, copy;
 } sluice_chunk_times_t;
 
-/* MPMoE's paradigms [Fig. 8, its phases reconstructed]: */
+/* The papers' streams, and all of them together. */
+enum { SLUICE_STREAM_COMM = 0, SLUICE_STREAM_COMP = 1, SLUICE_STREAM_MEM = 2, SLUICE_STREAM_ALL = 3 };
+
+/* alpha[y][x], MPMoE's alpha(y, x): what stream y keeps of its speed while x runs, in (0, 1]; beside itself 1. MPipeMoE
+ * calls those of communication, computation and copies mu_x, sigma_x and eta_x [MPMoE II-C, MPipeMoE III-E]. */
+typedef struct sluice_alphas_s {
+  double alpha[3][4];
+} sluice_alphas_t;
+
+/* Streams that do not slow each other down. */
+sluice_alphas_t sluice_no_interference(void);
+
+/* MPMoE's paradigms [Fig. 8, its phases reconstructed from IV-B]: */
 enum {
   SLUICE_PARADIGM_NO_COPIES = 1,  /* none, S4 */
   SLUICE_PARADIGM_COPY_AFTER = 2, /* forward of S1 to S3: copy-out follows compute */
   SLUICE_PARADIGM_COPY_BEFORE = 3 /* backward of S1 to S3: copy-in precedes compute */
 };
 
-/* Seconds of one pass: five phases P0 + P1 + (n - 2) P2 + P3 + P4. Exact for paradigm 1 with slots reused. */
-double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t times);
+/* Seconds of one pass: five phases P0 + P1 + (n - 2) P2 + P3 + P4. A phase takes as long as its slowest stream, each
+ * stretched by alpha of the streams that run in that phase. Exact for paradigm 1 with slots reused and nothing slowed
+ * down. */
+double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t times, const sluice_alphas_t* alphas);
 
-/* MPipeMoE eq. 10 with its slips mended: n times the longest of the three sums, by lane. */
-double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t times);
+/* MPipeMoE eq. 10, first line, with its slips mended: n times the longest of (S + R) / mu, C / sigma and X / eta. Where
+ * there are copies mu, sigma and eta are those beside all, else those of the two others beside each other [Table II].
+ */
+double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t times, const sluice_alphas_t* alphas);
 
 #endif /* SLUICE_BACKEND_COST_CLOSED_FORMS_H_ */

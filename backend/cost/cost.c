@@ -309,18 +309,50 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
   return t;
 }
 
+static double or_one(double share) { return share > 0 ? share : 1; }
+
+/* From the machine's shares by lane. Where contention was measured by size, an exchange and computation beside each
+ * other go by that, at the size of a chunk; what copies add stays in proportion. */
+sluice_alphas_t sluice_alphas_of(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
+                                 int32_t direction) {
+  const int32_t copies = direction == SLUICE_FORWARD ? SLUICE_LANE_COPY_OUT : SLUICE_LANE_COPY_IN;
+  const int32_t lanes[] = {SLUICE_LANE_COMM, SLUICE_LANE_COMPUTE, copies};
+  sluice_alphas_t a = sluice_no_interference();
+  const int32_t all = 1 << lanes[0] | 1 << lanes[1] | 1 << lanes[2];
+  for (int32_t y = 0; y < 3; ++y) {
+    for (int32_t x = 0; x < 3; ++x) {
+      if (x != y) a.alpha[y][x] = or_one(m->share[lanes[y]][1 << lanes[y] | 1 << lanes[x]]);
+    }
+    a.alpha[y][SLUICE_STREAM_ALL] = or_one(m->share[lanes[y]][all]);
+  }
+  op_scene_t scene = scene_of(m, w, c, direction);
+  const sluice_op_t dispatch = {.kind = direction == SLUICE_FORWARD ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD,
+                                .lane = SLUICE_LANE_COMM};
+  const sluice_beside_compute_t beside = op_beside(&scene, &dispatch);
+  if (beside.own <= 0) return a; /* `share` says it */
+  const double measured[] = {beside.own, beside.compute};
+  for (int32_t y = SLUICE_STREAM_COMM; y <= SLUICE_STREAM_COMP; ++y) {
+    double* pair = &a.alpha[y][1 - y];
+    a.alpha[y][SLUICE_STREAM_ALL] *= measured[y] / *pair;
+    *pair = measured[y];
+  }
+  return a;
+}
+
 double sluice_mpmoe_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                             int32_t direction) {
   int copies = restore_mean(c, policy_of_di).copies + restore_mean(c, policy_of_m).copies > 0;
   int32_t paradigm = !copies                       ? SLUICE_PARADIGM_NO_COPIES
                      : direction == SLUICE_FORWARD ? SLUICE_PARADIGM_COPY_AFTER
                                                    : SLUICE_PARADIGM_COPY_BEFORE;
-  return sluice_mpmoe_pass(paradigm, c->num_chunks, sluice_chunk_times(m, w, c, direction));
+  const sluice_alphas_t alphas = sluice_alphas_of(m, w, c, direction);
+  return sluice_mpmoe_pass(paradigm, c->num_chunks, sluice_chunk_times(m, w, c, direction), &alphas);
 }
 
 double sluice_mpipemoe_seconds(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                int32_t direction) {
-  return sluice_mpipemoe_pass(c->num_chunks, sluice_chunk_times(m, w, c, direction));
+  const sluice_alphas_t alphas = sluice_alphas_of(m, w, c, direction);
+  return sluice_mpipemoe_pass(c->num_chunks, sluice_chunk_times(m, w, c, direction), &alphas);
 }
 
 /* ---- a whole step ---- */

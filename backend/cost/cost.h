@@ -70,6 +70,9 @@ sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_mac
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                         const sluice_choice_t* choice, int32_t direction);
 /* Seconds of one pass: MPMoE's phases of the paradigm that the choice falls under, and MPipeMoE eq. 10. */
+/* MPMoE's alpha(y, x) on the machine, at the sizes of a chunk. */
+sluice_alphas_t sluice_alphas_of(const sluice_machine_t* machine, const sluice_workload_t* workload,
+                                 const sluice_choice_t* choice, int32_t direction);
 double sluice_mpmoe_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload,
                             const sluice_choice_t* choice, int32_t direction);
 double sluice_mpipemoe_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload,

@@ -97,6 +97,7 @@ static void Json_PoliciesByChunk_StandInTheText(void** state) {
 /* S4 has slots reused and no copies: MPMoE's paradigm 1, to the last bit for whole numbers. */
 static void Predict_S4Forward_EqualsTheClosedForm(void** state) {
   (void)state;
+  const sluice_alphas_t alone = sluice_no_interference();
   for (int32_t n = 1; n <= 16; ++n) {
     sluice_schedule_config_t config = config_of(SLUICE_FORWARD, n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);
     sluice_schedule_t* schedule = made(&config);
@@ -113,7 +114,7 @@ static void Predict_S4Forward_EqualsTheClosedForm(void** state) {
     }
     sluice_schedule_prediction_t p = {.struct_size = sizeof p};
     assert_int_equal(sluice_schedule_predict(schedule, seconds, NULL, begin, end, &p), SLUICE_OK);
-    assert_true(p.seconds == sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, times));
+    assert_true(p.seconds == sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, times, &alone));
     assert_true(p.busy_seconds[SLUICE_LANE_COMPUTE] == n * times.compute);
     assert_true(p.busy_seconds[SLUICE_LANE_COMM] == n * (times.dispatch + times.combine));
     double last = 0;

@@ -111,6 +111,58 @@ static void Forward_NoCopiesReusingSlots_IsMPMoEsPhases(void** state) {
   }
 }
 
+static void set_share(sluice_machine_t* m, int32_t lane, int32_t others, double share) {
+  m->share[lane][1 << lane | others] = share;
+}
+
+/* alpha(y, x) and alpha(y, all) of the machine, forward with copies out and backward with copies in. */
+static void Alphas_OfAMachine_AreItsShares(void** state) {
+  (void)state;
+  enum { COMP = 1 << SLUICE_LANE_COMPUTE, COMM = 1 << SLUICE_LANE_COMM };
+  const int32_t copies[] = {SLUICE_LANE_COPY_OUT, SLUICE_LANE_COPY_IN};
+  sluice_choice_t c = {4, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, SLUICE_WGRAD_PER_CHUNK, 1};
+  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+    const sluice_machine_t quiet = plain_machine();
+    sluice_machine_t m = quiet;
+    const int32_t copy = copies[d], mem = 1 << copy;
+    set_share(&m, SLUICE_LANE_COMM, COMP, 0.5), set_share(&m, SLUICE_LANE_COMM, mem, 0.75);
+    set_share(&m, SLUICE_LANE_COMM, COMP | mem, 0.3), set_share(&m, SLUICE_LANE_COMPUTE, COMM, 0.9);
+    set_share(&m, SLUICE_LANE_COMPUTE, COMM | mem, 0.85), set_share(&m, copy, COMM, 0.7);
+    set_share(&m, copy, COMP | COMM, 0.6);
+    const sluice_alphas_t a = sluice_alphas_of(&m, &base_work, &c, d);
+    assert_true(a.alpha[SLUICE_STREAM_COMM][SLUICE_STREAM_COMP] == 0.5);
+    assert_true(a.alpha[SLUICE_STREAM_COMM][SLUICE_STREAM_MEM] == 0.75);
+    assert_true(a.alpha[SLUICE_STREAM_COMM][SLUICE_STREAM_ALL] == 0.3);
+    assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_COMM] == 0.9);
+    assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_MEM] == 1); /* not said */
+    assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_ALL] == 0.85);
+    assert_true(a.alpha[SLUICE_STREAM_MEM][SLUICE_STREAM_COMM] == 0.7);
+    assert_true(a.alpha[SLUICE_STREAM_MEM][SLUICE_STREAM_ALL] == 0.6);
+    /* And both forms use them: eq. 10 is the longest stream, stretched. */
+    const sluice_chunk_times_t t = sluice_chunk_times(&m, &base_work, &c, d);
+    const double want = 4 * fmax((t.dispatch + t.combine) / 0.3, fmax(t.compute / 0.85, t.copy / 0.6));
+    assert_true(is_near(sluice_mpipemoe_seconds(&m, &base_work, &c, d), want));
+    const int32_t paradigm = d == SLUICE_FORWARD ? SLUICE_PARADIGM_COPY_AFTER : SLUICE_PARADIGM_COPY_BEFORE;
+    assert_true(is_near(sluice_mpmoe_seconds(&m, &base_work, &c, d), sluice_mpmoe_pass(paradigm, 4, t, &a)));
+    assert_true(sluice_mpmoe_seconds(&m, &base_work, &c, d) > sluice_mpmoe_seconds(&quiet, &base_work, &c, d));
+  }
+}
+
+/* Where contention was measured by size, that is alpha of an exchange and of computation beside each other. */
+static void Alphas_OfMeasuredContention_GoByTheSizeOfAChunk(void** state) {
+  (void)state;
+  sluice_machine_t m = plain_machine();
+  m.rows.count = 0, m.world_size = base_work.world_size;
+  const sluice_choice_t c = {2, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK, 1};
+  const double bytes = sluice_rows_of(&base_work, &c).out * 8 * 4;
+  const double alone = sluice_machine_exchange(&m, base_work.world_size, bytes);
+  m.exchange_contention = (sluice_curve_t){1, {bytes}, {alone}};    /* as long again */
+  m.compute_contention = (sluice_curve_t){1, {bytes}, {alone / 2}}; /* of twice the time, a quarter */
+  const sluice_alphas_t a = sluice_alphas_of(&m, &base_work, &c, SLUICE_FORWARD);
+  assert_true(is_near(a.alpha[SLUICE_STREAM_COMM][SLUICE_STREAM_COMP], 0.5));
+  assert_true(is_near(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_COMM], 0.75));
+}
+
 static void Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem(void** state) {
   (void)state;
   sluice_workload_t w = base_work;
@@ -263,6 +315,8 @@ int main(void) {
       cmocka_unit_test(Activation_OfEachKind_TakesItsOwnSeconds),
       cmocka_unit_test(Busy_EveryStrategy_IsTableTwo),
       cmocka_unit_test(Forward_NoCopiesReusingSlots_IsMPMoEsPhases),
+      cmocka_unit_test(Alphas_OfAMachine_AreItsShares),
+      cmocka_unit_test(Alphas_OfMeasuredContention_GoByTheSizeOfAChunk),
       cmocka_unit_test(Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem),
       cmocka_unit_test(Exchange_SkewedRows_CountBetweenTheFullestRankAndAll),
       cmocka_unit_test(Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting),

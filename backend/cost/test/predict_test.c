@@ -60,12 +60,13 @@ static sluice_chunk_times_t random_times(uint32_t* seed, int with_copy) {
 
 static void Paradigm1_EveryN_EqualsTheClosedFormExactly(void** state) {
   (void)state;
+  const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 1;
   int64_t compared = 0;
   for (int32_t n = 1; n <= 32; ++n) {
     for (int i = 0; i < 100; ++i, ++compared) {
       sluice_chunk_times_t t = random_times(&seed, 0);
-      double want = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+      double want = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t, &alone);
       double got = simulate(forward(n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE), t, NULL);
       if (got != want) {
         fail_msg("n %d S %g C %g R %g: simulated %g, closed form %g", n, t.dispatch, t.compute, t.combine, got, want);
@@ -88,13 +89,14 @@ static double dispatch_ahead(int32_t n, sluice_chunk_times_t t) {
 
 static void EverythingKept_EqualsItsRecurrenceAndIsNeverSlower(void** state) {
   (void)state;
+  const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 2;
   int64_t faster = 0;
   for (int32_t n = 1; n <= 32; ++n) {
     for (int i = 0; i < 50; ++i) {
       sluice_chunk_times_t t = random_times(&seed, 0);
       double got = simulate(forward(n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP), t, NULL);
-      double alternating = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+      double alternating = sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t, &alone);
       assert_true(got == dispatch_ahead(n, t));
       assert_true(got <= alternating);
       faster += got < alternating;
@@ -107,19 +109,21 @@ static void EverythingKept_EqualsItsRecurrenceAndIsNeverSlower(void** state) {
 /* Under a plan slots may not grow with n: two of T_DO, and dispatches alternate with combines. */
 static void EverythingKeptUnderAPlan_EqualsTheClosedForm(void** state) {
   (void)state;
+  const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 4;
   for (int32_t n = 1; n <= 32; ++n) {
     for (int i = 0; i < 50; ++i) {
       sluice_chunk_times_t t = random_times(&seed, 0);
       sluice_template_spec_t spec = forward(n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
       spec.bounded = 1;
-      assert_true(simulate(spec, t, NULL) == sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t));
+      assert_true(simulate(spec, t, NULL) == sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t, &alone));
     }
   }
 }
 
 static void Paradigm2_NeverTakesLessThanSimulated(void** state) {
   (void)state;
+  const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 3;
   double worst = 0, sum = 0;
   int64_t count = 0, under = 0;
@@ -127,7 +131,7 @@ static void Paradigm2_NeverTakesLessThanSimulated(void** state) {
     for (int i = 0; i < 200; ++i, ++count) {
       sluice_chunk_times_t t = random_times(&seed, 1);
       double got = simulate(forward(n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_OFFLOAD), t, NULL);
-      double form = sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_AFTER, n, t);
+      double form = sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_AFTER, n, t, &alone);
       double error = form / got - 1;
       under += error < -1e-12;
       sum += error;
@@ -170,6 +174,33 @@ static void Busy_IsTheSumOfCosts(void** state) {
   assert_true(total >= p.busy[SLUICE_LANE_COPY_OUT]);
 }
 
+static int is_near(double a, double b) { return fabs(a - b) <= 1e-12 * (1 + fabs(b)); }
+
+/* Every phase with the factors of the streams that run in it, worked out by hand. */
+static void ClosedForms_WithInterference_HaveTheirValues(void** state) {
+  (void)state;
+  const sluice_chunk_times_t t = {2, 3, 5, 7}, no_copies = {2, 3, 5, 0};
+  const sluice_alphas_t a = {{{1, 0.5, 0.25, 0.2}, {0.8, 1, 1, 0.6}, {0.7, 0.9, 1, 0.5}}};
+  const sluice_alphas_t alone = sluice_no_interference();
+  /* S; S beside C: 4; twice S + R beside C: 14; R beside C: 10; R */
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, 4, no_copies, &a), 2 + 4 + 2 * 14 + 10 + 5));
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, 4, no_copies, &alone), 2 + 3 + 2 * 7 + 5 + 5));
+  /* S; S beside C: 4; twice all: (S + R) / 0.2; all: R / 0.2; R beside X: 20 */
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_AFTER, 4, t, &a), 2 + 4 + 2 * 35 + 25 + 20));
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_AFTER, 4, t, &alone), 2 + 3 + 2 * 7 + 7 + 7));
+  /* S beside X: X / 0.7; all: X / 0.5; twice all; R beside C: 10; R */
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_BEFORE, 4, t, &a), 10 + 14 + 2 * 35 + 10 + 5));
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_BEFORE, 4, t, &alone), 7 + 7 + 2 * 7 + 5 + 5));
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, 1, no_copies, &a), 2 + 3 + 5));
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_AFTER, 1, t, &a), 2 + 3 + 20));
+  assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_BEFORE, 1, t, &a), 10 + 3 + 5));
+  /* eq. 10: mu_all, sigma_all, eta_all with copies; mu_comp and sigma_comm without */
+  assert_true(is_near(sluice_mpipemoe_pass(4, t, &a), 4 * 35.0));
+  assert_true(is_near(sluice_mpipemoe_pass(4, no_copies, &a), 4 * 14.0));
+  assert_true(is_near(sluice_mpipemoe_pass(4, (sluice_chunk_times_t){1, 30, 1, 2}, &a), 4 * 50.0));
+  assert_true(is_near(sluice_mpipemoe_pass(4, (sluice_chunk_times_t){1, 3, 1, 30}, &a), 4 * 60.0));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Paradigm1_EveryN_EqualsTheClosedFormExactly),
@@ -178,6 +209,7 @@ int main(void) {
       cmocka_unit_test(Paradigm2_NeverTakesLessThanSimulated),
       cmocka_unit_test(Interference_StretchesWhatRunsTogether),
       cmocka_unit_test(Busy_IsTheSumOfCosts),
+      cmocka_unit_test(ClosedForms_WithInterference_HaveTheirValues),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,8 +22,10 @@ surface_t random_surface(uint32_t* seed) {
 double truth(const surface_t* s, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
   double chunk = (double)rows / n, tiles = ceil(chunk / s->tile) * s->tile;
   double exchange = s->alpha + s->beta * chunk, gemm = s->gemm_startup + s->gemm_rate * tiles;
-  sluice_chunk_times_t t = {exchange, gemm, exchange, 0};
-  double seconds = s->no_overlap ? n * (2 * exchange + gemm) : sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t);
+  const sluice_chunk_times_t t = {exchange, gemm, exchange, 0};
+  const sluice_alphas_t alone = sluice_no_interference();
+  double seconds =
+      s->no_overlap ? n * (2 * exchange + gemm) : sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t, &alone);
   if (direction == SLUICE_FORWARD) return seconds;
   double weights = s->gemm_rate * (double)rows + (wgrad ? n * s->per_chunk_wgrad : 0);
   return seconds + weights;

@@ -379,6 +379,7 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
     spec.restore_input[i] = (uint8_t)policy_of_di(c, i);
     spec.restore_pre_activation[i] = (uint8_t)policy_of_m(c, i);
   }
+  spec.shares_act = c->shares_act && sluice_spec_offloads_m(&spec);
   return sluice_template_build(&spec, sluice_process_allocator(), out_template);
 }
 

@@ -33,6 +33,7 @@ typedef struct sluice_choice_s {
   int32_t bounded;                         /* under a plan: slots do not grow with n */
   const sluice_chunk_policies_t* by_chunk; /* lists in place of restore_input and restore_pre_activation; NULL: none */
   int32_t kept_chunks; /* those behind them are sent and computed again; 0: all are as the policies say */
+  int32_t shares_act;  /* where T_M is offloaded: T_ACT has no slot of its own, as without a plan */
 } sluice_choice_t;
 
 /* Rows of one chunk on the fullest rank, all chunks alike. */
@@ -69,10 +70,10 @@ sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_mac
 /* The papers' S, C, R and copy of one chunk, from the same costs. */
 sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                         const sluice_choice_t* choice, int32_t direction);
-/* Seconds of one pass: MPMoE's phases of the paradigm that the choice falls under, and MPipeMoE eq. 10. */
 /* MPMoE's alpha(y, x) on the machine, at the sizes of a chunk. */
 sluice_alphas_t sluice_alphas_of(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                  const sluice_choice_t* choice, int32_t direction);
+/* Seconds of one pass: MPMoE's phases of the paradigm that the choice falls under, and MPipeMoE eq. 10. */
 double sluice_mpmoe_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload,
                             const sluice_choice_t* choice, int32_t direction);
 double sluice_mpipemoe_seconds(const sluice_machine_t* machine, const sluice_workload_t* workload,

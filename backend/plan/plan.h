@@ -61,6 +61,9 @@ typedef struct sluice_plan_data_s {
   int32_t restore_input, restore_pre_activation;
   int32_t wgrad_mode;
   sluice_plan_bytes_t bytes;
+  int32_t shares_act; /* where T_M is offloaded: T_ACT has no slot of its own, see sluice_template_spec_t. A budget that
+                         has room for one gets the overlap */
+  int32_t reserved;
   double
       cost; /* seconds of forward and backward where the policy hook has a machine, else a relative time; to compare */
 } sluice_plan_data_t;

@@ -187,6 +187,7 @@ static sluice_template_spec_t small_spec(const sluice_plan_problem_t* problem, c
       .wgrad_mode = plan->wgrad_mode,
   };
   fill_policies(plan, sluice_shape_capacity(&problem->shape) > 0 ? 0 : BEHIND_LIST, &spec);
+  spec.shares_act = plan->shares_act && sluice_spec_offloads_m(&spec);
   return spec;
 }
 

@@ -8,7 +8,7 @@
 #include "backend/base/hash.h"
 
 #define PLAN_MAGIC 0x51ce504cu
-#define PLAN_FORM  3u
+#define PLAN_FORM  4u
 
 typedef struct plan_file_s {
   uint32_t magic;

@@ -107,6 +107,12 @@ static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const 
 
 /* Chunks that are not kept must be ones that can be sent and computed again. */
 static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+static sluice_status_t check_layout(const sluice_plan_data_t* plan) {
+  return SLUICE_REQUIRE((plan->shares_act == 0 || plan->shares_act == 1) && plan->reserved == 0,
+                        "sluice_plan_read: shares_act is %d, reserved %d; they must be 0 or 1, and 0", plan->shares_act,
+                        plan->reserved);
+}
+
   const int is_stored = sluice_plan_row_bytes(problem, plan, sluice_restore_is_stored) > 0;
   const int64_t least = is_stored && !sluice_plan_can_fall_back(problem, plan) ? plan->worst_rows : 0;
   const int64_t most = is_stored ? plan->worst_rows : 0;
@@ -146,6 +152,7 @@ sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_
   SLUICE_TRY(check_chosen(problem, plan));
   sluice_plan_set_capacities(problem, file.num_chunks, plan);
   SLUICE_TRY(
+  SLUICE_TRY(check_layout(plan));
       SLUICE_REQUIRE(plan->num_blocks == file.num_blocks && plan->blocks_per_chunk == file.blocks_per_chunk,
                      "sluice_plan_read: num_blocks is %d, %d to a chunk; by the other fields it is %d, %d to a chunk",
                      file.num_blocks, file.blocks_per_chunk, plan->num_blocks, plan->blocks_per_chunk));

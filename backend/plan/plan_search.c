@@ -108,6 +108,26 @@ static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* 
 }
 
 /* As many rows are kept as the budget has room for: those of balanced routing, a quarter more to spare, or those of its
+/* Whether the policies offload T_M of some chunk, whose copies then want two slots of it. */
+static int offloads_m(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  const int32_t listed = plan->inputs.policies.count;
+  int any = listed == 0 && sluice_restore_is_offloaded(plan->restore_pre_activation);
+  for (int32_t i = 0; i < listed; ++i) any |= sluice_restore_is_offloaded(sluice_plan_m(plan, i));
+  return any && !problem->shape.config.callback_experts;
+}
+
+/* T_ACT lies in T_M's slots where nothing bounds memory, since who names a policy wants the bytes; under a budget only
+ * where it does not fit otherwise. */
+static sluice_status_t measure_either(const search_t* s, sluice_plan_data_t* plan) {
+  const sluice_plan_inputs_t* q = &plan->inputs;
+  const int may_share = offloads_m(s->problem, plan);
+  plan->shares_act = may_share && q->budget == 0 && q->host_budget == 0;
+  SLUICE_TRY(measure(s, plan));
+  if (!may_share || plan->shares_act || fits(plan)) return SLUICE_OK;
+  plan->shares_act = 1;
+  return measure(s, plan);
+}
+
  * first chunks. */
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_plan_problem_t* problem = s->problem;
@@ -116,7 +136,7 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   int falls_back = sluice_plan_can_fall_back(problem, plan);
   plan->kept_rows = row == 0 ? 0 : falls_back ? least : plan->worst_rows;
   plan->kept_chunks = plan->num_chunks;
-  SLUICE_TRY(measure(s, plan));
+  SLUICE_TRY(measure_either(s, plan));
   if (row > 0 && falls_back && may_keep_part(s->inputs) && !fits(plan)) return keep_fewer_chunks(s, plan);
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
@@ -150,9 +170,10 @@ static int32_t outstanding_that_fit(const sluice_plan_data_t* plan) {
 sluice_status_t sluice_plan_size_beside(const sluice_plan_problem_t* problem, const sluice_plan_bytes_t* least,
                                         sluice_plan_data_t* plan, int32_t* out_fits) {
   search_t s = {.problem = problem, .inputs = &plan->inputs, .least = least};
-  const int32_t kept_chunks = plan->kept_chunks;
+  const int32_t kept_chunks = plan->kept_chunks, shares_act = plan->shares_act;
   SLUICE_TRY(size_candidate(&s, plan));
-  *out_fits = fits(plan) && plan->kept_chunks >= kept_chunks; /* no chunk makes way for another plan */
+  /* No chunk makes way for another plan, and no overlap. */
+  *out_fits = fits(plan) && plan->kept_chunks >= kept_chunks && plan->shares_act <= shares_act;
   return SLUICE_OK;
 }
 

@@ -5,13 +5,15 @@
 #include "backend/schedule/op_rules.h"
 #include "backend/schedule/releases.h"
 
-#define NOBODY   (-1)
-#define NO_CHUNK (-2)
+#define NOBODY    (-1)
+#define NO_CHUNK  (-2)
+#define NO_TENSOR (-1)
 
 /* What is known of one slot at a point of program order. */
 typedef struct slot_state_s {
   int32_t writer;       /* op, or NOBODY */
   int32_t chunk;        /* whose rows it holds; NO_CHUNK: nothing, or the pass's input where is_input */
+  int32_t tensor;       /* whose rows they are, since tensors share slots; NO_TENSOR: nobody may read them */
   int32_t first_reader; /* since that write: a list in `reads` */
 } slot_state_t;
 
@@ -76,6 +78,12 @@ static int declares_tensor(const sluice_template_t* t, const sluice_op_t* op, in
     if (!declares(refs, count, sluice_template_home(t, tensor, i))) return 0;
   }
   return 1;
+}
+
+/* The tensor whose rows a copy moves between the device and a host buffer. */
+static int32_t copied_tensor(const sluice_template_t* t, const sluice_op_t* op) {
+  const int32_t host = op->kind == SLUICE_OP_COPY_OUT ? op->writes[0].tensor : op->reads[0].tensor;
+  return host == SLUICE_T_HOST_DI ? SLUICE_T_DI : sluice_pre_activation_of(&t->spec);
 }
 
 /* A copy moves one tensor of an offloaded chunk between its home and its host buffer. */
@@ -201,7 +209,9 @@ static int is_own_place(const sluice_template_t* t, int32_t tensor, int32_t chun
 static int check_holds(checker_t* c, int32_t index, int32_t tensor, int32_t chunk) {
   sluice_slot_ref_t home = sluice_template_home(c->t, tensor, chunk);
   const slot_state_t* s = state_of(c, home.tensor, home.slot);
-  if (s->chunk == chunk) return 1;
+  if (s->chunk == chunk) {
+    return s->tensor == tensor || report(c, SLUICE_HAZARD_OTHER_TENSOR, index, s->writer, home.tensor, home.slot);
+  }
   if (s->chunk != NO_CHUNK) return report(c, SLUICE_HAZARD_OTHER_CHUNK, index, s->writer, home.tensor, home.slot);
   if (!is_input(&c->t->spec, home.tensor)) {
     return report(c, SLUICE_HAZARD_UNDEFINED, index, NOBODY, home.tensor, home.slot);
@@ -221,12 +231,47 @@ static int check_defined(checker_t* c, int32_t index) {
   }
   if (sluice_op_row(op->kind)->is_copy) {
     const slot_state_t* s = state_of(c, op->reads[0].tensor, op->reads[0].slot);
+    if (s->chunk == op->chunk &&
+        s->tensor != copied_tensor(c->t, op)) { /* of a copy out: one in reads its own buffer */
+      return report(c, SLUICE_HAZARD_OTHER_TENSOR, index, s->writer, op->reads[0].tensor, op->reads[0].slot);
+    }
     int came = s->chunk == NO_CHUNK && is_input(&c->t->spec, op->reads[0].tensor) && op->reads[0].slot == op->chunk;
     if (s->chunk != op->chunk && !came) {
       return report(c, SLUICE_HAZARD_OTHER_CHUNK, index, s->writer, op->reads[0].tensor, op->reads[0].slot);
     }
   }
   return 1;
+}
+
+static int reads_slot(const sluice_op_t* op, int32_t tensor, int32_t slot) {
+  for (int32_t i = 0; i < op->num_reads; ++i) {
+    if (op->reads[i].tensor == tensor && (op->reads[i].slot == slot || op->reads[i].slot < 0)) return 1;
+  }
+  return 0;
+}
+
+/* Scratch, until the row says what it is; what an op works on in place stays what it was. */
+static int forget_tensor(checker_t* c, int32_t index, int32_t tensor, int32_t slot) {
+  if (!reads_slot(&c->t->ops[index], tensor, slot)) state_of(c, tensor, slot)->tensor = NO_TENSOR;
+  return 1;
+}
+
+/* Whose rows lie where the op has written. Of several tensors in one slot it is the last of its row: who activates in
+ * place leaves activated rows. */
+static void note_tensors(checker_t* c, int32_t index) {
+  const sluice_op_t* op = &c->t->ops[index];
+  const sluice_op_rule_t rule = sluice_op_rule(op->kind, &c->t->spec);
+  const int32_t first = op->chunk < 0 ? 0 : op->chunk, end = op->chunk < 0 ? c->t->spec.num_chunks : op->chunk + 1;
+  for (int32_t i = 0; i < op->num_writes; ++i) (void)for_slots(c, index, op->writes[i], forget_tensor);
+  for (int32_t w = 0; w < rule.num_writes; ++w) {
+    for (int32_t i = first; i < end; ++i) {
+      const sluice_slot_ref_t home = sluice_template_home(c->t, rule.writes[w], i);
+      if (home.slot < c->t->ring[home.tensor]) state_of(c, home.tensor, home.slot)->tensor = rule.writes[w];
+    }
+  }
+  if (!sluice_op_row(op->kind)->is_copy) return;
+  const sluice_slot_ref_t to = op->writes[0];
+  state_of(c, to.tensor, to.slot)->tensor = op->kind == SLUICE_OP_COPY_OUT ? to.tensor : copied_tensor(c->t, op);
 }
 
 static int check_accesses(checker_t* c, int32_t index) {
@@ -238,6 +283,7 @@ static int check_accesses(checker_t* c, int32_t index) {
   for (int32_t i = 0; i < op->num_writes; ++i) {
     if (!for_slots(c, index, op->writes[i], check_write)) return 0;
   }
+  note_tensors(c, index);
   return 1;
 }
 
@@ -246,7 +292,8 @@ static int check_accesses(checker_t* c, int32_t index) {
 /* written_by: the chunk of the op that wrote it. */
 static int leaves_written(checker_t* c, int32_t tensor, int32_t chunk, int32_t written_by) {
   sluice_slot_ref_t home = sluice_template_home(c->t, tensor, chunk);
-  if (c->t->ring[home.tensor] == 0 || state_of(c, home.tensor, home.slot)->chunk != written_by) {
+  if (c->t->ring[home.tensor] == 0 || state_of(c, home.tensor, home.slot)->chunk != written_by ||
+      state_of(c, home.tensor, home.slot)->tensor != tensor) {
     *c->finding = (sluice_finding_t){SLUICE_HAZARD_LOST, NOBODY, NOBODY, home.tensor, home.slot, chunk};
     return 0;
   }
@@ -343,7 +390,7 @@ sluice_status_t sluice_schedule_check(const sluice_template_t* t, sluice_allocat
   c.before = (sluice_before_t*)(void*)scratch;
   c.slots = (slot_state_t*)(void*)(scratch + before_bytes);
   c.readers = (reader_t*)(void*)(scratch + before_bytes + slot_bytes);
-  for (int32_t i = 0; i < num_slots; ++i) c.slots[i] = (slot_state_t){NOBODY, NO_CHUNK, NOBODY};
+  for (int32_t i = 0; i < num_slots; ++i) c.slots[i] = (slot_state_t){NOBODY, NO_CHUNK, NO_TENSOR, NOBODY};
   walk(&c);
   sluice_status_t status = SLUICE_OK;
   if (out_finding->hazard == SLUICE_HAZARD_NONE) status = sluice_releases_check(t, c.before, memory, out_finding);

@@ -30,6 +30,16 @@ int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restor
   return RING_WITHIN_LANE;
 }
 
+int sluice_shares_act(const sluice_template_spec_t* spec) { return spec->shares_act && sluice_spec_offloads_m(spec); }
+
+void sluice_place_shared_act(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t tensor) {
+  int32_t turn = 0;
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    turn += !sluice_restore_is_kept(spec->restore_pre_activation[i]);
+    sluice_builder_set_home(b, tensor, i, SLUICE_T_M, turn % RING_BETWEEN_LANES);
+  }
+}
+
 void sluice_place_tokens(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   b->ring[SLUICE_T_OUT] = spec->chunks_by_experts ? 1 : spec->num_chunks; /* chunks of tokens are disjoint */
   if (spec->single_rank) return;

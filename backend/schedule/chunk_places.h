@@ -7,7 +7,8 @@
 
 /* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. T_DO is one
  * of the former, under a plan too, where the papers count one slot: with one, the second GEMM of a chunk would wait
- * for the combine of the chunk before it, a whole exchange, and they draw those two beside each other [MPipe Fig. 5].
+ * for the combine of the chunk before it, a whole exchange, and they draw those two beside each other [MPipeMoE Fig.
+ * 4(b), 7].
  */
 enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
 
@@ -28,6 +29,13 @@ typedef int (*sluice_overlap_fn_t)(const sluice_template_spec_t* spec, const uin
 
 int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t moving,
                        sluice_overlap_fn_t overlap);
+
+/* Whether T_ACT and dT_ACT lie in the slots of T_M. With two slots of T_M for the copies and one of T_ACT besides, a
+ * chunk would hold three tensors of width H where the papers count two [MPipeMoE Fig. 6, eq. 5]. */
+int sluice_shares_act(const sluice_template_spec_t* spec);
+
+/* Homes of `tensor`, T_ACT or dT_ACT, where they are shared: the slot of T_M that the next chunk in turn takes. */
+void sluice_place_shared_act(sluice_builder_t* builder, const sluice_template_spec_t* spec, int32_t tensor);
 
 /* Where rows arrive and tokens are written: by chunk, unless one op reads all that has returned. */
 void sluice_place_tokens(sluice_builder_t* builder, const sluice_template_spec_t* spec);

@@ -14,6 +14,7 @@ static const char* const hazard_names[SLUICE_HAZARD_COUNT] = {
     [SLUICE_HAZARD_WRITE_AFTER_WRITE] = "write-after-write",
     [SLUICE_HAZARD_UNDEFINED] = "use before definition",
     [SLUICE_HAZARD_OTHER_CHUNK] = "rows of another chunk",
+    [SLUICE_HAZARD_OTHER_TENSOR] = "rows of another tensor",
     [SLUICE_HAZARD_LOST] = "lost result",
     [SLUICE_HAZARD_DOUBLE_RELEASE] = "double release",
     [SLUICE_HAZARD_NOT_RELEASED] = "missing release",
@@ -66,6 +67,10 @@ int sluice_finding_describe(const sluice_template_t* t, const sluice_finding_t* 
     case SLUICE_HAZARD_OTHER_CHUNK:
       return snprintf(text, text_bytes, "%s: %s reads slot %d of %s, which %s has written for its own chunk by then",
                       hazard, op, f->slot, tensor, other);
+    case SLUICE_HAZARD_OTHER_TENSOR:
+      return snprintf(text, text_bytes,
+                      "%s: %s reads slot %d of %s, where %s has put another tensor of the same chunk by then", hazard,
+                      op, f->slot, tensor, other);
     case SLUICE_HAZARD_UNDEFINED:
       return snprintf(text, text_bytes, "%s: %s reads slot %d of %s, which nothing has written", hazard, op, f->slot,
                       tensor);

@@ -14,9 +14,10 @@ typedef enum sluice_hazard_e {
   SLUICE_HAZARD_READ_AFTER_WRITE, /* a read that may come before the write it needs */
   SLUICE_HAZARD_WRITE_AFTER_READ, /* a write that may come before an earlier reader is done */
   SLUICE_HAZARD_WRITE_AFTER_WRITE,
-  SLUICE_HAZARD_UNDEFINED,   /* a read of what nothing wrote */
-  SLUICE_HAZARD_OTHER_CHUNK, /* a read of a slot that holds another chunk's rows by then */
-  SLUICE_HAZARD_LOST,        /* an output or kept rows that the pass does not leave in place */
+  SLUICE_HAZARD_UNDEFINED,    /* a read of what nothing wrote */
+  SLUICE_HAZARD_OTHER_CHUNK,  /* a read of a slot that holds another chunk's rows by then */
+  SLUICE_HAZARD_OTHER_TENSOR, /* a read of a slot that holds another tensor of the chunk by then */
+  SLUICE_HAZARD_LOST,         /* an output or kept rows that the pass does not leave in place */
   /* of releases, looked for where there is none of the others */
   SLUICE_HAZARD_DOUBLE_RELEASE, /* a release of a slot that is free already, or that the pass does not own */
   SLUICE_HAZARD_NOT_RELEASED,   /* a slot whose last user does not free it: a leak, or taken again as it is */

@@ -91,13 +91,25 @@ typedef struct sluice_template_spec_s {
   int32_t wgrad_mode;  /* SLUICE_WGRAD_* */
   int32_t only;        /* 0: the whole pass; else SLUICE_PART_* bits */
   int32_t reuse_saved; /* backward: dT_M may overwrite a kept T_M, which is then gone */
-  int32_t bounded;     /* under a plan: rings of two even where everything is kept, so that slots do not grow with n */
-  int32_t dedup;       /* a token's row travels once to each rank, and one sum comes back; not with single_rank, only */
+  int32_t bounded; /* under a plan, or where rows are restored to save memory: rings of two even where T_DI is kept, so
+                      that slots do not grow with n */
+  int32_t shares_act; /* where T_M of some chunk is offloaded: T_ACT and dT_ACT take turns in T_M's two slots, for fewer
+                         bytes and less overlap of copies */
+  int32_t dedup;      /* a token's row travels once to each rank, and one sum comes back; not with single_rank, only */
   int32_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may lie in several, and one op sums
                                 all */
   uint8_t restore_input[SLUICE_MAX_CHUNKS];          /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS]; /* may differ between ranks */
 } sluice_template_spec_t;
+
+/* Whether T_M of some chunk is offloaded: elsewhere shares_act means nothing, and is 0 in templates that layers run. */
+static inline int sluice_spec_offloads_m(const sluice_template_spec_t* spec) {
+  const int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD;
+  for (int32_t i = 0; i < spec->num_chunks && has_policies && !spec->callback; ++i) {
+    if (sluice_restore_is_offloaded(spec->restore_pre_activation[i])) return 1;
+  }
+  return 0;
+}
 
 /* The tensor that policies of T_M speak of. */
 static inline int32_t sluice_pre_activation_of(const sluice_template_spec_t* spec) {

@@ -6,14 +6,17 @@
 #include "backend/schedule/check.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */
-#define FORM  4          /* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases */
+#define FORM                                                                                      \
+  5 /* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: \
+     without shares_act */
 
 /* The spec's numbers in the order of the file. */
-#define NUM_SPEC 14
+#define NUM_SPEC 15
 static void spec_numbers(const sluice_template_spec_t* s, int32_t* out) {
   const int32_t numbers[NUM_SPEC] = {
-      s->direction,   s->num_chunks, s->single_rank, s->keep,        s->callback, s->gated, s->input_half,
-      s->weight_half, s->wgrad_mode, s->only,        s->reuse_saved, s->bounded,  s->dedup, s->chunks_by_experts};
+      s->direction,  s->num_chunks,        s->single_rank, s->keep, s->callback,    s->gated,
+      s->input_half, s->weight_half,       s->wgrad_mode,  s->only, s->reuse_saved, s->bounded,
+      s->dedup,      s->chunks_by_experts, s->shares_act};
   memcpy(out, numbers, sizeof numbers);
 }
 
@@ -26,7 +29,8 @@ static const struct {
                            {"input_half", 0, 1},  {"weight_half", 0, SLUICE_WEIGHTS_LATER},
                            {"wgrad_mode", 0, 1},  {"only", 0, 7},
                            {"reuse_saved", 0, 1}, {"bounded", 0, 1},
-                           {"dedup", 0, 1},       {"chunks_by_experts", 0, 1}};
+                           {"dedup", 0, 1},       {"chunks_by_experts", 0, 1},
+                           {"shares_act", 0, 1}};
 
 /* ---- writing ---- */
 
@@ -123,7 +127,8 @@ static sluice_status_t read_spec(source_t* source, sluice_template_spec_t* spec)
                                    .reuse_saved = v[10],
                                    .bounded = v[11],
                                    .dedup = v[12],
-                                   .chunks_by_experts = v[13]};
+                                   .chunks_by_experts = v[13],
+                                   .shares_act = v[14]};
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     SLUICE_TRY(take(source, "restore_input", 0, SLUICE_NUM_RESTORES - 1, &restore));
     spec->restore_input[i] = (uint8_t)restore;

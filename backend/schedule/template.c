@@ -2,10 +2,10 @@
  * decides what may overlap:
  *
  *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation is never
- *                                 short of rows [own]; with slots reused, S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipe Fig. 5].
- *   restored in backward:         beside the gradients of the same chunk, T_DI first [MPipe Table II].
- *   weight gradients deferred:    after the last input gradient, beside the remaining R'.
- *   chunks cut out of rows:       returned rows stay where they arrive, a slot for each chunk, until one op sums them.
+ *                                 short of rows [own]; with slots reused, S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipeMoE Fig.
+ * 4(b), 7]. restored in backward:         beside the gradients of the same chunk, T_DI first [MPipe Table II]. weight
+ * gradients deferred:    after the last input gradient, beside the remaining R'. chunks cut out of rows:       returned
+ * rows stay where they arrive, a slot for each chunk, until one op sums them.
  */
 #include <stdint.h>
 #include <string.h>
@@ -200,9 +200,11 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
   schedule->num_ops = builder.num_ops;
   schedule->num_deps = num_deps;
   memcpy(schedule->ring, builder.ring, sizeof schedule->ring);
-  if (is_mixed(spec)) { /* of uniform policies the rings are exact */
+  /* Of uniform policies the rings are exact, but that a shared T_M may hold back the copies of T_DI behind its own. */
+  if (is_mixed(spec) || (sluice_shares_act(spec) && spec->single_rank)) {
     SLUICE_TRY(sluice_template_tighten(schedule, SLUICE_T_DI));
-    SLUICE_TRY(sluice_template_tighten(schedule, sluice_pre_activation_of(spec)));
+    /* T_M's second slot holds activated rows where they are shared: both are needed. */
+    if (!sluice_shares_act(spec)) SLUICE_TRY(sluice_template_tighten(schedule, sluice_pre_activation_of(spec)));
   }
   SLUICE_TRY(sluice_template_mark_releases(schedule));
   sluice_template_seal(schedule);

@@ -25,6 +25,9 @@ static int is_deferred(const sluice_template_spec_t* spec) {
   return spec->weight_half == SLUICE_WEIGHTS_LATER || spec->wgrad_mode == SLUICE_WGRAD_DEFERRED || !spec->input_half;
 }
 
+/* Deferred weight gradients need dT_ACT of all chunks. */
+static int shares_dact(const sluice_template_spec_t* spec) { return sluice_shares_act(spec) && !is_deferred(spec); }
+
 /* Without weight gradients and with T_M kept, a backward does not read T_DI. */
 static int reads_di(const sluice_template_spec_t* spec, int32_t i) {
   return spec->weight_half != SLUICE_WEIGHTS_NONE || spec->callback ||
@@ -48,8 +51,10 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   int32_t between = sluice_min_i32(n, spec->single_rank ? RING_WITHIN_LANE : RING_BETWEEN_LANES);
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
   ring[SLUICE_T_DI] = deferred ? moving_di : sluice_ring_of(spec, restore_input, moving_di, backward_di_overlaps);
-  ring[pre_activation] =
-      deferred ? moving_m : sluice_ring_of(spec, spec->restore_pre_activation, moving_m, backward_m_overlaps);
+  ring[pre_activation] = deferred ? moving_m
+                         : shares_dact(spec)
+                             ? RING_BETWEEN_LANES
+                             : sluice_ring_of(spec, spec->restore_pre_activation, moving_m, backward_m_overlaps);
   ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : between;
   /* As in forward: where all gradients arrive before the first returns, none may wait for a return. */
   ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = deferred && !spec->bounded && !spec->single_rank ? n : between;
@@ -63,6 +68,7 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, restore_input);
   sluice_place_restored(b, pre_activation, SLUICE_T_KEPT_M, spec->restore_pre_activation);
   if (spec->callback) return;
+  if (shares_dact(spec)) sluice_place_shared_act(b, spec, SLUICE_T_DACT);
   for (int32_t i = 0; i < n; ++i) {
     sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
     if (m.tensor == SLUICE_T_KEPT_M && !spec->reuse_saved) continue;
@@ -168,13 +174,19 @@ static void add_combine_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   if (!spec->chunks_by_experts) add_reduce_grad(b, i);
 }
 
-/* Everything a chunk's backward waits for: its rows first, since a recomputation needs nothing else. */
+static void add_copy_in_m(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (i >= spec->num_chunks || !sluice_restore_is_offloaded(spec->restore_pre_activation[i])) return;
+  sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_pre_activation_of(spec), SLUICE_T_HOST_M, i);
+}
+
+/* Everything a chunk's backward waits for: its rows first, since a recomputation needs nothing else. Which of the two
+ * exchanges comes first may not depend on how T_M is restored, which is each rank's own affair; of two copies that of
+ * T_M comes first, since T_DI is read by the weight gradients alone then. Where T_M's slot is shared, its copy waits
+ * for the chunk before and is added with that. */
 static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (!shares_dact(spec)) add_copy_in_m(b, spec, i);
   add_restore_input(b, spec, i);
   add_dispatch_grad(b, i);
-  if (sluice_restore_is_offloaded(spec->restore_pre_activation[i])) {
-    sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_pre_activation_of(spec), SLUICE_T_HOST_M, i);
-  }
 }
 
 void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
@@ -189,11 +201,14 @@ void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   int dispatches = sluice_has_part(spec, SLUICE_PART_DISPATCH);
   int experts = sluice_has_part(spec, SLUICE_PART_EXPERTS);
   int weights = experts && spec->weight_half == SLUICE_WEIGHTS_NOW && !spec->callback;
+  const int copies_late = shares_dact(spec) && dispatches;
+  if (copies_late) add_copy_in_m(b, spec, 0);
   for (int32_t i = 0; i < sluice_min_i32(ahead, n) && dispatches; ++i) add_arrival(b, spec, i);
   for (int32_t i = 0; i < n; ++i) {
     if (experts) add_experts_grad(b, spec, i);
     if (sluice_has_part(spec, SLUICE_PART_COMBINE)) add_combine_grad(b, spec, i);
     if (weights && !deferred) add_weight_grad(b, i);
+    if (copies_late) add_copy_in_m(b, spec, i + 1);
     if (i + ahead < n && dispatches) add_arrival(b, spec, i + ahead);
   }
   if (spec->chunks_by_experts) add_reduce_grad(b, -1);

@@ -46,7 +46,9 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
   }
   ring[SLUICE_T_DO] = outputs;
   if (!spec->callback) {
-    ring[SLUICE_T_M] = sluice_ring_of(spec, spec->restore_pre_activation, moving_m, forward_m_overlaps);
+    ring[SLUICE_T_M] = sluice_shares_act(spec)
+                           ? RING_BETWEEN_LANES
+                           : sluice_ring_of(spec, spec->restore_pre_activation, moving_m, forward_m_overlaps);
     ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
   }
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
@@ -56,6 +58,7 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
     sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_input);
     sluice_place_restored(b, pre_activation, SLUICE_T_KEPT_M, spec->restore_pre_activation);
   }
+  if (sluice_shares_act(spec)) sluice_place_shared_act(b, spec, SLUICE_T_ACT);
   /* A T_M that nobody wants afterwards is activated in place. */
   for (int32_t i = 0; i < n && !spec->callback && !spec->gated; ++i) {
     if (spec->keep && sluice_restore_is_stored(spec->restore_pre_activation[i])) continue;

@@ -49,8 +49,8 @@ static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe,
   int64_t tokens = rows / work.top_k;
   work.num_tokens = tokens < 1 ? 1 : tokens;
   const sluice_choice_t choice = {
-      plan->num_chunks,       plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode, 1,
-      &plan->inputs.policies, plan->kept_chunks};
+      plan->num_chunks,  plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode, 1, &plan->inputs.policies,
+      plan->kept_chunks, plan->shares_act};
   sluice_step_prediction_t p;
   if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return 0;
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
@@ -157,8 +157,8 @@ double sluice_tuner_price(sluice_policy_hook_t* policy_hook, const sluice_moe_t*
   if (sluice_shape_capacity(&moe->shape) > 0)
     work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
   const sluice_choice_t choice = {
-      plan->num_chunks,       plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode, 1,
-      &plan->inputs.policies, plan->kept_chunks};
+      plan->num_chunks,  plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode, 1, &plan->inputs.policies,
+      plan->kept_chunks, plan->shares_act};
   sluice_step_prediction_t p;
   if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];

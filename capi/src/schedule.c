@@ -91,7 +91,9 @@ static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_templ
       .dedup = c->deduplicate,
       .chunks_by_experts = c->chunks_by_experts,
   };
-  return backward || c->needs_backward ? fill_policies(c, out_spec) : SLUICE_OK;
+  if (backward || c->needs_backward) SLUICE_TRY(fill_policies(c, out_spec));
+  out_spec->shares_act = !c->under_plan && sluice_spec_offloads_m(out_spec);
+  return SLUICE_OK;
 }
 
 static sluice_status_t build(const sluice_template_spec_t* spec, sluice_schedule_t** out_schedule) {

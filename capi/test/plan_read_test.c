@@ -31,7 +31,8 @@ static int names_a_field(const char* message) {
       "max_outstanding is", "num_chunks is",  "wgrad_mode is",   "halves_apart is",
       "may_keep_part is",   "base_bytes is",  "restore_input",   "restore_pre_activation",
       "relative_time is",   "num_blocks is",  "max_chunks is",   "chunk_rows is",
-      "kept_rows is",       "kept_chunks is", "memory_budget is"};
+      "kept_rows is",       "kept_chunks is", "memory_budget is",
+      "shares_act is",      "reuse is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;
   }

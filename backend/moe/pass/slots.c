@@ -82,14 +82,28 @@ static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
   }
 }
 
+/* Whether slots of T_M hold activated rows or their gradients of some chunk beside its T_M: then chunks cannot lie by
+ * expert, where a chunk has one place in a tensor. */
+static int shares_slots(const sluice_pass_t* pass, int32_t tensor) {
+  static const int32_t guests[] = {SLUICE_T_ACT, SLUICE_T_DACT};
+  for (int32_t i = 0; i < pass->binding.num_chunks && tensor == SLUICE_T_M; ++i) {
+    const sluice_slot_ref_t own = home_of(pass, SLUICE_T_M, i);
+    for (size_t g = 0; g < sizeof guests / sizeof guests[0]; ++g) {
+      const sluice_slot_ref_t guest = home_of(pass, guests[g], i);
+      if (guest.tensor == tensor && (own.tensor != tensor || own.slot != guest.slot)) return 1;
+    }
+  }
+  return 0;
+}
+
 /* Turns sizes of slots into where they begin. */
 static void lay_out(sluice_pass_t* pass, int32_t tensor, int32_t chunks) {
   sluice_slots_t* slots = &pass->slots[tensor];
   int32_t ring = pass->schedule->ring[tensor], n = pass->binding.num_chunks;
   slots->bytes = 0;
   if (!has_slots(pass, tensor)) return;
-  slots->layout =
-      may_join(pass->moe, tensor) && ring == n && chunks == n ? SLUICE_LAYOUT_EXPERT_MAJOR : SLUICE_LAYOUT_SLOTS;
+  const int joins = may_join(pass->moe, tensor) && ring == n && chunks == n && !shares_slots(pass, tensor);
+  slots->layout = joins ? SLUICE_LAYOUT_EXPERT_MAJOR : SLUICE_LAYOUT_SLOTS;
   if (slots->layout == SLUICE_LAYOUT_EXPERT_MAJOR) {
     slots->bytes = (uint64_t)pass->binding.num_rows * slots->row_bytes;
     return;

@@ -15,7 +15,7 @@ static int32_t weight_half_of(const sluice_moe_t* moe, const sluice_moe_backward
 static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_step_t* step,
                                       const sluice_moe_backward_args_t* args) {
   const sluice_moe_t* moe = pass->moe;
-  sluice_template_spec_t spec = sluice_run_spec(pass, SLUICE_BACKWARD);
+  sluice_template_spec_t spec = sluice_run_spec(pass, SLUICE_BACKWARD, 0);
   spec.input_half = (args->halves & SLUICE_HALF_INPUT) != 0;
   spec.weight_half = weight_half_of(moe, args);
   spec.wgrad_mode = moe->mode->wgrad_mode(moe, &pass->binding);

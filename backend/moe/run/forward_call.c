@@ -2,7 +2,9 @@
 
 #include <string.h>
 
-sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction) {
+#include "backend/plan/plan.h"
+
+sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction, int32_t keep) {
   const sluice_moe_t* moe = pass->moe;
   const sluice_binding_t* binding = &pass->binding;
   sluice_template_spec_t spec = {
@@ -17,12 +19,13 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
   };
   memcpy(spec.restore_input, binding->restore_input, sizeof spec.restore_input);
   memcpy(spec.restore_pre_activation, binding->restore_pre_activation, sizeof spec.restore_pre_activation);
+  spec.keep = keep;
+  spec.shares_act = binding->shares_act && sluice_spec_offloads_m(&spec);
   return spec;
 }
 
 sluice_status_t sluice_forward_take_template(sluice_forward_t* f) {
-  sluice_template_spec_t spec = sluice_run_spec(&f->pass, SLUICE_FORWARD);
-  spec.keep = sluice_forward_keeps(f);
+  const sluice_template_spec_t spec = sluice_run_spec(&f->pass, SLUICE_FORWARD, sluice_forward_keeps(f));
   return sluice_engine_template(f->pass.context, &spec, &f->pass.schedule);
 }
 
@@ -31,6 +34,8 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
                                                const sluice_chunk_policies_t* by_chunk) {
   sluice_binding_t* binding = &f->pass.binding;
   binding->num_chunks = num_chunks;
+  binding->shares_act = 1; /* who names a policy wants memory; a plan that has room says otherwise below */
+  if (f->pass.moe->plan != NULL) binding->shares_act = (uint8_t)f->pass.moe->plan->shares_act;
   for (int32_t i = 0; i < num_chunks && sluice_forward_keeps(f); ++i) {
     binding->restore_input[i] = (uint8_t)sluice_policy_of_di(restore_input, by_chunk, i);
     binding->restore_pre_activation[i] = (uint8_t)sluice_policy_of_m(restore_pre_activation, by_chunk, i);

@@ -24,8 +24,8 @@ typedef struct sluice_forward_s {
 
 static inline int sluice_forward_keeps(const sluice_forward_t* f) { return f->args->needs_backward != 0; }
 
-/* What both directions say of a schedule. */
-sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction);
+/* What both directions say of a schedule. keep: of a forward, that a backward follows. */
+sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction, int32_t keep);
 
 /* The template for the binding as it is. */
 sluice_status_t sluice_forward_take_template(sluice_forward_t* f);

@@ -174,6 +174,7 @@ void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
   binding->wgrad_mode = (uint8_t)moe->plan->wgrad_mode;
 }
 
+  binding->shares_act = (uint8_t)moe->plan->shares_act;
 /* Whether the plan would store rows of this chunk. */
 static int is_stored(const sluice_plan_data_t* plan, int32_t chunk) {
   return sluice_restore_is_stored(sluice_plan_di(plan, chunk)) || sluice_restore_is_stored(sluice_plan_m(plan, chunk));

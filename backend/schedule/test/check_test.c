@@ -266,6 +266,26 @@ static void Exchanges_OfRanksThatDifferInTM_AreEqual(void** state) {
   assert_true(twins.equal > 10000);
 }
 
+/* T_M of S1 and S2 shares its two slots with T_ACT: in one slot, the copy would store activated rows. */
+static void SharedAct_InTheSlotOfItsOwnTM_IsFound(void** state) {
+  (void)state;
+  sluice_template_spec_t spec = {.num_chunks = 1, .keep = 1, .shares_act = 1};
+  spec.restore_input[0] = SLUICE_RESTORE_REDISPATCH, spec.restore_pre_activation[0] = SLUICE_RESTORE_OFFLOAD;
+  sluice_template_t* t = build(spec);
+  assert_int_equal(t->ring[SLUICE_T_M], 2);
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    sluice_op_t* op = &t->ops[i];
+    for (int32_t k = 0; k < op->num_reads; ++k) op->reads[k].slot *= op->reads[k].tensor != SLUICE_T_M;
+    for (int32_t k = 0; k < op->num_writes; ++k) op->writes[k].slot *= op->writes[k].tensor != SLUICE_T_M;
+  }
+  for (int32_t k = 0; k < SLUICE_T_COUNT; ++k) t->homes[k].slot *= t->homes[k].tensor != SLUICE_T_M;
+  sluice_finding_t finding;
+  assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_OTHER_TENSOR);
+  assert_non_null(strstr(finding_text(t, &finding), "rows of another tensor: op"));
+  assert_non_null(strstr(finding_text(t, &finding), "(activation of chunk 0) has put another tensor"));
+  sluice_template_destroy(t, memory());
+}
+
 static void Guard8_HostCopiesAreOnePerChunk(void** state) {
   (void)state;
   sluice_template_t* t = build(spec_with(3, S1, 0));
@@ -323,6 +343,7 @@ int main(void) {
       cmocka_unit_test(Guard5_RestoreWaitsForTheSlotsLastReader),
       cmocka_unit_test(Guard7_ExchangesAreIssuedAlikeOnAllRanks),
       cmocka_unit_test(Exchanges_OfRanksThatDifferInTM_AreEqual),
+      cmocka_unit_test(SharedAct_InTheSlotOfItsOwnTM_IsFound),
       cmocka_unit_test(Guard8_HostCopiesAreOnePerChunk),
       cmocka_unit_test(PublicCode_ActivationOfOneChunkOnly_IsFound),
       cmocka_unit_test(Deadlock_WaitForALaterOp_IsFound),

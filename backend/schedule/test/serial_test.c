@@ -23,6 +23,7 @@ static sluice_template_t* random_template(uint32_t* seed) {
     spec.reuse_saved = (int32_t)(next_random(seed) % 2), spec.bounded = (int32_t)(next_random(seed) % 2);
     spec.dedup = !spec.single_rank && next_random(seed) % 2;
     spec.chunks_by_experts = next_random(seed) % 4 == 0;
+    spec.shares_act = (int32_t)(next_random(seed) % 2);
     for (int32_t i = 0; i < spec.num_chunks; ++i) {
       spec.restore_input[i] = (uint8_t)(next_random(seed) % 3),
       spec.restore_pre_activation[i] = of_m[next_random(seed) % 3];
@@ -194,13 +195,13 @@ static void Reader_AnOlderForm_SaysWhichItWants(void** state) {
   uint64_t bytes = 0;
   sluice_template_t *t = random_template(&seed), *read = NULL;
   unsigned char* data = written(t, &bytes);
-  data[4] = 3; /* without releases */
+  data[4] = 4; /* without shares_act */
   reseal(data, bytes);
   assert_int_equal(sluice_schedule_read(data, bytes, sluice_process_allocator(), &read), SLUICE_E_INVALID_ARGUMENT);
   sluice_error_info_t info;
   sluice_error_info_init(&info, sizeof info);
   sluice_error_last(&info);
-  assert_string_equal(info.message, "schedule: form is 3; it must be in [4, 4]");
+  assert_string_equal(info.message, "schedule: form is 4; it must be in [5, 5]");
   free(data);
   sluice_template_destroy(t, sluice_process_allocator());
 }

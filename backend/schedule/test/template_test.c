@@ -223,6 +223,70 @@ static void Template_EachPolicy_AddsTheOpsOfItsRow(void** state) {
   }
 }
 
+static int32_t last_of_kind(const sluice_template_t* t, int32_t kind, int32_t chunk, int32_t tensor) {
+  int32_t found = -1;
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    const sluice_op_t* op = &t->ops[i];
+    if (op->kind != kind || op->chunk != chunk) continue;
+    if (tensor < 0 || (op->num_writes > 0 && op->writes[0].tensor == tensor)) found = i;
+  }
+  return found;
+}
+
+static int is_waited_for(const sluice_template_t* t, int32_t op, int32_t other) {
+  for (int32_t d = 0; d < t->ops[op].num_deps; ++d) {
+    if (t->deps[t->ops[op].first_dep + d] == other) return 1;
+  }
+  return 0;
+}
+
+/* S1 and S2 hold two tensors of width H in a chunk, as S3 and S4 do, and pay by a wait: activated rows go where the
+ * chunk before may still be copied from. */
+static void Template_SharedAct_TakesTheSlotThatWasCopied(void** state) {
+  (void)state;
+  for (int32_t shares = 0; shares < 2; ++shares) {
+    sluice_template_spec_t spec = {.num_chunks = 4, .keep = 1, .shares_act = shares};
+    for (int32_t i = 0; i < 4; ++i)
+      spec.restore_input[i] = SLUICE_RESTORE_REDISPATCH, spec.restore_pre_activation[i] = SLUICE_RESTORE_OFFLOAD;
+    sluice_template_t* t = build(spec);
+    assert_int_equal(t->ring[SLUICE_T_M], 2);
+    assert_int_equal(t->ring[SLUICE_T_ACT], shares ? 0 : 1);
+    const int32_t act = last_of_kind(t, SLUICE_OP_ACTIVATION, 1, -1);
+    const int32_t copy = last_of_kind(t, SLUICE_OP_COPY_OUT, 0, SLUICE_T_HOST_M);
+    assert_int_equal(is_waited_for(t, act, copy), shares);
+    sluice_template_destroy(t, sluice_process_allocator());
+    spec.direction = SLUICE_BACKWARD, spec.keep = 0, spec.input_half = 1, spec.weight_half = SLUICE_WEIGHTS_NOW;
+    spec.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+    t = build(spec);
+    assert_int_equal(t->ring[SLUICE_T_M], 2);
+    assert_int_equal(t->ring[SLUICE_T_DACT], shares ? 0 : 1);
+    const int32_t back = last_of_kind(t, SLUICE_OP_COPY_IN, 1, SLUICE_T_M);
+    assert_int_equal(is_waited_for(t, back, last_of_kind(t, SLUICE_OP_WEIGHT_GRAD, 0, -1)), shares);
+    sluice_template_destroy(t, sluice_process_allocator());
+  }
+}
+
+/* The weight gradients alone read T_DI where T_M is not computed again: its copy comes second. */
+static void Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst(void** state) {
+  (void)state;
+  sluice_template_spec_t spec = {.direction = SLUICE_BACKWARD,
+                                 .num_chunks = 3,
+                                 .input_half = 1,
+                                 .weight_half = SLUICE_WEIGHTS_NOW,
+                                 .wgrad_mode = SLUICE_WGRAD_PER_CHUNK};
+  for (int32_t i = 0; i < 3; ++i) spec.restore_input[i] = spec.restore_pre_activation[i] = SLUICE_RESTORE_OFFLOAD;
+  for (spec.shares_act = 0; spec.shares_act < 2; ++spec.shares_act) {
+    sluice_template_t* t = build(spec);
+    for (int32_t i = 0; i < 3; ++i) {
+      const int32_t m = last_of_kind(t, SLUICE_OP_COPY_IN, i, SLUICE_T_M);
+      const int32_t di = last_of_kind(t, SLUICE_OP_COPY_IN, i, SLUICE_T_DI);
+      assert_true(m >= 0 && di >= 0);
+      if (!spec.shares_act || i == 0) assert_true(m < di);
+    }
+    sluice_template_destroy(t, sluice_process_allocator());
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Template_AnySpec_OrdersEveryConflict),
@@ -235,6 +299,8 @@ int main(void) {
       cmocka_unit_test(Template_ChunksOutOfRange_AreRefused),
       cmocka_unit_test(Template_PolicyOfTheOtherTensor_IsRefusedWithThoseThatFit),
       cmocka_unit_test(Template_EachPolicy_AddsTheOpsOfItsRow),
+      cmocka_unit_test(Template_SharedAct_TakesTheSlotThatWasCopied),
+      cmocka_unit_test(Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
  * A schedule is built from the same inputs as the one a layer runs, and is the same: equal inputs give equal hashes. It
  * holds no counts. A prediction walks it in virtual time, given the seconds of each op by itself.
  *
- * Source: MPipeMoE Fig. 5 (order of S, C, R), Table II (restore strategies); the walk replaces its eq. 10.
+ * Source: MPipeMoE Fig. 4(b) and 7 (order of S, C, R), Table II (restore strategies); the walk replaces its eq. 10.
  */
 #ifndef SLUICE_SCHEDULE_H_
 #define SLUICE_SCHEDULE_H_
@@ -32,7 +32,8 @@ typedef struct sluice_schedule_config_s {
   int32_t weight_half;             /* backward: SLUICE_WEIGHT_HALF_*; default NOW */
   int32_t wgrad_mode;              /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK */
   int32_t may_reuse_saved;         /* backward: as in sluice_moe_backward_args_t */
-  int32_t under_plan;              /* 1: slots do not grow with n */
+  int32_t under_plan; /* 1: slots do not grow with n, and T_ACT has a slot beside those of an offloaded T_M, as under a
+                         plan with room for it; 0: T_ACT takes turns in those, as without a plan */
   int32_t restore_input;           /* SLUICE_RESTORE_KEEP, _OFFLOAD or _REDISPATCH, of all chunks */
   int32_t restore_pre_activation;  /* SLUICE_RESTORE_KEEP, _OFFLOAD or _RECOMPUTE, of all chunks */
   int32_t reserved;                /* 0 */

@@ -84,3 +84,15 @@ uint64_t sluice_weight_sum_most(const sluice_shape_t* shape, int32_t wgrad_mode,
   if (wgrad_mode == SLUICE_WGRAD_PER_CHUNK) return (uint64_t)shape->num_local * block;
   return is_mixed ? block : 0;
 }
+
+int32_t sluice_leanest_wgrad_mode(const sluice_shape_t* shape, int restores_input, int restores_pre_activation,
+                                  int32_t num_chunks, int64_t rows) {
+  if (num_chunks == 1) return SLUICE_WGRAD_DEFERRED; /* both are the same */
+  const sluice_shape_t widest = sluice_shape_widest(shape);
+  uint64_t row = sluice_row_bytes(shape, SLUICE_T_DDO) + sluice_row_bytes(shape, SLUICE_T_DACT);
+  if (restores_input) row += sluice_row_bytes(shape, SLUICE_T_DI);
+  if (restores_pre_activation) row += sluice_row_bytes(shape, SLUICE_T_M);
+  const double of_others = (double)rows * (double)row * (num_chunks - 1) / num_chunks; /* one chunk's are in both */
+  const uint64_t sums = sluice_weight_sum_most(&widest, SLUICE_WGRAD_PER_CHUNK, num_chunks, 0);
+  return (double)sums <= of_others ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
+}

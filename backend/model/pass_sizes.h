@@ -58,4 +58,11 @@ uint64_t sluice_weight_sum_offset(const sluice_shape_t* shape, int32_t parameter
  * policies may differ between chunks, so that an expert's rows do not lie together. */
 uint64_t sluice_weight_sum_most(const sluice_shape_t* shape, int32_t wgrad_mode, int32_t num_chunks, int is_mixed);
 
+/* The mode of weight gradients, SLUICE_WGRAD_DEFERRED or _PER_CHUNK, in which a backward of n chunks over `rows`
+ * received rows holds fewer bytes where rows of these tensors are restored: deferred ones hold dT_DO and dT_ACT of all
+ * chunks, and with them what comes back of T_DI and T_M; those of 16 bits that are added chunk by chunk, f32 sums of
+ * all gradients. Alike on all ranks that restore the same tensors. */
+int32_t sluice_leanest_wgrad_mode(const sluice_shape_t* shape, int restores_input, int restores_pre_activation,
+                                  int32_t num_chunks, int64_t rows);
+
 #endif /* SLUICE_BACKEND_MODEL_PASS_SIZES_H_ */

@@ -38,6 +38,21 @@ sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape) {
   return widest;
 }
 
+/* Whether some chunk's policy does not keep rows: of a list, or of the one policy of all. */
+static int restores(const uint8_t* listed, int32_t count, int32_t policy) {
+  int any = count == 0 && !sluice_restore_is_kept(sluice_restore_of(policy));
+  for (int32_t i = 0; i < count; ++i) any |= !sluice_restore_is_kept(listed[i]);
+  return any;
+}
+
+int sluice_shape_restores_input(const sluice_shape_t* shape) {
+  return restores(shape->policies.di, shape->policies.count, shape->config.restore_input);
+}
+
+int sluice_shape_restores_pre_activation(const sluice_shape_t* shape) {
+  return restores(shape->policies.m, shape->policies.count, shape->config.restore_pre_activation);
+}
+
 int sluice_shape_chunks_by_experts(const sluice_shape_t* shape, int32_t num_chunks) {
   const sluice_moe_config_t* c = &shape->config;
   const sluice_chunking_t chunking = {.num_chunks = num_chunks,

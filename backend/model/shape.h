@@ -56,6 +56,20 @@ static inline int sluice_shape_runs_again(const sluice_shape_t* shape) {
   return again;
 }
 
+/* Whether rows of T_DI, or of T_M, of some chunk are not kept for the backward, where no plan says how they reach it.
+ */
+int sluice_shape_restores_input(const sluice_shape_t* shape);
+int sluice_shape_restores_pre_activation(const sluice_shape_t* shape);
+
+/* Whether passes without a plan add weight gradients in the mode that holds the fewest bytes
+ * (sluice_leanest_wgrad_mode). Nobody named a mode, and who restores rows wants their memory: deferred weight gradients
+ * would hold the rows of all chunks once more in backward, which is what reuse saves [MPipeMoE eq. 5]. */
+static inline int sluice_shape_is_lean(const sluice_shape_t* shape) {
+  const sluice_moe_config_t* c = &shape->config;
+  return c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE && c->num_chunks != 1 && !c->callback_experts &&
+         (sluice_shape_restores_input(shape) || sluice_shape_restores_pre_activation(shape));
+}
+
 /* What decides how chunks are cut, of a layer that runs or of one that is priced. */
 typedef struct sluice_chunking_s {
   int32_t num_chunks;

@@ -80,8 +80,10 @@ static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
 /* A configured n leaves the mode alone open, and with one chunk both modes are the same. */
 static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->shape.config.num_chunks > 1; }
 
+/* Who restores rows takes the mode that holds the fewest bytes, whatever is faster. */
 static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  return moe->shape.config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe);
+  return moe->shape.config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe) &&
+         !sluice_shape_is_lean(&moe->shape);
 }
 
 static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
@@ -98,7 +100,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .max_size = fixed ? size : SLUICE_SEARCH_SIZES - 1,
       .fixed_chunks = fixed ? moe->shape.config.num_chunks : 0,
       .open_wgrad = is_mode_open(tuner, moe),
-      .wgrad_mode = moe->shape.config.wgrad_mode,
+      .wgrad_mode = sluice_shape_is_lean(&moe->shape) ? SLUICE_WGRAD_PER_CHUNK : moe->shape.config.wgrad_mode,
       .num_local = experts_of_chunks(moe),
       .uneven_chunks = sluice_chunks_by_experts(moe, 2),
       .predict = sluice_tuner_may_predict(tuner, moe) ? predict : NULL,
@@ -201,7 +203,9 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
       note_forward(sluice_tuner_of_hook(policy_hook), moe, p->num_chunks, pass_rows, &lanes);
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
     if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->num_chunks) continue;
-    int32_t pick = size + SLUICE_SEARCH_SIZES * p->wgrad_mode;
+    /* Where the mode is not open, one stands for both: that of a single chunk, or of few rows, may be the other. */
+    const sluice_search_config_t* config = &table->search.config;
+    int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->wgrad_mode : config->wgrad_mode);
     if (sluice_tuner_is_first(decision, direction)) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
     } else if (sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {

@@ -80,6 +80,28 @@ static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
 }
 
 static void table_run(part_t* me) {
+/* T_M is each rank's own affair where somebody says when weight gradients come: else the rank that keeps its rows would
+ * take another mode than the one that does not. */
+static void restores_run(part_t* me) {
+  sluice_moe_config_t config = config_for(2);
+  config.chunking = SLUICE_CHUNKING_TOKENS;
+  config.restore_input = SLUICE_RESTORE_KEEP;
+  config.restore_pre_activation = me->rank == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  sluice_step_t* step = NULL;
+  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "keep different rows for the backward");
+  EXPECT(strstr(last_message(), "give both the same wgrad_mode") != NULL);
+  config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+  WORKS(rig_swap_layer(&me->rig, &config));
+  (void)good_round(me, __LINE__);
+}
+
+static void Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt(void** state) {
+  (void)state;
+  play_t play = {.run = restores_run, .world_size = 2};
+  perform(&play);
+}
+
   static const int32_t one[] = {0, 0, 0, 1}, two[] = {0, 1, 1, 1};
   sluice_moe_config_t config = config_for(2);
   config.expert_rank = me->rank == 0 ? one : two;
@@ -209,6 +231,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ranks_DifferentConfigs_AreNamedWithValues),
       cmocka_unit_test(Ranks_DifferentOwnerTables_AreNamed),
+      cmocka_unit_test(Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt),
       cmocka_unit_test(Ranks_DifferentPlans_AreNamedWithValues),
       cmocka_unit_test(Ranks_DifferentWishes_AreNamed),
       cmocka_unit_test(Ranks_LayersInDifferentOrder_AreNamed),

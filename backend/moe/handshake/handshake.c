@@ -63,6 +63,17 @@ typedef struct header_s {
 static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= HEADER_BYTES,
               "16 chunks of 8 local experts each need no second exchange");
 
+/* In a header's wgrad_mode: nobody named one, and this rank takes the mode that holds the fewest bytes, for which
+ * 16-bit layers look at whether T_M is restored. */
+enum { LEANEST = 2, LEANEST_WITH_T_M = 3 };
+
+static int32_t wgrad_word(const sluice_moe_t* moe) {
+  const sluice_shape_t* shape = &moe->shape;
+  if (sluice_is_planned(moe) || !sluice_shape_is_lean(shape)) return shape->config.wgrad_mode;
+  const int looks = shape->config.dtype == SLUICE_DTYPE_BF16 || shape->config.dtype == SLUICE_DTYPE_F16;
+  return looks && sluice_shape_restores_pre_activation(shape) ? LEANEST_WITH_T_M : LEANEST;
+}
+
 static const char* direction_name(int32_t direction) {
   static const char* const names[] = {"forward", "backward", "replacement of experts"};
   return direction >= SLUICE_FORWARD && direction <= SLUICE_REPLACE_EXPERTS ? names[direction] : "unknown call";
@@ -98,7 +109,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->activation = (int16_t)c->activation;
   h->gated = (int16_t)c->gated;
   h->bias = c->bias;
-  h->wgrad_mode = c->wgrad_mode;
+  h->wgrad_mode = wgrad_word(moe);
   h->callback_experts = c->callback_experts;
   h->config_chunks = c->num_chunks;
   h->num_local = moe->shape.num_local;
@@ -145,6 +156,13 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(activation, "activation");
   DIFFERS(gated, "gated");
   DIFFERS(bias, "bias");
+  if (peer->wgrad_mode != own->wgrad_mode && (peer->wgrad_mode >= LEANEST || own->wgrad_mode >= LEANEST)) {
+    return snprintf(text, text_bytes,
+                    "layer %d: rank %d and rank %d keep different rows for the backward, or one of them names a "
+                    "wgrad_mode, so that their weight gradients would come at different times: give both the same "
+                    "wgrad_mode, deferred (0) or per chunk (1)",
+                    own->layer_id, peer_rank, rank);
+  }
   DIFFERS(wgrad_mode, "wgrad_mode");
   DIFFERS(callback_experts, "callback_experts");
   DIFFERS(capacity_rows, "capacity_rows (0: exchange_mode exact)");

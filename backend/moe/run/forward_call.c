@@ -13,7 +13,7 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
       .single_rank = moe->context->world_size == 1,
       .callback = moe->shape.config.callback_experts,
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
-      .bounded = pass->is_bounded && !binding->chunks_by_experts,
+      .bounded = (pass->is_bounded || sluice_shape_is_lean(&moe->shape)) && !binding->chunks_by_experts,
       .dedup = sluice_shape_is_deduplicated(&moe->shape),
       .chunks_by_experts = binding->chunks_by_experts,
   };

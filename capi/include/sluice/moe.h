@@ -41,9 +41,12 @@ enum {
 
 /* When weight gradients are computed. Same values up to the order of sums; bit-identical at equal n, cut and mode. */
 enum {
-  SLUICE_WGRAD_ADAPTIVE = -1, /* chosen under a memory budget; deferred without one */
-  SLUICE_WGRAD_DEFERRED = 0,  /* once, over all chunks, beside the last combines: fewest bytes moved */
-  SLUICE_WGRAD_PER_CHUNK = 1  /* accumulated chunk by chunk: no gradient rows are kept */
+  /* Chosen under a memory budget. Without one, where rows are restored: the mode that holds fewer bytes, which is per
+   * chunk but in 16 bits with few rows, whose sums are f32; where all is kept, by the tuner, else deferred. Ranks of
+   * which one restores T_M and another keeps it name the mode (MISMATCH). */
+  SLUICE_WGRAD_ADAPTIVE = -1,
+  SLUICE_WGRAD_DEFERRED = 0, /* once, over all chunks, beside the last combines: fewest bytes moved */
+  SLUICE_WGRAD_PER_CHUNK = 1 /* accumulated chunk by chunk: no gradient rows are kept */
 };
 
 /* How T_DI (dispatched rows) and T_M (pre-activations) reach the backward [MPipeMoE Table II]. Names of points in this

@@ -1,0 +1,143 @@
+/* Policies that are named without a budget: a pass holds no more than MPipeMoE's eq. 5 leaves of the paper's own
+ * buffers, 2 (2 B M + B H) without reuse, whichever mode its weight gradients would have had. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/checks.h"
+
+enum { F32 = 4, WORLD = 2 };
+
+static const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
+static const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+
+static case_t base(int32_t n, int64_t tokens) {
+  case_t c = world_small_case();
+  c.world_size = WORLD, c.num_chunks = n, c.top_k = 1, c.num_experts = 8, c.model_width = 48, c.hidden_width = 192;
+  for (int32_t r = 0; r < WORLD; ++r) c.tokens[r] = tokens;
+  c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+  return c;
+}
+
+/* Rows that a rank receives, or sends, in one of n chunks of equally many tokens, at most. */
+static int64_t fullest_chunk(const case_t* c) {
+  int64_t most = c->tokens[0] / c->num_chunks;
+  for (int32_t i = 0; i < c->num_chunks; ++i) {
+    int64_t rows[WORLD] = {0};
+    for (int32_t r = 0; r < WORLD; ++r) {
+      const int64_t size = c->tokens[r] / c->num_chunks;
+      for (int64_t t = i * size; t < (i + 1) * size; ++t) ++rows[world_owner(c, (int32_t)world_expert(c, r, t, 0))];
+    }
+    for (int32_t r = 0; r < WORLD; ++r) most = rows[r] > most ? rows[r] : most;
+  }
+  return most;
+}
+
+/* 2 (2 B M + B H) - 2 delta = 2 b (4 M + H): of B rows in chunks of b. */
+static double left_by_eq5(const case_t* c, double element) {
+  return element * (double)fullest_chunk(c) * (double)(8 * c->model_width + 2 * c->hidden_width);
+}
+
+static uint64_t most_slots(const case_t* c, result_t* got) {
+  world_run(c, got);
+  must_work(c, got);
+  uint64_t most = 0;
+  for (int32_t r = 0; r < WORLD; ++r) most = got->slot_bytes[r] > most ? got->slot_bytes[r] : most;
+  return most;
+}
+
+static uint64_t slots_of(const case_t* c) {
+  result_t got;
+  const uint64_t most = most_slots(c, &got);
+  world_free(&got);
+  return most;
+}
+
+/* S1 to S4, and every other pair that does not keep both. The scalars of routes, 8 bytes a row, are not the papers'. */
+static void NamedPolicy_NoBudget_HoldsWhatEq5Leaves(void** state) {
+  (void)state;
+  for (int32_t n = 2; n <= 8; n *= 2) {
+    case_t c = base(n, 256);
+    const double scalars = 2.0 * 2 * F32 * (double)fullest_chunk(&c), lines = 16 * 64;
+    for (int32_t i = 1; i < 9; ++i) {
+      c.restore_input = inputs[i % 3], c.restore_pre_activation = pre_activations[i / 3], c.reuse_saved = i % 2;
+      result_t got, want;
+      const double slots = (double)most_slots(&c, &got), bound = left_by_eq5(&c, F32) + scalars + lines;
+      world_reference(&c, &want);
+      const double d = world_distance(&c, &got, &want);
+      if (!(d >= 0 && d <= world_tolerance(&c))) fail_msg("n %d, pair %d: distance %g", n, i, d);
+      if (slots > bound) {
+        fail_msg("n %d, restore_input %d, restore_pre_activation %d: slots take %.0f bytes, eq. 5 leaves %.0f", n,
+                 c.restore_input, c.restore_pre_activation, slots, bound);
+      }
+      world_free(&got);
+      world_free(&want);
+    }
+  }
+}
+
+/* As allocators see it: S4 stores nothing, so that the peak of a step is that of its slots. */
+static void NamedPolicy_NoBudget_LowersThePeak(void** state) {
+  (void)state;
+  result_t none, lean;
+  case_t c = base(4, 1024);
+  world_run(&c, &none);
+  must_work(&c, &none);
+  c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
+  world_run(&c, &lean);
+  must_work(&c, &lean);
+  for (int32_t r = 0; r < WORLD; ++r) {
+    printf("rank %d: none %.2f MB, S4 %.2f MB\n", r, (double)none.peak_bytes[r] * 1e-6,
+           (double)lean.peak_bytes[r] * 1e-6);
+    assert_true(2 * lean.peak_bytes[r] < none.peak_bytes[r]);
+  }
+  world_free(&none);
+  world_free(&lean);
+}
+
+/* Sums of 16-bit gradients are as large as all of them in f32: few rows take less. */
+static void NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes(void** state) {
+  (void)state;
+  const int64_t tokens[] = {64, 2048};
+  int taken[2] = {0, 0};
+  for (int i = 0; i < 2; ++i) {
+    case_t c = base(4, tokens[i]);
+    c.dtype = SLUICE_DTYPE_BF16;
+    c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
+    const uint64_t open = slots_of(&c);
+    uint64_t of_mode[2];
+    for (int32_t mode = 0; mode < 2; ++mode) c.wgrad_mode = mode, of_mode[mode] = slots_of(&c);
+    const int leaner = of_mode[1] < of_mode[0];
+    assert_true(of_mode[0] != of_mode[1]);
+    assert_true(open <= of_mode[leaner]); /* deferred, it has fewer slots for what travels */
+    ++taken[leaner];
+  }
+  assert_true(taken[0] == 1 && taken[1] == 1); /* both rules were asked */
+}
+
+/* A mode that is named stays, and so does one chunk, where both are the same. */
+static void NamedPolicy_NamedMode_IsKept(void** state) {
+  (void)state;
+  case_t c = base(4, 256);
+  c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
+  const uint64_t open = slots_of(&c);
+  c.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+  assert_true(slots_of(&c) == open);
+  c.wgrad_mode = SLUICE_WGRAD_DEFERRED;
+  assert_true(slots_of(&c) > 2 * open);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(NamedPolicy_NoBudget_HoldsWhatEq5Leaves),
+      cmocka_unit_test(NamedPolicy_NoBudget_LowersThePeak),
+      cmocka_unit_test(NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes),
+      cmocka_unit_test(NamedPolicy_NamedMode_IsKept),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

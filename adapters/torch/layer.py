@@ -155,6 +155,7 @@ class MoeLayer:
         chunking: str = "adaptive",
         experts: CallbackExperts | None = None,
         deduplicate: bool = False,
+        reuse: bool = False,
         capacity_rows: int = 0,
         accumulate: str = "in_place",
     ) -> None:
@@ -201,7 +202,7 @@ class MoeLayer:
         config.chunking = _number(CHUNKINGS, chunking, "chunking")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
-        config.deduplicate = int(deduplicate)
+        config.deduplicate, config.reuse = int(deduplicate), int(reuse)
         config.exchange_mode, config.capacity_rows = (_CAPACITY if capacity_rows else _EXACT), capacity_rows
         table = None
         if expert_rank is not None:

@@ -51,6 +51,10 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
         given["accumulate"] = options.accumulate
     if options.chunking is not None:
         given["chunking"] = options.chunking
+    if options.reuse:
+        given["reuse"] = True
+        if not fused:  # the host's modules run again, or keep all their rows
+            given["restore_pre_activation"] = "recompute"
     if options.policy is not None and (fused or refused_policy(options) is None):
         given["restore_input"], given["restore_pre_activation"] = options.policy
     return given

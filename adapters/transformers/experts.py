@@ -331,7 +331,8 @@ class ExpertsState:
             "layer_id": self.layer_id,
             **layer_options(self._options, contract.fused),
         }
-        if contract.fused and self._group is None and self._options.policy is None and not self._options.memory_budget:
+        is_open = self._options.policy is None and not self._options.memory_budget and not self._options.reuse
+        if contract.fused and self._group is None and is_open:
             # Alone, the dispatched rows are a copy of tokens that autograd holds anyway: copied again, nothing is kept.
             common |= {"restore_input": "redispatch", "restore_pre_activation": "keep"}
         layers = _num_layers(module) if self._options.memory_budget else None

@@ -44,6 +44,7 @@ typedef struct sluice_plan_query_data_s {
   int32_t halves_apart; /* steps count the gradient rows between the halves of a backward */
   int32_t
       may_keep_part; /* where a policy does not fit for all chunks, it may be that of the first ones; policies open */
+  int32_t reuse;     /* policies that are open keep no rows on the device */
   sluice_chunk_policies_t policies; /* what BY_CHUNK says of the num_chunks chunks */
 } sluice_plan_inputs_t;
 
@@ -60,10 +61,10 @@ typedef struct sluice_plan_data_s {
                           room for; the rest are sent and computed again */
   int32_t restore_input, restore_pre_activation;
   int32_t wgrad_mode;
-  sluice_plan_bytes_t bytes;
   int32_t shares_act; /* where T_M is offloaded: T_ACT has no slot of its own, see sluice_template_spec_t. A budget that
                          has room for one gets the overlap */
   int32_t reserved;
+  sluice_plan_bytes_t bytes;
   double
       cost; /* seconds of forward and backward where the policy hook has a machine, else a relative time; to compare */
 } sluice_plan_data_t;

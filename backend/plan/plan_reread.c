@@ -29,6 +29,8 @@ static sluice_status_t check_numbers(const sluice_plan_problem_t* problem, const
                      q->halves_apart));
   SLUICE_TRY(SLUICE_REQUIRE(q->may_keep_part == 0 || q->may_keep_part == 1,
                             "sluice_plan_read: may_keep_part is %d; it must be 0 or 1", q->may_keep_part));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(q->reuse == 0 || q->reuse == 1, "sluice_plan_read: reuse is %d; it must be 0 or 1", q->reuse));
   SLUICE_TRY(SLUICE_REQUIRE(q->base <= MOST_BYTES, "sluice_plan_read: base_bytes is %llu; it must be in [0, 2^62)",
                             (unsigned long long)q->base));
   return SLUICE_OK;
@@ -105,14 +107,14 @@ static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const 
   return SLUICE_OK;
 }
 
-/* Chunks that are not kept must be ones that can be sent and computed again. */
-static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
 static sluice_status_t check_layout(const sluice_plan_data_t* plan) {
   return SLUICE_REQUIRE((plan->shares_act == 0 || plan->shares_act == 1) && plan->reserved == 0,
                         "sluice_plan_read: shares_act is %d, reserved %d; they must be 0 or 1, and 0", plan->shares_act,
                         plan->reserved);
 }
 
+/* Chunks that are not kept must be ones that can be sent and computed again. */
+static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int is_stored = sluice_plan_row_bytes(problem, plan, sluice_restore_is_stored) > 0;
   const int64_t least = is_stored && !sluice_plan_can_fall_back(problem, plan) ? plan->worst_rows : 0;
   const int64_t most = is_stored ? plan->worst_rows : 0;
@@ -150,9 +152,9 @@ sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_
   const sluice_plan_data_t file = *plan;
   SLUICE_TRY(check_numbers(problem, &plan->inputs));
   SLUICE_TRY(check_chosen(problem, plan));
+  SLUICE_TRY(check_layout(plan));
   sluice_plan_set_capacities(problem, file.num_chunks, plan);
   SLUICE_TRY(
-  SLUICE_TRY(check_layout(plan));
       SLUICE_REQUIRE(plan->num_blocks == file.num_blocks && plan->blocks_per_chunk == file.blocks_per_chunk,
                      "sluice_plan_read: num_blocks is %d, %d to a chunk; by the other fields it is %d, %d to a chunk",
                      file.num_blocks, file.blocks_per_chunk, plan->num_blocks, plan->blocks_per_chunk));

@@ -5,6 +5,7 @@
 
 #include "backend/plan/plan_search.h"
 #include "backend/model/chunk_counts.h"
+#include "backend/model/pass_sizes.h"
 #include "backend/plan/plan_sizes.h"
 
 typedef struct search_s {
@@ -107,7 +108,6 @@ static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* 
   return measure(s, plan);
 }
 
-/* As many rows are kept as the budget has room for: those of balanced routing, a quarter more to spare, or those of its
 /* Whether the policies offload T_M of some chunk, whose copies then want two slots of it. */
 static int offloads_m(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int32_t listed = plan->inputs.policies.count;
@@ -128,6 +128,7 @@ static sluice_status_t measure_either(const search_t* s, sluice_plan_data_t* pla
   return measure(s, plan);
 }
 
+/* As many rows are kept as the budget has room for: those of balanced routing, a quarter more to spare, or those of its
  * first chunks. */
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_plan_problem_t* problem = s->problem;
@@ -210,30 +211,46 @@ int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore
   return sluice_restore_fits_callback(restore_input, restore_pre_activation);
 }
 
+/* The modes that are tried: what is asked for; without a budget to say what is too much, reuse wants the fewest bytes.
+ */
+static int may_be_mode(const search_t* s, int32_t n, int32_t mode) {
+  const sluice_plan_inputs_t* q = s->inputs;
+  if (q->wgrad_mode >= 0) return mode == q->wgrad_mode;
+  if (!q->reuse || q->budget > 0) return 1;
+  return mode ==
+         sluice_leanest_wgrad_mode(&s->problem->shape, 1, 1, n, sluice_plan_balanced_rows(s->problem, q->max_tokens));
+}
+
 static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_input, int32_t restore_pre_activation) {
   if (!sluice_plan_is_allowed(s->problem, restore_input, restore_pre_activation)) return SLUICE_OK;
   for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
-    if (s->inputs->wgrad_mode >= 0 && mode != s->inputs->wgrad_mode) continue;
+    if (!may_be_mode(s, n, mode)) continue;
     SLUICE_TRY(try_candidate(s, n, restore_input, restore_pre_activation, mode));
   }
   return SLUICE_OK;
 }
 
-/* asked: for by the host; ADAPTIVE: any. */
-static int may_be(int32_t policy, int32_t tensor, int32_t asked) {
-  return sluice_restore_is_for(policy, tensor) && (asked < 0 || asked == policy);
+/* asked: for by the host; ADAPTIVE: any, or any that keeps nothing where buffers are reused. */
+static int may_be(const sluice_plan_inputs_t* q, int32_t policy, int32_t tensor, int32_t asked) {
+  if (!sluice_restore_is_for(policy, tensor)) return 0;
+  return asked < 0 ? !(q->reuse && sluice_restore_is_kept(policy)) : asked == policy;
 }
 
 static sluice_status_t try_policies(search_t* s, int32_t n) {
   const sluice_plan_inputs_t* q = s->inputs;
   if (q->policies.count > 0) return try_modes(s, n, q->restore_input, q->restore_pre_activation);
   for (int32_t di = 0; di < SLUICE_NUM_RESTORES; ++di) {
-    if (!may_be(di, SLUICE_T_DI, q->restore_input)) continue;
+    if (!may_be(q, di, SLUICE_T_DI, q->restore_input)) continue;
     for (int32_t m = 0; m < SLUICE_NUM_RESTORES; ++m) {
-      if (may_be(m, SLUICE_T_M, q->restore_pre_activation)) SLUICE_TRY(try_modes(s, n, di, m));
+      if (may_be(q, m, SLUICE_T_M, q->restore_pre_activation)) SLUICE_TRY(try_modes(s, n, di, m));
     }
   }
   return SLUICE_OK;
+}
+
+/* One chunk has nobody to share with: who reuses buffers without a budget has two of them at least [MPMoE IV-A]. */
+static int saves_nothing(const sluice_plan_inputs_t* q, int32_t n) {
+  return q->reuse && q->budget == 0 && n == 1 && q->max_tokens > 1;
 }
 
 sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
@@ -246,6 +263,7 @@ sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const s
   if (inputs->num_chunks > 0) return try_policies(&s, inputs->num_chunks);
   for (int32_t i = 0; i < SLUICE_NUM_CHUNK_COUNTS; ++i) {
     if (i > 0 && sluice_chunk_counts[i] > inputs->max_tokens) break;
+    if (saves_nothing(inputs, sluice_chunk_counts[i])) continue;
     SLUICE_TRY(try_policies(&s, sluice_chunk_counts[i]));
   }
   return SLUICE_OK;

@@ -127,10 +127,9 @@ static void take(sluice_tuner_table_t* table, sluice_decision_state_t* decision,
   decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
-/* Under a budget there are plans; else n, or the mode at a configured n. */
+/* Under a budget, or with reuse, there are plans; else n, or the mode at a configured n. */
 static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  if (moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0 || moe->shape.config.num_chunks == 0)
-    return 1;
+  if (sluice_makes_plans(moe) || moe->shape.config.num_chunks == 0) return 1;
   return has_fixed_chunks(moe) && is_mode_open(tuner, moe);
 }
 

@@ -9,12 +9,12 @@
 static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {
   static const char* const modes[] = {"deferred", "per chunk"};
   const sluice_search_decision_t* w = &d->what;
-  char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "";
+  char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "", bound[48] = "";
+  if (d->budget > 0) snprintf(bound, sizeof bound, " under %llu bytes", (unsigned long long)d->budget);
   if (d->kept_chunks < d->chosen.num_chunks) snprintf(part, sizeof part, " in the first %d", d->kept_chunks);
   if (d->chosen.restore_input >= 0) {
-    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s%s under %llu bytes",
-             sluice_restore_name(d->chosen.restore_input), sluice_restore_name(d->chosen.restore_pre_activation), part,
-             (unsigned long long)d->budget);
+    snprintf(policy, sizeof policy, ", T_DI %s, T_M %s%s%s", sluice_restore_name(d->chosen.restore_input),
+             sluice_restore_name(d->chosen.restore_pre_activation), part, bound);
   }
   if (d->second.num_chunks > 0) {
     if (d->second.restore_input >= 0) {

@@ -117,13 +117,31 @@ static sluice_status_t check_deduplicate(const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
   SLUICE_TRY(
       SLUICE_REQUIRE(is_flag(c->deduplicate), "layer %d: deduplicate is %d; it must be 0 or 1", id, c->deduplicate));
-  SLUICE_TRY(SLUICE_REQUIRE(c->reserved_3 == 0, "layer %d: reserved_3 is %d; set it to 0", id, c->reserved_3));
   if (!c->deduplicate) return SLUICE_OK;
   if (c->exchange_mode == SLUICE_EXCHANGE_CAPACITY) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: deduplicate is 1, but exchange_mode capacity sends fixed numbers of rows for each "
                        "expert: set deduplicate to 0, or exchange_mode to exact",
                        id);
+  }
+  return SLUICE_OK;
+}
+
+/* Who reuses buffers keeps no rows: a policy that keeps contradicts it. */
+static sluice_status_t check_reuse(const sluice_moe_config_t* c) {
+  SLUICE_TRY(SLUICE_REQUIRE(is_flag(c->reuse), "layer %d: reuse is %d; it must be 0 or 1", c->layer_id, c->reuse));
+  if (!c->reuse) return SLUICE_OK;
+  const int keeps = c->restore_input == SLUICE_RESTORE_KEEP || c->restore_pre_activation == SLUICE_RESTORE_KEEP ||
+                    c->restore_input_of != NULL || c->restore_pre_activation_of != NULL;
+  SLUICE_TRY(SLUICE_REQUIRE(!keeps,
+                            "layer %d: reuse is 1, and a policy keeps rows or names chunks (restore_input %d, "
+                            "restore_pre_activation %d): leave the policies open (-1), or set reuse to 0",
+                            c->layer_id, c->restore_input, c->restore_pre_activation));
+  if (c->callback_experts && c->restore_pre_activation != SLUICE_RESTORE_RECOMPUTE) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: reuse is 1, and callback experts keep their rows unless their forward may run again: "
+                       "set restore_pre_activation to recompute (%d)",
+                       c->layer_id, SLUICE_RESTORE_RECOMPUTE);
   }
   return SLUICE_OK;
 }
@@ -150,6 +168,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
                        checked.layer_id, context->device->name, checked.activation, checked.gated);
   }
   SLUICE_TRY(check_policies(&checked));
+  SLUICE_TRY(check_reuse(&checked));
   char what[32];
   sluice_chunk_policies_t policies;
   snprintf(what, sizeof what, "layer %d", checked.layer_id);

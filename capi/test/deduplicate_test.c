@@ -394,8 +394,6 @@ static void Deduplicate_ConfigsItDoesNotTake_AreRefusedByName(void** state) {
   good.deduplicate = 1;
   c = good, c.deduplicate = 2;
   refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 2; it must be 0 or 1");
-  c = good, c.reserved_3 = 1;
-  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "reserved_3 is 1; set it to 0");
   c = good, c.exchange_mode = SLUICE_EXCHANGE_CAPACITY, c.capacity_rows = 4;
   refused(&rig, &c, SLUICE_E_UNSUPPORTED, "set deduplicate to 0, or exchange_mode to exact");
   rig_close(&rig);

@@ -71,6 +71,7 @@ static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
       FIELD(wgrad_mode, "wgrad_mode", SLUICE_WGRAD_DEFERRED, SLUICE_WGRAD_PER_CHUNK),
       FIELD(callback_experts, "hidden_width", 0, 1), /* callbacks have no hidden width: that shows first */
       FIELD(deduplicate, "deduplicate", 0, 1),
+      FIELD(reuse, "reuse", 0, 1),
       FIELD(layer_id, "layer", 3, 17),
   };
   for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
@@ -79,7 +80,6 @@ static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
   }
 }
 
-static void table_run(part_t* me) {
 /* T_M is each rank's own affair where somebody says when weight gradients come: else the rank that keeps its rows would
  * take another mode than the one that does not. */
 static void restores_run(part_t* me) {
@@ -102,6 +102,7 @@ static void Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt(void** state) 
   perform(&play);
 }
 
+static void table_run(part_t* me) {
   static const int32_t one[] = {0, 0, 0, 1}, two[] = {0, 1, 1, 1};
   sluice_moe_config_t config = config_for(2);
   config.expert_rank = me->rank == 0 ? one : two;
@@ -230,8 +231,8 @@ int main(void) {
   begin_plays();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ranks_DifferentConfigs_AreNamedWithValues),
-      cmocka_unit_test(Ranks_DifferentOwnerTables_AreNamed),
       cmocka_unit_test(Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt),
+      cmocka_unit_test(Ranks_DifferentOwnerTables_AreNamed),
       cmocka_unit_test(Ranks_DifferentPlans_AreNamedWithValues),
       cmocka_unit_test(Ranks_DifferentWishes_AreNamed),
       cmocka_unit_test(Ranks_LayersInDifferentOrder_AreNamed),

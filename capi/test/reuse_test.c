@@ -132,12 +132,43 @@ static void NamedPolicy_NamedMode_IsKept(void** state) {
   assert_true(slots_of(&c) > 2 * open);
 }
 
+/* Any n and any of S1 to S4 that is chosen: right results, and slots of one plan's chunks. */
+static void Reuse_NoBudget_KeepsNoRowsOfAllChunks(void** state) {
+  (void)state;
+  for (int32_t i = 0; i < 12; ++i) {
+    case_t c = base(i % 3 == 0 ? 0 : 4, 256);
+    c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
+    c.halves_apart = i == 9, c.outstanding = 1 + (i % 2 && i != 9), c.gated = i / 3 % 2,
+    c.dtype = i % 4 == 1 ? SLUICE_DTYPE_BF16 : c.dtype;
+    if (i == 5) c.callback_experts = 1, c.gated = 0, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
+    if (i == 7) c.hot_expert = 1;
+    if (i == 8) c.deduplicate = 1, c.top_k = 2;
+    c.halves_unsaid = c.halves_apart; /* nobody need be told of it without a budget */
+    if (i == 10) c.capacity = 256;
+    result_t got, want;
+    world_run(&c, &got);
+    must_work(&c, &got);
+    world_reference(&c, &want);
+    const double d = world_distance(&c, &got, &want);
+    if (!(d >= 0 && d <= world_tolerance(&c))) fail_msg("case %d: distance %g", i, d);
+    case_t kept = c;
+    kept.reuse = 0, kept.restore_input = kept.restore_pre_activation = SLUICE_RESTORE_KEEP, kept.num_chunks = 4;
+    if (i == 2) { /* as many chunks of as many rows, in f32 */
+      assert_int_equal(got.num_chunks[0], 4);
+      assert_true(2 * slots_of(&c) < slots_of(&kept));
+    }
+    world_free(&got);
+    world_free(&want);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(NamedPolicy_NoBudget_HoldsWhatEq5Leaves),
       cmocka_unit_test(NamedPolicy_NoBudget_LowersThePeak),
       cmocka_unit_test(NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes),
       cmocka_unit_test(NamedPolicy_NamedMode_IsKept),
+      cmocka_unit_test(Reuse_NoBudget_KeepsNoRowsOfAllChunks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

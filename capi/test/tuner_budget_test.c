@@ -40,6 +40,35 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
   }
 }
 
+/* The same without a budget, where buffers are to be reused: n and one of S1 to S4 together, raced as steps where the
+ * mode says so, for each size that needs a plan of its own. */
+static void Reuse_NoBudget_ChunksAndPolicyAreChosenTogether(void** state) {
+  (void)state;
+  static const int32_t modes[] = {SLUICE_TUNER_PROFILE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_MODEL};
+  for (int32_t i = 0; i < 6; ++i) {
+    const int32_t ranks = 1 + i % 2, mode = modes[i / 2], has_machine = mode == SLUICE_TUNER_MODEL;
+    tuner_world_t* w = tuner_world(ranks, mode, has_machine);
+    w->reuse = 1, w->grows = 1, w->steps = 80, w->wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+    tuner_run(w);
+    must_agree(w);
+    assert_memory_equal(w->policies[0], w->policies[ranks - 1], sizeof w->policies[0]);
+    assert_true(w->num_decisions[0] >= 1 && w->settled[0]);
+    for (int32_t k = 0; k < w->num_decisions[0]; ++k) {
+      const sluice_tuner_decision_t* d = &w->decisions[0][k];
+      const sluice_tuner_policy_t* p = &w->policies[0][k];
+      assert_true(p->restore_input == SLUICE_RESTORE_OFFLOAD || p->restore_input == SLUICE_RESTORE_REDISPATCH);
+      assert_true(p->restore_pre_activation == SLUICE_RESTORE_OFFLOAD ||
+                  p->restore_pre_activation == SLUICE_RESTORE_RECOMPUTE);
+      assert_true(d->num_chunks >= 2); /* one chunk has nobody to share with */
+      assert_int_equal(d->wgrad_mode, SLUICE_WGRAD_PER_CHUNK);
+      assert_int_equal(p->memory_budget, 0);
+      if (mode == SLUICE_TUNER_MODEL) assert_int_equal(d->why, SLUICE_WHY_PREDICTED);
+      printf("reuse, %d ranks, mode %d: %lld rows: n %d, T_DI %d, T_M %d (%s of %d)\n", ranks, mode, (long long)d->rows,
+             d->num_chunks, p->restore_input, p->restore_pre_activation, sluice_tuner_why_name(d->why), d->num_raced);
+    }
+  }
+}
+
 /* Between the bytes of two policies a plan keeps some chunks, and its decision says how many. */
 static void Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps(void** state) {
   (void)state;
@@ -169,6 +198,7 @@ static void Plans_WithAMachine_CarryThePlannersSeconds(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_BestPlansRace_InsideTheBudget),
+      cmocka_unit_test(Reuse_NoBudget_ChunksAndPolicyAreChosenTogether),
       cmocka_unit_test(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps),
       cmocka_unit_test(Budget_BatchesGrow_PlansBeginWithWhatWasSeen),
       cmocka_unit_test(Budget_PlanOfAFile_StandsWhereItFits),

@@ -101,6 +101,7 @@ static sluice_status_t new_layer(rank_t* r, int32_t number) {
   c.model_width = M, c.hidden_width = hidden_width_of(w, number), c.num_experts = 2 * w->world_size;
   c.layer_id = number;
   c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode, c.deduplicate = w->deduplicate;
+  c.reuse = w->reuse;
   return sluice_moe_create(r->context, &c, &r->layers[number]);
 }
 

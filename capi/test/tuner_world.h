@@ -24,6 +24,7 @@ typedef struct tuner_world_s {
   const char* refused[MAX_RANKS]; /* decisions that are tried before, and are none */
   uint64_t budget;
   int32_t deduplicate;
+  int32_t reuse; /* without a budget */
   /* So many forwards are outstanding, as in a pipeline, and each runs again before its backward, as with activation
    * checkpointing. 0: none runs again. */
   int32_t repeats;

@@ -126,7 +126,7 @@ static void make_layer(held_t* h) {
   config.swiglu_alpha = WORLD_ALPHA, config.swiglu_limit = WORLD_LIMIT, config.swiglu_offset = WORLD_OFFSET;
   config.restore_input = c->restore_input, config.restore_pre_activation = c->restore_pre_activation;
   config.restore_input_of = c->restore_input_of, config.restore_pre_activation_of = c->restore_pre_activation_of;
-  config.deduplicate = c->deduplicate;
+  config.deduplicate = c->deduplicate, config.reuse = c->reuse;
   config.chunking = c->chunking;
   if (c->capacity > 0) config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = c->capacity;
   world_note(r, sluice_moe_create(h->context, &config, &h->moe));

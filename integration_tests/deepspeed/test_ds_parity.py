@@ -205,6 +205,13 @@ def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
     _compare(answers, F32)
 
 
+@pytest.mark.parametrize("chunks", [None, 3])
+def test_Reuse_OwnAndCalledExperts_AsStock(ranks2: Ranks, chunks: int | None) -> None:
+    layers = [{"k": 2, "expert": "gated"}, {"expert": "tuple"}]  # the second runs again in backward
+    answers = ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice={"chunks": chunks, "reuse": True})
+    _compare(answers, F32)
+
+
 AGAIN = ["S3", "S4", {"input": "keep", "pre_activation": "recompute"}]
 
 

@@ -182,6 +182,11 @@ def test_AutoEpLayer_BesideANativeOne_FallsUnderOnUnsupported(ranks2: Ranks) -> 
         assert swapped == 1 and "'other'" in refused[0]
 
 
+def test_Banner_SaysThatBuffersAreReused(fresh2: Ranks) -> None:
+    assert fresh2.run(START, section={**ON, "reuse": True}) == [SWAPPED, SWAPPED]
+    assert "| chunks adaptive | buffers reused, policy chosen among S1 to S4 |" in fresh2.output(0)
+
+
 def test_Banner_SaysThePlanThatTheSectionAsksFor(fresh2: Ranks) -> None:
     section = {**ON, "chunks": 3, "policy": "S4", "memory_budget": "12.5MiB"}
     assert fresh2.run(START, section=section) == [SWAPPED, SWAPPED]

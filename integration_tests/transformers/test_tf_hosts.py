@@ -58,7 +58,7 @@ def test_LowRank_OnFrozenExperts_AsEager(kind: str, adapted: list[str]) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"policy": "S4"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"policy": "S4"}, {"reuse": True}], ids=str)
 @pytest.mark.parametrize("is_known", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "muse_spark"])
 def test_Pruned_Experts_AsEager(kind: str, is_known: bool, options: dict[str, Any]) -> None:

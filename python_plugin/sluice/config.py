@@ -72,6 +72,7 @@ class Options:
     on_unsupported: str = "error"
     required: bool = False
     policy: Policy | None = None
+    reuse: bool = False
     memory_budget: int | None = None
     host_memory_budget: int | None = None
     max_outstanding: int | None = None
@@ -100,6 +101,8 @@ class Options:
         words = [f"chunks {'adaptive' if self.chunks is None else self.chunks}"]
         if self.policy is not None:
             words.append(f"policy {self.policy_name()}")
+        elif self.reuse:
+            words.append("buffers reused, policy chosen among S1 to S4")
         elif self.memory_budget is not None:
             words.append("policy chosen to fit")
         for name, value in (("memory_budget", self.memory_budget), ("host_memory_budget", self.host_memory_budget)):
@@ -141,6 +144,11 @@ def parse(section: Any) -> tuple[bool, Options]:
     if "policy" in values:
         values["policy"] = _for_chunks(values["policy"], values.get("chunks"))
     enabled = bool(values.pop("enabled", False))
+    if values.get("reuse") and values.get("policy") is not None:
+        raise ConfigError(
+            '"sluice": "reuse" has Sluice choose among S1 to S4, and "policy" names one: take one of them out '
+            "(a policy reuses buffers by itself)"
+        )
     if "gemm_library" in values and values.get("gemm") not in ("onednn", "blas"):
         raise ConfigError('"sluice": "gemm_library" needs "gemm": "onednn" or "blas" beside it')
     return enabled, Options(**values)
@@ -341,6 +349,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "wgrad_mode": _one_of(WGRAD_MODES),
     "chunking": _one_of(CHUNKINGS),
     "policy": _policy,
+    "reuse": _boolean,
     "memory_budget": _bytes,
     "host_memory_budget": _bytes,
     "max_outstanding": _count,

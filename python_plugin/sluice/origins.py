@@ -36,6 +36,7 @@ TABLE = {
     "policy": Rule(ANYONE, "it changes times and bytes, not results"),
     "policy.input": Rule(ANYONE, "it changes times and bytes, not results"),
     "policy.pre_activation": Rule(ANYONE, "it changes times and bytes, not results"),
+    "reuse": Rule(ANYONE, "it changes times and bytes, not results"),
     "memory_budget": Rule(ANYONE, "a bound; where nothing fits, an error says so"),
     "host_memory_budget": Rule(ANYONE, "a bound; what does not fit is computed again"),
     "max_outstanding": Rule(ANYONE, "it divides a budget"),

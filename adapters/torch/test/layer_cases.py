@@ -67,6 +67,7 @@ class Case:
         wgrad="deferred",
         restore=("keep", "keep"),
         deduplicate=False,
+        reuse=False,
         widths=(M, H),
         seed=0,
     ):
@@ -79,6 +80,7 @@ class Case:
         self.E, self.K, self.W, self.n = W * per_rank, K, W, n
         self.gated, self.bias, self.dtype, self.activation, self.wgrad = gated, bias, dtype, activation, wgrad
         self.strides, self.per_rank, self.restore, self.deduplicate = strides, per_rank, restore, deduplicate
+        self.reuse = reuse
         names = {"w1": (H, M), "w2": (M, H)}
         if gated:
             names["w3"] = (H, M)
@@ -153,6 +155,7 @@ class Case:
             restore_input=self.restore[0],
             restore_pre_activation=self.restore[1],
             deduplicate=self.deduplicate,
+            reuse=self.reuse,
             **options,
         )
 

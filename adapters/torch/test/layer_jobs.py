@@ -55,6 +55,10 @@ def cases(W):
         "pre-activation by chunk": dict(
             restore=("keep", ("keep", "recompute", "recompute")), n=3, tokens=(60, 25), dtype=bf16, seed=37
         ),
+        "reuse": dict(reuse=True, restore=("adaptive", "adaptive"), wgrad="adaptive", n=0, tokens=(60, 25), seed=38),
+        "reuse gated bf16": dict(
+            reuse=True, restore=("adaptive", "adaptive"), wgrad="adaptive", n=3, gated=True, dtype=bf16, seed=39
+        ),
         "deduplicated": dict(deduplicate=True, per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, drop=0.1, seed=31),
         "deduplicated bf16": dict(deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), dtype=bf16, seed=32),
         "bf16": dict(dtype=bf16, tokens=(64, 33), seed=25),

@@ -40,6 +40,8 @@ CASES = [
     "S4",
     "by chunk",
     "pre-activation by chunk",
+    "reuse",
+    "reuse gated bf16",
     "deduplicated",
     "deduplicated bf16",
     "bf16",

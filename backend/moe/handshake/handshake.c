@@ -40,7 +40,7 @@ typedef struct header_s {
   uint32_t like;
   int16_t gated;
   int16_t repeats;
-  int32_t bias;
+  int16_t bias, reuse;
   int32_t wgrad_mode;
   int32_t callback_experts;
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
@@ -108,7 +108,8 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->dtype = (int16_t)c->dtype;
   h->activation = (int16_t)c->activation;
   h->gated = (int16_t)c->gated;
-  h->bias = c->bias;
+  h->bias = (int16_t)c->bias;
+  h->reuse = (int16_t)c->reuse;
   h->wgrad_mode = wgrad_word(moe);
   h->callback_experts = c->callback_experts;
   h->config_chunks = c->num_chunks;
@@ -156,6 +157,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(activation, "activation");
   DIFFERS(gated, "gated");
   DIFFERS(bias, "bias");
+  DIFFERS(reuse, "reuse");
   if (peer->wgrad_mode != own->wgrad_mode && (peer->wgrad_mode >= LEANEST || own->wgrad_mode >= LEANEST)) {
     return snprintf(text, text_bytes,
                     "layer %d: rank %d and rank %d keep different rows for the backward, or one of them names a "

@@ -47,11 +47,14 @@ static inline sluice_unit_t sluice_layer_unit(const sluice_moe_config_t* config)
                          config->swiglu_offset};
 }
 
-/* Whether passes of this layer run under a plan. */
-static inline int sluice_is_planned(const sluice_moe_t* moe) {
+/* Whether the layer makes plans of its own: to fit a budget, or to reuse buffers without one. */
+static inline int sluice_makes_plans(const sluice_moe_t* moe) {
   const sluice_context_t* context = moe->context;
-  return moe->plan != NULL || context->memory_budget > 0 || context->host_memory_budget > 0;
+  return context->memory_budget > 0 || context->host_memory_budget > 0 || moe->shape.config.reuse;
 }
+
+/* Whether passes of this layer run under a plan. */
+static inline int sluice_is_planned(const sluice_moe_t* moe) { return moe->plan != NULL || sluice_makes_plans(moe); }
 
 static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {
   return moe->first_position[rank + 1] - moe->first_position[rank];

@@ -24,6 +24,7 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   hash = sluice_hash_bytes(hash, swiglu, sizeof swiglu);
   if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = sluice_hash_bytes(hash, exchange, sizeof exchange);
   if (c->deduplicate) hash = sluice_hash_bytes(hash, &c->deduplicate, sizeof c->deduplicate);
+  if (c->reuse) hash = sluice_hash_bytes(hash, "reuse", 5);
   if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
   if (moe->shape.policies.count > 0)
     hash = sluice_hash_bytes(hash, moe->shape.policies.di, (size_t)moe->shape.policies.count);
@@ -47,10 +48,10 @@ void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* plac
 }
 
 /* Nothing to choose: for one rank, which has nothing to overlap, and where n and the mode of several chunks are
- * configured. Under a budget there are plans to choose. */
+ * configured. Who makes plans has those to choose. */
 static int is_open(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
-  if (moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0) return 1;
+  if (sluice_makes_plans(moe)) return 1;
   if (moe->context->world_size == 1) return 0;
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
 }

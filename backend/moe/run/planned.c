@@ -39,6 +39,7 @@ sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held
 static sluice_status_t check_deferred(const sluice_moe_t* moe, uint64_t bytes) {
   const sluice_plan_data_t* plan = moe->plan;
   const sluice_plan_inputs_t* inputs = &plan->inputs;
+  if (inputs->reuse && inputs->budget == 0) return SLUICE_OK; /* there is nothing that they would exceed */
   if (!inputs->halves_apart) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: the input half alone keeps %llu bytes of gradient rows until its weight half, which "
@@ -86,6 +87,7 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_hand
       .restore_input = moe->shape.config.restore_input,
       .restore_pre_activation = moe->shape.config.restore_pre_activation,
       .may_keep_part = 1,
+      .reuse = moe->shape.config.reuse,
       .policies = moe->shape.policies,
       .wgrad_mode = moe->shape.config.wgrad_mode,
       .halves_apart = context->halves_apart,
@@ -172,9 +174,9 @@ static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert
 void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
   binding->plan = (uint8_t)(1 + (moe->plan - moe->plans->plans));
   binding->wgrad_mode = (uint8_t)moe->plan->wgrad_mode;
+  binding->shares_act = (uint8_t)moe->plan->shares_act;
 }
 
-  binding->shares_act = (uint8_t)moe->plan->shares_act;
 /* Whether the plan would store rows of this chunk. */
 static int is_stored(const sluice_plan_data_t* plan, int32_t chunk) {
   return sluice_restore_is_stored(sluice_plan_di(plan, chunk)) || sluice_restore_is_stored(sluice_plan_m(plan, chunk));

@@ -53,7 +53,7 @@ enum {
  * space: none = keep, keep; S1 = offload, offload; S2 = re-dispatch, offload; S3 = offload, recompute; S4 =
  * re-dispatch, recompute. */
 enum {
-  SLUICE_RESTORE_ADAPTIVE = -1,  /* chosen under a memory budget; kept without one */
+  SLUICE_RESTORE_ADAPTIVE = -1,  /* chosen under a memory budget, or among S1 to S4 with `reuse`; else kept */
   SLUICE_RESTORE_KEEP = 0,       /* in buffers that the step keeps */
   SLUICE_RESTORE_OFFLOAD = 1,    /* in host memory, by the copy lanes */
   SLUICE_RESTORE_REDISPATCH = 2, /* T_DI: sent again from the tokens that backward gets */
@@ -119,7 +119,11 @@ typedef struct sluice_moe_config_s {
    * alike. 8 bytes for each route go along. Default 0. Equal on all ranks; one rank alone sends nothing either way. Not
    * with exchange_mode CAPACITY or for the split calls of a layer (UNSUPPORTED). */
   int32_t deduplicate;
-  int32_t reserved_3; /* 0 */
+  /* 1: buffers are reused between chunks, without a bound in bytes [MPipeMoE IV-C, memory_reuse]: no rows are kept on
+   * the device, and n and the policies that are left open are chosen among S1 to S4 under a plan, as with a budget. A
+   * policy that is named must not keep (INVALID_ARGUMENT). Callback experts: restore_pre_activation RECOMPUTE. Default
+   * 0. Equal on all ranks. */
+  int32_t reuse;
   /* [num_chunks], which must be given, or NULL: the policy of each chunk in place of restore_input (equal on all ranks)
    * or restore_pre_activation. ADAPTIVE for the other tensor is KEEP then. Copied. Chunks that a budget makes beyond
    * num_chunks are sent and computed again, and so are those that it cannot keep. Rows are not chunked by expert

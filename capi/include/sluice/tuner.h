@@ -81,7 +81,7 @@ SLUICE_API sluice_status_t sluice_context_decisions(sluice_context_t* context, s
 typedef struct sluice_tuner_policy_s {
   int32_t restore_input, restore_pre_activation; /* SLUICE_RESTORE_*; ADAPTIVE: no plan, the layer's config says it */
   int32_t runner_up_restore_input, runner_up_restore_pre_activation;
-  uint64_t memory_budget; /* that the plan is for; 0: no plan, or only offloaded rows are bounded */
+  uint64_t memory_budget; /* that the plan is for; 0: no plan, or it reuses buffers or bounds offloaded rows alone */
   uint64_t total_bytes;   /* that the plan, or one that it raced, takes at most; 0: no plan */
 } sluice_tuner_policy_t;
 

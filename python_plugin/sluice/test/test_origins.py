@@ -27,6 +27,7 @@ FOR_MODELS = {
         "policy",
         "policy.input",
         "policy.pre_activation",
+        "reuse",
         "memory_budget",
     ),
     *("host_memory_budget", "max_outstanding", "deduplicate", "accumulate", "on_unsupported", "tuner.mode"),
@@ -112,6 +113,7 @@ def test_Model_ItsOwnKeys_AreTaken() -> None:
         **{"enabled": True, "chunks": 2, "wgrad_mode": "per_chunk", "chunking": "tokens", "memory_budget": "1GiB"},
         **{"policy": {"input": "redispatch", "pre_activation": ["keep", "recompute"]}, "host_memory_budget": 1 << 20},
         **{"max_outstanding": 3, "deduplicate": True, "accumulate": "autograd", "on_unsupported": "warn"},
+        "reuse": False,
         "tuner": {"mode": "profile"},
     }
     assert {key for key in section if key != "tuner"} == {key for key in FOR_MODELS if "." not in key}

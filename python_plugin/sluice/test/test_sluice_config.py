@@ -31,6 +31,19 @@ def test_Deduplicate_IsReadAndOffByDefault() -> None:
     assert both.deduplicate and both.memory_budget == 1 << 30 and both.host_memory_budget == 1 << 20
 
 
+def test_Reuse_IsReadAndChoosesThePolicyItself() -> None:
+    assert config.parse({})[1].reuse is False
+    _, options = config.parse({"reuse": True, "chunks": 4})
+    assert options.reuse and options.policy is None
+    assert options.plan_message() == "chunks 4 | buffers reused, policy chosen among S1 to S4"
+    assert config.parse({"reuse": True, "policy": "adaptive"})[1].reuse  # which names none
+    for policy in ("none", "S1", {"input": "offload"}):
+        with pytest.raises(config.ConfigError, match='"reuse" has Sluice choose among S1 to S4, and "policy" names one'):
+            config.parse({"reuse": True, "policy": policy})
+    with pytest.raises(config.ConfigError, match='"reuse" must be true or false'):
+        config.parse({"reuse": "S1"})
+
+
 def test_Transport_IsReadAndChosenBySluiceByDefault() -> None:
     assert config.parse({"transport": "c10d"})[1].transport == "c10d"
     assert config.parse({"transport": "tcp"})[1].transport == "tcp"

@@ -8,42 +8,14 @@ from typing import Any
 
 import torch
 from sluice.adapters.deepspeed import experts as experts_module
-from sluice.adapters.deepspeed.seam import CallExpert, LayerSpec
-from sluice.adapters.torch import CallbackExperts, CastingLayer, Context, ContextOptions, EpGroup, layer_options
+from sluice.adapters.deepspeed.seam import LayerSpec
+from sluice.adapters.host.modules import CallExpert, HostModules
+from sluice.adapters.torch import CastingLayer, Context, ContextOptions, EpGroup, layer_options
 from sluice.config import Options
 from torch import nn
 
 # How many models of this process use the group of these ranks: the last to go closes it.
 _users: dict[tuple[tuple[int, ...], str | None], int] = {}
-
-
-class HostModules(CallbackExperts):
-    """The modules of the current call of a layer."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__([self._module(index) for index in range(count)], self._parameters_now)
-        self._experts: Sequence[nn.Module] = ()
-        self._call: CallExpert | None = None
-
-    def bind(self, experts: Sequence[nn.Module], call: CallExpert | None) -> None:
-        """The modules for the calls that follow, and how they are called; ((), None) lets go of them."""
-        self._experts, self._call = experts, call
-
-    def as_bound(self) -> HostModules:
-        """See CallbackExperts."""
-        twin = HostModules(len(self.modules))
-        twin.bind(self._experts, self._call)
-        return twin
-
-    def _parameters_now(self) -> list[list[torch.Tensor]]:
-        return [list(expert.parameters()) for expert in self._experts]
-
-    def _module(self, index: int) -> Any:
-        def call(rows: torch.Tensor) -> torch.Tensor:
-            assert self._call is not None
-            return self._call(index, rows)
-
-        return call
 
 
 class EngineRunner:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from sluice.adapters.deepspeed.experts import FusedForm
+from sluice.adapters.host.modules import CallExpert
 from sluice.config import Options
 from torch import nn
 
@@ -24,10 +25,6 @@ class LayerSpec:
     form: FusedForm | None  # None: `call_expert` computes
     hidden_width: int = 1  # as on the other ranks, should they compute otherwise
     one_chunk: bool = False  # unless the options name a number: a hooked module sees its rows in one call
-
-
-# (local expert, rows [rows, M]) -> [rows, M]; must be differentiable.
-CallExpert = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class Runner(Protocol):

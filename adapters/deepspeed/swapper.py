@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import sluice
 import torch
 from sluice import trace
-from sluice.adapters.deepspeed import agree, seam, shares
+from sluice.adapters.deepspeed import seam, shares
 from sluice.adapters.deepspeed.layer import SluiceMOELayer
 from sluice.adapters.deepspeed.probe import Finding, probe
 from sluice.adapters.deepspeed.seam import Backend
 from sluice.adapters.deepspeed.state import LayerState
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
+from sluice.adapters.host import agree
 from sluice.config import Options
 from torch import nn
 

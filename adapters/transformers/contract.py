@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sluice.adapters.host import units
 from sluice.adapters.transformers import gates
 from sluice.adapters.transformers.hook import NAME
 from sluice.errors import InvalidArgument, Unsupported
@@ -37,7 +38,7 @@ class Contract:
     bias: bool
     transposed: bool
     interleaved: bool
-    unit: gates.Unit | None
+    unit: units.Unit | None
     reason: str = ""
     stock: bool = False  # the implementation that the model's config names computes
 
@@ -141,7 +142,7 @@ def normalises(module: Any) -> bool:
     return bool(getattr(module, "has_post_expert_norm", False))
 
 
-def _unit(module: Any, names: tuple[str, ...]) -> tuple[gates.Unit | None, str]:
+def _unit(module: Any, names: tuple[str, ...]) -> tuple[units.Unit | None, str]:
     if normalises(module):
         return None, "it normalises each expert's output"
     if signature(module)[1]:

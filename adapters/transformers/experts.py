@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import os
 import threading
@@ -12,11 +11,11 @@ from typing import Any
 
 import sluice
 import torch
-from sluice import settings, trace
+from sluice import settings
+from sluice.adapters.host.contexts import context_of
 from sluice.adapters.torch import (
     CastingLayer,
     Context,
-    ContextOptions,
     EpGroup,
     MoeLayer,
     StackedLayer,
@@ -86,38 +85,7 @@ def _remember(module: Any, state: ExpertsState) -> None:
 
 # Those that a transport calls: such a module's own forward is not Sluice's.
 _transported: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
-_contexts: dict[tuple[Any, ...], Context] = {}
 _announced: set[str] = set()
-
-
-def context_of(
-    options: Options, group: EpGroup | None, num_layers: int | None = None, device: torch.device | None = None
-) -> Context:
-    """The one context of this process for layers of this group (None: without other ranks): they share its slots.
-
-    num_layers  of the model whose first layer asks: so many forwards are outstanding in training, which a budget must
-                know before the other layers exist
-    device      of the experts; None: the CPU
-    """
-    chosen = (
-        options.gemm or "auto",
-        options.gemm_library,
-        options.memory_budget,
-        options.max_outstanding,
-        options.host_memory_budget,
-        options.tuner,
-    )
-    key = (*chosen, () if group is None else group.ranks, str(device or "cpu"))
-    found = _contexts.get(key)
-    if found is not None and group is None and found.is_budgeted and found.is_unused:
-        found.close()  # of a model that has gone: this one may have more layers
-    if found is None or not found.alive:
-        known = ContextOptions(*chosen)
-        outstanding = known.max_outstanding or num_layers
-        known = dataclasses.replace(known, max_outstanding=outstanding, num_layers=num_layers)
-        found = _contexts[key] = Context(group, known, device)
-        trace.register(found)
-    return found
 
 
 class ExpertsState:

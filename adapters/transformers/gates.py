@@ -1,131 +1,27 @@
-"""Which of the library's activations an experts module applies, found by asking it.
-
-A module's `_apply_gate` (or `act_fn`, without a gate) is called on a grid of values and compared with each formula that
-the library has, in values and in gradients. So a class that nobody has seen is recognised by what it does and not by
-its name, and one that does something else never passes for one that does not.
-"""
+"""How an experts module is asked for its activation: `_apply_gate`, or `act_fn` without a gate."""
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sluice.adapters.torch import Swiglu
-from torch.nn import functional as F
+from sluice.adapters.host import units
 
 
-@dataclass(frozen=True)
-class Unit:
-    """What stands between an expert's two GEMMs, in the words of sluice.adapters.torch.MoeLayer."""
+def find(module: Any) -> units.Unit | None:
+    """The library's unit for what it does; None: the library has none."""
 
-    activation: str
-    swiglu: Swiglu | None = None
+    def activation(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if not module.has_gate:
+            return module.act_fn(gate)
+        return module._apply_gate(
+            torch.cat((gate, up), -1) if module.is_concatenated else torch.stack((gate, up), -1).flatten(-2)
+        )
 
-
-_PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-    "identity": lambda x: x,
-}
-_COLUMNS = 64
-# Some gates compute in f32 whatever they are given. The formulas differ by more than 1e-4 somewhere on the grid.
-_TOLERANCE = 2e-6
-
-
-def find(module: Any) -> Unit | None:
-    """The unit, or None: not one of the library's.
-
-    Asked on a thread of its own: autocast, grad mode, inference mode and saved-tensor hooks (of a checkpoint, say) that
-    are on around the first call belong to the host's thread.
-    """
-    found: list[Unit | None] = []
-    failures: list[Exception] = []
-
-    def ask() -> None:
-        try:
-            found.append(_find(module))
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=ask, name="sluice-asks-a-gate")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return found[0]
-
-
-def _find(module: Any) -> Unit | None:
-    gated = module.has_gate
-    limits = [value for value in _numbers(module, "limit", "swiglu_limit") if value > 0]
-    gate, up = _grid(limits)
-    if gated:
-        rows = torch.cat((gate, up), -1) if module.is_concatenated else torch.stack((gate, up), -1).flatten(-2)
-        found = module._apply_gate(rows)
-    else:
-        found = module.act_fn(gate)
-    if found.shape != gate.shape or not found.requires_grad:
-        return None
-    # Rounding in f32 is relative to the terms of the equation, not to a difference of them.
-    size = (1 + gate.detach().abs()) * (1 + up.detach().abs())
-    grads = _gradients(found, gate, up)
-    alphas = [value for value in _numbers(module, "alpha", "swiglu_alpha") if value > 0]
-    for unit in _candidates(gated, alphas, limits):
-        wanted = _apply(unit, gated, gate, up)
-        pairs = [(found, wanted), *zip(grads, _gradients(wanted, gate, up))]
-        if all(_close(one, other, size) for one, other in pairs):
-            return unit
-    return None
+    alphas = _numbers(module, "alpha", "swiglu_alpha")
+    return units.find(activation, module.has_gate, alphas, _numbers(module, "limit", "swiglu_limit"))
 
 
 def _numbers(module: Any, *names: str) -> list[float]:
     found = [getattr(module, name, None) for name in names]
     return [float(value) for value in found if isinstance(value, (int, float))]
-
-
-def _candidates(gated: bool, alphas: list[float], limits: list[float]) -> Iterator[Unit]:
-    """The library's formulas with the numbers that the module names; clamped SiLU is SwiGLU with alpha 1."""
-    yield from (Unit(name) for name in _PLAIN)
-    if not gated:
-        return
-    for alpha in (*alphas, 1.0, 1.702):  # the last: the sigmoid form of GELU
-        for limit in (*limits, math.inf):
-            for offset in (0.0, 1.0):
-                yield Unit("swiglu", Swiglu(alpha, limit, offset))
-
-
-def _apply(unit: Unit, gated: bool, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The library's equations (sluice/moe.h)."""
-    if unit.swiglu is None:
-        out = _PLAIN[unit.activation](gate)
-        return out * up if gated else out
-    alpha, limit, offset = unit.swiglu.alpha, unit.swiglu.limit, unit.swiglu.offset
-    held = gate.clamp(max=limit)
-    return held * torch.sigmoid(alpha * held) * (up.clamp(-limit, limit) + offset)
-
-
-def _grid(limits: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every pair of two ranges: fine around zero and the limits, coarse to where no clamp of any model lies."""
-    fine = torch.linspace(-12, 12, _COLUMNS // 2)
-    coarse = torch.logspace(-3, 3, _COLUMNS // 4)
-    near = torch.tensor([sign * limit * factor for limit in limits for sign in (-1, 1) for factor in (0.99, 1.01)])
-    line = torch.cat((fine, coarse, -coarse, near)).double()
-    gate, up = line.repeat(len(line), 1), line.flip(0).unsqueeze(1).repeat(1, len(line))
-    return gate.requires_grad_(), up.requires_grad_()
-
-
-def _gradients(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> list[torch.Tensor]:
-    grads = torch.autograd.grad(out.double().sum(), (gate, up), allow_unused=True)
-    return [torch.zeros_like(gate) if grad is None else grad for grad in grads]
-
-
-def _close(found: torch.Tensor, wanted: torch.Tensor, size: torch.Tensor) -> bool:
-    gap = float(((found - wanted).abs() / size).detach().max())
-    return math.isfinite(gap) and gap <= _TOLERANCE

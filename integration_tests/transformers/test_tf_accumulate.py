@@ -15,7 +15,7 @@ import sluice
 import tf_compare
 import tf_families
 import torch
-from sluice.adapters.transformers import experts as experts_module
+from sluice.adapters.host import contexts
 from tf_compare import Rows, rows
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint
@@ -28,7 +28,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def _own_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of its own for each test: a context that has seen two threads leaves gradients to autograd for good."""
-    monkeypatch.setattr(experts_module, "_contexts", {})
+    monkeypatch.setattr(contexts, "_contexts", {})
     yield
     sluice.configure()
 

@@ -15,6 +15,7 @@ import tf_compare
 import tf_families
 import tf_models
 import torch
+from sluice.adapters.host import contexts
 from sluice.adapters.transformers import experts as experts_module
 from sluice.config import ConfigError
 from sluice.errors import OverBudget, Unsupported
@@ -246,9 +247,9 @@ def test_Module_InferenceModeThenTraining_TrainsAsEager() -> None:
 
 
 def test_Threads_FirstCallsTogether_MakeOneLayerOnOneContext(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts_module, "_contexts", {})
+    monkeypatch.setattr(contexts, "_contexts", {})
     made: list[str] = []
-    real, both = experts_module.Context, threading.Barrier(2)
+    real, both = contexts.Context, threading.Barrier(2)
 
     def slowly(*arguments: Any) -> Any:
         made.append("context")
@@ -258,7 +259,7 @@ def test_Threads_FirstCallsTogether_MakeOneLayerOnOneContext(monkeypatch: pytest
             pass
         return real(*arguments)
 
-    monkeypatch.setattr(experts_module, "Context", slowly)
+    monkeypatch.setattr(contexts, "Context", slowly)
     module, found = make(), []
 
     def work() -> None:

@@ -1,0 +1,1 @@
+"""What adapters of several hosts are built on, above `sluice.adapters.torch`; nothing here knows a host."""

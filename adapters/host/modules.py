@@ -1,0 +1,42 @@
+"""Experts that are modules of the host, handed over anew with each call of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from sluice.adapters.torch import CallbackExperts
+from torch import nn
+
+# (local expert, rows [rows, M]) -> [rows, M]; must be differentiable.
+CallExpert = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+class HostModules(CallbackExperts):
+    """The modules of the current call of a layer; it holds none between calls."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__([self._module(index) for index in range(count)], self._parameters_now)
+        self._experts: Sequence[nn.Module] = ()
+        self._call: CallExpert | None = None
+
+    def bind(self, experts: Sequence[nn.Module], call: CallExpert | None) -> None:
+        """The modules for the calls that follow, and how they are called; ((), None) lets go of them."""
+        self._experts, self._call = experts, call
+
+    def as_bound(self) -> HostModules:
+        """See CallbackExperts."""
+        twin = HostModules(len(self.modules))
+        twin.bind(self._experts, self._call)
+        return twin
+
+    def _parameters_now(self) -> list[list[torch.Tensor]]:
+        return [list(expert.parameters()) for expert in self._experts]
+
+    def _module(self, index: int) -> Any:
+        def call(rows: torch.Tensor) -> torch.Tensor:
+            assert self._call is not None
+            return self._call(index, rows)
+
+        return call

@@ -10,6 +10,7 @@ from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer, Swiglu
 from .options import layer_options, refused_policy
+from .packed import PackedLayer
 from .placement import device_of
 from .stacked import StackedLayer
 from .watchers import watcher
@@ -21,6 +22,7 @@ __all__ = [
     "ContextOptions",
     "EpGroup",
     "MoeLayer",
+    "PackedLayer",
     "StackedLayer",
     "Swiglu",
     "device_of",

@@ -1,8 +1,9 @@
 """Where options may come from: one table of all keys of the "sluice" section, nested ones by their path.
 
-Who runs a program writes its ds_config, its environment and its calls of `sluice.configure`. A model's own config comes
-with the model, and who downloads one runs nothing of its author's (transformers' `trust_remote_code=False`). So a
-model may say how its layers are cut, and nothing that loads code, opens files, reaches the network or waits.
+Who runs a program writes its ds_config, its environment, its specs of layers and its calls of `sluice.configure`. A
+model's own config comes with the model, and who downloads one runs nothing of its author's (transformers'
+`trust_remote_code=False`). So a model may say how its layers are cut, and nothing that loads code, opens files, reaches
+the network or waits.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from sluice import config
 DS_CONFIG = "ds_config"
 CONFIGURE = "sluice.configure"
 ENVIRONMENT = "SLUICE_OPTIONS"
+SPEC = "the layer's spec"  # of Megatron-Core: `sluice.megatron.with_sluice(spec, ...)`
 MODEL = "the model's own config"
 
-USER = frozenset((DS_CONFIG, CONFIGURE, ENVIRONMENT))
+USER = frozenset((DS_CONFIG, CONFIGURE, ENVIRONMENT, SPEC))
 ANYONE = USER | {MODEL}
 
 

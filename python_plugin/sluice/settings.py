@@ -1,7 +1,8 @@
 """What the layers of a host run with: sections of several origins as one, the environment's word for all of them.
 
 Of what several say, the later in this list counts, key by key (an object such as "tuner" as a whole): the model's own
-config, `sluice.configure`, SLUICE_OPTIONS (a JSON object). Which keys each may have is in origins.py.
+config or the layer's spec, `sluice.configure`, SLUICE_OPTIONS (a JSON object, or a file that holds one). Which keys
+each may have is in origins.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sluice import config, origins
+from sluice import config, origins, owned
 
 _configured: dict[str, Any] = {}
 # Counts calls of `configure`: who keeps what `effective` said asks again when it has changed.
@@ -31,15 +32,18 @@ def configure(**section: Any) -> None:
     version += 1
 
 
-def effective(model_section: Any = None, environ: Mapping[str, str] | None = None) -> config.Options | None:
-    """The options of a layer of transformers; None: SLUICE=0 or `enabled=False` leave it stock.
+def effective(
+    section: Any = None, environ: Mapping[str, str] | None = None, origin: str = origins.MODEL
+) -> config.Options | None:
+    """The options of a layer whose host has no config for all layers; None: SLUICE=0 or `enabled=False` leave it stock.
 
-    model_section  of the model's own config, which may be a stranger's
+    section  what comes with the layer
+    origin   from where: origins.MODEL, which may be a stranger's, or origins.SPEC
     """
     environ = os.environ if environ is None else environ
     if config.switch(environ) == "0":
         return None
-    model = origins.taken(model_section, origins.MODEL)
+    model = origins.taken(section, origin)
     merged = {**model, **_configured, **_from_environment(environ)}
     if merged.get("enabled") is False:
         config.parse(merged)
@@ -58,12 +62,27 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     text = environ.get(origins.ENVIRONMENT, "").strip()
     if not text:
         return {}
+    where = origins.ENVIRONMENT
+    if not text.startswith(("{", "[")):
+        where, text = f"{where}={text}", _file(text)
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise config.ConfigError(
-            f'{origins.ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}: {error}'
-        ) from None
+        raise config.ConfigError(f'{where} must hold a JSON object such as {{"chunks": 4}}: {error}') from None
     if not isinstance(found, dict):
-        raise config.ConfigError(f'{origins.ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, not {text}')
+        raise config.ConfigError(f'{where} must hold a JSON object such as {{"chunks": 4}}, not {text}')
     return origins.taken(found, origins.ENVIRONMENT)
+
+
+def _file(path: str) -> str:
+    """What the file says that the environment names."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise config.ConfigError(
+            f'{origins.ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, or the path of a file that holds '
+            f"one; {path!r} is neither: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    owned.warn(path)
+    return text

@@ -238,6 +238,7 @@ def test_User_EveryKey_IsTaken(path: str) -> None:
     wanted = config.parse(section)[1]
     assert settings.of_ds_config({"enabled": True, **section}, {}) == wanted
     assert settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)}) == wanted
+    assert settings.effective(section, {}, origins.SPEC) == wanted
     sluice.configure(**section)
     assert settings.effective(None, {}) == wanted
 
@@ -248,6 +249,34 @@ def test_Optimizer_OfAHostThatHasNone_IsRefusedNotIgnored() -> None:
         settings.effective(None, {"SLUICE_OPTIONS": '{"optimizer": true}'})
     with pytest.raises(config.ConfigError, match='"optimizer" may come from ds_config'):
         sluice.configure(optimizer=True)
+    with pytest.raises(config.ConfigError, match='"optimizer" .* cannot come from the layer\'s spec'):
+        settings.effective({"optimizer": True}, {}, origins.SPEC)
+
+
+def test_Environment_NamesAFile_ItsObjectCounts(tmp_path: Path) -> None:
+    path = tmp_path / "options.json"
+    path.write_text('{"gemm": "native", "chunks": 4}')
+    path.chmod(0o600)
+    found = settings.effective({"chunks": 2, "wgrad_mode": "deferred"}, {"SLUICE_OPTIONS": str(path)}, origins.SPEC)
+    assert (found.gemm, found.chunks, found.wgrad_mode) == ("native", 4, "deferred")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (None, "is neither: No such file"),
+        ('{"chunks": 4', "must hold a JSON object such as"),
+        ("[4]", "must hold a JSON object such as"),
+        ('{"optimizer": true}', "cannot come from SLUICE_OPTIONS"),
+        ('{"chnks": 4}', 'did you mean "chunks"'),
+    ],
+)
+def test_Environment_FileThatIsNoSection_IsRefusedByName(tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "options.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(config.ConfigError, match=re.escape(words)):
+        settings.effective(None, {"SLUICE_OPTIONS": str(path)})
 
 
 def _by_hook(section: dict[str, Any], folder: Path) -> None:
@@ -268,6 +297,7 @@ DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
     "sluice.configure": lambda section, folder: sluice.configure(**section),
     "SLUICE_OPTIONS": lambda section, folder: settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)}),
     "the model's own config": lambda section, folder: settings.effective(section, {}),
+    "the layer's spec": lambda section, folder: settings.effective(section, {}, origins.SPEC),
     "ds_config": _by_hook,
     "ds_config ": _by_file,
     "the model's own config ": _by_model_file,

@@ -4,6 +4,7 @@
 Framework adapters are built on these three; nothing here knows a framework.
 """
 
+from .accumulate import Sums, parameters_behind
 from .casting import CastingLayer
 from .context import Context, ContextOptions
 from .experts import CallbackExperts
@@ -24,9 +25,11 @@ __all__ = [
     "MoeLayer",
     "PackedLayer",
     "StackedLayer",
+    "Sums",
     "Swiglu",
     "device_of",
     "layer_options",
+    "parameters_behind",
     "refused_policy",
     "watcher",
 ]

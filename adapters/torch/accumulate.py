@@ -24,10 +24,12 @@ class Sums(NamedTuple):
 
     into     of every parameter of its node the memory of `.grad`, None of a frozen one
     owners   the gradients as the host knows them, whose versions tell of a change
+    stand_ins  what autograd gets in place of gradients, for hosts whose hooks want one; None: nothing
     """
 
     into: list[torch.Tensor | None]
     owners: list[torch.Tensor]
+    stand_ins: list[torch.Tensor | None] | None = None
 
 
 def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums | None:
@@ -48,6 +50,11 @@ def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums |
     if not native().may_accumulate(_BEFORE_PARAMETERS, len(into), _addresses(reads), len(reads), _addresses(into)):
         return None
     return Sums(into, [grad for _, grad in found if grad is not None])
+
+
+def parameters_behind(ctx: Any) -> list[Any]:
+    """The leaves that a node's gradients of parameters go to; None where that is no leaf, or no gradient is wanted."""
+    return [getattr(node, "variable", None) for node, _ in ctx.next_functions[_BEFORE_PARAMETERS:]]
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> Any:

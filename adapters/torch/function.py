@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from .accumulate import existing_grads
 from .passes import Pass
 
 
@@ -55,7 +54,7 @@ def _backward(ctx: Any, grad_out: torch.Tensor, creates_graph: bool) -> tuple[to
     try:
         with work.layer.turn:
             if not creates_graph:
-                work.sums = existing_grads(ctx, work, [grad_out, *kept[: ctx.num_inputs]])
+                work.sums = work.layer.sums_for(ctx, work, [grad_out, *kept[: ctx.num_inputs]])
             grads = work.layer.backward_pass(
                 work, tokens, route_weights, flat, saved, grad_out, ctx.needs_input_grad[2:]
             )

@@ -21,7 +21,7 @@ from ... import restore, routing, trace
 from ..._library import load
 from ...errors import InvalidArgument, InvalidState, OverCapacity, SluiceError, Unsupported
 from ._native import generation, interruptible
-from .accumulate import CHOICES
+from .accumulate import CHOICES, Sums, existing_grads
 from .context import Context, release
 from .descriptors import Descriptors, config_dtype
 from .experts import CallbackExperts, callbacks
@@ -295,6 +295,14 @@ class MoeLayer:
 
     # ---- passes, called by function.py ----
 
+    def sums_for(self, ctx: Any, work: Pass, reads: Sequence[torch.Tensor]) -> Sums | None:
+        """Where the backward that is about to run adds gradients of parameters; None: it makes fresh ones.
+
+        ctx    of its node
+        reads  what it reads, the parameters last
+        """
+        return existing_grads(ctx, work, reads)
+
     def forward_pass(
         self,
         work: Pass,
@@ -403,7 +411,7 @@ class MoeLayer:
             grads = self._callback_grads(work, needs[2:])
         if work.sums is not None:
             self.context.passes_in_place += 1
-            return [grad_tokens, grad_weights, *[None] * len(flat)]
+            return [grad_tokens, grad_weights, *(work.sums.stand_ins or [None] * len(flat))]
         wanted = [grad if need else None for grad, need in zip(grads, needs[2:])]
         return [grad_tokens, grad_weights, *wanted]
 

@@ -4,6 +4,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/structs.h"
+#include "backend/comm/host/host_messages.h"
 #include "backend/comm/requests.h"
 
 /* How long a request that timed out may take to come back: by itself, while the other ranks reach their own deadlines
@@ -21,6 +22,7 @@ typedef struct host_comm_s {
   sluice_host_comm_vtable_t host;
   void* user;
   sluice_comm_vtable_t vtable; /* of this object: without the callbacks that the host lacks */
+  sluice_sized_messages_t sized;
   sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
 } host_comm_t;
 
@@ -123,6 +125,17 @@ static void host_destroy(sluice_comm_t* base) {
   }
   if (comm->host.destroy != NULL) comm->host.destroy(comm->user);
   sluice_free(sluice_process_allocator(), comm, sizeof *comm);
+}
+
+static sluice_status_t host_messages_open(sluice_comm_t* base, sluice_messages_t* messages, sluice_wire_t** out_wire) {
+  host_comm_t* comm = downcast(base);
+  return sluice_host_messages_open(base, &comm->sized, comm->user, messages, out_wire);
+}
+
+void sluice_host_comm_set_messages(sluice_comm_t* base, const sluice_sized_messages_t* sized) {
+  host_comm_t* comm = downcast(base);
+  comm->sized = *sized;
+  comm->vtable.messages_open = host_messages_open;
 }
 
 sluice_status_t sluice_host_comm_create(const sluice_comm_config_t* config, const sluice_host_comm_vtable_t* vtable,

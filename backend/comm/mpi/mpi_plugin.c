@@ -28,6 +28,7 @@ sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_
 
 #include <mpi.h>
 
+#include "backend/comm/mpi/mpi_messages.h"
 #include "backend/comm/requests.h"
 
 enum { TAG_DATA = 1, TAG_ABORT = 2 };
@@ -63,6 +64,7 @@ typedef struct mpi_comm_s {
   int aborted_peer; /* a rank that said it aborted, or -1 */
   int is_broken;    /* messages may be on their way: the communicator is not reused */
   mpi_request_t requests[SLUICE_MAX_IN_FLIGHT];
+  sluice_mpi_messages_t messages;
 } mpi_comm_t;
 
 /* MPI may be initialised and finalised once per process: the last communicator does it if the first one initialised. */
@@ -307,6 +309,12 @@ static void abort_comm(void* user) {
 }
 /* NOLINTEND(clang-analyzer-optin.mpi.MPI-Checker) */
 
+sluice_mpi_messages_t* sluice_mpi_messages_of(void* user, MPI_Comm* out_comm) {
+  mpi_comm_t* c = user;
+  *out_comm = c->comm;
+  return &c->messages;
+}
+
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
 /* MPI_Finalize waits for every rank. When the last communicator to go is a broken one, some rank may never come: then
@@ -330,6 +338,8 @@ static void destroy(void* user) {
   int is_broken = c->is_broken || atomic_load(&c->is_aborted) || c->aborted_peer >= 0;
   /* A broken communicator keeps its context: late messages must not find their way into a new one. */
   if (!is_broken) (void)MPI_Comm_free(&c->comm);
+  const int has_messages = c->messages.comm != MPI_COMM_NULL;
+  if (!is_broken && has_messages && !c->messages.is_dirty) (void)MPI_Comm_free(&c->messages.comm);
   free(c);
   close_mpi(is_broken);
 }
@@ -387,6 +397,7 @@ sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_
   c->max_message_bytes =
       max_message_bytes != 0 && max_message_bytes < DEFAULT_MESSAGE_BYTES ? max_message_bytes : DEFAULT_MESSAGE_BYTES;
   c->aborted_peer = -1;
+  c->messages.comm = MPI_COMM_NULL;
   out_plugin->vtable = (sluice_host_comm_vtable_t){
       .struct_size = sizeof out_plugin->vtable,
       .exchange_start = exchange_start,
@@ -394,6 +405,7 @@ sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_
       .abort = abort_comm,
       .destroy = destroy,
   };
+  out_plugin->messages = sluice_mpi_sized_messages;
   out_plugin->user = c;
   out_plugin->rank = c->rank;
   out_plugin->world_size = c->world_size;

@@ -4,16 +4,18 @@
 #ifndef SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_
 #define SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_
 
+#include "backend/comm/sized_messages.h"
 #include "sluice/comm.h"
 
 /* Raised when anything below changes; the loader refuses another number. */
-enum { SLUICE_MPI_PLUGIN_VERSION = 1 };
+enum { SLUICE_MPI_PLUGIN_VERSION = 2 };
 
 typedef struct sluice_mpi_plugin_s {
   sluice_host_comm_vtable_t vtable;
   void* user; /* released by vtable.destroy */
   int32_t rank;
   int32_t world_size;
+  sluice_sized_messages_t messages; /* with the same user */
 } sluice_mpi_plugin_t;
 
 typedef int32_t (*sluice_mpi_plugin_version_fn_t)(void);

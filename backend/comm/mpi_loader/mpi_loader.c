@@ -82,7 +82,11 @@ sluice_status_t sluice_mpi_comm_create(const sluice_comm_config_t* config, int64
   c.rank = plugin.rank;
   c.world_size = plugin.world_size;
   status = sluice_host_comm_create(&c, &plugin.vtable, plugin.user, "mpi", out_comm);
-  if (status != SLUICE_OK) plugin.vtable.destroy(plugin.user);
+  if (status == SLUICE_OK) {
+    sluice_host_comm_set_messages(*out_comm, &plugin.messages);
+  } else {
+    plugin.vtable.destroy(plugin.user);
+  }
   return status;
 }
 

@@ -1,8 +1,22 @@
-/* The host's process group of this test is the local transport: callbacks straight into its vtable. */
+/* The host's process group of this test is the local transport: callbacks straight into its vtable. Its messages are
+ * those of a mailbox. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/comm/host/host_comm.h"
 #include "backend/cts/comm/comm_suite.h"
+#include "backend/cts/comm/sized_mailbox.h"
+
+typedef struct shared_s {
+  sluice_local_group_t* group;
+  sized_mailbox_t* mailbox;
+} shared_t;
+
+typedef struct end_s {
+  sized_rank_t sized; /* first: the user of the messages too */
+  sluice_comm_t* group;
+} end_t;
 
 static sluice_status_t tell(sluice_status_t status, sluice_host_failure_t* out_failure) {
   if (status != SLUICE_OK && status != SLUICE_E_TIMED_OUT) {
@@ -17,7 +31,7 @@ static sluice_status_t tell(sluice_status_t status, sluice_host_failure_t* out_f
 
 static sluice_status_t exchange_start(void* user, const sluice_exchange_t* exchange, void** out_request,
                                       sluice_host_failure_t* out_failure) {
-  sluice_comm_t* group = user;
+  sluice_comm_t* group = ((end_t*)user)->group;
   sluice_comm_request_t* request = NULL;
   sluice_status_t status = group->vtable->exchange_start(group, exchange, &request);
   *out_request = request;
@@ -26,26 +40,43 @@ static sluice_status_t exchange_start(void* user, const sluice_exchange_t* excha
 
 static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout_ns,
                                      sluice_host_failure_t* out_failure) {
-  sluice_comm_t* group = user;
+  sluice_comm_t* group = ((end_t*)user)->group;
   return tell(group->vtable->exchange_wait(group, request, sluice_now_ns() + timeout_ns, &out_failure->peer),
               out_failure);
 }
 
-static void abort_group(void* user) { ((sluice_comm_t*)user)->vtable->abort(user); }
+static void abort_group(void* user) {
+  sluice_comm_t* group = ((end_t*)user)->group;
+  group->vtable->abort(group);
+}
 static void publish(void* user, const char* key, const char* value) {
-  ((sluice_comm_t*)user)->vtable->publish(user, key, value);
+  sluice_comm_t* group = ((end_t*)user)->group;
+  group->vtable->publish(group, key, value);
 }
 static int32_t lookup(void* user, const char* key, char* out, int32_t out_bytes) {
-  return ((sluice_comm_t*)user)->vtable->lookup(user, key, out, out_bytes);
+  sluice_comm_t* group = ((end_t*)user)->group;
+  return group->vtable->lookup(group, key, out, out_bytes);
 }
-static void destroy(void* user) { sluice_comm_destroy(user); }
+static void destroy(void* user) {
+  sluice_comm_destroy(((end_t*)user)->group);
+  free(user);
+}
 
-static void* open_group(int32_t world_size) {
-  sluice_local_group_t* group;
-  return sluice_local_group_create(world_size, &group) == SLUICE_OK ? group : NULL;
+static void close_group(void* opaque) {
+  shared_t* shared = opaque;
+  sluice_local_group_destroy(shared->group);
+  sized_mailbox_destroy(shared->mailbox);
+  free(shared);
 }
-static void close_group(void* shared) { sluice_local_group_destroy(shared); }
-static sluice_status_t create(void* shared, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
+static void* open_group(int32_t world_size) {
+  shared_t* shared = calloc(1, sizeof *shared);
+  shared->mailbox = sized_mailbox_create(world_size);
+  if (sluice_local_group_create(world_size, &shared->group) == SLUICE_OK) return shared;
+  sized_mailbox_destroy(shared->mailbox);
+  free(shared);
+  return NULL;
+}
+static sluice_status_t create(void* opaque, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {
   static const sluice_host_comm_vtable_t vtable = {.struct_size = sizeof vtable,
                                                    .exchange_start = exchange_start,
                                                    .exchange_wait = exchange_wait,
@@ -53,16 +84,22 @@ static sluice_status_t create(void* shared, const sluice_comm_config_t* config, 
                                                    .publish = publish,
                                                    .lookup = lookup,
                                                    .destroy = destroy};
+  shared_t* shared = opaque;
   sluice_comm_t* group;
-  SLUICE_TRY(sluice_comm_create_local(shared, config, &group));
-  sluice_status_t status = sluice_comm_create_host(config, &vtable, group, out_comm);
-  if (status != SLUICE_OK) sluice_comm_destroy(group);
+  SLUICE_TRY(sluice_comm_create_local(shared->group, config, &group));
+  end_t* end = calloc(1, sizeof *end);
+  *end = (end_t){.sized = {.mailbox = shared->mailbox, .rank = config->rank}, .group = group};
+  sluice_status_t status = sluice_comm_create_host(config, &vtable, end, out_comm);
+  if (status == SLUICE_OK) {
+    sluice_host_comm_set_messages(*out_comm, &sized_mailbox_messages);
+  } else {
+    destroy(end);
+  }
   return status;
 }
 
 int main(void) {
   static const int32_t world_sizes[] = {1, 2, 3, 4};
-  static const cts_transport_t transport = {
-      .name = "host", .no_messages = "not written yet", .open = open_group, .close = close_group, .create = create};
+  static const cts_transport_t transport = {.name = "host", .open = open_group, .close = close_group, .create = create};
   return cts_comm_suite_run(&transport, world_sizes, 4);
 }

@@ -1,0 +1,459 @@
+#include "backend/comm/host/host_messages.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/math.h"
+
+/* Below what transports send at once, without asking whether the receive is there. */
+enum { FRONT_BYTES = 2048, INLINE_BYTES = FRONT_BYTES - sizeof(sluice_frame_t) };
+
+#define PART_BYTES (UINT64_C(1) << 30) /* of one message of the host's */
+#define LINGER_NS  UINT64_C(2000000000)
+#define MIN_NAP_NS UINT64_C(20000)
+#define MAX_NAP_NS UINT64_C(500000) /* what an idle endpoint costs: two thousand looks a second at the most */
+
+/* What travels first: fixed size. */
+typedef struct front_s {
+  sluice_frame_t frame;
+  unsigned char inside[INLINE_BYTES]; /* the head, then the payload if that fits too */
+} front_t;
+
+/* A message on its way out, in memory of its own. */
+typedef struct departure_s {
+  struct departure_s* next;
+  sluice_outgoing_t* outgoing; /* NULL: a word that nobody waits for, or the endpoint has failed */
+  uint64_t bytes;              /* of what follows the front */
+  uint64_t offset;             /* the part that is under way begins here */
+  void* request;               /* the front, then each part; NULL: to be started */
+  int32_t peer;
+  int32_t is_front_out;
+  front_t front;
+  unsigned char payload[];
+} departure_t;
+
+typedef struct host_peer_s {
+  departure_t* first; /* out, the oldest first: parts of one message are not mixed with another's */
+  departure_t* last;
+  void* request; /* in: of the front, or of a part of the payload; NULL: none can be posted any more */
+  sluice_message_arrival_t* arrival;
+  unsigned char* trash; /* where the payload goes when the endpoint has failed */
+  uint64_t offset;
+  int32_t is_front_in;
+  int32_t is_over; /* it has said that nothing follows */
+  front_t front;
+} host_peer_t;
+
+typedef struct host_wire_s {
+  sluice_wire_t base;
+  sluice_messages_t* messages;
+  const sluice_sized_messages_t* host;
+  void* endpoint;
+  const char* name;
+  int32_t rank;
+  int32_t world_size;
+  uint64_t bytes;
+  pthread_t thread;
+  int32_t has_thread;
+  pthread_mutex_t mutex; /* guards all that follows, and is held while the host is called */
+  pthread_cond_t changed;
+  int32_t is_dead;
+  int32_t culprit;
+  int32_t is_closing;
+  uint64_t closing_ns;
+  int32_t is_dirty; /* a message may be on its way that nobody receives */
+  int32_t is_held;  /* the transport may write into this block for as long as the process lives */
+  host_peer_t peers[];
+} host_wire_t;
+
+static host_wire_t* downcast(sluice_wire_t* wire) { return (host_wire_t*)wire; }
+
+static sluice_status_t record(const host_wire_t* wire, sluice_status_t status, int32_t peer,
+                              sluice_host_failure_t* failure) {
+  failure->message[sizeof failure->message - 1] = '\0';
+  if (status == SLUICE_E_PEER_LOST) {
+    return sluice_messages_record_loss(wire->messages, peer, failure->native_code, failure->message);
+  }
+  return sluice_error_record(status, wire->rank, peer, failure->native_code,
+                             "rank %d: messages over %s failed, with rank %d: %s", wire->rank, wire->name, peer,
+                             failure->message);
+}
+
+/* ---- out --------------------------------------------------------------------------------------------------------- */
+
+/* Never the allocator's: what the transport cannot take back it keeps for as long as the process lives. */
+static departure_t* pack(const sluice_outgoing_t* out) {
+  const uint64_t inside = out->frame.head_bytes + out->frame.payload_bytes;
+  const uint64_t bytes = inside <= INLINE_BYTES ? 0 : out->frame.payload_bytes;
+  departure_t* d = malloc(sizeof *d + bytes);
+  if (d == NULL) return NULL;
+  memset(d, 0, sizeof *d);
+  d->bytes = bytes;
+  d->peer = out->peer;
+  d->front.frame = out->frame;
+  memcpy(d->front.inside, out->head, out->frame.head_bytes);
+  unsigned char* to = bytes > 0 ? d->payload : d->front.inside + out->frame.head_bytes;
+  for (int32_t i = 0; i < out->num_spans; ++i) {
+    memcpy(to, out->spans[i].data, out->spans[i].bytes);
+    to += out->spans[i].bytes;
+  }
+  return d;
+}
+
+static void append(host_wire_t* wire, departure_t* d) {
+  host_peer_t* p = &wire->peers[d->peer];
+  if (p->first == NULL) {
+    p->first = d;
+  } else {
+    p->last->next = d;
+  }
+  p->last = d;
+}
+
+/* Under the mutex. Moves the messages to this peer on as far as they go now. */
+static sluice_status_t push(host_wire_t* wire, int32_t peer, int* out_has_moved) {
+  host_peer_t* p = &wire->peers[peer];
+  sluice_host_failure_t failure = {.peer = -1};
+  while (p->first != NULL) {
+    departure_t* d = p->first;
+    sluice_status_t status = SLUICE_OK;
+    if (d->request == NULL) {
+      const void* data = d->is_front_out ? (const void*)(d->payload + d->offset) : &d->front;
+      const uint64_t bytes = d->is_front_out ? sluice_min_u64(d->bytes - d->offset, PART_BYTES) : sizeof d->front;
+      status = wire->host->send(wire->endpoint, peer, data, bytes, &d->request, &failure);
+    }
+    int32_t is_done = 0;
+    if (status == SLUICE_OK) status = wire->host->test(wire->endpoint, d->request, &is_done, &failure);
+    if (status != SLUICE_OK) {
+      d->request = NULL;
+      return record(wire, status, peer, &failure);
+    }
+    if (!is_done) return SLUICE_OK;
+    *out_has_moved = 1;
+    d->request = NULL;
+    if (d->is_front_out) d->offset += sluice_min_u64(d->bytes - d->offset, PART_BYTES);
+    d->is_front_out = 1;
+    if (d->offset < d->bytes) continue;
+    p->first = d->next;
+    if (p->first == NULL) p->last = NULL;
+    if (d->outgoing != NULL) sluice_messages_sent(wire->messages, d->outgoing);
+    free(d);
+  }
+  return SLUICE_OK;
+}
+
+/* ---- in ---------------------------------------------------------------------------------------------------------- */
+
+static sluice_status_t post_front(host_wire_t* wire, int32_t peer, sluice_host_failure_t* failure) {
+  host_peer_t* p = &wire->peers[peer];
+  p->is_front_in = 0;
+  p->offset = 0;
+  return wire->host->receive(wire->endpoint, peer, &p->front, sizeof p->front, &p->request, failure);
+}
+
+static sluice_status_t post_part(host_wire_t* wire, int32_t peer, sluice_host_failure_t* failure) {
+  host_peer_t* p = &wire->peers[peer];
+  unsigned char* to = p->arrival != NULL ? sluice_messages_payload_of(p->arrival) : p->trash;
+  const uint64_t bytes = sluice_min_u64(p->front.frame.payload_bytes - p->offset, PART_BYTES);
+  return wire->host->receive(wire->endpoint, peer, to + p->offset, bytes, &p->request, failure);
+}
+
+/* Under the mutex, which the endpoint must not be called with for these: so what has come is put down here. */
+typedef struct news_s {
+  enum { NOTHING, FRONT_CAME, ALL_CAME } what;
+  sluice_message_arrival_t* arrival;
+} news_t;
+
+static sluice_status_t look(host_wire_t* wire, int32_t peer, news_t* out_news) {
+  host_peer_t* p = &wire->peers[peer];
+  sluice_host_failure_t failure = {.peer = -1};
+  int32_t is_done = 0;
+  out_news->what = NOTHING;
+  if (p->request == NULL) return SLUICE_OK;
+  const sluice_status_t status = wire->host->test(wire->endpoint, p->request, &is_done, &failure);
+  if (status != SLUICE_OK || is_done) p->request = NULL;
+  if (status != SLUICE_OK) return record(wire, status, peer, &failure);
+  if (!is_done) return SLUICE_OK;
+  if (!p->is_front_in) {
+    p->is_front_in = 1;
+    out_news->what = FRONT_CAME;
+    return SLUICE_OK;
+  }
+  p->offset += sluice_min_u64(p->front.frame.payload_bytes - p->offset, PART_BYTES);
+  if (p->offset < p->front.frame.payload_bytes) {
+    const sluice_status_t posted = post_part(wire, peer, &failure);
+    return posted == SLUICE_OK ? SLUICE_OK : record(wire, posted, peer, &failure);
+  }
+  out_news->what = ALL_CAME;
+  out_news->arrival = p->arrival;
+  p->arrival = NULL;
+  free(p->trash);
+  p->trash = NULL;
+  return SLUICE_OK;
+}
+
+/* A front has come: not under the mutex, since it is only the thread's until the next receive is posted. *out_arrival:
+ * all of it was in the front. *out_follows: a payload is to be received. */
+static void read_front(host_wire_t* wire, int32_t peer, sluice_message_arrival_t** out_whole, int* out_follows) {
+  host_peer_t* p = &wire->peers[peer];
+  const sluice_frame_t* frame = &p->front.frame;
+  sluice_message_arrival_t* arrival = NULL;
+  *out_whole = NULL;
+  *out_follows = 0;
+  if (frame->kind == SLUICE_FRAME_LEAVES || frame->kind == SLUICE_FRAME_LOST) p->is_over = 1;
+  if (frame->kind != SLUICE_FRAME_MESSAGE) {
+    if (!sluice_messages_has_failed(wire->messages)) sluice_messages_hear(wire->messages, peer, frame);
+    return;
+  }
+  const int has_failed = sluice_messages_has_failed(wire->messages);
+  if (!has_failed && sluice_messages_arrive(wire->messages, peer, frame, &arrival) == SLUICE_OK) {
+    memcpy(sluice_messages_head_of(arrival), p->front.inside, frame->head_bytes);
+  }
+  if (frame->head_bytes + frame->payload_bytes <= INLINE_BYTES) {
+    if (arrival == NULL) return;
+    memcpy(sluice_messages_payload_of(arrival), p->front.inside + frame->head_bytes, frame->payload_bytes);
+    *out_whole = arrival;
+    return;
+  }
+  p->arrival = arrival;
+  if (arrival == NULL) p->trash = malloc(frame->payload_bytes); /* the sender may close when it has been taken */
+  if (arrival == NULL && p->trash == NULL) p->is_over = 1;      /* then it will have to give it up */
+  *out_follows = !p->is_over;
+}
+
+/* Takes what has come from this peer. Not under the mutex. */
+static sluice_status_t pull(host_wire_t* wire, int32_t peer, int* out_has_moved) {
+  host_peer_t* p = &wire->peers[peer];
+  for (;;) {
+    news_t news;
+    sluice_message_arrival_t* whole = NULL;
+    int follows = 0;
+    pthread_mutex_lock(&wire->mutex);
+    sluice_status_t status = look(wire, peer, &news);
+    pthread_mutex_unlock(&wire->mutex);
+    if (status != SLUICE_OK || news.what == NOTHING) return status;
+    *out_has_moved = 1;
+    if (news.what == FRONT_CAME) read_front(wire, peer, &whole, &follows);
+    if (news.what == ALL_CAME) whole = news.arrival;
+    if (whole != NULL) sluice_messages_arrived(wire->messages, whole);
+    if (p->is_over) return SLUICE_OK;
+    sluice_host_failure_t failure = {.peer = -1};
+    pthread_mutex_lock(&wire->mutex);
+    status = follows ? post_part(wire, peer, &failure) : post_front(wire, peer, &failure);
+    if (status != SLUICE_OK) status = record(wire, status, peer, &failure);
+    pthread_mutex_unlock(&wire->mutex);
+    if (status != SLUICE_OK) return status;
+  }
+}
+
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
+
+/* One that failed with the transport's own error: whose fault it is is not known, unless it says so. */
+static void fail(host_wire_t* wire, sluice_status_t status, int32_t peer) {
+  if (status == SLUICE_OK || sluice_messages_has_failed(wire->messages)) return;
+  sluice_messages_fail(wire->messages, status == SLUICE_E_PEER_LOST ? peer : wire->rank);
+}
+
+/* Words of the wire itself: that this rank leaves, or has lost another. Under the mutex. */
+static void tell_all(host_wire_t* wire, uint32_t kind, uint64_t tag) {
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    departure_t* d = r != wire->rank ? calloc(1, sizeof *d) : NULL; /* without memory they find it out alone */
+    if (d == NULL) continue;
+    d->peer = r;
+    d->front.frame = (sluice_frame_t){.kind = kind, .tag = tag};
+    append(wire, d);
+  }
+}
+
+static int is_sending(const host_wire_t* wire) {
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    if (wire->peers[r].first != NULL) return 1;
+  }
+  return 0;
+}
+
+/* Under the mutex. */
+static int is_over(const host_wire_t* wire) {
+  if (!wire->is_closing) return 0;
+  return !is_sending(wire) || sluice_now_ns() >= wire->closing_ns + LINGER_NS;
+}
+
+static void* run(void* argument) {
+  host_wire_t* wire = argument;
+  uint64_t nap_ns = MIN_NAP_NS;
+  for (;;) {
+    int has_moved = 0;
+    for (int32_t r = 0; r < wire->world_size; ++r) {
+      if (r == wire->rank) continue;
+      pthread_mutex_lock(&wire->mutex);
+      const sluice_status_t status = push(wire, r, &has_moved);
+      pthread_mutex_unlock(&wire->mutex);
+      fail(wire, status, r);
+      fail(wire, pull(wire, r, &has_moved), r);
+    }
+    pthread_mutex_lock(&wire->mutex);
+    const int is_through = is_over(wire);
+    nap_ns = has_moved ? MIN_NAP_NS : sluice_min_u64(nap_ns * 2, MAX_NAP_NS);
+    /* A send wakes it: then the next look is soon. */
+    if (!is_through && !has_moved &&
+        sluice_cond_wait_until(&wire->changed, &wire->mutex, sluice_now_ns() + nap_ns) == 0) {
+      nap_ns = MIN_NAP_NS;
+    }
+    pthread_mutex_unlock(&wire->mutex);
+    if (is_through) return NULL;
+  }
+}
+
+/* ---- what the endpoint calls ------------------------------------------------------------------------------------- */
+
+static void host_send(sluice_wire_t* base, sluice_outgoing_t* out) {
+  host_wire_t* wire = downcast(base);
+  departure_t* d = pack(out);
+  int has_moved = 0;
+  const int32_t peer = out->peer;
+  if (d == NULL) {
+    (void)SLUICE_FAIL_PEER(SLUICE_E_NO_MEMORY, wire->rank, peer,
+                           "rank %d has no memory for the copy of a message of %llu bytes to rank %d", wire->rank,
+                           (unsigned long long)out->frame.payload_bytes, peer);
+    sluice_messages_fail(wire->messages, wire->rank);
+    return;
+  }
+  d->outgoing = out;
+  pthread_mutex_lock(&wire->mutex);
+  sluice_status_t status = SLUICE_OK;
+  if (wire->is_dead) {
+    free(d);
+  } else {
+    append(wire, d);
+    status = push(wire, peer, &has_moved);
+    pthread_cond_signal(&wire->changed);
+  }
+  pthread_mutex_unlock(&wire->mutex);
+  fail(wire, status, peer);
+}
+
+/* All of it is with the transport, or waits behind what is. */
+static int32_t host_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
+  host_wire_t* wire = downcast(base);
+  departure_t* found = NULL;
+  pthread_mutex_lock(&wire->mutex);
+  host_peer_t* p = &wire->peers[peer];
+  departure_t* before = p->first;
+  for (departure_t* d = before != NULL ? before->next : NULL; d != NULL && found == NULL; before = d, d = d->next) {
+    if (d->outgoing == NULL || d->outgoing->number != number) continue;
+    before->next = d->next;
+    if (p->last == d) p->last = before;
+    found = d;
+    break;
+  }
+  pthread_mutex_unlock(&wire->mutex);
+  free(found);
+  return found != NULL;
+}
+
+static void host_fail(sluice_wire_t* base, int32_t culprit) {
+  host_wire_t* wire = downcast(base);
+  pthread_mutex_lock(&wire->mutex);
+  wire->is_dead = 1;
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    for (departure_t* d = wire->peers[r].first; d != NULL; d = d->next) d->outgoing = NULL;
+  }
+  tell_all(wire, SLUICE_FRAME_LOST, (uint64_t)culprit);
+  pthread_cond_signal(&wire->changed);
+  pthread_mutex_unlock(&wire->mutex);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static void give_up_all(host_wire_t* wire) {
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    host_peer_t* p = &wire->peers[r];
+    departure_t* next;
+    for (departure_t* d = p->first; d != NULL; d = next) {
+      next = d->next;
+      wire->is_dirty = 1;
+      if (d->request == NULL || wire->host->give_up(wire->endpoint, d->request)) free(d);
+    }
+    if (p->request == NULL || wire->host->give_up(wire->endpoint, p->request)) {
+      free(p->trash);
+      sluice_messages_drop(wire->messages, p->arrival);
+      if (!p->is_over && r != wire->rank) wire->is_dirty = 1; /* its farewell, at least */
+    } else {                                                  /* it may still be written */
+      wire->is_held = 1;
+      sluice_messages_forget(wire->messages, p->arrival);
+    }
+  }
+}
+
+static void host_close(sluice_wire_t* base, int32_t is_orderly) {
+  host_wire_t* wire = downcast(base);
+  if (wire->has_thread) {
+    pthread_mutex_lock(&wire->mutex);
+    if (is_orderly) tell_all(wire, SLUICE_FRAME_LEAVES, 0);
+    wire->is_closing = 1;
+    wire->closing_ns = sluice_now_ns();
+    pthread_cond_signal(&wire->changed);
+    pthread_mutex_unlock(&wire->mutex);
+    pthread_join(wire->thread, NULL);
+  }
+  if (wire->endpoint != NULL) {
+    give_up_all(wire);
+    wire->host->close(wire->endpoint, !wire->is_dirty && !wire->is_held);
+  }
+  pthread_cond_destroy(&wire->changed);
+  pthread_mutex_destroy(&wire->mutex);
+  if (!wire->is_held) sluice_free(sluice_process_allocator(), wire, wire->bytes);
+}
+
+static sluice_status_t start(host_wire_t* wire) {
+  sigset_t all, old;
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    sluice_host_failure_t failure = {.peer = -1};
+    const sluice_status_t status = r != wire->rank ? post_front(wire, r, &failure) : SLUICE_OK;
+    if (status != SLUICE_OK) return record(wire, status, r, &failure);
+  }
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  const int error = pthread_create(&wire->thread, NULL, run, wire);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  wire->has_thread = error == 0;
+  return error == 0 ? SLUICE_OK
+                    : sluice_error_record(SLUICE_E_FOREIGN, wire->rank, -1, error,
+                                          "messages over %s: rank %d cannot start a thread for them: %s", wire->name,
+                                          wire->rank, strerror(error));
+}
+
+sluice_status_t sluice_host_messages_open(sluice_comm_t* comm, const sluice_sized_messages_t* host, void* user,
+                                          sluice_messages_t* messages, sluice_wire_t** out_wire) {
+  static const sluice_wire_vtable_t vtable = {
+      .send = host_send, .cancel = host_cancel, .fail = host_fail, .close = host_close};
+  const uint64_t bytes = sizeof(host_wire_t) + (uint64_t)comm->world_size * sizeof(host_peer_t);
+  *out_wire = NULL;
+  host_wire_t* wire = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "messages");
+  if (wire == NULL) {
+    sluice_comm_abort(comm); /* the others would wait for this rank in the host's open */
+    return sluice_alloc_status();
+  }
+  wire->base.vtable = &vtable;
+  wire->messages = messages;
+  wire->host = host;
+  wire->name = comm->name;
+  wire->rank = comm->rank;
+  wire->world_size = comm->world_size;
+  wire->bytes = bytes;
+  pthread_mutex_init(&wire->mutex, NULL);
+  sluice_cond_init(&wire->changed);
+  sluice_host_failure_t failure = {.peer = -1};
+  sluice_status_t status = host->open(user, &wire->endpoint, &failure);
+  if (status != SLUICE_OK) status = record(wire, status, -1, &failure);
+  if (status == SLUICE_OK) status = start(wire);
+  if (status != SLUICE_OK) {
+    host_close(&wire->base, 0);
+    return status;
+  }
+  *out_wire = &wire->base;
+  return SLUICE_OK;
+}

@@ -1,0 +1,22 @@
+/* Messages of known sizes between threads, as MPI's are: a send is over when its receive has taken it. */
+#ifndef SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_
+#define SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_
+
+#include "backend/comm/sized_messages.h"
+
+typedef struct sized_mailbox_s sized_mailbox_t;
+
+/* One for all ranks; NULL without memory. */
+sized_mailbox_t* sized_mailbox_create(int32_t world_size);
+void sized_mailbox_destroy(sized_mailbox_t* mailbox);
+
+/* For each rank of them. */
+typedef struct sized_rank_s {
+  sized_mailbox_t* mailbox;
+  int32_t rank;
+} sized_rank_t;
+
+/* user: the rank's sized_rank_t. */
+extern const sluice_sized_messages_t sized_mailbox_messages;
+
+#endif /* SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_ */

@@ -288,6 +288,7 @@ static void release(void* user, int32_t which, int32_t c, int32_t i) {
   int32_t* is_lent = which == SLUICE_STAGE_OUTPUT ? &stash->is_out : &stash->is_back;
   if (!*is_lent) pw_wrong(rank, "a result of micro-batch %d was released twice", i);
   *is_lent = 0;
+  if (rank->world->released != NULL) rank->world->released(rank, which, c, i);
 }
 
 static int32_t is_interrupted(void* user) {

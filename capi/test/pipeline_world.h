@@ -86,6 +86,8 @@ typedef struct pw_world_s {
                              sluice_host_failure_t* out_failure);
   /* Bends what forward gives. */
   void (*bend_output)(pw_rank_t* rank, const sluice_stage_call_t* op, sluice_stage_tensors_t* result);
+  /* The library reads a result no more. */
+  void (*released)(pw_rank_t* rank, int32_t which, int32_t virtual_stage, int32_t micro_batch);
   void (*between)(pw_rank_t* rank); /* before each batch */
   void (*after)(pw_rank_t* rank);   /* before the pipeline goes */
   int32_t has_column;               /* callbacks of replicas meet */

@@ -36,7 +36,7 @@ typedef struct sluice_stage_reason_s {
   int32_t rank; /* where it failed, or who is lost */
   int32_t native_code;
   int32_t is_final; /* the pipeline ends with it */
-  char message[512];
+  char message[768];
 } sluice_stage_reason_t;
 
 /* Seconds of one micro-batch in a virtual stage, and of its message to the next; 0 where nothing was measured. */

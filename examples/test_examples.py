@@ -212,6 +212,12 @@ def test_RustLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
     assert losses(run([program])) == pytest.approx(c_losses, rel=1e-3)
 
 
+def test_RustPipeline_ThreeStages_LearnAsOneLoopDoes(libraries, tmp_path):
+    need("rustc", "rustc")
+    program = os.path.join(build("rust", libraries, tmp_path), "pipeline_rust")
+    check_learning(losses(run([program])))  # it compares itself with the loop, to the bit
+
+
 def test_FortranLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
     need("gfortran", "gfortran")
     program = os.path.join(build("fortran", libraries, tmp_path), "layer_fortran")
@@ -246,20 +252,24 @@ def fortran_structs(text):
 
 
 @pytest.mark.parametrize(
-    ("path", "structs"),
-    [("rust/sluice.rs", rust_structs), ("fortran/sluice.f90", fortran_structs)],
-    ids=["rust", "f90"],
+    ("path", "structs", "count"),
+    [
+        ("rust/sluice.rs", rust_structs, 8),
+        ("rust/sluice_pipeline.rs", rust_structs, 7),
+        ("fortran/sluice.f90", fortran_structs, 8),
+    ],
+    ids=["rust", "rust_pipeline", "f90"],
 )
-def test_Bindings_MembersOfEachStruct_AreTheHeadersFirstOnes(path, structs):
+def test_Bindings_MembersOfEachStruct_AreTheHeadersFirstOnes(path, structs, count):
     public = public_members()
     with open(os.path.join(HERE, path)) as file:
         bound = dict(structs(file.read()))
-    assert len(bound) == 8, bound
+    assert len(bound) == count, bound
     for name, members in bound.items():
         assert members == public[name][: len(members)], name
 
 
-@pytest.mark.parametrize("path", ["rust/sluice.rs", "fortran/sluice.f90"])
+@pytest.mark.parametrize("path", ["rust/sluice.rs", "rust/sluice_pipeline.rs", "fortran/sluice.f90"])
 def test_Bindings_AreShort(path):
     with open(os.path.join(HERE, path)) as file:
         lines = file.read().splitlines()

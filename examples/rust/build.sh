@@ -6,3 +6,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 lib=${given:-$(cd ../.. && bazel build --noshow_progress //capi:libsluice.so.0 >&2 && bazel info bazel-bin 2>/dev/null)/capi}
 mkdir -p "$out"
 rustc --edition 2021 -O -D warnings layer.rs -o "$out/layer_rust" -C link-arg="$lib/libsluice.so.0" -C link-arg=-Wl,-rpath,"$lib"
+rustc --edition 2021 -O -D warnings pipeline.rs -o "$out/pipeline_rust" -C link-arg="$lib/libsluice.so.0" -C link-arg=-Wl,-rpath,"$lib"

@@ -97,7 +97,7 @@ fn text(p: *const c_char) -> String {
 pub fn build_info() -> String {
     text(unsafe { sluice_build_info() })
 }
-fn check(status: i32) -> Result<(), String> {
+pub fn check(status: i32) -> Result<(), String> {
     if status == 0 { return Ok(()); }
     let mut why = ErrorInfo::new();
     unsafe { sluice_error_last(&mut why) };

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sluice import autoload, trace
 
 if TYPE_CHECKING:
+    from sluice.adapters.torch.model_plan import plan_model
     from sluice.decided import decisions, export_decisions, export_machine
     from sluice.settings import configure
 
@@ -18,7 +19,16 @@ try:
 except ImportError:  # the source tree itself: only the packaging knows the version
     __version__ = "0+source"
 
-__all__ = ["__version__", "configure", "decisions", "export_decisions", "export_machine", "stats", "trace"]
+__all__ = [
+    "__version__",
+    "configure",
+    "decisions",
+    "export_decisions",
+    "export_machine",
+    "plan_model",
+    "stats",
+    "trace",
+]
 
 # A process that imports Sluice needs no entry point: the names are in transformers' registries from here on.
 autoload.load()
@@ -29,6 +39,10 @@ def __getattr__(name: str) -> Any:
         from sluice.settings import configure
 
         return configure
+    if name == "plan_model":
+        from sluice.adapters.torch.model_plan import plan_model
+
+        return plan_model
     if name in ("decisions", "export_decisions", "export_machine"):
         from sluice import decided
 

@@ -1,0 +1,116 @@
+"""What a forward and backward allocate, by torch's own allocator: live bytes at named marks, and peaks between them.
+
+The numbers are those of the profiler's memory events, so that temporaries inside of operators are in them. One meter at
+a time in a process: the profiler is one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler import profile, record_function
+
+from ...errors import Busy
+
+_PREFIX = "sluice:"
+_START = "start"
+_NOTES = (b"USDT:", b"STAGE:", b"INFO:")  # levels of its log
+
+
+def mark(name: str) -> None:
+    """A point in the time of the meter that runs now."""
+    with record_function(_PREFIX + name):
+        pass
+
+
+class Timeline:
+    """Live bytes over those of its beginning. Marks are named; each was set once."""
+
+    def __init__(self, changes: list[tuple[int, int]], marks: dict[str, int]) -> None:
+        self._marks = marks
+        self._times, self._live, now = [], [], 0
+        for when, bytes_ in sorted(changes, key=lambda change: change[0]):
+            now += bytes_
+            self._times.append(when)
+            self._live.append(now)
+        before = bisect.bisect_right(self._times, marks[_START])
+        self._base = self._live[before - 1] if before else 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._marks
+
+    def live(self, name: str) -> int:
+        """At a mark."""
+        return self._at(self._place(name))
+
+    def peak(self, first: str, last: str) -> int:
+        """From one mark to a later one."""
+        a, b = self._place(first), self._place(last)
+        return max([self._at(a), *(live - self._base for live in self._live[a:b])])
+
+    def _place(self, name: str) -> int:
+        """Changes before the mark."""
+        return bisect.bisect_right(self._times, self._marks[name])
+
+    def _at(self, place: int) -> int:
+        return (self._live[place - 1] if place else 0) - self._base
+
+
+def measure(run: Callable[[], Any]) -> Timeline:
+    """Runs it, with the marks "start" and "end" around it and those that it sets itself.
+
+    Raises Busy where a profiler runs already.
+    """
+    if torch.autograd.profiler._is_profiler_enabled:
+        raise Busy("a profiler of torch runs already, and memory is measured by it: stop it first")
+    profiler = profile(profile_memory=True)
+    with _without_notes():
+        profiler.__enter__()
+    try:
+        mark(_START)
+        run()
+        mark("end")
+    finally:
+        with _without_notes():
+            profiler.__exit__(None, None, None)
+    return _timeline(profiler)
+
+
+def _timeline(profiler: profile) -> Timeline:
+    changes, marks = [], {}
+    for event in profiler.kineto_results.events():
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU:
+            changes.append((event.start_ns(), event.nbytes()))
+        elif event.name().startswith(_PREFIX):
+            marks.setdefault(event.name()[len(_PREFIX) :], event.start_ns())
+    return Timeline(changes, marks)
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """The profiler's library notes on stderr that it starts and stops. Whatever else comes meanwhile is passed on."""
+    try:
+        sys.stderr.flush()
+        there = os.dup(2)
+    except (AttributeError, OSError, ValueError):  # nobody listens
+        yield
+        return
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(there, 2)
+            os.close(there)
+            held.seek(0)
+            for line in held:
+                if not line.startswith(_NOTES):
+                    os.write(2, line)

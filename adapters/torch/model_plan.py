@@ -1,0 +1,402 @@
+"""`sluice.plan_model`: which blocks of an eager model are run again in its backward, so that activations stay in a
+budget of bytes and as little as possible is computed twice.
+
+A forward and backward of a sample batch are run with all blocks kept, and with all recomputed. What each block holds
+between its forward and its backward, and what it takes while it runs, are the options of a layer; the planner over
+layers (`sluice/stages.h`) chooses among them. Source: vPipe (TPDS 2022), with one stage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import config
+from ...errors import InvalidArgument, InvalidState, OverBudget, Unsupported
+from ...planning import stages
+from ...planning.planner import size
+from . import memory_meter
+from .model_blocks import Recomputed, find, is_recomputed
+
+_TIMED = 2  # passes, of which the fastest counts
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What was chosen for a block, and why. Bytes are those of the choice: held from its forward to its backward, and
+    besides while it runs."""
+
+    name: str
+    policy: str
+    reason: str
+    held_bytes: int
+    working_bytes: int
+    forward_seconds: float
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """bytes: the most that activations take by the plan; keep_bytes, recompute_bytes: with all blocks kept, and with
+    none; measured_bytes: in a pass of the sample batch under the plan. extra_seconds: predicted, of a pass over one
+    that keeps all."""
+
+    blocks: tuple[BlockPlan, ...]
+    budget: int
+    bytes: int
+    measured_bytes: int
+    keep_bytes: int
+    recompute_bytes: int
+    extra_seconds: float
+    _recomputed: Recomputed = field(repr=False, compare=False)
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The names of the blocks that run again."""
+        return tuple(block.name for block in self.blocks if block.policy == "recompute")
+
+    def undo(self) -> None:
+        """Every block as it was before."""
+        self._recomputed.undo()
+
+    def __str__(self) -> str:
+        width = max(len(block.name) for block in self.blocks)
+        lines = [
+            f"{len(self.recomputed)} of {len(self.blocks)} blocks are recomputed: {size(self.measured_bytes)} of "
+            f"activations, {size(self.bytes)} by the plan, of a budget of {size(self.budget)} "
+            f"(all kept {size(self.keep_bytes)}, all recomputed {size(self.recompute_bytes)}); "
+            f"{self.extra_seconds * 1e3:.3g} ms more a pass"
+        ]
+        lines += [
+            f"  {block.name:<{width}}  {block.policy:<9}  {size(block.held_bytes):>10}  {block.reason}"
+            for block in self.blocks
+        ]
+        return "\n".join(lines)
+
+
+def plan_model(
+    model: nn.Module,
+    budget: int | str,
+    batch: Any,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    blocks: Iterable[nn.Module] | None = None,
+    offload: str | None = None,
+) -> ModelPlan:
+    """Chooses for each block whether its activations are kept or computed again, and switches the model to that.
+
+    budget   bytes, or text such as "2GiB": the most that a forward and backward of such a batch allocate beside
+             parameters, gradients and what was there before
+    batch    a tuple is the model's arguments, a dict its keyword arguments, anything else its one argument. As large as
+             the largest to come: activations grow with it
+    loss     of the model's output; without it the output's `loss`, or the output where it is a scalar
+    blocks   modules of the model, each of which runs once in a forward; without it the layers that the host can
+             checkpoint, else the longest ModuleList or Sequential of one class
+    offload  not there yet: anything but None is Unsupported
+
+    The model computes the same bits as before. Measuring runs the batch a few times: buffers, gradients and random
+    numbers are as they were afterwards. Not in the numbers: memory that a library takes past torch's allocator.
+
+    Threads: the caller's; no other may use the model meanwhile. Raises InvalidArgument (no blocks, no loss, a budget
+    that is none), InvalidState (eval mode, blocks that are recomputed already, or run more or less than once),
+    Unsupported (offload, a device other than the CPU, hooks that step in backward), Busy (a profiler runs), OverBudget
+    naming the smallest budget: the model is then as it was.
+    """
+    limit = _budget(budget)
+    _check(model, offload)
+    found = find(model, blocks)
+    run = _runner(model, batch, loss)
+    with _untouched(model):
+        measured = _measure(found, run)
+        problem = _problem(measured, limit)
+        made = stages.plan(problem)
+        if made.shortfall:
+            raise OverBudget(
+                f"plan_model: with all {len(found)} blocks recomputed as far as it saves bytes, activations take "
+                f"{made.smallest_budget_bytes} bytes, {made.short_bytes} over the budget of {limit}: give at least "
+                f"{made.smallest_budget_bytes}, or a smaller batch"
+            )
+        chosen = [choice.kind for choice in made.choices[: len(found)]]
+        recomputed = Recomputed(module for module, kind in zip(found.values(), chosen) if kind == "recompute")
+        try:
+            peak = memory_meter.measure(run).peak("start", "end")
+            if peak > limit:
+                raise OverBudget(
+                    f"plan_model: the plan of {made.stages[0]['bytes']} bytes took {peak} when it ran, over the budget "
+                    f"of {limit}: give at least {peak}, or name blocks that hold what they say by blocks="
+                )
+        except BaseException:
+            recomputed.undo()
+            raise
+    return ModelPlan(
+        tuple(_block_plan(layer, choice) for layer, choice in zip(problem.layers, made.choices[: len(found)])),
+        limit,
+        made.stages[0]["bytes"],
+        peak,
+        measured.peaks["keep"],
+        measured.peaks["recompute"],
+        made.stages[0]["extra_seconds"],
+        recomputed,
+    )
+
+
+def _block_plan(layer: stages.Layer, choice: stages.Choice) -> BlockPlan:
+    option = layer.options[choice.option]
+    policy = (layer.name, choice.kind, choice.reason)
+    return BlockPlan(*policy, option.held_bytes, option.working_bytes, layer.options[0].forward_seconds)
+
+
+# ---- what is asked ----
+
+
+def _budget(budget: int | str) -> int:
+    try:
+        return config._bytes("budget", budget)
+    except config.ConfigError:
+        raise InvalidArgument(
+            f'plan_model: budget is {budget!r}; it must be bytes above 0, or text such as "2GiB"'
+        ) from None
+
+
+def _check(model: nn.Module, offload: str | None) -> None:
+    if offload is not None:
+        raise Unsupported("plan_model: offloading is not there yet: leave offload out")
+    if not model.training:
+        raise InvalidState("plan_model: the model is in eval mode, which keeps nothing: call model.train() first")
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if parameter.device.type != "cpu":
+            raise Unsupported(f"plan_model: {name} is on {parameter.device}; activations are measured on a CPU alone")
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise Unsupported(
+                f"plan_model: {name} has a hook that runs when its gradient is there, and measuring would run it: call "
+                "plan_model before such hooks are registered"
+            )
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise InvalidArgument("plan_model: no parameter of the model needs a gradient")
+
+
+def _runner(model: nn.Module, batch: Any, loss: Callable[[Any], torch.Tensor] | None) -> Callable[[], None]:
+    """A forward and backward, with marks of the meter between them."""
+    args, kwargs = ((), batch) if isinstance(batch, dict) else (batch if isinstance(batch, tuple) else (batch,), {})
+
+    def run() -> None:
+        with torch.enable_grad():
+            value = _loss_of(model(*args, **kwargs), loss)
+            memory_meter.mark("forward done")
+            value.backward()
+
+    return run
+
+
+def _loss_of(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
+    if loss is not None:
+        found = loss(output)
+    elif isinstance(output, dict):
+        found = output.get("loss")
+    else:
+        found = getattr(output, "loss", output)
+    if not isinstance(found, torch.Tensor) or found.numel() != 1 or not found.requires_grad:
+        what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise InvalidArgument(
+            f"plan_model: the loss is {what}; it must be one number with a gradient: give loss=, or labels in the batch"
+        )
+    return found
+
+
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Gradients are allocated, so that a pass adds to them; all is as it was afterwards."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+# ---- measuring ----
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Of a part of the model: bytes from its forward to its backward, and the most beside what was there then."""
+
+    held: int
+    beside: int
+
+
+@dataclass(frozen=True)
+class _Measured:
+    names: tuple[str, ...]
+    blocks: dict[str, tuple[_Held, ...]]  # by policy
+    before: _Held  # the first block, with everything kept
+    behind: _Held  # the last one: head and loss
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    peaks: dict[str, int]  # by policy of all blocks
+
+
+class _Marks:
+    """Sets marks where each block begins and ends, and where the gradient of its output is there."""
+
+    def __init__(self, blocks: dict[str, nn.Module], set_mark: Callable[[str], None]) -> None:
+        self.order: list[str] = []
+        self._set = set_mark
+        self._handles = [
+            handle
+            for name, module in blocks.items()
+            for handle in (
+                module.register_forward_pre_hook(lambda *_, name=name: self._begin(name)),
+                module.register_forward_hook(lambda _module, _inputs, output, name=name: self._end(name, output)),
+            )
+        ]
+
+    def _begin(self, name: str) -> None:
+        self.order.append(name)
+        self._set(f"begin {name}")
+
+    def _end(self, name: str, output: Any) -> None:
+        tensors = output if isinstance(output, (tuple, list)) else [output]
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda _: self._gradient(name))
+                break
+        self._set(f"end {name}")
+
+    def _gradient(self, name: str) -> None:
+        """None: the gradient stays as it is."""
+        self._set(f"gradient {name}")
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _measure(blocks: dict[str, nn.Module], run: Callable[[], None]) -> _Measured:
+    for name, module in blocks.items():
+        if is_recomputed(module):
+            raise InvalidState(f"plan_model: {name} is recomputed already: switch that off, or undo the plan, first")
+    run()  # what is made at the first pass and stays is no activation
+    order, seconds = _time(blocks, run)
+    parts, peaks = {}, {}
+    for policy in ("keep", "recompute"):
+        recomputed = Recomputed(blocks.values() if policy == "recompute" else ())
+        marks = _Marks(blocks, memory_meter.mark)
+        try:
+            run()
+            timeline = memory_meter.measure(run)
+        finally:
+            marks.remove()
+            recomputed.undo()
+        parts[policy] = _parts(order, timeline)
+        peaks[policy] = timeline.peak("start", "end")
+    forward, backward = zip(*seconds)
+    before, *_, behind = parts["keep"]
+    inner = {policy: tuple(found[1:-1]) for policy, found in parts.items()}
+    return _Measured(tuple(order), inner, before, behind, forward, backward, peaks)
+
+
+def _check_order(blocks: dict[str, nn.Module], order: list[str]) -> None:
+    for name in blocks:
+        if order.count(name) != 1:
+            raise InvalidState(
+                f"plan_model: block {name} ran {order.count(name)} times in a forward; each has to run once: name "
+                "others by blocks="
+            )
+
+
+def _time(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[str], list[tuple[float, float]]]:
+    """The blocks in the order in which they run, and seconds of each forward and backward."""
+    order, best = _timed(blocks, run)
+    for _ in range(_TIMED - 1):
+        again = _timed(blocks, run)[1]
+        best = [(min(a, c), min(b, d)) for (a, b), (c, d) in zip(best, again)]
+    return order, best
+
+
+def _timed(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[str], list[tuple[float, float]]]:
+    """One pass. A backward ends where the gradient of the block before is there."""
+    when: dict[str, float] = {}
+    marks = _Marks(blocks, lambda name: when.setdefault(name, time.perf_counter()))
+    try:
+        run()
+    finally:
+        marks.remove()
+    when["end"] = time.perf_counter()
+    _check_order(blocks, marks.order)
+    for name in marks.order:
+        if f"gradient {name}" not in when:
+            raise InvalidState(f"plan_model: no gradient reaches the output of block {name}: name others by blocks=")
+    ends = ["end", *(f"gradient {name}" for name in marks.order)]
+    seconds = [
+        (when[f"end {name}"] - when[f"begin {name}"], max(when[end] - when[f"gradient {name}"], 0.0))
+        for name, end in zip(marks.order, ends)
+    ]
+    return marks.order, seconds
+
+
+def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
+    """What is before the blocks, each block, what is behind them.
+
+    A block ends where the next begins, so that what happens between them is the earlier one's.
+    """
+    begins = ["start", *(f"begin {name}" for name in order), f"end {order[-1]}", "forward done"]
+    gradients = ["end", *(f"gradient {name}" for name in order), "forward done"]
+    found = []
+    for i in range(len(begins) - 1):
+        first, last = begins[i], begins[i + 1]
+        there = timeline.live(last)
+        beside = timeline.peak(first, last) - there
+        # Backward: from the gradient of its own output, or from the loss, to that of what is before it; that of the
+        # first block has what stands before it.
+        if i > 0:
+            beside = max(beside, timeline.peak(gradients[i], gradients[i - 1]) - there)
+        found.append(_Held(there - timeline.live(first), beside))
+    return found
+
+
+# ---- planning ----
+
+
+def _problem(measured: _Measured, budget: int) -> stages.Problem:
+    """One stage, whose bytes are base + the sum of held + the largest working.
+
+    While a part runs, those behind it hold nothing yet, or no more. The sum counts them: what they hold at least comes
+    off its working bytes, so that no plan takes more than its bytes, and one that recomputes all takes just these.
+    """
+    count = len(measured.names)
+    least = [min(parts[i].held for parts in measured.blocks.values()) for i in range(count)] + [measured.behind.held]
+    behind = [sum(max(held, 0) for held in least[i + 1 :]) for i in range(count + 1)]
+
+    def option(policy: str, i: int) -> stages.Option:
+        part = measured.blocks[policy][i]
+        again = measured.forward_seconds[i] if policy == "recompute" else 0.0
+        return stages.Option(
+            policy,
+            measured.forward_seconds[i],
+            measured.backward_seconds[i] + again,
+            held_bytes=max(part.held, 0),
+            working_bytes=max(part.beside - behind[i], 0),
+        )
+
+    layers = [
+        stages.Layer(name, options=(option("keep", i), option("recompute", i))) for i, name in enumerate(measured.names)
+    ]
+    head = stages.Option("keep", held_bytes=max(measured.behind.held, 0), working_bytes=max(measured.behind.beside, 0))
+    first = max(measured.before.beside - sum(max(held, 0) for held in least), 0)
+    embedding = stages.Option("keep", held_bytes=max(measured.before.held, 0), working_bytes=first)
+    layers += [stages.Layer("behind", options=(head,)), stages.Layer("before", options=(embedding,))]
+    return stages.Problem(tuple(layers), budget_bytes=(budget,))

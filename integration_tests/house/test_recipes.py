@@ -12,7 +12,7 @@ from test_documents import ROOT, text
 EXAMPLES = {
     "add-a-communicator.md": ("tcp",),
     "add-a-device.md": ("cpu",),
-    "add-a-host.md": ("deepspeed", "transformers"),
+    "add-a-host.md": ("deepspeed", "megatron", "transformers"),
 }
 # Files that name a part without having to know it: who calls it, tests of it, and parts beside it.
 CALLERS = {

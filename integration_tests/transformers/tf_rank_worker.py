@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-def main() -> None:
-    """Replies go to the inherited descriptor, so that anything may print."""
+def main(prepare: Callable[[], Any] | None = None) -> None:
+    """Replies go to the inherited descriptor, so that anything may print. prepare: what comes before torch."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     replies = os.fdopen(int(sys.argv[1]), "w")
@@ -33,6 +34,9 @@ def main() -> None:
         here = Path(__file__).resolve().parent
         sys.path[:0] = [str(here), str(here.parent / "deepspeed")]  # the latter for its harness of ranks
         import rank_group
+
+        if prepare is not None:
+            prepare()
         import torch
 
         torch.set_num_threads(1)

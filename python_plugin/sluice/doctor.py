@@ -94,6 +94,7 @@ def examine(config_file: str | None = None) -> list[Finding]:
         ("options", _options),
         ("deepspeed", _deepspeed),
         ("transformers", _transformers),
+        ("megatron", _megatron),
     ]
     if config_file is not None:
         checks.append(("config", functools.partial(_config, config_file)))
@@ -323,13 +324,13 @@ def _switch() -> Iterator[Finding]:
 
 
 def _options() -> Iterator[Finding]:
-    """What the environment says to layers of transformers; a mistake there is an error in their first call."""
+    """What the environment says to layers of transformers and Megatron; a mistake there is an error when they run."""
     from sluice import origins, settings
 
     if os.environ.get(origins.ENVIRONMENT, "").strip():
         options = settings.effective()
         said = "off" if options is None else options.plan_message()
-        yield Finding("options", OK, f"{origins.ENVIRONMENT}, for transformers: {said}")
+        yield Finding("options", OK, f"{origins.ENVIRONMENT}, for transformers and Megatron-Core: {said}")
 
 
 def _deepspeed() -> Iterator[Finding]:
@@ -385,3 +386,30 @@ def _transformers() -> Iterator[Finding]:
         yield Finding("transformers", OK, f'{version}: experts_implementation="sluice" is registered')
     else:
         yield Finding("transformers", NOTE, f"{version}: not registered in this process", "import sluice in the script")
+
+
+def _megatron() -> Iterator[Finding]:
+    version = _version("megatron-core")
+    if version is None:
+        yield Finding("megatron", NOTE, "not installed", "pip install megatron-core, to use it with Sluice")
+        return
+    if importlib.util.find_spec("torch") is None:
+        return
+    try:
+        from sluice import megatron
+        from sluice.adapters.megatron.layer import missing_steps
+    except Exception as error:  # without Transformer Engine, triton or a GPU its own imports may fail
+        text = f"{version} does not import here ({type(error).__name__}: {error})"
+        yield Finding("megatron", NOTE, text, "look again in an environment in which its models train")
+        return
+    missing = missing_steps()
+    if missing:
+        yield Finding(
+            "megatron",
+            BAD,
+            f"{version}: its MoELayer has no {', '.join(missing)}",
+            "use a release from 0.16.1 to 0.19.2",
+        )
+        return
+    named = f"--spec {megatron.__name__} moe_block_spec, or {megatron.__name__}.with_sluice"
+    yield Finding("megatron", OK, f"{version}: {named}, puts Sluice's layer in the place of MoELayer")

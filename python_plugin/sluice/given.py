@@ -21,7 +21,11 @@ _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
 }
 # What each adapter knows of layers that have no numbers; loaded only where its host is.
-_ABSENT = {"deepspeed": "sluice.adapters.deepspeed.absent", "transformers": "sluice.adapters.transformers.absent"}
+_ABSENT = {
+    "deepspeed": "sluice.adapters.deepspeed.absent",
+    "megatron.core": "sluice.adapters.megatron.absent",
+    "transformers": "sluice.adapters.transformers.absent",
+}
 
 
 def layers(given: Any) -> list[Any]:
@@ -73,7 +77,9 @@ def _of_module(given: Any) -> list[Any]:
         if absent.need_not_have_run(inner):
             return []
     reasons = [reason for absent in _hosts() if (reason := absent.why(inner))]
-    reasons = reasons or ["it holds no MoE layer that Sluice knows (DeepSpeed's MoE, transformers' experts)"]
+    reasons = reasons or [
+        "it holds no MoE layer that Sluice knows (DeepSpeed's MoE, Megatron's MoELayer, transformers' experts)"
+    ]
     raise InvalidArgument(f"{name_of(given)} does not run on Sluice: {'; '.join([*reasons, *autoload.problems])}")
 
 

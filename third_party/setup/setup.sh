@@ -138,6 +138,17 @@ if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
   }
 fi
 
+# --- the newest Megatron-Core -----------------------------------------------------------------------------------
+# Beside the oldest, which .venv itself has: tests put the folder on their path.
+megatron=.venv/megatron-$(sed -n 's/^megatron-core==//p' "$HERE/requirements-megatron.txt")
+if [ "$PROFILE" = test ] && [ ! -d "$megatron" ]; then
+  rm -rf "$megatron.part"
+  step "Megatron-Core (${megatron##*-})" "check the network, then run this again" \
+    .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
+    --ignore-requires-python --target "$megatron.part" -r "$HERE/requirements-megatron.txt"
+  mv "$megatron.part" "$megatron"
+fi
+
 # --- nvcc -------------------------------------------------------------------------------------------------------
 # Where backend/device/cuda/cuda_repository.bzl looks, in its order.
 if [ "$PROFILE" = test ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ] &&

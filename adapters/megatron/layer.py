@@ -1,0 +1,88 @@
+"""The class that MoE layers of a decorated spec have: the host's own `MoELayer` with other steps inside.
+
+Router, shared experts, parameters, names, checkpoints and recomputation are those of the host. The host's forward calls
+its steps one by one; between two steps gradients flow through their arguments alone, here as there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sluice.adapters.megatron.state import LayerState, take_over
+
+from megatron.core.transformer.moe.moe_layer import MoELayer
+
+_STEPS = ("route", "preprocess", "dispatch", "routed_experts_compute", "combine", "postprocess")
+
+
+def missing_steps() -> list[str]:
+    """Steps that this release's layer does not have, so that it cannot be taken over."""
+    return [step for step in _STEPS if not hasattr(MoELayer, step)]
+
+
+class SluiceMoELayer(MoELayer):
+    """dispatch -> experts -> combine by Sluice.
+
+    sluice  options of the layer's spec, in the words of the "sluice" section; the rest is the host's
+    """
+
+    _sluice: LayerState | None = None
+
+    def __init__(self, *args: Any, sluice: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sluice = take_over(self, sluice)
+
+    def route(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As the host does; a failure is told to the other ranks."""
+        if self._sluice is None:
+            return super().route(hidden_states, *args, **kwargs)
+        with self._sluice.told():
+            return super().route(hidden_states, *args, **kwargs)
+
+    def preprocess(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> Any:
+        """(tokens [T, M], route weights [T, K]); shared experts that are to overlap begin here."""
+        state = self._sluice
+        if state is None:
+            return super().preprocess(hidden_states, probs, routing_map)
+        with state.told():
+            if self.use_shared_expert and self.shared_expert_overlap:
+                self._begin_shared_experts(hidden_states)
+            return state.routed(self, hidden_states, probs, routing_map)
+
+    def _begin_shared_experts(self, hidden_states: torch.Tensor) -> None:
+        """The steps that the host's dispatcher would take between its exchanges, on the host's side stream."""
+        shared = self.shared_experts
+        shared.pre_forward_comm(hidden_states)
+        shared.linear_fc1_forward_and_act()
+        shared.linear_fc2_forward()
+        shared.post_forward_comm()
+
+    def dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
+        """Nothing: the next step does all three."""
+        if self._sluice is None:
+            return super().dispatch(hidden_states, probs)
+        return hidden_states, probs
+
+    def routed_experts_compute(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
+        """(the experts' weighted outputs [T, M], no bias). Collective over the expert-parallel group."""
+        if self._sluice is None:
+            return super().routed_experts_compute(hidden_states, probs)
+        return self._sluice.run(self.experts, hidden_states, probs), None
+
+    def combine(self, output: torch.Tensor) -> torch.Tensor:
+        """Nothing: it is done."""
+        return super().combine(output) if self._sluice is None else output
+
+    def postprocess(self, output: torch.Tensor, shared_expert_output: torch.Tensor | None) -> torch.Tensor:
+        """In the shape of the hidden states, with what shared experts add."""
+        if self._sluice is None:
+            return super().postprocess(output, shared_expert_output)
+        output = output.view(self._sluice.shape)
+        if self.use_shared_expert and self.shared_expert_overlap:
+            output = output + self.shared_experts.get_output()
+        return output if shared_expert_output is None else output + shared_expert_output
+
+    def backward_dw(self, routed_experts: bool = True, shared_experts: bool = False) -> None:
+        """The routed experts have their weight gradients since the backward: nothing is delayed."""
+        super().backward_dw(routed_experts and self._sluice is None, shared_experts)

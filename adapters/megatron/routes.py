@@ -1,0 +1,34 @@
+"""From the router's [T, E] tensors to expert ids and route weights [T, K]."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Routes(NamedTuple):
+    """What the router decided for T tokens."""
+
+    expert_ids: torch.Tensor  # [T, K] i32, ascending, -1 = none
+    weights: torch.Tensor  # [T, K] f32, with gradient
+
+
+def of_map(probs: torch.Tensor, chosen: torch.Tensor, top_k: int, padded: bool = False) -> Routes:
+    """The routes of `chosen` [T, E] bool with their `probs` [T, E], of which weights are a part: gradients reach it
+    exactly, which aux losses hang on.
+
+    By expert number, as the host sums a token's outputs. Nothing waits for the device.
+
+    padded  the host has filled experts up to their capacity with tokens that did not choose them. Their probability is
+            0, and nothing hangs on them: they are left out, so that a token keeps at most K routes
+    """
+    num_experts = probs.shape[1]
+    if padded:
+        chosen = chosen & (probs.detach() > 0)
+    numbers = torch.arange(num_experts, 0, -1, dtype=torch.int32, device=probs.device)
+    first = (chosen * numbers).topk(top_k, dim=1).values  # descending, so expert numbers ascend; 0: none
+    absent = first == 0
+    ids = (num_experts - first).masked_fill(absent, -1)
+    weights = probs.gather(1, ids.clamp(min=0).long()).masked_fill(absent, 0)
+    return Routes(ids, weights.float())

@@ -1,0 +1,261 @@
+"""What a MoE layer on Sluice keeps beside the host's own attributes: the engine layers that run it.
+
+Holds no module and no parameter of the host: both are read afresh in each forward, because the distributed optimizer
+and `.to()` move storage and because a user may hook an expert.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import sluice
+import torch
+from sluice import settings
+from sluice.adapters.host import agree
+from sluice.adapters.host.contexts import context_of
+from sluice.adapters.megatron import experts as experts_module
+from sluice.adapters.megatron import hooks, routes
+from sluice.adapters.megatron.probe import DTYPES, Finding, probe
+from sluice.adapters.torch import Context, EpGroup, MoeLayer, layer_options, refused_policy
+from sluice.config import Options
+from sluice.errors import InvalidArgument, Unsupported
+from sluice.origins import SPEC
+
+# Of all layers of this process in the order of their construction, which is the same on all ranks of a group.
+_numbers = itertools.count()
+_making = threading.RLock()
+_announced: set[str] = set()
+
+
+def take_over(layer: Any, section: Any) -> LayerState | None:
+    """What runs a layer that the host has just built; None: it stays the host's. Collective over its group.
+
+    section  of the layer's spec
+    """
+    options = settings.effective(section, origin=SPEC)
+    number = next(_numbers)
+    if options is None:
+        _say("off (SLUICE=0 or enabled=False): Megatron's own dispatcher and experts run")
+        return None
+    finding: Finding | str
+    try:
+        finding = probe(layer)
+        reason = _policy_of_modules(finding, options)
+    except Unsupported as error:
+        finding, reason = error.message, None
+    refusal = _agree(layer, finding, options)
+    if refusal is not None:
+        if options.on_unsupported == "error":
+            raise Unsupported(
+                f'MoE layer: {refusal}. Write "on_unsupported": "warn" in the options to leave such layers to Megatron'
+            )
+        _say(f"WARNING: a MoE layer stays with Megatron: {refusal}")
+        return None
+    assert isinstance(finding, Finding)
+    state = LayerState(number, finding, options, layer.config)
+    _announce(finding, options, reason)
+    return state
+
+
+def _agree(layer: Any, finding: Finding | str, options: Options) -> str | None:
+    """All ranks of a group take the same layer over in the same way; a refusal of one is a refusal of all."""
+    ranks = tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
+    own = {
+        "options": {**options.as_dict(), "version": sluice.__version__},
+        "layer": finding if isinstance(finding, str) else finding.compared(),
+    }
+    answers = agree.exchange(ranks, torch.distributed.get_rank(), own, options.timeout)
+    agree.require_equal("Sluice's options differ", {rank: answer["options"] for rank, answer in answers.items()})
+    layers = {rank: answer["layer"] for rank, answer in answers.items()}
+    refusals = {rank: found for rank, found in layers.items() if isinstance(found, str)}
+    if refusals:
+        rank, reason = next(iter(refusals.items()))
+        return reason if len(ranks) == 1 else f"{reason} (on rank {rank})"
+    agree.require_equal("the models differ", layers)
+    return None
+
+
+def _policy_of_modules(finding: Finding, options: Options) -> str | None:
+    """What becomes of a policy that experts which run as modules cannot do; an error unless options say "warn"."""
+    reason = None if finding.form.fused else refused_policy(options)
+    if reason is not None and options.on_unsupported == "error":
+        raise Unsupported(reason)
+    return reason
+
+
+class LayerState:
+    """One MoE layer of the host."""
+
+    def __init__(self, number: int, finding: Finding, options: Options, config: Any) -> None:
+        """Collective over the ranks of the layer's group."""
+        self.layer_id = number
+        self.finding = finding
+        self.shape: torch.Size = torch.Size()  # of the hidden states that are on their way
+        self._options = options
+        timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
+        self._group = EpGroup.for_ranks(finding.ranks, timeout, options.transport)
+        with _making:
+            layers = _num_moe_layers(config) if options.memory_budget else None
+            self._context = context_of(options, self._group, layers, finding.device)
+        self._adds_itself = bool(config.gradient_accumulation_fusion)
+        self._layers: dict[tuple[torch.dtype, bool], MoeLayer] = {}
+        self._ids: torch.Tensor | None = None
+        self._is_fused_now = finding.form.fused
+        self._has_told_policy = finding.form.fused is False  # the banner has
+
+    # ---- the steps of a forward, called by layer.py ----
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What fails in here before the collective call, the other ranks learn in it: they would wait for this one."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(error)
+            raise
+
+    def routed(self, layer: Any, hidden: torch.Tensor, probs: torch.Tensor, chosen: torch.Tensor) -> Any:
+        """(tokens [T, M], route weights [T, K]) of hidden states [S, B, M] and the router's answer."""
+        config = layer.config
+        self.shape = hidden.shape
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        padded = bool(config.moe_pad_expert_input_to_capacity)
+        found = routes.of_map(probs, chosen, self.finding.top_k, padded)
+        self._ids, weights = found.expert_ids, found.weights
+        if config.moe_apply_probs_on_input:  # K is 1
+            tokens = (weights * tokens).to(tokens.dtype)
+            weights = (found.expert_ids >= 0).float()
+        return tokens, weights
+
+    def run(self, experts: Any, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of the experts' outputs [T, M]. Collective."""
+        ids = self._ids
+        with self.told():
+            layer, dtype = self._layer_for(experts, tokens)
+            rows = tokens if tokens.dtype == dtype else tokens.to(dtype)
+        if layer.experts is None:
+            out = layer(rows, ids, weights, experts_module.parameters_of(experts, self.finding.form))
+        else:
+            modules = list(experts.local_experts)
+            layer.experts.bind(modules, lambda index, given: experts_module.call(modules[index], given))
+            try:
+                out = layer(rows, ids, weights)
+            finally:
+                layer.experts.bind((), None)
+        return out if out.dtype == tokens.dtype else out.to(tokens.dtype)
+
+    def refuse(self, error: Exception) -> None:
+        """Tells the other ranks, through whichever engine layer there is, that this one is not coming."""
+        if self._group.world_size == 1:
+            return
+        layer = next(iter(self._layers.values()), None) or self._make((self.finding.dtype, True))
+        layer.refuse(error)
+
+    # ---- inside ----
+
+    def _layer_for(self, experts: Any, tokens: torch.Tensor) -> tuple[MoeLayer, torch.dtype]:
+        """The engine layer for this call, and the dtype that it computes in."""
+        modules = list(experts.modules())
+        hooks.replay(modules)
+        if not hooks.untouched([experts]):
+            raise Unsupported(
+                f"the {type(experts).__name__} of its experts was given hooks or a forward of its own, and the experts "
+                "are called without it: hook the MoE layer, or the experts in it"
+            )
+        untouched = hooks.untouched(modules)
+        self._is_fused_now = self.finding.form.fused and untouched
+        if not untouched:
+            self._check_policy()
+        dtype = self._dtype(experts, tokens)
+        key = (dtype, self._is_fused_now)
+        return self._layers.get(key) or self._make(key), dtype
+
+    def _make(self, key: tuple[torch.dtype, bool]) -> MoeLayer:
+        dtype, fused = key
+        fused = fused and self.finding.form.fused
+        common = {
+            "model_width": self.finding.form.model_width,
+            "num_experts": self.finding.num_experts,
+            "top_k": self.finding.top_k,
+            "dtype": dtype,
+            "layer_id": self.layer_id,
+            # A hooked module sees its rows in one call, unless the options name a number of chunks.
+            **layer_options(self._options, fused, 1 if self.finding.form.fused and not fused else 0),
+        }
+        made = experts_module.make_layer(self._context, self.finding.form, fused, self._adds_itself, common)
+        self._layers[key] = made
+        return made
+
+    def _check_policy(self) -> None:
+        """Experts that were hooked later run as modules from now on, which the policy may not be for."""
+        reason = refused_policy(self._options)
+        if reason is None or self._has_told_policy:
+            return
+        if self._options.on_unsupported == "error":
+            raise Unsupported(f"the experts were hooked: {reason}")
+        self._has_told_policy = True
+        warnings.warn(f"sluice: {reason}; here they are kept", stacklevel=2)
+
+    def _dtype(self, experts: Any, tokens: torch.Tensor) -> torch.dtype:
+        """That of the experts' weights now, or autocast's."""
+        own = next(experts.parameters()).dtype
+        if torch.is_autocast_enabled(self.finding.device.type) and self._is_fused_now:
+            own = torch.get_autocast_dtype(self.finding.device.type)
+        elif tokens.dtype != own:
+            raise InvalidArgument(
+                f"MoE layer: the hidden states are {tokens.dtype}, the experts are {own}: cast one, or use autocast"
+            )
+        if own not in DTYPES:
+            raise Unsupported(f"MoE layer: {own}; float32, bfloat16 and float16 are supported")
+        return own
+
+    # ---- for `sluice.stats`, `sluice.decisions` and `sluice.trace` ----
+
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+        """Of the layer and its context."""
+        return {
+            "layer_id": self.layer_id,
+            "ranks": list(self.finding.ranks),
+            "computed_by": "sluice" if self._is_fused_now else "host modules",
+            "why_not_fused": self.finding.form.why,
+            **self._context.stats(reset_peak),
+        }
+
+    def contexts(self) -> list[Context]:
+        """The one that it shares with the other layers of its ranks."""
+        return [self._context]
+
+
+def _num_moe_layers(config: Any) -> int:
+    """Of the whole model. Under 1F1B the first stage has a micro-batch outstanding for each stage: as many forwards."""
+    pattern = config.moe_layer_freq
+    count = sum(pattern) if isinstance(pattern, list) else -(-config.num_layers // pattern)
+    return max(1, count)
+
+
+def _announce(finding: Finding, options: Options, kept: str | None) -> None:
+    form = finding.form
+    if form.fused:
+        assert form.unit is not None
+        how = f"fused in C: {'gated ' if form.gated else ''}{form.unit.activation}"
+    else:
+        how = f"with the host's experts: {form.why}"
+    policy = "" if kept is None else f" | policy none: {kept}"
+    _say(f"MoE layers run on Sluice, {how} | ep_size {len(finding.ranks)} | {options.plan_message()}{policy}")
+
+
+def _say(text: str) -> None:
+    """Once per process for each text, on rank 0: no banner, no Sluice."""
+    from megatron.core import __version__
+
+    if text in _announced or torch.distributed.get_rank() != 0:
+        return
+    _announced.add(text)
+    print(f"[sluice {sluice.__version__}] Megatron-Core {__version__}: {text} | pid {os.getpid()}", flush=True)

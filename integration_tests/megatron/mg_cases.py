@@ -1,0 +1,234 @@
+"""What single tests run on each rank beside a whole training: layers alone, specs, refusals, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import mg_models
+import sluice
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.spec_utils import ModuleSpec
+from sluice import megatron as ours
+from sluice.adapters.megatron.layer import SluiceMoELayer
+from sluice.errors import SluiceError
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """These variables for a while."""
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+
+
+def moe_layers(model: torch.nn.Module) -> list[MoELayer]:
+    """In the order of the model."""
+    return [module for module in model.modules() if isinstance(module, MoELayer)]
+
+
+def train_named(text: str) -> dict[str, Any]:
+    """With the object that --spec names, and options from the environment."""
+    with environment(SLUICE_OPTIONS=text):
+        found = mg_models.train_both(2, how="named", num_layers=3, moe_layer_freq=2)
+        model = mg_models.model_of(2, "named", num_layers=3, moe_layer_freq=2)
+        found["kinds"] = [type(layer.mlp).__name__ for layer in model.decoder.layers]
+        found["chunks"] = [layer._sluice._options.chunks for layer in moe_layers(model)]
+    return found
+
+
+def forms_of_specs() -> dict[str, Any]:
+    """How often Sluice's class is in what with_sluice gives back; the given specs stay stock."""
+    mg_models.groups(2)
+    config = mg_models.config_of(2, num_layers=3, moe_layer_freq=[1, 0, 1])
+    block = mg_models.spec_of(config, "stock", {})
+
+    def count(spec: Any) -> int:
+        return str(spec).count("SluiceMoELayer")
+
+    layer = block.layer_specs[0]
+    mlp = layer.submodules.mlp
+    later = ours.with_sluice(lambda config, vp_stage=None: mg_models.spec_of(config, "stock", {}), chunks=2)
+    counts = {
+        "block": count(ours.with_sluice(block)),
+        "layer": count(ours.with_sluice(layer)),
+        "mlp": count(ours.with_sluice(mlp, chunks=2)),
+        "function": count(later(config)),
+        "before": count(block) + count(layer) + count(mlp),
+    }
+    try:
+        ours.with_sluice(block.layer_specs[1])
+    except SluiceError as error:
+        counts["dense"] = str(error)
+    return counts
+
+
+def switched_off() -> dict[str, Any]:
+    """SLUICE=0: built from a decorated spec, and run by the host."""
+    with environment(SLUICE="0"):
+        host = mg_models.Host(2, "decorated")
+        found = host.train(1)
+    stock = mg_models.Host(2, "stock").train(1)
+    return {"found": found, "stock": stock, "kept": [layer._sluice is None for layer in moe_layers(host.model)]}
+
+
+class _OtherExperts(SequentialMLP):
+    """Of a class that nobody knows."""
+
+
+def refused_experts(policy: str) -> dict[str, Any]:
+    """Experts of another class, under this on_unsupported."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            config = mg_models.model_of(2).config
+            spec = ours.with_sluice(mg_models.spec_of(config, "stock", {}), on_unsupported=policy)
+            _with_experts(spec, _OtherExperts)
+            model = mg_models.GPTModel(
+                config=config,
+                transformer_layer_spec=spec,
+                vocab_size=mg_models.VOCABULARY,
+                max_sequence_length=mg_models.SEQUENCE,
+            )
+    except SluiceError as error:
+        return {"error": str(error)}
+    return {"kept": [layer._sluice is None for layer in moe_layers(model)], "said": said.getvalue()}
+
+
+def _with_experts(spec: Any, new: type) -> None:
+    for layer in {id(layer): layer for layer in spec.layer_specs}.values():
+        mlp = layer.submodules.mlp
+        moe = mlp.submodules if isinstance(mlp, ModuleSpec) else mlp.keywords["submodules"]
+        if isinstance(moe.experts, ModuleSpec):
+            moe.experts.module = new
+        else:
+            moe.experts = type(moe.experts)(new, *moe.experts.args, **moe.experts.keywords)
+
+
+def _one_layer(**changes: Any) -> SluiceMoELayer:
+    model = mg_models.model_of(2, "decorated", {"gemm": "host"}, num_layers=1, **changes)
+    return moe_layers(model)[0]
+
+
+def one_rank_fails() -> dict[str, Any]:
+    """Rank 1 gives hidden states of another dtype: both ranks are told, and go on."""
+    layer = _one_layer()
+    rank = dist.get_rank()
+    hidden = torch.randn(8, 2, 32, dtype=torch.float64 if rank == 1 else torch.float32)
+    told = ""
+    try:
+        layer(hidden)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    output, _ = layer(torch.randn(8, 2, 32))
+    return {"told": told, "finite": bool(output.isfinite().all())}
+
+
+def hooked_expert() -> dict[str, Any]:
+    """A hook on an expert runs, with the same output as before."""
+    layer = _one_layer()
+    hidden = torch.randn(8, 2, 32, generator=torch.Generator().manual_seed(dist.get_rank()))
+    before, _ = layer(hidden)
+    rows: list[int] = []
+    layer.experts.local_experts[0].register_forward_hook(lambda module, given, out: rows.append(given[0].shape[0]))
+    after, _ = layer(hidden)
+    return {
+        "rows": sum(rows),
+        "gap": float((before - after).abs().max()),
+        "computed_by": sluice.stats(layer)["computed_by"],
+    }
+
+
+def few_tokens() -> dict[str, Any]:
+    """Rank 1 has one token, so that some expert has none, and gradients all the same."""
+    layer = _one_layer()
+    hidden = torch.randn(6 if dist.get_rank() == 0 else 1, 1, 32, requires_grad=True)
+    output, _ = layer(hidden)
+    output.sum().backward()
+    return {
+        "shape": list(output.shape),
+        "grads": [float(parameter.grad.abs().max()) for parameter in layer.experts.parameters()],
+    }
+
+
+def delayed_weight_gradients() -> dict[str, Any]:
+    """`backward_dw` after backward, which schedules call: it changes nothing."""
+    layer = _one_layer()
+    output, _ = layer(torch.randn(8, 2, 32))
+    output.sum().backward()
+    before = [parameter.grad.clone() for parameter in layer.experts.parameters()]
+    layer.backward_dw()
+    after = [parameter.grad for parameter in layer.experts.parameters()]
+    return {"count": len(before), "same": all(torch.equal(one, other) for one, other in zip(before, after))}
+
+
+# ---- distributed checkpoints ----
+
+
+def _state(host: mg_models.Host, is_loading: bool = False) -> dict[str, Any]:
+    """Of the unwrapped model: DDP would add its own name to the keys."""
+    metadata = {
+        "dp_cp_group": mg_models.parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "chained_optim_avoid_prefix": True,
+    }
+    model = host.model.sharded_state_dict(metadata=metadata)
+    return {"model": model, "optimizer": host.optimizer.sharded_state_dict(model, is_loading, metadata=metadata)}
+
+
+def checkpoint(folder: str, saved_by: str, loaded_by: str) -> dict[str, Any]:
+    """Two steps by one, three more by the other from its checkpoint, beside five steps of stock."""
+    first = mg_models.Host(2, saved_by, {"gemm": "host"})
+    first.train(2)
+    dist_checkpointing.save(_state(first), folder)
+    second = mg_models.Host(2, loaded_by, {"gemm": "host"})
+    with torch.no_grad():
+        for parameter in second.model.parameters():
+            parameter.zero_()
+    loaded = dist_checkpointing.load(_state(second, True), folder)
+    second.model.load_state_dict(loaded["model"])
+    second.optimizer.load_state_dict(loaded["optimizer"])
+    whole = mg_models.Host(2, "stock")
+    whole.train(2)
+    found = {"resumed": second.train(3), "whole": whole.train(3)}
+    return {**found, "gap": mg_models.gaps(second.parameters(), whole.parameters())}
+
+
+def checkpoint_keys() -> list[Any]:
+    """Of stock and of Sluice: global keys, with what belongs to them."""
+    found = []
+    for how in ("stock", "decorated"):
+        state = mg_models.model_of(2, how).sharded_state_dict(
+            metadata={"dp_cp_group": mg_models.parallel_state.get_data_parallel_group(with_context_parallel=True)}
+        )
+        found.append(
+            sorted(
+                [name, entry.key, list(map(int, getattr(entry, "global_offset", ()))), list(entry.replica_id)]
+                for name, entry in state.items()
+            )
+        )
+    return found
+
+
+def rank_dies() -> str:
+    """Rank 1 ends before its second forward: rank 0 is told who it was."""
+    layer = _one_layer()
+    layer(torch.randn(8, 2, 32))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        layer(torch.randn(8, 2, 32))
+    except SluiceError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"

@@ -1,0 +1,284 @@
+"""A small GPTModel with experts under Megatron's own DDP, optimizer and schedule, trained with and without Sluice."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sluice
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from megatron.core.transformer.transformer_config import TransformerConfig
+from sluice import megatron as ours
+from torch.nn import functional as F
+
+VOCABULARY, SEQUENCE, BATCH = 96, 16, 2
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def groups(ep: int) -> None:
+    """Megatron's process groups with this size of expert parallelism, anew where there are others."""
+    if parallel_state.model_parallel_is_initialized():
+        if parallel_state.get_expert_model_parallel_world_size() == ep:
+            return
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(1, 1, expert_model_parallel_size=ep)
+
+
+def config_of(ep: int, **changes: Any) -> TransformerConfig:
+    """The smallest model that has everything; changes are fields of TransformerConfig, some by name."""
+    fields: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "ffn_hidden_size": 64,
+        "moe_ffn_hidden_size": 48,
+        "num_moe_experts": 4,
+        "moe_router_topk": 2,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 0.02,
+        "moe_z_loss_coeff": 0.001,
+        "expert_model_parallel_size": ep,
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": "silu",
+        "normalization": "RMSNorm",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "persist_layer_norm": False,
+        "params_dtype": "float32",
+        "transformer_impl": "local",
+        **changes,
+    }
+    fields["activation_func"] = ACTIVATIONS[fields["activation_func"]]
+    fields["params_dtype"] = fields["pipeline_dtype"] = DTYPES[fields["params_dtype"]]
+    fields["bf16"] = fields["params_dtype"] == torch.bfloat16
+    return TransformerConfig(**fields)
+
+
+def spec_of(config: TransformerConfig, how: str, options: dict[str, Any]) -> Any:
+    """ "stock", "decorated", or "named": what --spec looks up."""
+    if how == "named":
+        return ours.moe_block_spec
+    stock = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
+    return stock if how == "stock" else ours.with_sluice(stock, **options)
+
+
+def model_of(ep: int, how: str = "stock", options: dict[str, Any] | None = None, **changes: Any) -> GPTModel:
+    """With weights that depend on their global names alone."""
+    groups(ep)
+    forget_aux_losses()
+    model_parallel_cuda_manual_seed(1234)
+    config = config_of(ep, **changes)
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=spec_of(config, how, options or {}),
+        vocab_size=VOCABULARY,
+        max_sequence_length=SEQUENCE,
+        position_embedding_type="learned_absolute",
+    )
+    fill(model, ep)
+    return model
+
+
+def forget_aux_losses() -> None:
+    """What the process has noted of other models: of another number of layers, or trained without a schedule."""
+    moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None
+    if hasattr(moe_utils, "get_moe_metrics_tracker"):
+        moe_utils.get_moe_metrics_tracker().clear()
+    else:
+        moe_utils.get_moe_layer_wise_logging_tracker().clear()
+
+
+def global_name(name: str, ep: int, num_experts: int) -> str:
+    """With the number that an expert has among all ranks."""
+    first = parallel_state.get_expert_model_parallel_rank() * (num_experts // ep)
+    return re.sub(r"local_experts\.(\d+)", lambda found: f"local_experts.{first + int(found[1])}", name)
+
+
+def fill(model: torch.nn.Module, ep: int) -> None:
+    """Matrices get random numbers by their global names; vectors stay (norms, biases: ones and zeros)."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        whole = global_name(name, ep, model.config.num_moe_experts)
+        if name.endswith(("weight1", "weight2")):
+            whole += f" of {parallel_state.get_expert_model_parallel_rank()}"
+        generator = torch.Generator().manual_seed(zlib.crc32(whole.encode()))
+        scale = 0.5 if "router" in name else 0.08
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+
+
+def batches(steps: int, microbatches: int, batch: int = BATCH) -> Iterator[torch.Tensor]:
+    """Tokens [B, S + 1] of this data-parallel rank."""
+    rank = parallel_state.get_data_parallel_rank()
+    for number in range(steps * microbatches):
+        generator = torch.Generator().manual_seed(1000 * number + rank)
+        yield torch.randint(0, VOCABULARY, (batch, SEQUENCE + 1), generator=generator)
+
+
+def forward_step(data: Iterator[torch.Tensor], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+    """As training scripts have it."""
+    tokens = next(data)
+    positions = torch.arange(SEQUENCE).expand(tokens.shape[0], -1)
+    mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
+    output = model(tokens[:, :-1].contiguous(), positions, mask, labels=tokens[:, 1:].contiguous())
+
+    def loss_of(given: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = given.float().mean()
+        return loss, {"loss": loss.detach().clone()}  # the schedule divides the returned loss in place
+
+    return output, loss_of
+
+
+Around = Callable[[Iterator[torch.Tensor], Any], tuple[torch.Tensor, Callable[..., Any]]]
+
+
+class Tape:
+    """The routes of every micro-batch: recorded in one training, replayed in another, so that near ties stay as they
+    are. Of the model that is built after this."""
+
+    def __init__(self) -> None:
+        self._routes: list[list[torch.Tensor]] = []
+        self._position = 0
+        RouterReplay.clear_global_router_replay_instances()
+
+    def record(self, data: Iterator[torch.Tensor], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+        """See Host.train."""
+        RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
+        found = forward_step(data, model)
+        self._routes.append([indices.clone() for indices in RouterReplay.get_recorded_data()])
+        return found
+
+    def replay(self, data: Iterator[torch.Tensor], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+        """See Host.train."""
+        RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+        RouterReplay.set_replay_data(self._routes[self._position])
+        self._position += 1
+        return forward_step(data, model)
+
+
+class Host:
+    """A model in Megatron's DDP with Megatron's optimizer."""
+
+    def __init__(
+        self,
+        ep: int,
+        how: str,
+        options: dict[str, Any] | None = None,
+        ddp: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        self.model = model_of(ep, how, options, **changes)
+        self.ep = ep
+        self.config = self.model.config
+        inner = Float16Module(self.config, self.model) if self.config.bf16 else self.model
+        ddp_config = DistributedDataParallelConfig(**{"average_in_collective": False, **(ddp or {})})
+        self.ddp = DistributedDataParallel(self.config, ddp_config, inner)
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self.config.no_sync_func = self.ddp.no_sync
+        if ddp_config.overlap_grad_reduce:
+            self.config.grad_sync_func = self.ddp.start_grad_sync
+        if ddp_config.overlap_param_gather:
+            self.config.param_sync_func = self.ddp.start_param_sync
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=2e-3,
+                weight_decay=0.01,
+                clip_grad=1.0,
+                bf16=self.config.bf16,
+                params_dtype=self.config.params_dtype,
+                use_distributed_optimizer=ddp_config.use_distributed_optimizer,
+                overlap_param_gather=ddp_config.overlap_param_gather,
+            ),
+            [self.ddp],
+        )
+
+    def train(self, steps: int, microbatches: int = 2, around: Around = forward_step) -> dict[str, list[float]]:
+        """Loss and gradient norm of each step on this rank. around: the forward of a micro-batch, or what calls it."""
+        data = batches(steps, microbatches)
+        self.ddp.train()
+        found: dict[str, list[float]] = {"losses": [], "norms": []}
+        for _ in range(steps):
+            self.ddp.zero_grad_buffer()
+            self.optimizer.zero_grad()
+            losses = get_forward_backward_func()(
+                forward_step_func=around,
+                data_iterator=data,
+                model=[self.ddp],
+                num_microbatches=microbatches,
+                seq_length=SEQUENCE,
+                micro_batch_size=BATCH,
+                forward_only=False,
+            )
+            _, norm, _ = self.optimizer.step()
+            found["losses"].append(sum(float(loss["loss"]) for loss in losses) / microbatches)
+            found["norms"].append(float(norm))
+        return found
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """By name, copies in f32."""
+        return {name: parameter.detach().float().clone() for name, parameter in self.model.named_parameters()}
+
+
+def gaps(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest distance of two models' parameters, over the largest parameter."""
+    assert one.keys() == other.keys() and one
+    largest = max(float(value.abs().max()) for value in one.values())
+    return max(float((one[name] - other[name]).abs().max()) for name in one) / largest
+
+
+def train_both(
+    ep: int, steps: int = 3, how: str = "decorated", options: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """The same training by stock and by Sluice, and how far apart they end."""
+    options = {"gemm": "host", **(options or {})}
+    stock = Host(ep, "stock", **changes)
+    wanted = stock.train(steps)
+    mine = Host(ep, how, options, **changes)
+    before = sluice.stats(mine.model)[-1]  # of a context that models of earlier tests had, too
+    found = mine.train(steps)
+    stats = sluice.stats(mine.model)
+    return {
+        "stock": wanted,
+        "sluice": found,
+        "gap": gaps(stock.parameters(), mine.parameters()),
+        "passes": stats[-1]["num_passes"] - before["num_passes"],
+        "passes_in_place": stats[-1]["passes_in_place"] - before["passes_in_place"],
+        "computed_by": sorted({each["computed_by"] for each in stats}),
+        "layers": len(stats),
+        "moved": gaps(stock.parameters(), Host(ep, "stock", **changes).parameters()),
+    }
+
+
+def train_replayed(ep: int, steps: int, **changes: Any) -> dict[str, Any]:
+    """As train_both, with the routes of stock replayed on Sluice."""
+    changes["moe_enable_routing_replay"] = True
+    tape = Tape()
+    stock = Host(ep, "stock", **changes)
+    wanted = stock.train(steps, around=tape.record)
+    RouterReplay.clear_global_router_replay_instances()
+    mine = Host(ep, "decorated", {"gemm": "host"}, **changes)
+    found = mine.train(steps, around=tape.replay)
+    computed = sorted({each["computed_by"] for each in sluice.stats(mine.model)})
+    gap = gaps(stock.parameters(), mine.parameters())
+    return {"stock": wanted, "sluice": found, "gap": gap, "computed_by": computed}

@@ -1,0 +1,84 @@
+"""Layers of Megatron on Sluice beside whole trainings: specs, refusals, hooks, failures, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mg_ranks import MegatronRanks
+from test_mg_training import LOSS, NORM, WEIGHT, check_as_stock
+
+
+def test_NamedSpec_SomeLayersWithExperts_OptionsFromTheEnvironment(ranks2: MegatronRanks, tmp_path: Path) -> None:
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps({"gemm": "host", "chunks": 2}))
+    path.chmod(0o600)
+    for text in (str(path), path.read_text()):
+        found = ranks2.run("mg_cases:train_named", text=text)
+        check_as_stock(found)
+        assert all(each["kinds"] == ["SluiceMoELayer", "MLP", "SluiceMoELayer"] for each in found)
+        assert all(each["chunks"] == [2, 2] for each in found)
+
+
+def test_WithSluice_EachFormOfSpec_HasItsLayersAndLeavesTheSpec(ranks2: MegatronRanks) -> None:
+    for found in ranks2.run("mg_cases:forms_of_specs"):
+        assert "has no MoE layer" in found.pop("dense")
+        assert found == {"block": 2, "layer": 1, "mlp": 1, "function": 2, "before": 0}
+
+
+def test_SwitchedOff_DecoratedSpec_IsStockToTheBit(ranks2: MegatronRanks) -> None:
+    for found in ranks2.run("mg_cases:switched_off"):
+        assert found["kept"] == [True, True] and found["found"] == found["stock"]
+
+
+def test_ExpertsOfAnotherClass_AreRefusedByNameOrLeft(ranks2: MegatronRanks) -> None:
+    for found in ranks2.run("mg_cases:refused_experts", policy="error"):
+        assert "experts are a _OtherExperts" in found["error"] and '"on_unsupported": "warn"' in found["error"], found
+    for rank, found in enumerate(ranks2.run("mg_cases:refused_experts", policy="warn")):
+        assert found["kept"] == [True, True]
+        assert ("stays with Megatron: its experts are a _OtherExperts" in found["said"]) == (rank == 0)
+
+
+def test_OneRankFails_BothAreToldAndGoOn(ranks2: MegatronRanks) -> None:
+    zero, one = ranks2.run("mg_cases:one_rank_fails")
+    assert "PeerRefused" in zero["told"] and one["told"], (zero, one)
+    assert zero["finite"] and one["finite"]
+
+
+def test_HookOnAnExpert_RunsAndChangesNothing(ranks2: MegatronRanks) -> None:
+    for found in ranks2.run("mg_cases:hooked_expert"):
+        assert found["rows"] > 0 and found["gap"] < 1e-6 and found["computed_by"] == "host modules", found
+
+
+def test_TokensOfDifferentNumber_ExpertsWithoutAnyHaveGradients(ranks2: MegatronRanks) -> None:
+    zero, one = ranks2.run("mg_cases:few_tokens")
+    assert zero["shape"] == [6, 1, 32] and one["shape"] == [1, 1, 32]
+    assert len(zero["grads"]) == len(one["grads"]) == 4 and max(zero["grads"] + one["grads"]) > 0
+
+
+def test_BackwardDw_AfterBackward_ChangesNothing(ranks2: MegatronRanks) -> None:
+    for found in ranks2.run("mg_cases:delayed_weight_gradients"):
+        assert found["count"] == 4 and found["same"]
+
+
+@pytest.mark.parametrize("saved_by, loaded_by", [("stock", "decorated"), ("decorated", "stock")])
+def test_Checkpoint_SavedByOne_LoadedByTheOther_GoesOn(
+    ranks2: MegatronRanks, tmp_path: Path, saved_by: str, loaded_by: str
+) -> None:
+    found = ranks2.run("mg_cases:checkpoint", folder=str(tmp_path), saved_by=saved_by, loaded_by=loaded_by)
+    for each in found:
+        assert each["resumed"]["losses"] == pytest.approx(each["whole"]["losses"], abs=LOSS), each
+        assert each["resumed"]["norms"] == pytest.approx(each["whole"]["norms"], rel=NORM), each
+        assert each["gap"] <= WEIGHT, each
+
+
+def test_Checkpoint_Keys_AreThoseOfStock(ranks2: MegatronRanks) -> None:
+    for stock, mine in ranks2.run("mg_cases:checkpoint_keys"):
+        assert stock == mine and any("mlp.experts.experts.linear_fc1.weight" in key for _, key, _, _ in mine)
+
+
+def test_RankDies_TheOtherIsToldWho(fresh2: MegatronRanks) -> None:
+    zero, one = fresh2.try_run("mg_cases:rank_dies", dying=(1,))
+    assert one == {"died": True}
+    assert "PeerLost" in zero["result"] and "rank 1" in zero["result"], zero

@@ -87,7 +87,7 @@ def why_not(path: str, fitting: Wanted, also: tuple[int, ...] = ()) -> str | Non
         found = _sha256(path, also)
     except FileNotFoundError:
         return ""
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{path} is made anew: its stamp is none"
     except OSError as error:
         return f"{path} is not loaded: {error.filename}: {error.strerror}"

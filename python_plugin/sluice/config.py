@@ -27,6 +27,7 @@ TRANSPORTS = ("tcp", "c10d")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 TUNER_MODES = ("adaptive", "profile", "model")
 CALIBRATION_SECONDS = 8.0
+MOST_SECONDS = 1e9  # 31 years: more are not counted in nanoseconds
 MAX_CHUNKS = 256
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 # Of dispatched rows and of pre-activations, each for all chunks or by chunk.
@@ -231,16 +232,25 @@ def _one_of(allowed: tuple[str, ...]) -> Callable[[str, Any], str]:
     return check
 
 
+def _is_path(value: Any) -> bool:
+    """Whether a file can have that name."""
+    try:
+        return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
 def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
+    if not _is_path(value):
         raise ConfigError(f'"sluice": "{key}" must be a path, not {value!r}')
-    return value
+    return str(value)
 
 
 def _seconds(key: str, value: Any) -> float:
-    # `not (value > 0)` refuses NaN as well.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ConfigError(f'"sluice": "{key}" must be a number of seconds above 0, not {value!r}')
+    # `not (0 < value ...)` refuses NaN as well.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MOST_SECONDS:
+        most = f"{MOST_SECONDS:.0e}"
+        raise ConfigError(f'"sluice": "{key}" must be a number of seconds above 0, at most {most}, not {value!r}')
     return float(value)
 
 
@@ -329,7 +339,7 @@ def _tuner(key: str, value: Any) -> TunerOptions:
 def _bytes(key: str, value: Any) -> int:
     """A number of bytes, or text with a unit: "20GiB", "1.5 GB"."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
-    if found and (found[2] or "B") in UNITS:
+    if found and (found[2] or "B") in UNITS and float(found[1]) < 1 << 63:
         value = int(float(found[1]) * UNITS[found[2] or "B"])
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 63:
         units = ", ".join(UNITS)

@@ -39,7 +39,7 @@ def read(path: str) -> list[dict[str, Any]]:
             data = json.load(file)
     except FileNotFoundError:
         return []
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("sluice_last_decisions") != FORM:
         raise Damaged("of another version, or no list of decisions")

@@ -46,12 +46,12 @@ def _read(path: str) -> Mapping[str, Any] | Finding:
         return Finding(CHECK, BAD, f"{path}: {getattr(error, 'strerror', None) or error}", "give a file that is there")
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         try:
             import hjson  # as DeepSpeed reads its own: comments, no quotes
 
             values = hjson.loads(text)
-        except (ImportError, ValueError):
+        except (ImportError, ValueError, RecursionError):
             return Finding(CHECK, BAD, f"{path} is not JSON: {error}", "correct that line")
     if not isinstance(values, Mapping):
         return Finding(CHECK, BAD, f"{path} holds {type(values).__name__}, not an object", "give a config file")

@@ -67,7 +67,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         where, text = f"{where}={text}", _file(text)
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise config.ConfigError(f'{where} must hold a JSON object such as {{"chunks": 4}}: {error}') from None
     if not isinstance(found, dict):
         raise config.ConfigError(f'{where} must hold a JSON object such as {{"chunks": 4}}, not {text}')

@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "backend/base/c_locale.h"
 
@@ -14,4 +15,13 @@ void sluice_text_add(sluice_text_t* text, const char* format, ...) {
   sluice_c_locale_leave(locale);
   va_end(arguments);
   if (length > 0) text->used += (uint64_t)length;
+}
+
+void sluice_text_add_number(sluice_text_t* text, double value) {
+  char digits[32];
+  sluice_c_locale_t locale = sluice_c_locale_enter();
+  snprintf(digits, sizeof digits, "%.10g", value);
+  const int is_exact = strtod(digits, NULL) == value;
+  sluice_c_locale_leave(locale);
+  sluice_text_add(text, is_exact ? "%.10g" : "%.17g", value);
 }

@@ -18,5 +18,7 @@ static inline sluice_text_t sluice_text(char* data, uint64_t room) {
 
 /* As printf; what has no room is cut off. */
 __attribute__((format(printf, 2, 3))) void sluice_text_add(sluice_text_t* text, const char* format, ...);
+/* A finite number, in ten digits where they read as the same one, else in seventeen. */
+void sluice_text_add_number(sluice_text_t* text, double value);
 
 #endif /* SLUICE_BACKEND_BASE_TEXT_H_ */

@@ -377,9 +377,24 @@ sluice_status_t sluice_machine_read(const char* text, uint64_t length, sluice_ma
 
 /* ---- writing ---- */
 
+static void add_number(sluice_text_t* text, const char* before, double value) {
+  sluice_text_add(text, "%s", before);
+  sluice_text_add_number(text, value);
+}
+
+/* A field of the machine; what stands before it ends without a comma. */
+static void add_field(sluice_text_t* text, const char* name, double value) {
+  sluice_text_add(text, ",\n \"%s\": ", name);
+  sluice_text_add_number(text, value);
+}
+
 static void add_points(sluice_text_t* text, const char* name, const sluice_curve_t* c) {
   sluice_text_add(text, "\"%s\": [", name);
-  for (int32_t i = 0; i < c->count; ++i) sluice_text_add(text, "%s[%.10g, %.10g]", i > 0 ? ", " : "", c->x[i], c->y[i]);
+  for (int32_t i = 0; i < c->count; ++i) {
+    add_number(text, i > 0 ? ", [" : "[", c->x[i]);
+    add_number(text, ", ", c->y[i]);
+    sluice_text_add(text, "]");
+  }
   sluice_text_add(text, "]");
 }
 
@@ -402,9 +417,11 @@ static void add_gemm(sluice_text_t* text, const sluice_machine_t* m) {
 
 static void add_link(sluice_text_t* text, const char* name, const sluice_link_t* link) {
   if (link->bytes.count == 0) return;
-  sluice_text_add(
-      text, ",\n \"%s\": {\"startup_seconds\": %.10g, \"per_peer_seconds\": %.10g, \"token_bucket_seconds\": %.10g, ",
-      name, link->startup_seconds, link->per_peer_seconds, link->token_bucket_seconds);
+  sluice_text_add(text, ",\n \"%s\": {", name);
+  add_number(text, "\"startup_seconds\": ", link->startup_seconds);
+  add_number(text, ", \"per_peer_seconds\": ", link->per_peer_seconds);
+  add_number(text, ", \"token_bucket_seconds\": ", link->token_bucket_seconds);
+  sluice_text_add(text, ", ");
   add_points(text, "points", &link->bytes);
   sluice_text_add(text, "}");
 }
@@ -430,7 +447,8 @@ static void add_shares(sluice_text_t* text, const sluice_machine_t* m) {
         sluice_text_add(text, "%s\"%s\"", comma, sluice_lane_names[other]);
         comma = ", ";
       }
-      sluice_text_add(text, "], \"share\": %.10g}", m->share[lane][set]);
+      add_number(text, "], \"share\": ", m->share[lane][set]);
+      sluice_text_add(text, "}");
     }
   }
   sluice_text_add(text, "]");
@@ -440,34 +458,35 @@ uint64_t sluice_machine_write(const sluice_machine_t* m, char* data, uint64_t ro
   sluice_text_t text = sluice_text(data, room);
   sluice_text_add(&text, "{\"sluice_machine\": %d,\n \"name\": \"", FORM);
   for (const char* c = m->name; *c != '\0'; ++c)
-    sluice_text_add(&text, "%c", *c == '"' || *c == '\\' || *c < ' ' ? '_' : *c);
+    sluice_text_add(&text, "%c", *c == '"' || *c == '\\' || (unsigned char)*c < ' ' ? '_' : *c);
   sluice_text_add(&text, "\",\n \"provenance\": \"%s\",\n \"world_size\": %d,\n \"ranks_per_node\": %d",
                   sluice_provenance_names[m->provenance], m->world_size, m->ranks_per_node);
   sluice_text_add(&text, ",\n \"gemm_model_width\": %" PRId64 ",\n \"gemm_hidden_width\": %" PRId64,
                   m->gemm_model_width, m->gemm_hidden_width);
   add_gemm(&text, m);
-  sluice_text_add(&text, ",\n \"gemm_call_seconds\": %.10g", m->gemm_call_seconds);
+  add_field(&text, "gemm_call_seconds", m->gemm_call_seconds);
   add_curve(&text, "rows", &m->rows);
-  sluice_text_add(&text, ",\n \"activation_seconds\": %.10g,\n \"activation_grad_seconds\": %.10g",
-                  m->activation_seconds, m->activation_grad_seconds);
-  sluice_text_add(&text, ",\n \"relu_seconds\": %.10g,\n \"relu_grad_seconds\": %.10g", m->relu_seconds,
-                  m->relu_grad_seconds);
+  add_field(&text, "activation_seconds", m->activation_seconds);
+  add_field(&text, "activation_grad_seconds", m->activation_grad_seconds);
+  add_field(&text, "relu_seconds", m->relu_seconds);
+  add_field(&text, "relu_grad_seconds", m->relu_grad_seconds);
   add_link(&text, "exchange", &m->exchange);
   add_link(&text, "node_exchange", &m->node_exchange);
   add_curve(&text, "exchange_contention", &m->exchange_contention);
   add_curve(&text, "compute_contention", &m->compute_contention);
-  sluice_text_add(&text,
-                  ",\n \"second_exchange_seconds\": %.10g,\n \"second_exchange_contention\": %.10g,\n "
-                  "\"second_compute_contention\": %.10g,\n \"exchange_skew_gain\": %.10g",
-                  m->second_exchange_seconds, m->second_exchange_contention, m->second_compute_contention,
-                  m->exchange_skew_gain);
+  add_field(&text, "second_exchange_seconds", m->second_exchange_seconds);
+  add_field(&text, "second_exchange_contention", m->second_exchange_contention);
+  add_field(&text, "second_compute_contention", m->second_compute_contention);
+  add_field(&text, "exchange_skew_gain", m->exchange_skew_gain);
   add_curve(&text, "host_copy", &m->host_copy);
   add_curve(&text, "cache_miss_forward", &m->cache_miss_factor[0]);
   add_curve(&text, "cache_miss_backward", &m->cache_miss_factor[1]);
-  sluice_text_add(&text, ",\n \"op_seconds\": %.10g,\n \"pass_seconds\": %.10g,\n \"pass_byte_seconds\": %.10g",
-                  m->op_seconds, m->pass_seconds, m->pass_byte_seconds);
+  add_field(&text, "op_seconds", m->op_seconds);
+  add_field(&text, "pass_seconds", m->pass_seconds);
+  add_field(&text, "pass_byte_seconds", m->pass_byte_seconds);
   add_shares(&text, m);
-  sluice_text_add(&text, ",\n \"error\": {\"median\": %.10g, \"p90\": %.10g, \"count\": %d}}\n", m->error_median,
-                  m->error_p90, m->error_count);
+  add_number(&text, ",\n \"error\": {\"median\": ", m->error_median);
+  add_number(&text, ", \"p90\": ", m->error_p90);
+  sluice_text_add(&text, ", \"count\": %d}}\n", m->error_count);
   return text.used;
 }

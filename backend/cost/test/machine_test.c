@@ -114,6 +114,23 @@ static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
   assert_true(is_near(again.pass_seconds, m.pass_seconds) && again.provenance == m.provenance);
 }
 
+/* Sizes that differ in their last digits only, the largest number, a name of another alphabet. */
+static void Json_AnyDigits_ReadBackAsTheyWere(void** state) {
+  (void)state;
+  static const char fine[] =
+      "{\"sluice_machine\": 2, \"name\": \"\xc3\xbc\", \"op_seconds\": 0.1234567890123456,\n"
+      " \"rows\": {\"points\": [[1, 2], [1.00000000000001, 1.7976931348623157e308]]}}";
+  sluice_machine_t m, again;
+  char text[4096];
+  assert_int_equal(sluice_machine_read(fine, sizeof fine - 1, &m), SLUICE_OK);
+  const uint64_t length = sluice_machine_write(&m, text, sizeof text);
+  assert_true(length < sizeof text);
+  assert_int_equal(sluice_machine_read(text, length, &again), SLUICE_OK);
+  assert_true(again.op_seconds == m.op_seconds && again.rows.x[1] == m.rows.x[1] && again.rows.y[1] == m.rows.y[1]);
+  assert_string_equal(again.name, "\xc3\xbc");
+  assert_non_null(strstr(text, "[[1, 2], ")); /* and no more digits than it takes */
+}
+
 typedef struct refusal_s {
   const char* text;
   const char* says;
@@ -254,6 +271,7 @@ int main(void) {
       cmocka_unit_test(Gemm_BetweenPoints_IsLinearInSecondsOfTheGemm),
       cmocka_unit_test(Exchange_TwoKindsOfLinks_TakesTheSlower),
       cmocka_unit_test(Json_WrittenAndRead_IsTheSameMachine),
+      cmocka_unit_test(Json_AnyDigits_ReadBackAsTheyWere),
       cmocka_unit_test(Json_BadProfile_IsRefusedByFieldName),
       cmocka_unit_test(Json_EveryPrefixAndDamagedByte_EndsWell),
       cmocka_unit_test(Json_UnderADecimalComma_IsTheSame),

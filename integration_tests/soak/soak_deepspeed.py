@@ -1,0 +1,164 @@
+"""Ranks of a DeepSpeed job are killed and stopped at random instants, started again, and end with the same losses.
+
+    .venv/bin/python integration_tests/soak/soak_deepspeed.py [--minutes 5] [--seed N]
+
+A job trains on from its last checkpoint; one of its ranks is killed, or stopped for a moment, or nothing happens. It
+ends with an error where the other rank has no status within the deadline, where one that was stopped for a moment was
+not waited for, or where a loss differs in any bit from a run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "integration_tests" / "deepspeed"))
+
+import rank_harness  # noqa: E402
+from soak import Broken  # noqa: E402
+
+WORLD = 2
+STEPS = 40
+DEADLINE_S = 120.0  # of a rank's answer on the busiest machine; the section's own is 20 s
+SHORT_S = 1.0
+EVENTS = {"kill": 65, "short stop": 25, "none": 10}
+
+
+class Job:
+    """Runs of one job, each with a fate of its own."""
+
+    def __init__(self, folder: str, seed: int) -> None:
+        self.folder, self.random = Path(folder), random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.wanted: dict[tuple[int, str], str] = {}
+        self.ranks: rank_harness.Ranks | None = None
+        self.run_s = 5.0  # how long training takes, about
+        self.errors: Counter[str] = Counter()
+
+    def undisturbed(self) -> None:
+        """The losses of all later runs."""
+        with tempfile.TemporaryDirectory(prefix="sluice_soak_") as other:
+            began = time.monotonic()
+            answers = self._train(other, Path(other) / "begun")
+            self.run_s = time.monotonic() - began
+        for rank, answer in enumerate(answers):
+            if "error" in answer:
+                raise Broken(f"nobody was disturbed: {answer['error']['traceback']}")
+            self.wanted.update({(rank, step): loss for step, loss in answer["result"]["losses"].items()})
+
+    def _train(self, folder: str, begun: Path, dying: tuple[int, ...] = ()) -> list[dict]:
+        if self.ranks is None:
+            self.ranks = rank_harness.Ranks(WORLD)
+        arguments = {"folder": folder, "steps": STEPS, "begin_file": str(begun)}
+        return self.ranks.try_run("cases_soak:train_on", DEADLINE_S, dying=dying, **arguments)
+
+    def disturbed(self, number: int) -> None:
+        what = self.random.choices(list(EVENTS), list(EVENTS.values()))[0]
+        victim = self.random.randrange(WORLD)
+        begun = self.folder / f"begun{number}"
+        after = self.random.uniform(0, 0.7 * self.run_s)
+        if self.ranks is None:  # the victim's number is needed before the call
+            self.ranks = rank_harness.Ranks(WORLD)
+            self.ranks._start()
+        pid = self.ranks.process_id(victim)
+        is_over = threading.Event()
+
+        def happen() -> None:
+            """From the moment on that training begins, which follows seconds of set-up."""
+            while not is_over.is_set() and len(list(self.folder.glob(f"{begun.name}.*"))) < WORLD:
+                time.sleep(0.005)
+            is_over.wait(after if what != "none" else 0)
+            if what == "kill":
+                os.kill(pid, signal.SIGKILL)
+            elif what == "short stop" and not is_over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(self.random.uniform(0.01, SHORT_S))
+                os.kill(pid, signal.SIGCONT)
+
+        thread = threading.Thread(target=happen)
+        thread.start()
+        try:
+            answers = self._train(str(self.folder), begun, dying=(victim,) if what == "kill" else ())
+        except AssertionError as silent:
+            raise Broken(f"run {number}, {what} of rank {victim} after {after:.2f} s: {silent}") from silent
+        finally:
+            is_over.set()
+            thread.join()
+        self._check(number, what, victim, answers)
+        self.done[what] += 1
+        if what == "kill" or any("error" in answer for answer in answers):
+            self.ranks.stop()
+            self.ranks = None
+        if not (self.folder / "latest").exists():
+            return
+        if (self.folder / "latest").read_text().strip() == f"step{STEPS}":
+            self._begin_anew()
+
+    def _check(self, number: int, what: str, victim: int, answers: list[dict]) -> None:
+        for answer in answers:
+            if "error" in answer:
+                self.errors[answer["error"]["type"]] += 1
+                if what != "kill":
+                    raise Broken(f"run {number}, {what} of rank {victim}: {answer['error']['traceback']}")
+        for path in self.folder.glob("loss-*-*"):
+            _, rank, step = path.name.split("-")
+            loss = path.read_text()
+            if loss and loss != self.wanted[int(rank), step]:
+                wanted = self.wanted[int(rank), step]
+                raise Broken(f"run {number}, {what}: loss of rank {rank} in step {step} is {loss}, not {wanted}")
+            self.done["losses"] += bool(loss)
+            path.unlink()
+
+    def _begin_anew(self) -> None:
+        (self.folder / "latest").unlink()
+        self.done["whole trainings"] += 1
+
+    def close(self) -> None:
+        if self.ranks is not None:
+            self.ranks.stop()
+
+
+def run(minutes: float, seed: int) -> str:
+    """Soak; what was done, in a line. Raises Broken."""
+    with tempfile.TemporaryDirectory(prefix="sluice_soak_") as folder:
+        job = Job(folder, seed)
+        try:
+            job.undisturbed()
+            until, number = time.monotonic() + 60 * minutes, 0
+            while time.monotonic() < until:
+                number += 1
+                job.disturbed(number)
+        finally:
+            job.close()
+    events = ", ".join(f"{job.done[what]} x {what}" for what in EVENTS)
+    errors = ", ".join(f"{count} {name}" for name, count in job.errors.most_common()) or "none"
+    return (
+        f"soak: DeepSpeed, {WORLD} ranks, {number} runs ({events}), {job.done['losses']} losses of an undisturbed run, "
+        f"{job.done['whole trainings']} trainings to their ends; errors of survivors: {errors}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--seed", type=int, default=None, help="what happens when; any, unless told")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little")
+    print(f"soak: seed {seed}", flush=True)
+    try:
+        print(run(options.minutes, seed))
+    except Broken as broken:
+        sys.exit(f"soak: BROKEN: {broken}")
+
+
+if __name__ == "__main__":
+    main()

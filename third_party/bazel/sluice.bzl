@@ -1,6 +1,6 @@
 """Build macros of Sluice: one place for the compiler's flags and the shape of a C test.
 
-    load("//third_party/bazel:sluice.bzl", "sluice_cc_library", "sluice_cc_test")
+    load("//third_party/bazel:sluice.bzl", "sluice_cc_library", "sluice_cc_test", "sluice_fuzz_target")
 
 Includes are written from the workspace root: `#include "backend/base/status.h"`.
 """
@@ -88,4 +88,35 @@ def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "sma
         timeout = timeout or _TIMEOUTS[size],
         deps = deps,
         **kwargs,
+    )
+
+
+def sluice_fuzz_target(name, srcs, deps = [], linkopts = []):
+    """One LLVMFuzzerTestOneInput as two programs, with the corpus in the folder corpus/NAME beside it.
+
+    NAME_fuzz is clang's libFuzzer and is built by --config=fuzz alone: see third_party/fuzz/run.py. NAME_corpus_test
+    gives it every file of the corpus, and all that such a file begins with, and is a test like others.
+    """
+    corpus = "corpus/" + name
+    native.cc_binary(
+        name = name + "_fuzz",
+        testonly = 1,
+        srcs = srcs,
+        copts = SLUICE_C_COPTS,
+        linkopts = SLUICE_LINKOPTS + linkopts + ["-fsanitize=fuzzer", "-lm"],
+        tags = [
+            "fuzz",
+            "manual",
+        ],
+        deps = deps + ["//third_party/fuzz:target"],
+    )
+    sluice_cc_test(
+        name = name + "_corpus_test",
+        size = "medium",
+        srcs = srcs + ["//third_party/fuzz:replay.c"],
+        args = [native.package_name() + "/" + corpus],
+        data = native.glob([corpus + "/*"]),
+        linkopts = linkopts,
+        cmocka = False,
+        deps = deps + ["//third_party/fuzz:target"],
     )

@@ -1,0 +1,31 @@
+/* Machines on disk: whatever the file holds, it is another machine's, damaged, or reads as one that is written. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "backend/calibrate/cache.h"
+#include "third_party/fuzz/target.h"
+
+static const char key[] = "a machine";
+
+/* A log is asked for, so that its messages are made. */
+static void hear(void* user, int32_t level, const char* message) {
+  (void)user, (void)level;
+  FUZZ_CHECK(message[0] != '\0');
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static int file = -1;
+  char path[64];
+  sluice_machine_t machine;
+  if (file < 0) {
+    file = memfd_create("cache", MFD_CLOEXEC);
+    FUZZ_CHECK(file >= 0);
+    sluice_set_log(hear, NULL, SLUICE_LOG_WARN);
+  }
+  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+  FUZZ_CHECK(ftruncate(file, 0) == 0 && pwrite(file, data, size, 0) == (ssize_t)size);
+  if (sluice_cache_read(path, key, 0, &machine)) FUZZ_CHECK(sluice_machine_write(&machine, NULL, 0) > 0);
+  return 0;
+}

@@ -1,0 +1,23 @@
+/* A fuzz target: one function that takes any bytes, and ends the program where something does not hold. libFuzzer's
+ * name and types, so that the same file is linked with it or with replay.c. Inputs lie in blocks of exactly their size:
+ * a sanitizer sees a read behind the end. */
+#ifndef SLUICE_THIRD_PARTY_FUZZ_TARGET_H_
+#define SLUICE_THIRD_PARTY_FUZZ_TARGET_H_
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+/* As assert, whatever NDEBUG. */
+#define FUZZ_CHECK(condition)                                                        \
+  do {                                                                               \
+    if (!(condition)) {                                                              \
+      fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
+      abort();                                                                       \
+    }                                                                                \
+  } while (0)
+
+#endif /* SLUICE_THIRD_PARTY_FUZZ_TARGET_H_ */

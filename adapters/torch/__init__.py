@@ -9,7 +9,7 @@ from .casting import CastingLayer
 from .context import Context, ContextOptions
 from .experts import CallbackExperts
 from .group import EpGroup
-from .layer import MoeLayer, Swiglu
+from .layer import MoeLayer, Placement, Swiglu
 from .options import layer_options, refused_policy
 from .packed import PackedLayer
 from .placement import device_of
@@ -24,6 +24,7 @@ __all__ = [
     "EpGroup",
     "MoeLayer",
     "PackedLayer",
+    "Placement",
     "StackedLayer",
     "Sums",
     "Swiglu",

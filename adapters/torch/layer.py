@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
@@ -77,6 +77,14 @@ class Swiglu:
     offset: float = 0.0
 
 
+class Placement(NamedTuple):
+    """Of each expert the rank that owns it, and its slot there; the number of the placement."""
+
+    expert_rank: tuple[int, ...]
+    expert_slot: tuple[int, ...]
+    epoch: int
+
+
 def member_names(gated: bool, bias: bool, interleaved: bool = False) -> tuple[str, ...]:
     """The parameters that one expert has."""
     absent = set() if gated and not interleaved else {"w3", "b3"}
@@ -123,6 +131,8 @@ class MoeLayer:
     strides of which one is 1. Interleaved: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent.
     With callback experts there are none to give.
     leaves_out_frozen: whether backward computes gradients of those parameters alone that want one; else all, or none.
+    expert_rank, expert_slot: of each expert the rank of the group that owns it, and its place among the parameters
+    there (default: contiguous, and in the order of ids); replace_experts gives others.
     restore_input, restore_pre_activation: a name of RESTORE_INPUT, RESTORE_PRE_ACTIVATION, or one for each of
     num_chunks chunks.
     capacity_rows: not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever
@@ -148,6 +158,7 @@ class MoeLayer:
         swiglu: Swiglu | None = None,
         num_chunks: int = 0,
         expert_rank: Sequence[int] | None = None,
+        expert_slot: Sequence[int] | None = None,
         layer_id: int = 0,
         wgrad_mode: str = "adaptive",
         restore_input: str | Sequence[str] = "adaptive",
@@ -204,31 +215,40 @@ class MoeLayer:
         config.layer_id = layer_id
         config.deduplicate, config.reuse = int(deduplicate), int(reuse)
         config.exchange_mode, config.capacity_rows = (_CAPACITY if capacity_rows else _EXACT), capacity_rows
-        table = None
-        if expert_rank is not None:
-            if len(expert_rank) != num_experts:
-                raise InvalidArgument(f"expert_rank names {len(expert_rank)} experts, the layer has {num_experts}")
-            table = ffi.new("int32_t[]", [int(rank) for rank in expert_rank])
-            config.expert_rank = table
+        owners, slots = self._list("expert_rank", expert_rank), self._list("expert_slot", expert_slot)
+        config.expert_rank, config.expert_slot = owners, slots
         context.tune_for(model_width, hidden_width if experts is None else 4 * model_width, config.dtype)
         out = ffi.new("sluice_moe_t **")
         library.check(library.lib.sluice_moe_create(context.handle, config, out))
-        del by_chunk  # copied
+        del by_chunk, owners, slots  # copied
         self._handle = out[0]
         self._finalizer = weakref.finalize(self, release, library.lib.sluice_moe_destroy, out[0], generation())
         self._finalizer.atexit = False
         context.adopt(self)
-        self.num_local_experts: int = library.lib.sluice_moe_num_local_experts(self._handle)
+        self._count_experts()
         if experts is not None and len(experts.modules) != self.num_local_experts:
             self.close()
             raise InvalidArgument(f"{len(experts.modules)} modules for {self.num_local_experts} local experts")
         self._collective = context.ep_group.world_size > 1
         self.turn: Any = contextlib.nullcontext()  # held in a backward; see CastingLayer
+
+    def _count_experts(self) -> None:
+        """What follows from the number of experts on this rank."""
+        self.num_local_experts: int = load().lib.sluice_moe_num_local_experts(self._handle)
         self._frames: list[_Frame] = []
         # The library's arrays go member by member, torch's list of inputs expert by expert.
         experts_range = range(self.num_local_experts)
         self._places = [n * len(experts_range) + e for e in experts_range for n in range(len(self.members))]
         self._names = [f"{name} of local expert {e}" for e in experts_range for name in self.members]
+
+    def _list(self, name: str, numbers: Sequence[int] | None) -> Any:
+        """One number for each expert, as C takes them; None: NULL."""
+        ffi = load().ffi
+        if numbers is None:
+            return ffi.NULL
+        if len(numbers) != self.num_experts:
+            raise InvalidArgument(f"{name} names {len(numbers)} experts, the layer has {self.num_experts}")
+        return ffi.new("int32_t[]", [int(number) for number in numbers])
 
     @property
     def handle(self) -> Any:
@@ -243,6 +263,41 @@ class MoeLayer:
         out = library.ffi.new("uint64_t *")
         library.check(library.lib.sluice_moe_smallest_budget(self.handle, num_tokens, out))
         return int(out[0])
+
+    def placement(self) -> Placement:
+        """Where the layer's experts live now."""
+        library = load()
+        ffi = library.ffi
+        ranks, slots = (ffi.new("int32_t[]", self.num_experts) for _ in range(2))
+        epoch = ffi.new("uint64_t *")
+        library.check(library.lib.sluice_moe_get_placement(self.handle, ranks, slots, epoch))
+        return Placement(tuple(ranks), tuple(slots), int(epoch[0]))
+
+    def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int], epoch: int | None = None) -> None:
+        """From the next call on, expert e lives on rank expert_rank[e] of the group, in slot expert_slot[e] there: its
+        place among the parameters that are passed. The caller moves what belongs to it. Between steps: InvalidState
+        while a forward waits for its backward, or its graph is kept. epoch: above the present one; None: the next.
+
+        Collective: Mismatch names ranks and entry where they give different lists. After an error all is as before.
+        A layer whose experts are modules has as many on each rank afterwards as before (Unsupported).
+        """
+        library = load()
+        placement = library.new("expert_placement")
+        before = self.placement()
+        error: SluiceError | None = None
+        try:
+            lists = self._list("expert_rank", expert_rank), self._list("expert_slot", expert_slot)
+            if self.experts is not None and sorted(expert_rank) != sorted(before.expert_rank):
+                raise Unsupported("experts that are modules stay as many on each rank as they were")
+            placement.expert_rank, placement.expert_slot = lists
+            placement.epoch = before.epoch + 1 if epoch is None else epoch
+        except SluiceError as wrong:
+            error = wrong  # the others learn it from the call, whose lists are missing
+        status = self._call(library.lib.sluice_moe_replace_experts, self.handle, placement)
+        if error is not None:
+            raise error
+        library.check(status)
+        self._count_experts()
 
     def take_capacity_report(self) -> dict[str, int]:
         """Routes of all forwards since the last time, a graph's launches among them, and how many of them the capacity
@@ -434,8 +489,9 @@ class MoeLayer:
         if work.experts is not None:
             work.experts.begin_backward(work.by_expert(needs))
             return []
-        if not any(needs):
+        if flat and not any(needs):
             return [_NOTHING] * len(flat)
+        # A rank without experts says what those that have some usually do: ranks must want the same.
         # Existing gradients to add to, or fresh memory: torch may keep that as `.grad` without a copy.
         grads = [torch.empty_like(tensor) for tensor in flat] if work.sums is None else work.sums.into
         frame.grads.fill_all(grads, self._places, self._names)

@@ -35,6 +35,10 @@ class StackedLayer(CastingLayer):
         self._made_in = generation()
         self._prepared: _Prepared | None = None
 
+    def _count_experts(self) -> None:
+        super()._count_experts()
+        self._prepared = None
+
     def quick(
         self, tokens: torch.Tensor, expert_ids: torch.Tensor, route_weights: torch.Tensor, flat: Sequence[torch.Tensor]
     ) -> torch.Tensor | None:

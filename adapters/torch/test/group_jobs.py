@@ -1,12 +1,14 @@
 """Groups of ranks: of several sizes, made by ranks that differ, and joins that fail."""
 
+import random as random_module
 import warnings
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from layer_cases import Case, close, compare, group, world
-from sluice.adapters.torch import Context, EpGroup
-from sluice.errors import InvalidArgument, NotFound, PeerRefused, TimedOut
+from sluice.adapters.torch import Context, ContextOptions, EpGroup
+from sluice.errors import InvalidArgument, InvalidState, Mismatch, NotFound, PeerRefused, TimedOut
 
 
 def unequal_groups():
@@ -91,4 +93,93 @@ def several_groups():
         except InvalidArgument:
             pass
     dist.barrier()
+    return True
+
+
+def moving_experts(gated=True, uneven=False):
+    """Experts change owner and slot every step or two, with their weights: the bits of a layer in which none moves."""
+    W, rank = world()
+    case = Case(W, tokens=(11, 6), seed=97, gated=gated, bias=True, n=2)
+    context = Context(group(), ContextOptions("native"))  # sums in an order of their own, whatever lies beside
+    options = {"chunking": "tokens"}
+    runs = [case.layer(context, **options) for _ in range(2)]
+    weights_of = [[{k: v.clone() for k, v in p.items()} for p in case.params] for _ in runs]
+    random = random_module.Random(5)
+    for step in range(8):
+        outs = []
+        for run, (layer, experts) in enumerate(zip(runs, weights_of)):
+            if run == 1 and step % 3 != 1:
+                owners = [e // case.per_rank for e in range(case.E)]
+                random.shuffle(owners)
+                if uneven:
+                    owners = [random.randrange(W) for _ in owners]
+                slots = slots_of(owners, W, random)
+                layer.replace_experts(owners, slots)
+                assert layer.placement() == (tuple(owners), tuple(slots), layer.placement().epoch)
+                assert layer.num_local_experts == owners.count(rank)
+            place = layer.placement()
+            mine = sorted((s, e) for e, (r, s) in enumerate(zip(place.expert_rank, place.expert_slot)) if r == rank)
+            tokens, ids, weights, _ = case.inputs(rank)
+            params = [{k: v.clone().requires_grad_() for k, v in experts[e].items()} for _, e in mine]
+            out = layer(tokens, ids, weights, params)
+            if run == 1 and step == 4:
+                owners, slots = list(place.expert_rank), list(place.expert_slot)
+                try:
+                    layer.replace_experts(owners, slots)
+                    raise AssertionError("experts were replaced while a forward waits for its backward")
+                except InvalidState as error:
+                    assert "steps of this layer are outstanding" in str(error), error
+            out.backward(case.cotangents[rank])
+            news = [None] * W
+            dist.all_gather_object(
+                news,
+                {e: {k: (v - 0.005 * v.grad).detach() for k, v in p.items()} for (_, e), p in zip(mine, params)},
+            )
+            for new in news:
+                for e, values in new.items():
+                    experts[e] = values
+            outs.append((out.detach(), tokens.grad, weights.grad))
+            del out
+        assert outs[0][0].isfinite().all() and all(torch.equal(a, b) for a, b in zip(*outs)), step
+    for one, other in zip(*weights_of):
+        assert all(torch.equal(one[k], other[k]) for k in one)
+    return True
+
+
+def slots_of(owners, W, random):
+    """Of each expert a slot on its rank, in no order."""
+    slots, order = [0] * len(owners), list(range(len(owners)))
+    random.shuffle(order)
+    count = [0] * W
+    for e in order:
+        slots[e] = count[owners[e]]
+        count[owners[e]] += 1
+    return slots
+
+
+def placements_that_differ():
+    """What is wrong is named, and the layer runs on as before."""
+    W, rank = world()
+    case = Case(W, tokens=(7,), seed=98)
+    layer = case.layer(Context(group()))
+    before = layer.placement()
+    owners = list(before.expert_rank)
+    slots = list(before.expert_slot)
+    turned = slots if rank == 0 else [1 - s for s in slots]
+    for wrong, error_type, text in (
+        ((owners, turned), Mismatch, "expert_slot[0]"),
+        ((owners, slots[1:]), InvalidArgument, "expert_slot names 3 experts, the layer has 4"),
+        ((owners, [0] * len(slots)), InvalidArgument, "slot 0 of rank 0"),
+        ((owners, slots, 0), InvalidArgument, "epoch is 0"),
+    ):
+        try:
+            layer.replace_experts(*wrong)
+            raise AssertionError(f"{wrong} went through")
+        except error_type as error:
+            assert text in str(error), error
+        assert layer.placement() == before
+    tokens, ids, weights, params = case.inputs(rank)
+    out = layer(tokens, ids, weights, params)
+    out.backward(case.cotangents[rank])
+    compare(case, rank, out, tokens, weights, params)
     return True

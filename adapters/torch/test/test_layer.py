@@ -202,6 +202,16 @@ def test_Groups_OfSeveralSizes_WorkSideBySide():
     assert ranks.run(4, "group_jobs:several_groups") == [True] * 4
 
 
+@pytest.mark.parametrize("uneven", [False, True], ids=["as many", "any number"])
+@pytest.mark.parametrize("W", [2, 3])
+def test_ReplaceExperts_BetweenSteps_HasTheBitsOfNone(W, uneven):
+    assert ranks.run(W, "group_jobs:moving_experts", uneven=uneven) == [True] * W
+
+
+def test_ReplaceExperts_WrongPlacements_AreNamed():
+    assert ranks.run(2, "group_jobs:placements_that_differ") == [True] * 2
+
+
 def test_SilentPeer_Forward_IsNamedAtTheDeadline():
     results = ranks.run(3, "peer_jobs:silent_peer")
     for name, _, took, text in results[:-1]:

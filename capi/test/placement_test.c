@@ -177,6 +177,22 @@ static void Moves_UnderAPlan_AreNear(void** state) {
   }
 }
 
+/* A token has one route to each expert, and so to each rank; once all experts lie on one rank, all of them go there. A
+ * plan for one each would have room for half of them in a chunk, and cut the one that is asked for in two. */
+static void Moves_ToOneRankUnderABudget_MakeAnotherPlan(void** state) {
+  (void)state;
+  result_t moved;
+  case_t c = base_case(2);
+  c.num_chunks = 1, c.budget = 1 << 20, c.rounds = 1;
+  c.num_experts = c.top_k = 2;
+  c.moves = WORLD_MOVES_UNEVEN; /* of which the first leaves rank 0 without experts */
+  check_near(&c, 0);
+  world_run(&c, &moved);
+  must_work(&c, &moved);
+  for (int32_t r = 0; r < 2; ++r) assert_int_equal(moved.num_chunks[r], 1);
+  world_free(&moved);
+}
+
 /* Copies of a token meet at its ranks, so that other sums are rounded first. */
 static void Moves_Deduplicated_AreNear(void** state) {
   (void)state;
@@ -218,6 +234,7 @@ int main(void) {
       cmocka_unit_test(Moves_UnderACapacity_HaveTheBitsOfNone),
       cmocka_unit_test(Moves_CallbackExperts_HaveTheBitsOfNone),
       cmocka_unit_test(Moves_UnderAPlan_AreNear),
+      cmocka_unit_test(Moves_ToOneRankUnderABudget_MakeAnotherPlan),
       cmocka_unit_test(Moves_Deduplicated_AreNear),
       cmocka_unit_test(Moves_ChunksByExperts_AreNear),
       cmocka_unit_test(Moves_ByStaleSlots_AreCaught),

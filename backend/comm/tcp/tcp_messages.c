@@ -21,6 +21,7 @@ enum { MAX_EVENTS = 64, LOOK_MS = 1000 };
 
 #define SECOND_LOOK_NS UINT64_C(1000000000) /* as in tcp_comm.c: a paused machine takes everybody for silent, once */
 #define LINGER_NS      UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
+#define HOLD_NS        UINT64_C(1000000000) /* for peers to find a loss that this rank cannot tell them */
 #define INLINE_BYTES   UINT64_C(65536)      /* longer ones cost the sending thread more than waking this one does */
 
 static tcp_wire_t* downcast(sluice_wire_t* wire) { return (tcp_wire_t*)wire; }
@@ -172,8 +173,8 @@ static int32_t tcp_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
 /* Whether a frame may stand on the connection now. */
 static int is_between(const tcp_messages_peer_t* p) { return p->first == NULL || p->first->progress == 0; }
 
-/* Where this rank is not at fault, a connection with half of a message on it stays open until close: the peer finds the
- * one that is lost by itself. */
+/* Where this rank is not at fault, a connection with half of a message on it stays open until close, and there until
+ * the peer has found the one that is lost by itself: it would take this rank for that. */
 static void tcp_fail(sluice_wire_t* base, int32_t culprit) {
   tcp_wire_t* wire = downcast(base);
   const sluice_frame_t lost = {.kind = SLUICE_FRAME_LOST, .tag = (uint64_t)culprit};
@@ -187,6 +188,8 @@ static void tcp_fail(sluice_wire_t* base, int32_t culprit) {
     } else if (is_between(p)) {
       (void)send(p->socket, &lost, sizeof lost, MSG_NOSIGNAL | MSG_DONTWAIT); /* or it finds the loss alone */
       (void)shutdown(p->socket, SHUT_WR);
+    } else {
+      p->is_held = 1;
     }
     p->first = p->last = NULL;
   }
@@ -226,6 +229,17 @@ static void say_goodbye_to_all(tcp_wire_t* wire) {
   }
 }
 
+/* Until the peer has given up too, which ends its side, or has had the time for it. */
+static void hold(tcp_wire_t* wire) {
+  const uint64_t deadline_ns = sluice_now_ns() + HOLD_NS;
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    struct pollfd end = {.fd = wire->peers[r].socket, .events = POLLRDHUP};
+    const uint64_t now_ns = sluice_now_ns();
+    if (wire->peers[r].is_held && now_ns < deadline_ns)
+      (void)poll(&end, 1, (int)((deadline_ns - now_ns) / 1000000) + 1);
+  }
+}
+
 static void tcp_close(sluice_wire_t* base, int32_t is_orderly) {
   tcp_wire_t* wire = downcast(base);
   if (wire->is_open) {
@@ -234,7 +248,11 @@ static void tcp_close(sluice_wire_t* base, int32_t is_orderly) {
     pthread_mutex_unlock(&wire->mutex);
     wake(wire);
     pthread_join(wire->thread, NULL);
-    if (is_orderly) say_goodbye_to_all(wire);
+    if (is_orderly) {
+      say_goodbye_to_all(wire);
+    } else {
+      hold(wire);
+    }
   }
   for (int32_t r = 0; r < wire->world_size; ++r) {
     sluice_messages_drop(wire->messages, wire->peers[r].arrival);

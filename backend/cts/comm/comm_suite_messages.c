@@ -3,13 +3,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/math.h"
+
+enum { PERIOD = 8191 };
+
 unsigned char cts_pattern(int32_t from, uint64_t tag, uint64_t index) {
-  return (unsigned char)((uint64_t)from * 89 + tag * 31 + index * 7 + (index >> 8) * 13 + (index >> 16));
+  const uint64_t i = index % PERIOD;
+  return (unsigned char)((uint64_t)from * 89 + tag * 31 + i * 7 + (i >> 8) * 13);
 }
 
 unsigned char* cts_make_payload(int32_t from, uint64_t tag, uint64_t bytes) {
   unsigned char* payload = malloc(bytes + 1);
-  for (uint64_t i = 0; payload != NULL && i < bytes; ++i) payload[i] = cts_pattern(from, tag, i);
+  if (payload == NULL) return NULL;
+  for (uint64_t i = 0; i < sluice_min_u64(bytes, PERIOD); ++i) payload[i] = cts_pattern(from, tag, i);
+  for (uint64_t done = PERIOD; done < bytes; done += PERIOD) {
+    memcpy(payload + done, payload, sluice_min_u64(bytes - done, PERIOD));
+  }
   return payload;
 }
 
@@ -20,10 +29,11 @@ int cts_is_intact(const sluice_message_completion_t* c, uint64_t head_bytes, uin
   for (uint64_t i = 0; i < head_bytes; ++i) {
     if (((const unsigned char*)c->head)[i] != cts_pattern(c->peer, c->tag, i)) return 0;
   }
-  for (uint64_t i = 0; i < bytes; ++i) {
-    if (((const unsigned char*)c->payload)[i] != cts_pattern(c->peer, c->tag, i)) return 0;
+  const unsigned char* payload = c->payload;
+  for (uint64_t i = 0; i < sluice_min_u64(bytes, PERIOD); ++i) {
+    if (payload[i] != cts_pattern(c->peer, c->tag, i)) return 0;
   }
-  return 1;
+  return bytes <= PERIOD || memcmp(payload, payload + PERIOD, bytes - PERIOD) == 0;
 }
 
 sluice_status_t cts_send(sluice_messages_t* m, int32_t peer, uint64_t tag, const void* payload, uint64_t bytes,

@@ -7,9 +7,9 @@
 #include "backend/cts/comm/comm_suite_ranks.h"
 
 /* More than sockets of both sides hold. */
-#define CTS_LARGE_BYTES (UINT64_C(32) << 20)
+#define CTS_LARGE_BYTES (UINT64_C(16) << 20)
 
-/* The byte at `index` of what `from` sends with this tag. */
+/* The byte at `index` of what `from` sends with this tag. It repeats, so that a sanitizer need not see each. */
 unsigned char cts_pattern(int32_t from, uint64_t tag, uint64_t index);
 /* New memory of the test, free(). */
 unsigned char* cts_make_payload(int32_t from, uint64_t tag, uint64_t bytes);

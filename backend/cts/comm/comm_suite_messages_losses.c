@@ -207,6 +207,32 @@ static void nth_allocation(cts_rank_t* me) {
   cts_fail_check(me, __FILE__, __LINE__, "opening and one message end after a few allocations");
 }
 
+/* All ranks open together, and one allocation of any of them fails: all have an endpoint or none has, nobody hangs. */
+static sluice_status_t opened[MAX_WORLD_SIZE]; /* by ranks that meet before another reads */
+
+static void nth_allocation_of_an_opening(cts_rank_t* me) {
+  sluice_allocator_t* allocator = sluice_process_allocator();
+  if (me->world->num_here == 1) return; /* ranks that are processes have allocators of their own */
+  for (int64_t n = 0, is_over = 0; !is_over; ++n) {
+    sluice_messages_t* m;
+    CHECK(me, n < 200);
+    CHECK(me, cts_meet(me));
+    if (me->rank == 0) allocator->fail_after = n;
+    CHECK(me, cts_meet(me));
+    opened[me->rank] = sluice_messages_open(me->comm, NULL, &m);
+    CHECK(me, (m != NULL) == (opened[me->rank] == SLUICE_OK));
+    CHECK(me, cts_meet(me));
+    is_over = allocator->fail_after >= 0;
+    CHECK(me, cts_meet(me));
+    if (me->rank == 0) allocator->fail_after = -1;
+    CHECK(me, (opened[me->rank] == SLUICE_OK) == is_over);
+    CHECK(me, cts_meet(me));
+    sluice_messages_close(m);
+    if (!is_over) cts_renew(me);
+    if (me->failure[0] != '\0') return;
+  }
+}
+
 /* The receiver has no room: it says so, and the others hear that it is lost. */
 static void no_memory_for_arrival(cts_rank_t* me) {
   sluice_allocator_t memory;
@@ -279,6 +305,7 @@ const cts_case_t cts_messages_losses_cases[] = {
     {"CloseMessages_HalfOfThemOut_Ends", close_under_way, 1, 0, 0},
     {"Messages_MoreThanIsKept_IsOverBudgetNamingTheSender", too_much_unexpected, 2, 0, 0},
     {"Messages_NthAllocationFails_LeaksNothing", nth_allocation, 0, 0, 0},
+    {"OpenMessages_NthAllocationOfAnyRankFails_AllOrNone", nth_allocation_of_an_opening, 2, 0, 0},
     {"Message_NoMemoryForIt_IsToldOnBothSides", no_memory_for_arrival, 2, 0, 0},
     {"Fork_ChildMessages_AreInert", fork_with_messages, 1, 0, 0},
     {NULL, NULL, 0, 0, 0},

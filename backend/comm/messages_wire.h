@@ -73,7 +73,8 @@ void sluice_messages_arrived(sluice_messages_t* messages, sluice_message_arrival
 void sluice_messages_drop(sluice_messages_t* messages, sluice_message_arrival_t* arrival);
 /* The transport may write into it for as long as the process lives: it is never freed. Accepts NULL. */
 void sluice_messages_forget(sluice_messages_t* messages, sluice_message_arrival_t* arrival);
-/* Any other frame of `peer`; one of no known kind fails the endpoint. */
+/* Any other frame of `peer`; one of no known kind fails the endpoint. That a peer leaves is told when `sent` has been
+ * called for all that it can have received: a send that is not over then has lost it. */
 void sluice_messages_hear(sluice_messages_t* messages, int32_t peer, const sluice_frame_t* frame);
 /* The wire needs the memory of this message no more, and delivers it also when the endpoint is closed now. */
 void sluice_messages_sent(sluice_messages_t* messages, sluice_outgoing_t* outgoing);

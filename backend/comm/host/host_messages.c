@@ -11,10 +11,11 @@
 /* Below what transports send at once, without asking whether the receive is there. */
 enum { FRONT_BYTES = 2048, INLINE_BYTES = FRONT_BYTES - sizeof(sluice_frame_t) };
 
-#define PART_BYTES (UINT64_C(1) << 30) /* of one message of the host's */
-#define LINGER_NS  UINT64_C(2000000000)
-#define MIN_NAP_NS UINT64_C(20000)
-#define MAX_NAP_NS UINT64_C(500000) /* what an idle endpoint costs: two thousand looks a second at the most */
+#define PART_BYTES  (UINT64_C(1) << 30) /* of one message of the host's */
+#define LINGER_NS   UINT64_C(2000000000)
+#define FAREWELL_NS UINT64_C(200000000)
+#define MIN_NAP_NS  UINT64_C(20000)
+#define MAX_NAP_NS  UINT64_C(500000) /* what an idle endpoint costs: two thousand looks a second at the most */
 
 /* What travels first: fixed size. */
 typedef struct front_s {
@@ -43,7 +44,8 @@ typedef struct host_peer_s {
   unsigned char* trash; /* where the payload goes when the endpoint has failed */
   uint64_t offset;
   int32_t is_front_in;
-  int32_t is_over; /* it has said that nothing follows */
+  int32_t is_over;      /* it has said that nothing follows */
+  uint64_t farewell_ns; /* when it has said that it leaves, while the endpoint does not know; else 0 */
   front_t front;
 } host_peer_t;
 
@@ -204,6 +206,10 @@ static void read_front(host_wire_t* wire, int32_t peer, sluice_message_arrival_t
   *out_whole = NULL;
   *out_follows = 0;
   if (frame->kind == SLUICE_FRAME_LEAVES || frame->kind == SLUICE_FRAME_LOST) p->is_over = 1;
+  if (frame->kind == SLUICE_FRAME_LEAVES) {
+    p->farewell_ns = sluice_now_ns();
+    return;
+  }
   if (frame->kind != SLUICE_FRAME_MESSAGE) {
     if (!sluice_messages_has_failed(wire->messages)) sluice_messages_hear(wire->messages, peer, frame);
     return;
@@ -268,6 +274,18 @@ static void tell_all(host_wire_t* wire, uint32_t kind, uint64_t tag) {
   }
 }
 
+/* What the peer has received may not be known here as sent yet. */
+static void hear_farewell(host_wire_t* wire, int32_t peer) {
+  host_peer_t* p = &wire->peers[peer];
+  if (p->farewell_ns == 0) return;
+  pthread_mutex_lock(&wire->mutex);
+  const int is_through = p->first == NULL;
+  pthread_mutex_unlock(&wire->mutex);
+  if (!is_through && sluice_now_ns() < p->farewell_ns + FAREWELL_NS) return;
+  p->farewell_ns = 0;
+  if (!sluice_messages_has_failed(wire->messages)) sluice_messages_hear(wire->messages, peer, &p->front.frame);
+}
+
 static int is_sending(const host_wire_t* wire) {
   for (int32_t r = 0; r < wire->world_size; ++r) {
     if (wire->peers[r].first != NULL) return 1;
@@ -293,6 +311,7 @@ static void* run(void* argument) {
       pthread_mutex_unlock(&wire->mutex);
       fail(wire, status, r);
       fail(wire, pull(wire, r, &has_moved), r);
+      hear_farewell(wire, r);
     }
     pthread_mutex_lock(&wire->mutex);
     const int is_through = is_over(wire);

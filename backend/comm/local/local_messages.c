@@ -57,8 +57,8 @@ static void local_send(sluice_wire_t* base, sluice_outgoing_t* out) {
   local_wire_t* there = enter(wire, out->peer);
   if (there == NULL) return; /* it has left, or failed: this endpoint has been told */
   deliver(there, wire->comm->base.rank, out);
+  sluice_messages_sent(wire->messages, out); /* before that rank can say that it leaves */
   leave(there);
-  sluice_messages_sent(wire->messages, out);
 }
 
 static int32_t local_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
@@ -91,12 +91,11 @@ static void local_close(sluice_wire_t* base, int32_t is_orderly) {
   local_wire_t* wire = downcast(base);
   sluice_local_group_t* group = wire->comm->group;
   const sluice_frame_t leaves = {.kind = SLUICE_FRAME_LEAVES};
-  if (is_orderly) tell_all(wire, &leaves);
   pthread_mutex_lock(&group->mutex);
-  wire->is_dead = 1;
   group->ends[wire->comm->base.rank].wire = NULL;
   while (wire->users > 0) pthread_cond_wait(&group->changed, &group->mutex);
   pthread_mutex_unlock(&group->mutex);
+  if (is_orderly) tell_all(wire, &leaves); /* now: whose message has come knows that it is sent */
   sluice_free(sluice_process_allocator(), wire, sizeof *wire);
 }
 

@@ -104,6 +104,9 @@ static void begin(tcp_wire_t* wire, int32_t peer) {
   if (p->in.kind == SLUICE_FRAME_LEAVES) {
     p->state = TCP_PEER_LEFT;
     p->can_read = 0;
+    /* What the peer has received was sent under the mutex, by a thread that may be about to say so. */
+    pthread_mutex_lock(&wire->mutex);
+    pthread_mutex_unlock(&wire->mutex);
   }
   sluice_messages_hear(wire->messages, peer, &p->in);
 }

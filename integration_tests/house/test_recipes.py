@@ -17,7 +17,7 @@ EXAMPLES = {
 # Files that name a part without having to know it: who calls it, tests of it, and parts beside it.
 CALLERS = {
     "add-a-communicator.md": re.compile(
-        r"adapters/|backend/comm/|docs/(?!c-abi|architecture)|integration_tests/house/"
+        r"adapters/|backend/comm/|docs/(?!c-abi|architecture)|integration_tests/house/|capi/test/pipeline\w*\.c"
     ),
     "add-a-device.md": re.compile(
         r"backend/device/\w+/|backend/cts/device/fake_device|docs/|integration_tests/house/|capi/test/\w+_test\.c"

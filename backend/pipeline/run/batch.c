@@ -52,7 +52,7 @@ static sluice_status_t check_callbacks(const sluice_pipeline_t* pipeline) {
 
 static sluice_status_t prepare(sluice_pipeline_t* pipeline) {
   SLUICE_TRY(check_callbacks(pipeline));
-  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   sluice_stage_plan_t* plan = &pipeline->plans[pipeline->forward_only];
   const sluice_stage_times_t* times = pipeline->has_times && !pipeline->forward_only ? pipeline->times : NULL;
   SLUICE_TRY(sluice_stage_plan_make(plan, &agreed->spec, agreed->stage, pipeline->num_micro_batches,
@@ -165,7 +165,7 @@ static sluice_status_t end_together(sluice_pipeline_t* pipeline) {
 
 /* The times of the first training batch, alike on all ranks, decide what is in flight from now on. */
 static void adopt_times(sluice_pipeline_t* pipeline) {
-  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   if (agreed->replica == 0) {
     for (int32_t k = 0; k < agreed->spec.num_virtual; ++k) {
       const int32_t c = sluice_pipeline_virtual_stage(&agreed->spec, agreed->stage, k);

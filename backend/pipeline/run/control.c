@@ -81,7 +81,7 @@ sluice_status_t sluice_stage_listen(sluice_pipeline_t* pipeline) {
 
 /* The first replica's times are everybody's: all choose alike. Ranks are one batch apart at most. */
 static void take_times(sluice_pipeline_t* pipeline, int32_t rank, const sluice_message_completion_t* completion) {
-  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   const int32_t v = agreed->spec.num_virtual;
   if (agreed->replica_of[rank] != 0 || completion->payload_bytes != (uint64_t)v * sizeof(sluice_stage_times_t)) return;
   const sluice_stage_head_t* head = completion->head;

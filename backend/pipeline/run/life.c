@@ -44,7 +44,7 @@ static sluice_status_t open_with(sluice_pipeline_t* pipeline, const sluice_pipel
     pipeline->endpoint = sluice_stage_endpoint_new(comm);
     if (pipeline->endpoint == NULL) mine = sluice_alloc_status();
   }
-  SLUICE_TRY(sluice_stage_agree(terms, mine, comm, &pipeline->agreed));
+  SLUICE_TRY(sluice_stage_shake_hands(terms, mine, comm, &pipeline->agreed));
   if (comm != NULL) SLUICE_TRY(connect(pipeline));
   if (pipeline->agreed.replica == 0) { /* who leads, or has no replicas, hears no orders */
     sluice_free(sluice_process_allocator(), pipeline->orders, sizeof *pipeline->orders);
@@ -72,8 +72,8 @@ sluice_status_t sluice_pipeline_open(const sluice_pipeline_terms_t* terms, sluic
     if (pipeline == NULL) mine = sluice_alloc_status();
   }
   if (pipeline == NULL) { /* the others hear of it all the same */
-    sluice_stage_agreement_t nothing;
-    return sluice_stage_agree(terms, mine, comm, &nothing);
+    sluice_stage_handshake_t nothing;
+    return sluice_stage_shake_hands(terms, mine, comm, &nothing);
   }
   pipeline->callbacks = *callbacks;
   pipeline->user = user;
@@ -96,7 +96,7 @@ void sluice_pipeline_close(sluice_pipeline_t* pipeline) {
   sluice_stage_endpoint_close(pipeline->endpoint);
   sluice_free(sluice_process_allocator(), pipeline->peers, peer_bytes);
   sluice_free(sluice_process_allocator(), pipeline->orders, sizeof *pipeline->orders);
-  sluice_stage_agreement_free(&pipeline->agreed);
+  sluice_stage_handshake_free(&pipeline->agreed);
   sluice_free(sluice_process_allocator(), pipeline, sizeof *pipeline);
 }
 

@@ -10,7 +10,7 @@
 #define SLICE_NS UINT64_C(200000000) /* between two questions whether the host wants the batch ended */
 
 static int32_t rank_of_peer(const sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) {
-  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   return agreed->rank_of[op->peer * agreed->num_replicas + agreed->replica];
 }
 
@@ -52,11 +52,11 @@ static sluice_status_t post_send(sluice_pipeline_t* pipeline, int32_t index) {
   record->bytes = value->bytes;
   const sluice_message_t message = {
       .peer = rank_of_peer(pipeline, op),
-      .num_spans = value->parcel.num_spans,
+      .num_spans = value->packed.num_spans,
       .tag = sluice_stage_tag(pipeline->number, op),
       .head = &head,
       .head_bytes = sizeof head,
-      .spans = value->parcel.spans,
+      .spans = value->packed.spans,
   };
   SLUICE_TRY(sluice_messages_send(pipeline->endpoint->messages, &message,
                                   sluice_stage_request(SLUICE_STAGE_REQUEST_SEND, index), &record->request));

@@ -21,7 +21,7 @@ sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_
   *out_count = 0;
   SLUICE_TRY(enter(pipeline));
   const sluice_stage_plan_t* plan = pipeline->plan;
-  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   for (int32_t i = 0; plan != NULL && i < plan->num_ends; ++i) {
     const sluice_stage_op_t* op = &plan->program->ops[plan->ends[i]];
     if (op->kind == SLUICE_STAGE_FLUSH) continue;

@@ -2,7 +2,7 @@
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_STATE_H_
 #define SLUICE_BACKEND_PIPELINE_RUN_STATE_H_
 
-#include "backend/pipeline/run/agree.h"
+#include "backend/pipeline/run/handshake.h"
 #include "backend/pipeline/run/plan.h"
 #include "backend/pipeline/run/run.h"
 #include "backend/pipeline/run/values.h"
@@ -38,7 +38,7 @@ typedef enum sluice_stage_phase_e {
 struct sluice_pipeline_s {
   sluice_pipeline_callbacks_t callbacks;
   void* user;
-  sluice_stage_agreement_t agreed;
+  sluice_stage_handshake_t agreed;
   sluice_stage_endpoint_t* endpoint; /* NULL: one rank */
   atomic_flag is_busy;
   _Atomic int32_t is_aborted;

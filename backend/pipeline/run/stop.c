@@ -61,7 +61,7 @@ static void cancel_messages(sluice_pipeline_t* pipeline) {
 
 static uint64_t list_tags(const sluice_pipeline_t* pipeline, int32_t rank, uint64_t* tags) {
   const sluice_stage_plan_t* plan = pipeline->plan;
-  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   if (agreed->replica_of[rank] != agreed->replica) return 0;
   uint64_t count = 0;
   for (int32_t i = 0; i < plan->num_ops; ++i) {

@@ -2,11 +2,11 @@
 
 sluice_status_t sluice_stage_value_give(sluice_stage_value_t* value, const sluice_stage_tensors_t* given,
                                         const char* where, int32_t readers) {
-  sluice_stage_parcel_t parcel;
-  SLUICE_TRY(sluice_stage_pack(given, where, &parcel));
-  value->parcel = parcel;
-  value->view = (sluice_stage_tensors_t){parcel.tensors, given->num_tensors, 1, given->word};
-  value->bytes = parcel.tensor_bytes;
+  sluice_stage_packed_t packed;
+  SLUICE_TRY(sluice_stage_pack(given, where, &packed));
+  value->packed = packed;
+  value->view = (sluice_stage_tensors_t){packed.tensors, given->num_tensors, 1, given->word};
+  value->bytes = packed.tensor_bytes;
   value->readers = readers;
   return SLUICE_OK;
 }
@@ -34,7 +34,7 @@ int sluice_stage_value_drop(sluice_stage_value_t* value, sluice_stage_endpoint_t
   } else if (value->arrival != NULL) {
     sluice_messages_release(endpoint->messages, value->arrival);
   }
-  sluice_stage_parcel_free(&value->parcel);
+  sluice_stage_packed_free(&value->packed);
   *value = (sluice_stage_value_t){.since_ns = value->since_ns};
   return 1;
 }

@@ -19,7 +19,7 @@ typedef struct sluice_stage_value_s {
   int32_t readers;   /* ops that have not ended; 0: nothing lies here */
   uint64_t bytes;    /* of the tensors */
   uint64_t since_ns; /* when it was taken or sent; stays when the value goes */
-  sluice_stage_parcel_t parcel;
+  sluice_stage_packed_t packed;
   sluice_message_arrival_t* arrival;
   sluice_stage_kept_t* kept;
 } sluice_stage_value_t;

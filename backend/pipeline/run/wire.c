@@ -79,8 +79,8 @@ static sluice_status_t check(const sluice_stage_tensors_t* given, const char* wh
 
 /* The block: the table and its shapes as they travel, the host's descriptors, spans. */
 sluice_status_t sluice_stage_pack(const sluice_stage_tensors_t* given, const char* where,
-                                  sluice_stage_parcel_t* out_parcel) {
-  *out_parcel = (sluice_stage_parcel_t){.num_spans = 0};
+                                  sluice_stage_packed_t* out_packed) {
+  *out_packed = (sluice_stage_packed_t){.num_spans = 0};
   SLUICE_TRY(check(given, where));
   const int32_t n = given->num_tensors;
   if (n == 0) return SLUICE_OK;
@@ -96,7 +96,7 @@ sluice_status_t sluice_stage_pack(const sluice_stage_tensors_t* given, const cha
   int64_t* shapes = (int64_t*)(void*)(block + descriptors);
   sluice_tensor_t* own = (sluice_tensor_t*)(void*)(block + table);
   sluice_message_span_t* spans = (sluice_message_span_t*)(void*)(block + table + descriptors);
-  spans[out_parcel->num_spans++] = (sluice_message_span_t){block, table};
+  spans[out_packed->num_spans++] = (sluice_message_span_t){block, table};
   for (int32_t i = 0; i < n; ++i) {
     const sluice_tensor_t* t = &given->tensors[i];
     own[i] = *t;
@@ -110,21 +110,21 @@ sluice_status_t sluice_stage_pack(const sluice_stage_tensors_t* given, const cha
     wire[i].byte_offset = 0;
     wire[i].device_id = 0;
     const uint64_t data_bytes = bytes_of(t), room = sluice_align_up(data_bytes);
-    out_parcel->tensor_bytes += data_bytes;
+    out_packed->tensor_bytes += data_bytes;
     if (data_bytes == 0) continue;
-    spans[out_parcel->num_spans++] = (sluice_message_span_t){(const char*)t->data + t->byte_offset, data_bytes};
-    if (room > data_bytes) spans[out_parcel->num_spans++] = (sluice_message_span_t){gap, room - data_bytes};
+    spans[out_packed->num_spans++] = (sluice_message_span_t){(const char*)t->data + t->byte_offset, data_bytes};
+    if (room > data_bytes) spans[out_packed->num_spans++] = (sluice_message_span_t){gap, room - data_bytes};
   }
-  out_parcel->tensors = own;
-  out_parcel->spans = spans;
-  out_parcel->block = block;
-  out_parcel->block_bytes = bytes;
+  out_packed->tensors = own;
+  out_packed->spans = spans;
+  out_packed->block = block;
+  out_packed->block_bytes = bytes;
   return SLUICE_OK;
 }
 
-void sluice_stage_parcel_free(sluice_stage_parcel_t* parcel) {
-  sluice_free(sluice_process_allocator(), parcel->block, parcel->block_bytes);
-  *parcel = (sluice_stage_parcel_t){.num_spans = 0};
+void sluice_stage_packed_free(sluice_stage_packed_t* packed) {
+  sluice_free(sluice_process_allocator(), packed->block, packed->block_bytes);
+  *packed = (sluice_stage_packed_t){.num_spans = 0};
 }
 
 /* ---- unpacking ---- */

@@ -53,20 +53,20 @@ uint64_t sluice_stage_tag(uint64_t batch, const sluice_stage_op_t* op);
 /* ---- lists of tensors ---- */
 
 /* Tensors that a host gave, in a block of its own: descriptors, and spans that send them. The data are the host's. */
-typedef struct sluice_stage_parcel_s {
+typedef struct sluice_stage_packed_s {
   sluice_tensor_t* tensors;
   const sluice_message_span_t* spans;
   int32_t num_spans;
   uint64_t tensor_bytes;
   void* block;
   uint64_t block_bytes;
-} sluice_stage_parcel_t;
+} sluice_stage_packed_t;
 
-/* where: "the output of micro-batch 3 in virtual stage 1". out_parcel: sluice_stage_parcel_free. Errors:
+/* where: "the output of micro-batch 3 in virtual stage 1". out_packed: sluice_stage_packed_free. Errors:
  * INVALID_ARGUMENT (what cannot be sent: names the tensor and why), NO_MEMORY. */
 sluice_status_t sluice_stage_pack(const sluice_stage_tensors_t* given, const char* where,
-                                  sluice_stage_parcel_t* out_parcel);
-void sluice_stage_parcel_free(sluice_stage_parcel_t* parcel);
+                                  sluice_stage_packed_t* out_packed);
+void sluice_stage_packed_free(sluice_stage_packed_t* packed);
 
 /* Turns a payload into tensors in place, as far as it is one. out_bytes: of the tensors. Errors: INTERNAL naming
  * `where`. */

@@ -187,7 +187,7 @@ void sluice_stage_ended(sluice_pipeline_t* pipeline, int32_t index) {
 
 /* The followers of a column hear which op comes before it runs: they reach its collectives as soon as this rank. */
 static sluice_status_t lead(sluice_pipeline_t* pipeline, int32_t index) {
-  const sluice_stage_agreement_t* agreed = &pipeline->agreed;
+  const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   const sluice_pipeline_program_t* program = pipeline->plan->program;
   const sluice_stage_op_t* op = &program->ops[index];
   if (agreed->num_replicas == 1 || agreed->replica != 0 || program->policy->is_planned || op->virtual_stage < 0 ||

@@ -150,7 +150,8 @@ SLUICE_EXPORT void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch
 
 /* Runs a batch: all callbacks of this rank. Collective over the pipeline. It ends on all ranks or on none, so that no
  * rank updates parameters by a batch that failed elsewhere. Host-complete: nothing is borrowed any more when it
- * returns. One call at a time on a pipeline, others get BUSY.
+ * returns.
+ * Threads: one call at a time on a pipeline, others get BUSY.
  *
  * Errors, after which the next batch works: INVALID_ARGUMENT (a callback gave what cannot be sent, among others), ABI,
  * BUSY, NO_MEMORY, OVER_BUDGET (not one micro-batch fits), FOREIGN and whatever else a callback returned (with its
@@ -165,7 +166,8 @@ SLUICE_EXPORT void sluice_pipeline_abort(sluice_pipeline_t* pipeline);
 
 /* Keeps the memory of tensors that arrived, beyond the micro-batch and beyond the pipeline. received: call->input or
  * call->output_grad, inside of a callback. out_kept: new, sluice_pipeline_give_back; NULL for tensors that are local or
- * without bytes: there is nothing to keep. Errors: INVALID_ARGUMENT, NO_MEMORY. */
+ * without bytes: there is nothing to keep. Threads: that of the callback. Errors: INVALID_ARGUMENT,
+ * NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_pipeline_keep(sluice_pipeline_t* pipeline, const sluice_stage_tensors_t* received,
                                                 void** out_kept);
 /* Any thread; accepts NULL. */
@@ -194,7 +196,7 @@ typedef struct sluice_pipeline_stats_s {
   int32_t is_chosen;           /* 1: L was chosen from what was measured */
 } sluice_pipeline_stats_t;
 
-/* Not while a batch runs. Errors: INVALID_ARGUMENT, ABI, BUSY. */
+/* Any thread. Errors: INVALID_ARGUMENT, ABI, BUSY (a batch runs). */
 SLUICE_API sluice_status_t sluice_pipeline_get_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats);
 
 /* An op of the last batch on this rank. */
@@ -209,8 +211,8 @@ typedef struct sluice_stage_event_s {
   uint64_t bytes; /* of a message's tensors */
 } sluice_stage_event_t;
 
-/* Copies up to `capacity` of them in the order of their ends; *out_count is how many there are. Not while a batch runs.
- * Errors: INVALID_ARGUMENT, BUSY. */
+/* Copies up to `capacity` of them in the order of their ends; *out_count is how many there are. Any thread, not while a
+ * batch runs. Errors: INVALID_ARGUMENT, BUSY. */
 SLUICE_API sluice_status_t sluice_pipeline_get_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
                                                       int64_t capacity, int64_t* out_count);
 
@@ -220,8 +222,8 @@ enum { SLUICE_PIPELINE_MEASURED = 0, SLUICE_PIPELINE_PREDICTED = 1 };
  * reads them, with the stage as rank, the virtual stage as layer, the micro-batch as chunk. MEASURED: this rank's ops,
  * by CLOCK_MONOTONIC. PREDICTED: the ops of all stages, simulated with the times that all ranks measured in this batch,
  * from its begin on this rank on. *inout_bytes is the room and then the size, zero included; text may be NULL to ask.
- * Not while a batch runs. Errors: INVALID_ARGUMENT (too little room among them), BUSY, STATE (no batch; PREDICTED: it
- * has failed), NO_MEMORY. */
+ * Any thread, not while a batch runs. Errors: INVALID_ARGUMENT (too little room among them), BUSY, STATE (no batch;
+ * PREDICTED: it has failed), NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipeline, int32_t which, char* text,
                                                          uint64_t* inout_bytes);
 

@@ -1,4 +1,4 @@
-#include "backend/pipeline/run/agree.h"
+#include "backend/pipeline/run/handshake.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -57,11 +57,11 @@ typedef struct record_s {
   uint8_t has_experts[MAX_C];
 } record_t;
 
-typedef struct agreeing_s {
+typedef struct handshake_s {
   record_t* records; /* [num_ranks] */
   uint64_t bytes;
   int32_t rank, num_ranks;
-} agreeing_t;
+} handshake_t;
 
 /* ---- what this rank says ---- */
 
@@ -155,7 +155,7 @@ static void say(record_t* record, const sluice_pipeline_terms_t* terms, sluice_s
 
 /* ---- exchange ---- */
 
-static sluice_status_t exchange(sluice_comm_t* comm, agreeing_t* a) {
+static sluice_status_t exchange(sluice_comm_t* comm, handshake_t* a) {
   const uint64_t w = (uint64_t)a->num_ranks, bytes = w * (2 * sizeof(void*) + 2 * sizeof(uint64_t));
   char* memory = sluice_alloc(sluice_process_allocator(), bytes, "pipeline: an exchange");
   if (memory == NULL) {
@@ -180,7 +180,7 @@ static sluice_status_t exchange(sluice_comm_t* comm, agreeing_t* a) {
 
 /* ---- what follows from all ---- */
 
-static sluice_status_t check_refusals(const agreeing_t* a, const sluice_error_info_t* own) {
+static sluice_status_t check_refusals(const handshake_t* a, const sluice_error_info_t* own) {
   if (a->records[a->rank].status != SLUICE_OK) return sluice_error_adopt(own);
   for (int32_t r = 0; r < a->num_ranks; ++r) {
     if (a->records[r].status == SLUICE_OK) continue;
@@ -198,7 +198,7 @@ static void describe(const record_t* record, int32_t field, char* text, size_t r
   }
 }
 
-static sluice_status_t check_fields(const agreeing_t* a) {
+static sluice_status_t check_fields(const handshake_t* a) {
   const record_t* first = &a->records[0];
   for (int32_t field = 0; field < NUM_FIELDS; ++field) {
     for (int32_t r = 1; r < a->num_ranks; ++r) {
@@ -214,7 +214,7 @@ static sluice_status_t check_fields(const agreeing_t* a) {
   return SLUICE_OK;
 }
 
-static sluice_status_t check_texts(const agreeing_t* a) {
+static sluice_status_t check_texts(const handshake_t* a) {
   const record_t* first = &a->records[0];
   for (int32_t r = 1; r < a->num_ranks; ++r) {
     const record_t* other = &a->records[r];
@@ -230,7 +230,7 @@ static sluice_status_t check_texts(const agreeing_t* a) {
   return SLUICE_OK;
 }
 
-static sluice_status_t place(const agreeing_t* a, sluice_stage_agreement_t* agreed) {
+static sluice_status_t place(const handshake_t* a, sluice_stage_handshake_t* agreed) {
   const int32_t p = agreed->spec.num_stages;
   for (int32_t i = 0; i < a->num_ranks; ++i) agreed->rank_of[i] = -1;
   for (int32_t r = 0; r < a->num_ranks; ++r) {
@@ -251,7 +251,7 @@ static sluice_status_t place(const agreeing_t* a, sluice_stage_agreement_t* agre
 }
 
 /* Replicas of a stage share its limits: the least bytes of them, the most of what a micro-batch takes. */
-static void fill_spec(const agreeing_t* a, sluice_pipeline_spec_t* spec) {
+static void fill_spec(const handshake_t* a, sluice_pipeline_spec_t* spec) {
   const record_t* own = &a->records[a->rank];
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
     spec->in_flight[c] = own->in_flight_of[c] > 0 ? own->in_flight_of[c] : own->fields[FIELD_IN_FLIGHT];
@@ -272,8 +272,8 @@ static void fill_spec(const agreeing_t* a, sluice_pipeline_spec_t* spec) {
   }
 }
 
-static sluice_status_t conclude(const agreeing_t* a, const sluice_pipeline_terms_t* terms,
-                                const sluice_error_info_t* own, sluice_stage_agreement_t* agreed) {
+static sluice_status_t conclude(const handshake_t* a, const sluice_pipeline_terms_t* terms,
+                                const sluice_error_info_t* own, sluice_stage_handshake_t* agreed) {
   SLUICE_TRY(check_refusals(a, own));
   SLUICE_TRY(check_fields(a));
   SLUICE_TRY(check_texts(a));
@@ -286,7 +286,7 @@ static sluice_status_t conclude(const agreeing_t* a, const sluice_pipeline_terms
   return SLUICE_OK;
 }
 
-static sluice_status_t take_tables(sluice_stage_agreement_t* agreed) {
+static sluice_status_t take_tables(sluice_stage_handshake_t* agreed) {
   const uint64_t w = (uint64_t)agreed->num_ranks;
   agreed->rank_of = sluice_alloc(sluice_process_allocator(), 3 * w * sizeof(int32_t), "pipeline: ranks");
   if (agreed->rank_of == NULL) return sluice_alloc_status();
@@ -295,8 +295,8 @@ static sluice_status_t take_tables(sluice_stage_agreement_t* agreed) {
   return SLUICE_OK;
 }
 
-static sluice_status_t agree(agreeing_t* a, const sluice_pipeline_terms_t* terms, sluice_status_t mine,
-                             sluice_comm_t* comm, sluice_stage_agreement_t* agreed) {
+static sluice_status_t shake_hands(handshake_t* a, const sluice_pipeline_terms_t* terms, sluice_status_t mine,
+                                   sluice_comm_t* comm, sluice_stage_handshake_t* agreed) {
   if (mine == SLUICE_OK) mine = take_tables(agreed);
   say(&a->records[a->rank], terms, mine, a->rank, a->num_ranks);
   sluice_error_info_t own;
@@ -305,11 +305,11 @@ static sluice_status_t agree(agreeing_t* a, const sluice_pipeline_terms_t* terms
   return conclude(a, terms, &own, agreed);
 }
 
-sluice_status_t sluice_stage_agree(const sluice_pipeline_terms_t* terms, sluice_status_t mine, sluice_comm_t* comm,
-                                   sluice_stage_agreement_t* out_agreed) {
-  *out_agreed = (sluice_stage_agreement_t){.num_ranks = comm != NULL ? comm->world_size : 1,
+sluice_status_t sluice_stage_shake_hands(const sluice_pipeline_terms_t* terms, sluice_status_t mine,
+                                         sluice_comm_t* comm, sluice_stage_handshake_t* out_agreed) {
+  *out_agreed = (sluice_stage_handshake_t){.num_ranks = comm != NULL ? comm->world_size : 1,
                                            .rank = comm != NULL ? comm->rank : 0};
-  agreeing_t a = {.rank = out_agreed->rank, .num_ranks = out_agreed->num_ranks};
+  handshake_t a = {.rank = out_agreed->rank, .num_ranks = out_agreed->num_ranks};
   sluice_error_info_t own;
   sluice_error_capture(&own);
   a.bytes = (uint64_t)a.num_ranks * sizeof *a.records;
@@ -319,13 +319,13 @@ sluice_status_t sluice_stage_agree(const sluice_pipeline_terms_t* terms, sluice_
     return sluice_alloc_status();
   }
   if (mine != SLUICE_OK) (void)sluice_error_adopt(&own);
-  sluice_status_t status = agree(&a, terms, mine, comm, out_agreed);
-  if (status != SLUICE_OK) sluice_stage_agreement_free(out_agreed);
+  sluice_status_t status = shake_hands(&a, terms, mine, comm, out_agreed);
+  if (status != SLUICE_OK) sluice_stage_handshake_free(out_agreed);
   sluice_free(sluice_process_allocator(), a.records, a.bytes);
   return status;
 }
 
-void sluice_stage_agreement_free(sluice_stage_agreement_t* agreed) {
+void sluice_stage_handshake_free(sluice_stage_handshake_t* agreed) {
   sluice_free(sluice_process_allocator(), agreed->rank_of, 3 * (uint64_t)agreed->num_ranks * sizeof(int32_t));
-  *agreed = (sluice_stage_agreement_t){.num_ranks = 0};
+  *agreed = (sluice_stage_handshake_t){.num_ranks = 0};
 }

@@ -512,6 +512,101 @@ static void Allocation_AnyFails_NobodyHangs(void** state) {
   assert_true(num_batches_failed > 10); /* a batch of four micro-batches allocates more often than that */
 }
 
+static void plan_failure_of_create(pw_rank_t* rank, sluice_pipeline_config_t* config) {
+  (void)config;
+  pthread_barrier_wait(&rank->world->meeting);
+  if (rank->rank == 0) sluice_process_allocator()->fail_after = failing_allocation;
+  pthread_barrier_wait(&rank->world->meeting);
+}
+
+static void end_failures(pw_rank_t* rank) {
+  pthread_barrier_wait(&rank->world->meeting);
+  if (rank->rank == 0) sluice_process_allocator()->fail_after = -1;
+  pthread_barrier_wait(&rank->world->meeting);
+}
+
+static void Allocation_AnyFailsWhileAPipelineIsMade_AllHaveItOrNone(void** state) {
+  (void)state;
+  int32_t num_made = 0, num_refused = 0;
+  for (failing_allocation = 0; failing_allocation < 48; ++failing_allocation) {
+    pw_world_t* world = pw_world_new(failing_allocation % 2 ? "tcp" : "local", 3);
+    world->bend_config = plan_failure_of_create;
+    world->between = end_failures;
+    pw_world_add(world, 3, 0);
+    pw_world_run(world);
+    sluice_process_allocator()->fail_after = -1;
+    int32_t num_failed = 0;
+    for (int32_t r = 0; r < 3; ++r) num_failed += world->ranks[r].made != SLUICE_OK;
+    assert_true(num_failed == 0 || num_failed == 3);
+    if (num_failed == 0) assert_all_work(world, 0);
+    if (num_failed == 0) assert_same_bits(world);
+    num_made += num_failed == 0;
+    num_refused += num_failed == 3;
+    pw_world_free(world);
+  }
+  assert_true(num_refused > 10 && num_made > 0);
+}
+
+/* ---- arguments ---- */
+
+static void assert_refused(sluice_status_t status, sluice_status_t wanted, const char* text) {
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  if (status != wanted || strstr(why.message, text) == NULL) {
+    fail_msg("%s: %s, not %s: %s", sluice_status_name(status), why.message, sluice_status_name(wanted), text);
+  }
+}
+
+static sluice_status_t do_nothing(void* user, const sluice_stage_call_t* op, sluice_stage_tensors_t* out_result,
+                                  sluice_host_failure_t* out_failure) {
+  (void)user, (void)op, (void)out_result, (void)out_failure;
+  return SLUICE_OK;
+}
+
+static void Arguments_Wrong_AreRefused(void** state) {
+  (void)state;
+  sluice_pipeline_callbacks_t callbacks = {.struct_size = sizeof callbacks, .forward = do_nothing};
+  sluice_pipeline_config_t config;
+  sluice_pipeline_config_init(&config, sizeof config);
+  sluice_pipeline_t* pipeline = NULL;
+  const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
+  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, NULL), bad, "out_pipeline is NULL");
+  assert_refused(sluice_pipeline_create(NULL, NULL, &callbacks, NULL, &pipeline), bad, "sluice_pipeline_config_t");
+  assert_refused(sluice_pipeline_create(&config, NULL, NULL, NULL, &pipeline), bad, "sluice_pipeline_callbacks_t");
+  config.struct_size = 8;
+  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), SLUICE_E_ABI, "config_t");
+  config.struct_size = sizeof config;
+  config.reserved = 1;
+  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "reserved");
+  config.reserved = 0;
+  config.weight_apart = 1;
+  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "weight_grad is NULL");
+  config.weight_apart = -1;
+  callbacks.forward = NULL;
+  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "forward is NULL");
+  callbacks.forward = do_nothing;
+  assert_int_equal(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), SLUICE_OK);
+  sluice_pipeline_batch_t batch;
+  sluice_pipeline_batch_init(&batch, sizeof batch);
+  void* kept = NULL;
+  int64_t count = 0;
+  sluice_stage_tensors_t none = {.num_tensors = 0};
+  assert_refused(sluice_pipeline_run_batch(NULL, &batch), bad, "pipeline is NULL");
+  assert_refused(sluice_pipeline_run_batch(pipeline, NULL), bad, "sluice_pipeline_batch_t");
+  assert_refused(sluice_pipeline_run_batch(pipeline, &batch), bad, "backward is NULL");
+  assert_refused(sluice_pipeline_keep(pipeline, &none, &kept), bad, "of the callback that runs");
+  assert_refused(sluice_pipeline_get_events(pipeline, NULL, 3, &count), bad, "capacity is 3");
+  batch.forward_only = 1;
+  assert_int_equal(sluice_pipeline_run_batch(pipeline, &batch), SLUICE_OK);
+  sluice_pipeline_abort(pipeline);
+  assert_refused(sluice_pipeline_run_batch(pipeline, &batch), SLUICE_E_ABORTED, "was aborted");
+  sluice_pipeline_destroy(pipeline);
+  sluice_pipeline_destroy(NULL);
+  sluice_pipeline_abort(NULL);
+  sluice_pipeline_give_back(NULL);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Callback_AnyFailsAnywhere_AllHearAndTheNextBatchWorks),
@@ -527,6 +622,8 @@ int main(void) {
       cmocka_unit_test(Host_InterruptsAWait_TheBatchFailsAndTheNextWorks),
       cmocka_unit_test(Batch_CalledInACallback_IsBusy),
       cmocka_unit_test(Allocation_AnyFails_NobodyHangs),
+      cmocka_unit_test(Allocation_AnyFailsWhileAPipelineIsMade_AllHaveItOrNone),
+      cmocka_unit_test(Arguments_Wrong_AreRefused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,6 +76,12 @@ static void Batch_AnyPolicyOverTcp_HasTheBitsOfOneLoop(void** state) {
   try_rules("tcp", 3);
 }
 
+static void Batch_WithoutACommunicator_HasTheBitsOfOneLoop(void** state) {
+  (void)state;
+  try_rules("none", 1);
+  try_orders("none", 1);
+}
+
 static void Batch_VPlacementUnderARule_HasTheBitsOfOneLoop(void** state) {
   (void)state;
   for (int32_t p = 1; p <= 3; ++p) {
@@ -333,6 +339,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Batch_AnyPolicyInOneProcess_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_AnyPolicyOverTcp_HasTheBitsOfOneLoop),
+      cmocka_unit_test(Batch_WithoutACommunicator_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_VPlacementUnderARule_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_TensorsAreKept_OutliveThePipeline),

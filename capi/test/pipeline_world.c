@@ -443,7 +443,8 @@ void pw_world_run(pw_world_t* world) {
   }
   const int is_tcp = strcmp(world->transport, "tcp") == 0;
   if (is_tcp) on_threads(world, num_ranks, connect_rank);
-  for (int32_t r = 0; r < num_ranks && !is_tcp; ++r) world->ranks[r].comm = world->ranks[r].parent;
+  const int is_none = strcmp(world->transport, "none") == 0;
+  for (int32_t r = 0; r < num_ranks && !is_tcp && !is_none; ++r) world->ranks[r].comm = world->ranks[r].parent;
   on_threads(world, num_ranks, run_rank);
   for (int32_t r = 0; r < num_ranks; ++r) {
     if (is_tcp) sluice_comm_destroy(world->ranks[r].comm);

@@ -70,7 +70,7 @@ typedef struct pw_rank_s {
 
 /* What a test asks for. */
 typedef struct pw_world_s {
-  const char* transport; /* "local", "tcp" */
+  const char* transport; /* "local", "tcp"; "none": one rank without a communicator */
   int32_t num_stages, num_replicas;
   int32_t num_batches;
   pw_batch_t batches[PW_MAX_BATCHES];

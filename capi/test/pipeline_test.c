@@ -121,9 +121,22 @@ static void Batch_TensorsAreKept_OutliveThePipeline(void** state) {
     world->keeps = 1;
     pw_world_add(world, 6, 0);
     run_and_check(world);
-    int32_t num_kept = 0;
-    for (int32_t i = 0; i < 6; ++i) num_kept += world->ranks[1].kept[i] != NULL;
-    assert_int_equal(num_kept, 6);
+    assert_int_equal(world->ranks[1].num_kept, 6);
+    pw_world_free(world);
+  }
+}
+
+/* Ranks come to the next one while others still are in the last. */
+static void Pipelines_OneBehindTheOther_ShareACommunicator(void** state) {
+  (void)state;
+  static const char* const transports[] = {"local", "tcp"};
+  for (size_t t = 0; t < 2; ++t) {
+    pw_world_t* world = pw_world_new(transports[t], 3);
+    world->num_pipelines = 5;
+    world->keeps = 1;
+    world->max_delay_us = 200;
+    for (int32_t b = 0; b < 10; ++b) pw_world_add(world, 4, b % 3 == 2);
+    run_and_check(world);
     pw_world_free(world);
   }
 }
@@ -343,6 +356,7 @@ int main(void) {
       cmocka_unit_test(Batch_VPlacementUnderARule_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_TensorsAreKept_OutliveThePipeline),
+      cmocka_unit_test(Pipelines_OneBehindTheOther_ShareACommunicator),
       cmocka_unit_test(Events_OfABatch_AreTheProgramWithinItsLimits),
       cmocka_unit_test(Timelines_OfABatch_AreMeasuredBesidePredicted),
       cmocka_unit_test(InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch),

@@ -352,11 +352,13 @@ static void close_kept(pw_rank_t* rank) {
     if (rank->kept[i] == NULL) continue;
     if (rank->kept_data[i][0] != rank->kept_first[i]) pw_wrong(rank, "what was kept has changed");
     sluice_pipeline_give_back(rank->kept[i]);
+    rank->kept[i] = NULL;
+    ++rank->num_kept;
   }
 }
 
-static void* run_rank(void* argument) {
-  pw_rank_t* rank = argument;
+/* The pipeline that runs the batches from `first` on. */
+static void run_pipeline(pw_rank_t* rank, int32_t first, int32_t end) {
   pw_world_t* world = rank->world;
   sluice_pipeline_config_t config = world->config;
   if (world->bend_config != NULL) world->bend_config(rank, &config);
@@ -366,16 +368,23 @@ static void* run_rank(void* argument) {
   if (rank->made != SLUICE_OK && world->tries_again) {
     rank->made_again = sluice_pipeline_create(&world->config, rank->comm, &callbacks, rank, &rank->pipeline);
   }
-  if (rank->pipeline == NULL) return NULL;
-  for (int32_t b = 0; b < world->num_batches; ++b) {
+  if (rank->pipeline == NULL) return;
+  for (int32_t b = first; b < end; ++b) {
     if (world->between != NULL) world->between(rank);
-    if (rank->pipeline == NULL) return NULL;
+    if (rank->pipeline == NULL) return;
     run_batch(rank, b);
   }
   if (world->after != NULL) world->after(rank);
   sluice_pipeline_destroy(rank->pipeline);
   rank->pipeline = NULL;
   close_kept(rank);
+}
+
+static void* run_rank(void* argument) {
+  pw_rank_t* rank = argument;
+  const pw_world_t* world = rank->world;
+  const int32_t share = world->num_batches / world->num_pipelines;
+  for (int32_t i = 0; i < world->num_pipelines; ++i) run_pipeline(rank, i * share, (i + 1) * share);
   return NULL;
 }
 
@@ -387,6 +396,7 @@ pw_world_t* pw_world_new(const char* transport, int32_t num_stages) {
   world->transport = transport;
   world->num_stages = num_stages;
   world->num_replicas = 1;
+  world->num_pipelines = 1;
   world->timeout_ns = 120 * SECOND_NS;
   sluice_pipeline_config_init(&world->config, sizeof world->config);
   pthread_mutex_init(&world->column_mutex, NULL);

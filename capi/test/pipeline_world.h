@@ -63,6 +63,7 @@ typedef struct pw_rank_s {
   sluice_stage_event_t events[PW_MAX_BATCHES][PW_MAX_EVENTS];
   int64_t num_events[PW_MAX_BATCHES];
   sluice_pipeline_stats_t stats[PW_MAX_BATCHES];
+  int32_t num_kept; /* in all */
   void* kept[PW_MAX_MICRO_BATCHES];
   const float* kept_data[PW_MAX_MICRO_BATCHES];
   float kept_first[PW_MAX_MICRO_BATCHES];
@@ -72,6 +73,7 @@ typedef struct pw_rank_s {
 typedef struct pw_world_s {
   const char* transport; /* "local", "tcp"; "none": one rank without a communicator */
   int32_t num_stages, num_replicas;
+  int32_t num_pipelines; /* one behind the other on the same communicator, which share the batches; 1 */
   int32_t num_batches;
   pw_batch_t batches[PW_MAX_BATCHES];
   sluice_pipeline_config_t config; /* prepared by pw_world_init */

@@ -124,9 +124,9 @@ typedef struct sluice_pipeline_config_s {
 
 SLUICE_EXPORT void sluice_pipeline_config_init(sluice_pipeline_config_t* out_config, size_t struct_size);
 
-/* comm       the ranks of the pipeline: p * num_replicas of them, p at most 64. Retained. Other exchanges of it may go
- * on beside batches; it has one pipeline at a time. NULL: one rank callbacks  copied; `user` is borrowed until
- * sluice_pipeline_destroy
+/* comm       the ranks of the pipeline: p * num_replicas of them, p at most 64. Retained. NULL: one rank.
+ *            Other exchanges of it may go on beside batches; it has one pipeline at a time
+ * callbacks  copied; `user` is borrowed until sluice_pipeline_destroy
  *
  * Collective over comm, and alike on all its ranks. out_pipeline: new, sluice_pipeline_destroy. Thread-safe;
  * comm-exclusive. Errors, after which comm stays usable: INVALID_ARGUMENT, ABI, NO_MEMORY, UNSUPPORTED (a transport
@@ -149,15 +149,15 @@ typedef struct sluice_pipeline_batch_s {
 SLUICE_EXPORT void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struct_size);
 
 /* Runs a batch: all callbacks of this rank. Collective over the pipeline. It ends on all ranks or on none, so that no
- * rank updates parameters by a batch that failed elsewhere. Host-complete: nothing is borrowed any more when it
- * returns.
+ * rank updates parameters by a batch that failed elsewhere. Host-complete: when it returns nothing is borrowed.
  * Threads: one call at a time on a pipeline, others get BUSY.
  *
  * Errors, after which the next batch works: INVALID_ARGUMENT (a callback gave what cannot be sent, among others), ABI,
  * BUSY, NO_MEMORY, OVER_BUDGET (not one micro-batch fits), FOREIGN and whatever else a callback returned (with its
  * message; that the host interrupted the batch), MISMATCH (ranks differ in m or in forward_only), PEER_REFUSED (another
  * rank had one of these: names it, with its message; within a second, or when the callback that runs here has
- * returned). Errors that end the pipeline: PEER_LOST (names the rank), TIMED_OUT, ABORTED. */
+ * returned).
+ * Errors that end the pipeline: PEER_LOST (names the rank), TIMED_OUT, ABORTED. */
 SLUICE_API sluice_status_t sluice_pipeline_run_batch(sluice_pipeline_t* pipeline, const sluice_pipeline_batch_t* batch);
 
 /* Makes a batch that runs, and every later one, return ABORTED on this rank in bounded time; the other ranks get

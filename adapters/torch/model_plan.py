@@ -58,7 +58,7 @@ class ModelPlan:
     @property
     def recomputed(self) -> tuple[str, ...]:
         """The names of the blocks that run again."""
-        return tuple(block.name for block in self.blocks if block.policy == "recompute")
+        return tuple(block.name for block in self.blocks if block.policy == stages.RECOMPUTE)
 
     def undo(self) -> None:
         """Every block as it was before."""
@@ -122,7 +122,7 @@ def plan_model(
                 f"{made.smallest_budget_bytes}, or a smaller batch"
             )
         chosen = [choice.kind for choice in made.choices[: len(found)]]
-        recomputed = Recomputed(module for module, kind in zip(found.values(), chosen) if kind == "recompute")
+        recomputed = Recomputed(module for module, kind in zip(found.values(), chosen) if kind == stages.RECOMPUTE)
         try:
             peak = memory_meter.measure(run).peak("start", "end")
             if peak > limit:
@@ -138,8 +138,8 @@ def plan_model(
         limit,
         made.stages[0]["bytes"],
         peak,
-        measured.peaks["keep"],
-        measured.peaks["recompute"],
+        measured.peaks[stages.KEEP],
+        measured.peaks[stages.RECOMPUTE],
         made.stages[0]["extra_seconds"],
         recomputed,
     )
@@ -292,8 +292,8 @@ def _measure(blocks: dict[str, nn.Module], run: Callable[[], None]) -> _Measured
     run()  # what is made at the first pass and stays is no activation
     order, seconds = _time(blocks, run)
     parts, peaks = {}, {}
-    for policy in ("keep", "recompute"):
-        recomputed = Recomputed(blocks.values() if policy == "recompute" else ())
+    for policy in (stages.KEEP, stages.RECOMPUTE):
+        recomputed = Recomputed(blocks.values() if policy == stages.RECOMPUTE else ())
         marks = _Marks(blocks, memory_meter.mark)
         try:
             run()
@@ -304,7 +304,7 @@ def _measure(blocks: dict[str, nn.Module], run: Callable[[], None]) -> _Measured
         parts[policy] = _parts(order, timeline)
         peaks[policy] = timeline.peak("start", "end")
     forward, backward = zip(*seconds)
-    before, *_, behind = parts["keep"]
+    before, *_, behind = parts[stages.KEEP]
     inner = {policy: tuple(found[1:-1]) for policy, found in parts.items()}
     return _Measured(tuple(order), inner, before, behind, forward, backward, peaks)
 
@@ -383,7 +383,7 @@ def _problem(measured: _Measured, budget: int) -> stages.Problem:
 
     def option(policy: str, i: int) -> stages.Option:
         part = measured.blocks[policy][i]
-        again = measured.forward_seconds[i] if policy == "recompute" else 0.0
+        again = measured.forward_seconds[i] if policy == stages.RECOMPUTE else 0.0
         return stages.Option(
             policy,
             measured.forward_seconds[i],
@@ -393,10 +393,13 @@ def _problem(measured: _Measured, budget: int) -> stages.Problem:
         )
 
     layers = [
-        stages.Layer(name, options=(option("keep", i), option("recompute", i))) for i, name in enumerate(measured.names)
+        stages.Layer(name, options=(option(stages.KEEP, i), option(stages.RECOMPUTE, i)))
+        for i, name in enumerate(measured.names)
     ]
-    head = stages.Option("keep", held_bytes=max(measured.behind.held, 0), working_bytes=max(measured.behind.beside, 0))
+    head = stages.Option(
+        stages.KEEP, held_bytes=max(measured.behind.held, 0), working_bytes=max(measured.behind.beside, 0)
+    )
     first = max(measured.before.beside - sum(max(held, 0) for held in least), 0)
-    embedding = stages.Option("keep", held_bytes=max(measured.before.held, 0), working_bytes=first)
+    embedding = stages.Option(stages.KEEP, held_bytes=max(measured.before.held, 0), working_bytes=first)
     layers += [stages.Layer("behind", options=(head,)), stages.Layer("before", options=(embedding,))]
     return stages.Problem(tuple(layers), budget_bytes=(budget,))

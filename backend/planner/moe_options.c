@@ -19,7 +19,8 @@ static int is_allowed(const sluice_moe_allowed_t* allowed, int32_t restore) {
 }
 
 static int32_t kind_of(const sluice_plan_data_t* plan) {
-  const int is_kept = plan->restore_input == SLUICE_RESTORE_KEEP && plan->restore_pre_activation == SLUICE_RESTORE_KEEP;
+  const int is_kept =
+      sluice_restore_is_kept(plan->restore_input) && sluice_restore_is_kept(plan->restore_pre_activation);
   return is_kept ? SLUICE_STAGES_KEEP : SLUICE_STAGES_MIXED;
 }
 

@@ -32,6 +32,7 @@ ALLOWED = {
         "options of any layer, after vPipe: what is done with its activations, not with the tensors of a MoE layer",
     ),
     "backend/planner/stages/explain.h": (["keep", "offload", "recompute"], "likewise"),
+    "python_plugin/sluice/planning/stages.py": (["keep", "offload", "recompute"], "likewise"),
     "capi/include/sluice/moe.h": (sorted(names().values()), "the public numbers, all of them"),
     "capi/include/sluice/planner.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
     "capi/include/sluice/schedule.h": (["KEEP"], "where the numbers stand, for a reader of the field"),

@@ -12,7 +12,7 @@ from ..errors import OverBudget
 from .errors import BadInput
 from .planner import Candidate, Planner, Workload
 
-KINDS = ("keep", "recompute", "offload", "mixed")
+KINDS = KEEP, RECOMPUTE, OFFLOAD, MIXED = ("keep", "recompute", "offload", "mixed")
 SCHEDULES = ("1f1b", "gpipe", "message_driven")
 METHODS = ("auto", "exact", "heuristic", "uncoarsened")
 REASONS = ("fastest", "free", "saves", "unburdens", "no_time", "over_budget")
@@ -43,7 +43,7 @@ _OPTION_NUMBERS = (
 class Option:
     """One way to run a layer; seconds and bytes of one micro-batch, as sluice_stages_option_t has them."""
 
-    kind: str = "mixed"
+    kind: str = MIXED
     forward_seconds: float = 0.0
     backward_seconds: float = 0.0
     resident_bytes: int = 0
@@ -126,7 +126,7 @@ class Choice:
         """In a word or two."""
         if self.moe is not None:
             return f"n {self.moe.choice.num_chunks}, {self.moe.choice.policy}"
-        return self.kind if self.kind != "mixed" else f"mixed {self.option}"
+        return self.kind if self.kind != MIXED else f"mixed {self.option}"
 
 
 @dataclass(frozen=True)

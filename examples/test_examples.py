@@ -115,7 +115,7 @@ def test_CStages_LessBudget_TakesLongerAndSaysWhy(c_programs):
     with open(os.path.join(HERE, "c", "stages.c")) as file:
         assert len(file.read().splitlines()) <= 100
     program, steps = os.path.join(c_programs, "stages"), []
-    for budget in ("2500", "1200", "1000"):
+    for budget in ("2500", "1300", "1100"):
         text = run([program, budget])
         steps.append(float(re.search(r"^a step takes ([\d.]+) ms$", text, re.MULTILINE).group(1)))
         assert len(re.findall(r"^stage \d: \d+ layers, ", text, re.MULTILINE)) == 4

@@ -4,49 +4,59 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]  # the latter for its harness of ranks
-from mg_ranks import RELEASES, MegatronRanks  # noqa: E402
+from mg_ranks import NEWEST, OLDEST, RELEASES, MegatronRanks  # noqa: E402
 
 for name in ("SLUICE", "SLUICE_OPTIONS"):
     os.environ.pop(name, None)
 
 
-@pytest.fixture(scope="session", params=RELEASES)
-def ranks2(request: pytest.FixtureRequest) -> Iterator[MegatronRanks]:
+Sets = Callable[[int, str], MegatronRanks]
+
+
+@pytest.fixture(scope="session")
+def sets() -> Iterator[Sets]:
+    """One set of ranks for each number and release, started when a test first asks: that takes longer than a test."""
+    made: dict[tuple[int, str], MegatronRanks] = {}
+
+    def of(world: int, release: str) -> MegatronRanks:
+        if (world, release) not in made:
+            made[world, release] = MegatronRanks(world, release)
+        return made[world, release]
+
+    yield of
+    for ranks in made.values():
+        ranks.stop()
+
+
+@pytest.fixture(params=RELEASES)
+def ranks2(request: pytest.FixtureRequest, sets: Sets) -> MegatronRanks:
     """Two ranks."""
-    ranks = MegatronRanks(2, request.param)
-    yield ranks
-    ranks.stop()
+    return sets(2, request.param)
 
 
-@pytest.fixture(scope="session", params=RELEASES)
-def ranks4(request: pytest.FixtureRequest) -> Iterator[MegatronRanks]:
-    """Four ranks."""
-    ranks = MegatronRanks(4, request.param)
-    yield ranks
-    ranks.stop()
+@pytest.fixture(params=[OLDEST, pytest.param(NEWEST, marks=pytest.mark.full)])
+def ranks4(request: pytest.FixtureRequest, sets: Sets) -> MegatronRanks:
+    """Four ranks; of the newest release in the full tests alone."""
+    return sets(4, request.param)
 
 
-@pytest.fixture(scope="session")
-def oldest2() -> Iterator[MegatronRanks]:
+@pytest.fixture
+def oldest2(sets: Sets) -> MegatronRanks:
     """Two ranks with the oldest release."""
-    ranks = MegatronRanks(2)
-    yield ranks
-    ranks.stop()
+    return sets(2, OLDEST)
 
 
-@pytest.fixture(scope="session")
-def oldest4() -> Iterator[MegatronRanks]:
+@pytest.fixture
+def oldest4(sets: Sets) -> MegatronRanks:
     """Four ranks with the oldest release."""
-    ranks = MegatronRanks(4)
-    yield ranks
-    ranks.stop()
+    return sets(4, OLDEST)
 
 
 @pytest.fixture

@@ -232,3 +232,36 @@ def rank_dies() -> str:
     except SluiceError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
+
+
+def options_differ() -> str:
+    """Each rank wants another number of chunks."""
+    try:
+        mg_models.model_of(2, "decorated", {"chunks": 2 + dist.get_rank()})
+    except SluiceError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def one_switched_off() -> str:
+    """SLUICE=0 on rank 1 alone: rank 0 does not wait for ever."""
+    try:
+        with environment(SLUICE="0") if dist.get_rank() == 1 else contextlib.nullcontext():
+            mg_models.model_of(2, "decorated", {"timeout": 2})
+    except SluiceError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def resharded(folder: str) -> dict[str, Any]:
+    """Saved by Sluice with 2 expert-parallel ranks, loaded by stock and by Sluice with 2 and 4: the same first loss."""
+    wanted = mg_models.Host(2, "decorated", {"gemm": "host"})
+    wanted.train(1)
+    dist_checkpointing.save(_state(wanted)["model"], folder)
+    losses = {}
+    for ep in (2, 4):
+        for how in ("stock", "decorated"):
+            host = mg_models.Host(ep, how, {"gemm": "host"})
+            host.model.load_state_dict(dist_checkpointing.load(_state(host)["model"], folder))
+            losses[f"{how} {ep}"] = host.train(1)["losses"][0]
+    return losses

@@ -82,3 +82,18 @@ def test_RankDies_TheOtherIsToldWho(fresh2: MegatronRanks) -> None:
     zero, one = fresh2.try_run("mg_cases:rank_dies", dying=(1,))
     assert one == {"died": True}
     assert "PeerLost" in zero["result"] and "rank 1" in zero["result"], zero
+
+
+def test_OptionsThatDiffer_AreAnErrorOnBothRanks(ranks2: MegatronRanks) -> None:
+    for said in ranks2.run("mg_cases:options_differ"):
+        assert said.startswith("DisagreementError") and '"chunks" is 2 on rank 0 and 3 on rank 1' in said
+
+
+def test_OneRankSwitchedOff_IsNamedAtTheDeadline(fresh2: MegatronRanks) -> None:
+    zero, one = fresh2.run("mg_cases:one_switched_off")
+    assert "rank 1 does not switch Sluice on" in zero and one == "nothing was raised"
+
+
+def test_Checkpoint_OtherSizeOfExpertParallelism_LoadsAsStock(oldest4: MegatronRanks, tmp_path: Path) -> None:
+    for losses in oldest4.run("mg_cases:resharded", folder=str(tmp_path)):
+        assert len(losses) == 4 and max(losses.values()) - min(losses.values()) <= LOSS, losses

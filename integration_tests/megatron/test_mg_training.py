@@ -142,5 +142,9 @@ def test_FourRanks_RoutesReplayed_StaysWithStock(oldest4: MegatronRanks, steps: 
 
 
 def test_TwoRanks_OwnChoiceOfGemmAndChunks_FiveTightSteps(ranks2: MegatronRanks) -> None:
-    for options in ({"gemm": None}, {"gemm": None, "chunks": 4, "policy": "S4"}):
+    for options in (
+        {"gemm": None},
+        {"gemm": None, "chunks": 4, "policy": "S4"},
+        {"gemm": None, "memory_budget": "16MiB"},
+    ):
         check_as_stock(ranks2.run("mg_models:train_both", ep=2, steps=5, options=options))

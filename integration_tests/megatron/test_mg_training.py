@@ -103,7 +103,6 @@ def test_TwoRanks_Bf16_AsFarFromF32AsStock(ranks2: MegatronRanks) -> None:
 
 
 def test_TwoRanks_DistributedOptimizerThatOverlaps_AsStock(ranks2: MegatronRanks) -> None:
-    """Parameters are gathered while the forward runs: the host's hooks on the experts' linears wait for them."""
     ddp = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
     check_as_stock(ranks2.run("mg_models:train_both", ep=2, ddp=ddp))
 
@@ -114,6 +113,8 @@ def test_FourRanks_ExpertAndExpertDataParallel_AsStock(oldest4: MegatronRanks, e
 
 
 def test_FourRanks_DistributedOptimizer_AsStock(ranks4: MegatronRanks) -> None:
+    """Two ranks hold each expert: its parameters are gathered while the forward runs, and the host's hooks on its
+    linears wait for them."""
     ddp = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
     check_as_stock(ranks4.run("mg_models:train_both", ep=2, ddp=ddp))
 

@@ -31,6 +31,8 @@ class EngineRunner:
             "hidden_width": spec.hidden_width,
             "dtype": spec.dtype,
             "layer_id": spec.layer_id,
+            "expert_rank": spec.expert_rank,
+            "expert_slot": spec.expert_slot,
             **layer_options(options, spec.form is not None, 1 if spec.one_chunk else 0),
         }
         if spec.form is not None:
@@ -67,6 +69,10 @@ class EngineRunner:
     def smallest_budget(self, tokens: int) -> int:
         """See seam.Runner."""
         return self.layer.smallest_budget(tokens)
+
+    def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:
+        """See seam.Runner."""
+        self.layer.replace_experts(expert_rank, expert_slot)
 
     def refuse(self, message: str) -> None:
         """See seam.Runner."""

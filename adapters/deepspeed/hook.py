@@ -8,12 +8,32 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from types import ModuleType
 from typing import Any
 
 from sluice.adapters.deepspeed import cpu_adam_hook
 
 METHOD = "_configure_distributed_model"
+
+
+# Whose files number experts by their place; whether they go back to where they lay.
+CHECKPOINTS = {"save_checkpoint": True, "load_checkpoint": False}
+
+
+def _at_home(original: Any, and_back: bool) -> Any:
+    """The method with all experts where the host believes them to be; itself where none has moved."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = getattr(self, "sluice", None)
+        if handle is None or not handle.layers:
+            return original(self, *args, **kwargs)
+        with handle.at_home(and_back):
+            return original(self, *args, **kwargs)
+
+    method._sluice_original = original  # type: ignore[attr-defined]
+    return method
 
 
 def install(engine_module: ModuleType) -> None:
@@ -33,6 +53,8 @@ def install(engine_module: ModuleType) -> None:
 
     _configure_distributed_model._sluice_original = original  # type: ignore[attr-defined]
     setattr(cls, METHOD, _configure_distributed_model)
+    for name, and_back in CHECKPOINTS.items():
+        setattr(cls, name, _at_home(getattr(cls, name), and_back))
     cpu_adam_hook.install(engine_module)
 
 
@@ -41,6 +63,10 @@ def uninstall(engine_module: ModuleType) -> None:
     original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
     if original is not None:
         setattr(engine_module.DeepSpeedEngine, METHOD, original)
+    for name in CHECKPOINTS:
+        wrapped = getattr(getattr(engine_module.DeepSpeedEngine, name), "_sluice_original", None)
+        if wrapped is not None:
+            setattr(engine_module.DeepSpeedEngine, name, wrapped)
     cpu_adam_hook.uninstall(engine_module)
 
 
@@ -62,3 +88,9 @@ def apply(engine: Any) -> None:
     stage = Stage.of_engine(engine)
     # A stage of a pipeline may hold no MoE layer at all.
     engine.sluice = swap(engine.module, options, at_least=1 if options.required and stage is None else 0, stage=stage)
+    engine.sluice.optimizer = functools.partial(_basic_optimizer, weakref.ref(engine))
+
+
+def _basic_optimizer(engine: Any) -> Any:
+    """What the engine trains with, as far as it is there."""
+    return getattr(engine(), "optimizer", None)

@@ -10,9 +10,9 @@ import copyreg
 from typing import Any
 
 import torch
-from sluice.adapters.deepspeed import routes
+from sluice.adapters.deepspeed import moving, routes
 from sluice.adapters.deepspeed.state import LayerState
-from sluice.errors import Mismatch, OverBudget
+from sluice.errors import InvalidState, Mismatch, OverBudget
 
 from deepspeed.moe.sharded_moe import MOE_TIMER, MOELayer
 
@@ -41,6 +41,8 @@ class SluiceMOELayer(MOELayer):
 
         Made by the standard library's own function, so that no name of Sluice's stands in a pickle.
         """
+        if moving.has_moved(self):
+            raise InvalidState("a layer whose experts have moved cannot be copied: move them home first")
         values = {key: value for key, value in self.__dict__.items() if key != "_sluice"}
         return copyreg._reconstructor, (MOELayer, object, None), values  # type: ignore[attr-defined]
 

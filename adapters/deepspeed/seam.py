@@ -24,6 +24,8 @@ class LayerSpec:
     dtype: torch.dtype  # of the rows on the wire and of the GEMMs
     form: FusedForm | None  # None: `call_expert` computes
     hidden_width: int = 1  # as on the other ranks, should they compute otherwise
+    expert_rank: tuple[int, ...] | None = None  # who owns each expert, None: contiguous
+    expert_slot: tuple[int, ...] | None = None  # and where among the local ones, None: in the order of ids
     one_chunk: bool = False  # unless the options name a number: a hooked module sees its rows in one call
 
 
@@ -43,6 +45,10 @@ class Runner(Protocol):
 
     def smallest_budget(self, tokens: int) -> int:
         """Below which the backend has no plan for so many tokens. Where backends share a budget."""
+        ...
+
+    def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:
+        """Experts lie elsewhere from now on, as many on each rank. Collective; all as before after an error."""
         ...
 
     def refuse(self, message: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed import comms_log, first_call, flops_profile
 from sluice.adapters.deepspeed import experts as experts_module
+from sluice.adapters.deepspeed import placement as placement_module
+from sluice.adapters.deepspeed.placement import Placement
 from sluice.adapters.deepspeed.probe import DTYPES, Finding
 from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
 from sluice.adapters.deepspeed.shares import Sharing
@@ -46,6 +48,22 @@ class LayerState:
         self._runners: dict[tuple[torch.dtype, bool], Runner] = {}
         self._result_dtypes: dict[torch.dtype, torch.dtype] = {}
         self._fused_now = finding.form is not None
+        self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
+        self.placement = self.home
+
+    def replace_experts(self, placement: Placement) -> None:
+        """Experts lie elsewhere from now on; the caller moves what belongs to them. Collective over the group."""
+        before = self.placement
+        done: list[Runner] = []
+        try:
+            for runner in self._runners.values():
+                runner.replace_experts(*placement)
+                done.append(runner)
+        except Exception:
+            for runner in done:  # the ranks have failed alike
+                runner.replace_experts(*before)
+            raise
+        self.placement = placement
 
     def runner(self, layer: nn.Module) -> tuple[Runner, torch.dtype]:
         """The engine layer for this call, and the dtype of its rows."""
@@ -121,6 +139,8 @@ class LayerState:
             form=found.form if untouched else None,
             hidden_width=found.form.hidden_width if found.form else 1,
             one_chunk=not untouched,
+            expert_rank=self.placement.expert_rank,
+            expert_slot=self.placement.expert_slot,
         )
         self._runners[key] = self.backend.layer(spec)
 

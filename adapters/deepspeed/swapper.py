@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import sluice
 import torch
 from sluice import trace
-from sluice.adapters.deepspeed import seam, shares
+from sluice.adapters.deepspeed import moving, seam, shares
 from sluice.adapters.deepspeed.layer import SluiceMOELayer
 from sluice.adapters.deepspeed.probe import Finding, probe
 from sluice.adapters.deepspeed.seam import Backend
@@ -19,6 +20,7 @@ from sluice.adapters.deepspeed.state import LayerState
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
 from sluice.adapters.host import agree
 from sluice.config import Options
+from sluice.errors import InvalidState
 from torch import nn
 
 from deepspeed.moe.sharded_moe import MOELayer
@@ -52,10 +54,27 @@ class Handle:
         self.findings: list[Finding] = []
         self.refused: list[str] = []
         self.kept: list[str] = []  # why layers run without the policy that the options name
+        self.optimizer: Callable[[], Any] = lambda: None  # of the engine, once it has one
         self._backends: dict[tuple[tuple[int, ...], torch.device], Backend] = {}
 
+    def move_experts(
+        self, layer: MOELayer, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None
+    ) -> None:
+        """Expert e of one of `layers` goes to slot expert_slot[e] of rank expert_rank[e], with its parameters,
+        gradients and what the optimizer (None: the engine's) keeps of them. Between steps, collective over the layer's
+        group; the training goes on with the same bits where the C library promises them. Checkpoints of the engine
+        stay as they are without it."""
+        moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
+
+    def at_home(self, and_back: bool) -> AbstractContextManager[None]:
+        """All experts where the host believes them to be; `and_back`: afterwards where they lay. Collective."""
+        return moving.at_home(self.layers, self.optimizer(), and_back)
+
     def unswap(self) -> None:
-        """Gives every layer its own class back and releases the engine. May be called again."""
+        """Gives every layer its own class back and releases the engine. May be called again. InvalidState where experts
+        have moved: the host would look for them in the wrong place."""
+        if any(type(layer) is SluiceMOELayer and moving.has_moved(layer) for layer in self.layers):
+            raise InvalidState("experts have moved: move them home first (move_experts with contiguous lists)")
         for layer in self.layers:
             if type(layer) is SluiceMOELayer:
                 layer.__dict__.pop("_sluice", None)

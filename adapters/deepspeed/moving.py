@@ -1,0 +1,153 @@
+"""Moves experts of a swapped layer between ranks with all that belongs to them: parameters, gradients, and what the
+optimizer keeps of each. The host's modules and tensors stay where they are; what is in them goes.
+
+A placement is agreed on first, so that nothing has moved when it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.deepspeed import placement as placement_module
+from sluice.adapters.deepspeed.placement import Placement
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from torch import nn
+
+Content = dict[str, Any]  # of one expert: tensors and numbers by name
+
+
+def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
+    """Expert e goes to slot expert_slot[e] of rank expert_rank[e] of the layer's group. Between steps.
+
+    Collective over the group: all ranks give the same lists. UnsupportedError where the optimizer keeps what belongs to
+    parameters anywhere but in its `state`; InvalidState while a forward waits for its backward.
+    """
+    state = layer._sluice
+    name, ranks = state.finding.name, state.finding.ranks
+    new = placement_module.checked(name, state.home, expert_rank, expert_slot)
+    experts = list(layer.experts.deepspeed_experts)
+    held_by = _optimizer_of(name, experts, optimizer)
+    old, own = state.placement, ranks.index(dist.get_rank()) if len(ranks) > 1 else 0
+    state.replace_experts(new)
+    leaving = [e for e in old.experts_of(own) if _place(old, e) != _place(new, e)]
+    contents = {e: _content_of(experts[old.expert_slot[e]], held_by) for e in leaving}
+    arrived = _exchange(contents, old, new, own, layer.ep_group if len(ranks) > 1 else None, ranks)
+    for e, content in arrived.items():
+        _fill(experts[new.expert_slot[e]], held_by, content)
+
+
+def has_moved(layer: Any) -> bool:
+    """Whether an expert lies elsewhere than the host believes."""
+    return bool(layer._sluice.placement != layer._sluice.home)
+
+
+@contextmanager
+def at_home(layers: Sequence[Any], optimizer: Any, and_back: bool) -> Iterator[None]:
+    """Where the host numbers experts by their place: they lie there, and afterwards where they did. Collective."""
+    moved = [(layer, layer._sluice.placement) for layer in layers if has_moved(layer)]
+    for layer, _ in moved:
+        move(layer, *layer._sluice.home, optimizer)
+    try:
+        yield
+    finally:
+        for layer, placement in moved if and_back else ():
+            move(layer, *placement, optimizer)
+
+
+def _place(placement: Placement, expert: int) -> tuple[int, int]:
+    return placement.expert_rank[expert], placement.expert_slot[expert]
+
+
+def _optimizer_of(name: str, experts: Sequence[nn.Module], optimizer: Any) -> Any:
+    """The optimizer whose `state` has the experts' parameters; None: nothing is kept of them."""
+    if optimizer is None:
+        return None
+    parameters = {id(p) for expert in experts for p in expert.parameters() if p.requires_grad}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if isinstance(optimizer, torch.optim.Optimizer) and parameters <= held:
+        return optimizer
+    raise UnsupportedError(
+        f"MoE layer '{name}': experts cannot move under {type(optimizer).__name__}, which keeps copies or moments of "
+        "parameters elsewhere: use ZeRO stage 0 with float32 parameters"
+    )
+
+
+def _content_of(expert: nn.Module, optimizer: Any) -> Content:
+    """Copies of all that belongs to an expert."""
+    content: Content = {}
+    for name, parameter in expert.named_parameters():
+        content[f"{name} value"] = parameter.detach().clone()
+        if parameter.grad is not None:
+            content[f"{name} grad"] = parameter.grad.detach().clone()
+        for key, value in (optimizer.state.get(parameter, {}) if optimizer is not None else {}).items():
+            content[f"{name} state {key}"] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+    for name, buffer in expert.named_buffers():
+        content[f"{name} buffer"] = buffer.detach().clone()
+    return content
+
+
+def _exchange(
+    contents: dict[int, Content], old: Placement, new: Placement, own: int, group: Any, ranks: Sequence[int]
+) -> dict[int, Content]:
+    """What arrives at this rank, by expert. Tensors travel one by one, in an order that both ends know."""
+    moving = [e for e in range(len(old.expert_rank)) if _place(old, e) != _place(new, e)]
+    arrived = {e: contents[e] for e in moving if old.expert_rank[e] == own == new.expert_rank[e]}
+    if group is None:
+        return arrived
+    described: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(described, {e: _describe(contents[e]) for e in contents}, group=group)
+    work: list[Any] = []
+    for e in moving:
+        source, target = old.expert_rank[e], new.expert_rank[e]
+        if source == target:
+            continue
+        if source == own:
+            tensors = [value.contiguous() for value in contents[e].values() if isinstance(value, torch.Tensor)]
+            work += [(dist.isend(tensor, ranks[target], group=group), tensor) for tensor in tensors]
+        elif target == own:
+            arrived[e] = {name: _receive(what, work, ranks[source], group) for name, what in described[source][e]}
+    for request, _ in work:
+        request.wait()
+    return arrived
+
+
+def _describe(content: Content) -> list[tuple[str, Any]]:
+    """Names with shape and dtype of tensors, and other values as they are."""
+    return [
+        (name, ("tensor", tuple(value.shape), value.dtype, value.device) if isinstance(value, torch.Tensor) else value)
+        for name, value in content.items()
+    ]
+
+
+def _receive(what: Any, work: list[Any], source: int, group: Any) -> Any:
+    if not (isinstance(what, tuple) and what and what[0] == "tensor"):
+        return what
+    tensor = torch.empty(what[1], dtype=what[2], device=what[3])
+    work.append((dist.irecv(tensor, source, group=group), tensor))
+    return tensor
+
+
+def _fill(expert: nn.Module, optimizer: Any, content: Content) -> None:
+    """Into the host's own tensors, whose addresses others know; what an optimizer keeps of them is replaced."""
+    with torch.no_grad():
+        for name, parameter in expert.named_parameters():
+            parameter.copy_(content[f"{name} value"])
+            grad = content.get(f"{name} grad")
+            if grad is None or parameter.grad is None:
+                parameter.grad = grad
+            else:
+                parameter.grad.copy_(grad)
+            if optimizer is None or not parameter.requires_grad:
+                continue
+            prefix = f"{name} state "
+            kept = {key[len(prefix) :]: value for key, value in content.items() if key.startswith(prefix)}
+            if kept:
+                optimizer.state[parameter] = kept
+            else:
+                optimizer.state.pop(parameter, None)
+        for name, buffer in expert.named_buffers():
+            buffer.copy_(content[f"{name} buffer"])

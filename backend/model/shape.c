@@ -62,7 +62,8 @@ int sluice_shape_chunks_by_experts(const sluice_shape_t* shape, int32_t num_chun
                                       .deduplicate = c->deduplicate,
                                       .restore_input = sluice_restore_of(c->restore_input),
                                       .restore_pre_activation = sluice_restore_of(c->restore_pre_activation)};
-  return sluice_shape_capacity(shape) == 0 && !shape->on_device_memory && sluice_chunking_is_by_rows(&chunking);
+  return sluice_shape_capacity(shape) == 0 && !shape->on_device_memory && !c->reuse &&
+         sluice_chunking_is_by_rows(&chunking);
 }
 
 double sluice_token_copies_share(int32_t num_experts, int32_t world_size, int32_t top_k) {

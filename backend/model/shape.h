@@ -67,7 +67,7 @@ int sluice_shape_restores_pre_activation(const sluice_shape_t* shape);
 static inline int sluice_shape_is_lean(const sluice_shape_t* shape) {
   const sluice_moe_config_t* c = &shape->config;
   return c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE && c->num_chunks != 1 && !c->callback_experts &&
-         (sluice_shape_restores_input(shape) || sluice_shape_restores_pre_activation(shape));
+         (c->reuse || sluice_shape_restores_input(shape) || sluice_shape_restores_pre_activation(shape));
 }
 
 /* What decides how chunks are cut, of a layer that runs or of one that is priced. */

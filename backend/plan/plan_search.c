@@ -248,11 +248,6 @@ static sluice_status_t try_policies(search_t* s, int32_t n) {
   return SLUICE_OK;
 }
 
-/* One chunk has nobody to share with: who reuses buffers without a budget has two of them at least [MPMoE IV-A]. */
-static int saves_nothing(const sluice_plan_inputs_t* q, int32_t n) {
-  return q->reuse && q->budget == 0 && n == 1 && q->max_tokens > 1;
-}
-
 sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                    const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                    sluice_plan_search_t* out) {
@@ -263,7 +258,6 @@ sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const s
   if (inputs->num_chunks > 0) return try_policies(&s, inputs->num_chunks);
   for (int32_t i = 0; i < SLUICE_NUM_CHUNK_COUNTS; ++i) {
     if (i > 0 && sluice_chunk_counts[i] > inputs->max_tokens) break;
-    if (saves_nothing(inputs, sluice_chunk_counts[i])) continue;
     SLUICE_TRY(try_policies(&s, sluice_chunk_counts[i]));
   }
   return SLUICE_OK;

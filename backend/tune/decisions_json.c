@@ -64,6 +64,7 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
   for (const sluice_tuner_table_t* t = tuner == NULL ? NULL : tuner->tables; t != NULL; t = t->next) {
     for (int32_t b = 0; b < SLUICE_SEARCH_BUCKETS; ++b) {
       const sluice_spot_t* spot = &t->search.spots[b];
+      if (t->restore_set != 0) continue; /* of one strategy among others, which files do not hold */
       if (!sluice_spot_is_worth_keeping(spot)) continue;
       add_answer(&text, t->layer, spot->rows, sluice_search_chunks(&t->search, spot->pick),
                  sluice_pick_wgrad(spot->pick), &separator);

@@ -11,6 +11,7 @@
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/search.h"
 #include "backend/tune/tuner_decisions.h"
+#include "backend/tune/tuner_joint.h"
 #include "backend/tune/tuner_plans.h"
 #include "backend/tune/tuner_reports.h"
 #include "backend/tune/tuner_work.h"
@@ -22,8 +23,10 @@ static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgra
   sluice_workload_t work = table->work;
   double tokens = (double)rows / (work.skew * work.top_k);
   work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
-  const int32_t kept = sluice_restore_of(SLUICE_RESTORE_ADAPTIVE); /* as layers without a plan */
-  const sluice_choice_t choice = {num_chunks, kept, kept, wgrad_mode, 0, NULL, 0};
+  const sluice_restore_set_t* set = &sluice_restore_sets[table->restore_set]; /* 0: as layers without a plan */
+  const int is_lean = table->restore_set != 0;
+  const sluice_choice_t choice = {
+      num_chunks, set->restore_input, set->restore_pre_activation, wgrad_mode, is_lean, NULL, 0, is_lean};
   double seconds = 0;
   if (sluice_predict_pass(&table->tuner->machine, &work, &choice, direction, &seconds) != SLUICE_OK) return 0;
   return seconds;
@@ -62,6 +65,7 @@ static void destroy(sluice_policy_hook_t* policy_hook) {
   sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   for (sluice_tuner_table_t *t = tuner->tables, *next; t != NULL; t = next) {
     next = t->next;
+    if (t->joint != NULL) sluice_free(tuner->allocator, t->joint, sizeof *t->joint);
     sluice_free(tuner->allocator, t, sizeof *t);
   }
   sluice_free(tuner->allocator, tuner->imports, (uint64_t)tuner->max_imports * sizeof *tuner->imports);
@@ -86,17 +90,19 @@ static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
          !sluice_shape_is_lean(&moe->shape);
 }
 
-static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
+static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t restore_set,
+                                 sluice_tuner_table_t** out_table) {
   sluice_tuner_table_t* table = sluice_alloc_zeroed(tuner->allocator, sizeof *table, "tuner's table");
   if (table == NULL) return sluice_alloc_status();
   table->layer = moe->kind;
   table->tuner = tuner;
   table->work = sluice_tuner_work_of(moe);
+  table->restore_set = restore_set;
   const int fixed = has_fixed_chunks(moe);
   const int32_t size = sluice_search_size_of(moe->shape.config.num_chunks); /* that stands for any fixed n */
   const sluice_search_config_t config = {
       .mode = tuner->mode,
-      .min_size = fixed ? size : 0,
+      .min_size = fixed ? size : restore_set != 0, /* one chunk has nobody to share with */
       .max_size = fixed ? size : SLUICE_SEARCH_SIZES - 1,
       .fixed_chunks = fixed ? moe->shape.config.num_chunks : 0,
       .open_wgrad = is_mode_open(tuner, moe),
@@ -105,11 +111,12 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .uneven_chunks = sluice_chunks_by_experts(moe, 2),
       .predict = sluice_tuner_may_predict(tuner, moe) ? predict : NULL,
       .user = table,
-      .decided = decided,
+      .decided = restore_set == 0 ? decided : NULL, /* of one strategy: what is decided names the best of them */
   };
   sluice_search_init(&table->search, &config);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
-    if (tuner->imports[i].layer == table->layer) sluice_tuner_take_import(table, &tuner->imports[i]);
+    if (restore_set == 0 && tuner->imports[i].layer == table->layer)
+      sluice_tuner_take_import(table, &tuner->imports[i]);
   }
   table->next = tuner->tables;
   tuner->tables = table;
@@ -117,19 +124,47 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   return SLUICE_OK;
 }
 
-static void take(sluice_tuner_table_t* table, sluice_decision_state_t* decision, int64_t rows) {
-  int32_t why = 0, pick = sluice_search_next(&table->search, rows, &why);
+/* The first table of a layer that reuses buffers: one for each strategy, as it stores less and less. */
+static sluice_status_t new_joint(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
+  sluice_tuner_joint_t* joint = sluice_alloc_zeroed(tuner->allocator, sizeof *joint, "tuner's strategies");
+  if (joint == NULL) return sluice_alloc_status();
+  sluice_status_t status = SLUICE_OK;
+  for (int32_t set = 1; set < SLUICE_NUM_RESTORE_SETS && status == SLUICE_OK; ++set) {
+    if (sluice_tuner_allows(moe, set)) status = new_table(tuner, moe, set, &joint->tables[joint->count]);
+    joint->count += status == SLUICE_OK && sluice_tuner_allows(moe, set);
+  }
+  if (joint->count == 0 || status != SLUICE_OK) { /* tables that were made stay with the tuner */
+    sluice_free(tuner->allocator, joint, sizeof *joint);
+    return status;
+  }
+  joint->tables[0]->joint = joint;
+  *out_table = joint->tables[0];
+  return SLUICE_OK;
+}
+
+/* The table whose strategy comes next, and its candidate. */
+static sluice_tuner_table_t* next_of(sluice_tuner_table_t* table, int64_t rows, int32_t* out_pick, int32_t* out_why) {
+  if (table->joint != NULL) return sluice_tuner_joint_next(table->joint, rows, out_pick, out_why);
+  *out_pick = sluice_search_next(&table->search, rows, out_why);
+  return table;
+}
+
+static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision, int64_t rows) {
+  int32_t why = 0, pick = 0;
+  const sluice_tuner_table_t* table = next_of(first, rows, &pick, &why);
   int32_t num_chunks = sluice_search_chunks(&table->search, pick);
-  if (decision->num_chunks != num_chunks || decision->wgrad_mode != sluice_pick_wgrad(pick))
-    sluice_tuner_note_switch(table, decision);
+  if (decision->num_chunks != num_chunks || decision->wgrad_mode != sluice_pick_wgrad(pick) ||
+      decision->restore_set != table->restore_set)
+    sluice_tuner_note_switch(first, decision);
+  decision->restore_set = table->restore_set;
   decision->num_chunks = num_chunks;
   decision->wgrad_mode = sluice_pick_wgrad(pick);
   decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
-/* Under a budget, or with reuse, there are plans; else n, or the mode at a configured n. */
+/* Under a budget there are plans; with reuse strategies; else n, or the mode at a configured n. */
 static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  if (sluice_makes_plans(moe) || moe->shape.config.num_chunks == 0) return 1;
+  if (sluice_makes_plans(moe) || moe->shape.config.reuse || moe->shape.config.num_chunks == 0) return 1;
   return has_fixed_chunks(moe) && is_mode_open(tuner, moe);
 }
 
@@ -138,8 +173,10 @@ static sluice_status_t attach(sluice_policy_hook_t* policy_hook, const sluice_mo
   sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   if (!has_choice(tuner, moe)) return SLUICE_OK;
   sluice_tuner_table_t* table = tuner->tables;
-  while (table != NULL && table->layer != moe->kind) table = table->next;
-  if (table == NULL) SLUICE_TRY(new_table(tuner, moe, &table));
+  const int is_joint = sluice_tuner_is_joint(moe);
+  while (table != NULL && (table->layer != moe->kind || (is_joint && table->joint == NULL))) table = table->next;
+  if (table == NULL && is_joint) SLUICE_TRY(new_joint(tuner, moe, &table));
+  if (table == NULL) SLUICE_TRY(new_table(tuner, moe, 0, &table));
   decision->table = table;
   take(table, decision, 0);
   return SLUICE_OK;
@@ -182,17 +219,30 @@ static void note_for_refining(const sluice_tuner_table_t* table, int32_t directi
   if (*passes != NULL) sluice_timed_passes_add(*passes, &pass); /* without memory nothing can be exported, no more */
 }
 
+/* The table that a pass with this strategy belongs to; NULL: it ran before the layer chose, or chooses so. */
+static sluice_tuner_table_t* table_of(sluice_tuner_table_t* first, int32_t restore_set) {
+  if (first->joint != NULL) return sluice_tuner_joint_table(first->joint, restore_set);
+  return restore_set == 0 ? first : NULL;
+}
+
+static void note_work(sluice_tuner_table_t* first, int64_t tokens, double skew) {
+  const int32_t count = first->joint != NULL ? first->joint->count : 1;
+  for (int32_t k = 0; k < count; ++k) {
+    sluice_tuner_table_t* table = first->joint != NULL ? first->joint->tables[k] : first;
+    table->work.num_tokens = tokens, table->work.skew = skew;
+  }
+}
+
 static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sluice_decision_state_t* decision,
                   const sluice_step_report_t* const* reports, int32_t world_size) {
-  sluice_tuner_table_t* table = decision->table;
+  sluice_tuner_table_t* first = decision->table;
   int64_t rows = 0, tokens = 0;
   for (int32_t r = 0; r < world_size; ++r) {
     if (reports[r]->rows > rows) rows = reports[r]->rows;
     if (reports[r]->num_tokens > tokens) tokens = reports[r]->num_tokens;
   }
-  table->work.num_tokens = tokens;
-  double balanced = (double)tokens * table->work.top_k;
-  table->work.skew = balanced > 0 && (double)rows > balanced ? (double)rows / balanced : 1;
+  double balanced = (double)tokens * first->work.top_k;
+  note_work(first, tokens, balanced > 0 && (double)rows > balanced ? (double)rows / balanced : 1);
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     int64_t pass_rows = 0;
     sluice_lanes_t lanes;
@@ -200,6 +250,8 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
     if (ns > 0 && direction == SLUICE_FORWARD)
       note_forward(sluice_tuner_of_hook(policy_hook), moe, p->num_chunks, pass_rows, &lanes);
+    sluice_tuner_table_t* table = table_of(first, p->restore_set);
+    if (table == NULL) continue;
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
     if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->num_chunks) continue;
     /* Where the mode is not open, one stands for both: that of a single chunk, or of few rows, may be the other. */
@@ -207,17 +259,19 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->wgrad_mode : config->wgrad_mode);
     if (sluice_tuner_is_first(decision, direction)) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
-    } else if (sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {
+    } else if (p->restore_set == 0 && sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {
       note_for_refining(table, direction, p, pass_rows, ns, &lanes);
     }
+    if (first->joint != NULL) sluice_tuner_joint_observe(first->joint, p->restore_set, direction, pick, pass_rows, ns);
     sluice_search_observe(&table->search, direction, pick, pass_rows, ns, &lanes);
   }
   if (sluice_is_planned(moe)) {
     sluice_tuner_agree_on_plan(moe, decision, reports, world_size);
   } else {
-    if (sluice_tuner_has_trained(reports, world_size))
-      sluice_search_wait(&table->search, rows, moe->shape.config.layer_id);
-    take(table, decision, rows);
+    sluice_tuner_table_t* waiting = table_of(first, decision->restore_set);
+    if (sluice_tuner_has_trained(reports, world_size) && waiting != NULL)
+      sluice_search_wait(&waiting->search, rows, moe->shape.config.layer_id);
+    take(first, decision, rows);
   }
 }
 

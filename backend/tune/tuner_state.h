@@ -43,9 +43,14 @@ typedef struct sluice_tuner_table_s {
   int32_t is_rated;     /* the same, so that their sets and races are the same; 0: too little was known */
   sluice_plan_rates_t rates;
   sluice_tuner_race_t races[SLUICE_TUNER_RACES];
+  int32_t
+      restore_set; /* index into sluice_restore_sets of one that reuses buffers without a budget; 0: as configured */
+  struct sluice_tuner_joint_s*
+      joint; /* of the first of such tables: all of them (tuner_joint.h); NULL: n alone is open */
   sluice_search_t search;
   struct sluice_tuner_table_s* next;
 } sluice_tuner_table_t;
+typedef struct sluice_tuner_joint_s sluice_tuner_joint_t;
 
 /* An answer from a file, for a table that may come later. */
 typedef struct sluice_import_s {

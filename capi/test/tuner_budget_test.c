@@ -40,32 +40,72 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
   }
 }
 
-/* The same without a budget, where buffers are to be reused: n and one of S1 to S4 together, raced as steps where the
- * mode says so, for each size that needs a plan of its own. */
-static void Reuse_NoBudget_ChunksAndPolicyAreChosenTogether(void** state) {
+static void must_reuse(const sluice_tuner_policy_t* p) {
+  assert_true(p->restore_input == SLUICE_RESTORE_OFFLOAD || p->restore_input == SLUICE_RESTORE_REDISPATCH);
+  assert_true(p->restore_pre_activation == SLUICE_RESTORE_OFFLOAD ||
+              p->restore_pre_activation == SLUICE_RESTORE_RECOMPUTE);
+}
+
+/* Where buffers are to be reused without a budget: n and one of S1 to S4 together, alike on all ranks, and anew for
+ * each size of a batch. */
+static void Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize(void** state) {
   (void)state;
-  static const int32_t modes[] = {SLUICE_TUNER_PROFILE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_MODEL};
-  for (int32_t i = 0; i < 6; ++i) {
-    const int32_t ranks = 1 + i % 2, mode = modes[i / 2], has_machine = mode == SLUICE_TUNER_MODEL;
+  static const int32_t modes[] = {SLUICE_TUNER_PROFILE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_ADAPTIVE,
+                                  SLUICE_TUNER_MODEL};
+  for (int32_t i = 0; i < 8; ++i) {
+    const int32_t ranks = 1 + i % 2, mode = modes[i / 2], has_machine = i / 2 >= 2;
     tuner_world_t* w = tuner_world(ranks, mode, has_machine);
-    w->reuse = 1, w->grows = 1, w->steps = 80, w->wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+    w->reuse = 1, w->grows = 1, w->steps = 360, w->wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
     tuner_run(w);
     must_agree(w);
     assert_memory_equal(w->policies[0], w->policies[ranks - 1], sizeof w->policies[0]);
-    assert_true(w->num_decisions[0] >= 1 && w->settled[0]);
+    assert_true(w->settled[0]);
+    int32_t sizes = 0;
     for (int32_t k = 0; k < w->num_decisions[0]; ++k) {
       const sluice_tuner_decision_t* d = &w->decisions[0][k];
       const sluice_tuner_policy_t* p = &w->policies[0][k];
-      assert_true(p->restore_input == SLUICE_RESTORE_OFFLOAD || p->restore_input == SLUICE_RESTORE_REDISPATCH);
-      assert_true(p->restore_pre_activation == SLUICE_RESTORE_OFFLOAD ||
-                  p->restore_pre_activation == SLUICE_RESTORE_RECOMPUTE);
+      must_reuse(p);
       assert_true(d->num_chunks >= 2); /* one chunk has nobody to share with */
       assert_int_equal(d->wgrad_mode, SLUICE_WGRAD_PER_CHUNK);
-      assert_int_equal(p->memory_budget, 0);
-      if (mode == SLUICE_TUNER_MODEL) assert_int_equal(d->why, SLUICE_WHY_PREDICTED);
+      assert_true(p->memory_budget == 0 && w->parts[0][k] == d->num_chunks);
+      assert_true(mode == SLUICE_TUNER_MODEL ? d->why == SLUICE_WHY_PREDICTED
+                                             : d->why == SLUICE_WHY_RACED || d->why == SLUICE_WHY_QUESTIONED);
+      assert_true(mode == SLUICE_TUNER_MODEL || (d->seconds > 0 && d->num_raced >= 1));
+      assert_true(has_machine == (d->predicted_seconds > 0));
+      if (k == 0 || d->rows > 2 * w->decisions[0][k - 1].rows) ++sizes;
       printf("reuse, %d ranks, mode %d: %lld rows: n %d, T_DI %d, T_M %d (%s of %d)\n", ranks, mode, (long long)d->rows,
              d->num_chunks, p->restore_input, p->restore_pre_activation, sluice_tuner_why_name(d->why), d->num_raced);
     }
+    assert_true(sizes >= 2); /* of few rows, and of many */
+  }
+}
+
+/* Batches of four sizes in turns keep their own n and strategy: no answer of one serves another. */
+static void Reuse_BatchesDiffer_EachSizeHasItsAnswer(void** state) {
+  (void)state;
+  tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
+  w->reuse = 1, w->changes = 2, w->steps = 60;
+  tuner_run(w);
+  must_agree(w);
+  assert_true(w->num_decisions[0] >= 4);
+  int32_t fewest = 1000, most = 0;
+  for (int32_t k = 0; k < w->num_decisions[0]; ++k) {
+    const int32_t n = w->decisions[0][k].num_chunks;
+    fewest = n < fewest ? n : fewest, most = n > most ? n : most;
+  }
+  printf("reuse, four sizes: n from %d to %d\n", fewest, most);
+}
+
+/* The same under a budget: plans of these strategies alone. */
+static void Reuse_UnderABudget_NoPlanKeepsRows(void** state) {
+  (void)state;
+  for (int32_t ranks = 1; ranks <= 2; ++ranks) {
+    tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
+    w->reuse = 1, w->budget = 64 << 20, w->steps = 24;
+    tuner_run(w);
+    must_agree(w);
+    assert_true(w->num_decisions[0] >= 1);
+    for (int32_t k = 0; k < w->num_decisions[0]; ++k) must_reuse(&w->policies[0][k]);
   }
 }
 
@@ -198,7 +238,9 @@ static void Plans_WithAMachine_CarryThePlannersSeconds(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_BestPlansRace_InsideTheBudget),
-      cmocka_unit_test(Reuse_NoBudget_ChunksAndPolicyAreChosenTogether),
+      cmocka_unit_test(Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize),
+      cmocka_unit_test(Reuse_BatchesDiffer_EachSizeHasItsAnswer),
+      cmocka_unit_test(Reuse_UnderABudget_NoPlanKeepsRows),
       cmocka_unit_test(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps),
       cmocka_unit_test(Budget_BatchesGrow_PlansBeginWithWhatWasSeen),
       cmocka_unit_test(Budget_PlanOfAFile_StandsWhereItFits),

@@ -15,8 +15,9 @@ typedef struct sluice_pass_report_s {
   uint64_t pass_ns; /* from the handshake to the end; 0: there was none */
   int64_t rows;     /* that it received */
   int32_t num_chunks;
-  int16_t wgrad_mode; /* of a forward: that of its backward */
-  int16_t plan;       /* of the layer's set, from 1; 0: it ran without */
+  uint8_t wgrad_mode;  /* of a forward: that of its backward */
+  uint8_t restore_set; /* index into sluice_restore_sets, where the layer reuses buffers without a plan; else 0 */
+  int16_t plan;        /* of the layer's set, from 1; 0: it ran without */
   /* Nanoseconds; in four bytes each, since they travel in every header. */
   float compute_ns, comm_ns; /* of its ops by lane; exchanges include waiting for other ranks */
   float comm_cpu_ns;         /* processor time of the communication lane */
@@ -33,11 +34,12 @@ typedef struct sluice_step_report_s {
 /* What a layer does next, written by the policy hook after each forward's header, and what this rank will report. */
 typedef struct sluice_decision_state_s {
   int32_t num_chunks;
-  int32_t wgrad_mode; /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
-  int32_t is_settled; /* 0: a candidate on trial */
-  int32_t plan;       /* under a budget: of the layer's set, what it took last */
-  uint32_t switched;  /* the policy hook's: directions whose next report is of a first pass after a switch */
-  void* table;        /* the policy hook's; NULL: nothing is open, nobody is asked */
+  int32_t wgrad_mode;  /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
+  int32_t is_settled;  /* 0: a candidate on trial */
+  int32_t plan;        /* under a budget: of the layer's set, what it took last */
+  uint32_t switched;   /* the policy hook's: directions whose next report is of a first pass after a switch */
+  int32_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */
+  void* table;         /* the policy hook's; NULL: nothing is open, nobody is asked */
   sluice_step_report_t own;
   /* With device memory, by direction: the pass that was enqueued last, and its time, which is known once it has run. */
   sluice_pass_report_t enqueued[2];

@@ -47,10 +47,12 @@ static inline sluice_unit_t sluice_layer_unit(const sluice_moe_config_t* config)
                          config->swiglu_offset};
 }
 
-/* Whether the layer makes plans of its own: to fit a budget, or to reuse buffers without one. */
+/* Whether the layer makes plans of its own: to fit a budget, or to reuse buffers under a capacity, where no headers
+ * come in which strategies could be compared. */
 static inline int sluice_makes_plans(const sluice_moe_t* moe) {
   const sluice_context_t* context = moe->context;
-  return context->memory_budget > 0 || context->host_memory_budget > 0 || moe->shape.config.reuse;
+  return context->memory_budget > 0 || context->host_memory_budget > 0 ||
+         (moe->shape.config.reuse && sluice_shape_capacity(&moe->shape) > 0);
 }
 
 /* Whether passes of this layer run under a plan. */

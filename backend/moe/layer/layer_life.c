@@ -52,6 +52,7 @@ void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* plac
 static int is_open(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (sluice_makes_plans(moe)) return 1;
+  if (c->reuse) return 1;
   if (moe->context->world_size == 1) return 0;
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
 }
@@ -60,6 +61,10 @@ static sluice_status_t take_decision(sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   sluice_policy_hook_t* policy_hook = moe->context->policy_hook;
   moe->decision = (sluice_decision_state_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
+  if (c->reuse && !sluice_makes_plans(moe)) { /* until somebody knows better: what stores nothing */
+    moe->decision.restore_set = SLUICE_NUM_RESTORE_SETS - 1;
+    if (c->num_chunks == 0) moe->decision.num_chunks = 2;
+  }
   if (policy_hook == NULL || sluice_shape_capacity(&moe->shape) > 0)
     return SLUICE_OK; /* no headers: no reports to choose by */
   if (!is_open(moe)) return SLUICE_OK;

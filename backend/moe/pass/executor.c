@@ -73,6 +73,17 @@ static int is_of_training(const sluice_template_spec_t* spec) {
   return spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->input_half);
 }
 
+/* Of a layer that reuses buffers without a plan, whose chunks restore alike. */
+static int32_t restore_set_of(const sluice_pass_t* pass) {
+  const sluice_binding_t* b = &pass->binding;
+  for (int32_t i = 1; i < SLUICE_NUM_RESTORE_SETS && pass->moe->shape.config.reuse && b->plan == 0; ++i) {
+    const sluice_restore_set_t* set = &sluice_restore_sets[i];
+    if (set->restore_input == b->restore_input[0] && set->restore_pre_activation == b->restore_pre_activation[0])
+      return i;
+  }
+  return 0;
+}
+
 /* What choosing needs of a pass. */
 static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
@@ -81,7 +92,8 @@ static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
       .pass_ns = pass->end_ns - pass->agreed_ns,
       .rows = pass->binding.num_rows,
       .num_chunks = spec->num_chunks,
-      .wgrad_mode = (int16_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
+      .restore_set = (uint8_t)restore_set_of(pass),
+      .wgrad_mode = (uint8_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
       .plan = pass->binding.plan,
       .comm_cpu_ns = (float)pass->comm_jobs.cpu_ns,
       .header_ns = (float)pass->header_ns,

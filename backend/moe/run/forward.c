@@ -104,8 +104,9 @@ static int64_t balanced_rows(const sluice_forward_t* f, const sluice_handshake_t
 static void choose_wgrad_mode(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   const sluice_moe_t* moe = f->pass.moe;
   if (sluice_is_planned(moe) || !sluice_shape_is_lean(&moe->shape)) return;
-  f->wgrad_mode = sluice_leanest_wgrad_mode(&moe->shape, sluice_shape_restores_input(&moe->shape),
-                                            sluice_shape_restores_pre_activation(&moe->shape), f->num_chunks,
+  const int reuse = moe->shape.config.reuse;
+  f->wgrad_mode = sluice_leanest_wgrad_mode(&moe->shape, reuse || sluice_shape_restores_input(&moe->shape),
+                                            reuse || sluice_shape_restores_pre_activation(&moe->shape), f->num_chunks,
                                             balanced_rows(f, handshake));
 }
 
@@ -139,6 +140,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
                         .role = sluice_replay_role_of(moe, args),
                         .num_chunks = moe->decision.num_chunks,
                         .wgrad_mode = wgrad_mode_of(moe),
+                        .restore_set = moe->decision.restore_set,
                         .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
   sluice_status_t status = run(&f, refusal);
   moe->mode->close(&f.pass, status);

@@ -45,6 +45,9 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
 
 sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks) {
   const sluice_shape_t* shape = &f->pass.moe->shape;
-  return sluice_forward_choose_template(f, num_chunks, sluice_restore_of(shape->config.restore_input),
-                                        sluice_restore_of(shape->config.restore_pre_activation), &shape->policies);
+  const sluice_restore_set_t* set = &sluice_restore_sets[f->restore_set]; /* 0: kept, as what is open is elsewhere */
+  const int32_t input = shape->config.restore_input, pre_activation = shape->config.restore_pre_activation;
+  return sluice_forward_choose_template(f, num_chunks, input < 0 ? set->restore_input : input,
+                                        pre_activation < 0 ? set->restore_pre_activation : pre_activation,
+                                        &shape->policies);
 }

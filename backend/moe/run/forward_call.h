@@ -14,12 +14,13 @@ typedef struct sluice_forward_s {
   const sluice_moe_forward_args_t* args;
   const struct sluice_replay_role_s* role; /* what this forward has to do with others of its routing */
   sluice_step_t* step;
-  int32_t* counts;    /* under a plan: what the look at the ids brought (routing/routes.h) */
-  int32_t num_chunks; /* wanted before the header; afterwards those of the pass, or of its plan */
-  int32_t plan;       /* of the layer's set */
-  int32_t wgrad_mode; /* without a plan: of this step's backward */
-  uint64_t routes;    /* their hash, where somebody looks back; else 0 */
-  uint32_t like;      /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
+  int32_t* counts;     /* under a plan: what the look at the ids brought (routing/routes.h) */
+  int32_t num_chunks;  /* wanted before the header; afterwards those of the pass, or of its plan */
+  int32_t plan;        /* of the layer's set */
+  int32_t wgrad_mode;  /* without a plan: of this step's backward */
+  int32_t restore_set; /* of a layer that reuses buffers without a plan: index into sluice_restore_sets; else 0 */
+  uint64_t routes;     /* their hash, where somebody looks back; else 0 */
+  uint32_t like;       /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
 } sluice_forward_t;
 
 static inline int sluice_forward_keeps(const sluice_forward_t* f) { return f->args->needs_backward != 0; }
@@ -32,7 +33,7 @@ sluice_status_t sluice_forward_take_template(sluice_forward_t* f);
 /* The same for n chunks with these policies: of all chunks, and by chunk. */
 sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_chunks, int32_t restore_input,
                                                int32_t restore_pre_activation, const sluice_chunk_policies_t* by_chunk);
-/* The config's policies. */
+/* The config's policies, or where it leaves them to reuse, those of f->restore_set. */
 sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks);
 
 #endif /* SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_ */

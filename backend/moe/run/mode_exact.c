@@ -29,6 +29,8 @@ static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* hands
     f->num_chunks = handshake->num_chunks;
     SLUICE_TRY(bind_alone(f));
     SLUICE_TRY(sluice_exchange_counts(&f->pass.binding));
+  } else if (f->role->is_repetition) { /* the ranks may have found that it repeats one with another strategy */
+    SLUICE_TRY(sluice_forward_choose_by_config(f, f->num_chunks));
   }
   f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
   return SLUICE_OK;

@@ -120,9 +120,9 @@ typedef struct sluice_moe_config_s {
    * with exchange_mode CAPACITY or for the split calls of a layer (UNSUPPORTED). */
   int32_t deduplicate;
   /* 1: buffers are reused between chunks, without a bound in bytes [MPipeMoE IV-C, memory_reuse]: no rows are kept on
-   * the device, and n and the policies that are left open are chosen among S1 to S4 under a plan, as with a budget. A
-   * policy that is named must not keep (INVALID_ARGUMENT). Callback experts: restore_pre_activation RECOMPUTE. Default
-   * 0. Equal on all ranks. */
+   * the device, and n (from 2 on) and the policies that are left open are chosen among S1 to S4, for each size of a
+   * batch; under a budget, among plans of these. A policy that is named must not keep (INVALID_ARGUMENT). Callback
+   * experts: restore_pre_activation RECOMPUTE. Default 0. Equal on all ranks. */
   int32_t reuse;
   /* [num_chunks], which must be given, or NULL: the policy of each chunk in place of restore_input (equal on all ranks)
    * or restore_pre_activation. ADAPTIVE for the other tensor is KEEP then. Copied. Chunks that a budget makes beyond

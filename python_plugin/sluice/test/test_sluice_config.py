@@ -38,7 +38,9 @@ def test_Reuse_IsReadAndChoosesThePolicyItself() -> None:
     assert options.plan_message() == "chunks 4 | buffers reused, policy chosen among S1 to S4"
     assert config.parse({"reuse": True, "policy": "adaptive"})[1].reuse  # which names none
     for policy in ("none", "S1", {"input": "offload"}):
-        with pytest.raises(config.ConfigError, match='"reuse" has Sluice choose among S1 to S4, and "policy" names one'):
+        with pytest.raises(
+            config.ConfigError, match='"reuse" has Sluice choose among S1 to S4, and "policy" names one'
+        ):
             config.parse({"reuse": True, "policy": policy})
     with pytest.raises(config.ConfigError, match='"reuse" must be true or false'):
         config.parse({"reuse": "S1"})

@@ -1,0 +1,173 @@
+/* n and strategy together on made-up machines, on which the best pair differs with the size of a batch. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/search.h"
+#include "backend/tune/test/surface.h"
+#include "backend/tune/tuner_joint.h"
+
+enum { STRATEGIES = SLUICE_JOINT_STRATEGIES };
+
+/* A pass of a strategy takes what the machine does with everything kept, and something for each row and each chunk. */
+typedef struct machine_s {
+  surface_t surface;
+  double per_row[STRATEGIES], per_chunk[STRATEGIES];
+} machine_t;
+
+static double seconds_of(const machine_t* m, int32_t k, int64_t rows, int32_t n, int32_t direction) {
+  return truth(&m->surface, rows, n, 0, direction) + m->per_row[k] * (double)rows + m->per_chunk[k] * n;
+}
+
+static double step_of(const machine_t* m, int32_t k, int64_t rows, int32_t n) {
+  return seconds_of(m, k, rows, n, SLUICE_FORWARD) + seconds_of(m, k, rows, n, SLUICE_BACKWARD);
+}
+
+/* Copies cost bytes, exchanges and GEMMs start-ups: who costs little for a row costs more for a chunk. */
+static machine_t random_machine(uint32_t* seed) {
+  machine_t m = {.surface = random_surface(seed)};
+  for (int32_t k = 0; k < STRATEGIES; ++k) {
+    m.per_row[k] = log_uniform(seed, 3e-8, 3e-6);
+    m.per_chunk[k] = 1e-10 / m.per_row[k];
+  }
+  return m;
+}
+
+/* The best of all pairs from n = 2 on. */
+static double exhaustive_pairs(const machine_t* m, int64_t rows, int32_t* out_k) {
+  double best = INFINITY;
+  for (int32_t k = 0; k < STRATEGIES; ++k) {
+    for (int32_t size = 1; size < SLUICE_SEARCH_SIZES; ++size) {
+      const double seconds = step_of(m, k, rows, sluice_chunk_counts[size]);
+      if (seconds < best) best = seconds, *out_k = k;
+    }
+  }
+  return best;
+}
+
+typedef struct user_s {
+  const struct world_s* world;
+  int32_t k;
+} user_t;
+
+typedef struct world_s {
+  machine_t machine;
+  sluice_tuner_t tuner;
+  sluice_tuner_table_t tables[STRATEGIES];
+  sluice_tuner_joint_t joint;
+  user_t users[STRATEGIES];
+} world_t;
+
+static double predict_pair(void* user, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
+  const user_t* of = user;
+  (void)wgrad;
+  return seconds_of(&of->world->machine, of->k, rows, n, direction);
+}
+
+static void begin(world_t* w, int32_t mode, int knows) {
+  const machine_t machine = w->machine;
+  memset(w, 0, sizeof *w);
+  w->machine = machine;
+  for (int32_t k = 0; k < STRATEGIES; ++k) {
+    w->users[k].world = w, w->users[k].k = k;
+    sluice_search_config_t config = config_of(mode);
+    config.min_size = 1, config.wgrad_mode = 1;
+    if (knows) config.predict = predict_pair, config.user = &w->users[k];
+    w->tables[k].tuner = &w->tuner, w->tables[k].restore_set = k + 1;
+    sluice_search_init(&w->tables[k].search, &config);
+    w->joint.tables[w->joint.count++] = &w->tables[k];
+  }
+}
+
+/* One step; returns what it took. */
+static double step(world_t* w, int64_t rows, int32_t* out_k, int32_t* out_why) {
+  int32_t pick = 0;
+  const sluice_tuner_table_t* table = sluice_tuner_joint_next(&w->joint, rows, &pick, out_why);
+  const int32_t k = *out_k = table->restore_set - 1, n = sluice_pick_chunks(pick);
+  assert_true(n >= 2);
+  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+    const uint64_t ns = (uint64_t)(1e9 * seconds_of(&w->machine, k, rows, n, d));
+    sluice_tuner_joint_observe(&w->joint, k + 1, d, pick, rows, ns);
+    sluice_search_observe(&w->tables[k].search, d, pick, rows, ns, NULL);
+  }
+  return step_of(&w->machine, k, rows, n);
+}
+
+static const int64_t sizes[] = {256, 1024, 4096, 16384};
+enum { SIZES = 4, MACHINES = 30 };
+
+/* Batches of four sizes in turns: each size ends at its own pair, close to the best of all 28. */
+static void Joint_EachSize_EndsNearTheBestPair(void** state) {
+  (void)state;
+  static world_t w;
+  static const struct {
+    int32_t mode, knows;
+    double most; /* regret in the mean */
+  } cases[] = {{SLUICE_TUNER_PROFILE, 0, 0.01}, {SLUICE_TUNER_ADAPTIVE, 1, 0.01}, {SLUICE_TUNER_MODEL, 1, 1e-9}};
+  for (int c = 0; c < 3; ++c) {
+    uint32_t seed = 11;
+    double regret = 0;
+    int changes = 0;
+    for (int m = 0; m < MACHINES; ++m) {
+      w.machine = random_machine(&seed);
+      begin(&w, cases[c].mode, cases[c].knows);
+      int32_t best_of[SIZES], k = 0, why = 0;
+      double last[SIZES] = {0};
+      for (int i = 0; i < 4000; ++i) last[i % SIZES] = step(&w, sizes[i % SIZES], &k, &why);
+      for (int s = 0; s < SIZES; ++s) {
+        regret += last[s] / exhaustive_pairs(&w.machine, sizes[s], &best_of[s]) - 1;
+        if (s > 0) changes += best_of[s] != best_of[s - 1];
+      }
+      assert_true(w.tuner.num_decisions >= SIZES);
+    }
+    regret /= MACHINES * SIZES;
+    printf("mode %d: mean regret %.3f %%, the best strategy changes between neighbouring sizes in %d of %d\n",
+           cases[c].mode, 100 * regret, changes, MACHINES * (SIZES - 1));
+    assert_true(changes > 10); /* else one answer would do for all */
+    if (regret > cases[c].most) fail_msg("mode %d: mean regret %g", cases[c].mode, regret);
+  }
+}
+
+/* With a machine a strategy that is predicted far behind never runs. */
+static void Joint_FarBehindByPrediction_IsNotTried(void** state) {
+  (void)state;
+  static world_t w;
+  uint32_t seed = 3;
+  w.machine = random_machine(&seed);
+  for (int32_t k = 0; k < STRATEGIES; ++k) w.machine.per_row[k] = k == 2 ? 1e-3 : 1e-8, w.machine.per_chunk[k] = 0;
+  begin(&w, SLUICE_TUNER_ADAPTIVE, 1);
+  int ran[STRATEGIES] = {0};
+  for (int i = 0; i < 1000; ++i) {
+    int32_t k = 0, why = 0;
+    (void)step(&w, 4096, &k, &why);
+    ++ran[k];
+  }
+  assert_true(ran[2] == 0 && ran[0] > 0 && ran[1] > 0 && ran[3] > 0);
+}
+
+/* Before anything is known, what stores nothing. */
+static void Joint_NothingKnown_IsS4WithTwoChunks(void** state) {
+  (void)state;
+  static world_t w;
+  uint32_t seed = 3;
+  w.machine = random_machine(&seed);
+  begin(&w, SLUICE_TUNER_PROFILE, 0);
+  int32_t pick = 0, why = 0;
+  assert_int_equal(sluice_tuner_joint_next(&w.joint, 0, &pick, &why)->restore_set, 4);
+  assert_true(sluice_pick_chunks(pick) == 2 && why == SLUICE_WHY_NOTHING_YET);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Joint_EachSize_EndsNearTheBestPair),
+      cmocka_unit_test(Joint_FarBehindByPrediction_IsNotTried),
+      cmocka_unit_test(Joint_NothingKnown_IsS4WithTwoChunks),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

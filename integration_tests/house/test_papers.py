@@ -43,9 +43,15 @@ def test_Papers_Memory_GrowsWithN(rows):
     assert shares == sorted(shares) and len(set(shares)) == 3
 
 
-def test_Papers_Strategies_TurnAsPublished(rows):
-    found = _row(rows, "order of S1 to S4, GEMMs")["simulated"]["a100-8x8-200g"]
-    order = {int(part.split(":")[0]): re.findall(r"S\d", part) for part in found.split(";")}
-    assert set(order[8][:2]) == {"S1", "S2"}
-    for ranks in (32, 64):
-        assert order[ranks].index("S4") < order[ranks].index("S2")
+def test_Papers_PlanBytes_ReachTheBoundUnderEveryStrategy(rows):
+    for n in (2, 4, 8):
+        found = _row(rows, f"saved of eq. 5's bound at n = {n}")["simulated"]["plan"]
+        shares = {name: float(value) for name, value in re.findall(r"(S\d) ([\d.]+) %", found)}
+        assert set(shares) == {"S1", "S2", "S3", "S4"} and min(shares.values()) >= 99, found
+
+
+def test_Papers_Strategies_S4BeforeS2WithNothingFitted(rows):
+    for found in _row(rows, "order of S1 to S4, GPT-XL")["simulated"].values():
+        order = {int(part.split(":")[0]): re.findall(r"S\d", part) for part in found.split(";")}
+        for ranks in (32, 64):
+            assert order[ranks].index("S4") < order[ranks].index("S2")

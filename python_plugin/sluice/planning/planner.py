@@ -106,6 +106,7 @@ class Prediction:
     run_chunks: int
     max_chunks: int
     sent_rows: float
+    chunk_rows: int  # that the plan has room for in one chunk
     events: dict[str, list[Event]]
 
     @property
@@ -237,6 +238,7 @@ class Planner:
             run_chunks=out.run_chunks,
             max_chunks=out.max_chunks,
             sent_rows=out.sent_rows,
+            chunk_rows=out.chunk_rows,
             events=events,
         )
 

@@ -12,6 +12,7 @@ from .group import EpGroup
 from .layer import MoeLayer, Placement, Swiglu
 from .options import layer_options, refused_policy
 from .packed import PackedLayer
+from .pipeline import Edge, Pipeline, PipelineConfig
 from .placement import device_of
 from .stacked import StackedLayer
 from .watchers import watcher
@@ -21,10 +22,13 @@ __all__ = [
     "CastingLayer",
     "Context",
     "ContextOptions",
+    "Edge",
     "EpGroup",
     "MoeLayer",
     "PackedLayer",
     "Placement",
+    "Pipeline",
+    "PipelineConfig",
     "StackedLayer",
     "Sums",
     "Swiglu",

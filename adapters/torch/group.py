@@ -28,6 +28,7 @@ from .transport import open_transport
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _SETTLE_SECONDS = 3.0
 _groups: dict[tuple[tuple[int, ...], str | None], EpGroup] = {}
+_unshared: set[EpGroup] = set()
 
 
 def _host_timeout() -> timedelta:
@@ -91,12 +92,20 @@ class EpGroup:
             return known
         if known is not None:
             known.close()
-        if not _groups:
-            # Registered late, so that it runs before the exit handlers of everything imported until now.
-            atexit.unregister(_close_all)
-            atexit.register(_close_all)
+        _close_at_exit()
         made = cls(key, timeout, transport)
         _groups[key, transport] = made
+        return made
+
+    @classmethod
+    def unshared(cls, ranks: Sequence[int], timeout: timedelta | None = None, transport: str | None = None) -> EpGroup:
+        """A group of these global ranks, ascending, that nobody else is given: one pipeline's. Who asks closes it.
+
+        Collective over the ranks named.
+        """
+        _close_at_exit()
+        made = cls(tuple(ranks), timeout, transport)
+        _unshared.add(made)
         return made
 
     @property
@@ -215,6 +224,7 @@ class EpGroup:
         if self.closed:
             return
         self.closed = True
+        _unshared.discard(self)
         if _groups.get((self.ranks, self.transport)) is self:
             del _groups[self.ranks, self.transport]
         if self._generation != generation():
@@ -246,8 +256,15 @@ class EpGroup:
         return f"EpGroup(ranks={list(self.ranks)}, rank={self.rank}, {state})"
 
 
+def _close_at_exit() -> None:
+    if not _groups and not _unshared:
+        # Registered late, so that it runs before the exit handlers of everything imported until now.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+
+
 def _close_all() -> None:
     """At exit, while torch and its groups still exist. Steps outstanding hold no handle, so nothing is waited for."""
-    for group in list(_groups.values()):
+    for group in [*_groups.values(), *_unshared]:
         with contextlib.suppress(Exception):
             group.close()

@@ -1,0 +1,281 @@
+"""Pipelines over torch tensors: one stage's callbacks, run by what has arrived. Knows no host."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ..._library import load
+from ...errors import InvalidState, SluiceError
+from ._native import generation
+from .context import release
+from .group import EpGroup
+from .placement import placement_of
+from .stage_tensors import SentTensors, received
+
+_OUTPUT, _INPUT_GRAD = 0, 1  # SLUICE_STAGE_*
+_FOREIGN = -13
+_STATS = (
+    "num_batches",
+    "num_failed",
+    "batch_ns",
+    "callback_ns",
+    "wait_ns",
+    "agree_ns",
+    "messages_sent",
+    "bytes_sent",
+    "bytes_received",
+    "in_flight",
+    "most_in_flight",
+    "is_chosen",
+)
+
+
+class Edge(NamedTuple):
+    """What goes over one edge for one micro-batch. word: the host's own, 64 bits, carried along."""
+
+    tensors: list[torch.Tensor]
+    word: int = 0
+
+
+class Stage(Protocol):
+    """What a stage does, called on the thread that runs the batch. An exception fails the batch on all ranks."""
+
+    def load(self, micro_batch: int) -> None:
+        """On the first and on the last stage, before the forward; in the order of micro-batches."""
+        ...
+
+    def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        """given: None on the first stage. The result goes to the next stage; None on the last one."""
+        ...
+
+    def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        """given: gradients of what forward handed on; None on the last stage. The result: gradients of what forward
+        was given; None on the first stage."""
+        ...
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """Equal on all ranks of the pipeline, but for stage, replica and has_experts.
+
+    policy        by its name in docs/pipeline.md
+    partition     how the layers are cut, in the host's words; compared between ranks
+    stage         of this rank
+    replica       of the whole pipeline that this rank is in, of num_replicas: they end batches together
+    has_experts   whether forwards and backwards of this stage meet those of the other replicas in collectives
+    in_flight     L on every stage; None: chosen
+    """
+
+    policy: str
+    partition: str
+    stage: int
+    replica: int = 0
+    num_replicas: int = 1
+    has_experts: bool = False
+    in_flight: int | None = None
+
+
+class Pipeline:
+    """One stage of a pipeline. `close` it, or let it go.
+
+    group    the ranks of all stages of all replicas, unshared: a communicator carries one pipeline
+
+    Collective over the group. Host memory alone.
+    """
+
+    def __init__(self, config: PipelineConfig, group: EpGroup) -> None:
+        self.group = group
+        self.calls = 0  # batches running now
+        self._run = _Run()
+        self._user = load().ffi.new_handle(self._run)
+        library = load()
+        ffi = library.ffi
+        settings = library.new("pipeline_config")
+        policy = ffi.new("char[]", config.policy.encode())
+        partition = ffi.new("char[]", config.partition.encode())
+        experts = ffi.new("int32_t[]", [int(config.has_experts)])
+        settings.policy, settings.partition, settings.has_experts = policy, partition, experts
+        settings.in_flight = config.in_flight or 0
+        settings.num_replicas, settings.replica, settings.stage = config.num_replicas, config.replica, config.stage
+        out = ffi.new("sluice_pipeline_t **")
+        comm = group.comm_on(placement_of(None)) or ffi.NULL
+        self._check(library.lib.sluice_pipeline_create(settings, comm, _callbacks(), self._user, out))
+        self._run.pipeline = out[0]
+        self._generation = generation()
+        destroy = library.lib.sluice_pipeline_destroy
+        self._finalizer = weakref.finalize(self, release, destroy, out[0], self._generation)
+        self._finalizer.atexit = False  # the group's own exit handler does it in the right order
+        group.adopt(self)
+
+    @property
+    def alive(self) -> bool:
+        return self._finalizer.alive and self._generation == generation()
+
+    @property
+    def handle(self) -> Any:
+        """The library's pointer, or an error that says why there is none."""
+        if self._generation != generation():
+            raise InvalidState("this pipeline was made before a fork: only the parent process may use it")
+        if not self._finalizer.alive:
+            raise InvalidState("this pipeline has been closed")
+        return self._run.pipeline
+
+    def run(self, stage: Stage, num_micro_batches: int, forward_only: bool = False) -> None:
+        """A batch, on all ranks or on none. Collective over the group.
+
+        Raises what `stage` raised here; on the other ranks the library's error, which names this one and says it.
+        """
+        library = load()
+        batch = library.new("pipeline_batch")
+        batch.num_micro_batches, batch.forward_only = num_micro_batches, int(forward_only)
+        handle = self.handle
+        self._run.begin(stage)
+        self.calls += 1
+        try:
+            status = library.lib.sluice_pipeline_run_batch(handle, batch)
+            error = None if status == 0 else library.last_error(status)
+        finally:
+            self.calls -= 1
+            cause = self._run.end()
+        if cause is not None:
+            raise cause
+        if error is not None:
+            raise self._placed(error)
+
+    def stats(self) -> dict[str, Any]:
+        """Times, messages and bytes so far, and what was in flight in the last batch. Not while a batch runs."""
+        library = load()
+        out = library.ffi.new("sluice_pipeline_stats_t *")
+        out.struct_size = library.ffi.sizeof(out[0])
+        library.check(library.lib.sluice_pipeline_get_stats(self.handle, out))
+        return {name: int(getattr(out, name)) for name in _STATS}
+
+    def close(self) -> None:
+        """Releases it; its group stays. Not collective."""
+        self._finalizer()
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise self._placed(load().last_error(status))
+
+    def _placed(self, error: SluiceError) -> SluiceError:
+        """The error with the global ranks, where those of a message are places among them."""
+        ranks = self.group.ranks
+        if ranks != tuple(range(len(ranks))) and "rank " in error.message:
+            error.message += f" (ranks are places in the pipeline of global ranks {', '.join(map(str, ranks))})"
+        return error
+
+
+class _Run:
+    """What the callbacks of one pipeline know."""
+
+    def __init__(self) -> None:
+        self.pipeline: Any = None
+        self.stage: Any = None
+        self.error: BaseException | None = None
+        self._sent: dict[tuple[int, int], SentTensors] = {}
+
+    def begin(self, stage: Stage) -> None:
+        self.stage, self.error = stage, None
+
+    def end(self) -> BaseException | None:
+        """What a callback raised; everything else is forgotten."""
+        error, self.stage, self.error = self.error, None, None
+        self._sent.clear()
+        return error
+
+    def given(self, arrived: Any) -> Edge | None:
+        """The input or the gradient of a call."""
+        return Edge(received(self.pipeline, arrived), int(arrived.word)) if arrived else None
+
+    def hand_on(self, which: int, micro_batch: int, edge: Edge | None, out: Any) -> None:
+        """Gives the library what an op made."""
+        if edge is None:
+            return
+        sent = SentTensors(edge.tensors)
+        sent.describe_in(out, edge.word)
+        self._sent[which, micro_batch] = sent
+
+    def released(self, which: int, micro_batch: int) -> None:
+        self._sent.pop((which, micro_batch), None)
+
+
+_made: Any = None
+
+
+def _callbacks() -> Any:
+    """The library's table of callbacks. Made once: the addresses serve every pipeline."""
+    global _made
+    if _made is not None:
+        return _made[0]
+    ffi = load().ffi
+
+    def caught(kind: Any, error: BaseException, trace: Any) -> None:
+        # Python's handler of Ctrl-C may raise before a callback's first line.
+        given = trace.tb_frame.f_locals
+        ffi.from_handle(given["user"]).error = error
+        if "failure" in given:
+            tell(given["failure"], error)
+
+    def tell(failure: Any, error: BaseException) -> None:
+        text = f"{type(error).__name__}: {error}".encode()[: ffi.sizeof(failure.message) - 1]
+        ffi.memmove(failure.message, text + b"\0", len(text) + 1)
+        failure.peer = -1
+
+    def guarded(user: Any, failure: Any, action: Callable[[_Run], None]) -> int:
+        run = ffi.from_handle(user)
+        try:
+            if run.error is not None:
+                raise run.error
+            action(run)
+            return 0
+        except BaseException as error:  # KeyboardInterrupt too: it must not pass through C
+            run.error = error
+            tell(failure, error)
+            return error.status if isinstance(error, SluiceError) else _FOREIGN
+
+    def callback(signature: str, error: int | None = _FOREIGN) -> Callable[[Any], Any]:
+        return ffi.callback(signature, error=error, onerror=caught)
+
+    @callback("sluice_status_t(void *, const sluice_stage_call_t *, sluice_host_failure_t *)")
+    def load_micro_batch(user: Any, call: Any, failure: Any) -> int:
+        return guarded(user, failure, lambda run: run.stage.load(call.micro_batch))
+
+    results = "sluice_status_t(void *, const sluice_stage_call_t *, sluice_stage_tensors_t *, sluice_host_failure_t *)"
+
+    @callback(results)
+    def forward(user: Any, call: Any, out: Any, failure: Any) -> int:
+        def action(run: _Run) -> None:
+            edge = run.stage.forward(call.micro_batch, run.given(call.input))
+            run.hand_on(_OUTPUT, call.micro_batch, edge, out)
+
+        return guarded(user, failure, action)
+
+    @callback(results)
+    def backward(user: Any, call: Any, out: Any, failure: Any) -> int:
+        def action(run: _Run) -> None:
+            edge = run.stage.backward(call.micro_batch, run.given(call.output_grad))
+            run.hand_on(_INPUT_GRAD, call.micro_batch, edge, out)
+
+        return guarded(user, failure, action)
+
+    @callback("void(void *, int32_t, int32_t, int32_t)", error=None)
+    def released(user: Any, which: int, virtual_stage: int, micro_batch: int) -> None:
+        ffi.from_handle(user).released(which, micro_batch)
+
+    @callback("int32_t(void *)", error=1)
+    def is_interrupted(user: Any) -> int:
+        # Python's own handler of Ctrl-C runs as this begins.
+        return int(ffi.from_handle(user).error is not None)
+
+    table = ffi.new("sluice_pipeline_callbacks_t *")
+    table.struct_size = ffi.sizeof(table[0])
+    table.load, table.forward, table.backward = load_micro_batch, forward, backward
+    table.release, table.is_interrupted = released, is_interrupted
+    _made = (table, load_micro_batch, forward, backward, released, is_interrupted)
+    return table

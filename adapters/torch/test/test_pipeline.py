@@ -1,0 +1,37 @@
+"""Pipelines of plain torch functions: what they carry, and how they fail."""
+
+import pytest
+import ranks
+import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_Edges_TensorsOfEveryDtypeAndShape_ArriveAsTheyWere(world):
+    seen = ranks.run(world, "pipeline_jobs:carried")
+    assert min(seen) > 0
+
+
+@pytest.mark.parametrize("where,at", [("load", 0), ("forward", 1), ("backward", 2)])
+def test_CallbackRaises_AllAreToldAndTheNextBatchIsRight(where, at):
+    for rank, (told, good, gone) in enumerate(ranks.run(3, "pipeline_jobs:failed", where=where, at=at)):
+        for kind, text in told:
+            if rank == at:
+                assert (kind, text) == ("ValueError", "out of order")
+            else:
+                assert kind == "PeerRefused" and f"rank {at}" in text and "ValueError: out of order" in text, text
+        assert good and gone
+
+
+def test_CtrlC_WhileAStageWaits_IsRaisedThereAndToldToTheOthers():
+    first, second = ranks.run(2, "pipeline_jobs:interrupted")
+    assert second == "KeyboardInterrupt"
+    assert "PeerRefused" in first and "rank 1" in first, first
+    assert "KeyboardInterrupt" in first or "interrupted" in first, first  # in a callback, or while it waited
+
+
+def test_Refused_ByNameOnAllRanks():
+    for rank, (policies, partitions, unknown, sparse) in enumerate(ranks.run(2, "pipeline_jobs:refused")):
+        assert policies.startswith("Mismatch") and "1f1b" in policies and "gpipe" in policies, policies
+        assert partitions.startswith("Mismatch") and "0,0" in partitions and "0,1" in partitions, partitions
+        assert unknown.startswith("InvalidArgument") and "fastest" in unknown, unknown
+        assert sparse.startswith("PeerRefused" if rank else "InvalidArgument") and "sparse" in sparse, sparse

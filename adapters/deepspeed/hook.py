@@ -71,7 +71,8 @@ def uninstall(engine_module: ModuleType) -> None:
 
 
 def apply(engine: Any) -> None:
-    """Reads the engine's config and swaps its model's layers if told to; `engine.sluice` is the handle."""
+    """Reads the engine's config, swaps its model's layers and takes its batches over if told to; `engine.sluice` is the
+    handle."""
     from sluice import config, settings
 
     values = getattr(getattr(engine, "_config", None), "_param_dict", None) or {}
@@ -89,6 +90,14 @@ def apply(engine: Any) -> None:
     # A stage of a pipeline may hold no MoE layer at all.
     engine.sluice = swap(engine.module, options, at_least=1 if options.required and stage is None else 0, stage=stage)
     engine.sluice.optimizer = functools.partial(_basic_optimizer, weakref.ref(engine))
+    if options.pipeline is not None:
+        from sluice.adapters.deepspeed.pipeline import take_over
+
+        try:
+            engine.sluice.pipeline = take_over(engine, options)
+        except BaseException:
+            engine.sluice.unswap()
+            raise
 
 
 def _basic_optimizer(engine: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sluice
 import torch
@@ -24,6 +24,9 @@ from sluice.errors import InvalidState
 from torch import nn
 
 from deepspeed.moe.sharded_moe import MOELayer
+
+if TYPE_CHECKING:
+    from sluice.adapters.deepspeed.pipeline import Takeover
 
 # Tests put a plain torch model here.
 open_backend: seam.OpenBackend = seam.open_engine
@@ -47,7 +50,7 @@ class Stage(NamedTuple):
 
 
 class Handle:
-    """What was swapped in one model. `unswap()` leaves the model as it was."""
+    """What was swapped in one model, and its batches. `unswap()` leaves the model as it was."""
 
     def __init__(self) -> None:
         self.layers: list[MOELayer] = []
@@ -55,6 +58,7 @@ class Handle:
         self.refused: list[str] = []
         self.kept: list[str] = []  # why layers run without the policy that the options name
         self.optimizer: Callable[[], Any] = lambda: None  # of the engine, once it has one
+        self.pipeline: Takeover | None = None  # of the engine's batches
         self._backends: dict[tuple[tuple[int, ...], torch.device], Backend] = {}
 
     def move_experts(
@@ -80,6 +84,9 @@ class Handle:
                 layer.__dict__.pop("_sluice", None)
                 layer.__class__ = MOELayer
         self.layers = []
+        if self.pipeline is not None:
+            self.pipeline.close()
+            self.pipeline = None
         for backend in self._backends.values():
             backend.close()
         self._backends = {}

@@ -15,6 +15,7 @@ K3_NO_DROP = "stock 0.15.4 fails for k > 2 without dropping"
 BF16_OPTIMIZER = "stock 0.15.4's BF16_Optimizer (no ZeRO, or gradients kept in f32) fails beside MoE layers"
 LOADING = "stock 0.15.4 cannot load its own checkpoints with this torch"
 CHECKPOINTING = "stock 0.15.4's own activation checkpointing does not run on a CPU"
+NO_DUALPIPE = "stock 0.15.4 has no DualPipeV"
 FLOAT_MASK = "stock 0.15.4 takes no used_token in floating point"
 
 

@@ -26,6 +26,7 @@ ACCUMULATE = ("in_place", "autograd")
 TRANSPORTS = ("tcp", "c10d")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 TUNER_MODES = ("adaptive", "profile", "model")
+PIPELINE_POLICIES = ("message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe")
 CALIBRATION_SECONDS = 8.0
 MOST_SECONDS = 1e9  # 31 years: more are not counted in nanoseconds
 MAX_CHUNKS = 256
@@ -56,6 +57,17 @@ class TunerOptions(NamedTuple):
     pinned: str | None = None
 
 
+class PipelineOptions(NamedTuple):
+    """How the stages of a pipeline engine are run (docs/deepspeed.md, The pipeline engine).
+
+    policy     what a stage runs next of what is ready, by its name in docs/pipeline.md
+    in_flight  L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured
+    """
+
+    policy: str = "1f1b_hint"
+    in_flight: int | None = None
+
+
 @dataclass(frozen=True)
 class Options:
     """What the section says, checked. None = chosen by Sluice.
@@ -82,6 +94,7 @@ class Options:
     transport: str | None = None
     accumulate: str | None = None
     optimizer: bool = False
+    pipeline: PipelineOptions | None = None
     shared_memory_budget: int | None = None
     shared_host_memory_budget: int | None = None
 
@@ -121,7 +134,11 @@ def bytes_text(value: int) -> str:
 
 
 # Keys whose value may be an object, and what that one may hold. Where keys may come from is in origins.py.
-NESTED = {"policy": ("input", "pre_activation"), "tuner": TunerOptions._fields}
+NESTED = {
+    "policy": ("input", "pre_activation"),
+    "tuner": TunerOptions._fields,
+    "pipeline": ("enabled", *PipelineOptions._fields),
+}
 _NO_KEYS = ("required", "shared_memory_budget", "shared_host_memory_budget")
 KEYS = ("enabled", *(field.name for field in fields(Options) if field.name not in _NO_KEYS))
 
@@ -336,6 +353,23 @@ def _tuner(key: str, value: Any) -> TunerOptions:
     return found
 
 
+def _pipeline(key: str, value: Any) -> PipelineOptions | None:
+    """None: the host keeps its schedules."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'"sluice": "{key}" must be an object such as {{"enabled": true}}, not {value!r}')
+    check_nested(key, value)
+    given = {name: item for name, item in value.items() if item is not None}
+    if not _boolean(f"{key}.enabled", given.pop("enabled", True)):
+        return None
+    if "policy" in given:
+        _one_of(PIPELINE_POLICIES)(f"{key}.policy", given["policy"])
+    if given.get("in_flight") == "adaptive":
+        del given["in_flight"]
+    elif "in_flight" in given:
+        _count(f"{key}.in_flight", given["in_flight"])
+    return PipelineOptions(**given)
+
+
 def _bytes(key: str, value: Any) -> int:
     """A number of bytes, or text with a unit: "20GiB", "1.5 GB"."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
@@ -367,6 +401,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "deduplicate": _boolean,
     "accumulate": _one_of(ACCUMULATE),
     "optimizer": _boolean,
+    "pipeline": _pipeline,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
     "transport": _one_of(TRANSPORTS),

@@ -99,11 +99,12 @@ def _deepspeed(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
     yield from against
     if all(finding.state != BAD for finding in against):
         refusals = "an error" if options.on_unsupported == "error" else "left to DeepSpeed"
+        batches = "" if options.pipeline is None else f" | batches of a pipeline by {options.pipeline.policy}"
         yield Finding(
             CHECK,
             OK,
-            f"{path}: every deepspeed.moe.layer.MoE of the model would be swapped | {options.plan_message()} | a layer "
-            f"that cannot be is {refusals}",
+            f"{path}: every deepspeed.moe.layer.MoE of the model would be swapped | {options.plan_message()}{batches} "
+            f"| a layer that cannot be is {refusals}",
         )
 
 
@@ -124,6 +125,13 @@ def _obstacles(values: Mapping[str, Any], options: config.Options) -> Iterator[F
             BAD,
             "ZeRO stage 3: DeepSpeed itself refuses its native MoE there",
             'set "zero_optimization": {"stage": 2} or less',
+        )
+    if options.pipeline is not None and _number(values, "zero_optimization", "stage") == 2:
+        yield Finding(
+            CHECK,
+            BAD,
+            "ZeRO stage 2: DeepSpeed's pipeline engine itself refuses it",
+            'set "zero_optimization": {"stage": 1}, or take "pipeline" out of "sluice"',
         )
     if _is_on(values.get("expert_parallel")):
         yield Finding(

@@ -30,6 +30,8 @@ class Rule(NamedTuple):
     why: str
 
 
+_NO_OTHER_PIPELINE = "it runs the schedules of a DeepSpeed pipeline engine, which no other host has"
+
 TABLE = {
     "enabled": Rule(ANYONE, "it leaves layers to the host, with the same results"),
     "chunks": Rule(ANYONE, "it changes times, not results"),
@@ -47,6 +49,10 @@ TABLE = {
     "optimizer": Rule(
         frozenset((DS_CONFIG,)), "it computes the optimizer of a DeepSpeed engine, which no other host has"
     ),
+    "pipeline": Rule(frozenset((DS_CONFIG,)), "it must be an object, whose keys have rules of their own"),
+    "pipeline.enabled": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
+    "pipeline.policy": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
+    "pipeline.in_flight": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
     "on_unsupported": Rule(ANYONE, "an error or a warning; transformers' own layers run in either case"),
     "gemm": Rule(USER, "it has a library of this machine loaded"),
     "gemm_library": Rule(USER, "it names code to load"),

@@ -38,12 +38,16 @@ REFUSED = {
     "transport": {"transport": "c10d"},
     "timeout": {"timeout": 1e9},
     "optimizer": {"optimizer": True},
+    "pipeline.enabled": {"pipeline": {"enabled": True}},
+    "pipeline.policy": {"pipeline": {"policy": "1f1b"}},
+    "pipeline.in_flight": {"pipeline": {"in_flight": 4}},
     "tuner.machine": {"tuner": {"machine": "m.json"}},
     "tuner.calibrate": {"tuner": {"calibrate": True}},
     "tuner.cache": {"tuner": {"cache": "/tmp/c"}},
     "tuner.decisions": {"tuner": {"decisions": True}},
     "tuner.pinned": {"tuner": {"pinned": "p.json"}},
 }
+OF_AN_ENGINE = {"optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight"}
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +76,12 @@ def test_Table_KeysThatTakeObjects_AreNamedWithTheirParts(key: str) -> None:
 def test_Table_WhatAModelMaySay_GrowsOnlyHere() -> None:
     """By an allow-list: a key that loads code, opens files, reaches the network or waits does not belong in it."""
     assert {path for path, rule in origins.TABLE.items() if origins.MODEL in rule.may_come_from} == FOR_MODELS
-    # What a host cannot do is refused there, not ignored: an engine of DeepSpeed alone has an optimizer.
+    # What a host cannot do is refused there, not ignored: an engine of DeepSpeed alone has an optimizer and stages.
     narrow = {path for path, rule in origins.TABLE.items() if not rule.may_come_from >= origins.USER}
-    assert narrow == {"optimizer"} and origins.TABLE["optimizer"].may_come_from == {origins.DS_CONFIG}
-    assert {*FOR_MODELS, *REFUSED, "tuner"} == set(origins.TABLE)  # so that every rule is tried below
+    assert narrow == OF_AN_ENGINE and {origins.TABLE[path].may_come_from for path in narrow} == {
+        frozenset((origins.DS_CONFIG,))
+    }
+    assert {*FOR_MODELS, *REFUSED, "tuner", "pipeline"} == set(origins.TABLE)  # so that every rule is tried below
 
 
 def test_Table_IsWhatTheManualSays() -> None:
@@ -232,7 +238,7 @@ def test_Precedence_EnvironmentThenConfigureThenModel() -> None:
     assert settings.effective({"enabled": False}, {}) is not None
 
 
-@pytest.mark.parametrize("path", [path for path in REFUSED if path != "optimizer"])
+@pytest.mark.parametrize("path", [path for path in REFUSED if path not in OF_AN_ENGINE])
 def test_User_EveryKey_IsTaken(path: str) -> None:
     section = {"gemm": "blas", **REFUSED[path]}
     wanted = config.parse(section)[1]
@@ -243,14 +249,16 @@ def test_User_EveryKey_IsTaken(path: str) -> None:
     assert settings.effective(None, {}) == wanted
 
 
-def test_Optimizer_OfAHostThatHasNone_IsRefusedNotIgnored() -> None:
-    assert settings.of_ds_config({"enabled": True, "optimizer": True}, {}).optimizer
-    with pytest.raises(config.ConfigError, match='"optimizer" may come from ds_config'):
-        settings.effective(None, {"SLUICE_OPTIONS": '{"optimizer": true}'})
-    with pytest.raises(config.ConfigError, match='"optimizer" may come from ds_config'):
-        sluice.configure(optimizer=True)
-    with pytest.raises(config.ConfigError, match='"optimizer" .* cannot come from the layer\'s spec'):
-        settings.effective({"optimizer": True}, {}, origins.SPEC)
+@pytest.mark.parametrize("path", [path for path in REFUSED if path in OF_AN_ENGINE])
+def test_KeyOfAnEngine_OfAHostThatHasNone_IsRefusedNotIgnored(path: str) -> None:
+    section = REFUSED[path]
+    assert getattr(settings.of_ds_config({"enabled": True, **section}, {}), path.partition(".")[0])
+    with pytest.raises(config.ConfigError, match=f'"{path}" may come from ds_config'):
+        settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)})
+    with pytest.raises(config.ConfigError, match=f'"{path}" may come from ds_config'):
+        sluice.configure(**section)
+    with pytest.raises(config.ConfigError, match=f'"{path}" .* cannot come from the layer\'s spec'):
+        settings.effective(section, {}, origins.SPEC)
 
 
 def test_Environment_NamesAFile_ItsObjectCounts(tmp_path: Path) -> None:

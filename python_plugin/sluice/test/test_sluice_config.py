@@ -100,6 +100,38 @@ def test_Tuner_Wrong_IsNamed(value: Any, text: str) -> None:
         config.parse({"tuner": value})
 
 
+@pytest.mark.parametrize(
+    "written, meant",
+    [
+        ({}, config.PipelineOptions("1f1b_hint", None)),
+        ({"enabled": True, "policy": None, "in_flight": "adaptive"}, config.PipelineOptions()),
+        ({"policy": "gpipe", "in_flight": 4}, config.PipelineOptions("gpipe", 4)),
+        ({"enabled": False, "policy": "gpipe"}, None),
+        (None, None),
+    ],
+)
+def test_Pipeline_Right_IsRead(written: Any, meant: Any) -> None:
+    options = config.parse({"enabled": True, "pipeline": written})[1]
+    assert options.pipeline == meant
+    assert config.Options(**options.as_dict()) == options
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (True, 'must be an object such as {"enabled": true}'),
+        ({"policies": "1f1b"}, "has no key 'policies': known are enabled, policy, in_flight"),
+        ({"policy": "1f1b_hints"}, 'did you mean "1f1b_hint"'),
+        ({"policy": "zero_bubble"}, "must be one of message_driven, backward_first, 1f1b_hint, 1f1b, gpipe"),
+        ({"in_flight": 0}, '"pipeline.in_flight" must be a whole number above 0'),
+        ({"enabled": "yes"}, '"pipeline.enabled" must be true or false'),
+    ],
+)
+def test_Pipeline_Wrong_IsNamed(value: Any, text: str) -> None:
+    with pytest.raises(config.ConfigError, match=text):
+        config.parse({"pipeline": value})
+
+
 @pytest.mark.parametrize("key", config.KEYS)
 def test_Section_TheWordAuto_IsRefusedForEveryKey(key: str) -> None:
     with pytest.raises(config.ConfigError, match=f'"{key}": the word "auto"'):

@@ -50,6 +50,12 @@ DEEPSPEED = {
     "value misspelt": ({**STEP, "sluice": {**ON, "gemm": "onedn"}}, "bad", ["gemm", '"onednn"']),
     "auto": ({**STEP, "sluice": {**ON, "chunks": "auto"}}, "bad", ['the word "auto"']),
     "ZeRO 3": ({"zero_optimization": {"stage": 3}, "sluice": ON}, "bad", ["ZeRO stage 3", '"stage": 2']),
+    "a pipeline": ({**STEP, "sluice": {**ON, "pipeline": {"policy": "gpipe"}}}, "ok", ["of a pipeline by gpipe"]),
+    "a pipeline under ZeRO 2": (
+        {"zero_optimization": {"stage": 2}, "sluice": {**ON, "pipeline": {}}},
+        "bad",
+        ["pipeline engine itself refuses", '"stage": 1'],
+    ),
     "AutoEP": ({**STEP, "expert_parallel": {"enabled": True}, "sluice": ON}, "bad", ["expert_parallel", "AutoEP"]),
     "AutoTP": ({**STEP, "tensor_parallel": {"autotp_size": 2}, "sluice": ON}, "bad", ["autotp_size is 2"]),
     "no JSON": ("{", "bad", ["given.json"]),

@@ -1,0 +1,170 @@
+"""DeepSpeed's pipeline engine by key: "sluice": {"pipeline": {...}} has its two schedules run by what has arrived.
+
+`TrainSchedule` and `InferenceSchedule` fix an order for each stage, in which it waits for every message. Here a stage
+runs what is there (docs/pipeline.md), and messages travel meanwhile. Any other schedule goes the host's own way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import sluice
+import torch
+from sluice.adapters.deepspeed import agree
+from sluice.adapters.deepspeed.pipeline_stage import EngineStage
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
+from sluice.config import Options
+
+from deepspeed.moe.sharded_moe import MOELayer
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+# What a batch calls, and what it puts its own in place of.
+_CALLED = (schedule.LoadMicroBatch, schedule.ForwardPass, schedule.BackwardPass)
+_REPLACED = (schedule.SendActivation, schedule.RecvActivation, schedule.SendGrad, schedule.RecvGrad)
+
+
+def take_over(engine: Any, options: Options) -> Takeover | None:
+    """Has this engine's batches run by the library. None where they stay the host's: one stage, or "warn" and a reason.
+
+    Before the engine's own attributes of a pipeline are there. Collective over all ranks; UnsupportedError, or
+    agree.DisagreementError, on all of them alike.
+    """
+    reason = _reason_against(engine)
+    if not reason and engine.module._topo.get_dim("pipe") == 1:
+        return None
+    own = {
+        "refused": reason,
+        "pipeline": list(options.pipeline or ()),
+        "layers": _partition(engine.module),
+        "version": sluice.__version__,
+    }
+    ranks = range(torch.distributed.get_world_size())
+    answers = agree.exchange(ranks, torch.distributed.get_rank(), own, options.timeout)
+    refusals = {rank: answer.pop("refused") for rank, answer in answers.items()}
+    agree.require_equal('"sluice": "pipeline"', answers)
+    rank, reason = next(((rank, why) for rank, why in refusals.items() if why), (0, ""))
+    if reason:
+        _refuse(f"{reason} (on rank {rank})" if len(ranks) > 1 else reason, options)
+        return None
+    return Takeover(engine, options)
+
+
+def _reason_against(engine: Any) -> str:
+    """Why this engine's batches stay the host's; "": they need not."""
+    if not getattr(engine, "pipeline_parallelism", False):
+        return "the model is no deepspeed.pipe.PipelineModule, so there are no stages to run"
+    kind = type(engine)
+    own = [
+        instruction.__name__
+        for instruction in (*_CALLED, *_REPLACED)
+        if kind._INSTRUCTION_MAP.get(instruction) is not PipelineEngine._INSTRUCTION_MAP[instruction]
+    ]
+    if own:
+        return f"{kind.__name__} has its own way of {', '.join(own)}"
+    if kind._exec_schedule is not PipelineEngine._exec_schedule:
+        return f"{kind.__name__} has its own way of running a schedule"
+    width = max(engine.module._topo.get_dim("model"), 1)
+    if width > 1:
+        return f"the topology has tensor parallelism (model = {width})"
+    if engine.device.type != "cpu":
+        return f"the engine is on {engine.device}, and stages hand on host memory alone"
+    return ""
+
+
+def _refuse(reason: str, options: Options) -> None:
+    if options.on_unsupported == "error":
+        raise UnsupportedError(
+            f'"sluice": "pipeline": {reason}. Write "on_unsupported": "warn" in the "sluice" section to leave its '
+            "batches to DeepSpeed, or take the key out"
+        )
+    _say(f"[sluice] WARNING: batches stay with DeepSpeed: {reason}")
+
+
+class Takeover:
+    """The engine's batches while the library runs them. `close` gives them back."""
+
+    def __init__(self, engine: Any, options: Options) -> None:
+        self.batches = 0  # of the host's that went this way
+        module = engine.module
+        grid, topology, wanted = module._grid, module._topo, options.pipeline
+        assert wanted is not None
+        timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
+        ranks = range(torch.distributed.get_world_size())
+        self._engine = weakref.ref(engine)
+        self._stage = EngineStage(engine)
+        group = EpGroup.unshared(ranks, timeout, options.transport)
+        try:
+            self.pipeline = Pipeline(
+                PipelineConfig(
+                    policy=wanted.policy,
+                    partition=_partition(module),
+                    stage=grid.get_stage_id(),
+                    replica=grid.get_data_parallel_id(),
+                    num_replicas=max(topology.get_dim("data"), 1),
+                    has_experts=_meets_its_replicas(module),
+                    in_flight=wanted.in_flight,
+                ),
+                group,
+            )
+        except BaseException:
+            group.close()
+            raise
+        self._release = weakref.finalize(self, group.close)  # the pipeline with it
+        self._release.atexit = False  # the group's own exit handler does it
+        engine._exec_schedule = self._exec_schedule
+        if torch.distributed.get_rank() == 0:
+            limit = "chosen" if wanted.in_flight is None else wanted.in_flight
+            _say(
+                f"[sluice {sluice.__version__}] pipeline of {topology.get_dim('pipe')} stages runs on Sluice: policy "
+                f"{wanted.policy} | in flight {limit} | {topology.get_dim('data')} replicas | pid {os.getpid()}"
+            )
+
+    def _exec_schedule(self, pipe_schedule: Any) -> None:
+        """In place of the engine's own."""
+        kind = type(pipe_schedule)
+        if kind not in (schedule.TrainSchedule, schedule.InferenceSchedule):
+            PipelineEngine._exec_schedule(self._engine(), pipe_schedule)
+            return
+        forward_only = kind is schedule.InferenceSchedule
+        self._stage.begin(forward_only)
+        try:
+            self.pipeline.run(self._stage, pipe_schedule.num_micro_batches, forward_only)
+        except BaseException:
+            self._stage.abandon()
+            raise
+        self.batches += 1
+        self._stage.end()
+
+    def stats(self) -> dict[str, Any]:
+        """Batches that went this way, and what the library says of them. Not while one runs."""
+        return {"batches": self.batches, **self.pipeline.stats()}
+
+    def close(self) -> None:
+        """The engine's next batch is the host's own. Not collective; alike on all ranks. May be called again."""
+        engine = self._engine()
+        if engine is not None:
+            vars(engine).pop("_exec_schedule", None)
+        self._release()
+
+
+def _partition(module: Any) -> str:
+    """Where stages begin and end, "0,4,8"; "" for what has none."""
+    return ",".join(str(int(bound)) for bound in getattr(module, "parts", ()))
+
+
+def _meets_its_replicas(module: Any) -> bool:
+    """Whether layers of this stage wait for those of its replicas in a forward or a backward."""
+    return any(
+        isinstance(each, torch.nn.SyncBatchNorm) or (isinstance(each, MOELayer) and each.ep_size > 1)
+        for each in module.modules()
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stdout, flush=True)

@@ -1,0 +1,184 @@
+"""Rank-side: engines of DeepSpeed's pipeline, run by the host's schedule and by the library."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cases_parity  # noqa: F401  (chooses the backend)
+import deepspeed
+import ds_models
+import pipe_models as models
+import torch
+from deepspeed.runtime.pipe import p2p
+
+MICRO_BATCHES = 4
+
+
+def _bits(values: Any) -> str:
+    """A digest of every tensor and number in nested containers."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            plain = value.detach().cpu().contiguous()
+            digest.update(f"{plain.dtype}{list(plain.shape)}".encode())
+            digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                digest.update(str(key).encode())
+                add(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                add(item)
+        elif isinstance(value, (int, float, str, bool)) or value is None:
+            digest.update(repr(value).encode())
+
+    add(values)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _messages_counted() -> Iterator[list[int]]:
+    """How many messages the host's own point-to-point sends and receives."""
+    count = [0]
+    stock = p2p.send, p2p.recv
+
+    def send(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return stock[0](*args, **kwargs)
+
+    def recv(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return stock[1](*args, **kwargs)
+
+    p2p.send, p2p.recv = send, recv
+    try:
+        yield count
+    finally:
+        p2p.send, p2p.recv = stock
+
+
+class Job:
+    """One engine and its batches."""
+
+    def __init__(
+        self,
+        kind: str,
+        stages: int,
+        pipeline: dict[str, Any] | None,
+        dtype: str = "float32",
+        config: dict[str, Any] | None = None,
+        module: dict[str, Any] | None = None,
+        varied: bool = False,
+        section: dict[str, Any] | None = None,
+        net: Any = None,
+    ) -> None:
+        self.kind, self.stages, self.varied = kind, stages, varied
+        self.dtype = getattr(torch, dtype)
+        net = models.module(kind, stages, **(module or {})) if net is None else net
+        values = {
+            **ds_models.ds_config(gradient_accumulation_steps=MICRO_BATCHES),
+            "train_micro_batch_size_per_gpu": models.ROWS,
+            **({} if dtype == "float32" else {"bf16": {"enabled": True}}),
+            **(config or {}),
+        }
+        if pipeline is not None:
+            values["sluice"] = {"enabled": True, "timeout": 60, "pipeline": pipeline, **(section or {})}
+        parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        self.engine, *_ = deepspeed.initialize(model=net, model_parameters=parameters, config=values)
+
+    def data(self, step: int, count: int = MICRO_BATCHES) -> Any:
+        """An iterator for one batch."""
+        return models.batches(self.kind, self.stages, count, step, self.dtype, self.varied)
+
+    def train(self, steps: range) -> list[float]:
+        """Losses of these steps."""
+        return [float(self.engine.train_batch(self.data(step))) for step in steps]
+
+    def evaluate(self, step: int, count: int = MICRO_BATCHES) -> Any:
+        """Loss and logits of one batch, the loss on every rank."""
+        found = self.engine.eval_batch(self.data(step, count), return_logits=True, num_micro_batches=count)
+        return [None if value is None else _bits(value) for value in found]
+
+    def state(self) -> dict[str, str]:
+        """Parameters and optimizer, as bits."""
+        return {
+            "parameters": _bits(dict(self.engine.module.named_parameters())),
+            "optimizer": _bits(self.engine.optimizer.state_dict()),
+        }
+
+    def end(self) -> None:
+        """Other engines of this process follow."""
+        if hasattr(self.engine, "sluice"):
+            self.engine.sluice.unswap()
+        self.engine.destroy()
+
+
+def _one(steps: int, pipeline: dict[str, Any] | None, evaluates: bool, **job: Any) -> dict[str, Any]:
+    made = Job(pipeline=pipeline, **job)
+    torch.manual_seed(5)
+    with _messages_counted() as count:
+        losses = made.train(range(steps))
+        evaluations = [made.evaluate(100, each) for each in (MICRO_BATCHES, 1, 7)] if evaluates else []
+        losses += made.train(range(steps, steps + 1)) if evaluates else []
+    found: dict[str, Any] = {"losses": losses, "evaluations": evaluations, "messages": count[0], **made.state()}
+    found["random"] = _bits(torch.random.get_rng_state())
+    if pipeline is not None:
+        found["stats"] = made.engine.sluice.pipeline.stats()
+    made.end()
+    return found
+
+
+def parity(steps: int, pipeline: dict[str, Any], evaluates: bool = False, **job: Any) -> list[dict[str, Any]]:
+    """[stock, through Sluice]"""
+    return [_one(steps, each, evaluates, **job) for each in (None, pipeline)]
+
+
+def monitored(folder: str) -> list[list[str]]:
+    """What the host's monitor wrote on rank 0, [stock, through Sluice]."""
+    found = []
+    for name, pipeline in (("stock", None), ("ours", {})):
+        output = Path(folder) / name
+        monitor = {"enabled": True, "output_path": str(output), "job_name": "job"}
+        made = Job("plain", torch.distributed.get_world_size(), pipeline, config={"csv_monitor": monitor})
+        made.train(range(3))
+        made.evaluate(100)
+        made.end()
+        files = sorted(output.rglob("*.csv"))
+        found.append([f"{file.name}\n{file.read_text()}" for file in files])
+    return found
+
+
+def alone(steps: int, pipeline: dict[str, Any], **job: Any) -> dict[str, Any]:
+    """Through Sluice, beside the same layers in one process and plain torch."""
+    found = _one(steps, pipeline, False, **job)
+    return {**found, "torch": _in_one_process(steps, job["kind"])}
+
+
+def _in_one_process(steps: int, kind: str) -> list[float]:
+    """Losses of the whole model of one pipe, micro-batch by micro-batch, on this rank alone."""
+    torch.manual_seed(0)
+    layers = []
+    for index, spec in enumerate(models._layers(kind)):
+        torch.manual_seed(1234 + index)  # as a PipelineModule with seed_layers builds them
+        layers.append(spec.build())
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    world = torch.distributed.get_world_size()
+    losses = []
+    for step in range(steps):
+        total = torch.zeros(())
+        for x, target in models.batches(kind, world, MICRO_BATCHES, step, torch.float32):
+            for layer in layers:
+                x = layer(x)
+            each = models.loss(x, target)
+            (each / MICRO_BATCHES).backward()
+            total += each.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(total / MICRO_BATCHES))
+    return losses

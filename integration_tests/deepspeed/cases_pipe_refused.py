@@ -1,0 +1,175 @@
+"""Rank-side: pipelines that are refused, and batches that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import cases_parity  # noqa: F401  (chooses the backend)
+import deepspeed
+import ds_models
+import pipe_models as models
+import rank_group
+import torch
+import torch.distributed as dist
+from cases_pipe import MICRO_BATCHES, Job
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import nn
+
+
+def _initialize(net: Any, section: dict[str, Any]) -> Any:
+    values = ds_models.ds_config(gradient_accumulation_steps=MICRO_BATCHES)
+    values["sluice"] = {"enabled": True, "timeout": 60, "pipeline": {}, **section}
+    return deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=values)[0]
+
+
+class _OwnEngine(PipelineEngine):
+    """Runs schedules in a way of its own."""
+
+    def _exec_schedule(self, pipe_schedule: Any) -> None:
+        super()._exec_schedule(pipe_schedule)
+
+
+def refused(what: str, section: dict[str, Any]) -> str:
+    """The error of a model that has no stages for Sluice; with "warn" that the batches stay the host's."""
+    layers = [nn.Linear(4, 4) for _ in range(4)]
+    if what == "no pipeline":
+        net: Any = nn.Sequential(*layers)
+    elif what == "tensor parallelism":
+        topology = PipeModelDataParallelTopology(num_pp=1, num_mp=dist.get_world_size(), num_dp=1)
+        net = PipelineModule(layers, topology=topology, loss_fn=models.loss)
+    elif what == "two directions":
+        from deepspeed.pipe import DualPipeVModule
+
+        net = DualPipeVModule(layers, num_stages=dist.get_world_size(), loss_fn=models.loss, partition_method="uniform")
+    else:
+        net = PipelineModule(layers, num_stages=dist.get_world_size(), loss_fn=models.loss)
+    stock = deepspeed.PipelineEngine
+    if what == "own engine":
+        deepspeed.PipelineEngine = _OwnEngine
+    try:
+        engine = _initialize(net, section)
+    finally:
+        deepspeed.PipelineEngine = stock
+    assert engine.sluice.pipeline is None
+    assert "_exec_schedule" not in vars(engine)
+    return "stays"
+
+
+def differ(section: list[dict[str, Any]]) -> str:
+    """Ranks that ask for different pipelines."""
+    net = models.module("plain", dist.get_world_size())
+    _initialize(net, {"pipeline": section[dist.get_rank()]})
+    return "none"
+
+
+def one_stage() -> list[float]:
+    """There is nothing to overlap in one stage: it stays the host's."""
+    net = models.module("plain", 1)
+    engine = _initialize(net, {})
+    assert engine.sluice.pipeline is None
+    return [float(engine.train_batch(models.batches("plain", 1, MICRO_BATCHES, 0, torch.float32)))]
+
+
+# ---- batches that fail ----
+
+
+class Failing(models.Block):
+    """Fails when it is told to, on the rank that holds it."""
+
+    at: tuple[str, int] | None = None  # where, in which micro-batch of the batch
+    seen = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        number, Failing.seen = Failing.seen, Failing.seen + 1
+        self._fail("forward", number)
+        out = super().forward(x)
+        if torch.is_grad_enabled():
+            out.register_hook(lambda _grad: self._fail("backward", number))
+        return out
+
+    def _fail(self, where: str, number: int) -> None:
+        if Failing.at == (where, number):
+            raise RuntimeError(f"the layer is out of order in {where}")
+
+
+@contextlib.contextmanager
+def _failing(at: tuple[str, int] | None) -> Iterator[None]:
+    Failing.at, Failing.seen = at, 0
+    try:
+        yield
+    finally:
+        Failing.at = None
+
+
+def _net(stage: int, stages: int) -> PipelineModule:
+    """One layer of it fails, on that stage; two layers a stage."""
+    torch.manual_seed(0)
+    layers = [Failing() if index == 2 * stage else models.Block() for index in range(2 * stages)]
+    return PipelineModule(layers, num_stages=stages, loss_fn=models.loss, partition_method="uniform", seed_layers=True)
+
+
+def _short(batches: Any, count: int) -> Any:
+    for _, each in zip(range(count), batches):
+        yield each
+
+
+def failing(stage: int, where: str, stages: int, config: dict[str, Any] | None = None, **job: Any) -> dict[str, Any]:
+    """A batch fails on one stage: what every rank is told, and the losses and bits of the batches around it."""
+    found: dict[str, Any] = {"errors": []}
+    sides = []
+    for pipeline in (None, {"policy": "message_driven", "in_flight": 3}):
+        made = Job("plain", stages, pipeline, config=config, net=_net(stage, stages), **job)
+        losses = made.train(range(2))
+        if pipeline is not None:
+            for _ in range(2):
+                data = made.data(9)
+                if where == "load" and made.engine.stage_id == stage:
+                    data = _short(data, 2)
+                with _failing((where, 2)):
+                    try:
+                        made.engine.train_batch(data)
+                        found["errors"].append(["none", ""])
+                    except Exception as error:
+                        found["errors"].append([type(error).__name__, str(error)])
+            found["stats"] = made.engine.sluice.pipeline.stats()
+        losses += made.train(range(2, 5))
+        losses.append(float(made.engine.eval_batch(made.data(8))))
+        sides.append({"losses": losses, **made.state()})
+        made.end()
+    return {**found, "stock": sides[0], "ours": sides[1]}
+
+
+def killed(stage: int) -> list[str]:
+    """One stage dies in its forward: what the others are told."""
+    stages = dist.get_world_size()
+    made = Job("plain", stages, {}, net=models.module("plain", stages))
+    made.train(range(1))
+    if made.engine.stage_id == stage:
+        made.engine.module.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        made.train(range(1, 2))
+        return ["none", ""]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def unequal() -> list[str]:
+    """One rank evaluates other numbers of micro-batches than the others."""
+    stages = dist.get_world_size()
+    made = Job("plain", stages, {})
+    made.train(range(1))
+    count = MICRO_BATCHES + (dist.get_rank() == 0)
+    try:
+        made.engine.eval_batch(made.data(1, count), num_micro_batches=count)
+        told = ["none", ""]
+    except Exception as error:
+        told = [type(error).__name__, str(error)]
+    rank_group.say("told")
+    rank_group.hear("told", range(stages))
+    return [*told, str(made.train(range(1, 2))[0] > 0)]

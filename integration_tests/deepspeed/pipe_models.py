@@ -1,0 +1,122 @@
+"""Models for DeepSpeed's pipeline engine, cut into stages: every kind of thing that stages hand on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from torch import nn
+
+WIDTH = 24
+WORDS = 32
+ROWS = 3
+
+
+class Block(nn.Module):
+    """A residual layer of tensors, with dropout if asked for."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.down(torch.tanh(self.up(x))))
+
+
+class Words(nn.Module):
+    """Ids become rows, and travel on beside them, with a mask and a shift that is a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = self.table(ids)
+        return rows, rows.mean().reshape(1), ids, ids % 3 != 0
+
+
+class Reader(nn.Module):
+    """A layer of what `Words` hands on; every stage reads the ids and the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.bias = nn.Linear(WIDTH, WIDTH), nn.Embedding(WORDS, WIDTH)
+
+    def forward(self, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        rows, shift, ids, mask = state
+        assert ids.dtype == torch.int64 and mask.dtype == torch.bool, (ids.dtype, mask.dtype)
+        new = torch.tanh(self.linear(rows) + self.bias(ids)) * mask.unsqueeze(-1)
+        return rows + new, shift + new.mean(), ids, mask
+
+
+class Head(nn.Module):
+    """Rows out of what `Words` handed on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, state: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return self.linear(state[0]) + state[1]
+
+
+class Tied(nn.Module):
+    """A matrix that the first stage and the last one use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def _transposed(tied: Tied, x: torch.Tensor) -> torch.Tensor:
+    return x @ tied.weight.t()
+
+
+def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A regression."""
+    return F.mse_loss(outputs.float(), target.float())
+
+
+def _layers(kind: str) -> list[Any]:
+    if kind == "words":
+        return [LayerSpec(Words), *(LayerSpec(Reader) for _ in range(4)), LayerSpec(Head)]
+    if kind == "tied":
+        ends = [
+            TiedLayerSpec("ends", Tied, tied_weight_attr="weight"),
+            TiedLayerSpec("ends", Tied, forward_fn=_transposed, tied_weight_attr="weight"),
+        ]
+        return [ends[0], *(LayerSpec(Block) for _ in range(4)), ends[1]]
+    dropout = 0.2 if kind == "dropout" else 0.0
+    return [LayerSpec(Block, dropout) for _ in range(6)]
+
+
+def module(kind: str, stages: int, **options: Any) -> PipelineModule:
+    """The same on every call. kind: "plain", "dropout", "tied", "words"."""
+    torch.manual_seed(0)
+    return PipelineModule(
+        _layers(kind), num_stages=stages, loss_fn=loss, partition_method="uniform", seed_layers=True, **options
+    )
+
+
+def batches(kind: str, stages: int, count: int, step: int, dtype: torch.dtype, varied: bool = False) -> Any:
+    """What first and last stage draw: the same on the ranks of one pipe.
+
+    varied: micro-batches are of different lengths.
+    """
+    pipe = dist.get_rank() % (dist.get_world_size() // stages)
+    for micro in range(count):
+        generator = torch.Generator().manual_seed(10_000 * (pipe + 1) + 100 * step + micro)
+        length = 4 + (step + 3 * micro) % 5 if varied else 6
+        shape = (ROWS, length)
+        if kind == "words":
+            x = torch.randint(WORDS, shape, generator=generator)
+        else:
+            x = (torch.randn(*shape, WIDTH, generator=generator) + 0.3).to(dtype)
+        yield x, torch.randn(*shape, WIDTH, generator=generator).to(dtype)

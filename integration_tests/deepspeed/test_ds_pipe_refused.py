@@ -1,0 +1,82 @@
+"""What the key "pipeline" does not take is refused by name, and a batch that fails fails everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from host_release import NO_DUALPIPE, old_host_fails
+from rank_harness import Ranks
+
+REFUSED = {
+    "no pipeline": "the model is no deepspeed.pipe.PipelineModule",
+    "tensor parallelism": "the topology has tensor parallelism (model = 2)",
+    "own engine": "_OwnEngine has its own way of running a schedule",
+    "two directions": "DualPipeVEngine has its own way of LoadMicroBatch, ForwardPass",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_Refused_ByName_OrLeftToTheHost(fresh2: Ranks, what: str) -> None:
+    old_host_fails(NO_DUALPIPE, what == "two directions")
+    section = {"on_unsupported": "warn"}
+    assert fresh2.run("cases_pipe_refused:refused", what=what, section=section) == ["stays"] * 2
+    assert f"WARNING: batches stay with DeepSpeed: {REFUSED[what]}" in fresh2.output(0)
+    for answer in fresh2.try_run("cases_pipe_refused:refused", what=what, section={}):
+        assert answer["error"]["type"] == "UnsupportedError"
+        assert f'"pipeline": {REFUSED[what]}' in answer["error"]["message"]
+        assert '"on_unsupported": "warn"' in answer["error"]["message"]
+
+
+def test_OneStage_StaysTheHosts(fresh2: Ranks) -> None:
+    assert len(fresh2.run("cases_pipe_refused:one_stage")) == 2
+
+
+def test_RanksThatDiffer_AreNamedWithTheirValues(fresh2: Ranks) -> None:
+    sections = [{"policy": "1f1b"}, {"policy": "gpipe"}]
+    for answer in fresh2.try_run("cases_pipe_refused:differ", section=sections):
+        assert answer["error"]["type"] == "DisagreementError"
+        assert "['1f1b', None] on rank 0 and ['gpipe', None] on rank 1" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("where,stage", [("forward", 1), ("backward", 0), ("load", 3)])
+def test_CallbackRaises_AllAreTold_AndTheNextBatchesAreAsIfNothingHadBeen(where: str, stage: int) -> None:
+    ranks = Ranks(4)
+    config = {"zero_optimization": {"stage": 1}} if where == "backward" else {}
+    try:
+        answers = ranks.run("cases_pipe_refused:failing", stage=stage, where=where, stages=4, config=config)
+    finally:
+        ranks.stop()
+    own = "StopIteration" if where == "load" else "RuntimeError"
+    for rank, found in enumerate(answers):
+        for kind, message in found["errors"]:
+            if rank == stage:
+                assert kind == own, found["errors"]
+            else:
+                assert kind == "PeerRefused", found["errors"]
+                assert f"rank {stage}" in message and own in message, message
+                assert where == "load" or f"the layer is out of order in {where}" in message, message
+        assert found["stats"]["num_failed"] == 2
+        assert found["ours"] == found["stock"], rank
+
+
+def test_StageIsKilled_IsNamedOnAllOthers() -> None:
+    ranks = Ranks(4)
+    try:
+        answers = ranks.try_run("cases_pipe_refused:killed", dying=(1,), stage=1)
+    finally:
+        ranks.stop()
+    for rank, answer in enumerate(answers):
+        if rank != 1:
+            kind, message = answer["result"]
+            assert kind == "PeerLost" and "rank 1" in message, answer
+
+
+def test_UnequalMicroBatches_AreAMismatch_AndTheNextBatchWorks() -> None:
+    ranks = Ranks(4)
+    try:
+        answers: list[Any] = ranks.run("cases_pipe_refused:unequal")
+    finally:
+        ranks.stop()
+    for kind, message, works in answers:
+        assert kind == "Mismatch" and "rank 0" in message and works == "True", answers

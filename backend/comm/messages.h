@@ -17,12 +17,12 @@
  *
  * Progress. Messages are sent, received, and kept while the owner's threads do something else: compute in a callback,
  * wait in an exchange of this or another communicator, or hold a lock of their language. Where the transport needs a
- * thread for that the endpoint has one, which ends with it. That thread calls nothing of the host, but config.allocator
- * and what a host communicator's own callbacks are.
+ * thread for that (tcp, mpi, host) the endpoint has one, which ends with it. That thread calls nothing of the host, but
+ * config.allocator and what a host communicator's own callbacks are.
  *
  * Failure. An endpoint that has failed stays failed: from then on every call but cancel, release, abort and close
  * returns that status with its record, at once, and completions that were not taken are gone. When a call has returned
- * the failure, no transport but mpi and host reads spans of sends any more; those two read copies of the endpoint's.
+ * the failure, nothing reads spans of sends any more (over mpi and host copies of them were sent).
  *   PEER_LOST    a rank died, failed, aborted, or left while a request needed it; the record names it, on every rank
  *                that hears of it, also where another rank was waited for
  *   ABORTED      sluice_messages_abort or sluice_comm_abort on this rank

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANKS = 8 };
+enum { MAX_RANKS = 8, LATE_TESTS = 3 };
 
 typedef struct letter_s { /* a send or a receive */
   struct letter_s* next;
@@ -14,6 +14,7 @@ typedef struct letter_s { /* a send or a receive */
   uint64_t bytes;
   int32_t is_done;
   int32_t is_bad;
+  int32_t num_tests;      /* of a send that is done, before it says so */
   struct letter_s** list; /* that it is in until it is done */
 } letter_t;
 
@@ -108,7 +109,8 @@ static sluice_status_t test(void* endpoint, void* request, int32_t* out_is_done,
   endpoint_t* e = endpoint;
   letter_t* l = request;
   pthread_mutex_lock(&e->mailbox->mutex);
-  const int is_done = l->is_done, is_bad = l->is_bad;
+  const int is_late = l->from != NULL && l->is_done && l->num_tests++ < LATE_TESTS;
+  const int is_done = l->is_done && !is_late, is_bad = l->is_bad;
   pthread_mutex_unlock(&e->mailbox->mutex);
   *out_is_done = is_done;
   if (is_done) free(l);

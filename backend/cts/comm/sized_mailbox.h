@@ -1,4 +1,5 @@
-/* Messages of known sizes between threads, as MPI's are: a send is over when its receive has taken it. */
+/* Messages of known sizes between threads, as MPI's are: a send is over when its receive has taken it, and says so a
+ * little later than the receive. */
 #ifndef SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_
 #define SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_
 

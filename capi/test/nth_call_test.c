@@ -185,12 +185,12 @@ static void measure(before_t* before) {
   before->num_threads = count_entries("/proc/self/task");
 }
 
-typedef struct tally_s {
+typedef struct outcomes_s {
   int64_t struck, late, tolerated;
   int32_t num_missed; /* places whose calls did not come again */
-} tally_t;
+} outcomes_t;
 
-static void strike(const before_t* before, const call_place_t* place, int64_t nth, tally_t* tally) {
+static void strike(const before_t* before, const call_place_t* place, int64_t nth, outcomes_t* outcomes) {
   int32_t has_failed = 0, is_late = 0, all_ok = 1;
   for (int i = 0; i < TRIES && !has_failed; ++i) { /* how often ranks wait is never twice the same */
     has_failed = perform(place, nth);
@@ -200,7 +200,7 @@ static void strike(const before_t* before, const call_place_t* place, int64_t nt
     is_late |= ranks[r].status == SLUICE_E_TIMED_OUT;
     all_ok &= ranks[r].status == SLUICE_OK;
   }
-  tally->struck += has_failed, tally->late += is_late, tally->tolerated += has_failed && all_ok;
+  outcomes->struck += has_failed, outcomes->late += is_late, outcomes->tolerated += has_failed && all_ok;
   if (all_ok) return;
   (void)perform(NULL, 0);
   check_ranks(before, NULL, 0);
@@ -213,7 +213,7 @@ static int is_chosen(const call_place_t* place, int64_t nth) {
 
 static void nth_call(int32_t num_ranks) {
   before_t before;
-  tally_t tally = {0};
+  outcomes_t outcomes = {0};
   int32_t num_places, num_allocations = 0;
   world_size = num_ranks;
   calls_forget();
@@ -225,19 +225,19 @@ static void nth_call(int32_t num_ranks) {
   const call_place_t* places = calls_places(&num_places);
   for (int32_t p = 0; p < num_places; ++p) {
     const call_place_t place = places[p];
-    const int64_t struck = tally.struck;
+    const int64_t struck = outcomes.struck;
     num_allocations += place.is_allocation;
     for (int64_t nth = 0; nth < place.num_hits; ++nth) {
-      if (is_chosen(&place, nth)) strike(&before, &place, nth, &tally);
+      if (is_chosen(&place, nth)) strike(&before, &place, nth, &outcomes);
     }
-    tally.num_missed += tally.struck == struck;
+    outcomes.num_missed += outcomes.struck == struck;
   }
   print_message(
       "W = %d: %d places of the system, %d ways to an allocation; %lld calls have failed, %lld of them without "
       "harm, %lld until a deadline\n",
-      num_ranks, num_places - num_allocations, num_allocations, (long long)tally.struck, (long long)tally.tolerated,
-      (long long)tally.late);
-  assert_in_range(tally.num_missed, 0, num_places / 10);
+      num_ranks, num_places - num_allocations, num_allocations, (long long)outcomes.struck,
+      (long long)outcomes.tolerated, (long long)outcomes.late);
+  assert_in_range(outcomes.num_missed, 0, num_places / 10);
 }
 
 static void one_rank(void** state) {

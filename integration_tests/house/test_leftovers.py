@@ -18,6 +18,7 @@ KNOWN = {
     "backend/cts/device/cuda_device_test.c": "drop_sysfs_at_the_end)",
     "capi/test/calibrate_test.c": "tear_down)",
     "capi/test/cuda_calibrate_test.c": "drop_folder)",
+    "capi/test/nth_file_call_test.c": "tear_down)",
     "python_plugin/sluice/decision_log.py": "os.unlink(beside)",
     "third_party/abi/update.sh": "trap 'rm -f",
 }

@@ -17,10 +17,12 @@ EXAMPLES = {
 # Files that name a part without having to know it: who calls it, tests of it, and parts beside it.
 CALLERS = {
     "add-a-communicator.md": re.compile(
-        r"adapters/|backend/comm/|docs/(?!c-abi|architecture)|integration_tests/house/|capi/test/pipeline\w*\.c"
+        r"adapters/|backend/comm/|backend/cts/comm/messages_bench|capi/test/\w+\.c|docs/(?!c-abi|architecture)|"
+        r"integration_tests/(house|soak)/"
     ),
     "add-a-device.md": re.compile(
-        r"backend/device/\w+/|backend/cts/device/fake_device|docs/|integration_tests/house/|capi/test/\w+_test\.c"
+        r"backend/device/\w+/|backend/cts/device/fake_device|docs/|integration_tests/house/|capi/test/\w+_test\.c|"
+        r"\.bazelrc|third_party/test/"
     ),
 }
 NAMED = {

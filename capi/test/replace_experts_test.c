@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "backend/moe/context/context.h"
 #include "capi/test/play.h"
 
 enum { MOST = 8 };
@@ -408,6 +409,27 @@ static void Replace_UnderAPlan_KeepsItWithTheNumbers(void** state) {
   on_ranks(plan_run);
 }
 
+/* What graphs use may not grow; as many experts as before need as much. */
+static void captured_run(part_t* me) {
+  open_rig(me);
+  table_t old, t;
+  make_table(me, 0, &old);
+  me->rig.context->num_captured = 1; /* as after a capture */
+  make_table(me, 1, &t);
+  t.rank[0] = 1, t.slot[0] = 2, t.slot[1] = 0;
+  STATUS(replace(me, &t), SLUICE_E_STATE, "graphs were captured in this context");
+  IN_FORCE(&old);
+  make_swapped(me, 1, &t);
+  WORKS(replace(me, &t));
+  IN_FORCE(&t);
+  me->rig.context->num_captured = 0;
+}
+
+static void Replace_BesideGraphs_KeepsTheNumbers(void** state) {
+  (void)state;
+  on_ranks(captured_run);
+}
+
 int main(void) {
   begin_plays();
   const struct CMUnitTest tests[] = {
@@ -421,6 +443,7 @@ int main(void) {
       cmocka_unit_test(Replace_AllOnOneRank_AndBack),
       cmocka_unit_test(Replace_UnderACapacity_OpensHeadersAgain),
       cmocka_unit_test(Replace_UnderAPlan_KeepsItWithTheNumbers),
+      cmocka_unit_test(Replace_BesideGraphs_KeepsTheNumbers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

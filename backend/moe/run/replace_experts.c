@@ -1,7 +1,7 @@
 #include "backend/moe/run/replace_experts.h"
 
 #include "backend/moe/handshake/failure.h"
-#include "backend/moe/handshake/placement_agreement.h"
+#include "backend/moe/handshake/placement_handshake.h"
 #include "backend/moe/layer/capacity_state.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/layer/placement.h"

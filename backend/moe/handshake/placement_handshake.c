@@ -1,4 +1,4 @@
-#include "backend/moe/handshake/placement_agreement.h"
+#include "backend/moe/handshake/placement_handshake.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,6 @@
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/handshake/handshake.h"
 #include "backend/moe/handshake/header_buffers.h"
-#include "backend/moe/layer/placement.h"
 
 /* What ranks compare of one expert; the first record of a placement is its epoch. */
 typedef struct record_s {

@@ -1,6 +1,6 @@
 /* All ranks give the same placement of experts, or all refuse it. */
-#ifndef SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_AGREEMENT_H_
-#define SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_AGREEMENT_H_
+#ifndef SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_HANDSHAKE_H_
+#define SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_HANDSHAKE_H_
 
 #include "backend/moe/layer/layer.h"
 
@@ -10,4 +10,4 @@
 sluice_status_t sluice_placement_agree(sluice_moe_t* moe, const sluice_expert_placement_t* placement,
                                        sluice_status_t refusal, const char* text);
 
-#endif /* SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_AGREEMENT_H_ */
+#endif /* SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_HANDSHAKE_H_ */

@@ -54,7 +54,7 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
     if options.reuse:
         given["reuse"] = True
         if not fused:  # the host's modules run again, or keep all their rows
-            given["restore_pre_activation"] = "recompute"
+            given["restore_pre_activation"] = next(filter(restore.is_computed_again, restore.PRE_ACTIVATION))
     if options.policy is not None and (fused or refused_policy(options) is None):
         given["restore_input"], given["restore_pre_activation"] = options.policy
     return given

@@ -131,17 +131,18 @@ static sluice_status_t check_deduplicate(const sluice_moe_config_t* c) {
 static sluice_status_t check_reuse(const sluice_moe_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(is_flag(c->reuse), "layer %d: reuse is %d; it must be 0 or 1", c->layer_id, c->reuse));
   if (!c->reuse) return SLUICE_OK;
-  const int keeps = c->restore_input == SLUICE_RESTORE_KEEP || c->restore_pre_activation == SLUICE_RESTORE_KEEP ||
+  const int keeps = sluice_restore_is_kept(c->restore_input) || sluice_restore_is_kept(c->restore_pre_activation) ||
                     c->restore_input_of != NULL || c->restore_pre_activation_of != NULL;
   SLUICE_TRY(SLUICE_REQUIRE(!keeps,
                             "layer %d: reuse is 1, and a policy keeps rows or names chunks (restore_input %d, "
                             "restore_pre_activation %d): leave the policies open (-1), or set reuse to 0",
                             c->layer_id, c->restore_input, c->restore_pre_activation));
-  if (c->callback_experts && c->restore_pre_activation != SLUICE_RESTORE_RECOMPUTE) {
+  char known[SLUICE_RESTORE_TEXT_BYTES];
+  if (c->callback_experts && !sluice_restore_is_computed_again(c->restore_pre_activation)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: reuse is 1, and callback experts keep their rows unless their forward may run again: "
-                       "set restore_pre_activation to recompute (%d)",
-                       c->layer_id, SLUICE_RESTORE_RECOMPUTE);
+                       "they take %s",
+                       c->layer_id, sluice_restore_callback_choices(known));
   }
   return SLUICE_OK;
 }

@@ -130,7 +130,7 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
   c = good, c.reuse = 1, c.restore_pre_activation = SLUICE_RESTORE_KEEP;
   REFUSED(make_layer(&f, &c), BAD, "leave the policies open (-1), or set reuse to 0");
   c = good, c.reuse = 1, c.callback_experts = 1, c.hidden_width = 0;
-  REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, "set restore_pre_activation to recompute (3)");
+  REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, "or restore_pre_activation recompute (3)");
   const int32_t beyond[] = {0, 0, 1, 0}, negative[] = {0, -1, 0, 0};
   FIELD(expert_rank, beyond, "expert_rank[2] is 1; the group has 1 ranks");
   FIELD(expert_rank, negative, "expert_rank[1] is -1");

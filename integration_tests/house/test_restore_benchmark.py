@@ -16,7 +16,7 @@ def _line(policy: str, chunks: int, peak: int, seconds: float, share: float | No
         "chunks": chunks,
         "peak_bytes": peak,
         "wall_s": [seconds, seconds * 1.1, seconds * 0.9],
-        "of_delta": share,
+        "of_bound": share,
     }
 
 
@@ -38,7 +38,7 @@ def test_Verdicts_TooSlow_DoesNotHold() -> None:
     assert "none within 1.05" in "\n".join(text)
 
 
-def test_Verdicts_TooLittleOfDelta_DoesNotHold() -> None:
+def test_Verdicts_TooLittleOfTheBound_DoesNotHold() -> None:
     assert not _run(1.04, 0.98)[1]
 
 

@@ -65,7 +65,8 @@ typedef struct sluice_comm_vtable_s {
   void (*release)(sluice_comm_t* comm, void* data); /* waits until no exchange uses it */
   int32_t is_capturable; /* 1: exchange_enqueue works on a stream that is being captured into a graph */
   /* What carries the messages of an endpoint on this communicator (messages_wire.h); collective over it, which is idle.
-   * A rank on which it fails alone says so to nobody: the caller does. NULL: there are no messages. */
+   * A rank on which it fails alone says so to nobody: the caller does. *out_wire is set before any other thread can
+   * call the endpoint. NULL: there are no messages. */
   sluice_status_t (*messages_open)(sluice_comm_t* comm, struct sluice_messages_s* messages,
                                    struct sluice_wire_s** out_wire);
 } sluice_comm_vtable_t;

@@ -468,11 +468,10 @@ sluice_status_t sluice_host_messages_open(sluice_comm_t* comm, const sluice_size
   sluice_host_failure_t failure = {.peer = -1};
   sluice_status_t status = host->open(user, &wire->endpoint, &failure);
   if (status != SLUICE_OK) status = record(wire, status, -1, &failure);
+  *out_wire = &wire->base; /* before there is a thread that fails the endpoint, which calls this wire */
   if (status == SLUICE_OK) status = start(wire);
-  if (status != SLUICE_OK) {
-    host_close(&wire->base, 0);
-    return status;
-  }
-  *out_wire = &wire->base;
-  return SLUICE_OK;
+  if (status == SLUICE_OK) return SLUICE_OK;
+  host_close(&wire->base, 0);
+  *out_wire = NULL;
+  return status;
 }

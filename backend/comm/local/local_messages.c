@@ -107,9 +107,9 @@ sluice_status_t sluice_local_messages_open(sluice_comm_t* base, sluice_messages_
   *out_wire = NULL;
   if (wire == NULL) return sluice_alloc_status();
   *wire = (local_wire_t){.base = {.vtable = &vtable}, .comm = comm, .messages = messages};
+  *out_wire = &wire->base; /* before others find it, who may fail the endpoint, which calls this wire */
   pthread_mutex_lock(&comm->group->mutex);
   comm->group->ends[base->rank].wire = &wire->base;
   pthread_mutex_unlock(&comm->group->mutex);
-  *out_wire = &wire->base;
   return SLUICE_OK;
 }

@@ -329,11 +329,10 @@ sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_c
   }
   sluice_status_t status = sluice_tcp_connect(comm, config, prepare(wire), wire->sockets);
   for (int32_t r = 0; r < comm->world_size; ++r) wire->peers[r].socket = wire->sockets[r];
+  *out_wire = &wire->base; /* before there is a thread that fails the endpoint, which calls this wire */
   if (status == SLUICE_OK) status = start(wire);
-  if (status != SLUICE_OK) {
-    tcp_close(&wire->base, 0);
-    return status;
-  }
-  *out_wire = &wire->base;
-  return SLUICE_OK;
+  if (status == SLUICE_OK) return SLUICE_OK;
+  tcp_close(&wire->base, 0);
+  *out_wire = NULL;
+  return status;
 }

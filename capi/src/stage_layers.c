@@ -9,8 +9,8 @@
 #include "backend/planner/stages/explain.h"
 #include "capi/src/planner.h"
 
-#define MOST_BYTES ((uint64_t)1 << 53) /* sums of options stay exact; the solver refuses what layers come to together \
-                                        */
+/* Sums of options stay exact; the solver refuses what layers come to together. */
+#define MOST_BYTES ((uint64_t)1 << 53)
 
 /* ---- checks ---- */
 

@@ -135,7 +135,7 @@ static void Joint_EachSize_EndsNearTheBestPair(void** state) {
 }
 
 /* With a machine a strategy that is predicted far behind never runs. */
-static void Joint_FarBehindByPrediction_IsNotTried(void** state) {
+static void Joint_SlowByPrediction_IsNotTried(void** state) {
   (void)state;
   static world_t w;
   uint32_t seed = 3;
@@ -166,7 +166,7 @@ static void Joint_NothingKnown_IsS4WithTwoChunks(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Joint_EachSize_EndsNearTheBestPair),
-      cmocka_unit_test(Joint_FarBehindByPrediction_IsNotTried),
+      cmocka_unit_test(Joint_SlowByPrediction_IsNotTried),
       cmocka_unit_test(Joint_NothingKnown_IsS4WithTwoChunks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

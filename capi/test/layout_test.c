@@ -110,10 +110,14 @@ static void Layout_EveryByte_BelongsToAMember(void** state) {
 static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
   (void)state;
   static const char* const fixed[] = {
-      "sluice_tensor_t",         "sluice_ext_header_t",       "sluice_exchange_t",          "sluice_host_failure_t",
-      "sluice_host_gemm_args_t", "sluice_trace_event_t",      "sluice_plan_candidate_t",    "sluice_paper_footprint_t",
-      "sluice_planner_choice_t", "sluice_planner_entry_t",    "sluice_planner_candidate_t", "sluice_tuner_decision_t",
-      "sluice_tuner_policy_t", "sluice_optimizer_tensor_t", "sluice_stage_tensors_t", "sluice_stage_event_t", "sluice_stages_option_t", "sluice_stages_edge_t", "sluice_stages_link_t", "sluice_stages_choice_t", "sluice_stages_other_cut_t", "sluice_stages_stage_t"};
+      "sluice_tensor_t",         "sluice_ext_header_t",        "sluice_exchange_t",
+      "sluice_host_failure_t",   "sluice_host_gemm_args_t",    "sluice_trace_event_t",
+      "sluice_plan_candidate_t", "sluice_paper_footprint_t",   "sluice_planner_choice_t",
+      "sluice_planner_entry_t",  "sluice_planner_candidate_t", "sluice_tuner_decision_t",
+      "sluice_tuner_policy_t",   "sluice_optimizer_tensor_t",  "sluice_stage_tensors_t",
+      "sluice_stage_event_t",    "sluice_stages_option_t",     "sluice_stages_edge_t",
+      "sluice_stages_link_t",    "sluice_stages_choice_t",     "sluice_stages_other_cut_t",
+      "sluice_stages_stage_t"};
   for (int i = 0; i + 1 < NUM_LINES && lines[i].type != NULL; ++i) {
     if (lines[i].member != NULL) continue;
     int grows = 1;

@@ -26,13 +26,27 @@ static void reseal(unsigned char* data, uint64_t bytes) {
 
 /* Words that every refusal has. */
 static int names_a_field(const char* message) {
-  static const char* const words[] = {
-      "magic is",           "form is",        "fingerprint is",  "max_tokens is",
-      "max_outstanding is", "num_chunks is",  "wgrad_mode is",   "halves_apart is",
-      "may_keep_part is",   "base_bytes is",  "restore_input",   "restore_pre_activation",
-      "relative_time is",   "num_blocks is",  "max_chunks is",   "chunk_rows is",
-      "kept_rows is",       "kept_chunks is", "memory_budget is",
-      "shares_act is",      "reuse is"};
+  static const char* const words[] = {"magic is",
+                                      "form is",
+                                      "fingerprint is",
+                                      "max_tokens is",
+                                      "max_outstanding is",
+                                      "num_chunks is",
+                                      "wgrad_mode is",
+                                      "halves_apart is",
+                                      "may_keep_part is",
+                                      "base_bytes is",
+                                      "restore_input",
+                                      "restore_pre_activation",
+                                      "relative_time is",
+                                      "num_blocks is",
+                                      "max_chunks is",
+                                      "chunk_rows is",
+                                      "kept_rows is",
+                                      "kept_chunks is",
+                                      "memory_budget is",
+                                      "shares_act is",
+                                      "reuse is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;
   }

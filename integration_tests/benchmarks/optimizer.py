@@ -2,14 +2,15 @@
 
     .venv/bin/python -m integration_tests.benchmarks.optimizer [--parameters 128] [--threads 1 2] [--rounds 20]
 
-Every side has parameters, gradients and moments of its own, of the same shapes and values. A round runs each side once,
-each time in another order; ratios are of one round. Brackets hold the 95 % interval of the median over rounds.
+Every side has parameters, gradients and moments of its own, of the same shapes and values. A round runs each side
+once, each time in another order; ratios are of one round. Brackets hold the 95 % interval of the median over rounds.
 
-stream      `a.add_(b)` over the same arrays until as many bytes were moved as a step has to: parameter, m and v read and
-            written, the gradient read, 28 bytes a parameter. Sluice reads gradients once more, to change nothing where
-            one is not finite; the stream does not.
+stream      `a.add_(b)` over the same arrays until as many bytes were moved as a step has to: parameter, m and v read
+            and written, the gradient read, 28 bytes a parameter. Sluice reads gradients once more, to change nothing
+            where one is not finite; the stream does not.
 DeepSpeed   its C++ op, built by its own builder on this machine; the record has the compiler's arguments.
-wanted      Sluice is not slower than either: the lower end of the interval at least 0.97; and at least 0.85 of the stream
+wanted      Sluice is not slower than either: the lower end of the interval at least 0.97; and at least 0.85 of the
+            stream
 
 With --check the exit code is 1 where something wanted is missed.
 """

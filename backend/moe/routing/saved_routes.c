@@ -77,8 +77,7 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   at = b->copies->save(b, at);
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t chunk[] = {(int32_t)b->first_token[i], b->restore_input[i] | b->restore_pre_activation[i] << 8 |
-                                                             b->wgrad_mode << 16 | b->shares_act << 23 |
-                                                             b->plan << 24};
+                                                             b->wgrad_mode << 16 | b->shares_act << 23 | b->plan << 24};
     at = put(at, chunk, sizeof chunk);
   }
   header.checksum = checksum_of(header, body, sluice_binding_meta_bytes(b) - sizeof header);

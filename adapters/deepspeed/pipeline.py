@@ -14,9 +14,9 @@ from typing import Any
 
 import sluice
 import torch
-from sluice.adapters.deepspeed import agree
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.host import agree
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
 from sluice.config import Options
 

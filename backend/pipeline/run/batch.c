@@ -80,13 +80,26 @@ static sluice_status_t post_ready(sluice_pipeline_t* pipeline) {
   return SLUICE_OK;
 }
 
-/* Posts and takes until neither makes anything ready: before the thread is given away. */
-static sluice_status_t move_messages(sluice_pipeline_t* pipeline) {
-  for (int32_t is_taken = 1; is_taken;) {
-    SLUICE_TRY(post_ready(pipeline));
-    is_taken = 0;
-    if (pipeline->endpoint != NULL) SLUICE_TRY(sluice_stage_take(pipeline, 0, &is_taken));
+/* Takes all that has come. Who has ended the batch for all may have left since: then its reason counts. */
+static sluice_status_t take_all(sluice_pipeline_t* pipeline, int32_t* out_taken) {
+  sluice_status_t status = SLUICE_OK;
+  *out_taken = 0;
+  for (int32_t is_taken = 1; is_taken && status == SLUICE_OK; *out_taken |= is_taken) {
+    status = sluice_stage_take(pipeline, 0, &is_taken);
   }
+  return pipeline->stopper >= 0 ? SLUICE_OK : status;
+}
+
+/* Takes and posts until neither makes anything ready: before the thread is given away. */
+static sluice_status_t move_messages(sluice_pipeline_t* pipeline) {
+  if (pipeline->endpoint == NULL) return post_ready(pipeline);
+  int32_t is_taken = 0;
+  SLUICE_TRY(take_all(pipeline, &is_taken));
+  do {
+    if (pipeline->stopper >= 0) return SLUICE_OK;
+    SLUICE_TRY(post_ready(pipeline));
+    SLUICE_TRY(take_all(pipeline, &is_taken));
+  } while (is_taken);
   return SLUICE_OK;
 }
 

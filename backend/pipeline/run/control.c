@@ -157,7 +157,9 @@ sluice_status_t sluice_stage_take_control(sluice_pipeline_t* pipeline, const slu
   peer->is_heard = 0;
   sluice_status_t status = take_head(pipeline, completion, &is_kept);
   if (!is_kept) sluice_messages_release(pipeline->endpoint->messages, completion->arrival);
-  const int is_through = pipeline->phase == SLUICE_STAGE_RUNS && peer->done.batch == pipeline->number;
+  /* Who is through with this batch says nothing more in it, and may have left. */
+  const int is_through = pipeline->phase == SLUICE_STAGE_RUNS &&
+                         (peer->done.batch == pipeline->number || peer->stopped == pipeline->number);
   if (status == SLUICE_OK && !is_through) status = listen_to(pipeline, completion->peer);
   /* A rank that hears another no more cannot be told of failures. */
   return status == SLUICE_OK ? SLUICE_OK : sluice_stage_break(pipeline, status);

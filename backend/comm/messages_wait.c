@@ -129,7 +129,8 @@ static void tell(sluice_messages_t* m, int32_t waits_for) {
   }
 }
 
-static sluice_status_t fail_late(sluice_messages_t* m, int32_t missing, uint64_t waited_ns, const char* phase) {
+static sluice_status_t fail_late(sluice_messages_t* m, int32_t missing, uint64_t waited_ns, const char* phase,
+                                 sluice_message_completion_t* out_completion) {
   const int32_t rank = m->comm->rank;
   const int32_t laggard = find_laggard(m, missing);
   char instead[64] = "";
@@ -140,7 +141,9 @@ static sluice_status_t fail_late(sluice_messages_t* m, int32_t missing, uint64_t
                          "on all ranks.",
                          rank, sluice_seconds(waited_ns), phase, missing, instead, laggard);
   sluice_messages_fail(m, laggard);
-  return sluice_messages_check(m); /* another failure may have been there first */
+  int is_due;
+  /* Another failure may have been there first, and may be under way on another thread. */
+  return next(m, UINT64_MAX, out_completion, &is_due);
 }
 
 /* ---- until the communicator's timeout ---------------------------------------------------------------------------- */
@@ -180,7 +183,7 @@ static sluice_status_t wait_long(sluice_messages_t* m, const char* phase, sluice
     now_ns = sluice_now_ns();
     const int32_t missing = find_missing(m);
     if (missing < 0) continue; /* it has just come */
-    if (now_ns >= deadline_ns) return fail_late(m, missing, now_ns - start_ns, phase);
+    if (now_ns >= deadline_ns) return fail_late(m, missing, now_ns - start_ns, phase, out_completion);
     if (now_ns >= tell_ns) {
       tell(m, missing);
       *has_told = 1;

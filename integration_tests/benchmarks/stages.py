@@ -90,9 +90,10 @@ def show(name: str, found: dict[str, Any]) -> str:
     """A case in one line."""
     case, ratio = found["case"], found["speedup"]
     return (
-        f"{name:<10} p {case['stages']}, L {case['in_flight']}, c {case['share']}: stock {found['stock_s']['median']:.2f}"
-        f" s, Sluice {found['sluice_s']['median']:.2f} s, {ratio['median']:.2f}x [{ratio['q1']:.2f} .. {ratio['q3']:.2f}]"
-        f" (simulated {case['simulated']}, wanted {found['wanted']:.2f}); without messages {found['ideal_s']:.2f} s; "
+        f"{name:<10} p {case['stages']}, L {case['in_flight']}, c {case['share']}: "
+        f"stock {found['stock_s']['median']:.2f} s, Sluice {found['sluice_s']['median']:.2f} s, "
+        f"{ratio['median']:.2f}x [{ratio['q1']:.2f} .. {ratio['q3']:.2f}] "
+        f"(simulated {case['simulated']}, wanted {found['wanted']:.2f}); without messages {found['ideal_s']:.2f} s; "
         f"losses differ by {found['largest_loss_difference']:.0e}"
     )
 

@@ -89,7 +89,7 @@ typedef struct tcp_peer_s {
   uint32_t out_used; /* bytes of `out` that are with the system */
   frame_t in;
   uint32_t in_used;
-  uint64_t silent_since_ns; /* when this rank first saw its system silent; 0: it has said something since */
+  sluice_tcp_silence_t silence;
 } tcp_peer_t;
 
 typedef struct tcp_comm_s {
@@ -277,10 +277,6 @@ static int set_low_water(tcp_comm_t* comm, int32_t peer) {
   return 1;
 }
 
-/* Between the looks that find a peer silent and the one that loses it. Where this machine itself stood still (a virtual
- * one that was paused), the system's counters say so of every peer; then they are asked again at once and answer. */
-enum { SECOND_LOOK_NS = 1000000000 };
-
 /* Idle connections end by themselves when the peer's machine is gone, those with bytes for it only after a quarter of
  * an hour. */
 static void look_for_silence(tcp_comm_t* comm) {
@@ -288,13 +284,7 @@ static void look_for_silence(tcp_comm_t* comm) {
   for (int32_t r = 0; r < comm->base.world_size; ++r) {
     tcp_peer_t* p = &comm->peers[r];
     if (r == comm->base.rank || p->state != PEER_LIVE) continue;
-    if (!sluice_tcp_is_silent(comm->sockets[r])) {
-      p->silent_since_ns = 0;
-    } else if (p->silent_since_ns == 0) {
-      p->silent_since_ns = now_ns;
-    } else if (now_ns - p->silent_since_ns >= SECOND_LOOK_NS) {
-      lose(comm, r, ETIMEDOUT);
-    }
+    if (sluice_tcp_look_for_silence(comm->sockets[r], &p->silence, now_ns)) lose(comm, r, ETIMEDOUT);
   }
 }
 
@@ -348,7 +338,8 @@ static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
                                "rank %d lost rank %d, whose machine has answered nothing for %d s: it has no power, or "
                                "there is no network between the two. This communicator is broken: destroy it and make "
                                "a new one on all ranks. (tcp: %s)",
-                               comm->base.rank, peer, SLUICE_TCP_SILENCE_S, strerror(p->native_error));
+                               comm->base.rank, peer, SLUICE_TCP_SILENCE_S,
+                               p->silence.is_silent ? "several questions in vain" : strerror(p->native_error));
   }
   const char* how = p->state == PEER_LEFT                              ? "it has left"
                     : p->state == PEER_LIVE && peer != comm->base.rank ? "another rank lost it and said so"

@@ -15,14 +15,12 @@
 #include "backend/base/clock.h"
 #include "backend/comm/tcp/tcp_connect.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
-#include "backend/comm/tcp/tcp_silence.h"
 
 enum { MAX_EVENTS = 64, LOOK_MS = 1000 };
 
-#define SECOND_LOOK_NS UINT64_C(1000000000) /* as in tcp_comm.c: a paused machine takes everybody for silent, once */
-#define LINGER_NS      UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
-#define HOLD_NS        UINT64_C(1000000000) /* for peers to find a loss that this rank cannot tell them */
-#define INLINE_BYTES   UINT64_C(65536)      /* longer ones cost the sending thread more than waking this one does */
+#define LINGER_NS    UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
+#define HOLD_NS      UINT64_C(1000000000) /* for peers to find a loss that this rank cannot tell them */
+#define INLINE_BYTES UINT64_C(65536)      /* longer ones cost the sending thread more than waking this one does */
 
 static tcp_wire_t* downcast(sluice_wire_t* wire) { return (tcp_wire_t*)wire; }
 
@@ -70,14 +68,9 @@ static void look_for_silence(tcp_wire_t* wire) {
   for (int32_t r = 0; r < wire->world_size; ++r) {
     tcp_messages_peer_t* p = &wire->peers[r];
     if (r == wire->rank || p->state != TCP_PEER_LIVE) continue;
-    if (!sluice_tcp_is_silent(p->socket)) {
-      p->silent_since_ns = 0;
-    } else if (p->silent_since_ns == 0) {
-      p->silent_since_ns = now_ns;
-    } else if (now_ns - p->silent_since_ns >= SECOND_LOOK_NS) {
-      p->state = TCP_PEER_LOST;
-      p->native_error = ETIMEDOUT;
-    }
+    if (!sluice_tcp_look_for_silence(p->socket, &p->silence, now_ns)) continue;
+    p->state = TCP_PEER_LOST;
+    p->native_error = ETIMEDOUT;
   }
 }
 

@@ -13,6 +13,7 @@
 #include <pthread.h>
 
 #include "backend/comm/messages_wire.h"
+#include "backend/comm/tcp/tcp_silence.h"
 
 /* Collective over `comm`, a tcp communicator. config: as it was made with, its defaults filled in.
  * Errors: as sluice_tcp_connect's; NO_MEMORY, FOREIGN (no descriptor or thread left) on this rank alone. */
@@ -40,7 +41,7 @@ typedef struct tcp_messages_peer_s {
   sluice_frame_t in;
   sluice_message_arrival_t* arrival; /* of the message that is coming in */
   uint64_t arrived;                  /* of its head and payload */
-  uint64_t silent_since_ns;
+  sluice_tcp_silence_t silence;
   uint32_t said; /* bytes of the farewell that are out */
 } tcp_messages_peer_t;
 

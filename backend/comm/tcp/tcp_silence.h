@@ -2,14 +2,27 @@
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_SILENCE_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_SILENCE_H_
 
+#include <stdint.h>
+
 enum { SLUICE_TCP_SILENCE_S = 12 };
 
 /* On an idle connection the system itself asks the peer's after a while, and ends it when nothing is answered for
  * SLUICE_TCP_SILENCE_S: whoever waits wakes with ETIMEDOUT, or with what the network said instead. Before the socket
  * connects or listens. */
 void sluice_tcp_watch_over(int fd);
-/* 1: there are bytes for the peer, and its system has been asked several times in vain to take them and has said
- * nothing for SLUICE_TCP_SILENCE_S. For connections that are not idle, on which the system asks no more than that. */
-int sluice_tcp_is_silent(int fd);
+
+/* What has been seen of one connection; zeroed at first. */
+typedef struct sluice_tcp_silence_s {
+  uint32_t num_heard;  /* segments that had come from the peer at the last look */
+  uint32_t num_asked;  /* segments that had gone to it at the first look since then */
+  uint64_t looked_ns;  /* 0: never */
+  uint64_t watched_ns; /* since the peer's last segment */
+  int32_t is_silent;
+} sluice_tcp_silence_t;
+
+/* One look of whoever waits, as often as it likes: 1 (and is_silent) where the peer's system has said nothing during
+ * SLUICE_TCP_SILENCE_S of looks at most a second apart, and has been asked several times in vain. For connections that
+ * are not idle, on which the system itself gives up late. now_ns: of sluice_now_ns. */
+int sluice_tcp_look_for_silence(int fd, sluice_tcp_silence_t* silence, uint64_t now_ns);
 
 #endif /* SLUICE_BACKEND_COMM_TCP_TCP_SILENCE_H_ */

@@ -29,7 +29,7 @@
 enum { WORLD = 2, SKIPPED = 77, DEADLINE_S = 120 };
 
 #define SECOND_NS UINT64_C(1000000000)
-/* 12 s after the last answer, and the machine may be busy; Linux itself gives up after 40 s where TCP_RTO_MAX_MS is
+/* 12 s after the last answer, and the machine may be busy; Linux itself gives up after 51 s where TCP_RTO_MAX_MS is
  * set, and after a quarter of an hour elsewhere. */
 #define SOON_NS    (25 * SECOND_NS)
 #define FEW_BYTES  UINT64_C(8)

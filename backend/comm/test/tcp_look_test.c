@@ -1,0 +1,117 @@
+/* One look after another at a peer whose system says nothing: what counts as silence. */
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/comm/tcp/tcp_silence.h"
+
+#define SECOND_NS UINT64_C(1000000000)
+
+typedef struct pair_s {
+  int here, there;
+} pair_t;
+
+static pair_t connect_pair(void) {
+  pair_t pair;
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t size = sizeof address;
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  assert_int_equal(bind(listener, (struct sockaddr*)&address, sizeof address), 0);
+  assert_int_equal(listen(listener, 1), 0);
+  assert_int_equal(getsockname(listener, (struct sockaddr*)&address, &size), 0);
+  pair.here = socket(AF_INET, SOCK_STREAM, 0);
+  assert_int_equal(connect(pair.here, (struct sockaddr*)&address, sizeof address), 0);
+  pair.there = accept(listener, NULL, NULL);
+  assert_true(pair.there >= 0);
+  close(listener);
+  return pair;
+}
+
+/* Whatever comes from here on is dropped unseen, by its system too. */
+static void go_deaf(int fd) {
+  struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
+  const struct sock_fprog program = {.len = 1, .filter = nothing};
+  assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+}
+
+static void say_something(int fd) { assert_int_equal(write(fd, "x", 1), 1); }
+static void sleep_ms(int64_t ms) {
+  const struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+  nanosleep(&t, NULL);
+}
+
+/* Looks a second apart, by the clock that the looks are told, until there is silence; at most 100. */
+static int count_looks(int fd, sluice_tcp_silence_t* silence, uint64_t* now_ns) {
+  int num_looks = 0;
+  while (num_looks < 100) {
+    ++num_looks;
+    *now_ns += SECOND_NS;
+    if (sluice_tcp_look_for_silence(fd, silence, *now_ns)) break;
+  }
+  return num_looks;
+}
+
+/* A virtual machine that was paused, a process that was stopped: the clock has gone on, and nobody has looked. */
+static void pause_is_no_silence(void** state) {
+  (void)state;
+  const pair_t pair = connect_pair();
+  sluice_tcp_silence_t silence = {0};
+  uint64_t now_ns = SECOND_NS;
+  assert_false(sluice_tcp_look_for_silence(pair.here, &silence, now_ns));
+  go_deaf(pair.there);
+  say_something(pair.here);
+  sleep_ms(2000); /* three questions at least: after 0.2, 0.6 and 1.4 s */
+  for (int pauses = 0; pauses < SLUICE_TCP_SILENCE_S - 1; ++pauses) {
+    now_ns += 1000 * SECOND_NS;
+    assert_false(sluice_tcp_look_for_silence(pair.here, &silence, now_ns));
+  }
+  assert_int_equal(count_looks(pair.here, &silence, &now_ns), 1);
+  assert_true(silence.is_silent);
+  close(pair.here);
+  close(pair.there);
+}
+
+static void nothing_asked_is_no_silence(void** state) {
+  (void)state;
+  const pair_t pair = connect_pair();
+  sluice_tcp_silence_t silence = {0};
+  uint64_t now_ns = SECOND_NS;
+  assert_int_equal(count_looks(pair.here, &silence, &now_ns), 100);
+  close(pair.here);
+  close(pair.there);
+}
+
+static void answer_ends_silence(void** state) {
+  (void)state;
+  const pair_t pair = connect_pair();
+  sluice_tcp_silence_t silence = {0};
+  uint64_t now_ns = SECOND_NS;
+  assert_false(sluice_tcp_look_for_silence(pair.here, &silence, now_ns));
+  for (int i = 0; i < 4; ++i) { /* each is confirmed */
+    say_something(pair.here);
+    sleep_ms(100);
+    for (int looks = 0; looks < SLUICE_TCP_SILENCE_S; ++looks) {
+      assert_false(sluice_tcp_look_for_silence(pair.here, &silence, now_ns += SECOND_NS));
+    }
+  }
+  close(pair.here);
+  close(pair.there);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"TcpLook_ClockGoesOnAndNobodyLooks_IsNoSilence", pause_is_no_silence},
+      {"TcpLook_NothingWasAsked_IsNoSilence", nothing_asked_is_no_silence},
+      {"TcpLook_PeerConfirms_IsNoSilence", answer_ends_silence},
+  };
+  return cmocka_run_group_tests_name("tcp_look", tests, NULL, NULL);
+}

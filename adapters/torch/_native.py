@@ -39,6 +39,22 @@ class Native:
         self.may_accumulate = quick.sluice_torch_may_accumulate
         self.may_accumulate.restype = ctypes.c_int32
         self.may_accumulate.argtypes = [*[ctypes.c_int64] * 2, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        # Without the interpreter's lock: fresh memory may have to be given back first.
+        self.take_gradient = handle.sluice_torch_take_gradient
+        self.take_gradient.restype = ctypes.c_int32
+        self.take_gradient.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+        self.give_back_gradients = handle.sluice_torch_give_back_gradients
+        self.give_back_gradients.restype = None
+        self.give_back_gradients.argtypes = []
+        self._gradient_pool = quick.sluice_torch_gradient_pool
+        self._gradient_pool.restype = None
+        self._gradient_pool.argtypes = [ctypes.c_void_p]
+
+    def gradient_pool(self) -> tuple[int, ...]:
+        """The four numbers of sluice_torch_gradient_pool."""
+        found = (ctypes.c_uint64 * 4)()
+        self._gradient_pool(found)
+        return tuple(found)
 
     def open_group(self, library: Library, group_name: str) -> tuple[Any, Any]:
         """The callbacks and their `user` for a registered process group; the caller hands both to libsluice."""

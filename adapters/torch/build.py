@@ -29,7 +29,7 @@ from ...errors import Foreign, NotFound, SluiceError
 from . import stamps
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SOURCES = ("c10d_comm.cpp", "host_gemm.cpp", "accumulate.cpp")
+SOURCES = ("c10d_comm.cpp", "host_gemm.cpp", "accumulate.cpp", "gradient_pool.cpp")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
 
 

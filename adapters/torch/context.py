@@ -19,6 +19,7 @@ from ..._library import load
 from ...errors import InvalidState
 from . import tuner
 from ._native import generation, native
+from .gradient_pool import give_back, pool_stats
 from .group import EpGroup
 from .placement import placement_of
 
@@ -214,6 +215,8 @@ class Context:
         for layer in list(self._layers):
             layer.close()
         self._finalizer()
+        if not all_alive():
+            give_back()  # nobody is left to use it
 
     def tune_for(self, model_width: int, hidden_width: int, dtype: int) -> None:
         """Before each layer: sets the tuner up for the first one. Collective where they say calibrate or
@@ -265,6 +268,8 @@ class Context:
         values: dict[str, Any] = {name: int(getattr(out, name)) for name in _STATS}
         values["gemm"] = library.ffi.string(out.gemm).decode()
         values["passes_in_place"] = self.passes_in_place
+        pool = pool_stats()  # of the whole process
+        values["gradient_pool_bytes"], values["gradients_reused"] = pool.idle_bytes, pool.num_reused
         return values
 
     def has_fallen_back(self) -> bool:

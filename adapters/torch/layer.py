@@ -26,6 +26,7 @@ from .context import Context, release
 from .descriptors import Descriptors, config_dtype
 from .experts import CallbackExperts, callbacks
 from .function import run_layer
+from .gradient_pool import default_limit, empty_gradient
 from .options import again_by_chunk
 from .passes import Pass, is_repeated, save_callback
 from .watchers import watcher
@@ -169,6 +170,7 @@ class MoeLayer:
         reuse: bool = False,
         capacity_rows: int = 0,
         accumulate: str = "in_place",
+        gradient_pool: int | None = None,
     ) -> None:
         library = load()
         ffi = library.ffi
@@ -187,6 +189,10 @@ class MoeLayer:
         if accumulate not in CHOICES:
             raise InvalidArgument(f"accumulate {accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
         self.accumulate = accumulate
+        # Bytes that may wait for the next gradients. Under a budget none, unless asked for: it does not count them.
+        self.gradient_pool = gradient_pool
+        if gradient_pool is None:
+            self.gradient_pool = 0 if context.is_budgeted else default_limit()
         self.received_rows: int | None = None  # of the last forward while a trace is kept
         self._has_told_fallback = False
         if self.runs_experts_again and not all(again_by_chunk(restore_pre_activation)):
@@ -493,10 +499,13 @@ class MoeLayer:
             return [_NOTHING] * len(flat)
         # A rank without experts says what those that have some usually do: ranks must want the same.
         # Existing gradients to add to, or fresh memory: torch may keep that as `.grad` without a copy.
-        grads = [torch.empty_like(tensor) for tensor in flat] if work.sums is None else work.sums.into
+        grads = [self._empty(tensor) for tensor in flat] if work.sums is None else work.sums.into
         frame.grads.fill_all(grads, self._places, self._names)
         args.grad_params = frame.grads_struct
         return grads
+
+    def _empty(self, like: torch.Tensor) -> torch.Tensor:
+        return empty_gradient(like, self.gradient_pool)
 
     def _callback_grads(self, work: Pass, needs: Sequence[bool]) -> list[torch.Tensor]:
         given = iter([grad for grads in work.experts.take_grads() for grad in grads])

@@ -49,6 +49,8 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
         given["deduplicate"] = True
     if options.accumulate is not None:
         given["accumulate"] = options.accumulate
+    if options.gradient_pool is not None:
+        given["gradient_pool"] = options.gradient_pool
     if options.chunking is not None:
         given["chunking"] = options.chunking
     if options.reuse:

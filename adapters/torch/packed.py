@@ -50,7 +50,7 @@ class PackedLayer(CastingLayer):
     ) -> list[torch.Tensor | None]:
         if work.experts is not None or not any(needs):
             return super()._fill_grads(frame, args, work, flat, needs)
-        grads: list[Any] = [torch.empty_like(tensor) for tensor in flat] if work.sums is None else work.sums.into
+        grads: list[Any] = [self._empty(tensor) for tensor in flat] if work.sums is None else work.sums.into
         frame.grads.fill_all(self._members_of(work, grads), self._places, self._names)
         args.grad_params = frame.grads_struct
         return grads

@@ -114,7 +114,7 @@ class StackedLayer(CastingLayer):
         if work.experts is not None or not any(needs):
             return super()._fill_grads(frame, args, work, flat, needs)
         if work.sums is None:
-            grads = [torch.empty_like(tensor) if need else None for tensor, need in zip(flat, needs)]
+            grads = [self._empty(tensor) if need else None for tensor, need in zip(flat, needs)]
         else:
             grads = work.sums.into
         given = self._fill_members(frame.grads, grads)

@@ -127,7 +127,8 @@ def backward_peak(module: Any, name: str, rows: Rows, keep_grads: bool) -> dict[
     tokens, weights = rows.tokens.detach().requires_grad_(), rows.weights.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = module(tokens, rows.ids, weights)
-    ctypes.CDLL(None).malloc_trim(0)  # what malloc keeps of freed memory would hide what is taken
+    sluice.give_back()
+    ctypes.CDLL(None).malloc_trim(0)  # what is kept of freed memory would hide what is taken
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")
     out.backward(rows.grad)

@@ -26,6 +26,7 @@ SHAPES = {
     "mixtral": Shape(1024, 3584, 8, 2),
     "qwen3": Shape(2048, 768, 128, 8),
     "deepseek": Shape(1024, 512, 64, 6),
+    "gptoss": Shape(1440, 1440, 32, 4),
     "smoke": Shape(64, 32, 8, 2),
 }
 

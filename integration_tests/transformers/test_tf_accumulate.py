@@ -455,6 +455,7 @@ def _status(name: str) -> int:
 def _peak_of_a_backward(module: torch.nn.Module, given: Rows) -> float:
     """Over what is resident before it, in units of all gradients."""
     out = module(given.tokens, given.ids, given.weights)
+    sluice.give_back()
     ctypes.CDLL(None).malloc_trim(0)  # what was freed would hide what is taken
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
     before = _status("VmRSS")

@@ -25,6 +25,7 @@ __all__ = [
     "decisions",
     "export_decisions",
     "export_machine",
+    "give_back",
     "plan_model",
     "stats",
     "trace",
@@ -48,6 +49,17 @@ def __getattr__(name: str) -> Any:
 
         return getattr(decided, name)
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")
+
+
+def give_back() -> int:
+    """Frees the memory of gradients that waits in this process for the next ones (`gradient_pool`); how many bytes.
+
+    Any thread, at any time: gradients that are there stay.
+    """
+    import sys
+
+    pool = sys.modules.get("sluice.adapters.torch.gradient_pool")
+    return 0 if pool is None else int(pool.give_back())
 
 
 def stats(given: Any, reset_peak: bool = False) -> Any:

@@ -93,6 +93,7 @@ class Options:
     deduplicate: bool = False
     transport: str | None = None
     accumulate: str | None = None
+    gradient_pool: int | None = None
     optimizer: bool = False
     pipeline: PipelineOptions | None = None
     shared_memory_budget: int | None = None
@@ -381,6 +382,11 @@ def _bytes(key: str, value: Any) -> int:
     return value
 
 
+def _bytes_or_none(key: str, value: Any) -> int:
+    """The same, or false: 0."""
+    return 0 if value is False else _bytes(key, value)
+
+
 def _count(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
         raise ConfigError(f'"sluice": "{key}" must be a whole number above 0, not {value!r}')
@@ -400,6 +406,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "tuner": _tuner,
     "deduplicate": _boolean,
     "accumulate": _one_of(ACCUMULATE),
+    "gradient_pool": _bytes_or_none,
     "optimizer": _boolean,
     "pipeline": _pipeline,
     "gemm": _one_of(GEMMS),

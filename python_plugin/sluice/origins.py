@@ -46,6 +46,7 @@ TABLE = {
     "max_outstanding": Rule(ANYONE, "it divides a budget"),
     "deduplicate": Rule(ANYONE, "it changes what travels, and last bits"),
     "accumulate": Rule(ANYONE, "who adds gradients, with the same sums up to rounding"),
+    "gradient_pool": Rule(ANYONE, "it changes times and bytes, not results"),
     "optimizer": Rule(
         frozenset((DS_CONFIG,)), "it computes the optimizer of a DeepSpeed engine, which no other host has"
     ),

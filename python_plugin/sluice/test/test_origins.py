@@ -30,7 +30,8 @@ FOR_MODELS = {
         "reuse",
         "memory_budget",
     ),
-    *("host_memory_budget", "max_outstanding", "deduplicate", "accumulate", "on_unsupported", "tuner.mode"),
+    *("host_memory_budget", "max_outstanding", "deduplicate", "accumulate", "gradient_pool", "on_unsupported"),
+    "tuner.mode",
 }
 REFUSED = {
     "gemm": {"gemm": "native"},
@@ -119,6 +120,7 @@ def test_Model_ItsOwnKeys_AreTaken() -> None:
         **{"enabled": True, "chunks": 2, "wgrad_mode": "per_chunk", "chunking": "tokens", "memory_budget": "1GiB"},
         **{"policy": {"input": "redispatch", "pre_activation": ["keep", "recompute"]}, "host_memory_budget": 1 << 20},
         **{"max_outstanding": 3, "deduplicate": True, "accumulate": "autograd", "on_unsupported": "warn"},
+        "gradient_pool": "1GiB",
         "reuse": False,
         "tuner": {"mode": "profile"},
     }

@@ -60,6 +60,15 @@ def test_Accumulate_IsReadAndChosenBySluiceByDefault() -> None:
         config.parse({"accumulate": "in-place"})
 
 
+def test_GradientPool_TakesBytesOrFalse() -> None:
+    assert config.parse({"gradient_pool": "1.5 GiB"})[1].gradient_pool == 3 << 29
+    assert config.parse({"gradient_pool": False})[1].gradient_pool == 0
+    assert config.parse({})[1].gradient_pool is None
+    for wrong in (True, 0, -1, "much"):
+        with pytest.raises(config.ConfigError, match='"gradient_pool" must be bytes'):
+            config.parse({"gradient_pool": wrong})
+
+
 @pytest.mark.parametrize("section", [{}, {key: None for key in config.KEYS}, {"chunks": "adaptive"}])
 def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -> None:
     assert config.parse(section) == (False, config.Options())

@@ -1,0 +1,61 @@
+"""Gradients in memory that earlier ones were let go of (gradient_pool.cpp): one pool for each process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from typing import NamedTuple
+
+import torch
+
+from ._native import native
+
+LEAST_BYTES = 1 << 20  # smaller ones the C library keeps itself
+_SHARE = 4  # of the memory of this process may lie idle
+
+
+class PoolStats(NamedTuple):
+    """idle_bytes wait for their next use, out_bytes are gradients now; how many were fresh memory and how many not."""
+
+    idle_bytes: int
+    out_bytes: int
+    num_fresh: int
+    num_reused: int
+
+
+def empty_gradient(like: torch.Tensor, limit: int) -> torch.Tensor:
+    """torch.empty_like(like), where that is large from the pool; at most `limit` bytes stay in it. 0: from torch."""
+    if limit > 0 and like.is_cpu and like.nbytes >= LEAST_BYTES:
+        made = torch.empty(0, dtype=like.dtype, device="cpu")
+        if native().take_gradient(made._cdata, like._cdata, limit):
+            return made
+    return torch.empty_like(like)
+
+
+def pool_stats() -> PoolStats:
+    """The pool of this process now."""
+    return PoolStats(*native().gradient_pool())
+
+
+def give_back() -> int:
+    """Frees what lies idle; how many bytes that was."""
+    idle = pool_stats().idle_bytes
+    native().give_back_gradients()
+    return idle
+
+
+@functools.cache
+def default_limit() -> int:
+    """A quarter of the memory that this process may have."""
+    return _memory() // _SHARE
+
+
+def _memory() -> int:
+    """Of the machine, or of the control group where that has less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            found = min(found, int(file.read()))
+    return found if found > 0 else sys.maxsize

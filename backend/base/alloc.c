@@ -64,7 +64,7 @@ void* sluice_alloc(sluice_allocator_t* allocator, uint64_t bytes, const char* wh
     pthread_mutex_unlock(&allocator->mutex);
     data = allocator->allocate != NULL ? allocator->allocate(allocator->user, rounded)
                                        : aligned_alloc(SLUICE_ALIGNMENT, rounded);
-    if (data != NULL && allocator->allocate == NULL) sluice_pages_advise(data, rounded);
+    if (data != NULL && allocator->allocate == NULL) sluice_pages_advise_room(data, rounded);
     pthread_mutex_lock(&allocator->mutex);
     allocator->asked_bytes -= rounded;
   }

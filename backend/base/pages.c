@@ -5,33 +5,112 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include "backend/base/clock.h"
+#include "backend/base/pages_rates.h"
 #include "backend/base/tensor.h"
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
+/* Of a measured range, each way: more says nothing new. */
+#define MOST_MEASURED ((uintptr_t)256 << 20)
 
-static int wanted;
+#ifdef MADV_HUGEPAGE
+
+typedef enum setting_e { NEVER = 0, ALWAYS, WHERE_FASTER } setting_t;
+
+static setting_t setting;
 static pthread_once_t asked = PTHREAD_ONCE_INIT;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static sluice_pages_rates_t rates;
+
+/* Another thread may hold the mutex at the moment of a fork. */
+static void reset_in_child(void) { pthread_mutex_init(&mutex, NULL); }
 
 static void ask(void) {
-  const char* setting = getenv("SLUICE_HUGE_PAGES");
-  wanted = setting == NULL || strcmp(setting, "0") != 0;
+  const char* text = getenv("SLUICE_HUGE_PAGES");
+  setting = text == NULL || text[0] == '\0' ? WHERE_FASTER : strcmp(text, "0") == 0 ? NEVER : ALWAYS;
+  pthread_atfork(NULL, NULL, reset_in_child);
 }
 
-void sluice_pages_advise(const void* data, uint64_t bytes) {
-#ifdef MADV_HUGEPAGE
+static void advise(uintptr_t begin, uintptr_t end) {
+  (void)madvise((void*)begin, end - begin, MADV_HUGEPAGE); /* a system without huge pages refuses: nothing is lost */
+}
+
+/* Whether most of the range is in memory already: then it is not fresh, and there is nothing to wait for. */
+static int is_there(uintptr_t begin, uintptr_t end, uintptr_t page) {
+  enum { PLACES = 8 };
+  const uintptr_t step = (end - begin) / PLACES;
+  int found = 0;
+  for (int i = 0; i < PLACES; ++i) {
+    unsigned char state = 0;
+    void* at = (void*)((begin + step * (uintptr_t)i) & ~(page - 1));
+    found += mincore(at, page, &state) == 0 && (state & 1) != 0;
+  }
+  return found > PLACES / 2;
+}
+
+/* Has each page brought into memory; what they hold stays. Seconds for each byte. */
+static double bring(uintptr_t begin, uintptr_t end, uintptr_t page) {
+  const uint64_t start = sluice_now_ns();
+  for (uintptr_t at = begin; at < end; at += page) __atomic_fetch_or((unsigned char*)at, 0, __ATOMIC_RELAXED);
+  return sluice_seconds(sluice_now_ns() - start) / (double)(end - begin);
+}
+
+/* Half of the range each way, which comes first in turns. */
+static void measure(sluice_pages_rate_t* rate, uintptr_t begin, uintptr_t end, uintptr_t page) {
+  uintptr_t each = ((end - begin) / 2) & ~(HUGE_PAGE - 1);
+  if (each > MOST_MEASURED) each = MOST_MEASURED;
+  const int first = (int)(rate->measured & 1);
+  double took[SLUICE_PAGES_WAYS];
+  for (int i = 0; i < SLUICE_PAGES_WAYS; ++i, begin += each) {
+    const int way = i ^ first;
+    if (way == SLUICE_PAGES_HUGE) advise(begin, begin + each);
+    took[way] = bring(begin, begin + each, page);
+  }
+  sluice_pages_add(rate, took);
+  if (sluice_pages_are_better_huge(rate) && begin < end) advise(begin, end);
+}
+
+/* may_measure: all of the range will be written. Where another thread measures nothing is asked for. */
+static void choose(uintptr_t begin, uintptr_t end, int may_measure) {
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+  if (pthread_mutex_trylock(&mutex) != 0) return;
+  sluice_pages_rate_t* rate = sluice_pages_rate_of(&rates, end - begin);
+  if (may_measure && end - begin >= 2 * HUGE_PAGE && !is_there(begin, end, page) && sluice_pages_is_due(rate)) {
+    measure(rate, begin, end, page);
+  } else if (sluice_pages_are_better_huge(rate)) {
+    advise(begin, end);
+  }
+  pthread_mutex_unlock(&mutex);
+}
+
+static void advise_range(const void* data, uint64_t bytes, int may_measure) {
   if (data == NULL || bytes < SLUICE_PAGES_LARGE) return;
   pthread_once(&asked, ask);
   uintptr_t begin = ((uintptr_t)data + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
   uintptr_t end = ((uintptr_t)data + (uintptr_t)bytes) & ~(HUGE_PAGE - 1);
-  if (!wanted || end <= begin) return;
-  int before = errno; /* a system without huge pages refuses: nothing is lost */
-  (void)madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+  if (setting == NEVER || end <= begin) return;
+  int before = errno;
+  if (setting == ALWAYS) {
+    advise(begin, end);
+  } else {
+    choose(begin, end, may_measure);
+  }
   errno = before;
-#else
-  (void)data, (void)bytes;
-#endif
 }
+
+#else
+
+static void advise_range(const void* data, uint64_t bytes, int may_measure) {
+  (void)data, (void)bytes, (void)may_measure;
+}
+
+#endif
+
+void sluice_pages_advise(const void* data, uint64_t bytes) { advise_range(data, bytes, 1); }
+
+void sluice_pages_advise_room(const void* data, uint64_t bytes) { advise_range(data, bytes, 0); }
 
 typedef struct range_s {
   const char* begin;

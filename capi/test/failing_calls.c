@@ -144,6 +144,7 @@ WRAP(int, eventfd, (unsigned count, int flags), (count, flags), EMFILE, -1)
 WRAP(int, poll, (struct pollfd * polls, nfds_t count, int ms), (polls, count, ms), ENOMEM, -1)
 
 WRAP(int, madvise, (void* data, size_t bytes, int advice), (data, bytes, advice), ENOMEM, -1)
+WRAP(int, mincore, (void* data, size_t bytes, unsigned char* out), (data, bytes, out), EAGAIN, -1)
 WRAP(ssize_t, getrandom, (void* data, size_t bytes, unsigned flags), (data, bytes, flags), EAGAIN, -1)
 WRAP(locale_t, newlocale, (int mask, const char* name, locale_t base), (mask, name, base), ENOMEM, (locale_t)0)
 

@@ -1,4 +1,4 @@
-/* Which memory is asked to come in huge pages: the kernel says so in /proc/self/smaps (flag "hg"). */
+/* Which memory is asked to come in huge pages where all is: the kernel says so in /proc/self/smaps (flag "hg"). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -124,6 +124,7 @@ static void Alloc_LargeBlock_ComesInHugePages(void** state) {
 }
 
 int main(void) {
+  setenv("SLUICE_HUGE_PAGES", "1", 1);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Advise_LargeRange_IsFlaggedWithinItOnly),
       cmocka_unit_test(Advise_SmallRangeOrNothing_IsLeftAlone),

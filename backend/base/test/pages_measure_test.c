@@ -1,0 +1,87 @@
+/* Fresh ranges are measured without a change of what they hold; others are left alone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/pages.h"
+
+enum { MIB = 1 << 20, BYTES = 32 * MIB };
+
+static unsigned char* fresh(void) {
+  unsigned char* data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_true(data != MAP_FAILED);
+  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* on systems that give huge pages to everybody: one touch is one page */
+  return data;
+}
+
+/* Of the range's pages. */
+static double share_in_memory(void* data) {
+  static unsigned char state[BYTES / 4096];
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE), count = BYTES / page;
+  assert_true(count <= sizeof state && mincore(data, BYTES, state) == 0);
+  size_t found = 0;
+  for (size_t i = 0; i < count; ++i) found += state[i] & 1;
+  return (double)found / (double)count;
+}
+
+static void Advise_FreshRange_IsBroughtInUnchanged(void** state) {
+  (void)state;
+  unsigned char* data = fresh();
+  for (int i = 0; i < 32; ++i) data[i * MIB + 4096 * 3 + 5] = (unsigned char)(i + 1);
+  assert_true(share_in_memory(data) < 0.1);
+  sluice_pages_advise(data, BYTES);
+  assert_true(share_in_memory(data) > 0.9);
+  for (int i = 0; i < BYTES; ++i) {
+    const int in = i % MIB == 4096 * 3 + 5;
+    if (data[i] != (in ? i / MIB + 1 : 0)) fail_msg("byte %d is %d", i, data[i]);
+  }
+  munmap(data, BYTES);
+}
+
+static void AdviseRoom_FreshRange_IsNotBroughtIn(void** state) {
+  (void)state;
+  unsigned char* data = fresh();
+  sluice_pages_advise_room(data, BYTES);
+  assert_true(share_in_memory(data) < 0.1);
+  munmap(data, BYTES);
+}
+
+/* The first four are measured; afterwards ranges come when they are written. */
+static void Advise_AfterSome_MeasuresFewOnly(void** state) {
+  (void)state;
+  int measured = 0;
+  for (int i = 0; i < 40; ++i) {
+    unsigned char* data = fresh();
+    sluice_pages_advise(data, BYTES);
+    measured += share_in_memory(data) > 0.5;
+    munmap(data, BYTES);
+  }
+  assert_in_range(measured, 3, 7);
+}
+
+static void Advise_MemoryThatIsThere_IsNotMeasured(void** state) {
+  (void)state;
+  unsigned char* data = fresh();
+  memset(data, 1, BYTES - 6 * MIB);
+  for (int i = 0; i < 40; ++i) sluice_pages_advise(data, BYTES);
+  assert_true(share_in_memory(data + 0) < 0.9);
+  munmap(data, BYTES);
+}
+
+int main(void) {
+  unsetenv("SLUICE_HUGE_PAGES");
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Advise_FreshRange_IsBroughtInUnchanged),
+      cmocka_unit_test(AdviseRoom_FreshRange_IsNotBroughtIn),
+      cmocka_unit_test(Advise_AfterSome_MeasuresFewOnly),
+      cmocka_unit_test(Advise_MemoryThatIsThere_IsNotMeasured),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,84 @@
+/* When fresh memory is measured, and which pages are better. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/pages.h"
+#include "backend/base/pages_rates.h"
+
+static const double huge_faster[] = {3e-10, 1e-10}, huge_slower[] = {3e-10, 20e-10}, alike[] = {3e-10, 2.9e-10};
+
+static void add(sluice_pages_rate_t* rate, const double* took, int times) {
+  for (int i = 0; i < times; ++i) sluice_pages_add(rate, took);
+}
+
+static void Rates_Sizes_AreToldApart(void** state) {
+  (void)state;
+  sluice_pages_rates_t rates;
+  memset(&rates, 0, sizeof rates);
+  assert_ptr_equal(sluice_pages_rate_of(&rates, SLUICE_PAGES_LARGE), &rates.sizes[0]);
+  assert_ptr_equal(sluice_pages_rate_of(&rates, 4 * SLUICE_PAGES_LARGE - 1), &rates.sizes[0]);
+  assert_ptr_equal(sluice_pages_rate_of(&rates, 4 * SLUICE_PAGES_LARGE), &rates.sizes[1]);
+  assert_ptr_equal(sluice_pages_rate_of(&rates, 64 * SLUICE_PAGES_LARGE), &rates.sizes[3]);
+  assert_ptr_equal(sluice_pages_rate_of(&rates, UINT64_MAX), &rates.sizes[3]);
+  add(&rates.sizes[1], huge_faster, 1);
+  assert_true(sluice_pages_are_better_huge(&rates.sizes[1]));
+  assert_false(sluice_pages_are_better_huge(&rates.sizes[0]));
+}
+
+static void Rates_NothingMeasured_DoNotAsk(void** state) {
+  (void)state;
+  const sluice_pages_rate_t rate = {{0, 0}, 0, 0};
+  assert_false(sluice_pages_are_better_huge(&rate));
+}
+
+static void Rates_Better_ByATenthAtLeast(void** state) {
+  (void)state;
+  sluice_pages_rate_t rate = {{0, 0}, 0, 0};
+  add(&rate, alike, 1);
+  assert_false(sluice_pages_are_better_huge(&rate));
+  add(&rate, huge_faster, 4);
+  assert_true(sluice_pages_are_better_huge(&rate));
+}
+
+/* Now and then the host has the pages still: one lucky range does not outweigh those that wait. */
+static void Rates_ThatChange_AreFollowedAndOneIsNotEnough(void** state) {
+  (void)state;
+  sluice_pages_rate_t rate = {{0, 0}, 0, 0};
+  add(&rate, huge_slower, 4);
+  add(&rate, huge_faster, 1);
+  assert_false(sluice_pages_are_better_huge(&rate));
+  add(&rate, huge_faster, 9);
+  assert_true(sluice_pages_are_better_huge(&rate));
+  add(&rate, huge_slower, 1);
+  assert_false(sluice_pages_are_better_huge(&rate));
+}
+
+static void Due_TheFirstFour_ThenOneOfSixteen(void** state) {
+  (void)state;
+  sluice_pages_rate_t rate = {{0, 0}, 0, 0};
+  for (int i = 0; i < 4; ++i) {
+    assert_true(sluice_pages_is_due(&rate));
+    add(&rate, huge_faster, 1);
+  }
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 15; ++i) assert_false(sluice_pages_is_due(&rate));
+    assert_true(sluice_pages_is_due(&rate));
+    add(&rate, huge_faster, 1);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Rates_Sizes_AreToldApart),
+      cmocka_unit_test(Rates_NothingMeasured_DoNotAsk),
+      cmocka_unit_test(Rates_Better_ByATenthAtLeast),
+      cmocka_unit_test(Rates_ThatChange_AreFollowedAndOneIsNotEnough),
+      cmocka_unit_test(Due_TheFirstFour_ThenOneOfSixteen),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

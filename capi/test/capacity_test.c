@@ -21,8 +21,8 @@ static case_t base_case(void) {
 }
 
 /* Under a capacity places that nobody took are rows of zeros between the others. They add nothing to a weight gradient;
- * but tiles (AMX) sum rows by pairs, and zeros between change which rows make a pair. So there its f32 sums, of at most
- * 40 GEMMs below 1, may differ by their rounding. */
+ * but AMX and AVX512-BF16 sum rows by pairs, and zeros between change which rows make a pair. So there its f32 sums, of
+ * at most 40 GEMMs below 1, may differ by their rounding. */
 static int sums_by_pairs(const case_t* c) {
   return c->dtype == SLUICE_DTYPE_BF16 && c->gemm != NULL && strcmp(c->gemm, "native") == 0;
 }

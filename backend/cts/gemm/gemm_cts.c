@@ -1,13 +1,14 @@
 /* Conformance of backend/gemm: every implementation computes these cases, or lists with a reason which it does not
  * take; one that is listed and taken all the same fails, so that the lists stay true.
  *
- *   gemm_cts NAME     ref, native, native_amx, native_avx512, native_avx2, onednn, blas_openblas, blas_torch, host,
- * named_host, auto
+ *   gemm_cts NAME     ref, native, native_amx, native_avx512_bf16, native_avx512, native_avx2, onednn, blas_openblas,
+ *                  blas_torch, host, named_host, auto
  *
  * Results are compared with sums in f64. The tolerance is the bound for adding k f32 GEMMs in any order,
  * (k + 2) * 2^-24 * sum |a||b| with |c| counted in, plus one rounding to C's dtype; f64 has 2^-53 in its place. AMX's
- * sums over pairs of bf16 are such an order; that it flushes subnormals needs no more, since no sum here is one. Where
- * data are small whole numbers every order gives the same sum, so bits are compared. Memory around C must not change.
+ * and AVX512-BF16's sums over pairs of bf16 are such orders; that they flush subnormals needs no more, since no sum
+ * here is one. Where data are small whole numbers every order gives the same sum, so bits are compared. Memory around C
+ * must not change.
  */
 #include <dlfcn.h>
 #include <glob.h>
@@ -225,6 +226,10 @@ static sluice_status_t create_native_amx(sluice_allocator_t* allocator, sluice_g
   return create_native("amx", allocator, out_gemm);
 }
 
+static sluice_status_t create_native_avx512_bf16(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
+  return create_native("avx512_bf16", allocator, out_gemm);
+}
+
 static sluice_status_t create_native_avx512(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
   return create_native("avx512", allocator, out_gemm);
 }
@@ -298,6 +303,7 @@ static const cts_implementation_t implementations[] = {
     {"ref", sluice_gemm_ref_create, 0, "ref", none},
     {"native", sluice_gemm_native_create, 0, "native (", native_exceptions},
     {"native_amx", create_native_amx, 0, "native (amx)", native_exceptions},
+    {"native_avx512_bf16", create_native_avx512_bf16, 0, "native (avx512_bf16)", native_exceptions},
     {"native_avx512", create_native_avx512, 0, "native (avx512)", native_exceptions},
     {"native_avx2", create_native_avx2, 0, "native (avx2)", native_exceptions},
     {"onednn", create_onednn, 1, "onednn (", onednn_exceptions},

@@ -1,4 +1,5 @@
-/* Sluice's own GEMMs: blocks of both operands are packed as f32, then tiles of C are summed from them.
+/* Sluice's own GEMMs: blocks of both operands are packed as f32, or as pairs of bf16, then tiles of C are summed from
+ * them.
  *
  *   for each block of rows (A packed: stays in a cache)
  *     for each block of depth
@@ -14,8 +15,8 @@
  *
  * Numbers: an element of C is one chain of fused multiply-adds over k, ascending, that starts from zero (beta 0) or
  * from C (beta 1), in f32, and is rounded once to C's dtype. No block size, no number of rows, no position and no
- * thread count is part of that, so a row has the same bits in every chunking. GEMMs of bf16 on a processor with AMX
- * have another rule, with the same consequence: native_amx.c.
+ * thread count is part of that, so a row has the same bits in every chunking. GEMMs of bf16 on a processor with AMX or
+ * AVX512-BF16 have other rules, with the same consequence: native_amx.c, native_avx512_bf16.c.
  */
 #include "backend/gemm/native/gemm_native.h"
 
@@ -35,7 +36,7 @@
  * rows) writes more than it reads: few visits to C. (Stores past the caches were tried for it: 22 in place of 33
  * GFLOP/s at 8 rows on one Cascade Lake core.) All told a thread needs at most SLUICE_GEMM_THREAD_BYTES. */
 typedef struct recipe_s {
-  int64_t depth;
+  int64_t depth;            /* steps */
   int64_t a_bytes, b_bytes; /* of one block */
   int by_rows;              /* 1: runs of C's rows one after the other; 0: a panel of B is used up first */
 } recipe_t;
@@ -70,7 +71,7 @@ typedef struct sluice_gemm_native_s {
 
 /* How a GEMM is cut. */
 typedef struct blocks_s {
-  int64_t rows, depth, cols; /* of a block; multiples of nothing, GROUP, width */
+  int64_t rows, depth, cols; /* of a block; multiples of nothing, of GROUP steps, of width */
   int64_t stripe;            /* columns that are finished over the whole of k before the next ones are begun */
   int by_rows;
   int sums; /* 1: sums of several blocks of depth wait in f32 beside C */
@@ -100,9 +101,11 @@ static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_fo
   if (f->trans_a) recipe = &gradient;
   if (f->trans_b) recipe = f->m > MANY_ROWS ? &along_many : &along_few;
   const int64_t each = (int64_t)sizeof(float);
-  b.depth = sluice_round_up(sluice_ceil_div(f->k, sluice_ceil_div(f->k, recipe->depth)), GROUP);
-  b.rows = sluice_ceil_div(f->m, sluice_ceil_div(f->m, recipe->a_bytes / each / b.depth));
-  b.cols = sluice_max(recipe->b_bytes / each / b.depth / kernels->width, 1) * kernels->width;
+  const int64_t unit = kernels->unit;
+  b.depth = sluice_round_up(sluice_ceil_div(f->k, sluice_ceil_div(f->k, recipe->depth * unit)), GROUP * unit);
+  const int64_t steps = b.depth / unit;
+  b.rows = sluice_ceil_div(f->m, sluice_ceil_div(f->m, recipe->a_bytes / each / steps));
+  b.cols = sluice_max(recipe->b_bytes / each / steps / kernels->width, 1) * kernels->width;
   b.cols = sluice_min(b.cols, sluice_round_up(f->n, kernels->width));
   b.by_rows = recipe->by_rows;
   b.raw = !f->trans_a && !f->trans_b && dtype_ab == SLUICE_DTYPE_F32;
@@ -116,7 +119,11 @@ static const char* element_of(const void* data, int64_t ld, int trans, int64_t r
   return (const char*)data + (trans ? col * ld + row : row * ld + col) * bytes;
 }
 
-/* A [i0 ..][k0 ..] as tiles of [depth][rows of the tile]. */
+static int64_t steps_of(const sluice_native_kernels_t* kernels, int64_t depth) {
+  return kernels->unit == 1 ? depth : sluice_ceil_div(depth, kernels->unit);
+}
+
+/* A [i0 ..][k0 ..] as tiles of [steps][rows of the tile]. */
 static void pack_a(const work_t* w, const sluice_gemm_form_t* f, int64_t i0, int64_t rows, int64_t k0, int64_t depth) {
   const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
   float* out = w->a;
@@ -128,17 +135,18 @@ static void pack_a(const work_t* w, const sluice_gemm_form_t* f, int64_t i0, int
     } else {
       w->kernels->pack_rows(in, f->lda, w->dtype_ab, count, depth, out, count);
     }
-    out += count * depth;
+    out += count * steps_of(w->kernels, depth);
     i += count;
   }
 }
 
-/* B [k0 ..][j0 ..] as panels of [depth][width]. */
+/* B [k0 ..][j0 ..] as panels of [steps][width]. */
 static void pack_b(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0, int64_t cols) {
   const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
   const int64_t width = w->kernels->width;
+  const int64_t steps = steps_of(w->kernels, depth);
   for (int64_t j = 0; j < sluice_round_up(cols, width); j += GROUP) {
-    float* out = w->b + j / width * width * depth + j % width;
+    float* out = w->b + j / width * width * steps + j % width;
     int64_t count = sluice_min(sluice_max(cols - j, 0), GROUP);
     const char* in = element_of(f->b, f->ldb, f->trans_b, k0, j0 + sluice_min(j, cols - 1), bytes);
     if (f->trans_b) {
@@ -169,6 +177,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
                      sluice_native_prefetch_t* prefetch) {
   const sluice_native_kernels_t* kernels = w->kernels;
   const int64_t width = kernels->width;
+  const int64_t steps = steps_of(kernels, p->depth);
   const int64_t num_tiles = sluice_ceil_div(p->rows, kernels->max_rows);
   const int64_t num_panels = sluice_ceil_div(p->cols, width);
   const int64_t height = p->rows / num_tiles; /* as tile_rows, without a division for each tile */
@@ -180,7 +189,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   float* sums = w->sums + (p->j0 - p->stripe0);
   sluice_native_prefetch_t nothing = {0};
   /* What all tiles have in common. */
-  sluice_native_tile_t t = {.depth = p->depth, .raw_ld = f->ldb};
+  sluice_native_tile_t t = {.depth = steps, .raw_ld = f->ldb};
   const int out_waits = !last && blocks->sums;
   t.out_ld = out_waits ? p->stripe : f->ldc;
   t.out_dtype = out_waits ? SLUICE_DTYPE_F32 : w->dtype_c;
@@ -195,7 +204,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
    */
   t.next_each = 1;
   if (starts || t.next_out_bytes % PAGE != 0) {
-    t.next_each = (int32_t)sluice_ceil_div(kernels->max_rows, sluice_max(p->depth / SLUICE_NATIVE_STEP, 1));
+    t.next_each = (int32_t)sluice_ceil_div(kernels->max_rows, sluice_max(steps / SLUICE_NATIVE_STEP, 1));
   }
   const int by_rows = blocks->by_rows;
   const int64_t num_inner = by_rows ? num_panels : num_tiles;
@@ -210,7 +219,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
       t.rows = (int32_t)(height + (tile < num_higher));
       t.cols = (int32_t)sluice_min(p->cols - panel * width, width);
       t.a = w->a + a_at;
-      t.b = w->b + panel * width * p->depth;
+      t.b = w->b + panel * width * steps;
       t.raw = raw != NULL && tile == 0 ? raw + panel * width : NULL;
       char* own = c + (i * f->ldc + panel * width) * bytes_c;
       float* waiting = sums + i * p->stripe + panel * width;
@@ -226,12 +235,12 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
       kernels->tile(&t, t.raw != NULL && num_tiles > FEW_TILES ? &nothing : prefetch);
       if (!by_rows) {
         i += t.rows;
-        a_at += t.rows * p->depth;
+        a_at += t.rows * steps;
       }
     }
     if (by_rows) {
       i += t.rows;
-      a_at += t.rows * p->depth;
+      a_at += t.rows * steps;
     }
   }
 }
@@ -267,7 +276,8 @@ static void problem(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
           const int over = p.k0 + p.depth == f->k && p.j0 + p.cols == to && p.i0 + p.rows == f->m;
           int64_t tiles = sluice_ceil_div(p.rows, w->kernels->max_rows);
           if (blocks.raw && tiles > FEW_TILES) --tiles;
-          const int64_t steps = tiles * sluice_ceil_div(p.cols, w->kernels->width) * (p.depth / SLUICE_NATIVE_STEP);
+          const int64_t steps =
+              tiles * sluice_ceil_div(p.cols, w->kernels->width) * (steps_of(w->kernels, p.depth) / SLUICE_NATIVE_STEP);
           sluice_native_prefetch_t prefetch =
               aim(w, f, k0, sluice_min(f->k - k0, blocks.depth), j0, sluice_min(to - j0, blocks.cols), steps);
           if (over && next != NULL) {
@@ -309,6 +319,13 @@ typedef struct room_s {
   int64_t a, b, sums; /* floats, each a multiple of a line */
 } room_t;
 
+/* Of the set, those for GEMMs of this list. */
+static const sluice_native_kernels_t* kernels_for(const sluice_gemm_native_t* native,
+                                                  const sluice_grouped_gemm_t* list) {
+  const int has_own = list->dtype_ab == SLUICE_DTYPE_BF16 && native->kernels->pairs != NULL;
+  return has_own ? native->kernels->pairs : native->kernels;
+}
+
 /* The set's own way with GEMMs of this list, or NULL. */
 static const sluice_native_bf16_t* own_way(const sluice_native_kernels_t* kernels, const sluice_grouped_gemm_t* list) {
   return list->dtype_ab == SLUICE_DTYPE_BF16 ? kernels->bf16 : NULL;
@@ -333,8 +350,9 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_grou
       continue;
     }
     blocks_t b = cut(kernels, &form, list->dtype_ab, list->dtype_c);
-    room.a = sluice_max(room.a, sluice_round_up(b.rows * b.depth + GROUP, GROUP)); /* packing writes whole registers */
-    room.b = sluice_max(room.b, b.cols * b.depth);
+    const int64_t steps = steps_of(kernels, b.depth);
+    room.a = sluice_max(room.a, sluice_round_up(b.rows * steps + GROUP, GROUP)); /* packing writes whole registers */
+    room.b = sluice_max(room.b, b.cols * steps);
     if (b.sums) room.sums = sluice_max(room.sums, sluice_round_up(b.rows * sluice_min(b.stripe, form.n), GROUP));
   }
   return room;
@@ -343,6 +361,7 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_grou
 /* What the threads of one call share. */
 typedef struct call_s {
   const sluice_gemm_native_t* native;
+  const sluice_native_kernels_t* kernels;
   const sluice_grouped_gemm_t* list;
   int64_t width; /* of a panel */
   room_t room;
@@ -361,7 +380,7 @@ static double panel_work(int64_t width, const sluice_gemm_form_t* f) {
 static void share(void* data, int index, int count) {
   (void)count;
   const call_t* call = data;
-  const sluice_native_kernels_t* kernels = call->native->kernels;
+  const sluice_native_kernels_t* kernels = call->kernels;
   const sluice_grouped_gemm_t* list = call->list;
   const sluice_native_bf16_t* own = own_way(kernels, list);
   float* room = (float*)(void*)(call->rooms + room_bytes(&call->room) * (uint64_t)index);
@@ -448,8 +467,9 @@ static int threads_for(const sluice_gemm_native_t* native, double work) {
 /* The memory: the table of panels, the runs, a room for each thread. */
 static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
-  const sluice_native_bf16_t* own = own_way(native->kernels, list);
-  call_t call = {native, list, own != NULL ? own->width : native->kernels->width, room_for(native->kernels, list)};
+  const sluice_native_kernels_t* kernels = kernels_for(native, list);
+  const sluice_native_bf16_t* own = own_way(kernels, list);
+  call_t call = {native, kernels, list, own != NULL ? own->width : kernels->width, room_for(kernels, list)};
   const double work = work_of(list, call.width);
   const int threads = threads_for(native, work);
   const uint64_t table_bytes =

@@ -23,6 +23,7 @@
 
 enum { LANES = 8, MAX_ROWS = 6 };
 #define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#define READS_RAW   1
 
 typedef __m256 vf;
 typedef int lanes_t; /* always all of them */
@@ -283,6 +284,7 @@ static const sluice_native_kernels_t kernels = {
     .name = "avx2",
     .max_rows = MAX_ROWS,
     .width = WIDTH,
+    .unit = 1,
     .tile = any_tile,
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,

@@ -17,8 +17,9 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,prfchw")
 #endif
 
-enum { MAX_ROWS = 14 };
+enum { MAX_ROWS = 14, UNIT = 1 };
 #define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
+#define READS_RAW   1
 
 #include "backend/gemm/native/native_zmm.inc.h"
 
@@ -92,12 +93,17 @@ static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t c
   }
 }
 
+/* The next of a row, zeros past `left`. */
+INLINE vf thin_load(int32_t dtype, const void* at, int64_t left) { return load(dtype, at, first_lanes(left)); }
+
+#define THIN_BF16_ALONE 0
 #include "backend/gemm/native/native_thin.inc.h"
 
 static const sluice_native_kernels_t kernels = {
     .name = "avx512",
     .max_rows = MAX_ROWS,
     .width = WIDTH,
+    .unit = UNIT,
     .tile = run_tile,
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,

@@ -7,8 +7,9 @@
 int sluice_native_sets(sluice_native_set_t out_sets[SLUICE_NATIVE_SETS]) {
   out_sets[0] = (sluice_native_set_t){"amx", "AVX512-BF16 and AMX (TILE, BF16) that the kernel lets this process use",
                                       sluice_native_amx()};
-  out_sets[1] = (sluice_native_set_t){"avx512", "AVX-512 (F, BW, DQ, VL)", sluice_native_avx512()};
-  out_sets[2] = (sluice_native_set_t){"avx2", "AVX2 with FMA and F16C", sluice_native_avx2()};
+  out_sets[1] = (sluice_native_set_t){"avx512_bf16", "AVX-512 with BF16", sluice_native_avx512_bf16()};
+  out_sets[2] = (sluice_native_set_t){"avx512", "AVX-512 (F, BW, DQ, VL)", sluice_native_avx512()};
+  out_sets[3] = (sluice_native_set_t){"avx2", "AVX2 with FMA and F16C", sluice_native_avx2()};
   return SLUICE_NATIVE_SETS;
 }
 
@@ -34,7 +35,7 @@ sluice_status_t sluice_native_choose(const sluice_native_set_t* sets, int count,
   }
   if (wanted == NULL || wanted[0] == '\0') {
     if (widest == NULL) {
-      char all[160];
+      char all[192];
       enumerate(sets, count, 1, " nor ", all, sizeof all);
       snprintf(why, why_bytes, "this processor has neither %s, which it is written for", all);
       return SLUICE_E_NOT_FOUND;

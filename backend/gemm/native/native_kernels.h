@@ -1,6 +1,6 @@
 /* What the driver of "native" needs of an instruction set: one table of kernels, compiled for it and chosen at run
- * time. All of them give the same bits, but for GEMMs of bf16 where there is a sluice_native_bf16_t. Internal to
- * backend/gemm/native. */
+ * time. All of them give the same bits, but for GEMMs of bf16 where there is a sluice_native_bf16_t, or kernels that
+ * multiply pairs. Internal to backend/gemm/native. */
 #ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 #define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 
@@ -15,9 +15,10 @@
 enum { SLUICE_NATIVE_STEP = 8 };
 
 /* One tile: out[i][j] = start[i][j] + sum over k, ascending, of a[k][i] * b[k][j], each step one fused multiply-add.
- * The sum of an element is that one chain whatever the tile's height, its place, or the block of k it is cut at. */
+ * The sum of an element is that one chain whatever the tile's height, its place, or the block of k it is cut at.
+ * Where kernels take pairs, each float of a and b holds two bf16, of an even k and of the odd one after it. */
 typedef struct sluice_native_tile_s {
-  int64_t depth;
+  int64_t depth;     /* steps: of one k, or of a pair of them */
   const float* a;    /* [depth][rows] */
   float* b;          /* [depth][width] */
   const float* raw;  /* NULL, or B itself, [depth][cols]: the tile reads it and leaves it packed in b */
@@ -58,24 +59,28 @@ typedef struct sluice_native_kernels_s {
   const char* name;
   int32_t max_rows; /* of a tile */
   int32_t width;    /* of a tile */
+  int32_t unit;     /* k in a step of a tile, and in a packed float: 1, or 2 that are bf16 */
   /* Reads `width` (a: `rows`) floats per step of k, whatever `cols` is (raw: `cols`); writes only what is in the tile,
    * and b where there is raw. */
   void (*tile)(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch);
   /* out[k][i] = in[i][k], f32, for i < count <= 16 and k < depth; row k of out begins at k * out_ld. Where out_ld is at
    * least 16, the lanes past `count` become zeros; else out_ld is count, at most max_rows, and up to lane 15 may be
-   * written past the last row. */
+   * written past the last row. With pairs row s holds in[i][2 s] and in[i][2 s + 1], zero where that is past depth. */
   void (*pack_rows)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
                     int64_t out_ld);
   /* out[k][i] = in[k][i], f32; otherwise as pack_rows. */
   void (*pack_columns)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
                        int64_t out_ld);
-  const sluice_native_bf16_t* bf16; /* NULL: as the other dtypes */
-  const sluice_native_thin_t* thin; /* NULL: as GEMMs of many rows */
+  const sluice_native_bf16_t* bf16;            /* NULL: as the other dtypes */
+  const sluice_native_thin_t* thin;            /* NULL: as GEMMs of many rows */
+  const struct sluice_native_kernels_s* pairs; /* what GEMMs of bf16 go by instead of this table, or NULL */
 } sluice_native_kernels_t;
 
 /* NULL where this processor lacks AMX (TILE, BF16), AVX512-BF16 or AVX-512, or where the kernel does not let this
  * process use AMX. */
 const sluice_native_kernels_t* sluice_native_amx(void);
+/* NULL where it lacks AVX512-BF16 or AVX-512. */
+const sluice_native_kernels_t* sluice_native_avx512_bf16(void);
 /* NULL where this processor lacks AVX-512 (F, BW, DQ, VL). */
 const sluice_native_kernels_t* sluice_native_avx512(void);
 /* NULL where it lacks AVX2, FMA or F16C. */
@@ -87,7 +92,7 @@ typedef struct sluice_native_set_s {
   const sluice_native_kernels_t* kernels; /* NULL: not on this processor */
 } sluice_native_set_t;
 
-enum { SLUICE_NATIVE_SETS = 3 };
+enum { SLUICE_NATIVE_SETS = 4 };
 
 /* All sets, the widest first; returns how many. */
 int sluice_native_sets(sluice_native_set_t out_sets[SLUICE_NATIVE_SETS]);

@@ -1,5 +1,10 @@
 /* GEMMs of few rows with weights that lie along k (forwards), for processors with AVX-512. Included by
- * native_avx512.c after its packing.
+ * native_avx512.c and native_avx512_bf16.c after their packing, with
+ *
+ *   UNIT                           k in a float of what is packed
+ *   thin_load(dtype, at, left)     the next of a row, LANES * UNIT of k, zeros past `left`
+ *   THIN_BF16_ALONE                1: no other dtype
+ *
  *
  * To pack a weight so that its columns fill registers takes a transposition, which costs as much as multiplying eight
  * rows by it. Here the rows fill the registers: the few of A are transposed once for the whole GEMM, 16 to a
@@ -7,14 +12,14 @@
  * k in a line, since where rows lie whole pages apart their lines share the few places of a first-level cache. The sum
  * of an element is the same chain of fused multiply-adds over k as a tile's. */
 
-enum { MOST_VECTORS = 2, THIN_BYTES = 512 << 10 };
+enum { MOST_VECTORS = 2, THIN_BYTES = 512 << 10, LINE_K = LANES * UNIT };
 
 /* Columns of C that one tile computes: rows of B. */
 INLINE int64_t thin_height(int vectors) { return vectors == 1 ? 16 : 12; }
 
 typedef struct thin_tile_s {
   const sluice_gemm_form_t* f;
-  const float* x; /* [depth][16 * vectors]: A's rows */
+  const float* x; /* [depth / UNIT][16 * vectors]: A's rows */
   int64_t k0, depth, j0, cols;
   int32_t dtype_c;
   int starts;         /* from C, not from zeros */
@@ -22,20 +27,20 @@ typedef struct thin_tile_s {
   int64_t next_bytes; /* from one of them to the next */
 } thin_tile_t;
 
-/* 16 steps of k of `height` rows of B, a line each. */
-INLINE void thin_copy(int32_t dtype, const char* b, int64_t row_bytes, int height, int64_t cols, lanes_t mask,
+/* 16 steps of `height` rows of B, a line each. */
+INLINE void thin_copy(int32_t dtype, const char* b, int64_t row_bytes, int height, int64_t cols, int64_t left,
                       float* out) {
   if (cols >= height) {
 #pragma GCC unroll 16
-    for (int r = 0; r < height; ++r) vf_store(out + r * LANES, load(dtype, b + r * row_bytes, mask));
+    for (int r = 0; r < height; ++r) vf_store(out + r * LANES, thin_load(dtype, b + r * row_bytes, left));
     return;
   }
   for (int r = 0; r < height; ++r) { /* what is computed of others is not stored */
-    vf_store(out + r * LANES, load(dtype, b + (r < cols ? r : 0) * row_bytes, mask));
+    vf_store(out + r * LANES, thin_load(dtype, b + (r < cols ? r : 0) * row_bytes, left));
   }
 }
 
-/* One step of k: each row's element of B, in `line` LANES apart, with all rows of A. */
+/* One step: each row's element of B, in `line` LANES apart, with all rows of A. */
 INLINE void thin_step(const int vectors, const int height, const float* x, const float* line,
                       vf sum[MOST_VECTORS][LANES]) {
   vf rows[MOST_VECTORS];
@@ -72,13 +77,13 @@ INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtyp
   const float* at = t->x;
   const int64_t next_bytes = t->next_bytes;
   const char* next_line = t->next;
-  thin_copy(dtype, b, row_bytes, height, t->cols, first_lanes(t->depth), lines[0]);
+  thin_copy(dtype, b, row_bytes, height, t->cols, t->depth, lines[0]);
   int turn = 0;
-  for (int64_t k = t->depth; k > 0; k -= LANES, turn ^= 1) {
+  for (int64_t k = t->depth; k > 0; k -= LINE_K, turn ^= 1) {
     const float* line = lines[turn];
-    b += LANES * bytes;
-    if (k > LANES) thin_copy(dtype, b, row_bytes, height, t->cols, first_lanes(k - LANES), lines[turn ^ 1]);
-    if (k >= LANES) {
+    b += LINE_K * bytes;
+    if (k > LINE_K) thin_copy(dtype, b, row_bytes, height, t->cols, k - LINE_K, lines[turn ^ 1]);
+    if (k >= LINE_K) {
       const char* next = next_line;
 #pragma GCC unroll 16
       for (int step = 0; step < LANES; ++step) {
@@ -89,11 +94,11 @@ INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtyp
         next += next_bytes;
       }
     } else {
-      for (int64_t step = 0; step < k; ++step)
+      for (int64_t step = 0; step * UNIT < k; ++step)
         thin_step(vectors, height, at + step * LANES * vectors, line + step, sum);
     }
     at += (int64_t)LANES * LANES * vectors;
-    next_line += LANES * bytes;
+    next_line += LINE_K * bytes;
   }
 #pragma GCC unroll 2
   for (int v = 0; v < vectors; ++v) {
@@ -110,17 +115,24 @@ INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtyp
 
 #define THIN(name, vectors, dtype) \
   static void name(const thin_tile_t* tile) { thin_tile_of(vectors, (vectors) == 1 ? 16 : 12, dtype, tile); }
-THIN(thin_1_f32, 1, SLUICE_DTYPE_F32)
-THIN(thin_2_f32, 2, SLUICE_DTYPE_F32)
 THIN(thin_1_bf16, 1, SLUICE_DTYPE_BF16)
 THIN(thin_2_bf16, 2, SLUICE_DTYPE_BF16)
+#if THIN_BF16_ALONE
+#define THIN_TILES(vectors) \
+  { thin_##vectors##_bf16, thin_##vectors##_bf16, thin_##vectors##_bf16 } /* of no other dtype */
+#else
+#define THIN_TILES(vectors) \
+  { thin_##vectors##_f32, thin_##vectors##_bf16, thin_##vectors##_f16 }
+THIN(thin_1_f32, 1, SLUICE_DTYPE_F32)
+THIN(thin_2_f32, 2, SLUICE_DTYPE_F32)
 THIN(thin_1_f16, 1, SLUICE_DTYPE_F16)
 THIN(thin_2_f16, 2, SLUICE_DTYPE_F16)
+#endif
 
 static int thin_vectors(const sluice_gemm_form_t* f) { return f->m > LANES ? 2 : 1; }
 
 static int64_t thin_depth(const sluice_gemm_form_t* f) {
-  const int64_t most = THIN_BYTES / (int64_t)sizeof(float) / (LANES * thin_vectors(f));
+  const int64_t most = THIN_BYTES / (int64_t)sizeof(float) / (LANES * thin_vectors(f)) * UNIT;
   return f->k < most ? f->k : most;
 }
 
@@ -131,12 +143,13 @@ static int thin_takes(const sluice_gemm_form_t* f, int32_t dtype_c) {
   return is_few && !f->trans_a && f->trans_b && (dtype_c == SLUICE_DTYPE_F32 || thin_depth(f) == f->k);
 }
 
-static int64_t thin_room(const sluice_gemm_form_t* f) { return thin_depth(f) * LANES * thin_vectors(f); }
+static int64_t thin_room(const sluice_gemm_form_t* f) {
+  return (thin_depth(f) + UNIT - 1) / UNIT * LANES * thin_vectors(f);
+}
 
 static void thin_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_c, float beta, int64_t from, int64_t to,
                       float* room, const sluice_gemm_form_t* next, int64_t next_from) {
-  static void (*const tiles[2][3])(const thin_tile_t*) = {{thin_1_f32, thin_1_bf16, thin_1_f16},
-                                                          {thin_2_f32, thin_2_bf16, thin_2_f16}};
+  static void (*const tiles[2][3])(const thin_tile_t*) = {THIN_TILES(1), THIN_TILES(2)};
   const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
   const int vectors = thin_vectors(f);
   const int64_t height = thin_height(vectors);

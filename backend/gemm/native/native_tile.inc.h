@@ -7,7 +7,8 @@
  *   load(dtype, at, lanes)        of any dtype as f32; lanes that take no part are not read and are 0
  *   store(dtype, at, lanes, x)    rounded to nearest even; lanes that take no part are not written
  *   vf_load, vf_store             a whole aligned register of f32
- *   vf_zero, vf_set1, vf_fma(a, b, c) = a * b + c, rounded once
+ *   vf_zero, vf_set1, vf_fma(a, b, c) = a * b + c, rounded once; or of pairs, twice
+ *   READS_RAW                     1: tiles can read B where it lies
  *
  * and then uses run_tile. A tile is `rows` x 2 registers; which it is, is a constant of each copy. */
 
@@ -139,18 +140,24 @@ INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t*
 #define TILE(i)                                                                                \
   static void tile_##i(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
     tile_of((i) + 1, 0, tile, prefetch);                                                       \
-  }                                                                                            \
+  }
+#define PACK(i)                                                                                \
   static void pack_##i(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) { \
     tile_of((i) + 1, 1, tile, prefetch);                                                       \
   }
 #define TILE_NAME(i) tile_##i,
 #define PACK_NAME(i) pack_##i,
 EACH_ROW(TILE)
+#if READS_RAW
+EACH_ROW(PACK)
+#endif
 
 static void run_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) {
-  static void (*const tiles[2][MAX_ROWS])(const sluice_native_tile_t*, sluice_native_prefetch_t*) = {
-      {EACH_ROW(TILE_NAME)},
-      {EACH_ROW(PACK_NAME)},
+  static void (*const tiles[1 + READS_RAW][MAX_ROWS])(const sluice_native_tile_t*, sluice_native_prefetch_t*) = {
+    {EACH_ROW(TILE_NAME)},
+#if READS_RAW
+    {EACH_ROW(PACK_NAME)},
+#endif
   };
   tiles[tile->raw != NULL][tile->rows - 1](tile, prefetch);
 }

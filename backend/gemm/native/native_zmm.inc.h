@@ -11,6 +11,9 @@ typedef __mmask16 lanes_t;
 
 INLINE __m512 from_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 
+#ifdef ROUNDS_BY_INSTRUCTION /* the same, but that subnormal numbers become zeros */
+INLINE __m256i to_bf16(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+#else
 INLINE __m256i to_bf16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -19,6 +22,7 @@ INLINE __m256i to_bf16(__m512 x) {
   const __m512i wide = _mm512_mask_or_epi32(even, nan, bits, _mm512_set1_epi32(0x400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(wide, 16));
 }
+#endif
 
 /* Lanes outside the mask are neither read nor written; they read as 0. */
 INLINE vf load(int32_t dtype, const void* at, lanes_t mask) {

@@ -1,6 +1,6 @@
 /* What "native" promises beyond the conformance suite: an element is one chain of fused multiply-adds over k, or what
- * the processor's tiles make of it, whatever the sizes, so its bits are known exactly; nothing outside the operands is
- * read or written; the workspace is bounded. All of it for each set of kernels that this processor has. */
+ * the processor's tiles or pairs make of it, whatever the sizes, so its bits are known exactly; nothing outside the
+ * operands is read or written; the workspace is bounded. All of it for each set of kernels that this processor has. */
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
@@ -102,6 +102,31 @@ typedef struct shape_s {
 
 static int by_tiles(int32_t dtype_ab) { return strcmp(set_name, "amx") == 0 && dtype_ab == SLUICE_DTYPE_BF16; }
 
+static int by_pairs(int32_t dtype_ab) { return strcmp(set_name, "avx512_bf16") == 0 && dtype_ab == SLUICE_DTYPE_BF16; }
+
+/* Of bf16, what is subnormal. */
+static int flushes(void) { return by_tiles(SLUICE_DTYPE_BF16) || by_pairs(SLUICE_DTYPE_BF16); }
+
+static float normal_or_zero(float x) { return fpclassify(x) == FP_SUBNORMAL ? copysignf(0, x) : x; }
+
+/* The row of C as VDPBF16PS makes it: of each pair of k the odd one first, what is subnormal as zero at each step. */
+static void add_by_pairs(const shape_t* s, const sluice_gemm_problem_t* p, int64_t i, float* out) {
+  for (int64_t j = 0; j < s->n; ++j) {
+    float sum = normal_or_zero(out[j]);
+    for (int64_t k0 = 0; k0 < s->k; k0 += 2) {
+      for (int64_t k = k0 + 1; k >= k0; --k) {
+        float x = 0, y = 0;
+        if (k < s->k) {
+          x = get(p->a.data, i * p->a.row_stride + k * p->a.col_stride, SLUICE_DTYPE_BF16);
+          y = get(p->b.data, k * p->b.row_stride + j * p->b.col_stride, SLUICE_DTYPE_BF16);
+        }
+        sum = normal_or_zero(fmaf(normal_or_zero(x), normal_or_zero(y), sum));
+      }
+    }
+    out[j] = sum;
+  }
+}
+
 /* out[j] += the sum over k of a[k] * b[k][j] as the tiles of AMX make it: of each 32 k the even ones and the odd ones
  * in a chain each, C last. No value here is subnormal. */
 static void add_by_tiles(const shape_t* s, const sluice_gemm_problem_t* p, int64_t i, float* out) {
@@ -138,6 +163,10 @@ static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
   for (int64_t i = 0; i < m; ++i) {
     if (by_tiles(dtype_ab)) {
       add_by_tiles(s, &p, i, wanted + i * n);
+      continue;
+    }
+    if (by_pairs(dtype_ab)) {
+      add_by_pairs(s, &p, i, wanted + i * n);
       continue;
     }
     for (int64_t l = 0; l < k; ++l) {
@@ -280,8 +309,8 @@ static void Native_RowsInAnyCompany_SameBits(void** state) {
   rows_in_any_company(SLUICE_DTYPE_BF16, 0);
 }
 
-/* Tiles take and give subnormal numbers as zeros; a chain of fused multiply-adds keeps them. */
-static void Native_SubnormalBf16_ZeroOnlyInTiles(void** state) {
+/* Tiles and pairs take and give subnormal numbers as zeros; a chain of fused multiply-adds keeps them. */
+static void Native_SubnormalBf16_ZeroOnlyInTilesAndPairs(void** state) {
   (void)state;
   if (gemm == NULL) skip();
   uint16_t tiny = 0x0008, large = sluice_f32_to_bf16(0x1p100f); /* 2^-130 */
@@ -289,24 +318,62 @@ static void Native_SubnormalBf16_ZeroOnlyInTiles(void** state) {
   sluice_gemm_problem_t p = {1, 1, 1, {&tiny, 1, 1}, {&large, 1, 1}, {&c, 1, 1}};
   sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, 0};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-  assert_true(c == (by_tiles(SLUICE_DTYPE_BF16) ? 0 : 0x1p-30f));
+  assert_true(c == (flushes() ? 0 : 0x1p-30f));
+}
+
+/* A pair's steps: which product comes first, that each is rounded, and what vanishes between them. */
+static void Native_PairsOfBf16_OddFirstEachRoundedAndFlushed(void** state) {
+  (void)state;
+  if (gemm == NULL || !by_pairs(SLUICE_DTYPE_BF16)) skip();
+  static const struct {
+    float c, x[2], y[2], wanted;
+  } cases[] = {
+      {0x1p24f, {1, 1}, {1, 1}, 0x1p24f},                 /* each 1 is lost; together they would not be */
+      {0, {1, 0x1p24f}, {1, 1}, 0x1p24f},                 /* the even 1 comes after the odd 2^24 */
+      {0, {0x1p24f, 1}, {1, 1}, 0x1p24f},                 /* 1 + 2^24 rounds to even */
+      {0x1p24f, {1, -0x1p24f}, {1, 1}, 1},                /* the odd one first: even first would be 0 */
+      {0, {0x1p-70f, 0x1p-70f}, {0x1p-57f, 0x1p-57f}, 0}, /* 2^-127 twice: each becomes 0 */
+      {0x1p-126f,
+       {0x1p-126f, 0x1p-126f},
+       {0.5f, -0.5f},
+       0x1p-127f * 0},                                       /* 2^-127 becomes 0, and so does what follows */
+      {0x1p-130f, {0, 0}, {0, 0}, 0},                        /* C too */
+      {0x1p-126f, {0x1p-130f, 0}, {0x1p100f, 0}, 0x1p-126f}, /* an operand */
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    for (int64_t m = 1; m <= 20; m += 19) { /* without packing, and in tiles */
+      uint16_t a[40], b[2];
+      float c[20];
+      for (int j = 0; j < 40; ++j) a[j] = sluice_f32_to_bf16(cases[i].x[j % 2]);
+      for (int j = 0; j < 2; ++j) b[j] = sluice_f32_to_bf16(cases[i].y[j]);
+      for (int j = 0; j < 20; ++j) c[j] = cases[i].c;
+      sluice_gemm_problem_t p = {m, 1, 2, {a, 2, 1}, {b, 1, 2}, {c, 1, 1}};
+      sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, 1};
+      assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+      for (int j = 0; j < m; ++j) {
+        if (c[j] != cases[i].wanted) fail_msg("case %d, row %d: %g, expected %g", (int)i, j, c[j], cases[i].wanted);
+      }
+    }
+  }
 }
 
 /* What is stored by tiles, side by side or alone, turned or not, is rounded alike: ties, overflow, NaN and what is so
- * small that tiles make zeros of it. */
+ * small that tiles and pairs make zeros of it. */
 static void Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn(void** state) {
   (void)state;
   if (gemm == NULL) skip();
   enum { M = 18, N = 75, LIMITS = 7 };
-  const uint16_t zeros = by_tiles(SLUICE_DTYPE_BF16) ? 0xff80 : 0xffff; /* what is kept of a subnormal number */
+  const uint16_t zeros = flushes() ? 0xff80 : 0xffff;                /* what is kept of a subnormal number */
+  const uint16_t negative = by_pairs(SLUICE_DTYPE_BF16) ? 0 : zeros; /* pairs start from -0 and add 0 */
   const struct {
     uint16_t c;
     float x; /* added to it */
     uint16_t wanted;
   } limits[LIMITS] = {
-      {0x3f80, 0x1p-8f, 0x3f80},                             /* ties go to even */
-      {0x3f81, 0x1p-8f, 0x3f82}, {0x7f7f, 0x1p119f, 0x7f80}, /* the largest number's to infinity */
-      {0x7f80, 1, 0x7f80},       {0x7fc1, 1, 0x7fc1},        {0x0003, 0, 0x0003 & zeros}, {0x8003, 0, 0x8003 & zeros},
+      {0x3f80, 0x1p-8f, 0x3f80},                               /* ties go to even */
+      {0x3f81, 0x1p-8f, 0x3f82},   {0x7f7f, 0x1p119f, 0x7f80}, /* the largest number's to infinity */
+      {0x7f80, 1, 0x7f80},         {0x7fc1, 1, 0x7fc1},
+      {0x0003, 0, 0x0003 & zeros}, {0x8003, 0, 0x8003 & negative},
   };
   for (int trans_b = 0; trans_b < 2; ++trans_b) {
     uint16_t a[M * 2], b[N * 2] = {0}, c[M * N];
@@ -638,7 +705,8 @@ int main(void) {
     cmocka_unit_test_setup_teardown(Native_EveryCut_IsTheChainOfFusedAdds, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_EveryCutOfBf16_BitsAreKnown, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_RowsInAnyCompany_SameBits, set_up, tear_down),
-    cmocka_unit_test_setup_teardown(Native_SubnormalBf16_ZeroOnlyInTiles, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_SubnormalBf16_ZeroOnlyInTilesAndPairs, set_up, tear_down),
+    cmocka_unit_test_setup_teardown(Native_PairsOfBf16_OddFirstEachRoundedAndFlushed, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_NanAndInfinity_TravelAsInArithmetic, set_up, tear_down),
     cmocka_unit_test_setup_teardown(Native_AnyNumberOfThreads_SameBits, set_up, tear_down),

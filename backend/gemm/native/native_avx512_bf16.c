@@ -1,0 +1,141 @@
+/* GEMMs of bf16 on processors with AVX512-BF16 and without AMX; other dtypes go to the kernels for AVX-512.
+ *
+ * VDPBF16PS multiplies pairs of bf16, of an even k and of the odd one after it, and adds both products to a sum in f32:
+ * twice the multiply-adds of an instruction for f32, of half the bytes. So the driver and the tiles of gemm_native.c
+ * serve, over pairs in place of floats: what lies along k is packed as it is.
+ *
+ * Numbers: an element of C is one chain over the pairs of k, ascending, from the beginning of k, that starts from zero
+ * (beta 0) or from C (beta 1); of a k that is odd the last pair has a zero in its second place. A pair adds the product
+ * of its odd k, then that of its even one, each by a fused multiply-add that rounds to nearest even in f32; subnormal
+ * operands and results of each count as zeros (the processor's definition; rounding modes of the process do not
+ * matter). The sum is rounded once to C's dtype. Nothing else is part of it, so a row has the same bits in every
+ * chunking, as with the other kernels; they are other bits than those.
+ */
+#include "backend/gemm/native/native_kernels.h"
+
+#include <stddef.h>
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+#include <immintrin.h>
+#include <pthread.h>
+
+#include "backend/base/dtype.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,f16c,prfchw"))), \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,f16c,prfchw")
+#endif
+
+enum { MAX_ROWS = 14, UNIT = 2, BF16_BYTES = 2 };
+#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
+#define READS_RAW   0
+#define ROUNDS_BY_INSTRUCTION
+
+#include "backend/gemm/native/native_zmm.inc.h"
+
+INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
+INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
+INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+INLINE vf vf_load(const float* at) { return _mm512_load_ps(at); }
+INLINE void vf_store(float* at, vf x) { _mm512_store_ps(at, x); }
+
+#include "backend/gemm/native/native_tile.inc.h"
+
+/* ---- packing --------------------------------------------------------------------------------------------------- */
+
+/* The next 16 pairs of a row, zeros past `left` of k. */
+INLINE vf load_pairs(const void* at, int64_t left) {
+  const __mmask32 words = left >= LANES * UNIT ? 0xffffffffu : (1u << left) - 1u;
+  return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(words, at));
+}
+
+static void pack_rows(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
+                      int64_t out_ld) {
+  (void)dtype; /* bf16 alone comes here */
+  const char* at = in;
+  for (; depth > 0; depth -= LANES * UNIT) {
+    __m512 r[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) {
+      r[i] = i < count ? load_pairs(at + i * in_ld * BF16_BYTES, depth) : _mm512_setzero_ps();
+    }
+    transpose(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) {
+      if (i * UNIT < depth) _mm512_storeu_ps(out + i * out_ld, r[i]);
+    }
+    at += LANES * UNIT * BF16_BYTES;
+    out += LANES * out_ld;
+  }
+}
+
+static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
+                         int64_t out_ld) {
+  (void)dtype;
+  const __mmask16 lanes = first_lanes(count);
+  const char* at = in;
+  for (; depth > 0; depth -= UNIT) {
+    const __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, at));
+    __m512i odd = _mm512_setzero_si512();
+    if (depth > 1) odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, at + in_ld * BF16_BYTES));
+    _mm512_storeu_si512(out, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+    at += UNIT * in_ld * BF16_BYTES;
+    out += out_ld;
+  }
+}
+
+INLINE vf thin_load(int32_t dtype, const void* at, int64_t left) {
+  (void)dtype;
+  return load_pairs(at, left);
+}
+
+#define THIN_BF16_ALONE 1
+#include "backend/gemm/native/native_thin.inc.h"
+
+static const sluice_native_kernels_t pairs = {
+    .name = "avx512_bf16",
+    .max_rows = MAX_ROWS,
+    .width = WIDTH,
+    .unit = UNIT,
+    .tile = run_tile,
+    .pack_rows = pack_rows,
+    .pack_columns = pack_columns,
+    .thin = &thin,
+};
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+static sluice_native_kernels_t kernels;
+static const sluice_native_kernels_t* found;
+
+static void look(void) {
+  enum { AVX512_BF16 = 1 << 5 };
+  unsigned a, b, c, d;
+  const sluice_native_kernels_t* others = sluice_native_avx512();
+  if (others == NULL || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & AVX512_BF16) == 0) return;
+  kernels = *others;
+  kernels.name = "avx512_bf16";
+  kernels.pairs = &pairs;
+  found = &kernels;
+}
+
+const sluice_native_kernels_t* sluice_native_avx512_bf16(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, look);
+  return found;
+}
+
+#else
+
+const sluice_native_kernels_t* sluice_native_avx512_bf16(void) { return NULL; }
+
+#endif

@@ -12,12 +12,13 @@ from .group import EpGroup
 from .layer import MoeLayer, Placement, Swiglu
 from .options import layer_options, refused_policy
 from .packed import PackedLayer
-from .pipeline import Edge, Pipeline, PipelineConfig
+from .pipeline import ApartStage, Edge, Pipeline, PipelineConfig, Stage
 from .placement import device_of
 from .stacked import StackedLayer
 from .watchers import watcher
 
 __all__ = [
+    "ApartStage",
     "CallbackExperts",
     "CastingLayer",
     "Context",
@@ -30,6 +31,7 @@ __all__ = [
     "Pipeline",
     "PipelineConfig",
     "StackedLayer",
+    "Stage",
     "Sums",
     "Swiglu",
     "device_of",

@@ -1,9 +1,9 @@
-"""Pipelines over torch tensors: one stage's callbacks, run by what has arrived. Knows no host."""
+"""Pipelines over torch tensors: the callbacks of a rank's stages, run by what has arrived. Knows no host."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from .placement import placement_of
 from .stage_tensors import SentTensors, received
 
 _OUTPUT, _INPUT_GRAD = 0, 1  # SLUICE_STAGE_*
+_PLACEMENTS = {None: -1, "looped": 0, "v": 1}  # SLUICE_PIPELINE_*
 _FOREIGN = -13
 _STATS = (
     "num_batches",
@@ -31,6 +32,7 @@ _STATS = (
     "bytes_received",
     "in_flight",
     "most_in_flight",
+    "most_held",
     "is_chosen",
 )
 
@@ -59,13 +61,24 @@ class Stage(Protocol):
         ...
 
 
+class ApartStage(Stage, Protocol):
+    """One whose backward leaves the gradients of its weights to an op of their own."""
+
+    def weight_grad(self, micro_batch: int) -> None:
+        """After the backward of the micro-batch; in their order."""
+        ...
+
+
 @dataclass(frozen=True)
 class PipelineConfig:
     """Equal on all ranks of the pipeline, but for stage, replica and has_experts.
 
     policy        by its name in docs/pipeline.md
     partition     how the layers are cut, in the host's words; compared between ranks
-    stage         of this rank
+    stage         of this rank: its place among the ranks of a replica
+    num_virtual   v: virtual stages of each rank; each is a `Stage`
+    placement     of virtual stages: "looped" (c on rank c mod p), "v" (down the ranks and up again); None: the policy's
+    weight_apart  whether weight gradients are ops of their own, so that each is an `ApartStage`; None: the policy's
     replica       of the whole pipeline that this rank is in, of num_replicas: they end batches together
     has_experts   whether forwards and backwards of this stage meet those of the other replicas in collectives
     in_flight     L on every stage; None: chosen
@@ -78,10 +91,13 @@ class PipelineConfig:
     num_replicas: int = 1
     has_experts: bool = False
     in_flight: int | None = None
+    num_virtual: int = 1
+    placement: str | None = None
+    weight_apart: bool | None = None
 
 
 class Pipeline:
-    """One stage of a pipeline. `close` it, or let it go.
+    """The stages of one rank of a pipeline. `close` it, or let it go.
 
     group    the ranks of all stages of all replicas, unshared: a communicator carries one pipeline
 
@@ -91,16 +107,18 @@ class Pipeline:
     def __init__(self, config: PipelineConfig, group: EpGroup) -> None:
         self.group = group
         self.calls = 0  # batches running now
-        self._run = _Run()
+        self._run = _Run(group.world_size // config.num_replicas)
         self._user = load().ffi.new_handle(self._run)
         library = load()
         ffi = library.ffi
         settings = library.new("pipeline_config")
         policy = ffi.new("char[]", config.policy.encode())
         partition = ffi.new("char[]", config.partition.encode())
-        experts = ffi.new("int32_t[]", [int(config.has_experts)])
+        experts = ffi.new("int32_t[]", [int(config.has_experts)] * config.num_virtual)
         settings.policy, settings.partition, settings.has_experts = policy, partition, experts
-        settings.in_flight = config.in_flight or 0
+        settings.in_flight, settings.num_virtual = config.in_flight or 0, config.num_virtual
+        settings.placement = _PLACEMENTS[config.placement]
+        settings.weight_apart = -1 if config.weight_apart is None else int(config.weight_apart)
         settings.num_replicas, settings.replica, settings.stage = config.num_replicas, config.replica, config.stage
         out = ffi.new("sluice_pipeline_t **")
         comm = group.comm_on(placement_of(None)) or ffi.NULL
@@ -125,16 +143,18 @@ class Pipeline:
             raise InvalidState("this pipeline has been closed")
         return self._run.pipeline
 
-    def run(self, stage: Stage, num_micro_batches: int, forward_only: bool = False) -> None:
+    def run(self, stages: Stage | Sequence[Stage], num_micro_batches: int, forward_only: bool = False) -> None:
         """A batch, on all ranks or on none. Collective over the group.
 
-        Raises what `stage` raised here; on the other ranks the library's error, which names this one and says it.
+        stages   of this rank, num_virtual of them in the order of the layers; one need not stand in a list
+
+        Raises what a stage raised here; on the other ranks the library's error, which names this one and says it.
         """
         library = load()
         batch = library.new("pipeline_batch")
         batch.num_micro_batches, batch.forward_only = num_micro_batches, int(forward_only)
         handle = self.handle
-        self._run.begin(stage)
+        self._run.begin(tuple(stages) if isinstance(stages, Sequence) else (stages,))
         self.calls += 1
         try:
             status = library.lib.sluice_pipeline_run_batch(handle, batch)
@@ -174,35 +194,50 @@ class Pipeline:
 class _Run:
     """What the callbacks of one pipeline know."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int) -> None:
         self.pipeline: Any = None
-        self.stage: Any = None
         self.error: BaseException | None = None
-        self._sent: dict[tuple[int, int], SentTensors] = {}
+        self._num_ranks = num_ranks  # of one replica
+        self._stages: Sequence[Any] = ()
+        self._sent: dict[tuple[int, int, int], SentTensors] = {}
 
-    def begin(self, stage: Stage) -> None:
-        self.stage, self.error = stage, None
+    def begin(self, stages: Sequence[Stage]) -> None:
+        self._stages, self.error = stages, None
 
     def end(self) -> BaseException | None:
         """What a callback raised; everything else is forgotten."""
-        error, self.stage, self.error = self.error, None, None
+        error, self._stages, self.error = self.error, (), None
         self._sent.clear()
         return error
 
-    def given(self, arrived: Any) -> Edge | None:
-        """The input or the gradient of a call."""
-        return Edge(received(self.pipeline, arrived), int(arrived.word)) if arrived else None
+    def stage(self, call: Any) -> Any:
+        """That of a call. Both placements put one virtual stage on each rank, then the next."""
+        return self._stages[call.virtual_stage // self._num_ranks]
 
-    def hand_on(self, which: int, micro_batch: int, edge: Edge | None, out: Any) -> None:
+    def input(self, call: Any) -> Edge | None:
+        return self._given(call.input, _OUTPUT, call.virtual_stage - 1, call.micro_batch)
+
+    def output_grad(self, call: Any) -> Edge | None:
+        return self._given(call.output_grad, _INPUT_GRAD, call.virtual_stage + 1, call.micro_batch)
+
+    def _given(self, arrived: Any, which: int, sender: int, micro_batch: int) -> Edge | None:
+        """What came from virtual stage `sender`; of this rank its own tensors."""
+        if not arrived:
+            return None
+        if arrived.is_local:
+            return Edge(self._sent[which, sender, micro_batch].as_given(), int(arrived.word))
+        return Edge(received(self.pipeline, arrived), int(arrived.word))
+
+    def hand_on(self, which: int, call: Any, edge: Edge | None, out: Any) -> None:
         """Gives the library what an op made."""
         if edge is None:
             return
         sent = SentTensors(edge.tensors)
         sent.describe_in(out, edge.word)
-        self._sent[which, micro_batch] = sent
+        self._sent[which, call.virtual_stage, call.micro_batch] = sent
 
-    def released(self, which: int, micro_batch: int) -> None:
-        self._sent.pop((which, micro_batch), None)
+    def released(self, which: int, virtual_stage: int, micro_batch: int) -> None:
+        self._sent.pop((which, virtual_stage, micro_batch), None)
 
 
 _made: Any = None
@@ -244,29 +279,31 @@ def _callbacks() -> Any:
 
     @callback("sluice_status_t(void *, const sluice_stage_call_t *, sluice_host_failure_t *)")
     def load_micro_batch(user: Any, call: Any, failure: Any) -> int:
-        return guarded(user, failure, lambda run: run.stage.load(call.micro_batch))
+        return guarded(user, failure, lambda run: run.stage(call).load(call.micro_batch))
 
     results = "sluice_status_t(void *, const sluice_stage_call_t *, sluice_stage_tensors_t *, sluice_host_failure_t *)"
 
     @callback(results)
     def forward(user: Any, call: Any, out: Any, failure: Any) -> int:
         def action(run: _Run) -> None:
-            edge = run.stage.forward(call.micro_batch, run.given(call.input))
-            run.hand_on(_OUTPUT, call.micro_batch, edge, out)
+            run.hand_on(_OUTPUT, call, run.stage(call).forward(call.micro_batch, run.input(call)), out)
 
         return guarded(user, failure, action)
 
     @callback(results)
     def backward(user: Any, call: Any, out: Any, failure: Any) -> int:
         def action(run: _Run) -> None:
-            edge = run.stage.backward(call.micro_batch, run.given(call.output_grad))
-            run.hand_on(_INPUT_GRAD, call.micro_batch, edge, out)
+            run.hand_on(_INPUT_GRAD, call, run.stage(call).backward(call.micro_batch, run.output_grad(call)), out)
 
         return guarded(user, failure, action)
 
+    @callback("sluice_status_t(void *, const sluice_stage_call_t *, sluice_host_failure_t *)")
+    def weight_grad(user: Any, call: Any, failure: Any) -> int:
+        return guarded(user, failure, lambda run: run.stage(call).weight_grad(call.micro_batch))
+
     @callback("void(void *, int32_t, int32_t, int32_t)", error=None)
     def released(user: Any, which: int, virtual_stage: int, micro_batch: int) -> None:
-        ffi.from_handle(user).released(which, micro_batch)
+        ffi.from_handle(user).released(which, virtual_stage, micro_batch)
 
     @callback("int32_t(void *)", error=1)
     def is_interrupted(user: Any) -> int:
@@ -275,7 +312,7 @@ def _callbacks() -> Any:
 
     table = ffi.new("sluice_pipeline_callbacks_t *")
     table.struct_size = ffi.sizeof(table[0])
-    table.load, table.forward, table.backward = load_micro_batch, forward, backward
+    table.load, table.forward, table.backward, table.weight_grad = load_micro_batch, forward, backward, weight_grad
     table.release, table.is_interrupted = released, is_interrupted
-    _made = (table, load_micro_batch, forward, backward, released, is_interrupted)
+    _made = (table, load_micro_batch, forward, backward, weight_grad, released, is_interrupted)
     return table

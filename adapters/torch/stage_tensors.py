@@ -52,6 +52,7 @@ class SentTensors:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         ffi = load().ffi
+        self._given = [tensor.detach() for tensor in tensors]
         self._plain = [_plain(tensor) for tensor in tensors]
         self._items = ffi.new("sluice_tensor_t[]", max(len(tensors), 1))
         self._extents = ffi.new("int64_t[]", max(sum(tensor.dim() for tensor in tensors), 1))
@@ -64,6 +65,10 @@ class SentTensors:
             for size in tensor.shape:
                 self._extents[first] = size
                 first += 1
+
+    def as_given(self) -> list[torch.Tensor]:
+        """The tensors themselves, without a graph: for a reader on the same rank."""
+        return [tensor.detach() for tensor in self._given]
 
     def describe_in(self, out: Any, word: int) -> None:
         """Writes it into a `sluice_stage_tensors_t`."""
@@ -104,4 +109,5 @@ def _tensor_of(ffi: Any, item: Any, owner: _Kept) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu")
     raw = (ctypes.c_uint8 * size).from_address(int(ffi.cast("uintptr_t", item.data)) + item.byte_offset)
     raw._sluice_owner = owner  # the tensor keeps `raw`, and `raw` the memory
-    return torch.frombuffer(raw, dtype=dtype).view(shape)
+    # No view to torch, which lets nobody detach one in place.
+    return torch.frombuffer(raw, dtype=dtype).view(shape).detach()

@@ -2,8 +2,8 @@
 
 It must import nothing heavy, never import a host, and never raise: an exception here would make `import torch` fail.
 So it only leaves a note with the import system: when `deepspeed.runtime.engine` has been imported, wrap one method of
-it; when transformers' registries have been imported, put a name into them. Whether anything is swapped is decided
-there, by the config of each engine or model.
+it; when transformers' registries or torch's pipeline schedules have been imported, put a name into them. Whether
+anything is swapped is decided there, by the config of each engine or model.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 # Host module -> module of ours with `install(host_module)`.
 TARGETS = {
     "deepspeed.runtime.engine": "sluice.adapters.deepspeed.hook",
+    "torch.distributed.pipelining.schedules": "sluice.adapters.pipelining.hook",
     "transformers.distributed.expert_parallel": "sluice.adapters.transformers.hook",
     "transformers.integrations.moe": "sluice.adapters.transformers.hook",
 }

@@ -1,6 +1,7 @@
 """Runs one function in several processes that form a gloo group over loopback, with a deadline.
 
-A job is "module:function" of this folder; it is called with its keyword arguments and returns something that pickles.
+A job is "module:function" of this folder, or "path/of/module:function" of another. It is called with its keyword
+arguments and returns something that pickles.
 Ranks with an environment or threads of their own import torch themselves; all others are forks of a process that has.
 """
 
@@ -171,6 +172,8 @@ def _main():
     store.set_timeout(timedelta(seconds=180))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=group_timeout))
     module, function = job.split(":")
+    folder_of_module, module = os.path.split(module)
+    sys.path.insert(0, folder_of_module or HERE)
     try:
         value = (True, getattr(importlib.import_module(module), function)(**arguments))
     except BaseException:

@@ -1,0 +1,1 @@
+"""Schedules of torch.distributed.pipelining that run what has arrived: `get_schedule_class("sluice")`."""

@@ -1,0 +1,80 @@
+"""Where the stages of a rank lie, and what is not run, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+# Policies whose order binds (docs/pipeline.md): replicas of a stage run alike without a word to each other.
+PLANNED = ("1f1b", "gpipe", "zero_bubble", "looped", "v")
+# Those that run weight gradients apart whatever is asked.
+APART = ("zero_bubble", "v")
+
+
+class Way(NamedTuple):
+    """How the stages of all ranks are run. policy: by its name; apart: weight gradients are ops of their own."""
+
+    policy: str
+    placement: str
+    apart: bool
+
+
+def way_of(stages: Sequence[Any], policy: str | None, apart: bool | None) -> Way:
+    """What is meant where nothing is said; placement "" where the stages lie in no order that is known."""
+    if policy is None:
+        policy = "backward_first" if apart or len(stages) > 1 else "1f1b_hint"
+    return Way(policy, _placement(stages, policy), policy in APART if apart is None else apart)
+
+
+def _placement(stages: Sequence[Any], policy: str) -> str:
+    rank, ranks = stages[0].group_rank, stages[0].group_size
+    found = [stage.stage_index for stage in stages]
+    looped = [rank + ranks * k for k in range(len(stages))]
+    v_shaped = [ranks * k + (ranks - 1 - rank if k % 2 else rank) for k in range(len(stages))]
+    known = {tuple(v_shaped): "v"} if policy == "v" else {tuple(v_shaped): "v", tuple(looped): "looped"}
+    return known.get(tuple(found), "")
+
+
+def reason_against(stages: Sequence[Any], way: Way) -> str:
+    """Why these stages of this rank are not run; "": they are."""
+    first = stages[0]
+    wanted = first.num_stages / first.group_size
+    indices = ", ".join(str(stage.stage_index) for stage in stages)
+    if len(stages) != wanted:
+        return (
+            f"it holds {len(stages)} of {first.num_stages} stages on {first.group_size} ranks: each rank holds "
+            f"equally many, here {wanted:g}"
+        )
+    if not way.placement:
+        return (
+            f"place {first.group_rank} of {first.group_size} holds stages {indices}: they lie looped (stage c on rank "
+            "c mod p), or in V with two on each rank (down the ranks and up again; the policy v asks for it), in "
+            "ascending order"
+        )
+    for stage in stages:
+        reason = _reason_against_one(stage, way)
+        if reason:
+            return f"stage {stage.stage_index}: {reason}"
+    return ""
+
+
+def _reason_against_one(stage: Any, way: Way) -> str:
+    if torch.device(stage.device).type != "cpu":
+        return f"it is on {stage.device}, and stages hand on host memory alone"
+    if way.apart and isinstance(stage.submod, DistributedDataParallel):
+        return "DistributedDataParallel reduces in a whole backward: take weight_apart away, or DDP"
+    if way.apart and any(isinstance(each, torch._dynamo.OptimizedModule) for each in stage.submod.modules()):
+        return "a compiled module runs its backward whole: take weight_apart away, or torch.compile"
+    if way.policy in PLANNED:
+        return ""
+    for each in stage.submod.modules():
+        if isinstance(each, (FSDPModule, torch.nn.SyncBatchNorm)):
+            return (
+                f"{type(each).__name__} waits for its replicas within a pass, whose order policy {way.policy} does not "
+                f"fix: take one of {', '.join(PLANNED)}"
+            )
+    return ""

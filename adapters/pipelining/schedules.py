@@ -1,0 +1,193 @@
+"""Schedules of torch.distributed.pipelining whose order and messages are the library's (docs/pipeline.md)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import sluice
+import torch
+import torch.distributed as dist
+from sluice import config
+from sluice.adapters.host import agree
+from sluice.adapters.pipelining.refusals import PLANNED, Way, reason_against, way_of
+from sluice.adapters.pipelining.stage import Batch, TorchStage
+from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
+from sluice.errors import Unsupported
+from torch.distributed.pipelining import schedules as torch_schedules
+from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
+
+POLICIES = ("1f1b_hint", "backward_first", "message_driven", *PLANNED)
+
+
+class _Arriving:
+    """What both kinds of schedule share.
+
+    policy        what a rank runs next of what is ready; None: 1f1b_hint, or backward_first with several stages on a
+                  rank or weight gradients apart
+    weight_apart  gradients of weights are ops of their own; None: the policy's
+    in_flight     L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured
+
+    All three are attributes of the class too. Equal on all ranks. The first step opens connections, collectively.
+    """
+
+    policy: str | None = None
+    weight_apart: bool | None = None
+    in_flight: int | None = None
+    sluice: Pipeline | None = None  # its stats() say what ran; from the first step on
+
+    def _choose(self, policy: str | None, weight_apart: bool | None, in_flight: int | None) -> None:
+        self.policy = self.policy if policy is None else policy
+        self.weight_apart = self.weight_apart if weight_apart is None else weight_apart
+        self.in_flight = self.in_flight if in_flight is None else in_flight
+
+    def _step_microbatches(
+        self: Any,
+        arg_mbs: list | None = None,
+        kwarg_mbs: list | None = None,
+        target_mbs: list | None = None,
+        losses: list | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """A batch, on all ranks or on none."""
+        arg_mbs, kwarg_mbs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        stages = self._own_stages()
+        way = way_of(stages, self.policy, self.weight_apart)
+        if self.sluice is None or not self.sluice.alive:
+            self._open(stages, way)
+        self._initialize(arg_mbs[0], kwarg_mbs[0], None if target_mbs is None else target_mbs[0], loss_kwargs)
+        batch = Batch(
+            *(arg_mbs, kwarg_mbs, target_mbs, loss_kwargs, return_outputs),
+            is_apart=way.apart,
+            forward_only=not self._has_backward,
+        )
+        run = [TorchStage(self, stage, batch) for stage in stages]
+        for each in run:
+            each.prepare()
+        try:
+            self.sluice.run(run, self._n_microbatches, batch.forward_only)
+        except BaseException:
+            self._internal_losses.clear()
+            for each in run:
+                each.abandon()
+            raise
+        self._update_losses(stages, losses)
+        for stage in () if batch.forward_only else stages:
+            stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
+
+    def _open(self: Any, stages: Sequence[Any], way: Way) -> None:
+        """Collective over the ranks of the stages' group; a refusal is one on all of them."""
+        first = stages[0]
+        ranks = sorted(dist.get_process_group_ranks(dist.group.WORLD if first.group is None else first.group))
+        own = {
+            "refused": reason_against(stages, way),
+            "stages": first.num_stages,
+            "micro-batches": self._n_microbatches,
+            "policy": way.policy,
+            "version": sluice.__version__,
+        }
+        answers = agree.exchange(ranks, dist.get_rank(), own, None)
+        refusals = {rank: answer.pop("refused") for rank, answer in answers.items()}
+        for rank, reason in refusals.items():
+            if reason:
+                raise Unsupported(f"torch.distributed.pipelining: rank {rank}: {reason}")
+        agree.require_equal("torch.distributed.pipelining", answers)
+        if way.placement == "v":  # where torch itself asks other ranks for metadata
+            for stage in stages:
+                stage.stage_index_to_group_rank = generate_stage_to_rank_mapping(
+                    first.group_size, first.num_stages, style="v"
+                )
+        group = EpGroup.unshared(ranks)
+        try:
+            self.sluice = Pipeline(
+                PipelineConfig(
+                    policy=way.policy,
+                    partition=f"{first.num_stages} stages",
+                    stage=first.group_rank,
+                    in_flight=self.in_flight,
+                    num_virtual=len(stages),
+                    placement=way.placement,
+                    weight_apart=way.apart,
+                ),
+                group,
+            )
+        except BaseException:
+            group.close()
+            raise
+        weakref.finalize(self, group.close).atexit = False  # the group's own exit handler does it
+        if first.group_rank == 0:
+            print(
+                f"[sluice {sluice.__version__}] pipeline of {first.num_stages} stages on {len(ranks)} ranks runs on "
+                f"Sluice: policy {way.policy} | in flight {self.in_flight or 'chosen'} | weight gradients "
+                f"{'apart' if way.apart else 'with the backward'} | pid {os.getpid()}",
+                flush=True,
+            )
+
+
+class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
+    """Any number of stages on each rank, looped or in V. A list of them; one need not stand in it."""
+
+    def __init__(
+        self,
+        stages: Any,
+        n_microbatches: int,
+        *arguments: Any,
+        policy: str | None = None,
+        weight_apart: bool | None = None,
+        in_flight: int | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(
+            list(stages) if isinstance(stages, Sequence) else [stages], n_microbatches, *arguments, **keywords
+        )
+        self._choose(policy, weight_apart, in_flight)
+
+    def _own_stages(self) -> list[Any]:
+        return self._stages
+
+    def _initialize(self, *first: Any) -> None:
+        self._initialize_stages(*first)
+
+
+class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
+    """One stage on each rank, for code that tells schedules apart by that."""
+
+    def __init__(
+        self,
+        stage: Any,
+        n_microbatches: int,
+        *arguments: Any,
+        policy: str | None = None,
+        weight_apart: bool | None = None,
+        in_flight: int | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(stage, n_microbatches, *arguments, **keywords)
+        self._choose(policy, weight_apart, in_flight)
+
+    def _own_stages(self) -> list[Any]:
+        return [self._stage]
+
+    def _initialize(self, *first: Any) -> None:
+        self._initialize_stage(*first)
+
+
+def named(name: str) -> type:
+    """The class of "sluice", "SluiceSingle", or one of these with ":POLICY" behind it."""
+    if config.switch() == "0":
+        raise ValueError(f"schedule {name!r}: SLUICE=0 switches Sluice off; name one of torch's own schedules")
+    if not hasattr(torch_schedules.PipelineScheduleMulti, "_initialize_pp_stages"):
+        raise Unsupported(f"schedule {name!r} needs the stages of torch 2.13; this is {torch.__version__}")
+    kind, _, policy = name.lower().partition(":")
+    if policy and policy not in POLICIES:
+        raise ValueError(f"schedule {name!r}: policy {policy!r} is not known; give one of {', '.join(POLICIES)}")
+    return _class(ScheduleSluiceSingle if kind == "sluicesingle" else ScheduleSluice, policy or None)
+
+
+@functools.cache
+def _class(base: type, policy: str | None) -> type:
+    return base if policy is None else type(f"{base.__name__}_{policy}", (base,), {"policy": policy})

@@ -1,0 +1,136 @@
+"""One of torch's stages as callbacks: its own passes, with what arrived in place of its receive buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from sluice.adapters.torch import Edge
+from sluice.errors import InvalidArgument, Unsupported
+from torch.distributed.pipelining._utils import to_local_if_dtensor
+
+
+class Batch(NamedTuple):
+    """What one step was given, by micro-batch."""
+
+    arguments: Sequence[Any]
+    keywords: Sequence[Any]
+    targets: Sequence[Any] | None
+    loss_keywords: Any
+    keeps_outputs: bool
+    is_apart: bool  # weight gradients are ops of their own
+    forward_only: bool
+
+
+class TorchStage:
+    """A stage for one batch. Everything that computes stays torch's; nothing is sent or received by it."""
+
+    def __init__(self, schedule: Any, stage: Any, batch: Batch) -> None:
+        self._schedule, self._stage, self._batch = schedule, stage, batch
+
+    # ---- ops: sluice.adapters.torch.ApartStage ----
+
+    def load(self, micro_batch: int) -> None:
+        """Everything is there."""
+
+    def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        stage, batch = self._stage, self._batch
+        if given is not None:
+            _put(stage.args_recv_info[micro_batch], given.tensors, f"stage {stage.stage_index}: inputs")
+        output = stage.forward_one_chunk(
+            micro_batch,
+            batch.arguments[micro_batch],
+            batch.keywords[micro_batch],
+            save_forward_output=batch.keeps_outputs,
+        )
+        self._schedule._maybe_compute_loss(stage, output, batch.targets, micro_batch, batch.loss_keywords)
+        edge = None if stage.is_last else self._handed_on(micro_batch)
+        if batch.forward_only:
+            stage.fwd_cache.pop(micro_batch)
+            self._drop_input(micro_batch)
+        return edge
+
+    def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        stage, is_whole = self._stage, not self._batch.is_apart
+        if given is not None:
+            _put(stage.grad_recv_info[micro_batch], given.tensors, f"stage {stage.stage_index}: gradients")
+        stage.backward_one_chunk(
+            micro_batch,
+            loss=self._schedule._maybe_get_loss(stage, micro_batch),
+            full_backward=is_whole,
+            last_backward=is_whole and self._is_last(micro_batch),
+        )
+        gradients = stage.bwd_cache.pop(micro_batch)
+        edge = None if stage.is_first else self._handed_back(micro_batch, gradients)
+        self._drop_input(micro_batch)
+        for info in () if stage.is_last else stage.grad_recv_info[micro_batch]:
+            info.buffer = None
+        return edge
+
+    def weight_grad(self, micro_batch: int) -> None:
+        self._stage.backward_weight_one_chunk(micro_batch, last_backward=self._is_last(micro_batch))
+
+    # ---- around a batch ----
+
+    def prepare(self) -> None:
+        """Torch allocates an input and a gradient for every micro-batch: they arrive in memory of the library."""
+        infos = [*self._stage.args_recv_info.values(), *self._stage.grad_recv_info.values()]
+        for info in (info for each in infos for info in each):
+            info.buffer = None
+
+    def abandon(self) -> None:
+        """After a batch that failed: nothing of it may reach the next one. Gradients are the user's."""
+        stage = self._stage
+        stage.clear_runtime_states()
+        stage.bwd_cache.clear()
+        stage.backward_state.clear()
+        stage.dw_runner.clear()
+        self.prepare()
+
+    def _is_last(self, micro_batch: int) -> bool:
+        """Backwards of a stage keep the order of micro-batches."""
+        return micro_batch == len(self._batch.arguments) - 1
+
+    def _drop_input(self, micro_batch: int) -> None:
+        for info in self._stage.args_recv_info[micro_batch]:
+            info.buffer = None
+
+    def _handed_on(self, micro_batch: int) -> Edge:
+        stage = self._stage
+        readers = {reader for each in stage.act_send_info.values() for reader in each if reader is not None}
+        if readers - {stage.stage_index + 1}:
+            raise Unsupported(
+                f"stage {stage.stage_index} hands tensors to stages {sorted(readers)}: a stage hands on to the next "
+                "one alone. Split the model where nothing skips a stage"
+            )
+        outputs, _ = stage.fwd_cache[micro_batch]
+        for output in outputs:
+            if not isinstance(output, torch.Tensor):
+                raise InvalidArgument(
+                    f"stage {stage.stage_index} gave a {type(output).__name__}: a stage hands on a tensor or a tuple "
+                    "of tensors"
+                )
+        return Edge([to_local_if_dtensor(output, detach=True) for output in outputs])
+
+    def _handed_back(self, micro_batch: int, gradients: Sequence[Any]) -> Edge:
+        """One for each input that the stage before expects one of, zeros where there is none, as torch sends them."""
+        stage, tensors = self._stage, []
+        for index, (gradient, info) in enumerate(zip(gradients, stage.args_recv_info[micro_batch])):
+            if stage._get_grad_send_meta(index) is not None:
+                tensors.append(torch.zeros_like(info.buffer) if gradient is None else to_local_if_dtensor(gradient))
+            elif gradient is not None:
+                raise InvalidArgument(
+                    f"stage {stage.stage_index} has a gradient of input {index}, which the stage before expects none "
+                    "of: give PipelineStage input_grads that say so"
+                )
+        return Edge(tensors)
+
+
+def _put(infos: Sequence[Any], tensors: Sequence[torch.Tensor], what: str) -> None:
+    """In place of receive buffers. An info without metadata receives nothing."""
+    open_infos = [info for info in infos if info.tensor_meta is not None]
+    if len(open_infos) != len(tensors):
+        raise InvalidArgument(f"{what}: {len(tensors)} arrived, and {len(open_infos)} are expected")
+    for info, tensor in zip(open_infos, tensors):
+        info.buffer = tensor

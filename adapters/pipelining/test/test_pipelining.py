@@ -1,0 +1,74 @@
+"""Sluice's schedules of torch.distributed.pipelining beside torch's own 1F1B: the same bits."""
+
+import os
+
+import pytest
+import ranks
+import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+
+JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pipelining_jobs")
+
+TWO = {
+    "single": {"name": "SluiceSingle", "dropout": 0.1},
+    "message driven, bf16": {"name": "sluice:message_driven", "dtype": "bfloat16", "in_flight": 3, "dropout": 0.1},
+    "weight gradients apart": {"name": "sluice", "weight_apart": True},
+    "v": {"name": "sluice:v", "stages_of_rank": 2, "placement": "v"},
+}
+FOUR = {
+    "zero bubble": {"name": "sluice:zero_bubble"},
+    "looped": {"name": "sluice:looped", "stages_of_rank": 2},
+    "three stages on each rank": {"name": "sluice", "stages_of_rank": 3, "weight_apart": True},
+}
+
+
+APART = ("weight gradients apart", "v", "zero bubble", "three stages on each rank")
+
+
+@pytest.mark.parametrize("world,cases", [(2, TWO), (4, FOUR)])
+def test_Schedules_LossesOutputsGradients_SameBitsAs1F1B(world, cases):
+    for rank, answers in enumerate(ranks.run(world, f"{JOBS}:beside_1f1b", cases=cases)):
+        for case, found in answers.items():
+            assert found["differing"] == [] and found["compared"] > 40, (rank, case, found["differing"])
+            assert found["stats"]["num_batches"] == 3
+            assert found["apart"] == (case in APART), (rank, case)
+            assert found["stats"]["messages_sent"] > 0 and found["sent"] == 0, (rank, case)
+
+
+def test_StageRaises_OthersAreToldAndTheNextBatchIsRight():
+    (first, first_good), (second, second_good) = ranks.run(2, f"{JOBS}:failed")
+    assert first.startswith("PeerRefused") and "rank 1" in first and "failed to run forward" in first, first
+    assert second.startswith("RuntimeError") and "failed to run forward" in second, second
+    assert first_good and second_good
+
+
+REFUSED = {
+    "uneven": {"stages": 3, "indices": [[0, 2], [1]]},
+    "order": {"stages": 4, "indices": [[0, 1], [2, 3]]},
+    "v": {"stages": 4, "indices": [[0, 2], [1, 3]], "name": "sluice:v"},
+    "norm": {"stages": 2, "indices": [[0], [1]], "norm": True},
+    "micro-batches": {"stages": 2, "indices": [[0], [1]], "micro_batches": [8, 4]},
+    "policy": {"stages": 2, "indices": [[0], [1]], "name": "sluice:fastest"},
+}
+
+
+def test_Refused_ByNameOnAllRanks():
+    for told in ranks.run(2, f"{JOBS}:refused", cases=list(REFUSED.values())):
+        uneven, order, v, norm, count, policy = told
+        assert "Unsupported" in uneven and "holds 2 of 3 stages on 2 ranks" in uneven, uneven
+        assert "Unsupported" in order and "holds stages 0, 1" in order, order
+        assert "Unsupported" in v and "holds stages 0, 2" in v, v
+        assert "Unsupported" in norm and "SyncBatchNorm" in norm and "1f1b" in norm, norm
+        assert '"micro-batches" is 8 on rank 0 and 4 on rank 1' in count, count
+        assert "ValueError" in policy and "fastest" in policy and "zero_bubble" in policy, policy
+
+
+def test_Names_OfTorch_StayTorchs():
+    from torch.distributed.pipelining import schedules
+
+    assert schedules.get_schedule_class("1f1b") is schedules.Schedule1F1B
+    sluice = schedules.get_schedule_class("Sluice")
+    assert issubclass(sluice, schedules.PipelineScheduleMulti)
+    assert issubclass(schedules.get_schedule_class("sluicesingle:gpipe"), schedules.PipelineScheduleSingle)
+    assert schedules.get_schedule_class("sluice:V") is schedules.get_schedule_class("SLUICE:v")
+    with pytest.raises(ValueError, match="Unknown schedule name"):
+        schedules.get_schedule_class("fastest")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from torch import nn
 WIDTH = 24
 WORDS = 32
 ROWS = 3
+MOST_WAIT_S = 0.004
 
 
 class Block(nn.Module):
@@ -25,6 +29,30 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.dropout(self.down(torch.tanh(self.up(x))))
+
+
+_waits = random.Random(os.getpid())  # others on each rank, and none of torch's
+
+
+class _Wait(torch.autograd.Function):
+    """Hands on what it gets, after a while that is drawn, in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(_waits.random() * MOST_WAIT_S)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        time.sleep(_waits.random() * MOST_WAIT_S)
+        return grad
+
+
+class Delayed(Block):
+    """A block that takes longer at times, so that messages arrive in any order."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Wait.apply(super().forward(x))
 
 
 class Words(nn.Module):
@@ -84,24 +112,26 @@ def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(outputs.float(), target.float())
 
 
-def _layers(kind: str) -> list[Any]:
+def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind == "words":
         return [LayerSpec(Words), *(LayerSpec(Reader) for _ in range(4)), LayerSpec(Head)]
-    if kind == "tied":
+    words = kind.split()
+    kinds = [Delayed if "delays" in words else Block] * max(4, stages)
+    between = [LayerSpec(each, 0.2 if "dropout" in words else 0.0) for each in kinds]
+    if "tied" in words:
         ends = [
             TiedLayerSpec("ends", Tied, tied_weight_attr="weight"),
             TiedLayerSpec("ends", Tied, forward_fn=_transposed, tied_weight_attr="weight"),
         ]
-        return [ends[0], *(LayerSpec(Block) for _ in range(4)), ends[1]]
-    dropout = 0.2 if kind == "dropout" else 0.0
-    return [LayerSpec(Block, dropout) for _ in range(6)]
+        return [ends[0], *between, ends[1]]
+    return [*between, between[0], between[1]]
 
 
 def module(kind: str, stages: int, **options: Any) -> PipelineModule:
-    """The same on every call. kind: "plain", "dropout", "tied", "words"."""
+    """The same on every call. kind: "plain", "words", or some of "dropout", "tied", "delays"."""
     torch.manual_seed(0)
     return PipelineModule(
-        _layers(kind), num_stages=stages, loss_fn=loss, partition_method="uniform", seed_layers=True, **options
+        _layers(kind, stages), num_stages=stages, loss_fn=loss, partition_method="uniform", seed_layers=True, **options
     )
 
 

@@ -37,7 +37,7 @@ def pipe2x2() -> Iterator[Ranks]:
     yield from _ranks(4)
 
 
-def _compare(answers: list[Any], batches: int) -> None:
+def compare(answers: list[Any], batches: int) -> None:
     for rank, (stock, ours) in enumerate(answers):
         for what in ("losses", "evaluations", "parameters", "optimizer", "random"):
             assert ours[what] == stock[what], (rank, what)
@@ -72,17 +72,17 @@ FOUR = {
 
 @pytest.mark.parametrize("case", TWO)
 def test_TwoStages_TwentySteps_SameBitsAsStock(pipe2: Ranks, case: str) -> None:
-    _compare(pipe2.run("cases_pipe:parity", steps=20, stages=2, evaluates=True, **TWO[case]), batches=24)
+    compare(pipe2.run("cases_pipe:parity", steps=20, stages=2, evaluates=True, **TWO[case]), batches=24)
 
 
 @pytest.mark.parametrize("case", REPLICAS)
 def test_TwoStagesOfTwoReplicas_TwentySteps_SameBitsAsStock(pipe2x2: Ranks, case: str) -> None:
-    _compare(pipe2x2.run("cases_pipe:parity", steps=20, stages=2, **REPLICAS[case]), batches=20)
+    compare(pipe2x2.run("cases_pipe:parity", steps=20, stages=2, **REPLICAS[case]), batches=20)
 
 
 @pytest.mark.parametrize("case", FOUR)
 def test_FourStages_TwentySteps_SameBitsAsStock(pipe4: Ranks, case: str) -> None:
-    _compare(pipe4.run("cases_pipe:parity", steps=20, stages=4, **FOUR[case]), batches=20)
+    compare(pipe4.run("cases_pipe:parity", steps=20, stages=4, **FOUR[case]), batches=20)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -90,7 +90,7 @@ def test_Checkpointing_OfBothKinds_SameBitsAsStock(pipe2: Ranks, reentrant: bool
     old_host_fails(CHECKPOINTING)
     config = {"pipeline": {**INTERVAL, "use_reentrant": reentrant}}
     answers = pipe2.run("cases_pipe:parity", steps=10, stages=2, kind="dropout", config=config, pipeline={})
-    _compare(answers, batches=10)
+    compare(answers, batches=10)
 
 
 @pytest.mark.parametrize("policy", ["message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe"])
@@ -98,7 +98,7 @@ def test_Policies_Each_SameBitsAsStock(pipe4: Ranks, policy: str) -> None:
     answers = pipe4.run(
         "cases_pipe:parity", steps=3, stages=4, kind="plain", pipeline={"policy": policy, "in_flight": 4}
     )
-    _compare(answers, batches=3)
+    compare(answers, batches=3)
     for rank, (_, ours) in enumerate(answers):
         assert 0 < ours["stats"]["most_in_flight"] <= 4, rank
 

@@ -10,6 +10,7 @@
 #include "sluice/optimizer.h"
 #include "sluice/pipeline.h"
 #include "sluice/split.h"
+#include "sluice/placement.h"
 #include "sluice/plan.h"
 #include "sluice/planner.h"
 #include "sluice/schedule.h"

@@ -1,0 +1,13 @@
+/* The best placement, by trying all that can be. */
+#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_
+#define SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_
+
+#include "backend/planner/placement/placing.h"
+
+enum { SLUICE_PLACING_EXACT_EXPERTS = 12 };
+
+/* Makes inout_best the best of all placements of at most SLUICE_PLACING_EXACT_EXPERTS experts, by branch and bound from
+ * what it is. Ranks without an expert are never looked at. */
+void sluice_placing_exact(sluice_placing_t* inout_best);
+
+#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_ */

@@ -1,0 +1,280 @@
+/* Placements: the best of all where that can be tried, the bound on drawn workloads, and bytes beside a balancer that
+ * starts from nothing. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "backend/planner/placement/plan_placement.h"
+#include "backend/planner/placement/test/balancer.h"
+#include "backend/planner/placement/test/workloads.h"
+
+enum { MOST = 512 };
+
+/* A problem and its result. */
+typedef struct scene_s {
+  uint64_t loads[MOST], bytes[MOST];
+  int32_t rank[MOST], slot[MOST], new_rank[MOST], new_slot[MOST];
+  sluice_placement_problem_t problem;
+  sluice_placement_result_t result;
+} scene_t;
+
+static void number_slots(scene_t* s) {
+  int32_t count[MOST] = {0};
+  for (int32_t e = 0; e < s->problem.num_experts; ++e) s->slot[e] = count[s->rank[e]]++;
+}
+
+static void open_scene(scene_t* s, int32_t num_experts, int32_t num_ranks, double target) {
+  memset(s, 0, sizeof *s);
+  s->problem = (sluice_placement_problem_t){.struct_size = sizeof s->problem,
+                                            .loads = s->loads,
+                                            .expert_rank = s->rank,
+                                            .expert_slot = s->slot,
+                                            .target = target,
+                                            .num_experts = num_experts,
+                                            .num_ranks = num_ranks};
+  s->result.expert_rank = s->new_rank, s->result.expert_slot = s->new_slot;
+  for (int32_t e = 0; e < num_experts; ++e) s->rank[e] = (int32_t)((int64_t)e * num_ranks / num_experts);
+  number_slots(s);
+}
+
+static uint64_t fullest(const scene_t* s, const int32_t* rank) {
+  uint64_t load[MOST] = {0}, most = 0;
+  for (int32_t e = 0; e < s->problem.num_experts; ++e) load[rank[e]] += s->loads[e];
+  for (int32_t r = 0; r < s->problem.num_ranks; ++r) most = load[r] > most ? load[r] : most;
+  return most;
+}
+
+/* Every rank keeps its number of experts, every slot is taken once, who stays keeps its slot, and the numbers are those
+ * of the placement. */
+static void expect_sound(const scene_t* s) {
+  int32_t count[MOST] = {0}, before[MOST] = {0}, moves = 0;
+  uint64_t bytes = 0;
+  for (int32_t e = 0; e < s->problem.num_experts; ++e) ++before[s->rank[e]];
+  for (int32_t e = 0; e < s->problem.num_experts; ++e) {
+    const int32_t r = s->new_rank[e];
+    ++count[r];
+    if (r == s->rank[e]) assert_int_equal(s->new_slot[e], s->slot[e]);
+    assert_in_range(s->new_slot[e], 0, before[r] - 1);
+    for (int32_t f = 0; f < e; ++f) assert_false(s->new_rank[f] == r && s->new_slot[f] == s->new_slot[e]);
+    moves += r != s->rank[e];
+    bytes += r == s->rank[e] ? 0 : s->problem.expert_bytes == NULL ? 1 : s->bytes[e];
+  }
+  for (int32_t r = 0; r < s->problem.num_ranks; ++r) assert_int_equal(count[r], before[r]);
+  assert_int_equal(s->result.num_moves, moves);
+  assert_int_equal(s->result.moved_bytes, bytes);
+  assert_int_equal(s->result.load, fullest(s, s->new_rank));
+  assert_int_equal(s->result.load_before, fullest(s, s->rank));
+  assert_true(s->result.bound_load <= s->result.load);
+}
+
+static void plan(scene_t* s) {
+  assert_int_equal(sluice_placement_plan(&s->problem, sluice_process_allocator(), &s->result), SLUICE_OK);
+  expect_sound(s);
+}
+
+/* ---- the best of all ---- */
+
+typedef struct best_s {
+  const scene_t* scene;
+  uint64_t limit, excess, bytes, load, least;
+  int32_t places[MOST], rank[MOST];
+} best_t;
+
+static void try_all(best_t* b, int32_t e) {
+  const scene_t* s = b->scene;
+  if (e == s->problem.num_experts) {
+    uint64_t load = fullest(s, b->rank), bytes = 0;
+    for (int32_t i = 0; i < e; ++i) bytes += b->rank[i] == s->rank[i] ? 0 : s->bytes[i];
+    const uint64_t excess = load > b->limit ? load : b->limit;
+    b->least = load < b->least ? load : b->least;
+    if (excess > b->excess || (excess == b->excess && (bytes > b->bytes || (bytes == b->bytes && load >= b->load)))) {
+      return;
+    }
+    b->excess = excess, b->bytes = bytes, b->load = load;
+    return;
+  }
+  for (int32_t r = 0; r < s->problem.num_ranks; ++r) {
+    if (b->places[r] == 0) continue;
+    --b->places[r], b->rank[e] = r;
+    try_all(b, e + 1);
+    ++b->places[r];
+  }
+}
+
+static void Placement_SmallCases_AreTheBestOfAll(void** state) {
+  (void)state;
+  random_t random = {7};
+  const int num_cases = getenv("SLUICE_FULL") != NULL ? 3000 : 400;
+  for (int i = 0; i < num_cases; ++i) {
+    scene_t s;
+    const int32_t ranks = 1 + random_below(&random, 4), experts = 1 + random_below(&random, 8);
+    open_scene(&s, experts, ranks, 1 + 0.1 * random_below(&random, 4));
+    const int32_t range = random_below(&random, 2) == 0 ? 5 : 1000; /* ties, or none */
+    for (int32_t e = 0; e < experts; ++e) {
+      s.loads[e] = (uint64_t)random_below(&random, range), s.bytes[e] = (uint64_t)(1 + random_below(&random, 3));
+      s.rank[e] = random_below(&random, ranks); /* some have none */
+    }
+    number_slots(&s);
+    s.problem.expert_bytes = s.bytes;
+    plan(&s);
+    assert_int_equal(s.result.is_optimal, 1);
+    best_t best = {.scene = &s, .excess = UINT64_MAX, .least = UINT64_MAX};
+    best.limit = (uint64_t)floor((double)s.result.bound_load * s.problem.target);
+    if (best.limit < s.result.bound_load) best.limit = s.result.bound_load;
+    for (int32_t e = 0; e < experts; ++e) ++best.places[s.rank[e]];
+    try_all(&best, 0);
+    assert_true(s.result.bound_load <= best.least);
+    assert_int_equal(s.result.moved_bytes, best.bytes);
+    assert_int_equal(s.result.load, best.load);
+  }
+}
+
+/* ---- workloads ---- */
+
+static const struct {
+  int32_t experts, ranks;
+} shapes[] = {{16, 4}, {32, 8}, {64, 8}, {64, 16}, {128, 32}, {256, 8}, {256, 32}, {256, 64}};
+
+static void Placement_DrawnWorkloads_ReachTheBound(void** state) {
+  (void)state;
+  const int seeds = getenv("SLUICE_FULL") != NULL ? 50 : 5;
+  double worst = 1;
+  for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+    for (int32_t w = 0; w < NUM_WORKLOADS; ++w) {
+      double worst_here = 1, worst_cold = 1;
+      for (int seed = 0; seed < seeds; ++seed) {
+        scene_t s;
+        open_scene(&s, shapes[i].experts, shapes[i].ranks, 1.05);
+        for (int32_t step = 4; step < 6; ++step) {
+          workload_draw(w, (uint64_t)seed, step, shapes[i].experts, shapes[i].ranks, s.loads);
+          plan(&s);
+          const double ratio = (double)s.result.load / (double)s.result.bound_load;
+          worst_here = ratio > worst_here ? ratio : worst_here;
+          const double before = (double)s.result.load_before / (double)s.result.bound_load;
+          worst_cold = before > worst_cold ? before : worst_cold;
+          memcpy(s.rank, s.new_rank, sizeof s.rank), memcpy(s.slot, s.new_slot, sizeof s.slot);
+        }
+      }
+      if (worst_here > 1.05) {
+        print_message("E %d, W %d, workload W%d: %.3f of the bound, from %.3f\n", shapes[i].experts, shapes[i].ranks, w,
+                      worst_here, worst_cold);
+      }
+      worst = worst_here > worst ? worst_here : worst;
+    }
+  }
+  print_message("the fullest rank has at most %.3f times the bound\n", worst);
+  assert_true(worst <= 1.05);
+}
+
+static void Placement_GoodEnough_MovesNothing(void** state) {
+  (void)state;
+  scene_t s;
+  open_scene(&s, 64, 16, 1.2);
+  workload_draw(W0_BALANCED, 3, 0, 64, 16, s.loads);
+  plan(&s);
+  assert_int_equal(s.result.num_moves, 0);
+  memset(s.loads, 0, sizeof s.loads); /* no row at all */
+  plan(&s);
+  assert_int_equal(s.result.num_moves, 0);
+  assert_int_equal(s.result.bound_load, 0);
+}
+
+/* Loads that drift from epoch to epoch: what moves, beside a balancer that starts from nothing, at its balance. */
+static void Placement_DriftingLoads_MoveAFifthOfABalancersBytes(void** state) {
+  (void)state;
+  enum { EXPERTS = 256, RANKS = 64, EPOCHS = 20 };
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    scene_t s;
+    open_scene(&s, EXPERTS, RANKS, 1.05);
+    int32_t theirs[EXPERTS];
+    random_t random = {seed};
+    int64_t our_moves = 0, their_moves = 0;
+    workload_draw(W1_HOT_EXPERT_SET, seed, 0, EXPERTS, RANKS, s.loads);
+    memcpy(theirs, s.rank, sizeof theirs);
+    for (int epoch = 0; epoch < EPOCHS; ++epoch) {
+      uint64_t load = 0;
+      const int32_t moves = balancer_place(s.loads, EXPERTS, RANKS, theirs, &load);
+      s.problem.target = 1;
+      plan(&s);
+      s.problem.target = (double)load / (double)s.result.bound_load;
+      plan(&s);
+      assert_true(s.result.load <= load);
+      if (epoch == 0) {
+        print_message("cold start: %d of %d experts move, with the balancer %d\n", s.result.num_moves, EXPERTS, moves);
+      } else {
+        our_moves += s.result.num_moves, their_moves += moves;
+      }
+      memcpy(s.rank, s.new_rank, sizeof s.rank), memcpy(s.slot, s.new_slot, sizeof s.slot);
+      for (int32_t e = 0; e < EXPERTS; ++e) {
+        s.loads[e] = (uint64_t)((double)s.loads[e] * (0.97 + 0.06 * random_unit(&random)));
+      }
+    }
+    print_message("epochs 1 to %d: %lld experts move, with the balancer %lld\n", EPOCHS - 1, (long long)our_moves,
+                  (long long)their_moves);
+    assert_true(our_moves * 5 <= their_moves);
+  }
+}
+
+/* ---- time ---- */
+
+/* What it takes is printed; no test fails by it. */
+static void Placement_TwoHundredFiftySixExperts_SaysItsTime(void** state) {
+  (void)state;
+  double worst = 0;
+  for (int32_t w = 0; w < NUM_WORKLOADS; ++w) {
+    for (int target = 0; target < 2; ++target) {
+      scene_t s;
+      open_scene(&s, 256, 64, target == 0 ? 1.0 : 1.05);
+      workload_draw(w, 1, 5, 256, 64, s.loads);
+      uint64_t best = UINT64_MAX;
+      for (int i = 0; i < 5; ++i) {
+        const uint64_t begin = sluice_now_ns();
+        assert_int_equal(sluice_placement_plan(&s.problem, sluice_process_allocator(), &s.result), SLUICE_OK);
+        const uint64_t took = sluice_now_ns() - begin;
+        best = took < best ? took : best;
+      }
+      print_message("W%d to %.2f: %.2f ms, %.3f of the bound, %d moves\n", w, s.problem.target, 1e-6 * (double)best,
+                    (double)s.result.load / (double)s.result.bound_load, s.result.num_moves);
+      worst = fmax(worst, 1e-6 * (double)best);
+    }
+  }
+  print_message("E 256, W 64: at most %.2f ms\n", worst);
+}
+
+static void Placement_NthAllocationFails_LeavesNothing(void** state) {
+  (void)state;
+  sluice_allocator_t allocator;
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  scene_t s;
+  open_scene(&s, 16, 4, 1.0);
+  workload_draw(W2_HOT_RANK, 1, 0, 16, 4, s.loads);
+  int n = 0;
+  for (;; ++n) {
+    allocator.fail_after = n;
+    const sluice_status_t status = sluice_placement_plan(&s.problem, &allocator, &s.result);
+    assert_int_equal(allocator.current_bytes, 0);
+    if (status == SLUICE_OK) break;
+    assert_int_equal(status, SLUICE_E_NO_MEMORY);
+  }
+  assert_true(n >= 2);
+  sluice_allocator_deinit(&allocator);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Placement_SmallCases_AreTheBestOfAll),
+      cmocka_unit_test(Placement_DrawnWorkloads_ReachTheBound),
+      cmocka_unit_test(Placement_GoodEnough_MovesNothing),
+      cmocka_unit_test(Placement_DriftingLoads_MoveAFifthOfABalancersBytes),
+      cmocka_unit_test(Placement_TwoHundredFiftySixExperts_SaysItsTime),
+      cmocka_unit_test(Placement_NthAllocationFails_LeavesNothing),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

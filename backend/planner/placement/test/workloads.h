@@ -1,0 +1,31 @@
+/* Loads of experts drawn from a seed, after the workloads W0 to W7 of Megatron-LM's pull request 7488, each of which
+ * isolates one thing. Its definitions are by row; these are sums of rows by expert, made anew from its table. */
+#ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_WORKLOADS_H_
+#define SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_WORKLOADS_H_
+
+#include <stdint.h>
+
+typedef struct random_s {
+  uint64_t state;
+} random_t;
+
+double random_unit(random_t* random); /* [0, 1) */
+int32_t random_below(random_t* random, int32_t count);
+
+enum {
+  W0_BALANCED,
+  W1_HOT_EXPERT_SET,     /* some experts, wherever they lie */
+  W2_HOT_RANK,           /* all experts of one rank, at the heat of W1 */
+  W3_SPREAD_HOT_EXPERTS, /* the same heat, one expert on each of several ranks */
+  W4_SOURCE_RAGGED,      /* sources with many rows prefer experts of their own */
+  W5_ZERO_EXPERT_RANK,   /* experts and whole ranks without a row */
+  W6_ROTATING_HOTSPOT,   /* the hot set goes on with each step */
+  W7_BURST,              /* balanced but for steps of heat */
+  NUM_WORKLOADS
+};
+
+/* out_loads [num_experts], of which num_experts / num_ranks lie on each rank, contiguous. */
+void workload_draw(int32_t workload, uint64_t seed, int32_t step, int32_t num_experts, int32_t num_ranks,
+                   uint64_t* out_loads);
+
+#endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_WORKLOADS_H_ */

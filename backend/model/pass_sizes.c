@@ -2,14 +2,21 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 
 uint64_t sluice_headers_bytes(int32_t world_size) {
   const uint64_t w = (uint64_t)world_size;
   return w == 1 ? 0 : 2 * sluice_align_up(w * SLUICE_HEADER_BYTES) + 4 * sluice_align_up(w * 8);
 }
 
+uint64_t sluice_layer_loads_offset(int32_t num_experts, int32_t world_size) {
+  return sluice_round_up_u64((uint64_t)(num_experts + world_size + 1) * sizeof(int32_t), sizeof(int64_t));
+}
+
+/* Rows by expert and by rank, and the number of forwards. */
 uint64_t sluice_layer_tables_bytes(int32_t num_experts, int32_t world_size) {
-  return (uint64_t)(num_experts + world_size + 1) * sizeof(int32_t);
+  return sluice_layer_loads_offset(num_experts, world_size) +
+         (uint64_t)(num_experts + world_size + 1) * sizeof(int64_t);
 }
 
 uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor) {

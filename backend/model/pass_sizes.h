@@ -22,8 +22,9 @@
 
 /* Of the headers to and from all ranks; 0 for one rank. */
 uint64_t sluice_headers_bytes(int32_t world_size);
-/* Of a layer's tables of who owns which expert. */
+/* Of a layer's tables of who owns which expert, and of the rows that each had; where the latter begin. */
 uint64_t sluice_layer_tables_bytes(int32_t num_experts, int32_t world_size);
+uint64_t sluice_layer_loads_offset(int32_t num_experts, int32_t world_size);
 
 /* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
 uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor);

@@ -1,5 +1,6 @@
 /* Where experts live: read, and replaced. A refusal still opens the collective call, so that all ranks fail alike. */
 #include <stddef.h>
+#include <string.h>
 
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
@@ -35,6 +36,18 @@ sluice_status_t sluice_moe_replace_experts(sluice_moe_t* moe, const sluice_exper
   sluice_status_t status = sluice_run_replace_experts(moe, &checked, refusal);
   sluice_engine_leave(moe->context);
   return status;
+}
+
+sluice_status_t sluice_moe_get_loads(const sluice_moe_t* moe, int64_t* out_expert_rows, int64_t* out_rank_rows,
+                                     int64_t* out_num_forwards) {
+  if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_get_loads: moe is NULL");
+  SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_get_loads"));
+  const size_t experts = (size_t)moe->shape.config.num_experts, ranks = (size_t)moe->context->world_size;
+  if (out_expert_rows != NULL) memcpy(out_expert_rows, sluice_layer_expert_rows(moe), experts * sizeof(int64_t));
+  if (out_rank_rows != NULL) memcpy(out_rank_rows, sluice_layer_rank_rows(moe), ranks * sizeof(int64_t));
+  if (out_num_forwards != NULL) *out_num_forwards = sluice_layer_rank_rows(moe)[ranks];
+  sluice_engine_leave(moe->context);
+  return SLUICE_OK;
 }
 
 sluice_status_t sluice_moe_get_placement(const sluice_moe_t* moe, int32_t* out_expert_rank, int32_t* out_expert_slot,

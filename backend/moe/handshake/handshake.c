@@ -259,6 +259,17 @@ static void pack_counts(const sluice_binding_t* b, int32_t r) {
   }
 }
 
+/* Once for each forward that ran. */
+static void count_rows(const sluice_binding_t* b) {
+  const sluice_moe_t* moe = b->moe;
+  const int32_t num_experts = moe->shape.config.num_experts;
+  int64_t* rows = sluice_layer_expert_rows(moe);
+  for (int32_t i = 0; i < b->num_chunks; ++i) {
+    const int32_t* counts = b->send_counts + (int64_t)i * num_experts;
+    for (int32_t e = 0; e < num_experts; ++e) rows[e] += counts[moe->expert_position[e]];
+  }
+}
+
 /* Counts behind the first `before` towards each rank; nothing at all in most layers. */
 static sluice_status_t exchange_rest(const sluice_binding_t* b, const sluice_header_buffers_t* buffers, int64_t before,
                                      const char* phase) {
@@ -302,6 +313,7 @@ sluice_status_t sluice_exchange_counts(sluice_binding_t* b) {
   snprintf(phase, sizeof phase, "counts of layer %d", moe->shape.config.layer_id);
   SLUICE_TRY(exchange_rest(b, &buffers, 0, phase));
   b->copies->unpack(b);
+  count_rows(b);
   return check_counts(b);
 }
 
@@ -337,6 +349,9 @@ static void hear_reports(sluice_moe_t* moe, const sluice_header_buffers_t* buffe
   for (int32_t r = 0; r < context->world_size && buffers != NULL; ++r) {
     reports[r] = &header_of(buffers->recv, r)->report;
   }
+  int64_t* rank_rows = sluice_layer_rank_rows(moe);
+  for (int32_t r = 0; r < context->world_size && buffers != NULL; ++r) rank_rows[r] += reports[r]->rows;
+  rank_rows[context->world_size] += buffers != NULL && own->rows > 0;
   if (moe->decision.table != NULL) {
     context->policy_hook->vtable->agree(context->policy_hook, moe, &moe->decision, reports, context->world_size);
   }
@@ -414,5 +429,6 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
   }
   SLUICE_TRY(exchange_rest(binding, &buffers, COUNTS_IN_HEADER, phase));
   binding->copies->unpack(binding);
+  count_rows(binding);
   return check_counts(binding);
 }

@@ -3,6 +3,7 @@
 #define SLUICE_BACKEND_MOE_LAYER_LAYER_H_
 
 #include "backend/device/kernels.h"
+#include "backend/model/pass_sizes.h"
 #include "backend/model/shape.h"
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
@@ -57,6 +58,17 @@ static inline int sluice_makes_plans(const sluice_moe_t* moe) {
 
 /* Whether passes of this layer run under a plan. */
 static inline int sluice_is_planned(const sluice_moe_t* moe) { return moe->plan != NULL || sluice_makes_plans(moe); }
+
+/* What forwards have counted since the layer was made: rows of this rank's tokens by expert [E]; rows that each rank
+ * received [W], as headers report them, one forward late and alike on all ranks; and, behind these, such forwards. They
+ * lie behind the tables of the placement, so that the layer does not grow. */
+static inline int64_t* sluice_layer_expert_rows(const sluice_moe_t* moe) {
+  const uint64_t offset = sluice_layer_loads_offset(moe->shape.config.num_experts, moe->context->world_size);
+  return (int64_t*)(void*)((char*)moe->expert_position + offset);
+}
+static inline int64_t* sluice_layer_rank_rows(const sluice_moe_t* moe) {
+  return sluice_layer_expert_rows(moe) + moe->shape.config.num_experts;
+}
 
 static inline int32_t sluice_layer_experts_of(const sluice_moe_t* moe, int32_t rank) {
   return moe->first_position[rank + 1] - moe->first_position[rank];

@@ -188,6 +188,17 @@ SLUICE_API sluice_status_t sluice_moe_replace_experts(sluice_moe_t* moe, const s
 SLUICE_API sluice_status_t sluice_moe_get_placement(const sluice_moe_t* moe, int32_t* out_expert_rank,
                                                     int32_t* out_expert_slot, uint64_t* out_epoch);
 
+/* Rows of the layer's forwards since it was made: what a new placement is planned from. Nothing travels for it.
+ *
+ * out_expert_rows [E]  of this rank's own tokens, by expert; what all ranks have is the sum of theirs
+ * out_rank_rows [W]    received by each rank, as the headers of forwards report of the training forward before: the
+ *                      same numbers on all ranks, so that all see alike whether their loads are even
+ * out_num_forwards     that reported some
+ * Each may be NULL. 0 in a group of one rank, and of calls without a header (under a capacity).
+ * Local. Threads: context-exclusive. Errors: INVALID_ARGUMENT, BUSY. */
+SLUICE_API sluice_status_t sluice_moe_get_loads(const sluice_moe_t* moe, int64_t* out_expert_rows,
+                                                int64_t* out_rank_rows, int64_t* out_num_forwards);
+
 /* ---- experts -------------------------------------------------------------------------------------------------- */
 
 /* Parameters of the local experts, or gradients towards them: arrays of E_local tensors, borrowed for the call.

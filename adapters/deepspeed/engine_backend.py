@@ -74,6 +74,10 @@ class EngineRunner:
         """See seam.Runner."""
         self.layer.replace_experts(expert_rank, expert_slot)
 
+    def loads(self) -> tuple[list[int], list[int]]:
+        """See seam.Runner."""
+        return self.layer.loads()
+
     def refuse(self, message: str) -> None:
         """See seam.Runner."""
         self.layer.refuse(RuntimeError(message))

@@ -17,6 +17,10 @@ from sluice.adapters.deepspeed import cpu_adam_hook
 METHOD = "_configure_distributed_model"
 
 
+# The optimizer's step, the zeroing of gradients, and the count of steps.
+UPDATE = "_take_model_step"
+
+
 # Whose files number experts by their place; whether they go back to where they lay.
 CHECKPOINTS = {"save_checkpoint": True, "load_checkpoint": False}
 
@@ -31,6 +35,21 @@ def _at_home(original: Any, and_back: bool) -> Any:
             return original(self, *args, **kwargs)
         with handle.at_home(and_back):
             return original(self, *args, **kwargs)
+
+    method._sluice_original = original  # type: ignore[attr-defined]
+    return method
+
+
+def _then_decide(original: Any) -> Any:
+    """The update, behind which experts may move: gradients are gone, and no forward waits for its backward."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        decider = getattr(getattr(self, "sluice", None), "decider", None)
+        if decider is not None:
+            decider.after_step()
+        return result
 
     method._sluice_original = original  # type: ignore[attr-defined]
     return method
@@ -55,6 +74,7 @@ def install(engine_module: ModuleType) -> None:
     setattr(cls, METHOD, _configure_distributed_model)
     for name, and_back in CHECKPOINTS.items():
         setattr(cls, name, _at_home(getattr(cls, name), and_back))
+    setattr(cls, UPDATE, _then_decide(getattr(cls, UPDATE)))
     cpu_adam_hook.install(engine_module)
 
 
@@ -63,7 +83,7 @@ def uninstall(engine_module: ModuleType) -> None:
     original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
     if original is not None:
         setattr(engine_module.DeepSpeedEngine, METHOD, original)
-    for name in CHECKPOINTS:
+    for name in (*CHECKPOINTS, UPDATE):
         wrapped = getattr(getattr(engine_module.DeepSpeedEngine, name), "_sluice_original", None)
         if wrapped is not None:
             setattr(engine_module.DeepSpeedEngine, name, wrapped)
@@ -90,6 +110,10 @@ def apply(engine: Any) -> None:
     # A stage of a pipeline may hold no MoE layer at all.
     engine.sluice = swap(engine.module, options, at_least=1 if options.required and stage is None else 0, stage=stage)
     engine.sluice.optimizer = functools.partial(_basic_optimizer, weakref.ref(engine))
+    if options.placement is not None:
+        from sluice.adapters.deepspeed.deciding import Decider
+
+        engine.sluice.decider = Decider(engine.sluice.layers, options.placement, engine.sluice.optimizer)
     if options.pipeline is not None:
         from sluice.adapters.deepspeed.pipeline import take_over
 

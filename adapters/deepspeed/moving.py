@@ -6,7 +6,7 @@ A placement is agreed on first, so that nothing has moved when it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,16 +15,24 @@ import torch.distributed as dist
 from sluice.adapters.deepspeed import placement as placement_module
 from sluice.adapters.deepspeed.placement import Placement
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.errors import InvalidState
 from torch import nn
 
 Content = dict[str, Any]  # of one expert: tensors and numbers by name
 
 
-def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
+def move(
+    layer: Any,
+    expert_rank: Sequence[int],
+    expert_slot: Sequence[int],
+    optimizer: Any = None,
+    everywhere: Callable[[bool], bool] | None = None,
+) -> None:
     """Expert e goes to slot expert_slot[e] of rank expert_rank[e] of the layer's group. Between steps.
 
     Collective over the group: all ranks give the same lists. UnsupportedError where the optimizer keeps what belongs to
-    parameters anywhere but in its `state`; InvalidState while a forward waits for its backward.
+    parameters anywhere but in its `state`; InvalidState while a forward waits for its backward. everywhere: from
+    whether this group can move to whether all groups can that must move alike.
     """
     state = layer._sluice
     name, ranks = state.finding.name, state.finding.ranks
@@ -32,12 +40,20 @@ def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], opt
     experts = list(layer.experts.deepspeed_experts)
     held_by = _optimizer_of(name, experts, optimizer)
     old, own = state.placement, ranks.index(dist.get_rank()) if len(ranks) > 1 else 0
-    state.replace_experts(new)
+    _replace(state, new, everywhere)
     leaving = [e for e in old.experts_of(own) if _place(old, e) != _place(new, e)]
     contents = {e: _content_of(experts[old.expert_slot[e]], held_by) for e in leaving}
     arrived = _exchange(contents, old, new, own, layer.ep_group if len(ranks) > 1 else None, ranks)
     for e, content in arrived.items():
         _fill(experts[new.expert_slot[e]], held_by, content)
+
+
+def bytes_of_expert(layer: Any, optimizer: Any = None) -> int:
+    """Of all that moves with one expert, by the first of this rank. UnsupportedError as `move`."""
+    experts = list(layer.experts.deepspeed_experts)
+    held_by = _optimizer_of(layer._sluice.finding.name, experts, optimizer)
+    tensors = [value for value in _content_of(experts[0], held_by).values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def has_moved(layer: Any) -> bool:
@@ -56,6 +72,19 @@ def at_home(layers: Sequence[Any], optimizer: Any, and_back: bool) -> Iterator[N
     finally:
         for layer, placement in moved if and_back else ():
             move(layer, *placement, optimizer)
+
+
+def _replace(state: Any, new: Placement, everywhere: Callable[[bool], bool] | None) -> None:
+    old = state.placement
+    try:
+        state.replace_experts(new)
+    except Exception:  # on all ranks of this group
+        if everywhere is not None:
+            everywhere(False)
+        raise
+    if everywhere is not None and not everywhere(True):
+        state.replace_experts(old)
+        raise InvalidState("another group of ranks with the same experts cannot move them now")
 
 
 def _place(placement: Placement, expert: int) -> tuple[int, int]:

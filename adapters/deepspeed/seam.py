@@ -51,6 +51,10 @@ class Runner(Protocol):
         """Experts lie elsewhere from now on, as many on each rank. Collective; all as before after an error."""
         ...
 
+    def loads(self) -> tuple[list[int], list[int]]:
+        """Rows so far: of this rank's tokens by expert; received by each rank, alike on all ranks."""
+        ...
+
     def refuse(self, message: str) -> None:
         """Takes this rank's place in the collective call with a refusal, so that the others fail instead of waiting."""
         ...

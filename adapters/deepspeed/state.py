@@ -50,6 +50,7 @@ class LayerState:
         self._fused_now = finding.form is not None
         self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
         self.placement = self.home
+        self.watch: Any = None  # of the option "placement"
 
     def replace_experts(self, placement: Placement) -> None:
         """Experts lie elsewhere from now on; the caller moves what belongs to them. Collective over the group."""
@@ -64,6 +65,18 @@ class LayerState:
                 runner.replace_experts(*before)
             raise
         self.placement = placement
+
+    def loads(self) -> tuple[list[int], list[int]]:
+        """Rows so far: of this rank's tokens by expert, and received by each rank, which all ranks know alike."""
+        counted = [runner.loads() for runner in self._runners.values()]
+        zeros = [0] * self.finding.num_experts, [0] * len(self.finding.ranks)
+        by_expert, by_rank = ([sum(items) for items in zip(*lists)] for lists in zip(zeros, *counted))
+        return by_expert, by_rank
+
+    def spent(self) -> tuple[int, int, int]:
+        """So far, by all layers of the backend: nanoseconds inside passes, bytes sent, nanoseconds of exchanges."""
+        now = self.backend.stats()
+        return int(now.get("pass_ns", 0)), int(now["bytes_sent"]), int(now["comm_ns"])
 
     def runner(self, layer: nn.Module) -> tuple[Runner, torch.dtype]:
         """The engine layer for this call, and the dtype of its rows."""
@@ -267,6 +280,7 @@ class LayerState:
             "ranks": list(found.ranks),
             "computed_by": "sluice" if self._fused_now else "host modules",
             "why_not_fused": found.why_not_fused,
+            **({} if self.watch is None else {"placement": self.watch.report()}),
             **self.backend.stats(reset_peak),
         }
 

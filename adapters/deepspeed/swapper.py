@@ -26,6 +26,7 @@ from torch import nn
 from deepspeed.moe.sharded_moe import MOELayer
 
 if TYPE_CHECKING:
+    from sluice.adapters.deepspeed.deciding import Decider
     from sluice.adapters.deepspeed.pipeline import Takeover
 
 # Tests put a plain torch model here.
@@ -59,6 +60,7 @@ class Handle:
         self.kept: list[str] = []  # why layers run without the policy that the options name
         self.optimizer: Callable[[], Any] = lambda: None  # of the engine, once it has one
         self.pipeline: Takeover | None = None  # of the engine's batches
+        self.decider: Decider | None = None  # of where experts live
         self._backends: dict[tuple[tuple[int, ...], torch.device], Backend] = {}
 
     def move_experts(
@@ -76,7 +78,12 @@ class Handle:
 
     def unswap(self) -> None:
         """Gives every layer its own class back and releases the engine. May be called again. InvalidState where experts
-        have moved: the host would look for them in the wrong place."""
+        have moved: the host would look for them in the wrong place. Those that the option "placement" has moved go home
+        first, which is collective."""
+        if self.decider is not None:
+            self.decider = None
+            with self.at_home(False):
+                pass
         if any(type(layer) is SluiceMOELayer and moving.has_moved(layer) for layer in self.layers):
             raise InvalidState("experts have moved: move them home first (move_experts with contiguous lists)")
         for layer in self.layers:

@@ -279,6 +279,14 @@ class MoeLayer:
         library.check(library.lib.sluice_moe_get_placement(self.handle, ranks, slots, epoch))
         return Placement(tuple(ranks), tuple(slots), int(epoch[0]))
 
+    def loads(self) -> tuple[list[int], list[int]]:
+        """Rows of all forwards: of this rank's tokens by expert, and received by each rank up to the training forward
+        before the newest one, which headers report, so that all ranks know the same. Nothing is sent."""
+        library = load()
+        rows, ranks = (library.ffi.new("int64_t[]", n) for n in (self.num_experts, self.context.ep_group.world_size))
+        library.check(library.lib.sluice_moe_get_loads(self.handle, rows, ranks, library.ffi.NULL))
+        return list(rows), list(ranks)
+
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int], epoch: int | None = None) -> None:
         """From the next call on, expert e lives on rank expert_rank[e] of the group, in slot expert_slot[e] there: its
         place among the parameters that are passed. The caller moves what belongs to it. Between steps: InvalidState

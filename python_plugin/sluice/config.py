@@ -68,6 +68,21 @@ class PipelineOptions(NamedTuple):
     in_flight: int | None = None
 
 
+class PlacementOptions(NamedTuple):
+    """When experts change ranks (docs/placement.md).
+
+    interval    steps between two looks at the loads
+    target      no more is wanted than a fullest rank with so many times the least rows that it can have
+    least_gain  share of a layer's time that a move must save
+    horizon     steps for which loads are believed to stay: a move must save more in them than it takes
+    """
+
+    interval: int = 20
+    target: float = 1.05
+    least_gain: float = 0.05
+    horizon: int = 500
+
+
 @dataclass(frozen=True)
 class Options:
     """What the section says, checked. None = chosen by Sluice.
@@ -96,6 +111,7 @@ class Options:
     gradient_pool: int | None = None
     optimizer: bool = False
     pipeline: PipelineOptions | None = None
+    placement: PlacementOptions | None = None
     shared_memory_budget: int | None = None
     shared_host_memory_budget: int | None = None
 
@@ -139,6 +155,7 @@ NESTED = {
     "policy": ("input", "pre_activation"),
     "tuner": TunerOptions._fields,
     "pipeline": ("enabled", *PipelineOptions._fields),
+    "placement": PlacementOptions._fields,
 }
 _NO_KEYS = ("required", "shared_memory_budget", "shared_host_memory_budget")
 KEYS = ("enabled", *(field.name for field in fields(Options) if field.name not in _NO_KEYS))
@@ -371,6 +388,33 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
     return PipelineOptions(**given)
 
 
+def _placement(key: str, value: Any) -> PlacementOptions | None:
+    """None: experts stay where the host put them."""
+    if value in ("fixed", "adaptive"):
+        return PlacementOptions() if value == "adaptive" else None
+    if not isinstance(value, Mapping):
+        names = ", ".join(NESTED[key])
+        raise ConfigError(
+            f'"sluice": "{key}" must be "adaptive", "fixed", or an object with keys of {names}, not {value!r}'
+        )
+    check_nested(key, value)
+    given = {name: item for name, item in value.items() if item is not None}
+    for name in ("interval", "horizon"):
+        if name in given:
+            _count(f"{key}.{name}", given[name])
+    if "target" in given:
+        given["target"] = _number(f"{key}.target", given["target"], 1.0, 1e6)
+    if "least_gain" in given:
+        given["least_gain"] = _number(f"{key}.least_gain", given["least_gain"], 0.0, 0.99)
+    return PlacementOptions(**given)
+
+
+def _number(key: str, value: Any, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ConfigError(f'"sluice": "{key}" must be a number from {least:g} to {most:g}, not {value!r}')
+    return float(value)
+
+
 def _bytes(key: str, value: Any) -> int:
     """A number of bytes, or text with a unit: "20GiB", "1.5 GB"."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
@@ -409,6 +453,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "gradient_pool": _bytes_or_none,
     "optimizer": _boolean,
     "pipeline": _pipeline,
+    "placement": _placement,
     "gemm": _one_of(GEMMS),
     "gemm_library": _text,
     "transport": _one_of(TRANSPORTS),

@@ -99,12 +99,13 @@ def _deepspeed(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
     yield from against
     if all(finding.state != BAD for finding in against):
         refusals = "an error" if options.on_unsupported == "error" else "left to DeepSpeed"
+        moves = "" if options.placement is None else " | experts change ranks where loads differ"
         batches = "" if options.pipeline is None else f" | batches of a pipeline by {options.pipeline.policy}"
         yield Finding(
             CHECK,
             OK,
-            f"{path}: every deepspeed.moe.layer.MoE of the model would be swapped | {options.plan_message()}{batches} "
-            f"| a layer that cannot be is {refusals}",
+            f"{path}: every deepspeed.moe.layer.MoE of the model would be swapped | {options.plan_message()}{batches}"
+            f"{moves} | a layer that cannot be is {refusals}",
         )
 
 

@@ -31,6 +31,7 @@ class Rule(NamedTuple):
 
 
 _NO_OTHER_PIPELINE = "it runs the schedules of a DeepSpeed pipeline engine, which no other host has"
+_NO_OTHER_PLACEMENT = "it moves the experts of a DeepSpeed engine, which no other host has"
 
 TABLE = {
     "enabled": Rule(ANYONE, "it leaves layers to the host, with the same results"),
@@ -54,6 +55,11 @@ TABLE = {
     "pipeline.enabled": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
     "pipeline.policy": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
     "pipeline.in_flight": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
+    "placement": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
+    "placement.interval": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
+    "placement.target": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
+    "placement.least_gain": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
+    "placement.horizon": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
     "on_unsupported": Rule(ANYONE, "an error or a warning; transformers' own layers run in either case"),
     "gemm": Rule(USER, "it has a library of this machine loaded"),
     "gemm_library": Rule(USER, "it names code to load"),

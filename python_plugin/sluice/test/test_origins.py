@@ -42,13 +42,21 @@ REFUSED = {
     "pipeline.enabled": {"pipeline": {"enabled": True}},
     "pipeline.policy": {"pipeline": {"policy": "1f1b"}},
     "pipeline.in_flight": {"pipeline": {"in_flight": 4}},
+    "placement": {"placement": "adaptive"},
+    "placement.interval": {"placement": {"interval": 5}},
+    "placement.target": {"placement": {"target": 1.1}},
+    "placement.least_gain": {"placement": {"least_gain": 0.1}},
+    "placement.horizon": {"placement": {"horizon": 50}},
     "tuner.machine": {"tuner": {"machine": "m.json"}},
     "tuner.calibrate": {"tuner": {"calibrate": True}},
     "tuner.cache": {"tuner": {"cache": "/tmp/c"}},
     "tuner.decisions": {"tuner": {"decisions": True}},
     "tuner.pinned": {"tuner": {"pinned": "p.json"}},
 }
-OF_AN_ENGINE = {"optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight"}
+OF_AN_ENGINE = {
+    *("optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight"),
+    *("placement", "placement.interval", "placement.target", "placement.least_gain", "placement.horizon"),
+}
 
 
 @pytest.fixture(autouse=True)

@@ -141,6 +141,36 @@ def test_Pipeline_Wrong_IsNamed(value: Any, text: str) -> None:
         config.parse({"pipeline": value})
 
 
+@pytest.mark.parametrize(
+    "written, meant",
+    [
+        ("adaptive", config.PlacementOptions(20, 1.05, 0.05, 500)),
+        ("fixed", None),
+        (None, None),
+        ({"interval": 7, "target": 2, "least_gain": 0, "horizon": None}, config.PlacementOptions(7, 2.0, 0.0, 500)),
+    ],
+)
+def test_Placement_Right_IsRead(written: Any, meant: Any) -> None:
+    options = config.parse({"enabled": True, "placement": written})[1]
+    assert options.placement == meant
+    assert config.Options(**options.as_dict()) == options
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (True, 'must be "adaptive", "fixed", or an object'),
+        ({"every": 3}, "has no key 'every': known are interval, target, least_gain, horizon"),
+        ({"interval": 0}, '"placement.interval" must be a whole number above 0'),
+        ({"target": 0.9}, '"placement.target" must be a number from 1 to'),
+        ({"least_gain": float("nan")}, '"placement.least_gain" must be a number from 0 to'),
+    ],
+)
+def test_Placement_Wrong_IsNamed(value: Any, text: str) -> None:
+    with pytest.raises(config.ConfigError, match=text):
+        config.parse({"placement": value})
+
+
 @pytest.mark.parametrize("key", config.KEYS)
 def test_Section_TheWordAuto_IsRefusedForEveryKey(key: str) -> None:
     with pytest.raises(config.ConfigError, match=f'"{key}": the word "auto"'):

@@ -1,0 +1,99 @@
+"""Rank-side: trainings whose experts move by the option "placement", beside those in which none does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases_placement import SECTION, UNCLIPPED
+from ds_models import batch, build, ds_config, engine, train
+
+# Whatever a move takes, it pays.
+WILLING = {"interval": 3, "target": 1.05, "least_gain": 0.01, "horizon": 10**6}
+
+
+def _positive(step: int, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    x, target = batch(step, length, dtype)
+    return x.abs(), target
+
+
+def _favours_the_first(model: Any) -> None:
+    """Half of all experts, those of the first ranks, get nearly all rows."""
+    with torch.no_grad():
+        model.first.weight.copy_(torch.eye(*model.first.weight.shape))
+        for moe in model.moes:
+            gate = moe.deepspeed_moe.gate.wg.weight
+            gate[: gate.shape[0] // 2] += 0.6
+
+
+def decided_training(layers: list[dict[str, Any]], steps: int, config: dict[str, Any] | None = None) -> Any:
+    """[unmoved, moved, reports]: what `train` gives of both, and what the layers say before experts go home."""
+    reports: list[Any] = []
+
+    def check(host: Any, step: int) -> None:
+        if step == steps - 1:
+            reports.extend(state["placement"] for state in host.sluice.stats())
+            host.sluice.decider = None
+            with host.sluice.at_home(False):
+                pass
+
+    config = {**UNCLIPPED, **(config or {})}
+    still = train(layers, steps, SECTION, config, prepare=_favours_the_first, data=_positive)
+    section = {**SECTION, "placement": WILLING}
+    moved = train(layers, steps, section, config, prepare=_favours_the_first, data=_positive, check=check)
+    return [still, moved, reports]
+
+
+def even_training(steps: int) -> Any:
+    """(reports, collectives that a look sent) of a training with loads that are even enough."""
+    host = engine(
+        build([{"num_experts": 8, "k": 2}]),
+        ds_config(**UNCLIPPED),
+        {**SECTION, "placement": {**WILLING, "target": 1.9}},
+    )
+    sent: list[str] = []
+    look = type(host.sluice.decider.watches[0]).look
+
+    def counted(*args: Any) -> None:
+        names = [name for name in dir(dist) if name.startswith(("all_", "send", "isend", "broadcast", "reduce"))]
+        originals = {name: getattr(dist, name) for name in names if callable(getattr(dist, name))}
+        try:
+            for name in originals:
+                setattr(dist, name, lambda *_a, name=name, **_k: sent.append(name))
+            look(*args)
+        finally:
+            for name, original in originals.items():
+                setattr(dist, name, original)
+
+    type(host.sluice.decider.watches[0]).look = counted
+    try:
+        for step in range(steps):
+            x, target = batch(step)
+            host.backward(host(x, target))
+            host.step()
+    finally:
+        type(host.sluice.decider.watches[0]).look = look
+    reports = [state["placement"] for state in host.sluice.stats()]
+    host.sluice.unswap()
+    host.destroy()
+    return reports, sent
+
+
+def unswapped() -> Any:
+    """Whether experts had moved, and whether unswapping brought the weights of the unmoved run home."""
+    weights = []
+    moved = 0
+    for section in (SECTION, {**SECTION, "placement": WILLING}):
+        model = build([{"num_experts": 8, "k": 2, "drop_tokens": False}])
+        _favours_the_first(model)
+        host = engine(model, ds_config(**UNCLIPPED), section)
+        for step in range(7):
+            x, target = _positive(step)
+            host.backward(host(x, target))
+            host.step()
+        moved += sum(state.get("placement", {}).get("moved_experts", 0) for state in host.sluice.stats())
+        host.sluice.unswap()
+        weights.append([parameter.detach().clone() for parameter in host.module.parameters()])
+        host.destroy()
+    return moved, all(torch.equal(a, b) for a, b in zip(*weights))

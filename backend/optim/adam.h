@@ -6,8 +6,13 @@
  *     v = beta2 * v + (1 - beta2) * g * g
  *     p = (AdamW: (1 - lr * weight_decay) *) p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
  *
- * in f64, from f32 as it lies to f32 as it is kept: one rounding for each of m, v and p. In f32 a step would be several
- * units in the last place off. No operation is fused, so that every instruction set gives the same bits. */
+ * in f32, with m and v in the third rule as they are kept. Each of m, v and p is off from f64 arithmetic by at most two
+ * units in the last place of the largest operand of its rule, where no number on the way leaves the range of f32.
+ * Constants are formed in f64 and rounded once. What root, sum and quotient of the third rule lose is computed and
+ * added back: else p would be five units off where it is smaller than what it moves by.
+ *
+ * Multiplications are fused with additions where the loops say so and nowhere else, and roots and quotients are
+ * rounded to nearest. So every instruction set gives the same bits. */
 #ifndef SLUICE_BACKEND_OPTIM_ADAM_H_
 #define SLUICE_BACKEND_OPTIM_ADAM_H_
 
@@ -23,15 +28,15 @@ typedef struct sluice_adam_rule_s {
   int32_t maximizes;         /* 1: gradients are taken with the other sign */
 } sluice_adam_rule_t;
 
-/* What all elements of a step share. */
+/* What all elements of a step share. Both sides of the quotient are multiplied by sqrt(1 - beta2^t), which spares the
+ * root a factor. */
 typedef struct sluice_adam_numbers_s {
-  double beta1, one_minus_beta1, beta2, one_minus_beta2;
-  double decay;     /* AdamW: 1 - lr * weight_decay; else 1 */
-  double l2;        /* Adam: weight_decay; else 0 */
-  double step_size; /* lr / (1 - beta1^t) */
-  double inverse_v; /* 1 / sqrt(1 - beta2^t) */
-  double epsilon;
-  double grad_scale; /* gradients are multiplied by it: 1 / (scale of the loss), and what clipping makes of it */
+  float grad_scale; /* 1 / (scale of the loss), and what clipping makes of it */
+  float l2;         /* Adam: weight_decay; else 0 */
+  float one_minus_beta1, one_minus_beta2;
+  float decay;                     /* AdamW: lr * weight_decay; else 0 */
+  float epsilon_high, epsilon_low; /* epsilon * sqrt(1 - beta2^t), and what its rounding lost */
+  float step_high, step_low;       /* lr * sqrt(1 - beta2^t) / (1 - beta1^t), and what its rounding lost */
 } sluice_adam_numbers_t;
 
 /* Refuses a rule that no training means: INVALID_ARGUMENT naming the number. */

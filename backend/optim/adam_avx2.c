@@ -1,4 +1,4 @@
-/* The same loops for AVX2. */
+/* The same loops for AVX2 with FMA. */
 #include <stddef.h>
 
 #include "backend/optim/adam.h"
@@ -6,10 +6,10 @@
 #if defined(__x86_64__)
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,fma")
 #endif
 
 #include "backend/optim/adam_loops.inc.h"
@@ -23,7 +23,7 @@
 static const sluice_adam_kernels_t kernels = KERNELS_OF("avx2");
 
 const sluice_adam_kernels_t* sluice_adam_avx2(void) {
-  const int has = __builtin_cpu_supports("avx2");
+  const int has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   return has ? &kernels : NULL;
 }
 

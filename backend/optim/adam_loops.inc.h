@@ -1,6 +1,6 @@
 /* The loops of a step, written once in plain C and compiled for each instruction set by the file that includes it,
- * which defines KERNELS and NAME. The compiler makes vectors of them; nothing here may depend on how wide they are: no
- * operation is fused (-ffp-contract=off), and sums are kept in LANES of their own. */
+ * and names its table by KERNELS_OF. The compiler makes vectors of them; nothing here may depend on how wide they are:
+ * what is fused says fmaf (-ffp-contract=off does no more), and sums are kept in LANES of their own. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "backend/optim/adam.h"
 
 enum {
-  BLOCK = 512, /* elements between two conversions: gradients as f32 stay in the first cache */
+  BLOCK = 128, /* elements that one loop hands to the next in the first cache */
   LANES = 16,  /* sums of squares of a scan */
 };
 
@@ -38,17 +38,34 @@ static void from_f32(const float* data, int64_t count, void* out, int32_t dtype,
   }
 }
 
-static void update_block(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
-                         int64_t count, const sluice_adam_numbers_t* numbers) {
+/* The first two rules of adam.h. */
+static void update_moments(float* restrict m, float* restrict v, const float* restrict p, const float* restrict grad,
+                           int64_t count, const sluice_adam_numbers_t* numbers) {
   const sluice_adam_numbers_t n = *numbers;
   for (int64_t i = 0; i < count; ++i) {
-    const double g = (double)grad[i] * n.grad_scale + n.l2 * (double)p[i];
-    const double first = n.beta1 * (double)m[i] + n.one_minus_beta1 * g;
-    const double second = n.beta2 * (double)v[i] + n.one_minus_beta2 * g * g;
-    const double denominator = sqrt(second) * n.inverse_v + n.epsilon;
-    m[i] = (float)first;
-    v[i] = (float)second;
-    p[i] = (float)(n.decay * (double)p[i] - n.step_size * (first / denominator));
+    const float g = fmaf(n.l2, p[i], grad[i] * n.grad_scale);
+    m[i] = fmaf(n.one_minus_beta1, g, fmaf(-n.one_minus_beta1, m[i], m[i]));
+    v[i] = fmaf(n.one_minus_beta2 * g, g, fmaf(-n.one_minus_beta2, v[i], v[i]));
+  }
+}
+
+/* The third. A rounding error of s, d and q is the remainder that fmaf leaves; each is brought to the quotient by way
+ * of the reciprocal of d, so that there is one division. */
+static void update_params(float* restrict p, const float* restrict m, const float* restrict v, int64_t count,
+                          const sluice_adam_numbers_t* numbers) {
+  const sluice_adam_numbers_t n = *numbers;
+  for (int64_t i = 0; i < count; ++i) {
+    const float s = sqrtf(v[i]);
+    const float d = s + n.epsilon_high;
+    const float rest = d - s; /* Knuth's sum: what d lost of s and of epsilon */
+    const float lost_in_sum = (s - (d - rest)) + (n.epsilon_high - rest) + n.epsilon_low;
+    const float reciprocal = 1.0F / d;
+    const float q = m[i] * reciprocal;
+    const float lost_in_root = fmaf(-s, s, v[i]) * reciprocal; /* twice, where s is most of d; else it hardly counts */
+    const float d_low = fmaf(0.5F, lost_in_root, lost_in_sum);
+    const float q_low = fmaf(-q, d_low, fmaf(-q, d, m[i])) * reciprocal;
+    const float small = fmaf(n.step_high, q_low, fmaf(n.step_low, q, n.decay * p[i]));
+    p[i] = fmaf(-n.step_high, q, p[i] - small);
   }
 }
 
@@ -60,7 +77,8 @@ static void update(const sluice_adam_tensor_t* t, int64_t first, int64_t count, 
     const int in_place = t->master == NULL && t->param_dtype == SLUICE_DTYPE_F32;
     float* master = t->master != NULL ? t->master + first : in_place ? (float*)t->param + first : param_room;
     if (master == param_room) as_f32(t->param, t->param_dtype, first, size, param_room);
-    update_block(master, t->exp_avg + first, t->exp_avg_sq + first, grad, size, n);
+    update_moments(t->exp_avg + first, t->exp_avg_sq + first, master, grad, size, n);
+    update_params(master, t->exp_avg + first, t->exp_avg_sq + first, size, n);
     if (!in_place) from_f32(master, size, t->param, t->param_dtype, first);
   }
 }

@@ -17,19 +17,19 @@ sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule) {
 }
 
 sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int64_t t, double grad_scale) {
-  /* By pow from the number of the step, not as a running GEMM: a step that is resumed has the same bits. */
+  /* By pow from the number of the step, not as a running product: a step that is resumed has the same bits. */
   const double correction1 = rule->corrects_the_bias ? 1.0 - pow(rule->beta1, (double)t) : 1.0;
-  const double correction2 = rule->corrects_the_bias ? 1.0 - pow(rule->beta2, (double)t) : 1.0;
+  const double root2 = rule->corrects_the_bias ? sqrt(1.0 - pow(rule->beta2, (double)t)) : 1.0;
+  const double step_size = rule->lr * root2 / correction1, epsilon = rule->epsilon * root2;
   return (sluice_adam_numbers_t){
-      .beta1 = rule->beta1,
-      .one_minus_beta1 = 1.0 - rule->beta1,
-      .beta2 = rule->beta2,
-      .one_minus_beta2 = 1.0 - rule->beta2,
-      .decay = rule->is_decoupled ? 1.0 - rule->lr * rule->weight_decay : 1.0,
-      .l2 = rule->is_decoupled ? 0.0 : rule->weight_decay,
-      .step_size = rule->lr / correction1,
-      .inverse_v = 1.0 / sqrt(correction2),
-      .epsilon = rule->epsilon,
-      .grad_scale = rule->maximizes ? -grad_scale : grad_scale,
+      .grad_scale = (float)(rule->maximizes ? -grad_scale : grad_scale),
+      .l2 = rule->is_decoupled ? 0.0F : (float)rule->weight_decay,
+      .one_minus_beta1 = (float)(1.0 - rule->beta1),
+      .one_minus_beta2 = (float)(1.0 - rule->beta2),
+      .decay = rule->is_decoupled ? (float)(rule->lr * rule->weight_decay) : 0.0F,
+      .epsilon_high = (float)epsilon,
+      .epsilon_low = (float)(epsilon - (double)(float)epsilon),
+      .step_high = (float)step_size,
+      .step_low = (float)(step_size - (double)(float)step_size),
   };
 }

@@ -4,9 +4,11 @@
  * group, every byte stays as it was. The host owns all memory and counts the steps; the library keeps no state between
  * calls but scratch.
  *
- * Numbers: m, v and p as below in f64, each rounded once to f32, with nothing fused. So results are the same bits on
- * every processor, for every number of threads, and however a model is cut into tensors; with clipping the norm is
- * summed in the order of the tensors.
+ * Numbers: g, m, v and p as below in f32, with m and v in the last rule as they are kept. Each of m, v and p is off
+ * from f64 arithmetic by at most 2 ulp of the largest operand of its rule, where v is 0 or at least 1e-30, nothing
+ * overflows, and, for v with the weight decay of Adam, beta2 is at least 0.9. Constants are formed in f64 and rounded
+ * once. Results are the same bits on every processor, for every number of threads, and however a model is cut into
+ * tensors; with clipping the norm is summed in f64 in the order of the tensors.
  *
  *     g = grad / loss_scale * clip                       (Adam: + weight_decay * p)
  *     m = beta1 * m + (1 - beta1) * g

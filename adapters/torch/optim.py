@@ -23,6 +23,9 @@ _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 class Adam(torch.optim.Adam):
     """As `torch.optim.Adam`; `foreach` and `fused` change nothing.
 
+    check_finite: False where the caller knows that gradients are finite, which spares one reading of them. A
+    GradScaler has looked itself.
+
     Refused by name: amsgrad, capturable, differentiable, sparse gradients, dtypes other than f32, bf16 and f16, and
     parameters that are not on a CPU.
 
@@ -32,18 +35,20 @@ class Adam(torch.optim.Adam):
     # A GradScaler leaves scale and verdict to the step, which then reads gradients once in place of twice.
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Any, *args: Any, **options: Any) -> None:
+    def __init__(self, params: Any, *args: Any, check_finite: bool = True, **options: Any) -> None:
         super().__init__(params, *args, **options)
         self._handle = new_handle()
+        self.check_finite = check_finite
         self.skipped_steps = 0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._handle = new_handle()
         self.__dict__.setdefault("skipped_steps", 0)
+        self.__dict__.setdefault("check_finite", True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"skipped_steps": self.skipped_steps}
+        return super().__getstate__() | {"skipped_steps": self.skipped_steps, "check_finite": self.check_finite}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in _UNSUPPORTED:
@@ -81,7 +86,8 @@ class Adam(torch.optim.Adam):
                     moments = (state[name] for name in _STATE)
                     entries.append(Entry(int(state["step"]) + 1, param, param.grad, *moments))
             step.add_group(group, entries)
-        if step.run(1.0 if grad_scale is None else float(grad_scale)):
+        looks = self.check_finite and found_inf is None
+        if step.run(1.0 if grad_scale is None else float(grad_scale), check_finite=looks):
             for state in states:
                 state["step"] += 1
         else:

@@ -57,7 +57,7 @@ def test_Training_BesideTorch_HasItsLossesAndParameters(ours, theirs, options):
     stock = _train(theirs_model, theirs(theirs_model.parameters(), **options), 50)
     torch.testing.assert_close(mine, stock, rtol=2e-6, atol=0)
     for a, b in zip(ours_model.parameters(), theirs_model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)  # f64 there, f32 here, over 50 steps
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)  # other roundings, over 50 steps
 
 
 def test_Groups_EachHasItsOwnNumbersAndFrozenOnesStay():
@@ -126,6 +126,22 @@ def test_Gradient_ThatIsNoNumber_ChangesNothingAndIsTold(bad):
     assert optimizer.skipped_steps == 1
     _train(model, optimizer, 1, first=4)
     assert not _same(_state_bytes(model, optimizer), before)
+
+
+def test_CheckFinite_TurnedOff_HasTheSameBitsAndLooksAtNothing():
+    models = [_model(), _model()]
+    optimizers = [
+        sluice.optim.AdamW(m.parameters(), check_finite=on) for m, on in zip(models, (True, False), strict=True)
+    ]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        _train(model, optimizer, 3)
+    assert _same(*(_state_bytes(*pair) for pair in zip(models, optimizers, strict=True)))
+    moved = copy.deepcopy(optimizers[1])
+    assert moved.check_finite is False
+    models[1][2].bias.grad[0] = float("nan")
+    optimizers[1].step()
+    assert optimizers[1].skipped_steps == 0
+    assert models[1][2].bias[0].isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -114,6 +114,8 @@ def apply(engine: Any) -> None:
         from sluice.adapters.deepspeed.deciding import Decider
 
         engine.sluice.decider = Decider(engine.sluice.layers, options.placement, engine.sluice.optimizer)
+    if stage is not None:
+        engine.sluice.engine = weakref.ref(engine)
     if options.pipeline is not None:
         from sluice.adapters.deepspeed.pipeline import take_over
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sluice
 import torch
 from sluice import trace
-from sluice.adapters.deepspeed import moving, seam, shares
+from sluice.adapters.deepspeed import moving, moving_layers, seam, shares
 from sluice.adapters.deepspeed.layer import SluiceMOELayer
 from sluice.adapters.deepspeed.probe import Finding, probe
 from sluice.adapters.deepspeed.seam import Backend
@@ -61,6 +61,7 @@ class Handle:
         self.optimizer: Callable[[], Any] = lambda: None  # of the engine, once it has one
         self.pipeline: Takeover | None = None  # of the engine's batches
         self.decider: Decider | None = None  # of where experts live
+        self.engine: Callable[[], Any] = lambda: None  # of a pipeline
         self._backends: dict[tuple[tuple[int, ...], torch.device], Backend] = {}
 
     def move_experts(
@@ -71,6 +72,16 @@ class Handle:
         group; the training goes on with the same bits where the C library promises them. Checkpoints of the engine
         stay as they are without it."""
         moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
+
+    def move_layers(self, parts: Sequence[int], timeout: float | None = None) -> list[tuple[int, int, int]]:
+        """Stage s of the engine's pipeline has layers parts[s] up to parts[s + 1] from now on, with their parameters,
+        gradients, buffers and what the optimizer keeps of them. Between batches, collective over all ranks of the
+        engine; the training goes on with the same bits. What moved: (layer, stage before, stage now). timeout: seconds
+        to wait for a rank that does not come."""
+        engine = self.engine()
+        if engine is None:
+            raise InvalidState("layers move between the stages of a pipeline, and this model is none")
+        return [tuple(each) for each in moving_layers.move(engine, parts, timeout)]
 
     def at_home(self, and_back: bool) -> AbstractContextManager[None]:
         """All experts where the host believes them to be; `and_back`: afterwards where they lay. Collective."""

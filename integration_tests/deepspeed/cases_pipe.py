@@ -76,10 +76,11 @@ class Job:
         varied: bool = False,
         section: dict[str, Any] | None = None,
         net: Any = None,
+        parts: Any = None,
     ) -> None:
         self.kind, self.stages, self.varied = kind, stages, varied
         self.dtype = getattr(torch, dtype)
-        net = models.module(kind, stages, **(module or {})) if net is None else net
+        net = models.module(kind, stages, parts, **(module or {})) if net is None else net
         values = {
             **ds_models.ds_config(gradient_accumulation_steps=MICRO_BATCHES),
             "train_micro_batch_size_per_gpu": models.ROWS,

@@ -115,6 +115,9 @@ def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind == "words":
         return [LayerSpec(Words), *(LayerSpec(Reader) for _ in range(4)), LayerSpec(Head)]
+    if kind == "ends tied":  # of layers, both of which lie in the first stage
+        ends = [TiedLayerSpec("ends", Tied, tied_weight_attr="weight") for _ in range(2)]
+        return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
     words = kind.split()
     kinds = [Delayed if "delays" in words else Block] * max(4, stages)
     between = [LayerSpec(each, 0.2 if "dropout" in words else 0.0) for each in kinds]
@@ -127,10 +130,24 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
     return [*between, between[0], between[1]]
 
 
-def module(kind: str, stages: int, **options: Any) -> PipelineModule:
-    """The same on every call. kind: "plain", "words", or some of "dropout", "tied", "delays"."""
+class Cut(PipelineModule):
+    """Stages that begin where they are told to: what the host has no word for."""
+
+    parts_wanted: Any = None
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        super()._partition_layers(method)
+        if self.parts_wanted is not None:
+            self.parts = list(self.parts_wanted)
+            self._set_bounds(start=self.parts[self.stage_id], stop=self.parts[self.stage_id + 1])
+
+
+def module(kind: str, stages: int, parts: Any = None, **options: Any) -> PipelineModule:
+    """The same on every call. kind: "plain", "words", "ends tied", or some of "dropout", "tied", "delays". parts: where
+    stages begin, and where the last ends; None: even."""
     torch.manual_seed(0)
-    return PipelineModule(
+    Cut.parts_wanted = parts
+    return Cut(
         _layers(kind, stages), num_stages=stages, loss_fn=loss, partition_method="uniform", seed_layers=True, **options
     )
 

@@ -1,0 +1,212 @@
+"""Moves layers of a `PipelineModule` between stages, with all that belongs to them: parameters, gradients, buffers, and
+what the optimizer keeps of each. Between two batches, when no micro-batch is under way.
+
+All ranks agree first, on layers that the new stages have built already, so that nothing has moved when it is refused.
+Each replica of the pipeline moves its own. Source: vPipe (TPDS 2022), section on live migration, here with a drain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from sluice.adapters.deepspeed import optimizer_parts, stage_module
+from sluice.adapters.deepspeed.optimizer_parts import Kept
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.host import agree, parcels
+from sluice.adapters.host.parcels import Content, Parcel
+from sluice.errors import Unsupported
+from torch import nn
+
+_KEPT = "kept "  # before the names of what the optimizer keeps of a parameter
+
+
+class Move(NamedTuple):
+    """One layer, from a stage to another."""
+
+    layer: int
+    source: int
+    target: int
+
+
+def move(engine: Any, parts: Sequence[int], wait_s: float | None = None) -> list[Move]:
+    """Stage s has layers parts[s] up to parts[s + 1] from now on; the moves that this took. Between batches.
+
+    Collective over all ranks of the pipeline and its replicas, with the same numbers. The module, the optimizer and
+    its groups stay the objects that they are; a layer that arrives is a new object, that which left is the host's no
+    more. UnsupportedError, or agree.DisagreementError, on all ranks alike: then nothing has moved.
+    """
+    module, parts = engine.module, [int(bound) for bound in parts]
+    optimizer = optimizer_parts.of_engine(engine)
+    moves, built = _agreed(engine, parts, optimizer, wait_s)
+    if not moves:
+        return []
+    kept = optimizer.take(list(module.parameters()))
+    going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if _goes(module, each)}
+    contents = {layer: _content(function, kept) for layer, function in going.items()}
+    arrived = _exchanged(module, moves, contents, wait_s)
+    for layer, content in arrived.items():
+        stage_module.fill(built[layer], content)
+    stage_module.replace(module, parts, built)
+    engine.param_names = {parameter: name for name, parameter in module.named_parameters()}
+    for layer, content in arrived.items():
+        kept.update(_kept_of(built[layer], content))
+    optimizer.put({parameter: kept[parameter] for parameter in module.parameters() if parameter in kept})
+    if hasattr(engine, "pipe_buffers"):  # one that has been made in full
+        engine.reset_activation_shape()
+    return moves
+
+
+# ---- before anything moves ----
+
+
+def _agreed(engine: Any, parts: list[int], optimizer: Any, wait_s: float | None) -> tuple[list[Move], dict[int, Any]]:
+    """The moves, and the layers that come here, built. On all ranks, or an error on all."""
+    module = engine.module
+    own: dict[str, Any] = {"parts": parts, "settings": optimizer.settings(), "gone": {}, "built": {}}
+    own["groups"] = {layer: _groups(module, layer, optimizer) for layer in stage_module.layers_of(module)}
+    moves: list[Move] = []
+    built: dict[int, Any] = {}
+    refused = stage_module.why_no_partition(module, parts)
+    if not refused:
+        moves = _moves(module, parts)
+        refused = _why_not(module, moves, optimizer)
+    if not refused:
+        try:
+            built = {each.layer: stage_module.build(module, each.layer) for each in moves if _comes(module, each)}
+        except Exception as error:  # the user's own constructor
+            refused = f"a layer could not be built: {type(error).__name__}: {error}"
+    own["refused"] = refused
+    own["built"] = {layer: stage_module.names_of(function) for layer, function in built.items()}
+    own["gone"] = {each.layer: _names(module, each.layer) for each in moves if _goes(module, each)}
+    answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
+    agree.require_equal("moving layers", {rank: {"parts": answer["parts"]} for rank, answer in answers.items()})
+    for rank, answer in answers.items():
+        if answer["refused"]:
+            raise UnsupportedError(f"layers cannot move: {answer['refused']} (on rank {rank})")
+    agree.require_equal(
+        "moving layers: the optimizers of stages differ",
+        {rank: _flattened(answer["settings"]) for rank, answer in answers.items()},
+    )
+    if moves and optimizer.needs_all_groups:
+        _require_groups(parts, answers)
+    _require_alike(answers)
+    return moves, built
+
+
+def _groups(module: Any, layer: int, optimizer: Any) -> list[int]:
+    """The optimizer's groups in which the layer has parameters that count."""
+    counted = [
+        p
+        for p in stage_module.parameters_of(module, layer)
+        if optimizer.counts_copies or not getattr(p, "ds_pipe_replicated", False)
+    ]
+    return sorted({group for group in optimizer.groups_of(counted) if group is not None})
+
+
+def _require_groups(parts: Sequence[int], answers: dict[int, Any]) -> None:
+    """DeepSpeed's optimizers work over groups in which every stage has something."""
+    groups = {int(layer): set(held) for answer in answers.values() for layer, held in answer["groups"].items()}
+    for stage, (first, last) in enumerate(zip(parts, parts[1:])):
+        there = set().union(*(groups[layer] for layer in range(first, last)))
+        missing = sorted(set().union(*groups.values()) - there)
+        if missing:
+            raise UnsupportedError(
+                f"layers cannot move: stage {stage} would have no parameter of its own in group {missing[0]} of the "
+                "optimizer, which DeepSpeed's optimizer needs: leave it a layer with some"
+            )
+
+
+def _flattened(settings: Sequence[dict[str, str]]) -> dict[str, str]:
+    members = {f"group {i}: {key}": value for i, group in enumerate(settings) for key, value in group.items()}
+    return {"groups": str(len(settings)), **members}
+
+
+def _require_alike(answers: dict[int, Any]) -> None:
+    gone = {layer: names for answer in answers.values() for layer, names in answer["gone"].items()}
+    for rank, answer in answers.items():
+        for layer, names in answer["built"].items():
+            if names != gone[layer]:
+                raise UnsupportedError(
+                    f"layers cannot move: layer {layer} has {', '.join(gone[layer])}, and rank {rank} built one with "
+                    f"{', '.join(names)}: what makes a layer has to make the same on all ranks"
+                )
+
+
+def _moves(module: Any, parts: Sequence[int]) -> list[Move]:
+    pairs = zip(stage_module.owners(stage_module.parts_of(module)), stage_module.owners(parts))
+    return [Move(layer, old, new) for layer, (old, new) in enumerate(pairs) if old != new]
+
+
+def _comes(module: Any, each: Move) -> bool:
+    return bool(each.target == module.stage_id)
+
+
+def _goes(module: Any, each: Move) -> bool:
+    return bool(each.source == module.stage_id)
+
+
+def _why_not(module: Any, moves: Sequence[Move], optimizer: Any) -> str:
+    """Why this rank cannot do it; "": it can."""
+    if max(module._topo.get_dim("model"), 1) > 1:
+        return "the topology has tensor parallelism"
+    reason = optimizer.why_not() if moves else ""
+    if reason:
+        return f"what the optimizer keeps of layers cannot be taken out: {reason}"
+    going = (each.layer for each in moves if _goes(module, each))
+    return next((why for why in (stage_module.why_pinned(module, layer) for layer in going) if why), "")
+
+
+def _names(module: Any, layer: int) -> list[str]:
+    return stage_module.names_of(stage_module.function_of(module, layer))
+
+
+# ---- what moves ----
+
+
+def _content(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:
+    """All of a layer, with what the optimizer keeps of it."""
+    content = dict(stage_module.content_of(function))
+    for name, parameter in function.named_parameters() if isinstance(function, nn.Module) else ():
+        if parameter in kept:
+            group, state = kept[parameter]
+            content[f"{name} group"] = group
+            content.update({f"{name} {_KEPT}{key}": value for key, value in state.items()})
+    return content
+
+
+def _kept_of(function: Any, content: Content) -> dict[nn.Parameter, Kept]:
+    """The optimizer's part of what arrived."""
+    found = {}
+    for name, parameter in function.named_parameters() if isinstance(function, nn.Module) else ():
+        if f"{name} group" in content:
+            prefix = f"{name} {_KEPT}"
+            state = {key[len(prefix) :]: value for key, value in content.items() if key.startswith(prefix)}
+            found[parameter] = Kept(content[f"{name} group"], state)
+    return found
+
+
+def _exchanged(
+    module: Any, moves: Sequence[Move], contents: dict[int, Content], wait_s: float | None
+) -> dict[int, Content]:
+    """What comes to this stage, by layer. Each replica has its own ranks."""
+    own: dict[str, Any] = {}
+    try:
+        own = {str(layer): parcels.describe(content) for layer, content in contents.items()}
+    except Unsupported as error:
+        own = {"refused": error.message}
+    answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
+    for rank, answer in answers.items():
+        if "refused" in answer:
+            raise UnsupportedError(f"layers cannot move: {answer['refused']} (on rank {rank})")
+    replica = module._grid.get_data_parallel_id()
+    listed = []
+    for layer, source, target in moves:
+        first, last = (module._grid.stage_to_global(stage_id=stage, data=replica) for stage in (source, target))
+        listed.append(Parcel(first, last, contents.get(layer), answers[first][str(layer)]))
+    return dict(zip([each.layer for each in moves if _comes(module, each)], parcels.exchange(listed)))
+
+
+def _ranks() -> range:
+    return range(torch.distributed.get_world_size())

@@ -1,0 +1,169 @@
+"""The layers of a `PipelineModule` on its rank: which they are, all that belongs to one, and how the stage gets others.
+
+The module object stays the user's. Names and orders are those of a module that was built with the new partition.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from sluice.adapters.host.parcels import Content
+from torch import nn
+
+from deepspeed.moe.sharded_moe import MOELayer
+from deepspeed.pipe import LayerSpec, TiedLayerSpec
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def parts_of(module: Any) -> tuple[int, ...]:
+    """Where stages begin, and where the last one ends."""
+    return tuple(int(bound) for bound in module.parts)
+
+
+def owners(parts: Sequence[int]) -> list[int]:
+    """The stage of each layer."""
+    return [stage for stage, (first, last) in enumerate(zip(parts, parts[1:])) for _ in range(first, last)]
+
+
+def why_no_partition(module: Any, parts: Sequence[int]) -> str:
+    """What is wrong with the numbers; "": they are a partition of this module's layers."""
+    bounds, count = list(parts), module._num_layers
+    if len(bounds) == module.num_stages + 1 and bounds[0] == 0 and bounds[-1] == count:
+        if all(first < last for first, last in zip(bounds, bounds[1:])):
+            return ""
+    return (
+        f"parts are {bounds}: for {count} layers on {module.num_stages} stages they are {module.num_stages + 1} "
+        f"numbers that ascend from 0 to {count}, no two alike"
+    )
+
+
+def why_pinned(module: Any, layer: int) -> str:
+    """Why this layer, which lies here, has to stay; "": it may move."""
+    spec, function = module._layer_specs[layer], function_of(module, layer)
+    if isinstance(spec, TiedLayerSpec):
+        return f"layer {layer} is tied to others by '{spec.key}'"
+    if not isinstance(function, nn.Module):
+        return ""  # a function: all ranks have it
+    inner = list(function.modules())
+    if any(isinstance(each, MOELayer) for each in inner):
+        return f"layer {layer} holds a MoE layer, whose experts are a matter of its whole stage"
+    if any(getattr(each, name, None) for each in inner for name in _HOOKS):
+        return f"layer {layer} has hooks, which belong to this process"
+    own = {id(parameter) for parameter in function.parameters()}
+    others = [function_of(module, other) for other in layers_of(module) if other != layer]
+    if any(id(p) in own for other in others if isinstance(other, nn.Module) for p in other.parameters()):
+        return f"layer {layer} shares parameters with another layer"
+    return ""
+
+
+def function_of(module: Any, layer: int) -> Any:
+    """What the stage calls for a layer that lies here."""
+    return module.forward_funcs[layer - module._local_start]
+
+
+def layers_of(module: Any) -> range:
+    """Those that lie here."""
+    return range(module._local_start, module._local_stop)
+
+
+def parameters_of(module: Any, layer: int) -> list[nn.Parameter]:
+    """Of a layer that lies here; those that it is tied by, too."""
+    spec = module._layer_specs[layer]
+    owner = module.tied_modules[spec.key] if isinstance(spec, TiedLayerSpec) else function_of(module, layer)
+    return list(owner.parameters()) if isinstance(owner, nn.Module) else []
+
+
+def content_of(function: Any) -> Content:
+    """Parameters, gradients, buffers and flags of a layer; not copied."""
+    content: Content = {}
+    if not isinstance(function, nn.Module):
+        return content
+    for name, parameter in function.named_parameters():
+        content[f"{name} value"] = parameter.detach()
+        content[f"{name} trained"] = parameter.requires_grad
+        if parameter.grad is not None:
+            content[f"{name} grad"] = parameter.grad.detach()
+    for name, buffer in function.named_buffers():
+        content[f"{name} buffer"] = buffer.detach()
+    content["evaluated"] = " ".join(name or "." for name, each in function.named_modules() if not each.training)
+    return content
+
+
+def names_of(function: Any) -> list[str]:
+    """Of everything that is filled when a layer arrives."""
+    if not isinstance(function, nn.Module):
+        return []
+    parameters = [f"{name} {list(parameter.shape)}" for name, parameter in function.named_parameters()]
+    return parameters + [name for name, _ in function.named_buffers()]
+
+
+def build(module: Any, layer: int) -> Any:
+    """A layer that is to come here, as its spec makes it; no random number of the training is drawn."""
+    spec = module._layer_specs[layer]
+    if not isinstance(spec, LayerSpec):
+        return spec
+    with _random_untouched():
+        return spec.build()
+
+
+def fill(function: Any, content: Content) -> None:
+    """Makes a layer that was built here the one whose content arrived. Tensors are taken over."""
+    if not isinstance(function, nn.Module):
+        return
+    evaluated = content["evaluated"].split()
+    for name, each in function.named_modules():
+        each.training = (name or ".") not in evaluated
+        for key, buffer in each._buffers.items():
+            if buffer is not None:
+                each._buffers[key] = content[f"{name}.{key} buffer" if name else f"{key} buffer"]
+    for name, parameter in function.named_parameters():
+        parameter.data = content[f"{name} value"]
+        parameter.requires_grad_(content[f"{name} trained"])
+        parameter.grad = content.get(f"{name} grad")
+        parameter.ds_pipe_replicated = False
+
+
+def replace(module: Any, parts: Sequence[int], arrived: Mapping[int, Any]) -> None:
+    """The stage has the layers that `parts` gives it: those that were here, and `arrived` by layer."""
+    functions = {layer: function_of(module, layer) for layer in layers_of(module)}
+    functions.update(arrived)
+    for layer in layers_of(module):
+        module._modules.pop(str(layer), None)
+    module.parts = list(parts)
+    module._set_bounds(start=parts[module.stage_id], stop=parts[module.stage_id + 1])
+    module.forward_funcs[:] = [functions[layer] for layer in layers_of(module)]
+    module.fwd_map.clear()
+    for place, layer in enumerate(layers_of(module)):
+        function = functions[layer]
+        if isinstance(function, nn.Module) and not isinstance(module._layer_specs[layer], TiedLayerSpec):
+            module.fwd_map[str(layer)] = place
+            module.add_module(str(layer), function)
+    _forget_checkpointable(module)
+
+
+def _forget_checkpointable(module: Any) -> None:
+    """The host keeps by place which layers may be computed again, and passes over a layer that has no entry."""
+    if hasattr(module, "is_checkpointable_results_interval"):
+        module.is_checkpointable_results_interval = None
+    module.is_checkpointable_results = []
+    module._precompute_checkpointable_values()
+
+
+@contextmanager
+def _random_untouched() -> Iterator[None]:
+    """Random numbers of torch, Python and numpy go on as if nothing had been drawn."""
+    numpy = sys.modules.get("numpy")
+    state = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(state[0])
+            if numpy is not None:
+                numpy.random.set_state(state[1])

@@ -1,0 +1,88 @@
+"""What belongs to a part of a model, as tensors and plain values by name, and how it travels between ranks.
+
+Both ends know the description of each parcel before the first tensor is sent. Bits are what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from sluice.errors import Unsupported
+
+Content = dict[str, Any]  # tensors and plain values by name
+_PLAIN = (int, float, str, bool, type(None))
+
+
+class Described(NamedTuple):
+    """A member of a parcel: value is None where it is a tensor of this shape and dtype. Goes through JSON."""
+
+    name: str
+    shape: list[int] | None
+    dtype: str
+    value: Any
+
+
+class Parcel(NamedTuple):
+    """From a rank to another. content: where it is sent from; described: where it arrives."""
+
+    source: int
+    target: int
+    content: Content | None
+    described: Sequence[Sequence[Any]]
+
+
+def describe(content: Content) -> list[Described]:
+    """Raises Unsupported for what is neither a tensor nor a plain value."""
+    found = []
+    for name, value in content.items():
+        if isinstance(value, torch.Tensor):
+            found.append(Described(name, list(value.shape), str(value.dtype).removeprefix("torch."), None))
+        elif isinstance(value, _PLAIN):
+            found.append(Described(name, None, "", value))
+        else:
+            raise Unsupported(f"'{name}' is a {type(value).__name__}: only tensors and plain values travel")
+    return found
+
+
+def exchange(parcels: Sequence[Parcel], group: Any = None) -> list[Content]:
+    """What arrives here, in the order of the parcels. Ranks are global.
+
+    All ranks at the ends of a parcel call it, with their parcels in one order. group: None is the default one; it is
+    used by nobody else meanwhile. Host memory alone.
+    """
+    own, work, arrived = dist.get_rank(), [], []
+    for parcel in parcels:
+        if parcel.source == own:
+            assert parcel.content is not None
+            tensors = [value for value in parcel.content.values() if isinstance(value, torch.Tensor)]
+            for tensor in tensors:
+                _start(dist.isend, _bytes_of(tensor.detach().contiguous()), parcel.target, group, work)
+        elif parcel.target == own:
+            arrived.append(_receive(parcel, group, work))
+    for request, _ in work:
+        request.wait()
+    return arrived
+
+
+def _receive(parcel: Parcel, group: Any, work: list[Any]) -> Content:
+    content: Content = {}
+    for name, shape, dtype, value in parcel.described:
+        if shape is None:
+            content[name] = value
+            continue
+        content[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        _start(dist.irecv, _bytes_of(content[name]), parcel.source, group, work)
+    return content
+
+
+def _start(transfer: Any, flat: torch.Tensor, peer: int, group: Any, work: list[Any]) -> None:
+    """The tensor stays alive until the request has ended."""
+    if flat.numel():
+        work.append((transfer(flat, peer, group=group), flat))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,0 +1,122 @@
+"""Rank-side: layers that move between the stages of a pipeline in a training, beside the one in which none moves."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases_pipe import Job, _bits
+from sluice.adapters.deepspeed import moving_layers, stage_module
+from sluice.errors import SluiceError
+
+UNCLIPPED = {"gradient_clipping": 0.0}
+
+
+def _drawn(job: Job, seed: int) -> list[int]:
+    """A partition in which every stage has a layer of its own, alike on all ranks. Tied layers stay at the ends."""
+    drawn, count = random.Random(seed), job.engine.module._num_layers
+    last = count - 1 if job.kind == "tied" else count
+    return [0, *sorted(drawn.sample(range(1, last), job.stages - 1)), count]
+
+
+def _forgetting(what: str) -> Any:
+    """What a bad host would do: an arrived layer has all but this."""
+    fill = moving_layers._kept_of
+
+    def forgetful(function: Any, content: dict[str, Any]) -> Any:
+        found = fill(function, content)
+        for _, state in found.values():
+            for key, value in state.items():
+                if (what == "step") == (key == "step") and what and isinstance(value, torch.Tensor):
+                    value.zero_()
+        return found
+
+    return forgetful
+
+
+def _trained(steps: int, every: int, forget: str = "", **job: Any) -> dict[str, Any]:
+    """every: batches between two moves; 0: none moves."""
+    made = Job(pipeline={}, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+    home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
+    torch.manual_seed(5)
+    kept_of, moving_layers._kept_of = moving_layers._kept_of, _forgetting(forget)
+    held = made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module
+    try:
+        for step in range(steps):
+            if every and step % every == every - 1:
+                parts = _drawn(made, step)
+                moved += len(made.engine.sluice.move_layers(parts))
+                assert list(made.engine.module.parts) == parts
+            losses += made.train(range(step, step + 1))
+        away = made.evaluate(100)
+        made.engine.sluice.move_layers(home)
+    finally:
+        moving_layers._kept_of = kept_of
+    same = held == (made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module)
+    found = {"losses": losses, "away": away, "moved": moved, "same": same, **made.state()}
+    found["kind"] = type(made.engine.optimizer).__name__
+    made.end()
+    return found
+
+
+def moved(steps: int, every: int, forget: str = "", **job: Any) -> list[dict[str, Any]]:
+    """[unmoved, moved]"""
+    return [_trained(steps, 0, **job), _trained(steps, every, forget, **job)]
+
+
+def gradients(**job: Any) -> list[Any]:
+    """Gradients that somebody left go with their layer: what each rank has of [all layers before, after, at home]."""
+    made = Job(pipeline={}, **{**job, "config": UNCLIPPED})
+    made.train(range(2))
+    module = made.engine.module
+    home = stage_module.parts_of(module)
+    for index, parameter in enumerate(module.parameters()):
+        parameter.grad = torch.full_like(parameter, index + 100.0 * dist.get_rank() + 1)
+    found = []
+    for parts in (home, _drawn(made, 3), home):
+        made.engine.sluice.move_layers(parts)
+        found.append({name: float(p.grad.flatten()[0]) for name, p in module.named_parameters()})
+    made.end()
+    return found
+
+
+def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
+    """Losses behind a checkpoint that was saved after a move: of the run itself, and of stock, built with these parts,
+    that loads it."""
+    job = {**job, "config": {**UNCLIPPED, **job.get("config", {})}}
+    made = Job(pipeline={}, **job)
+    made.train(range(3))
+    made.engine.sluice.move_layers(parts)
+    made.engine.save_checkpoint(os.path.join(folder, "moved"), tag="x")
+    losses = made.train(range(3, 6))
+    state = made.state()
+    made.end()
+    dist.barrier()
+    stock = Job(pipeline=None, parts=parts, **job)
+    assert list(stock.engine.module.parts) == list(parts)
+    stock.engine.load_checkpoint(os.path.join(folder, "moved"), tag="x")
+    found = [losses, stock.train(range(3, 6)), state, stock.state()]
+    stock.end()
+    return found
+
+
+def refused(parts: Sequence[int], own_parts: Sequence[int] | None = None, hook: bool = False, **job: Any) -> list[Any]:
+    """[what was said, whether anything has changed]. own_parts: what rank 1 asks for."""
+    made = Job(stages=dist.get_world_size(), pipeline={}, config=UNCLIPPED, **job)
+    module = made.engine.module
+    before = _bits(dict(module.named_parameters())), list(module.parts)
+    if hook:
+        list(module.children())[-1].register_forward_hook(lambda *_: None)
+    said = ""
+    try:
+        made.engine.sluice.move_layers(own_parts if own_parts and dist.get_rank() == 1 else parts)
+    except SluiceError as error:
+        said = f"{type(error).__name__}: {error}"
+    changed = before != (_bits(dict(module.named_parameters())), list(module.parts))
+    losses = made.train(range(2))
+    made.end()
+    return [said, changed, losses]

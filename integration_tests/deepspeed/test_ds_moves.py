@@ -1,0 +1,158 @@
+"""Layers that move between the stages of DeepSpeed's pipeline: the same bits as in the training in which none moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host_release import LOADING, old_host_fails
+from rank_harness import RankFailure, Ranks
+
+# The host keeps the pipe's topology in a global for the rest of the process: no other test may get these ranks.
+
+
+def _ranks(world: int) -> Iterator[Ranks]:
+    ranks = Ranks(world)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def pipe2() -> Iterator[Ranks]:
+    """Two stages."""
+    yield from _ranks(2)
+
+
+@pytest.fixture(scope="module")
+def pipe4() -> Iterator[Ranks]:
+    """Four stages."""
+    yield from _ranks(4)
+
+
+@pytest.fixture(scope="module")
+def pipe2x2() -> Iterator[Ranks]:
+    """Two stages of two replicas."""
+    yield from _ranks(4)
+
+
+ZERO1 = {"zero_optimization": {"stage": 1}}
+TWO: dict[str, dict[str, Any]] = {
+    "f32": {"kind": "plain"},
+    "dropout": {"kind": "dropout"},
+    "bf16": {"kind": "plain", "dtype": "bfloat16"},
+    "zero 1": {"kind": "plain", "config": ZERO1},
+    "bf16 zero 1": {"kind": "dropout", "dtype": "bfloat16", "config": ZERO1},
+}
+REPLICAS = {
+    "f32": {"kind": "tied"},
+    "bf16": {"kind": "tied", "dtype": "bfloat16"},
+    "zero 1": {"kind": "dropout", "config": ZERO1},
+    "bf16 zero 1": {"kind": "tied", "dtype": "bfloat16", "config": ZERO1},
+}
+FOUR = {
+    "f32": {"kind": "plain"},
+    "bf16": {"kind": "dropout", "dtype": "bfloat16"},
+    "zero 1": {"kind": "tied", "config": ZERO1},
+}
+WHAT = ("losses", "away", "parameters", "optimizer")
+
+
+def _differ(answers: list[Any]) -> list[str]:
+    """What of two trainings is not equal to the bit."""
+    return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
+
+
+def _check(answers: list[Any], least: int) -> None:
+    assert _differ(answers) == []
+    for still, moved in answers:
+        assert still["moved"] == 0 and moved["moved"] >= least and moved["same"], moved["moved"]
+        assert still["losses"][-1] != still["losses"][0]
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_TwoStages_MovesInFortySteps_SameBitsAsNone(pipe2: Ranks, case: str) -> None:
+    _check(pipe2.run("cases_moves:moved", steps=40, every=3, stages=2, **TWO[case]), least=10)
+
+
+@pytest.mark.parametrize("case", REPLICAS)
+def test_TwoStagesOfTwoReplicas_MovesInTwentySteps_SameBitsAsNone(pipe2x2: Ranks, case: str) -> None:
+    _check(pipe2x2.run("cases_moves:moved", steps=20, every=3, stages=2, **REPLICAS[case]), least=4)
+
+
+@pytest.mark.parametrize("case", FOUR)
+def test_FourStages_MovesInTwentySteps_SameBitsAsNone(pipe4: Ranks, case: str) -> None:
+    _check(pipe4.run("cases_moves:moved", steps=20, every=3, stages=4, **FOUR[case]), least=6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", TWO)
+def test_TwoStages_FortyMovesInTwoHundredSteps_SameBitsAsNone(pipe2: Ranks, case: str) -> None:
+    _check(pipe2.run("cases_moves:moved", steps=200, every=5, stages=2, **TWO[case]), least=20)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", FOUR)
+def test_FourStages_FortyMovesInTwoHundredSteps_SameBitsAsNone(pipe4: Ranks, case: str) -> None:
+    _check(pipe4.run("cases_moves:moved", steps=200, every=5, stages=4, **FOUR[case]), least=20)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", REPLICAS)
+def test_TwoReplicas_FortyMovesInTwoHundredSteps_SameBitsAsNone(pipe2x2: Ranks, case: str) -> None:
+    _check(pipe2x2.run("cases_moves:moved", steps=200, every=5, stages=2, **REPLICAS[case]), least=20)
+
+
+@pytest.mark.parametrize(("case", "forget"), [("f32", "moments"), ("f32", "step"), ("bf16", "moments")])
+def test_Move_ThatForgets_IsSeen(pipe2: Ranks, case: str, forget: str) -> None:
+    answers = pipe2.run("cases_moves:moved", steps=12, every=3, stages=2, forget=forget, **TWO[case])
+    assert "losses" in _differ(answers)
+
+
+def test_Move_ThatForgetsTheStepOfAGroup_StopsTheNext() -> None:
+    """A flat group has one step count: stages that have different ones cannot give each other layers."""
+    ranks = Ranks(2)
+    try:
+        with pytest.raises(RankFailure, match='"group 0: step" is .*5.* on rank 0 and .*3.* on rank 1'):
+            ranks.run("cases_moves:moved", steps=12, every=3, stages=2, forget="step", **TWO["bf16"])
+    finally:
+        ranks.stop()
+
+
+def test_Move_GradientsThatAreThere_GoWithTheirLayer(pipe2: Ranks) -> None:
+    (first, first_away, first_home), (second, second_away, second_home) = pipe2.run(
+        "cases_moves:gradients", kind="plain", stages=2
+    )
+    assert (first_home, second_home) == (first, second) and first_away != first
+    assert {**first_away, **second_away} == {**first, **second}
+
+
+@pytest.mark.parametrize("case", ["f32", "zero 1", "bf16 zero 1"])
+def test_Checkpoint_SavedAfterAMove_LoadsIntoStockAtThesePlaces(pipe2: Ranks, tmp_path: Path, case: str) -> None:
+    old_host_fails(LOADING)
+    for losses, again, state, stock in pipe2.run(
+        "cases_moves:checkpoint", folder=str(tmp_path), parts=[0, 5, 6], stages=2, **{**TWO[case], "kind": "plain"}
+    ):
+        assert losses == again and state == stock
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "numbers": ({"kind": "plain", "parts": [0, 6, 6]}, "ascend from 0 to 6, no two alike (on rank 0)"),
+    "other numbers": ({"kind": "plain", "parts": [0, 2, 6], "own_parts": [0, 4, 6]}, "[0, 4, 6] on rank 1"),
+    "tied": ({"kind": "ends tied", "parts": [0, 1, 6]}, "tied to others by 'ends'"),
+    "nothing of its own": (
+        {"kind": "tied", "parts": [0, 5, 6], "dtype": "bfloat16"},
+        "stage 1 would have no parameter of its own in group 0",
+    ),
+    "hooks": ({"kind": "plain", "parts": [0, 2, 6], "hook": True}, "has hooks, which belong to this process"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, case: str) -> None:
+    arguments, words = REFUSED[case]
+    answers = pipe2.run("cases_moves:refused", **arguments)
+    for said, changed, _ in answers:
+        assert words in said and not changed, said
+    assert answers[0][2] == answers[1][2]  # and the training goes on

@@ -7,12 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.seam import LayerSpec
 from sluice.adapters.host.modules import CallExpert, HostModules
 from sluice.adapters.torch import CastingLayer, Context, ContextOptions, EpGroup, layer_options
 from sluice.config import Options
-from torch import nn
 
 # How many models of this process use the group of these ranks: the last to go closes it.
 _users: dict[tuple[tuple[int, ...], str | None], int] = {}
@@ -36,14 +34,7 @@ class EngineRunner:
             **layer_options(options, spec.form is not None, 1 if spec.one_chunk else 0),
         }
         if spec.form is not None:
-            form = spec.form
-            self.layer = CastingLayer(
-                context,
-                activation=form.activation,
-                gated=form.gated,
-                bias=form.bias,
-                **common,
-            )
+            self.layer = spec.form.make_layer(context, common)
         else:
             local = spec.num_experts // context.ep_group.world_size
             self._modules = HostModules(local)
@@ -54,12 +45,13 @@ class EngineRunner:
         tokens: torch.Tensor,
         expert_ids: torch.Tensor,
         route_weights: torch.Tensor,
-        experts: Sequence[nn.Module],
-        call_expert: CallExpert,
+        experts: Any,
+        call_expert: CallExpert | None = None,
     ) -> torch.Tensor:
         """See seam.Runner."""
         if self._modules is None:
-            return self.layer(tokens, expert_ids, route_weights, [self._members(expert) for expert in experts])
+            assert self._form is not None
+            return self.layer(tokens, expert_ids, route_weights, self._form.parameters_of(experts))
         self._modules.bind(experts, call_expert)
         try:
             return self.layer(tokens, expert_ids, route_weights)
@@ -81,18 +73,6 @@ class EngineRunner:
     def refuse(self, message: str) -> None:
         """See seam.Runner."""
         self.layer.refuse(RuntimeError(message))
-
-    def _members(self, expert: nn.Module) -> dict[str, torch.Tensor]:
-        """The weights of this moment, by the engine's names."""
-        form = self._form
-        assert form is not None
-        names = ("w1", "w3", "w2") if form.gated else ("w1", "w2")
-        members: dict[str, torch.Tensor] = {}
-        for name, linear in zip(names, experts_module.linears(expert, form)):
-            members[name] = linear.weight
-            if form.bias:
-                members[name.replace("w", "b")] = linear.bias
-        return members
 
 
 class EngineBackend:

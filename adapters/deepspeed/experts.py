@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sluice.adapters.deepspeed import flops_profile, forward_source
+from sluice.adapters.torch import CastingLayer, Context
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -50,6 +52,23 @@ class FusedForm:
     def gated(self) -> bool:
         """Whether act(w1 x) is multiplied by w3 x."""
         return self.w3 is not None
+
+    def make_layer(self, context: Context, common: dict[str, Any]) -> CastingLayer:
+        """See seam.Form."""
+        return CastingLayer(context, activation=self.activation, gated=self.gated, bias=self.bias, **common)
+
+    def parameters_of(self, experts: Sequence[nn.Module]) -> list[dict[str, torch.Tensor]]:
+        """See seam.Form."""
+        return [self._members(expert) for expert in experts]
+
+    def _members(self, expert: nn.Module) -> dict[str, torch.Tensor]:
+        names = ("w1", "w3", "w2") if self.gated else ("w1", "w2")
+        members: dict[str, torch.Tensor] = {}
+        for name, linear in zip(names, linears(expert, self)):
+            members[name] = linear.weight
+            if self.bias:
+                members[name.replace("w", "b")] = linear.bias
+        return members
 
 
 def fused_form(experts: Sequence[nn.Module]) -> FusedForm | str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from sluice.adapters.deepspeed.experts import FusedForm
+    from sluice.adapters.deepspeed.seam import Form
 
 _PROFILER = "deepspeed.profiling.flops_profiler.profiler"
 _HANDLES = (
@@ -30,7 +30,7 @@ def has_set_all(state: dict[str, Any], kind: str) -> bool:
     return own.issuperset(state[kind])
 
 
-def count(form: FusedForm, expert_ids: torch.Tensor) -> None:
+def count(form: Form, expert_ids: torch.Tensor) -> None:
     """Adds a pass that C computed to the module that is running, while one is profiled: as many rows as this rank's
     tokens have routes, which is what a rank computes where routing is even."""
     profiler = sys.modules.get(_PROFILER)

@@ -6,13 +6,12 @@ pickles of a swapped layer are layers of the host, so that a saved model loads w
 
 from __future__ import annotations
 
-import copyreg
 from typing import Any
 
 import torch
-from sluice.adapters.deepspeed import moving, routes
+from sluice.adapters.deepspeed import routes
+from sluice.adapters.deepspeed.copies import as_host
 from sluice.adapters.deepspeed.state import LayerState
-from sluice.errors import InvalidState, Mismatch, OverBudget
 
 from deepspeed.moe.sharded_moe import MOE_TIMER, MOELayer
 
@@ -37,14 +36,8 @@ class SluiceMOELayer(MOELayer):
             self.time_moe = timer.elapsed(reset=False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """deepcopy and pickle give a layer of the host: handles into the library cannot be copied.
-
-        Made by the standard library's own function, so that no name of Sluice's stands in a pickle.
-        """
-        if moving.has_moved(self):
-            raise InvalidState("a layer whose experts have moved cannot be copied: move them home first")
-        values = {key: value for key, value in self.__dict__.items() if key != "_sluice"}
-        return copyreg._reconstructor, (MOELayer, object, None), values  # type: ignore[attr-defined]
+        """See copies.as_host."""
+        return as_host(self, MOELayer)
 
 
 def _run(layer: SluiceMOELayer, hidden: torch.Tensor, used_token: torch.Tensor | None) -> torch.Tensor:
@@ -62,18 +55,14 @@ def _run(layer: SluiceMOELayer, hidden: torch.Tensor, used_token: torch.Tensor |
     layer.l_aux, layer.exp_counts = route.l_aux, route.exp_counts
     before = state.communication() if state.measures(layer) else None
     experts = layer.experts.deepspeed_experts
-    try:
-        output = runner.run(
-            tokens.to(dtype),
-            route.expert_ids,
-            route.weights,
-            experts,
-            lambda index, rows: state.call_expert(experts[index], index, rows),
-        )
-    except Mismatch as error:
-        raise state.explain(error) from error
-    except OverBudget as error:
-        raise state.explain_budget(error, tokens) from error
+    output = state.run(
+        runner,
+        tokens.to(dtype),
+        route.expert_ids,
+        route.weights,
+        experts,
+        lambda index, rows: state.call_expert(experts[index], index, rows),
+    )
     state.profile(route.expert_ids)
     if before is not None:
         state.record(layer, output, before)

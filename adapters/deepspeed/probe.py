@@ -6,12 +6,12 @@ Capabilities are looked at, never version numbers.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.experts import FusedForm
+from sluice.adapters.deepspeed.finding import DTYPES, Finding, ranks_of
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from torch import nn
 
@@ -19,39 +19,7 @@ from deepspeed.moe.experts import Experts
 from deepspeed.moe.sharded_moe import MOELayer, TopKGate
 from deepspeed.utils import groups
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPARSE, DENSE = "sparse", "dense"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One layer, understood."""
-
-    layer_id: int
-    name: str
-    ranks: tuple[int, ...]  # the global ranks of its expert-parallel group, in group order
-    gate_format: str
-    num_experts: int
-    top_k: int
-    model_width: int
-    dtype: torch.dtype
-    device: torch.device  # of the experts
-    form: FusedForm | None  # None: the host's modules are called
-    why_not_fused: str = ""
-
-    def compared(self) -> dict[str, Any]:
-        """What must be equal on all ranks of the group."""
-        width = self.form.hidden_width if self.form else 0
-        return {
-            "layer": self.name,
-            "experts": self.num_experts,
-            "top_k": self.top_k,
-            "model_width": self.model_width,
-            "hidden_width": width,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "device": self.device.type,
-            "computed by": "Sluice" if self.form else "the host's modules",
-        }
 
 
 def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
@@ -97,7 +65,7 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
     if isinstance(form, str):
         form, why = None, form
     sample = _sample(modules, gate, refuse)
-    ranks = _ranks(layer, refuse)
+    ranks = ranks_of(layer, refuse)
     experts = int(gate.wg.weight.shape[0])
     if experts % len(ranks) != 0 or experts // len(ranks) != len(modules):
         raise refuse(
@@ -144,19 +112,6 @@ def _tensor_parallel_size() -> int:
     from deepspeed.utils.bwc import bwc_tensor_model_parallel_world_size
 
     return int(bwc_tensor_model_parallel_world_size(groups.mpu))
-
-
-def _ranks(layer: MOELayer, refuse: Any) -> tuple[int, ...]:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    own = torch.distributed.get_rank() if distributed else 0
-    if layer.ep_size == 1:
-        return (own,)
-    if layer.ep_group is None:
-        raise refuse("it has no expert-parallel group yet: swap after deepspeed.initialize, or set the groups up first")
-    ranks = tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
-    if len(ranks) != layer.ep_size:
-        raise refuse(f"its group has {len(ranks)} ranks, its ep_size is {layer.ep_size}")
-    return ranks
 
 
 def _sample(modules: list[nn.Module], gate: TopKGate, refuse: Any) -> torch.Tensor:

@@ -7,10 +7,36 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from sluice.adapters.deepspeed.experts import FusedForm
 from sluice.adapters.host.modules import CallExpert
+from sluice.adapters.torch import CastingLayer, Context
 from sluice.config import Options
-from torch import nn
+
+
+class Form(Protocol):
+    """The mathematics of experts that C computes, and where their weights lie in what the host has of them."""
+
+    @property
+    def model_width(self) -> int:
+        """M."""
+        ...
+
+    @property
+    def hidden_width(self) -> int:
+        """H."""
+        ...
+
+    @property
+    def gated(self) -> bool:
+        """Whether act(w1 x) is multiplied by w3 x."""
+        ...
+
+    def make_layer(self, context: Context, common: dict[str, Any]) -> CastingLayer:
+        """The engine layer. common: keywords of MoeLayer."""
+        ...
+
+    def parameters_of(self, experts: Any) -> Any:
+        """The weights of this moment, as that layer takes them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -22,7 +48,7 @@ class LayerSpec:
     top_k: int
     model_width: int
     dtype: torch.dtype  # of the rows on the wire and of the GEMMs
-    form: FusedForm | None  # None: `call_expert` computes
+    form: Form | None  # None: `call_expert` computes
     hidden_width: int = 1  # as on the other ranks, should they compute otherwise
     expert_rank: tuple[int, ...] | None = None  # who owns each expert, None: contiguous
     expert_slot: tuple[int, ...] | None = None  # and where among the local ones, None: in the order of ids
@@ -37,8 +63,8 @@ class Runner(Protocol):
         tokens: torch.Tensor,  # [T, M]
         expert_ids: torch.Tensor,  # [T, K] i32, -1 = dropped, any strides
         route_weights: torch.Tensor,  # [T, K] f32, any strides
-        experts: Sequence[nn.Module],  # the local ones, read afresh: their storage may have moved
-        call_expert: CallExpert,
+        experts: Any,  # the local ones as the form takes them, read afresh: their storage may have moved
+        call_expert: CallExpert | None = None,  # without a form
     ) -> torch.Tensor:
         """[T, M] in the spec's dtype, with a backward. Collective."""
         ...

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.deepspeed.probe import Finding
+from sluice.adapters.deepspeed.finding import Finding
 from sluice.adapters.deepspeed.seam import Backend
 from sluice.config import Options
 from sluice.errors import OverBudget, SluiceError

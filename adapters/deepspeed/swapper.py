@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sluice
 import torch
 from sluice import trace
-from sluice.adapters.deepspeed import moving, moving_layers, seam, shares
-from sluice.adapters.deepspeed.layer import SluiceMOELayer
-from sluice.adapters.deepspeed.probe import Finding, probe
+from sluice.adapters.deepspeed import kinds, moving, moving_layers, seam, shares
+from sluice.adapters.deepspeed.finding import Finding
+from sluice.adapters.deepspeed.runners import Runners
 from sluice.adapters.deepspeed.seam import Backend
-from sluice.adapters.deepspeed.state import LayerState
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
 from sluice.adapters.host import agree
 from sluice.config import Options
 from sluice.errors import InvalidState
 from torch import nn
-
-from deepspeed.moe.sharded_moe import MOELayer
 
 if TYPE_CHECKING:
     from sluice.adapters.deepspeed.deciding import Decider
@@ -54,7 +51,7 @@ class Handle:
     """What was swapped in one model, and its batches. `unswap()` leaves the model as it was."""
 
     def __init__(self) -> None:
-        self.layers: list[MOELayer] = []
+        self.layers: list[nn.Module] = []
         self.findings: list[Finding] = []
         self.refused: list[str] = []
         self.kept: list[str] = []  # why layers run without the policy that the options name
@@ -65,7 +62,7 @@ class Handle:
         self._backends: dict[tuple[tuple[int, ...], torch.device], Backend] = {}
 
     def move_experts(
-        self, layer: MOELayer, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None
+        self, layer: nn.Module, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None
     ) -> None:
         """Expert e of one of `layers` goes to slot expert_slot[e] of rank expert_rank[e], with its parameters,
         gradients and what the optimizer (None: the engine's) keeps of them. Between steps, collective over the layer's
@@ -95,12 +92,12 @@ class Handle:
             self.decider = None
             with self.at_home(False):
                 pass
-        if any(type(layer) is SluiceMOELayer and moving.has_moved(layer) for layer in self.layers):
+        swapped = [(layer, kind) for layer in self.layers if (kind := kinds.of_swapped(layer)) is not None]
+        if any(moving.has_moved(layer) for layer, _ in swapped):
             raise InvalidState("experts have moved: move them home first (move_experts with contiguous lists)")
-        for layer in self.layers:
-            if type(layer) is SluiceMOELayer:
-                layer.__dict__.pop("_sluice", None)
-                layer.__class__ = MOELayer
+        for layer, kind in swapped:
+            layer.__dict__.pop("_sluice", None)
+            layer.__class__ = kind.host
         self.layers = []
         if self.pipeline is not None:
             self.pipeline.close()
@@ -121,7 +118,7 @@ class Handle:
 
 
 def swap(module: nn.Module, options: Options | None = None, at_least: int = 0, stage: Stage | None = None) -> Handle:
-    """Swaps each `MOELayer` below `module`. Collective over the ranks of each layer's expert-parallel group.
+    """Swaps each MoE layer of DeepSpeed's below `module`. Collective over the ranks of each layer's group.
 
     Expert-parallel groups must exist (an engine's are made by deepspeed.initialize). UnsupportedError for the first
     layer that cannot be swapped, unless options say "warn": then the layer stays the host's, on all ranks of its group.
@@ -146,13 +143,13 @@ def swap(module: nn.Module, options: Options | None = None, at_least: int = 0, s
 def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
     for reason in _auto_ep_layers(module):
         _refuse(handle, reason, options)
-    found: list[tuple[MOELayer, Finding | str]] = []
-    for name, layer in _host_layers(module):
+    found: list[tuple[nn.Module, Finding | str]] = []
+    for name, layer, kind in kinds.host_layers(module):
         try:
-            found.append((layer, probe(layer, len(found), name)))
+            found.append((layer, kind.probe(layer, len(found), name)))
         except UnsupportedError as error:
             found.append((layer, str(error)))
-    families: dict[tuple[int, ...], list[LayerState]] = {}
+    families: dict[tuple[int, ...], list[Runners]] = {}
     groups = _by_group(found)
     for ranks, members in groups.items():
         _agree(ranks, members, options)
@@ -177,8 +174,9 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
                 if own.shared_memory_budget is not None and sharing is not None:
                     sharing.add(where, handle._backends[where], families.setdefault(ranks, []))
             family = families.setdefault(ranks, [])
-            layer._sluice = LayerState(finding, handle._backends[where], options, family, sharing)
-            layer.__class__ = SluiceMOELayer
+            kind = kinds.of_host(layer)
+            layer._sluice = kind.state(finding, handle._backends[where], options, family, sharing)
+            layer.__class__ = kind.swapped
             handle.layers.append(layer)
             handle.findings.append(finding)
 
@@ -201,19 +199,10 @@ def _auto_ep_layers(module: nn.Module) -> list[str]:
     ]
 
 
-def _host_layers(module: nn.Module) -> list[tuple[str, MOELayer]]:
-    """Native layers that are not swapped already."""
-    return [
-        (name, child)
-        for name, child in module.named_modules()
-        if isinstance(child, MOELayer) and not isinstance(child, SluiceMOELayer)
-    ]
-
-
 Member = list[Any]  # [layer, Finding or the reason against it]
 
 
-def _by_group(found: Sequence[tuple[MOELayer, Finding | str]]) -> dict[tuple[int, ...], list[Member]]:
+def _by_group(found: Sequence[tuple[nn.Module, Finding | str]]) -> dict[tuple[int, ...], list[Member]]:
     """Layers by the ranks of their group, in the order of the model: the same on all ranks."""
     groups: dict[tuple[int, ...], list[Member]] = {}
     for layer, finding in found:
@@ -221,7 +210,7 @@ def _by_group(found: Sequence[tuple[MOELayer, Finding | str]]) -> dict[tuple[int
     return groups
 
 
-def _ranks_of(layer: MOELayer) -> tuple[int, ...]:
+def _ranks_of(layer: Any) -> tuple[int, ...]:
     if layer.ep_size > 1 and layer.ep_group is not None:
         return tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
     return (_rank(),)

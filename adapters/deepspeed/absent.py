@@ -23,7 +23,7 @@ def why(given: Any) -> str:
     count = _num_layers(given)
     is_engine = _is_a(given, "deepspeed.runtime.engine", "DeepSpeedEngine")
     if count == 0:
-        return "the engine's model holds no deepspeed.moe.layer.MoE" if is_engine else ""
+        return "the engine's model holds no deepspeed.moe.layer.MoE and no AutoEP layer" if is_engine else ""
     layers = f"it holds {count} MoE layer{'s' if count > 1 else ''} of DeepSpeed's"
     return f"{layers}; {_why_of_engine(given) if is_engine else _NO_ENGINE}"
 

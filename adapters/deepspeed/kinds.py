@@ -26,6 +26,20 @@ class Kind(NamedTuple):
 
 KINDS = [Kind(MOELayer, SluiceMOELayer, probe, LayerState)]
 
+try:
+    from sluice.adapters.deepspeed import autoep_layer, autoep_probe, autoep_state
+except ImportError:  # DeepSpeed before 0.19.2
+    pass
+else:
+    KINDS.append(
+        Kind(
+            autoep_probe.AutoEPMoELayer,
+            autoep_layer.SluiceAutoEPMoELayer,
+            autoep_probe.probe,
+            autoep_state.AutoEPState,
+        )
+    )
+
 
 def of_host(module: nn.Module) -> Kind | None:
     """The kind of a layer of the host, its subclasses included; None: none, or swapped already."""

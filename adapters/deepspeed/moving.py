@@ -36,6 +36,8 @@ def move(
     """
     state = layer._sluice
     name, ranks = state.finding.name, state.finding.ranks
+    if not hasattr(layer.experts, "deepspeed_experts"):
+        raise UnsupportedError(f"MoE layer '{name}': experts of AutoEP layers stay where DeepSpeed has put them")
     new = placement_module.checked(name, state.home, expert_rank, expert_slot)
     experts = list(layer.experts.deepspeed_experts)
     held_by = _optimizer_of(name, experts, optimizer)

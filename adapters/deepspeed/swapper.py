@@ -131,7 +131,7 @@ def swap(module: nn.Module, options: Options | None = None, at_least: int = 0, s
         if len(handle.layers) < at_least:
             raise UnsupportedError(
                 f"SLUICE=require, but {len(handle.layers)} MoE layers run on Sluice: {type(module).__name__} holds no "
-                "deepspeed.moe.layer.MoE"
+                "deepspeed.moe.layer.MoE and no AutoEP layer"
             )
     except BaseException:
         handle.unswap()
@@ -141,14 +141,12 @@ def swap(module: nn.Module, options: Options | None = None, at_least: int = 0, s
 
 
 def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
-    for reason in _auto_ep_layers(module):
-        _refuse(handle, reason, options)
     found: list[tuple[nn.Module, Finding | str]] = []
     for name, layer, kind in kinds.host_layers(module):
         try:
             found.append((layer, kind.probe(layer, len(found), name)))
         except UnsupportedError as error:
-            found.append((layer, str(error)))
+            found.append((layer, error.message))
     families: dict[tuple[int, ...], list[Runners]] = {}
     groups = _by_group(found)
     for ranks, members in groups.items():
@@ -187,16 +185,6 @@ def _refuse(handle: Handle, reason: str, options: Options) -> None:
             f'{reason}. Write "on_unsupported": "warn" in the "sluice" section to leave such layers to DeepSpeed'
         )
     handle.refused.append(reason)
-
-
-def _auto_ep_layers(module: nn.Module) -> list[str]:
-    """Why each of DeepSpeed's other kind of MoE layers stays with it; all ranks have the same ones."""
-    return [
-        f"MoE layer '{name}': an AutoEP layer (expert_parallel in ds_config); this version swaps "
-        "deepspeed.moe.layer.MoE only"
-        for name, child in module.named_modules()
-        if type(child).__name__ == "AutoEPMoELayer"
-    ]
 
 
 Member = list[Any]  # [layer, Finding or the reason against it]

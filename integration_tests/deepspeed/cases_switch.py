@@ -232,20 +232,3 @@ def tutel_wanted(k: int) -> Any:
     layers = [{"k": k, "use_tutel": True}]
     stock = models.train(layers, 4, None)
     return [stock["losses"], models.train(layers, 4, SLUICE, prepare=uses_it)["losses"]]
-
-
-def auto_ep_beside_native(policy: str) -> Any:
-    """A layer of DeepSpeed's other kind beside a native one: what swapping says, and what it then swapped."""
-    from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
-    from sluice.adapters.deepspeed import swap
-    from sluice.config import Options
-
-    model = build([{}])
-    engine(model, ds_config())
-    model.other = AutoEPMoELayer.__new__(AutoEPMoELayer)  # of a Hugging Face model in real life
-    nn.Module.__init__(model.other)
-    try:
-        with swap(model, Options(on_unsupported=policy, timeout=60)) as handle:
-            return [len(handle.layers), handle.refused]
-    except Exception as error:
-        return [type(error).__name__, str(error)]

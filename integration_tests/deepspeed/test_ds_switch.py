@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from rank_harness import Ranks
 
 STOCK, SWAPPED = ["MOELayer"], ["SluiceMOELayer"]
 ON = {"enabled": True, "timeout": 60}
-AUTO_EP = Path(importlib.util.find_spec("deepspeed").origin).parent / "module_inject" / "auto_ep_layer.py"
 # A rank that fails in initialize leaves the host's groups as they are, so one set of ranks serves all tests here.
 START = "cases_switch:start"
 
@@ -171,15 +169,6 @@ def test_Policy_OfAnExpertHookedLater_IsAnErrorOnAllRanks(ranks2: Ranks) -> None
     first, second = ranks2.run("cases_switch:hooked_after_the_swap", policy="S2")
     assert first.startswith("PeerRefused") and "policy S2 cannot be done" in first, first
     assert second.startswith("UnsupportedError") and "policy S2 cannot be done" in second, second
-
-
-@pytest.mark.skipif(not AUTO_EP.exists(), reason="this DeepSpeed has no AutoEP (0.19.2 brought it)")
-def test_AutoEpLayer_BesideANativeOne_FallsUnderOnUnsupported(ranks2: Ranks) -> None:
-    for kind, message in ranks2.run("cases_switch:auto_ep_beside_native", policy="error"):
-        assert kind == "UnsupportedError"
-        assert "'other'" in message and "expert_parallel" in message and '"on_unsupported": "warn"' in message
-    for swapped, refused in ranks2.run("cases_switch:auto_ep_beside_native", policy="warn"):
-        assert swapped == 1 and "'other'" in refused[0]
 
 
 def test_Banner_SaysThatBuffersAreReused(fresh2: Ranks) -> None:

@@ -358,6 +358,7 @@ def _deepspeed() -> Iterator[Finding]:
     else:
         form = {"sparse": "sparse routes", "dense": "dense masks (an older release)"}[layout]
         yield Finding("deepspeed", OK, f"{version}: deepspeed.moe.layer.MoE would be swapped, routes come as {form}")
+    yield from _auto_ep(version)
     for problem in autoload.problems:
         yield Finding("hook", BAD, problem, "report it with this output")
     method: Any = getattr(DeepSpeedEngine, hook.METHOD, None)
@@ -367,6 +368,23 @@ def _deepspeed() -> Iterator[Finding]:
         yield Finding("hook", OK, f"DeepSpeedEngine.{hook.METHOD} is wrapped")
     else:
         yield Finding("hook", NOTE, "not loaded in this process", "start scripts with `python -m sluice.run train.py`")
+
+
+def _auto_ep(version: str) -> Iterator[Finding]:
+    """DeepSpeed's own replacement of MoE blocks (0.19.2 brought it); nothing to say of a release without."""
+    if importlib.util.find_spec("deepspeed.module_inject.auto_ep_layer") is None:
+        return
+    try:
+        from sluice.adapters.deepspeed.autoep_probe import missing_steps
+    except Exception as error:  # an import of the host's may fail
+        text = f"{version} does not import here ({type(error).__name__}: {error})"
+        yield Finding("AutoEP", NOTE, text, "its layers stay with DeepSpeed")
+        return
+    if missing_steps():
+        text = f"{version}: its layer has no {', '.join(missing_steps())}, so it stays with DeepSpeed"
+        yield Finding("AutoEP", NOTE, text, "use 0.19.8")
+    else:
+        yield Finding("AutoEP", OK, f'{version}: layers that "expert_parallel" makes would be swapped')
 
 
 def _transformers() -> Iterator[Finding]:

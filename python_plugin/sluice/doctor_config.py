@@ -100,12 +100,13 @@ def _deepspeed(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
     if all(finding.state != BAD for finding in against):
         refusals = "an error" if options.on_unsupported == "error" else "left to DeepSpeed"
         moves = "" if options.placement is None else " | experts change ranks where loads differ"
+        which = "AutoEP layer and deepspeed.moe.layer.MoE" if _is_auto_ep(values) else "deepspeed.moe.layer.MoE"
         batches = "" if options.pipeline is None else f" | batches of a pipeline by {options.pipeline.policy}"
         yield Finding(
             CHECK,
             OK,
-            f"{path}: every deepspeed.moe.layer.MoE of the model would be swapped | {options.plan_message()}{batches}"
-            f"{moves} | a layer that cannot be is {refusals}",
+            f"{path}: every {which} of the model would be swapped | {options.plan_message()}{batches}{moves} "
+            f"| a layer that cannot be is {refusals}",
         )
 
 
@@ -121,10 +122,15 @@ def _obstacles(values: Mapping[str, Any], options: config.Options) -> Iterator[F
     """What of DeepSpeed's own keys keeps layers from being swapped."""
     warned = NOTE if options.on_unsupported == "warn" else BAD
     if _number(values, "zero_optimization", "stage") == 3:
+        why = (
+            "AutoEP layers are not swapped there"
+            if _is_auto_ep(values)
+            else "DeepSpeed itself refuses its native MoE there"
+        )
         yield Finding(
             CHECK,
-            BAD,
-            "ZeRO stage 3: DeepSpeed itself refuses its native MoE there",
+            warned if _is_auto_ep(values) else BAD,
+            f"ZeRO stage 3: {why}",
             'set "zero_optimization": {"stage": 2} or less',
         )
     if options.pipeline is not None and _number(values, "zero_optimization", "stage") == 2:
@@ -134,13 +140,8 @@ def _obstacles(values: Mapping[str, Any], options: config.Options) -> Iterator[F
             "ZeRO stage 2: DeepSpeed's pipeline engine itself refuses it",
             'set "zero_optimization": {"stage": 1}, or take "pipeline" out of "sluice"',
         )
-    if _is_on(values.get("expert_parallel")):
-        yield Finding(
-            CHECK,
-            warned,
-            '"expert_parallel" makes AutoEP layers, which are not swapped; native MoE layers beside them are',
-            'take it out for a model of deepspeed.moe.layer.MoE, or write "on_unsupported": "warn"',
-        )
+    if _is_auto_ep(values):
+        yield from _against_auto_ep(values["expert_parallel"], warned)
     if _number(values, "tensor_parallel", "autotp_size") > 1:
         yield Finding(
             CHECK,
@@ -151,8 +152,23 @@ def _obstacles(values: Mapping[str, Any], options: config.Options) -> Iterator[F
         )
 
 
-def _is_on(section: Any) -> bool:
+def _is_auto_ep(values: Mapping[str, Any]) -> bool:
+    """Whether DeepSpeed replaces MoE blocks of the model by layers of its own."""
+    section = values.get("expert_parallel")
     return isinstance(section, Mapping) and bool(section.get("enabled"))
+
+
+def _against_auto_ep(section: Mapping[str, Any], warned: str) -> Iterator[Finding]:
+    """What of its section keeps AutoEP layers from being swapped."""
+    backend = section.get("comm_backend", "comm")
+    if backend != "comm" and section.get("autoep_size", 1) != 1:
+        yield Finding(
+            CHECK,
+            warned,
+            f'"expert_parallel": "comm_backend" is {json.dumps(backend)}, and Sluice exchanges rows itself: AutoEP '
+            "layers are not swapped",
+            "take that key out",
+        )
 
 
 # ---- transformers ----

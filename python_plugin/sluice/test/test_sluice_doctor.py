@@ -56,7 +56,17 @@ DEEPSPEED = {
         "bad",
         ["pipeline engine itself refuses", '"stage": 1'],
     ),
-    "AutoEP": ({**STEP, "expert_parallel": {"enabled": True}, "sluice": ON}, "bad", ["expert_parallel", "AutoEP"]),
+    "AutoEP": ({**STEP, "expert_parallel": {"enabled": True}, "sluice": ON}, "ok", ["every AutoEP layer"]),
+    "AutoEP over DeepEP": (
+        {**STEP, "expert_parallel": {"enabled": True, "autoep_size": 2, "comm_backend": "deepep"}, "sluice": ON},
+        "bad",
+        ['"comm_backend" is "deepep"', "take that key out"],
+    ),
+    "AutoEP under ZeRO 3": (
+        {"zero_optimization": {"stage": 3}, "expert_parallel": {"enabled": True}, "sluice": ON},
+        "bad",
+        ["ZeRO stage 3: AutoEP layers are not swapped", '"stage": 2'],
+    ),
     "AutoTP": ({**STEP, "tensor_parallel": {"autotp_size": 2}, "sluice": ON}, "bad", ["autotp_size is 2"]),
     "no JSON": ("{", "bad", ["given.json"]),
     "a list": ("[1]", "bad", ["not an object"]),
@@ -74,7 +84,8 @@ def test_DeepSpeedConfig_SaysWhatWouldBeSwappedOrWhyNot(tmp_path, what):
 
 def test_DeepSpeedConfig_AutoEpUnderWarn_NotesIt(tmp_path):
     section = {**ON, "on_unsupported": "warn"}
-    noted, swapped = ask(tmp_path, {**STEP, "expert_parallel": {"enabled": True}, "sluice": section})
+    experts = {"enabled": True, "autoep_size": 2, "comm_backend": "deepep"}
+    noted, swapped = ask(tmp_path, {**STEP, "expert_parallel": experts, "sluice": section})
     assert (noted.state, swapped.state) == ("note", "ok") and "AutoEP" in noted.detail
 
 

@@ -1,0 +1,96 @@
+"""A model of nobody's whose MoE blocks AutoEP finds by patterns, with its experts stored in each way that it reads."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH, HIDDEN, EXPERTS = 32, 24, 4
+LAYOUTS = ("looped", "stacked", "transposed")
+
+
+class _Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc_gate = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.fc_up = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.fc_down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+
+class _Stacked(nn.Module):
+    """[E, out, in], gate and up apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc_gate = nn.Parameter(torch.empty(EXPERTS, HIDDEN, WIDTH))
+        self.fc_up = nn.Parameter(torch.empty(EXPERTS, HIDDEN, WIDTH))
+        self.fc_down = nn.Parameter(torch.empty(EXPERTS, WIDTH, HIDDEN))
+
+
+class _Transposed(nn.Module):
+    """[E, in, out], gate and up in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc_gate = nn.Parameter(torch.empty(EXPERTS, WIDTH, 2 * HIDDEN))
+        self.fc_down = nn.Parameter(torch.empty(EXPERTS, HIDDEN, WIDTH))
+
+
+class _Block(nn.Module):
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=True)
+        self.experts = {
+            "looped": lambda: nn.ModuleList(_Expert() for _ in range(EXPERTS)),
+            "stacked": _Stacked,
+            "transposed": _Transposed,
+        }[layout]()
+        self.common = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, WIDTH))
+        self.common_gate = nn.Linear(WIDTH, 1)
+
+
+class _Layer(nn.Module):
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.moe = _Block(layout)
+
+
+class Custom(nn.Module):
+    """Two layers of nothing but MoE."""
+
+    def __init__(self, layout: str, vocabulary: int) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(n_experts=EXPERTS, k=2, model_type="nobodys")
+        self.embed = nn.Embedding(vocabulary, WIDTH)
+        self.layers = nn.ModuleList(_Layer(layout) for _ in range(2))
+        self.head = nn.Linear(WIDTH, vocabulary)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, use_cache: bool = False) -> Any:
+        hidden = self.embed(input_ids)
+        for layer in self.layers:
+            hidden = hidden + layer.moe(layer.norm(hidden))
+        logits = self.head(hidden)[:, :-1].flatten(0, 1)
+        return types.SimpleNamespace(loss=F.cross_entropy(logits.float(), labels[:, 1:].flatten()))
+
+
+def section(layout: str) -> dict[str, Any]:
+    """What `expert_parallel` says of it."""
+    return {
+        "preset_model": None,
+        "moe_layer_pattern": r"layers\.\d+\.moe",
+        "router_pattern": "router",
+        "expert_pattern": "experts",
+        "expert_w1": "fc_gate",
+        "expert_w2": "fc_down",
+        "expert_w3": None if layout == "transposed" else "fc_up",  # None: in one tensor with w1
+        "num_experts_attr": "n_experts",
+        "top_k_attr": "k",
+        "has_shared_experts": True,
+        "shared_experts_pattern": "common",
+        "shared_experts_gate_pattern": "common_gate",
+    }

@@ -1,0 +1,62 @@
+"""Tiny models of transformers that AutoEP's presets are for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import recorder_registry
+from transformers import AutoModelForCausalLM
+from transformers.models.deepseek_v2 import DeepseekV2Config
+from transformers.models.deepseek_v3 import DeepseekV3Config
+from transformers.models.mixtral import MixtralConfig
+from transformers.models.qwen2_moe import Qwen2MoeConfig
+from transformers.models.qwen3_moe import Qwen3MoeConfig
+
+recorder_registry.install()
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "num_experts_per_tok": 4,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+CONFIGS: dict[str, Any] = {
+    "mixtral": lambda: MixtralConfig(**_COMMON, intermediate_size=24, num_local_experts=4, router_aux_loss_coef=0.02),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_COMMON, intermediate_size=40, moe_intermediate_size=24, num_experts=8, head_dim=8, norm_topk_prob=True
+    ),
+    # With a shared expert and a gate for it.
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **_COMMON, intermediate_size=40, moe_intermediate_size=24, shared_expert_intermediate_size=16, num_experts=8
+    ),
+    "deepseek_v2": lambda: DeepseekV2Config(**{**_COMMON, **_DEEPSEEK}, topk_method="group_limited_greedy"),
+    "deepseek_v3": lambda: DeepseekV3Config(**{**_COMMON, **_DEEPSEEK}),
+}
+
+
+def build(kind: str, vocabulary: int) -> Any:
+    """With the random parameters of the moment."""
+    config = CONFIGS[kind]()
+    config.update({"vocab_size": vocabulary})
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

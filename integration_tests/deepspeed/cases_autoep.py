@@ -1,0 +1,277 @@
+"""Rank-side: models with AutoEP layers, stock and through Sluice, in one process group."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import pickle
+import signal
+import time
+import types
+from typing import Any
+
+import autoep_models as models
+import sluice
+import torch
+import torch.distributed as dist
+from cases_traps import _tensors
+from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
+from deepspeed.moe import ep_experts
+from sluice.adapters.deepspeed import swap
+from sluice.config import Options
+
+_registered = "swiglu_squared"  # what the library has no formula for
+
+
+def parity(kind: str, steps: int = 8, sluice: dict[str, Any] | None = None, **how: Any) -> list[Any]:
+    """(stock, through Sluice): what `models.train` gives."""
+    return [models.train(kind, steps, section, **how) for section in (None, {**models.SLUICE, **(sluice or {})})]
+
+
+def parity_of_lengths(lengths: list[list[int]], **how: Any) -> list[Any]:
+    """As `parity`, with sequences of these lengths, by rank and step."""
+    mine = lengths[dist.get_rank()]
+    return parity("stacked", len(mine), lengths=mine, **how)
+
+
+def parity_of_a_known_formula() -> list[Any]:
+    """As `parity`, with an activation that somebody has registered and that is one of the library's."""
+    if "relu_gate" not in ep_experts.EXPERT_ACTIVATIONS:
+        ep_experts.register_expert_activation("relu_gate", lambda gate, up, alpha, limit: torch.relu(gate) * up)
+    return parity("stacked", section={"expert_activation": "relu_gate"})
+
+
+def parity_with_frozen(which: str) -> list[Any]:
+    """As `parity`, with experts' parameters that are not trained."""
+
+    def prepare(model: Any) -> None:
+        for name, parameter in model.named_parameters():
+            if which in name:
+                parameter.requires_grad_(False)
+
+    return parity("stacked", prepare=prepare)
+
+
+def _reorder_sums(seed: int, model: Any) -> None:
+    """Permutes the hidden units of the experts: the same training, with GEMMs summed in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in model.layers:
+        experts = layer.moe.experts
+        order = torch.randperm(experts.fc_gate.shape[1], generator=generator)
+        with torch.no_grad():
+            experts.fc_gate.copy_(experts.fc_gate[:, order].clone())
+            experts.fc_up.copy_(experts.fc_up[:, order].clone())
+            experts.fc_down.copy_(experts.fc_down[:, :, order].clone())
+
+
+def long_run(steps: int) -> dict[str, Any]:
+    """Losses through Sluice, of stock, and of stock runs that differ in the order of their sums alone."""
+    stock = [models.train("stacked", steps, None)["losses"]]
+    for seed in range(1, 6):
+        stock.append(models.train("stacked", steps, None, prepare=functools.partial(_reorder_sums, seed))["losses"])
+    return {"stock": stock, "sluice": models.train("stacked", steps, models.SLUICE)["losses"]}
+
+
+def _engine(kind: str = "stacked", sluice_section: dict[str, Any] | None = None, **section: Any) -> Any:
+    options = {**models.SLUICE, **(sluice_section or {})}
+    return models.engine(models.build(kind), models.expert_parallel(kind, **section), options)
+
+
+def _layer(host: Any) -> Any:
+    return models.moe_layers(host.module)[0][1]
+
+
+def _loss(host: Any, step: int = 0) -> torch.Tensor:
+    ids = models.batch(step)
+    return host(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+def refused(what: str, policy: str) -> Any:
+    """What swapping says of layers that cannot be: [layers on Sluice, reasons], or [error, its text]."""
+    config, section = {}, {}
+    if what == "activation":
+        if _registered not in ep_experts.EXPERT_ACTIVATIONS:
+            ep_experts.register_expert_activation(_registered, lambda gate, up, alpha, limit: (gate * up).square())
+        section = {"expert_activation": _registered}
+    elif what == "deepep":
+        section = {"comm_backend": "deepep", "comm_max_tokens_per_rank": 64}
+    elif what == "zero 3":
+        config = {"zero_optimization": {"stage": 3}}
+    host = models.engine(models.build("stacked"), models.expert_parallel("stacked", **section), None, **config)
+    first = _layer(host)
+    if what == "hook":
+        first.experts.register_forward_hook(lambda *_: None)
+    elif what == "folded":  # as AutoTP beside AutoEP leaves it, for models whose plan AutoTP can read
+        first.folding_group_handles = types.SimpleNamespace(spec=types.SimpleNamespace(tp_size=2))
+    elif what == "forward":
+        first._forward = lambda hidden: hidden
+    elif what == "subclass":
+        first.__class__ = type("Mine", (AutoEPMoELayer,), {})
+    try:
+        with swap(host.module, Options(on_unsupported=policy, timeout=60)) as handle:
+            return [len(handle.layers), handle.refused]
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+
+def one_rank_refuses() -> str:
+    """Rank 1 gives the wrong width: it gets its own error, rank 0 one that names it, and the group goes on."""
+    host = _engine()
+    layer = _layer(host)
+    width = 32 + (4 if dist.get_rank() == 1 else 0)
+    try:
+        layer(torch.randn(2, 4, width))
+        raise AssertionError("no error")
+    except (RuntimeError, ValueError) as error:
+        text = f"{type(error).__name__}: {error}"
+    layer(torch.randn(2, 4, 32))
+    host.sluice.unswap()
+    return text
+
+
+def container_hooked_after_the_swap() -> str:
+    """The container is not called any more, so a hook on it cannot fire. Rank 1 sets one: what each rank is told."""
+    host = _engine()
+    layer = _layer(host)
+    x = torch.randn(2, 4, 32)
+    layer(x)
+    hook = layer.experts.register_forward_hook(lambda *_: None) if dist.get_rank() == 1 else None
+    try:
+        layer(x)
+        raise AssertionError("no error")
+    except RuntimeError as error:
+        text = f"{type(error).__name__}: {error}"
+    if hook is not None:
+        hook.remove()
+    layer(x)
+    host.sluice.unswap()
+    return text
+
+
+def unequal_options() -> None:
+    """The ranks ask for different numbers of chunks."""
+    _engine(sluice_section={"chunks": 2 + dist.get_rank()})
+
+
+def one_rank_skips() -> None:
+    """Rank 1 leaves the second forward out."""
+    host = _engine(sluice_section={"timeout": 10})
+    with torch.no_grad():
+        _layer(host)(torch.randn(2, 4, 32))
+        if dist.get_rank() == 0:
+            _layer(host)(torch.randn(2, 4, 32))
+
+
+def one_rank_dies(where: str) -> dict[str, Any]:
+    """Rank 1 is killed in the middle of a step; what the loop of rank 0 sees, and how soon."""
+    host = _engine()
+    host.backward(_loss(host))
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if dist.get_rank() == 1:
+        layer = models.moe_layers(host.module)[1 if where == "forward" else 0][1]
+        if where == "forward":
+            layer.register_forward_pre_hook(die)
+        else:  # in the first layer's backward: the second layer's is done
+            layer.register_full_backward_pre_hook(die)
+    began = time.monotonic()
+    try:
+        host.backward(_loss(host, 1))
+        return {"error": "none"}
+    except Exception as error:
+        seconds = time.monotonic() - began
+        host.sluice.unswap()
+        return {"error": f"{type(error).__name__}: {error}", "peer": getattr(error, "peer", None), "s": seconds}
+
+
+def experts_stay() -> str:
+    """Moving them is refused on all ranks, before anything has moved."""
+    host = _engine()
+    layer = host.sluice.layers[0]
+    try:
+        host.sluice.move_experts(layer, [1, 1, 0, 0], [0, 1, 0, 1])
+        raise AssertionError("no error")
+    except RuntimeError as error:
+        text = f"{type(error).__name__}: {error}"
+    host.backward(_loss(host))
+    host.sluice.unswap()
+    return text
+
+
+def numbers() -> list[Any]:
+    """What `sluice.stats` and `sluice.decisions` say of an engine and of one layer; copies are the host's."""
+    host = _engine(size=1)
+    host.backward(_loss(host))
+    layer = _layer(host)
+    layer.ep_group = None  # the host's own layer cannot be copied with it
+    twin = copy.deepcopy(layer)
+    assert type(twin) is AutoEPMoELayer and "_sluice" not in vars(twin)
+    assert list(twin.state_dict()) == list(layer.state_dict())
+    assert b"sluice" not in pickle.dumps(layer)
+    x = torch.randn(2, 4, 32)
+    assert torch.allclose(twin(x), layer(x), atol=1e-6)
+    stats = sluice.stats(host)
+    assert [one["layer"] for one in stats] == [name for name, _ in models.moe_layers(host.module)]
+    assert sluice.stats(layer)["layer"] == stats[0]["layer"]
+    assert sluice.decisions(host) is not None
+    host.sluice.unswap()
+    return [one["computed_by"] for one in stats]
+
+
+def comms_records() -> dict[str, int]:
+    """Records in the host's logger for forward and backward."""
+    import deepspeed.comm as comm
+
+    host = _engine()
+    comm.configure(enabled=True, prof_all=True, verbose=False)
+    try:
+        host.backward(_loss(host))
+        logger = comm.comm.comms_logger
+        records = {name: sum(entry[0] for entry in sizes.values()) for name, sizes in logger.comms_dict.items()}
+    finally:
+        comm.configure(enabled=False)
+        comm.comm.comms_logger.comms_dict.clear()
+    host.sluice.unswap()
+    return records
+
+
+def checkpoint(folder: str, writer: str, config: dict[str, Any]) -> Any:
+    """Written by one, loaded by the other; the losses that follow in both, and what the files hold."""
+    sections = {"stock": None, "sluice": models.SLUICE}
+    other = {"stock": "sluice", "sluice": "stock"}[writer]
+    hosts = {
+        name: models.engine(
+            models.build("deepseek_v3", 3 if name == writer else 4),
+            models.expert_parallel("deepseek_v3"),
+            sections[name],
+            **config,
+        )
+        for name in (writer, other)
+    }
+
+    def train(host: Any, first: int) -> list[float]:
+        losses = []
+        for step in range(first, first + 3):
+            loss = _loss(host, step)
+            host.backward(loss)
+            host.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    train(hosts[writer], 0)
+    hosts[writer].save_checkpoint(folder, tag="x")
+    dist.barrier()
+    path, _ = hosts[other].load_checkpoint(folder, tag="x")
+    assert path is not None
+    losses = {name: train(host, 3) for name, host in hosts.items()}
+    contents = {}
+    if dist.get_rank() == 0:
+        for file in sorted(os.listdir(os.path.join(folder, "x"))):
+            data = torch.load(os.path.join(folder, "x", file), weights_only=False, map_location="cpu")
+            contents[file] = sorted(_tensors(data))
+    hosts["sluice"].sluice.unswap()
+    dist.barrier()
+    return losses, contents

@@ -1,0 +1,249 @@
+"""DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice, beside stock."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import Ranks
+
+HOST = importlib.util.find_spec("deepspeed")
+AUTO_EP = Path(HOST.submodule_search_locations[0]) / "module_inject" / "auto_ep_layer.py"
+pytestmark = pytest.mark.skipif(not AUTO_EP.exists(), reason="this DeepSpeed has no AutoEP (0.19.2 brought it)")
+
+SOON = 60.0  # seconds: far below the timeout of the groups
+# Plain gradient descent hands the rounding of gradients on as it is: Adam divides by their size, so that a gradient
+# near zero moves a parameter by a whole learning rate whatever its sign.
+SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True}
+# Of a loss near 4 the distance of two neighbours in f32 is 2.4e-7, relative 1e-7; sums run in another order.
+LOSS = 1e-6
+WEIGHT = 1e-6  # of parameters up to 1: a few times 2^-24, after eight steps of 0.1 times a gradient
+PRESETS = ("mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3")
+LAYOUTS = ("looped", "stacked", "transposed")
+
+
+def _daily(names: Iterable[str], *daily: str) -> list[Any]:
+    """Parameters of a test; every day only those whose claim no other of them has."""
+    return [pytest.param(name, marks=() if name in daily else (pytest.mark.full,), id=name) for name in names]
+
+
+def _gaps(answer: list[Any]) -> tuple[float, float]:
+    """Largest of the losses, relative, and of any element of any parameter."""
+    stock, ours = answer
+    losses = max(abs(a - b) / abs(a) for a, b in zip(stock["losses"], ours["losses"], strict=True))
+    assert stock["weights"].keys() == ours["weights"].keys()
+    weights = max(
+        abs(a - b) for name in stock["weights"] for a, b in zip(stock["weights"][name], ours["weights"][name])
+    )
+    return losses, weights
+
+
+def _compare(answers: list[Any], loss: float = LOSS, weight: float = WEIGHT) -> None:
+    for rank, answer in enumerate(answers):
+        stock, ours = answer
+        assert set(stock["kinds"]) == set(ours["kinds_after"]) == {"AutoEPMoELayer"}
+        assert set(ours["kinds"]) == {"SluiceAutoEPMoELayer"} and set(ours["stats"]) == {"sluice"}
+        assert stock["counts"] == ours["counts"], rank  # the same tokens to the same experts in every step
+        assert stock["losses"][0] != stock["losses"][-1]
+        gaps = _gaps(answer)
+        print(f"rank {rank}: losses at most {gaps[0]:.1e} apart, parameters {gaps[1]:.1e}")
+        assert gaps[0] <= loss and gaps[1] <= weight, (rank, gaps)
+
+
+@pytest.mark.parametrize("kind", _daily(PRESETS, "mixtral", "qwen2_moe", "deepseek_v3"))
+def test_Presets_ModelsOfTransformers_LossesAndParametersAsStock(ranks2: Ranks, kind: str) -> None:
+    answers = ranks2.run("cases_autoep:parity", kind=kind, config=SGD)
+    _compare(answers)
+    assert all(ours["sent"] > 0 for _, ours in answers)
+
+
+@pytest.mark.parametrize("layout", _daily(LAYOUTS, "looped", "transposed"))
+def test_Patterns_EachLayoutOfExperts_LossesAndParametersAsStock(ranks2: Ranks, layout: str) -> None:
+    """Found by names that the config gives, with a bias of the router and a gated shared expert."""
+    _compare(ranks2.run("cases_autoep:parity", kind=layout, config=SGD))
+
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "grouped": {"use_grouped_mm": True},
+    "grouped, gate and up in one": {"use_grouped_mm": True, "gate_up_impl": "fused"},
+    "combined by bmm": {"combine_impl": "legacy_bmm"},
+    "scores before experts": {"score_apply": "pre"},
+    "one rank alone": {"size": 1},
+    "swiglu_clamped": {"expert_activation": "swiglu_clamped"},
+    "swiglu_oai": {"expert_activation": "swiglu_oai"},
+    "geglu_tanh": {"expert_activation": "geglu_tanh"},
+    "top 1": {"top_k": 1},
+    "sigmoid scores, scaled": {"score_func": "sigmoid", "route_norm": False, "route_scale": 2.5},
+    "groups of experts": {"num_expert_groups": 2, "num_limited_groups": 1},
+}
+
+
+@pytest.mark.parametrize("what", _daily(SECTIONS, "grouped", "scores before experts", "swiglu_oai"))
+def test_Section_EachChoice_LossesAndParametersAsStock(ranks2: Ranks, what: str) -> None:
+    _compare(ranks2.run("cases_autoep:parity", kind="stacked", section=SECTIONS[what], config=SGD))
+
+
+def test_Activation_RegisteredByOthers_IsKnownByWhatItDoes(ranks2: Ranks) -> None:
+    answers = ranks2.run("cases_autoep:parity_of_a_known_formula")
+    for answer in answers:
+        assert _gaps(answer)[0] <= 1e-5
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "zero 1": {"config": {"zero_optimization": {"stage": 1}}},
+    "zero 2": {"config": {"zero_optimization": {"stage": 2}}},
+    "accumulation": {"config": {"gradient_accumulation_steps": 2}},
+    "checkpointing": {"checkpointing": True},
+    "clipping": {"config": {"gradient_clipping": 0.05}},
+    "S2": {"sluice": {"policy": "S2"}},
+    "reuse": {"sluice": {"reuse": True, "chunks": None}},
+}
+
+
+@pytest.mark.parametrize("what", _daily(CONFIGS, "zero 2", "checkpointing"))
+def test_Training_EachConfig_AsStock(ranks2: Ranks, what: str) -> None:
+    how = CONFIGS[what]
+    config = {**SGD, **how.get("config", {})}
+    _compare(ranks2.run("cases_autoep:parity", kind="mixtral", **{**how, "config": config}))
+
+
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_Bf16_FirstSteps_AsStockUpToItsRounding(ranks2: Ranks, stage: int) -> None:
+    """Until a rounded score sends a token to another expert: two steps. 2^-9 is half of bf16's last place."""
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}, **SGD}
+    for answer in ranks2.run("cases_autoep:parity", kind="deepseek_v3", steps=2, config=config):
+        losses, weights = _gaps(answer)
+        assert losses <= 2**-9 and weights <= 2**-6, (losses, weights)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_Autocast_FirstSteps_AsStockUpToItsRounding(ranks2: Ranks, grouped: bool) -> None:
+    """The host's loop multiplies in autocast's dtype, its grouped GEMMs in the rows' own."""
+    how = {"section": {"use_grouped_mm": grouped}, "autocast": "bfloat16", "config": SGD}
+    for answer in ranks2.run("cases_autoep:parity", kind="stacked", steps=2, **how):
+        losses, _ = _gaps(answer)
+        assert losses <= (1e-5 if grouped else 2**-9), losses
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_FourRanks_ExpertParallelAndExpertData_AsStock(ranks4: Ranks, size: int) -> None:
+    _compare(ranks4.run("cases_autoep:parity", kind="deepseek_v3", section={"size": size}, config=SGD, steps=4))
+
+
+def test_Lengths_UnequalOnTheRanks_AsStock(ranks2: Ranks) -> None:
+    _compare(ranks2.run("cases_autoep:parity_of_lengths", lengths=[[12, 5, 20, 3], [4, 17, 20, 9]], config=SGD))
+
+
+@pytest.mark.parametrize("which", _daily(["fc_gate", "fc_down", "experts"], "fc_gate"))
+def test_FrozenExperts_StayAndTheRestTrainsAsStock(ranks2: Ranks, which: str) -> None:
+    for answer in ranks2.run("cases_autoep:parity_with_frozen", which=which):
+        losses, _ = _gaps(answer)
+        assert losses <= 1e-5
+
+
+@pytest.mark.parametrize("steps", [30, pytest.param(200, marks=pytest.mark.full)])
+def test_Long_Adam_WithinStocksOwnGap(ranks2: Ranks, steps: int) -> None:
+    """Never farther than twice the largest gap of two stock runs that differ in summation order."""
+    for answer in ranks2.run("cases_autoep:long_run", steps=steps):
+        pairs = itertools.combinations(answer["stock"], 2)
+        own = max(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True))
+        gap = max(abs(a - b) for a, b in zip(answer["stock"][0], answer["sluice"], strict=True))
+        print(f"{steps} steps: Sluice at most {gap:.2e} from stock, stock from stock {own:.2e}")
+        assert own > 0, "the stock runs are the same: there is no gap to compare with"
+        assert gap <= 2 * own, (gap, own)
+
+
+# ---- what cannot be swapped ----
+
+REFUSALS = {
+    "activation": ['activation "swiglu_squared"', "none that the library knows"],
+    "deepep": ['"comm_backend": "deepep"', "take that key out"],
+    "zero 3": ["ZeRO stage 3", "stage 2 or less"],
+    "folded": ["2 tensor-parallel ranks", '"autotp_size": 1'],
+    "hook": ["container of its experts has hooks"],
+    "forward": ["its _forward was replaced on the instance"],
+    "subclass": ["Mine is a subclass of AutoEPMoELayer"],
+}
+
+
+@pytest.mark.parametrize("what", _daily(REFUSALS, "activation", "zero 3"))
+def test_Unsupported_IsRefusedByNameOrLeftToTheHost(fresh2: Ranks, what: str) -> None:
+    for kind, message in fresh2.run("cases_autoep:refused", what=what, policy="error"):
+        assert kind == "UnsupportedError" and "(AutoEP)" in message and "'layers.0.moe'" in message, message
+        assert all(word in message for word in REFUSALS[what]) and '"on_unsupported": "warn"' in message, message
+    for layers, refused in fresh2.run("cases_autoep:refused", what=what, policy="warn"):
+        assert layers + len(refused) == 2 and all(word in refused[0] for word in REFUSALS[what])
+
+
+def test_Experts_AreToMove_IsRefusedOnAllRanks(ranks2: Ranks) -> None:
+    for text in ranks2.run("cases_autoep:experts_stay"):
+        assert text.startswith("UnsupportedError") and "experts of AutoEP layers stay" in text
+
+
+def test_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks) -> None:
+    first, second = ranks2.run("cases_autoep:one_rank_refuses")
+    assert first.startswith("PeerRefused") and "rank 1" in first and "width 36" in first
+    assert second.startswith("ValueError") and "width 36, the layer 32" in second
+
+
+def test_HookOnTheContainerAfterSwap_IsAnErrorOnAllRanks(ranks2: Ranks) -> None:
+    first, second = ranks2.run("cases_autoep:container_hooked_after_the_swap")
+    assert first.startswith("PeerRefused") and "the container of its experts" in first
+    assert second.startswith("UnsupportedError") and "after the swap" in second
+
+
+def test_Options_UnequalOnTheRanks_IsAnErrorThatNamesBoth(fresh2: Ranks) -> None:
+    for answer in fresh2.try_run("cases_autoep:unequal_options"):
+        message = answer["error"]["message"]
+        assert '"chunks" is 2 on rank 0 and 3 on rank 1' in message, message
+
+
+def test_RankSkipsAForward_ErrorNamesIt(fresh2: Ranks) -> None:
+    first, second = fresh2.try_run("cases_autoep:one_rank_skips")
+    assert "error" not in second
+    assert first["error"]["type"] == "TimedOut" and "rank 1" in first["error"]["message"]
+
+
+@pytest.mark.parametrize("where", _daily(["forward", "backward"], "backward"))
+def test_RankKilledInTheMiddleOfAStep_TheOthersLoopNamesItSoon(fresh2: Ranks, where: str) -> None:
+    survivor, dead = fresh2.try_run("cases_autoep:one_rank_dies", dying=(1,), where=where)
+    assert dead == {"died": True}
+    found = survivor["result"]
+    assert "PeerLost" in found["error"] and "rank 0 lost rank 1" in found["error"] and found["s"] < SOON, found
+
+
+# ---- what else the host does with a layer ----
+
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "zero 0": {},
+    "zero 1": {"zero_optimization": {"stage": 1}},
+    "zero 2": {"zero_optimization": {"stage": 2}},
+    "bf16": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}},
+}
+
+
+@pytest.mark.parametrize("kind", _daily(CHECKPOINTS, "zero 1"))
+def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, kind: str) -> None:
+    contents = {}
+    for writer in ("stock", "sluice"):
+        answers = ranks2.run(
+            "cases_autoep:checkpoint", folder=str(tmp_path / writer), writer=writer, config=CHECKPOINTS[kind]
+        )
+        for losses, _ in answers:
+            assert losses["sluice"] == pytest.approx(losses["stock"], rel=0.02 if kind == "bf16" else 1e-5)
+        contents[writer] = answers[0][1]
+    assert contents["stock"] == contents["sluice"]  # files, keys, shapes and dtypes of the two writers
+    assert any("experts.w1" in key for keys in contents["stock"].values() for key in keys)
+
+
+def test_StatsDecisionsAndCopies_OfALayer(ranks2: Ranks) -> None:
+    assert ranks2.run("cases_autoep:numbers") == [["sluice", "sluice"]] * 2
+
+
+def test_CommsLogger_On_GetsRecords(ranks2: Ranks) -> None:
+    for records in ranks2.run("cases_autoep:comms_records"):
+        assert records["sluice_forward"] == 2 and records["sluice_backward"] == 2

@@ -1,25 +1,21 @@
 /* Machines on disk, so that a calibration is made once.
  *
- * One small file per key. A file holds its form and the whole key, so that another version's, another machine's or a
- * damaged one is told from ours: it is then measured again, with a word. Files are written beside and renamed into
- * place, so that readers and writers of other processes never see half of one.
+ * One small file per key (backend/base/kept.h). What cannot be used is measured again, with a word.
  */
 #ifndef SLUICE_BACKEND_CALIBRATE_CACHE_H_
 #define SLUICE_BACKEND_CALIBRATE_CACHE_H_
 
+#include "backend/base/kept.h"
 #include "backend/calibrate/calibrate.h"
 #include "backend/moe/context/context.h"
 
-#define SLUICE_CACHE_KEY_BYTES  768
-#define SLUICE_CACHE_PATH_BYTES 1024
+#define SLUICE_CACHE_KEY_BYTES 768
 
 /* What a machine's costs depend on: processor, cores, communicator, ranks, GEMMs, dtype, sizes, library version. */
 void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted,
                       char out_key[SLUICE_CACHE_KEY_BYTES]);
-/* folder NULL: SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice, else HOME/.cache/sluice. 0 where there is none. */
-int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_CACHE_PATH_BYTES]);
-/* 1: that path is what everybody has by default: only this user's files, and root's, are read there. */
-int sluice_cache_is_default(const char* folder);
+/* See sluice_kept_path. */
+int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_KEPT_PATH_BYTES]);
 /* 1: read. 0: there is none, or it cannot be used, which is logged (WARN) with the reason. must_be_ours: nobody else
  * but root may be able to change it. */
 int sluice_cache_read(const char* path, const char* key, int must_be_ours, sluice_machine_t* out_machine);

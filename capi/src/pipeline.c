@@ -1,14 +1,13 @@
 /* The pipeline behind its public calls. */
 #include "sluice/pipeline.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "backend/base/check.h"
 #include "backend/base/structs.h"
-#include "backend/base/text.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/run/run.h"
+#include "capi/src/pipeline_policy.h"
 
 /* ---- structs ---- */
 
@@ -30,30 +29,6 @@ void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struc
 
 /* ---- life ---- */
 
-/* Those that a host may name: evaluation takes its own, and the baseline is run by nobody. */
-static int is_offered(int32_t policy) {
-  return policy != SLUICE_POLICY_FORWARD_ONLY && policy != SLUICE_POLICY_DEEPSPEED;
-}
-
-static sluice_status_t fail_policy(const char* name) {
-  char names[256];
-  sluice_text_t text = sluice_text(names, sizeof names);
-  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
-    if (is_offered(policy)) sluice_text_add(&text, "%s%s", policy == 0 ? "" : ", ", sluice_policy(policy)->name);
-  }
-  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "pipeline: policy \"%s\" is not known; give one of %s", name, names);
-}
-
-static sluice_status_t find_policy(const char* name, int32_t* out_policy) {
-  if (name == NULL) name = "backward_first";
-  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
-    if (!is_offered(policy) || strcmp(sluice_policy(policy)->name, name) != 0) continue;
-    *out_policy = policy;
-    return SLUICE_OK;
-  }
-  return fail_policy(name);
-}
-
 static sluice_status_t read_config(const sluice_pipeline_config_t* config, sluice_pipeline_terms_t* out_terms) {
   sluice_pipeline_config_t c;
   sluice_pipeline_config_init(&c, sizeof c);
@@ -61,7 +36,7 @@ static sluice_status_t read_config(const sluice_pipeline_config_t* config, sluic
   if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_pipeline_config_t: extension of unknown type");
   SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "pipeline: reserved is %d; set it to 0", c.reserved));
   int32_t number = 0;
-  SLUICE_TRY(find_policy(c.policy, &number));
+  SLUICE_TRY(sluice_capi_policy(c.policy, &number));
   const sluice_policy_t* policy = sluice_policy(number);
   const int32_t placement = policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
   *out_terms = (sluice_pipeline_terms_t){

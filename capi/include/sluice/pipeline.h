@@ -228,6 +228,64 @@ enum { SLUICE_PIPELINE_MEASURED = 0, SLUICE_PIPELINE_PREDICTED = 1 };
 SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipeline, int32_t which, char* text,
                                                          uint64_t* inout_bytes);
 
+/* ---- what would happen ---------------------------------------------------------------------------------------- */
+
+/* A batch that nobody runs. Pure data: no ranks, no clock. Seconds in any unit, the same everywhere. */
+typedef struct sluice_pipeline_workload_s {
+  size_t struct_size;              /* set by sluice_pipeline_workload_init */
+  const sluice_ext_header_t* next; /* NULL */
+  const char* policy;              /* as in the config */
+  int32_t num_stages;              /* p, at most 64 */
+  int32_t num_virtual;             /* v; 1 */
+  int32_t num_micro_batches;       /* m */
+  int32_t placement;               /* as in the config, with -1 */
+  int32_t weight_apart;            /* as in the config, with -1 */
+  int32_t receives_ahead;          /* 1 */
+  int32_t in_flight;  /* L of every virtual stage. 0: the smallest whose batch is within 1 % of the best, or
+                         what the order of the policy has */
+  int32_t rendezvous; /* 1: a message begins when both ends wait for it; 0: sends are buffered */
+  /* [p * v], by virtual stage, of one micro-batch. */
+  const double* forward_seconds;
+  const double* backward_seconds; /* of the input's gradient */
+  const double*
+      weight_seconds; /* of the weights' gradients, which stand behind it where these are not apart. NULL: 0 */
+  const double* message_seconds;    /* from c to c + 1, and of the gradient back; of the last nothing. NULL: 0 */
+  const uint64_t* activation_bytes; /* of a micro-batch in flight, with input, output and their gradients. NULL: 0 */
+  const uint64_t* held_bytes;       /* of one that is held for its weight gradient. NULL: 0 */
+  const uint64_t* memory_budget;    /* [p], of what is in flight, held and ahead; 0: no limit. NULL: none */
+} sluice_pipeline_workload_t;
+
+SLUICE_EXPORT void sluice_pipeline_workload_init(sluice_pipeline_workload_t* out_workload, size_t struct_size);
+
+/* Of one stage. */
+typedef struct sluice_stage_prediction_s {
+  double busy_seconds;    /* in forwards, backwards and weight gradients */
+  double bubble;          /* share of the batch that is not busy */
+  uint64_t planned_bytes; /* that its limits allow */
+  uint64_t peak_bytes;    /* of what was in flight and held */
+  int32_t in_flight;      /* the largest L in force on its virtual stages */
+  int32_t most_in_flight; /* over its virtual stages */
+  int32_t most_held;
+  int32_t reserved; /* 0 */
+} sluice_stage_prediction_t;
+
+typedef struct sluice_pipeline_prediction_s {
+  size_t struct_size; /* set by the caller: sizeof */
+  double seconds;     /* of the batch */
+  double bubble;      /* share of all stages' time that is not busy */
+  int32_t in_flight;  /* the largest L in force */
+  int32_t is_chosen;  /* 1: L was */
+} sluice_pipeline_prediction_t;
+
+/* out_stages: [p], or NULL. Any thread. Errors: INVALID_ARGUMENT (what the policy does not take among them), ABI,
+ * OVER_BUDGET (not one micro-batch fits, or the order of the policy does not: names the stage), NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_pipeline_predict(const sluice_pipeline_workload_t* workload,
+                                                   sluice_pipeline_prediction_t* out_prediction,
+                                                   sluice_stage_prediction_t* out_stages);
+
+/* The policies that a config may name, index from 0 on; NULL behind the last. Immutable. */
+SLUICE_EXPORT const char* sluice_pipeline_policy_name(int32_t index);
+
 #ifdef __cplusplus
 }
 #endif

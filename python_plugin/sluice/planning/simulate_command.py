@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments, routing, scaling_plot, simulate, written
+from . import arguments, batches_command, routing, scaling_plot, simulate, written
 from .errors import BadInput
 from .model import Model, complete
 from .plan_command import error_of, workload_of
@@ -28,6 +28,8 @@ exit status: 0 all points fit; 1 one does not fit its budget; 2 wrong arguments 
 
 def main(words: list[str]) -> int:
     """The exit status."""
+    if batches_command.wants(words):
+        return batches_command.main(words)
     parser = argparse.ArgumentParser(
         prog="sluice simulate",
         description=__doc__.splitlines()[0],

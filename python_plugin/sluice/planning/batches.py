@@ -1,0 +1,124 @@
+"""`sluice_pipeline_predict` from Python: a batch of a pipeline that nobody runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .._library import load
+from ..errors import InvalidArgument, OverBudget
+from .errors import BadInput
+
+PLACEMENTS = {None: -1, "looped": 0, "v": 1}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """As sluice_pipeline_workload_t has it: seconds and bytes of one micro-batch, by virtual stage in the order of the
+    layers; an empty list is zeros. memory_budget: by stage."""
+
+    num_stages: int
+    num_micro_batches: int
+    forward_seconds: Sequence[float]
+    backward_seconds: Sequence[float]
+    weight_seconds: Sequence[float] = ()
+    message_seconds: Sequence[float] = ()
+    activation_bytes: Sequence[int] = ()
+    held_bytes: Sequence[int] = ()
+    memory_budget: Sequence[int] = ()
+    policy: str = "backward_first"
+    num_virtual: int = 1
+    placement: str | None = None
+    weight_apart: bool | None = None
+    in_flight: int = 0
+    rendezvous: bool = False
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """stages: the members of sluice_stage_prediction_t by name."""
+
+    policy: str
+    weight_apart: bool | None  # as it was asked for
+    seconds: float
+    bubble: float
+    in_flight: int
+    is_chosen: bool
+    stages: tuple[dict[str, Any], ...]
+
+    @property
+    def most_bytes(self) -> int:
+        """What the fullest stage may take."""
+        return max(stage["planned_bytes"] for stage in self.stages)
+
+
+def policies() -> list[str]:
+    """Names that a pipeline takes."""
+    library, names = load(), []
+    while True:
+        name = library.lib.sluice_pipeline_policy_name(len(names))
+        if not name:
+            return names
+        names.append(library.ffi.string(name).decode())
+
+
+def predict(batch: Batch) -> Prediction:
+    """Raises InvalidArgument where the policy does not take it, OverBudget where nothing fits. Any thread."""
+    library = load()
+    ffi = library.ffi
+    value, kept = library.new("pipeline_workload"), []
+    value.policy = policy = ffi.new("char[]", batch.policy.encode())
+    kept.append(policy)
+    for name in ("num_stages", "num_virtual", "num_micro_batches", "in_flight"):
+        setattr(value, name, getattr(batch, name))
+    value.placement, value.rendezvous = PLACEMENTS[batch.placement], int(batch.rendezvous)
+    value.weight_apart = -1 if batch.weight_apart is None else int(batch.weight_apart)
+    count = batch.num_stages * batch.num_virtual
+    for name, kind, wanted in (
+        *((f"{name}_seconds", "double[]", count) for name in ("forward", "backward", "weight", "message")),
+        *((f"{name}_bytes", "uint64_t[]", count) for name in ("activation", "held")),
+        ("memory_budget", "uint64_t[]", batch.num_stages),
+    ):
+        given = getattr(batch, name)
+        if given and len(given) != wanted:
+            raise BadInput(f"{name} has {len(given)} entries, and has to have {wanted}")
+        if given:
+            kept.append(ffi.new(kind, list(given)))
+            setattr(value, name, kept[-1])
+    out = ffi.new("sluice_pipeline_prediction_t *")
+    out.struct_size = ffi.sizeof(out[0])
+    stages = ffi.new("sluice_stage_prediction_t[]", batch.num_stages)
+    library.check(library.lib.sluice_pipeline_predict(value, out, stages))
+    names = [name for name, _ in ffi.typeof("sluice_stage_prediction_t").fields if name != "reserved"]
+    return Prediction(
+        batch.policy,
+        batch.weight_apart,
+        out.seconds,
+        out.bubble,
+        out.in_flight,
+        bool(out.is_chosen),
+        tuple({name: getattr(stages[s], name) for name in names} for s in range(batch.num_stages)),
+    )
+
+
+def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
+    """The fastest first, of every policy that takes the batch, with weight gradients apart and not where it leaves that
+    open; and of the others why they do not."""
+    found, refused = [], {}
+    for policy in policies():
+        for apart in (False, True) if batch.weight_apart is None else (batch.weight_apart,):
+            try:
+                found.append(predict(replace(batch, policy=policy, weight_apart=apart)))
+            except (InvalidArgument, OverBudget) as error:
+                refused.setdefault(policy, error.message)
+    taken = {each.policy for each in found}
+    found.sort(key=lambda each: (each.seconds, each.most_bytes))
+    return found, {policy: why for policy, why in refused.items() if policy not in taken}
+
+
+def checkpoint_interval(num_layers: int, num_stages: int) -> int:
+    """Layers between two that keep their input, where activations are computed again: of the N / G_inter layers of a
+    stage the square root, so that inputs kept and activations of one run are fewest together [AxoNN]."""
+    return max(1, round(math.sqrt(num_layers / num_stages)))

@@ -1,0 +1,151 @@
+"""`sluice simulate --stages`: a batch of a pipeline under every policy: seconds, bubble, what is in flight, bytes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import SluiceError
+from . import arguments, batches
+from .errors import BadInput
+from .planner import size
+
+EXAMPLE = """examples:
+  sluice simulate --stages 8 --micro-batches 16 --forward 0.02 --backward 0.02 --weight 0.02
+  sluice simulate --stages 4 --micro-batches 16 --forward 0.1 --backward 0.2 --message 0.075 --rendezvous --in-flight 8
+  sluice simulate --stages 2 --virtual 2 --micro-batches 8 --forward 0.1,0.1,0.1,0.2 --backward 0.2,0.2,0.2,0.4 \\
+                  --activation-bytes 256MiB --budget 2GiB --json
+
+exit status: 0 some policy fits; 1 none does; 2 wrong arguments
+"""
+
+
+def wants(words: list[str]) -> bool:
+    """Whether `sluice simulate` is asked about stages."""
+    return any(word == "--stages" or word.startswith("--stages=") for word in words)
+
+
+def main(words: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice simulate --stages",
+        description=(__doc__ or "").splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one = "; one number, or one for each virtual stage"
+    parser.add_argument("--stages", type=int, required=True, metavar="P")
+    parser.add_argument("--virtual", type=int, default=1, metavar="V", help="virtual stages of each (1)")
+    parser.add_argument("--micro-batches", type=int, default=1, metavar="M", help="of a batch (1)")
+    parser.add_argument("--forward", required=True, metavar="S", help="seconds of a micro-batch" + one)
+    parser.add_argument("--backward", required=True, metavar="S", help="likewise, of the gradient of its input")
+    parser.add_argument("--weight", metavar="S", help="likewise, of the gradients of weights (0)")
+    parser.add_argument("--message", metavar="S", help="to the next virtual stage and back (0)")
+    parser.add_argument("--rendezvous", action="store_true", help="messages begin when both ends wait for them")
+    parser.add_argument("--policy", help="this one alone")
+    parser.add_argument("--placement", choices=("looped", "v"), help="of virtual stages (the policy's)")
+    parser.add_argument("--in-flight", type=int, default=0, metavar="L", help="(chosen for each policy)")
+    parser.add_argument("--activation-bytes", metavar="BYTES", help="of a micro-batch in flight" + one)
+    parser.add_argument("--held-bytes", metavar="BYTES", help="of one that waits for its weight gradients")
+    parser.add_argument("--budget", metavar="BYTES", help="of every stage")
+    parser.add_argument("--layers", type=int, metavar="N", help="of the model: says how far apart checkpoints lie")
+    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    options = parser.parse_args(words)
+    try:
+        batch = batch_of(options)
+        found, refused = batches.candidates(batch)
+        if options.policy is not None:
+            found, refused = _alone(options.policy, found, refused)
+    except SluiceError as error:
+        print(f"sluice simulate: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(as_dict(options, found, refused), indent=1) if options.json else _text(options, found, refused))
+    return 0 if found else 1
+
+
+def batch_of(options: Any) -> batches.Batch:
+    """What the arguments say."""
+    if options.stages < 1 or options.virtual < 1:
+        raise BadInput(f"--stages is {options.stages} and --virtual {options.virtual}: give at least 1")
+    count = options.stages * options.virtual
+
+    def bytes_of(text: str) -> int:
+        return arguments.budget_of(text, "--activation-bytes, --held-bytes") or 0
+
+    budget = arguments.budget_of(options.budget)
+    return batches.Batch(
+        num_stages=options.stages,
+        num_virtual=options.virtual,
+        num_micro_batches=options.micro_batches,
+        forward_seconds=_each("--forward", options.forward, count, _seconds),
+        backward_seconds=_each("--backward", options.backward, count, _seconds),
+        weight_seconds=_each("--weight", options.weight, count, _seconds),
+        message_seconds=_each("--message", options.message, count, _seconds),
+        activation_bytes=_each("--activation-bytes", options.activation_bytes, count, bytes_of),
+        held_bytes=_each("--held-bytes", options.held_bytes, count, bytes_of),
+        memory_budget=() if budget is None else (budget,) * options.stages,
+        placement=options.placement,
+        in_flight=options.in_flight,
+        rendezvous=options.rendezvous,
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"{text!r} is no number of seconds") from None
+
+
+def _each(name: str, text: str | None, count: int, read: Callable[[str], Any]) -> list[Any]:
+    """One value for each virtual stage."""
+    if text is None:
+        return []
+    values = [read(word) for word in text.split(",")]
+    if len(values) not in (1, count):
+        raise BadInput(f"{name} has {len(values)} values: give one, or {count}")
+    return values * count if len(values) == 1 else values
+
+
+def _alone(policy: str, found: list[batches.Prediction], refused: dict[str, str]) -> tuple[list, dict]:
+    known = batches.policies()
+    if policy not in known:
+        raise BadInput(f"--policy is {policy!r}; known are {', '.join(known)}")
+    return [each for each in found if each.policy == policy], {k: why for k, why in refused.items() if k == policy}
+
+
+def _name(each: batches.Prediction) -> str:
+    return each.policy + (" W apart" if each.weight_apart and each.policy not in ("zero_bubble", "v") else "")
+
+
+def _text(options: Any, found: list[batches.Prediction], refused: dict[str, str]) -> str:
+    lines = [f"{options.stages} stages of {options.virtual}, {options.micro_batches} micro-batches", ""]
+    if found:
+        lines.append(f"  {'policy':<24} {'seconds':>10} {'bubble':>8} {'L':>4} {'held':>5} {'bytes':>11}")
+    for number, each in enumerate(found):
+        held = max(stage["most_held"] for stage in each.stages)
+        lines.append(
+            f"  {_name(each):<24} {each.seconds:>10.4g} {100 * each.bubble:>6.1f} % {each.in_flight:>4} {held:>5} "
+            f"{size(each.most_bytes):>11}{'  best' if number == 0 else ''}"
+        )
+    lines += ["", *(f"  not {policy}: {why}" for policy, why in refused.items())] if refused else []
+    if options.layers:
+        interval = batches.checkpoint_interval(options.layers, options.stages)
+        lines += ["", f"with activation checkpointing keep the input of every {interval}. layer (sqrt(N / P) layers)"]
+    return "\n".join(lines)
+
+
+def as_dict(options: Any, found: list[batches.Prediction], refused: dict[str, str]) -> dict[str, Any]:
+    """What --json prints."""
+    interval = batches.checkpoint_interval(options.layers, options.stages) if options.layers else None
+    return {
+        "form": 1,
+        "best": None if not found else _name(found[0]),
+        "policies": [{"name": _name(each), **asdict(each), "most_bytes": each.most_bytes} for each in found],
+        "refused": refused,
+        "checkpoint_interval": interval,
+    }

@@ -1,0 +1,90 @@
+"""`sluice simulate --stages`: published bubbles, the best policy, budgets, and refusals that name the option."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sluice import __main__ as entry
+from sluice.planning import batches
+
+
+@pytest.fixture
+def run(capsys):
+    """The command: (exit status, stdout, stderr)."""
+
+    def call(text: str) -> tuple[int, str, str]:
+        status = entry.main(["simulate", *text.split()])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+ALIKE = "--stages 8 --micro-batches 16 --forward 0.02 --backward 0.02 --weight 0.02"
+
+
+def test_Stages_EqualParts_HaveThePublishedBubbles(run) -> None:
+    status, out, err = run(f"{ALIKE} --in-flight 8 --json")
+    assert (status, err) == (0, "")
+    bubbles = {each["name"]: each["bubble"] for each in json.loads(out)["policies"]}
+    for name, bubble in (("zero_bubble", 0.127), ("backward_first W apart", 0.127), ("1f1b", 0.304)):
+        assert bubbles[name] == pytest.approx(bubble, abs=6e-4), name
+    status, out, _ = run(f"{ALIKE} --virtual 2 --json".replace("0.02", "0.01"))
+    found = json.loads(out)
+    bubbles = {each["name"]: each["bubble"] for each in found["policies"]}
+    assert bubbles["v"] == pytest.approx(0.086, abs=6e-4) and bubbles["looped"] == pytest.approx(0.179, abs=6e-4)
+    assert found["best"] == min(bubbles, key=bubbles.get) == "backward_first W apart"  # in more bytes than v
+    assert "zero_bubble" in found["refused"] and "virtual stages" in found["refused"]["zero_bubble"]
+
+
+def test_Stages_ATable_SaysTheBestAndWhyOthersAreNotThere(run) -> None:
+    status, out, err = run(f"{ALIKE} --virtual 2 --activation-bytes 100MiB --layers 128")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    rows = [line.split() for line in lines[3:] if line.startswith("  ") and "%" in line]
+    seconds = [float(line.split(" % ")[0].split()[-2]) for line in lines if " % " in line]
+    assert len(rows) >= 4 and seconds == sorted(seconds)
+    assert lines[3].endswith("best") and "GiB" in lines[3]
+    assert any(line.startswith("  not 1f1b: ") for line in lines)
+    assert "every 4. layer" in lines[-1]
+
+
+def test_Stages_UnderABudget_StayInsideOrSayThatNothingFits(run) -> None:
+    words = f"{ALIKE} --activation-bytes 100MiB --held-bytes 10MiB"
+    found = json.loads(run(f"{words} --json --budget 450MiB")[1])
+    assert found["policies"] and all(each["most_bytes"] <= 450 << 20 for each in found["policies"])
+    assert "bytes" in found["refused"]["gpipe"] and "bytes" in found["refused"]["1f1b"]
+    free = json.loads(run(f"{words} --json")[1])
+    assert free["policies"][0]["seconds"] < found["policies"][0]["seconds"]
+    status, out, _ = run(f"{words} --budget 90MiB")
+    assert status == 1 and "not backward_first: " in out and " best" not in out
+
+
+def test_Stages_SlowLinks_AskForMoreInFlight(run) -> None:
+    words = "--stages 4 --micro-batches 16 --forward 0.1 --backward 0.2 --rendezvous --policy message_driven --json"
+    limits = []
+    for message in ("0.001", "0.075", "0.15"):
+        (found,) = (
+            each for each in json.loads(run(f"{words} --message {message}")[1])["policies"] if not each["weight_apart"]
+        )
+        limits.append(found["in_flight"])
+    assert limits == sorted(limits) and limits[0] < limits[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--stages 4 --forward 1,2 --backward 1", "--forward has 2 values: give one, or 4"),
+        ("--stages 4 --forward x --backward 1", "'x' is no number of seconds"),
+        ("--stages 0 --forward 1 --backward 1", "--stages is 0"),
+        ("--stages 4 --forward 1 --backward 1 --policy best", "--policy is 'best'; known are message_driven"),
+    ],
+)
+def test_Stages_WrongArguments_AreNamed(run, words: str, named: str) -> None:
+    status, out, err = run(words)
+    assert (status, out) == (2, "") and named in err, err
+
+
+def test_CheckpointInterval_IsTheRootOfAStagesLayers() -> None:
+    assert [batches.checkpoint_interval(layers, 4) for layers in (4, 64, 96, 2)] == [1, 4, 5, 1]

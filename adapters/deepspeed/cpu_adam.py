@@ -7,11 +7,22 @@ ZenFlow's worker) is left to the stock op, which is built then and not before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from sluice.adapters.torch.optimizer_step import Entry, OptimizerStep, new_handle
+
+
+@dataclass
+class Writing:
+    """Where the next update also writes the parameter in its own dtype, and what it multiplies gradients by."""
+
+    out: torch.Tensor
+    factor: float
+    is_done: bool = False
 
 
 class CpuAdamOp:
@@ -25,6 +36,16 @@ class CpuAdamOp:
         self._created: dict[int, tuple[Any, ...]] = {}
         self._handle = new_handle()
         self.updates = 0  # that the library made
+        self._writing: Writing | None = None
+
+    @contextlib.contextmanager
+    def writing(self, out: torch.Tensor, factor: float) -> Iterator[Writing]:
+        """Updates meanwhile multiply gradients by the factor; that of a parameter of out's size writes `out` too."""
+        self._writing = Writing(out, factor)
+        try:
+            yield self._writing
+        finally:
+            self._writing = None
 
     def create_adam(self, optimizer_id: int, *settings: Any) -> int:
         self._created[optimizer_id] = settings
@@ -54,6 +75,8 @@ class CpuAdamOp:
         tensors = (param, grad, exp_avg, exp_avg_sq)
         numbers = (step, lr, beta1, beta2, epsilon, weight_decay, bias_correction)
         if exp_avg.dtype != torch.float32 or not all(tensor.is_contiguous() for tensor in tensors):
+            if self._writing is not None and self._writing.factor != 1.0:
+                grad.mul_(self._writing.factor)
             return self._stock_op(optimizer_id).adam_update(optimizer_id, *numbers, *tensors)
         group = {
             "lr": lr,
@@ -65,10 +88,17 @@ class CpuAdamOp:
             "maximize": False,
         }
         one = OptimizerStep(self._handle)
-        one.add_group(group, [Entry(step, *tensors)])
-        one.run(check_finite=False)
+        one.add_group(group, [self._entry(step, *tensors)])
+        one.run(1.0 if self._writing is None else 1.0 / self._writing.factor, check_finite=False)
         self.updates += 1
         return 0
+
+    def _entry(self, step: int, param: torch.Tensor, *others: torch.Tensor) -> Entry:
+        writing = self._writing
+        if writing is None or param.dtype != torch.float32 or writing.out.shape != param.shape:
+            return Entry(step, param, *others)
+        writing.is_done = True
+        return Entry(step, writing.out, *others, master=param)
 
     def _stock_op(self, optimizer_id: int) -> Any:
         if self._stock is None:

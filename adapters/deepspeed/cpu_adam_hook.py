@@ -30,7 +30,11 @@ def install(engine_module: ModuleType) -> None:
         with _op_in_place() as op:
             if _is_cpu_adam(client_optimizer):
                 _replace(client_optimizer, op)
-            return original(self, client_optimizer, *args, **kwargs)
+            result = original(self, client_optimizer, *args, **kwargs)
+        from sluice.adapters.deepspeed import offload_step
+
+        offload_step.install(self.optimizer, op)
+        return result
 
     _configure_optimizer._sluice_original = original  # type: ignore[attr-defined]
     setattr(cls, METHOD, _configure_optimizer)

@@ -12,13 +12,17 @@ from .descriptors import config_dtype
 
 
 class Entry(NamedTuple):
-    """A parameter of a step, which has the number `step`; moments are f32. DTensors: what this rank has of them."""
+    """A parameter of a step, which has the number `step`; moments are f32. DTensors: what this rank has of them.
+
+    master: the parameter in f32 that the step starts from, laid out as `param`, which becomes it, rounded.
+    """
 
     step: int
     param: torch.Tensor
     grad: torch.Tensor
     exp_avg: torch.Tensor
     exp_avg_sq: torch.Tensor
+    master: torch.Tensor | None = None
 
 
 class OptimizerStep:
@@ -28,6 +32,7 @@ class OptimizerStep:
         self._library, self._handle = load(), handle
         self._groups: list[Any] = []
         self._kept: list[Any] = []
+        self.norm = 0.0  # of the gradients that the last run looked at
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # what is not dense is updated in a copy
 
     def add_group(self, numbers: Mapping[str, Any], entries: Sequence[Entry]) -> None:
@@ -55,6 +60,8 @@ class OptimizerStep:
         item.param_dtype, item.grad_dtype = config_dtype(param.dtype), config_dtype(grad.dtype)
         item.param = ffi.cast("void *", self._dense(param, strides, True).data_ptr())
         item.grad = ffi.cast("void *", grad.data_ptr())
+        if entry.master is not None:
+            item.master = ffi.cast("float *", self._dense(_local(entry.master), strides, True).data_ptr())
         item.exp_avg = ffi.cast("float *", self._dense(_local(entry.exp_avg), strides, True).data_ptr())
         item.exp_avg_sq = ffi.cast("float *", self._dense(_local(entry.exp_avg_sq), strides, True).data_ptr())
 
@@ -68,14 +75,18 @@ class OptimizerStep:
             self._copies.append((tensor, copy))
         return copy
 
-    def run(self, loss_scale: float = 1.0, check_finite: bool = True) -> bool:
-        """Whether parameters changed: not where a gradient is infinite or no number and that is looked for."""
+    def run(self, loss_scale: float = 1.0, check_finite: bool = True, max_norm: float = 0.0) -> bool:
+        """Whether parameters changed: not where a gradient is infinite or no number and that is looked for.
+
+        max_norm: clips by the norm over all groups; 0: not.
+        """
         library = self._library
         args, result = library.new("optimizer_step_args"), library.new("optimizer_step_result")
         groups = library.ffi.new("sluice_optimizer_group_t *[]", self._groups or 1)
         args.groups, args.num_groups = groups, len(self._groups)
-        args.loss_scale, args.check_finite = loss_scale, check_finite
+        args.loss_scale, args.check_finite, args.max_norm = loss_scale, check_finite, max_norm
         library.check(library.lib.sluice_optimizer_step(self._handle, args, result))
+        self.norm = result.norm
         if result.skipped:
             return False
         for tensor, copy in self._copies:

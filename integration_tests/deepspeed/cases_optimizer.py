@@ -46,6 +46,17 @@ def _cpu_adam_of(host: Any) -> DeepSpeedCPUAdam:
     return found
 
 
+def _wrote_its_parameters(zero: Any) -> bool:
+    """Whether each partition was written by the update, and is its master, rounded."""
+    found = []
+    for group, buffer in enumerate(zero.param_buffer_of_bit16_for_cpu_offload_groups):
+        rank = torch.distributed.get_rank(group=zero.real_dp_process_group[group])
+        mine = zero.parallel_partitioned_bit16_groups[group][rank]
+        found.append(type(buffer) is not torch.Tensor and buffer.data_ptr() == mine.data_ptr())
+        found.append(torch.equal(mine, zero.single_partition_of_fp32_groups[group].data.to(mine.dtype)))
+    return bool(found) and all(found)
+
+
 def offloaded(stage: int, dtype: str) -> dict[str, Any]:
     """Losses by the library and by torch, updates of the library and by which op; nothing was compiled."""
     numbers = {"lr": 1e-2, "weight_decay": 0.1}
@@ -58,10 +69,11 @@ def offloaded(stage: int, dtype: str) -> dict[str, Any]:
         cpu_adam.CPUAdamBuilder = stock
     op = _cpu_adam_of(host).ds_opt_adam
     updates, kind = op.updates, type(op).__name__
+    one_pass = _wrote_its_parameters(host.optimizer)
     host.sluice.unswap()
     other, theirs = _train(stage, dtype, SLUICE, {"type": "AdamW", "params": {**numbers, "torch_adam": True}})
     other.sluice.unswap()
-    return {"mine": mine, "torch": theirs, "updates": updates, "op": kind}
+    return {"mine": mine, "torch": theirs, "updates": updates, "op": kind, "one_pass": one_pass}
 
 
 def made_by_the_script() -> dict[str, Any]:

@@ -12,6 +12,7 @@ def test_Offloaded_WithKey_TrainsAsTorchsAndCompilesNothing(ranks2: Ranks, stage
     for answer in ranks2.run("cases_optimizer:offloaded", stage=stage, dtype=dtype):
         assert answer["op"] == "CpuAdamOp"
         assert answer["updates"] > 0
+        assert answer["one_pass"]
         assert answer["mine"] == pytest.approx(answer["torch"], rel=1e-5)
 
 

@@ -72,7 +72,8 @@ typedef struct sluice_gemm_options_s {
 } sluice_gemm_options_t;
 
 /* Opens one by name. "auto" keeps every implementation that opens and, per dtype pair, operand layout and size class,
- * measures them once on first use (tens of ms) and remembers the fastest; `ref` takes what no other supports.
+ * measures them beside the first calls, which take a quarter longer at most in the long run, and remembers the fastest,
+ * for later processes too; until then it takes "native". `ref` takes what no other supports.
  * A named one also falls back to `ref` for lists that it does not support. The environment variable SLUICE_GEMM, if set
  * and not empty, replaces options->name: a run with a fixed name repeats its bits, whatever "auto" would have measured.
  * out_gemm: new, sluice_gemm_destroy.

@@ -1,11 +1,12 @@
 /* The selector behind sluice_gemm_create: which implementation does which GEMMs.
  *
- * Lists fall into classes (dtypes, layout, sizes, beta). The first list of a class makes the selector measure its
- * candidates on parts of that list's GEMMs (auto_parts.h): its own operands, since where and how they lie matters to
- * libraries more than their sizes. The order found is kept for
- * the whole process, so that every context, and a recomputation, repeats the same choice and the same bits. `ref`
- * stands last and takes what no other does; it is not measured.
+ * Lists fall into classes (dtypes, layout, sizes, beta). Calls of a class go by the order of kinds, "native" first,
+ * while its candidates are measured beside them, a little in each call (auto_race.h), on parts of the list's GEMMs
+ * (auto_parts.h): its own operands, since where and how they lie matters to libraries more than their sizes. The order
+ * found is kept for the whole process, so that every context repeats the same choice, and with the machine for those
+ * that come later (auto_kept.h). `ref` stands last and takes what no other does; it is not measured.
  */
+#include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -17,7 +18,9 @@
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/base/threads.h"
+#include "backend/gemm/auto/auto_kept.h"
 #include "backend/gemm/auto/auto_parts.h"
+#include "backend/gemm/auto/auto_race.h"
 #include "backend/gemm/blas/gemm_blas.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/gemm_form.h"
@@ -26,18 +29,18 @@
 #include "backend/gemm/onednn/gemm_onednn.h"
 
 enum { NATIVE, BLAS, ONEDNN, HOST, REF, NUM_KINDS };
+_Static_assert((int)REF == (int)SLUICE_RACE_KINDS, "all but ref race");
 enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_ROWS = 9, NUM_NK = 3 };
+enum { CANDIDATES_BYTES = 288 };
 enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_ROWS * NUM_NK * 2 };
 
-/* Measuring one class: at most this much arithmetic per run and thread (about 8 ms at 130 GFLOP/s), this many bytes of
- * results and about this much time after a first round, which may also start threads and make code. A quarter of the
- * arithmetic was not enough: a library that packs the rows of a GEMM first does so for all columns of the whole
- * GEMM, but for few of a part, and lost races that it wins in a pass. */
-#define MEASURE_FLOP  (1024.0 * 1024 * 1024)
-#define MEASURE_BYTES (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
-#define MEASURE_NS    ((uint64_t)128 * 1000 * 1000)
-/* One run says nothing on a busy machine: nobody leaves, and nothing is chosen, before so many rounds count. */
-enum { MEASURE_ROUNDS = 8, MEASURE_LEAST = 3 };
+/* A run of a candidate: at most this much arithmetic for each thread (about 8 ms at 130 GFLOP/s) and this many bytes of
+ * results. A quarter of the arithmetic was not enough: a library that packs the rows of a GEMM first does so for all
+ * columns of the whole GEMM, but for few of a part, and lost races that it wins in a pass. The first, which does not
+ * count, has less. */
+#define MEASURE_FLOP       (1024.0 * 1024 * 1024)
+#define MEASURE_FIRST_FLOP (MEASURE_FLOP / 8)
+#define MEASURE_BYTES      (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
 /* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose, and "native" gives
  * the same bits for every n. */
 #define MEASURE_MARGIN 1.03
@@ -54,37 +57,37 @@ typedef struct sluice_gemm_auto_s {
   int measures;                    /* 0: a named one, always tried before ref */
   int in_use;                      /* bit per kind: first choice of some class */
   order_t named;                   /* the order when nothing is measured */
+  sluice_host_gemm_fn_t host_gemm; /* NULL: none */
   uint64_t signature;              /* of the candidates: choices are shared between equal sets */
   order_t classes[NUM_CLASSES];
 } sluice_gemm_auto_t;
 
 /* ---- the process's memory of choices --------------------------------------------------------------------------- */
 
+typedef struct known_s {
+  uint64_t signature;
+  int32_t class_id;
+  order_t order;           /* 0: it is being measured */
+  int64_t runs;            /* of candidates: where the next one begins */
+  sluice_gemm_race_t race; /* started with the first run */
+} known_t;
+
 static struct {
   pthread_mutex_t mutex; /* also held while measuring: two ranks in one process would disturb each other */
   int count;
-  struct {
-    uint64_t signature;
-    int32_t class_id;
-    order_t order;
-  } entries[1024]; /* when it is full, further choices are kept by their gemm alone */
+  known_t entries[1024]; /* when it is full, no more classes are measured */
 } known = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-static order_t known_find(uint64_t signature, int32_t class_id) {
+/* The entry, made where there is none; NULL: there is no room. */
+static known_t* known_of(uint64_t signature, int32_t class_id) {
   for (int i = 0; i < known.count; ++i) {
-    if (known.entries[i].signature == signature && known.entries[i].class_id == class_id) {
-      return known.entries[i].order;
-    }
+    known_t* entry = &known.entries[i];
+    if (entry->signature == signature && entry->class_id == class_id) return entry;
   }
-  return 0;
-}
-
-static void known_add(uint64_t signature, int32_t class_id, order_t order) {
-  if (known.count == (int)(sizeof known.entries / sizeof known.entries[0])) return;
-  known.entries[known.count].signature = signature;
-  known.entries[known.count].class_id = class_id;
-  known.entries[known.count].order = order;
-  ++known.count;
+  if (known.count == (int)(sizeof known.entries / sizeof known.entries[0])) return NULL;
+  known_t* entry = &known.entries[known.count++];
+  *entry = (known_t){.signature = signature, .class_id = class_id};
+  return entry;
 }
 
 static uint64_t signature_with(uint64_t signature, const void* data, size_t bytes) {
@@ -188,10 +191,8 @@ static sluice_status_t run_host(sluice_gemm_auto_t* selector, const sluice_group
   return SLUICE_OK;
 }
 
-/* One run, its time into out_ns; UINT64_MAX when this one fails or declines. NO_MEMORY is passed on: it says nothing
- * about the candidate. */
-static sluice_status_t time_run(sluice_gemm_auto_t* selector, int kind, const sluice_grouped_gemm_t* list,
-                                uint64_t* out_ns) {
+/* Seconds of one run; INFINITY where it fails or declines. */
+static double time_run(sluice_gemm_auto_t* selector, int kind, const sluice_grouped_gemm_t* list) {
   sluice_gemm_t* gemm = selector->kinds[kind];
   uint64_t begin = sluice_now_ns();
   sluice_status_t status = SLUICE_OK;
@@ -199,45 +200,14 @@ static sluice_status_t time_run(sluice_gemm_auto_t* selector, int kind, const sl
   for (int64_t i = 0; kind == HOST && status == SLUICE_OK && i < list->count; ++i) {
     if (sluice_gemm_host_call(gemm, list, i) != 0) status = SLUICE_E_UNSUPPORTED;
   }
-  *out_ns = status == SLUICE_OK ? sluice_now_ns() - begin : UINT64_MAX;
-  return status == SLUICE_E_NO_MEMORY ? status : SLUICE_OK;
+  return status == SLUICE_OK ? sluice_seconds(sluice_now_ns() - begin) : INFINITY;
 }
 
-/* The shortest run of each kind that is not UINT64_MAX in `times`. They take turns, so that a disturbance of the
- * machine meets them alike; the first round, which may also start threads and make code, does not count. A kind that is
- * slower by a factor leaves early. */
-static sluice_status_t time_kinds(sluice_gemm_auto_t* selector, sluice_gemm_parts_t* parts, void* scratch,
-                                  uint64_t* times) {
-  sluice_grouped_gemm_t list = *parts->list;
-  list.count = parts->in_run;
-  int was_candidate[REF];
-  for (int kind = 0; kind < REF; ++kind) was_candidate[kind] = times[kind] != UINT64_MAX;
-  uint64_t begin = sluice_now_ns();
-  for (int round = 0; round <= MEASURE_ROUNDS; ++round) {
-    uint64_t fastest = UINT64_MAX;
-    for (int kind = 0; kind < REF; ++kind) {
-      if (times[kind] == UINT64_MAX) continue;
-      if (times[kind] < fastest) fastest = times[kind];
-    }
-    for (int kind = 0; kind < REF; ++kind) {
-      if (!was_candidate[kind]) continue;
-      list.problems = sluice_gemm_parts_next(parts, scratch); /* kept in turns by those that left too */
-      if (times[kind] == UINT64_MAX || (round > MEASURE_LEAST && times[kind] / 2 > fastest)) continue;
-      uint64_t ns;
-      SLUICE_TRY(time_run(selector, kind, &list, &ns));
-      if (ns == UINT64_MAX || round <= 1 || ns < times[kind]) times[kind] = ns;
-    }
-    if (round == 0) begin = sluice_now_ns();
-    if (round >= MEASURE_LEAST && sluice_now_ns() - begin > MEASURE_NS) break;
-  }
-  return SLUICE_OK;
-}
-
-static order_t sort(const uint64_t* measured, int in_use) {
+static order_t sort(const double* measured, int in_use) {
   order_t order = 0;
   double times[NUM_KINDS];
   for (int kind = 0; kind < REF; ++kind) {
-    times[kind] = measured[kind] == UINT64_MAX ? INFINITY : (double)measured[kind];
+    times[kind] = measured[kind];
     if (kind != NATIVE && in_use != 0 && (in_use & 1 << kind) == 0) times[kind] *= MEASURE_NEWCOMER;
   }
   int taken[NUM_KINDS] = {0};
@@ -256,46 +226,62 @@ static order_t sort(const uint64_t* measured, int in_use) {
   }
 }
 
-static sluice_status_t measure(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list,
-                               const sluice_gemm_class_t* class, order_t* out_order) {
+/* A bit for each kind that takes such a run. */
+static uint32_t takers_of(const sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* run) {
+  uint32_t takers = 0;
+  for (int kind = 0; kind < REF; ++kind) {
+    const sluice_gemm_t* gemm = selector->kinds[kind];
+    if (gemm != NULL && gemm->vtable->supports(gemm, run)) takers |= 1u << kind;
+  }
+  return takers;
+}
+
+/* What the class has earned is spent on candidates, before its call: that overwrites what they write. */
+static void measure(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list, const sluice_gemm_class_t* class,
+                    known_t* entry) {
+  sluice_gemm_race_t* race = &entry->race;
+  if (race->own == 0) return; /* the first call: nothing is earned */
+  const double most_flop = race->round == 0 ? MEASURE_FIRST_FLOP : MEASURE_FLOP;
   sluice_gemm_parts_t parts;
   const sluice_threads_t pool = sluice_threads_find();
-  sluice_gemm_parts_begin(&parts, list, &class->form, sluice_threads_available(&pool), MEASURE_FLOP, MEASURE_BYTES);
+  sluice_gemm_parts_begin(&parts, list, &class->form, sluice_threads_available(&pool), most_flop, MEASURE_BYTES);
+  parts.problem = entry->runs * parts.in_run % list->count;
+  const double flop = 2 * volume(&parts.part) * (double)parts.in_run;
+  if (entry->runs > 0 && sluice_gemm_race_next(race, flop) < 0) return;
   const uint64_t bytes = sluice_gemm_parts_result_bytes(&parts);
   void* scratch = NULL;
   if (bytes > 0) {
     scratch = sluice_alloc_zeroed(selector->base.allocator, bytes, "gemm auto: a result to measure with");
-    if (scratch == NULL) return SLUICE_E_NO_MEMORY;
+    if (scratch == NULL) return; /* the call itself may have room; measured another time */
   }
   sluice_grouped_gemm_t run = *list;
-  run.problems = sluice_gemm_parts_next(&parts, scratch);
   run.count = parts.in_run;
-
-  uint64_t times[NUM_KINDS];
-  for (int kind = 0; kind < NUM_KINDS; ++kind) {
-    sluice_gemm_t* gemm = selector->kinds[kind];
-    int takes = kind != REF && gemm != NULL && gemm->vtable->supports(gemm, &run);
-    times[kind] = takes ? 0 : UINT64_MAX;
+  run.problems = sluice_gemm_parts_next(&parts, scratch);
+  if (entry->runs == 0) sluice_gemm_race_start(race, takers_of(selector, &run));
+  const int round = race->round; /* the next one may have parts of another size */
+  for (int kind, first = 1; race->round == round && (kind = sluice_gemm_race_next(race, flop)) >= 0; first = 0) {
+    if (!first) run.problems = sluice_gemm_parts_next(&parts, scratch);
+    sluice_gemm_race_ran(race, kind, time_run(selector, kind, &run), flop);
+    ++entry->runs;
   }
-  sluice_status_t status = time_kinds(selector, &parts, scratch, times);
-  const sluice_gemm_problem_t p = parts.part;
-  const double flop = 2 * volume(&p) * (double)parts.in_run;
+  sluice_free(selector->base.allocator, scratch, bytes);
+}
+
+static void decide(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list, const sluice_gemm_class_t* class,
+                   known_t* entry) {
+  entry->order = sort(entry->race.best, selector->in_use);
   char text[256] = "ref: nothing else takes it";
   int length = 0;
   for (int kind = 0; kind < REF; ++kind) {
-    if (times[kind] == UINT64_MAX || length >= (int)sizeof text) continue;
+    const double best = entry->race.best[kind];
+    if (!isfinite(best) || length >= (int)sizeof text) continue;
     length += snprintf(text + length, sizeof text - (size_t)length, "%s%s %.1f", length == 0 ? "" : ", ",
-                       selector->kinds[kind]->name, flop / (double)(times[kind] == 0 ? 1 : times[kind]));
+                       selector->kinds[kind]->name, 1e-9 / fmax(best, 1e-18));
   }
-  sluice_free(selector->base.allocator, scratch, bytes);
-  if (status != SLUICE_OK) return status;
-  *out_order = sort(times, selector->in_use);
   char words[96];
   describe(class, list, words, sizeof words);
-  sluice_log(SLUICE_LOG_INFO, "gemm auto: %s: %s (GFLOP/s of %s at %lld times [%lld, %lld, %lld])", words,
-             selector->kinds[(*out_order & 0xf) - 1]->name, text, (long long)parts.in_run, (long long)p.m,
-             (long long)p.n, (long long)p.k);
-  return SLUICE_OK;
+  sluice_log(SLUICE_LOG_INFO, "gemm auto: %s: %s (GFLOP/s of %s in %lld runs)", words,
+             selector->kinds[(entry->order & 0xf) - 1]->name, text, (long long)entry->runs);
 }
 
 /* Marks a first choice, and adds it to the name that contexts show. */
@@ -309,26 +295,91 @@ static void note_choice(sluice_gemm_auto_t* selector, int kind) {
   snprintf(name + used, sizeof selector->base.name - used, "%s%s", used == 0 ? "" : " + ", choice);
 }
 
-static sluice_status_t order_of(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list, order_t* out_order) {
-  sluice_gemm_class_t class;
-  *out_order = selector->named;
-  if (!selector->measures || !classify(list, &class)) return SLUICE_OK;
-  if (selector->classes[class.id] == 0) {
-    order_t order;
-    sluice_status_t status = SLUICE_OK;
-    pthread_mutex_lock(&known.mutex);
-    order = known_find(selector->signature, class.id);
-    if (order == 0) {
-      status = measure(selector, list, &class, &order);
-      if (status == SLUICE_OK) known_add(selector->signature, class.id, order);
-    }
-    pthread_mutex_unlock(&known.mutex);
-    if (status != SLUICE_OK) return status;
-    selector->classes[class.id] = order;
-    note_choice(selector, (order & 0xf) - 1);
+/* What choices are kept under: the candidates, and whose function "host" is, by the file that holds it. */
+static void candidates_of(const sluice_gemm_auto_t* selector, char text[CANDIDATES_BYTES]) {
+  const char* file = "";
+  Dl_info info;
+  if (selector->host_gemm != NULL && dladdr(*(void* const*)&selector->host_gemm, &info) != 0) {
+    const char* slash = strrchr(info.dli_fname, '/');
+    file = slash != NULL ? slash + 1 : info.dli_fname;
   }
-  *out_order = selector->classes[class.id];
-  return SLUICE_OK;
+  snprintf(text, CANDIDATES_BYTES, "%s, host of %.64s", selector->base.made_of, file);
+}
+
+static void keep(const sluice_gemm_auto_t* selector) {
+  char candidates[CANDIDATES_BYTES];
+  candidates_of(selector, candidates);
+  sluice_gemm_choice_t choices[NUM_CLASSES];
+  int count = 0;
+  for (int i = 0; i < known.count && count < NUM_CLASSES; ++i) {
+    const known_t* entry = &known.entries[i];
+    if (entry->signature != selector->signature || entry->order == 0) continue;
+    choices[count++] = (sluice_gemm_choice_t){entry->class_id, entry->order};
+  }
+  sluice_gemm_choices_write(candidates, choices, count);
+}
+
+/* Whether an order that was read can be followed: kinds that are there, each once, ref the last. */
+static int is_order(const sluice_gemm_auto_t* selector, order_t order) {
+  uint32_t met = 0;
+  for (; order != 0; order >>= 4) {
+    const int kind = (int)(order & 0xf) - 1;
+    if (kind < 0 || kind >= NUM_KINDS || selector->kinds[kind] == NULL || (met >> kind & 1) != 0) return 0;
+    met |= 1u << kind;
+    if (kind == REF) return order >> 4 == 0;
+  }
+  return 0;
+}
+
+/* What earlier processes chose, once for each set of candidates. */
+static void recall(const sluice_gemm_auto_t* selector) {
+  pthread_mutex_lock(&known.mutex);
+  int is_new = 1;
+  for (int i = 0; i < known.count; ++i) is_new = is_new && known.entries[i].signature != selector->signature;
+  sluice_gemm_choice_t choices[NUM_CLASSES];
+  char candidates[CANDIDATES_BYTES];
+  candidates_of(selector, candidates);
+  const int count = is_new ? sluice_gemm_choices_read(candidates, choices, NUM_CLASSES) : 0;
+  for (int i = 0; i < count; ++i) {
+    if (choices[i].class_id >= NUM_CLASSES || !is_order(selector, choices[i].order)) continue;
+    known_t* entry = known_of(selector->signature, choices[i].class_id);
+    if (entry != NULL) entry->order = choices[i].order;
+  }
+  pthread_mutex_unlock(&known.mutex);
+}
+
+/* out_entry: where what the call takes is to be earned, or NULL. */
+static order_t order_of(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list, known_t** out_entry) {
+  sluice_gemm_class_t class;
+  *out_entry = NULL;
+  if (!selector->measures || !classify(list, &class)) return selector->named;
+  if (selector->classes[class.id] != 0) return selector->classes[class.id];
+  if (pthread_mutex_trylock(&known.mutex) != 0) return selector->named; /* another rank of this process measures */
+  known_t* entry = known_of(selector->signature, class.id);
+  if (entry != NULL && entry->order == 0) {
+    measure(selector, list, &class, entry);
+    if (entry->runs > 0 && sluice_gemm_race_is_over(&entry->race)) {
+      decide(selector, list, &class, entry);
+      keep(selector);
+    }
+  }
+  const order_t order = entry == NULL ? selector->named : entry->order;
+  pthread_mutex_unlock(&known.mutex);
+  if (order == 0) {
+    *out_entry = entry;
+    return selector->named;
+  }
+  selector->classes[class.id] = order;
+  note_choice(selector, (int)(order & 0xf) - 1);
+  return order;
+}
+
+static void earn(known_t* entry, const sluice_grouped_gemm_t* list, double seconds) {
+  double flop = 0;
+  for (int64_t i = 0; i < list->count; ++i) flop += 2 * volume(&list->problems[i]);
+  if (pthread_mutex_trylock(&known.mutex) != 0) return;
+  sluice_gemm_race_earn(&entry->race, seconds, flop);
+  pthread_mutex_unlock(&known.mutex);
 }
 
 /* ---- the gemm -------------------------------------------------------------------------------------------------- */
@@ -343,18 +394,26 @@ static int auto_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t*
   return sluice_gemm_supports(((const sluice_gemm_auto_t*)gemm)->kinds[REF], list);
 }
 
-static sluice_status_t auto_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
-  sluice_gemm_auto_t* selector = (sluice_gemm_auto_t*)gemm;
-  order_t order;
-  SLUICE_TRY(order_of(selector, list, &order));
+static sluice_status_t run_by(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list, order_t order) {
   for (; order != 0; order >>= 4) {
-    int kind = (order & 0xf) - 1;
+    int kind = (int)(order & 0xf) - 1;
     sluice_gemm_t* next = selector->kinds[kind];
     if (!next->vtable->supports(next, list)) continue;
     if (kind != HOST) return next->vtable->run(next, list);
     return run_host(selector, list);
   }
-  return SLUICE_FAIL(SLUICE_E_INTERNAL, "gemm %s: no implementation takes this list", gemm->name);
+  return SLUICE_FAIL(SLUICE_E_INTERNAL, "gemm %s: no implementation takes this list", selector->base.name);
+}
+
+static sluice_status_t auto_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
+  sluice_gemm_auto_t* selector = (sluice_gemm_auto_t*)gemm;
+  known_t* entry;
+  const order_t order = order_of(selector, list, &entry);
+  if (entry == NULL) return run_by(selector, list, order);
+  const uint64_t begin = sluice_now_ns();
+  SLUICE_TRY(run_by(selector, list, order));
+  earn(entry, list, sluice_seconds(sluice_now_ns() - begin));
+  return SLUICE_OK;
 }
 
 static const sluice_gemm_vtable_t auto_vtable = {
@@ -435,6 +494,7 @@ sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_
   selector->base.vtable = &auto_vtable;
   selector->base.allocator = allocator;
   selector->measures = strcmp(name, "auto") == 0;
+  selector->host_gemm = options->host_gemm;
   sluice_status_t status = sluice_gemm_ref_create(allocator, &selector->kinds[REF]);
   if (status == SLUICE_OK) status = open_kinds(selector, name, library, options);
   if (status != SLUICE_OK) {
@@ -451,6 +511,7 @@ sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_
   const char* shown = selector->measures ? "auto" : selector->kinds[(selector->named & 0xf) - 1]->name;
   snprintf(selector->base.name, sizeof selector->base.name, "%s", shown);
   list_kinds(selector, selector->base.made_of, sizeof selector->base.made_of);
+  if (selector->measures) recall(selector);
   *out_gemm = &selector->base;
   return SLUICE_OK;
 }

@@ -39,9 +39,10 @@ typedef struct sluice_context_config_s {
   const sluice_ext_header_t* next; /* NULL */
   int32_t device_type;             /* SLUICE_DEVICE_CPU, or SLUICE_DEVICE_CUDA: an NVIDIA driver and cuBLAS, 12.0 */
   int32_t device_id;               /* of CUDA devices; on the CPU 0 */
-  const char* gemm;                /* "auto", "native", "ref", "onednn", "blas", "host"; NULL = "auto": measured on
-                                      first use, so name one where bits must repeat between processes. CUDA: NULL,
-                                      "auto" or "cublas"; "cublas-tf32": GEMMs of f32 round their operands to TF32 */
+  const char* gemm;                /* "auto", "native", "ref", "onednn", "blas", "host"; NULL = "auto": measured
+                                      beside the first calls, so name one where bits must repeat between processes.
+                                      CUDA: NULL, "auto" or "cublas"; "cublas-tf32": GEMMs of f32 round their operands
+                                      to TF32 */
   const char* gemm_library;        /* path for "onednn" or "blas", or NULL: the loader's search */
   sluice_host_gemm_fn_t host_gemm; /* needed by gemm "host", considered by "auto"; may be NULL */
   void* host_gemm_user;

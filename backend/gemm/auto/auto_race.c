@@ -1,0 +1,82 @@
+#include "backend/gemm/auto/auto_race.h"
+
+#include <math.h>
+
+/* Of what a call takes, this much may be measured on top. */
+static const double SHARE = 0.25;
+/* One run says nothing on a busy machine: nobody leaves, and nothing is chosen, before LEAST rounds count. Then it is
+ * enough when ENOUGH seconds were spent, or after MOST rounds. */
+enum { MOST = 8, LEAST = 3 };
+static const double ENOUGH = 0.128;
+/* Who takes so much longer than the fastest leaves. */
+static const double FAR_BEHIND = 2;
+
+static int is_racing(const sluice_gemm_race_t* race, int kind) { return (race->racing >> kind & 1) != 0; }
+
+/* Past those that are not racing; at the end of a round to the first of the next. */
+static void settle_turn(sluice_gemm_race_t* race) {
+  if (race->racing == 0) return;
+  while (!is_racing(race, race->turn)) {
+    if (++race->turn < SLUICE_RACE_KINDS) continue;
+    race->turn = 0;
+    ++race->round;
+  }
+}
+
+void sluice_gemm_race_start(sluice_gemm_race_t* race, uint32_t kinds) {
+  *race = (sluice_gemm_race_t){.racing = kinds, .own = race->own, .credit = race->credit};
+  for (int kind = 0; kind < SLUICE_RACE_KINDS; ++kind) race->best[kind] = INFINITY;
+  settle_turn(race);
+}
+
+void sluice_gemm_race_earn(sluice_gemm_race_t* race, double seconds, double flop) {
+  race->credit += SHARE * seconds;
+  const double rate = seconds / flop;
+  race->own = race->own == 0 ? rate : 0.5 * (race->own + rate);
+}
+
+int sluice_gemm_race_next(const sluice_gemm_race_t* race, double flop) {
+  if (race->own == 0 || race->racing == 0 || sluice_gemm_race_is_over(race)) return -1;
+  const double best = race->best[race->turn];
+  return race->credit >= flop * (isfinite(best) ? best : race->own) ? race->turn : -1;
+}
+
+static void leave_behind(sluice_gemm_race_t* race) {
+  double fastest = INFINITY;
+  for (int kind = 0; kind < SLUICE_RACE_KINDS; ++kind) {
+    if (is_racing(race, kind) && race->best[kind] < fastest) fastest = race->best[kind];
+  }
+  for (int kind = 0; kind < SLUICE_RACE_KINDS; ++kind) {
+    if (race->best[kind] > FAR_BEHIND * fastest) race->racing &= ~(1u << kind);
+  }
+}
+
+void sluice_gemm_race_ran(sluice_gemm_race_t* race, int kind, double seconds, double flop) {
+  if (!isfinite(seconds)) {
+    race->racing &= ~(1u << kind);
+    race->best[kind] = INFINITY;
+  } else {
+    race->credit -= seconds;
+    if (race->round > 0) {
+      race->spent += seconds;
+      race->best[kind] = fmin(race->best[kind], seconds / flop);
+    }
+  }
+  const int round = race->round;
+  race->turn = kind + 1;
+  if (race->turn == SLUICE_RACE_KINDS) {
+    race->turn = 0;
+    ++race->round;
+  }
+  settle_turn(race);
+  if (race->round > round && round >= LEAST) {
+    leave_behind(race);
+    settle_turn(race);
+  }
+}
+
+int sluice_gemm_race_is_over(const sluice_gemm_race_t* race) {
+  const int is_alone = (race->racing & (race->racing - 1)) == 0;
+  return race->racing == 0 || (is_alone && race->round > 1) ||
+         (race->round > LEAST && (race->spent > ENOUGH || race->round > MOST));
+}

@@ -1,0 +1,138 @@
+/* A race by made-up times: what is measured when, who leaves, when it is over. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "backend/gemm/auto/auto_race.h"
+
+#define FLOP 1e9
+
+/* What a run of each kind takes. */
+static const double takes[SLUICE_RACE_KINDS] = {0.010, 0.060, 0.009, 0.012};
+
+/* Calls of 0.020 s until it is over; of each call, what was measured on top, at most `most` of all. */
+static int run(sluice_gemm_race_t* race, uint32_t kinds, double* out_most) {
+  *race = (sluice_gemm_race_t){0};
+  sluice_gemm_race_earn(race, 0.020, 2 * FLOP);
+  sluice_gemm_race_start(race, kinds);
+  *out_most = 0;
+  for (int calls = 1; calls < 1000; ++calls) {
+    double extra = 0;
+    for (int kind; (kind = sluice_gemm_race_next(race, FLOP)) >= 0;) {
+      sluice_gemm_race_ran(race, kind, takes[kind], FLOP);
+      extra += takes[kind];
+    }
+    if (extra > *out_most) *out_most = extra;
+    if (sluice_gemm_race_is_over(race)) return calls;
+    sluice_gemm_race_earn(race, 0.020, 2 * FLOP);
+  }
+  return 0;
+}
+
+static void Race_BeforeTheFirstCall_RunsNothing(void** state) {
+  (void)state;
+  sluice_gemm_race_t race = {0};
+  sluice_gemm_race_start(&race, 0xf);
+  assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
+  sluice_gemm_race_earn(&race, 0.020, 2 * FLOP); /* 5 ms, and a run is expected to take 10 */
+  assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
+  sluice_gemm_race_earn(&race, 0.020, 2 * FLOP);
+  assert_int_equal(sluice_gemm_race_next(&race, FLOP), 0);
+}
+
+/* All take a quarter of the calls' time in the long run, whoever overdraws. */
+static void Race_AllCalls_PayForAllRuns(void** state) {
+  (void)state;
+  sluice_gemm_race_t race;
+  double most = 0;
+  const int calls = run(&race, 0xf, &most);
+  assert_true(calls > 0);
+  assert_true(race.credit >= -0.060);
+  assert_true(most <= 0.060 + 0.005);
+  const double measured = 0.25 * 0.020 * calls - race.credit;
+  assert_true(measured <= 0.25 * 0.020 * calls + 0.060);
+  assert_true(race.best[2] < race.best[0] && race.best[0] < race.best[3]);
+}
+
+static void Race_FarBehind_LeavesAfterThreeRounds(void** state) {
+  (void)state;
+  sluice_gemm_race_t race = {0};
+  sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
+  sluice_gemm_race_start(&race, 0x3);
+  int runs[SLUICE_RACE_KINDS] = {0};
+  for (int kind; (kind = sluice_gemm_race_next(&race, FLOP)) >= 0; ++runs[kind]) {
+    sluice_gemm_race_ran(&race, kind, kind == 0 ? 1e-4 : 1e-3, FLOP);
+  }
+  assert_int_equal(runs[0], 4); /* then it is alone */
+  assert_int_equal(runs[1], 4); /* one that does not count, three that do */
+  assert_true(race.best[1] > race.best[0]);
+}
+
+static void Race_FirstRound_DoesNotCount(void** state) {
+  (void)state;
+  sluice_gemm_race_t race = {0};
+  sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
+  sluice_gemm_race_start(&race, 0x5);
+  sluice_gemm_race_ran(&race, 0, 1, FLOP);
+  assert_true(isinf(race.best[0]));
+  sluice_gemm_race_ran(&race, 2, 1e-9, FLOP); /* declines everything but the clock */
+  assert_true(isinf(race.best[2]));
+  assert_int_equal(sluice_gemm_race_next(&race, FLOP), 0);
+  assert_true(race.spent == 0);
+}
+
+static void Race_Declining_LeavesAtOnce(void** state) {
+  (void)state;
+  sluice_gemm_race_t race = {0};
+  sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
+  sluice_gemm_race_start(&race, 0x9);
+  sluice_gemm_race_ran(&race, 0, 1, FLOP);
+  sluice_gemm_race_ran(&race, 3, INFINITY, FLOP);
+  int runs = 0;
+  for (int kind; (kind = sluice_gemm_race_next(&race, FLOP)) >= 0; ++runs) {
+    assert_int_equal(kind, 0);
+    sluice_gemm_race_ran(&race, kind, 1, FLOP);
+  }
+  assert_int_equal(runs, 1);
+  assert_true(sluice_gemm_race_is_over(&race) && isfinite(race.best[0]) && isinf(race.best[3]));
+}
+
+static void Race_NobodyTakesIt_IsOver(void** state) {
+  (void)state;
+  sluice_gemm_race_t race = {0};
+  sluice_gemm_race_earn(&race, 1, FLOP);
+  sluice_gemm_race_start(&race, 0);
+  assert_true(sluice_gemm_race_is_over(&race));
+  assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
+}
+
+static void Race_LongRuns_EndAfterThreeRounds_ShortOnesAfterEight(void** state) {
+  (void)state;
+  for (int is_long = 0; is_long < 2; ++is_long) {
+    sluice_gemm_race_t race = {0};
+    sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
+    sluice_gemm_race_start(&race, 0x3);
+    int runs = 0;
+    for (int kind; (kind = sluice_gemm_race_next(&race, FLOP)) >= 0; ++runs) {
+      sluice_gemm_race_ran(&race, kind, is_long ? 0.1 : 1e-5, FLOP);
+    }
+    assert_int_equal(runs, is_long ? 2 * 4 : 2 * 9);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Race_BeforeTheFirstCall_RunsNothing),
+      cmocka_unit_test(Race_AllCalls_PayForAllRuns),
+      cmocka_unit_test(Race_FarBehind_LeavesAfterThreeRounds),
+      cmocka_unit_test(Race_FirstRound_DoesNotCount),
+      cmocka_unit_test(Race_Declining_LeavesAtOnce),
+      cmocka_unit_test(Race_NobodyTakesIt_IsOver),
+      cmocka_unit_test(Race_LongRuns_EndAfterThreeRounds_ShortOnesAfterEight),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -8,12 +8,14 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/pages_kept.h"
 #include "backend/base/pages_rates.h"
 #include "backend/base/tensor.h"
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
 /* Of a measured range, each way: more says nothing new. */
 #define MOST_MEASURED ((uintptr_t)256 << 20)
+#define PIECE         ((uintptr_t)8 << 20)
 
 #ifdef MADV_HUGEPAGE
 
@@ -31,6 +33,7 @@ static void ask(void) {
   const char* text = getenv("SLUICE_HUGE_PAGES");
   setting = text == NULL || text[0] == '\0' ? WHERE_FASTER : strcmp(text, "0") == 0 ? NEVER : ALWAYS;
   pthread_atfork(NULL, NULL, reset_in_child);
+  if (setting == WHERE_FASTER) sluice_pages_recall(&rates);
 }
 
 static void advise(uintptr_t begin, uintptr_t end) {
@@ -50,26 +53,31 @@ static int is_there(uintptr_t begin, uintptr_t end, uintptr_t page) {
   return found > PLACES / 2;
 }
 
-/* Has each page brought into memory; what they hold stays. Seconds for each byte. */
+/* Has each page brought into memory; what they hold stays. Seconds. */
 static double bring(uintptr_t begin, uintptr_t end, uintptr_t page) {
   const uint64_t start = sluice_now_ns();
   for (uintptr_t at = begin; at < end; at += page) __atomic_fetch_or((unsigned char*)at, 0, __ATOMIC_RELAXED);
-  return sluice_seconds(sluice_now_ns() - start) / (double)(end - begin);
+  return sluice_seconds(sluice_now_ns() - start);
 }
 
-/* Half of the range each way, which comes first in turns. */
+/* Half of the range each way. Huge pages that take twice as long as small ones are not waited for any longer. */
 static void measure(sluice_pages_rate_t* rate, uintptr_t begin, uintptr_t end, uintptr_t page) {
   uintptr_t each = ((end - begin) / 2) & ~(HUGE_PAGE - 1);
   if (each > MOST_MEASURED) each = MOST_MEASURED;
-  const int first = (int)(rate->measured & 1);
-  double took[SLUICE_PAGES_WAYS];
-  for (int i = 0; i < SLUICE_PAGES_WAYS; ++i, begin += each) {
-    const int way = i ^ first;
-    if (way == SLUICE_PAGES_HUGE) advise(begin, begin + each);
-    took[way] = bring(begin, begin + each, page);
+  const double plain = bring(begin, begin + each, page);
+  begin += each;
+  double huge = 0;
+  uintptr_t done = 0;
+  while (done < each && huge <= 2 * plain) {
+    const uintptr_t next = each - done < PIECE ? each - done : PIECE;
+    advise(begin + done, begin + done + next);
+    huge += bring(begin + done, begin + done + next, page);
+    done += next;
   }
+  const double took[SLUICE_PAGES_WAYS] = {plain / (double)each, huge / (double)done};
   sluice_pages_add(rate, took);
-  if (sluice_pages_are_better_huge(rate) && begin < end) advise(begin, end);
+  if (rate->measured >= SLUICE_PAGES_FIRST) sluice_pages_keep(&rates);
+  if (sluice_pages_are_better_huge(rate) && begin + done < end) advise(begin + done, end);
 }
 
 /* may_measure: all of the range will be written. Where another thread measures nothing is asked for. */

@@ -4,8 +4,8 @@
 
 #include "backend/base/pages.h"
 
-/* FIRST ranges are measured, then one of EVERY; NEWEST is what one counts for once there are several. */
-enum { FIRST = 4, EVERY = 16 };
+/* Then one of EVERY is measured; NEWEST is what one counts for once there are several. */
+enum { EVERY = 16 };
 static const double NEWEST = 0.25;
 static const double LEAST_GAIN = 0.9;
 
@@ -16,7 +16,7 @@ sluice_pages_rate_t* sluice_pages_rate_of(sluice_pages_rates_t* rates, uint64_t 
 }
 
 int sluice_pages_is_due(sluice_pages_rate_t* rate) {
-  if (rate->measured >= FIRST && ++rate->asked < EVERY) return 0;
+  if (rate->measured >= SLUICE_PAGES_FIRST && ++rate->asked < EVERY) return 0;
   rate->asked = 0;
   return 1;
 }

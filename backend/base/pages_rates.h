@@ -12,6 +12,8 @@
 enum { SLUICE_PAGES_SMALL = 0, SLUICE_PAGES_HUGE = 1, SLUICE_PAGES_WAYS = 2 };
 /* Ranges from 4, 16, 64 and 256 MiB on. */
 enum { SLUICE_PAGES_SIZES = 4 };
+/* Ranges of a size that are measured at first. */
+enum { SLUICE_PAGES_FIRST = 4 };
 
 typedef struct sluice_pages_rate_s {
   double seconds_per_byte[SLUICE_PAGES_WAYS]; /* of the last few that were measured, the newest counting most */

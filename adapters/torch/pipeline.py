@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -174,6 +175,18 @@ class Pipeline:
         out.struct_size = library.ffi.sizeof(out[0])
         library.check(library.lib.sluice_pipeline_get_stats(self.handle, out))
         return {name: int(getattr(out, name)) for name in _STATS}
+
+    def timeline(self, predicted: bool = False) -> list[dict[str, Any]]:
+        """Ops of the last batch as `sluice.timeline.from_trace` takes them: stage as rank, virtual stage as layer,
+        micro-batch as chunk. This rank's as they ran, or those of all stages as the simulator has them with the times
+        of that batch. Not while a batch runs."""
+        library = load()
+        ffi, size = library.ffi, library.ffi.new("uint64_t *")
+        write, handle = library.lib.sluice_pipeline_timeline_json, self.handle
+        library.check(write(handle, int(predicted), ffi.NULL, size))
+        text = ffi.new("char[]", size[0])
+        library.check(write(handle, int(predicted), text, size))
+        return json.loads(ffi.string(text))["events"]
 
     def close(self) -> None:
         """Releases it; its group stays. Not collective."""

@@ -1,6 +1,6 @@
 """DeepSpeed's pipeline engine by its own schedule and by Sluice's key, in turns, over a shaped link.
 
-    .venv/bin/python -m integration_tests.benchmarks.stages [--cases two two-half four] [--pairs 5] [--check]
+    .venv/bin/python -m integration_tests.benchmarks.stages [--cases two two-half four bubbles] [--pairs 5] [--check]
 
 Stages do no work: a forward sleeps a third of f + b, a backward the rest, so that ranks which share cores do not slow
 each other down. Payloads are real: --megabytes of f32 in each message. f + b is chosen so that a message over the link
@@ -9,7 +9,7 @@ takes the case's share c of it. Both engines live in the same processes and trai
 simulated  stock over message-driven in virtual time (docs/pipeline.md), for rendezvous sends, f + b = 1, m = 16
 wanted     0.95 of that
 
-With --check the exit code is 1 where less is reached.
+Other work, torch's own schedule and bubbles: stages_more.py. With --check the exit code is 1 where less is reached.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, records  # noqa: E402
+from integration_tests.benchmarks import launch, records, stages_more  # noqa: E402
 from integration_tests.benchmarks.stats import pair_ratios, quartiles  # noqa: E402
 from integration_tests.net.namespaces import parse_rate  # noqa: E402
 
@@ -45,6 +45,10 @@ CASES = {
     "four": Case(4, 4, 0.25, 1.32),
     "four-deep": Case(4, 8, 0.25, 1.71),
 }
+
+
+NAMES = (*CASES, *stages_more.NAMES)
+THIS = sys.modules[__name__]
 
 
 def message_seconds(megabytes: float, link: str) -> float:
@@ -98,10 +102,15 @@ def show(name: str, found: dict[str, Any]) -> str:
     )
 
 
+def is_short(name: str, found: dict[str, Any]) -> bool:
+    """Whether less is reached than wanted."""
+    return found["speedup"]["median"] < found["wanted"]
+
+
 def main() -> int:
     """Run the cases, print a line of each and write one record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--link", default="1gbit", help="1gbit, 0.4gbit ...; loopback has no rate to go by")
     parser.add_argument("--megabytes", type=float, default=8.0, help="of one message")
     parser.add_argument("--micro-batches", type=int, default=16, help="the simulated ratios are those of 16")
@@ -112,12 +121,13 @@ def main() -> int:
     progress = launch.Progress()
     cases = {}
     for name in options.cases:
-        cases[name] = run_case(name, options, progress)
-        progress.line(show(name, cases[name]))
+        room = THIS if name in CASES else stages_more
+        cases[name] = room.run_case(name, options, progress)
+        progress.line(room.show(name, cases[name]))
     if options.records:
         settings = {name: getattr(options, name) for name in ("link", "megabytes", "micro_batches", "pairs")}
         records.write(options.records / "stages.json", {"settings": settings, "cases": cases})
-    short = [name for name, found in cases.items() if found["speedup"]["median"] < found["wanted"]]
+    short = [name for name, found in cases.items() if (THIS if name in CASES else stages_more).is_short(name, found)]
     if short and options.check:
         print(f"Below what is wanted: {', '.join(short)}", file=sys.stderr)
         return 1

@@ -1,4 +1,7 @@
-"""Rank-side of stages.py: two pipeline engines of DeepSpeed over stages that sleep, by stock's schedule and by key."""
+"""Rank-side of stages.py: pipeline engines of DeepSpeed over the same stages, by stock's schedule and by key.
+
+The plan's "sides" have the pipeline's key of each; stock has none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import functools
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,49 +17,17 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
-from torch import nn
 
 from integration_tests.benchmarks import launch
 from integration_tests.benchmarks.rank import seconds_of
+from integration_tests.benchmarks.stages_work import Stage, begin, layers_for, loss_of, turns
 
 
-class _Work(torch.autograd.Function):
-    """Hands on what it gets, after a while."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, plan: dict[str, Any]) -> torch.Tensor:
-        ctx.plan = plan
-        ctx.save_for_backward(weight)
-        time.sleep(plan["forward_s"])
-        return x * weight
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        (weight,) = ctx.saved_tensors
-        time.sleep(ctx.plan["backward_s"])
-        return grad * weight, grad.sum().reshape(1), None
-
-
-class Stage(nn.Module):
-    """One layer, which is one stage."""
-
-    def __init__(self, plan: dict[str, Any]) -> None:
-        super().__init__()
-        self.plan, self.weight = plan, nn.Parameter(torch.ones(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Work.apply(x, self.weight, self.plan)
-
-
-def loss_of(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    return (output.mean() - label.mean()) ** 2
-
-
-def engine(plan: dict[str, Any], by_key: bool) -> Any:
-    """DeepSpeed's own, or with the pipeline's key."""
+def engine(plan: dict[str, Any], key: dict[str, Any] | None) -> Any:
+    """With the pipeline's key, or DeepSpeed's own."""
     torch.manual_seed(3)
     net = PipelineModule(
-        [Stage(plan) for _ in range(plan["stages"])],
+        [Stage(plan, number) for number in range(plan["stages"])],
         num_stages=plan["stages"],
         loss_fn=loss_of,
         partition_method="uniform",
@@ -69,8 +39,8 @@ def engine(plan: dict[str, Any], by_key: bool) -> Any:
         "steps_per_print": 10**9,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
     }
-    if by_key:
-        values["sluice"] = {"enabled": True, "pipeline": {"in_flight": plan["in_flight"]}}
+    if key is not None:
+        values["sluice"] = {"enabled": True, "pipeline": key}
     return deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=values)[0]
 
 
@@ -90,16 +60,24 @@ def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     deepspeed.init_distributed("gloo", verbose=False)
     torch.set_num_threads(1)
-    engines = {"stock": engine(plan, False), "sluice": engine(plan, True)}
+    unit_s = 0.0
+    if plan.get("computes"):
+        plan["layers"], unit_s = layers_for(plan["forward_s"] + plan["backward_s"], plan["elements"])
+        found = torch.tensor([plan["layers"], unit_s], dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        plan["layers"], unit_s = int(found[0]), float(found[1])
+    sides = plan.get("sides", {"stock": None, "sluice": {"in_flight": plan["in_flight"]}})
+    engines = {name: engine(plan, key) for name, key in sides.items()}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     worst = 0.0
     for number in range(plan["pairs"] + 1):  # the first does not count
         losses: dict[str, float] = {}
-        for name in sorted(engines, reverse=number % 2 == 0):
+        for name in turns(list(engines), number):
+            begin(engines[name].module, number)
             took = seconds_of(functools.partial(train, engines, name, data(plan, number), losses))
             if number > 0:
                 seconds[name].append(took)
-        worst = max(worst, abs(losses["stock"] - losses["sluice"]))
+        worst = max(worst, max(abs(losses["stock"] - loss) for loss in losses.values()))
         if dist.get_rank() == 0:
             launch.report(done=number, of=plan["pairs"])
     stats = engines["sluice"].sluice.pipeline.stats()
@@ -107,6 +85,7 @@ def main() -> None:
         **{f"{name}_s": each for name, each in seconds.items()},
         **{name: stats[name] for name in ("most_in_flight", "messages_sent")},
         "largest_loss_difference": worst,
+        "unit_s": unit_s,
     }
     if dist.get_rank() == 0:
         Path(plan["out"]).write_text(json.dumps(found))

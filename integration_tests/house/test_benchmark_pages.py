@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import records
+from integration_tests.benchmarks import records, stages_page
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -136,6 +136,27 @@ def test_Overhead_EachWorkload_IsThatOfItsRecord(name: str) -> None:
     for cell, clock in zip(row, ("wall", "cpu")):
         assert not differ(cell, [100 * judged[clock][of] for of in ("cost", "low", "high")])
     assert not differ(row[2], [100 * judged["account"]])
+
+
+def test_Stages_Tables_AreThoseOfTheRecord() -> None:
+    (found,) = stages_page.BETWEEN.findall(stages_page.PAGE.read_text())
+    assert found == stages_page.tables(stages_page.record()), "run stages_page"
+
+
+def test_Stages_TablesOfARecord_SayWhatIsMissed() -> None:
+    quartiles = {"count": 5, "q1": 1.2, "median": 1.3, "q3": 1.4}
+    case = {"stages": 4, "in_flight": 8}
+    found = {"case": case, "stock_s": quartiles, "sluice_s": quartiles, "speedup": quartiles, "wanted": 1.25}
+    jitter = {**found, "wanted": 1.31, "over_fixed": {**quartiles, "median": 1.04}, "most_over_fixed": 1.03}
+    policy = {"bubble": {**quartiles, "median": 0.31}, "simulated": 0.304, "points": 1.5, "most_in_flight": 8}
+    bubbles = {"1f1b": {**policy, "most_held": 0}, "v": {**policy, "simulated": 0.086, "most_held": 16}}
+    settings = {"link": "1gbit", "megabytes": 8.0, "micro_batches": 16}
+    lines = stages_page.tables(
+        {"date": "D", "settings": settings, "cases": {"two": found, "jitter": jitter, "bubbles": {"policies": bubbles}}}
+    ).splitlines()
+    assert "| two | 4 | 8 | 1.30 | 1.30 | 1.30 [1.20, 1.40] | 1.25 | |" in lines
+    assert "| jitter | 4 | 8 | 1.30 | 1.30 | **1.30 [1.20, 1.40]** | 1.31 | **1.040** |" in lines
+    assert "| `1f1b` | 31.0 | 30.4 | 8 | 0 |" in lines and "| `v` | **31.0** | 8.6 | 8 | 16 |" in lines
 
 
 def test_Differ_AnotherDigitOrNumber_IsSeen() -> None:

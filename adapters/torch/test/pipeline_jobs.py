@@ -89,6 +89,7 @@ def carried():
     for forward_only in (False, True, False):
         pipeline.run(stage, 7, forward_only)
     stats = pipeline.stats()
+    _check_timelines(pipeline, stages, 7)
     group.close()
     assert not pipeline.alive
     assert stage.loads == (list(range(7)) * 3 if rank in (0, stages - 1) else [])
@@ -97,6 +98,17 @@ def carried():
     assert stats["num_batches"] == 3
     assert stats["messages_sent"] == (rank < stages - 1) * 21 + (rank > 0) * 14
     return stage.seen
+
+
+def _check_timelines(pipeline, stages, micro_batches):
+    """This rank's ops as they ran, all stages' as predicted."""
+    rank, computed = dist.get_rank(), ("forward", "backward")
+    measured, predicted = pipeline.timeline(), pipeline.timeline(predicted=True)
+    assert {event["rank"] for event in measured} == {rank}
+    assert sum(event["op"] in computed for event in measured) == 2 * micro_batches
+    assert {event["rank"] for event in predicted} == set(range(stages))
+    assert sum(event["op"] in computed for event in predicted) == 2 * micro_batches * stages
+    assert all(event["begin_ns"] <= event["end_ns"] for event in (*measured, *predicted))
 
 
 class _Chain:

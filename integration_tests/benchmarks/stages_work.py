@@ -1,0 +1,94 @@
+"""What a stage of the pipelines' benchmarks does with a micro-batch: it sleeps, by a plan or by draws, or computes.
+
+Draws are those of a batch, a stage, a micro-batch and a direction, whoever runs it: every side gets the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+WIDTH = 1024  # of stages that compute
+
+
+def seconds(plan: dict[str, Any], batch: int, stage: int, direction: str, micro_batch: int) -> float:
+    """How long it sleeps. plan: forward_s, backward_s; "slow" {stage: factor}; "sigma" of a lognormal factor whose mean
+    is 1."""
+    sigma = plan.get("sigma", 0.0)
+    draw = random.Random(f"{batch} {stage} {direction} {micro_batch}").lognormvariate(-(sigma**2) / 2, sigma)
+    return plan[f"{direction}_s"] * plan.get("slow", {}).get(str(stage), 1.0) * (draw if sigma else 1.0)
+
+
+class _Sleep(torch.autograd.Function):
+    """Hands on what it gets, after a while."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stage: Stage) -> torch.Tensor:
+        ctx.stage, ctx.place = stage, (stage.batch, stage.number)
+        ctx.micro_batch, stage.count = stage.count, stage.count + 1
+        ctx.save_for_backward(weight)
+        time.sleep(seconds(stage.plan, *ctx.place, "forward", ctx.micro_batch))
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        time.sleep(seconds(ctx.stage.plan, *ctx.place, "backward", ctx.micro_batch))
+        return grad * weight, grad.sum().reshape(1), None
+
+
+class Stage(nn.Module):
+    """One layer, which is one stage."""
+
+    def __init__(self, plan: dict[str, Any], number: int) -> None:
+        super().__init__()
+        self.plan, self.number, self.weight = plan, number, nn.Parameter(torch.ones(1))
+        self.batch, self.count = 0, 0
+        layers = plan.get("layers", 0)
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers))) if layers else None
+
+    def begin(self, batch: int) -> None:
+        """Before each batch."""
+        self.batch, self.count = batch, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layers is None:
+            return _Sleep.apply(x, self.weight, self)
+        return self.layers((x * self.weight).view(-1, WIDTH)).view_as(x)
+
+
+def begin(module: nn.Module, batch: int) -> None:
+    """All stages in it."""
+    for stage in module.modules():
+        if isinstance(stage, Stage):
+            stage.begin(batch)
+
+
+def layers_for(unit_s: float, elements: int) -> tuple[int, float]:
+    """(how many linear layers take so long forward and backward on one micro-batch, how long they take)."""
+    layer, took = nn.Linear(WIDTH, WIDTH), []
+    for _ in range(5):
+        x = torch.randn(elements // WIDTH, WIDTH, requires_grad=True)
+        began = time.perf_counter()
+        layer(x).sum().backward()
+        took.append(time.perf_counter() - began)
+    one = statistics.median(took[1:])
+    count = max(1, math.floor(unit_s / one + 0.5))
+    return count, count * one
+
+
+def loss_of(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return (output.mean() - label.mean()) ** 2
+
+
+def turns(sides: list[str], number: int) -> list[str]:
+    """Each side comes first, and behind each other one, equally often."""
+    first = number % len(sides)
+    turned = sides[first:] + sides[:first]
+    return turned if number // len(sides) % 2 == 0 else turned[::-1]

@@ -193,7 +193,6 @@ static void bend_output(pw_rank_t* rank, const sluice_stage_call_t* op, sluice_s
     case 5: result->num_tensors = 600; break;
     default: result->tensors = NULL; break;
   }
-  stash->is_out = 0; /* what is refused is not lent */
 }
 
 static void Output_CannotBeSent_IsRefusedByName(void** state) {

@@ -1,21 +1,21 @@
 /* Values go, and the host hears of its own. */
 #include "backend/pipeline/run/state.h"
 
-static int32_t public_name(int32_t which) {
-  return which == SLUICE_STAGE_VALUE_OUTPUT ? SLUICE_STAGE_OUTPUT : SLUICE_STAGE_INPUT_GRAD;
+void sluice_stage_tell_released(const sluice_pipeline_t* pipeline, int32_t which, int32_t c, int32_t micro_batch) {
+  const int32_t name = which == SLUICE_STAGE_VALUE_OUTPUT ? SLUICE_STAGE_OUTPUT : SLUICE_STAGE_INPUT_GRAD;
+  if (pipeline->callbacks.release != NULL) pipeline->callbacks.release(pipeline->user, name, c, micro_batch);
 }
 
 /* Whether the host has to hear of it: before it goes. */
-static int is_owed(const sluice_pipeline_t* pipeline, const sluice_stage_value_t* value) {
-  return pipeline->callbacks.release != NULL && value->readers > 0 && value->view.is_local &&
-         value->view.num_tensors > 0;
+static int is_owed(const sluice_stage_value_t* value) {
+  return value->readers > 0 && value->view.is_local && value->view.num_tensors > 0;
 }
 
 void sluice_stage_leave(sluice_pipeline_t* pipeline, int32_t which, int32_t c, int32_t micro_batch) {
   sluice_stage_value_t* value = sluice_stage_value(pipeline, which, c, micro_batch);
-  const int owed = is_owed(pipeline, value);
+  const int owed = is_owed(value);
   if (sluice_stage_value_leave(value, pipeline->endpoint) && owed) {
-    pipeline->callbacks.release(pipeline->user, public_name(which), c, micro_batch);
+    sluice_stage_tell_released(pipeline, which, c, micro_batch);
   }
 }
 
@@ -26,9 +26,9 @@ void sluice_stage_drop_all(sluice_pipeline_t* pipeline) {
     for (int32_t which = 0; which < SLUICE_STAGE_VALUE_COUNT; ++which) {
       for (int32_t i = 0; i < pipeline->num_micro_batches; ++i) {
         sluice_stage_value_t* value = sluice_stage_value(pipeline, which, c, i);
-        const int owed = is_owed(pipeline, value);
+        const int owed = is_owed(value);
         if (sluice_stage_value_drop(value, pipeline->endpoint) && owed) {
-          pipeline->callbacks.release(pipeline->user, public_name(which), c, i);
+          sluice_stage_tell_released(pipeline, which, c, i);
         }
       }
     }

@@ -103,6 +103,9 @@ static inline int sluice_stage_is_in_place(const sluice_pipeline_t* pipeline, in
 
 /* ---- values.c's functions with the host's release: release.c ---- */
 
+/* The host's result is read no more, or was refused. */
+void sluice_stage_tell_released(const sluice_pipeline_t* pipeline, int32_t which, int32_t virtual_stage,
+                                int32_t micro_batch);
 void sluice_stage_leave(sluice_pipeline_t* pipeline, int32_t which, int32_t virtual_stage, int32_t micro_batch);
 void sluice_stage_drop_all(sluice_pipeline_t* pipeline);
 

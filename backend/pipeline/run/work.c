@@ -75,8 +75,12 @@ static sluice_status_t give(sluice_pipeline_t* pipeline, const sluice_stage_op_t
   (void)snprintf(where, sizeof where, "the %s of micro-batch %d in virtual stage %d",
                  which == SLUICE_STAGE_VALUE_OUTPUT ? "output" : "gradient of the input", op->micro_batch,
                  op->virtual_stage);
-  return sluice_stage_value_give(sluice_stage_value(pipeline, which, op->virtual_stage, op->micro_batch), result, where,
-                                 readers);
+  sluice_stage_value_t* value = sluice_stage_value(pipeline, which, op->virtual_stage, op->micro_batch);
+  const sluice_status_t status = sluice_stage_value_give(value, result, where, readers);
+  if (status != SLUICE_OK && result->num_tensors > 0) {
+    sluice_stage_tell_released(pipeline, which, op->virtual_stage, op->micro_batch);
+  }
+  return status;
 }
 
 static sluice_status_t forward(sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) {

@@ -21,7 +21,7 @@
  * config.allocator and what a host communicator's own callbacks are.
  *
  * Failure. An endpoint that has failed stays failed: from then on every call but cancel, release, abort and close
- * returns that status with its record, at once, and completions that were not taken are gone. When a call has returned
+ * returns that status with its record, at once; next and wait first give what had completed. When a call has returned
  * the failure, nothing reads spans of sends any more (over mpi and host copies of them were sent).
  *   PEER_LOST    a rank died, failed, aborted, or left while a request needed it; the record names it, on every rank
  *                that hears of it, also where another rank was waited for

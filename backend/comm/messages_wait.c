@@ -41,8 +41,9 @@ static int await(sluice_messages_t* m, uint64_t deadline_ns, sluice_message_comp
                  int32_t* out_left) {
   int is_due = deadline_ns == 0;
   for (;;) {
-    if (m->has_failed) return FAILED;
+    /* First what has come: a rank may have said why it leaves, and another that it has left. */
     if (take_completed(m, out_completion)) return CAME;
+    if (m->has_failed) return FAILED;
     *out_left = m->is_failing ? -1 : sluice_messages_find_left(m);
     if (*out_left >= 0) return LEFT;
     if (is_due) return DUE;

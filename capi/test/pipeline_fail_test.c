@@ -422,6 +422,92 @@ static void Rank_SleepsInACallback_IsNamedAtTheDeadlineOnAll(void** state) {
   }
 }
 
+/* ---- ranks that end a batch and leave ---- */
+
+static _Atomic int32_t num_left;
+
+static void leave_at_once(pw_rank_t* rank) {
+  sluice_pipeline_destroy(rank->pipeline);
+  rank->pipeline = NULL;
+  atomic_fetch_add(&num_left, 1);
+}
+
+/* That the others have left is known here, too: over TCP a thread reads it. */
+static void wait_until_others_have_left(const pw_rank_t* rank) {
+  for (int32_t i = 0; i < 6000 && atomic_load(&num_left) + 1 < rank->world->num_stages; ++i) usleep(10000);
+  usleep(200000);
+}
+
+static _Atomic int32_t is_held; /* rank 0 */
+
+static sluice_status_t fail_when_rank_0_is_held(sluice_host_failure_t* out_failure) {
+  for (int32_t i = 0; i < 6000 && !atomic_load(&is_held); ++i) usleep(10000);
+  (void)snprintf(out_failure->message, sizeof out_failure->message, "ValueError: boom");
+  return SLUICE_E_FOREIGN;
+}
+
+/* Rank 0 has an output to send when it comes back. */
+static sluice_status_t fail_and_hold_rank_0(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
+                                            sluice_host_failure_t* out_failure) {
+  if (call != PW_FORWARD) return SLUICE_OK;
+  if (rank->rank == 0 && op->micro_batch == 1) {
+    atomic_store(&is_held, 1);
+    wait_until_others_have_left(rank);
+  }
+  return rank->rank == 1 ? fail_when_rank_0_is_held(out_failure) : SLUICE_OK;
+}
+
+static int is_last_call(const pw_rank_t* rank, int32_t call) {
+  return call == PW_WEIGHT_GRAD && rank->calls[call] == rank->world->batches[0].num_micro_batches;
+}
+
+/* Rank 0 has nothing left, when it comes back, but to say that it is through. */
+static sluice_status_t fail_and_hold_rank_0_at_the_end(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
+                                                       sluice_host_failure_t* out_failure) {
+  (void)op;
+  if (!is_last_call(rank, call)) return SLUICE_OK;
+  if (rank->rank == 0) {
+    atomic_store(&is_held, 1);
+    wait_until_others_have_left(rank);
+  }
+  return rank->rank == 1 ? fail_when_rank_0_is_held(out_failure) : SLUICE_OK;
+}
+
+/* Rank 0 has asked for all that is to come. */
+static int32_t hold_rank_0_in_a_wait(pw_rank_t* rank) {
+  if (rank->rank != 0 || atomic_exchange(&is_held, 1)) return 0;
+  wait_until_others_have_left(rank);
+  return 0;
+}
+
+static sluice_status_t fail_while_rank_0_waits(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
+                                               sluice_host_failure_t* out_failure) {
+  (void)op;
+  return rank->rank == 1 && call == PW_FORWARD ? fail_when_rank_0_is_held(out_failure) : SLUICE_OK;
+}
+
+static void Rank_EndsABatchAndLeavesAtOnce_ItsReasonIsHeard(void** state) {
+  (void)state;
+  for (int32_t i = 0; i < 12; ++i) {
+    const int32_t what = i / 4;
+    pw_world_t* world = pw_world_new(transports[i % 2], 2 + i / 2 % 2);
+    world->config.weight_apart = what == 1;
+    world->in_call = what == 0   ? fail_and_hold_rank_0
+                     : what == 1 ? fail_and_hold_rank_0_at_the_end
+                                 : fail_while_rank_0_waits;
+    world->is_interrupted = what == 2 ? hold_rank_0_in_a_wait : NULL;
+    world->after = leave_at_once;
+    atomic_store(&num_left, 0);
+    atomic_store(&is_held, 0);
+    pw_world_add(world, 4, 0);
+    pw_world_run(world);
+    assert_status(world, 0, 0, SLUICE_E_PEER_REFUSED, "rank 1 ended batch 1: FOREIGN");
+    assert_status(world, 0, 0, SLUICE_E_PEER_REFUSED, "boom");
+    assert_nothing_wrong(world);
+    pw_world_free(world);
+  }
+}
+
 /* ---- the host ---- */
 
 static sluice_status_t hold_rank_0(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
@@ -618,6 +704,7 @@ int main(void) {
       cmocka_unit_test(Abort_InABatch_EndsThePipelineOnAll),
       cmocka_unit_test(Rank_LeavesBetweenBatches_IsNamedOnAll),
       cmocka_unit_test(Rank_SleepsInACallback_IsNamedAtTheDeadlineOnAll),
+      cmocka_unit_test(Rank_EndsABatchAndLeavesAtOnce_ItsReasonIsHeard),
       cmocka_unit_test(Host_InterruptsAWait_TheBatchFailsAndTheNextWorks),
       cmocka_unit_test(Batch_CalledInACallback_IsBusy),
       cmocka_unit_test(Allocation_AnyFails_NobodyHangs),

@@ -126,10 +126,11 @@ static sluice_status_t check_aborted(sluice_pipeline_t* pipeline) {
 }
 
 static sluice_status_t walk(sluice_pipeline_t* pipeline) {
-  while (!sluice_runner_is_done(&pipeline->runner)) {
+  for (;;) {
     SLUICE_TRY(check_aborted(pipeline));
-    SLUICE_TRY(move_messages(pipeline));
+    SLUICE_TRY(move_messages(pipeline)); /* behind the last callback too: others may have ended the batch meanwhile */
     SLUICE_TRY(sluice_stage_check_peers(pipeline));
+    if (sluice_runner_is_done(&pipeline->runner)) return SLUICE_OK;
     const int32_t op = next(pipeline);
     if (op >= 0) {
       SLUICE_TRY(sluice_stage_work(pipeline, op));
@@ -140,7 +141,6 @@ static sluice_status_t walk(sluice_pipeline_t* pipeline) {
                          pipeline->runner.num_ops - pipeline->runner.num_ended);
     }
   }
-  return SLUICE_OK;
 }
 
 /* ---- the end ---- */

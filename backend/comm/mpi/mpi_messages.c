@@ -8,11 +8,10 @@ typedef int sluice_no_mpi_t; /* a file with nothing in it is none */
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+
+#include "backend/comm/mpi/mpi_calls.h"
 
 enum { NUM_TAGS = 32767 }; /* as many as MPI promises */
-
-#define CANCEL_NS UINT64_C(200000000)
 
 typedef struct endpoint_s {
   sluice_mpi_messages_t* all;
@@ -25,22 +24,6 @@ typedef struct request_s {
   int peer;
 } request_t;
 
-static uint64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static sluice_status_t fail(sluice_host_failure_t* out_failure, const char* function, int code, int peer) {
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  (void)MPI_Error_string(code, text, &length);
-  out_failure->peer = peer;
-  out_failure->native_code = code;
-  snprintf(out_failure->message, sizeof out_failure->message, "%s: %s", function, text);
-  return SLUICE_E_FOREIGN;
-}
-
 static sluice_status_t fail_memory(sluice_host_failure_t* out_failure) {
   snprintf(out_failure->message, sizeof out_failure->message, "no memory for a request");
   return SLUICE_E_NO_MEMORY;
@@ -52,7 +35,7 @@ static sluice_status_t open_endpoint(void* user, void** out_endpoint, sluice_hos
   *out_endpoint = NULL;
   if (all->comm == MPI_COMM_NULL) {
     const int code = MPI_Comm_dup(from, &all->comm);
-    if (code != MPI_SUCCESS) return fail(out_failure, "MPI_Comm_dup", code, -1);
+    if (code != MPI_SUCCESS) return sluice_mpi_fail(out_failure, "MPI_Comm_dup", code, -1);
     (void)MPI_Comm_set_errhandler(all->comm, MPI_ERRORS_RETURN);
   }
   const int tag = all->num_opened++ % NUM_TAGS; /* also without memory: the next one's is the same on all ranks */
@@ -74,7 +57,7 @@ static sluice_status_t begin(endpoint_t* e, int32_t peer, int is_receive, void* 
                               : MPI_Isend(data, (int)bytes, MPI_BYTE, peer, e->tag, e->all->comm, &r->request);
   if (code != MPI_SUCCESS) {
     free(r);
-    return fail(out_failure, is_receive ? "MPI_Irecv" : "MPI_Isend", code, peer);
+    return sluice_mpi_fail(out_failure, is_receive ? "MPI_Irecv" : "MPI_Isend", code, peer);
   }
   *out_request = r;
   return SLUICE_OK;
@@ -95,7 +78,8 @@ static sluice_status_t test(void* endpoint, void* request, int32_t* out_is_done,
   request_t* r = request;
   int is_done = 0;
   const int code = MPI_Test(&r->request, &is_done, MPI_STATUS_IGNORE);
-  const sluice_status_t status = code == MPI_SUCCESS ? SLUICE_OK : fail(out_failure, "MPI_Test", code, r->peer);
+  const sluice_status_t status =
+      code == MPI_SUCCESS ? SLUICE_OK : sluice_mpi_fail(out_failure, "MPI_Test", code, r->peer);
   *out_is_done = is_done;
   if (is_done || status != SLUICE_OK) free(r);
   return status;
@@ -107,10 +91,10 @@ static int32_t give_up(void* endpoint, void* request) {
   request_t* r = request;
   int is_done = 0;
   if (r->is_receive) (void)MPI_Cancel(&r->request);
-  const uint64_t deadline_ns = now_ns() + (r->is_receive ? CANCEL_NS : 0);
+  const uint64_t deadline_ns = sluice_mpi_now_ns() + (r->is_receive ? SLUICE_MPI_CANCEL_NS : 0);
   do {
     if (MPI_Test(&r->request, &is_done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
-  } while (!is_done && now_ns() < deadline_ns);
+  } while (!is_done && sluice_mpi_now_ns() < deadline_ns);
   if (!is_done) (void)MPI_Request_free(&r->request);
   free(r);
   return is_done;

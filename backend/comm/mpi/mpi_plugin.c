@@ -28,6 +28,7 @@ sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_
 
 #include <mpi.h>
 
+#include "backend/comm/mpi/mpi_calls.h"
 #include "backend/comm/mpi/mpi_messages.h"
 #include "backend/comm/requests.h"
 
@@ -36,7 +37,6 @@ enum { TAG_DATA = 1, TAG_ABORT = 2 };
 #define GRACE_NS              UINT64_C(100000000) /* for messages that an abort's notice overtook */
 #define SPIN_NS               UINT64_C(50000)     /* polling without sleep: longer only takes a core from the peers */
 #define MAX_NAP_NS            500000
-#define CANCEL_NS             UINT64_C(200000000)
 
 typedef struct message_s {
   int32_t peer;
@@ -72,26 +72,10 @@ static pthread_mutex_t life_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int num_open;
 static int is_mpi_ours;
 
-static uint64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static sluice_status_t fail(sluice_host_failure_t* out_failure, sluice_status_t status, int peer, const char* text) {
   out_failure->peer = peer;
   snprintf(out_failure->message, sizeof out_failure->message, "%s", text);
   return status;
-}
-
-static sluice_status_t fail_mpi(sluice_host_failure_t* out_failure, const char* function, int code, int peer) {
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  (void)MPI_Error_string(code, text, &length);
-  out_failure->peer = peer;
-  out_failure->native_code = code;
-  snprintf(out_failure->message, sizeof out_failure->message, "%s: %s", function, text);
-  return SLUICE_E_FOREIGN;
 }
 
 /* ---- requests --------------------------------------------------------------------------------------------------- */
@@ -149,9 +133,9 @@ static void put_away(mpi_comm_t* c, mpi_request_t* request) {
     if (request->requests[i] != MPI_REQUEST_NULL && request->messages[i].is_recv)
       (void)MPI_Cancel(&request->requests[i]);
   }
-  uint64_t deadline_ns = now_ns() + CANCEL_NS;
+  uint64_t deadline_ns = sluice_mpi_now_ns() + SLUICE_MPI_CANCEL_NS;
   int is_open = 1;
-  while (is_open && now_ns() < deadline_ns) {
+  while (is_open && sluice_mpi_now_ns() < deadline_ns) {
     is_open = 0;
     for (int i = 0; i < request->num_messages; ++i) {
       int done = 1;
@@ -190,7 +174,7 @@ static sluice_status_t exchange_start(void* user, const sluice_exchange_t* excha
       if (code != MPI_SUCCESS) {
         put_away(c, request);
         c->is_broken = 1;
-        return fail_mpi(out_failure, is_recv ? "MPI_Irecv" : "MPI_Isend", code, p);
+        return sluice_mpi_fail(out_failure, is_recv ? "MPI_Irecv" : "MPI_Isend", code, p);
       }
     }
   }
@@ -223,7 +207,7 @@ static sluice_status_t check_message(const message_t* m, MPI_Status* status, int
     out_failure->native_code = code;
     return fail(out_failure, SLUICE_E_INTERNAL, m->peer, text);
   }
-  return code == MPI_SUCCESS ? SLUICE_OK : fail_mpi(out_failure, m->is_recv ? "receive" : "send", code, m->peer);
+  return code == MPI_SUCCESS ? SLUICE_OK : sluice_mpi_fail(out_failure, m->is_recv ? "receive" : "send", code, m->peer);
 }
 
 static sluice_status_t poll(mpi_request_t* request, sluice_host_failure_t* out_failure) {
@@ -231,7 +215,7 @@ static sluice_status_t poll(mpi_request_t* request, sluice_host_failure_t* out_f
   if (request->num_done == request->num_messages) return SLUICE_OK;
   int code =
       MPI_Testsome(request->num_messages, request->requests, &num_completed, request->indices, request->statuses);
-  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return fail_mpi(out_failure, "MPI_Testsome", code, -1);
+  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return sluice_mpi_fail(out_failure, "MPI_Testsome", code, -1);
   sluice_status_t status = SLUICE_OK;
   for (int i = 0; i < num_completed && num_completed != MPI_UNDEFINED; ++i) {
     /* MPI_ERROR is only set when the call says so. */
@@ -258,7 +242,7 @@ static sluice_status_t exchange_wait(void* user, void* native, uint64_t timeout_
                                      sluice_host_failure_t* out_failure) {
   mpi_comm_t* c = user;
   mpi_request_t* request = native;
-  uint64_t begin_ns = now_ns();
+  uint64_t begin_ns = sluice_mpi_now_ns();
   uint64_t heard_ns = 0;
   long nap_ns = 10000;
   for (;;) {
@@ -270,8 +254,8 @@ static sluice_status_t exchange_wait(void* user, void* native, uint64_t timeout_
     hear_aborts(c);
     /* The notice of an abort may overtake what its rank had sent before: that counts, and gets a moment to arrive. */
     if (status == SLUICE_OK && c->aborted_peer >= 0 && !atomic_load(&c->is_aborted)) {
-      if (heard_ns == 0) heard_ns = now_ns();
-      if (now_ns() - heard_ns < GRACE_NS) continue;
+      if (heard_ns == 0) heard_ns = sluice_mpi_now_ns();
+      if (sluice_mpi_now_ns() - heard_ns < GRACE_NS) continue;
     }
     if (status == SLUICE_OK && atomic_load(&c->is_aborted)) {
       status = fail(out_failure, SLUICE_E_ABORTED, -1, "this communicator was aborted");
@@ -284,7 +268,7 @@ static sluice_status_t exchange_wait(void* user, void* native, uint64_t timeout_
       put_away(c, request);
       return status;
     }
-    uint64_t waited_ns = now_ns() - begin_ns;
+    uint64_t waited_ns = sluice_mpi_now_ns() - begin_ns;
     if (waited_ns >= timeout_ns) {
       out_failure->peer = find_missing(request);
       return SLUICE_E_TIMED_OUT;
@@ -363,7 +347,7 @@ static sluice_status_t init_mpi(sluice_host_failure_t* out_failure) {
     return level >= MPI_THREAD_MULTIPLE ? SLUICE_OK : fail(out_failure, SLUICE_E_UNSUPPORTED, -1, level_text);
   }
   int code = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
-  if (code != MPI_SUCCESS) return fail_mpi(out_failure, "MPI_Init_thread", code, -1);
+  if (code != MPI_SUCCESS) return sluice_mpi_fail(out_failure, "MPI_Init_thread", code, -1);
   is_mpi_ours = 1;
   return level >= MPI_THREAD_MULTIPLE
              ? SLUICE_OK
@@ -389,7 +373,7 @@ sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_
   if (code != MPI_SUCCESS) {
     free(c);
     close_mpi(1);
-    return fail_mpi(out_failure, "MPI_Comm_dup", code, -1);
+    return sluice_mpi_fail(out_failure, "MPI_Comm_dup", code, -1);
   }
   (void)MPI_Comm_set_errhandler(c->comm, MPI_ERRORS_RETURN);
   (void)MPI_Comm_rank(c->comm, &c->rank);

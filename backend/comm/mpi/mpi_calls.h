@@ -1,0 +1,31 @@
+/* What the files of the plugin share: the clock, and how a call of MPI that failed is told. */
+#ifndef SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_
+#define SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_
+
+#include <mpi.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "sluice/comm.h"
+
+#define SLUICE_MPI_CANCEL_NS UINT64_C(200000000) /* for receives that were taken back */
+
+static inline uint64_t sluice_mpi_now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* code: of MPI. peer: -1 where no rank is to blame. Returns FOREIGN. */
+static inline sluice_status_t sluice_mpi_fail(sluice_host_failure_t* out_failure, const char* function, int code,
+                                              int peer) {
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  (void)MPI_Error_string(code, text, &length);
+  out_failure->peer = peer;
+  out_failure->native_code = code;
+  snprintf(out_failure->message, sizeof out_failure->message, "%s: %s", function, text);
+  return SLUICE_E_FOREIGN;
+}
+
+#endif /* SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_ */

@@ -44,8 +44,9 @@ typedef struct sluice_device_memory_s {
   void (*describe)(const struct sluice_device_s* device, char* out_name, int32_t bytes);
   void (*release)(struct sluice_device_s* device);
   /* What comes with it. */
-  const struct sluice_routing_kernels_s* routing; /* routing_kernels.h */
-  const struct sluice_device_clock_s* clock;      /* device_clock.h */
+  const struct sluice_routing_kernels_s* routing;  /* routing_kernels.h */
+  const struct sluice_device_clock_s* clock;       /* device_clock.h */
+  const struct sluice_device_adam_kernels_s* adam; /* adam_kernels.h */
 } sluice_device_memory_t;
 
 #endif /* SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_ */

@@ -10,5 +10,6 @@ void gpu_part_rates(void);
 void gpu_part_streams(void);
 void gpu_part_memory(void);
 void gpu_part_nccl(void);
+void gpu_part_adam(void);
 
 #endif /* SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_ */

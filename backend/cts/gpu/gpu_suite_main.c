@@ -1,6 +1,6 @@
 /* What must hold on a GPU, as one program without a test framework: kernels against the plain ones, routing against a
  * plain sort, GEMMs by cuBLAS against f64, copies and pinned memory, passes on streams, NCCL with one
- * rank.
+ * rank, steps of Adam.
  *
  *   gpu_suite --list            the parts
  *   gpu_suite PART... [--coverage]
@@ -25,7 +25,7 @@ static const struct {
   void (*run)(void);
 } parts[] = {{"kernels", gpu_part_kernels}, {"routing", gpu_part_routing}, {"gemm", gpu_part_gemm},
              {"choice", gpu_part_choice},   {"rates", gpu_part_rates},     {"streams", gpu_part_streams},
-             {"memory", gpu_part_memory},   {"nccl", gpu_part_nccl}};
+             {"memory", gpu_part_memory},   {"nccl", gpu_part_nccl},       {"adam", gpu_part_adam}};
 enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
 
 static void print_log(void* user, int32_t level, const char* message) {

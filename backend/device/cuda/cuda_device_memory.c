@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "backend/device/cuda/cuda_adam.h"
 #include "backend/device/cuda/cuda_clock.h"
 #include "backend/device/cuda/cuda_pass.h"
 #include "backend/device/cuda/cuda_routing_kernels.h"
@@ -156,4 +157,5 @@ const sluice_device_memory_t sluice_cuda_memory = {
     .release = drop_pools,
     .routing = &sluice_cuda_routing_kernels,
     .clock = &sluice_cuda_clock,
+    .adam = &sluice_cuda_adam_kernels,
 };

@@ -163,6 +163,18 @@ static void token_copy_place(moment_t at, const sluice_token_copy_place_args_t* 
   }
 }
 
+static void adam(moment_t at, const sluice_adam_args_t* a, const char* name, int64_t element) {
+  if (strncmp(name, "adam_update", 11) != 0) reads(at, a->grad, a->count * element);
+  if (strncmp(name, "adam_look", 9) == 0) writes(at, a->flag, 4);
+  if (strncmp(name, "adam_stage", 10) == 0) writes(at, a->staged, a->count * 4);
+  if (strncmp(name, "adam_update", 11) != 0) return;
+  reads(at, a->staged, a->count * 4);
+  writes(at, a->master, a->count * 4);
+  writes(at, a->exp_avg, a->count * 4);
+  writes(at, a->exp_avg_sq, a->count * 4);
+  writes(at, a->param, a->count * element);
+}
+
 static int64_t element_of(const char* name) {
   const char* dtype = strrchr(name, '_');
   if (strcmp(dtype, "_f64") == 0) return 8;
@@ -183,6 +195,7 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
   if (IS(gather_scalars)) gather_scalars(at, args);
   if (IS(spread_scalars)) spread_scalars(at, args);
   if (IS(route_count) || IS(route_scan) || IS(route_place)) route(at, args);
+  if (IS(adam_)) adam(at, args, name, element_of(name));
   if (IS(route_blocks)) route_blocks(at, args);
   if (IS(token_copy_ranks) || IS(token_copy_index) || IS(token_copy_table)) token_copies(at, args, name);
   if (IS(token_copy_place)) token_copy_place(at, args);

@@ -13,6 +13,7 @@ enum {
   SLUICE_CUDA_MAX_RUNS = 128,       /* runs per launch of move_rows: 3 KiB of parameters, of the 4 KiB that all take */
   SLUICE_CUDA_MAX_WORDS = 480,      /* words per launch of write_words */
   SLUICE_CUDA_ROUTE_TILE = 1024,    /* routes that one warp counts */
+  SLUICE_CUDA_ADAM_TILE = 1024,     /* elements of a parameter that one warp takes */
   SLUICE_CUDA_TOKEN_COPY_RUNS = 112 /* runs per launch of token_copy_place */
 };
 
@@ -250,5 +251,16 @@ typedef struct sluice_gate_args_s {
   float scaling;
   int32_t padding;
 } sluice_gate_kernel_args_t;
+
+/* Of all kernels of Adam (adam_kernels.h), each of which reads its part. */
+typedef struct sluice_adam_args_s {
+  int64_t units, count;
+  const void* grad;
+  int32_t* flag;
+  float* staged; /* gradients in f32: out of adam_stage, in of adam_update */
+  float *master, *exp_avg, *exp_avg_sq;
+  void* param;
+  float grad_scale, l2, one_minus_beta1, one_minus_beta2, decay, epsilon_high, epsilon_low, step_high, step_low;
+} sluice_adam_args_t;
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_ */

@@ -1,0 +1,37 @@
+/* Adam on a device that the host cannot touch: the rules of backend/optim/adam.h with their bits. Work goes to `stream`
+ * and is stream-complete. All pointers are memory of the device. */
+#ifndef SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_
+#define SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_
+
+#include <stdint.h>
+
+#include "backend/base/status.h"
+#include "sluice/context.h"
+
+struct sluice_device_s; /* device.h */
+
+/* sluice_adam_numbers_t, which a device does not know. */
+typedef struct sluice_device_adam_numbers_s {
+  float grad_scale, l2, one_minus_beta1, one_minus_beta2, decay, epsilon_high, epsilon_low, step_high, step_low;
+} sluice_device_adam_numbers_t;
+
+typedef struct sluice_device_adam_s {
+  int64_t count;
+  const float* grad; /* before the scale */
+  float *master, *exp_avg, *exp_avg_sq;
+  void* param; /* out: the master in `dtype`, rounded to nearest even */
+  int32_t dtype;
+  sluice_device_adam_numbers_t numbers;
+} sluice_device_adam_t;
+
+typedef struct sluice_device_adam_kernels_s {
+  /* *flag becomes 1 where one of the elements is infinite or no number; else it stays. */
+  sluice_status_t (*look)(struct sluice_device_s* device, sluice_stream_t stream, const void* grad, int32_t dtype,
+                          int64_t count, int32_t* flag);
+  /* out[i] = grad[i] as f32. */
+  sluice_status_t (*stage)(struct sluice_device_s* device, sluice_stream_t stream, const void* grad, int32_t dtype,
+                           int64_t count, float* out);
+  sluice_status_t (*update)(struct sluice_device_s* device, sluice_stream_t stream, const sluice_device_adam_t* adam);
+} sluice_device_adam_kernels_t;
+
+#endif /* SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_ */

@@ -1,0 +1,68 @@
+/* Adam: a unit is a tile of elements, which nothing but their own lane touches. The rules of backend/optim/adam.h in
+ * the order of its loops, with the same fused operations: the same bits (the build has -fmad=false, and roots and
+ * quotients are rounded to nearest). */
+#include "backend/device/cuda/kernels/element.cu.h"
+#include "backend/device/cuda/kernels/kernel_args.h"
+
+/* Not in f64: masters are f32. */
+#define ADAM_KERNELS(name)                                                                            \
+  SLUICE_FN void name##_f32(const sluice_adam_args_t& a, int64_t unit) { name<f32_type>(a, unit); }   \
+  SLUICE_FN void name##_bf16(const sluice_adam_args_t& a, int64_t unit) { name<bf16_type>(a, unit); } \
+  SLUICE_FN void name##_f16(const sluice_adam_args_t& a, int64_t unit) { name<f16_type>(a, unit); }   \
+  SLUICE_KERNEL(name##_f32, sluice_adam_args_t)                                                       \
+  SLUICE_KERNEL(name##_bf16, sluice_adam_args_t)                                                      \
+  SLUICE_KERNEL(name##_f16, sluice_adam_args_t)
+
+SLUICE_FN int64_t adam_end(const sluice_adam_args_t& a, int64_t unit) {
+  const int64_t end = (unit + 1) * SLUICE_CUDA_ADAM_TILE;
+  return end < a.count ? end : a.count;
+}
+
+/* Every lane that finds one writes the same word. */
+template <typename E>
+SLUICE_FN void adam_look(const sluice_adam_args_t& a, int64_t unit) {
+  SLUICE_LANES(lane) {
+    bool is_bad = false;
+    for (int64_t i = unit * SLUICE_CUDA_ADAM_TILE + lane; i < adam_end(a, unit); i += 32)
+      is_bad = is_bad || (bits_of((float)load<E>(a.grad, i)) & 0x7f800000u) == 0x7f800000u;
+    if (is_bad) *a.flag = 1;
+  }
+}
+ADAM_KERNELS(adam_look)
+
+template <typename E>
+SLUICE_FN void adam_stage(const sluice_adam_args_t& a, int64_t unit) {
+  SLUICE_LANES(lane) {
+    for (int64_t i = unit * SLUICE_CUDA_ADAM_TILE + lane; i < adam_end(a, unit); i += 32)
+      a.staged[i] = (float)load<E>(a.grad, i);
+  }
+}
+ADAM_KERNELS(adam_stage)
+
+SLUICE_FN float adam_moved(const sluice_adam_args_t& a, float p, float m, float v) {
+  const float s = sqrtf(v), d = s + a.epsilon_high, rest = d - s;
+  const float lost_in_sum = (s - (d - rest)) + (a.epsilon_high - rest) + a.epsilon_low;
+  const float reciprocal = 1.0f / d, q = m * reciprocal;
+  const float lost_in_root = fmaf(-s, s, v) * reciprocal;
+  const float d_low = fmaf(0.5f, lost_in_root, lost_in_sum);
+  const float q_low = fmaf(-q, d_low, fmaf(-q, d, m)) * reciprocal;
+  const float small = fmaf(a.step_high, q_low, fmaf(a.step_low, q, a.decay * p));
+  return fmaf(-a.step_high, q, p - small);
+}
+
+template <typename E>
+SLUICE_FN void adam_update(const sluice_adam_args_t& a, int64_t unit) {
+  SLUICE_LANES(lane) {
+    for (int64_t i = unit * SLUICE_CUDA_ADAM_TILE + lane; i < adam_end(a, unit); i += 32) {
+      const float p = a.master[i], g = fmaf(a.l2, p, a.staged[i] * a.grad_scale);
+      const float m = fmaf(a.one_minus_beta1, g, fmaf(-a.one_minus_beta1, a.exp_avg[i], a.exp_avg[i]));
+      const float v = fmaf(a.one_minus_beta2 * g, g, fmaf(-a.one_minus_beta2, a.exp_avg_sq[i], a.exp_avg_sq[i]));
+      const float moved = adam_moved(a, p, m, v);
+      a.exp_avg[i] = m;
+      a.exp_avg_sq[i] = v;
+      a.master[i] = moved;
+      store<E>(a.param, i, (typename E::value)moved);
+    }
+  }
+}
+ADAM_KERNELS(adam_update)

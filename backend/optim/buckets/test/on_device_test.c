@@ -1,0 +1,328 @@
+/* Buckets on the fake CUDA device: bits of the step in host memory, bytes by the allocator, order by events alone. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/optim/buckets/on_device.h"
+
+enum { COUNT = 5003, STEPS = 3 };
+
+static const sluice_adam_rule_t rule = {.lr = 1e-2,
+                                        .beta1 = 0.9,
+                                        .beta2 = 0.99,
+                                        .epsilon = 1e-8,
+                                        .weight_decay = 0.1,
+                                        .is_decoupled = 1,
+                                        .corrects_the_bias = 1};
+
+/* ---- a device with parameters on it ---- */
+
+typedef struct rig_s {
+  sluice_allocator_t allocator, memory;
+  sluice_device_t* device;
+  void* stream;
+  int32_t dtype;
+  void *grad, *param;                   /* of the device */
+  float *master, *exp_avg, *exp_avg_sq; /* page-locked */
+} rig_t;
+
+static void fill(uint64_t seed, float* out, double scale) {
+  for (int64_t i = 0; i < COUNT; ++i) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    out[i] = (float)(((double)(seed >> 11) / 4503599627370496.0 - 1.0) * scale);
+  }
+}
+
+static uint64_t bytes_of(const rig_t* rig) { return COUNT * sluice_dtype_bytes(rig->dtype); }
+
+static void* pinned(rig_t* rig) {
+  void* data = NULL;
+  assert_int_equal(rig->device->memory->take(rig->device, rig->stream, NULL, 1, COUNT * 4, 0, &data), SLUICE_OK);
+  return data;
+}
+
+static void put(const rig_t* rig, void* to, const float* from) {
+  for (int64_t i = 0; i < COUNT; ++i) {
+    if (rig->dtype == SLUICE_DTYPE_F32) ((float*)to)[i] = from[i];
+    if (rig->dtype == SLUICE_DTYPE_BF16) ((uint16_t*)to)[i] = sluice_f32_to_bf16(from[i]);
+    if (rig->dtype == SLUICE_DTYPE_F16) ((uint16_t*)to)[i] = sluice_f32_to_f16(from[i]);
+  }
+}
+
+static void set_gradients(const rig_t* rig, int64_t step) {
+  float values[COUNT];
+  fill(100 + (uint64_t)step, values, 0.1);
+  put(rig, rig->grad, values); /* the fake's memory is the host's */
+}
+
+static void open_rig(rig_t* rig, int32_t dtype) {
+  sluice_fake_cuda_reset();
+  *rig = (rig_t){.dtype = dtype};
+  sluice_allocator_init(&rig->allocator, NULL, NULL, NULL);
+  assert_int_equal(sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0,
+                                                  &rig->allocator, &rig->device),
+                   SLUICE_OK);
+  rig->stream = sluice_fake_cuda_open_stream(0);
+  rig->device->memory->init_memory(rig->device, NULL, NULL, NULL, &rig->memory);
+  rig->grad = sluice_alloc(&rig->memory, bytes_of(rig), "gradients");
+  rig->param = sluice_alloc(&rig->memory, bytes_of(rig), "parameters");
+  assert_non_null(rig->grad);
+  assert_non_null(rig->param);
+  rig->master = pinned(rig), rig->exp_avg = pinned(rig), rig->exp_avg_sq = pinned(rig);
+  fill(1, rig->master, 1.0);
+  memset(rig->exp_avg, 0, COUNT * 4);
+  memset(rig->exp_avg_sq, 0, COUNT * 4);
+  put(rig, rig->param, rig->master);
+  sluice_fake_cuda_forget_accesses();
+}
+
+static void close_rig(rig_t* rig) {
+  rig->device->memory->give(rig->device, 1, rig->master);
+  rig->device->memory->give(rig->device, 1, rig->exp_avg);
+  rig->device->memory->give(rig->device, 1, rig->exp_avg_sq);
+  sluice_free(&rig->memory, rig->grad, bytes_of(rig));
+  sluice_free(&rig->memory, rig->param, bytes_of(rig));
+  sluice_allocator_deinit(&rig->memory);
+  rig->device->vtable->destroy(rig->device);
+  sluice_fake_cuda_close_stream(rig->stream);
+  char left[200];
+  assert_int_equal(sluice_fake_cuda_live(left, sizeof left), 0);
+  assert_int_equal(rig->allocator.num_live, 0);
+  sluice_allocator_deinit(&rig->allocator);
+}
+
+static sluice_device_buckets_t* buckets_of(rig_t* rig, int64_t bucket, int32_t slots) {
+  sluice_device_buckets_t* buckets = NULL;
+  assert_int_equal(
+      sluice_device_buckets_create(rig->device, &rig->memory, &rig->allocator, COUNT, bucket, slots, &buckets),
+      SLUICE_OK);
+  return buckets;
+}
+
+static sluice_device_buckets_step_t step_of(const rig_t* rig, int64_t step) {
+  return (sluice_device_buckets_step_t){rule,       step,        1.0 / 3.0,    rig->dtype,     rig->grad,
+                                        rig->param, rig->master, rig->exp_avg, rig->exp_avg_sq};
+}
+
+/* The status once the device has done it all. */
+static sluice_status_t take_step(rig_t* rig, sluice_device_buckets_t* buckets, int64_t number, int32_t* out_skipped) {
+  const sluice_device_buckets_step_t step = step_of(rig, number);
+  const sluice_status_t status = sluice_device_buckets_step(buckets, &step, rig->stream, out_skipped);
+  unsigned char byte;
+  const sluice_status_t done = rig->device->memory->read(rig->device, rig->stream, rig->param, &byte, 1);
+  return status != SLUICE_OK ? status : done;
+}
+
+/* ---- numbers ---- */
+
+typedef struct states_s {
+  float master[COUNT], exp_avg[COUNT], exp_avg_sq[COUNT];
+  char param[COUNT * 4];
+} states_t;
+
+static void keep(const rig_t* rig, states_t* out) {
+  memcpy(out->master, rig->master, sizeof out->master);
+  memcpy(out->exp_avg, rig->exp_avg, sizeof out->exp_avg);
+  memcpy(out->exp_avg_sq, rig->exp_avg_sq, sizeof out->exp_avg_sq);
+  memset(out->param, 0, sizeof out->param);
+  memcpy(out->param, rig->param, bytes_of(rig));
+}
+
+/* The same steps by the kernels of the host. */
+static void step_on_host(const rig_t* rig, states_t* states, int64_t number) {
+  const sluice_adam_tensor_t tensor = {COUNT,     number,          states->param,      states->master,
+                                       rig->grad, states->exp_avg, states->exp_avg_sq, rig->dtype,
+                                       rig->dtype};
+  const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rule, number, 1.0 / 3.0);
+  sluice_adam_widest()->update(&tensor, 0, COUNT, &numbers);
+}
+
+static void expect_no_hazard(void) {
+  char what[400] = "";
+  const int64_t hazards = sluice_fake_cuda_hazards(what, sizeof what);
+  if (hazards != 0) fail_msg("%lld hazards: %s", (long long)hazards, what);
+}
+
+static states_t wanted, found; /* too large for a stack */
+
+static void Steps_InBucketsOfAnySize_HaveTheBitsOfTheHost(void** state) {
+  (void)state;
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+  const int64_t sizes[] = {129, 1000, 1024, COUNT, 2 * COUNT};
+  for (size_t d = 0; d < 3; ++d) {
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; ++s) {
+      for (int32_t slots = 1; slots <= 2; ++slots) {
+        rig_t rig;
+        open_rig(&rig, dtypes[d]);
+        keep(&rig, &wanted);
+        sluice_device_buckets_t* buckets = buckets_of(&rig, sizes[s], slots);
+        for (int64_t number = 1; number <= STEPS; ++number) {
+          int32_t skipped = 1;
+          set_gradients(&rig, number);
+          assert_int_equal(take_step(&rig, buckets, number, &skipped), SLUICE_OK);
+          assert_int_equal(skipped, 0);
+          step_on_host(&rig, &wanted, number);
+        }
+        keep(&rig, &found);
+        assert_memory_equal(&found, &wanted, sizeof found);
+        expect_no_hazard();
+        sluice_device_buckets_destroy(buckets);
+        close_rig(&rig);
+      }
+    }
+  }
+}
+
+/* ---- bytes ---- */
+
+static void Device_OfHalfParameters_HoldsFourBytesForEachAndSixteenForOneOfABucket(void** state) {
+  (void)state;
+  for (int32_t slots = 1; slots <= 2; ++slots) {
+    rig_t rig;
+    open_rig(&rig, SLUICE_DTYPE_BF16);
+    const uint64_t phi = 2 * sluice_align_up(COUNT * 2); /* parameters and gradients, each aligned */
+    assert_int_equal(rig.memory.current_bytes, phi);
+    sluice_device_buckets_t* buckets = buckets_of(&rig, 1024, slots);
+    int32_t skipped = 1;
+    set_gradients(&rig, 1);
+    assert_int_equal(take_step(&rig, buckets, 1, &skipped), SLUICE_OK);
+    assert_int_equal(rig.memory.peak_bytes, phi + 16 * 1024 * (uint64_t)slots);
+    assert_int_equal(rig.memory.peak_bytes, phi + sluice_bucket_slot_bytes(1024, slots));
+    sluice_device_buckets_destroy(buckets);
+    assert_int_equal(rig.memory.current_bytes, phi);
+    close_rig(&rig);
+  }
+}
+
+/* ---- all or nothing ---- */
+
+static void Step_WithOneGradientThatIsNoNumber_ChangesNothing(void** state) {
+  (void)state;
+  const int64_t places[] = {0, 1023, 1024, COUNT - 1};
+  const float bad[] = {INFINITY, -INFINITY, NAN};
+  for (size_t i = 0; i < 12; ++i) {
+    rig_t rig;
+    open_rig(&rig, SLUICE_DTYPE_BF16);
+    sluice_device_buckets_t* buckets = buckets_of(&rig, 1000, 2);
+    int32_t skipped = 0;
+    set_gradients(&rig, 1);
+    keep(&rig, &wanted);
+    uint16_t* at = (uint16_t*)rig.grad + places[i % 4];
+    const uint16_t was = *at;
+    *at = sluice_f32_to_bf16(bad[i / 4]);
+    assert_int_equal(take_step(&rig, buckets, 1, &skipped), SLUICE_OK);
+    assert_int_equal(skipped, 1);
+    keep(&rig, &found);
+    assert_memory_equal(&found, &wanted, sizeof found);
+    *at = was; /* the step with the same number follows as if nothing had been */
+    assert_int_equal(take_step(&rig, buckets, 1, &skipped), SLUICE_OK);
+    assert_int_equal(skipped, 0);
+    step_on_host(&rig, &wanted, 1);
+    keep(&rig, &found);
+    assert_memory_equal(&found, &wanted, sizeof found);
+    sluice_device_buckets_destroy(buckets);
+    close_rig(&rig);
+  }
+}
+
+/* ---- order ---- */
+
+/* Hazards of a step of five buckets in which the wait with this number is left out; -1: none. */
+static int64_t hazards_without(int64_t nth, int64_t* out_waits) {
+  rig_t rig;
+  int32_t skipped = 0;
+  open_rig(&rig, SLUICE_DTYPE_BF16);
+  sluice_device_buckets_t* buckets = buckets_of(&rig, 1024, 2);
+  set_gradients(&rig, 1);
+  sluice_fake_cuda_forget_accesses();
+  sluice_fake_cuda_drop_wait(nth);
+  assert_int_equal(take_step(&rig, buckets, 1, &skipped), SLUICE_OK);
+  *out_waits = sluice_fake_cuda_waits();
+  char what[400];
+  const int64_t hazards = sluice_fake_cuda_hazards(what, sizeof what);
+  sluice_device_buckets_destroy(buckets);
+  close_rig(&rig);
+  return hazards;
+}
+
+static void Step_WithoutOneOfItsWaits_IsSeenToRace(void** state) {
+  (void)state;
+  if (!sluice_fake_cuda_may_drop_waits()) skip();
+  int64_t waits = 0, ignored = 0, racing = 0;
+  assert_int_equal(hazards_without(-1, &waits), 0);
+  for (int64_t nth = 0; nth < waits; ++nth) racing += hazards_without(nth, &ignored) > 0;
+  /* Five buckets: an update waits for its copy in, a copy out for its update, and a copy in, from the third on, for the
+   * copy out of its slot. */
+  assert_true(racing >= 5 + 5 + 3);
+}
+
+/* ---- failures ---- */
+
+static void Step_InWhichACallFails_SaysSoAndLeavesNothing(void** state) {
+  (void)state;
+  int64_t failures = 0;
+  for (int64_t nth = 0;; ++nth) {
+    rig_t rig;
+    int32_t skipped = 0;
+    open_rig(&rig, SLUICE_DTYPE_BF16);
+    sluice_device_buckets_t* buckets = NULL;
+    sluice_fake_cuda_fail_call(nth, 719);
+    sluice_status_t status =
+        sluice_device_buckets_create(rig.device, &rig.memory, &rig.allocator, COUNT, 1024, 2, &buckets);
+    set_gradients(&rig, 1);
+    const sluice_device_buckets_step_t step = step_of(&rig, 1);
+    if (status == SLUICE_OK) status = sluice_device_buckets_step(buckets, &step, rig.stream, &skipped);
+    const int has_failed = sluice_fake_cuda_failed();
+    sluice_fake_cuda_fail_call(-1, 0);
+    if (has_failed) assert_int_not_equal(status, SLUICE_OK);
+    failures += has_failed;
+    sluice_device_buckets_destroy(buckets);
+    close_rig(&rig);
+    if (!has_failed) break;
+  }
+  assert_true(failures > 50);
+}
+
+static void Buckets_OfWhatIsNotThere_AreRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  int32_t skipped = 0;
+  open_rig(&rig, SLUICE_DTYPE_BF16);
+  sluice_device_buckets_t* buckets = buckets_of(&rig, 1024, 1);
+  sluice_device_buckets_step_t step = step_of(&rig, 0);
+  assert_int_equal(sluice_device_buckets_step(buckets, &step, rig.stream, &skipped), SLUICE_E_INVALID_ARGUMENT);
+  step = step_of(&rig, 1);
+  step.dtype = SLUICE_DTYPE_I32;
+  assert_int_equal(sluice_device_buckets_step(buckets, &step, rig.stream, &skipped), SLUICE_E_INVALID_ARGUMENT);
+  step = step_of(&rig, 1);
+  step.grad = rig.master; /* memory of the host */
+  assert_int_equal(sluice_device_buckets_step(buckets, &step, rig.stream, &skipped), SLUICE_E_INVALID_ARGUMENT);
+  sluice_device_buckets_destroy(buckets);
+  buckets = NULL;
+  sluice_device_t of_host = {.name = "cpu"};
+  assert_int_equal(sluice_device_buckets_create(&of_host, &rig.memory, &rig.allocator, COUNT, 8, 1, &buckets),
+                   SLUICE_E_UNSUPPORTED);
+  sluice_fake_cuda_refuse(0);
+  assert_int_equal(sluice_device_buckets_create(rig.device, &rig.memory, &rig.allocator, COUNT, 8, 1, &buckets),
+                   SLUICE_E_NO_MEMORY);
+  assert_null(buckets);
+  close_rig(&rig);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Steps_InBucketsOfAnySize_HaveTheBitsOfTheHost),
+      cmocka_unit_test(Device_OfHalfParameters_HoldsFourBytesForEachAndSixteenForOneOfABucket),
+      cmocka_unit_test(Step_WithOneGradientThatIsNoNumber_ChangesNothing),
+      cmocka_unit_test(Step_WithoutOneOfItsWaits_IsSeenToRace),
+      cmocka_unit_test(Step_InWhichACallFails_SaysSoAndLeavesNothing),
+      cmocka_unit_test(Buckets_OfWhatIsNotThere_AreRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

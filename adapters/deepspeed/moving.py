@@ -13,12 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sluice.adapters.deepspeed import placement as placement_module
+from sluice.adapters.deepspeed.expert_state import Content, Keeper, keeper_of
 from sluice.adapters.deepspeed.placement import Placement
-from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.errors import InvalidState
 from torch import nn
-
-Content = dict[str, Any]  # of one expert: tensors and numbers by name
 
 
 def move(
@@ -30,9 +28,10 @@ def move(
 ) -> None:
     """Expert e goes to slot expert_slot[e] of rank expert_rank[e] of the layer's group. Between steps.
 
-    Collective over the group: all ranks give the same lists. UnsupportedError where the optimizer keeps what belongs to
-    parameters anywhere but in its `state`; InvalidState while a forward waits for its backward. everywhere: from
-    whether this group can move to whether all groups can that must move alike.
+    Collective over the group, and over those that hold replicas of its experts: all ranks give the same lists.
+    UnsupportedError where nobody knows where the optimizer keeps what belongs to parameters; InvalidState while a
+    forward waits for its backward, or while ZeRO holds gradients. everywhere: from whether this group can move to
+    whether all groups can that must move alike.
     """
     state = layer._sluice
     name, ranks = state.finding.name, state.finding.ranks
@@ -40,22 +39,24 @@ def move(
         raise UnsupportedError(f"MoE layer '{name}': experts of AutoEP layers stay where DeepSpeed has put them")
     new = placement_module.checked(name, state.home, expert_rank, expert_slot)
     experts = list(layer.experts.deepspeed_experts)
-    held_by = _optimizer_of(name, experts, optimizer)
+    keeper = keeper_of(name, experts, optimizer)
+    group = layer.ep_group if len(ranks) > 1 else None
+    obstacle = keeper.obstacle(list(layer.experts.parameters()))
     old, own = state.placement, ranks.index(dist.get_rank()) if len(ranks) > 1 else 0
-    _replace(state, new, everywhere)
+    _replace(state, new, _obstacles(name, obstacle, group, ranks), everywhere)
     leaving = [e for e in old.experts_of(own) if _place(old, e) != _place(new, e)]
-    contents = {e: _content_of(experts[old.expert_slot[e]], held_by) for e in leaving}
-    arrived = _exchange(contents, old, new, own, layer.ep_group if len(ranks) > 1 else None, ranks)
+    contents = {e: _content_of(experts[old.expert_slot[e]], keeper) for e in leaving}
+    arrived = _exchange(contents, old, new, own, group, ranks)
     for e, content in arrived.items():
-        _fill(experts[new.expert_slot[e]], held_by, content)
+        _fill(experts[new.expert_slot[e]], keeper, content)
 
 
 def bytes_of_expert(layer: Any, optimizer: Any = None) -> int:
     """Of all that moves with one expert, by the first of this rank. UnsupportedError as `move`."""
     experts = list(layer.experts.deepspeed_experts)
-    held_by = _optimizer_of(layer._sluice.finding.name, experts, optimizer)
-    tensors = [value for value in _content_of(experts[0], held_by).values() if isinstance(value, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    keeper = keeper_of(layer._sluice.finding.name, experts, optimizer)
+    own = [*experts[0].parameters(), *experts[0].buffers()]
+    return sum(t.numel() * t.element_size() for t in own) + sum(map(keeper.bytes_of, experts[0].parameters()))
 
 
 def has_moved(layer: Any) -> bool:
@@ -76,9 +77,20 @@ def at_home(layers: Sequence[Any], optimizer: Any, and_back: bool) -> Iterator[N
             move(layer, *placement, optimizer)
 
 
-def _replace(state: Any, new: Placement, everywhere: Callable[[bool], bool] | None) -> None:
+def _obstacles(name: str, own: str, group: Any, ranks: Sequence[int]) -> str:
+    """What is in the way on any rank, named."""
+    said = [own]
+    if group is not None:
+        said = [""] * len(ranks)
+        dist.all_gather_object(said, own, group=group)
+    return next((f"MoE layer '{name}', rank {rank}: {one}" for rank, one in zip(ranks, said) if one), "")
+
+
+def _replace(state: Any, new: Placement, obstacle: str, everywhere: Callable[[bool], bool] | None) -> None:
     old = state.placement
     try:
+        if obstacle:
+            raise InvalidState(obstacle)
         state.replace_experts(new)
     except Exception:  # on all ranks of this group
         if everywhere is not None:
@@ -93,29 +105,12 @@ def _place(placement: Placement, expert: int) -> tuple[int, int]:
     return placement.expert_rank[expert], placement.expert_slot[expert]
 
 
-def _optimizer_of(name: str, experts: Sequence[nn.Module], optimizer: Any) -> Any:
-    """The optimizer whose `state` has the experts' parameters; None: nothing is kept of them."""
-    if optimizer is None:
-        return None
-    parameters = {id(p) for expert in experts for p in expert.parameters() if p.requires_grad}
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if isinstance(optimizer, torch.optim.Optimizer) and parameters <= held:
-        return optimizer
-    raise UnsupportedError(
-        f"MoE layer '{name}': experts cannot move under {type(optimizer).__name__}, which keeps copies or moments of "
-        "parameters elsewhere: use ZeRO stage 0 with float32 parameters"
-    )
-
-
-def _content_of(expert: nn.Module, optimizer: Any) -> Content:
+def _content_of(expert: nn.Module, keeper: Keeper) -> Content:
     """Copies of all that belongs to an expert."""
     content: Content = {}
     for name, parameter in expert.named_parameters():
         content[f"{name} value"] = parameter.detach().clone()
-        if parameter.grad is not None:
-            content[f"{name} grad"] = parameter.grad.detach().clone()
-        for key, value in (optimizer.state.get(parameter, {}) if optimizer is not None else {}).items():
-            content[f"{name} state {key}"] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        content.update((f"{name} {key}", value) for key, value in keeper.read(parameter).items())
     for name, buffer in expert.named_buffers():
         content[f"{name} buffer"] = buffer.detach().clone()
     return content
@@ -162,23 +157,12 @@ def _receive(what: Any, work: list[Any], source: int, group: Any) -> Any:
     return tensor
 
 
-def _fill(expert: nn.Module, optimizer: Any, content: Content) -> None:
-    """Into the host's own tensors, whose addresses others know; what an optimizer keeps of them is replaced."""
+def _fill(expert: nn.Module, keeper: Keeper, content: Content) -> None:
+    """Into the host's own tensors, whose addresses others know."""
     with torch.no_grad():
         for name, parameter in expert.named_parameters():
             parameter.copy_(content[f"{name} value"])
-            grad = content.get(f"{name} grad")
-            if grad is None or parameter.grad is None:
-                parameter.grad = grad
-            else:
-                parameter.grad.copy_(grad)
-            if optimizer is None or not parameter.requires_grad:
-                continue
-            prefix = f"{name} state "
-            kept = {key[len(prefix) :]: value for key, value in content.items() if key.startswith(prefix)}
-            if kept:
-                optimizer.state[parameter] = kept
-            else:
-                optimizer.state.pop(parameter, None)
+            prefix = f"{name} "
+            keeper.write(parameter, {key[len(prefix) :]: v for key, v in content.items() if key.startswith(prefix)})
         for name, buffer in expert.named_buffers():
             buffer.copy_(content[f"{name} buffer"])

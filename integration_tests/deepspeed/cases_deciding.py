@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import random
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cases_placement import SECTION, UNCLIPPED
 from ds_models import batch, build, ds_config, engine, train
+from sluice.adapters.deepspeed import deciding, moving
+from sluice.adapters.deepspeed.state import LayerState
+from sluice.planning.placement import PlacementPlan
 
 # Whatever a move takes, it pays.
 WILLING = {"interval": 3, "target": 1.05, "least_gain": 0.01, "horizon": 10**6}
@@ -27,21 +32,67 @@ def _favours_the_first(model: Any) -> None:
             gate[: gate.shape[0] // 2] += 0.6
 
 
-def decided_training(layers: list[dict[str, Any]], steps: int, config: dict[str, Any] | None = None) -> Any:
-    """[unmoved, moved, reports]: what `train` gives of both, and what the layers say before experts go home."""
+class _Home:
+    """In the decider's place: after the last step all experts go home."""
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+
+    def after_step(self) -> None:
+        with self._host.sluice.at_home(False):
+            pass
+
+
+def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: Any) -> PlacementPlan:
+    """Any placement but this one, alike on all ranks."""
+    places = list(zip(expert_rank, expert_slot))
+    numbers.shuffle(places)
+    ranks, slots = zip(*places)
+    return PlacementPlan(ranks, slots, 1.0, 2, 1, 1, 1, sum(a != b for a, b in zip(ranks, expert_rank)), False)
+
+
+def decided_training(
+    layers: list[dict[str, Any]],
+    steps: int,
+    config: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    shuffle: bool = False,
+    forget: str = "",
+    stale: bool = False,
+) -> Any:
+    """[unmoved, moved, reports]: what `train` gives of both, and what the layers say before experts go home.
+
+    shuffle: at every look to any place. forget: what of an expert a bad host would leave behind. stale: the engine is
+    not told of a move."""
     reports: list[Any] = []
 
     def check(host: Any, step: int) -> None:
         if step == steps - 1:
             reports.extend(state["placement"] for state in host.sluice.stats())
-            host.sluice.decider = None
-            with host.sluice.at_home(False):
-                pass
+            host.sluice.decider = _Home(host)
 
-    config = {**UNCLIPPED, **(config or {})}
-    still = train(layers, steps, SECTION, config, prepare=_favours_the_first, data=_positive)
-    section = {**SECTION, "placement": WILLING}
-    moved = train(layers, steps, section, config, prepare=_favours_the_first, data=_positive, check=check)
+    content_of, plan, replace = moving._content_of, deciding.plan_placement, LayerState.replace_experts
+
+    def forgetful(expert: Any, keeper: Any) -> Any:
+        content = content_of(expert, keeper)
+        return {name: value for name, value in content.items() if not forget or forget not in name}
+
+    common: dict[str, Any] = {
+        "config": {**UNCLIPPED, **(config or {})},
+        "dtype": dtype,
+        "prepare": _favours_the_first,
+        "data": _positive,
+    }
+    still = train(layers, steps, SECTION, **common)
+    moving._content_of = forgetful
+    if shuffle:
+        deciding.plan_placement = functools.partial(_shuffled, random.Random(5))
+    if stale:
+        LayerState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
+    try:
+        moved = train(layers, steps, {**SECTION, "placement": WILLING}, check=check, **common)
+    finally:
+        moving._content_of, deciding.plan_placement, LayerState.replace_experts = content_of, plan, replace
     return [still, moved, reports]
 
 

@@ -43,8 +43,8 @@ def moved_training(
 
     content_of = moving._content_of
 
-    def forgetful(expert: Any, optimizer: Any) -> Any:
-        content = content_of(expert, optimizer)
+    def forgetful(expert: Any, keeper: Any) -> Any:
+        content = content_of(expert, keeper)
         return {name: value for name, value in content.items() if not forget or forget not in name}
 
     config = {**UNCLIPPED, **(config or {})}
@@ -67,11 +67,12 @@ def _same(one: Any, other: Any) -> bool:
     return True  # names, versions, paths
 
 
-def checkpoints(folder: str, layers: list[dict[str, Any]]) -> Any:
+def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any] | None = None) -> Any:
     """Files of a run whose experts have moved beside those of one in which none has, and how all of them go on."""
     names = ("still", "moved", "stock", "back")
     hosts = {
-        name: engine(build(layers), ds_config(**UNCLIPPED), None if name == "stock" else SECTION) for name in names
+        name: engine(build(layers), ds_config(**UNCLIPPED, **(config or {})), None if name == "stock" else SECTION)
+        for name in names
     }
     for step in range(4):
         for name in ("still", "moved"):
@@ -146,7 +147,9 @@ def refusals() -> list[str]:
     host.destroy()
     zero = engine(build([{}]), ds_config(zero_optimization={"stage": 1}), SECTION)
     layer, host = zero.sluice.layers[0], zero
-    refuse(UnsupportedError, rank, turned)
+    host.backward(host(x, target))
+    refuse(InvalidState, rank, turned)
+    host.step()
     zero.sluice.unswap()
     zero.destroy()
     return said

@@ -30,6 +30,67 @@ def test_Adaptive_TwoReplicas_MoveAlike(ranks4: Ranks) -> None:
     assert _differ([answer[:2] for answer in answers]) == []
 
 
+ZERO = {
+    "zero 1": ({"zero_optimization": {"stage": 1}}, "float32"),
+    "zero 2": ({"zero_optimization": {"stage": 2}}, "float32"),
+    "zero 1, bf16": ({"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}, "bfloat16"),
+    "zero 2, bf16": ({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}, "bfloat16"),
+    "bf16": ({"bf16": {"enabled": True}}, "bfloat16"),
+    "zero 1, bf16, accumulated in f32": (
+        {
+            "zero_optimization": {"stage": 1},
+            "bf16": {"enabled": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "gradient_accumulation_steps": 2,
+        },
+        "bfloat16",
+    ),
+}
+
+
+DAILY = ("zero 2", "zero 1, bf16", "bf16")
+
+
+@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
+def test_Partitioned_ShuffledEveryFewSteps_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
+    config, dtype = ZERO[name]
+    answers = ranks2.run(
+        "cases_deciding:decided_training", layers=LAYERS, steps=14, config=config, dtype=dtype, shuffle=True
+    )
+    assert all(report["moved_experts"] >= 4 for report in _reports(answers))
+    assert _differ([answer[:2] for answer in answers]) == []
+
+
+@pytest.mark.parametrize("name", ["zero 2", "zero 1, bf16"])
+def test_Partitioned_MastersCutOverReplicas_HaveTheBitsOfNone(ranks4: Ranks, name: str) -> None:
+    config, dtype = ZERO[name]
+    answers = ranks4.run(
+        "cases_deciding:decided_training", layers=LAYERS, steps=10, config=config, dtype=dtype, shuffle=True
+    )
+    assert all(report["moved_experts"] >= 2 for report in _reports(answers))
+    assert _differ([answer[:2] for answer in answers]) == []
+
+
+@pytest.mark.parametrize("forget", [" master", " state exp_avg"])
+def test_Partitioned_ThatForgets_IsSeen(ranks2: Ranks, forget: str) -> None:
+    config, dtype = ZERO["zero 1, bf16"]
+    answers = ranks2.run(
+        "cases_deciding:decided_training",
+        layers=LAYERS,
+        steps=11,
+        config=config,
+        dtype=dtype,
+        shuffle=True,
+        forget=forget,
+    )
+    assert "losses" in _differ([answer[:2] for answer in answers])
+
+
+def test_Move_WithAStaleSlotTable_IsSeen(ranks2: Ranks) -> None:
+    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS, steps=8, shuffle=True, stale=True)
+    assert "losses" in _differ([answer[:2] for answer in answers])
+
+
 def test_Adaptive_EvenLoads_SendNothing(ranks2: Ranks) -> None:
     for reports, sent in ranks2.run("cases_deciding:even_training", steps=10):
         assert sent == []

@@ -15,6 +15,7 @@ from typing import Any
 from sluice.adapters.deepspeed import cpu_adam_hook
 
 METHOD = "_configure_distributed_model"
+LAST_METHOD = "_configure_checkpointing"  # the optimizer is there, and nothing has run
 
 
 # The optimizer's step, the zeroing of gradients, and the count of steps.
@@ -55,6 +56,20 @@ def _then_decide(original: Any) -> Any:
     return method
 
 
+def _with_plan(original: Any) -> Any:
+    """The method, before which a pipeline's layers go where a plan has them."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pipeline = getattr(getattr(self, "sluice", None), "pipeline", None)
+        if pipeline is not None:
+            pipeline.start_plan(self)
+        return original(self, *args, **kwargs)
+
+    method._sluice_original = original  # type: ignore[attr-defined]
+    return method
+
+
 def install(engine_module: ModuleType) -> None:
     """Wraps the method, once. Raises if this DeepSpeed does not have it; the loader reports that."""
     cls = engine_module.DeepSpeedEngine
@@ -72,6 +87,7 @@ def install(engine_module: ModuleType) -> None:
 
     _configure_distributed_model._sluice_original = original  # type: ignore[attr-defined]
     setattr(cls, METHOD, _configure_distributed_model)
+    setattr(cls, LAST_METHOD, _with_plan(getattr(cls, LAST_METHOD)))
     for name, and_back in CHECKPOINTS.items():
         setattr(cls, name, _at_home(getattr(cls, name), and_back))
     setattr(cls, UPDATE, _then_decide(getattr(cls, UPDATE)))
@@ -83,7 +99,7 @@ def uninstall(engine_module: ModuleType) -> None:
     original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
     if original is not None:
         setattr(engine_module.DeepSpeedEngine, METHOD, original)
-    for name in (*CHECKPOINTS, UPDATE):
+    for name in (*CHECKPOINTS, UPDATE, LAST_METHOD):
         wrapped = getattr(getattr(engine_module.DeepSpeedEngine, name), "_sluice_original", None)
         if wrapped is not None:
             setattr(engine_module.DeepSpeedEngine, name, wrapped)

@@ -30,16 +30,23 @@ class Move(NamedTuple):
     target: int
 
 
-def move(engine: Any, parts: Sequence[int], wait_s: float | None = None) -> list[Move]:
+def move(
+    engine: Any,
+    parts: Sequence[int],
+    wait_s: float | None = None,
+    refused: str = "",
+    compared: dict[str, Any] | None = None,
+) -> list[Move]:
     """Stage s has layers parts[s] up to parts[s + 1] from now on; the moves that this took. Between batches.
 
     Collective over all ranks of the pipeline and its replicas, with the same numbers. The module, the optimizer and
     its groups stay the objects that they are; a layer that arrives is a new object, that which left is the host's no
-    more. UnsupportedError, or agree.DisagreementError, on all ranks alike: then nothing has moved.
+    more. refused: why this rank cannot; compared: what else has to be alike. UnsupportedError, or
+    agree.DisagreementError, on all ranks alike: then nothing has moved.
     """
     module, parts = engine.module, [int(bound) for bound in parts]
     optimizer = optimizer_parts.of_engine(engine)
-    moves, built = _agreed(engine, parts, optimizer, wait_s)
+    moves, built = _agreed(engine, {"parts": parts, **(compared or {})}, refused, optimizer, wait_s)
     if not moves:
         return []
     kept = optimizer.take(list(module.parameters()))
@@ -61,14 +68,16 @@ def move(engine: Any, parts: Sequence[int], wait_s: float | None = None) -> list
 # ---- before anything moves ----
 
 
-def _agreed(engine: Any, parts: list[int], optimizer: Any, wait_s: float | None) -> tuple[list[Move], dict[int, Any]]:
+def _agreed(
+    engine: Any, wanted: dict[str, Any], refused: str, optimizer: Any, wait_s: float | None
+) -> tuple[list[Move], dict[int, Any]]:
     """The moves, and the layers that come here, built. On all ranks, or an error on all."""
-    module = engine.module
-    own: dict[str, Any] = {"parts": parts, "settings": optimizer.settings(), "gone": {}, "built": {}}
+    module, parts = engine.module, wanted["parts"]
+    own: dict[str, Any] = {"wanted": wanted, "settings": optimizer.settings(), "gone": {}, "built": {}}
     own["groups"] = {layer: _groups(module, layer, optimizer) for layer in stage_module.layers_of(module)}
     moves: list[Move] = []
     built: dict[int, Any] = {}
-    refused = stage_module.why_no_partition(module, parts)
+    refused = refused or stage_module.why_no_partition(module, parts)
     if not refused:
         moves = _moves(module, parts)
         refused = _why_not(module, moves, optimizer)
@@ -81,7 +90,7 @@ def _agreed(engine: Any, parts: list[int], optimizer: Any, wait_s: float | None)
     own["built"] = {layer: stage_module.names_of(function) for layer, function in built.items()}
     own["gone"] = {each.layer: _names(module, each.layer) for each in moves if _goes(module, each)}
     answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
-    agree.require_equal("moving layers", {rank: {"parts": answer["parts"]} for rank, answer in answers.items()})
+    agree.require_equal("moving layers", {rank: answer["wanted"] for rank, answer in answers.items()})
     for rank, answer in answers.items():
         if answer["refused"]:
             raise UnsupportedError(f"layers cannot move: {answer['refused']} (on rank {rank})")

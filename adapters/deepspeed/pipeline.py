@@ -14,6 +14,7 @@ from typing import Any
 
 import sluice
 import torch
+from sluice.adapters.deepspeed import stage_plan
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.host import agree
@@ -37,7 +38,9 @@ def take_over(engine: Any, options: Options) -> Takeover | None:
     """
     reason = _reason_against(engine)
     if not reason and engine.module._topo.get_dim("pipe") == 1:
-        return None
+        if not options.pipeline or options.pipeline.plan is None:
+            return None
+        reason = "the pipeline has one stage, and its plan would have nothing to divide"
     own = {
         "refused": reason,
         "pipeline": list(options.pipeline or ()),
@@ -97,6 +100,7 @@ class Takeover:
         timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
         ranks = range(torch.distributed.get_world_size())
         self._engine = weakref.ref(engine)
+        self._options = options
         self._stage = EngineStage(engine)
         group = EpGroup.unshared(ranks, timeout, options.transport)
         try:
@@ -124,6 +128,12 @@ class Takeover:
                 f"[sluice {sluice.__version__}] pipeline of {topology.get_dim('pipe')} stages runs on Sluice: policy "
                 f"{wanted.policy} | in flight {limit} | {topology.get_dim('data')} replicas | pid {os.getpid()}"
             )
+
+    def start_plan(self, engine: Any) -> None:
+        """Before the first batch, when the optimizer is there: layers lie as the plan has them."""
+        wanted = self._options.pipeline
+        if wanted is not None and wanted.plan is not None:
+            stage_plan.start(engine, self._options)
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         """In place of the engine's own."""

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sluice.adapters.host.parcels import Content
+from sluice.adapters.torch.model_blocks import Recomputed
 from torch import nn
 
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
+_RECOMPUTED = "_sluice_recomputed_layers"  # of a module whose plan says which layers are
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -53,6 +55,8 @@ def why_pinned(module: Any, layer: int) -> str:
     inner = list(function.modules())
     if any(isinstance(each, MOELayer) for each in inner):
         return f"layer {layer} holds a MoE layer, whose experts are a matter of its whole stage"
+    if any(isinstance(each, nn.SyncBatchNorm) for each in inner):
+        return f"layer {layer} meets those of the other replicas"
     if any(getattr(each, name, None) for each in inner for name in _HOOKS):
         return f"layer {layer} has hooks, which belong to this process"
     own = {id(parameter) for parameter in function.parameters()}
@@ -144,15 +148,50 @@ def replace(module: Any, parts: Sequence[int], arrived: Mapping[int, Any]) -> No
         if isinstance(function, nn.Module) and not isinstance(module._layer_specs[layer], TiedLayerSpec):
             module.fwd_map[str(layer)] = place
             module.add_module(str(layer), function)
-    _forget_checkpointable(module)
-
-
-def _forget_checkpointable(module: Any) -> None:
-    """The host keeps by place which layers may be computed again, and passes over a layer that has no entry."""
-    if hasattr(module, "is_checkpointable_results_interval"):
-        module.is_checkpointable_results_interval = None
+    _refresh_recomputed(module)
+    # The host keeps by place which layers it may compute again, and passes over a layer that has no entry.
+    module.is_checkpointable_results_interval = None
     module.is_checkpointable_results = []
     module._precompute_checkpointable_values()
+
+
+class _Recomputed(NamedTuple):
+    """wanted: layers of all stages; here: those of this stage, each switched."""
+
+    wanted: frozenset[int]
+    here: dict[int, tuple[nn.Module, Recomputed]]
+
+
+def set_recomputed(module: Any, layers: Iterable[int]) -> None:
+    """These layers, wherever they come to lie, run again in the backward.
+
+    By a switch of each, not by the host's checkpoint intervals, under which layers are seeded in another way.
+    """
+    known = getattr(module, _RECOMPUTED, None)
+    setattr(module, _RECOMPUTED, _Recomputed(frozenset(layers), known.here if known else {}))
+    _refresh_recomputed(module)
+
+
+def why_not_recomputed(module: Any, layer: int) -> str:
+    """Why a layer cannot run again; "": it can. By its spec, which all ranks have."""
+    spec = module._layer_specs[layer]
+    if isinstance(spec, TiedLayerSpec):
+        return f"layer {layer} is tied to others by '{spec.key}'"
+    return "" if isinstance(spec, (LayerSpec, nn.Module)) else f"layer {layer} is a function"
+
+
+def _refresh_recomputed(module: Any) -> None:
+    known = getattr(module, _RECOMPUTED, None)
+    if known is None:
+        return
+    wanted = {layer: function_of(module, layer) for layer in layers_of(module) if layer in known.wanted}
+    for layer, (function, switch) in list(known.here.items()):
+        if wanted.get(layer) is not function:
+            switch.undo()
+            del known.here[layer]
+    for layer, function in wanted.items():
+        if layer not in known.here:
+            known.here[layer] = function, Recomputed([function])
 
 
 @contextmanager

@@ -62,10 +62,14 @@ class PipelineOptions(NamedTuple):
 
     policy     what a stage runs next of what is ready, by its name in docs/pipeline.md
     in_flight  L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured
+    plan       path of a plan of layers over stages, or of a model to plan; None: as the host has cut them
+    memory_budget  bytes of each stage that the plan may take
     """
 
     policy: str = "1f1b_hint"
     in_flight: int | None = None
+    plan: str | None = None
+    memory_budget: int | None = None
 
 
 class PlacementOptions(NamedTuple):
@@ -385,6 +389,17 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
         del given["in_flight"]
     elif "in_flight" in given:
         _count(f"{key}.in_flight", given["in_flight"])
+    if "plan" in given:
+        if given["plan"] == "auto":
+            raise ConfigError(
+                f'"sluice": "{key}.plan": the word "auto" is not used here, because some trainers rewrite it: write '
+                "the path of a plan"
+            )
+        _text(f"{key}.plan", given["plan"])
+    if "memory_budget" in given:
+        given["memory_budget"] = _bytes(f"{key}.memory_budget", given["memory_budget"])
+        if "plan" not in given:
+            raise ConfigError(f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" beside it')
     return PipelineOptions(**given)
 
 

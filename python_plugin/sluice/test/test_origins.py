@@ -47,6 +47,8 @@ REFUSED = {
     "placement.target": {"placement": {"target": 1.1}},
     "placement.least_gain": {"placement": {"least_gain": 0.1}},
     "placement.horizon": {"placement": {"horizon": 50}},
+    "pipeline.plan": {"pipeline": {"plan": "p.json"}},
+    "pipeline.memory_budget": {"pipeline": {"memory_budget": "2GiB"}},
     "tuner.machine": {"tuner": {"machine": "m.json"}},
     "tuner.calibrate": {"tuner": {"calibrate": True}},
     "tuner.cache": {"tuner": {"cache": "/tmp/c"}},
@@ -54,7 +56,8 @@ REFUSED = {
     "tuner.pinned": {"tuner": {"pinned": "p.json"}},
 }
 OF_AN_ENGINE = {
-    *("optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight"),
+    *("optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight", "pipeline.plan"),
+    "pipeline.memory_budget",
     *("placement", "placement.interval", "placement.target", "placement.least_gain", "placement.horizon"),
 }
 
@@ -262,7 +265,10 @@ def test_User_EveryKey_IsTaken(path: str) -> None:
 @pytest.mark.parametrize("path", [path for path in REFUSED if path in OF_AN_ENGINE])
 def test_KeyOfAnEngine_OfAHostThatHasNone_IsRefusedNotIgnored(path: str) -> None:
     section = REFUSED[path]
-    assert getattr(settings.of_ds_config({"enabled": True, **section}, {}), path.partition(".")[0])
+    whole = section
+    if path == "pipeline.memory_budget":  # it bounds another key
+        whole = {"pipeline": {"plan": "p.json", **section["pipeline"]}}
+    assert getattr(settings.of_ds_config({"enabled": True, **whole}, {}), path.partition(".")[0])
     with pytest.raises(config.ConfigError, match=f'"{path}" may come from ds_config'):
         settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)})
     with pytest.raises(config.ConfigError, match=f'"{path}" may come from ds_config'):

@@ -115,6 +115,7 @@ def test_Tuner_Wrong_IsNamed(value: Any, text: str) -> None:
         ({}, config.PipelineOptions("1f1b_hint", None)),
         ({"enabled": True, "policy": None, "in_flight": "adaptive"}, config.PipelineOptions()),
         ({"policy": "gpipe", "in_flight": 4}, config.PipelineOptions("gpipe", 4)),
+        ({"plan": "p.json", "memory_budget": "1KiB"}, config.PipelineOptions(plan="p.json", memory_budget=1024)),
         ({"enabled": False, "policy": "gpipe"}, None),
         (None, None),
     ],
@@ -129,11 +130,15 @@ def test_Pipeline_Right_IsRead(written: Any, meant: Any) -> None:
     "value, text",
     [
         (True, 'must be an object such as {"enabled": true}'),
-        ({"policies": "1f1b"}, "has no key 'policies': known are enabled, policy, in_flight"),
+        ({"policies": "1f1b"}, "has no key 'policies': known are enabled, policy, in_flight, plan, memory_budget"),
         ({"policy": "1f1b_hints"}, 'did you mean "1f1b_hint"'),
         ({"policy": "zero_bubble"}, "must be one of message_driven, backward_first, 1f1b_hint, 1f1b, gpipe"),
         ({"in_flight": 0}, '"pipeline.in_flight" must be a whole number above 0'),
         ({"enabled": "yes"}, '"pipeline.enabled" must be true or false'),
+        ({"plan": 3}, '"pipeline.plan" must be a path'),
+        ({"plan": "auto"}, '"pipeline.plan": the word "auto" is not used here'),
+        ({"memory_budget": "2GiB"}, '"pipeline.memory_budget" bounds a plan: add "plan"'),
+        ({"plan": "p.json", "memory_budget": 0}, '"pipeline.memory_budget" must be bytes'),
     ],
 )
 def test_Pipeline_Wrong_IsNamed(value: Any, text: str) -> None:

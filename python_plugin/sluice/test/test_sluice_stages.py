@@ -7,7 +7,8 @@ import json
 
 import pytest
 from sluice import __main__ as entry
-from sluice.planning import stages, stages_file
+from sluice.errors import OverBudget
+from sluice.planning import stages, stages_chosen, stages_file
 from sluice.planning.errors import BadInput
 
 BLOCK = {
@@ -179,3 +180,41 @@ def test_Plan_ListsOfAnotherLength_AreRefused() -> None:
         stages.plan(stages.Problem(layers, in_flight=(1,), num_stages=2))
     with pytest.raises(BadInput, match="schedule is 'x'; known are 1f1b"):
         stages.plan(stages.Problem(layers, schedule="x"))
+
+
+def _chain(stages_there: int, **changes) -> str:
+    layer = {"forward_seconds": 1, "backward_seconds": 2, "recompute_seconds": 1}
+    layer |= {"activation_bytes": 100, "checkpoint_bytes": 10}
+    return json.dumps({"sluice_stages": 1, "stages": stages_there, "layers": [layer] * 5, **changes})
+
+
+def test_Chosen_ModelAndWhatIsPrintedOfIt_AreTheSamePlan(run, tmp_path) -> None:
+    (tmp_path / "model.json").write_text(_chain(2))
+    _, printed, _ = run(_chain(2), "--json")
+    (tmp_path / "plan.json").write_text(printed)
+    found = [stages_chosen.read(str(tmp_path / name), 5, 2) for name in ("model.json", "plan.json")]
+    assert found[0] == found[1] and found[0].parts in ((0, 2, 5), (0, 3, 5)) and found[0].kinds == ("keep",) * 5
+    under = stages_chosen.read(str(tmp_path / "model.json"), 5, 2, budget=150)
+    assert "recompute" in under.kinds
+    with pytest.raises(OverBudget, match="plan.json: .*over the budget of 150"):
+        stages_chosen.read(str(tmp_path / "plan.json"), 5, 2, budget=150)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"form": 2}, "form is 2"),
+        ({"fits": False}, "nothing fits"),
+        ({"layers": [{"stage": 0, "kind": "keep"}] * 4}, "4 layers on 2 stages, and the model has 5 on 2"),
+        ({"layers": [{"stage": s, "kind": "keep"} for s in (0, 1, 0, 1, 1)]}, "runs of layers"),
+        ({"layers": [{"stage": 0, "kind": "keep"}] * 5}, "at least one on each stage"),
+        ({"layers": [{"stage": 0, "kind": "kept"}] * 5}, r"layers\[0\] must have a stage"),
+        ({"layers": [3] * 5}, r"layers\[0\] must have a stage"),
+        ({"stages": None}, "must be lists"),
+    ],
+)
+def test_Chosen_BadPlans_AreRefusedByField(run, tmp_path, change, text) -> None:
+    _, printed, _ = run(_chain(2), "--json")
+    (tmp_path / "plan.json").write_text(json.dumps({**json.loads(printed), **change}))
+    with pytest.raises(BadInput, match=text):
+        stages_chosen.read(str(tmp_path / "plan.json"), 5, 2)

@@ -1,0 +1,50 @@
+"""Rank-side: a pipeline's partition and recomputation by key, beside stock with the same partition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from cases_moves import UNCLIPPED
+from cases_pipe import Job
+from sluice.errors import SluiceError
+
+
+def _trained(steps: int, plan: dict[str, Any] | None, **job: Any) -> dict[str, Any]:
+    """plan: keys of "pipeline"; None: stock."""
+    made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+    found: dict[str, Any] = {"parts": [int(bound) for bound in made.engine.module.parts]}
+    torch.manual_seed(5)
+    counts = _count_forwards(made.engine.module)
+    found["losses"] = made.train(range(steps))
+    found["forwards"] = {name: count[0] for name, count in counts.items()}
+    found["evaluations"] = made.evaluate(100)
+    found.update(made.state())
+    made.end()
+    return found
+
+
+def _count_forwards(module: Any) -> dict[str, list[int]]:
+    """How often each layer of this stage runs; one that is computed again runs twice."""
+    counts: dict[str, list[int]] = {}
+    for name, child in module.named_children():
+        if name.isdigit():
+            counts[name] = count = [0]
+            inner = next(child.children())  # the layer's own hooks do not fire again
+            inner.register_forward_pre_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
+    return counts
+
+
+def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list[dict[str, Any]]:
+    """[stock, built with these parts; through Sluice, whose plan says them]"""
+    return [_trained(steps, None, parts=parts, **job), _trained(steps, pipeline, **job)]
+
+
+def refused(pipelines: Any, **job: Any) -> str:
+    """What is said where rank r has pipelines[r]."""
+    try:
+        made = Job(stages=len(pipelines), pipeline=pipelines[torch.distributed.get_rank()], **job)
+    except SluiceError as error:
+        return f"{type(error).__name__}: {error}"
+    made.end()
+    return ""

@@ -1,0 +1,143 @@
+"""A pipeline's plan by key: the bits of stock with the same partition, whatever is computed again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rank_harness import Ranks
+
+# The host keeps the pipe's topology in a global for the rest of the process: no other test may get these ranks.
+
+
+def _ranks(world: int) -> Iterator[Ranks]:
+    ranks = Ranks(world)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def pipe2() -> Iterator[Ranks]:
+    """Two stages."""
+    yield from _ranks(2)
+
+
+@pytest.fixture(scope="module")
+def pipe4() -> Iterator[Ranks]:
+    """Four stages."""
+    yield from _ranks(4)
+
+
+@pytest.fixture(scope="module")
+def pipe2x2() -> Iterator[Ranks]:
+    """Two stages of two replicas."""
+    yield from _ranks(4)
+
+
+# Layer 0 is slow; kept, a micro-batch of a layer takes 1000 bytes.
+def _model(folder: Path, stages: int, **changes: Any) -> str:
+    layer = {
+        **{"forward_seconds": 1.0, "backward_seconds": 2.0, "recompute_seconds": 1.0},
+        **{"activation_bytes": 1000, "checkpoint_bytes": 100, "output_bytes": 100},
+    }
+    first = {**layer, "forward_seconds": 3.0, "backward_seconds": 6.0, "recompute_seconds": 3.0}
+    layers = [first, *(layer for _ in range(5))]
+    values = {"sluice_stages": 1, "stages": stages, "micro_batches": 4, "layers": layers, **changes}
+    path = folder / f"model{stages}.json"
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+def _printed(folder: Path, model: str, *words: str) -> str:
+    """What `sluice plan --stages` prints of it, as a file."""
+    command = [sys.executable, "-m", "sluice", "plan", "--stages", model, "--json", *words]
+    path = folder / "plan.json"
+    path.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return str(path)
+
+
+def _check(answers: list[Any], parts: list[int], recomputed: set[int], forwards: int) -> None:
+    for stock, ours in answers:
+        assert ours["parts"] == stock["parts"] == parts
+        for what in ("losses", "evaluations", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+        assert set(stock["forwards"].values()) == {forwards}
+        for name, count in ours["forwards"].items():
+            # Once more for each of the host's backwards: it may run several for a stage that hands on several tensors.
+            assert count >= 2 * forwards if int(name) in recomputed else count == forwards, (name, count)
+
+
+ZERO1 = {"zero_optimization": {"stage": 1}}
+TWO: dict[str, dict[str, Any]] = {
+    "f32": {"kind": "dropout"},
+    "tuples": {"kind": "words"},
+    "bf16": {"kind": "plain", "dtype": "bfloat16"},
+    "bf16 zero 1": {"kind": "dropout", "dtype": "bfloat16", "config": ZERO1},
+}
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_PlanOfAFile_TwoStages_SameBitsAsStockCutSo(pipe2: Ranks, tmp_path: Path, case: str) -> None:
+    answers = pipe2.run(
+        *("cases_plan:by_key",),
+        **{"steps": 5, "stages": 2, "parts": [0, 2, 6], "pipeline": {"plan": _model(tmp_path, 2)}, **TWO[case]},
+    )
+    _check(answers, [0, 2, 6], set(), forwards=20)
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_PlanUnderABudget_RecomputesLayers_SameBitsAsStock(pipe2: Ranks, tmp_path: Path, case: str) -> None:
+    plan = _printed(tmp_path, _model(tmp_path, 2), "--budget", "3000")
+    layers = json.loads(Path(plan).read_text())["layers"]
+    recomputed = {index for index, layer in enumerate(layers) if layer["kind"] == "recompute"}
+    parts = [0, sum(layer["stage"] == 0 for layer in layers), 6]
+    assert 0 < len(recomputed) < 6 and parts != [0, 3, 6], layers
+    answers = pipe2.run(
+        *("cases_plan:by_key",), **{"steps": 5, "stages": 2, "parts": parts, "pipeline": {"plan": plan}, **TWO[case]}
+    )
+    _check(answers, parts, recomputed, forwards=20)
+
+
+def test_Plan_TwoReplicas_SameBitsAsStockCutSo(pipe2x2: Ranks, tmp_path: Path) -> None:
+    job = {"kind": "tied", "dtype": "bfloat16", "config": ZERO1, "pipeline": {"plan": _model(tmp_path, 2)}}
+    _check(pipe2x2.run("cases_plan:by_key", steps=5, stages=2, parts=[0, 2, 6], **job), [0, 2, 6], set(), forwards=20)
+
+
+def test_Plan_FourStages_SameBitsAsStockCutSo(pipe4: Ranks, tmp_path: Path) -> None:
+    plan = _printed(tmp_path, _model(tmp_path, 4))
+    stage_of = [layer["stage"] for layer in json.loads(Path(plan).read_text())["layers"]]
+    parts = [sum(stage < s for stage in stage_of) for s in range(5)]
+    assert parts != [0, 2, 4, 5, 6]  # what the host cuts
+    job = {"kind": "dropout", "pipeline": {"plan": plan}}
+    _check(pipe4.run("cases_plan:by_key", steps=5, stages=4, parts=parts, **job), parts, set(), forwards=20)
+
+
+def test_Plan_ThatCannotBeUsed_IsRefusedOnAllRanks(pipe2: Ranks, tmp_path: Path) -> None:
+    good, other = _model(tmp_path, 2), _model(tmp_path, 4)
+    offload = json.loads(Path(_printed(tmp_path, good)).read_text())
+    offload["layers"][0]["kind"] = "offload"
+    (tmp_path / "offload.json").write_text(json.dumps(offload))
+    cases: list[tuple[list[dict[str, Any]], dict[str, Any], list[str]]] = [
+        ([{"plan": str(tmp_path / "none.json")}] * 2, {}, ["none.json: No such file"] * 2),
+        ([{"plan": other}] * 2, {}, ["6 layers on 4 stages, and the model has 6 on 2"] * 2),
+        ([{"plan": good, "memory_budget": 300}] * 2, {}, ["OVER_BUDGET"] * 2),
+        ([{"plan": str(tmp_path / "offload.json")}] * 2, {}, ["a layer of kind 'offload'"] * 2),
+        ([{"plan": good}] * 2, {"kind": "ends tied"}, ["tied to others by 'ends'"] * 2),
+    ]
+    for pipelines, job, words in cases:
+        said = pipe2.run("cases_plan:refused", pipelines=pipelines, **{"kind": "plain", **job})
+        assert all(text in one for text, one in zip(words, said)), said
+
+
+def test_Plan_OneStage_IsRefused(tmp_path: Path) -> None:
+    ranks = Ranks(1)
+    try:
+        said = ranks.run("cases_plan:refused", pipelines=[{"plan": _model(tmp_path, 1)}], kind="plain")
+    finally:
+        ranks.stop()
+    assert "the pipeline has one stage" in said[0]

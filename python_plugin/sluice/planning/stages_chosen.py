@@ -1,0 +1,97 @@
+"""A plan of layers over stages, from a file: what `sluice plan --stages --json` printed, or the model it would be made
+of, which is planned then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import OverBudget
+from . import machines, stages, stages_file
+from .errors import BadInput
+from .planner import Planner
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """parts: stage s has layers parts[s] up to parts[s + 1]. kinds: of each layer, what becomes of its activations."""
+
+    parts: tuple[int, ...]
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of_layers(cls, stage_of: Sequence[int], kinds: Sequence[str], num_stages: int) -> Chosen:
+        """Raises BadInput where the stages are not runs of layers in order, each with one."""
+        if sorted(stage_of) != list(stage_of) or set(stage_of) != set(range(num_stages)):
+            raise BadInput(
+                f"layers lie on stages {list(stage_of)}: a pipeline of {num_stages} has runs of layers, one behind the "
+                "other, at least one on each stage"
+            )
+        bounds = [sum(stage < s for stage in stage_of) for s in range(num_stages)]
+        return cls((*bounds, len(stage_of)), tuple(kinds))
+
+
+def read(path: str, num_layers: int, num_stages: int, budget: int | None = None) -> Chosen:
+    """For a model of so many layers on so many stages. budget: bytes of each stage, over what a model's file says.
+
+    Raises BadInput naming file and field; OverBudget where nothing fits.
+    """
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        data = json.loads(text)
+        if isinstance(data, Mapping) and "form" in data:
+            return _printed(data, num_layers, num_stages, budget)
+        return _planned(text, num_layers, num_stages, budget)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON: {error}") from error
+    except (BadInput, OverBudget) as error:
+        raise type(error)(f"{path}: {error.message}") from None
+
+
+def _check_counts(layers: int, stages_there: int, num_layers: int, num_stages: int) -> None:
+    if (layers, stages_there) != (num_layers, num_stages):
+        raise BadInput(
+            f"it is a plan of {layers} layers on {stages_there} stages, and the model has {num_layers} on {num_stages}"
+        )
+
+
+def _printed(data: Mapping[str, Any], num_layers: int, num_stages: int, budget: int | None) -> Chosen:
+    if data["form"] != 1:
+        raise BadInput(f"form is {data['form']!r}; this version reads 1")
+    layers, there = data.get("layers"), data.get("stages")
+    if not isinstance(layers, list) or not isinstance(there, list):
+        raise BadInput("layers and stages must be lists, as `sluice plan --stages --json` prints them")
+    if data.get("fits") is not True:
+        raise BadInput("it says that nothing fits: plan with a larger budget")
+    _check_counts(len(layers), len(there), num_layers, num_stages)
+    for index, stage in enumerate(there):
+        takes = stage.get("bytes") if isinstance(stage, Mapping) else None
+        if budget is not None and (not isinstance(takes, int) or takes > budget):
+            raise OverBudget(f"stages[{index}].bytes is {takes!r}, over the budget of {budget}: plan with that budget")
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, Mapping) or not isinstance(layer.get("stage"), int) or layer.get("kind") not in _KINDS:
+            raise BadInput(f"layers[{index}] must have a stage, a number, and a kind of {', '.join(_KINDS)}")
+    return Chosen.of_layers([layer["stage"] for layer in layers], [layer["kind"] for layer in layers], num_stages)
+
+
+def _planned(text: str, num_layers: int, num_stages: int, budget: int | None) -> Chosen:
+    given = stages_file.parse(text)
+    problem = given.problem
+    _check_counts(len(problem.layers), problem.num_stages, num_layers, num_stages)
+    if budget is not None:
+        problem = replace(problem, budget_bytes=(budget,) * num_stages)
+    made = stages.plan(problem, None if given.machine is None else Planner(machines.load(given.machine)))
+    if made.shortfall:
+        raise OverBudget(made.shortfall)
+    return Chosen.of_layers(
+        [choice.stage for choice in made.choices], [choice.kind for choice in made.choices], num_stages
+    )
+
+
+_KINDS = stages.KINDS

@@ -14,8 +14,8 @@ import torch
 from sluice.adapters.deepspeed import optimizer_parts, stage_module
 from sluice.adapters.deepspeed.optimizer_parts import Kept
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.adapters.host import agree, parcels
-from sluice.adapters.host.parcels import Content, Parcel
+from sluice.adapters.host import agree, shipments
+from sluice.adapters.host.shipments import Content, Shipment
 from sluice.errors import Unsupported
 from torch import nn
 
@@ -202,7 +202,7 @@ def _exchanged(
     """What comes to this stage, by layer. Each replica has its own ranks."""
     own: dict[str, Any] = {}
     try:
-        own = {str(layer): parcels.describe(content) for layer, content in contents.items()}
+        own = {str(layer): shipments.describe(content) for layer, content in contents.items()}
     except Unsupported as error:
         own = {"refused": error.message}
     answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
@@ -213,8 +213,8 @@ def _exchanged(
     listed = []
     for layer, source, target in moves:
         first, last = (module._grid.stage_to_global(stage_id=stage, data=replica) for stage in (source, target))
-        listed.append(Parcel(first, last, contents.get(layer), answers[first][str(layer)]))
-    return dict(zip([each.layer for each in moves if _comes(module, each)], parcels.exchange(listed)))
+        listed.append(Shipment(first, last, contents.get(layer), answers[first][str(layer)]))
+    return dict(zip([each.layer for each in moves if _comes(module, each)], shipments.exchange(listed)))
 
 
 def _ranks() -> range:

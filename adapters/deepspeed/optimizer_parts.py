@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.host.parcels import Content
+from sluice.adapters.host.shipments import Content
 from torch import nn
 
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer

@@ -1,6 +1,6 @@
 """What belongs to a part of a model, as tensors and plain values by name, and how it travels between ranks.
 
-Both ends know the description of each parcel before the first tensor is sent. Bits are what they were.
+Both ends know the description of each shipment before the first tensor is sent. Bits are what they were.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PLAIN = (int, float, str, bool, type(None))
 
 
 class Described(NamedTuple):
-    """A member of a parcel: value is None where it is a tensor of this shape and dtype. Goes through JSON."""
+    """A member of a shipment: value is None where it is a tensor of this shape and dtype. Goes through JSON."""
 
     name: str
     shape: list[int] | None
@@ -25,7 +25,7 @@ class Described(NamedTuple):
     value: Any
 
 
-class Parcel(NamedTuple):
+class Shipment(NamedTuple):
     """From a rank to another. content: where it is sent from; described: where it arrives."""
 
     source: int
@@ -47,34 +47,34 @@ def describe(content: Content) -> list[Described]:
     return found
 
 
-def exchange(parcels: Sequence[Parcel], group: Any = None) -> list[Content]:
-    """What arrives here, in the order of the parcels. Ranks are global.
+def exchange(shipments: Sequence[Shipment], group: Any = None) -> list[Content]:
+    """What arrives here, in the order of the shipments. Ranks are global.
 
-    All ranks at the ends of a parcel call it, with their parcels in one order. group: None is the default one; it is
-    used by nobody else meanwhile. Host memory alone.
+    All ranks at the ends of a shipment call it, with their shipments in one order. group: None is the default one; it
+    is used by nobody else meanwhile. Host memory alone.
     """
     own, work, arrived = dist.get_rank(), [], []
-    for parcel in parcels:
-        if parcel.source == own:
-            assert parcel.content is not None
-            tensors = [value for value in parcel.content.values() if isinstance(value, torch.Tensor)]
+    for shipment in shipments:
+        if shipment.source == own:
+            assert shipment.content is not None
+            tensors = [value for value in shipment.content.values() if isinstance(value, torch.Tensor)]
             for tensor in tensors:
-                _start(dist.isend, _bytes_of(tensor.detach().contiguous()), parcel.target, group, work)
-        elif parcel.target == own:
-            arrived.append(_receive(parcel, group, work))
+                _start(dist.isend, _bytes_of(tensor.detach().contiguous()), shipment.target, group, work)
+        elif shipment.target == own:
+            arrived.append(_receive(shipment, group, work))
     for request, _ in work:
         request.wait()
     return arrived
 
 
-def _receive(parcel: Parcel, group: Any, work: list[Any]) -> Content:
+def _receive(shipment: Shipment, group: Any, work: list[Any]) -> Content:
     content: Content = {}
-    for name, shape, dtype, value in parcel.described:
+    for name, shape, dtype, value in shipment.described:
         if shape is None:
             content[name] = value
             continue
         content[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-        _start(dist.irecv, _bytes_of(content[name]), parcel.source, group, work)
+        _start(dist.irecv, _bytes_of(content[name]), shipment.source, group, work)
     return content
 
 

@@ -1,11 +1,14 @@
 """Switches Sluice on in every process of the host's own tests, whose files stay as they are.
 
 Found through PYTHONPATH. SLUICE_TEST_SECTION, where it is set, is the section of every ds_config that has none. Each
-batch of a pipeline that went through Sluice then appends a byte to the file SLUICE_TEST_BATCHES: the proof that it did.
+batch of a pipeline and each forward of an AutoEP layer that went through Sluice then appends the running test's name to
+the file SLUICE_TEST_RAN: the proof that it did.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 from typing import Any
@@ -16,27 +19,49 @@ _SECTION = os.environ.get("SLUICE_TEST_SECTION")
 _of_ds_config = settings.of_ds_config
 
 
+def _note() -> None:
+    with open(os.environ["SLUICE_TEST_RAN"], "a") as file:
+        file.write(os.environ.get("PYTEST_CURRENT_TEST", "?").partition(" ")[0] + "\n")
+
+
+@functools.cache
+def _count() -> None:
+    """Once per process, when a first engine asks for its section."""
+    _count_batches()
+    with contextlib.suppress(ImportError):  # a DeepSpeed without AutoEP
+        _count_forwards()
+
+
 def _count_batches() -> None:
     from sluice.adapters.deepspeed.pipeline import Takeover
 
-    if hasattr(Takeover, "counted"):
-        return
-    Takeover.counted = True
     run = Takeover._exec_schedule
 
     def counting(self: Any, pipe_schedule: Any) -> None:
         before = self.batches
         run(self, pipe_schedule)
         if self.batches > before:
-            with open(os.environ["SLUICE_TEST_BATCHES"], "ab") as file:
-                file.write(b".")
+            _note()
 
     Takeover._exec_schedule = counting
 
 
+def _count_forwards() -> None:
+    from sluice.adapters.deepspeed.autoep_layer import SluiceAutoEPMoELayer
+
+    run = SluiceAutoEPMoELayer._forward
+
+    def counting(self: Any, hidden_states: Any) -> Any:
+        out = run(self, hidden_states)
+        _note()
+        return out
+
+    SluiceAutoEPMoELayer._forward = counting
+
+
 def _switched_on(section: Any, *rest: Any) -> Any:
     if section is None:
-        _count_batches()
+        _count()
         section = json.loads(_SECTION)
     return _of_ds_config(section, *rest)
 

@@ -11,11 +11,11 @@ import json
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+from host_outcomes import outcomes_of
 
 TESTS = os.environ.get("SLUICE_DEEPSPEED_TESTS")
 SWITCH = Path(__file__).resolve().parent / "upstream"
@@ -52,11 +52,7 @@ def _outcomes(folder: Path, file: str, **environment: str) -> dict[str, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file]
     done = subprocess.run(command, cwd=str(TESTS), env={**plain, **own, **environment}, capture_output=True, text=True)
     assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
-    found = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        outcome = next((f"{each.tag}: {each.get('message')}" for each in case if each.tag != "system-out"), "passed")
-        found[f"{case.get('classname')}::{case.get('name')}"] = outcome.splitlines()[0][:200]
-    return found
+    return outcomes_of(report)
 
 
 @pytest.mark.timeout(3600)

@@ -1,0 +1,15 @@
+"""What a host's own tests came to, by pytest's report."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+
+def outcomes_of(report: Path) -> dict[str, str]:
+    """By test: "passed", "skipped: why", or the kind of failure."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        outcome = next((f"{each.tag}: {each.get('message')}" for each in case if each.tag != "system-out"), "passed")
+        found[f"{case.get('classname')}::{case.get('name')}"] = outcome.splitlines()[0][:200]
+    return found

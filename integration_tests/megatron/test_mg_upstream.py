@@ -1,0 +1,93 @@
+"""Megatron's own tests of its MoE layers, unmodified, on two ranks: each has the outcome of stock.
+
+Their files are not part of this project: SLUICE_MEGATRON_TESTS names a folder that holds the folders "megatron" and
+"tests" of its repository at the tag core_v0.16.1. Around them stands `upstream/cpu_tests.py`. What needs Transformer
+Engine or more ranks skips or fails, in stock as here.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from host_outcomes import outcomes_of
+
+ROOT = os.environ.get("SLUICE_MEGATRON_TESTS")
+AROUND = Path(__file__).resolve().parent / "upstream"
+MOE = "tests/unit_tests/transformer/moe"
+# (file, whether something of it runs on Sluice). Tests of GroupedMLP import Transformer Engine and cannot be collected
+# without it, in stock as here.
+FILES = [
+    (f"{MOE}/test_moe_layer.py", True),
+    (f"{MOE}/test_sequential_mlp.py", True),
+    (f"{MOE}/test_grouped_mlp.py", False),
+]
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not ROOT, reason="SLUICE_MEGATRON_TESTS does not name the folder of the host's tests"),
+]
+
+
+def _port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return str(door.getsockname()[1])
+
+
+def _outcomes(folder: Path, file: str, **environment: str) -> list[dict[str, str]]:
+    """By rank, and there by test."""
+    folder.mkdir()
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "SLUICE"))}
+    own = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": _port(),
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "PYTHONPATH": str(AROUND),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "cpu_tests", "-p", "no:cacheprovider", "--timeout", "120"]
+    ranks = []
+    for rank in range(2):
+        with (folder / f"log{rank}").open("wb") as log:
+            ranks.append(
+                subprocess.Popen(
+                    [*command, f"--junitxml={folder / f'report{rank}.xml'}", file],
+                    cwd=str(ROOT),
+                    env={**plain, **own, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        for process in ranks:
+            process.wait(1500)
+    finally:
+        for process in ranks:
+            process.kill()
+    logs = [(folder / f"log{rank}").read_text(errors="replace")[-3000:] for rank in range(2)]
+    assert all((folder / f"report{rank}.xml").exists() for rank in range(2)), logs
+    return [outcomes_of(folder / f"report{rank}.xml") for rank in range(2)]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("file, runs", FILES, ids=[file for file, _ in FILES])
+def test_HostsOwnTests_OnSluice_HaveStocksOutcomes(file: str, runs: bool, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    ran.touch()
+    stock = _outcomes(tmp_path / "stock", file)
+    options = '{"on_unsupported": "warn"}'
+    ours = _outcomes(tmp_path / "sluice", file, SLUICE_TEST_LAYER="1", SLUICE_TEST_RAN=str(ran), SLUICE_OPTIONS=options)
+    for name, outcome in stock[0].items():
+        print(f"{name}: stock {outcome} | Sluice {ours[0].get(name)}")
+    counts = collections.Counter(ran.read_text().splitlines())
+    for name, count in sorted(counts.items()):
+        print(f"on Sluice {count} times: {name}")
+    assert stock[0] and ours == stock
+    assert bool(counts) == runs

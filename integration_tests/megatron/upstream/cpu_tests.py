@@ -1,0 +1,98 @@
+"""A pytest plugin around Megatron's own unit tests, whose files stay as they are: on CPUs, with or without Sluice.
+
+Named by `-p cpu_tests`, in a process of its own for each rank. SLUICE_TEST_LAYER=1 puts Sluice's class in the place of
+MoELayer wherever it was imported. Each collective call of such a layer then appends the running test's name to the file
+SLUICE_TEST_RAN: the proof that it ran.
+
+| what the tests ask for | answer |
+|---|---|
+| whether there is a GPU, to skip themselves | yes while they are collected, no when they run |
+| NCCL | gloo |
+| Transformer Engine's version, of which nobody expects that there is none | 0 |
+| six, for tokenizers that are not made | a stand-in |
+| data of their own from the network | none |
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import cpu_shim
+import torch
+from megatron.core import utils
+
+_is_available = torch.cuda.is_available
+_init_process_group = torch.distributed.init_process_group
+
+
+def _init_on_gloo(*args: Any, **kwargs: Any) -> Any:
+    kwargs["backend"] = "gloo"
+    kwargs.pop("device_id", None)
+    return _init_process_group(*args, **kwargs)
+
+
+def _module(name: str, **attributes: Any) -> None:
+    made = types.ModuleType(name)
+    made.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    for key, value in attributes.items():
+        setattr(made, key, value)
+    sys.modules[name] = made
+
+
+def _no_data(*args: Any, **kwargs: Any) -> None:
+    raise ImportError("tests that need data of their own do without")
+
+
+def _note() -> None:
+    with open(os.environ["SLUICE_TEST_RAN"], "a") as file:
+        file.write(os.environ.get("PYTEST_CURRENT_TEST", "?").rpartition(" ")[0] + "\n")
+
+
+def _put_sluice_in_place() -> None:
+    """For all that have imported the host's class; its own module calls it by its name."""
+    from megatron.core.transformer.moe import moe_layer
+    from sluice.adapters.megatron.layer import SluiceMoELayer
+    from sluice.adapters.megatron.state import LayerState
+
+    run = LayerState.run
+
+    def counting(self: Any, *args: Any) -> Any:
+        out = run(self, *args)
+        _note()
+        return out
+
+    LayerState.run = counting
+    for name, module in list(sys.modules.items()):
+        if module is not moe_layer and not name.startswith("sluice.") and _has(module, moe_layer.MoELayer):
+            module.MoELayer = SluiceMoELayer
+
+
+def _has(module: Any, layer: type) -> bool:
+    return getattr(module, "__dict__", {}).get("MoELayer") is layer
+
+
+torch.distributed.init_process_group = _init_on_gloo
+for name in ("six",):  # of tokenizers that no test here makes
+    if importlib.util.find_spec(name) is None:
+        sys.modules[name] = cpu_shim._Anything(name)
+_module("tests.test_utils.python_scripts.download_unit_tests_dataset", download_and_extract_asset=_no_data)
+utils._te_version = utils.PkgVersion("0")
+
+
+def pytest_configure(config: Any) -> None:
+    """Before any file of tests is imported: their conditions of skipping are asked there."""
+    torch.cuda.is_available = lambda: True
+
+
+def pytest_collection_finish(session: Any) -> None:
+    """What runs sees the machine as it is."""
+    torch.cuda.is_available = _is_available
+    if os.environ.get("SLUICE_TEST_LAYER"):
+        _put_sluice_in_place()

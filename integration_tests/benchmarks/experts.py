@@ -51,11 +51,11 @@ def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, f
 class Dense:
     """Six dense GEMMs with the flops of the block: as fast as GEMMs get here."""
 
-    def __init__(self, shape: Shape, tokens: int, dtype: torch.dtype) -> None:
-        rows = tokens * shape.top_k
+    def __init__(self, shape: Shape, tokens: int, dtype: torch.dtype, gated: bool = True) -> None:
+        rows, wide = tokens * shape.top_k, (1 + gated) * shape.hidden
         self.x, self.dy = (torch.randn(rows, shape.model).to(dtype) for _ in range(2))
-        self.act, self.dpre = torch.randn(rows, shape.hidden).to(dtype), torch.randn(rows, 2 * shape.hidden).to(dtype)
-        self.up = torch.randn(2 * shape.hidden, shape.model).to(dtype)
+        self.act, self.dpre = torch.randn(rows, shape.hidden).to(dtype), torch.randn(rows, wide).to(dtype)
+        self.up = torch.randn(wide, shape.model).to(dtype)
         self.down = torch.randn(shape.model, shape.hidden).to(dtype)
 
     def forward(self) -> None:

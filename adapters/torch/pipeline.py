@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ... import trace
 from ..._library import load
 from ...errors import InvalidState, SluiceError
 from ._native import generation
@@ -21,6 +23,7 @@ from .stage_tensors import SentTensors, received
 _OUTPUT, _INPUT_GRAD = 0, 1  # SLUICE_STAGE_*
 _PLACEMENTS = {None: -1, "looped": 0, "v": 1}  # SLUICE_PIPELINE_*
 _FOREIGN = -13
+_numbers = itertools.count()  # of pipelines, for traces: ranks make theirs in one order
 _STATS = (
     "num_batches",
     "num_failed",
@@ -108,6 +111,7 @@ class Pipeline:
     def __init__(self, config: PipelineConfig, group: EpGroup) -> None:
         self.group = group
         self.calls = 0  # batches running now
+        self._number = next(_numbers)
         self._run = _Run(group.world_size // config.num_replicas)
         self._user = load().ffi.new_handle(self._run)
         library = load()
@@ -167,6 +171,9 @@ class Pipeline:
             raise cause
         if error is not None:
             raise self._placed(error)
+        if not forward_only and trace.keeps_batches():
+            predicted = self.timeline(predicted=True) if self.group.rank == 0 else []
+            trace.keep_batch(self._number, list(self.group.ranks), self.timeline(), predicted)
 
     def stats(self) -> dict[str, Any]:
         """Times, messages and bytes so far, and what was in flight in the last batch. Not while a batch runs."""

@@ -23,6 +23,7 @@ FORM = 2
 _contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 _capacity = 0
 _closed: list[dict[str, Any]] = []  # what closed contexts left, for the record
+_batches: dict[int, dict[str, Any]] = {}  # of each pipeline the last, for the record
 _kept: list[Any] = []  # under `sluice trace`: a context whose model is gone is written at the end all the same
 _process = os.getpid()
 
@@ -47,6 +48,21 @@ def closing(context: Any) -> None:
     if os.environ.get(FOLDER) and _capacity and context in _contexts and os.getpid() == _process:
         with contextlib.suppress(Exception):
             _closed.append(_taken(context))
+
+
+def keeps_batches() -> bool:
+    """Whether pipelines hand their batches over: under `sluice trace` alone."""
+    return bool(os.environ.get(FOLDER))
+
+
+def keep_batch(pipeline: int, ranks: list[int], events: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> None:
+    """Called by adapters behind each training batch of a pipeline: this rank's ops, and those of all as predicted, on
+    one of its ranks. pipeline: its number, alike on all ranks. The last one is kept for the record."""
+    global _process
+    _process = os.getpid()
+    _batches[pipeline] = {"number": pipeline, "ranks": ranks, "events": events, "predicted": predicted}
+    atexit.unregister(_write_record)
+    atexit.register(_write_record)
 
 
 def recording() -> bool:
@@ -100,7 +116,8 @@ def record() -> dict[str, Any]:
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     contexts = [*_closed, *(_taken(context) for context in _alive())]
     _closed.clear()
-    return {"form": FORM, "rank": rank, "world_size": world_size, "boot": _boot(), "contexts": contexts}
+    found = {"form": FORM, "rank": rank, "world_size": world_size, "boot": _boot(), "contexts": contexts}
+    return {**found, "pipelines": list(_batches.values())} if _batches else found
 
 
 def _taken(context: Any) -> dict[str, Any]:
@@ -148,7 +165,7 @@ def _write_record() -> None:
     if not folder or os.getpid() != _process:  # a forked child has none of its own
         return
     written = record()
-    if not any(context["events"] for context in written["contexts"]):
+    if not any(context["events"] for context in written["contexts"]) and not _batches:
         return
     with contextlib.suppress(OSError):
         path = os.path.join(folder, f"rank{written['rank']}-{os.getpid()}.json")

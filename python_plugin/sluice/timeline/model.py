@@ -36,9 +36,24 @@ class Event:
         return f"{self.label or self.op} {self.direction} layer {self.layer}{chunk}"
 
 
+@dataclass(frozen=True)
+class Arrow:
+    """From a rank at one time to a rank at another; the lanes on which both ends have an event."""
+
+    source: int
+    begin: float
+    target: int
+    end: float
+    source_lane: str
+    target_lane: str
+
+
 @dataclass
 class Panel:
-    """One timeline with its title: lanes of each rank, and below them the slots and bytes if they are known."""
+    """One timeline with its title: lanes of each rank, and below them the slots and bytes if they are known.
+
+    unit: what a row is called that has a rank's number.
+    """
 
     title: str
     events: list[Event]
@@ -46,6 +61,8 @@ class Panel:
     holds: list[Hold] = field(default_factory=list)
     bytes: list[tuple[float, float]] = field(default_factory=list)  # (from this time on, bytes)
     reserved_bytes: float | None = None  # what all slots take together
+    arrows: list[Arrow] = field(default_factory=list)
+    unit: str = "rank"
 
     def __post_init__(self) -> None:
         for event in self.events:

@@ -19,7 +19,7 @@ def perfetto(panels: Sequence[Panel]) -> dict[str, Any]:
         ranks = sorted({event.rank for event in panel.events})
         for rank in ranks:
             process = number * 1000 + rank
-            out.append(_name("process_name", process, 0, f"{panel.title} rank {rank}"))
+            out.append(_name("process_name", process, 0, f"{panel.title} {panel.unit} {rank}"))
             out += [_name("thread_name", process, row, panel.lanes[lane]) for row, lane in enumerate(lanes)]
         for event in panel.events:
             row = {
@@ -33,12 +33,30 @@ def perfetto(panels: Sequence[Panel]) -> dict[str, Any]:
                 "args": {"op": event.op, "lane": event.lane, "chunk": event.chunk, "layer": event.layer},
             }
             out.append(row)
+        out += _arrows(panel, number, lanes, start)
         out += _slots(panel, number * 1000 + ranks[0], len(lanes), start)
     return {"traceEvents": out, "displayTimeUnit": "ms"}
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
+
+
+def _arrows(panel: Panel, number: int, lanes: list[str], start: float) -> list[dict[str, Any]]:
+    """Flows between the events in which both ends lie."""
+    out: list[dict[str, Any]] = []
+    for count, arrow in enumerate(panel.arrows):
+        if arrow.source_lane not in lanes or arrow.target_lane not in lanes:
+            continue
+        same = {"cat": "message", "name": "message", "id": number * 1_000_000 + count}
+        ends = (
+            ("s", arrow.source, arrow.source_lane, arrow.begin, {}),
+            ("f", arrow.target, arrow.target_lane, arrow.end, {"bp": "e"}),
+        )
+        for phase, rank, lane, time, extra in ends:
+            place = {"pid": number * 1000 + rank, "tid": lanes.index(lane), "ts": (time - start) * 1e6}
+            out.append({"ph": phase, **same, **place, **extra})
+    return out
 
 
 def _slots(panel: Panel, process: int, first_row: int, start: float) -> list[dict[str, Any]]:

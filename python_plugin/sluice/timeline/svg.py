@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape
 
-from .model import Event, Panel
+from .model import Arrow, Event, Panel
 
 WIDTH, LEFT, RIGHT = 1180, 170, 20
 LANE_HEIGHT, SLOT_HEIGHT, BYTES_HEIGHT = 20, 11, 44
@@ -21,7 +21,7 @@ SHORT = {
     "reduce": "y", "dispatch_grad": "S'", "unpack_grad": "u'", "gemm2_grad": "G2'", "activation_grad": "a'",
     "gemm1_grad": "G1'", "expert_grad": "E'", "combine_grad": "R'", "reduce_grad": "y'", "weight_grad": "dW",
     "copy_out": "out", "copy_in": "in", "redispatch": "S again", "recompute": "re", "copy_out T_DI": "DI",
-    "copy_out T_M": "M", "copy_in T_DI": "DI", "copy_in T_M": "M",
+    "copy_out T_M": "M", "forward": "F", "backward": "B", "copy_in T_DI": "DI", "copy_in T_M": "M",
 }  # fmt: skip
 
 
@@ -79,11 +79,13 @@ def _panel(body: list[str], panel: Panel, y: float, scale: float, most: float, c
     y += 20
     ranks = sorted({event.rank for event in panel.events})
     used = {event.lane for event in panel.events}
+    rows: dict[int, float] = {}  # where the first lane of a rank lies
     for rank in ranks:
+        rows[rank] = y
         for lane, label in panel.lanes.items():
             if lane not in used:
                 continue
-            name = f"rank {rank}  {label}" if len(ranks) > 1 else label
+            name = f"{panel.unit} {rank}  {label}" if len(ranks) > 1 else label
             body.append(_rect(LEFT, y, WIDTH - LEFT - RIGHT, LANE_HEIGHT - 3, "#f3f3f3"))
             body.append(_text(LEFT - 8, y + 13, name, 11, "end"))
             for event in panel.events:
@@ -91,9 +93,23 @@ def _panel(body: list[str], panel: Panel, y: float, scale: float, most: float, c
                     _event(body, event, LEFT + (event.begin - begin) * scale, y, event.seconds * scale, colour)
             y += LANE_HEIGHT
         y += 4
+    for arrow in panel.arrows:
+        if arrow.source != arrow.target:
+            _arrow(body, arrow, rows, begin, scale)
     y = _slots(body, panel, y, begin, scale)
     y = _bytes(body, panel, y, begin, scale, most)
     return y + 10
+
+
+def _arrow(body: list[str], arrow: Arrow, rows: dict[int, float], begin: float, scale: float) -> None:
+    """Between the edges of two rows that look at each other."""
+    down = rows[arrow.target] > rows[arrow.source]
+    y1 = rows[arrow.source] + (LANE_HEIGHT - 3 if down else 0)
+    y2 = rows[arrow.target] + (0 if down else LANE_HEIGHT - 3)
+    x1, x2 = LEFT + (arrow.begin - begin) * scale, LEFT + (arrow.end - begin) * scale
+    place = f'x1="{x1:.2f}" y1="{y1:.1f}" x2="{x2:.2f}" y2="{y2:.1f}"'
+    body.append(f'<line {place} stroke="#555" stroke-width="0.5" class="message"/>')
+    body.append(f'<circle cx="{x2:.2f}" cy="{y2:.1f}" r="1.2" fill="#555"/>')
 
 
 def _event(body: list[str], event: Event, x: float, y: float, width: float, colour: Callable[[Event], str]) -> None:
@@ -105,7 +121,7 @@ def _event(body: list[str], event: Event, x: float, y: float, width: float, colo
     if text and event.chunk >= 0:
         text += f" {event.chunk}"
     if text and width >= 6.2 * len(text) + 2:
-        body.append(_text(x + width / 2, y + 12.5, text, 10, "pre_activation"))
+        body.append(_text(x + width / 2, y + 12.5, text, 10, "middle"))
 
 
 def _slots(body: list[str], panel: Panel, y: float, begin: float, scale: float) -> float:
@@ -158,7 +174,7 @@ def _ruler(body: list[str], longest: float, scale: float, y: float) -> None:
     for k in range(int(longest / step + 1e-9) + 1):
         x = LEFT + k * step * scale
         body.append(f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{y:.0f}" stroke="#bbb" stroke-width="0.5"/>')
-        body.append(_text(x, y + 12, _time(k * step), 10, "pre_activation"))
+        body.append(_text(x, y + 12, _time(k * step), 10, "middle"))
 
 
 def _legend(body: list[str], panels: list[Panel], y: float, colour: Callable[[Event], str]) -> float:

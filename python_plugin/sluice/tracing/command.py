@@ -19,7 +19,7 @@ from ..errors import SluiceError
 from ..planning import machines
 from ..planning.errors import BadInput
 from ..planning.planner import Planner
-from . import outside, planned, report, text
+from . import outside, planned, report, stages, text
 from .passes import BadRecord, Pass
 
 EXAMPLE = """examples:
@@ -71,7 +71,8 @@ def main(arguments: list[str]) -> int:
     elif not os.path.isdir(options.out):
         parser.error(f"--out {options.out}: no such folder; give `-- COMMAND` to record one")
     try:
-        by_rank, alignment = report.read(options.out)
+        batches = stages.read(options.out)
+        by_rank, alignment = report.read(options.out, may_be_empty=bool(batches))
         passes = report.newest(by_rank, options.steps)
     except BadRecord as error:
         print(f"sluice trace: {error}", file=sys.stderr)
@@ -87,11 +88,13 @@ def main(arguments: list[str]) -> int:
     made["memory"] = report.memory_of(options.out)
     if planner is not None:
         made["machine"] = planner.machine.name
-    written = report.write(options.out, passes, made, plans)
+    if batches:
+        made["pipelines"] = stages.rows_of(batches)
+    written = report.write(options.out, passes, made, plans, batches)
     if options.json:
         print(json.dumps(made, indent=1))
         return 0
-    for line in text.lines_of(made, passes):
+    for line in [*(text.lines_of(made, passes) if passes else []), *stages.lines_of(made.get("pipelines", []))]:
         print(line)
     print(f"\n  {options.out}/{{{', '.join(written)}}}")
     if "timeline.svg" in written and "timeline.png" not in written:

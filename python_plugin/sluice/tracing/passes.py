@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .. import restore
@@ -59,6 +61,16 @@ class Pass:
 
 class BadRecord(ValueError):
     """A file that is no recording: names the field."""
+
+
+def data_of(path: Path) -> Any:
+    """What a rank's file holds."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise BadRecord(f"{path.name}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRecord(f"{path.name}: not JSON ({error}); the process may have been killed while writing") from error
 
 
 def read_record(data: Any, name: str) -> list[Pass]:

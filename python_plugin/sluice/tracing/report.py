@@ -14,31 +14,24 @@ from typing import Any
 from .. import timeline
 from ..timeline.model import Panel
 from ..timeline.schedule import LANE_NAMES, Prediction
-from . import clocks, explain, planned
+from . import clocks, explain, planned, stages
 from . import passes as recorded
 from .passes import BadRecord, Pass
 from .planned import Place, Planned
 
 
-def _data_of(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise BadRecord(f"{path.name}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadRecord(f"{path.name}: not JSON ({error}); the process may have been killed while writing") from error
-
-
-def read(folder: str | os.PathLike[str]) -> tuple[dict[int, list[Pass]], list[clocks.Alignment]]:
-    """All passes of all ranks of a folder, on one clock."""
+def read(
+    folder: str | os.PathLike[str], may_be_empty: bool = False
+) -> tuple[dict[int, list[Pass]], list[clocks.Alignment]]:
+    """All passes of all ranks of a folder, on one clock. may_be_empty: something else was recorded."""
     by_rank: dict[int, list[Pass]] = {}
     boots: dict[int, str] = {}
     for path in sorted(Path(folder).glob("rank*.json")):
-        data = _data_of(path)
+        data = recorded.data_of(path)
         found = recorded.read_record(data, path.name)
         by_rank.setdefault(data["rank"], []).extend(found)
         boots[data["rank"]] = data["boot"]
-    if not any(by_rank.values()):
+    if not any(by_rank.values()) and not may_be_empty:
         raise BadRecord(
             f"{folder}: no passes were recorded; did the command train with Sluice switched on, and end by itself? "
             "`python -m sluice doctor` says what is missing"
@@ -61,7 +54,7 @@ def memory_of(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Of each rank and group, where the record says it: peak bytes, forwards outstanding at most, and as planned."""
     rows = []
     for path in sorted(Path(folder).glob("rank*.json")):
-        data = _data_of(path)
+        data = recorded.data_of(path)
         for context in data["contexts"]:
             if isinstance(context.get("memory"), Mapping):
                 rows.append({"rank": data["rank"], "ranks": context.get("ranks", [data["rank"]]), **context["memory"]})
@@ -197,6 +190,7 @@ def write(
     passes: Sequence[Pass],
     report: dict[str, Any],
     plans: Mapping[Place, Planned] | None = None,
+    batches: Sequence[stages.Batch] = (),
 ) -> list[str]:
     """report.json, trace.json of all ranks, and the picture of the longest layer; their names."""
     place = Path(folder)
@@ -205,8 +199,13 @@ def write(
     events = [event for one in passes for event in one.events]
     drawn = panels(passes, plans, str(report.get("machine")))
     all_ranks = Panel("measured", events)
-    (place / "trace.json").write_text(json.dumps(timeline.perfetto([all_ranks, *drawn])))
+    of_pipelines = stages.panels(batches, with_messages=True)
+    (place / "trace.json").write_text(json.dumps(timeline.perfetto([all_ranks, *drawn, *of_pipelines])))
     written = ["report.json", "trace.json"]
+    if of_pipelines:
+        picture = timeline.svg(stages.panels(batches), "The last batch of each pipeline, measured and predicted")
+        (place / "stages.svg").write_text(picture)
+        written.append("stages.svg")
     if drawn:
         picture = timeline.svg(
             drawn, f"One layer, measured and predicted; the last {report['steps']} steps were recorded"

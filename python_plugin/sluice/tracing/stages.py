@@ -1,0 +1,93 @@
+"""Pipelines in a recording: the last batch of each, measured beside predicted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..timeline import stages
+from ..timeline.model import Event, Panel, from_trace
+from .passes import BadRecord, data_of
+
+
+@dataclass
+class Batch:
+    """The last training batch of one pipeline. boots: of the machines whose clocks its events are by."""
+
+    ranks: tuple[int, ...]
+    measured: list[Event] = field(default_factory=list)
+    predicted: list[Event] = field(default_factory=list)
+    boots: set[str] = field(default_factory=set)
+
+
+def read(folder: str | os.PathLike[str]) -> list[Batch]:
+    """Of all pipelines that ran; none where there was none. BadRecord names the file."""
+    found: dict[tuple[Any, ...], Batch] = {}
+    for path in sorted(Path(folder).glob("rank*.json")):
+        data = data_of(path)
+        try:
+            for entry in data.get("pipelines", []) if isinstance(data, Mapping) else ():
+                ranks = tuple(int(rank) for rank in entry["ranks"])
+                batch = found.setdefault((ranks, int(entry["number"])), Batch(ranks))
+                batch.measured += from_trace(entry["events"])
+                batch.predicted += from_trace(entry["predicted"])
+                batch.boots.add(str(data.get("boot", "")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadRecord(f"{path.name}: pipelines: {type(error).__name__}: {error}") from error
+    return [found[key] for key in sorted(found)]
+
+
+def rows_of(batches: Sequence[Batch]) -> list[dict[str, Any]]:
+    """For report.json."""
+    return [
+        {
+            "ranks": list(batch.ranks),
+            "one_clock": len(batch.boots) == 1,
+            "measured_s": stages.seconds(batch.measured),
+            "predicted_s": stages.seconds(batch.predicted),
+            "bubble": stages.bubble(batch.measured),
+            "predicted_bubble": stages.bubble(batch.predicted),
+            "busy_s": stages.busy(batch.measured),
+            "predicted_busy_s": stages.busy(batch.predicted),
+        }
+        for batch in batches
+    ]
+
+
+def panels(batches: Sequence[Batch], with_messages: bool = False) -> list[Panel]:
+    """Measured above predicted. Ranks of several machines have no common clock, and no picture of what they did."""
+    drawn = []
+    for batch in batches:
+        where = f"pipeline of ranks {', '.join(map(str, batch.ranks))}"
+        both = (("measured", batch.measured if len(batch.boots) == 1 else []), ("predicted", batch.predicted))
+        drawn += [
+            stages.panel(f"{word}: {where}: {stages.seconds(events) * 1e3:.2f} ms", events, with_messages)
+            for word, events in both
+            if events
+        ]
+    return drawn
+
+
+def lines_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """For a terminal."""
+    lines = []
+    for row in rows:
+        stages_of = sorted(row["busy_s"])
+        lines += [
+            "",
+            f"pipeline of {len(stages_of)} stages, ranks {', '.join(map(str, row['ranks']))}: its last batch took "
+            f"{row['measured_s'] * 1e3:.2f} ms, predicted {row['predicted_s'] * 1e3:.2f}; bubble "
+            f"{100 * row['bubble']:.1f} %, predicted {100 * row['predicted_bubble']:.1f}"
+            if row["one_clock"]
+            else f"pipeline of ranks {', '.join(map(str, row['ranks']))}: on several machines, whose clocks are not "
+            "compared",
+        ]
+        lines += [
+            f"  stage {stage}: {row['busy_s'][stage] * 1e3:9.2f} ms computing, "
+            f"{row['predicted_busy_s'].get(stage, 0.0) * 1e3:.2f} predicted"
+            for stage in stages_of
+        ]
+    return lines

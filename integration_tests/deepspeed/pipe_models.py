@@ -119,7 +119,7 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
         ends = [TiedLayerSpec("ends", Tied, tied_weight_attr="weight") for _ in range(2)]
         return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
     words = kind.split()
-    kinds = [Delayed if "delays" in words else Block] * max(4, stages)
+    kinds = [Delayed if "delays" in words else Block] * (2 * stages - 2 if "deep" in words else 4)
     between = [LayerSpec(each, 0.2 if "dropout" in words else 0.0) for each in kinds]
     if "tied" in words:
         ends = [
@@ -143,8 +143,11 @@ class Cut(PipelineModule):
 
 
 def module(kind: str, stages: int, parts: Any = None, **options: Any) -> PipelineModule:
-    """The same on every call. kind: "plain", "words", "ends tied", or some of "dropout", "tied", "delays". parts: where
-    stages begin, and where the last ends; None: even."""
+    """The same on every call.
+
+    kind   "plain", "words", "ends tied", or some of "dropout", "tied", "delays", "deep" (two layers in each stage)
+    parts  where stages begin, and where the last ends; None: even
+    """
     torch.manual_seed(0)
     Cut.parts_wanted = parts
     return Cut(

@@ -25,7 +25,8 @@ def _case(row: dict) -> object:
 def test_Combination_ManySteps_SameBitsAsStock(row: dict) -> None:
     if row["checkpointing"]:
         old_host_fails(CHECKPOINTING)
-    words = [name for name in ("dropout", "tied", "delays") if row[name]]
+    # Stock's bf16 optimizer of ZeRO 0 fails in a stage that has a tied layer alone.
+    words = ["deep", *(name for name in ("dropout", "tied", "delays") if row[name])]
     config: dict = {"zero_optimization": {"stage": row["zero"]}}
     if row["checkpointing"]:
         config["pipeline"] = {"activation_checkpoint_interval": 1, "use_reentrant": row["checkpointing"] == "reentrant"}
@@ -36,7 +37,7 @@ def test_Combination_ManySteps_SameBitsAsStock(row: dict) -> None:
             deadline=1700,
             steps=row["steps"],
             stages=row["stages"],
-            kind=" ".join(words) or "plain",
+            kind=" ".join(words),
             dtype=row["dtype"],
             config=config,
             pipeline={"policy": row["policy"]},

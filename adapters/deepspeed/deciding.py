@@ -20,7 +20,7 @@ from sluice.planning.placement import PlacementPlan, move_verdict, plan_placemen
 
 from deepspeed.utils import groups
 
-MOST_PATIENCE = 16  # looks, of a layer whose plans do not pay
+MOST_PAUSE = 16  # looks between two decisions, of a layer whose plans do not pay
 
 
 class Look(NamedTuple):
@@ -53,7 +53,7 @@ class Watch:
         self.num_questions = 0  # exchanges among ranks
         self.newest: Look | None = None
         self._seen: tuple[list[int], list[int], tuple[int, int, int]] | None = None
-        self._patience = self._waits = 0
+        self._pause = self._waits = 0
         self._replicas = _replicas(layer)
 
     def look(self, steps: int, num_layers: int, optimizer: Any) -> None:
@@ -104,8 +104,8 @@ class Watch:
         )
         if verdict == "pays":
             verdict = self._move(plan, optimizer)
-        self._patience = 0 if verdict == "pays" else min(MOST_PATIENCE, max(1, 2 * self._patience))
-        self._waits = self._patience
+        self._pause = 0 if verdict == "pays" else min(MOST_PAUSE, max(1, 2 * self._pause))
+        self._waits = self._pause
         mean = max(plan.mean_load, 1e-9)
         self.newest = Look(verdict, plan.load_before / mean, plan.load / mean, plan.bound_load / mean, plan.num_moves)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from sluice.adapters.deepspeed import placement as placement_module
 from sluice.adapters.deepspeed.expert_state import Content, Keeper, keeper_of
 from sluice.adapters.deepspeed.placement import Placement
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.errors import InvalidState
 from torch import nn
 

@@ -54,10 +54,10 @@ void give_back(Blocks& blocks) {
 // With the mutex held: those that were let go of first until `most` bytes are left, and those that have lain idle while
 // twice the bytes of all blocks were taken: what they were taken for is no longer trained.
 void sort_out(Pool& p, uint64_t most, Blocks& out) {
-  const uint64_t patience = 2 * (p.idle_bytes + p.out_bytes);
+  const uint64_t most_taken = 2 * (p.idle_bytes + p.out_bytes);
   while (!p.idle.empty()) {
     const Block* oldest = p.idle.back();
-    if (p.idle_bytes <= most && p.taken - oldest->let_go_at <= patience) return;
+    if (p.idle_bytes <= most && p.taken - oldest->let_go_at <= most_taken) return;
     p.idle_bytes -= oldest->bytes;
     out.splice(out.end(), p.idle, std::prev(p.idle.end()));
   }

@@ -6,10 +6,8 @@
 
 #include <stdint.h>
 
+#include "backend/base/pages_rates.h"
 #include "sluice/base.h"
-
-/* Bytes from which asking pays. */
-#define SLUICE_PAGES_LARGE (UINT64_C(4) << 20)
 
 /* A hint, never an error, and what the memory holds stays. Only whole huge pages within the range are affected; smaller
  * ranges, systems without madvise, and processes with SLUICE_HUGE_PAGES=0 are left alone; with 1 all are asked for.

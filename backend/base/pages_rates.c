@@ -1,9 +1,5 @@
 #include "backend/base/pages_rates.h"
 
-#include <stddef.h>
-
-#include "backend/base/pages.h"
-
 /* Then one of EVERY is measured; NEWEST is what one counts for once there are several. */
 enum { EVERY = 16 };
 static const double NEWEST = 0.25;

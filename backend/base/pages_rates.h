@@ -9,6 +9,9 @@
 
 #include <stdint.h>
 
+/* Bytes from which asking pays. */
+#define SLUICE_PAGES_LARGE (UINT64_C(4) << 20)
+
 enum { SLUICE_PAGES_SMALL = 0, SLUICE_PAGES_HUGE = 1, SLUICE_PAGES_WAYS = 2 };
 /* Ranges from 4, 16, 64 and 256 MiB on. */
 enum { SLUICE_PAGES_SIZES = 4 };

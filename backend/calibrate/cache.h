@@ -1,11 +1,11 @@
 /* Machines on disk, so that a calibration is made once.
  *
- * One small file per key (backend/base/kept.h). What cannot be used is measured again, with a word.
+ * One small file per key (backend/base/findings.h). What cannot be used is measured again, with a word.
  */
 #ifndef SLUICE_BACKEND_CALIBRATE_CACHE_H_
 #define SLUICE_BACKEND_CALIBRATE_CACHE_H_
 
-#include "backend/base/kept.h"
+#include "backend/base/findings.h"
 #include "backend/calibrate/calibrate.h"
 #include "backend/moe/context/context.h"
 
@@ -14,8 +14,8 @@
 /* What a machine's costs depend on: processor, cores, communicator, ranks, GEMMs, dtype, sizes, library version. */
 void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted,
                       char out_key[SLUICE_CACHE_KEY_BYTES]);
-/* See sluice_kept_path. */
-int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_KEPT_PATH_BYTES]);
+/* See sluice_finding_path. */
+int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_FINDING_PATH_BYTES]);
 /* 1: read. 0: there is none, or it cannot be used, which is logged (WARN) with the reason. must_be_ours: nobody else
  * but root may be able to change it. */
 int sluice_cache_read(const char* path, const char* key, int must_be_ours, sluice_machine_t* out_machine);

@@ -13,9 +13,11 @@ LASTING = {
 # Those with a word of their own on how it goes.
 KNOWN = {
     "backend/base/test/owned_test.c": "tear_down)",
+    "backend/base/test/pages_kept_test.c": "tear_down)",
     "backend/calibrate/test/cache_write_test.c": "tear_down)",
     "backend/cts/comm/mpi_suite_test.sh": "trap 'rm -rf",
     "backend/cts/device/cuda_device_test.c": "drop_sysfs_at_the_end)",
+    "backend/gemm/auto/test/gemm_auto_test.c": "rmdir(folder)",
     "capi/test/calibrate_test.c": "tear_down)",
     "capi/test/cuda_calibrate_test.c": "drop_folder)",
     "capi/test/nth_file_call_test.c": "tear_down)",

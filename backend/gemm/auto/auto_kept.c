@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "backend/base/json.h"
-#include "backend/base/kept.h"
+#include "backend/base/findings.h"
 #include "backend/base/log.h"
 #include "backend/base/threads.h"
 
@@ -17,7 +17,7 @@ enum { KEY_BYTES = 512, CHOICE_BYTES = 32 };
 
 static void key_of(const char* candidates, char key[KEY_BYTES]) {
   char processor[128];
-  sluice_kept_processor(processor, sizeof processor);
+  sluice_finding_processor(processor, sizeof processor);
   const sluice_threads_t pool = sluice_threads_find();
   snprintf(key, KEY_BYTES, "version %d.%d.%d; %s, %ld cores, %d threads; %s", SLUICE_VERSION_MAJOR,
            SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, processor, sysconf(_SC_NPROCESSORS_ONLN),
@@ -44,13 +44,13 @@ static int read_choices(const sluice_json_t* root, sluice_gemm_choice_t* out_cho
 }
 
 int sluice_gemm_choices_read(const char* candidates, sluice_gemm_choice_t* out_choices, int most) {
-  char key[KEY_BYTES], path[SLUICE_KEPT_PATH_BYTES];
+  char key[KEY_BYTES], path[SLUICE_FINDING_PATH_BYTES];
   key_of(candidates, key);
-  if (!sluice_kept_path(NULL, "gemm", key, path)) return 0;
+  if (!sluice_finding_path(NULL, "gemm", key, path)) return 0;
   char* memory = NULL;
   size_t length = 0;
   const char* reason = NULL;
-  const char* body = sluice_kept_read(path, FORM, key, sluice_kept_is_default(NULL), &memory, &length, &reason);
+  const char* body = sluice_finding_read(path, FORM, key, sluice_finding_is_default(NULL), &memory, &length, &reason);
   if (body == NULL && reason == NULL) return 0;
   int count = -1;
   sluice_json_tree_t tree;
@@ -66,11 +66,11 @@ int sluice_gemm_choices_read(const char* candidates, sluice_gemm_choice_t* out_c
 }
 
 void sluice_gemm_choices_write(const char* candidates, const sluice_gemm_choice_t* choices, int count) {
-  char key[KEY_BYTES], path[SLUICE_KEPT_PATH_BYTES];
+  char key[KEY_BYTES], path[SLUICE_FINDING_PATH_BYTES];
   key_of(candidates, key);
   const size_t room = (size_t)(count + 1) * CHOICE_BYTES;
   char* text = malloc(room);
-  if (text == NULL || !sluice_kept_path(NULL, "gemm", key, path)) {
+  if (text == NULL || !sluice_finding_path(NULL, "gemm", key, path)) {
     free(text);
     return;
   }
@@ -80,7 +80,7 @@ void sluice_gemm_choices_write(const char* candidates, const sluice_gemm_choice_
                              choices[i].order);
   }
   snprintf(text + used, room - used, "]}\n");
-  if (!sluice_kept_write(path, FORM, key, text)) {
+  if (!sluice_finding_write(path, FORM, key, text)) {
     sluice_log(SLUICE_LOG_INFO, "%s cannot be written (%s): the next process measures GEMMs again", path,
                strerror(errno));
   }

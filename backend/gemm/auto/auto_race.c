@@ -9,7 +9,7 @@ static const double SHARE = 0.25;
 enum { MOST = 8, LEAST = 3 };
 static const double ENOUGH = 0.128;
 /* Who takes so much longer than the fastest leaves. */
-static const double FAR_BEHIND = 2;
+static const double TOO_SLOW = 2;
 
 static int is_racing(const sluice_gemm_race_t* race, int kind) { return (race->racing >> kind & 1) != 0; }
 
@@ -47,7 +47,7 @@ static void leave_behind(sluice_gemm_race_t* race) {
     if (is_racing(race, kind) && race->best[kind] < fastest) fastest = race->best[kind];
   }
   for (int kind = 0; kind < SLUICE_RACE_KINDS; ++kind) {
-    if (race->best[kind] > FAR_BEHIND * fastest) race->racing &= ~(1u << kind);
+    if (race->best[kind] > TOO_SLOW * fastest) race->racing &= ~(1u << kind);
   }
 }
 

@@ -58,7 +58,7 @@ static void Race_AllCalls_PayForAllRuns(void** state) {
   assert_true(race.best[2] < race.best[0] && race.best[0] < race.best[3]);
 }
 
-static void Race_FarBehind_LeavesAfterThreeRounds(void** state) {
+static void Race_MuchSlower_LeavesAfterThreeRounds(void** state) {
   (void)state;
   sluice_gemm_race_t race = {0};
   sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
@@ -128,7 +128,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Race_BeforeTheFirstCall_RunsNothing),
       cmocka_unit_test(Race_AllCalls_PayForAllRuns),
-      cmocka_unit_test(Race_FarBehind_LeavesAfterThreeRounds),
+      cmocka_unit_test(Race_MuchSlower_LeavesAfterThreeRounds),
       cmocka_unit_test(Race_FirstRound_DoesNotCount),
       cmocka_unit_test(Race_Declining_LeavesAtOnce),
       cmocka_unit_test(Race_NobodyTakesIt_IsOver),

@@ -1,4 +1,4 @@
-#include "backend/base/kept.h"
+#include "backend/base/findings.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,24 +15,25 @@
 
 static uint64_t hash_of(const char* text) { return sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, text, strlen(text)); }
 
-int sluice_kept_path(const char* folder, const char* name, const char* key, char out_path[SLUICE_KEPT_PATH_BYTES]) {
+int sluice_finding_path(const char* folder, const char* name, const char* key,
+                        char out_path[SLUICE_FINDING_PATH_BYTES]) {
   const char *own = getenv("SLUICE_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
   const char *base = folder, *rest = "";
   if (base == NULL && own != NULL && own[0] != '\0') base = own;
   if (base == NULL && xdg != NULL && xdg[0] == '/') base = xdg, rest = "/sluice";
   if (base == NULL && home != NULL && home[0] == '/') base = home, rest = "/.cache/sluice";
   if (base == NULL || base[0] == '\0') return 0;
-  int length = snprintf(out_path, SLUICE_KEPT_PATH_BYTES, "%s%s/%s-%016llx.json", base, rest, name,
+  int length = snprintf(out_path, SLUICE_FINDING_PATH_BYTES, "%s%s/%s-%016llx.json", base, rest, name,
                         (unsigned long long)hash_of(key));
-  return length > 0 && length < SLUICE_KEPT_PATH_BYTES;
+  return length > 0 && length < SLUICE_FINDING_PATH_BYTES;
 }
 
-int sluice_kept_is_default(const char* folder) {
+int sluice_finding_is_default(const char* folder) {
   const char* own = getenv("SLUICE_CACHE_DIR");
   return folder == NULL && (own == NULL || own[0] == '\0');
 }
 
-void sluice_kept_processor(char* out, size_t room) {
+void sluice_finding_processor(char* out, size_t room) {
   snprintf(out, room, "unknown processor");
   FILE* file = fopen("/proc/cpuinfo", "r");
   if (file == NULL) return;
@@ -74,8 +75,8 @@ static const char* body_of(const char* text, const char* form, const char* key, 
   return text + key_length + 1;
 }
 
-const char* sluice_kept_read(const char* path, const char* form, const char* key, int must_be_ours, char** out_memory,
-                             size_t* out_length, const char** out_reason) {
+const char* sluice_finding_read(const char* path, const char* form, const char* key, int must_be_ours,
+                                char** out_memory, size_t* out_length, const char** out_reason) {
   size_t length = 0;
   *out_reason = NULL;
   *out_memory = read_whole(path, must_be_ours, &length);
@@ -93,7 +94,7 @@ const char* sluice_kept_read(const char* path, const char* form, const char* key
 /* ---- writing ---- */
 
 static void make_folders(const char* path) {
-  char part[SLUICE_KEPT_PATH_BYTES];
+  char part[SLUICE_FINDING_PATH_BYTES];
   snprintf(part, sizeof part, "%s", path);
   for (char* slash = strchr(part + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
@@ -113,8 +114,8 @@ static int write_file(const char* path, const char* form, const char* key, const
   return fclose(file) == 0 && done;
 }
 
-int sluice_kept_write(const char* path, const char* form, const char* key, const char* text) {
-  char beside[SLUICE_KEPT_PATH_BYTES + 64];
+int sluice_finding_write(const char* path, const char* form, const char* key, const char* text) {
+  char beside[SLUICE_FINDING_PATH_BYTES + 64];
   make_folders(path);
   /* Threads may be ranks: the address of a local tells them apart. */
   snprintf(beside, sizeof beside, "%s.%ld.%p", path, (long)getpid(), (void*)beside);

@@ -21,8 +21,11 @@ SHORT = {
     "reduce": "y", "dispatch_grad": "S'", "unpack_grad": "u'", "gemm2_grad": "G2'", "activation_grad": "a'",
     "gemm1_grad": "G1'", "expert_grad": "E'", "combine_grad": "R'", "reduce_grad": "y'", "weight_grad": "dW",
     "copy_out": "out", "copy_in": "in", "redispatch": "S again", "recompute": "re", "copy_out T_DI": "DI",
-    "copy_out T_M": "M", "forward": "F", "backward": "B", "copy_in T_DI": "DI", "copy_in T_M": "M",
+    "copy_out T_M": "M", "copy_in T_DI": "DI", "copy_in T_M": "M",
 }  # fmt: skip
+# And of what a stage of a pipeline runs, which is no op of a layer.
+STAGE_SHORT = {"forward": "F", "backward": "B"}
+IN_BOXES = SHORT | STAGE_SHORT
 
 
 def by_chunk(event: Event) -> str:
@@ -117,7 +120,7 @@ def _event(body: list[str], event: Event, x: float, y: float, width: float, colo
     extra = f' fill-opacity="{shade}" stroke="#fff" stroke-width="0.4"'
     tip = f"{event.title()}: {_time(event.seconds)}"
     body.append(_rect(x, y, max(0.6, width), LANE_HEIGHT - 3, colour(event), extra, tip))
-    text = SHORT.get(event.label, SHORT.get(event.op, ""))
+    text = IN_BOXES.get(event.label, IN_BOXES.get(event.op, ""))
     if text and event.chunk >= 0:
         text += f" {event.chunk}"
     if text and width >= 6.2 * len(text) + 2:
@@ -186,8 +189,8 @@ def _legend(body: list[str], panels: list[Panel], y: float, colour: Callable[[Ev
         body.append(_rect(x, y, 12, 12, COLOURS[chunk % len(COLOURS)]))
         body.append(_text(x + 16, y + 10, f"chunk {chunk}", 10))
         x += 72
-    kinds = list(dict.fromkeys(e.op for p in panels for e in p.events if e.op in SHORT and SHORT[e.op] != e.op))
-    words = [f"{SHORT[kind]} = {kind}" for kind in kinds]
+    kinds = list(dict.fromkeys(e.op for p in panels for e in p.events if e.op in IN_BOXES and IN_BOXES[e.op] != e.op))
+    words = [f"{IN_BOXES[kind]} = {kind}" for kind in kinds]
     for row in range(0, len(words), 8):
         body.append(_text(LEFT, y + 28, ",  ".join(words[row : row + 8]), 10))
         y += 14

@@ -19,7 +19,7 @@ from sluice.adapters.deepspeed.pipeline_stage import EngineStage
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.host import agree
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
-from sluice.config import Options
+from sluice.config import Options, PipelineOptions
 
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.runtime.pipe import schedule
@@ -41,9 +41,10 @@ def take_over(engine: Any, options: Options) -> Takeover | None:
         if not options.pipeline or options.pipeline.plan is None:
             return None
         reason = "the pipeline has one stage, and its plan would have nothing to divide"
+    chosen = (options.pipeline or PipelineOptions())._asdict()
     own = {
         "refused": reason,
-        "pipeline": list(options.pipeline or ()),
+        "pipeline": {name: value for name, value in chosen.items() if value is not None},
         "layers": _partition(engine.module),
         "version": sluice.__version__,
     }

@@ -36,7 +36,7 @@ def test_RanksThatDiffer_AreNamedWithTheirValues(fresh2: Ranks) -> None:
     sections = [{"policy": "1f1b"}, {"policy": "gpipe"}]
     for answer in fresh2.try_run("cases_pipe_refused:differ", section=sections):
         assert answer["error"]["type"] == "DisagreementError"
-        assert "['1f1b', None] on rank 0 and ['gpipe', None] on rank 1" in answer["error"]["message"]
+        assert "{'policy': '1f1b'} on rank 0 and {'policy': 'gpipe'} on rank 1" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("where,stage", [("forward", 1), ("backward", 0), ("load", 3)])

@@ -79,7 +79,7 @@ def _file(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # of no such path, and of what is no text
         raise config.ConfigError(
             f'{origins.ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, or the path of a file that holds '
             f"one; {path!r} is neither: {getattr(error, 'strerror', None) or error}"

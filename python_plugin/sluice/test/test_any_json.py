@@ -131,6 +131,7 @@ def test_Section_OfAnyOrigin_HasOnlyWhatMayComeFromThere(section, origin):
 
 
 @_examples
+@example("\0")
 @given(strategies.one_of(strategies.text(max_size=40), _sections.map(json.dumps), strategies.just(_DEEP)))
 def test_Environment_AnyText_IsOptionsOrAConfigError(text):
     try:

@@ -16,25 +16,46 @@ from rank_harness import Ranks
 os.environ.pop("SLUICE", None)
 
 
+def _ranks(world: int) -> Iterator[Ranks]:
+    ranks = Ranks(world)
+    yield ranks
+    ranks.stop()
+
+
 @pytest.fixture(scope="session")
 def ranks2() -> Iterator[Ranks]:
     """Two ranks."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.stop()
+    yield from _ranks(2)
 
 
 @pytest.fixture(scope="session")
 def ranks4() -> Iterator[Ranks]:
     """Four ranks."""
-    ranks = Ranks(4)
-    yield ranks
-    ranks.stop()
+    yield from _ranks(4)
+
+
+# The host keeps a pipe's topology in a global for the rest of the process: each file of tests has ranks of its own.
+
+
+@pytest.fixture(scope="module")
+def pipe2() -> Iterator[Ranks]:
+    """Two stages."""
+    yield from _ranks(2)
+
+
+@pytest.fixture(scope="module")
+def pipe4() -> Iterator[Ranks]:
+    """Four stages."""
+    yield from _ranks(4)
+
+
+@pytest.fixture(scope="module")
+def pipe2x2() -> Iterator[Ranks]:
+    """Two stages of two replicas."""
+    yield from _ranks(4)
 
 
 @pytest.fixture
 def fresh2() -> Iterator[Ranks]:
     """Two ranks that a test may break."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.stop()
+    yield from _ranks(2)

@@ -5,38 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rank_harness import Ranks
-
-# The host keeps the pipe's topology in a global for the rest of the process: no other test may get these ranks.
-
-
-def _ranks(world: int) -> Iterator[Ranks]:
-    ranks = Ranks(world)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def pipe2() -> Iterator[Ranks]:
-    """Two stages."""
-    yield from _ranks(2)
-
-
-@pytest.fixture(scope="module")
-def pipe4() -> Iterator[Ranks]:
-    """Four stages."""
-    yield from _ranks(4)
-
-
-@pytest.fixture(scope="module")
-def pipe2x2() -> Iterator[Ranks]:
-    """Two stages of two replicas."""
-    yield from _ranks(4)
 
 
 # Layer 0 is slow; kept, a micro-batch of a layer takes 1000 bytes.

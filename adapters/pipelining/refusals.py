@@ -25,8 +25,7 @@ class Way(NamedTuple):
 
 def way_of(stages: Sequence[Any], policy: str | None, apart: bool | None) -> Way:
     """What is meant where nothing is said; placement "" where the stages lie in no order that is known."""
-    if policy is None:
-        policy = "backward_first" if apart or len(stages) > 1 else "1f1b_hint"
+    policy = policy or "adaptive"
     return Way(policy, _placement(stages, policy), policy in APART if apart is None else apart)
 
 

@@ -20,14 +20,13 @@ from sluice.errors import Unsupported
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 
-POLICIES = ("1f1b_hint", "backward_first", "message_driven", *PLANNED)
+POLICIES = ("adaptive", "1f1b_hint", "backward_first", "message_driven", *PLANNED)
 
 
 class _Arriving:
     """What both kinds of schedule share.
 
-    policy        what a rank runs next of what is ready; None: 1f1b_hint, or backward_first with several stages on a
-                  rank or weight gradients apart
+    policy        what a rank runs next of what is ready; None: adaptive, chosen from what the first batch measured
     weight_apart  gradients of weights are ops of their own; None: the policy's
     in_flight     L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured
 

@@ -176,12 +176,14 @@ class Pipeline:
             trace.keep_batch(self._number, list(self.group.ranks), self.timeline(), predicted)
 
     def stats(self) -> dict[str, Any]:
-        """Times, messages and bytes so far, and what was in flight in the last batch. Not while a batch runs."""
+        """Times, messages and bytes so far; what was in flight in the last batch, and its policy, "" where there was
+        none. Not while a batch runs."""
         library = load()
         out = library.ffi.new("sluice_pipeline_stats_t *")
         out.struct_size = library.ffi.sizeof(out[0])
         library.check(library.lib.sluice_pipeline_get_stats(self.handle, out))
-        return {name: int(getattr(out, name)) for name in _STATS}
+        policy = library.ffi.string(out.policy).decode() if out.policy else ""
+        return {name: int(getattr(out, name)) for name in _STATS} | {"policy": policy}
 
     def timeline(self, predicted: bool = False) -> list[dict[str, Any]]:
         """Ops of the last batch as `sluice.timeline.from_trace` takes them: stage as rank, virtual stage as layer,

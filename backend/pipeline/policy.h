@@ -12,6 +12,7 @@
 #include "backend/pipeline/ops.h"
 
 enum {
+  SLUICE_POLICY_OPEN = -1,          /* none yet: choose_policy.h sets one of those below */
   SLUICE_POLICY_MESSAGE_DRIVEN = 0, /* Algorithm 2 as printed: inject L, run what arrives */
   SLUICE_POLICY_BACKWARD_FIRST,
   SLUICE_POLICY_1F1B_HINT,    /* 1F1B where it is ready, else whatever is */

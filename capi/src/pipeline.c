@@ -37,14 +37,15 @@ static sluice_status_t read_config(const sluice_pipeline_config_t* config, sluic
   SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "pipeline: reserved is %d; set it to 0", c.reserved));
   int32_t number = 0;
   SLUICE_TRY(sluice_capi_policy(c.policy, &number));
-  const sluice_policy_t* policy = sluice_policy(number);
-  const int32_t placement = policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
+  const sluice_policy_t* policy = sluice_policy(number); /* NULL: open */
+  const int32_t placement = policy != NULL && policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
+  const int32_t apart = policy != NULL && policy->weight_apart == 1;
   *out_terms = (sluice_pipeline_terms_t){
       .partition = c.partition,
       .policy = number,
       .num_virtual = c.num_virtual,
       .placement = c.placement == -1 ? placement : c.placement,
-      .weight_apart = c.weight_apart == -1 ? policy->weight_apart == 1 : c.weight_apart != 0,
+      .weight_apart = c.weight_apart == -1 ? apart : c.weight_apart != 0,
       .receives_ahead = c.receives_ahead,
       .in_flight = c.in_flight,
       .held = c.held,

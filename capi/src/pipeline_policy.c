@@ -12,11 +12,13 @@ static int is_offered(int32_t policy) {
   return policy != SLUICE_POLICY_FORWARD_ONLY && policy != SLUICE_POLICY_DEEPSPEED;
 }
 
+#define OPEN "adaptive"
+
 const char* sluice_pipeline_policy_name(int32_t index) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     if (is_offered(policy) && index-- == 0) return sluice_policy(policy)->name;
   }
-  return NULL;
+  return index == 0 ? OPEN : NULL;
 }
 
 static sluice_status_t fail_policy(const char* name) {
@@ -31,6 +33,10 @@ static sluice_status_t fail_policy(const char* name) {
 
 sluice_status_t sluice_capi_policy(const char* name, int32_t* out_policy) {
   if (name == NULL) name = "backward_first";
+  if (strcmp(name, OPEN) == 0) {
+    *out_policy = SLUICE_POLICY_OPEN;
+    return SLUICE_OK;
+  }
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     if (!is_offered(policy) || strcmp(sluice_policy(policy)->name, name) != 0) continue;
     *out_policy = policy;

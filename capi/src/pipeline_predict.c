@@ -6,13 +6,15 @@
 #include "backend/base/structs.h"
 #include "backend/pipeline/build.h"
 #include "backend/pipeline/choose.h"
+#include "backend/pipeline/choose_policy.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/simulate.h"
 #include "capi/src/pipeline_policy.h"
 #include "sluice/pipeline.h"
 
 /* How much longer than the best a batch may take with fewer in flight: as the executor chooses. */
-#define TOLERANCE 0.01
+#define TOLERANCE        0.01
+#define POLICY_TOLERANCE 0.02
 
 /* Too large for a stack. */
 typedef struct question_s {
@@ -66,26 +68,33 @@ static sluice_status_t read_workload(const sluice_pipeline_workload_t* workload,
   int32_t number = 0;
   SLUICE_TRY(sluice_capi_policy(w.policy, &number));
   SLUICE_TRY(require_sizes(&w));
-  const sluice_policy_t* policy = sluice_policy(number);
-  const int32_t placement = policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
+  const sluice_policy_t* policy = sluice_policy(number); /* NULL: open */
+  const int32_t placement = policy != NULL && policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
+  const int32_t apart = policy != NULL && policy->weight_apart == 1;
   *q = (question_t){.spec = {.num_stages = w.num_stages,
                              .num_virtual = w.num_virtual,
                              .num_micro_batches = w.num_micro_batches,
                              .placement = w.placement == -1 ? placement : w.placement,
                              .policy = number,
-                             .weight_apart = w.weight_apart == -1 ? policy->weight_apart == 1 : w.weight_apart != 0,
+                             .weight_apart = w.weight_apart == -1 ? apart : w.weight_apart != 0,
                              .receives_ahead = w.receives_ahead},
                     .times = {.is_buffered = !w.rendezvous}};
   fill_by_virtual_stage(&w, q);
   for (int32_t s = 0; w.memory_budget != NULL && s < w.num_stages; ++s) q->spec.byte_limit[s] = w.memory_budget[s];
   SLUICE_TRY(sluice_pipeline_spec_check(&q->spec));
-  return sluice_policy_check(&q->spec);
+  return q->spec.policy == SLUICE_POLICY_OPEN ? SLUICE_OK : sluice_policy_check(&q->spec);
 }
 
 /* ---- the answer ---- */
 
-static sluice_status_t choose_in_flight(question_t* q, int32_t* out_is_chosen) {
+static sluice_status_t choose(question_t* q, int32_t* out_is_chosen) {
   *out_is_chosen = 0;
+  if (q->spec.policy == SLUICE_POLICY_OPEN) {
+    const int was_open = q->spec.in_flight[0] == 0;
+    SLUICE_TRY(sluice_pipeline_choose_policy(&q->spec, &q->times, POLICY_TOLERANCE, sluice_process_allocator()));
+    *out_is_chosen = was_open && !sluice_policy(q->spec.policy)->is_planned;
+    return SLUICE_OK;
+  }
   if (q->spec.in_flight[0] > 0 || sluice_policy(q->spec.policy)->is_planned) return SLUICE_OK;
   SLUICE_TRY(sluice_pipeline_choose(&q->spec, &q->times, TOLERANCE, sluice_process_allocator(), &q->choice));
   memcpy(q->spec.in_flight, q->choice.in_flight, sizeof q->spec.in_flight);
@@ -104,8 +113,10 @@ static int32_t in_flight_of(const sluice_pipeline_spec_t* spec, int32_t stage) {
 
 static void give(const question_t* q, const sluice_pipeline_spec_t* in_force, int32_t is_chosen,
                  sluice_pipeline_prediction_t* out, sluice_stage_prediction_t* out_stages) {
-  *out = (sluice_pipeline_prediction_t){
-      .seconds = q->result.makespan_s, .bubble = q->result.bubble, .is_chosen = is_chosen};
+  *out = (sluice_pipeline_prediction_t){.seconds = q->result.makespan_s,
+                                        .bubble = q->result.bubble,
+                                        .is_chosen = is_chosen,
+                                        .policy = sluice_policy(in_force->policy)->name};
   for (int32_t s = 0; s < in_force->num_stages; ++s) {
     const sluice_stage_result_t* of = &q->result.stages[s];
     out->in_flight = (int32_t)sluice_max(out->in_flight, in_flight_of(in_force, s));
@@ -123,7 +134,7 @@ static void give(const question_t* q, const sluice_pipeline_spec_t* in_force, in
 static sluice_status_t answer(question_t* q, sluice_pipeline_prediction_t* out_prediction,
                               sluice_stage_prediction_t* out_stages) {
   int32_t is_chosen;
-  SLUICE_TRY(choose_in_flight(q, &is_chosen));
+  SLUICE_TRY(choose(q, &is_chosen));
   sluice_pipeline_program_t* program;
   SLUICE_TRY(sluice_pipeline_program_build(&q->spec, sluice_process_allocator(), &program));
   const sluice_status_t status =

@@ -153,7 +153,7 @@ static void PolicyNames_AreThoseThatPredictTakes(void** state) {
     ask_about(&asked, name, 2, strcmp(name, "looped") == 0 || strcmp(name, "v") == 0 ? 2 : 1, 4);
     assert_int_equal(predict(&asked), SLUICE_OK);
   }
-  assert_int_equal(count, 8);
+  assert_int_equal(count, 9);
   assert_null(sluice_pipeline_policy_name(-1));
 }
 
@@ -214,8 +214,31 @@ static void Memory_AtEqualInFlight_IsAtMostThatOf1F1B(void** state) {
   }
 }
 
+static void Predict_AnOpenPolicy_TakesTheFastest(void** state) {
+  (void)state;
+  asked_t asked;
+  ask_about(&asked, "adaptive", 4, 1, 16);
+  asked.work.weight_apart = 0;
+  asked.work.in_flight = 4;
+  for (int32_t s = 0; s < 4; ++s) {
+    asked.forward[s] = s == 1 ? 0.5 : 1.0 / 3;
+    asked.backward[s] = 2 * asked.forward[s];
+    asked.message[s] = 0.25;
+  }
+  assert_int_equal(predict(&asked), SLUICE_OK);
+  assert_string_equal(asked.got.policy, "1f1b"); /* a stage that is slower, and no more in flight than stages */
+  const double seconds = asked.got.seconds;
+  assert_int_equal(asked.got.is_chosen, 0);
+  asked.work.in_flight = 0;
+  assert_int_equal(predict(&asked), SLUICE_OK);
+  assert_string_not_equal(asked.got.policy, "1f1b");
+  assert_int_equal(asked.got.is_chosen, 1);
+  assert_true(asked.got.seconds < seconds);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Predict_AnOpenPolicy_TakesTheFastest),
       cmocka_unit_test(Predict_PublishedPipelines_HaveTheirBubbles),
       cmocka_unit_test(Predict_SlowLinks_AskForMoreInFlight),
       cmocka_unit_test(Predict_UnderABudget_StaysInside),

@@ -287,6 +287,28 @@ static void InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch(void** state) {
   pw_world_free(world);
 }
 
+static void Policy_LeftOpen_IsChosenAlikeAfterTheFirstBatch(void** state) {
+  (void)state;
+  static const char* const transports[] = {"local", "tcp"};
+  for (size_t t = 0; t < 2; ++t) {
+    pw_world_t* world = pw_world_new(transports[t], 4);
+    world->config.policy = "adaptive";
+    world->config.in_flight = 4;
+    for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 8, b == 1);
+    pw_world_add(world, 5, 0);
+    run_and_check(world); /* to the bit, and ranks whose programs differ would not end */
+    for (int32_t r = 0; r < 4; ++r) {
+      const sluice_pipeline_stats_t* stats = world->ranks[r].stats;
+      assert_string_equal(stats[0].policy, "1f1b_hint");
+      assert_string_equal(stats[1].policy, "forward_only");
+      assert_string_equal(stats[2].policy, world->ranks[0].stats[2].policy);
+      assert_string_equal(stats[3].policy, world->ranks[0].stats[3].policy);
+      assert_in_range(stats[2].in_flight, 1, 4);
+    }
+    pw_world_free(world);
+  }
+}
+
 static void InFlight_UnderABudget_StaysInside(void** state) {
   (void)state;
   pw_world_t* world = pw_world_new("local", 4);
@@ -360,6 +382,7 @@ int main(void) {
       cmocka_unit_test(Events_OfABatch_AreTheProgramWithinItsLimits),
       cmocka_unit_test(Timelines_OfABatch_AreMeasuredBesidePredicted),
       cmocka_unit_test(InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch),
+      cmocka_unit_test(Policy_LeftOpen_IsChosenAlikeAfterTheFirstBatch),
       cmocka_unit_test(InFlight_UnderABudget_StaysInside),
       cmocka_unit_test(Replicas_StagesWithExperts_MeetInTheSameOps),
       cmocka_unit_test(Replicas_NumberedByTheHost_FindTheirPlaces),

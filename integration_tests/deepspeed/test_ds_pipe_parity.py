@@ -66,7 +66,7 @@ def test_Checkpointing_OfBothKinds_SameBitsAsStock(pipe2: Ranks, reentrant: bool
     compare(answers, batches=10)
 
 
-@pytest.mark.parametrize("policy", ["message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe"])
+@pytest.mark.parametrize("policy", ["adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe"])
 def test_Policies_Each_SameBitsAsStock(pipe4: Ranks, policy: str) -> None:
     answers = pipe4.run(
         "cases_pipe:parity", steps=3, stages=4, kind="plain", pipeline={"policy": policy, "in_flight": 4}

@@ -26,7 +26,7 @@ ACCUMULATE = ("in_place", "autograd")
 TRANSPORTS = ("tcp", "c10d")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 TUNER_MODES = ("adaptive", "profile", "model")
-PIPELINE_POLICIES = ("message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe")
+PIPELINE_POLICIES = ("adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe")
 CALIBRATION_SECONDS = 8.0
 MOST_SECONDS = 1e9  # 31 years: more are not counted in nanoseconds
 MAX_CHUNKS = 256
@@ -66,7 +66,7 @@ class PipelineOptions(NamedTuple):
     memory_budget  bytes of each stage that the plan may take
     """
 
-    policy: str = "1f1b_hint"
+    policy: str = "adaptive"
     in_flight: int | None = None
     plan: str | None = None
     memory_budget: int | None = None

@@ -67,6 +67,7 @@ static sluice_status_t prepare(sluice_pipeline_t* pipeline) {
     pipeline->stats.in_flight = (int32_t)sluice_max(pipeline->stats.in_flight, spec->in_flight[c]);
   }
   pipeline->stats.is_chosen = plan->is_chosen;
+  pipeline->stats.policy = plan->program->policy->name;
   pipeline->stats.planned_bytes = sluice_pipeline_stage_bytes(spec, agreed->stage);
   return SLUICE_OK;
 }

@@ -91,17 +91,22 @@ static sluice_pipeline_spec_t spec_of(const sluice_pipeline_terms_t* terms, int3
   return spec;
 }
 
+static sluice_status_t check_policy(const sluice_pipeline_spec_t* spec) {
+  const sluice_policy_t* policy = sluice_policy(spec->policy);
+  if (policy == NULL) return SLUICE_OK; /* open: one that takes the spec is chosen, and backward_first takes any */
+  SLUICE_TRY(SLUICE_REQUIRE(policy->placement < 0 || policy->placement == spec->placement,
+                            "pipeline: policy %s asks for placement %d; it is %d", policy->name, policy->placement,
+                            spec->placement));
+  return SLUICE_REQUIRE(policy->weight_apart < 0 || policy->weight_apart == (spec->weight_apart != 0),
+                        "pipeline: policy %s asks for weight_apart = %d", policy->name, policy->weight_apart);
+}
+
 /* What can be said without the batch: ranges, and whether the policy takes it. */
 static sluice_status_t check(const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
   SLUICE_TRY(check_places(terms, rank, num_ranks));
   const sluice_pipeline_spec_t spec = spec_of(terms, num_ranks);
   SLUICE_TRY(sluice_pipeline_spec_check(&spec));
-  const sluice_policy_t* policy = sluice_policy(spec.policy);
-  SLUICE_TRY(SLUICE_REQUIRE(policy->placement < 0 || policy->placement == spec.placement,
-                            "pipeline: policy %s asks for placement %d; it is %d", policy->name, policy->placement,
-                            spec.placement));
-  SLUICE_TRY(SLUICE_REQUIRE(policy->weight_apart < 0 || policy->weight_apart == (spec.weight_apart != 0),
-                            "pipeline: policy %s asks for weight_apart = %d", policy->name, policy->weight_apart));
+  SLUICE_TRY(check_policy(&spec));
   SLUICE_TRY(SLUICE_REQUIRE(terms->in_flight >= 0 && terms->held >= 0,
                             "pipeline: in_flight is %d and held is %d; give at least 0", terms->in_flight,
                             terms->held));

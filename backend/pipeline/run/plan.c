@@ -6,10 +6,13 @@
 #include "backend/base/math.h"
 #include "backend/pipeline/build.h"
 #include "backend/pipeline/choose.h"
+#include "backend/pipeline/choose_policy.h"
 #include "backend/pipeline/policy_table.h"
 
 /* How much longer than the best a batch may take with fewer in flight. */
 #define TOLERANCE 0.01
+/* How much a batch has to gain by another policy than the one preferred: times are measured in one batch. */
+#define POLICY_TOLERANCE 0.02
 
 static void limit_to(sluice_pipeline_spec_t* spec) {
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
@@ -43,22 +46,40 @@ void sluice_stage_fill_times(const sluice_pipeline_spec_t* spec, const sluice_st
   }
 }
 
-static sluice_status_t choose(sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured) {
-  if (measured != NULL) {
-    for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
-      spec->message_bytes[c] = measured[c].message_bytes;
-    }
+static sluice_status_t choose_limits(sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times) {
+  sluice_pipeline_choice_t choice;
+  SLUICE_TRY(sluice_pipeline_choose(spec, times, TOLERANCE, sluice_process_allocator(), &choice));
+  memcpy(spec->in_flight, choice.in_flight, sizeof spec->in_flight);
+  memcpy(spec->held, choice.held, sizeof spec->held);
+  return SLUICE_OK;
+}
+
+static sluice_status_t choose_policy(sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times) {
+  return sluice_pipeline_choose_policy(spec, times, POLICY_TOLERANCE, sluice_process_allocator());
+}
+
+/* One of the choices above, with what was measured. */
+static sluice_status_t choose_by(sluice_status_t (*choice)(sluice_pipeline_spec_t*, const sluice_pipeline_times_t*),
+                                 sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured) {
+  for (int32_t c = 0; measured != NULL && c < sluice_pipeline_num_virtual_stages(spec); ++c) {
+    spec->message_bytes[c] = measured[c].message_bytes;
   }
   sluice_pipeline_times_t* times = sluice_alloc(sluice_process_allocator(), sizeof *times, "pipeline: times");
   if (times == NULL) return sluice_alloc_status();
   sluice_stage_fill_times(spec, measured, times);
-  sluice_pipeline_choice_t choice;
-  sluice_status_t status = sluice_pipeline_choose(spec, times, TOLERANCE, sluice_process_allocator(), &choice);
+  const sluice_status_t status = choice(spec, times);
   sluice_free(sluice_process_allocator(), times, sizeof *times);
-  if (status != SLUICE_OK) return status;
-  memcpy(spec->in_flight, choice.in_flight, sizeof spec->in_flight);
-  memcpy(spec->held, choice.held, sizeof spec->held);
-  return SLUICE_OK;
+  return status;
+}
+
+/* An open policy gets one; *out_has_limits: its limits came with it. */
+static sluice_status_t close_policy(sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured,
+                                    int32_t* out_has_limits) {
+  *out_has_limits = 0;
+  if (spec->policy != SLUICE_POLICY_OPEN) return SLUICE_OK;
+  if (measured == NULL) return choose_policy(spec, NULL);
+  *out_has_limits = 1;
+  return choose_by(choose_policy, spec, measured);
 }
 
 static sluice_status_t spec_of(const sluice_pipeline_spec_t* agreed, int32_t num_micro_batches, int32_t forward_only,
@@ -74,11 +95,14 @@ static sluice_status_t spec_of(const sluice_pipeline_spec_t* agreed, int32_t num
     memset(out_spec->byte_limit, 0, sizeof out_spec->byte_limit); /* nothing waits for a backward */
   }
   SLUICE_TRY(sluice_pipeline_spec_check(out_spec));
+  const int was_open = is_open(out_spec);
+  int32_t has_limits;
+  SLUICE_TRY(close_policy(out_spec, times, &has_limits));
   SLUICE_TRY(sluice_policy_check(out_spec));
-  const int may_choose = !sluice_policy(out_spec->policy)->is_planned && !forward_only && is_open(out_spec);
-  if (may_choose && (times != NULL || has_byte_limit(out_spec))) {
-    SLUICE_TRY(choose(out_spec, times));
-    *out_is_chosen = times != NULL;
+  const int may_choose = !sluice_policy(out_spec->policy)->is_planned && !forward_only && was_open;
+  *out_is_chosen = may_choose && times != NULL;
+  if (may_choose && !has_limits && (times != NULL || has_byte_limit(out_spec))) {
+    SLUICE_TRY(choose_by(choose_limits, out_spec, times));
   }
   limit_to(out_spec);
   return SLUICE_OK;

@@ -95,7 +95,8 @@ typedef struct sluice_pipeline_config_s {
   size_t struct_size;              /* set by sluice_pipeline_config_init */
   const sluice_ext_header_t* next; /* NULL */
   const char* policy;     /* "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe", "zero_bubble", "looped",
-                             "v"; NULL = "backward_first" */
+                             "v"; "adaptive": chosen like in_flight, from what the first batch measured; NULL =
+                             "backward_first" */
   const char* partition;  /* how the layers are cut, in the host's words, "0,4,8,12"; or NULL. Compared, never read */
   int32_t num_virtual;    /* v; 1. p * v is at most 128, m * v at most 1024 */
   int32_t placement;      /* SLUICE_PIPELINE_*; -1 = the policy's, else looped */
@@ -195,6 +196,7 @@ typedef struct sluice_pipeline_stats_s {
   int32_t most_in_flight;      /* forwards begun whose backward had not ended, over this rank's virtual stages */
   int32_t most_held;           /* backwards ended whose weight gradient had not */
   int32_t is_chosen;           /* 1: L was chosen from what was measured */
+  const char* policy;          /* in force; immutable. NULL: no batch has run */
 } sluice_pipeline_stats_t;
 
 /* Any thread. Errors: INVALID_ARGUMENT, ABI, BUSY (a batch runs). */
@@ -275,6 +277,7 @@ typedef struct sluice_pipeline_prediction_s {
   double bubble;      /* share of all stages' time that is not busy */
   int32_t in_flight;  /* the largest L in force */
   int32_t is_chosen;  /* 1: L was */
+  const char* policy; /* in force; immutable */
 } sluice_pipeline_prediction_t;
 
 /* out_stages: [p], or NULL. Any thread. Errors: INVALID_ARGUMENT (what the policy does not take among them), ABI,

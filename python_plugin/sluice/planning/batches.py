@@ -11,6 +11,7 @@ from .._library import load
 from ..errors import InvalidArgument, OverBudget
 from .errors import BadInput
 
+OPEN = "adaptive"  # stands for one of the others
 PLACEMENTS = {None: -1, "looped": 0, "v": 1}
 
 
@@ -38,7 +39,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prediction:
-    """stages: the members of sluice_stage_prediction_t by name."""
+    """policy: the one in force. stages: the members of sluice_stage_prediction_t by name."""
 
     policy: str
     weight_apart: bool | None  # as it was asked for
@@ -93,7 +94,7 @@ def predict(batch: Batch) -> Prediction:
     library.check(library.lib.sluice_pipeline_predict(value, out, stages))
     names = [name for name, _ in ffi.typeof("sluice_stage_prediction_t").fields if name != "reserved"]
     return Prediction(
-        batch.policy,
+        ffi.string(out.policy).decode(),
         batch.weight_apart,
         out.seconds,
         out.bubble,
@@ -108,6 +109,8 @@ def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
     open; and of the others why they do not."""
     found, refused = [], {}
     for policy in policies():
+        if policy == OPEN:
+            continue
         for apart in (False, True) if batch.weight_apart is None else (batch.weight_apart,):
             try:
                 found.append(predict(replace(batch, policy=policy, weight_apart=apart)))

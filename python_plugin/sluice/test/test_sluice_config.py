@@ -112,7 +112,7 @@ def test_Tuner_Wrong_IsNamed(value: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "written, meant",
     [
-        ({}, config.PipelineOptions("1f1b_hint", None)),
+        ({}, config.PipelineOptions("adaptive", None)),
         ({"enabled": True, "policy": None, "in_flight": "adaptive"}, config.PipelineOptions()),
         ({"policy": "gpipe", "in_flight": 4}, config.PipelineOptions("gpipe", 4)),
         ({"plan": "p.json", "memory_budget": "1KiB"}, config.PipelineOptions(plan="p.json", memory_budget=1024)),
@@ -132,7 +132,7 @@ def test_Pipeline_Right_IsRead(written: Any, meant: Any) -> None:
         (True, 'must be an object such as {"enabled": true}'),
         ({"policies": "1f1b"}, "has no key 'policies': known are enabled, policy, in_flight, plan, memory_budget"),
         ({"policy": "1f1b_hints"}, 'did you mean "1f1b_hint"'),
-        ({"policy": "zero_bubble"}, "must be one of message_driven, backward_first, 1f1b_hint, 1f1b, gpipe"),
+        ({"policy": "zero_bubble"}, "must be one of adaptive, message_driven, backward_first, 1f1b_hint, 1f1b, gpipe"),
         ({"in_flight": 0}, '"pipeline.in_flight" must be a whole number above 0'),
         ({"enabled": "yes"}, '"pipeline.enabled" must be true or false'),
         ({"plan": 3}, '"pipeline.plan" must be a path'),

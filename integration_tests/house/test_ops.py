@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import subprocess
 
 import pytest
 from test_documents import ROOT, literal, text
@@ -68,3 +69,29 @@ def test_Recipe_NamesFilesThatAreThere():
     named = re.findall(r"`([\w/]+\.(?:c|h|py))`", recipe)
     assert len(named) > 10
     assert [path for path in named if not os.path.exists(os.path.join(ROOT, path))] == []
+
+
+# Product files that ask for one op of today and that a new one need not touch.
+ASKING = {"backend/moe/pass/weight_sums.c": "whether weight gradients are computed once or by chunk"}
+
+
+def files_that_name_a_kind(found):
+    """Of the product, among the lines of `git grep` (file:kind): tests and the constants around the kinds are left out."""
+    named = [line.split(":") for line in found.splitlines() if line]
+    known = {f"SLUICE_OP_{kind}" for kind in kinds(schedule("schedule.h"))}
+    return {path for path, kind in named if kind in known and "/test/" not in path}
+
+
+def test_Recipe_NamesEveryFileThatKnowsOps():
+    command = ["git", "grep", "-o", "-E", r"SLUICE_OP_[A-Z0-9_]+", "--", "backend", "capi"]
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    recipe = text("docs", "schedule.md").split("## Adding an op", 1)[1].split("\n## ", 1)[0]
+    paths = files_that_name_a_kind(found)
+    assert len(paths) > 8 and ASKING.keys() <= paths
+    assert [path for path in sorted(paths - ASKING.keys()) if f"`{path}`" not in recipe] == []
+
+
+def test_FileThatKnowsOps_IsFound():
+    lines = "backend/a.c:SLUICE_OP_GEMM1\nbackend/a.c:SLUICE_OP_COUNT\nbackend/b.c:SLUICE_OP_COUNT\n"
+    lines += "backend/test/c_test.c:SLUICE_OP_GEMM1\n"
+    assert files_that_name_a_kind(lines) == {"backend/a.c"}

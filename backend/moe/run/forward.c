@@ -1,5 +1,4 @@
 /* A forward, from routing to results. Which way it goes is the layer's strategies' and its mode's affair. */
-#include "backend/model/pass_sizes.h"
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/routing/copies.h"
@@ -92,24 +91,6 @@ static sluice_status_t agree(sluice_forward_t* f, sluice_status_t refusal, const
   return mode->agree(&f->pass, &proposal, out_handshake);
 }
 
-/* Rows that a rank receives at most when all get alike; under a capacity as many as there are places. */
-static int64_t balanced_rows(const sluice_forward_t* f, const sluice_handshake_t* handshake) {
-  const sluice_shape_t* shape = &f->pass.moe->shape;
-  const int64_t capacity = sluice_shape_capacity(shape);
-  if (capacity > 0) return capacity * shape->world_size * shape->most_local * f->num_chunks;
-  return handshake->max_tokens * shape->config.top_k;
-}
-
-/* What all ranks know by now, so that they choose alike. */
-static void choose_wgrad_mode(sluice_forward_t* f, const sluice_handshake_t* handshake) {
-  const sluice_moe_t* moe = f->pass.moe;
-  if (sluice_is_planned(moe) || !sluice_shape_is_lean(&moe->shape)) return;
-  const int reuse = moe->shape.config.reuse;
-  f->wgrad_mode = sluice_leanest_wgrad_mode(&moe->shape, reuse || sluice_shape_restores_input(&moe->shape),
-                                            reuse || sluice_shape_restores_pre_activation(&moe->shape), f->num_chunks,
-                                            balanced_rows(f, handshake));
-}
-
 static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   const sluice_moe_t* moe = f->pass.moe;
   const sluice_mode_t* mode = moe->mode;
@@ -121,7 +102,6 @@ static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   SLUICE_TRY(agree(f, refusal, text, &handshake));
   sluice_status_t status = mode->take_plan(f, &handshake, f->role->choose(f, handshake.like));
   if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
-  choose_wgrad_mode(f, &handshake);
   if (status == SLUICE_OK) f->role->note(f);
   if (status == SLUICE_OK) status = run_agreed(f, &handshake);
   return status == SLUICE_OK ? SLUICE_OK : mode->fail(&f->pass, status);

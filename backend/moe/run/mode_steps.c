@@ -1,5 +1,6 @@
 #include "backend/moe/run/mode_steps.h"
 
+#include "backend/model/pass_sizes.h"
 #include "backend/moe/handshake/failure.h"
 
 sluice_status_t sluice_mode_header_tells(const sluice_moe_t* moe) {
@@ -20,9 +21,28 @@ void sluice_mode_close_nothing(const sluice_pass_t* pass, sluice_status_t status
 
 void sluice_mode_note_nothing(const sluice_pass_t* pass) { (void)pass; }
 
+/* Rows that a rank receives at most when all get alike; under a capacity as many as there are places. */
+static int64_t balanced_rows(const sluice_forward_t* f, const sluice_handshake_t* handshake) {
+  const sluice_shape_t* shape = &f->pass.moe->shape;
+  const int64_t capacity = sluice_shape_capacity(shape);
+  if (capacity > 0) return capacity * shape->world_size * shape->most_local * f->num_chunks;
+  return handshake->max_tokens * shape->config.top_k;
+}
+
+/* What all ranks know by now, so that they choose alike. */
+static void choose_wgrad_mode(sluice_forward_t* f, const sluice_handshake_t* handshake) {
+  const sluice_moe_t* moe = f->pass.moe;
+  if (!sluice_shape_is_lean(&moe->shape)) return;
+  const int reuse = moe->shape.config.reuse;
+  f->wgrad_mode = sluice_leanest_wgrad_mode(&moe->shape, reuse || sluice_shape_restores_input(&moe->shape),
+                                            reuse || sluice_shape_restores_pre_activation(&moe->shape), f->num_chunks,
+                                            balanced_rows(f, handshake));
+}
+
 sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
                                          const sluice_replay_forward_t* repeated) {
-  (void)f, (void)handshake, (void)repeated;
+  (void)repeated;
+  choose_wgrad_mode(f, handshake);
   return SLUICE_OK;
 }
 

@@ -18,7 +18,7 @@ void sluice_mode_note_nothing(const sluice_pass_t* pass);
 
 /* ---- where there is no plan ---- */
 
-/* take_plan */
+/* take_plan: none. Where rows are restored and nobody named a mode, that of the weight gradients is chosen. */
 sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
                                          const sluice_replay_forward_t* repeated);
 /* wgrad_mode: the forward's. */

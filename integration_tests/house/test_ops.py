@@ -76,7 +76,7 @@ ASKING = {"backend/moe/pass/weight_sums.c": "whether weight gradients are comput
 
 
 def files_that_name_a_kind(found):
-    """Of the product, among the lines of `git grep` (file:kind): tests and the constants around the kinds are left out."""
+    """Of the product, among the lines of `git grep` (file:kind): without tests and constants that are no kinds."""
     named = [line.split(":") for line in found.splitlines() if line]
     known = {f"SLUICE_OP_{kind}" for kind in kinds(schedule("schedule.h"))}
     return {path for path, kind in named if kind in known and "/test/" not in path}

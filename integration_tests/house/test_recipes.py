@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from test_documents import ROOT, text
 
-# Page: what stands for `yours` in it, among the parts that are there; the first is the one that files are looked for of.
+# Page: what stands for `yours` in it, among the parts that are there. Files that name the first are looked for.
 EXAMPLES = {
     "add-a-communicator.md": ("tcp",),
     "add-a-device.md": ("cpu",),

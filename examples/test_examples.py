@@ -206,75 +206,59 @@ def test_ManualGate_AsPrinted_ChoosesAndDrops(libraries, tmp_path):
     assert float(aux) > 1
 
 
-def test_RustLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
+@pytest.fixture(scope="module")
+def c_local_losses(c_programs):
+    return losses(run([os.path.join(c_programs, "local4"), "2"]))
+
+
+@pytest.fixture(scope="module")
+def rust_programs(libraries, tmp_path_factory):
     need("rustc", "rustc")
-    program = os.path.join(build("rust", libraries, tmp_path), "layer_rust")
-    assert losses(run([program])) == pytest.approx(c_losses, rel=1e-3)
+    return build("rust", libraries, tmp_path_factory.mktemp("rust"))
 
 
-def test_RustPipeline_ThreeStages_LearnAsOneLoopDoes(libraries, tmp_path):
-    need("rustc", "rustc")
-    program = os.path.join(build("rust", libraries, tmp_path), "pipeline_rust")
-    check_learning(losses(run([program])))  # it compares itself with the loop, to the bit
-
-
-def test_FortranLayer_LearnsWhatCDoes(libraries, c_losses, tmp_path):
+@pytest.fixture(scope="module")
+def fortran_programs(libraries, tmp_path_factory):
     need("gfortran", "gfortran")
-    program = os.path.join(build("fortran", libraries, tmp_path), "layer_fortran")
-    assert losses(run([program])) == pytest.approx(c_losses, rel=1e-3)
+    return build("fortran", libraries, tmp_path_factory.mktemp("fortran"))
 
 
-def public_members():
-    """The members of each public struct in order, by capi/abi/layout.txt."""
-    found = {}
-    with open(os.path.join(ROOT, "capi", "abi", "layout.txt")) as file:
-        for line in file:
-            if struct := re.match(r"(sluice_\w+): ", line):
-                members = found.setdefault(struct.group(1), [])
-            elif member := re.match(r"  \d+ \+\d+ (\w+)", line):
-                members.append(member.group(1))
-    return found
+def test_RustLayer_LearnsWhatCDoes(rust_programs, c_losses):
+    assert losses(run([os.path.join(rust_programs, "layer_rust")])) == pytest.approx(c_losses, rel=1e-3)
 
 
-def rust_structs(text):
-    for init, body in re.findall(r"^growing!\(\w+, (sluice_\w+)_init, \{(.*?)\}\)", text, re.M | re.S):
-        yield f"{init}_t", ["struct_size", *re.findall(r"(\w+):", body)]
-    for name, body in re.findall(r"^pub struct (\w+) \{\n(.*?)^\}", text, re.M | re.S):
-        snake = re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
-        yield f"sluice_{snake}_t", re.findall(r"pub (\w+):", body)
+def test_RustLocal_TwoRanks_LearnWhatCDoes(rust_programs, c_local_losses):
+    assert losses(run([os.path.join(rust_programs, "local_rust")])) == pytest.approx(c_local_losses, abs=3e-6)
 
 
-def fortran_structs(text):
-    for name, body in re.findall(r"^  type, bind\(c\) :: (\w+)\n(.*?)^  end type", text, re.M | re.S):
-        listed = [item for line in body.splitlines() for item in line.split("::")[1].split(",")]
-        members = [re.match(r"\s*(\w+)", item).group(1) for item in listed]
-        yield f"sluice_{'moe_' if name.endswith('_args') else ''}{name}_t", members
+def test_RustPipeline_ThreeStages_LearnAsOneLoopDoes(rust_programs):
+    check_learning(losses(run([os.path.join(rust_programs, "pipeline_rust")])))  # it compares itself, to the bit
 
 
-@pytest.mark.parametrize(
-    ("path", "structs", "count"),
-    [
-        ("rust/sluice.rs", rust_structs, 8),
-        ("rust/sluice_pipeline.rs", rust_structs, 7),
-        ("fortran/sluice.f90", fortran_structs, 8),
-    ],
-    ids=["rust", "rust_pipeline", "f90"],
-)
-def test_Bindings_MembersOfEachStruct_AreTheHeadersFirstOnes(path, structs, count):
-    public = public_members()
-    with open(os.path.join(HERE, path)) as file:
-        bound = dict(structs(file.read()))
-    assert len(bound) == count, bound
-    for name, members in bound.items():
-        assert members == public[name][: len(members)], name
+def test_FortranLayer_LearnsWhatCDoes(fortran_programs, c_losses):
+    assert losses(run([os.path.join(fortran_programs, "layer_fortran")])) == pytest.approx(c_losses, rel=1e-3)
 
 
-@pytest.mark.parametrize("path", ["rust/sluice.rs", "rust/sluice_pipeline.rs", "fortran/sluice.f90"])
-def test_Bindings_AreShort(path):
-    with open(os.path.join(HERE, path)) as file:
-        lines = file.read().splitlines()
-    assert len(lines) <= 150
-    assert max(map(len, lines)) <= 150, "short by lines, not by long ones"
+def test_FortranMpi_TwoProcesses_LearnWhatCDoes(fortran_programs, c_local_losses):
+    need("mpif90", "libopenmpi-dev")
+    assert losses(run_mpi(os.path.join(fortran_programs, "mpi_fortran"), "2")) == pytest.approx(
+        c_local_losses, abs=3e-6
+    )
+
+
+def test_CxxLocal_TwoRanks_LearnWhatCDoes(libraries, c_local_losses, tmp_path):
+    need("g++", "g++")
+    program = os.path.join(build("cpp", libraries, tmp_path), "local_cpp")
+    assert losses(run([program])) == pytest.approx(c_local_losses, abs=3e-6)
+    text = run([program, "-1"], expect=1)
+    assert text.startswith("INVALID_ARGUMENT: ")
+
+
+def test_GoLocal_TwoRanks_LearnWhatCDoes(libraries, c_local_losses, tmp_path):
+    need("go", "golang-go")
+    program = os.path.join(build("go", libraries, tmp_path), "local_go")
+    assert losses(run([program])) == pytest.approx(c_local_losses, abs=3e-6)
+    assert run([program, "-1"], expect=1).startswith("INVALID_ARGUMENT: ")
 
 
 @pytest.mark.timeout(600)

@@ -57,7 +57,8 @@ def _fields(version: str, glibc: str) -> dict[str, list[str]]:
             "Multi-Arch: same",
             f"Depends: libsluice0 {same}",
             f"Description: {SUMMARY} (development files)\n{ABOUT} .\n"
-            " This package has the headers, the manual, and the files for pkg-config and\n CMake.\n",
+            " This package has the headers, bindings of other languages, the manual, and the\n"
+            " files for pkg-config and CMake.\n",
         ],
         "libsluice0-dbgsym": [
             "Section: debug",

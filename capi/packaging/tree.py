@@ -7,10 +7,11 @@ import re
 import shutil
 
 import libraries
-from libraries import INCLUDE
+from libraries import INCLUDE, ROOT
 
 TEMPLATES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 SONAME = "libsluice.so.0"
+BINDINGS = ("fortran/sluice.f90", "go/go.mod", "go/sluice.go", "rust/sluice.rs")
 
 
 def write(path: str, text: str) -> None:
@@ -35,9 +36,11 @@ def runtime(prefix: str, libdir: str, built: list[str], version: str, debug: str
 
 
 def development(prefix: str, libdir: str, version: str, pkg_config_prefix: str) -> None:
-    """Headers, the linker's name of the library, and how pkg-config and CMake find both."""
+    """Headers and bindings, the linker's name of the library, and how pkg-config and CMake find both."""
     for name in sorted(os.listdir(os.path.join(INCLUDE, "sluice"))):
         copy(os.path.join(INCLUDE, "sluice", name), os.path.join(prefix, "include/sluice", name))
+    for path in BINDINGS:
+        copy(os.path.join(ROOT, "capi/bindings", path), os.path.join(prefix, "share/sluice/bindings", path))
     os.makedirs(os.path.join(prefix, libdir), exist_ok=True)
     os.symlink(SONAME, os.path.join(prefix, libdir, "libsluice.so"))
     major, minor, _ = version.split(".")

@@ -12,13 +12,13 @@ program layer
   real(c_float), target :: w1(m, h, e), b1(h, e), w2(h, m, e), b2(m, e)
   real(c_float), target :: grad_w1(m, h, e), grad_b1(h, e), grad_w2(h, m, e), grad_b2(m, e)
   integer(c_int64_t), target :: rows(2) = [t, m], scores(2) = [t, e], routes(2) = [t, k], up(2) = [h, m], down(2) = [m, h]
-  type(tensor), target :: tx, ty, tgrad_y, tlogits, tgrad_logits, tids, tweights, tgrad_weights, lists(e, 8)
-  type(expert_tensors), target :: params, grads
-  type(context_config) :: context_settings
-  type(moe_config) :: config
-  type(gate_config) :: gate
-  type(forward_args) :: forward
-  type(backward_args) :: backward
+  type(sluice_tensor_t), target :: tx, ty, tgrad_y, tlogits, tgrad_logits, tids, tweights, tgrad_weights, lists(e, 8)
+  type(sluice_expert_tensors_t), target :: params, grads
+  type(sluice_context_config_t) :: context_settings
+  type(sluice_moe_config_t) :: config
+  type(sluice_gate_config_t) :: gate
+  type(sluice_moe_forward_args_t) :: forward
+  type(sluice_moe_backward_args_t) :: backward
   type(c_ptr) :: context, moe, saved
   integer(c_int64_t) :: state = 1
   integer :: i, j, n, step
@@ -41,37 +41,37 @@ program layer
   b1 = 0
   b2 = 0
 
-  call context_config_init(context_settings, c_sizeof(context_settings))
-  call must(context_create(context_settings, c_null_ptr, context))
-  call moe_config_init(config, c_sizeof(config))
+  call sluice_context_config_init(context_settings, c_sizeof(context_settings))
+  call sluice_check(sluice_context_create(context_settings, c_null_ptr, context))
+  call sluice_moe_config_init(config, c_sizeof(config))
   config%model_width = m
   config%hidden_width = h
   config%num_experts = e
   config%top_k = k
   config%bias = 1
-  call must(moe_create(context, config, moe))
-  call gate_config_init(gate, c_sizeof(gate))
+  call sluice_check(sluice_moe_create(context, config, moe))
+  call sluice_gate_config_init(gate, c_sizeof(gate))
   gate%num_experts = e
   gate%top_k = k
   gate%renormalize = 1
 
-  tx = describe(c_loc(x), rows, type_float)
-  ty = describe(c_loc(y), rows, type_float)
-  tgrad_y = describe(c_loc(grad_y), rows, type_float)
-  tlogits = describe(c_loc(logits), scores, type_float)
-  tgrad_logits = describe(c_loc(grad_logits), scores, type_float)
-  tids = describe(c_loc(ids), routes, type_int)
-  tweights = describe(c_loc(weights), routes, type_float)
-  tgrad_weights = describe(c_loc(grad_weights), routes, type_float)
+  tx = sluice_tensor(c_loc(x), rows, SLUICE_TYPE_FLOAT)
+  ty = sluice_tensor(c_loc(y), rows, SLUICE_TYPE_FLOAT)
+  tgrad_y = sluice_tensor(c_loc(grad_y), rows, SLUICE_TYPE_FLOAT)
+  tlogits = sluice_tensor(c_loc(logits), scores, SLUICE_TYPE_FLOAT)
+  tgrad_logits = sluice_tensor(c_loc(grad_logits), scores, SLUICE_TYPE_FLOAT)
+  tids = sluice_tensor(c_loc(ids), routes, SLUICE_TYPE_INT)
+  tweights = sluice_tensor(c_loc(weights), routes, SLUICE_TYPE_FLOAT)
+  tgrad_weights = sluice_tensor(c_loc(grad_weights), routes, SLUICE_TYPE_FLOAT)
   do n = 1, e
-    lists(n, 1) = describe(c_loc(w1(1, 1, n)), up, type_float)
-    lists(n, 2) = describe(c_loc(b1(1, n)), up(1:1), type_float)
-    lists(n, 3) = describe(c_loc(w2(1, 1, n)), down, type_float)
-    lists(n, 4) = describe(c_loc(b2(1, n)), down(1:1), type_float)
-    lists(n, 5) = describe(c_loc(grad_w1(1, 1, n)), up, type_float)
-    lists(n, 6) = describe(c_loc(grad_b1(1, n)), up(1:1), type_float)
-    lists(n, 7) = describe(c_loc(grad_w2(1, 1, n)), down, type_float)
-    lists(n, 8) = describe(c_loc(grad_b2(1, n)), down(1:1), type_float)
+    lists(n, 1) = sluice_tensor(c_loc(w1(1, 1, n)), up, SLUICE_TYPE_FLOAT)
+    lists(n, 2) = sluice_tensor(c_loc(b1(1, n)), up(1:1), SLUICE_TYPE_FLOAT)
+    lists(n, 3) = sluice_tensor(c_loc(w2(1, 1, n)), down, SLUICE_TYPE_FLOAT)
+    lists(n, 4) = sluice_tensor(c_loc(b2(1, n)), down(1:1), SLUICE_TYPE_FLOAT)
+    lists(n, 5) = sluice_tensor(c_loc(grad_w1(1, 1, n)), up, SLUICE_TYPE_FLOAT)
+    lists(n, 6) = sluice_tensor(c_loc(grad_b1(1, n)), up(1:1), SLUICE_TYPE_FLOAT)
+    lists(n, 7) = sluice_tensor(c_loc(grad_w2(1, 1, n)), down, SLUICE_TYPE_FLOAT)
+    lists(n, 8) = sluice_tensor(c_loc(grad_b2(1, n)), down(1:1), SLUICE_TYPE_FLOAT)
   end do
   params%w1 = c_loc(lists(1, 1))
   params%b1 = c_loc(lists(1, 2))
@@ -84,31 +84,32 @@ program layer
 
   do step = 0, steps - 1
     logits = matmul(router, x)
-    call must(gate_forward(gate, tlogits, c_null_ptr, tids, tweights, c_null_ptr, c_null_ptr, c_null_ptr))
-    call forward_args_init(forward, c_sizeof(forward))
+    call sluice_check(sluice_gate_forward(gate, tlogits, expert_ids=tids, route_weights=tweights))
+    call sluice_moe_forward_args_init(forward, c_sizeof(forward))
     forward%tokens = c_loc(tx)
     forward%expert_ids = c_loc(tids)
     forward%route_weights = c_loc(tweights)
     forward%params = c_loc(params)
     forward%out_tokens = c_loc(ty)
     forward%needs_backward = 1
-    call must(moe_forward(moe, forward, c_null_ptr, saved))
+    call sluice_check(sluice_moe_forward(moe, forward, c_null_ptr, saved))
 
     loss = sum((real(y, 8) - goal)**2) / (t * m)
     grad_y = real(2 * (real(y, 8) - goal) / (t * m), c_float)
     if (step == 0) first = loss
     if (mod(step, 10) == 0 .or. step == steps - 1) print "(a, i2, a, f8.6)", "step ", step, " loss ", loss
 
-    call backward_args_init(backward, c_sizeof(backward))
+    call sluice_moe_backward_args_init(backward, c_sizeof(backward))
     backward%tokens = c_loc(tx)
     backward%route_weights = c_loc(tweights)
     backward%params = c_loc(params)
     backward%grad_out = c_loc(tgrad_y)
     backward%grad_route_weights = c_loc(tgrad_weights)
     backward%grad_params = c_loc(grads)
-    call must(moe_backward(moe, saved, backward, c_null_ptr))
-    call step_drop(saved)
-    call must(gate_backward(gate, tlogits, c_null_ptr, tids, tgrad_weights, 0.0, 0.0, tgrad_logits))
+    call sluice_check(sluice_moe_backward(moe, saved, backward, c_null_ptr))
+    call sluice_step_drop(saved)
+    call sluice_check(sluice_gate_backward(gate, tlogits, expert_ids=tids, grad_route_weights=tgrad_weights, &
+      grad_aux_loss=0.0, grad_z_loss=0.0, grad_logits=tgrad_logits))
 
     router = router - rate * matmul(grad_logits, transpose(x))
     w1 = w1 - rate * grad_w1
@@ -116,8 +117,8 @@ program layer
     w2 = w2 - rate * grad_w2
     b2 = b2 - rate * grad_b2
   end do
-  call moe_destroy(moe)
-  call context_destroy(context)
+  call sluice_moe_destroy(moe)
+  call sluice_context_destroy(context)
   print "(a, f8.6, a, f8.6)", "loss ", first, " -> ", loss
   if (loss >= 0.8 * first) error stop "the loss did not fall"
 

@@ -1,8 +1,10 @@
 //! The layer of examples/c/layer.c in Rust, with the same numbers.
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/layer_rust
+#[path = "../../capi/bindings/rust/sluice.rs"]
 mod sluice;
 use sluice::*;
+use std::ptr;
 
 const T: usize = 96;
 const M: usize = 16;
@@ -19,19 +21,23 @@ impl Noise {
     }
 }
 
-fn per_expert(data: &mut [f32], shape: &'static [i64]) -> Vec<Tensor> {
+fn floats(data: &mut [f32], shape: &[i64]) -> sluice_tensor_t {
+    sluice_tensor_t::of(data, SLUICE_TYPE_FLOAT, shape)
+}
+
+fn per_expert(data: &mut [f32], shape: &[i64]) -> Vec<sluice_tensor_t> {
     let size = data.len() / E;
-    data.chunks_mut(size).map(|part| Tensor::of(part, FLOAT, shape)).collect()
+    data.chunks_mut(size).map(|part| floats(part, shape)).collect()
 }
 
-fn experts(w1: &[Tensor], b1: &[Tensor], w2: &[Tensor], b2: &[Tensor]) -> ExpertTensors {
-    let none = std::ptr::null();
-    let struct_size = std::mem::size_of::<ExpertTensors>();
-    ExpertTensors { struct_size, w1: w1.as_ptr(), w3: none, w2: w2.as_ptr(), b1: b1.as_ptr(), b3: none, b2: b2.as_ptr() }
+fn experts(w1: &[sluice_tensor_t], b1: &[sluice_tensor_t], w2: &[sluice_tensor_t], b2: &[sluice_tensor_t]) -> sluice_expert_tensors_t {
+    let mut it = sluice_expert_tensors_t::default();
+    (it.w1, it.b1, it.w2, it.b2) = (w1.as_ptr(), b1.as_ptr(), w2.as_ptr(), b2.as_ptr());
+    it
 }
 
-fn main() -> Result<(), String> {
-    println!("{}", build_info());
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("{}", unsafe { std::ffi::CStr::from_ptr(sluice_build_info()) }.to_str()?);
     let mut noise = Noise(1);
     let (mut x, mut target) = (vec![0f32; T * M], vec![0f32; T * M]);
     for t in 0..T {
@@ -50,14 +56,16 @@ fn main() -> Result<(), String> {
     let (mut logits, mut grad_logits) = (vec![0f32; T * E], vec![0f32; T * E]);
     let (mut ids, mut weights, mut grad_weights) = (vec![0i32; T * K], vec![0f32; T * K], vec![0f32; T * K]);
 
-    let mut config = MoeConfig::new();
+    let mut config = sluice_moe_config_t::default();
     config.model_width = M as i64;
     config.hidden_width = H as i64;
     config.num_experts = E as i32;
     config.top_k = K as i32;
     config.bias = 1;
-    let mut moe = Moe::new(&config)?;
-    let mut gate = GateConfig::new();
+    let (mut context, mut moe) = (Context::none(), Moe::none());
+    check(unsafe { sluice_context_create(&Default::default(), ptr::null_mut(), context.out()) })?;
+    check(unsafe { sluice_moe_create(context.raw(), &config, moe.out()) })?;
+    let mut gate = sluice_gate_config_t::default();
     gate.num_experts = E as i32;
     gate.top_k = K as i32;
     gate.renormalize = 1;
@@ -67,10 +75,10 @@ fn main() -> Result<(), String> {
     const ROUTES: &[i64] = &[T as i64, K as i64];
     const UP: &[i64] = &[H as i64, M as i64];
     const DOWN: &[i64] = &[M as i64, H as i64];
-    let (tx, ty, tgrad_y) = (Tensor::of(&mut x, FLOAT, ROWS), Tensor::of(&mut y, FLOAT, ROWS), Tensor::of(&mut grad_y, FLOAT, ROWS));
-    let (tlogits, tgrad_logits) = (Tensor::of(&mut logits, FLOAT, SCORES), Tensor::of(&mut grad_logits, FLOAT, SCORES));
-    let (tids, tweights) = (Tensor::of(&mut ids, INT, ROUTES), Tensor::of(&mut weights, FLOAT, ROUTES));
-    let tgrad_weights = Tensor::of(&mut grad_weights, FLOAT, ROUTES);
+    let (tx, ty, tgrad_y) = (floats(&mut x, ROWS), floats(&mut y, ROWS), floats(&mut grad_y, ROWS));
+    let (tlogits, tgrad_logits) = (floats(&mut logits, SCORES), floats(&mut grad_logits, SCORES));
+    let (tids, tweights) = (sluice_tensor_t::of(&mut ids, SLUICE_TYPE_INT, ROUTES), floats(&mut weights, ROUTES));
+    let tgrad_weights = floats(&mut grad_weights, ROUTES);
     let (p1, q1) = (per_expert(&mut w1, UP), per_expert(&mut b1, &UP[..1]));
     let (p2, q2) = (per_expert(&mut w2, DOWN), per_expert(&mut b2, &DOWN[..1]));
     let params = experts(&p1, &q1, &p2, &q2);
@@ -83,15 +91,17 @@ fn main() -> Result<(), String> {
         for t in 0..T {
             for e in 0..E { logits[t * E + e] = (0..M).map(|m| x[t * M + m] * router[m * E + e]).sum(); }
         }
-        gate_forward(&gate, &tlogits, &tids, &tweights)?;
-        let mut forward = ForwardArgs::new();
+        let none = ptr::null();
+        check(unsafe { sluice_gate_forward(&gate, &tlogits, none, &tids, &tweights, none, ptr::null_mut(), ptr::null_mut()) })?;
+        let mut forward = sluice_moe_forward_args_t::default();
         forward.tokens = &tx;
         forward.expert_ids = &tids;
         forward.route_weights = &tweights;
         forward.params = &params;
         forward.out_tokens = &ty;
         forward.needs_backward = 1;
-        let saved = moe.forward(&forward)?;
+        let mut saved = Step::none();
+        check(unsafe { sluice_moe_forward(moe.raw(), &forward, ptr::null_mut(), saved.out()) })?;
 
         loss = 0.0;
         for i in 0..T * M {
@@ -102,15 +112,15 @@ fn main() -> Result<(), String> {
         if step == 0 { first = loss; }
         if step % 10 == 0 || step == STEPS - 1 { println!("step {step:2} loss {loss:.6}"); }
 
-        let mut backward = BackwardArgs::new();
+        let mut backward = sluice_moe_backward_args_t::default();
         backward.tokens = &tx;
         backward.route_weights = &tweights;
         backward.params = &params;
         backward.grad_out = &tgrad_y;
         backward.grad_route_weights = &tgrad_weights;
         backward.grad_params = &grads;
-        moe.backward(&saved, &backward)?;
-        gate_backward(&gate, &tlogits, &tids, &tgrad_weights, &tgrad_logits)?;
+        check(unsafe { sluice_moe_backward(moe.raw(), saved.raw(), &backward, ptr::null_mut()) })?;
+        check(unsafe { sluice_gate_backward(&gate, &tlogits, none, &tids, &tgrad_weights, 0.0, 0.0, &tgrad_logits) })?;
 
         let rate = 1.5f32;
         for m in 0..M {
@@ -126,7 +136,7 @@ fn main() -> Result<(), String> {
     if loss < 0.8 * first { Ok(()) } else { Err("the loss did not fall".into()) }
 }
 
-/// The library wrote behind the compiler's back, through the addresses in a Tensor.
+/// The library wrote behind the compiler's back, through the addresses in a tensor.
 fn read(data: &[f32], i: usize) -> f32 {
-    unsafe { std::ptr::read_volatile(&data[i]) }
+    unsafe { ptr::read_volatile(&data[i]) }
 }

@@ -1,11 +1,9 @@
 //! A chain of layers over three stages, each a thread: the losses of one loop, to the bit.
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/pipeline_rust
-#[macro_use]
+#[path = "../../capi/bindings/rust/sluice.rs"]
 mod sluice;
-mod sluice_pipeline;
-use sluice::{Tensor, FLOAT};
-use sluice_pipeline::*;
+use sluice::*;
 use std::os::raw::c_void;
 
 const STAGES: usize = 3;
@@ -21,8 +19,8 @@ struct Stage {
     x: Vec<Vec<f32>>,
     y: Vec<Vec<f32>>,
     dx: Vec<Vec<f32>>,
-    out: Vec<Tensor>,
-    back: Vec<Tensor>,
+    out: Vec<sluice_tensor_t>,
+    back: Vec<sluice_tensor_t>,
     loss: f32,
 }
 
@@ -30,7 +28,7 @@ impl Stage {
     fn new(c: usize) -> Stage {
         let none = || vec![vec![0f32; WIDTH]; MICRO_BATCHES];
         let (mut y, mut dx) = (none(), none());
-        let tensors = |rows: &mut Vec<Vec<f32>>| rows.iter_mut().map(|row| Tensor::of(row, FLOAT, &SHAPE)).collect();
+        let tensors = |rows: &mut Vec<Vec<f32>>| rows.iter_mut().map(|row| sluice_tensor_t::of(row, SLUICE_TYPE_FLOAT, &SHAPE)).collect();
         let (out, back) = (tensors(&mut y), tensors(&mut dx));
         Stage { w: vec![0.8 + 0.1 * c as f32; WIDTH], grad: vec![0f32; WIDTH], x: none(), y, dx, out, back, loss: 0.0 }
     }
@@ -61,33 +59,45 @@ fn input(i: usize) -> Vec<f32> {
     (0..WIDTH).map(|e| ((i * 31 + e * 17) % 23) as f32 / 11.5 - 1.0).collect()
 }
 
-extern "C" fn forward(user: *mut c_void, call: *const StageCall, result: *mut StageTensors, _: *mut HostFailure) -> i32 {
-    let (stage, call) = unsafe { (&mut *(user as *mut Stage), &*call) };
+/// The first elements of the first tensor on an edge, which lie there until the callback's micro-batch is through.
+fn floats<'a>(edge: *const sluice_stage_tensors_t) -> &'a [f32] {
+    unsafe { std::slice::from_raw_parts((*(*edge).tensors).data as *const f32, WIDTH) }
+}
+
+type Call = *const sluice_stage_call_t;
+type Tensors = *mut sluice_stage_tensors_t;
+type Failure = *mut sluice_host_failure_t;
+
+unsafe extern "C" fn forward(user: *mut c_void, call: Call, result: Tensors, _: Failure) -> i32 {
+    let (stage, call) = (&mut *(user as *mut Stage), &*call);
     let i = call.micro_batch as usize;
-    if call.is_first == 1 { stage.forward(i, &input(i)) } else { stage.forward(i, floats(call.input, WIDTH)) }
-    unsafe { (*result).tensors = &stage.out[i]; (*result).num_tensors = 1; }
+    if call.is_first == 1 { stage.forward(i, &input(i)) } else { stage.forward(i, floats(call.input)) }
+    ((*result).tensors, (*result).num_tensors) = (&stage.out[i], 1);
     0
 }
 
-extern "C" fn backward(user: *mut c_void, call: *const StageCall, result: *mut StageTensors, _: *mut HostFailure) -> i32 {
-    let (stage, call) = unsafe { (&mut *(user as *mut Stage), &*call) };
+unsafe extern "C" fn backward(user: *mut c_void, call: Call, result: Tensors, _: Failure) -> i32 {
+    let (stage, call) = (&mut *(user as *mut Stage), &*call);
     let i = call.micro_batch as usize;
-    let error = if call.is_last == 1 { stage.error(i) } else { floats(call.output_grad, WIDTH).to_vec() };
+    let error = if call.is_last == 1 { stage.error(i) } else { floats(call.output_grad).to_vec() };
     stage.backward(i, &error);
-    unsafe { (*result).tensors = &stage.back[i]; (*result).num_tensors = 1; }
+    ((*result).tensors, (*result).num_tensors) = (&stage.back[i], 1);
     0
 }
 
-fn train(group: &LocalGroup, rank: usize) -> Result<Vec<f32>, String> {
-    let mut stage = Stage::new(rank);
-    let (struct_size, none) = (std::mem::size_of::<PipelineCallbacks>(), None);
-    let callbacks = PipelineCallbacks { struct_size, load: none, forward: Some(forward), loss: none, backward: Some(backward),
-        weight_grad: none, release: None, is_interrupted: None };
+fn train(comm: Comm) -> Result<Vec<f32>, Error> {
+    let mut stage = Stage::new(unsafe { sluice_comm_rank(comm.raw()) } as usize);
+    let mut callbacks = sluice_pipeline_callbacks_t::default();
+    callbacks.forward = Some(forward);
+    callbacks.backward = Some(backward);
     let user: *mut Stage = &mut stage;
-    let mut pipeline = Pipeline::new(group, rank as i32, STAGES as i32, &callbacks, user as *mut c_void)?;
+    let mut pipeline = Pipeline::none();
+    check(unsafe { sluice_pipeline_create(&Default::default(), comm.raw(), &callbacks, user as *mut c_void, pipeline.out()) })?;
+    let mut batch = sluice_pipeline_batch_t::default();
+    batch.num_micro_batches = MICRO_BATCHES as i32;
     (0..STEPS).map(|_| {
         unsafe { (*user).loss = 0.0 };
-        pipeline.run_batch(MICRO_BATCHES as i32)?;
+        check(unsafe { sluice_pipeline_run_batch(pipeline.raw(), &batch) })?;
         unsafe { (*user).descend(); Ok((*user).loss) }
     }).collect()
 }
@@ -108,12 +118,19 @@ fn train_alone() -> Vec<f32> {
     }).collect()
 }
 
-fn main() -> Result<(), String> {
-    let group = LocalGroup::new(STAGES as i32)?;
-    let losses = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..STAGES).map(|rank| { let group = &group; scope.spawn(move || train(group, rank)) }).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a stage panicked")).collect::<Result<Vec<_>, _>>()
-    })?;
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut group = LocalGroup::none();
+    check(unsafe { sluice_local_group_create(STAGES as i32, group.out()) })?;
+    let mut ranks = Vec::new();
+    for rank in 0..STAGES {
+        let mut config = sluice_comm_config_t::default();
+        (config.rank, config.world_size) = (rank as i32, STAGES as i32);
+        let mut comm = Comm::none();
+        check(unsafe { sluice_comm_create_local(group.raw(), &config, comm.out()) })?;
+        ranks.push(std::thread::spawn(move || train(comm)));
+    }
+    let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a stage panicked")).collect();
+    let losses = results.into_iter().collect::<Result<Vec<_>, _>>()?;
     for step in (0..STEPS).step_by(10).chain([STEPS - 1]) { println!("step {step:2} loss {:.6}", losses[STAGES - 1][step]); }
     if losses[STAGES - 1] != train_alone() { return Err("the losses are not those of one loop".into()); }
     Ok(())

@@ -21,8 +21,9 @@ import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path[:0] = [HERE, os.path.join(ROOT, "capi", "packaging")]
+sys.path[:0] = [HERE, os.path.join(ROOT, "capi", "packaging"), os.path.join(ROOT, "capi", "bindings")]
 import cdef  # noqa: E402
+import declarations  # noqa: E402
 import elf  # noqa: E402
 import libraries  # noqa: E402
 import restore_table  # noqa: E402
@@ -102,7 +103,7 @@ def stage(top, paths, version):
             file.write('"""Adapters of host frameworks; each is imported only where its host is."""\n')
     for path in paths:
         copy(path, os.path.join(top, "sluice/lib", os.path.basename(path)))
-    for name in cdef.header_files(INCLUDE):
+    for name in declarations.header_files(INCLUDE):
         copy(os.path.join(INCLUDE, name), os.path.join(top, "sluice/include", name))
     cdef.emit(INCLUDE, "sluice._sluice_abi", os.path.join(top, "sluice/_sluice_abi.py"))
     restore_table.emit(paths[0], os.path.join(top, "sluice/_restore_table.py"))

@@ -30,7 +30,7 @@ files() {
     done
   done < <(git ls-files -z --cached --others --exclude-standard -- "$@")
 }
-mapfile -d '' c_files < <(files '*.c' '*.h' '*.cc' '*.cpp' '*.cu' '*.inc')
+mapfile -d '' c_files < <(files '*.c' '*.h' '*.hpp' '*.cc' '*.cpp' '*.cu' '*.inc')
 mapfile -d '' python_files < <(files '*.py')
 mapfile -d '' bazel_files < <(files 'BUILD' '*/BUILD' 'WORKSPACE' '*/WORKSPACE' '*.bzl')
 mapfile -d '' shell_files < <(files '*.sh' test quickstart .ci/run)

@@ -1,0 +1,57 @@
+"""The declarations of the public C headers, as text that a parser of plain C reads: no macros, attributes or bodies.
+
+The preprocessor runs with empty system headers (parsers of declarations know `int32_t` and `size_t`), attributes are
+defined away, and integer macros are listed as `#define`s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+
+SYSTEM_HEADERS = ("assert.h", "limits.h", "stdbool.h", "stddef.h", "stdint.h")
+INTEGER_MACRO = re.compile(r"^#define (SLUICE_\w+) \(?(-?(?:0[xX][0-9a-fA-F]+|\d+))[uUlL]*\)?$")
+
+
+def header_files(include_dir: str) -> list[str]:
+    folder = os.path.join(include_dir, "sluice")
+    return sorted("sluice/" + name for name in os.listdir(folder) if name.endswith(".h"))
+
+
+def _preprocess(include_dir: str, source: str, *options: str) -> str:
+    with tempfile.TemporaryDirectory() as empty:
+        for name in SYSTEM_HEADERS:
+            open(os.path.join(empty, name), "w").close()
+        command = ["gcc", "-std=c99", "-nostdinc", "-E", "-P", *options]
+        command += ["-D__attribute__(x)=", "-I", empty, "-I", include_dir, "-x", "c", "-"]
+        done = subprocess.run(command, input=source, text=True, capture_output=True)
+    if done.returncode != 0:
+        raise RuntimeError("the public headers do not preprocess:\n" + done.stderr)
+    return done.stdout
+
+
+def _drop_bodies(text: str) -> str:
+    """Removes `static inline` functions and static assertions, which are no declarations."""
+    text = re.sub(r"\b(?:_Static_assert|static_assert)\s*\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)\s*;", "", text)
+    while True:
+        found = re.search(r"\bstatic\s+inline\b[^;{]*\{", text)
+        if not found:
+            return text
+        depth, end = 1, found.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        text = text[: found.start()] + text[end:]
+
+
+def read(include_dir: str) -> tuple[dict[str, int], str]:
+    """Integer macros by name, and the declarations of all public headers."""
+    source = "".join(f'#include "{name}"\n' for name in header_files(include_dir))
+    macros = {}
+    for line in _preprocess(include_dir, source, "-dM").splitlines():
+        found = INTEGER_MACRO.match(line)
+        if found:
+            macros[found.group(1)] = int(found.group(2), 0)
+    return dict(sorted(macros.items())), _drop_bodies(_preprocess(include_dir, source))

@@ -1,0 +1,210 @@
+"""Go: structs with exported members, a function for each call, errors as `error`. cgo checks both against the header.
+
+The rules of cgo hold: what a struct points to lies in memory of C, which `New` and `Slice` hand out.
+"""
+
+from __future__ import annotations
+
+from abi_table import Function, Model, Named, Type
+
+PATH = "capi/bindings/go/sluice.go"
+SCALARS = {
+    "int8_t": "int8",
+    "uint8_t": "uint8",
+    "int16_t": "int16",
+    "uint16_t": "uint16",
+    "int32_t": "int32",
+    "uint32_t": "uint32",
+    "int64_t": "int64",
+    "uint64_t": "uint64",
+    "size_t": "uintptr",
+    "uintptr_t": "uintptr",
+    "char": "byte",
+    "float": "float32",
+    "double": "float64",
+}
+KEYWORDS = {"type", "range", "map", "func", "chan", "select", "go", "defer", "var", "package", "interface", "text"}
+HEAD = """\
+// Package sluice is the C ABI of Sluice. {generated}
+//
+// Contracts and lifetimes are those of the headers in capi/include/sluice; names lack sluice_ and are spelled as Go
+// does. Memory that the library reads through a struct belongs to C: New, Slice and Text hand it out, Free takes it
+// back. A callback is the address of a C function. A handle that is an argument may be nil where the header says NULL.
+//
+// Where the compiler finds headers and library: CGO_CFLAGS and CGO_LDFLAGS, or an installed libsluice-dev.
+// Go 1.18 or newer.
+package sluice
+
+/*
+#cgo LDFLAGS: -lsluice
+#include <stdlib.h>
+#include <sluice/sluice.h>
+*/
+import "C"
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+"""
+TAIL = """
+// Error is what a call that failed says of itself.
+type Error struct {
+	Status  int32
+	Message string
+}
+
+func (e *Error) Error() string { return StatusName(e.Status) + ": " + e.Message }
+
+// Holds the goroutine on its thread: the library keeps the story of a failure for the thread that saw it.
+func checked(call func() C.sluice_status_t) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	status := int32(call())
+	if status == OK {
+		return nil
+	}
+	var why C.sluice_error_info_t
+	C.sluice_error_info_init(&why, C.size_t(unsafe.Sizeof(why)))
+	C.sluice_error_last(&why)
+	return &Error{status, C.GoString(&why.message[0])}
+}
+
+// Slice is count zeroed elements in memory of C, which holds no Go pointer. Free(&it[0]) ends it.
+func Slice[T any](count int) []T {
+	var one T
+	return unsafe.Slice((*T)(C.calloc(C.size_t(count), C.size_t(unsafe.Sizeof(one)))), count)
+}
+
+// Free gives back what New, Slice and Text handed out.
+func Free[T any](memory *T) { C.free(unsafe.Pointer(memory)) }
+
+// NewTensor describes row-major 32-bit elements in memory of C; Free(it.Shape) and Free(it) end it.
+func NewTensor[T any](data []T, typeCode uint8, shape ...int64) *Tensor {
+	it, lengths := New[Tensor](), Slice[int64](len(shape))
+	copy(lengths, shape)
+	it.Data, it.Shape, it.Ndim = unsafe.Pointer(&data[0]), &lengths[0], int32(len(shape))
+	it.DeviceType, it.TypeCode, it.TypeBits, it.TypeLanes = DEVICE_CPU, typeCode, 32, 1
+	return it
+}
+
+// Text is a terminated copy in memory of C.
+func Text(text string) *byte { return (*byte)(unsafe.Pointer(C.CString(text))) }
+"""
+
+
+def camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_") if part)
+
+
+def exported(name: str) -> str:
+    """sluice_moe_config_t: MoeConfig."""
+    stem = name[len("sluice_") :]
+    return camel(stem[: -len("_t")] if stem.endswith("_t") else stem)
+
+
+def constant(name: str) -> str:
+    """SLUICE_E_STATE: E_STATE. Constants keep their spelling, so that none meets a type."""
+    return name[len("SLUICE_") :]
+
+
+def parameter(name: str) -> str:
+    small = camel(name)
+    small = small[0].lower() + small[1:]
+    return small + "_" if small in KEYWORDS else small
+
+
+def spell(kind: Type) -> str:
+    if kind.kind == "callback" or kind.of == Type("scalar", "void"):
+        return "unsafe.Pointer"
+    if kind.kind == "pointer":
+        return f"*{spell(kind.of)}"
+    if kind.kind == "array":
+        return f"[{kind.count}]{spell(kind.of)}"
+    return SCALARS.get(kind.name) or exported(kind.name)
+
+
+def native(kind: Type) -> str:
+    """The type that cgo has for it."""
+    if kind.alias:
+        return f"C.{kind.alias}"
+    if kind.of == Type("scalar", "void"):
+        return "unsafe.Pointer"
+    if kind.kind == "pointer":
+        return f"*{native(kind.of)}"
+    return f"C.{kind.name}"
+
+
+def handed_over(one: Named) -> str:
+    name, kind = parameter(one.name), native(one.type)
+    if kind == "unsafe.Pointer":
+        return name
+    if one.type.kind == "pointer" and not one.type.alias:
+        return f"({kind})(unsafe.Pointer({name}))"
+    return f"{kind}({name})"
+
+
+def wrapper(function: Function, types: set[str]) -> list[str]:
+    stem = exported(function.name)
+    stem = f"Get{stem}" if stem in types else stem
+    listed = ", ".join(f"{parameter(one.name)} {spell(one.type)}" for one in function.parameters)
+    call = f"C.{function.name}({', '.join(map(handed_over, function.parameters))})"
+    if function.has_status:
+        body = ["\treturn checked(func() C.sluice_status_t {", f"\t\treturn {call}", "\t})"]
+        return ["", f"func {stem}({listed}) error {{", *body, "}"]
+    if function.result == Type("scalar", "void"):
+        return ["", f"func {stem}({listed}) {{", f"\t{call}", "}"]
+    if function.result.kind == "pointer":
+        return ["", f"func {stem}({listed}) string {{", f"\treturn C.GoString({call})", "}"]
+    result = spell(function.result)
+    return ["", f"func {stem}({listed}) {result} {{", f"\treturn {result}({call})", "}"]
+
+
+def aligned(rows: list[tuple[str, str]]) -> list[str]:
+    """As gofmt does it."""
+    width = max(len(name) for name, _ in rows)
+    return [f"\t{name.ljust(width)} {rest}" for name, rest in rows]
+
+
+def bindings(m: Model, generated: str) -> str:
+    lines = ["const ("]
+    lines += aligned([(constant(name), f"= {value}") for name, value in m.numbers.items()])
+    lines.append(")")
+    for name in m.handles:
+        lines += [
+            "",
+            f"// {exported(name)} is a handle: only pointers to it exist.",
+            f"type {exported(name)} struct {{",
+        ]
+        lines += ["\t_ [0]byte", "}"]
+    for struct in m.structs.values():
+        lines += ["", f"// {exported(struct.name)} is {struct.name}.", f"type {exported(struct.name)} struct {{"]
+        lines += [*aligned([(camel(one.name), spell(one.type)) for one in struct.members]), "}"]
+    types = {exported(name) for name in (*m.handles, *m.structs)}
+    for function in m.functions.values():
+        lines += wrapper(function, types)
+    lines += ["", "// New is a struct with its defaults in memory of C; Free ends it.", "func New[T any]() *T {"]
+    lines += ["\tit := &Slice[T](1)[0]", "\tswitch s := any(it).(type) {"]
+    for struct in m.structs.values():
+        init, name = m.init_of(struct), exported(struct.name)
+        if init:
+            lines += [f"\tcase *{name}:", f"\t\t{exported(init)}(s, unsafe.Sizeof(*s))"]
+        elif struct.grows:
+            lines += [f"\tcase *{name}:", "\t\ts.StructSize = unsafe.Sizeof(*s)"]
+    lines += ["\t}", "\treturn it", "}"]
+    return HEAD.format(generated=generated) + "\n".join(lines) + "\n" + TAIL
+
+
+def layout_program(m: Model) -> str:
+    """Prints what capi/abi/layout.txt says, as this language sees it."""
+    lines = ["package main", "", 'import "fmt"', 'import "unsafe"', 'import "sluice"', "", "func main() {"]
+    for struct in m.structs.values():
+        lines += ["\t{", f"\t\tvar s sluice.{exported(struct.name)}"]
+        lines.append(f'\t\tfmt.Printf("{struct.name}: %d bytes\\n", unsafe.Sizeof(s))')
+        for one in struct.members:
+            at = f"s.{camel(one.name)}"
+            lines.append(f'\t\tfmt.Printf("  %d +%d {one.name}\\n", unsafe.Offsetof({at}), unsafe.Sizeof({at}))')
+        lines.append("\t}")
+    lines += [f'\tfmt.Printf("{name} = %d\\n", sluice.{constant(name)})' for name in m.constants]
+    return "\n".join([*lines, "}", ""])

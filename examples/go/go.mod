@@ -1,0 +1,7 @@
+module local
+
+go 1.18
+
+require sluice v0.0.0
+
+replace sluice => ../../capi/bindings/go

@@ -1,0 +1,73 @@
+"""The bindings of other languages are those that capi/bindings/generate.py writes from the headers."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+HEADER = """
+#ifndef SLUICE_X_H_
+#define SLUICE_X_H_
+#include <stdint.h>
+enum { SLUICE_A = 1, SLUICE_B };
+typedef struct sluice_x_s sluice_x_t;
+typedef struct sluice_pair_s { int32_t left; const int32_t* right; } sluice_pair_t;
+int32_t sluice_x_create(const sluice_pair_t* pair, sluice_x_t** out_x);
+void sluice_x_destroy(sluice_x_t* x);
+#endif
+"""
+
+
+@pytest.fixture(scope="module")
+def generate(root):
+    sys.path.insert(0, os.path.join(root, "capi", "bindings"))
+    import generate
+
+    return generate
+
+
+def test_Bindings_AreThoseOfTheHeaders(root):
+    command = [sys.executable, os.path.join(root, "capi", "bindings", "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_Bindings_OfChangedHeaders_Differ(generate, include_dir, tmp_path):
+    """Every language sees a new function."""
+    (tmp_path / "sluice").mkdir()
+    for name in os.listdir(os.path.join(include_dir, "sluice")):
+        with open(os.path.join(include_dir, "sluice", name)) as file:
+            text = file.read()
+        (tmp_path / "sluice" / name).write_text(text)
+    (tmp_path / "sluice" / "zebra.h").write_text(
+        "typedef struct sluice_zebra_s sluice_zebra_t;\nvoid sluice_zebra_destroy(sluice_zebra_t* zebra);\n"
+    )
+    for (path, before), (_, after) in zip(
+        generate.files(include_dir).items(), generate.files(str(tmp_path)).items(), strict=True
+    ):
+        assert "zebra" not in before and re.search("sluice_zebra_destroy", after), path
+
+
+@pytest.mark.parametrize("standard", ["c++11", "c++17", "c++20"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++-14"])
+def test_CxxHeader_CompiledAlone_HasNoWarning(compiler, standard, include_dir):
+    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+    command = [compiler, f"-std={standard}", *warnings, "-I", include_dir, "-fsyntax-only", "-x", "c++", "-"]
+    text = '#include "sluice/sluice.hpp"\n#include "sluice/sluice.hpp"\nextern int it_is_not_empty;\n'
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_Table_DeclarationThatNoTemplateKnows_IsRefused(generate, tmp_path):
+    """Silently left out, it would be missing in four languages."""
+    import abi_table
+
+    (tmp_path / "sluice").mkdir()
+    (tmp_path / "sluice" / "x.h").write_text(HEADER)
+    table = abi_table.read(str(tmp_path))
+    assert table.constants == {"SLUICE_A": 1, "SLUICE_B": 2} and table.handles == {"sluice_x_t": "sluice_x_destroy"}
+    (tmp_path / "sluice" / "x.h").write_text(HEADER.replace("#endif", "extern int sluice_global;\n#endif"))
+    with pytest.raises(ValueError, match="no template knows"):
+        abi_table.read(str(tmp_path))

@@ -14,7 +14,7 @@ from integration_tests.benchmarks import records, stats
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted(records.FOLDER.glob("*.json"))
 COMMITTED = [file for file in COMMITTED if not file.name.endswith(".raw.json")]
-MOST_BYTES, MOST_BYTES_OF_ALL = 20_000, 150 * 1024
+MOST_BYTES, MOST_BYTES_OF_ALL = 20_000, 200_000
 
 
 def samples(value: Any, name: str = "") -> list[str]:

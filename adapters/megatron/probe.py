@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sluice.adapters.megatron import refusals
 from sluice.adapters.megatron.experts import Form, form_of
 from sluice.errors import Unsupported
 
@@ -39,7 +39,9 @@ class Finding:
 
 def probe(layer: Any) -> Finding:
     """Understands a layer that the host has just built, or raises Unsupported; runs nothing of the model."""
-    for reason in _against(layer.config, layer.experts):
+    tensor_parallel = getattr(layer.experts, "tp_group", None)
+    size = 1 if tensor_parallel is None else tensor_parallel.size()
+    for reason in refusals.against(lambda name: getattr(layer.config, name, None), size):
         raise Unsupported(reason)
     form = form_of(layer.experts)
     if getattr(layer.config, "delay_wgrad_compute", False) and not form.fused:
@@ -60,36 +62,3 @@ def probe(layer: Any) -> Finding:
         device=sample.device,
         form=form,
     )
-
-
-def _against(config: Any, experts: Any) -> Iterator[str]:
-    """What the host's options ask for that Sluice does not do, with what to do about it."""
-
-    def asks(name: str) -> Any:
-        return getattr(config, name, None)
-
-    tensor_parallel = getattr(experts, "tp_group", None)
-    if tensor_parallel is not None and tensor_parallel.size() > 1:
-        yield (
-            f"its experts are split over {tensor_parallel.size()} tensor-parallel ranks: "
-            "set expert_tensor_parallel_size to 1"
-        )
-    if asks("fp8") or asks("fp4"):
-        yield "fp8 and fp4 are not supported: train its experts in bf16"
-    if asks("moe_token_dispatcher_type") == "flex":
-        yield 'moe_token_dispatcher_type "flex" is another transport: use "alltoall"'
-    if asks("moe_latent_size"):
-        yield "moe_latent_size is not supported: leave it out"
-    if asks("cuda_graph_impl") not in (None, "none"):
-        yield f'cuda_graph_impl "{config.cuda_graph_impl}" is not supported: use "none"'
-    if asks("transformer_impl") == "inference_optimized":
-        yield 'transformer_impl "inference_optimized" is not supported: Sluice runs models in training'
-    for name in ("overlap_moe_expert_parallel_comm", "overlap_dispatch_backward_with_experts_wgrad"):
-        if asks(name):
-            yield f"{name} is not supported: leave it out, Sluice overlaps chunks of one layer"
-    if asks("moe_router_padding_for_quantization") or asks("moe_router_padding_for_fp8"):
-        yield "router padding for quantised experts is not supported: leave it out"
-    if asks("moe_expert_rank_capacity_factor") is not None:
-        yield "moe_expert_rank_capacity_factor is not supported: leave it out, or use moe_expert_capacity_factor"
-    if (asks("gtp_weight_remat_size") or 1) > 1:
-        yield "gtp_weight_remat_size above 1 is not supported: set it to 1"

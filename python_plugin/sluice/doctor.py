@@ -44,6 +44,7 @@ EXAMPLE = """examples:
   sluice doctor
   sluice doctor --config ds_config.json
   sluice doctor --config mixtral/config.json
+  sluice doctor --config train_mixtral.sh
   sluice doctor --json | jq '.findings[] | select(.state == "bad")'
 
 exit status: 0 ready; 1 something is wrong, see the lines marked `bad`; 2 wrong arguments
@@ -62,7 +63,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a ds_config.json, or config.json of a transformers model: what would be swapped",
+        help="a ds_config.json, config.json of a transformers model, or script with Megatron's flags: what would be "
+        "swapped",
     )
     options = parser.parse_args(arguments)
     findings = examine(options.config)

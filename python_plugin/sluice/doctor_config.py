@@ -1,4 +1,5 @@
-"""`sluice doctor --config FILE`: what a config of DeepSpeed or of a model of transformers would swap, or why not.
+"""`sluice doctor --config FILE`: what a config of DeepSpeed, of a model of transformers or of Megatron would swap, or
+why not.
 
 The file is judged as the adapters would judge it; no model is built, so what only a model shows (its experts' forms)
 is said by the banner of a run.
@@ -14,6 +15,7 @@ from typing import Any
 
 from sluice import config, settings
 from sluice.doctor import BAD, NOTE, OK, Finding, _version
+from sluice.planning import megatron
 
 CHECK = "config"
 DEEPSPEED_KEYS = ("zero_optimization", "optimizer", "gradient_accumulation_steps", "bf16", "fp16", "steps_per_print")
@@ -29,14 +31,28 @@ def examine(path: str) -> Iterator[Finding]:
         yield from _transformers(path, values)
     elif any(key.startswith("train_") or key in DEEPSPEED_KEYS for key in values) or "sluice" in values:
         yield from _deepspeed(path, values)
+    elif megatron.is_megatron(megatron.flat(values)):
+        from sluice import doctor_megatron
+
+        yield from doctor_megatron.examine(path, megatron.flat(values), _FLAGS in values)
     else:
         yield Finding(
             CHECK,
             BAD,
-            f"{path} is no config of DeepSpeed (train_..., zero_optimization, sluice) and none of transformers "
-            "(model_type)",
-            "give the file that the training script gives to deepspeed.initialize, or a model's config.json",
+            f"{path} is no config of DeepSpeed (train_..., zero_optimization, sluice), none of transformers "
+            "(model_type), and none of Megatron (num_moe_experts, or a script with its flags)",
+            "give the file that the training script gives to deepspeed.initialize, a model's config.json, or the "
+            "script with Megatron's flags",
         )
+
+
+_FLAGS = "flags of a script"
+
+
+def _flags(flags: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of Megatron's; None: of anything else."""
+    is_its_own = megatron.is_megatron(flags) or "num_experts" in flags
+    return {"num_moe_experts": flags.get("num_experts"), **flags, _FLAGS: True} if is_its_own else None
 
 
 def _read(path: str) -> Mapping[str, Any] | Finding:
@@ -47,15 +63,38 @@ def _read(path: str) -> Mapping[str, Any] | Finding:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        try:
-            import hjson  # as DeepSpeed reads its own: comments, no quotes
-
-            values = hjson.loads(text)
-        except (ImportError, ValueError, RecursionError):
+        values = _flags(megatron.flags_of(text)) or _yaml(path, text) or _hjson(text)
+        if values is None:
             return Finding(CHECK, BAD, f"{path} is not JSON: {error}", "correct that line")
     if not isinstance(values, Mapping):
         return Finding(CHECK, BAD, f"{path} holds {type(values).__name__}, not an object", "give a config file")
     return values
+
+
+def _hjson(text: str) -> Any:
+    """As DeepSpeed reads its own: with comments, and without quotes."""
+    try:
+        import hjson
+
+        return hjson.loads(text)
+    except (ImportError, ValueError, RecursionError):
+        return None
+
+
+def _yaml(path: str, text: str) -> Mapping[str, Any] | None:
+    """A file of Megatron's, or a recipe of its tests."""
+    if Path(path).suffix not in (".yaml", ".yml"):
+        return None
+    try:
+        import yaml
+
+        values = yaml.safe_load(text)
+    except Exception:  # none is installed, or it is none: the caller says what it is not
+        return None
+    if not isinstance(values, Mapping):
+        return None
+    recipe = megatron.flags_of_recipe(values)
+    return values if recipe is None else _flags(recipe)
 
 
 def _section(path: str, values: Mapping[str, Any]) -> config.Options | Finding:

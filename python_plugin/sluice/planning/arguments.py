@@ -8,7 +8,7 @@ from typing import Any
 from .. import config, restore
 from . import machines
 from .errors import BadInput
-from .model import Model, read_config, with_tokens
+from .model import Model, read_configs, with_tokens
 from .planner import ACTIVATIONS as PRICED
 from .planner import DTYPES, Choice
 
@@ -23,7 +23,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="of transformers, DeepSpeed or Megatron (JSON, YAML or a script with its flags); may be given twice",
+        help="of transformers, DeepSpeed (AutoEP too) or Megatron (JSON, YAML, a script or a line with its flags); may "
+        "be given twice",
     )
     group.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sample, beside a micro-batch")
     group.add_argument("--model-width", type=int, metavar="M")
@@ -65,9 +66,7 @@ def model_of(options: Any) -> Model:
         raise BadInput(f"--chunks is {options.chunks}; it must be above 0, and is chosen where it is left out")
     if options.activation is not None and options.activation not in ACTIVATIONS:
         raise BadInput(f"--activation is {options.activation!r}; known are {', '.join(ACTIVATIONS)}")
-    model = Model()
-    for path in options.config:
-        model = model.over(read_config(path))
+    model = read_configs(options.config)
     flags = Model(
         model_width=options.model_width,
         hidden_width=options.hidden_width,

@@ -1,10 +1,12 @@
-"""Megatron's configs: a TransformerConfig as JSON or YAML, or a script with `--flag value`."""
+"""Megatron's configs: a TransformerConfig as JSON or YAML, a recipe of its tests, or a script with `--flag value`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from .errors import BadInput
 
 # Words that no other host's config has.
 SIGNS = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size")
@@ -16,14 +18,25 @@ NAMES = {
     "layers": ("num_layers",),
     "micro_batch": ("micro_batch_size",),
     "sequence_length": ("seq_length", "encoder_seq_length"),
+    "ranks": ("expert_model_parallel_size",),
 }
 DEFAULT_TOP_K = 2  # Megatron's own
+_RECIPE = "MODEL_ARGS"  # under which recipes have the flags of a script
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S+)\s*$")
 
 
 def is_megatron(data: Mapping[str, Any]) -> bool:
     """Whether a config, flattened, is one of Megatron's."""
     return any(data.get(name) is not None for name in SIGNS)
+
+
+def flags_of_recipe(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of a recipe ("MODEL_ARGS": {"--num-layers": 8, ...}), as `flags_of` gives a script's; None: it is none."""
+    flags = data.get(_RECIPE)
+    if not isinstance(flags, Mapping):
+        return None
+    named = {str(name).lstrip("-").replace("-", "_"): value for name, value in flags.items()}
+    return {name: value for name, value in named.items() if not (isinstance(value, str) and "$" in value)}
 
 
 def flat(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,3 +89,23 @@ def dtype_of(data: Mapping[str, Any]) -> str | None:
 def is_gated(data: Mapping[str, Any]) -> bool:
     """Its experts have two matrices unless told otherwise."""
     return data.get("swiglu") is True or data.get("gated_linear_unit") is True
+
+
+def token_shares(data: Mapping[str, Any]) -> int:
+    """Ranks that a sample's tokens are split over before they come to a MoE layer."""
+    tensor = _size(data, "tensor_model_parallel_size") if data.get("sequence_parallel") is True else 1
+    return tensor * _size(data, "context_parallel_size")
+
+
+def stages(data: Mapping[str, Any]) -> int:
+    """Of its pipeline."""
+    return _size(data, "pipeline_model_parallel_size")
+
+
+def _size(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadInput(f"{name} is {value!r}; it must be a whole number above 0")
+    return value

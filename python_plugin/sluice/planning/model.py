@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from .. import origins
 from ..config import ConfigError, Options, Policy
 from ..config import parse as parse_section
-from . import megatron, moe_layers
+from . import auto_ep, megatron, moe_layers
 from .errors import BadInput
 
 # transformers' configs name the same things differently; the first name that is there counts.
@@ -58,6 +58,9 @@ class Model:
     bias: bool | None = None
     micro_batch: int | None = None
     sequence_length: int | None = None
+    token_shares: int | None = None  # ranks that a sample's tokens are split over
+    ranks: int | None = None  # of one expert-parallel group
+    scores_first: bool | None = None  # scores go before the experts: each route is a row of its own
     section: Options | None = None  # the whole "sluice" section of a config
 
     def over(self, other: Model) -> Model:
@@ -66,9 +69,22 @@ class Model:
         return replace(other, **{name: value for name, value in given.items() if value is not None})
 
 
+def read_configs(paths: Sequence[str]) -> Model:
+    """What several configs say together; an earlier one wins."""
+    loaded = [(path, _load(path)) for path in paths]
+    names = auto_ep.names_of(data for _, data in loaded)
+    model = Model()
+    for path, data in loaded:
+        model = model.over(_model_of(data, path, names))
+    return model
+
+
 def read_config(path: str) -> Model:
     """A config of transformers, DeepSpeed or Megatron, told apart by their keys; what it does not say stays open."""
-    data = _load(path)
+    return read_configs([path])
+
+
+def _model_of(data: Mapping[str, Any], path: str, names: Mapping[str, str]) -> Model:
     is_model = isinstance(data.get("model_type"), str)  # transformers' own, which may carry our section
     if not is_model and any(key.startswith("train_") or key in ("zero_optimization", "sluice") for key in data):
         return _deepspeed(data, path)
@@ -77,7 +93,7 @@ def read_config(path: str) -> Model:
         flat = megatron.flat(data)
         if not is_model and megatron.is_megatron(flat):
             return _megatron(flat, path)
-        return own.over(_transformers(_innermost(data), path))
+        return own.over(_transformers(_innermost(data), path, names))
     except BadInput as error:
         raise BadInput(f"config {path}: {error}") from None
 
@@ -93,7 +109,8 @@ def _load(path: str) -> Mapping[str, Any]:
         data = _not_json(path, text, error)
     if not isinstance(data, Mapping):
         raise BadInput(f"config {path}: it must be an object, not {type(data).__name__}")
-    return data
+    recipe = megatron.flags_of_recipe(data)
+    return data if recipe is None else {"moe_router_topk": megatron.DEFAULT_TOP_K, **recipe}
 
 
 def _not_json(path: str, text: str, problem: Exception) -> Any:
@@ -142,8 +159,9 @@ def _dtype(word: str, name: str) -> str:
     return DTYPES[word]
 
 
-def _transformers(data: Mapping[str, Any], path: str) -> Model:
-    found = _values(data, NAMES)
+def _transformers(data: Mapping[str, Any], path: str, names: Mapping[str, str] | None = None) -> Model:
+    first = {field: (name, *NAMES[field]) for field, name in (names or {}).items()}
+    found = _values(data, {**NAMES, **first})
     found["layers"] = moe_layers.count(data, found.get("layers"))
     kind = data.get("model_type")
     found.setdefault("top_k", ROUTES.get(str(kind)))
@@ -156,14 +174,28 @@ def _megatron(data: Mapping[str, Any], path: str) -> Model:
     found = {"top_k": megatron.DEFAULT_TOP_K, **_values(data, megatron.NAMES)}
     if "hidden_width" not in found and "model_width" in found and data.get("hidden_size"):
         found["hidden_width"] = 4 * data["hidden_size"]  # as Megatron fills ffn_hidden_size
-    found["layers"] = moe_layers.count({"moe_layer_freq": data.get("moe_layer_freq")}, found.get("layers"))
+    found |= _layers_of_a_stage(data, found.pop("layers", None))
+    found["token_shares"] = megatron.token_shares(data)
     word = megatron.dtype_of(data)
     dtype = None if word is None else _dtype(word, "params_dtype")
     return Model(**found, dtype=dtype, gated=megatron.is_gated(data))
 
 
+def _layers_of_a_stage(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
+    """Of the stage with the most experts. Under 1F1B the first stage has a micro-batch outstanding for each stage."""
+    frequency = {"moe_layer_freq": data.get("moe_layer_freq")}
+    count, stages = moe_layers.count(frequency, layers), megatron.stages(data)
+    if stages == 1 or layers is None:
+        return {"layers": count}
+    most = max(moe_layers.by_stage(frequency, layers, stages))
+    return {"layers": most, "max_outstanding": most * stages}
+
+
 def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
-    found: dict[str, Any] = {}
+    try:
+        found = auto_ep.fields_of(data)
+    except BadInput as error:
+        raise BadInput(f"config {path}: {error.message}") from None
     batch = data.get("train_micro_batch_size_per_gpu")
     if isinstance(batch, int) and not isinstance(batch, bool):
         found["micro_batch"] = batch
@@ -198,7 +230,7 @@ def with_tokens(model: Model) -> Model:
     """Tokens from a micro-batch and a sequence length, where they are not given."""
     if model.tokens is not None or model.micro_batch is None or model.sequence_length is None:
         return model
-    return replace(model, tokens=model.micro_batch * model.sequence_length)
+    return replace(model, tokens=-(-model.micro_batch * model.sequence_length // (model.token_shares or 1)))
 
 
 def complete(model: Model) -> Model:
@@ -226,4 +258,6 @@ def complete(model: Model) -> Model:
         )
     if model.layers is not None and model.layers > moe_layers.MOST:
         raise BadInput(f"--layers is {model.layers}; it must be at most {moe_layers.MOST}")
+    if model.scores_first:
+        model = replace(model, tokens=model.tokens * model.top_k, top_k=1)
     return model.over(Model(layers=1, dtype="bf16", gated=False))

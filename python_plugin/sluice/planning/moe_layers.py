@@ -30,6 +30,13 @@ def count(data: Mapping[str, Any], layers: int | None) -> int | None:
     return sum(_holds_experts(data, index, layers) for index in range(layers))
 
 
+def by_stage(data: Mapping[str, Any], layers: int, stages: int) -> list[int]:
+    """The same of each stage of a pipeline, which has so many layers as the next."""
+    holds = [_holds_experts(data, index, layers) for index in range(layers)]
+    own = -(-layers // stages)
+    return [sum(holds[first : first + own]) for first in range(0, layers, own)]
+
+
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
     value = data.get(name)
     if value is None:

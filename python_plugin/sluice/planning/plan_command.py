@@ -20,6 +20,8 @@ EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --ranks 8 --config mixtral/config.json --tokens 8192 --budget 20GiB
   sluice plan --machine a100-8x8-1600g --ranks 64 --model-width 2048 --hidden-width 8192 --experts 64 --top-k 2 \\
               --tokens 8192 --layers 4 --budget 6GiB --picture plan.svg
+  sluice plan --machine h200-8x8 --config train_mixtral.sh                     a script of Megatron's, with its flags
+  sluice plan --machine h200-8x8 --config ds_config.json --config config.json --sequence-length 4096      AutoEP
   sluice plan --stages model.json      all layers of a model, over the stages of a pipeline or one (--stages --help)
 
 exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
@@ -37,7 +39,7 @@ def main(words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     arguments.add_machine(parser)
-    parser.add_argument("--ranks", type=int, required=True, metavar="W", help="of one expert-parallel group")
+    parser.add_argument("--ranks", type=int, metavar="W", help="of one expert-parallel group; default: the config's")
     arguments.add_model(parser)
     arguments.add_choice(parser)
     parser.add_argument("--skew", type=float, help="rows of the fullest rank over balanced ones (1)")
@@ -55,6 +57,9 @@ def main(words: list[str]) -> int:
             if value is not None and value < 1:
                 raise BadInput(f"{name} is {value}; it must be above 0")
         model = arguments.model_of(options)
+        options.ranks = options.ranks or model.ranks
+        if options.ranks is None:
+            raise BadInput("--ranks is missing: give it, or a --config that says how experts are shared out")
         planner = Planner(arguments.machine_of(options, model, options.ranks))
         made = plan(planner, complete(model), options)
     except SluiceError as error:

@@ -132,6 +132,62 @@ def test_TransformersConfig_SaysWhatWouldRunOrWhyNot(tmp_path, what):
     assert finding.state == state and all(word in text for word in words), finding
 
 
+SCRIPT = "--num-layers 8 --hidden-size 64 --num-experts 8 --moe-router-topk 2 --transformer-impl local"
+NAMED = f"{SCRIPT} --spec sluice.megatron moe_block_spec"
+RECIPE = "MODEL_ARGS:\n  --num-layers: 8\n  --num-experts: 8\n"
+OF_CORE = {"num_layers": 8, "hidden_size": 64, "num_moe_experts": 8}
+MEGATRON = {
+    "a line of flags": ("train.sh", NAMED, "ok", ["every MoE layer of 8 experts", "chunks adaptive"]),
+    "no spec": ("train.sh", SCRIPT, "bad", ["no --spec", "add --spec sluice.megatron moe_block_spec"]),
+    "another spec": ("train.sh", f"{SCRIPT} --spec my.spec layer", "bad", ["no --spec"]),
+    "flex": ("train.sh", f"{NAMED} --moe-token-dispatcher-type flex", "bad", ['"flex" is another', 'use "alltoall"']),
+    "experts split": ("train.sh", f"{NAMED} --tensor-model-parallel-size 2", "bad", ["over 2 tensor-parallel ranks"]),
+    "experts whole": (
+        "train.sh",
+        f"{NAMED} --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1",
+        "ok",
+        ["every MoE layer"],
+    ),
+    "grouped by Transformer Engine": (
+        "train.sh",
+        f"{NAMED.replace('--transformer-impl local', '')} --moe-grouped-gemm",
+        "bad",
+        ["TEGroupedMLP", "leave --moe-grouped-gemm out"],
+    ),
+    "fp8": ("train.sh", f"{NAMED} --fp8-format hybrid", "bad", ["fp8 and fp4 are not supported", "bf16"]),
+    "a recipe": ("model_config.yaml", RECIPE, "bad", ["no --spec"]),
+    "a recipe with the spec": (
+        "model_config.yaml",
+        f"{RECIPE}  --spec: sluice.megatron moe_block_spec\n",
+        "ok",
+        ["every MoE layer of 8 experts"],
+    ),
+    "a config of core": ("config.json", json.dumps(OF_CORE), "ok", ["through sluice.megatron.with_sluice"]),
+    "dense": ("config.json", json.dumps({**OF_CORE, "num_moe_experts": 0}), "bad", ["without experts"]),
+}
+
+
+@pytest.mark.parametrize("what", MEGATRON)
+def test_MegatronsFlagsOrConfig_SayWhatWouldBeSwappedOrWhyNot(tmp_path, what):
+    name, content, state, words = MEGATRON[what]
+    path = tmp_path / name
+    path.write_text(content)
+    (finding,) = doctor_config.examine(str(path))
+    text = f"{finding.detail} {finding.advice}"
+    assert finding.state == state and all(word in text for word in words), finding
+
+
+def test_MegatronsFlags_UnderWarn_NoteWhatIsLeft(tmp_path, monkeypatch):
+    path = tmp_path / "train.sh"
+    path.write_text(f"{NAMED} --moe-token-dispatcher-type flex")
+    monkeypatch.setenv("SLUICE_OPTIONS", '{"on_unsupported": "warn"}')
+    (finding,) = doctor_config.examine(str(path))
+    assert finding.state == "note" and "layers stay with Megatron" in finding.detail
+    monkeypatch.setenv("SLUICE_OPTIONS", '{"chnks": 2}')
+    (finding,) = doctor_config.examine(str(path))
+    assert finding.state == "bad" and "'chnks'" in finding.detail
+
+
 def test_Command_WithAConfig_ExitsByWhatItFinds(tmp_path):
     path = tmp_path / "ds_config.json"
     for section, code in ((ON, 0), ({**ON, "chnks": 2}, 1)):

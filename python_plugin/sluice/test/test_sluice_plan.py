@@ -314,6 +314,88 @@ def test_Config_MegatronScript_FlagsAreRead(tmp_path, capsys) -> None:
         model.read_config(str(path))
 
 
+def test_Config_MegatronRecipe_IsReadAsItsFlags(tmp_path) -> None:
+    yaml = pytest.importorskip("yaml")
+    path = tmp_path / "model_config.yaml"
+    names = {"num_moe_experts": "num_experts", "gated_linear_unit": "swiglu"}
+    flags = {f"--{names.get(key, key).replace('_', '-')}": value for key, value in MEGATRON.items()}
+    flags |= {"--data-path": "${DATA}/x", "--max-position-embeddings": "${LONGEST}"}
+    path.write_text(yaml.safe_dump({"ENV_VARS": {"NCCL_ALGO": "Ring"}, "MODEL_ARGS": flags}))
+    assert _read(path) == FROM_MEGATRON
+
+
+LINE = "--num-layers 8 --hidden-size 64 --num-experts 8 --seq-length 4096 --micro-batch-size 2 --bf16"
+
+
+@pytest.mark.parametrize(
+    "flags, wanted",
+    [
+        ("", (None, 8192, 8, None)),
+        ("--expert-model-parallel-size 4", (4, 8192, 8, None)),
+        ("--context-parallel-size 2", (None, 4096, 8, None)),
+        ("--tensor-model-parallel-size 4 --sequence-parallel --context-parallel-size 2", (None, 1024, 8, None)),
+        ("--tensor-model-parallel-size 4", (None, 8192, 8, None)),
+        ("--pipeline-model-parallel-size 4", (None, 8192, 2, 8)),
+        ("--pipeline-model-parallel-size 2 --moe-layer-freq ([0]*3+[1]*5)", (None, 8192, 4, 8)),
+    ],
+)  # fmt: skip
+def test_Config_MegatronParallelism_GivesRanksTokensAndLayersOfARank(tmp_path, flags: str, wanted) -> None:
+    path = tmp_path / "arguments"
+    path.write_text(f"{LINE} {flags}")
+    got = model.with_tokens(model.read_config(str(path)))
+    assert (got.ranks, got.tokens, got.layers, got.max_outstanding) == wanted
+    path.write_text(f"{LINE} --context-parallel-size 0")
+    with pytest.raises(BadInput, match="config .*: context_parallel_size is 0"):
+        model.read_config(str(path))
+
+
+def test_Config_SaysTheRanks_CommandNeedsNone(tmp_path, capsys) -> None:
+    path = tmp_path / "arguments"
+    path.write_text(f"{LINE} --expert-model-parallel-size 4")
+    words = ["--machine", "h200-8x8", "--config", str(path)]
+    status, out, _ = run(capsys, *words, "--json")
+    assert status == 0 and json.loads(out)["layers"][0]["workload"]["world_size"] == 4
+    path.write_text(LINE)
+    status, _, err = run(capsys, *words)
+    assert status == 2 and "--ranks is missing" in err
+
+
+AUTO_EP = {"enabled": True, "autoep_size": 4, "preset_model": "mixtral"}
+
+
+def _with_auto_ep(tmp_path, config: dict[str, object], **section: object) -> model.Model:
+    """From a config of DeepSpeed whose section has these keys beside those above, and a model's."""
+    ours, theirs = tmp_path / "ds.json", tmp_path / "config.json"
+    ours.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "expert_parallel": {**AUTO_EP, **section}}))
+    theirs.write_text(json.dumps(config))
+    return model.complete(
+        model.with_tokens(model.Model(sequence_length=64).over(model.read_configs([str(ours), str(theirs)])))
+    )
+
+
+def test_Config_AutoEp_SizesOfThePresetsModel(tmp_path) -> None:
+    got = _with_auto_ep(tmp_path, MIXTRAL)
+    assert (got.ranks, got.tokens, got.num_experts, got.top_k) == (4, 128, 8, 2)
+    assert got.gated
+    got = _with_auto_ep(tmp_path, MIXTRAL, top_k=3, expert_activation="geglu_tanh")
+    assert (got.top_k, got.activation) == (3, "gelu_tanh")
+    off = _with_auto_ep(tmp_path, MIXTRAL, enabled=False, top_k=3)
+    assert (off.ranks, off.top_k) == (None, 2)
+
+
+def test_Config_AutoEpScoresBeforeTheExperts_EachRouteIsARow(tmp_path) -> None:
+    got = _with_auto_ep(tmp_path, MIXTRAL, score_apply="pre")
+    assert (got.tokens, got.top_k) == (256, 1)
+
+
+def test_Config_AutoEpNamesFieldsOfTheModel_TheyAreRead(tmp_path) -> None:
+    own = {**MIXTRAL, "sets": 16, "picks": 4}
+    got = _with_auto_ep(tmp_path, own, num_experts_attr="sets", top_k_attr="picks")
+    assert (got.num_experts, got.top_k) == (16, 4)
+    with pytest.raises(BadInput, match='/ds.json: "expert_parallel": autoep_size is 0'):
+        _with_auto_ep(tmp_path, MIXTRAL, autoep_size=0)
+
+
 @pytest.mark.parametrize(
     "freq, layers",
     [

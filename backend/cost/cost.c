@@ -35,6 +35,23 @@ int sluice_choice_chunks_by_experts(const sluice_workload_t* w, const sluice_cho
   return !c->bounded && sluice_chunking_is_by_rows(&chunking);
 }
 
+int sluice_workload_has_two_levels(const sluice_workload_t* w) {
+  return w->deduplicate == SLUICE_DEDUPLICATE_NODES && w->ranks_per_node > 1 && w->ranks_per_node < w->world_size;
+}
+
+/* In two levels `out` and `in` are what travels within a node. Each forwarding rank has the tokens of its local index
+ * on all nodes, which are as many as its own; sums come back by node. */
+static void set_levels(const sluice_workload_t* w, sluice_chunk_rows_t* rows) {
+  const double ranks = w->world_size, per_node = w->ranks_per_node, nodes = ranks / per_node;
+  const double on_node = (per_node - 1) / per_node * ranks / (ranks - 1); /* of what travelled to any other rank */
+  const double node_copies =
+      rows->tokens * w->top_k * sluice_token_copies_share(w->num_experts, (int32_t)nodes, w->top_k);
+  rows->passed_on = rows->returned;
+  rows->between = node_copies * (nodes - 1) / nodes;
+  rows->out *= on_node, rows->in *= on_node;
+  rows->returned = node_copies;
+}
+
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choice_t* c) {
   double ranks = w->world_size, tokens = (double)w->num_tokens / c->num_chunks;
   double sent = tokens * w->top_k, experts = local_experts(w);
@@ -54,6 +71,7 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choi
   rows.in = rows.received_remote * share;
   rows.returned = rows.sent * share;
   if (w->deduplicate) rows.in = fmin(rows.in, ranks * tokens * remote); /* a rank gets no token twice */
+  if (sluice_workload_has_two_levels(w)) set_levels(w, &rows);
   return rows;
 }
 
@@ -81,10 +99,27 @@ typedef struct traffic_s {
   double packed; /* bytes gathered on the communication lane before they leave */
   double bytes;
   int32_t is_exchange, num_second;
+  int32_t level; /* LEVEL_* */
 } traffic_t;
+
+/* Between whom an exchange is. */
+enum { LEVEL_RANKS = 0, LEVEL_NODES, LEVEL_WITHIN };
 
 static double scalar_bytes(const op_scene_t* s) {
   return SCALAR_BYTES * fmax(s->rows.sent_remote, s->rows.received_remote);
+}
+
+/* What an op of two levels sends, and to whom: between nodes as many rows from each rank, however experts are loaded;
+ * what its own level does not carry, its packing has touched. */
+static void set_level(const op_scene_t* s, sluice_op_price_t price, traffic_t* t) {
+  t->level = price == SLUICE_PRICE_SEND || price == SLUICE_PRICE_RETURN ? LEVEL_NODES : LEVEL_WITHIN;
+  if (t->level == LEVEL_NODES) t->bytes = s->rows.between * s->row_bytes;
+  switch (price) {
+    case SLUICE_PRICE_SEND: t->packed = s->rows.between; return;
+    case SLUICE_PRICE_NODE_SEND:
+    case SLUICE_PRICE_RETURN: t->packed = s->rows.passed_on; return;
+    default: t->packed = s->rows.received; return;
+  }
 }
 
 /* Route weights go out beside the gradients, and beside the rows where the layer is deduplicated; the gate's scalars
@@ -95,18 +130,28 @@ static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
   double most = fmax(s->rows.out, s->rows.in); /* `out` is what all send on average */
   traffic_t t = {.bytes = sluice_machine_skewed_bytes(s->machine, most, s->rows.out) * s->row_bytes, .is_exchange = 1};
   t.num_second = op->scalars == SLUICE_SCALARS_ALWAYS;
+  t.packed =
+      op->price == SLUICE_PRICE_RETURN || op->price == SLUICE_PRICE_NODE_RETURN ? s->rows.received_remote : s->rows.out;
+  if (sluice_workload_has_two_levels(s->work)) set_level(s, op->price, &t);
   if (op->scalars == SLUICE_SCALARS_WHERE_DEDUP && s->work->deduplicate) {
     t.num_second = 1;
     t.bytes += scalar_bytes(s); /* beside gradients they count for little */
   }
-  t.packed = op->price == SLUICE_PRICE_RETURN ? s->rows.received_remote : s->rows.out;
   return t;
+}
+
+static double level_seconds(const op_scene_t* s, const traffic_t* t) {
+  const int32_t per_node = s->work->ranks_per_node;
+  switch (t->level) {
+    case LEVEL_NODES: return sluice_machine_between(s->machine, s->work->world_size / per_node, t->bytes);
+    case LEVEL_WITHIN: return sluice_machine_within(s->machine, per_node, t->bytes);
+    default: return sluice_machine_exchange(s->machine, s->work->world_size, t->bytes);
+  }
 }
 
 static double exchange(const op_scene_t* s, int32_t kind) {
   const traffic_t t = traffic_of(s, kind);
-  return sluice_machine_exchange(s->machine, s->work->world_size, t.bytes) +
-         t.num_second * s->machine->second_exchange_seconds;
+  return level_seconds(s, &t) + t.num_second * s->machine->second_exchange_seconds;
 }
 
 /* `matrices` GEMMs of [rows, M] with [M, H], or their like, for each of so many experts. */
@@ -174,7 +219,9 @@ static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
   switch (sluice_op_row(op->kind)->price) {
     case SLUICE_PRICE_NONE: return 0;
     case SLUICE_PRICE_SEND:
-    case SLUICE_PRICE_RETURN: return gather(s, traffic_of(s, op->kind).packed);
+    case SLUICE_PRICE_RETURN:
+    case SLUICE_PRICE_NODE_SEND:
+    case SLUICE_PRICE_NODE_RETURN: return gather(s, traffic_of(s, op->kind).packed);
     case SLUICE_PRICE_PLACE: return gather(s, r->received);
     case SLUICE_PRICE_SUM: return gather(s, r->returned * (op->chunk < 0 ? num_chunks : 1));
     case SLUICE_PRICE_FIRST_GEMM: return gemm(s, SLUICE_FORM_FORWARD, g);
@@ -225,7 +272,7 @@ static double op_line(void* user, const sluice_op_t* op) {
   op_scene_t s = *(const op_scene_t*)user;
   s.rows = rows_at(user, op);
   const traffic_t t = traffic_of(&s, op->kind);
-  return t.is_exchange ? sluice_machine_line(s.machine, s.work->world_size, t.bytes) : 0;
+  return t.is_exchange && t.level != LEVEL_WITHIN ? sluice_machine_line(s.machine, s.work->world_size, t.bytes) : 0;
 }
 
 /* While both run: packing and the op's bookkeeping go by the lanes' shares, the exchange by what was measured beside
@@ -295,15 +342,19 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
   const sluice_restore_mean_t di = restore_mean(c, policy_of_di), pre_activation = restore_mean(c, policy_of_m);
   int forward = direction == SLUICE_FORWARD;
   double packed = gather(&s, s.rows.out), unpacked = gather(&s, s.rows.received);
+  const double on_node =
+      sluice_workload_has_two_levels(w)
+          ? gather(&s, traffic_of(&s, SLUICE_OP_NODE_DISPATCH).packed) + exchange(&s, SLUICE_OP_NODE_DISPATCH)
+          : 0;
   sluice_chunk_times_t t = {
-      .dispatch = packed + exchange(&s, forward ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD) + unpacked,
+      .dispatch = packed + exchange(&s, forward ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD) + on_node + unpacked,
       .compute = expert_forward(&s) * s.cache_miss_factor,
-      .combine = gather(&s, s.rows.received_remote) +
+      .combine = gather(&s, s.rows.received_remote) + on_node +
                  exchange(&s, forward ? SLUICE_OP_COMBINE : SLUICE_OP_COMBINE_GRAD) + gather(&s, s.rows.returned),
       .copy = di.copies * copy(&s, 0) + pre_activation.copies * copy(&s, 1),
   };
   if (forward) return t;
-  t.dispatch += di.exchanges * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + unpacked);
+  t.dispatch += di.exchanges * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + on_node + unpacked);
   double again = w->callback ? expert_forward(&s) : gemm(&s, SLUICE_FORM_FORWARD, w->gate_factor);
   t.compute = (expert_backward(&s) + pre_activation.gemms * again) * s.cache_miss_factor;
   return t;
@@ -357,6 +408,11 @@ double sluice_mpipemoe_seconds(const sluice_machine_t* m, const sluice_workload_
 
 /* ---- a whole step ---- */
 
+static int32_t deduplication(const sluice_workload_t* w) {
+  if (!w->deduplicate || w->world_size == 1) return SLUICE_DEDUPLICATE_NONE;
+  return sluice_workload_has_two_levels(w) ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS;
+}
+
 sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_choice_t* c, int32_t direction,
                                        sluice_template_t** out_template) {
   int backward = direction == SLUICE_BACKWARD;
@@ -372,7 +428,7 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
       .wgrad_mode = backward ? c->wgrad_mode : 0,
       .reuse_saved = backward && !w->callback,
       .bounded = c->bounded,
-      .dedup = w->deduplicate && w->world_size > 1,
+      .dedup = deduplication(w),
       .chunks_by_experts = sluice_choice_chunks_by_experts(w, c),
   };
   for (int32_t i = 0; i < c->num_chunks && i < SLUICE_MAX_CHUNKS; ++i) {

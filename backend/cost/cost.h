@@ -18,12 +18,13 @@ typedef struct sluice_workload_s {
   int32_t gate_factor;               /* g: 2 for gated experts, else 1 */
   int32_t dtype;
   int32_t world_size;
-  int32_t callback;   /* the host's own experts: costs as if they were Sluice's */
-  int32_t chunking;   /* SLUICE_CHUNKING_* */
-  int64_t num_tokens; /* T of each rank */
-  double skew;        /* rows of the fullest rank over those of balanced routing, >= 1 */
-  int32_t deduplicate;
-  int32_t activation; /* SLUICE_ACTIVATION_* */
+  int32_t callback;       /* the host's own experts: costs as if they were Sluice's */
+  int32_t chunking;       /* SLUICE_CHUNKING_* */
+  int64_t num_tokens;     /* T of each rank */
+  double skew;            /* rows of the fullest rank over those of balanced routing, >= 1 */
+  int32_t deduplicate;    /* SLUICE_DEDUPLICATE_* */
+  int32_t activation;     /* SLUICE_ACTIVATION_* */
+  int32_t ranks_per_node; /* for SLUICE_DEDUPLICATE_NODES; 0: not known */
 } sluice_workload_t;
 
 typedef struct sluice_choice_s {
@@ -44,7 +45,11 @@ typedef struct sluice_chunk_rows_s {
   double experts, per_expert; /* experts that have rows in the chunk, and how many each */
   double out, in, returned;   /* rows on the wire, to and from other ranks, and rows that are added up in the end: the
                                  remote ones and `sent`, or token copies where the layer is deduplicated */
+  double between;             /* two levels: node copies on the wire to other nodes; else 0 */
+  double passed_on;           /* and rows that a rank passes on within its node, those to itself among them */
 } sluice_chunk_rows_t;
+/* Whether tokens travel once to each node: several nodes of several ranks. */
+int sluice_workload_has_two_levels(const sluice_workload_t* workload);
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, const sluice_choice_t* choice);
 
 /* Of a rank's rows and of what is made of them, in all chunks together: a backward comes back to all. */

@@ -76,6 +76,15 @@ double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_si
               link_seconds(&machine->node_exchange, in_node - 1, bytes * (in_node - 1) / peers));
 }
 
+double sluice_machine_between(const sluice_machine_t* machine, int32_t nodes, double bytes) {
+  return nodes <= 1 ? 0 : link_seconds(&machine->exchange, nodes - 1, bytes);
+}
+
+double sluice_machine_within(const sluice_machine_t* machine, int32_t ranks, double bytes) {
+  const int has_own = machine->ranks_per_node > 0 && machine->node_exchange.bytes.count > 0;
+  return ranks <= 1 ? 0 : link_seconds(has_own ? &machine->node_exchange : &machine->exchange, ranks - 1, bytes);
+}
+
 double sluice_machine_line(const sluice_machine_t* m, int32_t world_size, double bytes) {
   int has_bucket = world_size > 1 && m->ranks_per_node == 0 && m->exchange.token_bucket_seconds > 0;
   return has_bucket ? sluice_curve_at(&m->exchange.bytes, bytes) : 0;

@@ -85,6 +85,10 @@ double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32
 double sluice_machine_cache_miss_factor(const sluice_machine_t* machine, int32_t direction, double bytes);
 /* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
+/* Of an exchange in two levels: between ranks of one local index on so many nodes, and within a node of so many ranks.
+ */
+double sluice_machine_between(const sluice_machine_t* machine, int32_t nodes, double bytes);
+double sluice_machine_within(const sluice_machine_t* machine, int32_t ranks, double bytes);
 /* The part of it that is line time of a link with a bucket (token_bucket_seconds); 0 where links have none. */
 double sluice_machine_line(const sluice_machine_t* machine, int32_t world_size, double bytes);
 /* Bytes that such an exchange counts as where the fullest rank has `most` and all have `mean`. */

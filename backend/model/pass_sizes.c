@@ -26,6 +26,7 @@ uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor) {
   switch (tensor) {
     case SLUICE_T_SEND:
     case SLUICE_T_RECV:
+    case SLUICE_T_NODE:
     case SLUICE_T_DI:
     case SLUICE_T_KEPT_DI:
     case SLUICE_T_HOST_DI:

@@ -1,6 +1,7 @@
 #include "backend/model/routing_sizes.h"
 
 #include "backend/base/alloc.h"
+#include "backend/base/math.h"
 
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 
@@ -47,6 +48,12 @@ uint64_t sluice_binding_meta_token_copies_bytes(const sluice_shape_t* shape, int
   if (!sluice_shape_is_deduplicated(shape)) return 0;
   if (!shape->on_device_memory) return (uint64_t)num_rows * sizeof(int32_t);
   return 2 * (uint64_t)num_chunks * (uint64_t)shape->world_size * sizeof(int32_t);
+}
+
+uint64_t sluice_binding_meta_node_copies_bytes(const sluice_shape_t* shape, int32_t num_chunks, int64_t arrived) {
+  if (!sluice_shape_has_two_levels(shape)) return 0;
+  const uint64_t nodes = (uint64_t)(shape->world_size / shape->ranks_per_node);
+  return nodes * (uint64_t)num_chunks * sizeof(int32_t) + (uint64_t)arrived * sizeof(uint64_t);
 }
 
 uint64_t sluice_binding_meta_bytes_of(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_tokens,
@@ -135,6 +142,21 @@ uint64_t sluice_token_copies_bytes(const sluice_shape_t* shape, const sluice_tok
                    sluice_align_up(rows * 4) + sluice_align_up((uint64_t)shape->num_local * 8) + sluice_align_up(w * 8);
   if (is_restored) return bytes;
   return bytes + sluice_align_up(sent * 4) + sluice_align_up(rows * 4) + 4 * sluice_align_up(w * 8);
+}
+
+/* In the order of take_tables in node_copies.c of moe. */
+uint64_t sluice_node_copies_bytes(const sluice_shape_t* shape, const sluice_node_copies_size_t* size) {
+  const uint64_t n = (uint64_t)size->num_chunks, w = (uint64_t)shape->world_size;
+  const uint64_t per_node = (uint64_t)shape->ranks_per_node, nodes = w / per_node;
+  const uint64_t forwards = (uint64_t)size->arriving * sluice_min_u64(per_node, (uint64_t)shape->config.top_k);
+  uint64_t bytes = 2 * sluice_align_up(n * (nodes + 1) * 8) + 2 * sluice_align_up(n * (w + 1) * 8) +
+                   3 * sluice_align_up((n + 1) * 8) + sluice_align_up(w * 8);
+  bytes += sluice_align_up((uint64_t)size->sent * 4) + sluice_align_up((uint64_t)size->sent * 8) +
+           sluice_align_up((uint64_t)size->tokens * nodes * 4);
+  bytes += sluice_align_up((uint64_t)size->arriving * 8) + sluice_align_up((uint64_t)size->arriving * per_node * 4) +
+           sluice_align_up(forwards * 4);
+  if (size->message == 0) return bytes;
+  return bytes + 2 * sluice_align_up(nodes * (uint64_t)size->message) + 4 * sluice_align_up(w * 8);
 }
 
 /* Position and origin, one behind the other. */

@@ -28,6 +28,8 @@ uint64_t sluice_binding_arena_bytes(const sluice_shape_t* shape, int32_t num_chu
 uint64_t sluice_binding_meta_bytes_of(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_tokens,
                                       int64_t num_sent, int64_t num_rows);
 uint64_t sluice_binding_meta_token_copies_bytes(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_rows);
+/* Behind these: of node copies that arrived, own ones among them, numbers by node and chunk, and the ranks of each. */
+uint64_t sluice_binding_meta_node_copies_bytes(const sluice_shape_t* shape, int32_t num_chunks, int64_t arrived);
 
 /* ---- a device with memory of its own ---- */
 
@@ -71,9 +73,18 @@ typedef struct sluice_token_copies_size_s {
   int64_t arriving; /* token copies, own ones among them */
 } sluice_token_copies_size_t;
 
+/* What the arena of node copies has room for. */
+typedef struct sluice_node_copies_size_s {
+  int32_t num_chunks;
+  int64_t tokens, sent; /* of this rank, and node copies of them at most */
+  int64_t arriving;     /* node copies at most, own ones among them */
+  int64_t message;      /* bytes of what a rank tells each other node; 0 in a restored binding */
+} sluice_node_copies_size_t;
+
 /* Bytes of that arena; a restored binding has no exchange. */
 uint64_t sluice_token_copies_bytes(const sluice_shape_t* shape, const sluice_token_copies_size_t* size,
                                    int is_restored);
+uint64_t sluice_node_copies_bytes(const sluice_shape_t* shape, const sluice_node_copies_size_t* size);
 /* With device memory: what a step keeps of token copies that arrive, and rows; and the context's arena of token copies
  * on the device in a forward with so many tokens of this rank. */
 uint64_t sluice_token_copies_kept_bytes_of(const sluice_shape_t* shape, int64_t arriving, int64_t rows);

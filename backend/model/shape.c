@@ -29,7 +29,12 @@ void sluice_shape_init(sluice_shape_t* out, const sluice_moe_config_t* config, c
   out->world_size = world_size;
   sluice_shape_set_experts(out, first_position);
   out->gate_factor = config->gated ? 2 : 1;
-  out->on_device_memory = on_device_memory;
+  out->on_device_memory = (int16_t)on_device_memory;
+}
+
+void sluice_shape_set_nodes(sluice_shape_t* shape, int32_t ranks_per_node) {
+  const int several = ranks_per_node > 1 && ranks_per_node < shape->world_size;
+  shape->ranks_per_node = (int16_t)(several ? ranks_per_node : 0);
 }
 
 sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape) {

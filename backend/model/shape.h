@@ -20,7 +20,8 @@ typedef struct sluice_shape_s {
   int32_t num_local;        /* E_local of this rank */
   int32_t most_local;       /* E_local of the rank that has most: capacities are the same on all ranks */
   int32_t gate_factor;      /* g: 2 for gated experts, else 1 */
-  int32_t on_device_memory; /* rows lie in a device's own memory, which the host cannot touch */
+  int16_t on_device_memory; /* rows lie in a device's own memory, which the host cannot touch */
+  int16_t ranks_per_node;   /* of the context, where it matters: several nodes of several ranks; else 0 */
 } sluice_shape_t;
 
 /* config: checked; its lists are not kept. policies: of its lists, NULL: it has none. first_position: [W + 1], experts
@@ -28,6 +29,8 @@ typedef struct sluice_shape_s {
 void sluice_shape_init(sluice_shape_t* out_shape, const sluice_moe_config_t* config,
                        const sluice_chunk_policies_t* policies, int32_t rank, int32_t world_size,
                        const int32_t* first_position, int32_t on_device_memory);
+/* Of ranks that lie on nodes, consecutive ones together; 0: not known. */
+void sluice_shape_set_nodes(sluice_shape_t* shape, int32_t ranks_per_node);
 /* Other numbers of experts on the ranks: num_local and most_local. first_position: as in sluice_shape_init. */
 void sluice_shape_set_experts(sluice_shape_t* shape, const int32_t* first_position);
 
@@ -37,6 +40,16 @@ sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape);
 /* Whether a token's row travels once to each rank. One rank sends nothing. */
 static inline int sluice_shape_is_deduplicated(const sluice_shape_t* shape) {
   return shape->config.deduplicate && shape->world_size > 1;
+}
+
+/* Whether it travels once to each node, and within a node once to each rank. */
+static inline int sluice_shape_has_two_levels(const sluice_shape_t* shape) {
+  return shape->config.deduplicate == SLUICE_DEDUPLICATE_NODES && shape->ranks_per_node > 0;
+}
+/* The SLUICE_DEDUPLICATE_* that its passes have. */
+static inline int32_t sluice_shape_deduplication(const sluice_shape_t* shape) {
+  if (!sluice_shape_is_deduplicated(shape)) return SLUICE_DEDUPLICATE_NONE;
+  return sluice_shape_has_two_levels(shape) ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS;
 }
 
 /* Deduplicated, with tables that lie on the device. */

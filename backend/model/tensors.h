@@ -31,6 +31,8 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_HOST_M,   /* ... and T_M */
   SLUICE_T_COPY_WEIGHTS, /* deduplicated forward: route weights of received rows by (row, k), f32, for the sums sent
                             back */
+  SLUICE_T_NODE,         /* two levels: rows from other nodes on their way to this one's ranks, or sums of this node's
+                            ranks on their way to others */
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 

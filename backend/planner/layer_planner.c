@@ -19,7 +19,8 @@ static sluice_workload_t workload_of(const sluice_machine_t* machine, const slui
       .chunking = machine->provenance == SLUICE_MACHINE_PROFILE ? SLUICE_CHUNKING_TOKENS : w->chunking,
       .num_tokens = w->num_tokens,
       .skew = w->skew,
-      .deduplicate = w->deduplicate && w->world_size > 1,
+      .deduplicate = w->world_size > 1 ? w->deduplicate : SLUICE_DEDUPLICATE_NONE,
+      .ranks_per_node = machine->ranks_per_node,
       .activation = w->activation == SLUICE_ACTIVATION_IDENTITY ? SLUICE_ACTIVATION_GELU : w->activation,
   };
 }

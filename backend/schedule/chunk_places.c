@@ -44,5 +44,6 @@ void sluice_place_tokens(sluice_builder_t* b, const sluice_template_spec_t* spec
   b->ring[SLUICE_T_OUT] = spec->chunks_by_experts ? 1 : spec->num_chunks; /* chunks of tokens are disjoint */
   if (spec->single_rank) return;
   b->ring[SLUICE_T_SEND] = RING_WITHIN_LANE;
+  if (spec->dedup == SLUICE_DEDUPLICATE_NODES) b->ring[SLUICE_T_NODE] = RING_WITHIN_LANE;
   b->ring[SLUICE_T_RECV] = spec->chunks_by_experts ? spec->num_chunks : RING_WITHIN_LANE;
 }

@@ -4,6 +4,18 @@
 
 #define T(name) SLUICE_T_##name
 
+/* What goes between nodes reaches T_NODE, and comes from it. */
+static void between_nodes(int32_t kind, sluice_op_rule_t* rule) {
+  switch (kind) {
+    case SLUICE_OP_DISPATCH:
+    case SLUICE_OP_DISPATCH_GRAD:
+    case SLUICE_OP_REDISPATCH: rule->writes[1] = T(NODE); return;
+    case SLUICE_OP_COMBINE: rule->reads[0] = T(NODE), rule->num_reads = 1; return;
+    case SLUICE_OP_COMBINE_GRAD: rule->reads[0] = T(NODE); return;
+    default: return;
+  }
+}
+
 sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec) {
   const sluice_op_row_t* row = sluice_op_row(kind);
   sluice_op_rule_t rule = {
@@ -14,6 +26,7 @@ sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec
     if (kind == SLUICE_OP_UNPACK) rule.writes[rule.num_writes++] = T(COPY_WEIGHTS);
     if (kind == SLUICE_OP_COMBINE) rule.reads[rule.num_reads++] = T(COPY_WEIGHTS);
   }
+  if (spec->dedup == SLUICE_DEDUPLICATE_NODES) between_nodes(kind, &rule);
   if (!spec->single_rank) return rule;
   if (rule.lane == SLUICE_LANE_COMM) rule.lane = SLUICE_LANE_COMPUTE;
   /* Rows come from the tokens and go to them directly. */

@@ -75,6 +75,18 @@ static const sluice_op_row_t rows[SLUICE_OP_COUNT] = {
     [SLUICE_OP_RECOMPUTE] = {.name = "recompute", .letter = "re", .passes = BACKWARD,
         .lane = ON(COMPUTE), .price = PRICE(FIRST_GEMM),
         READS(T(DI)), WRITES(T(M))},
+    [SLUICE_OP_NODE_DISPATCH] = {.name = "node_dispatch", .letter = "Sn", .passes = BOTH,
+        .lane = ON(COMM), .price = PRICE(NODE_SEND), .is_exchange = 1,
+        READS(T(NODE)), WRITES(T(SEND), T(RECV))},
+    [SLUICE_OP_NODE_COMBINE] = {.name = "node_combine", .letter = "Rn", .passes = FORWARD,
+        .lane = ON(COMM), .price = PRICE(NODE_RETURN), .is_exchange = 1,
+        READS(T(DO), T(COPY_WEIGHTS)), WRITES(T(SEND), T(NODE))},
+    [SLUICE_OP_NODE_DISPATCH_GRAD] = {.name = "node_dispatch_grad", .letter = "Sn'", .passes = BACKWARD,
+        .lane = ON(COMM), .price = PRICE(NODE_SEND), .is_exchange = 1,
+        READS(T(NODE)), WRITES(T(SEND), T(RECV))},
+    [SLUICE_OP_NODE_COMBINE_GRAD] = {.name = "node_combine_grad", .letter = "Rn'", .passes = BACKWARD,
+        .lane = ON(COMM), .price = PRICE(NODE_RETURN), .is_exchange = 1,
+        READS(T(DDI)), WRITES(T(SEND), T(NODE))},
 };
 /* clang-format on */
 

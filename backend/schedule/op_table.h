@@ -15,6 +15,8 @@ typedef enum sluice_op_price_e {
   SLUICE_PRICE_NONE = 0,    /* nobody said: no op has it */
   SLUICE_PRICE_SEND,        /* packing a chunk's rows and exchanging them, towards the experts */
   SLUICE_PRICE_RETURN,      /* the same on the way back */
+  SLUICE_PRICE_NODE_SEND,   /* the same within a node, towards the experts */
+  SLUICE_PRICE_NODE_RETURN, /* and on the way back */
   SLUICE_PRICE_PLACE,       /* bringing received rows into the order of experts */
   SLUICE_PRICE_SUM,         /* summing returned rows into tokens */
   SLUICE_PRICE_FIRST_GEMM,  /* T_DI by W1 */

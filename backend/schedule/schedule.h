@@ -40,6 +40,11 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_COPY_IN,     /* backward: a host buffer -> T_DI or T_M */
   SLUICE_OP_REDISPATCH,  /* backward: gather the forward's rows again, exchange; then UNPACK */
   SLUICE_OP_RECOMPUTE,   /* backward: T_DI -> T_M again, biases included */
+  /* Two levels: the ops above go between nodes, these within one (two_levels.h). */
+  SLUICE_OP_NODE_DISPATCH,      /* rows from other nodes, and own ones, to the ranks of this node */
+  SLUICE_OP_NODE_COMBINE,       /* sum T_DO by token, exchange with the ranks of this node */
+  SLUICE_OP_NODE_DISPATCH_GRAD, /* as NODE_DISPATCH, of output gradients */
+  SLUICE_OP_NODE_COMBINE_GRAD,  /* as NODE_COMBINE, of dT_DI */
   SLUICE_OP_COUNT
 } sluice_op_kind_t;
 
@@ -95,7 +100,8 @@ typedef struct sluice_template_spec_s {
                       that slots do not grow with n */
   int32_t shares_act; /* where T_M of some chunk is offloaded: T_ACT and dT_ACT take turns in T_M's two slots, for fewer
                          bytes and less overlap of copies */
-  int32_t dedup;      /* a token's row travels once to each rank, and one sum comes back; not with single_rank, only */
+  int32_t dedup; /* SLUICE_DEDUPLICATE_*: a token's row travels once to each rank, or once to each node and within it
+                    to its ranks; one sum comes back. Not with single_rank, only */
   int32_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may lie in several, and one op sums
                                 all */
   uint8_t restore_input[SLUICE_MAX_CHUNKS];          /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */

@@ -7,8 +7,8 @@
 
 #define MAGIC 0x44534c53 /* "SLSD" */
 #define FORM                                                                                      \
-  5 /* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: \
-     without shares_act */
+  6 /* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: \
+     without shares_act; 5: without ops of two levels and T_NODE */
 
 /* The spec's numbers in the order of the file. */
 #define NUM_SPEC 15
@@ -29,7 +29,7 @@ static const struct {
                            {"input_half", 0, 1},  {"weight_half", 0, SLUICE_WEIGHTS_LATER},
                            {"wgrad_mode", 0, 1},  {"only", 0, 7},
                            {"reuse_saved", 0, 1}, {"bounded", 0, 1},
-                           {"dedup", 0, 1},       {"chunks_by_experts", 0, 1},
+                           {"dedup", 0, 2},       {"chunks_by_experts", 0, 1},
                            {"shares_act", 0, 1}};
 
 /* ---- writing ---- */

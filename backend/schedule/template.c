@@ -18,8 +18,8 @@
 #include "backend/schedule/tighten.h"
 #include "sluice/moe.h"
 
-/* Of a backward that restores both tensors, at the most. The builder refuses more. */
-#define OPS_PER_CHUNK 12
+/* Of a backward in two levels that restores both tensors, at the most. The builder refuses more. */
+#define OPS_PER_CHUNK 15
 
 static sluice_status_t check_policy(const sluice_template_spec_t* spec, int32_t tensor, const uint8_t* restore,
                                     int32_t chunk) {
@@ -73,7 +73,7 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
   }
   if (spec->dedup && (spec->single_rank || spec->only != 0)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "schedule: dedup is 1; only whole passes of several ranks are deduplicated");
+                       "schedule: dedup is %d; only whole passes of several ranks are deduplicated", spec->dedup);
   }
   SLUICE_TRY(check_policies(spec));
   return check_cut(spec);

@@ -3,6 +3,7 @@
 #include "backend/base/math.h"
 #include "backend/schedule/chunk_places.h"
 #include "backend/schedule/shared_ops.h"
+#include "backend/schedule/two_levels.h"
 
 /* A weight gradient reads T_DI after its chunk's rows have gone. */
 static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
@@ -85,7 +86,8 @@ static void add_restore_input(sluice_builder_t* b, const sluice_template_spec_t*
   if (!b->single_rank) {
     sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
-    sluice_op_write(b, s, SLUICE_T_RECV);
+    sluice_op_write(b, s, sluice_arrives_in(spec));
+    sluice_add_node_dispatch(b, spec, SLUICE_OP_NODE_DISPATCH, i);
   }
   if (!wanted) return;
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, i);
@@ -93,11 +95,12 @@ static void add_restore_input(sluice_builder_t* b, const sluice_template_spec_t*
   sluice_op_write(b, u, SLUICE_T_DI);
 }
 
-static void add_dispatch_grad(sluice_builder_t* b, int32_t i) {
+static void add_dispatch_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
     sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH_GRAD, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
-    sluice_op_write(b, s, SLUICE_T_RECV);
+    sluice_op_write(b, s, sluice_arrives_in(spec));
+    sluice_add_node_dispatch(b, spec, SLUICE_OP_NODE_DISPATCH_GRAD, i);
   }
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK_GRAD, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
@@ -165,8 +168,10 @@ static void add_reduce_grad(sluice_builder_t* b, int32_t chunk) {
 
 static void add_combine_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
+    const int two_levels = sluice_has_two_levels(spec);
+    if (two_levels) sluice_add_node_combine(b, SLUICE_OP_NODE_COMBINE_GRAD, i);
     sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE_GRAD, i);
-    sluice_op_read(b, r, SLUICE_T_DDI);
+    sluice_op_read(b, r, two_levels ? SLUICE_T_NODE : SLUICE_T_DDI);
     sluice_op_read(b, r, SLUICE_T_DGATE);
     sluice_op_write(b, r, SLUICE_T_SEND);
     sluice_op_write(b, r, SLUICE_T_RECV);
@@ -186,7 +191,7 @@ static void add_copy_in_m(sluice_builder_t* b, const sluice_template_spec_t* spe
 static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!shares_dact(spec)) add_copy_in_m(b, spec, i);
   add_restore_input(b, spec, i);
-  add_dispatch_grad(b, i);
+  add_dispatch_grad(b, spec, i);
 }
 
 void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {

@@ -3,6 +3,7 @@
 #include "backend/base/math.h"
 #include "backend/schedule/chunk_places.h"
 #include "backend/schedule/shared_ops.h"
+#include "backend/schedule/two_levels.h"
 
 /* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks on, the combine in between has
  * waited for the earlier chunk's GEMMs. Its copy has not been waited for. */
@@ -71,7 +72,8 @@ static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec
   if (!b->single_rank) {
     sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH, i);
     sluice_op_write(b, s, SLUICE_T_SEND);
-    sluice_op_write(b, s, SLUICE_T_RECV);
+    sluice_op_write(b, s, sluice_arrives_in(spec));
+    sluice_add_node_dispatch(b, spec, SLUICE_OP_NODE_DISPATCH, i);
   }
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
@@ -112,9 +114,11 @@ static void add_reduce(sluice_builder_t* b, int32_t chunk) {
 
 static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   if (!b->single_rank) {
+    const int two_levels = sluice_has_two_levels(spec);
+    if (two_levels) sluice_add_node_combine(b, SLUICE_OP_NODE_COMBINE, i);
     sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, i);
-    sluice_op_read(b, r, SLUICE_T_DO);
-    if (spec->dedup) sluice_op_read(b, r, SLUICE_T_COPY_WEIGHTS);
+    sluice_op_read(b, r, two_levels ? SLUICE_T_NODE : SLUICE_T_DO);
+    if (spec->dedup && !two_levels) sluice_op_read(b, r, SLUICE_T_COPY_WEIGHTS);
     sluice_op_write(b, r, SLUICE_T_SEND);
     sluice_op_write(b, r, SLUICE_T_RECV);
   }

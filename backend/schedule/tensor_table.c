@@ -5,6 +5,7 @@ enum { HALVES = SLUICE_LIVES_FOR_HALVES, EVER = SLUICE_LIVES_FOR_EVER };
 
 static const sluice_tensor_row_t rows[SLUICE_T_COUNT] = {
     [SLUICE_T_SEND] = {"T_SEND", USE},
+    [SLUICE_T_NODE] = {"T_NODE", USE},
     [SLUICE_T_RECV] = {"T_RECV", USE},
     [SLUICE_T_DI] = {"T_DI", PARTS | HALVES},
     [SLUICE_T_M] = {"T_M", HALVES},

@@ -186,7 +186,8 @@ static sluice_status_t attach(sluice_policy_hook_t* policy_hook, const sluice_mo
 static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t num_chunks, int64_t rows,
                          const sluice_lanes_t* lanes) {
   const sluice_moe_config_t* c = &moe->shape.config;
-  if (c->callback_experts) return; /* their work is unknown */
+  if (c->callback_experts) return;                      /* their work is unknown */
+  if (sluice_shape_has_two_levels(&moe->shape)) return; /* two links, and one number */
   double w = moe->context->world_size, row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
   double share =
       sluice_shape_is_deduplicated(&moe->shape) ? sluice_token_copies_share(c->num_experts, (int32_t)w, c->top_k) : 1;

@@ -15,7 +15,8 @@ sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
       .callback = c->callback_experts,
       .chunking = c->chunking,
       .skew = 1,
-      .deduplicate = sluice_shape_is_deduplicated(&moe->shape),
+      .deduplicate = sluice_shape_deduplication(&moe->shape),
+      .ranks_per_node = moe->shape.ranks_per_node,
       .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* of the host's nothing is known */
   };
 }

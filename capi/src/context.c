@@ -43,6 +43,11 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: num_layers is %d and reserved %d; use 0 or more, and 0",
                        out->num_layers, out->reserved);
   }
+  if (out->ranks_per_node < 0 || out->reserved_2 != 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "context: ranks_per_node is %d and reserved_2 %d; use 0 or more, and 0", out->ranks_per_node,
+                       out->reserved_2);
+  }
   const uint64_t budgets[] = {out->memory_budget, out->host_memory_budget};
   const uint64_t shared[] = {out->shared_memory_budget, out->shared_host_memory_budget};
   for (int i = 0; i < 2; ++i) {
@@ -128,6 +133,13 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
       SLUICE_TRY(sluice_comm_local_use_cuda(comm, checked.device_id, sources));
     }
   }
+  const int32_t world_size = comm != NULL ? comm->world_size : 1;
+  if (checked.ranks_per_node > 0 && world_size % checked.ranks_per_node != 0) {
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "context: ranks_per_node is %d, which does not divide the %d ranks: give every node as many, or 0",
+        checked.ranks_per_node, world_size);
+  }
   sluice_context_t* context = NULL;
   /* The host's callbacks give memory for rows: on CUDA that is the device's. */
   SLUICE_TRY(sluice_engine_create(comm, is_cuda ? NULL : checked.allocate, is_cuda ? NULL : checked.release,
@@ -138,6 +150,7 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
   context->shared_host_memory_budget = checked.shared_host_memory_budget;
   context->max_outstanding = checked.max_outstanding;
   context->expected_layers = checked.num_layers;
+  context->ranks_per_node = checked.ranks_per_node;
   context->halves_apart = checked.halves_apart;
   sluice_status_t status = is_cuda ? fill_cuda(context, &checked, sources) : fill_engine(context, &checked);
   if (status != SLUICE_OK) {

@@ -113,16 +113,36 @@ static sluice_status_t check_capacity(const sluice_context_t* context, sluice_mo
 }
 
 /* What is open where token copies travel in place of rows. A single rank sends neither. */
-static sluice_status_t check_deduplicate(const sluice_moe_config_t* c) {
+static sluice_status_t check_deduplicate(const sluice_context_t* context, const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
-  SLUICE_TRY(
-      SLUICE_REQUIRE(is_flag(c->deduplicate), "layer %d: deduplicate is %d; it must be 0 or 1", id, c->deduplicate));
+  SLUICE_TRY(SLUICE_REQUIRE(c->deduplicate >= SLUICE_DEDUPLICATE_NONE && c->deduplicate <= SLUICE_DEDUPLICATE_NODES,
+                            "layer %d: deduplicate is %d; it must be 0, 1 (by rank) or 2 (by node)", id,
+                            c->deduplicate));
   if (!c->deduplicate) return SLUICE_OK;
+  if (c->deduplicate == SLUICE_DEDUPLICATE_NODES && context->device_type != SLUICE_DEVICE_CPU) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: deduplicate is 2, but tokens travel by node on a CPU alone: set it to 1, by rank",
+                       id);
+  }
+  if (c->deduplicate == SLUICE_DEDUPLICATE_NODES && context->ranks_per_node > 64 &&
+      context->ranks_per_node < context->world_size) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: deduplicate is 2, by node, with ranks_per_node %d; nodes have at most 64 ranks then: "
+                       "set it to 1, by rank",
+                       id, context->ranks_per_node);
+  }
+  if (c->deduplicate == SLUICE_DEDUPLICATE_NODES && (context->memory_budget > 0 || context->host_memory_budget > 0)) {
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED,
+        "layer %d: deduplicate is 2, by node, which no memory budget counts yet: set it to 1, by rank, or "
+        "give no budget",
+        id);
+  }
   if (c->exchange_mode == SLUICE_EXCHANGE_CAPACITY) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: deduplicate is 1, but exchange_mode capacity sends fixed numbers of rows for each "
+                       "layer %d: deduplicate is %d, but exchange_mode capacity sends fixed numbers of rows for each "
                        "expert: set deduplicate to 0, or exchange_mode to exact",
-                       id);
+                       id, c->deduplicate);
   }
   return SLUICE_OK;
 }
@@ -177,7 +197,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
                                         checked.restore_pre_activation_of, &checked.restore_input,
                                         &checked.restore_pre_activation, &policies));
   SLUICE_TRY(check_capacity(context, &checked));
-  SLUICE_TRY(check_deduplicate(&checked));
+  SLUICE_TRY(check_deduplicate(context, &checked));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_moe_create"));
   sluice_status_t status = sluice_layer_create(context, &checked, &policies, out_moe);
   sluice_engine_leave(context);

@@ -228,6 +228,11 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
                        "layer %d: this plan was made for layer %d, which is not alike or had other numbers of experts",
                        moe->shape.config.layer_id, plan->moe->shape.config.layer_id);
   }
+  if (plan != NULL && sluice_shape_has_two_levels(&moe->shape)) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: deduplicate is 2, by node, which no plan counts yet: set it to 1, by rank",
+                       moe->shape.config.layer_id);
+  }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_use_plan"));
   sluice_status_t status = SLUICE_OK;
   if (plan == NULL) {

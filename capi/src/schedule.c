@@ -33,12 +33,13 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
                {"input_half", c->input_half},
                {"may_reuse_saved", c->may_reuse_saved},
                {"under_plan", c->under_plan},
-               {"deduplicate", c->deduplicate},
                {"chunks_by_experts", c->chunks_by_experts}};
   for (size_t i = 0; i < sizeof flags / sizeof flags[0]; ++i) {
     SLUICE_TRY(SLUICE_REQUIRE(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1",
                               flags[i].name, flags[i].value));
   }
+  SLUICE_TRY(SLUICE_REQUIRE(c->deduplicate >= SLUICE_DEDUPLICATE_NONE && c->deduplicate <= SLUICE_DEDUPLICATE_NODES,
+                            "schedule: deduplicate is %d; it must be 0, 1 (by rank) or 2 (by node)", c->deduplicate));
   return SLUICE_OK;
 }
 

@@ -340,7 +340,7 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   REFUSE(w.max_outstanding = 0, "max_outstanding is 0");
   REFUSE(w.reserved = 1, "reserved is 1");
   REFUSE(w.chunking = 2, "chunking is 2");
-  REFUSE(w.deduplicate = 2, "deduplicate is 2");
+  REFUSE(w.deduplicate = 3, "deduplicate is 3");
   REFUSE(w.activation = -1, "activation is -1");
   REFUSE(w.activation = 7, "activation is 7");
   REFUSE(w.reserved_2 = 1, "reserved_2 is 1");

@@ -194,7 +194,7 @@ static void Create_BadConfig_IsNamed(void** state) {
   bad = good, bad.chunks_by_experts = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "chunks_by_experts is 2");
   bad = good, bad.chunks_by_experts = bad.under_plan = 1,
   expect(&bad, SLUICE_E_UNSUPPORTED, "chunks_by_experts is for whole passes");
-  bad = good, bad.deduplicate = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 2");
+  bad = good, bad.deduplicate = 3, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 3");
   bad = good, bad.deduplicate = bad.single_rank = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "dedup is 1");
   bad = good, bad.struct_size = 8, expect(&bad, SLUICE_E_ABI, "sluice_schedule_config_t");
   bad = good, bad.callback_experts = 1, bad.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;

@@ -67,7 +67,8 @@ typedef struct case_s {
   int32_t outstanding;              /* forwards before the first backward; 0: 1 */
   int32_t max_outstanding;          /* what the context is told of it; 0: the truth */
   int64_t capacity;                 /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
-  int32_t deduplicate;              /* rows travel once to each rank */
+  int32_t deduplicate;              /* SLUICE_DEDUPLICATE_* */
+  int32_t ranks_per_node;           /* 0: not said */
   int32_t reuse;                    /* buffers are reused, n and policies chosen */
   int32_t repeat_every;             /* every how many tokens all routes go to the expert of the first; 0 none */
   int32_t captured;                 /* passes run once with other routes, are captured, and launched */

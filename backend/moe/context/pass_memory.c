@@ -10,6 +10,7 @@ void sluice_pass_memory_init(sluice_pass_memory_t* memory, sluice_allocator_t* r
   sluice_arena_init(&memory->scratch, host);
   sluice_arena_init(&memory->binding, host);
   sluice_arena_init(&memory->token_copies, host);
+  sluice_arena_init(&memory->node_copies, host);
   sluice_arena_init(&memory->layout, host);
   sluice_arena_init(&memory->cut, host);
 }
@@ -21,6 +22,7 @@ void sluice_pass_memory_deinit(sluice_pass_memory_t* memory) {
   sluice_arena_deinit(&memory->binding);
   sluice_arena_deinit(&memory->token_copies);
   sluice_arena_deinit(&memory->device_token_copies);
+  sluice_arena_deinit(&memory->node_copies);
   sluice_arena_deinit(&memory->layout);
   sluice_arena_deinit(&memory->cut);
 }
@@ -30,6 +32,6 @@ uint64_t sluice_pass_memory_row_bytes(const sluice_pass_memory_t* memory) {
 }
 
 uint64_t sluice_pass_memory_host_bytes(const sluice_pass_memory_t* memory) {
-  return memory->scratch.capacity + memory->binding.capacity + memory->token_copies.capacity + memory->layout.capacity +
-         memory->cut.capacity;
+  return memory->scratch.capacity + memory->binding.capacity + memory->token_copies.capacity +
+         memory->node_copies.capacity + memory->layout.capacity + memory->cut.capacity;
 }

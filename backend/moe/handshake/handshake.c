@@ -40,7 +40,8 @@ typedef struct header_s {
   uint32_t like;
   int16_t gated;
   int16_t repeats;
-  int16_t bias, reuse;
+  uint8_t bias, reuse;
+  int16_t ranks_per_node; /* where tokens travel by node; else 0 */
   int32_t wgrad_mode;
   int32_t callback_experts;
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
@@ -108,8 +109,9 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->dtype = (int16_t)c->dtype;
   h->activation = (int16_t)c->activation;
   h->gated = (int16_t)c->gated;
-  h->bias = (int16_t)c->bias;
-  h->reuse = (int16_t)c->reuse;
+  h->bias = (uint8_t)c->bias;
+  h->reuse = (uint8_t)c->reuse;
+  h->ranks_per_node = sluice_shape_has_two_levels(&moe->shape) ? moe->shape.ranks_per_node : 0;
   h->wgrad_mode = wgrad_word(moe);
   h->callback_experts = c->callback_experts;
   h->config_chunks = c->num_chunks;
@@ -169,6 +171,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(callback_experts, "callback_experts");
   DIFFERS(capacity_rows, "capacity_rows (0: exchange_mode exact)");
   DIFFERS(deduplicate, "deduplicate");
+  DIFFERS(ranks_per_node, "ranks_per_node of the context (0: one level)");
   DIFFERS(chunking, "chunking");
   DIFFERS(config_chunks, "num_chunks of the config");
   DIFFERS(memory_budget, "memory_budget");

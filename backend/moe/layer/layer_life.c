@@ -23,7 +23,11 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, numbers, sizeof numbers);
   hash = sluice_hash_bytes(hash, swiglu, sizeof swiglu);
   if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = sluice_hash_bytes(hash, exchange, sizeof exchange);
-  if (c->deduplicate) hash = sluice_hash_bytes(hash, &c->deduplicate, sizeof c->deduplicate);
+  const int32_t deduplication =
+      c->deduplicate == SLUICE_DEDUPLICATE_NODES ? sluice_shape_deduplication(&moe->shape) : c->deduplicate;
+  if (deduplication) hash = sluice_hash_bytes(hash, &deduplication, sizeof deduplication);
+  if (deduplication == SLUICE_DEDUPLICATE_NODES)
+    hash = sluice_hash_bytes(hash, &moe->shape.ranks_per_node, sizeof moe->shape.ranks_per_node);
   if (c->reuse) hash = sluice_hash_bytes(hash, "reuse", 5);
   if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
   if (moe->shape.policies.count > 0)
@@ -88,6 +92,7 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   sluice_engine_retain(context);
   moe->context = context;
   sluice_shape_init(&moe->shape, config, policies, context->rank, context->world_size, NULL, context->rows->is_device);
+  sluice_shape_set_nodes(&moe->shape, context->ranks_per_node);
   moe->kind = kind_of(moe, context->world_size);
   const sluice_expert_placement_t placement = {.expert_rank = config->expert_rank, .expert_slot = config->expert_slot};
   sluice_layer_place(moe, &placement);

@@ -5,6 +5,7 @@
 #include "backend/base/dtype.h"
 #include "backend/moe/ops/exchange_ops.h"
 #include "backend/moe/ops/expert_math.h"
+#include "backend/moe/ops/node_ops.h"
 #include "backend/moe/ops/restore_ops.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
@@ -167,6 +168,9 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_COPY_IN: return sluice_copy(pass, op, index);
     case SLUICE_OP_REDISPATCH: return redispatch(pass, op, index);
     case SLUICE_OP_UNPACK: pass->travel->unpack_tokens(pass, op, pass->tokens, SLUICE_T_DI); return SLUICE_OK;
+    case SLUICE_OP_NODE_DISPATCH: return sluice_node_dispatch(pass, op, index, pass->tokens);
+    case SLUICE_OP_NODE_DISPATCH_GRAD: return sluice_node_dispatch(pass, op, index, pass->in_rows);
+    case SLUICE_OP_NODE_COMBINE_GRAD: return sluice_node_combine(pass, op, index, SLUICE_T_DDI);
     case SLUICE_OP_RECOMPUTE: return sluice_recompute(pass, op);
     case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
     default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "backward: op %s does not belong here", sluice_op_name(op->kind));

@@ -2,6 +2,7 @@
  *   T_M = [W1 x + b1 | W3 x + b3],  T_DO = W2 f(T_M) + b2,  y[t] = sum over k of w[t,k] T_DO(t, k). */
 #include "backend/base/dtype.h"
 #include "backend/moe/ops/expert_math.h"
+#include "backend/moe/ops/node_ops.h"
 #include "backend/moe/ops/restore_ops.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
@@ -147,6 +148,8 @@ sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op
     case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
     case SLUICE_OP_COMBINE: return combine(pass, op, index);
     case SLUICE_OP_REDUCE: reduce(pass, op); return SLUICE_OK;
+    case SLUICE_OP_NODE_DISPATCH: return sluice_node_dispatch(pass, op, index, pass->in_rows);
+    case SLUICE_OP_NODE_COMBINE: return sluice_node_combine(pass, op, index, SLUICE_T_DO);
     case SLUICE_OP_COPY_OUT: return sluice_copy(pass, op, index);
     default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "forward: op %s does not belong here", sluice_op_name(op->kind));
   }

@@ -43,7 +43,8 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
 }
 
 /* Rows of an expert lie by source: those of lower ranks, own ones, those of higher ranks. */
-static void unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
+void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
+                                int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
@@ -96,7 +97,7 @@ static void gather_weights(sluice_pass_t* pass, const sluice_op_t* op) {
 }
 
 /* Slots of (source, chunk) lie by source, then chunk. */
-static void unpack_weights(sluice_pass_t* pass, const sluice_op_t* op) {
+void sluice_unpack_copy_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_tensor_t* w = pass->route_weights;
   const int32_t* route_index = b->token_copies.route_index;
@@ -169,14 +170,14 @@ static void reduce(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor) {
 }
 
 const sluice_travel_t sluice_travel_of_token_copies = {.send_tokens_start = send_tokens_start,
-                                                       .unpack_tokens = unpack_tokens,
+                                                       .unpack_tokens = sluice_unpack_token_copies,
                                                        .send_weights_start = sluice_send_route_start,
-                                                       .unpack_weights = unpack_weights,
+                                                       .unpack_weights = sluice_unpack_copy_weights,
                                                        .return_rows_start = return_rows_start,
                                                        .reduce = reduce};
 
 const sluice_travel_t sluice_travel_of_device_token_copies = {.send_tokens_start = send_tokens_start,
-                                                              .unpack_tokens = unpack_tokens,
+                                                              .unpack_tokens = sluice_unpack_token_copies,
                                                               .send_weights_start = sluice_send_route_start,
                                                               .unpack_weights = gather_weights,
                                                               .return_rows_start = return_rows_start,

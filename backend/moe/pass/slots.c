@@ -40,6 +40,7 @@ static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk
     case SLUICE_T_SEND: return (uint64_t)copies->max_chunk_remote(b);
     case SLUICE_T_RECV: /* also takes the returned rows, this rank's own among them */
       return (uint64_t)sluice_max(copies->max_chunk_remote(b), copies->max_chunk_sent(b));
+    case SLUICE_T_NODE: return copies->max_chunk_node == NULL ? 0 : (uint64_t)copies->max_chunk_node(b);
     case SLUICE_T_COPY_WEIGHTS: return (uint64_t)copies->num_weighted(b, chunk);
     default: return (uint64_t)(b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk]);
   }

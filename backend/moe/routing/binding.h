@@ -12,6 +12,7 @@
 
 #include "backend/model/routing_sizes.h"
 #include "backend/moe/layer/layer.h"
+#include "backend/moe/routing/node_copy_tables.h"
 #include "backend/moe/routing/token_copy_tables.h"
 
 typedef struct sluice_binding_s {
@@ -26,6 +27,7 @@ typedef struct sluice_binding_s {
   int32_t num_local;
   int32_t top_k;
   int64_t num_tokens;                       /* T */
+  int64_t max_tokens;                       /* T of the rank that has most; of a forward once the ranks have met */
   int64_t num_sent;                         /* kept routes */
   int64_t num_rows;                         /* R, all chunks */
   int64_t max_chunk_rows;                   /* of R */
@@ -61,6 +63,7 @@ typedef struct sluice_binding_s {
   int64_t* first_of_chunk; /* [n + 1] first row in the whole pass, by (chunk, expert) */
 
   sluice_token_copies_t token_copies; /* where the layer is deduplicated */
+  sluice_node_copies_t node_copies;   /* and tokens travel by node */
 } sluice_binding_t;
 
 /* The tokens that an op of `chunk` sums, and the chunk where their rows begin. chunk -1: all tokens. */

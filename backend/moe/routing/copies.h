@@ -21,6 +21,8 @@ typedef struct sluice_copies_s {
    * whose route weights travel too. */
   int64_t (*max_chunk_remote)(const sluice_binding_t* binding);
   int64_t (*max_chunk_sent)(const sluice_binding_t* binding);
+  /* Of a chunk at most in T_NODE; NULL where nothing lies there. */
+  int64_t (*max_chunk_node)(const sluice_binding_t* binding);
   int64_t (*num_weighted)(const sluice_binding_t* binding, int32_t chunk);
   /* What a step keeps: in META (written at `at`, returns where the next begins; its bytes are
    * meta_token_copies_bytes()) and in front of its rows, kept_bytes behind those of routes, once counts are known.
@@ -34,6 +36,7 @@ typedef struct sluice_copies_s {
 extern const sluice_copies_t sluice_no_copies; /* each route's row travels */
 extern const sluice_copies_t sluice_copies_in_host_memory;
 extern const sluice_copies_t sluice_copies_in_device_memory;
+extern const sluice_copies_t sluice_copies_by_node; /* in host memory, in two levels */
 
 /* The block that a step keeps in front of its rows, once counts are known. */
 static inline uint64_t sluice_binding_kept_bytes(const sluice_binding_t* b) {

@@ -17,7 +17,8 @@ typedef struct meta_header_s {
   uint32_t magic;
   int32_t num_chunks;
   uint64_t fingerprint;
-  int64_t chunks_by_experts;
+  int32_t chunks_by_experts;
+  int32_t num_node_copies; /* that arrived, own ones among them; 0 in one level */
   int64_t num_tokens;
   int64_t num_sent;
   int64_t num_rows;
@@ -49,7 +50,8 @@ static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t byt
 }
 
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
-  return sluice_binding_meta_bytes_of(&b->moe->shape, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows);
+  return sluice_binding_meta_bytes_of(&b->moe->shape, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows) +
+         sluice_binding_meta_node_copies_bytes(&b->moe->shape, b->num_chunks, b->node_copies.num_arrived);
 }
 
 static char* put(char* at, const void* data, uint64_t bytes) {
@@ -64,6 +66,7 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   header.num_chunks = b->num_chunks;
   header.fingerprint = b->moe->fingerprint;
   header.chunks_by_experts = b->chunks_by_experts;
+  header.num_node_copies = (int32_t)b->node_copies.num_arrived;
   header.num_tokens = b->num_tokens;
   header.num_sent = b->num_sent;
   header.num_rows = b->num_rows;
@@ -98,7 +101,8 @@ int sluice_binding_is_used_up(const void* meta) {
 /* Of a header whose numbers are in range. */
 static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* header) {
   return sluice_binding_meta_bytes_of(&moe->shape, header->num_chunks, header->num_tokens, header->num_sent,
-                                      header->num_rows);
+                                      header->num_rows) +
+         sluice_binding_meta_node_copies_bytes(&moe->shape, header->num_chunks, header->num_node_copies);
 }
 
 static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
@@ -109,7 +113,7 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
       header->fingerprint != moe->fingerprint || header->num_chunks < 1 || header->num_chunks > SLUICE_MAX_CHUNKS ||
       header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->shape.config.top_k || header->num_sent < 0 ||
       header->num_sent > sluice_binding_room(&moe->shape, header->num_chunks, header->num_tokens) ||
-      header->num_rows < 0 || header->num_rows > INT32_MAX ||
+      header->num_rows < 0 || header->num_rows > INT32_MAX || header->num_node_copies < 0 ||
       (moe->capacity != NULL && header->num_chunks != moe->shape.config.num_chunks) ||
       meta_bytes < meta_bytes_behind(moe, header)) {
     return SLUICE_FAIL(
@@ -155,6 +159,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
   b->chunks_by_experts = header.chunks_by_experts != 0;
   b->num_sent = header.num_sent;
+  b->node_copies.num_arrived = header.num_node_copies;
   SLUICE_TRY(sluice_arena_reset(&b->memory->binding,
                                 sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),
                                 "offsets of a pass"));
@@ -165,6 +170,8 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   const int32_t* chunks = b->routes->find(b, b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local);
   int32_t* copies = (int32_t*)(uintptr_t)chunks;
   chunks += sluice_binding_meta_token_copies_bytes(&moe->shape, header.num_chunks, header.num_rows) / sizeof *chunks;
+  chunks +=
+      sluice_binding_meta_node_copies_bytes(&moe->shape, header.num_chunks, header.num_node_copies) / sizeof *chunks;
   SLUICE_TRY(read_chunks(b, chunks));
   b->routes->place(b, kept);
   int64_t first = 0;

@@ -14,7 +14,7 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
       .callback = moe->shape.config.callback_experts,
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .bounded = (pass->is_bounded || sluice_shape_is_lean(&moe->shape)) && !binding->chunks_by_experts,
-      .dedup = sluice_shape_is_deduplicated(&moe->shape),
+      .dedup = sluice_shape_deduplication(&moe->shape),
       .chunks_by_experts = binding->chunks_by_experts,
   };
   memcpy(spec.restore_input, binding->restore_input, sizeof spec.restore_input);

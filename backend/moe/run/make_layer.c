@@ -9,12 +9,14 @@
 #include "backend/moe/run/choose_mode.h"
 #include "backend/moe/step/saved_memory.h"
 
-/* By where rows lie, and whether a token's row travels once to each rank. */
-static const sluice_strategies_t strategies[2][2] = {
+/* By where rows lie, and what of a token travels: SLUICE_DEDUPLICATE_*. */
+static const sluice_strategies_t strategies[2][3] = {
     {{&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
       &sluice_travel_of_rows},
      {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
-      &sluice_saved_in_host_memory, &sluice_travel_of_token_copies}},
+      &sluice_saved_in_host_memory, &sluice_travel_of_token_copies},
+     {&sluice_routes_in_host_memory, &sluice_copies_by_node, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
+      &sluice_travel_of_node_copies}},
     {{&sluice_routes_in_device_memory, &sluice_no_copies, &sluice_lanes_of_streams, &sluice_saved_in_device_memory,
       &sluice_travel_of_rows},
      {&sluice_routes_in_device_memory, &sluice_copies_in_device_memory, &sluice_lanes_of_streams,
@@ -25,7 +27,7 @@ sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_
                                     const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
   SLUICE_TRY(sluice_layer_begin(context, config, policies, out_moe));
   sluice_moe_t* moe = *out_moe;
-  moe->strategies = &strategies[context->rows->is_device][sluice_shape_is_deduplicated(&moe->shape)];
+  moe->strategies = &strategies[context->rows->is_device][sluice_shape_deduplication(&moe->shape)];
   sluice_layer_choose_mode(moe);
   return SLUICE_OK;
 }

@@ -38,7 +38,7 @@ static void fail_of_builder(void) {
 
 int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user) {
   int64_t seen = 0;
-  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 2 * 2 * 2 * 4; ++bits) {
+  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 3 * 2 * 2 * 4; ++bits) {
     sluice_template_spec_t spec = spec_with(n, policy, seed);
     int32_t x = bits;
     spec.direction = x % 2, x /= 2;
@@ -48,7 +48,7 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
     spec.callback = x % 2, x /= 2;
     spec.reuse_saved = x % 2, x /= 2;
     spec.bounded = x % 2, x /= 2;
-    spec.dedup = x % 2, x /= 2;
+    spec.dedup = x % 3, x /= 3;
     spec.chunks_by_experts = x % 2, x /= 2;
     spec.shares_act = x % 2, x /= 2;
     if (spec.shares_act && !any_offloaded(spec.restore_pre_activation, n)) continue; /* the same */

@@ -75,12 +75,12 @@ static sluice_finding_t finding_of(const sluice_template_t* t, score_t* score) {
 static void flip_what_builders_read(sluice_template_spec_t* spec) {
   spec->gated ^= 1, spec->wgrad_mode ^= 1, spec->reuse_saved ^= 1, spec->bounded ^= 1;
   spec->shares_act ^= 1;
-  if (spec->direction == SLUICE_BACKWARD) spec->dedup ^= 1;
+  if (spec->direction == SLUICE_BACKWARD && spec->dedup != SLUICE_DEDUPLICATE_NODES) spec->dedup ^= 1;
 }
 
 static void forget_what_builders_read(sluice_template_spec_t* spec) {
   spec->gated = spec->wgrad_mode = spec->reuse_saved = spec->bounded = spec->shares_act = 0;
-  if (spec->direction == SLUICE_BACKWARD) spec->dedup = 0;
+  if (spec->direction == SLUICE_BACKWARD && spec->dedup != SLUICE_DEDUPLICATE_NODES) spec->dedup = 0;
 }
 
 static int is_same_under_other_specs(sluice_template_t* mutant, const sluice_finding_t* finding, score_t* score) {

@@ -64,6 +64,10 @@ typedef struct sluice_context_config_s {
   int32_t num_layers; /* under a budget: layers that the context will have, where the host makes some behind the first
                          forward, so that plans count what all of them take; 0: those that are there */
   int32_t reserved;   /* 0 */
+  /* Ranks of each node: consecutive ranks [i n, (i + 1) n) share one, as launchers number them; divides the number of
+   * ranks. Equal on all ranks. For layers with SLUICE_DEDUPLICATE_NODES. 0: not known, all are alike. */
+  int32_t ranks_per_node;
+  int32_t reserved_2; /* 0 */
 } sluice_context_config_t;
 
 SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);

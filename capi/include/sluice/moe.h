@@ -88,6 +88,22 @@ enum {
   SLUICE_EXCHANGE_CAPACITY = 1
 };
 
+/* What of a token travels between ranks. Equal on all ranks. */
+enum {
+  SLUICE_DEDUPLICATE_NONE = 0, /* a row for each route */
+  /* A token's row travels once to each rank that owns experts of its routes, and one row comes back: their weighted
+   * sum, in k order in f32, rounded to the layer's dtype; the sums of ranks are then added in rank order. Gradients
+   * alike. 8 bytes for each route go along. */
+  SLUICE_DEDUPLICATE_RANKS = 1,
+  /* Two levels, where the context has several nodes of several ranks (ranks_per_node): a token's row travels once to
+   * each node, to the rank with the same local index there, which passes it on once to each rank of the node that owns
+   * experts of its routes. On the way back that rank adds the sums of its node's ranks in rank order, in f32, rounded
+   * to the layer's dtype; the sums of nodes are then added in node order. Experts get the same bits as with RANKS;
+   * outputs and input gradients differ by roundings of the sums. 8 bytes for each token and node go along. On a CPU,
+   * without a plan or a budget (UNSUPPORTED). With one node, or nodes of one rank: as RANKS. */
+  SLUICE_DEDUPLICATE_NODES = 2
+};
+
 typedef struct sluice_moe_config_s {
   size_t struct_size;              /* set by sluice_moe_config_init */
   const sluice_ext_header_t* next; /* NULL */
@@ -114,10 +130,8 @@ typedef struct sluice_moe_config_s {
   int32_t exchange_mode; /* SLUICE_EXCHANGE_*; default EXACT */
   int32_t chunking;      /* SLUICE_CHUNKING_*; default ADAPTIVE */
   int64_t capacity_rows; /* CAPACITY: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */
-  /* 1: a token's row travels once to each rank that owns experts of its routes, and one row comes back: their weighted
-   * sum, in k order in f32, rounded to the layer's dtype; the sums of ranks are then added in rank order. Gradients
-   * alike. 8 bytes for each route go along. Default 0. Equal on all ranks; one rank alone sends nothing either way. Not
-   * with exchange_mode CAPACITY or for the split calls of a layer (UNSUPPORTED). */
+  /* SLUICE_DEDUPLICATE_*; default NONE. Equal on all ranks; one rank alone sends nothing either way. Not with
+   * exchange_mode CAPACITY or for the split calls of a layer (UNSUPPORTED). */
   int32_t deduplicate;
   /* 1: buffers are reused between chunks, without a bound in bytes [MPipeMoE IV-C, memory_reuse]: no rows are kept on
    * the device, and n (from 2 on) and the policies that are left open are chosen among S1 to S4, for each size of a

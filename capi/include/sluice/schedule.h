@@ -39,7 +39,7 @@ typedef struct sluice_schedule_config_s {
   int32_t reserved;                /* 0 */
   const int32_t* restore_input_of; /* [n] by chunk, in place of restore_input, or NULL; borrowed for the call */
   const int32_t* restore_pre_activation_of; /* [n] likewise */
-  int32_t deduplicate;                      /* 1: as sluice_moe_config_t has it; not with single_rank */
+  int32_t deduplicate;                      /* SLUICE_DEDUPLICATE_*; not with single_rank */
   int32_t chunks_by_experts; /* 1: chunks out of rows (SLUICE_CHUNKING_ADAPTIVE says where layers have them): one
                        reduce sums all. For whole passes of several ranks that keep T_DI; default 0 */
 } sluice_schedule_config_t;

@@ -90,7 +90,9 @@ def tensor_bytes(
     model, hidden = rows * model_width * element_bytes, rows * hidden_width * element_bytes
     pre_activation = 2 * hidden if gated else hidden
     return {
-        **dict.fromkeys(("T_SEND", "T_RECV", "T_DI", "T_DO", "dT_DO", "dT_DI", "kept T_DI", "host T_DI"), model),
+        **dict.fromkeys(
+            ("T_SEND", "T_RECV", "T_NODE", "T_DI", "T_DO", "dT_DO", "dT_DI", "kept T_DI", "host T_DI"), model
+        ),
         **dict.fromkeys(("T_M", "dT_M", "kept T_M", "host T_M"), pre_activation),
         **dict.fromkeys(("T_ACT", "dT_ACT"), hidden),
         **dict.fromkeys(("T_ROUTE", "dGATE"), 4 * rows),

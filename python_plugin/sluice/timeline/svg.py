@@ -20,7 +20,8 @@ SHORT = {
     "dispatch": "S", "unpack": "u", "gemm1": "G1", "activation": "a", "gemm2": "G2", "expert": "E", "combine": "R",
     "reduce": "y", "dispatch_grad": "S'", "unpack_grad": "u'", "gemm2_grad": "G2'", "activation_grad": "a'",
     "gemm1_grad": "G1'", "expert_grad": "E'", "combine_grad": "R'", "reduce_grad": "y'", "weight_grad": "dW",
-    "copy_out": "out", "copy_in": "in", "redispatch": "S again", "recompute": "re", "copy_out T_DI": "DI",
+    "copy_out": "out", "copy_in": "in", "redispatch": "S again", "recompute": "re", "node_dispatch": "Sn",
+    "node_combine": "Rn", "node_dispatch_grad": "Sn'", "node_combine_grad": "Rn'", "copy_out T_DI": "DI",
     "copy_out T_M": "M", "copy_in T_DI": "DI", "copy_in T_M": "M",
 }  # fmt: skip
 # And of what a stage of a pipeline runs, which is no op of a layer.

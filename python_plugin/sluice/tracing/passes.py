@@ -14,8 +14,11 @@ from ..timeline.model import LANES, Event, from_trace
 from ..timeline.schedule import Schedule
 from ..timeline.slots import tensor_bytes
 
-FORWARD_EXCHANGES = ("dispatch", "combine")
-BACKWARD_EXCHANGES = ("dispatch_grad", "combine_grad", "redispatch")
+FORWARD_EXCHANGES = ("dispatch", "combine", "node_dispatch", "node_combine")
+BACKWARD_EXCHANGES = (
+    *("dispatch_grad", "combine_grad", "redispatch"),
+    *("node_dispatch", "node_dispatch_grad", "node_combine_grad"),
+)
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 FIELDS = {"op": str, "lane": str, "chunk": int, "layer": int, "direction": str, "begin_ns": int, "end_ns": int}
 WORDS = {"lane": tuple(LANES), "direction": ("forward", "backward")}
@@ -169,7 +172,8 @@ def _find(one: Pass, hint: tuple[list[str], list[str]] | None) -> Schedule | Non
         "callback_experts": "expert" in kinds or "expert_grad" in kinds,
         "gated": bool(one.layer_facts.get("gated", False)),
     }
-    flags["deduplicate"] = bool(one.layer_facts.get("deduplicate", False)) and not flags["single_rank"]
+    by_rank = bool(one.layer_facts.get("deduplicate", False)) and not flags["single_rank"]
+    flags["deduplicate"] = 2 if any(kind.startswith("node_") for kind in kinds) else int(by_rank)
     if one.direction == "backward":
         flags["input_half"] = any(kind in ("gemm1_grad", "expert_grad", "combine_grad") for kind in kinds)
         per_chunk = any(event.op == "weight_grad" and event.chunk >= 0 for event in one.events)

@@ -239,7 +239,7 @@ sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, con
     return SLUICE_OK;
   }
   *out_bytes = tensors + sluice_pass_scratch_bytes(&problem->shape, (uint64_t)scalars * sizeof(float),
-                                                   sluice_template_max_ops(plan->max_chunks));
+                                                   sluice_template_max_ops(plan->max_chunks, 0));
   return SLUICE_OK;
 }
 
@@ -268,7 +268,7 @@ static sluice_status_t between_halves(const sluice_plan_problem_t* problem, cons
 static uint64_t events_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return problem->events_bytes == NULL
              ? 0
-             : problem->events_bytes(problem->device, sluice_template_max_ops(plan->max_chunks));
+             : problem->events_bytes(problem->device, sluice_template_max_ops(plan->max_chunks, 0));
 }
 
 uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
@@ -344,7 +344,7 @@ sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_pla
   }
   b->routing = sluice_plan_routing_bytes(problem, plan) + sluice_plan_layout_bytes(plan) +
                sluice_plan_chunking_bytes(problem, plan) + sluice_plan_token_copies_bytes(problem, plan);
-  b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(plan->max_chunks)) +
+  b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(plan->max_chunks, 0)) +
                  SLUICE_TEMPLATE_LIST_BYTES + events_bytes(problem, plan);
   b->headers = problem->header_bytes;
   b->gemms = problem->gemm_bytes;

@@ -108,6 +108,11 @@ typedef struct sluice_template_spec_s {
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS]; /* may differ between ranks */
 } sluice_template_spec_t;
 
+/* Whether rows go once to each node, and within it once to each rank. */
+static inline int sluice_has_two_levels(const sluice_template_spec_t* spec) {
+  return spec->dedup == SLUICE_DEDUPLICATE_NODES;
+}
+
 /* Whether T_M of some chunk is offloaded: elsewhere shares_act means nothing, and is 0 in templates that layers run. */
 static inline int sluice_spec_offloads_m(const sluice_template_spec_t* spec) {
   const int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD;
@@ -140,13 +145,13 @@ sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice
                                       sluice_template_t** out_template);
 void sluice_template_destroy(sluice_template_t* schedule, sluice_allocator_t* allocator);
 
-/* The same in memory of the caller, at least sluice_template_bytes(n), aligned to 64; not to be destroyed. */
+/* The same in memory of the caller, at least sluice_template_bytes of the spec, aligned to 64; not to be destroyed. */
 sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, void* memory,
                                            sluice_template_t** out_template);
-uint64_t sluice_template_bytes(int32_t num_chunks);
+uint64_t sluice_template_bytes(int32_t num_chunks, int32_t has_two_levels);
 /* Ops that a template of n chunks has at most. */
-int32_t sluice_template_max_ops(int32_t num_chunks);
-int32_t sluice_template_max_deps(int32_t num_chunks);
+int32_t sluice_template_max_ops(int32_t num_chunks, int32_t has_two_levels);
+int32_t sluice_template_max_deps(int32_t num_chunks, int32_t has_two_levels);
 
 /* For readers of templates from elsewhere: an empty one of a checked spec with room for the most that n chunks can
  * have, and, once it is filled and proved, its runs and hashes. Errors: INVALID_ARGUMENT, UNSUPPORTED (the spec),

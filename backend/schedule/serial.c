@@ -165,10 +165,10 @@ static sluice_status_t read_op(source_t* source, sluice_template_t* t, sluice_op
 }
 
 static sluice_status_t read_body(source_t* source, sluice_template_t* t) {
-  int32_t n = t->spec.num_chunks, next_dep = 0;
+  int32_t n = t->spec.num_chunks, two = sluice_has_two_levels(&t->spec), next_dep = 0;
   for (int32_t i = 0; i < SLUICE_T_COUNT; ++i) SLUICE_TRY(take(source, "a ring", 0, SLUICE_MAX_CHUNKS, &t->ring[i]));
-  SLUICE_TRY(take(source, "num_ops", 0, sluice_template_max_ops(n), &t->num_ops));
-  SLUICE_TRY(take(source, "num_deps", 0, sluice_template_max_deps(n), &t->num_deps));
+  SLUICE_TRY(take(source, "num_ops", 0, sluice_template_max_ops(n, two), &t->num_ops));
+  SLUICE_TRY(take(source, "num_deps", 0, sluice_template_max_deps(n, two), &t->num_deps));
   for (int32_t i = 0; i < t->num_ops; ++i) SLUICE_TRY(read_op(source, t, &t->ops[i], &next_dep));
   if (next_dep != t->num_deps) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: num_deps is %d, but the ops have %d", t->num_deps,

@@ -18,8 +18,9 @@
 #include "backend/schedule/tighten.h"
 #include "sluice/moe.h"
 
-/* Of a backward in two levels that restores both tensors, at the most. The builder refuses more. */
-#define OPS_PER_CHUNK 15
+/* Of a backward that restores both tensors, at the most. The builder refuses more. */
+#define OPS_PER_CHUNK      12
+#define NODE_OPS_PER_CHUNK 3 /* in two levels, beside these */
 
 static sluice_status_t check_policy(const sluice_template_spec_t* spec, int32_t tensor, const uint8_t* restore,
                                     int32_t chunk) {
@@ -102,25 +103,33 @@ static void drop_unused_rings(sluice_builder_t* b) {
   }
 }
 
-int32_t sluice_template_max_ops(int32_t num_chunks) { return OPS_PER_CHUNK * num_chunks + 1; }
+int32_t sluice_template_max_ops(int32_t num_chunks, int32_t has_two_levels) {
+  return (OPS_PER_CHUNK + (has_two_levels ? NODE_OPS_PER_CHUNK : 0)) * num_chunks + 1;
+}
 
-int32_t sluice_template_max_deps(int32_t num_chunks) { return 4 * sluice_template_max_ops(num_chunks); }
+int32_t sluice_template_max_deps(int32_t num_chunks, int32_t has_two_levels) {
+  return 4 * sluice_template_max_ops(num_chunks, has_two_levels);
+}
 
-uint64_t sluice_template_bytes(int32_t num_chunks) {
-  uint64_t max_ops = (uint64_t)sluice_template_max_ops(num_chunks);
+uint64_t sluice_template_bytes(int32_t num_chunks, int32_t has_two_levels) {
+  uint64_t max_ops = (uint64_t)sluice_template_max_ops(num_chunks, has_two_levels);
   return sizeof(sluice_template_t) + max_ops * sizeof(sluice_op_t) +
-         (uint64_t)sluice_template_max_deps(num_chunks) * sizeof(int32_t) +
+         (uint64_t)sluice_template_max_deps(num_chunks, has_two_levels) * sizeof(int32_t) +
          (uint64_t)SLUICE_T_COUNT * (uint64_t)num_chunks * sizeof(sluice_slot_ref_t);
+}
+
+static uint64_t bytes_of(const sluice_template_spec_t* spec) {
+  return sluice_template_bytes(spec->num_chunks, sluice_has_two_levels(spec));
 }
 
 sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
                                       sluice_template_t** out_template) {
   *out_template = NULL;
   SLUICE_TRY(check_spec(spec));
-  void* memory = sluice_alloc(allocator, sluice_template_bytes(spec->num_chunks), "schedule template");
+  void* memory = sluice_alloc(allocator, bytes_of(spec), "schedule template");
   if (memory == NULL) return sluice_alloc_status();
   sluice_status_t status = sluice_template_build_into(spec, memory, out_template);
-  if (status != SLUICE_OK) sluice_free(allocator, memory, sluice_template_bytes(spec->num_chunks));
+  if (status != SLUICE_OK) sluice_free(allocator, memory, bytes_of(spec));
   return status;
 }
 
@@ -133,16 +142,16 @@ static int is_mixed(const sluice_template_spec_t* spec) {
   return 0;
 }
 
-/* An empty template of the spec, in memory of sluice_template_bytes(n). */
+/* An empty template of the spec, in memory of bytes_of(spec). */
 static sluice_template_t* lay_out(const sluice_template_spec_t* spec, void* memory) {
-  int32_t n = spec->num_chunks;
+  const int32_t n = spec->num_chunks, two = sluice_has_two_levels(spec);
   sluice_template_t* schedule = memory;
-  memset(schedule, 0, sluice_template_bytes(n));
-  schedule->bytes = sluice_template_bytes(n);
+  memset(schedule, 0, bytes_of(spec));
+  schedule->bytes = bytes_of(spec);
   schedule->spec = *spec;
   schedule->ops = (sluice_op_t*)(schedule + 1);
-  schedule->deps = (int32_t*)(schedule->ops + sluice_template_max_ops(n));
-  schedule->homes = (sluice_slot_ref_t*)(schedule->deps + sluice_template_max_deps(n));
+  schedule->deps = (int32_t*)(schedule->ops + sluice_template_max_ops(n, two));
+  schedule->homes = (sluice_slot_ref_t*)(schedule->deps + sluice_template_max_deps(n, two));
   return schedule;
 }
 
@@ -150,14 +159,14 @@ sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_a
                                     sluice_template_t** out_template) {
   *out_template = NULL;
   SLUICE_TRY(check_spec(spec));
-  void* memory = sluice_alloc(allocator, sluice_template_bytes(spec->num_chunks), "schedule template");
+  void* memory = sluice_alloc(allocator, bytes_of(spec), "schedule template");
   if (memory == NULL) return sluice_alloc_status();
   *out_template = lay_out(spec, memory);
   return SLUICE_OK;
 }
 
 static void find_runs(sluice_template_t* t) {
-  uint8_t is_awaited[OPS_PER_CHUNK * SLUICE_MAX_CHUNKS + 1] = {0};
+  uint8_t is_awaited[(OPS_PER_CHUNK + NODE_OPS_PER_CHUNK) * SLUICE_MAX_CHUNKS + 1] = {0};
   for (int32_t d = 0; d < t->num_deps; ++d) is_awaited[t->deps[d]] = 1;
   for (int32_t i = 0; i < t->num_ops; ++i) {
     sluice_op_t* op = &t->ops[i];
@@ -183,7 +192,7 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
   int32_t n = spec->num_chunks;
   sluice_template_t* schedule = lay_out(spec, memory);
   sluice_builder_t builder = {.ops = schedule->ops,
-                              .capacity = sluice_template_max_ops(n),
+                              .capacity = sluice_template_max_ops(n, sluice_has_two_levels(spec)),
                               .single_rank = spec->single_rank,
                               .num_chunks = n,
                               .homes = schedule->homes};
@@ -195,7 +204,8 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
     sluice_build_backward(&builder, spec);
   }
   int32_t num_deps = 0;
-  SLUICE_TRY(sluice_builder_finish(&builder, schedule->deps, sluice_template_max_deps(n), &num_deps));
+  SLUICE_TRY(sluice_builder_finish(&builder, schedule->deps, sluice_template_max_deps(n, sluice_has_two_levels(spec)),
+                                   &num_deps));
   drop_unused_rings(&builder);
   schedule->num_ops = builder.num_ops;
   schedule->num_deps = num_deps;

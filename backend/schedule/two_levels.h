@@ -11,10 +11,6 @@
 
 #include "backend/schedule/builder.h"
 
-static inline int sluice_has_two_levels(const sluice_template_spec_t* spec) {
-  return spec->dedup == SLUICE_DEDUPLICATE_NODES;
-}
-
 /* Where the rows of a dispatch arrive. */
 static inline int32_t sluice_arrives_in(const sluice_template_spec_t* spec) {
   return sluice_has_two_levels(spec) ? SLUICE_T_NODE : SLUICE_T_RECV;

@@ -72,7 +72,7 @@ static sluice_status_t reserve(sluice_moe_t* moe, const sluice_plan_data_t* plan
   SLUICE_TRY(reserve_arena(&memory->token_copies, arenas.token_copies, "token copies of a plan"));
   const sluice_device_t* device = context->device;
   if (device->vtable->reserve != NULL) {
-    SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks)));
+    SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks, 0)));
   }
   if (moe->plans == NULL) moe->plans = sluice_alloc(sluice_process_allocator(), sizeof *moe->plans, "plans");
   return moe->plans == NULL ? sluice_alloc_status() : SLUICE_OK;

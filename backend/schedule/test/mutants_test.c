@@ -344,7 +344,7 @@ typedef struct worker_s {
 } worker_t;
 
 static void mutate_all_of(int32_t n, score_t* score) {
-  score->mutant = malloc(sluice_template_bytes(n));
+  score->mutant = malloc(sluice_template_bytes(n, 1));
   for (int32_t policy = 0; policy < 9; ++policy) for_each_form(n, policy, 0, visit, score);
   for (uint32_t seed = 1; seed <= 3; ++seed) for_each_form(n, 9, seed * 131u + (uint32_t)n, visit, score);
   for (int64_t i = 0; i < score->num_seen; ++i) free(score->seen[i].t);

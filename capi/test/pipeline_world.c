@@ -192,6 +192,15 @@ static sluice_tensor_t tensor(void* data, uint8_t code, uint8_t bits, int32_t nd
                            .shape = shape};
 }
 
+/* What was kept of a micro-batch has not changed, and goes back. */
+static void give_back(pw_rank_t* rank, int32_t micro_batch) {
+  if (rank->kept[micro_batch] == NULL) return;
+  if (rank->kept_data[micro_batch][0] != rank->kept_first[micro_batch]) pw_wrong(rank, "what was kept has changed");
+  sluice_pipeline_give_back(rank->kept[micro_batch]);
+  rank->kept[micro_batch] = NULL;
+  ++rank->num_kept;
+}
+
 static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice_stage_tensors_t* out_result,
                                sluice_host_failure_t* out_failure) {
   pw_rank_t* rank = user;
@@ -200,6 +209,7 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
   check_input(rank, op);
   if (!op->is_first) memcpy(stash->x, first_of(op->input), (size_t)n * sizeof(float));
   if (!op->is_first && rank->world->keeps) {
+    give_back(rank, i); /* of the batch before */
     if (sluice_pipeline_keep(rank->pipeline, op->input, &rank->kept[i]) != SLUICE_OK) pw_wrong(rank, "keep failed");
     rank->kept_data[i] = first_of(op->input);
     rank->kept_first[i] = rank->kept_data[i][0];
@@ -348,13 +358,7 @@ static void run_batch(pw_rank_t* rank, int32_t b) {
 }
 
 static void close_kept(pw_rank_t* rank) {
-  for (int32_t i = 0; i < PW_MAX_MICRO_BATCHES; ++i) {
-    if (rank->kept[i] == NULL) continue;
-    if (rank->kept_data[i][0] != rank->kept_first[i]) pw_wrong(rank, "what was kept has changed");
-    sluice_pipeline_give_back(rank->kept[i]);
-    rank->kept[i] = NULL;
-    ++rank->num_kept;
-  }
+  for (int32_t i = 0; i < PW_MAX_MICRO_BATCHES; ++i) give_back(rank, i);
 }
 
 /* The pipeline that runs the batches from `first` on. */

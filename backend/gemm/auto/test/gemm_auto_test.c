@@ -465,7 +465,10 @@ static int first_call(void) {
   sluice_gemm_t* gemm = NULL;
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
   if (create(NULL, instant_host, &gemm) != SLUICE_OK || multiply(gemm, 20, 16, 24, 0) != SLUICE_OK) return 9;
-  return strcmp(gemm->name, "host") == 0;
+  const int is_host = strcmp(gemm->name, "host") == 0;
+  sluice_gemm_destroy(gemm);
+  sluice_allocator_deinit(&allocator);
+  return is_host;
 }
 
 static void Choices_OfEarlierProcess_AreWhatTheNextBeginsWith(void** state) {

@@ -4,11 +4,12 @@ real        linear layers in place of sleep, one core for each rank
 loopback    without a shaped link, where messages cost next to nothing
 jitter      what a stage sleeps is drawn (lognormal, sigma 0.4), the same for all sides
 slow-stage  one stage takes 1.5 times as long
+stall       what stage 1 sends waits for 50 ms now and then, at the same times for all sides
 torch       torch's Schedule1F1B on gloo beside get_schedule_class("SluiceSingle")
 bubbles     eight ranks, F = B = W slept: the bubble of each policy, from its events
 
-jitter and slow-stage have a third side: "fixed", which runs 1F1B as an order that binds, with messages beside the
-computation and as much in flight. Sluice may take at most 1.03 times as long.
+jitter, slow-stage and stall have a third side: "fixed", which runs 1F1B as an order that binds, with messages beside
+the computation and as much in flight. Sluice may take at most 1.03 times as long.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ CASES = {
     "loopback": Case(2, 4, 0.0, 0.98),
     "jitter": Case(4, 4, 0.25, 1.0, work={"sigma": 0.4}, has_fixed=True),
     "slow-stage": Case(4, 4, 0.25, 1.0, work={"slow": {"1": 1.5}}, has_fixed=True),
+    "stall": Case(4, 4, 0.25, 1.0, work={"stalls": {"rank": 1}}, has_fixed=True),
     "torch": Case(2, 4, 0.25, 1.1, program="stages_torch_rank.py"),
 }
 RANKS = 8  # of the bubbles
@@ -71,7 +73,7 @@ def _compared(name: str, options: argparse.Namespace, progress: launch.Progress)
     plan = {
         **{"in_flight": case.in_flight, "stages": case.stages, "forward_s": unit / 3, "backward_s": 2 * unit / 3},
         **{"elements": int(options.megabytes * 2**18), "micro_batches": options.micro_batches, "pairs": options.pairs},
-        **{"sides": sides, **case.work},
+        **{"sides": sides, **_work(case, options)},
     }
     found, link = launch.ask(
         HERE / case.program,
@@ -96,6 +98,11 @@ def _compared(name: str, options: argparse.Namespace, progress: launch.Progress)
         told["over_fixed"] = pair_ratios(found["sluice_s"], found["fixed_s"])
         told["most_over_fixed"] = MOST_OVER_FIXED
     return told
+
+
+def _work(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    stalls = case.work.get("stalls")
+    return {**case.work, "stalls": {**stalls, "link": options.link}} if stalls else case.work
 
 
 def _bubbles(options: argparse.Namespace, progress: launch.Progress) -> dict[str, Any]:

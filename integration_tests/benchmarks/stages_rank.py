@@ -20,6 +20,7 @@ from deepspeed.pipe import PipelineModule
 
 from integration_tests.benchmarks import launch
 from integration_tests.benchmarks.rank import seconds_of
+from integration_tests.benchmarks.stages_stall import stalling
 from integration_tests.benchmarks.stages_work import Stage, begin, layers_for, loss_of, turns
 
 
@@ -74,7 +75,8 @@ def main() -> None:
         losses: dict[str, float] = {}
         for name in turns(list(engines), number):
             begin(engines[name].module, number)
-            took = seconds_of(functools.partial(train, engines, name, data(plan, number), losses))
+            with stalling(plan, dist.get_rank(), number):
+                took = seconds_of(functools.partial(train, engines, name, data(plan, number), losses))
             if number > 0:
                 seconds[name].append(took)
         worst = max(worst, max(abs(losses["stock"] - loss) for loss in losses.values()))

@@ -80,6 +80,9 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_CHUNKING_TOKENS = 1
   integer(c_int32_t), parameter :: SLUICE_EXCHANGE_EXACT = 0
   integer(c_int32_t), parameter :: SLUICE_EXCHANGE_CAPACITY = 1
+  integer(c_int32_t), parameter :: SLUICE_DEDUPLICATE_NONE = 0
+  integer(c_int32_t), parameter :: SLUICE_DEDUPLICATE_RANKS = 1
+  integer(c_int32_t), parameter :: SLUICE_DEDUPLICATE_NODES = 2
   integer(c_int32_t), parameter :: SLUICE_SAVED_META = 0
   integer(c_int32_t), parameter :: SLUICE_SAVED_INPUT = 1
   integer(c_int32_t), parameter :: SLUICE_SAVED_PRE_ACTIVATION = 2
@@ -241,7 +244,7 @@ module sluice
   end type
 
   type, bind(c) :: sluice_context_config_t
-    integer(c_size_t) :: struct_size = 128
+    integer(c_size_t) :: struct_size = 136
     type(c_ptr) :: next = c_null_ptr
     integer(c_int32_t) :: device_type = 0
     integer(c_int32_t) :: device_id = 0
@@ -260,6 +263,8 @@ module sluice
     integer(c_int64_t) :: shared_host_memory_budget = 0
     integer(c_int32_t) :: num_layers = 0
     integer(c_int32_t) :: reserved = 0
+    integer(c_int32_t) :: ranks_per_node = 0
+    integer(c_int32_t) :: reserved_2 = 0
   end type
 
   type, bind(c) :: sluice_context_stats_t
@@ -536,7 +541,7 @@ module sluice
   end type
 
   type, bind(c) :: sluice_pipeline_stats_t
-    integer(c_size_t) :: struct_size = 120
+    integer(c_size_t) :: struct_size = 128
     integer(c_int64_t) :: num_batches = 0
     integer(c_int64_t) :: num_failed = 0
     integer(c_int64_t) :: batch_ns = 0
@@ -553,6 +558,7 @@ module sluice
     integer(c_int32_t) :: most_in_flight = 0
     integer(c_int32_t) :: most_held = 0
     integer(c_int32_t) :: is_chosen = 0
+    type(c_ptr) :: policy = c_null_ptr
   end type
 
   type, bind(c) :: sluice_stage_event_t
@@ -599,11 +605,12 @@ module sluice
   end type
 
   type, bind(c) :: sluice_pipeline_prediction_t
-    integer(c_size_t) :: struct_size = 32
+    integer(c_size_t) :: struct_size = 40
     real(c_double) :: seconds = 0
     real(c_double) :: bubble = 0
     integer(c_int32_t) :: in_flight = 0
     integer(c_int32_t) :: is_chosen = 0
+    type(c_ptr) :: policy = c_null_ptr
   end type
 
   type, bind(c) :: sluice_placement_problem_t

@@ -92,6 +92,9 @@ const (
 	CHUNKING_TOKENS           = 1
 	EXCHANGE_EXACT            = 0
 	EXCHANGE_CAPACITY         = 1
+	DEDUPLICATE_NONE          = 0
+	DEDUPLICATE_RANKS         = 1
+	DEDUPLICATE_NODES         = 2
 	SAVED_META                = 0
 	SAVED_INPUT               = 1
 	SAVED_PRE_ACTIVATION      = 2
@@ -339,6 +342,8 @@ type ContextConfig struct {
 	SharedHostMemoryBudget uint64
 	NumLayers              int32
 	Reserved               int32
+	RanksPerNode           int32
+	Reserved2              int32
 }
 
 // ContextStats is sluice_context_stats_t.
@@ -653,6 +658,7 @@ type PipelineStats struct {
 	MostInFlight     int32
 	MostHeld         int32
 	IsChosen         int32
+	Policy           *byte
 }
 
 // StageEvent is sluice_stage_event_t.
@@ -708,6 +714,7 @@ type PipelinePrediction struct {
 	Bubble     float64
 	InFlight   int32
 	IsChosen   int32
+	Policy     *byte
 }
 
 // PlacementProblem is sluice_placement_problem_t.

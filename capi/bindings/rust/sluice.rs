@@ -77,6 +77,9 @@ pub const SLUICE_CHUNKING_ADAPTIVE: i32 = 0;
 pub const SLUICE_CHUNKING_TOKENS: i32 = 1;
 pub const SLUICE_EXCHANGE_EXACT: i32 = 0;
 pub const SLUICE_EXCHANGE_CAPACITY: i32 = 1;
+pub const SLUICE_DEDUPLICATE_NONE: i32 = 0;
+pub const SLUICE_DEDUPLICATE_RANKS: i32 = 1;
+pub const SLUICE_DEDUPLICATE_NODES: i32 = 2;
 pub const SLUICE_SAVED_META: i32 = 0;
 pub const SLUICE_SAVED_INPUT: i32 = 1;
 pub const SLUICE_SAVED_PRE_ACTIVATION: i32 = 2;
@@ -424,6 +427,8 @@ pub struct sluice_context_config_t {
     pub shared_host_memory_budget: u64,
     pub num_layers: i32,
     pub reserved: i32,
+    pub ranks_per_node: i32,
+    pub reserved_2: i32,
 }
 impl Default for sluice_context_config_t {
     fn default() -> Self {
@@ -903,6 +908,7 @@ pub struct sluice_pipeline_stats_t {
     pub most_in_flight: i32,
     pub most_held: i32,
     pub is_chosen: i32,
+    pub policy: *const c_char,
 }
 impl Default for sluice_pipeline_stats_t {
     fn default() -> Self {
@@ -988,6 +994,7 @@ pub struct sluice_pipeline_prediction_t {
     pub bubble: f64,
     pub in_flight: i32,
     pub is_chosen: i32,
+    pub policy: *const c_char,
 }
 impl Default for sluice_pipeline_prediction_t {
     fn default() -> Self {

@@ -16,8 +16,12 @@ from ..timeline.slots import tensor_bytes
 
 FORWARD_EXCHANGES = ("dispatch", "combine", "node_dispatch", "node_combine")
 BACKWARD_EXCHANGES = (
-    *("dispatch_grad", "combine_grad", "redispatch"),
-    *("node_dispatch", "node_dispatch_grad", "node_combine_grad"),
+    "dispatch_grad",
+    "combine_grad",
+    "redispatch",
+    "node_dispatch",
+    "node_dispatch_grad",
+    "node_combine_grad",
 )
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 FIELDS = {"op": str, "lane": str, "chunk": int, "layer": int, "direction": str, "begin_ns": int, "end_ns": int}

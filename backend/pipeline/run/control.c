@@ -63,9 +63,19 @@ sluice_status_t sluice_stage_tell(sluice_pipeline_t* pipeline, int32_t rank, con
 
 /* ---- hearing ---- */
 
+/* Who is through with a batch says nothing more in it, and may have left: a receive from it would be taken for the need
+ * of a rank that is gone. Who is ahead is through with this batch, failed or not. Only where this one fails do the
+ * others say so once more. */
+static int is_through(const sluice_pipeline_t* pipeline, int32_t rank) {
+  const sluice_stage_peer_t* peer = &pipeline->peers[rank];
+  if (peer->done.batch > pipeline->number) return 1;
+  return pipeline->phase == SLUICE_STAGE_RUNS &&
+         (peer->done.batch == pipeline->number || peer->stopped == pipeline->number);
+}
+
 static sluice_status_t listen_to(sluice_pipeline_t* pipeline, int32_t rank) {
   sluice_stage_peer_t* peer = &pipeline->peers[rank];
-  if (peer->is_heard) return SLUICE_OK;
+  if (peer->is_heard || is_through(pipeline, rank)) return SLUICE_OK;
   SLUICE_TRY(sluice_messages_receive(pipeline->endpoint->messages, rank, SLUICE_STAGE_CONTROL_TAG,
                                      sluice_stage_request(SLUICE_STAGE_REQUEST_CONTROL, rank), NULL));
   peer->is_heard = 1;
@@ -157,10 +167,7 @@ sluice_status_t sluice_stage_take_control(sluice_pipeline_t* pipeline, const slu
   peer->is_heard = 0;
   sluice_status_t status = take_head(pipeline, completion, &is_kept);
   if (!is_kept) sluice_messages_release(pipeline->endpoint->messages, completion->arrival);
-  /* Who is through with this batch says nothing more in it, and may have left. */
-  const int is_through = pipeline->phase == SLUICE_STAGE_RUNS &&
-                         (peer->done.batch == pipeline->number || peer->stopped == pipeline->number);
-  if (status == SLUICE_OK && !is_through) status = listen_to(pipeline, completion->peer);
+  if (status == SLUICE_OK) status = listen_to(pipeline, completion->peer);
   /* A rank that hears another no more cannot be told of failures. */
   return status == SLUICE_OK ? SLUICE_OK : sluice_stage_break(pipeline, status);
 }

@@ -61,7 +61,7 @@ class Adam(torch.optim.Adam):
         super().load_state_dict(state_dict)
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
-        for index, param in zip(saved, params, strict=True):
+        for index, param in zip(saved, params):  # torch has refused states of other sizes
             for name in _STATE:
                 if name in state_dict["state"].get(index, {}):
                     value = state_dict["state"][index][name]

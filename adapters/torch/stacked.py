@@ -6,7 +6,7 @@ Autograd then sees only these, and a call describes them anew only when one of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -20,7 +20,7 @@ from .passes import Pass
 
 # From the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
 # [E_local, ...] each, None where it would lie in None.
-Views = Callable[[Sequence[torch.Tensor | None]], Sequence[torch.Tensor | None]]
+Views = Callable[[Sequence[Optional[torch.Tensor]]], Sequence[Optional[torch.Tensor]]]
 
 
 class StackedLayer(CastingLayer):

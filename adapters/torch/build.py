@@ -6,6 +6,9 @@ torch promises no stable C++ ABI, so there is one shared object per minor versio
 this package or in the user's cache (SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice). A stamp beside it says what it was
 made from and for (`stamps.py`); when that no longer fits, or others could have changed it, it is made again. Several
 ranks may do so at once: the first compiles, the others wait.
+
+A wheel may bring shared objects for releases of torch (`shipped/_torch_2_13_0.so`). Such a one comes first, and needs
+no compiler: it fits every build of that release, whatever Python it is for.
 """
 
 from __future__ import annotations
@@ -30,13 +33,23 @@ from . import stamps
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = ("c10d_comm.cpp", "host_gemm.cpp", "accumulate.cpp", "gradient_pool.cpp")
-FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
+# The last two: no folder of this machine stands in what asserts say, so the bits are the same wherever they are made.
+FLAGS = (
+    *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden"),
+    *("-ffile-prefix-map={sluice}=sluice", "-ffile-prefix-map={torch}=torch"),
+)
 
 
 def file_name() -> str:
     """Which shared object belongs to this torch."""
     major, minor = torch.__version__.split(".")[:2]
     return f"_torch_{major}_{minor}.so"
+
+
+def shipped_path() -> str:
+    """Where a wheel has the shared object for this release of torch, if it has one."""
+    release = torch.__version__.partition("+")[0]
+    return os.path.join(HERE, "shipped", f"_torch_{release.replace('.', '_')}.so")
 
 
 def include_dir() -> str:
@@ -88,18 +101,20 @@ def _find_cached(fitting: stamps.Wanted) -> tuple[str | None, list[str]]:
 
 def _owners(path: str) -> tuple[int, ...]:
     """Who is as good as this user: whoever could write into the package could change the package."""
-    return (os.stat(__file__).st_uid,) if os.path.dirname(path) == HERE else ()
+    return (os.stat(__file__).st_uid,) if os.path.commonpath((path, HERE)) == HERE else ()
 
 
 def find() -> tuple[str | None, list[str]]:
     """The path of a shared object that fits and that nobody else could have changed; why others are not taken."""
-    fitting = wanted()
+    fitting, reasons = wanted(), []
     beside = os.path.join(HERE, file_name())
-    reason = stamps.why_not(beside, fitting, _owners(beside))
-    if reason is None:
-        return beside, []
-    path, reasons = _find_cached(fitting)
-    return path, ([reason] if reason else []) + reasons
+    for path, needs in ((shipped_path(), stamps.for_any_build(fitting)), (beside, fitting)):
+        reason = stamps.why_not(path, needs, _owners(path))
+        if reason is None:
+            return path, []
+        reasons += [reason] if reason else []
+    path, others = _find_cached(fitting)
+    return path, reasons + others
 
 
 def check_cache(may_lack: bool = True) -> None:
@@ -182,12 +197,13 @@ def make(path: str, force: bool = False) -> None:
         for name in ("include", "include/torch/csrc/api/include"):
             includes += ["-isystem", os.path.join(root, name)]
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+        flags = [flag.format(sluice=HERE, torch=root) for flag in FLAGS]
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             objects = []
             for number, name in enumerate(SOURCES, 1):
                 _say(f"compiling the adapter for torch {torch.__version__}: {name} ({number} of {len(SOURCES)})")
                 objects.append(os.path.join(scratch, f"{name}.o"))
-                _run([program, *FLAGS, abi, *includes, "-c", os.path.join(HERE, name), "-o", objects[-1]])
+                _run([program, *flags, abi, *includes, "-c", os.path.join(HERE, name), "-o", objects[-1]])
             linked = os.path.join(scratch, "linked.so")
             libraries = ["-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10"]
             _run([program, "-shared", "-o", linked, *objects, *libraries])

@@ -63,6 +63,18 @@ def wanted(paths: Iterable[str], flags: tuple[str, ...], compiler: str | None) -
     }
 
 
+def for_any_build(fitting: Wanted) -> Wanted:
+    """What of it holds for every build of that release of torch (CPU or CUDA), with any Python and compiler: the shared
+    object holds no Python, and torch's own libraries are made of the same sources. Which C library it needs is said by
+    the tag of the wheel that it comes in."""
+    release, _, sources = (fitting["torch"] or "").partition(" ")
+    return {
+        "made_from": fitting["made_from"],
+        "torch": f"{release.partition('+')[0]} {sources}",
+        "machine": fitting["machine"],
+    }
+
+
 def short(fitting: Wanted) -> str:
     """A name for a folder."""
     return hashlib.sha256(json.dumps(fitting, sort_keys=True).encode()).hexdigest()[:16]

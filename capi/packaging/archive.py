@@ -32,7 +32,7 @@ def _clean(entry: tarfile.TarInfo, seconds: int) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     if entry.isfile():
-        entry.mode = 0o644
+        entry.mode = 0o755 if entry.mode & 0o100 else 0o644
     elif entry.isdir():
         entry.mode = 0o755
     return entry

@@ -2,12 +2,15 @@
 
     .venv/bin/python python_plugin/packaging/install.py [--force] [--wheel-dir DIR] [--no-install]
 
-Nothing is done when no input has changed since the last install.
+Nothing is done when no input has changed since the last install. A wheel that is kept brings the torch adapter for the
+torch of this Python, and of each that --torch names. One that is installed here leaves it to be compiled beside the
+package.
 """
 
 import argparse
 import base64
 import fcntl
+import glob
 import hashlib
 import importlib.util
 import json
@@ -15,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import zipfile
@@ -31,6 +35,7 @@ from libraries import INCLUDE, Failure  # noqa: E402
 
 PACKAGE = ("python_plugin/sluice", "sluice")
 SOURCE_SUFFIXES = (".py", ".pyi", ".typed", ".c", ".cc", ".cpp", ".h", ".json")
+ADAPTER = os.path.join(sysconfig.get_paths()["purelib"], "sluice/adapters/torch")  # where it is installed
 SKIP_FOLDERS = {"test", "tests", "__pycache__"}
 
 
@@ -111,19 +116,55 @@ def stage(top, paths, version):
         file.write(f'"""Written by the packaging; the C headers are the source."""\n\n__version__ = "{version}"\n')
 
 
-def make_wheel(top, version, tag, wheel_dir):
-    """Writes the wheel by hand: it is a zip of the staged tree and four small files."""
-    info = f"sluice-{version}.dist-info"
-    metadata = (
+def ship_adapters(top, pythons, fresh):
+    """Puts the adapter for the torch of each Python into the staged package, stripped."""
+    for python in pythons:
+        began = time.monotonic()
+        environment = dict(os.environ, PYTHONPATH=top, PYTHONDONTWRITEBYTECODE="1")
+        with tempfile.TemporaryDirectory() as scratch:
+            if fresh:
+                environment["SLUICE_CACHE_DIR"] = scratch
+            installed = [] if fresh else glob.glob(os.path.join(ADAPTER, "_torch_*.so"))
+            command = [python, os.path.join(HERE, "torch_adapter.py"), *installed]
+            done = subprocess.run(command, env=environment, cwd=top, stdout=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                raise Failure(f"there is no adapter for the torch of {python}: see above")
+            found = json.loads(done.stdout.splitlines()[-1])
+            libraries.strip(found["path"], found["shipped"])
+        with open(found["shipped"], "rb") as file:
+            stamp = {**found["stamp"], "sha256": hashlib.sha256(file.read()).hexdigest()}
+        with open(f"{found['shipped']}.stamp", "w") as file:
+            file.write(json.dumps(stamp, indent=1) + "\n")
+        say(f"{os.path.basename(found['shipped'])} ready in {time.monotonic() - began:.1f} s")
+
+
+def shared_objects(top):
+    return [path for path in glob.glob(os.path.join(top, "**"), recursive=True) if ".so" in path and is_elf(path)]
+
+
+def is_elf(path):
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def metadata(version):
+    return (
         f"Metadata-Version: 2.1\nName: sluice\nVersion: {version}\n"
         "Summary: Expert-parallel mixture-of-experts engine that host frameworks swap in\n"
         "License: Apache-2.0\nRequires-Python: >=3.9\nRequires-Dist: cffi>=1.15\n"
         'Provides-Extra: png\nRequires-Dist: resvg-py>=0.2; extra == "png"\n'
     )
+
+
+def make_wheel(top, version, tag, wheel_dir):
+    """Writes the wheel by hand: it is a zip of the staged tree and four small files."""
+    info = f"sluice-{version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: sluice-packaging\nRoot-Is-Purelib: false\nTag: {tag}\n"
     entry_points = "[console_scripts]\nsluice = sluice.__main__:main\n\n"
     entry_points += "[torch.backends]\nsluice = sluice.autoload:load\n"
-    for name, text in (("METADATA", metadata), ("WHEEL", wheel), ("entry_points.txt", entry_points)):
+    for name, text in (("METADATA", metadata(version)), ("WHEEL", wheel), ("entry_points.txt", entry_points)):
         os.makedirs(os.path.join(top, info), exist_ok=True)
         with open(os.path.join(top, info, name), "w") as file:
             file.write(text)
@@ -148,6 +189,18 @@ def make_wheel(top, version, tag, wheel_dir):
                 record.append(f"{inside},sha256={digest},{len(data)}\n")
         archive.writestr(zipfile.ZipInfo(f"{info}/RECORD"), "".join(record) + f"{info}/RECORD,,\n")
     return path
+
+
+def make(wheel_dir, pythons=(), fresh=False):
+    """The path of a wheel in `wheel_dir`, with adapters for the torches of these Pythons.
+
+    fresh  compile the adapters, whatever is there already
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        top = os.path.join(scratch, "stage")
+        stage(top, build_libraries(os.path.join(scratch, "lib")), libraries.version())
+        ship_adapters(top, pythons, fresh)
+        return make_wheel(top, libraries.version(), platform_tag(shared_objects(top)), wheel_dir)
 
 
 def install(wheel):
@@ -179,10 +232,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--force", action="store_true", help="even if nothing changed")
     parser.add_argument("--wheel-dir", help="keep the wheel here")
+    parser.add_argument(
+        "--torch", action="append", default=[], metavar="PYTHON", help="ship an adapter for its torch too"
+    )
+    parser.add_argument("--no-torch", action="store_true", help="ship no adapter for this Python's torch")
     parser.add_argument("--no-install", action="store_true", help="make the wheel only")
     options = parser.parse_args()
     began = time.monotonic()
 
+    pythons = list(options.torch)
+    if options.wheel_dir and not options.no_torch and importlib.util.find_spec("torch") is not None:
+        pythons.insert(0, sys.executable)
     if sys.prefix == sys.base_prefix and not options.no_install:
         raise Failure("this is the machine's own Python: run it with .venv/bin/python")
     if not options.no_install:
@@ -201,10 +261,7 @@ def main():
 
     version = libraries.version()
     with tempfile.TemporaryDirectory() as scratch:
-        top = os.path.join(scratch, "stage")
-        paths = build_libraries(os.path.join(scratch, "lib"))
-        stage(top, paths, version)
-        wheel = make_wheel(top, version, platform_tag(paths), options.wheel_dir or scratch)
+        wheel = make(options.wheel_dir or scratch, pythons, options.force)
         if not options.no_install:
             install(wheel)
     if not options.no_install:

@@ -262,7 +262,8 @@ def _torch_adapter() -> Iterator[Finding]:
 
     path, reasons = build.find()
     if path is not None:
-        yield Finding("torch adapter", OK, f"compiled for this torch: {path}")
+        made = "shipped" if path == build.shipped_path() else "compiled"
+        yield Finding("torch adapter", OK, f"{made} for this torch: {path}")
         return
     for reason in reasons:
         yield Finding("torch adapter", NOTE, reason, "it is compiled anew where nothing else forbids it")

@@ -1,5 +1,9 @@
-"""The wheel in each Python that it says it runs in: every module imports, the library loads and runs."""
+"""The wheel in each Python that it says it runs in: every module imports, the library loads and runs, torch trains.
 
+Torch for other Pythons than this one is several GB each: third_party/setup/interpreters.sh installs it.
+"""
+
+import ast
 import glob
 import os
 import shutil
@@ -8,14 +12,19 @@ import sys
 
 import pytest
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import training
+
 PACKAGING = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(PACKAGING))
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
-# Without a host: the adapters import theirs.
+# Without a host: what belongs to one imports it.
 PROGRAM = """
 import importlib, pkgutil, sluice, sys
 from sluice import _library
 names = [found.name for found in pkgutil.walk_packages(sluice.__path__, "sluice.")]
-names = [name for name in names if not name.startswith("sluice.adapters.") and not name.endswith("__main__")]
+names = [name for name in names if not name.startswith(("sluice.adapters.", "sluice.megatron", "sluice.optim"))]
+names = [name for name in names if not name.endswith("__main__")]
 for name in names:
     importlib.import_module(name)
 library = _library.load()
@@ -37,11 +46,32 @@ def interpreter(version):
     return None
 
 
+def with_torch(version):
+    """A Python of that version that has torch; None: it has none."""
+    if version == "{}.{}".format(*sys.version_info):
+        return sys.executable
+    path = os.path.join(ROOT, f".venv-python{version}")
+    return os.path.join(path, "bin", "python") if os.path.exists(os.path.join(path, ".stamp")) else None
+
+
+def release(python):
+    """Of its torch."""
+    done = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
+    return done.stdout.strip().partition("+")[0]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
+    """With an adapter for each release of torch that these Pythons have."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, os.path.join(PACKAGING, "install.py"), "--wheel-dir", str(folder), "--no-install"]
-    subprocess.run(command, check=True, capture_output=True)
+    others = {release(python): python for python in map(with_torch, VERSIONS) if python is not None}
+    others.pop(release(sys.executable))
+    for python in others.values():
+        command += ["--torch", python]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(command)}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}", pytrace=False)
     return next(folder.glob("*.whl"))
 
 
@@ -61,3 +91,44 @@ def test_Wheel_InThisPython_ImportsAndRuns(wheel, version, tmp_path):
     assert done.returncode == 0, done.stderr
     modules, found, ran = done.stdout.split()
     assert int(modules) > 40 and ran == version and wheel.name.startswith(f"sluice-{found}-")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("version", VERSIONS)
+def test_Wheel_InThisPythonWithTorch_TrainsWithoutACompiler(wheel, version, tmp_path):
+    python = with_torch(version)
+    if python is None:
+        pytest.skip(f"no torch for Python {version} here: third_party/setup/interpreters.sh {version} (several GB)")
+    ran, torch, adapter, _ = training.run(python, wheel, tmp_path).split()
+    assert (ran, adapter) == (version, f"_torch_{torch.partition('+')[0].replace('.', '_')}.so")
+
+
+def newer(text):
+    """Lines that Python 3.9 reads but does not run: unions of types outside of annotations, `zip(strict=)`."""
+    tree, annotations = ast.parse(text), set()
+    for node in ast.walk(tree):
+        for found in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            annotations.update(map(id, ast.walk(found)) if isinstance(found, ast.AST) else ())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and id(node) not in annotations:
+            if any(isinstance(side, ast.Constant) and side.value is None for side in (node.left, node.right)):
+                yield node.lineno
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "zip" and node.keywords:
+            yield node.lineno
+
+
+def test_Package_RunsNothingNewerThanItsOldestPython():
+    """Of adapters too, whose hosts are not there for every Python."""
+    paths = [path for folder in ("adapters", "python_plugin/sluice") for path in sources(folder)]
+    assert len(paths) > 100
+    found = {}
+    for path in paths:
+        with open(path) as file:
+            found[path] = list(newer(file.read()))
+    assert {path: lines for path, lines in found.items() if lines} == {}
+    assert list(newer("def f(a: int | None): ...\nX = int | None\nzip(a, b, strict=True)\n")) == [2, 3]
+
+
+def sources(folder):
+    found = glob.glob(os.path.join(ROOT, folder, "**", "*.py"), recursive=True)
+    return [path for path in found if f"{os.sep}test{os.sep}" not in path]

@@ -1,6 +1,6 @@
 module local
 
-go 1.18
+go 1.19
 
 require sluice v0.0.0
 

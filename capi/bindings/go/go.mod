@@ -1,3 +1,3 @@
 module sluice
 
-go 1.18
+go 1.19

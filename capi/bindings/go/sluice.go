@@ -5,7 +5,7 @@
 // back. A callback is the address of a C function. A handle that is an argument may be nil where the header says NULL.
 //
 // Where the compiler finds headers and library: CGO_CFLAGS and CGO_LDFLAGS, or an installed libsluice-dev.
-// Go 1.18 or newer.
+// Go 1.19 or newer.
 package sluice
 
 /*

@@ -72,10 +72,10 @@ def languages(run, need, library):
         need("go", "golang-go")
         (folder / "bindings").mkdir()
         (folder / "bindings/sluice.go").write_text(in_go.bindings(table, ""))
-        (folder / "bindings/go.mod").write_text("module sluice\n\ngo 1.18\n")
+        (folder / "bindings/go.mod").write_text("module sluice\n\ngo 1.19\n")
         (folder / "main.go").write_text(in_go.layout_program(table))
         (folder / "go.mod").write_text(
-            "module layout\n\ngo 1.18\n\nrequire sluice v0.0.0\n\nreplace sluice => ./bindings\n"
+            "module layout\n\ngo 1.19\n\nrequire sluice v0.0.0\n\nreplace sluice => ./bindings\n"
         )
         (folder / "libsluice.so").symlink_to(library)
         where = {"CGO_CFLAGS": f"-I{INCLUDE}", "CGO_LDFLAGS": f"-L{folder}", "GOFLAGS": "-mod=mod"}

@@ -54,6 +54,8 @@ def test_Archive_Holds_WhatUsersBuildWith(unpacked):
     headers = os.listdir(os.path.join(libraries.INCLUDE, "sluice"))
     assert sorted(os.listdir(unpacked / "include/sluice")) == sorted(headers)
     assert sorted(os.listdir(unpacked / "share/doc/sluice")) == ["CHANGELOG.md", "LICENSE", "html"]
+    bindings = [path for path in (unpacked / "share/sluice/bindings").rglob("*") if path.is_file()]
+    assert sorted(path.name for path in bindings) == ["go.mod", "sluice.f90", "sluice.go", "sluice.rs"]
     written = [path for path in unpacked.rglob("sluice*") if path.suffix in (".pc", ".cmake")]
     assert len(written) == 3 and not any(re.search(r"@[A-Z]+@", path.read_text()) for path in written)
 

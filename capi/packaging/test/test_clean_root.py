@@ -1,0 +1,109 @@
+"""A C and a C++ project build and run in a root that holds nothing of this checkout: a bare one with this machine's
+/usr and the archive every day, a Debian with the packages under --full."""
+
+import os
+import shutil
+import subprocess
+
+import consumers
+import pytest
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root enters another root")
+
+# What somebody does who has read the page "The C ABI", section "Install". WHERE is where pkg-config and CMake look.
+BUILD = """
+set -eu
+cd /project
+gcc -std=c99 step.c $(pkg-config --cflags --libs sluice) -o step
+g++ -std=c++11 layer.cc $(pkg-config --cflags --libs sluice) -o layer
+g++ -std=c++11 owners.cc $(pkg-config --cflags --libs sluice) -o owners
+./step; ./layer; ./owners
+cmake -S . -B build -DWANTED=0.1 $WHERE >cmake.log
+cmake --build build >>cmake.log
+unset LD_LIBRARY_PATH
+build/step; build/layer
+ldd build/step | grep -o 'libsluice.so.0 => [^ ]*'
+"""
+OWNERS = """#include <cstdio>
+#include <sluice/sluice.hpp>
+int main() {
+  sluice::LocalGroup group;
+  try {
+    sluice::check(sluice_local_group_create(-1, group.out()));
+  } catch (const sluice::Error& error) {
+    const bool right = error.status() == SLUICE_E_INVALID_ARGUMENT && !group;
+    std::printf("%s\\n", right ? "refused" : error.what());
+  }
+  return 0;
+}
+"""
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, **options)
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(map(str, command))}:\n{done.stdout[-2000:]}{done.stderr[-3000:]}", pytrace=False)
+    return done.stdout
+
+
+def check(text, library):
+    """What all programs print, built both ways, and which library they ran with."""
+    lines = text.splitlines()
+    for wanted in (consumers.STEP, consumers.LAYER):
+        assert sum(lines[at : at + len(wanted)] == wanted for at in range(len(lines))) == 2, text
+    assert "refused" in lines and lines[-1] == f"libsluice.so.0 => {library}"
+
+
+def project(root):
+    folder = consumers.project(root / "project")
+    (folder / "owners.cc").write_text(OWNERS)
+    return folder
+
+
+def test_Archive_InABareRoot_BuildsAndRuns(unpacked, tmp_path):
+    """Mounts of a namespace that ends with the command: nothing is left behind, whatever fails."""
+    root = tmp_path / "root"
+    for name in ("usr", "etc/alternatives", "dev", "tmp", "opt"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "lib", "lib64", "sbin"):
+        os.symlink(f"usr/{name}", root / name)
+    (root / "dev/null").touch()
+    shutil.copytree(unpacked, root / "opt/sluice", symlinks=True)
+    project(root)
+    binds = [("/usr", "usr"), ("/etc/alternatives", "etc/alternatives"), ("/dev/null", "dev/null")]
+    script = "".join(f"mount --bind -o ro {of} {root}/{to}\n" for of, to in binds)
+    (root / "build.sh").write_text(BUILD)
+    environment = {
+        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+        "PKG_CONFIG_PATH": "/opt/sluice/lib/pkgconfig",
+        "LD_LIBRARY_PATH": "/opt/sluice/lib",
+        "WHERE": "-DCMAKE_PREFIX_PATH=/opt/sluice",
+    }
+    command = ["unshare", "--mount", "sh", "-euc", f"{script}exec chroot {root} sh /build.sh"]
+    check(run(*command, env=environment), "/opt/sluice/lib/libsluice.so.0")
+    assert not os.path.ismount(root / "usr")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_Packages_InAFreshDebian_BuildAndRun(make, tmp_path):
+    """In what debootstrap makes of the machine's own mirror."""
+    if shutil.which("debootstrap") is None:
+        pytest.skip("debootstrap is not installed here (Debian: apt-get install debootstrap)")
+    targets = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)").splitlines()
+    mirrors = [line.split()[0] for line in targets if line.endswith(" bookworm")]
+    root, made = tmp_path / "root", make(tmp_path / "deb", "--deb")
+    include = "--include=gcc,g++,cmake,make,pkg-config,libc6-dev"
+    try:
+        run("debootstrap", "--variant=minbase", include, "bookworm", root, mirrors[0])
+        for path in made.glob("*.deb"):
+            shutil.copy(path, root / "tmp")
+        project(root)
+        (root / "build.sh").write_text(BUILD)
+        inside = ["unshare", "--mount", "chroot", root]
+        run(*inside, "sh", "-c", "dpkg --install /tmp/*.deb && dpkg --verify libsluice0 libsluice-dev")
+        text = run(*inside, "sh", "/build.sh", env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "WHERE": ""})
+        check(text, "/lib/x86_64-linux-gnu/libsluice.so.0")
+        run(*inside, "dpkg", "--purge", "libsluice-dev", "libsluice0-dbgsym", "libsluice0")
+    finally:
+        shutil.rmtree(root)

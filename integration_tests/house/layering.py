@@ -28,6 +28,7 @@ LEVELS = {
     "planner": 6,
     "pipeline": 7,
     "optim": 7,
+    "migration": 7,
 }
 # Areas with implementations: the area's own package holds the vtable, each folder below it an implementation.
 VTABLES = ("device", "comm", "gemm")

@@ -6,7 +6,7 @@
  *
  * Source: swaps of a heavy and a light expert [EPIC, SIGCOMM 2026] from the placement in force; longest processing time
  * first, with a number of places for each rank, where everything has to move. The bound is this project's.
- * docs/planner.md has the method.
+ * docs/placement.md has the method.
  */
 #ifndef SLUICE_PLACEMENT_H_
 #define SLUICE_PLACEMENT_H_

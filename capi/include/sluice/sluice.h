@@ -6,6 +6,7 @@
 #include "sluice/comm.h"
 #include "sluice/context.h"
 #include "sluice/gate.h"
+#include "sluice/migration.h"
 #include "sluice/moe.h"
 #include "sluice/optimizer.h"
 #include "sluice/pipeline.h"

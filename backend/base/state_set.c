@@ -1,4 +1,4 @@
-#include "backend/pipeline/state_set.h"
+#include "backend/base/state_set.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
-/* A set of states of a fixed number of words, each with a number in the order in which they came. Private to
- * backend/pipeline. */
-#ifndef SLUICE_BACKEND_PIPELINE_STATE_SET_H_
-#define SLUICE_BACKEND_PIPELINE_STATE_SET_H_
+/* A set of states of a fixed number of words, each with a number in the order in which they came: for checkers that
+ * explore all of them. */
+#ifndef SLUICE_BACKEND_BASE_STATE_SET_H_
+#define SLUICE_BACKEND_BASE_STATE_SET_H_
 
 #include "backend/base/alloc.h"
 
@@ -23,4 +23,4 @@ static inline const uint64_t* sluice_state_set_get(const sluice_state_set_t* set
   return set->states + number * set->words;
 }
 
-#endif /* SLUICE_BACKEND_PIPELINE_STATE_SET_H_ */
+#endif /* SLUICE_BACKEND_BASE_STATE_SET_H_ */

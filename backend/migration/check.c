@@ -1,0 +1,315 @@
+#include "backend/migration/check.h"
+
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/state_set.h"
+
+#define MAX_RANKS    SLUICE_MOVE_CHECK_MAX_RANKS
+#define MESSAGE_BITS 3
+
+/* What travels from a rank to another, in the order in which it was sent. */
+enum { STREAMED = 1, FLUSHED, READY, AGREE, REFUSE };
+
+/* What the host has come to. It begins a move behind an update. */
+enum { TRAINS = 0, HAS_GRADIENTS, HAS_UPDATED };
+
+/* All of a rank. Parts in its place are those of expert `weights`, `state`, `gradients`; expert e began on rank e. */
+typedef struct rank_s {
+  uint32_t phase : 4, is_dead : 1, position : 2, has_streamed : 1, has_flushed : 1, ready : 4, agreed : 4, weights : 2,
+      weight_updates : 2, state : 2, state_updates : 2, gradients : 2, table : 2;
+} rank_t;
+
+typedef struct state_s {
+  rank_t ranks[MAX_RANKS];
+  uint16_t under_way[MAX_RANKS][MAX_RANKS]; /* from, to: the oldest in the lowest bits */
+  uint8_t killed, late, refusals, padding[5];
+} state_t;
+
+enum { WORDS = sizeof(state_t) / sizeof(uint64_t) };
+_Static_assert(sizeof(state_t) % sizeof(uint64_t) == 0, "a state is whole words");
+
+typedef struct checker_s {
+  const sluice_move_check_options_t* options;
+  sluice_state_set_t states;
+  int32_t fault, rank;
+  int64_t moves; /* of the state at hand */
+} checker_t;
+
+static void find(checker_t* c, int32_t fault, int32_t rank) {
+  if (c->fault != SLUICE_MOVE_FAULT_NONE) return;
+  c->fault = fault;
+  c->rank = rank;
+}
+
+/* ---- what follows from an event ---- */
+
+static int hears(const rank_t* rank) {
+  return rank->phase >= SLUICE_MIGRATION_STREAMS && rank->phase <= SLUICE_MIGRATION_AGREED;
+}
+
+static int has_ended(const rank_t* rank) {
+  return rank->phase == SLUICE_MIGRATION_COMMITTED || rank->phase == SLUICE_MIGRATION_ABORTED;
+}
+
+static void say(const checker_t* c, state_t* state, int32_t from, int32_t to, uint32_t message) {
+  if (from == to || !hears(&state->ranks[to])) return;
+  uint16_t* queue = &state->under_way[from][to];
+  int32_t length = 0;
+  while (*queue >> (MESSAGE_BITS * length)) ++length;
+  *queue = (uint16_t)(*queue | (message << (MESSAGE_BITS * length)));
+  (void)c;
+}
+
+static void say_to_all(const checker_t* c, state_t* state, int32_t from, uint32_t message) {
+  for (int32_t to = 0; to < c->options->num_ranks; ++to) say(c, state, from, to, message);
+}
+
+static int32_t source_of(const checker_t* c, int32_t rank) {
+  return (rank + c->options->num_ranks - 1) % c->options->num_ranks;
+}
+
+static void install(const checker_t* c, state_t* state, int32_t r) {
+  rank_t* rank = &state->ranks[r];
+  const uint32_t expert = (uint32_t)source_of(c, r) & 3u;
+  if (c->options->parts & SLUICE_MOVE_PART_WEIGHTS) rank->weights = expert, rank->weight_updates = 0;
+  if (c->options->parts & SLUICE_MOVE_PART_STATE) rank->state = expert, rank->state_updates = 0;
+  if (c->options->parts & SLUICE_MOVE_PART_GRADIENTS) rank->gradients = expert;
+  if (!c->options->keeps_table) rank->table = expert;
+}
+
+/* Whether the event occurs in this phase. */
+static int apply(checker_t* c, state_t* state, int32_t r, int32_t event) {
+  rank_t* rank = &state->ranks[r];
+  const sluice_move_rule_t* rule =
+      sluice_move_find_rule(c->options->rules, c->options->num_rules, (int32_t)rank->phase, event);
+  if (rule == NULL) return 0;
+  rank->phase = (uint32_t)rule->to & 15u;
+  if (rule->act == SLUICE_MOVE_DO_FLUSH) say(c, state, r, (r + 1) % c->options->num_ranks, FLUSHED);
+  if (rule->act == SLUICE_MOVE_DO_INSTALL) install(c, state, r);
+  if (rule->say == SLUICE_MOVE_SAY_READY) say_to_all(c, state, r, READY);
+  if (rule->say == SLUICE_MOVE_SAY_AGREE) say_to_all(c, state, r, AGREE);
+  if (rule->say == SLUICE_MOVE_SAY_REFUSE) say_to_all(c, state, r, REFUSE);
+  if (!hears(rank)) { /* its connection is closed */
+    for (int32_t from = 0; from < c->options->num_ranks; ++from) state->under_way[from][r] = 0;
+  }
+  return 1;
+}
+
+static sluice_status_t keep(checker_t* c, const state_t* state) {
+  uint64_t words[WORDS];
+  ++c->moves;
+  memcpy(words, state, sizeof words);
+  return sluice_state_set_add(&c->states, words);
+}
+
+static sluice_status_t occur(checker_t* c, const state_t* from, int32_t r, int32_t event) {
+  state_t to = *from;
+  return apply(c, &to, r, event) ? keep(c, &to) : SLUICE_OK;
+}
+
+/* ---- what may happen ---- */
+
+static sluice_status_t train(checker_t* c, const state_t* from, int32_t r) {
+  state_t to = *from;
+  rank_t* rank = &to.ranks[r];
+  if (rank->position == TRAINS) {
+    rank->position = HAS_GRADIENTS;
+    return keep(c, &to);
+  }
+  const int is_early = c->options->updates_first && rank->phase == SLUICE_MIGRATION_STREAMS;
+  if (rank->position != HAS_GRADIENTS || !(has_ended(rank) || is_early)) return SLUICE_OK;
+  if (rank->weights != rank->state || rank->weights != rank->gradients) find(c, SLUICE_MOVE_FAULT_MIXED, r);
+  ++rank->weight_updates;
+  ++rank->state_updates;
+  rank->position = HAS_UPDATED;
+  return keep(c, &to);
+}
+
+static sluice_status_t come_to_boundary(checker_t* c, const state_t* from, int32_t r) {
+  const uint32_t wanted = c->options->updates_first ? HAS_UPDATED : HAS_GRADIENTS;
+  if (from->ranks[r].position != wanted) return SLUICE_OK;
+  return occur(c, from, r, SLUICE_MOVE_EVENT_BOUNDARY);
+}
+
+static sluice_status_t hear(checker_t* c, const state_t* from, int32_t source, int32_t r) {
+  const uint32_t message = from->under_way[source][r] & ((1u << MESSAGE_BITS) - 1);
+  if (message == 0 || !hears(&from->ranks[r])) return SLUICE_OK;
+  state_t to = *from;
+  to.under_way[source][r] = (uint16_t)(to.under_way[source][r] >> MESSAGE_BITS);
+  rank_t* rank = &to.ranks[r];
+  switch (message) {
+    case STREAMED: rank->has_streamed = 1; break;
+    case FLUSHED: rank->has_flushed = 1; break;
+    case READY: rank->ready = (rank->ready | 1u << source) & 15u; break;
+    case AGREE: rank->agreed = (rank->agreed | 1u << source) & 15u; break;
+    default: (void)apply(c, &to, r, SLUICE_MOVE_EVENT_REFUSED); break;
+  }
+  return keep(c, &to);
+}
+
+static sluice_status_t notice(checker_t* c, const state_t* from, int32_t r) {
+  const rank_t* rank = &from->ranks[r];
+  const uint32_t others = ((1u << c->options->num_ranks) - 1) & ~(1u << r);
+  if (rank->has_streamed && rank->has_flushed) SLUICE_TRY(occur(c, from, r, SLUICE_MOVE_EVENT_ALL_HERE));
+  if (rank->ready == others) SLUICE_TRY(occur(c, from, r, SLUICE_MOVE_EVENT_ALL_READY));
+  if (rank->agreed == others) SLUICE_TRY(occur(c, from, r, SLUICE_MOVE_EVENT_ALL_AGREED));
+  return SLUICE_OK;
+}
+
+/* A rank that is dead, or has closed its connection without having committed, is lost to others; what it sent may come
+ * or not. */
+static sluice_status_t lose(checker_t* c, const state_t* from, int32_t r) {
+  const rank_t* rank = &from->ranks[r];
+  int is_lost = 0;
+  for (int32_t other = 0; other < c->options->num_ranks; ++other) {
+    const rank_t* o = &from->ranks[other];
+    const int has_gone = o->is_dead || o->phase == SLUICE_MIGRATION_ABORTED || o->phase == SLUICE_MIGRATION_UNDECIDED;
+    is_lost |= other != r && has_gone;
+  }
+  if (is_lost) return occur(c, from, r, SLUICE_MOVE_EVENT_LOST);
+  if (rank->phase < SLUICE_MIGRATION_FLUSHES || from->late == c->options->max_late) return SLUICE_OK;
+  state_t to = *from;
+  if (!apply(c, &to, r, SLUICE_MOVE_EVENT_LOST)) return SLUICE_OK;
+  ++to.late;
+  return keep(c, &to);
+}
+
+static sluice_status_t refuse(checker_t* c, const state_t* from, int32_t r) {
+  const uint32_t phase = from->ranks[r].phase;
+  if (from->refusals == c->options->max_refusals) return SLUICE_OK;
+  if (phase != SLUICE_MIGRATION_STREAMS && phase != SLUICE_MIGRATION_FLUSHES) return SLUICE_OK;
+  state_t to = *from;
+  if (!apply(c, &to, r, SLUICE_MOVE_EVENT_REFUSED)) return SLUICE_OK;
+  ++to.refusals;
+  return keep(c, &to);
+}
+
+static sluice_status_t die(checker_t* c, const state_t* from, int32_t r) {
+  if (from->killed == c->options->max_killed) return SLUICE_OK;
+  state_t to = *from;
+  to.ranks[r].is_dead = 1;
+  ++to.killed;
+  return keep(c, &to);
+}
+
+static sluice_status_t move_rank(checker_t* c, const state_t* from, int32_t r) {
+  if (from->ranks[r].is_dead) return SLUICE_OK;
+  SLUICE_TRY(train(c, from, r));
+  SLUICE_TRY(come_to_boundary(c, from, r));
+  for (int32_t source = 0; source < c->options->num_ranks; ++source) SLUICE_TRY(hear(c, from, source, r));
+  if (hears(&from->ranks[r])) {
+    SLUICE_TRY(notice(c, from, r));
+    SLUICE_TRY(lose(c, from, r));
+    SLUICE_TRY(refuse(c, from, r));
+  }
+  return die(c, from, r);
+}
+
+/* All who are left have stopped, and one of them does not know. */
+static sluice_status_t settle(checker_t* c, const state_t* from) {
+  uint64_t most_in_force = 0, least_agreed = 1;
+  int is_needed = 0;
+  for (int32_t r = 0; r < c->options->num_ranks; ++r) {
+    const rank_t* rank = &from->ranks[r];
+    if (rank->is_dead) continue;
+    const int is_undecided = rank->phase == SLUICE_MIGRATION_UNDECIDED;
+    if (!has_ended(rank) && !is_undecided) return SLUICE_OK;
+    const int has_new = rank->phase == SLUICE_MIGRATION_COMMITTED;
+    if (has_new) most_in_force = 1;
+    if (!has_new && !is_undecided) least_agreed = 0;
+    is_needed |= is_undecided;
+  }
+  if (!is_needed) return SLUICE_OK;
+  const int is_new = sluice_move_settled_epoch(most_in_force, least_agreed) == 1;
+  state_t to = *from;
+  for (int32_t r = 0; r < c->options->num_ranks; ++r) {
+    if (to.ranks[r].is_dead) continue;
+    (void)apply(c, &to, r, is_new ? SLUICE_MOVE_EVENT_SETTLED_NEW : SLUICE_MOVE_EVENT_SETTLED_OLD);
+  }
+  return keep(c, &to);
+}
+
+/* ---- what must hold ---- */
+
+static void check_epochs(checker_t* c, const state_t* state) {
+  int32_t committed = -1, aborted = -1;
+  for (int32_t r = 0; r < c->options->num_ranks; ++r) {
+    /* What a dead one has committed its words may have brought others to; that it had aborted nobody need know. */
+    if (state->ranks[r].phase == SLUICE_MIGRATION_COMMITTED) committed = r;
+    if (state->ranks[r].phase == SLUICE_MIGRATION_ABORTED && !state->ranks[r].is_dead) aborted = r;
+  }
+  if (committed >= 0 && aborted >= 0) find(c, SLUICE_MOVE_FAULT_EPOCHS, aborted);
+}
+
+static void check_end(checker_t* c, const state_t* state) {
+  for (int32_t r = 0; r < c->options->num_ranks; ++r) {
+    const rank_t* rank = &state->ranks[r];
+    if (rank->is_dead) continue;
+    if (!has_ended(rank) || rank->position != HAS_UPDATED) {
+      find(c, SLUICE_MOVE_FAULT_DEADLOCK, r);
+    } else if (rank->weights != rank->state) {
+      find(c, SLUICE_MOVE_FAULT_MIXED, r);
+    } else if (rank->weights != rank->table) {
+      find(c, SLUICE_MOVE_FAULT_TABLE, r);
+    } else if (rank->weight_updates != 1 || rank->state_updates != 1) {
+      find(c, SLUICE_MOVE_FAULT_STEP, r);
+    }
+  }
+}
+
+/* ---- the whole ---- */
+
+static void begin(const checker_t* c, state_t* state) {
+  memset(state, 0, sizeof *state);
+  for (int32_t r = 0; r < c->options->num_ranks; ++r) {
+    const uint32_t own = (uint32_t)r & 3u;
+    state->ranks[r] =
+        (rank_t){.phase = SLUICE_MIGRATION_STREAMS, .weights = own, .state = own, .gradients = own, .table = own};
+  }
+  for (int32_t r = 0; r < c->options->num_ranks; ++r) say(c, state, r, (r + 1) % c->options->num_ranks, STREAMED);
+}
+
+static sluice_status_t explore(checker_t* c) {
+  state_t state;
+  begin(c, &state);
+  SLUICE_TRY(keep(c, &state));
+  for (int64_t i = 0; i < c->states.count && c->fault == SLUICE_MOVE_FAULT_NONE; ++i) {
+    if (c->options->max_states > 0 && c->states.count > c->options->max_states) {
+      return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "migration: more than %lld states", (long long)c->options->max_states);
+    }
+    memcpy(&state, sluice_state_set_get(&c->states, i), sizeof state);
+    check_epochs(c, &state);
+    c->moves = 0;
+    for (int32_t r = 0; r < c->options->num_ranks; ++r) SLUICE_TRY(move_rank(c, &state, r));
+    SLUICE_TRY(settle(c, &state));
+    /* That somebody may yet be killed is no reason to wait. */
+    int32_t living = 0;
+    for (int32_t r = 0; r < c->options->num_ranks; ++r) living += !state.ranks[r].is_dead;
+    const int can_die = state.killed < c->options->max_killed;
+    if (c->moves == (can_die ? living : 0)) check_end(c, &state);
+  }
+  return SLUICE_OK;
+}
+
+void sluice_move_check_options_init(sluice_move_check_options_t* options) {
+  *options = (sluice_move_check_options_t){.num_ranks = 2, .parts = SLUICE_MOVE_PARTS_ALL};
+  options->rules = sluice_move_rules(&options->num_rules);
+}
+
+sluice_status_t sluice_move_check(const sluice_move_check_options_t* options, sluice_allocator_t* allocator,
+                                  int32_t* out_fault, int32_t* out_rank, int64_t* out_states) {
+  checker_t c = {.options = options, .rank = -1};
+  *out_fault = SLUICE_MOVE_FAULT_NONE;
+  *out_rank = -1;
+  *out_states = 0;
+  SLUICE_TRY(SLUICE_REQUIRE(options->num_ranks >= 2 && options->num_ranks <= MAX_RANKS,
+                            "migration: %d ranks; 2 to %d are checked", options->num_ranks, MAX_RANKS));
+  sluice_state_set_init(&c.states, WORDS, allocator);
+  const sluice_status_t status = explore(&c);
+  *out_fault = c.fault;
+  *out_rank = c.rank;
+  *out_states = c.states.count;
+  sluice_state_set_deinit(&c.states);
+  return status;
+}

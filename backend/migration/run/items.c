@@ -1,0 +1,206 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/hash.h"
+#include "backend/base/math.h"
+#include "backend/migration/run/state.h"
+
+enum { MAX_ITEMS = 1 << 16, MAX_SPANS = 1 << 20 };
+
+/* ---- checks ---- */
+
+static sluice_status_t check_span(const sluice_migration_item_t* item, int32_t index) {
+  const sluice_migration_span_t* span = &item->spans[index];
+  const unsigned long long id = item->id;
+  SLUICE_TRY(SLUICE_REQUIRE(span->data != NULL || span->bytes == 0,
+                            "migration: span %d of item %llu is NULL and has %llu bytes", index, id,
+                            (unsigned long long)span->bytes));
+  SLUICE_TRY(SLUICE_REQUIRE(span->bytes <= UINT64_C(1) << 48, "migration: span %d of item %llu has %llu bytes", index,
+                            id, (unsigned long long)span->bytes));
+  SLUICE_TRY(SLUICE_REQUIRE(span->reserved == 0, "migration: span %d of item %llu: reserved is %d; set it to 0", index,
+                            id, span->reserved));
+  return SLUICE_REQUIRE(span->when == SLUICE_MIGRATION_STILL || span->when == SLUICE_MIGRATION_AT_COMMIT,
+                        "migration: span %d of item %llu: when is %d; give SLUICE_MIGRATION_STILL or _AT_COMMIT", index,
+                        id, span->when);
+}
+
+static sluice_status_t check_item(const sluice_comm_t* comm, const sluice_migration_item_t* item) {
+  const unsigned long long id = item->id;
+  SLUICE_TRY(SLUICE_REQUIRE(item->peer >= 0 && item->peer < comm->world_size && item->peer != comm->rank,
+                            "migration: item %llu: peer is %d; give another rank than %d, of [0, %d)", id, item->peer,
+                            comm->rank, comm->world_size));
+  SLUICE_TRY(SLUICE_REQUIRE(item->direction == SLUICE_MIGRATION_LEAVES || item->direction == SLUICE_MIGRATION_ARRIVES,
+                            "migration: item %llu: direction is %d; give SLUICE_MIGRATION_LEAVES or _ARRIVES", id,
+                            item->direction));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(item->reserved == 0, "migration: item %llu: reserved is %d; set it to 0", id, item->reserved));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      item->num_spans >= 0 && item->num_spans <= MAX_SPANS && (item->spans != NULL || item->num_spans == 0),
+      "migration: item %llu: %d spans at %p; there may be 0 to %d, and a list for them", id, item->num_spans,
+      (const void*)item->spans, MAX_SPANS));
+  for (int32_t i = 0; i < item->num_spans; ++i) SLUICE_TRY(check_span(item, i));
+  return SLUICE_OK;
+}
+
+static int compare(const void* a, const void* b) {
+  const sluice_migration_item_t *x = a, *y = b;
+  if (x->id != y->id) return x->id < y->id ? -1 : 1;
+  if (x->peer != y->peer) return x->peer < y->peer ? -1 : 1;
+  return x->direction - y->direction;
+}
+
+static sluice_status_t check_ids(const sluice_move_list_t* list) {
+  for (int32_t i = 1; i < list->num_items; ++i) {
+    SLUICE_TRY(SLUICE_REQUIRE(compare(&list->items[i - 1], &list->items[i]) != 0,
+                              "migration: item %llu is there twice for rank %d: give each an id of its own",
+                              (unsigned long long)list->items[i].id, list->items[i].peer));
+  }
+  return SLUICE_OK;
+}
+
+/* ---- chunks ---- */
+
+/* Cuts an item's spans of one kind. chunks: NULL to count. Returns how many. */
+static int32_t cut(const sluice_move_list_t* list, int32_t index, int32_t when, uint64_t chunk_bytes,
+                   sluice_move_chunk_t* chunks) {
+  const sluice_migration_item_t* item = &list->items[index];
+  sluice_move_chunk_t at = {.item = index, .when = when};
+  int32_t count = 0, pieces = 0;
+  for (int32_t s = 0; s < item->num_spans; ++s) {
+    if (item->spans[s].when != when) continue;
+    for (uint64_t offset = 0; offset < item->spans[s].bytes;) {
+      if (at.bytes == chunk_bytes || pieces == SLUICE_MOVE_MAX_PIECES) {
+        if (chunks != NULL) chunks[count] = at;
+        ++count;
+        at.bytes = 0;
+        pieces = 0;
+      }
+      if (at.bytes == 0) at.first_span = s, at.offset = offset;
+      const uint64_t bytes = sluice_min_u64(chunk_bytes - at.bytes, item->spans[s].bytes - offset);
+      at.bytes += bytes;
+      offset += bytes;
+      ++pieces;
+    }
+  }
+  if (at.bytes == 0) return count;
+  if (chunks != NULL) chunks[count] = at;
+  return count + 1;
+}
+
+static sluice_status_t cut_all(sluice_move_list_t* list, uint64_t chunk_bytes) {
+  int64_t count[2] = {0, 0};
+  for (int32_t when = 0; when < 2; ++when) {
+    for (int32_t i = 0; i < list->num_items; ++i) count[when] += cut(list, i, when, chunk_bytes, NULL);
+  }
+  SLUICE_TRY(SLUICE_REQUIRE(count[0] + count[1] <= INT32_MAX / 2, "migration: %lld messages; raise chunk_bytes",
+                            (long long)(count[0] + count[1])));
+  list->num_still = (int32_t)count[0];
+  list->num_chunks = (int32_t)(count[0] + count[1]);
+  list->chunk_bytes = (uint64_t)list->num_chunks * sizeof *list->chunks;
+  list->chunks = sluice_alloc_zeroed(sluice_process_allocator(), list->chunk_bytes, "migration: chunks");
+  if (list->chunks == NULL) return sluice_alloc_status();
+  int32_t at = 0;
+  for (int32_t when = 0; when < 2; ++when) {
+    for (int32_t i = 0; i < list->num_items; ++i) at += cut(list, i, when, chunk_bytes, list->chunks + at);
+  }
+  for (int32_t i = 0; i < list->num_chunks; ++i) {
+    const int leaves = list->items[list->chunks[i].item].direction == SLUICE_MIGRATION_LEAVES;
+    uint64_t* bytes = leaves ? &list->leaving_bytes : &list->arriving_bytes;
+    *bytes += list->chunks[i].bytes;
+  }
+  return SLUICE_OK;
+}
+
+/* ---- the list ---- */
+
+static sluice_status_t copy(const sluice_migration_item_t* items, int32_t num_items, int64_t num_spans,
+                            sluice_move_list_t* list) {
+  const uint64_t head = (uint64_t)num_items * sizeof *list->items;
+  list->item_bytes = head + (uint64_t)num_spans * sizeof *list->spans;
+  list->items = sluice_alloc_zeroed(sluice_process_allocator(), list->item_bytes, "migration: items");
+  if (list->items == NULL) return sluice_alloc_status();
+  list->spans = (sluice_migration_span_t*)(void*)((char*)list->items + head);
+  list->num_items = num_items;
+  sluice_migration_span_t* spans = list->spans;
+  for (int32_t i = 0; i < num_items; ++i) {
+    list->items[i] = items[i];
+    list->items[i].spans = spans;
+    for (int32_t s = 0; s < items[i].num_spans; ++s) *spans++ = items[i].spans[s];
+  }
+  if (num_items > 1) qsort(list->items, (size_t)num_items, sizeof *list->items, compare);
+  return check_ids(list);
+}
+
+sluice_status_t sluice_move_list_make(const sluice_migration_t* m, const sluice_migration_item_t* items,
+                                      int32_t num_items, sluice_move_list_t* out_list) {
+  *out_list = (sluice_move_list_t){.num_items = 0};
+  SLUICE_TRY(SLUICE_REQUIRE(num_items >= 0 && num_items <= MAX_ITEMS && (items != NULL || num_items == 0),
+                            "sluice_migration_begin: %d items at %p; there may be 0 to %d, and a list for them",
+                            num_items, (const void*)items, MAX_ITEMS));
+  int64_t num_spans = 0;
+  for (int32_t i = 0; i < num_items; ++i) {
+    SLUICE_TRY(check_item(m->comm, &items[i]));
+    num_spans += items[i].num_spans;
+  }
+  SLUICE_TRY(copy(items, num_items, num_spans, out_list));
+  SLUICE_TRY(cut_all(out_list, m->config.chunk_bytes));
+  if (m->config.staging_bytes == 0 || out_list->arriving_bytes <= m->config.staging_bytes) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                     "migration: %llu bytes arrive, and staging_bytes is %llu: move in rounds of fewer experts",
+                     (unsigned long long)out_list->arriving_bytes, (unsigned long long)m->config.staging_bytes);
+}
+
+void sluice_move_list_free(sluice_move_list_t* list) {
+  sluice_free(sluice_process_allocator(), list->chunks, list->chunk_bytes);
+  sluice_free(sluice_process_allocator(), list->items, list->item_bytes);
+  list->chunks = NULL;
+  list->items = NULL;
+  list->spans = NULL;
+  list->num_items = list->num_chunks = list->num_still = 0;
+}
+
+int32_t sluice_move_pieces(const sluice_move_list_t* list, const sluice_move_chunk_t* chunk,
+                           sluice_message_span_t pieces[SLUICE_MOVE_MAX_PIECES]) {
+  const sluice_migration_item_t* item = &list->items[chunk->item];
+  uint64_t offset = chunk->offset;
+  int32_t count = 0;
+  uint64_t left = chunk->bytes;
+  for (int32_t s = chunk->first_span; left > 0; ++s, offset = 0) {
+    const sluice_migration_span_t* span = &item->spans[s];
+    if (span->when != chunk->when || span->bytes == 0) continue;
+    const uint64_t bytes = sluice_min_u64(left, span->bytes - offset);
+    pieces[count++] = (sluice_message_span_t){(char*)span->data + offset, bytes};
+    left -= bytes;
+  }
+  return count;
+}
+
+uint64_t sluice_move_list_hash(const sluice_migration_t* m, int32_t peer, int32_t direction) {
+  uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &m->config.chunk_bytes, sizeof m->config.chunk_bytes);
+  for (int32_t i = 0; i < m->list.num_items; ++i) {
+    const sluice_migration_item_t* item = &m->list.items[i];
+    if (item->peer != peer || item->direction != direction) continue;
+    hash = sluice_hash_bytes(hash, &item->id, sizeof item->id);
+    hash = sluice_hash_bytes(hash, &item->num_spans, sizeof item->num_spans);
+    for (int32_t s = 0; s < item->num_spans; ++s) {
+      hash = sluice_hash_bytes(hash, &item->spans[s].bytes, sizeof item->spans[s].bytes);
+      hash = sluice_hash_bytes(hash, &item->spans[s].when, sizeof item->spans[s].when);
+    }
+  }
+  return hash;
+}
+
+void sluice_move_list_install(sluice_move_list_t* list) {
+  sluice_message_span_t pieces[SLUICE_MOVE_MAX_PIECES];
+  for (int32_t i = 0; i < list->num_chunks; ++i) {
+    const sluice_move_chunk_t* chunk = &list->chunks[i];
+    if (chunk->arrival == NULL) continue;
+    const char* from = chunk->payload;
+    const int32_t count = sluice_move_pieces(list, chunk, pieces);
+    for (int32_t p = 0; p < count; ++p) {
+      memcpy((void*)pieces[p].data, from, pieces[p].bytes);
+      from += pieces[p].bytes;
+    }
+  }
+}

@@ -1,0 +1,282 @@
+/* Events and rules: what a rank does next, by the table of the protocol alone. */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/clock.h"
+#include "backend/base/math.h"
+#include "backend/comm/comm.h"
+#include "backend/migration/run/state.h"
+
+static int is_under_way(const sluice_migration_t* m) {
+  return m->phase >= SLUICE_MIGRATION_STREAMS && m->phase <= SLUICE_MIGRATION_AGREED;
+}
+
+static void note_refusal(sluice_migration_t* m, const sluice_error_info_t* why) {
+  if (m->refusal.status == SLUICE_OK) m->refusal = *why;
+}
+
+/* ---- one event ---- */
+
+static sluice_status_t act(sluice_migration_t* m, int32_t what) {
+  switch (what) {
+    case SLUICE_MOVE_DO_STREAM: return sluice_move_stream(m);
+    case SLUICE_MOVE_DO_FLUSH: return sluice_move_flush(m);
+    case SLUICE_MOVE_DO_INSTALL:
+      sluice_move_list_install(&m->list);
+      m->epoch = m->target;
+      sluice_move_let_go(m);
+      sluice_move_hang_up(m, 0);
+      return SLUICE_OK;
+    case SLUICE_MOVE_DO_FORGET:
+      sluice_move_let_go(m);
+      if (m->refusal.status == SLUICE_OK) sluice_move_hang_up(m, 0); /* else the next move does */
+      return SLUICE_OK;
+    default: return SLUICE_OK;
+  }
+}
+
+static sluice_status_t apply(sluice_migration_t* m, int32_t event) {
+  int32_t count;
+  const sluice_move_rule_t* rules = sluice_move_rules(&count);
+  const sluice_move_rule_t* rule = sluice_move_find_rule(rules, count, m->phase, event);
+  if (rule == NULL)
+    return SLUICE_FAIL(SLUICE_E_INTERNAL, "migration: no rule for event %d in phase %d", event, m->phase);
+  m->phase = rule->to;
+  sluice_status_t status = SLUICE_OK;
+  if (rule->say != SLUICE_MOVE_SAY_NOTHING) {
+    /* What has not begun to go out would only hold the word up. */
+    if (rule->say == SLUICE_MOVE_SAY_REFUSE) sluice_move_take_back(m);
+    status = sluice_move_say(m, rule->say);
+  }
+  /* An end is an end, whether the others can be told of it or not. */
+  if (status != SLUICE_OK && is_under_way(m)) return status;
+  return act(m, rule->act);
+}
+
+/* ---- what has gone wrong ---- */
+
+/* Words that came ahead of a loss say why it came. */
+static void hear_the_rest(sluice_migration_t* m) {
+  int32_t is_taken = 1;
+  while (is_taken && sluice_move_hear(m, NULL, &is_taken) == SLUICE_OK) continue;
+}
+
+/* The move ends as a rule says; the status and its record are the reason. */
+static sluice_status_t fail(sluice_migration_t* m, sluice_status_t status) {
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  const int32_t phase = m->phase;
+  hear_the_rest(m);
+  /* A rank that has no memory says so. Once it has begun to agree it cannot take that back. */
+  if (status == SLUICE_E_NO_MEMORY && phase < SLUICE_MIGRATION_AGREED) note_refusal(m, &why);
+  const int is_refused = m->refusal.status != SLUICE_OK;
+  if (is_refused) why = m->refusal;
+  (void)apply(m, is_refused ? SLUICE_MOVE_EVENT_REFUSED : SLUICE_MOVE_EVENT_LOST);
+  if (is_refused) return sluice_error_adopt(&why);
+  return sluice_error_record(status, m->comm->rank, why.peer, why.native_code,
+                             "migration to epoch %llu, phase %s: %s%s", (unsigned long long)m->target,
+                             phase == SLUICE_MIGRATION_NONE ? "announce" : sluice_migration_phase_name(phase),
+                             why.message,
+                             m->phase == SLUICE_MIGRATION_UNDECIDED
+                                 ? " This rank had agreed: settle with all who are left before the next step."
+                                 : "");
+}
+
+/* ---- begin ---- */
+
+static void clear(sluice_migration_t* m, uint64_t epoch) {
+  memset(m->peers, 0, (size_t)m->comm->world_size * sizeof *m->peers);
+  m->target = epoch;
+  m->phase = SLUICE_MIGRATION_NONE;
+  m->next_chunk = m->num_out = m->num_missing = m->num_said = 0;
+  m->hidden_bytes = m->commit_ns = 0;
+  memset(&m->refusal, 0, sizeof m->refusal);
+  sluice_allocator_reset_peak(&m->memory);
+}
+
+/* More than what is expected, and words, comes from nobody. */
+static sluice_status_t connect(sluice_migration_t* m) {
+  const sluice_messages_config_t config = {
+      .fingerprint = m->target,
+      .max_unexpected_bytes = m->list.arriving_bytes + (UINT64_C(1) << 20),
+      .allocator = &m->memory,
+  };
+  const sluice_status_t status = sluice_messages_open(m->comm, &config, &m->messages);
+  if (status == SLUICE_OK) return SLUICE_OK;
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  m->phase = SLUICE_MIGRATION_ABORTED;
+  if (status == SLUICE_E_MISMATCH) {
+    return SLUICE_FAIL_PEER(status, m->comm->rank, why.peer,
+                            "migration: rank %d begins another epoch than rank 0 (%llu on this rank): number moves "
+                            "alike on all ranks",
+                            why.peer, (unsigned long long)m->target);
+  }
+  return sluice_error_record(status, m->comm->rank, why.peer, why.native_code,
+                             "migration to epoch %llu, phase announce: %s", (unsigned long long)m->target, why.message);
+}
+
+static sluice_status_t start(sluice_migration_t* m, sluice_status_t mine) {
+  SLUICE_TRY(connect(m));
+  SLUICE_TRY(sluice_move_listen(m));
+  SLUICE_TRY(mine);
+  SLUICE_TRY(sluice_move_announce(m));
+  return apply(m, SLUICE_MOVE_EVENT_BEGIN);
+}
+
+sluice_status_t sluice_move_begin(sluice_migration_t* m, uint64_t epoch, const sluice_migration_item_t* items,
+                                  int32_t num_items) {
+  if (is_under_way(m) || m->phase == SLUICE_MIGRATION_UNDECIDED) {
+    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_migration_begin: the move to epoch %llu is %s; %s it first",
+                       (unsigned long long)m->target, sluice_migration_phase_name(m->phase),
+                       is_under_way(m) ? "commit or abort" : "settle");
+  }
+  /* All come here, so all have ended the move before. */
+  if (m->messages != NULL) sluice_move_hang_up(m, sluice_add_saturating(sluice_now_ns(), m->comm->timeout_ns));
+  clear(m, epoch);
+  sluice_status_t mine = sluice_move_list_make(m, items, num_items, &m->list);
+  if (mine == SLUICE_OK && (epoch <= m->epoch || epoch > UINT64_C(1) << 62)) {
+    mine = SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "sluice_migration_begin: epoch is %llu, and %llu is in force: number each move above it",
+                       (unsigned long long)epoch, (unsigned long long)m->epoch);
+  }
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  if (mine != SLUICE_OK) sluice_move_list_free(&m->list);
+  const sluice_status_t status = start(m, mine);
+  if (status == SLUICE_OK) return SLUICE_OK;
+  if (m->messages == NULL) { /* nobody has it */
+    sluice_move_list_free(&m->list);
+    return mine != SLUICE_OK ? sluice_error_adopt(&why) : status;
+  }
+  sluice_move_stop_stream(m);
+  if (mine == SLUICE_OK) return fail(m, status);
+  note_refusal(m, &why);
+  (void)apply(m, SLUICE_MOVE_EVENT_REFUSED);
+  return sluice_error_adopt(&why);
+}
+
+/* ---- commit ---- */
+
+static int all(const sluice_migration_t* m, const int8_t* of_first) {
+  for (int32_t r = 0; r < m->comm->world_size; ++r) {
+    const int8_t* of = of_first + (size_t)r * sizeof *m->peers;
+    if (r != m->comm->rank && !*of) return 0;
+  }
+  return 1;
+}
+
+static int is_over(const sluice_migration_t* m, int32_t* out_event) {
+  switch (m->phase) {
+    case SLUICE_MIGRATION_FLUSHES:
+      *out_event = SLUICE_MOVE_EVENT_ALL_HERE;
+      return m->num_missing == 0 && m->num_out == 0 && all(m, &m->peers[0].is_alike);
+    case SLUICE_MIGRATION_READY: *out_event = SLUICE_MOVE_EVENT_ALL_READY; return all(m, &m->peers[0].is_ready);
+    default: *out_event = SLUICE_MOVE_EVENT_ALL_AGREED; return all(m, &m->peers[0].has_agreed);
+  }
+}
+
+/* Waits for the next event of a phase. */
+static sluice_status_t await(sluice_migration_t* m, int32_t* out_event) {
+  char phase[96];
+  (void)snprintf(phase, sizeof phase, "a message of the migration to epoch %llu (%s)", (unsigned long long)m->target,
+                 sluice_migration_phase_name(m->phase));
+  for (;;) {
+    int32_t is_taken;
+    if (m->refusal.status != SLUICE_OK) {
+      *out_event = SLUICE_MOVE_EVENT_REFUSED;
+      return SLUICE_OK;
+    }
+    if (is_over(m, out_event)) return SLUICE_OK;
+    SLUICE_TRY(sluice_move_hear(m, phase, &is_taken));
+  }
+}
+
+static sluice_status_t drive(sluice_migration_t* m) {
+  SLUICE_TRY(apply(m, SLUICE_MOVE_EVENT_BOUNDARY));
+  while (is_under_way(m)) {
+    int32_t event;
+    SLUICE_TRY(await(m, &event));
+    const sluice_error_info_t refusal = m->refusal;
+    SLUICE_TRY(apply(m, event));
+    if (event == SLUICE_MOVE_EVENT_REFUSED) return sluice_error_adopt(&refusal);
+  }
+  return SLUICE_OK;
+}
+
+static void count_hidden(sluice_migration_t* m) {
+  hear_the_rest(m);
+  for (int32_t i = 0; i < m->list.num_chunks; ++i) {
+    const sluice_move_chunk_t* chunk = &m->list.chunks[i];
+    const int leaves = m->list.items[chunk->item].direction == SLUICE_MIGRATION_LEAVES;
+    if (leaves && chunk->is_through) m->hidden_bytes += chunk->bytes;
+  }
+}
+
+static sluice_status_t refuse_own(sluice_migration_t* m, const char* refusal) {
+  const sluice_status_t status = SLUICE_FAIL_PEER(SLUICE_E_INVALID_ARGUMENT, m->comm->rank, m->comm->rank,
+                                                  "migration to epoch %llu: rank %d refused: %s",
+                                                  (unsigned long long)m->target, m->comm->rank, refusal);
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  memset(&m->refusal, 0, sizeof m->refusal); /* one's own counts here */
+  note_refusal(m, &why);
+  (void)snprintf(m->refusal.message, sizeof m->refusal.message, "%s", refusal);
+  (void)apply(m, SLUICE_MOVE_EVENT_REFUSED);
+  (void)status;
+  return sluice_error_adopt(&why);
+}
+
+sluice_status_t sluice_move_commit(sluice_migration_t* m, const char* refusal) {
+  if (m->phase != SLUICE_MIGRATION_STREAMS) {
+    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_migration_commit: no move is under way (%s); begin one first",
+                       sluice_migration_phase_name(m->phase));
+  }
+  const uint64_t start_ns = sluice_now_ns();
+  sluice_move_stop_stream(m);
+  count_hidden(m);
+  sluice_status_t status;
+  if (refusal != NULL) {
+    status = refuse_own(m, refusal);
+  } else {
+    status = drive(m);
+    if (status != SLUICE_OK && is_under_way(m)) status = fail(m, status);
+  }
+  m->commit_ns = sluice_now_ns() - start_ns;
+  return status;
+}
+
+void sluice_move_abort(sluice_migration_t* m, const char* reason) {
+  if (m->phase != SLUICE_MIGRATION_STREAMS) return;
+  sluice_error_info_t before;
+  sluice_error_capture(&before);
+  sluice_move_stop_stream(m);
+  (void)refuse_own(m, reason != NULL ? reason : "the host gave it up");
+  (void)sluice_error_adopt(&before);
+}
+
+/* ---- settle ---- */
+
+sluice_status_t sluice_move_settle(sluice_migration_t* m, sluice_comm_t* comm, uint64_t* out_epoch) {
+  if (is_under_way(m)) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "sluice_migration_settle: the move to epoch %llu is under way; commit or abort it",
+                       (unsigned long long)m->target);
+  }
+  const int is_undecided = m->phase == SLUICE_MIGRATION_UNDECIDED;
+  const uint64_t agreed = is_undecided ? m->target : m->epoch;
+  int64_t most[2] = {(int64_t)m->epoch, -(int64_t)agreed}; /* the least of what was agreed, as a maximum */
+  if (comm != NULL && comm->world_size > 1)
+    SLUICE_TRY(sluice_comm_all_reduce_i64(comm, most, 2, SLUICE_REDUCE_MAX, "the settling of a migration"));
+  const uint64_t settled = sluice_move_settled_epoch((uint64_t)most[0], (uint64_t)-most[1]);
+  if (is_undecided) {
+    SLUICE_TRY(apply(m, settled == m->target ? SLUICE_MOVE_EVENT_SETTLED_NEW : SLUICE_MOVE_EVENT_SETTLED_OLD));
+  }
+  if (out_epoch != NULL) *out_epoch = m->epoch;
+  if (m->epoch == settled) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INTERNAL,
+                     "sluice_migration_settle: epoch %llu is in force here, and %llu among those who are left: a rank "
+                     "was left out when they settled before; restore all of them from one checkpoint",
+                     (unsigned long long)m->epoch, (unsigned long long)settled);
+}

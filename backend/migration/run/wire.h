@@ -1,0 +1,39 @@
+/* What ranks of a migration send each other, as bytes. One build on all ranks: structs travel as they are. Private to
+ * backend/migration/run. */
+#ifndef SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_
+#define SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_
+
+#include <stdint.h>
+
+#define SLUICE_MOVE_MAGIC 0x4d564c53u /* "SLVM" */
+
+/* Ahead of a chunk's bytes. */
+typedef struct sluice_move_chunk_head_s {
+  uint32_t magic;
+  uint32_t reserved;
+  uint64_t epoch;
+  uint64_t item;
+  uint64_t bytes;
+} sluice_move_chunk_head_t;
+
+enum { SLUICE_MOVE_WORD_ANNOUNCE = 16 }; /* beside SLUICE_MOVE_SAY_* */
+
+/* A word, without bytes behind it. */
+typedef struct sluice_move_word_s {
+  uint32_t magic;
+  int32_t kind; /* SLUICE_MOVE_SAY_READY, _AGREE, _REFUSE; SLUICE_MOVE_WORD_ANNOUNCE */
+  uint64_t epoch;
+  uint64_t leaves, arrives; /* of an announcement: hashes of what goes to the receiver, and comes from it */
+  int32_t status, rank;     /* of a refusal */
+  char reason[512];
+} sluice_move_word_t;
+
+/* Messages of one peer and tag arrive in the order in which they were sent. */
+#define SLUICE_MOVE_WORD_TAG UINT64_MAX
+static inline uint64_t sluice_move_chunk_tag(int32_t when) { return (uint64_t)when; }
+
+/* The owner's word of a request. */
+#define SLUICE_MOVE_IS_CHUNK (UINT64_C(1) << 32)
+static inline uint64_t sluice_move_word_of_chunk(int32_t index) { return SLUICE_MOVE_IS_CHUNK | (uint64_t)index; }
+
+#endif /* SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_ */

@@ -1,0 +1,178 @@
+/* The checker over the protocol as it is, and over planted errors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/migration/check.h"
+
+enum { MAX_RULES = 32 };
+
+typedef struct planted_s {
+  sluice_move_rule_t rules[MAX_RULES];
+  sluice_move_check_options_t options;
+} planted_t;
+
+static void plant(planted_t* p, int32_t ranks) {
+  sluice_move_check_options_init(&p->options);
+  assert_true(p->options.num_rules <= MAX_RULES);
+  memcpy(p->rules, p->options.rules, (size_t)p->options.num_rules * sizeof p->rules[0]);
+  p->options.rules = p->rules;
+  p->options.num_ranks = ranks;
+}
+
+static sluice_move_rule_t* rule_of(planted_t* p, int32_t from, int32_t event) {
+  for (int32_t i = 0; i < p->options.num_rules; ++i) {
+    if (p->rules[i].from == from && p->rules[i].event == event) return &p->rules[i];
+  }
+  fail_msg("no rule for event %d in phase %d", event, from);
+  return NULL;
+}
+
+static int32_t fault_of(const sluice_move_check_options_t* options) {
+  int32_t fault, rank;
+  int64_t states;
+  assert_int_equal(sluice_move_check(options, sluice_process_allocator(), &fault, &rank, &states), SLUICE_OK);
+  assert_true(states > 1);
+  if (fault == SLUICE_MOVE_FAULT_NONE) print_message("%d ranks: %lld states\n", options->num_ranks, (long long)states);
+  return fault;
+}
+
+/* ---- as it is ---- */
+
+static void Protocol_NothingGoesWrong_IsClean(void** state) {
+  (void)state;
+  for (int32_t ranks = 2; ranks <= 3; ++ranks) {
+    sluice_move_check_options_t options;
+    sluice_move_check_options_init(&options);
+    options.num_ranks = ranks;
+    assert_int_equal(fault_of(&options), SLUICE_MOVE_FAULT_NONE);
+  }
+}
+
+static void Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState(void** state) {
+  (void)state;
+  const int32_t most = getenv("SLUICE_FULL") != NULL ? 2 : 1;
+  for (int32_t ranks = 2; ranks <= 3; ++ranks) {
+    for (int32_t what = 0; what < 8; ++what) {
+      sluice_move_check_options_t options;
+      sluice_move_check_options_init(&options);
+      options.num_ranks = ranks;
+      options.max_killed = what & 1 ? (ranks == 3 ? most : 1) : 0;
+      options.max_late = what & 2 ? 1 : 0;
+      options.max_refusals = what & 4 ? 1 : 0;
+      if (ranks == 3 && what == 7 && most == 1) continue; /* each alone and in pairs every day */
+      assert_int_equal(fault_of(&options), SLUICE_MOVE_FAULT_NONE);
+    }
+  }
+}
+
+/* ---- planted ---- */
+
+static void Planted_RankThatCommitsWithoutAgreement_IsFound(void** state) {
+  (void)state;
+  planted_t p;
+  plant(&p, 3);
+  p.options.max_killed = 1;
+  sluice_move_rule_t* rule = rule_of(&p, SLUICE_MIGRATION_READY, SLUICE_MOVE_EVENT_ALL_READY);
+  rule->to = SLUICE_MIGRATION_COMMITTED;
+  rule->act = SLUICE_MOVE_DO_INSTALL;
+  assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_EPOCHS);
+}
+
+static void Planted_RankThatGoesBackAloneOnceItHasAgreed_IsFound(void** state) {
+  (void)state;
+  planted_t p;
+  plant(&p, 3);
+  p.options.max_killed = 1;
+  rule_of(&p, SLUICE_MIGRATION_AGREED, SLUICE_MOVE_EVENT_LOST)->to = SLUICE_MIGRATION_ABORTED;
+  assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_EPOCHS);
+}
+
+static void Planted_RankThatCommitsWhereItHasLostAnother_IsFound(void** state) {
+  (void)state;
+  planted_t p;
+  plant(&p, 2);
+  p.options.max_late = 1;
+  sluice_move_rule_t* rule = rule_of(&p, SLUICE_MIGRATION_READY, SLUICE_MOVE_EVENT_LOST);
+  rule->to = SLUICE_MIGRATION_COMMITTED;
+  rule->act = SLUICE_MOVE_DO_INSTALL;
+  assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_EPOCHS);
+}
+
+static void Planted_RankThatIsReadyBeforeAllIsHere_WaitsForNobodyAndIsFound(void** state) {
+  (void)state;
+  planted_t p;
+  plant(&p, 2);
+  rule_of(&p, SLUICE_MIGRATION_FLUSHES, SLUICE_MOVE_EVENT_ALL_HERE)->say = SLUICE_MOVE_SAY_NOTHING;
+  assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_DEADLOCK);
+}
+
+static void Planted_WeightsOnly_AreFound(void** state) {
+  (void)state;
+  planted_t p;
+  plant(&p, 2);
+  p.options.parts = SLUICE_MOVE_PART_WEIGHTS;
+  assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_MIXED);
+}
+
+static void Planted_GradientsThatStay_AreFound(void** state) {
+  (void)state;
+  planted_t p;
+  plant(&p, 2);
+  p.options.parts = SLUICE_MOVE_PART_WEIGHTS | SLUICE_MOVE_PART_STATE;
+  assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_MIXED);
+}
+
+static void Planted_UpdateOfWhatHasBeenStreamed_IsAMissingStep(void** state) {
+  (void)state;
+  planted_t p;
+  plant(&p, 2);
+  p.options.updates_first = 1;
+  assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_STEP);
+}
+
+static void Planted_StaleTableOfSlots_IsFound(void** state) {
+  (void)state;
+  planted_t p;
+  plant(&p, 2);
+  p.options.keeps_table = 1;
+  assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_TABLE);
+}
+
+/* ---- limits ---- */
+
+static void Checker_TooManyStatesOrRanks_SaysSo(void** state) {
+  (void)state;
+  sluice_move_check_options_t options;
+  int32_t fault, rank;
+  int64_t states;
+  sluice_move_check_options_init(&options);
+  options.max_states = 3;
+  assert_int_equal(sluice_move_check(&options, sluice_process_allocator(), &fault, &rank, &states),
+                   SLUICE_E_OVER_BUDGET);
+  options.num_ranks = SLUICE_MOVE_CHECK_MAX_RANKS + 1;
+  assert_int_equal(sluice_move_check(&options, sluice_process_allocator(), &fault, &rank, &states),
+                   SLUICE_E_INVALID_ARGUMENT);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Protocol_NothingGoesWrong_IsClean),
+      cmocka_unit_test(Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState),
+      cmocka_unit_test(Planted_RankThatCommitsWithoutAgreement_IsFound),
+      cmocka_unit_test(Planted_RankThatGoesBackAloneOnceItHasAgreed_IsFound),
+      cmocka_unit_test(Planted_RankThatCommitsWhereItHasLostAnother_IsFound),
+      cmocka_unit_test(Planted_RankThatIsReadyBeforeAllIsHere_WaitsForNobodyAndIsFound),
+      cmocka_unit_test(Planted_WeightsOnly_AreFound),
+      cmocka_unit_test(Planted_GradientsThatStay_AreFound),
+      cmocka_unit_test(Planted_UpdateOfWhatHasBeenStreamed_IsAMissingStep),
+      cmocka_unit_test(Planted_StaleTableOfSlots_IsFound),
+      cmocka_unit_test(Checker_TooManyStatesOrRanks_SaysSo),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,56 @@
+/* Migrations behind their public calls: reads the structs, then backend/migration/run. */
+#include "sluice/migration.h"
+
+#include "backend/base/check.h"
+#include "backend/base/structs.h"
+#include "backend/migration/protocol.h"
+#include "backend/migration/run/run.h"
+
+void sluice_migration_config_init(sluice_migration_config_t* out_config, size_t struct_size) {
+  static const sluice_migration_config_t defaults = {.chunk_bytes = 256 << 10};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
+}
+
+sluice_status_t sluice_migration_create(sluice_comm_t* comm, const sluice_migration_config_t* config,
+                                        sluice_migration_t** out_migration) {
+  SLUICE_TRY(SLUICE_REQUIRE(out_migration != NULL, "sluice_migration_create: out_migration is NULL"));
+  *out_migration = NULL;
+  sluice_migration_config_t c;
+  sluice_migration_config_init(&c, sizeof c);
+  SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_migration_config_t"));
+  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_migration_config_t: extension of unknown type");
+  return sluice_move_open(comm, &c, out_migration);
+}
+
+void sluice_migration_destroy(sluice_migration_t* migration) { sluice_move_close(migration); }
+
+sluice_status_t sluice_migration_begin(sluice_migration_t* migration, uint64_t epoch,
+                                       const sluice_migration_item_t* items, int32_t num_items) {
+  SLUICE_TRY(SLUICE_REQUIRE(migration != NULL, "sluice_migration_begin: migration is NULL"));
+  return sluice_move_begin(migration, epoch, items, num_items);
+}
+
+sluice_status_t sluice_migration_commit(sluice_migration_t* migration, const char* refusal) {
+  SLUICE_TRY(SLUICE_REQUIRE(migration != NULL, "sluice_migration_commit: migration is NULL"));
+  return sluice_move_commit(migration, refusal);
+}
+
+sluice_status_t sluice_migration_settle(sluice_migration_t* migration, sluice_comm_t* comm, uint64_t* out_epoch) {
+  SLUICE_TRY(SLUICE_REQUIRE(migration != NULL, "sluice_migration_settle: migration is NULL"));
+  return sluice_move_settle(migration, comm, out_epoch);
+}
+
+void sluice_migration_abort(sluice_migration_t* migration, const char* reason) {
+  if (migration != NULL) sluice_move_abort(migration, reason);
+}
+
+sluice_status_t sluice_migration_get_progress(sluice_migration_t* migration,
+                                              sluice_migration_progress_t* out_progress) {
+  SLUICE_TRY(SLUICE_REQUIRE(migration != NULL && out_progress != NULL,
+                            "sluice_migration_get_progress: migration and out_progress may not be NULL"));
+  SLUICE_TRY(sluice_struct_check_size(out_progress, "sluice_migration_progress_t"));
+  sluice_migration_progress_t progress;
+  sluice_move_read_progress(migration, &progress);
+  sluice_struct_give(out_progress, &progress, sizeof progress);
+  return SLUICE_OK;
+}

@@ -59,7 +59,9 @@ static sluice_status_t apply(sluice_migration_t* m, int32_t event) {
 /* Words that came ahead of a loss say why it came. */
 static void hear_the_rest(sluice_migration_t* m) {
   int32_t is_taken = 1;
-  while (is_taken && sluice_move_hear(m, NULL, &is_taken) == SLUICE_OK) continue;
+  sluice_status_t status = SLUICE_OK; /* that nothing more can be asked for ends nothing of what is there */
+  while (is_taken) status = sluice_move_hear(m, NULL, &is_taken);
+  (void)status;
 }
 
 /* The move ends as a rule says; the status and its record are the reason. */

@@ -46,6 +46,7 @@ typedef struct sluice_move_peer_s {
   int8_t is_ready;
   int8_t has_agreed;
   int8_t has_refused;
+  int8_t num_words; /* that were heard */
 } sluice_move_peer_t;
 
 struct sluice_migration_s {

@@ -35,10 +35,14 @@ sluice_status_t sluice_move_say(sluice_migration_t* m, int32_t say) {
   return status;
 }
 
+/* One word at a time: who is silent has the oldest request, which is the one that a wait names. */
+static sluice_status_t listen_to(sluice_migration_t* m, int32_t rank) {
+  return sluice_messages_receive(m->messages, rank, SLUICE_MOVE_WORD_TAG, (uint64_t)rank, NULL);
+}
+
 sluice_status_t sluice_move_listen(sluice_migration_t* m) {
   for (int32_t r = 0; r < m->comm->world_size; ++r) {
-    for (int32_t i = 0; r != m->comm->rank && i < WORDS_OF_A_PEER; ++i)
-      SLUICE_TRY(sluice_messages_receive(m->messages, r, SLUICE_MOVE_WORD_TAG, (uint64_t)r, NULL));
+    if (r != m->comm->rank) SLUICE_TRY(listen_to(m, r));
   }
   return SLUICE_OK;
 }
@@ -138,17 +142,17 @@ static void stage(sluice_migration_t* m, int32_t index, const sluice_message_com
   }
 }
 
-static void take(sluice_migration_t* m, const sluice_message_completion_t* completion) {
+static sluice_status_t take(sluice_migration_t* m, const sluice_message_completion_t* completion) {
   const int is_chunk = (completion->user & SLUICE_MOVE_IS_CHUNK) != 0;
   const int32_t index = (int32_t)(completion->user & (SLUICE_MOVE_IS_CHUNK - 1));
   if (is_chunk && index >= m->list.num_chunks) { /* of a move that this rank has let go */
     sluice_messages_release(m->messages, completion->arrival);
-    return;
+    return SLUICE_OK;
   }
   if (completion->kind == SLUICE_MESSAGE_SENT) {
     if (!is_chunk) {
       --m->num_said;
-      return;
+      return SLUICE_OK;
     }
     m->list.chunks[index].is_through = 1;
     m->list.chunks[index].request = 0;
@@ -156,9 +160,12 @@ static void take(sluice_migration_t* m, const sluice_message_completion_t* compl
   } else if (is_chunk) {
     stage(m, index, completion);
   } else {
+    sluice_move_peer_t* peer = &m->peers[completion->peer];
     hear_word(m, completion);
     sluice_messages_release(m->messages, completion->arrival);
+    if (++peer->num_words < WORDS_OF_A_PEER && !peer->has_refused) return listen_to(m, completion->peer);
   }
+  return SLUICE_OK;
 }
 
 sluice_status_t sluice_move_hear(sluice_migration_t* m, const char* phase, int32_t* out_is_taken) {
@@ -171,9 +178,8 @@ sluice_status_t sluice_move_hear(sluice_migration_t* m, const char* phase, int32
     return SLUICE_OK;
   }
   if (status != SLUICE_OK) return status;
-  take(m, &completion);
   *out_is_taken = 1;
-  return SLUICE_OK;
+  return take(m, &completion);
 }
 
 /* ---- the end ---- */
@@ -185,7 +191,7 @@ void sluice_move_let_go(sluice_migration_t* m) {
   sluice_move_take_back(m);
   while (m->num_said + m->num_out > 0 && status == SLUICE_OK) {
     status = sluice_messages_next(m->messages, deadline_ns, &completion);
-    if (status == SLUICE_OK) take(m, &completion);
+    if (status == SLUICE_OK) status = take(m, &completion);
   }
   /* The host has its memory back in any case. */
   if (m->num_out > 0) sluice_messages_abort(m->messages);
@@ -206,7 +212,9 @@ static int is_needed(const sluice_migration_t* m) {
 
 void sluice_move_hang_up(sluice_migration_t* m, uint64_t deadline_ns) {
   sluice_message_completion_t completion;
-  while (is_needed(m) && sluice_messages_next(m->messages, deadline_ns, &completion) == SLUICE_OK) take(m, &completion);
+  while (is_needed(m) && sluice_messages_next(m->messages, deadline_ns, &completion) == SLUICE_OK) {
+    if (take(m, &completion) != SLUICE_OK) break;
+  }
   sluice_messages_close(m->messages);
   m->messages = NULL;
 }

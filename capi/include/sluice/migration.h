@@ -101,13 +101,11 @@ SLUICE_API sluice_status_t sluice_migration_begin(sluice_migration_t* migration,
  * by sluice_migration_settle. Staged memory is freed. The host then calls sluice_moe_replace_experts. refusal: why this
  * rank cannot, copied; NULL: it can. Any refusal aborts the move on all ranks.
  *
- * Collective, by the thread that the spans belong to. It waits at most comm's timeout for each message. Errors:
- *   STATE          no move is under way
- *   PEER_REFUSED   a rank refused: names it, and why. The move has aborted everywhere
- *   INVALID_ARGUMENT  this rank refused. The same
- *   MISMATCH       two ends disagree about what moves between them: names them. The same
- *   PEER_LOST, TIMED_OUT, ABORTED, OVER_BUDGET, FOREIGN  naming the rank and the phase. The move has aborted, or is
- *                  UNDECIDED: sluice_migration_get_progress says which */
+ * Collective; comm-exclusive, by the thread that the spans belong to. It waits at most comm's timeout for each message.
+ * Errors: STATE          no move is under way PEER_REFUSED   a rank refused: names it, and why. The move has aborted
+ * everywhere INVALID_ARGUMENT  this rank refused. The same MISMATCH       two ends disagree about what moves between
+ * them: names them. The same PEER_LOST, TIMED_OUT, ABORTED, OVER_BUDGET, FOREIGN  naming the rank and the phase. The
+ * move has aborted, or is UNDECIDED: sluice_migration_get_progress says which */
 SLUICE_API sluice_status_t sluice_migration_commit(sluice_migration_t* migration, const char* refusal);
 
 /* After a loss: one epoch for all who are left. An undecided rank commits or aborts by it; where none is, nothing
@@ -115,13 +113,14 @@ SLUICE_API sluice_status_t sluice_migration_commit(sluice_migration_t* migration
  * comm: those who are left, all of them, each in any state but STREAMS, in a communicator that the host has made since;
  * NULL: this rank alone. A rank that others have gone on without must not go on by itself.
  *
- * Collective over comm. out_epoch: in force on all of them; may be NULL. Errors: STATE (a move is under way), INTERNAL
- * (epochs differ all the same: a rank was left out before), what exchanges return: then the rank is as it was. */
+ * Collective over comm; comm-exclusive. out_epoch: in force on all of them; may be NULL. Errors: STATE (a move is under
+ * way), INTERNAL (epochs differ all the same: a rank was left out before), what exchanges return: then the rank is as
+ * it was. */
 SLUICE_API sluice_status_t sluice_migration_settle(sluice_migration_t* migration, sluice_comm_t* comm,
                                                    uint64_t* out_epoch);
 
 /* Gives a move up that has begun, before commit: the old epoch stays in force on all ranks, which hear of it, and why,
- * in commit. reason: copied; may be NULL. Not collective; else threads as commit. Without effect where none is under
+ * in commit. reason: copied; may be NULL. Not collective; comm-exclusive. Without effect where none is under
  * way. */
 SLUICE_EXPORT void sluice_migration_abort(sluice_migration_t* migration, const char* reason);
 

@@ -1,0 +1,99 @@
+#include "capi/test/mesh.h"
+
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+int mesh_open(mesh_t* mesh, int world) {
+  memset(mesh, -1, sizeof *mesh);
+  mesh->world = world;
+  for (int a = 0; a < world; ++a) {
+    for (int b = a + 1; b < world; ++b) {
+      int pair[2];
+      if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) return 0;
+      mesh->sockets[a][b] = pair[0];
+      mesh->sockets[b][a] = pair[1];
+    }
+  }
+  return 1;
+}
+
+void mesh_close(mesh_t* mesh) {
+  for (int a = 0; a < mesh->world; ++a) {
+    for (int b = 0; b < mesh->world; ++b) {
+      if (mesh->sockets[a][b] >= 0) close(mesh->sockets[a][b]);
+    }
+  }
+  mesh->world = 0;
+}
+
+void mesh_take(mesh_t* mesh, int rank, mesh_end_t* out_end) {
+  *out_end = (mesh_end_t){.rank = rank, .world = mesh->world};
+  memcpy(out_end->sockets, mesh->sockets[rank], sizeof out_end->sockets);
+  memset(mesh->sockets[rank], -1, sizeof mesh->sockets[rank]);
+  mesh_close(mesh);
+}
+
+void mesh_leave_out(const mesh_end_t* end, int rank, mesh_end_t* out_end) {
+  *out_end = (mesh_end_t){.rank = end->rank - (end->rank > rank), .world = end->world - 1};
+  for (int r = 0, to = 0; r < end->world; ++r) {
+    if (r != rank) out_end->sockets[to++] = end->sockets[r];
+  }
+}
+
+static int move_all(int fd, void* data, uint64_t bytes, int is_send) {
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t moved = is_send ? send(fd, (char*)data + done, bytes - done, MSG_NOSIGNAL)
+                                  : recv(fd, (char*)data + done, bytes - done, 0);
+    if (moved <= 0) return 0;
+    done += (uint64_t)moved;
+  }
+  return 1;
+}
+
+static sluice_status_t exchange_start(void* user, const sluice_exchange_t* exchange, void** out_request,
+                                      sluice_host_failure_t* out_failure) {
+  mesh_end_t* me = user;
+  for (int r = 0; r < me->world; ++r) {
+    if (r == me->rank) continue;
+    me->recv[r] = exchange->recv[r];
+    me->recv_bytes[r] = exchange->recv_bytes[r];
+    out_failure->peer = r;
+    if (!move_all(me->sockets[r], (void*)exchange->send[r], exchange->send_bytes[r], 1)) return SLUICE_E_PEER_LOST;
+  }
+  *out_request = me;
+  return SLUICE_OK;
+}
+
+static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout_ns,
+                                     sluice_host_failure_t* out_failure) {
+  mesh_end_t* me = user;
+  (void)request, (void)timeout_ns;
+  for (int r = 0; r < me->world; ++r) {
+    out_failure->peer = r;
+    if (r != me->rank && !move_all(me->sockets[r], me->recv[r], me->recv_bytes[r], 0)) return SLUICE_E_PEER_LOST;
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t mesh_comm(mesh_end_t* end, uint64_t timeout_ns, sluice_comm_t** out_comm) {
+  static const sluice_host_comm_vtable_t vtable = {
+      .struct_size = sizeof vtable, .exchange_start = exchange_start, .exchange_wait = exchange_wait};
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = end->rank;
+  config.world_size = end->world;
+  config.timeout_ns = timeout_ns;
+  return sluice_comm_create_host(&config, &vtable, end, out_comm);
+}
+
+int mesh_meet(mesh_end_t* end) {
+  char byte = 0;
+  for (int r = 0; r < end->world; ++r) {
+    if (r != end->rank && !move_all(end->sockets[r], &byte, 1, 1)) return 0;
+  }
+  for (int r = 0; r < end->world; ++r) {
+    if (r != end->rank && !move_all(end->sockets[r], &byte, 1, 0)) return 0;
+  }
+  return 1;
+}

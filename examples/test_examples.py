@@ -92,7 +92,7 @@ def test_CExamples_IncludeNothingButSluice():
         if name.endswith((".c", ".h")):
             with open(os.path.join(HERE, "c", name)) as file:
                 included = set(re.findall(r'#include [<"]([^>"]+)[>"]', file.read()))
-            assert included - STANDARD <= {"sluice/sluice.h", "rank.h", "stage.h"}, name
+            assert included - STANDARD <= {"sluice/sluice.h", "rank.h", "stage.h", "moving_layer.h"}, name
 
 
 def test_CLocal_AnyNumberOfRanks_LearnsTheSame(c_programs):
@@ -125,6 +125,21 @@ def test_CStages_LessBudget_TakesLongerAndSaysWhy(c_programs):
     assert steps[0] < steps[1] < steps[2]
     needed = re.search(r"stage \d does not fit: it needs (\d+) MiB", run([program, "300"], expect=1)).group(1)
     run([program, str(int(needed) + 1)])
+
+
+def test_CMoving_ExpertsThatMove_LearnTheSameToTheBit(c_programs):
+    """A host of at most 150 lines plans, transfers and replaces."""
+    with open(os.path.join(HERE, "c", "moving.c")) as file:
+        assert len(file.read().splitlines()) <= 150
+    program = os.path.join(c_programs, "moving")
+    unmoved, moved = run([program, "0"]), run([program, "1"])
+    found = re.search(r"^epoch 1: (\d) experts move, fullest rank (\d+) rows -> (\d+)$", moved, re.MULTILINE)
+    assert int(found.group(1)) >= 2
+    assert int(found.group(3)) < int(found.group(2))
+    lines = [line for line in moved.splitlines() if line.startswith("step")]
+    assert lines == unmoved.splitlines()
+    losses = [float(line.split()[-1]) for line in lines]
+    assert losses[-1] < 0.9 * losses[0]
 
 
 def run_mpi(program, ranks):

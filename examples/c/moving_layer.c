@@ -1,0 +1,82 @@
+#include "moving_layer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+int failed(const rank_t* me, sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status == SLUICE_OK) return 0;
+  sluice_error_info_init(&why, sizeof why), sluice_error_last(&why);
+  fprintf(stderr, "rank %d: %s: %s\n", me->rank, sluice_status_name(status), why.message);
+  return 1;
+}
+
+static float noise(uint32_t a, uint32_t b) {
+  uint32_t h = a * 0x9e3779b9u + b * 0x85ebca6bu;
+  h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu;
+  return (float)(h >> 8) / 8388608.0f - 1;
+}
+
+static sluice_tensor_t describe(void* data, uint8_t type_code, int64_t* shape) {
+  sluice_tensor_t t;
+  memset(&t, 0, sizeof t);
+  t.data = data, t.device_type = SLUICE_DEVICE_CPU, t.ndim = 2, t.shape = shape;
+  t.type_code = type_code, t.type_bits = 32, t.type_lanes = 1;
+  return t;
+}
+
+/* Both experts of rank 0 are wanted by three tokens of four. */
+void layer_fill(rank_t* me) {
+  for (int t = 0; t < T; ++t) {
+    for (int m = 0; m < M; ++m) me->x[t][m] = noise(me->rank * T + t + 1, m);
+    me->ids[t][0] = t % 4 < 3 ? t % 2 : 2 + t / 4 % (E - 2), me->weights[t][0] = 1;
+  }
+  for (int e = 0; e < E; ++e) {
+    me->owner[e] = e / SLOTS, me->slot[e] = e % SLOTS;
+    float *up = &me->experts[e % SLOTS].up[0][0], *down = &me->experts[e % SLOTS].down[0][0];
+    for (int i = 0; i < H * M && me->owner[e] == me->rank; ++i)
+      up[i] = 0.4f * noise(1000 + e, i), down[i] = 0.3f * noise(2000 + e, i);
+  }
+}
+
+int layer_pass(rank_t* me, sluice_moe_t* moe, int step) {
+  int64_t tokens[] = {T, M}, routes[] = {T, 1}, up[] = {H, M}, down[] = {M, H};
+  sluice_tensor_t x = describe(me->x, SLUICE_TYPE_FLOAT, tokens), y = describe(me->y, SLUICE_TYPE_FLOAT, tokens);
+  sluice_tensor_t grad_y = describe(me->grad_y, SLUICE_TYPE_FLOAT, tokens);
+  sluice_tensor_t ids = describe(me->ids, SLUICE_TYPE_INT, routes);
+  sluice_tensor_t weights = describe(me->weights, SLUICE_TYPE_FLOAT, routes), lists[4][SLOTS];
+  for (int s = 0; s < SLOTS; ++s) {
+    expert_t* e = &me->experts[s];
+    lists[0][s] = describe(e->up, SLUICE_TYPE_FLOAT, up), lists[1][s] = describe(e->down, SLUICE_TYPE_FLOAT, down);
+    lists[2][s] = describe(e->up_grad, SLUICE_TYPE_FLOAT, up);
+    lists[3][s] = describe(e->down_grad, SLUICE_TYPE_FLOAT, down);
+  }
+  sluice_expert_tensors_t params = {.struct_size = sizeof params, .w1 = lists[0], .w2 = lists[1]};
+  sluice_expert_tensors_t grads = {.struct_size = sizeof grads, .w1 = lists[2], .w2 = lists[3]};
+  sluice_moe_forward_args_t forward;
+  sluice_moe_backward_args_t backward;
+  sluice_step_t* saved = NULL;
+  sluice_moe_forward_args_init(&forward, sizeof forward);
+  forward.tokens = &x, forward.expert_ids = &ids, forward.route_weights = &weights, forward.out_tokens = &y;
+  forward.params = &params, forward.needs_backward = 1;
+  if (failed(me, sluice_moe_forward(moe, &forward, NULL, &saved))) return 1;
+  for (int i = 0; i < T * M; ++i) {
+    const float error = (&me->y[0][0])[i] - (&me->x[0][0])[(i + 1) % (T * M)];
+    me->losses[step] += (double)error * error / (W * T * M), (&me->grad_y[0][0])[i] = 2 * error / (W * T * M);
+  }
+  sluice_moe_backward_args_init(&backward, sizeof backward);
+  backward.tokens = &x, backward.route_weights = &weights, backward.params = &params;
+  backward.grad_out = &grad_y, backward.grad_params = &grads;
+  const sluice_status_t status = sluice_moe_backward(moe, saved, &backward, NULL);
+  sluice_step_drop(saved);
+  return failed(me, status);
+}
+
+void layer_update(expert_t* e) {
+  const float keep = ++e->updates < 5 ? 0.5f : 0.9f; /* a state that depends on how many there have been */
+  for (int i = 0; i < H * M; ++i) {
+    (&e->up[0][0])[i] -= (&e->up_speed[0][0])[i] = keep * (&e->up_speed[0][0])[i] + 0.3f * (&e->up_grad[0][0])[i];
+    (&e->down[0][0])[i] -= (&e->down_speed[0][0])[i] =
+        keep * (&e->down_speed[0][0])[i] + 0.3f * (&e->down_grad[0][0])[i];
+  }
+}

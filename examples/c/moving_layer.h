@@ -1,0 +1,31 @@
+/* The model of moving.c: one layer of experts on its rank, with a state of each beside its weights. */
+#ifndef SLUICE_EXAMPLES_C_MOVING_LAYER_H_
+#define SLUICE_EXAMPLES_C_MOVING_LAYER_H_
+
+#include "sluice/sluice.h"
+
+enum { W = 4, E = 8, SLOTS = E / W, T = 64, M = 16, H = 32, STEPS = 30, LOOK = 8 };
+
+/* All of one expert: matrices, their momenta, the gradients of this step, and how many updates it has had. */
+typedef struct {
+  float up[H][M], down[M][H], up_speed[H][M], down_speed[M][H], up_grad[H][M], down_grad[M][H];
+  int64_t updates;
+} expert_t;
+
+typedef struct {
+  int rank, moves, bad;
+  expert_t experts[SLOTS];
+  float x[T][M], y[T][M], grad_y[T][M], weights[T][1];
+  int32_t ids[T][1], owner[E], slot[E], next_owner[E], next_slot[E];
+  double losses[STEPS];
+} rank_t;
+
+/* Prints why and returns 1 on an error, else 0. */
+int failed(const rank_t* me, sluice_status_t status);
+/* Tokens, a router that prefers the experts of rank 0, and the experts that begin on this rank. */
+void layer_fill(rank_t* me);
+/* Forward and backward: the loss and the gradients of a step. */
+int layer_pass(rank_t* me, sluice_moe_t* moe, int step);
+void layer_update(expert_t* expert);
+
+#endif /* SLUICE_EXAMPLES_C_MOVING_LAYER_H_ */

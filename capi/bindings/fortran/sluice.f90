@@ -57,6 +57,18 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_DROP_NONE = 0
   integer(c_int32_t), parameter :: SLUICE_DROP_POSITION = 1
   integer(c_int32_t), parameter :: SLUICE_DROP_SCORE = 2
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_NONE = 0
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_STREAMS = 1
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_FLUSHES = 2
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_READY = 3
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_AGREED = 4
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_UNDECIDED = 5
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_COMMITTED = 6
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_ABORTED = 7
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_LEAVES = 0
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_ARRIVES = 1
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_STILL = 0
+  integer(c_int32_t), parameter :: SLUICE_MIGRATION_AT_COMMIT = 1
   integer(c_int32_t), parameter :: SLUICE_ACTIVATION_IDENTITY = 0
   integer(c_int32_t), parameter :: SLUICE_ACTIVATION_RELU = 1
   integer(c_int32_t), parameter :: SLUICE_ACTIVATION_GELU = 2
@@ -324,6 +336,45 @@ module sluice
     real(c_float) :: capacity_factor = 0
     real(c_float) :: scaling = 0
     integer(c_int64_t) :: min_capacity = 0
+  end type
+
+  type, bind(c) :: sluice_migration_config_t
+    integer(c_size_t) :: struct_size = 48
+    type(c_ptr) :: next = c_null_ptr
+    integer(c_int64_t) :: epoch = 0
+    integer(c_int64_t) :: bytes_per_second = 0
+    integer(c_int64_t) :: staging_bytes = 0
+    integer(c_int64_t) :: chunk_bytes = 0
+  end type
+
+  type, bind(c) :: sluice_migration_span_t
+    type(c_ptr) :: data = c_null_ptr
+    integer(c_int64_t) :: bytes = 0
+    integer(c_int32_t) :: when = 0
+    integer(c_int32_t) :: reserved = 0
+  end type
+
+  type, bind(c) :: sluice_migration_item_t
+    integer(c_int64_t) :: id = 0
+    integer(c_int32_t) :: peer = 0
+    integer(c_int32_t) :: direction = 0
+    type(c_ptr) :: spans = c_null_ptr
+    integer(c_int32_t) :: num_spans = 0
+    integer(c_int32_t) :: reserved = 0
+  end type
+
+  type, bind(c) :: sluice_migration_progress_t
+    integer(c_size_t) :: struct_size = 80
+    integer(c_int64_t) :: epoch = 0
+    integer(c_int64_t) :: target = 0
+    integer(c_int64_t) :: leaving_bytes = 0
+    integer(c_int64_t) :: arriving_bytes = 0
+    integer(c_int64_t) :: hidden_bytes = 0
+    integer(c_int64_t) :: staged_bytes = 0
+    integer(c_int64_t) :: peak_staged_bytes = 0
+    real(c_double) :: commit_seconds = 0
+    integer(c_int32_t) :: phase = 0
+    integer(c_int32_t) :: reserved = 0
   end type
 
   type, bind(c) :: sluice_moe_config_t
@@ -1248,6 +1299,60 @@ module sluice
       real(c_float), value :: grad_z_loss
       type(sluice_tensor_t), intent(in), optional :: grad_logits
       integer(c_int32_t) :: it
+    end function
+    subroutine sluice_migration_config_init(out_config, struct_size) bind(c, name="sluice_migration_config_init")
+      import
+      type(sluice_migration_config_t), intent(inout), optional :: out_config
+      integer(c_size_t), value :: struct_size
+    end subroutine
+    function sluice_migration_create(comm, config, out_migration) bind(c, name="sluice_migration_create") result(it)
+      import
+      type(c_ptr), value :: comm
+      type(sluice_migration_config_t), intent(in), optional :: config
+      type(c_ptr), intent(inout), optional :: out_migration
+      integer(c_int32_t) :: it
+    end function
+    subroutine sluice_migration_destroy(migration) bind(c, name="sluice_migration_destroy")
+      import
+      type(c_ptr), value :: migration
+    end subroutine
+    function sluice_migration_begin(migration, epoch, items, num_items) bind(c, name="sluice_migration_begin") result(it)
+      import
+      type(c_ptr), value :: migration
+      integer(c_int64_t), value :: epoch
+      type(sluice_migration_item_t), intent(in), optional :: items
+      integer(c_int32_t), value :: num_items
+      integer(c_int32_t) :: it
+    end function
+    function sluice_migration_commit(migration, refusal) bind(c, name="sluice_migration_commit") result(it)
+      import
+      type(c_ptr), value :: migration
+      character(kind=c_char), intent(in), optional :: refusal(*)
+      integer(c_int32_t) :: it
+    end function
+    function sluice_migration_settle(migration, comm, out_epoch) bind(c, name="sluice_migration_settle") result(it)
+      import
+      type(c_ptr), value :: migration
+      type(c_ptr), value :: comm
+      integer(c_int64_t), intent(inout), optional :: out_epoch
+      integer(c_int32_t) :: it
+    end function
+    subroutine sluice_migration_abort(migration, reason) bind(c, name="sluice_migration_abort")
+      import
+      type(c_ptr), value :: migration
+      character(kind=c_char), intent(in), optional :: reason(*)
+    end subroutine
+    function sluice_migration_get_progress(migration, out_progress) bind(c, name="sluice_migration_get_progress") &
+      result(it)
+      import
+      type(c_ptr), value :: migration
+      type(sluice_migration_progress_t), intent(inout), optional :: out_progress
+      integer(c_int32_t) :: it
+    end function
+    function sluice_migration_phase_name(phase) bind(c, name="sluice_migration_phase_name") result(it)
+      import
+      integer(c_int32_t), value :: phase
+      type(c_ptr) :: it
     end function
     function sluice_restore_policies_json(text, inout_bytes) bind(c, name="sluice_restore_policies_json") result(it)
       import

@@ -69,6 +69,18 @@ const (
 	DROP_NONE                 = 0
 	DROP_POSITION             = 1
 	DROP_SCORE                = 2
+	MIGRATION_NONE            = 0
+	MIGRATION_STREAMS         = 1
+	MIGRATION_FLUSHES         = 2
+	MIGRATION_READY           = 3
+	MIGRATION_AGREED          = 4
+	MIGRATION_UNDECIDED       = 5
+	MIGRATION_COMMITTED       = 6
+	MIGRATION_ABORTED         = 7
+	MIGRATION_LEAVES          = 0
+	MIGRATION_ARRIVES         = 1
+	MIGRATION_STILL           = 0
+	MIGRATION_AT_COMMIT       = 1
 	ACTIVATION_IDENTITY       = 0
 	ACTIVATION_RELU           = 1
 	ACTIVATION_GELU           = 2
@@ -168,6 +180,11 @@ type LocalGroup struct {
 
 // Context is a handle: only pointers to it exist.
 type Context struct {
+	_ [0]byte
+}
+
+// Migration is a handle: only pointers to it exist.
+type Migration struct {
 	_ [0]byte
 }
 
@@ -406,6 +423,49 @@ type GateConfig struct {
 	CapacityFactor float32
 	Scaling        float32
 	MinCapacity    int64
+}
+
+// MigrationConfig is sluice_migration_config_t.
+type MigrationConfig struct {
+	StructSize     uintptr
+	Next           *ExtHeader
+	Epoch          uint64
+	BytesPerSecond uint64
+	StagingBytes   uint64
+	ChunkBytes     uint64
+}
+
+// MigrationSpan is sluice_migration_span_t.
+type MigrationSpan struct {
+	Data     unsafe.Pointer
+	Bytes    uint64
+	When     int32
+	Reserved int32
+}
+
+// MigrationItem is sluice_migration_item_t.
+type MigrationItem struct {
+	Id        uint64
+	Peer      int32
+	Direction int32
+	Spans     *MigrationSpan
+	NumSpans  int32
+	Reserved  int32
+}
+
+// MigrationProgress is sluice_migration_progress_t.
+type MigrationProgress struct {
+	StructSize      uintptr
+	Epoch           uint64
+	Target          uint64
+	LeavingBytes    uint64
+	ArrivingBytes   uint64
+	HiddenBytes     uint64
+	StagedBytes     uint64
+	PeakStagedBytes uint64
+	CommitSeconds   float64
+	Phase           int32
+	Reserved        int32
 }
 
 // MoeConfig is sluice_moe_config_t.
@@ -1332,6 +1392,52 @@ func GateBackward(config *GateConfig, logits *Tensor, bias *Tensor, expertIds *T
 	})
 }
 
+func MigrationConfigInit(outConfig *MigrationConfig, structSize uintptr) {
+	C.sluice_migration_config_init((*C.sluice_migration_config_t)(unsafe.Pointer(outConfig)), C.size_t(structSize))
+}
+
+func MigrationCreate(comm *Comm, config *MigrationConfig, outMigration **Migration) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_migration_create((*C.sluice_comm_t)(unsafe.Pointer(comm)), (*C.sluice_migration_config_t)(unsafe.Pointer(config)), (**C.sluice_migration_t)(unsafe.Pointer(outMigration)))
+	})
+}
+
+func MigrationDestroy(migration *Migration) {
+	C.sluice_migration_destroy((*C.sluice_migration_t)(unsafe.Pointer(migration)))
+}
+
+func MigrationBegin(migration *Migration, epoch uint64, items *MigrationItem, numItems int32) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_migration_begin((*C.sluice_migration_t)(unsafe.Pointer(migration)), C.uint64_t(epoch), (*C.sluice_migration_item_t)(unsafe.Pointer(items)), C.int32_t(numItems))
+	})
+}
+
+func MigrationCommit(migration *Migration, refusal *byte) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_migration_commit((*C.sluice_migration_t)(unsafe.Pointer(migration)), (*C.char)(unsafe.Pointer(refusal)))
+	})
+}
+
+func MigrationSettle(migration *Migration, comm *Comm, outEpoch *uint64) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_migration_settle((*C.sluice_migration_t)(unsafe.Pointer(migration)), (*C.sluice_comm_t)(unsafe.Pointer(comm)), (*C.uint64_t)(unsafe.Pointer(outEpoch)))
+	})
+}
+
+func MigrationAbort(migration *Migration, reason *byte) {
+	C.sluice_migration_abort((*C.sluice_migration_t)(unsafe.Pointer(migration)), (*C.char)(unsafe.Pointer(reason)))
+}
+
+func MigrationGetProgress(migration *Migration, outProgress *MigrationProgress) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_migration_get_progress((*C.sluice_migration_t)(unsafe.Pointer(migration)), (*C.sluice_migration_progress_t)(unsafe.Pointer(outProgress)))
+	})
+}
+
+func MigrationPhaseName(phase int32) string {
+	return C.GoString(C.sluice_migration_phase_name(C.int32_t(phase)))
+}
+
 func RestorePoliciesJson(text_ *byte, inoutBytes *uint64) error {
 	return checked(func() C.sluice_status_t {
 		return C.sluice_restore_policies_json((*C.char)(unsafe.Pointer(text_)), (*C.uint64_t)(unsafe.Pointer(inoutBytes)))
@@ -1832,6 +1938,10 @@ func New[T any]() *T {
 		s.StructSize = unsafe.Sizeof(*s)
 	case *GateConfig:
 		GateConfigInit(s, unsafe.Sizeof(*s))
+	case *MigrationConfig:
+		MigrationConfigInit(s, unsafe.Sizeof(*s))
+	case *MigrationProgress:
+		s.StructSize = unsafe.Sizeof(*s)
 	case *MoeConfig:
 		MoeConfigInit(s, unsafe.Sizeof(*s))
 	case *ExpertPlacement:

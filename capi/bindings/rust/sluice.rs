@@ -54,6 +54,18 @@ pub const SLUICE_SCORE_SIGMOID: i32 = 1;
 pub const SLUICE_DROP_NONE: i32 = 0;
 pub const SLUICE_DROP_POSITION: i32 = 1;
 pub const SLUICE_DROP_SCORE: i32 = 2;
+pub const SLUICE_MIGRATION_NONE: i32 = 0;
+pub const SLUICE_MIGRATION_STREAMS: i32 = 1;
+pub const SLUICE_MIGRATION_FLUSHES: i32 = 2;
+pub const SLUICE_MIGRATION_READY: i32 = 3;
+pub const SLUICE_MIGRATION_AGREED: i32 = 4;
+pub const SLUICE_MIGRATION_UNDECIDED: i32 = 5;
+pub const SLUICE_MIGRATION_COMMITTED: i32 = 6;
+pub const SLUICE_MIGRATION_ABORTED: i32 = 7;
+pub const SLUICE_MIGRATION_LEAVES: i32 = 0;
+pub const SLUICE_MIGRATION_ARRIVES: i32 = 1;
+pub const SLUICE_MIGRATION_STILL: i32 = 0;
+pub const SLUICE_MIGRATION_AT_COMMIT: i32 = 1;
 pub const SLUICE_ACTIVATION_IDENTITY: i32 = 0;
 pub const SLUICE_ACTIVATION_RELU: i32 = 1;
 pub const SLUICE_ACTIVATION_GELU: i32 = 2;
@@ -152,6 +164,11 @@ pub struct sluice_local_group_t {
 
 #[repr(C)]
 pub struct sluice_context_t {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+pub struct sluice_migration_t {
     _opaque: [u8; 0],
 }
 
@@ -519,6 +536,79 @@ impl Default for sluice_gate_config_t {
     fn default() -> Self {
         let mut it: Self = unsafe { mem::zeroed() };
         unsafe { sluice_gate_config_init(&mut it, mem::size_of::<Self>()) };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sluice_migration_config_t {
+    pub struct_size: usize,
+    pub next: *const sluice_ext_header_t,
+    pub epoch: u64,
+    pub bytes_per_second: u64,
+    pub staging_bytes: u64,
+    pub chunk_bytes: u64,
+}
+impl Default for sluice_migration_config_t {
+    fn default() -> Self {
+        let mut it: Self = unsafe { mem::zeroed() };
+        unsafe { sluice_migration_config_init(&mut it, mem::size_of::<Self>()) };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sluice_migration_span_t {
+    pub data: *mut c_void,
+    pub bytes: u64,
+    pub when: i32,
+    pub reserved: i32,
+}
+impl Default for sluice_migration_span_t {
+    fn default() -> Self {
+        let it: Self = unsafe { mem::zeroed() };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sluice_migration_item_t {
+    pub id: u64,
+    pub peer: i32,
+    pub direction: i32,
+    pub spans: *const sluice_migration_span_t,
+    pub num_spans: i32,
+    pub reserved: i32,
+}
+impl Default for sluice_migration_item_t {
+    fn default() -> Self {
+        let it: Self = unsafe { mem::zeroed() };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sluice_migration_progress_t {
+    pub struct_size: usize,
+    pub epoch: u64,
+    pub target: u64,
+    pub leaving_bytes: u64,
+    pub arriving_bytes: u64,
+    pub hidden_bytes: u64,
+    pub staged_bytes: u64,
+    pub peak_staged_bytes: u64,
+    pub commit_seconds: f64,
+    pub phase: i32,
+    pub reserved: i32,
+}
+impl Default for sluice_migration_progress_t {
+    fn default() -> Self {
+        let mut it: Self = unsafe { mem::zeroed() };
+        it.struct_size = mem::size_of::<Self>();
         it
     }
 }
@@ -1694,6 +1784,15 @@ extern "C" {
     pub fn sluice_gate_config_init(out_config: *mut sluice_gate_config_t, struct_size: usize);
     pub fn sluice_gate_forward(config: *const sluice_gate_config_t, logits: *const sluice_tensor_t, bias: *const sluice_tensor_t, expert_ids: *const sluice_tensor_t, route_weights: *const sluice_tensor_t, counts: *const sluice_tensor_t, out_aux_loss: *mut f32, out_z_loss: *mut f32) -> i32;
     pub fn sluice_gate_backward(config: *const sluice_gate_config_t, logits: *const sluice_tensor_t, bias: *const sluice_tensor_t, expert_ids: *const sluice_tensor_t, grad_route_weights: *const sluice_tensor_t, grad_aux_loss: f32, grad_z_loss: f32, grad_logits: *const sluice_tensor_t) -> i32;
+    pub fn sluice_migration_config_init(out_config: *mut sluice_migration_config_t, struct_size: usize);
+    pub fn sluice_migration_create(comm: *mut sluice_comm_t, config: *const sluice_migration_config_t, out_migration: *mut *mut sluice_migration_t) -> i32;
+    pub fn sluice_migration_destroy(migration: *mut sluice_migration_t);
+    pub fn sluice_migration_begin(migration: *mut sluice_migration_t, epoch: u64, items: *const sluice_migration_item_t, num_items: i32) -> i32;
+    pub fn sluice_migration_commit(migration: *mut sluice_migration_t, refusal: *const c_char) -> i32;
+    pub fn sluice_migration_settle(migration: *mut sluice_migration_t, comm: *mut sluice_comm_t, out_epoch: *mut u64) -> i32;
+    pub fn sluice_migration_abort(migration: *mut sluice_migration_t, reason: *const c_char);
+    pub fn sluice_migration_get_progress(migration: *mut sluice_migration_t, out_progress: *mut sluice_migration_progress_t) -> i32;
+    pub fn sluice_migration_phase_name(phase: i32) -> *const c_char;
     pub fn sluice_restore_policies_json(text: *mut c_char, inout_bytes: *mut u64) -> i32;
     pub fn sluice_moe_config_init(out_config: *mut sluice_moe_config_t, struct_size: usize);
     pub fn sluice_moe_create(context: *mut sluice_context_t, config: *const sluice_moe_config_t, out_moe: *mut *mut sluice_moe_t) -> i32;
@@ -1852,6 +1951,7 @@ macro_rules! owner {
 owner!(Comm, sluice_comm_t, sluice_comm_destroy);
 owner!(LocalGroup, sluice_local_group_t, sluice_local_group_destroy);
 owner!(Context, sluice_context_t, sluice_context_destroy);
+owner!(Migration, sluice_migration_t, sluice_migration_destroy);
 owner!(Moe, sluice_moe_t, sluice_moe_destroy);
 owner!(Step, sluice_step_t, sluice_step_drop);
 owner!(Optimizer, sluice_optimizer_t, sluice_optimizer_destroy);

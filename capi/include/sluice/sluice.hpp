@@ -85,6 +85,7 @@ class Owner {
 using Comm = Owner<sluice_comm_t, sluice_comm_destroy>;
 using LocalGroup = Owner<sluice_local_group_t, sluice_local_group_destroy>;
 using Context = Owner<sluice_context_t, sluice_context_destroy>;
+using Migration = Owner<sluice_migration_t, sluice_migration_destroy>;
 using Moe = Owner<sluice_moe_t, sluice_moe_destroy>;
 using Step = Owner<sluice_step_t, sluice_step_drop>;
 using Optimizer = Owner<sluice_optimizer_t, sluice_optimizer_destroy>;
@@ -174,6 +175,28 @@ template <>
 inline sluice_gate_config_t defaults() {
   sluice_gate_config_t it = {};
   sluice_gate_config_init(&it, sizeof it);
+  return it;
+}
+template <>
+inline sluice_migration_config_t defaults() {
+  sluice_migration_config_t it = {};
+  sluice_migration_config_init(&it, sizeof it);
+  return it;
+}
+template <>
+inline sluice_migration_span_t defaults() {
+  sluice_migration_span_t it = {};
+  return it;
+}
+template <>
+inline sluice_migration_item_t defaults() {
+  sluice_migration_item_t it = {};
+  return it;
+}
+template <>
+inline sluice_migration_progress_t defaults() {
+  sluice_migration_progress_t it = {};
+  it.struct_size = sizeof it;
   return it;
 }
 template <>

@@ -26,11 +26,15 @@ LAYERS = {"enabled": True, "on_unsupported": "warn"}
 FILES = [
     ("unit/runtime/pipe/test_pipe.py", PIPELINE, True),
     ("unit/runtime/pipe/test_pipe_schedule.py", PIPELINE, False),
+    ("unit/pipe/test_pipe_module.py", PIPELINE, True),
+    ("unit/checkpoint/test_pipeline.py", PIPELINE, True),
     ("unit/v1/moe/test_autoep_unit.py", LAYERS, False),
     ("unit/v1/moe/test_autoep_integration.py", LAYERS, True),
     ("unit/v1/moe/test_autoep_grad_parity.py", LAYERS, True),
     ("unit/v1/moe/test_autoep_checkpoint.py", LAYERS, True),
 ]
+# Stock passes none of them: it needs fp16, and a pipeline engine's checkpoint reads an attribute that it lacks.
+FAILS_IN_STOCK = {"unit/checkpoint/test_pipeline.py"}
 
 pytestmark = [
     pytest.mark.full,
@@ -72,4 +76,4 @@ def test_HostsOwnTests_WithTheSwitchOn_HaveStocksOutcomes(
     assert stock and ours == stock
     assert bool(counts) == runs
     if runs:
-        assert any(outcome == "passed" for outcome in stock.values())
+        assert any(outcome == "passed" for outcome in stock.values()) == (file not in FAILS_IN_STOCK)

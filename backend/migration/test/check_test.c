@@ -73,7 +73,7 @@ static void Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState(void** stat
 
 /* ---- planted ---- */
 
-static void Planted_RankThatCommitsWithoutAgreement_IsFound(void** state) {
+static void Planted_RankThatCommitsBeforeAllAreReady_IsFound(void** state) {
   (void)state;
   planted_t p;
   plant(&p, 3);
@@ -164,7 +164,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Protocol_NothingGoesWrong_IsClean),
       cmocka_unit_test(Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState),
-      cmocka_unit_test(Planted_RankThatCommitsWithoutAgreement_IsFound),
+      cmocka_unit_test(Planted_RankThatCommitsBeforeAllAreReady_IsFound),
       cmocka_unit_test(Planted_RankThatGoesBackAloneOnceItHasAgreed_IsFound),
       cmocka_unit_test(Planted_RankThatCommitsWhereItHasLostAnother_IsFound),
       cmocka_unit_test(Planted_RankThatIsReadyBeforeAllIsHere_WaitsForNobodyAndIsFound),

@@ -183,44 +183,6 @@ def test_ManualProgram_AsPrinted_BuildsByThePrintedCommandAndRuns(libraries, tmp
     assert text.splitlines() == wanted
 
 
-GATE = """#include <stdio.h>
-#include "sluice/sluice.h"
-enum { T = 3, E = 4, K = 2 };
-static sluice_tensor_t tensor(void* data, uint8_t code, int64_t* shape) {
-  sluice_tensor_t t = {data, SLUICE_DEVICE_CPU, 0, 2, code, 32, 1, shape, NULL, 0};
-  return t;
-}
-int main(void) {
-  float scores[T][E] = {{3, 1, 0, 0}, {3, 1, 0, 0}, {3, 0, 1, 0}}, ds[T][E];
-  float w[T][K], dw[T][K] = {{1, 0}, {0, 0}, {0, 0}};
-  int32_t chosen[T][K];
-  int64_t by_expert[] = {T, E}, by_route[] = {T, K};
-  sluice_tensor_t logits = tensor(scores, SLUICE_TYPE_FLOAT, by_expert);
-  sluice_tensor_t grad_logits = tensor(ds, SLUICE_TYPE_FLOAT, by_expert);
-  sluice_tensor_t ids = tensor(chosen, SLUICE_TYPE_INT, by_route), weights = tensor(w, SLUICE_TYPE_FLOAT, by_route);
-  sluice_tensor_t grad_weights = tensor(dw, SLUICE_TYPE_FLOAT, by_route);
-  sluice_status_t status;
-%s
-  printf("%%d %%d %%d %%g\\n", status, chosen[2][0], chosen[2][1], aux);
-  return 0;
-}
-"""
-
-
-def test_ManualGate_AsPrinted_ChoosesAndDrops(libraries, tmp_path):
-    """capacity = ceil(3 * 2 / 4 * 1.25) = 2: the third token's first choice, expert 0, is full."""
-    need("gcc", "gcc")
-    with open(os.path.join(ROOT, "docs", "c-abi.md")) as file:
-        section = file.read().split("## An own gate", 1)[1]
-    (tmp_path / "gate.c").write_text(GATE % re.search(r"```c\n(.*?)```", section, re.DOTALL).group(1))
-    library = os.path.join(libraries, "libsluice.so.0")
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-I", os.path.join(ROOT, "capi", "include")]
-    run(["gcc", *flags, str(tmp_path / "gate.c"), library, "-o", str(tmp_path / "gate")])
-    status, first, second, aux = run([str(tmp_path / "gate")], LD_LIBRARY_PATH=libraries).split()
-    assert (status, first, second) == ("0", "-1", "2")
-    assert float(aux) > 1
-
-
 @pytest.fixture(scope="module")
 def c_local_losses(c_programs):
     return losses(run([os.path.join(c_programs, "local4"), "2"]))

@@ -1,7 +1,7 @@
 /* Of every place that calls the system, and of every way to an allocation, the first, the second and the last call
  * fails (with SLUICE_FULL set every call of an allocation): ranks that make a tcp communicator, a context and a layer,
- * and train a step, each get a status before their deadlines, nothing is left behind, and the same works afterwards.
- * What went well although something failed has the same bits. */
+ * train a step, and give each other what an expert has, each get a status before their deadlines, nothing is left
+ * behind, and the same works afterwards. What went well although something failed has the same bits. */
 #include <dirent.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -18,8 +18,10 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/clock.h"
+#include "backend/base/status.h"
 #include "capi/test/failing_calls.h"
 #include "capi/test/rig.h"
+#include "sluice/migration.h"
 
 enum { MOST_RANKS = 3, NUM_COUNTS = 3, TRIES = 3, HANG_S = 120 };
 
@@ -36,6 +38,7 @@ typedef struct rank_s {
   char message[512];
   uint64_t took_ns, digest;
   int64_t live_blocks;
+  int32_t is_torn; /* what lies here is neither the old nor the new */
 } rank_t;
 
 static int32_t world_size;
@@ -63,6 +66,35 @@ static sluice_status_t train(rank_t* me, sluice_comm_t* comm) {
   return status;
 }
 
+static sluice_status_t finish_move(sluice_migration_t* migration, sluice_migration_item_t* items) {
+  SLUICE_TRY(sluice_migration_begin(migration, 1, items, world_size > 1 ? 2 : 0));
+  return sluice_migration_commit(migration, NULL);
+}
+
+/* To the next rank, at a rate: by a thread of its own. */
+static sluice_status_t migrate(rank_t* me, sluice_comm_t* comm) {
+  static char expert[MOST_RANKS][20000];
+  sluice_migration_t* migration = NULL;
+  sluice_migration_config_t config;
+  char* own = expert[me->rank];
+  memset(own, 'a' + me->rank, sizeof expert[0]);
+  const sluice_migration_span_t spans[2] = {{own, 15000, SLUICE_MIGRATION_STILL, 0},
+                                            {own + 15000, 5000, SLUICE_MIGRATION_AT_COMMIT, 0}};
+  const int32_t next = (me->rank + 1) % world_size, previous = (me->rank + world_size - 1) % world_size;
+  sluice_migration_item_t items[2] = {{(uint64_t)me->rank, next, SLUICE_MIGRATION_LEAVES, spans, 2, 0},
+                                      {(uint64_t)previous, previous, SLUICE_MIGRATION_ARRIVES, spans, 2, 0}};
+  sluice_migration_config_init(&config, sizeof config);
+  config.chunk_bytes = 4096, config.bytes_per_second = 100000000;
+  sluice_status_t status = sluice_migration_create(comm, &config, &migration);
+  if (status == SLUICE_OK) status = finish_move(migration, items);
+  if (status != SLUICE_OK) snprintf(me->message, sizeof me->message, "%s", last_message());
+  sluice_migration_destroy(migration);
+  /* All or nothing. */
+  const char wanted = (char)('a' + (status == SLUICE_OK ? previous : me->rank));
+  if (own[0] != wanted || memcmp(own, own + 1, sizeof expert[0] - 1) != 0) me->is_torn = 1;
+  return status;
+}
+
 static sluice_status_t work(rank_t* me) {
   sluice_comm_config_t config;
   sluice_tcp_config_t tcp;
@@ -75,6 +107,7 @@ static sluice_status_t work(rank_t* me) {
   if (status == SLUICE_OK) status = sluice_comm_create_tcp(parent, &tcp, &comm);
   if (status != SLUICE_OK) snprintf(me->message, sizeof me->message, "%s", last_message());
   if (status == SLUICE_OK) status = train(me, comm);
+  if (status == SLUICE_OK) status = migrate(me, comm);
   sluice_comm_destroy(comm);
   sluice_comm_destroy(parent);
   return status;
@@ -167,6 +200,7 @@ static void check_ranks(const before_t* before, const call_place_t* place, int64
     if (ranks[r].took_ns > BOUNDED_NS) {
       fail_with(place, nth, "seconds", (int64_t)(ranks[r].took_ns / MS / 1000), (int64_t)(BOUNDED_NS / MS / 1000));
     }
+    if (ranks[r].is_torn) fail_with(place, nth, "torn states", 1, 0);
     if (ranks[r].status == SLUICE_E_INTERNAL) fail_with(place, nth, "internal errors", 1, 0);
     if (ranks[r].status != SLUICE_OK && ranks[r].message[0] == '\0') fail_with(place, nth, "messages", 0, 1);
     if (ranks[r].status == SLUICE_OK && ranks[r].digest != before->digests[r]) {

@@ -1,0 +1,153 @@
+"""When layers should change their stage while a pipeline trains, and which.
+
+Every rank that knows the same times of layers decides alike, without a word. A stage takes as long as its layers, and
+the slowest one sets the pace: `micro_batches` times in a batch. Layers move where that pays, by
+`sluice_planner_move_verdict`: gain over the horizon above the cost, and no smaller than noise.
+
+Source: chains by dynamic programming (PipeDream, SOSP 2019); layers that move while training: vPipe (TPDS 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from .errors import BadInput
+from .layer_times import LayerTimes
+from .placement import move_verdict
+
+NEAR = 1.005  # partitions whose slowest stage is as near to the best are as good: fewest bytes decide
+
+
+class MoveOptions(NamedTuple):
+    """What a move has to bring."""
+
+    least_gain: float = 0.04  # share of a batch's time
+    horizon: float = 200.0  # batches in which it must save more than it takes
+    least_batches: int = 2  # between two moves
+    unsure: float = 2.0  # the horizon of what one batch alone has shown
+
+
+class LayerLook(NamedTuple):
+    """What one batch came to."""
+
+    verdict: str  # of placement.VERDICTS, or "unknown": nothing measured yet; "settling": it may be one slow batch
+    slowest: float  # seconds of a micro-batch in the slowest stage now
+    planned: float  # and in the best partition
+    parts: tuple[int, ...]  # to put in force; those in force where nothing moves
+    moved_bytes: int
+
+
+def slowest_stage(seconds: Sequence[float], parts: Sequence[int]) -> float:
+    """Of a micro-batch."""
+    sums = [0.0, *accumulate(seconds)]
+    return max(sums[end] - sums[begin] for begin, end in zip(parts, parts[1:]))
+
+
+def best_parts(seconds: Sequence[float], parts: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """The partition whose slowest stage is as fast as can be, or within NEAR of it, for the fewest bytes moved from
+    `parts`. Every stage has a layer. sizes: bytes of all that moves with each layer. Pure."""
+    sums = [0.0, *accumulate(seconds)]
+    limit = _least_slowest(sums, len(parts) - 1) * NEAR
+    return _fewest_moved(sums, parts, sizes, limit)
+
+
+def _least_slowest(sums: Sequence[float], stages: int) -> float:
+    layers = len(sums) - 1
+    least = [sums[n] if n else float("inf") for n in range(layers + 1)]  # of the first n layers on one stage
+    for stage in range(2, stages + 1):
+        least = [_least_last(sums, least, stage, n) for n in range(layers + 1)]
+    return least[layers]
+
+
+def _least_last(sums: Sequence[float], before: Sequence[float], stage: int, end: int) -> float:
+    """The slowest stage of layers up to `end`, over where the last stage begins: the longer it is, the slower."""
+    best = float("inf")
+    for begin in range(end - 1, stage - 2, -1):
+        took = sums[end] - sums[begin]
+        if took >= best:
+            break
+        best = min(best, max(before[begin], took))
+    return best
+
+
+def _fewest_moved(sums: Sequence[float], parts: Sequence[int], sizes: Sequence[int], limit: float) -> tuple[int, ...]:
+    layers, stages = len(sums) - 1, len(parts) - 1
+    none = (float("inf"), float("inf"), ())
+    # By layers that lie: bytes that come, the slowest stage so far, where stages begin.
+    least: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ()), *[none] * layers]
+    for stage in range(stages):
+        stays = range(parts[stage], parts[stage + 1])
+        comes = [0, *accumulate(0 if layer in stays else sizes[layer] for layer in range(layers))]
+        found = [none] * (layers + 1)
+        for end in range(stage + 1, layers + 1):
+            for begin in range(end - 1, stage - 1, -1):
+                took = sums[end] - sums[begin]
+                if took > limit:
+                    break
+                before = least[begin]
+                found[end] = min(
+                    found[end], (before[0] + comes[end] - comes[begin], max(before[1], took), (*before[2], begin))
+                )
+        least = found
+    return (*least[layers][2], layers)
+
+
+class LayerDecider:
+    """The layers of one pipeline. parts: in force; sizes: bytes of all that moves with each layer; link: bytes a second
+    between two stages, all in one at a time."""
+
+    def __init__(
+        self,
+        parts: Sequence[int],
+        sizes: Sequence[int],
+        link: float,
+        micro_batches: int,
+        options: MoveOptions = MoveOptions(),
+    ) -> None:
+        if len(parts) < 2 or parts[0] != 0 or parts[-1] != len(sizes) or any(b <= a for a, b in zip(parts, parts[1:])):
+            raise BadInput(f"parts are {list(parts)}: each of the stages needs a layer, and all of {len(sizes)} lie")
+        self.parts = tuple(parts)
+        self.num_moves = 0  # times that layers have moved
+        self._sizes, self._link, self._micro_batches = list(sizes), link, micro_batches
+        self._options = options
+        self._times = LayerTimes(len(sizes))
+        self._since_move = -1
+
+    def after_batch(self, seconds: Sequence[float]) -> LayerLook:
+        """After each batch, with what one micro-batch of it took in each layer, forward and backward, the same numbers
+        on all ranks. The caller moves the layers where the verdict is "pays"; the decider takes them for moved."""
+        if self._since_move >= 0:
+            self._since_move += 1
+        self._times.add(seconds)
+        means = self._times.means()
+        if not means:
+            return LayerLook("unknown", 0.0, 0.0, self.parts, 0)
+        now = slowest_stage(means, self.parts)
+        is_unsure = self._times.is_settling()
+        planned = best_parts(means, self.parts, self._sizes)
+        then = slowest_stage(means, planned)
+        moved = _moved_bytes(self.parts, planned, self._sizes)
+        verdict = move_verdict(
+            now * self._micro_batches,
+            then * self._micro_batches,
+            moved / self._link,
+            self._options.unsure if is_unsure else self._options.horizon,
+            self._options.least_gain,
+            self._since_move,
+            self._options.least_batches,
+        )
+        if is_unsure and verdict == "costs_more":
+            verdict = "settling"
+        if verdict == "pays":
+            self.parts, self._since_move = planned, 0
+            self.num_moves += 1
+        return LayerLook(verdict, now, then, self.parts, moved)
+
+
+def _moved_bytes(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
+    stays = set()
+    for (a, b), (c, d) in zip(zip(old, old[1:]), zip(new, new[1:])):
+        stays.update(range(max(a, c), min(b, d)))
+    return sum(size for layer, size in enumerate(sizes) if layer not in stays)

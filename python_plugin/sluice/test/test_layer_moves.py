@@ -1,0 +1,167 @@
+"""When layers move between stages: the decision over changes that are committed here, beside the best partition at each
+moment and beside none."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from sluice.planning.errors import BadInput
+from sluice.planning.layer_moves import LayerDecider, LayerLook, best_parts, slowest_stage
+from sluice.planning.layer_times import LayerTimes
+
+LINK = 1e9  # bytes a second
+SIZE = 4 << 20  # bytes of a layer, with what the optimizer keeps
+BATCHES = 20  # between two changes
+
+# Thirty changes: the first layer that changes, how many, and their seconds over those of the beginning. Each stands
+# until the next one, which begins from the beginning's.
+CHANGES = [
+    (0, 6, 4.0), (6, 6, 3.0), (18, 6, 3.5), (3, 2, 8.0), (12, 8, 2.5), (20, 4, 5.0), (0, 12, 0.3), (9, 3, 6.0),
+    (15, 5, 3.0), (1, 4, 5.0), (22, 2, 7.0), (7, 9, 2.5), (0, 3, 6.0), (14, 6, 0.2), (10, 5, 4.0), (19, 5, 3.0),
+    (4, 5, 4.5), (12, 12, 0.35), (2, 7, 3.0), (16, 4, 5.0), (8, 2, 9.0), (0, 8, 3.0), (21, 3, 6.0), (5, 10, 0.25),
+    (13, 4, 5.0), (17, 7, 2.8), (3, 5, 4.0), (11, 3, 6.5), (0, 5, 4.0), (18, 3, 6.0),
+]  # fmt: skip
+
+
+def _costs(layers: int) -> Iterator[list[float]]:
+    """The seconds of each layer after each change."""
+    for first, count, factor in CHANGES:
+        scale = layers / 24
+        begin, end = round(first * scale), round((first + count) * scale)
+        yield [0.01 * (factor if begin <= layer < end else 1.0) for layer in range(layers)]
+
+
+def _batch(seconds: Sequence[float], parts: Sequence[int], micro_batches: int) -> float:
+    """A pipeline by its recurrence: a stage takes a micro-batch when it and the stage before are through."""
+    stages = [sum(seconds[a:b]) for a, b in zip(parts, parts[1:])]
+    free = [0.0] * len(stages)
+    for _ in range(micro_batches):
+        ready = 0.0
+        for stage, took in enumerate(stages):
+            ready = free[stage] = max(ready, free[stage]) + took
+    return free[-1]
+
+
+def _uniform(layers: int, stages: int) -> list[int]:
+    return [layers * stage // stages for stage in range(stages + 1)]
+
+
+def _run(
+    layers: int, stages: int, noise: Callable[[], float] = lambda: 1.0
+) -> tuple[float, float, float, list[list[float]], int]:
+    """Seconds of all batches: decided, ideal, static; by change how far each batch's partition was off the best."""
+    micro_batches, uniform = 4 * stages, _uniform(layers, stages)
+    decider = LayerDecider(uniform, [SIZE] * layers, LINK, micro_batches)
+    own = ideal = static = 0.0
+    off: list[list[float]] = []
+    for seconds in _costs(layers):
+        best = best_parts(seconds, uniform, [SIZE] * layers)
+        off.append([])
+        for _ in range(BATCHES):
+            off[-1].append(slowest_stage(seconds, decider.parts) / slowest_stage(seconds, best) - 1)
+            own += _batch(seconds, decider.parts, micro_batches)
+            ideal += _batch(seconds, best, micro_batches)
+            static += _batch(seconds, uniform, micro_batches)
+            look = decider.after_batch([value * noise() for value in seconds])
+            own += look.moved_bytes / LINK if look.verdict == "pays" else 0.0
+    return own, ideal, static, off, decider.num_moves
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(24, 4), (32, 8)])
+def test_Layers_ThirtyChanges_AreNearTheBestWithinFiveBatches(layers: int, stages: int) -> None:
+    own, ideal, static, off, moves = _run(layers, stages)
+    print(f"{stages} stages: {ideal / own:.3f} of the ideal, {static / own:.2f} times static, {moves} moves")
+    assert all(each <= 0.05 for batches in off for each in batches[5:])
+    assert ideal / own >= 0.90
+    assert static / own >= 1.3
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(24, 4), (32, 8)])
+def test_Layers_ThirtyChangesUnderNoise_AreAsGoodInTheLong(layers: int, stages: int) -> None:
+    draw = random.Random(32)
+    own, ideal, static, _, _ = _run(layers, stages, lambda: draw.uniform(0.95, 1.05))
+    assert ideal / own >= 0.90
+    assert static / own >= 1.3
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(24, 4), (32, 8), (48, 4)])
+@pytest.mark.parametrize("seed", range(5))
+def test_Layers_NoiseAlone_MoveOnceAtMostIn200Batches(layers: int, stages: int, seed: int) -> None:
+    draw = random.Random(seed)
+    decider = LayerDecider(_uniform(layers, stages), [SIZE] * layers, LINK, 4 * stages)
+    for _ in range(200):
+        decider.after_batch([0.01 * draw.uniform(0.9, 1.1) for _ in range(layers)])
+    assert decider.num_moves <= 1
+
+
+def test_BestParts_SmallChains_AreThoseOfExhaustiveSearch() -> None:
+    draw = random.Random(1)
+    for _ in range(200):
+        layers = draw.randint(2, 9)
+        stages = draw.randint(1, min(4, layers))
+        seconds = [draw.choice((1, 1, 2, 3, 5, 8)) for _ in range(layers)]
+        old = _uniform(layers, stages)
+        found = best_parts(seconds, old, [SIZE] * layers)
+        every = [
+            (0, *cuts, layers) for cuts in itertools.combinations(range(1, layers), stages - 1)
+        ]  # fmt: skip
+        least = min(slowest_stage(seconds, parts) for parts in every)
+        assert slowest_stage(seconds, found) == least
+        near = [parts for parts in every if slowest_stage(seconds, parts) <= least]
+        assert _moved(old, found) == min(_moved(old, parts) for parts in near)
+
+
+def _moved(old: Sequence[int], new: Sequence[int]) -> int:
+    def stage_of(parts: Sequence[int], layer: int) -> int:
+        return sum(bound <= layer for bound in parts)
+
+    return sum(stage_of(old, layer) != stage_of(new, layer) for layer in range(old[-1]))
+
+
+def _after(decider: LayerDecider, *batches: Sequence[float]) -> LayerLook:
+    return [decider.after_batch(seconds) for seconds in batches][-1]
+
+
+def test_Decider_EachReason_IsSaid() -> None:
+    even, slow = [1.0] * 8, [4.0, 4.0, *[1.0] * 6]
+
+    def made(link: float = LINK) -> LayerDecider:
+        return LayerDecider([0, 4, 8], [SIZE] * 8, link, 4)
+
+    assert _after(made(), even).verdict == "no_gain"
+    assert _after(made(), even, even, slow).verdict == "pays"  # it costs next to nothing
+    assert _after(made(link=1e6), even, even, slow).verdict == "pays"
+    assert _after(made(link=1e5), even, even, slow).verdict == "settling"
+    assert _after(made(link=1e5), even, even, slow, slow).verdict == "pays"
+    assert _after(made(link=1e5), even, even, slow, even).verdict == "no_gain"  # one slow batch
+    assert _after(made(link=1e3), even, even, slow, slow).verdict == "costs_more"
+    assert _after(made(), [1.0, 1.0, 1.0, 1.08, *[1.0] * 4]).verdict != "pays"
+    twice = made()
+    assert _after(twice, even, even, slow, slow).parts == (0, 2, 8)
+    assert _after(twice, slow).verdict == "no_gain"
+
+
+@pytest.mark.parametrize("parts", [[0], [0, 8], [1, 4, 9], [0, 4, 4, 9], [0, 5, 3, 9]])
+def test_Decider_PartsThatAreNone_AreRefused(parts: list[int]) -> None:
+    with pytest.raises(BadInput, match="each of the stages needs a layer"):
+        LayerDecider(parts, [1] * 9, LINK, 4)
+
+
+def test_Times_LayerThatHasChanged_BeginsAnew() -> None:
+    times = LayerTimes(2)
+    assert times.means() == []
+    for _ in range(10):
+        times.add([1.0, 1.0])
+    times.add([3.0, 1.0])
+    assert times.is_settling()
+    assert times.means() == [3.0, 1.0]
+    times.add([3.2, 1.0])
+    assert not times.is_settling()
+    assert times.means() == [pytest.approx(3.1), 1.0]
+    times.add([1.0, 1.0])
+    times.add([3.1, 1.0])
+    assert not times.is_settling()
+    assert times.means() == [pytest.approx(3.1), 1.0]

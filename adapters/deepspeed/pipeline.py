@@ -16,10 +16,11 @@ import sluice
 import torch
 from sluice.adapters.deepspeed import stage_plan
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
+from sluice.adapters.deepspeed.stage_watch import StageWatch
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.host import agree
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
-from sluice.config import Options, PipelineOptions
+from sluice.config import ADAPTIVE_PLAN, Options, PipelineOptions
 
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.runtime.pipe import schedule
@@ -103,6 +104,7 @@ class Takeover:
         self._engine = weakref.ref(engine)
         self._options = options
         self._stage = EngineStage(engine)
+        self._watch = StageWatch(options.timeout) if wanted.plan == ADAPTIVE_PLAN else None
         group = EpGroup.unshared(ranks, timeout, options.transport)
         try:
             self.pipeline = Pipeline(
@@ -133,7 +135,7 @@ class Takeover:
     def start_plan(self, engine: Any) -> None:
         """Before the first batch, when the optimizer is there: layers lie as the plan has them."""
         wanted = self._options.pipeline
-        if wanted is not None and wanted.plan is not None:
+        if wanted is not None and wanted.plan not in (None, ADAPTIVE_PLAN):
             stage_plan.start(engine, self._options)
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
@@ -143,9 +145,17 @@ class Takeover:
             PipelineEngine._exec_schedule(self._engine(), pipe_schedule)
             return
         forward_only = kind is schedule.InferenceSchedule
+        if self._watch is None or forward_only:
+            self._run(pipe_schedule.num_micro_batches, forward_only)
+            return
+        self._watch.before_batch(self._engine(), pipe_schedule.num_micro_batches)
+        with self._watch.measured(self._engine()):
+            self._run(pipe_schedule.num_micro_batches, forward_only)
+
+    def _run(self, micro_batches: int, forward_only: bool) -> None:
         self._stage.begin(forward_only)
         try:
-            self.pipeline.run(self._stage, pipe_schedule.num_micro_batches, forward_only)
+            self.pipeline.run(self._stage, micro_batches, forward_only)
         except BaseException:
             self._stage.abandon()
             raise
@@ -154,7 +164,8 @@ class Takeover:
 
     def stats(self) -> dict[str, Any]:
         """Batches that went this way, and what the library says of them. Not while one runs."""
-        return {"batches": self.batches, **self.pipeline.stats()}
+        layers = {} if self._watch is None else {"layers": self._watch.report()}
+        return {"batches": self.batches, **layers, **self.pipeline.stats()}
 
     def close(self) -> None:
         """The engine's next batch is the host's own. Not collective; alike on all ranks. May be called again."""

@@ -40,6 +40,28 @@ def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list
     return [_trained(steps, None, parts=parts, **job), _trained(steps, pipeline, **job)]
 
 
+def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job: Any) -> dict[str, Any]:
+    """plan: keys of "pipeline"; None: stock. Layers go home at the end, so that every rank has what it had."""
+    made = Job(pipeline=plan, **{**job, "config": UNCLIPPED})
+    home = [int(bound) for bound in made.engine.module.parts]
+    if hooked:
+        for layer in made.engine.module.children():
+            layer.register_forward_hook(lambda *_: None)
+    found: dict[str, Any] = {"losses": made.train(range(steps)), "parts": [int(b) for b in made.engine.module.parts]}
+    if plan is not None:
+        found["layers"] = made.engine.sluice.pipeline.stats()["layers"]
+        if not hooked:
+            made.engine.sluice.move_layers(home)
+    found.update(made.state())
+    made.end()
+    return found
+
+
+def adaptive(steps: int, hooked: bool, **job: Any) -> list[dict[str, Any]]:
+    """[stock; through Sluice, whose layers move by themselves]"""
+    return [_by_themselves(steps, plan, hooked, **job) for plan in (None, {"plan": "adaptive"})]
+
+
 def refused(pipelines: Any, **job: Any) -> str:
     """What is said where rank r has pipelines[r]."""
     try:

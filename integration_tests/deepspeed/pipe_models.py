@@ -17,6 +17,7 @@ WIDTH = 24
 WORDS = 32
 ROWS = 3
 MOST_WAIT_S = 0.004
+SLOW_S = 0.03
 
 
 class Block(nn.Module):
@@ -53,6 +54,14 @@ class Delayed(Block):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Wait.apply(super().forward(x))
+
+
+class Slow(Block):
+    """A block that takes long, wherever it lies."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLOW_S)
+        return super().forward(x)
 
 
 class Words(nn.Module):
@@ -118,6 +127,8 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind == "ends tied":  # of layers, both of which lie in the first stage
         ends = [TiedLayerSpec("ends", Tied, tied_weight_attr="weight") for _ in range(2)]
         return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
+    if kind == "slow ones first":
+        return [*(LayerSpec(Slow) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
     words = kind.split()
     kinds = [Delayed if "delays" in words else Block] * (2 * stages - 2 if "deep" in words else 4)
     between = [LayerSpec(each, 0.2 if "dropout" in words else 0.0) for each in kinds]
@@ -145,7 +156,8 @@ class Cut(PipelineModule):
 def module(kind: str, stages: int, parts: Any = None, **options: Any) -> PipelineModule:
     """The same on every call.
 
-    kind   "plain", "words", "ends tied", or some of "dropout", "tied", "delays", "deep" (two layers in each stage)
+    kind   "plain", "words", "ends tied", "slow ones first", or some of "dropout", "tied", "delays", "deep" (two layers
+           in each stage)
     parts  where stages begin, and where the last ends; None: even
     """
     torch.manual_seed(0)

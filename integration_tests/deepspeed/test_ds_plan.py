@@ -90,6 +90,23 @@ def test_Plan_FourStages_SameBitsAsStockCutSo(pipe4: Ranks, tmp_path: Path) -> N
     _check(pipe4.run("cases_plan:by_key", steps=5, stages=4, parts=parts, **job), parts, set(), forwards=20)
 
 
+def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks) -> None:
+    for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, hooked=False, stages=2, kind="slow ones first"):
+        assert stock["parts"] == [0, 3, 6]
+        assert ours["parts"] == [0, 1, 6], ours["layers"]
+        assert ours["layers"]["moves"] >= 1
+        for what in ("losses", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+
+
+def test_PlanAdaptive_LayersThatCannotMove_StayAndSayWhy(pipe2: Ranks) -> None:
+    for stock, ours in pipe2.run("cases_plan:adaptive", steps=5, hooked=True, stages=2, kind="slow ones first"):
+        assert ours["parts"] == stock["parts"] == [0, 3, 6]
+        assert ours["layers"]["moves"] == 0 and "has hooks" in ours["layers"]["refused"]
+        for what in ("losses", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+
+
 def test_Plan_ThatCannotBeUsed_IsRefusedOnAllRanks(pipe2: Ranks, tmp_path: Path) -> None:
     good, other = _model(tmp_path, 2), _model(tmp_path, 4)
     offload = json.loads(Path(_printed(tmp_path, good)).read_text())

@@ -57,12 +57,16 @@ class TunerOptions(NamedTuple):
     pinned: str | None = None
 
 
+ADAPTIVE_PLAN = "adaptive"
+
+
 class PipelineOptions(NamedTuple):
     """How the stages of a pipeline engine are run (docs/deepspeed.md, The pipeline engine).
 
     policy     what a stage runs next of what is ready, by its name in docs/pipeline.md
     in_flight  L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured
-    plan       path of a plan of layers over stages, or of a model to plan; None: as the host has cut them
+    plan       path of a plan of layers over stages, or of a model to plan; ADAPTIVE_PLAN: layers move where that pays;
+               None: as the host has cut them
     memory_budget  bytes of each stage that the plan may take
     """
 
@@ -393,13 +397,13 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
         if given["plan"] == "auto":
             raise ConfigError(
                 f'"sluice": "{key}.plan": the word "auto" is not used here, because some trainers rewrite it: write '
-                "the path of a plan"
+                f'the path of a plan, or "{ADAPTIVE_PLAN}"'
             )
         _text(f"{key}.plan", given["plan"])
     if "memory_budget" in given:
         given["memory_budget"] = _bytes(f"{key}.memory_budget", given["memory_budget"])
-        if "plan" not in given:
-            raise ConfigError(f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" beside it')
+        if given.get("plan", ADAPTIVE_PLAN) == ADAPTIVE_PLAN:
+            raise ConfigError(f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" with a path beside it')
     return PipelineOptions(**given)
 
 

@@ -115,6 +115,10 @@ class LayerDecider:
         self._times = LayerTimes(len(sizes))
         self._since_move = -1
 
+    def set_link(self, link: float) -> None:
+        """Bytes a second, as a move has shown."""
+        self._link = link
+
     def after_batch(self, seconds: Sequence[float]) -> LayerLook:
         """After each batch, with what one micro-batch of it took in each layer, forward and backward, the same numbers
         on all ranks. The caller moves the layers where the verdict is "pays"; the decider takes them for moved."""

@@ -97,6 +97,7 @@ class EngineBackend:
                     options.tuner,
                     options.shared_memory_budget,
                     options.shared_host_memory_budget,
+                    ranks_per_node=options.ranks_per_node,
                 ),
                 device,
             )

@@ -66,6 +66,7 @@ class ContextOptions:
     host_memory_budget  bytes that offloaded rows of max_outstanding forwards may take; None: no limit of their own
     tuner               who decides n, and by what; None: by steps alone
     shared_*            the budget of which this context's is a share, for messages; None: it is the whole
+    ranks_per_node      consecutive ranks of the group on each node; None: as host names say
     num_layers          under a budget: that will be made, some behind the first forward; None: those that are there
     """
 
@@ -78,6 +79,7 @@ class ContextOptions:
     shared_memory_budget: int | None = None
     shared_host_memory_budget: int | None = None
     num_layers: int | None = None
+    ranks_per_node: int | None = None
 
 
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
@@ -134,6 +136,7 @@ class Context:
         config.shared_memory_budget = self.options.shared_memory_budget or 0
         config.shared_host_memory_budget = self.options.shared_host_memory_budget or 0
         config.num_layers = self.options.num_layers or 0
+        config.ranks_per_node = self.options.ranks_per_node or self.ep_group.ranks_per_node()
         config.device_type, config.device_id = self.placement.code, self.placement.index
         if not self.placement.is_cuda:
             config.host_gemm = ffi.cast("sluice_host_gemm_fn_t", native().gemm_address)

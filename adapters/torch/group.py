@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import socket
 import time
 import warnings
 import weakref
@@ -60,6 +61,7 @@ class EpGroup:
         self._is_carried = False  # the transport of rows on the CPU has been settled
         self._nccl: dict[int, Any] = {}  # by device; their callbacks stay alive in _keep
         self._keep: list[Any] = []
+        self._host_names = [""]  # of all ranks
         self.closed = False
         self._generation = generation()
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -129,6 +131,7 @@ class EpGroup:
         self._joined, (library, opener) = join(self.ranks, lambda: (load(), native()), self.timeout)
         try:
             self._joined.meeting.compare("transport", self.transport or "chosen by Sluice")
+            self._host_names = self._joined.meeting.all("host name", socket.gethostname())
             vtable, user = opener.open_group(library, self._joined.name)
             config = library.new("comm_config")
             config.rank = self.rank
@@ -157,6 +160,14 @@ class EpGroup:
         if placement.index not in self._nccl:
             self._nccl[placement.index] = self._connect_nccl(placement.index)
         return self._nccl[placement.index]
+
+    def ranks_per_node(self) -> int:
+        """Ranks of each node where consecutive ones share a host, and each host has as many; else 0. By host names."""
+        names = self._host_names
+        found = sum(name == names[0] for name in names)
+        nodes = [names[first : first + found] for first in range(0, len(names), found)]
+        alike = all(len(set(node)) == 1 and len(node) == found for node in nodes)
+        return found if alike and len({node[0] for node in nodes}) == len(nodes) else 0
 
     def carrier(self, placement: Placement) -> str:
         """What carries rows there: "tcp", "host" (gloo), "nccl"; "none" where this process is alone. As `comm_on`."""

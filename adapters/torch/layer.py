@@ -36,6 +36,7 @@ WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
 RESTORE_INPUT = {"adaptive": restore.ADAPTIVE, **restore.INPUT}
 RESTORE_PRE_ACTIVATION = {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}
 CHUNKINGS = {"adaptive": 0, "tokens": 1}
+DEDUPLICATIONS: dict[Any, int] = {False: 0, True: 1, "node": 2}
 _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
 _INTERLEAVED = 2
@@ -48,9 +49,9 @@ _REPORTED = ("num_forwards", "num_routes", "num_dropped", "most_rows", "most_exp
 _NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
 
 
-def _number(table: dict[str, int], name: str, what: str) -> int:
+def _number(table: dict[Any, int], name: Any, what: str) -> int:
     if name not in table:
-        raise InvalidArgument(f"{what} {name!r} is unknown: use one of {', '.join(table)}")
+        raise InvalidArgument(f"{what} {name!r} is unknown: use one of {', '.join(map(str, table))}")
     return table[name]
 
 
@@ -166,7 +167,7 @@ class MoeLayer:
         restore_pre_activation: str | Sequence[str] = "adaptive",
         chunking: str = "adaptive",
         experts: CallbackExperts | None = None,
-        deduplicate: bool = False,
+        deduplicate: bool | str = False,
         reuse: bool = False,
         capacity_rows: int = 0,
         accumulate: str = "in_place",
@@ -184,7 +185,7 @@ class MoeLayer:
             hidden_width if experts is None else model_width
         )  # of T_M: modules leave their outputs there
         self.is_gated, self.activation = gated, activation
-        self.is_deduplicated = deduplicate
+        self.is_deduplicated = bool(deduplicate)
         self.num_experts, self.top_k, self.chunking = num_experts, top_k, chunking
         if accumulate not in CHOICES:
             raise InvalidArgument(f"accumulate {accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
@@ -219,7 +220,7 @@ class MoeLayer:
         config.chunking = _number(CHUNKINGS, chunking, "chunking")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
-        config.deduplicate, config.reuse = int(deduplicate), int(reuse)
+        config.deduplicate, config.reuse = _number(DEDUPLICATIONS, deduplicate, "deduplicate"), int(reuse)
         config.exchange_mode, config.capacity_rows = (_CAPACITY if capacity_rows else _EXACT), capacity_rows
         owners, slots = self._list("expert_rank", expert_rank), self._list("expert_slot", expert_slot)
         config.expert_rank, config.expert_slot = owners, slots

@@ -46,7 +46,7 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
     if options.wgrad_mode is not None:
         given["wgrad_mode"] = options.wgrad_mode
     if options.deduplicate:
-        given["deduplicate"] = True
+        given["deduplicate"] = options.deduplicate
     if options.accumulate is not None:
         given["accumulate"] = options.accumulate
     if options.gradient_pool is not None:

@@ -73,13 +73,17 @@ class _Meeting:
 
     def compare(self, what: str, mine: str) -> None:
         """Fails on all ranks alike unless all say the same."""
-        self._store.set(f"{what}/{self._place}", mine)
-        keys = [f"{what}/{place}" for place in range(len(self._ranks))]
-        self._wait(f"compare the {what}", keys)
-        said = {rank: self._store.get(key).decode(errors="replace") for rank, key in zip(self._ranks, keys)}
+        said = dict(zip(self._ranks, self.all(what, mine)))
         if len(set(said.values())) > 1:
             listed = ", ".join(f"rank {rank}: {text}" for rank, text in said.items())
             raise Mismatch(f"the ranks differ in their {what}: {listed}; configure all of them alike")
+
+    def all(self, what: str, mine: str) -> list[str]:
+        """What each rank says."""
+        self._store.set(f"{what}/{self._place}", mine)
+        keys = [f"{what}/{place}" for place in range(len(self._ranks))]
+        self._wait(f"compare the {what}", keys)
+        return [self._store.get(key).decode(errors="replace") for key in keys]
 
     def write(self, key: str, value: bytes) -> None:
         self._store.set(key, value)

@@ -113,7 +113,8 @@ class Options:
     host_memory_budget: int | None = None
     max_outstanding: int | None = None
     tuner: TunerOptions | None = None
-    deduplicate: bool = False
+    deduplicate: bool | str = False  # "node": once to each node
+    ranks_per_node: int | None = None
     transport: str | None = None
     accumulate: str | None = None
     gradient_pool: int | None = None
@@ -148,7 +149,7 @@ class Options:
             if value is not None:
                 words.append(f"{name} {bytes_text(value)}")
         if self.deduplicate:
-            words.append("deduplicated")
+            words.append("deduplicated by node" if self.deduplicate == "node" else "deduplicated")
         return " | ".join(words)
 
 
@@ -252,6 +253,14 @@ def check_nested(key: str, value: Mapping[Any, Any]) -> None:
 def _boolean(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f'"sluice": "{key}" must be true or false, not {value!r}')
+    return value
+
+
+def _deduplicate(key: str, value: Any) -> bool | str:
+    if value == "node":
+        return "node"
+    if not isinstance(value, bool):
+        raise ConfigError(f'"sluice": "{key}" must be true, false or "node", not {value!r}')
     return value
 
 
@@ -467,7 +476,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "host_memory_budget": _bytes,
     "max_outstanding": _count,
     "tuner": _tuner,
-    "deduplicate": _boolean,
+    "deduplicate": _deduplicate,
+    "ranks_per_node": _count,
     "accumulate": _one_of(ACCUMULATE),
     "gradient_pool": _bytes_or_none,
     "optimizer": _boolean,

@@ -65,6 +65,7 @@ def cases(W):
         "bf16 gated chunks": dict(dtype=bf16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=26),
         "f16": dict(dtype=f16, tokens=(64, 33), seed=33),
         "f16 gated chunks": dict(dtype=f16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=34),
+        "deduplicated by node": dict(deduplicate="node", per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, seed=36),
         "f16 deduplicated": dict(dtype=f16, deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), seed=35),
     }
     return {name: Case(W, **options) for name, options in table.items()}
@@ -73,7 +74,8 @@ def cases(W):
 def numbers(gemm):
     """Every case, forward and backward. Returns {case: error text or None}."""
     W, rank = world()
-    contexts = {name: Context(group(), ContextOptions(gemm=name)) for name in {gemm, "ref"}}
+    per_node = 2 if W == 4 else None
+    contexts = {name: Context(group(), ContextOptions(gemm=name, ranks_per_node=per_node)) for name in {gemm, "ref"}}
     results = {}
     for name, case in cases(W).items():
         context = contexts["ref" if case.dtype is torch.float64 else gemm]

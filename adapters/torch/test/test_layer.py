@@ -44,6 +44,7 @@ CASES = [
     "reuse gated bf16",
     "deduplicated",
     "deduplicated bf16",
+    "deduplicated by node",
     "bf16",
     "bf16 gated chunks",
     "f16",

@@ -56,7 +56,13 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunks", type=int, metavar="n", help="fixed; default: chosen")
     parser.add_argument("--policy", choices=tuple(restore.SETS), help="fixed; default: chosen")
     parser.add_argument("--budget", metavar="BYTES", help='on each rank for all layers, such as "20GiB"')
-    parser.add_argument("--deduplicate", action="store_true", default=None, help="a token's row once to each rank")
+    parser.add_argument(
+        "--deduplicate",
+        nargs="?",
+        const="rank",
+        choices=("rank", "node"),
+        help="a token's row once to each rank, or once to each node and within it once to each rank (rank)",
+    )
     parser.add_argument("--host-budget", metavar="BYTES", help="of offloaded rows, all outstanding forwards together")
 
 
@@ -81,7 +87,7 @@ def model_of(options: Any) -> Model:
         memory_budget=budget_of(options.budget),
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
         num_chunks=options.chunks,
-        deduplicate=options.deduplicate,
+        deduplicate={None: None, "rank": True, "node": "node"}[options.deduplicate],
         policy=None if options.policy is None else restore.SETS[options.policy],
     )
     model = with_tokens(flags.over(model))

@@ -52,7 +52,7 @@ class Model:
     policy: Policy | None = None  # of all chunks, or by chunk
     wgrad: str | None = None
     max_outstanding: int | None = None
-    deduplicate: bool | None = None
+    deduplicate: bool | str | None = None
     chunking: str | None = None
     activation: str | None = None
     bias: bool | None = None

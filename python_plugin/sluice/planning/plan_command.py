@@ -14,7 +14,7 @@ from ..timeline.schedule import LANE_NAMES, Schedule
 from . import arguments, routing, stages_command, written
 from .errors import BadInput
 from .model import Model, complete
-from .planner import Candidate, Choice, Decision, Planner, Prediction, Workload, priced_activation, size
+from .planner import DEDUPLICATIONS, Candidate, Choice, Decision, Planner, Prediction, Workload, priced_activation, size
 
 EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --ranks 8 --config mixtral/config.json --tokens 8192 --budget 20GiB
@@ -87,7 +87,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         memory_budget=model.memory_budget or 0,
         host_memory_budget=model.host_memory_budget or 0,
         max_outstanding=model.max_outstanding or model.layers,
-        deduplicate=bool(model.deduplicate),
+        deduplicate=model.deduplicate or False,
         chunking=model.chunking or "adaptive",
         activation=priced_activation(model.activation),
         may_keep_part=True,
@@ -150,7 +150,7 @@ def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
             gated=work.gated,
             under_plan=under_plan,
             may_reuse_saved=direction == "backward",
-            deduplicate=work.deduplicate and work.world_size > 1,
+            deduplicate=DEDUPLICATIONS[work.deduplicate] if work.world_size > 1 else 0,
         )
         every = prediction.events[direction]
         if [op["kind"] for op in schedule.data["ops"]] == [event.op for event in every]:

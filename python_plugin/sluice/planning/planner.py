@@ -18,6 +18,7 @@ from .machines import Machine
 DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
 CHUNKINGS = {"adaptive": 0, "tokens": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
+DEDUPLICATIONS: dict[bool | str, int] = {False: 0, True: 1, "node": 2}
 MOST = 512
 BYTES = ("base", "slot", "routing", "schedule", "header", "gemm", "step", "total")
 _OVER_BUDGET = -14
@@ -41,7 +42,7 @@ class Workload:
     memory_budget: int = 0
     max_outstanding: int = 1
     host_memory_budget: int = 0
-    deduplicate: bool = False
+    deduplicate: bool | str = False  # "node": once to each node
     chunking: str = "adaptive"
     activation: str | None = None  # of the experts; None: not said, priced as GELU
     may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
@@ -182,7 +183,7 @@ class Planner:
         value.num_experts, value.top_k, value.world_size = work.num_experts, work.top_k, work.world_size
         value.dtype, value.gated, value.skew = DTYPES[work.dtype], int(work.gated), work.skew
         value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
-        value.host_memory_budget, value.deduplicate = work.host_memory_budget, int(work.deduplicate)
+        value.host_memory_budget, value.deduplicate = work.host_memory_budget, DEDUPLICATIONS[work.deduplicate]
         value.chunking, value.may_keep_part = CHUNKINGS[work.chunking], int(work.may_keep_part)
         value.activation = ACTIVATIONS[work.activation]
         lists: list[Any] = []

@@ -31,6 +31,7 @@ FOR_MODELS = {
         "memory_budget",
     ),
     *("host_memory_budget", "max_outstanding", "deduplicate", "accumulate", "gradient_pool", "on_unsupported"),
+    "ranks_per_node",
     "tuner.mode",
 }
 REFUSED = {
@@ -132,6 +133,7 @@ def test_Model_ItsOwnKeys_AreTaken() -> None:
         **{"policy": {"input": "redispatch", "pre_activation": ["keep", "recompute"]}, "host_memory_budget": 1 << 20},
         **{"max_outstanding": 3, "deduplicate": True, "accumulate": "autograd", "on_unsupported": "warn"},
         "gradient_pool": "1GiB",
+        "ranks_per_node": 2,
         "reuse": False,
         "tuner": {"mode": "profile"},
     }

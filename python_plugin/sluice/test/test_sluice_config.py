@@ -27,6 +27,9 @@ def test_Deduplicate_IsReadAndOffByDefault() -> None:
     assert config.parse({"deduplicate": True})[1].deduplicate is True
     assert config.parse({"deduplicate": False, "memory_budget": "1GiB"})[1].deduplicate is False
     assert config.parse({})[1].deduplicate is False
+    by_node = config.parse({"deduplicate": "node", "ranks_per_node": 8})[1]
+    assert (by_node.deduplicate, by_node.ranks_per_node) == ("node", 8)
+    assert "deduplicated by node" in by_node.plan_message()
     both = config.parse({"deduplicate": True, "memory_budget": "1GiB", "host_memory_budget": "1MiB"})[1]
     assert both.deduplicate and both.memory_budget == 1 << 30 and both.host_memory_budget == 1 << 20
 

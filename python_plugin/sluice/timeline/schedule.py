@@ -73,7 +73,7 @@ class Schedule:
         weight_half: int = 1,
         may_reuse_saved: bool = False,
         under_plan: bool = False,
-        deduplicate: bool = False,
+        deduplicate: bool | int = False,  # 2: by node
         chunks_by_experts: bool = False,
     ) -> Schedule:
         """A restore policy is one name for all chunks, or a list by chunk. Raises what the library reports."""

@@ -83,6 +83,7 @@ def run(
     progress: Progress,
     env: Mapping[str, str],
     verbose: bool = False,
+    ranks_per_node: int = 1,
 ) -> Outcome:
     """Run `argv` on every rank; progress reports go to `on_progress`, ordinary lines are shown only if `verbose`."""
 
@@ -100,6 +101,7 @@ def run(
         env=env,
         sink=sink,
         announce=progress.line,
+        ranks_per_node=ranks_per_node,
     )
     if outcome.status != 0:
         progress.line(f"Failed: {outcome.reason}. Last lines:")
@@ -121,6 +123,7 @@ def ask(
     title: str = "",
     unit: str = "",
     preload: Path | None = None,
+    ranks_per_node: int = 1,
 ) -> tuple[Any, str]:
     """What `program` measured on ranks of its own, and over which link. A rank that fails ends this process as well.
 
@@ -145,6 +148,7 @@ def ask(
             on_progress=on_progress,
             progress=progress,
             env={**environment(preload), "PYTHONPATH": str(ROOT)},
+            ranks_per_node=ranks_per_node,
         )
         if outcome.status != 0:
             raise SystemExit(outcome.status)

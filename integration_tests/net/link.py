@@ -77,6 +77,7 @@ class Link:
     world_size: int
     rate: str | None = "1gbit"
     user: bool | None = None
+    ranks_per_node: int = 1  # so many consecutive ranks share a namespace: its link to others, and loopback within
     description: str = field(default="", init=False)
     fallback: str = field(default="", init=False)
     _namespaces: Namespaces | None = field(default=None, init=False)
@@ -89,9 +90,11 @@ class Link:
         if shaped:
             user = (os.geteuid() != 0) if self.user is None else self.user
             try:
-                self._namespaces = Namespaces(self.world_size, rate_bps, user).__enter__()
+                nodes = self.world_size // self.ranks_per_node
+                self._namespaces = Namespaces(nodes, rate_bps, user).__enter__()
                 way = "user namespaces" if user else "namespaces"
-                self.description = f"{self.rate} ({way}, veth, tc tbf)"
+                shared = "" if self.ranks_per_node == 1 else f", one for each {self.ranks_per_node} ranks"
+                self.description = f"{self.rate} ({way}, veth, tc tbf{shared})"
             except (NamespaceError, OSError, subprocess.TimeoutExpired) as why:
                 self.fallback = f"No shaped link, the ranks talk over plain loopback: {why}."
         if self._namespaces is None:
@@ -132,7 +135,7 @@ class Link:
 
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start one rank; call from the main thread, whose end is what the kernel takes as our death."""
-        prefix = self._namespaces.enter_argv(rank) if self._namespaces is not None else []
+        prefix = self._namespaces.enter_argv(rank // self.ranks_per_node) if self._namespaces is not None else []
         if shutil.which("setpriv") is not None:
             prefix = [*prefix, "setpriv", "--pdeathsig", "KILL", "--"]
         cores = sorted(os.sched_getaffinity(0))
@@ -215,6 +218,7 @@ def run_ranks(
     sink: Sink = print_line,
     announce: Callable[[str], None] | None = None,
     user: bool | None = None,
+    ranks_per_node: int = 1,
 ) -> Outcome:
     """Run `argv` once per rank over one network and return how it ended."""
     tails: dict[int, collections.deque[str]] = {r: collections.deque(maxlen=TAIL_LINES) for r in range(world_size)}
@@ -225,7 +229,7 @@ def run_ranks(
             tails[rank].append(line.rstrip("\n"))
             sink(rank, line.rstrip("\n"))
 
-    with _termination_unwinds(), Link(world_size, rate, user) as link:
+    with _termination_unwinds(), Link(world_size, rate, user, ranks_per_node) as link:
         if announce is not None:
             announce(link.fallback or f"Link: {link.description}.")
         children: list[subprocess.Popen[str]] = []

@@ -10,6 +10,7 @@ from .context import Context, ContextOptions
 from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer, Placement, Swiglu
+from .migration import Arriving, Leaving, Migration
 from .options import layer_options, refused_policy
 from .packed import PackedLayer
 from .pipeline import ApartStage, Edge, Pipeline, PipelineConfig, Stage
@@ -19,12 +20,15 @@ from .watchers import watcher
 
 __all__ = [
     "ApartStage",
+    "Arriving",
     "CallbackExperts",
     "CastingLayer",
     "Context",
     "ContextOptions",
     "Edge",
     "EpGroup",
+    "Leaving",
+    "Migration",
     "MoeLayer",
     "PackedLayer",
     "Placement",

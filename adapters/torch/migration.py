@@ -1,0 +1,117 @@
+"""`sluice/migration.h` over tensors: what belongs to experts travels to other ranks while training runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._library import load
+from ...errors import InvalidArgument
+from .group import EpGroup
+from .placement import placement_of
+
+_PHASES = ("none", "streams", "flushes", "ready", "agreed", "undecided", "committed", "aborted")
+
+
+class Leaving(NamedTuple):
+    """All of one expert that goes to another rank of the group; and in `Arriving` where all of one is put that comes.
+
+    number   of the expert, the same at both ends
+    peer     the other rank, of the group's
+    still    tensors that do not change from begin to the end of commit
+    late     tensors that may change until commit is called: gradients
+    """
+
+    number: int
+    peer: int
+    still: Sequence[torch.Tensor]
+    late: Sequence[torch.Tensor] = ()
+
+
+class Arriving(Leaving):
+    """See Leaving. Tensors of the same bytes, in the same order, as at the other end; perhaps those that leave."""
+
+
+class Migration:
+    """Moves between the ranks of a group, one at a time.
+
+    group             of two ranks or more; host memory alone
+    bytes_per_second  from this rank between begin and commit; None: as fast as the link takes them
+    staging_bytes     on this rank at most; None: no limit
+    epoch             of the placement in force
+    """
+
+    def __init__(
+        self, group: EpGroup, bytes_per_second: int | None = None, staging_bytes: int | None = None, epoch: int = 0
+    ) -> None:
+        if group.world_size < 2:
+            raise InvalidArgument("a migration needs two ranks or more: this group has one")
+        library = load()
+        config, out = library.new("migration_config"), library.ffi.new("sluice_migration_t **")
+        config.epoch = epoch
+        config.bytes_per_second, config.staging_bytes = bytes_per_second or 0, staging_bytes or 0
+        library.check(library.lib.sluice_migration_create(group.comm_on(placement_of(None)), config, out))
+        self._handle: Any = out[0]
+        self._held: Sequence[Leaving] = ()  # tensors of the move that is under way
+        group.adopt(self)
+
+    def begin(self, epoch: int, items: Sequence[Leaving]) -> None:
+        """A move to `epoch`. Collective over the group, also for a rank that gives and gets nothing. Tensors stay as
+        `still` and `late` promise. After an error, Mismatch and PeerRefused among them, nothing has moved."""
+        library, ffi = load(), load().ffi
+        array, kept = ffi.new("sluice_migration_item_t[]", max(1, len(items))), []
+        for item, given in zip(array, items):
+            tensors = [(t, 0) for t in given.still] + [(t, 1) for t in given.late]
+            spans = ffi.new("sluice_migration_span_t[]", max(1, len(tensors)))
+            for span, (tensor, when) in zip(spans, tensors):
+                _check(given.number, tensor)
+                span.data, span.when = ffi.cast("void *", tensor.data_ptr()), when
+                span.bytes = tensor.numel() * tensor.element_size()
+            kept.append(spans)
+            item.id, item.peer, item.direction = given.number, given.peer, int(isinstance(given, Arriving))
+            item.spans, item.num_spans = spans, len(tensors)
+        library.check(library.lib.sluice_migration_begin(self._handle, epoch, array, len(items)))
+        self._held = list(items)
+
+    def commit(self, refusal: str | None = None) -> None:
+        """What has arrived is in place on all ranks, or on none. refusal: why this rank cannot, which all are told.
+        Collective. PeerLost and TimedOut name a rank and a phase; `progress` says whether the move has ended."""
+        library = load()
+        text = library.ffi.NULL if refusal is None else library.ffi.new("char[]", refusal.encode())
+        try:
+            library.check(library.lib.sluice_migration_commit(self._handle, text))
+        finally:
+            if self.progress()["phase"] != "undecided":
+                self._held = ()
+
+    def abort(self, reason: str = "") -> None:
+        """The old epoch stays; the others hear of it, and why, in commit. Not collective."""
+        library = load()
+        library.lib.sluice_migration_abort(self._handle, library.ffi.new("char[]", reason.encode()))
+        self._held = ()
+
+    def progress(self) -> dict[str, Any]:
+        """As sluice_migration_progress_t has it, with the name of the phase."""
+        library, ffi = load(), load().ffi
+        found = ffi.new("sluice_migration_progress_t *")
+        found.struct_size = ffi.sizeof(found[0])
+        library.check(library.lib.sluice_migration_get_progress(self._handle, found))
+        names = ("epoch", "target", "leaving_bytes", "arriving_bytes", "hidden_bytes", "staged_bytes")
+        numbers = {name: getattr(found, name) for name in (*names, "peak_staged_bytes", "commit_seconds")}
+        return {**numbers, "phase": _PHASES[found.phase]}
+
+    def close(self) -> None:
+        """Before the group. May be called again."""
+        if self._handle is not None:
+            load().lib.sluice_migration_destroy(self._handle)
+            self._handle, self._held = None, ()
+
+
+def _check(number: int, tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise InvalidArgument(
+            f"expert {number}: a tensor {list(tensor.shape)} on {tensor.device}"
+            f"{'' if tensor.is_contiguous() else ', with gaps'}: migrations take host memory without gaps"
+        )

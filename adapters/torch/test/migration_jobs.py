@@ -1,0 +1,80 @@
+"""What the ranks of test_migration.py do: experts with AdamW's state change places while they train."""
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
+from sluice.errors import SluiceError
+
+STEPS = 9
+
+
+def _expert(number):
+    generator = torch.Generator().manual_seed(number)
+    return torch.nn.Parameter(torch.randn(70, 50, generator=generator))
+
+
+def _differentiate(parameter, number, step):
+    generator = torch.Generator().manual_seed(1000 * step + number)
+    parameter.grad = parameter.detach() * torch.randn(parameter.shape, generator=generator)
+
+
+def _items(parameter, state, own, other, peer):
+    """The slot's own expert leaves, another one arrives in the same tensors. Gradients are made anew in each step, so
+    they travel by a buffer."""
+    buffer = torch.empty_like(parameter)
+    still = [parameter.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"]]
+    return buffer, [Leaving(own, peer, still, [buffer]), Arriving(other, peer, still, [buffer])]
+
+
+def trained(rate):
+    """[bits as of an expert that stays, phases, bytes hidden] of a rank whose expert goes to the next and back."""
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
+    migration = Migration(EpGroup.unshared(range(2)), bytes_per_second=rate)
+    slot, own, phases, hidden = _expert(rank), rank, [], 0
+    optimizer = torch.optim.AdamW([slot], lr=0.01)
+    for step in range(STEPS):
+        _differentiate(slot, own, step)
+        if step > 0:  # begun behind the update before
+            buffer.copy_(slot.grad)  # noqa: F821
+            migration.commit()
+            slot.grad.copy_(buffer)  # noqa: F821
+            own = 1 - own
+            phases.append(migration.progress()["phase"])
+            hidden += migration.progress()["hidden_bytes"]
+        optimizer.step()
+        optimizer.zero_grad()
+        if step + 1 < STEPS:
+            buffer, items = _items(slot, optimizer.state[slot], own, 1 - own, peer)
+            migration.begin(step + 1, items)
+    assert migration.progress()["staged_bytes"] == 0
+    still = _expert(own)
+    wanted = torch.optim.AdamW([still], lr=0.01)
+    for step in range(STEPS):
+        _differentiate(still, own, step)
+        wanted.step()
+    kept = [wanted.state[still][key] for key in ("exp_avg", "exp_avg_sq", "step")]
+    found = [optimizer.state[slot][key] for key in ("exp_avg", "exp_avg_sq", "step")]
+    same = torch.equal(slot, still) and all(map(torch.equal, found, kept))
+    migration.close()
+    migration.close()
+    return same, phases, hidden
+
+
+def refused():
+    """What is said where rank 1 refuses, and what a tensor with gaps brings."""
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
+    migration = Migration(EpGroup.unshared(range(2)))
+    values = torch.full((8,), float(rank))
+    said = []
+    try:
+        migration.begin(1, [Leaving(3 + rank, peer, [torch.zeros(4, 4).t()])])
+    except SluiceError as error:
+        said.append(f"{type(error).__name__}: {error}")
+    try:
+        migration.begin(1, [Leaving(rank, peer, [values]), Arriving(peer, peer, [values])])
+        migration.commit("no room" if rank == 1 else None)
+    except SluiceError as error:
+        said.append(f"{type(error).__name__}: {error}")
+    said.append(migration.progress()["phase"])
+    migration.close()
+    return said, values.tolist() == [float(rank)] * 8

@@ -1,0 +1,20 @@
+"""Experts that change places with AdamW's state while they train, beside those that stay."""
+
+import pytest
+import ranks
+import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+
+
+@pytest.mark.parametrize("rate", [None, 50_000_000])
+def test_Migration_ExpertsThatMoveInEveryStep_KeepTheirBits(rate):
+    for same, phases, hidden in ranks.run(2, "migration_jobs:trained", rate=rate):
+        assert same
+        assert phases == ["committed"] * 8
+        assert hidden >= 0
+
+
+def test_Migration_Refused_NothingMovesAndAllAreTold():
+    for rank, ((gaps, no, phase), is_old) in enumerate(ranks.run(2, "migration_jobs:refused")):
+        assert gaps.startswith("InvalidArgument") and "with gaps" in gaps, gaps
+        assert no.startswith("InvalidArgument" if rank == 1 else "PeerRefused") and "no room" in no, no
+        assert phase == "aborted" and is_old

@@ -7,6 +7,7 @@
 #include "backend/base/math.h"
 
 #define MAX_LAGGARDS_LISTED 8
+#define LOOK_NS             (UINT64_C(2) * 1000000000)
 
 static void note_key(int32_t rank, char* out, size_t out_bytes) { snprintf(out, out_bytes, "sluice/%d", rank); }
 
@@ -40,48 +41,91 @@ static int lookup_note(sluice_comm_t* comm, int32_t rank, note_t* out_note) {
   return 1;
 }
 
-/* Collects the ranks that hold the others up: those without a note of this call; when all have one, those that started
- * the fewest exchanges in it, if fewer than this rank. Appends a sentence to `text` and returns the rank to blame:
- * `missing` (whose message is missing) if it is among them or if nobody else is. */
+/* ---- who it is --------------------------------------------------------------------------------------------------- */
+
+/* Ranks that hold the others up: those without a note of this call; when all have one, those that started the fewest
+ * exchanges in it, if fewer than this rank. */
+typedef struct laggards_s {
+  int any_without;
+  unsigned long long fewest;
+  int32_t count;
+  int32_t blamed; /* the one whose message is missing, if it is among them, else the lowest; -1: none */
+  int32_t num_listed;
+  struct {
+    int32_t rank;
+    int known;
+    char text[160];
+  } listed[MAX_LAGGARDS_LISTED]; /* the lowest */
+} laggards_t;
+
+static void list(laggards_t* found, int32_t rank, const note_t* note) {
+  int32_t at = found->num_listed;
+  while (at > 0 && found->listed[at - 1].rank > rank) --at;
+  if (at == MAX_LAGGARDS_LISTED) return;
+  if (found->num_listed < MAX_LAGGARDS_LISTED) ++found->num_listed;
+  memmove(&found->listed[at + 1], &found->listed[at], (size_t)(found->num_listed - 1 - at) * sizeof found->listed[0]);
+  found->listed[at].rank = rank, found->listed[at].known = note->known;
+  memcpy(found->listed[at].text, note->text, sizeof note->text);
+}
+
+static void judge(laggards_t* found, const sluice_comm_t* comm, int32_t rank, int32_t missing, const note_t* note) {
+  const int without = !note->known || note->call_number < comm->call_number;
+  const int behind = !without && note->call_number == comm->call_number && note->num_started < comm->num_started;
+  if (!without && (!behind || found->any_without || note->num_started > found->fewest)) return;
+  if (without ? !found->any_without : note->num_started < found->fewest) { /* worse than all before it */
+    found->count = found->num_listed = 0;
+    found->blamed = -1;
+  }
+  found->any_without = without;
+  if (behind) found->fewest = note->num_started;
+  ++found->count;
+  if (rank == missing || found->blamed < 0 || (found->blamed != missing && rank < found->blamed)) found->blamed = rank;
+  list(found, rank, note);
+}
+
+/* Asks about every rank once, first about the one whose message is missing, for LOOK_NS at most: a store of hundreds of
+ * ranks answers one after the other. Returns how many it has asked about; -1: the store is gone. */
+static int32_t look(sluice_comm_t* comm, int32_t missing, laggards_t* found) {
+  note_t note;
+  const uint64_t until_ns = sluice_now_ns() + LOOK_NS;
+  int32_t num_asked = 0;
+  for (int32_t i = missing >= 0 ? -1 : 0; i < comm->world_size; ++i) {
+    const int32_t r = i < 0 ? missing : i;
+    if (r == comm->rank || (i >= 0 && r == missing)) continue;
+    if (num_asked > 0 && sluice_now_ns() >= until_ns) break;
+    if (!lookup_note(comm, r, &note)) return -1;
+    judge(found, comm, r, missing, &note);
+    ++num_asked;
+  }
+  return num_asked;
+}
+
+/* Appends a sentence to `text` and returns the rank to blame: `missing` (whose message is missing) where nobody is. */
 static int32_t find_laggards(sluice_comm_t* comm, int32_t missing, char* text, size_t text_bytes) {
   text[0] = '\0';
   if (comm->vtable->lookup == NULL || comm->vtable->publish == NULL) return missing;
-  note_t note;
-  unsigned long long fewest = comm->num_started;
-  int any_without = 0;
-  for (int32_t r = 0; r < comm->world_size; ++r) {
-    if (r == comm->rank) continue;
-    if (!lookup_note(comm, r, &note)) {
-      snprintf(text, text_bytes, " The group's store does not answer: the process that hosts it has probably died.");
-      return missing;
-    }
-    if (!note.known || note.call_number < comm->call_number) {
-      any_without = 1;
-    } else if (note.call_number == comm->call_number && note.num_started < fewest) {
-      fewest = note.num_started;
-    }
+  laggards_t found = {.fewest = comm->num_started, .blamed = -1};
+  const int32_t num_asked = look(comm, missing, &found);
+  if (num_asked < 0) {
+    snprintf(text, text_bytes, " The group's store does not answer: the process that hosts it has probably died.");
+    return missing;
   }
-  int32_t blamed = -1;
-  int32_t count = 0;
   size_t used = 0;
-  for (int32_t r = 0; r < comm->world_size; ++r) {
-    if (r == comm->rank || !lookup_note(comm, r, &note)) continue;
-    int without = !note.known || note.call_number < comm->call_number;
-    int behind = note.known && note.call_number == comm->call_number && note.num_started < comm->num_started &&
-                 note.num_started == fewest;
-    if (any_without ? !without : !behind) continue;
-    if (blamed < 0 || r == missing) blamed = r;
-    if (++count > MAX_LAGGARDS_LISTED || used >= text_bytes) continue;
-    int n =
-        snprintf(text + used, text_bytes - used, "%s %d%s%s%s", count == 1 ? " Not waiting in this step: rank" : ",", r,
-                 note.known ? " (last seen at \"" : "", note.known ? note.text : "", note.known ? "\")" : "");
-    if (n > 0) used += (size_t)n;
+  for (int32_t i = 0; i < found.num_listed && used < text_bytes; ++i) {
+    const int known = found.listed[i].known;
+    used += (size_t)snprintf(text + used, text_bytes - used, "%s %d%s%s%s",
+                             i == 0 ? " Not waiting in this step: rank" : ",", found.listed[i].rank,
+                             known ? " (last seen at \"" : "", known ? found.listed[i].text : "", known ? "\")" : "");
   }
-  if (used < text_bytes && count > 0) {
-    snprintf(text + used, text_bytes - used, count > MAX_LAGGARDS_LISTED ? " and %d more." : ".",
-             count - MAX_LAGGARDS_LISTED);
+  if (used < text_bytes && found.count > 0) {
+    used += (size_t)snprintf(text + used, text_bytes - used, found.count > found.num_listed ? " and %d more." : ".",
+                             found.count - found.num_listed);
   }
-  return blamed >= 0 ? blamed : missing;
+  if (used < text_bytes && num_asked < comm->world_size - 1) {
+    snprintf(text + used, text_bytes - used, " The group's store is slow: it was asked about %d of %d ranks.",
+             num_asked, comm->world_size - 1);
+  }
+  return found.blamed >= 0 ? found.blamed : missing;
 }
 
 sluice_status_t sluice_comm_fail_timed_out(sluice_comm_t* comm, int32_t missing, uint64_t waited_ns,

@@ -111,6 +111,8 @@ typedef struct script_s {
   int32_t missing;
   const char* notes[W]; /* NULL: none */
   int is_store_gone;
+  uint64_t answer_ns; /* that the store takes for an answer */
+  int num_lookups;
   char published_key[32];
   char published_value[160];
   uint64_t wait_deadline_ns; /* of the last wait */
@@ -148,9 +150,15 @@ static void script_publish(sluice_comm_t* comm, const char* key, const char* val
 static int32_t script_lookup(sluice_comm_t* comm, const char* key, char* out, int32_t out_bytes) {
   script_t* s = (script_t*)comm;
   int rank = -1;
+  ++s->num_lookups;
+  if (s->answer_ns > 0) {
+    const struct timespec nap = {0, (long)s->answer_ns};
+    nanosleep(&nap, NULL);
+  }
   if (s->is_store_gone) return -1;
   assert_int_equal(sscanf(key, "sluice/%d", &rank), 1);
-  assert_in_range(rank, 0, W - 1);
+  assert_in_range(rank, 0, s->base.world_size - 1);
+  if (rank >= W) return 0;
   return s->notes[rank] != NULL ? snprintf(out, (size_t)out_bytes, "%s", s->notes[rank]) : 0;
 }
 static void script_abandon(sluice_comm_t* comm, sluice_comm_request_t* request) {
@@ -249,6 +257,42 @@ static void wait_store_gone(void** state) {
   assert_non_null(strstr(why.message, "store does not answer"));
 }
 
+/* 256 ranks ask a store that takes 50 ms for an answer: a status comes seconds after the deadline and not half a
+ * minute, and names the rank whose message is missing, which is asked about first. */
+static void wait_slow_store(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  s.base.world_size = 256;
+  s.missing = 200;
+  s.answer_ns = 50 * MS;
+  for (int r = 0; r < W; ++r) s.notes[r] = "call=7 started=1 phase=header";
+  time_out(&s, &why);
+  assert_int_equal(why.peer, 200);
+  assert_non_null(strstr(why.message, "rank 4, 5, 6"));
+  assert_non_null(strstr(why.message, "The group's store is slow: it was asked about "));
+  assert_in_range(s.num_lookups, 2, 41); /* of two seconds; fewer on a busy machine */
+}
+
+/* Each rank is asked about once: a thousand ranks together ask a million times. */
+static void wait_many_laggards(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  s.base.world_size = 256;
+  s.base.num_started = 3;
+  s.missing = 2;
+  s.notes[1] = "call=7 started=1 phase=a";
+  s.notes[2] = "call=7 started=2 phase=b"; /* waits too */
+  s.notes[3] = "call=7 started=3 phase=c";
+  time_out(&s, &why);
+  assert_int_equal(why.peer, 4);
+  assert_int_equal(s.num_lookups, 255);
+  assert_non_null(strstr(why.message, "step: rank 4, 5, 6, 7, 8, 9, 10, 11 and 244 more."));
+}
+
 static void wait_nobody_known(void** state) {
   (void)state;
   script_t s;
@@ -335,6 +379,8 @@ int main(void) {
       {"Wait_TwoWithoutNote_ListsBothAndBlamesTheMissing", wait_two_without_note},
       {"Wait_AllHaveNotes_BlamesTheFurthestBehind", wait_all_have_notes},
       {"Wait_StoreGone_SaysSo", wait_store_gone},
+      {"Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing", wait_slow_store},
+      {"Wait_ManyLaggards_AsksAboutEachOnce", wait_many_laggards},
       {"Wait_NobodyKnown_NamesNobody", wait_nobody_known},
       {"Wait_TransportReturnsEarly_DoesNotSpin", wait_early_return},
       {"Comm_Broken_RefusesAndPutsRequestsAway", wait_broken},

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import glob
 import os
 import shutil
@@ -27,7 +26,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ... import cache_folder, owned
+from ... import cache_folder, file_lock, owned
 from ...errors import Foreign, NotFound, SluiceError
 from . import stamps
 
@@ -150,10 +149,14 @@ def ensure() -> str:
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """One process at a time. The lock goes away with its process, so a killed builder leaves nothing behind."""
-    handle = os.open(os.path.join(folder, ".build.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """One process at a time. The lock goes away with its process, so a killed builder leaves nothing behind.
+
+    Without a lock two may build at once. A stamp that is not of the shared object beside it has one made anew.
+    """
+    path = os.path.join(folder, ".build.lock")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        file_lock.take(handle, path)
         yield
     finally:
         os.close(handle)

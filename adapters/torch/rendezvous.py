@@ -9,9 +9,11 @@ counts how often this list of ranks has been joined, which is the same on all of
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,13 @@ import torch.distributed as dist
 from ...errors import Foreign, Mismatch, PeerLost, PeerRefused, TimedOut
 
 _joined: dict[tuple[int, ...], int] = {}
+
+
+def _this_system() -> str:
+    """What tells machines apart: containers of one share it, and may be named alike on several."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname()
 
 
 class Joined:
@@ -47,6 +56,7 @@ class _Meeting:
         self._ranks = ranks
         self._place = place
         self._seconds = timeout.total_seconds()
+        self._layout: str | None = None
 
     def attempt(self, phase: str, action: Callable[[], Any]) -> Any:
         """Runs `action` here; returns its result once it has succeeded on every rank."""
@@ -70,6 +80,18 @@ class _Meeting:
             if text:
                 raise PeerRefused(f"rank {self._ranks[place]} could not {phase}: {text}", peer=place)
         return result
+
+    def say_host(self) -> None:
+        """Before the first `attempt`, so that who has come behind it can read it."""
+        self._store.set(f"host/{self._place}", _this_system())
+
+    def layout(self) -> str:
+        """Where the ranks lie: "1 host", or how many, and with which rank each shares one. Behind an `attempt`."""
+        if self._layout is None:  # asked once: at exit the store may be gone
+            said = [self.read(f"host/{place}") for place in range(len(self._ranks))]
+            shared = " ".join(str(said.index(each)) for each in said)
+            self._layout = "1 host" if len(set(said)) == 1 else f"{len(set(said))} hosts ({shared})"
+        return self._layout
 
     def compare(self, what: str, mine: str) -> None:
         """Fails on all ranks alike unless all say the same."""
@@ -139,6 +161,7 @@ def join(ranks: tuple[int, ...], prepare: Callable[[], Any], timeout: timedelta)
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     place = ranks.index(dist.get_rank())
     meeting = _Meeting(store, ranks, place, timeout)
+    meeting.say_host()
     prepared = meeting.attempt("prepare", prepare)
 
     def connect() -> Any:

@@ -133,9 +133,9 @@ def _machine_words(context: Any) -> str:
     placement = context.placement
     link = context.ep_group.carrier(placement)
     device = "cuda" if placement.is_cuda else "cpu"
-    return kept_decisions.machine_words(
-        device, link, context.ep_group.world_size, context.options.gemm, sluice.__version__
-    )
+    group = context.ep_group
+    hosts = group._joined.meeting.layout() if group.world_size > 1 else "1 host"
+    return kept_decisions.machine_words(device, link, group.world_size, hosts, context.options.gemm, sluice.__version__)
 
 
 def _kept_file(options: TunerOptions) -> str | None:

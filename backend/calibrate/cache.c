@@ -4,21 +4,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
 #include "backend/base/findings.h"
 #include "backend/base/log.h"
+#include "backend/base/processors.h"
+#include "backend/calibrate/layout.h"
 
-/* 2: exchanges beside GEMMs by size; 3: skewed exchanges, whole passes; 4: relu; 5: buckets, passes of many rows */
+/* To be raised with every change of what is measured. */
 #define FORM "sluice cache 6"
 
-void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted,
+void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted, const char* layout,
                       char out_key[SLUICE_CACHE_KEY_BYTES]) {
-  char processor[128], device[192];
+  char processor[128], cores[64], device[192];
   const sluice_device_memory_t* memory = context->device->memory;
   sluice_finding_processor(processor, sizeof processor);
+  sluice_processors_describe(cores, sizeof cores);
   snprintf(device, sizeof device, "%s", context->device->name);
   if (memory != NULL) {
     int name = snprintf(device, sizeof device, "%s, ", context->device->name);
@@ -26,12 +28,10 @@ void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_
   }
   const char* threads = getenv("OMP_NUM_THREADS");
   snprintf(out_key, SLUICE_CACHE_KEY_BYTES,
-           "version %d.%d.%d; device %s, %s, %ld cores, %s threads; link %s, %d ranks; GEMMs %s, %s, M %lld, H "
-           "%lld",
-           SLUICE_VERSION_MAJOR, SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, device, processor,
-           sysconf(_SC_NPROCESSORS_ONLN), threads != NULL ? threads : "all",
-           context->comm != NULL ? context->comm->name : "none", context->world_size,
-           sluice_gemm_made_of(context->gemm), sluice_dtype_name(wanted->dtype), (long long)wanted->model_width,
+           "version %d.%d.%d; device %s, %s, %s, %s threads; link %s, %d ranks on %s; GEMMs %s, %s, M %lld, H %lld",
+           SLUICE_VERSION_MAJOR, SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, device, processor, cores,
+           threads != NULL ? threads : "all", context->comm != NULL ? context->comm->name : "none", context->world_size,
+           layout, sluice_gemm_made_of(context->gemm), sluice_dtype_name(wanted->dtype), (long long)wanted->model_width,
            (long long)wanted->hidden_width);
 }
 
@@ -88,10 +88,11 @@ static sluice_status_t all_have_it(sluice_context_t* context, const sluice_machi
 
 sluice_status_t sluice_calibrate_cached(sluice_context_t* context, const sluice_calibration_t* wanted,
                                         const char* folder, int32_t refresh, sluice_machine_t* out_machine) {
-  char key[SLUICE_CACHE_KEY_BYTES], path[SLUICE_FINDING_PATH_BYTES];
+  char layout[SLUICE_LAYOUT_BYTES], key[SLUICE_CACHE_KEY_BYTES], path[SLUICE_FINDING_PATH_BYTES];
   sluice_machine_t machine;
   memset(&machine, 0, sizeof machine);
-  sluice_cache_key(context, wanted, key);
+  SLUICE_TRY(sluice_layout_describe(context->comm, layout));
+  sluice_cache_key(context, wanted, layout, key);
   int has_path = (folder == NULL || folder[0] != '\0') && sluice_cache_path(folder, key, path), all = 0;
   int found = has_path && !refresh && sluice_cache_read(path, key, sluice_finding_is_default(folder), &machine);
   SLUICE_TRY(all_have_it(context, &machine, found, &all));

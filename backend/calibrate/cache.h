@@ -11,8 +11,9 @@
 
 #define SLUICE_CACHE_KEY_BYTES 768
 
-/* What a machine's costs depend on: processor, cores, communicator, ranks, GEMMs, dtype, sizes, library version. */
-void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted,
+/* What a machine's costs depend on: processor, cores that may be used, communicator, ranks and where they lie, GEMMs,
+ * dtype, sizes, library version. layout: of sluice_layout_describe. */
+void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted, const char* layout,
                       char out_key[SLUICE_CACHE_KEY_BYTES]);
 /* See sluice_finding_path. */
 int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_FINDING_PATH_BYTES]);

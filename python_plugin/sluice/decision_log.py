@@ -8,7 +8,6 @@ be written is let go: training never fails for it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ import tempfile
 import time
 from typing import Any
 
-from . import cache_folder, owned
+from . import cache_folder, file_lock, owned
 
 FORM = 2
 KEPT = 64
@@ -59,7 +58,7 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
         path = os.path.join(place, NAME)
         owned.make_folder(place)
         with open(path + ".lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            file_lock.take(lock.fileno(), lock.name)
             try:
                 known = read(path)
             except Damaged as problem:

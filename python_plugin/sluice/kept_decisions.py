@@ -9,7 +9,6 @@ of `sluice.export_decisions` may stand in its place: then its answers are taken 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -18,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sluice import decision_log, owned
+from sluice import decision_log, file_lock, owned
 from sluice.errors import InvalidArgument
 
 FORM = 2
@@ -43,13 +42,18 @@ def place(named: str | bool, cache: str | None) -> str:
     return named if isinstance(named, str) else os.path.join(decision_log.folder(cache), NAME)
 
 
-def machine_words(device: str, link: str, world_size: int, gemm: str, version: str) -> str:
+def machine_words(device: str, link: str, world_size: int, hosts: str, gemm: str, version: str) -> str:
     """Everything that an answer depends on besides its layer: what measured machines are kept under, less the sizes."""
     threads = os.environ.get("OMP_NUM_THREADS", "all")
     return (
-        f"version {version}; device {device}, {_processor()}, {os.cpu_count()} cores, {threads} threads; "
-        f"link {link}, {world_size} ranks; GEMMs {gemm}"
+        f"version {version}; device {device}, {_processor()}, {_cores()}, {threads} threads; "
+        f"link {link}, {world_size} ranks on {hosts}; GEMMs {gemm}"
     )
+
+
+def _cores() -> str:
+    """Those that this process may run on; a control group's share of them is not looked at."""
+    return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
 
 
 def _processor() -> str:
@@ -172,7 +176,7 @@ def merge(path: str, machine: str, new: Answers) -> None:
         check_ours(path)  # before a lock is made beside it
         owned.make_folder(os.path.dirname(os.path.abspath(path)))
         with open(path + ".lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            file_lock.take(lock.fileno(), lock.name)
             try:
                 machines = _machines(path, machine)
                 known = read(path, machine)

@@ -60,6 +60,19 @@ def test_Build_SeveralAtOnce_CompileOnce(tmp_path):
     assert finish(start("--out", str(out), "--force", CXX=compiler(tmp_path)))[0] == 0 and calls(tmp_path) == 2 * ONCE
 
 
+def test_Build_FileSystemWithoutLocks_CompilesAndSaysSo(tmp_path):
+    """As some network file systems are; two at once may both compile, and what is there in the end fits."""
+    source, library, out = tmp_path / "flock.c", tmp_path / "libflock.so", tmp_path / "out"
+    source.write_text("#include <errno.h>\nint flock(int fd, int how) { errno = ENOLCK; return -1; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    started = [start("--out", str(out), CXX=compiler(tmp_path), LD_PRELOAD=str(library)) for _ in range(2)]
+    results = [finish(process) for process in started]
+    assert all("cannot be locked (No locks available)" in text for _, text in results), results
+    assert all(code == 0 for code, _ in results), results
+    again = finish(start("--out", str(out), CXX=compiler(tmp_path), LD_PRELOAD=str(library)))
+    assert again[0] == 0 and "is ready" not in again[1] and calls(tmp_path) <= 2 * ONCE
+
+
 def test_Build_StampDiffers_CompilesAgain(tmp_path):
     out = tmp_path / "out"
     assert finish(start("--out", str(out), CXX=compiler(tmp_path)))[0] == 0

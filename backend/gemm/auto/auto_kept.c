@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "backend/base/json.h"
 #include "backend/base/findings.h"
 #include "backend/base/log.h"
+#include "backend/base/processors.h"
 #include "backend/base/threads.h"
 
 /* To be raised with every change of the classes, of the kinds' order, or of a kernel that changes who is faster. */
@@ -16,12 +16,12 @@
 enum { KEY_BYTES = 512, CHOICE_BYTES = 32 };
 
 static void key_of(const char* candidates, char key[KEY_BYTES]) {
-  char processor[128];
+  char processor[128], cores[64];
   sluice_finding_processor(processor, sizeof processor);
+  sluice_processors_describe(cores, sizeof cores);
   const sluice_threads_t pool = sluice_threads_find();
-  snprintf(key, KEY_BYTES, "version %d.%d.%d; %s, %ld cores, %d threads; %s", SLUICE_VERSION_MAJOR,
-           SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, processor, sysconf(_SC_NPROCESSORS_ONLN),
-           sluice_threads_available(&pool), candidates);
+  snprintf(key, KEY_BYTES, "version %d.%d.%d; %s, %s, %d threads; %s", SLUICE_VERSION_MAJOR, SLUICE_VERSION_MINOR,
+           SLUICE_VERSION_PATCH, processor, cores, sluice_threads_available(&pool), candidates);
 }
 
 static int whole_number(const sluice_json_t* node, double most) {

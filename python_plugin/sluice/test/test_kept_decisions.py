@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
 from typing import Any
 
 import pytest
-from sluice import kept_decisions
+from sluice import decision_log, kept_decisions
 from sluice.errors import NoMemory
 
 HERE, THERE = "this machine", "that machine"
@@ -37,6 +39,30 @@ def test_Merge_ManyProcesses_LosesNothing(tmp_path) -> None:
         100 * who + n for who in range(4) for n in range(10)
     ]
     assert set(os.listdir(tmp_path / "folder")) == {"kept.json", "kept.json.lock"}
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_Merge_FileSystemWithoutLocks_KeepsThemAndSaysItOnce(tmp_path, monkeypatch, capfd, error: int) -> None:
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = str(tmp_path / "kept.json")
+    for rows in (64, 128):
+        kept_decisions.merge(path, HERE, [_answer(1, rows)])
+    assert kept_decisions.read(path, HERE) == [_answer(1, 64), _answer(1, 128)]
+    assert decision_log.append([{"rows": 3}], str(tmp_path)) is not None
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and all("cannot be locked" in line for line in said), said  # one for each file
+
+
+def test_Merge_LockThatFailsOtherwise_IsToldAsBefore(tmp_path, monkeypatch, capfd) -> None:
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    kept_decisions.merge(str(tmp_path / "kept.json"), HERE, [_answer(1, 64)])
+    assert "Input/output error" in capfd.readouterr().err and not (tmp_path / "kept.json").exists()
 
 
 def test_Merge_SameLayersAndSize_TheNewestStays(tmp_path) -> None:
@@ -168,5 +194,14 @@ def test_Place_TrueOrPath(monkeypatch, cache: str | None, where: str) -> None:
 
 def test_Words_NameWhatAnswersDependOn(monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    words = kept_decisions.machine_words("cpu", "host", 4, "auto", "1.2")
-    assert words.startswith("version 1.2; device cpu, ") and ", 3 threads; link host, 4 ranks; GEMMs auto" in words
+    words = kept_decisions.machine_words("cpu", "host", 4, "1 host", "auto", "1.2")
+    assert words.startswith("version 1.2; device cpu, ")
+    assert ", 3 threads; link host, 4 ranks on 1 host; GEMMs auto" in words
+    assert kept_decisions.machine_words("cpu", "host", 4, "2 hosts (0 0 2 2)", "auto", "1.2") != words
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) > 1:
+        try:
+            os.sched_setaffinity(0, {min(allowed)})
+            assert kept_decisions.machine_words("cpu", "host", 4, "1 host", "auto", "1.2") != words
+        finally:
+            os.sched_setaffinity(0, allowed)

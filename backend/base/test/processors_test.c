@@ -1,0 +1,58 @@
+/* What of a machine's processors a process may use. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sched_setaffinity */
+#endif
+#include "backend/base/processors.h"
+
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void quota(void** state) {
+  (void)state;
+  assert_true(sluice_processors_quota("150000 100000\n") == 1.5);
+  assert_true(sluice_processors_quota("50000 100000") == 0.5);
+  static const char* const none[] = {"max 100000\n", "-1 100000", "0 100000", "100000 0", "100000", "", "\n", "x"};
+  for (size_t i = 0; i < sizeof none / sizeof none[0]; ++i) assert_true(sluice_processors_quota(none[i]) == 0);
+}
+
+static void affinity(void** state) {
+  (void)state;
+  char before[64], after[64];
+  cpu_set_t own, one;
+  assert_int_equal(sched_getaffinity(0, sizeof own, &own), 0);
+  sluice_processors_describe(before, sizeof before);
+  int allowed = 0, cores = 0, first = 0;
+  assert_int_equal(sscanf(before, "%d of %d cores", &allowed, &cores), 2);
+  assert_int_equal(allowed, CPU_COUNT(&own));
+  while (!CPU_ISSET(first, &own)) ++first;
+  CPU_ZERO(&one);
+  CPU_SET(first, &one);
+  assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+  sluice_processors_describe(after, sizeof after);
+  assert_int_equal(sched_setaffinity(0, sizeof own, &own), 0);
+  assert_int_equal(strncmp(after, "1 of ", 5), 0);
+  if (allowed > 1) assert_string_not_equal(before, after);
+}
+
+static void small_room(void** state) {
+  (void)state;
+  char text[8] = "", none[1] = "";
+  sluice_processors_describe(text, sizeof text);
+  sluice_processors_describe(none, sizeof none);
+  assert_int_equal(strlen(text), sizeof text - 1);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"Quota_CpuMax_IsReadOrNone", quota},
+      {"Processors_FewerAllowed_AreOthers", affinity},
+      {"Processors_LittleRoom_AreCut", small_room},
+  };
+  return cmocka_run_group_tests_name("processors", tests, NULL, NULL);
+}

@@ -36,7 +36,8 @@ int sluice_choice_chunks_by_experts(const sluice_workload_t* w, const sluice_cho
 }
 
 int sluice_workload_has_two_levels(const sluice_workload_t* w) {
-  return w->deduplicate == SLUICE_DEDUPLICATE_NODES && w->ranks_per_node > 1 && w->ranks_per_node < w->world_size;
+  return w->deduplicate == SLUICE_DEDUPLICATE_NODES && w->ranks_per_node > 1 && w->ranks_per_node < w->world_size &&
+         w->top_k > 1; /* as sluice_shape_set_nodes */
 }
 
 /* In two levels `out` and `in` are what travels within a node. Each forwarding rank has the tokens of its local index

@@ -33,7 +33,7 @@ void sluice_shape_init(sluice_shape_t* out, const sluice_moe_config_t* config, c
 }
 
 void sluice_shape_set_nodes(sluice_shape_t* shape, int32_t ranks_per_node) {
-  const int several = ranks_per_node > 1 && ranks_per_node < shape->world_size;
+  const int several = ranks_per_node > 1 && ranks_per_node < shape->world_size && shape->config.top_k > 1;
   shape->ranks_per_node = (int16_t)(several ? ranks_per_node : 0);
 }
 

@@ -29,7 +29,8 @@ typedef struct sluice_shape_s {
 void sluice_shape_init(sluice_shape_t* out_shape, const sluice_moe_config_t* config,
                        const sluice_chunk_policies_t* policies, int32_t rank, int32_t world_size,
                        const int32_t* first_position, int32_t on_device_memory);
-/* Of ranks that lie on nodes, consecutive ones together; 0: not known. */
+/* Of ranks that lie on nodes, consecutive ones together; 0: not known. A token with one route goes to one node in any
+ * case: it keeps one level, which has one hop. */
 void sluice_shape_set_nodes(sluice_shape_t* shape, int32_t ranks_per_node);
 /* Other numbers of experts on the ranks: num_local and most_local. first_position: as in sluice_shape_init. */
 void sluice_shape_set_experts(sluice_shape_t* shape, const int32_t* first_position);

@@ -100,7 +100,8 @@ enum {
    * experts of its routes. On the way back that rank adds the sums of its node's ranks in rank order, in f32, rounded
    * to the layer's dtype; the sums of nodes are then added in node order. Experts get the same bits as with RANKS;
    * outputs and input gradients differ by roundings of the sums. 8 bytes for each token and node go along. On a CPU,
-   * without a plan or a budget (UNSUPPORTED). With one node, or nodes of one rank: as RANKS. */
+   * without a plan or a budget (UNSUPPORTED). With one node, nodes of one rank, or
+   * top_k 1: as RANKS. */
   SLUICE_DEDUPLICATE_NODES = 2
 };
 

@@ -241,6 +241,55 @@ static void Deduplicated_Prediction_TakesTheShareOfTheWire(void** state) {
   assert_true(is_near(sluice_pass_overhead(&m, &with, SLUICE_BACKWARD), sluice_pass_overhead(&m, &w, SLUICE_BACKWARD)));
 }
 
+static void TwoLevels_RowsOfEachLevel_AreCounted(void** state) {
+  (void)state;
+  /* All ways to choose K = 3 of E = 8 experts on two nodes of two ranks, of a token on rank 0. */
+  sluice_workload_t w = base_work;
+  w.num_experts = 8, w.top_k = 3, w.world_size = 4, w.ranks_per_node = 2, w.deduplicate = SLUICE_DEDUPLICATE_NODES;
+  double between = 0, nodes = 0, ranks = 0, ways = 0;
+  for (int a = 0; a < 8; ++a) {
+    for (int b = a + 1; b < 8; ++b) {
+      for (int c = b + 1; c < 8; ++c) {
+        ++ways;
+        for (int r = 0; r < 4; ++r) ranks += a / 2 == r || b / 2 == r || c / 2 == r;
+        for (int v = 0; v < 2; ++v) nodes += a / 4 == v || b / 4 == v || c / 4 == v;
+        between += a / 4 == 1 || b / 4 == 1 || c / 4 == 1;
+      }
+    }
+  }
+  const sluice_choice_t two = {.num_chunks = 2};
+  const sluice_chunk_rows_t rows = sluice_rows_of(&w, &two);
+  const double tokens = (double)w.num_tokens / 2;
+  assert_true(relative(rows.between, tokens * between / ways) < 1e-12);
+  assert_true(relative(rows.returned, tokens * nodes / ways) < 1e-12);
+  assert_true(relative(rows.passed_on, tokens * ranks / ways) < 1e-12);
+  assert_true(relative(rows.out, tokens * ranks / ways / 2) < 1e-12); /* half of what is passed on stays */
+  w.top_k = 1;
+  assert_true(!sluice_workload_has_two_levels(&w) && sluice_rows_of(&w, &two).between == 0);
+  w.top_k = 3, w.ranks_per_node = 4;
+  assert_true(!sluice_workload_has_two_levels(&w));
+}
+
+/* With links that are free within a node, the lane takes what goes between nodes. */
+static void TwoLevels_Prediction_TakesTheShareOfTheSlowWire(void** state) {
+  (void)state;
+  sluice_machine_t m = plain_machine();
+  m.rows.count = 0;
+  m.ranks_per_node = 2;
+  m.node_exchange.bytes = (sluice_curve_t){1, {1}, {1e-18}};
+  sluice_workload_t one = base_work;
+  one.world_size = 4, one.num_experts = 8, one.top_k = 4, one.model_width = 4096;
+  one.deduplicate = SLUICE_DEDUPLICATE_RANKS, one.ranks_per_node = 2;
+  sluice_workload_t nodes = one;
+  nodes.deduplicate = SLUICE_DEDUPLICATE_NODES;
+  const sluice_choice_t c = {4, 0, 0, 0, 0};
+  const double between = sluice_rows_of(&nodes, &c).between, out = sluice_rows_of(&one, &c).out * 2 / 3;
+  for (int32_t d = 0; d < 2; ++d) {
+    double share = predict(&m, &nodes, c).busy[d][SLUICE_LANE_COMM] / predict(&m, &one, c).busy[d][SLUICE_LANE_COMM];
+    assert_true(share > between / out - 1e-3 && share < between / out + 0.02 && share < 0.8);
+  }
+}
+
 static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();
@@ -321,6 +370,8 @@ int main(void) {
       cmocka_unit_test(Exchange_SkewedRows_CountBetweenTheFullestRankAndAll),
       cmocka_unit_test(Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting),
       cmocka_unit_test(Deduplicated_Prediction_TakesTheShareOfTheWire),
+      cmocka_unit_test(TwoLevels_RowsOfEachLevel_AreCounted),
+      cmocka_unit_test(TwoLevels_Prediction_TakesTheShareOfTheSlowWire),
       cmocka_unit_test(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed),
       cmocka_unit_test(ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed),
       cmocka_unit_test(ChunksOfRows_Ends_TakeHalf),

@@ -12,7 +12,7 @@
 
 enum { MOST = 64, HEAD_BYTES = 1024 };
 static const char candidates[] = "auto of native + ref, host of nobody";
-static char folder[] = "/tmp/gemm_choices_XXXXXX", path[SLUICE_FINDING_PATH_BYTES], head[HEAD_BYTES];
+static char folder[SLUICE_FINDING_PATH_BYTES / 2], path[SLUICE_FINDING_PATH_BYTES], head[HEAD_BYTES];
 static size_t head_bytes;
 
 static void clean_up(void) {
@@ -26,9 +26,12 @@ static void hear(void* user, int32_t level, const char* message) {
   FUZZ_CHECK(message[0] != '\0');
 }
 
-/* Where the file lies, and the two lines that it begins with. */
+/* Where the file lies, and the two lines that it begins with. The folder is one that Bazel takes away, or the one where
+ * libFuzzer leaves what it found. */
 static void find_file(void) {
-  FUZZ_CHECK(mkdtemp(folder) != NULL && setenv("SLUICE_CACHE_DIR", folder, 1) == 0);
+  const char* parent = getenv("TEST_TMPDIR");
+  snprintf(folder, sizeof folder, "%s/kept_choices", parent != NULL ? parent : ".");
+  FUZZ_CHECK(setenv("SLUICE_CACHE_DIR", folder, 1) == 0);
   sluice_gemm_choices_write(candidates, NULL, 0);
   DIR* entries = opendir(folder);
   FUZZ_CHECK(entries != NULL);

@@ -132,3 +132,14 @@ def test_Ep_TinyRun_LeavesAWholeRecord(tmp_path: Path, deduplicate: bool) -> Non
     assert all(len(line["wall_s"][side]) == 2 for side in ("stock", "sluice"))
     assert line["difference"] < 1e-5 and line["comm_s"] > 0 and line["compute_s"] > 0 and line["chunks"] >= 1
     assert isinstance(ep_marks.missed(line), list)
+
+
+@pytest.mark.full
+def test_TwoLevels_TinyRunOnTwoNodes_SendsLessBetweenThem(tmp_path: Path) -> None:
+    options = ("--smoke", "--links", "1gbit", "--pairs", "2", "--warm-up", "2", "--records", str(tmp_path))
+    done = _run("integration_tests/benchmarks/two_levels.py", *options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (line,) = json.loads((tmp_path / "two_levels.raw.json").read_text())["lines"]
+    assert all(len(line["wall_s"][side]) == 2 for side in ("one", "two"))
+    assert line["between_bytes"]["two"] < line["between_bytes"]["one"]
+    assert line["difference"] < 1e-5

@@ -144,22 +144,30 @@ static void death_run(part_t* me) {
 
 static void Ranks_OneDiesInEachPhase_OthersNameIt(void** state) {
   (void)state;
-  for (int32_t form = 0; form < 3; ++form) { /* two ranks, three, and two that deduplicate */
-    int32_t w = form == 1 ? 3 : 2;
+  static const struct {
+    int32_t world_size, deduplicate;
+    uint64_t least; /* exchanges of a step */
+    uint64_t every; /* of how many waits one fails: each takes until a deadline */
+  } forms[] = {{2, SLUICE_DEDUPLICATE_NONE, 10, 1},
+               {3, SLUICE_DEDUPLICATE_NONE, 10, 1},
+               {2, SLUICE_DEDUPLICATE_RANKS, 13, 1},
+               {4, SLUICE_DEDUPLICATE_NODES, 22, 5}};
+  for (size_t form = 0; form < sizeof forms / sizeof forms[0]; ++form) {
     for (int32_t on = SLUICE_FAKE_START; on <= SLUICE_FAKE_WAIT; ++on) {
       uint64_t nth = 0;
-      for (int struck = 1; struck; ++nth) {
+      for (int struck = 1; struck; nth += on == SLUICE_FAKE_WAIT ? forms[form].every : 1) {
         death_scene_t scene = {
             .fault = {.on = on, .action = SLUICE_FAKE_FAIL, .nth = nth, .status = SLUICE_E_PEER_LOST, .peer = 1},
-            .deduplicate = form == 2};
-        play_t play = {.run = death_run, .scene = &scene, .world_size = w, .with_fakes = 1};
+            .deduplicate = forms[form].deduplicate};
+        play_t play = {.run = death_run, .scene = &scene, .world_size = forms[form].world_size, .with_fakes = 1};
         if (on == SLUICE_FAKE_WAIT) play.timeout_ns = BRIEF_NS;
         perform(&play);
         struck = scene.struck && nth < 40;
       }
       /* n = 2: header, 2 dispatches, 2 combines; header, twice rows and scalars each way. Deduplicated, slots after the
-       * header and scalars with each dispatch as well. */
-      assert_in_range(nth, form == 2 ? 13 : 10, 30);
+       * header and scalars with each dispatch as well; in two levels what node copies are for, and an exchange within
+       * the node beside each of rows. */
+      assert_in_range(nth, forms[form].least, 30 + forms[form].every);
     }
   }
 }

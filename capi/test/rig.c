@@ -210,6 +210,7 @@ sluice_status_t rig_open_context(rig_t* rig, sluice_comm_t* comm) {
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
   config.gemm = "ref";
+  config.ranks_per_node = rig->world_size == 4 ? 2 : 0; /* for layers that ask where ranks are */
   config.allocate = heap_allocate, config.release = heap_release, config.allocate_user = &rig->heap;
   if (here.machine != NULL) {
     config.gemm = NULL, config.allocate = NULL, config.release = NULL; /* the device's own */

@@ -136,7 +136,8 @@ class Context:
         config.shared_memory_budget = self.options.shared_memory_budget or 0
         config.shared_host_memory_budget = self.options.shared_host_memory_budget or 0
         config.num_layers = self.options.num_layers or 0
-        config.ranks_per_node = self.options.ranks_per_node or self.ep_group.ranks_per_node()
+        per_node = self.options.ranks_per_node or self.ep_group.ranks_per_node()
+        config.ranks_per_node = per_node if per_node < self.ep_group.world_size else 0  # a group within one node
         config.device_type, config.device_id = self.placement.code, self.placement.index
         if not self.placement.is_cuda:
             config.host_gemm = ffi.cast("sluice_host_gemm_fn_t", native().gemm_address)

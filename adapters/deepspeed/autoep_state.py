@@ -9,6 +9,7 @@ import torch
 from sluice.adapters.deepspeed import flops_profile
 from sluice.adapters.deepspeed.runners import Runners
 from sluice.adapters.deepspeed.seam import Runner
+from sluice.adapters.host.moving import Expert, of_stacks
 
 # Rows, expert ids [rows, K'] and weights f32 [rows, K'] of tokens [T, M], scores [T, K] and chosen experts [T, K].
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -40,6 +41,10 @@ SCORES = {
 
 class AutoEPState(Runners):
     """One swapped `AutoEPMoELayer`."""
+
+    def slots(self, container: Any) -> list[Expert]:
+        """See Runners."""
+        return of_stacks({"w1": container.w1, "w3": container.w3, "w2": container.w2}, container.w1.shape[0])
 
     def runner(self, layer: Any, tokens: torch.Tensor) -> tuple[Runner, torch.dtype]:
         """The engine layer for these tokens, and the dtype of its rows."""

@@ -1,130 +1,16 @@
-"""What an optimizer keeps of an expert's parameters, whichever optimizer DeepSpeed trains with: how to read all of it,
-and how to put it into another expert's place. One table for each kind, chosen when experts move."""
+"""What DeepSpeed's optimizers keep of an expert's parameters (adapters/host/kept.py). One keeper for each kind, chosen
+when experts move."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.host.kept import Content, Gradient, Keeper, Masters, Piece, mastered, plain
 from torch import nn
-
-Content = dict[str, Any]  # tensors and numbers by name
-
-
-class Keeper(Protocol):
-    """Reads and writes what is kept of one parameter, beside its value."""
-
-    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """Why something of these parameters could not be moved now; "": nothing is in the way."""
-        ...
-
-    def bytes_of(self, parameter: nn.Parameter) -> int:
-        """Of what `read` would give."""
-        ...
-
-    def read(self, parameter: nn.Parameter) -> Content:
-        """Copies. Collective over the ranks that hold parts of it."""
-        ...
-
-    def write(self, parameter: nn.Parameter, content: Content) -> None:
-        """Into the optimizer's own tensors where there are any."""
-        ...
-
-
-class Nothing:
-    """No optimizer: a gradient alone."""
-
-    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """See Keeper."""
-        return ""
-
-    def bytes_of(self, parameter: nn.Parameter) -> int:
-        """See Keeper."""
-        return 0 if parameter.grad is None else _bytes(parameter.grad)
-
-    def read(self, parameter: nn.Parameter) -> Content:
-        """See Keeper."""
-        return {} if parameter.grad is None else {"grad": parameter.grad.detach().clone()}
-
-    def write(self, parameter: nn.Parameter, content: Content) -> None:
-        """See Keeper."""
-        grad = content.get("grad")
-        if grad is None or parameter.grad is None:
-            parameter.grad = grad
-        else:
-            parameter.grad.copy_(grad)
-
-
-class Plain(Nothing):
-    """An optimizer of torch whose `state` is by parameter: ZeRO stage 0 with float32 parameters."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._state = optimizer.state
-
-    def bytes_of(self, parameter: nn.Parameter) -> int:
-        """See Keeper."""
-        kept = [value for value in self._state.get(parameter, {}).values() if isinstance(value, torch.Tensor)]
-        return super().bytes_of(parameter) + sum(map(_bytes, kept))
-
-    def read(self, parameter: nn.Parameter) -> Content:
-        """See Keeper."""
-        content = super().read(parameter)
-        for key, value in self._state.get(parameter, {}).items():
-            content[f"state {key}"] = value.detach().clone() if isinstance(value, torch.Tensor) else value
-        return content
-
-    def write(self, parameter: nn.Parameter, content: Content) -> None:
-        """See Keeper."""
-        super().write(parameter, content)
-        if not parameter.requires_grad:
-            return
-        prefix = "state "
-        kept = {key[len(prefix) :]: value for key, value in content.items() if key.startswith(prefix)}
-        if kept:
-            self._state[parameter] = kept
-        else:
-            self._state.pop(parameter, None)
-
-
-class Mastered(Plain):
-    """Each parameter of 16 bits has a master of its own, and the `state` is by master: DeepSpeed's unfused optimizer,
-    which 16-bit experts have without ZeRO."""
-
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer.optimizer)
-        lists = zip(optimizer.fp16_groups, optimizer.fp32_groups)
-        self._masters = {id(p): master for own, masters in lists for p, master in zip(own, masters)}
-
-    def bytes_of(self, parameter: nn.Parameter) -> int:
-        """See Keeper."""
-        master = self._masters.get(id(parameter))
-        own = Nothing.bytes_of(self, parameter)
-        return own if master is None else own + _bytes(master) + super().bytes_of(master)
-
-    def read(self, parameter: nn.Parameter) -> Content:
-        """See Keeper."""
-        content, master = Nothing.read(self, parameter), self._masters.get(id(parameter))
-        if master is not None:
-            kept = {key: value for key, value in super().read(master).items() if key != "grad"}
-            content.update(kept, master=master.detach().clone())
-        return content
-
-    def write(self, parameter: nn.Parameter, content: Content) -> None:
-        """See Keeper."""
-        Nothing.write(self, parameter, content)
-        master = self._masters.get(id(parameter))
-        if master is None:
-            return
-        if "master" in content:
-            master.data.copy_(content["master"])
-        super().write(master, {key: value for key, value in content.items() if key.startswith("state ")})
-
-    def holds(self, parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether it has a master of each."""
-        return all(id(parameter) in self._masters for parameter in parameters)
 
 
 class Partitioned:
@@ -155,45 +41,53 @@ class Partitioned:
             )
         return ""
 
-    def bytes_of(self, parameter: nn.Parameter) -> int:
+    def bytes_of(self, piece: Piece) -> int:
         """See Keeper."""
-        return parameter.numel() * 4 * (1 + len(self._keys)) if parameter.requires_grad else 0
+        size = piece.parameter.numel() // piece.count * 4
+        return size * (1 + len(self._keys)) if piece.parameter.requires_grad else 0
 
-    def read(self, parameter: nn.Parameter) -> Content:
+    def read(self, piece: Piece) -> Content:
         """See Keeper."""
-        if not parameter.requires_grad:
+        if not piece.parameter.requires_grad:
             return {}
-        content = {"master": self._whole(parameter, None)}
+        content = {"master": self._gathered(piece, None)}
         for key in self._keys:
-            content[f"state {key}"] = self._whole(parameter, key)
+            content[f"state {key}"] = self._gathered(piece, key)
         return content
 
-    def write(self, parameter: nn.Parameter, content: Content) -> None:
+    def write(self, piece: Piece, content: Content) -> None:
         """See Keeper."""
         for key in (None, *self._keys):
             value = content.get("master" if key is None else f"state {key}")
-            part = None if value is None else self._part(parameter, key)
+            part = None if value is None else self._part(piece, key)
             if part is not None:
                 start, own = part
                 own.copy_(value.view(-1).narrow(0, start, own.numel()))
 
-    def _part(self, parameter: nn.Parameter, key: str | None) -> tuple[int, torch.Tensor] | None:
-        """Where this rank's part of a parameter begins in it, and the part of its master (key None) or of a moment, as
-        a view; None: this rank has none. DeepSpeed's own views of moments are made when there are none yet."""
-        mapping = getattr(parameter, "_hp_mapping", None)
+    def _part(self, piece: Piece, key: str | None) -> tuple[int, torch.Tensor] | None:
+        """Where this rank's part of a piece begins in it, and the part of its master (key None) or of a moment, as a
+        view; None: this rank has none. DeepSpeed's own views of moments are made when there are none yet."""
+        mapping = getattr(piece.parameter, "_hp_mapping", None)
         if mapping is None:
             return None
         start = mapping.lp_fragment_address.start
         if key is None:
-            return start, mapping.hp_fragment
-        base = self._optimizer.optimizer
-        flat = base.param_groups[mapping.param_group_index]["params"][0]
-        where = mapping.hp_fragment_address
-        return start, base.state[flat][key].narrow(0, where.start, where.numel)
+            own = mapping.hp_fragment
+        else:
+            base = self._optimizer.optimizer
+            flat = base.param_groups[mapping.param_group_index]["params"][0]
+            where = mapping.hp_fragment_address
+            own = base.state[flat][key].narrow(0, where.start, where.numel)
+        size = piece.parameter.numel() // piece.count
+        first, last = max(start, size * piece.index), min(start + own.numel(), size * (piece.index + 1))
+        return (
+            None if first >= last else (first - size * piece.index, own.view(-1).narrow(0, first - start, last - first))
+        )
 
-    def _whole(self, parameter: nn.Parameter, key: str | None) -> torch.Tensor:
-        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        part = self._part(parameter, key)
+    def _gathered(self, piece: Piece, key: str | None) -> torch.Tensor:
+        parameter = piece.parameter
+        whole = torch.zeros(parameter.numel() // piece.count, dtype=torch.float32, device=parameter.device)
+        part = self._part(piece, key)
         if part is not None:
             start, own = part
             whole.narrow(0, start, own.numel()).copy_(own)
@@ -201,23 +95,21 @@ class Partitioned:
         return whole
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def keeper_of(name: str, experts: Sequence[nn.Module], optimizer: Any) -> Keeper:
+def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> Keeper:
     """By what the optimizer can do. UnsupportedError where it keeps things of experts nobody knows where."""
     if optimizer is None:
-        return Nothing()
-    trained = [p for expert in experts for p in expert.parameters() if p.requires_grad]
+        return Gradient()
+    trained = [p for p in parameters if p.requires_grad]
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if isinstance(optimizer, torch.optim.Optimizer) and {id(p) for p in trained} <= held:
-        return Plain(optimizer)
+        return plain(optimizer)
     base = getattr(optimizer, "optimizer", None)
     if isinstance(base, torch.optim.Optimizer) and hasattr(optimizer, "fp16_groups"):
-        mastered = Mastered(optimizer)
-        if mastered.holds(trained):
-            return mastered
+        # The unfused optimizer, which 16-bit experts have without ZeRO.
+        lists = zip(optimizer.fp16_groups, optimizer.fp32_groups)
+        masters = Masters([pair for own, copies in lists for pair in zip(own, copies)])
+        if masters.holds(trained):
+            return mastered(masters, base.state)
     has_parts = all(hasattr(p, "_hp_mapping") for p in trained)
     if has_parts and isinstance(base, torch.optim.Optimizer):
         return Partitioned(optimizer)

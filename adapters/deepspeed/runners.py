@@ -7,18 +7,20 @@ storage and because a user may hook an expert after the swap.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.deepspeed import comms_log
+from sluice.adapters.deepspeed import comms_log, moving
 from sluice.adapters.deepspeed import experts as experts_module
-from sluice.adapters.deepspeed import placement as placement_module
 from sluice.adapters.deepspeed.finding import DTYPES, Finding
-from sluice.adapters.deepspeed.placement import Placement
 from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
 from sluice.adapters.deepspeed.shares import Sharing
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.modules import CallExpert
+from sluice.adapters.host.moving import Expert
+from sluice.adapters.host.placement import Placement
 from sluice.config import Options
 from sluice.errors import Mismatch, OverBudget
 from torch import nn
@@ -133,19 +135,27 @@ class Runners:
 
     # ---- between steps ----
 
+    def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
+        """See `sluice.move_experts`."""
+        moving.move(layer, expert_rank, expert_slot, optimizer)
+
+    @property
+    def seat_name(self) -> str:
+        """See host.moving.Seat."""
+        return f"MoE layer '{self.finding.name}'"
+
+    @property
+    def seat_ranks(self) -> tuple[int, ...]:
+        """See host.moving.Seat."""
+        return self.finding.ranks
+
+    def slots(self, container: Any) -> list[Expert]:
+        """What the layer's container has of each expert of this rank."""
+        raise NotImplementedError
+
     def replace_experts(self, placement: Placement) -> None:
         """Experts lie elsewhere from now on; the caller moves what belongs to them. Collective over the group."""
-        before = self.placement
-        done: list[Runner] = []
-        try:
-            for runner in self._runners.values():
-                runner.replace_experts(*placement)
-                done.append(runner)
-        except Exception:
-            for runner in done:  # the ranks have failed alike
-                runner.replace_experts(*before)
-            raise
-        self.placement = placement
+        self.placement = placement_module.replace_in_all(list(self._runners.values()), self.placement, placement)
 
     def loads(self) -> tuple[list[int], list[int]]:
         """Rows so far: of this rank's tokens by expert, and received by each rank, which all ranks know alike."""

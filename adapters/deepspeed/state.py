@@ -13,6 +13,7 @@ from sluice.adapters.deepspeed import first_call, flops_profile
 from sluice.adapters.deepspeed.runners import Key, Runners
 from sluice.adapters.deepspeed.seam import Runner
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
+from sluice.adapters.host.moving import Expert, of_modules
 from sluice.errors import Mismatch
 from torch import nn
 
@@ -24,6 +25,10 @@ class LayerState(Runners):
         super().__init__(*args, **kwargs)
         self._seen_experts: set[tuple[int, bool]] = set()
         self._result_dtypes: dict[torch.dtype, torch.dtype] = {}
+
+    def slots(self, container: Any) -> list[Expert]:
+        """See Runners."""
+        return of_modules(list(container.deepspeed_experts))
 
     def runner(self, layer: nn.Module) -> tuple[Runner, torch.dtype]:
         """The engine layer for this call, and the dtype of its rows."""

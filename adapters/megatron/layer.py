@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sluice.adapters.host.moving import has_moved
+from sluice.adapters.megatron.moving import refuse_plain, sharded_state_dict
 from sluice.adapters.megatron.state import LayerState, take_over
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -32,6 +34,8 @@ class SluiceMoELayer(MoELayer):
     def __init__(self, *args: Any, sluice: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sluice = take_over(self, sluice)
+        if self._sluice is not None:
+            self.register_state_dict_pre_hook(refuse_plain)
 
     def route(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As the host does; a failure is told to the other ranks."""
@@ -82,6 +86,19 @@ class SluiceMoELayer(MoELayer):
         if self.use_shared_expert and self.shared_expert_overlap:
             output = output + self.shared_experts.get_output()
         return output if shared_expert_output is None else output + shared_expert_output
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        """With the numbers that experts have, wherever they live."""
+        found = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        if self._sluice is None or not has_moved(self._sluice):
+            return found
+        own = f"{prefix}experts."
+        kept = {name: entry for name, entry in found.items() if not name.startswith(own)}
+        mine = self._sluice.placement.experts_of(self.ep_group.rank())
+        moved = sharded_state_dict(self.experts, mine, self._sluice.finding.num_experts, own, sharded_offsets, metadata)
+        return {**kept, **moved}
 
     def backward_dw(self, routed_experts: bool = True, shared_experts: bool = False) -> None:
         """The routed experts have their weight gradients since the backward: nothing is delayed."""

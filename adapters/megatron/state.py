@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -19,9 +19,11 @@ import sluice
 import torch
 from sluice import settings
 from sluice.adapters.host import agree
+from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.contexts import context_of
+from sluice.adapters.host.placement import Placement, replace_in_all
 from sluice.adapters.megatron import experts as experts_module
-from sluice.adapters.megatron import hooks, routes
+from sluice.adapters.megatron import hooks, moving, routes
 from sluice.adapters.megatron.probe import DTYPES, Finding, probe
 from sluice.adapters.torch import Context, EpGroup, MoeLayer, layer_options, refused_policy
 from sluice.config import Options
@@ -106,6 +108,8 @@ class LayerState:
             self._context = context_of(options, self._group, layers, finding.device)
         self._adds_itself = bool(config.gradient_accumulation_fusion)
         self._layers: dict[tuple[torch.dtype, bool], MoeLayer] = {}
+        self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
+        self.placement = self.home
         self._ids: torch.Tensor | None = None
         self._is_fused_now = finding.form.fused
         self._has_told_policy = finding.form.fused is False  # the banner has
@@ -158,6 +162,26 @@ class LayerState:
         layer = next(iter(self._layers.values()), None) or self._make((self.finding.dtype, True))
         layer.refuse(error)
 
+    # ---- experts that change ranks (moving.py) ----
+
+    def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
+        """See `sluice.move_experts`."""
+        moving.move(layer, expert_rank, expert_slot, optimizer)
+
+    @property
+    def seat_name(self) -> str:
+        """See host.moving.Seat."""
+        return f"MoE layer {self.layer_id}"
+
+    @property
+    def seat_ranks(self) -> tuple[int, ...]:
+        """See host.moving.Seat."""
+        return self.finding.ranks
+
+    def replace_experts(self, placement: Placement) -> None:
+        """See host.moving.Seat."""
+        self.placement = replace_in_all(list(self._layers.values()), self.placement, placement)
+
     # ---- inside ----
 
     def _layer_for(self, experts: Any, tokens: torch.Tensor) -> tuple[MoeLayer, torch.dtype]:
@@ -186,6 +210,8 @@ class LayerState:
             "top_k": self.finding.top_k,
             "dtype": dtype,
             "layer_id": self.layer_id,
+            "expert_rank": self.placement.expert_rank,
+            "expert_slot": self.placement.expert_slot,
             # A hooked module sees its rows in one call, unless the options name a number of chunks.
             **layer_options(self._options, fused, 1 if self.finding.form.fused and not fused else 0),
         }

@@ -7,12 +7,15 @@ import functools
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import sluice
 import torch
 from sluice import settings
+from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.contexts import context_of
+from sluice.adapters.host.placement import Placement
 from sluice.adapters.torch import (
     CastingLayer,
     Context,
@@ -24,6 +27,7 @@ from sluice.adapters.torch import (
     watcher,
 )
 from sluice.adapters.transformers import contract as contracts
+from sluice.adapters.transformers import moving
 from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
@@ -93,11 +97,24 @@ class ExpertsState:
 
     group            the ranks that share the experts; then ids are global
     experts_forward  with a group: what runs the experts that another implementation was chosen for
+    torch_group      the host's own, of the same ranks
+    num_experts      of all ranks together
     """
 
-    def __init__(self, layer_id: int, group: EpGroup | None = None, experts_forward: Any = None) -> None:
+    def __init__(
+        self,
+        layer_id: int,
+        group: EpGroup | None = None,
+        experts_forward: Any = None,
+        torch_group: Any = None,
+        num_experts: int = 0,
+    ) -> None:
         self.layer_id = layer_id
         self._group = group
+        self.torch_group = torch_group
+        self.num_experts = num_experts
+        self.home = placement_module.contiguous(num_experts, 1 if group is None else group.world_size)
+        self.placement = self.home
         self._experts_forward = experts_forward
         self._signature: tuple[Any, ...] | None = None
         self._version = -1
@@ -232,6 +249,36 @@ class ExpertsState:
             found.update(layer.context.stats(reset_peak))
         return found
 
+    # ---- experts that change ranks (moving.py) ----
+
+    def move(self, module: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
+        """See `sluice.move_experts`."""
+        with _making:
+            if self._contract is None:
+                self._look(module)
+        moving.move(self, module, expert_rank, expert_slot, optimizer)
+
+    @property
+    def contract(self) -> contracts.Contract:
+        """As it was read last."""
+        assert self._contract is not None
+        return self._contract
+
+    @property
+    def seat_name(self) -> str:
+        """See host.moving.Seat."""
+        return f"experts {self.layer_id}"
+
+    @property
+    def seat_ranks(self) -> tuple[int, ...]:
+        """See host.moving.Seat."""
+        return () if self._group is None else self._group.ranks
+
+    def replace_experts(self, placement: Placement) -> None:
+        """See host.moving.Seat."""
+        alive = [layer for layer in self._layers.values() if layer.context.alive]
+        self.placement = placement_module.replace_in_all(alive, self.placement, placement)
+
     @property
     def has_run(self) -> bool:
         """Whether a call has come so far that what computes is known."""
@@ -299,6 +346,8 @@ class ExpertsState:
             "layer_id": self.layer_id,
             **layer_options(self._options, contract.fused),
         }
+        if self._group is not None:
+            common |= {"expert_rank": self.placement.expert_rank, "expert_slot": self.placement.expert_slot}
         is_open = self._options.policy is None and not self._options.memory_budget and not self._options.reuse
         if contract.fused and self._group is None and is_open:
             # Alone, the dispatched rows are a copy of tokens that autograd holds anyway: copied again, nothing is kept.
@@ -391,9 +440,14 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
     print(f"[sluice {sluice.__version__}] {text} | pid {os.getpid()}", flush=True)
 
 
+def kept_of(module: Any) -> ExpertsState | None:
+    """Of an experts module; None: Sluice has not seen it yet."""
+    return _transported.get(module) or _states.get(module)
+
+
 def state_of(module: Any) -> ExpertsState | None:
-    """Of an experts module; None: Sluice has not run it yet."""
-    state = _transported.get(module) or _states.get(module)
+    """The same of one that has run."""
+    state = kept_of(module)
     return state if state is not None and state.has_run else None
 
 

@@ -37,7 +37,10 @@ class SluiceEP(EPImplementation):
         timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
         ranks = sorted(get_process_group_ranks(ep_mesh.get_group()))
         group = EpGroup.for_ranks(ranks, timeout, options.transport)
-        self._state = ExpertsState(next(_numbers), group, self.experts_forward)
+        everywhere = self.num_local_experts * len(ranks)
+        self._state = ExpertsState(
+            next(_numbers), group, self.experts_forward, torch_group=ep_mesh.get_group(), num_experts=everywhere
+        )
         transported(experts, self._state)
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:

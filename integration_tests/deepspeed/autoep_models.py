@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import autoep_custom
@@ -75,8 +76,11 @@ def train(
     prepare: Any = None,
     checkpointing: bool = False,
     lengths: list[int] | None = None,
+    check: Callable[[Any, int], None] | None = None,
+    before: Callable[[Any, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains and gives what two runs may be compared by, tensors flattened to lists."""
+    """Trains and gives what two runs may be compared by, tensors flattened to lists. check, before: called with engine
+    and step in front of each update, and of each forward."""
     model = build(kind)
     if prepare is not None:
         prepare(model)
@@ -87,11 +91,15 @@ def train(
         assert len(host.sluice.layers) == len(moe_layers(host.module)), host.sluice.refused
     losses = []
     for step in range(steps):
+        if before is not None:
+            before(host, step)
         ids = batch(step, length=12 if lengths is None else lengths[step])
         context = torch.autocast("cpu", getattr(torch, autocast)) if autocast else contextlib.nullcontext()
         with context:
             loss = host(input_ids=ids, labels=ids, use_cache=False).loss
         host.backward(loss)
+        if check is not None:
+            check(host, step)
         host.step()
         losses.append(float(loss.detach()))
     result = {

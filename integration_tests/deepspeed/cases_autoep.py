@@ -187,20 +187,6 @@ def one_rank_dies(where: str) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}", "peer": getattr(error, "peer", None), "s": seconds}
 
 
-def experts_stay() -> str:
-    """Moving them is refused on all ranks, before anything has moved."""
-    host = _engine()
-    layer = host.sluice.layers[0]
-    try:
-        host.sluice.move_experts(layer, [1, 1, 0, 0], [0, 1, 0, 1])
-        raise AssertionError("no error")
-    except RuntimeError as error:
-        text = f"{type(error).__name__}: {error}"
-    host.backward(_loss(host))
-    host.sluice.unswap()
-    return text
-
-
 def numbers() -> list[Any]:
     """What `sluice.stats` and `sluice.decisions` say of an engine and of one layer; copies are the host's."""
     host = _engine(size=1)

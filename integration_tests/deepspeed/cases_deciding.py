@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from cases_placement import SECTION, UNCLIPPED
 from ds_models import batch, build, ds_config, engine, train
-from sluice.adapters.deepspeed import deciding, moving
+from shuffles import forgetting
+from sluice.adapters.deepspeed import deciding
 from sluice.adapters.deepspeed.state import LayerState
 from sluice.planning.placement import PlacementPlan
 
@@ -71,12 +72,7 @@ def decided_training(
             reports.extend(state["placement"] for state in host.sluice.stats())
             host.sluice.decider = _Home(host)
 
-    content_of, plan, replace = moving._content_of, deciding.plan_placement, LayerState.replace_experts
-
-    def forgetful(expert: Any, keeper: Any) -> Any:
-        content = content_of(expert, keeper)
-        return {name: value for name, value in content.items() if not forget or forget not in name}
-
+    plan, replace = deciding.plan_placement, LayerState.replace_experts
     common: dict[str, Any] = {
         "config": {**UNCLIPPED, **(config or {})},
         "dtype": dtype,
@@ -84,15 +80,15 @@ def decided_training(
         "data": _positive,
     }
     still = train(layers, steps, SECTION, **common)
-    moving._content_of = forgetful
     if shuffle:
         deciding.plan_placement = functools.partial(_shuffled, random.Random(5))
     if stale:
         LayerState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
     try:
-        moved = train(layers, steps, {**SECTION, "placement": WILLING}, check=check, **common)
+        with forgetting(forget, is_left_out=True):
+            moved = train(layers, steps, {**SECTION, "placement": WILLING}, check=check, **common)
     finally:
-        moving._content_of, deciding.plan_placement, LayerState.replace_experts = content_of, plan, replace
+        deciding.plan_placement, LayerState.replace_experts = plan, replace
     return [still, moved, reports]
 
 

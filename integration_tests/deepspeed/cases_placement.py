@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import os
-import random
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cases_traps import _one_step
 from ds_models import SLUICE, build, ds_config, engine, train
+from shuffles import PROMISES_BITS, forgetting, shuffled
 from sluice.adapters.deepspeed import moving
-from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.errors import InvalidState
+from sluice.errors import InvalidState, Unsupported
 
-# What promises bits: DeepSpeed clips by a norm that sums over the experts in the order of their places, by default.
-SECTION = {**SLUICE, "chunking": "tokens", "gemm": "native", "policy": "none", "wgrad_mode": "per_chunk"}
+# DeepSpeed clips by a norm that sums over the experts in the order of their places, by default.
+SECTION = {**SLUICE, **PROMISES_BITS}
 UNCLIPPED = {"gradient_clipping": 0.0}
 
 
 def _shuffle(host: Any, seed: int) -> None:
     """Every layer's experts change places, alike on all ranks."""
     for number, layer in enumerate(host.sluice.layers):
-        home = layer._sluice.home
-        places = list(zip(*home))
-        random.Random(100 * seed + number).shuffle(places)
-        host.sluice.move_experts(layer, [rank for rank, _ in places], [slot for _, slot in places])
+        host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
 
 
 def moved_training(
@@ -41,19 +37,10 @@ def moved_training(
         elif step % every == every - 1:
             _shuffle(host, step)
 
-    content_of = moving._content_of
-
-    def forgetful(expert: Any, keeper: Any) -> Any:
-        content = content_of(expert, keeper)
-        return {name: value for name, value in content.items() if not forget or forget not in name}
-
     config = {**UNCLIPPED, **(config or {})}
     still = train(layers, steps, SECTION, config)
-    moving._content_of = forgetful
-    try:
+    with forgetting(forget, is_left_out=True):
         return [still, train(layers, steps, SECTION, config, check=check)]
-    finally:
-        moving._content_of = content_of
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -129,7 +116,7 @@ def refusals() -> list[str]:
             said.append("")
         assert not moving.has_moved(layer)
 
-    refuse(UnsupportedError, [0] * len(rank), list(range(len(rank))))
+    refuse(Unsupported, [0] * len(rank), list(range(len(rank))))
     torch.manual_seed(0)
     x, target = torch.randn(2, 12, 16), torch.randn(2, 12, 16)
     loss = host(x, target)

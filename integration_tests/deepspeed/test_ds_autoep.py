@@ -179,11 +179,6 @@ def test_Unsupported_IsRefusedByNameOrLeftToTheHost(fresh2: Ranks, what: str) ->
         assert layers + len(refused) == 2 and all(word in refused[0] for word in REFUSALS[what])
 
 
-def test_Experts_AreToMove_IsRefusedOnAllRanks(ranks2: Ranks) -> None:
-    for text in ranks2.run("cases_autoep:experts_stay"):
-        assert text.startswith("UnsupportedError") and "experts of AutoEP layers stay" in text
-
-
 def test_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks) -> None:
     first, second = ranks2.run("cases_autoep:one_rank_refuses")
     assert first.startswith("PeerRefused") and "rank 1" in first and "width 36" in first

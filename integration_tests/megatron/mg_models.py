@@ -185,6 +185,7 @@ class Host:
         how: str,
         options: dict[str, Any] | None = None,
         ddp: dict[str, Any] | None = None,
+        clip: float = 1.0,
         **changes: Any,
     ) -> None:
         self.model = model_of(ep, how, options, **changes)
@@ -204,7 +205,7 @@ class Host:
                 optimizer="adam",
                 lr=2e-3,
                 weight_decay=0.01,
-                clip_grad=1.0,
+                clip_grad=clip,
                 bf16=self.config.bf16,
                 params_dtype=self.config.params_dtype,
                 use_distributed_optimizer=ddp_config.use_distributed_optimizer,
@@ -213,8 +214,15 @@ class Host:
             [self.ddp],
         )
 
-    def train(self, steps: int, microbatches: int = 2, around: Around = forward_step) -> dict[str, list[float]]:
-        """Loss and gradient norm of each step on this rank. around: the forward of a micro-batch, or what calls it."""
+    def train(
+        self,
+        steps: int,
+        microbatches: int = 2,
+        around: Around = forward_step,
+        before_update: Callable[[int], None] | None = None,
+    ) -> dict[str, list[float]]:
+        """Loss and gradient norm of each step on this rank (0: nothing clips). around: the forward of a micro-batch, or
+        what calls it. before_update: called with the step, when its gradients are there."""
         data = batches(steps, microbatches)
         self.ddp.train()
         found: dict[str, list[float]] = {"losses": [], "norms": []}
@@ -230,9 +238,11 @@ class Host:
                 micro_batch_size=BATCH,
                 forward_only=False,
             )
+            if before_update is not None:
+                before_update(len(found["losses"]))
             _, norm, _ = self.optimizer.step()
             found["losses"].append(sum(float(loss["loss"]) for loss in losses) / microbatches)
-            found["norms"].append(float(norm))
+            found["norms"].append(0.0 if norm is None else float(norm))
         return found
 
     def parameters(self) -> dict[str, torch.Tensor]:

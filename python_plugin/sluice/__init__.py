@@ -12,6 +12,7 @@ from sluice import autoload, trace
 if TYPE_CHECKING:
     from sluice.adapters.torch.model_plan import plan_model
     from sluice.decided import decisions, export_decisions, export_machine
+    from sluice.owners import experts_at_home, move_experts
     from sluice.settings import configure
 
 try:
@@ -23,9 +24,11 @@ __all__ = [
     "__version__",
     "configure",
     "decisions",
+    "experts_at_home",
     "export_decisions",
     "export_machine",
     "give_back",
+    "move_experts",
     "plan_model",
     "stats",
     "trace",
@@ -48,6 +51,10 @@ def __getattr__(name: str) -> Any:
         from sluice import decided
 
         return getattr(decided, name)
+    if name in ("experts_at_home", "move_experts"):
+        from sluice import owners
+
+        return getattr(owners, name)
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")
 
 

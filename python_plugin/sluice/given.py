@@ -83,11 +83,19 @@ def _of_module(given: Any) -> list[Any]:
     raise InvalidArgument(f"{name_of(given)} does not run on Sluice: {'; '.join([*reasons, *autoload.problems])}")
 
 
-def _layer(module: Any) -> Any:
-    """What an adapter keeps of a module that it runs."""
+def kept_of(module: Any) -> Any:
+    """What an adapter keeps of a layer, one that has not run yet too; None: it is no layer of an adapter's."""
+    if not hasattr(module, "named_modules"):
+        return None
     kept = vars(module).get("_sluice")
     experts = sys.modules.get("sluice.adapters.transformers.experts")
-    return experts.state_of(module) if kept is None and experts is not None else kept
+    return experts.kept_of(module) if kept is None and experts is not None else kept
+
+
+def _layer(module: Any) -> Any:
+    """The same of one that has numbers."""
+    kept = kept_of(module)
+    return kept if getattr(kept, "has_run", True) else None
 
 
 def _hosts() -> list[Any]:

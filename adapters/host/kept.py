@@ -1,0 +1,224 @@
+"""What belongs to an expert beside its values: gradients, masters, and what an optimizer keeps. How to read all of it,
+and how to put it into another expert's place.
+
+A keeper is made of parts, each of which knows one thing. Hosts have parts of their own beside these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+Content = dict[str, Any]  # tensors and numbers by name
+States = MutableMapping[torch.Tensor, dict[str, Any]]  # what an optimizer of torch has as `state`
+
+
+class Piece(NamedTuple):
+    """What a parameter has of one expert: all of it, or one of its equal parts where it is stacked over experts."""
+
+    parameter: nn.Parameter
+    index: int = 0
+    count: int = 1
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same of a tensor of the parameter's shape, as a view. Of a DTensor: of what this rank holds of it."""
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        return local if self.count == 1 else local.view(self.count, -1)[self.index]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the parameter belongs to this expert alone."""
+        return self.count == 1
+
+
+class Keeper(Protocol):
+    """Reads and writes what is kept of a piece beside its value."""
+
+    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
+        """Why something of these parameters could not be moved now; "": nothing is in the way."""
+        ...
+
+    def bytes_of(self, piece: Piece) -> int:
+        """Of what `read` would give."""
+        ...
+
+    def read(self, piece: Piece) -> Content:
+        """Copies. Collective over the ranks that hold parts of it."""
+        ...
+
+    def write(self, piece: Piece, content: Content) -> None:
+        """Into the host's own tensors where there are any."""
+        ...
+
+
+class Together:
+    """A keeper of several things, which have different names for what they keep."""
+
+    def __init__(self, *parts: Keeper) -> None:
+        self._parts = parts
+
+    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
+        """See Keeper."""
+        return next(filter(None, (part.obstacle(parameters) for part in self._parts)), "")
+
+    def bytes_of(self, piece: Piece) -> int:
+        """See Keeper."""
+        return sum(part.bytes_of(piece) for part in self._parts)
+
+    def read(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return {name: value for part in self._parts for name, value in part.read(piece).items()}
+
+    def write(self, piece: Piece, content: Content) -> None:
+        """See Keeper."""
+        for part in self._parts:
+            part.write(piece, content)
+
+
+class Gradient:
+    """Under this attribute of a parameter."""
+
+    def __init__(self, attribute: str = "grad") -> None:
+        self._attribute = attribute
+
+    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
+        """See Keeper."""
+        return ""
+
+    def bytes_of(self, piece: Piece) -> int:
+        """See Keeper."""
+        grad = getattr(piece.parameter, self._attribute, None)
+        return 0 if grad is None else bytes_of(piece.of(grad))
+
+    def read(self, piece: Piece) -> Content:
+        """See Keeper."""
+        grad = getattr(piece.parameter, self._attribute, None)
+        return {} if grad is None else {self._attribute: piece.of(grad).detach().clone()}
+
+    def write(self, piece: Piece, content: Content) -> None:
+        """See Keeper."""
+        grad, there = content.get(self._attribute), getattr(piece.parameter, self._attribute, None)
+        if grad is not None and there is None:
+            there = torch.zeros_like(piece.parameter)
+            setattr(piece.parameter, self._attribute, there)
+        if grad is not None:
+            piece.of(there).copy_(grad)
+        elif there is not None and piece.is_whole:
+            setattr(piece.parameter, self._attribute, None)
+        elif there is not None:
+            piece.of(there).zero_()  # the others' gradients are in it
+
+
+class State:
+    """What an optimizer of torch keeps by parameter, or by the tensor that it has in a parameter's place."""
+
+    _PREFIX = "state "
+
+    def __init__(self, kept_of: Callable[[nn.Parameter], tuple[States, torch.Tensor]]) -> None:
+        """kept_of: the optimizer's `state`, and the tensor by which a parameter's is found there."""
+        self._kept_of = kept_of
+
+    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
+        """See Keeper."""
+        return ""
+
+    def bytes_of(self, piece: Piece) -> int:
+        """See Keeper."""
+        return sum(bytes_of(value) for value in self._views(piece).values() if isinstance(value, torch.Tensor))
+
+    def read(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return {
+            self._PREFIX + key: value.detach().clone() if isinstance(value, torch.Tensor) else value
+            for key, value in self._views(piece).items()
+        }
+
+    def write(self, piece: Piece, content: Content) -> None:
+        """See Keeper."""
+        if not piece.parameter.requires_grad:
+            return
+        kept = of_prefix(content, self._PREFIX)
+        states, key = self._kept_of(piece.parameter)
+        there = states.get(key, {})
+        if not piece.is_whole:
+            for name, value in kept.items():
+                piece.of(there[name]).copy_(value)
+        elif not kept:
+            states.pop(key, None)
+        elif any(hasattr(value, "to_local") for value in there.values()):
+            for name, value in kept.items():
+                _local(there[name]).copy_(value)
+        else:
+            states[key] = kept
+
+    def _views(self, piece: Piece) -> Content:
+        """Where a tensor belongs to several experts, what is counted by tensor (steps) is alike on all ranks, since all
+        take every step."""
+        states, key = self._kept_of(piece.parameter)
+        kept = states.get(key, {})
+        if piece.is_whole:
+            return {name: _local(value) for name, value in kept.items()}
+        shape = piece.parameter.shape
+        return {name: piece.of(value) for name, value in kept.items() if getattr(value, "shape", None) == shape}
+
+
+class Masters:
+    """A copy of each parameter of 16 bits, which the optimizer updates."""
+
+    def __init__(self, pairs: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        self._masters = {id(parameter): master for parameter, master in pairs}
+
+    def of(self, parameter: nn.Parameter) -> torch.Tensor:
+        """The master, or the parameter itself where there is none."""
+        return self._masters.get(id(parameter), parameter)
+
+    def holds(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether each has one."""
+        return all(id(parameter) in self._masters for parameter in parameters)
+
+    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
+        """See Keeper."""
+        return ""
+
+    def bytes_of(self, piece: Piece) -> int:
+        """See Keeper."""
+        master = self._masters.get(id(piece.parameter))
+        return 0 if master is None else bytes_of(piece.of(master))
+
+    def read(self, piece: Piece) -> Content:
+        """See Keeper."""
+        master = self._masters.get(id(piece.parameter))
+        return {} if master is None else {"master": piece.of(master).detach().clone()}
+
+    def write(self, piece: Piece, content: Content) -> None:
+        """See Keeper."""
+        master = self._masters.get(id(piece.parameter))
+        if master is not None and "master" in content:
+            piece.of(master.data).copy_(content["master"])
+
+
+def plain(optimizer: torch.optim.Optimizer) -> Keeper:
+    """Of an optimizer of torch whose `state` is by parameter."""
+    return Together(Gradient(), State(lambda parameter: (optimizer.state, parameter)))
+
+
+def mastered(masters: Masters, states: States) -> Keeper:
+    """Of one whose `state` is by master."""
+    return Together(Gradient(), masters, State(lambda parameter: (states, masters.of(parameter))))
+
+
+def of_prefix(content: Mapping[str, Any], prefix: str) -> Content:
+    """What has names that begin so, by the rest of the names."""
+    return {name[len(prefix) :]: value for name, value in content.items() if name.startswith(prefix)}
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Of its elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _local(value: Any) -> Any:
+    return value.to_local() if hasattr(value, "to_local") else value

@@ -1,0 +1,64 @@
+"""Where the experts of a layer live. A host knows one place for each, which follows from its number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sluice.errors import Unsupported
+
+
+class Placement(NamedTuple):
+    """Of each expert the rank of its group, and its slot among those that the host has there."""
+
+    expert_rank: tuple[int, ...]
+    expert_slot: tuple[int, ...]
+
+    def experts_of(self, rank: int) -> list[int]:
+        """The experts of a rank in the order of its slots."""
+        mine = [(slot, e) for e, (owner, slot) in enumerate(zip(*self)) if owner == rank]
+        return [e for _, e in sorted(mine)]
+
+    def place(self, expert: int) -> tuple[int, int]:
+        """(rank, slot)"""
+        return self.expert_rank[expert], self.expert_slot[expert]
+
+
+def contiguous(num_experts: int, world_size: int) -> Placement:
+    """The host's own."""
+    local = num_experts // world_size
+    experts = range(num_experts)
+    return Placement(tuple(e // local for e in experts), tuple(e % local for e in experts))
+
+
+class Replaceable(Protocol):
+    """An engine layer."""
+
+    def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:
+        """Collective; all as before after an error."""
+        ...
+
+
+def replace_in_all(layers: Sequence[Replaceable], old: Placement, new: Placement) -> Placement:
+    """Tells the engine layers of one layer of the host, all or none: the new placement. Collective over its group."""
+    done: list[Replaceable] = []
+    try:
+        for layer in layers:
+            layer.replace_experts(*new)
+            done.append(layer)
+    except Exception:
+        for layer in done:  # the ranks have failed alike
+            layer.replace_experts(*old)
+        raise
+    return new
+
+
+def checked(name: str, home: Placement, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> Placement:
+    """A placement with as many experts on each rank as the host has there; all ranks refuse another alike."""
+    given = Placement(tuple(map(int, expert_rank)), tuple(map(int, expert_slot)))
+    if sorted(zip(*given)) != sorted(zip(*home)):
+        raise Unsupported(
+            f"{name}: the host has a fixed number of experts on each rank: put each of the "
+            f"{len(home.expert_rank)} experts into one of the places (rank, slot) {sorted(zip(*home))}"
+        )
+    return given

@@ -1,0 +1,80 @@
+"""Moves experts of transformers' modules between ranks (adapters/host/moving.py), as rows of stacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sluice.adapters.host import moving
+from sluice.adapters.host.kept import Gradient, Keeper, plain
+from sluice.adapters.host.moving import Belongings, of_stacks
+from sluice.adapters.transformers import contract as contracts
+from sluice.errors import InvalidState, Unsupported
+
+_HOOK = "_sluice_refuses_state_dicts"
+
+
+def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any) -> None:
+    """See host.moving.move. Collective over the expert-parallel group.
+
+    state  what the adapter keeps of `module`, whose contract it has read
+    """
+    name = state.seat_name
+    if state.torch_group is None or len(state.seat_ranks) == 1:
+        raise Unsupported(
+            f'{name}: its experts are not shared out by ep_implementation="sluice", so none of them can change ranks'
+        )
+    stacks = _stacks(name, module, state.contract.names, state.num_experts // len(state.seat_ranks))
+    keeper = _keeper_of(name, list(stacks.values()), optimizer)
+    slots = of_stacks(stacks, state.num_experts // len(state.seat_ranks))
+    try:
+        moving.move(state, Belongings(slots, keeper, state.torch_group), expert_rank, expert_slot)
+    finally:
+        _guard(module, moving.has_moved(state))
+
+
+def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[str, Any]:
+    """Its stacked parameters; DTensors, of which this rank has whole experts."""
+    strangers = contracts.others(module, tuple(names))
+    if strangers:
+        raise Unsupported(f"{name}: nobody knows which expert {next(iter(strangers))} belongs to: experts stay")
+    stacks = {}
+    for each in names:
+        parameter = getattr(module, each)
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if local.shape[0] != count or not local.is_contiguous():
+            raise Unsupported(
+                f"{name}: of {each} this rank holds {list(local.shape)} with strides {list(local.stride())}, and not "
+                f"{count} whole experts: share each expert out to one rank (ep_size as many as there are ranks)"
+            )
+        stacks[each] = parameter
+    return stacks
+
+
+def _keeper_of(name: str, parameters: Sequence[Any], optimizer: Any) -> Keeper:
+    if optimizer is None:
+        return Gradient()
+    held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    if isinstance(optimizer, torch.optim.Optimizer) and all(id(p) in held for p in parameters if p.requires_grad):
+        return plain(optimizer)
+    raise Unsupported(
+        f"{name}: experts cannot move under this {type(optimizer).__name__}, which does not have them as parameters: "
+        "give the optimizer of torch that trains them"
+    )
+
+
+def _guard(module: Any, has_moved: bool) -> None:
+    """While experts are away a state dict would have them in the order of their places."""
+    handle = module.__dict__.pop(_HOOK, None)
+    if handle is not None:
+        handle.remove()
+    if has_moved:
+        module.__dict__[_HOOK] = module.register_state_dict_pre_hook(_refuse)
+
+
+def _refuse(module: Any, *_: Any) -> None:
+    raise InvalidState(
+        f"experts of this {type(module).__name__} have moved to other ranks, and its tensors have them in the order of "
+        "their places: save within sluice.experts_at_home(model, optimizer)"
+    )

@@ -1,0 +1,97 @@
+"""Rank-side: experts of AutoEP layers that move between ranks in a training, beside that in which none moves."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import autoep_models as models
+import torch
+import torch.distributed as dist
+from cases_placement import UNCLIPPED, _same
+from shuffles import PROMISES_BITS, forgetting, shuffled
+
+SECTION = {**models.SLUICE, **PROMISES_BITS}
+
+
+def shuffle(host: Any, seed: int) -> None:
+    """Every layer's experts change places, alike on all ranks."""
+    for number, layer in enumerate(host.sluice.layers):
+        host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
+
+
+def moved_training(
+    kind: str, steps: int, every: int, size: int = 2, config: dict[str, Any] | None = None, forget: str = ""
+) -> list[Any]:
+    """[unmoved, moved]: what `autoep_models.train` gives. ZeRO has no gradients behind an update, and experts move in
+    front of the next forward; else they move before the update, with their gradients. They are home at the end."""
+    config = {**UNCLIPPED, **(config or {})}
+    behind = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
+
+    def move(host: Any, step: int) -> None:
+        if step == steps - 1:
+            with host.sluice.at_home(False):
+                pass
+        elif step % every == every - 1:
+            shuffle(host, step)
+
+    when = {"before": move} if behind else {"check": move}
+    common = {"section": {"autoep_size": size}, "config": config}
+    still = models.train(kind, steps, SECTION, **common)
+    with forgetting(forget):
+        return [still, models.train(kind, steps, SECTION, **common, **when)]
+
+
+def decided(kind: str, steps: int) -> list[Any]:
+    """[unmoved, moved, reports] with the option "placement"."""
+    reports: list[Any] = []
+
+    def check(host: Any, step: int) -> None:
+        if step == steps - 1:
+            reports.extend(state["placement"] for state in host.sluice.stats())
+            host.sluice.decider = None
+            with host.sluice.at_home(False):
+                pass
+
+    def favour(model: Any) -> None:
+        """The router prefers the first rank's experts."""
+        with torch.no_grad():
+            for layer in model.layers:
+                layer.moe.router.bias[: layer.moe.router.bias.shape[0] // 2] += 4.0
+
+    willing = {"interval": 3, "target": 1.05, "least_gain": 0.01, "horizon": 10**6}
+    still = models.train(kind, steps, SECTION, config=UNCLIPPED, prepare=favour)
+    moved = models.train(kind, steps, {**SECTION, "placement": willing}, config=UNCLIPPED, prepare=favour, check=check)
+    return [still, moved, reports]
+
+
+def checkpoints(kind: str, folder: str, config: dict[str, Any]) -> list[str]:
+    """Files of a run whose experts have moved that differ from those of one in which none has."""
+    hosts = {
+        name: models.engine(models.build(kind), models.expert_parallel(kind), SECTION, **{**UNCLIPPED, **config})
+        for name in ("still", "moved")
+    }
+    for step in range(4):
+        for host in hosts.values():
+            ids = models.batch(step)
+            host.backward(host(input_ids=ids, labels=ids, use_cache=False).loss)
+            host.step()
+        shuffle(hosts["moved"], step)
+    for name, host in hosts.items():
+        host.save_checkpoint(os.path.join(folder, name), tag="x")
+    dist.barrier()
+    files, differ = sorted(os.listdir(os.path.join(folder, "still", "x"))), []
+    for file in files:
+        one, other = (
+            torch.load(os.path.join(folder, name, "x", file), weights_only=False, map_location="cpu") for name in hosts
+        )
+        if not _same(one, other):
+            differ.append(file)
+    with hosts["moved"].sluice.at_home(False):
+        pass
+    for host in hosts.values():
+        host.sluice.unswap()
+        host.destroy()
+    dist.barrier()
+    assert files
+    return differ

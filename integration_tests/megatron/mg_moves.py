@@ -1,0 +1,161 @@
+"""Rank-side: experts that move between ranks in a training, beside that in which none moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mg_models
+import sluice
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from mg_cases import _state, environment, moe_layers
+from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
+from sluice.adapters.host.moving import has_moved
+from sluice.errors import InvalidState, SluiceError
+
+OPTIONS = {**PROMISES_BITS, "chunks": 2}
+
+
+def shuffle(host: mg_models.Host, seed: int) -> None:
+    """Every layer's experts change places, alike on all ranks."""
+    for number, layer in enumerate(moe_layers(host.model)):
+        sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number), host.optimizer)
+
+
+def go_home(host: mg_models.Host) -> None:
+    for layer in moe_layers(host.model):
+        sluice.move_experts(layer, *layer._sluice.home, host.optimizer)
+
+
+def _trained(ep: int, steps: int, every: int, **changes: Any) -> dict[str, Any]:
+    """every: steps between two shuffles, which come with the gradients there; 0: none."""
+    host = mg_models.Host(ep, "decorated", OPTIONS, clip=0.0, **changes)
+    moves = 0
+
+    def before_update(step: int) -> None:
+        nonlocal moves
+        if every and step == steps - 1:
+            go_home(host)
+        elif every and step % every == every - 1:
+            shuffle(host, step)
+            moves += all(has_moved(layer._sluice) for layer in moe_layers(host.model))
+
+    found: dict[str, Any] = {"losses": host.train(steps, before_update=before_update)["losses"], "moves": moves}
+    named = dict(host.model.named_parameters())
+    found["parameters"] = bits(named)
+    found["grads"] = bits({name: parameter.main_grad for name, parameter in named.items()})
+    for each in host.optimizer.chained_optimizers:
+        kept = {name: getattr(parameter, "main_param", parameter) for name, parameter in named.items()}
+        found.setdefault("optimizer", {}).update(state_bits(kept, each.optimizer))
+        found["optimizer"].update(bits({f"{name} master": value for name, value in kept.items()}))
+    assert any("exp_avg_sq" in name for name in found["optimizer"])
+    return found
+
+
+def moved(ep: int, steps: int, every: int, forget: str = "", **changes: Any) -> list[dict[str, Any]]:
+    """[unmoved, moved]"""
+    still = _trained(ep, steps, 0, **changes)
+    with forgetting(forget):
+        return [still, _trained(ep, steps, every, **changes)]
+
+
+def checkpoint(folder: str, loaded_by: str, at_home: bool = False) -> dict[str, Any]:
+    """Saved while experts are away, loaded by stock or by Sluice with experts away elsewhere: how it goes on beside the
+    run that went on."""
+    first = mg_models.Host(2, "decorated", OPTIONS, clip=0.0)
+    first.train(2)
+    shuffle(first, 3)
+    refused = ""
+    try:
+        first.model.state_dict()
+    except InvalidState as error:
+        refused = str(error)
+    with sluice.experts_at_home(first.model, first.optimizer):
+        names = list(first.model.state_dict())
+        assert not any(has_moved(layer._sluice) for layer in moe_layers(first.model))
+    assert names and all(has_moved(layer._sluice) for layer in moe_layers(first.model))
+    dist_checkpointing.save(_state(first), folder)
+    options = OPTIONS if loaded_by == "decorated" else {}
+    second = mg_models.Host(2, loaded_by, options, clip=0.0)
+    with torch.no_grad():
+        for parameter in second.model.parameters():
+            parameter.zero_()
+    if loaded_by == "decorated":
+        second.train(1)  # the optimizer has a state to move
+        shuffle(second, 5)
+    loaded = dist_checkpointing.load(_state(second, True), folder)
+    second.model.load_state_dict(loaded["model"])
+    second.optimizer.load_state_dict(loaded["optimizer"])
+    found = {"resumed": second.train(3), "whole": first.train(3), "refused": refused}
+    for host in (first, second):
+        if host is first or loaded_by == "decorated":
+            go_home(host)
+    return {**found, "gap": mg_models.gaps(second.parameters(), first.parameters())}
+
+
+def keys_of_moved(**metadata: Any) -> list[Any]:
+    """Global keys with their places, and local ones by expert: unmoved and moved. Of all ranks together they are the
+    same."""
+    host = mg_models.Host(2, "decorated", OPTIONS)
+    found = []
+    whole = {**metadata, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    for seed in (None, 7):
+        if seed is not None:
+            shuffle(host, seed)
+        state = host.model.sharded_state_dict(metadata=whole)
+        experts = {name: entry for name, entry in state.items() if "local_experts" in name}
+        found.append(
+            {
+                "local": sorted(state),
+                "global": sorted(
+                    [entry.key, list(map(int, getattr(entry, "global_offset", ()) or ()))] for entry in experts.values()
+                ),
+            }
+        )
+    go_home(host)
+    return found
+
+
+def grouped_stays_at_home_for_checkpoints() -> str:
+    """GroupedMLP's checkpoint while its experts are away."""
+    host = mg_models.Host(2, "decorated", OPTIONS, moe_grouped_gemm=True, params_dtype="bfloat16")
+    shuffle(host, 3)
+    try:
+        host.model.sharded_state_dict(
+            metadata={"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+        )
+    except InvalidState as error:
+        return str(error)
+    return ""
+
+
+def refusals() -> list[str]:
+    """What cannot be moved says so on all ranks, and nothing has moved."""
+    said = []
+
+    def refuse(host: Any, *lists: Any, optimizer: Any = None) -> None:
+        layer = moe_layers(host.model)[0]
+        try:
+            sluice.move_experts(layer, *lists, optimizer or host.optimizer)
+            said.append("")
+        except SluiceError as error:
+            said.append(f"{type(error).__name__}: {error}")
+        assert not has_moved(layer._sluice)
+
+    host = mg_models.Host(2, "decorated", OPTIONS)
+    rank, slot = map(list, moe_layers(host.model)[0]._sluice.home)
+    refuse(host, [0] * len(rank), list(range(len(rank))))
+    refuse(host, rank, slot, optimizer=torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    tokens, *_ = mg_models.batches(1, 1)
+    output, _ = mg_models.forward_step(iter([tokens]), host.ddp)
+    refuse(host, rank, slot[::-1])
+    output.sum().backward()
+    parts = mg_models.Host(2, "decorated", OPTIONS, ddp={"use_distributed_optimizer": True})
+    refuse(parts, rank, slot[::-1])
+    with environment(SLUICE="0"):
+        off = mg_models.Host(2, "decorated")
+    try:
+        sluice.move_experts(moe_layers(off.model)[0], rank, slot)
+    except SluiceError as error:
+        said.append(f"{type(error).__name__}: {error}")
+    return said

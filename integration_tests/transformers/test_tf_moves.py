@@ -1,0 +1,92 @@
+"""Experts of a split model that move between ranks in a training: the same bits, and files in which nothing has
+moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tf_models
+from rank_harness import Ranks
+from test_tf_parallel import LAYOUTS, TransformersRanks
+
+WHAT = ("losses", "parameters", "grads", "optimizer")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = TransformersRanks(2)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("models")
+
+    def path(kind: str) -> str:
+        if not (folder / kind).exists():
+            tf_models.make(kind).save_pretrained(folder / kind)
+        return str(folder / kind)
+
+    return path
+
+
+def _differ(answers: list[Any]) -> list[str]:
+    """What of two trainings is not equal to the bit."""
+    return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
+
+
+def _check(answers: list[Any], moves: int, computed_by: str = "sluice") -> None:
+    assert _differ(answers) == []
+    for still, moved in answers:
+        assert moved["moves"] >= moves and moved["computed_by"] == [computed_by], moved
+        assert still["losses"][-1] != still["losses"][0] and len(still["optimizer"]) > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_Move_EveryFewSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, kind: str, layout: str) -> None:
+    answers = ranks.run("tf_ep_moves:moved", path=saved(kind), layout=LAYOUTS[layout], steps=12, every=3)
+    _check(answers, moves=3)
+
+
+def test_Move_ExpertsThatAreCalled_HaveTheBitsOfNone(ranks: Ranks, saved: Any) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "experts": "grouped_mm"}
+    answers = ranks.run("tf_ep_moves:moved", steps=8, every=2, **case)
+    _check(answers, moves=3, computed_by="the module's own functions")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, kind: str, layout: str) -> None:
+    answers = ranks.run("tf_ep_moves:moved", path=saved(kind), layout=LAYOUTS[layout], steps=204, every=4)
+    _check(answers, moves=50)
+
+
+@pytest.mark.parametrize("forget", ["state exp_avg", " grad"])
+def test_Move_ThatForgets_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "forget": forget}
+    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=2, **case))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_Save_WhileExpertsAreAway_IsRefusedAndDoneAtHome(ranks: Ranks, saved: Any, tmp_path: Path, layout: str) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "folder": str(tmp_path)}
+    for found in ranks.run("tf_ep_moves:saved", **case):
+        assert "experts_at_home" in found["said"] and found["away"] and found["same"], found
+
+
+def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks: Ranks, saved: Any) -> None:
+    wanted = (
+        "fixed number of experts",
+        "does not have them as parameters",
+        "outstanding",
+        "no layer that runs on Sluice",
+        "not shared out",
+    )
+    for said in ranks.run("tf_ep_moves:refusals", path=saved("qwen3_moe")):
+        assert len(said) == len(wanted) and all(text in one for text, one in zip(wanted, said)), said

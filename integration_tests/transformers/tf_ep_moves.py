@@ -1,0 +1,132 @@
+"""Rank-side: experts of a split model that move between ranks in a training, beside that in which none moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import sluice
+import torch
+import torch.distributed as dist
+from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
+from sluice.adapters.host.moving import has_moved
+from sluice.adapters.transformers import experts as adapter
+from sluice.errors import SluiceError
+from tf_ep_jobs import split
+from tf_models import batch, experts_of
+from transformers import AutoModelForCausalLM
+
+OPTIONS = {**PROMISES_BITS, "chunks": 2}
+
+
+def _optimizer(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+
+
+def shuffle(model: Any, seed: int, optimizer: Any) -> None:
+    """Every module's experts change places, alike on all ranks."""
+    for number, module in enumerate(experts_of(model)):
+        sluice.move_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
+
+
+def go_home(model: Any, optimizer: Any) -> None:
+    """All experts lie where transformers believes them to be."""
+    for module in experts_of(model):
+        sluice.move_experts(module, *adapter.kept_of(module).home, optimizer)
+
+
+def _step(model: Any, layout: dict[str, int], number: int) -> torch.Tensor:
+    """The loss; gradients are there."""
+    ids = batch(100 * number + dist.get_rank() // layout.get("tp_size", 1))
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss.detach()
+
+
+def _trained(path: str, layout: dict[str, int], steps: int, every: int, **how: Any) -> dict[str, Any]:
+    """every: steps between two shuffles, which come with the gradients there; 0: none."""
+    sluice.configure(**OPTIONS)
+    try:
+        model = split(path, layout, **how).train()
+        optimizer = _optimizer(model)
+        losses, moves = [], 0
+        for number in range(steps):
+            losses.append(float(_step(model, layout, number)))
+            if every and number == steps - 1:
+                go_home(model, optimizer)
+            elif every and number % every == every - 1:
+                shuffle(model, number, optimizer)
+                moves += all(has_moved(adapter.kept_of(module)) for module in experts_of(model))
+            optimizer.step()
+            if number < steps - 1:
+                optimizer.zero_grad()
+    finally:
+        sluice.configure()
+    named = dict(model.named_parameters())
+    grads = bits({name: p.grad for name, p in named.items() if p.grad is not None})
+    fused = [adapter.kept_of(module).stats()["computed_by"] for module in experts_of(model)]
+    return {
+        "losses": losses,
+        "parameters": bits(named),
+        "grads": grads,
+        "optimizer": state_bits(named, optimizer),
+        "moves": moves,
+        "computed_by": sorted(set(fused)),
+    }
+
+
+def moved(path: str, layout: dict[str, int], steps: int, every: int, forget: str = "", **how: Any) -> list[Any]:
+    """[unmoved, moved]"""
+    still = _trained(path, layout, steps, 0, **how)
+    with forgetting(forget):
+        return [still, _trained(path, layout, steps, every, **how)]
+
+
+def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
+    """Saving while experts are away is refused; within experts_at_home the file is that of the model as it was."""
+    model = split(path, layout)
+    optimizer = _optimizer(model)
+    _step(model, layout, 0)
+    shuffle(model, 4, optimizer)
+    said = ""
+    try:
+        model.state_dict()
+    except SluiceError as error:
+        said = str(error)
+    with sluice.experts_at_home(model, optimizer):
+        model.save_pretrained(folder)
+    away = all(has_moved(adapter.kept_of(module)) for module in experts_of(model))
+    go_home(model, optimizer)
+    model.state_dict()
+    dist.barrier()
+    before, after = (AutoModelForCausalLM.from_pretrained(Path(each)).state_dict() for each in (path, folder))
+    same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    return {"said": said, "away": away, "same": same}
+
+
+def refusals(path: str) -> list[str]:
+    """What cannot be moved says so on all ranks, and nothing has moved."""
+    model = split(path, {"fsdp_size": dist.get_world_size()}).train()
+    module = experts_of(model)[0]
+    rank, slot = map(list, adapter.kept_of(module).home)
+    said = []
+
+    def refuse(module: Any, *arguments: Any) -> None:
+        try:
+            sluice.move_experts(module, *arguments)
+            said.append("")
+        except SluiceError as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    refuse(module, [0] * len(rank), list(range(len(rank))))
+    refuse(module, rank, slot, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    ids = batch(dist.get_rank())
+    loss = model(input_ids=ids, labels=ids).loss
+    refuse(module, rank, slot[::-1])
+    loss.backward()
+    assert not has_moved(adapter.kept_of(module))
+    refuse(model.model.embed_tokens, rank, slot)
+    whole = AutoModelForCausalLM.from_pretrained(path, experts_implementation="sluice")
+    whole(input_ids=ids)
+    refuse(experts_of(whole)[0], rank, slot)
+    return said

@@ -1,0 +1,46 @@
+"""Experts that change ranks, under any host: `sluice.move_experts` and `sluice.experts_at_home`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sluice import given as resolve
+from sluice.errors import InvalidArgument
+
+
+def move_experts(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
+    """Expert e of a layer goes to slot expert_slot[e] of rank expert_rank[e] of its expert-parallel group, with its
+    parameters, gradients, master copies and all that the optimizer keeps of it (moments, step counts).
+
+    layer      one that runs on Sluice: DeepSpeed's or AutoEP's, Megatron's MoELayer, an experts module of transformers
+               under ep_implementation="sluice"
+    optimizer  the one that trains it, as the host gives it; None: there is none, and gradients go alone
+
+    Each rank keeps as many experts as it has: lists that say otherwise are Unsupported. Between steps: InvalidState
+    while a forward waits for its backward. Collective over the layer's group, and over ranks that hold replicas of its
+    experts: all give the same lists, or all get the error, and nothing has moved then. The training goes on with the
+    bits that it would have had, where docs/c-abi.md promises them.
+    """
+    kept = resolve.kept_of(layer)
+    if kept is None or not hasattr(kept, "move"):
+        raise InvalidArgument(
+            f"move_experts: {resolve.name_of(layer)} is no layer that runs on Sluice: give one of the layers in a model"
+        )
+    kept.move(layer, expert_rank, expert_slot, optimizer)
+
+
+@contextmanager
+def experts_at_home(model: Any, optimizer: Any = None) -> Iterator[None]:
+    """Within it all experts of a model lie where its host believes them to be, and behind it where they lay before:
+    around what writes files that number experts by their place. Collective, as move_experts."""
+    from sluice.adapters.host import moving
+
+    def mover(kept: Any, module: Any) -> Callable[[Any], None]:
+        return lambda placement: kept.move(module, *placement, optimizer)
+
+    found = [(kept, module) for module in model.modules() if (kept := resolve.kept_of(module)) is not None]
+    seats = [(kept, mover(kept, module)) for kept, module in found if hasattr(kept, "placement")]
+    with moving.at_home(seats, and_back=True):
+        yield

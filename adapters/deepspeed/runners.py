@@ -140,13 +140,13 @@ class Runners:
         moving.move(layer, expert_rank, expert_slot, optimizer)
 
     @property
-    def seat_name(self) -> str:
-        """See host.moving.Seat."""
+    def moving_name(self) -> str:
+        """See host.moving.MovingLayer."""
         return f"MoE layer '{self.finding.name}'"
 
     @property
-    def seat_ranks(self) -> tuple[int, ...]:
-        """See host.moving.Seat."""
+    def moving_ranks(self) -> tuple[int, ...]:
+        """See host.moving.MovingLayer."""
         return self.finding.ranks
 
     def slots(self, container: Any) -> list[Expert]:

@@ -26,19 +26,19 @@ class Expert(NamedTuple):
     buffers: Mapping[str, torch.Tensor]
 
 
-class Seat(Protocol):
+class MovingLayer(Protocol):
     """What an adapter keeps of a layer whose experts may move."""
 
     home: Placement  # where the host believes them to be
     placement: Placement
 
     @property
-    def seat_name(self) -> str:
+    def moving_name(self) -> str:
         """For errors."""
         ...
 
     @property
-    def seat_ranks(self) -> Sequence[int]:
+    def moving_ranks(self) -> Sequence[int]:
         """The global ranks of its group."""
         ...
 
@@ -52,7 +52,7 @@ class Belongings(NamedTuple):
 
     slots: Sequence[Expert]
     keeper: Keeper
-    group: Any  # of torch, over the seat's ranks; None: this rank alone
+    group: Any  # of torch, over the layer's ranks; None: this rank alone
 
 
 def of_modules(experts: Sequence[nn.Module]) -> list[Expert]:
@@ -69,7 +69,7 @@ def of_stacks(stacks: Mapping[str, nn.Parameter], count: int) -> list[Expert]:
 
 
 def move(
-    seat: Seat,
+    layer: MovingLayer,
     belongings: Belongings,
     expert_rank: Sequence[int],
     expert_slot: Sequence[int],
@@ -82,12 +82,12 @@ def move(
     whether this group can move to whether all groups can that must move alike.
     """
     slots, keeper, group = belongings
-    ranks, old = seat.seat_ranks, seat.placement
-    new = placement_module.checked(seat.seat_name, seat.home, expert_rank, expert_slot)
+    ranks, old = layer.moving_ranks, layer.placement
+    new = placement_module.checked(layer.moving_name, layer.home, expert_rank, expert_slot)
     own = ranks.index(dist.get_rank()) if len(ranks) > 1 else 0
     parameters = [piece.parameter for expert in slots for piece in expert.pieces.values()]
     obstacle = keeper.obstacle(list({id(p): p for p in parameters}.values()))
-    _replace(seat, new, _obstacles(seat.seat_name, obstacle, group, ranks), everywhere)
+    _replace(layer, new, _obstacles(layer.moving_name, obstacle, group, ranks), everywhere)
     leaving = [e for e in old.experts_of(own) if old.place(e) != new.place(e)]
     contents = {e: content_of(slots[old.expert_slot[e]], keeper) for e in leaving}
     arrived = _exchange(contents, old, new, own, group, ranks)
@@ -102,23 +102,23 @@ def bytes_of_expert(belongings: Belongings) -> int:
     return sum(map(bytes_of, values)) + sum(map(keeper.bytes_of, expert.pieces.values()))
 
 
-def has_moved(seat: Seat) -> bool:
+def has_moved(layer: MovingLayer) -> bool:
     """Whether an expert lies elsewhere than the host believes."""
-    return bool(seat.placement != seat.home)
+    return bool(layer.placement != layer.home)
 
 
 @contextmanager
 def at_home(
-    layers: Sequence[tuple[Seat, Callable[[Placement], None]]],
+    layers: Sequence[tuple[MovingLayer, Callable[[Placement], None]]],
     and_back: bool,
 ) -> Iterator[None]:
     """Where the host numbers experts by their place: they lie there, and afterwards where they did. Collective.
 
     layers  each with what moves its experts
     """
-    moved = [(seat, move_to, seat.placement) for seat, move_to in layers if has_moved(seat)]
-    for seat, move_to, _ in moved:
-        move_to(seat.home)
+    moved = [(layer, move_to, layer.placement) for layer, move_to in layers if has_moved(layer)]
+    for layer, move_to, _ in moved:
+        move_to(layer.home)
     try:
         yield
     finally:
@@ -146,18 +146,18 @@ def _obstacles(name: str, own: str, group: Any, ranks: Sequence[int]) -> str:
     return next((f"{name}, rank {rank}: {one}" for rank, one in zip(ranks, said) if one), "")
 
 
-def _replace(seat: Seat, new: Placement, obstacle: str, everywhere: Callable[[bool], bool] | None) -> None:
-    old = seat.placement
+def _replace(layer: MovingLayer, new: Placement, obstacle: str, everywhere: Callable[[bool], bool] | None) -> None:
+    old = layer.placement
     try:
         if obstacle:
             raise InvalidState(obstacle)
-        seat.replace_experts(new)
+        layer.replace_experts(new)
     except Exception:  # on all ranks of this group
         if everywhere is not None:
             everywhere(False)
         raise
     if everywhere is not None and not everywhere(True):
-        seat.replace_experts(old)
+        layer.replace_experts(old)
         raise InvalidState("another group of ranks with the same experts cannot move them now")
 
 

@@ -24,8 +24,8 @@ def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], opt
 
 def _belongings(layer: Any, optimizer: Any) -> Belongings:
     state = layer._sluice
-    keeper = keeper_of(state.seat_name, list(layer.experts.parameters()), optimizer)
-    return Belongings(_slots(layer.experts), keeper, layer.ep_group if len(state.seat_ranks) > 1 else None)
+    keeper = keeper_of(state.moving_name, list(layer.experts.parameters()), optimizer)
+    return Belongings(_slots(layer.experts), keeper, layer.ep_group if len(state.moving_ranks) > 1 else None)
 
 
 def _slots(experts: Any) -> list[Expert]:

@@ -169,17 +169,17 @@ class LayerState:
         moving.move(layer, expert_rank, expert_slot, optimizer)
 
     @property
-    def seat_name(self) -> str:
-        """See host.moving.Seat."""
+    def moving_name(self) -> str:
+        """See host.moving.MovingLayer."""
         return f"MoE layer {self.layer_id}"
 
     @property
-    def seat_ranks(self) -> tuple[int, ...]:
-        """See host.moving.Seat."""
+    def moving_ranks(self) -> tuple[int, ...]:
+        """See host.moving.MovingLayer."""
         return self.finding.ranks
 
     def replace_experts(self, placement: Placement) -> None:
-        """See host.moving.Seat."""
+        """See host.moving.MovingLayer."""
         self.placement = replace_in_all(list(self._layers.values()), self.placement, placement)
 
     # ---- inside ----

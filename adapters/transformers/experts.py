@@ -265,17 +265,17 @@ class ExpertsState:
         return self._contract
 
     @property
-    def seat_name(self) -> str:
-        """See host.moving.Seat."""
+    def moving_name(self) -> str:
+        """See host.moving.MovingLayer."""
         return f"experts {self.layer_id}"
 
     @property
-    def seat_ranks(self) -> tuple[int, ...]:
-        """See host.moving.Seat."""
+    def moving_ranks(self) -> tuple[int, ...]:
+        """See host.moving.MovingLayer."""
         return () if self._group is None else self._group.ranks
 
     def replace_experts(self, placement: Placement) -> None:
-        """See host.moving.Seat."""
+        """See host.moving.MovingLayer."""
         alive = [layer for layer in self._layers.values() if layer.context.alive]
         self.placement = placement_module.replace_in_all(alive, self.placement, placement)
 

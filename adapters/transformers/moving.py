@@ -20,14 +20,14 @@ def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Seque
 
     state  what the adapter keeps of `module`, whose contract it has read
     """
-    name = state.seat_name
-    if state.torch_group is None or len(state.seat_ranks) == 1:
+    name = state.moving_name
+    if state.torch_group is None or len(state.moving_ranks) == 1:
         raise Unsupported(
             f'{name}: its experts are not shared out by ep_implementation="sluice", so none of them can change ranks'
         )
-    stacks = _stacks(name, module, state.contract.names, state.num_experts // len(state.seat_ranks))
+    stacks = _stacks(name, module, state.contract.names, state.num_experts // len(state.moving_ranks))
     keeper = _keeper_of(name, list(stacks.values()), optimizer)
-    slots = of_stacks(stacks, state.num_experts // len(state.seat_ranks))
+    slots = of_stacks(stacks, state.num_experts // len(state.moving_ranks))
     try:
         moving.move(state, Belongings(slots, keeper, state.torch_group), expert_rank, expert_slot)
     finally:

@@ -16,10 +16,10 @@ from sluice.adapters.host import moving
 PROMISES_BITS = {"chunking": "tokens", "gemm": "native", "policy": "none", "wgrad_mode": "per_chunk"}
 
 
-def shuffled(seat: Any, seed: int) -> tuple[list[int], list[int]]:
+def shuffled(moving: Any, seed: int) -> tuple[list[int], list[int]]:
     """(expert_rank, expert_slot) of some placement that is not the host's own, alike on all ranks."""
-    places, numbers = list(zip(*seat.home)), random.Random(seed)
-    while places == list(zip(*seat.home)):
+    places, numbers = list(zip(*moving.home)), random.Random(seed)
+    while places == list(zip(*moving.home)):
         numbers.shuffle(places)
     return [rank for rank, _ in places], [slot for _, slot in places]
 

@@ -41,6 +41,6 @@ def experts_at_home(model: Any, optimizer: Any = None) -> Iterator[None]:
         return lambda placement: kept.move(module, *placement, optimizer)
 
     found = [(kept, module) for module in model.modules() if (kept := resolve.kept_of(module)) is not None]
-    seats = [(kept, mover(kept, module)) for kept, module in found if hasattr(kept, "placement")]
-    with moving.at_home(seats, and_back=True):
+    layers = [(kept, mover(kept, module)) for kept, module in found if hasattr(kept, "placement")]
+    with moving.at_home(layers, and_back=True):
         yield

@@ -66,7 +66,7 @@ static const element_t* find_element(int32_t dtype) {
 /* The arrays of one exchange and what it receives, in one block. */
 typedef struct reduction_s {
   sluice_comm_t* comm;
-  const element_t* element;
+  const element_t *from, *to; /* what is summed, and what the sum is rounded to */
   const char* phase;
   const void** send; /* [W], as the next three; the beginning of the block */
   uint64_t* send_bytes;
@@ -83,9 +83,9 @@ static sluice_status_t run_exchange(const reduction_t* r) {
   return sluice_comm_exchange_wait(r->comm, request, r->phase);
 }
 
-/* data: the own part, which becomes the sum; received: every rank's, `count` apart. */
-static void sum_in_rank_order(const reduction_t* r, char* data, int64_t count) {
-  const element_t* e = r->element;
+/* data: the own part; received: every rank's, `count` apart; out: may be data. */
+static void sum_in_rank_order(const reduction_t* r, const char* data, int64_t count, char* out) {
+  const element_t* e = r->from;
   double sums[BLOCK]; /* or as many floats */
   for (int64_t begin = 0; begin < count; begin += BLOCK) {
     const int64_t n = sluice_min(BLOCK, count - begin);
@@ -93,20 +93,20 @@ static void sum_in_rank_order(const reduction_t* r, char* data, int64_t count) {
       const char* part = rank == r->comm->rank ? data : r->received + (uint64_t)(rank * count) * e->bytes;
       (rank == 0 ? e->load : e->add)(part + (uint64_t)begin * e->bytes, n, sums);
     }
-    e->store(sums, n, data + (uint64_t)begin * e->bytes);
+    r->to->store(sums, n, out + (uint64_t)begin * r->to->bytes);
   }
 }
 
 /* Every rank sends everything to every rank. */
-static sluice_status_t reduce_small(const reduction_t* r, char* data, int64_t count) {
-  const uint64_t bytes = (uint64_t)count * r->element->bytes;
+static sluice_status_t reduce_small(const reduction_t* r, const char* data, int64_t count, char* out) {
+  const uint64_t bytes = (uint64_t)count * r->from->bytes;
   for (int32_t p = 0; p < r->comm->world_size; ++p) {
     r->send[p] = data;
     r->recv[p] = r->received + (uint64_t)p * bytes;
     r->send_bytes[p] = r->recv_bytes[p] = p == r->comm->rank ? 0 : bytes;
   }
   SLUICE_TRY(run_exchange(r));
-  sum_in_rank_order(r, data, count);
+  sum_in_rank_order(r, data, count, out);
   return SLUICE_OK;
 }
 
@@ -117,11 +117,10 @@ static int64_t slice_begin(const reduction_t* r, int64_t count, int32_t rank) {
 }
 
 /* Rank p sums slice p of everyone, then everyone gathers the slices. */
-static sluice_status_t reduce_large(const reduction_t* r, char* data, int64_t count) {
-  const uint64_t e = r->element->bytes;
+static sluice_status_t reduce_large(const reduction_t* r, const char* data, int64_t count, char* out) {
+  const uint64_t e = r->from->bytes, to = r->to->bytes;
   const int32_t rank = r->comm->rank;
   const int64_t begin = slice_begin(r, count, rank), mine = slice_begin(r, count, rank + 1) - begin;
-  char* own = data + (uint64_t)begin * e;
   for (int32_t p = 0; p < r->comm->world_size; ++p) {
     const int64_t theirs = slice_begin(r, count, p);
     r->send[p] = data + (uint64_t)theirs * e;
@@ -130,18 +129,20 @@ static sluice_status_t reduce_large(const reduction_t* r, char* data, int64_t co
     r->recv_bytes[p] = p == rank ? 0 : (uint64_t)mine * e;
   }
   SLUICE_TRY(run_exchange(r));
-  sum_in_rank_order(r, own, mine);
+  char* own = out + (uint64_t)begin * to;
+  sum_in_rank_order(r, data + (uint64_t)begin * e, mine, own);
   for (int32_t p = 0; p < r->comm->world_size; ++p) {
-    r->recv[p] = data + (uint64_t)slice_begin(r, count, p) * e;
-    r->recv_bytes[p] = r->send_bytes[p]; /* what went out as slice p comes back summed */
+    const int64_t theirs = slice_begin(r, count, p);
+    r->recv[p] = out + (uint64_t)theirs * to;
+    r->recv_bytes[p] = p == rank ? 0 : (uint64_t)(slice_begin(r, count, p + 1) - theirs) * to;
     r->send[p] = own;
-    r->send_bytes[p] = p == rank ? 0 : (uint64_t)mine * e;
+    r->send_bytes[p] = p == rank ? 0 : (uint64_t)mine * to;
   }
   return run_exchange(r);
 }
 
-static sluice_status_t reduce_all(reduction_t* r, char* data, int64_t count) {
-  const uint64_t w = (uint64_t)r->comm->world_size, e = r->element->bytes;
+static sluice_status_t reduce_all(reduction_t* r, const char* data, int64_t count, char* out) {
+  const uint64_t w = (uint64_t)r->comm->world_size, e = r->from->bytes;
   const int small = (uint64_t)count * e * (w - 1) <= SMALL_REDUCE_BYTES || w == 2;
   /* Elements at a time: what is received is W times as many, or about as many. */
   const int64_t piece = (int64_t)(small ? PIECE_BYTES / (w * e) + 1 : PIECE_BYTES / e + w);
@@ -156,19 +157,34 @@ static sluice_status_t reduce_all(reduction_t* r, char* data, int64_t count) {
   r->received = block + w * 32;
   sluice_status_t status = SLUICE_OK;
   for (int64_t begin = 0; begin < count && status == SLUICE_OK; begin += piece) {
-    char* at = data + (uint64_t)begin * e;
-    status = (small ? reduce_small : reduce_large)(r, at, sluice_min(piece, count - begin));
+    status = (small ? reduce_small : reduce_large)(r, data + (uint64_t)begin * e, sluice_min(piece, count - begin),
+                                                   out + (uint64_t)begin * r->to->bytes);
   }
   sluice_free(sluice_process_allocator(), block, bytes);
   return status;
 }
 
+static const char* phase_or(const char* phase) { return phase != NULL ? phase : "an all-reduce of floats"; }
+
 sluice_status_t sluice_comm_all_reduce_f32(sluice_comm_t* comm, void* data, int64_t count, int32_t dtype,
                                            const char* phase) {
-  reduction_t r = {
-      .comm = comm, .element = find_element(dtype), .phase = phase != NULL ? phase : "an all-reduce of floats"};
-  SLUICE_TRY(SLUICE_REQUIRE(r.element != NULL, "sluice_comm_all_reduce_f32: dtype %s (%d); it sums f32, bf16, f16, f64",
+  reduction_t r = {.comm = comm, .from = find_element(dtype), .to = find_element(dtype), .phase = phase_or(phase)};
+  SLUICE_TRY(SLUICE_REQUIRE(r.from != NULL, "sluice_comm_all_reduce_f32: dtype %s (%d); it sums f32, bf16, f16, f64",
                             sluice_dtype_name(dtype), dtype));
   SLUICE_TRY(sluice_comm_check_usable(comm));
-  return comm->world_size == 1 || count == 0 ? SLUICE_OK : reduce_all(&r, data, count);
+  return comm->world_size == 1 || count == 0 ? SLUICE_OK : reduce_all(&r, data, count, data);
+}
+
+sluice_status_t sluice_comm_sum_f32(sluice_comm_t* comm, const void* data, int64_t count, int32_t dtype, float* out_sum,
+                                    const char* phase) {
+  reduction_t r = {
+      .comm = comm, .from = find_element(dtype), .to = find_element(SLUICE_DTYPE_F32), .phase = phase_or(phase)};
+  SLUICE_TRY(SLUICE_REQUIRE(r.from != NULL && dtype != SLUICE_DTYPE_F64,
+                            "sluice_comm_sum_f32: dtype %s (%d); it sums f32, bf16, f16", sluice_dtype_name(dtype),
+                            dtype));
+  SLUICE_TRY(sluice_comm_check_usable(comm));
+  if (count == 0) return SLUICE_OK;
+  if (comm->world_size > 1) return reduce_all(&r, data, count, (char*)(void*)out_sum);
+  r.from->load(data, count, out_sum);
+  return SLUICE_OK;
 }

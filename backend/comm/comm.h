@@ -123,5 +123,9 @@ sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, i
  */
 sluice_status_t sluice_comm_all_reduce_f32(sluice_comm_t* comm, void* data, int64_t count, int32_t dtype,
                                            const char* phase);
+/* The same sum, unrounded, of `count` f32, bf16 or f16 elements at `data`, which stay as they are and go over the link
+ * in their own dtype. out_sum: [count], apart from data or ending at the same byte: data may be packed into its end. */
+sluice_status_t sluice_comm_sum_f32(sluice_comm_t* comm, const void* data, int64_t count, int32_t dtype, float* out_sum,
+                                    const char* phase);
 
 #endif /* SLUICE_BACKEND_COMM_COMM_H_ */

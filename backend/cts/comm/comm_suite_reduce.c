@@ -83,7 +83,49 @@ static void reduce_floats(cts_rank_t* me) {
   CHECK(me, sluice_comm_all_reduce_f32(me->comm, NULL, 1, SLUICE_DTYPE_I64, NULL) == SLUICE_E_INVALID_ARGUMENT);
 }
 
+/* data lies apart, or packed into the end of where the sum goes. */
+static int sum_once(cts_rank_t* me, int64_t count, int32_t dtype, int is_packed) {
+  const uint64_t bytes = sluice_dtype_bytes(dtype) * (uint64_t)count;
+  float* out = calloc(2 * (uint64_t)count, sizeof *out);
+  char* data = (char*)(void*)out + (uint64_t)count * sizeof *out * (is_packed ? 1 : 2) - bytes;
+  double scratch[2];
+  int is_right = 1;
+  for (int64_t i = 0; i < count; ++i) write_element(data, i, dtype, value(me->rank, i));
+  if (sluice_comm_sum_f32(me->comm, data, count, dtype, out, NULL) != SLUICE_OK) is_right = 0;
+  for (int64_t i = 0; is_right && i < count; ++i) {
+    float expected = 0;
+    for (int32_t r = 0; r < me->world->world_size; ++r) {
+      write_element(scratch, 0, dtype, value(r, i));
+      const float x = (float)read_element(scratch, 0, dtype);
+      expected = r == 0 ? x : expected + x;
+    }
+    is_right = memcmp(out + i, &expected, sizeof expected) == 0;
+  }
+  for (int64_t i = 0; is_right && !is_packed && i < count; ++i) {
+    write_element(scratch, 0, dtype, value(me->rank, i));
+    is_right = memcmp(data + (uint64_t)i * sluice_dtype_bytes(dtype), scratch, sluice_dtype_bytes(dtype)) == 0;
+  }
+  free(out);
+  return is_right;
+}
+
+static void sum_floats(cts_rank_t* me) {
+  static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+  static const int64_t counts[] = {1, 7, 255, 50003, 2200003};
+  for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; ++d) {
+    /* The last is more than one piece of 16-bit elements. */
+    const size_t num = sizeof counts / sizeof counts[0] - (dtypes[d] != SLUICE_DTYPE_BF16);
+    for (size_t c = 0; c < num; ++c) {
+      CHECK(me, sum_once(me, counts[c], dtypes[d], 0));
+      CHECK(me, sum_once(me, counts[c], dtypes[d], 1));
+    }
+  }
+  CHECK(me, sluice_comm_sum_f32(me->comm, NULL, 0, SLUICE_DTYPE_BF16, NULL, NULL) == SLUICE_OK);
+  CHECK(me, sluice_comm_sum_f32(me->comm, NULL, 1, SLUICE_DTYPE_F64, NULL, NULL) == SLUICE_E_INVALID_ARGUMENT);
+}
+
 const cts_case_t cts_reduce_cases[] = {
     {"AllReduceF32_EveryDtypeAndCut_IsTheSumInRankOrder", reduce_floats, 1, 0, 0},
+    {"SumF32_EveryDtypeApartAndPacked_IsTheUnroundedSumInRankOrder", sum_floats, 1, 0, 0},
     {NULL, NULL, 0, 0, 0},
 };

@@ -1,20 +1,40 @@
-/* What ops do to slots: shared by who derives waits and who checks them, who have nothing else in common. */
+/* What ops do to rooms: shared by who derives waits and who checks them, who have nothing else in common. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_
 
 #include <stdint.h>
 
-#include "backend/optim/buckets/kinds.h"
+#include "backend/optim/buckets/plan.h"
 
-enum { SLUICE_BUCKET_STATES = 0, SLUICE_BUCKET_GRADS, SLUICE_BUCKET_NUM_ROOMS };
+enum {
+  SLUICE_BUCKET_STATES = 0, /* one for each slot */
+  SLUICE_BUCKET_GRADS,      /* one for each slot of gradients */
+  SLUICE_BUCKET_TALLY,
+  SLUICE_BUCKET_VERDICT,
+  SLUICE_BUCKET_NUM_ROOMS
+};
 enum { SLUICE_BUCKET_NOTHING = 0, SLUICE_BUCKET_READS = 1, SLUICE_BUCKET_WRITES = 2 };
 
 /* By kind and room. */
 static const uint8_t sluice_bucket_accesses[SLUICE_BUCKET_NUM_KINDS][SLUICE_BUCKET_NUM_ROOMS] = {
-    [SLUICE_BUCKET_COPY_IN] = {SLUICE_BUCKET_WRITES, SLUICE_BUCKET_NOTHING},
-    [SLUICE_BUCKET_STAGE] = {SLUICE_BUCKET_NOTHING, SLUICE_BUCKET_WRITES},
-    [SLUICE_BUCKET_UPDATE] = {SLUICE_BUCKET_READS | SLUICE_BUCKET_WRITES, SLUICE_BUCKET_READS},
-    [SLUICE_BUCKET_COPY_OUT] = {SLUICE_BUCKET_READS, SLUICE_BUCKET_NOTHING},
+    [SLUICE_BUCKET_COPY_IN] = {[SLUICE_BUCKET_STATES] = SLUICE_BUCKET_WRITES},
+    [SLUICE_BUCKET_STAGE] = {[SLUICE_BUCKET_GRADS] = SLUICE_BUCKET_WRITES},
+    [SLUICE_BUCKET_LOOK] = {[SLUICE_BUCKET_GRADS] = SLUICE_BUCKET_READS, [SLUICE_BUCKET_TALLY] = SLUICE_BUCKET_WRITES},
+    [SLUICE_BUCKET_DECIDE] =
+        {[SLUICE_BUCKET_TALLY] = SLUICE_BUCKET_READS, [SLUICE_BUCKET_VERDICT] = SLUICE_BUCKET_WRITES},
+    [SLUICE_BUCKET_UPDATE] = {[SLUICE_BUCKET_STATES] = SLUICE_BUCKET_READS | SLUICE_BUCKET_WRITES,
+                              [SLUICE_BUCKET_GRADS] = SLUICE_BUCKET_READS,
+                              [SLUICE_BUCKET_VERDICT] = SLUICE_BUCKET_READS},
+    [SLUICE_BUCKET_COPY_OUT] = {[SLUICE_BUCKET_STATES] = SLUICE_BUCKET_READS},
 };
+
+enum { SLUICE_BUCKET_NO_SLOT = -1 };
+
+/* Which of the rooms of a sort an op uses; SLUICE_BUCKET_NO_SLOT: none, as where states stay in their own place. */
+static inline int32_t sluice_bucket_slot_of(const sluice_bucket_op_t* op, int32_t room) {
+  if (sluice_bucket_accesses[op->kind][room] == SLUICE_BUCKET_NOTHING) return SLUICE_BUCKET_NO_SLOT;
+  if (room == SLUICE_BUCKET_STATES) return op->state_slot;
+  return room == SLUICE_BUCKET_GRADS ? op->grad_slot : 0;
+}
 
 #endif /* SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_ */

@@ -39,8 +39,23 @@ static sluice_status_t learn_all(const sluice_bucket_plan_t* plan, known_t* know
 }
 
 static int conflict(const sluice_bucket_op_t* a, const sluice_bucket_op_t* b, int32_t room) {
-  const uint8_t x = sluice_bucket_accesses[a->kind][room], y = sluice_bucket_accesses[b->kind][room];
-  return a->slot == b->slot && x != 0 && y != 0 && ((x | y) & SLUICE_BUCKET_WRITES);
+  const int32_t slot = sluice_bucket_slot_of(a, room);
+  const uint8_t either = sluice_bucket_accesses[a->kind][room] | sluice_bucket_accesses[b->kind][room];
+  return slot != SLUICE_BUCKET_NO_SLOT && slot == sluice_bucket_slot_of(b, room) && (either & SLUICE_BUCKET_WRITES);
+}
+
+/* Who has to have written last what an op reads; NOBODY: any. */
+static int32_t writer_of(const sluice_bucket_op_t* op, int32_t room) {
+  static const int32_t wanted[SLUICE_BUCKET_NUM_ROOMS] = {SLUICE_BUCKET_COPY_IN, SLUICE_BUCKET_STAGE,
+                                                          SLUICE_BUCKET_LOOK, SLUICE_BUCKET_DECIDE};
+  return op->kind == SLUICE_BUCKET_COPY_OUT ? SLUICE_BUCKET_UPDATE : wanted[room];
+}
+
+static int has_left_what(const sluice_bucket_op_t* writer, const sluice_bucket_op_t* op, int32_t room) {
+  if (writer->kind != writer_of(op, room)) return 0;
+  if (room == SLUICE_BUCKET_TALLY || room == SLUICE_BUCKET_VERDICT) return 1;
+  return writer->bucket <= op->bucket && op->bucket + op->num_buckets <= writer->bucket + writer->num_buckets &&
+         (room != SLUICE_BUCKET_GRADS || op->grad_at - writer->grad_at == op->first - writer->first);
 }
 
 /* Walks back from an op: who it conflicts with has to have ended, and who wrote last has to be the right one. Behind a
@@ -55,33 +70,55 @@ static sluice_bucket_finding_t look_back(const sluice_bucket_plan_t* plan, const
     if (known[i].ended[other->lane] < j) return (sluice_bucket_finding_t){SLUICE_BUCKET_OVERWRITTEN, i, j};
     if (sluice_bucket_accesses[other->kind][room] & SLUICE_BUCKET_WRITES) writer = j;
   }
-  if (!(sluice_bucket_accesses[op->kind][room] & SLUICE_BUCKET_READS)) return (sluice_bucket_finding_t){0};
-  static const int32_t wanted[SLUICE_BUCKET_NUM_KINDS][SLUICE_BUCKET_NUM_ROOMS] = {
-      [SLUICE_BUCKET_UPDATE] = {SLUICE_BUCKET_COPY_IN, SLUICE_BUCKET_STAGE},
-      [SLUICE_BUCKET_COPY_OUT] = {SLUICE_BUCKET_UPDATE, NOBODY},
-  };
-  const sluice_bucket_op_t* last = plan->ops + writer;
-  if (writer == NOBODY || last->bucket != op->bucket || last->kind != wanted[op->kind][room]) {
+  const int reads = (sluice_bucket_accesses[op->kind][room] & SLUICE_BUCKET_READS) != 0;
+  /* Nothing is decided, or there is nothing to look at. */
+  const int is_left_out =
+      room == SLUICE_BUCKET_VERDICT ? !plan->form.decides : room == SLUICE_BUCKET_TALLY && plan->num_buckets == 0;
+  if (!reads || is_left_out || sluice_bucket_slot_of(op, room) == SLUICE_BUCKET_NO_SLOT) {
+    return (sluice_bucket_finding_t){0};
+  }
+  if (writer == NOBODY || !has_left_what(plan->ops + writer, op, room)) {
     return (sluice_bucket_finding_t){SLUICE_BUCKET_FOREIGN, i, writer};
   }
   return (sluice_bucket_finding_t){0};
 }
 
-/* Each bucket once in each kind, and states that are written over have been copied out. */
-static sluice_bucket_finding_t count_ops(const sluice_bucket_plan_t* plan, uint8_t* seen) {
-  const int32_t buckets = (int32_t)sluice_ceil_div(plan->count, plan->bucket);
-  memset(seen, 0, (size_t)buckets);
-  for (int32_t i = 0; i < plan->num_ops; ++i) {
-    const sluice_bucket_op_t* op = plan->ops + i;
-    if (op->bucket < 0 || op->bucket >= buckets || (seen[op->bucket] & 1 << op->kind)) {
-      return (sluice_bucket_finding_t){SLUICE_BUCKET_MISSING, op->bucket, i};
+/* The kinds that each bucket goes through, by bits. */
+static int kinds_of(const sluice_bucket_plan_t* plan) {
+  const int copies = 1 << SLUICE_BUCKET_COPY_IN | 1 << SLUICE_BUCKET_COPY_OUT;
+  return 1 << SLUICE_BUCKET_UPDATE | (plan->form.num_slots > 0 ? copies : 0) |
+         (plan->num_grad_slots > 0 ? 1 << SLUICE_BUCKET_STAGE : 0) | (plan->form.decides ? 1 << SLUICE_BUCKET_LOOK : 0);
+}
+
+/* The bucket that an op is one too many for, or that has to have been looked at before; NOBODY: none. */
+static int32_t count_op(const sluice_bucket_plan_t* plan, const sluice_bucket_op_t* op, uint8_t* seen,
+                        int32_t* decisions) {
+  if (op->kind == SLUICE_BUCKET_DECIDE) {
+    ++*decisions;
+    for (int32_t b = 0; b < plan->num_buckets; ++b) {
+      if (!(seen[b] & 1 << SLUICE_BUCKET_LOOK)) return b;
     }
-    seen[op->bucket] = (uint8_t)(seen[op->bucket] | 1 << op->kind);
+    return NOBODY;
   }
-  for (int32_t b = 0; b < buckets; ++b) {
-    if (seen[b] != (1 << SLUICE_BUCKET_NUM_KINDS) - 1)
-      return (sluice_bucket_finding_t){SLUICE_BUCKET_MISSING, b, NOBODY};
+  for (int32_t b = op->bucket; b < op->bucket + op->num_buckets; ++b) {
+    if (b < 0 || b >= plan->num_buckets || (seen[b] & 1 << op->kind)) return b;
+    seen[b] = (uint8_t)(seen[b] | 1 << op->kind);
   }
+  return NOBODY;
+}
+
+/* Each bucket once in each kind, all looked at before the verdict. */
+static sluice_bucket_finding_t count_ops(const sluice_bucket_plan_t* plan, uint8_t* seen) {
+  int32_t decisions = 0;
+  memset(seen, 0, (size_t)plan->num_buckets);
+  for (int32_t i = 0; i < plan->num_ops; ++i) {
+    const int32_t bucket = count_op(plan, plan->ops + i, seen, &decisions);
+    if (bucket != NOBODY) return (sluice_bucket_finding_t){SLUICE_BUCKET_MISSING, bucket, i};
+  }
+  for (int32_t b = 0; b < plan->num_buckets; ++b) {
+    if (seen[b] != kinds_of(plan)) return (sluice_bucket_finding_t){SLUICE_BUCKET_MISSING, b, NOBODY};
+  }
+  if (decisions != (plan->form.decides != 0)) return (sluice_bucket_finding_t){SLUICE_BUCKET_MISSING, NOBODY, NOBODY};
   return (sluice_bucket_finding_t){0};
 }
 
@@ -101,7 +138,7 @@ sluice_status_t sluice_bucket_plan_check(const sluice_bucket_plan_t* plan, sluic
                                          sluice_bucket_finding_t* out_finding) {
   *out_finding = (sluice_bucket_finding_t){0};
   const uint64_t known_bytes = (uint64_t)plan->num_ops * sizeof(known_t);
-  const uint64_t bytes = known_bytes + (uint64_t)sluice_ceil_div(plan->count, plan->bucket);
+  const uint64_t bytes = known_bytes + (uint64_t)plan->num_buckets;
   if (bytes == 0) return SLUICE_OK;
   char* scratch = sluice_alloc(memory, bytes, "optimizer: the checker's scratch");
   if (scratch == NULL) return sluice_alloc_status();

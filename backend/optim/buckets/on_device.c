@@ -2,7 +2,6 @@
 
 #include "backend/base/check.h"
 #include "backend/base/dtype.h"
-#include "backend/base/math.h"
 #include "backend/device/adam_kernels.h"
 
 struct sluice_device_buckets_s {
@@ -12,15 +11,19 @@ struct sluice_device_buckets_s {
   void* slots;
 };
 
-static uint64_t slot_bytes(const sluice_device_buckets_t* buckets) {
-  return sluice_bucket_slot_bytes(buckets->plan->bucket, buckets->plan->num_slots);
-}
-
 /* ---- life ---- */
 
 static sluice_status_t acquire(sluice_device_buckets_t* buckets, int64_t count, int64_t bucket, int32_t num_slots) {
-  SLUICE_TRY(sluice_bucket_plan_create(count, bucket, num_slots, buckets->allocator, &buckets->plan));
-  buckets->slots = sluice_alloc(buckets->memory, slot_bytes(buckets), "optimizer: buckets on the device");
+  const sluice_bucket_form_t form = {.counts = &count,
+                                     .num_lines = 1,
+                                     .num_slots = num_slots,
+                                     .bucket = bucket,
+                                     .chunk = 1,
+                                     .num_grad_slots = num_slots};
+  SLUICE_TRY(SLUICE_REQUIRE(num_slots > 0, "optimizer: %d slots for buckets on a device; give 1 or 2", num_slots));
+  SLUICE_TRY(sluice_bucket_plan_create(&form, buckets->allocator, &buckets->plan));
+  buckets->slots =
+      sluice_alloc(buckets->memory, sluice_bucket_plan_bytes(buckets->plan), "optimizer: buckets on the device");
   return buckets->slots != NULL ? SLUICE_OK : sluice_alloc_status();
 }
 
@@ -47,7 +50,7 @@ sluice_status_t sluice_device_buckets_create(sluice_device_t* device, sluice_all
 
 void sluice_device_buckets_destroy(sluice_device_buckets_t* buckets) {
   if (buckets == NULL) return;
-  if (buckets->slots != NULL) sluice_free(buckets->memory, buckets->slots, slot_bytes(buckets));
+  if (buckets->slots != NULL) sluice_free(buckets->memory, buckets->slots, sluice_bucket_plan_bytes(buckets->plan));
   sluice_bucket_plan_destroy(buckets->plan, buckets->allocator);
   sluice_free(buckets->allocator, buckets, sizeof *buckets);
 }
@@ -87,14 +90,14 @@ static sluice_status_t copy_out(void* user, sluice_stream_t stream, const sluice
 static sluice_status_t stage(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
   const job_t* job = user;
   return job->device->memory->adam->stage(job->device, stream, elements(job, job->step->grad, part->first),
-                                          job->step->dtype, part->count, part->slot.grad);
+                                          job->step->dtype, part->count, part->grad);
 }
 
 static sluice_status_t update(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
   const job_t* job = user;
   const sluice_device_adam_t adam = {
       .count = part->count,
-      .grad = part->slot.grad,
+      .grad = part->grad,
       .master = part->slot.master,
       .exp_avg = part->slot.exp_avg,
       .exp_avg_sq = part->slot.exp_avg_sq,

@@ -9,7 +9,7 @@
 
 typedef struct sluice_device_buckets_s sluice_device_buckets_t;
 
-/* memory: of the device (init_memory of device_memory.h), of which exactly sluice_bucket_slot_bytes() are taken now and
+/* memory: of the device (init_memory of device_memory.h), of which exactly sluice_bucket_plan_bytes() are taken now and
  * nothing in a step. allocator: of the host. Both and the device are borrowed until destroy. out_buckets: new,
  * sluice_device_buckets_destroy. Errors: INVALID_ARGUMENT, UNSUPPORTED (a device in host memory), NO_MEMORY. */
 sluice_status_t sluice_device_buckets_create(sluice_device_t* device, sluice_allocator_t* memory,

@@ -9,96 +9,253 @@
 enum { NOBODY = -1 };
 
 static const int32_t lane_of[SLUICE_BUCKET_NUM_KINDS] = {
-    [SLUICE_BUCKET_COPY_IN] = SLUICE_LANE_COPY_IN,
-    [SLUICE_BUCKET_STAGE] = SLUICE_LANE_COMPUTE,
-    [SLUICE_BUCKET_UPDATE] = SLUICE_LANE_COMPUTE,
-    [SLUICE_BUCKET_COPY_OUT] = SLUICE_LANE_COPY_OUT,
+    [SLUICE_BUCKET_COPY_IN] = SLUICE_LANE_COPY_IN, [SLUICE_BUCKET_STAGE] = SLUICE_LANE_COMPUTE,
+    [SLUICE_BUCKET_LOOK] = SLUICE_LANE_COMPUTE,    [SLUICE_BUCKET_DECIDE] = SLUICE_LANE_COMM,
+    [SLUICE_BUCKET_UPDATE] = SLUICE_LANE_COMPUTE,  [SLUICE_BUCKET_COPY_OUT] = SLUICE_LANE_COPY_OUT,
 };
 
-uint64_t sluice_bucket_slot_bytes(int64_t bucket, int32_t num_slots) {
-  return (uint64_t)num_slots * 4 * sluice_align_up((uint64_t)bucket * sizeof(float));
+/* ---- bytes ---- */
+
+uint64_t sluice_bucket_state_bytes(int64_t bucket, int32_t num_slots) {
+  return (uint64_t)num_slots * 3 * sluice_align_up((uint64_t)bucket * sizeof(float));
 }
 
-/* Who used a room of a slot last. A lane runs in order, so its last reader stands for all before it. */
+uint64_t sluice_bucket_plan_bytes(const sluice_bucket_plan_t* plan) {
+  return sluice_bucket_state_bytes(plan->form.bucket, plan->form.num_slots) +
+         (uint64_t)plan->grad_elements * sizeof(float);
+}
+
+/* ---- what waits for what ---- */
+
+/* Who used a room last. A lane runs in order, so its last reader stands for all before it. */
 typedef struct room_s {
   int32_t writer;
   int32_t readers[SLUICE_NUM_LANES];
 } room_t;
 
-static void wait_for(sluice_bucket_plan_t* plan, sluice_bucket_op_t* op, int32_t other) {
-  if (other == NOBODY || plan->ops[other].lane == op->lane) return;
+typedef struct builder_s {
+  sluice_bucket_plan_t* plan;
+  const int64_t* counts;
+  room_t* rooms; /* of each sort in turn, `stride` apart */
+  int32_t stride;
+  int32_t awaited[SLUICE_NUM_LANES][SLUICE_NUM_LANES]; /* by lane: the last op of each other that it waits for */
+} builder_t;
+
+/* The later op of a lane covers the earlier one, for this op and for those behind it on its lane. */
+static void wait_for(builder_t* b, sluice_bucket_op_t* op, int32_t other) {
+  const sluice_bucket_op_t* ops = b->plan->ops;
+  if (other == NOBODY || ops[other].lane == op->lane || b->awaited[op->lane][ops[other].lane] >= other) return;
+  b->awaited[op->lane][ops[other].lane] = other;
   for (int32_t i = 0; i < op->num_waits; ++i) {
-    /* The later op of a lane covers the earlier one. */
-    if (plan->ops[op->waits[i]].lane != plan->ops[other].lane) continue;
-    op->waits[i] = (int32_t)sluice_max(op->waits[i], other);
+    if (ops[op->waits[i]].lane != ops[other].lane) continue;
+    op->waits[i] = other;
     return;
   }
   op->waits[op->num_waits++] = other;
 }
 
-static void derive_waits(sluice_bucket_plan_t* plan, int32_t index,
-                         room_t rooms[SLUICE_BUCKET_MAX_SLOTS][SLUICE_BUCKET_NUM_ROOMS]) {
-  sluice_bucket_op_t* op = plan->ops + index;
+static void derive_waits(builder_t* b, int32_t index) {
+  sluice_bucket_op_t* op = b->plan->ops + index;
   for (int32_t r = 0; r < SLUICE_BUCKET_NUM_ROOMS; ++r) {
-    const uint8_t access = sluice_bucket_accesses[op->kind][r];
-    room_t* room = &rooms[op->slot][r];
-    if (access == SLUICE_BUCKET_NOTHING) continue;
-    wait_for(plan, op, room->writer);
-    if (!(access & SLUICE_BUCKET_WRITES)) {
+    const int32_t slot = sluice_bucket_slot_of(op, r);
+    if (slot == SLUICE_BUCKET_NO_SLOT) continue;
+    room_t* room = &b->rooms[r * b->stride + slot];
+    wait_for(b, op, room->writer);
+    if (!(sluice_bucket_accesses[op->kind][r] & SLUICE_BUCKET_WRITES)) {
       room->readers[op->lane] = index;
       continue;
     }
     for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
-      wait_for(plan, op, room->readers[lane]);
+      wait_for(b, op, room->readers[lane]);
       room->readers[lane] = NOBODY;
     }
     room->writer = index;
   }
 }
 
-static void fill(sluice_bucket_plan_t* plan) {
-  room_t rooms[SLUICE_BUCKET_MAX_SLOTS][SLUICE_BUCKET_NUM_ROOMS];
-  for (int32_t i = 0; i < SLUICE_BUCKET_MAX_SLOTS * SLUICE_BUCKET_NUM_ROOMS; ++i) {
-    room_t* room = &rooms[i / SLUICE_BUCKET_NUM_ROOMS][i % SLUICE_BUCKET_NUM_ROOMS];
-    room->writer = NOBODY;
-    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) room->readers[lane] = NOBODY;
+/* ---- ops in program order ---- */
+
+static void add(builder_t* b, sluice_bucket_op_t op) {
+  const sluice_bucket_form_t* form = &b->plan->form;
+  const int32_t index = b->plan->num_ops++;
+  op.lane = op.kind == SLUICE_BUCKET_STAGE && form->sums ? SLUICE_LANE_COMM : lane_of[op.kind];
+  b->plan->ops[index] = op;
+  derive_waits(b, index);
+}
+
+/* One bucket or chunk, without its kind. */
+static sluice_bucket_op_t part(const builder_t* b, int32_t line, int64_t line_first, int32_t line_bucket, int64_t at,
+                               int64_t size) {
+  const sluice_bucket_form_t* form = &b->plan->form;
+  const int64_t begin = at * form->bucket, end = sluice_min((at + size) * form->bucket, b->counts[line]);
+  return (sluice_bucket_op_t){
+      .line = line,
+      .bucket = line_bucket + (int32_t)at,
+      .num_buckets = (int32_t)(sluice_ceil_div(end, form->bucket) - at),
+      .state_slot = SLUICE_BUCKET_NO_SLOT,
+      .grad_slot = SLUICE_BUCKET_NO_SLOT,
+      .first = line_first + begin,
+      .count = end - begin,
+  };
+}
+
+static void set_grads(const builder_t* b, sluice_bucket_op_t* op, const sluice_bucket_op_t* chunk, int32_t number) {
+  const sluice_bucket_plan_t* plan = b->plan;
+  if (plan->num_grad_slots == 0) return;
+  op->grad_slot = number % plan->num_grad_slots;
+  /* Where each chunk has a slot they lie as the elements do: what is looked at need not end where a chunk does. */
+  op->grad_at = plan->form.decides
+                    ? op->first
+                    : op->grad_slot * (plan->grad_elements / plan->num_grad_slots) + op->first - chunk->first;
+}
+
+static void add_chunk_head(builder_t* b, sluice_bucket_op_t chunk) {
+  if (b->plan->num_grad_slots == 0) return;
+  chunk.kind = SLUICE_BUCKET_STAGE;
+  add(b, chunk);
+  if (!b->plan->form.decides) return;
+  chunk.kind = SLUICE_BUCKET_LOOK;
+  add(b, chunk);
+}
+
+static void add_bucket(builder_t* b, sluice_bucket_op_t op) {
+  if (b->plan->form.num_slots > 0) {
+    op.state_slot = op.bucket % b->plan->form.num_slots;
+    op.kind = SLUICE_BUCKET_COPY_IN;
+    add(b, op);
   }
-  for (int32_t i = 0; i < plan->num_ops; ++i) {
-    const int32_t kind = i % SLUICE_BUCKET_NUM_KINDS, bucket = i / SLUICE_BUCKET_NUM_KINDS;
-    plan->ops[i] =
-        (sluice_bucket_op_t){.kind = kind, .lane = lane_of[kind], .bucket = bucket, .slot = bucket % plan->num_slots};
-    derive_waits(plan, i, rooms);
+  op.kind = SLUICE_BUCKET_UPDATE;
+  add(b, op);
+  if (b->plan->form.num_slots == 0) return;
+  op.kind = SLUICE_BUCKET_COPY_OUT;
+  add(b, op);
+}
+
+enum { HEADS = 1, BUCKETS = 2 };
+
+/* The chunks of all lines: what stages them, what updates their buckets, or both in turns. */
+static void add_chunks(builder_t* b, int which) {
+  const sluice_bucket_form_t* form = &b->plan->form;
+  int64_t line_first = 0;
+  int32_t line_bucket = 0, number = 0;
+  for (int32_t line = 0; line < form->num_lines; ++line) {
+    const int64_t buckets = sluice_ceil_div(b->counts[line], form->bucket);
+    for (int64_t at = 0; at < buckets; at += sluice_min(form->chunk, buckets - at), ++number) {
+      sluice_bucket_op_t chunk = part(b, line, line_first, line_bucket, at, sluice_min(form->chunk, buckets - at));
+      set_grads(b, &chunk, &chunk, number);
+      if (which & HEADS) add_chunk_head(b, chunk);
+      for (int64_t i = 0; (which & BUCKETS) && i < chunk.num_buckets; ++i) {
+        sluice_bucket_op_t bucket = part(b, line, line_first, line_bucket, at + i, 1);
+        set_grads(b, &bucket, &chunk, number);
+        add_bucket(b, bucket);
+      }
+    }
+    line_first += b->counts[line];
+    line_bucket += (int32_t)buckets;
   }
 }
 
-static uint64_t bytes_of(int32_t num_ops) {
-  return sizeof(sluice_bucket_plan_t) + (uint64_t)num_ops * sizeof(sluice_bucket_op_t);
+static void add_all(builder_t* b) {
+  if (!b->plan->form.decides) {
+    add_chunks(b, HEADS | BUCKETS);
+    return;
+  }
+  add_chunks(b, HEADS);
+  add(b, (sluice_bucket_op_t){
+             .kind = SLUICE_BUCKET_DECIDE, .state_slot = SLUICE_BUCKET_NO_SLOT, .grad_slot = SLUICE_BUCKET_NO_SLOT});
+  add_chunks(b, BUCKETS);
 }
 
-sluice_status_t sluice_bucket_plan_create(int64_t count, int64_t bucket, int32_t num_slots,
-                                          sluice_allocator_t* allocator, sluice_bucket_plan_t** out_plan) {
+/* ---- life ---- */
+
+static sluice_status_t check_form(const sluice_bucket_form_t* form) {
+  SLUICE_TRY(SLUICE_REQUIRE(form->num_slots >= 0 && form->num_slots <= SLUICE_BUCKET_MAX_SLOTS,
+                            "optimizer: %d slots for buckets; it is 1, or 2 for copies beside updates",
+                            form->num_slots));
+  SLUICE_TRY(SLUICE_REQUIRE(form->num_grad_slots >= 0 && form->num_grad_slots <= SLUICE_BUCKET_MAX_SLOTS,
+                            "optimizer: %d slots for gradients; it is 1, or 2 for sums beside updates",
+                            form->num_grad_slots));
+  SLUICE_TRY(SLUICE_REQUIRE(form->bucket >= 1 && form->chunk >= 1,
+                            "optimizer: buckets of %lld elements in chunks of %lld; both are at least 1",
+                            (long long)form->bucket, (long long)form->chunk));
+  int64_t elements = 0, buckets = 0;
+  for (int32_t i = 0; i < form->num_lines; ++i) {
+    SLUICE_TRY(SLUICE_REQUIRE(form->counts[i] >= 0 && form->counts[i] <= (INT64_C(1) << 48) - elements,
+                              "optimizer: %lld elements in buckets of %lld", (long long)form->counts[i],
+                              (long long)form->bucket));
+    elements += form->counts[i];
+    buckets += form->counts[i] / form->bucket + (form->counts[i] % form->bucket > 0);
+  }
+  return SLUICE_REQUIRE(buckets <= INT32_MAX / SLUICE_BUCKET_NUM_KINDS,
+                        "optimizer: %lld buckets of %lld elements; take larger ones", (long long)buckets,
+                        (long long)form->bucket);
+}
+
+/* What follows from the form. */
+static void measure(sluice_bucket_plan_t* plan, const sluice_bucket_form_t* form) {
+  int64_t longest = 0;
+  int32_t chunks = 0;
+  for (int32_t i = 0; i < form->num_lines; ++i) {
+    const int64_t buckets = form->counts[i] / form->bucket + (form->counts[i] % form->bucket > 0);
+    plan->count += form->counts[i];
+    plan->num_buckets += (int32_t)buckets;
+    chunks += (int32_t)(buckets / form->chunk + (buckets % form->chunk > 0));
+    longest = sluice_max(longest, buckets);
+  }
+  plan->form = *form;
+  plan->form.counts = NULL;
+  /* Where all is one chunk, a second slot would stay empty. */
+  plan->num_grad_slots = form->decides ? chunks : sluice_min_i32(form->num_grad_slots, chunks > 0 ? chunks : 1);
+  const int64_t slot = sluice_min(form->chunk, sluice_max(longest, 1)) * form->bucket;
+  const int64_t aligned = (int64_t)(sluice_align_up((uint64_t)slot * sizeof(float)) / sizeof(float));
+  plan->grad_elements = form->decides ? plan->count : aligned * plan->num_grad_slots;
+}
+
+static uint64_t bytes_of(const sluice_bucket_plan_t* plan) {
+  /* At most two for a chunk, three for a bucket, and the verdict. */
+  return sizeof *plan + (5 * (uint64_t)plan->num_buckets + 1) * sizeof *plan->ops;
+}
+
+static sluice_status_t fill(sluice_bucket_plan_t* plan, const sluice_bucket_form_t* form,
+                            sluice_allocator_t* allocator) {
+  builder_t b = {.plan = plan, .counts = form->counts};
+  b.stride = (int32_t)sluice_max(SLUICE_BUCKET_MAX_SLOTS, plan->num_grad_slots);
+  const int32_t num_rooms = b.stride * SLUICE_BUCKET_NUM_ROOMS;
+  const uint64_t bytes = (uint64_t)num_rooms * sizeof *b.rooms;
+  b.rooms = sluice_alloc(allocator, bytes, "optimizer: the rooms of a step");
+  if (b.rooms == NULL) return sluice_alloc_status();
+  for (int32_t i = 0; i < num_rooms; ++i) {
+    b.rooms[i].writer = NOBODY;
+    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) b.rooms[i].readers[lane] = NOBODY;
+  }
+  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+    for (int32_t other = 0; other < SLUICE_NUM_LANES; ++other) b.awaited[lane][other] = NOBODY;
+  }
+  plan->num_ops = 0;
+  add_all(&b);
+  sluice_free(allocator, b.rooms, bytes);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_bucket_plan_create(const sluice_bucket_form_t* form, sluice_allocator_t* allocator,
+                                          sluice_bucket_plan_t** out_plan) {
   *out_plan = NULL;
-  SLUICE_TRY(SLUICE_REQUIRE(num_slots >= 1 && num_slots <= SLUICE_BUCKET_MAX_SLOTS,
-                            "optimizer: %d slots for buckets; it is 1, or 2 for copies beside updates", num_slots));
-  SLUICE_TRY(SLUICE_REQUIRE(count >= 0 && bucket >= 1, "optimizer: %lld elements in buckets of %lld", (long long)count,
-                            (long long)bucket));
-  const int64_t buckets = sluice_ceil_div(count, bucket);
-  SLUICE_TRY(SLUICE_REQUIRE(buckets <= INT32_MAX / SLUICE_BUCKET_NUM_KINDS,
-                            "optimizer: %lld buckets of %lld elements; take larger ones", (long long)buckets,
-                            (long long)bucket));
-  const int32_t num_ops = (int32_t)buckets * SLUICE_BUCKET_NUM_KINDS;
-  sluice_bucket_plan_t* plan = sluice_alloc(allocator, bytes_of(num_ops), "optimizer: the ops of a step");
+  SLUICE_TRY(check_form(form));
+  sluice_bucket_plan_t measured = {.count = 0};
+  measure(&measured, form);
+  sluice_bucket_plan_t* plan = sluice_alloc(allocator, bytes_of(&measured), "optimizer: the ops of a step");
   if (plan == NULL) return sluice_alloc_status();
-  *plan = (sluice_bucket_plan_t){.count = count,
-                                 .bucket = bucket,
-                                 .num_slots = num_slots,
-                                 .num_ops = num_ops,
-                                 .ops = (sluice_bucket_op_t*)(plan + 1)};
-  fill(plan);
+  *plan = measured;
+  plan->ops = (sluice_bucket_op_t*)(plan + 1);
+  const sluice_status_t status = fill(plan, form, allocator);
+  if (status != SLUICE_OK) {
+    sluice_bucket_plan_destroy(plan, allocator);
+    return status;
+  }
   *out_plan = plan;
   return SLUICE_OK;
 }
 
 void sluice_bucket_plan_destroy(sluice_bucket_plan_t* plan, sluice_allocator_t* allocator) {
-  if (plan != NULL) sluice_free(allocator, plan, bytes_of(plan->num_ops));
+  if (plan != NULL) sluice_free(allocator, plan, bytes_of(plan));
 }

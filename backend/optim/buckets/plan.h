@@ -1,9 +1,12 @@
-/* The buckets of a step as data [AxoNN, section on memory; double buffers and the check are our own].
+/* The buckets of a step as data [AxoNN, sections on memory and on the all-reduce; double buffers, the verdict and the
+ * check are our own].
  *
- * A parameter of `count` elements is updated bucket by bucket in slots of fast memory. Of each bucket the states
- * (master and moments) are copied in, its gradients are staged in f32, where a sum over ranks would be formed, the
- * update runs, and the states are copied out. Copies have lanes of their own, so with two slots they run beside the
- * update of the bucket before and after. What an op waits for is derived from the slots that ops read and write. */
+ * Elements lie in *lines*, one behind the other: all elements of a line are summed over the same ranks. A line is
+ * updated bucket by bucket. The gradients of k buckets, a *chunk*, are staged together in f32, where sums over ranks
+ * are formed; then each bucket's states (master and moments) are copied in, updated, and copied out. Copies and sums
+ * have lanes of their own: so the update of finished buckets runs beside the sum of the next chunk, and, with two
+ * slots, beside the copies of the bucket before and after. What an op waits for is derived from the rooms that ops read
+ * and write. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_PLAN_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_PLAN_H_
 
@@ -15,33 +18,56 @@
 
 enum { SLUICE_BUCKET_MAX_SLOTS = 2, SLUICE_BUCKET_MAX_WAITS = 4 };
 
+/* What a step is like. */
+typedef struct sluice_bucket_form_s {
+  const int64_t* counts; /* [num_lines] elements */
+  int32_t num_lines;
+  int32_t num_slots; /* of states: 1, or 2 for copies beside updates; 0: states stay where they are, without copies */
+  int64_t bucket;    /* elements; a line's last bucket is shorter */
+  int64_t chunk;     /* k, buckets; a line's last chunk is shorter */
+  int32_t num_grad_slots; /* of chunks: 1, or 2 for sums beside updates; 0: gradients are read where they are */
+  int32_t sums;           /* 1: staging sums over ranks, on the communication lane */
+  int32_t decides; /* 1: all chunks are looked at before any bucket is updated, so each has a slot: num_grad_slots is
+                      ignored */
+} sluice_bucket_form_t;
+
 typedef struct sluice_bucket_op_s {
-  int32_t kind, lane; /* SLUICE_LANE_* */
-  int32_t bucket, slot;
+  int32_t kind, lane;            /* SLUICE_LANE_* */
+  int32_t line;                  /* of the bucket or chunk */
+  int32_t bucket, num_buckets;   /* over all lines */
+  int32_t state_slot, grad_slot; /* -1: none */
+  int64_t first, count;          /* elements over all lines */
+  int64_t grad_at;               /* elements from the beginning of the gradients' slots */
   int32_t num_waits;
   int32_t waits[SLUICE_BUCKET_MAX_WAITS]; /* ops of other lanes */
 } sluice_bucket_op_t;
 
 typedef struct sluice_bucket_plan_s {
-  int64_t count, bucket; /* elements: of all, of one bucket; the last bucket is shorter */
-  int32_t num_slots;
+  sluice_bucket_form_t form; /* counts: NULL */
+  int64_t count;             /* elements of all lines */
+  int64_t grad_elements;     /* of the slots of gradients together */
+  int32_t num_buckets;
+  int32_t num_grad_slots;
   int32_t num_ops;
   sluice_bucket_op_t* ops; /* in program order */
 } sluice_bucket_plan_t;
 
-/* Bytes of the slots: 16 for each element of a bucket and slot, each of the four arrays aligned up to 64. */
-uint64_t sluice_bucket_slot_bytes(int64_t bucket, int32_t num_slots);
+/* Bytes of the slots of states: 12 for each element of a bucket and slot, each of the three arrays aligned up to 64. */
+uint64_t sluice_bucket_state_bytes(int64_t bucket, int32_t num_slots);
+/* Of all slots: those, and 4 for each element of a slot of gradients. For one line in chunks of one bucket 16 for each
+ * element of a bucket and slot. */
+uint64_t sluice_bucket_plan_bytes(const sluice_bucket_plan_t* plan);
 
-/* out_plan: new, sluice_bucket_plan_destroy. bucket >= 1, num_slots 1 or 2. Errors: INVALID_ARGUMENT, NO_MEMORY. */
-sluice_status_t sluice_bucket_plan_create(int64_t count, int64_t bucket, int32_t num_slots,
-                                          sluice_allocator_t* allocator, sluice_bucket_plan_t** out_plan);
+/* out_plan: new, sluice_bucket_plan_destroy. Errors: INVALID_ARGUMENT, NO_MEMORY. */
+sluice_status_t sluice_bucket_plan_create(const sluice_bucket_form_t* form, sluice_allocator_t* allocator,
+                                          sluice_bucket_plan_t** out_plan);
 void sluice_bucket_plan_destroy(sluice_bucket_plan_t* plan, sluice_allocator_t* allocator); /* accepts NULL */
 
 /* What the checker finds first, in program order. */
 enum {
   SLUICE_BUCKET_PROVED = 0,
-  SLUICE_BUCKET_OVERWRITTEN, /* `op` and `other` use a slot, one writes it, and nothing orders them */
-  SLUICE_BUCKET_FOREIGN,     /* `op` finds in its slot what `other`, of another bucket or kind, left; -1: nothing */
+  SLUICE_BUCKET_OVERWRITTEN, /* `op` and `other` use a room, one writes it, and nothing orders them */
+  SLUICE_BUCKET_FOREIGN,     /* `op` finds in its room what `other`, of another bucket or kind, left; -1: nothing */
   SLUICE_BUCKET_MISSING      /* `op`: the number of a bucket of which ops are missing or twice there */
 };
 typedef struct sluice_bucket_finding_s {
@@ -49,8 +75,9 @@ typedef struct sluice_bucket_finding_s {
 } sluice_bucket_finding_t;
 
 /* Proves of any plan that each run of it, however its lanes interleave, updates each bucket once from its own states
- * and gradients. Nothing is assumed of how it was made but that waits point backwards. memory: scratch. Errors:
- * NO_MEMORY, INVALID_ARGUMENT (a wait points forwards). */
+ * and gradients, and where the form decides, not before all gradients were looked at. Nothing is assumed of how it was
+ * made but that waits point backwards. memory: scratch. Errors: NO_MEMORY, INVALID_ARGUMENT (a wait points forwards).
+ */
 sluice_status_t sluice_bucket_plan_check(const sluice_bucket_plan_t* plan, sluice_allocator_t* memory,
                                          sluice_bucket_finding_t* out_finding);
 

@@ -1,7 +1,6 @@
 #include "backend/optim/buckets/run.h"
 
 #include "backend/base/check.h"
-#include "backend/base/math.h"
 
 typedef struct run_s {
   const sluice_bucket_plan_t* plan;
@@ -11,18 +10,25 @@ typedef struct run_s {
 } run_t;
 
 static sluice_bucket_slot_t slot_at(const run_t* run, int32_t slot) {
-  const uint64_t array = sluice_bucket_slot_bytes(run->plan->bucket, 1) / 4;
-  char* at = run->memory + (uint64_t)slot * 4 * array;
-  return (sluice_bucket_slot_t){(float*)(void*)at, (float*)(void*)(at + array), (float*)(void*)(at + 2 * array),
-                                (float*)(void*)(at + 3 * array)};
+  if (slot < 0) return (sluice_bucket_slot_t){NULL, NULL, NULL};
+  const uint64_t states = sluice_bucket_state_bytes(run->plan->form.bucket, 1), array = states / 3;
+  char* at = run->memory + (uint64_t)slot * states;
+  return (sluice_bucket_slot_t){(float*)(void*)at, (float*)(void*)(at + array), (float*)(void*)(at + 2 * array)};
 }
 
 static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream) {
   const run_t* run = user;
-  const sluice_bucket_op_t* op = run->plan->ops + index;
-  const int64_t first = op->bucket * run->plan->bucket;
-  const sluice_bucket_part_t part = {first, sluice_min(run->plan->bucket, run->plan->count - first),
-                                     slot_at(run, op->slot)};
+  const sluice_bucket_plan_t* plan = run->plan;
+  const sluice_bucket_op_t* op = plan->ops + index;
+  float* grads = (float*)(void*)(run->memory + sluice_bucket_state_bytes(plan->form.bucket, plan->form.num_slots));
+  const sluice_bucket_part_t part = {
+      .first = op->first,
+      .count = op->count,
+      .line = op->line,
+      .slot = slot_at(run, op->state_slot),
+      .grad = op->grad_slot < 0 ? NULL : grads + op->grad_at,
+      .grads = grads,
+  };
   return run->mode->ops[op->kind](run->user, stream, &part);
 }
 

@@ -10,16 +10,46 @@
 
 static sluice_allocator_t allocator;
 
-static sluice_bucket_plan_t* plan_of(int64_t count, int64_t bucket, int32_t num_slots) {
+static sluice_bucket_plan_t* plan_of_form(const sluice_bucket_form_t* form) {
   sluice_bucket_plan_t* plan = NULL;
-  assert_int_equal(sluice_bucket_plan_create(count, bucket, num_slots, &allocator, &plan), SLUICE_OK);
+  assert_int_equal(sluice_bucket_plan_create(form, &allocator, &plan), SLUICE_OK);
   return plan;
+}
+
+/* One line, whose buckets are staged one by one. */
+static sluice_bucket_plan_t* plan_of(int64_t count, int64_t bucket, int32_t num_slots) {
+  const sluice_bucket_form_t form = {.counts = &count,
+                                     .num_lines = 1,
+                                     .num_slots = num_slots,
+                                     .bucket = bucket,
+                                     .chunk = 1,
+                                     .num_grad_slots = num_slots};
+  return plan_of_form(&form);
 }
 
 static sluice_bucket_finding_t finding_of(const sluice_bucket_plan_t* plan) {
   sluice_bucket_finding_t finding;
   assert_int_equal(sluice_bucket_plan_check(plan, &allocator, &finding), SLUICE_OK);
   return finding;
+}
+
+static int is_proved(const sluice_bucket_plan_t* plan) {
+  sluice_bucket_finding_t finding;
+  return sluice_bucket_plan_check(plan, &allocator, &finding) == SLUICE_OK && finding.what == SLUICE_BUCKET_PROVED;
+}
+
+static int32_t count_kind(const sluice_bucket_plan_t* plan, int32_t kind) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < plan->num_ops; ++i) count += plan->ops[i].kind == kind;
+  return count;
+}
+
+static int32_t find(const sluice_bucket_plan_t* plan, int32_t kind, int32_t bucket) {
+  for (int32_t i = 0; i < plan->num_ops; ++i) {
+    if (plan->ops[i].kind == kind && plan->ops[i].bucket == bucket) return i;
+  }
+  fail();
+  return -1;
 }
 
 static void Plan_OfAnyCountAndSlots_IsProved(void** state) {
@@ -29,11 +59,115 @@ static void Plan_OfAnyCountAndSlots_IsProved(void** state) {
       for (int32_t slots = 1; slots <= 2; ++slots) {
         sluice_bucket_plan_t* plan = plan_of(count, bucket, slots);
         assert_int_equal(plan->num_ops, 4 * ((count + bucket - 1) / bucket));
-        assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_PROVED);
+        assert_true(is_proved(plan));
         sluice_bucket_plan_destroy(plan, &allocator);
       }
     }
   }
+}
+
+/* fn for every form over lines of these lengths; the number of forms. */
+static int32_t for_all_forms(void (*fn)(const sluice_bucket_form_t* form, sluice_bucket_plan_t* plan)) {
+  static const int64_t lines[][3] = {{0, 0, 0}, {1, 0, 7}, {40, 9, 21}, {7, 7, 7}};
+  static const int64_t chunks[] = {1, 2, 4, INT64_MAX};
+  int32_t forms = 0;
+  for (int32_t i = 0; i < 4 * 4 * 3 * 3 * 2 * 2; ++i) {
+    const sluice_bucket_form_t form = {.counts = lines[i % 4],
+                                       .num_lines = 3,
+                                       .bucket = 5,
+                                       .chunk = chunks[i / 4 % 4],
+                                       .num_slots = i / 16 % 3,
+                                       .num_grad_slots = i / 48 % 3,
+                                       .sums = i / 144 % 2,
+                                       .decides = i / 288};
+    sluice_bucket_plan_t* plan = plan_of_form(&form);
+    fn(&form, plan);
+    sluice_bucket_plan_destroy(plan, &allocator);
+    ++forms;
+  }
+  return forms;
+}
+
+static void check_form(const sluice_bucket_form_t* form, sluice_bucket_plan_t* plan) {
+  assert_true(is_proved(plan));
+  assert_int_equal(count_kind(plan, SLUICE_BUCKET_UPDATE), plan->num_buckets);
+  assert_int_equal(count_kind(plan, SLUICE_BUCKET_COPY_IN), form->num_slots > 0 ? plan->num_buckets : 0);
+  assert_int_equal(count_kind(plan, SLUICE_BUCKET_DECIDE), form->decides);
+  const int64_t slots = form->decides ? plan->count : plan->grad_elements;
+  for (int32_t i = 0; i < plan->num_ops; ++i) {
+    const sluice_bucket_op_t* op = plan->ops + i;
+    if (op->grad_slot >= 0) assert_true(op->grad_at >= 0 && op->grad_at + op->count <= slots);
+    if (op->kind == SLUICE_BUCKET_STAGE) {
+      assert_int_equal(op->lane, form->sums ? SLUICE_LANE_COMM : SLUICE_LANE_COMPUTE);
+    }
+  }
+}
+
+static void Plan_OfAnyForm_IsProvedAndStaysInItsSlots(void** state) {
+  (void)state;
+  assert_int_equal(for_all_forms(check_form), 576);
+}
+
+/* Each wait that is left out is found, unless another wait of the op implies it. */
+static int32_t dropped, found, implied;
+
+static void drop_each(const sluice_bucket_form_t* form, sluice_bucket_plan_t* plan) {
+  (void)form;
+  for (int32_t i = 0; i < plan->num_ops; ++i) {
+    sluice_bucket_op_t* op = plan->ops + i;
+    const sluice_bucket_op_t was = *op;
+    for (int32_t w = 0; w < was.num_waits; ++w) {
+      op->waits[w] = was.waits[was.num_waits - 1];
+      --op->num_waits;
+      const sluice_bucket_finding_t finding = finding_of(plan);
+      found += finding.what == SLUICE_BUCKET_OVERWRITTEN;
+      /* A copy in that waits for the copy out of its slot need not wait for the update before that. */
+      implied += finding.what == SLUICE_BUCKET_PROVED && was.kind == SLUICE_BUCKET_COPY_IN &&
+                 plan->ops[was.waits[w]].kind == SLUICE_BUCKET_UPDATE;
+      *op = was;
+      ++dropped;
+    }
+  }
+}
+
+static void Plan_OfAnyFormWithoutAWait_IsFound(void** state) {
+  (void)state;
+  dropped = found = implied = 0;
+  for_all_forms(drop_each);
+  assert_int_equal(found + implied, dropped);
+  assert_true(found > 1000);
+}
+
+/* What the interleaved sums are for: a chunk is summed while the one before it is updated. */
+static void Sum_WithTwoSlots_WaitsForTheChunkBeforeTheLast(void** state) {
+  (void)state;
+  const int64_t count = 100;
+  const sluice_bucket_form_t form = {
+      .counts = &count, .num_lines = 1, .bucket = 5, .chunk = 4, .num_grad_slots = 2, .sums = 1};
+  sluice_bucket_plan_t* plan = plan_of_form(&form);
+  for (int32_t chunk = 0; chunk < 5; ++chunk) {
+    const sluice_bucket_op_t* sum = plan->ops + find(plan, SLUICE_BUCKET_STAGE, 4 * chunk);
+    assert_int_equal(sum->num_waits, chunk >= 2);
+    if (chunk >= 2) assert_int_equal(plan->ops[sum->waits[0]].bucket, 4 * (chunk - 1) - 1);
+  }
+  sluice_bucket_plan_destroy(plan, &allocator);
+}
+
+static void Update_InAPlanThatDecides_WaitsForTheVerdict(void** state) {
+  (void)state;
+  const int64_t counts[] = {20, 30};
+  const sluice_bucket_form_t form = {
+      .counts = counts, .num_lines = 2, .bucket = 5, .chunk = 2, .sums = 1, .decides = 1};
+  sluice_bucket_plan_t* plan = plan_of_form(&form);
+  const int32_t verdict = find(plan, SLUICE_BUCKET_DECIDE, 0);
+  const sluice_bucket_op_t* first = plan->ops + find(plan, SLUICE_BUCKET_UPDATE, 0);
+  assert_int_equal(first->num_waits, 1);
+  assert_int_equal(first->waits[0], verdict);
+  sluice_bucket_op_t* op = plan->ops + verdict; /* a verdict before the last chunk was looked at */
+  const sluice_bucket_op_t kept = op[0];
+  op[0] = op[-1], op[-1] = kept;
+  assert_false(is_proved(plan));
+  sluice_bucket_plan_destroy(plan, &allocator);
 }
 
 /* Copies run beside updates: with two slots the copy of a bucket waits for none of the bucket before. */
@@ -48,53 +182,37 @@ static void CopyIn_WithTwoSlots_WaitsForTheBucketBeforeTheLast(void** state) {
   sluice_bucket_plan_destroy(plan, &allocator);
 }
 
-/* Each wait that is left out is a bucket that may be overwritten early, unless another wait of the op implies it. */
-static void Plan_WithoutAWait_IsFoundToBeOverwritten(void** state) {
-  (void)state;
-  for (int32_t slots = 1; slots <= 2; ++slots) {
-    sluice_bucket_plan_t* plan = plan_of(60, 10, slots);
-    int dropped = 0, found = 0, implied = 0;
-    for (int32_t i = 0; i < plan->num_ops; ++i) {
-      sluice_bucket_op_t* op = plan->ops + i;
-      const sluice_bucket_op_t was = *op;
-      for (int32_t w = 0; w < was.num_waits; ++w) {
-        op->waits[w] = was.waits[was.num_waits - 1];
-        --op->num_waits;
-        const sluice_bucket_finding_t finding = finding_of(plan);
-        found += finding.what == SLUICE_BUCKET_OVERWRITTEN;
-        /* A copy in that waits for the copy out of its slot need not wait for the update before that. */
-        implied += finding.what == SLUICE_BUCKET_PROVED && plan->ops[was.waits[w]].kind == SLUICE_BUCKET_UPDATE &&
-                   was.kind == SLUICE_BUCKET_COPY_IN;
-        *op = was;
-        ++dropped;
-      }
-    }
-    assert_true(found >= 2 * 6);
-    assert_int_equal(found + implied, dropped);
-    sluice_bucket_plan_destroy(plan, &allocator);
-  }
-}
-
 static void Plan_WithAnotherFault_IsFound(void** state) {
   (void)state;
   sluice_bucket_plan_t* plan = plan_of(60, 10, 2);
-  plan->ops[4 * 3 + SLUICE_BUCKET_UPDATE].slot = 0; /* of bucket 2's slot */
-  assert_int_not_equal(finding_of(plan).what, SLUICE_BUCKET_PROVED);
-  plan->ops[4 * 3 + SLUICE_BUCKET_UPDATE].slot = 1;
-  plan->ops[4 * 3 + SLUICE_BUCKET_STAGE].bucket = 2; /* twice staged, and bucket 3 never */
+  sluice_bucket_op_t* update = plan->ops + find(plan, SLUICE_BUCKET_UPDATE, 3);
+  sluice_bucket_op_t* stage = plan->ops + find(plan, SLUICE_BUCKET_STAGE, 3);
+  update->state_slot = 0; /* of bucket 2's slot */
+  assert_false(is_proved(plan));
+  update->state_slot = 1, update->grad_slot = 0;
+  assert_false(is_proved(plan));
+  update->grad_slot = 1, update->grad_at += 1; /* of a place where another element's gradient is */
+  assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_FOREIGN);
+  update->grad_at -= 1;
+  stage->bucket = 2; /* twice staged, and bucket 3 never */
   assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_MISSING);
-  plan->ops[4 * 3 + SLUICE_BUCKET_STAGE].bucket = 3;
+  stage->bucket = 3;
   --plan->num_ops; /* the last bucket stays where it is */
   assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_MISSING);
   ++plan->num_ops;
-  const sluice_bucket_op_t staged = plan->ops[1]; /* updated before it is staged, on one lane */
-  plan->ops[1] = plan->ops[2];
-  plan->ops[2] = staged;
-  assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_FOREIGN);
-  plan->ops[2] = plan->ops[1];
-  plan->ops[1] = staged;
-  assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_PROVED);
-  plan->ops[2].waits[0] = 3;
+  assert_true(is_proved(plan));
+  update = plan->ops + find(plan, SLUICE_BUCKET_UPDATE, 0);
+  const sluice_bucket_op_t kept = *update; /* updated before its states are there */
+  sluice_bucket_op_t* in = plan->ops + find(plan, SLUICE_BUCKET_COPY_IN, 0);
+  *update = *in, *in = kept;
+  assert_false(is_proved(plan));
+  sluice_bucket_plan_destroy(plan, &allocator);
+}
+
+static void Plan_WhoseWaitPointsForward_IsRefused(void** state) {
+  (void)state;
+  sluice_bucket_plan_t* plan = plan_of(60, 10, 2);
+  plan->ops[find(plan, SLUICE_BUCKET_UPDATE, 0)].waits[0] = plan->num_ops - 1;
   sluice_bucket_finding_t finding;
   assert_int_equal(sluice_bucket_plan_check(plan, &allocator, &finding), SLUICE_E_INVALID_ARGUMENT);
   sluice_bucket_plan_destroy(plan, &allocator);
@@ -102,30 +220,63 @@ static void Plan_WithAnotherFault_IsFound(void** state) {
 
 static void Plan_OfSizesThatNobodyMeans_IsRefused(void** state) {
   (void)state;
-  const int64_t bad[][3] = {{10, 0, 1}, {-1, 4, 1}, {10, 4, 0}, {10, 4, 3}, {INT64_C(1) << 40, 1, 1}};
+  const int64_t bad[][5] = {{10, 0, 1, 1, 1},
+                            {-1, 4, 1, 1, 1},
+                            {10, 4, -1, 1, 1},
+                            {10, 4, 3, 1, 1},
+                            {10, 4, 1, 0, 1},
+                            {10, 4, 1, 1, 3},
+                            {INT64_C(1) << 40, 1, 1, 1, 1}};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
     sluice_bucket_plan_t* plan = NULL;
-    assert_int_equal(sluice_bucket_plan_create(bad[i][0], bad[i][1], (int32_t)bad[i][2], &allocator, &plan),
-                     SLUICE_E_INVALID_ARGUMENT);
+    const sluice_bucket_form_t form = {.counts = &bad[i][0],
+                                       .num_lines = 1,
+                                       .bucket = bad[i][1],
+                                       .num_slots = (int32_t)bad[i][2],
+                                       .chunk = bad[i][3],
+                                       .num_grad_slots = (int32_t)bad[i][4]};
+    assert_int_equal(sluice_bucket_plan_create(&form, &allocator, &plan), SLUICE_E_INVALID_ARGUMENT);
     assert_null(plan);
   }
 }
 
-static void SlotBytes_AreSixteenForEachElement(void** state) {
+static uint64_t bytes_of(int64_t count, int64_t bucket, int64_t chunk, int32_t slots, int32_t decides) {
+  const sluice_bucket_form_t form = {.counts = &count,
+                                     .num_lines = 1,
+                                     .num_slots = slots,
+                                     .bucket = bucket,
+                                     .chunk = chunk,
+                                     .num_grad_slots = slots,
+                                     .decides = decides};
+  sluice_bucket_plan_t* plan = plan_of_form(&form);
+  const uint64_t bytes = sluice_bucket_plan_bytes(plan);
+  sluice_bucket_plan_destroy(plan, &allocator);
+  return bytes;
+}
+
+static void Bytes_AreTwelveForStatesAndFourForEachStagedGradient(void** state) {
   (void)state;
-  assert_int_equal(sluice_bucket_slot_bytes(1 << 20, 1), 16 << 20);
-  assert_int_equal(sluice_bucket_slot_bytes(1 << 20, 2), 32 << 20);
-  assert_int_equal(sluice_bucket_slot_bytes(1, 2), 2 * 4 * 64); /* each array aligned */
+  const int64_t count = 10 << 20, bucket = 1 << 20;
+  assert_int_equal(bytes_of(count, bucket, 1, 1, 0), 16 << 20);
+  assert_int_equal(bytes_of(count, bucket, 1, 2, 0), 32 << 20);
+  assert_int_equal(bytes_of(count, bucket, 4, 2, 0), (2 * 12 + 2 * 4 * 4) << 20);
+  assert_int_equal(bytes_of(count, bucket, INT64_MAX, 1, 0), (12 + 4 * 10) << 20);
+  assert_int_equal(bytes_of(count, bucket, 1, 1, 1), (12 + 4 * 10) << 20); /* all sums are kept until the verdict */
+  assert_int_equal(bytes_of(5, 1, 1, 2, 0), 2 * 4 * 64);                   /* each array aligned */
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Plan_OfAnyCountAndSlots_IsProved),
+      cmocka_unit_test(Plan_OfAnyForm_IsProvedAndStaysInItsSlots),
+      cmocka_unit_test(Plan_OfAnyFormWithoutAWait_IsFound),
+      cmocka_unit_test(Sum_WithTwoSlots_WaitsForTheChunkBeforeTheLast),
+      cmocka_unit_test(Update_InAPlanThatDecides_WaitsForTheVerdict),
       cmocka_unit_test(CopyIn_WithTwoSlots_WaitsForTheBucketBeforeTheLast),
-      cmocka_unit_test(Plan_WithoutAWait_IsFoundToBeOverwritten),
       cmocka_unit_test(Plan_WithAnotherFault_IsFound),
+      cmocka_unit_test(Plan_WhoseWaitPointsForward_IsRefused),
       cmocka_unit_test(Plan_OfSizesThatNobodyMeans_IsRefused),
-      cmocka_unit_test(SlotBytes_AreSixteenForEachElement),
+      cmocka_unit_test(Bytes_AreTwelveForStatesAndFourForEachStagedGradient),
   };
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
   const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,13 +22,27 @@ typedef struct share_s {
   sluice_adam_scan_t* sum;
 } share_t;
 
+static void add_scan(sluice_adam_scan_t* sum, sluice_adam_scan_t found) {
+  sum->sum_of_squares += found.sum_of_squares;
+  sum->largest = found.largest > sum->largest ? found.largest : sum->largest;
+}
+
+/* In two levels, as threads do it. */
+sluice_adam_scan_t sluice_adam_fold(const sluice_adam_scan_t* scans, int64_t pieces) {
+  sluice_adam_scan_t all = {.sum_of_squares = 0.0};
+  for (int64_t i = 0; i < SHARES; ++i) {
+    sluice_adam_scan_t share = {.sum_of_squares = 0.0};
+    for (int64_t p = pieces * i / SHARES; p < pieces * (i + 1) / SHARES; ++p) add_scan(&share, scans[p]);
+    add_scan(&all, share);
+  }
+  return all;
+}
+
 static void look_at_piece(void* user, const sluice_adam_group_t* group, const sluice_adam_tensor_t* tensor,
                           int64_t first, int64_t count) {
   (void)group;
   const share_t* share = user;
-  const sluice_adam_scan_t found = share->kernels->scan(tensor->grad, tensor->grad_dtype, first, count);
-  share->sum->sum_of_squares += found.sum_of_squares;
-  share->sum->largest = found.largest > share->sum->largest ? found.largest : share->sum->largest;
+  add_scan(share->sum, share->kernels->scan(tensor->grad, tensor->grad_dtype, first, count));
 }
 
 static void look_on_thread(void* data, int index, int count) {
@@ -46,15 +60,11 @@ static int threads_for(const sluice_adam_step_t* step, int64_t pieces) {
 sluice_adam_outcome_t sluice_adam_look(const sluice_adam_step_t* step) {
   look_t look = {.step = step, .pieces = sluice_pieces_count(step)};
   sluice_threads_run(step->threads, threads_for(step, look.pieces), look_on_thread, &look);
-  double squares = 0.0;
-  sluice_adam_outcome_t outcome = {.norm = 0.0};
-  for (int i = 0; i < SHARES; ++i) {
-    squares += look.shares[i].sum_of_squares;
-    outcome.largest = look.shares[i].largest > outcome.largest ? look.shares[i].largest : outcome.largest;
-  }
-  outcome.is_skipped = !(outcome.largest < INFINITY);
-  outcome.norm = sqrt(squares) / step->loss_scale;
-  return outcome;
+  sluice_adam_scan_t all = {.sum_of_squares = 0.0};
+  for (int i = 0; i < SHARES; ++i) add_scan(&all, look.shares[i]);
+  return (sluice_adam_outcome_t){.norm = sqrt(all.sum_of_squares) / step->loss_scale,
+                                 .largest = all.largest,
+                                 .is_skipped = !(all.largest < INFINITY)};
 }
 
 /* ---- changing parameters ---- */
@@ -79,10 +89,9 @@ static void update_on_thread(void* data, int index, int count) {
                      update);
 }
 
-/* torch's clip_grad_norm_: max_norm / (norm + 1e-6), at most 1. */
-static double clip_factor(const sluice_adam_step_t* step, double norm) {
-  if (step->max_norm <= 0.0) return 1.0;
-  const double factor = step->max_norm / (norm + 1e-6);
+double sluice_adam_clip_factor(double max_norm, double norm) {
+  if (max_norm <= 0.0) return 1.0;
+  const double factor = max_norm / (norm + 1e-6);
   return factor < 1.0 ? factor : 1.0;
 }
 
@@ -97,7 +106,7 @@ static sluice_status_t check_group(const sluice_adam_group_t* group, int64_t ind
   return SLUICE_OK;
 }
 
-static sluice_status_t check(const sluice_adam_step_t* step) {
+sluice_status_t sluice_adam_check_step(const sluice_adam_step_t* step) {
   SLUICE_TRY(SLUICE_REQUIRE(isfinite(step->loss_scale) && step->loss_scale > 0.0,
                             "optimizer: loss_scale is %g; it has to be a number above 0", step->loss_scale));
   SLUICE_TRY(SLUICE_REQUIRE(isfinite(step->max_norm) && step->max_norm >= 0.0,
@@ -109,11 +118,11 @@ static sluice_status_t check(const sluice_adam_step_t* step) {
 
 sluice_status_t sluice_adam_step(const sluice_adam_step_t* step, sluice_adam_outcome_t* out_outcome) {
   *out_outcome = (sluice_adam_outcome_t){.norm = 0.0};
-  SLUICE_TRY(check(step));
+  SLUICE_TRY(sluice_adam_check_step(step));
   if (step->looks_first || step->max_norm > 0.0) *out_outcome = sluice_adam_look(step);
   if (out_outcome->is_skipped) return SLUICE_OK;
   update_t update = {.step = step, .pieces = sluice_pieces_count(step)};
-  update.grad_scale = clip_factor(step, out_outcome->norm) / step->loss_scale;
+  update.grad_scale = sluice_adam_clip_factor(step->max_norm, out_outcome->norm) / step->loss_scale;
   sluice_threads_run(step->threads, threads_for(step, update.pieces), update_on_thread, &update);
   return SLUICE_OK;
 }

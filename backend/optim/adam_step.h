@@ -17,6 +17,15 @@ typedef struct sluice_adam_outcome_s {
 /* Looks at all gradients; changes nothing. The sums are the same for every number of threads. */
 sluice_adam_outcome_t sluice_adam_look(const sluice_adam_step_t* step);
 
+/* Those sums from the scans of all pieces, in order (pieces.h). */
+sluice_adam_scan_t sluice_adam_fold(const sluice_adam_scan_t* scans, int64_t pieces);
+
+/* What clipping multiplies gradients of this norm by: torch's clip_grad_norm_, max_norm / (norm + 1e-6), at most 1. */
+double sluice_adam_clip_factor(double max_norm, double norm);
+
+/* Errors: INVALID_ARGUMENT naming the group, the tensor and the number. */
+sluice_status_t sluice_adam_check_step(const sluice_adam_step_t* step);
+
 /* Errors: INVALID_ARGUMENT naming the group, the tensor and the number; then nothing was changed. */
 sluice_status_t sluice_adam_step(const sluice_adam_step_t* step, sluice_adam_outcome_t* out_outcome);
 

@@ -1,0 +1,274 @@
+#include "backend/optim/bucketed/agree.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/clock.h"
+#include "backend/base/hash.h"
+
+#define PROTOCOL 1
+
+/* ---- one record of every rank ---- */
+
+/* records: [W], the own one is filled in. A rank that cannot take part ends the communicator: the others would wait. */
+static sluice_status_t gather(sluice_comm_t* comm, void* records, uint64_t record_bytes, const char* phase) {
+  const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
+  const uint64_t bytes = (uint64_t)w * (2 * sizeof(void*) + sizeof(uint64_t));
+  char* block = sluice_alloc(sluice_process_allocator(), bytes, "optimizer: an exchange");
+  if (block == NULL) {
+    sluice_comm_abort(comm);
+    return sluice_alloc_status();
+  }
+  const void** send = (const void**)(void*)block;
+  void** recv = (void**)(void*)(block + (uint64_t)w * sizeof(void*));
+  uint64_t* sizes = (uint64_t*)(void*)(block + 2 * (uint64_t)w * sizeof(void*));
+  for (int32_t r = 0; r < w; ++r) {
+    send[r] = (char*)records + (uint64_t)rank * record_bytes;
+    recv[r] = (char*)records + (uint64_t)r * record_bytes;
+    sizes[r] = r == rank ? 0 : record_bytes;
+  }
+  const sluice_exchange_t all = {send, sizes, recv, sizes};
+  sluice_comm_request_t* request;
+  sluice_status_t status = sluice_comm_exchange_start(comm, &all, &request);
+  if (status == SLUICE_OK) status = sluice_comm_exchange_wait(comm, request, phase);
+  sluice_free(sluice_process_allocator(), block, bytes);
+  return status;
+}
+
+static void* take_records(sluice_comm_t* comm, uint64_t record_bytes) {
+  void* records = sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)sluice_comm_world_size(comm) * record_bytes,
+                                      "optimizer: an exchange");
+  if (records == NULL) sluice_comm_abort(comm);
+  return records;
+}
+
+static void free_records(sluice_comm_t* comm, void* records, uint64_t record_bytes) {
+  sluice_free(sluice_process_allocator(), records, (uint64_t)sluice_comm_world_size(comm) * record_bytes);
+}
+
+/* ---- what a step opens with ---- */
+
+enum {
+  FIELD_PROTOCOL = 0,
+  FIELD_LINES,
+  FIELD_OWN_LINES,
+  FIELD_ELEMENTS,
+  FIELD_TENSORS,
+  FIELD_RULES,
+  FIELD_BUCKET,
+  FIELD_CHUNK,
+  FIELD_LOSS_SCALE,
+  FIELD_MAX_NORM,
+  FIELD_LOOKS,
+  NUM_FIELDS
+};
+
+static const char* const field_names[NUM_FIELDS] = {
+    "the protocol of steps",
+    "the number of lines of groups (those that are summed over the same ranks)",
+    "which groups have a communicator of their own (as a checksum)",
+    "the number of elements",
+    "counts, dtypes or step numbers of tensors (as a checksum)",
+    "lr, betas, epsilon, weight decay or flags of groups (as a checksum)",
+    "bucket",
+    "sum_buckets",
+    "loss_scale (its bits)",
+    "max_norm (its bits)",
+    "check_finite",
+};
+
+typedef struct opening_s {
+  int32_t status;
+  float largest;
+  int64_t proposal;
+  int64_t fields[NUM_FIELDS];
+  char refusal[256];
+} opening_t;
+
+static int64_t bits_of(double x) {
+  int64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+static uint64_t hash_tensor(uint64_t hash, const sluice_adam_tensor_t* tensor) {
+  const int64_t said[] = {tensor->count, tensor->step, tensor->grad_dtype};
+  return sluice_hash_bytes(hash, said, sizeof said);
+}
+
+/* Of the tensors of one line: those that lie in it. */
+static uint64_t hash_line(uint64_t hash, const sluice_lines_t* lines, int32_t line) {
+  for (int64_t t = 0; t < lines->num_tensors; ++t) {
+    const sluice_line_tensor_t* at = lines->tensors + t;
+    if (at->first_piece < lines->first_pieces[line] || at->first_piece >= lines->first_pieces[line + 1]) continue;
+    hash = hash_tensor(hash, at->tensor);
+  }
+  return hash;
+}
+
+static uint64_t hash_rules(const sluice_adam_step_t* adam) {
+  uint64_t hash = SLUICE_HASH_OF_NOTHING;
+  for (int64_t g = 0; g < adam->num_groups; ++g) {
+    const sluice_adam_rule_t* rule = &adam->groups[g].rule;
+    const double numbers[] = {rule->lr, rule->beta1, rule->beta2, rule->epsilon, rule->weight_decay};
+    const int32_t flags[] = {rule->is_decoupled, rule->corrects_the_bias, rule->maximizes};
+    hash = sluice_hash_bytes(sluice_hash_bytes(hash, numbers, sizeof numbers), flags, sizeof flags);
+  }
+  return hash;
+}
+
+static void fill(opening_t* mine, const sluice_bucketed_step_t* step, const sluice_lines_t* lines) {
+  uint64_t tensors = SLUICE_HASH_OF_NOTHING, own = SLUICE_HASH_OF_NOTHING;
+  int64_t elements = 0;
+  for (int32_t line = 0; line < lines->num_lines; ++line) {
+    const int32_t is_own = lines->comms[line] != step->comm;
+    own = sluice_hash_bytes(own, &is_own, sizeof is_own);
+    if (is_own) continue;
+    tensors = hash_line(tensors, lines, line);
+    elements += lines->counts[line];
+  }
+  const int64_t fields[NUM_FIELDS] = {
+      [FIELD_PROTOCOL] = PROTOCOL,
+      [FIELD_LINES] = lines->num_lines,
+      [FIELD_OWN_LINES] = (int64_t)own,
+      [FIELD_ELEMENTS] = elements,
+      [FIELD_TENSORS] = (int64_t)tensors,
+      [FIELD_RULES] = (int64_t)hash_rules(&step->adam),
+      [FIELD_BUCKET] = step->bucket,
+      [FIELD_CHUNK] = step->chunk,
+      [FIELD_LOSS_SCALE] = bits_of(step->adam.loss_scale),
+      [FIELD_MAX_NORM] = bits_of(step->adam.max_norm),
+      [FIELD_LOOKS] = step->adam.looks_first != 0,
+  };
+  memcpy(mine->fields, fields, sizeof fields);
+}
+
+static void say(opening_t* mine, const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
+                const sluice_agreed_t* known) {
+  mine->status = step->refused;
+  mine->largest = known->largest;
+  mine->proposal = known->proposal;
+  if (step->refused == SLUICE_OK) {
+    fill(mine, step, lines);
+    return;
+  }
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  (void)snprintf(mine->refusal, sizeof mine->refusal, "%.*s", (int)sizeof mine->refusal - 1, why.message);
+}
+
+static sluice_status_t check_refusals(const opening_t* records, int32_t w, int32_t rank) {
+  for (int32_t r = 0; r < w; ++r) {
+    if (records[r].status == SLUICE_OK) continue;
+    return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, rank, r, "optimizer: rank %d took no step: %s: %.255s", r,
+                            sluice_status_name(records[r].status), records[r].refusal);
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_fields(const opening_t* records, int32_t w, int32_t rank) {
+  for (int32_t field = 0; field < NUM_FIELDS; ++field) {
+    for (int32_t r = 1; r < w; ++r) {
+      if (records[r].fields[field] == records[0].fields[field]) continue;
+      return SLUICE_FAIL_PEER(
+          SLUICE_E_MISMATCH, rank, r, "optimizer: %s: %lld on rank %d and %lld on rank 0; give all ranks the same",
+          field_names[field], (long long)records[r].fields[field], r, (long long)records[0].fields[field]);
+    }
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t open_step(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
+                                 const sluice_agreed_t* mine, sluice_agreed_t* out_agreed) {
+  const int32_t w = sluice_comm_world_size(step->comm), rank = sluice_comm_rank(step->comm);
+  sluice_error_info_t own;
+  sluice_error_capture(&own);
+  opening_t* records = take_records(step->comm, sizeof *records);
+  if (records == NULL) return sluice_alloc_status();
+  say(records + rank, step, lines, mine);
+  const uint64_t begin_ns = sluice_now_ns();
+  sluice_status_t status = gather(step->comm, records, sizeof *records, "the ranks of an optimizer's step");
+  out_agreed->latency_ns = sluice_now_ns() - begin_ns;
+  if (status == SLUICE_OK && step->refused != SLUICE_OK) status = sluice_error_adopt(&own);
+  if (status == SLUICE_OK) status = check_refusals(records, w, rank);
+  if (status == SLUICE_OK) status = check_fields(records, w, rank);
+  out_agreed->proposal = records[0].proposal;
+  out_agreed->largest = 0.0F;
+  for (int32_t r = 0; r < w; ++r) {
+    out_agreed->largest = records[r].largest > out_agreed->largest ? records[r].largest : out_agreed->largest;
+  }
+  free_records(step->comm, records, sizeof *records);
+  return status;
+}
+
+/* ---- lines that a part of the ranks sums ---- */
+
+static sluice_status_t compare_line(const sluice_lines_t* lines, int32_t line) {
+  sluice_comm_t* comm = lines->comms[line];
+  uint64_t* records = take_records(comm, sizeof *records);
+  if (records == NULL) return sluice_alloc_status();
+  const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
+  records[rank] = hash_line(SLUICE_HASH_OF_NOTHING, lines, line);
+  sluice_status_t status = gather(comm, records, sizeof *records, "the ranks of a group of parameters");
+  for (int32_t r = 1; r < w && status == SLUICE_OK; ++r) {
+    if (records[r] == records[0]) continue;
+    status = SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, rank, r,
+                              "optimizer: counts, dtypes or step numbers of line %d of groups differ on ranks %d and 0 "
+                              "of its communicator; give all of them the same",
+                              line, r);
+  }
+  free_records(comm, records, sizeof *records);
+  return status;
+}
+
+/* All of them even where one differs, so that every rank takes part in every exchange. */
+static sluice_status_t compare_own_lines(const sluice_bucketed_step_t* step, const sluice_lines_t* lines) {
+  sluice_status_t status = SLUICE_OK;
+  sluice_error_info_t why;
+  for (int32_t line = 0; line < lines->num_lines; ++line) {
+    if (lines->comms[line] == step->comm) continue;
+    const sluice_status_t of_line = compare_line(lines, line);
+    if (status != SLUICE_OK || of_line == SLUICE_OK) continue;
+    status = of_line;
+    sluice_error_capture(&why);
+  }
+  return status == SLUICE_OK ? SLUICE_OK : sluice_error_adopt(&why);
+}
+
+static int has_own_lines(const sluice_bucketed_step_t* step, const sluice_lines_t* lines) {
+  for (int32_t line = 0; line < lines->num_lines; ++line) {
+    if (lines->comms[line] != step->comm) return 1;
+  }
+  return 0;
+}
+
+sluice_status_t sluice_agree(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
+                             const sluice_agreed_t* mine, sluice_agreed_t* out_agreed) {
+  *out_agreed = *mine;
+  if (step->comm == NULL) return step->refused;
+  SLUICE_TRY(open_step(step, lines, mine, out_agreed));
+  if (!has_own_lines(step, lines)) return SLUICE_OK;
+  sluice_bucketed_step_t compared = *step;
+  compared.refused = compare_own_lines(step, lines);
+  sluice_agreed_t ignored;
+  return open_step(&compared, lines, mine, &ignored);
+}
+
+/* ---- sums ---- */
+
+sluice_status_t sluice_agree_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found) {
+  *out_found = *mine;
+  if (comm == NULL) return SLUICE_OK;
+  sluice_found_t* records = take_records(comm, sizeof *records);
+  if (records == NULL) return sluice_alloc_status();
+  records[sluice_comm_rank(comm)] = *mine;
+  const sluice_status_t status = gather(comm, records, sizeof *records, "what is in the sums of gradients");
+  out_found->squares = 0.0;
+  for (int32_t r = 0; r < sluice_comm_world_size(comm); ++r) {
+    out_found->squares += records[r].squares;
+    out_found->largest = records[r].largest > out_found->largest ? records[r].largest : out_found->largest;
+  }
+  free_records(comm, records, sizeof *records);
+  return status;
+}

@@ -1,0 +1,28 @@
+/* What the ranks of a step tell each other beside sums. Private to backend/optim/bucketed. */
+#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_AGREE_H_
+#define SLUICE_BACKEND_OPTIM_BUCKETED_AGREE_H_
+
+#include "backend/optim/bucketed/lines.h"
+
+/* What all ranks know after they have agreed. */
+typedef struct sluice_agreed_s {
+  float largest;       /* |gradient| over all ranks; infinity: one is infinite or no number */
+  int64_t proposal;    /* k, of rank 0 */
+  uint64_t latency_ns; /* that the exchange took */
+} sluice_agreed_t;
+
+/* Collective over step->comm. mine: of this rank; lines: NULL where step->refused. Errors: as sluice_bucketed_step. */
+sluice_status_t sluice_agree(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
+                             const sluice_agreed_t* mine, sluice_agreed_t* out_agreed);
+
+/* What has been found in sums. */
+typedef struct sluice_found_s {
+  double squares; /* of this rank's share of lines that not all ranks have */
+  float largest;  /* over all of this rank's lines */
+  int32_t reserved;
+} sluice_found_t;
+
+/* Collective over comm (NULL: one rank): squares are added in rank order, the largest is the largest of all. */
+sluice_status_t sluice_agree_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found);
+
+#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_AGREE_H_ */

@@ -1,0 +1,202 @@
+#include "backend/optim/bucketed/bucketed.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "backend/base/check.h"
+#include "backend/base/clock.h"
+#include "backend/base/math.h"
+#include "backend/optim/bucketed/agree.h"
+#include "backend/optim/bucketed/job.h"
+#include "backend/optim/buckets/simulate.h"
+
+/* What was measured, of this rank. 0: not yet. */
+typedef struct measured_s {
+  double exchange_seconds; /* of a small record, the shortest */
+  double sum_seconds_per_element, update_seconds_per_element;
+} measured_t;
+
+struct sluice_bucketed_s {
+  sluice_device_t* device;
+  sluice_allocator_t* allocator;
+  void* memory; /* slots, kept from step to step: new pages cost as much as a sum */
+  uint64_t bytes;
+  measured_t measured;
+};
+
+/* ---- life ---- */
+
+sluice_status_t sluice_bucketed_create(sluice_device_t* device, sluice_allocator_t* allocator,
+                                       sluice_bucketed_t** out_bucketed) {
+  *out_bucketed = NULL;
+  sluice_bucketed_t* bucketed = sluice_alloc_zeroed(allocator, sizeof *bucketed, "optimizer: buckets");
+  if (bucketed == NULL) return sluice_alloc_status();
+  bucketed->device = device;
+  bucketed->allocator = allocator;
+  *out_bucketed = bucketed;
+  return SLUICE_OK;
+}
+
+static void free_memory(sluice_bucketed_t* bucketed) {
+  sluice_free(bucketed->allocator, bucketed->memory, bucketed->bytes);
+  bucketed->memory = NULL;
+  bucketed->bytes = 0;
+}
+
+void sluice_bucketed_destroy(sluice_bucketed_t* bucketed) {
+  if (bucketed == NULL) return;
+  free_memory(bucketed);
+  sluice_free(bucketed->allocator, bucketed, sizeof *bucketed);
+}
+
+static sluice_status_t take_memory(sluice_bucketed_t* bucketed, uint64_t bytes) {
+  if (bytes <= bucketed->bytes && bucketed->memory != NULL) return SLUICE_OK;
+  free_memory(bucketed);
+  bucketed->memory = sluice_alloc(bucketed->allocator, bytes, "optimizer: staging of gradients");
+  if (bucketed->memory == NULL) return sluice_alloc_status();
+  bucketed->bytes = bytes;
+  return SLUICE_OK;
+}
+
+/* ---- which form a step has ---- */
+
+/* Sums of W numbers stay in f32 where each is at most this. Half of what the exact sum allows: partial sums are rounded
+ * up now and then. */
+static double largest_safe(const sluice_lines_t* lines) {
+  int32_t w = 1;
+  for (int32_t i = 0; i < lines->num_lines; ++i) {
+    if (lines->comms[i] != NULL) w = (int32_t)sluice_max(w, sluice_comm_world_size(lines->comms[i]));
+  }
+  return w == 1 ? (double)FLT_MAX : (double)FLT_MAX / 2.0 / w;
+}
+
+static sluice_bucket_form_t form_of(const sluice_bucketed_step_t* step, const sluice_lines_t* lines, int64_t chunk,
+                                    int is_decided) {
+  int64_t longest = 1;
+  for (int32_t i = 0; i < lines->num_lines; ++i) longest = sluice_max(longest, lines->counts[i]);
+  return (sluice_bucket_form_t){
+      .counts = lines->counts,
+      .num_lines = lines->num_lines,
+      .bucket = sluice_min(step->bucket, longest),
+      .chunk = chunk,
+      .num_grad_slots = step->comm == NULL ? 0 : SLUICE_BUCKET_MAX_SLOTS,
+      .sums = 1,
+      .decides = is_decided,
+  };
+}
+
+/* ---- choosing k ---- */
+
+enum { FIRST_CHUNK = 2 }; /* the paper's, until something was measured */
+
+/* Without its bytes: two exchanges, which on two ranks are one. */
+static double seconds_of_a_sum(const measured_t* m) { return 2.0 * m->exchange_seconds; }
+
+/* The k whose step is predicted to be shortest, over the lines as they are. */
+static int64_t choose(const sluice_bucketed_t* bucketed, const sluice_bucketed_step_t* step,
+                      const sluice_lines_t* lines) {
+  const measured_t* m = &bucketed->measured;
+  if (m->sum_seconds_per_element <= 0.0 || m->update_seconds_per_element <= 0.0) return FIRST_CHUNK;
+  const sluice_bucket_prices_t prices = {
+      .seconds = {[SLUICE_BUCKET_STAGE] = seconds_of_a_sum(m)},
+      .seconds_per_element =
+          {[SLUICE_BUCKET_STAGE] = m->sum_seconds_per_element, [SLUICE_BUCKET_UPDATE] = m->update_seconds_per_element},
+  };
+  const sluice_bucket_form_t form = form_of(step, lines, 1, 0);
+  return sluice_bucket_best_chunk(&form, &prices, bucketed->allocator, FIRST_CHUNK);
+}
+
+static void learn(sluice_bucketed_t* bucketed, const sluice_agreed_t* agreed, const sluice_bucketed_job_t* job) {
+  measured_t* m = &bucketed->measured;
+  const double latency = (double)agreed->latency_ns * 1e-9;
+  if (latency > 0.0 && (m->exchange_seconds <= 0.0 || latency < m->exchange_seconds)) m->exchange_seconds = latency;
+  const double sums = (double)job->sum_ns * 1e-9 - (double)job->num_sums * seconds_of_a_sum(m);
+  if (job->summed > 0) m->sum_seconds_per_element = (sums > 0.0 ? sums : 0.0) / (double)job->summed;
+  if (job->updated > 0) m->update_seconds_per_element = (double)job->update_ns * 1e-9 / (double)job->updated;
+}
+
+/* ---- a step ---- */
+
+static sluice_status_t prepare(sluice_bucketed_t* bucketed, sluice_bucketed_job_t* job,
+                               const sluice_bucket_form_t* form, sluice_bucket_plan_t** out_plan) {
+  SLUICE_TRY(sluice_bucket_plan_create(form, bucketed->allocator, out_plan));
+  SLUICE_TRY(take_memory(bucketed, sluice_bucket_plan_bytes(*out_plan)));
+  return form->decides ? sluice_bucketed_job_take_scans(job, bucketed->allocator) : SLUICE_OK;
+}
+
+/* A verdict against the step ends the run as a failure does, but is none, and leaves no record. */
+static sluice_status_t run_plan(sluice_bucketed_t* bucketed, sluice_bucketed_job_t* job,
+                                const sluice_bucket_plan_t* plan) {
+  sluice_error_info_t before;
+  sluice_error_capture(&before);
+  const sluice_status_t status =
+      sluice_bucket_run(bucketed->device, plan, bucketed->memory, &sluice_bucketed_mode, job, NULL);
+  if (!job->is_skipped) return status;
+  (void)sluice_error_adopt(&before);
+  return SLUICE_OK;
+}
+
+static sluice_status_t run(sluice_bucketed_t* bucketed, sluice_bucketed_job_t* job, const sluice_bucket_form_t* form,
+                           sluice_bucketed_outcome_t* outcome) {
+  sluice_bucket_plan_t* plan = NULL;
+  sluice_status_t status = prepare(bucketed, job, form, &plan);
+  if (status == SLUICE_OK) {
+    outcome->staging_bytes = (uint64_t)plan->grad_elements * sizeof(float);
+    status = run_plan(bucketed, job, plan);
+  } else {
+    sluice_comm_abort(job->step->comm); /* the others wait for sums that cannot come */
+  }
+  sluice_bucketed_job_free_scans(job, bucketed->allocator);
+  sluice_bucket_plan_destroy(plan, bucketed->allocator);
+  return status;
+}
+
+static sluice_status_t step_over(sluice_bucketed_t* bucketed, const sluice_bucketed_step_t* step,
+                                 const sluice_lines_t* lines, sluice_bucketed_outcome_t* outcome) {
+  sluice_agreed_t agreed;
+  sluice_agreed_t mine = {.largest = 0.0F};
+  sluice_adam_outcome_t looked = {.norm = 0.0};
+  if (step->refused == SLUICE_OK) {
+    /* With clipping the sums are looked at anyway, and what is not finite here makes them so. */
+    const int clips = step->adam.max_norm > 0.0;
+    if (step->comm == NULL ? step->adam.looks_first || clips : step->adam.looks_first && !clips)
+      looked = sluice_adam_look(&step->adam);
+    mine.largest = looked.largest;
+    mine.proposal = step->chunk > 0 ? step->chunk : choose(bucketed, step, lines);
+  }
+  SLUICE_TRY(sluice_agree(step, lines, &mine, &agreed));
+  outcome->adam.largest = agreed.largest;
+  outcome->adam.is_skipped = !(agreed.largest < INFINITY);
+  outcome->chunk = step->chunk > 0 ? step->chunk : agreed.proposal;
+  if (outcome->adam.is_skipped) return SLUICE_OK;
+  outcome->is_decided =
+      step->comm != NULL && (step->adam.max_norm > 0.0 || (double)agreed.largest > largest_safe(lines));
+  sluice_bucketed_job_t job = {.step = step, .lines = lines};
+  job.grad_scale = sluice_adam_clip_factor(step->adam.max_norm, looked.norm) / step->adam.loss_scale;
+  outcome->adam.norm = step->comm == NULL ? looked.norm : 0.0;
+  const sluice_bucket_form_t form = form_of(step, lines, outcome->chunk, outcome->is_decided);
+  SLUICE_TRY(run(bucketed, &job, &form, outcome));
+  if (outcome->is_decided) outcome->adam.norm = job.norm, outcome->adam.is_skipped = job.is_skipped;
+  outcome->sum_ns = job.sum_ns;
+  outcome->update_ns = job.update_ns;
+  learn(bucketed, &agreed, &job);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_bucketed_step(sluice_bucketed_t* bucketed, const sluice_bucketed_step_t* step,
+                                     sluice_bucketed_outcome_t* out_outcome) {
+  const uint64_t begin_ns = sluice_now_ns();
+  *out_outcome = (sluice_bucketed_outcome_t){.chunk = 0};
+  sluice_bucketed_step_t checked = *step;
+  sluice_lines_t lines = {.num_lines = 0};
+  if (checked.refused == SLUICE_OK) checked.refused = sluice_adam_check_step(&step->adam);
+  if (checked.refused == SLUICE_OK) {
+    checked.refused = SLUICE_REQUIRE(step->bucket >= 1, "optimizer: buckets of %lld elements; give at least 1",
+                                     (long long)step->bucket);
+  }
+  if (checked.refused == SLUICE_OK) checked.refused = sluice_lines_make(step, bucketed->allocator, &lines);
+  const sluice_status_t status = step_over(bucketed, &checked, &lines, out_outcome);
+  if (lines.block != NULL) sluice_lines_free(&lines, bucketed->allocator);
+  out_outcome->step_ns = sluice_now_ns() - begin_ns;
+  return status;
+}

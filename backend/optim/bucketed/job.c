@@ -1,0 +1,208 @@
+#include "backend/optim/bucketed/job.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/base/check.h"
+#include "backend/base/clock.h"
+#include "backend/base/dtype.h"
+#include "backend/base/math.h"
+#include "backend/optim/bucketed/agree.h"
+
+sluice_status_t sluice_bucketed_job_take_scans(sluice_bucketed_job_t* job, sluice_allocator_t* allocator) {
+  job->scans = sluice_alloc_zeroed(allocator, (uint64_t)job->lines->num_pieces * sizeof *job->scans,
+                                   "optimizer: what is in pieces of sums");
+  return job->scans != NULL ? SLUICE_OK : sluice_alloc_status();
+}
+
+void sluice_bucketed_job_free_scans(sluice_bucketed_job_t* job, sluice_allocator_t* allocator) {
+  sluice_free(allocator, job->scans, (uint64_t)job->lines->num_pieces * sizeof *job->scans);
+  job->scans = NULL;
+}
+
+static const char* grad_at(const sluice_adam_tensor_t* tensor, int64_t first) {
+  return (const char*)tensor->grad + first * (int64_t)sluice_dtype_bytes(tensor->grad_dtype);
+}
+
+/* ---- sums ---- */
+
+/* The dtype of all gradients of a part; f32 where they differ. */
+static int32_t common_dtype(const sluice_lines_t* lines, const sluice_bucket_part_t* part) {
+  const int64_t end = part->first + part->count;
+  int32_t dtype = 0;
+  for (int64_t at = part->first; at < end;) {
+    const sluice_line_run_t run = sluice_lines_run(lines, at, end);
+    if (dtype != 0 && dtype != run.of->tensor->grad_dtype) return SLUICE_DTYPE_F32;
+    dtype = run.of->tensor->grad_dtype;
+    at += run.count;
+  }
+  return dtype;
+}
+
+static void widen(const void* from, int32_t dtype, int64_t count, float* out) {
+  const uint16_t* half = from;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = dtype == SLUICE_DTYPE_BF16 ? sluice_bf16_to_f32(half[i]) : sluice_f16_to_f32(half[i]);
+  }
+}
+
+/* Gradients of several tensors, one behind the other in `dtype`, at the end of where their sum goes. */
+static const void* pack(const sluice_lines_t* lines, const sluice_bucket_part_t* part, int32_t dtype) {
+  const int64_t bytes = (int64_t)sluice_dtype_bytes(dtype), end = part->first + part->count;
+  char* packed = (char*)(void*)(part->grad + part->count) - part->count * bytes;
+  for (int64_t at = part->first; at < end;) {
+    const sluice_line_run_t run = sluice_lines_run(lines, at, end);
+    const sluice_adam_tensor_t* tensor = run.of->tensor;
+    char* to = packed + (at - part->first) * bytes;
+    if (tensor->grad_dtype == dtype) {
+      memcpy(to, grad_at(tensor, run.first), (size_t)(run.count * bytes));
+    } else {
+      widen(grad_at(tensor, run.first), tensor->grad_dtype, run.count, (float*)(void*)to);
+    }
+    at += run.count;
+  }
+  return packed;
+}
+
+static sluice_status_t sum(const sluice_bucketed_job_t* job, const sluice_bucket_part_t* part) {
+  sluice_comm_t* comm = job->lines->comms[part->line];
+  const sluice_line_run_t run = sluice_lines_run(job->lines, part->first, part->first + part->count);
+  const int is_one = run.count == part->count;
+  const int32_t dtype = is_one ? run.of->tensor->grad_dtype : common_dtype(job->lines, part);
+  const void* data = is_one ? grad_at(run.of->tensor, run.first) : pack(job->lines, part, dtype);
+  /* The whole of f32 is packed where its sum goes. */
+  if (data == part->grad) {
+    return sluice_comm_all_reduce_f32(comm, part->grad, part->count, SLUICE_DTYPE_F32, "the sum of a chunk");
+  }
+  return sluice_comm_sum_f32(comm, data, part->count, dtype, part->grad, "the sum of a chunk");
+}
+
+static sluice_status_t stage(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  (void)stream;
+  sluice_bucketed_job_t* job = user;
+  const uint64_t begin_ns = sluice_now_ns();
+  const sluice_status_t status = sum(job, part);
+  job->sum_ns += sluice_now_ns() - begin_ns;
+  job->summed += part->count;
+  ++job->num_sums;
+  return status;
+}
+
+/* ---- the verdict ---- */
+
+typedef struct looking_s {
+  const sluice_bucketed_job_t* job;
+  const float* grads; /* of all lines */
+  int64_t begin, end; /* pieces */
+} looking_t;
+
+static void look_on_thread(void* data, int index, int count) {
+  const looking_t* looking = data;
+  const sluice_bucketed_job_t* job = looking->job;
+  const int64_t pieces = looking->end - looking->begin;
+  const int64_t end = looking->begin + pieces * (index + 1) / count;
+  for (int64_t p = looking->begin + pieces * index / count; p < end; ++p) {
+    const sluice_line_run_t piece = sluice_lines_piece(job->lines, p);
+    job->scans[p] =
+        job->step->adam.kernels->scan(looking->grads + piece.of->first, SLUICE_DTYPE_F32, piece.first, piece.count);
+  }
+}
+
+static int threads_for(const sluice_bucketed_job_t* job, int64_t most) {
+  return (int)sluice_min(sluice_threads_available(job->step->adam.threads), sluice_max(most, 1));
+}
+
+/* The pieces that end in this chunk: what they begin with was staged before. */
+static sluice_status_t look(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  (void)stream;
+  const sluice_bucketed_job_t* job = user;
+  looking_t looking = {job, part->grads, sluice_lines_pieces_before(job->lines, part->first),
+                       sluice_lines_pieces_before(job->lines, part->first + part->count)};
+  sluice_threads_run(job->step->adam.threads, threads_for(job, looking.end - looking.begin), look_on_thread, &looking);
+  return SLUICE_OK;
+}
+
+/* Squares of lines that all ranks have are the same on all; of another line each of its ranks tells an equal share. */
+static sluice_status_t decide(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  (void)stream;
+  (void)part;
+  sluice_bucketed_job_t* job = user;
+  const sluice_lines_t* lines = job->lines;
+  const sluice_adam_step_t* adam = &job->step->adam;
+  sluice_found_t mine = {.squares = 0.0};
+  double squares = 0.0;
+  for (int32_t i = 0; i < lines->num_lines; ++i) {
+    const int64_t first = lines->first_pieces[i];
+    const sluice_adam_scan_t found = sluice_adam_fold(job->scans + first, lines->first_pieces[i + 1] - first);
+    const int is_own = lines->comms[i] != job->step->comm;
+    if (is_own) mine.squares += found.sum_of_squares / sluice_comm_world_size(lines->comms[i]);
+    if (!is_own) squares += found.sum_of_squares;
+    mine.largest = found.largest > mine.largest ? found.largest : mine.largest;
+  }
+  sluice_found_t all;
+  SLUICE_TRY(sluice_agree_on_sums(job->step->comm, &mine, &all));
+  job->norm = sqrt(squares + all.squares) / adam->loss_scale;
+  job->is_skipped = !(all.largest < INFINITY);
+  job->grad_scale = sluice_adam_clip_factor(adam->max_norm, job->norm) / adam->loss_scale;
+  /* Ends the run before the first update; sluice_bucketed_step knows it for what it is. */
+  return job->is_skipped ? SLUICE_FAIL(SLUICE_E_STATE, "optimizer: a sum is infinite or no number") : SLUICE_OK;
+}
+
+/* ---- updates ---- */
+
+typedef struct updating_s {
+  const sluice_bucketed_job_t* job;
+  const sluice_bucket_part_t* part;
+} updating_t;
+
+/* The elements of a run as a tensor, whose states lie where this step has them. */
+static sluice_adam_tensor_t view(const sluice_bucket_part_t* part, const sluice_line_run_t* run, int64_t at) {
+  const sluice_adam_tensor_t* t = run->of->tensor;
+  const int64_t in_part = at - part->first;
+  return (sluice_adam_tensor_t){
+      .count = run->count,
+      .step = t->step,
+      .param = (char*)t->param + run->first * (int64_t)sluice_dtype_bytes(t->param_dtype),
+      .master = t->master == NULL ? NULL : t->master + run->first,
+      .grad = part->grad != NULL ? (const void*)(part->grad + in_part) : grad_at(t, run->first),
+      .exp_avg = t->exp_avg + run->first,
+      .exp_avg_sq = t->exp_avg_sq + run->first,
+      .param_dtype = t->param_dtype,
+      .grad_dtype = part->grad != NULL ? SLUICE_DTYPE_F32 : t->grad_dtype,
+  };
+}
+
+static void update_on_thread(void* data, int index, int count) {
+  const updating_t* updating = data;
+  const sluice_bucketed_job_t* job = updating->job;
+  const sluice_bucket_part_t* part = updating->part;
+  const int64_t end = part->first + part->count * (index + 1) / count;
+  for (int64_t at = part->first + part->count * index / count; at < end;) {
+    const sluice_line_run_t run = sluice_lines_run(job->lines, at, end);
+    const sluice_adam_tensor_t tensor = view(part, &run, at);
+    const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&run.of->group->rule, tensor.step, job->grad_scale);
+    job->step->adam.kernels->update(&tensor, 0, run.count, &numbers);
+    at += run.count;
+  }
+}
+
+enum { LEAST_FOR_A_THREAD = 4096 }; /* elements: fewer are done before another thread is awake */
+
+static sluice_status_t update(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  (void)stream;
+  sluice_bucketed_job_t* job = user;
+  const uint64_t begin_ns = sluice_now_ns();
+  updating_t updating = {job, part};
+  sluice_threads_run(job->step->adam.threads, threads_for(job, part->count / LEAST_FOR_A_THREAD), update_on_thread,
+                     &updating);
+  job->update_ns += sluice_now_ns() - begin_ns;
+  job->updated += part->count;
+  return SLUICE_OK;
+}
+
+const sluice_bucket_mode_t sluice_bucketed_mode = {{
+    [SLUICE_BUCKET_STAGE] = stage,
+    [SLUICE_BUCKET_LOOK] = look,
+    [SLUICE_BUCKET_DECIDE] = decide,
+    [SLUICE_BUCKET_UPDATE] = update,
+}};

@@ -1,0 +1,47 @@
+/* The tensors of a step as lines of elements: groups that are summed over the same ranks, one behind the other, are a
+ * line. Private to backend/optim/bucketed. */
+#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_LINES_H_
+#define SLUICE_BACKEND_OPTIM_BUCKETED_LINES_H_
+
+#include "backend/base/alloc.h"
+#include "backend/optim/bucketed/bucketed.h"
+
+/* A tensor, where its elements begin, and its pieces (optim/pieces.h), over all lines. */
+typedef struct sluice_line_tensor_s {
+  const sluice_adam_tensor_t* tensor;
+  const sluice_adam_group_t* group;
+  int64_t first, first_piece;
+} sluice_line_tensor_t;
+
+typedef struct sluice_lines_s {
+  int32_t num_lines;
+  int64_t num_tensors, num_elements, num_pieces;
+  /* [num_lines] */
+  sluice_comm_t** comms;
+  int64_t* counts;               /* elements */
+  int64_t* first_pieces;         /* and, behind the last, num_pieces */
+  sluice_line_tensor_t* tensors; /* [num_tensors], those without elements are left out */
+  void* block;
+  uint64_t bytes;
+} sluice_lines_t;
+
+/* out_lines: sluice_lines_free. Errors: NO_MEMORY. */
+sluice_status_t sluice_lines_make(const sluice_bucketed_step_t* step, sluice_allocator_t* allocator,
+                                  sluice_lines_t* out_lines);
+void sluice_lines_free(sluice_lines_t* lines, sluice_allocator_t* allocator);
+
+/* A run of elements of one tensor. */
+typedef struct sluice_line_run_s {
+  const sluice_line_tensor_t* of;
+  int64_t first; /* in the tensor */
+  int64_t count;
+} sluice_line_run_t;
+
+/* The run that element `at` of all lines begins, and that ends before `end` at the latest. */
+sluice_line_run_t sluice_lines_run(const sluice_lines_t* lines, int64_t at, int64_t end);
+/* A piece by its number, as a run. */
+sluice_line_run_t sluice_lines_piece(const sluice_lines_t* lines, int64_t piece);
+/* How many pieces end at or before element `at`. */
+int64_t sluice_lines_pieces_before(const sluice_lines_t* lines, int64_t at);
+
+#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_LINES_H_ */

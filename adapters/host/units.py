@@ -8,11 +8,11 @@ else never passes for one that does not.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from sluice.adapters.host.apart import apart
 from sluice.adapters.torch import Swiglu
 from torch.nn import functional as F
 
@@ -52,24 +52,9 @@ def find(
 
     alphas, limits, offsets  numbers of SwiGLU that the host names, beside those that models use
 
-    Asked on a thread of its own: autocast, grad mode, inference mode and saved-tensor hooks (of a checkpoint, say) that
-    are on around the first call belong to the host's thread.
+    Asked on a thread of its own (apart.py).
     """
-    found: list[Unit | None] = []
-    failures: list[Exception] = []
-
-    def ask() -> None:
-        try:
-            found.append(_find(activation, gated, alphas, limits, offsets))
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=ask, name="sluice-asks-a-gate")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return found[0]
+    return apart(lambda: _find(activation, gated, alphas, limits, offsets), "sluice-asks-a-gate")
 
 
 def _find(

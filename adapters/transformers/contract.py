@@ -88,12 +88,12 @@ def signature(module: Any) -> tuple[Any, ...]:
         get("is_transposed"),
         get("is_concatenated"),
         get("has_post_expert_norm"),
-        _numbers_of(state) if has_own_gate else None,
-        None if type(act) in _STATELESS else _numbers_of(getattr(act, "__dict__", _NONE)),
+        numbers_of(state) if has_own_gate else None,
+        None if type(act) in _STATELESS else numbers_of(getattr(act, "__dict__", _NONE)),
     )
 
 
-def _numbers_of(state: Mapping[str, Any]) -> tuple[Any, ...]:
+def numbers_of(state: Mapping[str, Any]) -> tuple[Any, ...]:
     """Whatever a function of an object with these attributes may multiply with or ask for; tensors: see _unit."""
     return tuple([value for value in state.values() if type(value) in _NUMBERS])
 

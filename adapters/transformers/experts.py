@@ -27,7 +27,7 @@ from sluice.adapters.torch import (
     watcher,
 )
 from sluice.adapters.transformers import contract as contracts
-from sluice.adapters.transformers import moving
+from sluice.adapters.transformers import moving, precision
 from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
@@ -193,9 +193,11 @@ class ExpertsState:
         """The engine layer for these rows, made on first use; the parameters; the dtype that it computes in."""
         contract = self._contract
         tensors = [getattr(module, name) for name in contract.names]
-        dtype = self._dtype(contract, hidden, tensors)
+        exact = self._exact(module, contract, tensors)
+        dtype = torch.float32 if exact else self._dtype(contract, hidden, tensors)
         key = (
             dtype,
+            exact,
             ids.shape[-1],
             hidden.device,
             *[(tensor.shape, tensor.dtype, tensor.device, type(tensor) in contracts.PLAIN) for tensor in tensors],
@@ -205,7 +207,7 @@ class ExpertsState:
             with _making:
                 layer = self._layers.get(key)
                 if layer is None or not layer.context.alive:
-                    layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype)
+                    layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype, exact)
         # Under expert parallelism ids may be marks, which the quick way does not know.
         quick = (
             type(layer) is StackedLayer and self._group is None and not getattr(module, "_is_expert_parallel", False)
@@ -316,7 +318,22 @@ class ExpertsState:
         self._latest = None
         self._contract, self._options, self._section = contract, options, section
         self._signature, self._version = signature, settings.version
-        announce(module, contract, options, 1 if self._group is None else self._group.world_size)
+        tensors = [getattr(module, name) for name in contract.names]
+        announce(module, contract, options, self._world, options is not None and self._exact(module, contract, tensors))
+
+    @property
+    def _world(self) -> int:
+        return 1 if self._group is None else self._group.world_size
+
+    def _exact(self, module: Any, contract: contracts.Contract, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the experts get f32 inside although their parameters, or autocast, have 16 bits."""
+        kind = "cuda" if tensors[0].is_cuda else "cpu"
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        # What another implementation computes is its own; autocast does to a module's own functions what it does to
+        # the loop.
+        if contract.stock or (not contract.fused and cast is not None):
+            return False
+        return precision.computes_in_f32(module, contract, tensors, cast)
 
     def _dtype(self, contract: contracts.Contract, hidden: torch.Tensor, tensors: list[torch.Tensor]) -> torch.dtype:
         """Fused experts run as Linears would: in autocast's dtype if it is on, else in that of the weights."""
@@ -326,9 +343,10 @@ class ExpertsState:
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensors[0].dtype
 
     def _make(
-        self, module: Any, hidden: Any, ids: Any, weights: Any, tensors: list[Any], dtype: torch.dtype
+        self, module: Any, hidden: Any, ids: Any, weights: Any, tensors: list[Any], dtype: torch.dtype, exact: bool
     ) -> MoeLayer:
         contract, name = self._contract, type(module).__name__
+        announce(module, contract, self._options, self._world, exact)
         contracts.check_tensors(module, contract, tensors)
         model, width = contract.widths(tensors)
         _check_rows(name, model, tensors[0].device, hidden, ids, weights)
@@ -337,7 +355,7 @@ class ExpertsState:
                 f"{name}: hidden_states is {dtype}; Sluice computes in float32, bfloat16 and float16: "
                 f"cast the model, {contracts.OTHERWISE}"
             )
-        local, world = tensors[0].shape[0], 1 if self._group is None else self._group.world_size
+        local, world = tensors[0].shape[0], self._world
         common: dict[str, Any] = {
             "model_width": model,
             "num_experts": local * world,
@@ -357,7 +375,7 @@ class ExpertsState:
         if contract.stock:
             return CastingLayer(context, experts=StockExperts(contract, local, self._experts_forward), **common)
         if not contract.fused:
-            return CastingLayer(context, experts=HostExperts(contract, local), **common)
+            return CastingLayer(context, experts=HostExperts(contract, local, dtype if exact else None), **common)
         return StackedLayer(
             context,
             views=contract.views,
@@ -418,7 +436,7 @@ def _check_policy(module: Any, contract: contracts.Contract, options: Options | 
         )
 
 
-def announce(module: Any, contract: contracts.Contract, options: Options | None, world: int) -> None:
+def announce(module: Any, contract: contracts.Contract, options: Options | None, world: int, exact: bool) -> None:
     """A line for each kind of experts, once per process, on rank 0: no banner, no Sluice."""
     if options is None:
         text = f"{type(module).__name__}: off (SLUICE=0 or enabled=False): transformers' grouped_mm computes"
@@ -427,6 +445,8 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
         text = f"{type(module).__name__} runs on Sluice, fused in C: {kind}{contract.unit.activation}"
     else:
         text = f"{type(module).__name__} runs on Sluice with its own functions: {contract.reason}"
+    if options is not None and exact:
+        text += ", in float32 inside as its own loop"
     if world > 1:
         text += f" | ep_size {world}"
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -15,11 +15,15 @@ from torch.nn import functional as F
 
 
 class HostExperts(CallbackExperts):
-    """The experts of the module of the current call; `bind` says which that is."""
+    """The experts of the module of the current call; `bind` says which that is.
 
-    def __init__(self, contract: Contract, count: int) -> None:
+    inside  the dtype that they compute in, None: that of their parameters
+    """
+
+    def __init__(self, contract: Contract, count: int, inside: torch.dtype | None = None) -> None:
         super().__init__([self._expert(index) for index in range(count)], self._by_expert)
         self._contract = contract
+        self._inside = inside
         self._module: Any = None
         self._own: list[tuple[torch.Tensor, ...]] = []
         self._read: list[tuple[torch.Tensor, ...]] = []
@@ -43,7 +47,7 @@ class HostExperts(CallbackExperts):
         return [[*mine, *self._shared] for mine in self._read]
 
     def _empty(self, count: int) -> HostExperts:
-        return HostExperts(self._contract, count)
+        return HostExperts(self._contract, count, self._inside)
 
     def _by_expert(self) -> list[list[torch.Tensor]]:
         return [[*own, *self._shared] for own in self._own]
@@ -51,6 +55,8 @@ class HostExperts(CallbackExperts):
     def _expert(self, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def call(rows: torch.Tensor) -> torch.Tensor:
             module, own = self._module, self._read[index]
+            if self._inside is not None:
+                own = tuple(tensor.to(self._inside) for tensor in own)
             up, down, *biases = own
             middle = self._linear(rows.to(up.dtype), up, biases[0] if biases else None)
             middle = module._apply_gate(middle) if self._contract.gated else module.act_fn(middle)

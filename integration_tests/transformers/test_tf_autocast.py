@@ -1,4 +1,7 @@
-"""Under autocast: as much is cast as in transformers' eager loop, and what is not cast is not read."""
+"""Under autocast: as much is cast as in transformers' eager loop, and what is not cast is not read.
+
+GPT-OSS gets f32 inside, because its loop adds f32 biases (test_tf_precision.py): nothing is cast.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_Forward_OfFewTokens_CastsWhatEagerCasts(kind: str, tokens: int, grad: b
     # Biases, which eager adds in f32, are a hundredth of it.
     assert cast["sluice"] <= 1.05 * cast["eager"], cast
     assert cast["eager"] < 0.3 * sum(parameter.nbytes for parameter in module.parameters())
-    assert (cast["sluice"] > 0) == (tokens > 0)
+    assert (cast["sluice"] > 0) == (tokens > 0 and kind != "gpt_oss")
 
 
 @pytest.fixture
@@ -81,11 +84,12 @@ def test_Training_OfFewTokens_BitsOfAModelInThatDtype(kind: str, tokens: int) ->
     """Outputs and every gradient, with ids twice and not here; with 300 tokens every expert has rows."""
     module, given = make(kind), rows(MODEL, EXPERTS, tokens, 3, hot=True)
     given.ids[::3, 1], given.weights[::3, 1] = EXPERTS, 0.0
-    wanted = tf_compare.run(copy.deepcopy(module).bfloat16(), given, torch.bfloat16).values
+    inside = torch.float32 if kind == "gpt_oss" else torch.bfloat16
+    wanted = tf_compare.run(copy.deepcopy(module).to(inside), given, inside).values
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = tf_compare.run(module, given, torch.float32).values
         with torch.no_grad():
-            again = module(given.tokens.bfloat16(), given.ids, given.weights)
+            again = module(given.tokens.to(inside), given.ids, given.weights)
     assert torch.equal(again, wanted["output"])
     for name, value in wanted.items():
         assert found[name].dtype == torch.float32 and torch.equal(found[name], value.float()), name

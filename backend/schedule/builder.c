@@ -51,9 +51,15 @@ sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t
   sluice_op_t* op = &builder->ops[builder->num_ops++];
   memset(op, 0, sizeof *op);
   op->kind = (int16_t)kind;
-  op->lane = (int16_t)(builder->single_rank && lane == SLUICE_LANE_COMM ? SLUICE_LANE_COMPUTE : lane);
+  op->lane = (uint8_t)(builder->single_rank && lane == SLUICE_LANE_COMM ? SLUICE_LANE_COMPUTE : lane);
   op->chunk = chunk;
   return op;
+}
+
+void sluice_builder_group(sluice_builder_t* builder) {
+  if (builder->status != SLUICE_OK) return;
+  builder->ops[builder->num_ops - 2].group = SLUICE_GROUP_OPENS;
+  builder->ops[builder->num_ops - 1].group = SLUICE_GROUP_CLOSES;
 }
 
 static int same_ref(sluice_slot_ref_t a, sluice_slot_ref_t b) { return a.tensor == b.tensor && a.slot == b.slot; }
@@ -115,8 +121,8 @@ static int conflict(const sluice_op_t* earlier, const sluice_op_t* later) {
 
 /* `before[i][lane]` is the last op of `lane` that is known to end before op i starts; -1 none. Walking backwards in
  * program order, a conflicting op that is not known yet becomes a dependency and brings everything before it along; a
- * later op of the same lane implies the earlier ones. Returns how many dependencies there are, those that do not fit
- * among them. */
+ * later op of the same lane implies the earlier ones. Who waits for a group waits for its end. Returns how many
+ * dependencies there are, those that do not fit among them. */
 static int32_t derive_deps(sluice_builder_t* builder, int32_t (*before)[SLUICE_NUM_LANES], int32_t* deps,
                            int32_t capacity) {
   int32_t last_of_lane[SLUICE_NUM_LANES];
@@ -131,13 +137,14 @@ static int32_t derive_deps(sluice_builder_t* builder, int32_t (*before)[SLUICE_N
     op->first_dep = count;
     for (int32_t j = i - 1; j >= 0; --j) {
       const sluice_op_t* other = &builder->ops[j];
-      if (j <= before[i][other->lane] || !conflict(other, op)) continue;
-      if (count < capacity) deps[count] = j;
+      const int32_t end = sluice_op_end(builder->ops, j);
+      if (end <= before[i][other->lane] || end == i || !conflict(other, op)) continue;
+      if (count < capacity) deps[count] = end;
       ++count;
       for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
-        if (before[j][lane] > before[i][lane]) before[i][lane] = before[j][lane];
+        if (before[end][lane] > before[i][lane]) before[i][lane] = before[end][lane];
       }
-      before[i][other->lane] = j;
+      before[i][other->lane] = end;
     }
     op->num_deps = count - op->first_dep;
     last_of_lane[op->lane] = i;

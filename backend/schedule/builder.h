@@ -28,6 +28,8 @@ sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t t
  * communication lane's ops run on the compute lane; copies keep their lanes. Refused: an op for which there is no room,
  * or of an unknown kind or chunk, or whose kind has no lane; more accesses than an op has. */
 sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t chunk);
+/* Makes a group of the last two ops, which are exchanges. */
+void sluice_builder_group(sluice_builder_t* builder);
 /* Declares an access of the op's chunk, at its home; a chunk of -1 accesses every slot of every home. */
 void sluice_op_read(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);
 void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);

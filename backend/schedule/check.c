@@ -44,9 +44,21 @@ static int ref_is_valid(const sluice_template_t* t, sluice_slot_ref_t ref) {
   return ref.tensor >= 0 && ref.tensor < SLUICE_T_COUNT && ref.slot >= -1 && ref.slot < t->ring[ref.tensor];
 }
 
+/* Two exchanges that stand together, on one lane. */
+static int group_is_valid(const sluice_template_t* t, int32_t index) {
+  const sluice_op_t* op = &t->ops[index];
+  if (op->group == SLUICE_GROUP_NONE) return 1;
+  if (op->group != SLUICE_GROUP_OPENS && op->group != SLUICE_GROUP_CLOSES) return 0;
+  const int32_t other = op->group == SLUICE_GROUP_OPENS ? index + 1 : index - 1;
+  if (other < 0 || other >= t->num_ops || t->ops[other].group + op->group != SLUICE_GROUP_OPENS + SLUICE_GROUP_CLOSES)
+    return 0;
+  return sluice_op_is_exchange(op->kind) && sluice_op_is_exchange(t->ops[other].kind) && t->ops[other].lane == op->lane;
+}
+
 static int op_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
-  if (op->kind < 0 || op->kind >= SLUICE_OP_COUNT || op->lane < 0 || op->lane >= SLUICE_NUM_LANES) return 0;
+  if (op->kind < 0 || op->kind >= SLUICE_OP_COUNT || op->lane >= SLUICE_NUM_LANES) return 0;
   if (op->chunk < -1 || op->chunk >= t->spec.num_chunks) return 0;
+  if (!group_is_valid(t, (int32_t)(op - t->ops))) return 0;
   if (op->num_reads < 0 || op->num_reads > SLUICE_OP_MAX_ACCESSES) return 0;
   if (op->num_writes < 0 || op->num_writes > SLUICE_OP_MAX_ACCESSES) return 0;
   const int32_t reads = SLUICE_RELEASES_READ(op->num_reads) - 1;
@@ -414,5 +426,6 @@ int sluice_schedule_same_exchanges(const sluice_template_t* a, const sluice_temp
     while (j < b->num_ops && !sluice_op_is_exchange(b->ops[j].kind)) ++j;
     if (i == a->num_ops || j == b->num_ops) return i == a->num_ops && j == b->num_ops;
     if (a->ops[i].kind != b->ops[j].kind || a->ops[i].chunk != b->ops[j].chunk) return 0;
+    if (a->ops[i].group != b->ops[j].group) return 0;
   }
 }

@@ -17,7 +17,7 @@ sluice_status_t sluice_schedule_check(const sluice_template_t* schedule, sluice_
 /* INVALID_ARGUMENT with the finding in words, or OK. */
 sluice_status_t sluice_schedule_check_or_fail(const sluice_template_t* schedule, sluice_allocator_t* memory);
 
-/* Whether two ranks that run these templates issue the same exchanges in the same order. */
+/* Whether two ranks that run these templates issue the same exchanges in the same order and groups. */
 int sluice_schedule_same_exchanges(const sluice_template_t* a, const sluice_template_t* b);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_CHECK_H_ */

@@ -43,7 +43,16 @@ void sluice_place_shared_act(sluice_builder_t* b, const sluice_template_spec_t* 
 void sluice_place_tokens(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   b->ring[SLUICE_T_OUT] = spec->chunks_by_experts ? 1 : spec->num_chunks; /* chunks of tokens are disjoint */
   if (spec->single_rank) return;
-  b->ring[SLUICE_T_SEND] = RING_WITHIN_LANE;
+  const int32_t under_way = spec->grouped ? RING_OF_GROUP : RING_WITHIN_LANE;
+  b->ring[SLUICE_T_SEND] = under_way;
   if (spec->dedup == SLUICE_DEDUPLICATE_NODES) b->ring[SLUICE_T_NODE] = RING_WITHIN_LANE;
-  b->ring[SLUICE_T_RECV] = spec->chunks_by_experts ? spec->num_chunks : RING_WITHIN_LANE;
+  b->ring[SLUICE_T_RECV] = spec->chunks_by_experts ? spec->num_chunks : under_way;
+}
+
+void sluice_place_groups(sluice_builder_t* b, const sluice_template_spec_t* spec) {
+  for (int32_t i = 0; i < b->num_chunks && spec->grouped; ++i) {
+    const int32_t slot = i / RING_BETWEEN_LANES % RING_OF_GROUP;
+    sluice_builder_set_home(b, SLUICE_T_SEND, i, SLUICE_T_SEND, slot);
+    if (!spec->chunks_by_experts) sluice_builder_set_home(b, SLUICE_T_RECV, i, SLUICE_T_RECV, slot);
+  }
 }

@@ -10,7 +10,7 @@
  * for the combine of the chunk before it, a whole exchange, and they draw those two beside each other [MPipeMoE Fig.
  * 4(b), 7].
  */
-enum { RING_BETWEEN_LANES = 2, RING_WITHIN_LANE = 1 };
+enum { RING_BETWEEN_LANES = SLUICE_GROUPED_CHUNKS, RING_WITHIN_LANE = 1, RING_OF_GROUP = 2 };
 
 /* Chunks that are not kept: they take turns in a ring. */
 int32_t sluice_count_moving(const uint8_t* restore, int32_t num_chunks);
@@ -39,5 +39,8 @@ void sluice_place_shared_act(sluice_builder_t* builder, const sluice_template_sp
 
 /* Where rows arrive and tokens are written: by chunk, unless one op reads all that has returned. */
 void sluice_place_tokens(sluice_builder_t* builder, const sluice_template_spec_t* spec);
+/* After sluice_builder_init_homes. What is sent and what comes in has two slots where exchanges are grouped: a chunk
+ * that returns is in a group with the one that follows it by RING_BETWEEN_LANES. */
+void sluice_place_groups(sluice_builder_t* builder, const sluice_template_spec_t* spec);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_CHUNK_PLACES_H_ */

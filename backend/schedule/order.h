@@ -14,10 +14,11 @@ int sluice_order_op(const sluice_template_t* schedule, int32_t index, sluice_bef
 /* The same for all ops of a template whose dependencies are in order. */
 void sluice_order_all(const sluice_template_t* schedule, sluice_before_t* before);
 
-/* Whether `earlier` has ended when `later` starts. */
+/* Whether `earlier` has ended when `later` starts. Of a group both have ended when the second has: what waits for the
+ * first alone finds its rows under way. */
 static inline int sluice_is_before(const sluice_template_t* schedule, const sluice_before_t* before, int32_t earlier,
                                    int32_t later) {
-  return earlier <= before[later][schedule->ops[earlier].lane];
+  return sluice_op_end(schedule->ops, earlier) <= before[later][schedule->ops[earlier].lane];
 }
 
 #endif /* SLUICE_BACKEND_SCHEDULE_ORDER_H_ */

@@ -13,6 +13,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/lanes.h"
+#include "backend/model/chunk_counts.h"
 #include "backend/model/restore.h"
 #include "backend/model/tensors.h"
 #include "sluice/moe.h"
@@ -56,10 +57,15 @@ typedef struct sluice_slot_ref_s {
 
 #define SLUICE_OP_MAX_ACCESSES 8
 
+/* A group: two exchanges that stand together, of which the first only packs and posts its rows. Both are under way
+ * then, so that both directions of a link are in use, and both have ended when the second has. */
+enum { SLUICE_GROUP_NONE = 0, SLUICE_GROUP_OPENS = 1, SLUICE_GROUP_CLOSES = 2 };
+
 typedef struct sluice_op_s {
   /* What walking looks at: together, since behind a GEMM it is no longer in the caches. */
   int16_t kind;      /* sluice_op_kind_t */
-  int16_t lane;      /* SLUICE_LANE_* */
+  uint8_t lane;      /* SLUICE_LANE_* */
+  uint8_t group;     /* SLUICE_GROUP_*, of an exchange */
   int32_t chunk;     /* -1: all chunks */
   int32_t first_dep; /* into template->deps */
   int32_t num_deps;
@@ -102,8 +108,10 @@ typedef struct sluice_template_spec_s {
                          bytes and less overlap of copies */
   int32_t dedup; /* SLUICE_DEDUPLICATE_*: a token's row travels once to each rank, or once to each node and within it
                     to its ranks; one sum comes back. Not with single_rank, only */
-  int32_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may lie in several, and one op sums
+  int16_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may lie in several, and one op sums
                                 all */
+  int16_t grouped; /* the rows of a chunk return while those of a later one leave, as one group; not with single_rank,
+                      only, two levels. With SLUICE_GROUPED_CHUNKS or fewer there is no such pair */
   uint8_t restore_input[SLUICE_MAX_CHUNKS];          /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS]; /* may differ between ranks */
 } sluice_template_spec_t;
@@ -164,6 +172,11 @@ void sluice_template_seal(sluice_template_t* schedule);
  * for, so that a lane may be handed them as one. An exchange is one by itself. */
 static inline int sluice_ends_run(const sluice_template_t* t, int32_t index) {
   return index + 1 == t->num_ops || t->ops[index + 1].first_of_run == index + 1;
+}
+
+/* The op with which op `index` has ended: its own, or the one that closes its group. */
+static inline int32_t sluice_op_end(const sluice_op_t* ops, int32_t index) {
+  return index + (ops[index].group == SLUICE_GROUP_OPENS);
 }
 
 /* Where the chunk's rows of `tensor` lie. */

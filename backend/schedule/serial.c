@@ -6,17 +6,17 @@
 #include "backend/schedule/check.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */
-#define FORM                                                                                      \
-  6 /* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: \
-     without shares_act; 5: without ops of two levels and T_NODE */
+/* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: without shares_act; 5:
+ * without ops of two levels and T_NODE; 6: without groups */
+#define FORM 7
 
 /* The spec's numbers in the order of the file. */
-#define NUM_SPEC 15
+#define NUM_SPEC 16
 static void spec_numbers(const sluice_template_spec_t* s, int32_t* out) {
   const int32_t numbers[NUM_SPEC] = {
-      s->direction,  s->num_chunks,        s->single_rank, s->keep, s->callback,    s->gated,
-      s->input_half, s->weight_half,       s->wgrad_mode,  s->only, s->reuse_saved, s->bounded,
-      s->dedup,      s->chunks_by_experts, s->shares_act};
+      s->direction,  s->num_chunks,        s->single_rank, s->keep,   s->callback,    s->gated,
+      s->input_half, s->weight_half,       s->wgrad_mode,  s->only,   s->reuse_saved, s->bounded,
+      s->dedup,      s->chunks_by_experts, s->shares_act,  s->grouped};
   memcpy(out, numbers, sizeof numbers);
 }
 
@@ -30,7 +30,7 @@ static const struct {
                            {"wgrad_mode", 0, 1},  {"only", 0, 7},
                            {"reuse_saved", 0, 1}, {"bounded", 0, 1},
                            {"dedup", 0, 2},       {"chunks_by_experts", 0, 1},
-                           {"shares_act", 0, 1}};
+                           {"shares_act", 0, 1},  {"grouped", 0, 1}};
 
 /* ---- writing ---- */
 
@@ -66,7 +66,7 @@ uint64_t sluice_schedule_write(const sluice_template_t* t, void* data, uint64_t 
   put(&sink, t->num_ops), put(&sink, t->num_deps);
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
-    put(&sink, op->kind), put(&sink, op->lane), put(&sink, op->chunk);
+    put(&sink, op->kind), put(&sink, op->lane), put(&sink, op->chunk), put(&sink, op->group);
     put_refs(&sink, op->reads, op->num_reads);
     put_refs(&sink, op->writes, op->num_writes);
     put(&sink, op->releases);
@@ -109,6 +109,13 @@ static sluice_status_t take_i16(source_t* source, const char* field, int32_t lea
   return SLUICE_OK;
 }
 
+static sluice_status_t take_u8(source_t* source, const char* field, int32_t least, int32_t most, uint8_t* out) {
+  int32_t value = 0;
+  SLUICE_TRY(take(source, field, least, most, &value));
+  *out = (uint8_t)value;
+  return SLUICE_OK;
+}
+
 static sluice_status_t read_spec(source_t* source, sluice_template_spec_t* spec) {
   int32_t v[NUM_SPEC], restore = 0;
   for (int i = 0; i < NUM_SPEC; ++i) {
@@ -127,8 +134,9 @@ static sluice_status_t read_spec(source_t* source, sluice_template_spec_t* spec)
                                    .reuse_saved = v[10],
                                    .bounded = v[11],
                                    .dedup = v[12],
-                                   .chunks_by_experts = v[13],
-                                   .shares_act = v[14]};
+                                   .chunks_by_experts = (int16_t)v[13],
+                                   .shares_act = v[14],
+                                   .grouped = (int16_t)v[15]};
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     SLUICE_TRY(take(source, "restore_input", 0, SLUICE_NUM_RESTORES - 1, &restore));
     spec->restore_input[i] = (uint8_t)restore;
@@ -151,8 +159,9 @@ static sluice_status_t read_refs(source_t* source, const char* field, sluice_slo
 
 static sluice_status_t read_op(source_t* source, sluice_template_t* t, sluice_op_t* op, int32_t* next_dep) {
   SLUICE_TRY(take_i16(source, "an op's kind", 0, SLUICE_OP_COUNT - 1, &op->kind));
-  SLUICE_TRY(take_i16(source, "an op's lane", 0, SLUICE_NUM_LANES - 1, &op->lane));
+  SLUICE_TRY(take_u8(source, "an op's lane", 0, SLUICE_NUM_LANES - 1, &op->lane));
   SLUICE_TRY(take(source, "an op's chunk", -1, t->spec.num_chunks - 1, &op->chunk));
+  SLUICE_TRY(take_u8(source, "an op's group", SLUICE_GROUP_NONE, SLUICE_GROUP_CLOSES, &op->group));
   SLUICE_TRY(read_refs(source, "an op's reads", op->reads, &op->num_reads));
   SLUICE_TRY(read_refs(source, "an op's writes", op->writes, &op->num_writes));
   SLUICE_TRY(take(source, "an op's releases", 0, SLUICE_RELEASES_WRITE(SLUICE_OP_MAX_ACCESSES) - 1, &op->releases));

@@ -1,8 +1,8 @@
 /* Templates as bytes, for a file or another machine, and as JSON for people.
  *
- * Binary form 5, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two
- * arrays of n), rings, number of ops and of dependencies; per op: kind, lane, chunk, reads, writes, releases (bits of
- * the accesses), dependencies, each list with its length first; homes; a checksum of everything before it (two
+ * Binary form 7, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two
+ * arrays of n), rings, number of ops and of dependencies; per op: kind, lane, chunk, group, reads, writes, releases
+ * (bits of the accesses), dependencies, each list with its length first; homes; a checksum of everything before it (two
  * numbers). A reader trusts nothing: it names the field that is wrong, allocates only what n asks for, and refuses what
  * the hazard checker refuses.
  */

@@ -33,9 +33,10 @@ static void add_policies(sluice_text_t* text, const char* name, const uint8_t* r
 
 static void add_op(sluice_text_t* text, const sluice_template_t* t, int32_t index) {
   static const char* const lanes[SLUICE_NUM_LANES] = {"compute", "comm", "copy_out", "copy_in"};
+  static const char* const groups[] = {"none", "opens", "closes"};
   const sluice_op_t* op = &t->ops[index];
-  sluice_text_add(text, "%s\n  {\"op\": %d, \"kind\": \"%s\", \"lane\": \"%s\", \"chunk\": %d", index > 0 ? "," : "",
-                  index, sluice_op_name(op->kind), lanes[op->lane], op->chunk);
+  sluice_text_add(text, "%s\n  {\"op\": %d, \"kind\": \"%s\", \"lane\": \"%s\", \"chunk\": %d, \"group\": \"%s\"",
+                  index > 0 ? "," : "", index, sluice_op_name(op->kind), lanes[op->lane], op->chunk, groups[op->group]);
   add_refs(text, "reads", op->reads, op->num_reads);
   add_refs(text, "writes", op->writes, op->num_writes);
   add_releases(text, op);
@@ -49,16 +50,17 @@ uint64_t sluice_schedule_write_json(const sluice_template_t* t, char* data, uint
   sluice_text_t text = sluice_text(data, room);
   const sluice_template_spec_t* s = &t->spec;
   sluice_text_add(&text,
-                  "{\"form\": 6, \"direction\": \"%s\", \"num_chunks\": %d, \"single_rank\": %d, \"keep\": %d,\n",
+                  "{\"form\": 7, \"direction\": \"%s\", \"num_chunks\": %d, \"single_rank\": %d, \"keep\": %d,\n",
                   s->direction == SLUICE_FORWARD ? "forward" : "backward", s->num_chunks, s->single_rank, s->keep);
   sluice_text_add(&text,
                   " \"callback\": %d, \"gated\": %d, \"input_half\": %d, \"weight_half\": %d, \"wgrad_mode\": %d,\n",
                   s->callback, s->gated, s->input_half, s->weight_half, s->wgrad_mode);
   sluice_text_add(&text,
                   " \"only\": %d, \"reuse_saved\": %d, \"bounded\": %d, \"dedup\": %d, \"chunks_by_experts\": %d,\n "
-                  "\"shares_act\": %d, \"hash\": \"%016" PRIx64 "\", \"comm_hash\": \"%016" PRIx64 "\"",
-                  s->only, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act, t->hash,
-                  t->comm_hash);
+                  "\"shares_act\": %d, \"grouped\": %d, \"hash\": \"%016" PRIx64 "\", \"comm_hash\": \"%016" PRIx64
+                  "\"",
+                  s->only, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act, s->grouped,
+                  t->hash, t->comm_hash);
   add_policies(&text, "restore_input", s->restore_input, s->num_chunks);
   add_policies(&text, "restore_pre_activation", s->restore_pre_activation, s->num_chunks);
   sluice_text_add(&text, ",\n \"rings\": {");

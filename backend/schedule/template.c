@@ -3,9 +3,10 @@
  *
  *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation is never
  *                                 short of rows [own]; with slots reused, S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipeMoE Fig.
- * 4(b), 7]. restored in backward:         beside the gradients of the same chunk, T_DI first [MPipe Table II]. weight
- * gradients deferred:    after the last input gradient, beside the remaining R'. chunks cut out of rows:       returned
- * rows stay where they arrive, a slot for each chunk, until one op sums them.
+ * 4(b), 7]; grouped:              S1 S2 (R1 S3) (R2 S4) .. (Rn-2 Sn) Rn-1 Rn [own]. restored in backward: beside the
+ * gradients of the same chunk, T_DI first [MPipe Table II]. weight gradients deferred:    after the last input
+ * gradient, beside the remaining R'. chunks cut out of rows:       returned rows stay where they arrive, a slot for
+ * each chunk, until one op sums them.
  */
 #include <stdint.h>
 #include <string.h>
@@ -76,6 +77,11 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "schedule: dedup is %d; only whole passes of several ranks are deduplicated", spec->dedup);
   }
+  if (spec->grouped && (spec->single_rank || spec->only != 0 || spec->dedup == SLUICE_DEDUPLICATE_NODES)) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "schedule: grouped is 1; only whole passes of several ranks and one level have exchanges to "
+                       "group");
+  }
   SLUICE_TRY(check_policies(spec));
   return check_cut(spec);
 }
@@ -85,7 +91,7 @@ static uint64_t hash_of_comm(const sluice_template_t* t) {
                           t->spec.weight_half, t->spec.chunks_by_experts};
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, call, sizeof call);
   for (int32_t i = 0; i < t->num_ops; ++i) {
-    const int32_t what[] = {t->ops[i].kind, t->ops[i].chunk};
+    const int32_t what[] = {t->ops[i].kind, t->ops[i].chunk | t->ops[i].group << 16};
     if (sluice_op_is_exchange(t->ops[i].kind)) hash = sluice_hash_bytes(hash, what, sizeof what);
   }
   return hash;

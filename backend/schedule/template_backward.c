@@ -58,7 +58,8 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
                              : sluice_ring_of(spec, spec->restore_pre_activation, moving_m, backward_m_overlaps);
   ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : between;
   /* As in forward: where all gradients arrive before the first returns, none may wait for a return. */
-  ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = deferred && !spec->bounded && !spec->single_rank ? n : between;
+  const int runs_ahead = deferred && !spec->bounded && !spec->single_rank && !spec->grouped;
+  ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = runs_ahead ? n : between;
   if (!spec->callback) {
     ring[SLUICE_T_DACT] = deferred ? n : RING_WITHIN_LANE;
     ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
@@ -66,6 +67,7 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   sluice_place_tokens(b, spec);
   if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
   sluice_builder_init_homes(b);
+  sluice_place_groups(b, spec);
   sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, restore_input);
   sluice_place_restored(b, pre_activation, SLUICE_T_KEPT_M, spec->restore_pre_activation);
   if (spec->callback) return;
@@ -77,31 +79,36 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   }
 }
 
-/* Brings T_DI of a chunk back, where it was not kept. Other ranks may need a re-dispatch that this one does not. */
-static void add_restore_input(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+/* kind: REDISPATCH or DISPATCH_GRAD. */
+static void add_sending(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t kind, int32_t i) {
+  const int again = kind == SLUICE_OP_REDISPATCH;
+  sluice_op_t* s = sluice_builder_add(b, kind, i);
+  sluice_op_write(b, s, SLUICE_T_SEND);
+  sluice_op_write(b, s, sluice_arrives_in(spec));
+  sluice_add_node_dispatch(b, spec, again ? SLUICE_OP_NODE_DISPATCH : SLUICE_OP_NODE_DISPATCH_GRAD, i);
+}
+
+/* The exchange with which a chunk's rows begin to arrive. */
+static int32_t first_sending(const sluice_template_spec_t* spec, int32_t i) {
+  return sluice_restore_is_sent_again(spec->restore_input[i]) ? SLUICE_OP_REDISPATCH : SLUICE_OP_DISPATCH_GRAD;
+}
+
+/* Brings T_DI of a chunk back, where it was not kept. Other ranks may need a re-dispatch that this one does not.
+ * is_sent: the exchange stands there already. */
+static void add_restore_input(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
   int wanted = reads_di(spec, i);
   if (sluice_restore_is_offloaded(spec->restore_input[i]) && wanted)
     sluice_add_copy(b, SLUICE_OP_COPY_IN, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
   if (!sluice_restore_is_sent_again(spec->restore_input[i])) return;
-  if (!b->single_rank) {
-    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_REDISPATCH, i);
-    sluice_op_write(b, s, SLUICE_T_SEND);
-    sluice_op_write(b, s, sluice_arrives_in(spec));
-    sluice_add_node_dispatch(b, spec, SLUICE_OP_NODE_DISPATCH, i);
-  }
+  if (!b->single_rank && !is_sent) add_sending(b, spec, SLUICE_OP_REDISPATCH, i);
   if (!wanted) return;
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
 }
 
-static void add_dispatch_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
-  if (!b->single_rank) {
-    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH_GRAD, i);
-    sluice_op_write(b, s, SLUICE_T_SEND);
-    sluice_op_write(b, s, sluice_arrives_in(spec));
-    sluice_add_node_dispatch(b, spec, SLUICE_OP_NODE_DISPATCH_GRAD, i);
-  }
+static void add_dispatch_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
+  if (!b->single_rank && !is_sent) add_sending(b, spec, SLUICE_OP_DISPATCH_GRAD, i);
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK_GRAD, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DDO);
@@ -166,16 +173,18 @@ static void add_reduce_grad(sluice_builder_t* b, int32_t chunk) {
   sluice_op_write(b, x, SLUICE_T_OUT);
 }
 
+static void add_returning(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  const int two_levels = sluice_has_two_levels(spec);
+  if (two_levels) sluice_add_node_combine(b, SLUICE_OP_NODE_COMBINE_GRAD, i);
+  sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE_GRAD, i);
+  sluice_op_read(b, r, two_levels ? SLUICE_T_NODE : SLUICE_T_DDI);
+  sluice_op_read(b, r, SLUICE_T_DGATE);
+  sluice_op_write(b, r, SLUICE_T_SEND);
+  sluice_op_write(b, r, SLUICE_T_RECV);
+}
+
 static void add_combine_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
-  if (!b->single_rank) {
-    const int two_levels = sluice_has_two_levels(spec);
-    if (two_levels) sluice_add_node_combine(b, SLUICE_OP_NODE_COMBINE_GRAD, i);
-    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE_GRAD, i);
-    sluice_op_read(b, r, two_levels ? SLUICE_T_NODE : SLUICE_T_DDI);
-    sluice_op_read(b, r, SLUICE_T_DGATE);
-    sluice_op_write(b, r, SLUICE_T_SEND);
-    sluice_op_write(b, r, SLUICE_T_RECV);
-  }
+  if (!b->single_rank) add_returning(b, spec, i);
   if (!spec->chunks_by_experts) add_reduce_grad(b, i);
 }
 
@@ -187,11 +196,20 @@ static void add_copy_in_m(sluice_builder_t* b, const sluice_template_spec_t* spe
 /* Everything a chunk's backward waits for: its rows first, since a recomputation needs nothing else. Which of the two
  * exchanges comes first may not depend on how T_M is restored, which is each rank's own affair; of two copies that of
  * T_M comes first, since T_DI is read by the weight gradients alone then. Where T_M's slot is shared, its copy waits
- * for the chunk before and is added with that. */
-static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+ * for the chunk before and is added with that. is_sent: the first of the exchanges stands there already. */
+static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
+  const int32_t sent = is_sent ? first_sending(spec, i) : -1;
   if (!shares_dact(spec)) add_copy_in_m(b, spec, i);
-  add_restore_input(b, spec, i);
-  add_dispatch_grad(b, spec, i);
+  add_restore_input(b, spec, i, sent == SLUICE_OP_REDISPATCH);
+  add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
+}
+
+/* Gradients of chunk i return while chunk `next` leaves: one group. What of both is local follows. */
+static void add_group(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int32_t next) {
+  add_returning(b, spec, i);
+  add_sending(b, spec, first_sending(spec, next), next);
+  sluice_builder_group(b);
+  if (!spec->chunks_by_experts) add_reduce_grad(b, i);
 }
 
 void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
@@ -201,20 +219,25 @@ void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     add_weight_grad(b, -1);
     return;
   }
-  int32_t ahead = spec->bounded ? RING_BETWEEN_LANES : b->ring[SLUICE_T_DDO];
+  int32_t ahead = spec->bounded || spec->grouped ? RING_BETWEEN_LANES : b->ring[SLUICE_T_DDO];
   if (ahead > b->ring[SLUICE_T_DDO]) ahead = b->ring[SLUICE_T_DDO]; /* T_DI has as many for chunks that need one */
   int dispatches = sluice_has_part(spec, SLUICE_PART_DISPATCH);
   int experts = sluice_has_part(spec, SLUICE_PART_EXPERTS);
   int weights = experts && spec->weight_half == SLUICE_WEIGHTS_NOW && !spec->callback;
   const int copies_late = shares_dact(spec) && dispatches;
   if (copies_late) add_copy_in_m(b, spec, 0);
-  for (int32_t i = 0; i < sluice_min_i32(ahead, n) && dispatches; ++i) add_arrival(b, spec, i);
+  for (int32_t i = 0; i < sluice_min_i32(ahead, n) && dispatches; ++i) add_arrival(b, spec, i, 0);
   for (int32_t i = 0; i < n; ++i) {
+    const int is_group = spec->grouped && i + ahead < n;
     if (experts) add_experts_grad(b, spec, i);
-    if (sluice_has_part(spec, SLUICE_PART_COMBINE)) add_combine_grad(b, spec, i);
+    if (is_group) {
+      add_group(b, spec, i, i + ahead);
+    } else if (sluice_has_part(spec, SLUICE_PART_COMBINE)) {
+      add_combine_grad(b, spec, i);
+    }
     if (weights && !deferred) add_weight_grad(b, i);
     if (copies_late) add_copy_in_m(b, spec, i + 1);
-    if (i + ahead < n && dispatches) add_arrival(b, spec, i + ahead);
+    if (i + ahead < n && dispatches) add_arrival(b, spec, i + ahead, is_group);
   }
   if (spec->chunks_by_experts) add_reduce_grad(b, -1);
   if (weights && deferred) add_weight_grad(b, -1);

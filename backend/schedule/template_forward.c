@@ -23,16 +23,17 @@ static int forward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t*
 }
 
 /* All dispatches run ahead of all combines: then nothing may wait for a combine, so outputs have a slot each as well
- * [found with the sim device: with two slots computation stalls behind the last dispatch]. */
+ * [found with the sim device: with two slots computation stalls behind the last dispatch]. A group wants its two
+ * exchanges in turns. */
 static int runs_ahead(const sluice_template_spec_t* spec, int32_t moving_di) {
-  return moving_di == 0 && !spec->bounded && !spec->single_rank;
+  return moving_di == 0 && !spec->bounded && !spec->single_rank && !spec->grouped;
 }
 
 /* Dispatches that may run ahead of computation: all of them where every chunk has a slot of T_DI of its own. */
 static int32_t forward_ahead(const sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t ring = b->ring[SLUICE_T_DI];
   if (spec->single_rank && ring > 0) return ring;
-  return ring == 0 && !spec->bounded ? spec->num_chunks : RING_BETWEEN_LANES;
+  return ring == 0 && !spec->bounded && !spec->grouped ? spec->num_chunks : RING_BETWEEN_LANES;
 }
 
 void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
@@ -55,6 +56,7 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
   if (spec->dedup) ring[SLUICE_T_COPY_WEIGHTS] = sluice_min_i32(n, forward_ahead(b, spec));
   sluice_builder_init_homes(b);
+  sluice_place_groups(b, spec);
   if (spec->keep) {
     sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, spec->restore_input);
     sluice_place_restored(b, pre_activation, SLUICE_T_KEPT_M, spec->restore_pre_activation);
@@ -68,13 +70,15 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
   }
 }
 
-static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
-  if (!b->single_rank) {
-    sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH, i);
-    sluice_op_write(b, s, SLUICE_T_SEND);
-    sluice_op_write(b, s, sluice_arrives_in(spec));
-    sluice_add_node_dispatch(b, spec, SLUICE_OP_NODE_DISPATCH, i);
-  }
+/* A group is of one level (check_spec), so that nothing stands between its two exchanges. */
+static void add_sending(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH, i);
+  sluice_op_write(b, s, SLUICE_T_SEND);
+  sluice_op_write(b, s, sluice_arrives_in(spec));
+  sluice_add_node_dispatch(b, spec, SLUICE_OP_NODE_DISPATCH, i);
+}
+
+static void add_unpack(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
@@ -82,6 +86,11 @@ static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec
   if (spec->keep && sluice_restore_is_offloaded(spec->restore_input[i])) {
     sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
   }
+}
+
+static void add_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  if (!b->single_rank) add_sending(b, spec, i);
+  add_unpack(b, spec, i);
 }
 
 static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
@@ -112,16 +121,28 @@ static void add_reduce(sluice_builder_t* b, int32_t chunk) {
   sluice_op_write(b, y, SLUICE_T_OUT);
 }
 
+static void add_returning(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
+  const int two_levels = sluice_has_two_levels(spec);
+  if (two_levels) sluice_add_node_combine(b, SLUICE_OP_NODE_COMBINE, i);
+  sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, i);
+  sluice_op_read(b, r, two_levels ? SLUICE_T_NODE : SLUICE_T_DO);
+  if (spec->dedup && !two_levels) sluice_op_read(b, r, SLUICE_T_COPY_WEIGHTS);
+  sluice_op_write(b, r, SLUICE_T_SEND);
+  sluice_op_write(b, r, SLUICE_T_RECV);
+}
+
 static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
-  if (!b->single_rank) {
-    const int two_levels = sluice_has_two_levels(spec);
-    if (two_levels) sluice_add_node_combine(b, SLUICE_OP_NODE_COMBINE, i);
-    sluice_op_t* r = sluice_builder_add(b, SLUICE_OP_COMBINE, i);
-    sluice_op_read(b, r, two_levels ? SLUICE_T_NODE : SLUICE_T_DO);
-    if (spec->dedup && !two_levels) sluice_op_read(b, r, SLUICE_T_COPY_WEIGHTS);
-    sluice_op_write(b, r, SLUICE_T_SEND);
-    sluice_op_write(b, r, SLUICE_T_RECV);
-  }
+  if (!b->single_rank) add_returning(b, spec, i);
+  if (!spec->chunks_by_experts) add_reduce(b, i);
+}
+
+/* Chunk i returns while chunk `next` leaves. Experts wait for the rows that have come, tokens for nothing: those are
+ * unpacked first. */
+static void add_group(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int32_t next) {
+  add_returning(b, spec, i);
+  add_sending(b, spec, next);
+  sluice_builder_group(b);
+  add_unpack(b, spec, next);
   if (!spec->chunks_by_experts) add_reduce(b, i);
 }
 
@@ -132,6 +153,10 @@ void sluice_build_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
   for (int32_t i = 0; i < sluice_min_i32(ahead, n) && dispatches; ++i) add_dispatch(b, spec, i);
   for (int32_t i = 0; i < n; ++i) {
     if (sluice_has_part(spec, SLUICE_PART_EXPERTS)) add_experts(b, spec, i);
+    if (spec->grouped && i + ahead < n) {
+      add_group(b, spec, i, i + ahead);
+      continue;
+    }
     if (sluice_has_part(spec, SLUICE_PART_COMBINE)) add_combine(b, spec, i);
     if (i + ahead < n && dispatches) add_dispatch(b, spec, i + ahead);
   }

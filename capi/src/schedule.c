@@ -33,7 +33,8 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
                {"input_half", c->input_half},
                {"may_reuse_saved", c->may_reuse_saved},
                {"under_plan", c->under_plan},
-               {"chunks_by_experts", c->chunks_by_experts}};
+               {"chunks_by_experts", c->chunks_by_experts},
+               {"grouped", c->grouped}};
   for (size_t i = 0; i < sizeof flags / sizeof flags[0]; ++i) {
     SLUICE_TRY(SLUICE_REQUIRE(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1",
                               flags[i].name, flags[i].value));
@@ -53,7 +54,6 @@ static sluice_status_t check_config(const sluice_schedule_config_t* c) {
                             "schedule: weight_half is %d; known are none (0), now (1) and later (2)", c->weight_half));
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
                             "schedule: wgrad_mode is %d; a schedule is deferred (0) or per chunk (1)", c->wgrad_mode));
-  SLUICE_TRY(SLUICE_REQUIRE(c->reserved == 0, "schedule: reserved is %d; set it to 0", c->reserved));
   return check_flags(c);
 }
 
@@ -90,7 +90,8 @@ static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_templ
       .reuse_saved = backward ? c->may_reuse_saved : 0,
       .bounded = c->under_plan,
       .dedup = c->deduplicate,
-      .chunks_by_experts = c->chunks_by_experts,
+      .chunks_by_experts = (int16_t)c->chunks_by_experts,
+      .grouped = (int16_t)c->grouped,
   };
   if (backward || c->needs_backward) SLUICE_TRY(fill_policies(c, out_spec));
   out_spec->shares_act = !c->under_plan && sluice_spec_offloads_m(out_spec);

@@ -3,10 +3,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "backend/schedule/order.h"
 #include "backend/schedule/test/forms.h"
 
 static sluice_allocator_t* memory(void) { return sluice_process_allocator(); }
@@ -266,6 +268,60 @@ static void Exchanges_OfRanksThatDifferInTM_AreEqual(void** state) {
   assert_true(twins.equal > 10000);
 }
 
+/* Both exchanges of a group are under way at once: in one slot the second would overwrite what the first sends. */
+static void Group_InOneSlot_IsFound(void** state) {
+  (void)state;
+  sluice_template_spec_t spec = spec_with(4, 0, 0);
+  spec.grouped = 1;
+  sluice_template_t* t = build(spec);
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    sluice_op_t* op = &t->ops[i];
+    for (int32_t k = 0; k < op->num_writes; ++k) op->writes[k].slot *= op->writes[k].tensor != SLUICE_T_SEND;
+  }
+  for (int32_t i = 0; i < 4; ++i) t->homes[SLUICE_T_SEND * 4 + i].slot = 0;
+  const int32_t opens = find(t, SLUICE_OP_COMBINE, 0, -1), closes = find(t, SLUICE_OP_DISPATCH, 2, -1);
+  assert_int_equal(closes, opens + 1);
+  assert_found(t, SLUICE_HAZARD_WRITE_AFTER_WRITE,
+               "write-after-write on slot 0 of T_SEND: op %d (dispatch of chunk 2) does not wait for op %d (combine of "
+               "chunk 0); the edge from the second to the first is missing",
+               closes, opens);
+  sluice_template_destroy(t, memory());
+}
+
+/* What opens a group has posted its rows, no more. */
+static void Group_WaitedForByItsOpening_IsFound(void** state) {
+  (void)state;
+  sluice_template_spec_t spec = spec_with(6, S4, 0);
+  spec.grouped = 1;
+  sluice_template_t* t = build(spec);
+  const int32_t opens = find(t, SLUICE_OP_COMBINE, 0, -1), closes = opens + 1, later = find(t, SLUICE_OP_GEMM1, 2, -1);
+  sluice_before_t* before = calloc((size_t)t->num_ops, sizeof *before);
+  assert_true(t->ops[closes].group == SLUICE_GROUP_CLOSES && t->ops[later].num_deps == 1);
+  t->deps[t->ops[later].first_dep] = opens;
+  sluice_order_all(t, before);
+  assert_false(sluice_is_before(t, before, opens, later));
+  t->deps[t->ops[later].first_dep] = closes;
+  sluice_order_all(t, before);
+  assert_true(sluice_is_before(t, before, opens, later) && sluice_is_before(t, before, closes, later));
+  free(before);
+  t->ops[closes].group = SLUICE_GROUP_NONE; /* nobody ends it */
+  sluice_finding_t finding;
+  assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_FORM);
+  sluice_template_destroy(t, memory());
+}
+
+static void Group_OnSomeRanksOnly_IsAnotherSchedule(void** state) {
+  (void)state;
+  sluice_template_spec_t spec = spec_with(4, S4, 0); /* slots reused: the same order either way */
+  sluice_template_t* single = build(spec);
+  spec.grouped = 1;
+  sluice_template_t* grouped = build(spec);
+  assert_false(sluice_schedule_same_exchanges(single, grouped));
+  assert_true(single->comm_hash != grouped->comm_hash);
+  sluice_template_destroy(single, memory());
+  sluice_template_destroy(grouped, memory());
+}
+
 /* T_M of S1 and S2 shares its two slots with T_ACT: in one slot, the copy would store activated rows. */
 static void SharedAct_InTheSlotOfItsOwnTM_IsFound(void** state) {
   (void)state;
@@ -343,6 +399,9 @@ int main(void) {
       cmocka_unit_test(Guard5_RestoreWaitsForTheSlotsLastReader),
       cmocka_unit_test(Guard7_ExchangesAreIssuedAlikeOnAllRanks),
       cmocka_unit_test(Exchanges_OfRanksThatDifferInTM_AreEqual),
+      cmocka_unit_test(Group_InOneSlot_IsFound),
+      cmocka_unit_test(Group_WaitedForByItsOpening_IsFound),
+      cmocka_unit_test(Group_OnSomeRanksOnly_IsAnotherSchedule),
       cmocka_unit_test(SharedAct_InTheSlotOfItsOwnTM_IsFound),
       cmocka_unit_test(Guard8_HostCopiesAreOnePerChunk),
       cmocka_unit_test(PublicCode_ActivationOfOneChunkOnly_IsFound),

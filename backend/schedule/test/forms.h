@@ -18,7 +18,7 @@ typedef void (*visit_fn_t)(const sluice_template_t* t, void* user);
 
 /* Both directions, both weight-gradient modes, one rank and several, gated or not, own experts or the host's, saved
  * rows reused or not, under a plan or not, deduplicated by rank, by node or not, chunks cut out of tokens or of rows,
- * gradients now or in halves: all that build. Returns how many. */
+ * exchanges grouped or not, gradients now or in halves: all that build. Returns how many. */
 int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user);
 
 /* The form in words; policies as two digits per chunk: of T_DI and of T_M. */

@@ -1,5 +1,5 @@
 /* Every mutant of every form is found by the hazard checker: a dependency deleted, two slots of a ring in one place, a
- * read dropped, a lane changed, exchanges swapped, a release dropped, added or moved. */
+ * read dropped, a lane changed, exchanges swapped, a group broken, a release dropped, added or moved. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 #define LARGEST_BY_DEFAULT 6
 #define LARGEST            32
 
-enum { DEPENDENCY, SLOTS, READ, LANE, EXCHANGES, DROPPED, ADDED, MOVED, KINDS };
+enum { DEPENDENCY, SLOTS, READ, LANE, EXCHANGES, GROUP, DROPPED, ADDED, MOVED, KINDS };
 
 /* Forms whose templates the checker cannot tell apart have the same mutants: one stands for all. */
 typedef struct class_s {
@@ -74,12 +74,13 @@ static sluice_finding_t finding_of(const sluice_template_t* t, score_t* score) {
  */
 static void flip_what_builders_read(sluice_template_spec_t* spec) {
   spec->gated ^= 1, spec->wgrad_mode ^= 1, spec->reuse_saved ^= 1, spec->bounded ^= 1;
-  spec->shares_act ^= 1;
+  spec->shares_act ^= 1, spec->grouped ^= 1;
   if (spec->direction == SLUICE_BACKWARD && spec->dedup != SLUICE_DEDUPLICATE_NODES) spec->dedup ^= 1;
 }
 
 static void forget_what_builders_read(sluice_template_spec_t* spec) {
   spec->gated = spec->wgrad_mode = spec->reuse_saved = spec->bounded = spec->shares_act = 0;
+  spec->grouped = 0;
   if (spec->direction == SLUICE_BACKWARD && spec->dedup != SLUICE_DEDUPLICATE_NODES) spec->dedup = 0;
 }
 
@@ -213,7 +214,7 @@ static void drop_accesses(const sluice_template_t* t, score_t* score) {
 static void move_lanes(const sluice_template_t* t, score_t* score) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     sluice_template_t* mutant = copy_of(t, score);
-    mutant->ops[i].lane = (int16_t)((t->ops[i].lane + 1) % SLUICE_NUM_LANES);
+    mutant->ops[i].lane = (uint8_t)((t->ops[i].lane + 1) % SLUICE_NUM_LANES);
     judge(t, mutant, score, LANE, "lane moved: op, lane", i, t->ops[i].lane);
   }
 }
@@ -236,6 +237,31 @@ static void swap_exchanges(const sluice_template_t* t, score_t* score) {
       }
     }
     last = i;
+  }
+}
+
+/* Who waits for a group waits for the exchange that opens it alone; one of the two exchanges stands alone; or both do,
+ * while the other ranks have the group. */
+static void break_groups(const sluice_template_t* t, score_t* score) {
+  for (int32_t d = 0; d < t->num_deps; ++d) {
+    if (t->ops[t->deps[d]].group != SLUICE_GROUP_CLOSES) continue;
+    sluice_template_t* mutant = copy_of(t, score);
+    --mutant->deps[d];
+    judge(t, mutant, score, GROUP, "group is not waited for to its end: dependency", d, t->deps[d]);
+  }
+  for (int32_t i = 0; i < t->num_ops; ++i) {
+    if (t->ops[i].group == SLUICE_GROUP_NONE) continue;
+    sluice_template_t* mutant = copy_of(t, score);
+    mutant->ops[i].group = SLUICE_GROUP_NONE;
+    judge(t, mutant, score, GROUP, "half of a group: op", i, 0);
+    if (t->ops[i].group != SLUICE_GROUP_OPENS) continue;
+    mutant->ops[i + 1].group = SLUICE_GROUP_NONE;
+    ++score->mutants, ++score->by_kind[GROUP];
+    if (sluice_schedule_same_exchanges(t, mutant)) {
+      note_failure(score, t, "group dropped: op", i, 0);
+    } else {
+      ++score->killed;
+    }
   }
 }
 
@@ -288,6 +314,7 @@ static void mutate(const sluice_template_t* t, score_t* score) {
   drop_accesses(t, score);
   move_lanes(t, score);
   swap_exchanges(t, score);
+  break_groups(t, score);
   if (t->spec.num_chunks <= score->releases_up_to) change_releases(t, score);
 }
 
@@ -367,8 +394,9 @@ static void add_score(score_t* sum, const score_t* one) {
 }
 
 static void print_score(const score_t* score, int32_t largest) {
-  static const char* const kinds[KINDS] = {"dependency deleted", "slots merged",    "read dropped",  "lane moved",
-                                           "exchanges swapped",  "release dropped", "release added", "release moved"};
+  static const char* const kinds[KINDS] = {"dependency deleted", "slots merged",      "read dropped",
+                                           "lane moved",         "exchanges swapped", "group broken",
+                                           "release dropped",    "release added",     "release moved"};
   printf("mutants: %lld, killed: %lld (", (long long)score->mutants, (long long)score->killed);
   for (int kind = 0; kind < KINDS; ++kind) {
     printf("%s%s %lld", kind > 0 ? ", " : "", kinds[kind], (long long)score->by_kind[kind]);

@@ -23,6 +23,7 @@ static sluice_template_t* random_template(uint32_t* seed) {
     spec.reuse_saved = (int32_t)(next_random(seed) % 2), spec.bounded = (int32_t)(next_random(seed) % 2);
     spec.dedup = spec.single_rank ? 0 : (int32_t)(next_random(seed) % 3);
     spec.chunks_by_experts = next_random(seed) % 4 == 0;
+    spec.grouped = !spec.single_rank && next_random(seed) % 2;
     spec.shares_act = (int32_t)(next_random(seed) % 2);
     for (int32_t i = 0; i < spec.num_chunks; ++i) {
       spec.restore_input[i] = (uint8_t)(next_random(seed) % 3),
@@ -72,9 +73,9 @@ static void reseal(unsigned char* data, uint64_t bytes) {
 /* Words that every message has: which field, or which hazard. */
 static int names_a_field(const char* message) {
   static const char* const words[] = {
-      "must be in",          "the bytes end before", "checksum",      "bytes follow the end",
-      "num_deps is",         "schedule refused:",    "restore polic", "callback experts",
-      "a backward computes", "number of chunks",     "dedup is",      "chunks_by_experts is"};
+      "must be in",        "the bytes end before", "checksum",         "bytes follow the end", "num_deps is",
+      "schedule refused:", "restore polic",        "callback experts", "a backward computes",  "number of chunks",
+      "dedup is",          "chunks_by_experts is", "grouped is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;
   }
@@ -195,13 +196,13 @@ static void Reader_AnOlderForm_SaysWhichItWants(void** state) {
   uint64_t bytes = 0;
   sluice_template_t *t = random_template(&seed), *read = NULL;
   unsigned char* data = written(t, &bytes);
-  data[4] = 4; /* without shares_act */
+  data[4] = 5; /* without groups */
   reseal(data, bytes);
   assert_int_equal(sluice_schedule_read(data, bytes, sluice_process_allocator(), &read), SLUICE_E_INVALID_ARGUMENT);
   sluice_error_info_t info;
   sluice_error_info_init(&info, sizeof info);
   sluice_error_last(&info);
-  assert_string_equal(info.message, "schedule: form is 4; it must be in [6, 6]");
+  assert_string_equal(info.message, "schedule: form is 5; it must be in [7, 7]");
   free(data);
   sluice_template_destroy(t, sluice_process_allocator());
 }

@@ -23,7 +23,8 @@ static int touches(const sluice_slot_ref_t* a, int32_t na, const sluice_slot_ref
   return 0;
 }
 
-/* Counts conflicting pairs that are not ordered by happens-before, leaving out dependency `without` (-1: none). */
+/* Counts conflicting pairs that are not ordered by happens-before, leaving out dependency `without` (-1: none). What
+ * opens a group has begun before what follows on its lane, and has ended when the group has. */
 static int64_t unordered_pairs(const sluice_template_t* t, int32_t without) {
   int32_t n = t->num_ops;
   unsigned char* before = calloc((size_t)n * (size_t)n, 1); /* before[i][j]: j ends before i starts */
@@ -37,7 +38,8 @@ static int64_t unordered_pairs(const sluice_template_t* t, int32_t without) {
         if (op->first_dep + d != without && t->deps[op->first_dep + d] == j) direct = 1;
       }
       if (!direct) continue;
-      row[j] = 1;
+      row[j] |= t->ops[j].group != SLUICE_GROUP_OPENS;
+      if (t->ops[j].group == SLUICE_GROUP_CLOSES) row[j - 1] = 1;
       for (int32_t k = 0; k < j; ++k) row[k] |= before[(size_t)j * (size_t)n + k];
     }
     for (int32_t j = 0; j < i; ++j) {
@@ -111,6 +113,45 @@ static void Template_SlotsReused_AlternatesDispatchAndCombine(void** state) {
   }
   assert_string_equal(order, "SSRSRSRR");
   sluice_template_destroy(t, sluice_process_allocator());
+}
+
+/* A chunk returns in one group with the dispatch of the chunk after next, however long dispatches could run ahead. */
+static void Template_Grouped_ReturnsOneChunkWhileAnotherLeaves(void** state) {
+  (void)state;
+  for (int32_t form = 0; form < 6; ++form) {
+    const int backward = form % 2, by_rows = form / 2 == 1, again = form / 2 == 2;
+    sluice_template_spec_t spec = {.num_chunks = 4, .grouped = 1, .keep = !backward, .direction = backward};
+    spec.chunks_by_experts = (int16_t)by_rows;
+    if (backward) spec.input_half = 1, spec.weight_half = SLUICE_WEIGHTS_NOW;
+    for (int32_t i = 0; i < 4 && again; ++i) spec.restore_input[i] = SLUICE_RESTORE_REDISPATCH;
+    sluice_template_t* t = build(spec);
+    char order[128] = "";
+    for (int32_t i = 0; i < t->num_ops; ++i) {
+      const sluice_op_t* op = &t->ops[i];
+      if (!sluice_op_is_exchange(op->kind)) continue;
+      const int returns = op->kind == SLUICE_OP_COMBINE || op->kind == SLUICE_OP_COMBINE_GRAD;
+      char name[8] = {op->group == SLUICE_GROUP_OPENS ? '(' : ' ', returns ? 'R' : 'S', (char)('1' + op->chunk),
+                      op->group == SLUICE_GROUP_CLOSES ? ')' : ' '};
+      if (op->kind == SLUICE_OP_REDISPATCH) name[1] = 'D';
+      strcat(order, name);
+    }
+    const char* want =
+        backward && again ? " D1  S1  D2  S2 (R1  D3) S3 (R2  D4) S4  R3  R4 " : " S1  S2 (R1  S3)(R2  S4) R3  R4 ";
+    assert_string_equal(order, want);
+    assert_int_equal(t->ring[SLUICE_T_SEND], 2);
+    assert_int_equal(t->ring[SLUICE_T_RECV], by_rows ? 4 : 2);
+    sluice_template_destroy(t, sluice_process_allocator());
+  }
+}
+
+static void Template_GroupedWhereNothingReturns_IsRefused(void** state) {
+  (void)state;
+  sluice_template_t* t = NULL;
+  sluice_template_spec_t spec = {.num_chunks = 4, .grouped = 1, .single_rank = 1};
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_UNSUPPORTED);
+  spec.single_rank = 0, spec.only = SLUICE_PART_DISPATCH;
+  assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_UNSUPPORTED);
+  assert_null(t);
 }
 
 /* Handed to a lane as one, a run may neither wait in its middle nor be waited for there. */
@@ -293,6 +334,8 @@ int main(void) {
       cmocka_unit_test(Template_AnyDependencyRemoved_LeavesAConflictUnordered),
       cmocka_unit_test(Template_OneRank_HasNoExchangeAndOneLane),
       cmocka_unit_test(Template_SlotsReused_AlternatesDispatchAndCombine),
+      cmocka_unit_test(Template_Grouped_ReturnsOneChunkWhileAnotherLeaves),
+      cmocka_unit_test(Template_GroupedWhereNothingReturns_IsRefused),
       cmocka_unit_test(Template_Runs_NeitherWaitNorAreAwaitedInTheirMiddle),
       cmocka_unit_test(Template_ExpertsOfAChunk_AreOneRun),
       cmocka_unit_test(Template_SameSpec_HasSameHash),

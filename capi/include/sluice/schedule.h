@@ -36,7 +36,7 @@ typedef struct sluice_schedule_config_s {
                          plan with room for it; 0: T_ACT takes turns in those, as without a plan */
   int32_t restore_input;           /* SLUICE_RESTORE_KEEP, _OFFLOAD or _REDISPATCH, of all chunks */
   int32_t restore_pre_activation;  /* SLUICE_RESTORE_KEEP, _OFFLOAD or _RECOMPUTE, of all chunks */
-  int32_t reserved;                /* 0 */
+  int32_t grouped;                 /* 1: as sluice_moe_config_t.grouping; whole passes of several ranks; default 0 */
   const int32_t* restore_input_of; /* [n] by chunk, in place of restore_input, or NULL; borrowed for the call */
   const int32_t* restore_pre_activation_of; /* [n] likewise */
   int32_t deduplicate;                      /* SLUICE_DEDUPLICATE_*; not with single_rank */

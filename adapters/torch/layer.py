@@ -37,6 +37,7 @@ RESTORE_INPUT = {"adaptive": restore.ADAPTIVE, **restore.INPUT}
 RESTORE_PRE_ACTIVATION = {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}
 CHUNKINGS = {"adaptive": 0, "tokens": 1}
 DEDUPLICATIONS: dict[Any, int] = {False: 0, True: 1, "node": 2}
+GROUPINGS = {"adaptive": 0, "off": 1, "on": 2}
 _INVALID = -1
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
 _INTERLEAVED = 2
@@ -166,6 +167,7 @@ class MoeLayer:
         restore_input: str | Sequence[str] = "adaptive",
         restore_pre_activation: str | Sequence[str] = "adaptive",
         chunking: str = "adaptive",
+        grouping: str = "adaptive",
         experts: CallbackExperts | None = None,
         deduplicate: bool | str = False,
         reuse: bool = False,
@@ -218,6 +220,7 @@ class MoeLayer:
             _restore(config, "restore_pre_activation", RESTORE_PRE_ACTIVATION, restore_pre_activation),
         ]
         config.chunking = _number(CHUNKINGS, chunking, "chunking")
+        config.grouping = _number(GROUPINGS, grouping, "grouping")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
         config.deduplicate, config.reuse = _number(DEDUPLICATIONS, deduplicate, "deduplicate"), int(reuse)

@@ -97,10 +97,14 @@ static double gather(const op_scene_t* s, double rows) {
 
 /* What an op sends: the rows of a chunk, and how many exchanges of a scalar for each route go along with them. */
 typedef struct traffic_s {
-  double packed; /* bytes gathered on the communication lane before they leave */
-  double bytes;
+  double packed;  /* rows gathered on the communication lane before they leave */
+  double out, in; /* rows that leave the fullest rank and come in; `mean` is what all send on average */
+  double mean;
+  double more_bytes; /* besides, each way */
+  double bytes;      /* of the fuller direction: both directions of a link are used at once */
   int32_t is_exchange, num_second;
   int32_t level; /* LEVEL_* */
+  int32_t num_rounds; /* of exchanges behind each other: in a group scalars follow the rows */
 } traffic_t;
 
 /* Between whom an exchange is. */
@@ -114,7 +118,7 @@ static double scalar_bytes(const op_scene_t* s) {
  * what its own level does not carry, its packing has touched. */
 static void set_level(const op_scene_t* s, sluice_op_price_t price, traffic_t* t) {
   t->level = price == SLUICE_PRICE_SEND || price == SLUICE_PRICE_RETURN ? LEVEL_NODES : LEVEL_WITHIN;
-  if (t->level == LEVEL_NODES) t->bytes = s->rows.between * s->row_bytes;
+  if (t->level == LEVEL_NODES) t->out = t->in = t->mean = s->rows.between;
   switch (price) {
     case SLUICE_PRICE_SEND: t->packed = s->rows.between; return;
     case SLUICE_PRICE_NODE_SEND:
@@ -123,36 +127,50 @@ static void set_level(const op_scene_t* s, sluice_op_price_t price, traffic_t* t
   }
 }
 
+static double bytes_of(const op_scene_t* s, const traffic_t* t) {
+  return sluice_machine_skewed_bytes(s->machine, fmax(t->out, t->in), t->mean) * s->row_bytes + t->more_bytes;
+}
+
 /* Route weights go out beside the gradients, and beside the rows where the layer is deduplicated; the gate's scalars
  * come back beside the gradients of inputs (architecture.md). */
 static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
   const sluice_op_row_t* op = sluice_op_row(kind);
+  const int returns = op->price == SLUICE_PRICE_RETURN;
   if (!op->is_exchange) return (traffic_t){0};
-  double most = fmax(s->rows.out, s->rows.in); /* `out` is what all send on average */
-  traffic_t t = {.bytes = sluice_machine_skewed_bytes(s->machine, most, s->rows.out) * s->row_bytes, .is_exchange = 1};
+  traffic_t t = {.out = returns ? s->rows.in : s->rows.out,
+                 .in = returns ? s->rows.out : s->rows.in,
+                 .mean = s->rows.out,
+                 .is_exchange = 1,
+                 .num_rounds = 1};
   t.num_second = op->scalars == SLUICE_SCALARS_ALWAYS;
   t.packed =
       op->price == SLUICE_PRICE_RETURN || op->price == SLUICE_PRICE_NODE_RETURN ? s->rows.received_remote : s->rows.out;
   if (sluice_workload_has_two_levels(s->work)) set_level(s, op->price, &t);
   if (op->scalars == SLUICE_SCALARS_WHERE_DEDUP && s->work->deduplicate) {
     t.num_second = 1;
-    t.bytes += scalar_bytes(s); /* beside gradients they count for little */
+    t.more_bytes = scalar_bytes(s); /* beside gradients they count for little */
   }
+  t.bytes = bytes_of(s, &t);
   return t;
 }
 
-static double level_seconds(const op_scene_t* s, const traffic_t* t) {
+static double level_seconds(const op_scene_t* s, const traffic_t* t, double bytes) {
   const int32_t per_node = s->work->ranks_per_node;
   switch (t->level) {
-    case LEVEL_NODES: return sluice_machine_between(s->machine, s->work->world_size / per_node, t->bytes);
-    case LEVEL_WITHIN: return sluice_machine_within(s->machine, per_node, t->bytes);
-    default: return sluice_machine_exchange(s->machine, s->work->world_size, t->bytes);
+    case LEVEL_NODES: return sluice_machine_between(s->machine, s->work->world_size / per_node, bytes);
+    case LEVEL_WITHIN: return sluice_machine_within(s->machine, per_node, bytes);
+    default: return sluice_machine_exchange(s->machine, s->work->world_size, bytes);
   }
+}
+
+static double exchange_seconds(const op_scene_t* s, const traffic_t* t) {
+  return level_seconds(s, t, t->bytes) + t->num_second * s->machine->second_exchange_seconds +
+         (t->num_rounds - 1) * level_seconds(s, t, 0);
 }
 
 static double exchange(const op_scene_t* s, int32_t kind) {
   const traffic_t t = traffic_of(s, kind);
-  return level_seconds(s, &t) + t.num_second * s->machine->second_exchange_seconds;
+  return exchange_seconds(s, &t);
 }
 
 /* `matrices` GEMMs of [rows, M] with [M, H], or their like, for each of so many experts. */
@@ -261,32 +279,53 @@ static sluice_chunk_rows_t rows_at(const op_scene_t* s, const sluice_op_t* op) {
   return op->chunk >= 0 && s->chunks_by_experts ? rows_of_chunk(s->work, s->rows, op->chunk, s->num_chunks) : s->rows;
 }
 
-static double op_seconds(void* user, const sluice_op_t* op) {
+static op_scene_t scene_at(void* user, const sluice_op_t* op) {
   op_scene_t s = *(const op_scene_t*)user;
   s.rows = rows_at(user, op);
+  return s;
+}
+
+/* What is under way while the op runs. What opens a group only posts; what closes it has the rows of both, of which
+ * each direction of the link carries its own: a skewed dispatch is long towards the fullest rank, and a skewed return
+ * from it. */
+static traffic_t traffic_at(void* user, const sluice_op_t* op) {
+  const op_scene_t s = scene_at(user, op);
+  traffic_t t = traffic_of(&s, op->kind);
+  if (op->group == SLUICE_GROUP_OPENS) return (traffic_t){0};
+  if (op->group != SLUICE_GROUP_CLOSES) return t;
+  const op_scene_t of_first = scene_at(user, op - 1);
+  const traffic_t first = traffic_of(&of_first, op[-1].kind);
+  t.out += first.out, t.in += first.in, t.mean += first.mean, t.more_bytes += first.more_bytes;
+  t.num_second += first.num_second;
+  t.num_rounds += t.num_second > 0;
+  t.bytes = bytes_of(&s, &t);
+  return t;
+}
+
+static double op_seconds(void* user, const sluice_op_t* op) {
+  const op_scene_t s = scene_at(user, op);
+  const traffic_t t = traffic_at(user, op);
   double factor = op->lane == SLUICE_LANE_COMPUTE ? s.cache_miss_factor : 1;
   double seconds = local_seconds(&s, op) * factor + s.machine->op_seconds;
-  return traffic_of(&s, op->kind).is_exchange ? seconds + exchange(&s, op->kind) : seconds;
+  return t.is_exchange ? seconds + exchange_seconds(&s, &t) : seconds;
 }
 
 static double op_line(void* user, const sluice_op_t* op) {
-  op_scene_t s = *(const op_scene_t*)user;
-  s.rows = rows_at(user, op);
-  const traffic_t t = traffic_of(&s, op->kind);
+  const op_scene_t s = scene_at(user, op);
+  const traffic_t t = traffic_at(user, op);
   return t.is_exchange && t.level != LEVEL_WITHIN ? sluice_machine_line(s.machine, s.work->world_size, t.bytes) : 0;
 }
 
 /* While both run: packing and the op's bookkeeping go by the lanes' shares, the exchange by what was measured beside
  * GEMMs at its size. */
 static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
-  op_scene_t scene = *(const op_scene_t*)user;
-  scene.rows = rows_at(user, op);
+  const op_scene_t scene = scene_at(user, op);
   const op_scene_t* s = &scene;
   const sluice_machine_t* m = s->machine;
-  const traffic_t t = traffic_of(s, op->kind);
+  const traffic_t t = traffic_at(user, op);
   if (!t.is_exchange || m->exchange_contention.count == 0 || s->work->world_size <= 1)
     return (sluice_beside_compute_t){0, 0};
-  double exchanges = exchange(s, op->kind), alone = local_seconds(s, op) + m->op_seconds + exchanges;
+  double exchanges = exchange_seconds(s, &t), alone = local_seconds(s, op) + m->op_seconds + exchanges;
   double measured_at = m->world_size > 1 ? m->world_size : s->work->world_size;
   double reference = sluice_machine_exchange(m, (int32_t)measured_at, t.bytes);
   sluice_contention_t contention = sluice_machine_contention(m, t.bytes, reference);
@@ -430,7 +469,9 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
       .reuse_saved = backward && !w->callback,
       .bounded = c->bounded,
       .dedup = deduplication(w),
-      .chunks_by_experts = sluice_choice_chunks_by_experts(w, c),
+      .chunks_by_experts = (int16_t)sluice_choice_chunks_by_experts(w, c),
+      .grouped = c->grouped && w->world_size > 1 && !sluice_workload_has_two_levels(w) &&
+                 c->num_chunks > SLUICE_GROUPED_CHUNKS,
   };
   for (int32_t i = 0; i < c->num_chunks && i < SLUICE_MAX_CHUNKS; ++i) {
     spec.restore_input[i] = (uint8_t)policy_of_di(c, i);

@@ -35,6 +35,7 @@ typedef struct sluice_choice_s {
   const sluice_chunk_policies_t* by_chunk; /* lists in place of restore_input and restore_pre_activation; NULL: none */
   int32_t kept_chunks; /* those behind them are sent and computed again; 0: all are as the policies say */
   int32_t shares_act;  /* where T_M is offloaded: T_ACT has no slot of its own, as without a plan */
+  int32_t grouped;     /* exchanges, where there are several ranks and chunks enough (sluice_template_spec_t) */
 } sluice_choice_t;
 
 /* Rows of one chunk on the fullest rank, all chunks alike. */

@@ -107,7 +107,7 @@ typedef struct scene_s {
 } scene_t;
 
 /* Under a budget a rank that receives more than its share makes more chunks, for all ranks. plan: borrowed with it. */
-static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan) {
+static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan, int32_t grouped) {
   int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
   const sluice_choice_t whole = {.num_chunks = 1};
   double rows = sluice_rows_of(w, &whole).received;
@@ -115,7 +115,7 @@ static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_d
   if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
   if (n > plan->max_chunks) n = plan->max_chunks;
   return (sluice_choice_t){n,       plan->restore_input,    plan->restore_pre_activation,    plan->wgrad_mode,
-                           bounded, &plan->inputs.policies, bounded ? plan->kept_chunks : 0, plan->shares_act};
+                           bounded, &plan->inputs.policies, bounded ? plan->kept_chunks : 0, plan->shares_act, !bounded && grouped};
 }
 
 static void write_entries(const sluice_template_t* schedule, const double* begin, const double* end,
@@ -174,7 +174,7 @@ sluice_status_t sluice_planner_predict_layer(const sluice_machine_t* m, const sl
   SLUICE_TRY(sluice_machine_check_for(m, w->dtype, w->world_size));
   sluice_plan_data_t plan;
   SLUICE_TRY(plan_bytes(w, asked, &plan));
-  s.choice = choice_of(&s.work, &plan);
+  s.choice = choice_of(&s.work, &plan, w->grouped);
   p->run_chunks = s.choice.num_chunks;
   fill_bytes(&plan, w, p);
   SLUICE_TRY(
@@ -199,7 +199,7 @@ static double seconds_of(const sluice_planner_candidate_t* c) { return c->forwar
 static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fits) {
   sluice_planner_candidates_t* all = user;
   if (all->count == SLUICE_PLANNER_MOST_CANDIDATES || all->status != SLUICE_OK) return;
-  const sluice_choice_t choice = choice_of(&all->work, plan);
+  const sluice_choice_t choice = choice_of(&all->work, plan, 0);
   sluice_step_prediction_t p;
   all->status = sluice_predict_step(all->machine, &all->work, &choice, &p);
   if (all->status != SLUICE_OK) return;
@@ -269,7 +269,7 @@ static void show_choice(void* user, const sluice_plan_data_t* plan, int32_t fits
   showing_t* s = user;
   (void)fits;
   if (s->status != SLUICE_OK) return;
-  const sluice_choice_t choice = choice_of(&s->work, plan);
+  const sluice_choice_t choice = choice_of(&s->work, plan, 0);
   sluice_step_prediction_t prediction;
   s->status = sluice_predict_step(s->machine, &s->work, &choice, &prediction);
   if (s->status == SLUICE_OK) s->visit(s->user, plan, &prediction);

@@ -61,6 +61,8 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "layer %d: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)", id,
                             c->wgrad_mode));
+  SLUICE_TRY(SLUICE_REQUIRE(c->grouping >= SLUICE_GROUPING_ADAPTIVE && c->grouping <= SLUICE_GROUPING_ON,
+                            "layer %d: grouping is %d; known are adaptive (0), off (1) and on (2)", id, c->grouping));
   char known[SLUICE_RESTORE_TEXT_BYTES];
   SLUICE_TRY(SLUICE_REQUIRE(
       c->restore_input == SLUICE_RESTORE_ADAPTIVE || sluice_restore_is_for(c->restore_input, SLUICE_T_DI),

@@ -176,7 +176,11 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
       out->activation >= SLUICE_ACTIVATION_IDENTITY && out->activation <= SLUICE_ACTIVATION_SWIGLU,
       "workload: activation is %d; known are SLUICE_ACTIVATION_* of sluice/moe.h, and 0 where it is not said",
       out->activation));
-  SLUICE_TRY(SLUICE_REQUIRE(out->reserved_2 == 0, "workload: reserved_2 is %d; set it to 0", out->reserved_2));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(out->grouped == 0 || out->grouped == 1, "workload: grouped is %d; it is 0 or 1", out->grouped));
+  SLUICE_TRY(SLUICE_REQUIRE(!out->grouped || (out->memory_budget == 0 && out->host_memory_budget == 0),
+                            "workload: grouped is 1 under a budget, whose plans have one slot of rows on their way: "
+                            "set grouped or the budgets to 0"));
   return SLUICE_OK;
 }
 
@@ -279,6 +283,7 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
       checked.kept_chunks == 0,
       "workload: kept_chunks is %d; candidates say theirs: set it to 0, and may_keep_part to 1 for such that keep part",
       checked.kept_chunks));
+  SLUICE_TRY(SLUICE_REQUIRE(!checked.grouped, "workload: grouped is 1; candidates are not grouped: set it to 0"));
   sluice_planner_candidates_t* all = sluice_alloc(sluice_process_allocator(), sizeof *all, "candidates");
   if (all == NULL) return SLUICE_E_NO_MEMORY;
   sluice_status_t status = sluice_planner_choose_layer(&planner->machine, &checked, &asked, all);

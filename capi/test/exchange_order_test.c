@@ -114,12 +114,12 @@ static const world_machine_t machine = {.device_type = SLUICE_DEVICE_CPU,
                                         .note = note};
 
 /* A layer of this width, forward and backward; what its ranks posted is in `hosts`. */
-static void run(int32_t num_chunks, int64_t width) {
+static void run(int32_t num_chunks, int64_t width, int32_t grouping) {
   memset(hosts, 0, sizeof hosts);
   assert_int_equal(sluice_local_group_create(RANKS, &shared), SLUICE_OK);
   case_t c = world_small_case();
   c.world_size = RANKS, c.model_width = width, c.num_chunks = num_chunks, c.machine = &machine, c.gemm = "ref";
-  c.chunking = SLUICE_CHUNKING_TOKENS;
+  c.chunking = SLUICE_CHUNKING_TOKENS, c.grouping = grouping;
   result_t got, want;
   world_run(&c, &got);
   world_reference(&c, &want);
@@ -137,11 +137,11 @@ static uint64_t total(const posted_t* p) {
   return bytes;
 }
 
-static void check(int32_t num_chunks) {
-  run(num_chunks, NARROW);
+static void check(int32_t num_chunks, int32_t grouping) {
+  run(num_chunks, NARROW, grouping);
   host_t* narrow = malloc(sizeof hosts);
   memcpy(narrow, hosts, sizeof hosts);
-  run(num_chunks, WIDE);
+  run(num_chunks, WIDE, grouping);
   for (int32_t r = 0; r < RANKS; ++r) {
     const host_t* h = &hosts[r];
     assert_int_equal(h->under_way, 0);
@@ -182,18 +182,26 @@ static void check(int32_t num_chunks) {
 
 static void Layer_OneChunk_SendsWithItsReceivesAndHeaderFirst(void** state) {
   (void)state;
-  check(1);
+  check(1, SLUICE_GROUPING_OFF);
 }
 
 static void Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst(void** state) {
   (void)state;
-  check(4);
+  check(4, SLUICE_GROUPING_OFF);
+}
+
+/* No third exchange is under way in a group either: a host need not take it. */
+static void Layer_GroupedChunks_SendsWithItsReceivesAndHeaderFirst(void** state) {
+  (void)state;
+  check(4, SLUICE_GROUPING_ON);
+  check(7, SLUICE_GROUPING_ON);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Layer_OneChunk_SendsWithItsReceivesAndHeaderFirst),
       cmocka_unit_test(Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst),
+      cmocka_unit_test(Layer_GroupedChunks_SendsWithItsReceivesAndHeaderFirst),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

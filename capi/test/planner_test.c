@@ -343,7 +343,8 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   REFUSE(w.deduplicate = 3, "deduplicate is 3");
   REFUSE(w.activation = -1, "activation is -1");
   REFUSE(w.activation = 7, "activation is 7");
-  REFUSE(w.reserved_2 = 1, "reserved_2 is 1");
+  REFUSE(w.grouped = 2, "grouped is 2");
+  REFUSE((w.grouped = 1, w.memory_budget = 1 << 20), "grouped is 1 under a budget");
   w = new_workload();
   refuse(w, (sluice_planner_choice_t){0, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 0");
   refuse(w, (sluice_planner_choice_t){257, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");

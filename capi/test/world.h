@@ -61,6 +61,7 @@ typedef struct case_s {
   const int32_t* restore_input_of;               /* [num_chunks], or NULL */
   const int32_t* restore_pre_activation_of;
   int32_t chunking;                 /* SLUICE_CHUNKING_* */
+  int32_t grouping;                 /* SLUICE_GROUPING_* */
   int32_t reuse_saved;              /* the backward may write over saved buffers */
   uint64_t budget;                  /* of each rank's context; 0: none */
   uint64_t host_budget;             /* of its offloaded rows; 0: none */

@@ -128,7 +128,7 @@ static void make_layer(held_t* h) {
   config.restore_input = c->restore_input, config.restore_pre_activation = c->restore_pre_activation;
   config.restore_input_of = c->restore_input_of, config.restore_pre_activation_of = c->restore_pre_activation_of;
   config.deduplicate = c->deduplicate, config.reuse = c->reuse;
-  config.chunking = c->chunking;
+  config.chunking = c->chunking, config.grouping = c->grouping;
   if (c->capacity > 0) config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = c->capacity;
   world_note(r, sluice_moe_create(h->context, &config, &h->moe));
   if (c->plan != NULL && h->moe != NULL) world_note(r, world_use_plan(r, h->moe));

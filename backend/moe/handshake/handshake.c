@@ -46,7 +46,7 @@ typedef struct header_s {
   int32_t callback_experts;
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
   int32_t num_local;     /* experts that this rank believes it owns */
-  int16_t deduplicate;
+  uint8_t deduplicate, grouping;
   uint8_t chunking, registered_buffers;
   int32_t local_status;
   uint64_t policy_hook; /* state of what decides */
@@ -116,7 +116,8 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->callback_experts = c->callback_experts;
   h->config_chunks = c->num_chunks;
   h->num_local = moe->shape.num_local;
-  h->deduplicate = (int16_t)c->deduplicate;
+  h->deduplicate = (uint8_t)c->deduplicate;
+  h->grouping = (uint8_t)c->grouping;
   h->registered_buffers = (uint8_t)sluice_registered_buffers_word(moe->context);
   h->local_status = proposal->local_status;
   h->report = moe->decision.own;
@@ -173,6 +174,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(deduplicate, "deduplicate");
   DIFFERS(ranks_per_node, "ranks_per_node of the context (0: one level)");
   DIFFERS(chunking, "chunking");
+  DIFFERS(grouping, "grouping");
   DIFFERS(config_chunks, "num_chunks of the config");
   DIFFERS(memory_budget, "memory_budget");
   DIFFERS(host_memory_budget, "host_memory_budget");

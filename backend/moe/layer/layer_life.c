@@ -30,6 +30,7 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
     hash = sluice_hash_bytes(hash, &moe->shape.ranks_per_node, sizeof moe->shape.ranks_per_node);
   if (c->reuse) hash = sluice_hash_bytes(hash, "reuse", 5);
   if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
+  if (c->grouping != SLUICE_GROUPING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->grouping, sizeof c->grouping);
   if (moe->shape.policies.count > 0)
     hash = sluice_hash_bytes(hash, moe->shape.policies.di, (size_t)moe->shape.policies.count);
   return hash;

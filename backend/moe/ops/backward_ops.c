@@ -7,21 +7,13 @@
 #include "backend/moe/ops/expert_math.h"
 #include "backend/moe/ops/node_ops.h"
 #include "backend/moe/ops/restore_ops.h"
+#include "backend/moe/ops/run_exchange.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
 #include "backend/moe/ops/weight_grad.h"
 
 static int64_t rows_of(const sluice_pass_t* pass, int32_t chunk, int32_t local) {
   return pass->binding.rows_of_expert[(int64_t)chunk * pass->binding.num_local + local];
-}
-
-static sluice_status_t dispatch_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
-  sluice_transfer_t rows = {0}, route = {0};
-  SLUICE_TRY(pass->travel->send_tokens_start(pass, op, pass->in_rows, &rows));
-  SLUICE_TRY(sluice_send_route_start(pass, op, &route));
-  pass->times[index].bytes = rows.bytes + route.bytes;
-  SLUICE_TRY(sluice_finish(pass, op, &rows));
-  return sluice_finish(pass, op, &route);
 }
 
 static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -117,15 +109,6 @@ static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* 
   return SLUICE_OK;
 }
 
-static sluice_status_t combine_grad(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
-  sluice_transfer_t rows = {0}, gate = {0};
-  SLUICE_TRY(pass->travel->return_rows_start(pass, op, SLUICE_T_DDI, &rows));
-  SLUICE_TRY(sluice_return_gate_start(pass, op, &gate));
-  pass->times[index].bytes = rows.bytes + gate.bytes;
-  SLUICE_TRY(sluice_finish(pass, op, &rows));
-  return sluice_finish(pass, op, &gate);
-}
-
 static void write_route_gradients(sluice_pass_t* pass, const sluice_op_t* op, sluice_token_span_t tokens) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_tensor_t* out = pass->grad_route_weights;
@@ -143,17 +126,11 @@ static void reduce_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   if (pass->grad_route_weights != NULL) write_route_gradients(pass, op, tokens);
 }
 
-/* The forward's rows once more, from the tokens that the host passes to backward. */
-static sluice_status_t redispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
-  sluice_transfer_t rows = {0};
-  SLUICE_TRY(pass->travel->send_tokens_start(pass, op, pass->tokens, &rows));
-  pass->times[index].bytes = rows.bytes;
-  return sluice_finish(pass, op, &rows);
-}
-
 sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   switch (op->kind) {
-    case SLUICE_OP_DISPATCH_GRAD: return dispatch_grad(pass, op, index);
+    case SLUICE_OP_DISPATCH_GRAD:
+    case SLUICE_OP_COMBINE_GRAD:
+    case SLUICE_OP_REDISPATCH: return sluice_run_exchange(pass, op, index);
     case SLUICE_OP_UNPACK_GRAD:
       pass->travel->unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DDO);
       sluice_unpack_route(pass, op);
@@ -162,11 +139,9 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_ACTIVATION_GRAD: activation_grad(pass, op); return SLUICE_OK;
     case SLUICE_OP_GEMM1_GRAD: return gemm1_grad(pass, op);
     case SLUICE_OP_EXPERT_GRAD: return host_expert_grad(pass, op);
-    case SLUICE_OP_COMBINE_GRAD: return combine_grad(pass, op, index);
     case SLUICE_OP_REDUCE_GRAD: reduce_grad(pass, op); return SLUICE_OK;
     case SLUICE_OP_WEIGHT_GRAD: return sluice_weight_grad(pass, op);
     case SLUICE_OP_COPY_IN: return sluice_copy(pass, op, index);
-    case SLUICE_OP_REDISPATCH: return redispatch(pass, op, index);
     case SLUICE_OP_UNPACK: pass->travel->unpack_tokens(pass, op, pass->tokens, SLUICE_T_DI); return SLUICE_OK;
     case SLUICE_OP_NODE_DISPATCH: return sluice_node_dispatch(pass, op, index, pass->tokens);
     case SLUICE_OP_NODE_DISPATCH_GRAD: return sluice_node_dispatch(pass, op, index, pass->in_rows);

@@ -228,12 +228,11 @@ void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
   }
 }
 
-/* scalar_recv is free again: its route weights were unpacked by the op before. */
 sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   const sluice_binding_t* b = &pass->binding;
   float* in = pass->gate_recv + b->first_returned[op->chunk];
-  pack_by_source(pass, op, SLUICE_T_DGATE, (char*)pass->scalar_recv);
-  SLUICE_TRY(start_towards_tokens(pass, op, (const char*)pass->scalar_recv, (char*)in, sizeof(float), out_transfer));
+  pack_by_source(pass, op, SLUICE_T_DGATE, (char*)pass->gate_send);
+  SLUICE_TRY(start_towards_tokens(pass, op, (const char*)pass->gate_send, (char*)in, sizeof(float), out_transfer));
   copy_own(pass, op, SLUICE_T_DGATE, (char*)in);
   return SLUICE_OK;
 }

@@ -4,21 +4,12 @@
 #include "backend/moe/ops/expert_math.h"
 #include "backend/moe/ops/node_ops.h"
 #include "backend/moe/ops/restore_ops.h"
+#include "backend/moe/ops/run_exchange.h"
 #include "backend/moe/ops/run_op.h"
 #include "backend/moe/ops/travel.h"
 
 static int64_t rows_of(const sluice_pass_t* pass, const sluice_op_t* op, int32_t local) {
   return pass->binding.rows_of_expert[(int64_t)op->chunk * pass->binding.num_local + local];
-}
-
-static sluice_status_t dispatch(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
-  sluice_transfer_t rows = {0}, route = {0};
-  const sluice_travel_t* travel = pass->travel;
-  SLUICE_TRY(travel->send_tokens_start(pass, op, pass->in_rows, &rows));
-  if (travel->send_weights_start != NULL) SLUICE_TRY(travel->send_weights_start(pass, op, &route));
-  pass->times[index].bytes = rows.bytes + route.bytes;
-  SLUICE_TRY(sluice_finish(pass, op, &rows));
-  return sluice_finish(pass, op, &route);
 }
 
 static void unpack(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -127,26 +118,19 @@ sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
   return SLUICE_OK;
 }
 
-static sluice_status_t combine(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
-  sluice_transfer_t rows = {0};
-  SLUICE_TRY(pass->travel->return_rows_start(pass, op, SLUICE_T_DO, &rows));
-  pass->times[index].bytes = rows.bytes;
-  return sluice_finish(pass, op, &rows);
-}
-
 static void reduce(sluice_pass_t* pass, const sluice_op_t* op) {
   if (sluice_tokens_of(&pass->binding, op->chunk).count > 0) pass->travel->reduce(pass, op, SLUICE_T_DO);
 }
 
 sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   switch (op->kind) {
-    case SLUICE_OP_DISPATCH: return dispatch(pass, op, index);
+    case SLUICE_OP_DISPATCH:
+    case SLUICE_OP_COMBINE: return sluice_run_exchange(pass, op, index);
     case SLUICE_OP_UNPACK: unpack(pass, op); return SLUICE_OK;
     case SLUICE_OP_GEMM1: return gemm1(pass, op);
     case SLUICE_OP_ACTIVATION: activation(pass, op, SLUICE_T_ACT); return SLUICE_OK;
     case SLUICE_OP_GEMM2: return gemm2(pass, op);
     case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
-    case SLUICE_OP_COMBINE: return combine(pass, op, index);
     case SLUICE_OP_REDUCE: reduce(pass, op); return SLUICE_OK;
     case SLUICE_OP_NODE_DISPATCH: return sluice_node_dispatch(pass, op, index, pass->in_rows);
     case SLUICE_OP_NODE_COMBINE: return sluice_node_combine(pass, op, index, SLUICE_T_DO);

@@ -6,11 +6,19 @@
 
 #define NO_JOB (-1)
 
+/* The slots of all that has ended with the op: what opens a group ends with what closes it. */
+static sluice_status_t release_slots(sluice_pass_t* pass, int32_t index) {
+  const int32_t group = pass->schedule->ops[index].group;
+  if (group == SLUICE_GROUP_OPENS) return SLUICE_OK;
+  if (group == SLUICE_GROUP_CLOSES) SLUICE_TRY(sluice_slot_poisoner_release(pass, index - 1));
+  return sluice_slot_poisoner_release(pass, index);
+}
+
 static sluice_status_t run_op(sluice_pass_t* pass, int32_t index) {
   const sluice_op_t* op = &pass->schedule->ops[index];
   pass->times[index].begin_ns = sluice_now_ns();
   sluice_status_t status = pass->run_op(pass, op, index);
-  if (status == SLUICE_OK) status = sluice_slot_poisoner_release(pass, index);
+  if (status == SLUICE_OK) status = release_slots(pass, index);
   pass->times[index].end_ns = sluice_now_ns();
   return status;
 }
@@ -95,6 +103,7 @@ static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
       .restore_set = (uint8_t)restore_set_of(pass),
       .wgrad_mode = (uint8_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
       .plan = pass->binding.plan,
+      .grouped = (uint8_t)spec->grouped,
       .comm_cpu_ns = (float)pass->comm_jobs.cpu_ns,
       .header_ns = (float)pass->header_ns,
   };

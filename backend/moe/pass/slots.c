@@ -149,6 +149,7 @@ static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sl
   pass->route_send = sluice_arena_take(rows, s->scalars);
   pass->gate_recv = sluice_arena_take(rows, s->scalars);
   pass->scalar_recv = sluice_arena_take(rows, s->scalars);
+  pass->gate_send = pass->schedule->spec.grouped ? sluice_arena_take(rows, s->scalars) : pass->scalar_recv;
   pass->runs = sluice_arena_take(host, s->runs);
   pass->gemms = sluice_arena_take(host, s->gemms);
   pass->times = sluice_arena_take(host, s->times);
@@ -192,14 +193,16 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   rows = sluice_max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
   uint64_t scalar_bytes = rows * sizeof(float);
   const sluice_pass_scratch_t s = sluice_pass_scratch(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
-  uint64_t total = sluice_pass_scratch_bytes(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
+  /* Of passes without a plan alone: plans count no groups. */
+  const uint64_t of_groups = pass->schedule->spec.grouped ? sluice_align_up(s.scalars) : 0;
+  uint64_t total = sluice_pass_scratch_bytes(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops) + of_groups;
   uint64_t tensors = 0;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
   }
   sluice_arena_t *arena = &pass->memory->slots, *host = NULL;
-  SLUICE_TRY(
-      context->rows->take_scratch(pass->memory, total, sluice_pass_device_scratch_bytes(s.scalars), &host, &total));
+  SLUICE_TRY(context->rows->take_scratch(pass->memory, total, sluice_pass_device_scratch_bytes(s.scalars) + of_groups,
+                                         &host, &total));
   SLUICE_TRY(give_back_after_trials(pass, total + tensors));
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
   SLUICE_TRY(poison(pass, arena));

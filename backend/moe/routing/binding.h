@@ -38,6 +38,7 @@ typedef struct sluice_binding_s {
   uint8_t plan;       /* of the layer's set, from 1, under which the forward ran; 0: without one */
   uint8_t wgrad_mode; /* of its backward, whatever is chosen or in force by then */
   uint8_t shares_act; /* of its passes: where T_ACT and dT_ACT lie, see sluice_template_spec_t */
+  uint8_t grouped;    /* of its passes: exchanges, likewise */
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */

@@ -80,7 +80,8 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   at = b->copies->save(b, at);
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     const int32_t chunk[] = {(int32_t)b->first_token[i], b->restore_input[i] | b->restore_pre_activation[i] << 8 |
-                                                             b->wgrad_mode << 16 | b->shares_act << 23 | b->plan << 24};
+                                                             b->wgrad_mode << 16 | b->grouped << 22 |
+                                                             b->shares_act << 23 | b->plan << 24};
     at = put(at, chunk, sizeof chunk);
   }
   header.checksum = checksum_of(header, body, sluice_binding_meta_bytes(b) - sizeof header);
@@ -144,7 +145,8 @@ static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
     b->first_token[i] = last = first;
     b->restore_input[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] & 0xff);
     b->restore_pre_activation[i] = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 8 & 0xff);
-    b->wgrad_mode = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 16 & 0x7f);
+    b->wgrad_mode = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 16 & 0x3f);
+    b->grouped = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 22 & 1);
     b->shares_act = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 23 & 1);
     b->plan = (uint8_t)(chunks[(size_t)i * 2 + 1] >> 24 & 0xff);
   }

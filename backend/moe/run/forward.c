@@ -115,12 +115,18 @@ static int32_t wgrad_mode_of(const sluice_moe_t* moe) {
   return given == SLUICE_WGRAD_ADAPTIVE ? moe->decision.wgrad_mode : given;
 }
 
+static int32_t grouped_of(const sluice_moe_t* moe) {
+  const int32_t given = moe->shape.config.grouping;
+  return given == SLUICE_GROUPING_ADAPTIVE ? moe->decision.grouped : given == SLUICE_GROUPING_ON;
+}
+
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
                                    sluice_status_t refusal, sluice_step_t** out_step) {
   sluice_forward_t f = {.args = args,
                         .role = sluice_replay_role_of(moe, args),
                         .num_chunks = moe->decision.num_chunks,
                         .wgrad_mode = wgrad_mode_of(moe),
+                        .grouped = grouped_of(moe),
                         .restore_set = moe->decision.restore_set,
                         .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
   sluice_status_t status = run(&f, refusal);

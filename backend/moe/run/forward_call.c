@@ -15,13 +15,21 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .bounded = (pass->is_bounded || sluice_shape_is_lean(&moe->shape)) && !binding->chunks_by_experts,
       .dedup = sluice_shape_deduplication(&moe->shape),
-      .chunks_by_experts = binding->chunks_by_experts,
+      .chunks_by_experts = (int16_t)binding->chunks_by_experts,
+      .grouped = binding->grouped,
   };
   memcpy(spec.restore_input, binding->restore_input, sizeof spec.restore_input);
   memcpy(spec.restore_pre_activation, binding->restore_pre_activation, sizeof spec.restore_pre_activation);
   spec.keep = keep;
   spec.shares_act = binding->shares_act && sluice_spec_offloads_m(&spec);
   return spec;
+}
+
+/* Plans count one slot of what is sent and one of what comes in, and the reuse of buffers is for memory. */
+static int may_group(const sluice_moe_t* moe, int32_t num_chunks) {
+  const int has_pairs = num_chunks > SLUICE_GROUPED_CHUNKS && moe->context->world_size > 1 &&
+                        sluice_shape_deduplication(&moe->shape) != SLUICE_DEDUPLICATE_NODES;
+  return has_pairs && !sluice_is_planned(moe) && !moe->shape.config.reuse;
 }
 
 sluice_status_t sluice_forward_take_template(sluice_forward_t* f) {
@@ -34,6 +42,7 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
                                                const sluice_chunk_policies_t* by_chunk) {
   sluice_binding_t* binding = &f->pass.binding;
   binding->num_chunks = num_chunks;
+  binding->grouped = f->grouped && may_group(f->pass.moe, num_chunks);
   binding->shares_act = 1; /* who names a policy wants memory; a plan that has room says otherwise below */
   if (f->pass.moe->plan != NULL) binding->shares_act = (uint8_t)f->pass.moe->plan->shares_act;
   for (int32_t i = 0; i < num_chunks && sluice_forward_keeps(f); ++i) {

@@ -18,6 +18,7 @@ typedef struct sluice_forward_s {
   int32_t num_chunks;  /* wanted before the header; afterwards those of the pass, or of its plan */
   int32_t plan;        /* of the layer's set */
   int32_t wgrad_mode;  /* without a plan: of this step's backward */
+  int32_t grouped;     /* exchanges, where its chunks allow it */
   int32_t restore_set; /* of a layer that reuses buffers without a plan: index into sluice_restore_sets; else 0 */
   uint64_t routes;     /* their hash, where somebody looks back; else 0 */
   uint32_t like;       /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */

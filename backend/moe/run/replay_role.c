@@ -32,6 +32,7 @@ static void note(const sluice_forward_t* f) {
       .plan = (int16_t)f->plan,
       .wgrad_mode = (uint8_t)f->wgrad_mode,
       .restore_set = (uint8_t)f->restore_set,
+      .grouped = (uint8_t)f->grouped,
   };
   sluice_replay_add(&f->pass.moe->replay, sluice_forward_keeps(f) ? &kept : NULL);
 }
@@ -45,14 +46,15 @@ static void look_back(sluice_forward_t* f) {
   f->routes = hash_of(f);
   f->like = sluice_replay_like(kept, f->routes);
   const sluice_replay_forward_t* repeated = sluice_replay_choose(kept, f->like);
-  if (repeated != NULL) f->num_chunks = repeated->num_chunks, f->restore_set = repeated->restore_set;
+  if (repeated == NULL) return;
+  f->num_chunks = repeated->num_chunks, f->restore_set = repeated->restore_set, f->grouped = repeated->grouped;
 }
 
 static const sluice_replay_forward_t* choose(sluice_forward_t* f, uint32_t like) {
   sluice_replay_forward_t* repeated = sluice_replay_choose(&f->pass.moe->replay, like);
   if (repeated == NULL) return NULL;
   repeated->is_repeated = 1;
-  f->wgrad_mode = repeated->wgrad_mode, f->restore_set = repeated->restore_set;
+  f->wgrad_mode = repeated->wgrad_mode, f->restore_set = repeated->restore_set, f->grouped = repeated->grouped;
   return repeated;
 }
 

@@ -79,6 +79,16 @@ enum {
   SLUICE_CHUNKING_TOKENS = 1 /* n spans of tokens: the least memory where rows return */
 };
 
+/* Whether exchanges are grouped: the rows of one chunk return while those of a later one leave, so that both directions
+ * of a link are in use where loads are not even. Takes a second slot of rows on their way, and from three chunks on.
+ * Not under a memory budget or with `reuse`, whose plans have one slot. Equal on all ranks; results do not depend on
+ * it. */
+enum {
+  SLUICE_GROUPING_ADAPTIVE = 0, /* by the tuner: predicted, then raced beside one exchange after the other */
+  SLUICE_GROUPING_OFF = 1,
+  SLUICE_GROUPING_ON = 2
+};
+
 /* How many rows travel. Equal on all ranks. */
 enum {
   SLUICE_EXCHANGE_EXACT = 0, /* as many as there are: counts are exchanged first, and on CUDA read by the host */
@@ -127,7 +137,7 @@ typedef struct sluice_moe_config_s {
   float swiglu_alpha;              /* SWIGLU: above 0; default 1 */
   float swiglu_limit;              /* SWIGLU: above 0; default FLT_MAX, no clamp */
   float swiglu_offset;             /* SWIGLU: default 0 */
-  int32_t reserved;
+  int32_t grouping;      /* SLUICE_GROUPING_*; default ADAPTIVE */
   int32_t exchange_mode; /* SLUICE_EXCHANGE_*; default EXACT */
   int32_t chunking;      /* SLUICE_CHUNKING_*; default ADAPTIVE */
   int64_t capacity_rows; /* CAPACITY: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */

@@ -46,6 +46,7 @@ class Workload:
     chunking: str = "adaptive"
     activation: str | None = None  # of the experts; None: not said, priced as GELU
     may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
+    grouped: bool = False  # predict: a chunk returns while a later one leaves; not under a budget
 
     def with_(self, **changes: Any) -> Workload:
         return replace(self, **changes)
@@ -185,7 +186,7 @@ class Planner:
         value.memory_budget, value.max_outstanding = work.memory_budget, work.max_outstanding
         value.host_memory_budget, value.deduplicate = work.host_memory_budget, DEDUPLICATIONS[work.deduplicate]
         value.chunking, value.may_keep_part = CHUNKINGS[work.chunking], int(work.may_keep_part)
-        value.activation = ACTIVATIONS[work.activation]
+        value.activation, value.grouped = ACTIVATIONS[work.activation], int(work.grouped)
         lists: list[Any] = []
         for name, table in (("restore_input", restore.INPUT), ("restore_pre_activation", restore.PRE_ACTIVATION)):
             words = None if choice is None else getattr(choice, name)

@@ -1,0 +1,69 @@
+#include "backend/moe/ops/run_exchange.h"
+
+#include "backend/moe/ops/exchange_ops.h"
+#include "backend/moe/ops/travel.h"
+
+static sluice_status_t start_rows(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
+  const sluice_travel_t* travel = pass->travel;
+  switch (op->kind) {
+    case SLUICE_OP_COMBINE: return travel->return_rows_start(pass, op, SLUICE_T_DO, out_transfer);
+    case SLUICE_OP_COMBINE_GRAD: return travel->return_rows_start(pass, op, SLUICE_T_DDI, out_transfer);
+    /* The forward's rows once more, from the tokens that the host passes to backward. */
+    case SLUICE_OP_REDISPATCH: return travel->send_tokens_start(pass, op, pass->tokens, out_transfer);
+    default: return travel->send_tokens_start(pass, op, pass->in_rows, out_transfer);
+  }
+}
+
+/* Of an op without any there is nothing to wait for. */
+static sluice_status_t start_scalars(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
+  switch (op->kind) {
+    case SLUICE_OP_DISPATCH:
+      if (pass->travel->send_weights_start == NULL) return SLUICE_OK;
+      return pass->travel->send_weights_start(pass, op, out_transfer);
+    case SLUICE_OP_DISPATCH_GRAD: return sluice_send_route_start(pass, op, out_transfer);
+    case SLUICE_OP_COMBINE_GRAD: return sluice_return_gate_start(pass, op, out_transfer);
+    default: return SLUICE_OK;
+  }
+}
+
+static sluice_status_t run_alone(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0}, scalars = {0};
+  SLUICE_TRY(start_rows(pass, op, &rows));
+  SLUICE_TRY(start_scalars(pass, op, &scalars));
+  pass->times[index].bytes = rows.bytes + scalars.bytes;
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  return sluice_finish(pass, op, &scalars);
+}
+
+static sluice_status_t open_group(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0};
+  SLUICE_TRY(start_rows(pass, op, &rows));
+  pass->opened = rows.request;
+  pass->times[index].bytes = rows.bytes;
+  return SLUICE_OK;
+}
+
+static sluice_status_t close_group(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  const sluice_op_t* first = op - 1;
+  sluice_transfer_t opened = {.request = pass->opened}, rows = {0}, scalars[2] = {{0}, {0}};
+  pass->opened = NULL;
+  sluice_status_t status = start_rows(pass, op, &rows);
+  if (status != SLUICE_OK) { /* the communicator is broken: what is under way is put away */
+    (void)sluice_finish(pass, first, &opened);
+    return status;
+  }
+  SLUICE_TRY(sluice_finish(pass, first, &opened));
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  SLUICE_TRY(start_scalars(pass, first, &scalars[0]));
+  SLUICE_TRY(start_scalars(pass, op, &scalars[1]));
+  pass->times[index - 1].bytes += scalars[0].bytes;
+  pass->times[index].bytes = rows.bytes + scalars[1].bytes;
+  SLUICE_TRY(sluice_finish(pass, first, &scalars[0]));
+  return sluice_finish(pass, op, &scalars[1]);
+}
+
+sluice_status_t sluice_run_exchange(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  static sluice_status_t (*const forms[])(sluice_pass_t*, const sluice_op_t*, int32_t) = {
+      [SLUICE_GROUP_NONE] = run_alone, [SLUICE_GROUP_OPENS] = open_group, [SLUICE_GROUP_CLOSES] = close_group};
+  return forms[op->group](pass, op, index);
+}

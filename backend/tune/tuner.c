@@ -18,18 +18,27 @@
 
 /* ---- predictions ---- */
 
-static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
-  const sluice_tuner_table_t* table = user;
+static double predict_of(const sluice_tuner_table_t* table, int64_t rows, int32_t num_chunks, int32_t wgrad_mode,
+                         int32_t direction, int32_t grouped) {
   sluice_workload_t work = table->work;
   double tokens = (double)rows / (work.skew * work.top_k);
   work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
   const sluice_restore_set_t* set = &sluice_restore_sets[table->restore_set]; /* 0: as layers without a plan */
   const int is_lean = table->restore_set != 0;
   const sluice_choice_t choice = {
-      num_chunks, set->restore_input, set->restore_pre_activation, wgrad_mode, is_lean, NULL, 0, is_lean};
+      num_chunks, set->restore_input, set->restore_pre_activation, wgrad_mode, is_lean, NULL, 0, is_lean, grouped};
   double seconds = 0;
   if (sluice_predict_pass(&table->tuner->machine, &work, &choice, direction, &seconds) != SLUICE_OK) return 0;
   return seconds;
+}
+
+static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
+  const sluice_tuner_table_t* table = user;
+  return predict_of(table, rows, num_chunks, wgrad_mode, direction, table->groups_always);
+}
+
+static double predict_grouped(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
+  return predict_of(user, rows, num_chunks, wgrad_mode, direction, 1);
 }
 
 /* Experts that more chunks take rows from: of a rank, and not this one's own number, since all ranks model alike.
@@ -57,6 +66,25 @@ static void decided(void* user, const sluice_search_decision_t* decision) {
                                         .chosen = plan_of_pick(&table->search, decision->pick),
                                         .second = plan_of_pick(&table->search, decision->runner_up),
                                     });
+}
+
+static void decided_to_group(void* user, const sluice_grouping_decision_t* d) {
+  sluice_tuner_table_t* table = user;
+  const sluice_search_decision_t what = {
+      .rows = d->rows,
+      .pick = d->pick,
+      .why = d->why,
+      .seconds = d->seconds,
+      .runner_up = d->single_pick,
+      .runner_up_seconds = d->single_seconds,
+      .num_raced = d->num_raced,
+  };
+  sluice_tuner_record(table->tuner, &(sluice_decision_t){.layer = table->layer,
+                                                         .work = table->work,
+                                                         .what = what,
+                                                         .chosen = plan_of_pick(&table->search, d->pick),
+                                                         .second = plan_of_pick(&table->search, d->single_pick),
+                                                         .grouped = 1});
 }
 
 /* ---- the policy hook ---- */
@@ -114,6 +142,16 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .decided = restore_set == 0 ? decided : NULL, /* of one strategy: what is decided names the best of them */
   };
   sluice_search_init(&table->search, &config);
+  const int is_groupable = moe->context->world_size > 1 && !moe->shape.config.reuse && !sluice_makes_plans(moe);
+  table->groups_always = is_groupable && moe->shape.config.grouping == SLUICE_GROUPING_ON;
+  const sluice_grouping_config_t grouping = {
+      .is_open = is_groupable && moe->shape.config.grouping == SLUICE_GROUPING_ADAPTIVE,
+      .mode = tuner->mode,
+      .predict = config.predict != NULL ? predict_grouped : NULL,
+      .user = table,
+      .decided = decided_to_group,
+  };
+  sluice_grouping_init(&table->grouping, &grouping);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
     if (restore_set == 0 && tuner->imports[i].layer == table->layer)
       sluice_tuner_take_import(table, &tuner->imports[i]);
@@ -150,12 +188,14 @@ static sluice_tuner_table_t* next_of(sluice_tuner_table_t* table, int64_t rows, 
 }
 
 static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision, int64_t rows) {
-  int32_t why = 0, pick = 0;
-  const sluice_tuner_table_t* table = next_of(first, rows, &pick, &why);
+  int32_t why = 0, pick = 0, grouped = 0;
+  sluice_tuner_table_t* table = next_of(first, rows, &pick, &why);
+  pick = sluice_grouping_next(&table->grouping, &table->search, rows, table->work.skew, pick, &why, &grouped);
   int32_t num_chunks = sluice_search_chunks(&table->search, pick);
   if (decision->num_chunks != num_chunks || decision->wgrad_mode != sluice_pick_wgrad(pick) ||
-      decision->restore_set != table->restore_set)
+      decision->restore_set != table->restore_set || decision->grouped != grouped)
     sluice_tuner_note_switch(first, decision);
+  decision->grouped = (int16_t)grouped;
   decision->restore_set = table->restore_set;
   decision->num_chunks = num_chunks;
   decision->wgrad_mode = sluice_pick_wgrad(pick);
@@ -249,7 +289,7 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     sluice_lanes_t lanes;
     uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
-    if (ns > 0 && direction == SLUICE_FORWARD)
+    if (ns > 0 && direction == SLUICE_FORWARD && !p->grouped)
       note_forward(sluice_tuner_of_hook(policy_hook), moe, p->num_chunks, pass_rows, &lanes);
     sluice_tuner_table_t* table = table_of(first, p->restore_set);
     if (table == NULL) continue;
@@ -258,9 +298,12 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     /* Where the mode is not open, one stands for both: that of a single chunk, or of few rows, may be the other. */
     const sluice_search_config_t* config = &table->search.config;
     int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->wgrad_mode : config->wgrad_mode);
-    if (sluice_tuner_is_first(decision, direction)) {
+    const int is_first = sluice_tuner_is_first(decision, direction);
+    sluice_grouping_observe(&table->grouping, direction, pick, p->grouped, pass_rows, ns);
+    if (p->grouped && !table->groups_always) continue; /* the search compares one exchange after the other */
+    if (is_first) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
-    } else if (p->restore_set == 0 && sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {
+    } else if (p->restore_set == 0 && !p->grouped && sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {
       note_for_refining(table, direction, p, pass_rows, ns, &lanes);
     }
     if (first->joint != NULL) sluice_tuner_joint_observe(first->joint, p->restore_set, direction, pick, pass_rows, ns);

@@ -25,13 +25,13 @@ static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t*
              1e3 * w->runner_up_seconds);
   }
   snprintf(text, sizeof text,
-           "sluice: decision: M %lld, H %lld, E %d, K %d, on %d ranks, %lld rows: n %d%s, weight gradients %s (%s; "
+           "sluice: decision: M %lld, H %lld, E %d, K %d, on %d ranks, %lld rows: n %d%s%s, weight gradients %s (%s; "
            "%d "
            "candidates in %lld passes; measured %.3f ms, predicted %.3f ms%s)",
            (long long)d->work.model_width, (long long)d->work.hidden_width, d->work.num_experts, d->work.top_k,
-           d->work.world_size, (long long)w->rows, d->chosen.num_chunks, policy, modes[d->chosen.wgrad_mode],
-           sluice_tuner_why_name(w->why), w->num_raced, (long long)w->race_passes, 1e3 * w->seconds,
-           1e3 * w->predicted_seconds, next);
+           d->work.world_size, (long long)w->rows, d->chosen.num_chunks, policy,
+           d->grouped ? ", exchanges grouped" : "", modes[d->chosen.wgrad_mode], sluice_tuner_why_name(w->why),
+           w->num_raced, (long long)w->race_passes, 1e3 * w->seconds, 1e3 * w->predicted_seconds, next);
   sluice_log(SLUICE_LOG_INFO, "%s", text);
   if (tuner->is_loud && tuner->rank == 0) fprintf(stderr, "%s\n", text);
 }

@@ -8,6 +8,7 @@
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
 #include "backend/plan/plan.h"
+#include "backend/tune/grouping.h"
 #include "backend/tune/plan_race.h"
 #include "backend/tune/search_state.h"
 #include "backend/tune/observed_rates.h"
@@ -24,6 +25,7 @@ typedef struct sluice_decision_s {
   sluice_racing_plan_t second;   /* num_chunks 0: none */
   uint64_t budget, total_bytes;  /* of the plan, and of the largest that it raced; 0: without */
   int32_t kept_chunks;           /* of the plan (backend/plan/plan.h); 0: without */
+  int32_t grouped;               /* exchanges of several chunks, where the layer leaves it open */
 } sluice_decision_t;
 
 /* Plans of one set, for all layers that have the same; here and not allocated when needed, since a budget counts it. */
@@ -46,7 +48,9 @@ typedef struct sluice_tuner_table_s {
   int32_t
       restore_set; /* index into sluice_restore_sets of one that reuses buffers without a budget; 0: as configured */
   struct sluice_tuner_joint_s*
-      joint; /* of the first of such tables: all of them (tuner_joint.h); NULL: n alone is open */
+      joint;             /* of the first of such tables: all of them (tuner_joint.h); NULL: n alone is open */
+  int32_t groups_always; /* as configured: all its passes, where they have chunks enough */
+  sluice_grouping_t grouping;
   sluice_search_t search;
   struct sluice_tuner_table_s* next;
 } sluice_tuner_table_t;

@@ -1,0 +1,168 @@
+#include "backend/tune/grouping.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/model/chunk_counts.h"
+#include "backend/tune/search_times.h"
+
+enum { NOTHING = 0, RACING = 1, DECIDED = 2 };
+
+#define STEPS    4    /* a warm-up and three that count */
+#define FASTER   0.99 /* of the time of one exchange after the other: what grouped may take to stay */
+#define UNEVEN   1.15 /* skew from which on the directions of a link differ enough to try, without a model */
+#define PATIENCE 512  /* steps that are asked for and never counted: then one exchange after the other it is */
+#define DRIFTED  1.5 /* times the skew of the decision, either way: it is asked anew, after so many steps at the least \
+                      */
+#define STEADY 256
+
+void sluice_grouping_init(sluice_grouping_t* g, const sluice_grouping_config_t* config) {
+  memset(g, 0, sizeof *g);
+  g->config = *config;
+}
+
+/* ---- candidates ---- */
+
+static double predicted(const sluice_grouping_t* g, const sluice_search_t* s, int64_t rows, int32_t pick) {
+  const sluice_grouping_config_t* c = &g->config;
+  double seconds = 0;
+  for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction)
+    seconds += c->predict(c->user, rows, sluice_search_chunks(s, pick), sluice_pick_wgrad(pick), direction);
+  return seconds > 0 ? seconds : INFINITY;
+}
+
+static int has_pairs(const sluice_search_t* s, int32_t pick) {
+  return sluice_search_chunks(s, pick) > SLUICE_GROUPED_CHUNKS;
+}
+
+static void add_side(sluice_grouping_spot_t* spot, int32_t pick) { spot->picks[spot->num_sides++] = (uint8_t)pick; }
+
+/* The n that the model likes best, and the one beside it that it likes better: what is predicted once is raced. */
+static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows) {
+  const int32_t mode = sluice_pick_wgrad(spot->picks[0]) * SLUICE_SEARCH_SIZES;
+  const double single = sluice_search_predicted(s, &s->spots[sluice_search_bucket(rows)], spot->picks[0]);
+  double least[2] = {INFINITY, INFINITY};
+  int32_t best[2] = {-1, -1};
+  for (int32_t size = s->config.min_size; size <= s->config.max_size; ++size) {
+    if (!has_pairs(s, size)) continue;
+    const double seconds = predicted(g, s, rows, size + mode);
+    if (seconds < least[0]) {
+      least[1] = least[0], best[1] = best[0];
+      least[0] = seconds, best[0] = size + mode;
+    } else if (seconds < least[1]) {
+      least[1] = seconds, best[1] = size + mode;
+    }
+  }
+  for (int32_t k = 0; k < 2; ++k) {
+    if (best[k] >= 0 && single > 0 && least[k] <= FASTER * single) add_side(spot, best[k]);
+  }
+}
+
+/* The same n, and the next: of more chunks more pairs are under way together. */
+static void add_larger(const sluice_search_t* s, sluice_grouping_spot_t* spot) {
+  const int32_t pick = spot->picks[0];
+  for (int32_t more = 0; spot->num_sides < SLUICE_GROUPING_SIDES; ++more) {
+    if (sluice_pick_size(pick) + more > s->config.max_size) return;
+    if (has_pairs(s, pick + more)) add_side(spot, pick + more);
+  }
+}
+
+static void decide(const sluice_grouping_t* g, sluice_grouping_spot_t* spot, int64_t rows, int32_t winner,
+                   int32_t why) {
+  spot->state = DECIDED;
+  spot->winner = (uint8_t)winner;
+  spot->steps = 0;
+  const sluice_grouping_decision_t decision = {
+      .rows = rows,
+      .pick = spot->picks[winner],
+      .single_pick = spot->picks[0],
+      .why = why,
+      .num_raced = why == SLUICE_WHY_RACED ? spot->num_sides : 0,
+      .seconds = (double)spot->sides[winner].best_ns_per_row * (double)rows * 1e-9,
+      .single_seconds = (double)spot->sides[0].best_ns_per_row * (double)rows * 1e-9,
+  };
+  if (winner > 0 && g->config.decided != NULL) g->config.decided(g->config.user, &decision);
+}
+
+static void begin(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows, double skew,
+                  int32_t pick) {
+  *spot = (sluice_grouping_spot_t){.state = RACING, .skew = (float)skew};
+  add_side(spot, pick);
+  if (g->config.predict != NULL && g->config.mode != SLUICE_TUNER_PROFILE) {
+    add_predicted(g, s, spot, rows);
+  } else if (skew >= UNEVEN) {
+    add_larger(s, spot);
+  }
+  if (g->config.mode == SLUICE_TUNER_MODEL || spot->num_sides == 1)
+    decide(g, spot, rows, spot->num_sides > 1, SLUICE_WHY_PREDICTED);
+}
+
+/* ---- the race ---- */
+
+static int is_for(const sluice_grouping_spot_t* spot, double skew, int32_t pick) {
+  if (spot->state == NOTHING || spot->picks[0] != pick) return 0;
+  if (spot->state == RACING || spot->steps < STEADY) return 1;
+  return skew < DRIFTED * (double)spot->skew && skew * DRIFTED > (double)spot->skew;
+}
+
+static int32_t least_run(const sluice_grouping_spot_t* spot) {
+  int32_t least = 0;
+  for (int32_t k = 1; k < spot->num_sides; ++k) {
+    if (spot->sides[k].count < spot->sides[least].count) least = k;
+  }
+  return least;
+}
+
+static void settle(const sluice_grouping_t* g, sluice_grouping_spot_t* spot, int64_t rows) {
+  int32_t best = 0;
+  double time = FASTER * (double)spot->sides[0].best_ns_per_row;
+  for (int32_t k = 1; k < spot->num_sides; ++k) {
+    if ((double)spot->sides[k].best_ns_per_row <= time) best = k, time = (double)spot->sides[k].best_ns_per_row;
+  }
+  decide(g, spot, rows, best, SLUICE_WHY_RACED);
+}
+
+int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t rows, double skew, int32_t pick,
+                             int32_t* inout_why, int32_t* out_is_grouped) {
+  *out_is_grouped = 0;
+  if (!g->config.is_open || rows < 1) return pick;
+  if (*inout_why == SLUICE_WHY_ON_TRIAL || *inout_why == SLUICE_WHY_NOTHING_YET) return pick;
+  sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
+  if (!is_for(spot, skew, pick)) begin(g, s, spot, rows, skew, pick);
+  if (spot->state == RACING) {
+    const int32_t side = least_run(spot);
+    if (spot->sides[side].count >= STEPS) {
+      settle(g, spot, rows);
+    } else if (++spot->asked > PATIENCE) {
+      decide(g, spot, rows, 0, SLUICE_WHY_ONE_LEFT);
+    } else {
+      *inout_why = SLUICE_WHY_ON_TRIAL;
+      *out_is_grouped = side > 0;
+      return spot->picks[side];
+    }
+  }
+  ++spot->steps;
+  *out_is_grouped = spot->winner > 0;
+  return spot->picks[spot->winner];
+}
+
+void sluice_grouping_observe(sluice_grouping_t* g, int32_t direction, int32_t pick, int32_t is_grouped, int64_t rows,
+                             uint64_t ns) {
+  if (rows < 1 || ns == 0) return;
+  sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
+  const float ns_per_row = (float)((double)ns / (double)rows);
+  for (int32_t k = 0; k < spot->num_sides && spot->state == RACING; ++k) {
+    sluice_grouping_side_t* side = &spot->sides[k];
+    if (spot->picks[k] != pick || (k > 0) != (is_grouped != 0)) continue;
+    if (direction == SLUICE_FORWARD) {
+      side->forward_ns_per_row = ns_per_row;
+      continue;
+    }
+    if (side->forward_ns_per_row <= 0) continue;
+    const float step = side->forward_ns_per_row + ns_per_row;
+    side->forward_ns_per_row = 0;
+    spot->asked = 0;
+    if (++side->count == 1) continue; /* meets new slots and templates */
+    if (side->best_ns_per_row == 0 || step < side->best_ns_per_row) side->best_ns_per_row = step;
+  }
+}

@@ -1,0 +1,66 @@
+/* Whether exchanges are grouped, at each size of a batch, behind the search for n: its answer, one exchange after the
+ * other, against the same n, or more chunks, with a chunk that returns and one that leaves under way together.
+ *
+ * With a machine the model says whether that can pay at all, and at which n; without one it is tried where loads are
+ * uneven, since only then the two directions of a link differ in what they carry. Then both run in turns as ordinary
+ * steps, a warm-up and three counted ones each. Grouped stays where it is faster by a hundredth. Mode MODEL compares
+ * predictions instead. All numbers are those that all ranks have.
+ *
+ * Source: ours; the order S1 S2 (R1 S3) .. is that of MPipeMoE Fig. 4(b) with pairs under way together, as PipeMoE's
+ * concurrent dispatches and combines are. Private to backend/tune. */
+#ifndef SLUICE_BACKEND_TUNE_GROUPING_H_
+#define SLUICE_BACKEND_TUNE_GROUPING_H_
+
+#include "backend/tune/search_state.h"
+
+#define SLUICE_GROUPING_SIDES 3 /* the search's answer, and two grouped candidates */
+
+typedef struct sluice_grouping_decision_s {
+  int64_t rows;
+  int32_t pick, single_pick, why, num_raced;
+  double seconds, single_seconds; /* of a step, grouped and one after the other; 0: not measured */
+} sluice_grouping_decision_t;
+
+typedef struct sluice_grouping_config_s {
+  int32_t is_open; /* 0: the layer groups nothing, or everything */
+  int32_t mode;    /* SLUICE_TUNER_* */
+  /* Seconds of one direction with exchanges grouped; NULL: no model. The same number on all ranks. */
+  double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
+  void* user;
+  /* Told where grouped wins; may be NULL. */
+  void (*decided)(void* user, const sluice_grouping_decision_t* decision);
+} sluice_grouping_config_t;
+
+typedef struct sluice_grouping_side_s {
+  float forward_ns_per_row; /* of a step whose backward is still to come; 0: none */
+  float best_ns_per_row;    /* of the counted steps */
+  int32_t count;            /* steps, the warm-up among them */
+} sluice_grouping_side_t;
+
+typedef struct sluice_grouping_spot_s {
+  uint8_t state;                        /* 0: nothing; 1: racing; 2: decided */
+  uint8_t num_sides;                    /* 1: there is nothing to try */
+  uint8_t winner;                       /* of the sides; 0: one exchange after the other */
+  uint8_t picks[SLUICE_GROUPING_SIDES]; /* candidates of the search; the first one is its answer */
+  uint16_t asked;                       /* steps since one was counted */
+  uint32_t steps;                       /* since the decision */
+  float skew;                           /* at its start */
+  sluice_grouping_side_t sides[SLUICE_GROUPING_SIDES];
+} sluice_grouping_spot_t;
+
+typedef struct sluice_grouping_s {
+  sluice_grouping_config_t config;
+  sluice_grouping_spot_t spots[SLUICE_SEARCH_BUCKETS];
+} sluice_grouping_t;
+
+void sluice_grouping_init(sluice_grouping_t* grouping, const sluice_grouping_config_t* config);
+/* What a pass of `rows` received rows does, where the search says `pick` for the reason *inout_why: the candidate, and
+ * whether it is grouped. skew: rows of the fullest rank over those of balanced routing. *inout_why becomes
+ * SLUICE_WHY_ON_TRIAL while sides run in turns. */
+int32_t sluice_grouping_next(sluice_grouping_t* grouping, sluice_search_t* search, int64_t rows, double skew,
+                             int32_t pick, int32_t* inout_why, int32_t* out_is_grouped);
+/* A pass that all ranks ran alike. */
+void sluice_grouping_observe(sluice_grouping_t* grouping, int32_t direction, int32_t pick, int32_t is_grouped,
+                             int64_t rows, uint64_t ns);
+
+#endif /* SLUICE_BACKEND_TUNE_GROUPING_H_ */

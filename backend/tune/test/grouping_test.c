@@ -1,0 +1,172 @@
+/* Grouping behind the search for n, on made-up machines: who wins in truth stays, and who cannot is not tried. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/grouping.h"
+#include "backend/tune/search.h"
+#include "backend/tune/test/surface.h"
+
+/* A pass takes what the surface says, grouped `gain` times that, and at n chunks it gains what pairs there are. */
+typedef struct world_s {
+  surface_t surface;
+  double gain;      /* in truth */
+  double predicted; /* as the model has it */
+  double skew;
+  sluice_search_t search;
+  sluice_grouping_t grouping;
+  int32_t told, told_pick, told_why;
+  int ran_grouped;
+} world_t;
+
+static double seconds_of(const world_t* w, double gain, int64_t rows, int32_t n, int32_t direction, int32_t grouped) {
+  const double pairs = n > 2 ? (n - 2) / (double)n : 0;
+  return truth(&w->surface, rows, n, 0, direction) * (grouped ? 1 - (1 - gain) * pairs : 1);
+}
+
+static double predict_grouped(void* user, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
+  const world_t* w = user;
+  (void)wgrad;
+  return seconds_of(w, w->predicted, rows, n, direction, 1);
+}
+
+static double predict_single(void* user, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
+  (void)wgrad;
+  return seconds_of(user, 1, rows, n, direction, 0);
+}
+
+static void decided(void* user, const sluice_grouping_decision_t* d) {
+  world_t* w = user;
+  ++w->told, w->told_pick = d->pick, w->told_why = d->why;
+}
+
+static void begin(world_t* w, int32_t mode, int knows) {
+  sluice_search_config_t search = config_of(mode);
+  if (knows) search.predict = predict_single, search.user = w;
+  const sluice_grouping_config_t grouping = {
+      .is_open = 1, .mode = mode, .predict = knows ? predict_grouped : NULL, .user = w, .decided = decided};
+  sluice_search_init(&w->search, &search);
+  sluice_grouping_init(&w->grouping, &grouping);
+  w->told = w->ran_grouped = 0;
+}
+
+static int32_t step(world_t* w, int64_t rows, int32_t* out_grouped, int32_t* out_why) {
+  const int32_t answer = sluice_search_next(&w->search, rows, out_why);
+  const int32_t pick = sluice_grouping_next(&w->grouping, &w->search, rows, w->skew, answer, out_why, out_grouped);
+  w->ran_grouped += *out_grouped;
+  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+    const double seconds = seconds_of(w, w->gain, rows, sluice_pick_chunks(pick), d, *out_grouped);
+    const uint64_t ns = (uint64_t)(1e9 * seconds);
+    sluice_grouping_observe(&w->grouping, d, pick, *out_grouped, rows, ns);
+    if (!*out_grouped) sluice_search_observe(&w->search, d, pick, rows, ns, NULL);
+  }
+  return pick;
+}
+
+/* A machine on which one exchange after the other wants several chunks. */
+static void use_machine(world_t* w) {
+  memset(w, 0, sizeof *w);
+  w->surface = (surface_t){.alpha = 1e-4, .beta = 2e-6, .gemm_startup = 1e-5, .gemm_rate = 2e-6, .tile = 1};
+  w->skew = 3, w->gain = w->predicted = 1;
+}
+
+static const int32_t modes[] = {SLUICE_TUNER_PROFILE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_MODEL};
+static const int knows[] = {0, 0, 1, 1};
+
+static void Grouping_FasterInTruth_StaysInEveryMode(void** state) {
+  (void)state;
+  static world_t w;
+  for (int i = 0; i < 4; ++i) {
+    use_machine(&w);
+    w.gain = w.predicted = 0.8;
+    begin(&w, modes[i], knows[i]);
+    int32_t grouped = 0, why = 0, pick = 0;
+    for (int k = 0; k < 300; ++k) pick = step(&w, 4096, &grouped, &why);
+    assert_true(grouped && why != SLUICE_WHY_ON_TRIAL && sluice_pick_chunks(pick) > 2);
+    assert_int_equal(w.told, 1);
+    assert_true(w.told_pick == pick);
+    assert_int_equal(w.told_why, modes[i] == SLUICE_TUNER_MODEL ? SLUICE_WHY_PREDICTED : SLUICE_WHY_RACED);
+  }
+}
+
+static void Grouping_SlowerInTruth_RunsAFewStepsAndNoMore(void** state) {
+  (void)state;
+  static world_t w;
+  for (int i = 0; i < 3; ++i) {
+    use_machine(&w);
+    w.gain = 1.05, w.predicted = 0.8; /* the model is wrong */
+    begin(&w, modes[i], knows[i]);
+    int32_t grouped = 0, why = 0;
+    for (int k = 0; k < 300; ++k) (void)step(&w, 4096, &grouped, &why);
+    assert_true(!grouped && why != SLUICE_WHY_ON_TRIAL && w.told == 0);
+    assert_in_range(w.ran_grouped, 4, 8);
+  }
+}
+
+/* What can win nothing is not tried: even loads without a model, a prediction that says so, a closed question. */
+static void Grouping_NothingToGain_NeverRuns(void** state) {
+  (void)state;
+  static world_t w;
+  for (int i = 0; i < 5; ++i) {
+    use_machine(&w);
+    w.gain = 0.8;
+    if (i < 2) w.skew = 1.1;
+    const int32_t mode = i == 4 ? SLUICE_TUNER_ADAPTIVE : modes[i];
+    begin(&w, mode, i == 4 ? 0 : knows[i]);
+    if (i == 4) w.grouping.config.is_open = 0;
+    int32_t grouped = 0, why = 0;
+    for (int k = 0; k < 300; ++k) (void)step(&w, 4096, &grouped, &why);
+    assert_int_equal(w.ran_grouped, 0);
+  }
+}
+
+/* Routing that becomes uneven later is asked anew, and steps that are never counted end the race. */
+static void Grouping_SkewThatChanges_IsAskedAnew(void** state) {
+  (void)state;
+  static world_t w;
+  use_machine(&w);
+  w.gain = 0.8, w.skew = 1;
+  begin(&w, SLUICE_TUNER_ADAPTIVE, 0);
+  int32_t grouped = 0, why = 0;
+  for (int k = 0; k < 600; ++k) (void)step(&w, 4096, &grouped, &why);
+  assert_int_equal(w.ran_grouped, 0);
+  w.skew = 4;
+  for (int k = 0; k < 300; ++k) (void)step(&w, 4096, &grouped, &why);
+  assert_true(grouped);
+  w.skew = 1;
+  for (int k = 0; k < 600; ++k) (void)step(&w, 4096, &grouped, &why);
+  assert_false(grouped);
+}
+
+static void Grouping_StepsThatNeverCount_EndTheRace(void** state) {
+  (void)state;
+  static world_t w;
+  use_machine(&w);
+  begin(&w, SLUICE_TUNER_ADAPTIVE, 0);
+  int32_t grouped = 0, why = 0;
+  for (int k = 0; k < 60; ++k) (void)step(&w, 4096, &grouped, &why);
+  w.skew = 1, w.grouping.spots[sluice_search_bucket(4096)].state = 0; /* a race that nobody reports of */
+  w.skew = 3;
+  for (int k = 0; k < 600; ++k) {
+    why = SLUICE_WHY_RACED;
+    const int32_t pick = w.search.spots[sluice_search_bucket(4096)].pick;
+    (void)sluice_grouping_next(&w.grouping, &w.search, 4096, w.skew, pick, &why, &grouped);
+  }
+  assert_true(!grouped && why == SLUICE_WHY_RACED);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Grouping_FasterInTruth_StaysInEveryMode),
+      cmocka_unit_test(Grouping_SlowerInTruth_RunsAFewStepsAndNoMore),
+      cmocka_unit_test(Grouping_NothingToGain_NeverRuns),
+      cmocka_unit_test(Grouping_SkewThatChanges_IsAskedAnew),
+      cmocka_unit_test(Grouping_StepsThatNeverCount_EndTheRace),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

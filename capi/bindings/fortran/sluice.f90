@@ -90,6 +90,9 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_RESTORE_BY_CHUNK = 255
   integer(c_int32_t), parameter :: SLUICE_CHUNKING_ADAPTIVE = 0
   integer(c_int32_t), parameter :: SLUICE_CHUNKING_TOKENS = 1
+  integer(c_int32_t), parameter :: SLUICE_GROUPING_ADAPTIVE = 0
+  integer(c_int32_t), parameter :: SLUICE_GROUPING_OFF = 1
+  integer(c_int32_t), parameter :: SLUICE_GROUPING_ON = 2
   integer(c_int32_t), parameter :: SLUICE_EXCHANGE_EXACT = 0
   integer(c_int32_t), parameter :: SLUICE_EXCHANGE_CAPACITY = 1
   integer(c_int32_t), parameter :: SLUICE_DEDUPLICATE_NONE = 0
@@ -398,7 +401,7 @@ module sluice
     real(c_float) :: swiglu_alpha = 0
     real(c_float) :: swiglu_limit = 0
     real(c_float) :: swiglu_offset = 0
-    integer(c_int32_t) :: reserved = 0
+    integer(c_int32_t) :: grouping = 0
     integer(c_int32_t) :: exchange_mode = 0
     integer(c_int32_t) :: chunking = 0
     integer(c_int64_t) :: capacity_rows = 0
@@ -501,7 +504,7 @@ module sluice
   end type
 
   type, bind(c) :: sluice_optimizer_group_t
-    integer(c_size_t) :: struct_size = 80
+    integer(c_size_t) :: struct_size = 88
     type(c_ptr) :: tensors = c_null_ptr
     integer(c_int64_t) :: num_tensors = 0
     real(c_double) :: lr = 0
@@ -513,23 +516,32 @@ module sluice
     integer(c_int32_t) :: bias_correction = 0
     integer(c_int32_t) :: maximize = 0
     integer(c_int32_t) :: reserved = 0
+    type(c_ptr) :: comm = c_null_ptr
   end type
 
   type, bind(c) :: sluice_optimizer_step_args_t
-    integer(c_size_t) :: struct_size = 48
+    integer(c_size_t) :: struct_size = 72
     type(c_ptr) :: groups = c_null_ptr
     integer(c_int64_t) :: num_groups = 0
     real(c_double) :: loss_scale = 0
     real(c_double) :: max_norm = 0
     integer(c_int32_t) :: check_finite = 0
     integer(c_int32_t) :: reserved = 0
+    type(c_ptr) :: comm = c_null_ptr
+    integer(c_int64_t) :: bucket = 0
+    integer(c_int64_t) :: sum_buckets = 0
   end type
 
   type, bind(c) :: sluice_optimizer_step_result_t
-    integer(c_size_t) :: struct_size = 24
+    integer(c_size_t) :: struct_size = 64
     real(c_double) :: norm = 0
     integer(c_int32_t) :: skipped = 0
-    integer(c_int32_t) :: reserved = 0
+    integer(c_int32_t) :: decided = 0
+    integer(c_int64_t) :: sum_buckets = 0
+    integer(c_int64_t) :: staging_bytes = 0
+    integer(c_int64_t) :: sum_ns = 0
+    integer(c_int64_t) :: update_ns = 0
+    integer(c_int64_t) :: step_ns = 0
   end type
 
   type, bind(c) :: sluice_stage_tensors_t
@@ -805,7 +817,7 @@ module sluice
     integer(c_int32_t) :: kept_chunks = 0
     integer(c_int32_t) :: may_keep_part = 0
     integer(c_int32_t) :: activation = 0
-    integer(c_int32_t) :: reserved_2 = 0
+    integer(c_int32_t) :: grouped = 0
   end type
 
   type, bind(c) :: sluice_planner_choice_t
@@ -883,7 +895,7 @@ module sluice
     integer(c_int32_t) :: under_plan = 0
     integer(c_int32_t) :: restore_input = 0
     integer(c_int32_t) :: restore_pre_activation = 0
-    integer(c_int32_t) :: reserved = 0
+    integer(c_int32_t) :: grouped = 0
     type(c_ptr) :: restore_input_of = c_null_ptr
     type(c_ptr) :: restore_pre_activation_of = c_null_ptr
     integer(c_int32_t) :: deduplicate = 0

@@ -102,6 +102,9 @@ const (
 	RESTORE_BY_CHUNK          = 255
 	CHUNKING_ADAPTIVE         = 0
 	CHUNKING_TOKENS           = 1
+	GROUPING_ADAPTIVE         = 0
+	GROUPING_OFF              = 1
+	GROUPING_ON               = 2
 	EXCHANGE_EXACT            = 0
 	EXCHANGE_CAPACITY         = 1
 	DEDUPLICATE_NONE          = 0
@@ -490,7 +493,7 @@ type MoeConfig struct {
 	SwigluAlpha            float32
 	SwigluLimit            float32
 	SwigluOffset           float32
-	Reserved               int32
+	Grouping               int32
 	ExchangeMode           int32
 	Chunking               int32
 	CapacityRows           int64
@@ -614,6 +617,7 @@ type OptimizerGroup struct {
 	BiasCorrection int32
 	Maximize       int32
 	Reserved       int32
+	Comm           *Comm
 }
 
 // OptimizerStepArgs is sluice_optimizer_step_args_t.
@@ -625,14 +629,22 @@ type OptimizerStepArgs struct {
 	MaxNorm     float64
 	CheckFinite int32
 	Reserved    int32
+	Comm        *Comm
+	Bucket      int64
+	SumBuckets  int64
 }
 
 // OptimizerStepResult is sluice_optimizer_step_result_t.
 type OptimizerStepResult struct {
-	StructSize uintptr
-	Norm       float64
-	Skipped    int32
-	Reserved   int32
+	StructSize   uintptr
+	Norm         float64
+	Skipped      int32
+	Decided      int32
+	SumBuckets   int64
+	StagingBytes uint64
+	SumNs        uint64
+	UpdateNs     uint64
+	StepNs       uint64
 }
 
 // StageTensors is sluice_stage_tensors_t.
@@ -927,7 +939,7 @@ type PlannerWorkload struct {
 	KeptChunks             int32
 	MayKeepPart            int32
 	Activation             int32
-	Reserved2              int32
+	Grouped                int32
 }
 
 // PlannerChoice is sluice_planner_choice_t.
@@ -1010,7 +1022,7 @@ type ScheduleConfig struct {
 	UnderPlan              int32
 	RestoreInput           int32
 	RestorePreActivation   int32
-	Reserved               int32
+	Grouped                int32
 	RestoreInputOf         *int32
 	RestorePreActivationOf *int32
 	Deduplicate            int32

@@ -87,6 +87,9 @@ pub const SLUICE_RESTORE_RECOMPUTE: i32 = 3;
 pub const SLUICE_RESTORE_BY_CHUNK: i32 = 255;
 pub const SLUICE_CHUNKING_ADAPTIVE: i32 = 0;
 pub const SLUICE_CHUNKING_TOKENS: i32 = 1;
+pub const SLUICE_GROUPING_ADAPTIVE: i32 = 0;
+pub const SLUICE_GROUPING_OFF: i32 = 1;
+pub const SLUICE_GROUPING_ON: i32 = 2;
 pub const SLUICE_EXCHANGE_EXACT: i32 = 0;
 pub const SLUICE_EXCHANGE_CAPACITY: i32 = 1;
 pub const SLUICE_DEDUPLICATE_NONE: i32 = 0;
@@ -636,7 +639,7 @@ pub struct sluice_moe_config_t {
     pub swiglu_alpha: f32,
     pub swiglu_limit: f32,
     pub swiglu_offset: f32,
-    pub reserved: i32,
+    pub grouping: i32,
     pub exchange_mode: i32,
     pub chunking: i32,
     pub capacity_rows: i64,
@@ -831,6 +834,7 @@ pub struct sluice_optimizer_group_t {
     pub bias_correction: i32,
     pub maximize: i32,
     pub reserved: i32,
+    pub comm: *mut sluice_comm_t,
 }
 impl Default for sluice_optimizer_group_t {
     fn default() -> Self {
@@ -850,6 +854,9 @@ pub struct sluice_optimizer_step_args_t {
     pub max_norm: f64,
     pub check_finite: i32,
     pub reserved: i32,
+    pub comm: *mut sluice_comm_t,
+    pub bucket: i64,
+    pub sum_buckets: i64,
 }
 impl Default for sluice_optimizer_step_args_t {
     fn default() -> Self {
@@ -865,7 +872,12 @@ pub struct sluice_optimizer_step_result_t {
     pub struct_size: usize,
     pub norm: f64,
     pub skipped: i32,
-    pub reserved: i32,
+    pub decided: i32,
+    pub sum_buckets: i64,
+    pub staging_bytes: u64,
+    pub sum_ns: u64,
+    pub update_ns: u64,
+    pub step_ns: u64,
 }
 impl Default for sluice_optimizer_step_result_t {
     fn default() -> Self {
@@ -1307,7 +1319,7 @@ pub struct sluice_planner_workload_t {
     pub kept_chunks: i32,
     pub may_keep_part: i32,
     pub activation: i32,
-    pub reserved_2: i32,
+    pub grouped: i32,
 }
 impl Default for sluice_planner_workload_t {
     fn default() -> Self {
@@ -1427,7 +1439,7 @@ pub struct sluice_schedule_config_t {
     pub under_plan: i32,
     pub restore_input: i32,
     pub restore_pre_activation: i32,
-    pub reserved: i32,
+    pub grouped: i32,
     pub restore_input_of: *const i32,
     pub restore_pre_activation_of: *const i32,
     pub deduplicate: i32,

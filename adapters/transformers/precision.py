@@ -18,7 +18,7 @@ from sluice.adapters.transformers.contract import PLAIN, Contract, numbers_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _SHORT = (torch.bfloat16, torch.float16)
-_PRODUCTS = frozenset(
+_GEMM_OPS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "linear", "_grouped_mm")
 )
 _SUMS = frozenset(("aten::add", "aten::add_"))
@@ -103,20 +103,20 @@ class _Watcher(TorchDispatchMode):
         super().__init__()
         self.f32 = False
         self._has_bias = has_bias
-        self._products: list[torch.Tensor] = []  # held, so that no other tensor gets their memory
+        self._gemm_results: list[torch.Tensor] = []  # held, so that no other tensor gets their memory
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         name = function._schema.name
-        if name in _PRODUCTS:
+        if name in _GEMM_OPS:
             self.f32 |= out.dtype == torch.float32
-            self._products.append(out)
-        elif name in _SUMS and self._has_bias and any(map(self._is_product, args)):
+            self._gemm_results.append(out)
+        elif name in _SUMS and self._has_bias and any(map(self._is_gemm, args)):
             self.f32 |= out.dtype == torch.float32
         return out
 
-    def _is_product(self, value: Any) -> bool:
+    def _is_gemm(self, value: Any) -> bool:
         if not isinstance(value, torch.Tensor):
             return False
         address = value.untyped_storage().data_ptr()
-        return any(address == product.untyped_storage().data_ptr() for product in self._products)
+        return any(address == product.untyped_storage().data_ptr() for product in self._gemm_results)

@@ -8,12 +8,13 @@
 
 enum { NOTHING = 0, RACING = 1, DECIDED = 2 };
 
-#define STEPS    4    /* a warm-up and three that count */
-#define FASTER   0.99 /* of the time of one exchange after the other: what grouped may take to stay */
-#define UNEVEN   1.15 /* skew from which on the directions of a link differ enough to try, without a model */
-#define PATIENCE 512  /* steps that are asked for and never counted: then one exchange after the other it is */
-#define DRIFTED  1.5 /* times the skew of the decision, either way: it is asked anew, after so many steps at the least \
-                      */
+#define STEPS      4    /* a warm-up and three that count */
+#define FASTER     0.99 /* of the time of one exchange after the other: what grouped may take to stay */
+#define UNEVEN     1.15 /* skew from which on the directions of a link differ enough to try, without a model */
+#define MOST_ASKED 512  /* steps that are asked for and never counted: then one exchange after the other it is */
+#define DRIFTED                                                                                         \
+  1.5 /* times the skew of the decision, either way: it is asked anew, after so many steps at the least \
+       */
 #define STEADY 256
 
 void sluice_grouping_init(sluice_grouping_t* g, const sluice_grouping_config_t* config) {
@@ -133,7 +134,7 @@ int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t r
     const int32_t side = least_run(spot);
     if (spot->sides[side].count >= STEPS) {
       settle(g, spot, rows);
-    } else if (++spot->asked > PATIENCE) {
+    } else if (++spot->asked > MOST_ASKED) {
       decide(g, spot, rows, 0, SLUICE_WHY_ONE_LEFT);
     } else {
       *inout_why = SLUICE_WHY_ON_TRIAL;

@@ -103,7 +103,7 @@ typedef struct traffic_s {
   double more_bytes; /* besides, each way */
   double bytes;      /* of the fuller direction: both directions of a link are used at once */
   int32_t is_exchange, num_second;
-  int32_t level; /* LEVEL_* */
+  int32_t level;      /* LEVEL_* */
   int32_t num_rounds; /* of exchanges behind each other: in a group scalars follow the rows */
 } traffic_t;
 

@@ -142,7 +142,8 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .decided = restore_set == 0 ? decided : NULL, /* of one strategy: what is decided names the best of them */
   };
   sluice_search_init(&table->search, &config);
-  const int is_groupable = moe->context->world_size > 1 && !moe->shape.config.reuse && !sluice_makes_plans(moe);
+  const int is_groupable = moe->context->world_size > 1 && !moe->shape.config.reuse && !sluice_makes_plans(moe) &&
+                           sluice_shape_deduplication(&moe->shape) != SLUICE_DEDUPLICATE_NODES;
   table->groups_always = is_groupable && moe->shape.config.grouping == SLUICE_GROUPING_ON;
   const sluice_grouping_config_t grouping = {
       .is_open = is_groupable && moe->shape.config.grouping == SLUICE_GROUPING_ADAPTIVE,

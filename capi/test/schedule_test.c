@@ -190,7 +190,10 @@ static void Create_BadConfig_IsNamed(void** state) {
   bad = good, bad.restore_input = 3, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_input of chunk 0 is 3");
   bad = good, bad.restore_pre_activation = 2,
   expect(&bad, SLUICE_E_INVALID_ARGUMENT, "restore_pre_activation of chunk 0 is 2");
-  bad = good, bad.reserved = 1, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "reserved is 1");
+  bad = good, bad.grouped = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "grouped is 2");
+  bad = good, bad.grouped = bad.single_rank = 1, expect(&bad, SLUICE_E_UNSUPPORTED, "grouped is 1; only whole passes");
+  bad = good, bad.grouped = 1, bad.deduplicate = SLUICE_DEDUPLICATE_NODES,
+  expect(&bad, SLUICE_E_UNSUPPORTED, "grouped is 1; only whole passes of several ranks and one level");
   bad = good, bad.chunks_by_experts = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "chunks_by_experts is 2");
   bad = good, bad.chunks_by_experts = bad.under_plan = 1,
   expect(&bad, SLUICE_E_UNSUPPORTED, "chunks_by_experts is for whole passes");

@@ -359,6 +359,43 @@ static void SingleRank_HasNoCommunication(void** state) {
   assert_true(p.busy[0][SLUICE_LANE_COMM] == 0 && p.busy[1][SLUICE_LANE_COMM] == 0 && p.seconds[0] > 0);
 }
 
+/* Between two ranks of which one has twice its part, both directions of a link carry alike once a chunk returns while
+ * another leaves: a pair takes what comes in and goes out of the fullest rank together, not twice the fuller of both.
+ */
+static void Grouped_SkewedRows_TakeTheSumOfBothDirections(void** state) {
+  (void)state;
+  const sluice_machine_t m = plain_machine();
+  for (int32_t n = 3; n <= 8; ++n) {
+    sluice_workload_t w = base_work;
+    w.chunking = SLUICE_CHUNKING_TOKENS;
+    for (w.skew = 1; w.skew <= 4; w.skew += 1) {
+      const sluice_choice_t single = {.num_chunks = n}, grouped = {.num_chunks = n, .grouped = 1};
+      const double one = predict(&m, &w, single).busy[SLUICE_FORWARD][SLUICE_LANE_COMM];
+      const double pairs = predict(&m, &w, grouped).busy[SLUICE_FORWARD][SLUICE_LANE_COMM];
+      const double row = 8 * 4 * 2e-9, sent = 960.0 / n * 2 * 3 / 4; /* to other ranks, of one chunk */
+      if (!is_near(pairs + (n - 2) * (2 * w.skew - (1 + w.skew)) * sent * row, one)) {
+        fail_msg("n %d, skew %g: %g less", n, w.skew, one - pairs);
+      }
+    }
+  }
+}
+
+/* Start-ups: a pair has one for its rows, and in a backward one more for the scalars that follow them. */
+static void Grouped_StartUps_AreOneForRowsAndOneForScalars(void** state) {
+  (void)state;
+  sluice_machine_t m = plain_machine();
+  m.exchange.bytes = (sluice_curve_t){1, {1}, {0}};
+  m.rows = (sluice_curve_t){1, {1}, {0}};
+  m.exchange.startup_seconds = 1;
+  for (int32_t n = 1; n <= 8; ++n) {
+    const sluice_choice_t grouped = {.num_chunks = n, .grouped = 1};
+    const sluice_step_prediction_t p = predict(&m, &base_work, grouped);
+    const int32_t pairs = n > 2 ? n - 2 : 0;
+    assert_true(is_near(p.busy[SLUICE_FORWARD][SLUICE_LANE_COMM], 2 * n - pairs));
+    assert_true(is_near(p.busy[SLUICE_BACKWARD][SLUICE_LANE_COMM], 2 * n));
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Activation_OfEachKind_TakesItsOwnSeconds),
@@ -375,6 +412,8 @@ int main(void) {
       cmocka_unit_test(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed),
       cmocka_unit_test(ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed),
       cmocka_unit_test(ChunksOfRows_Ends_TakeHalf),
+      cmocka_unit_test(Grouped_SkewedRows_TakeTheSumOfBothDirections),
+      cmocka_unit_test(Grouped_StartUps_AreOneForRowsAndOneForScalars),
       cmocka_unit_test(SingleRank_HasNoCommunication),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -52,7 +52,7 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
     spec.chunks_by_experts = (int16_t)(x % 2), x /= 2;
     spec.shares_act = x % 2, x /= 2;
     spec.grouped = (int16_t)(x % 2), x /= 2;
-    if (spec.grouped && (n < 3 || (n > 16 && n < 64))) continue; /* no pair; slots repeat by four chunks */
+    if (spec.grouped && (n < 3 || (n > 9 && n < 64))) continue; /* no pair; slots repeat by four chunks */
     if (spec.shares_act && !any_offloaded(spec.restore_pre_activation, n)) continue; /* the same */
     static const int32_t halves[4][2] = {
         {1, SLUICE_WEIGHTS_NOW}, {1, SLUICE_WEIGHTS_NONE}, {1, SLUICE_WEIGHTS_LATER}, {0, SLUICE_WEIGHTS_NOW}};

@@ -137,10 +137,10 @@ typedef struct sluice_moe_config_s {
   float swiglu_alpha;              /* SWIGLU: above 0; default 1 */
   float swiglu_limit;              /* SWIGLU: above 0; default FLT_MAX, no clamp */
   float swiglu_offset;             /* SWIGLU: default 0 */
-  int32_t grouping;      /* SLUICE_GROUPING_*; default ADAPTIVE */
-  int32_t exchange_mode; /* SLUICE_EXCHANGE_*; default EXACT */
-  int32_t chunking;      /* SLUICE_CHUNKING_*; default ADAPTIVE */
-  int64_t capacity_rows; /* CAPACITY: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */
+  int32_t grouping;                /* SLUICE_GROUPING_*; default ADAPTIVE */
+  int32_t exchange_mode;           /* SLUICE_EXCHANGE_*; default EXACT */
+  int32_t chunking;                /* SLUICE_CHUNKING_*; default ADAPTIVE */
+  int64_t capacity_rows;           /* CAPACITY: rows of one rank for one expert in one chunk, at least 1; EXACT: 0 */
   /* SLUICE_DEDUPLICATE_*; default NONE. Equal on all ranks; one rank alone sends nothing either way. Not with
    * exchange_mode CAPACITY or for the split calls of a layer (UNSUPPORTED). */
   int32_t deduplicate;

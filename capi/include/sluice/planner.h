@@ -85,8 +85,8 @@ typedef struct sluice_planner_workload_s {
   int32_t may_keep_part; /* choose: 1: a policy that does not fit for all chunks is a candidate for as many of the first
                             ones as fit, where both policies are open, as in plans; 0: for all chunks alone */
   int32_t activation;    /* SLUICE_ACTIVATION_* of the experts; IDENTITY (the default): not said, priced as GELU */
-  int32_t grouped;       /* predict: 1: exchanges are grouped (SLUICE_GROUPING_ON); no part of plans, so 0 under a budget.
-                            choose: 0 */
+  int32_t grouped; /* predict: 1: exchanges are grouped (SLUICE_GROUPING_ON); no part of plans, so 0 under a budget.
+                      choose: 0 */
 } sluice_planner_workload_t;
 
 SLUICE_EXPORT void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size);

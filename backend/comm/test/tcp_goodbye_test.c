@@ -89,6 +89,11 @@ static int32_t exchange_and_go(process_rank_t* me, process_report_t* report) {
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */
 
+static int meet(const process_rank_t* me) {
+  int64_t one = 1;
+  return sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "that it is sent") == SLUICE_OK;
+}
+
 /* Rank 0 has a message to read as well, which it does not. */
 static int32_t send_and_go(process_rank_t* me, process_report_t* report) {
   sluice_messages_t* messages;
@@ -101,12 +106,14 @@ static int32_t send_and_go(process_rank_t* me, process_report_t* report) {
   if (me->rank == 1) { /* sent and unread, before this rank stops */
     if (sluice_messages_send(messages, &message, 0, NULL) != SLUICE_OK) return __LINE__;
     if (sluice_messages_wait(messages, "its end", &done) != SLUICE_OK) return __LINE__;
+    if (!meet(me)) return __LINE__;
     (void)raise(SIGSTOP);
     if (sluice_messages_receive(messages, other, 5, 0, NULL) != SLUICE_OK) return __LINE__;
     if (sluice_messages_wait(messages, "a message", &done) != SLUICE_OK) return __LINE__;
     if (done.payload_bytes != num_bytes || !all_arrived(done.payload, num_bytes)) return __LINE__;
     sluice_messages_release(messages, done.arrival);
   } else {
+    if (!meet(me)) return __LINE__; /* who left earlier would be missed by a message that is not yet sent */
     if (sluice_messages_send(messages, &message, 0, NULL) != SLUICE_OK) return __LINE__;
     if (sluice_messages_wait(messages, "its end", &done) != SLUICE_OK) return __LINE__;
   }

@@ -207,7 +207,7 @@ static sluice_status_t open_bucketed(sluice_optimizer_t* optimizer) {
   return sluice_bucketed_create(optimizer->device, allocator, &optimizer->bucketed);
 }
 
-/* A rank that is refused takes part in the agreement, so that the others are told. */
+/* A rank that is refused takes part in the handshake, so that the others are told. */
 static sluice_status_t step_over_ranks(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
                                        sluice_bucketed_outcome_t* out_outcome) {
   const sluice_status_t opened = open_bucketed(optimizer);

@@ -6,7 +6,7 @@
 #include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
-#include "backend/optim/bucketed/agree.h"
+#include "backend/optim/bucketed/handshake.h"
 #include "backend/optim/bucketed/job.h"
 #include "backend/optim/buckets/simulate.h"
 
@@ -164,7 +164,7 @@ static sluice_status_t step_over(sluice_bucketed_t* bucketed, const sluice_bucke
     mine.largest = looked.largest;
     mine.proposal = step->chunk > 0 ? step->chunk : choose(bucketed, step, lines);
   }
-  SLUICE_TRY(sluice_agree(step, lines, &mine, &agreed));
+  SLUICE_TRY(sluice_step_handshake(step, lines, &mine, &agreed));
   outcome->adam.largest = agreed.largest;
   outcome->adam.is_skipped = !(agreed.largest < INFINITY);
   outcome->chunk = step->chunk > 0 ? step->chunk : agreed.proposal;

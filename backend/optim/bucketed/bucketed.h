@@ -1,5 +1,5 @@
 /* A step of Adam over many tensors in host memory and over ranks, bucket by bucket, beside the sum of gradients [AxoNN,
- * section on the all-reduce; the agreement and the verdict are our own].
+ * section on the all-reduce; the handshake and the verdict are our own].
  *
  * Ranks first agree on what they do, and on the largest gradient of all. Where no sum can leave f32, and nothing is
  * clipped, buckets are updated as soon as their sums are there. Else all sums are formed and looked at before the first
@@ -11,9 +11,8 @@
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETED_BUCKETED_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETED_BUCKETED_H_
 
-#include "backend/comm/comm.h"
 #include "backend/device/device.h"
-#include "backend/optim/adam_step.h"
+#include "backend/optim/bucketed/request.h"
 
 /* What lasts from step to step: staging, and what was measured. */
 typedef struct sluice_bucketed_s sluice_bucketed_t;
@@ -22,15 +21,6 @@ typedef struct sluice_bucketed_s sluice_bucketed_t;
 sluice_status_t sluice_bucketed_create(sluice_device_t* device, sluice_allocator_t* allocator,
                                        sluice_bucketed_t** out_bucketed);
 void sluice_bucketed_destroy(sluice_bucketed_t* bucketed); /* accepts NULL */
-
-typedef struct sluice_bucketed_step_s {
-  sluice_adam_step_t adam;
-  sluice_comm_t* comm;         /* all ranks that step together; NULL: one */
-  sluice_comm_t* const* comms; /* [adam.num_groups] whose gradients of a group are summed: comm, or a part of it */
-  int64_t bucket;              /* elements */
-  int64_t chunk;               /* k; 0: chosen by what was measured */
-  sluice_status_t refused;     /* what this rank has come with, told to the others: its record is this thread's */
-} sluice_bucketed_step_t;
 
 typedef struct sluice_bucketed_outcome_s {
   sluice_adam_outcome_t adam;

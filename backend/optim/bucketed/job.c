@@ -7,7 +7,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
-#include "backend/optim/bucketed/agree.h"
+#include "backend/optim/bucketed/handshake.h"
 
 sluice_status_t sluice_bucketed_job_take_scans(sluice_bucketed_job_t* job, sluice_allocator_t* allocator) {
   job->scans = sluice_alloc_zeroed(allocator, (uint64_t)job->lines->num_pieces * sizeof *job->scans,
@@ -140,7 +140,7 @@ static sluice_status_t decide(void* user, sluice_stream_t stream, const sluice_b
     mine.largest = found.largest > mine.largest ? found.largest : mine.largest;
   }
   sluice_found_t all;
-  SLUICE_TRY(sluice_agree_on_sums(job->step->comm, &mine, &all));
+  SLUICE_TRY(sluice_handshake_on_sums(job->step->comm, &mine, &all));
   job->norm = sqrt(squares + all.squares) / adam->loss_scale;
   job->is_skipped = !(all.largest < INFINITY);
   job->grad_scale = sluice_adam_clip_factor(adam->max_norm, job->norm) / adam->loss_scale;

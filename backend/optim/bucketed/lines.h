@@ -4,7 +4,7 @@
 #define SLUICE_BACKEND_OPTIM_BUCKETED_LINES_H_
 
 #include "backend/base/alloc.h"
-#include "backend/optim/bucketed/bucketed.h"
+#include "backend/optim/bucketed/request.h"
 
 /* A tensor, where its elements begin, and its pieces (optim/pieces.h), over all lines. */
 typedef struct sluice_line_tensor_s {

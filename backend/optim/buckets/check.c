@@ -53,7 +53,7 @@ static int32_t writer_of(const sluice_bucket_op_t* op, int32_t room) {
 
 static int has_left_what(const sluice_bucket_op_t* writer, const sluice_bucket_op_t* op, int32_t room) {
   if (writer->kind != writer_of(op, room)) return 0;
-  if (room == SLUICE_BUCKET_TALLY || room == SLUICE_BUCKET_VERDICT) return 1;
+  if (room == SLUICE_BUCKET_FOUND || room == SLUICE_BUCKET_VERDICT) return 1;
   return writer->bucket <= op->bucket && op->bucket + op->num_buckets <= writer->bucket + writer->num_buckets &&
          (room != SLUICE_BUCKET_GRADS || op->grad_at - writer->grad_at == op->first - writer->first);
 }
@@ -73,7 +73,7 @@ static sluice_bucket_finding_t look_back(const sluice_bucket_plan_t* plan, const
   const int reads = (sluice_bucket_accesses[op->kind][room] & SLUICE_BUCKET_READS) != 0;
   /* Nothing is decided, or there is nothing to look at. */
   const int is_left_out =
-      room == SLUICE_BUCKET_VERDICT ? !plan->form.decides : room == SLUICE_BUCKET_TALLY && plan->num_buckets == 0;
+      room == SLUICE_BUCKET_VERDICT ? !plan->form.decides : room == SLUICE_BUCKET_FOUND && plan->num_buckets == 0;
   if (!reads || is_left_out || sluice_bucket_slot_of(op, room) == SLUICE_BUCKET_NO_SLOT) {
     return (sluice_bucket_finding_t){0};
   }

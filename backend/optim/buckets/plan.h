@@ -16,7 +16,7 @@
 #include "backend/base/status.h"
 #include "backend/optim/buckets/kinds.h"
 
-enum { SLUICE_BUCKET_MAX_SLOTS = 2, SLUICE_BUCKET_MAX_WAITS = 4 };
+enum { SLUICE_BUCKET_MAX_SLOTS = 2 };
 
 /* What a step is like. */
 typedef struct sluice_bucket_form_s {
@@ -30,17 +30,6 @@ typedef struct sluice_bucket_form_s {
   int32_t decides; /* 1: all chunks are looked at before any bucket is updated, so each has a slot: num_grad_slots is
                       ignored */
 } sluice_bucket_form_t;
-
-typedef struct sluice_bucket_op_s {
-  int32_t kind, lane;            /* SLUICE_LANE_* */
-  int32_t line;                  /* of the bucket or chunk */
-  int32_t bucket, num_buckets;   /* over all lines */
-  int32_t state_slot, grad_slot; /* -1: none */
-  int64_t first, count;          /* elements over all lines */
-  int64_t grad_at;               /* elements from the beginning of the gradients' slots */
-  int32_t num_waits;
-  int32_t waits[SLUICE_BUCKET_MAX_WAITS]; /* ops of other lanes */
-} sluice_bucket_op_t;
 
 typedef struct sluice_bucket_plan_s {
   sluice_bucket_form_t form; /* counts: NULL */

@@ -1,4 +1,4 @@
-#include "backend/optim/bucketed/agree.h"
+#include "backend/optim/bucketed/handshake.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -243,8 +243,8 @@ static int has_own_lines(const sluice_bucketed_step_t* step, const sluice_lines_
   return 0;
 }
 
-sluice_status_t sluice_agree(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
-                             const sluice_agreed_t* mine, sluice_agreed_t* out_agreed) {
+sluice_status_t sluice_step_handshake(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
+                                      const sluice_agreed_t* mine, sluice_agreed_t* out_agreed) {
   *out_agreed = *mine;
   if (step->comm == NULL) return step->refused;
   SLUICE_TRY(open_step(step, lines, mine, out_agreed));
@@ -257,7 +257,7 @@ sluice_status_t sluice_agree(const sluice_bucketed_step_t* step, const sluice_li
 
 /* ---- sums ---- */
 
-sluice_status_t sluice_agree_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found) {
+sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found) {
   *out_found = *mine;
   if (comm == NULL) return SLUICE_OK;
   sluice_found_t* records = take_records(comm, sizeof *records);

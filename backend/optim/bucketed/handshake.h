@@ -1,6 +1,6 @@
 /* What the ranks of a step tell each other beside sums. Private to backend/optim/bucketed. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_AGREE_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETED_AGREE_H_
+#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
+#define SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
 
 #include "backend/optim/bucketed/lines.h"
 
@@ -12,8 +12,8 @@ typedef struct sluice_agreed_s {
 } sluice_agreed_t;
 
 /* Collective over step->comm. mine: of this rank; lines: NULL where step->refused. Errors: as sluice_bucketed_step. */
-sluice_status_t sluice_agree(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
-                             const sluice_agreed_t* mine, sluice_agreed_t* out_agreed);
+sluice_status_t sluice_step_handshake(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
+                                      const sluice_agreed_t* mine, sluice_agreed_t* out_agreed);
 
 /* What has been found in sums. */
 typedef struct sluice_found_s {
@@ -23,6 +23,6 @@ typedef struct sluice_found_s {
 } sluice_found_t;
 
 /* Collective over comm (NULL: one rank): squares are added in rank order, the largest is the largest of all. */
-sluice_status_t sluice_agree_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found);
+sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found);
 
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_AGREE_H_ */
+#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_ */

@@ -1,0 +1,113 @@
+/* Steps in virtual time: what overlaps, what does not, and which k is taken. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "backend/optim/buckets/simulate.h"
+
+static sluice_allocator_t allocator;
+
+/* 16 buckets of 100 elements; a sum takes `latency` and one second an element, an update one second an element. */
+static const int64_t count = 1600;
+
+static sluice_bucket_prices_t prices_of(double latency) {
+  return (sluice_bucket_prices_t){
+      .seconds = {[SLUICE_BUCKET_STAGE] = latency},
+      .seconds_per_element = {[SLUICE_BUCKET_STAGE] = 1.0, [SLUICE_BUCKET_UPDATE] = 1.0, [SLUICE_BUCKET_LOOK] = 0.25},
+  };
+}
+
+static sluice_bucket_form_t form_of(int64_t chunk, int32_t decides) {
+  return (sluice_bucket_form_t){.counts = &count,
+                                .num_lines = 1,
+                                .bucket = 100,
+                                .chunk = chunk,
+                                .num_grad_slots = 2,
+                                .sums = 1,
+                                .decides = decides};
+}
+
+static double seconds_of(sluice_bucket_form_t form, double latency) {
+  const sluice_bucket_prices_t prices = prices_of(latency);
+  sluice_bucket_plan_t* plan = NULL;
+  double seconds = -1.0;
+  assert_int_equal(sluice_bucket_plan_create(&form, &allocator, &plan), SLUICE_OK);
+  assert_int_equal(sluice_bucket_simulate(plan, &prices, &allocator, &seconds), SLUICE_OK);
+  sluice_bucket_plan_destroy(plan, &allocator);
+  return seconds;
+}
+
+#define ASSERT_SECONDS(call, wanted) assert_true(fabs((call) - (wanted)) < 1e-9)
+
+static void Step_OfEqualSumsAndUpdates_TakesOneOfThemAndAChunk(void** state) {
+  (void)state;
+  ASSERT_SECONDS(seconds_of(form_of(1, 0), 0.0), 1600.0 + 100.0);
+  ASSERT_SECONDS(seconds_of(form_of(4, 0), 0.0), 1600.0 + 400.0);
+  ASSERT_SECONDS(seconds_of(form_of(SLUICE_BUCKET_ALL, 0), 0.0), 3200.0); /* one after the other */
+}
+
+/* The time of sums is the lane's; the last chunk is updated behind it. */
+static void Step_WhoseSumsAreSlow_TakesTheirTimeAndOneUpdate(void** state) {
+  (void)state;
+  ASSERT_SECONDS(seconds_of(form_of(2, 0), 50.0), 8 * (200.0 + 50.0) + 200.0);
+}
+
+static void Step_WithOneSlotOfGradients_OverlapsNothing(void** state) {
+  (void)state;
+  sluice_bucket_form_t form = form_of(1, 0);
+  form.num_grad_slots = 1;
+  ASSERT_SECONDS(seconds_of(form, 0.0), 3200.0);
+}
+
+/* Only what looks at sums runs beside them. */
+static void Step_ThatDecides_UpdatesBehindAllSums(void** state) {
+  (void)state;
+  ASSERT_SECONDS(seconds_of(form_of(1, 1), 0.0), 1600.0 + 25.0 + 1600.0);
+}
+
+static void Chunk_IsLargerWhereExchangesAreDear(void** state) {
+  (void)state;
+  static const double latencies[] = {0.0, 5.0, 13.0, 60.0, 10000.0};
+  static const int64_t wanted[] = {1, 1, 2, 4, SLUICE_BUCKET_ALL};
+  for (int i = 0; i < 5; ++i) {
+    const sluice_bucket_prices_t prices = prices_of(latencies[i]);
+    const sluice_bucket_form_t form = form_of(1, 0);
+    const int64_t best = sluice_bucket_best_chunk(&form, &prices, &allocator, 77);
+    double least = INFINITY;
+    for (int k = 0; k < SLUICE_BUCKET_NUM_CHUNKS; ++k) {
+      least = fmin(least, seconds_of(form_of(sluice_bucket_chunks[k], 0), latencies[i]));
+    }
+    assert_true(seconds_of(form_of(best, 0), latencies[i]) == least);
+    assert_int_equal(best, wanted[i]);
+  }
+}
+
+static void Chunk_WithoutMemoryToFindOut_IsTheOther(void** state) {
+  (void)state;
+  const sluice_bucket_prices_t prices = prices_of(1.0);
+  const sluice_bucket_form_t form = form_of(1, 0);
+  for (int64_t nth = 0; nth < 12; ++nth) { /* three blocks for each k */
+    allocator.fail_after = nth;
+    assert_int_equal(sluice_bucket_best_chunk(&form, &prices, &allocator, 77), 77);
+  }
+  allocator.fail_after = -1;
+  assert_int_equal(allocator.num_live, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Step_OfEqualSumsAndUpdates_TakesOneOfThemAndAChunk),
+      cmocka_unit_test(Step_WhoseSumsAreSlow_TakesTheirTimeAndOneUpdate),
+      cmocka_unit_test(Step_WithOneSlotOfGradients_OverlapsNothing),
+      cmocka_unit_test(Step_ThatDecides_UpdatesBehindAllSums),
+      cmocka_unit_test(Chunk_IsLargerWhereExchangesAreDear),
+      cmocka_unit_test(Chunk_WithoutMemoryToFindOut_IsTheOther),
+  };
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  sluice_allocator_deinit(&allocator);
+  return failed;
+}

@@ -17,9 +17,10 @@ from .errors import BadInput
 FORM = "sluice cache 6"  # the first line of a file
 MOST_WIDTH = 4096  # wider layers are measured so
 _KEY = re.compile(
-    r"version (?P<version>[^;]+); device (?P<device>[^,]+), (?P<processor>.+), (?P<cores>\d+) cores, "
-    r"(?P<threads>\S+) threads; link (?P<link>.+), (?P<ranks>\d+) ranks; GEMMs (?P<gemm>.+), (?P<dtype>[^,]+), "
-    r"M (?P<model_width>\d+), H (?P<hidden_width>\d+)"
+    r"version (?P<version>[^;]+); device (?P<device>[^,]+), (?P<processor>.+), "
+    r"(?P<cores>\d+ of \d+ cores)(?:, \S+ of them at a time)?, "
+    r"(?P<threads>\S+) threads; link (?P<link>.+), (?P<ranks>\d+) ranks on (?P<hosts>[^;]+); "
+    r"GEMMs (?P<gemm>.+), (?P<dtype>[^,]+), M (?P<model_width>\d+), H (?P<hidden_width>\d+)"
 )
 
 
@@ -74,7 +75,7 @@ def find(
     None: any (the most ranks). Of other widths the nearest is taken; of another number of ranks or dtype none is.
     """
     place = folder or decision_log.folder()
-    here = (kept_decisions._processor(), str(os.cpu_count()))
+    here = (kept_decisions._processor(), kept_decisions._cores())
     mine = [e for e in entries(place) if not e.problem and (e.key["processor"], e.key["cores"]) == here]
     fitting = [
         e

@@ -61,7 +61,11 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     kept = json.loads(done.stdout)["kept"]
     assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
     ((words_of_machine, answers),) = kept_decisions.machines(kept["path"]).items()
-    assert "2 ranks; GEMMs native" in words_of_machine and answers == kept["answers"] and answers[-1]["rows"] == 128
+    assert (
+        "2 ranks on 1 host; GEMMs native" in words_of_machine
+        and answers == kept["answers"]
+        and answers[-1]["rows"] == 128
+    )
     # To a number that no run begins with by itself, so that it can come from the file alone.
     answers[-1]["num_chunks"] = 3
     kept_decisions.merge(kept["path"], words_of_machine, answers)

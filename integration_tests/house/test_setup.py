@@ -50,6 +50,8 @@ def machine(tmp_path: Path) -> Machine:
     made.python(made.bin / "python3")
     made.program(made.bin / "apt-get", "")
     made.program(made.bin / "id", "echo 1000")
+    (made.bin / "sleep").unlink()
+    made.program(made.bin / "sleep", "exec /bin/sleep 0.2")  # as between two tries
     return made
 
 
@@ -96,12 +98,27 @@ def test_Setup_SecondRun_InstallsNothing(machine: Machine) -> None:
 def test_Setup_PipFails_OneLineSaysWhatToDo(machine: Machine) -> None:
     machine.program(machine.bin / "dpkg-query", "echo -n installed")
     machine.program(
-        machine.root / ".venv" / "bin" / "python", '[ "$1" != -V ] || echo "Python 3.11.0"\n[ "$2" != pip ] || exit 7'
+        machine.root / ".venv" / "bin" / "python",
+        '[ "$1" != -V ] || echo "Python 3.11.0"\n[ "$2" != pip ] || { echo "ERROR: no space left"; exit 7; }',
     )
     done = machine.run()
     failed = [line for line in (done.stdout + done.stderr).splitlines() if "FAILED" in line]
     assert done.returncode == 1 and len(failed) == 1, done
     assert "exit 7" in failed[0] and "check the network" in failed[0] and ".setup.log" in failed[0]
+    assert "setup: | ERROR: no space left" in done.stdout  # a log of CI's machine is read by nobody
+    assert len([line for line in machine.called("python") if " pip " in line]) == 3
+
+
+def test_Setup_PipFailsOnce_IsTriedAgainWithoutItsCache(machine: Machine) -> None:
+    machine.program(machine.bin / "dpkg-query", "echo -n installed")
+    machine.program(
+        machine.root / ".venv" / "bin" / "python",
+        '[ "$1" != -V ] || echo "Python 3.11.0"\n'
+        f'[ "$2" != pip ] || [ -n "$PIP_NO_CACHE_DIR" ] || exit 7\necho "op" >{machine.root}/op',
+    )
+    done = machine.run()
+    assert done.returncode == 0 and "setup: ready (quickstart" in done.stdout, done
+    assert len([line for line in machine.called("python") if " pip " in line]) == 4  # each of the two lists twice
 
 
 def test_OldestHost_SecondRun_InstallsNothing(machine: Machine) -> None:

@@ -22,11 +22,10 @@ fail() { # one line: what failed, what to do
   exit 1
 }
 
-# step TITLE HINT COMMAND...: output to the log; a line at the start, one every 15 s, and one at the end with the time.
-step() {
-  local title=$1 hint=$2 began=$SECONDS rc=0 pid last
-  shift 2
-  printf 'setup: %s ...\n' "$title"
+# try_once TITLE COMMAND...: output to the log, and a line every 15 s; the command's exit status.
+try_once() {
+  local title=$1 began=$SECONDS rc=0 pid last
+  shift
   printf '\n== %s: %s\n' "$(date '+%F %T')" "$*" >>"$LOG"
   "$@" >>"$LOG" 2>&1 </dev/null &
   pid=$!
@@ -40,8 +39,34 @@ step() {
     fi
   done
   wait "$pid" || rc=$?
-  ((rc == 0)) || fail "$title (exit $rc after $((SECONDS - began)) s): $hint; details: tail -n 30 .setup.log"
+  return "$rc"
+}
+
+# step TITLE HINT COMMAND...: a line at the start and one at the end with the time. Where it fails, the end of its output.
+step() {
+  local title=$1 hint=$2 began=$SECONDS rc=0
+  shift 2
+  say "$title ..."
+  try_once "$title" "$@" || rc=$?
+  if ((rc != 0)); then
+    say "$title: the end of its output (.setup.log has all of it):"
+    tail -n 15 "$LOG" | cut -c1-300 | sed 's/^/setup: | /'
+    fail "$title (exit $rc after $((SECONDS - began)) s): $hint; details: tail -n 30 .setup.log"
+  fi
   say "$title: done in $((SECONDS - began)) s"
+}
+
+# again COMMAND...: up to three times, as what comes over a network may fail once. pip then takes nothing from its cache.
+again() {
+  local try rc
+  for try in 1 2 3; do
+    rc=0
+    "$@" || rc=$?
+    ((rc != 0 && try < 3)) || return "$rc"
+    export PIP_NO_CACHE_DIR=1
+    printf 'exit %d, try %d of 3 follows in %d s\n' "$rc" $((try + 1)) $((try * 10))
+    sleep $((try * 10))
+  done
 }
 
 # One set-up at a time per checkout, and none while another writes .venv.
@@ -100,9 +125,9 @@ if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
     fi
     say "Debian packages to install (${#names[@]}): ${names[*]}"
     step "apt-get update" "check the network and the apt sources" \
-      "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 update
+      again "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 update
     step "apt-get install of ${#names[@]} packages" "run it by hand: apt-get install ${names[*]}" \
-      "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${names[@]}"
+      again "${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${names[@]}"
     missing=$(missing_packages)
     [ -z "$missing" ] || fail "apt-get reported success, but these are still missing: $missing"
   fi
@@ -125,13 +150,14 @@ stamp_now=$({ .venv/bin/python -V && cat "${requirement_files[@]}"; } | sha256su
 stamp_file=.venv/.sluice-$PROFILE.stamp
 if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
   rm -f .venv/.sluice-*.stamp
-  pip_hint="check the network, then run this again"
+  pip_hint="check the network and the disk (df -h .), then run this again"
   pip=(.venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off)
-  step "PyTorch ($(grep ^torch= "$HERE/requirements-torch.txt"))" "$pip_hint" "${pip[@]}" -r "$HERE/requirements-torch.txt"
+  step "PyTorch ($(grep ^torch= "$HERE/requirements-torch.txt"))" "$pip_hint" \
+    again "${pip[@]}" -r "$HERE/requirements-torch.txt"
   rest=()
   for file in "${requirement_files[@]:1}"; do rest+=(-r "$file"); done
   # DeepSpeed is a source package; its setup.py imports torch only to prebuild what we do not use.
-  step "Python packages (pinned)" "$pip_hint" env DS_BUILD_OPS=0 "${pip[@]}" "${rest[@]}"
+  step "Python packages (pinned)" "$pip_hint" again env DS_BUILD_OPS=0 "${pip[@]}" "${rest[@]}"
   echo "$stamp_now" >"$stamp_file"
   [ "$PROFILE" = quickstart ] || {
     { .venv/bin/python -V && cat "${requirement_files[@]:0:2}"; } | sha256sum | cut -d' ' -f1 >.venv/.sluice-quickstart.stamp
@@ -144,7 +170,7 @@ megatron=.venv/megatron-$(sed -n 's/^megatron-core==//p' "$HERE/requirements-meg
 if [ "$PROFILE" = test ] && [ ! -d "$megatron" ]; then
   rm -rf "$megatron.part"
   step "Megatron-Core (${megatron##*-})" "check the network, then run this again" \
-    .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
+    again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
     --ignore-requires-python --target "$megatron.part" -r "$HERE/requirements-megatron.txt"
   mv "$megatron.part" "$megatron"
 fi
@@ -154,7 +180,7 @@ fi
 if [ "$PROFILE" = test ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ] &&
   ! ls .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc >/dev/null 2>&1; then
   step "nvcc (101 MB, this machine has none)" "check the network, then run this again" \
-    .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
+    again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
     -r "$HERE/requirements-nvcc.txt"
 fi
 

@@ -57,11 +57,18 @@ struct sluice_tcp_meeting_s {
   const sluice_tcp_listeners_t* listeners;
   route_t* routes;            /* [rank] */
   sluice_tcp_hello_t* hellos; /* [capacity] */
-  struct pollfd* polls;       /* [SLUICE_TCP_MAX_ADDRESSES + capacity] */
+  struct pollfd* polls;       /* [SLUICE_TCP_MAX_ADDRESSES + capacity]: listeners, then hellos in their order */
+  int32_t num_listeners;      /* of the last poll */
 };
 
+/* Each higher rank may come by all of this one's addresses at once, while this one is busy: none of them is turned out.
+ */
+static int32_t most_accepted(int32_t rank, int32_t world_size) {
+  return MAX_STRANGERS + (world_size - rank) * MAX_ATTEMPTS;
+}
+
 sluice_status_t sluice_tcp_meeting_create(int32_t rank, int32_t world_size, sluice_tcp_meeting_t** out_meeting) {
-  const int32_t capacity = MAX_STRANGERS + world_size + rank * MAX_ATTEMPTS;
+  const int32_t capacity = most_accepted(rank, world_size) + rank * MAX_ATTEMPTS;
   const uint64_t routes = (uint64_t)rank * sizeof(route_t), hellos = (uint64_t)capacity * sizeof(sluice_tcp_hello_t);
   const uint64_t polls = (uint64_t)(capacity + SLUICE_TCP_MAX_ADDRESSES) * sizeof(struct pollfd);
   const uint64_t bytes = sizeof(sluice_tcp_meeting_t) + routes + hellos + polls;
@@ -191,14 +198,17 @@ static void note_failure(sluice_tcp_meeting_t* m, const sluice_tcp_hello_t* h, i
   if (route->attempt > h->attempt) route->next_ns = now_ns; /* another address of this round is left */
 }
 
-/* Moves all on, from the last: what is removed is replaced by one that has been looked at. */
+/* Moves on those of which poll has said something, or whose time is over, from the last: what is removed is replaced by
+ * one that has been looked at. The rest are left alone: among hundreds of ranks a call of the system for each of them
+ * whenever one has moved would take longer than all else. */
 static void advance_all(sluice_tcp_meeting_t* m) {
   const uint64_t now_ns = sluice_now_ns();
   for (int32_t i = m->num_hellos - 1; i >= 0; --i) {
     if (i >= m->num_hellos) continue; /* other attempts of a rank went with one */
     sluice_tcp_hello_t* h = &m->hellos[i];
     const sluice_tcp_phase_t before = h->phase;
-    int now = sluice_tcp_hello_advance(&m->group, h);
+    const int has_moved = m->polls[m->num_listeners + i].revents != 0;
+    int now = has_moved ? sluice_tcp_hello_advance(&m->group, h) : SLUICE_TCP_GOES_ON;
     if (now == SLUICE_TCP_GOES_ON && h->phase == SLUICE_TCP_AWAITS_WELCOME) {
       if (before != h->phase) settle_on(m, h->peer, h->fd);
       continue; /* until the deadline, or its end: the other rank may have kept it */
@@ -222,7 +232,7 @@ static int accept_from(sluice_tcp_meeting_t* m, int listener) {
   const uint64_t now_ns = sluice_now_ns();
   for (int i = 0; i < MAX_ACCEPTED_AT_ONCE; ++i) {
     sluice_tcp_hello_t hello;
-    if (m->num_accepted >= MAX_STRANGERS + m->group.world_size) (void)turn_out_oldest(m, 0, now_ns);
+    if (m->num_accepted >= most_accepted(m->group.rank, m->group.world_size)) (void)turn_out_oldest(m, 0, now_ns);
     const int fd = sluice_tcp_accept(listener);
     if (fd >= 0) {
       sluice_tcp_hello_accept(fd, &hello);
@@ -255,8 +265,10 @@ static int32_t poll_all(sluice_tcp_meeting_t* m, uint64_t due_ns) {
     m->polls[num++] = (struct pollfd){.fd = h->fd, .events = sluice_tcp_hello_events(h)};
     if (h->phase != SLUICE_TCP_AWAITS_WELCOME) due_ns = sluice_min_u64(due_ns, h->until_ns);
   }
+  m->num_listeners = num_listeners;
   const uint64_t left_ms = due_ns > now_ns ? (due_ns - now_ns + MS_NS - 1) / MS_NS : 0;
   if (poll(m->polls, (nfds_t)num, left_ms > 1000 ? 1000 : (int)left_ms) > 0) return num_listeners;
+  for (int32_t i = 0; i < num; ++i) m->polls[i].revents = 0;
   return 0; /* interrupted, or due */
 }
 

@@ -174,13 +174,13 @@ sluice_status_t sluice_messages_arrive(sluice_messages_t* m, int32_t peer, const
   if (!is_expected && !is_over) m->unexpected_bytes += bytes;
   pthread_mutex_unlock(&m->mutex);
   if (is_over) {
-    return refuse(m,
-                  SLUICE_FAIL_PEER(SLUICE_E_OVER_BUDGET, rank, peer,
-                                   "rank %d keeps %llu bytes of messages that it has no receive for; %llu more from "
-                                   "rank %d (tag %#llx) pass the limit of %llu: rank %d sends too far ahead, or "
-                                   "max_unexpected_bytes is too small",
-                                   rank, (unsigned long long)unexpected, (unsigned long long)bytes, peer,
-                                   (unsigned long long)frame->tag, (unsigned long long)m->max_unexpected_bytes, peer));
+    return refuse(m, SLUICE_FAIL_PEER(
+                         SLUICE_E_OVER_BUDGET, rank, peer,
+                         "rank %d keeps %llu bytes of messages that it has no receive for; %llu more from "
+                         "rank %d (tag %#llx) pass the limit of %llu: rank %d sends too far ahead, or "
+                         "max_unexpected_bytes is too small. These messages are at their end: close them on all ranks",
+                         rank, (unsigned long long)unexpected, (unsigned long long)bytes, peer,
+                         (unsigned long long)frame->tag, (unsigned long long)m->max_unexpected_bytes, peer));
   }
   sluice_message_arrival_t* arrival = allocate(m, frame->payload_bytes);
   if (arrival == NULL) {
@@ -191,10 +191,12 @@ sluice_status_t sluice_messages_arrive(sluice_messages_t* m, int32_t peer, const
       pthread_mutex_unlock(&m->mutex);
     }
     return refuse(
-        m, SLUICE_FAIL_PEER(why, rank, peer,
-                            "rank %d has no memory for a message of %llu bytes from rank %d (tag %#llx): "
-                            "allow fewer micro-batches in flight, or more memory",
-                            rank, (unsigned long long)frame->payload_bytes, peer, (unsigned long long)frame->tag));
+        m, SLUICE_FAIL_PEER(
+               why, rank, peer,
+               "rank %d has no memory for a message of %llu bytes from rank %d (tag %#llx): "
+               "allow fewer micro-batches in flight, or more memory. These messages are at their end: close them "
+               "on all ranks",
+               rank, (unsigned long long)frame->payload_bytes, peer, (unsigned long long)frame->tag));
   }
   arrival->tag = frame->tag;
   arrival->payload_bytes = frame->payload_bytes;

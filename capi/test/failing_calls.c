@@ -180,12 +180,47 @@ int __wrap_ioctl(int fd, unsigned long request, void* argument) {
   return -1;
 }
 
+/* Loading a library fails as for one that is not there. */
+void* __real_dlopen(const char* path, int flags);
+void* __wrap_dlopen(const char* path, int flags);
+void* __wrap_dlopen(const char* path, int flags) {
+  return fails_at("dlopen", __builtin_return_address(0)) ? NULL : __real_dlopen(path, flags);
+}
+
+/* What is closed is closed, whatever it says: the descriptor is gone on Linux. */
+int __real_close(int fd);
+int __wrap_close(int fd);
+int __wrap_close(int fd) {
+  const int32_t fails = fails_at("close", __builtin_return_address(0));
+  const int result = __real_close(fd);
+  if (!fails) return result;
+  errno = EIO;
+  return -1;
+}
+
+int __real_fclose(FILE* file);
+int __wrap_fclose(FILE* file);
+int __wrap_fclose(FILE* file) {
+  const int32_t fails = fails_at("fclose", __builtin_return_address(0));
+  const int result = __real_fclose(file);
+  if (!fails) return result;
+  errno = ENOSPC;
+  return EOF;
+}
+
 /* ---- allocations ------------------------------------------------------------------------------------------------- */
 
 void* __real_malloc(size_t bytes);
 void* __wrap_malloc(size_t bytes);
 void* __wrap_malloc(size_t bytes) {
   return allocation_fails("malloc", __builtin_return_address(0)) ? NULL : __real_malloc(bytes);
+}
+
+void* __real_aligned_alloc(size_t alignment, size_t bytes);
+void* __wrap_aligned_alloc(size_t alignment, size_t bytes);
+void* __wrap_aligned_alloc(size_t alignment, size_t bytes) {
+  if (allocation_fails("aligned_alloc", __builtin_return_address(0))) return NULL;
+  return __real_aligned_alloc(alignment, bytes);
 }
 
 static void* refuse(const char* what, uint64_t bytes) {

@@ -159,7 +159,8 @@ SLUICE_EXPORT void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch
  * message; that the host interrupted the batch), MISMATCH (ranks differ in m or in forward_only), PEER_REFUSED (another
  * rank had one of these: names it, with its message; within a second, or when the callback that runs here has
  * returned).
- * Errors that end the pipeline: PEER_LOST (names the rank), TIMED_OUT, ABORTED. */
+ * Errors that end the pipeline: PEER_LOST (names the rank), TIMED_OUT, ABORTED; and NO_MEMORY or OVER_BUDGET where it
+ * was a message that had no room on arriving (the record names its sender): later batches return the same. */
 SLUICE_API sluice_status_t sluice_pipeline_run_batch(sluice_pipeline_t* pipeline, const sluice_pipeline_batch_t* batch);
 
 /* Makes a batch that runs, and every later one, return ABORTED on this rank in bounded time; the other ranks get

@@ -1,0 +1,227 @@
+#include "capi/test/nth_ranks.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/alloc.h"
+#include "backend/base/clock.h"
+#include "capi/test/failing_calls.h"
+
+enum { NUM_COUNTS = 3, TRIES = 3, HANG_S = 120 };
+
+#define MS         UINT64_C(1000000)
+#define TIMEOUT_NS (8000 * MS)
+#define CONNECT_NS (4000 * MS)
+/* Joining over the parent, connecting and one exchange may each take its own, on a busy machine. */
+#define BOUNDED_NS (60000 * MS)
+
+static int32_t world_size;
+static nth_work_t do_work;
+static nth_rank_t ranks[NTH_MOST_RANKS];
+static pthread_barrier_t barrier; /* all ranks and the test */
+static char planned[256];         /* what fails, for whoever hangs */
+
+static void hang(int signal_number) {
+  (void)signal_number;
+  (void)!write(STDERR_FILENO, planned, strlen(planned));
+  abort();
+}
+
+/* ---- one rank ---------------------------------------------------------------------------------------------------- */
+
+sluice_status_t nth_said(nth_rank_t* me, sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status == SLUICE_OK) return status;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  snprintf(me->message, sizeof me->message, "%.511s", why.message);
+  return status;
+}
+
+sluice_status_t nth_local(nth_rank_t* me, sluice_comm_t** out_comm) {
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = me->rank, config.world_size = me->world_size, config.timeout_ns = TIMEOUT_NS;
+  return nth_said(me, sluice_comm_create_local(me->group, &config, out_comm));
+}
+
+sluice_status_t nth_tcp(nth_rank_t* me, sluice_comm_t* parent, sluice_comm_t** out_comm) {
+  sluice_tcp_config_t config;
+  sluice_tcp_config_init(&config, sizeof config);
+  config.connect_timeout_ns = CONNECT_NS;
+  return nth_said(me, sluice_comm_create_tcp(parent, &config, out_comm));
+}
+
+static void* rank_main(void* argument) {
+  nth_rank_t* me = argument;
+  pthread_barrier_wait(&barrier);
+  const uint64_t began_ns = sluice_now_ns();
+  me->status = do_work(me);
+  me->took_ns = sluice_now_ns() - began_ns;
+  return NULL;
+}
+
+/* ---- all of them ------------------------------------------------------------------------------------------------- */
+
+static int32_t count_entries(const char* folder) {
+  DIR* entries = opendir(folder);
+  int32_t count = 0;
+  if (entries == NULL) return -1;
+  while (readdir(entries) != NULL) ++count;
+  closedir(entries);
+  return count;
+}
+
+/* place NULL: nothing fails. 1: the call has failed. */
+static int32_t perform(const call_place_t* place, int64_t nth) {
+  pthread_t threads[NTH_MOST_RANKS];
+  sluice_local_group_t* group;
+  snprintf(planned, sizeof planned, "hangs: W = %d, %s at 0x%lx fails at hit %lld\n", world_size,
+           place != NULL ? place->name : "nothing", place != NULL ? (unsigned long)place->address : 0, (long long)nth);
+  alarm(HANG_S);
+  assert_int_equal(sluice_local_group_create(world_size, &group), SLUICE_OK);
+  pthread_barrier_init(&barrier, NULL, (unsigned)world_size + 1);
+  for (int32_t r = 0; r < world_size; ++r) {
+    ranks[r] = (nth_rank_t){.group = group, .rank = r, .world_size = world_size};
+    assert_int_equal(pthread_create(&threads[r], NULL, rank_main, &ranks[r]), 0);
+  }
+  if (place == NULL) calls_count();
+  if (place != NULL) calls_fail(place, nth);
+  pthread_barrier_wait(&barrier);
+  for (int32_t r = 0; r < world_size; ++r) pthread_join(threads[r], NULL);
+  const int32_t has_failed = calls_end();
+  pthread_barrier_destroy(&barrier);
+  sluice_local_group_destroy(group);
+  alarm(0);
+  return has_failed;
+}
+
+static void fail_with(const call_place_t* place, int64_t nth, const char* what, int64_t is, int64_t wanted) {
+  for (int32_t r = 0; r < world_size; ++r) {
+    print_message("rank %d: %s after %.1f s: %s\n", r, sluice_status_name(ranks[r].status),
+                  (double)ranks[r].took_ns / 1e9, ranks[r].message);
+  }
+  fail_msg("W = %d, %s at 0x%lx (addr2line -fie of this program), hit %lld fails: %s: %lld instead of %lld", world_size,
+           place != NULL ? place->name : "nothing", place != NULL ? (unsigned long)place->address : 0, (long long)nth,
+           what, (long long)is, (long long)wanted);
+}
+
+typedef struct before_s {
+  uint64_t num_live;
+  int32_t num_descriptors, num_threads;
+  uint64_t digests[NTH_MOST_RANKS];
+} before_t;
+
+/* After everything has been released. */
+static void check_nothing_left(const before_t* before, const call_place_t* place, int64_t nth) {
+  const int32_t descriptors = count_entries("/proc/self/fd");
+  int32_t threads = count_entries("/proc/self/task");
+  /* A thread that has been joined may be listed for a moment. */
+  for (int i = 0; threads > before->num_threads && i < 1000; ++i) {
+    usleep(1000);
+    threads = count_entries("/proc/self/task");
+  }
+  const uint64_t num_live = sluice_process_allocator()->num_live;
+  if (num_live != before->num_live) fail_with(place, nth, "live blocks", (int64_t)num_live, (int64_t)before->num_live);
+  if (descriptors != before->num_descriptors) {
+    fail_with(place, nth, "descriptors", descriptors, before->num_descriptors);
+  }
+  if (threads != before->num_threads) fail_with(place, nth, "threads", threads, before->num_threads);
+  for (int32_t r = 0; r < world_size; ++r) {
+    if (ranks[r].live_blocks != 0) fail_with(place, nth, "live blocks of a context", ranks[r].live_blocks, 0);
+  }
+}
+
+static void check_ranks(const before_t* before, const call_place_t* place, int64_t nth) {
+  int32_t num_ok = 0;
+  for (int32_t r = 0; r < world_size; ++r) {
+    num_ok += ranks[r].status == SLUICE_OK;
+    if (ranks[r].took_ns > BOUNDED_NS) {
+      fail_with(place, nth, "seconds", (int64_t)(ranks[r].took_ns / MS / 1000), (int64_t)(BOUNDED_NS / MS / 1000));
+    }
+    if (ranks[r].is_torn) fail_with(place, nth, "torn states", 1, 0);
+    if (ranks[r].status == SLUICE_E_INTERNAL) fail_with(place, nth, "internal errors", 1, 0);
+    if (ranks[r].status != SLUICE_OK && ranks[r].message[0] == '\0') fail_with(place, nth, "messages", 0, 1);
+    if (ranks[r].status == SLUICE_OK && ranks[r].digest != before->digests[r]) {
+      fail_with(place, nth, "digest", (int64_t)ranks[r].digest, (int64_t)before->digests[r]);
+    }
+  }
+  check_nothing_left(before, place, nth);
+  if (place == NULL && num_ok < world_size) fail_with(place, nth, "ranks without an error", num_ok, world_size);
+}
+
+static void measure(before_t* before) {
+  (void)perform(NULL, 0); /* what is loaded and kept once */
+  for (int32_t r = 0; r < world_size; ++r) before->digests[r] = ranks[r].digest;
+  before->num_live = sluice_process_allocator()->num_live;
+  before->num_descriptors = count_entries("/proc/self/fd");
+  before->num_threads = count_entries("/proc/self/task");
+}
+
+typedef struct outcomes_s {
+  int64_t struck, late, tolerated;
+  int32_t num_missed; /* places whose calls did not come again */
+} outcomes_t;
+
+static void strike(const before_t* before, const call_place_t* place, int64_t nth, outcomes_t* outcomes) {
+  int32_t has_failed = 0, is_late = 0, all_ok = 1;
+  for (int i = 0; i < TRIES && !has_failed; ++i) { /* how often ranks wait is never twice the same */
+    has_failed = perform(place, nth);
+    check_ranks(before, place, nth);
+  }
+  for (int32_t r = 0; r < world_size; ++r) {
+    is_late |= ranks[r].status == SLUICE_E_TIMED_OUT;
+    all_ok &= ranks[r].status == SLUICE_OK;
+  }
+  outcomes->struck += has_failed, outcomes->late += is_late, outcomes->tolerated += has_failed && all_ok;
+  if (all_ok) return;
+  (void)perform(NULL, 0);
+  check_ranks(before, NULL, 0);
+}
+
+static int is_chosen(const call_place_t* place, int64_t nth) {
+  if (place->is_allocation && getenv("SLUICE_FULL") != NULL) return 1;
+  return nth < 2 || nth == place->num_hits - 1;
+}
+
+void nth_call(int32_t num_ranks, nth_work_t work) {
+  before_t before;
+  outcomes_t outcomes = {0};
+  int32_t num_places, num_allocations = 0;
+  world_size = num_ranks, do_work = work;
+  calls_forget();
+  measure(&before);
+  for (int i = 0; i < NUM_COUNTS; ++i) {
+    (void)perform(NULL, 0);
+    check_ranks(&before, NULL, 0);
+  }
+  const call_place_t* places = calls_places(&num_places);
+  for (int32_t p = 0; p < num_places; ++p) {
+    const call_place_t place = places[p];
+    const int64_t struck = outcomes.struck;
+    num_allocations += place.is_allocation;
+    for (int64_t nth = 0; nth < place.num_hits; ++nth) {
+      if (is_chosen(&place, nth)) strike(&before, &place, nth, &outcomes);
+    }
+    outcomes.num_missed += outcomes.struck == struck;
+  }
+  print_message(
+      "W = %d: %d places of the system, %d ways to an allocation; %lld calls have failed, %lld of them without "
+      "harm, %lld until a deadline\n",
+      num_ranks, num_places - num_allocations, num_allocations, (long long)outcomes.struck,
+      (long long)outcomes.tolerated, (long long)outcomes.late);
+  assert_in_range(outcomes.num_missed, 0, num_places / 10);
+}
+
+void nth_watch(void) { signal(SIGALRM, hang); }

@@ -49,6 +49,13 @@ void sluice_finding_processor(char* out, size_t room) {
 
 /* ---- reading ---- */
 
+/* With the terminating zero. */
+static size_t room_for(int descriptor) {
+  struct stat info;
+  const int is_known = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
+  return is_known && info.st_size < MOST_BYTES - 1 ? (size_t)info.st_size + 1 : MOST_BYTES;
+}
+
 static char* read_whole(const char* path, int must_be_ours, size_t* out_length) {
   int descriptor = sluice_owned_open(path, must_be_ours);
   FILE* file = descriptor < 0 ? NULL : fdopen(descriptor, "rb");
@@ -56,8 +63,9 @@ static char* read_whole(const char* path, int must_be_ours, size_t* out_length) 
     if (descriptor >= 0) (void)close(descriptor);
     return NULL;
   }
-  char* text = malloc(MOST_BYTES);
-  if (text != NULL) *out_length = fread(text, 1, MOST_BYTES - 1, file);
+  const size_t room = room_for(descriptor);
+  char* text = malloc(room);
+  if (text != NULL) *out_length = fread(text, 1, room - 1, file);
   if (text != NULL) text[*out_length] = '\0';
   fclose(file);
   return text;

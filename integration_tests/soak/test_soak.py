@@ -1,6 +1,7 @@
-"""Soaks of a few minutes; by hand for as long as one likes (soak.py, soak_deepspeed.py)."""
+"""Soaks of a few minutes; by hand for as long as one likes (soak.py, soak_mpi.py, soak_deepspeed.py)."""
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import soak
+import soak_mpi
 
 MINUTES = 1.25
 
@@ -23,6 +25,14 @@ def _seed():
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_RanksOfACProgram_KilledAndStoppedAtRandom_GoOnWithTheSameLosses(ranks):
     print(soak.run(MINUTES, ranks, _seed()))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_RanksOfAJobUnderMPI_KilledAndStoppedAtRandom_EndItAndGoOnWithTheSameLosses():
+    if shutil.which("mpirun") is None or shutil.which("mpicc") is None:
+        pytest.skip("needs mpirun and mpicc: apt-get install openmpi-bin libopenmpi-dev")
+    print(soak_mpi.run(MINUTES, 3, _seed()))
 
 
 @pytest.mark.full

@@ -114,8 +114,15 @@ static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_d
   int32_t n = plan->num_chunks;
   if (bounded && rows > (double)n * (double)plan->chunk_rows) n = (int32_t)ceil(rows / (double)plan->chunk_rows);
   if (n > plan->max_chunks) n = plan->max_chunks;
-  return (sluice_choice_t){n,       plan->restore_input,    plan->restore_pre_activation,    plan->wgrad_mode,
-                           bounded, &plan->inputs.policies, bounded ? plan->kept_chunks : 0, plan->shares_act, !bounded && grouped};
+  return (sluice_choice_t){n,
+                           plan->restore_input,
+                           plan->restore_pre_activation,
+                           plan->wgrad_mode,
+                           bounded,
+                           &plan->inputs.policies,
+                           bounded ? plan->kept_chunks : 0,
+                           plan->shares_act,
+                           !bounded && grouped};
 }
 
 static void write_entries(const sluice_template_t* schedule, const double* begin, const double* end,

@@ -54,6 +54,16 @@ def test_Layer_EachCase_IsThatOfItsRecord(file: Path) -> None:
     assert not differ(row[5], [max(stats["chunks"] for stats in found["sluice_stats"])])
 
 
+@pytest.mark.parametrize("link", ["0.2gbit", "1gbit"])
+def test_TwoLevels_EachLink_IsThatOfItsRecord(link: str) -> None:
+    (found,) = (line for line in record("two_levels")["lines"] if line["link"] == link)
+    row = cells("layer", f"{link.removesuffix('gbit')} Gbit/s", "two_levels.json")
+    for cell, side in zip(row, ("one", "two")):
+        assert not differ(cell, [found[side]["median"], found["n"][side]])
+    assert not differ(row[2], spread(found["speedup"]))
+    assert not differ(row[4], [found["between_bytes"][side] / 1e6 for side in ("one", "two")])
+
+
 @pytest.mark.parametrize(
     ("first", "name"),
     [

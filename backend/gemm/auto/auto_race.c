@@ -2,8 +2,9 @@
 
 #include <math.h>
 
-/* Of what a call takes, this much may be measured on top. */
-static const double SHARE = 0.25;
+/* Of what a call takes, this much may be measured on top: first steps of a model have fresh memory to wait for as
+ * well. */
+static const double SHARE = 0.125;
 /* One run says nothing on a busy machine: nobody leaves, and nothing is chosen, before LEAST rounds count. Then it is
  * enough when ENOUGH seconds were spent, or after MOST rounds. */
 enum { MOST = 8, LEAST = 3 };
@@ -30,9 +31,9 @@ void sluice_gemm_race_start(sluice_gemm_race_t* race, uint32_t kinds) {
 }
 
 void sluice_gemm_race_earn(sluice_gemm_race_t* race, double seconds, double flop) {
-  race->credit += SHARE * seconds;
   const double rate = seconds / flop;
-  race->own = race->own == 0 ? rate : 0.5 * (race->own + rate);
+  if (race->own == 0 || rate < race->own) race->own = rate;
+  race->credit += SHARE * race->own * flop;
 }
 
 int sluice_gemm_race_next(const sluice_gemm_race_t* race, double flop) {

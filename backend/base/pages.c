@@ -17,6 +17,18 @@
 #define MOST_MEASURED ((uintptr_t)256 << 20)
 #define PIECE         ((uintptr_t)8 << 20)
 
+int sluice_pages_are_there(uintptr_t begin, uintptr_t end) {
+  enum { PLACES = 8 };
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), step = (end - begin) / PLACES;
+  int found = 0;
+  for (int i = 0; i < PLACES; ++i) {
+    unsigned char state = 0;
+    void* at = (void*)((begin + step * (uintptr_t)i) & ~(page - 1));
+    found += mincore(at, page, &state) == 0 && (state & 1) != 0;
+  }
+  return found > PLACES / 2;
+}
+
 #ifdef MADV_HUGEPAGE
 
 typedef enum setting_e { NEVER = 0, ALWAYS, WHERE_FASTER } setting_t;
@@ -38,19 +50,6 @@ static void ask(void) {
 
 static void advise(uintptr_t begin, uintptr_t end) {
   (void)madvise((void*)begin, end - begin, MADV_HUGEPAGE); /* a system without huge pages refuses: nothing is lost */
-}
-
-/* Whether most of the range is in memory already: then it is not fresh, and there is nothing to wait for. */
-static int is_there(uintptr_t begin, uintptr_t end, uintptr_t page) {
-  enum { PLACES = 8 };
-  const uintptr_t step = (end - begin) / PLACES;
-  int found = 0;
-  for (int i = 0; i < PLACES; ++i) {
-    unsigned char state = 0;
-    void* at = (void*)((begin + step * (uintptr_t)i) & ~(page - 1));
-    found += mincore(at, page, &state) == 0 && (state & 1) != 0;
-  }
-  return found > PLACES / 2;
 }
 
 /* Has each page brought into memory; what they hold stays. Seconds. */
@@ -85,7 +84,7 @@ static void choose(uintptr_t begin, uintptr_t end, int may_measure) {
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
   if (pthread_mutex_trylock(&mutex) != 0) return;
   sluice_pages_rate_t* rate = sluice_pages_rate_of(&rates, end - begin);
-  if (may_measure && end - begin >= 2 * HUGE_PAGE && !is_there(begin, end, page) && sluice_pages_is_due(rate)) {
+  if (may_measure && end - begin >= 2 * HUGE_PAGE && !sluice_pages_are_there(begin, end) && sluice_pages_is_due(rate)) {
     measure(rate, begin, end, page);
   } else if (sluice_pages_are_better_huge(rate)) {
     advise(begin, end);
@@ -145,7 +144,15 @@ void sluice_pages_advise_tensor(const sluice_tensor_t* tensor) {
   sluice_pages_advise(range.begin, (uint64_t)(range.end - range.begin));
 }
 
-void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count) {
+/* Whether it is fresh shows before it is measured, which brings some of it in. */
+static void advise_run(range_t run, sluice_pages_ahead_t* ahead) {
+  const uint64_t bytes = (uint64_t)(run.end - run.begin);
+  if (ahead != NULL) sluice_pages_ahead_add(ahead, run.begin, bytes);
+  sluice_pages_advise(run.begin, bytes);
+}
+
+void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
+                                sluice_pages_ahead_t* ahead) {
   range_t run = {NULL, NULL};
   for (int32_t i = 0; i < count; ++i) {
     for (int32_t k = 0; k < num_lists; ++k) {
@@ -155,9 +162,9 @@ void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num
         run.end = next.end;
         continue;
       }
-      sluice_pages_advise(run.begin, (uint64_t)(run.end - run.begin));
+      advise_run(run, ahead);
       run = next;
     }
   }
-  sluice_pages_advise(run.begin, (uint64_t)(run.end - run.begin));
+  advise_run(run, ahead);
 }

@@ -6,6 +6,7 @@
 
 #include <stdint.h>
 
+#include "backend/base/pages_ahead.h"
 #include "backend/base/pages_rates.h"
 #include "sluice/base.h"
 
@@ -21,7 +22,11 @@ void sluice_pages_advise_room(const void* data, uint64_t bytes);
 void sluice_pages_advise_tensor(const sluice_tensor_t* tensor);
 
 /* The same of lists of tensors that may be slices of one allocation: slice i of all lists, then slice i + 1, and so on;
- * what follows without a gap is one range. NULL lists are skipped. */
-void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count);
+ * what follows without a gap is one range. NULL lists are skipped. ahead: notes the fresh ones; may be NULL. */
+void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
+                                sluice_pages_ahead_t* ahead);
+
+/* Whether most of a range is in memory already, by some places: then it is not fresh, and nobody waits for it. */
+int sluice_pages_are_there(uintptr_t begin, uintptr_t end);
 
 #endif /* SLUICE_BACKEND_BASE_PAGES_H_ */

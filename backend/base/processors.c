@@ -63,17 +63,17 @@ static double find_quota(void) {
   return sluice_processors_quota(path);
 }
 
-static int count_allowed(long num_cores) {
+int sluice_processors_count(void) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-  return (int)num_cores; /* a machine of more than a thousand */
+  return (int)sysconf(_SC_NPROCESSORS_ONLN); /* a machine of more than a thousand */
 }
 
 void sluice_processors_describe(char* out, size_t room) {
   const long num_cores = sysconf(_SC_NPROCESSORS_ONLN);
   const double quota = find_quota();
-  const int used = snprintf(out, room, "%d of %ld cores", count_allowed(num_cores), num_cores);
+  const int used = snprintf(out, room, "%d of %ld cores", sluice_processors_count(), num_cores);
   if (quota > 0 && used > 0 && (size_t)used < room) {
     snprintf(out + used, room - (size_t)used, ", %.2f of them at a time", quota);
   }

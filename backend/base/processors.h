@@ -4,6 +4,9 @@
 
 #include <stddef.h>
 
+/* Cores that it may use, by its affinity now. */
+int sluice_processors_count(void);
+
 /* "8 of 64 cores", by its affinity now, and ", 2.50 of them at a time" where its control groups allow no more
  * (cpu.max, cpu.cfs_quota_us). */
 void sluice_processors_describe(char* out, size_t room);

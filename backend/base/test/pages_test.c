@@ -107,10 +107,10 @@ static void AdviseSlices_OfOneAllocation_AreOneRange(void** state) {
     second[i] = matrix(data + (uint64_t)i * 2 * MIB + MIB, shape, NULL);
   }
   const sluice_tensor_t* const first_only[] = {first, NULL};
-  sluice_pages_advise_slices(first_only, 2, 8);
+  sluice_pages_advise_slices(first_only, 2, 8, NULL);
   assert_false(is_advised(data + 8 * MIB));
   const sluice_tensor_t* const both[] = {first, second};
-  sluice_pages_advise_slices(both, 2, 8);
+  sluice_pages_advise_slices(both, 2, 8, NULL);
   assert_true(is_advised(data + 8 * MIB));
   munmap(data, 16 * MIB);
 }

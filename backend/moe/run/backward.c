@@ -1,5 +1,6 @@
 /* A backward, from the routes that its forward saved to gradients. */
 #include "backend/base/clock.h"
+#include "backend/base/pages_ahead.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/routing/saved_routes.h"
@@ -52,15 +53,16 @@ static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_
   return sluice_step_allocate_deferred(step, bytes, pass->stream);
 }
 
-/* Gradients are often as large as the parameters and fresh from the system in each step. */
-static void advise_outputs(const sluice_pass_t* pass, int32_t num_local) {
+/* Gradients are often as large as the parameters, and fresh from the system: in a first step, or in each. Those of
+ * weights are written last. */
+static void advise_outputs(const sluice_pass_t* pass, int32_t num_local, sluice_pages_ahead_t* ahead) {
   const sluice_row_memory_t* rows = pass->context->rows;
   rows->advise(pass->out_rows);
   const sluice_expert_tensors_t* dw = pass->grad_params;
   if (dw == NULL || pass->grad_mode != SLUICE_GRAD_OVERWRITE) return;
   const sluice_tensor_t* const up[] = {dw->w1, dw->w3};
-  rows->advise_slices(up, 2, num_local);
-  rows->advise_slices(&dw->w2, 1, num_local);
+  rows->advise_slices(up, 2, num_local, ahead);
+  rows->advise_slices(&dw->w2, 1, num_local, ahead);
 }
 
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
@@ -83,12 +85,17 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   pass->grad_mode = args->grad_mode;
   pass->expert_ready = args->expert_ready;
   pass->expert_ready_user = args->expert_ready_user;
-  advise_outputs(pass, step->moe->shape.num_local);
+  sluice_pages_ahead_t ahead;
+  sluice_pages_ahead_init(&ahead);
+  advise_outputs(pass, step->moe->shape.num_local, &ahead);
   sluice_binding_stops(&pass->host);
   /* Nothing was written so far: until here the step can be tried again in any case. */
   step->reuses_saved = pass->schedule->spec.reuse_saved;
   if (step->reuses_saved) sluice_binding_use_up(step->saved[SLUICE_SAVED_META]);
-  return sluice_pass_run(pass);
+  sluice_pages_ahead_start(&ahead);
+  const sluice_status_t status = sluice_pass_run(pass);
+  sluice_pages_ahead_stop(&ahead); /* the memory is the caller's again, to free */
+  return status;
 }
 
 static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {

@@ -1,0 +1,68 @@
+#include "backend/base/pages_ahead.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "backend/base/pages.h"
+#include "backend/base/pages_rates.h"
+#include "backend/base/processors.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; headers may be older than the system */
+#endif
+
+/* Stopping waits for one: some milliseconds on a slow host. */
+static const uintptr_t PIECE = (uintptr_t)4 << 20;
+
+void sluice_pages_ahead_init(sluice_pages_ahead_t* ahead) {
+  ahead->count = 0;
+  ahead->is_running = 0;
+  atomic_init(&ahead->is_over, 0);
+}
+
+void sluice_pages_ahead_add(sluice_pages_ahead_t* ahead, const void* data, uint64_t bytes) {
+  if (data == NULL || bytes < SLUICE_PAGES_LARGE || ahead->count == SLUICE_PAGES_AHEAD_RANGES) return;
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+  const uintptr_t begin = ((uintptr_t)data + page - 1) & ~(page - 1);
+  const uintptr_t end = ((uintptr_t)data + (uintptr_t)bytes) & ~(page - 1);
+  if (sluice_pages_are_there(begin, end)) return;
+  ahead->begin[ahead->count] = begin;
+  ahead->end[ahead->count++] = end;
+}
+
+/* 0: the system cannot, or has no more; whoever writes will see. */
+static int bring(uintptr_t begin, uintptr_t end) {
+  while (madvise((void*)begin, end - begin, MADV_POPULATE_WRITE) != 0) {
+    if (errno != EINTR && errno != EAGAIN) return 0;
+  }
+  return 1;
+}
+
+static void* run(void* data) {
+  sluice_pages_ahead_t* ahead = data;
+  for (int32_t i = 0; i < ahead->count; ++i) {
+    for (uintptr_t at = ahead->begin[i]; at < ahead->end[i]; at += PIECE) {
+      const uintptr_t next = ahead->end[i] - at < PIECE ? ahead->end[i] : at + PIECE;
+      if (atomic_load(&ahead->is_over) || !bring(at, next)) return NULL;
+    }
+  }
+  return NULL;
+}
+
+void sluice_pages_ahead_start(sluice_pages_ahead_t* ahead) {
+  if (ahead->count == 0 || sluice_processors_count() < 2) return;
+  sigset_t all, before;
+  sigfillset(&all); /* the host's handlers run in the host's threads */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  ahead->is_running = pthread_create(&ahead->thread, NULL, run, ahead) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void sluice_pages_ahead_stop(sluice_pages_ahead_t* ahead) {
+  if (!ahead->is_running) return;
+  atomic_store(&ahead->is_over, 1);
+  pthread_join(ahead->thread, NULL);
+  ahead->is_running = 0;
+}

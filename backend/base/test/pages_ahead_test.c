@@ -1,0 +1,165 @@
+/* Fresh ranges come in beside the caller, who finds them there; nothing else is touched. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* RUSAGE_THREAD, sched_setaffinity */
+#endif
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/pages_ahead.h"
+#include "backend/base/pages_rates.h"
+#include "backend/base/processors.h"
+
+enum { MIB = 1 << 20, BYTES = 32 * MIB };
+static const uint64_t DEADLINE_NS = UINT64_C(120) * 1000 * 1000 * 1000; /* ends as soon as all is there */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+static unsigned char* fresh(void) {
+  unsigned char* data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_true(data != MAP_FAILED);
+  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* one touch is one page */
+  return data;
+}
+
+static void skip_where_it_cannot(void) {
+  unsigned char* data = fresh();
+  const int can = madvise(data, page_bytes(), MADV_POPULATE_WRITE) == 0;
+  munmap(data, BYTES);
+  if (!can) print_message("this kernel brings no pages in on demand (Linux 5.14 does): skipped\n");
+  if (sluice_processors_count() < 2) print_message("one core: skipped\n");
+  if (!can || sluice_processors_count() < 2) skip();
+}
+
+static size_t pages_there(void* data) {
+  static unsigned char state[BYTES / 4096];
+  const size_t count = BYTES / page_bytes();
+  assert_true(mincore(data, BYTES, state) == 0);
+  size_t found = 0;
+  for (size_t i = 0; i < count; ++i) found += state[i] & 1;
+  return found;
+}
+
+static void wait_for_all(void* data) {
+  const uint64_t begin = sluice_now_ns();
+  while (pages_there(data) < BYTES / page_bytes()) {
+    if (sluice_now_ns() - begin > DEADLINE_NS) fail_msg("%zu pages are there", pages_there(data));
+    sched_yield();
+  }
+}
+
+static long own_faults(void) {
+  struct rusage used;
+  assert_int_equal(getrusage(RUSAGE_THREAD, &used), 0);
+  return used.ru_minflt;
+}
+
+static void Ahead_FreshRange_ComesInBesideTheCallerUnchanged(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  unsigned char* data = fresh();
+  for (int i = 0; i < 4; ++i) data[(i + 3) * MIB + 5] = (unsigned char)(i + 1);
+  sluice_pages_ahead_t ahead;
+  sluice_pages_ahead_init(&ahead);
+  const long before = own_faults();
+  sluice_pages_ahead_add(&ahead, data, BYTES);
+  sluice_pages_ahead_start(&ahead);
+  assert_true(ahead.is_running);
+  wait_for_all(data);
+  sluice_pages_ahead_stop(&ahead);
+  for (int i = 0; i < BYTES; ++i) {
+    const int in = i % MIB == 5 && i / MIB >= 3 && i / MIB < 7;
+    if (data[i] != (in ? i / MIB - 2 : 0)) fail_msg("byte %d is %d", i, data[i]);
+  }
+  memset(data, 1, BYTES);
+  assert_true(own_faults() - before < 256); /* of 8,192 pages; some of the thread's own making */
+  munmap(data, BYTES);
+}
+
+static void Ahead_MemoryThatIsThereOrSmall_NeedsNoThread(void** state) {
+  (void)state;
+  unsigned char* data = fresh();
+  sluice_pages_ahead_t ahead;
+  sluice_pages_ahead_init(&ahead);
+  sluice_pages_ahead_add(&ahead, data, SLUICE_PAGES_LARGE - 1);
+  sluice_pages_ahead_add(&ahead, NULL, BYTES);
+  memset(data, 1, BYTES);
+  sluice_pages_ahead_add(&ahead, data, BYTES);
+  sluice_pages_ahead_start(&ahead);
+  assert_int_equal(ahead.count, 0);
+  assert_false(ahead.is_running);
+  sluice_pages_ahead_stop(&ahead);
+  munmap(data, BYTES);
+}
+
+static void Ahead_Stopped_LetsTheMemoryGo(void** state) {
+  (void)state;
+  for (int i = 0; i < 50; ++i) {
+    unsigned char* data = fresh();
+    sluice_pages_ahead_t ahead;
+    sluice_pages_ahead_init(&ahead);
+    sluice_pages_ahead_add(&ahead, data, BYTES);
+    sluice_pages_ahead_start(&ahead);
+    sluice_pages_ahead_stop(&ahead);
+    munmap(data, BYTES); /* a thread that is still at it would find others' memory here, or none */
+    unsigned char* other = fresh();
+    assert_int_equal(pages_there(other), 0);
+    munmap(other, BYTES);
+  }
+}
+
+static void Ahead_OneCore_LeavesItToTheCaller(void** state) {
+  (void)state;
+  cpu_set_t before, one;
+  if (sched_getaffinity(0, sizeof before, &before) != 0) skip();
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
+  }
+  assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+  unsigned char* data = fresh();
+  sluice_pages_ahead_t ahead;
+  sluice_pages_ahead_init(&ahead);
+  sluice_pages_ahead_add(&ahead, data, BYTES);
+  sluice_pages_ahead_start(&ahead);
+  assert_int_equal(ahead.count, 1);
+  assert_false(ahead.is_running);
+  sluice_pages_ahead_stop(&ahead);
+  assert_int_equal(pages_there(data), 0);
+  munmap(data, BYTES);
+  assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+static void Ahead_MoreRangesThanThereIsRoom_LeavesTheRest(void** state) {
+  (void)state;
+  unsigned char* data = fresh();
+  sluice_pages_ahead_t ahead;
+  sluice_pages_ahead_init(&ahead);
+  for (int i = 0; i < SLUICE_PAGES_AHEAD_RANGES + 3; ++i) sluice_pages_ahead_add(&ahead, data, BYTES);
+  assert_int_equal(ahead.count, SLUICE_PAGES_AHEAD_RANGES);
+  munmap(data, BYTES);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ahead_FreshRange_ComesInBesideTheCallerUnchanged),
+      cmocka_unit_test(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread),
+      cmocka_unit_test(Ahead_Stopped_LetsTheMemoryGo),
+      cmocka_unit_test(Ahead_OneCore_LeavesItToTheCaller),
+      cmocka_unit_test(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

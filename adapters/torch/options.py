@@ -53,6 +53,8 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
         given["gradient_pool"] = options.gradient_pool
     if options.chunking is not None:
         given["chunking"] = options.chunking
+    if options.grouping is not None:
+        given["grouping"] = options.grouping
     if options.reuse:
         given["reuse"] = True
         if not fused:  # the host's modules run again, or keep all their rows

@@ -22,6 +22,7 @@ ENVIRONMENT = "SLUICE"
 POLICIES = ("error", "warn")
 WGRAD_MODES = ("deferred", "per_chunk")
 CHUNKINGS = ("adaptive", "tokens")
+GROUPINGS = ("adaptive", "off", "on")
 ACCUMULATE = ("in_place", "autograd")
 TRANSPORTS = ("tcp", "c10d")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
@@ -42,7 +43,7 @@ class ConfigError(InvalidArgument):
 class TunerOptions(NamedTuple):
     """Who decides n, and by what (docs/tuning.md).
 
-    machine    path of a machine's JSON, for predictions
+    machine    path of a machine's JSON, for predictions; a profile's name; "device": the profile of the GPU's name
     calibrate  seconds: this machine is measured before the first layer, or taken from the cache
     cache      folder of measured machines; None: the user's
     decisions  path of a file of decisions that this run begins with and leaves its own in; True: one in `cache`
@@ -121,6 +122,7 @@ class Options:
     optimizer: bool = False
     pipeline: PipelineOptions | None = None
     placement: PlacementOptions | None = None
+    grouping: str | None = None
     shared_memory_budget: int | None = None
     shared_host_memory_budget: int | None = None
 
@@ -470,6 +472,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "chunks": _chunks,
     "wgrad_mode": _one_of(WGRAD_MODES),
     "chunking": _one_of(CHUNKINGS),
+    "grouping": _one_of(GROUPINGS),
     "policy": _policy,
     "reuse": _boolean,
     "memory_budget": _bytes,

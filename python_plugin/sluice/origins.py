@@ -38,6 +38,7 @@ TABLE = {
     "chunks": Rule(ANYONE, "it changes times, not results"),
     "wgrad_mode": Rule(ANYONE, "it changes times, not results"),
     "chunking": Rule(ANYONE, "it changes times and bytes, not results"),
+    "grouping": Rule(ANYONE, "it changes times and bytes, not results"),
     "policy": Rule(ANYONE, "it changes times and bytes, not results"),
     "policy.input": Rule(ANYONE, "it changes times and bytes, not results"),
     "policy.pre_activation": Rule(ANYONE, "it changes times and bytes, not results"),

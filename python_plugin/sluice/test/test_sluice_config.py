@@ -49,6 +49,17 @@ def test_Reuse_IsReadAndChoosesThePolicyItself() -> None:
         config.parse({"reuse": "S1"})
 
 
+def test_Grouping_IsReadAndReachesTheLayer() -> None:
+    from sluice.adapters.torch.options import layer_options
+
+    assert config.parse({})[1].grouping is None
+    assert "grouping" not in layer_options(config.parse({})[1], fused=True)
+    for word in config.GROUPINGS:
+        assert layer_options(config.parse({"grouping": word})[1], fused=True)["grouping"] == word
+    with pytest.raises(config.ConfigError, match='"grouping" must be one of adaptive, off, on, not True'):
+        config.parse({"grouping": True})
+
+
 def test_Transport_IsReadAndChosenBySluiceByDefault() -> None:
     assert config.parse({"transport": "c10d"})[1].transport == "c10d"
     assert config.parse({"transport": "tcp"})[1].transport == "tcp"

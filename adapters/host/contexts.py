@@ -14,15 +14,19 @@ _contexts: dict[tuple[Any, ...], Context] = {}
 
 
 def context_of(
-    options: Options, group: EpGroup | None, num_layers: int | None = None, device: torch.device | None = None
+    options: Options,
+    group: EpGroup | None,
+    num_layers: int | None = None,
+    device: torch.device | None = None,
+    num_forwards: int | None = None,
 ) -> Context:
     """The context of layers of this group (None: without other ranks), made for the first of them.
 
     Not thread-safe: the caller holds a lock. Contexts stay until their group closes.
 
-    num_layers  of the model whose first layer asks: so many forwards are outstanding in training, which a budget must
-                know before the other layers exist
-    device      of the experts; None: the CPU
+    num_layers    of the model whose first layer asks: a budget must know before the other layers exist
+    device        of the experts; None: the CPU
+    num_forwards  that are outstanding at one time in training; None: one for each layer
     """
     chosen = (
         options.gemm or "auto",
@@ -38,7 +42,7 @@ def context_of(
         found.close()  # of a model that has gone: this one may have more layers
     if found is None or not found.alive:
         known = ContextOptions(*chosen)
-        outstanding = known.max_outstanding or num_layers
+        outstanding = known.max_outstanding or num_forwards or num_layers
         known = dataclasses.replace(
             known, max_outstanding=outstanding, num_layers=num_layers, ranks_per_node=options.ranks_per_node
         )

@@ -23,7 +23,7 @@ from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.contexts import context_of
 from sluice.adapters.host.placement import Placement, replace_in_all
 from sluice.adapters.megatron import experts as experts_module
-from sluice.adapters.megatron import hooks, moving, routes
+from sluice.adapters.megatron import hooks, in_flight, moving, routes
 from sluice.adapters.megatron.probe import DTYPES, Finding, probe
 from sluice.adapters.torch import Context, EpGroup, MoeLayer, layer_options, refused_policy
 from sluice.config import Options
@@ -104,8 +104,8 @@ class LayerState:
         timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
         self._group = EpGroup.for_ranks(finding.ranks, timeout, options.transport)
         with _making:
-            layers = _num_moe_layers(config) if options.memory_budget else None
-            self._context = context_of(options, self._group, layers, finding.device)
+            layers, forwards = in_flight.of_config(config) if options.memory_budget else (None, None)
+            self._context = context_of(options, self._group, layers, finding.device, forwards)
         self._adds_itself = bool(config.gradient_accumulation_fusion)
         self._layers: dict[tuple[torch.dtype, bool], MoeLayer] = {}
         self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
@@ -257,13 +257,6 @@ class LayerState:
     def contexts(self) -> list[Context]:
         """The one that it shares with the other layers of its ranks."""
         return [self._context]
-
-
-def _num_moe_layers(config: Any) -> int:
-    """Of the whole model. Under 1F1B the first stage has a micro-batch outstanding for each stage: as many forwards."""
-    pattern = config.moe_layer_freq
-    count = sum(pattern) if isinstance(pattern, list) else -(-config.num_layers // pattern)
-    return max(1, count)
 
 
 def _announce(finding: Finding, options: Options, kept: str | None) -> None:

@@ -28,13 +28,21 @@ ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def groups(ep: int) -> None:
-    """Megatron's process groups with this size of expert parallelism, anew where there are others."""
+def groups(ep: int, stages: int = 1, parts: int | None = None) -> None:
+    """Megatron's process groups with these sizes of expert and pipeline parallelism, anew where there are others.
+
+    parts  of the model on each stage, for the interleaved schedule
+    """
     if parallel_state.model_parallel_is_initialized():
-        if parallel_state.get_expert_model_parallel_world_size() == ep:
+        found = (
+            parallel_state.get_expert_model_parallel_world_size(),
+            parallel_state.get_pipeline_model_parallel_world_size(),
+            parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+        )
+        if found == (ep, stages, parts):
             return
         parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(1, 1, expert_model_parallel_size=ep)
+    parallel_state.initialize_model_parallel(1, stages, parts, expert_model_parallel_size=ep)
 
 
 def config_of(ep: int, **changes: Any) -> TransformerConfig:
@@ -73,11 +81,11 @@ def config_of(ep: int, **changes: Any) -> TransformerConfig:
     return TransformerConfig(**fields)
 
 
-def spec_of(config: TransformerConfig, how: str, options: dict[str, Any]) -> Any:
-    """ "stock", "decorated", or "named": what --spec looks up."""
+def spec_of(config: TransformerConfig, how: str, options: dict[str, Any], **part: Any) -> Any:
+    """ "stock", "decorated", or "named": what --spec looks up. part: vp_stage, of the interleaved schedule."""
     if how == "named":
         return ours.moe_block_spec
-    stock = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
+    stock = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization, **part)
     return stock if how == "stock" else ours.with_sluice(stock, **options)
 
 
@@ -102,7 +110,7 @@ def forget_aux_losses() -> None:
     """What the process has noted of other models: of another number of layers, or trained without a schedule."""
     moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None
     if hasattr(moe_utils, "get_moe_metrics_tracker"):
-        moe_utils.get_moe_metrics_tracker().clear()
+        moe_utils.get_moe_metrics_tracker().metrics.clear()  # its own clear() keeps the sizes of another model
     else:
         moe_utils.get_moe_layer_wise_logging_tracker().clear()
 
@@ -158,6 +166,10 @@ class Tape:
 
     def __init__(self) -> None:
         self._routes: list[list[torch.Tensor]] = []
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Before the next model is built."""
         self._position = 0
         RouterReplay.clear_global_router_replay_instances()
 
@@ -174,6 +186,23 @@ class Tape:
         RouterReplay.set_replay_data(self._routes[self._position])
         self._position += 1
         return forward_step(data, model)
+
+
+def optimizer_of(parts: list[Any], config: Any, ddp: DistributedDataParallelConfig, clip: float) -> Any:
+    """Megatron's own."""
+    return get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=2e-3,
+            weight_decay=0.01,
+            clip_grad=clip,
+            bf16=config.bf16,
+            params_dtype=config.params_dtype,
+            use_distributed_optimizer=ddp.use_distributed_optimizer,
+            overlap_param_gather=ddp.overlap_param_gather,
+        ),
+        parts,
+    )
 
 
 class Host:
@@ -194,25 +223,18 @@ class Host:
         inner = Float16Module(self.config, self.model) if self.config.bf16 else self.model
         ddp_config = DistributedDataParallelConfig(**{"average_in_collective": False, **(ddp or {})})
         self.ddp = DistributedDataParallel(self.config, ddp_config, inner)
+        self.parts = [self.ddp]
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.no_sync_func = self.ddp.no_sync
         if ddp_config.overlap_grad_reduce:
             self.config.grad_sync_func = self.ddp.start_grad_sync
         if ddp_config.overlap_param_gather:
             self.config.param_sync_func = self.ddp.start_param_sync
-        self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(
-                optimizer="adam",
-                lr=2e-3,
-                weight_decay=0.01,
-                clip_grad=clip,
-                bf16=self.config.bf16,
-                params_dtype=self.config.params_dtype,
-                use_distributed_optimizer=ddp_config.use_distributed_optimizer,
-                overlap_param_gather=ddp_config.overlap_param_gather,
-            ),
-            [self.ddp],
-        )
+        self.optimizer = optimizer_of(self.parts, self.config, ddp_config, clip)
+
+    def batches(self, steps: int, microbatches: int) -> Any:
+        """What the schedule draws its micro-batches from."""
+        return batches(steps, microbatches)
 
     def train(
         self,
@@ -223,16 +245,18 @@ class Host:
     ) -> dict[str, list[float]]:
         """Loss and gradient norm of each step on this rank (0: nothing clips). around: the forward of a micro-batch, or
         what calls it. before_update: called with the step, when its gradients are there."""
-        data = batches(steps, microbatches)
-        self.ddp.train()
+        data = self.batches(steps, microbatches)
         found: dict[str, list[float]] = {"losses": [], "norms": []}
+        for part in self.parts:
+            part.train()
         for _ in range(steps):
-            self.ddp.zero_grad_buffer()
+            for part in self.parts:
+                part.zero_grad_buffer()
             self.optimizer.zero_grad()
             losses = get_forward_backward_func()(
                 forward_step_func=around,
                 data_iterator=data,
-                model=[self.ddp],
+                model=self.parts,
                 num_microbatches=microbatches,
                 seq_length=SEQUENCE,
                 micro_batch_size=BATCH,
@@ -287,7 +311,7 @@ def train_replayed(ep: int, steps: int, **changes: Any) -> dict[str, Any]:
     tape = Tape()
     stock = Host(ep, "stock", **changes)
     wanted = stock.train(steps, around=tape.record)
-    RouterReplay.clear_global_router_replay_instances()
+    tape.rewind()
     mine = Host(ep, "decorated", {"gemm": "host"}, **changes)
     found = mine.train(steps, around=tape.replay)
     computed = sorted({each["computed_by"] for each in sluice.stats(mine.model)})

@@ -21,6 +21,9 @@ NAMES = {
     "ranks": ("expert_model_parallel_size",),
 }
 DEFAULT_TOP_K = 2  # Megatron's own
+_PARTS = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
+_LAYERS_OF_A_PART = "num_layers_per_virtual_pipeline_stage"
+_GROUP = ("microbatch_group_size_per_vp_stage", "microbatch_group_size_per_virtual_pipeline_stage")
 _RECIPE = "MODEL_ARGS"  # under which recipes have the flags of a script
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S+)\s*$")
 
@@ -100,6 +103,21 @@ def token_shares(data: Mapping[str, Any]) -> int:
 def stages(data: Mapping[str, Any]) -> int:
     """Of its pipeline."""
     return _size(data, "pipeline_model_parallel_size")
+
+
+def parts_of_a_stage(data: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """(parts of the model that each stage has, micro-batches of a part that wait in the first stage): of 1F1B, or of
+    its interleaved form (adapters/megatron/in_flight.py)."""
+    count = stages(data)
+    given = next((name for name in _PARTS if data.get(name) is not None), None)
+    if given is not None:
+        parts = _size(data, given)
+    elif data.get(_LAYERS_OF_A_PART) is not None:
+        parts = max(1, layers // count // _size(data, _LAYERS_OF_A_PART))
+    else:
+        return 1, count
+    group = next((_size(data, name) for name in _GROUP if data.get(name) is not None), count)
+    return parts, 2 * (count - 1) + (parts - 1) * group + 1
 
 
 def _size(data: Mapping[str, Any], name: str) -> int:

@@ -182,13 +182,15 @@ def _megatron(data: Mapping[str, Any], path: str) -> Model:
 
 
 def _layers_of_a_stage(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
-    """Of the stage with the most experts. Under 1F1B the first stage has a micro-batch outstanding for each stage."""
+    """Of the stage with the most experts, and how many of their forwards wait for their backward in the first stage."""
     frequency = {"moe_layer_freq": data.get("moe_layer_freq")}
     count, stages = moe_layers.count(frequency, layers), megatron.stages(data)
     if stages == 1 or layers is None:
         return {"layers": count}
-    most = max(moe_layers.by_stage(frequency, layers, stages))
-    return {"layers": most, "max_outstanding": most * stages}
+    parts, waiting = megatron.parts_of_a_stage(data, layers)
+    counts = moe_layers.by_stage(frequency, layers, stages * parts)  # part p of stage s is number p S + s
+    most = max(sum(counts[stage::stages]) for stage in range(stages))
+    return {"layers": most, "max_outstanding": waiting * max(counts)}
 
 
 def _deepspeed(data: Mapping[str, Any], path: str) -> Model:

@@ -337,6 +337,9 @@ LINE = "--num-layers 8 --hidden-size 64 --num-experts 8 --seq-length 4096 --micr
         ("--tensor-model-parallel-size 4", (None, 8192, 8, None)),
         ("--pipeline-model-parallel-size 4", (None, 8192, 2, 8)),
         ("--pipeline-model-parallel-size 2 --moe-layer-freq ([0]*3+[1]*5)", (None, 8192, 4, 8)),
+        ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2", (None, 8192, 4, 10)),
+        ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4 "
+         "--microbatch-group-size-per-virtual-pipeline-stage 3", (None, 8192, 4, 12)),
     ],
 )  # fmt: skip
 def test_Config_MegatronParallelism_GivesRanksTokensAndLayersOfARank(tmp_path, flags: str, wanted) -> None:

@@ -1,0 +1,48 @@
+"""How many MoE layers a rank builds, and how many of their forwards wait for their backward: a budget is divided by it.
+
+Megatron's schedules, with S pipeline stages, V parts of the model on each (virtual pipeline) and this rank's number r:
+
+    no pipeline     one micro-batch
+    1F1B            S - r micro-batches
+    interleaved     2 (S - r - 1) + (V - 1) G + 1 of the parts, G being microbatch_group_size_per_vp_stage: the warm-up
+                    and the forward that follows it. More than the whole model has, where 1F1B never has more
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+
+class InFlight(NamedTuple):
+    """Of this rank."""
+
+    layers: int  # MoE layers that it builds
+    forwards: int  # of them without their backward at one time, at most
+
+
+def of_config(config: Any) -> InFlight:
+    """Of a TransformerConfig; before any layer is there."""
+    frequency = config.moe_layer_freq
+    pattern = frequency if isinstance(frequency, list) else [i % frequency == 0 for i in range(config.num_layers)]
+    stages = config.pipeline_model_parallel_size
+    if stages == 1:
+        layers = max(1, sum(map(bool, pattern)))
+        return InFlight(layers, layers)
+    is_known = parallel_state.model_parallel_is_initialized()
+    stage = parallel_state.get_pipeline_model_parallel_rank() if is_known else 0  # most wait in the first
+    parts = config.virtual_pipeline_model_parallel_size
+    counts = [_experts_in(config, pattern, part, stage) for part in ([None] if parts is None else range(parts))]
+    waiting = stages - stage
+    if parts is not None:
+        waiting = 2 * (stages - stage - 1) + (parts - 1) * config.microbatch_group_size_per_vp_stage + 1
+    return InFlight(max(1, sum(counts)), max(1, waiting * max(counts)))
+
+
+def _experts_in(config: Any, pattern: list[Any], part: int | None, stage: int) -> int:
+    """MoE layers of a part of the model."""
+    first = get_transformer_layer_offset(config, part, stage)
+    return sum(map(bool, pattern[first : first + get_num_layers_to_build(config, part, stage)]))

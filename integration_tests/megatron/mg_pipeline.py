@@ -1,0 +1,83 @@
+"""Stages of a pipelined GPTModel under Megatron's 1F1B, plain and interleaved, trained with and without Sluice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mg_models
+import sluice
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+STAGES = 2
+
+
+class PipelineHost(mg_models.Host):
+    """This rank's parts of a model of four layers."""
+
+    def __init__(self, how: str, options: dict[str, Any], parts: int | None, ep: int = 2, **changes: Any) -> None:
+        mg_models.groups(ep, STAGES, parts)
+        mg_models.forget_aux_losses()
+        model_parallel_cuda_manual_seed(1234)
+        # Two stages that both send and receive at once: the host's interleaved schedule wants its sends one by one.
+        beside = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if parts else {}
+        fields = {"num_layers": 4, "pipeline_model_parallel_size": STAGES, **beside, **changes}
+        self.config = mg_models.config_of(ep, virtual_pipeline_model_parallel_size=parts, **fields)
+        ddp_config = DistributedDataParallelConfig(average_in_collective=False)
+        numbers: list[dict[str, Any]] = [{"vp_stage": part} for part in range(parts)] if parts else [{}]
+        models = [self._model(ep, mg_models.spec_of(self.config, how, options, **part), part) for part in numbers]
+        self.parts = [DistributedDataParallel(self.config, ddp_config, model) for model in models]
+        self.config.finalize_model_grads_func = finalize_model_grads
+        no_sync = [part.no_sync for part in self.parts]
+        self.config.no_sync_func = no_sync if parts else no_sync[0]
+        self.optimizer = mg_models.optimizer_of(self.parts, self.config, ddp_config, 1.0)
+        self.model = torch.nn.ModuleList(models)
+
+    def _model(self, ep: int, spec: Any, part: dict[str, int]) -> GPTModel:
+        where = {"ignore_virtual": False, **part} if part else {}
+        model = GPTModel(
+            config=self.config,
+            transformer_layer_spec=spec,
+            vocab_size=mg_models.VOCABULARY,
+            max_sequence_length=mg_models.SEQUENCE,
+            pre_process=parallel_state.is_pipeline_first_stage(**where),
+            post_process=parallel_state.is_pipeline_last_stage(**where),
+            share_embeddings_and_output_weights=False,
+            position_embedding_type="learned_absolute",
+            **part,
+        )
+        mg_models.fill(model, ep)
+        return model
+
+    def batches(self, steps: int, microbatches: int) -> Any:
+        """One source for each part: every one sees all micro-batches."""
+        sources = [mg_models.batches(steps, microbatches) for _ in self.parts]
+        return sources if self.config.virtual_pipeline_model_parallel_size else sources[0]
+
+
+def train_both(
+    parts: int | None, how: str = "decorated", options: dict[str, Any] | None = None, steps: int = 3, **changes: Any
+) -> dict[str, Any]:
+    """As mg_models.train_both, with four micro-batches a step."""
+    options = {"gemm": "host", **(options or {})}
+    stock = PipelineHost("stock", options, parts, **changes)
+    first = stock.parameters()
+    wanted = stock.train(steps, microbatches=4)
+    mine = PipelineHost(how, options, parts, **changes)
+    before = sluice.stats(mine.model, reset_peak=True)[-1]
+    found = mine.train(steps, microbatches=4)
+    stats = sluice.stats(mine.model)
+    return {
+        "stock": wanted,
+        "sluice": found,
+        "gap": mg_models.gaps(stock.parameters(), mine.parameters()),
+        "moved": mg_models.gaps(stock.parameters(), first),
+        "passes": stats[-1]["num_passes"] - before["num_passes"],
+        "layers": len(stats),
+        "most_outstanding": stats[-1]["most_outstanding"],
+        "planned_outstanding": stats[-1]["planned_outstanding"],
+        "peak_bytes": stats[-1]["peak_bytes"],
+    }

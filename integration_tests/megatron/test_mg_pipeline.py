@@ -1,0 +1,57 @@
+"""Megatron's own 1F1B on gloo, plain and interleaved, two stages of two expert-parallel ranks: with Sluice as stock.
+
+Ranks 0 and 1 are the first stage. A rank's budget is divided by what its schedule leaves outstanding: with four layers
+and four micro-batches 1F1B holds two micro-batches of two layers in the first stage and one in the last; interleaved,
+with one layer in each of a stage's two parts, five and three.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mg_ranks import MegatronRanks
+from test_mg_training import check_as_stock
+
+OUTSTANDING = {None: [4, 4, 2, 2], 2: [5, 5, 3, 3]}
+
+
+def _check(found: list[dict[str, Any]], parts: int | None) -> None:
+    check_as_stock(found)
+    assert [each["layers"] for each in found] == [2] * 4
+    assert [each["most_outstanding"] for each in found] == OUTSTANDING[parts]
+    for each in found:  # only the last stage knows losses
+        assert each["passes"] >= 2 * 3 * 4, each  # layers, steps, micro-batches
+        assert min(each["stock"]["norms"]) > 0
+    assert min(found[3]["stock"]["losses"]) > 1 and max(found[0]["stock"]["losses"]) == 0
+
+
+@pytest.mark.parametrize("parts", [None, 2], ids=["1F1B", "interleaved"])
+def test_TwoStages_GroupOfTwoInEach_AsStock(ranks4: MegatronRanks, parts: int | None) -> None:
+    _check(ranks4.run("mg_pipeline:train_both", parts=parts, options={"chunks": 2}), parts)
+
+
+@pytest.mark.parametrize("parts, budget", [(None, 16 << 20), (2, 17 << 20)], ids=["1F1B", "interleaved"])
+def test_TwoStages_UnderABudget_ItCountsWhatTheScheduleHolds(
+    ranks4: MegatronRanks, parts: int | None, budget: int
+) -> None:
+    """Other budgets: layers with the same options have one context, whose plan is of the first model."""
+    found = ranks4.run("mg_pipeline:train_both", parts=parts, options={"memory_budget": budget})
+    _check(found, parts)
+    assert [each["planned_outstanding"] for each in found] == OUTSTANDING[parts]
+    assert all(0 < each["peak_bytes"] <= budget for each in found)
+
+
+def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
+    """Three layers in the first stage, of which the last has no experts, and one in the second."""
+    case = {"num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 1}
+    case |= {"moe_layer_freq": [1, 1, 0, 1], "options": {"memory_budget": 18 << 20}}
+    found = oldest4.run("mg_pipeline:train_both", parts=None, **case)
+    check_as_stock(found)
+    assert [each["layers"] for each in found] == [2, 2, 1, 1]
+    assert [each["most_outstanding"] for each in found] == [4, 4, 1, 1]
+    assert [each["planned_outstanding"] for each in found] == [4, 4, 1, 1]
+
+
+def test_TwoStages_NamedSpecInterleaved_EachPartFindsItsLayers(oldest4: MegatronRanks) -> None:
+    _check(oldest4.run("mg_pipeline:train_both", parts=2, how="named"), 2)

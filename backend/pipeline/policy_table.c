@@ -19,6 +19,12 @@ const sluice_policy_t* sluice_policy(int32_t policy) {
   return policy >= 0 && policy < SLUICE_POLICY_COUNT ? rows[policy] : NULL;
 }
 
+const char* sluice_policy_name(int32_t policy) {
+  const sluice_policy_t* row = sluice_policy(policy);
+  if (row != NULL) return row->name;
+  return policy == SLUICE_POLICY_OPEN ? "adaptive" : "?";
+}
+
 sluice_status_t sluice_policy_check(const sluice_pipeline_spec_t* spec) {
   const sluice_policy_t* row = sluice_policy(spec->policy);
   SLUICE_TRY(

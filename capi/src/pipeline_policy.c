@@ -12,13 +12,11 @@ static int is_offered(int32_t policy) {
   return policy != SLUICE_POLICY_FORWARD_ONLY && policy != SLUICE_POLICY_DEEPSPEED;
 }
 
-#define OPEN "adaptive"
-
 const char* sluice_pipeline_policy_name(int32_t index) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     if (is_offered(policy) && index-- == 0) return sluice_policy(policy)->name;
   }
-  return index == 0 ? OPEN : NULL;
+  return index == 0 ? sluice_policy_name(SLUICE_POLICY_OPEN) : NULL;
 }
 
 static sluice_status_t fail_policy(const char* name) {
@@ -33,7 +31,7 @@ static sluice_status_t fail_policy(const char* name) {
 
 sluice_status_t sluice_capi_policy(const char* name, int32_t* out_policy) {
   if (name == NULL) name = "backward_first";
-  if (strcmp(name, OPEN) == 0) {
+  if (strcmp(name, sluice_policy_name(SLUICE_POLICY_OPEN)) == 0) {
     *out_policy = SLUICE_POLICY_OPEN;
     return SLUICE_OK;
   }

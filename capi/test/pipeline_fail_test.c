@@ -285,7 +285,8 @@ static void bend_config(pw_rank_t* rank, sluice_pipeline_config_t* config) {
     case 8: config->policy = "fastest"; break;
     case 9: config->num_virtual = 0; break;
     case 10: config->memory_budget = 1; break;
-    default: config->num_replicas = 2; break;
+    case 11: config->num_replicas = 2; break;
+    default: config->policy = "adaptive"; break;
   }
 }
 
@@ -307,9 +308,10 @@ static void Config_RanksDiffer_AllAreToldAndCommStaysUsable(void** state) {
       {SLUICE_E_INVALID_ARGUMENT, SLUICE_E_PEER_REFUSED, "num_virtual is 0"},
       {SLUICE_E_INVALID_ARGUMENT, SLUICE_E_PEER_REFUSED, "memory_budget needs activation_bytes"},
       {SLUICE_E_INVALID_ARGUMENT, SLUICE_E_PEER_REFUSED, "num_replicas is 2, which does not divide the 3 ranks"},
+      {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "policy is adaptive on rank 1 and backward_first on rank 0"},
   };
   for (size_t t = 0; t < 2; ++t) {
-    for (config_field = 0; config_field < 12; ++config_field) {
+    for (config_field = 0; config_field < 13; ++config_field) {
       pw_world_t* world = pw_world_new(transports[t], 3);
       world->config.partition = "0,4,8";
       world->bend_config = bend_config;

@@ -197,7 +197,7 @@ static sluice_status_t check_refusals(const handshake_t* a, const sluice_error_i
 
 static void describe(const record_t* record, int32_t field, char* text, size_t room) {
   if (field == FIELD_POLICY) {
-    (void)snprintf(text, room, "%s", sluice_policy(record->fields[field])->name);
+    (void)snprintf(text, room, "%s", sluice_policy_name(record->fields[field]));
   } else {
     (void)snprintf(text, room, "%d", record->fields[field]);
   }

@@ -9,10 +9,12 @@
 
 #define EVERY_LIMIT_UP_TO 16
 
-static void set_stage(sluice_pipeline_spec_t* spec, int32_t stage, int32_t limit) {
+/* held_of: what the host allows at most to be held, by virtual stage; 0: no limit. */
+static void set_stage(sluice_pipeline_spec_t* spec, const int32_t* held_of, int32_t stage, int32_t limit) {
   for (int32_t k = 0; k < spec->num_virtual; ++k) {
     int32_t c = sluice_pipeline_virtual_stage(spec, stage, k);
-    spec->in_flight[c] = spec->held[c] = limit;
+    spec->in_flight[c] = limit;
+    spec->held[c] = held_of[c] > 0 ? sluice_min_i32(limit, held_of[c]) : limit;
   }
 }
 
@@ -21,10 +23,10 @@ static int fits(const sluice_pipeline_spec_t* spec, int32_t stage) {
 }
 
 /* L on every stage, less where its bytes say so, and 1 at least: the builder refuses that where it does not fit. */
-static void set_limits(sluice_pipeline_spec_t* spec, int32_t limit) {
+static void set_limits(sluice_pipeline_spec_t* spec, const int32_t* held_of, int32_t limit) {
   for (int32_t s = 0; s < spec->num_stages; ++s) {
     int32_t most = limit;
-    for (set_stage(spec, s, most); most > 1 && !fits(spec, s); set_stage(spec, s, most)) --most;
+    for (set_stage(spec, held_of, s, most); most > 1 && !fits(spec, s); set_stage(spec, held_of, s, most)) --most;
   }
 }
 
@@ -70,7 +72,7 @@ static sluice_status_t try_all(const sluice_pipeline_spec_t* spec, const sluice_
   sluice_pipeline_spec_t now = *spec, last = *spec;
   sluice_pipeline_result_t result;
   for (int32_t limit = 1; limit <= spec->num_micro_batches; limit = next_limit(limit, spec->num_micro_batches)) {
-    set_limits(&now, limit);
+    set_limits(&now, spec->held, limit);
     if (limit > 1 && !differs(&now, &last)) return SLUICE_OK; /* no stage has bytes for more */
     last = now;
     SLUICE_TRY(try_limits(&now, times, allocator, &result));
@@ -102,7 +104,6 @@ sluice_status_t sluice_pipeline_choose(const sluice_pipeline_spec_t* spec, const
                             policy->name));
   sluice_pipeline_spec_t open = *spec;
   memset(open.in_flight, 0, sizeof open.in_flight);
-  memset(open.held, 0, sizeof open.held);
   /* Once to know the best, once to stop at the first that comes near it. */
   SLUICE_TRY(try_all(&open, times, allocator, out_choice, -1));
   double best_s = out_choice->best_s;

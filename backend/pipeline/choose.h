@@ -18,7 +18,7 @@ typedef struct sluice_pipeline_choice_s {
 } sluice_pipeline_choice_t;
 
 /* The smallest L whose batch takes at most (1 + tolerance) times the best, cut on each stage to what its byte_limit
- * holds and to what it uses; in_flight and held of the spec do not count. Every L up to 16 is tried, then steps of a
+ * holds and to what it uses; in_flight of the spec does not count, held where it is given is the most. Every L up to 16 is tried, then steps of a
  * quarter, up to m. Thread-safe. Errors: INVALID_ARGUMENT (a spec or times out of range, a tolerance below 0, a policy
  * whose order fixes what is in flight), OVER_BUDGET (not one micro-batch fits; the message names the stage),
  * NO_MEMORY. */

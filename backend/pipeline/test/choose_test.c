@@ -108,6 +108,19 @@ static void Choose_WithWeightGradientsApart_CountsWhatIsHeld(void** state) {
   }
 }
 
+/* Memory for what is held may be scarcer than for what is in flight, and no bytes be known. */
+static void Choose_WhereHeldIsGiven_KeepsIt(void** state) {
+  (void)state;
+  sluice_pipeline_spec_t spec = pipeline_of(4, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 0);
+  spec.weight_apart = 1;
+  const sluice_pipeline_choice_t open = choose(&spec, 0.25, 0);
+  assert_true(open.held[3] > 2);
+  for (int32_t c = 0; c < 4; ++c) spec.held[c] = 2;
+  const sluice_pipeline_choice_t kept = choose(&spec, 0.25, 0);
+  for (int32_t c = 0; c < 4; ++c) assert_in_range(kept.held[c], 1, 2);
+  assert_true(kept.in_flight[0] > 2);
+}
+
 static void Choose_ManyMicroBatches_TriesInSteps(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 100, SLUICE_POLICY_MESSAGE_DRIVEN, 0);
@@ -173,6 +186,7 @@ int main(void) {
       cmocka_unit_test(Choose_OfEveryLimit_IsTheSmallestThatIsGoodEnough),
       cmocka_unit_test(Choose_UnderABudget_CutsTheStageThatHasLess),
       cmocka_unit_test(Choose_WithWeightGradientsApart_CountsWhatIsHeld),
+      cmocka_unit_test(Choose_WhereHeldIsGiven_KeepsIt),
       cmocka_unit_test(Choose_ManyMicroBatches_TriesInSteps),
       cmocka_unit_test(Choose_WhatCannotBeChosen_IsRefused),
       cmocka_unit_test(Timeline_OfABatch_HoldsEachOpOnceInItsPlace),

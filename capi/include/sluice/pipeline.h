@@ -104,7 +104,8 @@ typedef struct sluice_pipeline_config_s {
   int32_t receives_ahead; /* inputs that may arrive beyond those in flight; 1 */
   int32_t in_flight;      /* L: forwards of a virtual stage whose backward has not run. 0: chosen; the first batch runs
                              with p, or what fits, and what was measured in it decides for those behind it */
-  int32_t held;           /* backwards of a virtual stage whose weight gradient has not run; 0: L, or the policy's */
+  int32_t held;           /* backwards of a virtual stage whose weight gradient has not run. 0: what the policy's order
+                             has; else at most L where that is chosen, and m where it is given */
   const int32_t* in_flight_of; /* [p * v], in place of in_flight by virtual stage; or NULL */
   uint64_t memory_budget;      /* of this rank: bytes of micro-batches in flight and held, and of inputs ahead. 0: no
                                   limit. Needs activation_bytes */

@@ -4,6 +4,7 @@
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"
+#include "backend/pipeline/cards.h"
 #include "backend/pipeline/event_queue.h"
 #include "backend/pipeline/runner.h"
 
@@ -31,6 +32,8 @@ typedef struct simulation_s {
   sluice_event_queue_t events;
   message_t* messages; /* by op */
   link_t* links;       /* p · p */
+  sluice_cards_t cards;
+  int32_t wrong_op; /* whose seconds cannot be; NOBODY */
   uint64_t bytes[SLUICE_PIPELINE_MAX_STAGES];
   int32_t in_flight[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   int32_t of_stage[SLUICE_PIPELINE_MAX_STAGES];
@@ -41,7 +44,7 @@ typedef struct simulation_s {
 
 /* ---- times ---- */
 
-static double seconds_of(const simulation_t* s, const sluice_stage_op_t* op) {
+static double usual_seconds(const simulation_t* s, const sluice_stage_op_t* op) {
   const sluice_pipeline_times_t* times = s->times;
   int32_t c = op->virtual_stage;
   double seconds = 0;
@@ -55,7 +58,17 @@ static double seconds_of(const simulation_t* s, const sluice_stage_op_t* op) {
   } else if (op->kind == SLUICE_STAGE_WEIGHT_GRAD) {
     seconds = times->weight_s[c];
   }
-  return times->stretch == NULL || op->kind == SLUICE_STAGE_FLUSH ? seconds : seconds * times->stretch(times->user, op);
+  return seconds;
+}
+
+static double seconds_of(simulation_t* s, int32_t index) {
+  const sluice_stage_op_t* op = &s->program->ops[index];
+  const double usual = usual_seconds(s, op);
+  if (s->times->seconds_of == NULL || op->kind == SLUICE_STAGE_FLUSH) return usual;
+  const double seconds = s->times->seconds_of(s->times->user, op, s->now, usual);
+  if (isfinite(seconds) && seconds >= 0) return seconds;
+  if (s->wrong_op == NOBODY) s->wrong_op = index;
+  return 0;
 }
 
 static sluice_status_t check_times(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times) {
@@ -137,7 +150,13 @@ static void start_if_free(simulation_t* s, link_t* link) {
   s->begin[send] = s->now;
   int32_t receive = s->program->ops[send].match;
   if (receive >= 0) s->begin[receive] = s->now;
-  sluice_event_add(&s->events, s->now + seconds_of(s, &s->program->ops[send]), send);
+  const double seconds = seconds_of(s, send);
+  if (s->times->shares_cards) {
+    const sluice_stage_op_t* op = &s->program->ops[send];
+    sluice_cards_add(&s->cards, s->now, send, op->stage, op->peer, seconds);
+  } else {
+    sluice_event_add(&s->events, s->now + seconds, send);
+  }
 }
 
 static void queue_on_link(simulation_t* s, int32_t send) {
@@ -202,20 +221,27 @@ static int choose(simulation_t* s, int32_t stage) {
     post(s, op);
   } else {
     begin(s, op);
-    sluice_event_add(&s->events, s->now + seconds_of(s, &s->program->ops[op]), op);
+    sluice_event_add(&s->events, s->now + seconds_of(s, op), op);
   }
   return 1;
 }
 
+/* When something ends next; infinite: nothing does. */
+static double next_end(const simulation_t* s) {
+  const double event_s = s->events.count > 0 ? s->events.heap[0].time : INFINITY;
+  return fmin(event_s, sluice_cards_next_end(&s->cards));
+}
+
+static int is_now(const simulation_t* s, double time) { return time <= s->now + SAME_MOMENT * (1 + s->now); }
+
 /* All that happens at the next moment, messages that take no time included, before stages choose. */
 static void end_moment(simulation_t* s) {
   for (;;) {
-    while (s->events.count > 0 && s->events.heap[0].time <= s->now + SAME_MOMENT * (1 + s->now)) {
-      end_event(s, sluice_event_take(&s->events).op);
-    }
+    while (s->events.count > 0 && is_now(s, s->events.heap[0].time)) end_event(s, sluice_event_take(&s->events).op);
+    while (is_now(s, sluice_cards_next_end(&s->cards))) end_event(s, sluice_cards_take(&s->cards, s->now));
     int has_moved = 0;
     for (int32_t stage = 0; stage < s->program->spec.num_stages; ++stage) has_moved |= move(s, stage);
-    if (!has_moved && (s->events.count == 0 || s->events.heap[0].time > s->now + SAME_MOMENT * (1 + s->now))) return;
+    if (!has_moved && !is_now(s, next_end(s))) return;
   }
 }
 
@@ -225,8 +251,9 @@ static void run(simulation_t* s) {
     int has_chosen = 0;
     for (int32_t stage = 0; stage < s->program->spec.num_stages; ++stage) has_chosen |= choose(s, stage);
     if (has_chosen) continue; /* a message of a blocking plan may have ended at once */
-    if (s->events.count == 0) return;
-    s->now = s->events.heap[0].time;
+    const double next_s = next_end(s);
+    if (isinf(next_s)) return;
+    s->now = next_s;
   }
 }
 
@@ -234,6 +261,12 @@ static void run(simulation_t* s) {
 
 static sluice_status_t finish(const simulation_t* s) {
   sluice_pipeline_result_t* result = s->result;
+  if (s->wrong_op != NOBODY) {
+    char text[128];
+    sluice_stage_op_describe(&s->program->ops[s->wrong_op], text, sizeof text);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "pipeline: what %s takes is not finite or below 0; return seconds of at least 0", text);
+  }
   int32_t p = s->program->spec.num_stages;
   double busy = 0;
   result->makespan_s = s->now;
@@ -275,8 +308,10 @@ sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* progra
   SLUICE_TRY(check_times(program, times));
   uint64_t ops = (uint64_t)program->num_ops, p = (uint64_t)program->spec.num_stages;
   uint64_t fixed = sluice_align_up(sizeof(simulation_t)), event_bytes = ops * sizeof(sluice_pipeline_event_t);
-  uint64_t time_bytes = 2 * ops * sizeof(double), link_bytes = p * p * sizeof(link_t);
-  uint64_t bytes = fixed + event_bytes + time_bytes + link_bytes + ops * sizeof(message_t);
+  uint64_t time_bytes = 2 * ops * sizeof(double), link_bytes = sluice_align_up(p * p * sizeof(link_t));
+  uint64_t message_bytes = sluice_align_up(ops * sizeof(message_t));
+  uint64_t flow_bytes = times->shares_cards ? p * p * sizeof(sluice_card_flow_t) : 0;
+  uint64_t bytes = fixed + event_bytes + time_bytes + link_bytes + message_bytes + flow_bytes;
   char* memory = sluice_alloc_zeroed(allocator, bytes, "pipeline simulation");
   if (memory == NULL) return sluice_alloc_status();
   simulation_t* s = (simulation_t*)(void*)memory;
@@ -289,6 +324,8 @@ sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* progra
   s->end = out_end != NULL ? out_end : own_times + ops;
   s->links = (link_t*)(void*)(memory + fixed + event_bytes + time_bytes);
   s->messages = (message_t*)(void*)(memory + fixed + event_bytes + time_bytes + link_bytes);
+  s->cards.flows = (sluice_card_flow_t*)(void*)((char*)s->messages + message_bytes);
+  s->wrong_op = NOBODY;
   for (uint64_t i = 0; i < p * p; ++i) s->links[i].first = NOBODY;
   sluice_status_t status = run_all(s, allocator);
   sluice_free(allocator, memory, bytes);

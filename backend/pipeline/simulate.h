@@ -6,6 +6,10 @@
  * as MPI and gloo do for large messages. Buffered: the send ends at once and the message begins without waiting for its
  * receive. Under a blocking plan the stage does nothing else while it sends or receives.
  *
+ * Cards: where stages have one network card each, a message to the stage behind and one to the stage before share what
+ * goes out of it, and what comes in from both shares what comes in. Messages under way then go at max-min fair rates,
+ * as connections do.
+ *
  * What happens at one moment has happened before any stage chooses. Seconds may be in any unit, the same everywhere. */
 #ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_H_
 #define SLUICE_BACKEND_PIPELINE_SIMULATE_H_
@@ -21,8 +25,10 @@ typedef struct sluice_pipeline_times_s {
   double latency_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   double s_per_byte[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   int32_t is_buffered;
-  /* Multiplies what an op or a message (its send) takes: jitter, a slow stage, a link that stalls; NULL: 1. */
-  double (*stretch)(void* user, const sluice_stage_op_t* op);
+  int32_t shares_cards; /* else a link of its own for each direction between two stages */
+  /* What an op or a message (its send) that begins at begin_s takes in place of seconds: jitter, a slow stage, a link
+   * that stalls. Asked once for each as it begins. NULL: seconds. */
+  double (*seconds_of)(void* user, const sluice_stage_op_t* op, double begin_s, double seconds);
   void* user;
 } sluice_pipeline_times_t;
 
@@ -42,7 +48,7 @@ typedef struct sluice_pipeline_result_s {
 } sluice_pipeline_result_t;
 
 /* out_begin, out_end: [num_ops], or NULL; of a message the time on its link. Thread-safe: nothing is shared. Errors:
- * INVALID_ARGUMENT (a time below 0 or not finite), NO_MEMORY, INTERNAL (a program in which nothing can move, which the
+ * INVALID_ARGUMENT (a time below 0 or not finite, seconds_of's among them), NO_MEMORY, INTERNAL (a program in which nothing can move, which the
  * checker would refuse). */
 sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times,
                                          sluice_allocator_t* allocator, sluice_pipeline_result_t* out_result,

@@ -119,12 +119,13 @@ typedef struct draw_s {
   uint64_t seed;
 } draw_t;
 
-/* Between 0.5 and 2.5, the same for an op whenever it is asked. */
-static double stretch(void* user, const sluice_stage_op_t* op) {
+/* 0.5 to 2.5 times as long, the same for an op whenever it is asked. */
+static double stretched(void* user, const sluice_stage_op_t* op, double begin_s, double seconds) {
+  assert_true(begin_s >= 0);
   uint64_t x = ((draw_t*)user)->seed;
   const uint64_t parts[] = {(uint64_t)op->kind, (uint64_t)op->virtual_stage, (uint64_t)op->micro_batch};
   for (size_t i = 0; i < 3; ++i) x = (x ^ parts[i]) * 0x9e3779b97f4a7c15u, x ^= x >> 29;
-  return 0.5 + 2 * (double)(x % 1000) / 1000;
+  return seconds * (0.5 + 2 * (double)(x % 1000) / 1000);
 }
 
 static void assert_keeps_rules(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times) {
@@ -171,7 +172,8 @@ static void Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits(void** state
       draw_t draw = {seed};
       sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0.1 * (double)(seed % 4));
       times.is_buffered = seed % 2 == 0 && policy != SLUICE_POLICY_DEEPSPEED;
-      times.stretch = stretch;
+      times.shares_cards = seed % 3 == 0;
+      times.seconds_of = stretched;
       times.user = &draw;
       assert_keeps_rules(program, &times);
     }
@@ -189,6 +191,66 @@ static void Link_WithTwoMessages_CarriesOneAfterTheOther(void** state) {
   for (times.is_buffered = 0; times.is_buffered < 2; ++times.is_buffered) {
     assert_near(simulate(&spec, &times).makespan_s, 8, NEXT_TO_NOTHING);
   }
+}
+
+static double seconds_over(const sluice_pipeline_spec_t* spec, double c, int32_t shares_cards) {
+  sluice_pipeline_times_t times = times_of(spec, 0.25, 0.25, 0.25, c);
+  times.shares_cards = shares_cards;
+  return simulate(spec, &times).makespan_s;
+}
+
+static void Cards_OfStagesWithOneMessageAtATime_ChangeNothing(void** state) {
+  (void)state;
+  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
+    if (policy == SLUICE_POLICY_LOOPED || policy == SLUICE_POLICY_V) continue;
+    sluice_pipeline_spec_t spec = pipeline_of(2, 1, 8, policy, 0);
+    assert_near(seconds_over(&spec, 0.3, 1), seconds_over(&spec, 0.3, 0), NEXT_TO_NOTHING);
+  }
+  sluice_pipeline_spec_t spec = pipeline_of(5, 1, 8, SLUICE_POLICY_FORWARD_ONLY, 3);
+  assert_near(seconds_over(&spec, 0.3, 1), seconds_over(&spec, 0.3, 0), NEXT_TO_NOTHING);
+}
+
+static void Cards_OfAMiddleStage_CarryBothItsMessages(void** state) {
+  (void)state;
+  /* Ten seconds each: the card of the middle one of three sends 2m messages, where each of its two links carries m. */
+  sluice_pipeline_spec_t spec = pipeline_of(3, 1, 8, SLUICE_POLICY_BACKWARD_FIRST, 8);
+  assert_true(seconds_over(&spec, 10, 1) >= 2 * 8 * 10);
+  assert_true(seconds_over(&spec, 10, 0) < 2 * 8 * 10);
+  /* Passes take no time, and one micro-batch has every card to itself. */
+  spec.num_micro_batches = 1;
+  sluice_pipeline_times_t times = times_of(&spec, 0, 0, 0, 1);
+  times.shares_cards = 1;
+  assert_near(simulate(&spec, &times).makespan_s, 4, NEXT_TO_NOTHING);
+}
+
+static double stalls_at_two(void* user, const sluice_stage_op_t* op, double begin_s, double seconds) {
+  (void)user;
+  return sluice_stage_op_is_send(op->kind) && begin_s <= 2 && begin_s + seconds > 2 ? seconds + 5 : seconds;
+}
+
+static double is_not_finite(void* user, const sluice_stage_op_t* op, double begin_s, double seconds) {
+  (void)user;
+  (void)begin_s;
+  return op->kind == SLUICE_STAGE_BACKWARD && op->micro_batch == 1 ? NAN : seconds;
+}
+
+static void Seconds_OfAnOp_MayDependOnItsMoment(void** state) {
+  (void)state;
+  /* Forwards take 1; the messages begin at 1 and at 2, end at 1.5 and at 7.5, and one forward stands behind. */
+  sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_FORWARD_ONLY, 2);
+  sluice_pipeline_times_t times = times_of(&spec, 1, 0, 0, 0.5);
+  times.seconds_of = stalls_at_two;
+  for (times.shares_cards = 0; times.shares_cards < 2; ++times.shares_cards) {
+    assert_near(simulate(&spec, &times).makespan_s, 8.5, NEXT_TO_NOTHING);
+  }
+  spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
+  sluice_pipeline_program_t* program = program_of(&spec);
+  times.seconds_of = is_not_finite;
+  sluice_pipeline_result_t result;
+  assert_int_equal(sluice_pipeline_simulate(program, &times, sluice_process_allocator(), &result, NULL, NULL),
+                   SLUICE_E_INVALID_ARGUMENT);
+  assert_non_null(strstr(last_error(), "what backward of micro-batch 1"));
+  free_program(program);
 }
 
 static void Message_OfBytes_TakesLatencyAndThem(void** state) {
@@ -294,6 +356,9 @@ int main(void) {
       cmocka_unit_test(Bubbles_OfPlans_FollowTheirFormulas),
       cmocka_unit_test(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits),
       cmocka_unit_test(Link_WithTwoMessages_CarriesOneAfterTheOther),
+      cmocka_unit_test(Cards_OfStagesWithOneMessageAtATime_ChangeNothing),
+      cmocka_unit_test(Cards_OfAMiddleStage_CarryBothItsMessages),
+      cmocka_unit_test(Seconds_OfAnOp_MayDependOnItsMoment),
       cmocka_unit_test(Message_OfBytes_TakesLatencyAndThem),
       cmocka_unit_test(Stock_BufferedSends_HidePartOfWhatRendezvousPays),
       cmocka_unit_test(Result_OneStage_IsBusyAllTheTime),

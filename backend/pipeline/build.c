@@ -84,6 +84,10 @@ static void add_stage(sluice_pipeline_program_t* program, int32_t stage) {
       add_kinds(program, stage, sluice_pipeline_virtual_stage(spec, stage, k), i, up, NUM_UP);
     }
   }
+  for (int32_t k = sluice_pipeline_num_reduces(spec) - 1; k >= 0; --k) {
+    const int32_t c = sluice_pipeline_virtual_stage(spec, stage, k);
+    add_op(program, stage, SLUICE_STAGE_REDUCE, c, spec->num_micro_batches - 1);
+  }
   add_op(program, stage, SLUICE_STAGE_FLUSH, -1, -1);
   program->first_op[stage + 1] = program->num_ops;
 }
@@ -107,6 +111,7 @@ static sluice_status_t new_program(const sluice_pipeline_spec_t* spec, sluice_al
   uint64_t ops = 0;
   for (int32_t s = 0; s < spec->num_stages; ++s) {
     ops += (uint64_t)ops_of_micro_batch(spec, s) * (uint64_t)spec->num_micro_batches + 1;
+    ops += (uint64_t)sluice_pipeline_num_reduces(spec);
   }
   uint64_t head = sluice_align_up(sizeof **out_program), op_bytes = sluice_align_up(ops * sizeof(sluice_stage_op_t));
   uint64_t need_bytes = sluice_align_up((uint64_t)sluice_pipeline_max_needs((int32_t)ops) * sizeof(int32_t));

@@ -29,11 +29,17 @@ static int has_valid_numbers(const sluice_pipeline_program_t* program, int32_t i
       op->micro_batch < 0 || op->micro_batch >= spec->num_micro_batches) {
     return 0;
   }
-  return sluice_pipeline_stage_of(spec, c) == stage && sluice_stage_op_exists(spec, op->kind, c);
+  if (sluice_pipeline_stage_of(spec, c) != stage) return 0;
+  if (op->kind == SLUICE_STAGE_REDUCE) {
+    return sluice_pipeline_num_reduces(spec) > 0 && op->micro_batch == spec->num_micro_batches - 1;
+  }
+  return sluice_stage_op_exists(spec, op->kind, c);
 }
 
 static int comes_behind(const sluice_stage_op_t* a, const sluice_stage_op_t* b) {
   if (b->kind == SLUICE_STAGE_FLUSH) return 1;
+  const int a_reduces = a->kind == SLUICE_STAGE_REDUCE, b_reduces = b->kind == SLUICE_STAGE_REDUCE;
+  if (a_reduces || b_reduces) return b_reduces && (!a_reduces || a->virtual_stage > b->virtual_stage);
   if (a->micro_batch != b->micro_batch) return a->micro_batch < b->micro_batch;
   return position(a) < position(b);
 }
@@ -44,7 +50,7 @@ static int32_t count_of_stage(const sluice_pipeline_spec_t* spec, int32_t stage)
     int32_t c = sluice_pipeline_virtual_stage(spec, stage, k);
     for (int32_t kind = 0; kind < SLUICE_STAGE_OP_COUNT; ++kind) count += sluice_stage_op_exists(spec, kind, c);
   }
-  return count * spec->num_micro_batches + 1;
+  return count * spec->num_micro_batches + sluice_pipeline_num_reduces(spec) + 1;
 }
 
 /* Ops that exist, in strictly growing order and as many as there should be: then each is there once. */

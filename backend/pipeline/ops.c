@@ -3,7 +3,7 @@
 const char* sluice_stage_op_name(int32_t kind) {
   static const char* const names[SLUICE_STAGE_OP_COUNT] = {"receive_activation", "forward",  "send_activation",
                                                            "receive_gradient",   "backward", "send_gradient",
-                                                           "weight_grad",        "flush"};
+                                                           "weight_grad",        "reduce",   "flush"};
   return kind >= 0 && kind < SLUICE_STAGE_OP_COUNT ? names[kind] : "?";
 }
 
@@ -43,6 +43,7 @@ int32_t sluice_stage_op_other_end(int32_t kind, int32_t c) {
 }
 
 int sluice_stage_op_is_collective(const sluice_pipeline_spec_t* spec, int32_t kind, int32_t c) {
+  if (kind == SLUICE_STAGE_REDUCE) return 1;
   return (kind == SLUICE_STAGE_FORWARD || kind == SLUICE_STAGE_BACKWARD) && spec->expert_parallel[c];
 }
 
@@ -105,6 +106,7 @@ sluice_stage_accesses_t sluice_stage_op_accesses(const sluice_pipeline_spec_t* s
       reads(&to, SLUICE_STAGE_T_HELD, c);
       writes(&to, SLUICE_STAGE_T_GRADIENTS, c);
       break;
+    case SLUICE_STAGE_REDUCE: writes(&to, SLUICE_STAGE_T_GRADIENTS, c); break;
     default: break;
   }
   return to;

@@ -12,6 +12,7 @@ typedef enum sluice_stage_op_kind_e {
   SLUICE_STAGE_BACKWARD,         /* with weight_apart the gradient of the input alone */
   SLUICE_STAGE_SEND_GRADIENT,
   SLUICE_STAGE_WEIGHT_GRAD, /* W [zero bubble, section 2] */
+  SLUICE_STAGE_REDUCE,      /* of a virtual stage, behind its last micro-batch: replicas sum its gradients */
   SLUICE_STAGE_FLUSH,       /* the end of the batch on this stage */
   SLUICE_STAGE_OP_COUNT
 } sluice_stage_op_kind_t;
@@ -33,7 +34,8 @@ typedef enum sluice_stage_tensor_e {
 const char* sluice_stage_op_name(int32_t kind);
 const char* sluice_stage_tensor_name(int32_t tensor);
 
-/* Sends and receives: the transport's work. All others take the stage's thread. */
+/* Sends and receives: the transport's work. All others take the stage's thread; a reduction begins there and goes on
+ * beside it. */
 static inline int sluice_stage_op_is_message(int32_t kind) {
   return kind == SLUICE_STAGE_RECEIVE_ACTIVATION || kind == SLUICE_STAGE_SEND_ACTIVATION ||
          kind == SLUICE_STAGE_RECEIVE_GRADIENT || kind == SLUICE_STAGE_SEND_GRADIENT;
@@ -43,11 +45,15 @@ static inline int sluice_stage_op_is_send(int32_t kind) {
   return kind == SLUICE_STAGE_SEND_ACTIVATION || kind == SLUICE_STAGE_SEND_GRADIENT;
 }
 
-/* Whether the program of this spec has ops of the kind for a micro-batch of virtual stage c. FLUSH: no. */
+/* Whether the program of this spec has ops of the kind for a micro-batch of virtual stage c. REDUCE and FLUSH: no. */
 int sluice_stage_op_exists(const sluice_pipeline_spec_t* spec, int32_t kind, int32_t virtual_stage);
 /* The virtual stage at the other end of a message of c. */
 int32_t sluice_stage_op_other_end(int32_t kind, int32_t virtual_stage);
-/* Whether replicas of a stage meet in the op: forwards and backwards of expert-parallel virtual stages. */
+/* The op that writes gradients of weights: the last of a micro-batch in a virtual stage. */
+static inline int32_t sluice_stage_gradient_kind(const sluice_pipeline_spec_t* spec) {
+  return spec->weight_apart ? SLUICE_STAGE_WEIGHT_GRAD : SLUICE_STAGE_BACKWARD;
+}
+/* Whether replicas of a stage meet in the op: forwards and backwards of expert-parallel virtual stages, reductions. */
 int sluice_stage_op_is_collective(const sluice_pipeline_spec_t* spec, int32_t kind, int32_t virtual_stage);
 
 /* A tensor of a virtual stage on the same stage. */

@@ -67,6 +67,19 @@ void sluice_pipeline_orders_limit(const sluice_pipeline_orders_t* orders, sluice
 
 /* ---- placing ---- */
 
+static void put(sluice_pipeline_program_t* program, int32_t stage, int32_t* at, int32_t op) {
+  program->ops[op].place = *at - program->first_position[stage];
+  program->order[(*at)++] = op;
+}
+
+/* Directly behind the last gradient of its virtual stage: a policy's order has no turn for it. */
+static void put_reduce(sluice_pipeline_program_t* program, int32_t stage, int32_t* at, sluice_stage_turn_t turn) {
+  const sluice_pipeline_spec_t* spec = &program->spec;
+  if (sluice_pipeline_num_reduces(spec) == 0 || turn.kind != sluice_stage_gradient_kind(spec)) return;
+  if (turn.micro_batch != spec->num_micro_batches - 1) return;
+  put(program, stage, at, sluice_pipeline_find(program, SLUICE_STAGE_REDUCE, turn.virtual_stage, turn.micro_batch));
+}
+
 static sluice_status_t place_stage(const sluice_pipeline_orders_t* orders, sluice_pipeline_program_t* program,
                                    int32_t stage) {
   int32_t at = program->first_position[stage];
@@ -80,8 +93,8 @@ static sluice_status_t place_stage(const sluice_pipeline_orders_t* orders, sluic
                          program->policy->name, sluice_stage_op_name(turn.kind), turn.micro_batch, turn.virtual_stage,
                          stage, op < 0 ? "no op of it" : "there already");
     }
-    program->ops[op].place = at - program->first_position[stage];
-    program->order[at++] = op;
+    put(program, stage, &at, op);
+    put_reduce(program, stage, &at, turn);
   }
   for (int32_t i = program->first_op[stage]; i < program->first_op[stage + 1]; ++i) {
     sluice_stage_op_t* op = &program->ops[i];
@@ -91,8 +104,7 @@ static sluice_status_t place_stage(const sluice_pipeline_orders_t* orders, sluic
       return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: policy %s leaves %s of micro-batch %d on stage %d out",
                          program->policy->name, sluice_stage_op_name(op->kind), op->micro_batch, stage);
     }
-    op->place = at - program->first_position[stage];
-    program->order[at++] = i;
+    put(program, stage, &at, i);
   }
   program->first_position[stage + 1] = at;
   return SLUICE_OK;

@@ -2,12 +2,16 @@
 
 #include <stdio.h>
 
-/* Every micro-batch has the same ops on a stage, so that they lie in blocks of one size, and the flush behind them. */
+/* Every micro-batch has the same ops on a stage, so that they lie in blocks of one size; behind them the reductions and
+ * the flush. */
 static int32_t find_at(const sluice_pipeline_program_t* program, int32_t stage, int32_t kind, int32_t virtual_stage,
                        int32_t micro_batch) {
   int32_t first = program->first_op[stage];
-  int32_t block = (program->first_op[stage + 1] - 1 - first) / program->spec.num_micro_batches;
-  for (int32_t i = first + micro_batch * block; i < first + (micro_batch + 1) * block; ++i) {
+  int32_t behind = program->first_op[stage + 1] - 1 - sluice_pipeline_num_reduces(&program->spec);
+  int32_t block = (behind - first) / program->spec.num_micro_batches;
+  int32_t begin = first + micro_batch * block, end = begin + block;
+  if (kind == SLUICE_STAGE_REDUCE) begin = behind, end = program->first_op[stage + 1] - 1;
+  for (int32_t i = begin; i < end; ++i) {
     const sluice_stage_op_t* op = &program->ops[i];
     if (op->kind == kind && op->virtual_stage == virtual_stage && op->micro_batch == micro_batch) return i;
   }
@@ -42,6 +46,9 @@ void sluice_pipeline_match(sluice_pipeline_program_t* program) {
 
 int sluice_stage_op_describe(const sluice_stage_op_t* op, char* text, size_t room) {
   if (op->kind == SLUICE_STAGE_FLUSH) return snprintf(text, room, "flush of stage %d", op->stage);
+  if (op->kind == SLUICE_STAGE_REDUCE) {
+    return snprintf(text, room, "reduce of virtual stage %d on stage %d", op->virtual_stage, op->stage);
+  }
   return snprintf(text, room, "%s of micro-batch %d in virtual stage %d on stage %d", sluice_stage_op_name(op->kind),
                   op->micro_batch, op->virtual_stage, op->stage);
 }

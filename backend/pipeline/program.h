@@ -28,7 +28,7 @@ typedef struct sluice_stage_op_s {
   int16_t stage;
   int16_t virtual_stage; /* FLUSH: -1 */
   int16_t peer;          /* the stage at the other end of a message; -1 */
-  int32_t micro_batch;   /* FLUSH: -1 */
+  int32_t micro_batch;   /* REDUCE: the last; FLUSH: -1 */
   int32_t match;         /* op at the other end of a message; -1 */
   int32_t place;         /* in the policy's order of its stage; -1 */
   int32_t first_need;    /* into program->needs */

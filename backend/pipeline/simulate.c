@@ -39,6 +39,7 @@ typedef struct simulation_s {
   int32_t of_stage[SLUICE_PIPELINE_MAX_STAGES];
   int32_t held[SLUICE_PIPELINE_MAX_STAGES];
   int32_t running[SLUICE_PIPELINE_MAX_STAGES];
+  double reduced_s[SLUICE_PIPELINE_MAX_STAGES]; /* when the last reduction that has begun ends */
   sluice_runner_t runners[SLUICE_PIPELINE_MAX_STAGES];
 } simulation_t;
 
@@ -57,6 +58,8 @@ static double usual_seconds(const simulation_t* s, const sluice_stage_op_t* op) 
     seconds = times->backward_s[c] + (s->program->spec.weight_apart ? 0 : times->weight_s[c]);
   } else if (op->kind == SLUICE_STAGE_WEIGHT_GRAD) {
     seconds = times->weight_s[c];
+  } else if (op->kind == SLUICE_STAGE_REDUCE) {
+    seconds = times->reduce_s[c];
   }
   return seconds;
 }
@@ -73,8 +76,8 @@ static double seconds_of(simulation_t* s, int32_t index) {
 
 static sluice_status_t check_times(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times) {
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(&program->spec); ++c) {
-    const double all[] = {times->forward_s[c], times->backward_s[c], times->weight_s[c], times->latency_s[c],
-                          times->s_per_byte[c]};
+    const double all[] = {times->forward_s[c], times->backward_s[c], times->weight_s[c],
+                          times->reduce_s[c],  times->latency_s[c],  times->s_per_byte[c]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
       SLUICE_TRY(SLUICE_REQUIRE(isfinite(all[i]) && all[i] >= 0,
                                 "pipeline: a time of virtual stage %d is %g; give finite seconds of at least 0", c,
@@ -132,7 +135,8 @@ static void begin(simulation_t* s, int32_t op) {
 static void end(simulation_t* s, int32_t index) {
   const sluice_stage_op_t* op = &s->program->ops[index];
   s->end[index] = s->now;
-  if (!sluice_stage_op_is_message(op->kind)) s->result->stages[op->stage].busy_s += s->now - s->begin[index];
+  const int is_beside = sluice_stage_op_is_message(op->kind) || op->kind == SLUICE_STAGE_REDUCE;
+  if (!is_beside) s->result->stages[op->stage].busy_s += s->now - s->begin[index];
   count_end(s, op);
   if (s->running[op->stage] == index) s->running[op->stage] = NOBODY;
   sluice_runner_end(&s->runners[op->stage], index);
@@ -212,10 +216,20 @@ static int move(simulation_t* s, int32_t stage) {
   return has_moved;
 }
 
+static void reduce(simulation_t* s, int32_t op, int32_t stage) {
+  s->begin[op] = fmax(s->now, s->reduced_s[stage]);
+  s->reduced_s[stage] = s->begin[op] + seconds_of(s, op);
+  sluice_event_add(&s->events, s->reduced_s[stage], op);
+}
+
 static int choose(simulation_t* s, int32_t stage) {
   if (s->running[stage] != NOBODY) return 0;
   int32_t op = sluice_runner_next(&s->runners[stage]);
   if (op < 0) return 0;
+  if (s->program->ops[op].kind == SLUICE_STAGE_REDUCE) {
+    reduce(s, op, stage);
+    return 1;
+  }
   s->running[stage] = op;
   if (sluice_stage_op_is_message(s->program->ops[op].kind)) {
     post(s, op);

@@ -10,6 +10,9 @@
  * goes out of it, and what comes in from both shares what comes in. Messages under way then go at max-min fair rates,
  * as connections do.
  *
+ * A reduction begins when its stage chooses it, and goes on beside the stage's thread; those of one stage one behind the
+ * other. The flush waits for it.
+ *
  * What happens at one moment has happened before any stage chooses. Seconds may be in any unit, the same everywhere. */
 #ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_H_
 #define SLUICE_BACKEND_PIPELINE_SIMULATE_H_
@@ -21,6 +24,7 @@ typedef struct sluice_pipeline_times_s {
   double forward_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   double backward_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   double weight_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
+  double reduce_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES]; /* of all gradients of a virtual stage, once a batch */
   /* Of the messages between c and c + 1, each way: latency + the spec's message_bytes · s_per_byte. */
   double latency_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   double s_per_byte[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];

@@ -28,6 +28,9 @@ typedef struct sluice_pipeline_spec_s {
   int32_t weight_apart;   /* a backward computes the input's gradients alone; weight gradients are ops of their own */
   int32_t forward_only;   /* no backward: evaluation */
   int32_t receives_ahead; /* inputs that may have arrived beyond those in flight */
+  int32_t reduces;  /* gradients of a virtual stage are reduced over replicas as soon as they are whole; not in a batch
+                       that is forward_only */
+  int32_t reserved; /* 0: a spec is hashed as it lies */
   /* By virtual stage. */
   int32_t in_flight[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES]; /* L: forwards whose backward has not run; 0: policy's */
   int32_t held[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];      /* backwards whose weight gradient has not run; 0: no limit */
@@ -42,6 +45,11 @@ typedef struct sluice_pipeline_spec_s {
 
 static inline int32_t sluice_pipeline_num_virtual_stages(const sluice_pipeline_spec_t* spec) {
   return spec->num_stages * spec->num_virtual;
+}
+
+/* Reductions of one stage. */
+static inline int32_t sluice_pipeline_num_reduces(const sluice_pipeline_spec_t* spec) {
+  return spec->reduces && !spec->forward_only ? spec->num_virtual : 0;
 }
 
 /* The stage that holds virtual stage c. */

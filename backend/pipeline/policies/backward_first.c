@@ -1,10 +1,14 @@
-/* Backward before forward before weight gradient. With several virtual stages the ops whose output travels farthest go
+/* Backward before forward before weight gradient; a reduction, which only begins here, before all. With several virtual stages the ops whose output travels farthest go
  * first: forwards nearest to the input, backwards nearest to the loss. So the other stages get work soonest. */
 #include "backend/pipeline/policies/policies.h"
 
 static int rank_of(int32_t kind) {
-  if (kind == SLUICE_STAGE_BACKWARD) return 0;
-  return kind == SLUICE_STAGE_FORWARD ? 1 : 2;
+  switch (kind) {
+    case SLUICE_STAGE_REDUCE: return 0;
+    case SLUICE_STAGE_BACKWARD: return 1;
+    case SLUICE_STAGE_FORWARD: return 2;
+    default: return 3;
+  }
 }
 
 static int before(const sluice_stage_candidate_t* a, const sluice_stage_candidate_t* b) {

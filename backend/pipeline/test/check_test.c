@@ -104,6 +104,27 @@ static void Explore_EveryPlan_NeverFails(void** state) {
   report("plans");
 }
 
+/* Gradients are reduced: alone, and in columns, whose replicas meet in it. */
+static void check_reductions(sluice_pipeline_spec_t* spec) {
+  const int32_t is_free = sluice_policy(spec->policy)->weight_apart < 0;
+  if (spec->num_stages * spec->num_virtual > 4 || spec->num_micro_batches > 3) return;
+  if (spec->policy == SLUICE_POLICY_LOOPED && spec->num_micro_batches % spec->num_stages != 0) return;
+  spec->reduces = 1;
+  for (int32_t apart = 0; apart < (is_free ? 2 : 1); ++apart) {
+    if (apart) spec->weight_apart = 1;
+    assert_sound_both_ways(spec, 1, 0);
+    if (spec->num_stages * spec->num_virtual <= 2) assert_sound_both_ways(spec, 2, 1);
+  }
+}
+
+static void Explore_WithReductions_NeverFails(void** state) {
+  (void)state;
+  for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
+    if (policy != SLUICE_POLICY_FORWARD_ONLY) for_sizes(policy, check_reductions);
+  }
+  report("gradients are reduced");
+}
+
 static void Explore_1F1BUnderEveryLimit_NeverFails(void** state) {
   (void)state;
   for (int32_t limits = 0; limits < 64; ++limits) {
@@ -207,6 +228,7 @@ static void Sample_LargerPipelines_NeverFail(void** state) {
       sluice_pipeline_spec_t spec = pipeline_of(8, v, 16, policy, 0);
       for (int32_t apart = 0; apart < (row->weight_apart < 0 ? 2 : 1); ++apart) {
         if (apart) spec.weight_apart = 1;
+        spec.reduces = apart == 0; /* in a batch of evaluation there is none */
         for (int32_t replicas = 1; replicas <= 2; ++replicas) {
           for (int32_t c = 0; c < 8 * v; ++c) spec.expert_parallel[c] = c % 3 != 1;
           sample(&spec, replicas, walks);
@@ -283,6 +305,7 @@ int main(void) {
       cmocka_unit_test(Explore_WhateverIsReady_NeverFails),
       cmocka_unit_test(Explore_ForwardOnly_NeverFails),
       cmocka_unit_test(Explore_EveryPlan_NeverFails),
+      cmocka_unit_test(Explore_WithReductions_NeverFails),
       cmocka_unit_test(Explore_1F1BUnderEveryLimit_NeverFails),
       cmocka_unit_test(Explore_ColumnsThatFollowTheirFirst_NeverFail),
       cmocka_unit_test(Explore_ColumnsUnderEveryPlan_NeverFail),

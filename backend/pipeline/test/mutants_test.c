@@ -125,6 +125,8 @@ static void Need_Dropped_IsFoundWhereNothingElseImpliesIt(void** state) {
     spec.weight_apart = 1;
     spec.held[0] = spec.held[1] = 1;
     drop_each_need(&spec, &found, &implied);
+    spec.reduces = 1;
+    drop_each_need(&spec, &found, &implied);
   }
   const int32_t plans[] = {SLUICE_POLICY_1F1B, SLUICE_POLICY_GPIPE, SLUICE_POLICY_ZERO_BUBBLE, SLUICE_POLICY_DEEPSPEED};
   for (size_t i = 0; i < sizeof plans / sizeof plans[0]; ++i) {
@@ -258,6 +260,24 @@ static void WeightGradient_ThatDoesNotWaitForItsBackward_IsFound(void** state) {
   free_program(program);
 }
 
+static void Reduction_ThatDoesNotWaitForTheLastGradient_IsFound(void** state) {
+  (void)state;
+  for (int32_t apart = 0; apart < 2; ++apart) {
+    sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_BACKWARD_FIRST, 2);
+    spec.weight_apart = apart;
+    spec.reduces = 1;
+    sluice_pipeline_program_t* program = program_of(&spec);
+    const int32_t reduce = sluice_pipeline_find(program, SLUICE_STAGE_REDUCE, 1, 1);
+    program->ops[reduce].num_needs = 0;
+    const sluice_pipeline_finding_t finding = explore(program, 1, 0, 0);
+    assert_int_equal(finding.fault, SLUICE_PIPELINE_FAULT_OVERWRITTEN);
+    assert_int_equal(finding.op, reduce);
+    assert_described(program, &finding);
+    assert_int_not_equal(sample_of(program, 1, 0), SLUICE_PIPELINE_FAULT_NONE);
+    free_program(program);
+  }
+}
+
 static void StockOrder_WithASendBeforeItsReceive_HangsUnlessSendsAreBuffered(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_DEEPSPEED, 0);
@@ -304,6 +324,7 @@ static void Program_ChangedInOnePlace_IsMalformed(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(2, 2, 3, SLUICE_POLICY_BACKWARD_FIRST, 2);
   spec.weight_apart = 1;
+  spec.reduces = 1;
   sluice_pipeline_program_t* program = program_of(&spec);
   for (int32_t i = 0; i < program->num_ops; ++i) {
     sluice_stage_op_t* op = &program->ops[i];
@@ -355,6 +376,7 @@ int main(void) {
       cmocka_unit_test(Messages_Exchanged_AreFound),
       cmocka_unit_test(Plan_WithAnOpBeforeWhatItNeeds_IsADeadlock),
       cmocka_unit_test(WeightGradient_ThatDoesNotWaitForItsBackward_IsFound),
+      cmocka_unit_test(Reduction_ThatDoesNotWaitForTheLastGradient_IsFound),
       cmocka_unit_test(StockOrder_WithASendBeforeItsReceive_HangsUnlessSendsAreBuffered),
       cmocka_unit_test(Follower_ThatIgnoresItsLeader_IsFound),
       cmocka_unit_test(Program_ChangedInOnePlace_IsMalformed),

@@ -113,6 +113,44 @@ static void Bubbles_OfPlans_FollowTheirFormulas(void** state) {
   }
 }
 
+/* ---- reductions ---- */
+
+/* Seconds of a batch whose reductions are those of `reduce_s`, by virtual stage. */
+static double reduced(const sluice_pipeline_spec_t* given, const double* reduce_s) {
+  sluice_pipeline_spec_t spec = *given;
+  spec.reduces = 1;
+  sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
+  for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(&spec); ++c) times.reduce_s[c] = reduce_s[c];
+  const sluice_pipeline_result_t result = simulate(&spec, &times);
+  for (int32_t s = 0; s < spec.num_stages; ++s) assert_near(result.stages[s].busy_s, 3 * 8, NEXT_TO_NOTHING);
+  return result.makespan_s;
+}
+
+static void Reductions_BesideTheDrain_HideBehindIt(void** state) {
+  (void)state;
+  /* Stage s of 1F1B has ended when s backwards of two seconds are still to come: the last of four hides six. */
+  sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_1F1B, 0);
+  const double batch = reduced(&spec, (double[8]){0});
+  assert_near(batch, 3 * 11, NEXT_TO_NOTHING);
+  assert_near(reduced(&spec, (double[]){0, 0, 0, 6}), batch, NEXT_TO_NOTHING);
+  assert_near(reduced(&spec, (double[]){0, 0, 0, 10}), batch + 4, NEXT_TO_NOTHING);
+  assert_near(reduced(&spec, (double[]){5, 5, 5, 5}), batch + 5, NEXT_TO_NOTHING);
+  /* With two virtual stages one half of a stage goes while its other half drains: behind the batch all eight seconds of
+   * a stage would stand. */
+  const double halves[] = {4, 4, 4, 4, 4, 4, 4, 4};
+  static const struct {
+    int32_t policy;
+    double shown;
+  } shown[] = {{SLUICE_POLICY_LOOPED, 4}, {SLUICE_POLICY_V, 6.5}, {SLUICE_POLICY_BACKWARD_FIRST, 4}};
+  for (size_t i = 0; i < sizeof shown / sizeof shown[0]; ++i) {
+    spec = pipeline_of(4, 2, 8, shown[i].policy, 0);
+    assert_near(reduced(&spec, halves) - reduced(&spec, (double[8]){0}), shown[i].shown, NEXT_TO_NOTHING);
+  }
+  /* Those of one stage go one behind the other. */
+  spec = pipeline_of(1, 2, 8, SLUICE_POLICY_GPIPE, 0);
+  assert_near(reduced(&spec, (double[]){1, 100}), 3 * 8 + 100 - 8 * 1.0 + 1, NEXT_TO_NOTHING);
+}
+
 /* ---- what every run keeps ---- */
 
 typedef struct draw_s {
@@ -354,6 +392,7 @@ int main(void) {
       cmocka_unit_test(Stock_InItsSteadyState_PaysEveryMessage),
       cmocka_unit_test(Bubbles_OfEqualParts_AreWhatIsPublished),
       cmocka_unit_test(Bubbles_OfPlans_FollowTheirFormulas),
+      cmocka_unit_test(Reductions_BesideTheDrain_HideBehindIt),
       cmocka_unit_test(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits),
       cmocka_unit_test(Link_WithTwoMessages_CarriesOneAfterTheOther),
       cmocka_unit_test(Cards_OfStagesWithOneMessageAtATime_ChangeNothing),

@@ -38,47 +38,46 @@ static void from_f32(const float* data, int64_t count, void* out, int32_t dtype,
   }
 }
 
-/* The first two rules of adam.h. */
-static void update_moments(float* restrict m, float* restrict v, const float* restrict p, const float* restrict grad,
-                           int64_t count, const sluice_adam_numbers_t* numbers) {
+/* The rules of adam.h, in one loop: the root and the division of one element run while the next ones come from memory. A
+ * rounding error of s, d and q is the remainder that fmaf leaves; each is brought to the quotient by way of the
+ * reciprocal of d, so that there is one division. */
+static void update_rows(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
+                        int64_t count, const sluice_adam_numbers_t* numbers) {
   const sluice_adam_numbers_t n = *numbers;
   for (int64_t i = 0; i < count; ++i) {
     const float g = fmaf(n.l2, p[i], grad[i] * n.grad_scale);
-    m[i] = fmaf(n.one_minus_beta1, g, fmaf(-n.one_minus_beta1, m[i], m[i]));
-    v[i] = fmaf(n.one_minus_beta2 * g, g, fmaf(-n.one_minus_beta2, v[i], v[i]));
-  }
-}
-
-/* The third. A rounding error of s, d and q is the remainder that fmaf leaves; each is brought to the quotient by way
- * of the reciprocal of d, so that there is one division. */
-static void update_params(float* restrict p, const float* restrict m, const float* restrict v, int64_t count,
-                          const sluice_adam_numbers_t* numbers) {
-  const sluice_adam_numbers_t n = *numbers;
-  for (int64_t i = 0; i < count; ++i) {
-    const float s = sqrtf(v[i]);
+    const float m_new = fmaf(n.one_minus_beta1, g, fmaf(-n.one_minus_beta1, m[i], m[i]));
+    const float v_new = fmaf(n.one_minus_beta2 * g, g, fmaf(-n.one_minus_beta2, v[i], v[i]));
+    const float s = sqrtf(v_new);
     const float d = s + n.epsilon_high;
     const float rest = d - s; /* Knuth's sum: what d lost of s and of epsilon */
     const float lost_in_sum = (s - (d - rest)) + (n.epsilon_high - rest) + n.epsilon_low;
     const float reciprocal = 1.0F / d;
-    const float q = m[i] * reciprocal;
-    const float lost_in_root = fmaf(-s, s, v[i]) * reciprocal; /* twice, where s is most of d; else it hardly counts */
+    const float q = m_new * reciprocal;
+    const float lost_in_root = fmaf(-s, s, v_new) * reciprocal; /* twice, where s is most of d; else it hardly counts */
     const float d_low = fmaf(0.5F, lost_in_root, lost_in_sum);
-    const float q_low = fmaf(-q, d_low, fmaf(-q, d, m[i])) * reciprocal;
+    const float q_low = fmaf(-q, d_low, fmaf(-q, d, m_new)) * reciprocal;
     const float small = fmaf(n.step_high, q_low, fmaf(n.step_low, q, n.decay * p[i]));
+    m[i] = m_new;
+    v[i] = v_new;
     p[i] = fmaf(-n.step_high, q, p[i] - small);
   }
 }
 
 static void update(const sluice_adam_tensor_t* t, int64_t first, int64_t count, const sluice_adam_numbers_t* n) {
   float grad_room[BLOCK], param_room[BLOCK];
+  const int in_place = t->master == NULL && t->param_dtype == SLUICE_DTYPE_F32;
+  if (in_place && t->grad_dtype == SLUICE_DTYPE_F32) {
+    update_rows((float*)t->param + first, t->exp_avg + first, t->exp_avg_sq + first, (const float*)t->grad + first,
+                count, n);
+    return;
+  }
   for (int64_t end = first + count; first < end; first += BLOCK) {
     const int64_t size = sluice_min(BLOCK, end - first);
     const float* grad = as_f32(t->grad, t->grad_dtype, first, size, grad_room);
-    const int in_place = t->master == NULL && t->param_dtype == SLUICE_DTYPE_F32;
     float* master = t->master != NULL ? t->master + first : in_place ? (float*)t->param + first : param_room;
     if (master == param_room) as_f32(t->param, t->param_dtype, first, size, param_room);
-    update_moments(t->exp_avg + first, t->exp_avg_sq + first, master, grad, size, n);
-    update_params(master, t->exp_avg + first, t->exp_avg_sq + first, size, n);
+    update_rows(master, t->exp_avg + first, t->exp_avg_sq + first, grad, size, n);
     if (!in_place) from_f32(master, size, t->param, t->param_dtype, first);
   }
 }

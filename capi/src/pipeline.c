@@ -103,6 +103,26 @@ sluice_status_t sluice_pipeline_keep(sluice_pipeline_t* pipeline, const sluice_s
 
 void sluice_pipeline_give_back(void* kept) { sluice_pipeline_release_kept(kept); }
 
+/* ---- notes ---- */
+
+sluice_status_t sluice_pipeline_set_note(sluice_pipeline_t* pipeline, const double* numbers, int32_t count) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL, "sluice_pipeline_set_note: pipeline is NULL"));
+  SLUICE_TRY(SLUICE_REQUIRE(count >= 0 && count <= SLUICE_PIPELINE_MAX_NOTE && (count == 0 || numbers != NULL),
+                            "sluice_pipeline_set_note: count is %d and numbers is %s; give 0 to %d numbers", count,
+                            numbers == NULL ? "NULL" : "given", SLUICE_PIPELINE_MAX_NOTE));
+  return sluice_pipeline_give_note(pipeline, numbers, count);
+}
+
+sluice_status_t sluice_pipeline_get_note(sluice_pipeline_t* pipeline, int32_t rank, double* out_numbers,
+                                         int32_t capacity, int32_t* out_count) {
+  SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && out_count != NULL,
+                            "sluice_pipeline_get_note: pipeline and out_count may not be NULL"));
+  SLUICE_TRY(SLUICE_REQUIRE(capacity >= 0 && (capacity == 0 || out_numbers != NULL),
+                            "sluice_pipeline_get_note: capacity is %d and out_numbers is %s", capacity,
+                            out_numbers == NULL ? "NULL" : "given"));
+  return sluice_pipeline_read_note(pipeline, rank, out_numbers, capacity, out_count);
+}
+
 /* ---- what happened ---- */
 
 sluice_status_t sluice_pipeline_get_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {

@@ -4,6 +4,7 @@
  *   items.c   what moves, cut into chunks that travel as messages
  *   stream.c  chunks on their way out, beside training and at the boundary
  *   talk.c    what ranks say to each other, and what arrives
+ *   early.c   what has arrived before the boundary
  *   phases.c  events and rules: begin, commit, settle, abort */
 #ifndef SLUICE_BACKEND_MIGRATION_RUN_STATE_H_
 #define SLUICE_BACKEND_MIGRATION_RUN_STATE_H_

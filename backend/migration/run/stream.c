@@ -50,10 +50,7 @@ static void* stream(void* data) {
       (void)sluice_cond_wait_until(&m->changed, &m->mutex, due_ns);
       continue;
     }
-    pthread_mutex_unlock(&m->mutex);
-    const sluice_status_t status = post(m, m->next_chunk);
-    pthread_mutex_lock(&m->mutex);
-    if (status != SLUICE_OK) break;
+    if (post(m, m->next_chunk) != SLUICE_OK) break;
     ++m->next_chunk;
     sent += bytes;
   }

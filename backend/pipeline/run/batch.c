@@ -148,10 +148,13 @@ static sluice_status_t walk(sluice_pipeline_t* pipeline) {
 
 static sluice_status_t tell_done(sluice_pipeline_t* pipeline) {
   const sluice_stage_head_t head = sluice_stage_new_head(pipeline, SLUICE_STAGE_HEAD_DONE);
-  const sluice_message_span_t times = {pipeline->own_times,
-                                       (uint64_t)pipeline->agreed.spec.num_virtual * sizeof pipeline->own_times[0]};
+  const sluice_stage_note_t* note = &pipeline->peers[pipeline->agreed.rank].notes[pipeline->number % 2];
+  const sluice_message_span_t payload[] = {
+      {pipeline->own_times, (uint64_t)pipeline->agreed.spec.num_virtual * sizeof pipeline->own_times[0]},
+      {note->numbers, (uint64_t)note->count * sizeof note->numbers[0]}};
+  const int32_t num_spans = note->count > 0 ? 2 : 1;
   for (int32_t r = 0; r < pipeline->agreed.num_ranks; ++r) {
-    if (r != pipeline->agreed.rank) SLUICE_TRY(sluice_stage_tell(pipeline, r, &head, sizeof head, &times));
+    if (r != pipeline->agreed.rank) SLUICE_TRY(sluice_stage_tell(pipeline, r, &head, sizeof head, payload, num_spans));
   }
   return SLUICE_OK;
 }
@@ -165,6 +168,8 @@ static int all_have_ended(const sluice_pipeline_t* pipeline) {
 
 /* No rank ends before all have: what fails anywhere fails everywhere. */
 static sluice_status_t end_together(sluice_pipeline_t* pipeline) {
+  sluice_stage_note_t* note = &pipeline->peers[pipeline->agreed.rank].notes[pipeline->number % 2];
+  SLUICE_TRY(sluice_stage_note_store(note, pipeline->note, pipeline->note_count));
   if (pipeline->endpoint == NULL) return SLUICE_OK;
   const uint64_t begin_ns = sluice_now_ns();
   SLUICE_TRY(tell_done(pipeline));

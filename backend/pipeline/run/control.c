@@ -42,10 +42,10 @@ sluice_status_t sluice_stage_compare(const sluice_pipeline_t* pipeline, int32_t 
 /* ---- saying ---- */
 
 sluice_status_t sluice_stage_tell(sluice_pipeline_t* pipeline, int32_t rank, const void* head, uint64_t head_bytes,
-                                  const sluice_message_span_t* payload) {
+                                  const sluice_message_span_t* payload, int32_t num_spans) {
   const sluice_message_t message = {
       .peer = rank,
-      .num_spans = payload != NULL,
+      .num_spans = num_spans,
       .tag = SLUICE_STAGE_CONTROL_TAG,
       .head = head,
       .head_bytes = head_bytes,
@@ -90,16 +90,35 @@ sluice_status_t sluice_stage_listen(sluice_pipeline_t* pipeline) {
 }
 
 /* The first replica's times are everybody's: all choose alike. Ranks are one batch apart at most. */
-static void take_times(sluice_pipeline_t* pipeline, int32_t rank, const sluice_message_completion_t* completion) {
+static void take_times(sluice_pipeline_t* pipeline, int32_t rank, const sluice_stage_head_t* head,
+                       const sluice_stage_times_t* times) {
   const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   const int32_t v = agreed->spec.num_virtual;
-  if (agreed->replica_of[rank] != 0 || completion->payload_bytes != (uint64_t)v * sizeof(sluice_stage_times_t)) return;
-  const sluice_stage_head_t* head = completion->head;
-  const sluice_stage_times_t* times = completion->payload;
+  if (agreed->replica_of[rank] != 0) return;
   for (int32_t k = 0; k < v; ++k) {
     const int32_t c = sluice_pipeline_virtual_stage(&agreed->spec, agreed->stage_of[rank], k);
     pipeline->told[head->batch % 2][c] = times[k];
   }
+}
+
+static sluice_status_t take_done(sluice_pipeline_t* pipeline, int32_t rank,
+                                 const sluice_message_completion_t* completion) {
+  sluice_stage_peer_t* peer = &pipeline->peers[rank];
+  const sluice_stage_head_t* head = completion->head;
+  const uint64_t times = (uint64_t)pipeline->agreed.spec.num_virtual * sizeof(sluice_stage_times_t);
+  const uint64_t count = (completion->payload_bytes - times) / sizeof(double);
+  if (completion->payload_bytes < times || count > SLUICE_PIPELINE_MAX_NOTE) {
+    return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, pipeline->agreed.rank, rank,
+                            "pipeline: rank %d ended batch %llu with %llu bytes", rank, (unsigned long long)head->batch,
+                            (unsigned long long)completion->payload_bytes);
+  }
+  SLUICE_TRY(
+      sluice_stage_note_store(&peer->notes[head->batch % 2], (const char*)completion->payload + times, (int32_t)count));
+  peer->done = *head;
+  pipeline->has_news = 1;
+  take_times(pipeline, rank, head, completion->payload);
+  sluice_stage_note_progress(pipeline);
+  return SLUICE_OK;
 }
 
 static void take_stop(sluice_pipeline_t* pipeline, int32_t rank, const sluice_message_completion_t* completion) {
@@ -135,12 +154,7 @@ static sluice_status_t take_head(sluice_pipeline_t* pipeline, const sluice_messa
   sluice_stage_peer_t* peer = &pipeline->peers[rank];
   if (completion->head_bytes >= sizeof *head && head->magic == SLUICE_STAGE_MAGIC) {
     switch (head->kind) {
-      case SLUICE_STAGE_HEAD_DONE:
-        peer->done = *head;
-        pipeline->has_news = 1;
-        take_times(pipeline, rank, completion);
-        sluice_stage_note_progress(pipeline);
-        return SLUICE_OK;
+      case SLUICE_STAGE_HEAD_DONE: return take_done(pipeline, rank, completion);
       case SLUICE_STAGE_HEAD_STOP:
         if (completion->head_bytes != sizeof *head + sizeof peer->reason || peer->stop != NULL) break;
         *out_is_kept = 1;

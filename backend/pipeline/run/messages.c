@@ -230,7 +230,7 @@ static sluice_status_t tell_waiting(sluice_pipeline_t* pipeline) {
   head.about = awaited(pipeline);
   pipeline->has_said_so = 1;
   for (int32_t r = 0; r < pipeline->agreed.num_ranks; ++r) {
-    if (r != pipeline->agreed.rank) SLUICE_TRY(sluice_stage_tell(pipeline, r, &head, sizeof head, NULL));
+    if (r != pipeline->agreed.rank) SLUICE_TRY(sluice_stage_tell(pipeline, r, &head, sizeof head, NULL, 0));
   }
   return SLUICE_OK;
 }

@@ -4,13 +4,13 @@
 #include "backend/pipeline/run/state.h"
 #include "backend/pipeline/timeline_json.h"
 
-static sluice_status_t enter(sluice_pipeline_t* pipeline) {
+sluice_status_t sluice_stage_enter(sluice_pipeline_t* pipeline) {
   if (!atomic_flag_test_and_set(&pipeline->is_busy)) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_BUSY, "pipeline: a batch runs; ask between batches");
 }
 
 sluice_status_t sluice_pipeline_read_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {
-  SLUICE_TRY(enter(pipeline));
+  SLUICE_TRY(sluice_stage_enter(pipeline));
   *out_stats = pipeline->stats;
   atomic_flag_clear(&pipeline->is_busy);
   return SLUICE_OK;
@@ -19,7 +19,7 @@ sluice_status_t sluice_pipeline_read_stats(sluice_pipeline_t* pipeline, sluice_p
 sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
                                             int64_t capacity, int64_t* out_count) {
   *out_count = 0;
-  SLUICE_TRY(enter(pipeline));
+  SLUICE_TRY(sluice_stage_enter(pipeline));
   const sluice_stage_plan_t* plan = pipeline->plan;
   const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   for (int32_t i = 0; plan != NULL && i < plan->num_ends; ++i) {
@@ -112,7 +112,7 @@ static sluice_status_t write_last(const sluice_pipeline_t* pipeline, int32_t whi
 
 sluice_status_t sluice_pipeline_write_batch(sluice_pipeline_t* pipeline, int32_t which, char* text,
                                             uint64_t* inout_bytes) {
-  SLUICE_TRY(enter(pipeline));
+  SLUICE_TRY(sluice_stage_enter(pipeline));
   const sluice_status_t status = write_last(pipeline, which, text, inout_bytes);
   atomic_flag_clear(&pipeline->is_busy);
   return status;

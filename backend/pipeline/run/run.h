@@ -46,6 +46,9 @@ void sluice_pipeline_stop(sluice_pipeline_t* pipeline); /* sluice_pipeline_abort
 sluice_status_t sluice_pipeline_keep_tensors(sluice_pipeline_t* pipeline, const sluice_stage_tensors_t* received,
                                              void** out_kept);
 void sluice_pipeline_release_kept(void* kept); /* any thread; accepts NULL */
+sluice_status_t sluice_pipeline_give_note(sluice_pipeline_t* pipeline, const double* numbers, int32_t count);
+sluice_status_t sluice_pipeline_read_note(sluice_pipeline_t* pipeline, int32_t rank, double* out_numbers,
+                                          int32_t capacity, int32_t* out_count);
 sluice_status_t sluice_pipeline_read_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats);
 sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_stage_event_t* out_events,
                                             int64_t capacity, int64_t* out_count);

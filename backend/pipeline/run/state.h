@@ -3,6 +3,7 @@
 #define SLUICE_BACKEND_PIPELINE_RUN_STATE_H_
 
 #include "backend/pipeline/run/handshake.h"
+#include "backend/pipeline/run/note.h"
 #include "backend/pipeline/run/plan.h"
 #include "backend/pipeline/run/run.h"
 #include "backend/pipeline/run/values.h"
@@ -10,9 +11,10 @@
 
 /* What another rank has said. */
 typedef struct sluice_stage_peer_s {
-  int32_t is_heard;         /* a receive of its next word is posted */
-  sluice_stage_head_t done; /* the newest */
-  uint64_t stopped;         /* its newest batch that failed; 0: none */
+  int32_t is_heard;             /* a receive of its next word is posted */
+  sluice_stage_head_t done;     /* the newest */
+  sluice_stage_note_t notes[2]; /* of the ends of two batches; this rank's own too */
+  uint64_t stopped;             /* its newest batch that failed; 0: none */
   sluice_stage_reason_t reason;
   sluice_message_arrival_t* stop; /* with the tags of what it had sent here; NULL: all of that has been asked for */
   const uint64_t* tags;
@@ -71,7 +73,9 @@ struct sluice_pipeline_s {
   sluice_stage_times_t told[2][SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   sluice_stage_times_t times[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   int32_t has_times;
-  int32_t has_told; /* the newest batch has ended, and all its times are there */
+  int32_t has_told;   /* the newest batch has ended, and all its times and notes are there */
+  const double* note; /* the host's, read where this rank's batch ends */
+  int32_t note_count;
 
   /* In flight now. */
   int32_t in_flight, held;
@@ -122,14 +126,19 @@ void sluice_stage_note_progress(sluice_pipeline_t* pipeline);
 /* Remembers that the endpoint has failed. Returns status. */
 sluice_status_t sluice_stage_break(sluice_pipeline_t* pipeline, sluice_status_t status);
 
+/* ---- report.c ---- */
+
+/* Between batches: nothing else of the pipeline runs until is_busy is cleared. Errors: BUSY. */
+sluice_status_t sluice_stage_enter(sluice_pipeline_t* pipeline);
+
 /* ---- control.c ---- */
 
 /* From now on every rank is heard, until it has ended the batch that runs: then it owes nothing more, and may leave. */
 sluice_status_t sluice_stage_listen(sluice_pipeline_t* pipeline);
 sluice_status_t sluice_stage_take_control(sluice_pipeline_t* pipeline, const sluice_message_completion_t* completion);
-/* spans: borrowed until the send has ended, which num_sends counts. */
+/* payload: [num_spans], what they point to is borrowed until the send has ended, which num_sends counts. */
 sluice_status_t sluice_stage_tell(sluice_pipeline_t* pipeline, int32_t rank, const void* head, uint64_t head_bytes,
-                                  const sluice_message_span_t* payload);
+                                  const sluice_message_span_t* payload, int32_t num_spans);
 sluice_stage_head_t sluice_stage_new_head(const sluice_pipeline_t* pipeline, int32_t kind);
 /* Whether another rank runs the same batch; else MISMATCH. */
 sluice_status_t sluice_stage_compare(const sluice_pipeline_t* pipeline, int32_t rank, const sluice_stage_head_t* head);

@@ -97,7 +97,7 @@ static sluice_status_t tell_stop(sluice_pipeline_t* pipeline, const sluice_error
     const uint64_t count = tags != NULL ? list_tags(pipeline, r, tags) : 0;
     used += count;
     const sluice_message_span_t span = {tags, count * sizeof *tags};
-    status = sluice_stage_tell(pipeline, r, &stop, sizeof stop, count > 0 ? &span : NULL);
+    status = sluice_stage_tell(pipeline, r, &stop, sizeof stop, &span, count > 0);
   }
   return status;
 }

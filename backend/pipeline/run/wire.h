@@ -9,7 +9,8 @@
 
 enum {
   SLUICE_STAGE_HEAD_TENSORS = 1, /* an activation or a gradient */
-  SLUICE_STAGE_HEAD_DONE,        /* all ops of the sender's batch have ended. Payload: sluice_stage_times_t [v] */
+  SLUICE_STAGE_HEAD_DONE,        /* all ops of the sender's batch have ended. Payload: sluice_stage_times_t [v], then
+                                    the host's note, doubles */
   SLUICE_STAGE_HEAD_STOP,    /* the batch has failed. Payload: the tags of what the sender has sent to the receiver */
   SLUICE_STAGE_HEAD_WAITING, /* the sender has waited long, for rank `about` */
   SLUICE_STAGE_HEAD_ORDER    /* the first replica has begun op `about` */

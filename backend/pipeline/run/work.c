@@ -202,7 +202,7 @@ static sluice_status_t lead(sluice_pipeline_t* pipeline, int32_t index) {
   head.about = index;
   for (int32_t d = 1; d < agreed->num_replicas; ++d) {
     const int32_t rank = agreed->rank_of[agreed->stage * agreed->num_replicas + d];
-    SLUICE_TRY(sluice_stage_tell(pipeline, rank, &head, sizeof head, NULL));
+    SLUICE_TRY(sluice_stage_tell(pipeline, rank, &head, sizeof head, NULL, 0));
   }
   return SLUICE_OK;
 }

@@ -177,6 +177,25 @@ SLUICE_API sluice_status_t sluice_pipeline_keep(sluice_pipeline_t* pipeline, con
 /* Any thread; accepts NULL. */
 SLUICE_EXPORT void sluice_pipeline_give_back(void* kept);
 
+/* ---- notes ---------------------------------------------------------------------------------------------------- */
+
+enum { SLUICE_PIPELINE_MAX_NOTE = 1024 };
+
+/* Numbers of the host that ride with the end of each batch, which ranks tell each other in any case: no message more.
+ * So all ranks know what each has measured in a batch, alike, and decide alike without a word.
+ *
+ * numbers  [count], borrowed until another call or the pipeline's end, and read on the thread that is in
+ *          sluice_pipeline_run_batch when the last callback of this rank has returned: the host may write them in
+ *          callbacks. NULL and 0: none. Ranks may have different counts, at most SLUICE_PIPELINE_MAX_NOTE
+ *
+ * Any thread, not while a batch runs. Errors: INVALID_ARGUMENT, BUSY. */
+SLUICE_API sluice_status_t sluice_pipeline_set_note(sluice_pipeline_t* pipeline, const double* numbers, int32_t count);
+/* What a rank of the pipeline's communicator gave with the newest batch: alike on all ranks. Copies up to `capacity` of
+ * the numbers; *out_count is how many there are. Any thread, not while a batch runs. Errors: INVALID_ARGUMENT, BUSY,
+ * STATE (no batch, or it has failed). */
+SLUICE_API sluice_status_t sluice_pipeline_get_note(sluice_pipeline_t* pipeline, int32_t rank, double* out_numbers,
+                                                    int32_t capacity, int32_t* out_count);
+
 /* ---- what happened -------------------------------------------------------------------------------------------- */
 
 typedef struct sluice_pipeline_stats_s {

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -19,11 +20,13 @@ LANES = {"comm": "S, R communication", "compute": "C compute", "copy_out": "M co
 FOLDER = "SLUICE_TRACE_DIR"
 CAPACITY = "SLUICE_TRACE_EVENTS"
 FORM = 2
+_MOST_MOVES = 10_000
 
 _contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 _capacity = 0
 _closed: list[dict[str, Any]] = []  # what closed contexts left, for the record
 _batches: dict[int, dict[str, Any]] = {}  # of each pipeline the last, for the record
+_moves: list[dict[str, Any]] = []  # what changed its owner, for the record
 _kept: list[Any] = []  # under `sluice trace`: a context whose model is gone is written at the end all the same
 _process = os.getpid()
 
@@ -63,6 +66,16 @@ def keep_batch(pipeline: int, ranks: list[int], events: list[dict[str, Any]], pr
     _batches[pipeline] = {"number": pipeline, "ranks": ranks, "events": events, "predicted": predicted}
     atexit.unregister(_write_record)
     atexit.register(_write_record)
+
+
+def keep_move(what: str, of: str, begin_ns: int, moved: int, left: int, hidden: int, commit_s: float) -> None:
+    """Called by adapters behind each move, on all ranks that took part. what: "experts" or "layers", and how many have
+    moved; of: what they belong to; begin_ns: by time.monotonic_ns; left, hidden: bytes from this rank, and those of
+    them that travelled beside training. Kept for the record, under `sluice trace` alone."""
+    if os.environ.get(FOLDER) and len(_moves) < _MOST_MOVES:
+        times = {"begin_ns": begin_ns, "end_ns": time.monotonic_ns(), "commit_s": commit_s}
+        sizes = {"moved": moved, "left_bytes": left, "hidden_bytes": hidden}
+        _moves.append({"what": what, "of": of, "number": len(_moves), **times, **sizes})
 
 
 def recording() -> bool:
@@ -117,6 +130,8 @@ def record() -> dict[str, Any]:
     contexts = [*_closed, *(_taken(context) for context in _alive())]
     _closed.clear()
     found = {"form": FORM, "rank": rank, "world_size": world_size, "boot": _boot(), "contexts": contexts}
+    found.update({"moves": list(_moves)} if _moves else {})
+    _moves.clear()
     return {**found, "pipelines": list(_batches.values())} if _batches else found
 
 

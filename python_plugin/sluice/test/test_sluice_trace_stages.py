@@ -78,6 +78,23 @@ def test_Command_ClocksOfTwoMachines_AreNotCompared(tmp_path, capsys) -> None:
     assert "on several machines" in out and "measured: pipeline" not in (tmp_path / "stages.svg").read_text()
 
 
+def test_Command_Moves_AreReported(tmp_path, capsys) -> None:
+    for rank, events in enumerate((FIRST, SECOND)):
+        _write(tmp_path, rank, events, [*FIRST, *SECOND] if rank == 0 else [])
+        path = tmp_path / f"rank{rank}-1.json"
+        times = {"begin_ns": 5 * MS, "end_ns": (9 + rank) * MS, "commit_s": 0.001 * rank}
+        sizes = {"moved": 2, "left_bytes": 1_000_000, "hidden_bytes": 500_000 * rank}
+        move = {"what": "experts", "of": "MoE layer 'moe'", "number": 0, **times, **sizes}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "moves": [move]}))
+    assert command.main(["--out", str(tmp_path)]) == 0
+    line = "0: 2 experts of MoE layer 'moe', 2.00 MB in 5.0 ms, 25 % of it beside steps; commit 1.00 ms"
+    assert line in capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["moves"][0]["ranks"] == 2
+    path.write_text(json.dumps({**json.loads(path.read_text()), "moves": [{}]}))
+    assert command.main(["--out", str(tmp_path)]) == 1
+    assert "rank1-1.json: moves: KeyError" in capsys.readouterr().err
+
+
 def test_Record_DamagedPipeline_IsNamed(tmp_path, capsys) -> None:
     _write(tmp_path, 0, [{"op": "forward"}], [])
     assert command.main(["--out", str(tmp_path)]) == 1

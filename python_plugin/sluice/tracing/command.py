@@ -19,7 +19,7 @@ from ..errors import SluiceError
 from ..planning import machines
 from ..planning.errors import BadInput
 from ..planning.planner import Planner
-from . import outside, planned, report, stages, text
+from . import moves, outside, planned, report, stages, text
 from .passes import BadRecord, Pass
 
 EXAMPLE = """examples:
@@ -72,6 +72,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--out {options.out}: no such folder; give `-- COMMAND` to record one")
     try:
         batches = stages.read(options.out)
+        moved = moves.read(options.out)
         by_rank, alignment = report.read(options.out, may_be_empty=bool(batches))
         passes = report.newest(by_rank, options.steps)
     except BadRecord as error:
@@ -90,11 +91,14 @@ def main(arguments: list[str]) -> int:
         made["machine"] = planner.machine.name
     if batches:
         made["pipelines"] = stages.rows_of(batches)
+    if moved:
+        made["moves"] = moved
     written = report.write(options.out, passes, made, plans, batches)
     if options.json:
         print(json.dumps(made, indent=1))
         return 0
-    for line in [*(text.lines_of(made, passes) if passes else []), *stages.lines_of(made.get("pipelines", []))]:
+    lines = text.lines_of(made, passes) if passes else []
+    for line in [*lines, *stages.lines_of(made.get("pipelines", [])), *moves.lines_of(moved)]:
         print(line)
     print(f"\n  {options.out}/{{{', '.join(written)}}}")
     if "timeline.svg" in written and "timeline.png" not in written:

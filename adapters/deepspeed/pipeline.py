@@ -148,8 +148,8 @@ class Takeover:
         if self._watch is None or forward_only:
             self._run(pipe_schedule.num_micro_batches, forward_only)
             return
-        self._watch.before_batch(self._engine(), pipe_schedule.num_micro_batches)
-        with self._watch.measured(self._engine()):
+        self._watch.before_batch(self._engine(), self.pipeline, pipe_schedule.num_micro_batches)
+        with self._watch.measured(self._engine(), self.pipeline):
             self._run(pipe_schedule.num_micro_batches, forward_only)
 
     def _run(self, micro_batches: int, forward_only: bool) -> None:

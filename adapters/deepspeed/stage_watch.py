@@ -1,22 +1,25 @@
 """A pipeline whose layers change their stage by themselves: "pipeline": {"plan": "adaptive"}.
 
-While a batch runs, each rank measures the forwards of its layers. Before the next batch one sum over all ranks tells
-everybody what each layer took, and all decide alike (sluice.planning.layer_moves). Where moving pays, layers move, as
-`move_layers` moves them, before the batch begins.
+While a batch runs, each rank measures the forwards of its layers. What it has measured rides with the end of the batch,
+which ranks tell each other in any case: no collective and no message more. So all know the same and decide alike
+(sluice.planning.layer_moves). Where moving pays, layers move, as `move_layers` moves them, before the next batch.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from sluice import trace
 from sluice.adapters.deepspeed import moving_layers, stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.torch import Pipeline
+from sluice.errors import InvalidState
 from sluice.planning.layer_moves import LayerDecider, LayerLook
 from torch import nn
 from torch.nn.modules import module as every_module
@@ -30,44 +33,63 @@ class StageWatch:
 
     def __init__(self, wait_s: float | None) -> None:
         self._wait_s = wait_s
-        self._seconds: dict[int, float] = {}  # of the batch before, by layer that lies here
+        # Of this rank: seconds that the move in front of the batch took, then of each layer that lies here its seconds
+        # in the batch, and its bytes.
+        self._note = array("d")
+        self._parts: tuple[int, ...] = ()  # when it was measured
         self._micro_batches = 0
         self._decider: LayerDecider | None = None
         self._refused = ""
         self._num_moves = 0  # times that layers have moved
-        self._link = _FIRST_LINK
+        self._moved_bytes = 0  # by the newest move, whose time is not known yet
+        self._move_s = 0.0
         self.newest: LayerLook | None = None
 
-    def before_batch(self, engine: Any, micro_batches: int) -> None:
-        """Between batches: looks at the one before, and moves layers where that pays. Collective over all ranks."""
-        if self._refused or not self._micro_batches:
-            self._micro_batches = micro_batches
+    def before_batch(self, engine: Any, pipeline: Pipeline, micro_batches: int) -> None:
+        """Between batches: looks at the one before, and moves layers where that pays. Collective over all ranks where
+        it moves any."""
+        before, self._micro_batches = self._micro_batches, micro_batches
+        if self._refused or not before:
             return
-        module = engine.module
-        seconds = [value / self._micro_batches for value in self._shared(module, self._seconds)]
+        try:
+            notes = pipeline.notes()
+        except InvalidState:  # on all ranks alike: the batch before has failed
+            return
+        if self._parts != stage_module.parts_of(engine.module):  # somebody has moved layers by hand
+            self._decider = None
+            return
+        seconds, sizes = _of_layers(engine.module, notes)
         if self._decider is None:
-            sizes = [int(size) for size in self._shared(module, _sizes(module))]
-            self._decider = LayerDecider(stage_module.parts_of(module), sizes, self._link, micro_batches)
-        self.newest = self._decider.after_batch(seconds)
-        self._micro_batches = micro_batches
+            parts = stage_module.parts_of(engine.module)
+            self._decider = LayerDecider(parts, [int(size) for size in sizes], _FIRST_LINK, micro_batches)
+        if self._moved_bytes:
+            self._decider.set_link(self._moved_bytes / max(*(note[0] for note in notes), 1e-6))
+            self._moved_bytes = 0
+        self.newest = self._decider.after_batch([value / before for value in seconds])
         if self.newest.verdict == "pays":
             self._move(engine, self.newest)
 
     @contextmanager
-    def measured(self, engine: Any) -> Iterator[None]:
+    def measured(self, engine: Any, pipeline: Pipeline) -> Iterator[None]:
         """Forwards of layers that lie here are measured meanwhile; a layer that runs again counts again."""
         module, begun = engine.module, dict[int, float]()
-        functions = {id(stage_module.function_of(module, n)): n for n in stage_module.layers_of(module)}
-        self._seconds = seconds = dict.fromkeys(functions.values(), 0.0)
+        layers = list(stage_module.layers_of(module))
+        self._parts = stage_module.parts_of(module)
+        places = {id(stage_module.function_of(module, n)): 1 + 2 * at for at, n in enumerate(layers)}
+        note = self._note = array("d", [self._move_s])
+        for layer in layers:
+            note.extend((0.0, _size(module, layer)))
+        self._move_s = 0.0
+        pipeline.set_note(note)
 
         def before(layer: nn.Module, _: Any) -> None:
-            if id(layer) in functions:
+            if id(layer) in places:
                 begun[id(layer)] = time.perf_counter()
 
         def after(layer: nn.Module, _: Any, __: Any) -> None:
-            if id(layer) in functions and id(layer) in begun:
+            if id(layer) in places and id(layer) in begun:
                 took = time.perf_counter() - begun.pop(id(layer))
-                seconds[functions[id(layer)]] += took * (1 + _BACKWARD)
+                note[places[id(layer)]] += took * (1 + _BACKWARD)
 
         hooks = [
             every_module.register_module_forward_pre_hook(before),
@@ -84,33 +106,34 @@ class StageWatch:
         newest = {} if self.newest is None else self.newest._asdict()
         return {"moves": self._num_moves, **({"refused": self._refused} if self._refused else {}), **newest}
 
-    def _shared(self, module: Any, own: dict[int, float]) -> list[float]:
-        """By layer, the mean over the replicas that have it, the same bits on all ranks."""
-        values = torch.zeros(module._num_layers, dtype=torch.float64)
-        for layer, value in own.items():
-            values[layer] = value
-        dist.all_reduce(values)
-        return [value * module.num_stages / dist.get_world_size() for value in values.tolist()]
-
     def _move(self, engine: Any, look: LayerLook) -> None:
-        begun = time.perf_counter()
+        begun, begin_ns = time.perf_counter(), time.monotonic_ns()
         try:
-            moving_layers.move(engine, look.parts, self._wait_s)
+            moved = moving_layers.move(engine, look.parts, self._wait_s)
         except UnsupportedError as error:  # on all ranks alike, and nothing has moved
             self._refused = error.message
             if dist.get_rank() == 0:
                 print(f"[sluice] WARNING: layers stay on their stages: {error.message}", file=sys.stdout, flush=True)
             return
         self._num_moves += 1
-        took = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
-        dist.all_reduce(took, op=dist.ReduceOp.MAX)
-        assert self._decider is not None
-        self._decider.set_link(look.moved_bytes / max(float(took), 1e-6))
+        self._moved_bytes, self._move_s = look.moved_bytes, time.perf_counter() - begun
+        left = look.moved_bytes // dist.get_world_size()  # of this rank, as if each had given as much
+        trace.keep_move("layers", "the pipeline", begin_ns, len(moved), left, 0, self._move_s)
 
 
-def _sizes(module: Any) -> dict[int, float]:
+def _size(module: Any, layer: int) -> float:
     """Bytes of a layer's parameters, and as many again for gradients and for two moments."""
-    return {
-        layer: 4.0 * sum(p.numel() * p.element_size() for p in stage_module.parameters_of(module, layer))
-        for layer in stage_module.layers_of(module)
-    }
+    return 4.0 * sum(p.numel() * p.element_size() for p in stage_module.parameters_of(module, layer))
+
+
+def _of_layers(module: Any, notes: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Seconds and bytes by layer: means over the replicas that have it, the same bits on all ranks."""
+    parts = stage_module.parts_of(module)
+    seconds, sizes = [0.0] * parts[-1], [0.0] * parts[-1]
+    share = (len(parts) - 1) / len(notes)
+    for rank, note in enumerate(notes):
+        first = parts[module._topo.get_coord(rank).pipe]
+        for at in range((len(note) - 1) // 2):
+            seconds[first + at] += share * note[1 + 2 * at]
+            sizes[first + at] += share * note[2 + 2 * at]
+    return seconds, sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +24,7 @@ from .stage_tensors import SentTensors, received
 _OUTPUT, _INPUT_GRAD = 0, 1  # SLUICE_STAGE_*
 _PLACEMENTS = {None: -1, "looped": 0, "v": 1}  # SLUICE_PIPELINE_*
 _FOREIGN = -13
+_MOST_NOTE = 1024  # SLUICE_PIPELINE_MAX_NOTE
 _numbers = itertools.count()  # of pipelines, for traces: ranks make theirs in one order
 _STATS = (
     "num_batches",
@@ -112,6 +114,7 @@ class Pipeline:
         self.group = group
         self.calls = 0  # batches running now
         self._number = next(_numbers)
+        self._note: Any = None  # and what keeps it where it is
         self._run = _Run(group.world_size // config.num_replicas)
         self._user = load().ffi.new_handle(self._run)
         library = load()
@@ -184,6 +187,24 @@ class Pipeline:
         library.check(library.lib.sluice_pipeline_get_stats(self.handle, out))
         policy = library.ffi.string(out.policy).decode() if out.policy else ""
         return {name: int(getattr(out, name)) for name in _STATS} | {"policy": policy}
+
+    def set_note(self, numbers: array[float]) -> None:
+        """Numbers that ride with the end of each batch from now on, at most 1024; they are read when this rank's last
+        op has ended, so that a stage may write them. Of type "d". Not while a batch runs."""
+        library = load()
+        address = library.ffi.from_buffer("double[]", numbers)
+        library.check(library.lib.sluice_pipeline_set_note(self.handle, address, len(numbers)))
+        self._note = numbers, address  # a buffer that is held does not move
+
+    def notes(self) -> list[list[float]]:
+        """What each rank of the group gave with the newest batch, alike on all ranks. InvalidState where it has failed,
+        or there was none. Not while a batch runs."""
+        library, found = load(), []
+        out, count = library.ffi.new("double[]", _MOST_NOTE), library.ffi.new("int32_t *")
+        for rank in range(self.group.world_size):
+            library.check(library.lib.sluice_pipeline_get_note(self.handle, rank, out, _MOST_NOTE, count))
+            found.append(list(library.ffi.unpack(out, count[0])))
+        return found
 
     def timeline(self, predicted: bool = False) -> list[dict[str, Any]]:
         """Ops of the last batch as `sluice.timeline.from_trace` takes them: stage as rank, virtual stage as layer,

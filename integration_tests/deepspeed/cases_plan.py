@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from cases_moves import UNCLIPPED
 from cases_pipe import Job
+from sluice.adapters.deepspeed import stage_watch
+from sluice.adapters.deepspeed.stage_watch import StageWatch
 from sluice.errors import SluiceError
 
 
@@ -60,6 +64,57 @@ def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job:
 def adaptive(steps: int, hooked: bool, **job: Any) -> list[dict[str, Any]]:
     """[stock; through Sluice, whose layers move by themselves]"""
     return [_by_themselves(steps, plan, hooked, **job) for plan in (None, {"plan": "adaptive"})]
+
+
+def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any], float]:
+    """Of batches that are watched, and in which nothing moves: collectives that watching asked torch for, batches with
+    what was measured, the newest verdict, and processor seconds that a layer's forward is longer by."""
+    stage_watch._FIRST_LINK = 1e-9  # no move pays
+    made = Job(pipeline={"plan": "adaptive"}, **{**job, "config": UNCLIPPED})
+    sent: list[str] = []
+    before_batch, measured = StageWatch.before_batch, StageWatch.measured
+    names = [name for name in dir(dist) if name.startswith(("all_", "broadcast", "gather", "isend", "recv", "send"))]
+    originals = {name: getattr(dist, name) for name in names if callable(getattr(dist, name))}
+
+    def counted(*args: Any) -> None:
+        try:
+            for name in originals:
+                setattr(dist, name, lambda *_a, name=name, **_k: sent.append(name))
+            before_batch(*args)
+        finally:
+            for name, original in originals.items():
+                setattr(dist, name, original)
+
+    StageWatch.before_batch = counted
+    try:
+        made.train(range(steps))
+        notes = made.engine.sluice.pipeline.pipeline.notes()
+        took = _cost_of_watching(made.engine, measured)
+    finally:
+        StageWatch.before_batch, stage_watch._FIRST_LINK = before_batch, 1e8
+    known = sum(all(value > 0 for value in note[1:]) for note in notes)
+    report = made.engine.sluice.pipeline.stats()["layers"]
+    made.end()
+    return sent, known, report, took
+
+
+def _cost_of_watching(engine: Any, measured: Any) -> float:
+    """By the processor's clock, of one call of a layer with four modules; the least of some tries."""
+    takeover = engine.sluice.pipeline
+    layer = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(3)])
+
+    def seconds(times: int) -> float:
+        begun = time.thread_time()
+        for _ in range(times):
+            layer(None)
+        return (time.thread_time() - begun) / times
+
+    def least(times: int) -> float:
+        return min(seconds(times) for _ in range(15))
+
+    without = least(300)
+    with measured(takeover._watch, engine, takeover.pipeline):
+        return least(300) - without
 
 
 def refused(pipelines: Any, **job: Any) -> str:

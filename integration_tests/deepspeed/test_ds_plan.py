@@ -107,6 +107,14 @@ def test_PlanAdaptive_LayersThatCannotMove_StayAndSayWhy(pipe2: Ranks) -> None:
             assert ours[what] == stock[what], what
 
 
+def test_PlanAdaptive_Watching_SendsNothingAndCostsAHundredthOfALayer(pipe2: Ranks) -> None:
+    """Of a layer of four modules whose forward and backward take three milliseconds, at most."""
+    for sent, known, report, took in pipe2.run("cases_plan:watched", steps=6, stages=2, kind="plain"):
+        assert sent == []
+        assert known == 2 and report["moves"] == 0 and report["verdict"] not in ("unknown", "pays"), report
+        assert took <= 0.01 * 3e-3, took
+
+
 def test_Plan_ThatCannotBeUsed_IsRefusedOnAllRanks(pipe2: Ranks, tmp_path: Path) -> None:
     good, other = _model(tmp_path, 2), _model(tmp_path, 4)
     offload = json.loads(Path(_printed(tmp_path, good)).read_text())

@@ -46,6 +46,14 @@ PAIRS = {
 SELECTOR = "auto"
 # The vendors' libraries under their own names, as fakes: a file that a test puts into the loader's path.
 FAKE_LIBRARIES = "//capi/test:libfake_gpu.so"
+# Tests of the C ABI that ask a room of the engine, or one above it, and why they do not lie beside it.
+ASKING = {
+    ("capi/test/nth_file_call_test.c", "calibrate"),  # whose files are written while calls of the C ABI fail
+    (
+        "capi/test/schedule_test.c",
+        "cost",
+    ),  # the closed forms are what the answers of schedule.h are compared with
+}
 OUTSIDE = ("adapters", "python_plugin", "integration_tests", "examples")
 INCLUDE = re.compile(
     r'^\s*#\s*include\s+"((?:backend|capi|adapters|python_plugin|integration_tests)/[^"]+)"', re.MULTILINE
@@ -95,7 +103,9 @@ def reason(edge):
     if top == "capi":
         return None  # capi/src stands on top of the whole backend
     if target.startswith("capi"):
-        return "backend may not use capi/src"
+        # A test beside a room may drive a whole layer: the library and the rigs of capi/test.
+        of_tests = target.startswith("capi/test") and (edge.is_test or is_test_package(source))
+        return None if of_tests else "backend may not use capi/src"
     if top != "backend" or not target.startswith("backend"):
         return None
 
@@ -127,6 +137,19 @@ def violations(edges):
         why = reason(edge)
         if why:
             found.append(f"{edge.source} -> {edge.target}: {why} ({edge.why})")
+    return found
+
+
+def misplaced_tests(edges):
+    """Tests below capi/test that ask the engine, or a room on its level or above, by an include: they are of that room."""
+    found = []
+    for edge in sorted(set(edges)):
+        file, _, header = edge.why.partition(" includes ")
+        area = _area(edge.target)[0] if edge.target.startswith("backend/") else ""
+        is_of_abi = file.endswith("_test.c") and edge.source.startswith("capi/test")
+        asks = LEVELS.get(area, 0) >= LEVELS["moe"]
+        if is_of_abi and asks and (file, area) not in ASKING:
+            found.append(f"{file} includes {header}: a test of backend/{area} lies beside it")
     return found
 
 

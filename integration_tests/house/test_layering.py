@@ -1,5 +1,7 @@
 """Who may use whom, asked of the build graph and of the `#include` lines."""
 
+import os
+
 import cycles
 import layering
 import pytest
@@ -20,6 +22,36 @@ def test_Includes_HaveNoForbiddenEdge(root):
     assert any(edge.target == "backend/base" for edge in edges), "no include of backend/base was seen"
     found = layering.violations(edges)
     assert not found, "\n".join(found)
+
+
+def test_Tests_LieBesideTheRoomThatTheyAsk(root):
+    edges = layering.include_edges(root)
+    found = layering.misplaced_tests(edges)
+    assert not found, "\n".join(found)
+    stale = layering.ASKING - {(edge.why.split(" ")[0], layering._area(edge.target)[0]) for edge in edges}
+    assert not stale, f"no longer ask such a room: {sorted(stale)}"
+
+
+def test_TestAwayFromItsRoom_IsFound():
+    def include(file, header):
+        return Edge(*(os.path.dirname(path) for path in (file, header)), True, f"{file} includes {header}")
+
+    fine = [
+        include("capi/test/x_test.c", "backend/comm/comm.h"),  # what a host implements
+        include("capi/test/x_test.c", "capi/test/rig.h"),
+        include("capi/test/rig.c", "backend/moe/context/context.h"),  # no test
+        include("backend/moe/test/x_test.c", "backend/moe/context/context.h"),
+        include("capi/test/schedule_test.c", "backend/cost/closed_forms.h"),
+    ]
+    assert layering.misplaced_tests(fine) == []
+    away = [
+        include("capi/test/x_test.c", "backend/moe/routing/binding.h"),
+        include("capi/test/schedule_test.c", "backend/tune/search.h"),
+    ]
+    assert layering.misplaced_tests([*fine, *away]) == [
+        "capi/test/x_test.c includes backend/moe/routing/binding.h: a test of backend/moe lies beside it",
+        "capi/test/schedule_test.c includes backend/tune/search.h: a test of backend/tune lies beside it",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +75,8 @@ def test_Includes_HaveNoForbiddenEdge(root):
         Edge("backend/comm/mpi", "backend/device/cuda"),
         Edge("backend/moe", "backend/cts"),
         Edge("backend/moe", "capi/src"),
+        Edge("backend/moe", "capi/test"),
+        Edge("backend/moe/test", "capi/src", is_test=True),
         Edge("backend/moe", "capi", why="//backend/moe uses //capi:libsluice.so.0"),
         Edge("backend/unknown", "backend/base"),
         Edge("adapters/torch", "backend/base"),
@@ -69,6 +103,8 @@ def test_AllowedEdges_Pass():
         Edge("backend/moe", "backend/schedule"),
         Edge("backend/moe/test", "backend/comm/local"),
         Edge("backend/moe", "backend/gemm/ref", is_test=True),
+        Edge("backend/moe/test", "capi/test", is_test=True),
+        Edge("backend/moe/test", "capi/test/cuda", is_test=True),
         Edge("backend/comm/local/test", "backend/cts/comm"),
         Edge("backend/base", "capi", why="//backend/base uses //capi:headers"),
         Edge("capi", "backend/comm/local"),

@@ -21,7 +21,7 @@ CALLERS = {
         r"integration_tests/(house|soak)/"
     ),
     "add-a-device.md": re.compile(
-        r"backend/device/\w+/|backend/cts/device/fake_device|docs/|integration_tests/house/|capi/test/\w+_test\.c|"
+        r"backend/device/\w+/|backend/\w+/test/|backend/cts/device/fake_device|docs/|integration_tests/house/|capi/test/\w+_test\.c|"
         r"\.bazelrc|third_party/test/"
     ),
     # The package is compared by what its code says, below. The backend has policies that papers name after Megatron.

@@ -1,5 +1,5 @@
 /* A fake without faults is a device like any other. What its faults do is seen through a pass:
- * capi/test/ranks_fail_test.c.
+ * backend/moe/test/ranks_fail_test.c.
  */
 #include "backend/cts/device/device_suite.h"
 #include "backend/device/fake/fake_device.h"

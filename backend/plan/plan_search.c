@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/plan/plan_search.h"
+#include "backend/base/hash.h"
 #include "backend/model/chunk_counts.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/plan/plan_sizes.h"
@@ -314,10 +315,9 @@ uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
       plan->chunk_rows,         plan->kept_rows,  plan->restore_input, plan->restore_pre_activation,
       plan->inputs.halves_apart};
   const sluice_chunk_policies_t* p = &plan->inputs.policies;
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) hash = (hash ^ (uint64_t)numbers[i]) * 0x100000001b3u;
-  for (int32_t i = 0; i < p->count; ++i) hash = (hash ^ (uint64_t)(p->di[i] | p->m[i] << 8)) * 0x100000001b3u;
-  return hash;
+  uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, numbers, sizeof numbers);
+  hash = sluice_hash_bytes(hash, p->di, (size_t)p->count * sizeof p->di[0]);
+  return sluice_hash_bytes(hash, p->m, (size_t)p->count * sizeof p->m[0]);
 }
 
 void sluice_plan_message(const sluice_plan_data_t* plan, char* text, size_t room) {

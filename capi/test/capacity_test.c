@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "backend/base/hash.h"
 #include "capi/test/capacity_budgets.h"
 #include "capi/test/checks.h"
 #include "capi/test/rig.h"
@@ -190,9 +191,7 @@ static void crowd(rig_t* rig) {
 }
 
 static uint64_t digest(const rig_tensor_t* t) {
-  uint64_t h = 0xcbf29ce484222325u;
-  for (uint64_t i = 0; i < t->bytes; ++i) h = (h ^ ((const unsigned char*)t->tensor.data)[i]) * 0x100000001b3u;
-  return h;
+  return sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, t->tensor.data, t->bytes);
 }
 
 static void run_step(rig_t* rig) {

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "backend/base/hash.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/checks.h"
 #include "capi/test/fakes.h"
@@ -301,10 +302,7 @@ static void change_inputs(rig_t* rig, int round) {
 }
 
 static void poison(const rig_tensor_t* t) { memset(t->memory, 0xff, t->bytes); }
-static uint64_t mix(uint64_t h, const rig_tensor_t* t) {
-  for (uint64_t i = 0; i < t->bytes; ++i) h = (h ^ ((const unsigned char*)t->memory)[i]) * 0x100000001b3u;
-  return h;
-}
+static uint64_t mix(uint64_t h, const rig_tensor_t* t) { return sluice_hash_bytes(h, t->memory, t->bytes); }
 static void poison_outputs(rig_t* rig) {
   poison(&rig->out), poison(&rig->grad_tokens), poison(&rig->grad_weights);
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
@@ -312,7 +310,7 @@ static void poison_outputs(rig_t* rig) {
   }
 }
 static uint64_t digest_gradients(const rig_t* rig) {
-  uint64_t h = mix(mix(0xcbf29ce484222325u, &rig->grad_tokens), &rig->grad_weights);
+  uint64_t h = mix(mix(SLUICE_HASH_OF_NOTHING, &rig->grad_tokens), &rig->grad_weights);
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
     for (int32_t e = 0; e < rig->num_local; ++e) h = mix(h, &rig->grads[kind][e]);
   }

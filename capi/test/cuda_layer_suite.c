@@ -64,12 +64,12 @@ static const char* check_with(const layer_machine_t* machine, const case_t* c, i
   return problem;
 }
 
-#define CHECK_WITH(machine, c, variant)                          \
+#define SUITE_TRY_WITH(machine, c, variant)                      \
   do {                                                           \
     const char* why_ = check_with((machine), (c), (variant), 1); \
     if (why_ != NULL) return why_;                               \
   } while (0)
-#define CHECK(machine, c) CHECK_WITH((machine), (c), 1)
+#define SUITE_TRY(machine, c) SUITE_TRY_WITH((machine), (c), 1)
 
 static const int32_t CHUNKS[] = {1, 2, 4};
 
@@ -79,9 +79,9 @@ static const char* chunks(const layer_machine_t* machine, int32_t world_size) {
     c.num_chunks = CHUNKS[n];
     c.bias = (world_size + n) % 2 == 0, c.gated = n % 2;
     c.wgrad_mode = n == 1 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.dtype = SLUICE_DTYPE_BF16, c.gated = !c.gated;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
   }
   return NULL;
 }
@@ -90,7 +90,7 @@ static const char* activations(const layer_machine_t* machine, int32_t world_siz
   for (int32_t a = SLUICE_ACTIVATION_IDENTITY; a <= SLUICE_ACTIVATION_SWIGLU; ++a) {
     case_t c = case_of(world_size);
     c.activation = a, c.num_chunks = 2, c.bias = 1, c.gated = a == SLUICE_ACTIVATION_SWIGLU || a % 2;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
   }
   return NULL;
 }
@@ -103,9 +103,9 @@ static const char* policies(const layer_machine_t* machine, int32_t world_size) 
     c.num_chunks = CHUNKS[p % 3], c.bias = 1, c.gated = p % 2;
     c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.num_chunks = 4, c.dtype = SLUICE_DTYPE_BF16, c.restore = !c.restore;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
   }
   return NULL;
 }
@@ -115,11 +115,11 @@ static const char* dtypes(const layer_machine_t* machine, int32_t world_size) {
   for (int d = 0; d < 3; ++d) {
     case_t c = case_of(world_size);
     c.num_chunks = 3, c.bias = 1, c.dtype = types[d], c.gated = 1;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.grad_f32 = c.dtype != SLUICE_DTYPE_F64, c.accumulate = 1;
-    CHECK(machine, &c);
-    CHECK_WITH(machine, &c, 0);
-    CHECK_WITH(machine, &c, 2);
+    SUITE_TRY(machine, &c);
+    SUITE_TRY_WITH(machine, &c, 0);
+    SUITE_TRY_WITH(machine, &c, 2);
   }
   return NULL;
 }
@@ -127,28 +127,28 @@ static const char* dtypes(const layer_machine_t* machine, int32_t world_size) {
 static const char* odd_shapes(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
   c.num_chunks = 3, c.drop_every = 3;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.drop_every = 1;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.drop_every = 0, c.top_k = 12;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.top_k = 1, c.hot_expert = 11, c.transposed = 1;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.hot_expert = -1, c.uneven_owners = 1, c.num_chunks = 16;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.tokens[0] = 0;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   return NULL;
 }
 
 static const char* halves_and_steps(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
   c.num_chunks = 2, c.halves_apart = 1, c.gated = 1, c.bias = 1;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.halves_apart = 0, c.outstanding = 3;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   return NULL;
 }
 
@@ -162,16 +162,16 @@ static const char* callbacks(const layer_machine_t* machine, int32_t world_size)
     c.restore_pre_activation = p == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
     c.restore_input =
         (int32_t[]){SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH}[p];
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.hot_expert = 11, c.top_k = 1, c.tokens[0] = p == 1 ? 0 : c.tokens[0], c.callback_waits = 1;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.dtype = SLUICE_DTYPE_BF16, c.uneven_owners = 1, c.hot_expert = -1, c.top_k = 3, c.callback_waits = 0;
     c.restore = 0, c.outstanding = 2;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.deduplicate = 1, c.repeat_every = 2;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.dtype = SLUICE_DTYPE_F32, c.drop_every = 3;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
   }
   return NULL;
 }
@@ -224,12 +224,12 @@ static const char* capacity(const layer_machine_t* machine, int32_t world_size) 
   c.capacity = 18, c.bias = 1, c.gated = 1;
   for (int n = 0; n < 3; n += 2) {
     c.num_chunks = CHUNKS[n];
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
   }
   c.callback_experts = 1, c.bias = c.gated = 0, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   return NULL;
 }
 
@@ -244,7 +244,7 @@ static const char* budgets(const layer_machine_t* machine, int32_t world_size) {
     if (i % 3 == 1) c.deduplicate = 1, c.top_k = 4;
     if (i % 3 == 2) c.capacity = 18;
     if (i >= 3) c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD, c.dtype = SLUICE_DTYPE_BF16;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
   }
   return NULL;
 }
@@ -290,13 +290,13 @@ static const char* deduplicated(const layer_machine_t* machine, int32_t world_si
     case_t c = case_of(world_size);
     c.deduplicate = 1, c.top_k = 4, c.num_chunks = CHUNKS[n], c.bias = 1, c.gated = n % 2;
     c.wgrad_mode = n == 1 ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.dtype = SLUICE_DTYPE_BF16, c.drop_every = 3, c.repeat_every = 2;
     c.restore_input = n == 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
     c.drop_every = c.repeat_every = 0, c.hot_expert = 11, c.uneven_owners = 1, c.tokens[n % world_size] = 0;
     c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
   }
   return NULL;
 }
@@ -311,7 +311,7 @@ static const char* deduplicated_policies(const layer_machine_t* machine, int32_t
     c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.halves_apart = p % 3 == 1, c.outstanding = p % 4 == 2 ? 3 : 1;
     c.num_experts = 12;
-    CHECK(machine, &c);
+    SUITE_TRY(machine, &c);
   }
   return NULL;
 }
@@ -321,11 +321,11 @@ static const char* many_rounds(const layer_machine_t* machine, int32_t world_siz
   case_t c = case_of(world_size);
   for (int r = 0; r < 4; ++r) c.tokens[r] = 5 + r % 2;
   c.model_width = 4, c.hidden_width = 5, c.num_experts = 4, c.num_chunks = 2, c.gated = 1, c.cycles = 3;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   c.deduplicate = 1;
-  CHECK(machine, &c);
+  SUITE_TRY(machine, &c);
   return NULL;
 }
 

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "backend/base/alloc.h"
+#include "backend/base/hash.h"
 
 enum { MOST_FRAMES = 24, SKIPPED_FRAMES = 2 };
 
@@ -96,8 +97,9 @@ static int32_t allocation_fails(const char* name, const void* caller) {
   if (!atomic_load(&is_on)) return 0;
   void* frames[MOST_FRAMES];
   const int count = backtrace(frames, MOST_FRAMES);
-  uint64_t key = 0xcbf29ce484222325u;
-  for (int i = SKIPPED_FRAMES; i < count; ++i) key = (key ^ (uint64_t)(uintptr_t)frames[i]) * 0x100000001b3u;
+  const int way = count > SKIPPED_FRAMES ? count - SKIPPED_FRAMES : 0;
+  const uint64_t key =
+      sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, frames + SKIPPED_FRAMES, (size_t)way * sizeof frames[0]);
   return strike(name, key, caller, 1);
 }
 

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "backend/base/hash.h"
 #include "backend/schedule/uneven_chunks.h"
 #include "capi/test/checks.h"
 #include "capi/test/rig.h"
@@ -437,14 +438,9 @@ static void* hold(void* user, int32_t which, uint64_t bytes) {
 }
 
 static uint64_t digest_of(const held_t* held, const rig_t* rig) {
-  uint64_t h = 0xcbf29ce484222325u;
-  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) {
-    for (uint64_t b = 0; b < held->bytes[i]; ++b) h = (h ^ ((const unsigned char*)held->data[i])[b]) * 0x100000001b3u;
-  }
-  for (uint64_t b = 0; b < rig->out.bytes; ++b) {
-    h = (h ^ ((const unsigned char*)rig->out.tensor.data)[b]) * 0x100000001b3u;
-  }
-  return h;
+  uint64_t h = SLUICE_HASH_OF_NOTHING;
+  for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) h = sluice_hash_bytes(h, held->data[i], held->bytes[i]);
+  return sluice_hash_bytes(h, rig->out.tensor.data, rig->out.bytes);
 }
 
 /* Guard 6: no lane reads or writes anything of the host's once a call has returned. What was given in may change at

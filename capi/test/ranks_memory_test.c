@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/hash.h"
 #include "capi/test/play.h"
 
 /* ---- steps ---- */
@@ -16,10 +17,9 @@ enum { NUM_STEPS = 4 };
 
 static uint64_t hash_outputs(const part_t* me) {
   const rig_tensor_t* all[] = {&me->rig.grad_tokens, &me->rig.grad_weights, &me->rig.grads[0][0], &me->rig.grads[2][1]};
-  uint64_t h = 1;
+  uint64_t h = SLUICE_HASH_OF_NOTHING;
   for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
-    const unsigned char* p = all[i]->tensor.data;
-    for (uint64_t b = 0; b < all[i]->bytes; ++b) h = (h ^ p[b]) * 0x100000001b3u;
+    h = sluice_hash_bytes(h, all[i]->tensor.data, all[i]->bytes);
   }
   return h;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/hash.h"
 #include "backend/moe/context/context.h"
 
 void heap_init(heap_t* heap) {
@@ -254,11 +255,7 @@ sluice_status_t rig_backward(rig_t* rig, sluice_step_t* step) {
   return sluice_moe_backward(rig->moe, step, &rig->backward, stream_here());
 }
 
-static uint64_t hash(uint64_t h, const rig_tensor_t* t) {
-  const unsigned char* p = t->tensor.data;
-  for (uint64_t i = 0; i < t->bytes; ++i) h = (h ^ p[i]) * 0x100000001b3u;
-  return h;
-}
+static uint64_t hash(uint64_t h, const rig_tensor_t* t) { return sluice_hash_bytes(h, t->tensor.data, t->bytes); }
 
 sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest) {
   sluice_step_t* step = NULL;
@@ -268,7 +265,7 @@ sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest) {
   sluice_step_drop(step);
   settle();
   if (status != SLUICE_OK || out_digest == NULL) return status;
-  uint64_t h = hash(hash(hash(0xcbf29ce484222325u, &rig->out), &rig->grad_tokens), &rig->grad_weights);
+  uint64_t h = hash(hash(hash(SLUICE_HASH_OF_NOTHING, &rig->out), &rig->grad_tokens), &rig->grad_weights);
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
     for (int32_t e = 0; e < rig->num_local; ++e) h = hash(h, &rig->grads[kind][e]);
   }

@@ -58,7 +58,7 @@ int32_t cts_last_peer(void);
 void cts_fail_check(cts_rank_t* me, const char* file, int line, const char* text);
 
 /* cmocka's assertions jump, which only its own thread may do. */
-#define CHECK(me, condition)                                \
+#define CTS_TRY(me, condition)                              \
   do {                                                      \
     if (!(condition)) {                                     \
       cts_fail_check((me), __FILE__, __LINE__, #condition); \

@@ -7,33 +7,33 @@
 #include "backend/cts/comm/comm_suite_ranks.h"
 
 static void exchange_uneven(cts_rank_t* me) {
-  for (int32_t i = 0; i < 8; ++i) CHECK(me, cts_run_exchange(me, me->comm, i, cts_uneven_size) == SLUICE_OK);
+  for (int32_t i = 0; i < 8; ++i) CTS_TRY(me, cts_run_exchange(me, me->comm, i, cts_uneven_size) == SLUICE_OK);
 }
 
 static void exchange_one_sided(cts_rank_t* me) {
   for (int32_t i = 0; i < me->world->world_size; ++i) {
-    CHECK(me, cts_run_exchange(me, me->comm, i, cts_one_sided_size) == SLUICE_OK);
+    CTS_TRY(me, cts_run_exchange(me, me->comm, i, cts_one_sided_size) == SLUICE_OK);
   }
 }
 
 static void exchange_empty(cts_rank_t* me) {
-  for (int32_t i = 0; i < 10; ++i) CHECK(me, cts_run_exchange(me, me->comm, i, cts_zero_size) == SLUICE_OK);
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  for (int32_t i = 0; i < 10; ++i) CTS_TRY(me, cts_run_exchange(me, me->comm, i, cts_zero_size) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
 }
 
 static void exchange_large(cts_rank_t* me) {
-  for (int32_t i = 0; i < 2; ++i) CHECK(me, cts_run_exchange(me, me->comm, i, cts_large_size) == SLUICE_OK);
+  for (int32_t i = 0; i < 2; ++i) CTS_TRY(me, cts_run_exchange(me, me->comm, i, cts_large_size) == SLUICE_OK);
 }
 
 static void exchange_reversed(cts_rank_t* me) {
   for (int32_t i = 0; i < 20; i += 2) {
     cts_size_fn_t size = i == 10 ? cts_large_size : cts_uneven_size;
     cts_exchange_t first, second;
-    CHECK(me, cts_start(me, me->comm, i, size, &first) == SLUICE_OK);
-    CHECK(me, cts_start(me, me->comm, i + 1, size, &second) == SLUICE_OK);
+    CTS_TRY(me, cts_start(me, me->comm, i, size, &first) == SLUICE_OK);
+    CTS_TRY(me, cts_start(me, me->comm, i + 1, size, &second) == SLUICE_OK);
     int in_order = (me->rank + i / 2) % 2; /* every mixture of orders across the ranks */
-    CHECK(me, cts_finish(me, me->comm, in_order ? &first : &second) == SLUICE_OK);
-    CHECK(me, cts_finish(me, me->comm, in_order ? &second : &first) == SLUICE_OK);
+    CTS_TRY(me, cts_finish(me, me->comm, in_order ? &first : &second) == SLUICE_OK);
+    CTS_TRY(me, cts_finish(me, me->comm, in_order ? &second : &first) == SLUICE_OK);
   }
 }
 
@@ -41,31 +41,31 @@ static void exchange_reversed(cts_rank_t* me) {
 static void exchange_third(cts_rank_t* me) {
   cts_exchange_t first, second;
   sluice_comm_request_t* third = NULL;
-  CHECK(me, cts_start(me, me->comm, 0, cts_uneven_size, &first) == SLUICE_OK);
-  CHECK(me, cts_start(me, me->comm, 1, cts_uneven_size, &second) == SLUICE_OK);
+  CTS_TRY(me, cts_start(me, me->comm, 0, cts_uneven_size, &first) == SLUICE_OK);
+  CTS_TRY(me, cts_start(me, me->comm, 1, cts_uneven_size, &second) == SLUICE_OK);
   const sluice_exchange_t more = {second.send, second.send_bytes, second.recv, second.recv_bytes};
-  CHECK(me, me->comm->vtable->exchange_start(me->comm, &more, &third) == SLUICE_E_INTERNAL);
-  CHECK(me, cts_finish(me, me->comm, &first) == SLUICE_OK);
-  CHECK(me, cts_finish(me, me->comm, &second) == SLUICE_OK);
-  CHECK(me, cts_run_exchange(me, me->comm, 2, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, me->comm->vtable->exchange_start(me->comm, &more, &third) == SLUICE_E_INTERNAL);
+  CTS_TRY(me, cts_finish(me, me->comm, &first) == SLUICE_OK);
+  CTS_TRY(me, cts_finish(me, me->comm, &second) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 2, cts_uneven_size) == SLUICE_OK);
 }
 
 static void exchange_hundred(cts_rank_t* me) {
   /* A pipeline: the next is started before the one before has been waited for, and one stays behind now and then. */
   cts_exchange_t e[2];
-  CHECK(me, cts_start(me, me->comm, 0, cts_uneven_size, &e[0]) == SLUICE_OK);
+  CTS_TRY(me, cts_start(me, me->comm, 0, cts_uneven_size, &e[0]) == SLUICE_OK);
   int32_t oldest = 0;
   for (int32_t i = 1; i < 100; ++i) {
     int32_t slot = 1 - oldest;
-    CHECK(me, cts_start(me, me->comm, i, cts_uneven_size, &e[slot]) == SLUICE_OK);
+    CTS_TRY(me, cts_start(me, me->comm, i, cts_uneven_size, &e[slot]) == SLUICE_OK);
     if (i % 7 == 3) {
-      CHECK(me, cts_finish(me, me->comm, &e[slot]) == SLUICE_OK);
+      CTS_TRY(me, cts_finish(me, me->comm, &e[slot]) == SLUICE_OK);
     } else {
-      CHECK(me, cts_finish(me, me->comm, &e[oldest]) == SLUICE_OK);
+      CTS_TRY(me, cts_finish(me, me->comm, &e[oldest]) == SLUICE_OK);
       oldest = slot;
     }
   }
-  CHECK(me, cts_finish(me, me->comm, &e[oldest]) == SLUICE_OK);
+  CTS_TRY(me, cts_finish(me, me->comm, &e[oldest]) == SLUICE_OK);
 }
 
 static void all_reduce_sum_max(cts_rank_t* me) {
@@ -85,18 +85,18 @@ static void all_reduce_sum_max(cts_rank_t* me) {
         num_wrong += data[i] != want;
       }
       if (status != SLUICE_OK || num_wrong != 0) free(data);
-      CHECK(me, status == SLUICE_OK);
-      CHECK(me, num_wrong == 0);
+      CTS_TRY(me, status == SLUICE_OK);
+      CTS_TRY(me, num_wrong == 0);
     }
     free(data);
   }
-  CHECK(me, sluice_comm_all_reduce_i64(me->comm, NULL, 0, SLUICE_REDUCE_SUM, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_comm_all_reduce_i64(me->comm, NULL, 0, SLUICE_REDUCE_SUM, NULL) == SLUICE_OK);
 }
 
 static void comm_accessors(cts_rank_t* me) {
-  CHECK(me, sluice_comm_rank(me->comm) == me->rank);
-  CHECK(me, sluice_comm_world_size(me->comm) == me->world->world_size);
-  CHECK(me, strcmp(sluice_comm_name(me->comm), me->world->transport->name) == 0);
+  CTS_TRY(me, sluice_comm_rank(me->comm) == me->rank);
+  CTS_TRY(me, sluice_comm_world_size(me->comm) == me->world->world_size);
+  CTS_TRY(me, strcmp(sluice_comm_name(me->comm), me->world->transport->name) == 0);
 }
 
 /* Rank 0 sends rank 1 other than it expects. */
@@ -115,14 +115,14 @@ static void sizes_differ(cts_rank_t* me, uint64_t sent, uint64_t expected) {
     recv[0] = data;
     recv_bytes[0] = expected;
   }
-  CHECK(me, cts_hurry(me, 4 * SHORT_NS)); /* who sends too much may wait in vain for its end */
-  CHECK(me, sluice_comm_exchange_start(me->comm, &exchange, &request) == SLUICE_OK);
+  CTS_TRY(me, cts_hurry(me, 4 * SHORT_NS)); /* who sends too much may wait in vain for its end */
+  CTS_TRY(me, sluice_comm_exchange_start(me->comm, &exchange, &request) == SLUICE_OK);
   sluice_status_t status = sluice_comm_exchange_wait(me->comm, request, "blocks of different sizes");
   int32_t peer = cts_last_peer();
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   if (me->rank == 1) {
-    CHECK(me, status == SLUICE_E_INTERNAL);
-    CHECK(me, peer == 0);
+    CTS_TRY(me, status == SLUICE_E_INTERNAL);
+    CTS_TRY(me, peer == 0);
   }
 }
 

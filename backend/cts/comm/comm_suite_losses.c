@@ -5,19 +5,19 @@
 #include "backend/cts/comm/comm_suite_ranks.h"
 
 static void abort_peer(cts_rank_t* me) {
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
   if (cts_is_culprit(me)) {
     cts_sleep_ns(100 * MS);
     sluice_comm_abort(me->comm);
-    CHECK(me, cts_run_exchange(me, me->comm, 1, cts_small_size) == SLUICE_E_ABORTED);
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_run_exchange(me, me->comm, 1, cts_small_size) == SLUICE_E_ABORTED);
+    CTS_TRY(me, cts_meet(me));
     cts_check_broken_and_destroy(me, SLUICE_E_ABORTED);
   } else {
     uint64_t begin_ns = sluice_now_ns();
-    CHECK(me, cts_run_exchange(me, me->comm, 1, cts_medium_size) == SLUICE_E_PEER_LOST);
-    CHECK(me, cts_last_peer() == me->world->world_size - 1);
-    CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_run_exchange(me, me->comm, 1, cts_medium_size) == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, cts_last_peer() == me->world->world_size - 1);
+    CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+    CTS_TRY(me, cts_meet(me));
     cts_check_broken_and_destroy(me, SLUICE_E_PEER_LOST);
   }
   if (me->failure[0] == '\0') cts_renew(me);
@@ -32,47 +32,47 @@ static void* abort_soon(void* comm) {
 static void abort_other_thread(cts_rank_t* me) {
   if (me->rank == 0) {
     pthread_t thread;
-    CHECK(me, pthread_create(&thread, NULL, abort_soon, me->comm) == 0);
+    CTS_TRY(me, pthread_create(&thread, NULL, abort_soon, me->comm) == 0);
     uint64_t begin_ns = sluice_now_ns();
     sluice_status_t status = cts_run_exchange(me, me->comm, 0, cts_small_size);
     uint64_t took_ns = sluice_now_ns() - begin_ns;
     pthread_join(thread, NULL);
-    CHECK(me, status == SLUICE_E_ABORTED);
-    CHECK(me, took_ns < BOUNDED_NS);
+    CTS_TRY(me, status == SLUICE_E_ABORTED);
+    CTS_TRY(me, took_ns < BOUNDED_NS);
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   cts_renew(me);
 }
 
 static void destroy_while_peers_wait(cts_rank_t* me) {
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
   int is_noticed = cts_exception_of(me->world->transport, me->world->c) == NULL;
-  CHECK(me, cts_hurry(me, is_noticed ? PATIENT_NS : SHORT_NS)); /* where nobody is told, the deadline tells */
+  CTS_TRY(me, cts_hurry(me, is_noticed ? PATIENT_NS : SHORT_NS)); /* where nobody is told, the deadline tells */
   if (cts_is_culprit(me)) {
     sluice_comm_destroy(me->comm);
     me->comm = NULL;
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
   } else {
     sluice_status_t status = cts_run_exchange(me, me->comm, 1, cts_small_size);
     int32_t peer = cts_last_peer();
-    CHECK(me, cts_meet(me));
-    CHECK(me, status == SLUICE_E_PEER_LOST);
-    CHECK(me, peer == me->world->world_size - 1);
+    CTS_TRY(me, cts_meet(me));
+    CTS_TRY(me, status == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, peer == me->world->world_size - 1);
   }
 }
 
 /* The last rank is silent, and all that the others wait for is its message; the one before it gives up. */
 static void third_gives_up(cts_rank_t* me, void (*give_up)(sluice_comm_t* comm)) {
   const int32_t silent = me->world->world_size - 1, quitter = silent - 1;
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
   if (me->rank == quitter) {
     cts_exchange_t e;
-    CHECK(me, cts_start(me, me->comm, silent, cts_one_sided_size, &e) == SLUICE_OK);
+    CTS_TRY(me, cts_start(me, me->comm, silent, cts_one_sided_size, &e) == SLUICE_OK);
     cts_sleep_ns(100 * MS); /* so that the others wait by then, mostly: what they are told is the same */
     give_up(me->comm);
     if (give_up == sluice_comm_destroy) me->comm = NULL;
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
     sluice_comm_destroy(me->comm); /* before the buffers */
     me->comm = NULL;
     cts_release(&e);
@@ -81,12 +81,12 @@ static void third_gives_up(cts_rank_t* me, void (*give_up)(sluice_comm_t* comm))
     sluice_status_t status = cts_run_exchange(me, me->comm, silent, cts_one_sided_size);
     int32_t peer = cts_last_peer();
     uint64_t took_ns = sluice_now_ns() - begin_ns;
-    CHECK(me, cts_meet(me));
-    CHECK(me, status == SLUICE_E_PEER_LOST);
-    CHECK(me, peer == quitter);
-    CHECK(me, took_ns < BOUNDED_NS);
+    CTS_TRY(me, cts_meet(me));
+    CTS_TRY(me, status == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, peer == quitter);
+    CTS_TRY(me, took_ns < BOUNDED_NS);
   } else {
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
   }
 }
 
@@ -95,17 +95,17 @@ static void third_destroys(cts_rank_t* me) { third_gives_up(me, sluice_comm_dest
 
 static void destroy_early(cts_rank_t* me) {
   /* All has arrived at rank 0: its leaving must not hurt the others, and must not wait for them. */
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
   if (me->rank == 0) {
     uint64_t begin_ns = sluice_now_ns();
     sluice_comm_destroy(me->comm);
     me->comm = NULL;
-    CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+    CTS_TRY(me, cts_meet(me));
     return;
   }
-  CHECK(me, cts_meet(me));
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_zero_size) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_zero_size) == SLUICE_OK);
 }
 
 const cts_case_t cts_losses_cases[] = {

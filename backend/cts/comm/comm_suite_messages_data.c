@@ -51,30 +51,30 @@ static void sizes(cts_rank_t* me) {
   enum { NUM_SHAPES = sizeof shapes / sizeof shapes[0] };
   sluice_messages_t* m;
   sluice_message_completion_t c;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < NUM_SHAPES; ++i) {
     unsigned char* memory;
     int num_sent = 0, num_received = 0;
-    CHECK(me, sluice_messages_receive(m, previous_rank(me), i, 1000 + i, NULL) == SLUICE_OK);
-    CHECK(me, send_scattered(m, me->rank, next_rank(me), i, shapes[i].head_bytes, shapes[i].bytes, shapes[i].num_spans,
-                             &memory) == SLUICE_OK);
-    CHECK(me, sluice_messages_outstanding(m) == 2);
+    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), i, 1000 + i, NULL) == SLUICE_OK);
+    CTS_TRY(me, send_scattered(m, me->rank, next_rank(me), i, shapes[i].head_bytes, shapes[i].bytes,
+                               shapes[i].num_spans, &memory) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_outstanding(m) == 2);
     for (int both = 0; both < 2; ++both) {
-      CHECK(me, sluice_messages_wait(m, "a message of the suite", &c) == SLUICE_OK);
-      CHECK(me, c.tag == i && c.request != 0);
+      CTS_TRY(me, sluice_messages_wait(m, "a message of the suite", &c) == SLUICE_OK);
+      CTS_TRY(me, c.tag == i && c.request != 0);
       if (c.kind == SLUICE_MESSAGE_SENT) {
-        CHECK(me, c.user == i && c.peer == next_rank(me) && c.arrival == NULL);
+        CTS_TRY(me, c.user == i && c.peer == next_rank(me) && c.arrival == NULL);
         ++num_sent;
         continue;
       }
       ++num_received;
-      CHECK(me, c.user == 1000 + i && c.peer == previous_rank(me));
-      CHECK(me, cts_is_intact(&c, shapes[i].head_bytes, shapes[i].bytes));
+      CTS_TRY(me, c.user == 1000 + i && c.peer == previous_rank(me));
+      CTS_TRY(me, cts_is_intact(&c, shapes[i].head_bytes, shapes[i].bytes));
       memset(c.payload, 0xee, c.payload_bytes); /* it is the owner's */
       sluice_messages_release(m, c.arrival);
     }
-    CHECK(me, num_sent == 1 && num_received == 1);
-    CHECK(me, sluice_messages_outstanding(m) == 0);
+    CTS_TRY(me, num_sent == 1 && num_received == 1);
+    CTS_TRY(me, sluice_messages_outstanding(m) == 0);
     free(memory);
   }
   sluice_messages_close(m);
@@ -94,29 +94,29 @@ static void interleaved(cts_rank_t* me) {
   unsigned char* payloads[MAX_WORLD_SIZE][NUM_TAGS];
   unsigned char seen[MAX_WORLD_SIZE][NUM_TAGS];
   memset(seen, 0, sizeof seen);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < NUM_TAGS; ++i) {
     for (int32_t r = 0; r < w; ++r) {
       const uint64_t out_tag = i * 17 % NUM_TAGS, in_tag = i * 23 % NUM_TAGS;
       payloads[r][out_tag] = cts_make_payload(me->rank, out_tag, interleaved_bytes(out_tag));
-      CHECK(me, payloads[r][out_tag] != NULL);
-      CHECK(me, cts_send(m, r, out_tag, payloads[r][out_tag], interleaved_bytes(out_tag), 0) == SLUICE_OK);
-      CHECK(me, sluice_messages_receive(m, r, in_tag, in_tag, NULL) == SLUICE_OK);
+      CTS_TRY(me, payloads[r][out_tag] != NULL);
+      CTS_TRY(me, cts_send(m, r, out_tag, payloads[r][out_tag], interleaved_bytes(out_tag), 0) == SLUICE_OK);
+      CTS_TRY(me, sluice_messages_receive(m, r, in_tag, in_tag, NULL) == SLUICE_OK);
     }
   }
   for (int64_t left = 2 * (int64_t)NUM_TAGS * w; left > 0; --left) {
-    CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
     if (c.kind == SLUICE_MESSAGE_SENT) {
       free(payloads[c.peer][c.tag]);
       continue;
     }
-    CHECK(me, c.user == c.tag && c.tag < NUM_TAGS && !seen[c.peer][c.tag]);
-    CHECK(me, cts_is_intact(&c, 0, interleaved_bytes(c.tag)));
+    CTS_TRY(me, c.user == c.tag && c.tag < NUM_TAGS && !seen[c.peer][c.tag]);
+    CTS_TRY(me, cts_is_intact(&c, 0, interleaved_bytes(c.tag)));
     seen[c.peer][c.tag] = 1;
     sluice_messages_release(m, c.arrival);
   }
-  CHECK(me, sluice_messages_outstanding(m) == 0);
-  CHECK(me, sluice_messages_next(m, 0, &c) == SLUICE_E_TIMED_OUT);
+  CTS_TRY(me, sluice_messages_outstanding(m) == 0);
+  CTS_TRY(me, sluice_messages_next(m, 0, &c) == SLUICE_E_TIMED_OUT);
   sluice_messages_close(m);
 }
 
@@ -128,22 +128,22 @@ static void same_tag(cts_rank_t* me) {
   int num_sent = 0;
   sluice_messages_t* m;
   sluice_message_completion_t c;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint32_t i = 0; i < NUM; ++i) {
     numbers[i] = i;
-    if (i < NUM / 2) CHECK(me, sluice_messages_receive(m, previous_rank(me), TAG, i, NULL) == SLUICE_OK);
-    CHECK(me, cts_send(m, next_rank(me), TAG, &numbers[i], sizeof numbers[i], i) == SLUICE_OK);
+    if (i < NUM / 2) CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), TAG, i, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_send(m, next_rank(me), TAG, &numbers[i], sizeof numbers[i], i) == SLUICE_OK);
   }
   while (expected < NUM || num_sent < NUM) {
-    CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
     if (c.kind == SLUICE_MESSAGE_SENT) {
       ++num_sent;
       continue;
     }
-    CHECK(me, c.user == expected && c.payload_bytes == sizeof expected && *(uint32_t*)c.payload == expected);
+    CTS_TRY(me, c.user == expected && c.payload_bytes == sizeof expected && *(uint32_t*)c.payload == expected);
     sluice_messages_release(m, c.arrival);
     if (++expected < NUM / 2) continue;
-    if (expected < NUM) CHECK(me, sluice_messages_receive(m, previous_rank(me), TAG, expected, NULL) == SLUICE_OK);
+    if (expected < NUM) CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), TAG, expected, NULL) == SLUICE_OK);
   }
   sluice_messages_close(m);
 }
@@ -153,21 +153,21 @@ static void unexpected(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
   unsigned char* payloads[NUM];
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < NUM; ++i) {
     payloads[i] = cts_make_payload(me->rank, i, BYTES);
-    CHECK(me, cts_send(m, next_rank(me), i, payloads[i], BYTES, i) == SLUICE_OK);
+    CTS_TRY(me, cts_send(m, next_rank(me), i, payloads[i], BYTES, i) == SLUICE_OK);
   }
   for (uint64_t i = 0; i < NUM; ++i) {
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, i, &c));
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, i, &c));
     memset(payloads[i], 0xee, BYTES); /* it is this rank's again, although nobody has asked for it */
     free(payloads[i]);
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   for (uint64_t i = NUM; i-- > 0;) {
-    CHECK(me, sluice_messages_receive(m, previous_rank(me), i, i, NULL) == SLUICE_OK);
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, i, &c));
-    CHECK(me, cts_is_intact(&c, 0, BYTES));
+    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), i, i, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, i, &c));
+    CTS_TRY(me, cts_is_intact(&c, 0, BYTES));
     sluice_messages_release(m, c.arrival);
   }
   sluice_messages_close(m);
@@ -181,12 +181,12 @@ static void both_send(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
   unsigned char* payload = cts_make_payload(me->rank, 5, bytes);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CHECK(me, cts_send(m, next_rank(me), 5, payload, bytes, 1) == SLUICE_OK);
-  CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
-  CHECK(me, sluice_messages_receive(m, previous_rank(me), 5, 2, NULL) == SLUICE_OK);
-  CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
-  CHECK(me, cts_is_intact(&c, 0, bytes));
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, cts_send(m, next_rank(me), 5, payload, bytes, 1) == SLUICE_OK);
+  CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
+  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 5, 2, NULL) == SLUICE_OK);
+  CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
+  CTS_TRY(me, cts_is_intact(&c, 0, bytes));
   sluice_messages_close(m); /* frees what was not released */
   free(payload);
 }
@@ -196,27 +196,27 @@ static void while_peer_is_busy(cts_rank_t* me, void (*meanwhile)(cts_rank_t* me)
   sluice_messages_t* m;
   sluice_message_completion_t c;
   unsigned char* payload = NULL;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   if (me->rank == 0) {
     payload = cts_make_payload(0, 9, CTS_LARGE_BYTES);
-    CHECK(me, cts_send(m, 1, 9, payload, CTS_LARGE_BYTES, 1) == SLUICE_OK);
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
+    CTS_TRY(me, cts_send(m, 1, 9, payload, CTS_LARGE_BYTES, 1) == SLUICE_OK);
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
   } else if (me->rank == 1) {
-    CHECK(me, sluice_messages_receive(m, 0, 9, 2, NULL) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive(m, 0, 9, 2, NULL) == SLUICE_OK);
   }
   meanwhile(me);
   if (me->failure[0] != '\0') return;
   if (me->rank == 1) {
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
-    CHECK(me, cts_is_intact(&c, 0, CTS_LARGE_BYTES));
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
+    CTS_TRY(me, cts_is_intact(&c, 0, CTS_LARGE_BYTES));
     sluice_messages_release(m, c.arrival);
   }
   sluice_messages_close(m);
   free(payload);
 }
 
-static void meet(cts_rank_t* me) { CHECK(me, cts_meet(me)); }
-static void exchange(cts_rank_t* me) { CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK); }
+static void meet(cts_rank_t* me) { CTS_TRY(me, cts_meet(me)); }
+static void exchange(cts_rank_t* me) { CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK); }
 
 static void while_peer_is_elsewhere(cts_rank_t* me) { while_peer_is_busy(me, meet); }
 static void while_peer_exchanges(cts_rank_t* me) { while_peer_is_busy(me, exchange); }
@@ -230,22 +230,22 @@ static void while_peer_computes(cts_rank_t* me) {
   unsigned char* payload = NULL;
   if (me->world->num_here == 1) return; /* ranks that are processes have no word to look at: see the case above */
   if (me->rank == 0) atomic_store(&has_gone, 0);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   if (me->rank == 0) {
     payload = cts_make_payload(0, 3, CTS_LARGE_BYTES);
-    CHECK(me, cts_send(m, 1, 3, payload, CTS_LARGE_BYTES, 1) == SLUICE_OK);
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
+    CTS_TRY(me, cts_send(m, 1, 3, payload, CTS_LARGE_BYTES, 1) == SLUICE_OK);
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
     atomic_store(&has_gone, 1);
   } else if (me->rank == 1) {
     const uint64_t give_up_ns = sluice_now_ns() + PATIENT_NS;
-    CHECK(me, sluice_messages_receive(m, 0, 3, 2, NULL) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive(m, 0, 3, 2, NULL) == SLUICE_OK);
     while (!atomic_load(&has_gone) && sluice_now_ns() < give_up_ns) {
     }
-    CHECK(me, atomic_load(&has_gone));
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
-    CHECK(me, cts_is_intact(&c, 0, CTS_LARGE_BYTES));
+    CTS_TRY(me, atomic_load(&has_gone));
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
+    CTS_TRY(me, cts_is_intact(&c, 0, CTS_LARGE_BYTES));
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   sluice_messages_close(m);
   free(payload);
 }
@@ -256,16 +256,16 @@ static void beside_exchanges(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
   unsigned char* payloads[NUM];
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < NUM; ++i) {
     payloads[i] = cts_make_payload(me->rank, i, BYTES);
-    CHECK(me, sluice_messages_receive(m, previous_rank(me), i, i, NULL) == SLUICE_OK);
-    CHECK(me, cts_send(m, next_rank(me), i, payloads[i], BYTES, i) == SLUICE_OK);
-    CHECK(me, cts_run_exchange(me, me->comm, (int32_t)i, cts_uneven_size) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), i, i, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_send(m, next_rank(me), i, payloads[i], BYTES, i) == SLUICE_OK);
+    CTS_TRY(me, cts_run_exchange(me, me->comm, (int32_t)i, cts_uneven_size) == SLUICE_OK);
   }
   for (int32_t left = 2 * NUM; left > 0; --left) {
-    CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
-    CHECK(me, c.kind == SLUICE_MESSAGE_SENT || cts_is_intact(&c, 0, BYTES));
+    CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+    CTS_TRY(me, c.kind == SLUICE_MESSAGE_SENT || cts_is_intact(&c, 0, BYTES));
     sluice_messages_release(m, c.arrival);
   }
   for (int i = 0; i < NUM; ++i) free(payloads[i]);
@@ -284,23 +284,23 @@ static void steady(cts_rank_t* me) {
   unsigned char* payload = cts_make_payload(me->rank, 1, 300000);
   sluice_allocator_init(&memory, NULL, NULL, NULL);
   const sluice_messages_config_t config = {.allocator = &memory};
-  CHECK(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < NUM; ++i) {
     const uint64_t bytes = 200000 + i * 37 % WARM * 10000;
-    CHECK(me, cts_send(m, next_rank(me), 1, payload, bytes, 0) == SLUICE_OK);
-    CHECK(me, sluice_messages_receive(m, previous_rank(me), 1, 0, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_send(m, next_rank(me), 1, payload, bytes, 0) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 1, 0, NULL) == SLUICE_OK);
     for (int both = 0; both < 2; ++both) {
-      CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
-      CHECK(me, c.kind == SLUICE_MESSAGE_SENT || cts_is_intact(&c, 0, bytes));
+      CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+      CTS_TRY(me, c.kind == SLUICE_MESSAGE_SENT || cts_is_intact(&c, 0, bytes));
       sluice_messages_release(m, c.arrival);
     }
-    CHECK(me, cts_meet(me)); /* nobody is a message ahead */
+    CTS_TRY(me, cts_meet(me)); /* nobody is a message ahead */
     if (i == WARM) num_live = memory.num_live;
-    CHECK(me, i <= WARM || memory.num_live <= num_live);
+    CTS_TRY(me, i <= WARM || memory.num_live <= num_live);
   }
-  CHECK(me, num_live >= 1 && memory.peak_bytes < 2 * 300000);
+  CTS_TRY(me, num_live >= 1 && memory.peak_bytes < 2 * 300000);
   sluice_messages_close(m);
-  CHECK(me, memory.num_live == 0 && memory.current_bytes == 0);
+  CTS_TRY(me, memory.num_live == 0 && memory.current_bytes == 0);
   sluice_allocator_deinit(&memory);
   free(payload);
 }

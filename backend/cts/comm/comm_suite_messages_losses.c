@@ -18,28 +18,28 @@ static void gives_up(cts_rank_t* me, void (*give_up)(cts_rank_t* me, sluice_mess
   sluice_messages_t* m;
   sluice_message_completion_t c;
   unsigned char* payload = cts_make_payload(me->rank, 1, CTS_LARGE_BYTES);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
   if (cts_is_culprit(me)) {
     cts_sleep_ns(100 * MS); /* so that the others wait by then, mostly */
     give_up(me, m);
-    CHECK(me, sluice_messages_next(m, 0, &c) == SLUICE_E_ABORTED);
-    CHECK(me, sluice_messages_receive(m, 0, 1, 1, NULL) == SLUICE_E_ABORTED);
-    CHECK(me, cts_send(m, 0, 1, payload, CTS_LARGE_BYTES, 1) == SLUICE_E_ABORTED);
+    CTS_TRY(me, sluice_messages_next(m, 0, &c) == SLUICE_E_ABORTED);
+    CTS_TRY(me, sluice_messages_receive(m, 0, 1, 1, NULL) == SLUICE_E_ABORTED);
+    CTS_TRY(me, cts_send(m, 0, 1, payload, CTS_LARGE_BYTES, 1) == SLUICE_E_ABORTED);
     sluice_messages_abort(m);
   } else {
     const uint64_t begin_ns = sluice_now_ns();
-    CHECK(me, sluice_messages_receive(m, me->rank == 0 ? last_rank(me) : 0, 2, 2, NULL) == SLUICE_OK);
-    CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_E_PEER_LOST);
-    CHECK(me, cts_last_peer() == last_rank(me));
-    CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
-    CHECK(me, cts_send(m, 0, 1, payload, CTS_LARGE_BYTES, 1) == SLUICE_E_PEER_LOST);
-    CHECK(me, cts_last_peer() == last_rank(me));
+    CTS_TRY(me, sluice_messages_receive(m, me->rank == 0 ? last_rank(me) : 0, 2, 2, NULL) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, cts_last_peer() == last_rank(me));
+    CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+    CTS_TRY(me, cts_send(m, 0, 1, payload, CTS_LARGE_BYTES, 1) == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, cts_last_peer() == last_rank(me));
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   const uint64_t begin_ns = sluice_now_ns();
   sluice_messages_close(m);
-  CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+  CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
   free(payload);
 }
 
@@ -57,13 +57,13 @@ static void aborts_communicator(cts_rank_t* me) { gives_up(me, abort_communicato
 /* Exchanges do not end with an endpoint that was aborted. */
 static void exchange_after_abort(cts_rank_t* me) {
   sluice_messages_t* m;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
   if (cts_is_culprit(me)) sluice_messages_abort(m);
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
   sluice_messages_close(m);
-  CHECK(me, cts_run_exchange(me, me->comm, 1, cts_uneven_size) == SLUICE_OK);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 1, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   sluice_messages_close(m);
 }
 
@@ -76,19 +76,19 @@ static void* abort_soon(void* m) {
 static void abort_from_other_thread(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   if (me->rank == 0) {
     pthread_t thread;
-    CHECK(me, sluice_messages_receive(m, 0, 1, 1, NULL) == SLUICE_OK);
-    CHECK(me, pthread_create(&thread, NULL, abort_soon, m) == 0);
+    CTS_TRY(me, sluice_messages_receive(m, 0, 1, 1, NULL) == SLUICE_OK);
+    CTS_TRY(me, pthread_create(&thread, NULL, abort_soon, m) == 0);
     const uint64_t begin_ns = sluice_now_ns();
     const sluice_status_t status = sluice_messages_wait(m, NULL, &c);
     const uint64_t took_ns = sluice_now_ns() - begin_ns;
     pthread_join(thread, NULL);
-    CHECK(me, status == SLUICE_E_ABORTED);
-    CHECK(me, took_ns < BOUNDED_NS);
+    CTS_TRY(me, status == SLUICE_E_ABORTED);
+    CTS_TRY(me, took_ns < BOUNDED_NS);
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   sluice_messages_close(m);
 }
 
@@ -99,29 +99,29 @@ static void leave_early(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
   unsigned char* payload = cts_make_payload(me->rank, 1, BYTES);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   if (me->rank == 0) {
-    CHECK(me, cts_send(m, 1, 1, payload, BYTES, 1) == SLUICE_OK);
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
+    CTS_TRY(me, cts_send(m, 1, 1, payload, BYTES, 1) == SLUICE_OK);
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
     sluice_messages_close(m); /* what was sent is on its way all the same */
-    CHECK(me, cts_meet(me));
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
     free(payload);
     return;
   }
-  CHECK(me, cts_meet(me));
-  CHECK(me, cts_send(m, me->rank, 7, payload, BYTES, 2) == SLUICE_OK); /* who needs nothing of it goes on */
-  CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 2, &c));
-  CHECK(me, cts_meet(me)); /* before one is lost to the others */
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, cts_send(m, me->rank, 7, payload, BYTES, 2) == SLUICE_OK); /* who needs nothing of it goes on */
+  CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 2, &c));
+  CTS_TRY(me, cts_meet(me)); /* before one is lost to the others */
   if (me->rank == 1) {
-    CHECK(me, sluice_messages_receive(m, 0, 1, 3, NULL) == SLUICE_OK);
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 3, &c));
-    CHECK(me, cts_is_intact(&c, 0, BYTES));
+    CTS_TRY(me, sluice_messages_receive(m, 0, 1, 3, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 3, &c));
+    CTS_TRY(me, cts_is_intact(&c, 0, BYTES));
     sluice_messages_release(m, c.arrival);
     sluice_status_t status = sluice_messages_receive(m, 0, 1, 4, NULL); /* and who does is told */
     if (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c);
-    CHECK(me, status == SLUICE_E_PEER_LOST);
-    CHECK(me, cts_last_peer() == 0);
+    CTS_TRY(me, status == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, cts_last_peer() == 0);
   }
   sluice_messages_close(m);
   free(payload);
@@ -131,16 +131,16 @@ static void leave_early(cts_rank_t* me) {
 static void close_under_way(cts_rank_t* me) {
   sluice_messages_t* m;
   unsigned char* payload = cts_make_payload(me->rank, 1, CTS_LARGE_BYTES);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < 10; ++i) {
     sluice_status_t status = sluice_messages_receive(m, next_rank(me), 100 + i, 0, NULL);
     if (status == SLUICE_OK) status = cts_send(m, next_rank(me), i, payload, CTS_LARGE_BYTES, 0);
-    CHECK(me, status == SLUICE_OK || status == SLUICE_E_PEER_LOST); /* a rank that is through with this already */
+    CTS_TRY(me, status == SLUICE_OK || status == SLUICE_E_PEER_LOST); /* a rank that is through with this already */
     if (status != SLUICE_OK) break;
   }
   const uint64_t begin_ns = sluice_now_ns();
   sluice_messages_close(m);
-  CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+  CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
   memset(payload, 0xee, CTS_LARGE_BYTES);
   free(payload);
 }
@@ -153,25 +153,25 @@ static void too_much_unexpected(cts_rank_t* me) {
   sluice_message_completion_t c;
   const sluice_messages_config_t config = {.max_unexpected_bytes = 3 * BYTES + 50};
   unsigned char* payload = cts_make_payload(me->rank, 1, BYTES);
-  CHECK(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
   if (me->rank == 0) { /* three are kept, the fourth is not */
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
     sluice_status_t status = sluice_messages_receive(m, 0, 99, 0, NULL);
     if (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c);
-    CHECK(me, status == SLUICE_E_OVER_BUDGET);
-    CHECK(me, cts_last_peer() == 1);
+    CTS_TRY(me, status == SLUICE_E_OVER_BUDGET);
+    CTS_TRY(me, cts_last_peer() == 1);
   } else {
     for (uint64_t i = 0; i < 4 && me->rank == 1; ++i) {
-      CHECK(me, cts_send(m, 0, i, payload, BYTES, i) == SLUICE_OK);
-      if (i < 3) CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, i, &c));
+      CTS_TRY(me, cts_send(m, 0, i, payload, BYTES, i) == SLUICE_OK);
+      if (i < 3) CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, i, &c));
     }
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
     sluice_status_t status = sluice_messages_receive(m, me->rank, 5, 5, NULL);
     while (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c); /* the fourth may have gone out */
-    CHECK(me, status == SLUICE_E_PEER_LOST);
-    CHECK(me, cts_last_peer() == 0);
+    CTS_TRY(me, status == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, cts_last_peer() == 0);
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   sluice_messages_close(m);
   free(payload);
 }
@@ -189,7 +189,7 @@ static void nth_allocation(cts_rank_t* me) {
     sluice_message_span_t spans[20];
     for (int i = 0; i < 20; ++i) spans[i] = (sluice_message_span_t){.data = "four", .bytes = 4};
     const sluice_message_t message = {.peer = 0, .num_spans = 20, .tag = 1, .spans = spans};
-    CHECK(me, shared != NULL && cts_create_end(world, shared, 0, 1, 0, &comm) == SLUICE_OK);
+    CTS_TRY(me, shared != NULL && cts_create_end(world, shared, 0, 1, 0, &comm) == SLUICE_OK);
     allocator->fail_after = n;
     sluice_status_t status = sluice_messages_open(comm, NULL, &m);
     if (status == SLUICE_OK) status = sluice_messages_send(m, &message, 1, NULL);
@@ -197,11 +197,11 @@ static void nth_allocation(cts_rank_t* me) {
     for (int both = 0; both < 2 && status == SLUICE_OK; ++both) status = sluice_messages_wait(m, NULL, &c);
     const int is_over = allocator->fail_after >= 0;
     allocator->fail_after = -1;
-    CHECK(me, status == (is_over ? SLUICE_OK : SLUICE_E_NO_MEMORY));
+    CTS_TRY(me, status == (is_over ? SLUICE_OK : SLUICE_E_NO_MEMORY));
     sluice_messages_close(m);
     sluice_comm_destroy(comm);
     world->transport->close(shared);
-    CHECK(me, allocator->num_live == num_before);
+    CTS_TRY(me, allocator->num_live == num_before);
     if (is_over) return;
   }
   cts_fail_check(me, __FILE__, __LINE__, "opening and one message end after a few allocations");
@@ -215,18 +215,18 @@ static void nth_allocation_of_an_opening(cts_rank_t* me) {
   if (me->world->num_here == 1) return; /* ranks that are processes have allocators of their own */
   for (int64_t n = 0, is_over = 0; !is_over; ++n) {
     sluice_messages_t* m;
-    CHECK(me, n < 200);
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, n < 200);
+    CTS_TRY(me, cts_meet(me));
     if (me->rank == 0) allocator->fail_after = n;
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
     opened[me->rank] = sluice_messages_open(me->comm, NULL, &m);
-    CHECK(me, (m != NULL) == (opened[me->rank] == SLUICE_OK));
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, (m != NULL) == (opened[me->rank] == SLUICE_OK));
+    CTS_TRY(me, cts_meet(me));
     is_over = allocator->fail_after >= 0;
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
     if (me->rank == 0) allocator->fail_after = -1;
-    CHECK(me, (opened[me->rank] == SLUICE_OK) == is_over);
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, (opened[me->rank] == SLUICE_OK) == is_over);
+    CTS_TRY(me, cts_meet(me));
     sluice_messages_close(m);
     if (!is_over) cts_renew(me);
     if (me->failure[0] != '\0') return;
@@ -242,19 +242,19 @@ static void no_memory_for_arrival(cts_rank_t* me) {
   sluice_allocator_init(&memory, NULL, NULL, NULL);
   memory.limit = me->rank == 0 ? 400000 : 0;
   const sluice_messages_config_t config = {.allocator = &memory};
-  CHECK(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
-  CHECK(me, sluice_messages_receive(m, next_rank(me), 1, 1, NULL) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
-  if (me->rank == 1) CHECK(me, cts_send(m, 0, 1, payload, 500000, 2) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, next_rank(me), 1, 1, NULL) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
+  if (me->rank == 1) CTS_TRY(me, cts_send(m, 0, 1, payload, 500000, 2) == SLUICE_OK);
   sluice_status_t status;
   do {
     status = sluice_messages_wait(m, NULL, &c);
   } while (status == SLUICE_OK);
-  CHECK(me, status == (me->rank == 0 ? SLUICE_E_OVER_BUDGET : SLUICE_E_PEER_LOST));
-  CHECK(me, cts_last_peer() == (me->rank == 0 ? 1 : 0));
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, status == (me->rank == 0 ? SLUICE_E_OVER_BUDGET : SLUICE_E_PEER_LOST));
+  CTS_TRY(me, cts_last_peer() == (me->rank == 0 ? 1 : 0));
+  CTS_TRY(me, cts_meet(me));
   sluice_messages_close(m);
-  CHECK(me, memory.num_live == 0);
+  CTS_TRY(me, memory.num_live == 0);
   sluice_allocator_deinit(&memory);
   free(payload);
 }
@@ -278,21 +278,21 @@ static void fork_with_messages(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
   sluice_message_request_t request;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CHECK(me, sluice_messages_receive(m, next_rank(me), 1, 1, &request) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, next_rank(me), 1, 1, &request) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
   if (me->rank == 0) {
     const pid_t child = fork();
     if (child == 0) _exit(use_inherited(m, request));
     int code = -1;
-    CHECK(me, child > 0 && waitpid(child, &code, 0) == child);
-    CHECK(me, WIFEXITED(code));
-    CHECK(me, WEXITSTATUS(code) == 0);
+    CTS_TRY(me, child > 0 && waitpid(child, &code, 0) == child);
+    CTS_TRY(me, WIFEXITED(code));
+    CTS_TRY(me, WEXITSTATUS(code) == 0);
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   const int32_t previous = (me->rank + last_rank(me)) % me->world->world_size;
-  CHECK(me, cts_send(m, previous, 1, "still", 5, 2) == SLUICE_OK);
-  for (int both = 0; both < 2; ++both) CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+  CTS_TRY(me, cts_send(m, previous, 1, "still", 5, 2) == SLUICE_OK);
+  for (int both = 0; both < 2; ++both) CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
   sluice_messages_close(m);
 }
 

@@ -19,32 +19,32 @@ static void cancel_receive(cts_rank_t* me) {
   sluice_message_completion_t c;
   sluice_message_request_t first, second;
   unsigned char* payload = cts_make_payload(me->rank, 4, 1000);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CHECK(me, sluice_messages_receive(m, previous_rank(me), 4, 1, &first) == SLUICE_OK);
-  CHECK(me, sluice_messages_receive(m, previous_rank(me), 4, 2, &second) == SLUICE_OK);
-  CHECK(me, sluice_messages_cancel(m, first) == 1);
-  CHECK(me, sluice_messages_cancel(m, first) == 0);
-  CHECK(me, sluice_messages_outstanding(m) == 1);
-  CHECK(me, cts_meet(me));
-  CHECK(me, cts_send(m, next_rank(me), 4, payload, 1000, 3) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 1, &first) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 2, &second) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_cancel(m, first) == 1);
+  CTS_TRY(me, sluice_messages_cancel(m, first) == 0);
+  CTS_TRY(me, sluice_messages_outstanding(m) == 1);
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, cts_send(m, next_rank(me), 4, payload, 1000, 3) == SLUICE_OK);
   for (int both = 0; both < 2; ++both) { /* the second receive gets it */
-    CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
-    CHECK(me, c.kind == SLUICE_MESSAGE_SENT ? c.user == 3 : c.user == 2 && c.request == second);
+    CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+    CTS_TRY(me, c.kind == SLUICE_MESSAGE_SENT ? c.user == 3 : c.user == 2 && c.request == second);
     sluice_messages_release(m, c.arrival);
   }
-  CHECK(me, sluice_messages_cancel(m, second) == 0);
-  CHECK(me, sluice_messages_cancel(m, 0) == 0 && sluice_messages_cancel(m, UINT64_MAX) == 0);
+  CTS_TRY(me, sluice_messages_cancel(m, second) == 0);
+  CTS_TRY(me, sluice_messages_cancel(m, 0) == 0 && sluice_messages_cancel(m, UINT64_MAX) == 0);
   /* A message whose receive was taken back is there for the next one. */
-  CHECK(me, sluice_messages_receive(m, previous_rank(me), 4, 4, &first) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
-  CHECK(me, sluice_messages_cancel(m, first) == 1);
-  CHECK(me, cts_meet(me));
-  CHECK(me, cts_send(m, next_rank(me), 4, payload, 1000, 5) == SLUICE_OK);
-  CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 5, &c));
-  CHECK(me, cts_meet(me));
-  CHECK(me, sluice_messages_receive(m, previous_rank(me), 4, 6, NULL) == SLUICE_OK);
-  CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 6, &c));
-  CHECK(me, cts_is_intact(&c, 0, 1000));
+  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 4, &first) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, sluice_messages_cancel(m, first) == 1);
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, cts_send(m, next_rank(me), 4, payload, 1000, 5) == SLUICE_OK);
+  CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 5, &c));
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 6, NULL) == SLUICE_OK);
+  CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 6, &c));
+  CTS_TRY(me, cts_is_intact(&c, 0, 1000));
   sluice_messages_close(m);
   free(payload);
 }
@@ -58,41 +58,41 @@ static void cancel_send(cts_rank_t* me) {
   unsigned char* payloads[NUM];
   unsigned char is_back[NUM];
   int32_t num_back = 0;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (uint64_t i = 0; i < NUM; ++i) {
     payloads[i] = cts_make_payload(me->rank, i, BYTES);
     const sluice_message_span_t span = {.data = payloads[i], .bytes = BYTES};
     const sluice_message_t message = {.peer = next_rank(me), .num_spans = 1, .tag = i, .spans = &span};
-    CHECK(me, sluice_messages_send(m, &message, i, &requests[i]) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_send(m, &message, i, &requests[i]) == SLUICE_OK);
   }
   for (int i = NUM; i-- > 0;) {
     is_back[i] = (unsigned char)sluice_messages_cancel(m, requests[i]);
     num_back += is_back[i];
     if (is_back[i]) memset(payloads[i], 0xee, BYTES);
   }
-  CHECK(me, sluice_messages_outstanding(m) == NUM - num_back);
-  CHECK(me, cts_send(m, next_rank(me), LAST, is_back, sizeof is_back, LAST) == SLUICE_OK);
-  CHECK(me, sluice_messages_receive(m, previous_rank(me), LAST, LAST, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_outstanding(m) == NUM - num_back);
+  CTS_TRY(me, cts_send(m, next_rank(me), LAST, is_back, sizeof is_back, LAST) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), LAST, LAST, NULL) == SLUICE_OK);
   unsigned char theirs[NUM];
   for (int32_t left = NUM - num_back + 2; left > 0; --left) {
-    CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
     if (c.kind != SLUICE_MESSAGE_RECEIVED) continue;
-    CHECK(me, c.payload_bytes == sizeof theirs);
+    CTS_TRY(me, c.payload_bytes == sizeof theirs);
     memcpy(theirs, c.payload, sizeof theirs);
     sluice_messages_release(m, c.arrival);
   }
   for (uint64_t i = 0; i < NUM; ++i) {
     sluice_message_request_t request;
-    CHECK(me, sluice_messages_receive(m, previous_rank(me), i, i, &request) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), i, i, &request) == SLUICE_OK);
     if (theirs[i]) { /* the last message was sent after it: if it were there it would have been first */
-      CHECK(me, sluice_messages_cancel(m, request) == 1);
+      CTS_TRY(me, sluice_messages_cancel(m, request) == 1);
       continue;
     }
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, i, &c));
-    CHECK(me, cts_is_intact(&c, 0, BYTES));
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, i, &c));
+    CTS_TRY(me, cts_is_intact(&c, 0, BYTES));
     sluice_messages_release(m, c.arrival);
   }
-  CHECK(me, cts_meet(me)); /* or a rank would ask one that has left for what does not come */
+  CTS_TRY(me, cts_meet(me)); /* or a rank would ask one that has left for what does not come */
   sluice_messages_close(m);
   for (int i = 0; i < NUM; ++i) free(payloads[i]);
 }
@@ -102,16 +102,16 @@ static void cancel_send(cts_rank_t* me) {
 static void next_due(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CHECK(me, sluice_messages_next(m, 0, &c) == SLUICE_E_TIMED_OUT);
-  CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_E_STATE);
-  CHECK(me, sluice_messages_receive(m, previous_rank(me), 1, 1, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_next(m, 0, &c) == SLUICE_E_TIMED_OUT);
+  CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_E_STATE);
+  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 1, 1, NULL) == SLUICE_OK);
   const uint64_t begin_ns = sluice_now_ns();
-  CHECK(me, sluice_messages_next(m, begin_ns + 20 * MS, &c) == SLUICE_E_TIMED_OUT);
-  CHECK(me, sluice_now_ns() - begin_ns >= 20 * MS);
-  CHECK(me, cts_meet(me));
-  CHECK(me, cts_send(m, next_rank(me), 1, NULL, 0, 2) == SLUICE_OK); /* it goes on */
-  for (int both = 0; both < 2; ++both) CHECK(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_next(m, begin_ns + 20 * MS, &c) == SLUICE_E_TIMED_OUT);
+  CTS_TRY(me, sluice_now_ns() - begin_ns >= 20 * MS);
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, cts_send(m, next_rank(me), 1, NULL, 0, 2) == SLUICE_OK); /* it goes on */
+  for (int both = 0; both < 2; ++both) CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
   sluice_messages_close(m);
 }
 
@@ -120,22 +120,22 @@ static void wait_silent(cts_rank_t* me) {
   const int32_t silent = me->world->world_size - 1;
   sluice_messages_t* m;
   sluice_message_completion_t c;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  if (me->rank != silent) CHECK(me, sluice_messages_receive(m, me->rank + 1, 1, 1, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  if (me->rank != silent) CTS_TRY(me, sluice_messages_receive(m, me->rank + 1, 1, 1, NULL) == SLUICE_OK);
   /* They say whom they wait for after one second: all have four to begin. */
-  CHECK(me, cts_hurry(me, 5 * SHORT_NS));
+  CTS_TRY(me, cts_hurry(me, 5 * SHORT_NS));
   if (me->rank != silent) {
     const uint64_t begin_ns = sluice_now_ns();
     const sluice_status_t status = sluice_messages_wait(m, "an activation", &c);
     /* The first whose time is over tells the others. */
-    CHECK(me, status == SLUICE_E_TIMED_OUT || status == SLUICE_E_PEER_LOST);
-    CHECK(me, cts_last_peer() == silent);
-    CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
-    CHECK(me, sluice_messages_next(m, 0, &c) == status);
-    CHECK(me, sluice_messages_receive(m, silent, 2, 2, NULL) == status);
-    CHECK(me, cts_last_peer() == silent);
+    CTS_TRY(me, status == SLUICE_E_TIMED_OUT || status == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, cts_last_peer() == silent);
+    CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+    CTS_TRY(me, sluice_messages_next(m, 0, &c) == status);
+    CTS_TRY(me, sluice_messages_receive(m, silent, 2, 2, NULL) == status);
+    CTS_TRY(me, cts_last_peer() == silent);
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   sluice_messages_close(m);
 }
 
@@ -143,8 +143,8 @@ static void wait_late(cts_rank_t* me) {
   cts_world_t* world = me->world;
   sluice_messages_t* m;
   sluice_message_completion_t c;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
   if (me->rank == 1) {
     const uint64_t give_up_ns = sluice_now_ns() + (world->num_here > 1 ? PATIENT_NS / 2 : SHORT_NS);
     for (int is_warned = 0; !is_warned && sluice_now_ns() < give_up_ns;) {
@@ -153,18 +153,18 @@ static void wait_late(cts_rank_t* me) {
       pthread_mutex_unlock(&world->mutex);
       cts_sleep_ns(5 * MS);
     }
-    CHECK(me, cts_send(m, 0, 1, "late", 4, 1) == SLUICE_OK);
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
+    CTS_TRY(me, cts_send(m, 0, 1, "late", 4, 1) == SLUICE_OK);
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
   } else if (me->rank == 0) {
-    CHECK(me, sluice_messages_receive(m, 1, 1, 2, NULL) == SLUICE_OK);
-    CHECK(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
-    CHECK(me, memcmp(c.payload, "late", 4) == 0);
+    CTS_TRY(me, sluice_messages_receive(m, 1, 1, 2, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
+    CTS_TRY(me, memcmp(c.payload, "late", 4) == 0);
     pthread_mutex_lock(&world->mutex);
     const int is_named = strstr(world->warnings, "for rank 1") != NULL;
     pthread_mutex_unlock(&world->mutex);
-    CHECK(me, is_named);
+    CTS_TRY(me, is_named);
   }
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   sluice_messages_close(m);
 }
 
@@ -186,14 +186,14 @@ static void bad_arguments(cts_rank_t* me) {
   };
   sluice_messages_t* m;
   sluice_message_request_t request = 5;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
-    CHECK(me, sluice_messages_send(m, &bad[i], 0, &request) == SLUICE_E_INVALID_ARGUMENT);
-    CHECK(me, request == 0);
+    CTS_TRY(me, sluice_messages_send(m, &bad[i], 0, &request) == SLUICE_E_INVALID_ARGUMENT);
+    CTS_TRY(me, request == 0);
   }
-  CHECK(me, sluice_messages_receive(m, -1, 0, 0, NULL) == SLUICE_E_INVALID_ARGUMENT);
-  CHECK(me, sluice_messages_receive(m, me->world->world_size, 0, 0, NULL) == SLUICE_E_INVALID_ARGUMENT);
-  CHECK(me, sluice_messages_outstanding(m) == 0);
+  CTS_TRY(me, sluice_messages_receive(m, -1, 0, 0, NULL) == SLUICE_E_INVALID_ARGUMENT);
+  CTS_TRY(me, sluice_messages_receive(m, me->world->world_size, 0, 0, NULL) == SLUICE_E_INVALID_ARGUMENT);
+  CTS_TRY(me, sluice_messages_outstanding(m) == 0);
   sluice_messages_close(m);
 }
 
@@ -203,41 +203,41 @@ static void fingerprints_differ(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_error_info_t why;
   sluice_messages_config_t config = {.fingerprint = cts_is_culprit(me) ? 0xabcd : 0x1234};
-  CHECK(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_E_MISMATCH);
-  CHECK(me, m == NULL);
+  CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_E_MISMATCH);
+  CTS_TRY(me, m == NULL);
   sluice_error_info_init(&why, sizeof why);
   sluice_error_last(&why);
-  CHECK(me, why.peer == me->world->world_size - 1);
-  CHECK(me, strstr(why.message, "0xabcd") != NULL && strstr(why.message, "0x1234") != NULL);
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, why.peer == me->world->world_size - 1);
+  CTS_TRY(me, strstr(why.message, "0xabcd") != NULL && strstr(why.message, "0x1234") != NULL);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
   config.fingerprint = 7;
-  CHECK(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);
   sluice_messages_close(m);
 }
 
 static void open_twice(cts_rank_t* me) {
   sluice_messages_t *m, *other;
   sluice_message_completion_t c;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &other) == SLUICE_E_STATE && other == NULL);
-  CHECK(me, cts_send(m, next_rank(me), 1, "here", 4, 1) == SLUICE_OK);
-  CHECK(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
-  CHECK(me, cts_meet(me)); /* or a rank would send to one that has left */
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &other) == SLUICE_E_STATE && other == NULL);
+  CTS_TRY(me, cts_send(m, next_rank(me), 1, "here", 4, 1) == SLUICE_OK);
+  CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
+  CTS_TRY(me, cts_meet(me)); /* or a rank would send to one that has left */
   sluice_messages_close(m);
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   /* A message of an endpoint that is gone is not one of the next. */
-  CHECK(me, sluice_messages_receive(m, previous_rank(me), 1, 2, NULL) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
-  CHECK(me, sluice_messages_next(m, sluice_now_ns() + 20 * MS, &c) == SLUICE_E_TIMED_OUT);
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 1, 2, NULL) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, sluice_messages_next(m, sluice_now_ns() + 20 * MS, &c) == SLUICE_E_TIMED_OUT);
+  CTS_TRY(me, cts_meet(me));
   sluice_messages_close(m);
 }
 
 static void unsupported(cts_rank_t* me) {
   sluice_messages_t* m;
-  CHECK(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_E_UNSUPPORTED);
-  CHECK(me, m == NULL);
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_E_UNSUPPORTED);
+  CTS_TRY(me, m == NULL);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
 }
 
 const cts_case_t cts_no_messages_cases[] = {

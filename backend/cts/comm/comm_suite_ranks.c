@@ -50,29 +50,29 @@ int cts_hurry(cts_rank_t* me, uint64_t timeout_ns) {
 }
 
 void cts_check_broken_and_destroy(cts_rank_t* me, sluice_status_t status) {
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == status);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == status);
   int64_t x = 0;
-  CHECK(me, sluice_comm_all_reduce_i64(me->comm, &x, 1, SLUICE_REDUCE_SUM, NULL) == status);
+  CTS_TRY(me, sluice_comm_all_reduce_i64(me->comm, &x, 1, SLUICE_REDUCE_SUM, NULL) == status);
   uint64_t begin_ns = sluice_now_ns();
   sluice_comm_abort(me->comm);
   sluice_comm_abort(me->comm);
   sluice_comm_destroy(me->comm);
   me->comm = NULL;
-  CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+  CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
 }
 
 void cts_renew(cts_rank_t* me) {
   cts_world_t* world = me->world;
   sluice_comm_destroy(me->comm);
   me->comm = NULL;
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   if (world->num_here == 1 || me->rank == 0) {
     world->transport->close(world->shared);
     world->shared = world->transport->open(world->world_size);
   }
-  CHECK(me, cts_meet(me));
-  CHECK(me, world->shared != NULL);
-  CHECK(me, cts_create_end(world, world->shared, me->rank, world->world_size, PATIENT_NS, &me->comm) == SLUICE_OK);
-  CHECK(me, cts_run_exchange(me, me->comm, 1, cts_uneven_size) == SLUICE_OK);
-  CHECK(me, cts_run_exchange(me, me->comm, 2, cts_small_size) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
+  CTS_TRY(me, world->shared != NULL);
+  CTS_TRY(me, cts_create_end(world, world->shared, me->rank, world->world_size, PATIENT_NS, &me->comm) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 1, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 2, cts_small_size) == SLUICE_OK);
 }

@@ -76,11 +76,11 @@ static void reduce_floats(cts_rank_t* me) {
                            fill_and_reduce(me, data, expected, counts[c], dtypes[d], counts[c] / 3 + 1);
       free(data);
       free(expected);
-      CHECK(me, is_right);
+      CTS_TRY(me, is_right);
     }
   }
-  CHECK(me, sluice_comm_all_reduce_f32(me->comm, NULL, 0, SLUICE_DTYPE_F32, NULL) == SLUICE_OK);
-  CHECK(me, sluice_comm_all_reduce_f32(me->comm, NULL, 1, SLUICE_DTYPE_I64, NULL) == SLUICE_E_INVALID_ARGUMENT);
+  CTS_TRY(me, sluice_comm_all_reduce_f32(me->comm, NULL, 0, SLUICE_DTYPE_F32, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_comm_all_reduce_f32(me->comm, NULL, 1, SLUICE_DTYPE_I64, NULL) == SLUICE_E_INVALID_ARGUMENT);
 }
 
 /* data lies apart, or packed into the end of where the sum goes. */
@@ -116,12 +116,12 @@ static void sum_floats(cts_rank_t* me) {
     /* The last is more than one piece of 16-bit elements. */
     const size_t num = sizeof counts / sizeof counts[0] - (dtypes[d] != SLUICE_DTYPE_BF16);
     for (size_t c = 0; c < num; ++c) {
-      CHECK(me, sum_once(me, counts[c], dtypes[d], 0));
-      CHECK(me, sum_once(me, counts[c], dtypes[d], 1));
+      CTS_TRY(me, sum_once(me, counts[c], dtypes[d], 0));
+      CTS_TRY(me, sum_once(me, counts[c], dtypes[d], 1));
     }
   }
-  CHECK(me, sluice_comm_sum_f32(me->comm, NULL, 0, SLUICE_DTYPE_BF16, NULL, NULL) == SLUICE_OK);
-  CHECK(me, sluice_comm_sum_f32(me->comm, NULL, 1, SLUICE_DTYPE_F64, NULL, NULL) == SLUICE_E_INVALID_ARGUMENT);
+  CTS_TRY(me, sluice_comm_sum_f32(me->comm, NULL, 0, SLUICE_DTYPE_BF16, NULL, NULL) == SLUICE_OK);
+  CTS_TRY(me, sluice_comm_sum_f32(me->comm, NULL, 1, SLUICE_DTYPE_F64, NULL, NULL) == SLUICE_E_INVALID_ARGUMENT);
 }
 
 const cts_case_t cts_reduce_cases[] = {

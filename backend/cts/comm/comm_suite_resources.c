@@ -22,11 +22,11 @@ static void create_nth_allocation_fails(cts_rank_t* me) {
     if (shared != NULL) status = cts_create_end(world, shared, 0, 1, 0, &comm);
     int is_over = allocator->fail_after >= 0; /* fewer allocations than n: nothing failed */
     allocator->fail_after = -1;
-    CHECK(me, status == (is_over ? SLUICE_OK : SLUICE_E_NO_MEMORY));
-    CHECK(me, (comm != NULL) == is_over);
+    CTS_TRY(me, status == (is_over ? SLUICE_OK : SLUICE_E_NO_MEMORY));
+    CTS_TRY(me, (comm != NULL) == is_over);
     sluice_comm_destroy(comm);
     if (shared != NULL) world->transport->close(shared);
-    CHECK(me, allocator->num_live == num_before);
+    CTS_TRY(me, allocator->num_live == num_before);
     if (is_over) return;
   }
   cts_fail_check(me, __FILE__, __LINE__, "creation ends after a few allocations");
@@ -34,17 +34,17 @@ static void create_nth_allocation_fails(cts_rank_t* me) {
 
 static void all_reduce_allocation_fails(cts_rank_t* me) {
   int64_t data[4] = {0};
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   if (me->rank == 0) {
     sluice_process_allocator()->fail_after = 0; /* the others wait below until it has struck */
     sluice_status_t status = sluice_comm_all_reduce_i64(me->comm, data, 4, SLUICE_REDUCE_SUM, NULL);
-    CHECK(me, cts_meet(me));
-    CHECK(me, status == SLUICE_E_NO_MEMORY);
+    CTS_TRY(me, cts_meet(me));
+    CTS_TRY(me, status == SLUICE_E_NO_MEMORY);
     cts_check_broken_and_destroy(me, SLUICE_E_NO_MEMORY);
   } else {
-    CHECK(me, cts_meet(me));
-    CHECK(me, sluice_comm_all_reduce_i64(me->comm, data, 4, SLUICE_REDUCE_SUM, NULL) == SLUICE_E_PEER_LOST);
-    CHECK(me, cts_last_peer() == 0);
+    CTS_TRY(me, cts_meet(me));
+    CTS_TRY(me, sluice_comm_all_reduce_i64(me->comm, data, 4, SLUICE_REDUCE_SUM, NULL) == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, cts_last_peer() == 0);
   }
 }
 
@@ -67,18 +67,18 @@ static int use_inherited(sluice_comm_t* comm, sluice_comm_request_t* request) {
 
 static void fork_with_request(cts_rank_t* me) {
   cts_exchange_t e;
-  CHECK(me, cts_start(me, me->comm, 0, cts_small_size, &e) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_start(me, me->comm, 0, cts_small_size, &e) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
   if (me->rank == 0) {
     pid_t child = fork();
     if (child == 0) _exit(use_inherited(me->comm, e.request));
     int code = -1;
-    CHECK(me, child > 0 && waitpid(child, &code, 0) == child);
-    CHECK(me, WIFEXITED(code));
-    CHECK(me, WEXITSTATUS(code) == 0);
+    CTS_TRY(me, child > 0 && waitpid(child, &code, 0) == child);
+    CTS_TRY(me, WIFEXITED(code));
+    CTS_TRY(me, WEXITSTATUS(code) == 0);
   }
-  CHECK(me, cts_finish(me, me->comm, &e) == SLUICE_OK);
-  CHECK(me, cts_run_exchange(me, me->comm, 1, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, cts_finish(me, me->comm, &e) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 1, cts_uneven_size) == SLUICE_OK);
 }
 
 const cts_case_t cts_resources_cases[] = {

@@ -8,39 +8,39 @@
 #include "backend/cts/comm/comm_suite_ranks.h"
 
 static void wait_silent_rank(cts_rank_t* me) {
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
-  CHECK(me, cts_hurry(me, SHORT_NS));
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  CTS_TRY(me, cts_hurry(me, SHORT_NS));
   if (!cts_is_culprit(me)) {
     uint64_t begin_ns = sluice_now_ns();
-    CHECK(me, cts_run_exchange(me, me->comm, 1, cts_small_size) == SLUICE_E_TIMED_OUT);
-    CHECK(me, cts_last_peer() == me->world->world_size - 1);
+    CTS_TRY(me, cts_run_exchange(me, me->comm, 1, cts_small_size) == SLUICE_E_TIMED_OUT);
+    CTS_TRY(me, cts_last_peer() == me->world->world_size - 1);
     uint64_t took_ns = sluice_now_ns() - begin_ns;
-    CHECK(me, took_ns >= SHORT_NS && took_ns < SHORT_NS + BOUNDED_NS);
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, took_ns >= SHORT_NS && took_ns < SHORT_NS + BOUNDED_NS);
+    CTS_TRY(me, cts_meet(me));
     cts_check_broken_and_destroy(me, SLUICE_E_TIMED_OUT);
   } else {
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
   }
   if (me->failure[0] == '\0') cts_renew(me);
 }
 
 static void wait_silent_rank_two_in_flight(cts_rank_t* me) {
-  CHECK(me, cts_hurry(me, SHORT_NS));
+  CTS_TRY(me, cts_hurry(me, SHORT_NS));
   if (!cts_is_culprit(me)) {
     cts_exchange_t first, second;
-    CHECK(me, cts_start(me, me->comm, 0, cts_small_size, &first) == SLUICE_OK);
-    CHECK(me, cts_start(me, me->comm, 1, cts_medium_size, &second) == SLUICE_OK);
-    CHECK(me, cts_finish(me, me->comm, &first) == SLUICE_E_TIMED_OUT);
-    CHECK(me, cts_last_peer() == me->world->world_size - 1);
+    CTS_TRY(me, cts_start(me, me->comm, 0, cts_small_size, &first) == SLUICE_OK);
+    CTS_TRY(me, cts_start(me, me->comm, 1, cts_medium_size, &second) == SLUICE_OK);
+    CTS_TRY(me, cts_finish(me, me->comm, &first) == SLUICE_E_TIMED_OUT);
+    CTS_TRY(me, cts_last_peer() == me->world->world_size - 1);
     uint64_t begin_ns = sluice_now_ns();
-    CHECK(me, sluice_comm_exchange_wait(me->comm, second.request, NULL) == SLUICE_E_TIMED_OUT);
-    CHECK(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, sluice_comm_exchange_wait(me->comm, second.request, NULL) == SLUICE_E_TIMED_OUT);
+    CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
+    CTS_TRY(me, cts_meet(me));
     sluice_comm_destroy(me->comm); /* before the buffers: some transports cannot take a message back */
     me->comm = NULL;
     cts_release(&second);
   } else {
-    CHECK(me, cts_meet(me));
+    CTS_TRY(me, cts_meet(me));
   }
   cts_renew(me);
 }
@@ -57,17 +57,17 @@ static int is_warned(cts_world_t* world) {
 
 static void wait_late_rank(cts_rank_t* me) {
   cts_world_t* world = me->world;
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_meet(me));
   if (cts_is_culprit(me)) { /* it comes once somebody has been warned; what other processes are told it cannot see */
     int sees_it = world->num_here > 1 && cts_exception_of(world->transport, world->c) == NULL;
     uint64_t give_up_ns = sluice_now_ns() + (sees_it ? PATIENT_NS / 2 : SHORT_NS);
     while (!is_warned(world) && sluice_now_ns() < give_up_ns) cts_sleep_ns(5 * MS);
   }
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
-  CHECK(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
-  CHECK(me, cts_meet(me));
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
+  CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
+  CTS_TRY(me, cts_meet(me));
   if (cts_is_culprit(me)) return;
-  CHECK(me, is_warned(world));
+  CTS_TRY(me, is_warned(world));
 }
 
 const cts_case_t cts_waits_cases[] = {

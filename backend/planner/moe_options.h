@@ -9,7 +9,7 @@
 
 #include "backend/base/text.h"
 #include "backend/planner/layer_planner.h"
-#include "backend/planner/stages/model.h"
+#include "backend/planner/stages/problem/model.h"
 
 /* What may be among them. */
 typedef struct sluice_moe_allowed_s {

@@ -4,7 +4,7 @@
 #define SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_
 
 #include "backend/base/text.h"
-#include "backend/planner/stages/model.h"
+#include "backend/planner/stages/problem/model.h"
 
 /* "keep", "recompute", "offload", "mixed"; "?" of anything else. Immutable. */
 const char* sluice_stages_kind_name(int32_t kind);

@@ -5,12 +5,12 @@
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"
-#include "backend/planner/stages/check_problem.h"
-#include "backend/planner/stages/cut_order.h"
-#include "backend/planner/stages/heuristic.h"
+#include "backend/planner/stages/problem/check_problem.h"
+#include "backend/planner/stages/partition/cut_order.h"
+#include "backend/planner/stages/partition/heuristic.h"
 #include "backend/planner/stages/predict_stages.h"
 #include "backend/planner/stages/reasons.h"
-#include "backend/planner/stages/refine.h"
+#include "backend/planner/stages/partition/refine.h"
 
 /* Nodes of branch and bound for one stage, fewer where runs are many. Nearly all are decided by far fewer, and the
  * greedy's answer stands where they are not. */

@@ -12,7 +12,7 @@
 #define SLUICE_BACKEND_PLANNER_STAGES_PLAN_STAGES_H_
 
 #include "backend/base/alloc.h"
-#include "backend/planner/stages/model.h"
+#include "backend/planner/stages/problem/model.h"
 
 /* Fills *plan, whose choices [num_layers] and stages [num_stages] are the caller's memory.
  *

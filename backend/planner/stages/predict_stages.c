@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/planner/stages/messages.h"
+#include "backend/planner/stages/problem/messages.h"
 
 static void add_layer(const sluice_stages_tables_t* t, int32_t layer, int32_t choice, sluice_stages_stage_t* s,
                       uint64_t* copied) {

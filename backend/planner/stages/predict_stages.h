@@ -2,7 +2,7 @@
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PREDICT_STAGES_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PREDICT_STAGES_H_
 
-#include "backend/planner/stages/tables.h"
+#include "backend/planner/stages/problem/tables.h"
 
 /* From stage and option of plan->choices: all of plan->stages but the reasons, slowest_seconds, slowest_stage and
  * step_seconds. stage_of: [num_layers], the same stages. */

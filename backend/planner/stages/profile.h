@@ -2,7 +2,7 @@
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_
 
-#include "backend/planner/stages/model.h"
+#include "backend/planner/stages/problem/model.h"
 
 /* What is measured of a layer. */
 typedef struct sluice_stages_profile_s {

@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "backend/base/math.h"
-#include "backend/planner/stages/messages.h"
+#include "backend/planner/stages/problem/messages.h"
 
 /* ---- options ---- */
 

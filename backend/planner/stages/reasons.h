@@ -2,7 +2,7 @@
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_REASONS_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_REASONS_H_
 
-#include "backend/planner/stages/partition.h"
+#include "backend/planner/stages/partition/partition.h"
 
 /* Fills the reasons of a plan that sluice_stages_predict has filled. partition: settled, the plan's; it is changed and
  * is the same afterwards. */

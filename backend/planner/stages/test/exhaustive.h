@@ -3,7 +3,7 @@
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_TEST_EXHAUSTIVE_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_TEST_EXHAUSTIVE_H_
 
-#include "backend/planner/stages/model.h"
+#include "backend/planner/stages/problem/model.h"
 
 enum { EXHAUSTIVE_LAYERS = 12, EXHAUSTIVE_STAGES = 4 };
 

@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/planner/stages/coarsen.h"
-#include "backend/planner/stages/cut_order.h"
-#include "backend/planner/stages/kernighan_lin.h"
+#include "backend/planner/stages/partition/coarsen.h"
+#include "backend/planner/stages/partition/cut_order.h"
+#include "backend/planner/stages/partition/kernighan_lin.h"
 #include "backend/planner/stages/plan_stages.h"
-#include "backend/planner/stages/refine.h"
+#include "backend/planner/stages/partition/refine.h"
 #include "backend/planner/stages/test/random_problem.h"
 
 static int32_t times(int32_t daily, int32_t full) { return getenv("SLUICE_FULL") != NULL ? full : daily; }

@@ -2,7 +2,7 @@
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_TEST_RANDOM_PROBLEM_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_TEST_RANDOM_PROBLEM_H_
 
-#include "backend/planner/stages/model.h"
+#include "backend/planner/stages/problem/model.h"
 
 enum { RANDOM_OPTIONS = 5 };
 

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-#include "backend/planner/stages/runs.h"
+#include "backend/planner/stages/partition/runs.h"
 #include "backend/planner/stages/test/random_problem.h"
 
 enum { NUM_ROWS = 3000, LENGTH = 10, STAGES = 4 };

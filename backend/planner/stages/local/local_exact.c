@@ -1,0 +1,156 @@
+#include <math.h>
+#include <string.h>
+
+#include "backend/base/math.h"
+#include "backend/planner/stages/local/local.h"
+#include "backend/planner/stages/local/local_bounds.h"
+#include "backend/planner/stages/problem/messages.h"
+
+/* One call deep for each layer; larger stages keep the greedy's answer. */
+enum { MOST_LAYERS = 64 };
+
+typedef struct search_s {
+  sluice_stages_local_t* local;
+  int32_t layers[MOST_LAYERS]; /* in the order of decisions */
+  int32_t pick[MOST_LAYERS];   /* by position in the stage */
+  sluice_stages_local_bound_t bound[2];
+  int32_t num_bounds;
+  double* seconds; /* [count + 1], of the layers from a depth on: each at its fastest */
+  double* bytes;   /* each at its fewest */
+  uint64_t working[MOST_LAYERS + 1];
+  double link;  /* messages that copies come on top of */
+  double limit; /* only turns below are looked for */
+  uint64_t nodes;
+  int is_cut; /* not all nodes were seen */
+} search_t;
+
+typedef struct node_s {
+  double compute;
+  double copies;
+  uint64_t bytes; /* but for the largest ones */
+  uint64_t working;
+  uint64_t staging;
+  uint64_t arena;
+} node_t;
+
+/* ---- bounds ---- */
+
+static uint64_t spread(const sluice_stages_local_t* local, int32_t layer) {
+  uint64_t least = UINT64_MAX, most = 0;
+  for (int32_t a = local->first[layer]; a < local->first[layer + 1]; ++a) {
+    least = sluice_min_u64(least, local->items[a].bytes), most = sluice_max_u64(most, local->items[a].bytes);
+  }
+  return most - least;
+}
+
+/* Layers whose options differ most in bytes are decided first. */
+static void order_layers(search_t* s) {
+  for (int32_t i = 0; i < s->local->count; ++i) {
+    int32_t at = i;
+    for (; at > 0 && spread(s->local, i) > spread(s->local, s->layers[at - 1]); --at) s->layers[at] = s->layers[at - 1];
+    s->layers[at] = i;
+  }
+}
+
+static void sum_leasts(search_t* s) {
+  const sluice_stages_local_t* local = s->local;
+  s->seconds[local->count] = s->bytes[local->count] = 0, s->working[local->count] = 0;
+  for (int32_t depth = local->count; depth-- > 0;) {
+    const int32_t layer = s->layers[depth];
+    uint64_t bytes = UINT64_MAX, working = UINT64_MAX;
+    for (int32_t a = local->first[layer]; a < local->first[layer + 1]; ++a) {
+      bytes = sluice_min_u64(bytes, local->items[a].bytes);
+      working = sluice_min_u64(working, local->items[a].working);
+    }
+    s->seconds[depth] = s->seconds[depth + 1] + local->items[local->first[layer]].seconds;
+    s->bytes[depth] = s->bytes[depth + 1] + (double)bytes;
+    s->working[depth] = sluice_max_u64(s->working[depth + 1], working);
+  }
+}
+
+static double room(const search_t* s, const node_t* node, int32_t depth) {
+  return (double)s->local->budget - (double)node->bytes - (double)sluice_max_u64(node->working, s->working[depth]) -
+         (double)node->staging - (double)node->arena;
+}
+
+static double bound_at(const search_t* s, const sluice_stages_local_bound_t* bound, const node_t* node, int32_t depth) {
+  return bound->weight * node->compute + (1 - bound->weight) * (s->link + node->copies) +
+         sluice_stages_local_bound_of(bound, depth, room(s, node, depth));
+}
+
+static void make_bounds(search_t* s, const node_t* root) {
+  sluice_stages_local_t* local = s->local;
+  const int32_t n = local->tables->num_layers + 1, num_items = local->tables->num_items;
+  s->seconds = local->suffix, s->bytes = s->seconds + n;
+  sum_leasts(s);
+  for (int i = 0; i < 2; ++i) {
+    s->bound[i].seconds = local->suffix + (2 + 2 * i) * (int64_t)n, s->bound[i].bytes = s->bound[i].seconds + n;
+    s->bound[i].increments = (sluice_stages_local_increment_t*)local->increments + (int64_t)i * num_items;
+  }
+  sluice_stages_local_bound_make(local, s->layers, 1, &s->bound[0]);
+  s->num_bounds = 1;
+  int copies = 0;
+  for (int32_t a = 0; a < local->first[local->count]; ++a) copies |= local->items[a].staging > 0;
+  if (!copies) return;
+  double best = -1, best_weight = 0.5;
+  for (int eighths = 7; eighths > 0; eighths -= 2) {
+    sluice_stages_local_bound_make(local, s->layers, 0.125 * eighths, &s->bound[1]);
+    const double found = bound_at(s, &s->bound[1], root, 0);
+    if (found > best) best = found, best_weight = 0.125 * eighths;
+  }
+  sluice_stages_local_bound_make(local, s->layers, best_weight, &s->bound[1]);
+  s->num_bounds = 2;
+}
+
+static int is_hopeless(const search_t* s, const node_t* node, int32_t depth) {
+  const double limit = s->limit * (1 - 1e-12);
+  if (s->bytes[depth] > room(s, node, depth)) return 1;
+  if (sluice_stages_turn_seconds(s->local->tables->problem, node->compute + s->seconds[depth], s->local->messages,
+                                 node->copies) >= limit)
+    return 1;
+  for (int32_t i = 0; i < s->num_bounds; ++i) {
+    if (bound_at(s, &s->bound[i], node, depth) >= limit) return 1;
+  }
+  return 0;
+}
+
+/* ---- search ---- */
+
+static void visit(search_t* s, const node_t* node, int32_t depth) { /* NOLINT(misc-no-recursion): MOST_LAYERS deep */
+  sluice_stages_local_t* local = s->local;
+  if (s->nodes >= local->most_nodes) s->is_cut = 1;
+  if (s->is_cut || is_hopeless(s, node, depth)) return;
+  ++s->nodes;
+  if (depth == local->count) {
+    memcpy(local->pick, s->pick, (size_t)local->count * sizeof *s->pick);
+    local->sum = sluice_stages_local_sum(local, local->pick);
+    s->limit = fmin(s->limit, local->sum.turn);
+    return;
+  }
+  const int32_t layer = s->layers[depth];
+  for (int32_t a = local->first[layer]; a < local->first[layer + 1]; ++a) {
+    const sluice_stages_local_item_t* item = &local->items[a];
+    const node_t next = {node->compute + item->seconds,
+                         node->copies + item->copy_seconds,
+                         node->bytes + item->bytes,
+                         sluice_max_u64(node->working, item->working),
+                         sluice_max_u64(node->staging, item->staging),
+                         sluice_max_u64(node->arena, item->arena)};
+    s->pick[layer] = a;
+    visit(s, &next, depth + 1);
+  }
+}
+
+int sluice_stages_local_exact(sluice_stages_local_t* local, double cap) {
+  if (!sluice_stages_local_greedy(local)) return 0;
+  if (local->is_proven || local->most_nodes == 0 || local->count > MOST_LAYERS) return 1;
+  search_t search = {.local = local, .limit = fmin(cap, local->sum.turn)};
+  const node_t root = {.bytes = local->fixed_bytes};
+  search.link = local->tables->problem->copies_share_links ? local->messages : 0;
+  order_layers(&search);
+  make_bounds(&search, &root);
+  visit(&search, &root, 0);
+  sluice_stages_local_polish(local);
+  local->is_proven = !search.is_cut;
+  return 1;
+}

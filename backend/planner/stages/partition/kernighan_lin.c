@@ -1,0 +1,178 @@
+#include "backend/planner/stages/partition/kernighan_lin.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/planner/stages/problem/messages.h"
+
+/* Of a pass: most gains lie near the cut, and long sequences are taken back anyway. */
+enum { MOST_MOVES = 64, MOST_PASSES = 16 };
+
+enum { LEFT = 0, RIGHT = 1, ELSEWHERE = 2 };
+
+typedef struct graph_s {
+  const sluice_stages_tables_t* tables;
+  const int32_t* first;
+  int32_t num_nodes;
+  double* seconds;       /* [num_nodes] */
+  int32_t* node_of;      /* [num_layers] */
+  int32_t* side;         /* [num_nodes] in the bipartition under way */
+  int32_t* is_locked;    /* [num_nodes] */
+  int32_t* stages_first; /* [num_nodes] of the stages that are open to the node */
+  int32_t* stages_end;
+} graph_t;
+
+/* A set of nodes and the stages that they are for. */
+typedef struct halves_s {
+  int32_t stages[2]; /* of the sides */
+  int32_t boundary;  /* the stage in front of it */
+  double seconds[2];
+  int32_t nodes[2];
+} halves_t;
+
+typedef struct cost_s {
+  double seconds;
+  uint64_t bytes;
+} cost_t;
+
+static int is_cheaper(cost_t a, cost_t b) {
+  const double rounding = 1e-12 * (a.seconds + b.seconds);
+  if (fabs(a.seconds - b.seconds) > rounding) return a.seconds < b.seconds;
+  return a.bytes < b.bytes;
+}
+
+static uint64_t cut_bytes(const graph_t* g) {
+  const sluice_stages_tables_t* t = g->tables;
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    if (g->side[g->node_of[i]] != LEFT) continue;
+    for (int32_t a = t->first_reader[i]; a < t->first_reader[i + 1]; ++a) {
+      if (g->side[g->node_of[t->readers[a]]] != RIGHT) continue;
+      bytes += t->problem->layers[i].output_bytes;
+      break;
+    }
+  }
+  return bytes;
+}
+
+static cost_t cost_of(const graph_t* g, const halves_t* h) {
+  const uint64_t bytes = cut_bytes(g);
+  const double sides = fmax(h->seconds[LEFT] / h->stages[LEFT], h->seconds[RIGHT] / h->stages[RIGHT]);
+  return (cost_t){fmax(sides, sluice_stages_link_seconds(g->tables->problem, h->boundary, bytes)), bytes};
+}
+
+static void flip(graph_t* g, halves_t* h, int32_t node) {
+  const int32_t from = g->side[node], to = 1 - from;
+  h->seconds[from] -= g->seconds[node], h->seconds[to] += g->seconds[node];
+  --h->nodes[from], ++h->nodes[to];
+  g->side[node] = to;
+}
+
+/* Nothing on the right may be read on the left; each side has a node for each stage. */
+static int may_flip(const graph_t* g, const halves_t* h, int32_t node) {
+  const sluice_stages_tables_t* t = g->tables;
+  const int32_t from = g->side[node];
+  if (from == ELSEWHERE || g->is_locked[node] || h->nodes[from] <= h->stages[from]) return 0;
+  const int32_t* first = from == LEFT ? t->first_reader : t->first_source;
+  const int32_t* list = from == LEFT ? t->readers : t->sources;
+  for (int32_t i = g->first[node]; i < g->first[node + 1]; ++i) {
+    for (int32_t a = first[i]; a < first[i + 1]; ++a) {
+      const int32_t other = g->node_of[list[a]];
+      if (other != node && g->side[other] == from) return 0;
+    }
+  }
+  return 1;
+}
+
+/* The node whose move leaves the least cost, -1: none may move. */
+static int32_t best_flip(graph_t* g, halves_t* h, cost_t* out_cost) {
+  int32_t best = -1;
+  for (int32_t node = 0; node < g->num_nodes; ++node) {
+    if (!may_flip(g, h, node)) continue;
+    flip(g, h, node);
+    const cost_t cost = cost_of(g, h);
+    flip(g, h, node);
+    if (best < 0 || is_cheaper(cost, *out_cost)) best = node, *out_cost = cost;
+  }
+  return best;
+}
+
+/* 1: it became cheaper. */
+static int pass(graph_t* g, halves_t* h) {
+  int32_t moved[MOST_MOVES], num_moved = 0, num_kept = 0;
+  cost_t best = cost_of(g, h), cost = best;
+  memset(g->is_locked, 0, (size_t)g->num_nodes * sizeof *g->is_locked);
+  for (int32_t node; num_moved < MOST_MOVES && (node = best_flip(g, h, &cost)) >= 0;) {
+    flip(g, h, node);
+    g->is_locked[node] = 1;
+    moved[num_moved++] = node;
+    if (is_cheaper(cost, best)) best = cost, num_kept = num_moved;
+  }
+  while (num_moved > num_kept) flip(g, h, moved[--num_moved]);
+  return num_kept > 0;
+}
+
+/* The cut of the order that comes nearest to each side's share. */
+static void cut_in_order(graph_t* g, halves_t* h, int32_t first_stage) {
+  double all = 0;
+  int32_t count = 0;
+  for (int32_t node = 0; node < g->num_nodes; ++node) {
+    g->side[node] = g->stages_first[node] == first_stage ? RIGHT : ELSEWHERE;
+    if (g->side[node] == RIGHT) all += g->seconds[node], ++count;
+  }
+  h->seconds[LEFT] = 0, h->seconds[RIGHT] = all, h->nodes[LEFT] = 0, h->nodes[RIGHT] = count;
+  const double share = all * h->stages[LEFT] / (h->stages[LEFT] + h->stages[RIGHT]);
+  for (int32_t node = 0; node < g->num_nodes; ++node) {
+    if (g->side[node] != RIGHT || h->nodes[RIGHT] <= h->stages[RIGHT]) continue;
+    const int is_needed = h->nodes[LEFT] < h->stages[LEFT];
+    if (!is_needed && h->seconds[LEFT] + g->seconds[node] / 2 > share) break;
+    flip(g, h, node);
+  }
+}
+
+/* Divides the nodes for the stages [first, end). */
+static void bipartition(graph_t* g, int32_t first, int32_t end) {
+  const int32_t middle = first + (end - first) / 2;
+  halves_t halves = {.stages = {middle - first, end - middle}, .boundary = middle - 1};
+  cut_in_order(g, &halves, first);
+  for (int passes = 0; passes < MOST_PASSES && pass(g, &halves); ++passes) {
+  }
+  for (int32_t node = 0; node < g->num_nodes; ++node) {
+    if (g->side[node] == LEFT) g->stages_end[node] = middle;
+    if (g->side[node] == RIGHT) g->stages_first[node] = middle;
+  }
+}
+
+/* Widest sets of stages first: those of [first, end) are divided when their number is above one. */
+static void divide_all(graph_t* g) {
+  for (int32_t stage = 0; stage < g->tables->num_stages;) {
+    int32_t end = stage + 1;
+    for (int32_t node = 0; node < g->num_nodes; ++node) {
+      if (g->stages_first[node] == stage) end = g->stages_end[node];
+    }
+    if (end - stage > 1) {
+      bipartition(g, stage, end);
+    } else {
+      stage = end;
+    }
+  }
+}
+
+sluice_status_t sluice_stages_kernighan_lin(const sluice_stages_tables_t* t, const int32_t* first, int32_t num_nodes,
+                                            const double* seconds_of, int32_t* out_stage_of) {
+  const uint64_t nodes = (uint64_t)num_nodes;
+  const uint64_t bytes = nodes * (sizeof(double) + 4 * sizeof(int32_t)) + (uint64_t)t->num_layers * sizeof(int32_t);
+  graph_t g = {.tables = t, .first = first, .num_nodes = num_nodes};
+  g.seconds = sluice_alloc_zeroed(t->allocator, bytes, "bipartition of layers");
+  if (g.seconds == NULL) return sluice_alloc_status();
+  g.side = (int32_t*)(g.seconds + nodes), g.is_locked = g.side + nodes;
+  g.stages_first = g.is_locked + nodes, g.stages_end = g.stages_first + nodes, g.node_of = g.stages_end + nodes;
+  for (int32_t node = 0; node < num_nodes; ++node) {
+    g.stages_end[node] = t->num_stages;
+    for (int32_t i = first[node]; i < first[node + 1]; ++i) g.node_of[i] = node, g.seconds[node] += seconds_of[i];
+  }
+  divide_all(&g);
+  for (int32_t i = 0; i < t->num_layers; ++i) out_stage_of[i] = g.stages_first[g.node_of[i]];
+  sluice_free(t->allocator, g.seconds, bytes);
+  return SLUICE_OK;
+}

@@ -1,0 +1,121 @@
+#include "backend/planner/stages/partition/runs.h"
+
+#include <math.h>
+
+#include "backend/base/math.h"
+
+static const double SMALLEST_CAP = 1e-12; /* below it all costs are alike */
+
+typedef struct division_s {
+  const sluice_runs_t* runs;
+  int32_t* low;  /* [num_stages] the earliest end of a stage from which the others can finish below the cap */
+  int32_t* high; /* [num_stages] the latest end that it can reach below the cap */
+  double* value; /* [2, length + 1] the worst cost up to an end, of a stage and the one before */
+  int32_t* from; /* [num_stages, length + 1] where the stage's run begins */
+} division_t;
+
+/* Where floors allow ends below cap; 0: nowhere. Floors grow with runs, so that the longest run of each stage, one
+ * after the other, reaches furthest. */
+static int windows(division_t* d, double cap) {
+  const sluice_runs_t* r = d->runs;
+  int32_t first = 0, end = 0;
+  for (int32_t s = 0; s < r->num_stages; ++s) {
+    const int32_t most = r->length - (r->num_stages - 1 - s);
+    while (end < most && r->floor(r->user, s, first, end + 1) < cap) ++end;
+    d->high[s] = first = end;
+    if (end <= s) return 0;
+  }
+  if (end < r->length) return 0;
+  end = r->length;
+  for (int32_t s = r->num_stages - 1; s >= 0; --s) {
+    d->low[s] = end;
+    first = end;
+    while (first > s && r->floor(r->user, s, first - 1, end) < cap) --first;
+    end = first;
+  }
+  if (end > 0) return 0;
+  for (int32_t s = 0; s < r->num_stages; ++s) {
+    if (d->low[s] > d->high[s]) return 0;
+  }
+  return 1;
+}
+
+static void fill_end(division_t* d, int32_t stage, int32_t end, double cap) {
+  const sluice_runs_t* r = d->runs;
+  const double* before = d->value + (int64_t)((stage + 1) % 2) * (r->length + 1);
+  double best = cap;
+  int32_t best_first = -1;
+  const int32_t low = stage == 0 ? 0 : d->low[stage - 1];
+  const int32_t high = stage == 0 ? 0 : (int32_t)sluice_min(d->high[stage - 1], end - 1);
+  for (int32_t first = high; first >= low; --first) {
+    if (r->floor(r->user, stage, first, end) >= best) break;
+    const double reached = stage == 0 ? -INFINITY : before[first];
+    if (reached >= best) continue;
+    const double cost = fmax(reached, r->cost(r->user, stage, first, end, best));
+    if (cost < best) best = cost, best_first = first;
+  }
+  d->value[(int64_t)(stage % 2) * (r->length + 1) + end] = best_first < 0 ? INFINITY : best;
+  d->from[(int64_t)stage * (r->length + 1) + end] = best_first;
+}
+
+/* The worst cost of the best division, INFINITY: none is below cap. */
+static double divide_below(division_t* d, double cap) {
+  const sluice_runs_t* r = d->runs;
+  if (!windows(d, cap)) return INFINITY;
+  for (int32_t s = 0; s < r->num_stages; ++s) {
+    for (int32_t end = d->low[s]; end <= d->high[s]; ++end) fill_end(d, s, end, cap);
+  }
+  return d->value[(int64_t)((r->num_stages - 1) % 2) * (r->length + 1) + r->length];
+}
+
+/* The least cap that floors allow, to a thousandth; INFINITY: none. */
+static double least_cap(division_t* d) {
+  if (!windows(d, INFINITY)) return INFINITY;
+  double low = SMALLEST_CAP, high = SMALLEST_CAP;
+  if (windows(d, high)) return high;
+  while (!windows(d, high)) low = high, high *= 4;
+  while (high - low > 1e-3 * high) {
+    const double middle = low + (high - low) / 2;
+    if (windows(d, middle)) {
+      high = middle;
+    } else {
+      low = middle;
+    }
+  }
+  return high;
+}
+
+static double divide(division_t* d, int32_t* out_ends) {
+  const sluice_runs_t* r = d->runs;
+  const double least = least_cap(d);
+  double worst = INFINITY;
+  double over = 0.02; /* of the least cap; narrow caps leave few runs to ask about, and mostly one of the first does */
+  while (isfinite(least) && worst == INFINITY) {
+    const double cap = over < 1e6 ? least * (1 + over) : INFINITY;
+    worst = divide_below(d, cap);
+    if (cap == INFINITY) break;
+    over *= 4;
+  }
+  if (worst == INFINITY) return worst;
+  int32_t end = r->length;
+  for (int32_t s = r->num_stages - 1; s >= 0; --s) {
+    out_ends[s] = end;
+    end = d->from[(int64_t)s * (r->length + 1) + end];
+  }
+  return worst;
+}
+
+sluice_status_t sluice_runs_divide(const sluice_runs_t* runs, sluice_allocator_t* allocator, int32_t* out_ends,
+                                   double* out_worst) {
+  *out_worst = INFINITY;
+  const uint64_t length = (uint64_t)runs->length + 1, stages = (uint64_t)runs->num_stages;
+  const uint64_t bytes = 2 * length * sizeof(double) + (2 * stages + stages * length) * sizeof(int32_t);
+  char* block = sluice_alloc_zeroed(allocator, bytes, "division into runs");
+  if (block == NULL) return sluice_alloc_status();
+  division_t division = {.runs = runs, .value = (double*)block};
+  division.low = (int32_t*)(division.value + 2 * length), division.high = division.low + stages;
+  division.from = division.high + stages;
+  *out_worst = divide(&division, out_ends);
+  sluice_free(allocator, block, bytes);
+  return SLUICE_OK;
+}

@@ -1,0 +1,202 @@
+#include "backend/planner/stages/problem/tables.h"
+
+#include <string.h>
+
+#include "backend/base/math.h"
+#include "backend/planner/stages/problem/in_flight.h"
+
+static void* take(sluice_stages_tables_t* t, int64_t count, size_t size) {
+  const uint64_t bytes = (uint64_t)count * size;
+  void* data = sluice_alloc_zeroed(t->allocator, bytes, "tables of layers and stages");
+  if (data == NULL) return NULL;
+  t->block[t->num_blocks].data = data, t->block[t->num_blocks].bytes = bytes;
+  ++t->num_blocks;
+  return data;
+}
+
+/* ---- options ---- */
+
+static int is_no_better(const sluice_stages_item_t* a, const sluice_stages_item_t* b) {
+  return a->seconds >= b->seconds && a->resident >= b->resident && a->held >= b->held && a->copied >= b->copied &&
+         a->working >= b->working && a->arena >= b->arena;
+}
+
+static sluice_stages_item_t item_of(const sluice_stages_option_t* option, int32_t index) {
+  return (sluice_stages_item_t){.seconds = option->forward_seconds + option->backward_seconds,
+                                .resident = option->resident_bytes,
+                                .held = option->held_bytes,
+                                .copied = option->copied_bytes,
+                                .working = option->working_bytes,
+                                .arena = option->arena_bytes,
+                                .option = index};
+}
+
+/* Of two that are alike in everything the first one is kept. */
+static int is_worth_choosing(const sluice_stages_layer_t* layer, int32_t index) {
+  const sluice_stages_item_t item = item_of(&layer->options[index], index);
+  for (int32_t o = 0; o < layer->num_options; ++o) {
+    const sluice_stages_item_t other = item_of(&layer->options[o], o);
+    if (o != index && is_no_better(&item, &other) && (o < index || !is_no_better(&other, &item))) return 0;
+  }
+  return 1;
+}
+
+/* By seconds; what is as fast by what it copies, then by its place. */
+static int comes_before(const sluice_stages_item_t* a, const sluice_stages_item_t* b) {
+  if (a->seconds != b->seconds) return a->seconds < b->seconds;
+  if (a->copied != b->copied) return a->copied < b->copied;
+  return a->option < b->option;
+}
+
+static void fill_items(sluice_stages_tables_t* t) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    const sluice_stages_layer_t* layer = &t->problem->layers[i];
+    t->first_item[i] = count;
+    for (int32_t o = 0; o < layer->num_options; ++o) {
+      if (!is_worth_choosing(layer, o)) continue;
+      const sluice_stages_item_t item = item_of(&layer->options[o], o);
+      int32_t at = count++;
+      for (; at > t->first_item[i] && comes_before(&item, &t->items[at - 1]); --at) t->items[at] = t->items[at - 1];
+      t->items[at] = item;
+    }
+  }
+  t->first_item[t->num_layers] = t->num_items = count;
+}
+
+/* ---- sums ---- */
+
+static uint64_t least_of_layer(const sluice_stages_tables_t* t, int32_t layer, int32_t in_flight) {
+  uint64_t least = UINT64_MAX;
+  for (int32_t a = t->first_item[layer]; a < t->first_item[layer + 1]; ++a) {
+    const sluice_stages_item_t* item = &t->items[a];
+    least = sluice_min_u64(least, item->resident + (uint64_t)in_flight * item->held);
+  }
+  return least;
+}
+
+static void fill_sums(sluice_stages_tables_t* t) {
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    t->fastest[i + 1] = t->fastest[i] + t->items[t->first_item[i]].seconds;
+    t->parameters[i + 1] = t->parameters[i] + t->problem->layers[i].parameter_bytes;
+    t->states[i + 1] = t->states[i] + t->problem->layers[i].state_bytes;
+  }
+  for (int32_t s = 0; s < t->num_stages; ++s) {
+    uint64_t* lean = t->leanest + (uint64_t)s * ((uint64_t)t->num_layers + 1);
+    for (int32_t i = 0; i < t->num_layers; ++i) lean[i + 1] = lean[i] + least_of_layer(t, i, t->in_flight[s]);
+  }
+}
+
+static void fill_stages(sluice_stages_tables_t* t) {
+  const sluice_stages_problem_t* p = t->problem;
+  for (int32_t s = 0; s < t->num_stages; ++s) {
+    t->in_flight[s] = sluice_stages_in_flight(p, s);
+    t->versions[s] = p->weight_versions ? t->in_flight[s] : 1;
+    t->budget[s] = p->budget_bytes == NULL || p->budget_bytes[s] == 0 ? UINT64_MAX : p->budget_bytes[s];
+  }
+}
+
+/* ---- who reads what ---- */
+
+/* Lists by layer: counts, then places, then entries. The same edge twice does no harm. */
+static void fill_lists(const sluice_stages_edge_t* edges, int32_t num_edges, int32_t num_layers, int by_source,
+                       int32_t* first, int32_t* list) {
+  memset(first, 0, ((size_t)num_layers + 1) * sizeof *first);
+  for (int32_t e = 0; e < num_edges; ++e) ++first[(by_source ? edges[e].from : edges[e].to) + 1];
+  for (int32_t i = 0; i < num_layers; ++i) first[i + 1] += first[i];
+  for (int32_t e = num_edges; e-- > 0;) {
+    /* Filled from the back of each list, whose end moves down to its beginning: one past it is where it ends. */
+    const int32_t at = by_source ? edges[e].from : edges[e].to;
+    list[--first[at + 1]] = by_source ? edges[e].to : edges[e].from;
+  }
+  for (int32_t i = 0; i < num_layers; ++i) first[i] = first[i + 1];
+  first[num_layers] = num_edges;
+}
+
+static void fill_cut(sluice_stages_tables_t* t) {
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    int32_t last = i;
+    for (int32_t a = t->first_reader[i]; a < t->first_reader[i + 1]; ++a)
+      last = (int32_t)sluice_max(last, t->readers[a]);
+    t->last_reader[i] = last;
+  }
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    const uint64_t bytes = t->problem->layers[i].output_bytes;
+    t->cut[i + 1] += bytes, t->cut[t->last_reader[i] + 1] -= bytes; /* differences first, sums below */
+  }
+  for (int32_t i = 0; i < t->num_layers; ++i) t->cut[i + 1] += t->cut[i];
+}
+
+static int is_chain(const sluice_stages_problem_t* p) {
+  if (p->num_edges == 0) return 1;
+  for (int32_t e = 0; e < p->num_edges; ++e) {
+    if (p->edges[e].to != p->edges[e].from + 1) return 0;
+  }
+  return 1;
+}
+
+static sluice_status_t fill_graph(sluice_stages_tables_t* t) {
+  const sluice_stages_problem_t* p = t->problem;
+  const int32_t n = t->num_layers, num_edges = p->num_edges > 0 ? p->num_edges : n - 1;
+  const sluice_stages_edge_t* edges = p->edges;
+  const uint64_t bytes = (uint64_t)n * sizeof(sluice_stages_edge_t);
+  sluice_stages_edge_t* chain = NULL;
+  if (p->num_edges == 0) {
+    chain = sluice_alloc(t->allocator, bytes, "edges of a chain");
+    if (chain == NULL) return sluice_alloc_status();
+    for (int32_t i = 0; i + 1 < n; ++i) chain[i] = (sluice_stages_edge_t){i, i + 1};
+    edges = chain;
+  }
+  fill_lists(edges, num_edges, n, 1, t->first_reader, t->readers);
+  fill_lists(edges, num_edges, n, 0, t->first_source, t->sources);
+  sluice_free(t->allocator, chain, bytes);
+  fill_cut(t);
+  t->is_chain = is_chain(p);
+  return SLUICE_OK;
+}
+
+/* ---- all of it ---- */
+
+static int take_all(sluice_stages_tables_t* t) {
+  const sluice_stages_problem_t* p = t->problem;
+  const int64_t n = t->num_layers, s = t->num_stages, edges = sluice_max(p->num_edges, n);
+  int64_t options = 0;
+  for (int32_t i = 0; i < n; ++i) options += p->layers[i].num_options;
+  return (t->first_item = take(t, n + 1, sizeof *t->first_item)) != NULL &&
+         (t->items = take(t, options, sizeof *t->items)) != NULL &&
+         (t->fastest = take(t, n + 1, sizeof *t->fastest)) != NULL &&
+         (t->parameters = take(t, n + 1, sizeof *t->parameters)) != NULL &&
+         (t->states = take(t, n + 1, sizeof *t->states)) != NULL &&
+         (t->leanest = take(t, s * (n + 1), sizeof *t->leanest)) != NULL &&
+         (t->cut = take(t, n + 1, sizeof *t->cut)) != NULL &&
+         (t->last_reader = take(t, n, sizeof *t->last_reader)) != NULL &&
+         (t->first_reader = take(t, n + 1, sizeof *t->first_reader)) != NULL &&
+         (t->readers = take(t, edges, sizeof *t->readers)) != NULL &&
+         (t->first_source = take(t, n + 1, sizeof *t->first_source)) != NULL &&
+         (t->sources = take(t, edges, sizeof *t->sources)) != NULL &&
+         (t->in_flight = take(t, s, sizeof *t->in_flight)) != NULL &&
+         (t->versions = take(t, s, sizeof *t->versions)) != NULL && (t->budget = take(t, s, sizeof *t->budget)) != NULL;
+}
+
+sluice_status_t sluice_stages_tables_make(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                          sluice_stages_tables_t* t) {
+  memset(t, 0, sizeof *t);
+  t->problem = problem, t->allocator = allocator;
+  t->num_layers = problem->num_layers, t->num_stages = problem->num_stages;
+  sluice_status_t status = take_all(t) ? SLUICE_OK : sluice_alloc_status();
+  if (status == SLUICE_OK) {
+    fill_items(t);
+    fill_stages(t);
+    fill_sums(t);
+    status = fill_graph(t);
+  }
+  if (status != SLUICE_OK) sluice_stages_tables_deinit(t);
+  return status;
+}
+
+void sluice_stages_tables_deinit(sluice_stages_tables_t* t) {
+  while (t->num_blocks > 0) {
+    --t->num_blocks;
+    sluice_free(t->allocator, t->block[t->num_blocks].data, t->block[t->num_blocks].bytes);
+  }
+}

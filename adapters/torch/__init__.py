@@ -9,7 +9,8 @@ from .casting import CastingLayer
 from .context import Context, ContextOptions
 from .experts import CallbackExperts
 from .group import EpGroup
-from .layer import MoeLayer, Placement, Swiglu
+from .layer import MoeLayer, Placement
+from .layer_config import Swiglu
 from .migration import Arriving, Leaving, Migration
 from .options import layer_options, refused_policy
 from .packed import PackedLayer

@@ -7,77 +7,35 @@ cannot go on therefore makes the call all the same and says so in it, and the ot
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
 
-from ... import restore, routing, trace
+from ... import routing, trace
 from ..._library import load
 from ...errors import InvalidArgument, InvalidState, OverCapacity, SluiceError, Unsupported
 from ._native import generation, interruptible
 from .accumulate import CHOICES, Sums, existing_grads
 from .context import Context, release
-from .descriptors import Descriptors, config_dtype
 from .experts import CallbackExperts, callbacks
+from .frame import SAVED_COUNT, Frame
 from .function import run_layer
 from .gradient_pool import default_limit, empty_gradient
+from .layer_config import Swiglu, member_names, say_how, say_what
 from .options import again_by_chunk
 from .passes import Pass, is_repeated, save_callback
 from .watchers import watcher
 
-ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
-WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
-RESTORE_INPUT = {"adaptive": restore.ADAPTIVE, **restore.INPUT}
-RESTORE_PRE_ACTIVATION = {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}
-CHUNKINGS = {"adaptive": 0, "tokens": 1}
-DEDUPLICATIONS: dict[Any, int] = {False: 0, True: 1, "node": 2}
-GROUPINGS = {"adaptive": 0, "off": 1, "on": 2}
 _INVALID = -1
-_MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
-_INTERLEAVED = 2
 _OVERWRITE = 0
 _ACCUMULATE = 1
 _BOTH_HALVES = 3
-_EXACT, _CAPACITY = 0, 1
-_SAVED_COUNT = 5
 _REPORTED = ("num_forwards", "num_routes", "num_dropped", "most_rows", "most_expert")
 _NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
-
-
-def _number(table: dict[Any, int], name: Any, what: str) -> int:
-    if name not in table:
-        raise InvalidArgument(f"{what} {name!r} is unknown: use one of {', '.join(map(str, table))}")
-    return table[name]
-
-
-def _restore(config: Any, name: str, table: dict[str, int], value: str | Sequence[str]) -> Any:
-    """Writes a policy, of all chunks or of each, into a layer's config; returns what the config points to."""
-    if isinstance(value, str):
-        setattr(config, name, _number(table, value, name))
-        return None
-    if len(value) != config.num_chunks:
-        raise InvalidArgument(
-            f"{name} names {len(value)} chunks, and num_chunks is {config.num_chunks}"
-            f"{'' if config.num_chunks else ', chosen by Sluice'}: give one policy for each chunk"
-        )
-    items = load().ffi.new("int32_t[]", [_number(table, item, f"{name}[{i}]") for i, item in enumerate(value)])
-    setattr(config, f"{name}_of", items)
-    return items
-
-
-@dataclass(frozen=True)
-class Swiglu:
-    """The numbers of activation "swiglu" (sluice/moe.h); a limit of infinity does not clamp."""
-
-    alpha: float = 1.0
-    limit: float = math.inf
-    offset: float = 0.0
 
 
 class Placement(NamedTuple):
@@ -86,45 +44,6 @@ class Placement(NamedTuple):
     expert_rank: tuple[int, ...]
     expert_slot: tuple[int, ...]
     epoch: int
-
-
-def member_names(gated: bool, bias: bool, interleaved: bool = False) -> tuple[str, ...]:
-    """The parameters that one expert has."""
-    absent = set() if gated and not interleaved else {"w3", "b3"}
-    if not bias:
-        absent |= {"b1", "b3", "b2"}
-    return tuple(name for name in _MEMBERS if name not in absent)
-
-
-class _Frame:
-    """The C structs of one pass. A layer keeps them for the next pass: most of what they say does not change."""
-
-    def __init__(self, layer: MoeLayer) -> None:
-        library = load()
-        ffi = library.ffi
-        self.tensors = Descriptors(5, layer.context.placement)
-        self.forward_args = library.new("moe_forward_args")
-        self.backward_args = library.new("moe_backward_args")
-        self.step = ffi.new("sluice_step_t **")
-        self.saved = ffi.new("void *[]", _SAVED_COUNT)
-        self.saved_bytes = ffi.new("uint64_t[]", _SAVED_COUNT)
-        self.params, self.params_struct = self._members(layer)
-        self.grads, self.grads_struct = self._members(layer)
-        self.callbacks = ffi.new("sluice_expert_callbacks_t *")
-        self.callbacks.struct_size = ffi.sizeof(self.callbacks[0])
-        self.run_handle: Any = None  # keeps the callbacks' `user` alive
-        self.stack_key: Any = None  # what `params` describes, of a layer with stacked parameters
-
-    @staticmethod
-    def _members(layer: MoeLayer) -> tuple[Descriptors, Any]:
-        ffi = load().ffi
-        experts = layer.num_local_experts
-        items = Descriptors(experts * len(layer.members), layer.context.placement)
-        struct = ffi.new("sluice_expert_tensors_t *")
-        struct.struct_size = ffi.sizeof(struct[0])
-        for number, name in enumerate(layer.members):
-            setattr(struct, name, items.pointer(number * experts))
-        return items, struct
 
 
 class MoeLayer:
@@ -206,25 +125,22 @@ class MoeLayer:
         config.hidden_width = hidden_width
         config.num_experts = num_experts
         config.top_k = top_k
-        config.dtype = config_dtype(dtype)
-        config.activation = _number(ACTIVATIONS, activation, "activation")
-        config.gated = _INTERLEAVED if gated and interleaved else int(gated)
-        if swiglu is not None:
-            config.swiglu_alpha, config.swiglu_offset = swiglu.alpha, swiglu.offset
-            config.swiglu_limit = min(swiglu.limit, torch.finfo(torch.float32).max)
+        say_what(config, dtype, activation, gated, interleaved, swiglu)
+        by_chunk = say_how(
+            config,
+            num_chunks=num_chunks,
+            wgrad_mode=wgrad_mode,
+            restore_input=restore_input,
+            restore_pre_activation=restore_pre_activation,
+            chunking=chunking,
+            grouping=grouping,
+            deduplicate=deduplicate,
+            reuse=reuse,
+            capacity_rows=capacity_rows,
+        )
         config.bias = int(bias)
-        config.num_chunks = num_chunks
-        config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
-        by_chunk = [
-            _restore(config, "restore_input", RESTORE_INPUT, restore_input),
-            _restore(config, "restore_pre_activation", RESTORE_PRE_ACTIVATION, restore_pre_activation),
-        ]
-        config.chunking = _number(CHUNKINGS, chunking, "chunking")
-        config.grouping = _number(GROUPINGS, grouping, "grouping")
         config.callback_experts = int(experts is not None)
         config.layer_id = layer_id
-        config.deduplicate, config.reuse = _number(DEDUPLICATIONS, deduplicate, "deduplicate"), int(reuse)
-        config.exchange_mode, config.capacity_rows = (_CAPACITY if capacity_rows else _EXACT), capacity_rows
         owners, slots = self._list("expert_rank", expert_rank), self._list("expert_slot", expert_slot)
         config.expert_rank, config.expert_slot = owners, slots
         context.tune_for(model_width, hidden_width if experts is None else 4 * model_width, config.dtype)
@@ -245,7 +161,7 @@ class MoeLayer:
     def _count_experts(self) -> None:
         """What follows from the number of experts on this rank."""
         self.num_local_experts: int = load().lib.sluice_moe_num_local_experts(self._handle)
-        self._frames: list[_Frame] = []
+        self._frames: list[Frame] = []
         # The library's arrays go member by member, torch's list of inputs expert by expert.
         experts_range = range(self.num_local_experts)
         self._places = [n * len(experts_range) + e for e in experts_range for n in range(len(self.members))]
@@ -388,7 +304,7 @@ class MoeLayer:
         library = load()
         ffi, lib = library.ffi, library.lib
         moe, placement = self.handle, self.context.placement
-        frame = self._frames.pop() if self._frames else _Frame(self)
+        frame = self._frames.pop() if self._frames else Frame(self)
         try:
             if tokens.dim() != 2 or tokens.shape[1] != self.model_width:
                 raise InvalidArgument(f"tokens have shape {list(tokens.shape)}, not [T, {self.model_width}]")
@@ -437,7 +353,7 @@ class MoeLayer:
         library = load()
         ffi, lib = library.ffi, library.lib
         moe, placement = self.handle, self.context.placement
-        frame = self._frames.pop() if self._frames else _Frame(self)
+        frame = self._frames.pop() if self._frames else Frame(self)
         work.error = None
         try:
             if grad_out.stride(1) != 1:
@@ -459,7 +375,7 @@ class MoeLayer:
             args.halves = _BOTH_HALVES
             args.may_reuse_saved = int(not _graph_is_kept())
             kept = [placement.bring(which, buffer) for which, buffer in enumerate(saved)]
-            for index in range(_SAVED_COUNT):
+            for index in range(SAVED_COUNT):
                 buffer = kept[index] if index < len(kept) else _NOTHING
                 frame.saved[index] = ffi.cast("void *", buffer.data_ptr())
                 frame.saved_bytes[index] = buffer.numel()
@@ -488,7 +404,7 @@ class MoeLayer:
         wanted = [grad if need else None for grad, need in zip(grads, needs[2:])]
         return [grad_tokens, grad_weights, *wanted]
 
-    def _fill_experts(self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
+    def _fill_experts(self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
         ffi = load().ffi
         if work.experts is None:
             frame.params.fill_all(flat, self._places, self._names)
@@ -500,7 +416,7 @@ class MoeLayer:
         args.callbacks = frame.callbacks
 
     def _fill_grads(
-        self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
+        self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """What the pass writes or adds to; nothing with callback experts, and where no gradient is wanted."""
         args.grad_params = load().ffi.NULL

@@ -12,7 +12,7 @@ import torch
 
 from ...errors import InvalidArgument
 from .casting import CastingLayer
-from .layer import _Frame
+from .frame import Frame
 from .passes import Pass
 
 # From the tensors of one expert (parameters, or their gradients) to its members, in the order of MoeLayer.members.
@@ -41,12 +41,12 @@ class PackedLayer(CastingLayer):
     def _members_of(self, work: Pass, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [member for tensors in work.by_expert(flat) for member in self._unpack(tensors)]
 
-    def _fill_experts(self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
+    def _fill_experts(self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
         members = flat if work.experts is not None else self._members_of(work, flat)
         super()._fill_experts(frame, args, work, members)
 
     def _fill_grads(
-        self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
+        self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         if work.experts is not None or not any(needs):
             return super()._fill_grads(frame, args, work, flat, needs)

@@ -15,7 +15,7 @@ from ...errors import InvalidArgument, SluiceError
 from ._native import generation
 from .casting import CastingLayer
 from .descriptors import Descriptors
-from .layer import _Frame
+from .frame import Frame
 from .passes import Pass
 
 # From the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
@@ -101,7 +101,7 @@ class StackedLayer(CastingLayer):
             return super()._flatten(params)
         return params, []
 
-    def _fill_experts(self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
+    def _fill_experts(self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
         if work.experts is not None:
             super()._fill_experts(frame, args, work, flat)
             return
@@ -109,7 +109,7 @@ class StackedLayer(CastingLayer):
         args.params = frame.params_struct
 
     def _fill_grads(
-        self, frame: _Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
+        self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         if work.experts is not None or not any(needs):
             return super()._fill_grads(frame, args, work, flat, needs)
@@ -124,7 +124,7 @@ class StackedLayer(CastingLayer):
         args.grad_params = frame.grads_struct
         return grads
 
-    def _describe(self, frame: _Frame, flat: Sequence[torch.Tensor]) -> None:
+    def _describe(self, frame: Frame, flat: Sequence[torch.Tensor]) -> None:
         """The parameters; nothing is written where they are those of the last time."""
         key = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) for tensor in flat]
         if frame.stack_key == key:
@@ -142,7 +142,7 @@ class StackedLayer(CastingLayer):
         return set(views)
 
 
-class _Prepared(_Frame):
+class _Prepared(Frame):
     """A frame whose rows are contiguous: only addresses and the number of tokens change from call to call."""
 
     def __init__(self, layer: StackedLayer, *tensors: torch.Tensor) -> None:

@@ -41,6 +41,34 @@ _INFO = 2
 
 def main(words: list[str]) -> int:
     """The exit status; rank 0 speaks."""
+    options = _parser().parse_args(words)
+    first = int(os.environ.get("RANK", "0")) == 0
+    try:
+        model, place = _asked(options, first)
+    except SluiceError as error:
+        return _complain(error, 2) if first else 2
+    try:
+        with _context(model, options, place is not None) as (context, handle, ranks):
+            machine = calibrate(handle, model.model_width, model.hidden_width, model.dtype or "bf16", options, first)
+            kept = None
+            if place is not None:
+                kept = _decide(context, model, options, place, first)
+    except (SluiceError, RuntimeError, ImportError) as error:
+        return _complain(f"not measured: {error}", 3)
+    if not first:
+        return 0
+    planner = Planner(machine)
+    try:
+        written.write("--out", options.out, json.dumps(machine.data, indent=1) + "\n")
+        made = _planned(planner, model, options, ranks) if _wants_plan(model, options) else None
+    except SluiceError as error:
+        return _complain(error, 2)
+    _print(machine, planner, made, kept, options)
+    fits = made is None or all(row["decision"].chosen for row in made["layers"])
+    return 0 if fits and (place is None or kept) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sluice tune",
         description=__doc__.splitlines()[0],
@@ -65,69 +93,51 @@ def main(words: list[str]) -> int:
     parser.add_argument("--cache-dir", metavar="DIR", help='default: SLUICE_CACHE_DIR, or under the home; "": none')
     parser.add_argument("--verbose", action="store_true", help="also which GEMMs are taken for which sizes")
     parser.add_argument("--json", action="store_true", help="machine and decision, for machines")
-    options = parser.parse_args(words)
-    first = int(os.environ.get("RANK", "0")) == 0
-    try:
-        model = Model(bias=options.bias).over(arguments.model_of(options))
-        for name, value in (("--model-width", model.model_width), ("--hidden-width", model.hidden_width)):
-            if value is None:
-                raise BadInput(f"{name} is missing: give it, or a --config that holds it")
-            if value < 1:
-                raise BadInput(f"{name} is {value}; it must be above 0")
-        if not 0.05 <= options.seconds <= 3600:
-            raise BadInput(f"--seconds is {options.seconds:g}; it must be in [0.05, 3600]")
-        if first:
-            written.check("--out", options.out)
-        wants_plan = model.num_experts is not None or model.tokens is not None or options.keep is not None
-        if wants_plan:
-            model = complete(model)
-        place = _place(options, model)
-    except SluiceError as error:
-        if first:
-            print(f"sluice tune: {error}", file=sys.stderr)
-        return 2
-    try:
-        with _context(model, options, place is not None) as (context, handle, ranks):
-            machine = calibrate(handle, model.model_width, model.hidden_width, model.dtype or "bf16", options, first)
-            kept = None
-            if place is not None:
-                kept = _decide(context, model, options, place, first)
-    except (SluiceError, RuntimeError, ImportError) as error:
-        print(f"sluice tune: not measured: {error}", file=sys.stderr)
-        return 3
-    if not first:
-        return 0
-    try:
-        written.write("--out", options.out, json.dumps(machine.data, indent=1) + "\n")
-    except BadInput as error:
-        print(f"sluice tune: {error}", file=sys.stderr)
-        return 2
-    planner = Planner(machine)
-    made = None
-    if wants_plan:
-        options.ranks, options.skew, options.routing, options.outstanding, options.picture = (
-            ranks,
-            1.0,
-            None,
-            None,
-            None,
-        )
-        try:
-            made = plan(planner, model, options)
-        except SluiceError as error:
-            print(f"sluice tune: {error}", file=sys.stderr)
-            return 2
+    return parser
+
+
+def _complain(what: Exception | str, status: int) -> int:
+    print(f"sluice tune: {what}", file=sys.stderr)
+    return status
+
+
+def _wants_plan(model: Model, options: Any) -> bool:
+    return model.num_experts is not None or model.tokens is not None or options.keep is not None
+
+
+def _asked(options: Any, first: bool) -> tuple[Model, str | bool | None]:
+    """The model, checked, and where decisions go."""
+    model = Model(bias=options.bias).over(arguments.model_of(options))
+    for name, value in (("--model-width", model.model_width), ("--hidden-width", model.hidden_width)):
+        if value is None:
+            raise BadInput(f"{name} is missing: give it, or a --config that holds it")
+        if value < 1:
+            raise BadInput(f"{name} is {value}; it must be above 0")
+    if not 0.05 <= options.seconds <= 3600:
+        raise BadInput(f"--seconds is {options.seconds:g}; it must be in [0.05, 3600]")
+    if first:
+        written.check("--out", options.out)
+    if _wants_plan(model, options):
+        model = complete(model)
+    return model, _place(options, model)
+
+
+def _planned(planner: Planner, model: Model, options: Any, ranks: int) -> dict[str, Any]:
+    options.ranks, options.skew = ranks, 1.0
+    options.routing = options.outstanding = options.picture = None
+    return plan(planner, model, options)
+
+
+def _print(machine: Machine, planner: Planner, made: Any, kept: dict[str, Any] | None, options: Any) -> None:
     if options.json:
         planned = as_dict(made, planner) if made else None
         print(json.dumps({"form": 1, "machine": machine.data, "plan": planned, "kept": kept}, indent=1))
-    else:
-        print("\n".join(said(machine, options.out)))
-        if made:
-            print("\n".join(["", *lines_of(made, planner, False)]))
-        if kept:
-            print("\n".join(["", *kept_lines(kept)]))
-    fits = made is None or all(row["decision"].chosen for row in made["layers"])
-    return 0 if fits and (place is None or kept) else 1
+        return
+    print("\n".join(said(machine, options.out)))
+    if made:
+        print("\n".join(["", *lines_of(made, planner, False)]))
+    if kept:
+        print("\n".join(["", *kept_lines(kept)]))
 
 
 def _place(options: Any, model: Model) -> str | bool | None:

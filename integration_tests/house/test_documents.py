@@ -209,7 +209,13 @@ def long_lines(words):
     return [line for line in lines if len(line) > 100 and not line.startswith("|")]
 
 
-@pytest.mark.parametrize("page", PAGES)
+def written_pages():
+    """Every page of the repository, those beside the code too."""
+    done = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("page", written_pages())
 def test_Lines_OfEveryPage_HaveAtMost100Columns(page):
     assert long_lines(text(page)) == []
 
@@ -243,7 +249,7 @@ def test_Glossary_HasEveryTensorAndPolicy():
     restore = text("backend", "model", "restore.c")
     policies = set(re.findall(r'\.word = "([^"]+)", \.tensors', restore))
     sets = set(re.findall(r'^    \{"(\w+)", SLUICE_RESTORE', restore, re.MULTILINE))
-    assert len(tensors) > 15 and len(policies) == 4 and len(sets) == 5
+    assert len(tensors) > 15 and len(policies) >= 4 and len(sets) >= 5
     assert tensors | policies | sets <= terms
 
 

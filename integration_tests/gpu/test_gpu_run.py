@@ -131,7 +131,7 @@ def test_Build_ThatFails_SaysWhyFirstAndEndsAsEver(harness, tmp_path, monkeypatc
 def test_Programs_HaveThePartsThatTheHarnessRuns(harness, root):
     text = (root / "backend/cts/gpu/gpu_suite_main.c").read_text()
     assert all(f'"{part}", gpu_part_{part}' in text for part in harness.PARTS)
-    text = (root / "capi/test/gpu_layer_main.c").read_text()
+    text = (root / "capi/test/cuda/gpu_layer_main.c").read_text()
     assert all(f'"{part}", part_{part}' in text for part in (*harness.LAYER_PARTS, "soak", "small"))
 
 

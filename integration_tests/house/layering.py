@@ -45,12 +45,12 @@ PAIRS = {
 # The implementation that chooses among its siblings, by name or by measurement, has to know them.
 SELECTOR = "auto"
 # The vendors' libraries under their own names, as fakes: a file that a test puts into the loader's path.
-FAKE_LIBRARIES = "//capi/test:libfake_gpu.so"
+FAKE_LIBRARIES = "//capi/test/cuda:libfake_gpu.so"
 # Tests of the C ABI that ask a room of the engine, or one above it, and why they do not lie beside it.
 ASKING = {
     ("capi/test/nth_file_call_test.c", "calibrate"),  # whose files are written while calls of the C ABI fail
     (
-        "capi/test/schedule_test.c",
+        "capi/test/layer/schedule_test.c",
         "cost",
     ),  # the closed forms are what the answers of schedule.h are compared with
 }

@@ -41,16 +41,16 @@ def test_TestAwayFromItsRoom_IsFound():
         include("capi/test/x_test.c", "capi/test/rig.h"),
         include("capi/test/rig.c", "backend/moe/context/context.h"),  # no test
         include("backend/moe/test/x_test.c", "backend/moe/context/context.h"),
-        include("capi/test/schedule_test.c", "backend/cost/closed_forms.h"),
+        include("capi/test/layer/schedule_test.c", "backend/cost/closed_forms.h"),
     ]
     assert layering.misplaced_tests(fine) == []
     away = [
         include("capi/test/x_test.c", "backend/moe/routing/binding.h"),
-        include("capi/test/schedule_test.c", "backend/tune/search.h"),
+        include("capi/test/layer/schedule_test.c", "backend/tune/search.h"),
     ]
     assert layering.misplaced_tests([*fine, *away]) == [
         "capi/test/x_test.c includes backend/moe/routing/binding.h: a test of backend/moe lies beside it",
-        "capi/test/schedule_test.c includes backend/tune/search.h: a test of backend/tune lies beside it",
+        "capi/test/layer/schedule_test.c includes backend/tune/search.h: a test of backend/tune lies beside it",
     ]
 
 
@@ -83,7 +83,7 @@ def test_TestAwayFromItsRoom_IsFound():
         Edge("examples/c", "capi/src"),
         Edge("integration_tests/mpi", "backend/comm"),
         Edge("integration_tests/mpi", "capi/test", is_test=True, why="//integration_tests/mpi uses //capi/test:world"),
-        Edge("examples/c", "capi/test", why="//examples/c uses //capi/test:libfake_gpu.so"),
+        Edge("examples/c", "capi/test", why="//examples/c uses //capi/test/cuda:libfake_gpu.so"),
         Edge("backend/comm", "adapters/torch"),
         Edge("capi/src", "adapters/torch"),
     ],
@@ -115,7 +115,7 @@ def test_AllowedEdges_Pass():
             "integration_tests/x",
             "capi/test",
             is_test=True,
-            why="//integration_tests/x uses //capi/test:libfake_gpu.so",
+            why="//integration_tests/x uses //capi/test/cuda:libfake_gpu.so",
         ),
     ]
     assert layering.violations(allowed) == []

@@ -17,11 +17,11 @@ EXAMPLES = {
 # Files that name a part without having to know it: who calls it, tests of it, and parts beside it.
 CALLERS = {
     "add-a-communicator.md": re.compile(
-        r"adapters/|backend/comm/|backend/cts/comm/messages_bench|capi/bindings/|capi/include/sluice/sluice.hpp|capi/test/\w+\.c|docs/(?!c-abi|architecture)|"
+        r"adapters/|backend/comm/|backend/cts/comm/messages_bench|capi/bindings/|capi/include/sluice/sluice.hpp|capi/test/[\w/]+\.c|docs/(?!c-abi|architecture)|"
         r"integration_tests/(house|soak)/"
     ),
     "add-a-device.md": re.compile(
-        r"backend/device/\w+/|backend/\w+/test/|backend/cts/device/fake_device|docs/|integration_tests/house/|capi/test/\w+_test\.c|"
+        r"backend/device/\w+/|backend/\w+/test/|backend/cts/device/fake_device|docs/|integration_tests/house/|capi/test/[\w/]+_test\.c|"
         r"\.bazelrc|third_party/test/"
     ),
     # The package is compared by what its code says, below. The backend has policies that papers name after Megatron.

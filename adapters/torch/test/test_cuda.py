@@ -1,6 +1,6 @@
 """CUDA tensors, as far as that goes without a GPU: which device, which stream, which memory; refusals; NCCL's id.
 
-The library below runs on the fake driver, cuBLAS and NCCL (capi/test/fake_gpu.c); on a GPU integration_tests/gpu runs
+The library below runs on the fake driver, cuBLAS and NCCL (capi/test/cuda/fake_gpu.c); on a GPU integration_tests/gpu runs
 the same against PyTorch.
 """
 
@@ -23,10 +23,10 @@ def fakes(tmp_path_factory):
     """The environment in which libsluice finds the fakes as NVIDIA's libraries."""
     built = os.environ.get("SLUICE_FAKE_GPU")
     if built is None:
-        target = "//capi/test:libfake_gpu.so"
+        target = "//capi/test/cuda:libfake_gpu.so"
         subprocess.run(["nice", "bazel", "build", target], cwd=ROOT, check=True, capture_output=True)
         info = subprocess.run(["bazel", "info", "bazel-bin"], cwd=ROOT, check=True, capture_output=True, text=True)
-        built = os.path.join(info.stdout.strip(), "capi/test/libfake_gpu.so")
+        built = os.path.join(info.stdout.strip(), "capi/test/cuda/libfake_gpu.so")
     folder = tmp_path_factory.mktemp("fakes")
     for name in ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2"):
         (folder / name).symlink_to(built)

@@ -13,8 +13,8 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
-#include "capi/test/cuda_calibrate_suite.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/cuda_calibrate_suite.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
 #include "sluice/sluice.h"
 

@@ -14,7 +14,7 @@
 #include "backend/moe/run/choose_mode.h"
 #include "capi/test/capacity_budgets.h"
 #include "capi/test/checks.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
 
 /* No hazard between any two accesses, and nothing left. */

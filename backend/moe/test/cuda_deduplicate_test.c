@@ -17,7 +17,7 @@
 #include "backend/moe/run/make_layer.h"
 #include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
 
 static case_t base_case(void) {

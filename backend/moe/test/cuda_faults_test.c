@@ -15,7 +15,7 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/moe/context/context.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
 
 enum { UNKNOWN_ERROR = 999, MOST_CALLS = 5000 };

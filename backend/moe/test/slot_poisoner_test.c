@@ -14,7 +14,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/check.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/own_rig.h"
 #include "capi/test/refusals.h"
 

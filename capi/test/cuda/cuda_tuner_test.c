@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
 #include "sluice/tuner.h"
 

@@ -1,8 +1,8 @@
 /* A world machine of fake GPUs: the fake driver, cuBLAS and NCCL under the engine; each rank has a device. */
-#ifndef SLUICE_CAPI_TEST_FAKES_H_
-#define SLUICE_CAPI_TEST_FAKES_H_
+#ifndef SLUICE_CAPI_TEST_CUDA_FAKES_H_
+#define SLUICE_CAPI_TEST_CUDA_FAKES_H_
 
-#include "capi/test/cuda_layer_suite.h"
+#include "capi/test/cuda/cuda_layer_suite.h"
 
 /* Host waits (cuEventSynchronize, cuStreamSynchronize) and the reads among them, of one rank's device. */
 typedef struct fakes_waits_s {
@@ -28,4 +28,4 @@ const layer_machine_t* fakes_layer_machine(int is_local);
 /* The stream of a rank's host. */
 sluice_stream_t fakes_stream(int32_t rank);
 
-#endif /* SLUICE_CAPI_TEST_FAKES_H_ */
+#endif /* SLUICE_CAPI_TEST_CUDA_FAKES_H_ */

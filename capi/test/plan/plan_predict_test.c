@@ -10,7 +10,7 @@
 
 #include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
-#include "capi/test/plan_layer.h"
+#include "capi/test/plan/plan_layer.h"
 
 typedef struct buffers_s {
   float *x, *y, *w, *dy, *dx, *dw;

@@ -1,6 +1,6 @@
 /* A layer of one rank on a context of its own, for tests of plans. */
-#ifndef SLUICE_CAPI_TEST_PLAN_LAYER_H_
-#define SLUICE_CAPI_TEST_PLAN_LAYER_H_
+#ifndef SLUICE_CAPI_TEST_PLAN_PLAN_LAYER_H_
+#define SLUICE_CAPI_TEST_PLAN_PLAN_LAYER_H_
 
 #include "sluice/sluice.h"
 
@@ -15,4 +15,4 @@ typedef struct layer_s {
 void open_layer(layer_t* l, int32_t gated);
 void close_layer(layer_t* l);
 
-#endif /* SLUICE_CAPI_TEST_PLAN_LAYER_H_ */
+#endif /* SLUICE_CAPI_TEST_PLAN_PLAN_LAYER_H_ */

@@ -13,7 +13,7 @@
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
 
 enum { RANKS = 2 };

@@ -1,4 +1,4 @@
-#include "capi/test/cuda_calibrate_suite.h"
+#include "capi/test/cuda/cuda_calibrate_suite.h"
 
 #include <pthread.h>
 #include <stdio.h>

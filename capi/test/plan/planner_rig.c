@@ -1,4 +1,4 @@
-#include "capi/test/planner_rig.h"
+#include "capi/test/plan/planner_rig.h"
 
 #include <string.h>
 

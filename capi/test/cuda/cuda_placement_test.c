@@ -11,7 +11,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/checks.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 
 enum { ROUNDS = 3 };
 

@@ -12,7 +12,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/checks.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 
 static void run(case_t c, int32_t grouping, result_t* out) {
   char text[200], live[200];

@@ -12,7 +12,7 @@
 
 #include "backend/base/alloc.h"
 #include "capi/test/own_rig.h"
-#include "capi/test/planner_rig.h"
+#include "capi/test/plan/planner_rig.h"
 #include "capi/test/refusals.h"
 #include "sluice/stages.h"
 

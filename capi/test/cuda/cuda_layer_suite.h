@@ -1,7 +1,7 @@
 /* What must hold of the layer on a CUDA context, on fakes and on a GPU alike: cases without a test framework, against
  * the plain f64 reference and against the same case on this CPU. */
-#ifndef SLUICE_CAPI_TEST_CUDA_LAYER_SUITE_H_
-#define SLUICE_CAPI_TEST_CUDA_LAYER_SUITE_H_
+#ifndef SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_
+#define SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_
 
 #include "capi/test/world.h"
 
@@ -31,4 +31,4 @@ extern const layer_case_t layer_cases[];
 const char* layer_soak(const layer_machine_t* machine, int32_t most_ranks, uint64_t seed, double seconds,
                        int64_t* out_cases);
 
-#endif /* SLUICE_CAPI_TEST_CUDA_LAYER_SUITE_H_ */
+#endif /* SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_ */

@@ -1,4 +1,4 @@
-#include "capi/test/cuda_layer_suite.h"
+#include "capi/test/cuda/cuda_layer_suite.h"
 
 #include <stdio.h>
 #include <string.h>

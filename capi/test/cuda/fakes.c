@@ -1,4 +1,4 @@
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 
 #include <stdio.h>
 #include <stdlib.h>

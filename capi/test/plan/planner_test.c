@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/planner_rig.h"
+#include "capi/test/plan/planner_rig.h"
 #include "capi/test/refusals.h"
 
 static void Predict_Timeline_EndsWhenThePassDoes(void** state) {

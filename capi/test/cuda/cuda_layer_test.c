@@ -12,8 +12,8 @@
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
-#include "capi/test/cuda_layer_suite.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/cuda_layer_suite.h"
+#include "capi/test/cuda/fakes.h"
 
 typedef struct entry_s {
   const layer_case_t* c;

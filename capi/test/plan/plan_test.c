@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "capi/test/own_rig.h"
-#include "capi/test/plan_layer.h"
+#include "capi/test/plan/plan_layer.h"
 #include "capi/test/refusals.h"
 
 static void Plan_BadInput_IsNamed(void** state) {

@@ -11,10 +11,10 @@
 
 #include "backend/moe/context/context.h"
 #include "capi/src/context_on_device.h"
-#include "capi/test/cuda_calibrate_suite.h"
-#include "capi/test/cuda_layer_suite.h"
+#include "capi/test/cuda/cuda_calibrate_suite.h"
+#include "capi/test/cuda/cuda_layer_suite.h"
 #ifdef SLUICE_GPU_SUITE_FAKE
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 #else
 #include "backend/cts/gpu/gpu_graphs.h"
 #endif

@@ -1,8 +1,8 @@
 /* Calibration of CUDA contexts, on fakes and on a GPU alike: one case without a test framework. */
-#ifndef SLUICE_CAPI_TEST_CUDA_CALIBRATE_SUITE_H_
-#define SLUICE_CAPI_TEST_CUDA_CALIBRATE_SUITE_H_
+#ifndef SLUICE_CAPI_TEST_CUDA_CUDA_CALIBRATE_SUITE_H_
+#define SLUICE_CAPI_TEST_CUDA_CUDA_CALIBRATE_SUITE_H_
 
-#include "capi/test/cuda_layer_suite.h"
+#include "capi/test/cuda/cuda_layer_suite.h"
 
 typedef struct calibrate_case_s {
   int32_t world_size, dtype;
@@ -16,4 +16,4 @@ typedef struct calibrate_case_s {
 const char* calibrate_run(const layer_machine_t* machine, const calibrate_case_t* c, char* out_text,
                           uint64_t out_bytes);
 
-#endif /* SLUICE_CAPI_TEST_CUDA_CALIBRATE_SUITE_H_ */
+#endif /* SLUICE_CAPI_TEST_CUDA_CUDA_CALIBRATE_SUITE_H_ */

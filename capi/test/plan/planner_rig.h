@@ -1,6 +1,6 @@
 /* A planner of a made-up machine, and the layer that it is asked about. */
-#ifndef SLUICE_CAPI_TEST_PLANNER_RIG_H_
-#define SLUICE_CAPI_TEST_PLANNER_RIG_H_
+#ifndef SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_
+#define SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_
 
 #include "sluice/planner.h"
 
@@ -14,4 +14,4 @@ sluice_planner_workload_t new_workload(void);
 sluice_planner_prediction_t predict(const sluice_planner_t* planner, const sluice_planner_workload_t* workload,
                                     sluice_planner_choice_t choice);
 
-#endif /* SLUICE_CAPI_TEST_PLANNER_RIG_H_ */
+#endif /* SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_ */

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/planner_rig.h"
+#include "capi/test/plan/planner_rig.h"
 #include "capi/test/refusals.h"
 
 enum { MOST = 512, STEPS = 16 };

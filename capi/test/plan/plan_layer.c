@@ -1,4 +1,4 @@
-#include "capi/test/plan_layer.h"
+#include "capi/test/plan/plan_layer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -12,7 +12,7 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/budget_suite.h"
 #include "capi/test/checks.h"
-#include "capi/test/fakes.h"
+#include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
 
 /* No hazard between any two accesses, and nothing left. */

@@ -1,5 +1,6 @@
 """What users of autograd rely on: gradients in every manner, hooks, checkpoints, experts of the host."""
 
+import contextlib
 import gc
 import os
 
@@ -12,137 +13,155 @@ from sluice.errors import PeerRefused
 from torch.utils.checkpoint import checkpoint
 
 
-def autograd_manners():
+class Manners:
     """What torch users rely on. Collective cases run on all ranks alike."""
-    W, rank = world()
-    context = Context(group())
-    case = Case(W, tokens=(16, 9), bias=True, n=2, seed=30)
-    layer = case.layer(context)
-    cotangent = case.cotangents[rank]
 
-    # Accumulation over two backward passes.
-    tokens, ids, weights, params = case.inputs(rank)
-    for _ in range(2):
-        out = layer(tokens, ids, weights, params)
-        out.backward(cotangent)
-    compare(case, rank, out, tokens, weights, params, times=2)
+    def __init__(self):
+        W, self.rank = world()
+        self.context = Context(group())
+        self.case = Case(W, tokens=(16, 9), bias=True, n=2, seed=30)
+        self.layer = self.case.layer(self.context)
+        self.cotangent = self.case.cotangents[self.rank]
 
-    # Two outstanding forwards, taken back in either order.
-    a, b = case.inputs(rank), case.inputs(rank)
-    out_a, out_b = layer(a[0], a[1], a[2], a[3]), layer(b[0], b[1], b[2], b[3])
-    out_a.backward(cotangent)
-    out_b.backward(cotangent)
-    compare(case, rank, out_a, a[0], a[2], a[3])
-    compare(case, rank, out_b, b[0], b[2], b[3])
+    def inputs(self):
+        return self.case.inputs(self.rank)
 
-    # Twice through one graph, whatever of it was kept.
-    for restore in (("keep", "keep"), ("keep", "offload"), ("redispatch", "recompute")):
-        case.restore = restore
-        layer = case.layer(context)
-        tokens, ids, weights, params = case.inputs(rank)
-        out = layer(tokens, ids, weights, params)
-        out.backward(cotangent, retain_graph=True)
-        out.backward(cotangent)
-        compare(case, rank, out, tokens, weights, params, times=2)
-    case.restore = ("keep", "keep")
+    def compare(self, *given, **more):
+        compare(self.case, self.rank, *given, **more)
 
-    # Where no graph is retained the gradients take the place of the saved pre-activations.
-    used = []
-    for retain in (True, False):
-        layer = case.layer(own := Context(group(), ContextOptions(gemm="ref")))
-        tokens, ids, weights, params = case.inputs(rank)
-        layer(tokens, ids, weights, params).backward(cotangent, retain_graph=retain)
-        used.append(own.stats()["slot_bytes"])
-    assert used[1] < used[0], used
-    layer = case.layer(context)
-    try:
-        out.backward(cotangent)
-        raise AssertionError("a third backward through a freed graph went through")
-    except RuntimeError as error:
-        assert "second time" in str(error), error
+    def gradients_add_up_over_two_backwards(self):
+        tokens, ids, weights, params = self.inputs()
+        for _ in range(2):
+            out = self.layer(tokens, ids, weights, params)
+            out.backward(self.cotangent)
+        self.compare(out, tokens, weights, params, times=2)
 
-    # An expanded gradient, as sum() gives it.
-    tokens, ids, weights, params = case.inputs(rank)
-    layer(tokens, ids, weights, params).sum().backward()
-    assert tokens.grad is not None
+    def two_outstanding_forwards_go_back_in_either_order(self):
+        a, b = self.inputs(), self.inputs()
+        out_a, out_b = self.layer(*a), self.layer(*b)
+        out_a.backward(self.cotangent)
+        out_b.backward(self.cotangent)
+        self.compare(out_a, a[0], a[2], a[3])
+        self.compare(out_b, b[0], b[2], b[3])
 
-    # Only some inputs want gradients: the same ones on all ranks.
-    for wanted in ("tokens", "weights", "params"):
-        tokens, ids, weights, params = case.inputs(rank)
-        tokens.requires_grad_(wanted == "tokens")
-        weights.requires_grad_(wanted == "weights")
-        for tensor in [t for p in params for t in p.values()]:
-            tensor.requires_grad_(wanted == "params")
-        layer(tokens, ids, weights, params).backward(cotangent)
-        want = case.expected(rank)
-        if wanted == "tokens":
-            close("tokens.grad", tokens.grad, want[1], case.tolerance())
-            assert weights.grad is None and params[0]["w1"].grad is None
-        elif wanted == "weights":
-            close("weights.grad", weights.grad, want[2], 4 * case.tolerance())
-        else:
-            assert tokens.grad is None
-            close("w1.grad", params[0]["w1"].grad, want[3][0]["w1"], 4 * case.tolerance())
+    def twice_through_one_graph_and_no_third_time(self):
+        """Whatever of it was kept."""
+        for restore in (("keep", "keep"), ("keep", "offload"), ("redispatch", "recompute")):
+            self.case.restore = restore
+            layer = self.case.layer(self.context)
+            tokens, ids, weights, params = self.inputs()
+            out = layer(tokens, ids, weights, params)
+            out.backward(self.cotangent, retain_graph=True)
+            out.backward(self.cotangent)
+            self.compare(out, tokens, weights, params, times=2)
+        self.case.restore = ("keep", "keep")
+        with _raises(RuntimeError, "second time"):
+            out.backward(self.cotangent)
 
-    # A frozen parameter among others.
-    tokens, ids, weights, params = case.inputs(rank)
-    params[0]["w2"].requires_grad_(False)
-    layer(tokens, ids, weights, params).backward(cotangent)
-    assert params[0]["w2"].grad is None and params[0]["w1"].grad is not None
+    def gradients_take_the_place_of_saved_rows_where_no_graph_is_retained(self):
+        used = []
+        for retain in (True, False):
+            layer = self.case.layer(own := Context(group(), ContextOptions(gemm="ref")))
+            tokens, ids, weights, params = self.inputs()
+            layer(tokens, ids, weights, params).backward(self.cotangent, retain_graph=retain)
+            used.append(own.stats()["slot_bytes"])
+        assert used[1] < used[0], used
 
-    # Double backward is refused by name.
-    tokens, ids, weights, params = case.inputs(rank)
-    out = layer(tokens, ids, weights, params)
-    (first,) = torch.autograd.grad(out, tokens, cotangent.clone().requires_grad_(), create_graph=True)
-    try:
-        first.sum().backward()
-        raise AssertionError("double backward went through")
-    except RuntimeError as error:
-        assert "once_differentiable" in str(error), error
+    def an_expanded_gradient_is_taken(self):
+        """As sum() gives it."""
+        tokens, ids, weights, params = self.inputs()
+        self.layer(tokens, ids, weights, params).sum().backward()
+        assert tokens.grad is not None
 
-    # An in-place change between forward and backward is caught, on all ranks at once.
-    for which in ("tokens", "param"):
-        tokens, ids, weights, params = case.inputs(rank)
+    def only_some_inputs_want_gradients(self):
+        """The same ones on all ranks."""
+        for wanted in ("tokens", "weights", "params"):
+            tokens, ids, weights, params = self.inputs()
+            tokens.requires_grad_(wanted == "tokens")
+            weights.requires_grad_(wanted == "weights")
+            for tensor in [t for p in params for t in p.values()]:
+                tensor.requires_grad_(wanted == "params")
+            self.layer(tokens, ids, weights, params).backward(self.cotangent)
+            want, tolerance = self.case.expected(self.rank), self.case.tolerance()
+            if wanted == "tokens":
+                close("tokens.grad", tokens.grad, want[1], tolerance)
+                assert weights.grad is None and params[0]["w1"].grad is None
+            elif wanted == "weights":
+                close("weights.grad", weights.grad, want[2], 4 * tolerance)
+            else:
+                assert tokens.grad is None
+                close("w1.grad", params[0]["w1"].grad, want[3][0]["w1"], 4 * tolerance)
+
+    def a_frozen_parameter_has_no_gradient(self):
+        tokens, ids, weights, params = self.inputs()
+        params[0]["w2"].requires_grad_(False)
+        self.layer(tokens, ids, weights, params).backward(self.cotangent)
+        assert params[0]["w2"].grad is None and params[0]["w1"].grad is not None
+
+    def double_backward_is_refused_by_name(self):
+        tokens, ids, weights, params = self.inputs()
+        out = self.layer(tokens, ids, weights, params)
+        (first,) = torch.autograd.grad(out, tokens, self.cotangent.clone().requires_grad_(), create_graph=True)
+        with _raises(RuntimeError, "once_differentiable"):
+            first.sum().backward()
+
+    def an_in_place_change_is_caught(self):
+        """Between forward and backward, on all ranks at once."""
+        for which in ("tokens", "param"):
+            tokens, ids, weights, params = self.inputs()
+            middle = tokens * 1
+            out = self.layer(middle, ids, weights, params)
+            with torch.no_grad():
+                (middle if which == "tokens" else params[0]["w1"]).add_(1)
+            with _raises(RuntimeError, "inplace operation"):
+                out.backward(self.cotangent)
+
+    def an_in_place_change_on_one_rank_is_told_to_the_others(self):
+        tokens, ids, weights, params = self.inputs()
         middle = tokens * 1
-        out = layer(middle, ids, weights, params)
-        with torch.no_grad():
-            (middle if which == "tokens" else params[0]["w1"]).add_(1)
-        try:
-            out.backward(cotangent)
-            raise AssertionError(f"an in-place change of {which} went unnoticed")
-        except RuntimeError as error:
-            assert "inplace operation" in str(error), error
-    # Changed on one rank only: the others are told.
-    tokens, ids, weights, params = case.inputs(rank)
-    middle = tokens * 1
-    out = layer(middle, ids, weights, params)
-    if rank == 0:
-        middle.data.add_(0)  # .data is not counted
-        with torch.no_grad():
-            middle.add_(1)
+        out = self.layer(middle, ids, weights, params)
+        if self.rank == 0:
+            middle.data.add_(0)  # .data is not counted
+            with torch.no_grad():
+                middle.add_(1)
+        with _raises(RuntimeError if self.rank == 0 else PeerRefused, "inplace operation"):
+            out.backward(self.cotangent)
+
+    def parameters_may_move_before_backward(self):
+        """ZeRO re-points .data."""
+        tokens, ids, weights, params = self.inputs()
+        out = self.layer(tokens, ids, weights, params)
+        for tensor in [t for p in params for t in p.values()]:
+            tensor.data = tensor.data.clone()
+        out.backward(self.cotangent)
+        self.compare(out, tokens, weights, params)
+
+    def hooks_fire_once_for_each_parameter(self):
+        """Those behind the accumulation; idle experts included."""
+        tokens, ids, weights, params = self.inputs()
+        fired = []
+        for index, tensor in enumerate(t for p in params for t in p.values()):
+            tensor.register_post_accumulate_grad_hook(lambda _, index=index: fired.append(index))
+        self.layer(tokens, ids, weights, params).backward(self.cotangent)
+        assert sorted(fired) == list(range(len(params) * 4)), fired
+
+
+@contextlib.contextmanager
+def _raises(kind, text):
     try:
-        out.backward(cotangent)
-        raise AssertionError("a change on rank 0 went unnoticed")
-    except PeerRefused as error:
-        assert rank != 0 and "inplace operation" in str(error), error
-    except RuntimeError as error:
-        assert rank == 0 and "inplace operation" in str(error), error
+        yield
+    except kind as error:
+        assert isinstance(error, PeerRefused) == (kind is PeerRefused), error
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__} with {text!r}")
 
-    # The parameters move between forward and backward (ZeRO re-points .data).
-    tokens, ids, weights, params = case.inputs(rank)
-    out = layer(tokens, ids, weights, params)
-    for tensor in [t for p in params for t in p.values()]:
-        tensor.data = tensor.data.clone()
-    out.backward(cotangent)
-    compare(case, rank, out, tokens, weights, params)
 
-    # Post-accumulate hooks fire once for each parameter, idle experts included.
-    tokens, ids, weights, params = case.inputs(rank)
-    fired = []
-    for index, tensor in enumerate(t for p in params for t in p.values()):
-        tensor.register_post_accumulate_grad_hook(lambda _, index=index: fired.append(index))
-    layer(tokens, ids, weights, params).backward(cotangent)
-    assert sorted(fired) == list(range(len(params) * 4)), fired
+def autograd_manners():
+    manners = Manners()
+    for name in vars(Manners):
+        if not name.startswith("_") and name not in ("inputs", "compare"):
+            getattr(manners, name)()
     return True
 
 

@@ -8,26 +8,16 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/pages_ahead.h"
 #include "backend/base/pages_kept.h"
 #include "backend/base/pages_rates.h"
+#include "backend/base/pages_there.h"
 #include "backend/base/tensor.h"
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
 /* Of a measured range, each way: more says nothing new. */
 #define MOST_MEASURED ((uintptr_t)256 << 20)
 #define PIECE         ((uintptr_t)8 << 20)
-
-int sluice_pages_are_there(uintptr_t begin, uintptr_t end) {
-  enum { PLACES = 8 };
-  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), step = (end - begin) / PLACES;
-  int found = 0;
-  for (int i = 0; i < PLACES; ++i) {
-    unsigned char state = 0;
-    void* at = (void*)((begin + step * (uintptr_t)i) & ~(page - 1));
-    found += mincore(at, page, &state) == 0 && (state & 1) != 0;
-  }
-  return found > PLACES / 2;
-}
 
 #ifdef MADV_HUGEPAGE
 

@@ -26,7 +26,4 @@ void sluice_pages_advise_tensor(const sluice_tensor_t* tensor);
 void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
                                 sluice_pages_ahead_t* ahead);
 
-/* Whether most of a range is in memory already, by some places: then it is not fresh, and nobody waits for it. */
-int sluice_pages_are_there(uintptr_t begin, uintptr_t end);
-
 #endif /* SLUICE_BACKEND_BASE_PAGES_H_ */

@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "backend/base/pages.h"
 #include "backend/base/pages_rates.h"
+#include "backend/base/pages_there.h"
 #include "backend/base/processors.h"
 
 #ifndef MADV_POPULATE_WRITE

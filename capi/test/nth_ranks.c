@@ -49,11 +49,24 @@ sluice_status_t nth_said(nth_rank_t* me, sluice_status_t status) {
   return status;
 }
 
-sluice_status_t nth_local(nth_rank_t* me, sluice_comm_t** out_comm) {
+static sluice_status_t join(nth_rank_t* me, sluice_local_group_t* group, int32_t rank, int32_t size,
+                            sluice_comm_t** out_comm) {
   sluice_comm_config_t config;
   sluice_comm_config_init(&config, sizeof config);
-  config.rank = me->rank, config.world_size = me->world_size, config.timeout_ns = TIMEOUT_NS;
-  return nth_said(me, sluice_comm_create_local(me->group, &config, out_comm));
+  config.rank = rank, config.world_size = size, config.timeout_ns = TIMEOUT_NS;
+  return nth_said(me, sluice_comm_create_local(group, &config, out_comm));
+}
+
+sluice_status_t nth_local(nth_rank_t* me, sluice_comm_t** out_comm) {
+  return join(me, me->group, me->rank, me->world_size, out_comm);
+}
+
+sluice_status_t nth_second(nth_rank_t* me, sluice_comm_t** out_comm) {
+  return join(me, me->second, me->rank, me->world_size, out_comm);
+}
+
+sluice_status_t nth_pair(nth_rank_t* me, sluice_comm_t** out_comm) {
+  return join(me, me->pair, me->rank % 2, 2, out_comm);
 }
 
 sluice_status_t nth_tcp(nth_rank_t* me, sluice_comm_t* parent, sluice_comm_t** out_comm) {
@@ -86,14 +99,19 @@ static int32_t count_entries(const char* folder) {
 /* place NULL: nothing fails. 1: the call has failed. */
 static int32_t perform(const call_place_t* place, int64_t nth) {
   pthread_t threads[NTH_MOST_RANKS];
-  sluice_local_group_t* group;
+  sluice_local_group_t *group, *second, *pairs[NTH_MOST_RANKS / 2] = {NULL};
   snprintf(planned, sizeof planned, "hangs: W = %d, %s at 0x%lx fails at hit %lld\n", world_size,
            place != NULL ? place->name : "nothing", place != NULL ? (unsigned long)place->address : 0, (long long)nth);
   alarm(HANG_S);
   assert_int_equal(sluice_local_group_create(world_size, &group), SLUICE_OK);
+  assert_int_equal(sluice_local_group_create(world_size, &second), SLUICE_OK);
+  for (int32_t p = 0; p < world_size / 2 && world_size % 2 == 0; ++p) {
+    assert_int_equal(sluice_local_group_create(2, &pairs[p]), SLUICE_OK);
+  }
   pthread_barrier_init(&barrier, NULL, (unsigned)world_size + 1);
   for (int32_t r = 0; r < world_size; ++r) {
-    ranks[r] = (nth_rank_t){.group = group, .rank = r, .world_size = world_size};
+    ranks[r] =
+        (nth_rank_t){.group = group, .second = second, .pair = pairs[r / 2], .rank = r, .world_size = world_size};
     assert_int_equal(pthread_create(&threads[r], NULL, rank_main, &ranks[r]), 0);
   }
   if (place == NULL) calls_count();
@@ -103,6 +121,8 @@ static int32_t perform(const call_place_t* place, int64_t nth) {
   const int32_t has_failed = calls_end();
   pthread_barrier_destroy(&barrier);
   sluice_local_group_destroy(group);
+  sluice_local_group_destroy(second);
+  for (int32_t p = 0; p < NTH_MOST_RANKS / 2; ++p) sluice_local_group_destroy(pairs[p]);
   alarm(0);
   return has_failed;
 }

@@ -7,10 +7,12 @@
 
 #include "sluice/comm.h"
 
-enum { NTH_MOST_RANKS = 3 };
+enum { NTH_MOST_RANKS = 4 };
 
 typedef struct nth_rank_s {
   sluice_local_group_t* group;
+  sluice_local_group_t* second; /* of all ranks too, for who has to meet after the first has ended */
+  sluice_local_group_t* pair;   /* of ranks 2 i and 2 i + 1, where the number of ranks is even */
   int32_t rank, world_size;
   sluice_status_t status; /* the first that is not OK */
   char message[512];      /* its error */
@@ -26,6 +28,9 @@ typedef sluice_status_t (*nth_work_t)(nth_rank_t* me);
 sluice_status_t nth_said(nth_rank_t* me, sluice_status_t status);
 /* The rank's end of its group, with the deadline of the suite. */
 sluice_status_t nth_local(nth_rank_t* me, sluice_comm_t** out_comm);
+/* The same of the others. */
+sluice_status_t nth_second(nth_rank_t* me, sluice_comm_t** out_comm);
+sluice_status_t nth_pair(nth_rank_t* me, sluice_comm_t** out_comm);
 /* Connections among the ranks of `parent`, with the deadline of the suite. */
 sluice_status_t nth_tcp(nth_rank_t* me, sluice_comm_t* parent, sluice_comm_t** out_comm);
 

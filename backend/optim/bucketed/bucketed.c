@@ -136,6 +136,14 @@ static sluice_status_t run_plan(sluice_bucketed_t* bucketed, sluice_bucketed_job
   return SLUICE_OK;
 }
 
+/* The others wait in any of the step's communicators for sums that cannot come. Those that have lost a rank end with
+ * it, and name it. */
+static void tell(const sluice_bucketed_job_t* job, sluice_status_t status) {
+  if (status == SLUICE_OK || status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT) return;
+  for (int32_t i = 0; i < job->lines->num_lines; ++i) sluice_comm_abort(job->lines->comms[i]);
+  sluice_comm_abort(job->step->comm);
+}
+
 static sluice_status_t run(sluice_bucketed_t* bucketed, sluice_bucketed_job_t* job, const sluice_bucket_form_t* form,
                            sluice_bucketed_outcome_t* outcome) {
   sluice_bucket_plan_t* plan = NULL;
@@ -143,9 +151,8 @@ static sluice_status_t run(sluice_bucketed_t* bucketed, sluice_bucketed_job_t* j
   if (status == SLUICE_OK) {
     outcome->staging_bytes = (uint64_t)plan->grad_elements * sizeof(float);
     status = run_plan(bucketed, job, plan);
-  } else {
-    sluice_comm_abort(job->step->comm); /* the others wait for sums that cannot come */
   }
+  tell(job, status);
   sluice_bucketed_job_free_scans(job, bucketed->allocator);
   sluice_bucket_plan_destroy(plan, bucketed->allocator);
   return status;

@@ -1,0 +1,116 @@
+/* A call of the system, or an allocation, fails (nth_ranks.h) while ranks train a step of layers that exchange in other
+ * forms than the plain one: several chunks as one group, a row once to each rank, a row once to each node. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "capi/test/nth_ranks.h"
+#include "capi/test/rig.h"
+
+enum { NUM_CHUNKS = 4 }; /* the rows of one return while those of a later one leave */
+
+static sluice_status_t train(nth_rank_t* me, sluice_comm_t* comm, sluice_moe_config_t* layer) {
+  rig_t rig;
+  layer->num_experts = 2 * me->world_size;
+  layer->num_chunks = NUM_CHUNKS, layer->chunking = SLUICE_CHUNKING_TOKENS;
+  sluice_status_t status = rig_open(&rig, comm, layer);
+  if (status == SLUICE_OK) status = rig_round(&rig, &me->digest);
+  (void)nth_said(me, status);
+  rig_close(&rig);
+  me->live_blocks = atomic_load(&rig.heap.live_blocks);
+  return status;
+}
+
+static sluice_status_t within(nth_rank_t* me, sluice_moe_config_t* layer) {
+  sluice_comm_t* comm = NULL;
+  sluice_status_t status = nth_local(me, &comm);
+  if (status == SLUICE_OK) status = train(me, comm, layer);
+  sluice_comm_destroy(comm);
+  return status;
+}
+
+static sluice_status_t over_tcp(nth_rank_t* me, sluice_moe_config_t* layer) {
+  sluice_comm_t *parent = NULL, *comm = NULL;
+  sluice_status_t status = nth_local(me, &parent);
+  if (status == SLUICE_OK) status = nth_tcp(me, parent, &comm);
+  if (status == SLUICE_OK) status = train(me, comm, layer);
+  sluice_comm_destroy(comm);
+  sluice_comm_destroy(parent);
+  return status;
+}
+
+/* Rows are sent again in backward: those exchanges are grouped as well. */
+static sluice_moe_config_t grouped_layer(void) {
+  sluice_moe_config_t layer = rig_config();
+  layer.grouping = SLUICE_GROUPING_ON;
+  layer.restore_input = SLUICE_RESTORE_REDISPATCH, layer.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
+  return layer;
+}
+
+static sluice_moe_config_t deduplicated_layer(int32_t deduplicate) {
+  sluice_moe_config_t layer = rig_config();
+  layer.deduplicate = deduplicate;
+  layer.restore_input = SLUICE_RESTORE_OFFLOAD, layer.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
+  return layer;
+}
+
+static sluice_status_t grouped(nth_rank_t* me) {
+  sluice_moe_config_t layer = grouped_layer();
+  return over_tcp(me, &layer);
+}
+
+static sluice_status_t by_rank(nth_rank_t* me) {
+  sluice_moe_config_t layer = deduplicated_layer(SLUICE_DEDUPLICATE_RANKS);
+  layer.grouping = SLUICE_GROUPING_ON;
+  return within(me, &layer);
+}
+
+static sluice_status_t by_node(nth_rank_t* me) {
+  sluice_moe_config_t layer = deduplicated_layer(SLUICE_DEDUPLICATE_NODES);
+  return within(me, &layer);
+}
+
+static sluice_status_t by_node_over_tcp(nth_rank_t* me) {
+  sluice_moe_config_t layer = deduplicated_layer(SLUICE_DEDUPLICATE_NODES);
+  return over_tcp(me, &layer);
+}
+
+static void two_grouped(void** state) {
+  (void)state;
+  nth_call(2, grouped);
+}
+static void three_grouped(void** state) {
+  (void)state;
+  if (getenv("SLUICE_FULL") == NULL) skip();
+  nth_call(3, grouped);
+}
+static void two_by_rank(void** state) {
+  (void)state;
+  if (getenv("SLUICE_FULL") == NULL) skip();
+  nth_call(2, by_rank);
+}
+static void two_nodes(void** state) {
+  (void)state;
+  nth_call(4, by_node); /* two nodes of two ranks: rig.c */
+}
+static void two_nodes_over_tcp(void** state) {
+  (void)state;
+  if (getenv("SLUICE_FULL") == NULL) skip();
+  nth_call(4, by_node_over_tcp);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"TwoRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing", two_grouped},
+      {"ThreeRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing", three_grouped},
+      {"TwoRanks_NthCallOfDeduplicatedExchangesFails_HaveStatusesAndLeaveNothing", two_by_rank},
+      {"TwoNodes_NthCallOfTwoLevelsFails_HaveStatusesAndLeaveNothing", two_nodes},
+      {"TwoNodes_NthCallOfTwoLevelsOverTcpFails_HaveStatusesAndLeaveNothing", two_nodes_over_tcp},
+  };
+  nth_watch();
+  return cmocka_run_group_tests_name("nth call of layers", tests, NULL, NULL);
+}

@@ -1,0 +1,184 @@
+/* A call of the system, or an allocation, fails (nth_ranks.h) while ranks take three steps of the optimizer: bucket by
+ * bucket, with all sums before the first update, and bucket by bucket again. The first group of parameters is summed
+ * over a communicator of its own. What lies in memory afterwards is the old or the new, of a step that forms all sums
+ * first on all elements alike; where a step failed without ending a communicator it is taken again, and has to end
+ * well. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/hash.h"
+#include "capi/test/nth_ranks.h"
+#include "sluice/optimizer.h"
+
+enum { NUM_TENSORS = 4, NUM_GROUPS = 2, STEPS = 3, BUCKET = 1000, ELEMENTS = 4704, WORDS = 4 * ELEMENTS };
+
+/* Even ones, so that a bucket ends with a word. */
+static const int64_t counts[NUM_TENSORS] = {1200, 2500, 4, 1000};
+static const int32_t dtypes[NUM_TENSORS] = {SLUICE_DTYPE_F16, SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16};
+
+typedef struct states_s {
+  uint32_t param[ELEMENTS];
+  float master[ELEMENTS], exp_avg[ELEMENTS], exp_avg_sq[ELEMENTS];
+} states_t;
+
+typedef struct model_s {
+  states_t states;
+  uint32_t grad[ELEMENTS];
+  sluice_optimizer_tensor_t tensors[NUM_TENSORS];
+  sluice_optimizer_group_t groups[NUM_GROUPS];
+  const sluice_optimizer_group_t* list[NUM_GROUPS];
+  sluice_optimizer_t* optimizer;
+} model_t;
+
+static model_t models[NTH_MOST_RANKS];
+static states_t after[NTH_MOST_RANKS][STEPS + 1]; /* that many steps, when nothing fails */
+static int32_t is_known[NTH_MOST_RANKS];
+
+static void set_gradients(model_t* m, int32_t rank, int32_t step) {
+  for (int64_t i = 0; i < ELEMENTS; ++i) {
+    /* As f32 a small number; as two of bf16 or f16 as well: their upper bits are those of 0.25 and less. */
+    m->grad[i] = UINT32_C(0x30003000) + (uint32_t)((i * 7 + rank * 31 + step * 5) % 251) * UINT32_C(0x00010001);
+  }
+  for (int t = 0; t < NUM_TENSORS; ++t) m->tensors[t].step = step + 1;
+}
+
+static void fill(model_t* m, sluice_comm_t* own) {
+  int64_t first = 0;
+  memset(m, 0, sizeof *m);
+  for (int t = 0; t < NUM_TENSORS; ++t) {
+    m->tensors[t] =
+        (sluice_optimizer_tensor_t){.count = counts[t],
+                                    .param = m->states.param + first,
+                                    .master = dtypes[t] == SLUICE_DTYPE_F32 ? NULL : m->states.master + first,
+                                    .grad = m->grad + first,
+                                    .exp_avg = m->states.exp_avg + first,
+                                    .exp_avg_sq = m->states.exp_avg_sq + first,
+                                    .param_dtype = dtypes[t],
+                                    .grad_dtype = dtypes[t]};
+    first += counts[t];
+  }
+  for (int g = 0; g < NUM_GROUPS; ++g) {
+    sluice_optimizer_group_init(&m->groups[g], sizeof m->groups[g]);
+    m->list[g] = &m->groups[g];
+  }
+  m->groups[0].tensors = m->tensors, m->groups[0].num_tensors = 1, m->groups[0].comm = own;
+  m->groups[1].tensors = m->tensors + 1, m->groups[1].num_tensors = NUM_TENSORS - 1;
+}
+
+static sluice_status_t take_step(model_t* m, sluice_comm_t* comm, int32_t is_decided) {
+  sluice_optimizer_step_args_t args;
+  sluice_optimizer_step_args_init(&args, sizeof args);
+  args.groups = m->list, args.num_groups = NUM_GROUPS, args.comm = comm;
+  args.bucket = BUCKET, args.sum_buckets = 1, args.max_norm = is_decided ? 0.25 : 0.0;
+  return sluice_optimizer_step(m->optimizer, &args, NULL);
+}
+
+/* ---- what a failure leaves --------------------------------------------------------------------------------------- */
+
+static int is_either(const states_t* found, const states_t* old, const states_t* new, int32_t is_whole) {
+  uint32_t words[3][WORDS];
+  if (is_whole) return memcmp(found, old, sizeof *found) == 0 || memcmp(found, new, sizeof *found) == 0;
+  memcpy(words[0], found, sizeof *found), memcpy(words[1], old, sizeof *old), memcpy(words[2], new, sizeof *new);
+  for (int i = 0; i < WORDS; ++i) {
+    if (words[0][i] != words[1][i] && words[0][i] != words[2][i]) return 0;
+  }
+  return 1;
+}
+
+/* By the last error of this thread, which is of `status`. */
+static int ends_a_communicator(sluice_status_t status) {
+  sluice_error_info_t why;
+  if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  return strstr(why.message, "is no longer usable") != NULL;
+}
+
+static sluice_status_t train(nth_rank_t* me, model_t* m, sluice_comm_t* comm) {
+  for (int32_t step = 0; step < STEPS; ++step) {
+    const int32_t is_decided = step == 1;
+    set_gradients(m, me->rank, step);
+    const sluice_status_t status = nth_said(me, take_step(m, comm, is_decided));
+    if (!is_known[me->rank]) after[me->rank][step + 1] = m->states;
+    if (status == SLUICE_OK) continue;
+    me->is_torn |= !is_either(&m->states, &after[me->rank][step], &after[me->rank][step + 1], is_decided);
+    if (ends_a_communicator(status)) return status;
+    /* The others do the same, unless for them it has ended. */
+    const sluice_status_t again = take_step(m, comm, is_decided);
+    if (again != SLUICE_OK && !ends_a_communicator(again)) me->is_torn = 1;
+    if (again == SLUICE_OK) me->is_torn |= memcmp(&m->states, &after[me->rank][step + 1], sizeof m->states) != 0;
+    return status;
+  }
+  is_known[me->rank] = 1;
+  return SLUICE_OK;
+}
+
+/* ---- ranks ------------------------------------------------------------------------------------------------------- */
+
+static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* own) {
+  model_t* m = &models[me->rank];
+  sluice_optimizer_config_t config;
+  sluice_optimizer_config_init(&config, sizeof config);
+  fill(m, own);
+  sluice_status_t status = nth_said(me, sluice_optimizer_create(&config, &m->optimizer));
+  if (status == SLUICE_OK) status = train(me, m, comm);
+  sluice_optimizer_destroy(m->optimizer);
+  me->digest = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &m->states, sizeof m->states);
+  return status;
+}
+
+static sluice_status_t over_tcp(nth_rank_t* me) {
+  sluice_comm_t *parent = NULL, *comm = NULL;
+  sluice_status_t status = nth_local(me, &parent);
+  if (status == SLUICE_OK) status = nth_tcp(me, parent, &comm);
+  if (status == SLUICE_OK) status = run(me, comm, parent);
+  sluice_comm_destroy(comm);
+  sluice_comm_destroy(parent);
+  return status;
+}
+
+static sluice_status_t within(nth_rank_t* me) {
+  sluice_comm_t *comm = NULL, *pair = NULL;
+  sluice_status_t status = nth_local(me, &comm);
+  if (status == SLUICE_OK) status = nth_pair(me, &pair);
+  if (status == SLUICE_OK) status = run(me, comm, pair);
+  sluice_comm_destroy(comm);
+  sluice_comm_destroy(pair);
+  return status;
+}
+
+static void check(int32_t num_ranks, nth_work_t work) {
+  memset(is_known, 0, sizeof is_known);
+  nth_call(num_ranks, work);
+}
+
+static void two_ranks(void** state) {
+  (void)state;
+  check(2, over_tcp);
+}
+static void two_pairs(void** state) {
+  (void)state;
+  check(4, within);
+}
+static void three_ranks(void** state) {
+  (void)state;
+  if (getenv("SLUICE_FULL") == NULL) skip();
+  check(3, over_tcp);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {
+      {"TwoRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew", two_ranks},
+      {"TwoPairs_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew", two_pairs},
+      {"ThreeRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew", three_ranks},
+  };
+  nth_watch();
+  return cmocka_run_group_tests_name("nth call of a step", tests, NULL, NULL);
+}

@@ -1,5 +1,6 @@
 /* A call of the system, or an allocation, fails (nth_ranks.h) while ranks make a tcp communicator, a context and a
- * layer, train a step, and give each other what an expert has. */
+ * layer, train a step, give each other what an expert has, and settle over another communicator which of both is in
+ * force. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,8 +32,22 @@ static sluice_status_t finish_move(sluice_migration_t* migration, sluice_migrati
   return sluice_migration_commit(migration, NULL);
 }
 
+static uint64_t epoch_of(sluice_migration_t* migration) {
+  sluice_migration_progress_t progress = {.struct_size = sizeof progress};
+  return sluice_migration_get_progress(migration, &progress) == SLUICE_OK ? progress.epoch : UINT64_MAX;
+}
+
+/* One epoch for all, whatever a move has come to. */
+static sluice_status_t settle(nth_rank_t* me, sluice_migration_t* migration, sluice_comm_t* later) {
+  uint64_t epoch = UINT64_MAX;
+  const sluice_status_t status = sluice_migration_settle(migration, later, &epoch);
+  if (status == SLUICE_OK && epoch != epoch_of(migration)) me->is_torn = 1;
+  if (status == SLUICE_E_INTERNAL) me->is_torn = 1;
+  return status;
+}
+
 /* To the next rank, at a rate: by a thread of its own. */
-static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm) {
+static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* later) {
   static char expert[NTH_MOST_RANKS][20000];
   sluice_migration_t* migration = NULL;
   sluice_migration_config_t config;
@@ -45,22 +60,27 @@ static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm) {
                                       {(uint64_t)previous, previous, SLUICE_MIGRATION_ARRIVES, spans, 2, 0}};
   sluice_migration_config_init(&config, sizeof config);
   config.chunk_bytes = 4096, config.bytes_per_second = 100000000;
-  sluice_status_t status = sluice_migration_create(comm, &config, &migration);
-  if (status == SLUICE_OK) status = finish_move(migration, items, me->world_size > 1 ? 2 : 0);
-  (void)nth_said(me, status);
-  sluice_migration_destroy(migration);
+  sluice_status_t status = nth_said(me, sluice_migration_create(comm, &config, &migration));
+  if (status != SLUICE_OK) return status;
+  status = nth_said(me, finish_move(migration, items, me->world_size > 1 ? 2 : 0));
+  if (status == SLUICE_OK && epoch_of(migration) != 1) me->is_torn = 1;
+  const sluice_status_t settled = settle(me, migration, later);
+  if (status == SLUICE_OK) status = nth_said(me, settled);
   /* All or nothing. */
-  const char wanted = (char)('a' + (status == SLUICE_OK ? previous : me->rank));
+  const char wanted = (char)('a' + (epoch_of(migration) == 1 ? previous : me->rank));
   if (own[0] != wanted || memcmp(own, own + 1, sizeof expert[0] - 1) != 0) me->is_torn = 1;
+  sluice_migration_destroy(migration);
   return status;
 }
 
 static sluice_status_t work(nth_rank_t* me) {
-  sluice_comm_t *parent = NULL, *comm = NULL;
-  sluice_status_t status = nth_local(me, &parent);
+  sluice_comm_t *parent = NULL, *comm = NULL, *later = NULL;
+  sluice_status_t status = nth_second(me, &later);
+  if (status == SLUICE_OK) status = nth_local(me, &parent);
   if (status == SLUICE_OK) status = nth_tcp(me, parent, &comm);
   if (status == SLUICE_OK) status = train(me, comm);
-  if (status == SLUICE_OK) status = migrate(me, comm);
+  if (status == SLUICE_OK) status = migrate(me, comm, later);
+  sluice_comm_destroy(later);
   sluice_comm_destroy(comm);
   sluice_comm_destroy(parent);
   return status;

@@ -20,13 +20,15 @@
 static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
 
 static void reseal(unsigned char* data, uint64_t bytes) {
+  if (bytes < 8) return;
   const uint64_t sum = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, data, bytes - 8);
   memcpy(data + bytes - 8, &sum, 8);
 }
 
 /* Words that every refusal has. */
 static int names_a_field(const char* message) {
-  static const char* const words[] = {"magic is",
+  static const char* const words[] = {"a plan has",
+                                      "magic is",
                                       "form is",
                                       "fingerprint is",
                                       "max_tokens is",
@@ -100,6 +102,19 @@ static void change(unsigned char* data, uint64_t bytes, uint32_t* seed) {
   }
 }
 
+/* Of one in eight: cut anywhere, or longer. */
+static uint64_t change_length(unsigned char* data, uint64_t bytes, uint32_t* seed) {
+  const uint64_t more = 1 + next_random(seed) % 64;
+  switch (next_random(seed) % 16) {
+    case 0: return next_random(seed) % bytes;
+    case 1:
+      if (bytes + more > MOST_BYTES) return bytes;
+      memset(data + bytes, (int)(next_random(seed) & 255), more);
+      return bytes + more;
+    default: return bytes;
+  }
+}
+
 typedef struct outcome_s {
   int64_t refused, ran, over_budget;
 } outcome_t;
@@ -137,9 +152,13 @@ static void damage(const sluice_moe_config_t* layer, int64_t inputs, uint32_t se
     if (i % 50 == 0) bytes = random_plan(&rig, &seed, plain);
     memcpy(bent, plain, bytes);
     change(bent, bytes, &seed);
-    reseal(bent, bytes);
+    const uint64_t length = change_length(bent, bytes, &seed);
+    reseal(bent, length);
+    unsigned char* exact = malloc(length); /* so that a sanitizer sees who reads on */
+    memcpy(exact, bent, length);
     sluice_plan_t* plan = NULL;
-    sluice_status_t status = sluice_plan_read(rig.moe, bent, bytes, &plan);
+    sluice_status_t status = sluice_plan_read(rig.moe, exact, length, &plan);
+    free(exact);
     if (status == SLUICE_OK) {
       run_under(&rig, plan, want, outcome);
       sluice_plan_destroy(plan);

@@ -40,7 +40,10 @@ print(sorted(names), any(type(f).__module__ == "sluice.autoload" for f in sys.me
 """
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['sluice', 'sluice._version', 'sluice.autoload', 'sluice.trace'] True"
+    assert (
+        done.stdout.strip()
+        == "['sluice', 'sluice._version', 'sluice.autoload', 'sluice.trace', 'sluice_autoload'] True"
+    )
 
 
 @pytest.mark.parametrize("first", ["import torch, deepspeed", "import deepspeed", "import torch, sluice"])

@@ -34,6 +34,7 @@ import restore_table  # noqa: E402
 from libraries import INCLUDE, Failure  # noqa: E402
 
 PACKAGE = ("python_plugin/sluice", "sluice")
+ENTRY = "python_plugin/sluice_autoload.py"  # beside the package
 SOURCE_SUFFIXES = (".py", ".pyi", ".typed", ".c", ".cc", ".cpp", ".h", ".json")
 ADAPTER = os.path.join(sysconfig.get_paths()["purelib"], "sluice/adapters/torch")  # where it is installed
 SKIP_FOLDERS = {"test", "tests", "__pycache__"}
@@ -101,6 +102,7 @@ def stage(top, paths, version):
         for name in files_below(folder):
             if name.endswith(SOURCE_SUFFIXES):
                 copy(os.path.join(ROOT, folder, name), os.path.join(top, package, name))
+    copy(os.path.join(ROOT, ENTRY), os.path.join(top, os.path.basename(ENTRY)))
     adapters_init = os.path.join(top, "sluice/adapters/__init__.py")
     if not os.path.exists(adapters_init):
         os.makedirs(os.path.dirname(adapters_init), exist_ok=True)
@@ -163,7 +165,7 @@ def make_wheel(top, version, tag, wheel_dir):
     info = f"sluice-{version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: sluice-packaging\nRoot-Is-Purelib: false\nTag: {tag}\n"
     entry_points = "[console_scripts]\nsluice = sluice.__main__:main\n\n"
-    entry_points += "[torch.backends]\nsluice = sluice.autoload:load\n"
+    entry_points += "[torch.backends]\nsluice = sluice_autoload:load\n"
     for name, text in (("METADATA", metadata(version)), ("WHEEL", wheel), ("entry_points.txt", entry_points)):
         os.makedirs(os.path.join(top, info), exist_ok=True)
         with open(os.path.join(top, info, name), "w") as file:

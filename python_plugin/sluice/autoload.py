@@ -1,4 +1,4 @@
-"""What `import torch` calls in every process (the `torch.backends` entry point).
+"""What `import torch` calls in every process (by the `torch.backends` entry point, sluice_autoload.py).
 
 It must import nothing heavy, never import a host, and never raise: an exception here would make `import torch` fail.
 So it only leaves a note with the import system: when `deepspeed.runtime.engine` has been imported, wrap one method of

@@ -292,7 +292,7 @@ def _torch_adapter() -> Iterator[Finding]:
 def _loader() -> Iterator[Finding]:
     points = importlib.metadata.entry_points()
     group = points.select(group="torch.backends") if hasattr(points, "select") else points.get("torch.backends", ())
-    registered = any(point.value == "sluice.autoload:load" for point in group)
+    registered = any(point.value == "sluice_autoload:load" for point in group)
     version = _version("torch") or "0.0"
     old = tuple(int(part) for part in version.split(".")[:2]) < (2, 5)
     instead = "start scripts with `python -m sluice.run train.py` or `deepspeed --module sluice.run train.py`"

@@ -1,12 +1,16 @@
-"""The note with the import system, where threads import hosts at one time."""
+"""The note with the import system: threads that import hosts at one time, and others of the package's name."""
 
 from __future__ import annotations
 
 import importlib.machinery
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import pytest
 from sluice import autoload
 
 SLOW, OTHER = "transformers.integrations.moe", "deepspeed.runtime.engine"
@@ -41,3 +45,22 @@ def test_FindSpec_TwoThreadsImportTwoHosts_BothAreSeen(monkeypatch) -> None:
     thread.join(60)
     assert [spec.name if spec else None for spec in found] == [OTHER, SLOW]
     assert all(spec.loader.exec_module.__name__ == "execute" for spec in found)  # ours comes after the loader's
+
+
+@pytest.mark.parametrize("name", ["sluice.py", "sluice/__init__.py"])
+def test_ImportTorch_AnotherSluiceComesFirst_IsNotRunAndIsNamed(tmp_path: Path, name: str) -> None:
+    other = tmp_path / name
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("raise SystemExit('the other one was run')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", "import torch; print('imported')"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, "imported\n"), done.stderr
+    assert f"sluice: not loaded: {other} comes before " in done.stderr
+
+
+def test_Script_NamedAsThePackage_RunsOnce(tmp_path: Path) -> None:
+    script = tmp_path / "sluice.py"
+    script.write_text("print(__name__)\nimport torch\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, "__main__\n"), done.stderr

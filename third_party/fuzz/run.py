@@ -10,14 +10,18 @@ in the tree what reaches code that the corpus does not reach yet. The last line 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = ROOT / ".test" / "fuzz"
+# Where targets write files: for a disk each input would wait.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 MOST_BYTES = 4096  # of an input that is made up; a corpus may hold longer ones
 BROKEN = ("crash-*", "leak-*", "timeout-*", "oom-*", "slow-unit-*")
 SUFFIX = "_fuzz"
@@ -57,8 +61,14 @@ def fuzz(name: str, label: str, options: argparse.Namespace, built: Path) -> boo
     if not any(corpus.glob("*")) or max(file.stat().st_size for file in corpus.glob("*")) < MOST_BYTES:
         command.append(f"-max_len={MOST_BYTES}")
     log = FOUND / f"{name}.log"
-    with log.open("w") as out:
-        code = subprocess.run([*command, str(found), str(corpus)], stdout=out, stderr=out, cwd=found).returncode
+    with log.open("w") as out, tempfile.TemporaryDirectory(dir=IN_MEMORY) as files:
+        code = subprocess.run(
+            [*command, str(found), str(corpus)],
+            stdout=out,
+            stderr=out,
+            cwd=found,
+            env={**os.environ, "TEST_TMPDIR": files},
+        ).returncode
     text = log.read_text(errors="replace")
     inputs = number(r"stat::number_of_executed_units:\s*(\d+)", text)
     broken = sorted(file.name for pattern in BROKEN for file in found.glob(pattern))

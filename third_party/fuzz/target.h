@@ -11,6 +11,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
+/* Inputs that a target has taken, not refused: it adds to this. A corpus of which nothing is taken is of an older form
+ * and tries nothing; replay.c says so. Weak: one for the whole program, with libFuzzer's main too. */
+__attribute__((weak)) uint64_t fuzz_num_taken;
+
 /* As assert, whatever NDEBUG. */
 #define FUZZ_CHECK(condition)                                                        \
   do {                                                                               \

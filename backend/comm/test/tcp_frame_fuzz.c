@@ -121,6 +121,7 @@ static int wait(sluice_comm_t* comm, int32_t number, uint64_t deadline_ns) {
   const sluice_status_t status = comm->vtable->exchange_wait(comm, requests[number], deadline_ns, NULL);
   if (status == SLUICE_E_TIMED_OUT) return 0;
   if (status == SLUICE_OK) check_received(number);
+  fuzz_num_taken += status == SLUICE_OK;
   FUZZ_CHECK(status == SLUICE_OK || status == SLUICE_E_PEER_LOST || status == SLUICE_E_INTERNAL);
   requests[number] = NULL;
   return 1;

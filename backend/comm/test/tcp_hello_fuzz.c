@@ -130,6 +130,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (now == SLUICE_TCP_GOES_ON) now = sluice_tcp_hello_advance(&t.group, &t.hello);
   FUZZ_CHECK(now != SLUICE_TCP_GOES_ON);
   FUZZ_CHECK((now == SLUICE_TCP_IS_DONE) == is_right(&t));
+  fuzz_num_taken += now == SLUICE_TCP_IS_DONE;
   if (now == SLUICE_TCP_IS_DONE) FUZZ_CHECK(t.hello.peer > t.group.rank || t.hello.peer == LISTENER);
   close(fds[0]), close(fds[1]);
   return 0;

@@ -29,6 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     end(&tuner);
     return 0;
   }
+  ++fuzz_num_taken;
   begin(&again);
   char* text = written(&tuner, &length);
   FUZZ_CHECK(sluice_tuner_read(&again, text, length) == SLUICE_OK);

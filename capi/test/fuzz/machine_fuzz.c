@@ -15,6 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   sluice_machine_t machine, again;
   uint64_t length = 0, length_again = 0;
   if (sluice_machine_read((const char*)data, size, &machine) != SLUICE_OK) return 0;
+  ++fuzz_num_taken;
   char* text = written(&machine, &length);
   FUZZ_CHECK(sluice_machine_read(text, length, &again) == SLUICE_OK);
   char* text_again = written(&again, &length_again);

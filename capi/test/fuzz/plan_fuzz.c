@@ -44,6 +44,7 @@ static void try_to_read(const uint8_t* data, size_t size) {
     FUZZ_CHECK(plan == NULL);
     return;
   }
+  ++fuzz_num_taken;
   FUZZ_CHECK(sluice_plan_get_info(plan, &info) == SLUICE_OK);
   FUZZ_CHECK(sluice_plan_write(plan, bytes, &used) == SLUICE_OK);
   FUZZ_CHECK(sluice_plan_read(moe, bytes, used, &again) == SLUICE_OK);

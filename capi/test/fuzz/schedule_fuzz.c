@@ -1,5 +1,5 @@
 /* Schedules as bytes: as they come, and under a checksum that fits. What is read is written as the same bytes, and has
- * its text for people. */
+ * its text for people. schedule_corpus.c makes the corpus. */
 #include <string.h>
 
 #include "backend/base/hash.h"
@@ -14,6 +14,7 @@ static void try_to_read(const uint8_t* data, size_t size) {
     FUZZ_CHECK(t == NULL);
     return;
   }
+  ++fuzz_num_taken;
   uint8_t* again = malloc(size);
   FUZZ_CHECK(again != NULL && sluice_schedule_write(t, again, size) == size && memcmp(again, data, size) == 0);
   const uint64_t length = sluice_schedule_write_json(t, NULL, 0);

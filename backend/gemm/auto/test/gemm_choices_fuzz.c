@@ -59,6 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FUZZ_CHECK(count >= 0 && count <= MOST);
   for (int i = 0; i < count; ++i) FUZZ_CHECK(choices[i].class_id >= 0);
   if (count == 0) return 0;
+  ++fuzz_num_taken;
   sluice_gemm_choices_write(candidates, choices, count);
   FUZZ_CHECK(sluice_gemm_choices_read(candidates, again, MOST) == count);
   FUZZ_CHECK(memcmp(choices, again, (size_t)count * sizeof *choices) == 0);

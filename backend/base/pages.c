@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
-#include "backend/base/pages_ahead.h"
 #include "backend/base/pages_kept.h"
 #include "backend/base/pages_rates.h"
 #include "backend/base/pages_there.h"

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "backend/base/pages_rates.h"
 #include "backend/base/pages_there.h"
 #include "backend/base/processors.h"
 
@@ -15,19 +14,25 @@
 
 /* Stopping waits for one: some milliseconds on a slow host. */
 static const uintptr_t PIECE = (uintptr_t)4 << 20;
+/* So many ranges that are in memory, and no other: the pass is a settled one, and a look is a call of the system. */
+enum { SETTLED = 8 };
 
 void sluice_pages_ahead_init(sluice_pages_ahead_t* ahead) {
-  ahead->count = 0;
+  ahead->count = ahead->num_there = 0;
   ahead->is_running = 0;
   atomic_init(&ahead->is_over, 0);
 }
 
 void sluice_pages_ahead_add(sluice_pages_ahead_t* ahead, const void* data, uint64_t bytes) {
-  if (data == NULL || bytes < SLUICE_PAGES_LARGE || ahead->count == SLUICE_PAGES_AHEAD_RANGES) return;
+  if (data == NULL || bytes < SLUICE_PAGES_AHEAD_LEAST || ahead->count == SLUICE_PAGES_AHEAD_RANGES) return;
+  if (ahead->count == 0 && ahead->num_there == SETTLED) return;
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
   const uintptr_t begin = ((uintptr_t)data + page - 1) & ~(page - 1);
   const uintptr_t end = ((uintptr_t)data + (uintptr_t)bytes) & ~(page - 1);
-  if (sluice_pages_are_there(begin, end)) return;
+  if (sluice_pages_are_there(begin, end)) {
+    ++ahead->num_there;
+    return;
+  }
   ahead->begin[ahead->count] = begin;
   ahead->end[ahead->count++] = end;
 }

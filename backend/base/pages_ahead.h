@@ -9,11 +9,13 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { SLUICE_PAGES_AHEAD_RANGES = 64 };
+/* Of one pass: gradients of so many matrices, from so many bytes on; smaller ones the C library has from its own. */
+enum { SLUICE_PAGES_AHEAD_RANGES = 256 };
+#define SLUICE_PAGES_AHEAD_LEAST (UINT64_C(256) << 10)
 
 typedef struct sluice_pages_ahead_s {
   uintptr_t begin[SLUICE_PAGES_AHEAD_RANGES], end[SLUICE_PAGES_AHEAD_RANGES]; /* whole pages */
-  int32_t count;
+  int32_t count, num_there; /* ranges noted, and those that were in memory */
   int32_t is_running;
   atomic_int is_over; /* the thread ends with the piece that it has */
   pthread_t thread;
@@ -23,7 +25,8 @@ typedef struct sluice_pages_ahead_s {
 void sluice_pages_ahead_init(sluice_pages_ahead_t* ahead);
 
 /* Notes a range, in the order in which ranges will be written. Left out are those that are in memory already, small
- * ones (SLUICE_PAGES_LARGE), and more than there is room for. Before `start`. */
+ * ones, and more than there is room for. Where the first few are in memory nobody looks at the others. Before `start`.
+ */
 void sluice_pages_ahead_add(sluice_pages_ahead_t* ahead, const void* data, uint64_t bytes);
 
 /* Begins, where something was noted and this process may use several cores. What the memory holds stays, and others may

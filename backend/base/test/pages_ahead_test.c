@@ -16,7 +16,6 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/pages_ahead.h"
-#include "backend/base/pages_rates.h"
 #include "backend/base/processors.h"
 
 enum { MIB = 1 << 20, BYTES = 32 * MIB };
@@ -94,7 +93,7 @@ static void Ahead_MemoryThatIsThereOrSmall_NeedsNoThread(void** state) {
   unsigned char* data = fresh();
   sluice_pages_ahead_t ahead;
   sluice_pages_ahead_init(&ahead);
-  sluice_pages_ahead_add(&ahead, data, SLUICE_PAGES_LARGE - 1);
+  sluice_pages_ahead_add(&ahead, data, SLUICE_PAGES_AHEAD_LEAST - 1);
   sluice_pages_ahead_add(&ahead, NULL, BYTES);
   memset(data, 1, BYTES);
   sluice_pages_ahead_add(&ahead, data, BYTES);
@@ -102,6 +101,37 @@ static void Ahead_MemoryThatIsThereOrSmall_NeedsNoThread(void** state) {
   assert_int_equal(ahead.count, 0);
   assert_false(ahead.is_running);
   sluice_pages_ahead_stop(&ahead);
+  munmap(data, BYTES);
+}
+
+/* Gradients of single matrices, as hosts have them whose experts are modules. */
+static void Ahead_ManySmallRanges_AllComeIn(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  unsigned char* data = fresh();
+  sluice_pages_ahead_t ahead;
+  sluice_pages_ahead_init(&ahead);
+  for (int i = 0; i < BYTES / MIB; ++i) sluice_pages_ahead_add(&ahead, data + (size_t)i * MIB, MIB);
+  assert_int_equal(ahead.count, BYTES / MIB);
+  sluice_pages_ahead_start(&ahead);
+  wait_for_all(data);
+  sluice_pages_ahead_stop(&ahead);
+  munmap(data, BYTES);
+}
+
+/* A settled pass of many gradients is not looked through. */
+static void Ahead_FirstOnesAreThere_OthersAreNotLookedAt(void** state) {
+  (void)state;
+  unsigned char* data = fresh();
+  sluice_pages_ahead_t ahead;
+  sluice_pages_ahead_init(&ahead);
+  memset(data, 1, 16 * MIB);
+  for (int i = 0; i < BYTES / MIB; ++i) sluice_pages_ahead_add(&ahead, data + (size_t)i * MIB, MIB);
+  assert_int_equal(ahead.count, 0);
+  assert_in_range(ahead.num_there, 1, 15);
+  sluice_pages_ahead_init(&ahead);
+  for (int i = BYTES / MIB; i-- > 0;) sluice_pages_ahead_add(&ahead, data + (size_t)i * MIB, MIB);
+  assert_int_equal(ahead.count, 16); /* one that is fresh, and all are */
   munmap(data, BYTES);
 }
 
@@ -157,6 +187,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ahead_FreshRange_ComesInBesideTheCallerUnchanged),
       cmocka_unit_test(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread),
+      cmocka_unit_test(Ahead_ManySmallRanges_AllComeIn),
+      cmocka_unit_test(Ahead_FirstOnesAreThere_OthersAreNotLookedAt),
       cmocka_unit_test(Ahead_Stopped_LetsTheMemoryGo),
       cmocka_unit_test(Ahead_OneCore_LeavesItToTheCaller),
       cmocka_unit_test(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest),

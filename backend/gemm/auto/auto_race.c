@@ -2,9 +2,10 @@
 
 #include <math.h>
 
-/* Of what a call takes, this much may be measured on top: first steps of a model have fresh memory to wait for as
- * well. */
-static const double SHARE = 0.125;
+/* Of what a call takes, this much may be measured on top. The first calls of a class are those of a model's first step,
+ * which waits for fresh memory as well: they earn less. */
+static const double SHARE = 0.25, SHARE_AT_FIRST = 0.125;
+enum { AT_FIRST = 32 };
 /* One run says nothing on a busy machine: nobody leaves, and nothing is chosen, before LEAST rounds count. Then it is
  * enough when ENOUGH seconds were spent, or after MOST rounds. */
 enum { MOST = 8, LEAST = 3 };
@@ -25,15 +26,16 @@ static void settle_turn(sluice_gemm_race_t* race) {
 }
 
 void sluice_gemm_race_start(sluice_gemm_race_t* race, uint32_t kinds) {
-  *race = (sluice_gemm_race_t){.racing = kinds, .own = race->own, .credit = race->credit};
+  *race = (sluice_gemm_race_t){.racing = kinds, .own = race->own, .credit = race->credit, .calls = race->calls};
   for (int kind = 0; kind < SLUICE_RACE_KINDS; ++kind) race->best[kind] = INFINITY;
   settle_turn(race);
 }
 
 void sluice_gemm_race_earn(sluice_gemm_race_t* race, double seconds, double flop) {
+  race->credit += (race->calls < AT_FIRST ? SHARE_AT_FIRST : SHARE) * seconds;
+  ++race->calls;
   const double rate = seconds / flop;
-  if (race->own == 0 || rate < race->own) race->own = rate;
-  race->credit += SHARE * race->own * flop;
+  race->own = race->own == 0 ? rate : 0.5 * (race->own + rate);
 }
 
 int sluice_gemm_race_next(const sluice_gemm_race_t* race, double flop) {

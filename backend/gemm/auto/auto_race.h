@@ -14,8 +14,9 @@ enum { SLUICE_RACE_KINDS = 4 };
 typedef struct sluice_gemm_race_s {
   uint32_t racing;                /* bit per kind that takes part still */
   int32_t round, turn;            /* round 0, which may start threads and make code, does not count */
+  int64_t calls;                  /* that have earned */
   double best[SLUICE_RACE_KINDS]; /* seconds per flop of the shortest run that counts; INFINITY: none */
-  double own;                     /* seconds per flop of the fastest call; 0: none so far */
+  double own;                     /* seconds per flop of the calls; 0: none so far */
   double credit;                  /* seconds; negative: to be paid back */
   double spent;                   /* seconds, of rounds that count */
 } sluice_gemm_race_t;
@@ -23,8 +24,7 @@ typedef struct sluice_gemm_race_s {
 /* kinds: a bit for each candidate. */
 void sluice_gemm_race_start(sluice_gemm_race_t* race, uint32_t kinds);
 
-/* A call of the class that took so long. It earns what it would at the rate of the fastest one: in a first step calls
- * wait for fresh pages, which is no reason to measure more there. */
+/* A call of the class that took so long. */
 void sluice_gemm_race_earn(sluice_gemm_race_t* race, double seconds, double flop);
 
 /* The kind whose turn it is, if the credit pays for a run of so many flop as it is expected to take; else -1. */

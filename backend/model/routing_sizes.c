@@ -51,7 +51,7 @@ uint64_t sluice_binding_meta_token_copies_bytes(const sluice_shape_t* shape, int
 }
 
 uint64_t sluice_binding_meta_node_copies_bytes(const sluice_shape_t* shape, int32_t num_chunks, int64_t arrived) {
-  if (!sluice_shape_has_two_levels(shape)) return 0;
+  if (arrived < 0) return 0;
   const uint64_t nodes = (uint64_t)(shape->world_size / shape->ranks_per_node);
   return nodes * (uint64_t)num_chunks * sizeof(int32_t) + (uint64_t)arrived * sizeof(uint64_t);
 }

@@ -28,7 +28,8 @@ uint64_t sluice_binding_arena_bytes(const sluice_shape_t* shape, int32_t num_chu
 uint64_t sluice_binding_meta_bytes_of(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_tokens,
                                       int64_t num_sent, int64_t num_rows);
 uint64_t sluice_binding_meta_token_copies_bytes(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_rows);
-/* Behind these: of node copies that arrived, own ones among them, numbers by node and chunk, and the ranks of each. */
+/* Behind these: of node copies that arrived, own ones among them, numbers by node and chunk, and the ranks of each.
+ * arrived -1: of a pass in one level, which has none. */
 uint64_t sluice_binding_meta_node_copies_bytes(const sluice_shape_t* shape, int32_t num_chunks, int64_t arrived);
 
 /* ---- a device with memory of its own ---- */

@@ -3,15 +3,13 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/model/chunk_counts.h"
 #include "backend/tune/search_times.h"
 
 enum { NOTHING = 0, RACING = 1, DECIDED = 2 };
 
 #define STEPS      4    /* a warm-up and three that count */
-#define FASTER     0.99 /* of the time of one exchange after the other: what grouped may take to stay */
-#define UNEVEN     1.15 /* skew from which on the directions of a link differ enough to try, without a model */
-#define MOST_ASKED 512  /* steps that are asked for and never counted: then one exchange after the other it is */
+#define FASTER     0.99 /* of the time of the plain form: what the other may take to stay */
+#define MOST_ASKED 512  /* steps that are asked for and never counted: then the plain form it is */
 #define DRIFTED                                                                                         \
   1.5 /* times the skew of the decision, either way: it is asked anew, after so many steps at the least \
        */
@@ -32,8 +30,8 @@ static double predicted(const sluice_grouping_t* g, const sluice_search_t* s, in
   return seconds > 0 ? seconds : INFINITY;
 }
 
-static int has_pairs(const sluice_search_t* s, int32_t pick) {
-  return sluice_search_chunks(s, pick) > SLUICE_GROUPED_CHUNKS;
+static int has_chunks(const sluice_grouping_t* g, const sluice_search_t* s, int32_t pick) {
+  return sluice_search_chunks(s, pick) >= g->config.least_chunks;
 }
 
 static void add_side(sluice_grouping_spot_t* spot, int32_t pick) { spot->picks[spot->num_sides++] = (uint8_t)pick; }
@@ -45,7 +43,7 @@ static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_group
   double least[2] = {INFINITY, INFINITY};
   int32_t best[2] = {-1, -1};
   for (int32_t size = s->config.min_size; size <= s->config.max_size; ++size) {
-    if (!has_pairs(s, size)) continue;
+    if (!has_chunks(g, s, size)) continue;
     const double seconds = predicted(g, s, rows, size + mode);
     if (seconds < least[0]) {
       least[1] = least[0], best[1] = best[0];
@@ -59,12 +57,12 @@ static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_group
   }
 }
 
-/* The same n, and the next: of more chunks more pairs are under way together. */
-static void add_larger(const sluice_search_t* s, sluice_grouping_spot_t* spot) {
+/* The same n, and the next: of more chunks more pairs are under way together, or more is hidden of a second hop. */
+static void add_larger(const sluice_grouping_t* g, const sluice_search_t* s, sluice_grouping_spot_t* spot) {
   const int32_t pick = spot->picks[0];
   for (int32_t more = 0; spot->num_sides < SLUICE_GROUPING_SIDES; ++more) {
     if (sluice_pick_size(pick) + more > s->config.max_size) return;
-    if (has_pairs(s, pick + more)) add_side(spot, pick + more);
+    if (has_chunks(g, s, pick + more)) add_side(spot, pick + more);
   }
 }
 
@@ -91,8 +89,8 @@ static void begin(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot
   add_side(spot, pick);
   if (g->config.predict != NULL && g->config.mode != SLUICE_TUNER_PROFILE) {
     add_predicted(g, s, spot, rows);
-  } else if (skew >= UNEVEN) {
-    add_larger(s, spot);
+  } else if (g->config.mode != SLUICE_TUNER_MODEL && skew >= g->config.least_skew) {
+    add_larger(g, s, spot);
   }
   if (g->config.mode == SLUICE_TUNER_MODEL || spot->num_sides == 1)
     decide(g, spot, rows, spot->num_sides > 1, SLUICE_WHY_PREDICTED);

@@ -1,10 +1,11 @@
-/* Whether exchanges are grouped, at each size of a batch, behind the search for n: its answer, one exchange after the
- * other, against the same n, or more chunks, with a chunk that returns and one that leaves under way together.
+/* Whether a layer's exchanges take the other form that it leaves open, at each size of a batch, behind the search for
+ * n: its answer, in the plain form, against the same n, or more chunks, in the other. A layer has one such form:
+ * grouped (a chunk that returns and one that leaves are under way together), or in two levels instead of one.
  *
- * With a machine the model says whether that can pay at all, and at which n; without one it is tried where loads are
- * uneven, since only then the two directions of a link differ in what they carry. Then both run in turns as ordinary
- * steps, a warm-up and three counted ones each. Grouped stays where it is faster by a hundredth. Mode MODEL compares
- * predictions instead. All numbers are those that all ranks have.
+ * With a machine the model says whether that can pay at all, and at which n; without one groups are tried where loads
+ * are uneven, since only then the two directions of a link differ in what they carry, and levels always. Then both run
+ * in turns as ordinary steps, a warm-up and three counted ones each. The other form stays where it is faster by a
+ * hundredth. Mode MODEL compares predictions instead. All numbers are those that all ranks have.
  *
  * Source: ours; the order S1 S2 (R1 S3) .. is that of MPipeMoE Fig. 4(b) with pairs under way together, as PipeMoE's
  * concurrent dispatches and combines are. Private to backend/tune. */
@@ -13,21 +14,23 @@
 
 #include "backend/tune/search_state.h"
 
-#define SLUICE_GROUPING_SIDES 3 /* the search's answer, and two grouped candidates */
+#define SLUICE_GROUPING_SIDES 3 /* the search's answer, and two candidates in the other form */
 
 typedef struct sluice_grouping_decision_s {
   int64_t rows;
   int32_t pick, single_pick, why, num_raced;
-  double seconds, single_seconds; /* of a step, grouped and one after the other; 0: not measured */
+  double seconds, single_seconds; /* of a step, in the other form and in the plain one; 0: not measured */
 } sluice_grouping_decision_t;
 
 typedef struct sluice_grouping_config_s {
-  int32_t is_open; /* 0: the layer groups nothing, or everything */
-  int32_t mode;    /* SLUICE_TUNER_* */
-  /* Seconds of one direction with exchanges grouped; NULL: no model. The same number on all ranks. */
+  int32_t is_open;      /* 0: all passes have one form */
+  int32_t mode;         /* SLUICE_TUNER_* */
+  int32_t least_chunks; /* that the other form needs */
+  double least_skew;    /* from which on it is tried without a model */
+  /* Seconds of one direction in the other form; NULL: no model. The same number on all ranks. */
   double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
   void* user;
-  /* Told where grouped wins; may be NULL. */
+  /* Told where the other form wins; may be NULL. */
   void (*decided)(void* user, const sluice_grouping_decision_t* decision);
 } sluice_grouping_config_t;
 
@@ -40,7 +43,7 @@ typedef struct sluice_grouping_side_s {
 typedef struct sluice_grouping_spot_s {
   uint8_t state;                        /* 0: nothing; 1: racing; 2: decided */
   uint8_t num_sides;                    /* 1: there is nothing to try */
-  uint8_t winner;                       /* of the sides; 0: one exchange after the other */
+  uint8_t winner;                       /* of the sides; 0: the plain form */
   uint8_t picks[SLUICE_GROUPING_SIDES]; /* candidates of the search; the first one is its answer */
   uint16_t asked;                       /* steps since one was counted */
   uint32_t steps;                       /* since the decision */
@@ -55,7 +58,7 @@ typedef struct sluice_grouping_s {
 
 void sluice_grouping_init(sluice_grouping_t* grouping, const sluice_grouping_config_t* config);
 /* What a pass of `rows` received rows does, where the search says `pick` for the reason *inout_why: the candidate, and
- * whether it is grouped. skew: rows of the fullest rank over those of balanced routing. *inout_why becomes
+ * whether it has the other form. skew: rows of the fullest rank over those of balanced routing. *inout_why becomes
  * SLUICE_WHY_ON_TRIAL while sides run in turns. */
 int32_t sluice_grouping_next(sluice_grouping_t* grouping, sluice_search_t* search, int64_t rows, double skew,
                              int32_t pick, int32_t* inout_why, int32_t* out_is_grouped);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/model/chunk_counts.h"
 #include "backend/model/shape.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/routing/chunks_by_experts.h"
@@ -19,8 +20,10 @@
 /* ---- predictions ---- */
 
 static double predict_of(const sluice_tuner_table_t* table, int64_t rows, int32_t num_chunks, int32_t wgrad_mode,
-                         int32_t direction, int32_t grouped) {
+                         int32_t direction, int32_t form) {
+  const int32_t grouped = form == SLUICE_FORM_GROUPED;
   sluice_workload_t work = table->work;
+  if (form == SLUICE_FORM_TWO_LEVELS) work.deduplicate = SLUICE_DEDUPLICATE_NODES;
   double tokens = (double)rows / (work.skew * work.top_k);
   work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
   const sluice_restore_set_t* set = &sluice_restore_sets[table->restore_set]; /* 0: as layers without a plan */
@@ -34,11 +37,13 @@ static double predict_of(const sluice_tuner_table_t* table, int64_t rows, int32_
 
 static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
   const sluice_tuner_table_t* table = user;
-  return predict_of(table, rows, num_chunks, wgrad_mode, direction, table->groups_always);
+  const int32_t form = table->groups_always ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
+  return predict_of(table, rows, num_chunks, wgrad_mode, direction, form);
 }
 
-static double predict_grouped(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
-  return predict_of(user, rows, num_chunks, wgrad_mode, direction, 1);
+static double predict_other(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
+  const sluice_tuner_table_t* table = user;
+  return predict_of(table, rows, num_chunks, wgrad_mode, direction, table->other_form);
 }
 
 /* Experts that more chunks take rows from: of a rank, and not this one's own number, since all ranks model alike.
@@ -68,7 +73,7 @@ static void decided(void* user, const sluice_search_decision_t* decision) {
                                     });
 }
 
-static void decided_to_group(void* user, const sluice_grouping_decision_t* d) {
+static void decided_form(void* user, const sluice_grouping_decision_t* d) {
   sluice_tuner_table_t* table = user;
   const sluice_search_decision_t what = {
       .rows = d->rows,
@@ -84,7 +89,7 @@ static void decided_to_group(void* user, const sluice_grouping_decision_t* d) {
                                                          .what = what,
                                                          .chosen = plan_of_pick(&table->search, d->pick),
                                                          .second = plan_of_pick(&table->search, d->single_pick),
-                                                         .grouped = 1});
+                                                         .form = table->other_form});
 }
 
 /* ---- the policy hook ---- */
@@ -109,13 +114,45 @@ static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
          (!moe->shape.config.callback_experts && moe->shape.config.dtype == SLUICE_DTYPE_F32);
 }
 
-/* A configured n leaves the mode alone open, and with one chunk both modes are the same. */
-static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->shape.config.num_chunks > 1; }
+/* A configured n leaves the mode open, and the form of exchanges. */
+static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->shape.config.num_chunks > 0; }
 
-/* Who restores rows takes the mode that holds the fewest bytes, whatever is faster. */
+/* Who restores rows takes the mode that holds the fewest bytes, whatever is faster. With one chunk both are the same. */
 static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  return moe->shape.config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe) &&
+  return moe->shape.config.num_chunks != 1 && moe->shape.config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe) &&
          !sluice_shape_is_lean(&moe->shape);
+}
+
+/* The form that is open beside the plain one. A layer that chooses between levels groups nothing. */
+static int32_t other_form_of(const sluice_moe_t* moe) {
+  if (moe->context->world_size == 1 || moe->shape.config.reuse || sluice_makes_plans(moe)) return SLUICE_FORM_PLAIN;
+  if (sluice_shape_levels_are_open(&moe->shape)) return SLUICE_FORM_TWO_LEVELS;
+  return sluice_shape_has_two_levels(&moe->shape) ? SLUICE_FORM_PLAIN : SLUICE_FORM_GROUPED;
+}
+
+/* A machine that knows one kind of link says nothing of two levels. */
+static int may_predict_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t form) {
+  return sluice_tuner_may_predict(tuner, moe) &&
+         (form != SLUICE_FORM_TWO_LEVELS || tuner->machine.ranks_per_node == moe->shape.ranks_per_node);
+}
+
+static void open_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t* table) {
+  static const int32_t least_chunks[] = {1, SLUICE_GROUPED_CHUNKS + 1, 1};
+  static const double least_skew[] = {0, 1.15, 0}; /* what makes the two directions of a link differ enough to try */
+  const int32_t form = other_form_of(moe);
+  table->groups_always = form == SLUICE_FORM_GROUPED && moe->shape.config.grouping == SLUICE_GROUPING_ON;
+  table->other_form = form;
+  const sluice_grouping_config_t config = {
+      .is_open = form == SLUICE_FORM_TWO_LEVELS ||
+                 (form == SLUICE_FORM_GROUPED && moe->shape.config.grouping == SLUICE_GROUPING_ADAPTIVE),
+      .mode = tuner->mode,
+      .least_chunks = least_chunks[form],
+      .least_skew = least_skew[form],
+      .predict = may_predict_form(tuner, moe, form) ? predict_other : NULL,
+      .user = table,
+      .decided = decided_form,
+  };
+  sluice_grouping_init(&table->grouping, &config);
 }
 
 static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t restore_set,
@@ -142,17 +179,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .decided = restore_set == 0 ? decided : NULL, /* of one strategy: what is decided names the best of them */
   };
   sluice_search_init(&table->search, &config);
-  const int is_groupable = moe->context->world_size > 1 && !moe->shape.config.reuse && !sluice_makes_plans(moe) &&
-                           sluice_shape_deduplication(&moe->shape) != SLUICE_DEDUPLICATE_NODES;
-  table->groups_always = is_groupable && moe->shape.config.grouping == SLUICE_GROUPING_ON;
-  const sluice_grouping_config_t grouping = {
-      .is_open = is_groupable && moe->shape.config.grouping == SLUICE_GROUPING_ADAPTIVE,
-      .mode = tuner->mode,
-      .predict = config.predict != NULL ? predict_grouped : NULL,
-      .user = table,
-      .decided = decided_to_group,
-  };
-  sluice_grouping_init(&table->grouping, &grouping);
+  open_form(tuner, moe, table);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
     if (restore_set == 0 && tuner->imports[i].layer == table->layer)
       sluice_tuner_take_import(table, &tuner->imports[i]);
@@ -189,24 +216,28 @@ static sluice_tuner_table_t* next_of(sluice_tuner_table_t* table, int64_t rows, 
 }
 
 static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision, int64_t rows) {
-  int32_t why = 0, pick = 0, grouped = 0;
+  int32_t why = 0, pick = 0, is_other = 0;
   sluice_tuner_table_t* table = next_of(first, rows, &pick, &why);
-  pick = sluice_grouping_next(&table->grouping, &table->search, rows, table->work.skew, pick, &why, &grouped);
+  pick = sluice_grouping_next(&table->grouping, &table->search, rows, table->work.skew, pick, &why, &is_other);
+  const int32_t form = is_other ? table->other_form : SLUICE_FORM_PLAIN;
+  const int32_t grouped = form == SLUICE_FORM_GROUPED, two_levels = form == SLUICE_FORM_TWO_LEVELS;
   int32_t num_chunks = sluice_search_chunks(&table->search, pick);
   if (decision->num_chunks != num_chunks || decision->wgrad_mode != sluice_pick_wgrad(pick) ||
-      decision->restore_set != table->restore_set || decision->grouped != grouped)
+      decision->restore_set != table->restore_set || decision->grouped != grouped ||
+      decision->two_levels != two_levels)
     sluice_tuner_note_switch(first, decision);
-  decision->grouped = (int16_t)grouped;
+  decision->grouped = (int8_t)grouped;
+  decision->two_levels = (int8_t)two_levels;
   decision->restore_set = table->restore_set;
   decision->num_chunks = num_chunks;
   decision->wgrad_mode = sluice_pick_wgrad(pick);
   decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
-/* Under a budget there are plans; with reuse strategies; else n, or the mode at a configured n. */
+/* Under a budget there are plans; with reuse strategies; else n, levels, or the mode at a configured n. */
 static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   if (sluice_makes_plans(moe) || moe->shape.config.reuse || moe->shape.config.num_chunks == 0) return 1;
-  return has_fixed_chunks(moe) && is_mode_open(tuner, moe);
+  return sluice_shape_levels_are_open(&moe->shape) || is_mode_open(tuner, moe);
 }
 
 static sluice_status_t attach(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
@@ -290,7 +321,8 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     sluice_lanes_t lanes;
     uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
-    if (ns > 0 && direction == SLUICE_FORWARD && !p->grouped)
+    const int is_other = sluice_shape_levels_are_open(&moe->shape) ? p->two_levels : p->grouped;
+    if (ns > 0 && direction == SLUICE_FORWARD && !is_other)
       note_forward(sluice_tuner_of_hook(policy_hook), moe, p->num_chunks, pass_rows, &lanes);
     sluice_tuner_table_t* table = table_of(first, p->restore_set);
     if (table == NULL) continue;
@@ -300,8 +332,8 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     const sluice_search_config_t* config = &table->search.config;
     int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->wgrad_mode : config->wgrad_mode);
     const int is_first = sluice_tuner_is_first(decision, direction);
-    sluice_grouping_observe(&table->grouping, direction, pick, p->grouped, pass_rows, ns);
-    if (p->grouped && !table->groups_always) continue; /* the search compares one exchange after the other */
+    sluice_grouping_observe(&table->grouping, direction, pick, is_other, pass_rows, ns);
+    if (is_other && !table->groups_always) continue; /* the search compares the plain form */
     if (is_first) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
     } else if (p->restore_set == 0 && !p->grouped && sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {

@@ -8,6 +8,7 @@
 
 static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {
   static const char* const modes[] = {"deferred", "per chunk"};
+  static const char* const forms[] = {"", ", exchanges grouped", ", exchanges in two levels"};
   const sluice_search_decision_t* w = &d->what;
   char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "", bound[48] = "";
   if (d->budget > 0) snprintf(bound, sizeof bound, " under %llu bytes", (unsigned long long)d->budget);
@@ -29,9 +30,9 @@ static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t*
            "%d "
            "candidates in %lld passes; measured %.3f ms, predicted %.3f ms%s)",
            (long long)d->work.model_width, (long long)d->work.hidden_width, d->work.num_experts, d->work.top_k,
-           d->work.world_size, (long long)w->rows, d->chosen.num_chunks, policy,
-           d->grouped ? ", exchanges grouped" : "", modes[d->chosen.wgrad_mode], sluice_tuner_why_name(w->why),
-           w->num_raced, (long long)w->race_passes, 1e3 * w->seconds, 1e3 * w->predicted_seconds, next);
+           d->work.world_size, (long long)w->rows, d->chosen.num_chunks, policy, forms[d->form],
+           modes[d->chosen.wgrad_mode], sluice_tuner_why_name(w->why), w->num_raced, (long long)w->race_passes,
+           1e3 * w->seconds, 1e3 * w->predicted_seconds, next);
   sluice_log(SLUICE_LOG_INFO, "%s", text);
   if (tuner->is_loud && tuner->rank == 0) fprintf(stderr, "%s\n", text);
 }

@@ -16,6 +16,9 @@
 #define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */
 #define SLUICE_TUNER_RACES     4  /* sets of plans of one kind of layer that are remembered */
 
+/* Forms of exchanges of which a layer may leave one open beside the plain one. */
+enum { SLUICE_FORM_PLAIN = 0, SLUICE_FORM_GROUPED = 1, SLUICE_FORM_TWO_LEVELS = 2 };
+
 /* A decision with what it was made for. */
 typedef struct sluice_decision_s {
   uint64_t layer;                /* layers of this kind */
@@ -25,7 +28,7 @@ typedef struct sluice_decision_s {
   sluice_racing_plan_t second;   /* num_chunks 0: none */
   uint64_t budget, total_bytes;  /* of the plan, and of the largest that it raced; 0: without */
   int32_t kept_chunks;           /* of the plan (backend/plan/plan.h); 0: without */
-  int32_t grouped;               /* exchanges of several chunks, where the layer leaves it open */
+  int32_t form;                  /* SLUICE_FORM_*: of exchanges, where the layer leaves it open */
 } sluice_decision_t;
 
 /* Plans of one set, for all layers that have the same; here and not allocated when needed, since a budget counts it. */
@@ -50,6 +53,7 @@ typedef struct sluice_tuner_table_s {
   struct sluice_tuner_joint_s*
       joint;             /* of the first of such tables: all of them (tuner_joint.h); NULL: n alone is open */
   int32_t groups_always; /* as configured: all its passes, where they have chunks enough */
+  int32_t other_form;    /* SLUICE_FORM_*: what `grouping` chooses besides the plain one */
   sluice_grouping_t grouping;
   sluice_search_t search;
   struct sluice_tuner_table_s* next;

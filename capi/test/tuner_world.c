@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #define MAX_T           256
+#define MAX_K           8
 #define MAX_OUTSTANDING 64
 
 const char* const tuner_machine =
@@ -42,12 +43,15 @@ static sluice_tensor_t matrix(void* data, int64_t* shape, int32_t ndim, uint8_t 
   return (sluice_tensor_t){data, SLUICE_DEVICE_CPU, 0, ndim, code, bits, 1, shape, NULL, 0};
 }
 
+static int32_t top_k_of(const tuner_world_t* w) { return w->top_k > 0 ? w->top_k : 1; }
+
 /* The routing of one of the forwards that are outstanding. */
 static void route(const rank_t* r, int64_t count, int32_t which) {
   const tuner_world_t* w = r->world;
   if (w->alike == r->rank + 1) which = 0;
   for (int64_t t = 0; t < count; ++t) {
-    r->ids[t] = (t * 7 + r->step + r->rank + (which > 0 && t % (which + 1) == 0)) % (2 * w->world_size);
+    const int64_t first = t * 7 + r->step + r->rank + (which > 0 && t % (which + 1) == 0);
+    for (int32_t k = 0; k < top_k_of(w); ++k) r->ids[t * top_k_of(w) + k] = (first + k) % (2 * w->world_size);
   }
 }
 
@@ -99,7 +103,7 @@ static sluice_status_t new_layer(rank_t* r, int32_t number) {
   sluice_moe_config_t c;
   sluice_moe_config_init(&c, sizeof c);
   c.model_width = M, c.hidden_width = hidden_width_of(w, number), c.num_experts = 2 * w->world_size;
-  c.layer_id = number;
+  c.layer_id = number, c.top_k = top_k_of(w);
   c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode, c.deduplicate = w->deduplicate;
   c.reuse = w->reuse;
   return sluice_moe_create(r->context, &c, &r->layers[number]);
@@ -108,7 +112,7 @@ static sluice_status_t new_layer(rank_t* r, int32_t number) {
 static sluice_status_t run_pass(rank_t* r, int32_t layer, int64_t count, int32_t is_training) {
   sluice_moe_t* moe = r->layers[layer];
   const int64_t hidden = hidden_width_of(r->world, layer);
-  int64_t rows[] = {count, M}, routes[] = {count, 1}, w1[] = {hidden, M}, w2[] = {M, hidden};
+  int64_t rows[] = {count, M}, routes[] = {count, top_k_of(r->world)}, w1[] = {hidden, M}, w2[] = {M, hidden};
   int32_t local = sluice_moe_num_local_experts(moe);
   sluice_tensor_t tokens = matrix(r->tokens, rows, 2, SLUICE_TYPE_FLOAT, 32), out = tokens;
   sluice_tensor_t ids = matrix(r->ids, routes, 2, SLUICE_TYPE_INT, 64),
@@ -154,7 +158,7 @@ static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = "ref";
-  context_config.memory_budget = w->budget;
+  context_config.memory_budget = w->budget, context_config.ranks_per_node = w->ranks_per_node;
   TRY(sluice_context_create(&context_config, *out_comm, &r->context));
   sluice_planner_t* planner = NULL;
   const char* machine = w->machine[r->rank] != NULL ? w->machine[r->rank] : tuner_machine;
@@ -187,12 +191,14 @@ static sluice_status_t run_steps(rank_t* r) {
       TRY(new_layer(r, 0));
     }
     r->step = step;
-    for (int64_t t = 0; t < count; ++t) r->weights[t] = 0.5f;
+    for (int64_t t = 0; t < count * top_k_of(w); ++t) r->weights[t] = 0.5f;
     for (int32_t i = 0; i < w->layers; ++i) {
       for (int32_t e = 0; e < w->evaluates; ++e) TRY(run_pass(r, i, count / 2, 0));
+      sluice_context_stats_t stats = {.struct_size = sizeof stats}, before = stats;
+      TRY(sluice_context_get_stats(r->context, 0, &before));
       TRY(run_pass(r, i, count, 1));
-      sluice_context_stats_t stats = {.struct_size = sizeof stats};
       TRY(sluice_context_get_stats(r->context, 0, &stats));
+      w->sent_bytes[r->rank] = stats.bytes_sent - before.bytes_sent;
       if (w->num_picks[r->rank] < 4096) w->picks[r->rank][w->num_picks[r->rank]++] = stats.last_num_chunks;
       w->settled[r->rank] = stats.last_is_settled;
       w->peak_bytes[r->rank] = stats.peak_bytes;
@@ -222,8 +228,8 @@ static void* run_rank(void* argument) {
   tuner_world_t* w = r->world;
   sluice_comm_t* comm = NULL;
   r->tokens = calloc(MAX_T * M, sizeof(float)), r->out = calloc(MAX_T * M, sizeof(float));
-  r->grad = calloc(MAX_T * M, sizeof(float)), r->weights = calloc(MAX_T, sizeof(float));
-  r->ids = calloc(MAX_T, sizeof(int64_t));
+  r->grad = calloc(MAX_T * M, sizeof(float)), r->weights = calloc(MAX_T * MAX_K, sizeof(float));
+  r->ids = calloc(MAX_T * MAX_K, sizeof(int64_t));
   sluice_status_t status = set_up(r, &comm);
   if (status == SLUICE_OK) status = run_steps(r);
   sluice_error_info_t why;

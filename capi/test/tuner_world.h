@@ -24,7 +24,9 @@ typedef struct tuner_world_s {
   const char* refused[MAX_RANKS]; /* decisions that are tried before, and are none */
   uint64_t budget;
   int32_t deduplicate;
-  int32_t reuse; /* without a budget */
+  int32_t top_k;          /* 0: 1 */
+  int32_t ranks_per_node; /* 0: not said */
+  int32_t reuse;          /* without a budget */
   /* So many forwards are outstanding, as in a pipeline, and each runs again before its backward, as with activation
    * checkpointing. 0: none runs again. */
   int32_t repeats;
@@ -41,6 +43,7 @@ typedef struct tuner_world_s {
   char message[MAX_RANKS][1024];
   int32_t picks[MAX_RANKS][4096];
   int32_t num_picks[MAX_RANKS];
+  uint64_t sent_bytes[MAX_RANKS]; /* by the last layer's last step */
   int32_t settled[MAX_RANKS];
   int32_t num_unlike[MAX_RANKS]; /* repeated forwards that left another n or other bytes than the first time */
   int32_t num_mixed[MAX_RANKS];  /* steps whose outstanding forwards had not all the same n */

@@ -114,7 +114,7 @@ class Options:
     host_memory_budget: int | None = None
     max_outstanding: int | None = None
     tuner: TunerOptions | None = None
-    deduplicate: bool | str = False  # "node": once to each node
+    deduplicate: bool | str = False  # "node": once to each node; "adaptive": to each rank or node
     ranks_per_node: int | None = None
     transport: str | None = None
     accumulate: str | None = None
@@ -151,7 +151,8 @@ class Options:
             if value is not None:
                 words.append(f"{name} {bytes_text(value)}")
         if self.deduplicate:
-            words.append("deduplicated by node" if self.deduplicate == "node" else "deduplicated")
+            by = {"node": " by node", "adaptive": " by rank or by node"}
+            words.append(f"deduplicated{by.get(self.deduplicate, '')}")
         return " | ".join(words)
 
 
@@ -259,10 +260,10 @@ def _boolean(key: str, value: Any) -> bool:
 
 
 def _deduplicate(key: str, value: Any) -> bool | str:
-    if value == "node":
-        return "node"
+    if value in ("node", "adaptive"):
+        return value
     if not isinstance(value, bool):
-        raise ConfigError(f'"sluice": "{key}" must be true, false or "node", not {value!r}')
+        raise ConfigError(f'"sluice": "{key}" must be true, false, "node" or "adaptive", not {value!r}')
     return value
 
 

@@ -66,6 +66,7 @@ def cases(W):
         "f16": dict(dtype=f16, tokens=(64, 33), seed=33),
         "f16 gated chunks": dict(dtype=f16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=34),
         "deduplicated by node": dict(deduplicate="node", per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, seed=36),
+        "deduplicated as chosen": dict(deduplicate="adaptive", per_rank=4, K=4, n=0, tokens=(60, 25), seed=37),
         "f16 deduplicated": dict(dtype=f16, deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), seed=35),
     }
     return {name: Case(W, **options) for name, options in table.items()}

@@ -45,6 +45,7 @@ CASES = [
     "deduplicated",
     "deduplicated bf16",
     "deduplicated by node",
+    "deduplicated as chosen",
     "bf16",
     "bf16 gated chunks",
     "f16",

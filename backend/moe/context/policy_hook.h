@@ -18,7 +18,7 @@ typedef struct sluice_pass_report_s {
   uint8_t wgrad_mode;  /* of a forward: that of its backward */
   uint8_t restore_set; /* index into sluice_restore_sets, where the layer reuses buffers without a plan; else 0 */
   uint8_t plan;        /* of the layer's set, from 1; 0: it ran without */
-  uint8_t grouped;     /* of its schedule (sluice_template_spec_t) */
+  uint8_t grouped : 1, two_levels : 1; /* of its schedule (sluice_template_spec_t) */
   /* Nanoseconds; in four bytes each, since they travel in every header. */
   float compute_ns, comm_ns; /* of its ops by lane; exchanges include waiting for other ranks */
   float comm_cpu_ns;         /* processor time of the communication lane */
@@ -37,7 +37,8 @@ typedef struct sluice_decision_state_s {
   int32_t num_chunks;
   int32_t wgrad_mode;  /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
   int16_t is_settled;  /* 0: a candidate on trial */
-  int16_t grouped;     /* exchanges of several chunks are grouped, where the config leaves it open */
+  int8_t grouped;      /* exchanges of several chunks are grouped, where the config leaves it open */
+  int8_t two_levels;   /* tokens travel by node, likewise */
   int32_t plan;        /* under a budget: of the layer's set, what it took last */
   uint32_t switched;   /* the policy hook's: directions whose next report is of a first pass after a switch */
   int32_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */

@@ -111,7 +111,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->gated = (int16_t)c->gated;
   h->bias = (uint8_t)c->bias;
   h->reuse = (uint8_t)c->reuse;
-  h->ranks_per_node = sluice_shape_has_two_levels(&moe->shape) ? moe->shape.ranks_per_node : 0;
+  h->ranks_per_node = c->deduplicate >= SLUICE_DEDUPLICATE_NODES ? moe->shape.ranks_per_node : 0;
   h->wgrad_mode = wgrad_word(moe);
   h->callback_experts = c->callback_experts;
   h->config_chunks = c->num_chunks;

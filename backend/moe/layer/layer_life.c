@@ -23,10 +23,11 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, numbers, sizeof numbers);
   hash = sluice_hash_bytes(hash, swiglu, sizeof swiglu);
   if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = sluice_hash_bytes(hash, exchange, sizeof exchange);
-  const int32_t deduplication =
-      c->deduplicate == SLUICE_DEDUPLICATE_NODES ? sluice_shape_deduplication(&moe->shape) : c->deduplicate;
+  const int has_nodes = sluice_shape_has_two_levels(&moe->shape) || sluice_shape_levels_are_open(&moe->shape);
+  const int asks_nodes = c->deduplicate >= SLUICE_DEDUPLICATE_NODES;
+  const int32_t deduplication = asks_nodes && !has_nodes ? sluice_shape_deduplication(&moe->shape) : c->deduplicate;
   if (deduplication) hash = sluice_hash_bytes(hash, &deduplication, sizeof deduplication);
-  if (deduplication == SLUICE_DEDUPLICATE_NODES)
+  if (has_nodes)
     hash = sluice_hash_bytes(hash, &moe->shape.ranks_per_node, sizeof moe->shape.ranks_per_node);
   if (c->reuse) hash = sluice_hash_bytes(hash, "reuse", 5);
   if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
@@ -52,14 +53,23 @@ void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* plac
   moe->fingerprint = sluice_hash_bytes(hash, moe->expert_position, (size_t)num_experts * sizeof(int32_t));
 }
 
-/* Nothing to choose: for one rank, which has nothing to overlap, and where n and the mode of several chunks are
+/* Nothing to choose: for one rank, which has nothing to overlap, and where n, the mode of several chunks and levels are
  * configured. Who makes plans has those to choose. */
 static int is_open(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (sluice_makes_plans(moe)) return 1;
-  if (c->reuse) return 1;
+  if (c->reuse || sluice_shape_levels_are_open(&moe->shape)) return 1;
   if (moe->context->world_size == 1) return 0;
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
+}
+
+/* Ranks of a node, where tokens may travel by node. Who leaves that open is not refused: what has no two levels has one.
+ */
+static int32_t ranks_per_node_of(const sluice_context_t* context, const sluice_moe_config_t* c) {
+  enum { MOST = 64 }; /* a bit for each rank of a node */
+  const int has_one_level = context->rows->is_device || context->memory_budget > 0 || context->host_memory_budget > 0 ||
+                            c->reuse || context->ranks_per_node > MOST;
+  return c->deduplicate == SLUICE_DEDUPLICATE_ADAPTIVE && has_one_level ? 0 : context->ranks_per_node;
 }
 
 static sluice_status_t take_decision(sluice_moe_t* moe) {
@@ -93,7 +103,7 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   sluice_engine_retain(context);
   moe->context = context;
   sluice_shape_init(&moe->shape, config, policies, context->rank, context->world_size, NULL, context->rows->is_device);
-  sluice_shape_set_nodes(&moe->shape, context->ranks_per_node);
+  sluice_shape_set_nodes(&moe->shape, ranks_per_node_of(context, config));
   moe->kind = kind_of(moe, context->world_size);
   const sluice_expert_placement_t placement = {.expert_rank = config->expert_rank, .expert_slot = config->expert_slot};
   sluice_layer_place(moe, &placement);

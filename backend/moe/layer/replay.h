@@ -22,7 +22,7 @@ typedef struct sluice_replay_forward_s {
   uint8_t wgrad_mode;  /* without a plan, and the next */
   uint8_t restore_set; /* of a layer that reuses buffers; else 0 */
   int32_t is_repeated;
-  uint8_t grouped;
+  uint8_t grouped, two_levels;
 } sluice_replay_forward_t;
 
 typedef struct sluice_replay_s {

@@ -103,7 +103,8 @@ static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
       .restore_set = (uint8_t)restore_set_of(pass),
       .wgrad_mode = (uint8_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
       .plan = pass->binding.plan,
-      .grouped = (uint8_t)spec->grouped,
+      .grouped = spec->grouped != 0,
+      .two_levels = sluice_has_two_levels(spec) != 0,
       .comm_cpu_ns = (float)pass->comm_jobs.cpu_ns,
       .header_ns = (float)pass->header_ns,
   };

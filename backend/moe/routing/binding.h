@@ -39,6 +39,7 @@ typedef struct sluice_binding_s {
   uint8_t wgrad_mode; /* of its backward, whatever is chosen or in force by then */
   uint8_t shares_act; /* of its passes: where T_ACT and dT_ACT lie, see sluice_template_spec_t */
   uint8_t grouped;    /* of its passes: exchanges, likewise */
+  uint8_t two_levels; /* of its passes: tokens travel by node */
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
@@ -64,7 +65,7 @@ typedef struct sluice_binding_s {
   int64_t* first_of_chunk; /* [n + 1] first row in the whole pass, by (chunk, expert) */
 
   sluice_token_copies_t token_copies; /* where the layer is deduplicated */
-  sluice_node_copies_t node_copies;   /* and tokens travel by node */
+  sluice_node_copies_t node_copies;   /* and two_levels */
 } sluice_binding_t;
 
 /* The tokens that an op of `chunk` sums, and the chunk where their rows begin. chunk -1: all tokens. */

@@ -27,11 +27,19 @@ void sluice_binding_init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t n
   b->moe = moe;
   b->routes = moe->strategies->routes;
   b->copies = moe->strategies->copies;
+  b->two_levels = (uint8_t)sluice_shape_has_two_levels(&moe->shape);
   b->num_chunks = num_chunks;
   b->world_size = moe->context->world_size;
   b->num_local = moe->shape.num_local;
   b->top_k = moe->shape.config.top_k;
   b->num_tokens = num_tokens;
+}
+
+void sluice_binding_take_levels(sluice_binding_t* b, int two_levels) {
+  const sluice_strategies_t* one = b->moe->strategies;
+  if (one->two_levels == NULL) return;
+  b->two_levels = two_levels != 0;
+  b->copies = (two_levels ? one->two_levels : one)->copies;
 }
 
 static void cut_tokens(sluice_binding_t* b) {

@@ -18,7 +18,7 @@ typedef struct meta_header_s {
   int32_t num_chunks;
   uint64_t fingerprint;
   int32_t chunks_by_experts;
-  int32_t num_node_copies; /* that arrived, own ones among them; 0 in one level */
+  int32_t num_node_copies; /* that arrived, own ones among them; -1 in one level */
   int64_t num_tokens;
   int64_t num_sent;
   int64_t num_rows;
@@ -49,9 +49,11 @@ static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t byt
   return hash ^ (hash >> 31);
 }
 
+static int64_t node_copies_of(const sluice_binding_t* b) { return b->two_levels ? b->node_copies.num_arrived : -1; }
+
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
   return sluice_binding_meta_bytes_of(&b->moe->shape, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows) +
-         sluice_binding_meta_node_copies_bytes(&b->moe->shape, b->num_chunks, b->node_copies.num_arrived);
+         sluice_binding_meta_node_copies_bytes(&b->moe->shape, b->num_chunks, node_copies_of(b));
 }
 
 static char* put(char* at, const void* data, uint64_t bytes) {
@@ -66,7 +68,7 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   header.num_chunks = b->num_chunks;
   header.fingerprint = b->moe->fingerprint;
   header.chunks_by_experts = b->chunks_by_experts;
-  header.num_node_copies = (int32_t)b->node_copies.num_arrived;
+  header.num_node_copies = (int32_t)node_copies_of(b);
   header.num_tokens = b->num_tokens;
   header.num_sent = b->num_sent;
   header.num_rows = b->num_rows;
@@ -106,6 +108,11 @@ static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* 
          sluice_binding_meta_node_copies_bytes(&moe->shape, header->num_chunks, header->num_node_copies);
 }
 
+static int may_have_node_copies(const sluice_shape_t* shape, int32_t count) {
+  if (sluice_shape_levels_are_open(shape)) return count >= -1;
+  return sluice_shape_has_two_levels(shape) ? count >= 0 : count == -1;
+}
+
 static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
                                    meta_header_t* header) {
   int whole = meta != NULL && meta_bytes >= sizeof *header;
@@ -114,7 +121,8 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
       header->fingerprint != moe->fingerprint || header->num_chunks < 1 || header->num_chunks > SLUICE_MAX_CHUNKS ||
       header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->shape.config.top_k || header->num_sent < 0 ||
       header->num_sent > sluice_binding_room(&moe->shape, header->num_chunks, header->num_tokens) ||
-      header->num_rows < 0 || header->num_rows > INT32_MAX || header->num_node_copies < 0 ||
+      header->num_rows < 0 || header->num_rows > INT32_MAX ||
+      !may_have_node_copies(&moe->shape, header->num_node_copies) ||
       (moe->capacity != NULL && header->num_chunks != moe->shape.config.num_chunks) ||
       meta_bytes < meta_bytes_behind(moe, header)) {
     return SLUICE_FAIL(
@@ -161,7 +169,8 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
   b->chunks_by_experts = header.chunks_by_experts != 0;
   b->num_sent = header.num_sent;
-  b->node_copies.num_arrived = header.num_node_copies;
+  sluice_binding_take_levels(b, header.num_node_copies >= 0);
+  if (b->two_levels) b->node_copies.num_arrived = header.num_node_copies;
   SLUICE_TRY(sluice_arena_reset(&b->memory->binding,
                                 sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),
                                 "offsets of a pass"));

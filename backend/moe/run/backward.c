@@ -4,6 +4,7 @@
 #include "backend/base/tensor.h"
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/routing/saved_routes.h"
+#include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/mode.h"
 #include "backend/moe/run/run_pass.h"
 
@@ -32,6 +33,7 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   SLUICE_TRY(moe->mode->open(pass));
   SLUICE_TRY(sluice_binding_restore(moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
                                     step->saved[SLUICE_SAVED_INPUT], &pass->binding));
+  sluice_run_take_travel(pass);
   const sluice_template_spec_t spec = spec_of(pass, step, args);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   SLUICE_TRY(moe->mode->check_capture(pass));

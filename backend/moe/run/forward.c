@@ -127,6 +127,7 @@ sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_a
                         .num_chunks = moe->decision.num_chunks,
                         .wgrad_mode = wgrad_mode_of(moe),
                         .grouped = grouped_of(moe),
+                        .two_levels = moe->decision.two_levels,
                         .restore_set = moe->decision.restore_set,
                         .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
   sluice_status_t status = run(&f, refusal);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "backend/moe/routing/binding_arrays.h"
 #include "backend/plan/plan.h"
 
 sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction, int32_t keep) {
@@ -14,7 +15,7 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
       .callback = moe->shape.config.callback_experts,
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .bounded = (pass->is_bounded || sluice_shape_is_lean(&moe->shape)) && !binding->chunks_by_experts,
-      .dedup = sluice_shape_deduplication(&moe->shape),
+      .dedup = binding->two_levels ? SLUICE_DEDUPLICATE_NODES : sluice_shape_deduplication(&moe->shape),
       .chunks_by_experts = (int16_t)binding->chunks_by_experts,
       .grouped = binding->grouped,
   };
@@ -26,10 +27,15 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
 }
 
 /* Plans count one slot of what is sent and one of what comes in, and the reuse of buffers is for memory. */
-static int may_group(const sluice_moe_t* moe, int32_t num_chunks) {
-  const int has_pairs = num_chunks > SLUICE_GROUPED_CHUNKS && moe->context->world_size > 1 &&
-                        sluice_shape_deduplication(&moe->shape) != SLUICE_DEDUPLICATE_NODES;
+static int may_group(const sluice_moe_t* moe, const sluice_binding_t* binding, int32_t num_chunks) {
+  const int has_pairs =
+      num_chunks > SLUICE_GROUPED_CHUNKS && moe->context->world_size > 1 && !binding->two_levels;
   return has_pairs && !sluice_is_planned(moe) && !moe->shape.config.reuse;
+}
+
+void sluice_run_take_travel(sluice_pass_t* pass) {
+  const sluice_strategies_t* one = pass->moe->strategies;
+  if (one->two_levels != NULL) pass->travel = (pass->binding.two_levels ? one->two_levels : one)->travel;
 }
 
 sluice_status_t sluice_forward_take_template(sluice_forward_t* f) {
@@ -42,7 +48,9 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
                                                const sluice_chunk_policies_t* by_chunk) {
   sluice_binding_t* binding = &f->pass.binding;
   binding->num_chunks = num_chunks;
-  binding->grouped = f->grouped && may_group(f->pass.moe, num_chunks);
+  sluice_binding_take_levels(binding, f->two_levels && !sluice_is_planned(f->pass.moe));
+  sluice_run_take_travel(&f->pass);
+  binding->grouped = f->grouped && may_group(f->pass.moe, binding, num_chunks);
   binding->shares_act = 1; /* who names a policy wants memory; a plan that has room says otherwise below */
   if (f->pass.moe->plan != NULL) binding->shares_act = (uint8_t)f->pass.moe->plan->shares_act;
   for (int32_t i = 0; i < num_chunks && sluice_forward_keeps(f); ++i) {

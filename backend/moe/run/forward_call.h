@@ -19,6 +19,7 @@ typedef struct sluice_forward_s {
   int32_t plan;        /* of the layer's set */
   int32_t wgrad_mode;  /* without a plan: of this step's backward */
   int32_t grouped;     /* exchanges, where its chunks allow it */
+  int32_t two_levels;  /* where the layer leaves that open */
   int32_t restore_set; /* of a layer that reuses buffers without a plan: index into sluice_restore_sets; else 0 */
   uint64_t routes;     /* their hash, where somebody looks back; else 0 */
   uint32_t like;       /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
@@ -28,6 +29,9 @@ static inline int sluice_forward_keeps(const sluice_forward_t* f) { return f->ar
 
 /* What both directions say of a schedule. keep: of a forward, that a backward follows. */
 sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction, int32_t keep);
+
+/* What travels in the passes of the binding, once that is known (sluice_binding_take_levels). */
+void sluice_run_take_travel(sluice_pass_t* pass);
 
 /* The template for the binding as it is. */
 sluice_status_t sluice_forward_take_template(sluice_forward_t* f);

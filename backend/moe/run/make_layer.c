@@ -9,25 +9,31 @@
 #include "backend/moe/run/choose_mode.h"
 #include "backend/moe/step/saved_memory.h"
 
-/* By where rows lie, and what of a token travels: SLUICE_DEDUPLICATE_*. */
-static const sluice_strategies_t strategies[2][3] = {
+/* By where rows lie, and what of a token travels: SLUICE_DEDUPLICATE_*, ADAPTIVE where both levels are there. */
+static const sluice_strategies_t strategies[2][4] = {
     {{&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
-      &sluice_travel_of_rows},
+      &sluice_travel_of_rows, NULL},
      {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
-      &sluice_saved_in_host_memory, &sluice_travel_of_token_copies},
+      &sluice_saved_in_host_memory, &sluice_travel_of_token_copies, NULL},
      {&sluice_routes_in_host_memory, &sluice_copies_by_node, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
-      &sluice_travel_of_node_copies}},
+      &sluice_travel_of_node_copies, NULL},
+     {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
+      &sluice_saved_in_host_memory, &sluice_travel_of_token_copies, &strategies[0][SLUICE_DEDUPLICATE_NODES]}},
     {{&sluice_routes_in_device_memory, &sluice_no_copies, &sluice_lanes_of_streams, &sluice_saved_in_device_memory,
-      &sluice_travel_of_rows},
+      &sluice_travel_of_rows, NULL},
      {&sluice_routes_in_device_memory, &sluice_copies_in_device_memory, &sluice_lanes_of_streams,
-      &sluice_saved_in_device_memory, &sluice_travel_of_device_token_copies}},
+      &sluice_saved_in_device_memory, &sluice_travel_of_device_token_copies, NULL}},
 };
+
+static int32_t travels_by(const sluice_shape_t* shape) {
+  return sluice_shape_levels_are_open(shape) ? SLUICE_DEDUPLICATE_ADAPTIVE : sluice_shape_deduplication(shape);
+}
 
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,
                                     const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
   SLUICE_TRY(sluice_layer_begin(context, config, policies, out_moe));
   sluice_moe_t* moe = *out_moe;
-  moe->strategies = &strategies[context->rows->is_device][sluice_shape_deduplication(&moe->shape)];
+  moe->strategies = &strategies[context->rows->is_device][travels_by(&moe->shape)];
   sluice_layer_choose_mode(moe);
   return SLUICE_OK;
 }

@@ -33,6 +33,7 @@ static void note(const sluice_forward_t* f) {
       .wgrad_mode = (uint8_t)f->wgrad_mode,
       .restore_set = (uint8_t)f->restore_set,
       .grouped = (uint8_t)f->grouped,
+      .two_levels = (uint8_t)f->two_levels,
   };
   sluice_replay_add(&f->pass.moe->replay, sluice_forward_keeps(f) ? &kept : NULL);
 }
@@ -41,20 +42,26 @@ static const sluice_replay_role_t first = {.look_back = hash_kept, .choose = cho
 
 /* ---- again ---- */
 
+static void take_form(sluice_forward_t* f, const sluice_replay_forward_t* repeated) {
+  f->restore_set = repeated->restore_set, f->grouped = repeated->grouped, f->two_levels = repeated->two_levels;
+}
+
 static void look_back(sluice_forward_t* f) {
   sluice_replay_t* kept = &f->pass.moe->replay;
   f->routes = hash_of(f);
   f->like = sluice_replay_like(kept, f->routes);
   const sluice_replay_forward_t* repeated = sluice_replay_choose(kept, f->like);
   if (repeated == NULL) return;
-  f->num_chunks = repeated->num_chunks, f->restore_set = repeated->restore_set, f->grouped = repeated->grouped;
+  f->num_chunks = repeated->num_chunks;
+  take_form(f, repeated);
 }
 
 static const sluice_replay_forward_t* choose(sluice_forward_t* f, uint32_t like) {
   sluice_replay_forward_t* repeated = sluice_replay_choose(&f->pass.moe->replay, like);
   if (repeated == NULL) return NULL;
   repeated->is_repeated = 1;
-  f->wgrad_mode = repeated->wgrad_mode, f->restore_set = repeated->restore_set, f->grouped = repeated->grouped;
+  f->wgrad_mode = repeated->wgrad_mode;
+  take_form(f, repeated);
   return repeated;
 }
 

@@ -18,6 +18,8 @@ typedef struct world_s {
   double gain;      /* in truth */
   double predicted; /* as the model has it */
   double skew;
+  int32_t least_chunks; /* as of groups */
+  double least_skew;
   sluice_search_t search;
   sluice_grouping_t grouping;
   int32_t told, told_pick, told_why;
@@ -48,8 +50,13 @@ static void decided(void* user, const sluice_grouping_decision_t* d) {
 static void begin(world_t* w, int32_t mode, int knows) {
   sluice_search_config_t search = config_of(mode);
   if (knows) search.predict = predict_single, search.user = w;
-  const sluice_grouping_config_t grouping = {
-      .is_open = 1, .mode = mode, .predict = knows ? predict_grouped : NULL, .user = w, .decided = decided};
+  const sluice_grouping_config_t grouping = {.is_open = 1,
+                                             .mode = mode,
+                                             .least_chunks = w->least_chunks,
+                                             .least_skew = w->least_skew,
+                                             .predict = knows ? predict_grouped : NULL,
+                                             .user = w,
+                                             .decided = decided};
   sluice_search_init(&w->search, &search);
   sluice_grouping_init(&w->grouping, &grouping);
   w->told = w->ran_grouped = 0;
@@ -73,6 +80,7 @@ static void use_machine(world_t* w) {
   memset(w, 0, sizeof *w);
   w->surface = (surface_t){.alpha = 1e-4, .beta = 2e-6, .gemm_startup = 1e-5, .gemm_rate = 2e-6, .tile = 1};
   w->skew = 3, w->gain = w->predicted = 1;
+  w->least_chunks = 3, w->least_skew = 1.15;
 }
 
 static const int32_t modes[] = {SLUICE_TUNER_PROFILE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_MODEL};

@@ -112,7 +112,12 @@ enum {
    * outputs and input gradients differ by roundings of the sums. 8 bytes for each token and node go along. On a CPU,
    * without a plan or a budget (UNSUPPORTED). With one node, nodes of one rank, or
    * top_k 1: as RANKS. */
-  SLUICE_DEDUPLICATE_NODES = 2
+  SLUICE_DEDUPLICATE_NODES = 2,
+  /* As RANKS or as NODES, whichever takes a step less time: by RANKS at first, and where the context has one node,
+   * nodes of one rank, a plan, a budget or CUDA, or the layer has top_k 1 or reuse. Where a machine is known, NODES is
+   * tried where that is predicted to pay; both then run in turns as ordinary steps, and NODES stays where it is 1 %
+   * faster. All ranks take the same. Bits of a run change with the choice. */
+  SLUICE_DEDUPLICATE_ADAPTIVE = 3
 };
 
 typedef struct sluice_moe_config_s {

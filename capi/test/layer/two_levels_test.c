@@ -168,6 +168,36 @@ static void TwoLevels_OneRoutePerToken_KeepsOneLevel(void** state) {
   }
 }
 
+/* Nobody has chosen yet: by rank. */
+static void TwoLevels_LeftOpen_BeginsByRank(void** state) {
+  (void)state;
+  for (int32_t i = 0; i < NUM_NODES; ++i) {
+    case_t c = base_case(i), by_rank;
+    c.num_chunks = 1 + i % 3, c.wgrad_mode = i % 2;
+    by_rank = c, by_rank.deduplicate = SLUICE_DEDUPLICATE_RANKS;
+    c.deduplicate = SLUICE_DEDUPLICATE_ADAPTIVE;
+    assert_same_bits(&c, &by_rank);
+    c.restore = by_rank.restore = 1, c.halves_apart = by_rank.halves_apart = 1;
+    assert_same_bits(&c, &by_rank);
+  }
+}
+
+/* What has no two levels keeps one, where the choice is left open: nothing is refused. */
+static void TwoLevels_LeftOpenWhereThereAreNone_IsByRank(void** state) {
+  (void)state;
+  for (int32_t what = 0; what < 4; ++what) {
+    case_t c = base_case(0), by_rank;
+    c.num_chunks = 2;
+    if (what == 0) c.top_k = 1;
+    if (what == 1) c.ranks_per_node = 0;
+    if (what == 2) c.budget = 1 << 22;
+    if (what == 3) c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
+    by_rank = c, by_rank.deduplicate = SLUICE_DEDUPLICATE_RANKS;
+    c.deduplicate = SLUICE_DEDUPLICATE_ADAPTIVE;
+    assert_same_bits(&c, &by_rank);
+  }
+}
+
 static void TwoLevels_AnyNumberOfChunks_HasTheSameBits(void** state) {
   (void)state;
   case_t one = base_case(0);
@@ -285,6 +315,8 @@ int main(void) {
       cmocka_unit_test(TwoLevels_CallbackExpertsAndReuse_MatchReference),
       cmocka_unit_test(TwoLevels_ManyCycles_KeepNoMemory),
       cmocka_unit_test(TwoLevels_OneRoutePerToken_KeepsOneLevel),
+      cmocka_unit_test(TwoLevels_LeftOpen_BeginsByRank),
+      cmocka_unit_test(TwoLevels_LeftOpenWhereThereAreNone_IsByRank),
       cmocka_unit_test(TwoLevels_AnyNumberOfChunks_HasTheSameBits),
       cmocka_unit_test(TwoLevels_OneLevelOfNodes_HasTheBitsOfRanks),
       cmocka_unit_test(TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards),

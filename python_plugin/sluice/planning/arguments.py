@@ -60,8 +60,9 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--deduplicate",
         nargs="?",
         const="rank",
-        choices=("rank", "node"),
-        help="a token's row once to each rank, or once to each node and within it once to each rank (rank)",
+        choices=("rank", "node", "adaptive"),
+        help="a token's row once to each rank, or once to each node and within it once to each rank, or the faster of "
+        "both (rank)",
     )
     parser.add_argument("--host-budget", metavar="BYTES", help="of offloaded rows, all outstanding forwards together")
 
@@ -87,7 +88,7 @@ def model_of(options: Any) -> Model:
         memory_budget=budget_of(options.budget),
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
         num_chunks=options.chunks,
-        deduplicate={None: None, "rank": True, "node": "node"}[options.deduplicate],
+        deduplicate=True if options.deduplicate == "rank" else options.deduplicate,
         policy=None if options.policy is None else restore.SETS[options.policy],
     )
     model = with_tokens(flags.over(model))

@@ -14,7 +14,18 @@ from ..timeline.schedule import LANE_NAMES, Schedule
 from . import arguments, routing, stages_command, written
 from .errors import BadInput
 from .model import Model, complete
-from .planner import DEDUPLICATIONS, Candidate, Choice, Decision, Planner, Prediction, Workload, priced_activation, size
+from .planner import (
+    DEDUPLICATIONS,
+    Candidate,
+    Choice,
+    Decision,
+    Planner,
+    Prediction,
+    Workload,
+    levels_by_price,
+    priced_activation,
+    size,
+)
 
 EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --ranks 8 --config mixtral/config.json --tokens 8192 --budget 20GiB
@@ -109,7 +120,7 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
         groups.setdefault(round(skew, 2), []).append(layer)
     rows = []
     for skew, layers in sorted(groups.items(), key=lambda group: group[1][0]):
-        work = workload_of(model, options.ranks, skew)
+        work = levels_by_price(planner, workload_of(model, options.ranks, skew), arguments.wanted_of(model))
         decision = planner.choose(work, arguments.wanted_of(model))
         prediction = planner.predict(work, decision.chosen, timeline=not rows) if decision.chosen else None
         other = _other_way(planner, work, arguments.wanted_of(model)) if prediction else None

@@ -42,7 +42,7 @@ class Workload:
     memory_budget: int = 0
     max_outstanding: int = 1
     host_memory_budget: int = 0
-    deduplicate: bool | str = False  # "node": once to each node
+    deduplicate: bool | str = False  # "node": once to each node; "adaptive": see levels_by_price
     chunking: str = "adaptive"
     activation: str | None = None  # of the experts; None: not said, priced as GELU
     may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
@@ -278,6 +278,21 @@ class Planner:
         verdict = self._library.ffi.string(self._library.lib.sluice_planner_verdict_name(c.verdict)).decode()
         times = c.forward_seconds, c.backward_seconds, c.slower_by
         return Candidate(choice, verdict, *times, c.total_bytes, c.bytes_over)
+
+
+def levels_by_price(planner: Planner, work: Workload, wanted: Choice | None = None) -> Workload:
+    """Where levels are open, by rank or by node, whichever is predicted to take less; as the tuner chooses with a
+    machine. By rank under a budget, whose plans have one level, and where neither fits."""
+    if work.deduplicate != "adaptive":
+        return work
+    by_rank, by_node = (work.with_(deduplicate=way) for way in (True, "node"))
+    if work.memory_budget or work.host_memory_budget:
+        return by_rank
+    seconds = {}
+    for way in (by_rank, by_node):
+        chosen = planner.choose(way, wanted).chosen
+        seconds[way] = planner.predict(way, chosen).seconds if chosen else float("inf")
+    return by_node if seconds[by_node] < seconds[by_rank] else by_rank
 
 
 def priced_activation(name: str | None) -> str | None:

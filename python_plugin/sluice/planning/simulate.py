@@ -13,7 +13,7 @@ from typing import Any
 from .. import restore
 from . import skew as skews
 from .errors import BadInput
-from .planner import Choice, Planner, Prediction, Workload
+from .planner import Choice, Planner, Prediction, Workload, levels_by_price
 from .routing import Routing
 
 MOST_RANKS = 16384
@@ -37,6 +37,7 @@ class Point:
     comm_busy: float
     total_bytes: int
     shortfall: str = ""
+    deduplicate: bool | str = False  # of the layers that a choice is reported of
 
     @property
     def tokens_per_second(self) -> float:
@@ -54,6 +55,7 @@ class Simulator:
         self.planner, self.layers, self.wanted, self.other_seconds = planner, layers, wanted, other_seconds
         self._decided: dict[Workload, tuple[Choice | None, str]] = {}
         self._priced: dict[tuple[Workload, Choice], Prediction] = {}
+        self._levels: dict[Workload, Workload] = {}
 
     def price(self, work: Workload, choice: Choice) -> Prediction:
         key = work, choice
@@ -67,10 +69,16 @@ class Simulator:
             self._decided[work] = decision.chosen, decision.shortfall
         return self._decided[work]
 
+    def levels(self, work: Workload) -> Workload:
+        """With levels, where they are open."""
+        if work not in self._levels:
+            self._levels[work] = levels_by_price(self.planner, work, self.wanted)
+        return self._levels[work]
+
     def point(self, work: Workload, layer_skews: Sequence[float]) -> Point:
         """One step. Every layer decides for itself; the most frequent choice is reported."""
-        works = [work.with_(skew=round(skew, 2)) for skew in layer_skews]
-        choices: dict[Choice, int] = {}
+        works = [self.levels(work.with_(skew=round(skew, 2))) for skew in layer_skews]
+        choices: dict[tuple[Choice, bool | str], int] = {}
         sums = dict.fromkeys(("seconds", "unsplit", "balanced", "compute", "comm"), 0.0)
         most = 0
         ordered = sorted(layer_skews)
@@ -79,7 +87,8 @@ class Simulator:
             choice, shortfall = self.decide(one)
             if choice is None:
                 return Point(*place, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0, shortfall)
-            choices[choice] = choices.get(choice, 0) + 1
+            key = choice, one.deduplicate
+            choices[key] = choices.get(key, 0) + 1
             made = self.price(one, choice)
             sums["seconds"] += made.seconds + self.other_seconds
             sums["compute"] += made.busy("compute")
@@ -88,9 +97,9 @@ class Simulator:
             even = one.with_(skew=1.0)
             sums["balanced"] += self.price(even, choice).seconds + self.other_seconds
             most = max(most, made.bytes["total"])
-        usual = max(choices, key=lambda choice: choices[choice])
+        usual, way = max(choices, key=lambda key: choices[key])
         times = sums["seconds"], sums["unsplit"], sums["balanced"], sums["compute"], sums["comm"]
-        return Point(*place, usual, *times, most)
+        return Point(*place, usual, *times, most, deduplicate=way)
 
 
 SkewOf = Callable[[int, int, int], float]  # (layer, experts, ranks)

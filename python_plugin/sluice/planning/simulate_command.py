@@ -161,7 +161,8 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
             busy = f"{100 * p.comm_busy / p.seconds:5.0f}%"
             times = f"{p.seconds * 1e3:9.2f} {p.unsplit_seconds * 1e3:9.2f} {p.balanced_seconds * 1e3:9.2f}"
             speed = f"{p.tokens_per_second / 1e6:8.2f} {100 * share:5.1f}% {size(p.total_bytes):>10}"
-            lines.append(f"{place} {p.choice.num_chunks:3} {p.choice.where:<20} {times} {busy} {speed}")
+            by = f" by {'node' if p.deduplicate == 'node' else 'rank'}" if model.deduplicate == "adaptive" else ""
+            lines.append(f"{place} {p.choice.num_chunks:3} {p.choice.where:<20} {times} {busy} {speed}{by}")
     lines += ["", "unsplit: n = 1, everything kept; balanced: without the skew; comm: busy share of the fullest rank;"]
     lines.append("at most: bytes of a rank under any routing, which a budget bounds")
     return [*lines, error_of(made["error"])]

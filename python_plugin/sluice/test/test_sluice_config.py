@@ -30,6 +30,8 @@ def test_Deduplicate_IsReadAndOffByDefault() -> None:
     by_node = config.parse({"deduplicate": "node", "ranks_per_node": 8})[1]
     assert (by_node.deduplicate, by_node.ranks_per_node) == ("node", 8)
     assert "deduplicated by node" in by_node.plan_message()
+    open_ = config.parse({"deduplicate": "adaptive"})[1]
+    assert open_.deduplicate == "adaptive" and "deduplicated by rank or by node" in open_.plan_message()
     both = config.parse({"deduplicate": True, "memory_budget": "1GiB", "host_memory_budget": "1MiB"})[1]
     assert both.deduplicate and both.memory_budget == 1 << 30 and both.host_memory_budget == 1 << 20
 

@@ -57,6 +57,33 @@ def test_Weak_LayersAddUp_AndSkewCosts() -> None:
     assert skewed.skew_max == 2.0
 
 
+DEEPSEEK = "--model-width 7168 --hidden-width 2048 --top-k 8 --tokens 4096 --gated --experts-per-rank 4".split()
+
+
+def test_Levels_LeftOpen_AreTheFasterOfBoth(capsys) -> None:
+    """DeepSeek-V3's layer, 256 experts on 64 ranks: a token's experts share nodes, and these a slow link."""
+    found = {}
+    for way in ("rank", "node", "adaptive"):
+        status, out, _ = run(
+            capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", way, "--json"
+        )
+        assert status == 0
+        found[way] = json.loads(out)["scaling"]["weak"]
+    for by_rank, by_node, chosen in zip(*found.values()):
+        assert chosen["seconds"] == min(by_rank["seconds"], by_node["seconds"])
+    assert [point["deduplicate"] for point in found["adaptive"]] == [True, "node"]
+    assert found["node"][1]["efficiency"] > 1.15 * found["rank"][1]["efficiency"]
+    text = run(capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", "adaptive")[1]
+    assert re.search(r"\n +8 .* by rank\n +64 .* by node\n", text)
+
+
+def test_Levels_OneRouteOrABudget_KeepOne() -> None:
+    simulator = _simulator()
+    for changes in ({"top_k": 1}, {"memory_budget": 1 << 34}):
+        work = Workload(1024, 4096, 4096, 64, 4, 64, "f16", deduplicate="adaptive").with_(**changes)
+        assert simulator.levels(work).deduplicate is True
+
+
 def test_Strong_TotalsStay() -> None:
     work = Workload(1024, 4096, 4096, 64, 2, 8, "f16")
     points = simulate.strong(_simulator(1), work, 64, [8, 32], lambda *where: 1.0)

@@ -1,0 +1,149 @@
+/* Layers that leave open whether tokens travel by rank or by node: what is chosen shows in the bytes that go. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/tuner_world.h"
+
+enum { RANKS = 4, PER_NODE = 2, TOP_K = 4 };
+
+/* Two nodes of two ranks: `between` and `within` are bytes a second. */
+static const char* machine_of(double between, double within) {
+  static char text[1024];
+  snprintf(text, sizeof text,
+           "{\"sluice_machine\": 2, \"name\": \"nodes\", \"world_size\": 4, \"ranks_per_node\": 2, "
+           "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": 8}}, "
+           "\"rows\": {\"bytes_per_second\": 5e9}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
+           "\"exchange\": {\"bytes_per_second\": %g, \"startup_seconds\": 1e-6}, "
+           "\"node_exchange\": {\"bytes_per_second\": %g, \"startup_seconds\": 1e-6}, "
+           "\"host_copy\": {\"bytes_per_second\": 4e9}, \"op_seconds\": 1e-7, \"pass_seconds\": 1e-6}",
+           between, within);
+  return text;
+}
+
+static tuner_world_t* world_of(int32_t deduplicate, int32_t mode, const char* machine) {
+  tuner_world_t* w = tuner_world(RANKS, mode, machine != NULL);
+  for (int32_t r = 0; r < RANKS; ++r) w->machine[r] = machine;
+  w->deduplicate = deduplicate, w->top_k = TOP_K, w->ranks_per_node = PER_NODE;
+  w->layers = 1, w->steps = 40, w->num_chunks = 2, w->wgrad_mode = SLUICE_WGRAD_DEFERRED;
+  return w;
+}
+
+/* What each rank sends in the last step, whose routing is the same in each world of as many steps. */
+static void run(tuner_world_t* w, uint64_t sent[RANKS]) {
+  tuner_run(w);
+  must_agree(w);
+  memcpy(sent, w->sent_bytes, RANKS * sizeof *sent);
+}
+
+static void run_fixed(int32_t deduplicate, int32_t top_k, uint64_t sent[RANKS]) {
+  tuner_world_t* w = world_of(deduplicate, SLUICE_TUNER_ADAPTIVE, NULL);
+  w->top_k = top_k;
+  run(w, sent);
+}
+
+static int is_same(const uint64_t* a, const uint64_t* b) { return memcmp(a, b, RANKS * sizeof *a) == 0; }
+
+static void Levels_ByPrediction_GoWhereTheSlowLinkIs(void** state) {
+  (void)state;
+  uint64_t by_rank[RANKS], by_node[RANKS], sent[RANKS];
+  run_fixed(SLUICE_DEDUPLICATE_RANKS, TOP_K, by_rank);
+  run_fixed(SLUICE_DEDUPLICATE_NODES, TOP_K, by_node);
+  assert_false(is_same(by_rank, by_node));
+  run(world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_MODEL, machine_of(1e6, 1e10)), sent);
+  assert_true(is_same(sent, by_node));
+  run(world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_MODEL, machine_of(1e10, 1e6)), sent);
+  assert_true(is_same(sent, by_rank));
+}
+
+/* Where two levels are predicted to lose nothing is tried: every step goes by rank. */
+static void Levels_PredictedToLose_NeverRun(void** state) {
+  (void)state;
+  uint64_t by_rank[RANKS], sent[RANKS];
+  for (int32_t steps = 7; steps < 12; steps += 2) { /* at a fixed n two levels would run from the third on */
+    tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_ADAPTIVE, NULL);
+    w->steps = steps;
+    run(w, by_rank);
+    w = world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, machine_of(1e10, 1e6));
+    w->steps = steps;
+    run(w, sent);
+    assert_true(is_same(sent, by_rank));
+  }
+}
+
+/* Who goes by predictions alone, with a machine that knows one kind of link, has nothing to go by. */
+static void Levels_MachineWithoutNodes_PredictsNothing(void** state) {
+  (void)state;
+  uint64_t by_rank[RANKS], sent[RANKS];
+  run_fixed(SLUICE_DEDUPLICATE_RANKS, TOP_K, by_rank);
+  run(world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_MODEL, tuner_machine), sent);
+  assert_true(is_same(sent, by_rank));
+}
+
+/* A token with one route goes to one node in any case. */
+static void Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine(void** state) {
+  (void)state;
+  uint64_t by_rank[RANKS], sent[RANKS];
+  run_fixed(SLUICE_DEDUPLICATE_RANKS, 1, by_rank);
+  for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; ++mode) {
+    tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_ADAPTIVE, mode, machine_of(1e6, 1e10));
+    w->top_k = 1;
+    run(w, sent);
+    assert_true(is_same(sent, by_rank));
+  }
+}
+
+/* By measured times: both run, at the n that is given or at those that are searched, and one of them stays. */
+static void Levels_Raced_SettleAlikeOnAllRanks(void** state) {
+  (void)state;
+  uint64_t by_rank[RANKS], by_node[RANKS], sent[RANKS];
+  static const int32_t steps[] = {160, 24, 24, 40}; /* by n: what is searched before that */
+  for (int32_t n = 0; n <= 3; ++n) {
+    for (int32_t knows = 0; knows <= 1; ++knows) {
+      tuner_world_t* w =
+          world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, knows ? machine_of(1e6, 1e10) : NULL);
+      w->num_chunks = n, w->steps = steps[n], w->wgrad_mode = n == 3 ? SLUICE_WGRAD_ADAPTIVE : SLUICE_WGRAD_DEFERRED;
+      run(w, sent);
+      assert_true(w->settled[0]);
+      const int32_t chosen = w->picks[0][w->num_picks[0] - 1];
+      if (n > 0) assert_in_range(chosen, n, n); /* of a fixed n nothing else is tried */
+      for (int32_t both = 0; both < 2; ++both) {
+        w = world_of(both ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_ADAPTIVE, NULL);
+        w->num_chunks = chosen, w->steps = steps[n];
+        run(w, both ? by_node : by_rank);
+      }
+      assert_true(is_same(sent, by_rank) || is_same(sent, by_node));
+    }
+  }
+}
+
+/* With activation checkpointing a forward that runs again has the levels of the first time, whatever is chosen by
+ * then: what both save has the same bytes. */
+static void Levels_RepeatedForwards_KeepTheirs(void** state) {
+  (void)state;
+  for (int32_t reverse = 0; reverse <= 1; ++reverse) {
+    tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, NULL);
+    w->repeats = 3, w->reverse = reverse, w->steps = 40;
+    tuner_run(w);
+    must_agree(w);
+    for (int32_t r = 0; r < RANKS; ++r) assert_int_equal(w->num_unlike[r], 0);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Levels_ByPrediction_GoWhereTheSlowLinkIs),
+      cmocka_unit_test(Levels_PredictedToLose_NeverRun),
+      cmocka_unit_test(Levels_MachineWithoutNodes_PredictsNothing),
+      cmocka_unit_test(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine),
+      cmocka_unit_test(Levels_Raced_SettleAlikeOnAllRanks),
+      cmocka_unit_test(Levels_RepeatedForwards_KeepTheirs),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -98,6 +98,7 @@ class EngineBackend:
                     options.shared_memory_budget,
                     options.shared_host_memory_budget,
                     ranks_per_node=options.ranks_per_node,
+                    wire_dtype=options.wire_dtype,
                 ),
                 device,
             )

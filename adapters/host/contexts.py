@@ -36,7 +36,13 @@ def context_of(
         options.host_memory_budget,
         options.tuner,
     )
-    key = (*chosen, options.ranks_per_node, () if group is None else group.ranks, str(device or "cpu"))
+    key = (
+        *chosen,
+        options.ranks_per_node,
+        options.wire_dtype,
+        () if group is None else group.ranks,
+        str(device or "cpu"),
+    )
     found = _contexts.get(key)
     if found is not None and group is None and found.is_budgeted and found.is_unused:
         found.close()  # of a model that has gone: this one may have more layers
@@ -44,7 +50,11 @@ def context_of(
         known = ContextOptions(*chosen)
         outstanding = known.max_outstanding or num_forwards or num_layers
         known = dataclasses.replace(
-            known, max_outstanding=outstanding, num_layers=num_layers, ranks_per_node=options.ranks_per_node
+            known,
+            max_outstanding=outstanding,
+            num_layers=num_layers,
+            ranks_per_node=options.ranks_per_node,
+            wire_dtype=options.wire_dtype,
         )
         found = _contexts[key] = Context(group, known, device)
         trace.register(found)

@@ -16,7 +16,7 @@ import torch
 
 from ... import trace
 from ..._library import load
-from ...errors import InvalidState
+from ...errors import InvalidArgument, InvalidState
 from . import tuner
 from ._native import generation, native
 from .gradient_pool import give_back, pool_stats
@@ -67,6 +67,7 @@ class ContextOptions:
     tuner               who decides n, and by what; None: by steps alone
     shared_*            the budget of which this context's is a share, for messages; None: it is the whole
     ranks_per_node      consecutive ranks of the group on each node; None: as host names say
+    wire_dtype          how rows of f32 layers travel between ranks: "bf16" or "int8"; None: as they are
     num_layers          under a budget: that will be made, some behind the first forward; None: those that are there
     """
 
@@ -80,8 +81,10 @@ class ContextOptions:
     shared_host_memory_budget: int | None = None
     num_layers: int | None = None
     ranks_per_node: int | None = None
+    wire_dtype: str | None = None
 
 
+_WIRES = {None: 0, "bf16": 1, "int8": 2}
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
@@ -137,6 +140,11 @@ class Context:
         config.shared_host_memory_budget = self.options.shared_host_memory_budget or 0
         config.num_layers = self.options.num_layers or 0
         per_node = self.options.ranks_per_node or self.ep_group.ranks_per_node()
+        if self.options.wire_dtype not in _WIRES:
+            raise InvalidArgument(
+                f"wire_dtype {self.options.wire_dtype!r} is unknown: use bf16 or int8, or leave it out"
+            )
+        config.wire_dtype = _WIRES[self.options.wire_dtype]
         config.ranks_per_node = per_node if per_node < self.ep_group.world_size else 0  # a group within one node
         config.device_type, config.device_id = self.placement.code, self.placement.index
         if not self.placement.is_cuda:

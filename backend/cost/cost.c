@@ -35,6 +35,15 @@ int sluice_choice_chunks_by_experts(const sluice_workload_t* w, const sluice_cho
   return !c->bounded && sluice_chunking_is_by_rows(&chunking);
 }
 
+double sluice_wire_row_bytes(const sluice_workload_t* w) {
+  const double width = (double)w->model_width;
+  switch (w->wire_dtype) {
+    case SLUICE_WIRE_BF16: return 2 * width;
+    case SLUICE_WIRE_INT8: return width + 4 * ceil(width / 128);
+    default: return width * (double)sluice_dtype_bytes(w->dtype);
+  }
+}
+
 int sluice_workload_has_two_levels(const sluice_workload_t* w) {
   return w->deduplicate == SLUICE_DEDUPLICATE_NODES && w->ranks_per_node > 1 && w->ranks_per_node < w->world_size &&
          w->top_k > 1; /* as sluice_shape_set_nodes */
@@ -128,7 +137,8 @@ static void set_level(const op_scene_t* s, sluice_op_price_t price, traffic_t* t
 }
 
 static double bytes_of(const op_scene_t* s, const traffic_t* t) {
-  return sluice_machine_skewed_bytes(s->machine, fmax(t->out, t->in), t->mean) * s->row_bytes + t->more_bytes;
+  return sluice_machine_skewed_bytes(s->machine, fmax(t->out, t->in), t->mean) * sluice_wire_row_bytes(s->work) +
+         t->more_bytes;
 }
 
 /* Route weights go out beside the gradients, and beside the rows where the layer is deduplicated; the gate's scalars
@@ -150,6 +160,7 @@ static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
     t.num_second = 1;
     t.more_bytes = scalar_bytes(s); /* beside gradients they count for little */
   }
+  if (s->work->wire_dtype != SLUICE_WIRE_AS_IT_IS && t.num_second > 0) t.num_rounds = 2; /* scalars follow the rows */
   t.bytes = bytes_of(s, &t);
   return t;
 }

@@ -25,6 +25,7 @@ typedef struct sluice_workload_s {
   int32_t deduplicate;    /* SLUICE_DEDUPLICATE_* */
   int32_t activation;     /* SLUICE_ACTIVATION_* */
   int32_t ranks_per_node; /* for SLUICE_DEDUPLICATE_NODES; 0: not known */
+  int32_t wire_dtype;     /* SLUICE_WIRE_*, as sluice_layer_wire says */
 } sluice_workload_t;
 
 typedef struct sluice_choice_s {
@@ -49,6 +50,8 @@ typedef struct sluice_chunk_rows_s {
   double between;             /* two levels: node copies on the wire to other nodes; else 0 */
   double passed_on;           /* and rows that a rank passes on within its node, those to itself among them */
 } sluice_chunk_rows_t;
+/* Bytes of a row on its way to another rank. */
+double sluice_wire_row_bytes(const sluice_workload_t* workload);
 /* Whether tokens travel once to each node: several nodes of several ranks. */
 int sluice_workload_has_two_levels(const sluice_workload_t* workload);
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, const sluice_choice_t* choice);

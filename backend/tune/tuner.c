@@ -117,17 +117,19 @@ static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
 /* A configured n leaves the mode open, and the form of exchanges. */
 static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->shape.config.num_chunks > 0; }
 
-/* Who restores rows takes the mode that holds the fewest bytes, whatever is faster. With one chunk both are the same. */
+/* Who restores rows takes the mode that holds the fewest bytes, whatever is faster. With one chunk both are the same.
+ */
 static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  return moe->shape.config.num_chunks != 1 && moe->shape.config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE && may_try_modes(tuner, moe) &&
-         !sluice_shape_is_lean(&moe->shape);
+  return moe->shape.config.num_chunks != 1 && moe->shape.config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE &&
+         may_try_modes(tuner, moe) && !sluice_shape_is_lean(&moe->shape);
 }
 
 /* The form that is open beside the plain one. A layer that chooses between levels groups nothing. */
 static int32_t other_form_of(const sluice_moe_t* moe) {
   if (moe->context->world_size == 1 || moe->shape.config.reuse || sluice_makes_plans(moe)) return SLUICE_FORM_PLAIN;
   if (sluice_shape_levels_are_open(&moe->shape)) return SLUICE_FORM_TWO_LEVELS;
-  return sluice_shape_has_two_levels(&moe->shape) ? SLUICE_FORM_PLAIN : SLUICE_FORM_GROUPED;
+  const int groups = !sluice_shape_has_two_levels(&moe->shape) && sluice_layer_wire(moe) == SLUICE_WIRE_AS_IT_IS;
+  return groups ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
 }
 
 /* A machine that knows one kind of link says nothing of two levels. */
@@ -223,8 +225,7 @@ static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision,
   const int32_t grouped = form == SLUICE_FORM_GROUPED, two_levels = form == SLUICE_FORM_TWO_LEVELS;
   int32_t num_chunks = sluice_search_chunks(&table->search, pick);
   if (decision->num_chunks != num_chunks || decision->wgrad_mode != sluice_pick_wgrad(pick) ||
-      decision->restore_set != table->restore_set || decision->grouped != grouped ||
-      decision->two_levels != two_levels)
+      decision->restore_set != table->restore_set || decision->grouped != grouped || decision->two_levels != two_levels)
     sluice_tuner_note_switch(first, decision);
   decision->grouped = (int8_t)grouped;
   decision->two_levels = (int8_t)two_levels;
@@ -260,7 +261,9 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
   const sluice_moe_config_t* c = &moe->shape.config;
   if (c->callback_experts) return;                      /* their work is unknown */
   if (sluice_shape_has_two_levels(&moe->shape)) return; /* two links, and one number */
-  double w = moe->context->world_size, row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
+  double w = moe->context->world_size,
+         row_bytes = sluice_wire_row_bytes(&(sluice_workload_t){
+             .model_width = c->model_width, .dtype = c->dtype, .wire_dtype = sluice_layer_wire(moe)});
   double share =
       sluice_shape_is_deduplicated(&moe->shape) ? sluice_token_copies_share(c->num_experts, (int32_t)w, c->top_k) : 1;
   const sluice_observed_forward_t pass = {

@@ -17,6 +17,7 @@ sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
       .skew = 1,
       .deduplicate = sluice_shape_deduplication(&moe->shape),
       .ranks_per_node = moe->shape.ranks_per_node,
+      .wire_dtype = sluice_layer_wire(moe),
       .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* of the host's nothing is known */
   };
 }

@@ -43,10 +43,16 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: num_layers is %d and reserved %d; use 0 or more, and 0",
                        out->num_layers, out->reserved);
   }
-  if (out->ranks_per_node < 0 || out->reserved_2 != 0) {
+  if (out->ranks_per_node < 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: ranks_per_node is %d; use 0 or more", out->ranks_per_node);
+  }
+  if (out->wire_dtype < SLUICE_WIRE_AS_IT_IS || out->wire_dtype > SLUICE_WIRE_INT8) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "context: ranks_per_node is %d and reserved_2 %d; use 0 or more, and 0", out->ranks_per_node,
-                       out->reserved_2);
+                       "context: wire_dtype is %d; it must be 0 (as it is), 1 (bf16) or 2 (int8)", out->wire_dtype);
+  }
+  if (out->wire_dtype != SLUICE_WIRE_AS_IT_IS && out->device_type == SLUICE_DEVICE_CUDA) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "context: wire_dtype is %d, but rows on CUDA travel as they are: set it to 0", out->wire_dtype);
   }
   const uint64_t budgets[] = {out->memory_budget, out->host_memory_budget};
   const uint64_t shared[] = {out->shared_memory_budget, out->shared_host_memory_budget};
@@ -151,6 +157,7 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
   context->max_outstanding = checked.max_outstanding;
   context->expected_layers = checked.num_layers;
   context->ranks_per_node = checked.ranks_per_node;
+  context->wire_dtype = checked.wire_dtype;
   context->halves_apart = checked.halves_apart;
   sluice_status_t status = is_cuda ? fill_cuda(context, &checked, sources) : fill_engine(context, &checked);
   if (status != SLUICE_OK) {

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "backend/moe/context/context.h"
 #include "capi/test/play.h"
 
 typedef struct differ_scene_s {
@@ -78,6 +79,21 @@ static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
     play_t play = {.run = differ_run, .scene = &scenes[i], .world_size = 3};
     perform(&play);
   }
+}
+
+static void wires_run(part_t* me) {
+  const sluice_moe_config_t config = config_for(me->world_size);
+  WORKS(rig_open_context(&me->rig, me->comm));
+  me->rig.context->wire_dtype = me->rank == 1 ? SLUICE_WIRE_BF16 : SLUICE_WIRE_AS_IT_IS;
+  WORKS(rig_open_layer(&me->rig, &config));
+  sluice_step_t* step = NULL;
+  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "wire_dtype of the context is");
+}
+
+static void Ranks_DifferentWires_AreNamed(void** state) {
+  (void)state;
+  play_t play = {.run = wires_run, .world_size = 3};
+  perform(&play);
 }
 
 /* T_M is each rank's own affair where somebody says when weight gradients come: else the rank that keeps its rows would
@@ -231,6 +247,7 @@ int main(void) {
   begin_plays();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ranks_DifferentConfigs_AreNamedWithValues),
+      cmocka_unit_test(Ranks_DifferentWires_AreNamed),
       cmocka_unit_test(Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt),
       cmocka_unit_test(Ranks_DifferentOwnerTables_AreNamed),
       cmocka_unit_test(Ranks_DifferentPlans_AreNamedWithValues),

@@ -70,6 +70,7 @@ typedef struct case_s {
   int64_t capacity;                 /* rows of one rank for one expert in one chunk; 0: exchange_mode exact */
   int32_t deduplicate;              /* SLUICE_DEDUPLICATE_* */
   int32_t ranks_per_node;           /* 0: not said */
+  int32_t wire_dtype;               /* SLUICE_WIRE_* */
   int32_t reuse;                    /* buffers are reused, n and policies chosen */
   int32_t repeat_every;             /* every how many tokens all routes go to the expert of the first; 0 none */
   int32_t captured;                 /* passes run once with other routes, are captured, and launched */

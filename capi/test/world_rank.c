@@ -98,7 +98,7 @@ static void make_context(held_t* h) {
   const case_t* c = h->c;
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
-  config.ranks_per_node = c->ranks_per_node;
+  config.ranks_per_node = c->ranks_per_node, config.wire_dtype = c->wire_dtype;
   config.gemm = c->gemm != NULL ? c->gemm : "ref";
   config.memory_budget = c->budget,
   config.max_outstanding = c->max_outstanding > 0 ? c->max_outstanding : c->outstanding;

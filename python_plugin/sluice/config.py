@@ -25,6 +25,7 @@ CHUNKINGS = ("adaptive", "tokens")
 GROUPINGS = ("adaptive", "off", "on")
 ACCUMULATE = ("in_place", "autograd")
 TRANSPORTS = ("tcp", "c10d")
+WIRE_DTYPES = ("bf16", "int8")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 TUNER_MODES = ("adaptive", "profile", "model")
 PIPELINE_POLICIES = ("adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe")
@@ -116,6 +117,7 @@ class Options:
     tuner: TunerOptions | None = None
     deduplicate: bool | str = False  # "node": once to each node; "adaptive": to each rank or node
     ranks_per_node: int | None = None
+    wire_dtype: str | None = None  # of WIRE_DTYPES; None: rows travel as they are
     transport: str | None = None
     accumulate: str | None = None
     gradient_pool: int | None = None
@@ -153,6 +155,8 @@ class Options:
         if self.deduplicate:
             by = {"node": " by node", "adaptive": " by rank or by node"}
             words.append(f"deduplicated{by.get(self.deduplicate, '')}")
+        if self.wire_dtype is not None:
+            words.append(f"f32 rows travel in {self.wire_dtype}")
         return " | ".join(words)
 
 
@@ -482,6 +486,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "tuner": _tuner,
     "deduplicate": _deduplicate,
     "ranks_per_node": _count,
+    "wire_dtype": _one_of(WIRE_DTYPES),
     "accumulate": _one_of(ACCUMULATE),
     "gradient_pool": _bytes_or_none,
     "optimizer": _boolean,

@@ -48,6 +48,7 @@ TABLE = {
     "max_outstanding": Rule(ANYONE, "it divides a budget"),
     "deduplicate": Rule(ANYONE, "it changes what travels, and last bits"),
     "ranks_per_node": Rule(ANYONE, "it says where ranks are, which changes what travels, and last bits"),
+    "wire_dtype": Rule(USER, "it rounds what travels between ranks, beyond last bits"),
     "accumulate": Rule(ANYONE, "who adds gradients, with the same sums up to rounding"),
     "gradient_pool": Rule(ANYONE, "it changes times and bytes, not results"),
     "optimizer": Rule(

@@ -73,6 +73,7 @@ struct sluice_context_s {
   uint64_t shared_host_memory_budget;
   int32_t max_outstanding;     /* forwards without their backward; 0: one for each layer */
   int32_t ranks_per_node;      /* 0: not known */
+  int32_t wire_dtype;          /* SLUICE_WIRE_* */
   int32_t expected_layers;     /* that there will be, as far as the host says; 0: it does not */
   int32_t halves_apart;        /* under a budget: what an input half leaves is counted in steps */
   int32_t planned_outstanding; /* what the newest plan counts with; 0: there is none */

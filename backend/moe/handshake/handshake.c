@@ -38,7 +38,7 @@ typedef struct header_s {
   int16_t dtype;
   int16_t activation;
   uint32_t like;
-  int16_t gated;
+  uint8_t gated, wire_dtype;
   int16_t repeats;
   uint8_t bias, reuse;
   int16_t ranks_per_node; /* where tokens travel by node; else 0 */
@@ -108,7 +108,8 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->top_k = c->top_k;
   h->dtype = (int16_t)c->dtype;
   h->activation = (int16_t)c->activation;
-  h->gated = (int16_t)c->gated;
+  h->gated = (uint8_t)c->gated;
+  h->wire_dtype = (uint8_t)sluice_layer_wire(moe);
   h->bias = (uint8_t)c->bias;
   h->reuse = (uint8_t)c->reuse;
   h->ranks_per_node = c->deduplicate >= SLUICE_DEDUPLICATE_NODES ? moe->shape.ranks_per_node : 0;
@@ -173,6 +174,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(capacity_rows, "capacity_rows (0: exchange_mode exact)");
   DIFFERS(deduplicate, "deduplicate");
   DIFFERS(ranks_per_node, "ranks_per_node of the context (0: one level)");
+  DIFFERS(wire_dtype, "wire_dtype of the context");
   DIFFERS(chunking, "chunking");
   DIFFERS(grouping, "grouping");
   DIFFERS(config_chunks, "num_chunks of the config");

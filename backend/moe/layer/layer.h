@@ -59,6 +59,13 @@ static inline int sluice_makes_plans(const sluice_moe_t* moe) {
 /* Whether passes of this layer run under a plan. */
 static inline int sluice_is_planned(const sluice_moe_t* moe) { return moe->plan != NULL || sluice_makes_plans(moe); }
 
+/* SLUICE_WIRE_* of its rows: what the context says, where they are f32, travel, and are wide enough to gain. */
+static inline int32_t sluice_layer_wire(const sluice_moe_t* moe) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  const int is_coded = c->dtype == SLUICE_DTYPE_F32 && c->model_width > 1 && moe->context->world_size > 1;
+  return is_coded ? moe->context->wire_dtype : SLUICE_WIRE_AS_IT_IS;
+}
+
 /* What forwards have counted since the layer was made: rows of this rank's tokens by expert [E]; rows that each rank
  * received [W], as headers report them, one forward late and alike on all ranks; and, behind these, such forwards. They
  * lie behind the tables of the placement, so that the layer does not grow. */

@@ -27,9 +27,10 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   const int asks_nodes = c->deduplicate >= SLUICE_DEDUPLICATE_NODES;
   const int32_t deduplication = asks_nodes && !has_nodes ? sluice_shape_deduplication(&moe->shape) : c->deduplicate;
   if (deduplication) hash = sluice_hash_bytes(hash, &deduplication, sizeof deduplication);
-  if (has_nodes)
-    hash = sluice_hash_bytes(hash, &moe->shape.ranks_per_node, sizeof moe->shape.ranks_per_node);
+  if (has_nodes) hash = sluice_hash_bytes(hash, &moe->shape.ranks_per_node, sizeof moe->shape.ranks_per_node);
   if (c->reuse) hash = sluice_hash_bytes(hash, "reuse", 5);
+  const int32_t wire = sluice_layer_wire(moe);
+  if (wire != SLUICE_WIRE_AS_IT_IS) hash = sluice_hash_bytes(hash, &wire, sizeof wire);
   if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
   if (c->grouping != SLUICE_GROUPING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->grouping, sizeof c->grouping);
   if (moe->shape.policies.count > 0)
@@ -63,7 +64,8 @@ static int is_open(const sluice_moe_t* moe) {
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
 }
 
-/* Ranks of a node, where tokens may travel by node. Who leaves that open is not refused: what has no two levels has one.
+/* Ranks of a node, where tokens may travel by node. Who leaves that open is not refused: what has no two levels has
+ * one.
  */
 static int32_t ranks_per_node_of(const sluice_context_t* context, const sluice_moe_config_t* c) {
   enum { MOST = 64 }; /* a bit for each rank of a node */

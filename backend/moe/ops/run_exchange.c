@@ -2,6 +2,7 @@
 
 #include "backend/moe/ops/exchange_ops.h"
 #include "backend/moe/ops/travel.h"
+#include "backend/moe/ops/wire.h"
 
 static sluice_status_t start_rows(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   const sluice_travel_t* travel = pass->travel;
@@ -35,6 +36,21 @@ static sluice_status_t run_alone(sluice_pass_t* pass, const sluice_op_t* op, int
   return sluice_finish(pass, op, &scalars);
 }
 
+/* What arrives is read where pass->recv says, which scalars would overwrite: they follow. */
+static sluice_status_t run_coded(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
+  sluice_transfer_t rows = {0}, scalars = {0};
+  const sluice_wire_t* wire = sluice_wire_of(pass->moe);
+  pass->wire = wire;
+  sluice_status_t status = start_rows(pass, op, &rows);
+  pass->wire = NULL;
+  SLUICE_TRY(status);
+  SLUICE_TRY(sluice_finish(pass, op, &rows));
+  sluice_wire_read_received(pass, wire);
+  SLUICE_TRY(start_scalars(pass, op, &scalars));
+  pass->times[index].bytes = rows.bytes + scalars.bytes;
+  return sluice_finish(pass, op, &scalars);
+}
+
 static sluice_status_t open_group(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0};
   SLUICE_TRY(start_rows(pass, op, &rows));
@@ -65,5 +81,6 @@ static sluice_status_t close_group(sluice_pass_t* pass, const sluice_op_t* op, i
 sluice_status_t sluice_run_exchange(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   static sluice_status_t (*const forms[])(sluice_pass_t*, const sluice_op_t*, int32_t) = {
       [SLUICE_GROUP_NONE] = run_alone, [SLUICE_GROUP_OPENS] = open_group, [SLUICE_GROUP_CLOSES] = close_group};
+  if (sluice_wire_of(pass->moe) != NULL) return run_coded(pass, op, index); /* never in a group (forward_call.c) */
   return forms[op->group](pass, op, index);
 }

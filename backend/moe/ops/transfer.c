@@ -3,8 +3,10 @@
 #include <stdio.h>
 
 #include "backend/moe/context/row_memory.h"
+#include "backend/moe/ops/wire.h"
 
 sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
+  if (pass->wire != NULL) sluice_wire_write_sent(pass, pass->wire);
   const sluice_exchange_t exchange = {pass->send, pass->send_bytes, pass->recv, pass->recv_bytes};
   out_transfer->bytes = 0;
   for (int32_t r = 0; r < pass->binding.world_size; ++r) out_transfer->bytes += pass->send_bytes[r];

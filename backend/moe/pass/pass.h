@@ -38,6 +38,7 @@ typedef struct sluice_comm_jobs_s {
 typedef struct sluice_slot_poisoner_s sluice_slot_poisoner_t;
 
 struct sluice_travel_s; /* ops/travel.h */
+struct sluice_wire_s;   /* ops/wire.h */
 struct sluice_pass_s;
 /* Does one op of the pass, by kind; index: its own. */
 typedef sluice_status_t (*sluice_run_op_fn_t)(struct sluice_pass_s* pass, const sluice_op_t* op, int32_t index);
@@ -70,19 +71,20 @@ typedef struct sluice_pass_s {
   void** recv;
   uint64_t* send_bytes;
   uint64_t* recv_bytes;
-  int64_t* cursor;               /* [W] communication lane */
-  sluice_row_run_t* runs;        /* [W] communication lane */
-  float* route_send;             /* [largest chunk] route weights on their way out */
-  float* gate_recv;              /* [largest chunk; chunks_by_experts: all] the gate's scalars as they return */
-  float* scalar_recv;            /* [largest chunk] route weights as they arrive */
-  float* gate_send;              /* [largest chunk] gate scalars on their way out: scalar_recv, whose route weights were
-                                    unpacked by the op before, where none arrive meanwhile (grouped) */
-  sluice_comm_request_t* opened; /* communication lane: the rows of the exchange that opens a group, on their way */
-  sluice_gemm_problem_t* gemms;  /* [sluice_pass_gemms] compute lane */
-  sluice_op_times_t* times;      /* [num_ops] */
-  int32_t is_bounded;            /* a plan has room for it, and its templates keep to the plan's rings */
-  int32_t captured;              /* the host's stream is being captured into a graph */
-  int32_t has_begun;             /* ops are being submitted: rows may have left this rank */
+  int64_t* cursor;        /* [W] communication lane */
+  sluice_row_run_t* runs; /* [W] communication lane */
+  float* route_send;      /* [largest chunk] route weights on their way out */
+  float* gate_recv;       /* [largest chunk; chunks_by_experts: all] the gate's scalars as they return */
+  float* scalar_recv;     /* [largest chunk] route weights as they arrive */
+  float* gate_send;       /* [largest chunk] gate scalars on their way out: scalar_recv, whose route weights were
+                             unpacked by the op before, where none arrive meanwhile (grouped) */
+  const struct sluice_wire_s* wire; /* communication lane: of the rows that are about to be posted; NULL: as they are */
+  sluice_comm_request_t* opened;    /* communication lane: the rows of the exchange that opens a group, on their way */
+  sluice_gemm_problem_t* gemms;     /* [sluice_pass_gemms] compute lane */
+  sluice_op_times_t* times;         /* [num_ops] */
+  int32_t is_bounded;               /* a plan has room for it, and its templates keep to the plan's rings */
+  int32_t captured;                 /* the host's stream is being captured into a graph */
+  int32_t has_begun;                /* ops are being submitted: rows may have left this rank */
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
   uint64_t begin_ns, end_ns;
   sluice_comm_jobs_t comm_jobs;

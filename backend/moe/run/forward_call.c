@@ -26,10 +26,11 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
   return spec;
 }
 
-/* Plans count one slot of what is sent and one of what comes in, and the reuse of buffers is for memory. */
+/* Plans count one slot of what is sent and one of what comes in, the reuse of buffers is for memory, and coded rows are
+ * read before anything else is posted. */
 static int may_group(const sluice_moe_t* moe, const sluice_binding_t* binding, int32_t num_chunks) {
-  const int has_pairs =
-      num_chunks > SLUICE_GROUPED_CHUNKS && moe->context->world_size > 1 && !binding->two_levels;
+  const int has_pairs = num_chunks > SLUICE_GROUPED_CHUNKS && moe->context->world_size > 1 && !binding->two_levels &&
+                        sluice_layer_wire(moe) == SLUICE_WIRE_AS_IT_IS;
   return has_pairs && !sluice_is_planned(moe) && !moe->shape.config.reuse;
 }
 

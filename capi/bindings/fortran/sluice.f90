@@ -46,6 +46,9 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_DTYPE_I32 = 5
   integer(c_int32_t), parameter :: SLUICE_DTYPE_I64 = 6
   integer(c_int32_t), parameter :: SLUICE_NCCL_ID_BYTES = 128
+  integer(c_int32_t), parameter :: SLUICE_WIRE_AS_IT_IS = 0
+  integer(c_int32_t), parameter :: SLUICE_WIRE_BF16 = 1
+  integer(c_int32_t), parameter :: SLUICE_WIRE_INT8 = 2
   integer(c_int32_t), parameter :: SLUICE_LANE_COMPUTE = 0
   integer(c_int32_t), parameter :: SLUICE_LANE_COMM = 1
   integer(c_int32_t), parameter :: SLUICE_LANE_COPY_OUT = 2
@@ -98,6 +101,7 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_DEDUPLICATE_NONE = 0
   integer(c_int32_t), parameter :: SLUICE_DEDUPLICATE_RANKS = 1
   integer(c_int32_t), parameter :: SLUICE_DEDUPLICATE_NODES = 2
+  integer(c_int32_t), parameter :: SLUICE_DEDUPLICATE_ADAPTIVE = 3
   integer(c_int32_t), parameter :: SLUICE_SAVED_META = 0
   integer(c_int32_t), parameter :: SLUICE_SAVED_INPUT = 1
   integer(c_int32_t), parameter :: SLUICE_SAVED_PRE_ACTIVATION = 2
@@ -279,7 +283,7 @@ module sluice
     integer(c_int32_t) :: num_layers = 0
     integer(c_int32_t) :: reserved = 0
     integer(c_int32_t) :: ranks_per_node = 0
-    integer(c_int32_t) :: reserved_2 = 0
+    integer(c_int32_t) :: wire_dtype = 0
   end type
 
   type, bind(c) :: sluice_context_stats_t

@@ -58,6 +58,9 @@ const (
 	DTYPE_I32                 = 5
 	DTYPE_I64                 = 6
 	NCCL_ID_BYTES             = 128
+	WIRE_AS_IT_IS             = 0
+	WIRE_BF16                 = 1
+	WIRE_INT8                 = 2
 	LANE_COMPUTE              = 0
 	LANE_COMM                 = 1
 	LANE_COPY_OUT             = 2
@@ -110,6 +113,7 @@ const (
 	DEDUPLICATE_NONE          = 0
 	DEDUPLICATE_RANKS         = 1
 	DEDUPLICATE_NODES         = 2
+	DEDUPLICATE_ADAPTIVE      = 3
 	SAVED_META                = 0
 	SAVED_INPUT               = 1
 	SAVED_PRE_ACTIVATION      = 2
@@ -363,7 +367,7 @@ type ContextConfig struct {
 	NumLayers              int32
 	Reserved               int32
 	RanksPerNode           int32
-	Reserved2              int32
+	WireDtype              int32
 }
 
 // ContextStats is sluice_context_stats_t.

@@ -43,6 +43,9 @@ pub const SLUICE_DTYPE_F64: i32 = 4;
 pub const SLUICE_DTYPE_I32: i32 = 5;
 pub const SLUICE_DTYPE_I64: i32 = 6;
 pub const SLUICE_NCCL_ID_BYTES: i32 = 128;
+pub const SLUICE_WIRE_AS_IT_IS: i32 = 0;
+pub const SLUICE_WIRE_BF16: i32 = 1;
+pub const SLUICE_WIRE_INT8: i32 = 2;
 pub const SLUICE_LANE_COMPUTE: i32 = 0;
 pub const SLUICE_LANE_COMM: i32 = 1;
 pub const SLUICE_LANE_COPY_OUT: i32 = 2;
@@ -95,6 +98,7 @@ pub const SLUICE_EXCHANGE_CAPACITY: i32 = 1;
 pub const SLUICE_DEDUPLICATE_NONE: i32 = 0;
 pub const SLUICE_DEDUPLICATE_RANKS: i32 = 1;
 pub const SLUICE_DEDUPLICATE_NODES: i32 = 2;
+pub const SLUICE_DEDUPLICATE_ADAPTIVE: i32 = 3;
 pub const SLUICE_SAVED_META: i32 = 0;
 pub const SLUICE_SAVED_INPUT: i32 = 1;
 pub const SLUICE_SAVED_PRE_ACTIVATION: i32 = 2;
@@ -448,7 +452,7 @@ pub struct sluice_context_config_t {
     pub num_layers: i32,
     pub reserved: i32,
     pub ranks_per_node: i32,
-    pub reserved_2: i32,
+    pub wire_dtype: i32,
 }
 impl Default for sluice_context_config_t {
     fn default() -> Self {

@@ -34,6 +34,20 @@ typedef struct sluice_host_gemm_args_s {
 } sluice_host_gemm_args_t;
 typedef int32_t (*sluice_host_gemm_fn_t)(void* user, const sluice_host_gemm_args_t* args);
 
+/* How rows of f32 layers are written between ranks, and their gradients; layers of other dtypes send them as they are,
+ * and so does everyone else: route weights, counts, rows that stay on their rank. Not on CUDA (UNSUPPORTED). Results
+ * have the same bits for every n, and depend on which rank owns which expert. Each hop of a row rounds once; a sum that
+ * comes back is rounded as it leaves. */
+enum {
+  SLUICE_WIRE_AS_IT_IS = 0,
+  /* Half the bytes. To the nearest bf16: a value is off by at most 2^-8 of itself. */
+  SLUICE_WIRE_BF16 = 1,
+  /* About a quarter: 128 neighbouring values of a row share a scale, the largest magnitude over 127. A value is off by
+   * at most 1/253 of that magnitude. Where one of them is NaN or infinite, all become NaN; where all are below 1e-36,
+   * 0. Rows of one value travel as they are. */
+  SLUICE_WIRE_INT8 = 2
+};
+
 typedef struct sluice_context_config_s {
   size_t struct_size;              /* set by sluice_context_config_init */
   const sluice_ext_header_t* next; /* NULL */
@@ -67,7 +81,7 @@ typedef struct sluice_context_config_s {
   /* Ranks of each node: consecutive ranks [i n, (i + 1) n) share one, as launchers number them; divides the number of
    * ranks. Equal on all ranks. For layers with SLUICE_DEDUPLICATE_NODES. 0: not known, all are alike. */
   int32_t ranks_per_node;
-  int32_t reserved_2; /* 0 */
+  int32_t wire_dtype; /* SLUICE_WIRE_*; default AS_IT_IS. Equal on all ranks */
 } sluice_context_config_t;
 
 SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);

@@ -39,6 +39,7 @@ REFUSED = {
     "gemm": {"gemm": "native"},
     "gemm_library": {"gemm_library": "/tmp/x.so"},
     "transport": {"transport": "c10d"},
+    "wire_dtype": {"wire_dtype": "bf16"},
     "timeout": {"timeout": 1e9},
     "optimizer": {"optimizer": True},
     "pipeline.enabled": {"pipeline": {"enabled": True}},

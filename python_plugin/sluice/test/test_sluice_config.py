@@ -30,6 +30,9 @@ def test_Deduplicate_IsReadAndOffByDefault() -> None:
     by_node = config.parse({"deduplicate": "node", "ranks_per_node": 8})[1]
     assert (by_node.deduplicate, by_node.ranks_per_node) == ("node", 8)
     assert "deduplicated by node" in by_node.plan_message()
+    coded = config.parse({"wire_dtype": "int8"})[1]
+    assert coded.wire_dtype == "int8" and "f32 rows travel in int8" in coded.plan_message()
+    assert config.parse({})[1].wire_dtype is None
     open_ = config.parse({"deduplicate": "adaptive"})[1]
     assert open_.deduplicate == "adaptive" and "deduplicated by rank or by node" in open_.plan_message()
     both = config.parse({"deduplicate": True, "memory_budget": "1GiB", "host_memory_budget": "1MiB"})[1]
@@ -302,6 +305,7 @@ def test_Section_MisspeltKey_IsNamedWithTheNearest(wrong: str, right: str) -> No
         {"on_unsupported": "ignore"},
         {"enabled": 1},
         {"deduplicate": 1},
+        {"wire_dtype": "f8"},
         {"transport": "gloo"},
         [],
         "on",

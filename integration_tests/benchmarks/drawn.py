@@ -1,6 +1,7 @@
 """Experts blocks that nobody chose: cells drawn from all families of transformers, beside grouped_mm and dense GEMMs.
 
-    .venv/bin/python -m integration_tests.benchmarks.drawn [--cells 40] [--seed 1] [--rounds 3] [--list] [--check]
+    .venv/bin/python -m integration_tests.benchmarks.drawn [--cells 40] [--seed 1] [--rounds 3] [--families NAME ...]
+        [--list] [--check]
 
 A cell is a family at its published widths over 2 or 4, a number of tokens, threads and a dtype (families.py); its
 gradients are fresh in each step, as torch's optimizers leave them. Sides run in turns. A cell whose upper quartile
@@ -88,11 +89,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--most-tokens", type=int, default=4096, help="leave out cells of more")
+    parser.add_argument("--families", nargs="+", default=[], help="of these alone, such as lfm2_moe")
     parser.add_argument("--list", action="store_true", help="show what is drawn, and measure nothing")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a cell stayed below grouped_mm")
     parser.add_argument("--record", type=Path, default=records.FOLDER / "drawn.json")
     options = parser.parse_args()
-    chosen = [cell for cell in drawn(options.cells, options.seed) if cell.tokens <= options.most_tokens]
+    every = drawn(options.cells, options.seed, options.families)
+    chosen = [cell for cell in every if cell.tokens <= options.most_tokens]
     known, others = families()
     print(f"{len(known)} families; without a block by their defaults: {', '.join(others)}", flush=True)
     if options.list:

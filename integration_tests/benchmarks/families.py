@@ -7,7 +7,7 @@ import functools
 import importlib
 import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,9 +123,9 @@ def cells() -> list[Cell]:
     ]
 
 
-def drawn(count: int, seed: int) -> list[Cell]:
-    """So many of them, none twice; the same for the same seed and transformers."""
-    everything = cells()
+def drawn(count: int, seed: int, kinds: Collection[str] = ()) -> list[Cell]:
+    """So many of them, none twice; the same for the same seed and transformers. kinds: of these families alone."""
+    everything = [cell for cell in cells() if not kinds or cell.family.kind in kinds]
     return random.Random(seed).sample(everything, min(count, len(everything)))
 
 

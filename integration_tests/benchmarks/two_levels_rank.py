@@ -1,4 +1,4 @@
-"""Rank-side of two_levels.py: the same layer deduplicated by rank and by node, in turns."""
+"""Rank-side of two_levels.py: the same layer deduplicated by rank, by node and as the tuner chooses, in turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sluice.adapters.torch import Context, MoeLayer
 
 from integration_tests.benchmarks.rank import Rank, forget_gradients, make_experts, seconds_of
 
-SIDES = {"one": True, "two": "node"}
+SIDES = {"one": True, "two": "node", "chosen": "adaptive"}
 
 
 class Case:
@@ -58,7 +58,8 @@ def main() -> None:
     rank = Rank()
     plan = rank.plan
     case = Case(rank)
-    contexts = {side: rank.context(gemm=plan["gemm"], ranks_per_node=plan["ranks_per_node"]) for side in SIDES}
+    known = {"gemm": plan["gemm"], "ranks_per_node": plan["ranks_per_node"], "wire_dtype": plan["wire"]}
+    contexts = {side: rank.context(**known) for side in SIDES}
     layers = {side: case.layer(contexts[side], deduplicate) for side, deduplicate in SIDES.items()}
     for count in range(plan["warm_up"]):
         for side in SIDES:
@@ -66,7 +67,7 @@ def main() -> None:
         rank.report(done=count + 1, of=plan["warm_up"], name="choosing")
     walls: dict[str, list[float]] = {side: [] for side in SIDES}
     for count in range(plan["pairs"]):
-        for side in SIDES if count % 2 == 0 else reversed(SIDES):
+        for side in SIDES if count % 2 == 0 else [*SIDES][::-1]:
             walls[side].append(case.step(layers[side]))
         rank.report(done=count + 1, of=plan["pairs"], name="in turns")
     with torch.no_grad():

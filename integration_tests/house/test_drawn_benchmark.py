@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import drawn, families
+from integration_tests.benchmarks import drawn, drawn_page, families, records
 
 
 def test_Families_AreAlmostAllOfTheRegistry() -> None:
@@ -27,6 +27,7 @@ def test_Drawn_SameSeed_SameCellsNoneTwiceWithinTheBytes() -> None:
     assert len(set(first)) == 40
     assert all(cell.family.bytes_over(cell.divisor, cell.dtype) <= families.MOST_BYTES for cell in families.cells())
     assert {cell.tokens for cell in families.cells()} == set(families.TOKENS)
+    assert {cell.family.kind for cell in families.drawn(9, 7, ["lfm2_moe"])} == {"lfm2_moe"}
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "nemotron_h"])
@@ -60,3 +61,18 @@ def test_Verdicts_NameTheWorstAndThoseBelow() -> None:
     lines, good = drawn.verdicts([*found, {"cell": "none", "refused": {"grouped_mm": "TypeError: no"}}])
     assert good and any(line.startswith("refused: none") for line in lines)
     assert not drawn.verdicts([])[1]
+
+
+def test_Page_TableOfTheWorst_IsThatOfTheRecord() -> None:
+    (found,) = drawn_page.BETWEEN.findall(drawn_page.PAGE.read_text())
+    assert found == drawn_page.tables(drawn_page.record()), "run drawn_page"
+
+
+def test_Page_MadeUpRecord_HasTheWorstFirstAndMissedOnesBold() -> None:
+    cells = [_cell(f"cell {index}", 1.1 + index / 100, 1.3, 0.9 - index / 100) for index in range(20)]
+    record = {"date": "2026-01-02", "seed": 3, "cells": records.reduced([*cells, _cell("slow", 0.8, 0.99)])}
+    text = drawn_page.tables(record)
+    assert "seed 3: 21 cells, median 1.19 of `grouped_mm`; 1 stayed" in text
+    rows = [line for line in text.splitlines() if "cell " in line and line.startswith("| ") or "slow" in line]
+    assert rows[0] == "| **0.80 [0.70, 0.99]** | slow |" and rows[1].endswith("| cell 0 |")
+    assert len([row for row in text.splitlines() if row.startswith(("| 0", "| 1", "| **"))]) == 2 * drawn.WORST

@@ -129,17 +129,25 @@ def test_TwoRanks_GroupedExperts_AsStock(oldest2: MegatronRanks, gated: bool) ->
         assert found["sluice"]["norms"] == pytest.approx(found["stock"]["norms"], rel=0.01), found
 
 
-# Rounding grows with the steps: Adam divides by the root of second moments, of which the smallest are rounding alone.
-LONG = {"loss": 1e-3, "norm": 1e-2, "weight": 1e-2}
+def _check_long(found: list[dict[str, Any]], floors: tuple[float, float, float]) -> None:
+    """Never farther from stock than twice what stock is from itself with its sums in other orders (mg_long.py)."""
+    for each in found:
+        print(f"losses, norms, parameters: Sluice {each['sluice']} from stock, stock {each['stock']} from itself")
+        assert each["computed_by"] == ["sluice"] and each["moved"] > 0.02, each
+        assert min(each["stock"]) > 0, "the runs of stock are the same: there is nothing to compare with"
+        for mine, own, floor in zip(each["sluice"], each["stock"], floors, strict=True):
+            assert mine <= max(2 * own, floor), each
 
 
 @pytest.mark.parametrize("steps", [20, pytest.param(200, marks=pytest.mark.full)])
-def test_FourRanks_RoutesReplayed_StaysWithStock(oldest4: MegatronRanks, steps: int) -> None:
-    for found in oldest4.run("mg_models:train_replayed", ep=4, steps=steps):
-        assert len(found["stock"]["losses"]) == steps
-        assert found["sluice"]["losses"] == pytest.approx(found["stock"]["losses"], abs=LONG["loss"])
-        assert found["sluice"]["norms"] == pytest.approx(found["stock"]["norms"], rel=LONG["norm"])
-        assert found["gap"] <= LONG["weight"]
+def test_FourRanks_RoutesReplayed_StaysWithinStocksOwnDistance(oldest4: MegatronRanks, steps: int) -> None:
+    _check_long(oldest4.run("mg_long:train", ep=4, steps=steps, replayed=True), (LOSS, NORM, WEIGHT))
+
+
+@pytest.mark.parametrize("steps", [20, pytest.param(200, marks=pytest.mark.full)])
+def test_TwoRanks_OwnChoiceOfGemm_TheSameCurve(oldest2: MegatronRanks, steps: int) -> None:
+    """Routes are the router's own: near ties turn, and losses are means over ten steps."""
+    _check_long(oldest2.run("mg_long:train", ep=2, steps=steps, replayed=False, options={}), (LOSS, NORM, WEIGHT))
 
 
 def test_TwoRanks_OwnChoiceOfGemmAndChunks_FiveTightSteps(ranks2: MegatronRanks) -> None:

@@ -1,0 +1,79 @@
+"""Trainings so long that rounding shows: Sluice beside stock, and stock beside itself with its sums in other orders.
+
+How far a correct training may part from stock is no number that can be derived: Adam divides by the root of second
+moments, of which the smallest are rounding alone. So it is measured. The hidden units of the experts are permuted,
+which changes nothing but the order in which GEMMs sum them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import mg_models
+import sluice
+import torch
+
+SEEDS = (1, 2, 3)
+
+
+def permute(host: mg_models.Host, seed: int, back: bool = False) -> None:
+    """Hidden units of every expert, or back again."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = host.config.moe_ffn_hidden_size
+    for module in host.model.modules():
+        for expert in getattr(module, "local_experts", ()):
+            order = torch.randperm(hidden, generator=generator)
+            order = order.argsort() if back else order
+            with torch.no_grad():
+                up, down = expert.linear_fc1.weight, expert.linear_fc2.weight
+                up.copy_(torch.cat([half[order] for half in up.split(hidden)]))  # gate above up
+                down.copy_(down[:, order].clone())
+
+
+def train(ep: int, steps: int, replayed: bool, options: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """(largest distance of losses, of norms, of parameters) of Sluice from stock, and of any two runs of stock.
+
+    replayed  the routes of the first run of stock are those of all, so that near ties stay as they are; without, losses
+              are compared as means over ten steps
+    """
+    changes["moe_enable_routing_replay"] = replayed
+    tape = mg_models.Tape()
+    runs: list[tuple[dict[str, list[float]], dict[str, torch.Tensor]]] = []
+    for seed in (None, *SEEDS, "sluice"):
+        tape.rewind()
+        how = "decorated" if seed == "sluice" else "stock"
+        host = mg_models.Host(ep, how, {"gemm": "host"} if options is None else options, **changes)
+        first = host.parameters()
+        if isinstance(seed, int):
+            permute(host, seed)
+        around = mg_models.forward_step if not replayed else tape.record if seed is None else tape.replay
+        curve = host.train(steps, around=around)
+        if isinstance(seed, int):
+            permute(host, seed, back=True)
+        runs.append((curve, host.parameters()))
+    *stock, mine = runs
+    width = 1 if replayed else 10
+    own = [_distances(one, other, width) for one, other in itertools.combinations(stock, 2)]
+    return {
+        "stock": [max(column) for column in zip(*own)],
+        "sluice": _distances(stock[0], mine, width),
+        "moved": mg_models.gaps(first, mine[1]),
+        "computed_by": sorted({each["computed_by"] for each in sluice.stats(host.model)}),
+    }
+
+
+def _distances(one: Any, other: Any, width: int) -> list[float]:
+    (curve, parameters), (other_curve, other_parameters) = one, other
+    losses = zip(_means(curve["losses"], width), _means(other_curve["losses"], width), strict=True)
+    norms = zip(_means(curve["norms"], width), _means(other_curve["norms"], width), strict=True)
+    return [
+        max(abs(a - b) for a, b in losses),
+        max(abs(a - b) / a for a, b in norms),
+        mg_models.gaps(parameters, other_parameters),
+    ]
+
+
+def _means(values: Sequence[float], width: int) -> list[float]:
+    return [sum(values[first : first + width]) / width for first in range(len(values) - width + 1)]

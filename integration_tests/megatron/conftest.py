@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]  # the latter for its harness of ranks
-from mg_ranks import NEWEST, OLDEST, RELEASES, MegatronRanks  # noqa: E402
+from mg_ranks import EVERY, NEWEST, OLDEST, MegatronRanks  # noqa: E402
 
 for name in ("SLUICE", "SLUICE_OPTIONS"):
     os.environ.pop(name, None)
@@ -35,7 +35,7 @@ def sets() -> Iterator[Sets]:
         ranks.stop()
 
 
-@pytest.fixture(params=RELEASES)
+@pytest.fixture(params=EVERY)
 def ranks2(request: pytest.FixtureRequest, sets: Sets) -> MegatronRanks:
     """Two ranks."""
     return sets(2, request.param)

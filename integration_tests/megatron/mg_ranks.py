@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,9 +11,14 @@ from rank_harness import Ranks
 
 HERE = Path(__file__).resolve().parent
 OLDEST = "0.16.1"  # in .venv itself
-# In a folder of its own (third_party/setup/setup.sh): the newest release that is supported.
+# A release in the place of all others, which nothing promises to support (third_party/test/megatron_canary.sh).
+CANARY = os.environ.get("SLUICE_MEGATRON_CANARY")
+# In folders of their own (third_party/setup/setup.sh): the newest release that is supported, and those between.
 NEWEST = "0.19.2"
-RELEASES = (OLDEST, NEWEST)
+BETWEEN = () if CANARY else ("0.17.1", "0.18.2")
+RELEASES = (CANARY,) if CANARY else (OLDEST, NEWEST)
+# All of them, for parameters of tests.
+EVERY = [*RELEASES, *(pytest.param(release, marks=pytest.mark.full) for release in BETWEEN)]
 
 
 class MegatronRanks(Ranks):

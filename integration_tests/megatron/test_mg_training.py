@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mg_ranks import OLDEST, RELEASES, MegatronRanks
+from mg_ranks import BETWEEN, OLDEST, RELEASES, MegatronRanks
 
 # f32 with the host's own GEMM: rows of one expert are multiplied in other portions than stock's, and a few steps of
 # Adam, which divides by the root of small second moments, enlarge that.
@@ -58,11 +58,15 @@ CASES: dict[str, dict[str, Any]] = {
 EVERY_DAY = ("gated", "shared experts that overlap", "padded to capacity", "MoE recomputed")
 
 
+def is_of_every_day(release: str, case: str) -> bool:
+    return release == OLDEST or (release in RELEASES and case in EVERY_DAY)
+
+
 @pytest.mark.parametrize(
     "ranks2, case",
     [
-        pytest.param(release, case, marks=() if release == OLDEST or case in EVERY_DAY else pytest.mark.full)
-        for release in RELEASES
+        pytest.param(release, case, marks=() if is_of_every_day(release, case) else pytest.mark.full)
+        for release in (*RELEASES, *BETWEEN)
         for case in CASES
     ],
     indirect=["ranks2"],

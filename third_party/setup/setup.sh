@@ -164,15 +164,18 @@ if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
   }
 fi
 
-# --- the newest Megatron-Core -----------------------------------------------------------------------------------
-# Beside the oldest, which .venv itself has: tests put the folder on their path.
-megatron=.venv/megatron-$(sed -n 's/^megatron-core==//p' "$HERE/requirements-megatron.txt")
-if [ "$PROFILE" = test ] && [ ! -d "$megatron" ]; then
-  rm -rf "$megatron.part"
-  step "Megatron-Core (${megatron##*-})" "check the network, then run this again" \
-    again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
-    --ignore-requires-python --target "$megatron.part" -r "$HERE/requirements-megatron.txt"
-  mv "$megatron.part" "$megatron"
+# --- further Megatron-Cores --------------------------------------------------------------------------------------
+# Beside the oldest, which .venv itself has: tests put the folders on their path.
+if [ "$PROFILE" = test ]; then
+  for wanted in $(grep '^megatron-core==' "$HERE/requirements-megatron.txt"); do
+    megatron=.venv/megatron-${wanted##*==}
+    [ ! -d "$megatron" ] || continue
+    rm -rf "$megatron.part"
+    step "Megatron-Core (${wanted##*==})" "check the network, then run this again" \
+      again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
+      --ignore-requires-python --target "$megatron.part" "$wanted"
+    mv "$megatron.part" "$megatron"
+  done
 fi
 
 # --- nvcc -------------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ typedef struct sluice_pipeline_choice_s {
 } sluice_pipeline_choice_t;
 
 /* The smallest L whose batch takes at most (1 + tolerance) times the best, cut on each stage to what its byte_limit
- * holds and to what it uses; in_flight of the spec does not count, held where it is given is the most. Every L up to 16 is tried, then steps of a
- * quarter, up to m. Thread-safe. Errors: INVALID_ARGUMENT (a spec or times out of range, a tolerance below 0, a policy
- * whose order fixes what is in flight), OVER_BUDGET (not one micro-batch fits; the message names the stage),
- * NO_MEMORY. */
+ * holds and to what it uses; in_flight of the spec does not count, held where it is given is the most. Every L up to 16
+ * is tried, then steps of a quarter, up to m. Thread-safe. Errors: INVALID_ARGUMENT (a spec or times out of range, a
+ * tolerance below 0, a policy whose order fixes what is in flight), OVER_BUDGET (not one micro-batch fits; the message
+ * names the stage), NO_MEMORY. */
 sluice_status_t sluice_pipeline_choose(const sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times,
                                        double tolerance, sluice_allocator_t* allocator,
                                        sluice_pipeline_choice_t* out_choice);

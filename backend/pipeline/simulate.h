@@ -10,8 +10,8 @@
  * goes out of it, and what comes in from both shares what comes in. Messages under way then go at max-min fair rates,
  * as connections do.
  *
- * A reduction begins when its stage chooses it, and goes on beside the stage's thread; those of one stage one behind the
- * other. The flush waits for it.
+ * A reduction begins when its stage chooses it, and goes on beside the stage's thread; those of one stage one behind
+ * the other. The flush waits for it.
  *
  * What happens at one moment has happened before any stage chooses. Seconds may be in any unit, the same everywhere. */
 #ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_H_
@@ -52,8 +52,8 @@ typedef struct sluice_pipeline_result_s {
 } sluice_pipeline_result_t;
 
 /* out_begin, out_end: [num_ops], or NULL; of a message the time on its link. Thread-safe: nothing is shared. Errors:
- * INVALID_ARGUMENT (a time below 0 or not finite, seconds_of's among them), NO_MEMORY, INTERNAL (a program in which nothing can move, which the
- * checker would refuse). */
+ * INVALID_ARGUMENT (a time below 0 or not finite, seconds_of's among them), NO_MEMORY, INTERNAL (a program in which
+ * nothing can move, which the checker would refuse). */
 sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* program, const sluice_pipeline_times_t* times,
                                          sluice_allocator_t* allocator, sluice_pipeline_result_t* out_result,
                                          double* out_begin, double* out_end);

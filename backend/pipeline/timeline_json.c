@@ -24,10 +24,9 @@ uint64_t sluice_pipeline_write_timeline(const sluice_pipeline_program_t* program
     sluice_text_add(&text,
                     "%s\n {\"op\": \"%s\", \"lane\": \"%s\", \"begin_ns\": %.0f, \"end_ns\": %.0f, \"chunk\": %d, "
                     "\"direction\": \"%s\", \"layer\": %d, \"rank\": %d}",
-                    separator, sluice_stage_op_name(op->kind),
-                    is_beside(op) ? "comm" : "compute", begin[i] * NS_PER_S, end[i] * NS_PER_S,
-                    op->micro_batch, op->kind <= SLUICE_STAGE_SEND_ACTIVATION ? "forward" : "backward",
-                    op->virtual_stage, op->stage);
+                    separator, sluice_stage_op_name(op->kind), is_beside(op) ? "comm" : "compute", begin[i] * NS_PER_S,
+                    end[i] * NS_PER_S, op->micro_batch,
+                    op->kind <= SLUICE_STAGE_SEND_ACTIVATION ? "forward" : "backward", op->virtual_stage, op->stage);
     separator = ",";
   }
   sluice_text_add(&text, "\n]}\n");

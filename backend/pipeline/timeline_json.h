@@ -6,9 +6,9 @@
 
 /* {"events": [...]} in the form that `sluice.timeline.from_trace` reads: op, lane, begin_ns, end_ns, and as rank the
  * stage, as layer the virtual stage, as chunk the micro-batch. Messages stand on the communication lane of their
- * sender, reductions on that of their stage. begin, end: [num_ops] seconds, of sluice_pipeline_simulate or measured; an op that ends before it begins has
- * not run and is left out. Writes what fits in `room`, terminated; returns
- * the length of all. Thread-safe. */
+ * sender, reductions on that of their stage. begin, end: [num_ops] seconds, of sluice_pipeline_simulate or measured; an
+ * op that ends before it begins has not run and is left out. Writes what fits in `room`, terminated; returns the length
+ * of all. Thread-safe. */
 uint64_t sluice_pipeline_write_timeline(const sluice_pipeline_program_t* program, const double* begin,
                                         const double* end, char* data, uint64_t room);
 

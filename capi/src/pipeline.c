@@ -77,6 +77,7 @@ sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t* config, s
   sluice_pipeline_callbacks_t read;
   sluice_status_t mine = read_config(config, &terms);
   if (mine == SLUICE_OK) mine = read_callbacks(callbacks, &read);
+  if (mine == SLUICE_OK) terms.reduces = read.reduce != NULL;
   return sluice_pipeline_open(&terms, mine, comm, &read, user, out_pipeline);
 }
 

@@ -42,3 +42,11 @@ sluice_status_t sluice_capi_policy(const char* name, int32_t* out_policy) {
   }
   return fail_policy(name);
 }
+
+sluice_status_t sluice_capi_simulated_policy(const char* name, int32_t* out_policy) {
+  if (name == NULL || strcmp(name, sluice_policy(SLUICE_POLICY_DEEPSPEED)->name) != 0) {
+    return sluice_capi_policy(name, out_policy);
+  }
+  *out_policy = SLUICE_POLICY_DEEPSPEED;
+  return SLUICE_OK;
+}

@@ -18,6 +18,7 @@
 
 /* Too large for a stack. */
 typedef struct question_s {
+  sluice_pipeline_workload_t asked; /* whose op_seconds is called */
   sluice_pipeline_spec_t spec;
   sluice_pipeline_times_t times;
   sluice_pipeline_choice_t choice;
@@ -48,11 +49,17 @@ static sluice_status_t require_sizes(const sluice_pipeline_workload_t* w) {
                         w->forward_seconds == NULL ? "forward_seconds" : "backward_seconds");
 }
 
+static double ask_seconds(void* user, const sluice_stage_op_t* op, double begin_s, double seconds) {
+  const sluice_pipeline_workload_t* w = user;
+  return w->op_seconds(w->user, sluice_stage_op_name(op->kind), op->virtual_stage, op->micro_batch, begin_s, seconds);
+}
+
 static void fill_by_virtual_stage(const sluice_pipeline_workload_t* w, question_t* q) {
   for (int32_t c = 0; c < w->num_stages * w->num_virtual; ++c) {
     q->times.forward_s[c] = w->forward_seconds[c];
     q->times.backward_s[c] = w->backward_seconds[c];
     q->times.weight_s[c] = w->weight_seconds != NULL ? w->weight_seconds[c] : 0;
+    q->times.reduce_s[c] = w->reduce_seconds != NULL ? w->reduce_seconds[c] : 0;
     q->times.latency_s[c] = w->message_seconds != NULL ? w->message_seconds[c] : 0;
     q->spec.in_flight[c] = w->in_flight;
     q->spec.activation_bytes[c] = w->activation_bytes != NULL ? w->activation_bytes[c] : 0;
@@ -65,8 +72,9 @@ static sluice_status_t read_workload(const sluice_pipeline_workload_t* workload,
   sluice_pipeline_workload_init(&w, sizeof w);
   SLUICE_TRY(sluice_struct_copy(&w, sizeof w, workload, sizeof w, "sluice_pipeline_workload_t"));
   if (w.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_pipeline_workload_t: extension of unknown type");
+  SLUICE_TRY(SLUICE_REQUIRE(w.reserved == 0, "sluice_pipeline_workload_t: reserved is %d; set it to 0", w.reserved));
   int32_t number = 0;
-  SLUICE_TRY(sluice_capi_policy(w.policy, &number));
+  SLUICE_TRY(sluice_capi_simulated_policy(w.policy, &number));
   SLUICE_TRY(require_sizes(&w));
   const sluice_policy_t* policy = sluice_policy(number); /* NULL: open */
   const int32_t placement = policy != NULL && policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
@@ -77,8 +85,14 @@ static sluice_status_t read_workload(const sluice_pipeline_workload_t* workload,
                              .placement = w.placement == -1 ? placement : w.placement,
                              .policy = number,
                              .weight_apart = w.weight_apart == -1 ? apart : w.weight_apart != 0,
-                             .receives_ahead = w.receives_ahead},
-                    .times = {.is_buffered = !w.rendezvous}};
+                             .receives_ahead = w.receives_ahead,
+                             .reduces = w.reduce_seconds != NULL},
+                    .times = {.is_buffered = !w.rendezvous, .shares_cards = w.shares_cards != 0},
+                    .asked = w};
+  if (w.op_seconds != NULL) {
+    q->times.seconds_of = ask_seconds;
+    q->times.user = &q->asked;
+  }
   fill_by_virtual_stage(&w, q);
   for (int32_t s = 0; w.memory_budget != NULL && s < w.num_stages; ++s) q->spec.byte_limit[s] = w.memory_budget[s];
   SLUICE_TRY(sluice_pipeline_spec_check(&q->spec));

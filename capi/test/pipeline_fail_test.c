@@ -39,6 +39,7 @@ static void try_fault(const char* transport, int32_t p, int32_t v, int32_t rank,
   pw_world_t* world = pw_world_new(transport, p);
   world->config.num_virtual = v;
   world->config.weight_apart = call == PW_WEIGHT_GRAD;
+  world->reduces = call == PW_REDUCE ? UINT32_MAX : 0;
   world->in_call = fail_once;
   fault.rank = rank, fault.call = call, fault.micro_batch = micro_batch;
   atomic_store(&fault.at_ns, 0);
@@ -71,6 +72,7 @@ static void Callback_AnyFailsAnywhere_AllHearAndTheNextBatchWorks(void** state) 
         try_fault(transports[t], 3, 1, rank, PW_BACKWARD, i);
       }
       try_fault(transports[t], 3, 2, rank, PW_WEIGHT_GRAD, 4);
+      try_fault(transports[t], 3, 2, rank, PW_REDUCE, 4);
     }
     try_fault(transports[t], 3, 1, 0, PW_LOAD, 3);
     try_fault(transports[t], 3, 1, 2, PW_LOAD, 3);
@@ -332,6 +334,19 @@ static void Config_RanksDiffer_AllAreToldAndCommStaysUsable(void** state) {
       pw_world_free(world);
     }
   }
+}
+
+static void Callbacks_OneRankReduces_IsAMismatch(void** state) {
+  (void)state;
+  pw_world_t* world = pw_world_new("local", 3);
+  world->reduces = 1u << 1;
+  pw_world_add(world, 3, 0);
+  pw_world_run(world);
+  for (int32_t r = 0; r < 3; ++r) {
+    assert_int_equal(world->ranks[r].made, SLUICE_E_MISMATCH);
+    assert_non_null(strstr(world->ranks[r].made_error.message, "whether callback reduce is given is 1 on rank 1"));
+  }
+  pw_world_free(world);
 }
 
 /* ---- ranks that are gone ---- */
@@ -708,6 +723,7 @@ int main(void) {
       cmocka_unit_test(Output_CannotBeSent_IsRefusedByName),
       cmocka_unit_test(Batch_RanksDiffer_IsAMismatchOnAll),
       cmocka_unit_test(Config_RanksDiffer_AllAreToldAndCommStaysUsable),
+      cmocka_unit_test(Callbacks_OneRankReduces_IsAMismatch),
       cmocka_unit_test(Abort_InABatch_EndsThePipelineOnAll),
       cmocka_unit_test(Rank_LeavesBetweenBatches_IsNamedOnAll),
       cmocka_unit_test(Rank_SleepsInACallback_IsNamedAtTheDeadlineOnAll),

@@ -113,12 +113,63 @@ static void Predict_UnderABudget_StaysInside(void** state) {
   assert_int_equal(predict(&asked), SLUICE_E_OVER_BUDGET);
 }
 
+/* m = 16, f + b = 1, a quarter for each message, rendezvous: what docs/pipeline.md says of DeepSpeed's own order. */
+static void Predict_DeepSpeedsOrder_IsTheBaseline(void** state) {
+  (void)state;
+  assert_true(fabs(seconds_of("deepspeed", 2, 0.25, 0) / seconds_of("message_driven", 2, 0.25, 4) - 1.43) < 0.005);
+  assert_true(fabs(seconds_of("deepspeed", 4, 0.25, 0) / seconds_of("message_driven", 4, 0.25, 8) - 1.71) < 0.005);
+}
+
+static void Predict_SharedCards_CostMiddleStages(void** state) {
+  (void)state;
+  asked_t asked;
+  double seconds[2];
+  for (int32_t shared = 0; shared < 2; ++shared) {
+    ask_about(&asked, "1f1b", 4, 1, 16);
+    for (int32_t c = 0; c < 4; ++c) asked.message[c] = 3;
+    asked.work.shares_cards = shared;
+    assert_int_equal(predict(&asked), SLUICE_OK);
+    seconds[shared] = asked.got.seconds;
+  }
+  assert_true(seconds[1] > 1.05 * seconds[0] && seconds[1] < 2 * seconds[0]);
+}
+
 static void refuses(asked_t* asked, const char* text) {
   assert_int_equal(predict(asked), SLUICE_E_INVALID_ARGUMENT);
   sluice_error_info_t info;
   sluice_error_info_init(&info, sizeof info);
   sluice_error_last(&info);
   if (strstr(info.message, text) == NULL) fail_msg("\"%s\" is not in \"%s\"", text, info.message);
+}
+
+static double twice_on_one(void* user, const char* op, int32_t virtual_stage, int32_t micro_batch, double begin_seconds,
+                           double seconds) {
+  int32_t* calls = user;
+  ++*calls;
+  if (begin_seconds < 0) return -1;
+  return virtual_stage == 1 && micro_batch == 2 && strcmp(op, "backward") == 0 ? seconds + 5 : seconds;
+}
+
+static double is_negative(void* user, const char* op, int32_t virtual_stage, int32_t micro_batch, double begin_seconds,
+                          double seconds) {
+  (void)user, (void)virtual_stage, (void)begin_seconds;
+  return micro_batch == 3 && strcmp(op, "send_gradient") == 0 ? -seconds - 1 : seconds;
+}
+
+static void Predict_SecondsOfEachOp_TakeTheirPlace(void** state) {
+  (void)state;
+  asked_t asked;
+  int32_t calls = 0;
+  ask_about(&asked, "gpipe", 2, 1, 4);
+  assert_int_equal(predict(&asked), SLUICE_OK);
+  const double usual = asked.got.seconds;
+  asked.work.op_seconds = twice_on_one;
+  asked.work.user = &calls;
+  assert_int_equal(predict(&asked), SLUICE_OK);
+  assert_true(fabs(asked.got.seconds - usual - 5) < 1e-9);
+  assert_int_equal(calls, 2 * (2 * 4) + 2 * 4); /* forwards and backwards of two stages, a message each way */
+  asked.work.op_seconds = is_negative;
+  refuses(&asked, "what send_gradient of micro-batch 3 in virtual stage 1 on stage 1 takes");
 }
 
 static void Predict_WhatDoesNotFit_IsRefusedByName(void** state) {
@@ -137,6 +188,7 @@ static void Predict_WhatDoesNotFit_IsRefusedByName(void** state) {
   REFUSES(asked.work.num_micro_batches = 0, "num_micro_batches");
   REFUSES(asked.work.forward_seconds = NULL, "forward_seconds is NULL");
   REFUSES(asked.work.in_flight = -1, "in_flight");
+  REFUSES(asked.work.reserved = 1, "reserved is 1");
   REFUSES(asked.backward[2] = -1, "a time of virtual stage 2 is -1");
 #undef REFUSES
   assert_int_equal(sluice_pipeline_predict(&asked.work, NULL, NULL), SLUICE_E_INVALID_ARGUMENT);
@@ -242,6 +294,9 @@ int main(void) {
       cmocka_unit_test(Predict_PublishedPipelines_HaveTheirBubbles),
       cmocka_unit_test(Predict_SlowLinks_AskForMoreInFlight),
       cmocka_unit_test(Predict_UnderABudget_StaysInside),
+      cmocka_unit_test(Predict_DeepSpeedsOrder_IsTheBaseline),
+      cmocka_unit_test(Predict_SharedCards_CostMiddleStages),
+      cmocka_unit_test(Predict_SecondsOfEachOp_TakeTheirPlace),
       cmocka_unit_test(Predict_WhatDoesNotFit_IsRefusedByName),
       cmocka_unit_test(PolicyNames_AreThoseThatPredictTakes),
       cmocka_unit_test(Bytes_OfABatch_AreThosePredicted),

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#define ALL_RANKS UINT32_MAX
+
 /* Batches of every size, evaluations among them. */
 static void add_batches(pw_world_t* world, int32_t most) {
   for (int32_t m = 1; m <= most; ++m) {
@@ -25,6 +27,7 @@ static void try_one(const char* transport, const char* policy, int32_t p, int32_
   world->config.num_virtual = v;
   world->config.in_flight = limit;
   world->config.weight_apart = apart;
+  world->reduces = ALL_RANKS;
   if (strcmp(policy, "looped") == 0) { /* asks for whole rounds */
     pw_world_add(world, p, 0);
     pw_world_add(world, 2 * p, 0);
@@ -337,9 +340,28 @@ static void try_column(const char* transport, const char* policy, int32_t p, int
   world->config.num_virtual = v;
   world->config.has_experts = experts;
   world->has_column = 1;
+  world->reduces = ALL_RANKS;
   world->max_delay_us = 300;
   for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 5, b == 1);
   run_and_check(world);
+  pw_world_free(world);
+}
+
+/* Weight gradients apart of two virtual stages end in any order; replicas reduce them in one. */
+static void Replicas_WithoutExperts_ReduceInOneOrder(void** state) {
+  (void)state;
+  pw_world_t* world = pw_world_new("tcp", 2);
+  world->num_replicas = 2;
+  world->config.policy = "backward_first";
+  world->config.num_virtual = 2;
+  world->config.weight_apart = 1;
+  world->has_column = 1;
+  world->meets_in_reduce_alone = 1;
+  world->reduces = ALL_RANKS;
+  world->max_delay_us = 500;
+  for (int32_t b = 0; b < 6; ++b) pw_world_add(world, 5, 0);
+  run_and_check(world);
+  for (int32_t r = 0; r < 4; ++r) assert_int_equal(world->ranks[r].calls[PW_REDUCE], 2 * 6);
   pw_world_free(world);
 }
 
@@ -385,6 +407,7 @@ int main(void) {
       cmocka_unit_test(Policy_LeftOpen_IsChosenAlikeAfterTheFirstBatch),
       cmocka_unit_test(InFlight_UnderABudget_StaysInside),
       cmocka_unit_test(Replicas_StagesWithExperts_MeetInTheSameOps),
+      cmocka_unit_test(Replicas_WithoutExperts_ReduceInOneOrder),
       cmocka_unit_test(Replicas_NumberedByTheHost_FindTheirPlaces),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

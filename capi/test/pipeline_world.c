@@ -166,7 +166,9 @@ static sluice_status_t enter(pw_rank_t* rank, int32_t call, const sluice_stage_c
   if (rank->is_in_callback++ != 0) pw_wrong(rank, "two callbacks at one time");
   if (op->struct_size != sizeof *op) pw_wrong(rank, "a call of another size");
   if (rank->world->max_delay_us > 0 && call != PW_LOAD) usleep(draw(rank) % (uint32_t)rank->world->max_delay_us);
-  if (rank->world->has_column && (call == PW_FORWARD || call == PW_BACKWARD)) meet_column(rank, call, op);
+  const int is_pass = call == PW_FORWARD || call == PW_BACKWARD;
+  const int meets = call == PW_REDUCE || (is_pass && !rank->world->meets_in_reduce_alone);
+  if (rank->world->has_column && meets) meet_column(rank, call, op);
   sluice_status_t status = SLUICE_OK;
   if (rank->world->in_call != NULL) status = rank->world->in_call(rank, call, op, out_failure);
   --rank->is_in_callback;
@@ -292,6 +294,16 @@ static sluice_status_t weight_grad(void* user, const sluice_stage_call_t* op, sl
   return SLUICE_OK;
 }
 
+/* What it sees now is to be what the batch ends with. */
+static sluice_status_t reduce(void* user, const sluice_stage_call_t* op, sluice_host_failure_t* out_failure) {
+  pw_rank_t* rank = user;
+  const int32_t c = op->virtual_stage;
+  if (op->input != NULL || op->output != NULL || op->output_grad != NULL) pw_wrong(rank, "reduce has tensors");
+  ++rank->num_reduced[c];
+  memcpy(rank->reduced[c], rank->layers[c].grad, sizeof rank->reduced[c]);
+  return enter(rank, PW_REDUCE, op, out_failure);
+}
+
 static void release(void* user, int32_t which, int32_t c, int32_t i) {
   pw_rank_t* rank = user;
   pw_stash_t* stash = stash_of(rank, c, i);
@@ -313,7 +325,14 @@ static const sluice_pipeline_callbacks_t callbacks = {.struct_size = sizeof call
                                                       .backward = backward,
                                                       .weight_grad = weight_grad,
                                                       .release = release,
-                                                      .is_interrupted = is_interrupted};
+                                                      .is_interrupted = is_interrupted,
+                                                      .reduce = reduce};
+
+static sluice_pipeline_callbacks_t callbacks_of(const pw_rank_t* rank) {
+  sluice_pipeline_callbacks_t given = callbacks;
+  if ((rank->world->reduces >> rank->rank & 1) == 0) given.reduce = NULL;
+  return given;
+}
 
 /* ---- a rank ---- */
 
@@ -323,6 +342,18 @@ static void check_released(pw_rank_t* rank) {
       if (rank->stash[c][i].is_out || rank->stash[c][i].is_back) {
         pw_wrong(rank, "a result of micro-batch %d in virtual stage %d is still lent", i, c);
       }
+    }
+  }
+}
+
+/* Each of its layers once in a batch that trains, when its gradients were whole. */
+static void check_reduced(pw_rank_t* rank, int32_t forward_only) {
+  const int32_t times = (int32_t)(rank->world->reduces >> rank->rank & 1) && !forward_only;
+  for (int32_t k = 0; k < rank->world->config.num_virtual; ++k) {
+    const int32_t c = pw_layer_of(rank->world, rank->stage, k);
+    if (rank->num_reduced[c] != times) pw_wrong(rank, "layer %d was reduced %d times", c, rank->num_reduced[c]);
+    if (times > 0 && memcmp(rank->reduced[c], rank->layers[c].grad, sizeof rank->reduced[c]) != 0) {
+      pw_wrong(rank, "gradients of layer %d changed behind their reduction", c);
     }
   }
 }
@@ -337,6 +368,7 @@ static void run_batch(pw_rank_t* rank, int32_t b) {
   memcpy(before, rank->layers, sizeof before);
   rank->batch = b;
   memset(rank->next_load, 0, sizeof rank->next_load);
+  memset(rank->num_reduced, 0, sizeof rank->num_reduced);
   sluice_pipeline_batch_t batch;
   sluice_pipeline_batch_init(&batch, sizeof batch);
   batch.num_micro_batches = world->batches[b].num_micro_batches;
@@ -349,6 +381,7 @@ static void run_batch(pw_rank_t* rank, int32_t b) {
   sluice_error_info_init(&rank->errors[b], sizeof rank->errors[b]);
   sluice_error_last(&rank->errors[b]);
   check_released(rank);
+  if (rank->ended[b] == SLUICE_OK) check_reduced(rank, batch.forward_only);
   if (rank->ended[b] != SLUICE_OK) put_grads_back(rank, before);
   rank->stats[b].struct_size = sizeof rank->stats[b];
   if (sluice_pipeline_get_stats(rank->pipeline, &rank->stats[b]) != SLUICE_OK) pw_wrong(rank, "no stats");
@@ -366,11 +399,12 @@ static void run_pipeline(pw_rank_t* rank, int32_t first, int32_t end) {
   pw_world_t* world = rank->world;
   sluice_pipeline_config_t config = world->config;
   if (world->bend_config != NULL) world->bend_config(rank, &config);
-  rank->made = sluice_pipeline_create(&config, rank->comm, &callbacks, rank, &rank->pipeline);
+  const sluice_pipeline_callbacks_t given = callbacks_of(rank);
+  rank->made = sluice_pipeline_create(&config, rank->comm, &given, rank, &rank->pipeline);
   sluice_error_info_init(&rank->made_error, sizeof rank->made_error);
   sluice_error_last(&rank->made_error);
   if (rank->made != SLUICE_OK && world->tries_again) {
-    rank->made_again = sluice_pipeline_create(&world->config, rank->comm, &callbacks, rank, &rank->pipeline);
+    rank->made_again = sluice_pipeline_create(&world->config, rank->comm, &given, rank, &rank->pipeline);
   }
   if (rank->pipeline == NULL) return;
   for (int32_t b = first; b < end; ++b) {

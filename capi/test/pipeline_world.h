@@ -19,7 +19,7 @@ enum {
 };
 
 /* Ops of the host, to be failed or counted. */
-enum { PW_LOAD = 0, PW_FORWARD, PW_LOSS, PW_BACKWARD, PW_WEIGHT_GRAD, PW_NUM_CALLS };
+enum { PW_LOAD = 0, PW_FORWARD, PW_LOSS, PW_BACKWARD, PW_WEIGHT_GRAD, PW_REDUCE, PW_NUM_CALLS };
 
 typedef struct pw_batch_s {
   int32_t num_micro_batches;
@@ -49,8 +49,10 @@ typedef struct pw_rank_s {
   pw_stash_t stash[PW_MAX_LAYERS][PW_MAX_MICRO_BATCHES];
   int32_t calls[PW_NUM_CALLS];
   int32_t next_load[2];
-  int32_t num_wrong; /* what arrived and was not what was sent, among others */
-  char wrong[128];   /* the first */
+  int32_t num_reduced[PW_MAX_LAYERS];       /* in the batch that runs */
+  float reduced[PW_MAX_LAYERS][PW_WEIGHTS]; /* gradients as the callback saw them */
+  int32_t num_wrong;                        /* what arrived and was not what was sent, among others */
+  char wrong[128];                          /* the first */
   int32_t is_in_callback;
   uint32_t random;
   int32_t batch; /* that runs */
@@ -92,7 +94,9 @@ typedef struct pw_world_s {
   void (*released)(pw_rank_t* rank, int32_t which, int32_t virtual_stage, int32_t micro_batch);
   void (*between)(pw_rank_t* rank); /* before each batch */
   void (*after)(pw_rank_t* rank);   /* before the pipeline goes */
+  uint32_t reduces;                 /* bits of the ranks that give the callback */
   int32_t has_column;               /* callbacks of replicas meet */
+  int32_t meets_in_reduce_alone;    /* then; else in forward and backward too */
   int32_t tries_again;              /* a pipeline that was not made is made with the unbent config */
   int32_t (*is_interrupted)(pw_rank_t* rank);
 

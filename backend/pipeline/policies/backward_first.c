@@ -1,5 +1,6 @@
-/* Backward before forward before weight gradient; a reduction, which only begins here, before all. With several virtual stages the ops whose output travels farthest go
- * first: forwards nearest to the input, backwards nearest to the loss. So the other stages get work soonest. */
+/* Backward before forward before weight gradient; a reduction, which only begins here, before all. With several virtual
+ * stages the ops whose output travels farthest go first: forwards nearest to the input, backwards nearest to the loss.
+ * So the other stages get work soonest. */
 #include "backend/pipeline/policies/policies.h"
 
 static int rank_of(int32_t kind) {

@@ -7,7 +7,7 @@
 #include "backend/base/hash.h"
 #include "backend/pipeline/policy_table.h"
 
-#define PROTOCOL 1 /* of wire.h and of what stages say to each other */
+#define PROTOCOL 2 /* of wire.h and of what stages say to each other */
 #define MAX_C    SLUICE_PIPELINE_MAX_VIRTUAL_STAGES
 
 /* What has to be equal on all ranks, by name. */
@@ -22,6 +22,7 @@ enum {
   FIELD_PLACEMENT,
   FIELD_WEIGHT_APART,
   FIELD_RECEIVES_AHEAD,
+  FIELD_REDUCES,
   FIELD_IN_FLIGHT,
   FIELD_HELD,
   NUM_FIELDS
@@ -37,6 +38,7 @@ static const char* const field_names[NUM_FIELDS] = {"the protocol of pipelines",
                                                     "placement",
                                                     "weight_apart",
                                                     "receives_ahead",
+                                                    "whether callback reduce is given",
                                                     "in_flight",
                                                     "held"};
 
@@ -88,6 +90,7 @@ static sluice_pipeline_spec_t spec_of(const sluice_pipeline_terms_t* terms, int3
   spec.policy = terms->policy;
   spec.weight_apart = terms->weight_apart;
   spec.receives_ahead = terms->receives_ahead;
+  spec.reduces = terms->reduces;
   return spec;
 }
 
@@ -123,9 +126,9 @@ static sluice_status_t check(const sluice_pipeline_terms_t* terms, int32_t rank,
 static void fill(record_t* record, const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
   const int32_t p = num_ranks / terms->num_replicas;
   const int32_t fields[NUM_FIELDS] = {
-      PROTOCOL,         SLUICE_VERSION_MAJOR, SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, terms->num_replicas,
-      terms->policy,    terms->num_virtual,   terms->placement,     terms->weight_apart,  terms->receives_ahead,
-      terms->in_flight, terms->held};
+      PROTOCOL,       SLUICE_VERSION_MAJOR, SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, terms->num_replicas,
+      terms->policy,  terms->num_virtual,   terms->placement,     terms->weight_apart,  terms->receives_ahead,
+      terms->reduces, terms->in_flight,     terms->held};
   memcpy(record->fields, fields, sizeof fields);
   record->stage = terms->stage < 0 ? rank % p : terms->stage;
   record->replica = terms->replica < 0 ? rank / p : terms->replica;

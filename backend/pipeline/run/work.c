@@ -111,11 +111,24 @@ static sluice_status_t weight_grad(sluice_pipeline_t* pipeline, const sluice_sta
                  &failure);
 }
 
+/* Of no micro-batch: there is nothing to be given. */
+static sluice_status_t reduce(sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) {
+  const int32_t c = op->virtual_stage;
+  const sluice_stage_call_t call = {.struct_size = sizeof call,
+                                    .virtual_stage = c,
+                                    .micro_batch = op->micro_batch,
+                                    .is_first = c == 0,
+                                    .is_last = sluice_stage_is_last(pipeline, c)};
+  sluice_host_failure_t failure = {.peer = -1};
+  return outcome(pipeline, op, "reduce", pipeline->callbacks.reduce(pipeline->user, &call, &failure), &failure);
+}
+
 static sluice_status_t run(sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) {
   switch (op->kind) {
     case SLUICE_STAGE_FORWARD: return forward(pipeline, op);
     case SLUICE_STAGE_BACKWARD: return backward(pipeline, op);
     case SLUICE_STAGE_WEIGHT_GRAD: return weight_grad(pipeline, op);
+    case SLUICE_STAGE_REDUCE: return reduce(pipeline, op);
     default: return SLUICE_OK; /* a flush: that it is ready is all */
   }
 }
@@ -138,7 +151,7 @@ static void leave_all(sluice_pipeline_t* pipeline, int32_t c, int32_t i) {
 
 static int is_last_op(const sluice_pipeline_t* pipeline, int32_t kind) {
   if (pipeline->forward_only) return kind == SLUICE_STAGE_FORWARD;
-  return kind == (pipeline->plan->program->spec.weight_apart ? SLUICE_STAGE_WEIGHT_GRAD : SLUICE_STAGE_BACKWARD);
+  return kind == sluice_stage_gradient_kind(&pipeline->plan->program->spec);
 }
 
 static void note_bytes(sluice_pipeline_t* pipeline) {

@@ -569,7 +569,7 @@ module sluice
   end type
 
   type, bind(c) :: sluice_pipeline_callbacks_t
-    integer(c_size_t) :: struct_size = 64
+    integer(c_size_t) :: struct_size = 72
     type(c_funptr) :: load = c_null_funptr
     type(c_funptr) :: forward = c_null_funptr
     type(c_funptr) :: loss = c_null_funptr
@@ -577,6 +577,7 @@ module sluice
     type(c_funptr) :: weight_grad = c_null_funptr
     type(c_funptr) :: release = c_null_funptr
     type(c_funptr) :: is_interrupted = c_null_funptr
+    type(c_funptr) :: reduce = c_null_funptr
   end type
 
   type, bind(c) :: sluice_pipeline_config_t
@@ -640,7 +641,7 @@ module sluice
   end type
 
   type, bind(c) :: sluice_pipeline_workload_t
-    integer(c_size_t) :: struct_size = 112
+    integer(c_size_t) :: struct_size = 144
     type(c_ptr) :: next = c_null_ptr
     type(c_ptr) :: policy = c_null_ptr
     integer(c_int32_t) :: num_stages = 0
@@ -658,6 +659,11 @@ module sluice
     type(c_ptr) :: activation_bytes = c_null_ptr
     type(c_ptr) :: held_bytes = c_null_ptr
     type(c_ptr) :: memory_budget = c_null_ptr
+    integer(c_int32_t) :: shares_cards = 0
+    integer(c_int32_t) :: reserved = 0
+    type(c_funptr) :: op_seconds = c_null_funptr
+    type(c_ptr) :: user = c_null_ptr
+    type(c_ptr) :: reduce_seconds = c_null_ptr
   end type
 
   type, bind(c) :: sluice_stage_prediction_t

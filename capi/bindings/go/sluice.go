@@ -683,6 +683,7 @@ type PipelineCallbacks struct {
 	WeightGrad    unsafe.Pointer
 	Release       unsafe.Pointer
 	IsInterrupted unsafe.Pointer
+	Reduce        unsafe.Pointer
 }
 
 // PipelineConfig is sluice_pipeline_config_t.
@@ -769,6 +770,11 @@ type PipelineWorkload struct {
 	ActivationBytes *uint64
 	HeldBytes       *uint64
 	MemoryBudget    *uint64
+	SharesCards     int32
+	Reserved        int32
+	OpSeconds       unsafe.Pointer
+	User            unsafe.Pointer
+	ReduceSeconds   *float64
 }
 
 // StagePrediction is sluice_stage_prediction_t.

@@ -243,6 +243,8 @@ pub type sluice_pipeline_callbacks_backward_fn_t = Option<unsafe extern "C" fn(u
 pub type sluice_pipeline_callbacks_weight_grad_fn_t = Option<unsafe extern "C" fn(user: *mut c_void, call: *const sluice_stage_call_t, out_failure: *mut sluice_host_failure_t) -> i32>;
 pub type sluice_pipeline_callbacks_release_fn_t = Option<unsafe extern "C" fn(user: *mut c_void, which: i32, virtual_stage: i32, micro_batch: i32)>;
 pub type sluice_pipeline_callbacks_is_interrupted_fn_t = Option<unsafe extern "C" fn(user: *mut c_void) -> i32>;
+pub type sluice_pipeline_callbacks_reduce_fn_t = Option<unsafe extern "C" fn(user: *mut c_void, call: *const sluice_stage_call_t, out_failure: *mut sluice_host_failure_t) -> i32>;
+pub type sluice_pipeline_workload_op_seconds_fn_t = Option<unsafe extern "C" fn(user: *mut c_void, op: *const c_char, virtual_stage: i32, micro_batch: i32, begin_seconds: f64, seconds: f64) -> f64>;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -939,6 +941,7 @@ pub struct sluice_pipeline_callbacks_t {
     pub weight_grad: sluice_pipeline_callbacks_weight_grad_fn_t,
     pub release: sluice_pipeline_callbacks_release_fn_t,
     pub is_interrupted: sluice_pipeline_callbacks_is_interrupted_fn_t,
+    pub reduce: sluice_pipeline_callbacks_reduce_fn_t,
 }
 impl Default for sluice_pipeline_callbacks_t {
     fn default() -> Self {
@@ -1064,6 +1067,11 @@ pub struct sluice_pipeline_workload_t {
     pub activation_bytes: *const u64,
     pub held_bytes: *const u64,
     pub memory_budget: *const u64,
+    pub shares_cards: i32,
+    pub reserved: i32,
+    pub op_seconds: sluice_pipeline_workload_op_seconds_fn_t,
+    pub user: *mut c_void,
+    pub reduce_seconds: *const f64,
 }
 impl Default for sluice_pipeline_workload_t {
     fn default() -> Self {

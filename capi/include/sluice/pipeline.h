@@ -83,6 +83,13 @@ typedef struct sluice_pipeline_callbacks_s {
   /* Optional. Not 0 when the host wants the batch ended (Ctrl-C); asked a few times a second while the thread waits.
    * The batch then fails as by a callback. */
   int32_t (*is_interrupted)(void* user);
+  /* Optional; on all ranks or on none. Once for each virtual stage in a batch that is not forward_only: the last
+   * micro-batch has left its gradients, and nothing in this batch changes them any more, so they may be reduced over
+   * replicas while other stages drain. Begin that and return: what goes on beside the thread hides behind the drain,
+   * and the host waits for it behind the batch. The replicas of a column (num_replicas) are called in one order. A
+   * batch may still fail elsewhere: then its gradients count for nothing, reduced or not, and a reduction that not all
+   * replicas have begun is the host's to give up. micro_batch of the call is the last; it has no tensors. */
+  sluice_status_t (*reduce)(void* user, const sluice_stage_call_t* call, sluice_host_failure_t* out_failure);
 } sluice_pipeline_callbacks_t;
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
@@ -257,7 +264,8 @@ SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipe
 typedef struct sluice_pipeline_workload_s {
   size_t struct_size;              /* set by sluice_pipeline_workload_init */
   const sluice_ext_header_t* next; /* NULL */
-  const char* policy;              /* as in the config */
+  const char* policy;              /* as in the config; or "deepspeed": DeepSpeed's own order, whose sends and receives
+                                      block the stage, to compare with */
   int32_t num_stages;              /* p, at most 64 */
   int32_t num_virtual;             /* v; 1 */
   int32_t num_micro_batches;       /* m */
@@ -276,6 +284,18 @@ typedef struct sluice_pipeline_workload_s {
   const uint64_t* activation_bytes; /* of a micro-batch in flight, with input, output and their gradients. NULL: 0 */
   const uint64_t* held_bytes;       /* of one that is held for its weight gradient. NULL: 0 */
   const uint64_t* memory_budget;    /* [p], of what is in flight, held and ahead; 0: no limit. NULL: none */
+  int32_t shares_cards; /* 1: each stage has one network card, which messages to both its neighbours share at max-min
+                           fair rates; 0: a link of its own for each direction between two stages */
+  int32_t reserved;     /* 0 */
+  /* Optional: the seconds of an op, or of a message (its send, from when its link takes it), in place of `seconds`,
+   * which are those above: jitter, a slow stage, a link that stalls. op: as in sluice_stage_event_t. Called on the
+   * thread that predicts, once for each op that takes time, as it begins, in each batch that is simulated: several
+   * where limits or the policy are open. What is not finite, or below 0, is INVALID_ARGUMENT. */
+  double (*op_seconds)(void* user, const char* op, int32_t virtual_stage, int32_t micro_batch, double begin_seconds,
+                       double seconds);
+  void* user;
+  const double* reduce_seconds; /* [p * v]: of all gradients of a virtual stage, once a batch, beside its stage's
+                                   thread; those of a stage one behind the other. NULL: nothing is reduced */
 } sluice_pipeline_workload_t;
 
 SLUICE_EXPORT void sluice_pipeline_workload_init(sluice_pipeline_workload_t* out_workload, size_t struct_size);

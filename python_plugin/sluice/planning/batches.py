@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ PLACEMENTS = {None: -1, "looped": 0, "v": 1}
 @dataclass(frozen=True)
 class Batch:
     """As sluice_pipeline_workload_t has it: seconds and bytes of one micro-batch, by virtual stage in the order of the
-    layers; an empty list is zeros. memory_budget: by stage."""
+    layers; an empty list is zeros. memory_budget: by stage. op_seconds(op, virtual_stage, micro_batch, begin_seconds,
+    seconds) gives what an op takes in place of `seconds`; what it raises, `predict` raises."""
 
     num_stages: int
     num_micro_batches: int
@@ -35,6 +36,9 @@ class Batch:
     weight_apart: bool | None = None
     in_flight: int = 0
     rendezvous: bool = False
+    shares_cards: bool = False
+    op_seconds: Callable[[str, int, int, float, float], float] | None = None
+    reduce_seconds: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,15 @@ def predict(batch: Batch) -> Prediction:
     for name in ("num_stages", "num_virtual", "num_micro_batches", "in_flight"):
         setattr(value, name, getattr(batch, name))
     value.placement, value.rendezvous = PLACEMENTS[batch.placement], int(batch.rendezvous)
+    value.shares_cards = int(batch.shares_cards)
+    raised: list[BaseException] = []
+    if batch.op_seconds is not None:
+        kept.append(_seconds_callback(ffi, batch.op_seconds, raised))
+        value.op_seconds = kept[-1]
     value.weight_apart = -1 if batch.weight_apart is None else int(batch.weight_apart)
     count = batch.num_stages * batch.num_virtual
     for name, kind, wanted in (
-        *((f"{name}_seconds", "double[]", count) for name in ("forward", "backward", "weight", "message")),
+        *((f"{name}_seconds", "double[]", count) for name in ("forward", "backward", "weight", "message", "reduce")),
         *((f"{name}_bytes", "uint64_t[]", count) for name in ("activation", "held")),
         ("memory_budget", "uint64_t[]", batch.num_stages),
     ):
@@ -91,7 +100,10 @@ def predict(batch: Batch) -> Prediction:
     out = ffi.new("sluice_pipeline_prediction_t *")
     out.struct_size = ffi.sizeof(out[0])
     stages = ffi.new("sluice_stage_prediction_t[]", batch.num_stages)
-    library.check(library.lib.sluice_pipeline_predict(value, out, stages))
+    status = library.lib.sluice_pipeline_predict(value, out, stages)
+    if raised:
+        raise raised[0]
+    library.check(status)
     names = [name for name, _ in ffi.typeof("sluice_stage_prediction_t").fields if name != "reserved"]
     return Prediction(
         ffi.string(out.policy).decode(),
@@ -101,6 +113,20 @@ def predict(batch: Batch) -> Prediction:
         out.in_flight,
         bool(out.is_chosen),
         tuple({name: getattr(stages[s], name) for name in names} for s in range(batch.num_stages)),
+    )
+
+
+def _seconds_callback(ffi: Any, seconds_of: Callable[..., float], raised: list[BaseException]) -> Any:
+    """As the library calls it. What it raises is kept, and no number of seconds: the library refuses that."""
+
+    def asked(user: Any, op: Any, virtual_stage: int, micro_batch: int, begin_s: float, seconds: float) -> float:
+        return float(seconds_of(ffi.string(op).decode(), virtual_stage, micro_batch, begin_s, seconds))
+
+    def caught(kind: Any, error: BaseException, trace: Any) -> None:
+        raised.append(error)
+
+    return ffi.callback(
+        "double(void *, const char *, int32_t, int32_t, double, double)", asked, error=math.nan, onerror=caught
     )
 
 

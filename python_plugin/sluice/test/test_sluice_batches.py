@@ -6,6 +6,7 @@ import json
 
 import pytest
 from sluice import __main__ as entry
+from sluice.errors import InvalidArgument
 from sluice.planning import batches
 
 
@@ -88,3 +89,38 @@ def test_Stages_WrongArguments_AreNamed(run, words: str, named: str) -> None:
 
 def test_CheckpointInterval_IsTheRootOfAStagesLayers() -> None:
     assert [batches.checkpoint_interval(layers, 4) for layers in (4, 64, 96, 2)] == [1, 4, 5, 1]
+
+
+def _alike(policy: str, **changed) -> batches.Batch:
+    return batches.Batch(4, 8, [1.0] * 4, [1.0] * 4, [1.0] * 4, policy=policy, **changed)
+
+
+def test_Predict_SecondsOfEachOp_TakeTheirPlaceAndErrorsPass() -> None:
+    asked = []
+
+    def longer(op: str, stage: int, micro_batch: int, begin_s: float, seconds: float) -> float:
+        asked.append((op, stage, micro_batch, begin_s))
+        return 2 * seconds
+
+    usual = batches.predict(_alike("1f1b")).seconds
+    assert batches.predict(_alike("1f1b", op_seconds=longer)).seconds == pytest.approx(2 * usual)
+    assert {op for op, *_ in asked} == {"forward", "backward", "send_activation", "send_gradient"}
+    assert ("forward", 3, 7) in {each[:3] for each in asked} and max(each[3] for each in asked) > usual
+
+    def fails(*_: object) -> float:
+        raise ZeroDivisionError("a draw")
+
+    with pytest.raises(ZeroDivisionError, match="a draw"):
+        batches.predict(_alike("1f1b", op_seconds=fails))
+    with pytest.raises(InvalidArgument, match="what forward of micro-batch 0"):
+        batches.predict(_alike("1f1b", op_seconds=lambda *_: -1.0))
+
+
+def test_Predict_ReductionsAndSharedCards_AreCounted() -> None:
+    usual = batches.predict(_alike("1f1b")).seconds
+    assert batches.predict(_alike("1f1b", reduce_seconds=[0, 0, 0, 6])).seconds == pytest.approx(usual)
+    assert batches.predict(_alike("1f1b", reduce_seconds=[6, 0, 0, 0])).seconds == pytest.approx(usual + 6)
+    slow = {"message_seconds": [2.0] * 4, "in_flight": 4}
+    own, shared = (batches.predict(_alike("1f1b", **slow, shares_cards=each)).seconds for each in (False, True))
+    assert shared > own
+    assert batches.predict(_alike("deepspeed", message_seconds=[2.0] * 4, rendezvous=True)).seconds > own

@@ -31,8 +31,8 @@ def tables(record: Mapping[str, Any] | None) -> str:
         f"{record['date']}, record `stages.json`: link {settings['link']}, {settings['megabytes']:g} MiB a message,",
         f"{settings['micro_batches']} micro-batches. Bold: missed.",
         "",
-        "| case | p | L | stock, s | Sluice, s | stock ÷ Sluice | wanted | over a fixed order |",
-        "|---|---|---|---|---|---|---|---|",
+        "| case | p | L | stock, s | Sluice, s | stock ÷ Sluice | simulated | wanted | over a fixed order |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_row(name, found) for name, found in cases.items() if name != "bubbles"]
     if "bubbles" in cases:
@@ -45,6 +45,7 @@ def _row(name: str, found: Mapping[str, Any]) -> str:
     case, ratio = found["case"], found["speedup"]
     told = f"{ratio['median']:.2f} [{ratio['q1']:.2f}, {ratio['q3']:.2f}]"
     fixed = f"{found['over_fixed']['median']:.3f}" if "over_fixed" in found else ""
+    simulated = f"{found['simulated']['speedup']:.2f}" if "simulated" in found else ""
     cells = [
         name,
         case["stages"],
@@ -52,10 +53,11 @@ def _row(name: str, found: Mapping[str, Any]) -> str:
         f"{found['stock_s']['median']:.2f}",
         f"{found['sluice_s']['median']:.2f}",
         f"**{told}**" if ratio["median"] < found["wanted"] else told,
+        simulated,
         f"{found['wanted']:.2f}",
         f"**{fixed}**" if fixed and found["over_fixed"]["median"] > found["most_over_fixed"] else fixed,
     ]
-    return f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |")
+    return f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
 def _bubble(name: str, found: Mapping[str, Any]) -> str:

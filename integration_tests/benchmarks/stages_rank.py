@@ -85,7 +85,7 @@ def main() -> None:
     stats = engines["sluice"].sluice.pipeline.stats()
     found = {
         **{f"{name}_s": each for name, each in seconds.items()},
-        **{name: stats[name] for name in ("most_in_flight", "messages_sent")},
+        **{name: stats[name] for name in ("most_in_flight", "messages_sent", "policy")},
         "largest_loss_difference": worst,
         "unit_s": unit_s,
     }

@@ -7,17 +7,15 @@ rank shapes its own end of the cable, so it must be root in its network namespac
 from __future__ import annotations
 
 import contextlib
-import random
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from integration_tests.benchmarks.stages_draws import STALL_S, gaps
 from integration_tests.net.namespaces import DEVICE, burst_bytes, parse_rate
 
-STALL_S = 0.05
-MEAN_GAP_S = 0.4
 STALLED_BPS = 8_000.0  # as good as nothing
 ROOM_BYTES = 1 << 20  # of the queue: what waits is not lost
 
@@ -28,39 +26,53 @@ def shape(rate_bps: float, burst: int) -> None:
     subprocess.run(["tc", "qdisc", "change", "dev", DEVICE, "root", "tbf", *queue], check=True, timeout=10)
 
 
-def gaps(batch: int) -> Iterator[float]:
-    """Seconds between the stalls of a batch."""
-    draws = random.Random(f"{batch} stall")
-    while True:
-        yield draws.expovariate(1 / MEAN_GAP_S)
+class _Stalls:
+    """Of one batch, on a thread of its own."""
 
+    def __init__(self, link: str, batch: int) -> None:
+        self.count = 0
+        self.error: Exception | None = None
+        self._rate, self._batch = parse_rate(link), batch
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
-def _stall(link: str, batch: int, ended: threading.Event) -> None:
-    rate = parse_rate(link)
-    begin = time.monotonic()
-    at = 0.0
-    for gap in gaps(batch):
-        at += gap
-        if ended.wait(max(0.0, begin + at - time.monotonic())):
-            return
-        shape(STALLED_BPS, burst_bytes(rate))
-        time.sleep(STALL_S)
-        shape(rate, burst_bytes(rate))
-        at += STALL_S
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._stall()
+        except Exception as error:  # told by who waits for this thread
+            self.error = error
+
+    def _stall(self) -> None:
+        begin = time.monotonic()
+        at = 0.0
+        for gap in gaps(self._batch):
+            at += gap
+            if self._ended.wait(max(0.0, begin + at - time.monotonic())):
+                return
+            shape(STALLED_BPS, burst_bytes(self._rate))
+            time.sleep(STALL_S)
+            shape(self._rate, burst_bytes(self._rate))
+            self.count += 1
+            at += STALL_S
 
 
 @contextlib.contextmanager
 def stalling(plan: dict[str, Any], rank: int, batch: int) -> Iterator[None]:
-    """plan["stalls"]: {"rank", "link"}; without it, and on other ranks, nothing happens."""
-    stalls = plan.get("stalls")
-    if not stalls or stalls["rank"] != rank:
+    """plan["stalls"]: {"rank", "link"}; without it, and on other ranks, nothing happens. RuntimeError where the link
+    never stalled: the batch would be one like any other."""
+    wanted = plan.get("stalls")
+    if not wanted or wanted["rank"] != rank:
         yield
         return
-    ended = threading.Event()
-    thread = threading.Thread(target=_stall, args=(stalls["link"], batch, ended), daemon=True)
-    thread.start()
+    stalls = _Stalls(wanted["link"], batch)
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
+        stalls.end()
+    if stalls.error is not None or stalls.count == 0:
+        raise RuntimeError(f"batch {batch}: the link of rank {rank} stalled {stalls.count} times") from stalls.error

@@ -53,7 +53,7 @@ def main() -> None:
     rank.leave(
         {
             **{f"{name}_s": each for name, each in seconds.items()},
-            **{name: stats[name] for name in ("most_in_flight", "messages_sent")},
+            **{name: stats[name] for name in ("most_in_flight", "messages_sent", "policy")},
             "largest_loss_difference": float(apart),
             "unit_s": 0.0,
         }

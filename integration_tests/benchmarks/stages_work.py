@@ -1,12 +1,8 @@
-"""What a stage of the pipelines' benchmarks does with a micro-batch: it sleeps, by a plan or by draws, or computes.
-
-Draws are those of a batch, a stage, a micro-batch and a direction, whoever runs it: every side gets the same.
-"""
+"""What a stage of the pipelines' benchmarks does with a micro-batch: it sleeps, by a plan or by draws, or computes."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 import time
 from typing import Any
@@ -14,15 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from integration_tests.benchmarks.stages_draws import seconds
+
 WIDTH = 1024  # of stages that compute
-
-
-def seconds(plan: dict[str, Any], batch: int, stage: int, direction: str, micro_batch: int) -> float:
-    """How long it sleeps. plan: forward_s, backward_s; "slow" {stage: factor}; "sigma" of a lognormal factor whose mean
-    is 1."""
-    sigma = plan.get("sigma", 0.0)
-    draw = random.Random(f"{batch} {stage} {direction} {micro_batch}").lognormvariate(-(sigma**2) / 2, sigma)
-    return plan[f"{direction}_s"] * plan.get("slow", {}).get(str(stage), 1.0) * (draw if sigma else 1.0)
 
 
 class _Sleep(torch.autograd.Function):

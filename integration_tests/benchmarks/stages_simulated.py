@@ -1,0 +1,59 @@
+"""What the simulator says of the cases of stages.py: the same draws, over the network that is measured.
+
+A rank has one card there (net/namespaces.py), which messages to both its neighbours share. Stock sends are rendezvous,
+as gloo's are beyond a socket's buffer. Sluice's are buffered, as over tcp.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sluice.planning import batches
+
+from integration_tests.benchmarks import stages_draws
+
+DIRECTIONS = ("forward", "backward")
+
+
+def speedup(plan: Mapping[str, Any], message_s: float, policy: str) -> dict[str, float]:
+    """Medians over the batches that are measured: seconds of stock and of Sluice, and stock ÷ Sluice. plan: of the
+    ranks. policy: the one in force. batch 0 does not count."""
+    drawn = any(plan.get(name) for name in ("sigma", "stalls"))
+    numbers = range(1, plan["pairs"] + 1) if drawn else range(1, 2)
+    stock = [_seconds(plan, message_s, "deepspeed", 0, number) for number in numbers]
+    own = [_seconds(plan, message_s, policy, plan["in_flight"], number) for number in numbers]
+    return {
+        "stock_s": round(statistics.median(stock), 4),
+        "sluice_s": round(statistics.median(own), 4),
+        "speedup": round(statistics.median(a / b for a, b in zip(stock, own)), 4),
+    }
+
+
+def _seconds(plan: Mapping[str, Any], message_s: float, policy: str, in_flight: int, number: int) -> float:
+    stages = plan["stages"]
+    batch = batches.Batch(
+        stages,
+        plan["micro_batches"],
+        [plan["forward_s"]] * stages,
+        [plan["backward_s"]] * stages,
+        message_seconds=[message_s] * stages,
+        policy=policy,
+        in_flight=in_flight,
+        rendezvous=policy == "deepspeed",
+        shares_cards=True,
+        op_seconds=_drawn(plan, number),
+    )
+    return batches.predict(batch).seconds
+
+
+def _drawn(plan: Mapping[str, Any], number: int) -> Callable[[str, int, int, float, float], float]:
+    stalled = plan["stalls"]["rank"] if plan.get("stalls") else None
+
+    def op_seconds(op: str, stage: int, micro_batch: int, begin_s: float, usual_s: float) -> float:
+        if op in DIRECTIONS:
+            return stages_draws.seconds(plan, number, stage, op, micro_batch)
+        return stages_draws.delayed(number, begin_s, usual_s) if stage == stalled else usual_s
+
+    return op_seconds

@@ -1,0 +1,63 @@
+"""The pipelines' benchmark: what is drawn, what is simulated of it, and stalls that do not happen."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from integration_tests.benchmarks import stages_draws, stages_simulated, stages_stall
+
+PLAN = {"stages": 4, "in_flight": 8, "forward_s": 1 / 3, "backward_s": 2 / 3, "micro_batches": 16, "pairs": 3}
+LOCAL_BUT_NO_DEVICE = {"stalls": {"rank": 1, "link": "1gbit"}}
+
+
+def test_Delayed_OverDrawnStalls_IsWhatALinkDoesMomentByMoment() -> None:
+    step = 1e-4
+    for batch in (1, 2):
+        stalls, at = [], 0.0
+        for gap in itertools.islice(stages_draws.gaps(batch), 40):
+            stalls.append((at + gap, at + gap + stages_draws.STALL_S))
+            at = stalls[-1][1]
+        for begin in (0.0, 0.3, stalls[2][0] + 0.01, stalls[5][0] - 0.02):
+            now, left = begin, 0.5
+            while left > 0:
+                left -= 0.0 if any(first <= now < end for first, end in stalls) else step
+                now += step
+            assert stages_draws.delayed(batch, begin, 0.5) == pytest.approx(now - begin, abs=10 * step)
+
+
+def test_Speedup_OfTheMeasuredCases_IsWhatIsKnown() -> None:
+    two = stages_simulated.speedup({**PLAN, "stages": 2, "in_flight": 4}, 0.25, "1f1b_hint")
+    assert two["speedup"] == pytest.approx(1.43, abs=0.01)  # one message at a time in each direction
+    deep = stages_simulated.speedup(PLAN, 0.25, "backward_first")
+    assert deep["speedup"] == pytest.approx(1.71, abs=0.01)  # the card has room for both messages of a stage
+    four = stages_simulated.speedup({**PLAN, "in_flight": 4}, 0.25, "backward_first")
+    assert four["speedup"] == pytest.approx(1.31, abs=0.005)  # 1.32 with a link for each
+    jitter = stages_simulated.speedup({**PLAN, "sigma": 0.4}, 0.25, "backward_first")
+    slow = stages_simulated.speedup({**PLAN, "slow": {"1": 1.5}}, 0.25, "backward_first")
+    stall = stages_simulated.speedup({**PLAN, "stalls": {"rank": 1}}, 0.25, "backward_first")
+    assert all(each["stock_s"] > deep["stock_s"] for each in (jitter, slow, stall))
+    assert jitter["stock_s"] != slow["stock_s"]
+    assert stages_simulated.speedup({**PLAN, "sigma": 0.4}, 0.25, "backward_first") == jitter
+
+
+def test_Stalling_WhereTheLinkCannotBeShaped_Fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages_stall, "gaps", lambda batch: itertools.repeat(0.0))
+
+    def refused(*_: object) -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(stages_stall, "shape", refused)
+    with pytest.raises(RuntimeError, match="stalled 0 times") as caught:
+        with stages_stall.stalling(LOCAL_BUT_NO_DEVICE, 1, 3):
+            stages_stall.time.sleep(0.05)
+    assert isinstance(caught.value.__cause__, OSError)
+    shaped = []
+    monkeypatch.setattr(stages_stall, "shape", lambda rate, burst: shaped.append(rate))
+    with stages_stall.stalling(LOCAL_BUT_NO_DEVICE, 1, 3):
+        while len(shaped) < 2:
+            stages_stall.time.sleep(0.01)
+    assert shaped[0] < shaped[1] == 1e9
+    with stages_stall.stalling(LOCAL_BUT_NO_DEVICE, 0, 3):  # another rank
+        pass

@@ -32,6 +32,10 @@ class Placement:
     index = 0
     device = torch.device("cpu")
 
+    def name(self) -> str:
+        """The driver's name of the GPU; empty for a CPU."""
+        return ""
+
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cpu
 
@@ -73,6 +77,9 @@ class CudaPlacement(Placement):
         self.index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", self.index)
         self._kept: deque[tuple[Any, list[torch.Tensor]]] = deque()
+
+    def name(self) -> str:
+        return str(torch.cuda.get_device_name(self.device))
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device

@@ -13,6 +13,7 @@ import sluice
 from sluice import kept_decisions, restore
 from sluice.cache_folder import NoCacheFolder
 from sluice.config import TUNER_MODES, TunerOptions
+from sluice.planning import machines
 
 from ..._library import Library, load
 from ...errors import InvalidArgument
@@ -60,12 +61,26 @@ def _read(path: str, what: str) -> bytes:
         raise InvalidArgument(f'"tuner": {what} {path!r} cannot be read: {error.strerror}') from error
 
 
-def _machine(library: Library, handle: Any, options: TunerOptions, sizes: tuple[int, int, int]) -> Any:
-    """A planner of the machine in the file, or of this one; NULL where neither is wanted. To be destroyed."""
-    ffi = library.ffi
+def _machine_text(named: str, device: str) -> bytes:
+    """A machine's JSON: of the profile that `named` names or that is this device's, or what the file has."""
+    if named == machines.BY_DEVICE:
+        found = machines.for_device(device)
+    elif named in machines.names():
+        found = machines.load(named)
+    else:
+        text = _read(named, "machine")
+        if b'"sluice_profile"' not in text:
+            return text
+        found = machines.load(named)
+    return json.dumps(found.data, ensure_ascii=False).encode()  # the library reads no escapes
+
+
+def _machine(library: Library, context: Any, options: TunerOptions, sizes: tuple[int, int, int]) -> Any:
+    """A planner of the machine that is named, or of this one; NULL where neither is wanted. To be destroyed."""
+    ffi, handle = library.ffi, context.handle
     out = ffi.new("sluice_planner_t **")
     if options.machine is not None:
-        text = _read(options.machine, "machine")
+        text = _machine_text(options.machine, context.placement.name())
         library.check(library.lib.sluice_planner_create(text, len(text), out))
     elif options.calibrate is not None and sizes[2] in _CALIBRATED:
         config = library.new("calibration_config")
@@ -84,7 +99,7 @@ def prepare(context: Any, options: TunerOptions, sizes: tuple[int, int, int]) ->
     """
     handle = context.handle
     library = load()
-    planner = _machine(library, handle, options, sizes)
+    planner = _machine(library, context, options, sizes)
     try:
         config = library.new("tuner_config")
         config.mode = TUNER_MODES.index(options.mode)

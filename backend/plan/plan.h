@@ -97,7 +97,7 @@ typedef void (*sluice_plan_visit_fn_t)(void* user, const sluice_plan_data_t* can
 typedef struct sluice_plan_rates_s {
   double flops;           /* a second */
   double link_bytes;      /* a second */
-  double startup_seconds; /* of each exchange and what goes with it */
+  double startup_seconds; /* of each exchange and what goes with it; 0: not known */
 } sluice_plan_rates_t;
 
 /* Of forward and backward, to order candidates by; no promise about any machine. rates NULL: round figures. */

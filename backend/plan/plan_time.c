@@ -31,6 +31,7 @@ static sluice_restore_mean_t restore_mean(const sluice_plan_data_t* plan, int32_
 double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                  const sluice_plan_rates_t* rates) {
   if (rates == NULL) rates = &round_figures;
+  const double startup = rates->startup_seconds > 0 ? rates->startup_seconds : round_figures.startup_seconds;
   const sluice_moe_config_t* c = &problem->shape.config;
   double rows = (double)sluice_plan_balanced_rows(problem, plan->inputs.max_tokens), w = problem->shape.world_size;
   if (sluice_shape_capacity(&problem->shape) > 0)
@@ -55,6 +56,6 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
   double forward = (g + 1) * gemm;
   double backward = 2 * forward + weights + m.gemms * g * gemm;
   double backward_comm = (2 + di.exchanges) * exchange;
-  return pass_time(2 * exchange, forward, copies, plan->num_chunks, rates->startup_seconds) +
-         pass_time(backward_comm, backward, copies, plan->num_chunks, rates->startup_seconds);
+  return pass_time(2 * exchange, forward, copies, plan->num_chunks, startup) +
+         pass_time(backward_comm, backward, copies, plan->num_chunks, startup);
 }

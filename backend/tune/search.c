@@ -106,7 +106,7 @@ static void count_sample(sluice_search_t* s, sluice_sample_t* sample, double ns_
   count_race_switch(s, take_warm_up(sample, ns_per_row, rows));
   if (sample->best_ns_per_row != 0 && ns_per_row >= (double)sample->best_ns_per_row) return;
   sample->best_ns_per_row = (float)ns_per_row;
-  if (lanes == NULL) return;
+  if (lanes == NULL || lanes->compute <= 0) return; /* of a device's passes the first ones alone have them */
   sample->compute = (float)(lanes->compute / rows), sample->comm = (float)(lanes->comm / rows);
   sample->comm_cpu = (float)(lanes->comm_cpu / rows);
 }

@@ -229,7 +229,7 @@ static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision,
     sluice_tuner_note_switch(first, decision);
   decision->grouped = (int8_t)grouped;
   decision->two_levels = (int8_t)two_levels;
-  decision->restore_set = table->restore_set;
+  decision->restore_set = (int16_t)table->restore_set;
   decision->num_chunks = num_chunks;
   decision->wgrad_mode = sluice_pick_wgrad(pick);
   decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
@@ -339,7 +339,8 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     if (is_other && !table->groups_always) continue; /* the search compares the plain form */
     if (is_first) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
-    } else if (p->restore_set == 0 && !p->grouped && sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {
+    } else if (p->restore_set == 0 && !p->grouped && lanes.compute > 0 &&
+               sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {
       note_for_refining(table, direction, p, pass_rows, ns, &lanes);
     }
     if (first->joint != NULL) sluice_tuner_joint_observe(first->joint, p->restore_set, direction, pick, pass_rows, ns);

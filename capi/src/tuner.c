@@ -7,7 +7,6 @@
 #include "backend/base/structs.h"
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/tuner.h"
-#include "capi/src/check_layer.h"
 #include "capi/src/planner.h"
 
 void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {
@@ -25,7 +24,6 @@ sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tune
   SLUICE_TRY(SLUICE_REQUIRE(
       c.mode != SLUICE_TUNER_MODEL || c.machine != NULL,
       "tuner: mode model needs a machine to predict with: calibrate, or give a profile; or use adaptive"));
-  if (c.machine != NULL) SLUICE_TRY(sluice_check_is_near(context, "sluice_context_tune: predictions by a machine"));
   SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "tuner: reserved is %d; set it to 0", c.reserved));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_tune"));
   sluice_tuner_t* tuner = sluice_tuner_of(context);

@@ -11,6 +11,7 @@ import sys
 
 import torch
 from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer, dlpack, placement
+from sluice.config import TunerOptions
 from sluice.errors import SluiceError
 
 
@@ -19,6 +20,11 @@ class Pretended(placement.CudaPlacement):
         self.index, self.device = 0, torch.device("cpu")
         self.handed_out, self.held, self.kept, self.calls = [], [], [], 0
         self.borrowed, self.guarded = 0, 0
+
+    device_name = ""
+
+    def name(self):
+        return self.device_name
 
     def holds(self, tensor):
         return tensor.is_cpu
@@ -104,6 +110,32 @@ def layer_matches_autograd():
         assert where.kept == [offloaded, offloaded]  # after forward and after backward
         assert where.calls == 2  # both passes were given the host's stream
         print(policy, "matches", [which for which in sizes if sizes[which] > 0])
+
+
+def profile_by_the_devices_name():
+    """Predictions while training, by the profile of the GPU that the driver names; an unknown one is refused."""
+    torch.manual_seed(0)
+    sizes = {"model_width": 16, "hidden_width": 24, "num_experts": 4, "top_k": 2, "activation": "relu"}
+    tuner = TunerOptions("model", machine="device")
+    Pretended.device_name = "NVIDIA Made-Up 9000"
+    try:
+        MoeLayer(Context(device="cuda:0", options=ContextOptions(tuner=tuner)), **sizes)
+    except SluiceError as error:
+        print("refused:", error)
+    Pretended.device_name = "NVIDIA A100-SXM4-40GB"
+    context = Context(device="cuda:0", options=ContextOptions(tuner=tuner))
+    layer = MoeLayer(context, **sizes, reuse=True)
+    params = [{"w1": torch.randn(24, 16), "w2": torch.randn(16, 24)} for _ in range(4)]
+    for p in params:
+        for one in p.values():
+            one.requires_grad_()
+    for _ in range(4):
+        tokens = torch.randn(10, 16, requires_grad=True)
+        ids = torch.stack([torch.randperm(4)[:2] for _ in range(10)])
+        layer(tokens, ids, torch.rand(10, 2), params).sum().backward()
+    last = context.decisions()[-1]
+    assert last["why"] == "predicted" and last["predicted_seconds"] > 0, last
+    print("predicted", last["num_chunks"], last["restore_input"], last["restore_pre_activation"])
 
 
 class Odd(torch.nn.Module):
@@ -493,6 +525,7 @@ if __name__ == "__main__":
         {
             "layer": layer_matches_autograd,
             "modules": modules_match_autograd,
+            "profile": profile_by_the_devices_name,
             "borrowed": borrowed_memory,
             "capacities": capacities_have_the_bits_of_exact,
             "refusals": refusals,

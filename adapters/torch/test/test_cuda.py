@@ -57,6 +57,12 @@ def test_Layer_ExpertsOfTheHostOnAPretendedDevice_MatchAutogradAndFailCleanly(fa
     assert run(fakes, "modules").count("matches") == 3
 
 
+def test_Tuner_ProfileByTheDevicesName_PredictsWhileTraining(fakes):
+    text = run(fakes, "profile")
+    assert "no profile is of a NVIDIA Made-Up 9000; there are those of A100, H200, V100" in text
+    assert "predicted" in text
+
+
 def test_Dlpack_MemoryOfSomebodyElse_IsATensorOfEveryDtype(fakes):
     assert "borrowed" in run(fakes, "borrowed")
 

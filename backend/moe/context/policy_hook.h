@@ -22,7 +22,7 @@ typedef struct sluice_pass_report_s {
   /* Nanoseconds; in four bytes each, since they travel in every header. */
   float compute_ns, comm_ns; /* of its ops by lane; exchanges include waiting for other ranks */
   float comm_cpu_ns;         /* processor time of the communication lane */
-  float header_ns;           /* of the exchange of headers: next to no bytes */
+  float header_ns;           /* of an exchange of next to no bytes, that of headers; 0: not known */
 } sluice_pass_report_t;
 
 /* What one rank reports in the header of a forward. */
@@ -41,7 +41,8 @@ typedef struct sluice_decision_state_s {
   int8_t two_levels;   /* tokens travel by node, likewise */
   int32_t plan;        /* under a budget: of the layer's set, what it took last */
   uint32_t switched;   /* the policy hook's: directions whose next report is of a first pass after a switch */
-  int32_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */
+  int16_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */
+  uint8_t timed[2];    /* with device memory, by direction: passes so far whose lanes the device timed */
   void* table;         /* the policy hook's; NULL: nothing is open, nobody is asked */
   sluice_step_report_t own;
   /* With device memory, by direction: the pass that was enqueued last, and its time, which is known once it has run. */

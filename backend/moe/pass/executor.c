@@ -76,11 +76,6 @@ static sluice_status_t submit_all(sluice_pass_t* pass) {
   return SLUICE_OK;
 }
 
-/* Only passes of training count: a forward that keeps nothing and a weight half alone take other times. */
-static int is_of_training(const sluice_template_spec_t* spec) {
-  return spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->input_half);
-}
-
 /* Of a layer that reuses buffers without a plan, whose chunks restore alike. */
 static int32_t restore_set_of(const sluice_pass_t* pass) {
   const sluice_binding_t* b = &pass->binding;
@@ -132,7 +127,7 @@ static void record(sluice_pass_t* pass) {
   stats->pass_ns += pass->end_ns - pass->begin_ns;
   stats->last_num_chunks = schedule->spec.num_chunks;
   stats->last_is_settled = pass->moe->decision.is_settled;
-  if (is_of_training(&schedule->spec)) report_pass(pass, lane_ns);
+  if (sluice_pass_is_of_training(pass)) report_pass(pass, lane_ns);
 }
 
 static void add_to_trace(const sluice_pass_t* pass, const sluice_trace_event_t* of_what) {

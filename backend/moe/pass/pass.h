@@ -84,6 +84,7 @@ typedef struct sluice_pass_s {
   sluice_op_times_t* times;         /* [num_ops] */
   int32_t is_bounded;               /* a plan has room for it, and its templates keep to the plan's rings */
   int32_t captured;                 /* the host's stream is being captured into a graph */
+  int32_t has_device_times;         /* times are the device's own, of ops as they ran there */
   int32_t has_begun;                /* ops are being submitted: rows may have left this rank */
   int32_t is_complete; /* every op was submitted: exchanges ran even if something failed, so the group is in step */
   uint64_t begin_ns, end_ns;

@@ -4,6 +4,7 @@
 #include "backend/base/clock.h"
 #include "backend/moe/pass/lanes.h"
 
+#define TIMED_PASSES  8 /* of a layer and direction whose lanes are timed: as many as rates are medians of */
 #define NAP_NS        20000
 #define ALONE_WAIT_NS (UINT64_C(600) * 1000000000) /* without a communicator, whose timeout counts otherwise */
 
@@ -33,10 +34,18 @@ static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
   return device->memory->clock->timer_mark(device, decision->timers[direction], is_end, pass->stream);
 }
 
-/* Its ops are only enqueued by now: no times of lanes. */
+/* Ops are only enqueued by now: lanes have times in passes that the device timed. What headers took says nothing of an
+ * exchange between devices. */
 static void report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
-  (void)lane_ns;
-  pass->moe->decision.enqueued[pass->schedule->spec.direction] = *report;
+  sluice_decision_state_t* decision = &pass->moe->decision;
+  const int32_t direction = pass->schedule->spec.direction;
+  sluice_pass_report_t* enqueued = &decision->enqueued[direction];
+  *enqueued = *report;
+  enqueued->header_ns = 0;
+  if (!pass->has_device_times) return;
+  enqueued->compute_ns = (float)lane_ns[SLUICE_LANE_COMPUTE];
+  enqueued->comm_ns = (float)lane_ns[SLUICE_LANE_COMM];
+  if (decision->timed[direction] < TIMED_PASSES) ++decision->timed[direction];
 }
 
 static void take_pass_times(sluice_moe_t* moe) {
@@ -58,7 +67,17 @@ static void take_pass_times(sluice_moe_t* moe) {
 
 /* ---- times of ops ---- */
 
-static int is_timed(const sluice_pass_t* pass) { return pass->context->trace.capacity > 0 && !pass->captured; }
+/* Who chooses learns from the first passes what the lanes take by themselves. Like those of a trace they end before the
+ * call does. */
+static int is_one_of_the_first(const sluice_pass_t* pass) {
+  const sluice_decision_state_t* decision = &pass->moe->decision;
+  return decision->table != NULL && sluice_pass_is_of_training(pass) &&
+         decision->timed[pass->schedule->spec.direction] < TIMED_PASSES;
+}
+
+static int is_timed(const sluice_pass_t* pass) {
+  return (pass->context->trace.capacity > 0 || is_one_of_the_first(pass)) && !pass->captured;
+}
 
 static void begin_op_times(const sluice_pass_t* pass) {
   pass->context->device->memory->clock->time_ops(pass->context->device, is_timed(pass));
@@ -96,13 +115,15 @@ static void place(sluice_pass_t* pass, uint64_t begin_ns, const uint64_t* begins
 }
 
 static void take_op_times(sluice_pass_t* pass, uint64_t begin_ns) {
+  pass->has_device_times = 0;
   if (!is_timed(pass)) return;
   int32_t num_ops = pass->schedule->num_ops;
   uint64_t bytes = 2 * (uint64_t)num_ops * sizeof(uint64_t);
   uint64_t* times = sluice_alloc(&pass->context->allocator, bytes, "times of ops");
   if (times == NULL) return;
   int waited = 0;
-  if (wait_for_times(pass, times, times + num_ops, &waited)) place(pass, begin_ns, times, times + num_ops, waited);
+  pass->has_device_times = wait_for_times(pass, times, times + num_ops, &waited);
+  if (pass->has_device_times) place(pass, begin_ns, times, times + num_ops, waited);
   sluice_free(&pass->context->allocator, times, bytes);
 }
 

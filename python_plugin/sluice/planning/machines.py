@@ -1,7 +1,8 @@
 """Machines: named profiles that come with the package, files of one's own, calibrations.
 
 A profile file is {"sluice_profile": 1, "sources": {field: where its number is from}, "machine": {...}}; a bare machine
-(docs/tuning.md) is read as well. The C library checks the fields.
+(docs/tuning.md) is read as well. The C library checks the fields. "devices" of a profile has words that stand in the
+driver's names of its GPUs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from . import cached
 from .errors import BadInput
 
 CACHED = "cached"
+BY_DEVICE = "device"  # in the place of a name or path: the profile of this GPU
 FOLDER = Path(__file__).resolve().parent / "profiles"
 
 
@@ -38,6 +40,8 @@ def names() -> list[str]:
 
 def load(name_or_path: str) -> Machine:
     """A named profile, or a file."""
+    if name_or_path == BY_DEVICE:
+        raise BadInput(f"machine {BY_DEVICE!r} is the profile of the GPU that trains: name one of {', '.join(names())}")
     path = Path(name_or_path)
     if name_or_path in names():
         path = FOLDER / f"{name_or_path}.json"
@@ -51,6 +55,21 @@ def load(name_or_path: str) -> Machine:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"machine {name_or_path}: {getattr(error, 'strerror', None) or error}") from error
     return parse(text, os.fspath(name_or_path))
+
+
+def for_device(device: str) -> Machine:
+    """The profile of GPUs that the driver gives this name; BadInput where there is none, naming what there is."""
+    known = []
+    for name in names():
+        profile = json.loads((FOLDER / f"{name}.json").read_text())
+        words = profile.get("devices", [])
+        known += words
+        if any(word in device.replace("-", " ").split() for word in words):
+            return load(name)
+    raise BadInput(
+        f"machine {BY_DEVICE!r}: no profile is of a {device or 'CPU'}; there are those of {', '.join(known)}: calibrate, "
+        "or name a profile or a file"
+    )
 
 
 def from_cache(
@@ -71,7 +90,7 @@ def parse(text: str, where: str) -> Machine:
         raise BadInput(f"machine {where}: it must be an object, not {type(data).__name__}")
     if "sluice_profile" not in data:
         return Machine(data, {})
-    known = ("sluice_profile", "sources", "machine")
+    known = ("sluice_profile", "sources", "devices", "machine")
     for key in data:
         if key not in known:
             raise BadInput(f"machine {where}: unknown field {key!r} in a profile; known are {', '.join(known)}")
@@ -82,4 +101,7 @@ def parse(text: str, where: str) -> Machine:
     sources = data.get("sources", {})
     if not isinstance(sources, dict) or not all(isinstance(text, str) for text in sources.values()):
         raise BadInput(f"machine {where}: sources must be an object that says of fields where their numbers are from")
+    devices = data.get("devices", [])
+    if not isinstance(devices, list) or not all(isinstance(word, str) and word for word in devices):
+        raise BadInput(f"machine {where}: devices must be a list of words in the names of GPUs")
     return Machine(data["machine"], sources)

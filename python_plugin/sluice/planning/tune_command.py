@@ -15,7 +15,7 @@ from .. import decision_log, kept_decisions
 from .._library import load
 from ..config import TunerOptions
 from ..errors import OverBudget, SluiceError
-from . import ahead, arguments, written
+from . import ahead, arguments, interference, written
 from .errors import BadInput
 from .machines import Machine
 from .model import Model, complete
@@ -283,6 +283,8 @@ def said(machine: Machine, path: str) -> list[str]:
             f"  small exchanges ({size:g} bytes): {1e3 * data['exchange'].get('startup_seconds', 0):.3g} ms alone, "
             f"{1e3 * more:.3g} ms more beside GEMMs, which lose {1e3 * taken[0][1]:.3g} ms"
         )
+    if data.get("share"):
+        lines += [f"  {line}" for line in interference.lines(interference.alphas(data))]
     error = data.get("error", {})
     if error.get("count"):
         worst = f"90th percentile {100 * error['p90']:.1f} %"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from sluice import doctor, kept_decisions
-from sluice.planning import cached, machines, plan_command, tune_command
+from sluice.planning import cached, interference, machines, plan_command, tune_command
+from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
 from two_ranks import launcher
 
@@ -127,6 +128,31 @@ def test_Said_SmallExchanges_AloneAndBesideGemms() -> None:
     assert "(1024 bytes): 0.2 ms alone, 1.5 ms more beside GEMMs, which lose 0.02 ms" in lines
     del data["exchange_contention"]
     assert "small exchanges" not in "\n".join(tune_command.said(machines.Machine({"name": "x", **data}, {}), "m.json"))
+
+
+def test_Interference_IsThePapersGridAndItsRule() -> None:
+    share = [{"lane": "comm", "beside": ["compute"], "share": 0.8}, {"lane": "compute", "beside": ["comm"], "share": 0.6}]
+    share += [{"lane": "comm", "beside": ["copy_out", "compute"], "share": 0.3}]
+    found = interference.alphas({"share": share})
+    assert len(found) == 9 and found["comm", "comp"] == 0.8 and found["comp", "comm"] == 0.6
+    assert found["comm", "all"] == 0.3 and found["mem", "comm"] == 1.0
+    assert interference.is_feasible(found)
+    share[1]["share"] = 0.5
+    assert not interference.is_feasible(interference.alphas({"share": share}))
+    lines = "\n".join(tune_command.said(machines.Machine({"name": "x", "share": share}, {}), "m.json"))
+    assert "comm keeps 0.80 beside comp, 1.00 beside mem, 0.30 beside all" in lines
+    assert "above 0.5: one after the other is faster" in lines
+
+
+def test_Profiles_AreFoundByTheNameOfADevice() -> None:
+    assert machines.for_device("NVIDIA A100-SXM4-40GB").name == "a100-8x8-1600g"
+    assert machines.for_device("Tesla V100-SXM2-16GB").name == "v100-4x4-56g"
+    assert machines.for_device("NVIDIA H200").name == "h200-8x8"
+    with pytest.raises(BadInput, match="profile of the GPU that trains"):
+        machines.load("device")
+    for name in ("", "NVIDIA H100 80GB HBM3", "XA100"):
+        with pytest.raises(BadInput, match="no profile is of a"):
+            machines.for_device(name)
 
 
 def test_Tune_BadInput_IsNamed(capsys) -> None:

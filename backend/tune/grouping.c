@@ -145,6 +145,16 @@ int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t r
   return spot->picks[spot->winner];
 }
 
+int32_t sluice_grouping_peek(const sluice_grouping_t* g, int64_t rows, int32_t pick, int32_t* out_is_grouped) {
+  *out_is_grouped = 0;
+  if (!g->config.is_open || rows < 1) return pick;
+  const sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
+  if (spot->state == NOTHING || spot->picks[0] != pick) return pick;
+  const int32_t side = spot->state == RACING ? least_run(spot) : spot->winner;
+  *out_is_grouped = side > 0;
+  return spot->picks[side];
+}
+
 void sluice_grouping_observe(sluice_grouping_t* g, int32_t direction, int32_t pick, int32_t is_grouped, int64_t rows,
                              uint64_t ns) {
   if (rows < 1 || ns == 0) return;

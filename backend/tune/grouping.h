@@ -62,6 +62,8 @@ void sluice_grouping_init(sluice_grouping_t* grouping, const sluice_grouping_con
  * SLUICE_WHY_ON_TRIAL while sides run in turns. */
 int32_t sluice_grouping_next(sluice_grouping_t* grouping, sluice_search_t* search, int64_t rows, double skew,
                              int32_t pick, int32_t* inout_why, int32_t* out_is_grouped);
+/* What a pass of that size would do next, and nothing changes: `pick` where nothing of it is known. */
+int32_t sluice_grouping_peek(const sluice_grouping_t* grouping, int64_t rows, int32_t pick, int32_t* out_is_grouped);
 /* A pass that all ranks ran alike. */
 void sluice_grouping_observe(sluice_grouping_t* grouping, int32_t direction, int32_t pick, int32_t is_grouped,
                              int64_t rows, uint64_t ns);

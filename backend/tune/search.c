@@ -74,6 +74,23 @@ int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
   return pick;
 }
 
+int32_t sluice_search_peek(const sluice_search_t* s, int64_t rows) {
+  if (rows < 1) return -1;
+  const int32_t bucket = sluice_search_bucket(rows);
+  const sluice_spot_t* spot = &s->spots[bucket];
+  if (spot->state == SLUICE_SPOT_ANSWERED) return spot->pick;
+  if (spot->state == SLUICE_SPOT_NOTHING) {
+    const sluice_spot_t* near = sluice_search_answer_within(s, bucket, -1, SLUICE_SEARCH_NEAR);
+    if (near == NULL) near = sluice_search_answer_within(s, bucket, 1, SLUICE_SEARCH_NEAR);
+    return near == NULL ? -1 : near->pick;
+  }
+  for (int32_t i = 1; i <= SLUICE_SEARCH_PICKS; ++i) {
+    const int32_t pick = (s->turn + i) % SLUICE_SEARCH_PICKS;
+    if ((spot->racing >> pick & 1) && !sluice_search_is_done(s, spot, pick)) return pick;
+  }
+  return spot->pick;
+}
+
 void sluice_search_wait(sluice_search_t* s, int64_t rows, int32_t layer) {
   if (rows < 1) return;
   int32_t bucket = sluice_search_bucket(rows);

@@ -31,6 +31,9 @@ void sluice_search_init(sluice_search_t* search, const sluice_search_config_t* c
 /* What a pass of `rows` received rows (of the fullest rank) should do next; 0 rows: not known yet. out_why (may be
  * NULL): SLUICE_WHY_*. */
 int32_t sluice_search_next(sluice_search_t* search, int64_t rows, int32_t* out_why);
+/* What a pass of that size would do next, and nothing changes: its answer, that of a size nearby, or a candidate on
+ * trial; -1: nothing is known. */
+int32_t sluice_search_peek(const sluice_search_t* search, int64_t rows);
 /* A pass that all ranks ran with the same pick: `ns` of the slowest, and what its lanes took in ns, or NULL. */
 void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
                            const sluice_lanes_t* lanes);

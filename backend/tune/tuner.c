@@ -15,6 +15,7 @@
 #include "backend/tune/tuner_joint.h"
 #include "backend/tune/tuner_plans.h"
 #include "backend/tune/tuner_reports.h"
+#include "backend/tune/tuner_sizes.h"
 #include "backend/tune/tuner_work.h"
 
 /* ---- predictions ---- */
@@ -227,8 +228,9 @@ static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision,
   if (decision->num_chunks != num_chunks || decision->wgrad_mode != sluice_pick_wgrad(pick) ||
       decision->restore_set != table->restore_set || decision->grouped != grouped || decision->two_levels != two_levels)
     sluice_tuner_note_switch(first, decision);
-  decision->grouped = (int8_t)grouped;
-  decision->two_levels = (int8_t)two_levels;
+  decision->grouped = (uint8_t)grouped;
+  decision->two_levels = (uint8_t)two_levels;
+  decision->bucket = (uint8_t)(rows < 1 ? 0 : sluice_search_bucket(rows));
   decision->restore_set = (int16_t)table->restore_set;
   decision->num_chunks = num_chunks;
   decision->wgrad_mode = sluice_pick_wgrad(pick);
@@ -361,6 +363,7 @@ static const sluice_policy_hook_vtable_t vtable = {.destroy = destroy,
                                                    .price = sluice_tuner_price,
                                                    .rates = sluice_tuner_rates,
                                                    .agree = agree,
+                                                   .of_size = sluice_tuner_of_size,
                                                    .num_candidates = sluice_tuner_num_candidates,
                                                    .is_pinned = sluice_tuner_is_pinned,
                                                    .choose_plan = sluice_tuner_choose_plan};

@@ -174,6 +174,24 @@ sluice_tuner_table_t* sluice_tuner_joint_next(sluice_tuner_joint_t* joint, int64
   return joint->tables[best];
 }
 
+const sluice_tuner_table_t* sluice_tuner_joint_peek(const sluice_tuner_joint_t* joint, int64_t rows,
+                                                    int32_t* out_pick) {
+  if (rows < 1) return NULL;
+  const int32_t bucket = sluice_search_bucket(rows);
+  int32_t least = -1;
+  for (int32_t k = 0; k < joint->count; ++k) {
+    const sluice_search_t* s = &joint->tables[k]->search;
+    if (s->spots[bucket].state == SLUICE_SPOT_NOTHING) continue; /* not its turn yet, or not worth a try */
+    *out_pick = sluice_search_peek(s, rows);
+    if (!is_answered(s, bucket)) return joint->tables[k];
+    if (least < 0 || joint->steps[bucket][k].count < joint->steps[bucket][least].count) least = k;
+  }
+  if (joint->told[bucket] != 0) least = joint->told[bucket] - 1;
+  if (least < 0) return NULL;
+  *out_pick = joint->tables[least]->search.spots[bucket].pick;
+  return joint->tables[least];
+}
+
 void sluice_tuner_joint_observe(sluice_tuner_joint_t* joint, int32_t restore_set, int32_t direction, int32_t pick,
                                 int64_t rows, uint64_t ns) {
   const int32_t k = index_of(joint, restore_set), bucket = sluice_search_bucket(rows);

@@ -36,6 +36,8 @@ int sluice_tuner_allows(const sluice_moe_t* moe, int32_t restore_set);
  * strategy; *out_pick is a candidate of its search. */
 sluice_tuner_table_t* sluice_tuner_joint_next(sluice_tuner_joint_t* joint, int64_t rows, int32_t* out_pick,
                                               int32_t* out_why);
+/* What a pass of that size would do next, and nothing changes; NULL: nothing is known of it. */
+const sluice_tuner_table_t* sluice_tuner_joint_peek(const sluice_tuner_joint_t* joint, int64_t rows, int32_t* out_pick);
 /* The table of a strategy; NULL where there is none. */
 sluice_tuner_table_t* sluice_tuner_joint_table(const sluice_tuner_joint_t* joint, int32_t restore_set);
 /* A pass that all ranks ran alike. */

@@ -36,9 +36,10 @@ typedef struct sluice_step_report_s {
 typedef struct sluice_decision_state_s {
   int32_t num_chunks;
   int32_t wgrad_mode;  /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
-  int16_t is_settled;  /* 0: a candidate on trial */
-  int8_t grouped;      /* exchanges of several chunks are grouped, where the config leaves it open */
-  int8_t two_levels;   /* tokens travel by node, likewise */
+  uint8_t is_settled;  /* 0: a candidate on trial */
+  uint8_t grouped;     /* exchanges of several chunks are grouped, where the config leaves it open */
+  uint8_t two_levels;  /* tokens travel by node, likewise */
+  uint8_t bucket;      /* the policy hook's: of the size that this was decided for */
   int32_t plan;        /* under a budget: of the layer's set, what it took last */
   uint32_t switched;   /* the policy hook's: directions whose next report is of a first pass after a switch */
   int16_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */
@@ -49,6 +50,11 @@ typedef struct sluice_decision_state_s {
   sluice_pass_report_t enqueued[2];
   struct sluice_timer_s* timers[2];
 } sluice_decision_state_t;
+
+/* What a pass does where the config leaves it open; members as in the decision state. */
+typedef struct sluice_pass_choice_s {
+  int32_t num_chunks, wgrad_mode, restore_set, grouped;
+} sluice_pass_choice_t;
 
 struct sluice_plan_data_s; /* plan.h */
 struct sluice_plan_rates_s;
@@ -67,6 +73,11 @@ typedef struct sluice_policy_hook_vtable_s {
   /* After a forward's header: the reports of all ranks, in rank order. */
   void (*agree)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sluice_decision_state_t* decision,
                 const sluice_step_report_t* const* reports, int32_t world_size);
+  /* Optional. Without a plan: what a forward does whose largest T of any rank is num_tokens. Of that and of what
+   * `agree` has left alone, and nothing changes: so ranks that expect the same T choose the same before their header.
+   */
+  void (*of_size)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,
+                  sluice_pass_choice_t* out_choice);
   /* Under a budget, on all ranks alike: how many plans may race; whether one is fixed already; then, after `agree`, the
    * one of moe->plans that this forward takes. */
   int32_t (*num_candidates)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe);

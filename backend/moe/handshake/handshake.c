@@ -39,7 +39,7 @@ typedef struct header_s {
   int16_t activation;
   uint32_t like;
   uint8_t gated, wire_dtype;
-  int16_t repeats;
+  uint8_t repeats, is_sized;
   uint8_t bias, reuse;
   int16_t ranks_per_node; /* where tokens travel by node; else 0 */
   int32_t wgrad_mode;
@@ -88,7 +88,8 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->call_number = moe->context->comm->call_number;
   h->layer_id = c->layer_id;
   h->num_chunks = proposal->num_chunks;
-  h->repeats = (int16_t)proposal->repeats;
+  h->repeats = (uint8_t)(proposal->repeats != 0);
+  h->is_sized = (uint8_t)proposal->is_sized;
   h->like = proposal->like;
   h->fingerprint = moe->fingerprint;
   h->comm_hash = proposal->comm_hash;
@@ -187,7 +188,8 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
                     or_none(own->plan_message));
   }
   DIFFERS(repeats, "repeats (activation checkpointing runs a forward again)");
-  if (!own->repeats) DIFFERS(num_chunks, "num_chunks"); /* under a plan it is 0 */
+  DIFFERS(is_sized, "whether num_chunks is chosen by the number of tokens");
+  if (!own->repeats && !own->is_sized) DIFFERS(num_chunks, "num_chunks"); /* under a plan it is 0 */
 #undef DIFFERS
   if (peer->fingerprint != own->fingerprint) {
     return snprintf(
@@ -347,6 +349,17 @@ static void learn_repeated(sluice_moe_t* moe, const char* received, sluice_hands
   }
 }
 
+/* What all ranks do by the largest T of any. Each had to bind chunks by its own. Before reports are heard, so that
+ * ranks of one T have bound the right ones. */
+static void learn_size(sluice_moe_t* moe, const char* received, sluice_handshake_t* out) {
+  moe->context->policy_hook->vtable->of_size(moe->context->policy_hook, moe, out->max_tokens, &out->sized);
+  out->is_sized = 1;
+  out->num_chunks = out->sized.num_chunks;
+  for (int32_t r = 0; r < moe->context->world_size; ++r) {
+    out->is_uncounted |= header_of(received, r)->num_chunks != out->num_chunks;
+  }
+}
+
 /* The reports of all ranks, before the arrays are used again; of this one alone without buffers. */
 static void hear_reports(sluice_moe_t* moe, const sluice_header_buffers_t* buffers) {
   sluice_context_t* context = moe->context;
@@ -426,6 +439,7 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
   SLUICE_TRY(agree_on_memory(moe, &buffers));
   learn(buffers.recv, context->world_size, context->rank, out_handshake);
   if (proposal->repeats && binding != NULL) learn_repeated(moe, buffers.recv, out_handshake);
+  if (proposal->is_sized) learn_size(moe, buffers.recv, out_handshake);
   if (proposal->direction == SLUICE_FORWARD) hear_reports(moe, &buffers);
   if (binding == NULL) return SLUICE_OK;
   if (out_handshake->is_uncounted) return SLUICE_OK;

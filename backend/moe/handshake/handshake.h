@@ -18,6 +18,8 @@ typedef struct sluice_proposal_s {
   int32_t direction; /* SLUICE_FORWARD, SLUICE_BACKWARD, SLUICE_REPLACE_EXPERTS */
   int32_t repeats;   /* a forward that is run again, where n or the plan is open: of which is found by all ranks */
   uint32_t like;     /* what this rank takes it for: sluice_replay_like */
+  int32_t
+      is_sized; /* a forward whose n and the like are open: bound as for this rank's own T, and found by all ranks */
   int32_t num_chunks;
   uint64_t comm_hash;
   int64_t num_tokens;
@@ -36,8 +38,10 @@ typedef struct sluice_handshake_s {
   uint64_t base_bytes; /* the most of any rank; the next two as well */
   uint64_t held_bytes;
   uint64_t held_pool_bytes;
-  uint32_t like;        /* of a repeated forward: what it is like on all ranks */
-  int32_t num_chunks;   /* that it then has */
+  uint32_t like;    /* of a repeated forward: what it is like on all ranks */
+  int32_t is_sized; /* of a forward that was proposed so: `sized` says what all ranks do, by max_tokens */
+  sluice_pass_choice_t sized;
+  int32_t num_chunks;   /* that either then has */
   int32_t is_uncounted; /* some rank had bound another number of them: all bind that many and exchange counts */
   int32_t is_alike;     /* the comm_hash of all ranks is the same; else they fail, but for placements */
 } sluice_handshake_t;

@@ -64,6 +64,14 @@ static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t*
   return execute(f);
 }
 
+/* Without a plan, as far as the config leaves it open; weight gradients: of this step's backward. */
+static void take_choice(sluice_forward_t* f, const sluice_pass_choice_t* choice) {
+  const sluice_moe_config_t* c = &f->pass.moe->shape.config;
+  f->num_chunks = choice->num_chunks, f->restore_set = choice->restore_set;
+  f->wgrad_mode = c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? choice->wgrad_mode : c->wgrad_mode;
+  f->grouped = c->grouping == SLUICE_GROUPING_ADAPTIVE ? choice->grouped : c->grouping == SLUICE_GROUPING_ON;
+}
+
 /* Everything that this rank can do before the header, or why it refuses. */
 static sluice_status_t bind_alone(sluice_forward_t* f, sluice_status_t refusal, char* text, uint64_t text_bytes) {
   sluice_moe_t* moe = f->pass.moe;
@@ -92,6 +100,14 @@ static sluice_status_t agree(sluice_forward_t* f, sluice_status_t refusal, const
   return mode->agree(&f->pass, &proposal, out_handshake);
 }
 
+/* What all ranks do: as this one expected, if all have as many tokens. */
+static void take_size(sluice_forward_t* f, const sluice_pass_choice_t* sized) {
+  const sluice_pass_choice_t own = {f->num_chunks, f->wgrad_mode, f->restore_set, f->grouped};
+  take_choice(f, sized);
+  f->is_resized = own.num_chunks != f->num_chunks || own.wgrad_mode != f->wgrad_mode ||
+                  own.restore_set != f->restore_set || own.grouped != f->grouped;
+}
+
 static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   const sluice_moe_t* moe = f->pass.moe;
   const sluice_mode_t* mode = moe->mode;
@@ -101,6 +117,7 @@ static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   SLUICE_TRY(mode->tell_failure(moe));
   refusal = bind_alone(f, refusal, text, sizeof text);
   SLUICE_TRY(agree(f, refusal, text, &handshake));
+  if (handshake.is_sized) take_size(f, &handshake.sized);
   sluice_status_t status = mode->take_plan(f, &handshake, f->role->choose(f, handshake.like));
   if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
   if (status == SLUICE_OK) f->role->note(f);
@@ -108,28 +125,32 @@ static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   return status == SLUICE_OK ? SLUICE_OK : mode->fail(&f->pass, status);
 }
 
-/* Without a plan: of this step's backward. After the header the decision state has the choice for the next forward,
- * which may be another. Where the layer restores rows it is chosen behind the header. */
-static int32_t wgrad_mode_of(const sluice_moe_t* moe) {
-  const int32_t given = moe->shape.config.wgrad_mode;
-  return given == SLUICE_WGRAD_ADAPTIVE ? moe->decision.wgrad_mode : given;
+/* Whether somebody chooses by the number of tokens; under a plan it is the plan that says. Not where levels are open:
+ * counts of rows by node and by rank differ, and the headers carry those of one. */
+static int is_sized(const sluice_moe_t* moe, const sluice_moe_forward_args_t* args) {
+  return moe->decision.table != NULL && moe->mode == &sluice_mode_exact && !args->repeats &&
+         !sluice_shape_levels_are_open(&moe->shape) && moe->context->policy_hook->vtable->of_size != NULL;
 }
 
-static int32_t grouped_of(const sluice_moe_t* moe) {
-  const int32_t given = moe->shape.config.grouping;
-  return given == SLUICE_GROUPING_ADAPTIVE ? moe->decision.grouped : given == SLUICE_GROUPING_ON;
+/* Before the header: after it the decision state has the choice for a later forward. Where the layer restores rows its
+ * mode of weight gradients is chosen behind the header. */
+static void expect(sluice_forward_t* f, sluice_status_t refusal) {
+  sluice_moe_t* moe = f->pass.moe;
+  const sluice_decision_state_t* d = &moe->decision;
+  sluice_pass_choice_t choice = {d->num_chunks, d->wgrad_mode, d->restore_set, d->grouped};
+  f->is_sized = is_sized(moe, f->args);
+  if (f->is_sized && refusal == SLUICE_OK) {
+    moe->context->policy_hook->vtable->of_size(moe->context->policy_hook, moe, f->args->expert_ids->shape[0], &choice);
+  }
+  take_choice(f, &choice);
+  f->two_levels = d->two_levels;
 }
 
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
                                    sluice_status_t refusal, sluice_step_t** out_step) {
-  sluice_forward_t f = {.args = args,
-                        .role = sluice_replay_role_of(moe, args),
-                        .num_chunks = moe->decision.num_chunks,
-                        .wgrad_mode = wgrad_mode_of(moe),
-                        .grouped = grouped_of(moe),
-                        .two_levels = moe->decision.two_levels,
-                        .restore_set = moe->decision.restore_set,
-                        .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
+  sluice_forward_t f = {
+      .args = args, .role = sluice_replay_role_of(moe, args), .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
+  expect(&f, refusal);
   sluice_status_t status = run(&f, refusal);
   moe->mode->close(&f.pass, status);
   if (status != SLUICE_OK) {

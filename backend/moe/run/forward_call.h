@@ -21,6 +21,8 @@ typedef struct sluice_forward_s {
   int32_t grouped;     /* exchanges, where its chunks allow it */
   int32_t two_levels;  /* where the layer leaves that open */
   int32_t restore_set; /* of a layer that reuses buffers without a plan: index into sluice_restore_sets; else 0 */
+  int32_t is_sized;    /* n, wgrad_mode, grouped and restore_set are those of its T, as far as they are open */
+  int32_t is_resized;  /* and became others when the ranks had said theirs: its schedule is another one */
   uint64_t routes;     /* their hash, where somebody looks back; else 0 */
   uint32_t like;       /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
 } sluice_forward_t;

@@ -17,19 +17,21 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
   return sluice_forward_choose_by_config(f, f->num_chunks);
 }
 
-/* A repetition's n is still to be found, and its schedule with it. */
+/* The n of a repetition, or by size, is still to be found, and its schedule with it. */
 static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
-  const int is_known = proposal->local_status == SLUICE_OK && !f->role->is_repetition;
+  const int is_known = proposal->local_status == SLUICE_OK && !f->role->is_repetition && !f->is_sized;
+  proposal->is_sized = f->is_sized;
   sluice_mode_propose_by_config(f, is_known, proposal);
 }
 
-/* Some rank had bound another number of chunks than the repeated forward had. */
+/* Some rank had bound another number of chunks than the repeated forward had, or than the largest T asks for. */
 static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   if (handshake->is_uncounted) {
     f->num_chunks = handshake->num_chunks;
     SLUICE_TRY(bind_alone(f));
     SLUICE_TRY(sluice_exchange_counts(&f->pass.binding));
-  } else if (f->role->is_repetition) { /* the ranks may have found that it repeats one with another strategy */
+  } else if (f->role->is_repetition ||
+             f->is_resized) { /* the ranks may have found that it repeats one with another strategy */
     SLUICE_TRY(sluice_forward_choose_by_config(f, f->num_chunks));
   }
   f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;

@@ -6,8 +6,8 @@ The schedules are the real ones, walked in virtual time; the profiles (python_pl
 datasheet rates with assumed efficiencies, fitted to nothing (one line says where it is). The two papers describe the
 links of the A100 cluster differently (200 Gb/s a server, 1,600 Gb/s a server), so both readings are simulated.
 
-Baselines: `unsplit` is n = 1 (FastMoE, PipeMoE(n=1)); `by destination` is FasterMoE's split: one piece for each server,
-every peer a message of its own, n fixed; `fixed n`; `without reuse` is PipeMoE (n adaptive, everything kept).
+What the lines share is in papers_cluster.py. papers_choices.py has those on who chooses n and S, papers_parts.py those
+on parts: bytes by kind, interference, exchanges by n.
 """
 
 from __future__ import annotations
@@ -18,90 +18,33 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
-from sluice._library import load
-from sluice.planning import machines
-from sluice.planning.planner import Choice, Planner, Workload
-from sluice.restore import SETS
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
 
-# MPipeMoE Table III: (M, H); 64 experts, K = 1 (section IV-E).
-MODELS = {"GPT-S": (768, 3072), "BERT-L": (1024, 4096), "GPT-XL": (2048, 8192)}
-BATCHES = (4096, 8192, 16384, 32768)  # B on each GPU
-CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
-A100 = ("a100-8x8-1600g", "a100-8x8-200g")
-# Assumed: a message between two ranks, and the sustained part of the datasheet's f32 rate outside Tensor Cores.
-P2P_SECONDS, F32_SHARE = 1.5e-5, 0.87
-FITTED_RATE = 6e13  # a fifth of the A100's peak: see the line that uses it
-F32_PEAK = {"a100": 1.95e13, "v100": 1.57e13}
+from sluice._library import load  # noqa: E402
+from sluice.planning import machines  # noqa: E402
+from sluice.planning.planner import Choice, Planner, Workload  # noqa: E402
+from sluice.restore import SETS  # noqa: E402
 
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    what: str
-    source: str
-    published: str
-    simulated: dict[str, str]
-    note: str
-
-
-class Cluster:
-    """A profile, and what it becomes without Tensor Cores or with FasterMoE's messages."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.data = machines.load(name).data
-        self.planner = self._planner(self.data)
-        slow = copy.deepcopy(self.data)
-        rate = F32_PEAK[name.partition("-")[0]] * F32_SHARE
-        slow["gemm"]["f16"] = {"flops_per_second": rate, "half_rows": 32}
-        self.no_tensor_cores = self._planner(slow)
-        fitted = copy.deepcopy(self.data)
-        fitted["gemm"]["f16"] = {"flops_per_second": FITTED_RATE, "half_rows": 64}
-        self.slow_gemms = self._planner(fitted)
-        # Eight pieces, in each only the peers of one server, each with a message of its own.
-        self.by_destination = self._planner(self._p2p(self.data))
-        self.by_destination_no_tensor_cores = self._planner(self._p2p(slow))
-
-    @staticmethod
-    def _planner(data: dict) -> Planner:
-        return Planner(machines.Machine(data, {}))
-
-    @staticmethod
-    def _p2p(data: dict) -> dict:
-        changed = copy.deepcopy(data)
-        servers = data["world_size"] // data["ranks_per_node"]
-        changed["exchange"]["per_peer_seconds"] = P2P_SECONDS / servers
-        return changed
-
-    @property
-    def servers(self) -> int:
-        return self.data["world_size"] // self.data["ranks_per_node"]
-
-
-def work(model: str, batch: int, ranks: int = 64) -> Workload:
-    """One layer of a paper's model."""
-    return Workload(*MODELS[model], batch, 64, 1, ranks, "f16")
-
-
-def seconds(planner: Planner, load_: Workload, n: int, policy: str = "none") -> float:
-    """The better of the two weight-gradient modes."""
-    return min(planner.predict(load_, Choice(n, *SETS[policy], mode)).seconds for mode in ("deferred", "per_chunk"))
-
-
-def best(planner: Planner, load_: Workload, policy: str = "none") -> tuple[float, int]:
-    """(seconds, n) of the best n."""
-    return min((seconds(planner, load_, n, policy), n) for n in CHUNKS)
-
-
-def best_reuse(planner: Planner, load_: Workload) -> tuple[float, int, str]:
-    """(seconds, n, strategy) of the best pair with reuse, as the papers' jointly chosen one."""
-    pairs = ((n, policy) for n in CHUNKS if n > 1 for policy in ("S1", "S2", "S3", "S4"))
-    return min(
-        (planner.predict(load_, Choice(n, *SETS[policy], "per_chunk")).seconds, n, policy) for n, policy in pairs
-    )
+from integration_tests.benchmarks import papers_choices, papers_parts  # noqa: E402
+from integration_tests.benchmarks.papers_cluster import (  # noqa: E402
+    A100,
+    BATCHES,
+    MODELS,
+    STRATEGIES,
+    Cluster,
+    Prices,
+    Row,
+    best,
+    best_reuse,
+    each,
+    seconds,
+    work,
+)
 
 
 def speedups_of_reuse(cluster: Cluster, baseline: Callable[[Cluster, Workload], float]) -> str:
@@ -171,7 +114,7 @@ def without_reuse(model: str, B: int) -> float:
 def of_bound(n: int) -> str:
     """How much of 2 delta the slots of S1 to S4 save against the paper's pipeline without reuse, at the least."""
     found = []
-    for policy in ("S1", "S2", "S3", "S4"):
+    for policy in STRATEGIES:
         shares = []
         for model, (M, H) in MODELS.items():
             for B in BATCHES:
@@ -203,12 +146,12 @@ def beside_fastmoe(cluster: Cluster) -> str:
     return f"{-100 * statistics.mean(shares):+.0f} % ({-100 * min(shares):+.0f} to {-100 * max(shares):+.0f} %)"
 
 
-def strategies(planner: Planner) -> str:
+def strategies(planner: Prices) -> str:
     """Order of S1 to S4 by time for GPT-XL at 16k, by number of GPUs."""
     found = []
     for ranks in (8, 32, 64):
         one = work("GPT-XL", 16384, ranks)
-        order = sorted((best(planner, one, policy)[0], policy) for policy in ("S1", "S2", "S3", "S4"))
+        order = sorted((best(planner, one, policy)[0], policy) for policy in STRATEGIES)
         found.append(f"{ranks}: " + " ".join(f"{policy} {1e3 * time:.1f}" for time, policy in order))
     return "; ".join(found) + " ms"
 
@@ -226,11 +169,9 @@ def scaling(cluster: Cluster, chosen: Callable[[Cluster, Workload], float]) -> s
 def of_ideal(cluster: Cluster) -> str:
     """max(communication, computation) of n = 6 one after the other, over the best of S1 to S4, as in Fig. 16."""
     found = []
-    data = {**cluster.data, "share": []}  # nothing runs beside anything
-    sequential = Planner(machines.Machine(data, {}))
     for model in ("BERT-L", "GPT-XL"):
         one = work(model, 16384, cluster.data["world_size"])
-        six = sequential.predict(one, Choice(6, "keep", "keep", "per_chunk"))
+        six = cluster.sequential.predict(one, Choice(6, "keep", "keep", "per_chunk"))
         ideal = max(six.busy("compute"), six.busy("comm"))
         reached = best_reuse(cluster.planner, one)[0]
         found.append(f"{model} {100 * ideal / reached:.0f} %")
@@ -254,9 +195,6 @@ def table() -> list[Row]:
     adira = {name: Cluster(name) for name in A100}
     valor = {"v100-4x4-56g": Cluster("v100-4x4-56g")}
 
-    def of(clusters: dict[str, Cluster], figure: Callable[[Cluster], str]) -> dict[str, str]:
-        return {name: figure(cluster) for name, cluster in clusters.items()}
-
     def unsplit(cluster: Cluster, one: Workload) -> float:
         return seconds(cluster.planner, one, 1)
 
@@ -275,22 +213,33 @@ def table() -> list[Row]:
     def adaptive(cluster: Cluster, one: Workload) -> float:
         return best_reuse(cluster.planner, one)[0]
 
+    baselines = {
+        "unsplit": unsplit,
+        "unsplit in f32": unsplit_slow,
+        "by destination": destination,
+        "by destination in f32": destination_slow,
+    }
+    choosers = {
+        name: partial(papers_choices.taken, choose=choose)
+        for name, choose in (("pb", papers_choices.pb), ("pm", papers_choices.pm))
+    }
     strategies_published = "8 GPUs: S1, S2 before S3, S4; 32 and 64: S4 before S2"
     overlap = "DIFFERS: overlap alone cannot pass 2 x, the rest is kernels; f32 at 87 % of its peak overstates it"
     return [
         Row("without reuse over unsplit, both with Tensor Cores", "MPipeMoE Fig. 8", "above 1 but for GPT-S at 4k",
-            of(adira, lambda c: speedups(c, unsplit)), "most where communication and computation are alike"),
+            each(adira, lambda c: speedups(c, unsplit)), "agrees: most where communication and computation are alike"),
         Row("without reuse over unsplit (FastMoE), that without Tensor Cores", "MPipeMoE Fig. 8", "to 3.7",
-            of(adira, lambda c: speedups(c, unsplit_slow)), overlap),
+            each(adira, lambda c: speedups(c, unsplit_slow)), overlap),
         Row("n and S chosen over split by destination, both with Tensor Cores", "MPMoE Fig. 10", "1.66 (to 2.32)",
-            of(adira, lambda c: speedups_of_reuse(c, destination)),
-            "same shape; FasterMoE's shadowing and its kernels are not simulated"),
+            each(adira, lambda c: speedups_of_reuse(c, destination)),
+            "DIFFERS: less; FasterMoE's shadowing and its kernels are not simulated"),
         Row("without reuse over split by destination, that without Tensor Cores", "MPipeMoE Fig. 8", "2.26 (to 3.4)",
-            of(adira, lambda c: speedups(c, destination_slow)), overlap),
-        Row("adaptive over fixed n = 4", "MPipeMoE Fig. 11", "faster", of(adira, lambda c: speedups(c, fixed(4))), ""),
-        Row("GPT-S at 4k: best pipelined n over n = 1", "MPipeMoE V-C", "no gain", of(adira, small_batch),
+            each(adira, lambda c: speedups(c, destination_slow)), overlap),
+        Row("adaptive over fixed n = 4", "MPipeMoE Fig. 11", "faster",
+            each(adira, lambda c: speedups(c, fixed(4))), "agrees"),
+        Row("GPT-S at 4k: best pipelined n over n = 1", "MPipeMoE V-C", "no gain", each(adira, small_batch),
             "agrees, for the paper's reason: launches (op_seconds)"),
-        Row("best n of GPT-XL by B", "MPipeMoE Fig. 12", "<8k:2 8k-22k:4 >22k:8", of(adira, best_chunks),
+        Row("best n of GPT-XL by B", "MPipeMoE Fig. 12", "<8k:2 8k-22k:4 >22k:8", each(adira, best_chunks),
             "n grows with B and turns from 2 to 4 at 8k with a port for each GPU; DIFFERS beyond 22k, where 4 stays "
             "best (start-up and launch times are assumed)"),
         Row("memory at n = 2", "MPMoE Fig. 11", "-23 %", {"eq. 6": memory(2), "plan": footprint(2)},
@@ -304,27 +253,30 @@ def table() -> list[Row]:
             for n in (2, 4, 8)
         ),
         Row("order of S1 to S4, GPT-XL at 16k", "MPipeMoE Fig. 13", strategies_published,
-            of(adira, lambda c: strategies(c.planner)),
-            "S4 before S2 as published; DIFFERS at 8 GPUs: at a Tensor Core's rate T_M is computed again (2.5 ms) "
+            each(adira, lambda c: strategies(c.planner)),
+            "agrees: S4 before S2; DIFFERS at 8 GPUs: at a Tensor Core's rate T_M is computed again (2.5 ms) "
             "before it is copied (11 ms), so offloading cannot win"),
         Row("order of S1 to S4, GEMMs at 60 TFLOP/s", "MPipeMoE Fig. 13", strategies_published,
-            of(adira, lambda c: strategies(c.slow_gemms)),
+            each(adira, lambda c: strategies(c.slow_gemms)),
             "the one fitted number: 60 of the 312 TFLOP/s (45 to 90 do) turn the order as published with a port for "
             "each server; with a port for each GPU copies stay cheaper at 64 too"),
         Row("bytes of n and S chosen over FastMoE's", "MPipeMoE Fig. 9", "-23 % (to -40 %)",
-            of(adira, beside_fastmoe), "FastMoE by eq. 1 to 3"),
+            each(adira, beside_fastmoe),
+            "DIFFERS: n is chosen for time here, and 2 is often the fastest; FastMoE by eq. 1 to 3"),
         Row("throughput of 8 servers over one, n and S chosen", "MPMoE Fig. 17", "5.76 x (72 %)",
-            of(adira, lambda c: scaling(c, adaptive)),
+            each(adira, lambda c: scaling(c, adaptive)),
             "agrees with a port for each GPU; with a port for each server nothing could scale so well"),
         Row("throughput of 8 servers over one, by destination", "MPMoE Fig. 17", "5.4 x",
-            of(adira, lambda c: scaling(c, destination)),
+            each(adira, lambda c: scaling(c, destination)),
             "DIFFERS: above ours, because one server, split into eight pieces as well, is slowed down too"),
-        Row("max(comm, comp) of n = 6 over the best of S1 to S4", "MPMoE Fig. 16", "70 %", of(valor, of_ideal),
+        Row("max(comm, comp) of n = 6 over the best of S1 to S4", "MPMoE Fig. 16", "70 %", each(valor, of_ideal),
             "DIFFERS: here communication is nearly the whole step (1.2 GB/s a GPU) and hides everything else; their "
             "computation takes longer (next line), and launches, gating and a noisy network come on top"),
         Row("Tensor Cores: computation, unsplit step", "MPMoE Fig. 16",
-            "BERT-L -58 %, step -26 %; GPT-XL -44 %, step -23 %", of(valor, tensor_cores),
+            "BERT-L -58 %, step -26 %; GPT-XL -44 %, step -23 %", each(valor, tensor_cores),
             "DIFFERS: the papers' GEMMs reach far less of the peak than the profile's 65 %"),
+        *papers_choices.rows(adira, valor, baselines),
+        *papers_parts.rows(adira, valor, baselines, choosers, slots),
     ]  # fmt: skip
 
 

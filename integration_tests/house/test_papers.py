@@ -26,9 +26,15 @@ def _row(rows, start):
 
 
 def test_Papers_EveryLine_IsPublishedAndSimulated(rows):
-    assert len(rows) >= 14
+    assert len(rows) >= 40
+    figures = " ".join(row["source"] for row in rows)
+    for paper, numbers in (("MPipeMoE", (2, 3, 8, 9, 10, 11, 12, 13)), ("MPMoE", (2, 3, 10, 11, 13, 15, 16, 17))):
+        for number in numbers:
+            assert re.search(rf"{paper} Fig. {number}\b", figures), (paper, number)
     for row in rows:
         assert row["published"] and row["source"] and all(row["simulated"].values())
+        own = row["what"].startswith("regret") or row["published"] == "not published" or "60 TFLOP/s" in row["what"]
+        assert own or re.search("agrees|DIFFERS|as above", row["note"]), row["what"]
 
 
 def test_Papers_BestN_GrowsWithB(rows):
@@ -36,6 +42,25 @@ def test_Papers_BestN_GrowsWithB(rows):
         values = [int(n) for n in re.findall(r":(\d+)", found)]
         assert values == sorted(values) and len(values) == 9
     assert "6k:2 8k:4" in _row(rows, "best n")["simulated"]["a100-8x8-1600g"]
+
+
+def test_Papers_Choosers_NoModelBeatsTrialsAndEq10IsBehindFig8(rows):
+    regrets = {row["what"]: row["simulated"] for row in rows if row["what"].startswith("regret")}
+    assert len(regrets) == 4
+    for cluster in ("a100-8x8-1600g", "a100-8x8-200g", "v100-4x4-56g"):
+        means = {what: float(found[cluster].split(" %")[0]) for what, found in regrets.items()}
+        assert min(means.values()) >= 0
+        assert means["regret: MPipeMoE (Alg. 1, then eq. 10)"] > means["regret: Fig. 8 (pm)"]
+    for found in _row(rows, "throughput of 8 servers over one, pb and pm")["simulated"].values():
+        trials, model = map(float, re.findall(r"p[bm] ([\d.]+)", found))
+        assert trials >= model
+
+
+def test_Papers_Exchanges_GrowWithNAndFasterMoEsAreAboveAFewChunks(rows):
+    for found in _row(rows, "dispatch and recovery")["simulated"].values():
+        times = [float(value) for value in re.findall(r"n \d: ([\d.]+)", found)]
+        assert times == sorted(times) and times[0] < times[-1]
+        assert float(re.search(r"FasterMoE: ([\d.]+)", found)[1]) > times[1]
 
 
 def test_Papers_Memory_GrowsWithN(rows):

@@ -131,7 +131,10 @@ def test_Said_SmallExchanges_AloneAndBesideGemms() -> None:
 
 
 def test_Interference_IsThePapersGridAndItsRule() -> None:
-    share = [{"lane": "comm", "beside": ["compute"], "share": 0.8}, {"lane": "compute", "beside": ["comm"], "share": 0.6}]
+    share = [
+        {"lane": "comm", "beside": ["compute"], "share": 0.8},
+        {"lane": "compute", "beside": ["comm"], "share": 0.6},
+    ]
     share += [{"lane": "comm", "beside": ["copy_out", "compute"], "share": 0.3}]
     found = interference.alphas({"share": share})
     assert len(found) == 9 and found["comm", "comp"] == 0.8 and found["comp", "comm"] == 0.6

@@ -97,7 +97,7 @@ class Bench:
         comm_s, sent = parts.communication(matrix, cell.M, self.dtype, 1)
         experts = self.stock.deepspeed_moe.experts.deepspeed_experts
         forward_s, backward_s = parts.computation(experts, matrix, cell.M, 1)
-        received = matrix.sum(0).view(cell.W, -1).sum(1)
+        received, rows_sent = matrix.sum(0).view(cell.W, -1).sum(1), matrix.sum(1)
         padded = capacity * cell.E  # rows each rank receives in stock: W sources x E / W experts x capacity
         return {
             "comm_per_pass_s": comm_s,
@@ -105,6 +105,7 @@ class Bench:
             "backward_compute_s": backward_s,
             "payload_bytes_sent": 2 * sent,
             "rows_received": received.tolist(),
+            "rows_sent": rows_sent.tolist(),
             "rows_padded": padded,
         }
 

@@ -15,15 +15,32 @@ def memory_over_parts(sluice_stats: list[dict[str, Any]]) -> float:
 def memory_bound(record: dict[str, Any]) -> dict[str, Any]:
     """All that Sluice had allocated over stock's peak x real rows / padded rows, on the rank with the most rows.
 
-    `of_ranks` has every rank: one that receives few rows still has the returned rows of all its own tokens, which
-    stock's padded rows have nothing to do with.
+    `of_ranks` has every rank by the rows that it receives. One that receives few still holds the rows of all its own
+    tokens, on their way out and as they return, which are as many as on any rank. `of_ranks_by_tensor` counts each kind
+    of stock's padded rows by its own real rows.
     """
     received, padded = record["parts"]["rows_received"], record["parts"]["rows_padded"]
     peaks = [found["peak_bytes"] for found in record["sluice_stats"]]
     allowed = [m["stock"]["peak_bytes"] * rows / padded for m, rows in zip(record["memory"], received, strict=True)]
     of_ranks = [peak / most if most else None for peak, most in zip(peaks, allowed, strict=True)]
     fullest = max(range(len(received)), key=received.__getitem__)
-    return {"of_bound": of_ranks[fullest], "rank": fullest, "bound_bytes": int(allowed[fullest]), "of_ranks": of_ranks}
+    bound = {"of_bound": of_ranks[fullest], "rank": fullest, "bound_bytes": int(allowed[fullest]), "of_ranks": of_ranks}
+    if "M" in record["cell"]:
+        shares = real_shares(record)
+        both = zip(peaks, record["memory"], shares, strict=True)
+        bound["of_ranks_by_tensor"] = [peak / (m["stock"]["peak_bytes"] * share) for peak, m, share in both]
+    return bound
+
+
+def real_shares(record: dict[str, Any]) -> list[float]:
+    """By rank the part of stock's padded rows that are real, each row by its width. Stock pads alike what a rank sends
+    (rows out and returned, M each) and what it receives (rows in, before and behind the activation, out: 2 M + 2 H)."""
+    parts, cell = record["parts"], record["cell"]
+    received, padded = parts["rows_received"], parts["rows_padded"]
+    # Older records have no rows_sent: all routes, less those that were dropped.
+    sent = parts.get("rows_sent", [sum(received) / len(received)] * len(received))
+    out, there = 2 * cell["M"], 2 * cell["M"] + 2 * cell["H"]
+    return [(r * there + s * out) / (padded * (there + out)) for r, s in zip(received, sent, strict=True)]
 
 
 def kept(record: dict[str, Any]) -> bool:

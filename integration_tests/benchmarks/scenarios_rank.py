@@ -1,0 +1,219 @@
+"""Rank-side of scenarios.py, one drawn run after another: the tuner settles, pairs are screened, all take turns."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from typing import Any
+
+from sluice import restore
+from sluice.adapters.torch import Context, ContextOptions
+from sluice.config import TunerOptions
+from sluice.errors import OverBudget
+from sluice.planning.planner import Choice as Planned
+
+from integration_tests.benchmarks.rank import Rank
+from integration_tests.benchmarks.scenarios_drawn import Drawn
+from integration_tests.benchmarks.scenarios_priced import Pick, Priced, group_of, name_of
+from integration_tests.benchmarks.stolen import Stolen
+from integration_tests.benchmarks.tuner_calibrated import machine_of
+from integration_tests.benchmarks.tuner_rounds import ByDestination
+from integration_tests.benchmarks.tuner_scenario import OPEN, Choice, Scenario
+
+MOST = 4  # times the rounds that the tuner may take where its races are not through
+WITHIN = 1.3  # of the best prediction: pairs beyond are not measured
+SCREENED = 6  # of those, at most
+
+Steps = dict[int, tuple[Scenario, Any]]  # by tokens: inputs, and the layer that takes them
+
+
+class Run:
+    """One drawn scenario on this rank."""
+
+    def __init__(self, rank: Rank, drawn: Drawn, folder: str) -> None:
+        self.rank, self.drawn, self.plan = rank, drawn, rank.plan
+        skew = drawn.rank_skew(rank.world_size)
+        case = {"M": drawn.M, "H": drawn.H, "E": drawn.E, "K": drawn.K, "skew": skew}
+        self.inputs = {tokens: Scenario(self.plan, {**case, "T": tokens}) for tokens in drawn.tokens}
+        first = self.inputs[drawn.tokens[0]]
+        for one in self.inputs.values():
+            one.experts = first.experts  # of one layer, whatever its batches are
+        self.folder = folder
+        machine = json.loads(machine_of(self.inputs[drawn.tokens[-1]], rank.group, folder))
+        self.priced = Priced(machine, drawn, rank.world_size)
+        self._contexts: list[Context] = []
+        self._shared: Context | None = None
+
+    def context(self, **options: Any) -> Context:
+        budget = self.priced.budget or None
+        found = Context(self.rank.group, ContextOptions(gemm=self.plan["gemm"], memory_budget=budget, **options))
+        self._contexts.append(found)
+        return found
+
+    def shared(self) -> Context:
+        """Of layers whose pair is fixed. A budget is a context's: under one each has a context of its own."""
+        if self.priced.budget:
+            return self.context()
+        if self._shared is None:
+            self._shared = self.context()
+        return self._shared
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+    # ---- sides ----
+
+    def of_pick(self, pick: Pick) -> Steps | None:
+        """Layers of these pairs, one for each that differs; None: this host's context has no room for one of them."""
+        layers: dict[Planned, Any] = {}
+        found: Steps = {}
+        for tokens, pair in sorted(pick.items(), reverse=True):  # a plan is made for the largest
+            scenario = self.inputs[tokens]
+            if pair not in layers:
+                choice = Choice(pair.num_chunks, pair.restore_input, pair.restore_pre_activation, pair.wgrad)
+                layers[pair] = scenario.layer(self.shared(), choice)
+            found[tokens] = scenario, layers[pair]
+            try:
+                scenario.step(layers[pair])
+            except OverBudget:  # on all ranks alike
+                return None
+        return found
+
+    def adaptive(self) -> tuple[Steps, int]:
+        """The layer that the tuner chooses for, settled for every size; after so many rounds."""
+        tuner = TunerOptions("adaptive", calibrate=self.plan["calibrate_s"], cache=self.folder)
+        context = self.context(tuner=tuner)
+        changes = {"reuse": True, "wgrad_mode": "adaptive"} if self.drawn.kind == "reuse" else {}
+        largest = max(self.inputs)
+        layer = self.inputs[largest].layer(context, OPEN, **changes)
+        rounds = 0
+        while True:
+            settled = True
+            for tokens in sorted(self.inputs, reverse=True):
+                self.inputs[tokens].step(layer)
+                settled &= bool(context.stats()["last_is_settled"])
+            rounds += 1
+            if rounds >= self.plan["steps"] and (settled or rounds >= MOST * self.plan["steps"]):
+                return {tokens: (one, layer) for tokens, one in self.inputs.items()}, rounds
+
+    def best_fixed(self) -> Planned:
+        """Screened: the one pair with the least time of a run by medians, each step after one of its own kind."""
+        priced = self.priced
+        by_time = sorted(priced.pairs, key=lambda one: priced.total(priced.fixed(one)))
+        most = WITHIN * priced.total(priced.fixed(by_time[0]))
+        near = [one for one in by_time if priced.total(priced.fixed(one)) <= most][:SCREENED]
+        sides = {pair: steps for pair in near if (steps := self.of_pick(priced.fixed(pair))) is not None}
+        seconds: dict[Planned, dict[int, list[float]]] = {pair: {t: [] for t in self.inputs} for pair in sides}
+        for _ in range(self.plan["screen"]):
+            for pair, steps in sides.items():
+                for tokens, (scenario, layer) in steps.items():
+                    scenario.step(layer)
+                    seconds[pair][tokens].append(scenario.step(layer))
+        steps_of = self.drawn.steps
+        return min(
+            sides, key=lambda pair: sum(steps_of(t) * statistics.median(each) for t, each in seconds[pair].items())
+        )
+
+    def baselines(self) -> dict[str, Steps]:
+        """Sides that keep everything: PipeMoE, FasterMoE's split, one chunk."""
+        context = self.shared()
+        tokens_alone: dict[str, Any] = {"chunking": "tokens"}
+        split = {tokens: ByDestination(one) for tokens, one in self.inputs.items()}
+        pieces = Choice(self.rank.world_size, wgrad="per_chunk")
+        return {
+            "pipemoe": {
+                tokens: (
+                    self.inputs[tokens],
+                    self.inputs[tokens].layer(context, Choice(n, wgrad="per_chunk"), **tokens_alone),
+                )
+                for tokens, n in self.priced.pipemoe().items()
+            },
+            "split": {tokens: (one, one.layer(context, pieces, **tokens_alone)) for tokens, one in split.items()},
+            "unsplit": {tokens: (one, one.layer(context, Choice(1))) for tokens, one in self.inputs.items()},
+        }
+
+    # ---- rounds ----
+
+    def sides(self) -> tuple[dict[str, Steps], dict[str, Pick], int]:
+        """What takes turns, the pairs of those that have some, and how long the tuner took."""
+        steps, settled_after = self.adaptive()
+        found = {"adaptive": steps}
+        picks = {name: pick for name, pick in self.priced.choosers().items() if name != "adaptive"}
+        picks["best fixed"] = self.priced.fixed(self.best_fixed())
+        fixed = self.plan["list"].get(group_of(self.drawn))
+        if fixed is not None:
+            picks["list's pair"] = self.priced.fixed(Planned(*fixed))
+        for name, pick in picks.items():
+            same = next((other for other in found if picks.get(other) == pick), None)
+            made = found[same] if same is not None else self.of_pick(pick)
+            if made is not None:
+                found[name] = made
+        if self.drawn.kind == "kept":
+            found |= self.baselines()
+        return found, picks, settled_after
+
+    def measure(self) -> dict[str, Any]:
+        sides, picks, settled_after = self.sides()
+        seconds: dict[str, dict[int, list[float]]] = {name: {t: [] for t in self.inputs} for name in sides}
+        stolen = Stolen(self.plan["most_stolen"], self.plan["quiet_timeout_s"])
+        number = 0
+        while number < self.plan["pairs"]:
+            order = list(sides) if number % 2 == 0 else list(reversed(sides))
+            stolen.begin()
+            took = {(name, tokens): self._turn(*sides[name][tokens]) for tokens in self.inputs for name in order}
+            if stolen.spoiled():
+                continue
+            for (name, tokens), value in took.items():
+                seconds[name][tokens].append(value)
+            number += 1
+        priced = self.priced
+        said = priced.totals()
+        if "list's pair" in picks:
+            said["list's pair"] = priced.total(picks["list's pair"])
+        found = {
+            **self.drawn.as_dict(),
+            "seconds": {name: {str(t): each for t, each in by_size.items()} for name, by_size in seconds.items()},
+            "picks": self._adaptive_picks(sides["adaptive"]),
+            "pairs": {name: {str(t): name_of(one) for t, one in pick.items()} for name, pick in picks.items()},
+            "best_fixed": name_of(picks["best fixed"][self.drawn.tokens[0]]),
+            "predicted_over_adaptive": {name: value / said["adaptive"] for name, value in said.items()},
+            "budget": priced.budget,
+            "settled_after": settled_after,
+            "stolen": stolen.found(),
+        }
+        self.close()
+        return found
+
+    @staticmethod
+    def _turn(scenario: Scenario, layer: Any) -> float:
+        """A step that follows one of its own kind, as a step in training does."""
+        scenario.step(layer)
+        return scenario.step(layer)
+
+    @staticmethod
+    def _adaptive_picks(steps: Steps) -> dict[str, str]:
+        found = {}
+        for tokens, (scenario, layer) in steps.items():
+            scenario.step(layer)
+            n = layer.context.stats()["last_num_chunks"]
+            decided = [d for d in layer.context.decisions() if d["num_chunks"] == n and d["restore_input"] is not None]
+            pair = (decided[-1]["restore_input"], decided[-1]["restore_pre_activation"]) if decided else restore.KEPT
+            found[str(tokens)] = f"{n} {restore.set_name(pair) or '+'.join(pair)}"
+        return found
+
+
+def main() -> None:
+    rank = Rank()
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:  # of this rank: every link is another machine
+        for number, case in enumerate(rank.plan["cases"]):
+            drawn = Drawn(**{**case, "tokens": tuple(case["tokens"])})
+            lines.append(Run(rank, drawn, folder).measure())
+            rank.report(done=number + 1, of=len(rank.plan["cases"]), name=drawn.name)
+    rank.leave(lines)
+
+
+if __name__ == "__main__":
+    main()

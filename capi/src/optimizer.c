@@ -6,9 +6,9 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/check.h"
-#include "backend/base/dtype.h"
 #include "backend/base/structs.h"
 #include "backend/optim/bucketed/bucketed.h"
+#include "capi/src/optimizer_groups.h"
 
 enum { DEFAULT_BUCKET = 1 << 22 };
 
@@ -74,124 +74,6 @@ void sluice_optimizer_destroy(sluice_optimizer_t* optimizer) {
 
 /* ---- a step ---- */
 
-/* The groups as the optimizer's room has them, their communicators and tensors, in one block. */
-typedef struct work_s {
-  sluice_adam_group_t* groups;
-  sluice_comm_t** comms;
-  sluice_adam_tensor_t* tensors;
-  uint64_t bytes;
-} work_t;
-
-static int is_real(int32_t dtype) {
-  return dtype == SLUICE_DTYPE_F32 || dtype == SLUICE_DTYPE_BF16 || dtype == SLUICE_DTYPE_F16;
-}
-
-static const char* missing_array(const sluice_optimizer_tensor_t* t) {
-  if (t->param == NULL) return "param";
-  if (t->grad == NULL) return "grad";
-  if (t->exp_avg == NULL) return "exp_avg";
-  return t->exp_avg_sq == NULL ? "exp_avg_sq" : NULL;
-}
-
-static sluice_status_t check_tensor(const sluice_optimizer_tensor_t* t, int64_t group, int64_t index) {
-  SLUICE_TRY(SLUICE_REQUIRE(t->count >= 0, "optimizer: tensor %lld of group %lld has count %lld", (long long)index,
-                            (long long)group, (long long)t->count));
-  const char* missing = missing_array(t);
-  SLUICE_TRY(SLUICE_REQUIRE(t->count == 0 || missing == NULL, "optimizer: tensor %lld of group %lld: %s is NULL",
-                            (long long)index, (long long)group, missing != NULL ? missing : ""));
-  SLUICE_TRY(SLUICE_REQUIRE(is_real(t->param_dtype),
-                            "optimizer: tensor %lld of group %lld: param_dtype is %s (%d); known are f32, bf16 and f16",
-                            (long long)index, (long long)group, sluice_dtype_name(t->param_dtype), t->param_dtype));
-  return SLUICE_REQUIRE(is_real(t->grad_dtype),
-                        "optimizer: tensor %lld of group %lld: grad_dtype is %s (%d); known are f32, bf16 and f16",
-                        (long long)index, (long long)group, sluice_dtype_name(t->grad_dtype), t->grad_dtype);
-}
-
-static sluice_adam_tensor_t tensor_of(const sluice_optimizer_tensor_t* t) {
-  return (sluice_adam_tensor_t){
-      .count = t->count,
-      .step = t->step,
-      .param = t->param,
-      .master = t->master,
-      .grad = t->grad,
-      .exp_avg = t->exp_avg,
-      .exp_avg_sq = t->exp_avg_sq,
-      .param_dtype = t->param_dtype,
-      .grad_dtype = t->grad_dtype,
-  };
-}
-
-static sluice_status_t read_group(const sluice_optimizer_group_t* given, int64_t index, sluice_comm_t* of_step,
-                                  sluice_adam_group_t* out_group, sluice_comm_t** out_comm,
-                                  sluice_adam_tensor_t* out_tensors) {
-  sluice_optimizer_group_t g;
-  sluice_optimizer_group_init(&g, sizeof g);
-  SLUICE_TRY(sluice_struct_copy(&g, sizeof g, given, sizeof g, "sluice_optimizer_group_t"));
-  SLUICE_TRY(SLUICE_REQUIRE(g.reserved == 0, "optimizer: group %lld: reserved is %d; set it to 0", (long long)index,
-                            g.reserved));
-  SLUICE_TRY(SLUICE_REQUIRE(g.comm == NULL || of_step != NULL,
-                            "optimizer: group %lld has a communicator, and the step has none: give the step that of "
-                            "all ranks",
-                            (long long)index));
-  *out_comm = g.comm != NULL ? g.comm : of_step;
-  for (int64_t t = 0; t < g.num_tensors; ++t) {
-    SLUICE_TRY(check_tensor(g.tensors + t, index, t));
-    out_tensors[t] = tensor_of(g.tensors + t);
-  }
-  *out_group = (sluice_adam_group_t){
-      .rule = {g.lr, g.beta1, g.beta2, g.epsilon, g.weight_decay, g.decoupled, g.bias_correction, g.maximize},
-      .tensors = out_tensors,
-      .num_tensors = g.num_tensors,
-  };
-  return SLUICE_OK;
-}
-
-/* How many tensors there are, by the part of each struct that is in every layout. */
-static sluice_status_t count_tensors(const sluice_optimizer_step_args_t* args, int64_t* out_count) {
-  int64_t count = 0;
-  for (int64_t g = 0; g < args->num_groups; ++g) {
-    const sluice_optimizer_group_t* group = args->groups[g];
-    SLUICE_TRY(SLUICE_REQUIRE(group != NULL, "optimizer: group %lld is NULL", (long long)g));
-    SLUICE_TRY(SLUICE_REQUIRE(group->num_tensors >= 0 && (group->num_tensors == 0 || group->tensors != NULL),
-                              "optimizer: group %lld has num_tensors %lld and its array is %s", (long long)g,
-                              (long long)group->num_tensors, group->tensors == NULL ? "NULL" : "given"));
-    SLUICE_TRY(SLUICE_REQUIRE(group->num_tensors <= (INT64_C(1) << 40) - count,
-                              "optimizer: group %lld has num_tensors %lld, which nobody can have", (long long)g,
-                              (long long)group->num_tensors));
-    count += group->num_tensors;
-  }
-  *out_count = count;
-  return SLUICE_OK;
-}
-
-static sluice_status_t take_work(const sluice_optimizer_step_args_t* args, work_t* out_work) {
-  int64_t tensors = 0;
-  SLUICE_TRY(SLUICE_REQUIRE(
-      args->num_groups >= 0 && args->num_groups < (1 << 30) && (args->num_groups == 0 || args->groups != NULL),
-      "optimizer: num_groups is %lld and groups is %s", (long long)args->num_groups,
-      args->groups == NULL ? "NULL" : "given"));
-  SLUICE_TRY(count_tensors(args, &tensors));
-  const uint64_t group_bytes = (uint64_t)args->num_groups * sizeof *out_work->groups;
-  const uint64_t comm_bytes = (uint64_t)args->num_groups * sizeof(sluice_comm_t*);
-  const uint64_t bytes = group_bytes + comm_bytes + (uint64_t)tensors * sizeof *out_work->tensors;
-  char* block = sluice_alloc(sluice_process_allocator(), bytes, "optimizer: the tensors of a step");
-  if (block == NULL) return sluice_alloc_status();
-  out_work->groups = (sluice_adam_group_t*)(void*)block;
-  out_work->comms = (sluice_comm_t**)(void*)(block + group_bytes);
-  out_work->tensors = (sluice_adam_tensor_t*)(void*)(block + group_bytes + comm_bytes);
-  out_work->bytes = bytes;
-  return SLUICE_OK;
-}
-
-static sluice_status_t read_groups(const sluice_optimizer_step_args_t* args, const work_t* work) {
-  int64_t first = 0;
-  for (int64_t g = 0; g < args->num_groups; ++g) {
-    SLUICE_TRY(read_group(args->groups[g], g, args->comm, work->groups + g, work->comms + g, work->tensors + first));
-    first += work->groups[g].num_tensors;
-  }
-  return SLUICE_OK;
-}
-
 /* One rank over all elements at once. */
 static sluice_status_t step_alone(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
                                   sluice_bucketed_outcome_t* out_outcome) {
@@ -207,8 +89,8 @@ static sluice_status_t open_bucketed(sluice_optimizer_t* optimizer) {
   return sluice_bucketed_create(optimizer->device, allocator, &optimizer->bucketed);
 }
 
-/* A rank that is refused takes part in the handshake, so that the others are told. */
-static sluice_status_t step_over_ranks(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
+/* Over ranks, or with a file. A rank that is refused takes part in the handshake, so that the others are told. */
+static sluice_status_t step_in_buckets(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
                                        sluice_bucketed_outcome_t* out_outcome) {
   const sluice_status_t opened = open_bucketed(optimizer);
   if (opened != SLUICE_OK) sluice_comm_abort(step->comm);
@@ -216,17 +98,27 @@ static sluice_status_t step_over_ranks(sluice_optimizer_t* optimizer, const slui
   return sluice_bucketed_step(optimizer->bucketed, step, out_outcome);
 }
 
+static sluice_status_t check_args(const sluice_optimizer_step_args_t* args) {
+  SLUICE_TRY(SLUICE_REQUIRE(args->reserved == 0, "optimizer: reserved is %d; set it to 0", args->reserved));
+  return SLUICE_REQUIRE(args->sum_buckets >= 0, "optimizer: sum_buckets is %lld; give k, or 0 to have it chosen",
+                        (long long)args->sum_buckets);
+}
+
+static sluice_status_t read_args(const sluice_optimizer_step_args_t* args, sluice_optimizer_work_t* work,
+                                 sluice_state_file_t** out_states) {
+  const int32_t wanted = args->file != NULL ? SLUICE_TENSORS_OF_A_FILE : SLUICE_TENSORS_WITH_STATES;
+  SLUICE_TRY(check_args(args));
+  SLUICE_TRY(sluice_optimizer_work_make(args->groups, args->num_groups, args->comm, wanted, work));
+  if (args->file == NULL) return SLUICE_OK;
+  SLUICE_TRY(sluice_optimizer_file_take(args->file, out_states));
+  return sluice_optimizer_file_check_step(*out_states, work);
+}
+
 static sluice_status_t run_step(sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args,
                                 sluice_bucketed_outcome_t* out_outcome) {
-  work_t work = {.bytes = 0};
-  sluice_status_t refused =
-      SLUICE_REQUIRE(args->reserved == 0, "optimizer: reserved is %d; set it to 0", args->reserved);
-  if (refused == SLUICE_OK) {
-    refused = SLUICE_REQUIRE(args->sum_buckets >= 0, "optimizer: sum_buckets is %lld; give k, or 0 to have it chosen",
-                             (long long)args->sum_buckets);
-  }
-  if (refused == SLUICE_OK) refused = take_work(args, &work);
-  if (refused == SLUICE_OK) refused = read_groups(args, &work);
+  sluice_optimizer_work_t work = {.bytes = 0};
+  sluice_state_file_t* states = NULL;
+  const sluice_status_t refused = read_args(args, &work, &states);
   const sluice_bucketed_step_t step = {
       .adam = {.groups = work.groups,
                .num_groups = args->num_groups,
@@ -237,12 +129,15 @@ static sluice_status_t run_step(sluice_optimizer_t* optimizer, const sluice_opti
                .threads = &optimizer->threads},
       .comm = args->comm,
       .comms = work.comms,
+      .file = states,
       .bucket = args->bucket,
       .chunk = args->sum_buckets,
       .refused = refused,
   };
-  const sluice_status_t status = (args->comm != NULL ? step_over_ranks : step_alone)(optimizer, &step, out_outcome);
-  if (work.groups != NULL) sluice_free(sluice_process_allocator(), work.groups, work.bytes);
+  const int is_bucketed = args->comm != NULL || args->file != NULL;
+  const sluice_status_t status = (is_bucketed ? step_in_buckets : step_alone)(optimizer, &step, out_outcome);
+  if (states != NULL) sluice_optimizer_file_release(args->file);
+  sluice_optimizer_work_free(&work);
   return status;
 }
 
@@ -270,6 +165,8 @@ sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer, const sluic
       .sum_ns = outcome.sum_ns,
       .update_ns = outcome.update_ns,
       .step_ns = outcome.step_ns,
+      .read_ns = outcome.copy_in_ns,
+      .write_ns = outcome.copy_out_ns,
   };
   sluice_struct_give(out_result, &result, sizeof result);
   return SLUICE_OK;

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -157,6 +158,11 @@ WRAP(size_t, fread, (void* data, size_t size, size_t count, FILE* file), (data, 
 WRAP(int, fflush, (FILE * file), (file), ENOSPC, EOF)
 WRAP(int, fsync, (int fd), (fd), EIO, -1)
 WRAP(ssize_t, write, (int fd, const void* data, size_t bytes), (fd, data, bytes), EIO, -1)
+WRAP(int, fdatasync, (int fd), (fd), EIO, -1)
+WRAP(int, flock, (int fd, int operation), (fd, operation), ENOLCK, -1)
+WRAP(ssize_t, pread, (int fd, void* data, size_t bytes, off_t at), (fd, data, bytes, at), EIO, -1)
+WRAP(ssize_t, pwrite, (int fd, const void* data, size_t bytes, off_t at), (fd, data, bytes, at), ENOSPC, -1)
+WRAP(int, posix_fallocate, (int fd, off_t at, off_t bytes), (fd, at, bytes), 0, ENOSPC)
 WRAP(int, stat, (const char* path, struct stat* out), (path, out), EACCES, -1)
 WRAP(int, fstat, (int fd, struct stat* out), (fd, out), EIO, -1)
 WRAP(int, rename, (const char* from, const char* to), (from, to), EIO, -1)

@@ -13,7 +13,7 @@
 /* What was measured, of this rank. 0: not yet. */
 typedef struct measured_s {
   double exchange_seconds; /* of a small record, the shortest */
-  double sum_seconds_per_element, update_seconds_per_element;
+  double sum_seconds_per_element, update_seconds_per_element, copy_in_seconds_per_element, copy_out_seconds_per_element;
 } measured_t;
 
 struct sluice_bucketed_s {
@@ -77,6 +77,7 @@ static sluice_bucket_form_t form_of(const sluice_bucketed_step_t* step, const sl
   return (sluice_bucket_form_t){
       .counts = lines->counts,
       .num_lines = lines->num_lines,
+      .num_slots = step->file == NULL ? 0 : SLUICE_BUCKET_MAX_SLOTS,
       .bucket = sluice_min(step->bucket, longest),
       .chunk = chunk,
       .num_grad_slots = step->comm == NULL ? 0 : SLUICE_BUCKET_MAX_SLOTS,
@@ -99,8 +100,10 @@ static int64_t choose(const sluice_bucketed_t* bucketed, const sluice_bucketed_s
   if (m->sum_seconds_per_element <= 0.0 || m->update_seconds_per_element <= 0.0) return FIRST_CHUNK;
   const sluice_bucket_prices_t prices = {
       .seconds = {[SLUICE_BUCKET_STAGE] = seconds_of_a_sum(m)},
-      .seconds_per_element =
-          {[SLUICE_BUCKET_STAGE] = m->sum_seconds_per_element, [SLUICE_BUCKET_UPDATE] = m->update_seconds_per_element},
+      .seconds_per_element = {[SLUICE_BUCKET_STAGE] = m->sum_seconds_per_element,
+                              [SLUICE_BUCKET_UPDATE] = m->update_seconds_per_element,
+                              [SLUICE_BUCKET_COPY_IN] = m->copy_in_seconds_per_element,
+                              [SLUICE_BUCKET_COPY_OUT] = m->copy_out_seconds_per_element},
   };
   const sluice_bucket_form_t form = form_of(step, lines, 1, 0);
   return sluice_bucket_best_chunk(&form, &prices, bucketed->allocator, FIRST_CHUNK);
@@ -112,7 +115,11 @@ static void learn(sluice_bucketed_t* bucketed, const sluice_agreed_t* agreed, co
   if (latency > 0.0 && (m->exchange_seconds <= 0.0 || latency < m->exchange_seconds)) m->exchange_seconds = latency;
   const double sums = (double)job->sum_ns * 1e-9 - (double)job->num_sums * seconds_of_a_sum(m);
   if (job->summed > 0) m->sum_seconds_per_element = (sums > 0.0 ? sums : 0.0) / (double)job->summed;
-  if (job->updated > 0) m->update_seconds_per_element = (double)job->update_ns * 1e-9 / (double)job->updated;
+  if (job->updated == 0) return;
+  const double each = 1e-9 / (double)job->updated;
+  m->update_seconds_per_element = (double)job->update_ns * each;
+  m->copy_in_seconds_per_element = (double)job->copy_in_ns * each;
+  m->copy_out_seconds_per_element = (double)job->copy_out_ns * each;
 }
 
 /* ---- a step ---- */
@@ -129,8 +136,8 @@ static sluice_status_t run_plan(sluice_bucketed_t* bucketed, sluice_bucketed_job
                                 const sluice_bucket_plan_t* plan) {
   sluice_error_info_t before;
   sluice_error_capture(&before);
-  const sluice_status_t status =
-      sluice_bucket_run(bucketed->device, plan, bucketed->memory, &sluice_bucketed_mode, job, NULL);
+  const sluice_bucket_mode_t* mode = job->step->file != NULL ? &sluice_bucketed_file_mode : &sluice_bucketed_mode;
+  const sluice_status_t status = sluice_bucket_run(bucketed->device, plan, bucketed->memory, mode, job, NULL);
   if (!job->is_skipped) return status;
   (void)sluice_error_adopt(&before);
   return SLUICE_OK;
@@ -139,9 +146,17 @@ static sluice_status_t run_plan(sluice_bucketed_t* bucketed, sluice_bucketed_job
 /* The others wait in any of the step's communicators for sums that cannot come. Those that have lost a rank end with
  * it, and name it. */
 static void tell(const sluice_bucketed_job_t* job, sluice_status_t status) {
-  if (status == SLUICE_OK || status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT) return;
+  if (job->step->comm == NULL || status == SLUICE_OK || status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT)
+    return;
   for (int32_t i = 0; i < job->lines->num_lines; ++i) sluice_comm_abort(job->lines->comms[i]);
   sluice_comm_abort(job->step->comm);
+}
+
+/* Where all sums ran the others wait for none: with a file they learn of a failure when the step ends. */
+static int is_heard_later(const sluice_bucketed_job_t* job) {
+  int64_t elements = 0;
+  for (int32_t i = 0; i < job->lines->num_lines; ++i) elements += job->lines->counts[i];
+  return job->step->file != NULL && job->summed == elements && !job->is_unsummed;
 }
 
 static sluice_status_t run(sluice_bucketed_t* bucketed, sluice_bucketed_job_t* job, const sluice_bucket_form_t* form,
@@ -152,7 +167,8 @@ static sluice_status_t run(sluice_bucketed_t* bucketed, sluice_bucketed_job_t* j
     outcome->staging_bytes = (uint64_t)plan->grad_elements * sizeof(float);
     status = run_plan(bucketed, job, plan);
   }
-  tell(job, status);
+  if (!is_heard_later(job)) tell(job, status);
+  if (plan != NULL && job->step->file != NULL) status = sluice_bucketed_job_end(job, status);
   sluice_bucketed_job_free_scans(job, bucketed->allocator);
   sluice_bucket_plan_destroy(plan, bucketed->allocator);
   return status;
@@ -186,6 +202,8 @@ static sluice_status_t step_over(sluice_bucketed_t* bucketed, const sluice_bucke
   if (outcome->is_decided) outcome->adam.norm = job.norm, outcome->adam.is_skipped = job.is_skipped;
   outcome->sum_ns = job.sum_ns;
   outcome->update_ns = job.update_ns;
+  outcome->copy_in_ns = job.copy_in_ns;
+  outcome->copy_out_ns = job.copy_out_ns;
   learn(bucketed, &agreed, &job);
   return SLUICE_OK;
 }

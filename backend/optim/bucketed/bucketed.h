@@ -6,6 +6,9 @@
  * update: they are kept meanwhile, in 4 bytes an element. Either way a gradient, or a sum, that is infinite or no
  * number leaves every parameter, master and moment as it was, on every rank.
  *
+ * States may lie in a file (optim/file): then buckets of them come and go beside the updates, and a step that fails
+ * anywhere is given back by the file, which still has the one before.
+ *
  * Sums are formed in rank order, and the norm by pieces of tensors, so results have the same bits for every number of
  * threads, every size of buckets and every k; on one rank those of sluice_adam_step. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETED_BUCKETED_H_
@@ -27,12 +30,13 @@ typedef struct sluice_bucketed_outcome_s {
   int64_t chunk;          /* k that was taken */
   int32_t is_decided;     /* 1: all sums were formed before the first update */
   uint64_t staging_bytes; /* of the slots of gradients */
-  uint64_t sum_ns, update_ns, step_ns;
+  uint64_t sum_ns, update_ns, copy_in_ns, copy_out_ns, step_ns;
 } sluice_bucketed_outcome_t;
 
 /* Collective over step->comm, and alike on all its ranks but for lines of other communicators. Host-complete. Errors:
  * INVALID_ARGUMENT, NO_MEMORY, MISMATCH (names a rank and what), PEER_REFUSED: nothing was changed, on any rank; what
- * exchanges return, which ends the communicator: buckets whose sums had come are updated, but none where is_decided. */
+ * exchanges return, which ends the communicator: buckets whose sums had come are updated, but none where is_decided, or
+ * with a file; FOREIGN, what the file says, and then PEER_REFUSED on the others: nothing was changed. */
 sluice_status_t sluice_bucketed_step(sluice_bucketed_t* bucketed, const sluice_bucketed_step_t* step,
                                      sluice_bucketed_outcome_t* out_outcome);
 

@@ -61,6 +61,7 @@ enum {
   FIELD_LOSS_SCALE,
   FIELD_MAX_NORM,
   FIELD_LOOKS,
+  FIELD_FILE,
   NUM_FIELDS
 };
 
@@ -76,6 +77,7 @@ static const char* const field_names[NUM_FIELDS] = {
     "loss_scale (its bits)",
     "max_norm (its bits)",
     "check_finite",
+    "whether states lie in a file",
 };
 
 typedef struct opening_s {
@@ -140,6 +142,7 @@ static void fill(opening_t* mine, const sluice_bucketed_step_t* step, const slui
       [FIELD_LOSS_SCALE] = bits_of(step->adam.loss_scale),
       [FIELD_MAX_NORM] = bits_of(step->adam.max_norm),
       [FIELD_LOOKS] = step->adam.looks_first != 0,
+      [FIELD_FILE] = step->file != NULL,
   };
   memcpy(mine->fields, fields, sizeof fields);
 }
@@ -268,6 +271,36 @@ sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found
   for (int32_t r = 0; r < sluice_comm_world_size(comm); ++r) {
     out_found->squares += records[r].squares;
     out_found->largest = records[r].largest > out_found->largest ? records[r].largest : out_found->largest;
+  }
+  free_records(comm, records, sizeof *records);
+  return status;
+}
+
+/* ---- the end of a step whose states lie in files ---- */
+
+typedef struct ending_s {
+  int32_t status;
+  char message[252];
+} ending_t;
+
+sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran) {
+  if (comm == NULL) return ran;
+  sluice_error_info_t own;
+  sluice_error_capture(&own);
+  ending_t* records = take_records(comm, sizeof *records);
+  if (records == NULL) return ran != SLUICE_OK ? ran : sluice_alloc_status();
+  const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
+  records[rank].status = ran;
+  if (ran != SLUICE_OK) {
+    (void)snprintf(records[rank].message, sizeof records->message, "%.*s", (int)sizeof records->message - 1,
+                   own.message);
+  }
+  sluice_status_t status = gather(comm, records, sizeof *records, "how an optimizer's step ended");
+  if (ran != SLUICE_OK) status = sluice_error_adopt(&own);
+  for (int32_t r = 0; r < w && status == SLUICE_OK; ++r) {
+    if (records[r].status == SLUICE_OK) continue;
+    status = SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, rank, r, "optimizer: rank %d did not end the step: %s: %.251s", r,
+                              sluice_status_name(records[r].status), records[r].message);
   }
   free_records(comm, records, sizeof *records);
   return status;

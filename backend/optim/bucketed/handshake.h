@@ -25,4 +25,8 @@ typedef struct sluice_found_s {
 /* Collective over comm (NULL: one rank): squares are added in rank order, the largest is the largest of all. */
 sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found);
 
+/* Collective over comm (NULL: one rank): how the step ended on this rank. Errors: `ran`; PEER_REFUSED where it failed
+ * on another one (names it); of the exchange. */
+sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran);
+
 #endif /* SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_ */

@@ -6,8 +6,10 @@
 #include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
+#include "backend/base/log.h"
 #include "backend/base/math.h"
 #include "backend/optim/bucketed/handshake.h"
+#include "backend/optim/file/load.h"
 
 sluice_status_t sluice_bucketed_job_take_scans(sluice_bucketed_job_t* job, sluice_allocator_t* allocator) {
   job->scans = sluice_alloc_zeroed(allocator, (uint64_t)job->lines->num_pieces * sizeof *job->scans,
@@ -82,6 +84,7 @@ static sluice_status_t stage(void* user, sluice_stream_t stream, const sluice_bu
   sluice_bucketed_job_t* job = user;
   const uint64_t begin_ns = sluice_now_ns();
   const sluice_status_t status = sum(job, part);
+  if (status != SLUICE_OK) job->is_unsummed = 1;
   job->sum_ns += sluice_now_ns() - begin_ns;
   job->summed += part->count;
   ++job->num_sums;
@@ -163,10 +166,12 @@ static sluice_adam_tensor_t view(const sluice_bucket_part_t* part, const sluice_
       .count = run->count,
       .step = t->step,
       .param = (char*)t->param + run->first * (int64_t)sluice_dtype_bytes(t->param_dtype),
-      .master = t->master == NULL ? NULL : t->master + run->first,
+      .master = part->slot.master != NULL ? part->slot.master + in_part
+                : t->master == NULL       ? NULL
+                                          : t->master + run->first,
       .grad = part->grad != NULL ? (const void*)(part->grad + in_part) : grad_at(t, run->first),
-      .exp_avg = t->exp_avg + run->first,
-      .exp_avg_sq = t->exp_avg_sq + run->first,
+      .exp_avg = part->slot.exp_avg != NULL ? part->slot.exp_avg + in_part : t->exp_avg + run->first,
+      .exp_avg_sq = part->slot.exp_avg_sq != NULL ? part->slot.exp_avg_sq + in_part : t->exp_avg_sq + run->first,
       .param_dtype = t->param_dtype,
       .grad_dtype = part->grad != NULL ? SLUICE_DTYPE_F32 : t->grad_dtype,
   };
@@ -200,9 +205,81 @@ static sluice_status_t update(void* user, sluice_stream_t stream, const sluice_b
   return SLUICE_OK;
 }
 
-const sluice_bucket_mode_t sluice_bucketed_mode = {{
-    [SLUICE_BUCKET_STAGE] = stage,
-    [SLUICE_BUCKET_LOOK] = look,
-    [SLUICE_BUCKET_DECIDE] = decide,
-    [SLUICE_BUCKET_UPDATE] = update,
-}};
+/* ---- states in a file ---- */
+
+static sluice_status_t copy_in(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  (void)stream;
+  sluice_bucketed_job_t* job = user;
+  const uint64_t begin_ns = sluice_now_ns();
+  float* const slot[SLUICE_NUM_STATES] = {part->slot.master, part->slot.exp_avg, part->slot.exp_avg_sq};
+  for (int32_t i = 0; i < SLUICE_NUM_STATES; ++i) {
+    SLUICE_TRY(sluice_state_file_read(job->step->file, i, part->first, part->count, slot[i]));
+  }
+  job->copy_in_ns += sluice_now_ns() - begin_ns;
+  return SLUICE_OK;
+}
+
+static sluice_status_t copy_out(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
+  (void)stream;
+  sluice_bucketed_job_t* job = user;
+  const uint64_t begin_ns = sluice_now_ns();
+  const float* const slot[SLUICE_NUM_STATES] = {part->slot.master, part->slot.exp_avg, part->slot.exp_avg_sq};
+  if (!job->has_begun) {
+    SLUICE_TRY(sluice_state_file_begin(job->step->file, job->lines->tensors[0].tensor->step));
+    job->has_begun = 1;
+  }
+  for (int32_t i = 0; i < SLUICE_NUM_STATES; ++i) {
+    SLUICE_TRY(sluice_state_file_write(job->step->file, i, part->first, part->count, slot[i]));
+  }
+  job->copy_out_ns += sluice_now_ns() - begin_ns;
+  return SLUICE_OK;
+}
+
+/* The first failure is what is told: what giving parameters back meets besides goes to the log. */
+static void give_back(const sluice_bucketed_job_t* job) {
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  sluice_state_file_give_up(job->step->file);
+  const sluice_adam_step_t* adam = &job->step->adam;
+  if (job->updated > 0 && sluice_states_load(job->step->file, adam->groups, adam->num_groups) != SLUICE_OK) {
+    sluice_error_info_t second;
+    sluice_error_capture(&second);
+    sluice_log(SLUICE_LOG_ERROR,
+               "optimizer: a step failed, and parameters could not be read again: %s; load them from the file",
+               second.message);
+  }
+  (void)sluice_error_adopt(&why);
+}
+
+sluice_status_t sluice_bucketed_job_end(const sluice_bucketed_job_t* job, sluice_status_t ran) {
+  if (job->is_skipped) return ran;
+  sluice_status_t status = sluice_handshake_on_end(job->step->comm, ran);
+  if (status == SLUICE_OK) status = sluice_state_file_end(job->step->file);
+  if (status != SLUICE_OK) give_back(job);
+  return status;
+}
+
+/* ---- modes ---- */
+
+const sluice_bucket_mode_t sluice_bucketed_mode = {.ops = {
+                                                       [SLUICE_BUCKET_STAGE] = stage,
+                                                       [SLUICE_BUCKET_LOOK] = look,
+                                                       [SLUICE_BUCKET_DECIDE] = decide,
+                                                       [SLUICE_BUCKET_UPDATE] = update,
+                                                   }};
+
+/* A rank whose file fails goes on summing: the others learn of it behind the last bucket, and give theirs back. */
+const sluice_bucket_mode_t sluice_bucketed_file_mode = {.ops =
+                                                            {
+                                                                [SLUICE_BUCKET_COPY_IN] = copy_in,
+                                                                [SLUICE_BUCKET_STAGE] = stage,
+                                                                [SLUICE_BUCKET_LOOK] = look,
+                                                                [SLUICE_BUCKET_DECIDE] = decide,
+                                                                [SLUICE_BUCKET_UPDATE] = update,
+                                                                [SLUICE_BUCKET_COPY_OUT] = copy_out,
+                                                            },
+                                                        .runs_on_failure = {
+                                                            [SLUICE_BUCKET_STAGE] = 1,
+                                                            [SLUICE_BUCKET_LOOK] = 1,
+                                                            [SLUICE_BUCKET_DECIDE] = 1,
+                                                        }};

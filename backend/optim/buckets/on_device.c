@@ -108,12 +108,12 @@ static sluice_status_t update(void* user, sluice_stream_t stream, const sluice_b
   return job->device->memory->adam->update(job->device, stream, &adam);
 }
 
-static const sluice_bucket_mode_t mode = {{
-    [SLUICE_BUCKET_COPY_IN] = copy_in,
-    [SLUICE_BUCKET_STAGE] = stage,
-    [SLUICE_BUCKET_UPDATE] = update,
-    [SLUICE_BUCKET_COPY_OUT] = copy_out,
-}};
+static const sluice_bucket_mode_t mode = {.ops = {
+                                              [SLUICE_BUCKET_COPY_IN] = copy_in,
+                                              [SLUICE_BUCKET_STAGE] = stage,
+                                              [SLUICE_BUCKET_UPDATE] = update,
+                                              [SLUICE_BUCKET_COPY_OUT] = copy_out,
+                                          }};
 
 /* ---- a step ---- */
 

@@ -32,10 +32,15 @@ static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream)
   return run->mode->ops[op->kind](run->user, stream, &part);
 }
 
-static sluice_status_t submit_all(sluice_device_t* device, const sluice_bucket_plan_t* plan) {
+static sluice_status_t submit_all(sluice_device_t* device, const sluice_bucket_plan_t* plan,
+                                  const sluice_bucket_mode_t* mode) {
   for (int32_t i = 0; i < plan->num_ops; ++i) {
     const sluice_bucket_op_t* op = plan->ops + i;
-    const sluice_job_t job = {.index = i, .lane = op->lane, .waits = op->waits, .num_waits = op->num_waits};
+    const sluice_job_t job = {.index = i,
+                              .lane = op->lane,
+                              .waits = op->waits,
+                              .num_waits = op->num_waits,
+                              .run_on_failure = mode->runs_on_failure[op->kind]};
     SLUICE_TRY(device->vtable->submit(device, &job));
   }
   return SLUICE_OK;
@@ -46,7 +51,7 @@ sluice_status_t sluice_bucket_run(sluice_device_t* device, const sluice_bucket_p
   run_t run = {plan, memory, mode, user};
   if (plan->num_ops == 0) return SLUICE_OK;
   SLUICE_TRY(device->vtable->begin(device, plan->num_ops, run_op, &run, stream));
-  const sluice_status_t submitted = submit_all(device, plan);
+  const sluice_status_t submitted = submit_all(device, plan, mode);
   sluice_error_info_t why;
   if (submitted != SLUICE_OK) sluice_error_capture(&why);
   const sluice_status_t joined = device->vtable->join(device);

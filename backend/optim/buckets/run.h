@@ -22,10 +22,11 @@ typedef struct sluice_bucket_part_s {
 /* What ops do, by kind: where states come from and go to, and who updates. NULL for kinds that no plan of it has. */
 typedef struct sluice_bucket_mode_s {
   sluice_status_t (*ops[SLUICE_BUCKET_NUM_KINDS])(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part);
+  uint8_t runs_on_failure[SLUICE_BUCKET_NUM_KINDS]; /* 1: other ranks wait for it; ends all where it fails itself */
 } sluice_bucket_mode_t;
 
 /* memory: sluice_bucket_plan_bytes(), where the mode's ops can reach it. Errors: of the device and of the first op that
- * fails, behind which no other runs; updates of buckets before it have happened. */
+ * fails, behind which no other runs but those that run on failure; updates of buckets before it have happened. */
 sluice_status_t sluice_bucket_run(sluice_device_t* device, const sluice_bucket_plan_t* plan, void* memory,
                                   const sluice_bucket_mode_t* mode, void* user, sluice_stream_t stream);
 

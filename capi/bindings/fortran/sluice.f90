@@ -524,7 +524,7 @@ module sluice
   end type
 
   type, bind(c) :: sluice_optimizer_step_args_t
-    integer(c_size_t) :: struct_size = 72
+    integer(c_size_t) :: struct_size = 80
     type(c_ptr) :: groups = c_null_ptr
     integer(c_int64_t) :: num_groups = 0
     real(c_double) :: loss_scale = 0
@@ -534,10 +534,11 @@ module sluice
     type(c_ptr) :: comm = c_null_ptr
     integer(c_int64_t) :: bucket = 0
     integer(c_int64_t) :: sum_buckets = 0
+    type(c_ptr) :: file = c_null_ptr
   end type
 
   type, bind(c) :: sluice_optimizer_step_result_t
-    integer(c_size_t) :: struct_size = 64
+    integer(c_size_t) :: struct_size = 80
     real(c_double) :: norm = 0
     integer(c_int32_t) :: skipped = 0
     integer(c_int32_t) :: decided = 0
@@ -546,6 +547,64 @@ module sluice
     integer(c_int64_t) :: sum_ns = 0
     integer(c_int64_t) :: update_ns = 0
     integer(c_int64_t) :: step_ns = 0
+    integer(c_int64_t) :: read_ns = 0
+    integer(c_int64_t) :: write_ns = 0
+  end type
+
+  type, bind(c) :: sluice_optimizer_file_config_t
+    integer(c_size_t) :: struct_size = 40
+    type(c_ptr) :: next = c_null_ptr
+    type(c_ptr) :: path = c_null_ptr
+    integer(c_int64_t) :: step = 0
+    integer(c_int32_t) :: durable = 0
+    integer(c_int32_t) :: reserved = 0
+  end type
+
+  type, bind(c) :: sluice_optimizer_file_info_t
+    integer(c_size_t) :: struct_size = 48
+    integer(c_int64_t) :: count = 0
+    integer(c_int64_t) :: step = 0
+    integer(c_int64_t) :: other_step = 0
+    integer(c_int64_t) :: unfinished_step = 0
+    integer(c_int64_t) :: bytes = 0
+  end type
+
+  type, bind(c) :: sluice_optimizer_workload_t
+    integer(c_size_t) :: struct_size = 104
+    type(c_ptr) :: next = c_null_ptr
+    integer(c_int64_t) :: count = 0
+    integer(c_int64_t) :: bucket = 0
+    integer(c_int64_t) :: sum_buckets = 0
+    integer(c_int32_t) :: param_dtype = 0
+    integer(c_int32_t) :: grad_dtype = 0
+    integer(c_int32_t) :: num_slots = 0
+    integer(c_int32_t) :: world_size = 0
+    integer(c_int32_t) :: decides = 0
+    integer(c_int32_t) :: reserved = 0
+    real(c_double) :: update_rate = 0
+    real(c_double) :: copy_in_rate = 0
+    real(c_double) :: copy_out_rate = 0
+    real(c_double) :: sum_rate = 0
+    real(c_double) :: sum_seconds = 0
+  end type
+
+  type, bind(c) :: sluice_optimizer_prediction_t
+    integer(c_size_t) :: struct_size = 152
+    integer(c_int64_t) :: param_bytes = 0
+    integer(c_int64_t) :: grad_bytes = 0
+    integer(c_int64_t) :: slot_bytes = 0
+    integer(c_int64_t) :: staging_bytes = 0
+    integer(c_int64_t) :: near_bytes = 0
+    integer(c_int64_t) :: state_bytes = 0
+    integer(c_int64_t) :: file_bytes = 0
+    integer(c_int64_t) :: whole_bytes = 0
+    integer(c_int64_t) :: sum_buckets = 0
+    real(c_double) :: seconds = 0
+    real(c_double) :: seconds_by_k(4) = 0
+    real(c_double) :: update_seconds = 0
+    real(c_double) :: copy_in_seconds = 0
+    real(c_double) :: copy_out_seconds = 0
+    real(c_double) :: sum_seconds = 0
   end type
 
   type, bind(c) :: sluice_stage_tensors_t
@@ -1528,6 +1587,66 @@ module sluice
       import
       type(c_ptr), value :: optimizer
     end subroutine
+    subroutine sluice_optimizer_file_config_init(out_config, struct_size) bind(c, &
+      name="sluice_optimizer_file_config_init")
+      import
+      type(sluice_optimizer_file_config_t), intent(inout), optional :: out_config
+      integer(c_size_t), value :: struct_size
+    end subroutine
+    function sluice_optimizer_file_create(config, groups, num_groups, out_file) bind(c, &
+      name="sluice_optimizer_file_create") result(it)
+      import
+      type(sluice_optimizer_file_config_t), intent(in), optional :: config
+      type(c_ptr), intent(in), optional :: groups
+      integer(c_int64_t), value :: num_groups
+      type(c_ptr), intent(inout), optional :: out_file
+      integer(c_int32_t) :: it
+    end function
+    function sluice_optimizer_file_open(config, out_file) bind(c, name="sluice_optimizer_file_open") result(it)
+      import
+      type(sluice_optimizer_file_config_t), intent(in), optional :: config
+      type(c_ptr), intent(inout), optional :: out_file
+      integer(c_int32_t) :: it
+    end function
+    function sluice_optimizer_file_load(file, groups, num_groups) bind(c, name="sluice_optimizer_file_load") result(it)
+      import
+      type(c_ptr), value :: file
+      type(c_ptr), intent(in), optional :: groups
+      integer(c_int64_t), value :: num_groups
+      integer(c_int32_t) :: it
+    end function
+    subroutine sluice_optimizer_file_info_init(out_info, struct_size) bind(c, name="sluice_optimizer_file_info_init")
+      import
+      type(sluice_optimizer_file_info_t), intent(inout), optional :: out_info
+      integer(c_size_t), value :: struct_size
+    end subroutine
+    function sluice_optimizer_file_info(file, out_info) bind(c, name="sluice_optimizer_file_info") result(it)
+      import
+      type(c_ptr), value :: file
+      type(sluice_optimizer_file_info_t), intent(inout), optional :: out_info
+      integer(c_int32_t) :: it
+    end function
+    subroutine sluice_optimizer_file_close(file) bind(c, name="sluice_optimizer_file_close")
+      import
+      type(c_ptr), value :: file
+    end subroutine
+    subroutine sluice_optimizer_workload_init(out_workload, struct_size) bind(c, name="sluice_optimizer_workload_init")
+      import
+      type(sluice_optimizer_workload_t), intent(inout), optional :: out_workload
+      integer(c_size_t), value :: struct_size
+    end subroutine
+    subroutine sluice_optimizer_prediction_init(out_prediction, struct_size) bind(c, &
+      name="sluice_optimizer_prediction_init")
+      import
+      type(sluice_optimizer_prediction_t), intent(inout), optional :: out_prediction
+      integer(c_size_t), value :: struct_size
+    end subroutine
+    function sluice_optimizer_predict(workload, out_prediction) bind(c, name="sluice_optimizer_predict") result(it)
+      import
+      type(sluice_optimizer_workload_t), intent(in), optional :: workload
+      type(sluice_optimizer_prediction_t), intent(inout), optional :: out_prediction
+      integer(c_int32_t) :: it
+    end function
     subroutine sluice_pipeline_config_init(out_config, struct_size) bind(c, name="sluice_pipeline_config_init")
       import
       type(sluice_pipeline_config_t), intent(inout), optional :: out_config

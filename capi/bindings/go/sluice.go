@@ -210,6 +210,11 @@ type Optimizer struct {
 	_ [0]byte
 }
 
+// OptimizerFile is a handle: only pointers to it exist.
+type OptimizerFile struct {
+	_ [0]byte
+}
+
 // Pipeline is a handle: only pointers to it exist.
 type Pipeline struct {
 	_ [0]byte
@@ -636,6 +641,7 @@ type OptimizerStepArgs struct {
 	Comm        *Comm
 	Bucket      int64
 	SumBuckets  int64
+	File        *OptimizerFile
 }
 
 // OptimizerStepResult is sluice_optimizer_step_result_t.
@@ -649,6 +655,68 @@ type OptimizerStepResult struct {
 	SumNs        uint64
 	UpdateNs     uint64
 	StepNs       uint64
+	ReadNs       uint64
+	WriteNs      uint64
+}
+
+// OptimizerFileConfig is sluice_optimizer_file_config_t.
+type OptimizerFileConfig struct {
+	StructSize uintptr
+	Next       *ExtHeader
+	Path       *byte
+	Step       int64
+	Durable    int32
+	Reserved   int32
+}
+
+// OptimizerFileInfo is sluice_optimizer_file_info_t.
+type OptimizerFileInfo struct {
+	StructSize     uintptr
+	Count          int64
+	Step           int64
+	OtherStep      int64
+	UnfinishedStep int64
+	Bytes          uint64
+}
+
+// OptimizerWorkload is sluice_optimizer_workload_t.
+type OptimizerWorkload struct {
+	StructSize  uintptr
+	Next        *ExtHeader
+	Count       int64
+	Bucket      int64
+	SumBuckets  int64
+	ParamDtype  int32
+	GradDtype   int32
+	NumSlots    int32
+	WorldSize   int32
+	Decides     int32
+	Reserved    int32
+	UpdateRate  float64
+	CopyInRate  float64
+	CopyOutRate float64
+	SumRate     float64
+	SumSeconds  float64
+}
+
+// OptimizerPrediction is sluice_optimizer_prediction_t.
+type OptimizerPrediction struct {
+	StructSize     uintptr
+	ParamBytes     uint64
+	GradBytes      uint64
+	SlotBytes      uint64
+	StagingBytes   uint64
+	NearBytes      uint64
+	StateBytes     uint64
+	FileBytes      uint64
+	WholeBytes     uint64
+	SumBuckets     int64
+	Seconds        float64
+	SecondsByK     [4]float64
+	UpdateSeconds  float64
+	CopyInSeconds  float64
+	CopyOutSeconds float64
+	SumSeconds     float64
 }
 
 // StageTensors is sluice_stage_tensors_t.
@@ -1584,6 +1652,56 @@ func OptimizerDestroy(optimizer *Optimizer) {
 	C.sluice_optimizer_destroy((*C.sluice_optimizer_t)(unsafe.Pointer(optimizer)))
 }
 
+func OptimizerFileConfigInit(outConfig *OptimizerFileConfig, structSize uintptr) {
+	C.sluice_optimizer_file_config_init((*C.sluice_optimizer_file_config_t)(unsafe.Pointer(outConfig)), C.size_t(structSize))
+}
+
+func OptimizerFileCreate(config *OptimizerFileConfig, groups **OptimizerGroup, numGroups int64, outFile **OptimizerFile) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_optimizer_file_create((*C.sluice_optimizer_file_config_t)(unsafe.Pointer(config)), (**C.sluice_optimizer_group_t)(unsafe.Pointer(groups)), C.int64_t(numGroups), (**C.sluice_optimizer_file_t)(unsafe.Pointer(outFile)))
+	})
+}
+
+func OptimizerFileOpen(config *OptimizerFileConfig, outFile **OptimizerFile) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_optimizer_file_open((*C.sluice_optimizer_file_config_t)(unsafe.Pointer(config)), (**C.sluice_optimizer_file_t)(unsafe.Pointer(outFile)))
+	})
+}
+
+func OptimizerFileLoad(file *OptimizerFile, groups **OptimizerGroup, numGroups int64) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_optimizer_file_load((*C.sluice_optimizer_file_t)(unsafe.Pointer(file)), (**C.sluice_optimizer_group_t)(unsafe.Pointer(groups)), C.int64_t(numGroups))
+	})
+}
+
+func OptimizerFileInfoInit(outInfo *OptimizerFileInfo, structSize uintptr) {
+	C.sluice_optimizer_file_info_init((*C.sluice_optimizer_file_info_t)(unsafe.Pointer(outInfo)), C.size_t(structSize))
+}
+
+func GetOptimizerFileInfo(file *OptimizerFile, outInfo *OptimizerFileInfo) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_optimizer_file_info((*C.sluice_optimizer_file_t)(unsafe.Pointer(file)), (*C.sluice_optimizer_file_info_t)(unsafe.Pointer(outInfo)))
+	})
+}
+
+func OptimizerFileClose(file *OptimizerFile) {
+	C.sluice_optimizer_file_close((*C.sluice_optimizer_file_t)(unsafe.Pointer(file)))
+}
+
+func OptimizerWorkloadInit(outWorkload *OptimizerWorkload, structSize uintptr) {
+	C.sluice_optimizer_workload_init((*C.sluice_optimizer_workload_t)(unsafe.Pointer(outWorkload)), C.size_t(structSize))
+}
+
+func OptimizerPredictionInit(outPrediction *OptimizerPrediction, structSize uintptr) {
+	C.sluice_optimizer_prediction_init((*C.sluice_optimizer_prediction_t)(unsafe.Pointer(outPrediction)), C.size_t(structSize))
+}
+
+func OptimizerPredict(workload *OptimizerWorkload, outPrediction *OptimizerPrediction) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_optimizer_predict((*C.sluice_optimizer_workload_t)(unsafe.Pointer(workload)), (*C.sluice_optimizer_prediction_t)(unsafe.Pointer(outPrediction)))
+	})
+}
+
 func PipelineConfigInit(outConfig *PipelineConfig, structSize uintptr) {
 	C.sluice_pipeline_config_init((*C.sluice_pipeline_config_t)(unsafe.Pointer(outConfig)), C.size_t(structSize))
 }
@@ -1986,6 +2104,14 @@ func New[T any]() *T {
 		OptimizerStepArgsInit(s, unsafe.Sizeof(*s))
 	case *OptimizerStepResult:
 		OptimizerStepResultInit(s, unsafe.Sizeof(*s))
+	case *OptimizerFileConfig:
+		OptimizerFileConfigInit(s, unsafe.Sizeof(*s))
+	case *OptimizerFileInfo:
+		OptimizerFileInfoInit(s, unsafe.Sizeof(*s))
+	case *OptimizerWorkload:
+		OptimizerWorkloadInit(s, unsafe.Sizeof(*s))
+	case *OptimizerPrediction:
+		OptimizerPredictionInit(s, unsafe.Sizeof(*s))
 	case *StageCall:
 		s.StructSize = unsafe.Sizeof(*s)
 	case *PipelineCallbacks:

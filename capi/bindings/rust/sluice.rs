@@ -195,6 +195,11 @@ pub struct sluice_optimizer_t {
 }
 
 #[repr(C)]
+pub struct sluice_optimizer_file_t {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
 pub struct sluice_pipeline_t {
     _opaque: [u8; 0],
 }
@@ -863,6 +868,7 @@ pub struct sluice_optimizer_step_args_t {
     pub comm: *mut sluice_comm_t,
     pub bucket: i64,
     pub sum_buckets: i64,
+    pub file: *mut sluice_optimizer_file_t,
 }
 impl Default for sluice_optimizer_step_args_t {
     fn default() -> Self {
@@ -884,11 +890,105 @@ pub struct sluice_optimizer_step_result_t {
     pub sum_ns: u64,
     pub update_ns: u64,
     pub step_ns: u64,
+    pub read_ns: u64,
+    pub write_ns: u64,
 }
 impl Default for sluice_optimizer_step_result_t {
     fn default() -> Self {
         let mut it: Self = unsafe { mem::zeroed() };
         unsafe { sluice_optimizer_step_result_init(&mut it, mem::size_of::<Self>()) };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sluice_optimizer_file_config_t {
+    pub struct_size: usize,
+    pub next: *const sluice_ext_header_t,
+    pub path: *const c_char,
+    pub step: i64,
+    pub durable: i32,
+    pub reserved: i32,
+}
+impl Default for sluice_optimizer_file_config_t {
+    fn default() -> Self {
+        let mut it: Self = unsafe { mem::zeroed() };
+        unsafe { sluice_optimizer_file_config_init(&mut it, mem::size_of::<Self>()) };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sluice_optimizer_file_info_t {
+    pub struct_size: usize,
+    pub count: i64,
+    pub step: i64,
+    pub other_step: i64,
+    pub unfinished_step: i64,
+    pub bytes: u64,
+}
+impl Default for sluice_optimizer_file_info_t {
+    fn default() -> Self {
+        let mut it: Self = unsafe { mem::zeroed() };
+        unsafe { sluice_optimizer_file_info_init(&mut it, mem::size_of::<Self>()) };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sluice_optimizer_workload_t {
+    pub struct_size: usize,
+    pub next: *const sluice_ext_header_t,
+    pub count: i64,
+    pub bucket: i64,
+    pub sum_buckets: i64,
+    pub param_dtype: i32,
+    pub grad_dtype: i32,
+    pub num_slots: i32,
+    pub world_size: i32,
+    pub decides: i32,
+    pub reserved: i32,
+    pub update_rate: f64,
+    pub copy_in_rate: f64,
+    pub copy_out_rate: f64,
+    pub sum_rate: f64,
+    pub sum_seconds: f64,
+}
+impl Default for sluice_optimizer_workload_t {
+    fn default() -> Self {
+        let mut it: Self = unsafe { mem::zeroed() };
+        unsafe { sluice_optimizer_workload_init(&mut it, mem::size_of::<Self>()) };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sluice_optimizer_prediction_t {
+    pub struct_size: usize,
+    pub param_bytes: u64,
+    pub grad_bytes: u64,
+    pub slot_bytes: u64,
+    pub staging_bytes: u64,
+    pub near_bytes: u64,
+    pub state_bytes: u64,
+    pub file_bytes: u64,
+    pub whole_bytes: u64,
+    pub sum_buckets: i64,
+    pub seconds: f64,
+    pub seconds_by_k: [f64; 4],
+    pub update_seconds: f64,
+    pub copy_in_seconds: f64,
+    pub copy_out_seconds: f64,
+    pub sum_seconds: f64,
+}
+impl Default for sluice_optimizer_prediction_t {
+    fn default() -> Self {
+        let mut it: Self = unsafe { mem::zeroed() };
+        unsafe { sluice_optimizer_prediction_init(&mut it, mem::size_of::<Self>()) };
         it
     }
 }
@@ -1842,6 +1942,16 @@ extern "C" {
     pub fn sluice_optimizer_create(config: *const sluice_optimizer_config_t, out_optimizer: *mut *mut sluice_optimizer_t) -> i32;
     pub fn sluice_optimizer_step(optimizer: *mut sluice_optimizer_t, args: *const sluice_optimizer_step_args_t, out_result: *mut sluice_optimizer_step_result_t) -> i32;
     pub fn sluice_optimizer_destroy(optimizer: *mut sluice_optimizer_t);
+    pub fn sluice_optimizer_file_config_init(out_config: *mut sluice_optimizer_file_config_t, struct_size: usize);
+    pub fn sluice_optimizer_file_create(config: *const sluice_optimizer_file_config_t, groups: *const *const sluice_optimizer_group_t, num_groups: i64, out_file: *mut *mut sluice_optimizer_file_t) -> i32;
+    pub fn sluice_optimizer_file_open(config: *const sluice_optimizer_file_config_t, out_file: *mut *mut sluice_optimizer_file_t) -> i32;
+    pub fn sluice_optimizer_file_load(file: *mut sluice_optimizer_file_t, groups: *const *const sluice_optimizer_group_t, num_groups: i64) -> i32;
+    pub fn sluice_optimizer_file_info_init(out_info: *mut sluice_optimizer_file_info_t, struct_size: usize);
+    pub fn sluice_optimizer_file_info(file: *mut sluice_optimizer_file_t, out_info: *mut sluice_optimizer_file_info_t) -> i32;
+    pub fn sluice_optimizer_file_close(file: *mut sluice_optimizer_file_t);
+    pub fn sluice_optimizer_workload_init(out_workload: *mut sluice_optimizer_workload_t, struct_size: usize);
+    pub fn sluice_optimizer_prediction_init(out_prediction: *mut sluice_optimizer_prediction_t, struct_size: usize);
+    pub fn sluice_optimizer_predict(workload: *const sluice_optimizer_workload_t, out_prediction: *mut sluice_optimizer_prediction_t) -> i32;
     pub fn sluice_pipeline_config_init(out_config: *mut sluice_pipeline_config_t, struct_size: usize);
     pub fn sluice_pipeline_create(config: *const sluice_pipeline_config_t, comm: *mut sluice_comm_t, callbacks: *const sluice_pipeline_callbacks_t, user: *mut c_void, out_pipeline: *mut *mut sluice_pipeline_t) -> i32;
     pub fn sluice_pipeline_destroy(pipeline: *mut sluice_pipeline_t);

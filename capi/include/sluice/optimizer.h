@@ -35,6 +35,7 @@ extern "C" {
 #endif
 
 typedef struct sluice_optimizer_s sluice_optimizer_t;
+typedef struct sluice_optimizer_file_s sluice_optimizer_file_t;
 
 typedef struct sluice_optimizer_config_s {
   size_t struct_size;              /* set by sluice_optimizer_config_init */
@@ -90,6 +91,9 @@ typedef struct sluice_optimizer_step_args_s {
   int64_t bucket;      /* elements, >= 1; 4194304 */
   int64_t sum_buckets; /* k, the buckets that are summed at once; INT64_MAX: all of them, before the first update; 0:
                             chosen by what the steps before took */
+  /* Where masters and moments lie, borrowed until the call returns: then master, exp_avg and exp_avg_sq of all tensors
+   * are NULL, and buckets of them are read, updated and written beside each other. NULL: in the tensors. */
+  sluice_optimizer_file_t* file;
 } sluice_optimizer_step_args_t;
 
 SLUICE_EXPORT void sluice_optimizer_step_args_init(sluice_optimizer_step_args_t* out_args, size_t struct_size);
@@ -101,11 +105,12 @@ typedef struct sluice_optimizer_step_result_s {
   int32_t skipped; /* 1: a gradient, or a sum, is infinite or no number: nothing was changed, on any rank */
   int32_t decided; /* of a step over ranks, 1: all sums were formed before the first update */
   /* Of a step over ranks; else 0. */
-  int64_t sum_buckets;    /* k that was taken */
-  uint64_t staging_bytes; /* that sums lie in */
-  uint64_t sum_ns;        /* in sums, on a thread of their own */
-  uint64_t update_ns;     /* in updates, on the calling thread */
-  uint64_t step_ns;       /* of the call */
+  int64_t sum_buckets;        /* k that was taken */
+  uint64_t staging_bytes;     /* that sums lie in */
+  uint64_t sum_ns;            /* in sums, on a thread of their own */
+  uint64_t update_ns;         /* in updates, on the calling thread */
+  uint64_t step_ns;           /* of the call */
+  uint64_t read_ns, write_ns; /* of a file, each on a thread of its own */
 } sluice_optimizer_step_result_t;
 
 SLUICE_EXPORT void sluice_optimizer_step_result_init(sluice_optimizer_step_result_t* out_result, size_t struct_size);
@@ -124,12 +129,127 @@ SLUICE_API sluice_status_t sluice_optimizer_create(const sluice_optimizer_config
  * one of these: names it). ABI and BUSY of one rank are not told: the others wait. NO_MEMORY may end comm, and what
  * exchanges return does (PEER_LOST names the rank): then buckets whose sums had come are updated and others are not,
  * unless all sums are formed first (INT64_MAX of one communicator, clipping), where nothing was changed on this rank if
- * a sum failed. */
+ * a sum failed.
+ *
+ * With args->file each tensor's step is the file's + 1, and each rank has a file of its own. Further errors, that
+ * change nothing: FOREIGN (what the disk says), on this rank, PEER_REFUSED on the others. Whatever else a step over
+ * ranks returns changes nothing either. A step whose last exchange one rank alone has seen is there in its file and not
+ * in those of the others: open it at the step before. */
 SLUICE_API sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer,
                                                  const sluice_optimizer_step_args_t* args,
                                                  sluice_optimizer_step_result_t* out_result);
 
 SLUICE_EXPORT void sluice_optimizer_destroy(sluice_optimizer_t* optimizer);
+
+/* ---- masters and moments in a file ---- */
+
+/* For models whose states do not fit into memory: 12 bytes for each element lie in a file twice, since it holds two
+ * steps. One is the last whole step and is only read, into the other the next one is written. So a process that ends in
+ * mid-step leaves the last whole step behind, and the file says that one more was begun. In memory a step takes 24
+ * bytes for each element of a bucket. Elements lie in the order of groups and tensors, so these stay the same.
+ *
+ * One process has a file open at a time. Threads: one call at a time for a file, others get BUSY. */
+typedef struct sluice_optimizer_file_config_s {
+  size_t struct_size;              /* set by sluice_optimizer_file_config_init */
+  const sluice_ext_header_t* next; /* NULL */
+  const char* path;                /* read during the call */
+  int64_t step;     /* create: the steps that tensors have behind them; open: which of the file's two; -1:
+                       none, the later one; -1 */
+  int32_t durable;  /* 1: a step is on the disk before it ends, and outlives the machine; 0: it outlives
+                       the process; 0 */
+  int32_t reserved; /* 0 */
+} sluice_optimizer_file_config_t;
+
+SLUICE_EXPORT void sluice_optimizer_file_config_init(sluice_optimizer_file_config_t* out_config, size_t struct_size);
+
+/* A new file, filled from tensors: their master or, where that is NULL, param; their moments or, where these are NULL,
+ * 0. grad is not read. The disk has room for all of it from now on. out_file: new, sluice_optimizer_file_close. Errors:
+ * INVALID_ARGUMENT, ABI, FOREIGN (it is there already, a full disk, what the system says), NO_MEMORY: then there is no
+ * new file. */
+SLUICE_API sluice_status_t sluice_optimizer_file_create(const sluice_optimizer_file_config_t* config,
+                                                        const sluice_optimizer_group_t* const* groups,
+                                                        int64_t num_groups, sluice_optimizer_file_t** out_file);
+
+/* One that is there; parameters come from it by _load. A step that was begun and never ended is told by _info and by a
+ * line of the log. Errors: INVALID_ARGUMENT, ABI, NOT_FOUND (no such file, or no such step in it), FOREIGN (another
+ * kind of file, cut, no step in it is whole), BUSY (it is open elsewhere), NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_optimizer_file_open(const sluice_optimizer_file_config_t* config,
+                                                      sluice_optimizer_file_t** out_file);
+
+/* Parameters become the file's masters, rounded to nearest even; master, exp_avg and exp_avg_sq are filled where a
+ * tensor has them, as for a checkpoint. Errors: INVALID_ARGUMENT (of elements the file has more or fewer), ABI, BUSY,
+ * FOREIGN, NO_MEMORY. */
+SLUICE_API sluice_status_t sluice_optimizer_file_load(sluice_optimizer_file_t* file,
+                                                      const sluice_optimizer_group_t* const* groups,
+                                                      int64_t num_groups);
+
+typedef struct sluice_optimizer_file_info_s {
+  size_t struct_size;      /* set by sluice_optimizer_file_info_init */
+  int64_t count;           /* elements */
+  int64_t step;            /* that is there, and that steps go on from */
+  int64_t other_step;      /* that may be opened as well, until the next step; -1: none */
+  int64_t unfinished_step; /* begun and not ended when the file was opened, until a step ends; -1: none */
+  uint64_t bytes;          /* of the file */
+} sluice_optimizer_file_info_t;
+
+SLUICE_EXPORT void sluice_optimizer_file_info_init(sluice_optimizer_file_info_t* out_info, size_t struct_size);
+
+/* Errors: INVALID_ARGUMENT, ABI, BUSY. */
+SLUICE_API sluice_status_t sluice_optimizer_file_info(sluice_optimizer_file_t* file,
+                                                      sluice_optimizer_file_info_t* out_info);
+
+/* The file stays on the disk. Not while a call uses it; accepts NULL. */
+SLUICE_EXPORT void sluice_optimizer_file_close(sluice_optimizer_file_t* file);
+
+/* ---- steps that nobody runs ---- */
+
+/* A step of one rank. Updates run *near*: on a device, or in host memory. States (masters and moments) lie there, or
+ * *far*, in host memory or in a file, from which they come bucket by bucket. Rates are bytes a second; 0: takes no
+ * time. Prepared by _init. */
+typedef struct sluice_optimizer_workload_s {
+  size_t struct_size;                 /* set by sluice_optimizer_workload_init */
+  const sluice_ext_header_t* next;    /* NULL */
+  int64_t count;                      /* phi, elements of all parameters; 1 to 2^48 */
+  int64_t bucket;                     /* elements; 4194304 */
+  int64_t sum_buckets;                /* k; 0: the one that takes least; INT64_MAX: all */
+  int32_t param_dtype, grad_dtype;    /* F32, BF16 or F16; BF16 */
+  int32_t num_slots;                  /* of states: 0: they lie near; 1, or 2 for copies beside updates: far; 2 */
+  int32_t world_size;                 /* ranks whose gradients are summed; 1 */
+  int32_t decides;                    /* 1: all sums are formed before the first update, as with clipping; 0 */
+  int32_t reserved;                   /* 0 */
+  double update_rate;                 /* of the memory that updates read and write */
+  double copy_in_rate, copy_out_rate; /* far to near and back; they run beside each other */
+  double sum_rate;                    /* of a rank's link */
+  double sum_seconds;                 /* of a sum, however small */
+} sluice_optimizer_workload_t;
+
+SLUICE_EXPORT void sluice_optimizer_workload_init(sluice_optimizer_workload_t* out_workload, size_t struct_size);
+
+/* Bytes are those that a step takes; seconds are simulated. */
+typedef struct sluice_optimizer_prediction_s {
+  size_t struct_size; /* set by sluice_optimizer_prediction_init */
+  /* Near. */
+  uint64_t param_bytes, grad_bytes;
+  uint64_t slot_bytes;    /* of states in slots; 12 for each element of a slot, each array aligned up to 64 */
+  uint64_t staging_bytes; /* gradients in f32: those of k buckets, twice beside updates, or of all of them */
+  uint64_t near_bytes;    /* all of these, and states that lie near */
+  /* States: masters, of parameters that have one, and both moments. */
+  uint64_t state_bytes;
+  uint64_t file_bytes;    /* of a file for them that holds two steps */
+  uint64_t whole_bytes;   /* near, if states and gradients in f32 lay there whole: 20 for each 16-bit parameter */
+  int64_t sum_buckets;    /* k that was asked for, or taken; INT64_MAX: all */
+  double seconds;         /* with it */
+  double seconds_by_k[4]; /* k = 1, 2, 4 and all [AxoNN, Fig. 8] */
+  /* What each takes by itself. */
+  double update_seconds, copy_in_seconds, copy_out_seconds, sum_seconds; /* with that k */
+} sluice_optimizer_prediction_t;
+
+SLUICE_EXPORT void sluice_optimizer_prediction_init(sluice_optimizer_prediction_t* out_prediction, size_t struct_size);
+
+/* Any thread. Errors: INVALID_ARGUMENT naming the field, ABI, NO_MEMORY. Source: AxoNN, sections on memory and on the
+ * all-reduce. */
+SLUICE_API sluice_status_t sluice_optimizer_predict(const sluice_optimizer_workload_t* workload,
+                                                    sluice_optimizer_prediction_t* out_prediction);
 
 #ifdef __cplusplus
 }

@@ -271,6 +271,30 @@ inline sluice_optimizer_step_result_t defaults() {
   return it;
 }
 template <>
+inline sluice_optimizer_file_config_t defaults() {
+  sluice_optimizer_file_config_t it = {};
+  sluice_optimizer_file_config_init(&it, sizeof it);
+  return it;
+}
+template <>
+inline sluice_optimizer_file_info_t defaults() {
+  sluice_optimizer_file_info_t it = {};
+  sluice_optimizer_file_info_init(&it, sizeof it);
+  return it;
+}
+template <>
+inline sluice_optimizer_workload_t defaults() {
+  sluice_optimizer_workload_t it = {};
+  sluice_optimizer_workload_init(&it, sizeof it);
+  return it;
+}
+template <>
+inline sluice_optimizer_prediction_t defaults() {
+  sluice_optimizer_prediction_t it = {};
+  sluice_optimizer_prediction_init(&it, sizeof it);
+  return it;
+}
+template <>
 inline sluice_stage_tensors_t defaults() {
   sluice_stage_tensors_t it = {};
   return it;

@@ -1,0 +1,41 @@
+/* Groups and tensors of public calls, checked, as the optimizer's room has them. */
+#ifndef SLUICE_CAPI_SRC_OPTIMIZER_GROUPS_H_
+#define SLUICE_CAPI_SRC_OPTIMIZER_GROUPS_H_
+
+#include "backend/optim/adam_request.h"
+#include "backend/optim/file/state_file.h"
+#include "sluice/optimizer.h"
+
+/* What a call wants of tensors. */
+enum {
+  SLUICE_TENSORS_WITH_STATES = 0, /* gradients, moments, and a master or none */
+  SLUICE_TENSORS_OF_A_FILE,       /* gradients; no states */
+  SLUICE_TENSORS_TO_COPY          /* any states; gradients are not read */
+};
+
+/* In one block. */
+typedef struct sluice_optimizer_work_s {
+  sluice_adam_group_t* groups;
+  sluice_comm_t** comms;
+  sluice_adam_tensor_t* tensors;
+  int64_t num_groups, num_elements;
+  uint64_t bytes;
+} sluice_optimizer_work_t;
+
+/* of_step: the communicator of all ranks; NULL: one rank. out_work: sluice_optimizer_work_free, after errors too.
+ * Errors: INVALID_ARGUMENT naming group, tensor and what is wrong, ABI, NO_MEMORY. */
+sluice_status_t sluice_optimizer_work_make(const sluice_optimizer_group_t* const* groups, int64_t num_groups,
+                                           sluice_comm_t* of_step, int32_t wanted, sluice_optimizer_work_t* out_work);
+void sluice_optimizer_work_free(sluice_optimizer_work_t* work);
+
+/* ---- files ---- */
+
+/* Takes it for one call: BUSY where another has it. */
+sluice_status_t sluice_optimizer_file_take(sluice_optimizer_file_t* file, sluice_state_file_t** out_states);
+void sluice_optimizer_file_release(sluice_optimizer_file_t* file);
+/* Refuses elements that are not the file's; and, for a step, tensors that are not at the file's next one. */
+sluice_status_t sluice_optimizer_file_check(const sluice_state_file_t* states, const sluice_optimizer_work_t* work);
+sluice_status_t sluice_optimizer_file_check_step(const sluice_state_file_t* states,
+                                                 const sluice_optimizer_work_t* work);
+
+#endif /* SLUICE_CAPI_SRC_OPTIMIZER_GROUPS_H_ */

@@ -1,0 +1,192 @@
+/* An optimizer's states in a file, while every call of it and every allocation fails in turn: parameters are those of a
+ * whole step, the file opens at one or is not there, nothing is left open, and the next time works. */
+#include <dirent.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "capi/test/failing_calls.h"
+#include "sluice/optimizer.h"
+
+enum { COUNT = 70, BUCKET = 32, STEPS = 2 };
+
+static char folder[] = "/tmp/sluice_states_XXXXXX", path[64];
+static float wanted[STEPS + 1][COUNT]; /* parameters behind each step */
+
+typedef struct model_s {
+  float param[COUNT], grad[COUNT];
+  sluice_optimizer_tensor_t tensor;
+  sluice_optimizer_group_t group;
+  const sluice_optimizer_group_t* list[1];
+} model_t;
+
+static void prepare(model_t* m) {
+  *m = (model_t){.tensor = {.count = COUNT, .param_dtype = SLUICE_DTYPE_F32, .grad_dtype = SLUICE_DTYPE_F32}};
+  for (int i = 0; i < COUNT; ++i) m->param[i] = (float)i, m->grad[i] = 0.01F * (float)(i - 30);
+  m->tensor.param = m->param, m->tensor.grad = m->grad;
+  sluice_optimizer_group_init(&m->group, sizeof m->group);
+  m->group.tensors = &m->tensor, m->group.num_tensors = 1;
+  m->list[0] = &m->group;
+}
+
+static sluice_optimizer_file_config_t config_of(void) {
+  sluice_optimizer_file_config_t config;
+  sluice_optimizer_file_config_init(&config, sizeof config);
+  config.path = path, config.durable = 1;
+  return config;
+}
+
+static sluice_status_t step(sluice_optimizer_t* optimizer, model_t* m, sluice_optimizer_file_t* file, int number) {
+  sluice_optimizer_step_args_t args;
+  sluice_optimizer_step_args_init(&args, sizeof args);
+  args.groups = m->list, args.num_groups = 1, args.bucket = BUCKET, args.file = file;
+  m->tensor.step = number;
+  return sluice_optimizer_step(optimizer, &args, NULL);
+}
+
+/* Makes a file and a step, opens it again and makes another. How many steps are in the parameters; -1: no file. */
+static int make_steps(sluice_optimizer_t* optimizer, model_t* m) {
+  const sluice_optimizer_file_config_t config = config_of();
+  sluice_optimizer_file_t* file = NULL;
+  if (sluice_optimizer_file_create(&config, m->list, 1, &file) != SLUICE_OK) return -1;
+  if (step(optimizer, m, file, 1) != SLUICE_OK) {
+    sluice_optimizer_file_close(file);
+    return 0;
+  }
+  sluice_optimizer_file_close(file);
+  if (sluice_optimizer_file_open(&config, &file) != SLUICE_OK) return 1;
+  const int steps =
+      sluice_optimizer_file_load(file, m->list, 1) == SLUICE_OK && step(optimizer, m, file, 2) == SLUICE_OK;
+  sluice_optimizer_file_close(file);
+  return 1 + steps;
+}
+
+static const call_place_t* failing;
+static int64_t failing_nth;
+static int32_t has_failed, is_counted, num_struck;
+
+static void* run(void* out) {
+  model_t m;
+  sluice_optimizer_config_t config;
+  sluice_optimizer_t* optimizer = NULL;
+  prepare(&m);
+  sluice_optimizer_config_init(&config, sizeof config);
+  if (is_counted && failing == NULL) calls_count();
+  if (is_counted && failing != NULL) calls_fail(failing, failing_nth);
+  *(int*)out = -1;
+  if (sluice_optimizer_create(&config, &optimizer) == SLUICE_OK) *(int*)out = make_steps(optimizer, &m);
+  sluice_optimizer_destroy(optimizer);
+  has_failed = is_counted && calls_end();
+  const int steps = *(int*)out;
+  if (memcmp(m.param, wanted[steps < 0 ? 0 : steps], sizeof m.param) != 0) *(int*)out = -2;
+  return NULL;
+}
+
+/* On a thread, where each way to an allocation begins alike. */
+static int run_on_thread(void) {
+  pthread_t thread;
+  int steps = 0;
+  assert_int_equal(pthread_create(&thread, NULL, run, &steps), 0);
+  pthread_join(thread, NULL);
+  return steps;
+}
+
+static int32_t count_entries(const char* name) {
+  DIR* entries = opendir(name);
+  int32_t count = 0;
+  if (entries == NULL) return 0;
+  while (readdir(entries) != NULL) ++count;
+  closedir(entries);
+  return count;
+}
+
+static void check(const call_place_t* place, int64_t nth, int steps, int32_t num_descriptors) {
+  const sluice_optimizer_file_config_t config = config_of();
+  sluice_optimizer_file_t* file = NULL;
+  model_t m;
+  prepare(&m);
+  const int is_there = access(path, F_OK) == 0;
+  int64_t found = -1;
+  if (is_there && sluice_optimizer_file_open(&config, &file) == SLUICE_OK &&
+      sluice_optimizer_file_load(file, m.list, 1) == SLUICE_OK) {
+    sluice_optimizer_file_info_t info;
+    sluice_optimizer_file_info_init(&info, sizeof info);
+    if (sluice_optimizer_file_info(file, &info) == SLUICE_OK) found = info.step;
+  }
+  sluice_optimizer_file_close(file);
+  const int is_as_told = steps >= -1 && found == steps && is_there == (steps >= 0);
+  if (is_as_told && (found < 0 || memcmp(m.param, wanted[found], sizeof m.param) == 0) &&
+      count_entries("/proc/self/fd") == num_descriptors) {
+    return;
+  }
+  fail_msg("%s at 0x%lx, hit %lld fails: %d steps told, the file there %d at step %lld, descriptors %d of %d",
+           place->name, (unsigned long)place->address, (long long)nth, steps, is_there, (long long)found,
+           count_entries("/proc/self/fd"), num_descriptors);
+}
+
+static void attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
+  failing = place, failing_nth = nth, is_counted = 1;
+  const int steps = run_on_thread();
+  is_counted = 0;
+  /* None fails: also where a call is one that only an earlier failure has led to. */
+  if (!has_failed) assert_int_equal(steps, STEPS);
+  num_struck += has_failed;
+  if (place != NULL) check(place, nth, steps, num_descriptors);
+  (void)unlink(path);
+  assert_int_equal(run_on_thread(), STEPS); /* the next time */
+  (void)unlink(path);
+}
+
+static int set_up(void** state) {
+  (void)state;
+  model_t m;
+  sluice_optimizer_t* optimizer = NULL;
+  sluice_optimizer_config_t config;
+  float moments[2][COUNT] = {{0}};
+  if (mkdtemp(folder) == NULL) return 1;
+  (void)snprintf(path, sizeof path, "%s/states", folder);
+  prepare(&m);
+  m.tensor.exp_avg = moments[0], m.tensor.exp_avg_sq = moments[1];
+  sluice_optimizer_config_init(&config, sizeof config);
+  if (sluice_optimizer_create(&config, &optimizer) != SLUICE_OK) return 1;
+  for (int number = 0; number <= STEPS; ++number) {
+    if (number > 0 && step(optimizer, &m, NULL, number) != SLUICE_OK) return 1;
+    memcpy(wanted[number], m.param, sizeof m.param);
+  }
+  sluice_optimizer_destroy(optimizer);
+  return 0;
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  return rmdir(folder);
+}
+
+static void nth_call(void** state) {
+  (void)state;
+  int32_t num_places = 0;
+  const int32_t num_descriptors = count_entries("/proc/self/fd");
+  attempt(NULL, 0, num_descriptors);
+  const call_place_t* places = calls_places(&num_places);
+  assert_in_range(num_places, 12, 128);
+  for (int32_t p = 0; p < num_places; ++p) {
+    const call_place_t place = places[p];
+    if (strcmp(place.name, "close") == 0) continue; /* what it says changes nothing: the descriptor is gone */
+    for (int64_t nth = 0; nth < place.num_hits; ++nth) attempt(&place, nth, num_descriptors);
+  }
+  assert_true(num_struck > 60);
+  print_message("%d places, %d calls have failed\n", num_places, num_struck);
+}
+
+int main(void) {
+  static const struct CMUnitTest tests[] = {{"States_NthCallFails_AreThoseOfAWholeStep", nth_call}};
+  return cmocka_run_group_tests_name("nth call of a file of states", tests, set_up, tear_down);
+}

@@ -1,0 +1,174 @@
+/* Steps that nobody runs: bytes by hand, and seconds where they can be said without a simulation. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "sluice/optimizer.h"
+
+static const int64_t phi = 1000000, bucket = 65536; /* a bucket's arrays need no alignment */
+
+static sluice_optimizer_workload_t workload(void) {
+  sluice_optimizer_workload_t w;
+  sluice_optimizer_workload_init(&w, sizeof w);
+  w.count = phi;
+  w.bucket = bucket;
+  return w;
+}
+
+static sluice_optimizer_prediction_t predicted(const sluice_optimizer_workload_t* w) {
+  sluice_optimizer_prediction_t p;
+  sluice_optimizer_prediction_init(&p, sizeof p);
+  if (sluice_optimizer_predict(w, &p) != SLUICE_OK) {
+    sluice_error_info_t info;
+    sluice_error_info_init(&info, sizeof info);
+    sluice_error_last(&info);
+    fail_msg("%s", info.message);
+  }
+  return p;
+}
+
+static void expect_near(double found, double wanted) {
+  if (fabs(found - wanted) > 1e-9 * fabs(wanted) + 1e-15) fail_msg("%.12g, wanted %.12g", found, wanted);
+}
+
+/* The paper's numbers: 20 phi without, 4 phi and 16 for each element of a bucket with; twice that with two slots. */
+static void HalfPrecision_WithStatesFar_TakesFourPhiAndSixteenABucket(void** state) {
+  (void)state;
+  for (int32_t slots = 1; slots <= 2; ++slots) {
+    sluice_optimizer_workload_t w = workload();
+    w.num_slots = slots;
+    w.sum_buckets = 1;
+    const sluice_optimizer_prediction_t p = predicted(&w);
+    assert_true(p.whole_bytes == 20u * (uint64_t)phi);
+    assert_true(p.near_bytes == 4u * (uint64_t)phi + 16u * (uint64_t)(slots * bucket));
+    assert_true(p.near_bytes == p.param_bytes + p.grad_bytes + p.slot_bytes + p.staging_bytes);
+    assert_true(p.state_bytes == 12u * (uint64_t)phi);
+    assert_true(p.file_bytes == 24u * (uint64_t)phi);
+  }
+}
+
+static void AllBucketsAtOnce_StagesEveryGradient(void** state) {
+  (void)state;
+  sluice_optimizer_workload_t w = workload();
+  w.world_size = 2;
+  w.sum_buckets = INT64_MAX;
+  const uint64_t whole_buckets = (uint64_t)((phi + bucket - 1) / bucket * bucket);
+  assert_true(predicted(&w).staging_bytes == 4u * whole_buckets);
+  w.decides = 1;
+  assert_true(predicted(&w).staging_bytes == 4u * (uint64_t)phi);
+  w.sum_buckets = 2;
+  assert_true(predicted(&w).staging_bytes == 4u * (uint64_t)phi); /* each chunk has a slot */
+  w.decides = 0;
+  assert_true(predicted(&w).staging_bytes == 4u * (uint64_t)(2 * 2 * bucket));
+}
+
+static void StatesThatLieNear_AreCountedThereAndHaveNoSlots(void** state) {
+  (void)state;
+  sluice_optimizer_workload_t w = workload();
+  w.num_slots = 0;
+  w.param_dtype = w.grad_dtype = SLUICE_DTYPE_F32;
+  sluice_optimizer_prediction_t p = predicted(&w);
+  assert_true(p.state_bytes == 8u * (uint64_t)phi); /* a parameter in f32 is its own master */
+  assert_true(p.near_bytes == 16u * (uint64_t)phi && p.whole_bytes == p.near_bytes);
+  assert_true(p.slot_bytes == 0 && p.staging_bytes == 0);
+  w.param_dtype = SLUICE_DTYPE_F16;
+  p = predicted(&w);
+  assert_true(p.state_bytes == 12u * (uint64_t)phi);
+}
+
+static void OneBucket_TakesItsCopiesAndItsUpdateInTurns(void** state) {
+  (void)state;
+  sluice_optimizer_workload_t w = workload();
+  w.bucket = 2 * phi;
+  w.update_rate = 3e9, w.copy_in_rate = 2e9, w.copy_out_rate = 1e9;
+  const sluice_optimizer_prediction_t p = predicted(&w);
+  const double in = 12e6 / 2e9, out = 12e6 / 1e9, stage = 6e6 / 3e9, update = 30e6 / 3e9;
+  expect_near(p.copy_in_seconds, in);
+  expect_near(p.copy_out_seconds, out);
+  expect_near(p.update_seconds, stage + update);
+  expect_near(p.seconds, in + update + out); /* gradients are staged while the states come */
+  for (int i = 0; i < 4; ++i) expect_near(p.seconds_by_k[i], p.seconds);
+}
+
+/* Sums that cost nothing but their number want them all at once; sums of bytes alone want as few as can be. */
+static void K_IsTheOneThatTakesLeast(void** state) {
+  (void)state;
+  sluice_optimizer_workload_t w = workload();
+  w.num_slots = 0;
+  w.world_size = 2;
+  w.sum_seconds = 1.0;
+  sluice_optimizer_prediction_t p = predicted(&w);
+  assert_true(p.sum_buckets == INT64_MAX);
+  expect_near(p.seconds, 1.0);
+  expect_near(p.seconds_by_k[0], 16.0);
+  expect_near(p.seconds_by_k[1], 8.0);
+  expect_near(p.seconds_by_k[2], 4.0);
+  w.sum_seconds = 0.0;
+  w.sum_rate = 1e9, w.update_rate = 10e9;
+  p = predicted(&w);
+  assert_true(p.sum_buckets == 1);
+  const double sums = 3e6 / 1e9, updates = 30e6 / 10e9; /* half of 6 bytes an element over the link */
+  expect_near(p.sum_seconds, sums);
+  expect_near(p.update_seconds, updates);
+  expect_near(p.seconds_by_k[3], sums + updates);
+  assert_true(p.seconds > sums && p.seconds < 1.1 * sums);
+  w.sum_buckets = 4;
+  p = predicted(&w);
+  assert_true(p.sum_buckets == 4);
+  expect_near(p.seconds, p.seconds_by_k[2]);
+}
+
+static void BadArguments_AreRefusedByName(void** state) {
+  (void)state;
+  sluice_optimizer_prediction_t p;
+  sluice_optimizer_prediction_init(&p, sizeof p);
+#define REFUSED(field, value, text)                                                      \
+  do {                                                                                   \
+    sluice_optimizer_workload_t w = workload();                                          \
+    sluice_error_info_t info;                                                            \
+    sluice_error_info_init(&info, sizeof info);                                          \
+    w.field = (value);                                                                   \
+    assert_int_equal(sluice_optimizer_predict(&w, &p), SLUICE_E_INVALID_ARGUMENT);       \
+    sluice_error_last(&info);                                                            \
+    if (strstr(info.message, text) == NULL) fail_msg("%s lacks %s", info.message, text); \
+  } while (0)
+  REFUSED(count, 0, "count is 0");
+  REFUSED(count, INT64_MAX, "bucket is 65536");
+  REFUSED(bucket, 0, "bucket is 0");
+  REFUSED(sum_buckets, -1, "sum_buckets is -1");
+  REFUSED(world_size, 0, "world_size is 0");
+  REFUSED(num_slots, 3, "3 slots");
+  REFUSED(num_slots, -1, "-1 slots");
+  REFUSED(reserved, 1, "reserved is 1");
+  REFUSED(param_dtype, SLUICE_DTYPE_F64, "param_dtype is f64");
+  REFUSED(grad_dtype, 77, "grad_dtype is unknown");
+  REFUSED(update_rate, -1.0, "update_rate is -1");
+  REFUSED(copy_in_rate, (double)NAN, "copy_in_rate is nan");
+  REFUSED(copy_out_rate, (double)INFINITY, "copy_out_rate is inf");
+  REFUSED(sum_rate, -2.0, "sum_rate is -2");
+  REFUSED(sum_seconds, -3.0, "sum_seconds is -3");
+  sluice_optimizer_workload_t w = workload();
+  assert_int_equal(sluice_optimizer_predict(NULL, &p), SLUICE_E_INVALID_ARGUMENT);
+  assert_int_equal(sluice_optimizer_predict(&w, NULL), SLUICE_E_INVALID_ARGUMENT);
+  p.struct_size = 0;
+  assert_int_equal(sluice_optimizer_predict(&w, &p), SLUICE_E_ABI);
+  w.struct_size = 1;
+  assert_int_equal(sluice_optimizer_predict(&w, &p), SLUICE_E_ABI);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(HalfPrecision_WithStatesFar_TakesFourPhiAndSixteenABucket),
+      cmocka_unit_test(AllBucketsAtOnce_StagesEveryGradient),
+      cmocka_unit_test(StatesThatLieNear_AreCountedThereAndHaveNoSlots),
+      cmocka_unit_test(OneBucket_TakesItsCopiesAndItsUpdateInTurns),
+      cmocka_unit_test(K_IsTheOneThatTakesLeast),
+      cmocka_unit_test(BadArguments_AreRefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

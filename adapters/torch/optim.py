@@ -3,6 +3,9 @@
 State, state dicts, parameter groups, hooks and closures are torch's own, so checkpoints go both ways. What differs: a
 step is all or nothing (a gradient that is infinite or no number skips it, told by a warning and `skipped_steps`),
 moments of 16-bit parameters are f32, and results are the same bits for every number of threads.
+
+With a `process_group` a step also forms the mean of the gradients over its ranks, bucket by bucket beside the updates
+(data parallel without a wrapper around the model).
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...errors import InvalidArgument
+from .optimizer_ranks import StepRanks, ranks_of
 from .optimizer_step import Entry, OptimizerStep, new_handle
+from .state_file import MASTER, StateFile, check_gradients
 
 _STATE = ("exp_avg", "exp_avg_sq")
 _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
@@ -26,6 +32,18 @@ class Adam(torch.optim.Adam):
     check_finite: False where the caller knows that gradients are finite, which spares one reading of them. A
     GradScaler has looked itself.
 
+    process_group: ranks that each have a copy of the parameters, alike when training begins, and gradients of their own
+    part of the batch. Steps are collective over it and update by the mean; a gradient that is infinite or no number on
+    any rank skips the step on all. All ranks have gradients for the same parameters in a step. A parameter group may
+    have a `process_group` of its own, a part of these ranks: that of experts which are not on all of them. Its
+    gradients are summed over that part, and divided by the number of all ranks.
+    max_norm: clips by the norm of the gradients over all groups (their means), as torch's clip_grad_norm_ does; 0: not.
+    With a process_group this is the place to clip: before a step no rank has the mean.
+    `norm` is that norm in the last step that looked.
+    state_file: path of a file for moments, and masters of 16-bit parameters, in place of memory; on each rank another.
+    One that is there is gone on with: parameters become its masters at once. All parameters have a gradient in every
+    step, and no group is added later. `state_dict` has copies of all that is in it, so that checkpoints go both ways.
+
     Refused by name: amsgrad, capturable, differentiable, sparse gradients, dtypes other than f32, bf16 and f16, and
     parameters that are not on a CPU.
 
@@ -35,26 +53,68 @@ class Adam(torch.optim.Adam):
     # A GradScaler leaves scale and verdict to the step, which then reads gradients once in place of twice.
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Any, *args: Any, check_finite: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        params: Any,
+        *args: Any,
+        check_finite: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        max_norm: float = 0.0,
+        state_file: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._ranks, self._file = StepRanks(ranks_of(process_group)), None
         super().__init__(params, *args, **options)
         self._handle = new_handle()
         self.check_finite = check_finite
+        self.max_norm = max_norm
         self.skipped_steps = 0
+        self.norm = 0.0
+        if state_file is not None:
+            for group in self.param_groups:
+                for param in group["params"]:
+                    self._check(param)
+            self._file = StateFile(state_file, self.param_groups)
+            self._set_steps(self._file.step)
+
+    def _set_steps(self, number: int) -> None:
+        """Of parameters whose states lie in the file, which has one number for all of them."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param] = {"step": torch.tensor(float(number))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._handle = new_handle()
-        self.__dict__.setdefault("skipped_steps", 0)
-        self.__dict__.setdefault("check_finite", True)
+        lasting = {"skipped_steps": 0, "check_finite": True, "max_norm": 0.0, "norm": 0.0}
+        for name, value in {**lasting, "_ranks": StepRanks(None), "_file": None}.items():
+            self.__dict__.setdefault(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"skipped_steps": self.skipped_steps, "check_finite": self.check_finite}
+        if self._file is not None:
+            raise InvalidArgument(
+                f"sluice.optim.{type(self).__name__}: one with a state_file cannot be copied: use state_dict"
+            )
+        own = ("skipped_steps", "check_finite", "max_norm", "norm", "_ranks")
+        return super().__getstate__() | {name: getattr(self, name) for name in own}
+
+    @property
+    def over_ranks(self) -> bool:
+        """Whether steps are collective."""
+        return self._ranks.of_step is not None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in _UNSUPPORTED:
             if param_group.get(name, self.defaults[name]):
                 raise InvalidArgument(f"sluice.optim.{type(self).__name__} does not do {name}: leave it out")
+        if self._file is not None:
+            raise InvalidArgument(f"sluice.optim.{type(self).__name__}: no group is added where there is a state_file")
+        # Not in the group itself: state dicts hold all that is there, and a process group cannot be saved.
+        param_group = dict(param_group)
+        ranks = ranks_of(param_group.pop("process_group", None))
+        self._ranks.check(ranks, f"sluice.optim.{type(self).__name__}")
         super().add_param_group(param_group)
+        self._ranks.of_groups.append(ranks)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but moments stay f32 whatever dtype the parameters have."""
@@ -66,6 +126,34 @@ class Adam(torch.optim.Adam):
                 if name in state_dict["state"].get(index, {}):
                     value = state_dict["state"][index][name]
                     self.state[param][name] = torch.empty_like(param, dtype=torch.float32).copy_(value)
+            if self._file is not None and MASTER in state_dict["state"].get(index, {}):
+                value = state_dict["state"][index][MASTER]
+                self.state[param][MASTER] = torch.empty_like(param, dtype=torch.float32).copy_(value)
+        if self._file is not None:
+            self._fill_file(params)
+
+    def _fill_file(self, params: list[torch.Tensor]) -> None:
+        """From the states that were loaded, which then go."""
+        steps = {int(self.state[param].get("step", 0)) for param in params}
+        if len(steps) != 1:
+            raise InvalidArgument(
+                f"sluice.optim.{type(self).__name__}: with a state_file all parameters are at one step, not "
+                f"{sorted(steps)}"
+            )
+        self._file.replace(self.param_groups, self.state, steps.pop())
+        self._set_steps(self._file.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's; with a state_file it has copies of what lies there, and `master` of 16-bit parameters."""
+        if self._file is None:
+            return super().state_dict()
+        held = {param: dict(state) for param, state in self.state.items()}
+        for param, states in self._file.states(self.param_groups).items():
+            self.state[param] = {**self.state[param], **states}
+        try:
+            return super().state_dict()
+        finally:
+            self.state.update(held)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -74,20 +162,31 @@ class Adam(torch.optim.Adam):
             with torch.enable_grad():
                 loss = closure()
         found_inf, grad_scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        looks = self.check_finite and found_inf is None
+        if self.over_ranks:
+            self._ranks.check_scaler(self, found_inf)
+            # What a scaler has found is this rank's alone: all of them look together.
+            found_inf, looks = None, self.check_finite or found_inf is not None
         if found_inf is not None and found_inf.item():
             return loss  # the scaler tells and counts it
+        if self._file is not None:
+            check_gradients(self.param_groups)
+        comm, comms, world_size = self._ranks.open(len(self.param_groups))
         step, states = OptimizerStep(self._handle), []
-        for group in self.param_groups:
+        for group, comm_of_group in zip(self.param_groups, comms):
             entries = []
             for param in group["params"]:
                 if param.grad is not None:
                     self._check(param)
                     states.append(state := self._state_of(param))
-                    moments = (state[name] for name in _STATE)
+                    moments = (state.get(name) for name in _STATE)
                     entries.append(Entry(int(state["step"]) + 1, param, param.grad, *moments))
-            step.add_group(group, entries)
-        looks = self.check_finite and found_inf is None
-        if step.run(1.0 if grad_scale is None else float(grad_scale), check_finite=looks):
+            step.add_group(group, entries, comm_of_group)
+        loss_scale = world_size * (1.0 if grad_scale is None else float(grad_scale))
+        file = None if self._file is None else self._file.handle
+        is_taken = step.run(loss_scale, looks, self.max_norm, comm, file)
+        self.norm = step.norm
+        if is_taken:
             for state in states:
                 state["step"] += 1
         else:

@@ -15,13 +15,14 @@ class Entry(NamedTuple):
     """A parameter of a step, which has the number `step`; moments are f32. DTensors: what this rank has of them.
 
     master: the parameter in f32 that the step starts from, laid out as `param`, which becomes it, rounded.
+    Moments are None where they lie in a file; grad is where nothing is updated.
     """
 
     step: int
     param: torch.Tensor
-    grad: torch.Tensor
-    exp_avg: torch.Tensor
-    exp_avg_sq: torch.Tensor
+    grad: torch.Tensor | None
+    exp_avg: torch.Tensor | None
+    exp_avg_sq: torch.Tensor | None
     master: torch.Tensor | None = None
 
 
@@ -33,10 +34,14 @@ class OptimizerStep:
         self._groups: list[Any] = []
         self._kept: list[Any] = []
         self.norm = 0.0  # of the gradients that the last run looked at
+        self.sum_buckets = self.sum_ns = self.update_ns = self.step_ns = 0  # of a run over ranks
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # what is not dense is updated in a copy
 
-    def add_group(self, numbers: Mapping[str, Any], entries: Sequence[Entry]) -> None:
-        """numbers: a parameter group of torch's Adam, with `bias_correction` if it is to be off."""
+    def add_group(self, numbers: Mapping[str, Any], entries: Sequence[Entry], comm: Any = None) -> None:
+        """numbers: a parameter group of torch's Adam, with `bias_correction` if it is to be off.
+
+        comm: of the ranks that the group is summed over, where these are not all ranks of the step.
+        """
         library = self._library
         items = library.ffi.new("sluice_optimizer_tensor_t[]", max(len(entries), 1))
         for index, entry in enumerate(entries):
@@ -48,6 +53,8 @@ class OptimizerStep:
         group.decoupled = bool(numbers["decoupled_weight_decay"])
         group.bias_correction = bool(numbers.get("bias_correction", True))
         group.maximize = bool(numbers["maximize"])
+        if comm is not None:
+            group.comm = comm
         self._groups.append(group)
         self._kept.append(items)
 
@@ -55,15 +62,15 @@ class OptimizerStep:
         ffi = self._library.ffi
         param = _local(entry.param)
         strides = _dense_strides(param)
-        grad = self._dense(_local(entry.grad), strides, False)
-        item.count, item.step = param.numel(), entry.step
-        item.param_dtype, item.grad_dtype = config_dtype(param.dtype), config_dtype(grad.dtype)
+        item.count, item.step, item.param_dtype = param.numel(), entry.step, config_dtype(param.dtype)
         item.param = ffi.cast("void *", self._dense(param, strides, True).data_ptr())
-        item.grad = ffi.cast("void *", grad.data_ptr())
-        if entry.master is not None:
-            item.master = ffi.cast("float *", self._dense(_local(entry.master), strides, True).data_ptr())
-        item.exp_avg = ffi.cast("float *", self._dense(_local(entry.exp_avg), strides, True).data_ptr())
-        item.exp_avg_sq = ffi.cast("float *", self._dense(_local(entry.exp_avg_sq), strides, True).data_ptr())
+        if entry.grad is not None:
+            grad = self._dense(_local(entry.grad), strides, False)
+            item.grad_dtype, item.grad = config_dtype(grad.dtype), ffi.cast("void *", grad.data_ptr())
+        for name in ("master", "exp_avg", "exp_avg_sq"):
+            state = getattr(entry, name)
+            if state is not None:
+                setattr(item, name, ffi.cast("float *", self._dense(_local(state), strides, True).data_ptr()))
 
     def _dense(self, tensor: torch.Tensor, strides: tuple[int, ...], is_written: bool) -> torch.Tensor:
         """Itself where its elements lie by `strides`, one behind the other; else a copy that does."""
@@ -75,23 +82,58 @@ class OptimizerStep:
             self._copies.append((tensor, copy))
         return copy
 
-    def run(self, loss_scale: float = 1.0, check_finite: bool = True, max_norm: float = 0.0) -> bool:
+    def run(
+        self,
+        loss_scale: float = 1.0,
+        check_finite: bool = True,
+        max_norm: float = 0.0,
+        comm: Any = None,
+        file: Any = None,
+    ) -> bool:
         """Whether parameters changed: not where a gradient is infinite or no number and that is looked for.
 
-        max_norm: clips by the norm over all groups; 0: not.
+        max_norm: clips by the norm over all groups; 0: not. comm: of the ranks that step together and whose gradients
+        are summed, beside the updates; collective over it. file: that masters and moments lie in.
         """
         library = self._library
         args, result = library.new("optimizer_step_args"), library.new("optimizer_step_result")
-        groups = library.ffi.new("sluice_optimizer_group_t *[]", self._groups or 1)
+        groups = self._list()
         args.groups, args.num_groups = groups, len(self._groups)
         args.loss_scale, args.check_finite, args.max_norm = loss_scale, check_finite, max_norm
+        if comm is not None:
+            args.comm = comm
+        if file is not None:
+            args.file = file
         library.check(library.lib.sluice_optimizer_step(self._handle, args, result))
         self.norm = result.norm
+        self.sum_buckets, self.sum_ns, self.update_ns, self.step_ns = (
+            getattr(result, name) for name in ("sum_buckets", "sum_ns", "update_ns", "step_ns")
+        )
         if result.skipped:
             return False
-        for tensor, copy in self._copies:
-            tensor.copy_(copy)
+        self._bring_back()
         return True
+
+    def create_file(self, config: Any) -> Any:
+        """A new file, filled from the entries."""
+        library = self._library
+        out = library.ffi.new("sluice_optimizer_file_t **")
+        library.check(library.lib.sluice_optimizer_file_create(config, self._list(), len(self._groups), out))
+        return out[0]
+
+    def load_file(self, file: Any) -> None:
+        """Fills parameters, and those states that entries have, from the file."""
+        library = self._library
+        library.check(library.lib.sluice_optimizer_file_load(file, self._list(), len(self._groups)))
+        self._bring_back()
+
+    def _list(self) -> Any:
+        return self._library.ffi.new("sluice_optimizer_group_t *[]", self._groups or 1)
+
+    def _bring_back(self) -> None:
+        with torch.no_grad():
+            for tensor, copy in self._copies:
+                tensor.copy_(copy)
 
 
 def _local(tensor: Any) -> torch.Tensor:

@@ -1,5 +1,9 @@
-"""Optimizers over host memory: `sluice.optim.AdamW` and `sluice.optim.Adam` stand in for those of `torch.optim`."""
+"""Optimizers over host memory: `sluice.optim.AdamW` and `sluice.optim.Adam` stand in for those of `torch.optim`.
 
+With a `process_group` their steps sum gradients over ranks; `sluice.optim.GradScaler` scales the loss for these.
+"""
+
+from .adapters.torch.grad_scaler import GradScaler
 from .adapters.torch.optim import Adam, AdamW
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["Adam", "AdamW", "GradScaler"]

@@ -1,0 +1,104 @@
+"""The ranks of an optimizer's steps: which step together, which of them share each parameter group, over what."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+from ..._library import load
+from ...errors import InvalidArgument
+from .group import EpGroup
+from .placement import Placement
+
+Ranks = tuple[int, ...]
+
+
+def ranks_of(process_group: dist.ProcessGroup | None) -> Ranks | None:
+    """Global ranks, ascending; None: no group was given."""
+    if process_group is None:
+        return None
+    if not dist.is_initialized():
+        raise InvalidArgument("process_group: torch.distributed must be initialised first")
+    return tuple(sorted(dist.get_process_group_ranks(process_group)))
+
+
+class StepRanks:
+    """of_step: the ranks that step together, None: this one alone; of_groups: those that share each parameter group.
+
+    Lists of ranks and no process groups, so that it can be copied and saved with its optimizer.
+    """
+
+    def __init__(self, of_step: Ranks | None) -> None:
+        self.of_step = of_step
+        self.of_groups: list[Ranks | None] = []
+        self._opened: dict[Ranks, EpGroup] = {}
+        self._alone: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"of_step": self.of_step, "of_groups": list(self.of_groups), "_opened": {}, "_alone": None}
+
+    def check(self, ranks: Ranks | None, name: str) -> None:
+        """Refuses a parameter group's ranks that are not a part of the step's."""
+        if ranks is None:
+            return
+        if self.of_step is None:
+            raise InvalidArgument(f"{name}: a parameter group has a process_group, and the optimizer has none: give it")
+        if not set(ranks) <= set(self.of_step):
+            raise InvalidArgument(
+                f"{name}: a parameter group's process_group has ranks {list(ranks)}, which are not all among those of "
+                f"the optimizer, {list(self.of_step)}"
+            )
+
+    def check_scaler(self, optimizer: Any, found_inf: Any) -> None:
+        """Refuses a GradScaler that decides on each rank for itself: the others would wait for one that skips."""
+        if found_inf is not None and not getattr(optimizer, "scaler_asks_the_step", False):
+            raise InvalidArgument(
+                f"sluice.optim.{type(optimizer).__name__} with a process_group: torch's GradScaler looks at the "
+                "gradients of one rank alone; use sluice.optim.GradScaler"
+            )
+
+    def open(self, num_groups: int) -> tuple[Any, list[Any], int]:
+        """The communicator of a step (None: one rank), of each parameter group (None: the step's), how many ranks.
+
+        Collective over the step's ranks when it is called first, in the order of the groups.
+        """
+        if self.of_step is None or len(self.of_step) == 1:
+            return None, [None] * num_groups, 1
+        comm = self._comm_of(self.of_step)
+        comms = [None if ranks in (None, self.of_step) else self._comm_of(ranks) for ranks in self.of_groups]
+        return comm, comms, len(self.of_step)
+
+    def _comm_of(self, ranks: Ranks) -> Any:
+        """Of a group that is this optimizer's alone: a step may run beside passes of layers."""
+        if len(ranks) == 1:
+            return self._comm_of_one()
+        group = self._opened.get(ranks)
+        if group is None or not group.alive:
+            group = self._opened[ranks] = EpGroup.unshared(ranks)
+            weakref.finalize(self, group.close)
+        return group.comm_on(Placement())
+
+    def _comm_of_one(self) -> Any:
+        """Of parameters that no other rank has: NULL would mean all ranks of the step."""
+        if self._alone is None:
+            library = load()
+            group, comm = library.ffi.new("sluice_local_group_t **"), library.ffi.new("sluice_comm_t **")
+            library.check(library.lib.sluice_local_group_create(1, group))
+            config = library.new("comm_config")
+            config.rank, config.world_size = 0, 1
+            try:
+                library.check(library.lib.sluice_comm_create_local(group[0], config, comm))
+            except BaseException:
+                library.lib.sluice_local_group_destroy(group[0])
+                raise
+            self._alone = comm[0]
+            weakref.finalize(self, _close_alone, comm[0], group[0])
+        return self._alone
+
+
+def _close_alone(comm: Any, group: Any) -> None:
+    lib = load().lib
+    lib.sluice_comm_destroy(comm)
+    lib.sluice_local_group_destroy(group)

@@ -45,6 +45,7 @@ EXAMPLE = """examples:
   sluice doctor --config ds_config.json
   sluice doctor --config mixtral/config.json
   sluice doctor --config train_mixtral.sh
+  sluice doctor --tiers /mnt/nvme
   sluice doctor --json | jq '.findings[] | select(.state == "bad")'
 
 exit status: 0 ready; 1 something is wrong, see the lines marked `bad`; 2 wrong arguments
@@ -66,8 +67,13 @@ def main(arguments: list[str]) -> int:
         help="a ds_config.json, config.json of a transformers model, or script with Megatron's flags: what would be "
         "swapped",
     )
+    parser.add_argument(
+        "--tiers",
+        metavar="FOLDER",
+        help="measures what an offloaded optimizer works with: host memory, and a file of 128 MiB in this folder",
+    )
     options = parser.parse_args(arguments)
-    findings = examine(options.config)
+    findings = examine(options.config) + ([] if options.tiers is None else list(_tiers(options.tiers)))
     healthy = all(finding.state != BAD for finding in findings)
     if options.json:
         print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
@@ -120,6 +126,23 @@ def _config(path: str) -> Iterator[Finding]:
     from sluice import doctor_config
 
     return doctor_config.examine(path)
+
+
+def _tiers(folder: str) -> Iterator[Finding]:
+    from . import tiers
+
+    try:
+        rates = tiers.measure(folder)
+    except (OSError, SluiceError) as error:
+        yield Finding("tiers", BAD, f"{folder}: {error}", "name a folder that may be written, with 128 MiB of room")
+        return
+    yield Finding("tier: memory", OK, f"updates move {rates.update:.3g} bytes/s", f"--update-rate {rates.update:.2e}")
+    yield Finding(
+        "tier: file",
+        OK,
+        f"{folder}: {rates.write:.3g} bytes/s written, {rates.read:.3g} read",
+        f"--copy-rate {min(rates.write, rates.read):.2e} for `sluice plan --optimizer`",
+    )
 
 
 def _version(distribution: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from .. import timeline
 from ..errors import SluiceError
 from ..timeline.schedule import LANE_NAMES, Schedule
-from . import arguments, routing, stages_command, written
+from . import arguments, optimizer_command, routing, stages_command, written
 from .errors import BadInput
 from .model import Model, complete
 from .planner import (
@@ -34,6 +34,7 @@ EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --config train_mixtral.sh                     a script of Megatron's, with its flags
   sluice plan --machine h200-8x8 --config ds_config.json --config config.json --sequence-length 4096      AutoEP
   sluice plan --stages model.json      all layers of a model, over the stages of a pipeline or one (--stages --help)
+  sluice plan --optimizer 1.5e9        what an offloaded optimizer's step takes (--optimizer 1 --help)
 
 exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
 """
@@ -43,6 +44,8 @@ def main(words: list[str]) -> int:
     """The exit status."""
     if stages_command.wants(words):
         return stages_command.main(words)
+    if optimizer_command.wants(words):
+        return optimizer_command.main(words)
     parser = argparse.ArgumentParser(
         prog="sluice plan",
         description=__doc__.splitlines()[0],

@@ -1,0 +1,171 @@
+"""`sluice plan --optimizer`: bytes of an optimizer's step by tier, what fits, and what a step takes for each k."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import SluiceError
+from . import arguments
+from .errors import BadInput
+from .optimizer import ALL_BUCKETS, FAR, FILE, NEAR, TIERS, Prediction, Workload, by_tier, predict
+from .planner import size
+
+EXAMPLE = """examples:
+  sluice plan --optimizer 1.5e9 --budget near=8GiB --budget far=64GiB
+  sluice plan --optimizer 20e9 --tier file --budget near=48GiB --budget file=1TiB --update-rate 40e9 --copy-rate 3e9
+  sluice plan --optimizer 128e6 --tier near --ranks 4 --update-rate 20e9 --sum-rate 1e9 --sum-seconds 1e-4
+
+tiers: masters and moments lie near, where updates run; far, in host memory beside a device; or in a file.
+rates are bytes a second; `sluice doctor --tiers FOLDER` measures this machine's
+
+exit status: 0 it fits; 1 it does not; 2 wrong arguments
+"""
+NAMES = {
+    NEAR: "near: where updates run",
+    FAR: "far: host memory",
+    FILE: "file, which holds two steps",
+}
+
+
+def wants(words: list[str]) -> bool:
+    """Whether `sluice plan` is asked about an optimizer."""
+    return any(word == "--optimizer" or word.startswith("--optimizer=") for word in words)
+
+
+def main(words: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice plan --optimizer",
+        description=__doc__.splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--optimizer", required=True, metavar="PARAMETERS", help="of one rank, such as 1.5e9")
+    parser.add_argument("--tier", choices=TIERS, default=FAR, help="where masters and moments lie (far)")
+    parser.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16", help="of parameters and gradients")
+    parser.add_argument("--bucket", type=int, default=Workload.bucket, metavar="ELEMENTS", help="(4194304)")
+    parser.add_argument("--slots", type=int, choices=(1, 2), default=2, help="of states; 2: copies beside updates (2)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="W", help="whose gradients the step sums (1)")
+    parser.add_argument("--sum-buckets", metavar="k", help="buckets that are summed at once, or inf; default: the best")
+    parser.add_argument("--clips", action="store_true", help="gradients are clipped: all sums before the first update")
+    for name, what in (("update", "memory that updates use"), ("copy", "copies"), ("sum", "the link")):
+        parser.add_argument(f"--{name}-rate", type=float, default=0.0, metavar="BYTES", help=f"a second, of {what}")
+    parser.add_argument("--sum-seconds", type=float, default=0.0, metavar="S", help="of a sum, however small")
+    parser.add_argument(
+        "--budget", action="append", default=[], metavar="TIER=BYTES", help="near=40GiB, may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    options = parser.parse_args(words)
+    try:
+        work, budgets = _workload(options), _budgets(options.budget)
+        prediction = predict(work)
+    except SluiceError as error:
+        print(f"sluice plan: {error}", file=sys.stderr)
+        return 2
+    used = by_tier(work, prediction)
+    fits = all(used[tier] <= budget for tier, budget in budgets.items())
+    if options.json:
+        print(json.dumps(as_dict(work, prediction, budgets, fits), indent=1))
+    else:
+        print("\n".join(lines_of(work, prediction, budgets)))
+    return 0 if fits else 1
+
+
+def _workload(options: Any) -> Workload:
+    return Workload(
+        count=int(_number("--optimizer", options.optimizer)),
+        tier=options.tier,
+        dtype=options.dtype,
+        bucket=options.bucket,
+        slots=options.slots,
+        sum_buckets=_k(options.sum_buckets),
+        world_size=options.ranks,
+        decides=options.clips,
+        update_rate=options.update_rate,
+        copy_in_rate=options.copy_rate,
+        copy_out_rate=options.copy_rate,
+        sum_rate=options.sum_rate,
+        sum_seconds=options.sum_seconds,
+    )
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 1 <= value <= 2**48:
+        raise BadInput(f"{name} is {text!r}; give a number of parameters from 1 to 2^48, such as 1.5e9")
+    return value
+
+
+def _k(text: str | None) -> int:
+    if text is None:
+        return 0
+    if text == "inf":
+        return ALL_BUCKETS
+    if not text.isdecimal() or not 1 <= int(text) < ALL_BUCKETS:
+        raise BadInput(f"--sum-buckets is {text!r}; give a number above 0, or inf")
+    return int(text)
+
+
+def _budgets(given: list[str]) -> dict[str, int]:
+    budgets = {}
+    for text in given:
+        tier, equals, value = text.partition("=")
+        if tier not in TIERS or not equals:
+            raise BadInput(f"--budget is {text!r}; give {', '.join(TIERS)} with bytes, such as near=40GiB")
+        budget = arguments.budget_of(value)
+        assert budget is not None
+        budgets[tier] = budget
+    return budgets
+
+
+def lines_of(work: Workload, p: Prediction, budgets: dict[str, int]) -> list[str]:
+    """For a terminal."""
+    summed = f", summed over {work.world_size} ranks" if work.world_size > 1 else ""
+    lines = [f"{work.count:,} parameters in {work.dtype}, buckets of {work.bucket:,}{summed}", ""]
+    parts = [("parameters", "param"), ("gradients", "grad"), ("states in slots", "slot")]
+    parts += [("gradients staged in f32", "staging")]
+    parts += [("masters and moments", "state")] if work.tier == NEAR else []
+    lines += [f"  {NAMES[NEAR]}"]
+    lines += [f"    {name:<26} {p.bytes[key]:>20,} {size(p.bytes[key]):>11}" for name, key in parts if p.bytes[key]]
+    used = by_tier(work, p)
+    lines += [_total(NEAR, "together", used, budgets)]
+    for tier in (FAR, FILE):
+        if used[tier]:
+            lines += [f"  {NAMES[tier]}", _total(tier, "masters and moments", used, budgets)]
+    share = p.bytes["near"] / work.count, p.bytes["whole"] / work.count
+    lines += [f"  near {share[0]:.2f} bytes a parameter, {share[1]:.2f} if all of it lay there", ""]
+    over = [tier for tier, budget in budgets.items() if used[tier] > budget]
+    if over:
+        short = ", ".join(f"{tier} by {size(used[tier] - budgets[tier])}" for tier in over)
+        lines += [f"DOES NOT FIT: {short}", ""]
+    if not p.seconds:
+        return [*lines, "no rates were given, so no seconds (--update-rate, --copy-rate, --sum-rate)"]
+    taken = "inf" if p.sum_buckets == ALL_BUCKETS else str(p.sum_buckets)
+    lines += [f"a step takes {p.seconds * 1e3:.2f} ms with k = {taken}"]
+    alone = ", ".join(f"{name.replace('_', ' ')} {value * 1e3:.2f}" for name, value in p.parts.items() if value)
+    lines += [f"  by themselves (ms): {alone}"]
+    return [*lines, "", f"  {'k':>4} {'ms':>10}", *(f"  {k:>4} {s * 1e3:10.2f}" for k, s in p.seconds_by_k.items())]
+
+
+def _total(tier: str, what: str, used: dict[str, int], budgets: dict[str, int]) -> str:
+    budget = f"  of {size(budgets[tier])}" if tier in budgets else ""
+    return f"    {what:<26} {used[tier]:>20,} {size(used[tier]):>11}{budget}"
+
+
+def as_dict(work: Workload, prediction: Prediction, budgets: dict[str, int], fits: bool) -> dict[str, Any]:
+    """What --json prints."""
+    return {
+        "form": 1,
+        "workload": asdict(work),
+        "tiers": by_tier(work, prediction),
+        "budgets": budgets,
+        "fits": fits,
+        "prediction": asdict(prediction),
+    }

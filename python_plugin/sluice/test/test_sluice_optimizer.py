@@ -1,0 +1,87 @@
+"""`sluice plan --optimizer`: bytes by tier, what fits, seconds by k, and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sluice import __main__ as entry
+from sluice import doctor
+
+PHI = 1_500_000_000
+BUCKET = 1 << 22
+
+
+@pytest.fixture
+def run(capsys):
+    """The command: (exit status, stdout, stderr)."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        status = entry.main(["plan", "--optimizer", *words])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_Optimizer_StatesFar_TakesThePapersBytes(run, slots: int) -> None:
+    status, out, err = run("1.5e9", "--slots", str(slots), "--sum-buckets", "1", "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found["tiers"] == {"near": 4 * PHI + 16 * slots * BUCKET, "far": 12 * PHI, "file": 0}
+    assert found["prediction"]["bytes"]["whole"] == 20 * PHI
+
+
+def test_Optimizer_Budgets_SayWhatDoesNotFitAndBySoMuch(run) -> None:
+    words = ("1.5e9", "--tier", "file", "--budget", "near=6GiB", "--budget", "file=30GiB")
+    status, out, _ = run(*words)
+    assert status == 1
+    assert "DOES NOT FIT: file by 3.528 GiB" in out
+    assert "no rates were given" in out
+    assert run(*words[:-1], "file=40GiB")[0] == 0
+
+
+def test_Optimizer_WithRates_PrintsSecondsForEachK(run) -> None:
+    words = ("1.28e8", "--tier", "near", "--ranks", "2", "--update-rate", "10e9", "--sum-rate", "1e9")
+    status, out, _ = run(*words)
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()[-4:]]
+    assert [row[0] for row in rows] == ["1", "2", "4", "inf"]
+    seconds = [float(row[1]) for row in rows]
+    assert seconds == sorted(seconds)  # where a sum costs nothing by itself
+    assert f"a step takes {rows[0][1]} ms with k = 1" in out
+    found = json.loads(run(*words, "--sum-buckets", "inf", "--json")[1])["prediction"]
+    assert found["seconds"] == pytest.approx(found["parts"]["sum"] + found["parts"]["update"])
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (("many",), "--optimizer is 'many'"),
+        (("0",), "--optimizer is '0'"),
+        (("1e9", "--bucket", "0"), "bucket is 0"),
+        (("1e9", "--sum-buckets", "0"), "--sum-buckets is '0'"),
+        (("1e9", "--ranks", "0"), "world_size is 0"),
+        (("1e9", "--update-rate", "-1"), "update_rate is -1"),
+        (("1e9", "--budget", "moon=1GiB"), "--budget is 'moon=1GiB'"),
+        (("1e9", "--budget", "near=lots"), "lots"),
+    ],
+)
+def test_Optimizer_WrongWords_AreRefusedByName(run, words: tuple[str, ...], named: str) -> None:
+    status, _, err = run(*words)
+    assert status == 2
+    assert named in err
+
+
+def test_Tiers_OfAFolder_AreMeasuredAndLeaveNothing(tmp_path) -> None:
+    memory, file = doctor._tiers(str(tmp_path))
+    assert (memory.state, file.state) == ("ok", "ok")
+    assert memory.advice.startswith("--update-rate ") and float(memory.advice.split()[1]) > 0
+    assert str(tmp_path) in file.detail and file.advice.startswith("--copy-rate ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_Tiers_OfNoFolder_AreBadAndSayWhatToDo(tmp_path) -> None:
+    (found,) = doctor._tiers(str(tmp_path / "none"))
+    assert found.state == "bad" and "none" in found.detail and "128 MiB" in found.advice

@@ -107,3 +107,63 @@ def made_by_the_script() -> dict[str, Any]:
     moved = sum(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     host.sluice.unswap()
     return {"calls": calls, "updates": given.ds_opt_adam.updates, "moved": moved}
+
+
+def trainer(is_ours: bool, folder: str) -> dict[str, Any]:
+    """transformers' Trainer with ZeRO-Offload by its ds_config alone, with values that it fills in itself ("auto")."""
+    from transformers import Trainer, TrainingArguments
+
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+    }
+    if is_ours:
+        config["sluice"] = {**SLUICE, "optimizer": True}
+    else:
+        config["optimizer"]["params"]["torch_adam"] = True
+
+    class Named(models.Model):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {"loss": super().forward(x, labels)}
+
+    torch.manual_seed(0)
+    model = build([{"k": 2}])
+    model.__class__ = Named
+    torch.manual_seed(1)
+    data = [{"x": torch.randn(12, models.WIDTH), "labels": torch.randn(12, models.WIDTH)} for _ in range(64)]
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        warmup_steps=2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        seed=0,
+        deepspeed=config,
+        disable_tqdm=True,
+    )
+    stock = cpu_adam.CPUAdamBuilder
+    cpu_adam.CPUAdamBuilder = _Forbidden
+    try:
+        run = Trainer(model=model, args=arguments, train_dataset=data)
+        run.train()
+    finally:
+        cpu_adam.CPUAdamBuilder = stock
+    losses = [float(entry["loss"]) for entry in run.state.log_history if "loss" in entry]
+    updates = 0
+    if is_ours:
+        updates = _cpu_adam_of(run.deepspeed).ds_opt_adam.updates
+        run.deepspeed.sluice.unswap()
+    return {"losses": losses, "updates": updates}

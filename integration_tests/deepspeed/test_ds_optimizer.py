@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rank_harness import Ranks
 
@@ -20,3 +22,12 @@ def test_CpuAdam_MadeByTheScript_IsComputedByTheLibraryToo(ranks2: Ranks) -> Non
     for answer in ranks2.run("cases_optimizer:made_by_the_script"):
         assert answer["calls"] == ["create_adam", "destroy_adam"]
         assert answer["updates"] == answer["moved"] > 0
+
+
+def test_TransformersTrainer_WithOffloadByItsDsConfig_TrainsAsByTorchsAdam(ranks2: Ranks, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="./test installs it")
+    mine, torchs = (ranks2.run("cases_optimizer:trainer", is_ours=ours, folder=str(tmp_path)) for ours in (True, False))
+    for ours, theirs in zip(mine, torchs):
+        assert len(theirs["losses"]) == 4
+        assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-4)
+        assert ours["updates"] >= 4 and theirs["updates"] == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +55,7 @@ class Migration:
         config.bytes_per_second, config.staging_bytes = bytes_per_second or 0, staging_bytes or 0
         library.check(library.lib.sluice_migration_create(group.comm_on(placement_of(None)), config, out))
         self._handle: Any = out[0]
+        self.calls = 0  # that are inside the library now: its group waits for them before it closes
         self._held: Sequence[Leaving] = ()  # tensors of the move that is under way
         group.adopt(self)
 
@@ -72,7 +74,8 @@ class Migration:
             kept.append(spans)
             item.id, item.peer, item.direction = given.number, given.peer, int(isinstance(given, Arriving))
             item.spans, item.num_spans = spans, len(tensors)
-        library.check(library.lib.sluice_migration_begin(self._handle, epoch, array, len(items)))
+        with self._inside():
+            library.check(library.lib.sluice_migration_begin(self._handle, epoch, array, len(items)))
         self._held = list(items)
 
     def commit(self, refusal: str | None = None) -> None:
@@ -81,7 +84,8 @@ class Migration:
         library = load()
         text = library.ffi.NULL if refusal is None else library.ffi.new("char[]", refusal.encode())
         try:
-            library.check(library.lib.sluice_migration_commit(self._handle, text))
+            with self._inside():
+                library.check(library.lib.sluice_migration_commit(self._handle, text))
         finally:
             if self.progress()["phase"] != "undecided":
                 self._held = ()
@@ -101,6 +105,14 @@ class Migration:
         names = ("epoch", "target", "leaving_bytes", "arriving_bytes", "hidden_bytes", "staged_bytes")
         numbers = {name: getattr(found, name) for name in (*names, "peak_staged_bytes", "commit_seconds")}
         return {**numbers, "phase": _PHASES[found.phase]}
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
 
     def close(self) -> None:
         """Before the group. May be called again."""

@@ -29,7 +29,8 @@ def _items(parameter, state, own, other, peer):
 def trained(rate):
     """[bits as of an expert that stays, phases, bytes hidden] of a rank whose expert goes to the next and back."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
-    migration = Migration(EpGroup.unshared(range(2)), bytes_per_second=rate)
+    group = EpGroup.unshared(range(2))
+    migration = Migration(group, bytes_per_second=rate)
     slot, own, phases, hidden = _expert(rank), rank, [], 0
     optimizer = torch.optim.AdamW([slot], lr=0.01)
     for step in range(STEPS):
@@ -55,7 +56,7 @@ def trained(rate):
     kept = [wanted.state[still][key] for key in ("exp_avg", "exp_avg_sq", "step")]
     found = [optimizer.state[slot][key] for key in ("exp_avg", "exp_avg_sq", "step")]
     same = torch.equal(slot, still) and all(map(torch.equal, found, kept))
-    migration.close()
+    group.close()  # and the migration with it
     migration.close()
     return same, phases, hidden
 

@@ -12,12 +12,15 @@ from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.host.kept import Content, Gradient, Keeper, Masters, Piece, mastered, plain
 from torch import nn
 
+_GRADIENT = "gradient"
+_NAMES = {None: "master", _GRADIENT: _GRADIENT}
+
 
 class Partitioned:
     """Masters and moments lie in flat buffers, each of which is cut over the ranks with replicas of the expert: ZeRO
     stages 1 and 2, and the bf16 optimizer. What is counted by buffer and not by parameter (steps) is alike on all
-    ranks, since all buffers take every step. Gradients are in flat buffers too, and nothing moves while there are
-    any."""
+    ranks, since all buffers take every step. Gradients are in buffers too, which are made at the end of the last
+    backward: `read` needs that there are none, `late` that there are all."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -29,6 +32,9 @@ class Partitioned:
                 if isinstance(value, torch.Tensor) and value.shape == flat.shape
             }
         )
+        # The bf16 optimizer has all of a gradient on each rank, and takes its norm over that.
+        lists = zip(getattr(optimizer, "bf16_groups", ()), getattr(optimizer, "fp32_groups_gradients", ()))
+        self._gradients = {id(p): gradient for ps, gradients in lists for p, gradient in zip(ps, gradients)}
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
         """See Keeper."""
@@ -55,24 +61,53 @@ class Partitioned:
             content[f"state {key}"] = self._gathered(piece, key)
         return content
 
+    def still(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return self.read(piece)
+
+    def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
+        """See Keeper. Gradients of fewer bits are exact in these."""
+        return {_GRADIENT: torch.float32} if piece.parameter.requires_grad else {}
+
+    def late(self, piece: Piece) -> Content:
+        """See Keeper."""
+        if not piece.parameter.requires_grad:
+            return {}
+        if id(piece.parameter) in self._gradients:
+            return {_GRADIENT: self._whole_gradient(piece).float().clone()}
+        return {_GRADIENT: self._gathered(piece, _GRADIENT)}
+
     def write(self, piece: Piece, content: Content) -> None:
         """See Keeper."""
-        for key in (None, *self._keys):
-            value = content.get("master" if key is None else f"state {key}")
+        if _GRADIENT in content and id(piece.parameter) in self._gradients:
+            self._whole_gradient(piece).copy_(content[_GRADIENT].view(-1))
+            content = {name: value for name, value in content.items() if name != _GRADIENT}
+        for key in (None, *self._keys, _GRADIENT):
+            value = content.get(_NAMES.get(key, f"state {key}"))
             part = None if value is None else self._part(piece, key)
             if part is not None:
                 start, own = part
                 own.copy_(value.view(-1).narrow(0, start, own.numel()))
 
+    def _whole_gradient(self, piece: Piece) -> torch.Tensor:
+        size = piece.parameter.numel() // piece.count
+        return self._gradients[id(piece.parameter)].view(-1).narrow(0, size * piece.index, size)
+
     def _part(self, piece: Piece, key: str | None) -> tuple[int, torch.Tensor] | None:
-        """Where this rank's part of a piece begins in it, and the part of its master (key None) or of a moment, as a
-        view; None: this rank has none. DeepSpeed's own views of moments are made when there are none yet."""
+        """Where this rank's part of a piece begins in it, and the part of its master (key None), of its gradient or of
+        a moment, as a view; None: this rank has none. DeepSpeed's own views of moments are made when there are none
+        yet."""
         mapping = getattr(piece.parameter, "_hp_mapping", None)
         if mapping is None:
             return None
         start = mapping.lp_fragment_address.start
         if key is None:
             own = mapping.hp_fragment
+        elif key == _GRADIENT:
+            kept = mapping.offload_gradient_dict if mapping.use_offload else mapping.gradient_dict
+            if kept.get(mapping.param_group_index) is None:
+                return None
+            own = mapping.get_lp_grad_fragment(piece.parameter._index_in_param_group)  # type: ignore[attr-defined]
         else:
             base = self._optimizer.optimizer
             flat = base.param_groups[mapping.param_group_index]["params"][0]
@@ -91,7 +126,8 @@ class Partitioned:
         if part is not None:
             start, own = part
             whole.narrow(0, start, own.numel()).copy_(own)
-        dist.all_reduce(whole, group=parameter._dp_group)  # type: ignore[attr-defined]
+        # As integers, of which zero and x are x to the bit: of floats -0 would become 0.
+        dist.all_reduce(whole.view(torch.int32), group=parameter._dp_group)  # type: ignore[attr-defined]
         return whole
 
 

@@ -41,13 +41,15 @@ def _at_home(original: Any, and_back: bool) -> Any:
     return method
 
 
-def _then_decide(original: Any) -> Any:
-    """The update, behind which experts may move: gradients are gone, and no forward waits for its backward."""
+def _with_moves(original: Any) -> Any:
+    """The update, in front of which experts that are on their way arrive, and behind which others set out."""
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
         decider = getattr(getattr(self, "sluice", None), "decider", None)
+        if decider is not None:
+            decider.before_step()
+        result = original(self, *args, **kwargs)
         if decider is not None:
             decider.after_step()
         return result
@@ -90,7 +92,7 @@ def install(engine_module: ModuleType) -> None:
     setattr(cls, LAST_METHOD, _with_plan(getattr(cls, LAST_METHOD)))
     for name, and_back in CHECKPOINTS.items():
         setattr(cls, name, _at_home(getattr(cls, name), and_back))
-    setattr(cls, UPDATE, _then_decide(getattr(cls, UPDATE)))
+    setattr(cls, UPDATE, _with_moves(getattr(cls, UPDATE)))
     cpu_adam_hook.install(engine_module)
 
 

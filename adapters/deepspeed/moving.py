@@ -24,10 +24,9 @@ def move(
     expert_rank: Sequence[int],
     expert_slot: Sequence[int],
     optimizer: Any = None,
-    everywhere: Callable[[bool], bool] | None = None,
 ) -> None:
     """See host.moving.move. Collective over the layer's group, and over those that hold replicas of its experts."""
-    moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot, everywhere)
+    moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot)
 
 
 def bytes_of_expert(layer: Any, optimizer: Any = None) -> int:

@@ -137,6 +137,8 @@ class Runners:
 
     def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
         """See `sluice.move_experts`."""
+        if self.watch is not None:
+            self.watch.cancel("experts are moved by hand")
         moving.move(layer, expert_rank, expert_slot, optimizer)
 
     @property

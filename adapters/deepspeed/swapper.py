@@ -68,6 +68,8 @@ class Handle:
         gradients and what the optimizer (None: the engine's) keeps of them. Between steps, collective over the layer's
         group; the training goes on with the same bits where the C library promises them. Checkpoints of the engine
         stay as they are without it."""
+        if self.decider is not None:
+            self.decider.cancel("experts are moved by hand")
         moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
 
     def move_layers(self, parts: Sequence[int], timeout: float | None = None) -> list[tuple[int, int, int]]:
@@ -81,7 +83,10 @@ class Handle:
         return [tuple(each) for each in moving_layers.move(engine, parts, timeout)]
 
     def at_home(self, and_back: bool) -> AbstractContextManager[None]:
-        """All experts where the host believes them to be; `and_back`: afterwards where they lay. Collective."""
+        """All experts where the host believes them to be; `and_back`: afterwards where they lay. Collective. Those
+        that are on their way by the option "placement" stay where they are."""
+        if self.decider is not None:
+            self.decider.cancel("all experts go home")
         return moving.at_home(self.layers, self.optimizer(), and_back)
 
     def unswap(self) -> None:
@@ -89,6 +94,7 @@ class Handle:
         have moved: the host would look for them in the wrong place. Those that the option "placement" has moved go home
         first, which is collective."""
         if self.decider is not None:
+            self.decider.close()
             self.decider = None
             with self.at_home(False):
                 pass

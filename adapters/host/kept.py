@@ -49,9 +49,45 @@ class Keeper(Protocol):
         """Copies. Collective over the ranks that hold parts of it."""
         ...
 
+    def still(self, piece: Piece) -> Content:
+        """Of `read` what is alike from one update to the next: all but gradients. Collective likewise."""
+        ...
+
+    def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
+        """The gradients that there may be in front of an update, by name, and as which numbers."""
+        ...
+
+    def late(self, piece: Piece) -> Content:
+        """Copies of those that there are, also of such as are in the way of `read`. Collective likewise."""
+        ...
+
     def write(self, piece: Piece, content: Content) -> None:
         """Into the host's own tensors where there are any."""
         ...
+
+
+class Still:
+    """Of a part that no backward changes."""
+
+    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
+        """See Keeper."""
+        return ""
+
+    def read(self, piece: Piece) -> Content:
+        """See Keeper."""
+        raise NotImplementedError
+
+    def still(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return self.read(piece)
+
+    def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
+        """See Keeper."""
+        return {}
+
+    def late(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return {}
 
 
 class Together:
@@ -71,6 +107,18 @@ class Together:
     def read(self, piece: Piece) -> Content:
         """See Keeper."""
         return {name: value for part in self._parts for name, value in part.read(piece).items()}
+
+    def still(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return {name: value for part in self._parts for name, value in part.still(piece).items()}
+
+    def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
+        """See Keeper."""
+        return {name: dtype for part in self._parts for name, dtype in part.late_forms(piece).items()}
+
+    def late(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return {name: value for part in self._parts for name, value in part.late(piece).items()}
 
     def write(self, piece: Piece, content: Content) -> None:
         """See Keeper."""
@@ -98,6 +146,21 @@ class Gradient:
         grad = getattr(piece.parameter, self._attribute, None)
         return {} if grad is None else {self._attribute: piece.of(grad).detach().clone()}
 
+    def still(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return {}
+
+    def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
+        """See Keeper."""
+        if not hasattr(piece.parameter, self._attribute) or not piece.parameter.requires_grad:
+            return {}
+        grad = getattr(piece.parameter, self._attribute)
+        return {self._attribute: piece.parameter.dtype if grad is None else grad.dtype}
+
+    def late(self, piece: Piece) -> Content:
+        """See Keeper."""
+        return self.read(piece)
+
     def write(self, piece: Piece, content: Content) -> None:
         """See Keeper."""
         grad, there = content.get(self._attribute), getattr(piece.parameter, self._attribute, None)
@@ -105,14 +168,15 @@ class Gradient:
             there = torch.zeros_like(piece.parameter)
             setattr(piece.parameter, self._attribute, there)
         if grad is not None:
-            piece.of(there).copy_(grad)
+            own = piece.of(there)
+            own.copy_(grad.view(own.shape))
         elif there is not None and piece.is_whole:
             setattr(piece.parameter, self._attribute, None)
         elif there is not None:
             piece.of(there).zero_()  # the others' gradients are in it
 
 
-class State:
+class State(Still):
     """What an optimizer of torch keeps by parameter, or by the tensor that it has in a parameter's place."""
 
     _PREFIX = "state "
@@ -120,10 +184,6 @@ class State:
     def __init__(self, kept_of: Callable[[nn.Parameter], tuple[States, torch.Tensor]]) -> None:
         """kept_of: the optimizer's `state`, and the tensor by which a parameter's is found there."""
         self._kept_of = kept_of
-
-    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """See Keeper."""
-        return ""
 
     def bytes_of(self, piece: Piece) -> int:
         """See Keeper."""
@@ -165,7 +225,7 @@ class State:
         return {name: piece.of(value) for name, value in kept.items() if getattr(value, "shape", None) == shape}
 
 
-class Masters:
+class Masters(Still):
     """A copy of each parameter of 16 bits, which the optimizer updates."""
 
     def __init__(self, pairs: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
@@ -178,10 +238,6 @@ class Masters:
     def holds(self, parameters: Sequence[nn.Parameter]) -> bool:
         """Whether each has one."""
         return all(id(parameter) in self._masters for parameter in parameters)
-
-    def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """See Keeper."""
-        return ""
 
     def bytes_of(self, piece: Piece) -> int:
         """See Keeper."""

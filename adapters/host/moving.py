@@ -92,7 +92,7 @@ def move(
     contents = {e: content_of(slots[old.expert_slot[e]], keeper) for e in leaving}
     arrived = _exchange(contents, old, new, own, group, ranks)
     for e, content in arrived.items():
-        _fill(slots[new.expert_slot[e]], keeper, content)
+        fill(slots[new.expert_slot[e]], keeper, content)
 
 
 def bytes_of_expert(belongings: Belongings) -> int:
@@ -135,6 +135,46 @@ def content_of(expert: Expert, keeper: Keeper) -> Content:
     for name, buffer in expert.buffers.items():
         content[f"{name} buffer"] = buffer.detach().clone()
     return content
+
+
+def still_of(expert: Expert, keeper: Keeper) -> Content:
+    """Copies of what is alike from one update to the next."""
+    content: Content = {}
+    for name, piece in expert.pieces.items():
+        content[f"{name} value"] = piece.of(piece.parameter).detach().clone()
+        content.update((f"{name} {key}", value) for key, value in keeper.still(piece).items())
+    return content
+
+
+def late_of(expert: Expert, keeper: Keeper) -> Content:
+    """Copies of the rest in front of an update: gradients, as far as there are any, and buffers."""
+    content: Content = {}
+    for name, piece in expert.pieces.items():
+        content.update((f"{name} {key}", value) for key, value in keeper.late(piece).items())
+    for name, buffer in expert.buffers.items():
+        content[f"{name} buffer"] = buffer.detach().clone()
+    return content
+
+
+def late_forms(expert: Expert, keeper: Keeper) -> dict[str, tuple[int, torch.dtype]]:
+    """Of all that `late_of` may give: how many numbers, and which."""
+    forms = {
+        f"{name} {key}": (piece.of(piece.parameter).numel(), dtype)
+        for name, piece in expert.pieces.items()
+        for key, dtype in keeper.late_forms(piece).items()
+    }
+    return {**forms, **{f"{name} buffer": (b.numel(), b.dtype) for name, b in expert.buffers.items()}}
+
+
+def fill(expert: Expert, keeper: Keeper, content: Content) -> None:
+    """Into the host's own tensors, whose addresses others know."""
+    with torch.no_grad():
+        for name, piece in expert.pieces.items():
+            value = piece.of(piece.parameter)
+            value.copy_(content[f"{name} value"].view(value.shape))
+            keeper.write(piece, of_prefix(content, f"{name} "))
+        for name, buffer in expert.buffers.items():
+            buffer.copy_(content[f"{name} buffer"].view(buffer.shape))
 
 
 def _obstacles(name: str, own: str, group: Any, ranks: Sequence[int]) -> str:
@@ -200,13 +240,3 @@ def _receive(what: Any, work: list[Any], source: int, group: Any) -> Any:
     tensor = torch.empty(what[1], dtype=what[2], device=what[3])
     work.append((dist.irecv(tensor, source, group=group), tensor))
     return tensor
-
-
-def _fill(expert: Expert, keeper: Keeper, content: Content) -> None:
-    """Into the host's own tensors, whose addresses others know."""
-    with torch.no_grad():
-        for name, piece in expert.pieces.items():
-            piece.of(piece.parameter).copy_(content[f"{name} value"])
-            keeper.write(piece, of_prefix(content, f"{name} "))
-        for name, buffer in expert.buffers.items():
-            buffer.copy_(content[f"{name} buffer"])

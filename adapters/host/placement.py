@@ -62,3 +62,37 @@ def checked(name: str, home: Placement, expert_rank: Sequence[int], expert_slot:
             f"{len(home.expert_rank)} experts into one of the places (rank, slot) {sorted(zip(*home))}"
         )
     return given
+
+
+def rounds(old: Placement, new: Placement) -> list[Placement]:
+    """Placements one behind the other, from `old` to `new`, in each of which a rank gives at most one expert and gets
+    at most one: experts change places around circles of ranks. Where a circle comes back to a rank it is cut, and who
+    is left over waits for the next round in the place that was free."""
+    wanted = {place: e for e, place in enumerate(zip(*new))}
+    now, found = list(zip(*old)), []
+    while now != list(zip(*new)):
+        there = {place: e for e, place in enumerate(now)}
+        busy: set[int] = set()
+        for place in sorted(wanted):
+            circle = _circle(place, wanted, now, busy)
+            leaving = [there[each] for each in circle]
+            for e, to in zip(leaving, [*circle[-1:], *circle[:-1]]):
+                now[e] = to
+            busy.update(rank for rank, _ in circle)
+        found.append(Placement(*(tuple(numbers) for numbers in zip(*now))))
+    return found
+
+
+def _circle(
+    first: tuple[int, int], wanted: dict[tuple[int, int], int], now: Sequence[tuple[int, int]], busy: set[int]
+) -> list[tuple[int, int]]:
+    """Places of ranks that are free, no rank twice, each of which wants the expert of the next one; or two places of
+    one rank. Empty: there are none."""
+    circle, ranks, place = [first], {first[0]}, now[wanted[first]]
+    if place[0] == first[0] and place != first:
+        return [] if first[0] in busy else [first, place]
+    while place != first and place[0] not in ranks:
+        circle.append(place)
+        ranks.add(place[0])
+        place = now[wanted[place]]
+    return circle if len(circle) > 1 and not ranks & busy else []

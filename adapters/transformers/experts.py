@@ -260,6 +260,20 @@ class ExpertsState:
                 self._look(module)
         moving.move(self, module, expert_rank, expert_slot, optimizer)
 
+    def start_moving(
+        self,
+        module: Any,
+        expert_rank: Sequence[int],
+        expert_slot: Sequence[int],
+        optimizer: Any,
+        bytes_per_second: int | None,
+    ) -> moving.Journey:
+        """See `sluice.start_moving_experts`."""
+        with _making:
+            if self._contract is None:
+                self._look(module)
+        return moving.start(self, module, expert_rank, expert_slot, optimizer, bytes_per_second)
+
     @property
     def contract(self) -> contracts.Contract:
         """As it was read last."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.host import moving
+from sluice.adapters.host import hooked, moving, placement
 from sluice.adapters.host.kept import Gradient, Keeper, plain
 from sluice.adapters.host.moving import Belongings, of_stacks
+from sluice.adapters.host.rounds import Journey
 from sluice.adapters.transformers import contract as contracts
 from sluice.errors import InvalidState, Unsupported
 
@@ -20,6 +21,36 @@ def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Seque
 
     state  what the adapter keeps of `module`, whose contract it has read
     """
+    belongings = _belongings(state, module, optimizer)
+    hooked.cancel(optimizer, "experts are moved at once")
+    try:
+        moving.move(state, belongings, expert_rank, expert_slot)
+    finally:
+        _guard(module, moving.has_moved(state))
+
+
+def start(
+    state: Any,
+    module: Any,
+    expert_rank: Sequence[int],
+    expert_slot: Sequence[int],
+    optimizer: torch.optim.Optimizer,
+    bytes_per_second: int | None,
+) -> Journey:
+    """The same beside the optimizer's next steps. Collective likewise."""
+    target = placement.checked(state.moving_name, state.home, expert_rank, expert_slot)
+    _belongings(state, module, optimizer)  # refuses what cannot move
+    journey = Journey(
+        state,
+        lambda: _belongings(state, module, optimizer),
+        target,
+        lambda: _guard(module, moving.has_moved(state)),
+    )
+    hooked.journeys_of(optimizer, state.moving_ranks, bytes_per_second).add(journey)
+    return journey
+
+
+def _belongings(state: Any, module: Any, optimizer: Any) -> Belongings:
     name = state.moving_name
     if state.torch_group is None or len(state.moving_ranks) == 1:
         raise Unsupported(
@@ -27,11 +58,7 @@ def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Seque
         )
     stacks = _stacks(name, module, state.contract.names, state.num_experts // len(state.moving_ranks))
     keeper = _keeper_of(name, list(stacks.values()), optimizer)
-    slots = of_stacks(stacks, state.num_experts // len(state.moving_ranks))
-    try:
-        moving.move(state, Belongings(slots, keeper, state.torch_group), expert_rank, expert_slot)
-    finally:
-        _guard(module, moving.has_moved(state))
+    return Belongings(of_stacks(stacks, state.num_experts // len(state.moving_ranks)), keeper, state.torch_group)
 
 
 def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[str, Any]:

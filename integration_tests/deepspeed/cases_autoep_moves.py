@@ -49,6 +49,7 @@ def decided(kind: str, steps: int) -> list[Any]:
     def check(host: Any, step: int) -> None:
         if step == steps - 1:
             reports.extend(state["placement"] for state in host.sluice.stats())
+            host.sluice.decider.close()
             host.sluice.decider = None
             with host.sluice.at_home(False):
                 pass

@@ -13,6 +13,7 @@ from ds_models import batch, build, ds_config, engine, train
 from shuffles import forgetting
 from sluice.adapters.deepspeed import deciding
 from sluice.adapters.deepspeed.state import LayerState
+from sluice.adapters.host.beside import Beside
 from sluice.planning.placement import PlacementPlan
 
 # Whatever a move takes, it pays.
@@ -34,10 +35,20 @@ def _favours_the_first(model: Any) -> None:
 
 
 class _Home:
-    """In the decider's place: after the last step all experts go home."""
+    """In the decider's place: what is on its way stays, and after the last step all experts go home."""
 
     def __init__(self, host: Any) -> None:
         self._host = host
+        host.sluice.decider.close()
+
+    def before_step(self) -> None:
+        pass
+
+    def cancel(self, reason: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def after_step(self) -> None:
         with self._host.sluice.at_home(False):
@@ -59,20 +70,30 @@ def decided_training(
     dtype: str = "float32",
     shuffle: bool = False,
     forget: str = "",
+    is_left_out: bool = True,
     stale: bool = False,
+    epoch_of_last: int = 0,
+    touch: int = -1,
+    rate: int | None = None,
 ) -> Any:
     """[unmoved, moved, reports]: what `train` gives of both, and what the layers say before experts go home.
 
-    shuffle: at every look to any place. forget: what of an expert a bad host would leave behind. stale: the engine is
-    not told of a move."""
+    shuffle: at every look to any place. forget: what of an expert a bad host would leave behind (else it is zero).
+    stale: the engine is not told of a move. epoch_of_last: by how much the last rank is ahead. touch: the step in which
+    somebody writes into weights while they travel. rate: bytes per second."""
     reports: list[Any] = []
 
     def check(host: Any, step: int) -> None:
+        if step == touch:
+            with torch.no_grad():
+                for layer in host.sluice.layers:
+                    for parameter in layer.experts.parameters():
+                        parameter.mul_(1.0)
         if step == steps - 1:
             reports.extend(state["placement"] for state in host.sluice.stats())
             host.sluice.decider = _Home(host)
 
-    plan, replace = deciding.plan_placement, LayerState.replace_experts
+    plan, replace, first = deciding.plan_placement, LayerState.replace_experts, Beside.__init__
     common: dict[str, Any] = {
         "config": {**UNCLIPPED, **(config or {})},
         "dtype": dtype,
@@ -84,11 +105,14 @@ def decided_training(
         deciding.plan_placement = functools.partial(_shuffled, random.Random(5))
     if stale:
         LayerState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
+    if epoch_of_last and dist.get_rank() == dist.get_world_size() - 1:
+        Beside.__init__ = lambda self, *given: (first(self, *given), setattr(self, "_epoch", epoch_of_last))[0]
+    placement = {**WILLING, "bytes_per_second": rate}
     try:
-        with forgetting(forget, is_left_out=True):
-            moved = train(layers, steps, {**SECTION, "placement": WILLING}, check=check, **common)
+        with forgetting(forget, is_left_out):
+            moved = train(layers, steps, {**SECTION, "placement": placement}, check=check, **common)
     finally:
-        deciding.plan_placement, LayerState.replace_experts = plan, replace
+        deciding.plan_placement, LayerState.replace_experts, Beside.__init__ = plan, replace, first
     return [still, moved, reports]
 
 

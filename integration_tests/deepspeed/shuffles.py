@@ -4,6 +4,7 @@ can be compared."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import zlib
 from collections.abc import Iterator
@@ -28,9 +29,9 @@ def shuffled(moving: Any, seed: int) -> tuple[list[int], list[int]]:
 def forgetting(what: str, is_left_out: bool = False) -> Iterator[None]:
     """Of an expert that moves everything with this in its name arrives as zeros, or is left out; "": all of it
     arrives."""
-    content_of = moving.content_of
+    whole = {name: getattr(moving, name) for name in ("content_of", "still_of", "late_of")}
 
-    def forgetful(expert: Any, keeper: Any) -> Any:
+    def forgetful(content_of: Any, expert: Any, keeper: Any) -> Any:
         content = content_of(expert, keeper)
         forgotten = [name for name in content if what and what in name]
         for name in forgotten:
@@ -39,11 +40,13 @@ def forgetting(what: str, is_left_out: bool = False) -> Iterator[None]:
                 content[name] = torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0
         return content
 
-    moving.content_of = forgetful
+    for name, content_of in whole.items():
+        setattr(moving, name, functools.partial(forgetful, content_of))
     try:
         yield
     finally:
-        moving.content_of = content_of
+        for name, content_of in whole.items():
+            setattr(moving, name, content_of)
 
 
 def bits(tensors: dict[str, Any]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rank_harness import Ranks
 from test_ds_autoep import AUTO_EP
+from test_ds_deciding import _reports
 
 pytestmark = pytest.mark.skipif(not AUTO_EP.exists(), reason="this DeepSpeed has no AutoEP (0.19.2 brought it)")
 
@@ -63,8 +64,8 @@ def test_Move_ThatForgets_IsSeen(ranks2: Ranks, name: str, forget: str) -> None:
 
 def test_Adaptive_SkewedLoads_MoveWithTheBitsOfNone(ranks2: Ranks) -> None:
     answers = ranks2.run("cases_autoep_moves:decided", kind="stacked", steps=14)
-    assert all(reports == answers[0][2] for _, _, reports in answers)
-    assert any(report["moved_experts"] >= 2 for report in answers[0][2]), answers[0][2]
+    reports = _reports(answers)
+    assert any(report["moved_experts"] >= 2 for report in reports), reports
     assert _differ([answer[:2] for answer in answers]) == []
 
 

@@ -59,6 +59,20 @@ def test_Move_ExpertsThatAreCalled_HaveTheBitsOfNone(ranks: Ranks, saved: Any) -
     _check(answers, moves=3, computed_by="the module's own functions")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_Move_BesideTheSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, layout: str) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "beside": True}
+    answers = ranks.run("tf_ep_moves:moved", steps=32, every=10, **case)
+    _check(answers, moves=3)
+    assert all(moved["hidden"] > 0 for _, moved in answers)
+
+
+@pytest.mark.parametrize("forget", ["state exp_avg", " grad"])
+def test_Move_BesideTheStepsThatForgets_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "beside": True, "forget": forget}
+    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=3, **case))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v3"])

@@ -29,6 +29,14 @@ def shuffle(model: Any, seed: int, optimizer: Any) -> None:
         sluice.move_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
 
 
+def _start(model: Any, seed: int, optimizer: Any) -> list[Any]:
+    """Every module's experts set out for other places, beside the next steps."""
+    return [
+        sluice.start_moving_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
+        for number, module in enumerate(experts_of(model))
+    ]
+
+
 def go_home(model: Any, optimizer: Any) -> None:
     """All experts lie where transformers believes them to be."""
     for module in experts_of(model):
@@ -43,8 +51,13 @@ def _step(model: Any, layout: dict[str, int], number: int) -> torch.Tensor:
     return loss.detach()
 
 
-def _trained(path: str, layout: dict[str, int], steps: int, every: int, **how: Any) -> dict[str, Any]:
-    """every: steps between two shuffles, which come with the gradients there; 0: none."""
+def _trained(
+    path: str, layout: dict[str, int], steps: int, every: int, beside: bool = False, **how: Any
+) -> dict[str, Any]:
+    """every: steps between two shuffles, which come with the gradients there; 0: none. beside: they begin in one step,
+    and go on beside the next ones."""
+    journeys: list[Any] = []
+    hidden = 0
     sluice.configure(**OPTIONS)
     try:
         model = split(path, layout, **how).train()
@@ -54,6 +67,12 @@ def _trained(path: str, layout: dict[str, int], steps: int, every: int, **how: A
             losses.append(float(_step(model, layout, number)))
             if every and number == steps - 1:
                 go_home(model, optimizer)
+            elif beside and number % every == 0:
+                moves += sum(journey.has_ended and journey.num_moves > 0 for journey in journeys)
+                hidden += sum(journey.hidden_bytes for journey in journeys)
+                journeys = _start(model, number, optimizer)
+            elif beside:
+                pass
             elif every and number % every == every - 1:
                 shuffle(model, number, optimizer)
                 moves += all(has_moved(adapter.kept_of(module)) for module in experts_of(model))
@@ -71,15 +90,24 @@ def _trained(path: str, layout: dict[str, int], steps: int, every: int, **how: A
         "grads": grads,
         "optimizer": state_bits(named, optimizer),
         "moves": moves,
+        "hidden": hidden,
         "computed_by": sorted(set(fused)),
     }
 
 
-def moved(path: str, layout: dict[str, int], steps: int, every: int, forget: str = "", **how: Any) -> list[Any]:
+def moved(
+    path: str,
+    layout: dict[str, int],
+    steps: int,
+    every: int,
+    forget: str = "",
+    beside: bool = False,
+    **how: Any,
+) -> list[Any]:
     """[unmoved, moved]"""
     still = _trained(path, layout, steps, 0, **how)
     with forgetting(forget):
-        return [still, _trained(path, layout, steps, every, **how)]
+        return [still, _trained(path, layout, steps, every, beside, **how)]
 
 
 def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sluice import autoload, trace
 if TYPE_CHECKING:
     from sluice.adapters.torch.model_plan import plan_model
     from sluice.decided import decisions, export_decisions, export_machine
-    from sluice.owners import experts_at_home, move_experts
+    from sluice.owners import experts_at_home, move_experts, start_moving_experts
     from sluice.settings import configure
 
 try:
@@ -30,6 +30,7 @@ __all__ = [
     "give_back",
     "move_experts",
     "plan_model",
+    "start_moving_experts",
     "stats",
     "trace",
 ]
@@ -51,7 +52,7 @@ def __getattr__(name: str) -> Any:
         from sluice import decided
 
         return getattr(decided, name)
-    if name in ("experts_at_home", "move_experts"):
+    if name in ("experts_at_home", "move_experts", "start_moving_experts"):
         from sluice import owners
 
         return getattr(owners, name)

@@ -81,16 +81,18 @@ class PipelineOptions(NamedTuple):
 class PlacementOptions(NamedTuple):
     """When experts change ranks (docs/placement.md).
 
-    interval    steps between two looks at the loads
-    target      no more is wanted than a fullest rank with so many times the least rows that it can have
-    least_gain  share of a layer's time that a move must save
-    horizon     steps for which loads are believed to stay: a move must save more in them than it takes
+    interval          steps between two looks at the loads
+    target            no more is wanted than a fullest rank with so many times the least rows that it can have
+    least_gain        share of a layer's time that a move must save
+    horizon           steps for which loads are believed to stay: a move must save more in them than it takes
+    bytes_per_second  that a rank sends of experts while it trains, None: as fast as the link takes them
     """
 
     interval: int = 20
     target: float = 1.05
     least_gain: float = 0.05
     horizon: int = 500
+    bytes_per_second: int | None = None
 
 
 @dataclass(frozen=True)
@@ -441,6 +443,8 @@ def _placement(key: str, value: Any) -> PlacementOptions | None:
         given["target"] = _number(f"{key}.target", given["target"], 1.0, 1e6)
     if "least_gain" in given:
         given["least_gain"] = _number(f"{key}.least_gain", given["least_gain"], 0.0, 0.99)
+    if "bytes_per_second" in given:
+        given["bytes_per_second"] = _bytes(f"{key}.bytes_per_second", given["bytes_per_second"])
     return PlacementOptions(**given)
 
 

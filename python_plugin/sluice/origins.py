@@ -63,6 +63,7 @@ TABLE = {
     "placement.target": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
     "placement.least_gain": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
     "placement.horizon": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
+    "placement.bytes_per_second": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
     "pipeline.plan": Rule(frozenset((DS_CONFIG,)), "it names a file to read"),
     "pipeline.memory_budget": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
     "on_unsupported": Rule(ANYONE, "an error or a warning; transformers' own layers run in either case"),

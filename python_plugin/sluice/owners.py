@@ -31,6 +31,34 @@ def move_experts(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[i
     kept.move(layer, expert_rank, expert_slot, optimizer)
 
 
+def start_moving_experts(
+    layer: Any,
+    expert_rank: Sequence[int],
+    expert_slot: Sequence[int],
+    optimizer: Any,
+    bytes_per_second: int | None = None,
+) -> Any:
+    """The same beside the optimizer's next steps: what a step has left travels over connections of its own while the
+    next forwards and backwards run, gradients follow in front of the next step, and then all ranks have moved, or none.
+
+    An experts module of transformers, and an optimizer of torch, whose step hooks drive it; DeepSpeed has
+    "placement": "adaptive". Call it before a step, on all ranks alike. In one round a rank gives one expert at most and
+    gets one, so a placement may take some steps; further calls wait for their turn. While it lasts, weights of experts
+    change in optimizer.step() alone: where somebody else writes into them, the move is given up on all ranks.
+
+    What is returned has `has_ended`, `num_moves` (experts that have changed their rank), `why_not` (given up, and why),
+    `left_bytes`, and `hidden_bytes` of them that were out before the step. bytes_per_second: of a rank, None: as fast
+    as the link takes them; of an optimizer's first call. Losses of ranks are errors of optimizer.step().
+    """
+    kept = resolve.kept_of(layer)
+    if kept is None or not hasattr(kept, "start_moving"):
+        raise InvalidArgument(
+            f"start_moving_experts: {resolve.name_of(layer)} is no experts module of transformers under "
+            'ep_implementation="sluice": sluice.move_experts moves experts of other hosts at once'
+        )
+    return kept.start_moving(layer, expert_rank, expert_slot, optimizer, bytes_per_second)
+
+
 @contextmanager
 def experts_at_home(model: Any, optimizer: Any = None) -> Iterator[None]:
     """Within it all experts of a model lie where its host believes them to be, and behind it where they lay before:

@@ -1,0 +1,235 @@
+"""Experts change ranks beside training, by `sluice/migration.h`.
+
+Behind an update what it has left (weights, masters, moments, step counts) is copied and travels while the host goes on.
+In front of the next update gradients follow, and then the placement is in force on all ranks, or on none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.host import moving
+from sluice.adapters.host.kept import Content
+from sluice.adapters.host.moving import Belongings, Expert, MovingLayer
+from sluice.adapters.host.placement import Placement
+from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
+from sluice.errors import (
+    Aborted,
+    InvalidArgument,
+    InvalidState,
+    Mismatch,
+    PeerLost,
+    PeerRefused,
+    SluiceError,
+    TimedOut,
+)
+
+_ALL_GO_ON = (InvalidArgument, Mismatch, PeerRefused)  # after these all have aborted alike
+_A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
+_Form = Any  # ("tensor", shape, dtype, device); else a plain value
+
+
+class _Parcel(NamedTuple):
+    """All of one expert, in host memory. Where one leaves and one arrives, both have the same memory."""
+
+    still: Content
+    devices: dict[str, str]  # on which the host has these
+    late: dict[str, torch.Tensor]
+    is_there: torch.Tensor  # of each of `late`
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What travels before the boundary."""
+        return [value for value in self.still.values() if isinstance(value, torch.Tensor)]
+
+    def content(self) -> Content:
+        """As moving.fill takes it."""
+        late = {name: value for (name, value), there in zip(self.late.items(), self.is_there.tolist()) if there}
+        still = {
+            name: value.to(self.devices[name]) if name in self.devices else value for name, value in self.still.items()
+        }
+        return {**still, **late}
+
+
+class _Trip(NamedTuple):
+    layer: MovingLayer
+    belongings: Belongings
+    old: Placement
+    new: Placement
+    leaving: dict[int, _Parcel]
+    arriving: dict[int, _Parcel]
+    versions: list[tuple[torch.Tensor, int]]
+    failure: str  # why it could not begin on this rank, of which others hear in commit
+
+
+class Beside:
+    """Moves of experts between these ranks, one placement of one layer at a time.
+
+    ranks             global, ascending: of all groups that must move alike, those of replicas too
+    bytes_per_second  from each rank while the host trains; None: as fast as the link takes them
+    """
+
+    def __init__(self, ranks: Sequence[int], bytes_per_second: int | None = None) -> None:
+        self.ranks = tuple(ranks)
+        self._group = EpGroup.unshared(self.ranks)
+        self._migration = Migration(self._group, bytes_per_second)
+        self._epoch = 0
+        self._trip: _Trip | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a move has begun and not ended."""
+        return self._trip is not None
+
+    def begin(self, layer: MovingLayer, belongings: Belongings, new: Placement) -> None:
+        """Behind an update. Collective over all ranks. What goes wrong on one of them is said by commit."""
+        if self._trip is not None:
+            raise InvalidState("experts are on their way to other ranks already: commit that move first")
+        self._epoch += 1
+        old, ranks = layer.placement, layer.moving_ranks
+        slots, keeper, group = belongings
+        own = ranks.index(dist.get_rank())
+        moved = [e for e in range(len(old.expert_rank)) if old.expert_rank[e] != new.expert_rank[e]]
+        leaving = {e: _packed(slots[old.expert_slot[e]], belongings) for e in moved if old.expert_rank[e] == own}
+        forms = _forms_of_all(leaving, group, len(ranks))
+        arriving, reused = {}, list(leaving.values())
+        for e in (e for e in moved if new.expert_rank[e] == own):
+            late = moving.late_forms(slots[new.expert_slot[e]], keeper)
+            arriving[e] = _landing(forms[old.expert_rank[e]][e], late, reused.pop(0) if reused else None)
+        peers = [self.ranks.index(rank) for rank in ranks]
+        items = [Leaving(e, peers[new.expert_rank[e]], p.tensors(), _late(p)) for e, p in leaving.items()]
+        items += [Arriving(e, peers[old.expert_rank[e]], p.tensors(), _late(p)) for e, p in arriving.items()]
+        failure = ""
+        try:
+            self._migration.begin(self._epoch, items)
+        except _A_RANK_IS_LOST:
+            raise
+        except SluiceError as error:
+            failure = str(error)
+        self._trip = _Trip(layer, belongings, old, new, leaving, arriving, _versions(slots), failure)
+
+    def commit(self) -> int:
+        """In front of the next update, when gradients are what it takes. Collective over all ranks. How many experts
+        have changed their rank. After InvalidState, InvalidArgument, Mismatch or PeerRefused none has, on any rank."""
+        if self._trip is None:
+            raise InvalidState("no experts are on their way")
+        trip, self._trip = self._trip, None
+        layer, (slots, keeper, _), old, new = trip[:4]
+        own = layer.moving_ranks.index(dist.get_rank())
+        for e, parcel in trip.leaving.items():
+            _load(parcel, moving.late_of(slots[old.expert_slot[e]], keeper))
+        stay = [e for e in old.experts_of(own) if new.expert_rank[e] == own and old.place(e) != new.place(e)]
+        contents = {e: _all_of(slots[old.expert_slot[e]], trip.belongings) for e in stay}
+        try:
+            layer.replace_experts(new)
+        except SluiceError as error:  # on all ranks of this group
+            self._give_up(trip, str(error))
+            raise
+        try:
+            if trip.failure:
+                raise InvalidState(trip.failure)
+            self._migration.commit(_changed(trip.versions, layer.moving_name))
+        except (InvalidState, *_ALL_GO_ON):
+            layer.replace_experts(old)
+            raise
+        contents.update({e: parcel.content() for e, parcel in trip.arriving.items()})
+        for e, content in contents.items():
+            moving.fill(slots[new.expert_slot[e]], keeper, content)
+        return sum(a != b for a, b in zip(old.expert_rank, new.expert_rank))
+
+    def abort(self, reason: str) -> None:
+        """Nothing moves. All ranks do so alike: not collective."""
+        if self._trip is not None:
+            self._trip = None
+            self._migration.abort(reason)
+
+    def progress(self) -> dict[str, Any]:
+        """See Migration.progress; of the newest move."""
+        return self._migration.progress()
+
+    def close(self) -> None:
+        """May be called again."""
+        self._trip = None
+        self._migration.close()
+        self._group.close()
+
+    def _give_up(self, trip: _Trip, reason: str) -> None:
+        """For groups with replicas, which may be able to."""
+        if not trip.failure:
+            with contextlib.suppress(*_ALL_GO_ON):
+                self._migration.commit(reason)
+
+
+def _packed(expert: Expert, belongings: Belongings) -> _Parcel:
+    still = moving.still_of(expert, belongings.keeper)
+    devices = {name: value.device.type for name, value in still.items() if isinstance(value, torch.Tensor)}
+    still.update({name: still[name].contiguous().cpu() for name in devices})
+    return _Parcel(still, devices, *_room(moving.late_forms(expert, belongings.keeper)))
+
+
+def _room(forms: dict[str, tuple[int, torch.dtype]]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    late = {name: torch.zeros(count, dtype=dtype) for name, (count, dtype) in forms.items()}
+    return late, torch.zeros(len(late), dtype=torch.uint8)
+
+
+def _late(parcel: _Parcel) -> list[torch.Tensor]:
+    return [*parcel.late.values(), parcel.is_there]
+
+
+def _forms_of_all(leaving: dict[int, _Parcel], group: Any, count: int) -> list[dict[int, dict[str, _Form]]]:
+    """By rank and expert, what each name is: both ends know before anything travels."""
+    own = {
+        e: {
+            name: ("tensor", tuple(value.shape), value.dtype, parcel.devices[name]) if name in parcel.devices else value
+            for name, value in parcel.still.items()
+        }
+        for e, parcel in leaving.items()
+    }
+    said: list[Any] = [None] * count
+    dist.all_gather_object(said, own, group=group)
+    return said
+
+
+def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], leaving: _Parcel | None) -> _Parcel:
+    """Where an expert arrives: in the memory of one that leaves, wherever that is alike."""
+    still: Content = {}
+    devices: dict[str, str] = {}
+    for name, form in forms.items():
+        if not (isinstance(form, tuple) and form and form[0] == "tensor"):
+            still[name] = form
+            continue
+        _, shape, dtype, devices[name] = form
+        there = None if leaving is None else leaving.still.get(name)
+        is_alike = isinstance(there, torch.Tensor) and (tuple(there.shape), there.dtype) == (shape, dtype)
+        still[name] = there if is_alike else torch.empty(shape, dtype=dtype)
+    if leaving is not None and {n: (t.numel(), t.dtype) for n, t in leaving.late.items()} == late:
+        return _Parcel(still, devices, leaving.late, leaving.is_there)
+    return _Parcel(still, devices, *_room(late))
+
+
+def _load(parcel: _Parcel, late: Content) -> None:
+    """What is late is there now."""
+    for number, (name, room) in enumerate(parcel.late.items()):
+        parcel.is_there[number] = name in late
+        if name in late:
+            room.copy_(late[name].reshape(-1))
+
+
+def _all_of(expert: Expert, belongings: Belongings) -> Content:
+    return {**moving.still_of(expert, belongings.keeper), **moving.late_of(expert, belongings.keeper)}
+
+
+def _versions(slots: Sequence[Expert]) -> list[tuple[torch.Tensor, int]]:
+    """Torch counts what is written into a tensor."""
+    parameters = {id(p.parameter): p.parameter for expert in slots for p in expert.pieces.values()}
+    local = [getattr(parameter, "_local_tensor", parameter) for parameter in parameters.values()]
+    return [(tensor, tensor._version) for tensor in local]
+
+
+def _changed(versions: list[tuple[torch.Tensor, int]], name: str) -> str | None:
+    if all(tensor._version == version for tensor, version in versions):
+        return None
+    return f"{name}: somebody has written into weights of experts between two updates, while these were on their way"

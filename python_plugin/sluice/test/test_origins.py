@@ -50,6 +50,7 @@ REFUSED = {
     "placement.target": {"placement": {"target": 1.1}},
     "placement.least_gain": {"placement": {"least_gain": 0.1}},
     "placement.horizon": {"placement": {"horizon": 50}},
+    "placement.bytes_per_second": {"placement": {"bytes_per_second": "50MB"}},
     "pipeline.plan": {"pipeline": {"plan": "p.json"}},
     "pipeline.memory_budget": {"pipeline": {"memory_budget": "2GiB"}},
     "tuner.machine": {"tuner": {"machine": "m.json"}},
@@ -62,6 +63,7 @@ OF_AN_ENGINE = {
     *("optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight", "pipeline.plan"),
     "pipeline.memory_budget",
     *("placement", "placement.interval", "placement.target", "placement.least_gain", "placement.horizon"),
+    "placement.bytes_per_second",
 }
 
 

@@ -33,7 +33,7 @@ _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
 _Form = Any  # ("tensor", shape, dtype, device); else a plain value
 
 
-class _Parcel(NamedTuple):
+class _Bundle(NamedTuple):
     """All of one expert, in host memory. Where one leaves and one arrives, both have the same memory."""
 
     still: Content
@@ -59,8 +59,8 @@ class _Trip(NamedTuple):
     belongings: Belongings
     old: Placement
     new: Placement
-    leaving: dict[int, _Parcel]
-    arriving: dict[int, _Parcel]
+    leaving: dict[int, _Bundle]
+    arriving: dict[int, _Bundle]
     versions: list[tuple[torch.Tensor, int]]
     failure: str  # why it could not begin on this rank, of which others hear in commit
 
@@ -119,8 +119,8 @@ class Beside:
         trip, self._trip = self._trip, None
         layer, (slots, keeper, _), old, new = trip[:4]
         own = layer.moving_ranks.index(dist.get_rank())
-        for e, parcel in trip.leaving.items():
-            _load(parcel, moving.late_of(slots[old.expert_slot[e]], keeper))
+        for e, bundle in trip.leaving.items():
+            _load(bundle, moving.late_of(slots[old.expert_slot[e]], keeper))
         stay = [e for e in old.experts_of(own) if new.expert_rank[e] == own and old.place(e) != new.place(e)]
         contents = {e: _all_of(slots[old.expert_slot[e]], trip.belongings) for e in stay}
         try:
@@ -135,7 +135,7 @@ class Beside:
         except (InvalidState, *_ALL_GO_ON):
             layer.replace_experts(old)
             raise
-        contents.update({e: parcel.content() for e, parcel in trip.arriving.items()})
+        contents.update({e: bundle.content() for e, bundle in trip.arriving.items()})
         for e, content in contents.items():
             moving.fill(slots[new.expert_slot[e]], keeper, content)
         return sum(a != b for a, b in zip(old.expert_rank, new.expert_rank))
@@ -163,11 +163,11 @@ class Beside:
                 self._migration.commit(reason)
 
 
-def _packed(expert: Expert, belongings: Belongings) -> _Parcel:
+def _packed(expert: Expert, belongings: Belongings) -> _Bundle:
     still = moving.still_of(expert, belongings.keeper)
     devices = {name: value.device.type for name, value in still.items() if isinstance(value, torch.Tensor)}
     still.update({name: still[name].contiguous().cpu() for name in devices})
-    return _Parcel(still, devices, *_room(moving.late_forms(expert, belongings.keeper)))
+    return _Bundle(still, devices, *_room(moving.late_forms(expert, belongings.keeper)))
 
 
 def _room(forms: dict[str, tuple[int, torch.dtype]]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -175,25 +175,25 @@ def _room(forms: dict[str, tuple[int, torch.dtype]]) -> tuple[dict[str, torch.Te
     return late, torch.zeros(len(late), dtype=torch.uint8)
 
 
-def _late(parcel: _Parcel) -> list[torch.Tensor]:
-    return [*parcel.late.values(), parcel.is_there]
+def _late(bundle: _Bundle) -> list[torch.Tensor]:
+    return [*bundle.late.values(), bundle.is_there]
 
 
-def _forms_of_all(leaving: dict[int, _Parcel], group: Any, count: int) -> list[dict[int, dict[str, _Form]]]:
+def _forms_of_all(leaving: dict[int, _Bundle], group: Any, count: int) -> list[dict[int, dict[str, _Form]]]:
     """By rank and expert, what each name is: both ends know before anything travels."""
     own = {
         e: {
-            name: ("tensor", tuple(value.shape), value.dtype, parcel.devices[name]) if name in parcel.devices else value
-            for name, value in parcel.still.items()
+            name: ("tensor", tuple(value.shape), value.dtype, bundle.devices[name]) if name in bundle.devices else value
+            for name, value in bundle.still.items()
         }
-        for e, parcel in leaving.items()
+        for e, bundle in leaving.items()
     }
     said: list[Any] = [None] * count
     dist.all_gather_object(said, own, group=group)
     return said
 
 
-def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], leaving: _Parcel | None) -> _Parcel:
+def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], leaving: _Bundle | None) -> _Bundle:
     """Where an expert arrives: in the memory of one that leaves, wherever that is alike."""
     still: Content = {}
     devices: dict[str, str] = {}
@@ -206,14 +206,14 @@ def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], 
         is_alike = isinstance(there, torch.Tensor) and (tuple(there.shape), there.dtype) == (shape, dtype)
         still[name] = there if is_alike else torch.empty(shape, dtype=dtype)
     if leaving is not None and {n: (t.numel(), t.dtype) for n, t in leaving.late.items()} == late:
-        return _Parcel(still, devices, leaving.late, leaving.is_there)
-    return _Parcel(still, devices, *_room(late))
+        return _Bundle(still, devices, leaving.late, leaving.is_there)
+    return _Bundle(still, devices, *_room(late))
 
 
-def _load(parcel: _Parcel, late: Content) -> None:
+def _load(bundle: _Bundle, late: Content) -> None:
     """What is late is there now."""
-    for number, (name, room) in enumerate(parcel.late.items()):
-        parcel.is_there[number] = name in late
+    for number, (name, room) in enumerate(bundle.late.items()):
+        bundle.is_there[number] = name in late
         if name in late:
             room.copy_(late[name].reshape(-1))
 

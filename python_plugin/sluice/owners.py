@@ -53,7 +53,7 @@ def start_moving_experts(
     kept = resolve.kept_of(layer)
     if kept is None or not hasattr(kept, "start_moving"):
         raise InvalidArgument(
-            f"start_moving_experts: {resolve.name_of(layer)} is no experts module of transformers under "
+            f"start_moving_experts: {resolve.name_of(layer)} is no module whose experts are shared out by "
             'ep_implementation="sluice": sluice.move_experts moves experts of other hosts at once'
         )
     return kept.start_moving(layer, expert_rank, expert_slot, optimizer, bytes_per_second)

@@ -117,6 +117,7 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_STAGE_INPUT_GRAD = 1
   integer(c_int32_t), parameter :: SLUICE_PIPELINE_LOOPED = 0
   integer(c_int32_t), parameter :: SLUICE_PIPELINE_V = 1
+  integer(c_int32_t), parameter :: SLUICE_PIPELINE_MAX_NOTE = 1024
   integer(c_int32_t), parameter :: SLUICE_PIPELINE_MEASURED = 0
   integer(c_int32_t), parameter :: SLUICE_PIPELINE_PREDICTED = 1
   integer(c_int32_t), parameter :: SLUICE_MOVE_PAYS = 0
@@ -1405,6 +1406,17 @@ module sluice
       integer(c_int32_t), value :: num_items
       integer(c_int32_t) :: it
     end function
+    function sluice_migration_read_still(migration, id, peer, to, num_spans, out_is_there) bind(c, &
+      name="sluice_migration_read_still") result(it)
+      import
+      type(c_ptr), value :: migration
+      integer(c_int64_t), value :: id
+      integer(c_int32_t), value :: peer
+      type(sluice_migration_span_t), intent(in), optional :: to
+      integer(c_int32_t), value :: num_spans
+      integer(c_int32_t), intent(inout), optional :: out_is_there
+      integer(c_int32_t) :: it
+    end function
     function sluice_migration_commit(migration, refusal) bind(c, name="sluice_migration_commit") result(it)
       import
       type(c_ptr), value :: migration
@@ -1692,6 +1704,23 @@ module sluice
       import
       type(c_ptr), value :: kept
     end subroutine
+    function sluice_pipeline_set_note(pipeline, numbers, count) bind(c, name="sluice_pipeline_set_note") result(it)
+      import
+      type(c_ptr), value :: pipeline
+      real(c_double), intent(in), optional :: numbers
+      integer(c_int32_t), value :: count
+      integer(c_int32_t) :: it
+    end function
+    function sluice_pipeline_get_note(pipeline, rank, out_numbers, capacity, out_count) bind(c, &
+      name="sluice_pipeline_get_note") result(it)
+      import
+      type(c_ptr), value :: pipeline
+      integer(c_int32_t), value :: rank
+      real(c_double), intent(inout), optional :: out_numbers
+      integer(c_int32_t), value :: capacity
+      integer(c_int32_t), intent(inout), optional :: out_count
+      integer(c_int32_t) :: it
+    end function
     function sluice_pipeline_get_stats(pipeline, out_stats) bind(c, name="sluice_pipeline_get_stats") result(it)
       import
       type(c_ptr), value :: pipeline

@@ -129,6 +129,7 @@ const (
 	STAGE_INPUT_GRAD          = 1
 	PIPELINE_LOOPED           = 0
 	PIPELINE_V                = 1
+	PIPELINE_MAX_NOTE         = 1024
 	PIPELINE_MEASURED         = 0
 	PIPELINE_PREDICTED        = 1
 	MOVE_PAYS                 = 0
@@ -1502,6 +1503,12 @@ func MigrationBegin(migration *Migration, epoch uint64, items *MigrationItem, nu
 	})
 }
 
+func MigrationReadStill(migration *Migration, id uint64, peer int32, to *MigrationSpan, numSpans int32, outIsThere *int32) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_migration_read_still((*C.sluice_migration_t)(unsafe.Pointer(migration)), C.uint64_t(id), C.int32_t(peer), (*C.sluice_migration_span_t)(unsafe.Pointer(to)), C.int32_t(numSpans), (*C.int32_t)(unsafe.Pointer(outIsThere)))
+	})
+}
+
 func MigrationCommit(migration *Migration, refusal *byte) error {
 	return checked(func() C.sluice_status_t {
 		return C.sluice_migration_commit((*C.sluice_migration_t)(unsafe.Pointer(migration)), (*C.char)(unsafe.Pointer(refusal)))
@@ -1738,6 +1745,18 @@ func PipelineKeep(pipeline *Pipeline, received *StageTensors, outKept *unsafe.Po
 
 func PipelineGiveBack(kept unsafe.Pointer) {
 	C.sluice_pipeline_give_back(kept)
+}
+
+func PipelineSetNote(pipeline *Pipeline, numbers *float64, count int32) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_pipeline_set_note((*C.sluice_pipeline_t)(unsafe.Pointer(pipeline)), (*C.double)(unsafe.Pointer(numbers)), C.int32_t(count))
+	})
+}
+
+func PipelineGetNote(pipeline *Pipeline, rank int32, outNumbers *float64, capacity int32, outCount *int32) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_pipeline_get_note((*C.sluice_pipeline_t)(unsafe.Pointer(pipeline)), C.int32_t(rank), (*C.double)(unsafe.Pointer(outNumbers)), C.int32_t(capacity), (*C.int32_t)(unsafe.Pointer(outCount)))
+	})
 }
 
 func PipelineGetStats(pipeline *Pipeline, outStats *PipelineStats) error {

@@ -114,6 +114,7 @@ pub const SLUICE_STAGE_OUTPUT: i32 = 0;
 pub const SLUICE_STAGE_INPUT_GRAD: i32 = 1;
 pub const SLUICE_PIPELINE_LOOPED: i32 = 0;
 pub const SLUICE_PIPELINE_V: i32 = 1;
+pub const SLUICE_PIPELINE_MAX_NOTE: i32 = 1024;
 pub const SLUICE_PIPELINE_MEASURED: i32 = 0;
 pub const SLUICE_PIPELINE_PREDICTED: i32 = 1;
 pub const SLUICE_MOVE_PAYS: i32 = 0;
@@ -1912,6 +1913,7 @@ extern "C" {
     pub fn sluice_migration_create(comm: *mut sluice_comm_t, config: *const sluice_migration_config_t, out_migration: *mut *mut sluice_migration_t) -> i32;
     pub fn sluice_migration_destroy(migration: *mut sluice_migration_t);
     pub fn sluice_migration_begin(migration: *mut sluice_migration_t, epoch: u64, items: *const sluice_migration_item_t, num_items: i32) -> i32;
+    pub fn sluice_migration_read_still(migration: *mut sluice_migration_t, id: u64, peer: i32, to: *const sluice_migration_span_t, num_spans: i32, out_is_there: *mut i32) -> i32;
     pub fn sluice_migration_commit(migration: *mut sluice_migration_t, refusal: *const c_char) -> i32;
     pub fn sluice_migration_settle(migration: *mut sluice_migration_t, comm: *mut sluice_comm_t, out_epoch: *mut u64) -> i32;
     pub fn sluice_migration_abort(migration: *mut sluice_migration_t, reason: *const c_char);
@@ -1960,6 +1962,8 @@ extern "C" {
     pub fn sluice_pipeline_abort(pipeline: *mut sluice_pipeline_t);
     pub fn sluice_pipeline_keep(pipeline: *mut sluice_pipeline_t, received: *const sluice_stage_tensors_t, out_kept: *mut *mut c_void) -> i32;
     pub fn sluice_pipeline_give_back(kept: *mut c_void);
+    pub fn sluice_pipeline_set_note(pipeline: *mut sluice_pipeline_t, numbers: *const f64, count: i32) -> i32;
+    pub fn sluice_pipeline_get_note(pipeline: *mut sluice_pipeline_t, rank: i32, out_numbers: *mut f64, capacity: i32, out_count: *mut i32) -> i32;
     pub fn sluice_pipeline_get_stats(pipeline: *mut sluice_pipeline_t, out_stats: *mut sluice_pipeline_stats_t) -> i32;
     pub fn sluice_pipeline_get_events(pipeline: *mut sluice_pipeline_t, out_events: *mut sluice_stage_event_t, capacity: i64, out_count: *mut i64) -> i32;
     pub fn sluice_pipeline_timeline_json(pipeline: *mut sluice_pipeline_t, which: i32, text: *mut c_char, inout_bytes: *mut u64) -> i32;

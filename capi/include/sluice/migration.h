@@ -104,7 +104,7 @@ SLUICE_API sluice_status_t sluice_migration_begin(sluice_migration_t* migration,
  *           which is STILL. The places of the item itself will do
  * out_is_there: 1: all are here, and copied. 0: not yet, or another rank has given the move up, as commit will say
  *
- * By the thread that commits; not collective. Errors: STATE (no move is under way), INVALID_ARGUMENT. */
+ * Threads: that which commits; not collective. Errors: STATE (no move is under way), INVALID_ARGUMENT. */
 SLUICE_API sluice_status_t sluice_migration_read_still(sluice_migration_t* migration, uint64_t id, int32_t peer,
                                                        const sluice_migration_span_t* to, int32_t num_spans,
                                                        int32_t* out_is_there);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ import torch.distributed as dist
 from ds_models import SLUICE, build, ds_config, engine
 
 EVERY = 4  # steps from one checkpoint to the next
+HOST_S = 40  # of the host's own collectives: only a deadline ends their wait for a rank that is stopped
+# Names the newest checkpoint that all ranks have written. The host's `latest` does so before other ranks have, and is
+# empty for a moment.
+WHOLE = "whole"
 # The same bits in each run: n and the weight gradients' order are fixed.
 SECTION = {**SLUICE, "timeout": 20, "wgrad_mode": "deferred", "gemm": "native"}
 
@@ -21,10 +27,13 @@ def train_on(folder: str, steps: int, begin_file: str) -> dict[str, Any]:
     layers = [{"k": 2}, {"k": 1, "expert": "gated"}]
     host = engine(build(layers), ds_config(), SECTION)
     first = 0
-    if (Path(folder) / "latest").exists():
-        path, state = host.load_checkpoint(folder)
+    whole = Path(folder) / WHOLE
+    if whole.exists():
+        path, state = host.load_checkpoint(folder, tag=whole.read_text())
         assert path is not None
         first = state["step"]
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=HOST_S), group)
     Path(f"{begin_file}.{dist.get_rank()}").touch()
     losses = {}
     for step in range(first, steps):
@@ -35,7 +44,11 @@ def train_on(folder: str, steps: int, begin_file: str) -> dict[str, Any]:
         losses[str(step)] = float(loss.detach()).hex()
         (Path(folder) / f"loss-{dist.get_rank()}-{step}").write_text(losses[str(step)])
         if (step + 1) % EVERY == 0:
-            host.save_checkpoint(folder, tag=f"step{step + 1}", client_state={"step": step + 1})
+            tag = f"step{step + 1}"
+            host.save_checkpoint(folder, tag=tag, client_state={"step": step + 1}, save_latest=False)
+            if dist.get_rank() == 0:  # the host has waited for all ranks
+                (Path(folder) / "new").write_text(tag)
+                os.replace(Path(folder) / "new", whole)
     host.sluice.unswap()
     host.destroy()
     return {"losses": losses, "from": first}

@@ -32,7 +32,7 @@ def machine() -> dict[str, object]:
 def versions() -> dict[str, str]:
     """Versions of everything that takes part; a package that is not installed is left out."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "deepspeed", "transformers", "numpy", "sluice"):
+    for name in ("torch", "deepspeed", "transformers", "megatron-core", "numpy", "sluice"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

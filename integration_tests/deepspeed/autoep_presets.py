@@ -41,22 +41,37 @@ _DEEPSEEK: dict[str, Any] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
-CONFIGS: dict[str, Any] = {
-    "mixtral": lambda: MixtralConfig(**_COMMON, intermediate_size=24, num_local_experts=4, router_aux_loss_coef=0.02),
-    "qwen3_moe": lambda: Qwen3MoeConfig(
-        **_COMMON, intermediate_size=40, moe_intermediate_size=24, num_experts=8, head_dim=8, norm_topk_prob=True
+# By preset: the config's class, and its fields beside those above.
+CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mixtral": (MixtralConfig, {"intermediate_size": 24, "num_local_experts": 4, "router_aux_loss_coef": 0.02}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {
+            "intermediate_size": 40,
+            "moe_intermediate_size": 24,
+            "num_experts": 8,
+            "head_dim": 8,
+            "norm_topk_prob": True,
+        },
     ),
     # With a shared expert and a gate for it.
-    "qwen2_moe": lambda: Qwen2MoeConfig(
-        **_COMMON, intermediate_size=40, moe_intermediate_size=24, shared_expert_intermediate_size=16, num_experts=8
+    "qwen2_moe": (
+        Qwen2MoeConfig,
+        {
+            "intermediate_size": 40,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 16,
+            "num_experts": 8,
+        },
     ),
-    "deepseek_v2": lambda: DeepseekV2Config(**{**_COMMON, **_DEEPSEEK}, topk_method="group_limited_greedy"),
-    "deepseek_v3": lambda: DeepseekV3Config(**{**_COMMON, **_DEEPSEEK}),
+    "deepseek_v2": (DeepseekV2Config, {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3": (DeepseekV3Config, _DEEPSEEK),
 }
 
 
-def build(kind: str, vocabulary: int) -> Any:
-    """With the random parameters of the moment."""
-    config = CONFIGS[kind]()
+def build(kind: str, vocabulary: int, **changes: Any) -> Any:
+    """With the random parameters of the moment. changes: other fields of its config."""
+    config_class, fields = CONFIGS[kind]
+    config = config_class(**{**_COMMON, **fields, **changes})
     config.update({"vocab_size": vocabulary})
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -20,7 +20,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -203,8 +203,21 @@ def _mend_megatron(names: Sequence[str] = ("te_general_gemm",)) -> None:
             setattr(moe_utils, name, None)
 
 
+_on_cpu = _OnCpu()
+
+
+@contextlib.contextmanager
+def off() -> Iterator[None]:
+    """Calls of torch are not looked at for a while, which takes time: of layers that are on the CPU and stay there."""
+    _on_cpu.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        _on_cpu.__enter__()
+
+
 _patch_cuda()
 _patch_all_to_all()
 _add_packages()
-_OnCpu().__enter__()
+_on_cpu.__enter__()
 _mend_megatron()

@@ -1,0 +1,108 @@
+"""A MoE layer of a host and the same on Sluice, in turns, over shaped links: what megatron_layer.py and autoep_layer.py
+have in common. Their rank-side is beside_rank.py.
+
+One layer per cell, forward and backward, fresh gradients. Beside the ratio stands what is possible: stock's time over
+the sum over forward and backward of max(communication, computation), each alone in the same run, of real rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from integration_tests.benchmarks import launch, records
+from integration_tests.benchmarks.stats import pair_ratios, quartiles
+
+HERE = Path(__file__).resolve().parent
+MOST_SLOWER = 1.03  # where nothing can be overlapped (grid.py)
+
+Shapes = Mapping[str, Mapping[str, Any]]
+
+
+def show(line: dict[str, Any]) -> str:
+    """A line of the table."""
+    stock, ours, gain = line["stock"], line["sluice"], line["speedup"]
+    return (
+        f"{line['name']:<9} {line['dtype']:<9} {line['link']:>8}  stock {1000 * stock['median']:6.0f} ms  "
+        f"Sluice {1000 * ours['median']:6.0f} ms with {line['chunks']} chunks  "
+        f"{gain['median']:.2f}x [{gain['q1']:.2f} .. {gain['q3']:.2f}] of {line['possible']:.2f} possible  "
+        f"outputs differ by {line['difference']:.1e}"
+    )
+
+
+def missed(line: dict[str, Any]) -> list[str]:
+    """What a line should reach and does not, in words: faster than stock over every shaped link, nowhere slower by more
+    than 3 % in three of four pairs, and what the cell names for its link ("must_reach")."""
+    said, gain, shaped = [], line["speedup"], line["link"] != "none"
+    wanted = line.get("must_reach", {}).get(line["link"])
+    if wanted is not None and gain["median"] < wanted:
+        said.append(f"{gain['median']:.2f} x stock, wanted {wanted}")
+    if shaped and gain["median"] <= 1.0:
+        said.append(f"{gain['median']:.2f} x stock over a shaped link, wanted more than 1")
+    if 1 / gain["q3"] > MOST_SLOWER:
+        said.append(f"slower than stock: {1 / gain['q3']:.2f} of its time in the best quarter of pairs")
+    return said
+
+
+def verdicts(lines: list[dict[str, Any]]) -> tuple[list[str], bool]:
+    """A line for each promise that is missed, or one that there is none; and whether there is none."""
+    said = [f"missed: {x['name']} {x['dtype']} {x['link']}: {text}" for x in lines for text in missed(x)]
+    return said or [f"all {len(lines)} cells keep the marks"], not said
+
+
+def _cells(options: argparse.Namespace, shapes: Shapes, smoke: Shapes) -> list[dict[str, Any]]:
+    chosen = smoke if options.smoke else {name: shapes[name] for name in options.shapes}
+    return [{"name": name, "dtype": dtype, **shape} for name, shape in chosen.items() for dtype in options.dtypes]
+
+
+def _run_link(
+    options: argparse.Namespace, program: str, cells: list[dict[str, Any]], link: str, progress: launch.Progress
+) -> list[dict[str, Any]]:
+    lines, _ = launch.ask(
+        HERE / program,
+        {"cells": cells, "pairs": options.pairs},
+        world_size=options.ranks,
+        rate=link,
+        deadline_s=1800,
+        progress=progress,
+        title=link,
+    )
+    for line in lines:
+        line["link"] = link
+        line["speedup"] = pair_ratios(line["wall_s"]["stock"], line["wall_s"]["sluice"])
+        for side in ("stock", "sluice"):
+            line[side] = quartiles(line["wall_s"][side])
+        line["possible"] = line["stock"]["median"] / line["possible_s"]
+        progress.line(show(line))
+    return list(lines)
+
+
+def main(doc: str | None, program: str, name: str, shapes: Shapes, smoke: Shapes) -> int:
+    """Runs the cells over each link, writes one record, NAME.json; with --check 1 where a mark is missed.
+
+    program  its rank-side, a file beside this one
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
+    parser.add_argument("--links", nargs="+", default=["1gbit", "0.4gbit", "0.2gbit"], help="or none: loopback")
+    parser.add_argument("--shapes", nargs="+", choices=sorted(shapes), default=list(shapes))
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a mark is missed")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape: does it run?")
+    parser.add_argument("--records", type=Path, help="folder for the record")
+    options = parser.parse_args()
+    progress = launch.Progress()
+    lines: list[dict[str, Any]] = []
+    for link in options.links:
+        lines += _run_link(options, program, _cells(options, shapes, smoke), link, progress)
+        if options.records:  # after each link: what is done is kept
+            records.write(options.records / f"{name}.json", {"ranks": options.ranks, "lines": lines})
+    if not options.check:
+        return 0
+    said, good = verdicts(lines)
+    for text in said:
+        progress.line(text)
+    return 0 if good else 1

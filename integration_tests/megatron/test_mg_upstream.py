@@ -20,12 +20,16 @@ from host_outcomes import outcomes_of
 ROOT = os.environ.get("SLUICE_MEGATRON_TESTS")
 AROUND = Path(__file__).resolve().parent / "upstream"
 MOE = "tests/unit_tests/transformer/moe"
-# (file, whether something of it runs on Sluice). Tests of GroupedMLP import Transformer Engine and cannot be collected
-# without it, in stock as here.
+# (file, whether something of it runs on Sluice). Tests of GroupedMLP import Transformer Engine and cannot be
+# collected without it, in stock as here. Those of the dispatcher and of checkpoints build layers, or experts alone, and
+# call the parts that Sluice does not: test_mg_dispatch.py asks the same of a whole layer.
 FILES = [
     (f"{MOE}/test_moe_layer.py", True),
     (f"{MOE}/test_sequential_mlp.py", True),
     (f"{MOE}/test_grouped_mlp.py", False),
+    (f"{MOE}/test_routers.py", True),
+    (f"{MOE}/test_a2a_token_dispatcher.py", False),
+    ("tests/unit_tests/dist_checkpointing/models/test_moe_experts.py", False),
 ]
 
 pytestmark = [
@@ -83,7 +87,8 @@ def test_HostsOwnTests_OnSluice_HaveStocksOutcomes(file: str, runs: bool, tmp_pa
     ran.touch()
     stock = _outcomes(tmp_path / "stock", file)
     options = '{"on_unsupported": "warn"}'
-    ours = _outcomes(tmp_path / "sluice", file, SLUICE_TEST_LAYER="1", SLUICE_TEST_RAN=str(ran), SLUICE_OPTIONS=options)
+    switch = {"SLUICE_TEST_LAYER": "1", "SLUICE_TEST_RAN": str(ran), "SLUICE_OPTIONS": options}
+    ours = _outcomes(tmp_path / "sluice", file, **switch)
     for name, outcome in stock[0].items():
         print(f"{name}: stock {outcome} | Sluice {ours[0].get(name)}")
     counts = collections.Counter(ran.read_text().splitlines())

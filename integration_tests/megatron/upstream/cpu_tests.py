@@ -10,11 +10,16 @@ SLUICE_TEST_RAN: the proof that it ran.
 | NCCL | gloo |
 | Transformer Engine's version, of which nobody expects that there is none | 0 |
 | six, for tokenizers that are not made | a stand-in |
+| Transformer Engine's word on FP8 | that there is none |
 | data of their own from the network | none |
+
+Process groups end with the parallel state that they were made for: Megatron forgets them, and each of gloo has a thread
+that wakes a hundred times a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -26,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cpu_shim
 import torch
-from megatron.core import utils
+from megatron.core import parallel_state, utils
 
 _is_available = torch.cuda.is_available
 _init_process_group = torch.distributed.init_process_group
@@ -36,6 +41,27 @@ def _init_on_gloo(*args: Any, **kwargs: Any) -> Any:
     kwargs["backend"] = "gloo"
     kwargs.pop("device_id", None)
     return _init_process_group(*args, **kwargs)
+
+
+_groups: list[Any] = []
+_new_group = torch.distributed.new_group
+_destroy = parallel_state.destroy_model_parallel
+
+
+def _noted_group(*args: Any, **kwargs: Any) -> Any:
+    group = _new_group(*args, **kwargs)
+    if isinstance(group, torch.distributed.ProcessGroup):
+        _groups.append(group)
+    return group
+
+
+def _destroy_with_groups() -> None:
+    _destroy()
+    alive = torch.distributed.distributed_c10d._world.pg_map
+    for group in _groups:
+        if group in alive:  # a few Megatron ends itself
+            torch.distributed.destroy_process_group(group)
+    _groups.clear()
 
 
 def _module(name: str, **attributes: Any) -> None:
@@ -79,9 +105,15 @@ def _has(module: Any, layer: type) -> bool:
 
 
 torch.distributed.init_process_group = _init_on_gloo
+torch.distributed.new_group = _noted_group
+parallel_state.destroy_model_parallel = _destroy_with_groups
 for name in ("six",):  # of tokenizers that no test here makes
     if importlib.util.find_spec(name) is None:
         sys.modules[name] = cpu_shim._Anything(name)
+# The module alone, without the package around it: who asks for Transformer Engine itself finds none.
+_module(
+    "transformer_engine.pytorch.fp8", check_fp8_support=lambda: (False, "no GPU"), fp8_autocast=contextlib.nullcontext
+)
 _module("tests.test_utils.python_scripts.download_unit_tests_dataset", download_and_extract_asset=_no_data)
 utils._te_version = utils.PkgVersion("0")
 

@@ -1,0 +1,161 @@
+"""Rank-side of test_mg_dispatch.py: layers whose experts give back their rows, called step by step as schedules do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import mg_models
+import sluice
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.transformer.moe.moe_layer import MoELayer
+
+WIDTH, EXPERTS, TOP_K = 32, 8, 2
+_SHAPE: dict[str, Any] = {
+    "num_layers": 1,
+    "num_moe_experts": EXPERTS,
+    "moe_router_topk": TOP_K,
+    "moe_router_dtype": "fp32",
+    "moe_z_loss_coeff": None,
+    "moe_aux_loss_coeff": 0.0,
+}
+
+
+def _layer(ep: int, how: str, **changes: Any) -> MoELayer:
+    options = {"gemm": "host", "chunks": 2}
+    model = mg_models.model_of(ep, how, options, **{**_SHAPE, **changes})
+    return next(module for module in model.modules() if isinstance(module, MoELayer))
+
+
+def _identity_layer(ep: int, how: str, **changes: Any) -> MoELayer:
+    """ReLU between two unit matrices: rows of positive numbers come back as they were, and so do gradients."""
+    same = {"gated_linear_unit": False, "activation_func": "relu", "moe_ffn_hidden_size": WIDTH}
+    layer = _layer(ep, how, **same, **changes)
+    with torch.no_grad():
+        for expert in layer.experts.local_experts:
+            for linear in (expert.linear_fc1, expert.linear_fc2):
+                linear.weight.copy_(torch.eye(WIDTH))
+    return layer
+
+
+def _hidden(*shape: int) -> torch.Tensor:
+    """Positive, and others on each rank."""
+    generator = torch.Generator().manual_seed(100 + dist.get_rank())
+    return (torch.rand(*shape, WIDTH, generator=generator) + 0.1).requires_grad_()
+
+
+def _experts(layer: MoELayer, hidden: torch.Tensor, probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """What the host's forward does behind the router."""
+    rows, weights = layer.dispatch(*layer.preprocess(hidden, probs, chosen))
+    output, _ = layer.routed_experts_compute(rows, weights)
+    return layer.postprocess(layer.combine(output), None)
+
+
+def round_trip(ep: int, how: str, **changes: Any) -> dict[str, Any]:
+    """Probabilities of 1 / K for every route: what came back over what should have, of outputs and of gradients. Under
+    a capacity a token comes back as often as it was kept."""
+    layer = _identity_layer(ep, how, **changes)
+    hidden = _hidden(16, 2)
+    probs, chosen = layer.route(hidden)
+    kept = (probs.detach() != 0).float()
+    output = _experts(layer, hidden, kept / TOP_K, chosen)
+    wanted = hidden.detach() * (kept.sum(1) / TOP_K).view(16, 2, 1)
+    output.backward(hidden.detach())
+    assert hidden.grad is not None
+    return {
+        "output": float((output - wanted).abs().max()),
+        "gradient": float((hidden.grad - wanted).abs().max()),
+        "kept": float(kept.sum()) / (TOP_K * len(kept)),
+        "ran": _passes(layer),
+    }
+
+
+def _passes(layer: MoELayer) -> int:
+    return int(sluice.stats(layer)["num_passes"]) if getattr(layer, "_sluice", None) is not None else 0
+
+
+def padded_beside_plain(ep: int, how: str) -> dict[str, Any]:
+    """The same weights under the same capacity, experts filled up and not, with the router's own probabilities."""
+    outputs, gradients, full = [], [], []
+    for padded in (False, True):
+        layer = _layer(ep, how, moe_expert_capacity_factor=0.6, moe_pad_expert_input_to_capacity=padded)
+        hidden = _hidden(16, 2)
+        probs, chosen = layer.route(hidden)
+        output = _experts(layer, hidden, probs, chosen)
+        output.backward(output.detach())
+        outputs.append(output.detach())
+        gradients.append(hidden.grad)
+        full.append(sorted(set(chosen.sum(0).tolist())))
+    return {
+        "output": float((outputs[0] - outputs[1]).abs().max()),
+        "gradient": float((gradients[0] - gradients[1]).abs().max()),
+        "size": float(outputs[0].abs().max()),
+        "counts": full,
+    }
+
+
+def router_losses(ep: int, how: str) -> list[float]:
+    """Sums of the router's gradient where outputs count for nothing: without a loss of its own, with an aux loss, with
+    a z-loss."""
+    layer = _layer(ep, how)
+    sums = []
+    for aux, z in ((0.0, None), (1.0, None), (0.0, 1.0)):
+        layer.config.moe_aux_loss_coeff, layer.config.moe_z_loss_coeff = aux, z
+        layer.router.weight.grad = None
+        output, _ = layer(_hidden(16, 2))
+        (output.sum() * 0).backward()
+        sums.append(float(layer.router.weight.grad.abs().sum()))
+    return sums
+
+
+def router_dtypes(ep: int, how: str) -> list[list[str]]:
+    """Dtypes of probabilities and of outputs of a layer in bf16, by the router's own."""
+    found = []
+    for wanted in (None, "fp32", "fp64"):
+        layer = _layer(ep, how, moe_router_dtype=wanted).to(torch.bfloat16)
+        hidden = _hidden(16, 2).detach().bfloat16()
+        with torch.no_grad():
+            probs, _ = layer.route(hidden)
+            output, _ = layer(hidden)
+        found.append([str(probs.dtype).removeprefix("torch."), str(output.dtype).removeprefix("torch.")])
+    return found
+
+
+def resharded_in_turn(folder: str, gated: bool) -> dict[str, Any]:
+    """Saved with 4 expert-parallel ranks, loaded and saved again with 2, and again with 4: what each folder holds."""
+    folders = [Path(folder) / str(number) for number in range(3)]
+    for number, ep in enumerate((4, 2, 4)):
+        model = mg_models.model_of(
+            ep, "decorated", gated_linear_unit=gated, activation_func="silu" if gated else "gelu"
+        )
+        if number:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            model.load_state_dict(dist_checkpointing.load(_sharded(model), str(folders[number - 1])))
+        if dist.get_rank() == 0:
+            os.makedirs(folders[number])
+        dist.barrier()
+        dist_checkpointing.save(_sharded(model), str(folders[number]))
+    first, *others = [dist_checkpointing.load_plain_tensors(str(each)) for each in folders]
+    return {
+        "experts": sorted(name for name in first if "experts" in name and "_extra_state" not in name),
+        "same": [_is_same(first, other) for other in others],
+        "largest": max(float(value.abs().max()) for name, value in first.items() if "linear_fc2" in name),
+    }
+
+
+def _sharded(model: Any) -> Any:
+    groups = mg_models.parallel_state
+    return model.sharded_state_dict(
+        metadata={"dp_cp_group": groups.get_data_parallel_group(with_context_parallel=True)}
+    )
+
+
+def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in one.items() if isinstance(value, torch.Tensor)
+    )

@@ -83,6 +83,7 @@ def run_case(name: str, options: argparse.Namespace, progress: launch.Progress) 
         "link": link,
         "unit_s": unit,
         "ideal_s": ideal,
+        "ran_s": found["ran_s"],
         "stock_s": quartiles(found["stock_s"]),
         "sluice_s": quartiles(found["sluice_s"]),
         "speedup": pair_ratios(found["stock_s"], found["sluice_s"]),
@@ -100,8 +101,8 @@ def show(name: str, found: dict[str, Any]) -> str:
         f"stock {found['stock_s']['median']:.2f} s, Sluice {found['sluice_s']['median']:.2f} s, "
         f"{ratio['median']:.2f}x [{ratio['q1']:.2f} .. {ratio['q3']:.2f}] "
         f"(simulated {found['simulated']['speedup']:.2f}, wanted {found['wanted']:.2f}; {found['policy']}); without "
-        f"messages {found['ideal_s']:.2f} s; "
-        f"losses differ by {found['largest_loss_difference']:.0e}"
+        f"messages {found['ideal_s']:.2f} s; ops took {found['ran_s'] / found['unit_s']:.3f} of their plan; losses "
+        f"differ by {found['largest_loss_difference']:.0e}"
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sluice.adapters.torch import Edge, EpGroup, Pipeline, PipelineConfig
+from sluice.timeline import stages
+from sluice.timeline.model import from_trace
 
 from integration_tests.benchmarks.rank import Rank
 
@@ -36,17 +38,18 @@ class Sleeper:
 
 
 def bubble_of(policy: dict[str, Any], plan: dict[str, Any], rank: Rank) -> dict[str, Any]:
-    """Over several batches, and what was in flight and held at most on any rank."""
+    """Over several batches, and what was in flight and held at most on any rank. predicted: by the simulator with what
+    the last batch measured, messages among it."""
     p, v, apart = rank.world_size, policy["num_virtual"], policy["apart"]
     in_v = policy["name"] == "v"
     numbers = [p * k + (p - 1 - rank.number if in_v and k % 2 else rank.number) for k in range(v)]
-    stages = [Sleeper(plan["op_s"] / v, c == p * v - 1, c == 0, not apart) for c in numbers]
+    sleepers = [Sleeper(plan["op_s"] / v, c == p * v - 1, c == 0, not apart) for c in numbers]
     group = EpGroup.unshared(range(p))
     config = PipelineConfig(policy["name"], "", rank.number, num_virtual=v, weight_apart=apart)
     pipeline = Pipeline(config, group)
     bubbles = []
     for number in range(plan["batches"] + 1):  # the first does not count
-        pipeline.run(stages, plan["micro_batches"])
+        pipeline.run(sleepers, plan["micro_batches"])
         events = [event for event in pipeline.timeline() if event["op"] in COMPUTED]
         mine = {
             "begin": min(event["begin_ns"] for event in events),
@@ -60,8 +63,13 @@ def bubble_of(policy: dict[str, Any], plan: dict[str, Any], rank: Rank) -> dict[
             bubbles.append(1 - sum(each["busy"] for each in told) / (p * span))
     told = [None] * p
     dist.all_gather_object(told, pipeline.stats())
+    predicted = stages.bubble(from_trace(pipeline.timeline(predicted=True)))
     group.close()
-    return {"bubble": bubbles, **{name: max(each[name] for each in told) for name in ("most_in_flight", "most_held")}}
+    return {
+        "bubble": bubbles,
+        "predicted": predicted,
+        **{name: max(each[name] for each in told) for name in ("most_in_flight", "most_held")},
+    }
 
 
 def main() -> None:

@@ -150,7 +150,8 @@ def show(name: str, found: dict[str, Any]) -> str:
         for policy, each in found["policies"].items():
             lines.append(
                 f"bubble of {policy:<12} {100 * each['bubble']['median']:.1f} % (simulated "
-                f"{100 * each['simulated']:.1f} %), {each['most_in_flight']} in flight, {each['most_held']} held"
+                f"{100 * each['simulated']:.1f} %, with its times {100 * each['predicted']:.1f} %), "
+                f"{each['most_in_flight']} in flight, {each['most_held']} held"
             )
         return "\n".join(lines)
     ratio, fixed, simulated = found["speedup"], "", ""

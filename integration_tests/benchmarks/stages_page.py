@@ -36,7 +36,8 @@ def tables(record: Mapping[str, Any] | None) -> str:
     ]
     lines += [_row(name, found) for name, found in cases.items() if name != "bubbles"]
     if "bubbles" in cases:
-        lines += ["", "| policy | bubble, % | simulated, % | in flight | held |", "|---|---|---|---|---|"]
+        lines += ["", "| policy | bubble, % | simulated, % | with its times, % | in flight | held |"]
+        lines += ["|---|---|---|---|---|---|"]
         lines += [_bubble(name, found) for name, found in cases["bubbles"]["policies"].items()]
     return "\n".join(lines)
 
@@ -63,7 +64,8 @@ def _row(name: str, found: Mapping[str, Any]) -> str:
 def _bubble(name: str, found: Mapping[str, Any]) -> str:
     measured, wanted = 100 * found["bubble"]["median"], 100 * found["simulated"]
     told = f"{measured:.1f}" if abs(measured - wanted) <= found["points"] else f"**{measured:.1f}**"
-    return f"| `{name}` | {told} | {wanted:.1f} | {found['most_in_flight']} | {found['most_held']} |"
+    own = f"{100 * found['predicted']:.1f} " if "predicted" in found else ""
+    return f"| `{name}` | {told} | {wanted:.1f} | {own}| {found['most_in_flight']} | {found['most_held']} |"
 
 
 def record() -> dict[str, Any] | None:

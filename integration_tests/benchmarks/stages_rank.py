@@ -57,6 +57,15 @@ def train(engines: dict[str, Any], name: str, batches: Any, losses: dict[str, fl
     losses[name] = float(engines[name].train_batch(batches))
 
 
+def ran_s(pipeline: Any, micro_batches: int) -> float:
+    """What a forward and a backward took in the last batch, on the rank where they took longest: more than they sleep,
+    where ranks wait for cores."""
+    events = [event for event in pipeline.timeline() if event["op"] in ("forward", "backward")]
+    took = torch.tensor([sum(event["end_ns"] - event["begin_ns"] for event in events) / micro_batches / 1e9])
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
+
+
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     deepspeed.init_distributed("gloo", verbose=False)
@@ -84,6 +93,7 @@ def main() -> None:
             launch.report(done=number, of=plan["pairs"])
     stats = engines["sluice"].sluice.pipeline.stats()
     found = {
+        "ran_s": ran_s(engines["sluice"].sluice.pipeline.pipeline, plan["micro_batches"]),
         **{f"{name}_s": each for name, each in seconds.items()},
         **{name: stats[name] for name in ("most_in_flight", "messages_sent", "policy")},
         "largest_loss_difference": worst,

@@ -160,7 +160,10 @@ def test_Stages_TablesOfARecord_SayWhatIsMissed() -> None:
     deep = {**found, "simulated": {"speedup": 1.341}}
     jitter = {**found, "wanted": 1.31, "over_fixed": {**quartiles, "median": 1.04}, "most_over_fixed": 1.03}
     policy = {"bubble": {**quartiles, "median": 0.31}, "simulated": 0.304, "points": 1.5, "most_in_flight": 8}
-    bubbles = {"1f1b": {**policy, "most_held": 0}, "v": {**policy, "simulated": 0.086, "most_held": 16}}
+    bubbles = {
+        "1f1b": {**policy, "predicted": 0.309, "most_held": 0},
+        "v": {**policy, "simulated": 0.086, "most_held": 16},
+    }
     settings = {"link": "1gbit", "megabytes": 8.0, "micro_batches": 16}
     lines = stages_page.tables(
         {
@@ -172,7 +175,7 @@ def test_Stages_TablesOfARecord_SayWhatIsMissed() -> None:
     assert "| two | 4 | 8 | 1.30 | 1.30 | 1.30 [1.20, 1.40] | | 1.25 | |" in lines
     assert "| deep | 4 | 8 | 1.30 | 1.30 | 1.30 [1.20, 1.40] | 1.34 | 1.25 | |" in lines
     assert "| jitter | 4 | 8 | 1.30 | 1.30 | **1.30 [1.20, 1.40]** | | 1.31 | **1.040** |" in lines
-    assert "| `1f1b` | 31.0 | 30.4 | 8 | 0 |" in lines and "| `v` | **31.0** | 8.6 | 8 | 16 |" in lines
+    assert "| `1f1b` | 31.0 | 30.4 | 30.9 | 8 | 0 |" in lines and "| `v` | **31.0** | 8.6 | | 8 | 16 |" in lines
 
 
 def test_Differ_AnotherDigitOrNumber_IsSeen() -> None:

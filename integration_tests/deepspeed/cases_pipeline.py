@@ -127,6 +127,8 @@ def _train(
         found["asked"] = [_asked(given) == stats for given in (host, host.module)]
         found["computed_by"] = [each["computed_by"] for each in stats]
         found["peak_bytes"] = max((each["peak_bytes"] for each in stats), default=0)
+        if "pipeline" in section:
+            found["pipeline"] = host.sluice.pipeline.stats()
         host.sluice.unswap()
     host.destroy()
     return found

@@ -1,0 +1,74 @@
+"""MoE layers inside stages that run by what has arrived: under every policy, with what a layer may be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rank_harness import Ranks
+
+IN_FLIGHT, BUDGET = 4, 32 << 20
+# Of the MoE layers; one in each stage, so as many forwards wait for their backward as are in flight.
+FEATURES: dict[str, dict[str, Any]] = {
+    "chosen n": {"chunks": None, "tuner": {"mode": "profile"}},
+    "budget": {"chunks": None, "memory_budget": BUDGET, "max_outstanding": IN_FLIGHT},
+    "deduplicated": {"deduplicate": True},
+}
+POLICIES = ("adaptive", "1f1b_hint", "backward_first", "message_driven", "1f1b", "gpipe")
+BLOCK = {"ep_size": 2, "k": 2}
+# With a first and a last layer: two layers on each stage, one of them with experts.
+BLOCKS = {2: [BLOCK, BLOCK], 4: [BLOCK, BLOCK, None, BLOCK, None, BLOCK]}
+
+
+def trained(ranks: Ranks, stages: int, policy: str, feature: str) -> None:
+    """As stock: losses and the norms of parameters, on all ranks, and within the budget where there is one."""
+    pipeline: dict[str, Any] = {"policy": policy, "in_flight": IN_FLIGHT}
+    answers = ranks.run(
+        "cases_pipeline:parity",
+        blocks=BLOCKS[stages],
+        stages=stages,
+        steps=4,
+        sluice={**FEATURES[feature], "pipeline": pipeline},
+    )
+    for rank, (stock, swapped) in enumerate(answers):
+        assert swapped["kinds"] == ["SluiceMOELayer"] * len(stock["kinds"]) and stock["kinds"], rank
+        assert swapped["computed_by"] == ["sluice"], rank
+        assert swapped["losses"] == pytest.approx(stock["losses"], rel=1e-5), (rank, policy, feature)
+        for name, norm in stock["norms"].items():
+            assert swapped["norms"][name] == pytest.approx(norm, rel=1e-4, abs=1e-6), (rank, name)
+        assert swapped["pipeline"]["num_batches"] == 4 and swapped["pipeline"]["messages_sent"] > 0
+        assert 0 < swapped["most_outstanding"] <= IN_FLIGHT
+        if feature == "budget":
+            assert 0 < swapped["peak_bytes"] <= BUDGET, rank
+
+
+@pytest.fixture(scope="module")
+def pipe4x2() -> Iterator[Ranks]:
+    """Four stages of two replicas."""
+    ranks = Ranks(8)
+    yield ranks
+    ranks.stop()
+
+
+# Each policy and each feature every day.
+DAILY = [("adaptive", "budget"), ("1f1b_hint", "chosen n"), ("backward_first", "deduplicated"), ("1f1b", "budget")]
+REST = [(policy, feature) for policy in POLICIES for feature in FEATURES if (policy, feature) not in DAILY]
+
+
+@pytest.mark.parametrize("policy,feature", DAILY)
+def test_TwoStagesOfTwoReplicas_EachFeature_LossesAsStock(pipe2x2: Ranks, policy: str, feature: str) -> None:
+    trained(pipe2x2, 2, policy, feature)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy,feature", REST)
+def test_TwoStagesOfTwoReplicas_EveryPolicyAndFeature_LossesAsStock(pipe2x2: Ranks, policy: str, feature: str) -> None:
+    trained(pipe2x2, 2, policy, feature)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("policy,feature", [*DAILY, ("message_driven", "chosen n"), ("gpipe", "deduplicated")])
+def test_FourStagesOfTwoReplicas_EachFeature_LossesAsStock(pipe4x2: Ranks, policy: str, feature: str) -> None:
+    trained(pipe4x2, 4, policy, feature)

@@ -45,6 +45,7 @@ def test_Case_OfTorchsTests_EndsAsWithTorchsOwnClass(outcomes, case):
 
 def test_Inputs_OfAnotherShapeOrDtype_FailOnAllRanksAndTheNextStepIsRight():
     first, second = ranks.run(2, f"{JOBS}:mismatched")
-    for here, there, what in zip(first, second, ("shape", "dtype")):
-        assert "Error" in here and what in here, here
-        assert there.startswith("PeerRefused") and "rank 0" in there, there
+    for told in zip(first, second):  # torch's own check finds it, or the loss on the last rank
+        (culprit,) = (rank for rank in (0, 1) if not told[rank].startswith("PeerRefused"))
+        assert "Error" in told[culprit], told
+        assert f"rank {culprit}" in told[1 - culprit], told

@@ -1,4 +1,4 @@
-"""The host's own tests of its pipeline engine and of AutoEP, unmodified: each has the outcome of stock.
+"""The host's own tests of its pipelines, of AutoEP and of ZeRO-Offload, unmodified: each has the outcome of stock.
 
 Their files are not part of this project: SLUICE_DEEPSPEED_TESTS names the folder "tests" of its repository, without the
 package beside it, which would be imported in place of the installed one. What they need and is not here they skip.
@@ -21,6 +21,7 @@ TESTS = os.environ.get("SLUICE_DEEPSPEED_TESTS")
 SWITCH = Path(__file__).resolve().parent / "upstream"
 PIPELINE = {"enabled": True, "on_unsupported": "warn", "pipeline": {}}
 LAYERS = {"enabled": True, "on_unsupported": "warn"}
+OPTIMIZER = {"enabled": True, "on_unsupported": "warn", "optimizer": True}
 # (file, section, whether something of it runs on Sluice). Most of AutoEP's tests need ZeRO stage 3, which is not
 # swapped, or a GPU; those of test_autoep_unit make layers without an engine.
 FILES = [
@@ -32,6 +33,13 @@ FILES = [
     ("unit/v1/moe/test_autoep_integration.py", LAYERS, True),
     ("unit/v1/moe/test_autoep_grad_parity.py", LAYERS, True),
     ("unit/v1/moe/test_autoep_checkpoint.py", LAYERS, True),
+    ("unit/ops/adam/test_cpu_adam.py", OPTIMIZER, True),
+    ("unit/v1/zero/test_zero_cpu_offload_grad_accum.py", OPTIMIZER, True),
+    ("unit/v1/zero/test_zero2_offload_multi_backward.py", OPTIMIZER, True),
+    ("unit/v1/zero/test_zero.py -k Offload", OPTIMIZER, True),
+    ("unit/runtime/half_precision/test_zero_optim_overflow.py", OPTIMIZER, True),
+    ("unit/runtime/half_precision/test_dynamic_loss_scale.py", OPTIMIZER, False),
+    ("unit/checkpoint/test_zero_optimizer.py", OPTIMIZER, True),
 ]
 # Stock passes none of them: it needs fp16, and a pipeline engine's checkpoint reads an attribute that it lacks.
 FAILS_IN_STOCK = {"unit/checkpoint/test_pipeline.py"}
@@ -53,7 +61,7 @@ def _outcomes(folder: Path, file: str, **environment: str) -> dict[str, str]:
         "LOCAL_SIZE": "4",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *file.split()]
     done = subprocess.run(command, cwd=str(TESTS), env={**plain, **own, **environment}, capture_output=True, text=True)
     assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
     return outcomes_of(report)

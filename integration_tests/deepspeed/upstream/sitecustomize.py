@@ -1,8 +1,8 @@
 """Switches Sluice on in every process of the host's own tests, whose files stay as they are.
 
 Found through PYTHONPATH. SLUICE_TEST_SECTION, where it is set, is the section of every ds_config that has none. Each
-batch of a pipeline and each forward of an AutoEP layer that went through Sluice then appends the running test's name to
-the file SLUICE_TEST_RAN: the proof that it did.
+batch of a pipeline, each forward of an AutoEP layer and each update of an offloaded optimizer that went through Sluice
+then appends the running test's name to the file SLUICE_TEST_RAN: the proof that it did.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def _note() -> None:
 def _count() -> None:
     """Once per process, when a first engine asks for its section."""
     _count_batches()
+    count_updates()
     with contextlib.suppress(ImportError):  # a DeepSpeed without AutoEP
         _count_forwards()
 
@@ -59,6 +60,23 @@ def _count_forwards() -> None:
     SluiceAutoEPMoELayer._forward = counting
 
 
+@functools.cache
+def count_updates() -> None:
+    """Once per process."""
+    from sluice.adapters.deepspeed.cpu_adam import CpuAdamOp
+
+    run = CpuAdamOp.adam_update
+
+    def counting(self: Any, *args: Any) -> Any:
+        before = self.updates
+        out = run(self, *args)
+        if self.updates > before:
+            _note()
+        return out
+
+    CpuAdamOp.adam_update = counting
+
+
 def _switched_on(section: Any, *rest: Any) -> Any:
     if section is None:
         _count()
@@ -67,5 +85,6 @@ def _switched_on(section: Any, *rest: Any) -> Any:
 
 
 autoload.TARGETS["deepspeed.comm.torch"] = "no_shm_op"
+autoload.TARGETS["deepspeed.ops.adam.cpu_adam"] = "library_op"
 if _SECTION:
     settings.of_ds_config = _switched_on

@@ -37,7 +37,7 @@ static void expect_near(double found, double wanted) {
 }
 
 /* The paper's numbers: 20 phi without, 4 phi and 16 for each element of a bucket with; twice that with two slots. */
-static void HalfPrecision_WithStatesFar_TakesFourPhiAndSixteenABucket(void** state) {
+static void HalfPrecision_WithStatesInHostMemory_TakesFourPhiAndSixteenABucket(void** state) {
   (void)state;
   for (int32_t slots = 1; slots <= 2; ++slots) {
     sluice_optimizer_workload_t w = workload();
@@ -163,7 +163,7 @@ static void BadArguments_AreRefusedByName(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(HalfPrecision_WithStatesFar_TakesFourPhiAndSixteenABucket),
+      cmocka_unit_test(HalfPrecision_WithStatesInHostMemory_TakesFourPhiAndSixteenABucket),
       cmocka_unit_test(AllBucketsAtOnce_StagesEveryGradient),
       cmocka_unit_test(StatesThatLieNear_AreCountedThereAndHaveNoSlots),
       cmocka_unit_test(OneBucket_TakesItsCopiesAndItsUpdateInTurns),

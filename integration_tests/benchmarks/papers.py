@@ -219,7 +219,7 @@ def table() -> list[Row]:
         "by destination": destination,
         "by destination in f32": destination_slow,
     }
-    choosers = {
+    selectors = {
         name: partial(papers_choices.taken, choose=choose)
         for name, choose in (("pb", papers_choices.pb), ("pm", papers_choices.pm))
     }
@@ -276,7 +276,7 @@ def table() -> list[Row]:
             "BERT-L -58 %, step -26 %; GPT-XL -44 %, step -23 %", each(valor, tensor_cores),
             "DIFFERS: the papers' GEMMs reach far less of the peak than the profile's 65 %"),
         *papers_choices.rows(adira, valor, baselines),
-        *papers_parts.rows(adira, valor, baselines, choosers, slots),
+        *papers_parts.rows(adira, valor, baselines, selectors, slots),
     ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from integration_tests.benchmarks.papers_cluster import (
 
 SCOPE = tuple(range(2, 9))  # n that the papers' Algorithm 1 may take
 GPUS = (8, 32, 64)
-Chooser = Callable[[Cluster, Workload], Choice]
+Selector = Callable[[Cluster, Workload], Choice]
 
 
 def _least(prices: Prices, load: Workload, of: Callable[[Prediction], float], scope: tuple[int, ...] = SCOPE) -> Choice:
@@ -63,7 +63,7 @@ def eq_10_alone(cluster: Cluster, load: Workload) -> Choice:
     return _least(cluster.planner, load, lambda found: found.mpipemoe)
 
 
-CHOOSERS: dict[str, Chooser] = {
+SELECTORS: dict[str, Selector] = {
     "Fig. 8 (pm)": pm,
     "Fig. 8 without its factors": pm_without_factors,
     "MPipeMoE (Alg. 1, then eq. 10)": mpipemoe,
@@ -71,7 +71,7 @@ CHOOSERS: dict[str, Chooser] = {
 }
 
 
-def taken(cluster: Cluster, load: Workload, choose: Chooser) -> float:
+def taken(cluster: Cluster, load: Workload, choose: Selector) -> float:
     """Seconds of what it chooses."""
     return cluster.planner.predict(load, choose(cluster, load)).seconds
 
@@ -84,7 +84,7 @@ def _span(values: list[float], digits: int = 2) -> str:
     return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def regret(cluster: Cluster, choose: Chooser) -> str:
+def regret(cluster: Cluster, choose: Selector) -> str:
     """What the choice takes over the best pair of the scope, minus 1: mean, 90th percentile and most, in percent."""
     gpus = [ranks for ranks in GPUS if ranks <= cluster.data["world_size"]] or [cluster.data["world_size"]]
     found = sorted(taken(cluster, load, choose) / taken(cluster, load, pb) - 1 for load in loads(*gpus))
@@ -96,11 +96,11 @@ def pm_over_pb(cluster: Cluster) -> str:
     return _span([taken(cluster, load, pm) / taken(cluster, load, pb) for load in loads(64)])
 
 
-def speedups(cluster: Cluster, choose: Chooser, baseline: Callable[[Cluster, Workload], float]) -> str:
+def speedups(cluster: Cluster, choose: Selector, baseline: Callable[[Cluster, Workload], float]) -> str:
     return _span([baseline(cluster, load) / taken(cluster, load, choose) for load in loads(64)])
 
 
-def scaling(cluster: Cluster, choose: Chooser) -> float:
+def scaling(cluster: Cluster, choose: Selector) -> float:
     """Throughput of all servers over that of one, tokens of a GPU fixed."""
     ratios = [
         cluster.servers * taken(cluster, work(model, batch, 8), choose) / taken(cluster, work(model, batch, 64), choose)
@@ -111,7 +111,7 @@ def scaling(cluster: Cluster, choose: Chooser) -> float:
 
 
 def adaptive_bar(cluster: Cluster) -> str:
-    """GPT-XL at 16k by GPUs: the best strategy, what each chooser takes of it, and what reuse costs over none."""
+    """GPT-XL at 16k by GPUs: the best strategy, what each selector takes of it, and what reuse costs over none."""
     found = []
     for ranks in GPUS:
         load = work("GPT-XL", 16384, ranks)
@@ -153,7 +153,7 @@ def rows(adira: dict[str, Cluster], valor: dict[str, Cluster], baselines: dict[s
             Row(f"regret: {name}", "MPMoE IV, MPipeMoE III-E", "not published",
                 each({**adira, **valor}, partial(regret, choose=choose)),
                 "over the pair that the schedule takes the least time for, same machine; mean (90th percentile; most)")
-            for name, choose in CHOOSERS.items()
+            for name, choose in SELECTORS.items()
         ),
         Row("the adaptive bar, GPT-XL at 16k", "MPMoE Fig. 15, MPipeMoE Fig. 13", "as fast as the best strategy",
             each(adira, adaptive_bar),

@@ -119,10 +119,10 @@ def rows(
     adira: dict[str, Cluster],
     valor: dict[str, Cluster],
     baselines: dict[str, Callable[[Cluster, Workload], float]],
-    choosers: dict[str, Callable[[Cluster, Workload], float]],
+    selectors: dict[str, Callable[[Cluster, Workload], float]],
     slots: Callable[[str, int, int, str], float],
 ) -> list[Row]:
-    """baselines and choosers: seconds of each; slots: bytes of a pass (model, B, n, strategy)."""
+    """baselines and selectors: seconds of each; slots: bytes of a pass (model, B, n, strategy)."""
     return [
         Row("activations and buffers of all bytes, by tokens", "MPipeMoE Fig. 2, MPMoE Fig. 2",
             "the major part as tokens grow", {model: shares_of_bytes(model) for model in MODELS},
@@ -134,22 +134,24 @@ def rows(
         Row("unsplit over n and S chosen, both with Tensor Cores", "MPipeMoE Fig. 9", "to 3.1",
             each(adira, lambda c: most(c, baselines["unsplit"])), "DIFFERS: overlap alone cannot pass 2 x"),
         Row("unsplit over n and S chosen, that without Tensor Cores", "MPipeMoE Fig. 9", "to 3.1",
-            each(adira, lambda c: most(c, baselines["unsplit in f32"])), "DIFFERS: f32 at 87 % of its peak overstates it with a port for each GPU"),
+            each(adira, lambda c: most(c, baselines["unsplit in f32"])),
+            "DIFFERS: f32 at 87 % of its peak overstates it with a port for each GPU"),
         Row("by destination over n and S chosen, that without Tensor Cores", "MPipeMoE Fig. 9", "to 2.8",
             each(adira, lambda c: most(c, baselines["by destination in f32"])), "DIFFERS: as the line above"),
         Row("time and bytes, GPT-XL at 16k", "MPipeMoE Fig. 11",
             "FastMoE, FasterMoE, PipeMoE(n=4), PipeMoE: less time each; MPipeMoE: least bytes, second to PipeMoE",
             each(adira, lambda c: fig_11(c, slots)),
-            "agrees, but that FasterMoE comes before MPipeMoE with a port for each GPU: reuse costs more here (Fig. 13)"),
+            "agrees, but that FasterMoE comes before MPipeMoE with a port for each GPU: "
+            "reuse costs more here (Fig. 13)"),
         Row("dispatch and recovery of a forward by n, GPT-XL at 16k", "MPMoE Fig. 13",
             "grows with n; FasterMoE above", each({**adira, **valor}, exchanges),
             "agrees, but for n = 8, which is where FasterMoE is"),
         Row("n = 6 over n = 1, one after the other", "MPMoE Fig. 16", "BERT-L +12 %, GPT-XL +4 %",
             each(valor, partition), "agrees for GPT-XL; DIFFERS for BERT-L: launches weigh less here"),
         Row("pb over n = 6 one after the other", "MPMoE Fig. 16", "BERT-L -30 %, GPT-XL -23 %",
-            each(valor, lambda c: of_six(c, choosers["pb"])),
+            each(valor, lambda c: of_six(c, selectors["pb"])),
             "DIFFERS: less, since communication is nearly the whole step here"),
         Row("pm over n = 6 one after the other", "MPMoE Fig. 16", "BERT-L -27 %, GPT-XL -22 %",
-            each(valor, lambda c: of_six(c, choosers["pm"])),
+            each(valor, lambda c: of_six(c, selectors["pm"])),
             "DIFFERS: Fig. 8 is 14 % behind trials on this cluster; they say 1 to 4 %"),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where adaptivity must show: runs whose best (n, S) differ, adaptive beside fixed pairs and the papers' choosers.
+"""Where adaptivity must show: runs whose best (n, S) differ, adaptive beside fixed pairs and the papers' selectors.
 
     .venv/bin/python -m integration_tests.benchmarks.scenarios [--simulate] [--small] [--records FOLDER]
 

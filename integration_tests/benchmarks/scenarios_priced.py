@@ -147,7 +147,7 @@ class Priced:
             found[tokens] = min(among, key=lambda one: self.predict(self.load(tokens), one).mpipemoe)
         return found
 
-    def choosers(self) -> dict[str, Pick]:
+    def selectors(self) -> dict[str, Pick]:
         """Those that choose among the scenario's pairs."""
         return {
             "adaptive": self.adaptive,
@@ -168,7 +168,7 @@ class Priced:
 
     def totals(self) -> dict[str, float]:
         """Seconds of each side, of a run."""
-        found = {name: self.total(pick) for name, pick in self.choosers().items()}
+        found = {name: self.total(pick) for name, pick in self.selectors().items()}
         if self.drawn.kind != "kept":
             return found
         steps, W = self.drawn.steps, self.world_size

@@ -140,7 +140,7 @@ class Run:
         """What takes turns, the pairs of those that have some, and how long the tuner took."""
         steps, settled_after = self.adaptive()
         found = {"adaptive": steps}
-        picks = {name: pick for name, pick in self.priced.choosers().items() if name != "adaptive"}
+        picks = {name: pick for name, pick in self.priced.selectors().items() if name != "adaptive"}
         picks["best fixed"] = self.priced.fixed(self.best_fixed())
         fixed = self.plan["list"].get(group_of(self.drawn))
         if fixed is not None:

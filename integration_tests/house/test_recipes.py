@@ -17,7 +17,7 @@ EXAMPLES = {
 # Files that name a part without having to know it: who calls it, tests of it, and parts beside it.
 CALLERS = {
     "add-a-communicator.md": re.compile(
-        r"adapters/|backend/comm/|backend/cts/comm/messages_bench|capi/bindings/|capi/include/sluice/sluice.hpp|capi/test/[\w/]+\.c|docs/(?!c-abi|architecture)|"
+        r"adapters/|backend/comm/|backend/\w+/test/|backend/cts/comm/messages_bench|capi/bindings/|capi/include/sluice/sluice.hpp|capi/test/[\w/]+\.c|docs/(?!c-abi|architecture)|"
         r"integration_tests/(house|soak)/"
     ),
     "add-a-device.md": re.compile(

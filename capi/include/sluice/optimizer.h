@@ -163,22 +163,22 @@ typedef struct sluice_optimizer_file_config_s {
 SLUICE_EXPORT void sluice_optimizer_file_config_init(sluice_optimizer_file_config_t* out_config, size_t struct_size);
 
 /* A new file, filled from tensors: their master or, where that is NULL, param; their moments or, where these are NULL,
- * 0. grad is not read. The disk has room for all of it from now on. out_file: new, sluice_optimizer_file_close. Errors:
- * INVALID_ARGUMENT, ABI, FOREIGN (it is there already, a full disk, what the system says), NO_MEMORY: then there is no
- * new file. */
+ * 0. grad is not read. The disk has room for all of it from now on. out_file: new, sluice_optimizer_file_close.
+ * Thread-safe. Errors: INVALID_ARGUMENT, ABI, FOREIGN (it is there already, a full disk, what the system says),
+ * NO_MEMORY: then there is no new file. */
 SLUICE_API sluice_status_t sluice_optimizer_file_create(const sluice_optimizer_file_config_t* config,
                                                         const sluice_optimizer_group_t* const* groups,
                                                         int64_t num_groups, sluice_optimizer_file_t** out_file);
 
 /* One that is there; parameters come from it by _load. A step that was begun and never ended is told by _info and by a
- * line of the log. Errors: INVALID_ARGUMENT, ABI, NOT_FOUND (no such file, or no such step in it), FOREIGN (another
- * kind of file, cut, no step in it is whole), BUSY (it is open elsewhere), NO_MEMORY. */
+ * line of the log. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NOT_FOUND (no such file, or no such step in it), FOREIGN
+ * (another kind of file, cut, no step in it is whole), BUSY (it is open elsewhere), NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_optimizer_file_open(const sluice_optimizer_file_config_t* config,
                                                       sluice_optimizer_file_t** out_file);
 
 /* Parameters become the file's masters, rounded to nearest even; master, exp_avg and exp_avg_sq are filled where a
- * tensor has them, as for a checkpoint. Errors: INVALID_ARGUMENT (of elements the file has more or fewer), ABI, BUSY,
- * FOREIGN, NO_MEMORY. */
+ * tensor has them, as for a checkpoint. Any thread, one call at a time. Errors: INVALID_ARGUMENT (of elements the file
+ * has more or fewer), ABI, BUSY, FOREIGN, NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_optimizer_file_load(sluice_optimizer_file_t* file,
                                                       const sluice_optimizer_group_t* const* groups,
                                                       int64_t num_groups);
@@ -194,11 +194,11 @@ typedef struct sluice_optimizer_file_info_s {
 
 SLUICE_EXPORT void sluice_optimizer_file_info_init(sluice_optimizer_file_info_t* out_info, size_t struct_size);
 
-/* Errors: INVALID_ARGUMENT, ABI, BUSY. */
+/* Any thread, one call at a time. Errors: INVALID_ARGUMENT, ABI, BUSY. */
 SLUICE_API sluice_status_t sluice_optimizer_file_info(sluice_optimizer_file_t* file,
                                                       sluice_optimizer_file_info_t* out_info);
 
-/* The file stays on the disk. Not while a call uses it; accepts NULL. */
+/* The file stays on the disk. Any thread, not while a call uses it; accepts NULL. */
 SLUICE_EXPORT void sluice_optimizer_file_close(sluice_optimizer_file_t* file);
 
 /* ---- steps that nobody runs ---- */

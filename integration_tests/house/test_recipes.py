@@ -26,8 +26,8 @@ CALLERS = {
     ),
     # The package is compared by what its code says, below. The backend has policies that papers name after Megatron.
     "add-a-host.md": re.compile(
-        r"adapters/megatron/|python_plugin/|backend/|integration_tests/(deepspeed|megatron|gpu|house)/|"
-        r"docs/(add-a-host|placement)"
+        r"adapters/megatron/|python_plugin/|backend/|integration_tests/(benchmarks|deepspeed|megatron|gpu|house)/|"
+        r"docs/(add-a-host|benchmarks/|placement)"
     ),
 }
 NAMED = {

@@ -25,7 +25,7 @@ def run(capsys):
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_Optimizer_StatesFar_TakesThePapersBytes(run, slots: int) -> None:
+def test_Optimizer_StatesInHostMemory_TakesThePapersBytes(run, slots: int) -> None:
     status, out, err = run("1.5e9", "--slots", str(slots), "--sum-buckets", "1", "--json")
     assert (status, err) == (0, "")
     found = json.loads(out)

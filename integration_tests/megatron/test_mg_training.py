@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from mg_ranks import BETWEEN, OLDEST, RELEASES, MegatronRanks
 
+LONG_S = 1800.0  # five trainings of 200 steps, on a busy machine
 # f32 with the host's own GEMM: rows of one expert are multiplied in other portions than stock's, and a few steps of
 # Adam, which divides by the root of small second moments, enlarge that.
 LOSS, NORM, WEIGHT = 5e-6, 2e-5, 2e-4
@@ -143,15 +144,19 @@ def _check_long(found: list[dict[str, Any]], floors: tuple[float, float, float])
             assert mine <= max(2 * own, floor), each
 
 
+@pytest.mark.timeout(LONG_S)
 @pytest.mark.parametrize("steps", [20, pytest.param(200, marks=pytest.mark.full)])
 def test_FourRanks_RoutesReplayed_StaysWithinStocksOwnDistance(oldest4: MegatronRanks, steps: int) -> None:
-    _check_long(oldest4.run("mg_long:train", ep=4, steps=steps, replayed=True), (LOSS, NORM, WEIGHT))
+    found = oldest4.run("mg_long:train", deadline=LONG_S, ep=4, steps=steps, replayed=True)
+    _check_long(found, (LOSS, NORM, WEIGHT))
 
 
+@pytest.mark.timeout(LONG_S)
 @pytest.mark.parametrize("steps", [20, pytest.param(200, marks=pytest.mark.full)])
 def test_TwoRanks_OwnChoiceOfGemm_TheSameCurve(oldest2: MegatronRanks, steps: int) -> None:
     """Routes are the router's own: near ties turn, and losses are means over ten steps."""
-    _check_long(oldest2.run("mg_long:train", ep=2, steps=steps, replayed=False, options={}), (LOSS, NORM, WEIGHT))
+    found = oldest2.run("mg_long:train", deadline=LONG_S, ep=2, steps=steps, replayed=False, options={})
+    _check_long(found, (LOSS, NORM, WEIGHT))
 
 
 def test_TwoRanks_OwnChoiceOfGemmAndChunks_FiveTightSteps(ranks2: MegatronRanks) -> None:

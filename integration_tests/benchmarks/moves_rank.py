@@ -1,4 +1,4 @@
-"""Rank-side of moves.py: three engines of one layer, in turns."""
+"""Rank-side of moves.py: the engine whose experts move trains alone until they have, then three engines in turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from integration_tests.benchmarks import launch
 from integration_tests.benchmarks.rank import seconds_of
 from integration_tests.benchmarks.stats import pair_ratios, quartiles
 
-INTERVAL, WARM_UP = 4, 13  # the third look is behind the last step of the warm-up
+INTERVAL, WARM_UP = 4, 3
+BEFORE = slice(2, 2 * INTERVAL)  # steps alone that are warm, and in front of the first that moves
+MOST_ALONE = 150
 SECTION = {"enabled": True}
 SIDES = {
     "stock": None,
@@ -78,6 +80,38 @@ def engine(plan: dict[str, Any], section: dict[str, Any] | None) -> Any:
     return deepspeed.initialize(model=model, model_parameters=trained, config=config)[0]
 
 
+class Others:
+    """What others send in each step, measured over the same link, for the experts that have moved here: their steps are
+    at least as long as a step with moved experts and this."""
+
+    def __init__(self, plan: dict[str, Any], layer: Any) -> None:
+        state, rank = layer._sluice, dist.get_rank()
+        self.numel = 2 * plan["M"] * plan["H"]
+        places = enumerate(zip(state.home.expert_rank, state.placement.expert_rank))
+        self.moves = [(e, a, b) for e, (a, b) in places if a != b]
+        self.hot = [(e, a) for e, a, _ in self.moves if a == 0]
+        self.rank, self.rows = rank, torch.zeros(self.numel)
+
+    def shadows(self) -> None:
+        """[FasterMoE] Weights of the fullest rank's experts go to all ranks, and gradients come back, summed."""
+        for _, owner in self.hot:
+            dist.broadcast(self.rows, owner)
+        for _, owner in self.hot:
+            dist.reduce(self.rows, owner)
+
+    def weights(self) -> None:
+        """[Symi, FlexMoE] Optimizer state stays: weights go to where experts run, and gradients come back."""
+        for there, back in ((1, 2), (2, 1)):
+            work = []
+            for move in self.moves:
+                if move[there] == self.rank:
+                    work.append(dist.isend(self.rows, move[back], tag=move[0]))
+                elif move[back] == self.rank:
+                    work.append(dist.irecv(torch.empty(self.numel), move[there], tag=move[0]))
+            for each in work:
+                each.wait()
+
+
 def main() -> None:
     """All rounds; rank 0 writes what was found."""
     plan = json.loads(Path(sys.argv[1]).read_text())
@@ -86,42 +120,64 @@ def main() -> None:
     x = tokens_of(plan)
     engines = {side: engine(plan, section) for side, section in SIDES.items()}
     decider = engines["moved"].sluice.decider
-    spent, after_step = [0.0], decider.after_step
-    reports = []
+    watch = decider.watches[0]
+    spent = [0.0]
 
-    def timed() -> None:
-        began = time.perf_counter()
-        after_step()
-        spent[0] += time.perf_counter() - began
-        reports.append(decider.watches[0].report())
+    def timed(inner: Any) -> Any:
+        def call() -> None:
+            began = time.perf_counter()
+            inner()
+            spent[0] += time.perf_counter() - began
 
-    decider.after_step = timed
+        return call
+
+    decider.before_step, decider.after_step = timed(decider.before_step), timed(decider.after_step)
 
     def step(side: str) -> None:
         host = engines[side]
         host.backward(host(x))
         host.step()
 
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    # Alone, so that what travels beside its steps has these steps' time and no other's.
+    alone: list[float] = []
+    while len(alone) < MOST_ALONE and not (watch.journeys and watch.journeys[0].has_ended):
+        alone.append(seconds_of(lambda: step("moved")))
+        if dist.get_rank() == 0:
+            launch.report(done=len(alone), of=MOST_ALONE)
+    first, report = watch.newest, watch.report()
+    usual = quartiles(alone[BEFORE])["median"]
+    longer = sum(max(0.0, took - usual) for took in alone[BEFORE.stop :])
+    decider.options = decider.options._replace(interval=10**9)  # what follows is that placement's
+    others = Others(plan, watch.layer)
+    baselines = {"shadowing": others.shadows, "weights in each step": others.weights}
+    seconds: dict[str, list[float]] = {side: [] for side in (*SIDES, *baselines)}
     for number in range(WARM_UP + plan["pairs"]):
         sides = list(SIDES)
         for side in sides[number % 3 :] + sides[: number % 3]:
             took = seconds_of(lambda side=side: step(side))
             if number >= WARM_UP:
                 seconds[side].append(took)
+        for name, exchange in baselines.items():
+            took = seconds_of(exchange)
+            if number >= WARM_UP:
+                seconds[name].append(took + seconds["moved"][-1])
         if dist.get_rank() == 0:
             launch.report(done=number + 1, of=WARM_UP + plan["pairs"])
-    deciding = torch.tensor(spent[0], dtype=torch.float64)
-    dist.all_reduce(deciding, dist.ReduceOp.MAX)
-    moves = [report for report in reports if report.get("verdict") == "pays"]
-    first = moves[0] if moves else reports[-1]
+    cost = torch.tensor([spent[0], longer], dtype=torch.float64)
+    dist.all_reduce(cost, dist.ReduceOp.MAX)
+    travel = torch.tensor([report["travel"][name] for name in ("sent_bytes", "hidden_bytes")])
+    dist.all_reduce(travel)
     found = {
         "seconds": {side: quartiles(values) for side, values in seconds.items()},
         "of_unmoved": pair_ratios(seconds["moved"], seconds["unmoved"]),
+        **{f"of {name}": pair_ratios(seconds["moved"], seconds[name]) for name in baselines},
         "of_stock": pair_ratios(seconds["moved"], seconds["stock"]),
-        "share": float(deciding) / (plan["steps_of_a_run"] * quartiles(seconds["moved"])["median"]),
-        "moved_experts": reports[-1]["moved_experts"],
-        **{name: first.get(name, 1.0) for name in ("imbalance", "planned", "bound")},
+        "share": float(cost.max()) / (plan["steps_of_a_run"] * quartiles(seconds["moved"])["median"]),
+        "moved_experts": report["moved_experts"],
+        "rounds": len(alone) - BEFORE.stop,
+        "sent_bytes": int(travel[0]),
+        "hidden_bytes": int(travel[1]),
+        **{name: getattr(first, name, 1.0) for name in ("imbalance", "planned", "bound")},
     }
     if dist.get_rank() == 0:
         Path(plan["out"]).write_text(json.dumps(found))

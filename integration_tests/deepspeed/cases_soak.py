@@ -14,12 +14,12 @@ import torch.distributed as dist
 from ds_models import SLUICE, build, ds_config, engine
 
 EVERY = 4  # steps from one checkpoint to the next
-HOST_S = 40  # of the host's own collectives: only a deadline ends their wait for a rank that is stopped
+HOST_S = 90  # of the host's own collectives: only a deadline ends their wait for a rank that is stopped
 # Names the newest checkpoint that all ranks have written. The host's `latest` does so before other ranks have, and is
 # empty for a moment.
 WHOLE = "whole"
 # The same bits in each run: n and the weight gradients' order are fixed.
-SECTION = {**SLUICE, "timeout": 20, "wgrad_mode": "deferred", "gemm": "native"}
+SECTION = {**SLUICE, "timeout": 60, "wgrad_mode": "deferred", "gemm": "native"}
 
 
 def train_on(folder: str, steps: int, begin_file: str) -> dict[str, Any]:

@@ -38,8 +38,8 @@ static void from_f32(const float* data, int64_t count, void* out, int32_t dtype,
   }
 }
 
-/* The rules of adam.h, in one loop: the root and the division of one element run while the next ones come from memory. A
- * rounding error of s, d and q is the remainder that fmaf leaves; each is brought to the quotient by way of the
+/* The rules of adam.h, in one loop: the root and the division of one element run while the next ones come from memory.
+ * A rounding error of s, d and q is the remainder that fmaf leaves; each is brought to the quotient by way of the
  * reciprocal of d, so that there is one division. */
 static void update_rows(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
                         int64_t count, const sluice_adam_numbers_t* numbers) {

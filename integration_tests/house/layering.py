@@ -141,7 +141,7 @@ def violations(edges):
 
 
 def misplaced_tests(edges):
-    """Tests below capi/test that ask the engine, or a room on its level or above, by an include: they are of that room."""
+    """Tests below capi/test that ask the engine, or a room on its level or above, by an include: of that room."""
     found = []
     for edge in sorted(set(edges)):
         file, _, header = edge.why.partition(" includes ")

@@ -14,7 +14,7 @@ typedef struct sluice_bucketed_job_s {
   int64_t summed, updated; /* elements */
   int64_t num_sums;
   int32_t is_unsummed; /* a sum has failed here */
-  int32_t has_begun; /* the file's next step, with the first bucket that is written */
+  int32_t has_begun;   /* the file's next step, with the first bucket that is written */
   /* Where the plan decides. */
   sluice_adam_scan_t* scans; /* [lines->num_pieces] */
   double norm;

@@ -67,8 +67,8 @@ def for_device(device: str) -> Machine:
         if any(word in device.replace("-", " ").split() for word in words):
             return load(name)
     raise BadInput(
-        f"machine {BY_DEVICE!r}: no profile is of a {device or 'CPU'}; there are those of {', '.join(known)}: calibrate, "
-        "or name a profile or a file"
+        f"machine {BY_DEVICE!r}: no profile is of a {device or 'CPU'}; there are those of {', '.join(known)}: "
+        "calibrate, or name a profile or a file"
     )
 
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "backend/base/math.h"
-#include "backend/moe/layer/layer.h"
 
 /* Written behind what was read, and read in front of what is written: blocks go through a copy. */
 enum { BLOCK = 128, SCALE = sizeof(float) };

@@ -35,8 +35,8 @@ void sluice_binding_init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t n
   b->num_tokens = num_tokens;
 }
 
-void sluice_binding_take_levels(sluice_binding_t* b, int two_levels) {
-  const sluice_strategies_t* one = b->moe->strategies;
+void sluice_binding_take_levels(sluice_binding_t* b, const sluice_moe_t* moe, int two_levels) {
+  const sluice_strategies_t* one = moe->strategies;
   if (one->two_levels == NULL) return;
   b->two_levels = two_levels != 0;
   b->copies = (two_levels ? one->two_levels : one)->copies;

@@ -169,7 +169,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
   b->chunks_by_experts = header.chunks_by_experts != 0;
   b->num_sent = header.num_sent;
-  sluice_binding_take_levels(b, header.num_node_copies >= 0);
+  sluice_binding_take_levels(b, moe, header.num_node_copies >= 0);
   if (b->two_levels) b->node_copies.num_arrived = header.num_node_copies;
   SLUICE_TRY(sluice_arena_reset(&b->memory->binding,
                                 sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),

@@ -49,7 +49,7 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
                                                const sluice_chunk_policies_t* by_chunk) {
   sluice_binding_t* binding = &f->pass.binding;
   binding->num_chunks = num_chunks;
-  sluice_binding_take_levels(binding, f->two_levels && !sluice_is_planned(f->pass.moe));
+  sluice_binding_take_levels(binding, f->pass.moe, f->two_levels && !sluice_is_planned(f->pass.moe));
   sluice_run_take_travel(&f->pass);
   binding->grouped = f->grouped && may_group(f->pass.moe, binding, num_chunks);
   binding->shares_act = 1; /* who names a policy wants memory; a plan that has room says otherwise below */

@@ -29,6 +29,12 @@ def _long_tests():
         return {line.strip() for line in file if line.strip() and not line.startswith("#")}
 
 
+def pytest_collect_directory(path, parent):
+    """A folder, though it has an __init__.py: a package that pytest sets up is imported by its own name with the folder
+    above first on sys.path, and `deepspeed` would be adapters/deepspeed for all that comes after it."""
+    return pytest.Dir.from_parent(parent, path=path) if (path / "__init__.py").exists() else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     named = _long_tests()

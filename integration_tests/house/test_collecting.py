@@ -1,0 +1,28 @@
+"""What pytest does with the folders of this checkout, whose names are also those of installed packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Behind a test of a package of adapters, as for all that one process runs later.
+LATER = """
+import sys
+import pytest
+
+
+class Look:
+    def pytest_runtest_teardown(self, item):
+        folders = [path for path in sys.path if path.rstrip("/").endswith("/adapters")]
+        assert not folders, folders
+
+
+sys.exit(pytest.main(["-q", "-p", "no:xdist", "adapters/host/test/test_rounds.py"], plugins=[Look()]))
+"""
+
+
+def test_PackageOfAdapters_ItsTests_PutNoNameBeforeThatOfTheHost() -> None:
+    done = subprocess.run([sys.executable, "-c", LATER], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,18 @@ uint32_t sluice_replay_like(const sluice_replay_t* replay, uint64_t routes) {
   return like;
 }
 
+/* A bit for each of the newest forwards, as many as are outstanding. */
+static uint32_t outstanding_of(const sluice_replay_t* replay) {
+  uint32_t places = 0;
+  for (int32_t i = 1; i <= replay->outstanding; ++i) {
+    places |= 1u << ((replay->next + SLUICE_REPLAY_FORWARDS - (uint32_t)i) % SLUICE_REPLAY_FORWARDS);
+  }
+  return places;
+}
+
 sluice_replay_forward_t* sluice_replay_choose(sluice_replay_t* replay, uint32_t like) {
+  const uint32_t outstanding = like & outstanding_of(replay);
+  if (outstanding != 0) like = outstanding;
   sluice_replay_forward_t* newest = NULL;
   for (uint32_t i = 0; i < SLUICE_REPLAY_FORWARDS && like != 0; ++i) {
     const uint32_t place = (replay->next + i) % SLUICE_REPLAY_FORWARDS;
@@ -28,6 +39,11 @@ void sluice_replay_add(sluice_replay_t* replay, const sluice_replay_forward_t* f
   if (forward == NULL) return;
   replay->forwards[replay->next] = *forward;
   replay->next = (replay->next + 1) % SLUICE_REPLAY_FORWARDS;
+  if (replay->outstanding < SLUICE_REPLAY_FORWARDS) ++replay->outstanding;
+}
+
+void sluice_replay_end(sluice_replay_t* replay) {
+  if (replay->outstanding > 0) --replay->outstanding;
 }
 
 void sluice_replay_forget(sluice_replay_t* replay) { memset(replay->forwards, 0, sizeof replay->forwards); }

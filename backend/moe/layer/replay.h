@@ -28,19 +28,24 @@ typedef struct sluice_replay_forward_s {
 typedef struct sluice_replay_s {
   sluice_replay_forward_t forwards[SLUICE_REPLAY_FORWARDS];
   uint32_t next;          /* the place of the next one, which is that of the oldest */
-  int32_t last_was_saved; /* the last forward that was no repetition needed a backward: its repetition is bound */
+  int16_t last_was_saved; /* the last forward that was no repetition needed a backward: its repetition is bound */
+  int16_t outstanding;    /* forwards that still need one, at most: some hosts let one go without */
 } sluice_replay_t;
 
 /* The forwards, a bit each, of that routing. */
 uint32_t sluice_replay_like(const sluice_replay_t* replay, uint64_t routes);
 
-/* Of `like` the oldest that has not been repeated, as pipelines go; else the newest. Where none is like it (a device
+/* Of `like` the oldest that has not been repeated, as pipelines go; else the newest. Of the newest that may need their
+ * backward still, if one of these is like it: a batch may have trained without checkpointing before. Where none is like it (a device
  * with memory of its own, or it has left the list) the newest of all, if last_was_saved. NULL: the repetition is bound
  * to nothing. */
 sluice_replay_forward_t* sluice_replay_choose(sluice_replay_t* replay, uint32_t like);
 
 /* After the ranks have agreed on a forward that is no repetition. NULL: it needs no backward. */
 void sluice_replay_add(sluice_replay_t* replay, const sluice_replay_forward_t* forward);
+
+/* After a backward, which all ranks have run. */
+void sluice_replay_end(sluice_replay_t* replay);
 
 /* Plans are made anew: what forwards took has no number in them. */
 void sluice_replay_forget(sluice_replay_t* replay);

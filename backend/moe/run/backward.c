@@ -111,7 +111,9 @@ static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {
 
 static void advance(sluice_step_t* step, int32_t halves) {
   step->state = halves == SLUICE_HALF_INPUT ? SLUICE_STEP_INPUT_DONE : SLUICE_STEP_DONE;
-  if (step->state == SLUICE_STEP_DONE) sluice_step_free_deferred(step);
+  if (step->state != SLUICE_STEP_DONE) return;
+  sluice_step_free_deferred(step);
+  sluice_replay_end(&step->moe->replay);
 }
 
 static sluice_status_t agree(sluice_pass_t* pass, sluice_status_t refusal, const char* text) {

@@ -36,9 +36,9 @@ typedef struct sluice_replay_s {
 uint32_t sluice_replay_like(const sluice_replay_t* replay, uint64_t routes);
 
 /* Of `like` the oldest that has not been repeated, as pipelines go; else the newest. Of the newest that may need their
- * backward still, if one of these is like it: a batch may have trained without checkpointing before. Where none is like it (a device
- * with memory of its own, or it has left the list) the newest of all, if last_was_saved. NULL: the repetition is bound
- * to nothing. */
+ * backward still, if one of these is like it: a batch may have trained without checkpointing before. Where none is like
+ * it (a device with memory of its own, or it has left the list) the newest of all, if last_was_saved. NULL: the
+ * repetition is bound to nothing. */
 sluice_replay_forward_t* sluice_replay_choose(sluice_replay_t* replay, uint32_t like);
 
 /* After the ranks have agreed on a forward that is no repetition. NULL: it needs no backward. */

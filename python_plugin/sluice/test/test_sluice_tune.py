@@ -74,7 +74,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     began = json.loads(done.stdout.splitlines()[-1])
     # The first forward says in which size batches come, the second's header tells it to all ranks.
-    assert began["settled"][1:] == [True, True, True] and began["chunks"] == [1, 1, 3, 3]
+    assert began["settled"][1:] == [True, True, True] and began["chunks"] == [3, 3, 3, 3]
 
 
 def test_Tune_KeepInAFileOfTheUsers_IsRefusedBeforeAnyStep(tmp_path, capsys, monkeypatch) -> None:

@@ -10,10 +10,9 @@ enum { NOTHING = 0, RACING = 1, DECIDED = 2 };
 #define STEPS      4    /* a warm-up and three that count */
 #define FASTER     0.99 /* of the time of the plain form: what the other may take to stay */
 #define MOST_ASKED 512  /* steps that are asked for and never counted: then the plain form it is */
-#define DRIFTED                                                                                         \
-  1.5 /* times the skew of the decision, either way: it is asked anew, after so many steps at the least \
-       */
-#define STEADY 256
+/* Times the skew of the decision, either way: it is asked anew, after so many steps at the least. */
+#define DRIFTED 1.5
+#define STEADY  256
 
 void sluice_grouping_init(sluice_grouping_t* g, const sluice_grouping_config_t* config) {
   memset(g, 0, sizeof *g);

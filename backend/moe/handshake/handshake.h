@@ -18,8 +18,7 @@ typedef struct sluice_proposal_s {
   int32_t direction; /* SLUICE_FORWARD, SLUICE_BACKWARD, SLUICE_REPLACE_EXPERTS */
   int32_t repeats;   /* a forward that is run again, where n or the plan is open: of which is found by all ranks */
   uint32_t like;     /* what this rank takes it for: sluice_replay_like */
-  int32_t
-      is_sized; /* a forward whose n and the like are open: bound as for this rank's own T, and found by all ranks */
+  int32_t is_sized;  /* a forward whose n is open: bound as for this rank's own T, and found by all ranks */
   int32_t num_chunks;
   uint64_t comm_hash;
   int64_t num_tokens;

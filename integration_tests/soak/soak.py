@@ -11,7 +11,6 @@ descriptors, threads or memory of a survivor grow. The last line counts what was
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -23,11 +22,13 @@ import socket
 import statistics
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+
+import command
+from command import Broken
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -37,10 +38,6 @@ SHORT_S = 1.0  # of a stop that must be waited for
 KEEP_EVERY = 10
 EVENTS = {"kill": 60, "short stop": 20, "long stop": 12, "none": 8}
 GROWTH_KB = 1024  # that a survivor's memory may differ by, over all of its turns
-
-
-class Broken(AssertionError):
-    """What must hold does not."""
 
 
 class Rank:
@@ -272,19 +269,5 @@ def run(minutes: float, world: int, seed: int, steps: int = 300) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=None, help="what happens when; any, unless told")
-    options = parser.parse_args()
-    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little")
-    print(f"soak: seed {seed}", flush=True)
-    try:
-        print(run(options.minutes, options.ranks, seed))
-    except Broken as broken:
-        sys.exit(f"soak: BROKEN: {broken}")
-
-
 if __name__ == "__main__":
-    main()
+    command.main(__doc__, run, ranks=3)

@@ -9,7 +9,6 @@ moment was not waited for, or where a loss differs in any bit from a run that no
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -23,8 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "integration_tests" / "deepspeed"))
 
+import command  # noqa: E402
 import rank_harness  # noqa: E402
-from soak import Broken  # noqa: E402
+from command import Broken  # noqa: E402
 
 WORLD = 2
 WHOLE = "whole"  # cases_soak.py
@@ -154,18 +154,5 @@ def run(minutes: float, seed: int) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--seed", type=int, default=None, help="what happens when; any, unless told")
-    options = parser.parse_args()
-    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little")
-    print(f"soak: seed {seed}", flush=True)
-    try:
-        print(run(options.minutes, seed))
-    except Broken as broken:
-        sys.exit(f"soak: BROKEN: {broken}")
-
-
 if __name__ == "__main__":
-    main()
+    command.main(__doc__, run)

@@ -11,7 +11,6 @@ any bit from a run that nobody disturbed. The last line counts what was done.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -19,13 +18,14 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-from soak import DEADLINE_S, SHORT_S, SLACK_S, Broken, build
+import command
+from command import Broken
+from soak import DEADLINE_S, SHORT_S, SLACK_S, build
 
 EVENTS = {"kill": 55, "short stop": 25, "long stop": 10, "none": 10}
 START_S = 60.0  # of mpirun and MPI_Init, on the busiest machine
@@ -233,19 +233,5 @@ def _plugin(folder: Path) -> Path:
     return Path(shutil.copy(Path(info.stdout.strip()) / "backend" / "comm" / "mpi" / "libsluice_mpi.so", folder))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=None, help="what happens when; any, unless told")
-    options = parser.parse_args()
-    seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little")
-    print(f"soak: seed {seed}", flush=True)
-    try:
-        print(run(options.minutes, options.ranks, seed))
-    except Broken as broken:
-        sys.exit(f"soak: BROKEN: {broken}")
-
-
 if __name__ == "__main__":
-    main()
+    command.main(__doc__, run, ranks=3)

@@ -428,24 +428,33 @@ static void Disk_WithoutRoom_IsToldAndLeavesNoFile(void** state) {
   close_model(m);
 }
 
-/* A file system of 128 KiB, where mounting one is allowed. */
+/* A file system of 128 KiB, where mounting one is allowed. It goes with its test, also where that fails. */
+static char small_folder[] = "/tmp/sluice_full_XXXXXX";
+static int32_t is_mounted;
+
+static int mount_small(void** state) {
+  (void)state;
+  if (mkdtemp(small_folder) == NULL) return 1;
+  is_mounted = mount("tmpfs", small_folder, "tmpfs", 0, "size=128k") == 0;
+  return 0;
+}
+
+static int unmount_small(void** state) {
+  (void)state;
+  if (is_mounted && umount2(small_folder, MNT_DETACH) != 0) return 1;
+  return rmdir(small_folder);
+}
+
 static void SmallTmpfs_IsFull_IsTold(void** state) {
   (void)state;
-  char folder[] = "/tmp/sluice_full_XXXXXX";
-  assert_non_null(mkdtemp(folder));
-  if (mount("tmpfs", folder, "tmpfs", 0, "size=128k") != 0) {
-    (void)rmdir(folder);
-    skip();
-  }
+  if (!is_mounted) skip();
   model_t* m = open_model();
-  (void)snprintf(m->path, sizeof m->path, "%s/states", folder);
+  (void)snprintf(m->path, sizeof m->path, "%s/states", small_folder);
   const sluice_optimizer_file_config_t config = config_of(m);
   const sluice_status_t status = sluice_optimizer_file_create(&config, m->list, 2, &m->file);
   const int left = access(m->path, F_OK);
   refused(status, SLUICE_E_FOREIGN, "No space left on device");
   close_model(m);
-  (void)umount(folder);
-  (void)rmdir(folder);
   assert_int_equal(left, -1);
 }
 
@@ -673,7 +682,7 @@ int main(void) {
       cmocka_unit_test(Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo),
       cmocka_unit_test(File_ThatIsCut_IsToldAndChangesNothing),
       cmocka_unit_test(Disk_WithoutRoom_IsToldAndLeavesNoFile),
-      cmocka_unit_test(SmallTmpfs_IsFull_IsTold),
+      cmocka_unit_test_setup_teardown(SmallTmpfs_IsFull_IsTold, mount_small, unmount_small),
       cmocka_unit_test(ProcessWhoseMemoryHoldsNoStates_MakesSteps),
       cmocka_unit_test(Ranks_EachWithAFile_HaveTheBitsOfOne),
       cmocka_unit_test(DiskOfOneRank_ThatFails_ChangesNothingOnAny),

@@ -192,15 +192,19 @@ class Run:
         scenario.step(layer)
         return scenario.step(layer)
 
-    @staticmethod
-    def _adaptive_picks(steps: Steps) -> dict[str, str]:
+    def _adaptive_picks(self, steps: Steps) -> dict[str, str]:
+        """By size; "on trial" where the tuner has not yet said a policy for that n."""
         found = {}
         for tokens, (scenario, layer) in steps.items():
             scenario.step(layer)
             n = layer.context.stats()["last_num_chunks"]
             decided = [d for d in layer.context.decisions() if d["num_chunks"] == n and d["restore_input"] is not None]
-            pair = (decided[-1]["restore_input"], decided[-1]["restore_pre_activation"]) if decided else restore.KEPT
-            found[str(tokens)] = f"{n} {restore.set_name(pair) or '+'.join(pair)}"
+            if decided:
+                pair = decided[-1]["restore_input"], decided[-1]["restore_pre_activation"]
+                policy = restore.set_name(pair) or "+".join(pair)
+            else:
+                policy = "none" if self.drawn.kind == "kept" else "on trial"
+            found[str(tokens)] = f"{n} {policy}"
         return found
 
 

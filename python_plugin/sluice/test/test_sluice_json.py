@@ -81,9 +81,13 @@ def test_Routing(tmp_path, capsys) -> None:
 def test_Trace_WithAMachine(tmp_path, capsys) -> None:
     facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunking": "tokens", "activation": "gelu"}
     memory = {"peak_bytes": 1, "most_outstanding": 1, "planned_outstanding": 0}
+    times = {"begin_ns": 5_000_000, "end_ns": 9_000_000, "commit_s": 0.001}
+    sizes = {"moved": 2, "left_bytes": 1_000_000, "hidden_bytes": 500_000}
+    move = {"what": "experts", "of": "MoE layer 'moe'", "number": 0, **times, **sizes}
     for rank in (0, 1):
         data = record(pair("S4") * 3, rank, late=2e-3 * rank, facts=facts)
         data["contexts"][0]["memory"] = memory
+        data["moves"] = [move]
         (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(data))
     _check("trace", _printed(capsys, "trace", "--out", str(tmp_path), "--machine", "h200-8x8", "--json"))
 

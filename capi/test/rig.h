@@ -5,7 +5,7 @@
 
 #include <stdatomic.h>
 
-#include "capi/test/world.h"
+#include "capi/test/world/world.h"
 
 enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6 };
 

@@ -82,7 +82,12 @@ def test_TestAwayFromItsRoom_IsFound():
         Edge("adapters/torch", "backend/base"),
         Edge("examples/c", "capi/src"),
         Edge("integration_tests/mpi", "backend/comm"),
-        Edge("integration_tests/mpi", "capi/test", is_test=True, why="//integration_tests/mpi uses //capi/test:world"),
+        Edge(
+            "integration_tests/mpi",
+            "capi/test/world",
+            is_test=True,
+            why="//integration_tests/mpi uses //capi/test/world",
+        ),
         Edge("examples/c", "capi/test", why="//examples/c uses //capi/test/cuda:libfake_gpu.so"),
         Edge("backend/comm", "adapters/torch"),
         Edge("capi/src", "adapters/torch"),

@@ -12,10 +12,10 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/run/choose_mode.h"
-#include "capi/test/capacity_budgets.h"
-#include "capi/test/checks.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
+#include "capi/test/world/capacity_budgets.h"
+#include "capi/test/world/checks.h"
 
 /* No hazard between any two accesses, and nothing left. */
 static void run(const case_t* c, result_t* out) {

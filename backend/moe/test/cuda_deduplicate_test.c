@@ -15,10 +15,10 @@
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/make_layer.h"
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();

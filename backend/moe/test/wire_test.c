@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "backend/moe/ops/wire.h"
-#include "capi/test/checks.h"
 #include "capi/test/rig.h"
+#include "capi/test/world/checks.h"
 
 /* ---- one row and many ---- */
 

@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/test/checks.h"
 #include "capi/test/cuda/fakes.h"
+#include "capi/test/world/checks.h"
 
 static void run(case_t c, int32_t grouping, result_t* out) {
   char text[200], live[200];

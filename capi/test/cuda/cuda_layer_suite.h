@@ -3,7 +3,7 @@
 #ifndef SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_
 #define SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_
 
-#include "capi/test/world.h"
+#include "capi/test/world/world.h"
 
 /* Where the cases run. */
 typedef struct layer_machine_s {

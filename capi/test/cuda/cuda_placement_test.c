@@ -10,8 +10,8 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/test/checks.h"
 #include "capi/test/cuda/fakes.h"
+#include "capi/test/world/checks.h"
 
 enum { ROUNDS = 3 };
 

@@ -10,10 +10,10 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 
 /* No hazard between any two accesses, and nothing left. */
 static void run(const case_t* c, result_t* out) {

@@ -11,9 +11,9 @@
 #include <cmocka.h>
 
 #include "backend/base/hash.h"
-#include "capi/test/capacity_budgets.h"
-#include "capi/test/checks.h"
 #include "capi/test/rig.h"
+#include "capi/test/world/capacity_budgets.h"
+#include "capi/test/world/checks.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();

@@ -9,9 +9,9 @@
 
 #include <cmocka.h>
 
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
 #include "capi/test/refusals.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 
 enum { KEEP = SLUICE_RESTORE_KEEP, OFFLOAD = SLUICE_RESTORE_OFFLOAD };
 enum { REDISPATCH = SLUICE_RESTORE_REDISPATCH, RECOMPUTE = SLUICE_RESTORE_RECOMPUTE, CHUNKS = 5 };

@@ -13,7 +13,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/comm.h"
-#include "capi/test/checks.h"
+#include "capi/test/world/checks.h"
 
 enum { RANKS = 3, MAX_EXCHANGES = 256, NARROW = 8, WIDE = 56 };
 

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "backend/base/dtype.h"
-#include "capi/test/checks.h"
+#include "capi/test/world/checks.h"
 
 enum { NUM_KINDS = 6 };
 

@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "capi/test/checks.h"
 #include "capi/test/rig.h"
+#include "capi/test/world/checks.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();

@@ -12,8 +12,8 @@
 
 #include "backend/base/hash.h"
 #include "backend/schedule/uneven_chunks.h"
-#include "capi/test/checks.h"
 #include "capi/test/rig.h"
+#include "capi/test/world/checks.h"
 
 static void check(const case_t* c) {
   result_t got, want;

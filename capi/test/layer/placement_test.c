@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/checks.h"
+#include "capi/test/world/checks.h"
 
 enum { ROUNDS = 4 };
 

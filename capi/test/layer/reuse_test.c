@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/checks.h"
+#include "capi/test/world/checks.h"
 
 enum { F32 = 4, WORLD = 2 };
 

@@ -9,9 +9,9 @@
 
 #include <cmocka.h>
 
-#include "capi/test/checks.h"
 #include "capi/test/rig.h"
-#include "capi/test/world.h"
+#include "capi/test/world/checks.h"
+#include "capi/test/world/world.h"
 
 static const int32_t nodes_of[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}; /* W, ranks of each node */
 enum { NUM_NODES = sizeof nodes_of / sizeof nodes_of[0] };

@@ -9,10 +9,10 @@
 
 #include <cmocka.h>
 
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
 #include "capi/test/own_rig.h"
 #include "capi/test/refusals.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 
 enum { TOKENS = 512, MOST_LINES = 512, STEPS = 24 };
 

@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 
 static const budget_suite_t suite = {.run = world_run, .least_ranks = 1};
 

@@ -8,10 +8,10 @@
 
 #include <cmocka.h>
 
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
 #include "capi/test/plan/plan_layer.h"
 #include "capi/test/refusals.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 
 static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};

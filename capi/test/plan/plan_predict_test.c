@@ -8,9 +8,9 @@
 
 #include <cmocka.h>
 
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
 #include "capi/test/plan/plan_layer.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 
 typedef struct buffers_s {
   float *x, *y, *w, *dy, *dx, *dw;

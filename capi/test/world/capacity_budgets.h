@@ -1,9 +1,9 @@
 /* What must hold of a layer under a capacity and a budget wherever it runs. As budget_suite.h, with a base of its own;
  * all ranks are alike, so that each takes exactly what was planned. */
-#ifndef SLUICE_CAPI_TEST_CAPACITY_BUDGETS_H_
-#define SLUICE_CAPI_TEST_CAPACITY_BUDGETS_H_
+#ifndef SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_
+#define SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_
 
-#include "capi/test/budget_suite.h"
+#include "capi/test/world/budget_suite.h"
 
 /* Three numbers of ranks. */
 extern const int32_t capacity_budget_ranks[3];
@@ -18,4 +18,4 @@ uint64_t capacity_budget_smallest(const budget_suite_t* suite, const case_t* c);
 void capacity_budget_peak_is_planned(const budget_suite_t* suite);
 void capacity_budget_more_outstanding_than_said(const budget_suite_t* suite);
 
-#endif /* SLUICE_CAPI_TEST_CAPACITY_BUDGETS_H_ */
+#endif /* SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_ */

@@ -1,5 +1,5 @@
 /* The reference: y[t] = sum over k of w * expert(x), and its gradients by hand, all in f64. */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <math.h>
 #include <stdlib.h>

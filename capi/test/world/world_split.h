@@ -1,8 +1,8 @@
 /* Shared by the files of world, which is one library; tests see world.h alone. */
-#ifndef SLUICE_CAPI_TEST_WORLD_SPLIT_H_
-#define SLUICE_CAPI_TEST_WORLD_SPLIT_H_
+#ifndef SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
+#define SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
 
-#include "capi/test/world.h"
+#include "capi/test/world/world.h"
 
 enum { W1, W3, W2, B1, B3, B2, NUM_PARAMS };
 enum { WORLD_MAX_OUTSTANDING = 8 };
@@ -147,4 +147,4 @@ void world_run_rank(rank_t* r);
 /* world_case.c */
 void world_make_result(const case_t* c, result_t* out);
 
-#endif /* SLUICE_CAPI_TEST_WORLD_SPLIT_H_ */
+#endif /* SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_ */

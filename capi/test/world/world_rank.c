@@ -1,5 +1,5 @@
 /* One rank of a case through the public ABI. */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <stdio.h>
 #include <stdlib.h>

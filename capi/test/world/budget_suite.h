@@ -1,9 +1,9 @@
 /* What must hold of a layer under a budget wherever it runs: on this CPU, deduplicated, on a device of its own memory.
  * Each test says how its ranks run and calls the cases; they fail through cmocka. */
-#ifndef SLUICE_CAPI_TEST_BUDGET_SUITE_H_
-#define SLUICE_CAPI_TEST_BUDGET_SUITE_H_
+#ifndef SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_
+#define SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_
 
-#include "capi/test/world.h"
+#include "capi/test/world/world.h"
 
 typedef struct budget_suite_s {
   case_t base;                                 /* budget_base_case, bent */
@@ -50,4 +50,4 @@ void budget_between_policies(const budget_suite_t* suite);
 /* Layers whose chunks restore by a list, from the smallest budget up; one byte less is refused. */
 void budget_by_chunk(const budget_suite_t* suite);
 
-#endif /* SLUICE_CAPI_TEST_BUDGET_SUITE_H_ */
+#endif /* SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_ */

@@ -1,5 +1,5 @@
 /* A plan of the layer's own, and what its rule makes of the routes. */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <string.h>
 

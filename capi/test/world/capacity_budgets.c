@@ -1,9 +1,9 @@
-#include "capi/test/capacity_budgets.h"
+#include "capi/test/world/capacity_budgets.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "capi/test/checks.h"
+#include "capi/test/world/checks.h"
 
 const int32_t capacity_budget_ranks[3] = {1, 2, 4};
 

@@ -1,5 +1,5 @@
 /* Passes that go another way than forward, backward: rebuilt steps, parts, rounds with other T, captured graphs. */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <stdio.h>
 #include <stdlib.h>

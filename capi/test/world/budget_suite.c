@@ -1,9 +1,9 @@
-#include "capi/test/budget_suite.h"
+#include "capi/test/world/budget_suite.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "capi/test/checks.h"
+#include "capi/test/world/checks.h"
 
 case_t budget_base_case(void) {
   return (case_t){.world_size = 2,

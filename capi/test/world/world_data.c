@@ -1,5 +1,5 @@
 /* Every value is a function of what it is and where it stands, rounded to the layer's dtype. */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <math.h>
 #include "backend/base/dtype.h"

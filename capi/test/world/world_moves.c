@@ -1,7 +1,7 @@
 /* Experts that change owner between steps, as a host moves them: over a board that all ranks see, since they are
  * threads.
  */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <stdlib.h>
 #include <string.h>

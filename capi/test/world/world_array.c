@@ -1,5 +1,5 @@
 /* Typed memory where a rank lives, and what the test reads and writes of it. */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* A small world for tests of the layer: W ranks as threads, parameters and tokens of all ranks, and a plain reference
  * in f64 that computes the unsplit layer with its gradients. */
-#ifndef SLUICE_CAPI_TEST_WORLD_H_
-#define SLUICE_CAPI_TEST_WORLD_H_
+#ifndef SLUICE_CAPI_TEST_WORLD_WORLD_H_
+#define SLUICE_CAPI_TEST_WORLD_WORLD_H_
 
 #include <stdint.h>
 
@@ -136,4 +136,4 @@ int world_identical(const case_t* c, const result_t* a, const result_t* b, int p
 double world_objective(const case_t* c, int which, int64_t index, double delta);
 int64_t world_count(const case_t* c, int which);
 
-#endif /* SLUICE_CAPI_TEST_WORLD_H_ */
+#endif /* SLUICE_CAPI_TEST_WORLD_WORLD_H_ */

@@ -1,6 +1,6 @@
 /* Shared by tests under cmocka that run cases of the world. */
-#ifndef SLUICE_CAPI_TEST_CHECKS_H_
-#define SLUICE_CAPI_TEST_CHECKS_H_
+#ifndef SLUICE_CAPI_TEST_WORLD_CHECKS_H_
+#define SLUICE_CAPI_TEST_WORLD_CHECKS_H_
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/world.h"
+#include "capi/test/world/world.h"
 
 /* Every rank ran, within its budget where there is one. */
 static inline void must_work(const case_t* c, const result_t* got) {
@@ -24,4 +24,4 @@ static inline void must_work(const case_t* c, const result_t* got) {
   }
 }
 
-#endif /* SLUICE_CAPI_TEST_CHECKS_H_ */
+#endif /* SLUICE_CAPI_TEST_WORLD_CHECKS_H_ */

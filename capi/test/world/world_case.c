@@ -1,5 +1,5 @@
 /* The cases of world.h, their runs and how results are compared. */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* The experts of a rank: parameters, gradients, and callback experts that scale rows. */
-#include "capi/test/world_split.h"
+#include "capi/test/world/world_split.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 enum { MIB = 1 << 20, WIDTH = 1024, EXPERTS = 4, PAGE = 4096 };
 enum { MATRIX = WIDTH * WIDTH * 4, BYTES = 2 * EXPERTS * MATRIX, WAITS = 1 << 20 };

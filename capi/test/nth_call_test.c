@@ -12,7 +12,7 @@
 
 #include "backend/base/status.h"
 #include "capi/test/nth_ranks.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "sluice/migration.h"
 
 static sluice_status_t train(nth_rank_t* me, sluice_comm_t* comm) {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 #include "sluice/optimizer.h"
 
 enum { COUNT = 1000 };

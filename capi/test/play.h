@@ -6,7 +6,7 @@
 #include <pthread.h>
 
 #include "backend/comm/fake/fake_comm.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 #define MS         UINT64_C(1000000)
 #define PATIENT_NS (30000 * MS) /* where nothing should time out: a hang shows as TIMED_OUT */

@@ -38,8 +38,8 @@ def test_TestAwayFromItsRoom_IsFound():
 
     fine = [
         include("capi/test/x_test.c", "backend/comm/comm.h"),  # what a host implements
-        include("capi/test/x_test.c", "capi/test/rig.h"),
-        include("capi/test/rig.c", "backend/moe/context/context.h"),  # no test
+        include("capi/test/x_test.c", "capi/test/rig/rig.h"),
+        include("capi/test/rig/rig.c", "backend/moe/context/context.h"),  # no test
         include("backend/moe/test/x_test.c", "backend/moe/context/context.h"),
         include("capi/test/layer/schedule_test.c", "backend/cost/closed_forms.h"),
     ]

@@ -15,7 +15,7 @@
 #include "backend/moe/context/context.h"
 #include "capi/test/cuda/cuda_calibrate_suite.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "sluice/sluice.h"
 
 static calibrate_case_t small_case(int32_t world_size) {

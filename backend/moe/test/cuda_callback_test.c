@@ -13,7 +13,7 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_activation) {
   sluice_moe_config_t config = rig_config();

@@ -13,7 +13,7 @@
 #include "backend/moe/context/context.h"
 #include "backend/moe/run/choose_mode.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/capacity_budgets.h"
 #include "capi/test/world/checks.h"
 

@@ -16,7 +16,7 @@
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/moe/context/context.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 enum { UNKNOWN_ERROR = 999, MOST_CALLS = 5000 };
 

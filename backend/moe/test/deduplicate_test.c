@@ -15,7 +15,7 @@
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/make_layer.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 

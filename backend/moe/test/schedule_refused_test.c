@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "backend/schedule/schedule.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 static int breaks; /* templates that are built from now on lack an edge */
 static int num_broken;

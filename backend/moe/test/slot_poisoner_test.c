@@ -15,8 +15,8 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/check.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/own_rig.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/own_rig.h"
+#include "capi/test/rig/refusals.h"
 
 static int32_t wanted = -1; /* of the marks that could be earlier, the one that is; -1: none */
 static int32_t direction;

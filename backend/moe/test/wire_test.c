@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "backend/moe/ops/wire.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
 
 /* ---- one row and many ---- */

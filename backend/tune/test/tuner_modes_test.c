@@ -12,8 +12,8 @@
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/layer/layer.h"
-#include "capi/test/own_rig.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/own_rig.h"
+#include "capi/test/rig/refusals.h"
 
 enum { STEPS = 10, CHOICES = 3 };
 

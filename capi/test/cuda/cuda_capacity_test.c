@@ -14,7 +14,7 @@
 #include "backend/base/hash.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
 
 static void run_on_fakes(const case_t* c, int with_groups, result_t* out) {

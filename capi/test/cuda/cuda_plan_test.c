@@ -11,7 +11,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 

@@ -14,7 +14,7 @@
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 enum { RANKS = 2 };
 /* How contexts are made: what is each one's own, and the same on all ranks, but for the last. */

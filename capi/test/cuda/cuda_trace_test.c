@@ -14,7 +14,7 @@
 #include "backend/base/lanes.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 enum { MOST_EVENTS = 512, BLOCKED_MS = 60, UNKNOWN_ERROR = 999 };
 

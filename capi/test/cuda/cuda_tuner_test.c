@@ -13,7 +13,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "sluice/planner.h"
 #include "sluice/tuner.h"
 

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "backend/base/hash.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/capacity_budgets.h"
 #include "capi/test/world/checks.h"
 

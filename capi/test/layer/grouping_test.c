@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
 
 static case_t base_case(void) {

@@ -12,7 +12,7 @@
 
 #include "backend/base/hash.h"
 #include "backend/schedule/uneven_chunks.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
 
 static void check(const case_t* c) {

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 static sluice_context_stats_t stats_of(const rig_t* rig) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};

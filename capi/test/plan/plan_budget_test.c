@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "capi/test/plan/plan_layer.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 

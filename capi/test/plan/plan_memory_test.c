@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "capi/test/own_rig.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/own_rig.h"
+#include "capi/test/rig/refusals.h"
 
 static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding) {
   const sluice_context_config_t context = own_rig_context(budget, max_outstanding);

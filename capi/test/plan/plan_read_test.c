@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "backend/base/hash.h"
-#include "capi/test/refusals.h"
-#include "capi/test/rig.h"
+#include "capi/test/rig/refusals.h"
+#include "capi/test/rig/rig.h"
 
 #define MOST_BYTES      1024
 #define RUN_UP_TO_BYTES (1u << 24) /* what a plan may take that is run */

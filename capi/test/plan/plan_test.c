@@ -9,9 +9,9 @@
 
 #include <cmocka.h>
 
-#include "capi/test/own_rig.h"
 #include "capi/test/plan/plan_layer.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/own_rig.h"
+#include "capi/test/rig/refusals.h"
 
 static void Plan_BadInput_IsNamed(void** state) {
   (void)state;

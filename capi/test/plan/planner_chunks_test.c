@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "capi/test/plan/planner_rig.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 enum { MOST = 512, STEPS = 16 };
 static sluice_planner_candidate_t candidates[MOST];

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 #include "sluice/placement.h"
 
 enum { EXPERTS = 8, RANKS = 4 };

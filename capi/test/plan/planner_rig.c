@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 const char planner_machine[] =
     "{\"sluice_machine\": 2, \"name\": \"test\", "

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "capi/test/plan/planner_rig.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
   (void)state;

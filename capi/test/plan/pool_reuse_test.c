@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "capi/test/own_rig.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/own_rig.h"
+#include "capi/test/rig/refusals.h"
 
 enum { STEPS = 20, MOST_HELD = 16 };
 

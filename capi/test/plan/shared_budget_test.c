@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "capi/test/own_rig.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/own_rig.h"
+#include "capi/test/rig/refusals.h"
 
 /* A share of `whole` with room for so many parts of `parts`. */
 static void open_share(rig_t* rig, uint64_t whole, uint64_t part, uint64_t parts) {

@@ -11,9 +11,9 @@
 #include <cmocka.h>
 
 #include "backend/base/alloc.h"
-#include "capi/test/own_rig.h"
 #include "capi/test/plan/planner_rig.h"
-#include "capi/test/refusals.h"
+#include "capi/test/rig/own_rig.h"
+#include "capi/test/rig/refusals.h"
 #include "sluice/stages.h"
 
 enum { MOST = 8, TEXT = 8192 };

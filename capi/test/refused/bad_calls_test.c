@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 static void Ids_OutOfRange_NameTheEntry(void** state) {
   (void)state;

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 static void ContextCreate_BadConfig_IsRefused(void** state) {
   (void)state;

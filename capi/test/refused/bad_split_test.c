@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 enum { ROWS = 12, WIDTH = 5, HIDDEN = 7 }; /* the rig's layer: every route is kept */
 

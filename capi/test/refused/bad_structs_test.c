@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 typedef union wide_s {
   unsigned char bytes[1024];

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 typedef enum bend_e {
   BEND_DEVICE,

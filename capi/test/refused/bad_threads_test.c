@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 typedef struct busy_s {
   fixture_t* f;

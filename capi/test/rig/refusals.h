@@ -1,7 +1,7 @@
 /* What the bad_*_test.c share: a layer that is given something wrong, must refuse it by name, and have lost nothing by
  * it: the next correct call gives the same bits as before, and no byte stays behind. */
-#ifndef SLUICE_CAPI_TEST_REFUSALS_H_
-#define SLUICE_CAPI_TEST_REFUSALS_H_
+#ifndef SLUICE_CAPI_TEST_RIG_REFUSALS_H_
+#define SLUICE_CAPI_TEST_RIG_REFUSALS_H_
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 /* Fails the test unless the call gave `want` and, for a refusal, the record's text names `text`. */
 void check_refusal(sluice_status_t got, sluice_status_t want, const char* text, const char* call, const char* file,
@@ -67,4 +67,4 @@ typedef struct saved_s {
 void* save(void* user, int32_t which, uint64_t bytes);
 void free_saved(saved_t* saved);
 
-#endif /* SLUICE_CAPI_TEST_REFUSALS_H_ */
+#endif /* SLUICE_CAPI_TEST_RIG_REFUSALS_H_ */

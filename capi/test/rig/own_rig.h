@@ -1,8 +1,8 @@
 /* Rigs whose context a test says itself, such as one under a budget; and one of two ranks, for its plans alone. */
-#ifndef SLUICE_CAPI_TEST_OWN_RIG_H_
-#define SLUICE_CAPI_TEST_OWN_RIG_H_
+#ifndef SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
+#define SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
 
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 /* gemm "ref", and no budget where it is 0. */
 sluice_context_config_t own_rig_context(uint64_t budget, int32_t max_outstanding);
@@ -21,4 +21,4 @@ typedef struct pair_s {
 void pair_open(pair_t* pair, const sluice_moe_config_t* layer);
 void pair_close(pair_t* pair);
 
-#endif /* SLUICE_CAPI_TEST_OWN_RIG_H_ */
+#endif /* SLUICE_CAPI_TEST_RIG_OWN_RIG_H_ */

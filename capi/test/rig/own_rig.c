@@ -1,8 +1,8 @@
-#include "capi/test/own_rig.h"
+#include "capi/test/rig/own_rig.h"
 
 #include <string.h>
 
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 sluice_context_config_t own_rig_context(uint64_t budget, int32_t max_outstanding) {
   sluice_context_config_t config;

@@ -1,4 +1,4 @@
-#include "capi/test/rig.h"
+#include "capi/test/rig/rig.h"
 
 #include <stdlib.h>
 #include <string.h>

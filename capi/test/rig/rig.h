@@ -1,7 +1,7 @@
 /* One rank of a layer with valid arguments that a test bends one at a time. Everything it holds is public: change a
  * descriptor or an argument, call, look at the refusal, then rig_reset and see that the next call works. */
-#ifndef SLUICE_CAPI_TEST_RIG_H_
-#define SLUICE_CAPI_TEST_RIG_H_
+#ifndef SLUICE_CAPI_TEST_RIG_RIG_H_
+#define SLUICE_CAPI_TEST_RIG_RIG_H_
 
 #include <stdatomic.h>
 
@@ -77,4 +77,4 @@ void rig_close(rig_t* rig);
 const char* last_message(void);
 int32_t last_peer(void);
 
-#endif /* SLUICE_CAPI_TEST_RIG_H_ */
+#endif /* SLUICE_CAPI_TEST_RIG_RIG_H_ */

@@ -1,4 +1,4 @@
-#include "capi/test/refusals.h"
+#include "capi/test/rig/refusals.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "backend/moe/context/context.h"
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 typedef struct differ_scene_s {
   const char* name; /* of the field, as the message spells it */

@@ -9,7 +9,7 @@
 
 #include "backend/device/fake/fake_device.h"
 #include "backend/moe/context/context.h"
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 /* ---- a callback fails ---- */
 

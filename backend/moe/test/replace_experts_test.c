@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "backend/moe/context/context.h"
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 enum { MOST = 8 };
 

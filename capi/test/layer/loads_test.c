@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 enum { MOST = 8 };
 

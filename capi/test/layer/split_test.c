@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 enum { MAX_ROWS = 24, WIDTH = 5, HIDDEN = 7, ROUTES = 12 };
 

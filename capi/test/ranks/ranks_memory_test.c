@@ -9,7 +9,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/hash.h"
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 /* ---- steps ---- */
 

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "backend/base/clock.h"
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 /* ---- a rank stays away, leaves, or is called off ---- */
 

@@ -1,4 +1,4 @@
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* What the ranks_*_test.c share: W ranks as threads, each with a rig, that play one scene together. Checks inside a
  * rank are written down and told by `perform`, since cmocka's leave by longjmp, which only its own thread may do. */
-#ifndef SLUICE_CAPI_TEST_PLAY_H_
-#define SLUICE_CAPI_TEST_PLAY_H_
+#ifndef SLUICE_CAPI_TEST_RANKS_PLAY_H_
+#define SLUICE_CAPI_TEST_RANKS_PLAY_H_
 
 #include <pthread.h>
 
@@ -64,4 +64,4 @@ uint64_t good_round(part_t* me, int line);
 /* A new communicator in the same process, after the first was lost. */
 void check_new_comm(part_t* me, int line);
 
-#endif /* SLUICE_CAPI_TEST_PLAY_H_ */
+#endif /* SLUICE_CAPI_TEST_RANKS_PLAY_H_ */

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/play.h"
+#include "capi/test/ranks/play.h"
 
 typedef struct refusal_scene_s {
   int32_t refuser;

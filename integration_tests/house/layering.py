@@ -48,7 +48,7 @@ SELECTOR = "auto"
 FAKE_LIBRARIES = "//capi/test/cuda:libfake_gpu.so"
 # Tests of the C ABI that ask a room of the engine, or one above it, and why they do not lie beside it.
 ASKING = {
-    ("capi/test/nth_file_call_test.c", "calibrate"),  # whose files are written while calls of the C ABI fail
+    ("capi/test/nth/nth_file_call_test.c", "calibrate"),  # whose files are written while calls of the C ABI fail
     (
         "capi/test/layer/schedule_test.c",
         "cost",

@@ -2,8 +2,8 @@
  * calls the system, and of every way to an allocation, the first, the second and the last hit (with SLUICE_FULL set
  * every hit of an allocation). Each rank has a status before its deadlines, nothing is left behind, and the same works
  * afterwards. What went well although something failed has the same bits. */
-#ifndef SLUICE_CAPI_TEST_NTH_RANKS_H_
-#define SLUICE_CAPI_TEST_NTH_RANKS_H_
+#ifndef SLUICE_CAPI_TEST_NTH_NTH_RANKS_H_
+#define SLUICE_CAPI_TEST_NTH_NTH_RANKS_H_
 
 #include "sluice/comm.h"
 
@@ -40,4 +40,4 @@ void nth_call(int32_t num_ranks, nth_work_t work);
 /* Before the cases: who hangs says what failed. */
 void nth_watch(void);
 
-#endif /* SLUICE_CAPI_TEST_NTH_RANKS_H_ */
+#endif /* SLUICE_CAPI_TEST_NTH_NTH_RANKS_H_ */

@@ -1,8 +1,8 @@
 /* Calls of the system, and allocations, that fail when a test says so. The library's calls end here by the linker's
  * --wrap (capi/test/BUILD lists the same names): each place in the code that calls is told from the others by its
  * address, of an allocation by the whole way to it. */
-#ifndef SLUICE_CAPI_TEST_FAILING_CALLS_H_
-#define SLUICE_CAPI_TEST_FAILING_CALLS_H_
+#ifndef SLUICE_CAPI_TEST_NTH_FAILING_CALLS_H_
+#define SLUICE_CAPI_TEST_NTH_FAILING_CALLS_H_
 
 #include <stdint.h>
 
@@ -27,4 +27,4 @@ void calls_fail(const call_place_t* place, int64_t nth);
 int32_t calls_end(void);
 const call_place_t* calls_places(int32_t* out_count);
 
-#endif /* SLUICE_CAPI_TEST_FAILING_CALLS_H_ */
+#endif /* SLUICE_CAPI_TEST_NTH_FAILING_CALLS_H_ */

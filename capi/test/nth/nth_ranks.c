@@ -1,4 +1,4 @@
-#include "capi/test/nth_ranks.h"
+#include "capi/test/nth/nth_ranks.h"
 
 #include <dirent.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/clock.h"
-#include "capi/test/failing_calls.h"
+#include "capi/test/nth/failing_calls.h"
 
 enum { NUM_COUNTS = 3, TRIES = 3, HANG_S = 120 };
 

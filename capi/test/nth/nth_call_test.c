@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "backend/base/status.h"
-#include "capi/test/nth_ranks.h"
+#include "capi/test/nth/nth_ranks.h"
 #include "capi/test/rig/rig.h"
 #include "sluice/migration.h"
 

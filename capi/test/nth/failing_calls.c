@@ -1,4 +1,4 @@
-#include "capi/test/failing_calls.h"
+#include "capi/test/nth/failing_calls.h"
 
 #include <errno.h>
 #include <execinfo.h>

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "backend/base/hash.h"
-#include "capi/test/nth_ranks.h"
+#include "capi/test/nth/nth_ranks.h"
 #include "sluice/pipeline.h"
 
 enum {

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/failing_calls.h"
+#include "capi/test/nth/failing_calls.h"
 #include "sluice/optimizer.h"
 
 enum { COUNT = 70, BUCKET = 32, STEPS = 2 };

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/nth_ranks.h"
+#include "capi/test/nth/nth_ranks.h"
 #include "capi/test/rig/rig.h"
 
 enum { NUM_CHUNKS = 4 }; /* the rows of one return while those of a later one leave */

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "backend/base/hash.h"
-#include "capi/test/nth_ranks.h"
+#include "capi/test/nth/nth_ranks.h"
 #include "sluice/optimizer.h"
 
 enum { NUM_TENSORS = 4, NUM_GROUPS = 2, STEPS = 3, BUCKET = 1000, ELEMENTS = 4704, WORDS = 4 * ELEMENTS };

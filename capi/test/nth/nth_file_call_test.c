@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "backend/calibrate/cache.h"
-#include "capi/test/failing_calls.h"
+#include "capi/test/nth/failing_calls.h"
 
 static char folder[] = "/tmp/sluice_nth_XXXXXX", inner[64], path[96];
 static sluice_machine_t machine;

@@ -1,6 +1,6 @@
 /* What tests under cmocka ask of a pipeline's world. */
-#ifndef CAPI_TEST_PIPELINE_CHECKS_H_
-#define CAPI_TEST_PIPELINE_CHECKS_H_
+#ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
+#define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/pipeline_world.h"
+#include "capi/test/pipeline/pipeline_world.h"
 
 /* "tcp, backward_first, p 3, v 1, L 2" */
 static inline const char* pw_name(const pw_world_t* world) {
@@ -70,4 +70,4 @@ static inline void assert_same_bits(const pw_world_t* world) {
   }
 }
 
-#endif /* CAPI_TEST_PIPELINE_CHECKS_H_ */
+#endif /* SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_ */

@@ -1,6 +1,6 @@
 /* A pipeline by its public calls is one device: the bits of a single loop, whatever the policy, the limits and the
  * delays; and what ran is the program. */
-#include "capi/test/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_checks.h"
 
 #include <stdlib.h>
 

@@ -1,8 +1,8 @@
 /* A small model on the ranks of a pipeline, as threads: a chain of layers, one by virtual stage, whose gradients fold
  * in micro-batch order; and the same model in one loop, whose bits it has to have. Shapes change with every
  * micro-batch, and integers, truth values and empty tensors travel along. */
-#ifndef CAPI_TEST_PIPELINE_WORLD_H_
-#define CAPI_TEST_PIPELINE_WORLD_H_
+#ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
+#define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
 
 #include <pthread.h>
 
@@ -127,4 +127,4 @@ int32_t pw_is_apart(const pw_world_t* world);
 /* Marks something as wrong. */
 void pw_wrong(pw_rank_t* rank, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-#endif /* CAPI_TEST_PIPELINE_WORLD_H_ */
+#endif /* SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_ */

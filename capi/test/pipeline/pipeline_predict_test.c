@@ -1,6 +1,6 @@
 /* What is predicted of a pipeline: published bubbles, limits that are chosen, and the bytes that a batch is found to
  * take. */
-#include "capi/test/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_checks.h"
 
 #include <math.h>
 

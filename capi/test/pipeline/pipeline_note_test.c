@@ -1,5 +1,5 @@
 /* Numbers of the host ride with the ends of batches: all ranks know what each gave, and who fails gives nothing. */
-#include "capi/test/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_checks.h"
 
 /* Of each rank: what it gives with the batch that runs, written by its callbacks. */
 static double notes[PW_MAX_RANKS][PW_MAX_RANKS + 1];

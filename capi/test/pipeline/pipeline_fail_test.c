@@ -1,6 +1,6 @@
 /* A batch that fails on one rank fails on all, soon and with one story; the next one works. Ranks that disagree are
  * told so. A rank that is gone is named. */
-#include "capi/test/pipeline_checks.h"
+#include "capi/test/pipeline/pipeline_checks.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "capi/test/pipeline_world.h"
+#include "capi/test/pipeline/pipeline_world.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-#include "capi/test/migration_world.h"
+#include "capi/test/migration/migration_world.h"
 
 #include <math.h>
 #include <string.h>

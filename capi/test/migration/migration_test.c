@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/migration_world.h"
+#include "capi/test/migration/migration_world.h"
 
 enum { STEPS = 24 };
 

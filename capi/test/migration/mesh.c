@@ -1,4 +1,4 @@
-#include "capi/test/mesh.h"
+#include "capi/test/migration/mesh.h"
 
 #include <string.h>
 #include <sys/socket.h>

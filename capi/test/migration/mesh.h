@@ -1,7 +1,7 @@
 /* Processes that share a mesh of sockets, made before they are forked, and by it a host communicator: for addresses and
  * small exchanges, which fit into the sockets. */
-#ifndef SLUICE_CAPI_TEST_MESH_H_
-#define SLUICE_CAPI_TEST_MESH_H_
+#ifndef SLUICE_CAPI_TEST_MIGRATION_MESH_H_
+#define SLUICE_CAPI_TEST_MIGRATION_MESH_H_
 
 #include "sluice/comm.h"
 
@@ -31,4 +31,4 @@ sluice_status_t mesh_comm(mesh_end_t* end, uint64_t timeout_ns, sluice_comm_t** 
 /* Each waits until all have come. 0: one has gone. */
 int mesh_meet(mesh_end_t* end);
 
-#endif /* SLUICE_CAPI_TEST_MESH_H_ */
+#endif /* SLUICE_CAPI_TEST_MIGRATION_MESH_H_ */

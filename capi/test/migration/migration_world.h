@@ -1,7 +1,7 @@
 /* A toy host whose experts move: each rank has places for experts, with all that a real one has of each, and an update
  * that depends on every part. */
-#ifndef SLUICE_CAPI_TEST_MIGRATION_WORLD_H_
-#define SLUICE_CAPI_TEST_MIGRATION_WORLD_H_
+#ifndef SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_
+#define SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_
 
 #include "sluice/migration.h"
 
@@ -40,4 +40,4 @@ void toy_reference(int32_t expert, int32_t steps, toy_expert_t* out_expert);
 /* 1: every expert that is here has the bits of one that never moved. */
 int toy_is_right(const toy_rank_t* toy, int32_t steps);
 
-#endif /* SLUICE_CAPI_TEST_MIGRATION_WORLD_H_ */
+#endif /* SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_ */

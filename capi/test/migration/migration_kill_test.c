@@ -18,8 +18,8 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/messages.h"
-#include "capi/test/mesh.h"
-#include "capi/test/migration_world.h"
+#include "capi/test/migration/mesh.h"
+#include "capi/test/migration/migration_world.h"
 
 #define SECOND_NS  UINT64_C(1000000000)
 #define BOUNDED_NS (20 * SECOND_NS)
@@ -29,7 +29,7 @@ enum { EVERY_DAY = 14, DEADLINE_S = 5, AT_SEND = 0, AT_WAIT = 1 };
 /* ---- the seeds of all cuts, committed ---- */
 
 static const uint32_t seeds[] = {
-#include "capi/test/migration_seeds.inc"
+#include "capi/test/migration/migration_seeds.inc"
 };
 
 enum { NUM_SEEDS = sizeof seeds / sizeof seeds[0] };

@@ -1,4 +1,4 @@
-#include "capi/test/tuner_world.h"
+#include "capi/test/tuner/tuner_world.h"
 
 #include <pthread.h>
 #include <setjmp.h>

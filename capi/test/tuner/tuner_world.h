@@ -1,6 +1,6 @@
 /* Ranks as threads that train small layers with a tuner, and what they found. */
-#ifndef SLUICE_CAPI_TEST_TUNER_WORLD_H_
-#define SLUICE_CAPI_TEST_TUNER_WORLD_H_
+#ifndef SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_
+#define SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_
 
 #include "sluice/sluice.h"
 
@@ -65,4 +65,4 @@ void tuner_run(tuner_world_t* w);
 /* All ranks ran, with the same n in every step and the same decisions. */
 void must_agree(const tuner_world_t* w);
 
-#endif /* SLUICE_CAPI_TEST_TUNER_WORLD_H_ */
+#endif /* SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_ */

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/tuner_world.h"
+#include "capi/test/tuner/tuner_world.h"
 
 enum { RANKS = 4, PER_NODE = 2, TOP_K = 4 };
 

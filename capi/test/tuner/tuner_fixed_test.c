@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/tuner_world.h"
+#include "capi/test/tuner/tuner_world.h"
 
 /* One chunk has one mode, and a configured mode at a configured n leaves nothing. */
 static void FixedChunks_NothingOpen_NothingIsAsked(void** state) {

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/tuner_world.h"
+#include "capi/test/tuner/tuner_world.h"
 
 static void EveryMode_RanksDecideAlikeAndSettle(void** state) {
   (void)state;

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/tuner_world.h"
+#include "capi/test/tuner/tuner_world.h"
 
 /* Under a budget the best few plans by price run as ordinary steps, on all ranks alike, and inside the budget. */
 static void Budget_BestPlansRace_InsideTheBudget(void** state) {

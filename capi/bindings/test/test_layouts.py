@@ -1,6 +1,6 @@
 """Size, offset and value of everything that callers compile into themselves are in each language what they are in C.
 
-What C says stands in capi/abi/layout.txt, which capi/test/layout_test.c holds against the headers.
+What C says stands in capi/abi/layout.txt, which capi/test/layout/layout_test.c holds against the headers.
 """
 
 import dataclasses

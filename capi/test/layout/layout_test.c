@@ -1,7 +1,7 @@
 /* The layouts and values that callers compile into themselves: listed by header in layout/, asserted one by one, and
  * written out to capi/abi/layout.txt, which this test compares. Append only; capi/abi/ABI.md says how.
  *
- *   bazel run //capi/test:layout_test -- --print > layout.txt */
+ *   bazel run //capi/test/layout:layout_test -- --print > layout.txt */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

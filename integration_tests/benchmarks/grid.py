@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Runs the committed list of cells (grid_cells.py) and fails only where Sluice is clearly slower than stock.
 
-    grid.py [--pairs 20] [--only SUBSTRING] [--resume] [--most CELLS]
+    grid [--pairs 20] [--only SUBSTRING] [--resume] [--most CELLS]
 
 In each cell at least 20 interleaved pairs; a cell fails if the *lower quartile* of time Sluice / stock is above 1.03.
 All cells go to one record, written after every cell, so that a run that is cut loses one cell, and cells that are not

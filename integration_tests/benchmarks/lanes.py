@@ -1,6 +1,6 @@
 """What one communication lane, groups on it, and two lanes would take, simulated over skews and links.
 
-    .venv/bin/python integration_tests/benchmarks/lanes.py [--ranks 2] [--records FOLDER]
+    .venv/bin/python -m integration_tests.benchmarks.lanes [--ranks 2] [--records FOLDER]
 
 Three forms of the same layer, everything kept, each with the n that is best for it:
 

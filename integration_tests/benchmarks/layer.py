@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Measures one MoE layer, forward and backward: Sluice and stock interleaved in one process group on the same data.
 
-    layer.py --case nodrop-1g            one of the named cases; --all runs all eight
-    layer.py --T 512 --M 256 --H 1024 --E 16 --K 2 --skew 5 --drop --link 0.2gbit --ranks 4 --dtype bfloat16
-    layer.py --smoke                     a tiny layer and one pair: does it run?
+    layer --case nodrop-1g            one of the named cases; --all runs all eight
+    layer --T 512 --M 256 --H 1024 --E 16 --K 2 --skew 5 --drop --link 0.2gbit --ranks 4 --dtype bfloat16
+    layer --smoke                     a tiny layer and one pair: does it run?
 
 One JSON record per case goes to records/ (of --smoke only where --records is given). A record says which machine and
 versions made it; the numbers are never checked by a test, only by --check, which compares them with what the named

@@ -1,6 +1,6 @@
 """The papers' own figures, published beside simulated, on profiles of the papers' clusters.
 
-    .venv/bin/python integration_tests/benchmarks/papers.py [--json]
+    .venv/bin/python -m integration_tests.benchmarks.papers [--json]
 
 The schedules are the real ones, walked in virtual time; the profiles (python_plugin/sluice/planning/profiles) hold
 datasheet rates with assumed efficiencies, fitted to nothing (one line says where it is). The two papers describe the

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Measures whole training steps of the example's language model: stock and Sluice in turns in one process group.
 
-    train.py --link 0.2gbit --pairs 20 --top-k 2 --zero 1
-    train.py --smoke                     a tiny model and one pair: does it run?
+    train --link 0.2gbit --pairs 20 --top-k 2 --zero 1
+    train --smoke                     a tiny model and one pair: does it run?
 
 Everything a step does is in its time: attention, gate, experts, gradient reduction, optimizer. One JSON record per run
 (of --smoke only where --records is given).

@@ -123,7 +123,7 @@ def test_Experts_TinyRun_LeavesAWholeRecord(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deduplicate", (False, True))
 def test_Ep_TinyRun_LeavesAWholeRecord(tmp_path: Path, deduplicate: bool) -> None:
     options = ("--smoke", "--links", "none", "--pairs", "2", "--warm-up", "2", "--records", str(tmp_path))
-    done = _run("integration_tests/benchmarks/ep.py", *options, *(("--deduplicate",) if deduplicate else ()))
+    done = _run("-m", "integration_tests.benchmarks.ep", *options, *(("--deduplicate",) if deduplicate else ()))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     record = json.loads((tmp_path / "ep.raw.json").read_text())
     (line,) = record["lines"]
@@ -137,7 +137,7 @@ def test_Ep_TinyRun_LeavesAWholeRecord(tmp_path: Path, deduplicate: bool) -> Non
 @pytest.mark.full
 def test_TwoLevels_TinyRunOnTwoNodes_SendsLessBetweenThem(tmp_path: Path) -> None:
     options = ("--smoke", "--links", "1gbit", "--pairs", "2", "--warm-up", "2", "--records", str(tmp_path))
-    done = _run("integration_tests/benchmarks/two_levels.py", *options)
+    done = _run("-m", "integration_tests.benchmarks.two_levels", *options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (line,) = json.loads((tmp_path / "two_levels.raw.json").read_text())["lines"]
     assert all(len(line["wall_s"][side]) == 2 for side in ("one", "two"))

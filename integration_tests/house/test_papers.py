@@ -11,12 +11,12 @@ import sys
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SCRIPT = os.path.join(ROOT, "integration_tests", "benchmarks", "papers.py")
+COMMAND = [sys.executable, "-m", "integration_tests.benchmarks.papers", "--json"]
 
 
 @pytest.fixture(scope="module")
 def rows():
-    done = subprocess.run([sys.executable, SCRIPT, "--json"], capture_output=True, text=True, timeout=280)
+    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

@@ -74,7 +74,7 @@ def test_Cost_DirectAndPairs_BothCount(inside: float, excess: float, holds: bool
 @pytest.mark.timeout(900)
 def test_Cost_TwoRealRanks_RecordsHalfOfTheSteps(tmp_path: Path) -> None:
     pytest.importorskip("sluice")
-    command = [sys.executable, str(ROOT / "integration_tests" / "benchmarks" / "routing_cost.py")]
+    command = [sys.executable, "-m", "integration_tests.benchmarks.routing_cost"]
     shape = ["--T", "64", "--M", "16", "--H", "32", "--E", "4", "--pairs", "6", "--records", str(tmp_path)]
     done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=850, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks import launch, records
-from integration_tests.benchmarks.stats import pair_ratios, quartiles
+from integration_tests.benchmarks.measuring import launch, records
+from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 HERE = Path(__file__).resolve().parent
 MOST_SLOWER = 1.03  # where nothing can be overlapped (grid.py)

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks import beside, records
+from integration_tests.benchmarks import beside
+from integration_tests.benchmarks.measuring import records
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "hosts.md"
 NAMES = ("megatron", "autoep")

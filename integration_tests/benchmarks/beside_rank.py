@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from integration_tests.benchmarks import launch, parts
+from integration_tests.benchmarks.measuring import launch, parts
 
 SIDES = ("stock", "sluice")
 MOST_SETTLING = 60

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks import records
 from integration_tests.benchmarks.drawn import LEAST, WORST
+from integration_tests.benchmarks.measuring import records
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "experts.md"
 RECORD = records.FOLDER / "drawn.json"

@@ -17,8 +17,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import ep_marks, launch, records  # noqa: E402
-from integration_tests.benchmarks.stats import pair_ratios, quartiles  # noqa: E402
+from integration_tests.benchmarks import ep_marks  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles  # noqa: E402
 
 # M, H, E, K, T of the cells; widths scaled so that a cell takes seconds.
 SHAPES = {

@@ -28,10 +28,11 @@ from typing import Any
 import sluice
 import torch
 
-from integration_tests.benchmarks import experts_marks, records
+from integration_tests.benchmarks import experts_marks
 from integration_tests.benchmarks.experts_block import SHAPES, Rows, Shape, make_module, make_rows, seconds
 from integration_tests.benchmarks.experts_decode import decode
-from integration_tests.benchmarks.stats import pair_ratios, quartiles
+from integration_tests.benchmarks.measuring import records
+from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 
 def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, float]:

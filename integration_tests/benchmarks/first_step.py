@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks import records
-from integration_tests.benchmarks.stats import quartiles
+from integration_tests.benchmarks.measuring import records
+from integration_tests.benchmarks.measuring.stats import quartiles
 
 MOST = 1.5
 SETTLED = 5  # the last steps, which stand for settled ones

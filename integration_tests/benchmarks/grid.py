@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import quiet, records, sluice_side, stolen
 from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.grid_cells import CELLS
+from integration_tests.benchmarks.measuring import quiet, records, sluice_side, stolen
 
 LEAST_PAIRS = 20
 LIMIT = 1.03

@@ -26,8 +26,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, records  # noqa: E402
-from integration_tests.benchmarks.stats import quartiles  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import quartiles  # noqa: E402
 
 # T, M, H, E, K: steps of 20 to 500 ms on one core.
 SHAPES = {

@@ -13,7 +13,7 @@ from sluice.planning.machines import Machine
 from sluice.planning.planner import Choice as Planned
 from sluice.planning.planner import Planner
 
-from integration_tests.benchmarks.rank import Rank
+from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.tuner_calibrated import machine_of
 from integration_tests.benchmarks.tuner_rounds import PIPEMOE, Side
 from integration_tests.benchmarks.tuner_scenario import OPEN, SIZES, Choice, Scenario, workload_of

@@ -31,7 +31,7 @@ from sluice.planning.machines import Machine  # noqa: E402
 from sluice.planning.planner import Choice, Planner, Workload  # noqa: E402
 from sluice.timeline.model import Event  # noqa: E402
 
-from integration_tests.benchmarks import records  # noqa: E402
+from integration_tests.benchmarks.measuring import records  # noqa: E402
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 SKEWS = (1.0, 1.3, 1.6, 2.0, 3.0, 5.0)  # on two ranks no rank can have more than twice its part

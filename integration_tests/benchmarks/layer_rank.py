@@ -26,14 +26,15 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import memory, memory_marks, parts, routing, sluice_side
+from integration_tests.benchmarks import memory, memory_marks, routing
 from integration_tests.benchmarks.cells import CAPACITY_FACTOR, Cell
-from integration_tests.benchmarks.launch import report
-from integration_tests.benchmarks.machine import machine, versions
-from integration_tests.benchmarks.quiet import Quiet
-from integration_tests.benchmarks.stats import pair_ratios, quartiles
+from integration_tests.benchmarks.measuring import parts, sluice_side
+from integration_tests.benchmarks.measuring.launch import report
+from integration_tests.benchmarks.measuring.machine import machine, versions
+from integration_tests.benchmarks.measuring.quiet import Quiet
+from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
+from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.stock_parts import StockParts
-from integration_tests.benchmarks.stolen import Stolen
 
 PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift meets both
 

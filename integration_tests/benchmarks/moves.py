@@ -19,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, records  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
 
 MOST = {"of_unmoved": 0.65, "of_stock": 0.55}
 MOST_SHARE = 0.03  # of 500 steps, for deciding and moving

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from deepspeed.moe.layer import MoE
 from torch import nn
 
-from integration_tests.benchmarks import launch
-from integration_tests.benchmarks.rank import seconds_of
-from integration_tests.benchmarks.stats import pair_ratios, quartiles
+from integration_tests.benchmarks.measuring import launch
+from integration_tests.benchmarks.measuring.rank import seconds_of
+from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 INTERVAL, WARM_UP = 4, 3
 BEFORE = slice(2, 2 * INTERVAL)  # steps alone that are warm, and in front of the first that moves

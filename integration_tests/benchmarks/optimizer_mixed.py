@@ -30,9 +30,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import records  # noqa: E402
+from integration_tests.benchmarks.measuring import records  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import median_of_pairs, quartiles  # noqa: E402
 from integration_tests.benchmarks.optimizer import stock_build  # noqa: E402
-from integration_tests.benchmarks.stats import median_of_pairs, quartiles  # noqa: E402
 
 STOCK_BYTES, OWN_BYTES = 46, 30
 WANTED = max(1.15, min(1.3, 0.9 * STOCK_BYTES / OWN_BYTES))

@@ -27,8 +27,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import records  # noqa: E402
-from integration_tests.benchmarks.stats import median_of_pairs, quartiles  # noqa: E402
+from integration_tests.benchmarks.measuring import records  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import median_of_pairs, quartiles  # noqa: E402
 
 TENSOR = 4 << 20
 BUCKET = 1 << 20

@@ -34,8 +34,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, records, stolen  # noqa: E402
-from integration_tests.benchmarks.stats import median_of_pairs  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records, stolen  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import median_of_pairs  # noqa: E402
 
 # T of each step; drawn anew for every step where there are several.
 WORKLOADS = {"constant": (64,), "changing": (48, 64, 96, 128)}

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from sluice.adapters.torch import Context, MoeLayer
 from sluice.config import TunerOptions
 
-from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradients, make_experts
-from integration_tests.benchmarks.stolen import Stolen
+from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts
+from integration_tests.benchmarks.measuring.stolen import Stolen
 
 MODES = ("deferred", "per_chunk")
 SIDES = ("tuned", "fixed", "twin")

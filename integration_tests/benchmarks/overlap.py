@@ -22,8 +22,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, records  # noqa: E402
-from integration_tests.benchmarks.stats import quartiles  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import quartiles  # noqa: E402
 
 # T, M, H, E, K, link, share of the ideal that must be reached. At these links both lanes take about as long on one
 # core of 60 to 120 GFLOP/s; the record says what they took.

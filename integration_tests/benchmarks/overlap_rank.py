@@ -10,7 +10,7 @@ import torch.distributed as dist
 from sluice.adapters.torch import MoeLayer
 from sluice.config import TunerOptions
 
-from integration_tests.benchmarks.rank import Rank
+from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.tuner_scenario import OPEN, Choice, Scenario
 
 DIRECTIONS = ("forward", "backward")

@@ -51,7 +51,7 @@ class Reference:
         """Seconds of the slowest rank, by NAMES."""
         import torch.distributed as dist
 
-        from integration_tests.benchmarks.parts import exchange, slowest
+        from integration_tests.benchmarks.measuring.parts import exchange, slowest
 
         dist.barrier()
         began = time.perf_counter()

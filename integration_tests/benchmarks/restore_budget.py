@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks import launch
+from integration_tests.benchmarks.measuring import launch
 
 HERE = Path(__file__).resolve().parent
 LAYERS = 4

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 
-from integration_tests.benchmarks import launch
-from integration_tests.benchmarks.rank import Rank, forget_gradients
+from integration_tests.benchmarks.measuring import launch
+from integration_tests.benchmarks.measuring.rank import Rank, forget_gradients
 
 
 def largest(value: float) -> float:

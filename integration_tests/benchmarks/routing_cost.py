@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, records  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
 
 MOST = 0.002
 CLOCKS = ("wall", "cpu")

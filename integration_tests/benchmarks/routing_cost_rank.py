@@ -12,7 +12,7 @@ import torch.distributed as dist
 from sluice import routing
 from sluice.adapters.torch import MoeLayer
 
-from integration_tests.benchmarks.rank import Rank, forget_gradients, make_experts
+from integration_tests.benchmarks.measuring.rank import Rank, forget_gradients, make_experts
 
 WARM_UP = 12
 

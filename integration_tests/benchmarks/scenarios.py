@@ -24,7 +24,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, records, stolen  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records, stolen  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import pair_ratios  # noqa: E402
 from integration_tests.benchmarks.scenarios_drawn import COUNT, LINKS, SEED, Drawn, draw  # noqa: E402
 from integration_tests.benchmarks.scenarios_priced import (  # noqa: E402
     Priced,
@@ -35,7 +36,6 @@ from integration_tests.benchmarks.scenarios_priced import (  # noqa: E402
     made_up,
     name_of,
 )
-from integration_tests.benchmarks.stats import pair_ratios  # noqa: E402
 
 MARKS = {"median": 1.01, "p90": 1.04, "worst": 1.08}  # adaptive over the best fixed pair of a scenario
 LEAST_OF_GAIN = 0.9  # of what is simulated over the pair that is best over the list

@@ -13,10 +13,10 @@ from sluice.config import TunerOptions
 from sluice.errors import OverBudget
 from sluice.planning.planner import Choice as Planned
 
-from integration_tests.benchmarks.rank import Rank
+from integration_tests.benchmarks.measuring.rank import Rank
+from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.scenarios_drawn import Drawn
 from integration_tests.benchmarks.scenarios_priced import Pick, Priced, group_of, name_of
-from integration_tests.benchmarks.stolen import Stolen
 from integration_tests.benchmarks.tuner_calibrated import machine_of
 from integration_tests.benchmarks.tuner_rounds import ByDestination
 from integration_tests.benchmarks.tuner_scenario import OPEN, Choice, Scenario

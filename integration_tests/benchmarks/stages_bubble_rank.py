@@ -11,7 +11,7 @@ from sluice.adapters.torch import Edge, EpGroup, Pipeline, PipelineConfig
 from sluice.timeline import stages
 from sluice.timeline.model import from_trace
 
-from integration_tests.benchmarks.rank import Rank
+from integration_tests.benchmarks.measuring.rank import Rank
 
 COMPUTED = ("forward", "backward", "weight_grad")
 

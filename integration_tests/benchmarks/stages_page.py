@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks import records
+from integration_tests.benchmarks.measuring import records
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "stages.md"
 RECORD = records.FOLDER / "stages.json"

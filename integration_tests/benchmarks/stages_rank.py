@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 
-from integration_tests.benchmarks import launch
-from integration_tests.benchmarks.rank import seconds_of
+from integration_tests.benchmarks.measuring import launch
+from integration_tests.benchmarks.measuring.rank import seconds_of
 from integration_tests.benchmarks.stages_stall import stalling
 from integration_tests.benchmarks.stages_work import Stage, begin, layers_for, loss_of, turns
 

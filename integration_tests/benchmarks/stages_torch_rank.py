@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from integration_tests.benchmarks.rank import Rank, seconds_of
+from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
 from integration_tests.benchmarks.stages_work import Stage, begin, loss_of, turns
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from integration_tests.benchmarks import launch, records, sluice_side  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records, sluice_side  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SMOKE = {"layers": 1, "width": 32, "hidden": 64, "experts": 4, "batch": 2, "pairs": 1, "warm_up": 1, "link": "none"}

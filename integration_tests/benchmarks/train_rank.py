@@ -15,10 +15,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "text_lm")]
 
 from runner import Runner  # noqa: E402
 
-from integration_tests.benchmarks import sluice_side  # noqa: E402
-from integration_tests.benchmarks.launch import report  # noqa: E402
-from integration_tests.benchmarks.machine import machine, versions  # noqa: E402
-from integration_tests.benchmarks.stats import loss_differences, pair_ratios, quartiles  # noqa: E402
+from integration_tests.benchmarks.measuring import sluice_side  # noqa: E402
+from integration_tests.benchmarks.measuring.launch import report  # noqa: E402
+from integration_tests.benchmarks.measuring.machine import machine, versions  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import loss_differences, pair_ratios, quartiles  # noqa: E402
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import error_plot, launch, records, reference, stolen  # noqa: E402
+from integration_tests.benchmarks import error_plot, reference  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records, stolen  # noqa: E402
 
 FIXED = 4  # chunks of the baseline that does not choose (tuner_rounds.py)
 # T, M, H, E, K; steps stay near or below 100 ms on one core.

@@ -18,7 +18,7 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup
 from sluice.config import TunerOptions
 
 from integration_tests.benchmarks import reference
-from integration_tests.benchmarks.rank import Rank
+from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.tuner_rounds import Side
 from integration_tests.benchmarks.tuner_scenario import OPEN, SIZES, Choice, Scenario, predictions
 

@@ -11,7 +11,7 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 from sluice.errors import OverBudget
 
 from integration_tests.benchmarks import reference
-from integration_tests.benchmarks.stolen import Stolen
+from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.tuner_scenario import SIZES, Choice, Scenario, key_of, overlap
 
 FIXED = 4  # chunks of a baseline that does not choose

@@ -13,7 +13,7 @@ from sluice.planning.machines import Machine
 from sluice.planning.planner import Choice as Planned
 from sluice.planning.planner import Planner, Prediction, Workload
 
-from integration_tests.benchmarks.rank import balanced_ids, forget_gradients, make_experts, seconds_of
+from integration_tests.benchmarks.measuring.rank import balanced_ids, forget_gradients, make_experts, seconds_of
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 MODELS = ("schedule", "mpmoe", "mpipemoe")

@@ -19,8 +19,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks import launch, records  # noqa: E402
-from integration_tests.benchmarks.stats import pair_ratios, quartiles  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles  # noqa: E402
 
 BYTES = ("bytes_sent", "between_bytes")
 MARKS = {"0.2gbit": 1.25, "1gbit": 0.98}

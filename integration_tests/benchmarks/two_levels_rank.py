@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from sluice.adapters.torch import Context, MoeLayer
 
-from integration_tests.benchmarks.rank import Rank, forget_gradients, make_experts, seconds_of
+from integration_tests.benchmarks.measuring.rank import Rank, forget_gradients, make_experts, seconds_of
 
 SIDES = {"one": True, "two": "node", "chosen": "adaptive"}
 

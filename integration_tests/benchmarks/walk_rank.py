@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from sluice.adapters.torch import MoeLayer
 
-from integration_tests.benchmarks.rank import Rank, balanced_ids, forget_gradients, make_experts, seconds_of
+from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts, seconds_of
 
 COUNTERS = (
     "num_walks",

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import drawn, drawn_page, families, records
+from integration_tests.benchmarks import drawn, drawn_page, families
+from integration_tests.benchmarks.measuring import records
 
 
 def test_Families_AreAlmostAllOfTheRegistry() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.benchmarks import grid, records
+from integration_tests.benchmarks import grid
 from integration_tests.benchmarks.grid_cells import CELLS
+from integration_tests.benchmarks.measuring import records
 
 AXES = {
     "T": {256, 512, 1024, 2048, 4096},

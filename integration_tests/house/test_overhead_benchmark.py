@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import overhead, stats
+from integration_tests.benchmarks import overhead
+from integration_tests.benchmarks.measuring import stats
 
 ROOT = Path(__file__).resolve().parents[2]
 

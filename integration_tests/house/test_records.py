@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import records, stats
+from integration_tests.benchmarks.measuring import records, stats
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted(records.FOLDER.glob("*.json"))

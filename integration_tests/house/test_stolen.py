@@ -2,7 +2,7 @@
 
 import pytest
 
-from integration_tests.benchmarks import stolen
+from integration_tests.benchmarks.measuring import stolen
 
 STAT = """cpu  10 0 10 100 0 0 0 900 0 0
 cpu0 5 0 5 50 0 0 0 250 0 0

@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks.stolen import stolen_s
+from integration_tests.benchmarks.measuring.stolen import stolen_s
 from integration_tests.net.link import Link, Outcome, run_ranks
 from integration_tests.net.namespaces import NamespaceError, Namespaces, burst_bytes, packet_bytes, parse_rate
 

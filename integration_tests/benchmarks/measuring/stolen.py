@@ -12,7 +12,7 @@ import argparse
 import os
 import time
 
-from integration_tests.benchmarks.parts import slowest
+from integration_tests.benchmarks.measuring.parts import slowest
 
 STEAL = 8  # word of a core's line
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

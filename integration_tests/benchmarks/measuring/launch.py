@@ -13,7 +13,7 @@ from typing import Any
 
 from integration_tests.net.link import Outcome, run_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MARK = "@progress "  # a rank's line that starts so carries JSON for whoever watches, not text for people
 
 

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from integration_tests.benchmarks.parts import slowest
+from integration_tests.benchmarks.measuring.parts import slowest
 
 ROWS, WIDTH, HIDDEN = 256, 1024, 4096
 PAUSE_S = 2.0

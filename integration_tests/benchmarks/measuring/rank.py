@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from sluice.adapters.torch import Context, ContextOptions, EpGroup
 
-from integration_tests.benchmarks import launch
+from integration_tests.benchmarks.measuring import launch
 
 Experts = list[dict[str, torch.Tensor]]
 

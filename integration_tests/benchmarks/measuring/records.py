@@ -24,10 +24,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks.machine import machine, versions
-from integration_tests.benchmarks.stats import quartiles
+from integration_tests.benchmarks.measuring.machine import machine, versions
+from integration_tests.benchmarks.measuring.stats import quartiles
 
-FOLDER = Path(__file__).resolve().parent / "records"
+FOLDER = Path(__file__).resolve().parents[1] / "records"
 SETTINGS = {"plan", "settings", "cell", "case", "shape", "config", "machine", "versions"}
 RANGES = {"gflops_before_rounds", "share_of_rounds"}
 MEDIANS = {"seconds", "roofline_s", "roofline_with_fresh_pages_s", "of_roofline", "of_roofline_with_fresh_pages"}

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import timeline
 
-from integration_tests.benchmarks import memory
 from integration_tests.benchmarks.measuring import launch, sluice_side
 from integration_tests.benchmarks.measuring.machine import machine
+from integration_tests.benchmarks.memory import memory
 from integration_tests.net.namespaces import parse_rate
 
 HERE = Path(__file__).resolve().parent

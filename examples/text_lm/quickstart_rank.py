@@ -23,10 +23,10 @@ from model import Shape, TextLM
 from runner import Runner
 from sluice.errors import OverBudget
 
-from integration_tests.benchmarks import memory
 from integration_tests.benchmarks.measuring import sluice_side
 from integration_tests.benchmarks.measuring.launch import report
 from integration_tests.benchmarks.measuring.machine import versions
+from integration_tests.benchmarks.memory import memory
 from integration_tests.benchmarks.stock_parts import StockParts
 
 SIDES = {"A": "stock", "B": "sluice"}

@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 import quickstart  # noqa: E402
 import timeline  # noqa: E402
 
-from integration_tests.benchmarks import memory  # noqa: E402
+from integration_tests.benchmarks.memory import memory  # noqa: E402
 
 
 def _event(side_shift: int, op: str, begin: int, rank: int = 0) -> dict:
@@ -75,7 +75,7 @@ def test_memory_watch_counts_a_tensor(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import torch\n"
-        "from integration_tests.benchmarks.memory import Watch, live_bytes\n"
+        "from integration_tests.benchmarks.memory.memory import Watch, live_bytes\n"
         "w = Watch(); w.start(); t = torch.ones(2**18); del t\n"
         "live = live_bytes(w.stop(), []); print(int(live.max()), int(live[-1]))\n"
     )

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from integration_tests.benchmarks import memory
 from integration_tests.benchmarks.cells import Cell
 from integration_tests.benchmarks.measuring import launch
+from integration_tests.benchmarks.memory import memory
 
 HERE = Path(__file__).resolve().parent
 

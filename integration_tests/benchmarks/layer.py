@@ -18,10 +18,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import memory_blocks, memory_marks
 from integration_tests.benchmarks.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.cells import NAMED, Cell
 from integration_tests.benchmarks.measuring import quiet, records, sluice_side, stolen
+from integration_tests.benchmarks.memory import memory_blocks, memory_marks
 
 SMOKE = Cell("smoke", "none", T=64, M=32, H=64, E=4, K=2)
 

@@ -26,7 +26,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from integration_tests.benchmarks import memory, memory_marks, routing
+from integration_tests.benchmarks import routing
 from integration_tests.benchmarks.cells import CAPACITY_FACTOR, Cell
 from integration_tests.benchmarks.measuring import parts, sluice_side
 from integration_tests.benchmarks.measuring.launch import report
@@ -34,6 +34,7 @@ from integration_tests.benchmarks.measuring.machine import machine, versions
 from integration_tests.benchmarks.measuring.quiet import Quiet
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 from integration_tests.benchmarks.measuring.stolen import Stolen
+from integration_tests.benchmarks.memory import memory, memory_marks
 from integration_tests.benchmarks.stock_parts import StockParts
 
 PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift meets both

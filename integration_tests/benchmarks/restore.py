@@ -41,8 +41,9 @@ sys.path.insert(0, str(HERE.parents[1]))
 from sluice import config  # noqa: E402
 from sluice._library import load  # noqa: E402
 
-from integration_tests.benchmarks import memory, restore_budget  # noqa: E402
+from integration_tests.benchmarks import restore_budget  # noqa: E402
 from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
+from integration_tests.benchmarks.memory import memory  # noqa: E402
 
 F32 = 4
 PUBLISHED = {2: 23, 4: 34, 8: 38}  # per cent less than without reuse, MPMoE Fig. 11, parameters and gradients included

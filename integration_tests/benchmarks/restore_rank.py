@@ -13,11 +13,11 @@ from sluice.adapters.torch import MoeLayer
 from sluice.restore import SETS
 from torch.utils.checkpoint import checkpoint
 
-from integration_tests.benchmarks import memory
 from integration_tests.benchmarks.cells import Cell
 from integration_tests.benchmarks.layer_rank import Bench
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts
+from integration_tests.benchmarks.memory import memory
 
 # Where T_DI and T_M come from in backward. `none` and S1 to S4 are the papers' points; the rest of 3 x 3 follows.
 POLICIES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from integration_tests.benchmarks import memory, memory_blocks
+from integration_tests.benchmarks.memory import memory, memory_blocks
 
 # A 100 stays, a 50 comes and goes, its place is taken by a 60, a gradient of 70 is kept, another 100 goes after all.
 LOG = [(1000, 100), (2000, 50), (2000, -50), (2000, 60), (3000, 70), (4000, 100), (4000, -100), (3000, -70)]
@@ -40,7 +40,7 @@ def test_Watch_WithSites_NamesWhoAskedForATensor(root: str, tmp_path: Path) -> N
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import json, torch\n"
-        "from integration_tests.benchmarks import memory, memory_blocks\n"
+        "from integration_tests.benchmarks.memory import memory, memory_blocks\n"
         "w = memory.Watch(); w.start(sites=True); t = torch.randn(2**18)\n"
         "events = w.stop(); delta = memory.changes(events, [])\n"
         "print(json.dumps(memory_blocks.listed(events, delta, w.site)))\n"

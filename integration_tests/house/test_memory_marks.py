@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import layer, layer_shares, memory_marks
+from integration_tests.benchmarks import layer, layer_shares
+from integration_tests.benchmarks.memory import memory_marks
 
 
 def _record(peaks: tuple[int, int] = (1000, 480), stock: int = 4000) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from integration_tests.benchmarks import memory_blocks
+from integration_tests.benchmarks.memory import memory_blocks
 
 SOURCE = Path(__file__).with_name("alloc_watch.c")
 EVENT = np.dtype([("address", "<u8"), ("bytes", "<i8")])

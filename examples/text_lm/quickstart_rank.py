@@ -23,11 +23,11 @@ from model import Shape, TextLM
 from runner import Runner
 from sluice.errors import OverBudget
 
+from integration_tests.benchmarks.layer.stock_parts import StockParts
 from integration_tests.benchmarks.measuring import sluice_side
 from integration_tests.benchmarks.measuring.launch import report
 from integration_tests.benchmarks.measuring.machine import versions
 from integration_tests.benchmarks.memory import memory
-from integration_tests.benchmarks.stock_parts import StockParts
 
 SIDES = {"A": "stock", "B": "sluice"}
 BUDGET_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of what Sluice takes without a budget

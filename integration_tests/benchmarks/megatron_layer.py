@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from integration_tests.benchmarks import beside
-from integration_tests.benchmarks.cells import NAMED
+from integration_tests.benchmarks.layer.cells import NAMED
 
 _EVEN = {case.link: case.must_reach for case in NAMED if not case.drop and case.skew == 1}
 _LAYER = {"T": 2048, "M": 1024, "H": 4096, "E": 8, "K": 1, "gated": False}

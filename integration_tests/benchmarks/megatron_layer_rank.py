@@ -14,7 +14,8 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from sluice.megatron import with_sluice
 
-from integration_tests.benchmarks import beside_rank, routing
+from integration_tests.benchmarks import beside_rank
+from integration_tests.benchmarks.layer import routing
 from integration_tests.megatron import cpu_shim  # before megatron
 
 ACTIVATIONS = {True: torch.nn.functional.silu, False: torch.nn.functional.gelu}

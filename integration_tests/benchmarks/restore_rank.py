@@ -13,8 +13,8 @@ from sluice.adapters.torch import MoeLayer
 from sluice.restore import SETS
 from torch.utils.checkpoint import checkpoint
 
-from integration_tests.benchmarks.cells import Cell
-from integration_tests.benchmarks.layer_rank import Bench
+from integration_tests.benchmarks.layer.cells import Cell
+from integration_tests.benchmarks.layer.layer_rank import Bench
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts
 from integration_tests.benchmarks.memory import memory

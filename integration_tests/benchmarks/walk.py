@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from integration_tests.benchmarks.grid_cells import CELLS  # noqa: E402
+from integration_tests.benchmarks.layer.grid_cells import CELLS  # noqa: E402
 from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
 
 PROMISED = 0.005  # of a step

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.benchmarks import grid
-from integration_tests.benchmarks.grid_cells import CELLS
+from integration_tests.benchmarks.layer import grid
+from integration_tests.benchmarks.layer.grid_cells import CELLS
 from integration_tests.benchmarks.measuring import records
 
 AXES = {

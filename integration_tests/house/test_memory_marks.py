@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import layer, layer_shares
+from integration_tests.benchmarks.layer import layer, layer_shares
 from integration_tests.benchmarks.memory import memory_marks
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import layer, routing, routing_cost
+from integration_tests.benchmarks import routing_cost
+from integration_tests.benchmarks.layer import layer, routing
 
 ROOT = Path(__file__).resolve().parents[2]
 

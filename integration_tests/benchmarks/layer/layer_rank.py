@@ -24,10 +24,11 @@ import torch.distributed as dist
 from deepspeed.moe.layer import MoE
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from integration_tests.benchmarks import routing
-from integration_tests.benchmarks.cells import CAPACITY_FACTOR, Cell
+from integration_tests.benchmarks.layer import routing
+from integration_tests.benchmarks.layer.cells import CAPACITY_FACTOR, Cell
+from integration_tests.benchmarks.layer.stock_parts import StockParts
 from integration_tests.benchmarks.measuring import parts, sluice_side
 from integration_tests.benchmarks.measuring.launch import report
 from integration_tests.benchmarks.measuring.machine import machine, versions
@@ -35,7 +36,6 @@ from integration_tests.benchmarks.measuring.quiet import Quiet
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.memory import memory, memory_marks
-from integration_tests.benchmarks.stock_parts import StockParts
 
 PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift meets both
 

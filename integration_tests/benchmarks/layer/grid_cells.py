@@ -7,7 +7,7 @@ nowhere slower, and small cells are where overhead shows.
 
 from __future__ import annotations
 
-from integration_tests.benchmarks.cells import Cell
+from integration_tests.benchmarks.layer.cells import Cell
 
 #      link       W   T     M     H     E   K  skew  drop   dtype
 _ROWS = """

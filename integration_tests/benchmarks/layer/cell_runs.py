@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from integration_tests.benchmarks.cells import Cell
+from integration_tests.benchmarks.layer.cells import Cell
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.memory import memory
 

@@ -16,10 +16,10 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from integration_tests.benchmarks.cell_runs import Settings, run_cells
-from integration_tests.benchmarks.cells import NAMED, Cell
+from integration_tests.benchmarks.layer.cell_runs import Settings, run_cells
+from integration_tests.benchmarks.layer.cells import NAMED, Cell
 from integration_tests.benchmarks.measuring import quiet, records, sluice_side, stolen
 from integration_tests.benchmarks.memory import memory_blocks, memory_marks
 

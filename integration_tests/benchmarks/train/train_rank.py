@@ -10,7 +10,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "text_lm")]
 
 from runner import Runner  # noqa: E402

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from integration_tests.benchmarks.experts_block import Rows, Shape, make_module, make_rows
+from integration_tests.benchmarks.experts.experts_block import Rows, Shape, make_module, make_rows
 from integration_tests.benchmarks.measuring import launch
 
 SIDES = ("stock", "sluice")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import ep_marks, experts_marks
+from integration_tests.benchmarks import ep_marks
+from integration_tests.benchmarks.experts import experts_marks
 from integration_tests.benchmarks.measuring import records
 
 ROOT = Path(__file__).resolve().parents[2]

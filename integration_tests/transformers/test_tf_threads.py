@@ -26,7 +26,7 @@ DISTANCE = {"float32": 64 * 2.0**-24, "bfloat16": 2 * 2.0**-8}
 
 def _block(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Output and every gradient of an experts block."""
-    from integration_tests.benchmarks.experts_block import Shape, make_module, make_rows
+    from integration_tests.benchmarks.experts.experts_block import Shape, make_module, make_rows
 
     shape = Shape(192, 160, 8, 2)
     module, rows = make_module(shape, dtype), make_rows(shape, 96, dtype)

@@ -28,9 +28,9 @@ from typing import Any
 import sluice
 import torch
 
-from integration_tests.benchmarks import experts_marks
-from integration_tests.benchmarks.experts_block import SHAPES, Rows, Shape, make_module, make_rows, seconds
-from integration_tests.benchmarks.experts_decode import decode
+from integration_tests.benchmarks.experts import experts_marks
+from integration_tests.benchmarks.experts.experts_block import SHAPES, Rows, Shape, make_module, make_rows, seconds
+from integration_tests.benchmarks.experts.experts_decode import decode
 from integration_tests.benchmarks.measuring import records
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 

@@ -10,7 +10,7 @@ from typing import Any
 import sluice
 import torch
 
-from integration_tests.benchmarks.experts_block import Rows, Shape, make_module, make_rows, seconds
+from integration_tests.benchmarks.experts.experts_block import Rows, Shape, make_module, make_rows, seconds
 
 ROUNDS = 16  # of so many calls of each kind, in turns: the machine changes its speed in between
 Action = Callable[[], list[float]]

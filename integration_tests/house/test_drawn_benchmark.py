@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import drawn, drawn_page, families
+from integration_tests.benchmarks.drawn import drawn, drawn_page, families
 from integration_tests.benchmarks.measuring import records
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import sluice
 import torch
 
+from integration_tests.benchmarks.drawn.families import Cell, drawn, families, make_module
 from integration_tests.benchmarks.experts.experts import Dense, step
 from integration_tests.benchmarks.experts.experts_block import Shape, make_rows, seconds
-from integration_tests.benchmarks.families import Cell, drawn, families, make_module
 from integration_tests.benchmarks.measuring import records
 from integration_tests.benchmarks.measuring.stats import pair_ratios
 

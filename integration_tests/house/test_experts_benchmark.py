@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import ep_marks
+from integration_tests.benchmarks.ep import ep_marks
 from integration_tests.benchmarks.experts import experts_marks
 from integration_tests.benchmarks.measuring import records
 

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
-from integration_tests.benchmarks import ep_marks  # noqa: E402
+from integration_tests.benchmarks.ep import ep_marks  # noqa: E402
 from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles  # noqa: E402
 

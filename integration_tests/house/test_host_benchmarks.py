@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import beside, beside_page
+from integration_tests.benchmarks.hosts import beside, beside_page
 
 
 def _line(link: str, median: float, q3: float, **more: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from sluice.megatron import with_sluice
 
-from integration_tests.benchmarks import beside_rank
+from integration_tests.benchmarks.hosts import beside_rank
 from integration_tests.benchmarks.layer import routing
 from integration_tests.megatron import cpu_shim  # before megatron
 

@@ -11,9 +11,9 @@ import sluice
 import torch
 import torch.distributed as dist
 
-from integration_tests.benchmarks import beside_rank
+from integration_tests.benchmarks.hosts import beside_rank
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "deepspeed"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "deepspeed"))
 import autoep_presets
 
 VOCABULARY = 64

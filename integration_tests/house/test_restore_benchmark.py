@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from integration_tests.benchmarks import restore, restore_budget, restore_budget_rank
+from integration_tests.benchmarks.restore import restore, restore_budget, restore_budget_rank
 
 
 def _line(policy: str, chunks: int, peak: int, seconds: float, share: float | None = None) -> dict[str, Any]:

@@ -36,14 +36,14 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
 from sluice import config  # noqa: E402
 from sluice._library import load  # noqa: E402
 
-from integration_tests.benchmarks import restore_budget  # noqa: E402
 from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
 from integration_tests.benchmarks.memory import memory  # noqa: E402
+from integration_tests.benchmarks.restore import restore_budget  # noqa: E402
 
 F32 = 4
 PUBLISHED = {2: 23, 4: 34, 8: 38}  # per cent less than without reuse, MPMoE Fig. 11, parameters and gradients included

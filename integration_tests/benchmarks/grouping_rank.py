@@ -14,9 +14,9 @@ from sluice.planning.planner import Choice as Planned
 from sluice.planning.planner import Planner
 
 from integration_tests.benchmarks.measuring.rank import Rank
-from integration_tests.benchmarks.tuner_calibrated import machine_of
-from integration_tests.benchmarks.tuner_rounds import PIPEMOE, Side
-from integration_tests.benchmarks.tuner_scenario import OPEN, SIZES, Choice, Scenario, workload_of
+from integration_tests.benchmarks.tuner.tuner_calibrated import machine_of
+from integration_tests.benchmarks.tuner.tuner_rounds import PIPEMOE, Side
+from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, SIZES, Choice, Scenario, workload_of
 
 MOST = 4  # times the steps that the tuner may take where its races are not through
 

@@ -17,9 +17,9 @@ from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.scenarios_drawn import Drawn
 from integration_tests.benchmarks.scenarios_priced import Pick, Priced, group_of, name_of
-from integration_tests.benchmarks.tuner_calibrated import machine_of
-from integration_tests.benchmarks.tuner_rounds import ByDestination
-from integration_tests.benchmarks.tuner_scenario import OPEN, Choice, Scenario
+from integration_tests.benchmarks.tuner.tuner_calibrated import machine_of
+from integration_tests.benchmarks.tuner.tuner_rounds import ByDestination
+from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Choice, Scenario
 
 MOST = 4  # times the rounds that the tuner may take where its races are not through
 WITHIN = 1.3  # of the best prediction: pairs beyond are not measured

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from integration_tests.benchmarks import reference, tuner
+from integration_tests.benchmarks.tuner import reference, tuner
 
 
 @pytest.mark.timeout(900)
@@ -146,7 +146,7 @@ def test_Reference_Drift_IsNowOverThenByMedians():
 def test_TunerBenchmark_Skew_IsThatOfTheScenario(monkeypatch, key):
     """Of K routes of a hot token all stay with rank 0: it receives 1.6 times its part."""
     pytest.importorskip("torch")
-    from integration_tests.benchmarks import tuner_scenario
+    from integration_tests.benchmarks.tuner import tuner_scenario
 
     T, M, H, E, K = tuner.SHAPES[key[0]]
     assert key[1] == K
@@ -175,7 +175,7 @@ def test_OverlapBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
 
 
 def test_Choice_OfPartOfItsChunks_IsToldChunkByChunk() -> None:
-    from integration_tests.benchmarks.tuner_scenario import Choice, key_of
+    from integration_tests.benchmarks.tuner.tuner_scenario import Choice, key_of
 
     part, whole = Choice(4, "offload", "keep", "deferred", 3), Choice(4, "offload", "keep", "deferred")
     assert part.by_chunk(part.restore_input, "redispatch") == ["offload"] * 3 + ["redispatch"]

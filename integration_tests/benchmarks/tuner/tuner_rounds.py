@@ -10,9 +10,9 @@ import torch.distributed as dist
 from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
 from sluice.errors import OverBudget
 
-from integration_tests.benchmarks import reference
 from integration_tests.benchmarks.measuring.stolen import Stolen
-from integration_tests.benchmarks.tuner_scenario import SIZES, Choice, Scenario, key_of, overlap
+from integration_tests.benchmarks.tuner import reference
+from integration_tests.benchmarks.tuner.tuner_scenario import SIZES, Choice, Scenario, key_of, overlap
 
 FIXED = 4  # chunks of a baseline that does not choose
 PIPEMOE = (2, 4, 8)  # n that PipeMoE's pipeline may take

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
-from integration_tests.benchmarks import error_plot, reference  # noqa: E402
 from integration_tests.benchmarks.measuring import launch, records, stolen  # noqa: E402
+from integration_tests.benchmarks.tuner import error_plot, reference  # noqa: E402
 
 FIXED = 4  # chunks of the baseline that does not choose (tuner_rounds.py)
 # T, M, H, E, K; steps stay near or below 100 ms on one core.

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from sluice.adapters.torch import Context, ContextOptions, EpGroup
 from sluice.config import TunerOptions
 
-from integration_tests.benchmarks import reference
 from integration_tests.benchmarks.measuring.rank import Rank
-from integration_tests.benchmarks.tuner_rounds import Side
-from integration_tests.benchmarks.tuner_scenario import OPEN, SIZES, Choice, Scenario, predictions
+from integration_tests.benchmarks.tuner import reference
+from integration_tests.benchmarks.tuner.tuner_rounds import Side
+from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, SIZES, Choice, Scenario, predictions
 
 TINY: dict[str, Any] = {"M": 64, "H": 64, "skew": 1.0}
 

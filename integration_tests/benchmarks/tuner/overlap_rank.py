@@ -11,7 +11,7 @@ from sluice.adapters.torch import MoeLayer
 from sluice.config import TunerOptions
 
 from integration_tests.benchmarks.measuring.rank import Rank
-from integration_tests.benchmarks.tuner_scenario import OPEN, Choice, Scenario
+from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Choice, Scenario
 
 DIRECTIONS = ("forward", "backward")
 EVENTS = 1 << 14  # ops of one step at most

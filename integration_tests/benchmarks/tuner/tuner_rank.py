@@ -10,13 +10,13 @@ from typing import Any
 from sluice.adapters.torch import Context, ContextOptions, EpGroup
 from sluice.config import TunerOptions
 
-from integration_tests.benchmarks import reference
 from integration_tests.benchmarks.measuring.parts import slowest
 from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen
-from integration_tests.benchmarks.tuner_calibrated import Calibrated, apart, calibrated, tiny_layer
-from integration_tests.benchmarks.tuner_rounds import Rounds
-from integration_tests.benchmarks.tuner_scenario import (
+from integration_tests.benchmarks.tuner import reference
+from integration_tests.benchmarks.tuner.tuner_calibrated import Calibrated, apart, calibrated, tiny_layer
+from integration_tests.benchmarks.tuner.tuner_rounds import Rounds
+from integration_tests.benchmarks.tuner.tuner_scenario import (
     OPEN,
     Choice,
     Scenario,

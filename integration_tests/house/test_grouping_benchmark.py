@@ -7,7 +7,7 @@ import sys
 import pytest
 from sluice.planning.planner import Choice, Planner, Workload
 
-from integration_tests.benchmarks import lanes
+from integration_tests.benchmarks.grouping import lanes
 
 WORK = Workload(256, 512, 1024, 8, 2, 4, dtype="f32", skew=2.0, activation="relu")
 

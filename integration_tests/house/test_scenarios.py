@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from integration_tests.benchmarks import scenarios, scenarios_drawn, scenarios_priced
-from integration_tests.benchmarks.scenarios_priced import Choice, Priced, made_up
+from integration_tests.benchmarks.scenarios import scenarios, scenarios_drawn, scenarios_priced
+from integration_tests.benchmarks.scenarios.scenarios_priced import Choice, Priced, made_up
 
 RANKS = 2
 

@@ -15,8 +15,8 @@ from sluice.planning.planner import Choice as Planned
 
 from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen
-from integration_tests.benchmarks.scenarios_drawn import Drawn
-from integration_tests.benchmarks.scenarios_priced import Pick, Priced, group_of, name_of
+from integration_tests.benchmarks.scenarios.scenarios_drawn import Drawn
+from integration_tests.benchmarks.scenarios.scenarios_priced import Pick, Priced, group_of, name_of
 from integration_tests.benchmarks.tuner.tuner_calibrated import machine_of
 from integration_tests.benchmarks.tuner.tuner_rounds import ByDestination
 from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Choice, Scenario

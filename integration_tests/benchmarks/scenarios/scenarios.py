@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
 from integration_tests.benchmarks.measuring import launch, records, stolen  # noqa: E402
 from integration_tests.benchmarks.measuring.stats import pair_ratios  # noqa: E402
-from integration_tests.benchmarks.scenarios_drawn import COUNT, LINKS, SEED, Drawn, draw  # noqa: E402
-from integration_tests.benchmarks.scenarios_priced import (  # noqa: E402
+from integration_tests.benchmarks.scenarios.scenarios_drawn import COUNT, LINKS, SEED, Drawn, draw  # noqa: E402
+from integration_tests.benchmarks.scenarios.scenarios_priced import (  # noqa: E402
     Priced,
     best_over_list,
     geometric,

@@ -25,7 +25,7 @@ from sluice.planning.machines import Machine
 from sluice.planning.planner import Choice, Planner, Prediction, Workload
 from sluice.restore import SETS
 
-from integration_tests.benchmarks.scenarios_drawn import Drawn
+from integration_tests.benchmarks.scenarios.scenarios_drawn import Drawn
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 SCOPE = (2, 3, 4, 6, 8)  # of the papers' Algorithm 1, 2 to 8

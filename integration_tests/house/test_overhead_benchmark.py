@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import overhead
 from integration_tests.benchmarks.measuring import stats
+from integration_tests.benchmarks.overhead import overhead
 
 ROOT = Path(__file__).resolve().parents[2]
 

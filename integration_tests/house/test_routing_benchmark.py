@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import routing_cost
 from integration_tests.benchmarks.layer import layer, routing
+from integration_tests.benchmarks.overhead import routing_cost
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.benchmarks import walk
+from integration_tests.benchmarks.overhead import walk
 
 ROOT = Path(__file__).resolve().parents[2]
 

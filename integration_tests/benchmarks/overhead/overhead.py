@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
 from integration_tests.benchmarks.measuring import launch, records, stolen  # noqa: E402
 from integration_tests.benchmarks.measuring.stats import median_of_pairs  # noqa: E402

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from integration_tests.benchmarks import stages_draws, stages_simulated, stages_stall
+from integration_tests.benchmarks.stages import stages_draws, stages_simulated, stages_stall
 
 PLAN = {"stages": 4, "in_flight": 8, "forward_s": 1 / 3, "backward_s": 2 / 3, "micro_batches": 16, "pairs": 3}
 LOCAL_BUT_NO_DEVICE = {"stalls": {"rank": 1, "link": "1gbit"}}

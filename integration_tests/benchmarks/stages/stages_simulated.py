@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.planning import batches
 
-from integration_tests.benchmarks import stages_draws
+from integration_tests.benchmarks.stages import stages_draws
 
 DIRECTIONS = ("forward", "backward")
 

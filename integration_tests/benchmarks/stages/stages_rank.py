@@ -20,8 +20,8 @@ from deepspeed.pipe import PipelineModule
 
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import seconds_of
-from integration_tests.benchmarks.stages_stall import stalling
-from integration_tests.benchmarks.stages_work import Stage, begin, layers_for, loss_of, turns
+from integration_tests.benchmarks.stages.stages_stall import stalling
+from integration_tests.benchmarks.stages.stages_work import Stage, begin, layers_for, loss_of, turns
 
 
 def engine(plan: dict[str, Any], key: dict[str, Any] | None) -> Any:

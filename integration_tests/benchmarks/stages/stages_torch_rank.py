@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
-from integration_tests.benchmarks.stages_work import Stage, begin, loss_of, turns
+from integration_tests.benchmarks.stages.stages_work import Stage, begin, loss_of, turns
 
 
 def schedule_of(name: str, plan: dict[str, Any]) -> tuple[Stage, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from integration_tests.benchmarks.stages_draws import seconds
+from integration_tests.benchmarks.stages.stages_draws import seconds
 
 WIDTH = 1024  # of stages that compute
 

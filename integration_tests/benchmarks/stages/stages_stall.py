@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from integration_tests.benchmarks.stages_draws import STALL_S, gaps
+from integration_tests.benchmarks.stages.stages_draws import STALL_S, gaps
 from integration_tests.net.namespaces import DEVICE, burst_bytes, parse_rate
 
 STALLED_BPS = 8_000.0  # as good as nothing

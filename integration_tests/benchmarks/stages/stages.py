@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
-from integration_tests.benchmarks import stages_more, stages_simulated  # noqa: E402
 from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles  # noqa: E402
+from integration_tests.benchmarks.stages import stages_more, stages_simulated  # noqa: E402
 from integration_tests.net.namespaces import parse_rate  # noqa: E402
 
 SHARE = 0.95

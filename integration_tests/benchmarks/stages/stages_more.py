@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from sluice.planning import batches
 
-from integration_tests.benchmarks import stages_simulated
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
+from integration_tests.benchmarks.stages import stages_simulated
 from integration_tests.net.namespaces import parse_rate
 
 HERE = Path(__file__).resolve().parent

@@ -2,7 +2,7 @@
 
 import pytest
 
-from integration_tests.benchmarks import optimizer_mixed, optimizer_overlap
+from integration_tests.benchmarks.optimizer import optimizer_mixed, optimizer_overlap
 
 
 @pytest.mark.parametrize("ratio, apart, kept", [(1.35, 0.0, True), (1.25, 0.0, False), (1.35, 1e-3, False)])

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
 from integration_tests.benchmarks.measuring import records  # noqa: E402
 from integration_tests.benchmarks.measuring.stats import median_of_pairs, quartiles  # noqa: E402
@@ -163,7 +163,7 @@ def main() -> int:
     for threads in args.threads:
         own = [sys.executable, "-m", "integration_tests.benchmarks.optimizer", "--measure", str(threads)]
         own += ["--parameters", str(args.parameters), "--rounds", str(args.rounds), "--clock", args.clock]
-        run = subprocess.run(own, stdout=subprocess.PIPE, text=True, check=True, cwd=HERE.parents[1])
+        run = subprocess.run(own, stdout=subprocess.PIPE, text=True, check=True, cwd=HERE.parents[2])
         line = next(line for line in run.stdout.splitlines() if line.startswith("seconds "))
         found[str(threads)] = judge(json.loads(line.removeprefix("seconds ")), count)
         print(show(threads, found[str(threads)]), flush=True)

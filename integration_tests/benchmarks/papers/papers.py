@@ -23,15 +23,15 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
 from sluice._library import load  # noqa: E402
 from sluice.planning import machines  # noqa: E402
 from sluice.planning.planner import Choice, Planner, Workload  # noqa: E402
 from sluice.restore import SETS  # noqa: E402
 
-from integration_tests.benchmarks import papers_choices, papers_parts  # noqa: E402
-from integration_tests.benchmarks.papers_cluster import (  # noqa: E402
+from integration_tests.benchmarks.papers import papers_choices, papers_parts  # noqa: E402
+from integration_tests.benchmarks.papers.papers_cluster import (  # noqa: E402
     A100,
     BATCHES,
     MODELS,

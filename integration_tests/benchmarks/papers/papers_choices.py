@@ -16,7 +16,7 @@ from functools import partial
 
 from sluice.planning.planner import Choice, Prediction, Workload
 
-from integration_tests.benchmarks.papers_cluster import (
+from integration_tests.benchmarks.papers.papers_cluster import (
     BATCHES,
     MODELS,
     STRATEGIES,

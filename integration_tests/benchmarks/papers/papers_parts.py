@@ -9,7 +9,7 @@ from sluice._library import load as library
 from sluice.planning.interference import alphas, lines
 from sluice.planning.planner import Choice, Workload
 
-from integration_tests.benchmarks.papers_cluster import (
+from integration_tests.benchmarks.papers.papers_cluster import (
     BATCHES,
     MODELS,
     Cluster,

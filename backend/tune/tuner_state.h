@@ -9,7 +9,7 @@
 #include "backend/moe/context/context.h"
 #include "backend/plan/plan.h"
 #include "backend/tune/grouping.h"
-#include "backend/tune/plan_race.h"
+#include "backend/tune/race/plan_race.h"
 #include "backend/tune/search_state.h"
 #include "backend/tune/observed_rates.h"
 

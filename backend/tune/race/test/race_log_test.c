@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/race_log.h"
+#include "backend/tune/race/race_log.h"
 
 enum { A = 0, B = 5 };
 

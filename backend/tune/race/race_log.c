@@ -1,4 +1,4 @@
-#include "backend/tune/race_log.h"
+#include "backend/tune/race/race_log.h"
 
 #include <math.h>
 #include <string.h>

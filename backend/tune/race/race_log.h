@@ -7,8 +7,8 @@
  *
  * Source: ours.
  */
-#ifndef SLUICE_BACKEND_TUNE_RACE_LOG_H_
-#define SLUICE_BACKEND_TUNE_RACE_LOG_H_
+#ifndef SLUICE_BACKEND_TUNE_RACE_RACE_LOG_H_
+#define SLUICE_BACKEND_TUNE_RACE_RACE_LOG_H_
 
 #include <stdint.h>
 
@@ -47,4 +47,4 @@ double sluice_race_log_ratio(const sluice_race_log_t* log, int32_t pick, int32_t
 /* Sum over steps of what each took beyond its nearest step of `best`, in ns per row. */
 double sluice_race_log_excess(const sluice_race_log_t* log, int32_t best);
 
-#endif /* SLUICE_BACKEND_TUNE_RACE_LOG_H_ */
+#endif /* SLUICE_BACKEND_TUNE_RACE_RACE_LOG_H_ */

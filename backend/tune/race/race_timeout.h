@@ -4,8 +4,8 @@
  * Layers of one kind share a race, and what one is told to run is reported two of its forwards later. By then each of
  * the others has asked as well, so that of 65 layers 130 forwards tell nothing new and the race goes on all the same.
  */
-#ifndef SLUICE_BACKEND_TUNE_RACE_TIMEOUT_H_
-#define SLUICE_BACKEND_TUNE_RACE_TIMEOUT_H_
+#ifndef SLUICE_BACKEND_TUNE_RACE_RACE_TIMEOUT_H_
+#define SLUICE_BACKEND_TUNE_RACE_RACE_TIMEOUT_H_
 
 #include <stdint.h>
 
@@ -37,4 +37,4 @@ static inline int sluice_race_timeout_is_over(const sluice_race_timeout_t* p) {
   return p->laps > SLUICE_RACE_TIMEOUT_LAPS;
 }
 
-#endif /* SLUICE_BACKEND_TUNE_RACE_TIMEOUT_H_ */
+#endif /* SLUICE_BACKEND_TUNE_RACE_RACE_TIMEOUT_H_ */

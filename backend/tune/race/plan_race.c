@@ -1,4 +1,4 @@
-#include "backend/tune/plan_race.h"
+#include "backend/tune/race/plan_race.h"
 
 #include <math.h>
 #include <string.h>

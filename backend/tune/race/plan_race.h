@@ -13,12 +13,12 @@
  * Source: MPMoE's joint selection of (n, strategy), with the model first and the
  * best few confirmed by ordinary steps.
  */
-#ifndef SLUICE_BACKEND_TUNE_PLAN_RACE_H_
-#define SLUICE_BACKEND_TUNE_PLAN_RACE_H_
+#ifndef SLUICE_BACKEND_TUNE_RACE_PLAN_RACE_H_
+#define SLUICE_BACKEND_TUNE_RACE_PLAN_RACE_H_
 
 #include <stdint.h>
 
-#include "backend/tune/race_timeout.h"
+#include "backend/tune/race/race_timeout.h"
 
 #define SLUICE_RACE_PLANS 4
 
@@ -63,4 +63,4 @@ double sluice_plan_race_seconds(const sluice_plan_race_t* race, int32_t plan);
 /* The second best; -1: none was measured. */
 int32_t sluice_plan_race_second(const sluice_plan_race_t* race);
 
-#endif /* SLUICE_BACKEND_TUNE_PLAN_RACE_H_ */
+#endif /* SLUICE_BACKEND_TUNE_RACE_PLAN_RACE_H_ */

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/plan_race.h"
+#include "backend/tune/race/plan_race.h"
 
 static uint32_t next_random(uint32_t* seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 8; }
 

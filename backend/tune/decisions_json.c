@@ -12,8 +12,8 @@
 #include "backend/base/text.h"
 #include "backend/model/restore.h"
 #include "backend/plan/plan.h"
-#include "backend/tune/search.h"
-#include "backend/tune/search_answers.h"
+#include "backend/tune/search/search.h"
+#include "backend/tune/search/search_answers.h"
 
 #define FORM      3 /* 1 had no policies: read as well, with a word; 2 named them otherwise */
 #define WHAT      "decisions"

@@ -10,7 +10,7 @@
 #include "backend/moe/routing/chunks_by_experts.h"
 #include "backend/moe/run/plan_in_force.h"
 #include "backend/tune/decisions_json.h"
-#include "backend/tune/search.h"
+#include "backend/tune/search/search.h"
 #include "backend/tune/tuner_decisions.h"
 #include "backend/tune/tuner_joint.h"
 #include "backend/tune/tuner_plans.h"

@@ -4,8 +4,8 @@
 
 #include "backend/model/restore.h"
 #include "backend/moe/layer/layer.h"
-#include "backend/tune/search.h"
-#include "backend/tune/search_times.h"
+#include "backend/tune/search/search.h"
+#include "backend/tune/search/search_times.h"
 #include "backend/tune/tuner_decisions.h"
 
 #define STEPS  4    /* a warm-up and three that count */

@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "backend/moe/layer/layer.h"
-#include "backend/tune/search.h"
+#include "backend/tune/search/search.h"
 #include "backend/tune/tuner_joint.h"
 
 int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_tokens) {

@@ -8,9 +8,9 @@
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
 #include "backend/plan/plan.h"
-#include "backend/tune/grouping.h"
+#include "backend/tune/search/grouping.h"
 #include "backend/tune/race/plan_race.h"
-#include "backend/tune/search_state.h"
+#include "backend/tune/search/search_state.h"
 #include "backend/tune/observed_rates.h"
 
 #define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */

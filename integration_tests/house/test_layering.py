@@ -46,11 +46,11 @@ def test_TestAwayFromItsRoom_IsFound():
     assert layering.misplaced_tests(fine) == []
     away = [
         include("capi/test/x_test.c", "backend/moe/routing/binding.h"),
-        include("capi/test/layer/schedule_test.c", "backend/tune/search.h"),
+        include("capi/test/layer/schedule_test.c", "backend/tune/search/search.h"),
     ]
     assert layering.misplaced_tests([*fine, *away]) == [
         "capi/test/x_test.c includes backend/moe/routing/binding.h: a test of backend/moe lies beside it",
-        "capi/test/layer/schedule_test.c includes backend/tune/search.h: a test of backend/tune lies beside it",
+        "capi/test/layer/schedule_test.c includes backend/tune/search/search.h: a test of backend/tune lies beside it",
     ]
 
 

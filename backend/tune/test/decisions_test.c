@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "backend/tune/decisions_json.h"
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/test/surface.h"
 #include "backend/tune/tuner.h"
 
 static const surface_t plain = {.alpha = 1e-5, .beta = 1e-6, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1};

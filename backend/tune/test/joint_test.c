@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/search.h"
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/search.h"
+#include "backend/tune/search/test/surface.h"
 #include "backend/tune/tuner_joint.h"
 
 enum { STRATEGIES = SLUICE_JOINT_STRATEGIES };

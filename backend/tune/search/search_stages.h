@@ -1,8 +1,8 @@
-/* The course of a race: who meets whom next, until there is an answer. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_STAGES_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_STAGES_H_
+/* The course of a race: who meets whom next, until there is an answer. Private to backend/tune/search. */
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STAGES_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STAGES_H_
 
-#include "backend/tune/search_state.h"
+#include "backend/tune/search/search_state.h"
 
 void sluice_search_start(sluice_search_t* search, int32_t bucket);
 /* After each counted pass: the next window, once this one is through. */
@@ -13,4 +13,4 @@ void sluice_search_give_up(sluice_search_t* search, int32_t bucket);
 int sluice_search_may_question(const sluice_search_t* search, const sluice_spot_t* spot);
 void sluice_search_question(sluice_search_t* search, int32_t bucket);
 
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_STAGES_H_ */
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STAGES_H_ */

@@ -1,8 +1,8 @@
 /* Answers by size, and the papers' two hypotheses told from them. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_ANSWERS_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_ANSWERS_H_
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_ANSWERS_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_ANSWERS_H_
 
-#include "backend/tune/search_state.h"
+#include "backend/tune/search/search_state.h"
 
 #define SLUICE_SEARCH_NEAR 4 /* buckets, one octave: so near an answer a race begins at its n */
 
@@ -15,4 +15,4 @@ void sluice_search_decide(sluice_search_t* search, int32_t bucket, int32_t pick,
  * that of a race in which nothing was timed. */
 int sluice_spot_is_worth_keeping(const sluice_spot_t* spot);
 
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_ANSWERS_H_ */
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_ANSWERS_H_ */

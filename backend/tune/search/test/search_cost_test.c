@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/test/surface.h"
 
 /* 10,000 steps with one of several batch sizes each, and a hot rank that comes and goes. */
 static double overhead_of(int32_t mode, int32_t has_machine, double jitter, sluice_search_stats_t* out_stats) {

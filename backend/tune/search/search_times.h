@@ -1,9 +1,9 @@
 /* What candidates took and what they should take: of races, of a machine, of a bootstrap model. Private to
  * backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_TIMES_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_TIMES_H_
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_TIMES_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_TIMES_H_
 
-#include "backend/tune/search_state.h"
+#include "backend/tune/search/search_state.h"
 
 /* What its race says, ns per row; infinite where it has not run to the end of one. */
 double sluice_spot_time(const sluice_spot_t* spot, int32_t pick);
@@ -26,4 +26,4 @@ int32_t sluice_search_best_predicted(sluice_search_t* search, const sluice_spot_
 /* Measured over predicted at each n: of the raced candidate whose n is nearest. out [SLUICE_SEARCH_SIZES]. */
 void sluice_search_corrections(sluice_search_t* search, const sluice_spot_t* spot, double* out);
 
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_TIMES_H_ */
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_TIMES_H_ */

@@ -1,8 +1,8 @@
-#include "backend/tune/search_windows.h"
+#include "backend/tune/search/search_windows.h"
 
 #include <string.h>
 
-#include "backend/tune/search_times.h"
+#include "backend/tune/search/search_times.h"
 
 #define HOPELESS        1.5  /* two counted steps this much slower than their neighbours end a candidate's race */
 #define BOOTSTRAP_TRUST 1.25 /* times: a first step that is so near to its prediction saw the same machine */

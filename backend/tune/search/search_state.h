@@ -1,7 +1,7 @@
 /* What the search for n remembers: candidates, the spots of a table, their windows and samples, and what races cost.
  * See search.h for what is done with it. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_STATE_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_STATE_H_
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_
 
 #include "backend/base/status.h"
 #include "backend/cost/bootstrap_model.h"
@@ -146,4 +146,4 @@ static inline double sluice_search_spent(const sluice_search_t* search) {
   return search->stats.excess_seconds + search->stats.race_switch_seconds;
 }
 
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_STATE_H_ */
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_ */

@@ -1,12 +1,12 @@
-#include "backend/tune/search.h"
+#include "backend/tune/search/search.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "backend/tune/search_answers.h"
-#include "backend/tune/search_stages.h"
-#include "backend/tune/search_times.h"
-#include "backend/tune/search_windows.h"
+#include "backend/tune/search/search_answers.h"
+#include "backend/tune/search/search_stages.h"
+#include "backend/tune/search/search_times.h"
+#include "backend/tune/search/search_windows.h"
 
 #define REPEATS      3
 #define BUDGET_SHARE 0.002

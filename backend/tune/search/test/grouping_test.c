@@ -8,9 +8,9 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/grouping.h"
-#include "backend/tune/search.h"
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/grouping.h"
+#include "backend/tune/search/search.h"
+#include "backend/tune/search/test/surface.h"
 
 /* A pass takes what the surface says, grouped `gain` times that, and at n chunks it gains what pairs there are. */
 typedef struct world_s {

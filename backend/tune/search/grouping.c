@@ -1,9 +1,9 @@
-#include "backend/tune/grouping.h"
+#include "backend/tune/search/grouping.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "backend/tune/search_times.h"
+#include "backend/tune/search/search_times.h"
 
 enum { NOTHING = 0, RACING = 1, DECIDED = 2 };
 

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/test/surface.h"
 
 enum { SURFACES = 400 };
 

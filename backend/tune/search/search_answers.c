@@ -1,9 +1,9 @@
-#include "backend/tune/search_answers.h"
+#include "backend/tune/search/search_answers.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "backend/tune/search_times.h"
+#include "backend/tune/search/search_times.h"
 
 #define FIRST_QUESTION  512 /* passes of one size before its answer is questioned; doubles while it stands */
 #define LATEST_QUESTION 16384

@@ -22,10 +22,10 @@
  * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, made one: ranges are the runs of evidence
  * with one n, so that they are disjoint, and new evidence inside another's range shrinks it, without bookkeeping.
  */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_H_
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_H_
 
-#include "backend/tune/search_state.h"
+#include "backend/tune/search/search_state.h"
 
 void sluice_search_init(sluice_search_t* search, const sluice_search_config_t* config);
 /* What a pass of `rows` received rows (of the fullest rank) should do next; 0 rows: not known yet. out_why (may be
@@ -46,4 +46,4 @@ void sluice_search_count_switch(sluice_search_t* search, int32_t direction, int3
 /* An answer from elsewhere for this size. */
 void sluice_search_answer(sluice_search_t* search, int64_t rows, int32_t pick);
 
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_H_ */
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_H_ */

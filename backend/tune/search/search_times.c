@@ -1,4 +1,4 @@
-#include "backend/tune/search_times.h"
+#include "backend/tune/search/search_times.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/test/surface.h"
 
 #include <math.h>
 

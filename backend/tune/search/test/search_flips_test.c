@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/test/surface.h"
 
 /* A neighbour on the other hyperthread: for phases of 1 to `longest` steps all takes `factor` times as long. */
 typedef struct flips_s {

@@ -9,10 +9,10 @@
  *
  * Source: ours; the order S1 S2 (R1 S3) .. is that of MPipeMoE Fig. 4(b) with pairs under way together, as PipeMoE's
  * concurrent dispatches and combines are. Private to backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_GROUPING_H_
-#define SLUICE_BACKEND_TUNE_GROUPING_H_
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_GROUPING_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_GROUPING_H_
 
-#include "backend/tune/search_state.h"
+#include "backend/tune/search/search_state.h"
 
 #define SLUICE_GROUPING_SIDES 3 /* the search's answer, and two candidates in the other form */
 
@@ -68,4 +68,4 @@ int32_t sluice_grouping_peek(const sluice_grouping_t* grouping, int64_t rows, in
 void sluice_grouping_observe(sluice_grouping_t* grouping, int32_t direction, int32_t pick, int32_t is_grouped,
                              int64_t rows, uint64_t ns);
 
-#endif /* SLUICE_BACKEND_TUNE_GROUPING_H_ */
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_GROUPING_H_ */

@@ -1,4 +1,4 @@
-#include "backend/tune/search_state.h"
+#include "backend/tune/search/search_state.h"
 
 #include <math.h>
 

@@ -1,8 +1,8 @@
 /* Made-up machines for the tests of the search: what a layer takes on them at each n, with and without noise. */
-#ifndef SLUICE_BACKEND_TUNE_TEST_SURFACE_H_
-#define SLUICE_BACKEND_TUNE_TEST_SURFACE_H_
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_TEST_SURFACE_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_TEST_SURFACE_H_
 
-#include "backend/tune/search.h"
+#include "backend/tune/search/search.h"
 #include "sluice/context.h"
 #include "sluice/moe.h"
 
@@ -53,4 +53,4 @@ typedef struct late_s {
 double run_late_step(sluice_search_t* s, const surface_t* surface, int64_t rows, uint32_t* seed, double noise,
                      late_t* late);
 
-#endif /* SLUICE_BACKEND_TUNE_TEST_SURFACE_H_ */
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_TEST_SURFACE_H_ */

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/test/surface.h"
 
 /* ---- a host ---- */
 

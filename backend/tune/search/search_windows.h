@@ -1,9 +1,9 @@
 /* A window of a race: candidates that run in turns, who is out early, and what their steps say in the end. Private to
- * backend/tune. */
-#ifndef SLUICE_BACKEND_TUNE_SEARCH_WINDOWS_H_
-#define SLUICE_BACKEND_TUNE_SEARCH_WINDOWS_H_
+ * backend/tune/search. */
+#ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_WINDOWS_H_
+#define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_WINDOWS_H_
 
-#include "backend/tune/search_state.h"
+#include "backend/tune/search/search_state.h"
 
 #define SLUICE_BOOTSTRAP_HOPELESS \
   1.15 /* times the others' steps: out of a window that a bootstrap model said to look in */
@@ -23,4 +23,4 @@ void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window);
 /* Nonzero: all is said. Zero: the machine flipped and steps contradict each other, so that the window runs on. */
 int sluice_search_close_window(sluice_search_t* search, sluice_spot_t* spot, sluice_window_t* window);
 
-#endif /* SLUICE_BACKEND_TUNE_SEARCH_WINDOWS_H_ */
+#endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_WINDOWS_H_ */

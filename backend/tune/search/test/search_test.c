@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "backend/tune/test/surface.h"
+#include "backend/tune/search/test/surface.h"
 
 static void Ranks_SameObservations_PickAlikeInEveryStep(void** state) {
   (void)state;

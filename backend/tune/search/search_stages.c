@@ -1,10 +1,10 @@
-#include "backend/tune/search_stages.h"
+#include "backend/tune/search/search_stages.h"
 
 #include <math.h>
 
-#include "backend/tune/search_answers.h"
-#include "backend/tune/search_times.h"
-#include "backend/tune/search_windows.h"
+#include "backend/tune/search/search_answers.h"
+#include "backend/tune/search/search_times.h"
+#include "backend/tune/search/search_windows.h"
 
 #define CLOSE            1.05 /* candidates this close to the best meet it again in a duel */
 #define BOOTSTRAP_WITHIN 1.10 /* of the best measured time: a bootstrap model's prediction that is worth a race */

@@ -1,6 +1,6 @@
 /* What the checker may find in a stage program: a fault, and where. */
-#ifndef SLUICE_BACKEND_PIPELINE_FINDING_H_
-#define SLUICE_BACKEND_PIPELINE_FINDING_H_
+#ifndef SLUICE_BACKEND_PIPELINE_CHECK_FINDING_H_
+#define SLUICE_BACKEND_PIPELINE_CHECK_FINDING_H_
 
 #include "backend/pipeline/program.h"
 
@@ -29,4 +29,4 @@ typedef struct sluice_pipeline_finding_s {
 int sluice_pipeline_finding_describe(const sluice_pipeline_program_t* program, const sluice_pipeline_finding_t* finding,
                                      char* text, size_t room);
 
-#endif /* SLUICE_BACKEND_PIPELINE_FINDING_H_ */
+#endif /* SLUICE_BACKEND_PIPELINE_CHECK_FINDING_H_ */

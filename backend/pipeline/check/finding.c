@@ -1,4 +1,4 @@
-#include "backend/pipeline/finding.h"
+#include "backend/pipeline/check/finding.h"
 
 #include <stdio.h>
 

@@ -2,7 +2,7 @@
  * every limit of what is held, and weight gradients apart over eight virtual stages. */
 #include <stdio.h>
 
-#include "backend/pipeline/check.h"
+#include "backend/pipeline/check/check.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
 

@@ -1,8 +1,8 @@
 /* The checker finds what is planted: a need dropped, a limit off by one, a message to another stage, ops of a plan
  * swapped, a follower that ignores its leader, a slot or op in another place. Whether a dropped need matters is told by
  * an ordering that is computed in another way: then it is found, else nothing is. */
-#include "backend/pipeline/check.h"
-#include "backend/pipeline/conflicts.h"
+#include "backend/pipeline/check/check.h"
+#include "backend/pipeline/check/conflicts.h"
 #include "backend/pipeline/test/pipelines.h"
 
 #define SEED 20261124

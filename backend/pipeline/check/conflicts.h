@@ -1,8 +1,8 @@
-/* Ops of a stage that touch one slot, one of them writing. Private to backend/pipeline. */
-#ifndef SLUICE_BACKEND_PIPELINE_CONFLICTS_H_
-#define SLUICE_BACKEND_PIPELINE_CONFLICTS_H_
+/* Ops of a stage that touch one slot, one of them writing. Private to backend/pipeline/check. */
+#ifndef SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_
+#define SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_
 
-#include "backend/pipeline/finding.h"
+#include "backend/pipeline/check/finding.h"
 
 /* Whether the later of two ops of a stage, in the order of the list, may not begin before the earlier has ended: a
  * fault to be reported if it does, or NONE. The flush waits for all. */
@@ -30,4 +30,4 @@ static inline int32_t sluice_stage_conflict(const sluice_stage_op_t* earlier, co
   return SLUICE_PIPELINE_FAULT_NONE;
 }
 
-#endif /* SLUICE_BACKEND_PIPELINE_CONFLICTS_H_ */
+#endif /* SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_ */

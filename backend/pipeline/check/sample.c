@@ -1,8 +1,8 @@
 #include <string.h>
 
 #include "backend/base/check.h"
-#include "backend/pipeline/check.h"
-#include "backend/pipeline/conflicts.h"
+#include "backend/pipeline/check/check.h"
+#include "backend/pipeline/check/conflicts.h"
 #include "backend/pipeline/runner.h"
 
 #define NOTHING (-1)

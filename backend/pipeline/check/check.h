@@ -18,10 +18,10 @@
  * sluice_pipeline_sample takes random walks through programs of any size, with the runner and its policy.
  *
  * Thread-safe: nothing is shared. */
-#ifndef SLUICE_BACKEND_PIPELINE_CHECK_H_
-#define SLUICE_BACKEND_PIPELINE_CHECK_H_
+#ifndef SLUICE_BACKEND_PIPELINE_CHECK_CHECK_H_
+#define SLUICE_BACKEND_PIPELINE_CHECK_CHECK_H_
 
-#include "backend/pipeline/finding.h"
+#include "backend/pipeline/check/finding.h"
 
 #define SLUICE_PIPELINE_CHECK_MAX_OPS      64 /* of one stage */
 #define SLUICE_PIPELINE_CHECK_MAX_RANKS    8  /* p · replicas */
@@ -59,4 +59,4 @@ sluice_status_t sluice_pipeline_sample(const sluice_pipeline_program_t* program,
                                        const sluice_pipeline_check_options_t* options, int64_t walks, uint64_t seed,
                                        sluice_allocator_t* allocator, sluice_pipeline_finding_t* out_finding);
 
-#endif /* SLUICE_BACKEND_PIPELINE_CHECK_H_ */
+#endif /* SLUICE_BACKEND_PIPELINE_CHECK_CHECK_H_ */

@@ -1,4 +1,4 @@
-#include "backend/pipeline/check.h"
+#include "backend/pipeline/check/check.h"
 
 static void find(sluice_pipeline_finding_t* finding, int32_t fault, int32_t op) {
   if (finding->fault != SLUICE_PIPELINE_FAULT_NONE) return;

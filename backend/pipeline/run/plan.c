@@ -5,8 +5,8 @@
 #include "backend/base/hash.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/build.h"
-#include "backend/pipeline/choose.h"
-#include "backend/pipeline/choose_policy.h"
+#include "backend/pipeline/choose/choose.h"
+#include "backend/pipeline/choose/choose_policy.h"
 #include "backend/pipeline/policy_table.h"
 
 /* How much longer than the best a batch may take with fewer in flight. */

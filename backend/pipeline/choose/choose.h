@@ -2,8 +2,8 @@
  *
  * AxoNN takes L = p. That suffices while messages are fast: a micro-batch comes back after p(f + b) + 2(p - 1)c, and L
  * of them keep a stage busy where that is at most L(f + b), so slow links ask for more and bytes allow less. */
-#ifndef SLUICE_BACKEND_PIPELINE_CHOOSE_H_
-#define SLUICE_BACKEND_PIPELINE_CHOOSE_H_
+#ifndef SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_H_
+#define SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_H_
 
 #include "backend/pipeline/simulate.h"
 
@@ -26,4 +26,4 @@ sluice_status_t sluice_pipeline_choose(const sluice_pipeline_spec_t* spec, const
                                        double tolerance, sluice_allocator_t* allocator,
                                        sluice_pipeline_choice_t* out_choice);
 
-#endif /* SLUICE_BACKEND_PIPELINE_CHOOSE_H_ */
+#endif /* SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_H_ */

@@ -1,4 +1,4 @@
-#include "backend/pipeline/choose.h"
+#include "backend/pipeline/choose/choose.h"
 
 #include <string.h>
 

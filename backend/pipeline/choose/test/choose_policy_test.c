@@ -1,5 +1,5 @@
 /* The policy of a pipeline that leaves it open. */
-#include "backend/pipeline/choose_policy.h"
+#include "backend/pipeline/choose/choose_policy.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
 

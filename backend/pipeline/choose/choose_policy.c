@@ -1,10 +1,10 @@
-#include "backend/pipeline/choose_policy.h"
+#include "backend/pipeline/choose/choose_policy.h"
 
 #include <string.h>
 
 #include "backend/base/check.h"
 #include "backend/pipeline/build.h"
-#include "backend/pipeline/choose.h"
+#include "backend/pipeline/choose/choose.h"
 #include "backend/pipeline/policy_table.h"
 
 /* In the order of preference. GPipe is never faster than 1F1B, and takes more bytes. */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "backend/base/json.h"
-#include "backend/pipeline/choose.h"
+#include "backend/pipeline/choose/choose.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
 #include "backend/pipeline/timeline_json.h"

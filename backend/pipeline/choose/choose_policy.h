@@ -4,8 +4,8 @@
  * No rule is best everywhere. Where one stage is slower than the others a rule that runs whatever is ready fills what
  * is in flight with forwards too early, and 1F1B as an order that binds is faster at equal L; where messages are slow
  * it is the other way round. */
-#ifndef SLUICE_BACKEND_PIPELINE_CHOOSE_POLICY_H_
-#define SLUICE_BACKEND_PIPELINE_CHOOSE_POLICY_H_
+#ifndef SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_POLICY_H_
+#define SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_POLICY_H_
 
 #include "backend/pipeline/simulate.h"
 
@@ -17,4 +17,4 @@
 sluice_status_t sluice_pipeline_choose_policy(sluice_pipeline_spec_t* inout_spec, const sluice_pipeline_times_t* times,
                                               double tolerance, sluice_allocator_t* allocator);
 
-#endif /* SLUICE_BACKEND_PIPELINE_CHOOSE_POLICY_H_ */
+#endif /* SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_POLICY_H_ */

@@ -8,7 +8,7 @@
 #include "backend/pipeline/choose/choose.h"
 #include "backend/pipeline/choose/choose_policy.h"
 #include "backend/pipeline/policy_table.h"
-#include "backend/pipeline/simulate.h"
+#include "backend/pipeline/simulate/simulate.h"
 #include "capi/src/pipeline_policy.h"
 #include "sluice/pipeline.h"
 

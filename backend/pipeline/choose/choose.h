@@ -5,7 +5,7 @@
 #ifndef SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_H_
 #define SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_H_
 
-#include "backend/pipeline/simulate.h"
+#include "backend/pipeline/simulate/simulate.h"
 
 typedef struct sluice_pipeline_choice_s {
   int32_t limit;                                         /* L that was taken, before stages were cut to their bytes */

@@ -7,7 +7,7 @@
 #ifndef SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_POLICY_H_
 #define SLUICE_BACKEND_PIPELINE_CHOOSE_CHOOSE_POLICY_H_
 
-#include "backend/pipeline/simulate.h"
+#include "backend/pipeline/simulate/simulate.h"
 
 /* Sets inout_spec->policy, which may be SLUICE_POLICY_OPEN as it comes. times NULL: the first in the order of
  * preference that takes the spec, its limits are left alone. With times: the first whose batch takes at most (1 +

@@ -4,7 +4,7 @@
 #define SLUICE_BACKEND_PIPELINE_RUN_PLAN_H_
 
 #include "backend/pipeline/run/values.h"
-#include "backend/pipeline/simulate.h"
+#include "backend/pipeline/simulate/simulate.h"
 
 typedef struct sluice_stage_record_s {
   uint64_t begin_ns, end_ns;

@@ -1,6 +1,6 @@
-/* Events in the order of their time; of equal times the first added. Private to backend/pipeline. */
-#ifndef SLUICE_BACKEND_PIPELINE_EVENT_QUEUE_H_
-#define SLUICE_BACKEND_PIPELINE_EVENT_QUEUE_H_
+/* Events in the order of their time; of equal times the first added. Private to backend/pipeline/simulate. */
+#ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_
+#define SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_
 
 #include <stdint.h>
 
@@ -47,4 +47,4 @@ static inline sluice_pipeline_event_t sluice_event_take(sluice_event_queue_t* qu
   }
 }
 
-#endif /* SLUICE_BACKEND_PIPELINE_EVENT_QUEUE_H_ */
+#endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_ */

@@ -1,4 +1,4 @@
-#include "backend/pipeline/cards.h"
+#include "backend/pipeline/simulate/cards.h"
 
 #include <math.h>
 

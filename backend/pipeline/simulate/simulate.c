@@ -1,12 +1,12 @@
-#include "backend/pipeline/simulate.h"
+#include "backend/pipeline/simulate/simulate.h"
 
 #include <math.h>
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"
-#include "backend/pipeline/cards.h"
-#include "backend/pipeline/event_queue.h"
 #include "backend/pipeline/runner.h"
+#include "backend/pipeline/simulate/cards.h"
+#include "backend/pipeline/simulate/event_queue.h"
 
 #define NOBODY (-1)
 /* Sums of the same times in another order are one moment. */

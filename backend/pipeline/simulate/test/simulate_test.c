@@ -1,7 +1,7 @@
 /* The simulator: published values, and what every run of it has to keep. */
 #include <math.h>
 
-#include "backend/pipeline/simulate.h"
+#include "backend/pipeline/simulate/simulate.h"
 #include "backend/pipeline/test/pipelines.h"
 
 /* Values that are printed with two decimals, or tenths of a percent. */

@@ -14,8 +14,8 @@
  * the other. The flush waits for it.
  *
  * What happens at one moment has happened before any stage chooses. Seconds may be in any unit, the same everywhere. */
-#ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_H_
-#define SLUICE_BACKEND_PIPELINE_SIMULATE_H_
+#ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_SIMULATE_H_
+#define SLUICE_BACKEND_PIPELINE_SIMULATE_SIMULATE_H_
 
 #include "backend/pipeline/program.h"
 
@@ -58,4 +58,4 @@ sluice_status_t sluice_pipeline_simulate(const sluice_pipeline_program_t* progra
                                          sluice_allocator_t* allocator, sluice_pipeline_result_t* out_result,
                                          double* out_begin, double* out_end);
 
-#endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_H_ */
+#endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_SIMULATE_H_ */

@@ -1,8 +1,8 @@
 /* Messages that share network cards: each stage has one, and what goes out of it, like what comes in, is shared by all
- * messages that do. Rates are max-min fair, and change whenever a message begins or ends. Private to backend/pipeline.
- */
-#ifndef SLUICE_BACKEND_PIPELINE_CARDS_H_
-#define SLUICE_BACKEND_PIPELINE_CARDS_H_
+ * messages that do. Rates are max-min fair, and change whenever a message begins or ends.
+ * Private to backend/pipeline/simulate. */
+#ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_
+#define SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_
 
 #include <stdint.h>
 
@@ -29,4 +29,4 @@ double sluice_cards_next_end(const sluice_cards_t* cards);
 /* Takes the op that ends next, at now_s. There is one. */
 int32_t sluice_cards_take(sluice_cards_t* cards, double now_s);
 
-#endif /* SLUICE_BACKEND_PIPELINE_CARDS_H_ */
+#endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_ */

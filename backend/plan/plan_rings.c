@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "backend/schedule/template.h"
+
 static const uint64_t memo_bytes = SLUICE_RINGS_KNOWN * sizeof(sluice_plan_rings_t);
 
 static const sluice_plan_rings_t* find(const sluice_ring_memo_t* memo, const sluice_template_spec_t* spec) {

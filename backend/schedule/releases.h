@@ -1,4 +1,4 @@
-/* Releases, derived and proved. Private to backend/schedule.
+/* Releases, derived and proved.
  *
  * The ops of a use that no other op of it comes after are exactly those that must release it: one too few and the slot
  * is taken again while nobody has freed it, one too many and it is freed twice, or freed and then used.
@@ -8,6 +8,12 @@
 
 #include "backend/schedule/finding.h"
 #include "backend/schedule/order.h"
+
+/* A use of a slot begins with a write that does not look at what was there, and ends when every op that releases it has
+ * ended: its last ops, which is more than one where they are on lanes that do not wait for each other. Slots whose rows
+ * the pass leaves behind, or was given, are released by no op. */
+int sluice_op_releases(const sluice_op_t* op, int32_t tensor, int32_t slot);
+int sluice_slot_outlasts(const sluice_template_spec_t* spec, int32_t tensor);
 
 /* Sets every op's releases, from accesses and dependencies. Errors: NO_MEMORY, INTERNAL. */
 sluice_status_t sluice_template_mark_releases(sluice_template_t* schedule);

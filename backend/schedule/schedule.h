@@ -148,26 +148,6 @@ typedef struct sluice_template_s {
   uint64_t bytes;           /* of this allocation */
 } sluice_template_t;
 
-/* out_template: new, sluice_template_destroy. Errors: INVALID_ARGUMENT, NO_MEMORY. */
-sluice_status_t sluice_template_build(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
-                                      sluice_template_t** out_template);
-void sluice_template_destroy(sluice_template_t* schedule, sluice_allocator_t* allocator);
-
-/* The same in memory of the caller, at least sluice_template_bytes of the spec, aligned to 64; not to be destroyed. */
-sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, void* memory,
-                                           sluice_template_t** out_template);
-uint64_t sluice_template_bytes(int32_t num_chunks, int32_t has_two_levels);
-/* Ops that a template of n chunks has at most. */
-int32_t sluice_template_max_ops(int32_t num_chunks, int32_t has_two_levels);
-int32_t sluice_template_max_deps(int32_t num_chunks, int32_t has_two_levels);
-
-/* For readers of templates from elsewhere: an empty one of a checked spec with room for the most that n chunks can
- * have, and, once it is filled and proved, its runs and hashes. Errors: INVALID_ARGUMENT, UNSUPPORTED (the spec),
- * NO_MEMORY. */
-sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,
-                                    sluice_template_t** out_template);
-void sluice_template_seal(sluice_template_t* schedule);
-
 /* Runs: ops of one lane that stand together, of which only the first waits for other lanes and only the last is waited
  * for, so that a lane may be handed them as one. An exchange is one by itself. */
 static inline int sluice_ends_run(const sluice_template_t* t, int32_t index) {
@@ -183,12 +163,6 @@ static inline int32_t sluice_op_end(const sluice_op_t* ops, int32_t index) {
 static inline sluice_slot_ref_t sluice_template_home(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
   return t->homes[(int64_t)tensor * t->spec.num_chunks + chunk];
 }
-
-/* Releases (releases.c). A use of a slot begins with a write that does not look at what was there, and ends when every
- * op that releases it has ended: its last ops, which is more than one where they are on lanes that do not wait for each
- * other. Slots whose rows the pass leaves behind, or was given, are released by no op. */
-int sluice_op_releases(const sluice_op_t* op, int32_t tensor, int32_t slot);
-int sluice_slot_outlasts(const sluice_template_spec_t* spec, int32_t tensor);
 
 const char* sluice_op_name(int32_t kind);
 const char* sluice_tensor_kind_name(int32_t tensor);

@@ -8,6 +8,8 @@
  * gradient, beside the remaining R'. chunks cut out of rows:       returned rows stay where they arrive, a slot for
  * each chunk, until one op sums them.
  */
+#include "backend/schedule/template.h"
+
 #include <stdint.h>
 #include <string.h>
 

@@ -11,6 +11,7 @@
 #include "backend/model/restore.h"
 #include "backend/schedule/check.h"
 #include "backend/schedule/serial.h"
+#include "backend/schedule/template.h"
 
 struct sluice_schedule_s {
   sluice_template_t* schedule; /* owned */

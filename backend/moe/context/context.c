@@ -8,6 +8,7 @@
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/schedule/check.h"
+#include "backend/schedule/template.h"
 #include "sluice/moe.h"
 
 /* ---- offloaded rows between steps ---- */

@@ -14,6 +14,7 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/check.h"
+#include "backend/schedule/releases.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

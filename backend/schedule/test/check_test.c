@@ -9,6 +9,8 @@
 #include <cmocka.h>
 
 #include "backend/schedule/order.h"
+#include "backend/schedule/releases.h"
+#include "backend/schedule/template.h"
 #include "backend/schedule/test/forms.h"
 
 static sluice_allocator_t* memory(void) { return sluice_process_allocator(); }

@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "backend/schedule/template.h"
+
 uint32_t next_random(uint32_t* state) { return *state = *state * 1664525u + 1013904223u; }
 
 const uint8_t restore_pre_activation_choices[3] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,

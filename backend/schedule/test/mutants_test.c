@@ -14,6 +14,7 @@
 
 #include "backend/schedule/op_rules.h"
 #include "backend/schedule/releases.h"
+#include "backend/schedule/template.h"
 #include "backend/schedule/test/forms.h"
 
 #define MAX_WORKERS        16

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "backend/schedule/serial.h"
+#include "backend/schedule/template.h"
 
 typedef struct seed_s {
   const char* name;

@@ -4,6 +4,7 @@
 
 #include "backend/base/hash.h"
 #include "backend/schedule/serial.h"
+#include "backend/schedule/template.h"
 #include "third_party/fuzz/target.h"
 
 enum { CHECKSUM_BYTES = 8 };

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "backend/plan/plan_sizes.h"
-#include "backend/schedule/releases.h"
+#include "backend/schedule/check/releases.h"
 #include "backend/schedule/template.h"
 
 static int touches(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t slot) {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "backend/base/hash.h"
-#include "backend/schedule/check.h"
+#include "backend/schedule/check/check.h"
 #include "backend/schedule/template.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */

@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "backend/base/hash.h"
+#include "backend/schedule/check/releases.h"
 #include "backend/schedule/chunk_places.h"
-#include "backend/schedule/releases.h"
 #include "backend/schedule/template_backward.h"
 #include "backend/schedule/template_forward.h"
 #include "backend/schedule/tighten.h"

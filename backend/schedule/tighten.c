@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "backend/schedule/check.h"
-#include "backend/schedule/releases.h"
+#include "backend/schedule/check/check.h"
+#include "backend/schedule/check/releases.h"
 
 static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor) {
   for (int32_t i = 0; i < count; ++i) {

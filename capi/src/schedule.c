@@ -9,7 +9,7 @@
 #include "backend/base/structs.h"
 #include "backend/cost/predict.h"
 #include "backend/model/restore.h"
-#include "backend/schedule/check.h"
+#include "backend/schedule/check/check.h"
 #include "backend/schedule/serial.h"
 #include "backend/schedule/template.h"
 

@@ -7,7 +7,7 @@
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/row_memory.h"
-#include "backend/schedule/check.h"
+#include "backend/schedule/check/check.h"
 #include "backend/schedule/template.h"
 #include "sluice/moe.h"
 

@@ -13,8 +13,8 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "backend/schedule/check.h"
-#include "backend/schedule/releases.h"
+#include "backend/schedule/check/check.h"
+#include "backend/schedule/check/releases.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

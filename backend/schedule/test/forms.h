@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "backend/schedule/check.h"
+#include "backend/schedule/check/check.h"
 
 uint32_t next_random(uint32_t* state);
 

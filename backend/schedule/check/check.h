@@ -5,10 +5,10 @@
  * written for its chunk, leaves every chunk's output and kept rows in place, frees every slot that it takes once,
  * behind the last op that uses it, and cannot deadlock.
  */
-#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_H_
-#define SLUICE_BACKEND_SCHEDULE_CHECK_H_
+#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_
+#define SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_
 
-#include "backend/schedule/finding.h"
+#include "backend/schedule/check/finding.h"
 
 /* The first finding in program order; out_finding->hazard is NONE when the template is proved. memory: scratch.
  * Errors: NO_MEMORY. */
@@ -20,4 +20,4 @@ sluice_status_t sluice_schedule_check_or_fail(const sluice_template_t* schedule,
 /* Whether two ranks that run these templates issue the same exchanges in the same order and groups. */
 int sluice_schedule_same_exchanges(const sluice_template_t* a, const sluice_template_t* b);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_ */

@@ -3,11 +3,11 @@
  * The ops of a use that no other op of it comes after are exactly those that must release it: one too few and the slot
  * is taken again while nobody has freed it, one too many and it is freed twice, or freed and then used.
  */
-#ifndef SLUICE_BACKEND_SCHEDULE_RELEASES_H_
-#define SLUICE_BACKEND_SCHEDULE_RELEASES_H_
+#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_RELEASES_H_
+#define SLUICE_BACKEND_SCHEDULE_CHECK_RELEASES_H_
 
-#include "backend/schedule/finding.h"
-#include "backend/schedule/order.h"
+#include "backend/schedule/check/finding.h"
+#include "backend/schedule/check/order.h"
 
 /* A use of a slot begins with a write that does not look at what was there, and ends when every op that releases it has
  * ended: its last ops, which is more than one where they are on lanes that do not wait for each other. Slots whose rows
@@ -26,4 +26,4 @@ sluice_status_t sluice_releases_check(const sluice_template_t* schedule, const s
 /* Slots that the reads and writes of all ops touch, each access counted by itself: room for lists of them. */
 uint64_t sluice_template_count_touches(const sluice_template_t* schedule);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_RELEASES_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_RELEASES_H_ */

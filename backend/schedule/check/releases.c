@@ -1,4 +1,4 @@
-#include "backend/schedule/releases.h"
+#include "backend/schedule/check/releases.h"
 
 #include <string.h>
 

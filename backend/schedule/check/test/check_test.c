@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "backend/schedule/order.h"
-#include "backend/schedule/releases.h"
+#include "backend/schedule/check/order.h"
+#include "backend/schedule/check/releases.h"
 #include "backend/schedule/template.h"
 #include "backend/schedule/test/forms.h"
 

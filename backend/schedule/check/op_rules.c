@@ -1,4 +1,4 @@
-#include "backend/schedule/op_rules.h"
+#include "backend/schedule/check/op_rules.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* What the proofs of a template may find: a hazard, and where. */
-#ifndef SLUICE_BACKEND_SCHEDULE_FINDING_H_
-#define SLUICE_BACKEND_SCHEDULE_FINDING_H_
+#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_FINDING_H_
+#define SLUICE_BACKEND_SCHEDULE_CHECK_FINDING_H_
 
 #include "backend/schedule/schedule.h"
 
@@ -38,4 +38,4 @@ typedef struct sluice_finding_s {
 int sluice_finding_describe(const sluice_template_t* schedule, const sluice_finding_t* finding, char* text,
                             uint64_t text_bytes);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_FINDING_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_FINDING_H_ */

@@ -1,9 +1,9 @@
-#include "backend/schedule/check.h"
+#include "backend/schedule/check/check.h"
 
 #include <string.h>
 
-#include "backend/schedule/op_rules.h"
-#include "backend/schedule/releases.h"
+#include "backend/schedule/check/op_rules.h"
+#include "backend/schedule/check/releases.h"
 
 #define NOBODY    (-1)
 #define NO_CHUNK  (-2)

@@ -1,6 +1,6 @@
-/* Happens-before of a template: lane order and dependencies, nothing else. Private to backend/schedule. */
-#ifndef SLUICE_BACKEND_SCHEDULE_ORDER_H_
-#define SLUICE_BACKEND_SCHEDULE_ORDER_H_
+/* Happens-before of a template: lane order and dependencies, nothing else. Private to backend/schedule/check. */
+#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_ORDER_H_
+#define SLUICE_BACKEND_SCHEDULE_CHECK_ORDER_H_
 
 #include "backend/schedule/schedule.h"
 
@@ -21,4 +21,4 @@ static inline int sluice_is_before(const sluice_template_t* schedule, const slui
   return sluice_op_end(schedule->ops, earlier) <= before[later][schedule->ops[earlier].lane];
 }
 
-#endif /* SLUICE_BACKEND_SCHEDULE_ORDER_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_ORDER_H_ */

@@ -1,4 +1,4 @@
-#include "backend/schedule/finding.h"
+#include "backend/schedule/check/finding.h"
 
 #include <stdio.h>
 

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "backend/schedule/op_rules.h"
-#include "backend/schedule/releases.h"
+#include "backend/schedule/check/op_rules.h"
+#include "backend/schedule/check/releases.h"
 #include "backend/schedule/template.h"
 #include "backend/schedule/test/forms.h"
 

@@ -1,7 +1,7 @@
 /* What an op must declare in a template of a spec: its lane, and the tensors it reads and writes at the least. The rows
- * of op_table.h, less or more what the spec changes. Private to backend/schedule. */
-#ifndef SLUICE_BACKEND_SCHEDULE_OP_RULES_H_
-#define SLUICE_BACKEND_SCHEDULE_OP_RULES_H_
+ * of op_table.h, less or more what the spec changes. Private to backend/schedule/check. */
+#ifndef SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_
+#define SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_
 
 #include "backend/schedule/op_table.h"
 
@@ -17,4 +17,4 @@ typedef struct sluice_op_rule_s {
  * no tensors here: theirs follow from the policy of their chunk. */
 sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_OP_RULES_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_ */

@@ -1,4 +1,4 @@
-#include "backend/schedule/order.h"
+#include "backend/schedule/check/order.h"
 
 int sluice_order_op(const sluice_template_t* t, int32_t index, sluice_before_t* before, int32_t* last_of_lane,
                     int32_t* out_dep) {

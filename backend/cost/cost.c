@@ -7,7 +7,7 @@
 #include "backend/model/restore.h"
 #include "backend/model/shape.h"
 #include "backend/schedule/op_table.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 #include "backend/schedule/uneven_chunks.h"
 
 #define HEADER_BYTES 1024.0 /* of the header to each peer that opens a pass */

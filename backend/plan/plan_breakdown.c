@@ -3,7 +3,7 @@
 
 #include "backend/plan/plan_sizes.h"
 #include "backend/schedule/check/releases.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 static int touches(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor, int32_t slot) {
   for (int32_t i = 0; i < count; ++i) {

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/model/pass_sizes.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 /* The two tensors that policies speak of, and how the plan restores each in a chunk. */
 enum { DI, M, NUM_RESTORED };

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 static const uint64_t memo_bytes = SLUICE_RINGS_KNOWN * sizeof(sluice_plan_rings_t);
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "backend/model/pass_sizes.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 /* Profiles are of clusters with devices of their own memory, where chunks are cut out of tokens. */
 static sluice_workload_t workload_of(const sluice_machine_t* machine, const sluice_planner_workload_t* w) {

@@ -4,7 +4,7 @@
 
 #include "backend/base/hash.h"
 #include "backend/schedule/check/check.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */
 /* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: without shares_act; 5:

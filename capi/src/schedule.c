@@ -11,7 +11,7 @@
 #include "backend/model/restore.h"
 #include "backend/schedule/check/check.h"
 #include "backend/schedule/serial.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 struct sluice_schedule_s {
   sluice_template_t* schedule; /* owned */

@@ -25,7 +25,10 @@ ALLOWED = {
     "backend/schedule/op_table.c": (["recompute", "redispatch"], "names of ops, which policies add"),
     "backend/schedule/serial.c": (["keep"], "the field of a spec that says whether a backward follows"),
     "backend/schedule/serial_json.c": (["keep"], "likewise, as JSON"),
-    "backend/schedule/template_backward.c": (["KEEP"], "a chunk that is not read needs no slot, as one that is kept"),
+    "backend/schedule/template/template_backward.c": (
+        ["KEEP"],
+        "a chunk that is not read needs no slot, as one that is kept",
+    ),
     "backend/model/restore.h": (["KEEP"], "what a layer does where nobody chooses"),
     "backend/planner/stages/explain.c": (
         ["keep", "offload", "recompute"],

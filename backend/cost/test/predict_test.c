@@ -10,7 +10,7 @@
 
 #include "backend/cost/closed_forms.h"
 #include "backend/cost/predict.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 typedef struct costs_s {
   sluice_chunk_times_t times;

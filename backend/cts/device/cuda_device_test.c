@@ -16,7 +16,7 @@
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/schedule.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 #include "sluice/moe.h"
 
 static sluice_allocator_t allocator;

@@ -8,7 +8,7 @@
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/schedule/check/check.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 #include "sluice/moe.h"
 
 /* ---- offloaded rows between steps ---- */

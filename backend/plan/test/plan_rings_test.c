@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "backend/plan/plan_rings.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 enum { NUM_SPECS = SLUICE_RINGS_KNOWN + 60 };
 

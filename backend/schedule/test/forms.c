@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 uint32_t next_random(uint32_t* state) { return *state = *state * 1664525u + 1013904223u; }
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "backend/schedule/serial.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 typedef struct seed_s {
   const char* name;

@@ -4,7 +4,7 @@
 
 #include "backend/base/hash.h"
 #include "backend/schedule/serial.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 #include "third_party/fuzz/target.h"
 
 enum { CHECKSUM_BYTES = 8 };

@@ -10,7 +10,7 @@
 
 #include "backend/schedule/check/order.h"
 #include "backend/schedule/check/releases.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 #include "backend/schedule/test/forms.h"
 
 static sluice_allocator_t* memory(void) { return sluice_process_allocator(); }

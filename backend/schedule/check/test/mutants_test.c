@@ -14,7 +14,7 @@
 
 #include "backend/schedule/check/op_rules.h"
 #include "backend/schedule/check/releases.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 #include "backend/schedule/test/forms.h"
 
 #define MAX_WORKERS        16

@@ -1,9 +1,9 @@
-#include "backend/schedule/template_forward.h"
+#include "backend/schedule/template/template_forward.h"
 
 #include "backend/base/math.h"
-#include "backend/schedule/chunk_places.h"
-#include "backend/schedule/shared_ops.h"
-#include "backend/schedule/two_levels.h"
+#include "backend/schedule/template/chunk_places.h"
+#include "backend/schedule/template/shared_ops.h"
+#include "backend/schedule/template/two_levels.h"
 
 /* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks on, the combine in between has
  * waited for the earlier chunk's GEMMs. Its copy has not been waited for. */

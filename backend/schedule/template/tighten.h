@@ -3,8 +3,8 @@
  * Where policies differ between chunks, two chunks that share a ring may be far apart, or be ordered by what lies
  * between them; then one slot does for both, without a single wait more. Which is the case, the hazard checker says.
  */
-#ifndef SLUICE_BACKEND_SCHEDULE_TIGHTEN_H_
-#define SLUICE_BACKEND_SCHEDULE_TIGHTEN_H_
+#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TIGHTEN_H_
+#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TIGHTEN_H_
 
 #include "backend/schedule/schedule.h"
 
@@ -12,4 +12,4 @@
  * leaves it alone otherwise. Errors: NO_MEMORY. */
 sluice_status_t sluice_template_tighten(sluice_template_t* schedule, int32_t tensor);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_TIGHTEN_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_TIGHTEN_H_ */

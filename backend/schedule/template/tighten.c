@@ -1,4 +1,4 @@
-#include "backend/schedule/tighten.h"
+#include "backend/schedule/template/tighten.h"
 
 #include <string.h>
 

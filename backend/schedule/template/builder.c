@@ -1,4 +1,4 @@
-#include "backend/schedule/builder.h"
+#include "backend/schedule/template/builder.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static int takes_op(sluice_builder_t* builder, int32_t kind, int32_t chunk) {
   } else if (builder->num_ops >= builder->capacity) {
     builder->status = SLUICE_FAIL(SLUICE_E_INTERNAL,
                                   "schedule: %s of chunk %d does not fit: %d chunks have room for %d ops; raise "
-                                  "OPS_PER_CHUNK in backend/schedule/template.c",
+                                  "OPS_PER_CHUNK in backend/schedule/template/template.c",
                                   sluice_op_name(kind), chunk, builder->num_chunks, builder->capacity);
   }
   return builder->status == SLUICE_OK;
@@ -163,7 +163,7 @@ sluice_status_t sluice_builder_finish(sluice_builder_t* builder, int32_t* deps, 
   if (count > capacity) {
     return SLUICE_FAIL(SLUICE_E_INTERNAL,
                        "schedule: %d ops have %d dependencies, and there is room for %d; raise "
-                       "sluice_template_max_deps in backend/schedule/template.c",
+                       "sluice_template_max_deps in backend/schedule/template/template.c",
                        builder->num_ops, count, capacity);
   }
   *out_num_deps = count;

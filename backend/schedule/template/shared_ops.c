@@ -1,4 +1,4 @@
-#include "backend/schedule/shared_ops.h"
+#include "backend/schedule/template/shared_ops.h"
 
 void sluice_add_copy(sluice_builder_t* b, int32_t kind, int32_t tensor, int32_t host, int32_t i) {
   int out = kind == SLUICE_OP_COPY_OUT;

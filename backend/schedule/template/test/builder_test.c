@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "backend/schedule/builder.h"
+#include "backend/schedule/template/builder.h"
 
 enum { ROOM = 3, CHUNKS = 2, MARK = 0x5a };
 

@@ -1,9 +1,9 @@
 /* Where chunks lie, as far as both directions count alike: slots in a ring, and homes of kept and restored tensors.
- * Private to backend/schedule. */
-#ifndef SLUICE_BACKEND_SCHEDULE_CHUNK_PLACES_H_
-#define SLUICE_BACKEND_SCHEDULE_CHUNK_PLACES_H_
+ * Private to backend/schedule/template. */
+#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_CHUNK_PLACES_H_
+#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_CHUNK_PLACES_H_
 
-#include "backend/schedule/builder.h"
+#include "backend/schedule/template/builder.h"
 
 /* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. T_DO is one
  * of the former, under a plan too, where the papers count one slot: with one, the second GEMM of a chunk would wait
@@ -43,4 +43,4 @@ void sluice_place_tokens(sluice_builder_t* builder, const sluice_template_spec_t
  * that returns is in a group with the one that follows it by RING_BETWEEN_LANES. */
 void sluice_place_groups(sluice_builder_t* builder, const sluice_template_spec_t* spec);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_CHUNK_PLACES_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_CHUNK_PLACES_H_ */

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "backend/schedule/schedule.h"
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 #include "backend/schedule/test/forms.h"
 #include "sluice/moe.h"
 

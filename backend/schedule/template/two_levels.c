@@ -1,4 +1,4 @@
-#include "backend/schedule/two_levels.h"
+#include "backend/schedule/template/two_levels.h"
 
 void sluice_add_node_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t kind, int32_t chunk) {
   if (!sluice_has_two_levels(spec)) return;

@@ -1,15 +1,15 @@
 /* The ops that an exchange in two levels adds. Between nodes a chunk's rows go once to each node, from a rank to the
  * one with the same local index there; within a node they go on to the ranks that own experts of them. Sums come back
- * the same way. Private to backend/schedule.
+ * the same way. Private to backend/schedule/template.
  *
  *   dispatch: tokens -> T_NODE    node_dispatch: T_NODE and own tokens -> T_RECV
  *   node_combine: T_DO -> T_NODE  combine: T_NODE -> T_RECV
  *
  * Source: DeepSeek-V3 (arXiv 2412.19437) section 3.2.2. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TWO_LEVELS_H_
-#define SLUICE_BACKEND_SCHEDULE_TWO_LEVELS_H_
+#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TWO_LEVELS_H_
+#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TWO_LEVELS_H_
 
-#include "backend/schedule/builder.h"
+#include "backend/schedule/template/builder.h"
 
 /* Where the rows of a dispatch arrive. */
 static inline int32_t sluice_arrives_in(const sluice_template_spec_t* spec) {
@@ -22,4 +22,4 @@ void sluice_add_node_dispatch(sluice_builder_t* builder, const sluice_template_s
 /* kind: NODE_COMBINE or NODE_COMBINE_GRAD, in front of a combine of two levels. */
 void sluice_add_node_combine(sluice_builder_t* builder, int32_t kind, int32_t chunk);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_TWO_LEVELS_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_TWO_LEVELS_H_ */

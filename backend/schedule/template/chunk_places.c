@@ -1,4 +1,4 @@
-#include "backend/schedule/chunk_places.h"
+#include "backend/schedule/template/chunk_places.h"
 
 int32_t sluice_count_moving(const uint8_t* restore, int32_t n) {
   int32_t count = 0;

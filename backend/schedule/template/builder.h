@@ -1,9 +1,9 @@
-/* Collects ops in program order and derives their dependencies. Private to backend/schedule.
+/* Collects ops in program order and derives their dependencies. Private to backend/schedule/template.
  *
  * Who adds ops checks nothing: the builder keeps the first thing that did not fit, writes nothing from there on, and
  * sluice_builder_finish returns it. */
-#ifndef SLUICE_BACKEND_SCHEDULE_BUILDER_H_
-#define SLUICE_BACKEND_SCHEDULE_BUILDER_H_
+#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_BUILDER_H_
+#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_BUILDER_H_
 
 #include "backend/schedule/schedule.h"
 
@@ -41,4 +41,4 @@ void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor)
 sluice_status_t sluice_builder_finish(sluice_builder_t* builder, int32_t* deps, int32_t capacity,
                                       int32_t* out_num_deps);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_BUILDER_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_BUILDER_H_ */

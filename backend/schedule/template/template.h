@@ -1,6 +1,6 @@
 /* Makes templates of specs. */
-#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_H_
-#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_H_
+#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_
+#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_
 
 #include "backend/schedule/schedule.h"
 
@@ -24,4 +24,4 @@ sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_a
                                     sluice_template_t** out_template);
 void sluice_template_seal(sluice_template_t* schedule);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_ */

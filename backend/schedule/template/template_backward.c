@@ -1,9 +1,9 @@
-#include "backend/schedule/template_backward.h"
+#include "backend/schedule/template/template_backward.h"
 
 #include "backend/base/math.h"
-#include "backend/schedule/chunk_places.h"
-#include "backend/schedule/shared_ops.h"
-#include "backend/schedule/two_levels.h"
+#include "backend/schedule/template/chunk_places.h"
+#include "backend/schedule/template/shared_ops.h"
+#include "backend/schedule/template/two_levels.h"
 
 /* A weight gradient reads T_DI after its chunk's rows have gone. */
 static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,

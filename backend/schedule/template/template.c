@@ -8,17 +8,17 @@
  * gradient, beside the remaining R'. chunks cut out of rows:       returned rows stay where they arrive, a slot for
  * each chunk, until one op sums them.
  */
-#include "backend/schedule/template.h"
+#include "backend/schedule/template/template.h"
 
 #include <stdint.h>
 #include <string.h>
 
 #include "backend/base/hash.h"
 #include "backend/schedule/check/releases.h"
-#include "backend/schedule/chunk_places.h"
-#include "backend/schedule/template_backward.h"
-#include "backend/schedule/template_forward.h"
-#include "backend/schedule/tighten.h"
+#include "backend/schedule/template/chunk_places.h"
+#include "backend/schedule/template/template_backward.h"
+#include "backend/schedule/template/template_forward.h"
+#include "backend/schedule/template/tighten.h"
 #include "sluice/moe.h"
 
 /* Of a backward that restores both tensors, at the most. The builder refuses more. */

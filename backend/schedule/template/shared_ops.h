@@ -1,0 +1,11 @@
+/* Ops that both directions add. Private to backend/schedule/template. */
+#ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_SHARED_OPS_H_
+#define SLUICE_BACKEND_SCHEDULE_TEMPLATE_SHARED_OPS_H_
+
+#include "backend/schedule/template/builder.h"
+
+/* kind: COPY_OUT moves `tensor` of the chunk to the buffer `host`, COPY_IN back. */
+void sluice_add_copy(sluice_builder_t* builder, int32_t kind, int32_t tensor, int32_t host, int32_t chunk);
+void sluice_add_host_expert(sluice_builder_t* builder, int32_t chunk);
+
+#endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_SHARED_OPS_H_ */

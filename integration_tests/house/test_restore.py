@@ -23,8 +23,8 @@ def names():
 # What may name a policy outside of the table: the path, what it names, and why.
 ALLOWED = {
     "backend/schedule/op_table.c": (["recompute", "redispatch"], "names of ops, which policies add"),
-    "backend/schedule/serial.c": (["keep"], "the field of a spec that says whether a backward follows"),
-    "backend/schedule/serial_json.c": (["keep"], "likewise, as JSON"),
+    "backend/schedule/serial/serial.c": (["keep"], "the field of a spec that says whether a backward follows"),
+    "backend/schedule/serial/serial_json.c": (["keep"], "likewise, as JSON"),
     "backend/schedule/template/template_backward.c": (
         ["KEEP"],
         "a chunk that is not read needs no slot, as one that is kept",

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "backend/schedule/serial.h"
+#include "backend/schedule/serial/serial.h"
 #include "backend/schedule/template/template.h"
 
 typedef struct seed_s {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "backend/base/hash.h"
-#include "backend/schedule/serial.h"
+#include "backend/schedule/serial/serial.h"
 #include "backend/schedule/template/template.h"
 #include "third_party/fuzz/target.h"
 

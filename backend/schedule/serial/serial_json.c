@@ -1,7 +1,7 @@
 #include <inttypes.h>
 
 #include "backend/base/text.h"
-#include "backend/schedule/serial.h"
+#include "backend/schedule/serial/serial.h"
 
 static void add_refs(sluice_text_t* text, const char* name, const sluice_slot_ref_t* refs, int32_t count) {
   sluice_text_add(text, ", \"%s\": [", name);

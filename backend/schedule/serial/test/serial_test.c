@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "backend/base/hash.h"
-#include "backend/schedule/serial.h"
+#include "backend/schedule/serial/serial.h"
 #include "backend/schedule/template/template.h"
 
 static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }

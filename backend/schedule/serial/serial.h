@@ -6,8 +6,8 @@
  * numbers). A reader trusts nothing: it names the field that is wrong, allocates only what n asks for, and refuses what
  * the hazard checker refuses.
  */
-#ifndef SLUICE_BACKEND_SCHEDULE_SERIAL_H_
-#define SLUICE_BACKEND_SCHEDULE_SERIAL_H_
+#ifndef SLUICE_BACKEND_SCHEDULE_SERIAL_SERIAL_H_
+#define SLUICE_BACKEND_SCHEDULE_SERIAL_SERIAL_H_
 
 #include "backend/schedule/schedule.h"
 
@@ -20,4 +20,4 @@ sluice_status_t sluice_schedule_read(const void* data, uint64_t bytes, sluice_al
 /* JSON with names instead of numbers, ends with a zero; returns the length without it, as snprintf does. */
 uint64_t sluice_schedule_write_json(const sluice_template_t* schedule, char* text, uint64_t room);
 
-#endif /* SLUICE_BACKEND_SCHEDULE_SERIAL_H_ */
+#endif /* SLUICE_BACKEND_SCHEDULE_SERIAL_SERIAL_H_ */

@@ -1,4 +1,4 @@
-#include "backend/schedule/serial.h"
+#include "backend/schedule/serial/serial.h"
 
 #include <string.h>
 

@@ -2,11 +2,12 @@
  * decides what may overlap:
  *
  *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation is never
- *                                 short of rows [own]; with slots reused, S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipeMoE Fig.
- * 4(b), 7]; grouped:              S1 S2 (R1 S3) (R2 S4) .. (Rn-2 Sn) Rn-1 Rn [own]. restored in backward: beside the
- * gradients of the same chunk, T_DI first [MPipe Table II]. weight gradients deferred:    after the last input
- * gradient, beside the remaining R'. chunks cut out of rows:       returned rows stay where they arrive, a slot for
- * each chunk, until one op sums them.
+ *                                 short of rows [own];
+ *   with slots reused:            S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipeMoE Fig. 4(b), 7];
+ *   grouped:                      S1 S2 (R1 S3) (R2 S4) .. (Rn-2 Sn) Rn-1 Rn [own];
+ *   restored in backward:         beside the gradients of the same chunk, T_DI first [MPipeMoE Table II];
+ *   weight gradients deferred:    after the last input gradient, beside the remaining R';
+ *   chunks cut out of rows:       returned rows stay where they arrive, a slot for each chunk, until one op sums them.
  */
 #include "backend/schedule/template/template.h"
 

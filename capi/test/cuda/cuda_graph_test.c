@@ -1,0 +1,371 @@
+/* Captured passes: what a graph of them replays, and what a capture does not take. On fakes, as cuda_capacity_test. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/base/hash.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "capi/test/cuda/fake_rigs.h"
+#include "capi/test/cuda/fakes.h"
+
+static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
+
+/* ---- capture --------------------------------------------------------------------------------------------------- */
+
+/* Tokens, routing and weights of round `round`: replays see other ones than the capture. Some routes are dropped, all
+ * of one token, and from the second round on one expert is crowded. What no expert sees is NaN: a place that still
+ * named the route of an earlier launch would show it. */
+static void change_inputs(rig_t* rig, int round) {
+  int32_t* ids = rig->ids.tensor.data;
+  for (int64_t i = 0; i < rig->num_tokens * rig->config.model_width; ++i) {
+    ((float*)rig->tokens.tensor.data)[i] = (float)((i * 5 + round * 3 + rig->rank) % 11 - 5) / 8.0f;
+    ((float*)rig->grad_out.tensor.data)[i] = (float)((i * 3 + round * 7 + rig->rank) % 13 - 6) / 8.0f;
+  }
+  for (int64_t r = 0; r < rig->num_tokens * rig->config.top_k; ++r) {
+    int32_t id = (int32_t)((r * 7 + r / 3 + round * 5 + rig->rank) % rig->config.num_experts);
+    if (round > 1 && r % 2 == 0) id = 1;
+    int is_dropped = (r + round) % 7 == 0 || r / rig->config.top_k == round;
+    ids[r] = is_dropped ? -1 : id;
+    ((float*)rig->weights.tensor.data)[r] = is_dropped ? NAN : (float)(1 + (r + round) % 5) / 4.0f;
+  }
+  for (int64_t m = 0; m < rig->config.model_width; ++m) {
+    ((float*)rig->tokens.tensor.data)[round * rig->config.model_width + m] = NAN;
+    ((float*)rig->grad_out.tensor.data)[round * rig->config.model_width + m] = NAN;
+  }
+}
+
+static void poison(const rig_tensor_t* t) { memset(t->memory, 0xff, t->bytes); }
+static uint64_t mix(uint64_t h, const rig_tensor_t* t) { return sluice_hash_bytes(h, t->memory, t->bytes); }
+static void poison_outputs(rig_t* rig) {
+  poison(&rig->out), poison(&rig->grad_tokens), poison(&rig->grad_weights);
+  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+    for (int32_t e = 0; e < rig->num_local; ++e) poison(&rig->grads[kind][e]);
+  }
+}
+static uint64_t digest_gradients(const rig_t* rig) {
+  uint64_t h = mix(mix(SLUICE_HASH_OF_NOTHING, &rig->grad_tokens), &rig->grad_weights);
+  for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
+    for (int32_t e = 0; e < rig->num_local; ++e) h = mix(h, &rig->grads[kind][e]);
+  }
+  return h;
+}
+
+static uint64_t digest_outputs(const rig_t* rig) { return mix(digest_gradients(rig), &rig->out); }
+
+static sluice_status_t forward_and_backward(rig_t* rig) {
+  sluice_step_t* step = NULL;
+  sluice_status_t status = rig_forward(rig, &step);
+  if (status == SLUICE_OK) status = rig_backward(rig, step);
+  sluice_step_drop(step);
+  return status;
+}
+
+enum { ROUNDS = 4 };
+static uint64_t wanted[4][ROUNDS], wanted_gradients[4][ROUNDS]; /* by rank: of exact mode */
+
+static void run_eagerly(rank_t* r, rig_t* rig) {
+  for (int round = 0; round < ROUNDS && r->status == SLUICE_OK; ++round) {
+    change_inputs(rig, round);
+    poison_outputs(rig);
+    r->status = forward_and_backward(rig);
+    fakes_machine()->settle(r->rank);
+    wanted[r->rank][round] = digest_outputs(rig);
+    wanted_gradients[r->rank][round] = digest_gradients(rig);
+  }
+}
+
+/* The context goes on eagerly beside the graph: a launch between a forward and its backward does not touch the step,
+ * though the captured one was dropped. What was captured is counted in each launch. */
+static void go_on_beside(rank_t* r, rig_t* rig, sluice_fake_graph_t* graph) {
+  sluice_step_t* step = NULL;
+  sluice_capacity_report_t report;
+  sluice_capacity_report_init(&report, sizeof report);
+  change_inputs(rig, 1);
+  r->status = rig_forward(rig, &step);
+  fakes_machine()->settle(r->rank);
+  change_inputs(rig, 2);
+  sluice_fake_cuda_launch_graph(graph, fakes_stream(r->rank));
+  fakes_machine()->settle(r->rank);
+  if (r->status == SLUICE_OK && digest_outputs(rig) != wanted[r->rank][2]) r->status = SLUICE_E_INTERNAL;
+  change_inputs(rig, 1);
+  if (r->status == SLUICE_OK) r->status = rig_backward(rig, step);
+  sluice_step_drop(step);
+  fakes_machine()->settle(r->rank);
+  if (r->status == SLUICE_OK && digest_gradients(rig) != wanted_gradients[r->rank][1]) r->status = SLUICE_E_INTERNAL;
+  if (r->status == SLUICE_OK) {
+    r->status = sluice_moe_take_capacity_report(rig->moe, fakes_stream(r->rank), &report);
+  }
+  if (r->status == SLUICE_OK && report.num_forwards != 1 + ROUNDS + 3) r->status = SLUICE_E_INTERNAL;
+}
+
+/* One eager call of each kind, then everything into a graph; then each round is a launch. */
+static void capture_and_replay(rank_t* r, rig_t* rig) {
+  void* stream = fakes_stream(r->rank);
+  sluice_fake_graph_t* graph = NULL;
+  r->status = forward_and_backward(rig);
+  fakes_machine()->settle(r->rank);
+  poison_outputs(rig);
+  pthread_barrier_wait(r->barrier);
+  sluice_step_t* step = NULL;
+  sluice_fake_cuda_begin_capture(stream);
+  if (r->status == SLUICE_OK) r->status = rig_forward(rig, &step);
+  if (r->status == SLUICE_OK) r->status = rig_backward(rig, step);
+  if (r->rank % 2 == 0) sluice_step_drop(step);
+  int code = sluice_fake_cuda_end_capture(stream, &graph);
+  if (r->status == SLUICE_OK && code != 0) {
+    r->status = SLUICE_E_INTERNAL;
+    snprintf(r->why, sizeof r->why, "the capture ended with %d", code);
+  }
+  pthread_barrier_wait(r->barrier);
+  r->waits = sluice_fake_cuda_host_waits(), r->queries = sluice_fake_cuda_queries();
+  for (int round = 0; round < ROUNDS && r->status == SLUICE_OK; ++round) {
+    change_inputs(rig, round);
+    poison_outputs(rig);
+    sluice_fake_cuda_launch_graph(graph, stream);
+    fakes_machine()->settle(r->rank);
+    if (digest_outputs(rig) == wanted[r->rank][round]) continue;
+    r->status = SLUICE_E_INTERNAL;
+    snprintf(r->why, sizeof r->why, "round %d has other bits than exact mode", round);
+  }
+  pthread_barrier_wait(r->barrier);
+  r->waits = sluice_fake_cuda_host_waits() - r->waits, r->queries = sluice_fake_cuda_queries() - r->queries;
+  pthread_barrier_wait(r->barrier);
+  if (r->status == SLUICE_OK && r->rank % 2 == 0) {
+    r->status = forward_and_backward(rig); /* blocks are given and taken again */
+  } else if (r->status == SLUICE_OK) {
+    r->status = forward_and_backward(rig);
+    sluice_step_drop(step); /* a captured one, dropped later: nothing is given */
+  }
+  fakes_machine()->settle(r->rank);
+  if (r->status == SLUICE_OK) go_on_beside(r, rig, graph);
+  sluice_fake_cuda_destroy_graph(graph);
+}
+
+static void CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode(void** state) {
+  (void)state;
+  const int32_t policies[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
+                                 {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
+                                 {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
+  for (int w = 0; w < 3; ++w) {
+    for (int i = 0; i < 5; ++i) { /* callback experts, whose work is launched again, with the first and the last */
+      const int p = i < 3 ? i : i == 3 ? 0 : 2;
+      rank_t ranks[4];
+      sluice_moe_config_t config = rig_config();
+      config.num_chunks = CHUNKS[(w + p) % 3], config.wgrad_mode = p % 2;
+      config.restore_input = policies[p][0], config.restore_pre_activation = policies[p][1];
+      if (i >= 3) config.callback_experts = 1, config.bias = config.gated = 0;
+      run_ranks(RANKS[w], &config, run_eagerly, ranks);
+      config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 12;
+      run_ranks(RANKS[w], &config, capture_and_replay, ranks);
+      assert_int_equal(ranks[0].waits, 0);
+      assert_int_equal(ranks[0].queries, 0);
+    }
+  }
+}
+
+/* With any wait of the capture left out it either ends in an error, or its replay has a hazard. But for those that
+ * nothing needs: as in cuda_layer_test. */
+static void CudaGraph_AnyWaitLeftOut_IsSeen(void** state) {
+  (void)state;
+  int64_t waits = 1, seen = 0;
+  for (int64_t nth = -1; nth < waits; ++nth) {
+    rig_t rig;
+    char text[200];
+    sluice_moe_config_t config = config_under(12);
+    config.num_chunks = 3, config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
+    open_all(&rig, &config);
+    assert_int_equal(forward_and_backward(&rig), SLUICE_OK);
+    rig_reset(&rig);
+    sluice_fake_graph_t* graph = NULL;
+    sluice_fake_cuda_forget_accesses();
+    sluice_fake_cuda_begin_capture(fakes_stream(0));
+    sluice_fake_cuda_drop_wait(nth);
+    sluice_status_t status = forward_and_backward(&rig);
+    if (nth < 0) waits = sluice_fake_cuda_waits();
+    sluice_fake_cuda_drop_wait(-1);
+    int code = sluice_fake_cuda_end_capture(fakes_stream(0), &graph);
+    if (graph != NULL && status == SLUICE_OK) sluice_fake_cuda_launch_graph(graph, fakes_stream(0));
+    fakes_machine()->settle(0);
+    int64_t hazards = sluice_fake_cuda_hazards(text, sizeof text);
+    if (nth < 0) assert_true(status == SLUICE_OK && code == 0 && hazards == 0);
+    seen += status != SLUICE_OK || code != 0 || hazards > 0;
+    sluice_fake_cuda_destroy_graph(graph);
+    close_all(&rig);
+  }
+  printf("%lld of %lld waits of a capture are needed\n", (long long)seen, (long long)waits);
+  assert_true(waits > 8 && waits - seen <= 4);
+}
+
+/* ---- what a capture does not take ------------------------------------------------------------------------------ */
+
+static void end_capture(int want) {
+  sluice_fake_graph_t* graph = NULL;
+  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), want);
+  sluice_fake_cuda_destroy_graph(graph);
+}
+
+#define REFUSED(call, text)                                                   \
+  do {                                                                        \
+    assert_int_equal(call, SLUICE_E_STATE);                                   \
+    if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message()); \
+  } while (0)
+
+/* None of them spoils what the host captures otherwise, and the context works on. */
+static void CudaGraph_WhatACaptureCannotTake_IsRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_step_t *step = NULL, *other = NULL;
+  sluice_moe_config_t exact = rig_config(), config = config_under(6);
+  open_all(&rig, &exact);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  REFUSED(rig_forward(&rig, &other), "set exchange_mode to SLUICE_EXCHANGE_CAPACITY");
+  REFUSED(rig_backward(&rig, step), "set exchange_mode to SLUICE_EXCHANGE_CAPACITY");
+  end_capture(0);
+  assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+  sluice_step_drop(step);
+  assert_int_equal(rig_swap_layer(&rig, &config), SLUICE_OK);
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  REFUSED(rig_forward(&rig, &step), "no such forward has run outside a capture yet");
+  end_capture(0);
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  REFUSED(rig_backward(&rig, step), "no such backward has run outside a capture yet");
+  end_capture(0);
+  assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+  sluice_step_drop(step);
+  /* One step was outstanding outside: two are more. */
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+  REFUSED(rig_forward(&rig, &other), "lies idle, and a capture cannot make one");
+  sluice_capacity_report_t report;
+  sluice_capacity_report_init(&report, sizeof report);
+  REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), "captured");
+  end_capture(0);
+  sluice_step_drop(step);
+  /* More tokens than ever outside, captured or not: the graph has its buffers. */
+  rig.num_tokens = 60;
+  rig_reset(&rig);
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  REFUSED(rig_forward(&rig, &step), "a captured graph uses the");
+  end_capture(0);
+  REFUSED(rig_forward(&rig, &step), "make the largest call once before the first capture");
+  rig.num_tokens = 6;
+  rig_reset(&rig);
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+  close_all(&rig);
+}
+
+static void capture_on_local(rank_t* r, rig_t* rig) {
+  sluice_step_t* step = NULL;
+  sluice_fake_graph_t* graph = NULL;
+  r->status = rig_round(rig, NULL);
+  pthread_barrier_wait(r->barrier);
+  sluice_fake_cuda_begin_capture(fakes_stream(r->rank));
+  sluice_status_t status = rig_forward(rig, &step);
+  (void)snprintf(r->why, sizeof r->why, "%d: %s", status, last_message());
+  if (status != SLUICE_E_UNSUPPORTED || strstr(r->why, "of a local communicator") == NULL) {
+    r->status = SLUICE_E_INTERNAL;
+  }
+  if (sluice_fake_cuda_end_capture(fakes_stream(r->rank), &graph) != 0) r->status = SLUICE_E_INTERNAL;
+  sluice_fake_cuda_destroy_graph(graph);
+  pthread_barrier_wait(r->barrier);
+  if (r->status == SLUICE_OK) r->status = rig_round(rig, NULL); /* the group works on */
+}
+
+static void CudaGraph_LocalCommunicator_IsRefusedByName(void** state) {
+  (void)state;
+  const sluice_moe_config_t config = config_under(6);
+  rank_t ranks[4];
+  run_local_ranks(2, &config, capture_on_local, ranks);
+}
+
+/* Steps of before may go in a capture: no event of theirs is recorded or waited for in it. */
+static void CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_step_t *eager = NULL, *captured = NULL;
+  sluice_fake_graph_t* graph = NULL;
+  uint64_t want = 0, got = 0;
+  sluice_moe_config_t config = config_under(6);
+  config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
+  open_all(&rig, &config);
+  assert_int_equal(rig_forward(&rig, &eager), SLUICE_OK);
+  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
+  rig_reset(&rig);
+  sluice_fake_cuda_begin_capture(fakes_stream(0));
+  assert_int_equal(rig_forward(&rig, &captured), SLUICE_OK);
+  sluice_step_drop(eager);
+  assert_int_equal(rig_backward(&rig, captured), SLUICE_OK);
+  assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
+  sluice_step_drop(captured);
+  assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
+  assert_true(got == want);
+  sluice_fake_cuda_destroy_graph(graph);
+  close_all(&rig);
+}
+
+/* The fake itself: what a capture does not allow fails in it. */
+static void FakeCapture_IllegalCalls_FailAndSpoilIt(void** state) {
+  (void)state;
+  fakes_open(1, 1);
+  const sluice_cuda_driver_t* cu = sluice_fake_cuda_driver();
+  void *context = NULL, *before = NULL, *inside = NULL, *stream = fakes_stream(0), *other = NULL;
+  unsigned long long pointer = 0;
+  assert_int_equal(cu->cuDevicePrimaryCtxRetain(&context, 100), 0);
+  assert_int_equal(cu->cuCtxPushCurrent_v2(context), 0);
+  assert_int_equal(cu->cuEventCreate(&before, SLUICE_CU_EVENT_DISABLE_TIMING), 0);
+  assert_int_equal(cu->cuEventCreate(&inside, SLUICE_CU_EVENT_DISABLE_TIMING), 0);
+  assert_int_equal(cu->cuStreamCreateWithPriority(&other, SLUICE_CU_STREAM_NON_BLOCKING, 0), 0);
+  assert_int_equal(cu->cuEventRecord(before, stream), 0);
+  int here = 0;
+  for (int which = 0; which < 7; ++which) {
+    static const int codes[] = {900, 900, 900, 900, 900, 905, 900};
+    sluice_fake_cuda_begin_capture(stream);
+    int code = which == 0   ? cu->cuMemAlloc_v2(&pointer, 64)
+               : which == 1 ? cu->cuEventSynchronize(before)
+               : which == 2 ? cu->cuStreamSynchronize(stream)
+               : which == 3 ? cu->cuEventQuery(before)
+               : which == 4 ? cu->cuMemHostAlloc((void**)&pointer, 64, 0)
+               : which == 5 ? cu->cuStreamWaitEvent(stream, before, 0)
+                            : cu->cuMemcpyAsync((unsigned long long)(uintptr_t)&here, pointer, 4, stream);
+    assert_int_equal(code, codes[which]);
+    end_capture(901);
+  }
+  /* A stream that is pulled in and not joined; an event of the capture after it. */
+  sluice_fake_cuda_begin_capture(stream);
+  assert_int_equal(cu->cuEventRecord(inside, stream), 0);
+  assert_int_equal(cu->cuStreamWaitEvent(other, inside, 0), 0);
+  assert_int_equal(cu->cuEventRecord(before, other), 0);
+  end_capture(904);
+  assert_int_equal(cu->cuStreamWaitEvent(other, inside, 0), 907);
+  assert_int_equal(cu->cuEventRecord(inside, stream), 0);
+  assert_int_equal(cu->cuStreamWaitEvent(other, inside, 0), 0);
+  assert_int_equal(cu->cuStreamDestroy_v2(other), 0);
+  assert_int_equal(cu->cuEventDestroy_v2(before), 0);
+  assert_int_equal(cu->cuEventDestroy_v2(inside), 0);
+  assert_int_equal(cu->cuCtxPopCurrent_v2(&context), 0);
+  assert_int_equal(cu->cuDevicePrimaryCtxRelease_v2(100), 0);
+  char live[200];
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode),
+      cmocka_unit_test(CudaGraph_AnyWaitLeftOut_IsSeen),
+      cmocka_unit_test(CudaGraph_WhatACaptureCannotTake_IsRefusedByName),
+      cmocka_unit_test(CudaGraph_LocalCommunicator_IsRefusedByName),
+      cmocka_unit_test(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt),
+      cmocka_unit_test(FakeCapture_IllegalCalls_FailAndSpoilIt),
+  };
+  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

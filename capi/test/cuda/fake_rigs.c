@@ -1,0 +1,80 @@
+#include "capi/test/cuda/fake_rigs.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "capi/test/cuda/fakes.h"
+
+sluice_moe_config_t config_under(int64_t capacity) {
+  sluice_moe_config_t config = rig_config();
+  config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = capacity;
+  return config;
+}
+
+void close_all(rig_t* rig) {
+  char live[200];
+  rig_close(rig);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  rig_use_machine(NULL, 0);
+}
+
+void open_all(rig_t* rig, const sluice_moe_config_t* config) {
+  fakes_open(1, 1);
+  rig_use_machine(fakes_machine(), 0);
+  if (rig_open(rig, NULL, config) != SLUICE_OK) fail_msg("%s", last_message());
+}
+
+static void* rank_main(void* argument) {
+  rank_t* r = argument;
+  rig_t rig;
+  sluice_comm_t* comm = NULL;
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = r->rank, config.world_size = r->world_size, config.timeout_ns = 300000000000u;
+  rig_use_machine(fakes_machine(), r->rank);
+  if (r->world_size > 1) r->status = fakes_machine()->make_comm(r->rank, &config, &comm);
+  if (r->status == SLUICE_OK) r->status = rig_open(&rig, comm, r->config);
+  if (r->status != SLUICE_OK) abort();
+  r->body(r, &rig);
+  if (r->status != SLUICE_OK && r->why[0] == '\0') snprintf(r->why, sizeof r->why, "%s", last_message());
+  pthread_barrier_wait(r->barrier);
+  rig_close(&rig);
+  sluice_comm_destroy(comm);
+  return NULL;
+}
+
+static void run(int is_local, int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*),
+                rank_t* ranks) {
+  pthread_t threads[4];
+  pthread_barrier_t barrier;
+  char live[200], hazard[200];
+  (is_local ? fakes_open_local : fakes_open)(world_size, 1);
+  pthread_barrier_init(&barrier, NULL, (unsigned)world_size);
+  for (int32_t r = 0; r < world_size; ++r) {
+    ranks[r] = (rank_t){.rank = r, .world_size = world_size, .config = config, .barrier = &barrier, .body = body};
+    pthread_create(&threads[r], NULL, rank_main, &ranks[r]);
+  }
+  for (int r = 0; r < world_size; ++r) pthread_join(threads[r], NULL);
+  pthread_barrier_destroy(&barrier);
+  int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
+  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  for (int r = 0; r < world_size; ++r) {
+    if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %d: %s", r, ranks[r].status, ranks[r].why);
+  }
+  if (hazards != 0) fail_msg("%lld hazards: %s", (long long)hazards, hazard);
+}
+
+void run_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*), rank_t* ranks) {
+  run(0, world_size, config, body, ranks);
+}
+
+void run_local_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*),
+                     rank_t* ranks) {
+  run(1, world_size, config, body, ranks);
+}

@@ -1,0 +1,32 @@
+/* Rigs on fake GPUs: one, or one on each of W ranks as threads. */
+#ifndef SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_
+#define SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_
+
+#include <pthread.h>
+
+#include "capi/test/rig/rig.h"
+
+sluice_moe_config_t config_under(int64_t capacity);
+
+/* The test fails where the rig cannot be had, or leaves anything behind. */
+void open_all(rig_t* rig, const sluice_moe_config_t* config);
+void close_all(rig_t* rig);
+
+typedef struct rank_s {
+  int32_t rank, world_size;
+  const sluice_moe_config_t* config;
+  pthread_barrier_t* barrier;
+  void (*body)(struct rank_s* rank, rig_t* rig);
+  int64_t waits, queries;
+  sluice_status_t status;
+  char why[600];
+} rank_t;
+
+/* body on each rank, with a rig of config. The test fails where a rank's status does, where anything is left behind,
+ * and where two accesses are not ordered. */
+void run_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*), rank_t* ranks);
+/* The same of ranks that share a device and a local group. */
+void run_local_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*),
+                     rank_t* ranks);
+
+#endif /* SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_ */

@@ -22,7 +22,7 @@ KNOWN = {
     "capi/test/calibrate/calibrate_test.c": "tear_down)",
     "capi/test/nth/nth_file_call_test.c": "tear_down)",
     "capi/test/nth/nth_state_file_call_test.c": "tear_down)",
-    "capi/test/optimizer/optimizer_file_test.c": "unmount_small)",
+    "capi/test/optimizer/optimizer_disk_test.c": "unmount_small)",
     "python_plugin/sluice/decision_log.py": "os.unlink(beside)",
     "third_party/abi/update.sh": "trap 'rm -f",
 }

@@ -1,0 +1,41 @@
+#include "capi/test/optimizer/failing_disk.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Atomic int64_t disk_calls_left[2] = {NEVER, NEVER};
+_Atomic int64_t disk_calls[2];
+how_t disk_how;
+_Atomic ino_t disk_only_file;
+_Atomic int32_t disk_is_full;
+
+static int strikes(int which, int fd) {
+  struct stat file;
+  if (disk_only_file != 0 && (fstat(fd, &file) != 0 || file.st_ino != disk_only_file)) return 0;
+  atomic_fetch_add(&disk_calls[which], 1);
+  if (disk_calls_left[which] == NEVER || atomic_fetch_sub(&disk_calls_left[which], 1) != 0) return 0;
+  if (disk_how == KILLS) (void)raise(SIGKILL);
+  errno = which == 0 ? EIO : ENOSPC;
+  return 1;
+}
+
+ssize_t __real_pread(int fd, void* data, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void* data, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void* data, size_t bytes, off_t at) {
+  return strikes(0, fd) ? -1
+                        : __real_pread(fd, data, bytes > 1 ? (bytes + 1) / 2 : bytes, at); /* in two reads at least */
+}
+
+ssize_t __real_pwrite(int fd, const void* data, size_t bytes, off_t at);
+ssize_t __wrap_pwrite(int fd, const void* data, size_t bytes, off_t at);
+ssize_t __wrap_pwrite(int fd, const void* data, size_t bytes, off_t at) {
+  return strikes(1, fd) ? -1 : __real_pwrite(fd, data, bytes, at);
+}
+
+int __real_posix_fallocate(int fd, off_t at, off_t bytes);
+int __wrap_posix_fallocate(int fd, off_t at, off_t bytes);
+int __wrap_posix_fallocate(int fd, off_t at, off_t bytes) {
+  return disk_is_full ? ENOSPC : __real_posix_fallocate(fd, at, bytes);
+}

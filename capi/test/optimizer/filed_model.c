@@ -1,0 +1,163 @@
+#include "capi/test/optimizer/filed_model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/base/dtype.h"
+
+const int64_t counts[NUM_TENSORS] = {7000, 0, 2150, 1000};
+const int32_t dtypes[NUM_TENSORS] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+
+static float draw(uint64_t* seed, double scale) {
+  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+  return (float)(((double)(*seed >> 11) / 4503599627370496.0 - 1.0) * scale);
+}
+
+static void write_element(void* data, int32_t dtype, int64_t i, float x) {
+  if (dtype == SLUICE_DTYPE_F32) ((float*)data)[i] = x;
+  if (dtype == SLUICE_DTYPE_BF16) ((uint16_t*)data)[i] = sluice_f32_to_bf16(x);
+  if (dtype == SLUICE_DTYPE_F16) ((uint16_t*)data)[i] = sluice_f32_to_f16(x);
+}
+
+float read_element(const void* data, int32_t dtype, int64_t i) {
+  if (dtype == SLUICE_DTYPE_F32) return ((const float*)data)[i];
+  const uint16_t half = ((const uint16_t*)data)[i];
+  return dtype == SLUICE_DTYPE_BF16 ? sluice_bf16_to_f32(half) : sluice_f16_to_f32(half);
+}
+
+void set_gradients(model_t* m, int step, int rank) {
+  uint64_t seed = (uint64_t)(100 * step + rank);
+  for (int64_t t = 0, first = 0; t < NUM_TENSORS; first += counts[t++]) {
+    m->tensors[t].step = step;
+    m->tensors[t].grad_dtype = dtypes[t];
+    for (int64_t i = 0; i < counts[t]; ++i) write_element(m->grad + first, dtypes[t], i, draw(&seed, 0.5));
+  }
+}
+
+model_t* open_model(void) {
+  model_t* m = calloc(1, sizeof *m);
+  assert_non_null(m);
+  uint64_t seed = 7;
+  for (int64_t t = 0, first = 0; t < NUM_TENSORS; first += counts[t++]) {
+    m->tensors[t] = (sluice_optimizer_tensor_t){.count = counts[t],
+                                                .param = m->s.param + first,
+                                                .master = m->s.master + first,
+                                                .grad = m->grad + first,
+                                                .exp_avg = m->s.exp_avg + first,
+                                                .exp_avg_sq = m->s.exp_avg_sq + first,
+                                                .param_dtype = dtypes[t]};
+    for (int64_t i = 0; i < counts[t]; ++i) {
+      m->s.master[first + i] = draw(&seed, 1.0);
+      write_element(m->s.param + first, dtypes[t], i, m->s.master[first + i]);
+    }
+  }
+  for (int g = 0; g < 2; ++g) {
+    sluice_optimizer_group_init(&m->groups[g], sizeof m->groups[g]);
+    m->groups[g].tensors = m->tensors + 2 * g;
+    m->groups[g].num_tensors = 2;
+    m->groups[g].lr = 1e-2 * (g + 1);
+    m->list[g] = &m->groups[g];
+  }
+  set_gradients(m, 1, 0);
+  sluice_optimizer_step_args_init(&m->args, sizeof m->args);
+  sluice_optimizer_step_result_init(&m->result, sizeof m->result);
+  sluice_error_info_init(&m->error, sizeof m->error);
+  m->args.groups = m->list, m->args.num_groups = 2, m->args.bucket = BUCKET;
+  sluice_optimizer_config_t config;
+  sluice_optimizer_config_init(&config, sizeof config);
+  assert_int_equal(sluice_optimizer_create(&config, &m->optimizer), SLUICE_OK);
+  return m;
+}
+
+void close_model(model_t* m) {
+  sluice_optimizer_destroy(m->optimizer);
+  sluice_optimizer_file_close(m->file);
+  if (m->path[0] != '\0') (void)unlink(m->path);
+  free(m);
+}
+
+sluice_optimizer_file_config_t config_of(model_t* m) {
+  static _Atomic int number;
+  const char* folder = getenv("TEST_TMPDIR");
+  if (m->path[0] == '\0') {
+    (void)snprintf(m->path, sizeof m->path, "%s/states%d.%d", folder != NULL ? folder : "/tmp", (int)getpid(),
+                   number++);
+  }
+  sluice_optimizer_file_config_t config;
+  sluice_optimizer_file_config_init(&config, sizeof config);
+  config.path = m->path;
+  return config;
+}
+
+static void forget_states(model_t* m) {
+  for (int t = 0; t < NUM_TENSORS; ++t) {
+    m->tensors[t].master = m->tensors[t].exp_avg = m->tensors[t].exp_avg_sq = NULL;
+  }
+}
+
+void works(sluice_status_t status) {
+  if (status == SLUICE_OK) return;
+  sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  fail_msg("%s", info.message);
+}
+
+void refused(sluice_status_t status, sluice_status_t wanted, const char* text) {
+  sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  if (status != wanted || strstr(info.message, text) == NULL) fail_msg("%d: %s lacks %s", status, info.message, text);
+}
+
+model_t* open_with_file(void) {
+  model_t* m = open_model();
+  const sluice_optimizer_file_config_t config = config_of(m);
+  works(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
+  forget_states(m);
+  m->args.file = m->file;
+  return m;
+}
+
+sluice_optimizer_file_info_t info_of(model_t* m) {
+  sluice_optimizer_file_info_t info;
+  sluice_optimizer_file_info_init(&info, sizeof info);
+  works(sluice_optimizer_file_info(m->file, &info));
+  return info;
+}
+
+void step_model(model_t* m, int number) {
+  set_gradients(m, number, 0);
+  works(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
+}
+
+void expect_states(model_t* m, const model_t* wanted) {
+  states_t* found = calloc(1, sizeof *found);
+  assert_non_null(found);
+  model_t copy = *m;
+  for (int64_t t = 0, first = 0; t < NUM_TENSORS; first += counts[t++]) {
+    copy.tensors[t].param = found->param + first;
+    copy.tensors[t].master = found->master + first;
+    copy.tensors[t].exp_avg = found->exp_avg + first;
+    copy.tensors[t].exp_avg_sq = found->exp_avg_sq + first;
+  }
+  for (int g = 0; g < 2; ++g) copy.groups[g].tensors = copy.tensors + 2 * g, copy.list[g] = &copy.groups[g];
+  works(sluice_optimizer_file_load(m->file, copy.list, 2));
+  assert_memory_equal(found->master, wanted->s.master, sizeof found->master);
+  assert_memory_equal(found->exp_avg, wanted->s.exp_avg, sizeof found->exp_avg);
+  assert_memory_equal(found->exp_avg_sq, wanted->s.exp_avg_sq, sizeof found->exp_avg_sq);
+  assert_memory_equal(found->param, wanted->s.param, sizeof found->param);
+  assert_memory_equal(m->s.param, wanted->s.param, sizeof m->s.param);
+  free(found);
+}
+
+void reopen(model_t* m, int64_t at) {
+  sluice_optimizer_file_close(m->file);
+  m->args.file = m->file = NULL;
+  sluice_optimizer_file_config_t config = config_of(m);
+  config.step = at;
+  works(sluice_optimizer_file_open(&config, &m->file));
+  m->args.file = m->file;
+}

@@ -1,0 +1,59 @@
+/* A small model of three dtypes, whose masters and moments lie in memory or in a file. */
+#ifndef SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
+#define SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "sluice/optimizer.h"
+
+enum { NUM_TENSORS = 4, ELEMENTS = 10150, BUCKET = 1000 };
+
+extern const int64_t counts[NUM_TENSORS];
+extern const int32_t dtypes[NUM_TENSORS];
+
+typedef struct states_s {
+  float param[ELEMENTS], master[ELEMENTS], exp_avg[ELEMENTS], exp_avg_sq[ELEMENTS];
+} states_t;
+
+typedef struct model_s {
+  states_t s;
+  float grad[ELEMENTS];
+  sluice_optimizer_tensor_t tensors[NUM_TENSORS];
+  sluice_optimizer_group_t groups[2];
+  const sluice_optimizer_group_t* list[2];
+  sluice_optimizer_step_args_t args;
+  sluice_optimizer_step_result_t result;
+  sluice_optimizer_t* optimizer;
+  sluice_optimizer_file_t* file;
+  char path[512];
+  sluice_comm_t* comm;
+  sluice_status_t status;
+  sluice_error_info_t error;
+} model_t;
+
+/* With its states in memory; close_model in either case, which removes the file. */
+model_t* open_model(void);
+model_t* open_with_file(void);
+void close_model(model_t* m);
+/* With the path of the model's file, which need not be there. */
+sluice_optimizer_file_config_t config_of(model_t* m);
+
+/* The test fails unless it worked, or was refused so. */
+void works(sluice_status_t status);
+void refused(sluice_status_t status, sluice_status_t wanted, const char* text);
+
+float read_element(const void* data, int32_t dtype, int64_t i);
+void set_gradients(model_t* m, int step, int rank);
+void step_model(model_t* m, int number);
+sluice_optimizer_file_info_t info_of(model_t* m);
+/* The file's states and the parameters, as `wanted` has them in memory. */
+void expect_states(model_t* m, const model_t* wanted);
+/* The file, closed and opened at a step; -1: the last. */
+void reopen(model_t* m, int64_t at);
+
+#endif /* SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_ */

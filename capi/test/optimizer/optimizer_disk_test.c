@@ -1,0 +1,160 @@
+/* Masters and moments in a file: what is left when the disk or the process fails. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "capi/test/optimizer/failing_disk.h"
+#include "capi/test/optimizer/filed_model.h"
+
+/* Each call of a step fails once: nothing is changed, and the step that follows runs. */
+static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
+  (void)state;
+  model_t *m = open_with_file(), *before = open_model(), *after = open_model();
+  step_model(m, 1);
+  step_model(before, 1);
+  for (int number = 1; number <= 2; ++number) step_model(after, number);
+  for (int which = 0; which < 2; ++which) {
+    int64_t nth = 0;
+    for (;; ++nth) {
+      set_gradients(m, 2, 0);
+      disk_calls_left[which] = nth;
+      const sluice_status_t status = sluice_optimizer_step(m->optimizer, &m->args, &m->result);
+      disk_calls_left[which] = NEVER;
+      if (status == SLUICE_OK) break; /* it takes no more of them */
+      refused(status, SLUICE_E_FOREIGN, which == 0 ? "reading" : "No space left on device");
+      assert_int_equal(info_of(m).step, 1);
+      expect_states(m, before);
+    }
+    assert_true(nth >= 3 * ((ELEMENTS + BUCKET - 1) / BUCKET));
+    expect_states(m, after);
+    reopen(m, which == 0 ? 1 : -1);
+    works(sluice_optimizer_file_load(m->file, m->list, 2));
+  }
+  close_model(m);
+  close_model(before);
+  close_model(after);
+}
+
+static void Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo(void** state) {
+  (void)state;
+  model_t *before = open_model(), *after = open_model();
+  step_model(before, 1);
+  for (int number = 1; number <= 2; ++number) step_model(after, number);
+  for (int64_t nth = 0;; ++nth) {
+    model_t* m = open_with_file();
+    const pid_t child = fork();
+    if (child == 0) {
+      step_model(m, 1);
+      disk_how = KILLS;
+      disk_calls_left[1] = nth;
+      step_model(m, 2);
+      _exit(0);
+    }
+    int ended = 0;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    reopen(m, -1);
+    works(sluice_optimizer_file_load(m->file, m->list, 2));
+    if (!WIFSIGNALED(ended)) { /* a step takes no more writes */
+      assert_int_equal(WEXITSTATUS(ended), 0);
+      assert_true(nth >= 3 * ((ELEMENTS + BUCKET - 1) / BUCKET) + 2);
+      expect_states(m, after);
+      close_model(m);
+      break;
+    }
+    assert_int_equal(info_of(m).step, 1);
+    if (nth > 0) assert_int_equal(info_of(m).unfinished_step, 2);
+    expect_states(m, before);
+    step_model(m, 2);
+    expect_states(m, after);
+    assert_int_equal(info_of(m).unfinished_step, -1);
+    close_model(m);
+  }
+  close_model(before);
+  close_model(after);
+}
+
+static void File_ThatIsCut_IsToldAndChangesNothing(void** state) {
+  (void)state;
+  model_t *m = open_with_file(), *before = open_model();
+  step_model(m, 1);
+  step_model(before, 1);
+  const off_t bytes = (off_t)info_of(m).bytes;
+  assert_int_equal(truncate(m->path, bytes / 2), 0); /* in the room that is read */
+  set_gradients(m, 2, 0);
+  states_t* kept = malloc(sizeof *kept);
+  assert_non_null(kept);
+  *kept = m->s;
+  m->args.bucket = 1 << 22; /* nothing is updated before the read that fails */
+  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_FOREIGN, "something has cut it");
+  assert_memory_equal(kept, &m->s, sizeof *kept);
+  sluice_optimizer_file_close(m->file);
+  m->file = NULL;
+  const sluice_optimizer_file_config_t config = config_of(m);
+  refused(sluice_optimizer_file_open(&config, &m->file), SLUICE_E_FOREIGN, "something has cut it");
+  free(kept);
+  close_model(m);
+  close_model(before);
+}
+
+static void Disk_WithoutRoom_IsToldAndLeavesNoFile(void** state) {
+  (void)state;
+  model_t* m = open_model();
+  const sluice_optimizer_file_config_t config = config_of(m);
+  disk_is_full = 1;
+  refused(sluice_optimizer_file_create(&config, m->list, 2, &m->file), SLUICE_E_FOREIGN, "no room for");
+  disk_is_full = 0;
+  assert_null(m->file);
+  assert_int_equal(access(m->path, F_OK), -1);
+  for (int64_t nth = 0;; ++nth) {
+    disk_calls_left[1] = nth;
+    const sluice_status_t status = sluice_optimizer_file_create(&config, m->list, 2, &m->file);
+    disk_calls_left[1] = NEVER;
+    if (status == SLUICE_OK) break;
+    refused(status, SLUICE_E_FOREIGN, "No space left on device");
+    assert_int_equal(access(m->path, F_OK), -1);
+  }
+  close_model(m);
+}
+
+/* A file system of 128 KiB, where mounting one is allowed. It goes with its test, also where that fails. */
+static char small_folder[] = "/tmp/sluice_full_XXXXXX";
+static int32_t is_mounted;
+
+static int mount_small(void** state) {
+  (void)state;
+  if (mkdtemp(small_folder) == NULL) return 1;
+  is_mounted = mount("tmpfs", small_folder, "tmpfs", 0, "size=128k") == 0;
+  return 0;
+}
+
+static int unmount_small(void** state) {
+  (void)state;
+  if (is_mounted && umount2(small_folder, MNT_DETACH) != 0) return 1;
+  return rmdir(small_folder);
+}
+
+static void SmallTmpfs_IsFull_IsTold(void** state) {
+  (void)state;
+  if (!is_mounted) skip();
+  model_t* m = open_model();
+  (void)snprintf(m->path, sizeof m->path, "%s/states", small_folder);
+  const sluice_optimizer_file_config_t config = config_of(m);
+  const sluice_status_t status = sluice_optimizer_file_create(&config, m->list, 2, &m->file);
+  const int left = access(m->path, F_OK);
+  refused(status, SLUICE_E_FOREIGN, "No space left on device");
+  close_model(m);
+  assert_int_equal(left, -1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Step_WhoseNthReadOrWriteFails_ChangesNothing),
+      cmocka_unit_test(Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo),
+      cmocka_unit_test(File_ThatIsCut_IsToldAndChangesNothing),
+      cmocka_unit_test(Disk_WithoutRoom_IsToldAndLeavesNoFile),
+      cmocka_unit_test_setup_teardown(SmallTmpfs_IsFull_IsTold, mount_small, unmount_small),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

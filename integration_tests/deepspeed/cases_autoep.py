@@ -15,7 +15,7 @@ import autoep_models as models
 import sluice
 import torch
 import torch.distributed as dist
-from cases_traps import _tensors
+from cases_engines import _tensors
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 from deepspeed.moe import ep_experts
 from sluice.adapters.deepspeed import swap

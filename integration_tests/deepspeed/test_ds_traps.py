@@ -105,17 +105,17 @@ def test_Trap09_CompiledModel_LossesAsStockAndLayersRunInSluice(ranks2: Ranks, h
 
 
 def test_Trap10_EpSizeOne_NeverCommunicates(ranks2: Ranks) -> None:
-    assert ranks2.run("cases_traps:alone_never_communicates") == [0, 0]
+    assert ranks2.run("cases_ranks:alone_never_communicates") == [0, 0]
 
 
 def test_Trap10_HostsMessagesInBetween_StayApart(ranks2: Ranks) -> None:
-    ranks2.run("cases_traps:host_collectives_in_between")
+    ranks2.run("cases_ranks:host_collectives_in_between")
 
 
 def _skips(drop: bool) -> list[Any]:
     ranks = Ranks(2)
     try:
-        return ranks.try_run("cases_traps:one_rank_skips", drop=drop, how="skip")
+        return ranks.try_run("cases_ranks:one_rank_skips", drop=drop, how="skip")
     finally:
         ranks.stop()
 
@@ -136,7 +136,7 @@ def test_Trap11_RankSkipsTheLayer_ErrorNamesIt(drop: bool) -> None:
 
 
 def test_Trap11_RanksCallDifferentLayers_ErrorNamesThem(fresh2: Ranks) -> None:
-    answers = fresh2.try_run("cases_traps:one_rank_skips", drop=True, how="other layer")
+    answers = fresh2.try_run("cases_ranks:one_rank_skips", drop=True, how="other layer")
     for answer in answers:
         assert answer["error"]["type"] == "Mismatch", answer
         assert "rank 0" in answer["error"]["message"] and "rank 1" in answer["error"]["message"]
@@ -145,14 +145,14 @@ def test_Trap11_RanksCallDifferentLayers_ErrorNamesThem(fresh2: Ranks) -> None:
 @pytest.mark.parametrize("config", [{}, {"wall_clock_breakdown": True}], ids=str)
 def test_Trap11_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks, config: dict[str, bool]) -> None:
     """Also while the host takes times: a timer that ran on would refuse every later forward."""
-    first, second = ranks2.run("cases_traps:one_rank_refuses", **config)
+    first, second = ranks2.run("cases_ranks:one_rank_refuses", **config)
     assert first.startswith("PeerRefused") and "rank 1" in first and "width 20" in first
     assert second.startswith("ValueError") and "width 20, the layer 16" in second
 
 
 @pytest.mark.parametrize("after_steps", [0, 2])
 def test_Trap11_ExpertsOfOneRankBecomeUnsupported_OthersLearnAndGoOn(ranks2: Ranks, after_steps: int) -> None:
-    first, second = ranks2.run("cases_traps:one_rank_doubles_its_experts", after_steps=after_steps)
+    first, second = ranks2.run("cases_ranks:one_rank_doubles_its_experts", after_steps=after_steps)
     assert first.startswith("PeerRefused") and "rank 1" in first and "float64" in first
     assert second.startswith("UnsupportedError") and "torch.float64" in second
 
@@ -177,7 +177,7 @@ def test_Trap14_Eval_HasItsOwnCapacityAndDrawsAsStock(ranks2: Ranks, k: int) -> 
 
 
 def test_Trap15_Banner_OnceOnRankZero(fresh2: Ranks, tmp_path: Path) -> None:
-    fresh2.run("cases_traps:trace_and_stats", folder=str(tmp_path))
+    fresh2.run("cases_engines:trace_and_stats", folder=str(tmp_path))
     banners = [fresh2.output(rank).count("MoE layers run on Sluice") for rank in range(2)]
     assert banners == [1, 0]
     assert "1 of 1 MoE layers run on Sluice: 1 fused in C" in fresh2.output(0)
@@ -190,7 +190,7 @@ def test_Trap15_Banner_OnceOnRankZero(fresh2: Ranks, tmp_path: Path) -> None:
 @pytest.mark.parametrize("k, drop", [(1, False), (2, True), (3, False)])
 def test_UnevenTokens_NoneIncluded_Train(ranks2: Ranks, lengths: list[int], k: int, drop: bool) -> None:
     old_host_fails(K3_NO_DROP, k > 2 and not drop)
-    for losses in ranks2.run("cases_traps:uneven_tokens", lengths=lengths, k=k, drop=drop):
+    for losses in ranks2.run("cases_engines:uneven_tokens", lengths=lengths, k=k, drop=drop):
         assert len(losses) == 3 and all(loss == loss for loss in losses)
 
 
@@ -198,7 +198,7 @@ def test_UnevenTokens_NoneIncluded_Train(ranks2: Ranks, lengths: list[int], k: i
 def test_UnevenTokens_InStock_Die() -> None:
     ranks = Ranks(2)
     with pytest.raises(RankFailure):
-        ranks.run("cases_traps:uneven_tokens_in_stock", deadline=30)
+        ranks.run("cases_engines:uneven_tokens_in_stock", deadline=30)
 
 
 CHECKPOINTS = {
@@ -216,7 +216,7 @@ def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, 
     contents = {}
     for writer in ("stock", "sluice"):
         answers = ranks2.run(
-            "cases_traps:checkpoint",
+            "cases_engines:checkpoint",
             folder=str(tmp_path / writer),
             writer=writer,
             layers=layers,
@@ -232,17 +232,17 @@ def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, 
 
 
 def test_Copies_OfASwappedLayer_AreTheHosts(ranks2: Ranks) -> None:
-    ranks2.run("cases_traps:copies_are_stock")
+    ranks2.run("cases_engines:copies_are_stock")
 
 
 @pytest.mark.parametrize("section", [None, {"enabled": True, "prof_all": True}], ids=["by a call", "by ds_config"])
 def test_CommsLogger_On_GetsRecords(ranks2: Ranks, section: dict[str, Any] | None) -> None:
-    for records in ranks2.run("cases_traps:comms_records", section=section):
+    for records in ranks2.run("cases_engines:comms_records", section=section):
         assert records["sluice_forward"] == 1 and records["sluice_backward"] == 1
 
 
 def test_Trace_TwoRanks_OpensInPerfetto(ranks2: Ranks, tmp_path: Path) -> None:
-    for lanes in ranks2.run("cases_traps:trace_and_stats", folder=str(tmp_path)):
+    for lanes in ranks2.run("cases_engines:trace_and_stats", folder=str(tmp_path)):
         assert lanes == ["comm", "compute"]
     for rank in range(2):
         events = json.loads((tmp_path / f"trace{rank}.json").read_text())["traceEvents"]
@@ -251,7 +251,7 @@ def test_Trace_TwoRanks_OpensInPerfetto(ranks2: Ranks, tmp_path: Path) -> None:
 
 
 def test_Stats_OfAnEngine_ResetsThePeakOnceAllAreRead(ranks2: Ranks) -> None:
-    ranks2.run("cases_traps:reset_of_an_engine")
+    ranks2.run("cases_engines:reset_of_an_engine")
 
 
 def test_Stats_OfAnEngineWithoutSluice_SaysWhatItIsAndWhy(ranks2: Ranks) -> None:
@@ -263,9 +263,9 @@ def test_Stats_OfAnEngineWithoutSluice_SaysWhatItIsAndWhy(ranks2: Ranks) -> None
         "Model does not run on Sluice: it holds 1 MoE layer of DeepSpeed's; Sluice takes over layers in deepspeed.init",
         "Linear does not run on Sluice: it holds no MoE layer that Sluice knows",
     ]
-    for said in ranks2.run("cases_traps:asked_without_sluice"):
+    for said in ranks2.run("cases_engines:asked_without_sluice"):
         assert [found[: len(begin)] for found, begin in zip(said, wanted)] == wanted
 
 
 def test_Engines_SeveralOnTheSameRanks_LiveAndEndAlone(ranks2: Ranks) -> None:
-    ranks2.run("cases_traps:second_engine_on_the_same_ranks")
+    ranks2.run("cases_engines:second_engine_on_the_same_ranks")

@@ -1,0 +1,189 @@
+"""Rank-side: whole engines beyond the list of traps: their tokens, checkpoints, copies, records and ends. They assert
+here, and return what ranks are compared by."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import cases_parity  # noqa: F401  (chooses the backend)
+import ds_models as models
+import sluice
+import torch
+import torch.distributed as dist
+from cases_traps import _layer, _one_step, _swapped
+from deepspeed.moe.sharded_moe import MOELayer
+from ds_models import SLUICE, build, ds_config, engine
+from sluice.adapters.deepspeed.layer import SluiceMOELayer
+from sluice.errors import InvalidArgument
+
+
+def uneven_tokens(lengths: list[int], k: int, drop: bool) -> list[float]:
+    """Ranks with different token counts, none included: trains."""
+    host = _swapped([{"k": k, "drop_tokens": drop}, {"k": k, "drop_tokens": drop, "expert": "tuple"}])
+    losses = []
+    for step in range(3):
+        losses.append(float(_one_step(host, step, lengths[dist.get_rank()])))
+        host.step()
+    host.sluice.unswap()
+    return losses
+
+
+def uneven_tokens_in_stock() -> None:
+    """What the host does with them."""
+    host = engine(build([{}]), ds_config())
+    _one_step(host, 0, [12, 16][dist.get_rank()])
+
+
+def _tensors(value: Any, path: str = "") -> Iterator[str]:
+    """Where each tensor of a file is, and its shape, however deep it lies."""
+    if isinstance(value, torch.Tensor):
+        yield f"{path} {list(value.shape)} {value.dtype}"
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _tensors(inner, f"{path}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from _tensors(inner, f"{path}/{index}")
+
+
+def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: dict[str, Any]) -> Any:
+    """Written by one, loaded by the other; what the files hold, and the losses that follow."""
+    sections = {"stock": None, "sluice": SLUICE}
+    other = {"stock": "sluice", "sluice": "stock"}[writer]
+    hosts = {}
+    losses = {}
+    for name in (writer, other):
+        hosts[name] = engine(build(layers, seed=0 if name == writer else 1), ds_config(**config), sections[name])
+    for step in range(3):
+        _one_step(hosts[writer], step)
+        hosts[writer].step()
+    hosts[writer].save_checkpoint(folder, tag="x")
+    dist.barrier()
+    path, _ = hosts[other].load_checkpoint(folder, tag="x")
+    assert path is not None
+    for name, host in hosts.items():
+        losses[name] = []
+        for step in range(3, 6):
+            losses[name].append(float(_one_step(host, step)))
+            host.step()
+    contents = {}
+    if dist.get_rank() == 0:
+        for file in sorted(os.listdir(os.path.join(folder, "x"))):
+            data = torch.load(os.path.join(folder, "x", file), weights_only=False, map_location="cpu")
+            contents[file] = sorted(_tensors(data))
+    hosts["sluice"].sluice.unswap()
+    dist.barrier()
+    return losses, contents
+
+
+def copies_are_stock() -> None:
+    """deepcopy and pickle of a swapped layer give a layer of the host."""
+    host = _swapped([{"ep_size": 1, "drop_tokens": False}])
+    layer = _layer(host)
+    layer(torch.randn(8, models.WIDTH), None)
+    group = layer.ep_group
+    layer.l_aux = layer.gate.ep_group = layer.ep_group = None  # the host's own layer cannot be copied with these
+    twin = copy.deepcopy(layer)
+    assert type(twin) is MOELayer and "_sluice" not in vars(twin)
+    assert list(twin.state_dict()) == list(layer.state_dict())
+    written = pickle.dumps(layer)
+    assert b"sluice" not in written  # it loads where there is none
+    again = pickle.load(io.BytesIO(written))
+    assert type(again) is MOELayer and type(layer) is SluiceMOELayer
+    for one in (layer, twin):
+        one._set_ep_group(group)  # without one, 0.15.4 exchanges rows with all ranks
+    torch.manual_seed(0)
+    x = torch.randn(8, models.WIDTH)
+    assert torch.allclose(twin(x, None), layer(x, None), atol=1e-6)
+    host.sluice.unswap()
+
+
+def comms_records(section: dict[str, Any] | None) -> dict[str, int]:
+    """Records in the host's logger for forward and backward. section: of ds_config; None: switched on by a call."""
+    import deepspeed.comm as comm
+
+    host = _swapped([{}], **({} if section is None else {"comms_logger": section}))
+    if section is None:
+        comm.configure(enabled=True, prof_all=True, verbose=False)
+    try:
+        _one_step(host)
+        logger = comm.comm.comms_logger if hasattr(comm, "comm") else comm.comms_logger
+        records = {name: sum(entry[0] for entry in sizes.values()) for name, sizes in logger.comms_dict.items()}
+        sizes = [size for name in ("sluice_forward", "sluice_backward") for size in logger.comms_dict[name]]
+        assert all(size > 0 for size in sizes)
+        comm.log_summary()
+    finally:
+        comm.configure(enabled=False)
+        logger.comms_dict.clear()
+    host.sluice.unswap()
+    return records
+
+
+def trace_and_stats(folder: str) -> list[str]:
+    """`sluice.trace` around two steps."""
+    host = _swapped([{"k": 2}])
+    sluice.trace.start()
+    _one_step(host)
+    path = os.path.join(folder, f"trace{dist.get_rank()}.json")
+    with contextlib.suppress(InvalidArgument):
+        sluice.trace.stop(of=path)  # no layer: recording goes on
+    events = sluice.trace.stop(path, of=host)
+    assert {event["direction"] for event in events} == {"forward", "backward"}
+    numbers = sluice.stats(host.module.moes[0])
+    assert numbers["bytes_sent"] > 0 and numbers["ranks"] == [0, 1] and numbers["num_passes"] == 2
+    assert host.sluice.stats() == [sluice.stats(_layer(host))]
+    asked = [sluice.stats(each) for each in (host, host.module, [_layer(host)], [host, host.module])]
+    assert all(found == host.sluice.stats() for found in asked)
+    assert sluice.decisions(host) == sluice.decisions(_layer(host)) == sluice.decisions(host.module.moes[0])
+    before = sluice.stats(_layer(host), reset_peak=True)
+    after = sluice.stats(_layer(host))
+    assert before["peak_bytes"] > before["current_bytes"] and after["peak_bytes"] == before["current_bytes"]
+    host.sluice.unswap()
+    return sorted({event["lane"] for event in events})
+
+
+def reset_of_an_engine() -> None:
+    """Two layers of one context: both are read before the peak starts anew."""
+    host = _swapped([{}, {}])
+    _one_step(host)
+    first, second = sluice.stats(host, reset_peak=True)
+    assert first["peak_bytes"] == second["peak_bytes"] > first["current_bytes"]
+    assert {each["peak_bytes"] for each in sluice.stats(host)} == {first["current_bytes"]}
+    host.sluice.unswap()
+
+
+def asked_without_sluice() -> list[str]:
+    """What `sluice.stats` and `sluice.decisions` say of engines none of whose layers is on Sluice."""
+    off, stock, unswapped = _swapped([{}], {"enabled": False}), engine(build([{}]), ds_config()), _swapped([{}, {}])
+    unswapped.sluice.unswap()
+    left = engine(build([{}]), ds_config(), {**SLUICE, "enabled": True})
+    left.sluice.unswap()
+    left.sluice.refused = ["MoE layer 'moes.0': a reason"]  # as "on_unsupported": "warn" leaves it
+    said = []
+    for given in (off, stock, unswapped, left, stock.module, torch.nn.Linear(2, 2)):
+        for ask in (sluice.stats, sluice.decisions):
+            try:
+                ask(given)
+            except InvalidArgument as error:
+                said.append(error.message)
+    assert said[::2] == said[1::2]
+    return said[::2]
+
+
+def second_engine_on_the_same_ranks() -> None:
+    """Two models share a group; each ends alone, and a third comes after both."""
+    one, two = _swapped([{}]), _swapped([{"k": 2}])
+    _one_step(one)
+    _one_step(two)
+    one.sluice.unswap()
+    _one_step(two, 1)
+    two.sluice.unswap()
+    three = _swapped([{}])
+    _one_step(three)
+    three.sluice.unswap()

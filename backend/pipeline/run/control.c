@@ -56,7 +56,7 @@ sluice_status_t sluice_stage_tell(sluice_pipeline_t* pipeline, int32_t rank, con
   if (status == SLUICE_OK) {
     ++pipeline->num_sends;
   } else if (status != SLUICE_E_NO_MEMORY) {
-    (void)sluice_stage_break(pipeline, status);
+    (void)sluice_stage_break_endpoint(pipeline, status);
   }
   return status;
 }
@@ -76,10 +76,12 @@ static int is_through(const sluice_pipeline_t* pipeline, int32_t rank) {
 static sluice_status_t listen_to(sluice_pipeline_t* pipeline, int32_t rank) {
   sluice_stage_peer_t* peer = &pipeline->peers[rank];
   if (peer->is_heard || is_through(pipeline, rank)) return SLUICE_OK;
-  SLUICE_TRY(sluice_messages_receive(pipeline->endpoint->messages, rank, SLUICE_STAGE_CONTROL_TAG,
-                                     sluice_stage_request(SLUICE_STAGE_REQUEST_CONTROL, rank), NULL));
-  peer->is_heard = 1;
-  return SLUICE_OK;
+  const sluice_status_t status =
+      sluice_messages_receive(pipeline->endpoint->messages, rank, SLUICE_STAGE_CONTROL_TAG,
+                              sluice_stage_request(SLUICE_STAGE_REQUEST_CONTROL, rank), NULL);
+  peer->is_heard = status == SLUICE_OK;
+  if (status == SLUICE_OK || status == SLUICE_E_NO_MEMORY) return status;
+  return sluice_stage_break_endpoint(pipeline, status);
 }
 
 sluice_status_t sluice_stage_listen(sluice_pipeline_t* pipeline) {

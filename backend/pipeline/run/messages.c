@@ -26,10 +26,18 @@ sluice_status_t sluice_stage_break(sluice_pipeline_t* pipeline, sluice_status_t 
   return status;
 }
 
+sluice_status_t sluice_stage_break_endpoint(sluice_pipeline_t* pipeline, sluice_status_t status) {
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  status = sluice_error_record(status, pipeline->agreed.rank, why.peer, why.native_code, "pipeline: batch %llu: %s",
+                               (unsigned long long)pipeline->number, why.message);
+  return sluice_stage_break(pipeline, status);
+}
+
 /* Of a call that begins a request: what leaves the endpoint as it was ends nothing. */
 static sluice_status_t note_failure(sluice_pipeline_t* pipeline, sluice_status_t status) {
   const int lives_on = status == SLUICE_OK || status == SLUICE_E_NO_MEMORY || status == SLUICE_E_INVALID_ARGUMENT;
-  return lives_on ? status : sluice_stage_break(pipeline, status);
+  return lives_on ? status : sluice_stage_break_endpoint(pipeline, status);
 }
 
 /* ---- posting ---- */
@@ -178,7 +186,7 @@ sluice_status_t sluice_stage_take(sluice_pipeline_t* pipeline, uint64_t deadline
   sluice_message_completion_t completion;
   sluice_status_t status = sluice_messages_next(pipeline->endpoint->messages, deadline_ns, &completion);
   if (status == SLUICE_E_TIMED_OUT) return SLUICE_OK;
-  if (status != SLUICE_OK) return sluice_stage_break(pipeline, status);
+  if (status != SLUICE_OK) return sluice_stage_break_endpoint(pipeline, status);
   *out_taken = 1;
   /* That this rank, or another, says how long it has waited is no progress. */
   const int32_t kind = sluice_stage_request_kind(completion.user);

@@ -125,6 +125,8 @@ sluice_status_t sluice_stage_wait(sluice_pipeline_t* pipeline);
 void sluice_stage_note_progress(sluice_pipeline_t* pipeline);
 /* Remembers that the endpoint has failed. Returns status. */
 sluice_status_t sluice_stage_break(sluice_pipeline_t* pipeline, sluice_status_t status);
+/* The same where the endpoint has failed, which knows whom it has lost and not in which batch. */
+sluice_status_t sluice_stage_break_endpoint(sluice_pipeline_t* pipeline, sluice_status_t status);
 
 /* ---- report.c ---- */
 

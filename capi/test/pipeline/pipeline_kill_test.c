@@ -1,4 +1,4 @@
-/* A stage that is killed, a process of its own, is named on all others, whichever they wait for. */
+/* A stage that is killed, a process of its own, is named on all others, whichever they wait for, with the batch. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -204,6 +204,7 @@ static void try_victim(int32_t victim) {
     const uint64_t took_ns = atomic_load(&note->returned_ns[r]) - atomic_load(&note->killed_ns);
     assert_int_equal(note->status[r], SLUICE_E_PEER_LOST);
     assert_int_equal(note->peer[r], victim);
+    assert_non_null(strstr(note->message[r], "batch 2"));
     assert_true(took_ns < BOUNDED_NS);
   }
   munmap(note, sizeof *note);

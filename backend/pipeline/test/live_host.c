@@ -1,0 +1,246 @@
+#include "backend/pipeline/test/live_host.h"
+
+#include <string.h>
+#include <time.h>
+
+enum { WIDTH = LIVE_WIDTH, M = LIVE_MICRO_BATCHES, SPANS = 3, NUMBER_OF_L = 9 };
+
+/* ---- the mathematics, of both runs ---- */
+
+static void init_layer(live_layer_t* layer, int32_t number) {
+  for (int32_t e = 0; e < WIDTH; ++e) {
+    layer->weight[e] = 0.7F + 0.013F * (float)((number * 7 + e) % 23);
+    layer->moment[e] = layer->grad[e] = 0;
+  }
+}
+
+static void input_of(int32_t batch, int32_t micro_batch, float x[WIDTH]) {
+  for (int32_t e = 0; e < WIDTH; ++e) x[e] = 0.3F + 0.017F * (float)((batch * 5 + micro_batch * 3 + e) % 19);
+}
+
+static void forward_layer(const live_layer_t* layer, const float* x, float* y) {
+  for (int32_t e = 0; e < WIDTH; ++e) y[e] = x[e] * layer->weight[e];
+}
+
+static void backward_layer(const live_layer_t* layer, const float* x, const float* dy, float* grad, float* dx) {
+  for (int32_t e = 0; e < WIDTH; ++e) {
+    grad[e] += dy[e] * x[e];
+    dx[e] = dy[e] * layer->weight[e];
+  }
+}
+
+static void update_layer(live_layer_t* layer) {
+  for (int32_t e = 0; e < WIDTH; ++e) {
+    layer->moment[e] = 0.9F * layer->moment[e] + layer->grad[e];
+    layer->weight[e] -= 1e-3F * layer->moment[e];
+    layer->grad[e] = 0;
+  }
+}
+
+/* Layers in their order: own ones of the stages up to upper, L, the others. The loss is half of y squared. */
+void live_reference(int32_t p, int32_t upper, int32_t batches, live_layer_t own[LIVE_MOST_STAGES], live_layer_t* moving,
+                    float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]) {
+  live_layer_t* chain[LIVE_MOST_STAGES + 1];
+  int32_t count = 0;
+  for (int32_t s = 0; s < p; ++s) {
+    init_layer(&own[s], s);
+    chain[count++] = &own[s];
+    if (s == upper) chain[count++] = moving;
+  }
+  init_layer(moving, NUMBER_OF_L);
+  static float x[LIVE_MOST_STAGES + 2][WIDTH], dy[WIDTH], dx[WIDTH];
+  for (int32_t b = 0; b < batches; ++b) {
+    for (int32_t i = 0; i < M; ++i) {
+      input_of(b, i, x[0]);
+      for (int32_t l = 0; l < count; ++l) forward_layer(chain[l], x[l], x[l + 1]);
+      losses[b][i] = 0.5F * x[count][0] * x[count][0];
+      memcpy(dy, x[count], sizeof dy);
+      for (int32_t l = count; l-- > 0;) {
+        backward_layer(chain[l], x[l], dy, chain[l]->grad, dx);
+        memcpy(dy, dx, sizeof dy);
+      }
+    }
+    for (int32_t l = 0; l < count; ++l) update_layer(chain[l]);
+  }
+}
+
+/* ---- a stage ---- */
+
+void live_stage_init(live_stage_t* stage, int32_t upper, int32_t s) {
+  memset(stage, 0, sizeof *stage);
+  stage->upper = upper;
+  stage->stage = s;
+  init_layer(&stage->own, s);
+  init_layer(&stage->moving, NUMBER_OF_L);
+  stage->has_moving = s == upper;
+  if (s != upper) memset(&stage->moving, 0xff, sizeof stage->moving); /* the lower stage's is written when L comes */
+}
+
+static int32_t role_of(const live_stage_t* stage) { return stage->stage - stage->upper; }
+
+int live_is_at_the_cut(const live_stage_t* stage) { return role_of(stage) == 0 || role_of(stage) == 1; }
+
+static void rest(void) {
+  const struct timespec time = {.tv_nsec = 300 * 1000};
+  (void)nanosleep(&time, NULL);
+}
+
+static void give(float* data, sluice_tensor_t* tensor, live_stash_t* stash, sluice_stage_tensors_t* out_result) {
+  stash->shape[0] = WIDTH;
+  *tensor = (sluice_tensor_t){.data = data,
+                              .device_type = SLUICE_DEVICE_CPU,
+                              .ndim = 1,
+                              .type_code = SLUICE_TYPE_FLOAT,
+                              .type_bits = 32,
+                              .type_lanes = 1,
+                              .shape = stash->shape};
+  out_result->tensors = tensor, out_result->num_tensors = 1;
+}
+
+static void spans_of(live_layer_t* layer, sluice_migration_span_t spans[SPANS]) {
+  spans[0] = (sluice_migration_span_t){.data = layer->weight, .bytes = sizeof layer->weight};
+  spans[1] = (sluice_migration_span_t){.data = layer->moment, .bytes = sizeof layer->moment};
+  spans[2] =
+      (sluice_migration_span_t){.data = layer->grad, .bytes = sizeof layer->grad, .when = SLUICE_MIGRATION_AT_COMMIT};
+}
+
+/* The stage to which L goes looks whether its parameters are there. */
+static void look(live_stage_t* stage) {
+  if (!stage->is_moving || !sluice_live_receives(&stage->live) || stage->live.has) return;
+  const int32_t peer = stage->upper + 1 - role_of(stage);
+  sluice_migration_span_t spans[SPANS];
+  int32_t is_there = 0;
+  spans_of(&stage->moving, spans);
+  spans[1].bytes = spans[2].bytes = 0;
+  const sluice_status_t status = sluice_migration_read_still(stage->migration, 1, peer, spans, SPANS, &is_there);
+  if (status != SLUICE_OK) stage->early = status;
+  if (is_there) sluice_live_arrived(&stage->live);
+}
+
+/* In front of each callback. */
+static void be_called(live_stage_t* stage) {
+  rest();
+  if (stage->at_callback != NULL) stage->at_callback();
+  if (live_is_at_the_cut(stage)) look(stage);
+}
+
+static int runs_moving(live_stage_t* stage, const sluice_stage_call_t* op) {
+  if (!live_is_at_the_cut(stage)) return 0;
+  if (!stage->is_moving) return stage->has_moving;
+  return sluice_live_forward(&stage->live, op->micro_batch, op->is_first ? 0 : op->input->word);
+}
+
+static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice_stage_tensors_t* out_result,
+                               sluice_host_failure_t* out_failure) {
+  live_stage_t* stage = user;
+  live_stash_t* stash = &stage->stash[op->micro_batch];
+  float x[WIDTH];
+  (void)out_failure;
+  be_called(stage);
+  if (op->is_first) {
+    input_of(stage->batch, op->micro_batch, x);
+  } else {
+    memcpy(x, op->input->tensors[0].data, sizeof x);
+  }
+  stash->ran = runs_moving(stage, op);
+  if (stash->ran && role_of(stage) == SLUICE_LIVE_LOWER) {
+    memcpy(stash->moving, x, sizeof x);
+    forward_layer(&stage->moving, stash->moving, x);
+  }
+  memcpy(stash->own, x, sizeof x);
+  forward_layer(&stage->own, stash->own, stash->y);
+  if (stash->ran && role_of(stage) == SLUICE_LIVE_UPPER) {
+    memcpy(stash->moving, stash->y, sizeof x);
+    forward_layer(&stage->moving, stash->moving, stash->y);
+  }
+  if (op->is_last) {
+    stage->losses[stage->batch][op->micro_batch] = 0.5F * stash->y[0] * stash->y[0];
+  } else {
+    give(stash->y, &stash->out, stash, out_result);
+    if (role_of(stage) == SLUICE_LIVE_UPPER) out_result->word = sluice_live_activation_word(stash->ran);
+  }
+  return SLUICE_OK;
+}
+
+/* dy to dx, where the gradient of L is held apart if L has come in this batch. */
+static void backward_moving(live_stage_t* stage, int32_t i, const float* dy, float* dx) {
+  const int holds = stage->is_moving && sluice_live_holds(&stage->live);
+  if (holds) memset(stage->held[i], 0, sizeof stage->held[i]);
+  stage->is_held[i] = holds;
+  backward_layer(&stage->moving, stage->stash[i].moving, dy, holds ? stage->held[i] : stage->moving.grad, dx);
+}
+
+static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluice_stage_tensors_t* out_result,
+                                sluice_host_failure_t* out_failure) {
+  live_stage_t* stage = user;
+  live_stash_t* stash = &stage->stash[op->micro_batch];
+  float dy[WIDTH], dx[WIDTH];
+  (void)out_failure;
+  be_called(stage);
+  memcpy(dy, op->is_last ? stash->y : (const float*)op->output_grad->tensors[0].data, sizeof dy);
+  if (stage->is_moving && role_of(stage) == SLUICE_LIVE_UPPER && !op->is_last) {
+    sluice_live_heard(&stage->live, op->output_grad->word);
+  }
+  if (stash->ran && role_of(stage) == SLUICE_LIVE_UPPER) {
+    backward_moving(stage, op->micro_batch, dy, dx);
+    memcpy(dy, dx, sizeof dy);
+  }
+  backward_layer(&stage->own, stash->own, dy, stage->own.grad, dx);
+  if (stash->ran && role_of(stage) == SLUICE_LIVE_LOWER) {
+    memcpy(dy, dx, sizeof dy);
+    backward_moving(stage, op->micro_batch, dy, dx);
+  }
+  memcpy(stash->dx, dx, sizeof dx);
+  if (op->is_first) return SLUICE_OK;
+  give(stash->dx, &stash->back, stash, out_result);
+  if (stage->is_moving && role_of(stage) == SLUICE_LIVE_LOWER)
+    out_result->word = sluice_live_gradient_word(&stage->live);
+  return SLUICE_OK;
+}
+
+const sluice_pipeline_callbacks_t* live_callbacks(void) {
+  static const sluice_pipeline_callbacks_t callbacks = {
+      .struct_size = sizeof callbacks, .forward = forward, .backward = backward};
+  return &callbacks;
+}
+
+/* ---- between batches ---- */
+
+sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch) {
+  const int32_t role = role_of(stage), from = to_lower ? SLUICE_LIVE_UPPER : SLUICE_LIVE_LOWER;
+  sluice_migration_span_t spans[SPANS];
+  spans_of(&stage->moving, spans);
+  const sluice_migration_item_t item = {.id = 1,
+                                        .peer = stage->upper + 1 - role,
+                                        .direction = role == from ? SLUICE_MIGRATION_LEAVES : SLUICE_MIGRATION_ARRIVES,
+                                        .spans = spans,
+                                        .num_spans = SPANS};
+  stage->live = sluice_live_begin(role, to_lower);
+  stage->is_moving = 1;
+  memset(stage->is_held, 0, sizeof stage->is_held);
+  return sluice_migration_begin(stage->migration, epoch, &item, live_is_at_the_cut(stage));
+}
+
+void live_arrive(live_stage_t* stage) {
+  stage->is_moving = 0;
+  if (!live_is_at_the_cut(stage)) return;
+  stage->has_moving = sluice_live_receives(&stage->live);
+  if (!stage->has_moving) memset(stage->moving.grad, 0, sizeof stage->moving.grad);
+  for (int32_t i = 0; i < M; ++i) {
+    for (int32_t e = 0; e < WIDTH && stage->is_held[i]; ++e) stage->moving.grad[e] += stage->held[i][e];
+  }
+  if (role_of(stage) != SLUICE_LIVE_UPPER) return;
+  stage->in_batch += stage->live.trigger >= 0;
+  stage->at_flush += stage->live.trigger < 0;
+}
+
+void live_forget_batch(live_stage_t* stage) {
+  stage->is_moving = 0;
+  memset(stage->own.grad, 0, sizeof stage->own.grad);
+  memset(stage->moving.grad, 0, sizeof stage->moving.grad);
+}
+
+void live_update(live_stage_t* stage) {
+  update_layer(&stage->own);
+  if (live_is_at_the_cut(stage) && stage->has_moving) update_layer(&stage->moving);
+}

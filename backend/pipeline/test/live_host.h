@@ -1,0 +1,61 @@
+/* A host of a pipeline in which a layer changes its stage while batches run, over sluice_pipeline_* and
+ * sluice_migration_* by the rules of backend/pipeline/live.h; and one loop over the same layers in which nothing moves.
+ *
+ * Every stage has a layer of its own; one more, L, lies at the cut between two of them. A layer is y = x * w, element by
+ * element, whose update needs weight, gradient and moment. */
+#ifndef SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
+#define SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
+
+#include "backend/pipeline/live.h"
+#include "sluice/migration.h"
+#include "sluice/pipeline.h"
+
+enum { LIVE_MOST_STAGES = 4, LIVE_WIDTH = 1500, LIVE_MICRO_BATCHES = 8, LIVE_MOST_BATCHES = 12 };
+
+typedef struct live_layer_s {
+  float weight[LIVE_WIDTH], moment[LIVE_WIDTH], grad[LIVE_WIDTH];
+} live_layer_t;
+
+/* What a stage keeps of a micro-batch: inputs of its own layer and of L. */
+typedef struct live_stash_s {
+  float own[LIVE_WIDTH], moving[LIVE_WIDTH], y[LIVE_WIDTH], dx[LIVE_WIDTH];
+  int ran; /* L */
+  int64_t shape[1];
+  sluice_tensor_t out, back;
+} live_stash_t;
+
+typedef struct live_stage_s {
+  int32_t upper, stage, batch; /* L lies between the stages upper and upper + 1 */
+  sluice_migration_t* migration;
+  live_layer_t own, moving;
+  int has_moving; /* L's owner between batches */
+  int is_moving;  /* this batch */
+  sluice_live_t live;
+  float held[LIVE_MICRO_BATCHES][LIVE_WIDTH];
+  int is_held[LIVE_MICRO_BATCHES];
+  float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];
+  live_stash_t stash[LIVE_MICRO_BATCHES];
+  int32_t in_batch, at_flush; /* how often L moved so, as the upper stage has it */
+  void (*at_callback)(void);  /* or NULL */
+  sluice_status_t early;      /* what sluice_migration_read_still returned, if not OK */
+} live_stage_t;
+
+/* Losses by batch and micro-batch; layers after `batches` updates. */
+void live_reference(int32_t p, int32_t upper, int32_t batches, live_layer_t own[LIVE_MOST_STAGES], live_layer_t* moving,
+                    float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]);
+
+/* Stage s, with L on the upper stage. migration: of all stages, borrowed; set before L sets out. */
+void live_stage_init(live_stage_t* stage, int32_t upper, int32_t s);
+/* Of a pipeline whose user is a live_stage_t. */
+const sluice_pipeline_callbacks_t* live_callbacks(void);
+int live_is_at_the_cut(const live_stage_t* stage);
+
+/* L sets out behind an update; all stages alike. */
+sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch);
+/* Behind a move that is committed: what was held is added to the sum that has followed. */
+void live_arrive(live_stage_t* stage);
+/* Behind a batch that came to nothing: as after the update before it. */
+void live_forget_batch(live_stage_t* stage);
+void live_update(live_stage_t* stage);
+
+#endif /* SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_ */

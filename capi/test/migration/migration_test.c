@@ -5,11 +5,15 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "backend/base/clock.h"
 #include "capi/test/migration/migration_world.h"
 
 enum { STEPS = 24 };
@@ -151,6 +155,70 @@ static void Experts_AtARateOfAlmostNothing_MoveAtTheBoundary(void** state) {
   (void)state;
   run_t run = {.world = 2, .is_tcp = 1, .rate = 1, .body = train};
   run_ranks(&run);
+}
+
+/* ---- beside training: at a rate, over connections of its own ---- */
+
+static void leave_at_a_rate(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
+  const struct timespec step = {.tv_nsec = 50 * 1000 * 1000};
+  toy_placement_t next;
+  toy_plan(toy, 1, &next);
+  const uint64_t start_ns = sluice_now_ns();
+  EXPECT(begin(toy, migration, 1, &next) == SLUICE_OK);
+  (void)nanosleep(&step, NULL);
+  toy_backward(toy, 0);
+  EXPECT(sluice_migration_commit(migration, NULL) == SLUICE_OK);
+  const double took_s = (double)(sluice_now_ns() - start_ns) / 1e9;
+  const sluice_migration_progress_t progress = look(migration);
+  EXPECT((double)progress.hidden_bytes <= took_s * (double)run->rate);
+  toy->placement = next;
+  toy_update(toy);
+  EXPECT(toy_is_right(toy, 1));
+}
+
+static void Experts_AtARate_LeaveNoFaster(void** state) {
+  (void)state;
+  for (int32_t is_tcp = 0; is_tcp < 2; ++is_tcp) {
+    run_t run = {.world = 2, .is_tcp = is_tcp, .rate = 200000, .body = leave_at_a_rate};
+    run_ranks(&run);
+  }
+}
+
+static int32_t num_sockets(void) {
+  char path[64], target[64];
+  int32_t count = 0;
+  for (int fd = 0; fd < 256; ++fd) {
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const ssize_t length = readlink(path, target, sizeof target);
+    count += length > 7 && memcmp(target, "socket:", 7) == 0;
+  }
+  return count;
+}
+
+static pthread_barrier_t all_ranks;
+
+/* Ranks are threads of one process, which has both ends. */
+static void count_connections(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
+  toy_placement_t next;
+  toy_plan(toy, 1, &next);
+  pthread_barrier_wait(&all_ranks);
+  const int32_t before = num_sockets();
+  pthread_barrier_wait(&all_ranks);
+  EXPECT(begin(toy, migration, 1, &next) == SLUICE_OK);
+  pthread_barrier_wait(&all_ranks);
+  EXPECT(num_sockets() == before + run->world * (run->world - 1));
+  pthread_barrier_wait(&all_ranks);
+  EXPECT(sluice_migration_commit(migration, NULL) == SLUICE_OK);
+  pthread_barrier_wait(&all_ranks);
+  EXPECT(num_sockets() == before);
+}
+
+static void Move_OverTcp_HasConnectionsOfItsOwnUntilItHasEnded(void** state) {
+  (void)state;
+  run_t run = {.world = 3, .is_tcp = 1, .body = count_connections};
+  assert_int_equal(pthread_barrier_init(&all_ranks, NULL, (unsigned)run.world), 0);
+  run_ranks(&run);
+  pthread_barrier_destroy(&all_ranks);
 }
 
 /* ---- refused: nothing has moved, and the next move works ---- */
@@ -330,6 +398,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Experts_ThatMoveWhileTraining_KeepTheirBits),
       cmocka_unit_test(Experts_AtARateOfAlmostNothing_MoveAtTheBoundary),
+      cmocka_unit_test(Experts_AtARate_LeaveNoFaster),
+      cmocka_unit_test(Move_OverTcp_HasConnectionsOfItsOwnUntilItHasEnded),
       cmocka_unit_test(Moves_ThatARankRefuses_LeaveAllAsItWas),
       cmocka_unit_test(Calls_GivenSomethingWrong_SayWhat),
   };

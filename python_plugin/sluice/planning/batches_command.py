@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments, batches
+from . import arguments, batches, batches_picture, written
 from .errors import BadInput
 from .planner import size
 
@@ -53,13 +53,21 @@ def main(words: list[str]) -> int:
     parser.add_argument("--held-bytes", metavar="BYTES", help="of one that waits for its weight gradients")
     parser.add_argument("--budget", metavar="BYTES", help="of every stage")
     parser.add_argument("--layers", type=int, metavar="N", help="of the model: says how far apart checkpoints lie")
+    parser.add_argument("--picture", metavar="FILE.svg", help="batches under the fastest policies, bytes against budget")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     options = parser.parse_args(words)
     try:
+        written.check("--picture", options.picture)
         batch = batch_of(options)
         found, refused = batches.candidates(batch)
         if options.policy is not None:
             found, refused = _alone(options.policy, found, refused)
+        if options.picture and found:
+            title = f"{options.stages} stages of {options.virtual}, {options.micro_batches} micro-batches, predicted"
+            drawn = batches_picture.svg(batch, [(_name(each), each) for each in found], title)
+            written.write("--picture", options.picture, drawn)
+        elif options.picture:
+            print(f"sluice simulate: no {options.picture}: no policy takes the batch", file=sys.stderr)
     except SluiceError as error:
         print(f"sluice simulate: {error}", file=sys.stderr)
         return 2

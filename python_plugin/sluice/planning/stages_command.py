@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments, machines, stages, stages_file
+from . import arguments, machines, stages, stages_file, stages_picture, written
 from .planner import Planner, size
 
 EXAMPLE = """example:
@@ -41,9 +41,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--stages", required=True, metavar="FILE", help="the problem as JSON (docs/tools.md)")
     parser.add_argument("--budget", metavar="BYTES", help="of every stage, over what the file says")
     parser.add_argument("--machine", metavar="NAME|FILE", help="of MoE layers, over what the file says")
+    parser.add_argument("--picture", metavar="FILE.svg", help="stages, policies, and bytes against budgets")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     options = parser.parse_args(words)
     try:
+        written.check("--picture", options.picture)
         given = stages_file.read(options.stages)
         problem, budget = given.problem, arguments.budget_of(options.budget)
         if budget is not None:
@@ -51,6 +53,9 @@ def main(words: list[str]) -> int:
         name = options.machine or given.machine
         planner = None if name is None else Planner(machines.load(name))
         made = stages.plan(problem, planner)
+        if options.picture:
+            drawn = stages_picture.svg(problem, made, lines_of(problem, made)[:2])
+            written.write("--picture", options.picture, drawn)
     except SluiceError as error:
         print(f"sluice plan: {error}", file=sys.stderr)
         return 2

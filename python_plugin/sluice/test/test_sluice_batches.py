@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from sluice import __main__ as entry
 from sluice.errors import InvalidArgument
-from sluice.planning import batches
+from sluice.planning import batches, batches_picture
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -60,6 +63,34 @@ def test_Stages_UnderABudget_StayInsideOrSayThatNothingFits(run) -> None:
     assert free["policies"][0]["seconds"] < found["policies"][0]["seconds"]
     status, out, _ = run(f"{words} --budget 90MiB")
     assert status == 1 and "not backward_first: " in out and " best" not in out
+
+
+def test_Stages_Picture_DrawsBatchesOfTheFastestPoliciesAndBytesAgainstTheBudget(run, tmp_path) -> None:
+    path = tmp_path / "batch.svg"
+    words = f"{ALIKE} --activation-bytes 100MiB --held-bytes 10MiB --budget 850MiB"
+    status, out, err = run(f"{words} --picture {path}")
+    assert (status, err) == (0, "")
+    drawn = ElementTree.parse(path)
+    texts = [text.text for text in drawn.iter(f"{SVG}text")]
+    titles = [text for text in texts if ", bubble " in text]
+    assert [title.split(":")[0] for title in titles] == [line[2:26].strip() for line in out.splitlines()[3:7]]
+    assert all("of 850 MiB" in title for title in titles) and sum("budget 850 MiB" in text for text in texts) == 4
+    tips = [t.text for rect in drawn.iter(f"{SVG}rect") for t in rect]
+    for op in ("forward forward", "backward backward"):
+        assert sum(tip.startswith(f"{op} layer ") for tip in tips) == 4 * 8 * 16, op
+    for peak in (float(text.split()[1]) for text in texts if text.startswith("peak ")):
+        assert 100 <= peak <= 850
+
+
+@pytest.mark.parametrize(("policy", "stages"), [("v", "0110"), ("looped", "0101")])
+def test_Stages_Picture_PutsVirtualStagesWhereTheyRun(policy: str, stages: str) -> None:
+    parsed = batches.Batch(2, 2, [1.0] * 4, [1.0] * 4, [1.0] * 4, num_virtual=2, policy=policy)
+    events = batches_picture._events(parsed, batches.predict(parsed))
+    rank_of = {event.layer: event.rank for event in events if event.op == "forward"}
+    assert "".join(str(rank_of[c]) for c in range(4)) == stages
+    for rank in range(2):  # one op at a time
+        own = sorted((e.begin, e.end) for e in events if e.rank == rank and e.lane == "compute")
+        assert all(end <= begin + 1e-9 for (_, end), (begin, _) in zip(own, own[1:]))
 
 
 def test_Stages_SlowLinks_AskForMoreInFlight(run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from xml.etree import ElementTree
 
 import pytest
 from sluice import __main__ as entry
@@ -11,6 +12,7 @@ from sluice.errors import OverBudget
 from sluice.planning import stages, stages_chosen, stages_file
 from sluice.planning.errors import BadInput
 
+SVG = "{http://www.w3.org/2000/svg}"
 BLOCK = {
     "name": "block", "forward_seconds": 2e-3, "backward_seconds": 4e-3, "recompute_seconds": 2e-3,
     "activation_bytes": "100MiB", "checkpoint_bytes": "10MiB", "output_bytes": "10MiB", "parameter_bytes": "20MiB",
@@ -60,6 +62,31 @@ def test_Stages_Pipeline_IsATableOfStagesAndLayersWithReasons(run) -> None:
     for line in layers:
         assert "nothing is faster, and it fits" in line or "over its budget; this costs" in line, line
     assert any(" recompute " in line for line in layers) and any(" keep " in line for line in layers)
+
+
+def test_Stages_Picture_DrawsStagesPoliciesAndBytesAgainstBudgets(run, tmp_path) -> None:
+    path = tmp_path / "plan.svg"
+    status, out, err = run(PIPELINE, "--picture", str(path))
+    assert (status, err) == (0, "")
+    drawn = ElementTree.parse(path)
+    words = [text.text for text in drawn.iter(f"{SVG}text")]
+    assert out.splitlines()[0] in words[0]  # the title
+    assert [word for word in words if word.startswith("stage ")] == [f"stage {s}" for s in range(4)]
+    assert sum("of 1 GiB" in word for word in words) == 4
+    assert sum(line.get("stroke") == "#b00" for line in drawn.iter(f"{SVG}line")) == 4
+    boxes = {t.text.split(":")[0]: rect for rect in drawn.iter(f"{SVG}rect") for t in rect if t.text.startswith("layer ")}
+    assert list(boxes) == [f"layer {i} block" for i in range(16)]
+    policies = {line.split()[3] for line in out.splitlines()[8:] if " block " in line}
+    assert {"keep", "recompute"} <= policies and policies < set(words)
+    assert len({rect.get("fill") for rect in boxes.values()}) == len(policies)
+
+
+def test_Stages_PictureOfWhatDoesNotFit_ShowsByHowMuch(run, tmp_path) -> None:
+    path = tmp_path / "plan.svg"
+    status, _, _ = run(PIPELINE, "--budget", "100MiB", "--picture", str(path))
+    assert status == 1 and "DOES NOT FIT" in path.read_text() and "of 100 MiB" in path.read_text()
+    status, _, err = run(PIPELINE, "--picture", str(tmp_path / "nowhere" / "plan.svg"))
+    assert status == 2 and "--picture" in err
 
 
 def test_Stages_MoreBudget_IsNeverSlower(run) -> None:

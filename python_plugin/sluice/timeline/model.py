@@ -63,6 +63,7 @@ class Panel:
     reserved_bytes: float | None = None  # what all slots take together
     arrows: list[Arrow] = field(default_factory=list)
     unit: str = "rank"
+    bytes_words: tuple[str, str] = ("bytes in slots", "all slots")  # what `bytes` are, and `reserved_bytes`
 
     def __post_init__(self) -> None:
         for event in self.events:

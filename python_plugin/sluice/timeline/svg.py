@@ -163,13 +163,14 @@ def _bytes(body: list[str], panel: Panel, y: float, begin: float, scale: float, 
     points.append(f"{x:.1f},{bottom:.1f}")
     body.append(f'<polygon points="{" ".join(points)}" fill="#cfd8e3" stroke="#5b6b7f" stroke-width="0.8"/>')
     peak = max(value for _, value in panel.bytes)
-    body.append(_text(LEFT - 8, y + 16, "bytes in slots", 10, "end"))
+    body.append(_text(LEFT - 8, y + 16, panel.bytes_words[0], 10, "end"))
     body.append(_text(LEFT - 8, y + 29, f"peak {_size(peak)}", 9, "end"))
     if panel.reserved_bytes:
         line = bottom - panel.reserved_bytes / top * (BYTES_HEIGHT - 6)
         dash = 'stroke="#b33" stroke-width="0.8" stroke-dasharray="4 3"'
         body.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{line:.1f}" y2="{line:.1f}" {dash}/>')
-        body.append(_text(LEFT - 8, y + 41, f"all slots {_size(panel.reserved_bytes)} (red)", 9, "end"))
+        words = f"{panel.bytes_words[1]} {_size(panel.reserved_bytes)} (red)"
+        body.append(_text(LEFT - 8, y + 41, words, 9, "end"))
     return bottom + 6
 
 

@@ -25,6 +25,21 @@ class Writing:
     is_done: bool = False
 
 
+def group_of(
+    lr: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, decoupled: bool, bias_correction: bool
+) -> dict[str, Any]:
+    """The numbers of a call of the host's op as a parameter group of torch's Adam."""
+    return {
+        "lr": lr,
+        "betas": (beta1, beta2),
+        "eps": epsilon,
+        "weight_decay": weight_decay,
+        "decoupled_weight_decay": decoupled,
+        "bias_correction": bias_correction,
+        "maximize": False,
+    }
+
+
 class CpuAdamOp:
     """`create_adam`, `adam_update`, `destroy_adam` of the op; anything else is the stock op's.
 
@@ -49,6 +64,8 @@ class CpuAdamOp:
 
     def create_adam(self, optimizer_id: int, *settings: Any) -> int:
         self._created[optimizer_id] = settings
+        if self._stock is not None:
+            self._stock.create_adam(optimizer_id, *settings)
         return 0
 
     def destroy_adam(self, optimizer_id: int) -> int:
@@ -78,15 +95,8 @@ class CpuAdamOp:
             if self._writing is not None and self._writing.factor != 1.0:
                 grad.mul_(self._writing.factor)
             return self._stock_op(optimizer_id).adam_update(optimizer_id, *numbers, *tensors)
-        group = {
-            "lr": lr,
-            "betas": (beta1, beta2),
-            "eps": epsilon,
-            "weight_decay": weight_decay,
-            "decoupled_weight_decay": bool(self._created[optimizer_id][5]),
-            "bias_correction": bias_correction,
-            "maximize": False,
-        }
+        is_decoupled = bool(self._created[optimizer_id][5])
+        group = group_of(lr, beta1, beta2, epsilon, weight_decay, is_decoupled, bias_correction)
         one = OptimizerStep(self._handle)
         one.add_group(group, [self._entry(step, *tensors)])
         one.run(1.0 if self._writing is None else 1.0 / self._writing.factor, check_finite=False)

@@ -12,7 +12,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from sluice.adapters.deepspeed import cpu_adam_hook
+from sluice.adapters.deepspeed import adam_hook
 
 METHOD = "_configure_distributed_model"
 LAST_METHOD = "_configure_checkpointing"  # the optimizer is there, and nothing has run
@@ -93,7 +93,7 @@ def install(engine_module: ModuleType) -> None:
     for name, and_back in CHECKPOINTS.items():
         setattr(cls, name, _at_home(getattr(cls, name), and_back))
     setattr(cls, UPDATE, _with_moves(getattr(cls, UPDATE)))
-    cpu_adam_hook.install(engine_module)
+    adam_hook.install(engine_module)
 
 
 def uninstall(engine_module: ModuleType) -> None:
@@ -105,7 +105,7 @@ def uninstall(engine_module: ModuleType) -> None:
         wrapped = getattr(getattr(engine_module.DeepSpeedEngine, name), "_sluice_original", None)
         if wrapped is not None:
             setattr(engine_module.DeepSpeedEngine, name, wrapped)
-    cpu_adam_hook.uninstall(engine_module)
+    adam_hook.uninstall(engine_module)
 
 
 def apply(engine: Any) -> None:

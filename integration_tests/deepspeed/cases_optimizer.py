@@ -1,14 +1,17 @@
-"""Rank-side: ZeRO-Offload's optimizer, computed by the library where the section says so."""
+"""Rank-side: DeepSpeed's Adams, offloaded or not, computed by the library where the section says so."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
 import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam, cpu_adam
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam, cpu_adam, fused_adam
 from ds_models import SLUICE, build, ds_config, engine
 
 STEPS = 4
@@ -21,10 +24,25 @@ class _Forbidden:
         raise AssertionError("the stock op was asked for")
 
 
-def _train(stage: int, dtype: str, section: dict[str, Any], optimizer: dict[str, Any]) -> tuple[Any, list[float]]:
+@contextlib.contextmanager
+def _no_stock_op() -> Iterator[None]:
+    """While this lasts nothing compiles; and what stands in place of the stock builders is put back."""
+    stock = cpu_adam.CPUAdamBuilder, fused_adam.FusedAdamBuilder
+    cpu_adam.CPUAdamBuilder = fused_adam.FusedAdamBuilder = _Forbidden
+    try:
+        yield
+        assert cpu_adam.CPUAdamBuilder is fused_adam.FusedAdamBuilder is _Forbidden
+    finally:
+        cpu_adam.CPUAdamBuilder, fused_adam.FusedAdamBuilder = stock
+
+
+def _train(
+    stage: int, dtype: str, section: dict[str, Any], optimizer: dict[str, Any], is_offloaded: bool = True
+) -> tuple[Any, list[float]]:
     torch.manual_seed(0)
+    offload = {"offload_optimizer": {"device": "cpu"}} if is_offloaded else {}
     values = {
-        "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+        "zero_optimization": {"stage": stage, **offload},
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 1.0,
         "optimizer": optimizer,
@@ -60,13 +78,8 @@ def _wrote_its_parameters(zero: Any) -> bool:
 def offloaded(stage: int, dtype: str) -> dict[str, Any]:
     """Losses by the library and by torch, updates of the library and by which op; nothing was compiled."""
     numbers = {"lr": 1e-2, "weight_decay": 0.1}
-    stock = cpu_adam.CPUAdamBuilder
-    cpu_adam.CPUAdamBuilder = _Forbidden
-    try:
+    with _no_stock_op():
         host, mine = _train(stage, dtype, {**SLUICE, "optimizer": True}, {"type": "AdamW", "params": numbers})
-        assert cpu_adam.CPUAdamBuilder is _Forbidden  # put back as it was
-    finally:
-        cpu_adam.CPUAdamBuilder = stock
     op = _cpu_adam_of(host).ds_opt_adam
     updates, kind = op.updates, type(op).__name__
     one_pass = _wrote_its_parameters(host.optimizer)
@@ -76,8 +89,80 @@ def offloaded(stage: int, dtype: str) -> dict[str, Any]:
     return {"mine": mine, "torch": theirs, "updates": updates, "op": kind, "one_pass": one_pass}
 
 
-def made_by_the_script() -> dict[str, Any]:
-    """A DeepSpeedCPUAdam whose op was another one when the script made it."""
+def plain(stage: int, dtype: str, kind: str) -> dict[str, Any]:
+    """Of a config without offload: losses by the library and by torch, and what the library updated."""
+    numbers = {"lr": 1e-2, "weight_decay": 0.1, "adam_w_mode": kind == "AdamW"}
+    with _no_stock_op():
+        host, mine = _train(stage, dtype, {**SLUICE, "optimizer": True}, {"type": kind, "params": numbers}, False)
+    basic = host.basic_optimizer
+    assert isinstance(basic, FusedAdam)
+    host.sluice.unswap()
+    other, theirs = _train(
+        stage, dtype, SLUICE, {"type": kind, "params": {**numbers, "torch_adam": True}}, is_offloaded=False
+    )
+    other.sluice.unswap()
+    params = sum(len(group["params"]) for group in basic.param_groups)
+    return {"mine": mine, "torch": theirs, "updates": basic.multi_tensor_adam.updates, "params": params}
+
+
+def skipped(stage: int, is_offloaded: bool) -> dict[str, Any]:
+    """A step whose gradients are infinite on rank 1 alone: what of the engine has other bytes after it, on any rank; and
+    whether the steps behind it are those of a run without it."""
+
+    def run(bad_step: int | None) -> tuple[list[str], list[float], Any]:
+        torch.manual_seed(0)
+        offload = {"offload_optimizer": {"device": "cpu"}} if is_offloaded else {}
+        values = {
+            "zero_optimization": {"stage": stage, **offload},
+            "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 8, "warmup_max_lr": 1e-2}},
+        }
+        with _no_stock_op():
+            host = engine(build([{"k": 2}]), ds_config(**values), {**SLUICE, "optimizer": True})
+        changed, losses = [], []
+        for step in range(STEPS):
+            batches = [True, False] if step == bad_step else [False]
+            for is_bad in batches:
+                torch.manual_seed(step)  # the gate draws
+                loss = host(*models.batch(step, dtype=torch.bfloat16))
+                before = _bytes_of(host) if is_bad else {}
+                bad = is_bad and torch.distributed.get_rank() == 1
+                host.backward(loss * float("inf") if bad else loss)
+                host.step()
+                if is_bad:
+                    after = _bytes_of(host)
+                    changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+                else:
+                    losses.append(loss.item())
+        host.sluice.unswap()
+        return changed, losses, host
+
+    changed, losses, host = run(bad_step=2)
+    _, others, _ = run(bad_step=None)
+    return {"changed": changed, "losses": losses, "others": others, "skipped": host.skipped_steps}
+
+
+def _bytes_of(host: Any) -> dict[str, Any]:
+    """Parameters, masters, moments and step counts, and what the scheduler keeps, each as bytes."""
+    found: dict[str, Any] = {"scheduler": pickle.dumps(host.lr_scheduler.state_dict())}
+    for name, param in host.module.named_parameters():
+        found[name] = _raw(param)
+    for index, group in enumerate(host.basic_optimizer.param_groups):
+        found[f"numbers {index}"] = {k: v for k, v in group.items() if k != "params"}
+        for at, param in enumerate(group["params"]):
+            found[f"master {index}.{at}"] = _raw(param)
+            state = host.basic_optimizer.state.get(param, {})
+            found[f"state {index}.{at}"] = {k: _raw(v) if torch.is_tensor(v) else v for k, v in state.items()}
+    return found
+
+
+def _raw(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def made_by_the_script(kind: str) -> dict[str, Any]:
+    """An Adam of DeepSpeed's, whose op was another one when the script made it."""
     calls: list[str] = []
 
     class Op:
@@ -91,12 +176,10 @@ def made_by_the_script() -> dict[str, Any]:
     import deepspeed
 
     model = build([{}])
-    stock = cpu_adam.CPUAdamBuilder
-    cpu_adam.CPUAdamBuilder = Builder
-    try:
-        given = DeepSpeedCPUAdam(list(model.parameters()), lr=1e-2)
-    finally:
-        cpu_adam.CPUAdamBuilder = stock
+    with _no_stock_op():
+        cpu_adam.CPUAdamBuilder = fused_adam.FusedAdamBuilder = Builder
+        given = {"cpu": DeepSpeedCPUAdam, "fused": FusedAdam}[kind](list(model.parameters()), lr=1e-2)
+        cpu_adam.CPUAdamBuilder = fused_adam.FusedAdamBuilder = _Forbidden
     config = copy.deepcopy(ds_config(zero_optimization={"stage": 0}))
     del config["optimizer"]
     config["sluice"] = {**SLUICE, "optimizer": True}
@@ -106,7 +189,8 @@ def made_by_the_script() -> dict[str, Any]:
     host.step()
     moved = sum(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     host.sluice.unswap()
-    return {"calls": calls, "updates": given.ds_opt_adam.updates, "moved": moved}
+    op = given.ds_opt_adam if kind == "cpu" else given.multi_tensor_adam
+    return {"calls": calls, "updates": op.updates, "moved": moved}
 
 
 def trainer(is_ours: bool, folder: str) -> dict[str, Any]:
@@ -154,13 +238,9 @@ def trainer(is_ours: bool, folder: str) -> dict[str, Any]:
         deepspeed=config,
         disable_tqdm=True,
     )
-    stock = cpu_adam.CPUAdamBuilder
-    cpu_adam.CPUAdamBuilder = _Forbidden
-    try:
+    with _no_stock_op():
         run = Trainer(model=model, args=arguments, train_dataset=data)
         run.train()
-    finally:
-        cpu_adam.CPUAdamBuilder = stock
     losses = [float(entry["loss"]) for entry in run.state.log_history if "loss" in entry]
     updates = 0
     if is_ours:

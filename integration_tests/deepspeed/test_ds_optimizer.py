@@ -1,10 +1,12 @@
-"""ZeRO-Offload's optimizer by key: "sluice": {"optimizer": true}."""
+"""DeepSpeed's Adam and AdamW by key, offloaded or not: "sluice": {"optimizer": true}."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rank_harness import Ranks
 
 
@@ -18,10 +20,74 @@ def test_Offloaded_WithKey_TrainsAsTorchsAndCompilesNothing(ranks2: Ranks, stage
         assert answer["mine"] == pytest.approx(answer["torch"], rel=1e-5)
 
 
-def test_CpuAdam_MadeByTheScript_IsComputedByTheLibraryToo(ranks2: Ranks) -> None:
-    for answer in ranks2.run("cases_optimizer:made_by_the_script"):
-        assert answer["calls"] == ["create_adam", "destroy_adam"]
+@pytest.mark.parametrize(
+    "stage, dtype, kind", [(0, "float32", "Adam"), (1, "bfloat16", "AdamW"), (2, "float32", "AdamW")]
+)
+def test_Plain_WithKey_TrainsAsTorchsAndCompilesNothing(ranks2: Ranks, stage: int, dtype: str, kind: str) -> None:
+    for answer in ranks2.run("cases_optimizer:plain", stage=stage, dtype=dtype, kind=kind):
+        assert answer["updates"] == 4 * answer["params"] > 0
+        assert answer["mine"] == pytest.approx(answer["torch"], rel=1e-5)
+
+
+@pytest.mark.parametrize("stage, is_offloaded", [(1, True), (2, True), (2, False)])
+def test_InfiniteGradient_OnOneRank_LeavesEveryByteOnAllAndTrainingAsWithoutIt(
+    ranks2: Ranks, stage: int, is_offloaded: bool
+) -> None:
+    for answer in ranks2.run("cases_optimizer:skipped", stage=stage, is_offloaded=is_offloaded):
+        assert answer["changed"] == []
+        assert answer["skipped"] == 1
+        assert answer["losses"] == answer["others"]
+
+
+@pytest.mark.parametrize("kind, calls", [("cpu", ["create_adam", "destroy_adam"]), ("fused", [])])
+def test_Adam_MadeByTheScript_IsComputedByTheLibraryToo(ranks2: Ranks, kind: str, calls: list[str]) -> None:
+    for answer in ranks2.run("cases_optimizer:made_by_the_script", kind=kind):
+        assert answer["calls"] == calls
         assert answer["updates"] == answer["moved"] > 0
+
+
+class _Recorder:
+    """A stock op that does nothing but write down what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self.calls.append(name)
+
+
+def test_CpuAdamOp_WhatTheLibraryDoesNotDo_IsTheStockOpsWhichKnowsAllOptimizers() -> None:
+    from sluice.adapters.deepspeed.cpu_adam import CpuAdamOp
+
+    stock = _Recorder()
+    op = CpuAdamOp(lambda: stock)
+    op.create_adam(3, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, False)
+    assert stock.calls == []  # not asked for, so not built
+    delegated = ["adam_rollback", "adam_update_multi", "zenflow_adam_create", "zenflow_adam_run_worker"]
+    for name in delegated:
+        getattr(op, name)(3)
+    assert stock.calls == ["create_adam", *delegated]
+    op.create_adam(4, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, False)
+    half = [torch.zeros(8, dtype=torch.bfloat16) for _ in range(4)]
+    op.adam_update(4, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, *half)
+    op.destroy_adam(4)
+    assert stock.calls[-3:] == ["create_adam", "adam_update", "destroy_adam"]
+    assert op.updates == 0
+
+
+def test_FusedAdamOp_MomentsInSixteenBits_AreTheStockOps() -> None:
+    from sluice.adapters.deepspeed.fused_adam import FusedAdamOp
+
+    stock = _Recorder()
+    op = FusedAdamOp(lambda: stock)
+    numbers = (1e-3, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+    full = [[torch.ones(8)] for _ in range(4)]
+    op.multi_tensor_adam(1 << 16, torch.zeros(1), full, *numbers)
+    assert stock.calls == [] and op.updates == 1
+    assert not torch.equal(full[1][0], torch.ones(8))
+    half = [[torch.zeros(8, dtype=torch.bfloat16)] for _ in range(4)]
+    op.multi_tensor_adam(1 << 16, torch.zeros(1), half, *numbers)
+    assert stock.calls == ["multi_tensor_adam"] and op.updates == 1
 
 
 def test_TransformersTrainer_WithOffloadByItsDsConfig_TrainsAsByTorchsAdam(ranks2: Ranks, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Where DeepSpeed makes its optimizer: with "sluice": {"optimizer": true} a DeepSpeedCPUAdam computes by the library.
+"""Where DeepSpeed makes its optimizer: with "sluice": {"optimizer": true} the ops of its Adams are the library's.
+
+`DeepSpeedCPUAdam` is that of ZeRO-Offload, `FusedAdam` that of a config without offload.
 
 Imports neither torch nor DeepSpeed: it is loaded with every engine. Without the key nothing happens.
 """
@@ -27,13 +29,12 @@ def install(engine_module: ModuleType) -> None:
     def _configure_optimizer(self: Any, client_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_wanted(self):
             return original(self, client_optimizer, *args, **kwargs)
-        with _op_in_place() as op:
-            if _is_cpu_adam(client_optimizer):
-                _replace(client_optimizer, op)
+        with _ops_in_place() as (cpu, fused):
+            _replace(client_optimizer, cpu, fused)
             result = original(self, client_optimizer, *args, **kwargs)
         from sluice.adapters.deepspeed import offload_step
 
-        offload_step.install(self.optimizer, op)
+        offload_step.install(self.optimizer, cpu)
         return result
 
     _configure_optimizer._sluice_original = original  # type: ignore[attr-defined]
@@ -55,37 +56,41 @@ def _is_wanted(engine: Any) -> bool:
     return options is not None and options.optimizer
 
 
-def _is_cpu_adam(optimizer: Any) -> bool:
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
+def _replace(optimizer: Any, cpu: Any, fused: Any) -> None:
+    """The op of an optimizer that the script made is from now on ours."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
-    return isinstance(optimizer, DeepSpeedCPUAdam)
-
-
-def _replace(optimizer: Any, op: Any) -> None:
-    """A DeepSpeedCPUAdam that the script made: its op from now on is ours."""
+    if isinstance(optimizer, FusedAdam):
+        optimizer.multi_tensor_adam = fused
+    if not isinstance(optimizer, DeepSpeedCPUAdam):
+        return
     group = optimizer.defaults
     optimizer.ds_opt_adam.destroy_adam(optimizer.opt_id)
-    optimizer.ds_opt_adam = op
+    optimizer.ds_opt_adam = cpu
     settings = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], optimizer.adam_w_mode, False)
-    op.create_adam(optimizer.opt_id, *settings)
+    cpu.create_adam(optimizer.opt_id, *settings)
 
 
 @contextlib.contextmanager
-def _op_in_place() -> Iterator[Any]:
-    """While this lasts a DeepSpeedCPUAdam that is made loads our op."""
+def _ops_in_place() -> Iterator[tuple[Any, Any]]:
+    """While this lasts a DeepSpeedCPUAdam and a FusedAdam that are made load our ops, which it gives."""
     from sluice.adapters.deepspeed.cpu_adam import CpuAdamOp
+    from sluice.adapters.deepspeed.fused_adam import FusedAdamOp
 
-    from deepspeed.ops.adam import cpu_adam
+    from deepspeed.ops.adam import cpu_adam, fused_adam
 
-    stock = cpu_adam.CPUAdamBuilder
-    op = CpuAdamOp(lambda: stock().load())
+    stock_cpu, stock_fused = cpu_adam.CPUAdamBuilder, fused_adam.FusedAdamBuilder
+    cpu, fused = CpuAdamOp(lambda: stock_cpu().load()), FusedAdamOp(lambda: stock_fused().load())
+    cpu_adam.CPUAdamBuilder, fused_adam.FusedAdamBuilder = _builder_of(cpu), _builder_of(fused)
+    try:
+        yield cpu, fused
+    finally:
+        cpu_adam.CPUAdamBuilder, fused_adam.FusedAdamBuilder = stock_cpu, stock_fused
 
+
+def _builder_of(op: Any) -> type:
     class Builder:
         def load(self, verbose: bool = True) -> Any:
             return op
 
-    cpu_adam.CPUAdamBuilder = Builder
-    try:
-        yield op
-    finally:
-        cpu_adam.CPUAdamBuilder = stock
+    return Builder

@@ -23,7 +23,7 @@ from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.contexts import context_of
 from sluice.adapters.host.placement import Placement, replace_in_all
 from sluice.adapters.megatron import experts as experts_module
-from sluice.adapters.megatron import hooks, in_flight, moving, routes
+from sluice.adapters.megatron import hooks, in_flight, moving, offload, routes
 from sluice.adapters.megatron.probe import DTYPES, Finding, probe
 from sluice.adapters.torch import Context, EpGroup, MoeLayer, layer_options, refused_policy
 from sluice.config import Options
@@ -62,6 +62,8 @@ def take_over(layer: Any, section: Any) -> LayerState | None:
         return None
     assert isinstance(finding, Finding)
     state = LayerState(number, finding, options, layer.config)
+    if options.optimizer:
+        offload.install()
     _announce(finding, options, reason)
     return state
 

@@ -37,10 +37,15 @@ def _is_cuda(value: Any) -> bool:
 
 
 class _OnCpu(TorchFunctionMode):
-    """Rewrites what names a CUDA device."""
+    """Rewrites what names a CUDA device. has_parameters: modules' parameters, but no copies of them, say they are on
+    one."""
+
+    has_parameters = False
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if self.has_parameters and function == torch.Tensor.is_cuda.__get__:
+            return isinstance(args[0], torch.nn.Parameter)
         if function is torch.Tensor.cuda or function is torch.Tensor.pin_memory:
             return args[0]
         if function is torch.Tensor.record_stream:
@@ -214,6 +219,16 @@ def off() -> Iterator[None]:
         yield
     finally:
         _on_cpu.__enter__()
+
+
+@contextlib.contextmanager
+def parameters_on_a_device() -> Iterator[None]:
+    """While Megatron decides which parameters it offloads: those on a device alone."""
+    _on_cpu.has_parameters = True
+    try:
+        yield
+    finally:
+        _on_cpu.has_parameters = False
 
 
 _patch_cuda()

@@ -52,7 +52,8 @@ TABLE = {
     "accumulate": Rule(ANYONE, "who adds gradients, with the same sums up to rounding"),
     "gradient_pool": Rule(ANYONE, "it changes times and bytes, not results"),
     "optimizer": Rule(
-        frozenset((DS_CONFIG,)), "it computes the optimizer of a DeepSpeed engine, which no other host has"
+        frozenset((DS_CONFIG, SPEC)),
+        "it computes the optimizer of a DeepSpeed engine, or what Megatron-Core offloads, which no other host has",
     ),
     "pipeline": Rule(frozenset((DS_CONFIG,)), "it must be an object, whose keys have rules of their own"),
     "pipeline.enabled": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),

@@ -1,0 +1,58 @@
+"""Rank-side: Megatron's --optimizer-cpu-offload, by torch's AdamW and by the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cpu_shim
+import mg_models
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from sluice.adapters.megatron import offload
+
+
+def _hybrids(optimizer: Any) -> list[Any]:
+    """Of one optimizer of Megatron's, or of a chain of them."""
+    return [each.optimizer for each in getattr(optimizer, "chained_optimizers", [optimizer])]
+
+
+def _host(how: str, options: dict[str, Any], dtype: str, fraction: float) -> mg_models.Host:
+    host = mg_models.Host(2, how, options, params_dtype=dtype)
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=2e-3,
+        weight_decay=0.01,
+        clip_grad=1.0,
+        bf16=host.config.bf16,
+        params_dtype=host.config.params_dtype,
+        optimizer_cpu_offload=True,
+        optimizer_offload_fraction=fraction,
+        use_torch_optimizer_for_cpu_offload=True,
+        overlap_cpu_optimizer_d2h_h2d=True,
+    )
+    with cpu_shim.parameters_on_a_device():
+        host.optimizer = get_megatron_optimizer(config, host.parts)
+    return host
+
+
+def trained(dtype: str, fraction: float) -> dict[str, Any]:
+    """Losses, norms and parameters of both, the classes in host memory, and the class that checkpoints name."""
+    host = _host("stock", {}, dtype, fraction)
+    first = host.parameters()
+    stock, wanted = host.train(3), host.parameters()
+    try:
+        mine = _host("decorated", {"gemm": "host", "optimizer": True}, dtype, fraction)
+        found = mine.train(3)
+    finally:
+        offload.uninstall()
+    hybrids = _hybrids(mine.optimizer)
+    return {
+        "stock": stock,
+        "sluice": found,
+        "gap": mg_models.gaps(wanted, mine.parameters()),
+        "moved": mg_models.gaps(wanted, first),
+        "kinds": sorted({type(each).__name__ for hybrid in hybrids for each in hybrid.cpu_optimizers}),
+        "offloaded": sum(len(hybrid.cpu_optimizers) for hybrid in hybrids),
+        "of": sum(len(group["params"]) for hybrid in hybrids for group in hybrid.param_groups),
+        "named": sorted({hybrid.defaults["cpu_optimizer_cls"].__module__ for hybrid in hybrids}),
+        "skipped": sum(each.skipped_steps for hybrid in hybrids for each in hybrid.cpu_optimizers),
+    }

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments
-from .errors import BadInput
+from . import optimizer_arguments
 from .optimizer import ALL_BUCKETS, FAR, FILE, NEAR, TIERS, Prediction, Workload, by_tier, predict
 from .planner import size
 
@@ -31,11 +30,6 @@ NAMES = {
 }
 
 
-def wants(words: list[str]) -> bool:
-    """Whether `sluice plan` is asked about an optimizer."""
-    return any(word == "--optimizer" or word.startswith("--optimizer=") for word in words)
-
-
 def main(words: list[str]) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(
@@ -44,24 +38,15 @@ def main(words: list[str]) -> int:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--optimizer", required=True, metavar="PARAMETERS", help="of one rank, such as 1.5e9")
+    optimizer_arguments.add_step(parser)
     parser.add_argument("--tier", choices=TIERS, default=FAR, help="where masters and moments lie (far)")
-    parser.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16", help="of parameters and gradients")
     parser.add_argument("--bucket", type=int, default=Workload.bucket, metavar="ELEMENTS", help="(4194304)")
-    parser.add_argument("--slots", type=int, choices=(1, 2), default=2, help="of states; 2: copies beside updates (2)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="W", help="whose gradients the step sums (1)")
     parser.add_argument("--sum-buckets", metavar="k", help="buckets that are summed at once, or inf; default: the best")
-    parser.add_argument("--clips", action="store_true", help="gradients are clipped: all sums before the first update")
-    for name, what in (("update", "memory that updates use"), ("copy", "copies"), ("sum", "the link")):
-        parser.add_argument(f"--{name}-rate", type=float, default=0.0, metavar="BYTES", help=f"a second, of {what}")
-    parser.add_argument("--sum-seconds", type=float, default=0.0, metavar="S", help="of a sum, however small")
-    parser.add_argument(
-        "--budget", action="append", default=[], metavar="TIER=BYTES", help="near=40GiB, may be repeated"
-    )
-    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    optimizer_arguments.add_rates(parser, update="memory that updates use", copy="copies", sum="the link")
+    optimizer_arguments.add_answer(parser)
     options = parser.parse_args(words)
     try:
-        work, budgets = _workload(options), _budgets(options.budget)
+        work, budgets = _workload(options), optimizer_arguments.budgets(options.budget)
         prediction = predict(work)
     except SluiceError as error:
         print(f"sluice plan: {error}", file=sys.stderr)
@@ -77,12 +62,12 @@ def main(words: list[str]) -> int:
 
 def _workload(options: Any) -> Workload:
     return Workload(
-        count=int(_number("--optimizer", options.optimizer)),
+        count=optimizer_arguments.count(options.optimizer),
         tier=options.tier,
         dtype=options.dtype,
         bucket=options.bucket,
         slots=options.slots,
-        sum_buckets=_k(options.sum_buckets),
+        sum_buckets=optimizer_arguments.sum_buckets(options.sum_buckets),
         world_size=options.ranks,
         decides=options.clips,
         update_rate=options.update_rate,
@@ -91,38 +76,6 @@ def _workload(options: Any) -> Workload:
         sum_rate=options.sum_rate,
         sum_seconds=options.sum_seconds,
     )
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 1 <= value <= 2**48:
-        raise BadInput(f"{name} is {text!r}; give a number of parameters from 1 to 2^48, such as 1.5e9")
-    return value
-
-
-def _k(text: str | None) -> int:
-    if text is None:
-        return 0
-    if text == "inf":
-        return ALL_BUCKETS
-    if not text.isdecimal() or not 1 <= int(text) < ALL_BUCKETS:
-        raise BadInput(f"--sum-buckets is {text!r}; give a number above 0, or inf")
-    return int(text)
-
-
-def _budgets(given: list[str]) -> dict[str, int]:
-    budgets = {}
-    for text in given:
-        tier, equals, value = text.partition("=")
-        if tier not in TIERS or not equals:
-            raise BadInput(f"--budget is {text!r}; give {', '.join(TIERS)} with bytes, such as near=40GiB")
-        budget = arguments.budget_of(value)
-        assert budget is not None
-        budgets[tier] = budget
-    return budgets
 
 
 def lines_of(work: Workload, p: Prediction, budgets: dict[str, int]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from .. import timeline
 from ..errors import SluiceError
 from ..timeline.schedule import LANE_NAMES, Schedule
-from . import arguments, optimizer_command, routing, stages_command, written
+from . import arguments, optimizer_arguments, optimizer_command, routing, stages_command, written
 from .errors import BadInput
 from .model import Model, complete
 from .planner import (
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     """The exit status."""
     if stages_command.wants(words):
         return stages_command.main(words)
-    if optimizer_command.wants(words):
+    if optimizer_arguments.wants(words):
         return optimizer_command.main(words)
     parser = argparse.ArgumentParser(
         prog="sluice plan",

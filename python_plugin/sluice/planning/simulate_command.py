@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments, batches_command, routing, scaling_plot, simulate, written
+from . import arguments, batches_command, optimizer_arguments, routing, scaling_plot, simulate, steps_command, written
 from .errors import BadInput
 from .model import Model, complete
 from .plan_command import error_of, workload_of
@@ -30,6 +30,8 @@ def main(words: list[str]) -> int:
     """The exit status."""
     if batches_command.wants(words):
         return batches_command.main(words)
+    if optimizer_arguments.wants(words):
+        return steps_command.main(words)
     parser = argparse.ArgumentParser(
         prog="sluice simulate",
         description=__doc__.splitlines()[0],

@@ -1,4 +1,4 @@
-"""`sluice plan --optimizer`: bytes by tier, what fits, seconds by k, and refusals."""
+"""`sluice plan --optimizer` and `sluice simulate --optimizer`: bytes by tier, what fits, seconds by k, and refusals."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BUCKET = 1 << 22
 def run(capsys):
     """The command: (exit status, stdout, stderr)."""
 
-    def call(*words: str) -> tuple[int, str, str]:
-        status = entry.main(["plan", "--optimizer", *words])
+    def call(*words: str, command: str = "plan") -> tuple[int, str, str]:
+        status = entry.main([command, "--optimizer", *words])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -70,6 +70,61 @@ def test_Optimizer_WithRates_PrintsSecondsForEachK(run) -> None:
 )
 def test_Optimizer_WrongWords_AreRefusedByName(run, words: tuple[str, ...], named: str) -> None:
     status, _, err = run(*words)
+    assert status == 2
+    assert named in err
+
+
+RATES = ("--update-rate", "20e9", "--copy-rate", "12e9", "--file-rate", "2e9")
+
+
+def test_Simulate_OfEveryTierAndBucket_IsWhatPlanSaysOfEach(run) -> None:
+    status, out, err = run("1.5e9", *RATES, "--buckets", "1048576,4194304", "--json", command="simulate")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    steps = {(each["tier"], each["bucket"]): each for each in found["steps"]}
+    assert list(steps) == [(tier, bucket) for tier in ("near", "far", "file") for bucket in (1 << 20, 1 << 22)]
+    for (tier, bucket), each in steps.items():
+        rate = {"near": "0", "far": "12e9", "file": "2e9"}[tier]
+        words = ("--tier", tier, "--bucket", str(bucket), "--update-rate", "20e9", "--copy-rate", rate)
+        alone = json.loads(run("1.5e9", *words, "--sum-buckets", "1", "--json")[1])
+        assert each["seconds"] == alone["prediction"]["seconds"] > 0
+        assert each["tiers"] == alone["tiers"]
+    assert found["best"] == min(found["steps"], key=lambda each: each["seconds"])
+    assert steps["far", 1 << 22]["seconds"] < steps["file", 1 << 22]["seconds"]
+
+
+def test_Simulate_OverRanks_HasAColumnForEachK(run) -> None:
+    words = ("1.28e8", "--tiers", "near", "--ranks", "4", "--update-rate", "20e9", "--sum-rate", "1e9")
+    status, out, _ = run(*words, "--sum-seconds", "1e-3", "--buckets", "1048576,16777216", command="simulate")
+    assert status == 0
+    head, *rows = out.splitlines()[2:5]
+    assert [f"k = {k}" in head for k in ("1", "2", "4", "inf")] == [True] * 4
+    small, large = ([float(word) for word in row.split()[2:6]] for row in rows)
+    assert small[0] > small[2]  # a sum takes a millisecond by itself, so small buckets are summed together
+    assert large[0] < large[3]  # and large ones beside the updates
+    assert out.count("best: k = ") == 1
+
+
+def test_Simulate_Budgets_SayWhatDoesNotFit(run) -> None:
+    status, out, _ = run("1.5e9", *RATES, "--budget", "near=7GiB", command="simulate")
+    assert status == 0
+    assert [line.endswith("does not fit") for line in out.splitlines()[3:12]] == [True] * 3 + [False] * 6
+    assert "best: k = 1" in next(line for line in out.splitlines() if line.startswith("  far"))
+    assert run("1.5e9", *RATES, "--budget", "near=1GiB", command="simulate")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (("1e9",), "--update-rate is missing"),
+        (("many", *RATES), "--optimizer is 'many'"),
+        (("1e9", *RATES, "--tiers", "moon"), "--tiers has 'moon'"),
+        (("1e9", "--update-rate", "1e9", "--tiers", "file"), "--file-rate is missing"),
+        (("1e9", *RATES, "--buckets", "0"), "--buckets is '0'"),
+    ],
+)
+def test_Simulate_WrongWords_AreRefusedByName(run, words: tuple[str, ...], named: str) -> None:
+    status, _, err = run(*words, command="simulate")
     assert status == 2
     assert named in err
 

@@ -1,0 +1,73 @@
+"""Options that `sluice plan --optimizer` and `sluice simulate --optimizer` share."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import arguments
+from .errors import BadInput
+from .optimizer import ALL_BUCKETS, TIERS
+
+
+def wants(words: list[str]) -> bool:
+    """Whether a command is asked about an optimizer."""
+    return any(word == "--optimizer" or word.startswith("--optimizer=") for word in words)
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """What a step is like, wherever its states lie."""
+    parser.add_argument("--optimizer", required=True, metavar="PARAMETERS", help="of one rank, such as 1.5e9")
+    parser.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16", help="of parameters and gradients")
+    parser.add_argument("--slots", type=int, choices=(1, 2), default=2, help="of states; 2: copies beside updates (2)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="W", help="whose gradients the step sums (1)")
+    parser.add_argument("--clips", action="store_true", help="gradients are clipped: all sums before the first update")
+
+
+def add_rates(parser: argparse.ArgumentParser, **kinds: str) -> None:
+    """`--update-rate` and others, each with what it is a rate of; and what a sum takes besides."""
+    for name, what in kinds.items():
+        parser.add_argument(f"--{name}-rate", type=float, default=0.0, metavar="BYTES", help=f"a second, of {what}")
+    parser.add_argument("--sum-seconds", type=float, default=0.0, metavar="S", help="of a sum, however small")
+
+
+def add_answer(parser: argparse.ArgumentParser) -> None:
+    """What it may take, and for whom it is printed."""
+    parser.add_argument(
+        "--budget", action="append", default=[], metavar="TIER=BYTES", help="near=40GiB, may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="everything, for machines")
+
+
+def count(text: str) -> int:
+    """Of parameters."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 1 <= value <= 2**48:
+        raise BadInput(f"--optimizer is {text!r}; give a number of parameters from 1 to 2^48, such as 1.5e9")
+    return int(value)
+
+
+def sum_buckets(text: str | None) -> int:
+    """k; 0: the best."""
+    if text is None:
+        return 0
+    if text == "inf":
+        return ALL_BUCKETS
+    if not text.isdecimal() or not 1 <= int(text) < ALL_BUCKETS:
+        raise BadInput(f"--sum-buckets is {text!r}; give a number above 0, or inf")
+    return int(text)
+
+
+def budgets(given: list[str]) -> dict[str, int]:
+    """Bytes of tiers."""
+    found = {}
+    for text in given:
+        tier, equals, value = text.partition("=")
+        if tier not in TIERS or not equals:
+            raise BadInput(f"--budget is {text!r}; give {', '.join(TIERS)} with bytes, such as near=40GiB")
+        budget = arguments.budget_of(value)
+        assert budget is not None
+        found[tier] = budget
+    return found

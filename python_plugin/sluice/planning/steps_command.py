@@ -1,0 +1,162 @@
+"""`sluice simulate --optimizer`: what a step of the optimizer takes by tier, by bucket and by k."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import SluiceError
+from . import optimizer_arguments
+from .errors import BadInput
+from .optimizer import ALL_BUCKETS, BY_K, FAR, FILE, NEAR, TIERS, Workload, by_tier, predict
+from .planner import size
+
+EXAMPLE = """examples:
+  sluice simulate --optimizer 1.5e9 --update-rate 20e9 --copy-rate 12e9 --file-rate 2e9
+  sluice simulate --optimizer 1.28e8 --tiers near --buckets 1048576,4194304 --ranks 4 --update-rate 20e9 \\
+                  --sum-rate 1e9 --sum-seconds 1e-4
+  sluice simulate --optimizer 20e9 --tiers far,file --update-rate 2e12 --copy-rate 25e9 --file-rate 6e9 \\
+                  --budget near=80GiB --json
+
+tiers: masters and moments lie near, where updates run; far, in host memory beside a device; or in a file.
+Without --tiers those whose rate is given, and near. Rates are bytes a second; `sluice doctor --tiers FOLDER` measures
+this machine's
+
+exit status: 0 some row fits; 1 none does; 2 wrong arguments
+"""
+BUCKETS = "1048576,4194304,16777216"
+ALONE = BY_K[:1]  # one rank sums nothing
+
+
+@dataclass(frozen=True)
+class Point:
+    """A step: where its states lie, its bucket, k, what it takes, and bytes by tier."""
+
+    tier: str
+    bucket: int
+    k: str
+    seconds: float
+    parts: dict[str, float]
+    tiers: dict[str, int]
+    fits: bool
+
+
+def main(words: list[str]) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(
+        prog="sluice simulate --optimizer",
+        description=(__doc__ or "").splitlines()[0],
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    optimizer_arguments.add_step(parser)
+    parser.add_argument("--tiers", metavar="TIER,...", help=f"of {', '.join(TIERS)}")
+    parser.add_argument("--buckets", default=BUCKETS, metavar="ELEMENTS,...", help="(%(default)s)")
+    optimizer_arguments.add_rates(
+        parser,
+        update="memory that updates use",
+        copy="copies to host memory and back",
+        file="the file, each way",
+        sum="the link",
+    )
+    optimizer_arguments.add_answer(parser)
+    options = parser.parse_args(words)
+    try:
+        points = points_of(options)
+    except SluiceError as error:
+        print(f"sluice simulate: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(as_dict(points), indent=1) if options.json else "\n".join(_lines(options, points)))
+    return 0 if any(point.fits for point in points) else 1
+
+
+def points_of(options: Any) -> list[Point]:
+    """By tier, then by bucket, then by k."""
+    if not options.update_rate:
+        raise BadInput("--update-rate is missing: without it a step takes no time; `sluice doctor --tiers` measures it")
+    rates = {NEAR: 0.0, FAR: options.copy_rate, FILE: options.file_rate}
+    budgets = optimizer_arguments.budgets(options.budget)
+    step = Workload(
+        count=optimizer_arguments.count(options.optimizer),
+        dtype=options.dtype,
+        slots=options.slots,
+        world_size=options.ranks,
+        decides=options.clips,
+        update_rate=options.update_rate,
+        sum_rate=options.sum_rate,
+        sum_seconds=options.sum_seconds,
+    )
+    points = []
+    for tier in _tiers(options.tiers, rates):
+        for bucket in _buckets(options.buckets):
+            for k in BY_K if options.ranks > 1 else ALONE:
+                work = replace(
+                    step,
+                    tier=tier,
+                    bucket=bucket,
+                    sum_buckets=ALL_BUCKETS if k == "inf" else int(k),
+                    copy_in_rate=rates[tier],
+                    copy_out_rate=rates[tier],
+                )
+                found = predict(work)
+                used = by_tier(work, found)
+                fits = all(used[each] <= budget for each, budget in budgets.items())
+                points.append(Point(tier, bucket, k, found.seconds, found.parts, used, fits))
+    return points
+
+
+def _tiers(text: str | None, rates: dict[str, float]) -> list[str]:
+    if text is None:
+        return [tier for tier in TIERS if tier == NEAR or rates[tier]]
+    tiers = text.split(",")
+    for tier in tiers:
+        if tier not in TIERS:
+            raise BadInput(f"--tiers has {tier!r}; known are {', '.join(TIERS)}")
+        if tier != NEAR and not rates[tier]:
+            missing = "--copy-rate" if tier == FAR else "--file-rate"
+            raise BadInput(f"--tiers has {tier}, and {missing} is missing: without it copies take no time")
+    return tiers
+
+
+def _buckets(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise BadInput(f"--buckets is {text!r}; give numbers of elements with commas between, such as {BUCKETS}")
+    return [int(word) for word in words]
+
+
+def best_of(points: list[Point]) -> Point | None:
+    """The fastest that fits; of equal ones that of fewer bytes near."""
+    fitting = [point for point in points if point.fits]
+    return min(fitting, key=lambda point: (point.seconds, point.tiers[NEAR]), default=None)
+
+
+def _lines(options: Any, points: list[Point]) -> list[str]:
+    """A row for each tier and bucket; bytes and parts are those of its fastest k."""
+    ks = list(dict.fromkeys(point.k for point in points))
+    summed = f", summed over {options.ranks} ranks" if options.ranks > 1 else ""
+    lines = [f"{optimizer_arguments.count(options.optimizer):,} parameters in {options.dtype}{summed}", ""]
+    heads = "".join(f" {'k = ' + k:>9}" for k in ks) if len(ks) > 1 else f" {'ms':>9}"
+    lines.append(f"  {'tier':<4} {'bucket':>11}{heads}  {'longest part':<16} {'near':>11} {'far':>11} {'file':>11}")
+    best = best_of(points)
+    for at in range(0, len(points), len(ks)):
+        row = points[at : at + len(ks)]
+        lead = best_of(row) or min(row, key=lambda point: point.seconds)
+        part = max(lead.parts, key=lambda name: lead.parts[name])
+        longest = f"{part.replace('_', ' ')} {lead.parts[part] * 1e3:.2f}"
+        note = "  does not fit" if not lead.fits else f"  best: k = {lead.k}" if lead is best else ""
+        lines.append(
+            f"  {lead.tier:<4} {lead.bucket:>11,}{''.join(f' {point.seconds * 1e3:9.2f}' for point in row)}"
+            f"  {longest:<16} {''.join(f'{size(lead.tiers[tier]) if lead.tiers[tier] else 0:>11} ' for tier in TIERS)}"
+            f"{note}".rstrip()
+        )
+    return [*lines, "", "milliseconds; the longest part by itself, and bytes, with the row's best k"]
+
+
+def as_dict(points: list[Point]) -> dict[str, Any]:
+    """What --json prints."""
+    best = best_of(points)
+    return {"form": 1, "best": None if best is None else vars(best), "steps": [vars(point) for point in points]}

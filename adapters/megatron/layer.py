@@ -37,6 +37,13 @@ class SluiceMoELayer(MoELayer):
         if self._sluice is not None:
             self.register_state_dict_pre_hook(refuse_plain)
 
+    def shared_experts_compute(self, hidden_states: torch.Tensor) -> Any:
+        """As the host does, before it routes; a failure is told to the other ranks."""
+        if self._sluice is None:
+            return super().shared_experts_compute(hidden_states)
+        with self._sluice.told():
+            return super().shared_experts_compute(hidden_states)
+
     def route(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As the host does; a failure is told to the other ranks."""
         if self._sluice is None:

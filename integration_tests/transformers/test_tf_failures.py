@@ -1,0 +1,44 @@
+"""What one rank of a split model does that the other does not: both are told, and go on where that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tf_models
+from rank_harness import Ranks
+from test_tf_parallel import TransformersRanks
+
+SOON = 60.0  # seconds: far below the timeout of the groups
+
+
+@pytest.fixture
+def fresh2() -> Iterator[Ranks]:
+    ranks = TransformersRanks(2)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "qwen3_moe"
+    tf_models.make("qwen3_moe").save_pretrained(folder)
+    return folder
+
+
+def test_OptionsThatDiffer_BothAreToldAndGoOn(fresh2: Ranks, path: Path) -> None:
+    for found in fresh2.run("tf_ep_failures:options_differ", path=str(path)):
+        assert found["said"].startswith("Mismatch") and "chunks" in found["said"] and found["finite"], found
+
+
+def test_RankSkipsACall_IsNamedAtTheDeadline(fresh2: Ranks, path: Path) -> None:
+    zero, one = fresh2.run("tf_ep_failures:one_rank_skips", path=str(path))
+    assert zero.startswith("TimedOut") and "rank 1" in zero and one == "", (zero, one)
+
+
+def test_RankKilledInBackward_TheOthersLoopNamesItSoon(fresh2: Ranks, path: Path) -> None:
+    survivor, dead = fresh2.try_run("tf_ep_failures:dies_in_backward", dying=(1,), path=str(path))
+    assert dead == {"died": True}
+    found = survivor["result"]
+    assert "PeerLost" in found["said"] and "rank 1" in found["said"] and found["s"] < SOON, found

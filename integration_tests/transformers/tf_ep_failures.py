@@ -1,0 +1,70 @@
+"""Rank-side: what one rank of a split model does that the other does not, and what both are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import sluice
+import torch
+import torch.distributed as dist
+from sluice.errors import SluiceError
+from tf_ep_jobs import split
+from tf_models import experts_of
+
+
+def _module(path: str, **options: Any) -> Any:
+    """The first layer's experts of a model whose experts are shared out."""
+    sluice.configure(**options)
+    return experts_of(split(path, {"fsdp_size": dist.get_world_size()}))[0]
+
+
+def _call(experts: Any) -> torch.Tensor:
+    total = experts.num_experts * dist.get_world_size()
+    ids = torch.arange(6).remainder(total).view(3, 2)
+    return experts(torch.randn(3, experts.config.hidden_size), ids, torch.ones(3, 2))
+
+
+def _said(experts: Any) -> str:
+    try:
+        _call(experts)
+    except SluiceError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def options_differ(path: str) -> dict[str, Any]:
+    """Each rank wants another number of chunks; then both want the same."""
+    experts = _module(path, chunks=2 + dist.get_rank())
+    said = _said(experts)
+    sluice.configure(chunks=2)
+    output = _call(experts)
+    sluice.configure()
+    return {"said": said, "finite": bool(output.isfinite().all())}
+
+
+def one_rank_skips(path: str) -> str:
+    """Rank 1 leaves the second call out."""
+    experts = _module(path, timeout=5)
+    _call(experts)
+    return "" if dist.get_rank() == 1 else _said(experts)
+
+
+def dies_in_backward(path: str) -> dict[str, Any]:
+    """Rank 1 is killed before the backward of its experts: what rank 0 sees, and how soon. Around the experts alone: a
+    model's own collectives would fail first, with words of gloo's."""
+    output = _call(_module(path))
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if dist.get_rank() == 1:
+        output.register_hook(die)
+    began = time.monotonic()
+    try:
+        output.sum().backward()
+    except SluiceError as error:
+        return {"said": f"{type(error).__name__}: {error}", "s": time.monotonic() - began}
+    return {"said": "", "s": 0.0}

@@ -54,6 +54,12 @@ def oldest2(sets: Sets) -> MegatronRanks:
 
 
 @pytest.fixture
+def newest2(sets: Sets) -> MegatronRanks:
+    """Two ranks with the newest release that is supported."""
+    return sets(2, NEWEST)
+
+
+@pytest.fixture
 def oldest4(sets: Sets) -> MegatronRanks:
     """Four ranks with the oldest release."""
     return sets(4, OLDEST)

@@ -20,7 +20,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -199,13 +199,24 @@ def _add_packages() -> None:
     sys.modules["fused_weight_gradient_mlp_cuda"] = fused
 
 
-def _mend_megatron(names: Sequence[str] = ("te_general_gemm",)) -> None:
-    """0.16.1 reads a name in every forward of a router that it defines only where Transformer Engine is."""
+def _mend_megatron() -> None:
+    """Names that Megatron reads without asking whether Transformer Engine, which has them, is there: in every forward of
+    a router (0.16.1), and where an activation alone is computed again."""
+    from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 
-    for name in names:
-        if not hasattr(moe_utils, name):
-            setattr(moe_utils, name, None)
+    def nothing_around(*args: Any, **kwargs: Any) -> Any:
+        return contextlib.nullcontext()
+
+    of_random = {
+        "FP8GlobalStateManager": types.SimpleNamespace(is_fp8_enabled=lambda: False),
+        "activation_recompute_forward": nothing_around,
+        "fp8_autocast": nothing_around,
+    }
+    for module, names in ((moe_utils, {"te_general_gemm": None}), (random, of_random)):
+        for name, stand_in in names.items():
+            if not hasattr(module, name):
+                setattr(module, name, stand_in)
 
 
 _on_cpu = _OnCpu()

@@ -11,6 +11,7 @@ import sluice
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
 WIDTH, EXPERTS, TOP_K = 32, 8, 2
@@ -97,10 +98,11 @@ def padded_beside_plain(ep: int, how: str) -> dict[str, Any]:
     }
 
 
-def router_losses(ep: int, how: str) -> list[float]:
+def router_losses(ep: int, how: str, scale: float = 1.0) -> list[float]:
     """Sums of the router's gradient where outputs count for nothing: without a loss of its own, with an aux loss, with
-    a z-loss."""
+    a z-loss. scale: of them, as Megatron's schedules set it."""
     layer = _layer(ep, how)
+    moe_utils.MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(scale))
     sums = []
     for aux, z in ((0.0, None), (1.0, None), (0.0, 1.0)):
         layer.config.moe_aux_loss_coeff, layer.config.moe_z_loss_coeff = aux, z

@@ -10,6 +10,7 @@ from typing import Any
 import sluice
 import torch
 from megatron.core import parallel_state
+from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -19,12 +20,19 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from megatron.core.transformer.spec_utils import import_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from sluice import megatron as ours
 from torch.nn import functional as F
 
 VOCABULARY, SEQUENCE, BATCH = 96, 16, 2
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "squared_relu": squared_relu,
+    "quick_gelu": quick_gelu,
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -82,9 +90,9 @@ def config_of(ep: int, **changes: Any) -> TransformerConfig:
 
 
 def spec_of(config: TransformerConfig, how: str, options: dict[str, Any], **part: Any) -> Any:
-    """ "stock", "decorated", or "named": what --spec looks up. part: vp_stage, of the interleaved schedule."""
+    """ "stock", "decorated", or "named": looked up as --spec does. part: vp_stage, of the interleaved schedule."""
     if how == "named":
-        return ours.moe_block_spec
+        return import_module(("sluice.megatron", "moe_block_spec"))
     stock = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization, **part)
     return stock if how == "stock" else ours.with_sluice(stock, **options)
 
@@ -273,6 +281,11 @@ class Host:
         """By name, copies in f32."""
         return {name: parameter.detach().float().clone() for name, parameter in self.model.named_parameters()}
 
+    def router_biases(self) -> list[float]:
+        """Of all routers that have any (moe_router_enable_expert_bias): the host moves them by counts of tokens."""
+        named = self.model.named_buffers()
+        return [value for name, bias in named if name.endswith("router.expert_bias") for value in bias.tolist()]
+
 
 def gaps(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """The largest distance of two models' parameters, over the largest parameter."""
@@ -302,6 +315,7 @@ def train_both(
         "computed_by": sorted({each["computed_by"] for each in stats}),
         "layers": len(stats),
         "moved": gaps(stock.parameters(), first),
+        "router_biases": [stock.router_biases(), mine.router_biases()],
     }
 
 

@@ -58,6 +58,12 @@ def test_Router_OutputsCountForNothing_ItsOwnLossesStillReachIt(ranks2: Megatron
         assert none == 0 and aux > 0 and z > 0
 
 
+def test_Router_ItsOwnLosses_ReachItToTheBit(ranks2: MegatronRanks) -> None:
+    """Scaled as a schedule scales them: the gradient of probabilities hands them on, and adds zeros."""
+    for stock, mine in zip(*(ranks2.run("mg_dispatch:router_losses", ep=2, how=how, scale=0.25) for how in HOWS)):
+        assert stock == mine
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_Router_ItsOwnDtype_OutputsHaveTheLayers(ranks2: MegatronRanks, how: str) -> None:
     wanted = [["bfloat16", "bfloat16"], ["float32", "bfloat16"], ["float64", "bfloat16"]]

@@ -73,6 +73,14 @@ def test_Checkpoint_SavedByOne_LoadedByTheOther_GoesOn(
         assert each["gap"] <= WEIGHT, each
 
 
+def test_Checkpoint_OfTheDistributedOptimizer_IsThatOfStock(ranks2: MegatronRanks, tmp_path: Path) -> None:
+    """As far as stock can: what loading says is the same."""
+    for found in ranks2.run("mg_cases:distributed_checkpoints", folder=str(tmp_path)):
+        assert found["unlike"] == [] and found["gap"] <= WEIGHT, found
+        assert any("exp_avg_sq" in name and "linear_fc1" in name for name in found["names"]), found
+        assert found["said"][0] == found["said"][1], found
+
+
 def test_Checkpoint_Keys_AreThoseOfStock(ranks2: MegatronRanks) -> None:
     for stock, mine in ranks2.run("mg_cases:checkpoint_keys"):
         assert stock == mine and any("mlp.experts.experts.linear_fc1.weight" in key for _, key, _, _ in mine)

@@ -53,5 +53,12 @@ def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
     assert [each["planned_outstanding"] for each in found] == [4, 4, 1, 1]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("parts", [None, 2], ids=["1F1B", "interleaved"])
+def test_TwoStages_TwoReplicasOfEachExpert_AsStock(ranks4: MegatronRanks, parts: int | None) -> None:
+    """Pipeline and expert-data parallel: each rank of a stage has all experts."""
+    _check(ranks4.run("mg_pipeline:train_both", parts=parts, ep=1, options={"chunks": 2}), parts)
+
+
 def test_TwoStages_NamedSpecInterleaved_EachPartFindsItsLayers(oldest4: MegatronRanks) -> None:
     _check(oldest4.run("mg_pipeline:train_both", parts=2, how="named"), 2)

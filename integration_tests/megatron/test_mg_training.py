@@ -27,8 +27,17 @@ CASES: dict[str, dict[str, Any]] = {
     "not gated": {"gated_linear_unit": False, "activation_func": "gelu"},
     "biases": {"add_bias_linear": True},
     "fused activation": {"bias_activation_fusion": True},
+    "squared ReLU": {"gated_linear_unit": False, "activation_func": "squared_relu"},
+    "clamped quick GELU": {
+        "activation_func": "quick_gelu",
+        "activation_func_clamp_value": 0.1,
+        "glu_linear_offset": 1.0,
+    },
+    "the first layer dense": {"num_layers": 3, "moe_layer_freq": [0, 1, 1]},
+    "dispatcher that gathers": {"moe_token_dispatcher_type": "allgather"},
     "shared experts": SHARED,
     "shared experts that overlap": {**SHARED, "moe_shared_expert_overlap": True},
+    "shared experts with a gate": {**SHARED, "moe_shared_expert_gate": True},
     "capacity": {"moe_expert_capacity_factor": 0.75},
     "capacity by position": {"moe_expert_capacity_factor": 0.75, "moe_token_drop_policy": "position"},
     "padded to capacity": {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
@@ -40,6 +49,18 @@ CASES: dict[str, dict[str, Any]] = {
         "moe_router_num_groups": 4,
         "moe_router_group_topk": 2,
     },
+    "softmax before, groups, scaled": {
+        "num_moe_experts": 8,
+        "moe_router_pre_softmax": True,
+        "moe_router_num_groups": 4,
+        "moe_router_group_topk": 1,
+        "moe_router_topk_scaling_factor": 2.5,
+    },
+    "several aux losses": {
+        "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss", "global_aux_loss"],
+        "moe_aux_loss_coeff": [0.02, 0.01, 0.03],
+    },
+    "jitter on the router's input": {"moe_input_jitter_eps": 0.02},
     "sinkhorn": {"moe_router_load_balancing_type": "sinkhorn", "moe_router_topk": 1, "moe_aux_loss_coeff": 0.0},
     "probabilities on the input": {
         "moe_router_topk": 1,
@@ -47,10 +68,30 @@ CASES: dict[str, dict[str, Any]] = {
         "moe_apply_probs_on_input": True,
     },
     "MoE recomputed": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
+    "shared experts recomputed": {
+        **SHARED,
+        "recompute_granularity": "selective",
+        "recompute_modules": ["shared_experts"],
+    },
     "all recomputed": {
         "recompute_granularity": "full",
         "recompute_method": "uniform",
         "recompute_num_layers": 1,
+    },
+    "all recomputed, dropout": {
+        "hidden_dropout": 0.1,
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+# Routers that the oldest release does not have.
+CASES_OF_NEWEST: dict[str, dict[str, Any]] = {
+    "root of softplus": {"moe_router_score_function": "sqrtsoftplus"},
+    "quantile balancing": {
+        "moe_router_score_function": "sigmoid",
+        "moe_router_load_balancing_type": "quantile_balancing",
+        "moe_aux_loss_coeff": 0.0,
     },
 }
 
@@ -76,6 +117,13 @@ def test_TwoRanks_EachFormOfLayer_AsStock(ranks2: MegatronRanks, case: str) -> N
     found = ranks2.run("mg_models:train_both", ep=2, **CASES[case])
     check_as_stock(found)
     assert all(each["computed_by"] == ["sluice"] and each["layers"] == 2 for each in found)
+    for stock, mine in (each["router_biases"] for each in found):
+        assert stock == mine and any(stock) == ("expert bias" in case)
+
+
+@pytest.mark.parametrize("case", CASES_OF_NEWEST)
+def test_TwoRanks_RoutersOfTheNewestRelease_AsStock(newest2: MegatronRanks, case: str) -> None:
+    check_as_stock(newest2.run("mg_models:train_both", ep=2, **CASES_OF_NEWEST[case]))
 
 
 @pytest.mark.parametrize("reduce_in_f32", [False, True])
@@ -124,10 +172,17 @@ def test_FourRanks_DistributedOptimizer_AsStock(ranks4: MegatronRanks) -> None:
     check_as_stock(ranks4.run("mg_models:train_both", ep=2, ddp=ddp))
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_TwoRanks_GroupedExperts_AsStock(oldest2: MegatronRanks, gated: bool) -> None:
+GROUPED: dict[str, dict[str, Any]] = {
+    "gated": {},
+    "not gated": {"gated_linear_unit": False},
+    "activation recomputed": {"recompute_granularity": "selective", "recompute_modules": ["moe_act"]},
+}
+
+
+@pytest.mark.parametrize("what", GROUPED)
+def test_TwoRanks_GroupedExperts_AsStock(oldest2: MegatronRanks, what: str) -> None:
     """GroupedMLP, which 0.17 no longer has, trains in bf16 alone. Near ties would turn: routes are replayed."""
-    case = {"moe_grouped_gemm": True, "params_dtype": "bfloat16", "gated_linear_unit": gated}
+    case = {"moe_grouped_gemm": True, "params_dtype": "bfloat16", **GROUPED[what]}
     for found in oldest2.run("mg_models:train_replayed", ep=2, steps=5, **case):
         assert found["computed_by"] == ["sluice"]
         assert found["sluice"]["losses"] == pytest.approx(found["stock"]["losses"], abs=0.005), found

@@ -8,8 +8,10 @@ import recorder_registry
 from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v3 import DeepseekV3Config
+from transformers.models.minimax_m3_vl import MiniMaxM3VLTextConfig
 from transformers.models.mixtral import MixtralConfig
 from transformers.models.qwen2_moe import Qwen2MoeConfig
+from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 
 recorder_registry.install()
@@ -66,6 +68,30 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "deepseek_v2": (DeepseekV2Config, {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": (DeepseekV3Config, _DEEPSEEK),
+    # Without layers of linear attention, of which experts know nothing.
+    "qwen3_5_moe": (
+        Qwen3_5MoeTextConfig,
+        {
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 16,
+            "num_experts": 8,
+            "head_dim": 8,
+            "layer_types": ["full_attention", "full_attention"],
+        },
+    ),
+    # A clamped gate, sigmoid scores with a bias, a factor for what experts give, and a shared expert.
+    "minimax_m3": (
+        MiniMaxM3VLTextConfig,
+        {
+            "intermediate_size": 24,
+            "dense_intermediate_size": 40,
+            "shared_intermediate_size": 16,
+            "num_local_experts": 8,
+            "head_dim": 8,
+            "rotary_dim": 8,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+    ),
 }
 
 

@@ -22,7 +22,7 @@ SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested
 # Of a loss near 4 the distance of two neighbours in f32 is 2.4e-7, relative 1e-7; sums run in another order.
 LOSS = 1e-6
 WEIGHT = 1e-6  # of parameters up to 1: a few times 2^-24, after eight steps of 0.1 times a gradient
-PRESETS = ("mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3")
+PRESETS = ("mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3", "qwen3_5_moe", "minimax_m3")
 LAYOUTS = ("looped", "stacked", "transposed")
 
 
@@ -54,7 +54,7 @@ def _compare(answers: list[Any], loss: float = LOSS, weight: float = WEIGHT) -> 
         assert gaps[0] <= loss and gaps[1] <= weight, (rank, gaps)
 
 
-@pytest.mark.parametrize("kind", _daily(PRESETS, "mixtral", "qwen2_moe", "deepseek_v3"))
+@pytest.mark.parametrize("kind", _daily(PRESETS, "mixtral", "qwen2_moe", "deepseek_v3", "minimax_m3"))
 def test_Presets_ModelsOfTransformers_LossesAndParametersAsStock(ranks2: Ranks, kind: str) -> None:
     answers = ranks2.run("cases_autoep:parity", kind=kind, config=SGD)
     _compare(answers)

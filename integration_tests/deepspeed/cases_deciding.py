@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases_placement import SECTION, UNCLIPPED
+from cases_placement import SECTION, UNCLIPPED, kept_bits
 from ds_models import batch, build, ds_config, engine, train
 from shuffles import forgetting
 from sluice.adapters.deepspeed import deciding
@@ -99,6 +99,7 @@ def decided_training(
         "dtype": dtype,
         "prepare": _favours_the_first,
         "data": _positive,
+        "at_end": kept_bits,
     }
     still = train(layers, steps, SECTION, **common)
     if shuffle:

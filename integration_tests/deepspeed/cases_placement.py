@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from cases_traps import _one_step
 from ds_models import SLUICE, build, ds_config, engine, train
-from shuffles import PROMISES_BITS, forgetting, shuffled
+from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
 from sluice.adapters.deepspeed import moving
 from sluice.errors import InvalidState, Unsupported
 
@@ -24,23 +24,48 @@ def _shuffle(host: Any, seed: int) -> None:
         host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
 
 
-def moved_training(
-    layers: list[dict[str, Any]], steps: int, every: int, config: dict[str, Any] | None = None, forget: str = ""
-) -> Any:
-    """[unmoved, moved]: what `train` gives. Experts move before the optimizer's step, so that gradients go too; they
-    are home at the end. forget: what of an expert a bad host would leave behind."""
+def kept_bits(host: Any) -> dict[str, dict[str, int]]:
+    """Of the parameters, of the tensors that the optimizer updates (ZeRO's are parts of masters), and of what it keeps
+    of them."""
+    base = getattr(host.optimizer, "optimizer", host.optimizer)
+    updated = {f"{g} {i}": p for g, group in enumerate(base.param_groups) for i, p in enumerate(group["params"])}
+    parameters = bits(dict(host.module.named_parameters()))
+    return {"parameters": parameters, "optimizer": {**bits(updated), **state_bits(updated, base)}}
 
-    def check(host: Any, step: int) -> None:
-        if step == steps - 1:
+
+def moved_training(
+    layers: list[dict[str, Any]],
+    steps: int,
+    every: int,
+    config: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    forget: str = "",
+) -> Any:
+    """[unmoved, moved]: what `train` gives. They are home at the end. Experts move before the optimizer's step, so that
+    gradients go too; under ZeRO and the bf16 optimizers, which have none behind an update, in front of the next
+    forward. forget: what of an expert a bad host would leave behind."""
+    config = {**UNCLIPPED, **(config or {})}
+    behind = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
+    micro_steps = config.get("gradient_accumulation_steps", 1) if behind else 1
+    moves = 0
+
+    def move(host: Any, step: int) -> None:
+        nonlocal moves
+        update, rest = divmod(step, micro_steps)
+        if rest:
+            return
+        if update == steps // micro_steps - 1:
             with host.sluice.at_home(False):
                 pass
-        elif step % every == every - 1:
+        elif update % every == every - 1:
             _shuffle(host, step)
+            moves += all(moving.has_moved(layer) for layer in host.sluice.layers)
 
-    config = {**UNCLIPPED, **(config or {})}
-    still = train(layers, steps, SECTION, config)
+    common: dict[str, Any] = {"config": config, "dtype": dtype, "at_end": kept_bits}
+    still = train(layers, steps, SECTION, **common)
     with forgetting(forget, is_left_out=True):
-        return [still, train(layers, steps, SECTION, config, check=check)]
+        moved = train(layers, steps, SECTION, **common, **{"before" if behind else "check": move})
+    return [still, {**moved, "moves": moves}]
 
 
 def _same(one: Any, other: Any) -> bool:

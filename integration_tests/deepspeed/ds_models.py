@@ -171,10 +171,14 @@ def train(
     length: int | None = None,
     evaluate: bool = False,
     check: Any = None,
+    before: Any = None,
+    at_end: Any = None,
     prepare: Any = None,
     data: Any = batch,
 ) -> dict[str, Any]:
-    """Trains and gives what two runs may be compared by. prepare: called with the model before the engine takes it."""
+    """Trains and gives what two runs may be compared by. prepare: called with the model before the engine takes it.
+    check, before: called with engine and step in front of each update, and of each forward. at_end: called with the
+    engine behind the last update; its answer is "end"."""
     model = build(layers, checkpointing)
     if prepare is not None:
         prepare(model)
@@ -183,6 +187,8 @@ def train(
         assert len(host.sluice.layers) == len(layers), host.sluice.refused
     losses, counts, evaluations = [], [], []
     for step in range(steps):
+        if before is not None:
+            before(host, step)
         torch.manual_seed(77 * step + dist.get_rank())  # the same draws in both runs
         x, target = data(step, length, getattr(torch, dtype))
         mask = (torch.arange(x.shape[0] * x.shape[1]) % 5 != 0).int() if used else None
@@ -208,6 +214,8 @@ def train(
         "weights": {name: tensor.detach().double().norm().item() for name, tensor in host.module.named_parameters()},
         "random": torch.random.get_rng_state().sum().item(),
     }
+    if at_end is not None:
+        result["end"] = at_end(host)
     if sluice is not None:
         result["stats"] = [state["computed_by"] for state in host.sluice.stats()]
         result["passes_in_place"] = max(state["passes_in_place"] for state in host.sluice.stats())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from rank_harness import Ranks
-from test_ds_placement import _differ
+from test_ds_placement import ZERO, _differ
 
 LAYERS = [{"num_experts": 8, "k": 2, "drop_tokens": False}, {"num_experts": 8, "expert": "tuple", "drop_tokens": False}]
 
@@ -44,24 +44,6 @@ def test_Adaptive_TwoReplicas_MoveAlike(ranks4: Ranks) -> None:
     answers = ranks4.run("cases_deciding:decided_training", layers=LAYERS, steps=14)
     assert all(report["moved_experts"] >= 2 for report in _reports(answers))
     assert _differ([answer[:2] for answer in answers]) == []
-
-
-ZERO = {
-    "zero 1": ({"zero_optimization": {"stage": 1}}, "float32"),
-    "zero 2": ({"zero_optimization": {"stage": 2}}, "float32"),
-    "zero 1, bf16": ({"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}, "bfloat16"),
-    "zero 2, bf16": ({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}, "bfloat16"),
-    "bf16": ({"bf16": {"enabled": True}}, "bfloat16"),
-    "zero 1, bf16, accumulated in f32": (
-        {
-            "zero_optimization": {"stage": 1},
-            "bf16": {"enabled": True},
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "gradient_accumulation_steps": 2,
-        },
-        "bfloat16",
-    ),
-}
 
 
 DAILY = ("zero 2", "zero 1, bf16", "bf16")

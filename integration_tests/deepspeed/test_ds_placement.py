@@ -11,10 +11,28 @@ from rank_harness import Ranks
 
 LAYERS = [{"k": 2, "expert": "gelu"}, {"num_experts": 8, "expert": "gated", "drop_tokens": False}]
 
+# By name: ds_config and the dtype of the data.
+ZERO = {
+    "zero 1": ({"zero_optimization": {"stage": 1}}, "float32"),
+    "zero 2": ({"zero_optimization": {"stage": 2}}, "float32"),
+    "zero 1, bf16": ({"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}, "bfloat16"),
+    "zero 2, bf16": ({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}, "bfloat16"),
+    "bf16": ({"bf16": {"enabled": True}}, "bfloat16"),
+    "zero 1, bf16, accumulated in f32": (
+        {
+            "zero_optimization": {"stage": 1},
+            "bf16": {"enabled": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "gradient_accumulation_steps": 2,
+        },
+        "bfloat16",
+    ),
+}
+
 
 def _differ(answers: list[Any]) -> list[str]:
     """What of two trainings is not equal to the bit."""
-    names = ("losses", "counts", "weights", "random")
+    names = ("losses", "counts", "end", "random")
     return sorted({name for still, moved in answers for name in names if still[name] != moved[name]})
 
 
@@ -29,16 +47,37 @@ def test_Move_ModulesAndTwoReplicas_HasTheBitsOfNone(ranks4: Ranks) -> None:
     assert _differ(ranks4.run("cases_placement:moved_training", layers=layers, steps=9, every=2)) == []
 
 
-@pytest.mark.full
-def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks2: Ranks) -> None:
-    answers = ranks2.run("cases_placement:moved_training", layers=LAYERS, steps=201, every=4)
+@pytest.mark.parametrize("name", [n if n == "zero 1, bf16" else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
+def test_Move_BehindUpdatesOfZero_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
+    config, dtype = ZERO[name]
+    steps = 14 * config.get("gradient_accumulation_steps", 1)
+    answers = ranks2.run(
+        "cases_placement:moved_training", layers=LAYERS, steps=steps, every=3, config=config, dtype=dtype
+    )
     assert _differ(answers) == []
+    assert all(moved["moves"] == 4 for _, moved in answers)
 
 
-@pytest.mark.parametrize("forget", [" state ", " grad"])
-def test_Move_ThatForgets_IsSeen(ranks2: Ranks, forget: str) -> None:
-    answers = ranks2.run("cases_placement:moved_training", layers=LAYERS, steps=8, every=2, forget=forget)
-    assert "losses" in _differ(answers)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["zero 0", *ZERO])
+def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
+    config, dtype = ZERO.get(name, ({}, "float32"))
+    steps = 201 * config.get("gradient_accumulation_steps", 1)
+    answers = ranks2.run(
+        "cases_placement:moved_training", layers=LAYERS, steps=steps, every=4, config=config, dtype=dtype
+    )
+    assert _differ(answers) == []
+    assert all(moved["moves"] == 50 for _, moved in answers)
+
+
+@pytest.mark.parametrize(
+    ("name", "forget"),
+    [("zero 0", " state "), ("zero 0", " grad"), ("zero 1, bf16", " master"), ("zero 2", " state exp_avg")],
+)
+def test_Move_ThatForgets_IsSeen(ranks2: Ranks, name: str, forget: str) -> None:
+    config, dtype = ZERO.get(name, ({}, "float32"))
+    case = {"layers": LAYERS, "steps": 8, "every": 2, "config": config, "dtype": dtype, "forget": forget}
+    assert "losses" in _differ(ranks2.run("cases_placement:moved_training", **case))
 
 
 @pytest.mark.parametrize("config", [{}, {"zero_optimization": {"stage": 1}}], ids=["zero 0", "zero 1"])

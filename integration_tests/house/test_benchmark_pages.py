@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from integration_tests.benchmarks.measuring import records
-from integration_tests.benchmarks.stages import stages_page
+from integration_tests.benchmarks.stages import records_page, stages_page
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -147,6 +147,20 @@ def test_Overhead_EachWorkload_IsThatOfItsRecord(name: str) -> None:
     for cell, clock in zip(row, ("wall", "cpu")):
         assert not differ(cell, [100 * judged[clock][of] for of in ("cost", "low", "high")])
     assert not differ(row[2], [100 * judged["account"]])
+
+
+def test_Machines_EachRecord_IsListedAtItsProcessor() -> None:
+    (found,) = records_page.BETWEEN.findall(records_page.PAGE.read_text())
+    assert found == records_page.tables(records_page.by_record()), "run records_page"
+
+
+def test_Machines_MadeUpRecords_StandTogetherWhereAllAreOfOneMachine() -> None:
+    machines = {"ep-1gbit": "A", "ep-4gbit": "A", "experts-bf16": "B", "experts-f32": "A", "walk": "B"}
+    assert records_page.names_of(machines, "A") == ["ep*", "experts-f32"]
+    assert records_page.names_of(machines, "B") == ["experts-bf16", "walk"]
+    assert records_page.machine_of({"cpu": "AMD EPYC", "isa": ["avx2"]}) == "D"
+    with pytest.raises(LookupError, match="no Other with avx2"):
+        records_page.machine_of({"cpu": "Other", "isa": ["avx2"]})
 
 
 def test_Stages_Tables_AreThoseOfTheRecord() -> None:

@@ -52,9 +52,9 @@ static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t*
   sluice_binding_t* binding = &f->pass.binding;
   f->pass.agreed_ns = handshake->agreed_ns;
   f->pass.header_ns = handshake->header_ns;
-  binding->max_tokens = handshake->max_tokens;
   sluice_binding_starts(&f->pass.host);
   SLUICE_TRY(f->pass.moe->mode->bind(f, handshake));
+  binding->max_tokens = handshake->max_tokens; /* who binds anew begins with an empty one */
   SLUICE_TRY(sluice_binding_finish(binding));
   if (binding->copies->exchange != NULL) {
     sluice_binding_stops(&f->pass.host);

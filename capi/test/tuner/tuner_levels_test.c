@@ -123,6 +123,15 @@ static void Levels_Raced_SettleAlikeOnAllRanks(void** state) {
   }
 }
 
+/* Where ranks have unlike numbers of tokens all bind again for the most, and node copies are told anew. */
+static void Levels_ByNodeWhereRanksHaveUnlikeBatches_AllRanksAgree(void** state) {
+  (void)state;
+  tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_NODES, SLUICE_TUNER_ADAPTIVE, NULL);
+  w->num_chunks = 0, w->empty = 2, w->changes = 3;
+  tuner_run(w);
+  must_agree(w);
+}
+
 /* With activation checkpointing a forward that runs again has the levels of the first time, whatever is chosen by
  * then: what both save has the same bytes. */
 static void Levels_RepeatedForwards_KeepTheirs(void** state) {
@@ -143,6 +152,7 @@ int main(void) {
       cmocka_unit_test(Levels_MachineWithoutNodes_PredictsNothing),
       cmocka_unit_test(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine),
       cmocka_unit_test(Levels_Raced_SettleAlikeOnAllRanks),
+      cmocka_unit_test(Levels_ByNodeWhereRanksHaveUnlikeBatches_AllRanksAgree),
       cmocka_unit_test(Levels_RepeatedForwards_KeepTheirs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -159,6 +159,12 @@ uint64_t sluice_node_copies_bytes(const sluice_shape_t* shape, const sluice_node
   return bytes + 2 * sluice_align_up(nodes * (uint64_t)size->message) + 4 * sluice_align_up(w * 8);
 }
 
+uint64_t sluice_node_copies_on_device_bytes(const sluice_shape_t* shape, int64_t tokens, int64_t sent, int64_t arrived,
+                                            int64_t forwards) {
+  const int64_t nodes = shape->world_size / shape->ranks_per_node;
+  return words(sent) + words(tokens * nodes) + words(arrived * shape->ranks_per_node) + words(forwards);
+}
+
 /* Position and origin, one behind the other. */
 uint64_t sluice_token_copies_kept_bytes_of(const sluice_shape_t* shape, int64_t arriving, int64_t rows) {
   if (!sluice_shape_has_device_token_copies(shape)) return 0;

@@ -86,6 +86,9 @@ typedef struct sluice_node_copies_size_s {
 uint64_t sluice_token_copies_bytes(const sluice_shape_t* shape, const sluice_token_copies_size_t* size,
                                    int is_restored);
 uint64_t sluice_node_copies_bytes(const sluice_shape_t* shape, const sluice_node_copies_size_t* size);
+/* With device memory: of what its kernels read of node copies that leave and arrive, and of their forwards. */
+uint64_t sluice_node_copies_on_device_bytes(const sluice_shape_t* shape, int64_t tokens, int64_t sent, int64_t arrived,
+                                            int64_t forwards);
 /* With device memory: what a step keeps of token copies that arrive, and rows; and the context's arena of token copies
  * on the device in a forward with so many tokens of this rank. */
 uint64_t sluice_token_copies_kept_bytes_of(const sluice_shape_t* shape, int64_t arriving, int64_t rows);

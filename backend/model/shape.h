@@ -51,6 +51,11 @@ static inline int sluice_shape_has_two_levels(const sluice_shape_t* shape) {
 static inline int sluice_shape_levels_are_open(const sluice_shape_t* shape) {
   return shape->config.deduplicate == SLUICE_DEDUPLICATE_ADAPTIVE && shape->ranks_per_node > 0;
 }
+/* Where it is open, the shape as passes of one kind have it. */
+static inline void sluice_shape_take_levels(sluice_shape_t* shape, int two_levels) {
+  if (!sluice_shape_levels_are_open(shape)) return;
+  shape->config.deduplicate = two_levels ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS;
+}
 /* The SLUICE_DEDUPLICATE_* that its passes have; where levels are open, those for which nobody has chosen two. */
 static inline int32_t sluice_shape_deduplication(const sluice_shape_t* shape) {
   if (!sluice_shape_is_deduplicated(shape)) return SLUICE_DEDUPLICATE_NONE;

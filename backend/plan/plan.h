@@ -2,9 +2,10 @@
  * Made from sizes alone, the same on all ranks that put in the same numbers; nothing is allocated
  * before it stands.
  *
- * Rule: tokens are cut into G blocks; consecutive blocks form a chunk while no rank receives more than chunk_rows and
- * the chunk has at most blocks_per_chunk blocks. Chunks are kept as restore_input and restore_pre_activation say while
- * the rows so far fit kept_rows on every rank; the rest are sent and computed again, which keeps nothing.
+ * Rule: tokens are cut into G blocks; consecutive blocks form a chunk while no rank receives more than chunk_rows, in
+ * two levels also passes on no more, and the chunk has at most blocks_per_chunk blocks. Chunks are kept as
+ * restore_input and restore_pre_activation say while the rows so far fit kept_rows on every rank; the rest are sent and
+ * computed again, which keeps nothing.
  *
  * With device memory a budget is of its memory: rows, routes and what the GEMMs hold. What the host keeps for itself is
  * not counted, and offloaded rows, which are its pinned memory, are bounded by the host budget alone.
@@ -63,7 +64,7 @@ typedef struct sluice_plan_data_s {
   int32_t wgrad_mode;
   int32_t shares_act; /* where T_M is offloaded: T_ACT has no slot of its own, see sluice_template_spec_t. A budget that
                          has room for one gets the overlap */
-  int32_t reserved;
+  int32_t two_levels; /* tokens travel by node: as the shape has it, or chosen where that leaves it open */
   sluice_plan_bytes_t bytes;
   double
       cost; /* seconds of forward and backward where the policy hook has a machine, else a relative time; to compare */
@@ -144,7 +145,8 @@ sluice_status_t sluice_plan_keep_chunks(const sluice_plan_problem_t* problem, in
  * routing, schedules and GEMMs with others; *out_fits says whether it is in its budgets then. */
 sluice_status_t sluice_plan_size_beside(const sluice_plan_problem_t* problem, const sluice_plan_bytes_t* least,
                                         sluice_plan_data_t* plan, int32_t* out_fits);
-/* Bytes that one step takes whose kept chunks have kept_chunk_rows [n] rows (-1: not kept) of num_rows received. */
+/* Bytes that one step takes whose kept chunks have kept_chunk_rows [n] rows (-1: not kept) of num_rows received; in two
+ * levels at most, since the node copies that it passes on are another number. */
 uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                 int32_t num_chunks, const int64_t* kept_chunk_rows, int64_t num_tokens,
                                 int64_t num_sent, int64_t num_rows);
@@ -160,8 +162,9 @@ typedef struct sluice_plan_arenas_s {
   uint64_t layout;       /* places of slots */
   uint64_t cut;          /* rows by block */
   uint64_t token_copies; /* of a CPU */
+  uint64_t node_copies;  /* in two levels */
   uint64_t routes;       /* in the device's memory, and the next */
-  uint64_t device_token_copies;
+  uint64_t device_token_copies, device_node_copies;
 } sluice_plan_arenas_t;
 sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 

@@ -66,7 +66,7 @@ sluice_status_t sluice_plan_break_down(const sluice_plan_problem_t* problem, con
   out->peak_direction = backward > forward ? SLUICE_BACKWARD : SLUICE_FORWARD;
   sluice_plan_rings_t rings;
   SLUICE_TRY(sluice_plan_small_rings(&widest, plan, out->peak_direction, SLUICE_WEIGHTS_NOW, &rings));
-  static const int32_t travelling[] = {SLUICE_T_SEND, SLUICE_T_RECV, SLUICE_T_COPY_WEIGHTS};
+  static const int32_t travelling[] = {SLUICE_T_SEND, SLUICE_T_RECV, SLUICE_T_NODE, SLUICE_T_COPY_WEIGHTS};
   for (size_t i = 0; i < sizeof travelling / sizeof travelling[0]; ++i) {
     out->communication += sluice_plan_tensor_bytes(&widest, plan, &rings, travelling[i]);
   }

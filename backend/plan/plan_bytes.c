@@ -69,6 +69,10 @@ static int64_t any_token_copies(const sluice_plan_problem_t* problem, const slui
   return sluice_min(sluice_plan_any_rows(problem, plan), problem->shape.world_size * plan->inputs.max_tokens);
 }
 
+static int32_t max_ops(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return sluice_template_max_ops(plan->max_chunks, sluice_shape_has_two_levels(&problem->shape));
+}
+
 /* Of the block in front of a step's rows. */
 static uint64_t kept_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_binding_routes_bytes(&problem->shape, plan->inputs.max_tokens) +
@@ -140,7 +144,8 @@ uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const slui
   if (problem->shape.on_device_memory) return device_step_bytes(problem, plan); /* whatever the routing */
   uint64_t bytes =
       sluice_align_up(SLUICE_STEP_BYTES) +
-      sluice_align_up(sluice_binding_meta_bytes_of(&problem->shape, num_chunks, num_tokens, num_sent, num_rows));
+      sluice_align_up(sluice_binding_meta_bytes_of(&problem->shape, num_chunks, num_tokens, num_sent, num_rows) +
+                      sluice_plan_node_copies_meta_bytes(problem, plan, num_chunks));
   return bytes + stored_buffers(problem, plan, num_chunks, kept_chunk_rows);
 }
 
@@ -182,7 +187,7 @@ static sluice_template_spec_t small_spec(const sluice_plan_problem_t* problem, c
       .callback = problem->shape.config.callback_experts,
       .gated = problem->shape.config.gated != SLUICE_GATED_NO,
       .bounded = 1,
-      .dedup = sluice_shape_is_deduplicated(&problem->shape),
+      .dedup = sluice_shape_deduplication(&problem->shape),
       .input_half = direction == SLUICE_BACKWARD,
       .weight_half = direction == SLUICE_BACKWARD ? weights : SLUICE_WEIGHTS_NONE,
       .wgrad_mode = plan->wgrad_mode,
@@ -212,6 +217,7 @@ uint64_t sluice_plan_tensor_bytes(const sluice_plan_problem_t* problem, const sl
   if (given || row == 0 || ring == 0) return 0;
   uint64_t rows = (uint64_t)plan->chunk_rows;
   if (t == SLUICE_T_SEND || t == SLUICE_T_RECV) rows = (uint64_t)sluice_plan_travelling_rows(problem, plan);
+  if (t == SLUICE_T_NODE) rows = (uint64_t)sluice_plan_forwards(problem, plan);
   if (t == SLUICE_T_COPY_WEIGHTS) rows = (uint64_t)sluice_plan_arriving_token_copies(problem, plan);
   int one_per_chunk = ring == (uint64_t)spec->num_chunks && spec->num_chunks > 2;
   if (spec->direction == SLUICE_BACKWARD &&
@@ -239,8 +245,8 @@ sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, con
     *out_bytes = tensors + sluice_pass_device_scratch_bytes((uint64_t)scalars * sizeof(float));
     return SLUICE_OK;
   }
-  *out_bytes = tensors + sluice_pass_scratch_bytes(&problem->shape, (uint64_t)scalars * sizeof(float),
-                                                   sluice_template_max_ops(plan->max_chunks, 0));
+  *out_bytes =
+      tensors + sluice_pass_scratch_bytes(&problem->shape, (uint64_t)scalars * sizeof(float), max_ops(problem, plan));
   return SLUICE_OK;
 }
 
@@ -267,9 +273,7 @@ static sluice_status_t between_halves(const sluice_plan_problem_t* problem, cons
 }
 
 static uint64_t events_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  return problem->events_bytes == NULL
-             ? 0
-             : problem->events_bytes(problem->device, sluice_template_max_ops(plan->max_chunks, 0));
+  return problem->events_bytes == NULL ? 0 : problem->events_bytes(problem->device, max_ops(problem, plan));
 }
 
 uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
@@ -277,8 +281,9 @@ uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
 }
 
 uint64_t sluice_plan_chunking_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  if (sluice_shape_capacity(&problem->shape) > 0) return 0; /* nothing is cut */
-  return sluice_align_up((uint64_t)plan->num_blocks * (uint64_t)problem->shape.world_size * 8) +
+  if (sluice_shape_capacity(&problem->shape) > 0) return 0;                     /* nothing is cut */
+  const uint64_t tables = sluice_shape_has_two_levels(&problem->shape) ? 2 : 1; /* rows passed on, too */
+  return sluice_align_up(tables * (uint64_t)plan->num_blocks * (uint64_t)problem->shape.world_size * 8) +
          sluice_align_up(((uint64_t)plan->num_blocks + 1) * 8);
 }
 
@@ -306,7 +311,8 @@ static uint64_t step_bytes(const sluice_plan_problem_t* problem, const sluice_pl
          sluice_align_up(sluice_binding_meta_bytes_of(&problem->shape, 1, tokens, tokens * problem->shape.config.top_k,
                                                       sluice_plan_any_rows(problem, plan))) +
          most_stored(problem, plan) + (uint64_t)plan->max_chunks * 3 * SLUICE_ALIGNMENT +
-         sluice_binding_meta_bytes_of(&problem->shape, plan->max_chunks, 0, 0, 0);
+         sluice_binding_meta_bytes_of(&problem->shape, plan->max_chunks, 0, 0, 0) +
+         sluice_plan_node_copies_meta_bytes(problem, plan, plan->max_chunks);
 }
 
 uint64_t sluice_plan_saved_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
@@ -337,15 +343,18 @@ sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_pla
   if (problem->shape.on_device_memory) {
     b->routing = sluice_binding_device_bytes(&problem->shape, &problem->device_scratch, plan->max_chunks,
                                              plan->inputs.max_tokens) +
-                 sluice_plan_device_token_copies_bytes(problem, plan);
+                 sluice_plan_device_token_copies_bytes(problem, plan) +
+                 sluice_plan_device_node_copies_bytes(problem, plan);
     b->step = device_step_bytes(problem, plan) + between;
     b->host_pool = sluice_plan_host_pool_bytes(problem, plan, plan->kept_rows);
     b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
     return SLUICE_OK;
   }
   b->routing = sluice_plan_routing_bytes(problem, plan) + sluice_plan_layout_bytes(plan) +
-               sluice_plan_chunking_bytes(problem, plan) + sluice_plan_token_copies_bytes(problem, plan);
-  b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(plan->max_chunks, 0)) +
+               sluice_plan_chunking_bytes(problem, plan) + sluice_plan_token_copies_bytes(problem, plan) +
+               sluice_plan_node_copies_bytes(problem, plan);
+  b->schedules = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(
+                                                plan->max_chunks, sluice_shape_has_two_levels(&problem->shape))) +
                  SLUICE_TEMPLATE_LIST_BYTES + events_bytes(problem, plan);
   b->headers = problem->header_bytes;
   b->gemms = problem->gemm_bytes;
@@ -364,9 +373,11 @@ sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, co
                                  .cut = sluice_plan_chunking_bytes(&widest, plan)};
   if (problem->shape.on_device_memory) {
     arenas.device_token_copies = sluice_plan_device_token_copies_bytes(&widest, plan);
-    arenas.routes = plan->bytes.routing - arenas.device_token_copies;
+    arenas.device_node_copies = sluice_plan_device_node_copies_bytes(&widest, plan);
+    arenas.routes = plan->bytes.routing - arenas.device_token_copies - arenas.device_node_copies;
   } else {
     arenas.token_copies = sluice_plan_token_copies_bytes(&widest, plan);
+    arenas.node_copies = sluice_plan_node_copies_bytes(&widest, plan);
   }
   return arenas;
 }

@@ -107,10 +107,13 @@ static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const 
   return SLUICE_OK;
 }
 
-static sluice_status_t check_layout(const sluice_plan_data_t* plan) {
-  return SLUICE_REQUIRE((plan->shares_act == 0 || plan->shares_act == 1) && plan->reserved == 0,
-                        "sluice_plan_read: shares_act is %d, reserved %d; they must be 0 or 1, and 0", plan->shares_act,
-                        plan->reserved);
+static sluice_status_t check_layout(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  const int two_levels = sluice_shape_has_two_levels(&problem->shape);
+  SLUICE_TRY(SLUICE_REQUIRE(plan->two_levels == two_levels,
+                            "sluice_plan_read: two_levels is %d; of this layer it is %d", plan->two_levels,
+                            two_levels));
+  return SLUICE_REQUIRE(plan->shares_act == 0 || plan->shares_act == 1,
+                        "sluice_plan_read: shares_act is %d; it must be 0 or 1", plan->shares_act);
 }
 
 /* Chunks that are not kept must be ones that can be sent and computed again. */
@@ -152,7 +155,7 @@ sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_
   const sluice_plan_data_t file = *plan;
   SLUICE_TRY(check_numbers(problem, &plan->inputs));
   SLUICE_TRY(check_chosen(problem, plan));
-  SLUICE_TRY(check_layout(plan));
+  SLUICE_TRY(check_layout(problem, plan));
   sluice_plan_set_capacities(problem, file.num_chunks, plan);
   SLUICE_TRY(
       SLUICE_REQUIRE(plan->num_blocks == file.num_blocks && plan->blocks_per_chunk == file.blocks_per_chunk,

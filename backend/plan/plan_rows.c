@@ -65,8 +65,20 @@ int64_t sluice_plan_arriving_token_copies(const sluice_plan_problem_t* problem, 
 int64_t sluice_plan_travelling_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   if (!sluice_shape_is_deduplicated(&problem->shape))
     return sluice_max(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
-  int64_t ranks = sluice_min(problem->shape.world_size, problem->shape.config.top_k);
-  return sluice_max(sluice_plan_arriving_token_copies(problem, plan), ranks * chunk_tokens(plan));
+  const sluice_shape_t* shape = &problem->shape;
+  const int two_levels = sluice_shape_has_two_levels(shape);
+  const int64_t places = two_levels ? shape->world_size / shape->ranks_per_node : shape->world_size;
+  const int64_t sent = sluice_min(places, shape->config.top_k) * chunk_tokens(plan);
+  const int64_t arriving = sluice_max(sluice_plan_arriving_token_copies(problem, plan), sent);
+  return two_levels ? sluice_max(arriving, sluice_plan_forwards(problem, plan)) : arriving;
+}
+
+/* Those of all tokens of its local index, each once to every rank of the node that has experts of it; chunks are cut so
+ * that no rank passes on more rows than one may receive. Node copies from other nodes are no more: each goes on. */
+int64_t sluice_plan_forwards(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  const sluice_shape_t* shape = &problem->shape;
+  const int64_t tokens = shape->world_size / shape->ranks_per_node * chunk_tokens(plan);
+  return sluice_min(plan->chunk_rows, tokens * sluice_min(shape->ranks_per_node, shape->config.top_k));
 }
 
 int64_t sluice_plan_any_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {

@@ -191,6 +191,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_inp
   sluice_plan_data_t plan;
   memset(&plan, 0, sizeof plan);
   plan.inputs = *s->inputs;
+  plan.two_levels = sluice_shape_has_two_levels(&s->problem->shape);
   plan.restore_input = restore_input, plan.restore_pre_activation = restore_pre_activation,
   plan.wgrad_mode = wgrad_mode;
   sluice_plan_set_capacities(s->problem, n, &plan);
@@ -311,9 +312,9 @@ sluice_status_t sluice_plan_visit_leanest(const sluice_plan_problem_t* problem, 
 
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
   const int64_t numbers[] = {
-      plan->inputs.max_tokens,  plan->num_blocks, plan->num_chunks,    plan->blocks_per_chunk,
-      plan->chunk_rows,         plan->kept_rows,  plan->restore_input, plan->restore_pre_activation,
-      plan->inputs.halves_apart};
+      plan->inputs.max_tokens,   plan->num_blocks, plan->num_chunks,    plan->blocks_per_chunk,
+      plan->chunk_rows,          plan->kept_rows,  plan->restore_input, plan->restore_pre_activation,
+      plan->inputs.halves_apart, plan->two_levels};
   const sluice_chunk_policies_t* p = &plan->inputs.policies;
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, numbers, sizeof numbers);
   hash = sluice_hash_bytes(hash, p->di, (size_t)p->count * sizeof p->di[0]);

@@ -24,9 +24,11 @@ void sluice_plan_set_capacities(const sluice_plan_problem_t* problem, int32_t n,
 /* Rows that this rank may send in one chunk. */
 int64_t sluice_plan_sent_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 /* Rows of one chunk that are on their way or have come back at once, and token copies that arrive in it, own ones among
- * them: where the layer is deduplicated, of each token at most one for each rank. */
+ * them: where the layer is deduplicated, of each token at most one for each rank. In two levels, what a rank passes on.
+ */
 int64_t sluice_plan_travelling_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 int64_t sluice_plan_arriving_token_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
+int64_t sluice_plan_forwards(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 /* Rows of a pass whatever the ids, repeated ones too. */
 int64_t sluice_plan_any_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 
@@ -53,13 +55,18 @@ uint64_t sluice_plan_tensor_bytes(const sluice_plan_problem_t* problem, const sl
 /* Of one direction: slots, and the scratch behind them. */
 sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                        int32_t direction, uint64_t* out_bytes);
-/* Of the arenas of routes and offsets, of places of slots, of rows by block (0: nothing is cut), and of token copies
- * (0: rows travel). */
+/* Of the arenas of routes and offsets, of places of slots, of rows by block (0: nothing is cut), of token copies (0:
+ * rows travel), and of node copies (0: one level). */
 uint64_t sluice_plan_routing_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan);
 uint64_t sluice_plan_chunking_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 uint64_t sluice_plan_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-/* With device memory, of the arena of token copies in its memory; part of routing. */
+uint64_t sluice_plan_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
+/* Of the saved form of node copies, in so many chunks, at most. */
+uint64_t sluice_plan_node_copies_meta_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
+                                            int32_t num_chunks);
+/* With device memory, of the arenas of token copies and of node copies in its memory; part of routing. */
 uint64_t sluice_plan_device_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
+uint64_t sluice_plan_device_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 
 #endif /* SLUICE_BACKEND_PLAN_PLAN_SIZES_H_ */

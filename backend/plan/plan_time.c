@@ -40,7 +40,9 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
   double gemm = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / rates->flops;
   double exchange = rows * row_bytes * (w - 1) / w / rates->link_bytes;
   if (sluice_shape_is_deduplicated(&problem->shape)) {
-    exchange *= sluice_token_copies_share(c->num_experts, problem->shape.world_size, c->top_k);
+    const int two_levels = sluice_shape_has_two_levels(&problem->shape); /* what leaves the node is the longer part */
+    const int32_t places = two_levels ? problem->shape.world_size / problem->shape.ranks_per_node : (int32_t)w;
+    exchange *= sluice_token_copies_share(c->num_experts, places, c->top_k);
   }
   double copy = rows * row_bytes / COPY_BYTES;
   double wide = (double)sluice_row_bytes(&problem->shape, SLUICE_T_KEPT_M) / row_bytes;

@@ -33,8 +33,8 @@ static uint64_t cpu_events_bytes(const struct sluice_device_s* device, int32_t n
   return num_ops == 0 ? 0 : sluice_align_up((uint64_t)num_ops * SLUICE_CPU_JOB_BYTES);
 }
 
-sluice_plan_problem_t sluice_planner_problem(const sluice_planner_workload_t* w, const sluice_planner_asked_t* asked,
-                                             sluice_ring_memo_t* rings) {
+sluice_plan_problem_t sluice_planner_problem(const sluice_machine_t* machine, const sluice_planner_workload_t* w,
+                                             const sluice_planner_asked_t* asked, sluice_ring_memo_t* rings) {
   sluice_moe_config_t config = {
       .model_width = w->model_width,
       .hidden_width = w->callback_experts ? 0 : w->hidden_width,
@@ -55,6 +55,7 @@ sluice_plan_problem_t sluice_planner_problem(const sluice_planner_workload_t* w,
       .rings = rings,
   };
   sluice_shape_init(&problem.shape, &config, &asked->policies, 0, w->world_size, NULL, 0);
+  sluice_shape_set_nodes(&problem.shape, machine->ranks_per_node);
   return problem;
 }
 
@@ -86,10 +87,10 @@ static void keep_candidate(void* user, const sluice_plan_data_t* plan, int32_t f
   *(sluice_plan_data_t*)user = *plan;
 }
 
-static sluice_status_t plan_bytes(const sluice_planner_workload_t* w, const sluice_planner_asked_t* asked,
-                                  sluice_plan_data_t* out_plan) {
+static sluice_status_t plan_bytes(const sluice_machine_t* machine, const sluice_planner_workload_t* w,
+                                  const sluice_planner_asked_t* asked, sluice_plan_data_t* out_plan) {
   sluice_ring_memo_t rings = {0};
-  const sluice_plan_problem_t problem = sluice_planner_problem(w, asked, &rings);
+  const sluice_plan_problem_t problem = sluice_planner_problem(machine, w, asked, &rings);
   const sluice_plan_inputs_t inputs = plan_inputs(&problem, w, asked);
   sluice_plan_data_t best;
   sluice_status_t status = sluice_plan_make(&problem, &inputs, NULL, keep_candidate, out_plan, &best);
@@ -181,7 +182,7 @@ sluice_status_t sluice_planner_predict_layer(const sluice_machine_t* m, const sl
   scene_t s = {.machine = m, .work = workload_of(m, w)};
   SLUICE_TRY(sluice_machine_check_for(m, w->dtype, w->world_size));
   sluice_plan_data_t plan;
-  SLUICE_TRY(plan_bytes(w, asked, &plan));
+  SLUICE_TRY(plan_bytes(m, w, asked, &plan));
   s.choice = choice_of(&s.work, &plan, w->grouped);
   p->run_chunks = s.choice.num_chunks;
   fill_bytes(&plan, w, p);
@@ -250,7 +251,7 @@ sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, con
   all->machine = machine, all->work = workload_of(machine, w), all->best = -1;
   SLUICE_TRY(sluice_machine_check_for(all->machine, w->dtype, w->world_size));
   sluice_ring_memo_t rings = {0};
-  const sluice_plan_problem_t problem = sluice_planner_problem(w, wanted, &rings);
+  const sluice_plan_problem_t problem = sluice_planner_problem(machine, w, wanted, &rings);
   sluice_plan_inputs_t inputs = plan_inputs(&problem, w, wanted);
   sluice_plan_data_t ignored; /* the plan's own choice, by its rough figures */
   sluice_status_t status = sluice_plan_make(&problem, &inputs, NULL, add_candidate, all, &ignored);
@@ -289,7 +290,7 @@ sluice_status_t sluice_planner_visit_choices(const sluice_machine_t* machine, co
   showing_t showing = {.machine = machine, .work = workload_of(machine, w), .visit = visit, .user = user};
   SLUICE_TRY(sluice_machine_check_for(machine, w->dtype, w->world_size));
   sluice_ring_memo_t rings = {0};
-  const sluice_plan_problem_t problem = sluice_planner_problem(w, wanted, &rings);
+  const sluice_plan_problem_t problem = sluice_planner_problem(machine, w, wanted, &rings);
   const sluice_plan_inputs_t inputs = plan_inputs(&problem, w, wanted);
   sluice_status_t status = sluice_plan_visit_leanest(&problem, &inputs, show_choice, &showing);
   sluice_ring_memo_deinit(&rings);

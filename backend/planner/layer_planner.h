@@ -17,8 +17,8 @@ typedef struct sluice_planner_asked_s {
   sluice_chunk_policies_t policies;
 } sluice_planner_asked_t;
 
-/* The plan problem of a workload on one of its ranks, on a CPU whose GEMMs borrow memory. rings: borrowed. */
-sluice_plan_problem_t sluice_planner_problem(const sluice_planner_workload_t* workload,
+/* The plan problem of a workload on one of the machine's ranks, on a CPU whose GEMMs borrow memory. rings: borrowed. */
+sluice_plan_problem_t sluice_planner_problem(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* asked, sluice_ring_memo_t* rings);
 /* What a rank's handles take of its memory before any plan: a context's on a CPU, and this layer's. */
 uint64_t sluice_planner_base_bytes(const sluice_shape_t* shape);

@@ -49,7 +49,7 @@ sluice_status_t sluice_moe_options_make(const sluice_machine_t* machine, const s
                                         sluice_moe_options_t* out) {
   memset(out, 0, sizeof *out);
   sluice_ring_memo_t rings = {0};
-  const sluice_plan_problem_t problem = sluice_planner_problem(workload, wanted, &rings);
+  const sluice_plan_problem_t problem = sluice_planner_problem(machine, workload, wanted, &rings);
   filling_t filling = {.allowed = allowed,
                        .options = out,
                        .layer_bytes = sluice_planner_base_bytes(&problem.shape) - SLUICE_CPU_CONTEXT_BYTES};

@@ -41,18 +41,28 @@ static int has_import(const sluice_tuner_t* tuner, uint64_t layer) {
   return 0;
 }
 
-/* Forward and backward of a plan on the tuner's machine, at `rows` received rows; 0: no machine. */
+static int is_chosen_by_node(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return plan->two_levels && sluice_shape_levels_are_open(&moe->shape);
+}
+
+/* A machine that knows one kind of link says nothing of two levels that need not be. */
+static int may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  const int knows_nodes = tuner->machine.ranks_per_node == moe->shape.ranks_per_node;
+  return sluice_tuner_may_predict(tuner, moe) && (knows_nodes || !is_chosen_by_node(moe, plan));
+}
+
+/* Forward and backward of a plan on the tuner's machine, with so many tokens on each rank; negative: no machine. */
 static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_plan_data_t* plan,
-                           int64_t rows) {
-  if (!sluice_tuner_may_predict(tuner, moe)) return 0;
+                           int64_t num_tokens) {
+  if (!may_predict(tuner, moe, plan)) return -1;
   sluice_workload_t work = sluice_tuner_work_of(moe);
-  int64_t tokens = rows / work.top_k;
-  work.num_tokens = tokens < 1 ? 1 : tokens;
+  work.num_tokens = num_tokens < 1 ? 1 : num_tokens;
+  if (plan->two_levels) work.deduplicate = SLUICE_DEDUPLICATE_NODES;
   const sluice_choice_t choice = {
       plan->num_chunks,  plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode, 1, &plan->inputs.policies,
       plan->kept_chunks, plan->shares_act};
   sluice_step_prediction_t p;
-  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return 0;
+  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
 }
 
@@ -61,13 +71,15 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
   const sluice_plan_data_t* plan = &moe->plans->plans[race->pick];
   int32_t second = sluice_plan_race_second(race);
   int64_t rows = race->rows > 0 ? race->rows : plan->inputs.max_tokens * table->work.top_k;
+  const double predicted = plan_seconds(table->tuner, moe, plan, rows / table->work.top_k);
   sluice_decision_t d = {
       .layer = table->layer,
       .work = table->work,
+      .form = is_chosen_by_node(moe, plan) ? SLUICE_FORM_TWO_LEVELS : SLUICE_FORM_PLAIN,
       .what = {.rows = rows,
                .why = why,
                .seconds = sluice_plan_race_seconds(race, race->pick),
-               .predicted_seconds = plan_seconds(table->tuner, moe, plan, rows),
+               .predicted_seconds = predicted > 0 ? predicted : 0,
                .runner_up = -1,
                .runner_up_seconds = sluice_plan_race_seconds(race, second),
                .num_raced = race->count > 1 ? race->count : 0,
@@ -105,7 +117,8 @@ static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe
   sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
   int32_t count = moe->plans->count;
   for (int32_t i = 0; i < count; ++i) plans[i] = racing_of(&moe->plans->plans[i]);
-  uint64_t key = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, plans, (size_t)count * sizeof *plans) | 1;
+  uint64_t key = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, plans, (size_t)count * sizeof *plans);
+  key = sluice_hash_bytes(key, &moe->plan->two_levels, sizeof moe->plan->two_levels) | 1; /* all of a set are alike */
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     if (table->races[i].key == key) return &table->races[i].race;
   }
@@ -150,18 +163,10 @@ void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_decision_state_t
 
 /* Balanced routing at the plan's most tokens; a plan's slots are bounded. */
 double sluice_tuner_price(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
-  const sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
-  if (!sluice_tuner_may_predict(tuner, moe)) return -1;
-  sluice_workload_t work = sluice_tuner_work_of(moe);
-  work.num_tokens = plan->inputs.max_tokens;
-  if (sluice_shape_capacity(&moe->shape) > 0)
-    work.num_tokens = (plan->worst_rows + work.top_k - 1) / work.top_k; /* padding */
-  const sluice_choice_t choice = {
-      plan->num_chunks,  plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode, 1, &plan->inputs.policies,
-      plan->kept_chunks, plan->shares_act};
-  sluice_step_prediction_t p;
-  if (sluice_predict_step(&tuner->machine, &work, &choice, &p) != SLUICE_OK) return -1;
-  return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
+  const int32_t top_k = moe->shape.config.top_k;
+  const int is_padded = sluice_shape_capacity(&moe->shape) > 0;
+  const int64_t tokens = is_padded ? (plan->worst_rows + top_k - 1) / top_k : plan->inputs.max_tokens;
+  return plan_seconds(sluice_tuner_of_hook(policy_hook), moe, plan, tokens);
 }
 
 int32_t sluice_tuner_rates(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t max_tokens,

@@ -121,24 +121,12 @@ static sluice_status_t check_deduplicate(const sluice_context_t* context, const 
                             "layer %d: deduplicate is %d; it must be 0, 1 (by rank), 2 (by node) or 3 (chosen)", id,
                             c->deduplicate));
   if (!c->deduplicate) return SLUICE_OK;
-  if (c->deduplicate == SLUICE_DEDUPLICATE_NODES && context->device_type != SLUICE_DEVICE_CPU) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: deduplicate is 2, but tokens travel by node on a CPU alone: set it to 1, by rank",
-                       id);
-  }
   if (c->deduplicate == SLUICE_DEDUPLICATE_NODES && context->ranks_per_node > 64 &&
       context->ranks_per_node < context->world_size) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: deduplicate is 2, by node, with ranks_per_node %d; nodes have at most 64 ranks then: "
                        "set it to 1, by rank",
                        id, context->ranks_per_node);
-  }
-  if (c->deduplicate == SLUICE_DEDUPLICATE_NODES && (context->memory_budget > 0 || context->host_memory_budget > 0)) {
-    return SLUICE_FAIL(
-        SLUICE_E_UNSUPPORTED,
-        "layer %d: deduplicate is 2, by node, which no memory budget counts yet: set it to 1, by rank, or "
-        "give no budget",
-        id);
   }
   if (c->exchange_mode == SLUICE_EXCHANGE_CAPACITY) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,

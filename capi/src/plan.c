@@ -110,7 +110,7 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
   sluice_status_t status = sluice_chunk_policies_read(
       "plan", num_chunks, moe->shape.config.callback_experts, c->restore_input_of, c->restore_pre_activation_of,
       &inputs.restore_input, &inputs.restore_pre_activation, &inputs.policies);
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
   if (status == SLUICE_OK) status = sluice_plan_make(&problem, &inputs, NULL, add_line, plan, &plan->data);
   if (status != SLUICE_OK) {
     sluice_plan_destroy(plan);
@@ -143,8 +143,9 @@ void sluice_plan_destroy(sluice_plan_t* plan) {
 }
 
 static sluice_plan_problem_t problem_of(const sluice_plan_t* plan) {
-  sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe);
+  sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe, 0);
   problem.shape = plan->shape;
+  sluice_shape_take_levels(&problem.shape, plan->data.two_levels);
   return problem;
 }
 
@@ -228,11 +229,6 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
                        "layer %d: this plan was made for layer %d, which is not alike or had other numbers of experts",
                        moe->shape.config.layer_id, plan->moe->shape.config.layer_id);
   }
-  if (plan != NULL && sluice_shape_has_two_levels(&moe->shape)) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: deduplicate is 2, by node, which no plan counts yet: set it to 1, by rank",
-                       moe->shape.config.layer_id);
-  }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_use_plan"));
   sluice_status_t status = SLUICE_OK;
   if (plan == NULL) {
@@ -285,7 +281,7 @@ sluice_status_t sluice_plan_read(sluice_moe_t* moe, const void* data, uint64_t b
   sluice_plan_data_t read;
   SLUICE_TRY(sluice_plan_file_read(data, bytes, sluice_layer_plan_key(moe), moe->shape.config.layer_id, &read));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_plan_read"));
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
   sluice_status_t status = sluice_plan_reread(&problem, &read);
   if (status == SLUICE_OK) status = new_plan(moe, out_plan);
   if (status == SLUICE_OK) (*out_plan)->data = read;

@@ -164,12 +164,6 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
                             "workload: chunking is %d; known are adaptive (0) and tokens (1)", out->chunking));
   SLUICE_TRY(SLUICE_REQUIRE(out->deduplicate >= SLUICE_DEDUPLICATE_NONE && out->deduplicate <= SLUICE_DEDUPLICATE_NODES,
                             "workload: deduplicate is %d; it is 0, 1 (by rank) or 2 (by node)", out->deduplicate));
-  if (out->deduplicate == SLUICE_DEDUPLICATE_NODES && (out->memory_budget > 0 || out->host_memory_budget > 0)) {
-    return SLUICE_FAIL(
-        SLUICE_E_UNSUPPORTED,
-        "workload: deduplicate is 2, by node, which no memory budget counts yet: set it to 1, by rank, or "
-        "give no budget");
-  }
   SLUICE_TRY(SLUICE_REQUIRE(out->may_keep_part == 0 || out->may_keep_part == 1,
                             "workload: may_keep_part is %d; it is 0 or 1", out->may_keep_part));
   SLUICE_TRY(SLUICE_REQUIRE(

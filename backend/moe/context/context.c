@@ -155,7 +155,7 @@ static sluice_status_t cache_grow(sluice_context_t* context) {
   return SLUICE_OK;
 }
 
-static sluice_status_t reserve_templates(sluice_context_t* context, int32_t max_chunks, int32_t has_two_levels) {
+sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32_t max_chunks, int32_t has_two_levels) {
   sluice_template_cache_t* cache = &context->templates;
   uint64_t bytes = SLUICE_PLANNED_TEMPLATES * sluice_align_up(sluice_template_bytes(max_chunks, has_two_levels));
   if (cache->block_bytes >= bytes) return SLUICE_OK;
@@ -165,11 +165,6 @@ static sluice_status_t reserve_templates(sluice_context_t* context, int32_t max_
   if (cache->block == NULL) return sluice_alloc_status();
   cache->block_bytes = bytes;
   return SLUICE_OK;
-}
-
-/* Plans are for one level. */
-sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32_t max_chunks) {
-  return reserve_templates(context, max_chunks, 0);
 }
 
 /* Where assertions are on, no template runs that has not been proved free of hazards. */
@@ -195,7 +190,7 @@ static int32_t place_in_block(const sluice_template_cache_t* cache) {
 /* A plan's own schedules always fit; those of layers that run without one may not. */
 static sluice_status_t build_in_block(sluice_context_t* context, const sluice_template_spec_t* spec,
                                       const sluice_template_t** out_template) {
-  SLUICE_TRY(reserve_templates(context, spec->num_chunks, sluice_has_two_levels(spec)));
+  SLUICE_TRY(sluice_engine_reserve_templates(context, spec->num_chunks, sluice_has_two_levels(spec)));
   sluice_template_cache_t* cache = &context->templates;
   int32_t place = place_in_block(cache);
   uint64_t room = cache->block_bytes / SLUICE_PLANNED_TEMPLATES;

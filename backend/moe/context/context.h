@@ -116,7 +116,7 @@ sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_t
                                        const sluice_template_t** out_template);
 
 /* From now on templates lie in one block with room for SLUICE_PLANNED_TEMPLATES of up to max_chunks chunks. */
-sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32_t max_chunks);
+sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32_t max_chunks, int32_t has_two_levels);
 
 void sluice_trace_add(sluice_trace_t* trace, const sluice_trace_event_t* event);
 

@@ -7,6 +7,7 @@ void sluice_pass_memory_init(sluice_pass_memory_t* memory, sluice_allocator_t* r
   sluice_arena_init(&memory->slots, rows);
   sluice_arena_init(&memory->routes, rows);
   sluice_arena_init(&memory->device_token_copies, rows);
+  sluice_arena_init(&memory->device_node_copies, rows);
   sluice_arena_init(&memory->scratch, host);
   sluice_arena_init(&memory->binding, host);
   sluice_arena_init(&memory->token_copies, host);
@@ -23,12 +24,14 @@ void sluice_pass_memory_deinit(sluice_pass_memory_t* memory) {
   sluice_arena_deinit(&memory->token_copies);
   sluice_arena_deinit(&memory->device_token_copies);
   sluice_arena_deinit(&memory->node_copies);
+  sluice_arena_deinit(&memory->device_node_copies);
   sluice_arena_deinit(&memory->layout);
   sluice_arena_deinit(&memory->cut);
 }
 
 uint64_t sluice_pass_memory_row_bytes(const sluice_pass_memory_t* memory) {
-  return memory->slots.capacity + memory->routes.capacity + memory->device_token_copies.capacity;
+  return memory->slots.capacity + memory->routes.capacity + memory->device_token_copies.capacity +
+         memory->device_node_copies.capacity;
 }
 
 uint64_t sluice_pass_memory_host_bytes(const sluice_pass_memory_t* memory) {

@@ -21,6 +21,7 @@ typedef struct sluice_pass_memory_s {
   sluice_arena_t token_copies;        /* where the layer is deduplicated */
   sluice_arena_t device_token_copies; /* of its forward, in the memory of a device with memory of its own */
   sluice_arena_t node_copies;         /* where tokens travel by node */
+  sluice_arena_t device_node_copies;  /* what kernels read of them, in the memory of such a device */
   sluice_arena_t layout;              /* where slots begin */
   sluice_arena_t cut;                 /* under a plan: rows by block of tokens and rank */
 } sluice_pass_memory_t;

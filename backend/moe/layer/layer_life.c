@@ -67,8 +67,7 @@ static int is_open(const sluice_moe_t* moe) {
 /* Ranks of a node, where tokens may travel by node; 0 for who leaves that open where there are no two levels. */
 static int32_t ranks_per_node_of(const sluice_context_t* context, const sluice_moe_config_t* c) {
   enum { MOST = 64 }; /* a bit for each rank of a node */
-  const int has_one_level = context->rows->is_device || context->memory_budget > 0 || context->host_memory_budget > 0 ||
-                            c->reuse || context->ranks_per_node > MOST;
+  const int has_one_level = context->rows->is_device || c->reuse || context->ranks_per_node > MOST;
   return c->deduplicate == SLUICE_DEDUPLICATE_ADAPTIVE && has_one_level ? 0 : context->ranks_per_node;
 }
 

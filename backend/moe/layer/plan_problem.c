@@ -25,7 +25,7 @@ sluice_budget_shares_t sluice_context_budget_shares(const sluice_context_t* cont
                                   context->shared_host_memory_budget};
 }
 
-sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe) {
+sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe, int two_levels) {
   sluice_context_t* context = moe->context;
   sluice_device_t* device = context->device;
   sluice_plan_problem_t problem = {
@@ -39,11 +39,12 @@ sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe) {
       .shares = sluice_context_budget_shares(context),
       .user = (void*)(uintptr_t)moe,
   };
+  sluice_shape_take_levels(&problem.shape, two_levels);
   if (context->policy_hook != NULL) problem.price = price, problem.is_pinned = is_pinned;
   return problem;
 }
 
 uint64_t sluice_planned_block_bytes(const sluice_moe_t* moe, int32_t which) {
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plan->two_levels);
   return sluice_plan_block_bytes(&problem, moe->plan, which);
 }

@@ -5,8 +5,8 @@
 #include "backend/moe/layer/layer.h"
 #include "backend/plan/plan.h"
 
-/* Borrows the layer and its context. */
-sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe);
+/* Borrows the layer and its context. two_levels: heard where the layer leaves its levels open. */
+sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe, int two_levels);
 
 /* The shares of budgets that a context has, for people. */
 sluice_budget_shares_t sluice_context_budget_shares(const sluice_context_t* context);

@@ -80,7 +80,7 @@ static float* spread_weights(const sluice_binding_t* b, const int32_t* route_ind
 
 /* On a device every entry of T_COPY_WEIGHTS gathers its weight: token copies lie by source, own ones between the
  * others. */
-static void gather_weights(sluice_pass_t* pass, const sluice_op_t* op) {
+void sluice_gather_copy_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
@@ -179,6 +179,6 @@ const sluice_travel_t sluice_travel_of_token_copies = {.send_tokens_start = send
 const sluice_travel_t sluice_travel_of_device_token_copies = {.send_tokens_start = send_tokens_start,
                                                               .unpack_tokens = sluice_unpack_token_copies,
                                                               .send_weights_start = sluice_send_route_start,
-                                                              .unpack_weights = gather_weights,
+                                                              .unpack_weights = sluice_gather_copy_weights,
                                                               .return_rows_start = return_rows_start,
                                                               .reduce = reduce};

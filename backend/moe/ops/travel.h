@@ -38,10 +38,12 @@ extern const sluice_travel_t sluice_travel_of_rows;
 extern const sluice_travel_t sluice_travel_of_token_copies;        /* tables in host memory */
 extern const sluice_travel_t sluice_travel_of_device_token_copies; /* in the device's */
 extern const sluice_travel_t sluice_travel_of_node_copies;         /* in two levels, tables in host memory */
+extern const sluice_travel_t sluice_travel_of_device_node_copies;  /* in the device's */
 
 /* What token copies and node copies have in common (token_copy_ops.c). */
 void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                                 int32_t tensor);
 void sluice_unpack_copy_weights(sluice_pass_t* pass, const sluice_op_t* op);
+void sluice_gather_copy_weights(sluice_pass_t* pass, const sluice_op_t* op);
 
 #endif /* SLUICE_BACKEND_MOE_OPS_TRAVEL_H_ */

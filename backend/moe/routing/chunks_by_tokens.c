@@ -40,6 +40,18 @@ void sluice_chunks_by_tokens_add(const sluice_moe_t* moe, const int32_t* counts,
   }
 }
 
+void sluice_chunks_by_tokens_count_forwards(const sluice_moe_t* moe, int32_t num_blocks, int64_t* table) {
+  const int32_t w = moe->context->world_size, per_node = moe->shape.ranks_per_node;
+  int64_t* through = table + (int64_t)num_blocks * w;
+  memset(through, 0, (size_t)num_blocks * (size_t)w * sizeof *through);
+  for (int32_t g = 0; g < num_blocks; ++g) {
+    for (int32_t r = 0; r < w; ++r) {
+      const int32_t by = r / per_node * per_node + moe->context->rank % per_node;
+      through[(int64_t)g * w + by] += table[(int64_t)g * w + r];
+    }
+  }
+}
+
 /* Rows of blocks [first, end) at the rank that receives most of them. */
 static int64_t most_rows(const int64_t* table, int32_t world_size, int32_t first, int32_t end) {
   int64_t most = 0;
@@ -51,21 +63,31 @@ static int64_t most_rows(const int64_t* table, int32_t world_size, int32_t first
   return most;
 }
 
+/* At the rank that receives or passes on most of them. */
+static int64_t most_moved(const sluice_plan_data_t* plan, const int64_t* table, int32_t world_size, int32_t first,
+                          int32_t end) {
+  const int64_t received = most_rows(table, world_size, first, end);
+  if (!plan->two_levels) return received;
+  const int64_t passed_on = most_rows(table + (int64_t)plan->num_blocks * world_size, world_size, first, end);
+  return passed_on > received ? passed_on : received;
+}
+
 sluice_status_t sluice_chunks_by_tokens_make(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
                                              const int64_t* table, sluice_chunks_by_tokens_t* cut) {
   int32_t w = moe->context->world_size;
   memset(cut, 0, sizeof *cut);
   for (int32_t g = 0; g < plan->num_blocks; ++g) {
-    int64_t alone = most_rows(table, w, g, g + 1);
+    int64_t alone = most_moved(plan, table, w, g, g + 1);
     if (alone > plan->chunk_rows) {
       return SLUICE_FAIL(
           SLUICE_E_OVER_BUDGET,
-          "layer %d: block %d of %d sends %lld rows to one rank, more than the %lld that a chunk may have "
+          "layer %d: block %d of %d sends %lld rows to one rank%s, more than the %lld that a chunk may have "
           "under this plan (do ids repeat within a token?); ask for fewer chunks or give a larger memory budget",
-          moe->shape.config.layer_id, g, plan->num_blocks, (long long)alone, (long long)plan->chunk_rows);
+          moe->shape.config.layer_id, g, plan->num_blocks, (long long)alone, plan->two_levels ? ", or through one" : "",
+          (long long)plan->chunk_rows);
     }
     int32_t first = cut->first_block[cut->num_chunks];
-    int full = g - first == plan->blocks_per_chunk || most_rows(table, w, first, g + 1) > plan->chunk_rows;
+    int full = g - first == plan->blocks_per_chunk || most_moved(plan, table, w, first, g + 1) > plan->chunk_rows;
     if (full) cut->first_block[++cut->num_chunks] = g;
   }
   cut->first_block[++cut->num_chunks] = plan->num_blocks;

@@ -1,7 +1,7 @@
 /* Cutting tokens into chunks by the rows that ranks receive. Private to moe.
  *
- * Each rank counts, per block of its tokens, the rows that go to each destination; one all-reduce sums the table
- * [G, W]; all ranks then cut alike, between blocks. */
+ * Each rank counts, per block of its tokens, the rows that go to each destination, in two levels behind them those that
+ * go through each rank; one all-reduce sums the table [G, W] or [2, G, W]; all ranks then cut alike, between blocks. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
 #define SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
 
@@ -20,7 +20,11 @@ sluice_status_t sluice_chunks_by_tokens_count(const sluice_moe_t* moe, const slu
 /* The same table from counts by place [num_blocks, E]. */
 void sluice_chunks_by_tokens_add(const sluice_moe_t* moe, const int32_t* counts, int32_t num_blocks,
                                  int64_t* out_table);
-/* table: summed over all ranks. Errors: OVER_BUDGET when one block alone passes chunk_rows. */
+/* In two levels: behind the table [G, W] of this rank's tokens, those rows by block and the rank that passes them on,
+ * which on each node is the one with this rank's local index. */
+void sluice_chunks_by_tokens_count_forwards(const sluice_moe_t* moe, int32_t num_blocks, int64_t* inout_table);
+/* table: summed over all ranks; of two levels where the plan says so. Errors: OVER_BUDGET when one block alone passes
+ * chunk_rows. */
 sluice_status_t sluice_chunks_by_tokens_make(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
                                              const int64_t* table, sluice_chunks_by_tokens_t* out_cut);
 /* First token of each chunk on a rank with num_tokens: [n + 1]. */

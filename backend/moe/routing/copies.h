@@ -26,17 +26,19 @@ typedef struct sluice_copies_s {
   int64_t (*num_weighted)(const sluice_binding_t* binding, int32_t chunk);
   /* What a step keeps: in META (written at `at`, returns where the next begins; its bytes are
    * meta_token_copies_bytes()) and in front of its rows, kept_bytes behind those of routes, once counts are known.
-   * kept: where that block of both begins. restore: of a binding just finished. */
+   * kept: where that block of both begins. restore: of a binding just finished; on a device its work goes to `stream`.
+   */
   char* (*save)(const sluice_binding_t* binding, char* at);
   uint64_t (*kept_bytes)(const sluice_binding_t* binding);
   sluice_status_t (*keep)(const sluice_binding_t* binding, sluice_stream_t stream, void* kept);
-  sluice_status_t (*restore)(sluice_binding_t* binding, int32_t* saved, void* kept);
+  sluice_status_t (*restore)(sluice_binding_t* binding, sluice_stream_t stream, int32_t* saved, void* kept);
 } sluice_copies_t;
 
 extern const sluice_copies_t sluice_no_copies; /* each route's row travels */
 extern const sluice_copies_t sluice_copies_in_host_memory;
 extern const sluice_copies_t sluice_copies_in_device_memory;
-extern const sluice_copies_t sluice_copies_by_node; /* in host memory, in two levels */
+extern const sluice_copies_t sluice_copies_by_node;           /* in two levels, in host memory */
+extern const sluice_copies_t sluice_copies_by_node_on_device; /* in the device's, made on the host */
 
 /* The block that a step keeps in front of its rows, once counts are known. */
 static inline uint64_t sluice_binding_kept_bytes(const sluice_binding_t* b) {

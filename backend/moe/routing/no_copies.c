@@ -33,8 +33,8 @@ static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, v
   return SLUICE_OK;
 }
 
-static sluice_status_t restore(sluice_binding_t* b, int32_t* saved, void* kept) {
-  (void)b, (void)saved, (void)kept;
+static sluice_status_t restore(sluice_binding_t* b, sluice_stream_t stream, int32_t* saved, void* kept) {
+  (void)b, (void)stream, (void)saved, (void)kept;
   return SLUICE_OK;
 }
 

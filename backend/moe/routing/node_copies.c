@@ -1,4 +1,6 @@
 /* Tokens that travel in two levels: the tables of node_copy_tables.h, on top of those of token copies. */
+#include "backend/moe/routing/node_copies.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -73,23 +75,23 @@ static sluice_status_t take_tables(sluice_binding_t* b, int64_t arriving, uint64
 
 /* ---- node copies that leave ---- */
 
-/* The local ranks of `node` that get something of token t. */
-static uint64_t ranks_of(const sluice_binding_t* b, int64_t t, int32_t node) {
+/* The local ranks of `node` that get something of token t. token_rows: [T][W] by token and rank. */
+static uint64_t ranks_of(const sluice_binding_t* b, const int32_t* token_rows, int64_t t, int32_t node) {
   const int32_t per_node = b->node_copies.ranks_per_node;
-  const int32_t* position = b->token_copies.position_of_token + t * b->world_size + (int64_t)node * per_node;
+  const int32_t* position = token_rows + t * b->world_size + (int64_t)node * per_node;
   uint64_t ranks = 0;
   for (int32_t j = 0; j < per_node; ++j) ranks |= (uint64_t)(position[j] >= 0) << j;
   return ranks;
 }
 
-static void order_chunk(sluice_binding_t* b, int32_t chunk) {
+static void order_chunk(sluice_binding_t* b, const int32_t* token_rows, int32_t chunk) {
   sluice_node_copies_t* p = &b->node_copies;
   int64_t* of_node = p->sent_of_node + (int64_t)chunk * (p->num_nodes + 1);
   int64_t row = 0;
   for (int32_t v = 0; v < p->num_nodes; ++v) {
     of_node[v] = row;
     for (int64_t t = b->first_token[chunk]; t < b->first_token[chunk + 1]; ++t) {
-      const uint64_t ranks = ranks_of(b, t, v);
+      const uint64_t ranks = ranks_of(b, token_rows, t, v);
       p->position_of_token[t * p->num_nodes + v] = ranks == 0 ? -1 : (int32_t)row;
       if (ranks == 0) continue;
       p->token[p->first_sent[chunk] + row] = (int32_t)t;
@@ -100,9 +102,9 @@ static void order_chunk(sluice_binding_t* b, int32_t chunk) {
   p->first_sent[chunk + 1] = p->first_sent[chunk] + row;
 }
 
-static void order_all(sluice_binding_t* b) {
+static void order_all(sluice_binding_t* b, const int32_t* token_rows) {
   b->node_copies.first_sent[0] = 0;
-  for (int32_t i = 0; i < b->num_chunks; ++i) order_chunk(b, i);
+  for (int32_t i = 0; i < b->num_chunks; ++i) order_chunk(b, token_rows, i);
 }
 
 /* ---- what ranks tell each other ---- */
@@ -245,7 +247,7 @@ static int64_t arrivals_from(const sluice_binding_t* b, int32_t chunk, int32_t s
   return received[source + 1] - received[source];
 }
 
-/* Rows arrive by forwarding rank; the tables of token copies have them by source. */
+/* Rows arrive by forwarding rank. */
 static void order_arrivals(sluice_binding_t* b, int32_t chunk) {
   sluice_node_copies_t* p = &b->node_copies;
   int64_t* from = p->recv_of_source + (int64_t)chunk * (b->world_size + 1);
@@ -253,7 +255,12 @@ static void order_arrivals(sluice_binding_t* b, int32_t chunk) {
   for (int32_t i = 0; i < p->ranks_per_node; ++i) {
     for (int32_t v = 0; v < p->num_nodes; ++v, ++from) from[1] = from[0] + arrivals_from(b, chunk, rank_at(p, v, i));
   }
-  from = p->recv_of_source + (int64_t)chunk * (b->world_size + 1);
+}
+
+/* The tables of token copies have them by source. */
+static void move_origins(sluice_binding_t* b, int32_t chunk) {
+  const sluice_node_copies_t* p = &b->node_copies;
+  const int64_t* from = of_chunk(p->recv_of_source, chunk, b->world_size);
   const int64_t* received = of_chunk(b->token_copies.recv_of_rank, chunk, b->world_size);
   int32_t* origin = b->token_copies.origin + b->first_of_chunk[chunk];
   for (int32_t e = 0; e < b->num_local; ++e) {
@@ -303,23 +310,21 @@ static sluice_status_t build(sluice_binding_t* b, int64_t* cursor) {
   return SLUICE_OK;
 }
 
-/* ---- the table ---- */
+/* ---- on the host, wherever rows lie ---- */
 
-static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
-  SLUICE_TRY(sluice_copies_in_host_memory.exchange(b, stream));
+sluice_status_t sluice_node_copies_exchange(sluice_binding_t* b, const int32_t* token_rows) {
   messages_t messages;
   int64_t* cursor = NULL;
   const int64_t most = b->max_tokens * (b->world_size / b->moe->shape.ranks_per_node);
   SLUICE_TRY(take_tables(b, most, counts_bytes(b) + (uint64_t)b->max_tokens * sizeof(uint64_t), &messages, &cursor));
-  order_all(b);
+  order_all(b, token_rows);
   SLUICE_TRY(exchange_messages(b, &messages));
   SLUICE_TRY(read_messages(b, &messages, most, cursor));
   return build(b, cursor);
 }
 
-static char* save(const sluice_binding_t* b, char* at) {
+char* sluice_node_copies_save(const sluice_binding_t* b, char* at) {
   const sluice_node_copies_t* p = &b->node_copies;
-  at = sluice_copies_in_host_memory.save(b, at);
   for (int32_t v = 0; v < p->num_nodes; ++v) {
     for (int32_t i = 0; i < b->num_chunks; ++i, at += sizeof(int32_t)) {
       const int64_t* of_node = of_chunk(p->arrived_of_node, i, p->num_nodes);
@@ -332,9 +337,7 @@ static char* save(const sluice_binding_t* b, char* at) {
   return at + bytes;
 }
 
-/* saved: what `save` wrote. */
-static sluice_status_t restore(sluice_binding_t* b, int32_t* saved, void* kept) {
-  SLUICE_TRY(sluice_copies_in_host_memory.restore(b, saved, kept));
+sluice_status_t sluice_node_copies_restore(sluice_binding_t* b, const int32_t* saved, const int32_t* token_rows) {
   messages_t none;
   int64_t* cursor = NULL;
   SLUICE_TRY(take_tables(b, b->node_copies.num_arrived, 0, &none, &cursor));
@@ -342,7 +345,7 @@ static sluice_status_t restore(sluice_binding_t* b, int32_t* saved, void* kept) 
   const char* counts =
       (const char*)saved + sluice_binding_meta_token_copies_bytes(&b->moe->shape, b->num_chunks, b->num_rows);
   const uint64_t stride = (uint64_t)b->num_chunks * sizeof(int32_t);
-  order_all(b);
+  order_all(b, token_rows);
   p->first_arrived[0] = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) SLUICE_TRY(take_counts_of(b, i, counts, stride, p->num_arrived));
   if (p->first_arrived[b->num_chunks] != p->num_arrived) return refuse(b, p->node);
@@ -350,6 +353,26 @@ static sluice_status_t restore(sluice_binding_t* b, int32_t* saved, void* kept) 
     memcpy(p->ranks, counts + (uint64_t)p->num_nodes * stride, (uint64_t)p->num_arrived * sizeof *p->ranks);
   }
   return build(b, cursor);
+}
+
+/* ---- the table, with all of it in host memory ---- */
+
+static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
+  SLUICE_TRY(sluice_copies_in_host_memory.exchange(b, stream));
+  SLUICE_TRY(sluice_node_copies_exchange(b, b->token_copies.position_of_token));
+  for (int32_t i = 0; i < b->num_chunks; ++i) move_origins(b, i);
+  return SLUICE_OK;
+}
+
+static char* save(const sluice_binding_t* b, char* at) {
+  return sluice_node_copies_save(b, sluice_copies_in_host_memory.save(b, at));
+}
+
+static sluice_status_t restore(sluice_binding_t* b, sluice_stream_t stream, int32_t* saved, void* kept) {
+  SLUICE_TRY(sluice_copies_in_host_memory.restore(b, stream, saved, kept));
+  SLUICE_TRY(sluice_node_copies_restore(b, saved, b->token_copies.position_of_token));
+  for (int32_t i = 0; i < b->num_chunks; ++i) move_origins(b, i);
+  return SLUICE_OK;
 }
 
 static void take_counts(sluice_binding_t* b) { sluice_copies_in_host_memory.take_counts(b); }
@@ -362,17 +385,13 @@ static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, v
   return sluice_copies_in_host_memory.keep(b, stream, kept);
 }
 
-static int64_t max_chunk_remote(const sluice_binding_t* b) { return b->node_copies.max_chunk_remote; }
-static int64_t max_chunk_sent(const sluice_binding_t* b) { return b->node_copies.max_chunk_sent; }
-static int64_t max_chunk_node(const sluice_binding_t* b) { return b->node_copies.max_chunk_node; }
-
 const sluice_copies_t sluice_copies_by_node = {.take_counts = take_counts,
                                                .pack = pack,
                                                .unpack = unpack,
                                                .exchange = exchange,
-                                               .max_chunk_remote = max_chunk_remote,
-                                               .max_chunk_sent = max_chunk_sent,
-                                               .max_chunk_node = max_chunk_node,
+                                               .max_chunk_remote = sluice_node_copies_max_chunk_remote,
+                                               .max_chunk_sent = sluice_node_copies_max_chunk_sent,
+                                               .max_chunk_node = sluice_node_copies_max_chunk_node,
                                                .num_weighted = sluice_token_copies_num_weighted,
                                                .save = save,
                                                .kept_bytes = kept_bytes,

@@ -162,8 +162,8 @@ static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* kept,
-                                       sluice_binding_t* b) {
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream, const void* meta, uint64_t meta_bytes,
+                                       void* kept, sluice_binding_t* b) {
   meta_header_t header;
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
@@ -197,7 +197,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint
                        "layer %d: the saved buffer META is damaged: its counts do not add up",
                        moe->shape.config.layer_id);
   }
-  return b->copies->restore(b, copies, kept);
+  return b->copies->restore(b, stream, copies, kept);
 }
 
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,

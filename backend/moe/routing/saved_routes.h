@@ -12,9 +12,10 @@ void sluice_binding_save(const sluice_binding_t* binding, const uint64_t* saved_
 void sluice_binding_use_up(void* meta);
 int sluice_binding_is_used_up(const void* meta);
 /* INVALID_ARGUMENT when the bytes are not of this layer, or damaged. `meta` is borrowed by the binding, and so is
- * `kept`, what lies in front of the step's rows (sluice_binding_kept_bytes; parts have none: NULL). */
-sluice_status_t sluice_binding_restore(sluice_moe_t* moe, const void* meta, uint64_t meta_bytes, void* kept,
-                                       sluice_binding_t* out_binding);
+ * `kept`, what lies in front of the step's rows (sluice_binding_kept_bytes; parts have none: NULL). stream: where rows
+ * lie on a device, of the call. */
+sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream, const void* meta, uint64_t meta_bytes,
+                                       void* kept, sluice_binding_t* out_binding);
 /* What sluice_step_info needs, without binding. */
 sluice_status_t sluice_binding_peek(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
                                     int32_t* out_num_chunks, uint64_t* out_saved_bytes, int64_t* out_rows_per_expert);

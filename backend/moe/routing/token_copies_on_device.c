@@ -140,6 +140,19 @@ static sluice_status_t exchange_route_index(sluice_binding_t* b, sluice_stream_t
 
 /* ---- tables ---- */
 
+/* Where rows of a source arrive in the chunk: by source, in two levels by the local index of their rank, which is whose
+ * they come through, then by node. */
+static int64_t first_row_of(const sluice_binding_t* b, const int64_t* received, int32_t source) {
+  if (!b->two_levels) return received[source];
+  const int32_t per_node = b->moe->shape.ranks_per_node, local = source % per_node;
+  int64_t row = 0;
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    const int is_before = r % per_node < local || (r % per_node == local && r < source);
+    if (is_before) row += received[r + 1] - received[r];
+  }
+  return row;
+}
+
 /* The runs of one chunk; first_route_index moves on. Weights arrive by source, then in the sender's order. */
 static int64_t describe_chunk(const sluice_binding_t* b, int32_t chunk, tables_t* tables,
                               sluice_device_token_copy_run_t* runs) {
@@ -151,6 +164,7 @@ static int64_t describe_chunk(const sluice_binding_t* b, int32_t chunk, tables_t
   memcpy(tables->next_row, b->first_in_chunk + (int64_t)chunk * b->num_local, (size_t)b->num_local * sizeof(int64_t));
   for (int32_t r = 0; r < w; ++r) {
     int32_t token_copies = p->recv_counts[(int64_t)r * b->num_chunks + chunk];
+    const int64_t first_row = r == self ? own_from : first_row_of(b, received, r);
     for (int32_t e = 0; e < b->num_local; ++e) {
       int32_t rows = sluice_recv_count(b, r, chunk, e);
       if (rows == 0) continue;
@@ -161,7 +175,7 @@ static int64_t describe_chunk(const sluice_binding_t* b, int32_t chunk, tables_t
           .token_copy = (int32_t)token_copy,
           .row = (int32_t)tables->next_row[e],
           .origin = (int32_t)(b->first_of_chunk[chunk] + tables->next_row[e]),
-          .from = (int32_t)(r == self ? own_from : received[r]),
+          .from = (int32_t)first_row,
           .weight = r == self ? -1 : (int32_t)weight,
       };
       tables->first_route_index[r] += rows;
@@ -260,7 +274,8 @@ static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, v
   return context->rows->copy(context, stream, behind_routes(b, kept), b->token_copies.position, bytes);
 }
 
-static sluice_status_t restore(sluice_binding_t* b, int32_t* saved, void* kept) {
+static sluice_status_t restore(sluice_binding_t* b, sluice_stream_t stream, int32_t* saved, void* kept) {
+  (void)stream;
   b->token_copies.send_counts = saved;
   b->token_copies.recv_counts = saved + (int64_t)b->num_chunks * b->world_size;
   return sluice_token_copies_restore_on_device(b, behind_routes(b, kept));

@@ -31,8 +31,9 @@ static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_st
 static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   sluice_moe_t* moe = pass->moe;
   SLUICE_TRY(moe->mode->open(pass));
-  SLUICE_TRY(sluice_binding_restore(moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
-                                    step->saved[SLUICE_SAVED_INPUT], &pass->binding));
+  SLUICE_TRY(sluice_binding_restore(moe, pass->stream, step->saved[SLUICE_SAVED_META],
+                                    step->saved_bytes[SLUICE_SAVED_META], step->saved[SLUICE_SAVED_INPUT],
+                                    &pass->binding));
   sluice_run_take_travel(pass);
   const sluice_template_spec_t spec = spec_of(pass, step, args);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));

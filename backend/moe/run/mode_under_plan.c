@@ -2,6 +2,7 @@
  * received rows behind it, and counts follow. */
 #include "backend/moe/routing/routes.h"
 #include "backend/moe/run/capture.h"
+#include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/mode_steps.h"
 #include "backend/moe/run/planned.h"
 
@@ -27,6 +28,7 @@ static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* hands
   (void)handshake;
   SLUICE_TRY(sluice_planned_bind(f->pass.moe, f->pass.stream, f->args->expert_ids, f->counts, sluice_forward_keeps(f),
                                  &f->pass.binding));
+  sluice_run_take_travel(&f->pass);
   return sluice_forward_take_template(f);
 }
 

@@ -60,20 +60,22 @@ static sluice_status_t reserve_arena(sluice_arena_t* arena, uint64_t bytes, cons
 
 static sluice_status_t reserve(sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   sluice_context_t* context = moe->context;
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, plan->two_levels);
   const sluice_plan_arenas_t arenas = sluice_plan_arenas(&problem, plan);
   sluice_pass_memory_t* memory = &context->pass_memory;
   SLUICE_TRY(reserve_arena(&memory->routes, arenas.routes, "routes of a plan"));
   SLUICE_TRY(reserve_arena(&memory->device_token_copies, arenas.device_token_copies, "token copies of a plan"));
-  SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks));
+  SLUICE_TRY(reserve_arena(&memory->device_node_copies, arenas.device_node_copies, "node copies of a plan"));
+  SLUICE_TRY(sluice_engine_reserve_templates(context, plan->max_chunks, plan->two_levels));
   SLUICE_TRY(reserve_arena(&memory->slots, arenas.slots, "slots of a plan"));
   SLUICE_TRY(reserve_arena(&memory->binding, arenas.binding, "routes and offsets of a plan"));
   SLUICE_TRY(reserve_arena(&memory->layout, arenas.layout, "places of slots of a plan"));
   SLUICE_TRY(reserve_arena(&memory->cut, arenas.cut, "rows by block of a plan"));
   SLUICE_TRY(reserve_arena(&memory->token_copies, arenas.token_copies, "token copies of a plan"));
+  SLUICE_TRY(reserve_arena(&memory->node_copies, arenas.node_copies, "node copies of a plan"));
   const sluice_device_t* device = context->device;
   if (device->vtable->reserve != NULL) {
-    SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks, 0)));
+    SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks, plan->two_levels)));
   }
   if (moe->plans == NULL) moe->plans = sluice_alloc(sluice_process_allocator(), sizeof *moe->plans, "plans");
   return moe->plans == NULL ? sluice_alloc_status() : SLUICE_OK;

@@ -6,6 +6,7 @@
 #include "backend/model/restore.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/layer_life.h"
+#include "backend/moe/routing/binding_arrays.h"
 #include "backend/moe/routing/chunks_by_tokens.h"
 #include "backend/moe/routing/routes.h"
 #include "backend/plan/budget_messages.h"
@@ -104,8 +105,27 @@ uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
 sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
   const sluice_handshake_t own = {.max_tokens = num_tokens, .base_bytes = sluice_planned_base_bytes(moe)};
   const sluice_plan_inputs_t inputs = inputs_of(moe, &own);
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
   return sluice_plan_least_bytes(&problem, &inputs, out_bytes);
+}
+
+static int has_price(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return problem->price != NULL && problem->price(problem->user, plan) >= 0;
+}
+
+/* Where levels are open, by node if that fits and is predicted to be faster, else by rank: steps of plans of both are
+ * not compared, since all plans of a set share their memory. */
+static sluice_status_t choose_levels(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, int32_t most,
+                                     sluice_plan_set_t* set) {
+  const sluice_plan_problem_t by_rank = sluice_layer_plan_problem(moe, 0), by_node = sluice_layer_plan_problem(moe, 1);
+  if (!sluice_shape_levels_are_open(&moe->shape) || !has_price(&by_rank, &set->plans[0])) return SLUICE_OK;
+  uint64_t least = 0;
+  SLUICE_TRY(sluice_plan_least_bytes(&by_node, inputs, &least));
+  if (inputs->budget > 0 && least > inputs->budget) return SLUICE_OK;
+  sluice_plan_set_t other;
+  SLUICE_TRY(sluice_candidates_make(&by_node, inputs, NULL, most, &other));
+  if (has_price(&by_node, &other.plans[0]) && other.plans[0].cost < set->plans[0].cost) *set = other;
+  return SLUICE_OK;
 }
 
 /* A plan for as many tokens as any rank has. */
@@ -113,11 +133,12 @@ static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* h
                                   sluice_policy_hook_t* policy_hook) {
   const sluice_plan_inputs_t inputs = inputs_of(moe, handshake);
   sluice_plan_set_t set;
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
   sluice_plan_rates_t rates;
   const int is_seen = policy_hook != NULL && policy_hook->vtable->rates(policy_hook, moe, inputs.max_tokens, &rates);
   const int32_t most = policy_hook != NULL ? policy_hook->vtable->num_candidates(policy_hook, moe) : 1;
   SLUICE_TRY(sluice_candidates_make(&problem, &inputs, is_seen ? &rates : NULL, most, &set));
+  SLUICE_TRY(choose_levels(moe, &inputs, most, &set));
   SLUICE_TRY(sluice_plan_install_set(moe, &set));
   if (policy_hook != NULL)
     moe->plan = &moe->plans->plans[policy_hook->vtable->choose_plan(policy_hook, moe, &moe->decision)];
@@ -158,17 +179,18 @@ void sluice_planned_propose(const sluice_forward_t* f, sluice_proposal_t* propos
   proposal->held_pool_bytes = sluice_ledger_sums(&f->pass.context->ledger).pool;
 }
 
-/* Rows by block and rank, summed over all ranks. */
+/* Rows by block and rank, in two levels those passed on too, summed over all ranks. */
 static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* counts,
                                 int64_t* table) {
   sluice_context_t* context = moe->context;
   int32_t blocks = moe->plan->num_blocks;
   SLUICE_TRY(moe->strategies->routes->sum(moe, expert_ids, counts, blocks, table));
   if (context->world_size == 1) return SLUICE_OK;
+  if (moe->plan->two_levels) sluice_chunks_by_tokens_count_forwards(moe, blocks, table);
   char phase[96];
   snprintf(phase, sizeof phase, "rows by block of layer %d", moe->shape.config.layer_id);
-  return sluice_comm_all_reduce_i64(context->comm, table, (int64_t)blocks * context->world_size, SLUICE_REDUCE_SUM,
-                                    phase);
+  const int64_t words = (int64_t)blocks * context->world_size * (moe->plan->two_levels ? 2 : 1);
+  return sluice_comm_all_reduce_i64(context->comm, table, words, SLUICE_REDUCE_SUM, phase);
 }
 
 void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
@@ -208,8 +230,8 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, c
   const sluice_plan_data_t* plan = moe->plan;
   sluice_arena_t* arena = &binding->memory->cut;
   SLUICE_TRY(sluice_arena_reset(arena, arena->capacity, "rows by block"));
-  int64_t* table =
-      sluice_arena_take(arena, (uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * sizeof *table);
+  const uint64_t words = (uint64_t)plan->num_blocks * (uint64_t)moe->context->world_size * (plan->two_levels ? 2 : 1);
+  int64_t* table = sluice_arena_take(arena, words * sizeof *table);
   int64_t* first_token = sluice_arena_take(arena, ((uint64_t)plan->num_blocks + 1) * sizeof *first_token);
   SLUICE_TRY(sum_rows(moe, expert_ids, counts, table));
   sluice_chunks_by_tokens_t cut;
@@ -217,6 +239,7 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, c
   sluice_chunks_by_tokens_of(&cut, plan->num_blocks, expert_ids->shape[0], first_token);
   const sluice_block_chunks_t chunks = {cut.num_chunks, first_token, cut.first_block};
   SLUICE_TRY(moe->strategies->routes->order_blocks(moe, stream, expert_ids, &chunks, counts, binding));
+  sluice_binding_take_levels(binding, moe, plan->two_levels);
   if (keep) note_fallback(moe, &cut);
   for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
     binding->restore_input[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));

@@ -119,8 +119,8 @@ static sluice_status_t follow(sluice_pass_t* pass, sluice_dispatch_t* dispatch, 
   sluice_step_t* step = dispatch->step;
   sluice_status_t status = refusal;
   if (status == SLUICE_OK) {
-    status = sluice_binding_restore(pass->moe, step->saved[SLUICE_SAVED_META], step->saved_bytes[SLUICE_SAVED_META],
-                                    NULL, &pass->binding);
+    status = sluice_binding_restore(pass->moe, pass->stream, step->saved[SLUICE_SAVED_META],
+                                    step->saved_bytes[SLUICE_SAVED_META], NULL, &pass->binding);
   }
   if (status == SLUICE_OK && f->host_rows != NULL && f->host_rows->shape[0] != pass->binding.num_tokens) {
     status = SLUICE_FAIL(

@@ -109,14 +109,15 @@ enum {
    * each node, to the rank with the same local index there, which passes it on once to each rank of the node that owns
    * experts of its routes. On the way back that rank adds the sums of its node's ranks in rank order, in f32, rounded
    * to the layer's dtype; the sums of nodes are then added in node order. Experts get the same bits as with RANKS;
-   * outputs and input gradients differ by roundings of the sums. 8 bytes for each token and node go along. On a CPU,
-   * without a plan or a budget (UNSUPPORTED). With one node, nodes of one rank, or
-   * top_k 1: as RANKS. */
+   * outputs and input gradients differ by roundings of the sums. 8 bytes for each token and node go along. On CUDA
+   * forward and backward read 4 bytes for each token and rank once more. With one node, nodes of one rank, or top_k 1:
+   * as RANKS. */
   SLUICE_DEDUPLICATE_NODES = 2,
   /* As RANKS or as NODES, whichever takes a step less time: by RANKS at first, and where the context has one node,
-   * nodes of one rank, a plan, a budget or CUDA, or the layer has top_k 1 or reuse. Where a machine is known, NODES is
-   * tried where that is predicted to pay; both then run in turns as ordinary steps, and NODES stays where it is 1 %
-   * faster. All ranks take the same. Bits of a run change with the choice. */
+   * nodes of one rank, a plan of the host's or CUDA, or the layer has top_k 1 or reuse. Where a machine is known, NODES
+   * is tried where that is predicted to pay; both then run in turns as ordinary steps, and NODES stays where it is 1 %
+   * faster. Under a budget the prediction alone decides, with the plan. All ranks take the same. Bits of a run change
+   * with the choice. */
   SLUICE_DEDUPLICATE_ADAPTIVE = 3
 };
 

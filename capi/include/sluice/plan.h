@@ -1,8 +1,9 @@
 /* Plans: what a layer's passes may take, and by which rule they stay under it.
  *
  * A plan is capacities plus a rule. Tokens are cut into blocks; consecutive blocks form a chunk while no rank receives
- * more than chunk_rows. Chunks keep (or offload) their rows while kept_rows lasts on every rank; the rest are sent and
- * computed again in backward, which keeps nothing. So memory is bounded under any routing, and no token is dropped.
+ * more than chunk_rows, or in two levels (deduplicate NODES) passes on more. Chunks keep (or offload) their rows while
+ * kept_rows lasts on every rank; the rest are sent and computed again in backward, which keeps nothing. So memory is
+ * bounded under any routing, and no token is dropped.
  *
  * A context with a memory_budget makes plans by itself, at the first forward and whenever more tokens come than before.
  * The calls here are for hosts that want to ask first, to see why, or to run under a plan of their own. Under
@@ -53,7 +54,7 @@ SLUICE_EXPORT void sluice_plan_destroy(sluice_plan_t* plan); /* accepts NULL */
 typedef struct sluice_plan_info_s {
   size_t struct_size; /* set by the caller: sizeof */
   int64_t max_tokens;
-  int64_t chunk_rows;                            /* capacity of received rows of a chunk */
+  int64_t chunk_rows;                            /* capacity of received rows of a chunk, in two levels of forwards */
   int64_t kept_rows;                             /* capacity of rows kept or offloaded per step */
   int32_t num_blocks;                            /* G */
   int32_t num_chunks;                            /* n of balanced routing */
@@ -102,8 +103,9 @@ SLUICE_API sluice_status_t sluice_plan_candidates(const sluice_plan_t* plan, slu
                                                   int32_t capacity, int32_t* out_count);
 
 /* Bytes of one step whose n chunks receive rows_per_chunk [n] rows on this rank, in a pass of num_tokens tokens with
- * num_sent kept routes: what the allocator will count, to the byte. kept_chunks of the chunks, the first ones, are kept
- * as the plan says; by a list, those behind it are not. Any thread. Errors: INVALID_ARGUMENT. */
+ * num_sent kept routes: what the allocator will count, to the byte; in two levels (deduplicate NODES) at most, with a
+ * few bytes for each token of any rank that may pass through this one. kept_chunks of the chunks, the first ones, are
+ * kept as the plan says; by a list, those behind it are not. Any thread. Errors: INVALID_ARGUMENT. */
 SLUICE_API sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_chunks,
                                                     const int64_t* rows_per_chunk, int32_t kept_chunks,
                                                     int64_t num_tokens, int64_t num_sent, uint64_t* out_bytes);

@@ -74,7 +74,7 @@ typedef struct sluice_planner_workload_s {
   int32_t max_outstanding;         /* >= 1: forwards without their backward, over all layers */
   int32_t reserved;                /* 0; end of the first layout */
   uint64_t host_memory_budget;     /* bytes of offloaded rows of max_outstanding forwards; 0: no limit of their own */
-  int32_t deduplicate;             /* SLUICE_DEDUPLICATE_*; NODES: by the machine's ranks_per_node, without a budget */
+  int32_t deduplicate;             /* SLUICE_DEDUPLICATE_* but ADAPTIVE; NODES: by the machine's ranks_per_node */
   int32_t chunking;                /* SLUICE_CHUNKING_*, as sluice_moe_config_t has it; default ADAPTIVE */
   /* [num_chunks of the choice], or NULL: the policy of each chunk in place of the choice's restore_input or
    * restore_pre_activation, as in sluice_moe_config_t. Read during the call. */

@@ -48,6 +48,7 @@ static int names_a_field(const char* message) {
                                       "kept_chunks is",
                                       "memory_budget is",
                                       "shares_act is",
+                                      "two_levels is",
                                       "reuse is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;

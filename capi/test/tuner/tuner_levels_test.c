@@ -86,6 +86,25 @@ static void Levels_MachineWithoutNodes_PredictsNothing(void** state) {
   assert_true(is_same(sent, by_rank));
 }
 
+/* Under a budget levels are chosen with the plan, by what it is predicted to take: the bytes are those of a layer with
+ * the same plan whose levels are given. Without a machine nothing is predicted. */
+static void Levels_UnderABudget_AreThosePredictedToTakeLess(void** state) {
+  (void)state;
+  for (int32_t i = 0; i < 3; ++i) {
+    uint64_t sent[2][RANKS];
+    for (int32_t is_given = 0; is_given < 2; ++is_given) {
+      const int32_t given = i == 0 ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS;
+      const char* machine = i == 2 ? NULL : i == 0 ? machine_of(1e6, 1e10) : machine_of(1e10, 1e6);
+      tuner_world_t* w = world_of(is_given ? given : SLUICE_DEDUPLICATE_ADAPTIVE,
+                                  machine != NULL ? SLUICE_TUNER_MODEL : SLUICE_TUNER_ADAPTIVE, machine);
+      w->budget = 1 << 23, w->num_chunks = 0, w->steps = machine != NULL ? 8 : 1; /* before times choose */
+      run(w, sent[is_given]);
+      for (int32_t r = 0; r < RANKS; ++r) assert_true(w->peak_bytes[r] <= w->budget);
+    }
+    assert_true(is_same(sent[0], sent[1]));
+  }
+}
+
 /* A token with one route goes to one node in any case. */
 static void Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine(void** state) {
   (void)state;
@@ -150,6 +169,7 @@ int main(void) {
       cmocka_unit_test(Levels_ByPrediction_GoWhereTheSlowLinkIs),
       cmocka_unit_test(Levels_PredictedToLose_NeverRun),
       cmocka_unit_test(Levels_MachineWithoutNodes_PredictsNothing),
+      cmocka_unit_test(Levels_UnderABudget_AreThosePredictedToTakeLess),
       cmocka_unit_test(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine),
       cmocka_unit_test(Levels_Raced_SettleAlikeOnAllRanks),
       cmocka_unit_test(Levels_ByNodeWhereRanksHaveUnlikeBatches_AllRanksAgree),

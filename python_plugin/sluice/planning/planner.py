@@ -282,12 +282,10 @@ class Planner:
 
 def levels_by_price(planner: Planner, work: Workload, wanted: Choice | None = None) -> Workload:
     """Where levels are open, by rank or by node, whichever is predicted to take less; as the tuner chooses with a
-    machine. By rank under a budget, whose plans have one level, and where neither fits."""
+    machine. By rank where neither fits."""
     if work.deduplicate != "adaptive":
         return work
     by_rank, by_node = (work.with_(deduplicate=way) for way in (True, "node"))
-    if work.memory_budget or work.host_memory_budget:
-        return by_rank
     seconds = {}
     for way in (by_rank, by_node):
         chosen = planner.choose(way, wanted).chosen

@@ -77,11 +77,13 @@ def test_Levels_LeftOpen_AreTheFasterOfBoth(capsys) -> None:
     assert re.search(r"\n +8 .* by rank\n +64 .* by node\n", text)
 
 
-def test_Levels_OneRouteOrABudget_KeepOne() -> None:
+def test_Levels_OneRoute_KeepsOne_ABudgetChoosesTheFaster() -> None:
     simulator = _simulator()
-    for changes in ({"top_k": 1}, {"memory_budget": 1 << 34}):
-        work = Workload(1024, 4096, 4096, 64, 4, 64, "f16", deduplicate="adaptive").with_(**changes)
-        assert simulator.levels(work).deduplicate is True
+    work = Workload(1024, 4096, 4096, 64, 8, 64, "f16", deduplicate="adaptive")
+    assert simulator.levels(work.with_(top_k=1)).deduplicate is True
+    for changes in ({}, {"memory_budget": 1 << 34}):
+        assert simulator.levels(work.with_(**changes)).deduplicate == "node"
+    assert simulator.levels(work.with_(memory_budget=1)).deduplicate is True  # neither fits
 
 
 def test_Strong_TotalsStay() -> None:

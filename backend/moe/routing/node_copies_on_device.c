@@ -1,0 +1,85 @@
+/* Tokens that travel in two levels on a device with memory of its own. The tables of token copies are made there; those
+ * of node copies are made on the host, which reads the rows of tokens by rank for it, and what kernels read of them
+ * goes there. */
+#include "backend/moe/context/row_memory.h"
+#include "backend/moe/routing/copies.h"
+#include "backend/moe/routing/node_copies.h"
+#include "backend/moe/routing/token_copies_common.h"
+
+static sluice_status_t read_token_rows(sluice_binding_t* b, sluice_stream_t stream, int32_t** out_rows) {
+  sluice_context_t* context = b->moe->context;
+  sluice_arena_t* arena = &b->memory->scratch; /* counts have been taken from there, and the pass is to come */
+  const uint64_t bytes = (uint64_t)b->num_tokens * (uint64_t)b->world_size * sizeof **out_rows;
+  SLUICE_TRY(sluice_arena_reset(arena, bytes, "tokens by rank"));
+  *out_rows = sluice_arena_take(arena, bytes);
+  return context->rows->read(context, stream, b->token_copies.position_of_token, *out_rows, bytes);
+}
+
+/* Puts a table of so many words into the arena there. The arena of the host keeps its own until the next pass. */
+static sluice_status_t send(sluice_binding_t* b, sluice_stream_t stream, int64_t count, int32_t** table) {
+  sluice_context_t* context = b->moe->context;
+  const uint64_t bytes = (uint64_t)count * sizeof **table;
+  int32_t* there = sluice_arena_take(&b->memory->device_node_copies, bytes);
+  SLUICE_TRY(context->rows->copy(context, stream, there, *table, bytes));
+  *table = there;
+  return SLUICE_OK;
+}
+
+static sluice_status_t send_tables(sluice_binding_t* b, sluice_stream_t stream) {
+  sluice_node_copies_t* p = &b->node_copies;
+  const int32_t n = b->num_chunks;
+  const int64_t sent = p->first_sent[n], forwards = p->first_forward[n];
+  const uint64_t bytes =
+      sluice_node_copies_on_device_bytes(&b->moe->shape, b->num_tokens, sent, p->num_arrived, forwards);
+  SLUICE_TRY(sluice_arena_reset(&b->memory->device_node_copies, bytes, "node copies on the device"));
+  SLUICE_TRY(send(b, stream, sent, &p->token));
+  SLUICE_TRY(send(b, stream, b->num_tokens * p->num_nodes, &p->position_of_token));
+  SLUICE_TRY(send(b, stream, p->num_arrived * p->ranks_per_node, &p->part));
+  return send(b, stream, forwards, &p->origin);
+}
+
+/* ---- the table ---- */
+
+static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
+  int32_t* token_rows = NULL;
+  SLUICE_TRY(read_token_rows(b, stream, &token_rows)); /* before anything is enqueued that waits for others */
+  SLUICE_TRY(sluice_copies_in_device_memory.exchange(b, stream));
+  SLUICE_TRY(sluice_node_copies_exchange(b, token_rows));
+  return send_tables(b, stream);
+}
+
+static char* save(const sluice_binding_t* b, char* at) {
+  return sluice_node_copies_save(b, sluice_copies_in_device_memory.save(b, at));
+}
+
+static sluice_status_t restore(sluice_binding_t* b, sluice_stream_t stream, int32_t* saved, void* kept) {
+  int32_t* token_rows = NULL;
+  SLUICE_TRY(sluice_copies_in_device_memory.restore(b, stream, saved, kept));
+  SLUICE_TRY(read_token_rows(b, stream, &token_rows));
+  SLUICE_TRY(sluice_node_copies_restore(b, saved, token_rows));
+  return send_tables(b, stream);
+}
+
+static void take_counts(sluice_binding_t* b) { sluice_copies_in_device_memory.take_counts(b); }
+static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
+  return sluice_copies_in_device_memory.pack(b, r, out);
+}
+static void unpack(sluice_binding_t* b) { sluice_copies_in_device_memory.unpack(b); }
+static uint64_t kept_bytes(const sluice_binding_t* b) { return sluice_copies_in_device_memory.kept_bytes(b); }
+static sluice_status_t keep(const sluice_binding_t* b, sluice_stream_t stream, void* kept) {
+  return sluice_copies_in_device_memory.keep(b, stream, kept);
+}
+
+const sluice_copies_t sluice_copies_by_node_on_device = {.header_words = 1,
+                                                         .take_counts = take_counts,
+                                                         .pack = pack,
+                                                         .unpack = unpack,
+                                                         .exchange = exchange,
+                                                         .max_chunk_remote = sluice_node_copies_max_chunk_remote,
+                                                         .max_chunk_sent = sluice_node_copies_max_chunk_sent,
+                                                         .max_chunk_node = sluice_node_copies_max_chunk_node,
+                                                         .num_weighted = sluice_token_copies_num_weighted,
+                                                         .save = save,
+                                                         .kept_bytes = kept_bytes,
+                                                         .keep = keep,
+                                                         .restore = restore};

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from sluice.planning import machines, routing, simulate, simulate_command, skew
@@ -73,6 +74,10 @@ def test_Levels_LeftOpen_AreTheFasterOfBoth(capsys) -> None:
         assert chosen["seconds"] == min(by_rank["seconds"], by_node["seconds"])
     assert [point["deduplicate"] for point in found["adaptive"]] == [True, "node"]
     assert found["node"][1]["efficiency"] > 1.15 * found["rank"][1]["efficiency"]
+    for way in ("rank", "node"):
+        point = found[way][1]
+        row = f"| by {way} | {1e3 * point['seconds']:.1f} ms | {100 * point['efficiency']:.1f} % |"
+        assert row in (Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "layer.md").read_text()
     text = run(capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", "adaptive")[1]
     assert re.search(r"\n +8 .* by rank\n +64 .* by node\n", text)
 

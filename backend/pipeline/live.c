@@ -1,23 +1,21 @@
 #include "backend/pipeline/live.h"
 
-void sluice_live_arrived(sluice_live_t* live) { live->has = 1; }
+void sluice_live_arrived(sluice_layer_move_t* live) { live->has = 1; }
 
-void sluice_live_heard(sluice_live_t* live, uint64_t word) {
-  if ((word & SLUICE_LIVE_HAS) != 0) live->has = 1;
+void sluice_live_heard(sluice_layer_move_t* live, uint64_t word) {
+  if ((word & SLUICE_LAYER_MOVE_HAS) != 0) live->has = 1;
 }
 
 /* The upper stage decides, with the first micro-batch that it runs after the receiver has the parameters. */
-int sluice_live_forward(sluice_live_t* live, int32_t micro_batch, uint64_t word) {
-  if (live->role == SLUICE_LIVE_LOWER) return (word & SLUICE_LIVE_RAN) == 0;
+int sluice_live_forward(sluice_layer_move_t* live, int32_t micro_batch, uint64_t word) {
+  if (live->role == SLUICE_LAYER_MOVE_LOWER) return (word & SLUICE_LAYER_MOVE_RAN) == 0;
   if (live->trigger < 0 && live->has) live->trigger = micro_batch;
   const int is_behind = live->trigger >= 0 && micro_batch >= live->trigger;
   return is_behind != live->to_lower;
 }
 
-uint64_t sluice_live_activation_word(int ran) { return ran ? SLUICE_LIVE_RAN : 0; }
+uint64_t sluice_live_activation_word(int ran) { return ran ? SLUICE_LAYER_MOVE_RAN : 0; }
 
-uint64_t sluice_live_gradient_word(const sluice_live_t* live) {
-  return sluice_live_receives(live) && live->has ? SLUICE_LIVE_HAS : 0;
+uint64_t sluice_live_gradient_word(const sluice_layer_move_t* live) {
+  return sluice_live_receives(live) && live->has ? SLUICE_LAYER_MOVE_HAS : 0;
 }
-
-int sluice_live_holds(const sluice_live_t* live) { return sluice_live_receives(live); }

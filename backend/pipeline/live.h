@@ -5,53 +5,41 @@
  * chosen by the upper stage, forwards run L where it goes; the backward of a micro-batch runs where its forward ran.
  * Nobody waits, and messages say all that has to be known:
  *
- *   activation (upper to lower)  whether L has run: SLUICE_LIVE_RAN in the host's word
- *   gradient (lower to upper)    whether L's parameters lie in the lower stage: SLUICE_LIVE_HAS in the host's word
+ *   activation (upper to lower)  whether L has run: SLUICE_LAYER_MOVE_RAN in the host's word
+ *   gradient (lower to upper)    whether L's parameters lie in the lower stage: SLUICE_LAYER_MOVE_HAS in that word
  *
  * Gradients of L fold where it lay up to the trigger; behind it they are held apart, by micro-batch. At the flush that
  * sum follows, and what was held is added to it in the order of micro-batches. So every micro-batch runs L forward and
  * backward exactly once, with the parameters of the last update, and gradients have the bits of a batch in which
  * nothing moves. A layer whose parameters come too late for a trigger goes at the flush, as between two batches.
  *
- * Executors ask these functions, and so does the checker, which goes through every order of events (test/live_test.c).
- * Pure. Source: vPipe (TPDS 2022), whose live migration this reconstructs. */
+ * Hosts ask these functions (sluice_layer_move_*), and so does the checker, which goes through every order of events
+ * (test/live_test.c). Pure. Source: vPipe (TPDS 2022), whose live migration this reconstructs. */
 #ifndef SLUICE_BACKEND_PIPELINE_LIVE_H_
 #define SLUICE_BACKEND_PIPELINE_LIVE_H_
 
 #include <stdint.h>
 
-enum { SLUICE_LIVE_UPPER = 0, SLUICE_LIVE_LOWER = 1 };
+#include "sluice/pipeline.h"
 
-enum { SLUICE_LIVE_RAN = 1, SLUICE_LIVE_HAS = 2 };
-
-/* One of the two stages in one batch. */
-typedef struct sluice_live_s {
-  int32_t role;     /* SLUICE_LIVE_UPPER, _LOWER */
-  int32_t to_lower; /* 1: L goes from the upper stage to the lower one */
-  int32_t has;      /* of the receiver: L's parameters are here; of the upper stage: or it has heard so */
-  int32_t trigger;  /* of the upper stage: the first micro-batch that runs L where it goes; -1: none yet */
-} sluice_live_t;
-
-static inline sluice_live_t sluice_live_begin(int32_t role, int32_t to_lower) {
-  return (sluice_live_t){.role = role, .to_lower = to_lower, .trigger = -1};
+static inline sluice_layer_move_t sluice_live_begin(int32_t role, int32_t to_lower) {
+  return (sluice_layer_move_t){.role = role, .to_lower = to_lower, .trigger = -1};
 }
 
-/* Whether this stage is the one to which L goes. */
-static inline int sluice_live_receives(const sluice_live_t* live) { return live->to_lower == live->role; }
+/* Whether L goes to this stage, which so holds gradients of L apart until the sum of the others is here. */
+static inline int sluice_live_receives(const sluice_layer_move_t* live) { return live->to_lower == live->role; }
 
 /* The parameters of L have come to this stage, which receives it. */
-void sluice_live_arrived(sluice_live_t* live);
+void sluice_live_arrived(sluice_layer_move_t* live);
 /* The upper stage has taken a gradient with this word. */
-void sluice_live_heard(sluice_live_t* live, uint64_t word);
+void sluice_live_heard(sluice_layer_move_t* live, uint64_t word);
 
 /* Whether this stage runs L in the forward of a micro-batch, which is also whether it does in its backward. word: of
  * the activation that the lower stage was given. */
-int sluice_live_forward(sluice_live_t* live, int32_t micro_batch, uint64_t word);
+int sluice_live_forward(sluice_layer_move_t* live, int32_t micro_batch, uint64_t word);
 /* The word of the activation of a forward of the upper stage that has run L, or has not. */
 uint64_t sluice_live_activation_word(int ran);
 /* The word of a gradient of the lower stage. */
-uint64_t sluice_live_gradient_word(const sluice_live_t* live);
-/* Whether the gradient of L of a backward that ran here is held apart until the sum of the others is here. */
-int sluice_live_holds(const sluice_live_t* live);
+uint64_t sluice_live_gradient_word(const sluice_layer_move_t* live);
 
 #endif /* SLUICE_BACKEND_PIPELINE_LIVE_H_ */

@@ -81,16 +81,16 @@ static void keep(checker_t* c, const state_t* state) {
   assert_int_equal(sluice_state_set_add(&c->states, words), SLUICE_OK);
 }
 
-static int32_t receiver(const checker_t* c) { return c->to_lower ? SLUICE_LIVE_LOWER : SLUICE_LIVE_UPPER; }
+static int32_t receiver(const checker_t* c) { return c->to_lower ? SLUICE_LAYER_MOVE_LOWER : SLUICE_LAYER_MOVE_UPPER; }
 static uint8_t bit(int32_t i) { return (uint8_t)(1U << i); }
 static uint8_t others(const checker_t* c, int32_t r) { return (uint8_t)(((1U << c->num_ranks) - 1) & ~(1U << r)); }
 
-static sluice_live_t live_of(const checker_t* c, const state_t* state, int32_t s) {
+static sluice_layer_move_t live_of(const checker_t* c, const state_t* state, int32_t s) {
   const rank_t* rank = &state->ranks[s];
-  return (sluice_live_t){.role = s, .to_lower = c->to_lower, .has = rank->has, .trigger = rank->trigger};
+  return (sluice_layer_move_t){.role = s, .to_lower = c->to_lower, .has = rank->has, .trigger = rank->trigger};
 }
 
-static void put_live(state_t* state, int32_t s, const sluice_live_t* live) {
+static void put_live(state_t* state, int32_t s, const sluice_layer_move_t* live) {
   state->ranks[s].has = (uint8_t)live->has;
   state->ranks[s].trigger = (int8_t)live->trigger;
 }
@@ -143,7 +143,7 @@ static void hear(checker_t* c, const state_t* from, int32_t source, int32_t r) {
   rank_t* rank = &to.ranks[r];
   switch (message) {
     case STREAMED: {
-      sluice_live_t live = live_of(c, &to, r);
+      sluice_layer_move_t live = live_of(c, &to, r);
       rank->has_streamed = 1;
       sluice_live_arrived(&live);
       put_live(&to, r, &live);
@@ -194,14 +194,15 @@ static void forward(checker_t* c, const state_t* from, int32_t s) {
   state_t to = *from;
   rank_t* rank = &to.ranks[s];
   const int32_t i = rank->forwards++;
-  sluice_live_t live = live_of(c, from, s);
-  if (c->mutant == DOES_NOT_WAIT && s == SLUICE_LIVE_UPPER && i > 0) live.has = 1;
-  const uint64_t word = s == SLUICE_LIVE_LOWER ? sluice_live_activation_word((from->activation_ran & bit(i)) != 0) : 0;
+  sluice_layer_move_t live = live_of(c, from, s);
+  if (c->mutant == DOES_NOT_WAIT && s == SLUICE_LAYER_MOVE_UPPER && i > 0) live.has = 1;
+  const uint64_t word =
+      s == SLUICE_LAYER_MOVE_LOWER ? sluice_live_activation_word((from->activation_ran & bit(i)) != 0) : 0;
   const int ran = sluice_live_forward(&live, i, word);
   put_live(&to, s, &live);
   if (ran) rank->ran = (uint8_t)(rank->ran | bit(i));
   if (ran && s == receiver(c) && !rank->has_streamed) rank->without = 1;
-  if (s == SLUICE_LIVE_UPPER && (sluice_live_activation_word(ran) & SLUICE_LIVE_RAN) != 0) {
+  if (s == SLUICE_LAYER_MOVE_UPPER && (sluice_live_activation_word(ran) & SLUICE_LAYER_MOVE_RAN) != 0) {
     to.activation_ran = (uint8_t)(to.activation_ran | bit(i));
   }
   keep(c, &to);
@@ -216,15 +217,16 @@ static void backward(checker_t* c, const state_t* from, int32_t s) {
   state_t to = *from;
   rank_t* rank = &to.ranks[s];
   const int32_t i = rank->backwards++;
-  sluice_live_t live = live_of(c, from, s);
-  if (s == SLUICE_LIVE_UPPER) sluice_live_heard(&live, (from->gradient_has & bit(i)) != 0 ? SLUICE_LIVE_HAS : 0);
+  sluice_layer_move_t live = live_of(c, from, s);
+  if (s == SLUICE_LAYER_MOVE_UPPER)
+    sluice_live_heard(&live, (from->gradient_has & bit(i)) != 0 ? SLUICE_LAYER_MOVE_HAS : 0);
   put_live(&to, s, &live);
-  if ((rank->ran & bit(i)) != 0 && sluice_live_holds(&live)) {
+  if ((rank->ran & bit(i)) != 0 && sluice_live_receives(&live)) {
     rank->held = (uint8_t)(rank->held | bit(i));
   } else if ((rank->ran & bit(i)) != 0) {
     fold(rank, bit(i));
   }
-  if (s == SLUICE_LIVE_LOWER && (sluice_live_gradient_word(&live) & SLUICE_LIVE_HAS) != 0) {
+  if (s == SLUICE_LAYER_MOVE_LOWER && (sluice_live_gradient_word(&live) & SLUICE_LAYER_MOVE_HAS) != 0) {
     to.gradient_has = (uint8_t)(to.gradient_has | bit(i));
   }
   keep(c, &to);
@@ -232,7 +234,7 @@ static void backward(checker_t* c, const state_t* from, int32_t s) {
 
 static void run_ops(checker_t* c, const state_t* from, int32_t s) {
   const rank_t* rank = &from->ranks[s];
-  const int is_upper = s == SLUICE_LIVE_UPPER;
+  const int is_upper = s == SLUICE_LAYER_MOVE_UPPER;
   const rank_t* other = &from->ranks[1 - s];
   const int32_t limit = is_upper ? rank->backwards + WINDOW : other->forwards;
   const int32_t ready = is_upper ? other->backwards : rank->forwards;
@@ -254,8 +256,8 @@ static void fail_batch(checker_t* c, const state_t* from, int32_t r) {
 static void train(checker_t* c, const state_t* from, int32_t r) {
   const rank_t* rank = &from->ranks[r];
   if (rank->batch == RUNS) {
-    if (r <= SLUICE_LIVE_LOWER) run_ops(c, from, r);
-    if (r > SLUICE_LIVE_LOWER || rank->backwards == c->m) {
+    if (r <= SLUICE_LAYER_MOVE_LOWER) run_ops(c, from, r);
+    if (r > SLUICE_LAYER_MOVE_LOWER || rank->backwards == c->m) {
       state_t to = *from;
       to.ranks[r].batch = DONE;
       to.ends_under_way[r] = others(c, r);
@@ -337,14 +339,14 @@ static void check_end(checker_t* c, const state_t* state) {
   const int is_new = committed > 0;
   c->new_ends += is_new;
   c->old_ends += !is_new;
-  c->triggered += state->ranks[SLUICE_LIVE_UPPER].trigger >= 0;
+  c->triggered += state->ranks[SLUICE_LAYER_MOVE_UPPER].trigger >= 0;
   for (int32_t s = 0; s < 2; ++s) {
     rank_t rank = state->ranks[s];
     if (rank.is_dead) continue;
     finish(c, &rank, s, state->sum, is_new);
     int is_owner = is_new == (s == receiver(c));
     if (c->mutant == FOLLOWS_THE_TRIGGER)
-      is_owner = (state->ranks[SLUICE_LIVE_UPPER].trigger >= 0) == (s == receiver(c));
+      is_owner = (state->ranks[SLUICE_LAYER_MOVE_UPPER].trigger >= 0) == (s == receiver(c));
     if (is_owner != (is_new == (s == receiver(c)))) find(c, "the layer lies on another stage than the epoch says");
     if (!is_owner) continue;
     if (rank.without || (s == receiver(c) && !rank.has_streamed)) find(c, "a layer without its parameters");

@@ -106,7 +106,7 @@ static void spans_of(live_layer_t* layer, sluice_migration_span_t spans[SPANS]) 
 
 /* The stage to which L goes looks whether its parameters are there. */
 static void look(live_stage_t* stage) {
-  if (!stage->is_moving || !sluice_live_receives(&stage->live) || stage->live.has) return;
+  if (!stage->is_moving || !sluice_layer_move_receives(&stage->live) || stage->live.has) return;
   const int32_t peer = stage->upper + 1 - role_of(stage);
   sluice_migration_span_t spans[SPANS];
   int32_t is_there = 0;
@@ -114,7 +114,7 @@ static void look(live_stage_t* stage) {
   spans[1].bytes = spans[2].bytes = 0;
   const sluice_status_t status = sluice_migration_read_still(stage->migration, 1, peer, spans, SPANS, &is_there);
   if (status != SLUICE_OK) stage->early = status;
-  if (is_there) sluice_live_arrived(&stage->live);
+  if (is_there) sluice_layer_move_arrived(&stage->live);
 }
 
 /* In front of each callback. */
@@ -127,7 +127,7 @@ static void be_called(live_stage_t* stage) {
 static int runs_moving(live_stage_t* stage, const sluice_stage_call_t* op) {
   if (!live_is_at_the_cut(stage)) return 0;
   if (!stage->is_moving) return stage->has_moving;
-  return sluice_live_forward(&stage->live, op->micro_batch, op->is_first ? 0 : op->input->word);
+  return sluice_layer_move_runs(&stage->live, op->micro_batch, op->is_first ? 0 : op->input->word);
 }
 
 static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice_stage_tensors_t* out_result,
@@ -143,13 +143,13 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
     memcpy(x, op->input->tensors[0].data, sizeof x);
   }
   stash->ran = runs_moving(stage, op);
-  if (stash->ran && role_of(stage) == SLUICE_LIVE_LOWER) {
+  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_LOWER) {
     memcpy(stash->moving, x, sizeof x);
     forward_layer(&stage->moving, stash->moving, x);
   }
   memcpy(stash->own, x, sizeof x);
   forward_layer(&stage->own, stash->own, stash->y);
-  if (stash->ran && role_of(stage) == SLUICE_LIVE_UPPER) {
+  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_UPPER) {
     memcpy(stash->moving, stash->y, sizeof x);
     forward_layer(&stage->moving, stash->moving, stash->y);
   }
@@ -157,14 +157,14 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
     stage->losses[stage->batch][op->micro_batch] = 0.5F * stash->y[0] * stash->y[0];
   } else {
     give(stash->y, &stash->out, stash, out_result);
-    if (role_of(stage) == SLUICE_LIVE_UPPER) out_result->word = sluice_live_activation_word(stash->ran);
+    if (role_of(stage) == SLUICE_LAYER_MOVE_UPPER) out_result->word = sluice_layer_move_activation_word(stash->ran);
   }
   return SLUICE_OK;
 }
 
 /* dy to dx, where the gradient of L is held apart if L has come in this batch. */
 static void backward_moving(live_stage_t* stage, int32_t i, const float* dy, float* dx) {
-  const int holds = stage->is_moving && sluice_live_holds(&stage->live);
+  const int holds = stage->is_moving && sluice_layer_move_receives(&stage->live);
   if (holds) memset(stage->held[i], 0, sizeof stage->held[i]);
   stage->is_held[i] = holds;
   backward_layer(&stage->moving, stage->stash[i].moving, dy, holds ? stage->held[i] : stage->moving.grad, dx);
@@ -178,23 +178,23 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluic
   (void)out_failure;
   be_called(stage);
   memcpy(dy, op->is_last ? stash->y : (const float*)op->output_grad->tensors[0].data, sizeof dy);
-  if (stage->is_moving && role_of(stage) == SLUICE_LIVE_UPPER && !op->is_last) {
-    sluice_live_heard(&stage->live, op->output_grad->word);
+  if (stage->is_moving && role_of(stage) == SLUICE_LAYER_MOVE_UPPER && !op->is_last) {
+    sluice_layer_move_heard(&stage->live, op->output_grad->word);
   }
-  if (stash->ran && role_of(stage) == SLUICE_LIVE_UPPER) {
+  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_UPPER) {
     backward_moving(stage, op->micro_batch, dy, dx);
     memcpy(dy, dx, sizeof dy);
   }
   backward_layer(&stage->own, stash->own, dy, stage->own.grad, dx);
-  if (stash->ran && role_of(stage) == SLUICE_LIVE_LOWER) {
+  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_LOWER) {
     memcpy(dy, dx, sizeof dy);
     backward_moving(stage, op->micro_batch, dy, dx);
   }
   memcpy(stash->dx, dx, sizeof dx);
   if (op->is_first) return SLUICE_OK;
   give(stash->dx, &stash->back, stash, out_result);
-  if (stage->is_moving && role_of(stage) == SLUICE_LIVE_LOWER)
-    out_result->word = sluice_live_gradient_word(&stage->live);
+  if (stage->is_moving && role_of(stage) == SLUICE_LAYER_MOVE_LOWER)
+    out_result->word = sluice_layer_move_gradient_word(&stage->live);
   return SLUICE_OK;
 }
 
@@ -207,7 +207,7 @@ const sluice_pipeline_callbacks_t* live_callbacks(void) {
 /* ---- between batches ---- */
 
 sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch) {
-  const int32_t role = role_of(stage), from = to_lower ? SLUICE_LIVE_UPPER : SLUICE_LIVE_LOWER;
+  const int32_t role = role_of(stage), from = to_lower ? SLUICE_LAYER_MOVE_UPPER : SLUICE_LAYER_MOVE_LOWER;
   sluice_migration_span_t spans[SPANS];
   spans_of(&stage->moving, spans);
   const sluice_migration_item_t item = {.id = 1,
@@ -215,7 +215,7 @@ sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch) 
                                         .direction = role == from ? SLUICE_MIGRATION_LEAVES : SLUICE_MIGRATION_ARRIVES,
                                         .spans = spans,
                                         .num_spans = SPANS};
-  stage->live = sluice_live_begin(role, to_lower);
+  sluice_layer_move_begin(role, to_lower, &stage->live);
   stage->is_moving = 1;
   memset(stage->is_held, 0, sizeof stage->is_held);
   return sluice_migration_begin(stage->migration, epoch, &item, live_is_at_the_cut(stage));
@@ -224,12 +224,12 @@ sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch) 
 void live_arrive(live_stage_t* stage) {
   stage->is_moving = 0;
   if (!live_is_at_the_cut(stage)) return;
-  stage->has_moving = sluice_live_receives(&stage->live);
+  stage->has_moving = sluice_layer_move_receives(&stage->live);
   if (!stage->has_moving) memset(stage->moving.grad, 0, sizeof stage->moving.grad);
   for (int32_t i = 0; i < M; ++i) {
     for (int32_t e = 0; e < WIDTH && stage->is_held[i]; ++e) stage->moving.grad[e] += stage->held[i][e];
   }
-  if (role_of(stage) != SLUICE_LIVE_UPPER) return;
+  if (role_of(stage) != SLUICE_LAYER_MOVE_UPPER) return;
   stage->in_batch += stage->live.trigger >= 0;
   stage->at_flush += stage->live.trigger < 0;
 }

@@ -1,12 +1,11 @@
 /* A host of a pipeline in which a layer changes its stage while batches run, over sluice_pipeline_* and
- * sluice_migration_* by the rules of backend/pipeline/live.h; and one loop over the same layers in which nothing moves.
+ * sluice_migration_* and sluice_layer_move_*; and one loop over the same layers in which nothing moves.
  *
- * Every stage has a layer of its own; one more, L, lies at the cut between two of them. A layer is y = x * w, element by
- * element, whose update needs weight, gradient and moment. */
+ * Every stage has a layer of its own; one more, L, lies at the cut between two of them. A layer is y = x * w, element
+ * by element, whose update needs weight, gradient and moment. */
 #ifndef SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
 #define SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
 
-#include "backend/pipeline/live.h"
 #include "sluice/migration.h"
 #include "sluice/pipeline.h"
 
@@ -30,7 +29,7 @@ typedef struct live_stage_s {
   live_layer_t own, moving;
   int has_moving; /* L's owner between batches */
   int is_moving;  /* this batch */
-  sluice_live_t live;
+  sluice_layer_move_t live;
   float held[LIVE_MICRO_BATCHES][LIVE_WIDTH];
   int is_held[LIVE_MICRO_BATCHES];
   float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];

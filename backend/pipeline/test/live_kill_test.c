@@ -315,17 +315,17 @@ static void Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer(void*
   found_t found = {.behind_trigger = 0};
   const int is_full = getenv("SLUICE_FULL") != NULL;
   for (int32_t i = 0; i < (is_full ? NUM_SEEDS : EVERY_DAY); ++i) try_seed(seeds[i], &found);
-  print_message("survivors told: %d in announce, %d in the batch, %d in the commit, %d behind the trigger; "
-                "epochs: %d old, %d new\n",
-                found.told_at[ANNOUNCE], found.told_at[SEND], found.told_at[COMMIT], found.behind_trigger,
-                found.epochs[1], found.epochs[2]);
+  print_message(
+      "survivors told: %d in announce, %d in the batch, %d in the commit, %d behind the trigger; "
+      "epochs: %d old, %d new\n",
+      found.told_at[ANNOUNCE], found.told_at[SEND], found.told_at[COMMIT], found.behind_trigger, found.epochs[1],
+      found.epochs[2]);
   /* The list has cuts of all these kinds, each day. */
   assert_true(found.told_at[SEND] > 0 && found.told_at[COMMIT] > 0 && found.behind_trigger > 0);
   assert_true(found.epochs[1] > 0 && found.epochs[2] > 0);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

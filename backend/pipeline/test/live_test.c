@@ -27,7 +27,7 @@ typedef enum mutant_e {
 typedef struct world_s {
   int32_t m, window; /* micro-batches, and how many the upper stage may have in flight */
   mutant_t mutant;
-  sluice_live_t stage[2];
+  sluice_layer_move_t stage[2];
   int32_t forwards[2], backwards[2]; /* that have ended, by stage */
   int32_t is_here;                   /* L's parameters are at the receiver */
   uint64_t activation_word[MOST], gradient_word[MOST];
@@ -44,32 +44,34 @@ typedef struct found_s {
   int64_t wrong;
 } found_t;
 
-static int32_t receiver(const world_t* w) { return w->stage[0].to_lower ? SLUICE_LIVE_LOWER : SLUICE_LIVE_UPPER; }
+static int32_t receiver(const world_t* w) {
+  return w->stage[0].to_lower ? SLUICE_LAYER_MOVE_LOWER : SLUICE_LAYER_MOVE_UPPER;
+}
 
 static void forward(world_t* w, int32_t s) {
   const int32_t i = w->forwards[s]++;
-  sluice_live_t* live = &w->stage[s];
-  if (w->mutant == DOES_NOT_WAIT && s == SLUICE_LIVE_UPPER && i == 1) live->has = 1;
-  int ran = sluice_live_forward(live, i, s == SLUICE_LIVE_LOWER ? w->activation_word[i] : 0);
-  if (w->mutant == IGNORES_THE_WORD && s == SLUICE_LIVE_LOWER) ran = w->is_here || receiver(w) != s;
+  sluice_layer_move_t* live = &w->stage[s];
+  if (w->mutant == DOES_NOT_WAIT && s == SLUICE_LAYER_MOVE_UPPER && i == 1) live->has = 1;
+  int ran = sluice_live_forward(live, i, s == SLUICE_LAYER_MOVE_LOWER ? w->activation_word[i] : 0);
+  if (w->mutant == IGNORES_THE_WORD && s == SLUICE_LAYER_MOVE_LOWER) ran = w->is_here || receiver(w) != s;
   if (ran && s == receiver(w) && !w->is_here) w->without = 1;
   w->ran[s][i] = (int8_t)ran;
-  if (s == SLUICE_LIVE_UPPER) w->activation_word[i] = sluice_live_activation_word(ran);
+  if (s == SLUICE_LAYER_MOVE_UPPER) w->activation_word[i] = sluice_live_activation_word(ran);
 }
 
 static void backward(world_t* w, int32_t s) {
   const int32_t i = w->backwards[s]++;
-  sluice_live_t* live = &w->stage[s];
-  if (s == SLUICE_LIVE_UPPER) sluice_live_heard(live, w->gradient_word[i]);
+  sluice_layer_move_t* live = &w->stage[s];
+  if (s == SLUICE_LAYER_MOVE_UPPER) sluice_live_heard(live, w->gradient_word[i]);
   int runs = w->ran[s][i];
   if (w->mutant == FOLLOWS_THE_OWNER) runs = w->is_here == (s == receiver(w));
   w->back[s][i] = (int8_t)runs;
-  if (runs && sluice_live_holds(live) && w->mutant != HOLDS_NOTHING) {
+  if (runs && sluice_live_receives(live) && w->mutant != HOLDS_NOTHING) {
     w->held[w->num_held++] = (int8_t)i;
   } else if (runs) {
     w->folded[w->num_folded++] = (int8_t)i;
   }
-  if (s == SLUICE_LIVE_LOWER) w->gradient_word[i] = sluice_live_gradient_word(live);
+  if (s == SLUICE_LAYER_MOVE_LOWER) w->gradient_word[i] = sluice_live_gradient_word(live);
 }
 
 static void arrive(world_t* w) {
@@ -93,7 +95,7 @@ static int is_right(world_t* w) {
 
 /* Any event that may be next. The parameters may also come behind the batch. */
 static void explore(const world_t* w, found_t* found) {
-  if (w->backwards[SLUICE_LIVE_UPPER] == w->m) {
+  if (w->backwards[SLUICE_LAYER_MOVE_UPPER] == w->m) {
     world_t end = *w;
     ++found->ends;
     ++found->by_trigger[w->stage[0].trigger < 0 ? MOST : w->stage[0].trigger];
@@ -101,13 +103,14 @@ static void explore(const world_t* w, found_t* found) {
     return;
   }
   for (int32_t s = 0; s < 2; ++s) {
-    const int32_t limit = s == SLUICE_LIVE_UPPER ? w->backwards[s] + w->window : w->forwards[SLUICE_LIVE_UPPER];
+    const int32_t limit =
+        s == SLUICE_LAYER_MOVE_UPPER ? w->backwards[s] + w->window : w->forwards[SLUICE_LAYER_MOVE_UPPER];
     if (w->forwards[s] < w->m && w->forwards[s] < limit) {
       world_t next = *w;
       forward(&next, s);
       explore(&next, found);
     }
-    const int32_t ready = s == SLUICE_LIVE_UPPER ? w->backwards[SLUICE_LIVE_LOWER] : w->forwards[s];
+    const int32_t ready = s == SLUICE_LAYER_MOVE_UPPER ? w->backwards[SLUICE_LAYER_MOVE_LOWER] : w->forwards[s];
     if (w->backwards[s] < ready) {
       world_t next = *w;
       backward(&next, s);

@@ -120,6 +120,10 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_PIPELINE_MAX_NOTE = 1024
   integer(c_int32_t), parameter :: SLUICE_PIPELINE_MEASURED = 0
   integer(c_int32_t), parameter :: SLUICE_PIPELINE_PREDICTED = 1
+  integer(c_int32_t), parameter :: SLUICE_LAYER_MOVE_UPPER = 0
+  integer(c_int32_t), parameter :: SLUICE_LAYER_MOVE_LOWER = 1
+  integer(c_int32_t), parameter :: SLUICE_LAYER_MOVE_RAN = 1
+  integer(c_int32_t), parameter :: SLUICE_LAYER_MOVE_HAS = 2
   integer(c_int32_t), parameter :: SLUICE_MOVE_PAYS = 0
   integer(c_int32_t), parameter :: SLUICE_MOVE_NO_GAIN = 1
   integer(c_int32_t), parameter :: SLUICE_MOVE_SMALL = 2
@@ -698,6 +702,13 @@ module sluice
     integer(c_int32_t) :: peer = 0
     integer(c_int32_t) :: reserved = 0
     integer(c_int64_t) :: bytes = 0
+  end type
+
+  type, bind(c) :: sluice_layer_move_t
+    integer(c_int32_t) :: role = 0
+    integer(c_int32_t) :: to_lower = 0
+    integer(c_int32_t) :: has = 0
+    integer(c_int32_t) :: trigger = 0
   end type
 
   type, bind(c) :: sluice_pipeline_workload_t
@@ -1743,6 +1754,43 @@ module sluice
       integer(c_int32_t), value :: which
       character(kind=c_char), intent(inout), optional :: text(*)
       integer(c_int64_t), intent(inout), optional :: inout_bytes
+      integer(c_int32_t) :: it
+    end function
+    subroutine sluice_layer_move_begin(role, to_lower, out_move) bind(c, name="sluice_layer_move_begin")
+      import
+      integer(c_int32_t), value :: role
+      integer(c_int32_t), value :: to_lower
+      type(sluice_layer_move_t), intent(inout), optional :: out_move
+    end subroutine
+    subroutine sluice_layer_move_arrived(move) bind(c, name="sluice_layer_move_arrived")
+      import
+      type(sluice_layer_move_t), intent(inout), optional :: move
+    end subroutine
+    subroutine sluice_layer_move_heard(move, word) bind(c, name="sluice_layer_move_heard")
+      import
+      type(sluice_layer_move_t), intent(inout), optional :: move
+      integer(c_int64_t), value :: word
+    end subroutine
+    function sluice_layer_move_runs(move, micro_batch, word) bind(c, name="sluice_layer_move_runs") result(it)
+      import
+      type(sluice_layer_move_t), intent(inout), optional :: move
+      integer(c_int32_t), value :: micro_batch
+      integer(c_int64_t), value :: word
+      integer(c_int32_t) :: it
+    end function
+    function sluice_layer_move_activation_word(ran) bind(c, name="sluice_layer_move_activation_word") result(it)
+      import
+      integer(c_int32_t), value :: ran
+      integer(c_int64_t) :: it
+    end function
+    function sluice_layer_move_gradient_word(move) bind(c, name="sluice_layer_move_gradient_word") result(it)
+      import
+      type(sluice_layer_move_t), intent(in), optional :: move
+      integer(c_int64_t) :: it
+    end function
+    function sluice_layer_move_receives(move) bind(c, name="sluice_layer_move_receives") result(it)
+      import
+      type(sluice_layer_move_t), intent(in), optional :: move
       integer(c_int32_t) :: it
     end function
     subroutine sluice_pipeline_workload_init(out_workload, struct_size) bind(c, name="sluice_pipeline_workload_init")

@@ -132,6 +132,10 @@ const (
 	PIPELINE_MAX_NOTE         = 1024
 	PIPELINE_MEASURED         = 0
 	PIPELINE_PREDICTED        = 1
+	LAYER_MOVE_UPPER          = 0
+	LAYER_MOVE_LOWER          = 1
+	LAYER_MOVE_RAN            = 1
+	LAYER_MOVE_HAS            = 2
 	MOVE_PAYS                 = 0
 	MOVE_NO_GAIN              = 1
 	MOVE_SMALL                = 2
@@ -817,6 +821,14 @@ type StageEvent struct {
 	Peer         int32
 	Reserved     int32
 	Bytes        uint64
+}
+
+// LayerMove is sluice_layer_move_t.
+type LayerMove struct {
+	Role    int32
+	ToLower int32
+	Has     int32
+	Trigger int32
 }
 
 // PipelineWorkload is sluice_pipeline_workload_t.
@@ -1775,6 +1787,34 @@ func PipelineTimelineJson(pipeline *Pipeline, which int32, text_ *byte, inoutByt
 	return checked(func() C.sluice_status_t {
 		return C.sluice_pipeline_timeline_json((*C.sluice_pipeline_t)(unsafe.Pointer(pipeline)), C.int32_t(which), (*C.char)(unsafe.Pointer(text_)), (*C.uint64_t)(unsafe.Pointer(inoutBytes)))
 	})
+}
+
+func LayerMoveBegin(role int32, toLower int32, outMove *LayerMove) {
+	C.sluice_layer_move_begin(C.int32_t(role), C.int32_t(toLower), (*C.sluice_layer_move_t)(unsafe.Pointer(outMove)))
+}
+
+func LayerMoveArrived(move *LayerMove) {
+	C.sluice_layer_move_arrived((*C.sluice_layer_move_t)(unsafe.Pointer(move)))
+}
+
+func LayerMoveHeard(move *LayerMove, word uint64) {
+	C.sluice_layer_move_heard((*C.sluice_layer_move_t)(unsafe.Pointer(move)), C.uint64_t(word))
+}
+
+func LayerMoveRuns(move *LayerMove, microBatch int32, word uint64) int32 {
+	return int32(C.sluice_layer_move_runs((*C.sluice_layer_move_t)(unsafe.Pointer(move)), C.int32_t(microBatch), C.uint64_t(word)))
+}
+
+func LayerMoveActivationWord(ran int32) uint64 {
+	return uint64(C.sluice_layer_move_activation_word(C.int32_t(ran)))
+}
+
+func LayerMoveGradientWord(move *LayerMove) uint64 {
+	return uint64(C.sluice_layer_move_gradient_word((*C.sluice_layer_move_t)(unsafe.Pointer(move))))
+}
+
+func LayerMoveReceives(move *LayerMove) int32 {
+	return int32(C.sluice_layer_move_receives((*C.sluice_layer_move_t)(unsafe.Pointer(move))))
 }
 
 func PipelineWorkloadInit(outWorkload *PipelineWorkload, structSize uintptr) {

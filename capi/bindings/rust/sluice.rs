@@ -117,6 +117,10 @@ pub const SLUICE_PIPELINE_V: i32 = 1;
 pub const SLUICE_PIPELINE_MAX_NOTE: i32 = 1024;
 pub const SLUICE_PIPELINE_MEASURED: i32 = 0;
 pub const SLUICE_PIPELINE_PREDICTED: i32 = 1;
+pub const SLUICE_LAYER_MOVE_UPPER: i32 = 0;
+pub const SLUICE_LAYER_MOVE_LOWER: i32 = 1;
+pub const SLUICE_LAYER_MOVE_RAN: i32 = 1;
+pub const SLUICE_LAYER_MOVE_HAS: i32 = 2;
 pub const SLUICE_MOVE_PAYS: i32 = 0;
 pub const SLUICE_MOVE_NO_GAIN: i32 = 1;
 pub const SLUICE_MOVE_SMALL: i32 = 2;
@@ -1149,6 +1153,21 @@ impl Default for sluice_stage_event_t {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct sluice_layer_move_t {
+    pub role: i32,
+    pub to_lower: i32,
+    pub has: i32,
+    pub trigger: i32,
+}
+impl Default for sluice_layer_move_t {
+    fn default() -> Self {
+        let it: Self = unsafe { mem::zeroed() };
+        it
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct sluice_pipeline_workload_t {
     pub struct_size: usize,
     pub next: *const sluice_ext_header_t,
@@ -1967,6 +1986,13 @@ extern "C" {
     pub fn sluice_pipeline_get_stats(pipeline: *mut sluice_pipeline_t, out_stats: *mut sluice_pipeline_stats_t) -> i32;
     pub fn sluice_pipeline_get_events(pipeline: *mut sluice_pipeline_t, out_events: *mut sluice_stage_event_t, capacity: i64, out_count: *mut i64) -> i32;
     pub fn sluice_pipeline_timeline_json(pipeline: *mut sluice_pipeline_t, which: i32, text: *mut c_char, inout_bytes: *mut u64) -> i32;
+    pub fn sluice_layer_move_begin(role: i32, to_lower: i32, out_move: *mut sluice_layer_move_t);
+    pub fn sluice_layer_move_arrived(r#move: *mut sluice_layer_move_t);
+    pub fn sluice_layer_move_heard(r#move: *mut sluice_layer_move_t, word: u64);
+    pub fn sluice_layer_move_runs(r#move: *mut sluice_layer_move_t, micro_batch: i32, word: u64) -> i32;
+    pub fn sluice_layer_move_activation_word(ran: i32) -> u64;
+    pub fn sluice_layer_move_gradient_word(r#move: *const sluice_layer_move_t) -> u64;
+    pub fn sluice_layer_move_receives(r#move: *const sluice_layer_move_t) -> i32;
     pub fn sluice_pipeline_workload_init(out_workload: *mut sluice_pipeline_workload_t, struct_size: usize);
     pub fn sluice_pipeline_predict(workload: *const sluice_pipeline_workload_t, out_prediction: *mut sluice_pipeline_prediction_t, out_stages: *mut sluice_stage_prediction_t) -> i32;
     pub fn sluice_pipeline_policy_name(index: i32) -> *const c_char;

@@ -258,6 +258,49 @@ enum { SLUICE_PIPELINE_MEASURED = 0, SLUICE_PIPELINE_PREDICTED = 1 };
 SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipeline, int32_t which, char* text,
                                                          uint64_t* inout_bytes);
 
+/* ---- a layer that moves in a batch ---------------------------------------------------------------------------- */
+
+/* A layer at the cut between two neighbours, the *upper* stage and the *lower* one, which gets its activations from
+ * there, goes from one to the other while a batch runs, without a drain. Its state travels beside the batch
+ * (sluice/migration.h), from an update of the optimizer on. These rules say who runs it for which micro-batch; messages
+ * are what they are without a move, and carry two bits in their words:
+ *
+ *   activation (upper to lower)  whether the layer has run: SLUICE_LAYER_MOVE_RAN
+ *   gradient (lower to upper)    whether its parameters lie in the lower stage: SLUICE_LAYER_MOVE_HAS
+ *
+ * The receiver looks before each op whether the parameters have come (sluice_migration_read_still). Each backward runs
+ * the layer where its forward ran it. Gradients that the receiver makes it holds apart, by micro-batch. Behind the
+ * batch, and before the update, both stages commit; the sum of the other gradients comes with that, and what was held
+ * is added to it in the order of micro-batches. So each micro-batch runs the layer forward and backward once, with the
+ * parameters of the last update, and sums have the bits of a batch in which nothing moves. Parameters that come too
+ * late for a trigger go at the flush. All of these are pure; NULL counts as a layer that does not move. */
+enum { SLUICE_LAYER_MOVE_UPPER = 0, SLUICE_LAYER_MOVE_LOWER = 1 };
+enum { SLUICE_LAYER_MOVE_RAN = 1, SLUICE_LAYER_MOVE_HAS = 2 };
+
+/* One of the two stages in one batch. Plain data of the host, which the calls below write. */
+typedef struct sluice_layer_move_s {
+  int32_t role;     /* SLUICE_LAYER_MOVE_UPPER, _LOWER */
+  int32_t to_lower; /* 1: the layer goes from the upper stage to the lower one */
+  int32_t has;      /* of the receiver: the parameters are here; of the upper stage: or it has heard so */
+  int32_t trigger;  /* of the upper stage: the first micro-batch that runs the layer where it goes; -1: none yet */
+} sluice_layer_move_t;
+
+/* Before each batch in which the layer may move. */
+SLUICE_EXPORT void sluice_layer_move_begin(int32_t role, int32_t to_lower, sluice_layer_move_t* out_move);
+/* The parameters have come to this stage, which receives the layer. */
+SLUICE_EXPORT void sluice_layer_move_arrived(sluice_layer_move_t* move);
+/* The upper stage has taken a gradient with this word. */
+SLUICE_EXPORT void sluice_layer_move_heard(sluice_layer_move_t* move, uint64_t word);
+/* Not 0 where this stage runs the layer in the forward of a micro-batch, and so in its backward. word: of the
+ * activation that the lower stage was given. In the order of micro-batches, once for each. */
+SLUICE_EXPORT int32_t sluice_layer_move_runs(sluice_layer_move_t* move, int32_t micro_batch, uint64_t word);
+/* The word of an activation of the upper stage; ran: what sluice_layer_move_runs said of it. */
+SLUICE_EXPORT uint64_t sluice_layer_move_activation_word(int32_t ran);
+/* The word of a gradient of the lower stage. */
+SLUICE_EXPORT uint64_t sluice_layer_move_gradient_word(const sluice_layer_move_t* move);
+/* Not 0 where the layer comes to this stage, which holds its gradients apart. */
+SLUICE_EXPORT int32_t sluice_layer_move_receives(const sluice_layer_move_t* move);
+
 /* ---- what would happen ---------------------------------------------------------------------------------------- */
 
 /* A batch that nobody runs. Pure data: no ranks, no clock. Seconds in any unit, the same everywhere. */

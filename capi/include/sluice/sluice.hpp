@@ -335,6 +335,11 @@ inline sluice_stage_event_t defaults() {
   return it;
 }
 template <>
+inline sluice_layer_move_t defaults() {
+  sluice_layer_move_t it = {};
+  return it;
+}
+template <>
 inline sluice_pipeline_workload_t defaults() {
   sluice_pipeline_workload_t it = {};
   sluice_pipeline_workload_init(&it, sizeof it);

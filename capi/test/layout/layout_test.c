@@ -118,7 +118,7 @@ static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
       "sluice_stage_event_t",    "sluice_stages_option_t",     "sluice_stages_edge_t",
       "sluice_stages_link_t",    "sluice_stages_choice_t",     "sluice_stages_other_cut_t",
       "sluice_stages_stage_t",   "sluice_stage_prediction_t",  "sluice_migration_span_t",
-      "sluice_migration_item_t"};
+      "sluice_migration_item_t", "sluice_layer_move_t"};
   for (int i = 0; i + 1 < NUM_LINES && lines[i].type != NULL; ++i) {
     if (lines[i].member != NULL) continue;
     int grows = 1;

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from mg_ranks import MegatronRanks
+from sluice.planning.megatron_layout import layout_of
 from test_mg_training import check_as_stock
 
 OUTSTANDING = {None: [4, 4, 2, 2], 2: [5, 5, 3, 3]}
@@ -58,6 +59,14 @@ def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
 def test_TwoStages_TwoReplicasOfEachExpert_AsStock(ranks4: MegatronRanks, parts: int | None) -> None:
     """Pipeline and expert-data parallel: each rank of a stage has all experts."""
     _check(ranks4.run("mg_pipeline:train_both", parts=parts, ep=1, options={"chunks": 2}), parts)
+
+
+def test_TwoStages_LaidOutByAPlan_AsStock(oldest4: MegatronRanks) -> None:
+    layout = layout_of(["embedding", "block", "block", "block", "block", "loss"], [0, 0, 0, 0, 1, 1], 2)
+    assert layout == "Ettt|tL"
+    found = oldest4.run("mg_pipeline:train_both", parts=None, pipeline_model_parallel_layout=layout)
+    check_as_stock(found)
+    assert [each["layers"] for each in found] == [3, 3, 1, 1]
 
 
 def test_TwoStages_NamedSpecInterleaved_EachPartFindsItsLayers(oldest4: MegatronRanks) -> None:

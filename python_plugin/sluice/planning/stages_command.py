@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments, machines, stages, stages_file, stages_picture, written
+from . import arguments, machines, megatron_layout, stages, stages_file, stages_picture, written
 from .planner import Planner, size
 
 EXAMPLE = """example:
@@ -41,8 +41,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--stages", required=True, metavar="FILE", help="the problem as JSON (docs/tools.md)")
     parser.add_argument("--budget", metavar="BYTES", help="of every stage, over what the file says")
     parser.add_argument("--machine", metavar="NAME|FILE", help="of MoE layers, over what the file says")
-    parser.add_argument("--picture", metavar="FILE.svg", help="stages, policies, and bytes against budgets")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--picture", metavar="FILE.svg", help="stages, policies, and bytes against budgets")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
+    shown.add_argument("--layout", choices=["megatron"], help="what --pipeline-model-parallel-layout takes, alone")
     options = parser.parse_args(words)
     try:
         written.check("--picture", options.picture)
@@ -56,11 +58,25 @@ def main(words: list[str]) -> int:
         if options.picture:
             drawn = stages_picture.svg(problem, made, lines_of(problem, made)[:2])
             written.write("--picture", options.picture, drawn)
+        if options.layout and not made.shortfall:
+            return _print_layout(problem, made)
     except SluiceError as error:
         print(f"sluice plan: {error}", file=sys.stderr)
         return 2
+    if options.layout:
+        print(f"sluice plan: DOES NOT FIT: {made.shortfall}", file=sys.stderr)
+        return 1
     print(json.dumps(as_dict(problem, made), indent=1) if options.json else "\n".join(lines_of(problem, made)))
     return 1 if made.shortfall else 0
+
+
+def _print_layout(problem: stages.Problem, made: stages.Plan) -> int:
+    names, stage_of = [layer.name for layer in problem.layers], [choice.stage for choice in made.choices]
+    layout, lost = megatron_layout.layout_of(names, stage_of, problem.num_stages), megatron_layout.lost_in(made.choices)
+    print(layout)
+    if lost:
+        print(f"sluice plan: {lost}", file=sys.stderr)
+    return 0
 
 
 def lines_of(problem: stages.Problem, plan: stages.Plan) -> list[str]:

@@ -32,6 +32,8 @@ def _at_home(original: Any, and_back: bool) -> Any:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         handle = getattr(self, "sluice", None)
+        if handle is not None and handle.pipeline is not None and not and_back:
+            handle.pipeline.live.cancel("a checkpoint is loaded")
         if handle is None or not handle.layers:
             return original(self, *args, **kwargs)
         with handle.at_home(and_back):

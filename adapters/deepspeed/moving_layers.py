@@ -46,15 +46,30 @@ def move(
     """
     module, parts = engine.module, [int(bound) for bound in parts]
     optimizer = optimizer_parts.of_engine(engine)
-    moves, built = _agreed(engine, {"parts": parts, **(compared or {})}, refused, optimizer, wait_s)
+    moves, built = agreed(engine, {"parts": parts, **(compared or {})}, refused, optimizer, wait_s)
     if not moves:
         return []
     kept = optimizer.take(list(module.parameters()))
-    going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if _goes(module, each)}
-    contents = {layer: _content(function, kept) for layer, function in going.items()}
+    going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
+    contents = {layer: content_of(function, kept) for layer, function in going.items()}
     arrived = _exchanged(module, moves, contents, wait_s)
     for layer, content in arrived.items():
         stage_module.fill(built[layer], content)
+    put_in_force(engine, parts, built, arrived, optimizer, kept)
+    return moves
+
+
+def put_in_force(
+    engine: Any,
+    parts: Sequence[int],
+    built: dict[int, Any],
+    arrived: dict[int, Content],
+    optimizer: Any,
+    kept: dict[nn.Parameter, Kept],
+) -> None:
+    """Layers lie so from now on. built: those that come here, filled with what arrived of each; kept: what the
+    optimizer kept of those that were here."""
+    module = engine.module
     stage_module.replace(module, parts, built)
     engine.param_names = {parameter: name for name, parameter in module.named_parameters()}
     for layer, content in arrived.items():
@@ -62,13 +77,12 @@ def move(
     optimizer.put({parameter: kept[parameter] for parameter in module.parameters() if parameter in kept})
     if hasattr(engine, "pipe_buffers"):  # one that has been made in full
         engine.reset_activation_shape()
-    return moves
 
 
 # ---- before anything moves ----
 
 
-def _agreed(
+def agreed(
     engine: Any, wanted: dict[str, Any], refused: str, optimizer: Any, wait_s: float | None
 ) -> tuple[list[Move], dict[int, Any]]:
     """The moves, and the layers that come here, built. On all ranks, or an error on all."""
@@ -79,16 +93,16 @@ def _agreed(
     built: dict[int, Any] = {}
     refused = refused or stage_module.why_no_partition(module, parts)
     if not refused:
-        moves = _moves(module, parts)
+        moves = moves_of(module, parts)
         refused = _why_not(module, moves, optimizer)
     if not refused:
         try:
-            built = {each.layer: stage_module.build(module, each.layer) for each in moves if _comes(module, each)}
+            built = {each.layer: stage_module.build(module, each.layer) for each in moves if comes(module, each)}
         except Exception as error:  # the user's own constructor
             refused = f"a layer could not be built: {type(error).__name__}: {error}"
     own["refused"] = refused
     own["built"] = {layer: stage_module.names_of(function) for layer, function in built.items()}
-    own["gone"] = {each.layer: _names(module, each.layer) for each in moves if _goes(module, each)}
+    own["gone"] = {each.layer: _names(module, each.layer) for each in moves if goes(module, each)}
     answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
     agree.require_equal("moving layers", {rank: answer["wanted"] for rank, answer in answers.items()})
     for rank, answer in answers.items():
@@ -143,16 +157,16 @@ def _require_alike(answers: dict[int, Any]) -> None:
                 )
 
 
-def _moves(module: Any, parts: Sequence[int]) -> list[Move]:
+def moves_of(module: Any, parts: Sequence[int]) -> list[Move]:
     pairs = zip(stage_module.owners(stage_module.parts_of(module)), stage_module.owners(parts))
     return [Move(layer, old, new) for layer, (old, new) in enumerate(pairs) if old != new]
 
 
-def _comes(module: Any, each: Move) -> bool:
+def comes(module: Any, each: Move) -> bool:
     return bool(each.target == module.stage_id)
 
 
-def _goes(module: Any, each: Move) -> bool:
+def goes(module: Any, each: Move) -> bool:
     return bool(each.source == module.stage_id)
 
 
@@ -163,7 +177,7 @@ def _why_not(module: Any, moves: Sequence[Move], optimizer: Any) -> str:
     reason = optimizer.why_not() if moves else ""
     if reason:
         return f"what the optimizer keeps of layers cannot be taken out: {reason}"
-    going = (each.layer for each in moves if _goes(module, each))
+    going = (each.layer for each in moves if goes(module, each))
     return next((why for why in (stage_module.why_pinned(module, layer) for layer in going) if why), "")
 
 
@@ -174,7 +188,7 @@ def _names(module: Any, layer: int) -> list[str]:
 # ---- what moves ----
 
 
-def _content(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:
+def content_of(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:
     """All of a layer, with what the optimizer keeps of it."""
     content = dict(stage_module.content_of(function))
     for name, parameter in function.named_parameters() if isinstance(function, nn.Module) else ():
@@ -183,6 +197,11 @@ def _content(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:
             content[f"{name} group"] = group
             content.update({f"{name} {_KEPT}{key}": value for key, value in state.items()})
     return content
+
+
+def is_kept(name: str) -> bool:
+    """Whether a member of a content is what the optimizer keeps of a parameter."""
+    return f" {_KEPT}" in name
 
 
 def _kept_of(function: Any, content: Content) -> dict[nn.Parameter, Kept]:
@@ -196,10 +215,8 @@ def _kept_of(function: Any, content: Content) -> dict[nn.Parameter, Kept]:
     return found
 
 
-def _exchanged(
-    module: Any, moves: Sequence[Move], contents: dict[int, Content], wait_s: float | None
-) -> dict[int, Content]:
-    """What comes to this stage, by layer. Each replica has its own ranks."""
+def described(module: Any, moves: Sequence[Move], contents: dict[int, Content], wait_s: float | None) -> list[Shipment]:
+    """What every move of this rank's replica carries, known at both ends. Collective over all ranks."""
     own: dict[str, Any] = {}
     try:
         own = {str(layer): shipments.describe(content) for layer, content in contents.items()}
@@ -214,7 +231,15 @@ def _exchanged(
     for layer, source, target in moves:
         first, last = (module._grid.stage_to_global(stage_id=stage, data=replica) for stage in (source, target))
         listed.append(Shipment(first, last, contents.get(layer), answers[first][str(layer)]))
-    return dict(zip([each.layer for each in moves if _comes(module, each)], shipments.exchange(listed)))
+    return listed
+
+
+def _exchanged(
+    module: Any, moves: Sequence[Move], contents: dict[int, Content], wait_s: float | None
+) -> dict[int, Content]:
+    """What comes to this stage, by layer. Each replica has its own ranks."""
+    listed = described(module, moves, contents, wait_s)
+    return dict(zip([each.layer for each in moves if comes(module, each)], shipments.exchange(listed)))
 
 
 def _ranks() -> range:

@@ -36,6 +36,8 @@ class NoOptimizer:
 
     needs_all_groups = False  # every stage must have parameters in every group
     counts_copies = True  # and those that it has a copy of, tied to another stage's, will do
+    moves_in_batch = True  # gradients lie in the parameters from the first backward to the update
+    name = "none"
 
     def why_not(self) -> str:
         """Why nothing can be taken out; "": it can."""
@@ -62,9 +64,11 @@ class PlainOptimizer:
 
     needs_all_groups = False
     counts_copies = True
+    moves_in_batch = True
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self.name = type(optimizer).__name__
 
     def why_not(self) -> str:
         """See NoOptimizer."""
@@ -129,9 +133,11 @@ class FlatOptimizer:
     """BF16_Optimizer, or ZeRO's of stage 1, whose groups lie in flat buffers."""
 
     needs_all_groups = True
+    moves_in_batch = False
 
     def __init__(self, engine: Any, optimizer: Any) -> None:
         self._engine, self._optimizer = engine, optimizer
+        self.name = type(optimizer).__name__
         self._form = _FLAT[type(optimizer)]
         self.counts_copies = self._form.counts_copies
 
@@ -238,11 +244,11 @@ class OtherOptimizer(NoOptimizer):
     """One that keeps what belongs to a parameter where nobody else knows it."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._name = type(optimizer).__name__
+        self.name = type(optimizer).__name__
 
     def why_not(self) -> str:
         """See NoOptimizer."""
-        return f"it is a {self._name}"
+        return f"it is a {self.name}"
 
 
 def of_engine(engine: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import sluice
 import torch
 from sluice.adapters.deepspeed import stage_plan
+from sluice.adapters.deepspeed.live_layers import LiveLayers
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
 from sluice.adapters.deepspeed.stage_watch import StageWatch
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
@@ -104,7 +105,8 @@ class Takeover:
         self._engine = weakref.ref(engine)
         self._options = options
         self._stage = EngineStage(engine)
-        self._watch = StageWatch(options.timeout) if wanted.plan == ADAPTIVE_PLAN else None
+        self.live = LiveLayers(options)
+        self._watch = StageWatch(options.timeout, self.live) if wanted.plan == ADAPTIVE_PLAN else None
         group = EpGroup.unshared(ranks, timeout, options.transport)
         try:
             self.pipeline = Pipeline(
@@ -153,9 +155,17 @@ class Takeover:
             self._run(pipe_schedule.num_micro_batches, forward_only)
 
     def _run(self, micro_batches: int, forward_only: bool) -> None:
-        self._stage.begin(forward_only)
+        engine = self._engine()
+        live = None if forward_only else self.live.batch(engine.module)
+        self._stage.begin(forward_only, live)
         try:
-            self.pipeline.run(self._stage, micro_batches, forward_only)
+            try:
+                self.pipeline.run(self._stage, micro_batches, forward_only)
+            finally:
+                if live is not None:
+                    live.end()
+            if not forward_only:
+                self.live.commit(engine)
         except BaseException:
             self._stage.abandon()
             raise
@@ -165,13 +175,14 @@ class Takeover:
     def stats(self) -> dict[str, Any]:
         """Batches that went this way, and what the library says of them. Not while one runs."""
         layers = {} if self._watch is None else {"layers": self._watch.report()}
-        return {"batches": self.batches, **layers, **self.pipeline.stats()}
+        return {"batches": self.batches, **layers, "live": self.live.report(), **self.pipeline.stats()}
 
     def close(self) -> None:
         """The engine's next batch is the host's own. Not collective; alike on all ranks. May be called again."""
         engine = self._engine()
         if engine is not None:
             vars(engine).pop("_exec_schedule", None)
+        self.live.close()
         self._release()
 
 

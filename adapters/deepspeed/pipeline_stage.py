@@ -10,13 +10,15 @@ import weakref
 from typing import Any
 
 import torch
+from sluice.adapters.deepspeed.live_batch import LiveBatch
 from sluice.adapters.torch import Edge
 from sluice.errors import InvalidArgument
 
 from deepspeed.runtime.pipe import schedule
 
-# What stages hand on, in an edge's word.
+# What stages hand on, in an edge's word; above it stands what is said of layers that are on their way.
 _TENSOR, _TUPLE = 0, 1
+_FORM, _LIVE = 1, 1  # the mask of the one, and how far to shift the other
 
 
 class EngineStage:
@@ -28,6 +30,7 @@ class EngineStage:
         self._free: list[int] = []
         self._losses: dict[int, Any] = {}
         self._forward_only = False
+        self._live: LiveBatch | None = None  # of the batch that runs
 
     @property
     def _engine(self) -> Any:
@@ -37,9 +40,9 @@ class EngineStage:
 
     # ---- a batch ----
 
-    def begin(self, forward_only: bool) -> None:
-        """Before the first op of a batch."""
-        self._forward_only = forward_only
+    def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
+        """Before the first op of a batch. live: layers change their stage in it."""
+        self._forward_only, self._live = forward_only, live
         self._engine.fwd_outputs = []
 
     def end(self) -> None:
@@ -73,6 +76,7 @@ class EngineStage:
     def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
         """What the next stage gets; None on the last stage."""
         engine, slot = self._engine, self._slot(micro_batch)
+        word = self._live.before_forward(micro_batch, _live_of(given)) if self._live else 0
         if given is not None:
             engine.pipe_buffers["inputs"][slot] = _leaves(given)
         self._execute(schedule.ForwardPass, buffer_id=slot)
@@ -80,7 +84,7 @@ class EngineStage:
         if engine.is_last_stage():
             self._losses[micro_batch] = engine.loss
         else:
-            edge = _handed_on(engine.pipe_buffers["outputs"][slot], engine.stage_id)
+            edge = _saying(word, _handed_on(engine.pipe_buffers["outputs"][slot], engine.stage_id))
         if self._forward_only:
             self._losses.clear()
             self._leave(micro_batch)
@@ -89,15 +93,18 @@ class EngineStage:
     def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
         """The gradients of what the stage before handed on, where they are numbers; None on the first stage."""
         engine, slot = self._engine, self._slot(micro_batch)
+        if self._live:
+            self._live.before_backward(_live_of(given))
         if given is None:
             engine.loss = self._losses.pop(micro_batch)
         else:
-            engine.grad_layer = given.tensors[0] if given.word == _TENSOR else given.tensors
+            engine.grad_layer = given.tensors[0] if given.word & _FORM == _TENSOR else given.tensors
         self._execute(schedule.BackwardPass, buffer_id=slot)
         engine.grad_layer = None
+        word = self._live.after_backward(micro_batch) if self._live else 0
         inputs = engine.pipe_buffers["inputs"][slot]
         self._leave(micro_batch)
-        return None if engine.is_first_stage() else _gradients(inputs, engine.stage_id)
+        return None if engine.is_first_stage() else _saying(word, _gradients(inputs, engine.stage_id))
 
     # ---- slots of the engine's buffers ----
 
@@ -127,7 +134,15 @@ def _leaves(given: Edge) -> Any:
     """What arrived in the form that the stage before handed on; numbers want gradients."""
     for tensor in given.tensors:
         tensor.requires_grad_(tensor.is_floating_point())
-    return given.tensors[0] if given.word == _TENSOR else tuple(given.tensors)
+    return given.tensors[0] if given.word & _FORM == _TENSOR else tuple(given.tensors)
+
+
+def _live_of(given: Edge | None) -> int:
+    return 0 if given is None else given.word >> _LIVE
+
+
+def _saying(word: int, edge: Edge) -> Edge:
+    return edge._replace(word=edge.word | word << _LIVE)
 
 
 def _handed_on(outputs: Any, stage: int) -> Edge:

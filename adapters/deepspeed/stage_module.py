@@ -133,6 +133,12 @@ def fill(function: Any, content: Content) -> None:
         parameter.ds_pipe_replicated = False
 
 
+def run_with(module: Any, first: int, functions: Sequence[Any]) -> None:
+    """Forwards run these from now on; `first` is the number of the first of them. What the stage owns stays."""
+    module.forward_funcs[:] = functions
+    module._set_bounds(start=first, stop=first + len(functions))
+
+
 def replace(module: Any, parts: Sequence[int], arrived: Mapping[int, Any]) -> None:
     """The stage has the layers that `parts` gives it: those that were here, and `arrived` by layer."""
     functions = {layer: function_of(module, layer) for layer in layers_of(module)}

@@ -2,7 +2,8 @@
 
 While a batch runs, each rank measures the forwards of its layers. What it has measured rides with the end of the batch,
 which ranks tell each other in any case: no collective and no message more. So all know the same and decide alike
-(sluice.planning.layer_moves). Where moving pays, layers move, as `move_layers` moves them, before the next batch.
+(sluice.planning.layer_moves). Where moving pays, layers move as `move_layers` moves them: during the next batch where
+they can, else before it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 from sluice import trace
 from sluice.adapters.deepspeed import moving_layers, stage_module
+from sluice.adapters.deepspeed.live_layers import LiveLayers, why_no_live_parts
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Pipeline
 from sluice.errors import InvalidState
@@ -31,8 +33,9 @@ _FIRST_LINK = 1e8  # bytes a second, until a first move was measured
 class StageWatch:
     """One engine with a pipeline, which it does not keep alive."""
 
-    def __init__(self, wait_s: float | None) -> None:
-        self._wait_s = wait_s
+    def __init__(self, wait_s: float | None, live: LiveLayers) -> None:
+        self._wait_s, self._live = wait_s, live
+        self._arriving: LayerLook | None = None  # what is on its way by this watch, until it has arrived
         # Of this rank: seconds that the move in front of the batch took, then of each layer that lies here its seconds
         # in the batch, and its bytes.
         self._note = array("d")
@@ -49,18 +52,18 @@ class StageWatch:
         """Between batches: looks at the one before, and moves layers where that pays. Collective over all ranks where
         it moves any."""
         before, self._micro_batches = self._micro_batches, micro_batches
-        if self._refused or not before:
+        if self._refused or not before or self._has_moved_meanwhile(engine) or self._live.is_under_way:
             return
         try:
             notes = pipeline.notes()
         except InvalidState:  # on all ranks alike: the batch before has failed
             return
-        if self._parts != stage_module.parts_of(engine.module):  # somebody has moved layers by hand
-            self._decider = None
+        parts = stage_module.parts_of(engine.module)
+        if self._parts != parts or (self._decider is not None and self._decider.parts != parts):
+            self._decider = None  # somebody has moved layers by hand
             return
         seconds, sizes = _of_layers(engine.module, notes)
         if self._decider is None:
-            parts = stage_module.parts_of(engine.module)
             self._decider = LayerDecider(parts, [int(size) for size in sizes], _FIRST_LINK, micro_batches)
         if self._moved_bytes:
             self._decider.set_link(self._moved_bytes / max(*(note[0] for note in notes), 1e-6))
@@ -106,8 +109,25 @@ class StageWatch:
         newest = {} if self.newest is None else self.newest._asdict()
         return {"moves": self._num_moves, **({"refused": self._refused} if self._refused else {}), **newest}
 
+    def _has_moved_meanwhile(self, engine: Any) -> bool:
+        """Whether layers arrived during the batch before, of which nobody knows then how long they took."""
+        look = self._arriving
+        if look is None or self._live.is_under_way:
+            return False
+        self._arriving = None
+        if look.parts != stage_module.parts_of(engine.module):
+            return False
+        self._count(look, self._live.exposed_s)
+        return True
+
+    def _count(self, look: LayerLook, seconds: float) -> None:
+        self._num_moves += 1
+        self._moved_bytes, self._move_s = look.moved_bytes, seconds
+
     def _move(self, engine: Any, look: LayerLook) -> None:
         begun, begin_ns = time.perf_counter(), time.monotonic_ns()
+        if self._sets_out(engine, look):
+            return
         try:
             moved = moving_layers.move(engine, look.parts, self._wait_s)
         except UnsupportedError as error:  # on all ranks alike, and nothing has moved
@@ -115,10 +135,20 @@ class StageWatch:
             if dist.get_rank() == 0:
                 print(f"[sluice] WARNING: layers stay on their stages: {error.message}", file=sys.stdout, flush=True)
             return
-        self._num_moves += 1
-        self._moved_bytes, self._move_s = look.moved_bytes, time.perf_counter() - begun
+        self._count(look, time.perf_counter() - begun)
         left = look.moved_bytes // dist.get_world_size()  # of this rank, as if each had given as much
         trace.keep_move("layers", "the pipeline", begin_ns, len(moved), left, 0, self._move_s)
+
+    def _sets_out(self, engine: Any, look: LayerLook) -> bool:
+        """Whether the layers go during the next batch. Alike on all ranks."""
+        if why_no_live_parts(engine.module, look.parts):
+            return False
+        try:
+            self._live.begin(engine, look.parts, self._wait_s)
+        except UnsupportedError:  # which moving between batches will say, or do
+            return False
+        self._arriving = look
+        return True
 
 
 def _size(module: Any, layer: int) -> float:

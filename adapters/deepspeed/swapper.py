@@ -72,15 +72,31 @@ class Handle:
             self.decider.cancel("experts are moved by hand")
         moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
 
-    def move_layers(self, parts: Sequence[int], timeout: float | None = None) -> list[tuple[int, int, int]]:
+    def move_layers(
+        self,
+        parts: Sequence[int],
+        timeout: float | None = None,
+        live: bool = False,
+        bytes_per_second: int | None = None,
+    ) -> list[tuple[int, int, int]]:
         """Stage s of the engine's pipeline has layers parts[s] up to parts[s + 1] from now on, with their parameters,
         gradients, buffers and what the optimizer keeps of them. Between batches, collective over all ranks of the
-        engine; the training goes on with the same bits. What moved: (layer, stage before, stage now). timeout: seconds
-        to wait for a rank that does not come."""
+        engine; the training goes on with the same bits. What moved: (layer, stage before, stage now).
+
+        timeout           seconds to wait for a rank that does not come
+        live              the layers only set out now: they move while the next training batch runs, and lie so behind
+                          it. One layer at each cut
+        bytes_per_second  of what travels beside that batch, from each rank; None: as fast as the link takes it
+        """
         engine = self.engine()
         if engine is None:
             raise InvalidState("layers move between the stages of a pipeline, and this model is none")
-        return [tuple(each) for each in moving_layers.move(engine, parts, timeout)]
+        if live:
+            if self.pipeline is None:
+                raise InvalidState('layers move in a batch that Sluice runs: add "pipeline" to the "sluice" section')
+            return [tuple(each) for each in self.pipeline.live.begin(engine, parts, timeout, bytes_per_second)]
+        refused = self.pipeline.live.why_busy() if self.pipeline is not None else ""
+        return [tuple(each) for each in moving_layers.move(engine, parts, timeout, refused)]
 
     def at_home(self, and_back: bool) -> AbstractContextManager[None]:
         """All experts where the host believes them to be; `and_back`: afterwards where they lay. Collective. Those

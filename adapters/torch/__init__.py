@@ -11,6 +11,7 @@ from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer, Placement
 from .layer_config import Swiglu
+from .layer_move import LayerMove
 from .migration import Arriving, Leaving, Migration
 from .options import layer_options, refused_policy
 from .packed import PackedLayer
@@ -28,6 +29,7 @@ __all__ = [
     "ContextOptions",
     "Edge",
     "EpGroup",
+    "LayerMove",
     "Leaving",
     "Migration",
     "MoeLayer",

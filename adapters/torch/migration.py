@@ -90,6 +90,19 @@ class Migration:
             if self.progress()["phase"] != "undecided":
                 self._held = ()
 
+    def read_early(self, item: Arriving, first: int) -> bool:
+        """Whether all of `item.still` is here; then the first ones of it lie in their places already, before the
+        commit, for a host that uses them until then. Between begin and commit, by the thread that commits; not
+        collective, and without waiting."""
+        library, ffi = load(), load().ffi
+        count = len(item.still) + len(item.late)
+        spans, out = ffi.new("sluice_migration_span_t[]", max(1, count)), ffi.new("int32_t *")
+        for span, tensor in zip(spans, item.still[:first]):
+            span.data, span.bytes = ffi.cast("void *", tensor.data_ptr()), tensor.numel() * tensor.element_size()
+        read = library.lib.sluice_migration_read_still
+        library.check(read(self._handle, item.number, item.peer, spans, count, out))
+        return bool(out[0])
+
     def abort(self, reason: str = "") -> None:
         """The old epoch stays; the others hear of it, and why, in commit. Not collective."""
         library = load()

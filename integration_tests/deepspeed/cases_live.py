@@ -1,0 +1,217 @@
+"""Rank-side: layers that change their stage while a batch runs, beside the training in which none moves."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases_moves import UNCLIPPED, _forgetting
+from cases_pipe import Job, _bits
+from sluice.adapters.deepspeed import moving_layers, stage_module
+from sluice.adapters.deepspeed.live_batch import Cut
+from sluice.adapters.deepspeed.live_layers import LiveLayers, why_no_live_parts
+from sluice.errors import SluiceError
+
+MOST_WAIT_S = 60.0
+# Two micro-batches in flight: the upper stage hears of the first gradient before its third forward.
+TWO_IN_FLIGHT = {"policy": "1f1b_hint", "in_flight": 2}
+
+
+@contextlib.contextmanager
+def _seen_at(look: int) -> Iterator[None]:
+    """Parameters are there at the look'th op of the receiver, and not before."""
+    original, looks = LiveLayers._is_there, dict[int, int]()
+
+    def is_there(self: Any, trip: Any) -> bool:
+        key = id(trip)
+        looks[key] = looks.get(key, 0) + 1
+        if looks[key] < look:
+            return False
+        deadline = time.monotonic() + MOST_WAIT_S
+        while not original(self, trip):
+            assert time.monotonic() < deadline, "parameters do not come"
+            time.sleep(1e-4)
+        return True
+
+    LiveLayers._is_there = is_there  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LiveLayers._is_there = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _mutated(what: str) -> Iterator[None]:
+    """What a bad host would do."""
+    hold, fold, kept_of = Cut.hold, Cut.fold, moving_layers._kept_of
+
+    def fold_backwards(self: Any) -> None:
+        held = self._held
+        self._held = {-micro_batch: gradients for micro_batch, gradients in held.items()}
+        fold(self)
+
+    if what == "holds nothing":
+        Cut.hold = lambda self, micro_batch: None  # type: ignore[method-assign]
+    if what == "folds backwards":
+        Cut.fold = fold_backwards  # type: ignore[method-assign]
+    if what in ("moments", "step"):
+        moving_layers._kept_of = _forgetting(what)
+    try:
+        yield
+    finally:
+        Cut.hold, Cut.fold = hold, fold  # type: ignore[method-assign]
+        moving_layers._kept_of = kept_of
+
+
+def _drawn(job: Job, seed: int) -> list[int]:
+    """Another partition that one batch can reach, alike on all ranks. Tied layers stay at the ends."""
+    drawn, module = random.Random(seed), job.engine.module
+    now, count = list(stage_module.parts_of(module)), module._num_layers
+    first, last = (1, count - 1) if job.kind == "tied" else (0, count)
+    for _ in range(1000):
+        parts = [0, *(bound + drawn.choice((-1, 0, 1)) for bound in now[1:-1]), count]
+        inside = all(first <= bound <= last for bound in parts[1:-1])
+        if parts != now and inside and not stage_module.why_no_partition(module, parts):
+            if not why_no_live_parts(module, parts):
+                return parts
+    raise AssertionError(f"no partition beside {now}")
+
+
+def _trained(steps: int, every: int, look: int, mutant: str = "", rate: int | None = None, **job: Any) -> Any:
+    """every: batches of which one moves layers; 0: none moves."""
+    config = {**UNCLIPPED, **job.get("config", {})}
+    made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": config})
+    home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
+    held = made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module
+    torch.manual_seed(5)
+    with _seen_at(look), _mutated(mutant):
+        for step in range(steps):
+            parts = None
+            if every and step % every == every - 1:
+                parts = _drawn(made, step)
+                moves = made.engine.sluice.move_layers(parts, live=True, bytes_per_second=rate)
+                moved += sum(made.engine.stage_id in (source, target) for _, source, target in moves)
+                assert list(made.engine.module.parts) != parts
+            losses += made.train(range(step, step + 1))
+            assert parts is None or list(made.engine.module.parts) == parts
+        away = made.evaluate(100)
+        made.engine.sluice.move_layers(home)
+    found = {"losses": losses, "away": away, "moved": moved, **made.state()}
+    found["live"] = made.engine.sluice.pipeline.stats()["live"]
+    found["same"] = held == (made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module)
+    made.end()
+    return found
+
+
+def moved(steps: int, every: int, look: int, **job: Any) -> list[dict[str, Any]]:
+    """[unmoved, moved in batches]"""
+    return [_trained(steps, 0, look, **{**job, "mutant": ""}), _trained(steps, every, look, **job)]
+
+
+class _Failing:
+    """A batch of which the last stage fails in micro-batch 2, once."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._loss, self._calls = job, job.engine.module.loss_fn, 0
+
+    def __enter__(self) -> None:
+        def loss(*args: Any) -> Any:
+            self._calls += 1
+            if self._calls == 3:
+                raise ValueError("a drawn failure")
+            return self._loss(*args)
+
+        self._job.engine.module.loss_fn = loss
+
+    def __exit__(self, *_: object) -> None:
+        self._job.engine.module.loss_fn = self._loss
+
+
+def _said(action: Any) -> str:
+    try:
+        action()
+    except (SluiceError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def failed(**job: Any) -> list[Any]:
+    """[what a batch that fails said, parts then, parts behind the next one, losses; losses of a run without a move]"""
+    found = []
+    for live in (True, False):
+        made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
+        made.train(range(2))
+        with _seen_at(1):
+            if live:
+                made.engine.sluice.move_layers([0, 4, 6], live=True)
+            with _Failing(made):
+                said = _said(lambda made=made: made.train(range(2, 3)))
+            then = list(made.engine.module.parts)
+            losses = made.train(range(2, 6))
+        found.append([said, then, list(made.engine.module.parts), losses])
+        made.engine.sluice.move_layers([0, 3, 6])
+        made.end()
+    return found
+
+
+def spoilt(**job: Any) -> list[Any]:
+    """Somebody writes into a layer that is on its way: [what the batch said, parts, and what training says then]."""
+    made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
+    made.train(range(2))
+    made.engine.sluice.move_layers([0, 2, 6], live=True)
+    if made.engine.stage_id == 0:
+        with torch.no_grad():
+            next(stage_module.function_of(made.engine.module, 2).parameters()).add_(0.0)
+    with _seen_at(1):
+        said = _said(lambda: made.train(range(2, 3)))
+    parts = list(made.engine.module.parts)
+    again = _said(lambda: made.train(range(2, 4)))
+    made.end()
+    return [said, parts, again]
+
+
+def loaded(folder: str, **job: Any) -> list[Any]:
+    """A checkpoint is loaded while a layer is on its way: [parts behind the next batch, losses before and behind it,
+    parts and losses once a layer has moved]."""
+    made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
+    made.train(range(2))
+    made.engine.save_checkpoint(folder, tag="x")
+    first = made.train(range(2, 4))
+    made.engine.sluice.move_layers([0, 2, 6], live=True)
+    made.engine.load_checkpoint(folder, tag="x")
+    again = made.train(range(2, 4))
+    parts = list(made.engine.module.parts)
+    made.engine.sluice.move_layers([0, 2, 6], live=True)
+    losses = made.train(range(4, 6))
+    found = [parts, first, again, list(made.engine.module.parts), losses]
+    made.end()
+    return found
+
+
+def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job: Any) -> list[Any]:
+    """[what was said, whether anything has changed]. twice: the second time; buffers: what a layer has of them."""
+    made = Job(stages=dist.get_world_size(), pipeline=TWO_IN_FLIGHT, **{"config": UNCLIPPED, **job})
+    module = made.engine.module
+    if buffers and made.engine.stage_id == 0:
+        layer = stage_module.function_of(module, 2)
+        layer.register_buffer("count", torch.zeros(1))
+        if buffers == "written":
+            inner = layer.forward
+            layer.forward = lambda x: (layer.count.add_(1), inner(x))[1]
+    if buffers != "unknown":
+        made.train(range(1))
+    if twice:
+        made.engine.sluice.move_layers(parts, live=True)
+    before = _bits(dict(module.named_parameters())), list(module.parts)
+    said = [_said(lambda: made.engine.sluice.move_layers(parts, live=True))]
+    if twice:
+        said.append(_said(lambda: made.engine.sluice.move_layers([0, 3, 6])))
+    changed = before != (_bits(dict(module.named_parameters())), list(module.parts))
+    made.train(range(1, 3))
+    made.end()
+    return [" | ".join(said), changed]

@@ -15,6 +15,7 @@ from typing import Any
 import sluice
 import torch
 from sluice.adapters.deepspeed import stage_plan
+from sluice.adapters.deepspeed.apart_stage import ApartStage
 from sluice.adapters.deepspeed.live_layers import LiveLayers
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
 from sluice.adapters.deepspeed.stage_watch import StageWatch
@@ -104,7 +105,7 @@ class Takeover:
         ranks = range(torch.distributed.get_world_size())
         self._engine = weakref.ref(engine)
         self._options = options
-        self._stage = EngineStage(engine)
+        self._stage = ApartStage(engine) if wanted.is_apart else EngineStage(engine)
         self.live = LiveLayers(options)
         self._watch = StageWatch(options.timeout, self.live) if wanted.plan == ADAPTIVE_PLAN else None
         group = EpGroup.unshared(ranks, timeout, options.transport)
@@ -118,6 +119,7 @@ class Takeover:
                     num_replicas=max(topology.get_dim("data"), 1),
                     has_experts=_meets_its_replicas(module),
                     in_flight=wanted.in_flight,
+                    weight_apart=wanted.is_apart,
                 ),
                 group,
             )
@@ -131,7 +133,8 @@ class Takeover:
             limit = "chosen" if wanted.in_flight is None else wanted.in_flight
             _say(
                 f"[sluice {sluice.__version__}] pipeline of {topology.get_dim('pipe')} stages runs on Sluice: policy "
-                f"{wanted.policy} | in flight {limit} | {topology.get_dim('data')} replicas | pid {os.getpid()}"
+                f"{wanted.policy}{', weight gradients apart' if wanted.is_apart else ''} | in flight {limit} | "
+                f"{topology.get_dim('data')} replicas | pid {os.getpid()}"
             )
 
     def start_plan(self, engine: Any) -> None:
@@ -175,7 +178,8 @@ class Takeover:
     def stats(self) -> dict[str, Any]:
         """Batches that went this way, and what the library says of them. Not while one runs."""
         layers = {} if self._watch is None else {"layers": self._watch.report()}
-        return {"batches": self.batches, **layers, "live": self.live.report(), **self.pipeline.stats()}
+        later = {"weights_later": self._stage.num_weights_later} if isinstance(self._stage, ApartStage) else {}
+        return {"batches": self.batches, **later, **layers, "live": self.live.report(), **self.pipeline.stats()}
 
     def close(self) -> None:
         """The engine's next batch is the host's own. Not collective; alike on all ranks. May be called again."""

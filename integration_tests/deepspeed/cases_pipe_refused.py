@@ -119,14 +119,24 @@ def _short(batches: Any, count: int) -> Any:
         yield each
 
 
-def failing(stage: int, where: str, stages: int, config: dict[str, Any] | None = None, **job: Any) -> dict[str, Any]:
+MESSAGE_DRIVEN = {"policy": "message_driven", "in_flight": 3}
+
+
+def failing(
+    stage: int,
+    where: str,
+    stages: int,
+    config: dict[str, Any] | None = None,
+    pipeline: dict[str, Any] = MESSAGE_DRIVEN,
+    **job: Any,
+) -> dict[str, Any]:
     """A batch fails on one stage: what every rank is told, and the losses and bits of the batches around it."""
     found: dict[str, Any] = {"errors": []}
     sides = []
-    for pipeline in (None, {"policy": "message_driven", "in_flight": 3}):
-        made = Job("plain", stages, pipeline, config=config, net=_net(stage, stages), **job)
+    for section in (None, pipeline):
+        made = Job("plain", stages, section, config=config, net=_net(stage, stages), **job)
         losses = made.train(range(2))
-        if pipeline is not None:
+        if section is not None:
             for _ in range(2):
                 data = made.data(9)
                 if where == "load" and made.engine.stage_id == stage:

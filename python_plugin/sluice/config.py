@@ -28,7 +28,9 @@ TRANSPORTS = ("tcp", "c10d")
 WIRE_DTYPES = ("bf16", "int8")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
 TUNER_MODES = ("adaptive", "profile", "model")
-PIPELINE_POLICIES = ("adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe")
+PIPELINE_POLICIES = ("adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe", "zero_bubble")
+# They need more than one virtual stage on a rank; a pipeline engine's module has one part of the layers there.
+_POLICIES_OF_SEVERAL_STAGES = ("looped", "v")
 CALIBRATION_SECONDS = 8.0
 MOST_SECONDS = 1e9  # 31 years: more are not counted in nanoseconds
 MAX_CHUNKS = 256
@@ -67,6 +69,7 @@ class PipelineOptions(NamedTuple):
 
     policy     what a stage runs next of what is ready, by its name in docs/pipeline.md
     in_flight  L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured
+    weight_apart  weight gradients of linear layers are ops of their own; None: the policy's
     plan       path of a plan of layers over stages, or of a model to plan; ADAPTIVE_PLAN: layers move where that pays;
                None: as the host has cut them
     memory_budget  bytes of each stage that the plan may take
@@ -76,6 +79,12 @@ class PipelineOptions(NamedTuple):
     in_flight: int | None = None
     plan: str | None = None
     memory_budget: int | None = None
+    weight_apart: bool | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether weight gradients are ops of their own."""
+        return self.policy == "zero_bubble" if self.weight_apart is None else self.weight_apart
 
 
 class PlacementOptions(NamedTuple):
@@ -406,7 +415,11 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
     if not _boolean(f"{key}.enabled", given.pop("enabled", True)):
         return None
     if "policy" in given:
-        _one_of(PIPELINE_POLICIES)(f"{key}.policy", given["policy"])
+        _pipeline_policy(f"{key}.policy", given["policy"])
+    if "weight_apart" in given:
+        _boolean(f"{key}.weight_apart", given["weight_apart"])
+        if given.get("policy") == "zero_bubble" and not given["weight_apart"]:
+            raise ConfigError(f'"sluice": "{key}.weight_apart" is false, and policy zero_bubble needs it: take one out')
     if given.get("in_flight") == "adaptive":
         del given["in_flight"]
     elif "in_flight" in given:
@@ -423,6 +436,15 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
         if given.get("plan", ADAPTIVE_PLAN) == ADAPTIVE_PLAN:
             raise ConfigError(f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" with a path beside it')
     return PipelineOptions(**given)
+
+
+def _pipeline_policy(key: str, value: Any) -> None:
+    if value in _POLICIES_OF_SEVERAL_STAGES:
+        raise ConfigError(
+            f'"sluice": "{key}" "{value}" needs several stages on a rank, and DeepSpeed\'s PipelineModule has one part '
+            f"of the layers there: take one of {', '.join(PIPELINE_POLICIES)}"
+        )
+    _one_of(PIPELINE_POLICIES)(key, value)
 
 
 def _placement(key: str, value: Any) -> PlacementOptions | None:

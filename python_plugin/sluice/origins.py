@@ -59,6 +59,7 @@ TABLE = {
     "pipeline.enabled": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
     "pipeline.policy": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
     "pipeline.in_flight": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
+    "pipeline.weight_apart": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
     "placement": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
     "placement.interval": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),
     "placement.target": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PLACEMENT),

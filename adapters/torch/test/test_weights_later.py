@@ -1,0 +1,149 @@
+"""Weight gradients of linear layers that come later: the bits of a whole backward."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sluice.adapters.torch.weights_later import WeightsLater, linears_of
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 24
+MICRO_BATCHES = 3
+
+
+class Net(nn.Module):
+    """A layer that is used twice, one that is frozen, one without bias, and a norm whose gradients never wait."""
+
+    def __init__(self, checkpointed):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH, bias=False)
+        self.twice, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.half_frozen = nn.Linear(WIDTH, WIDTH)
+        self.half_frozen.bias.requires_grad_(False)
+        self.checkpointed = checkpointed
+
+    def inner(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+    def forward(self, x):
+        x = self.twice(torch.tanh(self.twice(x)))
+        if self.checkpointed is None:
+            x = self.inner(x)
+        else:
+            x = checkpoint(self.inner, x, use_reentrant=self.checkpointed == "reentrant")
+        return self.half_frozen(self.frozen(x))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def inputs(shape, dtype):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(*shape, WIDTH, generator=generator).to(dtype) for _ in range(MICRO_BATCHES)]
+
+
+def never(module):
+    return False
+
+
+@pytest.mark.parametrize("checkpointed", [None, "reentrant", "nonreentrant"])
+@pytest.mark.parametrize("shape", [(7,), (1,), (2, 5), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_Gradients_ThatCameLater_HaveTheBitsOfAWholeBackward(checkpointed, shape, dtype):
+    torch.manual_seed(1)
+    whole = Net(checkpointed).to(dtype)
+    apart, later = copy.deepcopy(whole), WeightsLater()
+    later.take(linears_of(apart, never))
+    waiting = []
+    for number, x in enumerate(inputs(shape, dtype)):
+        given = [x.clone().requires_grad_() for _ in range(2)]
+        outputs = [net(each) for net, each in zip((whole, apart), given)]
+        assert bits(outputs[0]) == bits(outputs[1])
+        grad = torch.cos(outputs[0].detach())
+        outputs[0].backward(grad)
+        with later.left_behind(number):
+            outputs[1].backward(grad)
+        assert bits(given[0].grad) == bits(given[1].grad)
+        waiting.append(number)
+        if number == 0:
+            assert apart.up.weight.grad is None and apart.norm.weight.grad is not None
+        if len(waiting) == 2:  # one behind
+            later.run(waiting.pop(0))
+    later.run(waiting.pop(0))
+    later.give_back()
+    assert later.num_left == 4 * MICRO_BATCHES
+    for (name, one), (_, other) in zip(whole.named_parameters(), apart.named_parameters()):
+        assert (one.grad is None) == (other.grad is None) == (not one.requires_grad), name
+        if one.grad is not None:
+            assert bits(one.grad) == bits(other.grad), name
+    assert "forward" not in vars(apart.up)
+
+
+def test_Gradients_OfTwoWalksOverOneGraph_AreAddedOneBehindTheOther():
+    """What a stage does that hands on several tensors."""
+    torch.manual_seed(2)
+    whole = nn.Linear(WIDTH, WIDTH)
+    apart, later = copy.deepcopy(whole), WeightsLater()
+    later.take([apart])
+    (x, other, third) = inputs((5,), torch.float32)
+    for net in (whole, apart):
+        out = net(x)
+        with later.left_behind(0):
+            out.backward(other, retain_graph=True)
+            out.backward(third)
+    later.run(0)
+    assert bits(whole.weight.grad) == bits(apart.weight.grad) and bits(whole.bias.grad) == bits(apart.bias.grad)
+    assert later.num_left == 2
+
+
+def test_Hooks_OfAParameter_RunWhenItsGradientComes():
+    linear, later, seen = nn.Linear(WIDTH, WIDTH), WeightsLater(), []
+    later.take([linear])
+    linear.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
+    linear.weight.register_hook(lambda grad: 2 * grad)  # it would fail without a gradient
+    (x, *_) = inputs((5,), torch.float32)
+    with later.left_behind(0):
+        linear(x).sum().backward()
+    assert not seen
+    later.run(0)
+    torch.testing.assert_close(seen[0], 2 * x.sum(0).expand(WIDTH, WIDTH))
+
+
+def test_Backward_OutsideOfAnOp_IsWhole():
+    linear, later = nn.Linear(WIDTH, WIDTH), WeightsLater()
+    later.take([linear])
+    (x, *_) = inputs((5,), torch.float32)
+    linear(x).sum().backward()
+    later.run(0)
+    assert torch.equal(linear.bias.grad, torch.full((WIDTH,), 5.0)) and linear.weight.grad is not None
+    assert later.num_left == 0
+
+
+class _OwnForward(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, 2 * self.weight, self.bias)
+
+
+def test_LinearsOf_AModel_AreThoseThatNothingElseUses():
+    shared = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+    net = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in ("plain", "one", "other", "hidden", "patched")})
+    net["own"] = _OwnForward(WIDTH, WIDTH)
+    net["one"].weight = net["other"].weight = shared
+    net["hidden"] = nn.Sequential(net["hidden"])
+    net["normed"] = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+    net["compiled"] = nn.Linear(WIDTH, WIDTH)
+    net["compiled"]._compiled_call_impl = net["compiled"].forward  # as its compile() leaves it
+    net["patched"].forward = net["patched"].forward
+    assert linears_of(net, lambda each: isinstance(each, nn.Sequential)) == [net["plain"]]

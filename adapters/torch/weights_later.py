@@ -1,0 +1,167 @@
+"""Weight gradients of linear layers as an op of their own: a backward leaves behind what they are made of.
+
+By torch's own formulas, sums in its order, so that all bits are those of a whole backward. What is left behind reaches
+`.grad` through autograd, as ever: hooks of parameters run then. Knows no host.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+
+def linears_of(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> list[nn.Linear]:
+    """Those whose weight gradients may come later: torch's own forward, and parameters that no other module has.
+
+    is_passed_over  modules that stay as they are, with all that lies in them, as compiled ones do
+    """
+    holders: dict[int, int] = {}
+    for each in module.modules():
+        for parameter in each._parameters.values():
+            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    return [
+        each
+        for each in _walked(module, is_passed_over)
+        if type(each).forward is nn.Linear.forward
+        and "forward" not in vars(each)
+        and all(holders[id(parameter)] == 1 for parameter in each._parameters.values() if parameter is not None)
+        and "weight" in each._parameters
+    ]
+
+
+def _walked(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
+    compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())  # who compiles has imported it
+    if module._compiled_call_impl is None and not isinstance(module, compiled) and not is_passed_over(module):
+        yield module
+        for child in module.children():
+            yield from _walked(child, is_passed_over)
+
+
+class WeightsLater:
+    """What the backwards of a stage have left behind, by micro-batch."""
+
+    def __init__(self) -> None:
+        self._linears: list[nn.Linear] = []
+        self._left: dict[int, list[_Left]] = {}
+        self._current: list[_Left] | None = None  # of the backward that runs now
+        # Beside an input that wants no gradient: a backward comes by all the same.
+        self._wants_grad = torch.zeros((), requires_grad=True)
+        self.num_left = 0  # weight gradients so far that came later
+
+    def take(self, linears: Iterable[nn.Linear]) -> None:
+        """They leave their weight gradients behind, until `give_back`."""
+        self._linears = list(linears)
+        for linear in self._linears:
+            linear.forward = functools.partial(self._forward, linear)  # type: ignore[method-assign]
+
+    def give_back(self) -> None:
+        """They are torch's again, and nothing is left behind. May be called again."""
+        for linear in self._linears:
+            vars(linear).pop("forward", None)
+        self._linears = []
+        self._left.clear()
+
+    @contextmanager
+    def left_behind(self, micro_batch: int) -> Iterator[None]:
+        """The backward of a micro-batch runs inside. Any other one is whole."""
+        self._current = self._left.setdefault(micro_batch, [])
+        try:
+            yield
+        finally:
+            self._current = None
+
+    def run(self, micro_batch: int) -> None:
+        """Adds to `.grad` what its backward has left behind."""
+        left = self._left.pop(micro_batch, [])
+        while left:
+            first = left[0]
+            first.add_to_grads([each for each in left if each.is_added_with(first)])
+            left = [each for each in left if not each.is_added_with(first)]
+            self.num_left += 1
+
+    def _forward(self, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        if _has_plain_formulas(linear, x):
+            return _Linear.apply(x, self._wants_grad, (linear.weight, linear.bias), self)
+        return F.linear(x, linear.weight, linear.bias)
+
+    def leave(self, left: _Left) -> None:
+        """Is kept for later in a backward that leaves something behind, else added now."""
+        if self._current is None:
+            left.add_to_grads([left])
+        else:
+            self._current.append(left)
+
+
+class _Left:
+    """One use of a linear layer: what the gradients of its weight and of its bias are made of."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, grad: torch.Tensor) -> None:
+        self._weight, self._bias = weight, bias
+        self._x, self._grad = x, grad
+        self._walk = torch._C._current_graph_task_id()
+
+    def is_added_with(self, other: _Left) -> bool:
+        """Autograd adds up what one walk over a graph brings to a parameter, and then adds that to `.grad`."""
+        return self._weight is other._weight and self._walk == other._walk
+
+    def add_to_grads(self, alike: list[_Left]) -> None:
+        """alike: this one, and what is added with it, in the order in which a walk brought them."""
+        wanted = [each for each in (self._weight, self._bias) if each is not None and each.requires_grad]
+        gradients = [functools.reduce(torch.add, (each._gradient(one) for each in alike)) for one in wanted]
+        with torch.enable_grad():
+            views = [each.view_as(each) for each in wanted]
+        torch.autograd.backward(views, gradients)
+
+    def _gradient(self, parameter: torch.Tensor) -> torch.Tensor:
+        rows = _rows(self._grad)
+        return rows.sum(0) if parameter is self._bias else rows.t().mm(_rows(self._x))
+
+
+class _Linear(torch.autograd.Function):
+    """Autograd sees no parameter of it: hooks of parameters are not asked twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, _: torch.Tensor, parameters: tuple[Any, Any], later: WeightsLater
+    ) -> torch.Tensor:
+        weight, bias = ctx.parameters = parameters  # what is saved may come back as another object
+        ctx.later = later
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_x = _rows(grad).mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        ctx.later.leave(_Left(*ctx.parameters, x, grad))
+        return grad_x, None, None, None
+
+
+def _has_plain_formulas(linear: nn.Linear, x: Any) -> bool:
+    """Whether torch's own backward of it is two products and a sum over rows, of just these tensors."""
+    weight = linear.weight
+    return (
+        torch.is_grad_enabled()
+        and weight.requires_grad
+        and type(x) is torch.Tensor
+        and x.device.type == "cpu"
+        and x.dim() > 1
+        and x.is_contiguous()
+        and x.numel() > 0
+        and x.dtype == weight.dtype
+        and weight.is_contiguous()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])

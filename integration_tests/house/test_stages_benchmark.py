@@ -55,6 +55,7 @@ def test_Stalling_WhereTheLinkCannotBeShaped_Fails(monkeypatch: pytest.MonkeyPat
     assert isinstance(caught.value.__cause__, OSError)
     shaped = []
     monkeypatch.setattr(stages_stall, "shape", lambda rate, burst: shaped.append(rate))
+    monkeypatch.setattr(stages_stall, "wake", lambda rank: None)
     with stages_stall.stalling(LOCAL_BUT_NO_DEVICE, 1, 3):
         while len(shaped) < 2:
             stages_stall.time.sleep(0.01)

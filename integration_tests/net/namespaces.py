@@ -19,6 +19,7 @@ TOOLS = ("ip", "tc", "unshare", "nsenter")
 SUBNET = "10.77.0"  # private to namespaces that have no route to anywhere else
 DEVICE = "eth0"
 PORT = 29500  # free by construction: the namespace is new
+QUEUE_S = 50e-3  # line time of what may wait at a card: a small switch's buffer
 PACKET_S = 200e-6  # line time of the largest packet that a rank hands to its card (segmentation offload)
 
 _UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -52,8 +53,8 @@ def burst_bytes(rate_bps: float) -> int:
 
 
 def _tbf(rate_bps: float) -> list[str]:
-    # 50 ms of queue is a small switch's buffer.
-    return ["tbf", "rate", f"{round(rate_bps)}bit", "burst", f"{burst_bytes(rate_bps)}b", "latency", "50ms"]
+    latency = ["latency", f"{QUEUE_S * 1e3:g}ms"]
+    return ["tbf", "rate", f"{round(rate_bps)}bit", "burst", f"{burst_bytes(rate_bps)}b", *latency]
 
 
 @dataclass

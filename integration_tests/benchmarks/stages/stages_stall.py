@@ -7,6 +7,7 @@ rank shapes its own end of the cable, so it must be root in its network namespac
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import threading
 import time
@@ -14,25 +15,32 @@ from collections.abc import Iterator
 from typing import Any
 
 from integration_tests.benchmarks.stages.stages_draws import STALL_S, gaps
-from integration_tests.net.namespaces import DEVICE, burst_bytes, parse_rate
+from integration_tests.net.namespaces import DEVICE, QUEUE_S, SUBNET, burst_bytes, parse_rate
 
 STALLED_BPS = 8_000.0  # as good as nothing
-ROOM_BYTES = 1 << 20  # of the queue: what waits is not lost
 
 
-def shape(rate_bps: float, burst: int) -> None:
-    """Change the rate of what this rank sends."""
-    queue = ["rate", f"{round(rate_bps)}bit", "burst", f"{burst}b", "limit", f"{ROOM_BYTES}b"]
+def shape(rate_bps: float, usual_bps: float) -> None:
+    """Change the rate of what this rank sends; the rest stays as it is at its usual rate."""
+    burst = burst_bytes(usual_bps)
+    room = round(usual_bps / 8 * QUEUE_S) + burst
+    queue = ["rate", f"{round(rate_bps)}bit", "burst", f"{burst}b", "limit", f"{room}b"]
     subprocess.run(["tc", "qdisc", "change", "dev", DEVICE, "root", "tbf", *queue], check=True, timeout=10)
+
+
+def wake(rank: int) -> None:
+    """Sends one small packet: what waits has a timer of the old rate, and nothing else looks at the new one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_packet:
+        any_packet.sendto(b"", (f"{SUBNET}.{1 if rank else 2}", 9))
 
 
 class _Stalls:
     """Of one batch, on a thread of its own."""
 
-    def __init__(self, link: str, batch: int) -> None:
+    def __init__(self, link: str, batch: int, rank: int) -> None:
         self.count = 0
         self.error: Exception | None = None
-        self._rate, self._batch = parse_rate(link), batch
+        self._rate, self._batch, self._rank = parse_rate(link), batch, rank
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -54,9 +62,10 @@ class _Stalls:
             at += gap
             if self._ended.wait(max(0.0, begin + at - time.monotonic())):
                 return
-            shape(STALLED_BPS, burst_bytes(self._rate))
+            shape(STALLED_BPS, self._rate)
             time.sleep(STALL_S)
-            shape(self._rate, burst_bytes(self._rate))
+            shape(self._rate, self._rate)
+            wake(self._rank)
             self.count += 1
             at += STALL_S
 
@@ -69,7 +78,7 @@ def stalling(plan: dict[str, Any], rank: int, batch: int) -> Iterator[None]:
     if not wanted or wanted["rank"] != rank:
         yield
         return
-    stalls = _Stalls(wanted["link"], batch)
+    stalls = _Stalls(wanted["link"], batch, rank)
     try:
         yield
     finally:

@@ -1,7 +1,9 @@
-#include "backend/base/math.h"
 #include "backend/plan/candidates.h"
 
 #include <string.h>
+
+#include "backend/base/math.h"
+#include "backend/plan/plan_search.h"
 
 #define MOST_LISTED 16   /* of the candidates that fit by themselves */
 #define WITHIN      1.25 /* of the cheapest's cost */
@@ -16,13 +18,15 @@ typedef struct list_s {
   int32_t is_pinned;
 } list_t;
 
+static int problem_pins(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
+  return problem->is_pinned != NULL && problem->is_pinned(problem->user, plan);
+}
+
 static void keep_cheapest(void* user, const sluice_plan_data_t* plan, int32_t fits) {
   list_t* list = user;
   const sluice_plan_problem_t* problem = list->problem;
   if (!fits) return;
-  if (problem->is_pinned != NULL && problem->is_pinned(problem->user, plan)) {
-    list->pinned = *plan, list->is_pinned = 1;
-  }
+  if (problem_pins(problem, plan)) list->pinned = *plan, list->is_pinned = 1;
   /* One chunk's weight gradients are the same in both modes: one of them is enough. */
   if (plan->num_chunks == 1 && plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK && plan->inputs.wgrad_mode < 0) return;
   int32_t at = list->count;
@@ -44,7 +48,7 @@ static sluice_plan_bytes_t shared_by(const sluice_plan_bytes_t* a, const sluice_
 
 /* Sizes every plan of the set anew, with room for what the largest shares; *out_fits says whether all still fit. */
 static sluice_status_t size_all(const sluice_plan_problem_t* problem, sluice_plan_set_t* set, int32_t* out_fits) {
-  sluice_plan_bytes_t shared = {0};
+  sluice_plan_bytes_t shared = problem->room == NULL ? (sluice_plan_bytes_t){0} : problem->room->shared;
   for (int32_t i = 0; i < set->count; ++i) shared = shared_by(&shared, &set->plans[i].bytes);
   *out_fits = 1;
   for (int32_t i = 0; i < set->count && *out_fits; ++i) {
@@ -67,6 +71,29 @@ static sluice_status_t choose(list_t* list, const sluice_plan_data_t* best, int3
   return SLUICE_OK;
 }
 
+/* As it was sized beside those that it once raced, so that it keeps as many rows as then, and leaves plans for other
+ * sizes as much room. */
+static void leave_pinned(const list_t* list, sluice_plan_set_t* out) {
+  const sluice_plan_data_t* pinned = &list->pinned;
+  for (int32_t i = 0; i < out->count; ++i) {
+    const sluice_plan_data_t* plan = &out->plans[i];
+    if (problem_pins(list->problem, plan)) pinned = plan;
+  }
+  out->plans[0] = *pinned, out->count = 1;
+}
+
+/* Where plans for larger batches stand, these can run smaller ones too: nothing that fits is no failure. */
+static sluice_status_t search(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                              const sluice_plan_rates_t* rates, list_t* list, sluice_plan_data_t* best, int* any) {
+  *any = 1;
+  if (problem->room == NULL) return sluice_plan_make(problem, inputs, rates, keep_cheapest, list, best);
+  sluice_plan_search_t found;
+  SLUICE_TRY(sluice_plan_search(problem, inputs, rates, keep_cheapest, list, &found));
+  *any = found.num_fitting > 0;
+  if (*any) *best = found.best;
+  return SLUICE_OK;
+}
+
 sluice_status_t sluice_candidates_make(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                        const sluice_plan_rates_t* rates, int32_t most, sluice_plan_set_t* out) {
   list_t* list = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *list, "candidates for plans");
@@ -74,12 +101,11 @@ sluice_status_t sluice_candidates_make(const sluice_plan_problem_t* problem, con
   memset(out, 0, sizeof *out);
   list->problem = problem;
   sluice_plan_data_t best;
-  sluice_status_t status = sluice_plan_make(problem, inputs, rates, keep_cheapest, list, &best);
-  if (status == SLUICE_OK && list->is_pinned) {
-    out->plans[0] = list->pinned, out->count = 1;
-  } else if (status == SLUICE_OK) {
+  int any = 0;
+  sluice_status_t status = search(problem, inputs, rates, list, &best, &any);
+  if (status == SLUICE_OK && any)
     status = choose(list, &best, most < SLUICE_PLAN_CANDIDATES ? most : SLUICE_PLAN_CANDIDATES, out);
-  }
+  if (status == SLUICE_OK && list->is_pinned) leave_pinned(list, out);
   sluice_free(sluice_process_allocator(), list, sizeof *list);
   return status;
 }

@@ -70,12 +70,20 @@ typedef struct sluice_plan_data_s {
       cost; /* seconds of forward and backward where the policy hook has a machine, else a relative time; to compare */
 } sluice_plan_data_t;
 
-/* Plans of one layer that fit a budget beside each other (candidates.h); one of them is in force. */
+/* Plans for batches of one size that fit a budget beside each other (candidates.h). */
 #define SLUICE_PLAN_CANDIDATES 4
 typedef struct sluice_plan_set_s {
   int32_t count;
   sluice_plan_data_t plans[SLUICE_PLAN_CANDIDATES];
 } sluice_plan_set_t;
+
+/* What plans for other sizes of batches have reserved, beside which one more may stand. Slots are lifted in all of them
+ * together; all else that passes share grows with tokens and max_chunks, and these plans are for the most tokens. */
+typedef struct sluice_plan_room_s {
+  sluice_plan_bytes_t shared; /* slots, routing, schedules, gemms */
+  uint64_t most_slots;        /* that each of these plans has room for */
+  int32_t max_chunks;         /* the most of them */
+} sluice_plan_room_t;
 
 /* How chunk `chunk` restores while its rows fit. */
 static inline int32_t sluice_plan_di(const sluice_plan_data_t* plan, int32_t chunk) {

@@ -48,8 +48,13 @@ static int fits_host(const sluice_plan_data_t* plan) {
   return plan->inputs.host_budget == 0 || plan->bytes.host_pool <= plan->inputs.host_budget;
 }
 
-static int fits(const sluice_plan_data_t* plan) {
-  return (plan->inputs.budget == 0 || plan->bytes.total <= plan->inputs.budget) && fits_host(plan);
+static int fits_beside(const sluice_plan_room_t* room, const sluice_plan_data_t* plan) {
+  return room == NULL || (plan->max_chunks <= room->max_chunks && plan->bytes.slots <= room->most_slots);
+}
+
+static int fits(const search_t* s, const sluice_plan_data_t* plan) {
+  return (plan->inputs.budget == 0 || plan->bytes.total <= plan->inputs.budget) && fits_host(plan) &&
+         fits_beside(s->problem->room, plan);
 }
 
 /* A policy that the host asked for is that of all chunks. */
@@ -103,7 +108,7 @@ static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* 
   for (int32_t k = plan->num_chunks - 1; k > 0; --k) {
     set_kept_chunks(s->problem, k, plan);
     SLUICE_TRY(measure(s, plan));
-    if (fits(plan)) return SLUICE_OK;
+    if (fits(s, plan)) return SLUICE_OK;
   }
   plan->kept_rows = all, plan->kept_chunks = plan->num_chunks;
   return measure(s, plan);
@@ -124,7 +129,7 @@ static sluice_status_t measure_either(const search_t* s, sluice_plan_data_t* pla
   const int may_share = offloads_m(s->problem, plan);
   plan->shares_act = may_share && q->budget == 0 && q->host_budget == 0;
   SLUICE_TRY(measure(s, plan));
-  if (!may_share || plan->shares_act || fits(plan)) return SLUICE_OK;
+  if (!may_share || plan->shares_act || fits(s, plan)) return SLUICE_OK;
   plan->shares_act = 1;
   return measure(s, plan);
 }
@@ -139,7 +144,7 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   plan->kept_rows = row == 0 ? 0 : falls_back ? least : plan->worst_rows;
   plan->kept_chunks = plan->num_chunks;
   SLUICE_TRY(measure_either(s, plan));
-  if (row > 0 && falls_back && may_keep_part(s->inputs) && !fits(plan)) return keep_fewer_chunks(s, plan);
+  if (row > 0 && falls_back && may_keep_part(s->inputs) && !fits(s, plan)) return keep_fewer_chunks(s, plan);
   if (row == 0 || plan->kept_rows == plan->worst_rows) return SLUICE_OK;
   uint64_t budget = s->inputs->budget == 0 ? UINT64_MAX : s->inputs->budget;
   if (plan->bytes.total >= budget) return SLUICE_OK;
@@ -175,7 +180,7 @@ sluice_status_t sluice_plan_size_beside(const sluice_plan_problem_t* problem, co
   const int32_t kept_chunks = plan->kept_chunks, shares_act = plan->shares_act;
   SLUICE_TRY(size_candidate(&s, plan));
   /* No chunk makes way for another plan, and no overlap. */
-  *out_fits = fits(plan) && plan->kept_chunks >= kept_chunks && plan->shares_act <= shares_act;
+  *out_fits = fits(&s, plan) && plan->kept_chunks >= kept_chunks && plan->shares_act <= shares_act;
   return SLUICE_OK;
 }
 
@@ -197,7 +202,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_inp
   sluice_plan_set_capacities(s->problem, n, &plan);
   SLUICE_TRY(size_candidate(s, &plan));
   plan.cost = cost_of(s, &plan);
-  int in_budget = fits(&plan);
+  int in_budget = fits(s, &plan);
   if (s->visit != NULL) s->visit(s->user, &plan, in_budget);
   sluice_plan_search_t* f = s->found;
   if (f->num_seen++ == 0 || plan.bytes.total < f->leanest.bytes.total) f->leanest = plan;
@@ -253,7 +258,13 @@ static sluice_status_t try_policies(search_t* s, int32_t n) {
 sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                    const sluice_plan_rates_t* rates, sluice_plan_visit_fn_t visit, void* user,
                                    sluice_plan_search_t* out) {
-  search_t s = {.problem = problem, .inputs = inputs, .rates = rates, .visit = visit, .user = user, .found = out};
+  search_t s = {.problem = problem,
+                .inputs = inputs,
+                .least = problem->room == NULL ? NULL : &problem->room->shared,
+                .rates = rates,
+                .visit = visit,
+                .user = user,
+                .found = out};
   memset(out, 0, sizeof *out);
   if (sluice_shape_capacity(&problem->shape) > 0)
     return try_policies(&s, problem->shape.config.num_chunks); /* capacity_rows is of one of them */

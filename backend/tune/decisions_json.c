@@ -47,7 +47,7 @@ static void add_races(sluice_text_t* text, const sluice_tuner_table_t* table, co
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     const sluice_plan_race_t* race = &table->races[i].race;
     if (table->races[i].key == 0 || !race->is_settled) continue;
-    add_plan(text, table->layer, race->rows > 0 ? race->rows : 1, &race->plans[race->pick], separator);
+    add_plan(text, table->layer, table->races[i].size_rows, &race->plans[race->pick], separator);
   }
 }
 

@@ -1,13 +1,17 @@
 #include "backend/tune/tuner_plans.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/moe/layer/layer.h"
+#include "backend/plan/plans_by_size.h"
 #include "backend/tune/tuner_decisions.h"
 #include "backend/tune/tuner_reports.h"
 #include "backend/tune/tuner_work.h"
+
+#define JUST_NEAR 0.99 /* in factors of two: sizes of plans are one apart */
 
 static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {
   return (sluice_racing_plan_t){plan->num_chunks, plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode};
@@ -23,22 +27,33 @@ int32_t sluice_tuner_num_candidates(sluice_policy_hook_t* policy_hook, const slu
   return sluice_tuner_of_hook(policy_hook)->mode == SLUICE_TUNER_MODEL ? 1 : SLUICE_PLAN_CANDIDATES;
 }
 
-int32_t sluice_tuner_is_pinned(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
-                               const sluice_plan_data_t* plan) {
-  const sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
-  const sluice_racing_plan_t wanted = racing_of(plan);
-  for (int32_t i = 0; i < tuner->num_imports; ++i) {
-    const sluice_import_t* import = &tuner->imports[i];
-    if (import->layer == moe->kind && same_plan(&import->plan, &wanted)) return 1;
-  }
-  return 0;
+/* ---- answers from files ---- */
+
+/* How far an answer's size is from that of plans for so many tokens, either way; rows 1 say nothing. */
+static double distance_of(const sluice_import_t* import, int64_t rows) {
+  return import->rows > 1 ? fabs(log2((double)import->rows / (double)rows)) : JUST_NEAR;
 }
 
-static int has_import(const sluice_tuner_t* tuner, uint64_t layer) {
+/* The answer for plans of so many rows: of this size, else one that does not say its size. */
+static const sluice_import_t* import_for(const sluice_tuner_t* tuner, uint64_t layer, int64_t rows) {
+  const sluice_import_t* found = NULL;
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
-    if (tuner->imports[i].layer == layer && tuner->imports[i].plan.num_chunks > 0) return 1;
+    const sluice_import_t* import = &tuner->imports[i];
+    if (import->layer != layer || import->plan.num_chunks == 0 || distance_of(import, rows) > JUST_NEAR) continue;
+    if (found == NULL || distance_of(import, rows) < distance_of(found, rows)) found = import;
   }
-  return 0;
+  return found;
+}
+
+static int64_t rows_of(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
+  return plan->inputs.max_tokens * moe->shape.config.top_k;
+}
+
+int32_t sluice_tuner_is_pinned(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
+                               const sluice_plan_data_t* plan) {
+  const sluice_import_t* import = import_for(sluice_tuner_of_hook(policy_hook), moe->kind, rows_of(moe, plan));
+  const sluice_racing_plan_t wanted = racing_of(plan);
+  return import != NULL && same_plan(&import->plan, &wanted);
 }
 
 static int is_chosen_by_node(const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
@@ -66,11 +81,11 @@ static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe,
   return p.seconds[SLUICE_FORWARD] + p.seconds[SLUICE_BACKWARD];
 }
 
-static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race,
-                      int32_t why) {
-  const sluice_plan_data_t* plan = &moe->plans->plans[race->pick];
+static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_set_t* set,
+                      const sluice_plan_race_t* race, int32_t why) {
+  const sluice_plan_data_t* plan = &set->plans[race->pick];
   int32_t second = sluice_plan_race_second(race);
-  int64_t rows = race->rows > 0 ? race->rows : plan->inputs.max_tokens * table->work.top_k;
+  int64_t rows = race->rows > 0 ? race->rows : rows_of(moe, plan);
   const double predicted = plan_seconds(table->tuner, moe, plan, rows / table->work.top_k);
   sluice_decision_t d = {
       .layer = table->layer,
@@ -88,8 +103,8 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
       .budget = plan->inputs.budget,
       .kept_chunks = plan->kept_chunks,
   };
-  for (int32_t i = 0; i < moe->plans->count; ++i) {
-    if (moe->plans->plans[i].bytes.total > d.total_bytes) d.total_bytes = moe->plans->plans[i].bytes.total;
+  for (int32_t i = 0; i < set->count; ++i) {
+    if (set->plans[i].bytes.total > d.total_bytes) d.total_bytes = set->plans[i].bytes.total;
   }
   if (second >= 0) d.second = race->plans[second];
   ++table->num_plan_decisions;
@@ -97,67 +112,84 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
 }
 
 /* A set that does not race is decided at once. */
-static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_race_t* race) {
+static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_set_t* set,
+                          const sluice_plan_race_t* race) {
   const sluice_tuner_t* tuner = table->tuner;
-  int pinned = has_import(tuner, moe->kind);
-  if (pinned && !sluice_tuner_is_pinned(&table->tuner->base, moe, &moe->plans->plans[0])) {
+  const sluice_plan_data_t* plan = &set->plans[0];
+  int pinned = import_for(tuner, moe->kind, rows_of(moe, plan)) != NULL;
+  if (pinned && !sluice_tuner_is_pinned(&table->tuner->base, moe, plan)) {
     sluice_log(SLUICE_LOG_WARN, "layer %d: the imported plan does not fit this budget: another is chosen",
                moe->shape.config.layer_id);
     pinned = 0;
   }
   if (race->count > 1) return;
-  tell_plan(table, moe, race,
+  tell_plan(table, moe, set, race,
             pinned                                 ? SLUICE_WHY_IMPORTED
             : sluice_tuner_may_predict(tuner, moe) ? SLUICE_WHY_PREDICTED
                                                    : SLUICE_WHY_ONE_LEFT);
 }
 
-/* Layers with the same set share its race. */
-static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe_t* moe) {
+/* Layers with the same plans for batches of about the same size share a race. */
+static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_set_t* set) {
   sluice_racing_plan_t plans[SLUICE_RACE_PLANS];
-  int32_t count = moe->plans->count;
-  for (int32_t i = 0; i < count; ++i) plans[i] = racing_of(&moe->plans->plans[i]);
-  uint64_t key = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, plans, (size_t)count * sizeof *plans);
-  key = sluice_hash_bytes(key, &moe->plan->two_levels, sizeof moe->plan->two_levels) | 1; /* all of a set are alike */
+  for (int32_t i = 0; i < set->count; ++i) plans[i] = racing_of(&set->plans[i]);
+  const int64_t tokens = set->plans[0].inputs.max_tokens, size = lround(log2((double)tokens));
+  uint64_t key = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, plans, (size_t)set->count * sizeof *plans);
+  key = sluice_hash_bytes(key, &size, sizeof size);
+  key = sluice_hash_bytes(key, &set->plans[0].two_levels, sizeof set->plans[0].two_levels) | 1; /* a set's are alike */
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     if (table->races[i].key == key) return &table->races[i].race;
   }
   sluice_tuner_race_t* place = &table->races[table->next_race++ % SLUICE_TUNER_RACES];
   place->key = key;
-  sluice_plan_race_start(&place->race, plans, count);
-  decide_single(table, moe, &place->race);
+  place->size_rows = rows_of(moe, &set->plans[0]);
+  sluice_plan_race_start(&place->race, plans, set->count);
+  decide_single(table, moe, set, &place->race);
   return &place->race;
 }
 
-int32_t sluice_tuner_choose_plan(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
+int32_t sluice_tuner_choose_plan(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int32_t size,
                                  sluice_decision_state_t* decision) {
   (void)policy_hook;
   sluice_tuner_table_t* table = decision->table;
-  sluice_plan_race_t* race = race_of(table, moe);
-  int32_t plan = sluice_plan_race_next(race);
-  if (plan != decision->plan) sluice_tuner_note_switch(table, decision);
-  decision->plan = plan;
+  sluice_plan_race_t* race = race_of(table, moe, moe->plans->of[size]);
+  const int32_t plan = sluice_plan_race_next(race), number = sluice_plan_number(size, plan);
+  if (number != decision->plan) sluice_tuner_note_switch(table, decision);
+  decision->plan = number;
   decision->is_settled = race->is_settled;
   return plan;
+}
+
+/* Of the plan's size; NULL: plans have been made anew since. */
+static const sluice_plan_set_t* set_of(const sluice_moe_t* moe, int32_t number) {
+  const sluice_plan_set_t* set = moe->plans->of[sluice_plan_number_size(number)];
+  return set != NULL && set->count > 0 ? set : NULL;
 }
 
 void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_decision_state_t* decision,
                                 const sluice_step_report_t* const* reports, int32_t world_size) {
   if (moe->plans == NULL || moe->plan_is_given) return;
-  sluice_plan_race_t* race = race_of(decision->table, moe);
+  const sluice_plan_set_t* trained = set_of(moe, decision->plan);
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
+    const int32_t number = reports[0]->pass[direction].plan - 1;
+    const sluice_plan_set_t* set = number < 0 ? NULL : set_of(moe, number);
+    if (set == NULL) continue;
     sluice_lanes_t lanes;
     int64_t rows = 0;
     uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &rows, &lanes);
-    int32_t plan = reports[0]->pass[direction].plan - 1;
+    sluice_plan_race_t* race = race_of(decision->table, moe, set);
+    const int32_t plan = sluice_plan_number_plan(number);
     if (ns > 0 && sluice_tuner_is_first(decision, direction))
       sluice_plan_race_count_switch(race, direction, plan, rows, ns);
     if (sluice_plan_race_observe(race, direction, plan, rows, ns)) {
-      tell_plan(decision->table, moe, race, SLUICE_WHY_RACED);
+      tell_plan(decision->table, moe, set, race, SLUICE_WHY_RACED);
     }
+    trained = set;
   }
-  if (sluice_tuner_has_trained(reports, world_size) && sluice_plan_race_wait(race, moe->shape.config.layer_id)) {
-    tell_plan(decision->table, moe, race, SLUICE_WHY_RACED);
+  if (trained == NULL || !sluice_tuner_has_trained(reports, world_size)) return;
+  sluice_plan_race_t* race = race_of(decision->table, moe, trained);
+  if (sluice_plan_race_wait(race, moe->shape.config.layer_id)) {
+    tell_plan(decision->table, moe, trained, race, SLUICE_WHY_RACED);
   }
 }
 

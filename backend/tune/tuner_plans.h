@@ -8,7 +8,7 @@
 int32_t sluice_tuner_num_candidates(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe);
 int32_t sluice_tuner_is_pinned(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
                                const sluice_plan_data_t* plan);
-int32_t sluice_tuner_choose_plan(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
+int32_t sluice_tuner_choose_plan(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int32_t size,
                                  sluice_decision_state_t* decision);
 double sluice_tuner_price(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, const sluice_plan_data_t* plan);
 int32_t sluice_tuner_rates(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t max_tokens,

@@ -14,7 +14,7 @@
 #include "backend/tune/observed_rates.h"
 
 #define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */
-#define SLUICE_TUNER_RACES     4  /* sets of plans of one kind of layer that are remembered */
+#define SLUICE_TUNER_RACES     12 /* sets of plans of one kind of layer that are remembered: of all sizes, and a few */
 
 /* Forms of exchanges of which a layer may leave one open beside the plain one. */
 enum { SLUICE_FORM_PLAIN = 0, SLUICE_FORM_GROUPED = 1, SLUICE_FORM_TWO_LEVELS = 2 };
@@ -33,7 +33,8 @@ typedef struct sluice_decision_s {
 
 /* Plans of one set, for all layers that have the same; here and not allocated when needed, since a budget counts it. */
 typedef struct sluice_tuner_race_s {
-  uint64_t key; /* of the set; 0: free */
+  uint64_t key;      /* of the set; 0: free */
+  int64_t size_rows; /* balanced, of the largest batches that it is for */
   sluice_plan_race_t race;
 } sluice_tuner_race_t;
 

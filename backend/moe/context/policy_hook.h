@@ -17,7 +17,7 @@ typedef struct sluice_pass_report_s {
   int32_t num_chunks;
   uint8_t wgrad_mode;  /* of a forward: that of its backward */
   uint8_t restore_set; /* index into sluice_restore_sets, where the layer reuses buffers without a plan; else 0 */
-  uint8_t plan;        /* of the layer's set, from 1; 0: it ran without */
+  uint8_t plan;        /* its number among the layer's, from 1; 0: it ran without */
   uint8_t grouped : 1, two_levels : 1; /* of its schedule (sluice_template_spec_t) */
   /* Nanoseconds; in four bytes each, since they travel in every header. */
   float compute_ns, comm_ns; /* of its ops by lane; exchanges include waiting for other ranks */
@@ -40,7 +40,7 @@ typedef struct sluice_decision_state_s {
   uint8_t grouped;     /* exchanges of several chunks are grouped, where the config leaves it open */
   uint8_t two_levels;  /* tokens travel by node, likewise */
   uint8_t bucket;      /* the policy hook's: of the size that this was decided for */
-  int32_t plan;        /* under a budget: of the layer's set, what it took last */
+  int32_t plan;        /* under a budget: the number of the one that it took last */
   uint32_t switched;   /* the policy hook's: directions whose next report is of a first pass after a switch */
   int16_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */
   uint8_t timed[2];    /* with device memory, by direction: passes so far whose lanes the device timed */
@@ -79,11 +79,12 @@ typedef struct sluice_policy_hook_vtable_s {
   void (*of_size)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,
                   sluice_pass_choice_t* out_choice);
   /* Under a budget, on all ranks alike: how many plans may race; whether one is fixed already; then, after `agree`, the
-   * one of moe->plans that this forward takes. */
+   * one of moe->plans for batches of this size that this forward takes. */
   int32_t (*num_candidates)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe);
   int32_t (*is_pinned)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
                        const struct sluice_plan_data_s* plan);
-  int32_t (*choose_plan)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sluice_decision_state_t* decision);
+  int32_t (*choose_plan)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int32_t size,
+                         sluice_decision_state_t* decision);
 } sluice_policy_hook_vtable_t;
 
 #define SLUICE_POLICY_HOOK_WORDS 136

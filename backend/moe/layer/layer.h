@@ -22,6 +22,7 @@ struct sluice_moe_s {
   uint8_t plan_is_given;       /* by the host: not made anew when more tokens come */
   uint8_t plan_limits_context; /* that plan counts in num_given_plans */
   uint8_t has_told_fallback;   /* that chunks did not fit what the plan keeps */
+  uint8_t plan_number;         /* of the plan in force (backend/plan/plans_by_size.h) */
   sluice_context_t* context;
   sluice_shape_t shape;                  /* what it is */
   const sluice_strategies_t* strategies; /* and how it does it */
@@ -33,7 +34,7 @@ struct sluice_moe_s {
   uint64_t fingerprint;                  /* of everything that must be equal on all ranks */
   sluice_decision_state_t decision;      /* what it does next */
   sluice_replay_t replay;                /* and what it did, where the decision state has a choice */
-  struct sluice_plan_set_s* plans;       /* NULL: passes take what their rows need */
+  struct sluice_plans_by_size_s* plans;  /* NULL: passes take what their rows need */
   const struct sluice_plan_data_s* plan; /* of those, what is in force */
   struct sluice_capacity_s* capacity;    /* NULL: rows travel as they are */
 };

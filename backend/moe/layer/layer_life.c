@@ -9,6 +9,7 @@
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/capacity_state.h"
 #include "backend/moe/layer/placement.h"
+#include "backend/plan/plans_by_size.h"
 
 static_assert(sizeof(struct sluice_moe_s) == SLUICE_LAYER_BYTES, "planners count it");
 
@@ -142,7 +143,7 @@ void sluice_layer_release(sluice_moe_t* moe) {
   drop_timers(moe);
   sluice_ledger_disown(&context->ledger, moe);
   sluice_free(&context->allocator, moe->expert_position, tables_bytes(moe));
-  sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
+  sluice_plans_by_size_free(moe->plans);
   sluice_free(&context->allocator, moe, sizeof *moe);
   sluice_engine_release(context);
 }

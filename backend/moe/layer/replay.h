@@ -18,7 +18,7 @@
 typedef struct sluice_replay_forward_s {
   uint64_t routes;     /* of sluice_routes_hash */
   int32_t num_chunks;  /* of the pass, or of the plan; 0: nothing is here */
-  int16_t plan;        /* of the layer's set, under one */
+  int16_t plan;        /* its number, under one */
   uint8_t wgrad_mode;  /* without a plan, and the next */
   uint8_t restore_set; /* of a layer that reuses buffers; else 0 */
   int32_t is_repeated;

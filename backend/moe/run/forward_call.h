@@ -16,7 +16,7 @@ typedef struct sluice_forward_s {
   sluice_step_t* step;
   int32_t* counts;     /* under a plan: what the look at the ids brought (routing/routes.h) */
   int32_t num_chunks;  /* wanted before the header; afterwards those of the pass, or of its plan */
-  int32_t plan;        /* of the layer's set */
+  int32_t plan;        /* its number among the layer's */
   int32_t wgrad_mode;  /* without a plan: of this step's backward */
   int32_t grouped;     /* exchanges, where its chunks allow it */
   int32_t two_levels;  /* where the layer leaves that open */

@@ -46,7 +46,7 @@ void sluice_plan_lift_limits(sluice_moe_t* moe) {
 
 void sluice_plan_remove(sluice_moe_t* moe) {
   sluice_capacity_forget_agreed(moe);
-  sluice_free(sluice_process_allocator(), moe->plans, sizeof *moe->plans);
+  sluice_plans_by_size_free(moe->plans);
   moe->plans = NULL;
   moe->plan = NULL;
   moe->plan_is_given = 0;
@@ -77,8 +77,13 @@ static sluice_status_t reserve(sluice_moe_t* moe, const sluice_plan_data_t* plan
   if (device->vtable->reserve != NULL) {
     SLUICE_TRY(device->vtable->reserve(context->device, sluice_template_max_ops(plan->max_chunks, plan->two_levels)));
   }
-  if (moe->plans == NULL) moe->plans = sluice_alloc(sluice_process_allocator(), sizeof *moe->plans, "plans");
-  return moe->plans == NULL ? sluice_alloc_status() : SLUICE_OK;
+  return sluice_plans_by_size_begin(&moe->plans);
+}
+
+void sluice_plan_take(sluice_moe_t* moe, int32_t number) {
+  const sluice_plan_set_t* set = moe->plans->of[sluice_plan_number_size(number)];
+  moe->plan = &set->plans[sluice_plan_number_plan(number)];
+  moe->plan_number = (uint8_t)number;
 }
 
 sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t* plan) {
@@ -91,16 +96,24 @@ sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t*
     set_limits(context, before);
     return status;
   }
-  moe->plans->count = 1;
-  moe->plans->plans[0] = *plan;
-  moe->plan = moe->plans->plans;
+  moe->plans->of[0]->count = 1;
+  moe->plans->of[0]->plans[0] = *plan;
+  sluice_plan_take(moe, 0);
   sluice_layer_choose_mode(moe);
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_plan_install_set(sluice_moe_t* moe, const sluice_plan_set_t* set) {
   for (int32_t i = set->count - 1; i >= 0; --i) SLUICE_TRY(sluice_plan_install(moe, &set->plans[i]));
-  *moe->plans = *set;
+  *moe->plans->of[0] = *set;
   sluice_replay_forget(&moe->replay);
   return SLUICE_OK;
+}
+
+sluice_status_t sluice_plan_install_size(sluice_moe_t* moe, const sluice_plan_rates_t* rates, int32_t most,
+                                         int32_t size, uint64_t held) {
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plans->of[0]->plans[0].two_levels);
+  uint64_t slots = 0;
+  SLUICE_TRY(sluice_plans_by_size_add(moe->plans, &problem, rates, most, size, held, &slots));
+  return reserve_arena(&moe->context->pass_memory.slots, slots, "slots of plans");
 }

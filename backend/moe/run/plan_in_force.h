@@ -3,12 +3,13 @@
 #define SLUICE_BACKEND_MOE_RUN_PLAN_IN_FORCE_H_
 
 #include "backend/moe/layer/plan_problem.h"
+#include "backend/plan/plans_by_size.h"
 
 /* The fewest bytes that the layer's own plan for passes of num_tokens would need, on this rank. */
 sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes);
 
-/* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. The layer's set is
- * this plan alone. */
+/* Allocates everything that the plan fixes; from then on only steps are allocated, up to the budget. It is the
+ * layer's only one. */
 sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t* plan);
 
 /* The plan in force is the host's from now on. */
@@ -21,8 +22,16 @@ void sluice_plan_lift_limits(sluice_moe_t* moe);
 /* The layer runs without a plan, or makes its own under the context's budget. */
 void sluice_plan_remove(sluice_moe_t* moe);
 
-/* Allocates for all plans of a set; the first is in force. */
+/* Allocates for all plans of a set, for batches of the largest size; the first is in force. */
 sluice_status_t sluice_plan_install_set(sluice_moe_t* moe, const sluice_plan_set_t* set);
+
+/* Beside these up to `most` plans for batches of a smaller size, which may be none, and what they allocate besides.
+ * rates, held: as sluice_plans_by_size_add. */
+sluice_status_t sluice_plan_install_size(sluice_moe_t* moe, const sluice_plan_rates_t* rates, int32_t most,
+                                         int32_t size, uint64_t held);
+
+/* This one of the layer's plans is in force. */
+void sluice_plan_take(sluice_moe_t* moe, int32_t number);
 
 /* What is allocated now besides the arenas that a plan sizes anew. */
 uint64_t sluice_plan_base_bytes(sluice_context_t* context);

@@ -128,40 +128,74 @@ static sluice_status_t choose_levels(const sluice_moe_t* moe, const sluice_plan_
   return SLUICE_OK;
 }
 
-/* A plan for as many tokens as any rank has. */
-static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* handshake,
-                                  sluice_policy_hook_t* policy_hook) {
+/* Who chooses; NULL: nobody, and the cheapest plan is taken. */
+static sluice_policy_hook_t* hook_of(const sluice_moe_t* moe) {
+  return moe->decision.table != NULL ? moe->context->policy_hook : NULL;
+}
+
+/* Plans for batches of so many tokens may be as many as may race. What passes have shown prices them: NULL, nothing. */
+static int32_t most_candidates(const sluice_moe_t* moe) {
+  sluice_policy_hook_t* hook = hook_of(moe);
+  return hook != NULL ? hook->vtable->num_candidates(hook, moe) : 1;
+}
+
+static const sluice_plan_rates_t* rates_for(const sluice_moe_t* moe, int64_t tokens, sluice_plan_rates_t* rates) {
+  sluice_policy_hook_t* hook = hook_of(moe);
+  return hook != NULL && hook->vtable->rates(hook, moe, tokens, rates) ? rates : NULL;
+}
+
+/* Plans for as many tokens as any rank has. */
+static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* handshake) {
   const sluice_plan_inputs_t inputs = inputs_of(moe, handshake);
   sluice_plan_set_t set;
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
   sluice_plan_rates_t rates;
-  const int is_seen = policy_hook != NULL && policy_hook->vtable->rates(policy_hook, moe, inputs.max_tokens, &rates);
-  const int32_t most = policy_hook != NULL ? policy_hook->vtable->num_candidates(policy_hook, moe) : 1;
-  SLUICE_TRY(sluice_candidates_make(&problem, &inputs, is_seen ? &rates : NULL, most, &set));
+  const int32_t most = most_candidates(moe);
+  SLUICE_TRY(sluice_candidates_make(&problem, &inputs, rates_for(moe, inputs.max_tokens, &rates), most, &set));
   SLUICE_TRY(choose_levels(moe, &inputs, most, &set));
-  SLUICE_TRY(sluice_plan_install_set(moe, &set));
-  if (policy_hook != NULL)
-    moe->plan = &moe->plans->plans[policy_hook->vtable->choose_plan(policy_hook, moe, &moe->decision)];
+  return sluice_plan_install_set(moe, &set);
+}
+
+/* Whether smaller batches may want another plan than the largest. With a capacity all are of one size; a device's
+ * memory keeps blocks as large as the one plan says. */
+static int has_sizes(const sluice_moe_t* moe) {
+  const sluice_plan_inputs_t* q = &moe->plans->of[0]->plans[0].inputs;
+  const int is_open =
+      q->num_chunks == 0 || q->restore_input < 0 || q->restore_pre_activation < 0 || q->wgrad_mode < 0;
+  return is_open && sluice_shape_capacity(&moe->shape) == 0 && !moe->shape.on_device_memory;
+}
+
+static sluice_status_t take_by_size(sluice_moe_t* moe, const sluice_handshake_t* handshake) {
+  const int64_t most = moe->plans->of[0]->plans[0].inputs.max_tokens;
+  int32_t size = has_sizes(moe) ? sluice_plan_size(most, handshake->max_tokens) : 0;
+  if (moe->plans->of[size] == NULL) {
+    sluice_plan_rates_t rates;
+    const sluice_plan_rates_t* known = rates_for(moe, sluice_plan_size_tokens(most, size), &rates);
+    SLUICE_TRY(sluice_plan_install_size(moe, known, most_candidates(moe), size, handshake->held_bytes));
+  }
+  if (moe->plans->of[size]->count == 0) size = 0;
+  sluice_policy_hook_t* hook = hook_of(moe);
+  const int32_t plan = hook != NULL ? hook->vtable->choose_plan(hook, moe, size, &moe->decision) : 0;
+  sluice_plan_take(moe, sluice_plan_number(size, plan));
   return SLUICE_OK;
 }
 
 static sluice_status_t prepare(sluice_moe_t* moe, const sluice_handshake_t* handshake,
                                const sluice_replay_forward_t* repeated) {
-  sluice_policy_hook_t* policy_hook = moe->decision.table != NULL ? moe->context->policy_hook : NULL;
-  if (moe->plan != NULL && moe->plan->inputs.max_tokens >= handshake->max_tokens) {
-    if (policy_hook == NULL || moe->plan_is_given) return SLUICE_OK;
-    const int32_t plan =
-        repeated != NULL ? repeated->plan : policy_hook->vtable->choose_plan(policy_hook, moe, &moe->decision);
-    moe->plan = &moe->plans->plans[plan];
-    return SLUICE_OK;
-  }
+  const int64_t most = moe->plan != NULL ? moe->plans->of[0]->plans[0].inputs.max_tokens : -1;
+  const int is_enough = most >= handshake->max_tokens;
   if (moe->plan_is_given && moe->plan != NULL) {
+    if (is_enough) return SLUICE_OK;
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
                        "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
-                       moe->shape.config.layer_id, (long long)handshake->max_tokens,
-                       (long long)moe->plan->inputs.max_tokens);
+                       moe->shape.config.layer_id, (long long)handshake->max_tokens, (long long)most);
   }
-  return make_plans(moe, handshake, policy_hook);
+  if (is_enough && repeated != NULL) {
+    sluice_plan_take(moe, repeated->plan);
+    return SLUICE_OK;
+  }
+  if (!is_enough) SLUICE_TRY(make_plans(moe, handshake));
+  return take_by_size(moe, handshake);
 }
 
 sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_handshake_t* handshake,
@@ -169,7 +203,7 @@ sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_handshake_
   const sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(prepare(f->pass.moe, handshake, repeated));
   f->num_chunks = moe->plan->num_chunks;
-  f->plan = (int32_t)(moe->plan - moe->plans->plans);
+  f->plan = moe->plan_number;
   return SLUICE_OK;
 }
 
@@ -194,7 +228,7 @@ static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert
 }
 
 void sluice_planned_note(const sluice_moe_t* moe, sluice_binding_t* binding) {
-  binding->plan = (uint8_t)(1 + (moe->plan - moe->plans->plans));
+  binding->plan = (uint8_t)(1 + moe->plan_number);
   binding->wgrad_mode = (uint8_t)moe->plan->wgrad_mode;
   binding->shares_act = (uint8_t)moe->plan->shares_act;
 }

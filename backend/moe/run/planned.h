@@ -24,8 +24,8 @@ int32_t sluice_planned_wgrad_mode(const sluice_moe_t* moe, const sluice_binding_
 /* What this rank has, for the header. */
 void sluice_planned_propose(const sluice_forward_t* f, sluice_proposal_t* proposal);
 
-/* A plan for as many tokens as any rank has, made and installed if the present one is for fewer. Fails alike on all
- * ranks, but for NO_MEMORY. repeated: of several, the one of that forward; NULL: whichever is chosen. */
+/* A plan for batches as large as that of the rank with most tokens, made and installed if there is none of their size.
+ * Fails alike on all ranks, but for NO_MEMORY. repeated: the one of that forward; NULL: whichever is chosen. */
 sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_handshake_t* handshake,
                                     const sluice_replay_forward_t* repeated);
 

@@ -10,8 +10,8 @@
 #include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 #include "capi/test/cuda/fakes.h"
 
 enum { RANKS = 4, PER_NODE = 2 };

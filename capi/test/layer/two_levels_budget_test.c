@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "capi/test/budget_suite.h"
-#include "capi/test/checks.h"
+#include "capi/test/world/budget_suite.h"
+#include "capi/test/world/checks.h"
 
 enum { RANKS = 4, PER_NODE = 2 };
 

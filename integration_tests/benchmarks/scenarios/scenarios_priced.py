@@ -1,7 +1,6 @@
 """What a machine says of a drawn scenario: every pair (n, S) that its memory allows, and who would take which.
 
-    adaptive    the pair of least seconds, for each size; under a budget one pair for all sizes, since a plan is made
-                for the largest
+    adaptive    the pair of least seconds, for each size; under a budget of those that fit beside the largest's plan
     best fixed  the one pair of least seconds over the scenario's sizes
     pb          MPMoE's trials: for each size the best pair with n from 2 to 8
     pm          MPMoE's model: the same by Fig. 8
@@ -31,6 +30,8 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 SCOPE = (2, 3, 4, 6, 8)  # of the papers' Algorithm 1, 2 to 8
 PIPEMOE = (2, 4, 8)
 STRATEGIES = ("S1", "S2", "S3", "S4")
+PLAN_SIZES = 8  # of backend/plan/plans_by_size.h: each for half the tokens of the one before
+SHARED = ("slot", "routing", "schedule", "gemm")  # bytes that plans beside each other have in common
 HARDLY_MORE = 4 << 20  # bytes that a host's context takes beyond the planner's small one
 
 Pick = dict[int, Choice]  # by tokens
@@ -64,6 +65,12 @@ def made_up(bytes_per_second: float) -> dict[str, Any]:
             *core,
         ],
     }
+
+
+def _tokens_of_plan(most: int, tokens: int) -> int:
+    """That the plan for a batch is made for, where the largest batches have so many."""
+    sizes = [math.ceil(most / 2**size) for size in range(PLAN_SIZES)]
+    return min(one for one in sizes if one >= tokens)
 
 
 class Priced:
@@ -105,8 +112,8 @@ class Priced:
         return int(least + share * (most.total_bytes - least)) + HARDLY_MORE
 
     @cached_property
-    def pairs(self) -> list[Choice]:
-        """That the scenario's memory allows, for its largest batches."""
+    def all_pairs(self) -> list[Choice]:
+        """Of the scenario's kind, whether a budget has room for them or not."""
         kept = [Choice(n, "keep", "keep", "deferred") for n in SIZES]
         if self.drawn.kind == "kept":
             return kept
@@ -114,9 +121,17 @@ class Priced:
         if self.drawn.kind == "reuse":
             return lean
         again = (("keep", "recompute"), ("redispatch", "keep"), ("keep", "keep"))
-        lean += [Choice(n, *pair, "per_chunk") for n in SIZES for pair in again]
-        asked = self.load(self.drawn.tokens[-1], memory_budget=self.budget)
-        return [one for one in [*kept, *lean] if self.predict(asked, one).fits]
+        return [*kept, *lean, *(Choice(n, *pair, "per_chunk") for n in SIZES for pair in again)]
+
+    def under_budget(self, tokens: int, choice: Choice) -> Prediction:
+        return self.predict(self.load(tokens, memory_budget=self.budget), choice)
+
+    @cached_property
+    def pairs(self) -> list[Choice]:
+        """That the scenario's memory allows, for its largest batches."""
+        if self.drawn.kind != "budget":
+            return self.all_pairs
+        return [one for one in self.all_pairs if self.under_budget(self.drawn.tokens[-1], one).fits]
 
     # ---- who takes what ----
 
@@ -135,8 +150,23 @@ class Priced:
     def adaptive(self) -> Pick:
         if self.drawn.kind != "budget":
             return self._by_size(self.seconds)
-        largest = self.drawn.tokens[-1]
-        return self.fixed(min(self.pairs, key=lambda one: self.seconds(largest, one)))
+        most = self.drawn.tokens[-1]
+        largest = min(self.pairs, key=lambda one: self.seconds(most, one))
+        taken = self.under_budget(most, largest).bytes
+        found = {}
+        for tokens in self.drawn.tokens:
+            planned = _tokens_of_plan(most, tokens)
+            among = [largest] if planned == most else [one for one in self.all_pairs if self._fits(planned, one, taken)]
+            found[tokens] = min(among or [largest], key=lambda one: self.seconds(planned, one))
+        return found
+
+    def _fits(self, tokens: int, choice: Choice, taken: dict[str, int]) -> bool:
+        """Whether a plan for such batches fits beside the largest's, which has taken so much: its slots are lifted to
+        what this one needs, and all else that both share is the largest's."""
+        one = self.under_budget(tokens, choice)
+        lifted = one.bytes["total"] + sum(max(0, taken[part] - one.bytes[part]) for part in SHARED)
+        more = max(0, one.bytes["slot"] - taken["slot"])
+        return one.fits and lifted <= self.budget and taken["total"] + more <= self.budget
 
     def _mpipemoe(self) -> Pick:
         found = {}

@@ -1,0 +1,36 @@
+/* A layer's plans under one budget by the size of a batch: with fewer tokens fewer chunks are best, and policies fit that
+ * have no room for more. */
+#ifndef SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_
+#define SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_
+
+#include "backend/plan/candidates.h"
+
+#define SLUICE_PLAN_SIZES 8
+
+/* Those of size s are for half as many tokens as those of s - 1. The largest have plans from the first; a smaller size
+ * gets its own when a batch of it comes. All fit the budget beside each other (candidates.h). */
+typedef struct sluice_plans_by_size_s {
+  sluice_plan_set_t* of[SLUICE_PLAN_SIZES]; /* of the process's allocator. NULL: not made; empty: none fits */
+} sluice_plans_by_size_t;
+
+/* Of a batch, and the tokens that a size's plans are for; the largest's are for most_tokens. */
+int32_t sluice_plan_size(int64_t most_tokens, int64_t num_tokens);
+int64_t sluice_plan_size_tokens(int64_t most_tokens, int32_t size);
+
+/* Plans of all sizes have numbers, whichever are there. */
+static inline int32_t sluice_plan_number(int32_t size, int32_t plan) { return size * SLUICE_PLAN_CANDIDATES + plan; }
+static inline int32_t sluice_plan_number_size(int32_t number) { return number / SLUICE_PLAN_CANDIDATES; }
+static inline int32_t sluice_plan_number_plan(int32_t number) { return number % SLUICE_PLAN_CANDIDATES; }
+
+/* Puts an empty set there where there is none, and drops those of smaller sizes. Errors: NO_MEMORY. */
+sluice_status_t sluice_plans_by_size_begin(sluice_plans_by_size_t** inout_plans);
+/* Makes those of a smaller size, with the inputs of the largest's and beside all that are there; rates, most: as
+ * sluice_candidates_make. held: by outstanding forwards, the most of any rank. The slots of all are lifted to what these
+ * need, *out_slots. Errors: NO_MEMORY, UNSUPPORTED. */
+sluice_status_t sluice_plans_by_size_add(sluice_plans_by_size_t* plans, const sluice_plan_problem_t* problem,
+                                         const sluice_plan_rates_t* rates, int32_t most, int32_t size,
+                                         uint64_t held, uint64_t* out_slots);
+/* NULL is allowed. */
+void sluice_plans_by_size_free(sluice_plans_by_size_t* plans);
+
+#endif /* SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_ */

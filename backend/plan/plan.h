@@ -77,11 +77,10 @@ typedef struct sluice_plan_set_s {
   sluice_plan_data_t plans[SLUICE_PLAN_CANDIDATES];
 } sluice_plan_set_t;
 
-/* What plans for other sizes of batches have reserved, beside which one more may stand. Slots are lifted in all of them
- * together; all else that passes share grows with tokens and max_chunks, and these plans are for the most tokens. */
+/* What plans for the largest batches have reserved, in which one for smaller batches must do. All but the slots grows
+ * with tokens and max_chunks. */
 typedef struct sluice_plan_room_s {
   sluice_plan_bytes_t shared; /* slots, routing, schedules, gemms */
-  uint64_t most_slots;        /* that each of these plans has room for */
   int32_t max_chunks;         /* the most of them */
 } sluice_plan_room_t;
 

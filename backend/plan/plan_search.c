@@ -49,7 +49,7 @@ static int fits_host(const sluice_plan_data_t* plan) {
 }
 
 static int fits_beside(const sluice_plan_room_t* room, const sluice_plan_data_t* plan) {
-  return room == NULL || (plan->max_chunks <= room->max_chunks && plan->bytes.slots <= room->most_slots);
+  return room == NULL || (plan->max_chunks <= room->max_chunks && plan->bytes.slots <= room->shared.slots);
 }
 
 static int fits(const search_t* s, const sluice_plan_data_t* plan) {

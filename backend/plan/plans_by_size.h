@@ -8,7 +8,8 @@
 #define SLUICE_PLAN_SIZES 8
 
 /* Those of size s are for half as many tokens as those of s - 1. The largest have plans from the first; a smaller size
- * gets its own when a batch of it comes. All fit the budget beside each other (candidates.h). */
+ * gets its own when a batch of it comes, in the bytes that the largest's have reserved: nothing more is allocated, and
+ * no plan that stands changes. */
 typedef struct sluice_plans_by_size_s {
   sluice_plan_set_t* of[SLUICE_PLAN_SIZES]; /* of the process's allocator. NULL: not made; empty: none fits */
 } sluice_plans_by_size_t;
@@ -24,12 +25,10 @@ static inline int32_t sluice_plan_number_plan(int32_t number) { return number % 
 
 /* Puts an empty set there where there is none, and drops those of smaller sizes. Errors: NO_MEMORY. */
 sluice_status_t sluice_plans_by_size_begin(sluice_plans_by_size_t** inout_plans);
-/* Makes those of a smaller size, with the inputs of the largest's and beside all that are there; rates, most: as
- * sluice_candidates_make. held: by outstanding forwards, the most of any rank. The slots of all are lifted to what these
- * need, *out_slots. Errors: NO_MEMORY, UNSUPPORTED. */
+/* Makes those of a smaller size, with the inputs of the largest's; rates, most: as sluice_candidates_make. Errors:
+ * NO_MEMORY, UNSUPPORTED. */
 sluice_status_t sluice_plans_by_size_add(sluice_plans_by_size_t* plans, const sluice_plan_problem_t* problem,
-                                         const sluice_plan_rates_t* rates, int32_t most, int32_t size,
-                                         uint64_t held, uint64_t* out_slots);
+                                         const sluice_plan_rates_t* rates, int32_t most, int32_t size);
 /* NULL is allowed. */
 void sluice_plans_by_size_free(sluice_plans_by_size_t* plans);
 

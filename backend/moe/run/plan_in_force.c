@@ -109,11 +109,3 @@ sluice_status_t sluice_plan_install_set(sluice_moe_t* moe, const sluice_plan_set
   sluice_replay_forget(&moe->replay);
   return SLUICE_OK;
 }
-
-sluice_status_t sluice_plan_install_size(sluice_moe_t* moe, const sluice_plan_rates_t* rates, int32_t most,
-                                         int32_t size, uint64_t held) {
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plans->of[0]->plans[0].two_levels);
-  uint64_t slots = 0;
-  SLUICE_TRY(sluice_plans_by_size_add(moe->plans, &problem, rates, most, size, held, &slots));
-  return reserve_arena(&moe->context->pass_memory.slots, slots, "slots of plans");
-}

@@ -25,11 +25,6 @@ void sluice_plan_remove(sluice_moe_t* moe);
 /* Allocates for all plans of a set, for batches of the largest size; the first is in force. */
 sluice_status_t sluice_plan_install_set(sluice_moe_t* moe, const sluice_plan_set_t* set);
 
-/* Beside these up to `most` plans for batches of a smaller size, which may be none, and what they allocate besides.
- * rates, held: as sluice_plans_by_size_add. */
-sluice_status_t sluice_plan_install_size(sluice_moe_t* moe, const sluice_plan_rates_t* rates, int32_t most,
-                                         int32_t size, uint64_t held);
-
 /* This one of the layer's plans is in force. */
 void sluice_plan_take(sluice_moe_t* moe, int32_t number);
 

@@ -165,13 +165,14 @@ static int has_sizes(const sluice_moe_t* moe) {
   return is_open && sluice_shape_capacity(&moe->shape) == 0 && !moe->shape.on_device_memory;
 }
 
-static sluice_status_t take_by_size(sluice_moe_t* moe, const sluice_handshake_t* handshake) {
+static sluice_status_t take_by_size(sluice_moe_t* moe, int64_t tokens) {
   const int64_t most = moe->plans->of[0]->plans[0].inputs.max_tokens;
-  int32_t size = has_sizes(moe) ? sluice_plan_size(most, handshake->max_tokens) : 0;
+  int32_t size = has_sizes(moe) ? sluice_plan_size(most, tokens) : 0;
   if (moe->plans->of[size] == NULL) {
     sluice_plan_rates_t rates;
     const sluice_plan_rates_t* known = rates_for(moe, sluice_plan_size_tokens(most, size), &rates);
-    SLUICE_TRY(sluice_plan_install_size(moe, known, most_candidates(moe), size, handshake->held_bytes));
+    const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plans->of[0]->plans[0].two_levels);
+    SLUICE_TRY(sluice_plans_by_size_add(moe->plans, &problem, known, most_candidates(moe), size));
   }
   if (moe->plans->of[size]->count == 0) size = 0;
   sluice_policy_hook_t* hook = hook_of(moe);
@@ -195,7 +196,7 @@ static sluice_status_t prepare(sluice_moe_t* moe, const sluice_handshake_t* hand
     return SLUICE_OK;
   }
   if (!is_enough) SLUICE_TRY(make_plans(moe, handshake));
-  return take_by_size(moe, handshake);
+  return take_by_size(moe, handshake->max_tokens);
 }
 
 sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_handshake_t* handshake,

@@ -162,7 +162,7 @@ static tuner_world_t* sizes_under_budget(int32_t ranks, int32_t mode, int32_t ha
   static uint64_t least[MAX_RANKS + 1];
   for (uint64_t budget = least[ranks] > 0 ? least[ranks] : 260000u * (uint64_t)ranks;; budget += 8000) {
     tuner_world_t* w = tuner_world(ranks, mode, has_machine);
-    w->changes = 2, w->steps = least[ranks] > 0 ? 120 : 2, w->budget = budget + (least[ranks] > 0 ? more : 0);
+    w->changes = 2, w->steps = least[ranks] > 0 ? 90 : 1, w->budget = budget + (least[ranks] > 0 ? more : 0);
     w->import[0] = w->import[1] = import;
     tuner_run(w);
     if (least[ranks] > 0) return w;
@@ -186,7 +186,7 @@ static int32_t decision_for(const tuner_world_t* w, int64_t tokens) {
 static void Budget_BatchesDiffer_EachSizeHasItsPlan(void** state) {
   (void)state;
   int32_t num_unlike = 0;
-  for (int32_t i = 0; i < 8; ++i) {
+  for (int32_t i = 0; i < 6; ++i) {
     const int32_t ranks = 1 + i % 2, has_machine = i / 2 % 2;
     tuner_world_t* w = sizes_under_budget(ranks, has_machine ? SLUICE_TUNER_MODEL : SLUICE_TUNER_ADAPTIVE, has_machine,
                                           (uint64_t)(i / 4) * 16000, NULL);

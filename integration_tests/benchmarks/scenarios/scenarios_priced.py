@@ -1,6 +1,7 @@
 """What a machine says of a drawn scenario: every pair (n, S) that its memory allows, and who would take which.
 
-    adaptive    the pair of least seconds, for each size; under a budget of those that fit beside the largest's plan
+    adaptive    the pair of least seconds, for each size; under a budget of those that do with the slots of the
+                largest's plan
     best fixed  the one pair of least seconds over the scenario's sizes
     pb          MPMoE's trials: for each size the best pair with n from 2 to 8
     pm          MPMoE's model: the same by Fig. 8
@@ -161,12 +162,10 @@ class Priced:
         return found
 
     def _fits(self, tokens: int, choice: Choice, taken: dict[str, int]) -> bool:
-        """Whether a plan for such batches fits beside the largest's, which has taken so much: its slots are lifted to
-        what this one needs, and all else that both share is the largest's."""
+        """Whether a plan for such batches does with what the largest's has taken of the bytes that both share."""
         one = self.under_budget(tokens, choice)
         lifted = one.bytes["total"] + sum(max(0, taken[part] - one.bytes[part]) for part in SHARED)
-        more = max(0, one.bytes["slot"] - taken["slot"])
-        return one.fits and lifted <= self.budget and taken["total"] + more <= self.budget
+        return lifted <= self.budget and one.bytes["slot"] <= taken["slot"]
 
     def _mpipemoe(self) -> Pick:
         found = {}

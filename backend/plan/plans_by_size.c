@@ -31,7 +31,8 @@ static void free_set(sluice_plans_by_size_t* plans, int32_t size) {
 }
 
 sluice_status_t sluice_plans_by_size_begin(sluice_plans_by_size_t** inout_plans) {
-  if (*inout_plans == NULL) *inout_plans = sluice_alloc_zeroed(sluice_process_allocator(), sizeof **inout_plans, "plans");
+  if (*inout_plans == NULL)
+    *inout_plans = sluice_alloc_zeroed(sluice_process_allocator(), sizeof **inout_plans, "plans");
   sluice_plans_by_size_t* plans = *inout_plans;
   if (plans != NULL && plans->of[0] == NULL) plans->of[0] = new_set();
   if (plans == NULL || plans->of[0] == NULL) return sluice_alloc_status();

@@ -45,7 +45,8 @@ static uint64_t budget_of(const sluice_plan_problem_t* problem, double share) {
   sluice_plan_inputs_t inputs = inputs_of(0);
   uint64_t least = 0, most = 0;
   assert_int_equal(sluice_plan_least_bytes(problem, &inputs, &least), SLUICE_OK);
-  inputs.num_chunks = 1, inputs.restore_input = SLUICE_RESTORE_KEEP, inputs.restore_pre_activation = SLUICE_RESTORE_KEEP;
+  inputs.num_chunks = 1, inputs.restore_input = SLUICE_RESTORE_KEEP,
+  inputs.restore_pre_activation = SLUICE_RESTORE_KEEP;
   assert_int_equal(sluice_plan_least_bytes(problem, &inputs, &most), SLUICE_OK);
   return least + (uint64_t)(share * (double)(most - least));
 }

@@ -68,6 +68,11 @@ def _reason_against_one(stage: Any, way: Way) -> str:
         return "DistributedDataParallel reduces in a whole backward: take weight_apart away, or DDP"
     if way.apart and any(isinstance(each, torch._dynamo.OptimizedModule) for each in stage.submod.modules()):
         return "a compiled module runs its backward whole: take weight_apart away, or torch.compile"
+    if way.apart and any(isinstance(each, FSDPModule) for each in stage.submod.modules()):
+        return (
+            "FSDP's replicas wait for each other without end where weight gradients are apart: take weight_apart away, "
+            "or FSDP"
+        )
     if way.policy in PLANNED:
         return ""
     for each in stage.submod.modules():

@@ -181,3 +181,29 @@ def failed():
     own[0].submod.zero_grad()
     found = _train(schedule, own, torch.float32)
     return told, all(_bytes(value) == _bytes(found[name]) for name, value in wanted.items())
+
+
+def uneven(rows_of_batch):
+    """Micro-batches of unlike sizes, as torch splits such a batch: (whether all bits are those of one process, losses).
+
+    Torch's own schedules have receive buffers of the first one's shape.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rows, ids, target = (each[:rows_of_batch] for each in _data(0, torch.float32))
+    stage = _stage(rank, 1, ranks, 0.0, torch.float32)
+    schedule = get_schedule_class("sluice")([stage], MICRO_BATCHES, loss_of)
+    losses = [] if stage.is_last else None
+    schedule.step(*((rows, ids) if stage.is_first else ()), target=target if stage.is_last else None, losses=losses)
+    alone = [_stage(index, 1, ranks, 0.0, torch.float32).submod for index in range(ranks)]
+    wanted = []
+    for row, each, label in zip(*(tensor.tensor_split(MICRO_BATCHES) for tensor in (rows, ids, target))):
+        state = (row, each)
+        for module in alone:
+            state = module(*state)
+        wanted.append(loss_of(state, label))
+        wanted[-1].backward()
+    whole_ones = alone[rank].parameters()
+    pairs = [(own.grad, whole.grad / MICRO_BATCHES) for own, whole in zip(stage.submod.parameters(), whole_ones)]
+    pairs += list(zip(losses or [], wanted))
+    assert len({len(each) for each in rows.tensor_split(MICRO_BATCHES)}) > 1
+    return all(_bytes(own.detach()) == _bytes(whole.detach()) for own, whole in pairs), len(pairs)

@@ -41,6 +41,11 @@ def test_StageRaises_OthersAreToldAndTheNextBatchIsRight():
     assert first_good and second_good
 
 
+def test_MicroBatches_OfUnlikeSizes_SameBitsAsInOneProcess():
+    for rank, (is_same, compared) in enumerate(ranks.run(2, f"{JOBS}:uneven", rows_of_batch=21)):
+        assert is_same and compared > 5, rank
+
+
 REFUSED = {
     "uneven": {"stages": 3, "indices": [[0, 2], [1]]},
     "order": {"stages": 4, "indices": [[0, 1], [2, 3]]},

@@ -1,0 +1,39 @@
+"""Stages with replicas, by FSDP and by DDP, under Sluice's schedules: torch's own bits, or an error that says why."""
+
+import os
+
+import pytest
+import ranks
+import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+
+JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "replica_jobs")
+SAME = [
+    ("fsdp", "sluice:1f1b"),
+    ("fsdp", "sluice:gpipe"),
+    ("ddp", "sluice"),
+    ("ddp", "sluice:backward_first"),
+]
+REFUSED = {
+    ("fsdp", "sluice"): "FSDPBlocks waits for its replicas within a pass, whose order policy adaptive does not fix",
+    ("fsdp", "sluice:zero_bubble"): "FSDP's replicas wait for each other without end where weight gradients are apart",
+    ("ddp", "sluice:zero_bubble"): "DistributedDataParallel reduces in a whole backward",
+}
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def told():
+    cases = [*SAME, *REFUSED]
+    return [dict(zip(cases, each)) for each in ranks.run(4, f"{JOBS}:beside_1f1b", cases=cases)]
+
+
+@pytest.mark.parametrize("case", SAME, ids=" ".join)
+def test_Schedule_OverReplicas_SameBitsAs1F1B(told, case):
+    assert [each[case] for each in told] == ["same"] * 4
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=" ".join)
+def test_Schedule_OverReplicasThatItCannotRun_IsRefusedOnAllRanks(told, case):
+    for each in told:
+        assert each[case].startswith("Unsupported") and REFUSED[case] in each[case], each[case]

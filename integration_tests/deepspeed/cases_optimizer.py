@@ -106,8 +106,8 @@ def plain(stage: int, dtype: str, kind: str) -> dict[str, Any]:
 
 
 def skipped(stage: int, is_offloaded: bool) -> dict[str, Any]:
-    """A step whose gradients are infinite on rank 1 alone: what of the engine has other bytes after it, on any rank; and
-    whether the steps behind it are those of a run without it."""
+    """A step whose gradients are infinite on rank 1 alone: what of the engine has other bytes after it, on any rank;
+    and whether the steps behind it are those of a run without it."""
 
     def run(bad_step: int | None) -> tuple[list[str], list[float], Any]:
         torch.manual_seed(0)

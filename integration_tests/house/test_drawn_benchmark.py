@@ -64,6 +64,24 @@ def test_Verdicts_NameTheWorstAndThoseBelow() -> None:
     assert not drawn.verdicts([])[1]
 
 
+@pytest.mark.parametrize(("most_seconds", "tries", "rounds", "steps"), [(0, 1, 1, 2), (1e9, 3, 3, 24)])
+def test_Cell_WhoseSecondsAreOver_EndsWithItsRound(monkeypatch, most_seconds, tries, rounds, steps) -> None:
+    ran = []
+
+    def step(module: Any, side: str, rows: Any, keep_grads: bool) -> tuple[float, float]:
+        ran.append(side)
+        return (1.0, 1.0) if side == "grouped_mm" else (2.0, 2.0)
+
+    monkeypatch.setattr(drawn, "step", step)
+    monkeypatch.setattr(drawn, "seconds", lambda function: (1.0, None))
+    monkeypatch.setattr(drawn.sluice, "stats", lambda module: {"computed_by": "sluice"})
+    family = next(family for family in families.families()[0] if family.kind == "mixtral")
+    record = drawn.run_cell(families.Cell(family, 64, 64, 1, "float32"), 3, most_seconds)
+    assert (record["tries"], record["rounds"]) == (tries, rounds)
+    assert len(ran) == 2 * steps  # a counted step follows one of its own kind
+    assert record["of_grouped_mm"]["median"] == 0.5 and record["of_dense"]["median"] == 0.5
+
+
 def test_Page_TableOfTheWorst_IsThatOfTheRecord() -> None:
     (found,) = drawn_page.BETWEEN.findall(drawn_page.PAGE.read_text())
     assert found == drawn_page.tables(drawn_page.record()), "run drawn_page"

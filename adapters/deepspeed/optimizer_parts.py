@@ -47,6 +47,10 @@ class NoOptimizer:
         """By group what has to be alike on both ends of a move."""
         return []
 
+    def bytes_of(self, parameters: Parameters) -> float:
+        """What they take on their stage with all that the optimizer adds: gradients, and two moments."""
+        return 4.0 * sum(p.numel() * p.element_size() for p in parameters)
+
     def groups_of(self, parameters: Parameters) -> list[int | None]:
         """None: the optimizer does not have it."""
         return [None for _ in parameters]
@@ -77,6 +81,10 @@ class PlainOptimizer:
     def settings(self) -> list[dict[str, str]]:
         """See NoOptimizer."""
         return _settings(self._optimizer)
+
+    def bytes_of(self, parameters: Parameters) -> float:
+        """See NoOptimizer."""
+        return NoOptimizer().bytes_of(parameters)
 
     def groups_of(self, parameters: Parameters) -> list[int | None]:
         """See NoOptimizer."""
@@ -158,6 +166,10 @@ class FlatOptimizer:
         for index, group in enumerate(found):
             group.update({name: repr(value) for name, value in self._of_group(index).items() if not _is_cut(value)})
         return found
+
+    def bytes_of(self, parameters: Parameters) -> float:
+        """See NoOptimizer. Masters, their gradients and moments are in f32; that replicas share them does not count."""
+        return float(sum(p.numel() * (2 * p.element_size() + 16) for p in parameters))
 
     def groups_of(self, parameters: Parameters) -> list[int | None]:
         """See NoOptimizer."""

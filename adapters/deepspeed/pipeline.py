@@ -107,7 +107,8 @@ class Takeover:
         self._options = options
         self._stage = ApartStage(engine) if wanted.is_apart else EngineStage(engine)
         self.live = LiveLayers(options)
-        self._watch = StageWatch(options.timeout, self.live) if wanted.plan == ADAPTIVE_PLAN else None
+        watches = wanted.plan == ADAPTIVE_PLAN
+        self._watch = StageWatch(options.timeout, self.live, wanted.memory_budget) if watches else None
         group = EpGroup.unshared(ranks, timeout, options.transport)
         try:
             self.pipeline = Pipeline(

@@ -17,27 +17,29 @@ from typing import Any
 
 import torch.distributed as dist
 from sluice import trace
-from sluice.adapters.deepspeed import moving_layers, stage_module
+from sluice.adapters.deepspeed import moving_layers, optimizer_parts, stage_module
+from sluice.adapters.deepspeed.held_bytes import HeldBytes
 from sluice.adapters.deepspeed.live_layers import LiveLayers, why_no_live_parts
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Pipeline
 from sluice.errors import InvalidState
-from sluice.planning.layer_moves import LayerDecider, LayerLook
+from sluice.planning.layer_moves import MOVES, LayerDecider, LayerLook, Room
 from torch import nn
 from torch.nn.modules import module as every_module
 
 _BACKWARD = 2.0  # of a layer, over its forward
 _FIRST_LINK = 1e8  # bytes a second, until a first move was measured
+# A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, then of each layer
+# that lies here seconds in the batch, bytes wherever it lies, and bytes that a micro-batch leaves in it.
+_HEAD, _OF_LAYER = 2, 3
 
 
 class StageWatch:
     """One engine with a pipeline, which it does not keep alive."""
 
-    def __init__(self, wait_s: float | None, live: LiveLayers) -> None:
-        self._wait_s, self._live = wait_s, live
+    def __init__(self, wait_s: float | None, live: LiveLayers, budget: int | None = None) -> None:
+        self._wait_s, self._live, self._budget = wait_s, live, budget
         self._arriving: LayerLook | None = None  # what is on its way by this watch, until it has arrived
-        # Of this rank: seconds that the move in front of the batch took, then of each layer that lies here its seconds
-        # in the batch, and its bytes.
         self._note = array("d")
         self._parts: tuple[int, ...] = ()  # when it was measured
         self._micro_batches = 0
@@ -62,15 +64,30 @@ class StageWatch:
         if self._parts != parts or (self._decider is not None and self._decider.parts != parts):
             self._decider = None  # somebody has moved layers by hand
             return
-        seconds, sizes = _of_layers(engine.module, notes)
+        seconds, sizes, held = _of_layers(engine.module, notes)
         if self._decider is None:
             self._decider = LayerDecider(parts, [int(size) for size in sizes], _FIRST_LINK, micro_batches)
         if self._moved_bytes:
             self._decider.set_link(self._moved_bytes / max(*(note[0] for note in notes), 1e-6))
             self._moved_bytes = 0
-        self.newest = self._decider.after_batch([value / before for value in seconds])
-        if self.newest.verdict == "pays":
+        room = self._room(engine.module, notes, before, sizes, held)
+        if self._budget is not None and room is None:
+            return
+        self.newest = self._decider.after_batch([value / before for value in seconds], room)
+        if self.newest.verdict in MOVES:
             self._move(engine, self.newest)
+
+    def _room(
+        self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int, sizes: list[float], held: list[float]
+    ) -> Room | None:
+        """None where there is no budget, or not all is known yet: what is in flight is with the second batch."""
+        in_flight = [0] * (len(self._parts) - 1)
+        for rank, note in enumerate(notes):
+            stage = module._topo.get_coord(rank).pipe
+            in_flight[stage] = max(in_flight[stage], min(int(note[1]), micro_batches))
+        if self._budget is None or not all(in_flight) or not all(held):
+            return None
+        return Room(self._budget, in_flight, sizes, held)
 
     @contextmanager
     def measured(self, engine: Any, pipeline: Pipeline) -> Iterator[None]:
@@ -78,21 +95,27 @@ class StageWatch:
         module, begun = engine.module, dict[int, float]()
         layers = list(stage_module.layers_of(module))
         self._parts = stage_module.parts_of(module)
-        places = {id(stage_module.function_of(module, n)): 1 + 2 * at for at, n in enumerate(layers)}
-        note = self._note = array("d", [self._move_s])
+        places = {id(stage_module.function_of(module, n)): _HEAD + _OF_LAYER * at for at, n in enumerate(layers)}
+        optimizer = optimizer_parts.of_engine(engine)
+        note = self._note = array("d", (self._move_s, pipeline.stats()["in_flight"]))
         for layer in layers:
-            note.extend((0.0, _size(module, layer)))
+            note.extend((0.0, optimizer.bytes_of(stage_module.parameters_of(module, layer)), 0.0))
+        held = None if self._budget is None else HeldBytes(note, module.parameters())
         self._move_s = 0.0
         pipeline.set_note(note)
 
         def before(layer: nn.Module, _: Any) -> None:
             if id(layer) in places:
+                if held is not None:
+                    held.begin(places[id(layer)] + 2)
                 begun[id(layer)] = time.perf_counter()
 
         def after(layer: nn.Module, _: Any, __: Any) -> None:
             if id(layer) in places and id(layer) in begun:
                 took = time.perf_counter() - begun.pop(id(layer))
                 note[places[id(layer)]] += took * (1 + _BACKWARD)
+                if held is not None:
+                    held.end(places[id(layer)] + 2)
 
         hooks = [
             every_module.register_module_forward_pre_hook(before),
@@ -103,6 +126,8 @@ class StageWatch:
         finally:
             for hook in hooks:
                 hook.remove()
+            if held is not None:
+                held.close()
 
     def report(self) -> dict[str, Any]:
         """For `sluice.stats`."""
@@ -151,19 +176,15 @@ class StageWatch:
         return True
 
 
-def _size(module: Any, layer: int) -> float:
-    """Bytes of a layer's parameters, and as many again for gradients and for two moments."""
-    return 4.0 * sum(p.numel() * p.element_size() for p in stage_module.parameters_of(module, layer))
-
-
-def _of_layers(module: Any, notes: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Seconds and bytes by layer: means over the replicas that have it, the same bits on all ranks."""
+def _of_layers(module: Any, notes: Sequence[Sequence[float]]) -> tuple[list[float], list[float], list[float]]:
+    """Seconds, bytes wherever it lies, and bytes that a micro-batch leaves, by layer: means over the replicas that have
+    it, the same bits on all ranks."""
     parts = stage_module.parts_of(module)
-    seconds, sizes = [0.0] * parts[-1], [0.0] * parts[-1]
+    found = [0.0] * parts[-1], [0.0] * parts[-1], [0.0] * parts[-1]
     share = (len(parts) - 1) / len(notes)
     for rank, note in enumerate(notes):
         first = parts[module._topo.get_coord(rank).pipe]
-        for at in range((len(note) - 1) // 2):
-            seconds[first + at] += share * note[1 + 2 * at]
-            sizes[first + at] += share * note[2 + 2 * at]
-    return seconds, sizes
+        for at in range((len(note) - _HEAD) // _OF_LAYER):
+            for which, values in enumerate(found):
+                values[first + at] += share * note[_HEAD + _OF_LAYER * at + which]
+    return found

@@ -61,9 +61,10 @@ def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job:
     return found
 
 
-def adaptive(steps: int, hooked: bool, **job: Any) -> list[dict[str, Any]]:
+def adaptive(steps: int, hooked: bool, budget: int | None = None, **job: Any) -> list[dict[str, Any]]:
     """[stock; through Sluice, whose layers move by themselves]"""
-    return [_by_themselves(steps, plan, hooked, **job) for plan in (None, {"plan": "adaptive"})]
+    plans = (None, {"plan": "adaptive", **({"memory_budget": budget, "in_flight": 2} if budget else {})})
+    return [_by_themselves(steps, plan, hooked, **job) for plan in plans]
 
 
 def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any], float]:
@@ -92,7 +93,7 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any], flo
         took = _cost_of_watching(made.engine, measured)
     finally:
         StageWatch.before_batch, stage_watch._FIRST_LINK = before_batch, 1e8
-    known = sum(all(value > 0 for value in note[1:]) for note in notes)
+    known = sum(all(value > 0 for at, value in enumerate(note[2:]) if at % 3 < 2) for note in notes)
     report = made.engine.sluice.pipeline.stats()["layers"]
     made.end()
     return sent, known, report, took

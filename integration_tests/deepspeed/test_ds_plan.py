@@ -99,6 +99,27 @@ def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks
             assert ours[what] == stock[what], what
 
 
+# A layer takes 38 kB with gradients and moments, the same again while it comes, and about 6 kB for each of two
+# micro-batches in flight: budget, where stages begin, and where the second one may begin then. Without a budget the
+# two slow layers in front would part.
+BUDGETS = {
+    "room for four layers": (260_000, [0, 3, 6], (2, 3)),
+    "too full": (220_000, [0, 5, 6], (2, 3, 4)),
+    "room for none": (50_000, [0, 3, 6], (3,)),
+}
+
+
+@pytest.mark.parametrize("case", BUDGETS)
+def test_PlanAdaptive_UnderABudget_NoStageTakesMore(pipe2: Ranks, case: str) -> None:
+    budget, begin, allowed = BUDGETS[case]
+    job = {"hooked": False, "budget": budget, "stages": 2, "kind": "slow ones first", "parts": begin}
+    for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, **job):
+        assert stock["parts"] == begin and ours["parts"][1] in allowed, ours["layers"]
+        assert (ours["layers"]["verdict"] == "over_budget") == (case == "room for none"), ours["layers"]
+        for what in ("losses", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+
+
 def test_PlanAdaptive_LayersThatCannotMove_StayAndSayWhy(pipe2: Ranks) -> None:
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=5, hooked=True, stages=2, kind="slow ones first"):
         assert ours["parts"] == stock["parts"] == [0, 3, 6]

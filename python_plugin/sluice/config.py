@@ -433,8 +433,10 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
         _text(f"{key}.plan", given["plan"])
     if "memory_budget" in given:
         given["memory_budget"] = _bytes(f"{key}.memory_budget", given["memory_budget"])
-        if given.get("plan", ADAPTIVE_PLAN) == ADAPTIVE_PLAN:
-            raise ConfigError(f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" with a path beside it')
+        if "plan" not in given:
+            raise ConfigError(
+                f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" with a path or "{ADAPTIVE_PLAN}" beside it'
+            )
     return PipelineOptions(**given)
 
 

@@ -17,6 +17,13 @@ from .errors import BadInput
 from .layer_times import LayerTimes
 from .placement import move_verdict
 
+OTHER_VERDICTS = {
+    "unknown": "nothing has been measured yet",
+    "settling": "it may be one slow batch",
+    "to_fit": "layers move because a stage takes more than its budget",
+    "over_budget": "a stage takes more than its budget, and no partition takes less",
+}
+MOVES = ("pays", "to_fit")  # verdicts by which layers move
 NEAR = 1.005  # partitions whose slowest stage is as near to the best are as good: fewest bytes decide
 
 
@@ -29,10 +36,32 @@ class MoveOptions(NamedTuple):
     unsure: float = 2.0  # the horizon of what one batch alone has shown
 
 
+class Room:
+    """What a stage may take, and what layers take of it. resident: bytes of each layer wherever it lies; held: bytes
+    that one micro-batch leaves in each layer until its backward; in_flight: micro-batches of each stage that may be
+    outstanding; budget: bytes of a stage."""
+
+    def __init__(self, budget: int, in_flight: Sequence[int], resident: Sequence[float], held: Sequence[float]) -> None:
+        self.budget, self._in_flight = budget, tuple(in_flight)
+        self._resident, self._held = [0.0, *accumulate(resident)], [0.0, *accumulate(held)]
+
+    def taken(self, stage: int, begin: int, end: int, parts: Sequence[int]) -> float:
+        """By these layers on that stage; those that come from elsewhere are there twice while they arrive."""
+        resident, held = (sums[end] - sums[begin] for sums in (self._resident, self._held))
+        first, last = max(begin, parts[stage]), min(end, parts[stage + 1])
+        stays = self._resident[last] - self._resident[first] if first < last else 0.0
+        return 2 * resident - stays + self._in_flight[stage] * held
+
+    def fits(self, parts: Sequence[int]) -> bool:
+        """Whether all stages of the partition in force do."""
+        runs = enumerate(zip(parts, parts[1:]))
+        return all(self.taken(stage, begin, end, parts) <= self.budget for stage, (begin, end) in runs)
+
+
 class LayerLook(NamedTuple):
     """What one batch came to."""
 
-    verdict: str  # of placement.VERDICTS, or "unknown": nothing measured yet; "settling": it may be one slow batch
+    verdict: str  # of placement.VERDICTS, or of OTHER_VERDICTS
     slowest: float  # seconds of a micro-batch in the slowest stage now
     planned: float  # and in the best partition
     parts: tuple[int, ...]  # to put in force; those in force where nothing moves
@@ -45,12 +74,32 @@ def slowest_stage(seconds: Sequence[float], parts: Sequence[int]) -> float:
     return max(sums[end] - sums[begin] for begin, end in zip(parts, parts[1:]))
 
 
-def best_parts(seconds: Sequence[float], parts: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+def best_parts(
+    seconds: Sequence[float], parts: Sequence[int], sizes: Sequence[int], room: Room | None = None
+) -> tuple[int, ...]:
     """The partition whose slowest stage is as fast as can be, or within NEAR of it, for the fewest bytes moved from
-    `parts`. Every stage has a layer. sizes: bytes of all that moves with each layer. Pure."""
+    `parts`. Every stage has a layer, and fits into its room. sizes: bytes of all that moves with each layer. Empty
+    where nothing fits. Pure."""
     sums = [0.0, *accumulate(seconds)]
     limit = _least_slowest(sums, len(parts) - 1) * NEAR
-    return _fewest_moved(sums, parts, sizes, limit)
+    if room is None:
+        return _fewest_moved(sums, parts, sizes, limit)
+    least = _least_in_room(sums, parts, room)
+    return _fewest_moved(sums, parts, sizes, least * NEAR, room) if least < float("inf") else ()
+
+
+def _least_in_room(sums: Sequence[float], parts: Sequence[int], room: Room) -> float:
+    layers = len(sums) - 1
+    least = [0.0, *[float("inf")] * layers]  # of the first n layers on the stages so far
+    for stage in range(len(parts) - 1):
+        found = [float("inf")] * (layers + 1)
+        for end in range(stage + 1, layers + 1):
+            for begin in range(end - 1, stage - 1, -1):
+                if room.taken(stage, begin, end, parts) > room.budget:
+                    break  # longer runs take more
+                found[end] = min(found[end], max(least[begin], sums[end] - sums[begin]))
+        least = found
+    return least[layers]
 
 
 def _least_slowest(sums: Sequence[float], stages: int) -> float:
@@ -72,7 +121,9 @@ def _least_last(sums: Sequence[float], before: Sequence[float], stage: int, end:
     return best
 
 
-def _fewest_moved(sums: Sequence[float], parts: Sequence[int], sizes: Sequence[int], limit: float) -> tuple[int, ...]:
+def _fewest_moved(
+    sums: Sequence[float], parts: Sequence[int], sizes: Sequence[int], limit: float, room: Room | None = None
+) -> tuple[int, ...]:
     layers, stages = len(sums) - 1, len(parts) - 1
     none = (float("inf"), float("inf"), ())
     # By layers that lie: bytes that come, the slowest stage so far, where stages begin.
@@ -84,7 +135,7 @@ def _fewest_moved(sums: Sequence[float], parts: Sequence[int], sizes: Sequence[i
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
                 took = sums[end] - sums[begin]
-                if took > limit:
+                if took > limit or (room and room.taken(stage, begin, end, parts) > room.budget):
                     break
                 before = least[begin]
                 found[end] = min(
@@ -119,9 +170,10 @@ class LayerDecider:
         """Bytes a second, as a move has shown."""
         self._link = link
 
-    def after_batch(self, seconds: Sequence[float]) -> LayerLook:
+    def after_batch(self, seconds: Sequence[float], room: Room | None = None) -> LayerLook:
         """After each batch, with what one micro-batch of it took in each layer, forward and backward, the same numbers
-        on all ranks. The caller moves the layers where the verdict is "pays"; the decider takes them for moved."""
+        on all ranks. The caller moves the layers where the verdict is one of MOVES; the decider takes them for moved.
+        room: of each stage, as the batch has shown it; None: there is no budget."""
         if self._since_move >= 0:
             self._since_move += 1
         self._times.add(seconds)
@@ -130,7 +182,8 @@ class LayerDecider:
             return LayerLook("unknown", 0.0, 0.0, self.parts, 0)
         now = slowest_stage(means, self.parts)
         is_unsure = self._times.is_settling()
-        planned = best_parts(means, self.parts, self._sizes)
+        has_to = room is not None and not room.fits(self.parts)
+        planned = best_parts(means, self.parts, self._sizes, room) or self.parts
         then = slowest_stage(means, planned)
         moved = _moved_bytes(self.parts, planned, self._sizes)
         verdict = move_verdict(
@@ -144,7 +197,9 @@ class LayerDecider:
         )
         if is_unsure and verdict == "costs_more":
             verdict = "settling"
-        if verdict == "pays":
+        if has_to:
+            verdict = "to_fit" if planned != self.parts else "over_budget"
+        if verdict in MOVES:
             self.parts, self._since_move = planned, 0
             self.num_moves += 1
         return LayerLook(verdict, now, then, self.parts, moved)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -215,3 +217,11 @@ def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job:
     made.train(range(1, 3))
     made.end()
     return [" | ".join(said), changed]
+
+
+def benchmark(plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the ranks of integration_tests/benchmarks/live.py find."""
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from integration_tests.benchmarks import live_rank
+
+    return {name: live_rank.CELLS[name](plan) for name, plan in plans.items()}

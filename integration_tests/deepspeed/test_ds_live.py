@@ -10,6 +10,8 @@ from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
 from test_ds_moves import ZERO1, _differ
 
+from integration_tests.benchmarks import live
+
 PLAIN: dict[str, Any] = {"kind": "plain"}
 NEVER = 1 << 30  # ops of the receiver until it sees the parameters
 
@@ -100,3 +102,15 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, case: str) -> None:
     for said, changed in pipe2.run("cases_live:refused", **arguments):
         assert words in said and not changed, said
         assert said.count(words) == (2 if arguments.get("twice") else 1)
+
+
+def test_Benchmark_TinyCells_FindAllThatIsJudged(pipe2: Ranks) -> None:
+    plans = {name: {**cell, "rate": 10_000_000, **live.SMOKE[name]} for name, cell in live.CELLS.items()}
+    found, _ = pipe2.run("cases_live:benchmark", plans=plans)
+    for name, cell in plans.items():
+        assert all(line for line, _ in live.JUDGES[name](cell, found[name], "none"))
+    moved = found["stall"]["live"]
+    assert moved["in_batch"] + moved["at_flush"] == plans["stall"]["pairs"] + 1
+    assert all(len(each) == plans["stall"]["pairs"] for each in found["stall"]["seconds"].values())
+    assert len(found["latencies"]["still"]) == plans["latencies"]["micro_batches"]
+    assert found["decided"]["noise_batches"] == 2

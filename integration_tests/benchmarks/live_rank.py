@@ -1,0 +1,224 @@
+"""Rank-side of live.py: an engine of DeepSpeed over slept layers, and what of its layers moves."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from sluice.adapters.deepspeed.live_layers import LiveLayers
+from sluice.planning.layer_moves import best_parts, slowest_stage
+
+from integration_tests.benchmarks import launch, live_work
+from integration_tests.benchmarks.live_work import Clock
+from integration_tests.benchmarks.rank import seconds_of
+
+
+class Trainer:
+    """One engine. key: of its pipeline."""
+
+    def __init__(self, plan: dict[str, Any], elements: list[int], key: dict[str, Any]) -> None:
+        torch.manual_seed(3)
+        self.plan = plan
+        net = live_work.module_of(elements, plan["stages"])
+        values = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": plan["micro_batches"],
+            "steps_per_print": 10**9,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-6, "torch_adam": True}},
+            "sluice": {"enabled": True, "pipeline": key},
+        }
+        self.engine = deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=values)[0]
+
+    @property
+    def parts(self) -> list[int]:
+        return [int(bound) for bound in self.engine.module.parts]
+
+    def train(self) -> None:
+        """One batch."""
+        self.engine.train_batch(live_work.data(self.plan["micro_batches"], self.plan["elements"]))
+
+    def stats(self) -> dict[str, Any]:
+        return self.engine.sluice.pipeline.stats()
+
+    def end(self) -> None:
+        self.engine.sluice.unswap()
+
+
+def stall(plan: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of a step, alone, with a layer that moves in front of it, and with one that moves during it, in turns.
+
+    The layer that moves sleeps nothing: wherever it lies, steps without a move take as long.
+    """
+    Clock.seconds = [plan["forward_s"]] * 2 + [0.0] + [plan["forward_s"]] * 2
+    sides = ("still", "drained", "live")
+    trainer = Trainer(plan, [16, 16, plan["weights"], 16, 16], {"policy": "1f1b_hint"})
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+
+    def step(side: str) -> None:
+        if side != "still":
+            parts = [0, 5 - trainer.parts[1], 5]  # 2 and 3 in turns
+            trainer.engine.sluice.move_layers(parts, live=side == "live")
+        trainer.train()
+
+    for _ in range(3):  # moments are there, and limits chosen
+        trainer.train()
+    for number in range(plan["pairs"] + 1):
+        for side in sides[number % 3 :] + sides[: number % 3]:
+            took = seconds_of(lambda side=side: step(side))
+            if number > 0:  # connections stand
+                seconds[side].append(took)
+        report(number, plan["pairs"], "stall")
+    found = {"seconds": seconds, "live": trainer.stats()["live"], "in_flight": trainer.stats()["in_flight"]}
+    trainer.end()
+    return found
+
+
+def latencies(plan: dict[str, Any]) -> dict[str, Any]:
+    """Seconds from the end of a forward on the first stage to its begin on the other one, which waits for it: while
+    nothing moves, while state moves as fast as it can, and while it moves at a rate that leaves the link to them."""
+    Clock.seconds = [plan["forward_s"] / 4, plan["forward_s"] / 4, 0.0, 0.0, 0.0]
+    trainer = Trainer(plan, [16, 16, plan["weights"], 16, 16], {"policy": "1f1b_hint"})
+    arrivals: list[int] = []
+    original = LiveLayers._is_there
+
+    def is_there(self: Any, trip: Any) -> bool:
+        found = original(self, trip)
+        if found:
+            arrivals.append(time.monotonic_ns())
+        return found
+
+    LiveLayers._is_there = is_there  # type: ignore[method-assign]
+    rates = {"still": 0, "unbounded": None, "bounded": plan["rate"]}
+    found: dict[str, list[float]] = {name: [] for name in rates}
+    for _ in range(3):
+        trainer.train()
+    for number in range(plan["pairs"] + 1):
+        for name, rate in rates.items():
+            arrivals.clear()
+            if name != "still":
+                trainer.engine.sluice.move_layers([0, 2, 5], live=True, bytes_per_second=rate)
+            trainer.train()
+            taken = _latencies(trainer, arrivals)
+            if number > 0:
+                found[name] += taken
+            if name != "still":
+                trainer.engine.sluice.move_layers([0, 3, 5])
+                trainer.train()
+        report(number, plan["pairs"], "latencies")
+    LiveLayers._is_there = original  # type: ignore[method-assign]
+    trainer.end()
+    return found
+
+
+def _latencies(trainer: Trainer, arrivals: list[int]) -> list[float]:
+    """Of the last batch: of the activations that set out before the state was there. Both ranks have one clock."""
+    events = [e for e in trainer.engine.sluice.pipeline.pipeline.timeline() if e["op"] == "forward"]
+    own = {e["chunk"]: (e["begin_ns"], e["end_ns"]) for e in events}
+    said: list[Any] = [None, None]
+    dist.all_gather_object(said, (own, arrivals[0] if arrivals else None))
+    (first, _), (second, arrival) = said
+    return [
+        (second[chunk][0] - first[chunk][1]) / 1e9
+        for chunk in sorted(first)
+        if arrival is None or first[chunk][1] < arrival
+    ]
+
+
+def decided(plan: dict[str, Any]) -> dict[str, Any]:
+    """Layers whose times change again and again, on stages that move them by themselves, and on stages that do not."""
+    layers, batches = plan["layers"], plan["batches"]
+    Clock.seconds = [plan["base_s"]] * layers
+    every = list(live_work.changes(layers, plan["base_s"]))[: plan["changes"]]
+    still = Trainer(plan, [plan["weights"]] * layers, {"policy": "1f1b_hint"})
+    uniform = still.parts
+    still.train()
+    static: list[float] = []
+    for number, seconds in enumerate(every):
+        Clock.seconds = seconds
+        static.append(min(seconds_of(still.train) for _ in range(plan["static_batches"])))
+        report(number, len(every), "static")
+    still.end()
+    own = Trainer(plan, [plan["weights"]] * layers, {"policy": "1f1b_hint", "plan": "adaptive"})
+    Clock.seconds = [plan["base_s"]] * layers
+    for _ in range(3):
+        own.train()
+    took: list[list[float]] = []
+    off: list[list[float]] = []
+    for number, seconds in enumerate(every):
+        Clock.seconds = seconds
+        least = slowest_stage(seconds, best_parts(seconds, uniform, [1] * layers))
+        took.append([])
+        off.append([])
+        for _ in range(batches):
+            took[-1].append(seconds_of(own.train))
+            off[-1].append(slowest_stage(seconds, own.parts) / least - 1)  # as the batch leaves it
+        report(number, len(every), "adaptive")
+    moves, live = own.stats()["layers"]["moves"], own.stats()["live"]
+    in_noise = noise(plan, own, layers)
+    own.end()
+    predicted = {
+        "static": [live_work.batch_s(seconds, uniform, plan["micro_batches"]) for seconds in every],
+        "ideal": [
+            live_work.batch_s(seconds, best_parts(seconds, uniform, [1] * layers), plan["micro_batches"])
+            for seconds in every
+        ],
+    }
+    return {
+        "took": took,
+        "off": off,
+        "static": static,
+        "predicted": predicted,
+        "moves": moves,
+        "live": live,
+        **in_noise,
+    }
+
+
+def noise(plan: dict[str, Any], own: Trainer, layers: int) -> dict[str, Any]:
+    """Moves while each layer is up to a tenth longer or shorter in a batch, once layers lie as they should."""
+    even = [plan["base_s"] / 2] * layers
+    Clock.seconds = even
+    for _ in range(8):
+        own.train()
+    before = own.stats()["layers"]["moves"]
+    for number in range(plan["noise_batches"]):
+        Clock.seconds = live_work.noisy(even, number, 0.1)
+        own.train()
+        report(number, plan["noise_batches"], "noise")
+    return {"noise_moves": own.stats()["layers"]["moves"] - before, "noise_batches": plan["noise_batches"]}
+
+
+def report(done: int, of: int, name: str) -> None:
+    if dist.get_rank() == 0:
+        launch.report(done=done, of=of, name=name)
+
+
+CELLS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "stall": stall,
+    "latencies": latencies,
+    "decided": decided,
+}
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    deepspeed.init_distributed("gloo", verbose=False)
+    torch.set_num_threads(1)
+    found = {name: CELLS[name]({**plan, **cell}) for name, cell in plan["cells"].items()}
+    if dist.get_rank() == 0:
+        Path(plan["out"]).write_text(json.dumps(found))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

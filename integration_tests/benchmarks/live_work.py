@@ -1,0 +1,102 @@
+"""What the stages of live.py do: layers that sleep, and weights that only travel. Seconds change while they train."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from deepspeed.pipe import LayerSpec, PipelineModule
+from torch import nn
+
+NUM_CHANGES = 30
+
+
+class Clock:
+    """How long each layer of this process sleeps in a forward; a backward sleeps twice as long."""
+
+    seconds: list[float] = []
+
+    @classmethod
+    def sleep(cls, layer: int, times: float) -> None:
+        if cls.seconds[layer] > 0:
+            time.sleep(cls.seconds[layer] * times)
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: int) -> torch.Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(weight)
+        Clock.sleep(layer, 1)
+        return x * weight[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        Clock.sleep(ctx.layer, 2)
+        own = torch.zeros_like(weight)
+        own[0] = grad.mean()
+        return grad * weight[0], own, None
+
+
+class Layer(nn.Module):
+    """Sleeps by its number. elements: of its weight, of which AdamW keeps two moments."""
+
+    def __init__(self, number: int, elements: int) -> None:
+        super().__init__()
+        self.number, self.weight = number, nn.Parameter(torch.ones(elements))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Pass.apply(x, self.weight, self.number)
+
+
+def module_of(elements: Sequence[int], stages: int) -> PipelineModule:
+    """A layer for each number of elements."""
+    return PipelineModule(
+        [LayerSpec(Layer, number, count) for number, count in enumerate(elements)],
+        num_stages=stages,
+        loss_fn=lambda output, label: (output.mean() - label.mean()) ** 2,
+        partition_method="uniform",
+        activation_checkpoint_interval=0,
+    )
+
+
+def data(micro_batches: int, elements: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of one batch."""
+    for number in range(micro_batches):
+        yield torch.full((1, elements), 1.0), torch.tensor([float(number)])
+
+
+def changes(layers: int, base_s: float) -> Iterator[list[float]]:
+    """Seconds of each layer after each of the changes: drawn by a seed, so committed beforehand. Each begins from the
+    base: a run of layers gets 2.5 to 9 times as slow, or a long one 3 to 5 times as fast."""
+    draw = random.Random(32)
+    for _ in range(NUM_CHANGES):
+        is_slower = draw.random() < 0.75
+        count = draw.randint(2, max(2, layers // 3)) if is_slower else draw.randint(layers // 4, layers // 2)
+        first = draw.randint(0, layers - count)
+        factor = draw.uniform(2.5, 9.0) if is_slower else 1 / draw.uniform(3.0, 5.0)
+        yield [base_s * (factor if first <= layer < first + count else 1.0) for layer in range(layers)]
+
+
+def noisy(seconds: Sequence[float], batch: int, share: float) -> list[float]:
+    """Each layer longer or shorter by up to `share` in this batch, alike on all ranks."""
+    draw = random.Random(f"{batch} noise")
+    return [value * draw.uniform(1 - share, 1 + share) for value in seconds]
+
+
+def batch_s(seconds: Sequence[float], parts: Sequence[int], micro_batches: int) -> float:
+    """A batch without overheads: what the slowest stage sets the pace of. Forward and backward of a layer together take
+    three times its forward."""
+    sums = [0.0, *accumulate(3 * value for value in seconds)]
+    stages = [sums[b] - sums[a] for a, b in zip(parts, parts[1:])]
+    free = [0.0] * len(stages)
+    for _ in range(micro_batches):
+        ready = 0.0
+        for stage, took in enumerate(stages):
+            ready = free[stage] = max(ready, free[stage]) + took
+    return free[-1]

@@ -131,14 +131,16 @@ def test_BestParts_UnderABudget_AreThoseOfExhaustiveSearch() -> None:
         in_flight, old = [draw.randint(1, 3) for _ in range(stages)], _uniform(layers, stages)
         room = Room(draw.randint(4, 40), in_flight, resident, held)
 
-        def taken(stage: int, begin: int, end: int) -> int:
-            stays = range(old[stage], old[stage + 1])
-            twice = sum(resident[n] for n in range(begin, end) if n not in stays)
-            return sum(resident[begin:end]) + twice + in_flight[stage] * sum(held[begin:end])
-
         every = [(0, *cuts, layers) for cuts in itertools.combinations(range(1, layers), stages - 1)]
-        runs = {parts: list(enumerate(zip(parts, parts[1:]))) for parts in every}
-        fit = [parts for parts in every if all(taken(s, a, b) <= room.budget for s, (a, b) in runs[parts])]
+        fit = []
+        for parts in every:
+            taken = []
+            for stage, (begin, end) in enumerate(zip(parts, parts[1:])):
+                comes = [n for n in range(begin, end) if not old[stage] <= n < old[stage + 1]]
+                taken.append(sum(resident[begin:end]) + in_flight[stage] * sum(held[begin:end]))
+                taken[-1] += sum(resident[n] for n in comes)
+            if max(taken) <= room.budget:
+                fit.append(parts)
         found = best_parts(seconds, old, [SIZE] * layers, room)
         if not fit:
             assert found == ()

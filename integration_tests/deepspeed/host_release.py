@@ -16,6 +16,7 @@ BF16_OPTIMIZER = "stock 0.15.4's BF16_Optimizer (no ZeRO, or gradients kept in f
 LOADING = "stock 0.15.4 cannot load its own checkpoints with this torch"
 CHECKPOINTING = "stock 0.15.4's own activation checkpointing does not run on a CPU"
 NO_DUALPIPE = "stock 0.15.4 has no DualPipeV"
+OVERFLOW = "stock 0.15.4 looks for infinite gradients in fp16 alone"
 FLOAT_MASK = "stock 0.15.4 takes no used_token in floating point"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_release import OVERFLOW, old_host_fails
 from rank_harness import Ranks
 
 
@@ -33,6 +34,7 @@ def test_Plain_WithKey_TrainsAsTorchsAndCompilesNothing(ranks2: Ranks, stage: in
 def test_InfiniteGradient_OnOneRank_LeavesEveryByteOnAllAndTrainingAsWithoutIt(
     ranks2: Ranks, stage: int, is_offloaded: bool
 ) -> None:
+    old_host_fails(OVERFLOW)
     for answer in ranks2.run("cases_optimizer:skipped", stage=stage, is_offloaded=is_offloaded):
         assert answer["changed"] == []
         assert answer["skipped"] == 1

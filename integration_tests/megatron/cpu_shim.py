@@ -200,8 +200,8 @@ def _add_packages() -> None:
 
 
 def _mend_megatron() -> None:
-    """Names that Megatron reads without asking whether Transformer Engine, which has them, is there: in every forward of
-    a router (0.16.1), and where an activation alone is computed again."""
+    """Names that Megatron reads without asking whether Transformer Engine, which has them, is there: in every forward
+    of a router (0.16.1), and where an activation alone is computed again."""
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 

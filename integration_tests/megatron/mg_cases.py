@@ -206,8 +206,8 @@ def checkpoint(folder: str, saved_by: str, loaded_by: str) -> dict[str, Any]:
 
 
 def distributed_checkpoints(folder: str) -> dict[str, Any]:
-    """With the distributed optimizer, saved by stock and by Sluice after two steps: keys that not both have, the largest
-    gap of a tensor over its largest number, and what loading says, which stock itself cannot without Apex."""
+    """With the distributed optimizer, saved by stock and by Sluice after two steps: keys that not both have, the
+    largest gap of a tensor over its largest number, and what loading says, which stock itself cannot without Apex."""
     how = {"distrib_optim_sharding_type": "fully_reshardable"}  # the host's older default refuses to save
     saved, said = [], []
     for name in ("stock", "decorated"):
@@ -229,7 +229,12 @@ def distributed_checkpoints(folder: str) -> dict[str, Any]:
         name: float((stock[name] - mine[name]).abs().max() / stock[name].abs().max().clamp(min=1e-12))
         for name in stock.keys() & mine.keys()
     }
-    return {"unlike": sorted(stock.keys() ^ mine.keys()), "names": sorted(stock), "gap": max(gaps.values()), "said": said}
+    return {
+        "unlike": sorted(stock.keys() ^ mine.keys()),
+        "names": sorted(stock),
+        "gap": max(gaps.values()),
+        "said": said,
+    }
 
 
 def checkpoint_keys() -> list[Any]:

@@ -153,7 +153,7 @@ def split_experts(policy: str) -> dict[str, Any]:
 
 
 def dies_in_training(where: str) -> dict[str, Any]:
-    """Rank 1 is killed in the forward, or in the backward, of the second step: what rank 0's loop sees, and how soon."""
+    """Rank 1 is killed in the forward, or the backward, of the second step: what rank 0's loop sees, and how soon."""
     host = mg_models.Host(2, "decorated", HOST)
     host.train(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -27,6 +28,18 @@ def test_Marks_EachPromise_IsMissedByItsOwnLines() -> None:
     )
     assert not kept and len(said) == 3
     assert "wanted 1.22" in said[0] and "wanted more than 1" in said[1] and "1.04 of its time" in said[2]
+
+
+def test_Cells_LinksOfAShape_UnlessSomeAreNamed() -> None:
+    shapes = {"few": {"T": 1, "links": ("1gbit",)}, "all": {"T": 2}}
+    named = {"smoke": False, "shapes": ["all", "few"], "dtypes": ["float32"]}
+
+    def cells(links: Any) -> dict[str, list[str]]:
+        found = beside.cells_of(argparse.Namespace(**named, links=links), shapes, {})
+        return {link: [cell["name"] for cell in of_link] for link, of_link in found.items()}
+
+    assert cells(None) == {"1gbit": ["few", "all"], "0.4gbit": ["all"], "0.2gbit": ["all"]}
+    assert cells(["none"]) == {"none": ["few", "all"]}
 
 
 @pytest.mark.parametrize("name", beside_page.NAMES)

@@ -8,6 +8,7 @@ the sum over forward and backward of max(communication, computation), each alone
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from integration_tests.benchmarks.measuring import launch, records
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 HERE = Path(__file__).resolve().parent
+LINKS = ("1gbit", "0.4gbit", "0.2gbit")
 MOST_SLOWER = 1.03  # where nothing can be overlapped (grid.py)
 
 Shapes = Mapping[str, Mapping[str, Any]]
@@ -52,17 +54,30 @@ def verdicts(lines: list[dict[str, Any]]) -> tuple[list[str], bool]:
     return said or [f"all {len(lines)} cells keep the marks"], not said
 
 
-def _cells(options: argparse.Namespace, shapes: Shapes, smoke: Shapes) -> list[dict[str, Any]]:
-    chosen = smoke if options.smoke else {name: shapes[name] for name in options.shapes}
-    return [{"name": name, "dtype": dtype, **shape} for name, shape in chosen.items() for dtype in options.dtypes]
+def cells_of(options: argparse.Namespace, shapes: Shapes, smoke: Shapes) -> dict[str, list[dict[str, Any]]]:
+    """By link, in the order of the run. A shape has links of its own ("links"), unless some were named."""
+    chosen = smoke if options.smoke else {name: shapes[name] for name in shapes if name in options.shapes}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for link in options.links or LINKS:
+        for name, shape in chosen.items():
+            if options.links is None and link not in shape.get("links", LINKS):
+                continue
+            for dtype in options.dtypes:
+                found.setdefault(link, []).append({"name": name, "dtype": dtype, **shape})
+    return found
 
 
 def _run_link(
-    options: argparse.Namespace, program: str, cells: list[dict[str, Any]], link: str, progress: launch.Progress
+    options: argparse.Namespace,
+    program: str,
+    cells: list[dict[str, Any]],
+    link: str,
+    seconds: float,
+    progress: launch.Progress,
 ) -> list[dict[str, Any]]:
     lines, _ = launch.ask(
         HERE / program,
-        {"cells": cells, "pairs": options.pairs},
+        {"cells": cells, "pairs": options.pairs, "seconds": seconds},
         world_size=options.ranks,
         rate=link,
         deadline_s=1800,
@@ -85,19 +100,25 @@ def main(doc: str | None, program: str, name: str, shapes: Shapes, smoke: Shapes
     program  its rank-side, a file beside this one
     """
     parser = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
-    parser.add_argument("--links", nargs="+", default=["1gbit", "0.4gbit", "0.2gbit"], help="or none: loopback")
+    parser.add_argument("--links", nargs="+", help="or none: loopback; else each shape has its own")
     parser.add_argument("--shapes", nargs="+", choices=sorted(shapes), default=list(shapes))
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=8, help="at most; fewer where there is no time")
+    parser.add_argument("--minutes", type=float, default=8, help="for all; each cell has three pairs in any case")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a mark is missed")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape: does it run?")
     parser.add_argument("--records", type=Path, help="folder for the record")
     options = parser.parse_args()
     progress = launch.Progress()
     lines: list[dict[str, Any]] = []
-    for link in options.links:
-        lines += _run_link(options, program, _cells(options, shapes, smoke), link, progress)
+    cells = cells_of(options, shapes, smoke)
+    until = time.monotonic() + 60 * options.minutes
+    left = sum(map(len, cells.values()))
+    for link, of_link in cells.items():
+        seconds = (until - time.monotonic()) * len(of_link) / left
+        left -= len(of_link)
+        lines += _run_link(options, program, of_link, link, seconds, progress)
         if options.records:  # after each link: what is done is kept
             records.write(options.records / f"{name}.json", {"ranks": options.ranks, "lines": lines})
     if not options.check:

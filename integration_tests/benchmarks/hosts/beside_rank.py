@@ -19,6 +19,7 @@ from integration_tests.benchmarks.measuring import launch, parts
 
 SIDES = ("stock", "sluice")
 MOST_SETTLING = 60
+FEWEST_PAIRS = 3
 
 
 @dataclass
@@ -87,12 +88,15 @@ def _parts(cell: dict[str, Any], sides: Sides) -> dict[str, float]:
     }
 
 
-def _measure(cell: dict[str, Any], sides: Sides, pairs: int, tell: Callable[[], None]) -> dict[str, Any]:
+def _measure(cell: dict[str, Any], sides: Sides, pairs: int, until: float, tell: Callable[[], None]) -> dict[str, Any]:
+    """until: when its time is over, by this rank's clock; the fewest pairs are measured in any case."""
     gradient = torch.randn(sides.tokens.shape, generator=torch.Generator().manual_seed(5)).to(sides.tokens.dtype)
     wall: dict[str, list[float]] = {side: [] for side in SIDES}
     outputs: dict[str, torch.Tensor] = {}
     settling = _settle(sides, gradient)
     for number in range(pairs):
+        if number >= FEWEST_PAIRS and parts.slowest([time.monotonic() - until])[0] > 0:
+            break
         for side in SIDES if number % 2 == 0 else reversed(SIDES):
             _step(sides, side, gradient)  # each follows one of its own kind
             took, outputs[side] = _step(sides, side, gradient)
@@ -115,16 +119,19 @@ def run(make: Callable[[dict[str, Any]], Sides]) -> NoReturn:
     """All cells of the plan; rank 0 writes what was found. The process group is there."""
     plan = json.loads(Path(sys.argv[1]).read_text())
     lines: list[dict[str, Any]] = []
-    of = len(plan["cells"]) * plan["pairs"]
-    done = [0]
-    for cell in plan["cells"]:
+    pairs, of = plan["pairs"], len(plan["cells"])
+    end = time.monotonic() + plan["seconds"]
+    for number, cell in enumerate(plan["cells"]):
+        done = [number * pairs]
 
-        def tell(name: str = cell["name"]) -> None:
+        def tell(name: str = cell["name"], done: list[int] = done) -> None:
             done[0] += 1
             if dist.get_rank() == 0:
-                launch.report(done=done[0], of=of, name=name)
+                launch.report(done=done[0], of=of * pairs, name=name)
 
-        lines.append(_measure(cell, make(cell), plan["pairs"], tell))
+        now = time.monotonic()
+        until = now + (end - now) / (of - number)  # what a cell leaves over the next ones have
+        lines.append(_measure(cell, make(cell), pairs, until, tell))
     if dist.get_rank() == 0:
         Path(plan["out"]).write_text(json.dumps(lines))
     dist.barrier()

@@ -136,10 +136,9 @@ def _check_keys():
 
 
 def test_Tuning_EveryReasonOfADecision_IsExplained():
-    files = [name for name in sorted(os.listdir(os.path.join(ROOT, "backend", "tune"))) if name.endswith(".c")]
-    bodies = [
-        body for name in files for body in text("backend", "tune", name).split("sluice_tuner_why_name(int32_t")[1:]
-    ]
+    rooms = os.walk(os.path.join(ROOT, "backend", "tune"))
+    files = [os.path.join(room, name) for room, _, names in rooms for name in sorted(names) if name.endswith(".c")]
+    bodies = [body for file in files for body in text(file).split("sluice_tuner_why_name(int32_t")[1:]]
     reasons = set(re.findall(r'"([^"]+)"', bodies[0].split("};")[0]))
     table = text("docs", "tuning.md").split("| `why` | meaning |")[1].split("\n\n")[0]
     explained = {word for line in table.splitlines()[2:] for word in re.findall(r"`([^`]+)`", line.split("|")[1])}

@@ -220,8 +220,8 @@ def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job:
 
 
 def benchmark(plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What the ranks of integration_tests/benchmarks/live.py find."""
+    """What the ranks of integration_tests/benchmarks/live/live.py find."""
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from integration_tests.benchmarks import live_rank
+    from integration_tests.benchmarks.live import live_rank
 
     return {name: live_rank.CELLS[name](plan) for name, plan in plans.items()}

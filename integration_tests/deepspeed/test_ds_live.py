@@ -10,7 +10,7 @@ from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
 from test_ds_moves import ZERO1, _differ
 
-from integration_tests.benchmarks import live
+from integration_tests.benchmarks.live import live
 
 PLAIN: dict[str, Any] = {"kind": "plain"}
 NEVER = 1 << 30  # ops of the receiver until it sees the parameters

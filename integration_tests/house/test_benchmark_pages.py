@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks.measuring import records
-from integration_tests.benchmarks.stages import records_page, stages_page
+from integration_tests.benchmarks.measuring import records, records_page
+from integration_tests.benchmarks.stages import stages_page
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.benchmarks import live
+from integration_tests.benchmarks.live import live
 
 LINK = "1gbit"
 

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from sluice.adapters.deepspeed.live_layers import LiveLayers
 from sluice.planning.layer_moves import best_parts, slowest_stage
 
-from integration_tests.benchmarks import launch, live_work
-from integration_tests.benchmarks.live_work import Clock
-from integration_tests.benchmarks.rank import seconds_of
+from integration_tests.benchmarks.live import live_work
+from integration_tests.benchmarks.live.live_work import Clock
+from integration_tests.benchmarks.measuring import launch
+from integration_tests.benchmarks.measuring.rank import seconds_of
 
 
 class Trainer:

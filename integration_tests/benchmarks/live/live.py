@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[2]))
 
-from integration_tests.benchmarks import launch, records  # noqa: E402
-from integration_tests.benchmarks.stats import quartiles  # noqa: E402
+from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
+from integration_tests.benchmarks.measuring.stats import quartiles  # noqa: E402
 from integration_tests.net.namespaces import parse_rate  # noqa: E402
 
 CELLS: dict[str, dict[str, Any]] = {

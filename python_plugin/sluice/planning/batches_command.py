@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--held-bytes", metavar="BYTES", help="of one that waits for its weight gradients")
     parser.add_argument("--budget", metavar="BYTES", help="of every stage")
     parser.add_argument("--layers", type=int, metavar="N", help="of the model: says how far apart checkpoints lie")
-    parser.add_argument("--picture", metavar="FILE.svg", help="batches under the fastest policies, bytes against budget")
+    parser.add_argument("--picture", metavar="FILE.svg", help="batches under the fastest policies, with bytes")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     options = parser.parse_args(words)
     try:

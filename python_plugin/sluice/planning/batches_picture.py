@@ -1,5 +1,5 @@
-"""Batches of a pipeline in virtual time as SVG: under each of the fastest policies a row for each stage, and the bytes of
-the fullest stage against its budget."""
+"""Batches of a pipeline in virtual time as SVG: under each of the fastest policies a row for each stage, and the bytes
+of the fullest stage against its budget."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A plan of stages as SVG: for each stage its layers, as wide as they take, coloured by policy, and below them its bytes
-against its budget."""
+"""A plan of stages as SVG: for each stage its layers, as wide as they take, coloured by policy, and below them its
+bytes against its budget."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Partitioned:
         if not piece.parameter.requires_grad:
             return {}
         if id(piece.parameter) in self._gradients:
-            return {_GRADIENT: self._whole_gradient(piece).float().clone()}
+            return {_GRADIENT: self._whole_gradient(piece).float()}
         return {_GRADIENT: self._gathered(piece, _GRADIENT)}
 
     def write(self, piece: Piece, content: Content) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from sluice.adapters.host import moving
-from sluice.adapters.host.kept import Content
+from sluice.adapters.host.kept import Content, Keeper
 from sluice.adapters.host.moving import Belongings, Expert, MovingLayer
 from sluice.adapters.host.placement import Placement
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
@@ -120,7 +120,7 @@ class Beside:
         layer, (slots, keeper, _), old, new = trip[:4]
         own = layer.moving_ranks.index(dist.get_rank())
         for e, bundle in trip.leaving.items():
-            _load(bundle, moving.late_of(slots[old.expert_slot[e]], keeper))
+            _load(bundle, slots[old.expert_slot[e]], keeper)
         stay = [e for e in old.experts_of(own) if new.expert_rank[e] == own and old.place(e) != new.place(e)]
         contents = {e: _all_of(slots[old.expert_slot[e]], trip.belongings) for e in stay}
         try:
@@ -210,16 +210,21 @@ def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], 
     return _Bundle(still, devices, *_room(late))
 
 
-def _load(bundle: _Bundle, late: Content) -> None:
-    """What is late is there now."""
-    for number, (name, room) in enumerate(bundle.late.items()):
-        bundle.is_there[number] = name in late
-        if name in late:
-            room.copy_(late[name].reshape(-1))
+def _load(bundle: _Bundle, expert: Expert, keeper: Keeper) -> None:
+    """What is late is there now. One part after the other: there is no room for a second copy of all of it."""
+    numbers = {name: number for number, name in enumerate(bundle.late)}
+    bundle.is_there.zero_()
+    for part in (*(Expert({name: piece}, {}) for name, piece in expert.pieces.items()), Expert({}, expert.buffers)):
+        late = moving.late_of(part, keeper)
+        for name in list(late):
+            bundle.late[name].copy_(late.pop(name).reshape(-1))
+            bundle.is_there[numbers[name]] = 1
 
 
 def _all_of(expert: Expert, belongings: Belongings) -> Content:
-    return {**moving.still_of(expert, belongings.keeper), **moving.late_of(expert, belongings.keeper)}
+    late = moving.late_of(expert, belongings.keeper)
+    copies = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in late.items()}
+    return {**moving.still_of(expert, belongings.keeper), **copies}
 
 
 def _versions(slots: Sequence[Expert]) -> list[tuple[torch.Tensor, int]]:

@@ -58,7 +58,8 @@ class Keeper(Protocol):
         ...
 
     def late(self, piece: Piece) -> Content:
-        """Copies of those that there are, also of such as are in the way of `read`. Collective likewise."""
+        """Those that there are, also such as are in the way of `read`: copies, or the host's own tensors. Collective
+        likewise."""
         ...
 
     def write(self, piece: Piece, content: Content) -> None:
@@ -159,7 +160,8 @@ class Gradient:
 
     def late(self, piece: Piece) -> Content:
         """See Keeper."""
-        return self.read(piece)
+        grad = getattr(piece.parameter, self._attribute, None)
+        return {} if grad is None else {self._attribute: piece.of(grad).detach()}
 
     def write(self, piece: Piece, content: Content) -> None:
         """See Keeper."""

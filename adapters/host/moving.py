@@ -147,13 +147,11 @@ def still_of(expert: Expert, keeper: Keeper) -> Content:
 
 
 def late_of(expert: Expert, keeper: Keeper) -> Content:
-    """Copies of the rest in front of an update: gradients, as far as there are any, and buffers."""
+    """The rest in front of an update: gradients, as far as there are any, and buffers. Perhaps the host's own."""
     content: Content = {}
     for name, piece in expert.pieces.items():
         content.update((f"{name} {key}", value) for key, value in keeper.late(piece).items())
-    for name, buffer in expert.buffers.items():
-        content[f"{name} buffer"] = buffer.detach().clone()
-    return content
+    return {**content, **{f"{name} buffer": buffer.detach() for name, buffer in expert.buffers.items()}}
 
 
 def late_forms(expert: Expert, keeper: Keeper) -> dict[str, tuple[int, torch.dtype]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases_placement import SECTION, UNCLIPPED, kept_bits
+from counted_memory import counted
 from ds_models import batch, build, ds_config, engine, train
 from shuffles import forgetting
 from sluice.adapters.deepspeed import deciding
@@ -115,6 +116,25 @@ def decided_training(
     finally:
         deciding.plan_placement, LayerState.replace_experts, Beside.__init__ = plan, replace, first
     return [still, moved, reports]
+
+
+def counted_training(config: dict[str, Any], dtype: str) -> dict[str, int]:
+    """What moves at every look have taken of this rank's host memory."""
+    plan, deciding.plan_placement = deciding.plan_placement, functools.partial(_shuffled, random.Random(5))
+    layers = [{"num_experts": 8, "k": 2, "expert": "wide", "drop_tokens": False}]
+
+    def check(host: Any, step: int) -> None:
+        if step == 10:
+            host.sluice.decider = _Home(host)
+
+    try:
+        with counted() as count:
+            skewed = {"prepare": _favours_the_first, "data": _positive}
+            section = {**SECTION, "placement": WILLING}
+            train(layers, 11, section, {**UNCLIPPED, **config}, dtype=dtype, check=check, **skewed)
+    finally:
+        deciding.plan_placement = plan
+    return {name: value for name, value in vars(count).items() if not name.startswith("_")}
 
 
 def even_training(steps: int) -> Any:

@@ -71,6 +71,8 @@ def expert(kind: str) -> nn.Module:
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm2d(1))
     if kind == "dropout":
         return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Dropout(0.1), nn.Linear(HIDDEN, WIDTH))
+    if kind == "wide":
+        return nn.Sequential(nn.Linear(WIDTH, 2048), nn.ReLU(), nn.Linear(2048, WIDTH))
     if kind == "plain_linears":
         return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH))
     activation = {"relu": nn.ReLU(), "gelu": nn.GELU(), "silu": nn.SiLU()}[kind]

@@ -1,0 +1,83 @@
+"""Rank-side, under any host: what moves of experts take of host memory, counted in what torch allocates and what the
+library stages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sluice.adapters.host.beside import Beside
+from sluice.adapters.torch import Migration
+
+BEGINS, WAITS, COMMITS, EXCHANGES, INSTALLS, ENDED = range(6)
+_MARK = "counted "
+
+
+class Counted:
+    """In bytes. state: all that travels with one expert. most: what a move has held at once, of torch's and staged.
+    left: what all moves together have left of torch's; left_staged: what one has left of the library's."""
+
+    def __init__(self) -> None:
+        self.state = self.most = self.left = self.left_staged = self.moves = 0
+        self._marks: list[list[int]] = []  # [what follows, bytes staged meanwhile at most]
+
+    def _mark(self, what: int, staged: int = 0) -> None:
+        with torch.profiler.record_function(f"{_MARK}{len(self._marks)}"):
+            self._marks.append([what, staged])
+
+    def begin(self, inner: Any, beside: Beside, *given: Any) -> None:
+        """In place of Beside.begin."""
+        self._mark(BEGINS)
+        inner(beside, *given)
+        self._marks[-1][1] = beside.progress()["staged_bytes"]
+        self._mark(WAITS)
+
+    def commit(self, inner: Any, beside: Beside) -> int:
+        """In place of Beside.commit."""
+        self._mark(COMMITS)
+        moved: int = inner(beside)
+        self._mark(ENDED)
+        progress = beside.progress()
+        self.state = max(self.state, progress["leaving_bytes"])  # one expert's in each round
+        self.left_staged = max(self.left_staged, progress["staged_bytes"])
+        self.moves += moved
+        return moved
+
+    def exchange(self, inner: Any, migration: Migration, *given: Any) -> None:
+        """In place of Migration.commit."""
+        self._marks[-1][1] = migration.progress()["staged_bytes"]
+        self._mark(EXCHANGES)
+        inner(migration, *given)
+        self._marks[-1][1] = migration.progress()["peak_staged_bytes"]
+        self._mark(INSTALLS)
+
+    def add_up(self, events: list[Any]) -> None:
+        """Of a recording of the whole training, which has seen all that is freed."""
+        changes = [(e.start_ns(), -1, e.nbytes()) for e in events if e.name() == "[memory]"]
+        marks = [(e.start_ns(), int(e.name()[len(_MARK) :]), 0) for e in events if e.name().startswith(_MARK)]
+        held, now = 0, (ENDED, 0)  # held: since the begin of a move
+        for _, mark, change in sorted(changes + marks):
+            if mark >= 0:
+                now = (self._marks[mark][0], self._marks[mark][1])
+                held = 0 if now[0] == BEGINS else held
+                self.left += held if now[0] == ENDED else 0
+            elif now[0] not in (WAITS, ENDED):  # what the host does between these calls is its own
+                held += change
+            self.most = max(self.most, held + now[1])
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counted]:
+    """All moves beside steps of a training within the block, with its model and optimizer."""
+    count, begin, commit, exchange = Counted(), Beside.begin, Beside.commit, Migration.commit
+    Beside.begin = lambda *given: count.begin(begin, *given)  # type: ignore[method-assign]
+    Beside.commit = lambda *given: count.commit(commit, *given)  # type: ignore[method-assign]
+    Migration.commit = lambda *given: count.exchange(exchange, *given)  # type: ignore[method-assign]
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            yield count
+    finally:
+        Beside.begin, Beside.commit, Migration.commit = begin, commit, exchange  # type: ignore[method-assign]
+    count.add_up(profile.profiler.kineto_results.events())

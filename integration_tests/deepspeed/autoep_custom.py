@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-WIDTH, HIDDEN, EXPERTS = 32, 24, 4
+WIDTH, HIDDEN = 32, 24
 LAYOUTS = ("looped", "stacked", "transposed")
 
 
@@ -24,50 +24,50 @@ class _Expert(nn.Module):
 class _Stacked(nn.Module):
     """[E, out, in], gate and up apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: int) -> None:
         super().__init__()
-        self.fc_gate = nn.Parameter(torch.empty(EXPERTS, HIDDEN, WIDTH))
-        self.fc_up = nn.Parameter(torch.empty(EXPERTS, HIDDEN, WIDTH))
-        self.fc_down = nn.Parameter(torch.empty(EXPERTS, WIDTH, HIDDEN))
+        self.fc_gate = nn.Parameter(torch.empty(experts, HIDDEN, WIDTH))
+        self.fc_up = nn.Parameter(torch.empty(experts, HIDDEN, WIDTH))
+        self.fc_down = nn.Parameter(torch.empty(experts, WIDTH, HIDDEN))
 
 
 class _Transposed(nn.Module):
     """[E, in, out], gate and up in one."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: int) -> None:
         super().__init__()
-        self.fc_gate = nn.Parameter(torch.empty(EXPERTS, WIDTH, 2 * HIDDEN))
-        self.fc_down = nn.Parameter(torch.empty(EXPERTS, HIDDEN, WIDTH))
+        self.fc_gate = nn.Parameter(torch.empty(experts, WIDTH, 2 * HIDDEN))
+        self.fc_down = nn.Parameter(torch.empty(experts, HIDDEN, WIDTH))
 
 
 class _Block(nn.Module):
-    def __init__(self, layout: str) -> None:
+    def __init__(self, layout: str, experts: int) -> None:
         super().__init__()
-        self.router = nn.Linear(WIDTH, EXPERTS, bias=True)
+        self.router = nn.Linear(WIDTH, experts, bias=True)
         self.experts = {
-            "looped": lambda: nn.ModuleList(_Expert() for _ in range(EXPERTS)),
+            "looped": lambda count: nn.ModuleList(_Expert() for _ in range(count)),
             "stacked": _Stacked,
             "transposed": _Transposed,
-        }[layout]()
+        }[layout](experts)
         self.common = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, WIDTH))
         self.common_gate = nn.Linear(WIDTH, 1)
 
 
 class _Layer(nn.Module):
-    def __init__(self, layout: str) -> None:
+    def __init__(self, layout: str, experts: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.moe = _Block(layout)
+        self.moe = _Block(layout, experts)
 
 
 class Custom(nn.Module):
     """Two layers of nothing but MoE."""
 
-    def __init__(self, layout: str, vocabulary: int) -> None:
+    def __init__(self, layout: str, vocabulary: int, experts: int = 4, chosen: int = 2) -> None:
         super().__init__()
-        self.config = types.SimpleNamespace(n_experts=EXPERTS, k=2, model_type="nobodys")
+        self.config = types.SimpleNamespace(n_experts=experts, k=chosen, model_type="nobodys")
         self.embed = nn.Embedding(vocabulary, WIDTH)
-        self.layers = nn.ModuleList(_Layer(layout) for _ in range(2))
+        self.layers = nn.ModuleList(_Layer(layout, experts) for _ in range(2))
         self.head = nn.Linear(WIDTH, vocabulary)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, use_cache: bool = False) -> Any:

@@ -21,11 +21,12 @@ VOCABULARY = 61
 SLUICE = {"enabled": True, "chunks": 2, "timeout": 120}
 
 
-def build(kind: str, seed: int = 3) -> nn.Module:
-    """The same model on every call and rank, with experts large enough that what they do shows."""
+def build(kind: str, seed: int = 3, **shape: int) -> nn.Module:
+    """The same model on every call and rank, with experts large enough that what they do shows. shape: of a model of
+    nobody's, its experts and how many of them a token has chosen."""
     torch.manual_seed(seed)
     if kind in autoep_custom.LAYOUTS:
-        model: nn.Module = autoep_custom.Custom(kind, VOCABULARY)
+        model: nn.Module = autoep_custom.Custom(kind, VOCABULARY, **shape)
     else:
         import autoep_presets
 
@@ -78,10 +79,11 @@ def train(
     lengths: list[int] | None = None,
     check: Callable[[Any, int], None] | None = None,
     before: Callable[[Any, int], None] | None = None,
+    shape: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """Trains and gives what two runs may be compared by, tensors flattened to lists. check, before: called with engine
     and step in front of each update, and of each forward."""
-    model = build(kind)
+    model = build(kind, **(shape or {}))
     if prepare is not None:
         prepare(model)
     if checkpointing:

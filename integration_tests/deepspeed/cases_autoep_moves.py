@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from cases_placement import UNCLIPPED, _same
 from shuffles import PROMISES_BITS, forgetting, shuffled
+from sluice.adapters.deepspeed.autoep_state import AutoEPState
 
 SECTION = {**models.SLUICE, **PROMISES_BITS}
 
@@ -21,10 +22,19 @@ def shuffle(host: Any, seed: int) -> None:
 
 
 def moved_training(
-    kind: str, steps: int, every: int, size: int = 2, config: dict[str, Any] | None = None, forget: str = ""
+    kind: str,
+    steps: int,
+    every: int,
+    size: int = 2,
+    config: dict[str, Any] | None = None,
+    forget: str = "",
+    shape: dict[str, int] | None = None,
+    stale: bool = False,
 ) -> list[Any]:
     """[unmoved, moved]: what `autoep_models.train` gives. ZeRO has no gradients behind an update, and experts move in
-    front of the next forward; else they move before the update, with their gradients. They are home at the end."""
+    front of the next forward; else they move before the update, with their gradients. They are home at the end.
+
+    forget: what of an expert a bad host would leave behind. stale: the engine is not told of a move."""
     config = {**UNCLIPPED, **(config or {})}
     behind = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
 
@@ -36,14 +46,20 @@ def moved_training(
             shuffle(host, step)
 
     when = {"before": move} if behind else {"check": move}
-    common = {"section": {"autoep_size": size}, "config": config}
-    still = models.train(kind, steps, SECTION, **common)
-    with forgetting(forget):
-        return [still, models.train(kind, steps, SECTION, **common, **when)]
+    common = {"section": {"autoep_size": size}, "config": config, "shape": shape}
+    still, replace = models.train(kind, steps, SECTION, **common), AutoEPState.replace_experts
+    if stale:
+        AutoEPState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
+    try:
+        with forgetting(forget):
+            return [still, models.train(kind, steps, SECTION, **common, **when)]
+    finally:
+        AutoEPState.replace_experts = replace
 
 
-def decided(kind: str, steps: int) -> list[Any]:
+def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
     """[unmoved, moved, reports] with the option "placement"."""
+    config = {**UNCLIPPED, **config}
     reports: list[Any] = []
 
     def check(host: Any, step: int) -> None:
@@ -61,8 +77,8 @@ def decided(kind: str, steps: int) -> list[Any]:
                 layer.moe.router.bias[: layer.moe.router.bias.shape[0] // 2] += 4.0
 
     willing = {"interval": 3, "target": 1.05, "least_gain": 0.01, "horizon": 10**6}
-    still = models.train(kind, steps, SECTION, config=UNCLIPPED, prepare=favour)
-    moved = models.train(kind, steps, {**SECTION, "placement": willing}, config=UNCLIPPED, prepare=favour, check=check)
+    still = models.train(kind, steps, SECTION, config=config, prepare=favour)
+    moved = models.train(kind, steps, {**SECTION, "placement": willing}, config=config, prepare=favour, check=check)
     return [still, moved, reports]
 
 

@@ -67,14 +67,20 @@ def test_Move_ThatForgets_IsSeen(ranks2: Ranks, name: str, forget: str) -> None:
     assert "losses" in _differ(answers)
 
 
-def test_Adaptive_SkewedLoads_MoveWithTheBitsOfNone(ranks2: Ranks) -> None:
-    answers = ranks2.run("cases_autoep_moves:decided", kind="stacked", steps=14)
+def test_Move_WithAStaleSlotTable_IsSeen(ranks2: Ranks) -> None:
+    case = {"kind": "stacked", "steps": 10, "every": 2, "stale": True}
+    assert "losses" in _differ(ranks2.run("cases_autoep_moves:moved_training", **case))
+
+
+@pytest.mark.parametrize("name", [n if n == "f32" else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
+def test_Adaptive_SkewedLoads_MoveWithTheBitsOfNone(ranks2: Ranks, name: str) -> None:
+    answers = ranks2.run("cases_autoep_moves:decided", kind="stacked", steps=14, config=ZERO[name])
     reports = _reports(answers)
     assert any(report["moved_experts"] >= 2 for report in reports), reports
     assert _differ([answer[:2] for answer in answers]) == []
 
 
-@pytest.mark.parametrize("name", ["f32", "zero 1, bf16"])
+@pytest.mark.parametrize("name", ["f32", "zero 1, bf16", pytest.param("zero 2", marks=pytest.mark.full)])
 def test_Checkpoint_WhileExpertsAreAway_IsThatOfNone(ranks2: Ranks, tmp_path: Path, name: str) -> None:
     for differ in ranks2.run("cases_autoep_moves:checkpoints", kind="looped", folder=str(tmp_path), config=ZERO[name]):
         assert differ == []

@@ -26,10 +26,11 @@ def ranks() -> Iterator[Ranks]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models")
 
-    def path(kind: str) -> str:
-        if not (folder / kind).exists():
-            tf_models.make(kind).save_pretrained(folder / kind)
-        return str(folder / kind)
+    def path(kind: str, **changes: int) -> str:
+        name = "-".join([kind, *(f"{key}{value}" for key, value in changes.items())])
+        if not (folder / name).exists():
+            tf_models.make(kind, **changes).save_pretrained(folder / name)
+        return str(folder / name)
 
     return path
 
@@ -67,6 +68,14 @@ def test_Move_BesideTheSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, layout: 
     assert all(moved["hidden"] > 0 for _, moved in answers)
 
 
+def test_Move_BesideTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, saved: Any) -> None:
+    path = saved("qwen3_moe", moe_intermediate_size=1024)
+    for count in ranks.run("tf_ep_moves:counted_moves", path=path, layout=LAYOUTS["fsdp2"]):
+        assert count["moves"] >= 4 and count["state"] > 500_000, count
+        assert count["most"] <= 2.05 * count["state"], count  # 0.05: words and descriptions
+        assert abs(count["left"]) < 0.01 * count["state"] and count["left_staged"] == 0, count
+
+
 @pytest.mark.parametrize("forget", ["state exp_avg", " grad"])
 def test_Move_BesideTheStepsThatForgets_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
     case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "beside": True, "forget": forget}
@@ -84,6 +93,11 @@ def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks: Ranks, saved: 
 @pytest.mark.parametrize("forget", ["state exp_avg", " grad"])
 def test_Move_ThatForgets_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
     case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "forget": forget}
+    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=2, **case))
+
+
+def test_Move_WithAStaleSlotTable_IsSeen(ranks: Ranks, saved: Any) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "stale": True}
     assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=2, **case))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import sluice
 import torch
 import torch.distributed as dist
+from counted_memory import counted
 from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
 from sluice.adapters.host.moving import has_moved
 from sluice.adapters.transformers import experts as adapter
@@ -102,12 +103,27 @@ def moved(
     every: int,
     forget: str = "",
     beside: bool = False,
+    stale: bool = False,
     **how: Any,
 ) -> list[Any]:
-    """[unmoved, moved]"""
+    """[unmoved, moved]. forget: what of an expert a bad host would leave behind. stale: the engine is not told of a
+    move."""
     still = _trained(path, layout, steps, 0, **how)
-    with forgetting(forget):
-        return [still, _trained(path, layout, steps, every, beside, **how)]
+    replace = adapter.ExpertsState.replace_experts
+    if stale:
+        adapter.ExpertsState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
+    try:
+        with forgetting(forget):
+            return [still, _trained(path, layout, steps, every, beside, **how)]
+    finally:
+        adapter.ExpertsState.replace_experts = replace
+
+
+def counted_moves(path: str, layout: dict[str, int]) -> dict[str, int]:
+    """What moves beside steps have taken of this rank's host memory."""
+    with counted() as count:
+        _trained(path, layout, steps=14, every=6, beside=True)
+    return {name: value for name, value in vars(count).items() if not name.startswith("_")}
 
 
 def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:

@@ -273,7 +273,7 @@ SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipe
  * batch, and before the update, both stages commit; the sum of the other gradients comes with that, and what was held
  * is added to it in the order of micro-batches. So each micro-batch runs the layer forward and backward once, with the
  * parameters of the last update, and sums have the bits of a batch in which nothing moves. Parameters that come too
- * late for a trigger go at the flush. All of these are pure; NULL counts as a layer that does not move. */
+ * late for a trigger go at the flush. The calls below are pure; NULL counts as a layer that does not move. */
 enum { SLUICE_LAYER_MOVE_UPPER = 0, SLUICE_LAYER_MOVE_LOWER = 1 };
 enum { SLUICE_LAYER_MOVE_RAN = 1, SLUICE_LAYER_MOVE_HAS = 2 };
 
@@ -285,20 +285,20 @@ typedef struct sluice_layer_move_s {
   int32_t trigger;  /* of the upper stage: the first micro-batch that runs the layer where it goes; -1: none yet */
 } sluice_layer_move_t;
 
-/* Before each batch in which the layer may move. */
+/* Before each batch in which the layer may move. Any thread; a move is used by one at a time. */
 SLUICE_EXPORT void sluice_layer_move_begin(int32_t role, int32_t to_lower, sluice_layer_move_t* out_move);
-/* The parameters have come to this stage, which receives the layer. */
+/* The parameters have come to this stage, which receives the layer. Any thread. */
 SLUICE_EXPORT void sluice_layer_move_arrived(sluice_layer_move_t* move);
-/* The upper stage has taken a gradient with this word. */
+/* The upper stage has taken a gradient with this word. Any thread. */
 SLUICE_EXPORT void sluice_layer_move_heard(sluice_layer_move_t* move, uint64_t word);
 /* Not 0 where this stage runs the layer in the forward of a micro-batch, and so in its backward. word: of the
- * activation that the lower stage was given. In the order of micro-batches, once for each. */
+ * activation that the lower stage was given. In the order of micro-batches, once for each. Any thread. */
 SLUICE_EXPORT int32_t sluice_layer_move_runs(sluice_layer_move_t* move, int32_t micro_batch, uint64_t word);
-/* The word of an activation of the upper stage; ran: what sluice_layer_move_runs said of it. */
+/* The word of an activation of the upper stage; ran: what sluice_layer_move_runs said of it. Any thread. */
 SLUICE_EXPORT uint64_t sluice_layer_move_activation_word(int32_t ran);
-/* The word of a gradient of the lower stage. */
+/* The word of a gradient of the lower stage. Any thread. */
 SLUICE_EXPORT uint64_t sluice_layer_move_gradient_word(const sluice_layer_move_t* move);
-/* Not 0 where the layer comes to this stage, which holds its gradients apart. */
+/* Not 0 where the layer comes to this stage, which holds its gradients apart. Any thread. */
 SLUICE_EXPORT int32_t sluice_layer_move_receives(const sluice_layer_move_t* move);
 
 /* ---- what would happen ---------------------------------------------------------------------------------------- */

@@ -69,16 +69,14 @@ def _reason_against_one(stage: Any, way: Way) -> str:
     if way.apart and any(isinstance(each, torch._dynamo.OptimizedModule) for each in stage.submod.modules()):
         return "a compiled module runs its backward whole: take weight_apart away, or torch.compile"
     if way.apart and any(isinstance(each, FSDPModule) for each in stage.submod.modules()):
-        return (
-            "FSDP's replicas wait for each other without end where weight gradients are apart: take weight_apart away, "
-            "or FSDP"
-        )
+        return "FSDP is not run with weight gradients apart: take weight_apart away, or FSDP"
     if way.policy in PLANNED:
         return ""
     for each in stage.submod.modules():
         if isinstance(each, (FSDPModule, torch.nn.SyncBatchNorm)):
+            others = [name for name in PLANNED if not (isinstance(each, FSDPModule) and name in APART)]
             return (
                 f"{type(each).__name__} waits for its replicas within a pass, whose order policy {way.policy} does not "
-                f"fix: take one of {', '.join(PLANNED)}"
+                f"fix: take one of {', '.join(others)}"
             )
     return ""

@@ -12,6 +12,7 @@ from test_ds_pipe_parity import INTERVAL, ZERO1, compare
 STEPS = 5
 APART = {"policy": "backward_first", "weight_apart": True, "in_flight": 3}
 MICRO_BATCHES = 4
+POLICIES = ("adaptive", "zero_bubble", "backward_first", "message_driven", "1f1b_hint", "gpipe")
 
 TWO: dict[str, dict[str, Any]] = {
     "zero bubble": {"kind": "plain", "pipeline": {"policy": "zero_bubble"}},
@@ -46,7 +47,7 @@ def test_TwoStagesOfTwoReplicas_WeightsApart_SameBitsAsStock(pipe2x2: Ranks, cas
 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("policy", ["adaptive", "zero_bubble", "backward_first", "message_driven", "1f1b_hint", "gpipe"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_FourStages_WeightsApart_SameBitsAsStock(pipe4: Ranks, policy: str, dtype: str) -> None:
     pipeline = {"policy": policy, "weight_apart": True, "in_flight": 4}
     config = ZERO1 if policy in ("zero_bubble", "1f1b_hint") else {}

@@ -97,7 +97,7 @@ def test_Gradients_OfTwoWalksOverOneGraph_AreAddedOneBehindTheOther():
     whole = nn.Linear(WIDTH, WIDTH)
     apart, later = copy.deepcopy(whole), WeightsLater()
     later.take([apart])
-    (x, other, third) = inputs((5,), torch.float32)
+    x, other, third = inputs((5,), torch.float32)
     for net in (whole, apart):
         out = net(x)
         with later.left_behind(0):
@@ -113,7 +113,7 @@ def test_Hooks_OfAParameter_RunWhenItsGradientComes():
     later.take([linear])
     linear.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
     linear.weight.register_hook(lambda grad: 2 * grad)  # it would fail without a gradient
-    (x, *_) = inputs((5,), torch.float32)
+    x, *_ = inputs((5,), torch.float32)
     with later.left_behind(0):
         linear(x).sum().backward()
     assert not seen
@@ -124,7 +124,7 @@ def test_Hooks_OfAParameter_RunWhenItsGradientComes():
 def test_Backward_OutsideOfAnOp_IsWhole():
     linear, later = nn.Linear(WIDTH, WIDTH), WeightsLater()
     later.take([linear])
-    (x, *_) = inputs((5,), torch.float32)
+    x, *_ = inputs((5,), torch.float32)
     linear(x).sum().backward()
     later.run(0)
     assert torch.equal(linear.bias.grad, torch.full((WIDTH,), 5.0)) and linear.weight.grad is not None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sluice.adapters.deepspeed.live_batch import LiveBatch
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
 from sluice.adapters.torch import Edge
 from sluice.adapters.torch.weights_later import WeightsLater, linears_of
@@ -30,8 +31,8 @@ class ApartStage(EngineStage):
         """Weight gradients so far that were ops of their own."""
         return self._later.num_left
 
-    def begin(self, forward_only: bool) -> None:
-        super().begin(forward_only)
+    def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
+        super().begin(forward_only, live)
         if not forward_only:
             self._later.take(_linears(self._engine.module))
 

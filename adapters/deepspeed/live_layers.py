@@ -127,6 +127,8 @@ class LiveLayers:
             why = why_no_live_parts(module, parts)
         if why or stage_module.why_no_partition(module, parts):  # which is said
             return why
+        if self._options.pipeline is not None and self._options.pipeline.is_apart:
+            return "weight gradients are ops of their own, which do not follow a layer: move between batches"
         if module.activation_checkpoint_interval > 0:
             return "activation_checkpoint_interval is set, by which the host runs layers again by their place"
         if not optimizer.moves_in_batch:

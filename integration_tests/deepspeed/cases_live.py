@@ -197,7 +197,7 @@ def loaded(folder: str, **job: Any) -> list[Any]:
 
 def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job: Any) -> list[Any]:
     """[what was said, whether anything has changed]. twice: the second time; buffers: what a layer has of them."""
-    made = Job(stages=dist.get_world_size(), pipeline=TWO_IN_FLIGHT, **{"config": UNCLIPPED, **job})
+    made = Job(**{"stages": dist.get_world_size(), "pipeline": TWO_IN_FLIGHT, "config": UNCLIPPED, **job})
     module = made.engine.module
     if buffers and made.engine.stage_id == 0:
         layer = stage_module.function_of(module, 2)

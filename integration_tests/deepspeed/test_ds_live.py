@@ -93,6 +93,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"kind": "plain", "parts": [0, 2, 6], "module": {"activation_checkpoint_interval": 1}},
         "activation_checkpoint_interval is set",
     ),
+    "weights apart": (
+        {"kind": "plain", "parts": [0, 2, 6], "pipeline": {"in_flight": 2, "weight_apart": True}},
+        "weight gradients are ops of their own",
+    ),
 }
 
 

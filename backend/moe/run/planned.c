@@ -160,8 +160,7 @@ static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* h
  * memory keeps blocks as large as the one plan says. */
 static int has_sizes(const sluice_moe_t* moe) {
   const sluice_plan_inputs_t* q = &moe->plans->of[0]->plans[0].inputs;
-  const int is_open =
-      q->num_chunks == 0 || q->restore_input < 0 || q->restore_pre_activation < 0 || q->wgrad_mode < 0;
+  const int is_open = q->num_chunks == 0 || q->restore_input < 0 || q->restore_pre_activation < 0 || q->wgrad_mode < 0;
   return is_open && sluice_shape_capacity(&moe->shape) == 0 && !moe->shape.on_device_memory;
 }
 

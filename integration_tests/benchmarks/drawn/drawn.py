@@ -6,8 +6,8 @@
 A cell is a family at its published widths over 2 or 4, a number of tokens, threads and a dtype (families.py); its
 gradients are fresh in each step, as torch's optimizers leave them. Sides run in turns. A cell whose upper quartile
 against grouped_mm stays below 1.0 is tried again, three times in all. A cell ends with the round in which its seconds
-are over: without AVX-512 torch multiplies bf16 in plain loops, and a cell would take an hour. Ends with the ten worst against grouped_mm and
-against the dense product of the same flops. --check: exit code 1 where a cell stayed below.
+are over: without AVX-512 torch multiplies bf16 in plain loops, and a cell would take an hour. Ends with the ten worst
+against grouped_mm and against the dense product of the same flops. --check: exit code 1 where a cell stayed below.
 """
 
 from __future__ import annotations

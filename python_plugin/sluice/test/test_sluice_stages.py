@@ -74,7 +74,9 @@ def test_Stages_Picture_DrawsStagesPoliciesAndBytesAgainstBudgets(run, tmp_path)
     assert [word for word in words if word.startswith("stage ")] == [f"stage {s}" for s in range(4)]
     assert sum("of 1 GiB" in word for word in words) == 4
     assert sum(line.get("stroke") == "#b00" for line in drawn.iter(f"{SVG}line")) == 4
-    boxes = {t.text.split(":")[0]: rect for rect in drawn.iter(f"{SVG}rect") for t in rect if t.text.startswith("layer ")}
+    boxes = {
+        t.text.split(":")[0]: rect for rect in drawn.iter(f"{SVG}rect") for t in rect if t.text.startswith("layer ")
+    }
     assert list(boxes) == [f"layer {i} block" for i in range(16)]
     policies = {line.split()[3] for line in out.splitlines()[8:] if " block " in line}
     assert {"keep", "recompute"} <= policies and policies < set(words)

@@ -22,6 +22,7 @@ from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 INTERVAL, WARM_UP = 4, 3
 BEFORE = slice(2, 2 * INTERVAL)  # steps alone that are warm, and in front of the first that moves
 MOST_ALONE = 150
+EVEN_ALONE = 60  # steps with loads that are even
 SECTION = {"enabled": True}
 SIDES = {
     "stock": None,
@@ -58,8 +59,10 @@ def tokens_of(plan: dict[str, Any]) -> torch.Tensor:
     odds = torch.full((E,), (1 - share) / (E - local))
     odds[:local] = share / local
     x = 0.1 * torch.randn(T, M, generator=generator)
-    # With replacement a choice would not be K experts; each of K draws excludes those before.
-    chosen = torch.multinomial(odds.expand(T, E), K, generator=generator)
+    if plan["skew"] == 1:  # drawn ones would not be even
+        chosen = (torch.arange(T)[:, None] * K + torch.arange(K)) % E
+    else:  # with replacement a choice would not be K experts; each of K draws excludes those before
+        chosen = torch.multinomial(odds.expand(T, E), K, generator=generator)
     x[:, :E] = 0
     for k in range(K):
         x.scatter_(1, chosen[:, k : k + 1], 4.0 - k)
@@ -121,13 +124,14 @@ def main() -> None:
     engines = {side: engine(plan, section) for side, section in SIDES.items()}
     decider = engines["moved"].sluice.decider
     watch = decider.watches[0]
-    spent = [0.0]
+    spent, processor = [0.0], [0.0]
 
     def timed(inner: Any) -> Any:
         def call() -> None:
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.thread_time()
             inner()
             spent[0] += time.perf_counter() - began
+            processor[0] += time.thread_time() - used
 
         return call
 
@@ -140,10 +144,15 @@ def main() -> None:
 
     # Alone, so that what travels beside its steps has these steps' time and no other's.
     alone: list[float] = []
-    while len(alone) < MOST_ALONE and not (watch.journeys and watch.journeys[0].has_ended):
+    most = EVEN_ALONE if plan["skew"] == 1 else MOST_ALONE
+    used = 0.0
+    while len(alone) < most and not (watch.journeys and watch.journeys[0].has_ended):
+        if len(alone) == BEFORE.start:
+            processor[0], used = 0.0, time.process_time()
         alone.append(seconds_of(lambda: step("moved")))
         if dist.get_rank() == 0:
-            launch.report(done=len(alone), of=MOST_ALONE)
+            launch.report(done=len(alone), of=most)
+    processor_share = processor[0] / (time.process_time() - used)
     first, report = watch.newest, watch.report()
     usual = quartiles(alone[BEFORE])["median"]
     longer = sum(max(0.0, took - usual) for took in alone[BEFORE.stop :])
@@ -163,7 +172,7 @@ def main() -> None:
                 seconds[name].append(took + seconds["moved"][-1])
         if dist.get_rank() == 0:
             launch.report(done=number + 1, of=WARM_UP + plan["pairs"])
-    cost = torch.tensor([spent[0], longer], dtype=torch.float64)
+    cost = torch.tensor([spent[0], longer, processor_share], dtype=torch.float64)
     dist.all_reduce(cost, dist.ReduceOp.MAX)
     travel = torch.tensor([report["travel"][name] for name in ("sent_bytes", "hidden_bytes")])
     dist.all_reduce(travel)
@@ -172,7 +181,8 @@ def main() -> None:
         "of_unmoved": pair_ratios(seconds["moved"], seconds["unmoved"]),
         **{f"of {name}": pair_ratios(seconds["moved"], seconds[name]) for name in baselines},
         "of_stock": pair_ratios(seconds["moved"], seconds["stock"]),
-        "share": float(cost.max()) / (plan["steps_of_a_run"] * quartiles(seconds["moved"])["median"]),
+        "processor_share": float(cost[2]),
+        "share": float(cost[:2].max()) / (plan["steps_of_a_run"] * quartiles(seconds["moved"])["median"]),
         "moved_experts": report["moved_experts"],
         "rounds": len(alone) - BEFORE.stop,
         "sent_bytes": int(travel[0]),

@@ -198,7 +198,7 @@ def test_Parse_Example_IsThatOfTheHelp(capsys) -> None:
     with pytest.raises(SystemExit):
         entry.main(["plan", "--stages=", "--help"])
     text = capsys.readouterr().out
-    given = stages_file.parse(text[text.index("{") : text.rindex("}") + 1])
+    given = stages_file.parse(text[text.index("{", text.index("example:")) : text.rindex("}") + 1])
     assert given.machine == "h200-8x8" and len(given.problem.layers) == 5
     assert given.problem.budget_bytes == (3 << 30,) * 2
 

@@ -3,9 +3,13 @@
 #ifndef SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_
 #define SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_
 
+#include <assert.h>
+
 #include "backend/plan/candidates.h"
 
 #define SLUICE_PLAN_SIZES 8
+
+static_assert(SLUICE_PLAN_SIZES * SLUICE_PLAN_CANDIDATES < 255, "a plan's number travels in a byte, from 1");
 
 /* Those of size s are for half as many tokens as those of s - 1. The largest have plans from the first; a smaller size
  * gets its own when a batch of it comes, in the bytes that the largest's have reserved: nothing more is allocated, and

@@ -256,8 +256,8 @@ def test_Evidence_EveryFileAndTargetThatItNames_IsThere():
     page = text("docs", "evidence.md")
     files = set(re.findall(r"(?:[\w.-]+/)+[\w.-]+\.(?:py|sh)", page))
     missing = [path for path in sorted(files) if not os.path.exists(os.path.join(ROOT, path))]
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
-    present = {os.path.basename(path) for path in listed}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    present = {os.path.basename(path) for path in listed.split()}
     missing += sorted(set(re.findall(r"(?<![\w/])test_\w+\.py", page)) - present)
     for name in sorted(set(re.findall(r"-m (integration_tests[\w.]+)", page))):
         module = os.path.join(ROOT, *name.split("."))

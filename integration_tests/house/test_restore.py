@@ -36,6 +36,7 @@ ALLOWED = {
     ),
     "backend/planner/stages/explain.h": (["keep", "offload", "recompute"], "likewise"),
     "python_plugin/sluice/planning/stages.py": (["keep", "offload", "recompute"], "likewise"),
+    "python_plugin/sluice/planning/stages_picture.py": (["keep", "offload", "recompute"], "likewise, their colours"),
     "capi/include/sluice/moe.h": (sorted(names().values()), "the public numbers, all of them"),
     "capi/include/sluice/planner.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
     "capi/include/sluice/schedule.h": (["KEEP"], "where the numbers stand, for a reader of the field"),

@@ -1,4 +1,4 @@
-"""Ranks shared by all tests of this folder; a set starts when a test first asks for it."""
+"""Ranks shared by the tests of a file; a set starts when a test first asks for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from rank_harness import Ranks
+from rank_harness import Ranks, ranks_rest  # noqa: F401
 
 # The switch of the machine that runs the tests must not decide what they see.
 os.environ.pop("SLUICE", None)
@@ -22,19 +22,19 @@ def _ranks(world: int) -> Iterator[Ranks]:
     ranks.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks2() -> Iterator[Ranks]:
     """Two ranks."""
     yield from _ranks(2)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks4() -> Iterator[Ranks]:
     """Four ranks."""
     yield from _ranks(4)
 
 
-# The host keeps a pipe's topology in a global for the rest of the process: each file of tests has ranks of its own.
+# The host keeps a pipe's topology in a global for the rest of the process: these are never the sets above.
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,13 @@
 Starting a process group takes longer than most cases, so the everyday tests share one set of ranks. After anything
 unexpected (an error, a missed deadline, a dead rank) the set is ended and a later test gets a fresh one. Importing
 torch and DeepSpeed takes seconds: ranks are forks of a process that has, but for those with an environment of their
-own.
+own. So a fresh set takes a tenth of a second, and sets whose tests have made many process groups are ended between two
+tests: each of gloo's groups has a thread that wakes a hundred times a second for as long as its process lives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -18,31 +20,60 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1] / "third_party" / "test"))
 from fork_server import ForkServer, Process  # noqa: E402
 
-_servers: dict[str, ForkServer] = {}
+_servers: dict[tuple[str, str], ForkServer] = {}
 _starting = threading.Lock()
 
 
 def _server_for(worker: str, imports: Sequence[str], environment: dict[str, str]) -> ForkServer:
+    key = worker, environment.get("PYTHONPATH", "")
     with _starting:
-        if worker not in _servers:
-            _servers[worker] = ForkServer(imports, environment)
-        return _servers[worker]
+        if key not in _servers:
+            _servers[key] = ForkServer(imports, environment)
+        return _servers[key]
 
 
 START_DEADLINE_S = 200.0
 DEADLINE_S = 300.0  # against hangs: on a busy machine a case of a second takes many
+MOST_GROUPS = 8  # of a rank, beyond which its set does not outlive a test
+
+_sets: weakref.WeakSet[Ranks] = weakref.WeakSet()
+
+
+@pytest.fixture(autouse=True)
+def ranks_rest() -> Iterator[None]:
+    """For every test of a folder whose conftest.py imports it: no set of ranks stays busy with groups of the past."""
+    yield
+    end_busy_sets()
+
+
+def end_busy_sets() -> None:
+    """A later test gets fresh ones."""
+    for ranks in list(_sets):
+        if ranks.groups() > MOST_GROUPS:
+            ranks.stop()
 
 
 def _without_empty(environment: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if value != ""}
+
+
+def _gloo_threads(pid: int) -> int:
+    names = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends, or has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            names.append((task / "comm").read_text().strip())
+    return names.count("gloo_tcp_loop")
 
 
 class RankFailure(AssertionError):
@@ -54,8 +85,10 @@ class Ranks:
 
     worker = HERE / "rank_worker.py"
     imports = ("torch", "deepspeed")  # what the worker begins with
+    python_path = ""  # where else the worker finds modules
 
     def __init__(self, world: int, **environment: str) -> None:
+        _sets.add(self)
         self.world = world
         self._environment = environment
         self._processes: list[subprocess.Popen[bytes] | Process] = []
@@ -103,6 +136,10 @@ class Ranks:
         """For tests that stop or kill a rank."""
         return self._processes[rank].pid
 
+    def groups(self) -> int:
+        """How many process groups the rank with most of them has made: by its threads of gloo."""
+        return max((_gloo_threads(process.pid) for process in self._processes), default=0)
+
     def stop(self) -> None:
         """Ends the processes, kindly and then not."""
         for process in self._processes:
@@ -131,6 +168,7 @@ class Ranks:
             "DS_ACCELERATOR": "cpu",
             "TORCHDYNAMO_DISABLE": "1",
             "PYTHONUNBUFFERED": "1",
+            **({"PYTHONPATH": self.python_path} if self.python_path else {}),
         }
         worker = str(self.worker)
         server: ForkServer | None = _server_for(worker, self.imports, _without_empty(plain))

@@ -12,6 +12,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]  # the latter for its harness of ranks
 from mg_ranks import EVERY, NEWEST, OLDEST, MegatronRanks  # noqa: E402
+from rank_harness import ranks_rest  # noqa: E402, F401
 
 for name in ("SLUICE", "SLUICE_OPTIONS"):
     os.environ.pop(name, None)
@@ -20,7 +21,7 @@ for name in ("SLUICE", "SLUICE_OPTIONS"):
 Sets = Callable[[int, str], MegatronRanks]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sets() -> Iterator[Sets]:
     """One set of ranks for each number and release, started when a test first asks: that takes longer than a test."""
     made: dict[tuple[int, str], MegatronRanks] = {}

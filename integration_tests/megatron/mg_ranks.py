@@ -25,12 +25,14 @@ class MegatronRanks(Ranks):
     """As Ranks; every process has the CPU shim and `release`."""
 
     worker = HERE / "mg_rank_worker.py"
-    imports = ("torch", "torch._inductor.utils")  # the latter takes seconds, and the shim needs it
+    imports = ("torch", "cpu_shim", "megatron.core.transformer.moe.moe_layer", "megatron.core.dist_checkpointing")
 
     def __init__(self, world: int, release: str = OLDEST, **environment: str) -> None:
+        folders = [str(HERE)]
         if release != OLDEST:
             folder = Path(sys.prefix) / f"megatron-{release}"
             if not folder.is_dir():
                 pytest.fail(f"{folder} is missing: run third_party/setup/setup.sh test")
-            environment["PYTHONPATH"] = str(folder)
+            folders.append(str(folder))
+        self.python_path = os.pathsep.join(folders)
         super().__init__(world, **environment)

@@ -12,6 +12,8 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]  # the latter for its harness of ranks
+from rank_harness import ranks_rest  # noqa: E402, F401
+
 for name in ("SLUICE", "SLUICE_OPTIONS"):
     os.environ.pop(name, None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -62,8 +62,12 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-# What a test says to a rank and nothing reads before its first line.
-_LATE = ("GLOO_SOCKET_IFNAME", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_", "PYTEST_", "RANK", "WORLD_SIZE")
+# What a test says to a rank and nothing reads before its first line; and what importing DeepSpeed sets, in the tests'
+# own process too: without a device it decides nothing.
+_LATE = (
+    *("GLOO_SOCKET_IFNAME", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_", "PYTEST_", "RANK", "WORLD_SIZE"),
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+)
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:

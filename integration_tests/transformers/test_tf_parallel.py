@@ -16,7 +16,10 @@ LAYOUTS = {"tp": {"tp_size": 2}, "fsdp2": {"fsdp_size": 2}}
 
 class TransformersRanks(Ranks):
     worker = HERE / "tf_rank_worker.py"
-    imports = ("torch",)
+    imports = (
+        *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers"),
+        *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,73 @@
+/* A model of small tensors on several ranks, as threads, whose optimizers step together; and what one rank makes of
+ * gradients that were summed by hand. Checks fail the test that calls. */
+#ifndef SLUICE_CAPI_TEST_OPTIMIZER_OPTIMIZER_WORLD_H_
+#define SLUICE_CAPI_TEST_OPTIMIZER_OPTIMIZER_WORLD_H_
+
+#include <stdint.h>
+
+#include "sluice/optimizer.h"
+
+enum { OW_MAX_RANKS = 4, OW_NUM_GROUPS = 3, OW_NUM_TENSORS = 7, OW_STEPS = 2, OW_ELEMENTS = 151308 };
+
+/* Elements, group and dtype of each tensor. The second group is the experts': its tensors are those of a part of the
+ * ranks where a case says so. */
+extern const int64_t ow_counts[OW_NUM_TENSORS];
+extern const int32_t ow_group_of[OW_NUM_TENSORS];
+extern const int32_t ow_dtypes[OW_NUM_TENSORS];
+
+typedef struct ow_states_s {
+  float param[OW_ELEMENTS], master[OW_ELEMENTS], exp_avg[OW_ELEMENTS], exp_avg_sq[OW_ELEMENTS];
+} ow_states_t;
+
+typedef struct ow_model_s {
+  ow_states_t s;
+  float grad[OW_ELEMENTS]; /* of each tensor's dtype, from its first element's place on */
+  sluice_optimizer_tensor_t tensors[OW_NUM_TENSORS];
+  sluice_optimizer_group_t groups[OW_NUM_GROUPS];
+  const sluice_optimizer_group_t* list[OW_NUM_GROUPS];
+  sluice_optimizer_step_args_t args;
+  sluice_optimizer_step_result_t result;
+  sluice_optimizer_t* optimizer;
+} ow_model_t;
+
+typedef struct ow_world_s ow_world_t;
+
+typedef struct ow_rank_s {
+  ow_world_t* world;
+  int32_t rank;
+  ow_model_t* model;
+  sluice_comm_t *parent, *comm, *own;
+  sluice_status_t status;
+  sluice_error_info_t error;
+  int32_t step;
+} ow_rank_t;
+
+struct ow_world_s {
+  int32_t size, is_tcp, parts; /* parts: the second group is summed over ranks that are alike modulo it; 0: over all */
+  void (*before)(ow_rank_t* me);  /* what a case bends, before each step */
+  ow_rank_t ranks[OW_MAX_RANKS];
+  sluice_local_group_t *group, *groups[OW_MAX_RANKS];
+};
+
+ow_model_t* ow_model_new(void);
+void ow_model_free(ow_model_t* m);
+
+/* Where a tensor's elements begin in states and gradients. */
+int64_t ow_first_of(int tensor);
+
+void ow_write_element(void* data, int32_t dtype, int64_t i, float x);
+
+/* size <= OW_MAX_RANKS; is_tcp: the ranks' steps go over TCP; parts: see there. */
+ow_world_t* ow_world_new(int32_t size, int32_t is_tcp, int32_t parts);
+void ow_world_free(ow_world_t* w);
+
+/* One step on all ranks. */
+void ow_step(ow_world_t* w, int32_t number);
+
+/* Sums of `me`'s gradients in rank order, over the ranks that it shares each tensor with, into f32 gradients. */
+void ow_sum_gradients(const ow_world_t* w, const ow_rank_t* me, ow_model_t* reference);
+
+/* Steps of a world of this kind have the bits of the reference; returns how many were decided. */
+int ow_check_steps(ow_world_t* w, int64_t bucket, int64_t chunk, double max_norm);
+
+#endif

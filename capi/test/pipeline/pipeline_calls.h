@@ -1,0 +1,13 @@
+/* What a rank of a pipeline's world is called with: each call is checked, and computes. */
+#ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
+#define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
+
+#include "capi/test/pipeline/pipeline_world.h"
+
+/* Without `reduce` where this rank does not reduce. */
+sluice_pipeline_callbacks_t pw_callbacks_of(const pw_rank_t* rank);
+
+/* What was kept of a micro-batch has not changed, and goes back. */
+void pw_give_back(pw_rank_t* rank, int32_t micro_batch);
+
+#endif

@@ -13,7 +13,7 @@
 const int64_t ow_counts[OW_NUM_TENSORS] = {70001, 3, 33000, 1, 40303, 0, 8000};
 const int32_t ow_group_of[OW_NUM_TENSORS] = {0, 0, 0, 1, 1, 2, 2};
 const int32_t ow_dtypes[OW_NUM_TENSORS] = {SLUICE_DTYPE_F32,  SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16,
-                                            SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32,  SLUICE_DTYPE_F16};
+                                           SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32,  SLUICE_DTYPE_F16};
 
 /* ---- parameters and what is kept of them ---- */
 
@@ -88,7 +88,8 @@ static void set_gradients(ow_model_t* m, int rank, int step) {
   uint64_t seed = (uint64_t)(1000 * (step + 1) + rank);
   for (int t = 0; t < OW_NUM_TENSORS; ++t) {
     m->tensors[t].step = step + 1;
-    for (int64_t i = 0; i < ow_counts[t]; ++i) ow_write_element(m->grad + ow_first_of(t), ow_dtypes[t], i, draw(&seed, 0.5));
+    for (int64_t i = 0; i < ow_counts[t]; ++i)
+      ow_write_element(m->grad + ow_first_of(t), ow_dtypes[t], i, draw(&seed, 0.5));
   }
 }
 

@@ -44,7 +44,7 @@ typedef struct ow_rank_s {
 
 struct ow_world_s {
   int32_t size, is_tcp, parts; /* parts: the second group is summed over ranks that are alike modulo it; 0: over all */
-  void (*before)(ow_rank_t* me);  /* what a case bends, before each step */
+  void (*before)(ow_rank_t* me); /* what a case bends, before each step */
   ow_rank_t ranks[OW_MAX_RANKS];
   sluice_local_group_t *group, *groups[OW_MAX_RANKS];
 };

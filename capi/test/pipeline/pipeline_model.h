@@ -2,7 +2,9 @@
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_MODEL_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_MODEL_H_
 
-#include "capi/test/pipeline/pipeline_world.h"
+#include <string.h>
+
+#include "capi/test/pipeline/pipeline_types.h"
 
 static inline int32_t pw_elements_of(int32_t micro_batch) { return 3 + 7 * (micro_batch % 5); }
 
@@ -30,6 +32,26 @@ static inline float pw_loss_of(const float* y, int32_t n) {
   float sum = 0;
   for (int32_t e = 0; e < n; ++e) sum += 0.5F * y[e] * y[e];
   return sum;
+}
+
+static inline int32_t pw_num_layers(const pw_world_t* world) { return world->num_stages * world->config.num_virtual; }
+
+/* Whether weight gradients are ops of their own. */
+static inline int32_t pw_is_apart(const pw_world_t* world) {
+  const char* policy = world->config.policy;
+  if (world->config.weight_apart >= 0) return world->config.weight_apart;
+  return policy != NULL && (strcmp(policy, "zero_bubble") == 0 || strcmp(policy, "v") == 0);
+}
+
+static inline int pw_is_v(const pw_world_t* world) {
+  return world->config.placement == SLUICE_PIPELINE_V ||
+         (world->config.policy != NULL && strcmp(world->config.policy, "v") == 0);
+}
+
+/* The layer that a stage holds as its k-th. */
+static inline int32_t pw_layer_of(const pw_world_t* world, int32_t stage, int32_t k) {
+  const int32_t p = world->num_stages;
+  return k * p + (pw_is_v(world) && k % 2 == 1 ? p - 1 - stage : stage);
 }
 
 #endif

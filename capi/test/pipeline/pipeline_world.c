@@ -4,30 +4,10 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "capi/test/pipeline/pipeline_calls.h"
-#include "capi/test/pipeline/pipeline_model.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 
 /* ---- one process ---- */
-
-int32_t pw_num_layers(const pw_world_t* world) { return world->num_stages * world->config.num_virtual; }
-
-int32_t pw_is_apart(const pw_world_t* world) {
-  const char* policy = world->config.policy;
-  if (world->config.weight_apart >= 0) return world->config.weight_apart;
-  return policy != NULL && (strcmp(policy, "zero_bubble") == 0 || strcmp(policy, "v") == 0);
-}
-
-static int is_v(const pw_world_t* world) {
-  return world->config.placement == SLUICE_PIPELINE_V ||
-         (world->config.policy != NULL && strcmp(world->config.policy, "v") == 0);
-}
-
-int32_t pw_layer_of(const pw_world_t* world, int32_t stage, int32_t k) {
-  const int32_t p = world->num_stages;
-  return k * p + (is_v(world) && k % 2 == 1 ? p - 1 - stage : stage);
-}
 
 static int all_ended_well(const pw_world_t* world, int32_t batch) {
   for (int32_t r = 0; r < world->num_stages * world->num_replicas; ++r) {

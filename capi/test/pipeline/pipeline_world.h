@@ -4,112 +4,9 @@
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
 
-#include <pthread.h>
-
-#include "sluice/pipeline.h"
-
-enum {
-  PW_MAX_RANKS = 8,
-  PW_MAX_LAYERS = 8,
-  PW_MAX_MICRO_BATCHES = 16,
-  PW_MAX_ELEMENTS = 64,
-  PW_WEIGHTS = 4,
-  PW_MAX_BATCHES = 16,
-  PW_MAX_EVENTS = 1024
-};
-
-/* Ops of the host, to be failed or counted. */
-enum { PW_LOAD = 0, PW_FORWARD, PW_LOSS, PW_BACKWARD, PW_WEIGHT_GRAD, PW_REDUCE, PW_NUM_CALLS };
-
-typedef struct pw_batch_s {
-  int32_t num_micro_batches;
-  int32_t forward_only;
-} pw_batch_t;
-
-typedef struct pw_layer_s {
-  float weight[PW_WEIGHTS], grad[PW_WEIGHTS];
-} pw_layer_t;
-
-/* What a layer keeps of a micro-batch. */
-typedef struct pw_stash_s {
-  float x[PW_MAX_ELEMENTS], y[PW_MAX_ELEMENTS], dy[PW_MAX_ELEMENTS], dx[PW_MAX_ELEMENTS];
-  int64_t shape[2], id_shape[1], id[2], truth_shape[2], scalar[1];
-  uint8_t truth[4];
-  sluice_tensor_t out[3], back[2];
-  int32_t is_out, is_back; /* lent to the library: results that it has not released */
-} pw_stash_t;
-
-typedef struct pw_rank_s {
-  struct pw_world_s* world;
-  int32_t rank, stage, replica;
-  sluice_comm_t *parent, *comm;
-  sluice_pipeline_t* pipeline;
-  pw_layer_t layers[PW_MAX_LAYERS];
-  float losses[PW_MAX_BATCHES][PW_MAX_MICRO_BATCHES];
-  pw_stash_t stash[PW_MAX_LAYERS][PW_MAX_MICRO_BATCHES];
-  int32_t calls[PW_NUM_CALLS];
-  int32_t next_load[2];
-  int32_t num_reduced[PW_MAX_LAYERS];       /* in the batch that runs */
-  float reduced[PW_MAX_LAYERS][PW_WEIGHTS]; /* gradients as the callback saw them */
-  int32_t num_wrong;                        /* what arrived and was not what was sent, among others */
-  char wrong[128];                          /* the first */
-  int32_t is_in_callback;
-  uint32_t random;
-  int32_t batch; /* that runs */
-  sluice_status_t made;
-  sluice_error_info_t made_error;
-  sluice_status_t made_again;
-  sluice_status_t ended[PW_MAX_BATCHES];
-  sluice_error_info_t errors[PW_MAX_BATCHES];
-  uint64_t took_ns[PW_MAX_BATCHES], returned_ns[PW_MAX_BATCHES];
-  sluice_stage_event_t events[PW_MAX_BATCHES][PW_MAX_EVENTS];
-  int64_t num_events[PW_MAX_BATCHES];
-  sluice_pipeline_stats_t stats[PW_MAX_BATCHES];
-  int32_t num_kept; /* in all */
-  void* kept[PW_MAX_MICRO_BATCHES];
-  const float* kept_data[PW_MAX_MICRO_BATCHES];
-  float kept_first[PW_MAX_MICRO_BATCHES];
-} pw_rank_t;
-
-/* What a test asks for. */
-typedef struct pw_world_s {
-  const char* transport; /* "local", "tcp"; "none": one rank without a communicator */
-  int32_t num_stages, num_replicas;
-  int32_t num_pipelines; /* one behind the other on the same communicator, which share the batches; 1 */
-  int32_t num_batches;
-  pw_batch_t batches[PW_MAX_BATCHES];
-  sluice_pipeline_config_t config; /* prepared by pw_world_init */
-  int32_t max_delay_us;            /* of callbacks, drawn */
-  int32_t keeps;                   /* of what arrived: kept until the pipeline is gone */
-  uint64_t timeout_ns;
-  /* Bends a rank's config or batch before it is used; NULL: nothing. */
-  void (*bend_config)(pw_rank_t* rank, sluice_pipeline_config_t* config);
-  void (*bend_batch)(pw_rank_t* rank, sluice_pipeline_batch_t* batch);
-  /* Called in each callback; what it returns the callback returns. NULL: nothing. */
-  sluice_status_t (*in_call)(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
-                             sluice_host_failure_t* out_failure);
-  /* Bends what forward gives. */
-  void (*bend_output)(pw_rank_t* rank, const sluice_stage_call_t* op, sluice_stage_tensors_t* result);
-  /* The library reads a result no more. */
-  void (*released)(pw_rank_t* rank, int32_t which, int32_t virtual_stage, int32_t micro_batch);
-  void (*between)(pw_rank_t* rank); /* before each batch */
-  void (*after)(pw_rank_t* rank);   /* before the pipeline goes */
-  uint32_t reduces;                 /* bits of the ranks that give the callback */
-  int32_t has_column;               /* callbacks of replicas meet */
-  int32_t meets_in_reduce_alone;    /* then; else in forward and backward too */
-  int32_t tries_again;              /* a pipeline that was not made is made with the unbent config */
-  int32_t (*is_interrupted)(pw_rank_t* rank);
-
-  /* Results. */
-  pw_rank_t ranks[PW_MAX_RANKS];
-  pw_layer_t reference[PW_MAX_LAYERS];
-  float reference_losses[PW_MAX_BATCHES][PW_MAX_MICRO_BATCHES];
-  pthread_barrier_t meeting;
-  pthread_mutex_t column_mutex;
-  pthread_cond_t column_moved;
-  int64_t column_op[PW_MAX_RANKS][2]; /* by stage: what the collective is, and how many have come */
-  int32_t column_left[PW_MAX_RANKS];
-} pw_world_t;
+#include "capi/test/pipeline/pipeline_calls.h"
+#include "capi/test/pipeline/pipeline_model.h"
+#include "capi/test/pipeline/pipeline_types.h"
 
 /* p stages, one replica, v = 1, in_flight as the library likes. Free: pw_world_free. */
 pw_world_t* pw_world_new(const char* transport, int32_t num_stages);
@@ -118,13 +15,5 @@ void pw_world_add(pw_world_t* world, int32_t num_micro_batches, int32_t forward_
  * the batches that ended well, each rank puts its own back. */
 void pw_world_run(pw_world_t* world);
 void pw_world_free(pw_world_t* world);
-
-/* The layer that a stage holds as its k-th. */
-int32_t pw_layer_of(const pw_world_t* world, int32_t stage, int32_t k);
-int32_t pw_num_layers(const pw_world_t* world);
-/* Whether weight gradients are ops of their own. */
-int32_t pw_is_apart(const pw_world_t* world);
-/* Marks something as wrong. */
-void pw_wrong(pw_rank_t* rank, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif /* SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_ */

@@ -5,12 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
+
+TELL_S = 60.0
 
 
 class Broken(AssertionError):
     """What must hold does not."""
+
+
+def numbers_for(minutes: float, tell_s: float = TELL_S) -> Iterator[int]:
+    """1, 2, ... until so much time is over, and a line to stderr now and then."""
+    began = told = time.monotonic()
+    number = 0
+    while (now := time.monotonic()) < began + 60 * minutes:
+        if now >= told + tell_s:
+            told = now
+            print(f"soak: {(now - began) / 60:.0f} of {minutes:g} minutes, {number} ended", file=sys.stderr, flush=True)
+        number += 1
+        yield number
 
 
 def main(description: str | None, run: Callable[..., Any], ranks: int | None = None) -> None:

@@ -249,10 +249,9 @@ def run(minutes: float, world: int, seed: int, steps: int = 300) -> str:
         program = build(folder)
         soak = Soak(program, folder, world, seed)
         ended: list[tuple[int, list[tuple[int, int, int]]]] = []
-        until = time.monotonic() + 60 * minutes
         try:
             soak.undisturbed(steps)
-            while time.monotonic() < until:
+            for _ in command.numbers_for(minutes):
                 before = list(soak.ranks)
                 soak.disturbed(steps)
                 ended += [(old.rank, old.held) for old, new in zip(before, soak.ranks, strict=True) if old is not new]

@@ -140,9 +140,8 @@ def run(minutes: float, seed: int) -> str:
         job = Job(folder, seed)
         try:
             job.undisturbed()
-            until, number = time.monotonic() + 60 * minutes, 0
-            while time.monotonic() < until:
-                number += 1
+            number = 0
+            for number in command.numbers_for(minutes):
                 job.disturbed(number)
         finally:
             job.close()

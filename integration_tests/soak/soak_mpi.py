@@ -208,10 +208,9 @@ def run(minutes: float, world: int, seed: int) -> str:
         folder = Path(name)
         program = build(folder).with_name("rank_mpi")
         soak = Soak(program, _plugin(folder), folder, world, seed)
-        until = time.monotonic() + 60 * minutes
         soak.run("none")
         soak.must_know = True
-        while time.monotonic() < until:
+        for _ in command.numbers_for(minutes):
             soak.run(soak.random.choices(list(EVENTS), list(EVENTS.values()))[0])
     events = ", ".join(f"{soak.done[what]} x {what}" for what in EVENTS)
     statuses = ", ".join(f"{count} {status}" for status, count in soak.statuses.most_common())

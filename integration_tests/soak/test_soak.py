@@ -3,11 +3,13 @@
 import os
 import shutil
 import sys
+import time
 
 import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import command
 import soak
 import soak_mpi
 
@@ -18,6 +20,15 @@ def _seed():
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}")
     return seed
+
+
+def test_LongSoak_TellsHowFarItIs_AndEnds(capsys):
+    numbers = []
+    for number in command.numbers_for(0.002, tell_s=0):
+        numbers.append(number)
+        time.sleep(0.05)
+    assert numbers == list(range(1, len(numbers) + 1)) and 1 <= len(numbers) <= 3
+    assert capsys.readouterr().err.splitlines()[0] == "soak: 0 of 0.002 minutes, 0 ended"
 
 
 @pytest.mark.full

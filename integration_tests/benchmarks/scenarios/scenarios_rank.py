@@ -198,9 +198,11 @@ class Run:
         for tokens, (scenario, layer) in steps.items():
             scenario.step(layer)
             n = layer.context.stats()["last_num_chunks"]
-            decided = [d for d in layer.context.decisions() if d["num_chunks"] == n and d["restore_input"] is not None]
-            if decided:
-                pair = decided[-1]["restore_input"], decided[-1]["restore_pre_activation"]
+            rows = tokens * self.drawn.K * self.drawn.rank_skew(self.rank.world_size)
+            said = [d for d in layer.context.decisions() if d["num_chunks"] == n and d["restore_input"] is not None]
+            if said:  # under a budget an answer is for batches of up to its rows: the one for about so many
+                one = min(reversed(said), key=lambda d: (d["rows"] < 0.95 * rows, abs(d["rows"] - rows)))
+                pair = one["restore_input"], one["restore_pre_activation"]
                 policy = restore.set_name(pair) or "+".join(pair)
             else:
                 policy = "none" if self.drawn.kind == "kept" else "on trial"

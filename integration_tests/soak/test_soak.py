@@ -22,7 +22,7 @@ def _seed():
     return seed
 
 
-def test_LongSoak_TellsHowFarItIs_AndEnds(capsys):
+def test_LongSoak_TellsItsProgress_AndEnds(capsys):
     numbers = []
     for number in command.numbers_for(0.002, tell_s=0):
         numbers.append(number)

@@ -89,6 +89,10 @@ static void Step_WithABadGradient_ChangesNoByteOfTheFile(void** state) {
 /* The system bounds what a process may have of its own: states of the model do not fit, a step with a file does. */
 static void ProcessWhoseMemoryHoldsNoStates_MakesSteps(void** state) {
   (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  print_message("skipped: a sanitizer's own memory does not fit either\n");
+  skip();
+#endif
   enum { COUNT = 4 << 20, BOUND = 8 << 20 };
   model_t* m = open_model();
   uint16_t *param = calloc(COUNT, sizeof *param), *grad = calloc(COUNT, sizeof *grad);

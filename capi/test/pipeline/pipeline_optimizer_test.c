@@ -35,7 +35,7 @@ typedef struct host_s {
 
 typedef struct job_s {
   host_t* host;
-  int32_t layer;
+  int32_t layer, stage;
 } job_t;
 
 static host_t hosts[RANKS];
@@ -51,7 +51,7 @@ static void* sum(void* data) {
   pthread_barrier_wait(&met[job->layer]);
   memset(me->sum[job->layer], 0, sizeof me->sum[job->layer]);
   for (int32_t replica = 0; replica < REPLICAS; ++replica) {
-    const host_t* other = hosts + replica * STAGES + me->rank->stage;
+    const host_t* other = hosts + replica * STAGES + job->stage;
     for (int32_t w = 0; w < PW_WEIGHTS; ++w) me->sum[job->layer][w] += other->grad[job->layer][w];
   }
   return NULL;
@@ -69,7 +69,7 @@ static sluice_status_t begin_sum(pw_rank_t* rank, int32_t call, const sluice_sta
     me->grad[c][w] = rank->layers[c].grad[w] * (rank->replica == 0 ? 1.0F : 0.3F);
   }
   if (me->step == bad_step && rank->replica == 1 && c == LAYERS - 1) me->grad[c][1] = INFINITY;
-  jobs[rank->rank][c] = (job_t){.host = me, .layer = c};
+  jobs[rank->rank][c] = (job_t){.host = me, .layer = c, .stage = rank->stage};
   if (pthread_create(&me->threads[c], NULL, sum, &jobs[rank->rank][c]) != 0) abort();
   return SLUICE_OK;
 }

@@ -31,9 +31,9 @@ typedef struct world_s {
   int32_t forwards[2], backwards[2]; /* that have ended, by stage */
   int32_t is_here;                   /* L's parameters are at the receiver */
   uint64_t activation_word[MOST], gradient_word[MOST];
-  int8_t ran[2][MOST];  /* L in the forward */
-  int8_t back[2][MOST]; /* and in the backward */
-  int8_t without;       /* it ran without its parameters */
+  int8_t ran[2][MOST];                     /* L in the forward */
+  int8_t back[2][MOST];                    /* and in the backward */
+  int8_t without;                          /* it ran without its parameters */
   int8_t folded[2 * MOST], held[2 * MOST]; /* a bad executor runs L on both stages */
   int32_t num_folded, num_held;
 } world_t;

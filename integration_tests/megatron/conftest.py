@@ -1,4 +1,4 @@
-"""Ranks with Megatron-Core in them, one set for each release; the machine's switch must not decide what tests see."""
+"""Ranks with Megatron-Core in them, one set for each release in a file; the machine's switch must not decide what tests see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Sets = Callable[[int, str], MegatronRanks]
 
 @pytest.fixture(scope="module")
 def sets() -> Iterator[Sets]:
-    """One set of ranks for each number and release, started when a test first asks: that takes longer than a test."""
+    """One set of ranks for each number and release, started when a test of the file first asks."""
     made: dict[tuple[int, str], MegatronRanks] = {}
 
     def of(world: int, release: str) -> MegatronRanks:

@@ -1,4 +1,4 @@
-"""Ranks with Megatron-Core in them, one set for each release in a file; the machine's switch must not decide what tests see."""
+"""Ranks with Megatron-Core in them, a set for each release; the machine's switch must not decide what tests see."""
 
 from __future__ import annotations
 

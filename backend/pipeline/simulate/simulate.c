@@ -197,7 +197,11 @@ static void end_message(simulation_t* s, int32_t send) {
   message->has_arrived = 1;
   link->is_busy = 0;
   start_if_free(s, link);
-  if (!s->times->is_buffered) end(s, send);
+  if (s->times->is_buffered) {
+    s->end[send] = s->now; /* of its time on the link: the op has ended where it was posted */
+  } else {
+    end(s, send);
+  }
   if (message->is_awaited && op->match >= 0) end(s, op->match);
 }
 

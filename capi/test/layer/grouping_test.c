@@ -134,6 +134,7 @@ static void Grouping_UnknownValue_IsRefused(void** state) {
   config.grouping = 3;
   assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_E_INVALID_ARGUMENT);
   assert_string_equal(last_message(), "layer 3: grouping is 3; known are adaptive (0), off (1) and on (2)");
+  rig_close(&rig);
 }
 
 int main(void) {

@@ -177,18 +177,18 @@ static void assert_keeps_rules(const sluice_pipeline_program_t* program, const s
   for (int32_t i = 0; i < program->num_ops; ++i) {
     const sluice_stage_op_t* a = &program->ops[i];
     int is_message = sluice_stage_op_is_message(a->kind);
-    if (!is_message || !times->is_buffered) assert_true(begin[i] <= end[i] + NEXT_TO_NOTHING);
+    assert_true(begin[i] <= end[i]);
     for (int32_t n = 0; n < a->num_needs; ++n) {
       int32_t needed = program->needs[a->first_need + n];
-      int may_wait_on_link = times->is_buffered && is_message;
-      if (!may_wait_on_link) assert_true(end[needed] <= begin[i] + NEXT_TO_NOTHING);
+      int is_on_link = is_message || sluice_stage_op_is_message(program->ops[needed].kind);
+      if (!times->is_buffered || !is_on_link) assert_true(end[needed] <= begin[i] + NEXT_TO_NOTHING);
     }
     if (is_message && !sluice_stage_op_is_send(a->kind)) assert_true(end[i] >= begin[a->match]);
     for (int32_t j = 0; j < i; ++j) {
       const sluice_stage_op_t* b = &program->ops[j];
       int same_link = is_message && sluice_stage_op_is_send(a->kind) && b->kind == a->kind && b->peer == a->peer;
       int share = a->stage == b->stage && (is_message ? same_link : !sluice_stage_op_is_message(b->kind));
-      if (!share || (is_message && times->is_buffered)) continue;
+      if (!share) continue;
       assert_true(end[i] <= begin[j] + NEXT_TO_NOTHING || end[j] <= begin[i] + NEXT_TO_NOTHING);
     }
     if (end[i] > result.makespan_s + NEXT_TO_NOTHING) fail_msg("op %d ends behind the batch", i);

@@ -42,16 +42,22 @@ class Migration:
     bytes_per_second  from this rank between begin and commit; None: as fast as the link takes them
     staging_bytes     on this rank at most; None: no limit
     epoch             of the placement in force
+    gives_way         whether all else that this process sends over tcp goes first until commit
     """
 
     def __init__(
-        self, group: EpGroup, bytes_per_second: int | None = None, staging_bytes: int | None = None, epoch: int = 0
+        self,
+        group: EpGroup,
+        bytes_per_second: int | None = None,
+        staging_bytes: int | None = None,
+        epoch: int = 0,
+        gives_way: bool = True,
     ) -> None:
         if group.world_size < 2:
             raise InvalidArgument("a migration needs two ranks or more: this group has one")
         library = load()
         config, out = library.new("migration_config"), library.ffi.new("sluice_migration_t **")
-        config.epoch = epoch
+        config.epoch, config.gives_way = epoch, gives_way
         config.bytes_per_second, config.staging_bytes = bytes_per_second or 0, staging_bytes or 0
         library.check(library.lib.sluice_migration_create(group.comm_on(placement_of(None)), config, out))
         self._handle: Any = out[0]

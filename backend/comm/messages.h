@@ -112,6 +112,11 @@ sluice_status_t sluice_messages_receive(sluice_messages_t* messages, int32_t pee
  * abort. Never waits. */
 int32_t sluice_messages_cancel(sluice_messages_t* messages, sluice_message_request_t request);
 
+/* gives_way 1: what is sent can wait. From now on it lets the messages and exchanges of all other endpoints and
+ * communicators of this process go first, and little of it is under way at a time. 0, as an endpoint begins: it shares
+ * the links with them. Where transports have no say (all but tcp) nothing changes. */
+void sluice_messages_set_gives_way(sluice_messages_t* messages, int32_t gives_way);
+
 enum { SLUICE_MESSAGE_SENT = 1, SLUICE_MESSAGE_RECEIVED = 2 };
 
 /* A received message: memory of the endpoint, the owner's until sluice_messages_release. */

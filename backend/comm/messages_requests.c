@@ -190,6 +190,10 @@ sluice_status_t sluice_messages_send(sluice_messages_t* m, const sluice_message_
   return SLUICE_OK;
 }
 
+void sluice_messages_set_gives_way(sluice_messages_t* m, int32_t gives_way) {
+  if (m->wire != NULL && m->wire->vtable->give_way != NULL) m->wire->vtable->give_way(m->wire, gives_way);
+}
+
 void sluice_messages_sent(sluice_messages_t* m, sluice_outgoing_t* out) {
   pthread_mutex_lock(&m->mutex);
   if (out->number != 0) {

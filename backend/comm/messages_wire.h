@@ -45,6 +45,8 @@ typedef struct sluice_wire_vtable_s {
   /* Gives the message of this number back: 1, and nothing of it has gone out or will. 0: it has begun, or is not here.
    * Never waits. */
   int32_t (*cancel)(sluice_wire_t* wire, int32_t peer, uint64_t number);
+  /* What goes out from now on gives way to all else of this process, or does not any more. NULL: it cannot. */
+  void (*give_way)(sluice_wire_t* wire, int32_t gives_way);
   /* The endpoint has failed, once; `culprit`: the rank at fault, maybe the own one. Tells the peers, as far as it can
    * at once. When it returns nothing reads spans any more. From any thread, the wire's own too. */
   void (*fail)(sluice_wire_t* wire, int32_t culprit);

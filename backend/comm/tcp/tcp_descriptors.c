@@ -69,6 +69,17 @@ void sluice_tcp_close(int fd) {
   pthread_mutex_unlock(&mutex);
 }
 
+int sluice_tcp_has_descriptor(int (*is_it)(int fd)) {
+  int has = 0;
+  pthread_mutex_lock(&mutex);
+  for (int word = 0; word < num_words && !has; ++word) {
+    for (uint64_t left = held[word]; left != 0 && !has; left &= left - 1)
+      has = is_it(word * 64 + __builtin_ctzll(left));
+  }
+  pthread_mutex_unlock(&mutex);
+  return has;
+}
+
 /* ---- forks ------------------------------------------------------------------------------------------------------- */
 
 static void before_fork(void) { pthread_mutex_lock(&mutex); }

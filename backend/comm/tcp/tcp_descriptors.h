@@ -15,4 +15,8 @@ int sluice_tcp_open_eventfd(void);
 /* Takes -1 as well. Thread-safe. */
 void sluice_tcp_close(int fd);
 
+/* Whether `is_it` is 1 for a descriptor of the transport. It returns at once, and calls nothing of here. Thread-safe.
+ */
+int sluice_tcp_has_descriptor(int (*is_it)(int fd));
+
 #endif /* SLUICE_BACKEND_COMM_TCP_TCP_DESCRIPTORS_H_ */

@@ -92,16 +92,16 @@ static void note_events(tcp_wire_t* wire, const struct epoll_event* events, int 
   pthread_mutex_unlock(&wire->mutex);
 }
 
-static void await_events(tcp_wire_t* wire, int is_dead) {
+static void await_events(tcp_wire_t* wire, int is_dead, int is_waiting) {
   int has_changed = 0;
   for (int32_t r = 0; r < wire->world_size && !is_dead; ++r) {
     if (r != wire->rank) has_changed |= sluice_tcp_messages_set_low_water(&wire->peers[r]);
   }
   if (has_changed) return;
   struct epoll_event events[MAX_EVENTS];
-  const int n = epoll_wait(wire->epoll, events, MAX_EVENTS, is_dead ? -1 : LOOK_MS);
+  const int n = epoll_wait(wire->epoll, events, MAX_EVENTS, is_dead ? -1 : is_waiting ? SLUICE_TCP_TURN_MS : LOOK_MS);
   if (n > 0) note_events(wire, events, n);
-  if (n == 0 && !is_dead) look_for_silence(wire);
+  if (n == 0 && !is_dead && !is_waiting) look_for_silence(wire);
 }
 
 static void* run(void* argument) {
@@ -110,16 +110,18 @@ static void* run(void* argument) {
     int has_more = 0;
     pthread_mutex_lock(&wire->mutex);
     const int is_dead = wire->is_dead, is_closing = wire->is_closing;
+    wire->is_waiting = 0;
     for (int32_t r = 0; r < wire->world_size && !is_dead && !is_closing; ++r) {
       if (r != wire->rank) sluice_tcp_messages_push(wire, r);
     }
+    const int is_waiting = wire->is_waiting;
     pthread_mutex_unlock(&wire->mutex);
     if (is_closing) return NULL;
     for (int32_t r = 0; r < wire->world_size && !is_dead; ++r) {
       if (r != wire->rank) has_more |= sluice_tcp_messages_pull(wire, r);
     }
     if (!is_dead) fail_if_lost(wire);
-    if (!has_more || is_dead) await_events(wire, is_dead);
+    if (!has_more || is_dead) await_events(wire, is_dead, is_waiting);
   }
 }
 
@@ -161,6 +163,17 @@ static int32_t tcp_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
   }
   pthread_mutex_unlock(&wire->mutex);
   return is_back;
+}
+
+static void tcp_give_way(sluice_wire_t* base, int32_t gives_way) {
+  tcp_wire_t* wire = downcast(base);
+  pthread_mutex_lock(&wire->mutex);
+  wire->gives_way = gives_way;
+  for (int32_t r = 0; r < wire->world_size; ++r) {
+    if (r != wire->rank) sluice_tcp_set_gives_way(wire->peers[r].socket, gives_way);
+  }
+  pthread_mutex_unlock(&wire->mutex);
+  wake(wire);
 }
 
 /* Whether a frame may stand on the connection now. */
@@ -292,7 +305,7 @@ static sluice_status_t start(tcp_wire_t* wire) {
 
 static tcp_wire_t* allocate(const sluice_comm_t* comm, sluice_messages_t* messages) {
   static const sluice_wire_vtable_t vtable = {
-      .send = tcp_send, .cancel = tcp_cancel, .fail = tcp_fail, .close = tcp_close};
+      .send = tcp_send, .cancel = tcp_cancel, .give_way = tcp_give_way, .fail = tcp_fail, .close = tcp_close};
   const uint64_t w = (uint64_t)comm->world_size;
   const uint64_t bytes = sizeof(tcp_wire_t) + w * (sizeof(tcp_messages_peer_t) + sizeof(int));
   tcp_wire_t* wire = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "messages over tcp");

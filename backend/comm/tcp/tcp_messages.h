@@ -13,6 +13,7 @@
 #include <pthread.h>
 
 #include "backend/comm/messages_wire.h"
+#include "backend/comm/tcp/tcp_priority.h"
 #include "backend/comm/tcp/tcp_silence.h"
 
 /* Collective over `comm`, a tcp communicator. config: as it was made with, its defaults filled in.
@@ -59,10 +60,14 @@ typedef struct tcp_wire_s {
   pthread_mutex_t mutex;
   int32_t is_dead;    /* under the mutex: the endpoint has failed, nothing is sent any more */
   int32_t is_closing; /* under the mutex: the thread ends */
+  /* Under the mutex too: of messages that can wait, and do so now. */
+  int32_t gives_way;
+  int32_t is_waiting;
+  sluice_tcp_turn_t turn;
   tcp_messages_peer_t peers[];
 } tcp_wire_t;
 
-/* Gives the system what it takes of the messages to this peer. Under the mutex. */
+/* Gives the system what it takes of the messages to this peer, and what is their turn. Under the mutex. */
 void sluice_tcp_messages_push(tcp_wire_t* wire, int32_t peer);
 /* Takes what has come from this peer, up to a bound, so that no peer keeps others waiting: 1: there may be more. Losses
  * only mark the peer. */

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/comm/tcp/tcp_messages.h"
 
@@ -21,8 +22,8 @@ static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; 
 
 static uint64_t front_bytes(const sluice_outgoing_t* out) { return sizeof out->frame + out->frame.head_bytes; }
 
-/* The parts that are left of a message, as many as fit. */
-static int gather(const sluice_outgoing_t* out, struct iovec* parts) {
+/* The parts that are left of a message, as many as fit, and `most` bytes in each. */
+static int gather(const sluice_outgoing_t* out, uint64_t most, struct iovec* parts) {
   int n = 0;
   uint64_t skip = out->progress;
   const uint64_t front = front_bytes(out);
@@ -38,20 +39,27 @@ static int gather(const sluice_outgoing_t* out, struct iovec* parts) {
       skip -= span->bytes;
       continue;
     }
-    const uint64_t left = sluice_min_u64(span->bytes - skip, INT_MAX);
+    const uint64_t left = sluice_min_u64(span->bytes - skip, most);
     parts[n++] = (struct iovec){.iov_base = (char*)(uintptr_t)span->data + skip, .iov_len = left};
     skip = 0;
-    if (left == INT_MAX) break; /* as much as one call takes */
+    if (left == most) break; /* as much as one call takes */
   }
   return n;
 }
 
+/* Whether others go first now. */
+static int has_to_wait(tcp_wire_t* wire) {
+  wire->is_waiting = wire->gives_way && !sluice_tcp_is_its_turn(&wire->turn, sluice_now_ns());
+  return wire->is_waiting;
+}
+
 void sluice_tcp_messages_push(tcp_wire_t* wire, int32_t peer) {
   tcp_messages_peer_t* p = &wire->peers[peer];
-  while (p->can_write && p->first != NULL && !wire->is_dead) {
+  while (p->can_write && p->first != NULL && !wire->is_dead && !has_to_wait(wire)) {
     sluice_outgoing_t* out = p->first;
     struct iovec parts[MAX_PARTS];
-    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(out, parts)};
+    const uint64_t most = wire->gives_way ? SLUICE_TCP_PIECE_BYTES : INT_MAX;
+    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(out, most, parts)};
     const ssize_t n = sendmsg(p->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) {
       if (errno == EINTR) continue;

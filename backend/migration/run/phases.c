@@ -105,7 +105,10 @@ static sluice_status_t connect(sluice_migration_t* m) {
       .allocator = &m->memory,
   };
   const sluice_status_t status = sluice_messages_open(m->comm, &config, &m->messages);
-  if (status == SLUICE_OK) return SLUICE_OK;
+  if (status == SLUICE_OK) {
+    if (m->config.gives_way) sluice_messages_set_gives_way(m->messages, 1);
+    return SLUICE_OK;
+  }
   sluice_error_info_t why;
   sluice_error_capture(&why);
   m->phase = SLUICE_MIGRATION_ABORTED;
@@ -238,6 +241,7 @@ sluice_status_t sluice_move_commit(sluice_migration_t* m, const char* refusal) {
   const uint64_t start_ns = sluice_now_ns();
   sluice_move_stop_stream(m);
   count_hidden(m);
+  if (m->config.gives_way) sluice_messages_set_gives_way(m->messages, 0); /* training waits for it now */
   sluice_status_t status;
   if (refusal != NULL) {
     status = refuse_own(m, refusal);

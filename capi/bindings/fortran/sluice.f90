@@ -351,12 +351,14 @@ module sluice
   end type
 
   type, bind(c) :: sluice_migration_config_t
-    integer(c_size_t) :: struct_size = 48
+    integer(c_size_t) :: struct_size = 56
     type(c_ptr) :: next = c_null_ptr
     integer(c_int64_t) :: epoch = 0
     integer(c_int64_t) :: bytes_per_second = 0
     integer(c_int64_t) :: staging_bytes = 0
     integer(c_int64_t) :: chunk_bytes = 0
+    integer(c_int32_t) :: gives_way = 0
+    integer(c_int32_t) :: reserved = 0
   end type
 
   type, bind(c) :: sluice_migration_span_t

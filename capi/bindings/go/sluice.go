@@ -450,6 +450,8 @@ type MigrationConfig struct {
 	BytesPerSecond uint64
 	StagingBytes   uint64
 	ChunkBytes     uint64
+	GivesWay       int32
+	Reserved       int32
 }
 
 // MigrationSpan is sluice_migration_span_t.

@@ -568,6 +568,8 @@ pub struct sluice_migration_config_t {
     pub bytes_per_second: u64,
     pub staging_bytes: u64,
     pub chunk_bytes: u64,
+    pub gives_way: i32,
+    pub reserved: i32,
 }
 impl Default for sluice_migration_config_t {
     fn default() -> Self {

@@ -363,6 +363,10 @@ static void Calls_GivenSomethingWrong_SayWhat(void** state) {
   assert_int_equal(sluice_migration_create(comm, &c, &migration), SLUICE_E_INVALID_ARGUMENT);
   assert_true(says(-1, "chunk_bytes"));
   c.chunk_bytes = 4096;
+  c.gives_way = 2;
+  assert_int_equal(sluice_migration_create(comm, &c, &migration), SLUICE_E_INVALID_ARGUMENT);
+  assert_true(says(-1, "gives_way"));
+  c.gives_way = 1;
   c.epoch = UINT64_MAX;
   assert_int_equal(sluice_migration_create(comm, &c, &migration), SLUICE_E_INVALID_ARGUMENT);
   c.epoch = 5;

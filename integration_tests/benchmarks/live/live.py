@@ -7,8 +7,8 @@ Layers are slept: what is measured is engine, messages and moves, not computatio
 
 stall      two stages. Steps alone, with a layer that moves between two batches, and with one that moves during a batch,
            in turns in one process. The layer that moves sleeps nothing, so that only its move counts.
-latencies  two stages. How long activations travel while nothing moves, while state moves beside them as fast as it can,
-           and while `bytes_per_second` holds it back.
+latencies  two stages. How long activations of 1 MiB travel while nothing moves, while state that moves shares the link
+           with them, and while it gives way to them, as it does where nobody says otherwise.
 decided    four stages, "plan": "adaptive". Times of layers change 30 times, as a seed draws them: how far each batch is
            off the best partition, and the time of all, beside one that never moves and one that lies at its best at
            once. The latter is predicted: without overheads, times what the one that never moves takes of its own
@@ -34,7 +34,7 @@ from integration_tests.net.namespaces import parse_rate  # noqa: E402
 CELLS: dict[str, dict[str, Any]] = {
     "stall": {"stages": 2, "micro_batches": 16, "elements": 1024, "weights": 2 << 20, "forward_s": 0.005, "pairs": 12},
     "latencies": {
-        **{"stages": 2, "micro_batches": 32, "elements": 64 << 10, "weights": 2 << 20, "forward_s": 0.006, "pairs": 8},
+        **{"stages": 2, "micro_batches": 24, "elements": 256 << 10, "weights": 4 << 20, "forward_s": 0.012, "pairs": 8},
     },
     "decided": {
         **{"stages": 4, "micro_batches": 8, "elements": 1024, "weights": 64 << 10, "layers": 24, "base_s": 0.001},
@@ -46,7 +46,6 @@ SMOKE: dict[str, dict[str, Any]] = {
     "latencies": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 1},
     "decided": {"stages": 2, "micro_batches": 2, "layers": 6, "changes": 1, "batches": 2, "noise_batches": 2},
 }
-RATE_SHARE = 0.1  # of the link, for state that is held back
 AFTER = 5  # batches behind a change from which on it counts
 Verdict = tuple[str, bool]
 
@@ -82,12 +81,12 @@ def judged_latencies(cell: dict[str, Any], found: dict[str, Any], link: str) -> 
     """The 99th percentiles."""
     late = {name: _p99(values) for name, values in found.items()}
     counts = ", ".join(f"{len(values)} {name}" for name, values in found.items())
-    bounded, unbounded = (late[name] / late["still"] for name in ("bounded", "unbounded"))
+    giving, sharing = (late[name] / late["still"] for name in ("giving way", "sharing"))
     said = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in late.items())
     return [
         (f"p99 of activations: {said} (of {counts})", True),
-        (f"held back {bounded:.2f} times as late as alone (wanted: at most 1.1)", bounded <= 1.1),
-        (f"as fast as it can {unbounded:.2f} times as late (wanted: at least 2)", unbounded >= 2),
+        (f"where state gives way {giving:.2f} times as late as alone (wanted: at most 1.1)", giving <= 1.1),
+        (f"where it shares the link {sharing:.2f} times as late (wanted: at least 2)", sharing >= 2),
     ]
 
 
@@ -134,8 +133,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail where less is reached than wanted")
     parser.add_argument("--smoke", action="store_true", help="tiny cells on two ranks: do they run?")
     options = parser.parse_args()
-    rate = 125_000_000 if options.link == "none" else round(RATE_SHARE * parse_rate(options.link) / 8)
-    cells = {name: {**CELLS[name], "rate": rate, **(SMOKE[name] if options.smoke else {})} for name in options.cells}
+    cells = {name: {**CELLS[name], **(SMOKE[name] if options.smoke else {})} for name in options.cells}
     progress, record, is_good = launch.Progress(), {}, True
     for stages in sorted({cell["stages"] for cell in cells.values()}):
         own = {name: cell for name, cell in cells.items() if cell["stages"] == stages}

@@ -7,13 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
+from sluice.adapters.deepspeed import live_layers
 from sluice.adapters.deepspeed.live_layers import LiveLayers
+from sluice.adapters.torch import Migration
 from sluice.planning.layer_moves import best_parts, slowest_stage
 
 from integration_tests.benchmarks.live import live_work
@@ -84,8 +87,8 @@ def stall(plan: dict[str, Any]) -> dict[str, Any]:
 
 def latencies(plan: dict[str, Any]) -> dict[str, Any]:
     """Seconds from the end of a forward on the first stage to its begin on the other one, which waits for it: while
-    nothing moves, while state moves as fast as it can, and while it moves at a rate that leaves the link to them."""
-    Clock.seconds = [plan["forward_s"] / 4, plan["forward_s"] / 4, 0.0, 0.0, 0.0]
+    nothing moves, while state shares the link with them, and while it gives way, as it does by default."""
+    Clock.seconds = [plan["forward_s"] / 2, plan["forward_s"] / 2, 0.0, 0.0, 0.0]
     trainer = Trainer(plan, [16, 16, plan["weights"], 16, 16], {"policy": "1f1b_hint"})
     arrivals: list[int] = []
     original = LiveLayers._is_there
@@ -97,15 +100,17 @@ def latencies(plan: dict[str, Any]) -> dict[str, Any]:
         return found
 
     LiveLayers._is_there = is_there  # type: ignore[method-assign]
-    rates = {"still": 0, "unbounded": None, "bounded": plan["rate"]}
-    found: dict[str, list[float]] = {name: [] for name in rates}
+    gives_way = {"still": True, "sharing": False, "giving way": True}
+    found: dict[str, list[float]] = {name: [] for name in gives_way}
     for _ in range(3):
         trainer.train()
     for number in range(plan["pairs"] + 1):
-        for name, rate in rates.items():
+        for name, gives in gives_way.items():
             arrivals.clear()
             if name != "still":
-                trainer.engine.sluice.move_layers([0, 2, 5], live=True, bytes_per_second=rate)
+                trainer.engine.sluice.pipeline.live.close()  # the next move makes its own
+                live_layers.Migration = partial(Migration, gives_way=gives)  # type: ignore[assignment,misc]
+                trainer.engine.sluice.move_layers([0, 2, 5], live=True)
             trainer.train()
             taken = _latencies(trainer, arrivals)
             if number > 0:
@@ -115,6 +120,7 @@ def latencies(plan: dict[str, Any]) -> dict[str, Any]:
                 trainer.train()
         report(number, plan["pairs"], "latencies")
     LiveLayers._is_there = original  # type: ignore[method-assign]
+    live_layers.Migration = Migration  # type: ignore[misc]
     trainer.end()
     return found
 

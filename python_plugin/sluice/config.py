@@ -65,7 +65,7 @@ ADAPTIVE_PLAN = "adaptive"
 
 
 class PipelineOptions(NamedTuple):
-    """How the stages of a pipeline engine are run (docs/deepspeed.md, The pipeline engine).
+    """How the stages of a pipeline engine are run (docs/deepspeed-pipeline.md).
 
     policy     what a stage runs next of what is ready, by its name in docs/pipeline.md
     in_flight  L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured

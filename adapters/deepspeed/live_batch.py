@@ -4,7 +4,7 @@ becomes of the gradients of those that come here (docs/pipeline.md, "A layer tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sluice.adapters.deepspeed import stage_module
@@ -22,6 +22,7 @@ class Cut:
         self.is_lower = stage == max(source, target)
         self.comes = stage == target
         self.has_arrived = False  # its parameters, where it comes here
+        self.has_sum = False  # gradients of the other stage, where it comes here; else they have set out
         self.ran: dict[int, bool] = {}  # by micro-batch
         self._to_lower = target > source
         self._held: dict[int, Gradients] = {}
@@ -30,7 +31,7 @@ class Cut:
     def begin_batch(self) -> None:
         """Nothing of an earlier batch counts, but that the parameters are here."""
         self.rules = LayerMove(self.is_lower, self._to_lower)
-        self.ran, self._held = {}, {}
+        self.ran, self._held, self.has_sum = {}, {}, False
         if self.has_arrived:
             self.rules.arrived()
 
@@ -46,7 +47,9 @@ class Cut:
         return any(ran == self.comes for ran in self.ran.values())
 
     def hold(self, micro_batch: int) -> None:
-        """Behind a backward that ran the layer, which comes here: what it gave stays apart."""
+        """Behind a backward that ran the layer, which comes here: what it gave stays apart until the sum is here."""
+        if self.has_sum:
+            return
         self._held[micro_batch] = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
@@ -64,11 +67,21 @@ class Cut:
         self._held = {}
 
 
-class LiveBatch:
-    """Asked by the stage around each op of one batch. look: whether the parameters of a layer that comes have come."""
+class Travel(NamedTuple):
+    """What moves beside a batch, as the batch asks for it. parameters: whether those of a layer that comes have come;
+    gradients: the same of what its old stage has summed, which then lies in the parameters; send: gradients of a layer
+    that leaves are final."""
 
-    def __init__(self, module: Any, cuts: Sequence[Cut], look: Callable[[Cut], bool]) -> None:
-        self._module, self._look = module, look
+    parameters: Callable[[Cut], bool]
+    gradients: Callable[[Cut], bool]
+    send: Callable[[Cut], None]
+
+
+class LiveBatch:
+    """Asked by the stage around each op of one batch."""
+
+    def __init__(self, module: Any, cuts: Sequence[Cut], travel: Travel) -> None:
+        self._module, self._travel = module, travel
         self._above = next((cut for cut in cuts if cut.is_lower), None)
         self._below = next((cut for cut in cuts if not cut.is_lower), None)
         self._cuts = [cut for cut in (self._above, self._below) if cut is not None]
@@ -88,6 +101,7 @@ class LiveBatch:
         first, functions = self._stays[0], list(self._staying)
         for cut in self._cuts:
             cut.ran[micro_batch] = cut.rules.runs(micro_batch, word if cut.is_lower else 0)
+            self._send(cut)
             if cut.ran[micro_batch]:
                 functions.insert(0 if cut.is_lower else len(functions), cut.function)
                 first -= int(cut.is_lower)
@@ -104,19 +118,31 @@ class LiveBatch:
     def after_backward(self, micro_batch: int) -> int:
         """The word of the gradient that the stage hands on."""
         for cut in self._cuts:
-            if cut.comes and cut.ran[micro_batch]:
-                cut.hold(micro_batch)
+            if cut.ran[micro_batch]:
+                cut.rules.ended()
+                if cut.comes:
+                    cut.hold(micro_batch)
+            self._send(cut)
         return 0 if self._above is None else self._above.rules.gradient_word()
 
     def end(self) -> None:
         """The module runs what it owns again. May be called again."""
         stage_module.run_with(self._module, self._first, self._owned)
 
+    def _send(self, cut: Cut) -> None:
+        if not cut.has_sum and cut.rules.is_final:
+            cut.has_sum = True
+            self._travel.send(cut)
+
     def _hear(self) -> None:
         for cut in self._cuts:
-            if cut.comes and not cut.has_arrived and self._look(cut):
+            if not cut.comes:
+                continue
+            if not cut.has_arrived and self._travel.parameters(cut):
                 cut.has_arrived = True
                 cut.rules.arrived()
+            if cut.has_arrived and not cut.has_sum and self._travel.gradients(cut):
+                cut.has_sum = True
 
 
 def load_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tensor) -> None:
@@ -128,7 +154,7 @@ def load_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tenso
 
 
 def take_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tensor) -> None:
-    """Of a layer that has come: what arrived, and what was held on top."""
+    """Of a layer that comes: what arrived, which is the parameters' from here on, and what was held on top."""
     for parameter, place, there in zip(cut.parameters, room, is_there.tolist()):
         parameter.grad = place if there else None
     cut.fold()

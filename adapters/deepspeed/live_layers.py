@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from sluice import trace
 from sluice.adapters.deepspeed import moving_layers, optimizer_parts, stage_module
-from sluice.adapters.deepspeed.live_batch import Cut, LiveBatch, load_gradients, take_gradients
+from sluice.adapters.deepspeed.live_batch import Cut, LiveBatch, Travel, load_gradients, take_gradients
 from sluice.adapters.deepspeed.moving_layers import Move
 from sluice.adapters.host.shipments import Content, Shipment
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
@@ -62,6 +62,7 @@ class LiveLayers:
         self._voyage: _Voyage | None = None
         self._buffers: dict[int, int] = {}  # versions when the newest training batch began
         self.num_in_batch = self.num_at_flush = 0  # layers of this stage that have moved so
+        self.num_sums_early = 0  # that came to this stage during their batch
         self.exposed_s = 0.0  # what the newest move took of this rank beside its batch
 
     @property
@@ -148,8 +149,10 @@ class LiveLayers:
 
     def report(self) -> dict[str, Any]:
         """For `sluice.stats`: layers that passed a cut of this stage in a batch, those of them that were late and went
-        at its flush, and seconds that the newest move took of this rank beside its batch."""
-        return {"in_batch": self.num_in_batch, "at_flush": self.num_at_flush, "exposed_seconds": self.exposed_s}
+        at its flush, those whose gradients had come here before it, and seconds that the newest move took of this rank
+        beside its batch."""
+        layers = {"in_batch": self.num_in_batch, "at_flush": self.num_at_flush, "sums_early": self.num_sums_early}
+        return {**layers, "exposed_seconds": self.exposed_s}
 
     def cancel(self, reason: str) -> None:
         """What is on its way stays where it was. All ranks do so alike: not collective."""
@@ -175,11 +178,29 @@ class LiveLayers:
         by_cut = {id(trip.cut): trip for trip in trips}
         if not trips:
             return None
-        return LiveBatch(module, [trip.cut for trip in trips], lambda cut: self._is_there(by_cut[id(cut)]))
+        travel = Travel(
+            lambda cut: self._is_there(by_cut[id(cut)]),
+            lambda cut: self._takes_sum(by_cut[id(cut)]),
+            lambda cut: self._send_sum(by_cut[id(cut)]),
+        )
+        return LiveBatch(module, [trip.cut for trip in trips], travel)
 
     def _is_there(self, trip: _Trip) -> bool:
         assert self._migration is not None and self._voyage is not None and isinstance(trip.item, Arriving)
         return not self._voyage.failure and self._migration.read_early(trip.item, trip.early)
+
+    def _takes_sum(self, trip: _Trip) -> bool:
+        """Commit writes the item's own tensors once more, so what grows here is a copy."""
+        assert self._migration is not None and isinstance(trip.item, Arriving)
+        if not self._migration.read_late(trip.item, trip.item.late):
+            return False
+        take_gradients(trip.cut, [each.clone() for each in trip.item.late[:-1]], trip.item.late[-1])
+        return True
+
+    def _send_sum(self, trip: _Trip) -> None:
+        assert self._migration is not None
+        load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
+        self._migration.mark_still(trip.item)
 
     def commit(self, engine: Any) -> None:
         """Behind a batch that has ended on all ranks, and before the update: layers lie where they go. Collective over
@@ -191,11 +212,11 @@ class LiveLayers:
         if voyage.failure:
             raise InvalidState(f"layers could not set out: {voyage.failure}")
         for trip in voyage.trips:
-            if not trip.cut.comes:
+            if not trip.cut.comes and not trip.cut.has_sum:
                 load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
         migration.commit(_changed(voyage.trips))
         for trip in voyage.trips:
-            if trip.cut.comes:
+            if trip.cut.comes and not trip.cut.has_sum:
                 take_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
         optimizer = optimizer_parts.of_engine(engine)
         kept = optimizer.take(list(module.parameters()))
@@ -209,6 +230,7 @@ class LiveLayers:
         in_batch = sum(trip.cut.ran_where_it_goes for trip in voyage.trips)
         self.num_in_batch += in_batch
         self.num_at_flush += len(voyage.trips) - in_batch
+        self.num_sums_early += sum(trip.cut.comes and trip.cut.has_sum for trip in voyage.trips)
         self.exposed_s = commit_s + voyage.begin_s
         sizes = progress["leaving_bytes"], progress["hidden_bytes"]
         trace.keep_move("layers", "the pipeline", voyage.begin_ns, len(voyage.moves), *sizes, commit_s)

@@ -172,6 +172,7 @@ class Takeover:
                 self.live.commit(engine)
         except BaseException:
             self._stage.abandon()
+            self.live.cancel("a batch has failed, of which gradients may have travelled")
             raise
         self.batches += 1
         self._stage.end()

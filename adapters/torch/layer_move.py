@@ -38,6 +38,15 @@ class LayerMove:
         stage was given. Once for each micro-batch, in their order."""
         return bool(self._lib.sluice_layer_move_runs(self._move, micro_batch, word))
 
+    def ended(self) -> None:
+        """The backward of a micro-batch whose forward ran the layer here."""
+        self._lib.sluice_layer_move_ended(self._move)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the layer leaves this stage, and its gradients of this batch do not change here any more."""
+        return bool(self._lib.sluice_layer_move_is_final(self._move))
+
     def activation_word(self, ran: bool) -> int:
         """What goes with an activation of the upper stage."""
         return int(self._lib.sluice_layer_move_activation_word(int(ran)))

@@ -97,17 +97,31 @@ class Migration:
                 self._held = ()
 
     def read_early(self, item: Arriving, first: int) -> bool:
-        """Whether all of `item.still` is here; then the first ones of it lie in their places already, before the
-        commit, for a host that uses them until then. Between begin and commit, by the thread that commits; not
-        collective, and without waiting."""
+        """Whether the first tensors of `item.still` are here; then they lie in their places already, before the commit,
+        for a host that uses them until then. Between begin and commit, by the thread that commits; not collective, and
+        without waiting."""
+        return self._read(item, [*item.still[:first], *[None] * (len(item.still) - first + len(item.late))])
+
+    def read_late(self, item: Arriving, to: Sequence[torch.Tensor]) -> bool:
+        """Whether all of `item.late` is here, which the other end has marked; then it is copied into `to`, tensors of
+        the same bytes. commit writes the item's own places. Else as read_early."""
+        return self._read(item, [*[None] * len(item.still), *to])
+
+    def _read(self, item: Arriving, to: Sequence[torch.Tensor | None]) -> bool:
         library, ffi = load(), load().ffi
-        count = len(item.still) + len(item.late)
-        spans, out = ffi.new("sluice_migration_span_t[]", max(1, count)), ffi.new("int32_t *")
-        for span, tensor in zip(spans, item.still[:first]):
-            span.data, span.bytes = ffi.cast("void *", tensor.data_ptr()), tensor.numel() * tensor.element_size()
-        read = library.lib.sluice_migration_read_still
-        library.check(read(self._handle, item.number, item.peer, spans, count, out))
+        spans, out = ffi.new("sluice_migration_span_t[]", max(1, len(to))), ffi.new("int32_t *")
+        for span, tensor in zip(spans, to):
+            if tensor is not None:
+                span.data, span.bytes = ffi.cast("void *", tensor.data_ptr()), tensor.numel() * tensor.element_size()
+        read = library.lib.sluice_migration_read_early
+        library.check(read(self._handle, item.number, item.peer, spans, len(to), out))
         return bool(out[0])
+
+    def mark_still(self, item: Leaving) -> None:
+        """`item.late` does not change any more: it sets out now, and commit waits for less. Between begin and commit,
+        by the thread that commits; not collective."""
+        library = load()
+        library.check(library.lib.sluice_migration_mark_still(self._handle, item.number, item.peer))
 
     def abort(self, reason: str = "") -> None:
         """The old epoch stays; the others hear of it, and why, in commit. Not collective."""

@@ -8,8 +8,9 @@
  *   activation (upper to lower)  whether L has run: SLUICE_LAYER_MOVE_RAN in the host's word
  *   gradient (lower to upper)    whether L's parameters lie in the lower stage: SLUICE_LAYER_MOVE_HAS in that word
  *
- * Gradients of L fold where it lay up to the trigger; behind it they are held apart, by micro-batch. At the flush that
- * sum follows, and what was held is added to it in the order of micro-batches. So every micro-batch runs L forward and
+ * Gradients of L fold where it lay up to the trigger; behind it they are held apart, by micro-batch. That sum follows
+ * as soon as it is final, at the latest at the flush, and what was held is added to it in the order of micro-batches.
+ * So every micro-batch runs L forward and
  * backward exactly once, with the parameters of the last update, and gradients have the bits of a batch in which
  * nothing moves. A layer whose parameters come too late for a trigger goes at the flush, as between two batches.
  *
@@ -37,6 +38,10 @@ void sluice_live_heard(sluice_layer_move_t* live, uint64_t word);
 /* Whether this stage runs L in the forward of a micro-batch, which is also whether it does in its backward. word: of
  * the activation that the lower stage was given. */
 int sluice_live_forward(sluice_layer_move_t* live, int32_t micro_batch, uint64_t word);
+/* The backward of a micro-batch that ran L here has ended. */
+void sluice_live_ended(sluice_layer_move_t* live);
+/* L leaves this stage, and neither a forward nor a backward of this batch will run it here any more. */
+int sluice_live_is_final(const sluice_layer_move_t* live);
 /* The word of the activation of a forward of the upper stage that has run L, or has not. */
 uint64_t sluice_live_activation_word(int ran);
 /* The word of a gradient of the lower stage. */

@@ -35,13 +35,18 @@ sluice_status_t sluice_migration_commit(sluice_migration_t* migration, const cha
   return sluice_move_commit(migration, refusal);
 }
 
-sluice_status_t sluice_migration_read_still(sluice_migration_t* migration, uint64_t id, int32_t peer,
+sluice_status_t sluice_migration_read_early(sluice_migration_t* migration, uint64_t id, int32_t peer,
                                             const sluice_migration_span_t* to, int32_t num_spans,
                                             int32_t* out_is_there) {
   SLUICE_TRY(SLUICE_REQUIRE(migration != NULL && out_is_there != NULL,
-                            "sluice_migration_read_still: migration and out_is_there may not be NULL"));
+                            "sluice_migration_read_early: migration and out_is_there may not be NULL"));
   *out_is_there = 0;
-  return sluice_move_read_still(migration, id, peer, to, num_spans, out_is_there);
+  return sluice_move_read_early(migration, id, peer, to, num_spans, out_is_there);
+}
+
+sluice_status_t sluice_migration_mark_still(sluice_migration_t* migration, uint64_t id, int32_t peer) {
+  SLUICE_TRY(SLUICE_REQUIRE(migration != NULL, "sluice_migration_mark_still: migration is NULL"));
+  return sluice_move_finish_item(migration, id, peer);
 }
 
 sluice_status_t sluice_migration_settle(sluice_migration_t* migration, sluice_comm_t* comm, uint64_t* out_epoch) {

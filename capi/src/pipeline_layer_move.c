@@ -24,6 +24,14 @@ uint64_t sluice_layer_move_gradient_word(const sluice_layer_move_t* move) {
   return move != NULL ? sluice_live_gradient_word(move) : 0;
 }
 
+void sluice_layer_move_ended(sluice_layer_move_t* move) {
+  if (move != NULL) sluice_live_ended(move);
+}
+
+int32_t sluice_layer_move_is_final(const sluice_layer_move_t* move) {
+  return move != NULL && sluice_live_is_final(move);
+}
+
 int32_t sluice_layer_move_receives(const sluice_layer_move_t* move) {
   return move != NULL && sluice_live_receives(move);
 }

@@ -25,9 +25,15 @@ TWO_IN_FLIGHT = {"policy": "1f1b_hint", "in_flight": 2}
 
 
 @contextlib.contextmanager
-def _seen_at(look: int) -> Iterator[None]:
-    """Parameters are there at the look'th op of the receiver, and not before."""
+def _seen_at(look: int, sums: int = 1) -> Iterator[None]:
+    """Parameters are there at the look'th op of the receiver, and not before. sums: that of the gradients at the
+    earliest at so many ops behind them."""
     original, looks = LiveLayers._is_there, dict[int, int]()
+    takes_sum, sum_looks = LiveLayers._takes_sum, dict[int, int]()
+
+    def takes(self: Any, trip: Any) -> bool:
+        sum_looks[id(trip)] = sum_looks.get(id(trip), 0) + 1
+        return sum_looks[id(trip)] >= sums and takes_sum(self, trip)
 
     def is_there(self: Any, trip: Any) -> bool:
         key = id(trip)
@@ -40,11 +46,11 @@ def _seen_at(look: int) -> Iterator[None]:
             time.sleep(1e-4)
         return True
 
-    LiveLayers._is_there = is_there  # type: ignore[method-assign]
+    LiveLayers._is_there, LiveLayers._takes_sum = is_there, takes  # type: ignore[method-assign]
     try:
         yield
     finally:
-        LiveLayers._is_there = original  # type: ignore[method-assign]
+        LiveLayers._is_there, LiveLayers._takes_sum = original, takes_sum  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -84,14 +90,16 @@ def _drawn(job: Job, seed: int) -> list[int]:
     raise AssertionError(f"no partition beside {now}")
 
 
-def _trained(steps: int, every: int, look: int, mutant: str = "", rate: int | None = None, **job: Any) -> Any:
+def _trained(
+    steps: int, every: int, look: int, mutant: str = "", rate: int | None = None, sums: int = 1, **job: Any
+) -> Any:
     """every: batches of which one moves layers; 0: none moves."""
     config = {**UNCLIPPED, **job.get("config", {})}
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": config})
     home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
     held = made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module
     torch.manual_seed(5)
-    with _seen_at(look), _mutated(mutant):
+    with _seen_at(look, sums), _mutated(mutant):
         for step in range(steps):
             parts = None
             if every and step % every == every - 1:

@@ -108,6 +108,7 @@ static sluice_status_t cut_all(sluice_move_list_t* list, uint64_t chunk_bytes) {
     const int leaves = list->items[list->chunks[i].item].direction == SLUICE_MIGRATION_LEAVES;
     uint64_t* bytes = leaves ? &list->leaving_bytes : &list->arriving_bytes;
     *bytes += list->chunks[i].bytes;
+    list->chunks[i].may_go = leaves && list->chunks[i].when == SLUICE_MIGRATION_STILL;
   }
   return SLUICE_OK;
 }

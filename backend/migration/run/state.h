@@ -4,7 +4,7 @@
  *   items.c   what moves, cut into chunks that travel as messages
  *   stream.c  chunks on their way out, beside training and at the boundary
  *   talk.c    what ranks say to each other, and what arrives
- *   early.c   what has arrived before the boundary
+ *   early.c   what leaves, or has arrived, before the boundary
  *   phases.c  events and rules: begin, commit, settle, abort */
 #ifndef SLUICE_BACKEND_MIGRATION_RUN_STATE_H_
 #define SLUICE_BACKEND_MIGRATION_RUN_STATE_H_
@@ -23,6 +23,8 @@ typedef struct sluice_move_chunk_s {
   int32_t item;
   int32_t when; /* SLUICE_MIGRATION_STILL, _AT_COMMIT */
   int32_t first_span;
+  int32_t may_go;     /* of what leaves: it does not change any more */
+  int32_t is_posted;  /* of what leaves */
   int32_t is_through; /* has been sent, or has arrived */
   uint64_t offset;    /* in the first span */
   uint64_t bytes;
@@ -48,6 +50,7 @@ typedef struct sluice_move_peer_s {
   int8_t has_agreed;
   int8_t has_refused;
   int8_t num_words; /* that were heard */
+  int8_t is_held;   /* while chunks are looked through: one for it has to wait */
 } sluice_move_peer_t;
 
 struct sluice_migration_s {
@@ -60,7 +63,7 @@ struct sluice_migration_s {
   sluice_messages_t* messages; /* NULL: no move is under way */
   sluice_move_list_t list;
   sluice_move_peer_t* peers;    /* [W] */
-  int32_t next_chunk;           /* of list.chunks: those before it have been posted, or arrive */
+  int32_t next_chunk;           /* of the STILL ones: those before it have been posted, or arrive */
   int32_t num_out, num_missing; /* chunks: posted and not through; not arrived */
   int32_t num_said;             /* words posted and not through */
   sluice_error_info_t refusal;  /* status OK: nobody has refused */
@@ -93,6 +96,9 @@ void sluice_move_list_install(sluice_move_list_t* list);
 sluice_status_t sluice_move_stream(sluice_migration_t* m);
 /* No chunk is posted afterwards but by sluice_move_flush. */
 void sluice_move_stop_stream(sluice_migration_t* m);
+/* Chunks of this item, which leaves, do not change any more: they follow the STILL ones, at the rate if there is one.
+ * Those of one peer go in their order, so they wait for items ahead of theirs. */
+void sluice_move_mark_still(sluice_migration_t* m, int32_t item);
 /* All other chunks go out. */
 sluice_status_t sluice_move_flush(sluice_migration_t* m);
 /* Takes back what has not begun to go out. */

@@ -1,4 +1,5 @@
 #include "backend/base/clock.h"
+#include "backend/base/math.h"
 #include "backend/base/threads.h"
 #include "backend/migration/run/state.h"
 #include "backend/migration/run/wire.h"
@@ -11,7 +12,6 @@ static int leaves(const sluice_migration_t* m, const sluice_move_chunk_t* chunk)
 
 static sluice_status_t post(sluice_migration_t* m, int32_t index) {
   sluice_move_chunk_t* chunk = &m->list.chunks[index];
-  if (!leaves(m, chunk)) return SLUICE_OK;
   const sluice_migration_item_t* item = &m->list.items[chunk->item];
   const sluice_move_chunk_head_t head = {
       .magic = SLUICE_MOVE_MAGIC, .bytes = chunk->bytes, .epoch = m->target, .item = item->id};
@@ -23,36 +23,58 @@ static sluice_status_t post(sluice_migration_t* m, int32_t index) {
                                     .head_bytes = sizeof head,
                                     .spans = pieces};
   SLUICE_TRY(sluice_messages_send(m->messages, &message, sluice_move_word_of_chunk(index), &chunk->request));
+  chunk->is_posted = 1;
   ++m->num_out;
   return SLUICE_OK;
 }
 
-static sluice_status_t post_until(sluice_migration_t* m, int32_t end) {
-  for (; m->next_chunk < end; ++m->next_chunk) SLUICE_TRY(post(m, m->next_chunk));
-  return SLUICE_OK;
+/* The next that may go; -1: none now. Messages of one peer and tag go in the order of the list, as it receives them. */
+static int32_t find_next(sluice_migration_t* m) {
+  for (; m->next_chunk < m->list.num_still; ++m->next_chunk) {
+    const sluice_move_chunk_t* chunk = &m->list.chunks[m->next_chunk];
+    if (leaves(m, chunk) && !chunk->is_posted) return m->next_chunk;
+  }
+  for (int32_t r = 0; r < m->comm->world_size; ++r) m->peers[r].is_held = 0;
+  for (int32_t i = m->list.num_still; i < m->list.num_chunks; ++i) {
+    const sluice_move_chunk_t* chunk = &m->list.chunks[i];
+    if (!leaves(m, chunk) || chunk->is_posted) continue;
+    sluice_move_peer_t* peer = &m->peers[m->list.items[chunk->item].peer];
+    if (chunk->may_go && !peer->is_held) return i;
+    peer->is_held = 1;
+  }
+  return -1;
+}
+
+static sluice_status_t post_all(sluice_migration_t* m) {
+  sluice_status_t status = SLUICE_OK;
+  for (int32_t next; status == SLUICE_OK && (next = find_next(m)) >= 0;) status = post(m, next);
+  return status;
 }
 
 /* ---- beside training ---- */
 
-/* Ends early where the endpoint has failed: commit sees why. The lists are this thread's until it has ended. */
+/* Ends early where the endpoint has failed: commit sees why. The lists are this thread's and that of mark_still until
+ * it has ended. */
 static void* stream(void* data) {
   sluice_migration_t* m = data;
-  const uint64_t start_ns = sluice_now_ns();
   const double ns_per_byte = 1e9 / (double)m->config.bytes_per_second;
-  double sent = 0;
+  uint64_t free_ns = sluice_now_ns(); /* what has been sent has had its time by then */
   sluice_threads_forgo();
   pthread_mutex_lock(&m->mutex);
-  while (!m->is_stopped && m->next_chunk < m->list.num_still) {
-    const sluice_move_chunk_t* chunk = &m->list.chunks[m->next_chunk];
-    const double bytes = leaves(m, chunk) ? (double)chunk->bytes : 0;
-    const uint64_t due_ns = start_ns + (uint64_t)((sent + bytes) * ns_per_byte);
-    if (bytes > 0 && sluice_now_ns() < due_ns) {
+  while (!m->is_stopped) {
+    const int32_t next = find_next(m);
+    if (next < 0) {
+      pthread_cond_wait(&m->changed, &m->mutex);
+      continue;
+    }
+    const uint64_t now_ns = sluice_now_ns(), took_ns = (uint64_t)((double)m->list.chunks[next].bytes * ns_per_byte);
+    const uint64_t due_ns = sluice_add_saturating(free_ns, took_ns);
+    if (now_ns < due_ns) {
       (void)sluice_cond_wait_until(&m->changed, &m->mutex, due_ns);
       continue;
     }
-    if (post(m, m->next_chunk) != SLUICE_OK) break;
-    ++m->next_chunk;
-    sent += bytes;
+    if (post(m, next) != SLUICE_OK) break;
+    free_ns = due_ns + took_ns < now_ns ? now_ns : due_ns; /* a pause is not made up for */
   }
   pthread_mutex_unlock(&m->mutex);
   return NULL;
@@ -60,12 +82,23 @@ static void* stream(void* data) {
 
 sluice_status_t sluice_move_stream(sluice_migration_t* m) {
   m->next_chunk = 0;
-  if (m->config.bytes_per_second == 0 || m->list.num_still == 0) return post_until(m, m->list.num_still);
+  if (m->config.bytes_per_second == 0 || m->list.num_chunks == 0) return post_all(m);
   m->is_stopped = 0;
   if (pthread_create(&m->thread, NULL, stream, m) != 0)
     return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "migration: no thread to send at a rate");
   m->has_thread = 1;
   return SLUICE_OK;
+}
+
+void sluice_move_mark_still(sluice_migration_t* m, int32_t item) {
+  for (int32_t i = m->list.num_still; i < m->list.num_chunks; ++i) {
+    if (m->list.chunks[i].item == item) m->list.chunks[i].may_go = 1;
+  }
+  if (m->has_thread) {
+    pthread_cond_signal(&m->changed);
+  } else {
+    (void)post_all(m); /* an endpoint that has failed: commit says why */
+  }
 }
 
 void sluice_move_stop_stream(sluice_migration_t* m) {
@@ -78,7 +111,10 @@ void sluice_move_stop_stream(sluice_migration_t* m) {
   m->has_thread = 0;
 }
 
-sluice_status_t sluice_move_flush(sluice_migration_t* m) { return post_until(m, m->list.num_chunks); }
+sluice_status_t sluice_move_flush(sluice_migration_t* m) {
+  for (int32_t i = 0; i < m->list.num_chunks; ++i) m->list.chunks[i].may_go = 1;
+  return post_all(m);
+}
 
 void sluice_move_take_back(sluice_migration_t* m) {
   for (int32_t i = 0; i < m->list.num_chunks; ++i) {

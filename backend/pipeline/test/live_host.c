@@ -97,24 +97,49 @@ static void give(float* data, sluice_tensor_t* tensor, live_stash_t* stash, slui
   out_result->tensors = tensor, out_result->num_tensors = 1;
 }
 
-static void spans_of(live_layer_t* layer, sluice_migration_span_t spans[SPANS]) {
+/* The other stage's sum has a place of its own: commit writes it once more, when it may have grown here. */
+static void spans_of(live_stage_t* stage, int comes, sluice_migration_span_t spans[SPANS]) {
+  live_layer_t* layer = &stage->moving;
   spans[0] = (sluice_migration_span_t){.data = layer->weight, .bytes = sizeof layer->weight};
   spans[1] = (sluice_migration_span_t){.data = layer->moment, .bytes = sizeof layer->moment};
-  spans[2] =
-      (sluice_migration_span_t){.data = layer->grad, .bytes = sizeof layer->grad, .when = SLUICE_MIGRATION_AT_COMMIT};
+  spans[2] = (sluice_migration_span_t){
+      .data = comes ? stage->incoming : layer->grad, .bytes = sizeof layer->grad, .when = SLUICE_MIGRATION_AT_COMMIT};
 }
 
-/* The stage to which L goes looks whether its parameters are there. */
-static void look(live_stage_t* stage) {
-  if (!stage->is_moving || !sluice_layer_move_receives(&stage->live) || stage->live.has) return;
+static int reads(live_stage_t* stage, int32_t first, int32_t end) {
   const int32_t peer = stage->upper + 1 - role_of(stage);
   sluice_migration_span_t spans[SPANS];
   int32_t is_there = 0;
-  spans_of(&stage->moving, spans);
-  spans[1].bytes = spans[2].bytes = 0;
-  const sluice_status_t status = sluice_migration_read_still(stage->migration, 1, peer, spans, SPANS, &is_there);
+  spans_of(stage, 1, spans);
+  for (int32_t s = 0; s < SPANS; ++s) spans[s].bytes = s < first || s >= end ? 0 : spans[s].bytes;
+  const sluice_status_t status = sluice_migration_read_early(stage->migration, 1, peer, spans, SPANS, &is_there);
   if (status != SLUICE_OK) stage->early = status;
-  if (is_there) sluice_layer_move_arrived(&stage->live);
+  return is_there;
+}
+
+/* What was held follows the other stage's sum, in the order of micro-batches. */
+static void fold(live_stage_t* stage) {
+  memcpy(stage->moving.grad, stage->incoming, sizeof stage->incoming);
+  for (int32_t i = 0; i < M; ++i) {
+    for (int32_t e = 0; e < WIDTH && stage->is_held[i]; ++e) stage->moving.grad[e] += stage->held[i][e];
+    stage->is_held[i] = 0;
+  }
+  stage->has_sum = 1;
+}
+
+/* The stage to which L goes looks whether its parameters are there, and then the sum of the other one. */
+static void look(live_stage_t* stage) {
+  if (!stage->is_moving || !sluice_layer_move_receives(&stage->live)) return;
+  if (!stage->live.has && reads(stage, 0, 1)) sluice_layer_move_arrived(&stage->live);
+  if (stage->live.has && !stage->has_sum && reads(stage, 2, SPANS)) fold(stage);
+}
+
+/* The stage that L leaves. */
+static void tell(live_stage_t* stage) {
+  if (!stage->is_moving || stage->has_sum || !sluice_layer_move_is_final(&stage->live)) return;
+  const sluice_status_t status = sluice_migration_mark_still(stage->migration, 1, stage->upper + 1 - role_of(stage));
+  if (status != SLUICE_OK) stage->early = status;
+  stage->has_sum = 1;
 }
 
 /* In front of each callback. */
@@ -143,6 +168,7 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
     memcpy(x, op->input->tensors[0].data, sizeof x);
   }
   stash->ran = runs_moving(stage, op);
+  if (live_is_at_the_cut(stage)) tell(stage);
   if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_LOWER) {
     memcpy(stash->moving, x, sizeof x);
     forward_layer(&stage->moving, stash->moving, x);
@@ -164,10 +190,13 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
 
 /* dy to dx, where the gradient of L is held apart if L has come in this batch. */
 static void backward_moving(live_stage_t* stage, int32_t i, const float* dy, float* dx) {
-  const int holds = stage->is_moving && sluice_layer_move_receives(&stage->live);
+  const int comes = stage->is_moving && sluice_layer_move_receives(&stage->live), holds = comes && !stage->has_sum;
   if (holds) memset(stage->held[i], 0, sizeof stage->held[i]);
   stage->is_held[i] = holds;
   backward_layer(&stage->moving, stage->stash[i].moving, dy, holds ? stage->held[i] : stage->moving.grad, dx);
+  if (!stage->is_moving) return;
+  sluice_layer_move_ended(&stage->live);
+  tell(stage);
 }
 
 static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluice_stage_tensors_t* out_result,
@@ -209,7 +238,7 @@ const sluice_pipeline_callbacks_t* live_callbacks(void) {
 sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch) {
   const int32_t role = role_of(stage), from = to_lower ? SLUICE_LAYER_MOVE_UPPER : SLUICE_LAYER_MOVE_LOWER;
   sluice_migration_span_t spans[SPANS];
-  spans_of(&stage->moving, spans);
+  spans_of(stage, role != from, spans);
   const sluice_migration_item_t item = {.id = 1,
                                         .peer = stage->upper + 1 - role,
                                         .direction = role == from ? SLUICE_MIGRATION_LEAVES : SLUICE_MIGRATION_ARRIVES,
@@ -217,6 +246,7 @@ sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch) 
                                         .num_spans = SPANS};
   sluice_layer_move_begin(role, to_lower, &stage->live);
   stage->is_moving = 1;
+  stage->has_sum = 0;
   memset(stage->is_held, 0, sizeof stage->is_held);
   return sluice_migration_begin(stage->migration, epoch, &item, live_is_at_the_cut(stage));
 }
@@ -225,9 +255,11 @@ void live_arrive(live_stage_t* stage) {
   stage->is_moving = 0;
   if (!live_is_at_the_cut(stage)) return;
   stage->has_moving = sluice_layer_move_receives(&stage->live);
-  if (!stage->has_moving) memset(stage->moving.grad, 0, sizeof stage->moving.grad);
-  for (int32_t i = 0; i < M; ++i) {
-    for (int32_t e = 0; e < WIDTH && stage->is_held[i]; ++e) stage->moving.grad[e] += stage->held[i][e];
+  stage->summed_early += stage->has_moving && stage->has_sum;
+  if (!stage->has_moving) {
+    memset(stage->moving.grad, 0, sizeof stage->moving.grad);
+  } else if (!stage->has_sum) {
+    fold(stage);
   }
   if (role_of(stage) != SLUICE_LAYER_MOVE_UPPER) return;
   stage->in_batch += stage->live.trigger >= 0;

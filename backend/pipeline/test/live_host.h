@@ -32,11 +32,14 @@ typedef struct live_stage_s {
   sluice_layer_move_t live;
   float held[LIVE_MICRO_BATCHES][LIVE_WIDTH];
   int is_held[LIVE_MICRO_BATCHES];
+  float incoming[LIVE_WIDTH]; /* the sum of the stage that L leaves */
+  int has_sum;                /* it is here; there: it is on its way */
+  int32_t summed_early;       /* how often it was before the commit */
   float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];
   live_stash_t stash[LIVE_MICRO_BATCHES];
   int32_t in_batch, at_flush; /* how often L moved so, as the upper stage has it */
   void (*at_callback)(void);  /* or NULL */
-  sluice_status_t early;      /* what sluice_migration_read_still returned, if not OK */
+  sluice_status_t early;      /* what sluice_migration_read_early returned, if not OK */
 } live_stage_t;
 
 /* Losses by batch and micro-batch; layers after `batches` updates. */

@@ -21,6 +21,7 @@ typedef struct world_s {
   uint64_t rate;
   sluice_local_group_t *of_batches, *of_moves;
   int32_t in_batch, at_flush; /* how often L moved so */
+  int32_t summed_early;       /* and how often its gradients were there before the commit */
 } world_t;
 
 typedef struct rank_s {
@@ -99,6 +100,7 @@ static void check_bits(world_t* world, rank_t* ranks) {
     assert_memory_equal(&stage->own, &own[s], sizeof own[s]);
     world->in_batch += stage->in_batch;
     world->at_flush += stage->at_flush;
+    world->summed_early += stage->summed_early;
     if (!stage->has_moving) continue;
     ++owners;
     assert_memory_equal(&stage->moving, &moving, sizeof moving);
@@ -130,14 +132,18 @@ static world_t run_world(int32_t p, int32_t upper, int is_tcp, uint64_t rate) {
 
 static void Layer_ThatMovesInABatch_HasTheBitsOfOneLoop(void** state) {
   (void)state;
-  int32_t in_batch = 0;
+  int32_t in_batch = 0, summed_early = 0;
   for (int32_t is_tcp = 0; is_tcp < 2; ++is_tcp) {
     for (int32_t p = 2; p <= LIVE_MOST_STAGES; ++p) {
-      for (int32_t upper = 0; upper + 1 < p; ++upper) in_batch += run_world(p, upper, is_tcp, 0).in_batch;
+      for (int32_t upper = 0; upper + 1 < p; ++upper) {
+        const world_t world = run_world(p, upper, is_tcp, 0);
+        in_batch += world.in_batch, summed_early += world.summed_early;
+      }
     }
   }
-  print_message("%d moves in batches, without a drain\n", in_batch);
+  print_message("%d moves in batches, without a drain; gradients of %d before the commit\n", in_batch, summed_early);
   assert_true(in_batch >= 12);
+  assert_true(summed_early >= 6);
 }
 
 static void Layer_WhoseParametersComeLate_MovesAtTheFlush(void** state) {

@@ -21,6 +21,8 @@ typedef enum mutant_e {
   FOLLOWS_THE_OWNER, /* a backward runs where L lies now */
   HOLDS_NOTHING,     /* the receiver folds before the sum is there */
   FOLDS_BACKWARDS,
+  MARKS_TOO_SOON,       /* the sum sets out while a backward is left */
+  FORGETS_WHAT_IS_HELD, /* when the sum comes early */
   NUM_MUTANTS
 } mutant_t;
 
@@ -36,6 +38,8 @@ typedef struct world_s {
   int8_t without;                          /* it ran without its parameters */
   int8_t folded[2 * MOST], held[2 * MOST]; /* a bad executor runs L on both stages */
   int32_t num_folded, num_held;
+  int32_t num_marked; /* folds in the sum that is on its way; -1: it is not */
+  int8_t has_sum;     /* the receiver */
 } world_t;
 
 typedef struct found_s {
@@ -48,6 +52,13 @@ static int32_t receiver(const world_t* w) {
   return w->stage[0].to_lower ? SLUICE_LAYER_MOVE_LOWER : SLUICE_LAYER_MOVE_UPPER;
 }
 
+/* The sum of the stage that L leaves sets out once. */
+static void mark(world_t* w, int32_t s) {
+  const sluice_layer_move_t* live = &w->stage[s];
+  const int is_too_soon = w->mutant == MARKS_TOO_SOON && s != receiver(w) && live->is_over;
+  if (w->num_marked < 0 && (sluice_live_is_final(live) || is_too_soon)) w->num_marked = w->num_folded;
+}
+
 static void forward(world_t* w, int32_t s) {
   const int32_t i = w->forwards[s]++;
   sluice_layer_move_t* live = &w->stage[s];
@@ -57,6 +68,7 @@ static void forward(world_t* w, int32_t s) {
   if (ran && s == receiver(w) && !w->is_here) w->without = 1;
   w->ran[s][i] = (int8_t)ran;
   if (s == SLUICE_LAYER_MOVE_UPPER) w->activation_word[i] = sluice_live_activation_word(ran);
+  mark(w, s);
 }
 
 static void backward(world_t* w, int32_t s) {
@@ -66,11 +78,13 @@ static void backward(world_t* w, int32_t s) {
   int runs = w->ran[s][i];
   if (w->mutant == FOLLOWS_THE_OWNER) runs = w->is_here == (s == receiver(w));
   w->back[s][i] = (int8_t)runs;
-  if (runs && sluice_live_receives(live) && w->mutant != HOLDS_NOTHING) {
+  if (runs && sluice_live_receives(live) && !w->has_sum && w->mutant != HOLDS_NOTHING) {
     w->held[w->num_held++] = (int8_t)i;
   } else if (runs) {
     w->folded[w->num_folded++] = (int8_t)i;
   }
+  if (w->ran[s][i]) sluice_live_ended(live);
+  mark(w, s);
   if (s == SLUICE_LAYER_MOVE_LOWER) w->gradient_word[i] = sluice_live_gradient_word(live);
 }
 
@@ -79,12 +93,25 @@ static void arrive(world_t* w) {
   sluice_live_arrived(&w->stage[receiver(w)]);
 }
 
-/* ---- the end ---- */
-
-static int is_right(world_t* w) {
+static void fold_held(world_t* w) {
   for (int32_t k = 0; k < w->num_held; ++k) {
     w->folded[w->num_folded++] = w->held[w->mutant == FOLDS_BACKWARDS ? w->num_held - 1 - k : k];
   }
+  w->num_held = 0;
+}
+
+/* What was added to the sum behind its mark is not in it. */
+static void take_sum(world_t* w) {
+  w->num_folded = w->num_marked;
+  if (w->mutant == FORGETS_WHAT_IS_HELD) w->num_held = 0;
+  fold_held(w);
+  w->has_sum = 1;
+}
+
+/* ---- the end ---- */
+
+static int is_right(world_t* w) {
+  fold_held(w);
   if (w->without || w->num_folded != w->m) return 0;
   for (int32_t i = 0; i < w->m; ++i) {
     if (w->ran[0][i] + w->ran[1][i] != 1 || w->folded[i] != i) return 0;
@@ -122,11 +149,16 @@ static void explore(const world_t* w, found_t* found) {
     arrive(&next);
     explore(&next, found);
   }
+  if (w->num_marked >= 0 && !w->has_sum) {
+    world_t next = *w;
+    take_sum(&next);
+    explore(&next, found);
+  }
 }
 
 static found_t explored(int32_t m, int32_t window, int32_t to_lower, mutant_t mutant) {
   found_t found = {.ends = 0};
-  world_t w = {.m = m, .window = window, .mutant = mutant};
+  world_t w = {.m = m, .window = window, .mutant = mutant, .num_marked = -1};
   for (int32_t s = 0; s < 2; ++s) w.stage[s] = sluice_live_begin(s, to_lower);
   explore(&w, &found);
   return found;

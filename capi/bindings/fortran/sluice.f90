@@ -711,6 +711,8 @@ module sluice
     integer(c_int32_t) :: to_lower = 0
     integer(c_int32_t) :: has = 0
     integer(c_int32_t) :: trigger = 0
+    integer(c_int32_t) :: num_open = 0
+    integer(c_int32_t) :: is_over = 0
   end type
 
   type, bind(c) :: sluice_pipeline_workload_t
@@ -1419,8 +1421,8 @@ module sluice
       integer(c_int32_t), value :: num_items
       integer(c_int32_t) :: it
     end function
-    function sluice_migration_read_still(migration, id, peer, to, num_spans, out_is_there) bind(c, &
-      name="sluice_migration_read_still") result(it)
+    function sluice_migration_read_early(migration, id, peer, to, num_spans, out_is_there) bind(c, &
+      name="sluice_migration_read_early") result(it)
       import
       type(c_ptr), value :: migration
       integer(c_int64_t), value :: id
@@ -1428,6 +1430,13 @@ module sluice
       type(sluice_migration_span_t), intent(in), optional :: to
       integer(c_int32_t), value :: num_spans
       integer(c_int32_t), intent(inout), optional :: out_is_there
+      integer(c_int32_t) :: it
+    end function
+    function sluice_migration_mark_still(migration, id, peer) bind(c, name="sluice_migration_mark_still") result(it)
+      import
+      type(c_ptr), value :: migration
+      integer(c_int64_t), value :: id
+      integer(c_int32_t), value :: peer
       integer(c_int32_t) :: it
     end function
     function sluice_migration_commit(migration, refusal) bind(c, name="sluice_migration_commit") result(it)
@@ -1789,6 +1798,15 @@ module sluice
       import
       type(sluice_layer_move_t), intent(in), optional :: move
       integer(c_int64_t) :: it
+    end function
+    subroutine sluice_layer_move_ended(move) bind(c, name="sluice_layer_move_ended")
+      import
+      type(sluice_layer_move_t), intent(inout), optional :: move
+    end subroutine
+    function sluice_layer_move_is_final(move) bind(c, name="sluice_layer_move_is_final") result(it)
+      import
+      type(sluice_layer_move_t), intent(in), optional :: move
+      integer(c_int32_t) :: it
     end function
     function sluice_layer_move_receives(move) bind(c, name="sluice_layer_move_receives") result(it)
       import

@@ -831,6 +831,8 @@ type LayerMove struct {
 	ToLower int32
 	Has     int32
 	Trigger int32
+	NumOpen int32
+	IsOver  int32
 }
 
 // PipelineWorkload is sluice_pipeline_workload_t.
@@ -1517,9 +1519,15 @@ func MigrationBegin(migration *Migration, epoch uint64, items *MigrationItem, nu
 	})
 }
 
-func MigrationReadStill(migration *Migration, id uint64, peer int32, to *MigrationSpan, numSpans int32, outIsThere *int32) error {
+func MigrationReadEarly(migration *Migration, id uint64, peer int32, to *MigrationSpan, numSpans int32, outIsThere *int32) error {
 	return checked(func() C.sluice_status_t {
-		return C.sluice_migration_read_still((*C.sluice_migration_t)(unsafe.Pointer(migration)), C.uint64_t(id), C.int32_t(peer), (*C.sluice_migration_span_t)(unsafe.Pointer(to)), C.int32_t(numSpans), (*C.int32_t)(unsafe.Pointer(outIsThere)))
+		return C.sluice_migration_read_early((*C.sluice_migration_t)(unsafe.Pointer(migration)), C.uint64_t(id), C.int32_t(peer), (*C.sluice_migration_span_t)(unsafe.Pointer(to)), C.int32_t(numSpans), (*C.int32_t)(unsafe.Pointer(outIsThere)))
+	})
+}
+
+func MigrationMarkStill(migration *Migration, id uint64, peer int32) error {
+	return checked(func() C.sluice_status_t {
+		return C.sluice_migration_mark_still((*C.sluice_migration_t)(unsafe.Pointer(migration)), C.uint64_t(id), C.int32_t(peer))
 	})
 }
 
@@ -1813,6 +1821,14 @@ func LayerMoveActivationWord(ran int32) uint64 {
 
 func LayerMoveGradientWord(move *LayerMove) uint64 {
 	return uint64(C.sluice_layer_move_gradient_word((*C.sluice_layer_move_t)(unsafe.Pointer(move))))
+}
+
+func LayerMoveEnded(move *LayerMove) {
+	C.sluice_layer_move_ended((*C.sluice_layer_move_t)(unsafe.Pointer(move)))
+}
+
+func LayerMoveIsFinal(move *LayerMove) int32 {
+	return int32(C.sluice_layer_move_is_final((*C.sluice_layer_move_t)(unsafe.Pointer(move))))
 }
 
 func LayerMoveReceives(move *LayerMove) int32 {

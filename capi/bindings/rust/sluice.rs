@@ -1160,6 +1160,8 @@ pub struct sluice_layer_move_t {
     pub to_lower: i32,
     pub has: i32,
     pub trigger: i32,
+    pub num_open: i32,
+    pub is_over: i32,
 }
 impl Default for sluice_layer_move_t {
     fn default() -> Self {
@@ -1934,7 +1936,8 @@ extern "C" {
     pub fn sluice_migration_create(comm: *mut sluice_comm_t, config: *const sluice_migration_config_t, out_migration: *mut *mut sluice_migration_t) -> i32;
     pub fn sluice_migration_destroy(migration: *mut sluice_migration_t);
     pub fn sluice_migration_begin(migration: *mut sluice_migration_t, epoch: u64, items: *const sluice_migration_item_t, num_items: i32) -> i32;
-    pub fn sluice_migration_read_still(migration: *mut sluice_migration_t, id: u64, peer: i32, to: *const sluice_migration_span_t, num_spans: i32, out_is_there: *mut i32) -> i32;
+    pub fn sluice_migration_read_early(migration: *mut sluice_migration_t, id: u64, peer: i32, to: *const sluice_migration_span_t, num_spans: i32, out_is_there: *mut i32) -> i32;
+    pub fn sluice_migration_mark_still(migration: *mut sluice_migration_t, id: u64, peer: i32) -> i32;
     pub fn sluice_migration_commit(migration: *mut sluice_migration_t, refusal: *const c_char) -> i32;
     pub fn sluice_migration_settle(migration: *mut sluice_migration_t, comm: *mut sluice_comm_t, out_epoch: *mut u64) -> i32;
     pub fn sluice_migration_abort(migration: *mut sluice_migration_t, reason: *const c_char);
@@ -1994,6 +1997,8 @@ extern "C" {
     pub fn sluice_layer_move_runs(r#move: *mut sluice_layer_move_t, micro_batch: i32, word: u64) -> i32;
     pub fn sluice_layer_move_activation_word(ran: i32) -> u64;
     pub fn sluice_layer_move_gradient_word(r#move: *const sluice_layer_move_t) -> u64;
+    pub fn sluice_layer_move_ended(r#move: *mut sluice_layer_move_t);
+    pub fn sluice_layer_move_is_final(r#move: *const sluice_layer_move_t) -> i32;
     pub fn sluice_layer_move_receives(r#move: *const sluice_layer_move_t) -> i32;
     pub fn sluice_pipeline_workload_init(out_workload: *mut sluice_pipeline_workload_t, struct_size: usize);
     pub fn sluice_pipeline_predict(workload: *const sluice_pipeline_workload_t, out_prediction: *mut sluice_pipeline_prediction_t, out_stages: *mut sluice_stage_prediction_t) -> i32;

@@ -101,18 +101,26 @@ typedef struct sluice_migration_item_s {
 SLUICE_API sluice_status_t sluice_migration_begin(sluice_migration_t* migration, uint64_t epoch,
                                                   const sluice_migration_item_t* items, int32_t num_items);
 
-/* Looks, without waiting, whether all STILL spans of an item that arrives are here, and copies them: for a host that
- * uses weights before the commit, as the stage of a pipeline does to which a layer moves while a batch runs.
+/* Looks, without waiting, whether spans of an item that arrives are here, and copies them: for a host that uses them
+ * before the commit, as the stage of a pipeline does to which a layer moves while a batch runs. Spans AT_COMMIT come
+ * early where the other end has marked them.
  *
  * id, peer  of the item
- * to        [num_spans], as many as the item has: where a copy goes. 0 bytes: not wanted; else as many as the span has,
- *           which is STILL. The places of the item itself will do
- * out_is_there: 1: all are here, and copied. 0: not yet, or another rank has given the move up, as commit will say
+ * to        [num_spans], as many as the item has: where a copy goes. 0 bytes: not wanted; else as many as the span has.
+ *           The places of the item itself will do; commit writes them again
+ * out_is_there: 1: all that are wanted are here, and copied. 0: not yet, or another rank has given the move up, as
+ *           commit will say
  *
  * Threads: that which commits; not collective. Errors: STATE (no move is under way), INVALID_ARGUMENT. */
-SLUICE_API sluice_status_t sluice_migration_read_still(sluice_migration_t* migration, uint64_t id, int32_t peer,
+SLUICE_API sluice_status_t sluice_migration_read_early(sluice_migration_t* migration, uint64_t id, int32_t peer,
                                                        const sluice_migration_span_t* to, int32_t num_spans,
                                                        int32_t* out_is_there);
+
+/* From now on the spans AT_COMMIT of an item that leaves do not change any more either: they follow those that are
+ * STILL, and commit waits for fewer. Between two ranks items go in the order of their ids, so one waits for those ahead
+ * of it. Threads: that which commits; not collective. May be said again. Errors: STATE (no move is under way),
+ * INVALID_ARGUMENT. */
+SLUICE_API sluice_status_t sluice_migration_mark_still(sluice_migration_t* migration, uint64_t id, int32_t peer);
 
 /* Ends the move: waits for what is still under way, without the rate, and for all ranks, then puts what has arrived
  * into its place. SLUICE_OK on one rank means that no rank has aborted: those that live have committed, or come to it

@@ -268,12 +268,14 @@ SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipe
  *   activation (upper to lower)  whether the layer has run: SLUICE_LAYER_MOVE_RAN
  *   gradient (lower to upper)    whether its parameters lie in the lower stage: SLUICE_LAYER_MOVE_HAS
  *
- * The receiver looks before each op whether the parameters have come (sluice_migration_read_still). Each backward runs
- * the layer where its forward ran it. Gradients that the receiver makes it holds apart, by micro-batch. Behind the
- * batch, and before the update, both stages commit; the sum of the other gradients comes with that, and what was held
- * is added to it in the order of micro-batches. So each micro-batch runs the layer forward and backward once, with the
- * parameters of the last update, and sums have the bits of a batch in which nothing moves. Parameters that come too
- * late for a trigger go at the flush. The calls below are pure; NULL counts as a layer that does not move. */
+ * The receiver looks before each op whether the parameters have come (sluice_migration_read_early). Each backward runs
+ * the layer where its forward ran it. Gradients that the receiver makes it holds apart, by micro-batch, until it has
+ * the sum of the other ones: then what was held is added to it in the order of micro-batches. That sum is final as soon
+ * as the layer runs elsewhere and no backward is left here, and may follow at once (sluice_migration_mark_still); else
+ * it comes with the commit of both stages, behind the batch and before the update. So each micro-batch runs the layer
+ * forward and backward once, with the parameters of the last update, and sums have the bits of a batch in which nothing
+ * moves. Parameters that come too late for a trigger go at the flush. The calls below are pure; NULL counts as a layer
+ * that does not move. */
 enum { SLUICE_LAYER_MOVE_UPPER = 0, SLUICE_LAYER_MOVE_LOWER = 1 };
 enum { SLUICE_LAYER_MOVE_RAN = 1, SLUICE_LAYER_MOVE_HAS = 2 };
 
@@ -283,6 +285,8 @@ typedef struct sluice_layer_move_s {
   int32_t to_lower; /* 1: the layer goes from the upper stage to the lower one */
   int32_t has;      /* of the receiver: the parameters are here; of the upper stage: or it has heard so */
   int32_t trigger;  /* of the upper stage: the first micro-batch that runs the layer where it goes; -1: none yet */
+  int32_t num_open; /* of the stage that it leaves: forwards that ran it here and whose backward has not ended */
+  int32_t is_over;  /* and: a forward has not run it here, so none will */
 } sluice_layer_move_t;
 
 /* Before each batch in which the layer may move. Any thread; a move is used by one at a time. */
@@ -298,6 +302,10 @@ SLUICE_EXPORT int32_t sluice_layer_move_runs(sluice_layer_move_t* move, int32_t 
 SLUICE_EXPORT uint64_t sluice_layer_move_activation_word(int32_t ran);
 /* The word of a gradient of the lower stage. Any thread. */
 SLUICE_EXPORT uint64_t sluice_layer_move_gradient_word(const sluice_layer_move_t* move);
+/* The backward of a micro-batch whose forward ran the layer here has ended. Any thread. */
+SLUICE_EXPORT void sluice_layer_move_ended(sluice_layer_move_t* move);
+/* Not 0 where the layer leaves this stage, and its gradients of this batch do not change here any more. Any thread. */
+SLUICE_EXPORT int32_t sluice_layer_move_is_final(const sluice_layer_move_t* move);
 /* Not 0 where the layer comes to this stage, which holds its gradients apart. Any thread. */
 SLUICE_EXPORT int32_t sluice_layer_move_receives(const sluice_layer_move_t* move);
 

@@ -184,6 +184,65 @@ static void Experts_AtARate_LeaveNoFaster(void** state) {
   }
 }
 
+/* ---- what does not wait for the boundary ---- */
+
+/* The spans of one item, of the same sizes, elsewhere. */
+static void spans_in(toy_expert_t* expert, const sluice_migration_item_t* item, sluice_migration_span_t* out_spans) {
+  const toy_expert_t* own = item->spans[0].data;
+  for (int32_t s = 0; s < item->num_spans; ++s) {
+    out_spans[s] = item->spans[s];
+    out_spans[s].data = (char*)expert + ((const char*)item->spans[s].data - (const char*)own);
+  }
+}
+
+/* Gradients are marked once they are there, the last item first: all has come before anyone commits. */
+static void mark_gradients(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
+  sluice_migration_item_t items[2 * TOY_SLOTS];
+  sluice_migration_span_t spans[2 * TOY_SLOTS][TOY_NUM_PARTS + 1], to[TOY_NUM_PARTS + 1];
+  toy_expert_t* early = calloc(2 * TOY_SLOTS, sizeof *early);
+  toy_placement_t next;
+  toy_plan(toy, 1, &next);
+  const int32_t count = toy_items(toy, &next, items, spans);
+  EXPECT(sluice_migration_mark_still(migration, 0, 0) == SLUICE_E_STATE);
+  EXPECT(sluice_migration_begin(migration, 1, items, count) == SLUICE_OK);
+  EXPECT(sluice_migration_mark_still(migration, 1000, 1 - toy->rank) == SLUICE_E_INVALID_ARGUMENT);
+  toy_backward(toy, 0);
+  for (int32_t i = count - 1; i >= 0; --i) {
+    if (items[i].direction == SLUICE_MIGRATION_ARRIVES) continue;
+    EXPECT(sluice_migration_mark_still(migration, items[i].id, items[i].peer) == SLUICE_OK);
+    EXPECT(sluice_migration_mark_still(migration, items[i].id, items[i].peer) == SLUICE_OK);
+  }
+  const uint64_t deadline_ns = sluice_now_ns() + UINT64_C(20000000000);
+  for (int32_t i = 0; i < count; ++i) {
+    int32_t is_there = items[i].direction == SLUICE_MIGRATION_LEAVES;
+    spans_in(&early[i], &items[i], to);
+    while (!is_there && sluice_now_ns() < deadline_ns) {
+      EXPECT(sluice_migration_read_early(migration, items[i].id, items[i].peer, to, TOY_NUM_PARTS + 1, &is_there) ==
+             SLUICE_OK);
+    }
+    EXPECT(is_there);
+  }
+  EXPECT(sluice_migration_commit(migration, NULL) == SLUICE_OK);
+  for (int32_t i = 0; i < count; ++i) {
+    if (items[i].direction == SLUICE_MIGRATION_LEAVES) continue;
+    EXPECT(memcmp(&early[i], items[i].spans[0].data, sizeof early[i]) == 0);
+  }
+  free(early);
+  toy->placement = next;
+  toy_update(toy);
+  EXPECT(toy_is_right(toy, 1));
+}
+
+static void Gradients_ThatAreMarked_AreThereBeforeTheBoundary(void** state) {
+  (void)state;
+  for (int32_t world = 2; world <= TOY_MAX_RANKS; world += 2) {
+    for (int32_t what = 0; what < 4; ++what) {
+      run_t run = {.world = world, .is_tcp = what & 1, .rate = what & 2 ? 4000000 : 0, .body = mark_gradients};
+      run_ranks(&run);
+    }
+  }
+}
+
 static int32_t num_sockets(void) {
   char path[64], target[64];
   int32_t count = 0;
@@ -403,6 +462,7 @@ int main(void) {
       cmocka_unit_test(Experts_ThatMoveWhileTraining_KeepTheirBits),
       cmocka_unit_test(Experts_AtARateOfAlmostNothing_MoveAtTheBoundary),
       cmocka_unit_test(Experts_AtARate_LeaveNoFaster),
+      cmocka_unit_test(Gradients_ThatAreMarked_AreThereBeforeTheBoundary),
       cmocka_unit_test(Move_OverTcp_HasConnectionsOfItsOwnUntilItHasEnded),
       cmocka_unit_test(Moves_ThatARankRefuses_LeaveAllAsItWas),
       cmocka_unit_test(Calls_GivenSomethingWrong_SayWhat),

@@ -38,7 +38,7 @@ def test_Latencies_AreThoseOfThe99thPercentile() -> None:
 def _decided(**changes: Any) -> list[bool]:
     found = {
         **{"took": [[1.0] * 10] * 2, "off": [[0.5] * 5 + [0.0] * 5] * 2, "static": [1.5, 1.5], "noise_batches": 200},
-        **{"predicted": {"static": [1.4, 1.4], "ideal": [0.9, 0.9]}, "moves": 2, "noise_moves": 1},
+        **{"ideal": [0.97, 0.97], "moves": 2, "noise_moves": 1},
         **{"live": {"in_batch": 1}, **changes},
     }
     return [good for _, good in live.judged_decided({"batches": 10}, found)]
@@ -46,11 +46,9 @@ def _decided(**changes: Any) -> list[bool]:
 
 def test_Decided_EachMark_IsMissedByItsOwn() -> None:
     assert _decided() == [True] * 4
-    assert _decided(off=[[0.5] * 6 + [0.0] * 4] * 2) == [False, True, True, True]
-    assert _decided(predicted={"static": [1.4, 1.4], "ideal": [0.8, 0.8]}) == [True, False, True, True]
-    assert _decided(took=[[1.2] * 10] * 2, predicted={"static": [1.4] * 2, "ideal": [1.1] * 2}) == [
-        *[True, True, False, True]
-    ]
+    assert _decided(took=[[1.0] * 5 + [1.1] * 5] * 2) == [False, True, True, True]
+    assert _decided(took=[[1.5] * 5 + [1.0] * 5] * 2, static=[2.0] * 2) == [True, False, True, True]
+    assert _decided(took=[[1.2] * 10] * 2, ideal=[1.15] * 2) == [True, True, False, True]
     assert _decided(noise_moves=2) == [True, True, True, False]
 
 

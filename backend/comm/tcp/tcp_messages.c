@@ -18,6 +18,7 @@
 
 enum { MAX_EVENTS = 64, LOOK_MS = 1000 };
 
+#define LOOK_NS      (UINT64_C(1000000) * LOOK_MS)
 #define LINGER_NS    UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
 #define HOLD_NS      UINT64_C(1000000000) /* for peers to find a loss that this rank cannot tell them */
 #define INLINE_BYTES UINT64_C(65536)      /* longer ones cost the sending thread more than waking this one does */
@@ -64,7 +65,7 @@ static void fail_if_lost(tcp_wire_t* wire) {
 }
 
 static void look_for_silence(tcp_wire_t* wire) {
-  const uint64_t now_ns = sluice_now_ns();
+  const uint64_t now_ns = wire->looked_ns = sluice_now_ns();
   for (int32_t r = 0; r < wire->world_size; ++r) {
     tcp_messages_peer_t* p = &wire->peers[r];
     if (r == wire->rank || p->state != TCP_PEER_LIVE) continue;
@@ -101,7 +102,7 @@ static void await_events(tcp_wire_t* wire, int is_dead, int is_waiting) {
   struct epoll_event events[MAX_EVENTS];
   const int n = epoll_wait(wire->epoll, events, MAX_EVENTS, is_dead ? -1 : is_waiting ? SLUICE_TCP_TURN_MS : LOOK_MS);
   if (n > 0) note_events(wire, events, n);
-  if (n == 0 && !is_dead && !is_waiting) look_for_silence(wire);
+  if (n == 0 && !is_dead && (!is_waiting || sluice_now_ns() - wire->looked_ns >= LOOK_NS)) look_for_silence(wire);
 }
 
 static void* run(void* argument) {

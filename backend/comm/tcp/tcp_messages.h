@@ -57,6 +57,7 @@ typedef struct tcp_wire_s {
   int* sockets;    /* [W], as sluice_tcp_connect fills them */
   int32_t is_open; /* the thread runs, the mutex is there */
   pthread_t thread;
+  uint64_t looked_ns; /* the thread's: when it has looked for silent peers */
   pthread_mutex_t mutex;
   int32_t is_dead;    /* under the mutex: the endpoint has failed, nothing is sent any more */
   int32_t is_closing; /* under the mutex: the thread ends */

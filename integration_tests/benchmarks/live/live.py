@@ -9,10 +9,10 @@ stall      two stages. Steps alone, with a layer that moves between two batches,
            in turns in one process. The layer that moves sleeps nothing, so that only its move counts.
 latencies  two stages. How long activations of 1 MiB travel while nothing moves, while state that moves shares the link
            with them, and while it gives way to them, as it does where nobody says otherwise.
-decided    four stages, "plan": "adaptive". Times of layers change 30 times, as a seed draws them: how far each batch is
-           off the best partition, and the time of all, beside one that never moves and one that lies at its best at
-           once. The latter is predicted: without overheads, times what the one that never moves takes of its own
-           prediction. Then noise of 10 %, in which nothing should move.
+decided    four stages, "plan": "adaptive". Times of layers change 30 times, as a seed draws them: the time of all
+           batches, and of those that come AFTER behind a change, beside one that never moves and one that lies at its
+           best at once, moved by hand and without the time of moving. Then noise of 10 %, in which nothing should
+           move.
 """
 
 from __future__ import annotations
@@ -33,17 +33,24 @@ from integration_tests.benchmarks.measuring.stats import quartiles  # noqa: E402
 CELLS: dict[str, dict[str, Any]] = {
     "stall": {"stages": 2, "micro_batches": 16, "elements": 1024, "weights": 2 << 20, "forward_s": 0.005, "pairs": 12},
     "latencies": {
-        **{"stages": 2, "micro_batches": 24, "elements": 256 << 10, "weights": 4 << 20, "forward_s": 0.012, "pairs": 8},
+        **{
+            "stages": 2,
+            "micro_batches": 24,
+            "elements": 256 << 10,
+            "weights": 4 << 20,
+            "forward_s": 0.012,
+            "pairs": 20,
+        },
     },
     "decided": {
         **{"stages": 4, "micro_batches": 8, "elements": 1024, "weights": 64 << 10, "layers": 24, "base_s": 0.003},
-        **{"changes": 30, "batches": 10, "static_batches": 2, "noise_batches": 200},
+        **{"changes": 30, "batches": 15, "static_batches": 3, "noise_batches": 200},
     },
 }
 SMOKE: dict[str, dict[str, Any]] = {
     "stall": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 2},
     "latencies": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 1},
-    "decided": {"stages": 2, "micro_batches": 2, "layers": 6, "changes": 1, "batches": 2, "noise_batches": 2},
+    "decided": {"stages": 2, "micro_batches": 2, "layers": 6, "changes": 1, "batches": 7, "noise_batches": 2},
 }
 AFTER = 5  # batches behind a change from which on it counts
 Verdict = tuple[str, bool]
@@ -97,17 +104,19 @@ def _p99(values: list[float]) -> float:
 
 
 def judged_decided(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]:
-    """Near the best soon, near the ideal over all, better than never."""
-    late = [value for each in found["off"] for value in each[AFTER:]]
+    """Near the best soon, near the ideal over all, better than never. Layers take a little more than they are given, so
+    the best partition by that is not always the fastest: what counts is time beside that partition's own."""
+    late = [statistics.median(each[AFTER:]) / ideal for each, ideal in zip(found["took"], found["ideal"])]
+    by_layers = sum(each[AFTER] > 0.05 for each in found["off"])
     own = sum(sum(each) for each in found["took"]) / cell["batches"]
-    static, predicted = sum(found["static"]), found["predicted"]
-    ideal = sum(predicted["ideal"]) * static / sum(predicted["static"])
-    worst, off = max(late, default=0.0), sum(value > 0.05 for value in late)
+    static, ideal = sum(found["static"]), sum(found["ideal"])
+    slow = sum(value > 1.05 for value in late)
     return [
         (
             f"{found['moves']} moves, layers of stage 0 during batches {found['live']['in_batch']}; {AFTER} batches "
-            f"behind a change {off} of {len(late)} are more than 5 % off the best partition, the worst {worst:.1%}",
-            off == 0,
+            f"behind {slow} of {len(late)} changes batches take over 1.05 of those of the best partition, the worst "
+            f"{max(late):.2f}; by the layers' times alone {by_layers} are more than 5 % off",
+            slow == 0,
         ),
         (f"{ideal / own:.2f} of the ideal over all batches (wanted: 0.90)", ideal / own >= 0.90),
         (f"{static / own:.2f} times as fast as layers that never move (wanted: 1.3)", static / own >= 1.3),
@@ -141,7 +150,7 @@ def main() -> int:
         plan = {"cells": own}
         program = HERE / "live_rank.py"
         answers, link = launch.ask(
-            program, plan, world_size=stages, rate=options.link, deadline_s=900, progress=progress, title="live"
+            program, plan, world_size=stages, rate=options.link, deadline_s=1500, progress=progress, title="live"
         )
         progress.line(f"{stages} stages, slept layers, {link}")
         for name, cell in own.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -148,10 +149,14 @@ def decided(plan: dict[str, Any]) -> dict[str, Any]:
     uniform = still.parts
     still.train()
     static: list[float] = []
+    ideal: list[float] = []
     for number, seconds in enumerate(every):
         Clock.seconds = seconds
-        static.append(min(seconds_of(still.train) for _ in range(plan["static_batches"])))
-        report(number, len(every), "static")
+        static.append(statistics.median(seconds_of(still.train) for _ in range(plan["static_batches"])))
+        still.engine.sluice.move_layers(list(best_parts(seconds, uniform, [1] * layers)))
+        ideal.append(statistics.median(seconds_of(still.train) for _ in range(plan["static_batches"])))
+        still.engine.sluice.move_layers(uniform)
+        report(number, len(every), "static and ideal")
     still.end()
     own = Trainer(plan, [plan["weights"]] * layers, {"policy": "1f1b_hint", "plan": "adaptive"})
     Clock.seconds = [plan["base_s"]] * layers
@@ -171,18 +176,11 @@ def decided(plan: dict[str, Any]) -> dict[str, Any]:
     moves, live = own.stats()["layers"]["moves"], own.stats()["live"]
     in_noise = noise(plan, own, layers)
     own.end()
-    predicted = {
-        "static": [live_work.batch_s(seconds, uniform, plan["micro_batches"]) for seconds in every],
-        "ideal": [
-            live_work.batch_s(seconds, best_parts(seconds, uniform, [1] * layers), plan["micro_batches"])
-            for seconds in every
-        ],
-    }
     return {
         "took": took,
         "off": off,
         "static": static,
-        "predicted": predicted,
+        "ideal": ideal,
         "moves": moves,
         "live": live,
         **in_noise,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,32 +14,45 @@ from torch import nn
 NUM_CHANGES = 30
 
 
+SPUN_S = 2e-4  # of a layer's time: a sleep ends late by about as much
+
+
 class Clock:
-    """How long each layer of this process sleeps in a forward; a backward sleeps twice as long."""
+    """How long a forward of each layer of this process takes; a backward takes twice as long. They sleep, but for the
+    end, so that a layer takes what is said."""
 
     seconds: list[float] = []
 
     @classmethod
-    def sleep(cls, layer: int, times: float) -> None:
-        if cls.seconds[layer] > 0:
-            time.sleep(cls.seconds[layer] * times)
+    def wait(cls, layer: int, times: float, begun: float) -> None:
+        """Until that long behind `begun`."""
+        if cls.seconds[layer] <= 0:
+            return
+        end = begun + cls.seconds[layer] * times
+        time.sleep(max(0.0, end - SPUN_S - time.perf_counter()))
+        while time.perf_counter() < end:
+            pass
 
 
 class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: int) -> torch.Tensor:
+        begun = time.perf_counter()
         ctx.layer = layer
         ctx.save_for_backward(weight)
-        Clock.sleep(layer, 1)
-        return x * weight[0]
+        out = x * weight[0]
+        Clock.wait(layer, 1, begun)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        begun = time.perf_counter()
         (weight,) = ctx.saved_tensors
-        Clock.sleep(ctx.layer, 2)
         own = torch.zeros_like(weight)
         own[0] = grad.mean()
-        return grad * weight[0], own, None
+        out = grad * weight[0]
+        Clock.wait(ctx.layer, 2, begun)
+        return out, own, None
 
 
 class Layer(nn.Module):
@@ -87,16 +99,3 @@ def noisy(seconds: Sequence[float], batch: int, share: float) -> list[float]:
     """Each layer longer or shorter by up to `share` in this batch, alike on all ranks."""
     draw = random.Random(f"{batch} noise")
     return [value * draw.uniform(1 - share, 1 + share) for value in seconds]
-
-
-def batch_s(seconds: Sequence[float], parts: Sequence[int], micro_batches: int) -> float:
-    """A batch without overheads: what the slowest stage sets the pace of. Forward and backward of a layer together take
-    three times its forward."""
-    sums = [0.0, *accumulate(3 * value for value in seconds)]
-    stages = [sums[b] - sums[a] for a, b in zip(parts, parts[1:])]
-    free = [0.0] * len(stages)
-    for _ in range(micro_batches):
-        ready = 0.0
-        for stage, took in enumerate(stages):
-            ready = free[stage] = max(ready, free[stage]) + took
-    return free[-1]

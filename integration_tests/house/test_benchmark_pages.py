@@ -196,3 +196,11 @@ def test_Stages_TablesOfARecord_SayWhatIsMissed() -> None:
 def test_Differ_AnotherDigitOrNumber_IsSeen() -> None:
     assert not differ("1.34 [1.31, 1.38]", [1.3411, 1.3086, 1.3754])
     assert differ("1.35 [1.31, 1.38]", [1.3411, 1.3086, 1.3754]) and differ("1.34", [1.34, 1.3])
+
+
+def test_LayersThatMove_EachLine_IsThatOfTheRecord() -> None:
+    page = " ".join((PAGES / "stages.md").read_text().split())
+    found = record("live")
+    for name in ("stall", "latencies", "decided"):
+        for line in found[name]["said"]:
+            assert f"- {name}: {line}" in page, line

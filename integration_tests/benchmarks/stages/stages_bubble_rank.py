@@ -43,7 +43,7 @@ def bubble_of(policy: dict[str, Any], plan: dict[str, Any], rank: Rank) -> dict[
     p, v, apart = rank.world_size, policy["num_virtual"], policy["apart"]
     in_v = policy["name"] == "v"
     numbers = [p * k + (p - 1 - rank.number if in_v and k % 2 else rank.number) for k in range(v)]
-    sleepers = [Sleeper(plan["op_s"] / v, c == p * v - 1, c == 0, not apart) for c in numbers]
+    sleepers = [Sleeper(plan["op_s"], c == p * v - 1, c == 0, not apart) for c in numbers]
     group = EpGroup.unshared(range(p))
     config = PipelineConfig(policy["name"], "", rank.number, num_virtual=v, weight_apart=apart)
     pipeline = Pipeline(config, group)

@@ -31,7 +31,7 @@ HEADERS = 1.04  # of Ethernet, IP and TCP, which the shaper counts
 LOOPBACK_UNIT_S = 0.28
 MOST_OVER_FIXED = 1.03
 POINTS = 1.5
-OP_S = 0.03  # F = B = W of the bubbles
+OP_S = 0.05  # F = B = W of the bubbles, of each chunk
 
 
 class Case(NamedTuple):

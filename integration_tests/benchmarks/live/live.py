@@ -127,6 +127,14 @@ def judged_decided(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]
     ]
 
 
+def flat(found: dict[str, Any]) -> dict[str, Any]:
+    """Samples by change, one behind the other: what a record has."""
+    joined = {
+        name: sum(each, []) for name, each in found.items() if isinstance(each, list) and isinstance(each[0], list)
+    }
+    return {**found, **joined}
+
+
 JUDGES: dict[str, Callable[[dict[str, Any], dict[str, Any]], list[Verdict]]] = {
     "stall": judged_stall,
     "latencies": judged_latencies,
@@ -158,7 +166,8 @@ def main() -> int:
             for line, good in verdicts:
                 progress.line(f"{name}: {line}{'' if good else '  MISSED'}")
                 is_good = is_good and good
-            record[name] = {"cell": cell, "link": link, "found": answers[name], "said": [line for line, _ in verdicts]}
+            said = [line for line, _ in verdicts]
+            record[name] = {"cell": cell, "link": link, "found": flat(answers[name]), "said": said}
     if options.records:
         records.write(options.records / "live.json", record)
     return 1 if options.check and not is_good else 0

@@ -73,9 +73,9 @@ def reduced_list(values: Sequence[Any], name: str) -> Any:
     if len(values) > PAIR and all(isinstance(each, (int, float)) for each in values):
         ends = {"count": len(values), "least": min(values), "most": max(values)}
         return reduced(ends if name in RANGES else quartiles(values), name)
-    found = [reduced(each, name) for each in values]
-    is_of_objects = len(found) > PAIR and all(isinstance(each, Mapping) and not is_table(each) for each in found)
-    return table(found) if is_of_objects else found
+    if len(values) > PAIR and all(isinstance(each, Mapping) for each in values):
+        return table([reduced(each, name) for each in values])
+    return [reduced(each, name) for each in values]
 
 
 def table(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,10 @@ enum { FEW_BYTES = 32 << 10, MANY_BYTES = 4 << 20 };
 /* A piece in so long is 0.65 % of 1 Gbit/s, 6.5 % of 0.1. */
 #define MOST_NS UINT64_C(20000000)
 
+/* Of what goes first, so many bytes count as none: peers confirm the last packets of a message only some 40 ms later,
+ * when they have nothing to answer. */
+enum { UNCONFIRMED_BYTES = 32 << 10 };
+
 /* The priority is the mark as well. Queues of cards that know classes (pfifo_fast, prio) keep it. */
 void sluice_tcp_set_gives_way(int fd, int gives_way) {
   const int priority = gives_way ? TC_PRIO_BULK : TC_PRIO_BESTEFFORT;
@@ -30,7 +34,7 @@ static int gives_way(int fd) {
 /* What has no such queue (listeners, eventfds) refuses the question. */
 static int goes_first(int fd) {
   int bytes = 0;
-  return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0 && !gives_way(fd);
+  return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > UNCONFIRMED_BYTES && !gives_way(fd);
 }
 
 int sluice_tcp_is_its_turn(sluice_tcp_turn_t* turn, uint64_t now_ns) {

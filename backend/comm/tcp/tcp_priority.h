@@ -2,8 +2,8 @@
  *
  * All connections of a process share its links, and what is once in the system's queues cannot be overtaken. So a
  * connection that gives way has little under way at a time, and nothing new while any other connection of the process
- * has bytes that its peer's system has not confirmed: a message of another one waits behind a few packets at most.
- * Links that are never free let a piece through now and then, so that what can wait does arrive. */
+ * has more than a few packets that its peer's system has not confirmed: a message of another one waits behind a few of
+ * them at most. Links that are never free let a piece through now and then, so that what can wait does arrive. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_
 

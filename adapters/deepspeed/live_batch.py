@@ -15,25 +15,17 @@ Gradients = list[Any]  # a tensor or None for each parameter
 
 
 class Cut:
-    """A cut at which this stage gives a layer to its neighbour, or gets one. function: what the stage calls for it."""
+    """A cut at which this stage gives a layer to its neighbour, or gets one, in one batch. function: what the stage
+    calls for it."""
 
     def __init__(self, layer: int, source: int, target: int, stage: int, function: Any) -> None:
         self.layer, self.function = layer, function
         self.is_lower = stage == max(source, target)
         self.comes = stage == target
-        self.has_arrived = False  # its parameters, where it comes here
         self.has_sum = False  # gradients of the other stage, where it comes here; else they have set out
         self.ran: dict[int, bool] = {}  # by micro-batch
-        self._to_lower = target > source
+        self.rules = LayerMove(self.is_lower, target > source)
         self._held: dict[int, Gradients] = {}
-        self.begin_batch()
-
-    def begin_batch(self) -> None:
-        """Nothing of an earlier batch counts, but that the parameters are here."""
-        self.rules = LayerMove(self.is_lower, self._to_lower)
-        self.ran, self._held, self.has_sum = {}, {}, False
-        if self.has_arrived:
-            self.rules.arrived()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -91,7 +83,6 @@ class LiveBatch:
         self._stays = [n for n in stage_module.layers_of(module) if n not in gone]
         self._staying = [stage_module.function_of(module, n) for n in self._stays]
         for cut in self._cuts:
-            cut.begin_batch()
             if cut.comes and isinstance(cut.function, nn.Module):
                 cut.function.train(module.training)
 
@@ -138,10 +129,9 @@ class LiveBatch:
         for cut in self._cuts:
             if not cut.comes:
                 continue
-            if not cut.has_arrived and self._travel.parameters(cut):
-                cut.has_arrived = True
+            if not cut.rules.has and self._travel.parameters(cut):
                 cut.rules.arrived()
-            if cut.has_arrived and not cut.has_sum and self._travel.gradients(cut):
+            if cut.rules.has and not cut.has_sum and self._travel.gradients(cut):
                 cut.has_sum = True
 
 

@@ -46,7 +46,7 @@ sluice_status_t sluice_migration_read_early(sluice_migration_t* migration, uint6
 
 sluice_status_t sluice_migration_mark_still(sluice_migration_t* migration, uint64_t id, int32_t peer) {
   SLUICE_TRY(SLUICE_REQUIRE(migration != NULL, "sluice_migration_mark_still: migration is NULL"));
-  return sluice_move_finish_item(migration, id, peer);
+  return sluice_move_mark_still(migration, id, peer);
 }
 
 sluice_status_t sluice_migration_settle(sluice_migration_t* migration, sluice_comm_t* comm, uint64_t* out_epoch) {

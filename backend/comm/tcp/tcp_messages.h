@@ -61,10 +61,9 @@ typedef struct tcp_wire_s {
   pthread_mutex_t mutex;
   int32_t is_dead;    /* under the mutex: the endpoint has failed, nothing is sent any more */
   int32_t is_closing; /* under the mutex: the thread ends */
-  /* Under the mutex too: of messages that can wait, and do so now. */
-  int32_t gives_way;
-  int32_t is_waiting;
-  sluice_tcp_turn_t turn;
+  int32_t gives_way;  /* under the mutex, as what follows: all else of this process goes first */
+  int32_t is_waiting; /* for that, now */
+  uint64_t waits_ns;  /* since when; 0: it does not */
   tcp_messages_peer_t peers[];
 } tcp_wire_t;
 

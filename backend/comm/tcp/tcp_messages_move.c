@@ -22,8 +22,8 @@ static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; 
 
 static uint64_t front_bytes(const sluice_outgoing_t* out) { return sizeof out->frame + out->frame.head_bytes; }
 
-/* The parts that are left of a message, as many as fit, and `most` bytes in each. */
-static int gather(const sluice_outgoing_t* out, uint64_t most, struct iovec* parts) {
+/* The parts that are left of a message, as many as fit: its front, and up to `room` bytes of the payload. */
+static int gather(const sluice_outgoing_t* out, uint64_t room, struct iovec* parts) {
   int n = 0;
   uint64_t skip = out->progress;
   const uint64_t front = front_bytes(out);
@@ -33,23 +33,23 @@ static int gather(const sluice_outgoing_t* out, uint64_t most, struct iovec* par
   } else {
     skip -= front;
   }
-  for (int32_t i = 0; i < out->num_spans && n < MAX_PARTS; ++i) {
+  for (int32_t i = 0; i < out->num_spans && n < MAX_PARTS && room > 0; ++i) {
     const sluice_message_span_t* span = &out->spans[i];
     if (skip >= span->bytes) {
       skip -= span->bytes;
       continue;
     }
-    const uint64_t left = sluice_min_u64(span->bytes - skip, most);
+    const uint64_t left = sluice_min_u64(span->bytes - skip, room);
     parts[n++] = (struct iovec){.iov_base = (char*)(uintptr_t)span->data + skip, .iov_len = left};
     skip = 0;
-    if (left == most) break; /* as much as one call takes */
+    room -= left;
   }
   return n;
 }
 
 /* Whether others go first now. */
 static int has_to_wait(tcp_wire_t* wire) {
-  wire->is_waiting = wire->gives_way && !sluice_tcp_is_its_turn(&wire->turn, sluice_now_ns());
+  wire->is_waiting = wire->gives_way && !sluice_tcp_is_its_turn(&wire->waits_ns, sluice_now_ns());
   return wire->is_waiting;
 }
 
@@ -58,8 +58,8 @@ void sluice_tcp_messages_push(tcp_wire_t* wire, int32_t peer) {
   while (p->can_write && p->first != NULL && !wire->is_dead && !has_to_wait(wire)) {
     sluice_outgoing_t* out = p->first;
     struct iovec parts[MAX_PARTS];
-    const uint64_t most = wire->gives_way ? SLUICE_TCP_PIECE_BYTES : INT_MAX;
-    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(out, most, parts)};
+    const uint64_t room = wire->gives_way ? SLUICE_TCP_PIECE_BYTES : INT_MAX; /* what one call takes at most */
+    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(out, room, parts)};
     const ssize_t n = sendmsg(p->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) {
       if (errno == EINTR) continue;

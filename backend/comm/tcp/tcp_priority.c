@@ -37,9 +37,9 @@ static int goes_first(int fd) {
   return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > UNCONFIRMED_BYTES && !gives_way(fd);
 }
 
-int sluice_tcp_is_its_turn(sluice_tcp_turn_t* turn, uint64_t now_ns) {
-  if (turn->waits_ns == 0) turn->waits_ns = now_ns;
-  if (now_ns - turn->waits_ns < MOST_NS && sluice_tcp_has_descriptor(goes_first)) return 0;
-  turn->waits_ns = 0;
+int sluice_tcp_is_its_turn(uint64_t* waits_ns, uint64_t now_ns) {
+  if (*waits_ns == 0) *waits_ns = now_ns;
+  if (now_ns - *waits_ns < MOST_NS && sluice_tcp_has_descriptor(goes_first)) return 0;
+  *waits_ns = 0;
   return 1;
 }

@@ -9,19 +9,15 @@
 
 #include <stdint.h>
 
-/* Of a connection that gives way: bytes of one system call, and so of one look at the others. */
+/* Of a connection that gives way: payload of one system call, and so of one look at the others. */
 #define SLUICE_TCP_PIECE_BYTES UINT64_C(16384)
 /* So often it looks again. */
 enum { SLUICE_TCP_TURN_MS = 1 };
 
-/* What one thread knows between two looks; zero at first. */
-typedef struct sluice_tcp_turn_s {
-  uint64_t waits_ns; /* since when it has waited; 0: it does not */
-} sluice_tcp_turn_t;
-
 /* For this socket, from now on. May be changed while bytes are under way. Thread-safe. */
 void sluice_tcp_set_gives_way(int fd, int gives_way);
-/* 1: a connection that gives way may send a piece now. */
-int sluice_tcp_is_its_turn(sluice_tcp_turn_t* turn, uint64_t now_ns);
+/* 1: a connection that gives way may send a piece now. waits_ns: since when it has waited, 0: it does not; kept for the
+ * next look. */
+int sluice_tcp_is_its_turn(uint64_t* waits_ns, uint64_t now_ns);
 
 #endif /* SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_ */

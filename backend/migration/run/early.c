@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "backend/base/check.h"
+#include "backend/base/math.h"
 #include "backend/migration/run/state.h"
 
 static int32_t find(const sluice_migration_t* m, uint64_t id, int32_t peer, int32_t direction) {
@@ -35,20 +36,19 @@ static void hear(sluice_migration_t* m) {
   (void)status;
 }
 
-/* The pieces of a chunk, as it was cut: chunks of an item come in the order of its spans. to: NULL: only asks whether
- * any is wanted; else copies those. */
+/* Piece by piece, as it was cut: chunks of an item come in the order of its spans. Copies those that are wanted, of a
+ * chunk that has arrived. Returns whether any is. */
 static int visit(const sluice_migration_span_t* spans, const sluice_move_chunk_t* chunk,
-                 const sluice_migration_span_t* wanted, int copies) {
-  const char* from = chunk->payload;
-  uint64_t left = chunk->bytes, offset = chunk->offset;
+                 const sluice_migration_span_t* to) {
+  uint64_t done = 0, offset = chunk->offset;
   int is_wanted = 0;
-  for (int32_t s = chunk->first_span; left > 0; ++s, offset = 0) {
+  for (int32_t s = chunk->first_span; done < chunk->bytes; ++s, offset = 0) {
     if (spans[s].when != chunk->when || spans[s].bytes == 0) continue;
-    const uint64_t rest = spans[s].bytes - offset, bytes = left < rest ? left : rest;
-    if (wanted[s].bytes > 0) is_wanted = 1;
-    if (wanted[s].bytes > 0 && copies) memcpy((char*)wanted[s].data + offset, from, bytes);
-    if (copies) from += bytes;
-    left -= bytes;
+    const uint64_t bytes = sluice_min_u64(spans[s].bytes - offset, chunk->bytes - done);
+    if (to[s].bytes > 0) is_wanted = 1;
+    if (to[s].bytes > 0 && chunk->arrival != NULL)
+      memcpy((char*)to[s].data + offset, (const char*)chunk->payload + done, bytes);
+    done += bytes;
   }
   return is_wanted;
 }
@@ -56,7 +56,7 @@ static int visit(const sluice_migration_span_t* spans, const sluice_move_chunk_t
 static int are_there(const sluice_migration_t* m, int32_t item, const sluice_migration_span_t* to) {
   for (int32_t i = 0; i < m->list.num_chunks; ++i) {
     const sluice_move_chunk_t* chunk = &m->list.chunks[i];
-    if (chunk->item == item && chunk->arrival == NULL && visit(m->list.items[item].spans, chunk, to, 0)) return 0;
+    if (chunk->item == item && chunk->arrival == NULL && visit(m->list.items[item].spans, chunk, to)) return 0;
   }
   return m->refusal.status == SLUICE_OK;
 }
@@ -64,7 +64,7 @@ static int are_there(const sluice_migration_t* m, int32_t item, const sluice_mig
 static void copy(const sluice_migration_t* m, int32_t item, const sluice_migration_span_t* to) {
   for (int32_t i = 0; i < m->list.num_chunks; ++i) {
     const sluice_move_chunk_t* chunk = &m->list.chunks[i];
-    if (chunk->item == item && chunk->arrival != NULL) (void)visit(m->list.items[item].spans, chunk, to, 1);
+    if (chunk->item == item) (void)visit(m->list.items[item].spans, chunk, to);
   }
 }
 
@@ -86,7 +86,7 @@ sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_move_finish_item(sluice_migration_t* m, uint64_t id, int32_t peer) {
+sluice_status_t sluice_move_mark_still(sluice_migration_t* m, uint64_t id, int32_t peer) {
   if (m->phase != SLUICE_MIGRATION_STREAMS) {
     return SLUICE_FAIL(SLUICE_E_STATE,
                        "sluice_migration_mark_still: no move is under way (%s); say it before its commit",
@@ -96,7 +96,7 @@ sluice_status_t sluice_move_finish_item(sluice_migration_t* m, uint64_t id, int3
   SLUICE_TRY(SLUICE_REQUIRE(item >= 0, "sluice_migration_mark_still: no item %llu leaves for rank %d",
                             (unsigned long long)id, peer));
   pthread_mutex_lock(&m->mutex);
-  sluice_move_mark_still(m, item);
+  sluice_move_let_go_out(m, item);
   pthread_mutex_unlock(&m->mutex);
   return SLUICE_OK;
 }

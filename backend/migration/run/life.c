@@ -19,8 +19,9 @@ static sluice_status_t check_config(const sluice_migration_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->chunk_bytes >= MIN_CHUNK_BYTES && c->chunk_bytes <= MAX_CHUNK_BYTES,
                             "migration: chunk_bytes is %llu; give %d to %d", (unsigned long long)c->chunk_bytes,
                             MIN_CHUNK_BYTES, MAX_CHUNK_BYTES));
-  return SLUICE_REQUIRE(c->gives_way == 0 || c->gives_way == 1, "migration: gives_way is %d; give 0 or 1",
-                        c->gives_way);
+  SLUICE_TRY(
+      SLUICE_REQUIRE(c->gives_way == 0 || c->gives_way == 1, "migration: gives_way is %d; give 0 or 1", c->gives_way));
+  return SLUICE_REQUIRE(c->reserved == 0, "migration: reserved is %d; set it to 0", c->reserved);
 }
 
 sluice_status_t sluice_move_open(sluice_comm_t* comm, const sluice_migration_config_t* config,

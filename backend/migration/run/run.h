@@ -17,7 +17,7 @@ sluice_status_t sluice_move_commit(sluice_migration_t* migration, const char* re
 sluice_status_t sluice_move_settle(sluice_migration_t* migration, sluice_comm_t* comm, uint64_t* out_epoch);
 sluice_status_t sluice_move_read_early(sluice_migration_t* migration, uint64_t id, int32_t peer,
                                        const sluice_migration_span_t* to, int32_t num_spans, int32_t* out_is_there);
-sluice_status_t sluice_move_finish_item(sluice_migration_t* migration, uint64_t id, int32_t peer);
+sluice_status_t sluice_move_mark_still(sluice_migration_t* migration, uint64_t id, int32_t peer);
 void sluice_move_abort(sluice_migration_t* migration, const char* reason);
 void sluice_move_read_progress(sluice_migration_t* migration, sluice_migration_progress_t* out_progress);
 

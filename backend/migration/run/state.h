@@ -97,8 +97,8 @@ sluice_status_t sluice_move_stream(sluice_migration_t* m);
 /* No chunk is posted afterwards but by sluice_move_flush. */
 void sluice_move_stop_stream(sluice_migration_t* m);
 /* Chunks of this item, which leaves, do not change any more: they follow the STILL ones, at the rate if there is one.
- * Those of one peer go in their order, so they wait for items ahead of theirs. */
-void sluice_move_mark_still(sluice_migration_t* m, int32_t item);
+ * Those of one peer go in their order, so they wait for items ahead of theirs. Under the mutex. */
+void sluice_move_let_go_out(sluice_migration_t* m, int32_t item);
 /* All other chunks go out. */
 sluice_status_t sluice_move_flush(sluice_migration_t* m);
 /* Takes back what has not begun to go out. */

@@ -53,7 +53,7 @@ static sluice_status_t post_all(sluice_migration_t* m) {
 
 /* ---- beside training ---- */
 
-/* Ends early where the endpoint has failed: commit sees why. The lists are this thread's and that of mark_still until
+/* Ends early where the endpoint has failed: commit sees why. The lists are this thread's and that of let_go_out until
  * it has ended. */
 static void* stream(void* data) {
   sluice_migration_t* m = data;
@@ -90,7 +90,7 @@ sluice_status_t sluice_move_stream(sluice_migration_t* m) {
   return SLUICE_OK;
 }
 
-void sluice_move_mark_still(sluice_migration_t* m, int32_t item) {
+void sluice_move_let_go_out(sluice_migration_t* m, int32_t item) {
   for (int32_t i = m->list.num_still; i < m->list.num_chunks; ++i) {
     if (m->list.chunks[i].item == item) m->list.chunks[i].may_go = 1;
   }

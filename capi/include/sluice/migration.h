@@ -48,8 +48,8 @@ typedef struct sluice_migration_config_s {
   uint64_t staging_bytes;          /* on this rank at most, of one move; 0: no limit */
   uint64_t chunk_bytes;            /* of one message, [4096, 2^30], alike on all ranks; default 256 KiB */
   /* Until commit: 1, the default: over tcp all other messages and exchanges of this process go first, activations of a
-   * pipeline among them. Little of what moves is under way at a time, and nothing new while others have bytes that have
-   * not arrived, but for 16 KiB every 20 ms. 0: it shares links with them. */
+   * pipeline among them. Little of what moves is under way at a time, and nothing new while another connection has more
+   * than 32 KiB that have not arrived, but for 16 KiB every 20 ms. 0: it shares links with them. */
   int32_t gives_way;
   int32_t reserved; /* 0 */
 } sluice_migration_config_t;

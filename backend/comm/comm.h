@@ -118,8 +118,9 @@ sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, i
 /* The sum over all ranks of `count` elements at `data`, in place: of f32, bf16 and f16 in f32, of f64 in f64. Ranks are
  * added in rank order and the sum is rounded to dtype once: all ranks get the same bits, and the same ones however the
  * data is cut into calls. One exchange for small data; of large data two for each piece (reduce-scatter, then
- * all-gather), which run while the next piece is summed; no other request is in flight. dtype and count are alike on all ranks. data: host memory. NaN and infinity spread
- * as in any sum. Errors: INVALID_ARGUMENT (another dtype); NO_MEMORY and what exchanges return break the communicator.
+ * all-gather), which run while the next piece is summed; no other request is in flight. dtype and count are alike on
+ * all ranks. data: host memory. NaN and infinity spread as in any sum. Errors: INVALID_ARGUMENT (another dtype);
+ * NO_MEMORY and what exchanges return break the communicator.
  */
 sluice_status_t sluice_comm_all_reduce_f32(sluice_comm_t* comm, void* data, int64_t count, int32_t dtype,
                                            const char* phase);

@@ -212,6 +212,7 @@ static void tcp_destroy(sluice_comm_t* base) {
   tcp_comm_t* comm = downcast(base);
   const int is_idle = SLUICE_REQUESTS_ARE_FREE(comm->frames.requests) && comm->frames.lost < 0;
   if (is_idle && atomic_load(&base->broken) == SLUICE_OK) sluice_tcp_say_goodbye(&comm->frames);
+  if (!atomic_load(&comm->is_aborted)) sluice_tcp_part(&comm->frames);
   for (int32_t r = 0; r < base->world_size; ++r) {
     sluice_tcp_close(comm->frames.sockets[r]);
   }

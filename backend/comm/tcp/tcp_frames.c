@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "backend/base/clock.h"
+#include "backend/comm/tcp/tcp_parting.h"
 
 #define WAKE_BYTES UINT64_C(262144)     /* a fraction of a second-level cache: still there when it is copied */
 #define FEW_BYTES  UINT64_C(16384)      /* one or two packets: not worth a system call */
@@ -175,10 +176,23 @@ void sluice_tcp_tell_of_loss(sluice_tcp_frames_t* f, int32_t culprit) {
   if (f->has_told || culprit == f->rank) return;
   f->has_told = 1;
   for (int32_t r = 0; r < f->world_size; ++r) {
-    const sluice_tcp_peer_t* p = &f->peers[r];
+    sluice_tcp_peer_t* p = &f->peers[r];
     if (r == f->rank || r == culprit || p->state != SLUICE_TCP_LIVE || p->out_used > 0) continue;
-    (void)send(f->sockets[r], &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT); /* or it sees the end alone */
+    p->is_told = sluice_tcp_send_last_words(f->sockets[r], &frame, sizeof frame); /* or it sees the end alone */
   }
+}
+
+void sluice_tcp_part(sluice_tcp_frames_t* f) {
+  const uint64_t begin_ns = sluice_now_ns();
+  int is_over;
+  if (!f->has_told) return;
+  do {
+    is_over = 1;
+    for (int32_t r = 0; r < f->world_size; ++r) {
+      if (r == f->rank || f->peers[r].state != SLUICE_TCP_LIVE) continue;
+      if (!sluice_tcp_has_parted(f->sockets[r], f->peers[r].is_told)) is_over = 0;
+    }
+  } while (!is_over && sluice_tcp_goes_on_parting(begin_ns));
 }
 
 /* Bytes that the peer's system has not confirmed, on a connection that still stands. */

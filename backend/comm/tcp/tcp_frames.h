@@ -55,6 +55,7 @@ typedef struct sluice_tcp_peer_s {
   uint32_t out_used; /* bytes of `out` that are with the system */
   sluice_tcp_frame_t in;
   uint32_t in_used;
+  int32_t is_told; /* whom this rank has lost */
   sluice_tcp_silence_t silence;
 } sluice_tcp_peer_t;
 
@@ -80,6 +81,8 @@ void sluice_tcp_lose_silent(sluice_tcp_frames_t* frames);
 
 /* Tells the others, once, whom this rank has lost. */
 void sluice_tcp_tell_of_loss(sluice_tcp_frames_t* frames, int32_t culprit);
+/* Where another rank was lost, before the connections are closed: waits in bounded time for the others to know it. */
+void sluice_tcp_part(sluice_tcp_frames_t* frames);
 /* Tells the peers that nothing is missing. A socket that is closed with bytes unread resets the connection, which would
  * take back what is still on its way to the peer: so the peers' systems have it all before that. */
 void sluice_tcp_say_goodbye(sluice_tcp_frames_t* frames);

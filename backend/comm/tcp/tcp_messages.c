@@ -15,12 +15,12 @@
 #include "backend/base/clock.h"
 #include "backend/comm/tcp/tcp_connect.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
+#include "backend/comm/tcp/tcp_parting.h"
 
 enum { MAX_EVENTS = 64, LOOK_MS = 1000 };
 
 #define LOOK_NS      (UINT64_C(1000000) * LOOK_MS)
 #define LINGER_NS    UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
-#define HOLD_NS      UINT64_C(1000000000) /* for peers to find a loss that this rank cannot tell them */
 #define INLINE_BYTES UINT64_C(65536)      /* longer ones cost the sending thread more than waking this one does */
 
 static tcp_wire_t* downcast(sluice_wire_t* wire) { return (tcp_wire_t*)wire; }
@@ -38,20 +38,21 @@ static int is_network(int error) {
 }
 
 /* Of several whose connections have ended, one that ended between messages: who gives up for another's sake says so,
- * unless half of a message is in the way. */
-static int32_t find_lost(const tcp_wire_t* wire) {
+ * unless half of a message is in the way. has_more: not all has been read, so that of one that ended with half of a
+ * message the cause may not have been found yet. */
+static int32_t find_lost(const tcp_wire_t* wire, int has_more) {
   int32_t found = -1;
   for (int32_t r = 0; r < wire->world_size; ++r) {
     const tcp_messages_peer_t* p = &wire->peers[r];
     if (p->state != TCP_PEER_LOST) continue;
     if (p->arrival == NULL && p->in_used == 0) return r;
-    if (found < 0) found = r;
+    if (found < 0 && !has_more) found = r;
   }
   return found;
 }
 
-static void fail_if_lost(tcp_wire_t* wire) {
-  const int32_t lost = find_lost(wire);
+static void fail_if_lost(tcp_wire_t* wire, int has_more) {
+  const int32_t lost = find_lost(wire, has_more);
   if (lost < 0 || sluice_messages_has_failed(wire->messages)) return;
   tcp_messages_peer_t* p = &wire->peers[lost];
   pthread_mutex_lock(&wire->mutex);
@@ -121,7 +122,7 @@ static void* run(void* argument) {
     for (int32_t r = 0; r < wire->world_size && !is_dead; ++r) {
       if (r != wire->rank) has_more |= sluice_tcp_messages_pull(wire, r);
     }
-    if (!is_dead) fail_if_lost(wire);
+    if (!is_dead) fail_if_lost(wire, has_more);
     if (!has_more || is_dead) await_events(wire, is_dead, is_waiting);
   }
 }
@@ -180,8 +181,9 @@ static void tcp_give_way(sluice_wire_t* base, int32_t gives_way) {
 /* Whether a frame may stand on the connection now. */
 static int is_between(const tcp_messages_peer_t* p) { return p->first == NULL || p->first->progress == 0; }
 
-/* Where this rank is not at fault, a connection with half of a message on it stays open until close, and there until
- * the peer has found the one that is lost by itself: it would take this rank for that. */
+/* Where this rank is not at fault, a connection that takes no last words, since half of a message is on it or it is
+ * full, stays open until close, and there until the peer has found the one that is lost by itself: it would take this
+ * rank for that. */
 static void tcp_fail(sluice_wire_t* base, int32_t culprit) {
   tcp_wire_t* wire = downcast(base);
   const sluice_frame_t lost = {.kind = SLUICE_FRAME_LOST, .tag = (uint64_t)culprit};
@@ -192,11 +194,9 @@ static void tcp_fail(sluice_wire_t* base, int32_t culprit) {
     if (r == wire->rank) continue;
     if (culprit == wire->rank) {
       (void)shutdown(p->socket, SHUT_RDWR);
-    } else if (is_between(p)) {
-      (void)send(p->socket, &lost, sizeof lost, MSG_NOSIGNAL | MSG_DONTWAIT); /* or it finds the loss alone */
+    } else if (is_between(p) && sluice_tcp_send_last_words(p->socket, &lost, sizeof lost)) {
       (void)shutdown(p->socket, SHUT_WR);
-    } else {
-      p->is_held = 1;
+      p->is_told = 1;
     }
     p->first = p->last = NULL;
   }
@@ -236,15 +236,17 @@ static void say_goodbye_to_all(tcp_wire_t* wire) {
   }
 }
 
-/* Until the peer has given up too, which ends its side, or has had the time for it. */
-static void hold(tcp_wire_t* wire) {
-  const uint64_t deadline_ns = sluice_now_ns() + HOLD_NS;
-  for (int32_t r = 0; r < wire->world_size; ++r) {
-    struct pollfd end = {.fd = wire->peers[r].socket, .events = POLLRDHUP};
-    const uint64_t now_ns = sluice_now_ns();
-    if (wire->peers[r].is_held && now_ns < deadline_ns)
-      (void)poll(&end, 1, (int)((deadline_ns - now_ns) / 1000000) + 1);
-  }
+/* After a loss for which another rank is at fault. */
+static void part_from_all(tcp_wire_t* wire) {
+  const uint64_t begin_ns = sluice_now_ns();
+  int is_over;
+  do {
+    is_over = 1;
+    for (int32_t r = 0; r < wire->world_size; ++r) {
+      const tcp_messages_peer_t* p = &wire->peers[r];
+      if (r != wire->rank && !sluice_tcp_has_parted(p->socket, p->is_told)) is_over = 0;
+    }
+  } while (!is_over && sluice_tcp_goes_on_parting(begin_ns));
 }
 
 static void tcp_close(sluice_wire_t* base, int32_t is_orderly) {
@@ -258,7 +260,7 @@ static void tcp_close(sluice_wire_t* base, int32_t is_orderly) {
     if (is_orderly) {
       say_goodbye_to_all(wire);
     } else {
-      hold(wire);
+      part_from_all(wire);
     }
   }
   for (int32_t r = 0; r < wire->world_size; ++r) {

@@ -32,7 +32,7 @@ typedef struct tcp_messages_peer_s {
   sluice_outgoing_t* last;
   int32_t can_write; /* not known to be full; edges of epoll set it */
   int32_t out_error; /* what a send was told, which the system says once */
-  int32_t is_held;   /* this rank has failed for another's sake, and half of a message stands on the connection */
+  int32_t is_told;   /* this rank has failed for another's sake, and said so here */
   /* In: the thread's alone. */
   int32_t state; /* TCP_PEER_* */
   int32_t native_error;

@@ -8,6 +8,7 @@ ZenFlow's worker) is left to the stock op, which is built then and not before.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -99,9 +100,18 @@ class CpuAdamOp:
         group = group_of(lr, beta1, beta2, epsilon, weight_decay, is_decoupled, bias_correction)
         one = OptimizerStep(self._handle)
         one.add_group(group, [self._entry(step, *tensors)])
-        one.run(1.0 if self._writing is None else 1.0 / self._writing.factor, check_finite=False)
+        one.run(self._loss_scale(grad), check_finite=False)
         self.updates += 1
         return 0
+
+    def _loss_scale(self, grad: torch.Tensor) -> float:
+        """What the update divides gradients by. A host that ignores overflows has a factor of 0 or NaN, which is none:
+        gradients are multiplied here then, as stock does it."""
+        factor = 1.0 if self._writing is None else self._writing.factor
+        if 0.0 < factor < math.inf and 1.0 / factor < math.inf:
+            return 1.0 / factor
+        grad.mul_(factor)
+        return 1.0
 
     def _entry(self, step: int, param: torch.Tensor, *others: torch.Tensor) -> Entry:
         writing = self._writing

@@ -41,6 +41,13 @@ def test_InfiniteGradient_OnOneRank_LeavesEveryByteOnAllAndTrainingAsWithoutIt(
         assert answer["losses"] == answer["others"]
 
 
+def test_InfiniteGradient_ThatTheHostDoesNotLookFor_GoesIntoTheParameters(ranks2: Ranks) -> None:
+    old_host_fails(OVERFLOW)
+    for answer in ranks2.run("cases_optimizer:unchecked", stage=1):
+        assert answer["updates"] > 0 and answer["skipped"] == 0
+        assert answer["finite"] == 0 < answer["of"], answer
+
+
 @pytest.mark.parametrize("kind, calls", [("cpu", ["create_adam", "destroy_adam"]), ("fused", [])])
 def test_Adam_MadeByTheScript_IsComputedByTheLibraryToo(ranks2: Ranks, kind: str, calls: list[str]) -> None:
     for answer in ranks2.run("cases_optimizer:made_by_the_script", kind=kind):

@@ -36,6 +36,10 @@ FILES = [
     ("unit/ops/adam/test_cpu_adam.py", OPTIMIZER, True),
     ("unit/v1/zero/test_zero_cpu_offload_grad_accum.py", OPTIMIZER, False),  # brings torch's optimizer
     ("unit/v1/zero/test_zero2_offload_multi_backward.py", OPTIMIZER, True),
+    ("unit/v1/zero/test_zero.py -k Offload", OPTIMIZER, True),
+    ("unit/runtime/half_precision/test_zero_optim_overflow.py", OPTIMIZER, True),
+    ("unit/runtime/half_precision/test_dynamic_loss_scale.py", OPTIMIZER, False),  # fp16 alone, or Lamb
+    ("unit/checkpoint/test_zero_optimizer.py", OPTIMIZER, True),
 ]
 # Stock passes none of them: it needs fp16, and a pipeline engine's checkpoint reads an attribute that it lacks.
 FAILS_IN_STOCK = {"unit/checkpoint/test_pipeline.py"}

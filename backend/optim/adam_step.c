@@ -1,6 +1,7 @@
 #include "backend/optim/adam_step.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"
@@ -69,10 +70,15 @@ sluice_adam_outcome_t sluice_adam_look(const sluice_adam_step_t* step) {
 
 /* ---- changing parameters ---- */
 
+/* Shares of a thread: it takes the next one when it has done one, so that none waits long for one whose core was away.
+ * Elements are updated alike whoever does it. */
+enum { SHARES_PER_THREAD = 16 };
+
 typedef struct update_s {
   const sluice_adam_step_t* step;
   double grad_scale;
   int64_t pieces;
+  _Atomic int64_t next; /* share that nobody has taken */
 } update_t;
 
 static void update_piece(void* user, const sluice_adam_group_t* group, const sluice_adam_tensor_t* tensor,
@@ -84,9 +90,13 @@ static void update_piece(void* user, const sluice_adam_group_t* group, const slu
 }
 
 static void update_on_thread(void* data, int index, int count) {
+  (void)index;
   update_t* update = data;
-  sluice_pieces_walk(update->step, update->pieces * index / count, update->pieces * (index + 1) / count, update_piece,
-                     update);
+  const int64_t shares = count == 1 ? 1 : sluice_min(update->pieces, (int64_t)count * SHARES_PER_THREAD);
+  for (int64_t i; (i = atomic_fetch_add(&update->next, 1)) < shares;) {
+    sluice_pieces_walk(update->step, update->pieces * i / shares, update->pieces * (i + 1) / shares, update_piece,
+                       update);
+  }
 }
 
 double sluice_adam_clip_factor(double max_norm, double norm) {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from integration_tests.benchmarks.measuring import records, records_page
+from integration_tests.benchmarks.optimizer import optimizer_page
 from integration_tests.benchmarks.stages import stages_page
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
@@ -161,6 +162,25 @@ def test_Machines_MadeUpRecords_StandTogetherWhereAllAreOfOneMachine() -> None:
     assert records_page.machine_of({"cpu": "AMD EPYC", "isa": ["avx2"]}) == "D"
     with pytest.raises(LookupError, match="no Other with avx2"):
         records_page.machine_of({"cpu": "Other", "isa": ["avx2"]})
+
+
+def test_Optimizer_Tables_AreThoseOfTheRecords() -> None:
+    (found,) = optimizer_page.BETWEEN.findall(optimizer_page.PAGE.read_text())
+    assert found == optimizer_page.of_records(), "run optimizer_page"
+
+
+def test_Optimizer_TablesOfRecords_SayWhatIsMissed() -> None:
+    good, bad = ({"median": m, "low": m - 0.1, "high": m + 0.1} for m in (1.5, 1.0))
+    ratios = {"over_deepspeed": good, "over_torch_fused": bad, "over_stream": bad, "over_checked": good}
+    plain = {"date": "D", "threads": {"1": {"seconds": {"sluice": 0.2}, **ratios}}}
+    mixed = {"seconds": {"stock": 0.3, "sluice": 0.2}, "stock_over_sluice": {"median": 1.35, "low": 1.2, "high": 1.5}}
+    seconds = {"update": 0.05, "sum": 0.06, "serial": 0.11, "beside": 0.08}
+    overlap = {"date": "D", "seconds": seconds, "at_most": 0.07, "serial_over_beside": bad, "k": 2}
+    lines = optimizer_page.tables(plain, {"date": "D", "wanted": 1.3, "threads": {"2": mixed}}, overlap).splitlines()
+    kept, missed = "1.50 [1.40, 1.60]", "1.00 [0.90, 1.10]"
+    assert f"| 1 | 200 | {kept} | **{missed}** | {missed} | {kept} |" in lines
+    assert "| 2 | 300 | 200 | **1.35 [1.20, 1.50]** |" in lines
+    assert f"| 50 | 60 | 110 | **80** | 70 | **{missed}** | 2 |" in lines
 
 
 def test_Stages_Tables_AreThoseOfTheRecord() -> None:

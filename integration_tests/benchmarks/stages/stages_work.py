@@ -15,22 +15,32 @@ from integration_tests.benchmarks.stages.stages_draws import seconds
 WIDTH = 1024  # of stages that compute
 
 
+def _sleep_until(end: float) -> None:
+    left = end - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
 class _Sleep(torch.autograd.Function):
-    """Hands on what it gets, after a while."""
+    """Hands on what it gets, after a while, of which its own arithmetic is a part."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stage: Stage) -> torch.Tensor:
         ctx.stage, ctx.place = stage, (stage.batch, stage.number)
         ctx.micro_batch, stage.count = stage.count, stage.count + 1
         ctx.save_for_backward(weight)
-        time.sleep(seconds(stage.plan, *ctx.place, "forward", ctx.micro_batch))
-        return x * weight
+        end = time.perf_counter() + seconds(stage.plan, *ctx.place, "forward", ctx.micro_batch)
+        out = x * weight
+        _sleep_until(end)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         (weight,) = ctx.saved_tensors
-        time.sleep(seconds(ctx.stage.plan, *ctx.place, "backward", ctx.micro_batch))
-        return grad * weight, grad.sum().reshape(1), None
+        end = time.perf_counter() + seconds(ctx.stage.plan, *ctx.place, "backward", ctx.micro_batch)
+        gradients = grad * weight, grad.sum().reshape(1), None
+        _sleep_until(end)
+        return gradients
 
 
 class Stage(nn.Module):

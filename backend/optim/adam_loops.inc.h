@@ -11,6 +11,8 @@
 enum {
   BLOCK = 128, /* elements that one loop hands to the next in the first cache */
   LANES = 16,  /* sums of squares of a scan */
+  STRIP = 64,  /* elements between two requests for what comes AHEAD of them: four lines of each array */
+  AHEAD = 256,
 };
 
 /* Elements [first, first + count) of grad as f32; the result lies in `room` or in grad itself. */
@@ -41,8 +43,8 @@ static void from_f32(const float* data, int64_t count, void* out, int32_t dtype,
 /* The rules of adam.h, in one loop: the root and the division of one element run while the next ones come from memory.
  * A rounding error of s, d and q is the remainder that fmaf leaves; each is brought to the quotient by way of the
  * reciprocal of d, so that there is one division. */
-static void update_rows(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
-                        int64_t count, const sluice_adam_numbers_t* numbers) {
+static inline void update_strip(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
+                                int64_t count, const sluice_adam_numbers_t* numbers) {
   const sluice_adam_numbers_t n = *numbers;
   for (int64_t i = 0; i < count; ++i) {
     const float g = fmaf(n.l2, p[i], grad[i] * n.grad_scale);
@@ -61,6 +63,22 @@ static void update_rows(float* restrict p, float* restrict m, float* restrict v,
     m[i] = m_new;
     v[i] = v_new;
     p[i] = fmaf(-n.step_high, q, p[i] - small);
+  }
+}
+
+/* The arithmetic of a strip is as long as the way of its bytes: without being asked the processor fetches too few of
+ * them meanwhile. Asking for what lies behind an array does nothing. */
+static void update_rows(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
+                        int64_t count, const sluice_adam_numbers_t* numbers) {
+  enum { LINE = 16 };
+  for (int64_t i = 0; i < count; i += STRIP) {
+    for (int64_t next = i + AHEAD; next < i + AHEAD + STRIP; next += LINE) {
+      __builtin_prefetch(p + next, 1);
+      __builtin_prefetch(m + next, 1);
+      __builtin_prefetch(v + next, 1);
+      __builtin_prefetch(grad + next, 0);
+    }
+    update_strip(p + i, m + i, v + i, grad + i, sluice_min(STRIP, count - i), numbers);
   }
 }
 

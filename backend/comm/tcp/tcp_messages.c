@@ -244,7 +244,8 @@ static void part_from_all(tcp_wire_t* wire) {
     is_over = 1;
     for (int32_t r = 0; r < wire->world_size; ++r) {
       const tcp_messages_peer_t* p = &wire->peers[r];
-      if (r != wire->rank && !sluice_tcp_has_parted(p->socket, p->is_told)) is_over = 0;
+      if (r == wire->rank || p->state != TCP_PEER_LIVE) continue;
+      if (!sluice_tcp_has_parted(p->socket, p->is_told)) is_over = 0;
     }
   } while (!is_over && sluice_tcp_goes_on_parting(begin_ns));
 }

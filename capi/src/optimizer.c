@@ -9,6 +9,7 @@
 #include "backend/base/structs.h"
 #include "backend/optim/bucketed/bucketed.h"
 #include "capi/src/optimizer_groups.h"
+#include "capi/src/optimizer_on_device.h"
 
 enum { DEFAULT_BUCKET = 1 << 22 };
 
@@ -16,6 +17,7 @@ struct sluice_optimizer_s {
   sluice_threads_t threads;
   const sluice_adam_kernels_t* kernels;
   atomic_flag is_busy;
+  sluice_optimizer_on_device_t* on_device; /* NULL: steps run in host memory */
   /* Of steps over ranks, from the first one on. */
   sluice_device_t* device;
   sluice_bucketed_t* bucketed;
@@ -24,7 +26,8 @@ struct sluice_optimizer_s {
 /* ---- structs ---- */
 
 void sluice_optimizer_config_init(sluice_optimizer_config_t* out_config, size_t struct_size) {
-  sluice_struct_init(out_config, struct_size, NULL, 0);
+  const sluice_optimizer_config_t defaults = {.device_bucket = DEFAULT_BUCKET, .device_num_slots = 2};
+  sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
 void sluice_optimizer_group_init(sluice_optimizer_group_t* out_group, size_t struct_size) {
@@ -56,17 +59,25 @@ sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
   sluice_optimizer_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_optimizer_config_t"));
   if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_optimizer_config_t: extension of unknown type");
+  SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "optimizer: the config's reserved is %d; set it to 0", c.reserved));
   sluice_optimizer_t* optimizer = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *optimizer, "optimizer");
   if (optimizer == NULL) return sluice_alloc_status();
   optimizer->threads = sluice_threads_find();
   optimizer->kernels = sluice_adam_widest();
   atomic_flag_clear(&optimizer->is_busy);
+  const sluice_status_t status =
+      c.context != NULL ? sluice_optimizer_on_device_create(&c, &optimizer->on_device) : SLUICE_OK;
+  if (status != SLUICE_OK) {
+    sluice_optimizer_destroy(optimizer);
+    return status;
+  }
   *out_optimizer = optimizer;
   return SLUICE_OK;
 }
 
 void sluice_optimizer_destroy(sluice_optimizer_t* optimizer) {
   if (optimizer == NULL) return;
+  sluice_optimizer_on_device_destroy(optimizer->on_device);
   sluice_bucketed_destroy(optimizer->bucketed);
   if (optimizer->device != NULL) optimizer->device->vtable->destroy(optimizer->device);
   sluice_free(sluice_process_allocator(), optimizer, sizeof *optimizer);
@@ -74,10 +85,15 @@ void sluice_optimizer_destroy(sluice_optimizer_t* optimizer) {
 
 /* ---- a step ---- */
 
+/* One way to take a step. stream: NULL in host memory. */
+typedef sluice_status_t (*step_fn_t)(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
+                                     sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome);
+
 /* One rank over all elements at once. */
 static sluice_status_t step_alone(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
-                                  sluice_bucketed_outcome_t* out_outcome) {
+                                  sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome) {
   (void)optimizer;
+  (void)stream;
   SLUICE_TRY(step->refused);
   return sluice_adam_step(&step->adam, &out_outcome->adam);
 }
@@ -91,23 +107,39 @@ static sluice_status_t open_bucketed(sluice_optimizer_t* optimizer) {
 
 /* Over ranks, or with a file. A rank that is refused takes part in the handshake, so that the others are told. */
 static sluice_status_t step_in_buckets(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
-                                       sluice_bucketed_outcome_t* out_outcome) {
+                                       sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome) {
+  (void)stream;
   const sluice_status_t opened = open_bucketed(optimizer);
   if (opened != SLUICE_OK) sluice_comm_abort(step->comm);
   SLUICE_TRY(opened);
   return sluice_bucketed_step(optimizer->bucketed, step, out_outcome);
 }
 
-static sluice_status_t check_args(const sluice_optimizer_step_args_t* args) {
+static sluice_status_t step_on_device(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
+                                      sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome) {
+  SLUICE_TRY(step->refused);
+  return sluice_optimizer_on_device_step(optimizer->on_device, &step->adam, stream, &out_outcome->adam.is_skipped);
+}
+
+static step_fn_t way_of(const sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args) {
+  if (optimizer->on_device != NULL) return step_on_device;
+  return args->comm != NULL || args->file != NULL ? step_in_buckets : step_alone;
+}
+
+static sluice_status_t check_args(const sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args) {
   SLUICE_TRY(SLUICE_REQUIRE(args->reserved == 0, "optimizer: reserved is %d; set it to 0", args->reserved));
+  if (optimizer->on_device != NULL) SLUICE_TRY(sluice_optimizer_on_device_check(args));
+  SLUICE_TRY(SLUICE_REQUIRE(optimizer->on_device != NULL || args->stream == NULL,
+                            "optimizer: a stream is given, and the optimizer was made without a context: its steps "
+                            "run in host memory; give NULL"));
   return SLUICE_REQUIRE(args->sum_buckets >= 0, "optimizer: sum_buckets is %lld; give k, or 0 to have it chosen",
                         (long long)args->sum_buckets);
 }
 
-static sluice_status_t read_args(const sluice_optimizer_step_args_t* args, sluice_optimizer_work_t* work,
-                                 sluice_state_file_t** out_states) {
+static sluice_status_t read_args(const sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args,
+                                 sluice_optimizer_work_t* work, sluice_state_file_t** out_states) {
   const int32_t wanted = args->file != NULL ? SLUICE_TENSORS_OF_A_FILE : SLUICE_TENSORS_WITH_STATES;
-  SLUICE_TRY(check_args(args));
+  SLUICE_TRY(check_args(optimizer, args));
   SLUICE_TRY(sluice_optimizer_work_make(args->groups, args->num_groups, args->comm, wanted, work));
   if (args->file == NULL) return SLUICE_OK;
   SLUICE_TRY(sluice_optimizer_file_take(args->file, out_states));
@@ -118,7 +150,7 @@ static sluice_status_t run_step(sluice_optimizer_t* optimizer, const sluice_opti
                                 sluice_bucketed_outcome_t* out_outcome) {
   sluice_optimizer_work_t work = {.bytes = 0};
   sluice_state_file_t* states = NULL;
-  const sluice_status_t refused = read_args(args, &work, &states);
+  const sluice_status_t refused = read_args(optimizer, args, &work, &states);
   const sluice_bucketed_step_t step = {
       .adam = {.groups = work.groups,
                .num_groups = args->num_groups,
@@ -134,8 +166,7 @@ static sluice_status_t run_step(sluice_optimizer_t* optimizer, const sluice_opti
       .chunk = args->sum_buckets,
       .refused = refused,
   };
-  const int is_bucketed = args->comm != NULL || args->file != NULL;
-  const sluice_status_t status = (is_bucketed ? step_in_buckets : step_alone)(optimizer, &step, out_outcome);
+  const sluice_status_t status = way_of(optimizer, args)(optimizer, &step, args->stream, out_outcome);
   if (states != NULL) sluice_optimizer_file_release(args->file);
   sluice_optimizer_work_free(&work);
   return status;

@@ -219,7 +219,10 @@ sluice_status_t sluice_bucketed_step(sluice_bucketed_t* bucketed, const sluice_b
     checked.refused = SLUICE_REQUIRE(step->bucket >= 1, "optimizer: buckets of %lld elements; give at least 1",
                                      (long long)step->bucket);
   }
-  if (checked.refused == SLUICE_OK) checked.refused = sluice_lines_make(step, bucketed->allocator, &lines);
+  if (checked.refused == SLUICE_OK) {
+    checked.refused =
+        sluice_lines_make(step->adam.groups, step->adam.num_groups, step->comms, bucketed->allocator, &lines);
+  }
   const sluice_status_t status = step_over(bucketed, &checked, &lines, out_outcome);
   if (lines.block != NULL) sluice_lines_free(&lines, bucketed->allocator);
   out_outcome->step_ns = sluice_now_ns() - begin_ns;

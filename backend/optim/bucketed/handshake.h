@@ -2,7 +2,8 @@
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
 
-#include "backend/optim/bucketed/lines.h"
+#include "backend/optim/bucketed/request.h"
+#include "backend/optim/lines.h"
 
 /* What all ranks know after they have agreed. */
 typedef struct sluice_agreed_s {

@@ -2,8 +2,9 @@
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETED_JOB_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETED_JOB_H_
 
-#include "backend/optim/bucketed/lines.h"
+#include "backend/optim/bucketed/request.h"
 #include "backend/optim/buckets/run.h"
+#include "backend/optim/lines.h"
 
 typedef struct sluice_bucketed_job_s {
   const sluice_bucketed_step_t* step;

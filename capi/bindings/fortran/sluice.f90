@@ -498,8 +498,12 @@ module sluice
   end type
 
   type, bind(c) :: sluice_optimizer_config_t
-    integer(c_size_t) :: struct_size = 16
+    integer(c_size_t) :: struct_size = 40
     type(c_ptr) :: next = c_null_ptr
+    type(c_ptr) :: context = c_null_ptr
+    integer(c_int64_t) :: device_bucket = 0
+    integer(c_int32_t) :: device_num_slots = 0
+    integer(c_int32_t) :: reserved = 0
   end type
 
   type, bind(c) :: sluice_optimizer_tensor_t
@@ -531,7 +535,7 @@ module sluice
   end type
 
   type, bind(c) :: sluice_optimizer_step_args_t
-    integer(c_size_t) :: struct_size = 80
+    integer(c_size_t) :: struct_size = 88
     type(c_ptr) :: groups = c_null_ptr
     integer(c_int64_t) :: num_groups = 0
     real(c_double) :: loss_scale = 0
@@ -542,6 +546,7 @@ module sluice
     integer(c_int64_t) :: bucket = 0
     integer(c_int64_t) :: sum_buckets = 0
     type(c_ptr) :: file = c_null_ptr
+    type(c_ptr) :: stream = c_null_ptr
   end type
 
   type, bind(c) :: sluice_optimizer_step_result_t

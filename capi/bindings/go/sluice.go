@@ -602,8 +602,12 @@ type CapacityReport struct {
 
 // OptimizerConfig is sluice_optimizer_config_t.
 type OptimizerConfig struct {
-	StructSize uintptr
-	Next       *ExtHeader
+	StructSize     uintptr
+	Next           *ExtHeader
+	Context        *Context
+	DeviceBucket   int64
+	DeviceNumSlots int32
+	Reserved       int32
 }
 
 // OptimizerTensor is sluice_optimizer_tensor_t.
@@ -649,6 +653,7 @@ type OptimizerStepArgs struct {
 	Bucket      int64
 	SumBuckets  int64
 	File        *OptimizerFile
+	Stream      unsafe.Pointer
 }
 
 // OptimizerStepResult is sluice_optimizer_step_result_t.

@@ -808,6 +808,10 @@ impl Default for sluice_capacity_report_t {
 pub struct sluice_optimizer_config_t {
     pub struct_size: usize,
     pub next: *const sluice_ext_header_t,
+    pub context: *mut sluice_context_t,
+    pub device_bucket: i64,
+    pub device_num_slots: i32,
+    pub reserved: i32,
 }
 impl Default for sluice_optimizer_config_t {
     fn default() -> Self {
@@ -876,6 +880,7 @@ pub struct sluice_optimizer_step_args_t {
     pub bucket: i64,
     pub sum_buckets: i64,
     pub file: *mut sluice_optimizer_file_t,
+    pub stream: *mut c_void,
 }
 impl Default for sluice_optimizer_step_args_t {
     fn default() -> Self {

@@ -1,4 +1,5 @@
-/* The optimizer that leaves the device: Adam and AdamW over parameters, masters and moments in host memory.
+/* The optimizer that leaves the device: Adam and AdamW over masters and moments in host memory. Parameters and
+ * gradients lie there too, or on a CUDA device, which then updates them (`context` in the config).
  *
  * A step is all or nothing: gradients are looked at first, and where one is infinite or no number, in any tensor of any
  * group, every byte stays as it was. The host owns all memory and counts the steps; the library keeps no state between
@@ -29,6 +30,7 @@
 
 #include "sluice/base.h"
 #include "sluice/comm.h"
+#include "sluice/context.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,18 +42,26 @@ typedef struct sluice_optimizer_file_s sluice_optimizer_file_t;
 typedef struct sluice_optimizer_config_s {
   size_t struct_size;              /* set by sluice_optimizer_config_init */
   const sluice_ext_header_t* next; /* NULL */
+  /* On a CUDA device: param and grad of all tensors lie in its memory, and updates run there. master, exp_avg and
+   * exp_avg_sq stay in host memory and go to the device bucket by bucket, copies beside updates: so it holds 4 bytes
+   * for each 16-bit parameter, and 16 for each element of a slot [AxoNN, section on memory]. Retained. NULL: all lies
+   * in host memory. */
+  sluice_context_t* context;
+  int64_t device_bucket;    /* elements of a slot on the device, 1 to 2^40; 4194304 */
+  int32_t device_num_slots; /* 2: copies run beside updates; 1: in turns; 2 */
+  int32_t reserved;         /* 0 */
 } sluice_optimizer_config_t;
 
 SLUICE_EXPORT void sluice_optimizer_config_init(sluice_optimizer_config_t* out_config, size_t struct_size);
 
-/* One parameter in host memory: `count` elements one behind the other in each array. Arrays of a step may not overlap.
- * dtypes: SLUICE_DTYPE_F32, BF16 or F16. Borrowed until the call returns. */
+/* One parameter: `count` elements one behind the other in each array. Arrays of a step may not overlap. dtypes:
+ * SLUICE_DTYPE_F32, BF16 or F16. Borrowed until the call returns; of a step on a device, until its stream is there. */
 typedef struct sluice_optimizer_tensor_s {
   int64_t count;    /* >= 0 */
   int64_t step;     /* t, the number of this step; the first is 1. After a step that was skipped it is the same again */
   void* param;      /* in/out of param_dtype */
   float* master;    /* in/out the parameter in f32, which the step starts from; param becomes it, rounded to nearest
-                       even. NULL: param has no master */
+                       even. NULL: param has no master, which a step on a device does not take */
   const void* grad; /* in of grad_dtype */
   float* exp_avg;   /* in/out m, 0 before the first step */
   float* exp_avg_sq; /* in/out v, 0 before the first step */
@@ -94,6 +104,7 @@ typedef struct sluice_optimizer_step_args_s {
   /* Where masters and moments lie, borrowed until the call returns: then master, exp_avg and exp_avg_sq of all tensors
    * are NULL, and buckets of them are read, updated and written beside each other. NULL: in the tensors. */
   sluice_optimizer_file_t* file;
+  sluice_stream_t stream; /* of a step on a device: the host's, behind whose work it runs; else NULL */
 } sluice_optimizer_step_args_t;
 
 SLUICE_EXPORT void sluice_optimizer_step_args_init(sluice_optimizer_step_args_t* out_args, size_t struct_size);
@@ -115,13 +126,17 @@ typedef struct sluice_optimizer_step_result_s {
 
 SLUICE_EXPORT void sluice_optimizer_step_result_init(sluice_optimizer_step_result_t* out_result, size_t struct_size);
 
-/* out_optimizer: new, sluice_optimizer_destroy. Threads: thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY. */
+/* out_optimizer: new, sluice_optimizer_destroy. With a context it takes the slots from the context's memory, where they
+ * count in its stats and below its budget. Threads: thread-safe; with a context, context-exclusive. Errors:
+ * INVALID_ARGUMENT, ABI, NO_MEMORY, OVER_BUDGET; UNSUPPORTED (a context on a CPU: leave it out). */
 SLUICE_API sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
                                                    sluice_optimizer_t** out_optimizer);
 
-/* One step over all groups, by the caller's OpenMP threads. result may be NULL. Host-complete. Threads: one call at a
- * time for an optimizer, others get BUSY. Errors: INVALID_ARGUMENT (naming group, tensor and what is wrong), ABI, BUSY,
- * NO_MEMORY: nothing was changed. A skipped step is OK, and told by result.
+/* One step over all groups, by the caller's OpenMP threads. result may be NULL. Host-complete; on a device
+ * stream-complete with the verdict known: it waits for what the stream has before it and for one look at the gradients.
+ * Threads: one call at a time for an optimizer, others get BUSY; on a device context-exclusive. Errors:
+ * INVALID_ARGUMENT (naming group, tensor and what is wrong), ABI, BUSY, NO_MEMORY: nothing was changed. A skipped step
+ * is OK, and told by result.
  *
  * With args->comm collective over it, comm-exclusive for all communicators of the step, and alike on all ranks: groups
  * in the same order, with the same numbers, and tensors of the same counts and dtypes where they are summed. Further
@@ -131,6 +146,11 @@ SLUICE_API sluice_status_t sluice_optimizer_create(const sluice_optimizer_config
  * unless all sums are formed first (INT64_MAX of one communicator, clipping), where nothing was changed on this rank if
  * a sum failed.
  *
+ * On a device: bits are those of the step in host memory, for every bucket. Arrays in host memory are page-locked, else
+ * copies wait for each other. Further errors: UNSUPPORTED, by name (comm, file, max_norm: sum and clip before the
+ * step), and STATE (a captured stream), with nothing changed; FOREIGN (what the driver says), after which buckets may
+ * differ in their step.
+ *
  * With args->file each tensor's step is the file's + 1, and each rank has a file of its own. Further errors, that
  * change nothing: FOREIGN (what the disk says), on this rank, PEER_REFUSED on the others. Whatever else a step over
  * ranks returns changes nothing either. A step whose last exchange one rank alone has seen is there in its file and not
@@ -139,6 +159,7 @@ SLUICE_API sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer,
                                                  const sluice_optimizer_step_args_t* args,
                                                  sluice_optimizer_step_result_t* out_result);
 
+/* Accepts NULL. With a context it waits for steps on the device, and is context-exclusive. */
 SLUICE_EXPORT void sluice_optimizer_destroy(sluice_optimizer_t* optimizer);
 
 /* ---- masters and moments in a file ---- */

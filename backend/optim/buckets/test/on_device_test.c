@@ -10,16 +10,20 @@
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/optim/buckets/on_device.h"
+#include "backend/optim/buckets/plan.h"
 
-enum { COUNT = 5003, STEPS = 3 };
+/* Three tensors in two groups, one behind the other in each array: no bucket ends where a tensor does. */
+enum { COUNT = 5003, STEPS = 3, TENSORS = 3, GROUPS = 2 };
+static const int64_t firsts[TENSORS + 1] = {0, 701, 2504, COUNT};
 
-static const sluice_adam_rule_t rule = {.lr = 1e-2,
-                                        .beta1 = 0.9,
-                                        .beta2 = 0.99,
-                                        .epsilon = 1e-8,
-                                        .weight_decay = 0.1,
-                                        .is_decoupled = 1,
-                                        .corrects_the_bias = 1};
+static const sluice_adam_rule_t rules[GROUPS] = {{.lr = 1e-2,
+                                                  .beta1 = 0.9,
+                                                  .beta2 = 0.99,
+                                                  .epsilon = 1e-8,
+                                                  .weight_decay = 0.1,
+                                                  .is_decoupled = 1,
+                                                  .corrects_the_bias = 1},
+                                                 {.lr = 3e-2, .beta1 = 0.8, .beta2 = 0.999, .epsilon = 1e-6}};
 
 /* ---- a device with parameters on it ---- */
 
@@ -31,6 +35,13 @@ typedef struct rig_s {
   void *grad, *param;                   /* of the device */
   float *master, *exp_avg, *exp_avg_sq; /* page-locked */
 } rig_t;
+
+/* A step over those arrays. */
+typedef struct request_s {
+  sluice_adam_tensor_t tensors[TENSORS];
+  sluice_adam_group_t groups[GROUPS];
+  sluice_adam_step_t step;
+} request_t;
 
 static void fill(uint64_t seed, float* out, double scale) {
   for (int64_t i = 0; i < COUNT; ++i) {
@@ -99,21 +110,41 @@ static void close_rig(rig_t* rig) {
 
 static sluice_device_buckets_t* buckets_of(rig_t* rig, int64_t bucket, int32_t slots) {
   sluice_device_buckets_t* buckets = NULL;
-  assert_int_equal(
-      sluice_device_buckets_create(rig->device, &rig->memory, &rig->allocator, COUNT, bucket, slots, &buckets),
-      SLUICE_OK);
+  assert_int_equal(sluice_device_buckets_create(rig->device, &rig->memory, &rig->allocator, bucket, slots, &buckets),
+                   SLUICE_OK);
   return buckets;
 }
 
-static sluice_device_buckets_step_t step_of(const rig_t* rig, int64_t step) {
-  return (sluice_device_buckets_step_t){rule,       step,        1.0 / 3.0,    rig->dtype,     rig->grad,
-                                        rig->param, rig->master, rig->exp_avg, rig->exp_avg_sq};
+/* param, master and moments: of the rig, or of a copy in host memory. */
+static void request_of(const rig_t* rig, int64_t number, void* param, float* master, float* exp_avg, float* exp_avg_sq,
+                       request_t* out) {
+  const int64_t width = (int64_t)sluice_dtype_bytes(rig->dtype);
+  for (int t = 0; t < TENSORS; ++t) {
+    const int64_t first = firsts[t];
+    out->tensors[t] = (sluice_adam_tensor_t){.count = firsts[t + 1] - first,
+                                             .step = number + t, /* each counts its own */
+                                             .param = (char*)param + first * width,
+                                             .master = master + first,
+                                             .grad = (const char*)rig->grad + first * width,
+                                             .exp_avg = exp_avg + first,
+                                             .exp_avg_sq = exp_avg_sq + first,
+                                             .param_dtype = rig->dtype,
+                                             .grad_dtype = rig->dtype};
+  }
+  out->groups[0] = (sluice_adam_group_t){rules[0], out->tensors, 2};
+  out->groups[1] = (sluice_adam_group_t){rules[1], out->tensors + 2, 1};
+  out->step = (sluice_adam_step_t){.groups = out->groups, .num_groups = GROUPS, .loss_scale = 3.0, .looks_first = 1};
+}
+
+static void request_on_device(const rig_t* rig, int64_t number, request_t* out) {
+  request_of(rig, number, rig->param, rig->master, rig->exp_avg, rig->exp_avg_sq, out);
 }
 
 /* The status once the device has done it all. */
 static sluice_status_t take_step(rig_t* rig, sluice_device_buckets_t* buckets, int64_t number, int32_t* out_skipped) {
-  const sluice_device_buckets_step_t step = step_of(rig, number);
-  const sluice_status_t status = sluice_device_buckets_step(buckets, &step, rig->stream, out_skipped);
+  request_t request;
+  request_on_device(rig, number, &request);
+  const sluice_status_t status = sluice_device_buckets_step(buckets, &request.step, rig->stream, out_skipped);
   unsigned char byte;
   const sluice_status_t done = rig->device->memory->read(rig->device, rig->stream, rig->param, &byte, 1);
   return status != SLUICE_OK ? status : done;
@@ -136,11 +167,15 @@ static void keep(const rig_t* rig, states_t* out) {
 
 /* The same steps by the kernels of the host. */
 static void step_on_host(const rig_t* rig, states_t* states, int64_t number) {
-  const sluice_adam_tensor_t tensor = {COUNT,     number,          states->param,      states->master,
-                                       rig->grad, states->exp_avg, states->exp_avg_sq, rig->dtype,
-                                       rig->dtype};
-  const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rule, number, 1.0 / 3.0);
-  sluice_adam_widest()->update(&tensor, 0, COUNT, &numbers);
+  request_t request;
+  request_of(rig, number, states->param, states->master, states->exp_avg, states->exp_avg_sq, &request);
+  for (int g = 0; g < GROUPS; ++g) {
+    for (int64_t t = 0; t < request.groups[g].num_tensors; ++t) {
+      const sluice_adam_tensor_t* tensor = request.groups[g].tensors + t;
+      const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rules[g], tensor->step, 1.0 / 3.0);
+      sluice_adam_widest()->update(tensor, 0, tensor->count, &numbers);
+    }
+  }
 }
 
 static void expect_no_hazard(void) {
@@ -273,11 +308,11 @@ static void Step_InWhichACallFails_SaysSoAndLeavesNothing(void** state) {
     open_rig(&rig, SLUICE_DTYPE_BF16);
     sluice_device_buckets_t* buckets = NULL;
     sluice_fake_cuda_fail_call(nth, 719);
-    sluice_status_t status =
-        sluice_device_buckets_create(rig.device, &rig.memory, &rig.allocator, COUNT, 1024, 2, &buckets);
+    sluice_status_t status = sluice_device_buckets_create(rig.device, &rig.memory, &rig.allocator, 1024, 2, &buckets);
     set_gradients(&rig, 1);
-    const sluice_device_buckets_step_t step = step_of(&rig, 1);
-    if (status == SLUICE_OK) status = sluice_device_buckets_step(buckets, &step, rig.stream, &skipped);
+    request_t request;
+    request_on_device(&rig, 1, &request);
+    if (status == SLUICE_OK) status = sluice_device_buckets_step(buckets, &request.step, rig.stream, &skipped);
     const int has_failed = sluice_fake_cuda_failed();
     sluice_fake_cuda_fail_call(-1, 0);
     if (has_failed) assert_int_not_equal(status, SLUICE_OK);
@@ -289,27 +324,67 @@ static void Step_InWhichACallFails_SaysSoAndLeavesNothing(void** state) {
   assert_true(failures > 50);
 }
 
+static void refuses(rig_t* rig, sluice_device_buckets_t* buckets, const request_t* request, sluice_status_t status,
+                    const char* named) {
+  int32_t skipped = 1;
+  sluice_error_info_t why;
+  keep(rig, &wanted);
+  assert_int_equal(sluice_device_buckets_step(buckets, &request->step, rig->stream, &skipped), status);
+  sluice_error_capture(&why);
+  if (strstr(why.message, named) == NULL) fail_msg("\"%s\" does not name \"%s\"", why.message, named);
+  keep(rig, &found);
+  assert_memory_equal(&found, &wanted, sizeof found);
+}
+
 static void Buckets_OfWhatIsNotThere_AreRefusedByName(void** state) {
   (void)state;
   rig_t rig;
-  int32_t skipped = 0;
+  request_t request;
   open_rig(&rig, SLUICE_DTYPE_BF16);
+  set_gradients(&rig, 1);
   sluice_device_buckets_t* buckets = buckets_of(&rig, 1024, 1);
-  sluice_device_buckets_step_t step = step_of(&rig, 0);
-  assert_int_equal(sluice_device_buckets_step(buckets, &step, rig.stream, &skipped), SLUICE_E_INVALID_ARGUMENT);
-  step = step_of(&rig, 1);
-  step.dtype = SLUICE_DTYPE_I32;
-  assert_int_equal(sluice_device_buckets_step(buckets, &step, rig.stream, &skipped), SLUICE_E_INVALID_ARGUMENT);
-  step = step_of(&rig, 1);
-  step.grad = rig.master; /* memory of the host */
-  assert_int_equal(sluice_device_buckets_step(buckets, &step, rig.stream, &skipped), SLUICE_E_INVALID_ARGUMENT);
+  request_on_device(&rig, 0, &request);
+  refuses(&rig, buckets, &request, SLUICE_E_INVALID_ARGUMENT, "tensor 0 of group 0");
+  request_on_device(&rig, 1, &request);
+  request.tensors[2].grad = rig.master; /* memory of the host */
+  refuses(&rig, buckets, &request, SLUICE_E_INVALID_ARGUMENT, "tensor 0 of group 1: grad");
+  request_on_device(&rig, 1, &request);
+  request.tensors[1].param = rig.master;
+  refuses(&rig, buckets, &request, SLUICE_E_INVALID_ARGUMENT, "tensor 1 of group 0: param");
+  request_on_device(&rig, 1, &request);
+  request.tensors[1].master = NULL;
+  refuses(&rig, buckets, &request, SLUICE_E_INVALID_ARGUMENT, "tensor 1 of group 0: master");
+  request_on_device(&rig, 1, &request);
+  request.step.max_norm = 1.0;
+  refuses(&rig, buckets, &request, SLUICE_E_UNSUPPORTED, "max_norm");
+  sluice_fake_cuda_begin_capture(rig.stream);
+  request_on_device(&rig, 1, &request);
+  refuses(&rig, buckets, &request, SLUICE_E_STATE, "captured");
+  sluice_fake_graph_t* graph = NULL;
+  (void)sluice_fake_cuda_end_capture(rig.stream, &graph);
+  sluice_fake_cuda_destroy_graph(graph);
   sluice_device_buckets_destroy(buckets);
-  buckets = NULL;
+  close_rig(&rig);
+}
+
+static void Buckets_ThatCannotBe_AreRefusedByName(void** state) {
+  (void)state;
+  rig_t rig;
+  open_rig(&rig, SLUICE_DTYPE_BF16);
+  sluice_device_buckets_t* buckets = NULL;
+  const int64_t sizes[] = {0, -1, 8, 8, INT64_MAX};
+  const int32_t slots[] = {1, 1, 0, 3, 1};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+    assert_int_equal(
+        sluice_device_buckets_create(rig.device, &rig.memory, &rig.allocator, sizes[i], slots[i], &buckets),
+        SLUICE_E_INVALID_ARGUMENT);
+    assert_null(buckets);
+  }
   sluice_device_t of_host = {.name = "cpu"};
-  assert_int_equal(sluice_device_buckets_create(&of_host, &rig.memory, &rig.allocator, COUNT, 8, 1, &buckets),
+  assert_int_equal(sluice_device_buckets_create(&of_host, &rig.memory, &rig.allocator, 8, 1, &buckets),
                    SLUICE_E_UNSUPPORTED);
   sluice_fake_cuda_refuse(0);
-  assert_int_equal(sluice_device_buckets_create(rig.device, &rig.memory, &rig.allocator, COUNT, 8, 1, &buckets),
+  assert_int_equal(sluice_device_buckets_create(rig.device, &rig.memory, &rig.allocator, 8, 1, &buckets),
                    SLUICE_E_NO_MEMORY);
   assert_null(buckets);
   close_rig(&rig);
@@ -323,6 +398,7 @@ int main(void) {
       cmocka_unit_test(Step_WithoutOneOfItsWaits_IsSeenToRace),
       cmocka_unit_test(Step_InWhichACallFails_SaysSoAndLeavesNothing),
       cmocka_unit_test(Buckets_OfWhatIsNotThere_AreRefusedByName),
+      cmocka_unit_test(Buckets_ThatCannotBe_AreRefusedByName),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-#include "backend/optim/bucketed/lines.h"
+#include "backend/optim/lines.h"
 
 #include "backend/base/check.h"
 #include "backend/base/math.h"
@@ -15,29 +15,29 @@ static void add_tensors(sluice_lines_t* lines, const sluice_adam_group_t* group)
   }
 }
 
-sluice_status_t sluice_lines_make(const sluice_bucketed_step_t* step, sluice_allocator_t* allocator,
-                                  sluice_lines_t* out_lines) {
-  const int64_t groups = step->adam.num_groups;
+sluice_status_t sluice_lines_make(const sluice_adam_group_t* groups, int64_t num_groups, sluice_comm_t* const* comms,
+                                  sluice_allocator_t* allocator, sluice_lines_t* out_lines) {
   int64_t tensors = 0;
-  for (int64_t g = 0; g < groups; ++g) tensors += step->adam.groups[g].num_tensors;
+  for (int64_t g = 0; g < num_groups; ++g) tensors += groups[g].num_tensors;
   sluice_lines_t lines = {.num_lines = 0};
-  lines.bytes = (uint64_t)groups * (sizeof *lines.comms + sizeof *lines.counts + sizeof *lines.first_pieces) +
+  lines.bytes = (uint64_t)num_groups * (sizeof *lines.comms + sizeof *lines.counts + sizeof *lines.first_pieces) +
                 sizeof *lines.first_pieces + (uint64_t)tensors * sizeof *lines.tensors;
   lines.block = sluice_alloc(allocator, lines.bytes, "optimizer: the lines of a step");
   if (lines.block == NULL) return sluice_alloc_status();
   lines.comms = lines.block;
-  lines.counts = (int64_t*)(void*)(lines.comms + groups);
-  lines.first_pieces = lines.counts + groups;
-  lines.tensors = (sluice_line_tensor_t*)(void*)(lines.first_pieces + groups + 1);
-  for (int64_t g = 0; g < groups; ++g) {
-    const int continues = lines.num_lines > 0 && lines.comms[lines.num_lines - 1] == step->comms[g];
+  lines.counts = (int64_t*)(void*)(lines.comms + num_groups);
+  lines.first_pieces = lines.counts + num_groups;
+  lines.tensors = (sluice_line_tensor_t*)(void*)(lines.first_pieces + num_groups + 1);
+  for (int64_t g = 0; g < num_groups; ++g) {
+    sluice_comm_t* comm = comms != NULL ? comms[g] : NULL;
+    const int continues = lines.num_lines > 0 && lines.comms[lines.num_lines - 1] == comm;
     if (!continues) {
-      lines.comms[lines.num_lines] = step->comms[g];
+      lines.comms[lines.num_lines] = comm;
       lines.first_pieces[lines.num_lines] = lines.num_pieces;
       lines.counts[lines.num_lines++] = 0;
     }
     const int64_t before = lines.num_elements;
-    add_tensors(&lines, step->adam.groups + g);
+    add_tensors(&lines, groups + g);
     lines.counts[lines.num_lines - 1] += lines.num_elements - before;
   }
   lines.first_pieces[lines.num_lines] = lines.num_pieces;

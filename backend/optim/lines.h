@@ -1,10 +1,11 @@
 /* The tensors of a step as lines of elements: groups that are summed over the same ranks, one behind the other, are a
- * line. Private to backend/optim/bucketed. */
-#ifndef SLUICE_BACKEND_OPTIM_BUCKETED_LINES_H_
-#define SLUICE_BACKEND_OPTIM_BUCKETED_LINES_H_
+ * line. */
+#ifndef SLUICE_BACKEND_OPTIM_LINES_H_
+#define SLUICE_BACKEND_OPTIM_LINES_H_
 
 #include "backend/base/alloc.h"
-#include "backend/optim/bucketed/request.h"
+#include "backend/optim/adam_request.h"
+#include "sluice/comm.h"
 
 /* A tensor, where its elements begin, and its pieces (optim/pieces.h), over all lines. */
 typedef struct sluice_line_tensor_s {
@@ -25,9 +26,10 @@ typedef struct sluice_lines_s {
   uint64_t bytes;
 } sluice_lines_t;
 
-/* out_lines: sluice_lines_free. Errors: NO_MEMORY. */
-sluice_status_t sluice_lines_make(const sluice_bucketed_step_t* step, sluice_allocator_t* allocator,
-                                  sluice_lines_t* out_lines);
+/* comms: [num_groups] whose gradients of a group are summed; NULL: one rank, and so one line. Groups are borrowed until
+ * sluice_lines_free. Errors: NO_MEMORY. */
+sluice_status_t sluice_lines_make(const sluice_adam_group_t* groups, int64_t num_groups, sluice_comm_t* const* comms,
+                                  sluice_allocator_t* allocator, sluice_lines_t* out_lines);
 void sluice_lines_free(sluice_lines_t* lines, sluice_allocator_t* allocator);
 
 /* A run of elements of one tensor. */
@@ -44,4 +46,4 @@ sluice_line_run_t sluice_lines_piece(const sluice_lines_t* lines, int64_t piece)
 /* How many pieces end at or before element `at`. */
 int64_t sluice_lines_pieces_before(const sluice_lines_t* lines, int64_t at);
 
-#endif /* SLUICE_BACKEND_OPTIM_BUCKETED_LINES_H_ */
+#endif /* SLUICE_BACKEND_OPTIM_LINES_H_ */

@@ -1,0 +1,67 @@
+#include "capi/src/optimizer_on_device.h"
+
+#include <unistd.h>
+
+#include "backend/moe/context/context.h"
+#include "backend/optim/buckets/on_device.h"
+
+struct sluice_optimizer_on_device_s {
+  sluice_context_t* context;
+  sluice_device_buckets_t* buckets;
+};
+
+static sluice_status_t acquire(sluice_context_t* context, const sluice_optimizer_config_t* config,
+                               sluice_device_buckets_t** out_buckets) {
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_optimizer_create"));
+  const sluice_status_t status =
+      sluice_device_buckets_create(context->device, context->memory, sluice_process_allocator(), config->device_bucket,
+                                   config->device_num_slots, out_buckets);
+  sluice_engine_leave(context);
+  return status;
+}
+
+sluice_status_t sluice_optimizer_on_device_create(const sluice_optimizer_config_t* config,
+                                                  sluice_optimizer_on_device_t** out_on_device) {
+  *out_on_device = NULL;
+  sluice_optimizer_on_device_t* on_device =
+      sluice_alloc_zeroed(sluice_process_allocator(), sizeof *on_device, "optimizer on a device");
+  if (on_device == NULL) return sluice_alloc_status();
+  const sluice_status_t status = acquire(config->context, config, &on_device->buckets);
+  if (status != SLUICE_OK) {
+    sluice_free(sluice_process_allocator(), on_device, sizeof *on_device);
+    return status;
+  }
+  sluice_engine_retain(config->context);
+  on_device->context = config->context;
+  *out_on_device = on_device;
+  return SLUICE_OK;
+}
+
+void sluice_optimizer_on_device_destroy(sluice_optimizer_on_device_t* on_device) {
+  if (on_device == NULL) return;
+  /* A forked child leaves the device's memory to its parent. */
+  const int is_own = on_device->context->pid == getpid();
+  if (is_own) sluice_device_buckets_destroy(on_device->buckets);
+  sluice_engine_release(on_device->context);
+  sluice_free(sluice_process_allocator(), on_device, sizeof *on_device);
+}
+
+static sluice_status_t refuse(const char* field, const char* advice) {
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "optimizer: %s is set, which a step on a device does not do; %s", field,
+                     advice);
+}
+
+sluice_status_t sluice_optimizer_on_device_check(const sluice_optimizer_step_args_t* args) {
+  if (args->comm != NULL) return refuse("comm", "sum gradients over ranks before the step, and give NULL");
+  if (args->file != NULL) return refuse("file", "give tensors their states in host memory, and NULL");
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_optimizer_on_device_step(sluice_optimizer_on_device_t* on_device, const sluice_adam_step_t* step,
+                                                sluice_stream_t stream, int32_t* out_is_skipped) {
+  sluice_context_t* context = on_device->context;
+  SLUICE_TRY(sluice_engine_enter(context, "sluice_optimizer_step"));
+  const sluice_status_t status = sluice_device_buckets_step(on_device->buckets, step, stream, out_is_skipped);
+  sluice_engine_leave(context);
+  return status;
+}

@@ -40,10 +40,11 @@ static sluice_status_t create(sluice_comm_t* comm, const sluice_messages_config_
   const uint64_t bytes = head + 2 * w * sizeof(sluice_outgoing_t);
   *out_messages = NULL;
   if (comm->vtable->messages_open == NULL) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "rank %d: %s communicators have no messages; local, tcp and mpi ones do, and a tcp communicator "
-                       "can be made through this one",
-                       comm->rank, comm->name);
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED,
+        "rank %d: %s communicators have no messages; a tcp communicator that is made through this one has "
+        "them",
+        comm->rank, comm->name);
   }
   pthread_mutex_lock(&comm->messages_mutex);
   const int is_taken = comm->messages != NULL;

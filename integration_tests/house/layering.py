@@ -41,6 +41,8 @@ PAIRS = {
     ("backend/cost", "backend/device/sim"),  # the predictor makes one: a cost table is not a host's choice
     ("backend/comm/mpi_loader", "backend/comm/mpi"),  # the header that both sides of the plugin share
     ("backend/comm/mpi_loader", "backend/comm/host"),  # MPI is a table of callbacks to the host communicator
+    ("backend/comm/host", "backend/comm/tcp"),  # what carries messages beside exchanges that are the host's
+    ("backend/comm/nccl", "backend/comm/tcp"),  # the same beside NCCL
 }
 # Rooms of one level whose rules a test of the first goes through together.
 TOGETHER = {("pipeline", "migration")}  # a layer that moves in a batch, to the end of its commit

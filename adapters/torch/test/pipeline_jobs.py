@@ -18,8 +18,8 @@ DTYPES = (
 SHAPES = ((), (1,), (3,), (2, 3), (0,), (4, 0, 2), (2, 1, 3, 2, 2))
 
 
-def _group():
-    return EpGroup.unshared(range(dist.get_world_size()))
+def _group(transport=None):
+    return EpGroup.unshared(range(dist.get_world_size()), transport=transport)
 
 
 def _pipeline(group, **config):
@@ -80,10 +80,10 @@ class _Carrier:
         return Edge(_tensors(99 + self.stage)[: micro_batch % 3], 2**63 + self.stage - 1) if self.stage else None
 
 
-def carried():
+def carried(transport):
     """Tensors of every dtype and shape, and none at all, go both ways, and may be kept beyond the pipeline."""
     stages, rank = dist.get_world_size(), dist.get_rank()
-    group = _group()
+    group = _group(transport)
     pipeline = _pipeline(group, in_flight=3)
     stage = _Carrier(rank, stages)
     for forward_only in (False, True, False):

@@ -5,9 +5,9 @@ import ranks
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_Edges_TensorsOfEveryDtypeAndShape_ArriveAsTheyWere(world):
-    seen = ranks.run(world, "pipeline_jobs:carried")
+@pytest.mark.parametrize("world,transport", [(2, None), (4, None), (2, "c10d")])
+def test_Edges_TensorsOfEveryDtypeAndShape_ArriveAsTheyWere(world, transport):
+    seen = ranks.run(world, "pipeline_jobs:carried", transport=transport)
     assert min(seen) > 0
 
 

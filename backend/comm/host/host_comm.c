@@ -6,6 +6,7 @@
 #include "backend/base/structs.h"
 #include "backend/comm/host/host_messages.h"
 #include "backend/comm/requests.h"
+#include "backend/comm/tcp/tcp_beside.h"
 
 /* How long a request that timed out may take to come back: by itself, while the other ranks reach their own deadlines
  * and name the same laggard; then after the host's abort, which they may see as a loss of this rank. */
@@ -166,6 +167,7 @@ sluice_status_t sluice_host_comm_create(const sluice_comm_config_t* config, cons
       .lookup = host.lookup != NULL ? host_lookup : NULL,
       .is_interrupted = host.is_interrupted != NULL ? host_is_interrupted : NULL,
       .abandon = host_abandon,
+      .messages_open = sluice_tcp_messages_beside, /* until sluice_host_comm_set_messages */
   };
   sluice_comm_init_base(&comm->base, &comm->vtable, name, &c);
   *out_comm = &comm->base;

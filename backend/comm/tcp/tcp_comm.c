@@ -27,7 +27,6 @@
 
 enum { MAX_EVENTS = 64 };
 
-#define DEFAULT_CONNECT_NS UINT64_C(30000000000)
 /* A request that timed out may still complete while the other ranks reach their own deadlines: leaving at once would
  * tell them that this rank was lost, instead of which one was silent. */
 #define GRACE_NS UINT64_C(1000000000)
@@ -281,7 +280,7 @@ static sluice_status_t read_config(const sluice_tcp_config_t* config, sluice_tcp
                        "sluice_tcp_config_t.next: no optional block is known here (got type %d); pass NULL",
                        out_config->next->type);
   }
-  if (out_config->connect_timeout_ns == 0) out_config->connect_timeout_ns = DEFAULT_CONNECT_NS;
+  if (out_config->connect_timeout_ns == 0) out_config->connect_timeout_ns = SLUICE_TCP_CONNECT_NS;
   return SLUICE_OK;
 }
 

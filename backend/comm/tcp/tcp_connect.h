@@ -4,6 +4,8 @@
 
 #include "backend/comm/comm.h"
 
+#define SLUICE_TCP_CONNECT_NS UINT64_C(30000000000) /* until all connections stand, where a config does not say */
+
 /* Fills out_sockets[W] (the own entry is -1): connected, not blocking, closed on exec. Collective over the parent, and
  * alike on all its ranks: all get their connections or all fail, with out_sockets all -1.
  *

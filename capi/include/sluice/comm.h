@@ -6,6 +6,9 @@
  *   nccl    NVIDIA's, opened by name at run time: for contexts on CUDA
  *   tcp     connections of the library's own, made through any of the others: for host memory
  *
+ * Messages between two ranks (pipelines, migrations) go by the transport's own means over local, mpi and tcp. Beside
+ * host and nccl they go over TCP connections that are made through it; to choose interfaces, make a tcp communicator.
+ *
  * A communicator belongs to one group of ranks; every rank issues the same calls in the same order.
  */
 #ifndef SLUICE_COMM_H_

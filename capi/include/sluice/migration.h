@@ -95,9 +95,9 @@ typedef struct sluice_migration_item_s {
  *
  * Collective over comm, which must be idle, with the same epoch; comm-exclusive. Errors, after which the old epoch is
  * in force on all ranks: INVALID_ARGUMENT (an item: named), OVER_BUDGET (staging_bytes), NO_MEMORY; the others hear of
- * these at the latest in commit. STATE: a move is under way, or undecided. MISMATCH: epochs differ. UNSUPPORTED: a
- * transport without messages. PEER_REFUSED, PEER_LOST: another rank has given the move up already. What opening an
- * endpoint returns, naming the phase "announce" and the rank. */
+ * these at the latest in commit. STATE: a move is under way, or undecided. MISMATCH: epochs differ. PEER_REFUSED,
+ * PEER_LOST: another rank has given the move up already. What opening an endpoint returns, naming the phase "announce"
+ * and the rank. */
 SLUICE_API sluice_status_t sluice_migration_begin(sluice_migration_t* migration, uint64_t epoch,
                                                   const sluice_migration_item_t* items, int32_t num_items);
 

@@ -138,9 +138,9 @@ SLUICE_EXPORT void sluice_pipeline_config_init(sluice_pipeline_config_t* out_con
  * callbacks  copied; `user` is borrowed until sluice_pipeline_destroy
  *
  * Collective over comm, and alike on all its ranks. out_pipeline: new, sluice_pipeline_destroy. Thread-safe;
- * comm-exclusive. Errors, after which comm stays usable: INVALID_ARGUMENT, ABI, UNSUPPORTED (a transport without
- * messages), STATE (comm has a pipeline), MISMATCH (ranks differ in the config or in the version of the
- * library: says which, in what), PEER_REFUSED (another rank had one of these: names it). NO_MEMORY
+ * comm-exclusive. Errors, after which comm stays usable: INVALID_ARGUMENT, ABI, STATE (comm has a pipeline), MISMATCH
+ * (ranks differ in the config or in the version of the library: says which, in what), FOREIGN (a rank cannot be
+ * reached over TCP: says where), PEER_REFUSED (another rank had one of these: names it). NO_MEMORY
  * may end comm, and what the exchanges return does. */
 SLUICE_API sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t* config, sluice_comm_t* comm,
                                                   const sluice_pipeline_callbacks_t* callbacks, void* user,

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "backend/base/status.h"
+#include "backend/device/adam_flags.h"
 #include "sluice/context.h"
 
 struct sluice_device_s; /* device.h */
@@ -24,10 +25,21 @@ typedef struct sluice_device_adam_s {
   sluice_device_adam_numbers_t numbers;
 } sluice_device_adam_t;
 
+/* Gradients of several ranks, of which each begins `stride` elements behind the one before. */
+typedef struct sluice_device_parts_s {
+  const void* data;
+  int32_t dtype, num_parts;
+  int64_t stride;
+} sluice_device_parts_t;
+
 typedef struct sluice_device_adam_kernels_s {
-  /* *flag becomes 1 where one of the elements is infinite or no number; else it stays. */
+  /* flags [SLUICE_ADAM_NUM_FLAGS] become 1 where one of the elements is infinite or no number, and where one is above
+   * `limit` or below -limit; else they stay. */
   sluice_status_t (*look)(struct sluice_device_s* device, sluice_stream_t stream, const void* grad, int32_t dtype,
-                          int64_t count, int32_t* flag);
+                          int64_t count, float limit, int32_t* flags);
+  /* out[i]: the sum of the parts' element i, in f32 and in their order. */
+  sluice_status_t (*sum)(struct sluice_device_s* device, sluice_stream_t stream, const sluice_device_parts_t* parts,
+                         int64_t count, float* out);
   /* out[i] = grad[i] as f32. */
   sluice_status_t (*stage)(struct sluice_device_s* device, sluice_stream_t stream, const void* grad, int32_t dtype,
                            int64_t count, float* out);

@@ -117,8 +117,7 @@ static sluice_status_t step_in_buckets(sluice_optimizer_t* optimizer, const slui
 
 static sluice_status_t step_on_device(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
                                       sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome) {
-  SLUICE_TRY(step->refused);
-  return sluice_optimizer_on_device_step(optimizer->on_device, &step->adam, stream, &out_outcome->adam.is_skipped);
+  return sluice_optimizer_on_device_step(optimizer->on_device, step, stream, out_outcome);
 }
 
 static step_fn_t way_of(const sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args) {
@@ -128,7 +127,11 @@ static step_fn_t way_of(const sluice_optimizer_t* optimizer, const sluice_optimi
 
 static sluice_status_t check_args(const sluice_optimizer_t* optimizer, const sluice_optimizer_step_args_t* args) {
   SLUICE_TRY(SLUICE_REQUIRE(args->reserved == 0, "optimizer: reserved is %d; set it to 0", args->reserved));
-  if (optimizer->on_device != NULL) SLUICE_TRY(sluice_optimizer_on_device_check(args));
+  if (optimizer->on_device != NULL && args->file != NULL) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "optimizer: file is set, which a step on a device does not take; give tensors their states in "
+                       "host memory, and NULL");
+  }
   SLUICE_TRY(SLUICE_REQUIRE(optimizer->on_device != NULL || args->stream == NULL,
                             "optimizer: a stream is given, and the optimizer was made without a context: its steps "
                             "run in host memory; give NULL"));

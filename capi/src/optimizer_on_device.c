@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "backend/moe/context/context.h"
-#include "backend/optim/buckets/on_device.h"
+#include "backend/optim/on_device/on_device.h"
 
 struct sluice_optimizer_on_device_s {
   sluice_context_t* context;
@@ -46,22 +46,12 @@ void sluice_optimizer_on_device_destroy(sluice_optimizer_on_device_t* on_device)
   sluice_free(sluice_process_allocator(), on_device, sizeof *on_device);
 }
 
-static sluice_status_t refuse(const char* field, const char* advice) {
-  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "optimizer: %s is set, which a step on a device does not do; %s", field,
-                     advice);
-}
-
-sluice_status_t sluice_optimizer_on_device_check(const sluice_optimizer_step_args_t* args) {
-  if (args->comm != NULL) return refuse("comm", "sum gradients over ranks before the step, and give NULL");
-  if (args->file != NULL) return refuse("file", "give tensors their states in host memory, and NULL");
-  return SLUICE_OK;
-}
-
-sluice_status_t sluice_optimizer_on_device_step(sluice_optimizer_on_device_t* on_device, const sluice_adam_step_t* step,
-                                                sluice_stream_t stream, int32_t* out_is_skipped) {
+sluice_status_t sluice_optimizer_on_device_step(sluice_optimizer_on_device_t* on_device,
+                                                const sluice_bucketed_step_t* step, sluice_stream_t stream,
+                                                sluice_bucketed_outcome_t* out_outcome) {
   sluice_context_t* context = on_device->context;
   SLUICE_TRY(sluice_engine_enter(context, "sluice_optimizer_step"));
-  const sluice_status_t status = sluice_device_buckets_step(on_device->buckets, step, stream, out_is_skipped);
+  const sluice_status_t status = sluice_device_buckets_step(on_device->buckets, step, stream, out_outcome);
   sluice_engine_leave(context);
   return status;
 }

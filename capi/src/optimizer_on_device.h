@@ -2,7 +2,7 @@
 #ifndef SLUICE_CAPI_SRC_OPTIMIZER_ON_DEVICE_H_
 #define SLUICE_CAPI_SRC_OPTIMIZER_ON_DEVICE_H_
 
-#include "backend/optim/adam_request.h"
+#include "backend/optim/bucketed/bucketed.h"
 #include "sluice/optimizer.h"
 
 typedef struct sluice_optimizer_on_device_s sluice_optimizer_on_device_t;
@@ -12,10 +12,9 @@ sluice_status_t sluice_optimizer_on_device_create(const sluice_optimizer_config_
                                                   sluice_optimizer_on_device_t** out_on_device);
 void sluice_optimizer_on_device_destroy(sluice_optimizer_on_device_t* on_device); /* accepts NULL */
 
-/* UNSUPPORTED for what a step on a device does not do. */
-sluice_status_t sluice_optimizer_on_device_check(const sluice_optimizer_step_args_t* args);
-
-sluice_status_t sluice_optimizer_on_device_step(sluice_optimizer_on_device_t* on_device, const sluice_adam_step_t* step,
-                                                sluice_stream_t stream, int32_t* out_is_skipped);
+/* As sluice_device_buckets_step. */
+sluice_status_t sluice_optimizer_on_device_step(sluice_optimizer_on_device_t* on_device,
+                                                const sluice_bucketed_step_t* step, sluice_stream_t stream,
+                                                sluice_bucketed_outcome_t* out_outcome);
 
 #endif /* SLUICE_CAPI_SRC_OPTIMIZER_ON_DEVICE_H_ */

@@ -3,8 +3,10 @@
 
 #include "backend/base/check.h"
 #include "backend/base/dtype.h"
+#include "backend/base/math.h"
 #include "backend/base/structs.h"
 #include "backend/optim/buckets/simulate.h"
+#include "backend/optim/on_device/sum.h"
 #include "sluice/optimizer.h"
 
 enum {
@@ -54,7 +56,8 @@ static sluice_status_t check_workload(const sluice_optimizer_workload_t* w) {
                             (long long)w->sum_buckets));
   SLUICE_TRY(SLUICE_REQUIRE(w->world_size >= 1, "sluice_optimizer_workload_t: world_size is %d; give at least 1",
                             w->world_size));
-  SLUICE_TRY(SLUICE_REQUIRE(w->reserved == 0, "sluice_optimizer_workload_t: reserved is %d; set it to 0", w->reserved));
+  SLUICE_TRY(SLUICE_REQUIRE(w->sums_on_device == 0 || w->sums_on_device == 1,
+                            "sluice_optimizer_workload_t: sums_on_device is %d; give 0 or 1", w->sums_on_device));
   SLUICE_TRY(require_dtype(w->param_dtype, "param_dtype"));
   SLUICE_TRY(require_dtype(w->grad_dtype, "grad_dtype"));
   SLUICE_TRY(require_number(w->update_rate, "update_rate"));
@@ -147,12 +150,19 @@ static sluice_status_t simulate(const sluice_bucket_form_t* form, int64_t chunk,
   return status;
 }
 
+/* What ranks send of one chunk. */
+static uint64_t receive_bytes(const sluice_optimizer_workload_t* w, int64_t sum_buckets) {
+  if (w->world_size == 1 || !w->sums_on_device) return 0;
+  const int64_t buckets = sluice_min(sum_buckets, sluice_ceil_div(w->count, w->bucket));
+  return sluice_device_sum_receive_bytes(sluice_min(w->count, buckets * w->bucket), w->world_size);
+}
+
 static void count_bytes(const sluice_optimizer_workload_t* w, const step_t* step, sluice_optimizer_prediction_t* out) {
   const uint64_t count = (uint64_t)w->count;
   out->param_bytes = count * sluice_dtype_bytes(w->param_dtype);
   out->grad_bytes = count * sluice_dtype_bytes(w->grad_dtype);
   out->slot_bytes = step->slot_bytes;
-  out->staging_bytes = step->staging_bytes;
+  out->staging_bytes = step->staging_bytes + receive_bytes(w, out->sum_buckets);
   out->state_bytes = count * (uint64_t)(has_master(w) ? STATE_BYTES : MOMENT_BYTES);
   out->file_bytes = count * STATE_BYTES * STEPS_OF_A_FILE;
   const uint64_t here = out->param_bytes + out->grad_bytes;

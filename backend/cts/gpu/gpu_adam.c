@@ -65,23 +65,44 @@ static const char* step(int32_t dtype, int64_t bytes) {
   return problem;
 }
 
-/* The flag of gradients of which one, or none, is infinite. */
+/* The flags of gradients of which one, or none, is infinite, and some are above 1/4. */
 static const char* look(int32_t dtype, int64_t bytes, int64_t bad) {
-  gpu_array_t grad = gpu_randoms(dtype, COUNT), flag = gpu_array(4);
+  const float limit = 0.25F;
+  gpu_array_t grad = gpu_randoms(dtype, COUNT), flags = gpu_array(sizeof(int32_t) * SLUICE_ADAM_NUM_FLAGS);
   if (bad >= 0) {
     const uint32_t infinity = dtype == SLUICE_DTYPE_F32 ? 0x7f800000u : dtype == SLUICE_DTYPE_BF16 ? 0x7f80u : 0x7c00u;
     memcpy((char*)grad.host + bad * bytes, &infinity, (size_t)bytes);
     gpu_send(&grad);
   }
-  *(int32_t*)flag.host = 0;
-  gpu_send(&flag);
+  memset(flags.host, 0, sizeof(int32_t) * SLUICE_ADAM_NUM_FLAGS);
+  gpu_send(&flags);
   const sluice_status_t status =
-      gpu_rig.device->memory->adam->look(gpu_rig.device, NULL, grad.there, dtype, COUNT, flag.there);
-  gpu_fetch(&flag);
-  const int32_t found = *(int32_t*)flag.back;
-  gpu_drop(&grad), gpu_drop(&flag);
+      gpu_rig.device->memory->adam->look(gpu_rig.device, NULL, grad.there, dtype, COUNT, limit, flags.there);
+  gpu_fetch(&flags);
+  int32_t found[SLUICE_ADAM_NUM_FLAGS];
+  memcpy(found, flags.back, sizeof found);
+  gpu_drop(&grad), gpu_drop(&flags);
   if (status != SLUICE_OK) return gpu_last_error();
-  return found == (bad >= 0) ? NULL : "the flag is wrong";
+  if (found[SLUICE_ADAM_IS_LARGE] != 1) return "no gradient above the limit is seen";
+  return found[SLUICE_ADAM_IS_NOT_FINITE] == (bad >= 0) ? NULL : "the flag of what is not finite is wrong";
+}
+
+/* Parts are added in their order, from the first on. */
+static const char* sum(int32_t dtype) {
+  enum { PARTS = 5, STRIDE = 2000, EACH = 1999 };
+  gpu_array_t parts = gpu_randoms(dtype, (int64_t)PARTS * STRIDE), out = gpu_array((int64_t)EACH * 4);
+  const sluice_device_parts_t of = {parts.there, dtype, PARTS, STRIDE};
+  float* wanted = out.host;
+  for (int64_t i = 0; i < EACH; ++i) {
+    for (int64_t part = 0; part < PARTS; ++part) {
+      const float x = (float)gpu_get(dtype, parts.host, part * STRIDE + i);
+      wanted[i] = part == 0 ? x : wanted[i] + x;
+    }
+  }
+  const sluice_status_t status = gpu_rig.device->memory->adam->sum(gpu_rig.device, NULL, &of, EACH, out.there);
+  const char* problem = status == SLUICE_OK ? gpu_differs(&out, SLUICE_DTYPE_F32, 0, 0) : gpu_last_error();
+  gpu_drop(&parts), gpu_drop(&out);
+  return problem;
 }
 
 void gpu_part_adam(void) {
@@ -99,5 +120,7 @@ void gpu_part_adam(void) {
     if (problem == NULL) problem = look(of[i].dtype, of[i].bytes, COUNT - 1);
     (void)snprintf(name, sizeof name, "gradients that are not finite are seen, %s", of[i].name);
     gpu_report(name, problem);
+    (void)snprintf(name, sizeof name, "gradients of ranks are summed in their order, %s", of[i].name);
+    gpu_report(name, sum(of[i].dtype));
   }
 }

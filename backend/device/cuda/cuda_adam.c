@@ -15,8 +15,8 @@ static sluice_status_t launch(sluice_device_t* device, sluice_stream_t stream, i
 }
 
 static sluice_status_t look(sluice_device_t* device, sluice_stream_t stream, const void* grad, int32_t dtype,
-                            int64_t count, int32_t* flag) {
-  sluice_adam_args_t args = {.count = count, .grad = grad, .flag = flag};
+                            int64_t count, float limit, int32_t* flags) {
+  sluice_adam_args_t args = {.count = count, .grad = grad, .flags = flags, .limit = limit};
   return launch(device, stream, SLUICE_CUDA_adam_look_f32, dtype, &args);
 }
 
@@ -24,6 +24,13 @@ static sluice_status_t stage(sluice_device_t* device, sluice_stream_t stream, co
                              int64_t count, float* out) {
   sluice_adam_args_t args = {.count = count, .grad = grad, .staged = out};
   return launch(device, stream, SLUICE_CUDA_adam_stage_f32, dtype, &args);
+}
+
+static sluice_status_t sum(sluice_device_t* device, sluice_stream_t stream, const sluice_device_parts_t* parts,
+                           int64_t count, float* out) {
+  sluice_adam_args_t args = {
+      .count = count, .grad = parts->data, .num_parts = parts->num_parts, .stride = parts->stride, .staged = out};
+  return launch(device, stream, SLUICE_CUDA_adam_sum_f32, parts->dtype, &args);
 }
 
 static sluice_status_t update(sluice_device_t* device, sluice_stream_t stream, const sluice_device_adam_t* adam) {
@@ -48,4 +55,5 @@ static sluice_status_t update(sluice_device_t* device, sluice_stream_t stream, c
   return launch(device, stream, SLUICE_CUDA_adam_update_f32, adam->dtype, &args);
 }
 
-const sluice_device_adam_kernels_t sluice_cuda_adam_kernels = {.look = look, .stage = stage, .update = update};
+const sluice_device_adam_kernels_t sluice_cuda_adam_kernels = {
+    .look = look, .stage = stage, .sum = sum, .update = update};

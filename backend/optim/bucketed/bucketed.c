@@ -1,6 +1,5 @@
 #include "backend/optim/bucketed/bucketed.h"
 
-#include <float.h>
 #include <math.h>
 
 #include "backend/base/check.h"
@@ -59,16 +58,6 @@ static sluice_status_t take_memory(sluice_bucketed_t* bucketed, uint64_t bytes) 
 }
 
 /* ---- which form a step has ---- */
-
-/* Sums of W numbers stay in f32 where each is at most this. Half of what the exact sum allows: partial sums are rounded
- * up now and then. */
-static double largest_safe(const sluice_lines_t* lines) {
-  int32_t w = 1;
-  for (int32_t i = 0; i < lines->num_lines; ++i) {
-    if (lines->comms[i] != NULL) w = (int32_t)sluice_max(w, sluice_comm_world_size(lines->comms[i]));
-  }
-  return w == 1 ? (double)FLT_MAX : (double)FLT_MAX / 2.0 / w;
-}
 
 static sluice_bucket_form_t form_of(const sluice_bucketed_step_t* step, const sluice_lines_t* lines, int64_t chunk,
                                     int is_decided) {
@@ -193,7 +182,7 @@ static sluice_status_t step_over(sluice_bucketed_t* bucketed, const sluice_bucke
   outcome->chunk = step->chunk > 0 ? step->chunk : agreed.proposal;
   if (outcome->adam.is_skipped) return SLUICE_OK;
   outcome->is_decided =
-      step->comm != NULL && (step->adam.max_norm > 0.0 || (double)agreed.largest > largest_safe(lines));
+      step->comm != NULL && (step->adam.max_norm > 0.0 || agreed.largest > sluice_largest_safe_gradient(lines));
   sluice_bucketed_job_t job = {.step = step, .lines = lines};
   job.grad_scale = sluice_adam_clip_factor(step->adam.max_norm, looked.norm) / step->adam.loss_scale;
   outcome->adam.norm = step->comm == NULL ? looked.norm : 0.0;

@@ -1,11 +1,13 @@
 #include "backend/optim/bucketed/handshake.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/base/hash.h"
+#include "backend/base/math.h"
 
 #define PROTOCOL 1
 
@@ -259,6 +261,15 @@ sluice_status_t sluice_step_handshake(const sluice_bucketed_step_t* step, const 
 }
 
 /* ---- sums ---- */
+
+/* Half of what the exact sum allows: partial sums are rounded up now and then. */
+float sluice_largest_safe_gradient(const sluice_lines_t* lines) {
+  int32_t w = 1;
+  for (int32_t i = 0; i < lines->num_lines; ++i) {
+    if (lines->comms[i] != NULL) w = (int32_t)sluice_max(w, sluice_comm_world_size(lines->comms[i]));
+  }
+  return w == 1 ? FLT_MAX : FLT_MAX / 2.0F / (float)w;
+}
 
 sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found) {
   *out_found = *mine;

@@ -1,4 +1,4 @@
-/* What the ranks of a step tell each other beside sums. Private to backend/optim/bucketed. */
+/* What the ranks of a step tell each other beside sums. Private to backend/optim. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
 
@@ -15,6 +15,9 @@ typedef struct sluice_agreed_s {
 /* Collective over step->comm. mine: of this rank; lines: NULL where step->refused. Errors: as sluice_bucketed_step. */
 sluice_status_t sluice_step_handshake(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
                                       const sluice_agreed_t* mine, sluice_agreed_t* out_agreed);
+
+/* Where no gradient is larger, no sum over the ranks of a line leaves f32. */
+float sluice_largest_safe_gradient(const sluice_lines_t* lines);
 
 /* What has been found in sums. */
 typedef struct sluice_found_s {

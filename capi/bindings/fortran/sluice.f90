@@ -592,7 +592,7 @@ module sluice
     integer(c_int32_t) :: num_slots = 0
     integer(c_int32_t) :: world_size = 0
     integer(c_int32_t) :: decides = 0
-    integer(c_int32_t) :: reserved = 0
+    integer(c_int32_t) :: sums_on_device = 0
     real(c_double) :: update_rate = 0
     real(c_double) :: copy_in_rate = 0
     real(c_double) :: copy_out_rate = 0

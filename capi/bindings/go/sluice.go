@@ -693,22 +693,22 @@ type OptimizerFileInfo struct {
 
 // OptimizerWorkload is sluice_optimizer_workload_t.
 type OptimizerWorkload struct {
-	StructSize  uintptr
-	Next        *ExtHeader
-	Count       int64
-	Bucket      int64
-	SumBuckets  int64
-	ParamDtype  int32
-	GradDtype   int32
-	NumSlots    int32
-	WorldSize   int32
-	Decides     int32
-	Reserved    int32
-	UpdateRate  float64
-	CopyInRate  float64
-	CopyOutRate float64
-	SumRate     float64
-	SumSeconds  float64
+	StructSize   uintptr
+	Next         *ExtHeader
+	Count        int64
+	Bucket       int64
+	SumBuckets   int64
+	ParamDtype   int32
+	GradDtype    int32
+	NumSlots     int32
+	WorldSize    int32
+	Decides      int32
+	SumsOnDevice int32
+	UpdateRate   float64
+	CopyInRate   float64
+	CopyOutRate  float64
+	SumRate      float64
+	SumSeconds   float64
 }
 
 // OptimizerPrediction is sluice_optimizer_prediction_t.

@@ -962,7 +962,7 @@ pub struct sluice_optimizer_workload_t {
     pub num_slots: i32,
     pub world_size: i32,
     pub decides: i32,
-    pub reserved: i32,
+    pub sums_on_device: i32,
     pub update_rate: f64,
     pub copy_in_rate: f64,
     pub copy_out_rate: f64,

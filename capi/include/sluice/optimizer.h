@@ -115,9 +115,9 @@ typedef struct sluice_optimizer_step_result_s {
                       as over ranks without clipping */
   int32_t skipped; /* 1: a gradient, or a sum, is infinite or no number: nothing was changed, on any rank */
   int32_t decided; /* of a step over ranks, 1: all sums were formed before the first update */
-  /* Of a step over ranks; else 0. */
+  /* Of a step over ranks; else 0. Times are 0 on a device. */
   int64_t sum_buckets;        /* k that was taken */
-  uint64_t staging_bytes;     /* that sums lie in */
+  uint64_t staging_bytes;     /* that sums lie in, and on a device what they receive */
   uint64_t sum_ns;            /* in sums, on a thread of their own */
   uint64_t update_ns;         /* in updates, on the calling thread */
   uint64_t step_ns;           /* of the call */
@@ -146,10 +146,12 @@ SLUICE_API sluice_status_t sluice_optimizer_create(const sluice_optimizer_config
  * unless all sums are formed first (INT64_MAX of one communicator, clipping), where nothing was changed on this rank if
  * a sum failed.
  *
- * On a device: bits are those of the step in host memory, for every bucket. Arrays in host memory are page-locked, else
- * copies wait for each other. Further errors: UNSUPPORTED, by name (comm, file, max_norm: sum and clip before the
- * step), and STATE (a captured stream), with nothing changed; FOREIGN (what the driver says), after which buckets may
- * differ in their step.
+ * On a device: bits are those of the step in host memory, for every bucket and every k. Arrays in host memory are
+ * page-locked, else copies wait for each other. Over ranks gradients are summed there, by communicators over nccl, or
+ * local ones where ranks are threads; k is 2 unless it is given. Where sums have to be looked at first they are formed
+ * twice: that takes no memory. Further errors: UNSUPPORTED, by name (file, max_norm: clip before the step, another
+ * communicator), and STATE (a captured stream), with nothing changed; FOREIGN (what the driver says), after which
+ * buckets may differ in their step, and which ends the step's communicators.
  *
  * With args->file each tensor's step is the file's + 1, and each rank has a file of its own. Further errors, that
  * change nothing: FOREIGN (what the disk says), on this rank, PEER_REFUSED on the others. Whatever else a step over
@@ -237,7 +239,7 @@ typedef struct sluice_optimizer_workload_s {
   int32_t num_slots;                  /* of states: 0: they lie near; 1, or 2 for copies beside updates: far; 2 */
   int32_t world_size;                 /* ranks whose gradients are summed; 1 */
   int32_t decides;                    /* 1: all sums are formed before the first update, as with clipping; 0 */
-  int32_t reserved;                   /* 0 */
+  int32_t sums_on_device;             /* 1: they receive what the ranks send beside gradients in f32; 0 */
   double update_rate;                 /* of the memory that updates read and write */
   double copy_in_rate, copy_out_rate; /* far to near and back; they run beside each other */
   double sum_rate;                    /* of a rank's link */
@@ -252,7 +254,8 @@ typedef struct sluice_optimizer_prediction_s {
   /* Near. */
   uint64_t param_bytes, grad_bytes;
   uint64_t slot_bytes;    /* of states in slots; 12 for each element of a slot, each array aligned up to 64 */
-  uint64_t staging_bytes; /* gradients in f32: those of k buckets, twice beside updates, or of all of them */
+  uint64_t staging_bytes; /* gradients in f32: those of k buckets, twice beside updates, or of all of them; on a device
+                             what ranks send of k buckets too */
   uint64_t near_bytes;    /* all of these, and states that lie near */
   /* States: masters, of parameters that have one, and both moments. */
   uint64_t state_bytes;

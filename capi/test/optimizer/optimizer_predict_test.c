@@ -144,7 +144,7 @@ static void BadArguments_AreRefusedByName(void** state) {
   REFUSED(world_size, 0, "world_size is 0");
   REFUSED(num_slots, 3, "3 slots");
   REFUSED(num_slots, -1, "-1 slots");
-  REFUSED(reserved, 1, "reserved is 1");
+  REFUSED(sums_on_device, 2, "sums_on_device is 2");
   REFUSED(param_dtype, SLUICE_DTYPE_F64, "param_dtype is f64");
   REFUSED(grad_dtype, 77, "grad_dtype is unknown");
   REFUSED(update_rate, -1.0, "update_rate is -1");

@@ -164,9 +164,13 @@ static void token_copy_place(moment_t at, const sluice_token_copy_place_args_t* 
 }
 
 static void adam(moment_t at, const sluice_adam_args_t* a, const char* name, int64_t element) {
-  if (strncmp(name, "adam_update", 11) != 0) reads(at, a->grad, a->count * element);
-  if (strncmp(name, "adam_look", 9) == 0) writes(at, a->flag, 4);
-  if (strncmp(name, "adam_stage", 10) == 0) writes(at, a->staged, a->count * 4);
+  const int is_sum = strncmp(name, "adam_sum", 8) == 0;
+  if (strncmp(name, "adam_update", 11) != 0 && !is_sum) reads(at, a->grad, a->count * element);
+  for (int32_t part = 0; is_sum && part < a->num_parts; ++part) {
+    reads(at, plus(a->grad, part * a->stride * element), a->count * element);
+  }
+  if (strncmp(name, "adam_look", 9) == 0) writes(at, a->flags, SLUICE_ADAM_NUM_FLAGS * 4);
+  if (strncmp(name, "adam_stage", 10) == 0 || is_sum) writes(at, a->staged, a->count * 4);
   if (strncmp(name, "adam_update", 11) != 0) return;
   reads(at, a->staged, a->count * 4);
   writes(at, a->master, a->count * 4);

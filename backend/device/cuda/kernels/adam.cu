@@ -22,10 +22,14 @@ SLUICE_FN int64_t adam_end(const sluice_adam_args_t& a, int64_t unit) {
 template <typename E>
 SLUICE_FN void adam_look(const sluice_adam_args_t& a, int64_t unit) {
   SLUICE_LANES(lane) {
-    bool is_bad = false;
-    for (int64_t i = unit * SLUICE_CUDA_ADAM_TILE + lane; i < adam_end(a, unit); i += 32)
-      is_bad = is_bad || (bits_of((float)load<E>(a.grad, i)) & 0x7f800000u) == 0x7f800000u;
-    if (is_bad) *a.flag = 1;
+    bool is_bad = false, is_large = false;
+    for (int64_t i = unit * SLUICE_CUDA_ADAM_TILE + lane; i < adam_end(a, unit); i += 32) {
+      const float g = (float)load<E>(a.grad, i);
+      is_bad = is_bad || (bits_of(g) & 0x7f800000u) == 0x7f800000u;
+      is_large = is_large || g > a.limit || g < -a.limit;
+    }
+    if (is_bad) a.flags[SLUICE_ADAM_IS_NOT_FINITE] = 1;
+    if (is_large) a.flags[SLUICE_ADAM_IS_LARGE] = 1;
   }
 }
 ADAM_KERNELS(adam_look)
@@ -38,6 +42,18 @@ SLUICE_FN void adam_stage(const sluice_adam_args_t& a, int64_t unit) {
   }
 }
 ADAM_KERNELS(adam_stage)
+
+template <typename E>
+SLUICE_FN void adam_sum(const sluice_adam_args_t& a, int64_t unit) {
+  SLUICE_LANES(lane) {
+    for (int64_t i = unit * SLUICE_CUDA_ADAM_TILE + lane; i < adam_end(a, unit); i += 32) {
+      float sum = (float)load<E>(a.grad, i);
+      for (int32_t part = 1; part < a.num_parts; ++part) sum += (float)load<E>(a.grad, part * a.stride + i);
+      a.staged[i] = sum;
+    }
+  }
+}
+ADAM_KERNELS(adam_sum)
 
 SLUICE_FN float adam_moved(const sluice_adam_args_t& a, float p, float m, float v) {
   const float s = sqrtf(v), d = s + a.epsilon_high, rest = d - s;

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "backend/device/adam_flags.h"
 #include "backend/device/drop_counters.h"
 
 enum {
@@ -256,8 +257,11 @@ typedef struct sluice_gate_args_s {
 typedef struct sluice_adam_args_s {
   int64_t units, count;
   const void* grad;
-  int32_t* flag;
-  float* staged; /* gradients in f32: out of adam_stage, in of adam_update */
+  int32_t* flags; /* [SLUICE_ADAM_NUM_FLAGS] */
+  float limit;
+  int32_t num_parts; /* of grad, `stride` elements apart */
+  int64_t stride;
+  float* staged; /* gradients in f32: out of adam_stage and adam_sum, in of adam_update */
   float *master, *exp_avg, *exp_avg_sq;
   void* param;
   float grad_scale, l2, one_minus_beta1, one_minus_beta2, decay, epsilon_high, epsilon_low, step_high, step_low;

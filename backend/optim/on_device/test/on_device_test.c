@@ -9,8 +9,8 @@
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "backend/optim/buckets/on_device.h"
 #include "backend/optim/buckets/plan.h"
+#include "backend/optim/on_device/on_device.h"
 
 /* Three tensors in two groups, one behind the other in each array: no bucket ends where a tensor does. */
 enum { COUNT = 5003, STEPS = 3, TENSORS = 3, GROUPS = 2 };
@@ -40,7 +40,7 @@ typedef struct rig_s {
 typedef struct request_s {
   sluice_adam_tensor_t tensors[TENSORS];
   sluice_adam_group_t groups[GROUPS];
-  sluice_adam_step_t step;
+  sluice_bucketed_step_t step;
 } request_t;
 
 static void fill(uint64_t seed, float* out, double scale) {
@@ -133,7 +133,8 @@ static void request_of(const rig_t* rig, int64_t number, void* param, float* mas
   }
   out->groups[0] = (sluice_adam_group_t){rules[0], out->tensors, 2};
   out->groups[1] = (sluice_adam_group_t){rules[1], out->tensors + 2, 1};
-  out->step = (sluice_adam_step_t){.groups = out->groups, .num_groups = GROUPS, .loss_scale = 3.0, .looks_first = 1};
+  out->step = (sluice_bucketed_step_t){
+      .adam = {.groups = out->groups, .num_groups = GROUPS, .loss_scale = 3.0, .looks_first = 1}};
 }
 
 static void request_on_device(const rig_t* rig, int64_t number, request_t* out) {
@@ -144,7 +145,9 @@ static void request_on_device(const rig_t* rig, int64_t number, request_t* out) 
 static sluice_status_t take_step(rig_t* rig, sluice_device_buckets_t* buckets, int64_t number, int32_t* out_skipped) {
   request_t request;
   request_on_device(rig, number, &request);
-  const sluice_status_t status = sluice_device_buckets_step(buckets, &request.step, rig->stream, out_skipped);
+  sluice_bucketed_outcome_t outcome;
+  const sluice_status_t status = sluice_device_buckets_step(buckets, &request.step, rig->stream, &outcome);
+  *out_skipped = outcome.adam.is_skipped;
   unsigned char byte;
   const sluice_status_t done = rig->device->memory->read(rig->device, rig->stream, rig->param, &byte, 1);
   return status != SLUICE_OK ? status : done;
@@ -304,7 +307,6 @@ static void Step_InWhichACallFails_SaysSoAndLeavesNothing(void** state) {
   int64_t failures = 0;
   for (int64_t nth = 0;; ++nth) {
     rig_t rig;
-    int32_t skipped = 0;
     open_rig(&rig, SLUICE_DTYPE_BF16);
     sluice_device_buckets_t* buckets = NULL;
     sluice_fake_cuda_fail_call(nth, 719);
@@ -312,7 +314,8 @@ static void Step_InWhichACallFails_SaysSoAndLeavesNothing(void** state) {
     set_gradients(&rig, 1);
     request_t request;
     request_on_device(&rig, 1, &request);
-    if (status == SLUICE_OK) status = sluice_device_buckets_step(buckets, &request.step, rig.stream, &skipped);
+    sluice_bucketed_outcome_t outcome;
+    if (status == SLUICE_OK) status = sluice_device_buckets_step(buckets, &request.step, rig.stream, &outcome);
     const int has_failed = sluice_fake_cuda_failed();
     sluice_fake_cuda_fail_call(-1, 0);
     if (has_failed) assert_int_not_equal(status, SLUICE_OK);
@@ -326,10 +329,10 @@ static void Step_InWhichACallFails_SaysSoAndLeavesNothing(void** state) {
 
 static void refuses(rig_t* rig, sluice_device_buckets_t* buckets, const request_t* request, sluice_status_t status,
                     const char* named) {
-  int32_t skipped = 1;
+  sluice_bucketed_outcome_t outcome;
   sluice_error_info_t why;
   keep(rig, &wanted);
-  assert_int_equal(sluice_device_buckets_step(buckets, &request->step, rig->stream, &skipped), status);
+  assert_int_equal(sluice_device_buckets_step(buckets, &request->step, rig->stream, &outcome), status);
   sluice_error_capture(&why);
   if (strstr(why.message, named) == NULL) fail_msg("\"%s\" does not name \"%s\"", why.message, named);
   keep(rig, &found);
@@ -355,7 +358,7 @@ static void Buckets_OfWhatIsNotThere_AreRefusedByName(void** state) {
   request.tensors[1].master = NULL;
   refuses(&rig, buckets, &request, SLUICE_E_INVALID_ARGUMENT, "tensor 1 of group 0: master");
   request_on_device(&rig, 1, &request);
-  request.step.max_norm = 1.0;
+  request.step.adam.max_norm = 1.0;
   refuses(&rig, buckets, &request, SLUICE_E_UNSUPPORTED, "max_norm");
   sluice_fake_cuda_begin_capture(rig.stream);
   request_on_device(&rig, 1, &request);

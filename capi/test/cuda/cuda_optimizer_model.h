@@ -1,0 +1,48 @@
+/* A model of two tensors in two groups, in bf16, whose parameters and gradients lie on a fake device or in host memory,
+ * and its optimizer. Memory of the fake's devices is the host's: it is filled and compared in place. */
+#ifndef SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_
+#define SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_
+
+#include <stdint.h>
+
+#include "sluice/optimizer.h"
+
+enum { COM_COUNT_A = 1500, COM_COUNT_B = 4100, COM_ELEMENTS = COM_COUNT_A + COM_COUNT_B, COM_BUCKET = 1024 };
+
+typedef struct com_model_s {
+  uint16_t* param; /* bf16 */
+  void* grad;      /* of grad_dtype */
+  int32_t grad_dtype;
+  float master[COM_ELEMENTS], exp_avg[COM_ELEMENTS], exp_avg_sq[COM_ELEMENTS];
+  sluice_optimizer_tensor_t tensors[2];
+  sluice_optimizer_group_t groups[2];
+  const sluice_optimizer_group_t* group_list[2];
+  sluice_optimizer_step_args_t args;
+  sluice_optimizer_step_result_t result;
+  sluice_optimizer_t* optimizer;
+  sluice_context_t* context; /* NULL: in host memory */
+  int32_t rank;
+} com_model_t;
+
+/* context: of this rank's fake device (capi/test/cuda/fakes.h); NULL: host memory. Without an optimizer. */
+com_model_t* com_model_fill(sluice_context_t* context, int32_t rank, int32_t grad_dtype);
+/* With gradients in bf16 and an optimizer of buckets of COM_BUCKET, which is NULL where it cannot be made. */
+com_model_t* com_model_new(sluice_context_t* context, int32_t rank);
+sluice_optimizer_config_t com_config_of(sluice_context_t* context);
+void com_model_free(com_model_t* m);
+
+/* One gradient, as bf16 rounds it: of an element, a step and a rank. */
+float com_gradient(int64_t element, int64_t step, int32_t rank);
+void com_set_gradients(com_model_t* m, int64_t step);
+void com_set_gradient(com_model_t* m, int64_t element, float value);
+float com_get_gradient(const com_model_t* m, int64_t element);
+
+/* A step, once the device has done it; its result in m->result. */
+sluice_status_t com_step(com_model_t* m);
+/* The next step's numbers. */
+void com_advance(com_model_t* m);
+
+/* NULL, or what differs. */
+const char* com_difference(const com_model_t* a, const com_model_t* b);
+
+#endif /* SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_ */

@@ -72,3 +72,11 @@ def fresh2() -> Iterator[MegatronRanks]:
     ranks = MegatronRanks(2)
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture
+def fresh4() -> Iterator[MegatronRanks]:
+    """Four ranks that a test may break."""
+    ranks = MegatronRanks(4)
+    yield ranks
+    ranks.stop()

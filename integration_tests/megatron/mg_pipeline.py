@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import mg_models
 import sluice
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from mg_cases import moe_layers
 
 STAGES = 2
 
@@ -81,3 +87,24 @@ def train_both(
         "planned_outstanding": stats[-1]["planned_outstanding"],
         "peak_bytes": stats[-1]["peak_bytes"],
     }
+
+
+def dies_in_training(folder: str) -> dict[str, Any]:
+    """Rank 3, of the last stage, is killed in the second step. A rank that is told so ends, as a script does; those of
+    the last stage leave what they were told in the folder, the others give it back."""
+    host = PipelineHost("decorated", {"gemm": "host"}, None)
+    host.train(1, microbatches=4)
+    rank = dist.get_rank()
+    if rank == 3:
+        layer = moe_layers(host.model)[0]
+        layer.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    began = time.monotonic()
+    try:
+        host.train(1, microbatches=4)
+        told = ""
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    if rank == 2:
+        (Path(folder) / "told").write_text(told)
+        os._exit(1)
+    return {"told": told, "s": time.monotonic() - began}

@@ -7,6 +7,7 @@ with one layer in each of a stage's two parts, five and three.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from mg_ranks import MegatronRanks
 from sluice.planning.megatron_layout import layout_of
 from test_mg_training import check_as_stock
 
+SOON = 60.0  # seconds: far below the timeout of the groups
 OUTSTANDING = {None: [4, 4, 2, 2], 2: [5, 5, 3, 3]}
 
 
@@ -71,3 +73,14 @@ def test_TwoStages_LaidOutByAPlan_AsStock(oldest4: MegatronRanks) -> None:
 
 def test_TwoStages_NamedSpecInterleaved_EachPartFindsItsLayers(oldest4: MegatronRanks) -> None:
     _check(oldest4.run("mg_pipeline:train_both", parts=2, how="named"), 2)
+
+
+def test_RankOfAStageKilled_ItsGroupIsToldWho_AndTheOtherStageEnds(fresh4: MegatronRanks, tmp_path: Path) -> None:
+    """Rank 2 shares experts with rank 3 and is told by Sluice; the first stage is, by the host, when its peers are
+    gone."""
+    *first, _, killed = fresh4.try_run("mg_pipeline:dies_in_training", dying=(2, 3), folder=str(tmp_path))
+    assert killed == {"died": True}
+    told = (tmp_path / "told").read_text()
+    assert "PeerLost" in told and "rank 0 lost rank 1" in told, told  # by their numbers in the group
+    for found in first:
+        assert found["result"]["told"] != "" and found["result"]["s"] < SOON, found

@@ -22,6 +22,14 @@ def ranks() -> Iterator[Ranks]:
     ranks.stop()
 
 
+@pytest.fixture(scope="module", params=[2, 4, 8])
+def group(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Groups of each size, one after the other."""
+    ranks = TransformersRanks(request.param)
+    yield ranks
+    ranks.stop()
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("models")
@@ -88,6 +96,13 @@ def test_Move_BesideTheStepsThatForgets_IsSeen(ranks: Ranks, saved: Any, forget:
 def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, kind: str, layout: str) -> None:
     answers = ranks.run("tf_ep_moves:moved", path=saved(kind), layout=LAYOUTS[layout], steps=204, every=4)
     _check(answers, moves=50)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_Move_GroupsOfEachSizeAndK_HaveTheBitsOfNone(group: Ranks, saved: Any, k: int) -> None:
+    case = {"path": saved("qwen3_moe", num_experts_per_tok=k), "layout": {"fsdp_size": group.world}}
+    _check(group.run("tf_ep_moves:moved", steps=12, every=3, **case), moves=3)
 
 
 @pytest.mark.parametrize("forget", ["state exp_avg", " grad"])

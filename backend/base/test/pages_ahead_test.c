@@ -91,7 +91,12 @@ static void Ahead_FreshRange_ComesInBesideTheCallerUnchanged(void** state) {
     if (data[i] != (in ? i / MIB - 2 : 0)) fail_msg("byte %d is %d", i, data[i]);
   }
   memset(data, 1, BYTES);
-  assert_true(own_faults() - before < 256 + NOTES); /* of 8,192 pages; some of the thread's own making */
+  const long faults = own_faults() - before;
+#if defined(__SANITIZE_THREAD__)
+  printf("%ld faults are not judged: ThreadSanitizer's notes of what this thread reads are among them\n", faults);
+#else
+  assert_true(faults < 256 + NOTES); /* of 8,192 pages; some of the thread's own making */
+#endif
   munmap(data, BYTES);
 }
 

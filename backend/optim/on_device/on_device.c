@@ -219,7 +219,7 @@ static sluice_status_t step_over(sluice_device_buckets_t* buckets, sluice_bucket
   SLUICE_TRY(sluice_step_handshake(step, lines, &mine, &agreed));
   outcome->adam.largest = agreed.largest;
   outcome->adam.is_skipped = !(agreed.largest < INFINITY);
-  if (outcome->adam.is_skipped || lines->num_elements == 0) return SLUICE_OK;
+  if (outcome->adam.is_skipped) return SLUICE_OK;
   if (step->comm != NULL) {
     outcome->is_decided = agreed.largest > 0.0F;
     outcome->chunk = step->chunk;

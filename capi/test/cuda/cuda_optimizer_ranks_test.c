@@ -236,6 +236,25 @@ static void GroupOfOneRank_IsNotSummed(void** state) {
   run(&w);
 }
 
+/* The others look at their sums together. */
+static void leave_one_rank_without(rank_t* me) {
+  me->model->groups[0].num_tensors = 0;
+  if (me->rank == 0) me->model->groups[1].num_tensors = 0;
+  com_set_gradient(me->model, COM_ELEMENTS - 2, 3.3e38F);
+}
+
+static void works(rank_t* me) {
+  if (me->status != SLUICE_OK || me->model->result.skipped) problem(me, "the step");
+}
+
+static void RankWithoutElements_TakesPart(void** state) {
+  (void)state;
+  world_t w = world_of(3, 0, 700, 2, works);
+  w.has_own_group = 1;
+  w.bend = leave_one_rank_without;
+  run(&w);
+}
+
 /* ---- all or nothing ---- */
 
 static void make_infinite(rank_t* me) {
@@ -367,6 +386,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Steps_OverRanks_HaveTheBitsOfSumsInRankOrder),
       cmocka_unit_test(GroupOfOneRank_IsNotSummed),
+      cmocka_unit_test(RankWithoutElements_TakesPart),
       cmocka_unit_test(Step_WithAnInfiniteGradientOnOneRank_IsSkippedOnAll),
       cmocka_unit_test(Step_WhoseSumLeavesF32_IsSkippedOnAllRanks),
       cmocka_unit_test(Step_WithLargeGradients_LooksAtItsSumsAndHasTheSameBits),

@@ -42,9 +42,8 @@ static sluice_status_t create(sluice_comm_t* comm, const sluice_messages_config_
   if (comm->vtable->messages_open == NULL) {
     return SLUICE_FAIL(
         SLUICE_E_UNSUPPORTED,
-        "rank %d: %s communicators have no messages; a tcp communicator that is made through this one has "
-        "them",
-        comm->rank, comm->name);
+        "rank %d: %s communicators have no messages; make a tcp communicator through this one, which has", comm->rank,
+        comm->name);
   }
   pthread_mutex_lock(&comm->messages_mutex);
   const int is_taken = comm->messages != NULL;

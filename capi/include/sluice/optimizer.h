@@ -161,7 +161,8 @@ SLUICE_API sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer,
                                                  const sluice_optimizer_step_args_t* args,
                                                  sluice_optimizer_step_result_t* out_result);
 
-/* Accepts NULL. With a context it waits for steps on the device, and is context-exclusive. */
+/* Accepts NULL. With a context it waits for steps on the device, and is context-exclusive: where a rank was lost the
+ * step's communicators are aborted or destroyed first, or sums that never come are waited for. */
 SLUICE_EXPORT void sluice_optimizer_destroy(sluice_optimizer_t* optimizer);
 
 /* ---- masters and moments in a file ---- */

@@ -22,6 +22,7 @@ typedef struct rank_s {
   world_t* world;
   int32_t rank;
   sluice_comm_t *comm, *own; /* own: of this rank alone */
+  sluice_comm_t* of_host;    /* over all ranks, for host memory; NULL: a case has none */
   sluice_context_t* context;
   uint64_t bytes;              /* of the context, without an optimizer */
   com_model_t *model, *before; /* before: what the last step found, in host memory */
@@ -102,6 +103,7 @@ static void close_rank(rank_t* me) {
   com_model_free(me->model);
   com_model_free(me->before);
   sluice_context_destroy(me->context);
+  sluice_comm_destroy(me->of_host);
   sluice_comm_destroy(me->own);
   sluice_comm_destroy(me->comm);
 }
@@ -320,6 +322,24 @@ static void Step_ThatOneRankCannotTake_IsRefusedOnAllAndTheNextWorks(void** stat
   run(&w);
 }
 
+static void step_over_tcp(rank_t* me) {
+  if (me->of_host == NULL && sluice_comm_create_tcp(me->comm, NULL, &me->of_host) != SLUICE_OK) abort();
+  me->model->args.comm = me->of_host;
+}
+
+static void all_refuse_tcp(rank_t* me) {
+  const int is_named = strstr(me->why, "tcp communicator moves host memory only") != NULL;
+  if (me->status != SLUICE_E_UNSUPPORTED || !is_named) problem(me, "not refused");
+  has_changed_nothing(me);
+}
+
+static void Step_OverACommunicatorOfHostMemory_IsRefusedByName(void** state) {
+  (void)state;
+  world_t w = world_of(2, 0, 1024, 2, all_refuse_tcp);
+  w.bend = step_over_tcp;
+  run(&w);
+}
+
 static void take_another_bucket(rank_t* me) { me->model->args.sum_buckets = me->rank == 0 ? 2 : 3; }
 
 static void all_see_the_mismatch(rank_t* me) {
@@ -391,6 +411,7 @@ int main(void) {
       cmocka_unit_test(Step_WhoseSumLeavesF32_IsSkippedOnAllRanks),
       cmocka_unit_test(Step_WithLargeGradients_LooksAtItsSumsAndHasTheSameBits),
       cmocka_unit_test(Step_ThatOneRankCannotTake_IsRefusedOnAllAndTheNextWorks),
+      cmocka_unit_test(Step_OverACommunicatorOfHostMemory_IsRefusedByName),
       cmocka_unit_test(Step_WithAnotherKOnOneRank_IsAMismatchOnAll),
       cmocka_unit_test(Device_OverRanks_HoldsWhatIsPredictedToTheByte),
       cmocka_unit_test(CallOfTheDriverThatFails_EndsStepsOnAllRanks),

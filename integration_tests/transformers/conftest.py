@@ -27,3 +27,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_gemm() -> Iterator[None]:
+    """For tests that compare bits of two calls: without a name the library that multiplies may change in between."""
+    import sluice  # after the switches above are gone
+
+    sluice.configure(gemm="native")
+    yield
+    sluice.configure()

@@ -27,8 +27,10 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _own_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of its own for each test: a context that has seen two threads leaves gradients to autograd for good."""
+    """Of its own for each test: a context that has seen two threads leaves gradients to autograd for good. Bits of two
+    calls are compared, so that one library multiplies."""
     monkeypatch.setattr(contexts, "_contexts", {})
+    monkeypatch.setenv("SLUICE_GEMM", "native")
     yield
     sluice.configure()
 

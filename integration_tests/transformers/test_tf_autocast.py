@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import sluice
 import tf_compare
 import tf_families
 import torch
@@ -78,15 +77,7 @@ def _fresh_memory_is_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture
-def _one_library() -> Iterator[None]:
-    """Without a name the one that multiplies is chosen by what calls take: another for the other module."""
-    sluice.configure(gemm="native")
-    yield
-    sluice.configure()
-
-
-@pytest.mark.usefixtures("_fresh_memory_is_nan", "_one_library")
+@pytest.mark.usefixtures("_fresh_memory_is_nan", "one_gemm")
 @pytest.mark.parametrize("tokens", [0, 1, 8, 300])
 @pytest.mark.parametrize("kind", KINDS)
 def test_Training_OfFewTokens_BitsOfAModelInThatDtype(kind: str, tokens: int) -> None:

@@ -213,6 +213,7 @@ def test_Parameter_QuantisedAfterTheFirstCall_IsRefused(grad: bool) -> None:
                 call(module)
 
 
+@pytest.mark.usefixtures("one_gemm")
 def test_Dtype_OfTheModelChangedLater_IsReadAnew() -> None:
     module = make()
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float32):
@@ -223,6 +224,7 @@ def test_Dtype_OfTheModelChangedLater_IsReadAnew() -> None:
         assert found.dtype == dtype and torch.equal(found, wanted)
 
 
+@pytest.mark.usefixtures("one_gemm")
 def test_StateDict_Assigned_IsReadAnew() -> None:
     module, other = make(), make()
     with torch.no_grad():
@@ -246,6 +248,7 @@ def test_Module_InferenceModeThenTraining_TrainsAsEager() -> None:
 # ---- threads and processes ----
 
 
+@pytest.mark.usefixtures("one_gemm")
 def test_Threads_FirstCallsTogether_MakeOneLayerOnOneContext(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "_contexts", {})
     made: list[str] = []
@@ -274,6 +277,7 @@ def test_Threads_FirstCallsTogether_MakeOneLayerOnOneContext(monkeypatch: pytest
     assert len(experts_module._states[module]._layers) == 1
 
 
+@pytest.mark.usefixtures("one_gemm")
 def test_Fork_AfterCalls_BothGoOn() -> None:
     module = make()
     with torch.no_grad():

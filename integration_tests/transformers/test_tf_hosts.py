@@ -96,6 +96,7 @@ def test_Experts_AllFrozenInAModel_OthersTrainAsEager() -> None:
 # ---- copies ----
 
 
+@pytest.mark.usefixtures("one_gemm")
 def test_Copies_AndPickles_ComputeWithTheirOwnParameters() -> None:
     model, ids = tf_models.make("mixtral").eval(), tf_models.batch()
     with torch.no_grad():

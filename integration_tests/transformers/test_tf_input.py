@@ -269,6 +269,7 @@ def _fake(module: torch.nn.Module, given: Any) -> None:
         module(mode.from_tensor(given.tokens), given.ids, given.weights)
 
 
+@pytest.mark.usefixtures("one_gemm")
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 @pytest.mark.parametrize(
     "way, said",

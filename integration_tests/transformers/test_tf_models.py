@@ -21,6 +21,7 @@ def test_Model_LossAndEveryGradient_AsEagerInF64(kind: str) -> None:
     assert gaps[name] < 1e-4, (name, gaps[name])
 
 
+@pytest.mark.usefixtures("one_gemm")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_Model_GradientCheckpointing_SameBits(reentrant: bool) -> None:
     plain, checkpointed = tf_models.make("mixtral"), tf_models.make("mixtral")

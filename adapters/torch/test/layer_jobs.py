@@ -7,7 +7,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from layer_cases import Case, compare, group, world
+from layer_cases import Case, close, compare, group, world
 from sluice.adapters.torch import Context, ContextOptions, MoeLayer
 from sluice.config import TunerOptions
 from sluice.errors import InvalidArgument, Mismatch, OverBudget, PeerRefused
@@ -88,7 +88,11 @@ def numbers(gemm):
             compare(case, rank, out, tokens, weights, params)
             with torch.no_grad():
                 again = layer(tokens, ids, weights, params)
-            assert torch.equal(again, out) and not again.requires_grad
+            if gemm == "auto":  # another library may have been chosen in between
+                close("output, once more", again, out.detach(), case.tolerance())
+            else:
+                assert torch.equal(again, out)
+            assert not again.requires_grad
             results[name] = None
         except AssertionError as error:
             results[name] = str(error)

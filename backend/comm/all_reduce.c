@@ -4,6 +4,7 @@
 #include "backend/comm/comm.h"
 #include "backend/comm/comm_laggards.h"
 #include "backend/comm/comm_usable.h"
+#include "backend/comm/exchange_arrays.h"
 
 #define SMALL_REDUCE_BYTES UINT64_C(65536) /* received per rank; above it two exchanges are cheaper than one */
 
@@ -19,28 +20,23 @@ static void reduce_into(int64_t* data, const int64_t* other, int64_t count, int3
 
 /* The arrays of one exchange and what it receives, in one block. */
 typedef struct reduce_scratch_s {
-  const void** send;
-  uint64_t* send_bytes;
-  void** recv;
-  uint64_t* recv_bytes;
+  sluice_exchange_arrays_t arrays;
   int64_t* received;
 } reduce_scratch_t;
 
 static sluice_status_t run_exchange(sluice_comm_t* comm, const reduce_scratch_t* s, const char* phase) {
-  sluice_exchange_t exchange = {
-      .send = s->send, .send_bytes = s->send_bytes, .recv = s->recv, .recv_bytes = s->recv_bytes};
-  sluice_comm_request_t* request;
-  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
-  return sluice_comm_exchange_wait(comm, request, phase);
+  const sluice_exchange_t exchange = sluice_exchange_of(&s->arrays);
+  return sluice_comm_exchange(comm, &exchange, phase);
 }
 
 /* Every rank sends everything to every rank. */
 static sluice_status_t reduce_small(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
                                     const reduce_scratch_t* s, const char* phase) {
+  const sluice_exchange_arrays_t* a = &s->arrays;
   for (int32_t r = 0; r < comm->world_size; ++r) {
-    s->send[r] = data;
-    s->recv[r] = s->received + r * count;
-    s->send_bytes[r] = s->recv_bytes[r] = r == comm->rank ? 0 : (uint64_t)count * sizeof *data;
+    a->send[r] = data;
+    a->recv[r] = s->received + r * count;
+    a->send_bytes[r] = a->recv_bytes[r] = r == comm->rank ? 0 : (uint64_t)count * sizeof *data;
   }
   SLUICE_TRY(run_exchange(comm, s, phase));
   for (int32_t r = 0; r < comm->world_size; ++r) {
@@ -52,29 +48,26 @@ static sluice_status_t reduce_small(sluice_comm_t* comm, int64_t* data, int64_t 
 /* Rank r reduces slice r of everyone, then everyone gathers the slices. */
 static sluice_status_t reduce_large(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
                                     const reduce_scratch_t* s, const char* phase) {
-  int32_t w = comm->world_size;
-  int64_t quotient = count / w;
-  int64_t rest = count % w;
-#define SLICE_BEGIN(r) (quotient * (r) + ((r) < rest ? (r) : rest))
-  int64_t begin = SLICE_BEGIN(comm->rank);
-  int64_t mine = SLICE_BEGIN(comm->rank + 1) - begin;
+  const sluice_exchange_arrays_t* a = &s->arrays;
+  const int32_t w = comm->world_size, me = comm->rank;
+  const sluice_slice_t own = sluice_slice_of(count, me, w);
   for (int32_t r = 0; r < w; ++r) {
-    s->send[r] = data + SLICE_BEGIN(r);
-    s->send_bytes[r] = r == comm->rank ? 0 : (uint64_t)(SLICE_BEGIN(r + 1) - SLICE_BEGIN(r)) * sizeof *data;
-    s->recv[r] = s->received + r * mine;
-    s->recv_bytes[r] = r == comm->rank ? 0 : (uint64_t)mine * sizeof *data;
+    const sluice_slice_t theirs = sluice_slice_of(count, r, w);
+    a->send[r] = data + theirs.begin;
+    a->send_bytes[r] = r == me ? 0 : (uint64_t)theirs.count * sizeof *data;
+    a->recv[r] = s->received + r * own.count;
+    a->recv_bytes[r] = r == me ? 0 : (uint64_t)own.count * sizeof *data;
   }
   SLUICE_TRY(run_exchange(comm, s, phase));
   for (int32_t r = 0; r < w; ++r) {
-    if (r != comm->rank) reduce_into(data + begin, s->received + r * mine, mine, op);
+    if (r != me) reduce_into(data + own.begin, s->received + r * own.count, own.count, op);
   }
   for (int32_t r = 0; r < w; ++r) {
-    s->recv[r] = data + SLICE_BEGIN(r);
-    s->recv_bytes[r] = s->send_bytes[r]; /* what went out as slice r comes back reduced */
-    s->send[r] = data + begin;
-    s->send_bytes[r] = r == comm->rank ? 0 : (uint64_t)mine * sizeof *data;
+    a->recv[r] = data + sluice_slice_of(count, r, w).begin;
+    a->recv_bytes[r] = a->send_bytes[r]; /* what went out as slice r comes back reduced */
+    a->send[r] = data + own.begin;
+    a->send_bytes[r] = r == me ? 0 : (uint64_t)own.count * sizeof *data;
   }
-#undef SLICE_BEGIN
   return run_exchange(comm, s, phase);
 }
 
@@ -84,14 +77,11 @@ static sluice_status_t reduce_by_exchanges(sluice_comm_t* comm, int64_t* data, i
   uint64_t whole = (uint64_t)count * sizeof *data;
   int small = whole * (w - 1) <= SMALL_REDUCE_BYTES || w == 2;
   uint64_t slice = small ? whole : ((uint64_t)count / w + 1) * sizeof *data;
-  uint64_t bytes = w * (4 * sizeof(uint64_t) + slice);
+  const uint64_t arrays = sluice_exchange_arrays_bytes(comm->world_size), bytes = arrays + w * slice;
   char* block = sluice_alloc(sluice_process_allocator(), bytes, "all-reduce scratch");
   if (block == NULL) return sluice_comm_fail_and_tell(comm, SLUICE_E_NO_MEMORY);
-  reduce_scratch_t s = {.send = (const void**)(void*)block,
-                        .send_bytes = (uint64_t*)(void*)(block + w * 8),
-                        .recv = (void**)(void*)(block + w * 16),
-                        .recv_bytes = (uint64_t*)(void*)(block + w * 24),
-                        .received = (int64_t*)(void*)(block + w * 32)};
+  const reduce_scratch_t s = {.arrays = sluice_exchange_arrays_in(block, comm->world_size),
+                              .received = (int64_t*)(void*)(block + arrays)};
   sluice_status_t status = (small ? reduce_small : reduce_large)(comm, data, count, op, &s, phase);
   sluice_free(sluice_process_allocator(), block, bytes);
   return status;

@@ -7,6 +7,7 @@
 #include "backend/comm/comm.h"
 #include "backend/comm/comm_usable.h"
 #include "backend/comm/element_sums.h"
+#include "backend/comm/exchange_arrays.h"
 
 #define SMALL_REDUCE_BYTES UINT64_C(65536) /* received per rank; above it two exchanges are cheaper than one */
 
@@ -25,17 +26,13 @@ typedef struct reduction_s {
   const char* data; /* of the whole call */
   char* out;
   int64_t count;
-  int64_t piece;     /* elements that are exchanged at a time; the last piece may be shorter */
-  const void** send; /* [W], as the next three; the beginning of the block of scratch */
-  uint64_t* send_bytes;
-  void** recv;
-  uint64_t* recv_bytes;
+  int64_t piece; /* elements that are exchanged at a time; the last piece may be shorter */
+  sluice_exchange_arrays_t arrays;
   char* received[2]; /* of an even and of an odd piece */
 } reduction_t;
 
 static sluice_status_t start_exchange(const reduction_t* r, sluice_comm_request_t** out_request) {
-  const sluice_exchange_t exchange = {
-      .send = r->send, .send_bytes = r->send_bytes, .recv = r->recv, .recv_bytes = r->recv_bytes};
+  const sluice_exchange_t exchange = sluice_exchange_of(&r->arrays);
   return sluice_comm_exchange_start(r->comm, &exchange, out_request);
 }
 
@@ -65,9 +62,9 @@ static void sum_in_rank_order(const reduction_t* r, const char* data, const char
 static sluice_status_t reduce_small(const reduction_t* r) {
   const uint64_t bytes = (uint64_t)r->count * r->from->bytes;
   for (int32_t p = 0; p < r->comm->world_size; ++p) {
-    r->send[p] = r->data;
-    r->recv[p] = r->received[0] + (uint64_t)p * bytes;
-    r->send_bytes[p] = r->recv_bytes[p] = p == r->comm->rank ? 0 : bytes;
+    r->arrays.send[p] = r->data;
+    r->arrays.recv[p] = r->received[0] + (uint64_t)p * bytes;
+    r->arrays.send_bytes[p] = r->arrays.recv_bytes[p] = p == r->comm->rank ? 0 : bytes;
   }
   sluice_comm_request_t* request = NULL;
   SLUICE_TRY(start_exchange(r, &request));
@@ -77,15 +74,10 @@ static sluice_status_t reduce_small(const reduction_t* r) {
 }
 
 /* Elements of the call that one rank sums of one piece. */
-typedef struct slice_s {
-  int64_t begin, count;
-} slice_t;
-
-/* The first slices of a piece are one longer where its length is no multiple of W. */
-static slice_t slice_of(const reduction_t* r, int64_t index, int32_t rank) {
-  const int64_t w = r->comm->world_size, first = index * r->piece, count = sluice_min(r->piece, r->count - first);
-  const int64_t more = count % w;
-  return (slice_t){first + count / w * rank + sluice_min(rank, more), count / w + (rank < more)};
+static sluice_slice_t slice_of(const reduction_t* r, int64_t index, int32_t rank) {
+  const int64_t first = index * r->piece;
+  const sluice_slice_t slice = sluice_slice_of(sluice_min(r->piece, r->count - first), rank, r->comm->world_size);
+  return (sluice_slice_t){first + slice.begin, slice.count};
 }
 
 /* Every rank sends slice p of the piece to rank p. */
@@ -94,17 +86,17 @@ static sluice_status_t start_scatter(const reduction_t* r, int64_t index, sluice
   const int32_t rank = r->comm->rank;
   const uint64_t mine = (uint64_t)slice_of(r, index, rank).count * e;
   for (int32_t p = 0; p < r->comm->world_size; ++p) {
-    const slice_t theirs = slice_of(r, index, p);
-    r->send[p] = r->data + (uint64_t)theirs.begin * e;
-    r->send_bytes[p] = p == rank ? 0 : (uint64_t)theirs.count * e;
-    r->recv[p] = r->received[index % 2] + (uint64_t)p * mine;
-    r->recv_bytes[p] = p == rank ? 0 : mine;
+    const sluice_slice_t theirs = slice_of(r, index, p);
+    r->arrays.send[p] = r->data + (uint64_t)theirs.begin * e;
+    r->arrays.send_bytes[p] = p == rank ? 0 : (uint64_t)theirs.count * e;
+    r->arrays.recv[p] = r->received[index % 2] + (uint64_t)p * mine;
+    r->arrays.recv_bytes[p] = p == rank ? 0 : mine;
   }
   return start_exchange(r, out_request);
 }
 
 static void sum_own_slice(const reduction_t* r, int64_t index) {
-  const slice_t own = slice_of(r, index, r->comm->rank);
+  const sluice_slice_t own = slice_of(r, index, r->comm->rank);
   sum_in_rank_order(r, r->data + (uint64_t)own.begin * r->from->bytes, r->received[index % 2], own.count,
                     r->out + (uint64_t)own.begin * r->to->bytes);
 }
@@ -113,13 +105,13 @@ static void sum_own_slice(const reduction_t* r, int64_t index) {
 static sluice_status_t start_gather(const reduction_t* r, int64_t index, sluice_comm_request_t** out_request) {
   const uint64_t e = r->to->bytes;
   const int32_t rank = r->comm->rank;
-  const slice_t own = slice_of(r, index, rank);
+  const sluice_slice_t own = slice_of(r, index, rank);
   for (int32_t p = 0; p < r->comm->world_size; ++p) {
-    const slice_t theirs = slice_of(r, index, p);
-    r->recv[p] = r->out + (uint64_t)theirs.begin * e;
-    r->recv_bytes[p] = p == rank ? 0 : (uint64_t)theirs.count * e;
-    r->send[p] = r->out + (uint64_t)own.begin * e;
-    r->send_bytes[p] = p == rank ? 0 : (uint64_t)own.count * e;
+    const sluice_slice_t theirs = slice_of(r, index, p);
+    r->arrays.recv[p] = r->out + (uint64_t)theirs.begin * e;
+    r->arrays.recv_bytes[p] = p == rank ? 0 : (uint64_t)theirs.count * e;
+    r->arrays.send[p] = r->out + (uint64_t)own.begin * e;
+    r->arrays.send_bytes[p] = p == rank ? 0 : (uint64_t)own.count * e;
   }
   return start_exchange(r, out_request);
 }
@@ -148,15 +140,12 @@ static sluice_status_t reduce_all(reduction_t* r) {
   /* What is received is about a piece, or all of small data of each rank. */
   r->piece = (int64_t)(sluice_min(sluice_max(PIECE_BYTES, w * SLICE_BYTES), MOST_BYTES) / e + w);
   const uint64_t most = is_small ? w * (uint64_t)r->count * e : ((uint64_t)sluice_min(r->piece, r->count) + w) * e;
-  const uint64_t arrays = w * 4 * sizeof(uint64_t);
+  const uint64_t arrays = sluice_exchange_arrays_bytes(r->comm->world_size);
   const int num_received = is_small || r->count <= r->piece ? 1 : 2;
   const uint64_t bytes = arrays + (uint64_t)num_received * most;
   char* block = sluice_alloc(sluice_process_allocator(), bytes, "all-reduce scratch");
   if (block == NULL) return sluice_comm_fail_and_tell(r->comm, sluice_alloc_status());
-  r->send = (const void**)(void*)block;
-  r->send_bytes = (uint64_t*)(void*)(block + w * 8);
-  r->recv = (void**)(void*)(block + w * 16);
-  r->recv_bytes = (uint64_t*)(void*)(block + w * 24);
+  r->arrays = sluice_exchange_arrays_in(block, r->comm->world_size);
   r->received[0] = block + arrays;
   r->received[1] = block + arrays + (uint64_t)(num_received - 1) * most;
   const sluice_status_t status = (is_small ? reduce_small : reduce_large)(r);

@@ -108,9 +108,17 @@ sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exc
  * communicator is broken, and a request that cannot be released safely is leaked to its implementation's destroy.
  * Other requests in flight are still to be waited for; that returns soon. */
 sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_request_t* request, const char* phase);
+/* One, to its end. */
+sluice_status_t sluice_comm_exchange(sluice_comm_t* comm, const sluice_exchange_t* exchange, const char* phase);
 /* An exchange of device memory in the order of a stream; for transports that have it. */
 sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                              sluice_stream_t stream);
+/* One record of every rank, at `records`: [W] of record_bytes, where the own one is filled in. NO_MEMORY and what
+ * exchanges return break the communicator. */
+sluice_status_t sluice_comm_all_gather(sluice_comm_t* comm, void* records, uint64_t record_bytes, const char* phase);
+/* The memory for that, of zeros. NULL: NO_MEMORY, and the communicator is broken, for the others wait for a record. */
+void* sluice_comm_take_records(sluice_comm_t* comm, uint64_t record_bytes, const char* what);
+void sluice_comm_free_records(const sluice_comm_t* comm, void* records, uint64_t record_bytes); /* accepts NULL */
 /* Sums wrap around. Without an all-reduce of the transport's own: one exchange for small data, two (reduce-scatter,
  * then all-gather) for large; no request need be free, but at most one may be in flight. */
 sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,

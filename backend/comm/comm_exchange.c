@@ -27,6 +27,12 @@ sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exc
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_comm_exchange(sluice_comm_t* comm, const sluice_exchange_t* exchange, const char* phase) {
+  sluice_comm_request_t* request;
+  SLUICE_TRY(sluice_comm_exchange_start(comm, exchange, &request));
+  return sluice_comm_exchange_wait(comm, request, phase);
+}
+
 sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                              sluice_stream_t stream) {
   SLUICE_TRY(sluice_comm_check_usable(comm));

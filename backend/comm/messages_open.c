@@ -17,15 +17,6 @@ typedef struct open_card_s {
   uint64_t fingerprint;
 } open_card_t;
 
-/* The exchange of cards, in one block. */
-typedef struct cards_s {
-  const void** send; /* [W], as the others; the beginning of the block */
-  void** recv;
-  uint64_t* sizes;
-  open_card_t* cards;
-  uint64_t bytes; /* of the block */
-} cards_t;
-
 /* ---- one rank's part --------------------------------------------------------------------------------------------- */
 
 static void init_word(sluice_outgoing_t* out, int32_t peer) {
@@ -91,31 +82,6 @@ static void destroy(sluice_messages_t* m, int is_orderly) {
 
 /* ---- together ---------------------------------------------------------------------------------------------------- */
 
-static sluice_status_t allocate_cards(sluice_comm_t* comm, cards_t* out_cards) {
-  const uint64_t w = (uint64_t)comm->world_size;
-  const uint64_t bytes = w * (2 * sizeof(void*) + sizeof(uint64_t) + sizeof(open_card_t));
-  char* block = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "opening of messages");
-  if (block == NULL) return sluice_alloc_status();
-  *out_cards = (cards_t){.send = (const void**)(void*)block,
-                         .recv = (void**)(void*)(block + w * sizeof(void*)),
-                         .sizes = (uint64_t*)(void*)(block + w * 2 * sizeof(void*)),
-                         .bytes = bytes};
-  out_cards->cards = (open_card_t*)(void*)(out_cards->sizes + w);
-  return SLUICE_OK;
-}
-
-static sluice_status_t swap_cards(sluice_comm_t* comm, const cards_t* c) {
-  for (int32_t r = 0; r < comm->world_size; ++r) {
-    c->send[r] = &c->cards[comm->rank];
-    c->recv[r] = &c->cards[r];
-    c->sizes[r] = r == comm->rank ? 0 : sizeof *c->cards;
-  }
-  const sluice_exchange_t exchange = {.send = c->send, .send_bytes = c->sizes, .recv = c->recv, .recv_bytes = c->sizes};
-  sluice_comm_request_t* request;
-  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
-  return sluice_comm_exchange_wait(comm, request, "the opening of messages");
-}
-
 static sluice_status_t refuse(const sluice_comm_t* comm, int32_t peer, const char* what) {
   return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, comm->rank, peer, "messages: rank %d %s; its own error says why", peer,
                           what);
@@ -161,13 +127,13 @@ static sluice_status_t open_wire(sluice_messages_t* m) {
 }
 
 static sluice_status_t open_together(sluice_messages_t* m, sluice_comm_t* comm, sluice_status_t mine,
-                                     uint64_t fingerprint, const cards_t* cards) {
+                                     uint64_t fingerprint, open_card_t* cards) {
   sluice_error_info_t why;
   sluice_error_capture(&why);
-  cards->cards[comm->rank] = (open_card_t){.version = VERSION, .status = mine, .fingerprint = fingerprint};
-  SLUICE_TRY(swap_cards(comm, cards));
+  cards[comm->rank] = (open_card_t){.version = VERSION, .status = mine, .fingerprint = fingerprint};
+  SLUICE_TRY(sluice_comm_all_gather(comm, cards, sizeof *cards, "the opening of messages"));
   if (mine != SLUICE_OK) return sluice_error_adopt(&why);
-  SLUICE_TRY(judge(comm, cards->cards));
+  SLUICE_TRY(judge(comm, cards));
   return open_wire(m);
 }
 
@@ -177,13 +143,12 @@ sluice_status_t sluice_messages_open(sluice_comm_t* comm, const sluice_messages_
   if (config == NULL) config = &defaults;
   *out_messages = NULL;
   SLUICE_TRY(sluice_comm_check_usable(comm));
-  cards_t cards = {.bytes = 0};
+  open_card_t* cards = sluice_comm_take_records(comm, sizeof *cards, "opening of messages");
+  if (cards == NULL) return sluice_alloc_status();
   sluice_messages_t* m;
-  sluice_status_t status = allocate_cards(comm, &cards);
-  if (status != SLUICE_OK) return sluice_comm_fail_and_tell(comm, status); /* the others wait for this rank's card */
-  status = create(comm, config, &m);
-  status = open_together(m, comm, status, config->fingerprint, &cards);
-  sluice_free(sluice_process_allocator(), cards.send, cards.bytes);
+  sluice_status_t status = create(comm, config, &m);
+  status = open_together(m, comm, status, config->fingerprint, cards);
+  sluice_comm_free_records(comm, cards, sizeof *cards);
   if (status != SLUICE_OK) {
     if (m != NULL) destroy(m, 0);
     return status;

@@ -4,16 +4,15 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/comm/exchange_arrays.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
 #include "backend/comm/tcp/tcp_meet.h"
 
 typedef struct connecting_s {
   sluice_comm_t* parent;
-  sluice_tcp_card_t* cards; /* [W] */
-  const void** send;        /* [W], of the exchange of cards, as the next two; the beginning of the block */
-  void** recv;
-  uint64_t* sizes;
-  uint64_t bytes; /* of the block */
+  sluice_tcp_card_t* cards;        /* [W] */
+  sluice_exchange_arrays_t arrays; /* of the exchange of cards; `send` is the beginning of the block */
+  uint64_t bytes;                  /* of the block */
   sluice_tcp_listeners_t listeners;
   sluice_tcp_meeting_t* meeting;
 } connecting_t;
@@ -23,16 +22,14 @@ typedef struct connecting_s {
 /* All that connecting needs. What fails later than this would leave the others waiting. */
 static sluice_status_t prepare(connecting_t* c, const char* interfaces) {
   const int is_named = interfaces != NULL && interfaces[0] != '\0';
-  const uint64_t w = (uint64_t)c->parent->world_size;
+  const int32_t w = c->parent->world_size;
   /* Pointers stand first: each part is aligned as the next one needs it. */
-  const uint64_t bytes = w * (2 * sizeof(void*) + sizeof(uint64_t) + sizeof(sluice_tcp_card_t));
+  const uint64_t arrays = sluice_exchange_arrays_bytes(w), bytes = arrays + (uint64_t)w * sizeof(sluice_tcp_card_t);
   char* block = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "addresses of ranks");
   if (block == NULL) return sluice_alloc_status();
   c->bytes = bytes;
-  c->send = (const void**)(void*)block;
-  c->recv = (void**)(void*)(block + w * sizeof(void*));
-  c->sizes = (uint64_t*)(void*)(block + w * 2 * sizeof(void*));
-  c->cards = (sluice_tcp_card_t*)(void*)(c->sizes + w);
+  c->arrays = sluice_exchange_arrays_in(block, w);
+  c->cards = (sluice_tcp_card_t*)(void*)(block + arrays);
   SLUICE_TRY(sluice_tcp_meeting_create(c->parent->rank, c->parent->world_size, &c->meeting));
   sluice_tcp_card_t* mine = &c->cards[c->parent->rank];
   SLUICE_TRY(sluice_tcp_card_init(is_named ? interfaces : NULL, mine));
@@ -42,7 +39,7 @@ static sluice_status_t prepare(connecting_t* c, const char* interfaces) {
 static void release(connecting_t* c) {
   sluice_tcp_listeners_close(&c->listeners);
   sluice_tcp_meeting_destroy(c->meeting);
-  sluice_free(sluice_process_allocator(), c->send, c->bytes);
+  sluice_free(sluice_process_allocator(), c->arrays.send, c->bytes);
 }
 
 /* ---- together ---------------------------------------------------------------------------------------------------- */
@@ -50,14 +47,12 @@ static void release(connecting_t* c) {
 /* Every rank's card to every rank, through the parent. */
 static sluice_status_t swap_cards(connecting_t* c) {
   for (int32_t r = 0; r < c->parent->world_size; ++r) {
-    c->send[r] = &c->cards[c->parent->rank];
-    c->recv[r] = &c->cards[r];
-    c->sizes[r] = r == c->parent->rank ? 0 : sizeof *c->cards;
+    c->arrays.send[r] = &c->cards[c->parent->rank];
+    c->arrays.recv[r] = &c->cards[r];
+    c->arrays.send_bytes[r] = c->arrays.recv_bytes[r] = r == c->parent->rank ? 0 : sizeof *c->cards;
   }
-  const sluice_exchange_t exchange = {.send = c->send, .send_bytes = c->sizes, .recv = c->recv, .recv_bytes = c->sizes};
-  sluice_comm_request_t* request;
-  SLUICE_TRY(sluice_comm_exchange_start(c->parent, &exchange, &request));
-  return sluice_comm_exchange_wait(c->parent, request, "the addresses of all ranks");
+  const sluice_exchange_t exchange = sluice_exchange_of(&c->arrays);
+  return sluice_comm_exchange(c->parent, &exchange, "the addresses of all ranks");
 }
 
 /* One outcome for all: the highest rank that failed, 0 if none, else its rank + 1. */

@@ -99,6 +99,28 @@ static void comm_accessors(cts_rank_t* me) {
   CTS_TRY(me, strcmp(sluice_comm_name(me->comm), me->world->transport->name) == 0);
 }
 
+typedef struct record_s {
+  int32_t rank;
+  char text[29]; /* of no round size */
+} record_t;
+
+static void all_gather(cts_rank_t* me) {
+  for (int32_t i = 0; i < 3; ++i) {
+    record_t* records = sluice_comm_take_records(me->comm, sizeof *records, "records of the suite");
+    CTS_TRY(me, records != NULL);
+    records[me->rank] = (record_t){.rank = me->rank};
+    memset(records[me->rank].text, 'a' + i + me->rank % 20, sizeof records->text);
+    const sluice_status_t status = sluice_comm_all_gather(me->comm, records, sizeof *records, "records of the suite");
+    int is_right = status == SLUICE_OK;
+    for (int32_t r = 0; r < me->world->world_size; ++r) {
+      is_right &= records[r].rank == r && records[r].text[0] == 'a' + i + r % 20 &&
+                  records[r].text[sizeof records->text - 1] == 'a' + i + r % 20;
+    }
+    sluice_comm_free_records(me->comm, records, sizeof *records);
+    CTS_TRY(me, is_right);
+  }
+}
+
 /* Rank 0 sends rank 1 other than it expects. */
 static void sizes_differ(cts_rank_t* me, uint64_t sent, uint64_t expected) {
   unsigned char data[64] = {0};
@@ -139,6 +161,7 @@ const cts_case_t cts_data_cases[] = {
     {"Exchange_ThirdInFlight_IsRefusedAndNothingIsLost", exchange_third, 1, 0, 0},
     {"Exchange_HundredPipelined_KeepOrder", exchange_hundred, 1, 0, 0},
     {"AllReduce_SumAndMax_AreExact", all_reduce_sum_max, 1, 0, 0},
+    {"AllGather_RecordsOfAllRanks_ArriveIntact", all_gather, 1, 0, 0},
     {"Exchange_MoreSentThanExpected_IsInternalNamingIt", sizes_too_many, 2, 0, 0},
     {"Exchange_LessSentThanExpected_IsInternalNamingIt", sizes_too_few, 2, 0, 0},
     {NULL, NULL, 0, 0, 0},

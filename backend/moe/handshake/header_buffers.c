@@ -17,8 +17,6 @@ sluice_status_t sluice_header_buffers_take(sluice_context_t* context, sluice_hea
 }
 
 sluice_status_t sluice_header_exchange(sluice_comm_t* comm, const sluice_exchange_arrays_t* arrays, const char* phase) {
-  const sluice_exchange_t exchange = {arrays->send, arrays->send_bytes, arrays->recv, arrays->recv_bytes};
-  sluice_comm_request_t* request = NULL;
-  SLUICE_TRY(sluice_comm_exchange_start(comm, &exchange, &request));
-  return sluice_comm_exchange_wait(comm, request, phase);
+  const sluice_exchange_t exchange = sluice_exchange_of(arrays);
+  return sluice_comm_exchange(comm, &exchange, phase);
 }

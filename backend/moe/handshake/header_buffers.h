@@ -3,14 +3,8 @@
 #ifndef SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_
 #define SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_
 
+#include "backend/comm/exchange_arrays.h"
 #include "backend/moe/context/context.h"
-
-typedef struct sluice_exchange_arrays_s {
-  const void** send;
-  uint64_t* send_bytes;
-  void** recv;
-  uint64_t* recv_bytes;
-} sluice_exchange_arrays_t;
 
 typedef struct sluice_header_buffers_s {
   char* send; /* [W] of SLUICE_HEADER_BYTES, to and from each rank */

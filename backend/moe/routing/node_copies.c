@@ -145,9 +145,7 @@ static sluice_status_t exchange_messages(sluice_binding_t* b, const messages_t* 
   char phase[96];
   snprintf(phase, sizeof phase, "node copies of layer %d", b->moe->shape.config.layer_id);
   const sluice_exchange_t exchange = {m->send, m->send_bytes, m->recv, m->recv_bytes};
-  sluice_comm_request_t* request = NULL;
-  SLUICE_TRY(sluice_comm_exchange_start(b->moe->context->comm, &exchange, &request));
-  return sluice_comm_exchange_wait(b->moe->context->comm, request, phase);
+  return sluice_comm_exchange(b->moe->context->comm, &exchange, phase);
 }
 
 /* Numbers become addresses: none may lead outside. */

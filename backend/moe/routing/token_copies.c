@@ -127,9 +127,7 @@ static sluice_status_t exchange_route_index(sluice_binding_t* b, const tables_t*
   char phase[96];
   snprintf(phase, sizeof phase, "token copies of layer %d", b->moe->shape.config.layer_id);
   const sluice_exchange_t exchange = {tables->send, tables->send_bytes, tables->recv, tables->recv_bytes};
-  sluice_comm_request_t* request = NULL;
-  SLUICE_TRY(sluice_comm_exchange_start(context->comm, &exchange, &request));
-  return sluice_comm_exchange_wait(context->comm, request, phase);
+  return sluice_comm_exchange(context->comm, &exchange, phase);
 }
 
 /* ---- token copies that arrive ---- */

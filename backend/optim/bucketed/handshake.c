@@ -11,44 +11,6 @@
 
 #define PROTOCOL 1
 
-/* ---- one record of every rank ---- */
-
-/* records: [W], the own one is filled in. A rank that cannot take part ends the communicator: the others would wait. */
-static sluice_status_t gather(sluice_comm_t* comm, void* records, uint64_t record_bytes, const char* phase) {
-  const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
-  const uint64_t bytes = (uint64_t)w * (2 * sizeof(void*) + sizeof(uint64_t));
-  char* block = sluice_alloc(sluice_process_allocator(), bytes, "optimizer: an exchange");
-  if (block == NULL) {
-    sluice_comm_abort(comm);
-    return sluice_alloc_status();
-  }
-  const void** send = (const void**)(void*)block;
-  void** recv = (void**)(void*)(block + (uint64_t)w * sizeof(void*));
-  uint64_t* sizes = (uint64_t*)(void*)(block + 2 * (uint64_t)w * sizeof(void*));
-  for (int32_t r = 0; r < w; ++r) {
-    send[r] = (char*)records + (uint64_t)rank * record_bytes;
-    recv[r] = (char*)records + (uint64_t)r * record_bytes;
-    sizes[r] = r == rank ? 0 : record_bytes;
-  }
-  const sluice_exchange_t all = {send, sizes, recv, sizes};
-  sluice_comm_request_t* request;
-  sluice_status_t status = sluice_comm_exchange_start(comm, &all, &request);
-  if (status == SLUICE_OK) status = sluice_comm_exchange_wait(comm, request, phase);
-  sluice_free(sluice_process_allocator(), block, bytes);
-  return status;
-}
-
-static void* take_records(sluice_comm_t* comm, uint64_t record_bytes) {
-  void* records = sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)sluice_comm_world_size(comm) * record_bytes,
-                                      "optimizer: an exchange");
-  if (records == NULL) sluice_comm_abort(comm);
-  return records;
-}
-
-static void free_records(sluice_comm_t* comm, void* records, uint64_t record_bytes) {
-  sluice_free(sluice_process_allocator(), records, (uint64_t)sluice_comm_world_size(comm) * record_bytes);
-}
-
 /* ---- what a step opens with ---- */
 
 enum {
@@ -189,11 +151,12 @@ static sluice_status_t open_step(const sluice_bucketed_step_t* step, const sluic
   const int32_t w = sluice_comm_world_size(step->comm), rank = sluice_comm_rank(step->comm);
   sluice_error_info_t own;
   sluice_error_capture(&own);
-  opening_t* records = take_records(step->comm, sizeof *records);
+  opening_t* records = sluice_comm_take_records(step->comm, sizeof *records, "optimizer: an exchange");
   if (records == NULL) return sluice_alloc_status();
   say(records + rank, step, lines, mine);
   const uint64_t begin_ns = sluice_now_ns();
-  sluice_status_t status = gather(step->comm, records, sizeof *records, "the ranks of an optimizer's step");
+  sluice_status_t status =
+      sluice_comm_all_gather(step->comm, records, sizeof *records, "the ranks of an optimizer's step");
   out_agreed->latency_ns = sluice_now_ns() - begin_ns;
   if (status == SLUICE_OK && step->refused != SLUICE_OK) status = sluice_error_adopt(&own);
   if (status == SLUICE_OK) status = check_refusals(records, w, rank);
@@ -203,7 +166,7 @@ static sluice_status_t open_step(const sluice_bucketed_step_t* step, const sluic
   for (int32_t r = 0; r < w; ++r) {
     out_agreed->largest = records[r].largest > out_agreed->largest ? records[r].largest : out_agreed->largest;
   }
-  free_records(step->comm, records, sizeof *records);
+  sluice_comm_free_records(step->comm, records, sizeof *records);
   return status;
 }
 
@@ -211,11 +174,11 @@ static sluice_status_t open_step(const sluice_bucketed_step_t* step, const sluic
 
 static sluice_status_t compare_line(const sluice_lines_t* lines, int32_t line) {
   sluice_comm_t* comm = lines->comms[line];
-  uint64_t* records = take_records(comm, sizeof *records);
+  uint64_t* records = sluice_comm_take_records(comm, sizeof *records, "optimizer: an exchange");
   if (records == NULL) return sluice_alloc_status();
   const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
   records[rank] = hash_line(SLUICE_HASH_OF_NOTHING, lines, line);
-  sluice_status_t status = gather(comm, records, sizeof *records, "the ranks of a group of parameters");
+  sluice_status_t status = sluice_comm_all_gather(comm, records, sizeof *records, "the ranks of a group of parameters");
   for (int32_t r = 1; r < w && status == SLUICE_OK; ++r) {
     if (records[r] == records[0]) continue;
     status = SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, rank, r,
@@ -223,7 +186,7 @@ static sluice_status_t compare_line(const sluice_lines_t* lines, int32_t line) {
                               "of its communicator; give all of them the same",
                               line, r);
   }
-  free_records(comm, records, sizeof *records);
+  sluice_comm_free_records(comm, records, sizeof *records);
   return status;
 }
 
@@ -274,16 +237,17 @@ float sluice_largest_safe_gradient(const sluice_lines_t* lines) {
 sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found) {
   *out_found = *mine;
   if (comm == NULL) return SLUICE_OK;
-  sluice_found_t* records = take_records(comm, sizeof *records);
+  sluice_found_t* records = sluice_comm_take_records(comm, sizeof *records, "optimizer: an exchange");
   if (records == NULL) return sluice_alloc_status();
   records[sluice_comm_rank(comm)] = *mine;
-  const sluice_status_t status = gather(comm, records, sizeof *records, "what is in the sums of gradients");
+  const sluice_status_t status =
+      sluice_comm_all_gather(comm, records, sizeof *records, "what is in the sums of gradients");
   out_found->squares = 0.0;
   for (int32_t r = 0; r < sluice_comm_world_size(comm); ++r) {
     out_found->squares += records[r].squares;
     out_found->largest = records[r].largest > out_found->largest ? records[r].largest : out_found->largest;
   }
-  free_records(comm, records, sizeof *records);
+  sluice_comm_free_records(comm, records, sizeof *records);
   return status;
 }
 
@@ -298,7 +262,7 @@ sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran
   if (comm == NULL) return ran;
   sluice_error_info_t own;
   sluice_error_capture(&own);
-  ending_t* records = take_records(comm, sizeof *records);
+  ending_t* records = sluice_comm_take_records(comm, sizeof *records, "optimizer: an exchange");
   if (records == NULL) return ran != SLUICE_OK ? ran : sluice_alloc_status();
   const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
   records[rank].status = ran;
@@ -306,13 +270,13 @@ sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran
     (void)snprintf(records[rank].message, sizeof records->message, "%.*s", (int)sizeof records->message - 1,
                    own.message);
   }
-  sluice_status_t status = gather(comm, records, sizeof *records, "how an optimizer's step ended");
+  sluice_status_t status = sluice_comm_all_gather(comm, records, sizeof *records, "how an optimizer's step ended");
   if (ran != SLUICE_OK) status = sluice_error_adopt(&own);
   for (int32_t r = 0; r < w && status == SLUICE_OK; ++r) {
     if (records[r].status == SLUICE_OK) continue;
     status = SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, rank, r, "optimizer: rank %d did not end the step: %s: %.251s", r,
                               sluice_status_name(records[r].status), records[r].message);
   }
-  free_records(comm, records, sizeof *records);
+  sluice_comm_free_records(comm, records, sizeof *records);
   return status;
 }

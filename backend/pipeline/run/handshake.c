@@ -161,31 +161,6 @@ static void say(record_t* record, const sluice_pipeline_terms_t* terms, sluice_s
   (void)snprintf(record->refusal, sizeof record->refusal, "%.*s", (int)sizeof record->refusal - 1, why.message);
 }
 
-/* ---- exchange ---- */
-
-static sluice_status_t exchange(sluice_comm_t* comm, handshake_t* a) {
-  const uint64_t w = (uint64_t)a->num_ranks, bytes = w * (2 * sizeof(void*) + 2 * sizeof(uint64_t));
-  char* memory = sluice_alloc(sluice_process_allocator(), bytes, "pipeline: an exchange");
-  if (memory == NULL) {
-    sluice_comm_abort(comm);
-    return sluice_alloc_status();
-  }
-  const void** send = (const void**)(void*)memory;
-  void** recv = (void**)(void*)(memory + w * sizeof(void*));
-  uint64_t* sizes = (uint64_t*)(void*)(memory + 2 * w * sizeof(void*));
-  for (int32_t r = 0; r < a->num_ranks; ++r) {
-    send[r] = &a->records[a->rank];
-    recv[r] = &a->records[r];
-    sizes[r] = r == a->rank ? 0 : sizeof *a->records;
-  }
-  const sluice_exchange_t all = {send, sizes, recv, sizes};
-  sluice_comm_request_t* request;
-  sluice_status_t status = sluice_comm_exchange_start(comm, &all, &request);
-  if (status == SLUICE_OK) status = sluice_comm_exchange_wait(comm, request, "the configs of a pipeline");
-  sluice_free(sluice_process_allocator(), memory, bytes);
-  return status;
-}
-
 /* ---- what follows from all ---- */
 
 static sluice_status_t check_refusals(const handshake_t* a, const sluice_error_info_t* own) {
@@ -309,7 +284,9 @@ static sluice_status_t shake_hands(handshake_t* a, const sluice_pipeline_terms_t
   say(&a->records[a->rank], terms, mine, a->rank, a->num_ranks);
   sluice_error_info_t own;
   sluice_error_capture(&own);
-  if (comm != NULL) SLUICE_TRY(exchange(comm, a));
+  if (comm != NULL) {
+    SLUICE_TRY(sluice_comm_all_gather(comm, a->records, sizeof *a->records, "the configs of a pipeline"));
+  }
   return conclude(a, terms, &own, agreed);
 }
 

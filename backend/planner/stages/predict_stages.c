@@ -21,13 +21,26 @@ static void add_layer(const sluice_stages_tables_t* t, int32_t layer, int32_t ch
   *copied += option->copied_bytes;
 }
 
+/* The layers behind the one that runs hold nothing of its micro-batch: not yet, or no more. */
+static uint64_t most_at_a_time(const sluice_stages_tables_t* t, const int32_t* stage_of, int32_t stage,
+                               const sluice_stages_plan_t* plan) {
+  uint64_t held = 0, most = 0;
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    if (stage_of[i] != stage) continue;
+    const sluice_stages_option_t* option = &t->problem->layers[i].options[plan->choices[i].option];
+    held += option->held_bytes;
+    most = sluice_max_u64(most, held + option->working_bytes);
+  }
+  return (uint64_t)(t->in_flight[stage] - 1) * held + most;
+}
+
 static void finish_stage(const sluice_stages_tables_t* t, const int32_t* stage_of, int32_t stage, uint64_t copied,
                          sluice_stages_stage_t* s) {
   const sluice_stages_problem_t* p = t->problem;
   const uint64_t in = stage == 0 ? 0 : sluice_stages_boundary_bytes(t, stage_of, stage - 1);
   const uint64_t out = stage == p->num_stages - 1 ? 0 : sluice_stages_boundary_bytes(t, stage_of, stage);
   s->parameter_bytes *= (uint64_t)t->versions[stage];
-  s->base_bytes = p->base_bytes, s->message_bytes = in + out;
+  s->base_bytes = p->base_bytes, s->message_bytes = sluice_stages_message_bytes(t, stage, in, out);
   s->host_bytes = (uint64_t)s->in_flight * copied;
   s->budget_bytes = t->budget[stage] == UINT64_MAX ? 0 : t->budget[stage];
   s->bytes = s->base_bytes + s->parameter_bytes + s->state_bytes + s->message_bytes + s->resident_bytes +
@@ -61,6 +74,7 @@ void sluice_stages_predict(const sluice_stages_tables_t* t, const int32_t* stage
       if (stage_of[i] == stage) add_layer(t, i, plan->choices[i].option, s, &copied);
     }
     finish_stage(t, stage_of, stage, copied, s);
+    s->peak_bytes = s->bytes - s->held_bytes - s->working_bytes + most_at_a_time(t, stage_of, stage, plan);
     if (s->seconds > plan->slowest_seconds) plan->slowest_seconds = s->seconds, plan->slowest_stage = stage;
   }
   plan->step_seconds = step_seconds(t, stage_of, plan);

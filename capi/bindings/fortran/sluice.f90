@@ -1101,6 +1101,7 @@ module sluice
     integer(c_int64_t) :: staging_bytes = 0
     integer(c_int64_t) :: arena_bytes = 0
     integer(c_int64_t) :: host_bytes = 0
+    integer(c_int64_t) :: peak_bytes = 0
     integer(c_int64_t) :: budget_bytes = 0
     integer(c_int32_t) :: in_flight = 0
     integer(c_int32_t) :: num_layers = 0

@@ -1247,6 +1247,7 @@ type StagesStage struct {
 	StagingBytes   uint64
 	ArenaBytes     uint64
 	HostBytes      uint64
+	PeakBytes      uint64
 	BudgetBytes    uint64
 	InFlight       int32
 	NumLayers      int32

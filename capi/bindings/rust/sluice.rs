@@ -1772,6 +1772,7 @@ pub struct sluice_stages_stage_t {
     pub staging_bytes: u64,
     pub arena_bytes: u64,
     pub host_bytes: u64,
+    pub peak_bytes: u64,
     pub budget_bytes: u64,
     pub in_flight: i32,
     pub num_layers: i32,

@@ -8,7 +8,7 @@
  * that all do the same. Layers stand in the order in which they run.
  *
  * What a stage takes, with k outstanding micro-batches:
- *   bytes   = base + parameters * versions + state + one buffer of each message in and out
+ *   bytes   = base + parameters * versions + state + one message in + k * the message out
  *           + sum over its layers of (resident + k * held) + largest working + largest copied + largest arena
  *   seconds = max(compute, messages, copies), with copies_share_links max(compute, messages + copies)
  * Copied bytes go out behind a layer's forward and come back before its backward. Such an option is open only where
@@ -172,7 +172,7 @@ typedef struct sluice_stages_stage_s {
   double extra_seconds;   /* of these, what the fastest options would not take: recomputation */
   double message_seconds; /* its links are busy for so long */
   double copy_seconds;    /* so are copies */
-  uint64_t bytes;         /* all of the following but host_bytes */
+  uint64_t bytes;         /* all of the following but host_bytes: what budgets bound */
   uint64_t base_bytes;
   uint64_t parameter_bytes; /* all versions */
   uint64_t state_bytes;
@@ -183,6 +183,8 @@ typedef struct sluice_stages_stage_s {
   uint64_t staging_bytes; /* the buffer of copies under way */
   uint64_t arena_bytes;
   uint64_t host_bytes;   /* in host memory: copied bytes of all outstanding micro-batches */
+  uint64_t peak_bytes;   /* of `bytes`, what is there at a time at most: a layer that runs, what the layers before it
+                            hold of its micro-batch, and all that the k - 1 others hold */
   uint64_t budget_bytes; /* 0: none */
   int32_t in_flight;     /* k */
   int32_t num_layers;

@@ -70,6 +70,7 @@ static void Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot(void** state) {
   WORKS(plan(&s, 0));
   assert_true(s.result.step_seconds == 12 && s.result.is_optimal == 1 && s.result.blocking_stage == -1);
   assert_int_equal(s.stages[0].bytes, 4 * 20 + 4 * 100);
+  assert_int_equal(s.stages[0].peak_bytes, s.stages[0].bytes);
   for (int32_t i = 0; i < 4; ++i) {
     assert_int_equal(s.choices[i].kind, SLUICE_STAGES_KEEP);
     assert_int_equal(s.choices[i].reason, SLUICE_STAGES_FASTEST);

@@ -67,7 +67,7 @@ void sluice_stages_local_set(sluice_stages_local_t* local, const int32_t* layers
   const sluice_stages_problem_t* p = t->problem;
   local->count = 0, local->stage = stage, local->first[0] = 0;
   local->budget = t->budget[stage];
-  local->fixed_bytes = p->base_bytes + in_bytes + out_bytes;
+  local->fixed_bytes = p->base_bytes + sluice_stages_message_bytes(t, stage, in_bytes, out_bytes);
   local->messages = sluice_stages_message_seconds(p, stage, in_bytes, out_bytes);
   double all = 0;
   for (int32_t i = 0; i < count; ++i) all += fastest_of(t, layers[i]);

@@ -95,7 +95,8 @@ static sluice_status_t check_bytes(const sluice_stages_problem_t* p, int32_t k) 
                             (k + 1.0) * (double)option->copied_bytes + (double)option->working_bytes +
                             (double)option->arena_bytes);
     }
-    sum += k * (double)layer->parameter_bytes + (double)layer->state_bytes + 2 * (double)layer->output_bytes + most;
+    sum += k * (double)layer->parameter_bytes + (double)layer->state_bytes + (k + 1.0) * (double)layer->output_bytes +
+           most;
   }
   return SLUICE_REQUIRE(sum < MOST_BYTES, "the layers take up to %g bytes, more than the %g that can be planned", sum,
                         MOST_BYTES);

@@ -15,6 +15,11 @@ uint64_t sluice_stages_boundary_bytes(const sluice_stages_tables_t* t, const int
   return bytes;
 }
 
+uint64_t sluice_stages_message_bytes(const sluice_stages_tables_t* t, int32_t stage, uint64_t in_bytes,
+                                     uint64_t out_bytes) {
+  return in_bytes + (uint64_t)t->in_flight[stage] * out_bytes;
+}
+
 double sluice_stages_link_seconds(const sluice_stages_problem_t* p, int32_t boundary, uint64_t bytes) {
   if (p->links == NULL || bytes == 0 || boundary < 0 || boundary >= p->num_stages - 1) return 0;
   const sluice_stages_link_t* link = &p->links[boundary];

@@ -8,6 +8,10 @@
 /* Bytes that cross from stage `boundary` to the next, one way. stage_of: [num_layers]. */
 uint64_t sluice_stages_boundary_bytes(const sluice_stages_tables_t* tables, const int32_t* stage_of, int32_t boundary);
 
+/* Of a stage's buffers: one of what comes in, and all outputs whose backward has not been: stages hold on to them. */
+uint64_t sluice_stages_message_bytes(const sluice_stages_tables_t* tables, int32_t stage, uint64_t in_bytes,
+                                     uint64_t out_bytes);
+
 /* For how long both directions of `bytes` take the link behind stage `boundary`; nothing is sent of no bytes. */
 double sluice_stages_link_seconds(const sluice_stages_problem_t* problem, int32_t boundary, uint64_t bytes);
 

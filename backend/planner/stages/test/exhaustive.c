@@ -36,7 +36,7 @@ double exhaustive_turn(const sluice_stages_problem_t* p, int32_t stage, int32_t 
   const int32_t k = outstanding(p, stage), versions = p->weight_versions ? k : 1;
   const uint64_t in = first == 0 ? 0 : p->layers[first - 1].output_bytes;
   const uint64_t out = end == p->num_layers ? 0 : p->layers[end - 1].output_bytes;
-  uint64_t bytes = p->base_bytes + in + out, working = 0, copied = 0, arena = 0;
+  uint64_t bytes = p->base_bytes + in + (uint64_t)k * out, working = 0, copied = 0, arena = 0;
   double compute = 0, copies = 0, all = 0, before = 0;
   int is_late = 0;
   for (int32_t i = first; i < end; ++i) all += fastest(&p->layers[i]);

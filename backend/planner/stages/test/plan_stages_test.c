@@ -165,6 +165,33 @@ static void check_stage(const random_problem_t* r, int32_t stage, int32_t first,
   }
 }
 
+typedef struct live_s {
+  uint64_t held, most;
+} live_t;
+
+/* One micro-batch through the layers, there (+1) or back (-1). */
+static void pass(const random_problem_t* r, int32_t first, int32_t end, int direction, live_t* live) {
+  for (int32_t n = 0; n < end - first; ++n) {
+    const int32_t i = direction > 0 ? first + n : end - 1 - n;
+    const sluice_stages_option_t* option = &r->problem.layers[i].options[r->plan.choices[i].option];
+    if (direction > 0) live->held += option->held_bytes;
+    if (live->held + option->working_bytes > live->most) live->most = live->held + option->working_bytes;
+    if (direction < 0) live->held -= option->held_bytes;
+  }
+}
+
+/* Micro-batches of 1F1B, layer by layer. */
+static void check_peak(const random_problem_t* r, int32_t stage, int32_t first, int32_t end) {
+  const sluice_stages_stage_t* s = &r->plan.stages[stage];
+  live_t live = {0, 0};
+  for (int32_t i = 0; i < s->in_flight; ++i) pass(r, first, end, 1, &live);
+  for (int32_t i = 0; i < 3; ++i) pass(r, first, end, -1, &live), pass(r, first, end, 1, &live);
+  for (int32_t i = 0; i < s->in_flight; ++i) pass(r, first, end, -1, &live);
+  assert_int_equal(live.held, 0);
+  assert_int_equal(s->peak_bytes, s->bytes - s->held_bytes - s->working_bytes + live.most);
+  assert_true(s->peak_bytes <= s->bytes);
+}
+
 static void check_cuts(const random_problem_t* r, int32_t stage) {
   const sluice_stages_stage_t* s = &r->plan.stages[stage];
   const sluice_stages_other_cut_t* cuts[] = {&s->begins_earlier, &s->begins_later};
@@ -189,6 +216,7 @@ static void Plan_OfAnyChain_PredictsAndReasonsAsTheFormulasDo(void** state) {
       for (int32_t s = 0, first = 0, end; s < stages; ++s, first = end) {
         for (end = first; end < r.problem.num_layers && r.plan.choices[end].stage == s;) ++end;
         check_stage(&r, s, first, end);
+        check_peak(&r, s, first, end);
         check_cuts(&r, s);
       }
       for (int32_t i = 0; i < r.problem.num_layers; ++i) ++reasons[r.plan.choices[i].reason];
@@ -356,17 +384,20 @@ static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state)
   int32_t lines = 0;
   for (const char* c = words; *c != 0; ++c) lines += *c == '\n';
   assert_int_equal(lines, 4 + ALIKE);
-  /* Seven layers and five forwards once more: 7 * 40 + 10 + 2 * 400 + 5 * 40 + 90 bytes; one more kept is 4 * 90. */
-  assert_non_null(strstr(words, "stage 0: 7 layers, 26 s (compute 26, messages 0, copies 0), 1380 bytes of 1600\n"));
+  /* Seven layers and five forwards once more: 7 * 40 + 4 * 10 + 2 * 400 + 5 * 40 + 90 bytes; one more kept is 4 * 90.
+   */
+  assert_non_null(strstr(words, "stage 0: 7 layers, 26 s (compute 26, messages 0, copies 0), 1410 bytes of 1600\n"));
   assert_non_null(strstr(words,
-                         "recompute (option 1): with keep (option 0) the stage is 140 bytes over its budget; "
+                         "recompute (option 1): with keep (option 0) the stage is 170 bytes over its budget; "
                          "this costs 1 s"));
   assert_non_null(strstr(words, "keep (option 0): nothing is faster, and it fits"));
   assert_non_null(strstr(words, "29 s, the slowest"));
   free(words);
 }
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_THREAD__)
+#define SLOWER 30
+#elif defined(__SANITIZE_ADDRESS__)
 #define SLOWER 10
 #else
 #define SLOWER 1

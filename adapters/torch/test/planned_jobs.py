@@ -1,0 +1,151 @@
+"""Rank-side: what a plan of layers over stages predicts, beside the pipeline that runs it.
+
+Layers take their time asleep and keep memory as layers do, so that ranks need no processor of their own. Each is
+measured alone on one rank; pipelines of the plan run afterwards.
+"""
+
+import random
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.torch import Edge, EpGroup, Pipeline, PipelineConfig, memory_meter
+from sluice.planning import stages
+from torch.utils.checkpoint import checkpoint
+
+EDGE = 4096  # floats between layers
+KIB = 1 << 10
+BATCHES = 3
+
+
+class _Work(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, given, forward_s, backward_s, kept):
+        time.sleep(forward_s)
+        ctx.save_for_backward(torch.empty(kept, dtype=torch.uint8))
+        ctx.seconds = backward_s
+        return given + 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.saved_tensors  # noqa: B018  (as a layer reads them; where it runs again, they come now)
+        time.sleep(ctx.seconds)
+        return grad + 1, None, None, None
+
+
+class _Layer:
+    def __init__(self, forward_s, kept):
+        self.forward_s, self.kept = forward_s, kept
+
+    def __call__(self, given, again=False):
+        work = (given, self.forward_s, 2 * self.forward_s, self.kept)
+        return checkpoint(_Work.apply, *work, use_reentrant=False) if again else _Work.apply(*work)
+
+
+def _layers(count):
+    draw = random.Random(count)
+    return [_Layer(draw.uniform(0.002, 0.008), KIB * draw.randint(256, 2048)) for _ in range(count)]
+
+
+def _option(layer, again):
+    """One way to run it, measured alone."""
+    given = torch.zeros(EDGE, requires_grad=True)
+    forwards, backwards = [], []
+    for _ in range(BATCHES):
+        begin = time.perf_counter()
+        out = layer(given, again)
+        middle = time.perf_counter()
+        out.backward(torch.ones_like(out))
+        forwards.append(middle - begin), backwards.append(time.perf_counter() - middle)
+
+    def both():
+        out = layer(given, again)
+        memory_meter.mark("middle")
+        out.backward(torch.ones_like(out))
+
+    line = memory_meter.measure(both)
+    held = line.live("middle")
+    return stages.Option(
+        kind=stages.RECOMPUTE if again else stages.KEEP,
+        forward_seconds=statistics.median(forwards),
+        backward_seconds=statistics.median(backwards),
+        held_bytes=held,
+        working_bytes=line.peak("start", "end") - held,
+    )
+
+
+def _measured(layer):
+    """As a planner takes it."""
+    return stages.Layer(options=(_option(layer, False), _option(layer, True)), output_bytes=4 * EDGE)
+
+
+class _Stage:
+    def __init__(self, layers, again, is_first, is_last):
+        self.layers, self.again, self.is_first, self.is_last = layers, again, is_first, is_last
+        self.flight = {}
+
+    def load(self, micro_batch):
+        pass
+
+    def forward(self, micro_batch, given):
+        first = torch.zeros(EDGE) if self.is_first else given.tensors[0].clone()
+        out = first.requires_grad_()
+        for layer, again in zip(self.layers, self.again):
+            out = layer(out, again)
+        self.flight[micro_batch] = first, torch.autograd.graph.get_gradient_edge(out)  # the output itself may go
+        return None if self.is_last else Edge([out.detach()])
+
+    def backward(self, micro_batch, given):
+        first, out = self.flight.pop(micro_batch)
+        torch.autograd.backward(out, torch.ones(EDGE) if self.is_last else given.tensors[0])
+        return None if self.is_first else Edge([first.grad])
+
+
+def _run(group, plan, layers, micro_batches):
+    """(seconds of a batch over all ranks, peak of what torch allocates here in one)."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = [index for index, choice in enumerate(plan.choices) if choice.stage == rank]
+    again = [plan.choices[index].kind == stages.RECOMPUTE for index in mine]
+    stage = _Stage([layers[index] for index in mine], again, rank == 0, rank == world - 1)
+    partition = " ".join(str(choice.stage) for choice in plan.choices)
+    pipeline = Pipeline(PipelineConfig("1f1b", partition[:120], rank), group)
+    seconds = []
+    for _ in range(BATCHES):
+        dist.barrier()
+        begin = time.perf_counter()
+        pipeline.run(stage, micro_batches)
+        dist.barrier()
+        seconds.append(time.perf_counter() - begin)
+    line = memory_meter.measure(lambda: pipeline.run(stage, micro_batches))
+    pipeline.close()
+    return min(seconds[1:]), line.peak("start", "end")
+
+
+def held_out(per_stage=4, budgets=5):
+    """By budget: (recomputed layers, measured ÷ predicted seconds of a step, by stage measured ÷ predicted peak, and
+    whether the budget is kept)."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layers = _layers(per_stage * world)
+    told = [[_measured(layer) for layer in layers] if rank == 0 else None]
+    dist.broadcast_object_list(told)
+    micro_batches = 2 * world
+    problem = {"layers": tuple(told[0]), "num_stages": world, "num_micro_batches": micro_batches}
+    free = stages.plan(stages.Problem(**problem))
+    most = max(stage["bytes"] for stage in free.stages)
+    least = stages.plan(stages.Problem(**problem, budget_bytes=(1,) * world)).smallest_budget_bytes
+    group = EpGroup.unshared(range(world))
+    found = []
+    for number in range(budgets):
+        budget = least + (most - least) * number // (budgets - 1)
+        plan = stages.plan(stages.Problem(**problem, budget_bytes=(budget,) * world))
+        assert not plan.shortfall, plan.shortfall
+        seconds, peak = _run(group, plan, layers, micro_batches)
+        peaks = [None] * world
+        dist.all_gather_object(peaks, peak)
+        again = sum(choice.kind == stages.RECOMPUTE for choice in plan.choices)
+        # What arrives lies in the library's memory, and the gradient of it that goes back in torch's.
+        shares = [peak / stage["peak_bytes"] for peak, stage in zip(peaks, plan.stages)]
+        found.append((again, seconds / plan.step_seconds, shares, max(peaks) <= budget))
+    group.close()
+    return found

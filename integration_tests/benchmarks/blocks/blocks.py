@@ -1,0 +1,222 @@
+"""`sluice.plan_model` under ten budgets, beside checkpointing as users know it: activations and time of a step.
+
+    .venv/bin/python -m integration_tests.benchmarks.blocks [--rounds 9] [--threads 1] [--check] [--smoke]
+
+The model: Transformer blocks whose feed-forward widths differ. Sides, in turns within each round: all blocks kept; ten
+budgets, evenly spaced from the least possible to what all kept take; every block checkpointed, as hosts' switches do;
+runs of sqrt(N) blocks checkpointed (Chen et al. 2016); and for each of the two a budget of just its bytes. torch's own
+budget (`torch._functorch.config.activation_memory_budget`) is for compiled models: it runs through `aot_eager`, whose
+kernels are the eager ones, and a budget of its bytes beside it. --check: exit code 1 where a peak is over its budget, a
+larger budget takes over 3 % longer than a smaller one, or a plan takes over 3 % longer than the checkpointing whose
+bytes it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sluice
+import torch
+from sluice.adapters.torch import memory_meter
+from sluice.errors import OverBudget
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from integration_tests.benchmarks.measuring import records
+from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
+
+MIB = 1 << 20
+MOST = 1.03
+BUDGETS = 10
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward net of its own width, each added to its input."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = [part.unflatten(-1, (-1, 64)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1)]
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+class Model(nn.Module):
+    """way: how blocks run."""
+
+    def __init__(self, blocks: int, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, width * (1, 4, 2, 8)[i % 4]) for i in range(blocks))
+        self.way: Callable[[nn.ModuleList, torch.Tensor], torch.Tensor] = in_turn
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.way(self.blocks, x).square().mean()
+
+
+def in_turn(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def each_checkpointed(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=False)
+    return x
+
+
+def runs_checkpointed(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint_sequential(list(blocks), round(math.sqrt(len(blocks))), x, use_reentrant=False)
+
+
+class Side:
+    """A model of its own, and what its steps took."""
+
+    def __init__(self, name: str, model: Model, batch: torch.Tensor, budget: int | None = None) -> None:
+        self.name, self.batch, self.budget = name, batch, budget
+        self.model = copy.deepcopy(model)
+        self.call: Callable[[torch.Tensor], torch.Tensor] = self.model
+        self.seconds: list[float] = []
+        self.recomputed = 0
+        if budget is not None:
+            self.recomputed = len(sluice.plan_model(self.model, budget, batch).recomputed)
+
+    def step(self) -> None:
+        self.call(self.batch).backward()
+
+    def settle(self) -> int:
+        """Two steps, and the peak of one more beside gradients that are there."""
+        for _ in range(2):
+            self.step()
+        self.peak = memory_meter.measure(self.step).peak("start", "end")
+        return self.peak
+
+    def round(self) -> None:
+        """A step that does not count and one that does, with new gradients."""
+        for _ in range(2):
+            self.model.zero_grad(set_to_none=True)
+            begin = time.perf_counter()
+            self.step()
+            seconds = time.perf_counter() - begin
+        self.seconds.append(seconds)
+
+
+def checkpointed(name: str, model: Model, batch: torch.Tensor, way: Any) -> Side:
+    side = Side(name, model, batch)
+    side.model.way = way
+    return side
+
+
+def compiled(model: Model, batch: torch.Tensor, share: float) -> Side:
+    """torch's own budget: a share between all recomputed and all kept, chosen in the backward's graph."""
+    side = Side(f"torch's budget {share}", model, batch)
+    torch._functorch.config.activation_memory_budget = share
+    side.call = torch.compile(side.model, backend="aot_eager_decomp_partition")
+    side.step()  # compiles, with the budget of now
+    torch._functorch.config.activation_memory_budget = 1.0
+    return side
+
+
+def all_sides(model: Model, batch: torch.Tensor, with_compiled: bool) -> list[Side]:
+    kept = Side("all kept", model, batch)
+    most = kept.settle()
+    try:
+        sluice.plan_model(copy.deepcopy(model), 1, batch)
+        raise AssertionError("a byte was enough")
+    except OverBudget as error:
+        least = int(error.message.rsplit("give at least ", 1)[1].split(",")[0])
+    budgets = [least + (most - least) * i // (BUDGETS - 1) for i in range(BUDGETS)]
+    sides = [kept, *(Side(f"budget {i + 1}", model, batch, budget) for i, budget in enumerate(budgets))]
+    rivals = [
+        checkpointed("every block checkpointed", model, batch, each_checkpointed),
+        checkpointed("runs of sqrt(N)", model, batch, runs_checkpointed),
+    ]
+    if with_compiled:
+        rivals.append(compiled(model, batch, 0.5))
+    for rival in rivals:
+        rival.settle()
+    sides += [*rivals, *(Side(f"its bytes: {rival.name}", model, batch, max(least, rival.peak)) for rival in rivals)]
+    for side in sides:
+        side.settle()
+    return sides
+
+
+def line_of(side: Side, kept: Side) -> dict[str, Any]:
+    return {
+        "side": side.name,
+        "budget_bytes": side.budget,
+        "peak_bytes": side.peak,
+        "recomputed": side.recomputed,
+        "over_all_kept": pair_ratios(side.seconds, kept.seconds),
+        "seconds": quartiles(side.seconds),
+    }
+
+
+def show(line: dict[str, Any]) -> str:
+    budget = "" if line["budget_bytes"] is None else f" of {line['budget_bytes'] / MIB:.1f}"
+    over = line["over_all_kept"]
+    return (
+        f"{line['side']:<38} {line['peak_bytes'] / MIB:7.1f}{budget:>10} MiB  {line['recomputed']:>2} recomputed  "
+        f"{over['median']:.3f} [{over['q1']:.3f}, {over['q3']:.3f}] of all kept"
+    )
+
+
+def missed(sides: list[Side]) -> list[str]:
+    """What --check asks for and was not there."""
+    named = {side.name: side for side in sides}
+    found = [f"{side.name} is over its bytes" for side in sides if side.budget is not None and side.peak > side.budget]
+    for i in range(1, BUDGETS):
+        ratio = pair_ratios(named[f"budget {i + 1}"].seconds, named[f"budget {i}"].seconds)["median"]
+        if ratio > MOST:
+            found.append(f"budget {i + 1} takes {ratio:.3f} of budget {i}")
+    for name in [name.removeprefix("its bytes: ") for name in named if name.startswith("its bytes: ")]:
+        ratio = pair_ratios(named[f"its bytes: {name}"].seconds, named[name].seconds)["median"]
+        if ratio > MOST:
+            found.append(f"in the bytes of '{name}' a plan takes {ratio:.3f} of it")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=16)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=1024, help="four sequences (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a mark is missed")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that everything runs")
+    parser.add_argument("--record", type=Path, default=records.FOLDER / "blocks.json")
+    options = parser.parse_args()
+    if options.smoke:
+        options.blocks, options.width, options.tokens, options.rounds = 4, 64, 32, 2
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(1)
+    batch = torch.randn(4, options.tokens // 4, options.width)
+    sides = all_sides(Model(options.blocks, options.width), batch, with_compiled=not options.smoke)
+    for number in range(options.rounds):
+        for side in sides:
+            side.round()
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+    lines = [line_of(side, sides[0]) for side in sides]
+    print("\n".join(map(show, lines)))
+    shape = {name: getattr(options, name) for name in ("blocks", "width", "tokens", "threads", "rounds")}
+    records.write(options.record, {"shape": shape, "lines": lines})
+    wrong = missed(sides)
+    print("\n".join(wrong) if wrong else "all marks met")
+    return 1 if wrong and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,7 +56,7 @@ static void Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize(void** state) {
   for (int32_t i = 0; i < 8; ++i) {
     const int32_t ranks = 1 + i % 2, mode = modes[i / 2], has_machine = i / 2 >= 2;
     tuner_world_t* w = tuner_world(ranks, mode, has_machine);
-    w->reuse = 1, w->grows = 1, w->steps = 360, w->wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+    w->reuse = 1, w->grows = 1, w->steps = 360, w->waits = 1, w->wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
     tuner_run(w);
     must_agree(w);
     assert_memory_equal(w->policies[0], w->policies[ranks - 1], sizeof w->policies[0]);

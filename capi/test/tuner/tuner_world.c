@@ -182,7 +182,8 @@ static sluice_status_t run_steps(rank_t* r) {
   tuner_world_t* w = r->world;
   static const int64_t sizes[] = {256, 32, 128, 64};
   const int32_t cycle = w->changes == 1 ? 3 : 4;
-  for (int32_t step = 0; step < w->steps; ++step) {
+  const int32_t most = w->waits ? 3 * w->steps : w->steps;
+  for (int32_t step = 0; step < w->steps || (step < most && !w->settled[r->rank]); ++step) {
     int64_t count = w->changes > 0 ? sizes[step / w->changes % cycle] : w->grows && step < w->steps / 2 ? 32 : 128;
     if (w->empty == r->rank + 1 && step % 2) count = 0;
     if (w->replaces > 0 && step % w->replaces == w->replaces - 1) {
@@ -268,7 +269,7 @@ tuner_world_t* tuner_world(int32_t world_size, int32_t mode, int32_t has_machine
 void must_agree(const tuner_world_t* w) {
   for (int32_t r = 0; r < w->world_size; ++r) {
     if (w->status[r] != SLUICE_OK) fail_msg("rank %d: %s", r, w->message[r]);
-    assert_int_equal(w->num_picks[r], w->steps * w->layers);
+    assert_int_equal(w->num_picks[r], w->waits ? w->num_picks[0] : w->steps * w->layers);
     assert_memory_equal(w->picks[r], w->picks[0], (size_t)w->num_picks[0] * sizeof(int32_t));
     assert_int_equal(w->num_decisions[r], w->num_decisions[0]);
     assert_memory_equal(w->decisions[r], w->decisions[0],

@@ -14,8 +14,9 @@ extern const char* const tuner_machine;
 
 typedef struct tuner_world_s {
   int32_t world_size, steps, layers;
-  int32_t changes;         /* T changes every so many steps; 0: never */
-  int32_t grows;           /* T is larger in the second half */
+  int32_t changes; /* T changes every so many steps; 0: never */
+  int32_t grows;   /* T is larger in the second half */
+  int32_t waits;   /* steps go on, up to three times as many, until the last answer is settled: a race may begin late */
   int32_t mode[MAX_RANKS]; /* of each rank's tuner */
   int32_t has_machine[MAX_RANKS];
   const char* machine[MAX_RANKS]; /* NULL: tuner_machine */

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RIVAL = "runs of sqrt(N)"
+OTHER = "runs of sqrt(N)"
 
 
 def _sides(**changes: tuple[float, int]) -> list[SimpleNamespace]:
@@ -21,8 +21,8 @@ def _sides(**changes: tuple[float, int]) -> list[SimpleNamespace]:
     for i in range(10):
         seconds, peak = changes.get(f"budget_{i + 1}", (2.0 - i / 10, 90 + i))
         sides.append(SimpleNamespace(name=f"budget {i + 1}", seconds=[seconds] * 3, peak=peak, budget=100 + i))
-    for name, budget in ((RIVAL, None), (f"its bytes: {RIVAL}", 95)):
-        seconds, peak = changes.get("rival" if budget is None else "plan", (1.5, 95))
+    for name, budget in ((OTHER, None), (f"its bytes: {OTHER}", 95)):
+        seconds, peak = changes.get("other" if budget is None else "plan", (1.5, 95))
         sides.append(SimpleNamespace(name=name, seconds=[seconds] * 3, peak=peak, budget=budget))
     return sides
 
@@ -34,7 +34,7 @@ def test_Missed_EachMark_IsNamed() -> None:
     assert missed(_sides()) == []
     assert missed(_sides(budget_3=(1.8, 103))) == ["budget 3 is over its bytes"]
     assert missed(_sides(budget_10=(1.32, 99))) == ["budget 10 takes 1.100 of budget 9"]
-    assert missed(_sides(plan=(1.6, 95))) == [f"in the bytes of '{RIVAL}' a plan takes 1.067 of it"]
+    assert missed(_sides(plan=(1.6, 95))) == [f"in the bytes of '{OTHER}' a plan takes 1.067 of it"]
 
 
 def test_TinyModel_LeavesARecord(tmp_path: Path) -> None:

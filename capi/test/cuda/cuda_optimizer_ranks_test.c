@@ -142,16 +142,16 @@ static world_t world_of(int32_t size, int32_t is_local, int64_t bucket, int64_t 
 
 /* Of which a peer that is only slow needs a part. */
 #if defined(__SANITIZE_THREAD__)
-#define PATIENCE_MS 3000
+#define TIMEOUT_MS 3000
 #else
-#define PATIENCE_MS 200
+#define TIMEOUT_MS 200
 #endif
 
 static void run(world_t* w) {
   pthread_t threads[MAX_RANKS];
   char text[400];
   (w->is_local ? fakes_open_local : fakes_open)(w->size, 1);
-  if (w->nth >= 0) fakes_be_patient(PATIENCE_MS); /* a rank whose peer is gone waits for its stream, as on NCCL */
+  if (w->nth >= 0) fakes_be_patient(TIMEOUT_MS); /* a rank whose peer is gone waits for its stream, as on NCCL */
   pthread_barrier_init(&w->barrier, NULL, (unsigned)w->size);
   pthread_mutex_init(&w->mutex, NULL);
   for (int32_t r = 0; r < w->size; ++r) {

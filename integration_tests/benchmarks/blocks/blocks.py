@@ -139,15 +139,15 @@ def all_sides(model: Model, batch: torch.Tensor, with_compiled: bool) -> list[Si
         least = int(error.message.rsplit("give at least ", 1)[1].split(",")[0])
     budgets = [least + (most - least) * i // (BUDGETS - 1) for i in range(BUDGETS)]
     sides = [kept, *(Side(f"budget {i + 1}", model, batch, budget) for i, budget in enumerate(budgets))]
-    rivals = [
+    others = [
         checkpointed("every block checkpointed", model, batch, each_checkpointed),
         checkpointed("runs of sqrt(N)", model, batch, runs_checkpointed),
     ]
     if with_compiled:
-        rivals.append(compiled(model, batch, 0.5))
-    for rival in rivals:
-        rival.settle()
-    sides += [*rivals, *(Side(f"its bytes: {rival.name}", model, batch, max(least, rival.peak)) for rival in rivals)]
+        others.append(compiled(model, batch, 0.5))
+    for other in others:
+        other.settle()
+    sides += [*others, *(Side(f"its bytes: {other.name}", model, batch, max(least, other.peak)) for other in others)]
     for side in sides:
         side.settle()
     return sides

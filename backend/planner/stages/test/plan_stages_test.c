@@ -384,8 +384,7 @@ static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state)
   int32_t lines = 0;
   for (const char* c = words; *c != 0; ++c) lines += *c == '\n';
   assert_int_equal(lines, 4 + ALIKE);
-  /* Seven layers and five forwards once more: 7 * 40 + 4 * 10 + 2 * 400 + 5 * 40 + 90 bytes; one more kept is 4 * 90.
-   */
+  /* Seven layers, five of them run again: 7 * 40 + 4 * 10 + 2 * 400 + 5 * 40 + 90 bytes; one more kept is 4 * 90. */
   assert_non_null(strstr(words, "stage 0: 7 layers, 26 s (compute 26, messages 0, copies 0), 1410 bytes of 1600\n"));
   assert_non_null(strstr(words,
                          "recompute (option 1): with keep (option 0) the stage is 170 bytes over its budget; "

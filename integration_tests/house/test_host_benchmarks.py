@@ -14,9 +14,9 @@ import pytest
 from integration_tests.benchmarks.hosts import beside, beside_page
 
 
-def _line(link: str, median: float, q3: float, **more: Any) -> dict[str, Any]:
+def _line(link: str, median: float, q3: float, possible: float = 1.5, **more: Any) -> dict[str, Any]:
     gain = {"q1": 0.9, "median": median, "q3": q3}
-    return {"name": "layer", "dtype": "float32", "link": link, "speedup": gain, **more}
+    return {"name": "layer", "dtype": "float32", "link": link, "speedup": gain, "possible": possible, **more}
 
 
 def test_Marks_EachPromise_IsMissedByItsOwnLines() -> None:
@@ -28,6 +28,12 @@ def test_Marks_EachPromise_IsMissedByItsOwnLines() -> None:
     )
     assert not kept and len(said) == 3
     assert "wanted 1.22" in said[0] and "wanted more than 1" in said[1] and "1.04 of its time" in said[2]
+
+
+@pytest.mark.parametrize("possible, median, is_kept", [(1.59, 1.44, True), (1.59, 1.42, False), (1.61, 1.44, False)])
+def test_Marks_AboveWhatIsPossible_WantNineTenthsOfIt(possible: float, median: float, is_kept: bool) -> None:
+    line = _line("0.4gbit", median, 1.6, possible, must_reach={"0.4gbit": 1.6})
+    assert beside.verdicts([line])[1] == is_kept
 
 
 def test_Cells_LinksOfAShape_UnlessSomeAreNamed() -> None:

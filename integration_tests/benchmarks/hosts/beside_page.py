@@ -42,7 +42,7 @@ def table(name: str, record: Mapping[str, Any] | None) -> str:
             "",
             f"| link | {' | '.join(shapes)} |",
             f"|{'---|' * (len(shapes) + 1)}",
-            *(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows),
+            *("| " + " ".join(f"{cell} |".lstrip() for cell in row) for row in rows),
         ]
     )
 

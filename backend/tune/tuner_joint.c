@@ -8,8 +8,10 @@
 #include "backend/tune/search/search_times.h"
 #include "backend/tune/tuner_decisions.h"
 
-#define STEPS  4    /* a warm-up and three that count */
-#define WITHIN 1.25 /* of the best prediction of all strategies */
+#define WINDOW       4    /* steps on end: a warm-up and three that count */
+#define MOST_WINDOWS 4    /* of strategies that are close to the best */
+#define CLOSE        1.12 /* of its time */
+#define WITHIN       1.25 /* of the best prediction of all strategies */
 
 int sluice_tuner_is_joint(const sluice_moe_t* moe) { return moe->shape.config.reuse && !sluice_makes_plans(moe); }
 
@@ -50,7 +52,7 @@ static double best_predicted(const sluice_search_t* s, int64_t rows) {
 }
 
 /* Strategies worth a try, a bit each. Without a machine all are. */
-static uint32_t worth_a_try(const sluice_tuner_joint_t* joint, int64_t rows) {
+static uint32_t find_worth_a_try(const sluice_tuner_joint_t* joint, int64_t rows) {
   const sluice_search_config_t* c = &joint->tables[0]->search.config;
   const uint32_t all = (1u << joint->count) - 1;
   if (c->predict == NULL || c->mode != SLUICE_TUNER_ADAPTIVE) return all;
@@ -64,21 +66,67 @@ static uint32_t worth_a_try(const sluice_tuner_joint_t* joint, int64_t rows) {
   return best == INFINITY ? all : set;
 }
 
+/* Asked once for a size: dozens of predictions take milliseconds. */
+static uint32_t worth_a_try(sluice_tuner_joint_t* joint, int64_t rows) {
+  uint8_t* tried = &joint->tried[sluice_search_bucket(rows)];
+  if (*tried == 0) *tried = (uint8_t)find_worth_a_try(joint, rows);
+  return *tried;
+}
+
 /* ---- the comparison ---- */
 
 /* Steps count for the answer that stands. */
-static sluice_joint_step_t* steps_of(sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
-  sluice_joint_step_t* steps = &joint->steps[bucket][k];
-  const sluice_spot_t* spot = &joint->tables[k]->search.spots[bucket];
-  if (steps->pick != spot->pick) *steps = (sluice_joint_step_t){.pick = spot->pick};
-  return steps;
+static sluice_joint_step_t steps_of(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
+  const sluice_joint_step_t* steps = &joint->steps[bucket][k];
+  const uint8_t pick = (uint8_t)joint->tables[k]->search.spots[bucket].pick;
+  return steps->pick == pick ? *steps : (sluice_joint_step_t){.pick = pick};
+}
+
+/* Least seconds of a step; INFINITY: none has counted. */
+static double measured(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
+  const sluice_joint_step_t steps = steps_of(joint, bucket, k);
+  const int64_t rows = joint->tables[k]->search.spots[bucket].rows;
+  return steps.count < 2 ? INFINITY : (double)steps.best_ns_per_row * 1e-9 * (double)rows;
+}
+
+static int is_by_model(const sluice_tuner_joint_t* joint) {
+  return joint->tables[0]->search.config.mode == SLUICE_TUNER_MODEL;
 }
 
 static double time_of(sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
   sluice_search_t* s = &joint->tables[k]->search;
-  if (s->config.mode == SLUICE_TUNER_MODEL) return sluice_search_predicted(s, &s->spots[bucket], s->spots[bucket].pick);
-  const sluice_joint_step_t* steps = steps_of(joint, bucket, k);
-  return steps->count < 2 ? INFINITY : (double)steps->best_ns_per_row * 1e-9 * (double)s->spots[bucket].rows;
+  if (is_by_model(joint)) return sluice_search_predicted(s, &s->spots[bucket], s->spots[bucket].pick);
+  return measured(joint, bucket, k);
+}
+
+/* Of those that are tried, the one of least time. */
+static int32_t best_of(sluice_tuner_joint_t* joint, int32_t bucket, uint32_t tried) {
+  int32_t best = -1;
+  for (int32_t k = 0; k < joint->count; ++k) {
+    if (!(tried >> k & 1)) continue;
+    if (best < 0 || time_of(joint, bucket, k) < time_of(joint, bucket, best)) best = k;
+  }
+  return best;
+}
+
+/* The strategy that a comparison runs next, each a window at a time; -1: it is through. */
+static int32_t next_compared(const sluice_tuner_joint_t* joint, int32_t bucket, uint32_t tried) {
+  if (joint->is_through[bucket] || is_by_model(joint) || (tried & (tried - 1)) == 0) return -1;
+  double best = INFINITY;
+  for (int32_t k = 0; k < joint->count; ++k) {
+    if (tried >> k & 1) best = fmin(best, measured(joint, bucket, k));
+  }
+  int32_t least = -1, least_count = 0, num_close = 0;
+  for (int32_t k = 0; k < joint->count; ++k) {
+    if (!(tried >> k & 1)) continue;
+    const int32_t count = steps_of(joint, bucket, k).count;
+    if (count % WINDOW != 0) return k;
+    const int is_close = measured(joint, bucket, k) <= CLOSE * best;
+    num_close += is_close;
+    if (count > 0 && (!is_close || count >= MOST_WINDOWS * WINDOW)) continue;
+    if (least < 0 || count < least_count) least = k, least_count = count;
+  }
+  return least_count == 0 || num_close > 1 ? least : -1;
 }
 
 static sluice_racing_plan_t choice_of(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
@@ -89,11 +137,27 @@ static sluice_racing_plan_t choice_of(const sluice_tuner_joint_t* joint, int32_t
                                 set->restore_pre_activation, sluice_pick_wgrad(pick)};
 }
 
+/* What a step of a strategy took; 0: that is not known. The only one that is tried has its search's race alone. */
+static double told_seconds(sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
+  const double compared = time_of(joint, bucket, k);
+  if (isfinite(compared)) return compared;
+  const sluice_spot_t* spot = &joint->tables[k]->search.spots[bucket];
+  const double raced = sluice_spot_time(spot, spot->pick);
+  return isfinite(raced) ? raced * 1e-9 * (double)spot->rows : 0;
+}
+
+/* A strategy that nothing was compared with has the reason of its n. */
+static int32_t why_told(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t num_tried, int32_t best) {
+  if (is_by_model(joint)) return SLUICE_WHY_PREDICTED;
+  if (num_tried == 1) return joint->tables[best]->search.spots[bucket].why;
+  return joint->told[bucket] != 0 ? SLUICE_WHY_QUESTIONED : SLUICE_WHY_RACED;
+}
+
 static void tell(sluice_tuner_joint_t* joint, int32_t bucket, uint32_t tried, int32_t best) {
   const sluice_tuner_table_t* table = joint->tables[best];
   const sluice_spot_t* spot = &table->search.spots[bucket];
   if (joint->told[bucket] == best + 1) return;
-  const int is_predicted = table->search.config.mode == SLUICE_TUNER_MODEL;
+  const double seconds = is_by_model(joint) ? 0 : told_seconds(joint, bucket, best);
   const double predicted = table->search.config.predict == NULL
                                ? 0
                                : sluice_search_predicted(&joint->tables[best]->search, spot, spot->pick);
@@ -107,18 +171,16 @@ static void tell(sluice_tuner_joint_t* joint, int32_t bucket, uint32_t tried, in
       .layer = table->layer,
       .work = table->work,
       .what = {.rows = spot->rows,
-               .why = is_predicted               ? SLUICE_WHY_PREDICTED
-                      : joint->told[bucket] != 0 ? SLUICE_WHY_QUESTIONED
-                                                 : SLUICE_WHY_RACED,
-               .seconds = is_predicted ? 0 : time_of(joint, bucket, best),
+               .why = why_told(joint, bucket, count, best),
+               .seconds = seconds,
                .predicted_seconds = predicted,
                .runner_up = -1,
-               .num_raced = is_predicted ? 0 : count},
+               .num_raced = seconds > 0 ? count : 0},
       .chosen = choice_of(joint, bucket, best),
   };
   d.kept_chunks = d.chosen.num_chunks;
   if (second >= 0) d.second = choice_of(joint, bucket, second);
-  if (second >= 0 && !is_predicted) d.what.runner_up_seconds = time_of(joint, bucket, second);
+  if (second >= 0 && seconds > 0) d.what.runner_up_seconds = told_seconds(joint, bucket, second);
   joint->told[bucket] = (uint8_t)(best + 1);
   sluice_tuner_record(table->tuner, &d);
 }
@@ -156,20 +218,17 @@ sluice_tuner_table_t* sluice_tuner_joint_next(sluice_tuner_joint_t* joint, int64
   *out_why = SLUICE_WHY_ON_TRIAL;
   sluice_tuner_table_t* searched = next_searched(joint, rows, tried, out_pick);
   if (searched != NULL) return searched;
-  int32_t best = -1, least = -1;
   for (int32_t k = 0; k < joint->count; ++k) {
-    if (!(tried >> k & 1)) continue;
-    joint->tables[k]->search.spots[bucket].rows = rows;
-    if (least < 0 || steps_of(joint, bucket, k)->count < steps_of(joint, bucket, least)->count) least = k;
-    if (best < 0 || time_of(joint, bucket, k) < time_of(joint, bucket, best)) best = k;
+    if (tried >> k & 1) joint->tables[k]->search.spots[bucket].rows = rows;
   }
-  const int is_compared = joint->tables[best]->search.config.mode == SLUICE_TUNER_MODEL ||
-                          steps_of(joint, bucket, least)->count >= STEPS || (tried & (tried - 1)) == 0;
-  if (!is_compared) {
-    *out_pick = joint->tables[least]->search.spots[bucket].pick;
-    return joint->tables[least];
+  const int32_t compared = next_compared(joint, bucket, tried);
+  if (compared >= 0) {
+    *out_pick = joint->tables[compared]->search.spots[bucket].pick;
+    return joint->tables[compared];
   }
-  tell(joint, bucket, tried, best);
+  if (!joint->is_through[bucket]) tell(joint, bucket, tried, best_of(joint, bucket, tried));
+  joint->is_through[bucket] = 1;
+  const int32_t best = joint->told[bucket] - 1;
   *out_pick = sluice_search_next(&joint->tables[best]->search, rows, out_why);
   return joint->tables[best];
 }
@@ -178,27 +237,32 @@ const sluice_tuner_table_t* sluice_tuner_joint_peek(const sluice_tuner_joint_t* 
                                                     int32_t* out_pick) {
   if (rows < 1) return NULL;
   const int32_t bucket = sluice_search_bucket(rows);
-  int32_t least = -1;
+  const uint32_t tried = joint->tried[bucket];
   for (int32_t k = 0; k < joint->count; ++k) {
     const sluice_search_t* s = &joint->tables[k]->search;
-    if (s->spots[bucket].state == SLUICE_SPOT_NOTHING) continue; /* not its turn yet, or not worth a try */
+    if (!(tried >> k & 1) || is_answered(s, bucket)) continue;
+    if (s->spots[bucket].state == SLUICE_SPOT_NOTHING) return NULL; /* not its turn yet */
     *out_pick = sluice_search_peek(s, rows);
-    if (!is_answered(s, bucket)) return joint->tables[k];
-    if (least < 0 || joint->steps[bucket][k].count < joint->steps[bucket][least].count) least = k;
+    return joint->tables[k];
   }
-  if (joint->told[bucket] != 0) least = joint->told[bucket] - 1;
-  if (least < 0) return NULL;
-  *out_pick = joint->tables[least]->search.spots[bucket].pick;
-  return joint->tables[least];
+  int32_t next = next_compared(joint, bucket, tried);
+  if (next < 0) next = joint->told[bucket] - 1;
+  if (next < 0) return NULL;
+  *out_pick = joint->tables[next]->search.spots[bucket].pick;
+  return joint->tables[next];
 }
 
 void sluice_tuner_joint_observe(sluice_tuner_joint_t* joint, int32_t restore_set, int32_t direction, int32_t pick,
                                 int64_t rows, uint64_t ns) {
   const int32_t k = index_of(joint, restore_set), bucket = sluice_search_bucket(rows);
   if (k < 0 || rows < 1 || ns == 0 || !is_answered(&joint->tables[k]->search, bucket)) return;
-  sluice_joint_step_t* steps = steps_of(joint, bucket, k);
+  sluice_joint_step_t* steps = &joint->steps[bucket][k];
   const float ns_per_row = (float)((double)ns / (double)rows);
-  if (steps->pick != pick) return;
+  if (joint->tables[k]->search.spots[bucket].pick != pick) return;
+  if (steps->pick != pick) { /* another answer */
+    *steps = (sluice_joint_step_t){.pick = (uint8_t)pick};
+    joint->is_through[bucket] = 0;
+  }
   if (direction == SLUICE_FORWARD) {
     steps->forward_ns_per_row = ns_per_row;
     return;
@@ -206,7 +270,7 @@ void sluice_tuner_joint_observe(sluice_tuner_joint_t* joint, int32_t restore_set
   if (steps->forward_ns_per_row <= 0) return;
   const float step = steps->forward_ns_per_row + ns_per_row;
   steps->forward_ns_per_row = 0;
-  if (steps->count < STEPS) ++steps->count;
-  if (steps->count == 1) return; /* meets new slots and templates */
+  if (joint->is_through[bucket]) return;
+  if (steps->count++ % WINDOW == 0) return; /* meets new slots and templates */
   if (steps->best_ns_per_row == 0 || step < steps->best_ns_per_row) steps->best_ns_per_row = step;
 }

@@ -2,8 +2,8 @@
  * each size of a batch a comparison of their answers [MPMoE Algorithm 1 and the paragraph behind it]. Private to
  * backend/tune.
  *
- * The comparison is training too: the answers run in turns, a warm-up step and a few counted ones each, and the least
- * time of a step decides. Mode MODEL compares predictions instead; with a machine ADAPTIVE leaves out strategies whose
+ * The comparison is training too: the answers run in turns, a warm-up step and a few counted ones each on end, those
+ * that are close more often, and the least time of a step decides. Mode MODEL compares predictions instead; with a machine ADAPTIVE leaves out strategies whose
  * best prediction is far from the best of all. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_JOINT_H_
 #define SLUICE_BACKEND_TUNE_TUNER_JOINT_H_
@@ -23,6 +23,8 @@ typedef struct sluice_joint_step_s {
 struct sluice_tuner_joint_s {
   int32_t count;
   sluice_tuner_table_t* tables[SLUICE_JOINT_STRATEGIES]; /* of each strategy that the layer can have */
+  uint8_t tried[SLUICE_SEARCH_BUCKETS];                  /* strategies worth a try, a bit each; 0: not asked yet */
+  uint8_t is_through[SLUICE_SEARCH_BUCKETS];             /* whether the comparison of their answers is */
   uint8_t told[SLUICE_SEARCH_BUCKETS];                   /* 1 + the strategy that the last decision named; 0: none */
   sluice_joint_step_t steps[SLUICE_SEARCH_BUCKETS][SLUICE_JOINT_STRATEGIES];
 };

@@ -52,7 +52,7 @@ static double exhaustive_pairs(const machine_t* m, int64_t rows, int32_t* out_k)
 }
 
 typedef struct user_s {
-  const struct world_s* world;
+  struct world_s* world;
   int32_t k;
 } user_t;
 
@@ -62,11 +62,13 @@ typedef struct world_s {
   sluice_tuner_table_t tables[STRATEGIES];
   sluice_tuner_joint_t joint;
   user_t users[STRATEGIES];
+  int num_predictions;
 } world_t;
 
 static double predict_pair(void* user, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
   const user_t* of = user;
   (void)wgrad;
+  ++of->world->num_predictions;
   return seconds_of(&of->world->machine, of->k, rows, n, direction);
 }
 
@@ -151,6 +153,75 @@ static void Joint_SlowByPrediction_IsNotTried(void** state) {
   assert_true(ran[2] == 0 && ran[0] > 0 && ran[1] > 0 && ran[3] > 0);
 }
 
+/* Predictions take milliseconds: sizes that are settled ask for none, though they take turns, and go on as they are. */
+static void Joint_SettledSizes_AskForNoPrediction(void** state) {
+  (void)state;
+  static world_t w;
+  static const int32_t modes[] = {SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_MODEL};
+  for (int c = 0; c < 2; ++c) {
+    uint32_t seed = 5;
+    w.machine = random_machine(&seed);
+    begin(&w, modes[c], 1);
+    int32_t k = 0, why = 0, of_size[SIZES] = {0};
+    for (int i = 0; i < 800; ++i) (void)step(&w, sizes[i % SIZES], &of_size[i % SIZES], &why);
+    const int asked = w.num_predictions;
+    assert_true(asked > 0);
+    for (int i = 0; i < 160; ++i) { /* answers are questioned after 512 passes */
+      (void)step(&w, sizes[i % SIZES], &k, &why);
+      assert_true(k == of_size[i % SIZES] && why != SLUICE_WHY_ON_TRIAL);
+    }
+    assert_int_equal(w.num_predictions, asked);
+  }
+}
+
+/* The only strategy that is predicted to pay has nothing to be compared with: its n was raced, and took so long. */
+static void Joint_OneIsTried_DecisionSaysWhatItTook(void** state) {
+  (void)state;
+  static world_t w;
+  uint32_t seed = 3;
+  w.machine = random_machine(&seed);
+  for (int32_t k = 0; k < STRATEGIES; ++k) w.machine.per_row[k] = k == 1 ? 1e-8 : 1e-3, w.machine.per_chunk[k] = 0;
+  begin(&w, SLUICE_TUNER_ADAPTIVE, 1);
+  double took = 0;
+  for (int i = 0; i < 200; ++i) {
+    int32_t k = 0, why = 0;
+    took = step(&w, 4096, &k, &why);
+    assert_int_equal(k, 1);
+  }
+  assert_int_equal(w.tuner.num_decisions, 1);
+  const sluice_search_decision_t* said = &w.tuner.decisions[0].what;
+  assert_true(fabs(said->seconds / took - 1) < 1e-3 && said->why == SLUICE_WHY_RACED);
+}
+
+/* Strategies that are close run more often than those that are not, a window on end; then the best alone. */
+static void Joint_Comparison_RunsWindowsOnEnd(void** state) {
+  (void)state;
+  static world_t w;
+  static const double per_row[STRATEGIES] = {1e-6, 1.001e-6, 1.7e-6, 1.002e-6};
+  uint32_t seed = 3;
+  w.machine = random_machine(&seed);
+  for (int32_t k = 0; k < STRATEGIES; ++k) w.machine.per_row[k] = per_row[k], w.machine.per_chunk[k] = 0;
+  begin(&w, SLUICE_TUNER_PROFILE, 0);
+  int ran[STRATEGIES] = {0}, on_end = 0, last = -1;
+  for (int i = 0; i < 400; ++i) {
+    int is_searched = 0;
+    for (int32_t k = 0; k < STRATEGIES; ++k)
+      is_searched |= w.tables[k].search.spots[sluice_search_bucket(4096)].state != SLUICE_SPOT_ANSWERED;
+    int32_t k = 0, why = 0;
+    (void)step(&w, 4096, &k, &why);
+    if (is_searched || why != SLUICE_WHY_ON_TRIAL) continue;
+    ++ran[k];
+    if (last >= 0 && k != last) assert_int_equal(on_end % 4, 0);
+    on_end = k == last ? on_end + 1 : 1;
+    last = k;
+  }
+  assert_true(ran[0] >= 15 && ran[1] >= 15 && ran[3] >= 15); /* a step is observed with the one that ends the search */
+  assert_true(ran[2] >= 3 && ran[2] <= 4);
+  int32_t k = 0, why = 0;
+  (void)step(&w, 4096, &k, &why);
+  assert_int_equal(k, 0);
+}
+
 /* Before anything is known, what stores nothing. */
 static void Joint_NothingKnown_IsS4WithTwoChunks(void** state) {
   (void)state;
@@ -167,6 +238,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Joint_EachSize_EndsNearTheBestPair),
       cmocka_unit_test(Joint_SlowByPrediction_IsNotTried),
+      cmocka_unit_test(Joint_SettledSizes_AskForNoPrediction),
+      cmocka_unit_test(Joint_OneIsTried_DecisionSaysWhatItTook),
+      cmocka_unit_test(Joint_Comparison_RunsWindowsOnEnd),
       cmocka_unit_test(Joint_NothingKnown_IsS4WithTwoChunks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

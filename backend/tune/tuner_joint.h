@@ -3,8 +3,8 @@
  * backend/tune.
  *
  * The comparison is training too: the answers run in turns, a warm-up step and a few counted ones each on end, those
- * that are close more often, and the least time of a step decides. Mode MODEL compares predictions instead; with a machine ADAPTIVE leaves out strategies whose
- * best prediction is far from the best of all. */
+ * that are close more often, and the least time of a step decides. Mode MODEL compares predictions instead; with a
+ * machine ADAPTIVE leaves out strategies whose best prediction is far from the best of all. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_JOINT_H_
 #define SLUICE_BACKEND_TUNE_TUNER_JOINT_H_
 

@@ -62,7 +62,8 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
     config = {**UNCLIPPED, **config}
     reports: list[Any] = []
 
-    def check(host: Any, step: int) -> None:
+    def settle(host: Any, step: int) -> None:
+        """In front of the last step: a partitioned optimizer's experts move behind updates alone."""
         if step == steps - 1:
             reports.extend(state["placement"] for state in host.sluice.stats())
             host.sluice.decider.close()
@@ -78,7 +79,7 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
 
     willing = {"interval": 3, "target": 1.05, "least_gain": 0.01, "horizon": 10**6}
     still = models.train(kind, steps, SECTION, config=config, prepare=favour)
-    moved = models.train(kind, steps, {**SECTION, "placement": willing}, config=config, prepare=favour, check=check)
+    moved = models.train(kind, steps, {**SECTION, "placement": willing}, config=config, prepare=favour, before=settle)
     return [still, moved, reports]
 
 

@@ -235,7 +235,8 @@ def main() -> int:
         progress.line(text)
     for name, (held, of) in found["hypotheses"].items():
         progress.line(f"simulated: {name}: in {held} of {of}")
-    record: dict[str, Any] = {"seed": SEED, "ranks": options.ranks, "simulated": {"summary": found, "lines": lines}}
+    simulated = {"summary": found, **({"lines": lines} if options.simulate else {})}  # --simulate makes them again
+    record: dict[str, Any] = {"seed": SEED, "ranks": options.ranks, "simulated": simulated}
     short: list[str] = []
     if not options.simulate:
         drawn = chosen(options)

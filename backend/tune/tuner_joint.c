@@ -8,10 +8,10 @@
 #include "backend/tune/search/search_times.h"
 #include "backend/tune/tuner_decisions.h"
 
-#define WINDOW       4    /* steps on end: a warm-up and three that count */
-#define MOST_WINDOWS 4    /* of strategies that are close to the best */
-#define CLOSE        1.12 /* of its time */
-#define WITHIN       1.25 /* of the best prediction of all strategies */
+#define WINDOW     4            /* steps on end: a warm-up and three that count */
+#define MOST_STEPS (4 * WINDOW) /* of strategies that are close to the best */
+#define CLOSE      1.12         /* of its time */
+#define WITHIN     1.25         /* of the best prediction of all strategies */
 
 int sluice_tuner_is_joint(const sluice_moe_t* moe) { return moe->shape.config.reuse && !sluice_makes_plans(moe); }
 
@@ -123,7 +123,7 @@ static int32_t next_compared(const sluice_tuner_joint_t* joint, int32_t bucket, 
     if (count % WINDOW != 0) return k;
     const int is_close = measured(joint, bucket, k) <= CLOSE * best;
     num_close += is_close;
-    if (count > 0 && (!is_close || count >= MOST_WINDOWS * WINDOW)) continue;
+    if (count > 0 && (!is_close || count >= MOST_STEPS)) continue;
     if (least < 0 || count < least_count) least = k, least_count = count;
   }
   return least_count == 0 || num_close > 1 ? least : -1;
@@ -138,8 +138,8 @@ static sluice_racing_plan_t choice_of(const sluice_tuner_joint_t* joint, int32_t
 }
 
 /* What a step of a strategy took; 0: that is not known. The only one that is tried has its search's race alone. */
-static double told_seconds(sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
-  const double compared = time_of(joint, bucket, k);
+static double told_seconds(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
+  const double compared = measured(joint, bucket, k);
   if (isfinite(compared)) return compared;
   const sluice_spot_t* spot = &joint->tables[k]->search.spots[bucket];
   const double raced = sluice_spot_time(spot, spot->pick);
@@ -270,7 +270,7 @@ void sluice_tuner_joint_observe(sluice_tuner_joint_t* joint, int32_t restore_set
   if (steps->forward_ns_per_row <= 0) return;
   const float step = steps->forward_ns_per_row + ns_per_row;
   steps->forward_ns_per_row = 0;
-  if (joint->is_through[bucket]) return;
-  if (steps->count++ % WINDOW == 0) return; /* meets new slots and templates */
+  if (joint->is_through[bucket] || steps->count == MOST_STEPS) return; /* other layers' may be on their way still */
+  if (steps->count++ % WINDOW == 0) return;                            /* meets new slots and templates */
   if (steps->best_ns_per_row == 0 || step < steps->best_ns_per_row) steps->best_ns_per_row = step;
 }

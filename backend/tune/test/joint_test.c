@@ -87,17 +87,30 @@ static void begin(world_t* w, int32_t mode, int knows) {
   }
 }
 
+/* Strategies that differ by what a row costs, and nothing else. */
+static void begin_by_rows(world_t* w, const double* per_row, int32_t mode, int knows) {
+  uint32_t seed = 3;
+  w->machine = random_machine(&seed);
+  for (int32_t k = 0; k < STRATEGIES; ++k) w->machine.per_row[k] = per_row[k], w->machine.per_chunk[k] = 0;
+  begin(w, mode, knows);
+}
+
+/* What a step with a strategy's pick took is told. */
+static void observe(world_t* w, int64_t rows, int32_t k, int32_t pick) {
+  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
+    const uint64_t ns = (uint64_t)(1e9 * seconds_of(&w->machine, k, rows, sluice_pick_chunks(pick), d));
+    sluice_tuner_joint_observe(&w->joint, k + 1, d, pick, rows, ns);
+    sluice_search_observe(&w->tables[k].search, d, pick, rows, ns, NULL);
+  }
+}
+
 /* One step; returns what it took. */
 static double step(world_t* w, int64_t rows, int32_t* out_k, int32_t* out_why) {
   int32_t pick = 0;
   const sluice_tuner_table_t* table = sluice_tuner_joint_next(&w->joint, rows, &pick, out_why);
   const int32_t k = *out_k = table->restore_set - 1, n = sluice_pick_chunks(pick);
   assert_true(n >= 2);
-  for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
-    const uint64_t ns = (uint64_t)(1e9 * seconds_of(&w->machine, k, rows, n, d));
-    sluice_tuner_joint_observe(&w->joint, k + 1, d, pick, rows, ns);
-    sluice_search_observe(&w->tables[k].search, d, pick, rows, ns, NULL);
-  }
+  observe(w, rows, k, pick);
   return step_of(&w->machine, k, rows, n);
 }
 
@@ -140,10 +153,7 @@ static void Joint_EachSize_EndsNearTheBestPair(void** state) {
 static void Joint_SlowByPrediction_IsNotTried(void** state) {
   (void)state;
   static world_t w;
-  uint32_t seed = 3;
-  w.machine = random_machine(&seed);
-  for (int32_t k = 0; k < STRATEGIES; ++k) w.machine.per_row[k] = k == 2 ? 1e-3 : 1e-8, w.machine.per_chunk[k] = 0;
-  begin(&w, SLUICE_TUNER_ADAPTIVE, 1);
+  begin_by_rows(&w, (double[]){1e-8, 1e-8, 1e-3, 1e-8}, SLUICE_TUNER_ADAPTIVE, 1);
   int ran[STRATEGIES] = {0};
   for (int i = 0; i < 1000; ++i) {
     int32_t k = 0, why = 0;
@@ -178,10 +188,7 @@ static void Joint_SettledSizes_AskForNoPrediction(void** state) {
 static void Joint_OneIsTried_DecisionSaysWhatItTook(void** state) {
   (void)state;
   static world_t w;
-  uint32_t seed = 3;
-  w.machine = random_machine(&seed);
-  for (int32_t k = 0; k < STRATEGIES; ++k) w.machine.per_row[k] = k == 1 ? 1e-8 : 1e-3, w.machine.per_chunk[k] = 0;
-  begin(&w, SLUICE_TUNER_ADAPTIVE, 1);
+  begin_by_rows(&w, (double[]){1e-3, 1e-8, 1e-3, 1e-3}, SLUICE_TUNER_ADAPTIVE, 1);
   double took = 0;
   for (int i = 0; i < 200; ++i) {
     int32_t k = 0, why = 0;
@@ -193,15 +200,13 @@ static void Joint_OneIsTried_DecisionSaysWhatItTook(void** state) {
   assert_true(fabs(said->seconds / took - 1) < 1e-3 && said->why == SLUICE_WHY_RACED);
 }
 
+static const double three_close[STRATEGIES] = {1e-6, 1.001e-6, 1.7e-6, 1.002e-6}; /* the first is the best */
+
 /* Strategies that are close run more often than those that are not, a window on end; then the best alone. */
 static void Joint_Comparison_RunsWindowsOnEnd(void** state) {
   (void)state;
   static world_t w;
-  static const double per_row[STRATEGIES] = {1e-6, 1.001e-6, 1.7e-6, 1.002e-6};
-  uint32_t seed = 3;
-  w.machine = random_machine(&seed);
-  for (int32_t k = 0; k < STRATEGIES; ++k) w.machine.per_row[k] = per_row[k], w.machine.per_chunk[k] = 0;
-  begin(&w, SLUICE_TUNER_PROFILE, 0);
+  begin_by_rows(&w, three_close, SLUICE_TUNER_PROFILE, 0);
   int ran[STRATEGIES] = {0}, on_end = 0, last = -1;
   for (int i = 0; i < 400; ++i) {
     int is_searched = 0;
@@ -220,6 +225,31 @@ static void Joint_Comparison_RunsWindowsOnEnd(void** state) {
   int32_t k = 0, why = 0;
   (void)step(&w, 4096, &k, &why);
   assert_int_equal(k, 0);
+}
+
+/* Layers of a kind share a comparison. Each tells of its last step in front of its next, so that more steps of a
+ * strategy are on their way than a window has: it ends all the same, and all layers run its answer. */
+static void Joint_ManyLayers_ComparisonEnds(void** state) {
+  (void)state;
+  enum { LAYERS = 50, ROWS = 4096 };
+  static world_t w;
+  for (int32_t layers = 1; layers <= LAYERS; ++layers) {
+    begin_by_rows(&w, three_close, SLUICE_TUNER_PROFILE, 0);
+    int32_t pick[LAYERS], last[LAYERS], on_trial = 0;
+    memset(last, -1, sizeof last);
+    for (int i = 0; i < 240; ++i) {
+      on_trial = 0;
+      for (int32_t l = 0; l < layers; ++l) {
+        int32_t why = 0;
+        if (last[l] >= 0) observe(&w, ROWS, last[l], pick[l]);
+        last[l] = sluice_tuner_joint_next(&w.joint, ROWS, &pick[l], &why)->restore_set - 1;
+        on_trial += why == SLUICE_WHY_ON_TRIAL;
+      }
+      if (on_trial == 0) break;
+    }
+    if (on_trial != 0) fail_msg("%d layers: %d are on trial still", layers, on_trial);
+    for (int32_t l = 0; l < layers; ++l) assert_int_equal(last[l], 0);
+  }
 }
 
 /* Before anything is known, what stores nothing. */
@@ -241,6 +271,7 @@ int main(void) {
       cmocka_unit_test(Joint_SettledSizes_AskForNoPrediction),
       cmocka_unit_test(Joint_OneIsTried_DecisionSaysWhatItTook),
       cmocka_unit_test(Joint_Comparison_RunsWindowsOnEnd),
+      cmocka_unit_test(Joint_ManyLayers_ComparisonEnds),
       cmocka_unit_test(Joint_NothingKnown_IsS4WithTwoChunks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

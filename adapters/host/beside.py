@@ -7,7 +7,7 @@ In front of the next update gradients follow, and then the placement is in force
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -211,20 +211,26 @@ def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], 
 
 
 def _load(bundle: _Bundle, expert: Expert, keeper: Keeper) -> None:
-    """What is late is there now. One part after the other: there is no room for a second copy of all of it."""
+    """What is late is there now."""
     numbers = {name: number for number, name in enumerate(bundle.late)}
     bundle.is_there.zero_()
-    for part in (*(Expert({name: piece}, {}) for name, piece in expert.pieces.items()), Expert({}, expert.buffers)):
-        late = moving.late_of(part, keeper)
-        for name in list(late):
-            bundle.late[name].copy_(late.pop(name).reshape(-1))
-            bundle.is_there[numbers[name]] = 1
+    for name, value in _late_values(expert, keeper):
+        bundle.late[name].copy_(value.reshape(-1))
+        bundle.is_there[numbers[name]] = 1
 
 
 def _all_of(expert: Expert, belongings: Belongings) -> Content:
-    late = moving.late_of(expert, belongings.keeper)
-    copies = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in late.items()}
-    return {**moving.still_of(expert, belongings.keeper), **copies}
+    """Copies. What is late comes first: of it there are two for a moment, for which the rest still has room."""
+    late = {name: value.clone() for name, value in _late_values(expert, belongings.keeper)}
+    return {**moving.still_of(expert, belongings.keeper), **late}
+
+
+def _late_values(expert: Expert, keeper: Keeper) -> Iterator[tuple[str, torch.Tensor]]:
+    """One after the other: a keeper may have to gather each, and there is no room for a second copy of all."""
+    for part in (*(Expert({name: piece}, {}) for name, piece in expert.pieces.items()), Expert({}, expert.buffers)):
+        late = moving.late_of(part, keeper)
+        for name in list(late):
+            yield name, late.pop(name)
 
 
 def _versions(slots: Sequence[Expert]) -> list[tuple[torch.Tensor, int]]:

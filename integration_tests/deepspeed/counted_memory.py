@@ -4,6 +4,7 @@ library stages."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,7 @@ class Counted:
         """In place of Beside.commit."""
         self._mark(COMMITS)
         moved: int = inner(beside)
+        time.sleep(0.05)  # gloo's threads let go of tensors a moment behind their collective
         self._mark(ENDED)
         progress = beside.progress()
         self.state = max(self.state, progress["leaving_bytes"])  # one expert's in each round

@@ -29,6 +29,7 @@ def test_Drawn_SameSeed_SameCellsNoneTwiceWithinTheBytes() -> None:
     assert all(cell.family.bytes_over(cell.divisor, cell.dtype) <= families.MOST_BYTES for cell in families.cells())
     assert {cell.tokens for cell in families.cells()} == set(families.TOKENS)
     assert {cell.family.kind for cell in families.drawn(9, 7, ["lfm2_moe"])} == {"lfm2_moe"}
+    assert {cell.dtype for cell in families.drawn(9, 7, dtypes=["float32"])} == {"float32"}
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "nemotron_h"])

@@ -1,13 +1,15 @@
 """Experts blocks that nobody chose: cells drawn from all families of transformers, beside grouped_mm and dense GEMMs.
 
     .venv/bin/python -m integration_tests.benchmarks.drawn [--cells 40] [--seed 1] [--rounds 3] [--cell-seconds 300]
-        [--families NAME ...] [--list] [--check]
+        [--families NAME ...] [--dtypes float32] [--list] [--check]
 
 A cell is a family at its published widths over 2 or 4, a number of tokens, threads and a dtype (families.py); its
 gradients are fresh in each step, as torch's optimizers leave them. Sides run in turns. A cell whose upper quartile
 against grouped_mm stays below 1.0 is tried again, three times in all. A cell ends with the round in which its seconds
-are over: without AVX-512 torch multiplies bf16 in plain loops, and a cell would take an hour. Ends with the ten worst
-against grouped_mm and against the dense product of the same flops. --check: exit code 1 where a cell stayed below.
+are over. Without AVX-512 torch multiplies bf16 in plain loops, minutes for each: `--dtypes float32` draws none.
+
+Ends with the ten worst against grouped_mm and against the dense product of the same flops. --check: exit code 1 where
+a cell stayed below.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 import sluice
 import torch
 
-from integration_tests.benchmarks.drawn.families import Cell, drawn, families, make_module
+from integration_tests.benchmarks.drawn.families import DTYPES, Cell, drawn, families, make_module
 from integration_tests.benchmarks.experts.experts import Dense, step
 from integration_tests.benchmarks.experts.experts_block import Shape, make_rows, seconds
 from integration_tests.benchmarks.measuring import records
@@ -100,11 +102,12 @@ def main() -> int:
     parser.add_argument("--cell-seconds", type=float, default=300, help="that a cell takes, about (%(default)s)")
     parser.add_argument("--most-tokens", type=int, default=4096, help="leave out cells of more")
     parser.add_argument("--families", nargs="+", default=[], help="of these alone, such as lfm2_moe")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--list", action="store_true", help="show what is drawn, and measure nothing")
     parser.add_argument("--check", action="store_true", help="exit code 1 where a cell stayed below grouped_mm")
     parser.add_argument("--record", type=Path, default=records.FOLDER / "drawn.json")
     options = parser.parse_args()
-    every = drawn(options.cells, options.seed, options.families)
+    every = drawn(options.cells, options.seed, options.families, options.dtypes)
     chosen = [cell for cell in every if cell.tokens <= options.most_tokens]
     known, others = families()
     print(f"{len(known)} families; without a block by their defaults: {', '.join(others)}", flush=True)

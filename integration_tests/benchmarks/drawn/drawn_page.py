@@ -28,13 +28,14 @@ def tables(record: Mapping[str, Any] | None) -> str:
     """What stands between the marks. None: there is no record."""
     if record is None:
         return NOTHING
-    cells = [cell for cell in records.rows_of(record["cells"]) if "of_grouped_mm" in cell]
+    every = records.rows_of(record["cells"])
+    cells = [cell for cell in every if "of_grouped_mm" in cell]
     medians = sorted(cell["of_grouped_mm"]["median"] for cell in cells)
     below = sum(cell["of_grouped_mm"]["q3"] < LEAST for cell in cells)
     lines = [
         f"{record['date']}, seed {record['seed']}: {len(cells)} cells, median {medians[len(medians) // 2]:.2f} of "
         f"`grouped_mm`; {below} stayed",
-        f"below {LEAST} in all tries (bold).",
+        f"below {LEAST} in all tries (bold), and {len(every) - len(cells)} an implementation refused.",
     ]
     for key, words in BESIDE.items():
         lines += ["", f"| {words} | cell |", "|---|---|", *_rows(cells, key)]

@@ -123,9 +123,9 @@ def cells() -> list[Cell]:
     ]
 
 
-def drawn(count: int, seed: int, kinds: Collection[str] = ()) -> list[Cell]:
+def drawn(count: int, seed: int, kinds: Collection[str] = (), dtypes: Collection[str] = DTYPES) -> list[Cell]:
     """So many of them, none twice; the same for the same seed and transformers. kinds: of these families alone."""
-    everything = [cell for cell in cells() if not kinds or cell.family.kind in kinds]
+    everything = [cell for cell in cells() if (not kinds or cell.family.kind in kinds) and cell.dtype in dtypes]
     return random.Random(seed).sample(everything, min(count, len(everything)))
 
 

@@ -103,12 +103,9 @@ def test_ScenariosBenchmark_Smoke_WritesAWholeRecord(root, tmp_path):
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     record = json.loads((tmp_path / "scenarios.raw.json").read_text())
-    assert [line["kind"] for line in record["lines"]] and {line["kind"] for line in record["lines"]} == {
-        "kept",
-        "reuse",
-        "budget",
-    }
-    for line in record["lines"]:
+    assert {line["kind"] for line in record["lines"]} == {"kept", "reuse", "budget"}
+    assert [line["name"] for line in record["in_full"]] == [line["name"] for line in record["lines"]]
+    for line in record["in_full"]:
         assert {"adaptive", "best fixed", "pm", "mpipemoe"} <= set(line["seconds"])
         assert set(line["seconds"]["adaptive"]) == {str(tokens) for tokens in line["tokens"]}
         assert all(len(each) == 2 for by_size in line["seconds"].values() for each in by_size.values())

@@ -33,8 +33,8 @@ RANGES = {"gflops_before_rounds", "share_of_rounds"}
 MEDIANS = {"seconds", "roofline_s", "roofline_with_fresh_pages_s", "of_roofline", "of_roofline_with_fresh_pages"}
 MEDIANS |= {"sides", "stock", "sluice", "pair_ratios"}
 STATS = {"chunks", "gemm", "bytes_sent", "comm_cpu_s", "peak_bytes", "slot_bytes", "saved_bytes", "passes_in_place"}
-# Samples whose quartiles stand beside them, and what explains a single run.
-LEFT_OUT = {"wall_s", "cpu_s_all_ranks", "loss", "decisions", "blocks", "counters"}
+# Samples whose quartiles stand beside them, what explains a single run, and lines of which there are short ones.
+LEFT_OUT = {"wall_s", "cpu_s_all_ranks", "loss", "decisions", "blocks", "counters", "in_full"}
 PAIR = 2  # two numbers are of two ranks, or of first and again
 WIDTH = 120
 

@@ -134,6 +134,20 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
+def brief(line: dict[str, Any]) -> dict[str, Any]:
+    """What the committed record has of a line: ratios, whose seconds and pairs the raw one has."""
+    return {
+        "name": line["name"],
+        "link": line["link"],
+        "skew": line["skew"],
+        "kind": line["kind"],
+        "picks": ", ".join(f"{tokens}: {pair}" for tokens, pair in line["picks"].items()),
+        "best_fixed": line["best_fixed"],
+        "over_adaptive": line["over_adaptive"],
+        "best_fixed_over_adaptive": line["quartiles_over_adaptive"]["best fixed"],
+    }
+
+
 def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Adaptive over each scenario's best fixed pair; what others take over adaptive; measured gain over simulated."""
     beside = sorted(1 / line["over_adaptive"]["best fixed"] for line in lines)
@@ -248,7 +262,8 @@ def main() -> int:
             for line in found_here:
                 progress.line(show(line))
             measured += found_here
-        record["summary"], record["lines"] = summary(measured), measured
+        record["summary"], record["lines"] = summary(measured), [brief(line) for line in measured]
+        record["in_full"] = measured
         over = record["summary"]["over_best_fixed"]
         progress.line("adaptive over the best fixed pair: " + ", ".join(f"{k} {v:.3f}" for k, v in over.items()))
         for text in lines_of(record["summary"]["over_adaptive"], "measured"):

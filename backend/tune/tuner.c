@@ -338,7 +338,10 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->wgrad_mode : config->wgrad_mode);
     const int is_first = sluice_tuner_is_first(decision, direction);
     sluice_grouping_observe(&table->grouping, direction, pick, is_other, pass_rows, ns);
-    if (is_other && !table->groups_always) continue; /* the search compares the plain form */
+    if (is_other && !table->groups_always) { /* the search compares the plain form */
+      sluice_search_count_pass(&table->search, (double)ns * 1e-9);
+      continue;
+    }
     if (is_first) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
     } else if (p->restore_set == 0 && !p->grouped && lanes.compute > 0 &&

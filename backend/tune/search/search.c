@@ -168,6 +168,11 @@ static void note_usual(sluice_spot_t* spot, int32_t direction, int32_t pick, dou
   *usual += (float)((fmin(ns_per_row, USUAL_MOST * (double)*usual) - (double)*usual) / USUAL_OVER);
 }
 
+void sluice_search_count_pass(sluice_search_t* s, double seconds) {
+  ++s->stats.timed_passes;
+  s->stats.total_seconds += seconds;
+}
+
 void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
                            const sluice_lanes_t* lanes) {
   if (rows < 1 || ns == 0) return;
@@ -177,8 +182,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
     sluice_search_start(s, sluice_search_bucket(rows));
   }
   double ns_per_row = (double)ns / (double)rows;
-  ++s->stats.timed_passes;
-  s->stats.total_seconds += (double)ns * 1e-9;
+  sluice_search_count_pass(s, (double)ns * 1e-9);
   ++spot->passes_since;
   if (spot->state == SLUICE_SPOT_ANSWERED) note_usual(spot, direction, pick, ns_per_row);
   if (spot->state != SLUICE_SPOT_RACING || !(spot->racing >> pick & 1)) return;

@@ -37,6 +37,8 @@ int32_t sluice_search_peek(const sluice_search_t* search, int64_t rows);
 /* A pass that all ranks ran with the same pick: `ns` of the slowest, and what its lanes took in ns, or NULL. */
 void sluice_search_observe(sluice_search_t* search, int32_t direction, int32_t pick, int64_t rows, uint64_t ns,
                            const sluice_lanes_t* lanes);
+/* A pass of `seconds` in a form that the search does not compare. */
+void sluice_search_count_pass(sluice_search_t* search, double seconds);
 /* A training step of `layer` has run since its last forward, timed or not, and the next one will be asked for `rows`: a
  * race that no pass brings forward for long is given up. */
 void sluice_search_wait(sluice_search_t* search, int64_t rows, int32_t layer);

@@ -59,7 +59,7 @@ static void set_levels(const sluice_workload_t* w, sluice_chunk_rows_t* rows) {
       rows->tokens * w->top_k * sluice_token_copies_share(w->num_experts, (int32_t)nodes, w->top_k);
   rows->passed_on = rows->returned;
   rows->between = node_copies * (nodes - 1) / nodes;
-  rows->out *= on_node, rows->in *= on_node;
+  rows->out *= on_node, rows->in *= on_node, rows->leaving *= on_node;
   rows->returned = node_copies;
 }
 
@@ -82,6 +82,8 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choi
   rows.in = rows.received_remote * share;
   rows.returned = rows.sent * share;
   if (w->deduplicate) rows.in = fmin(rows.in, ranks * tokens * remote); /* a rank gets no token twice */
+  const double copies = sent * share, kept = ranks > 1 ? rows.in / (ranks - 1) : copies; /* all ranks route alike */
+  rows.leaving = fmax(0, copies - kept);
   if (sluice_workload_has_two_levels(w)) set_levels(w, &rows);
   return rows;
 }
@@ -91,7 +93,7 @@ static sluice_chunk_rows_t rows_of_chunk(const sluice_workload_t* w, sluice_chun
                                          int32_t num_chunks) {
   double part = sluice_uneven_chunk_share(chunk, num_chunks) * num_chunks;
   rows.sent *= part, rows.sent_remote *= part, rows.received *= part, rows.received_remote *= part;
-  rows.out *= part, rows.in *= part, rows.returned *= part, rows.tokens *= part;
+  rows.out *= part, rows.in *= part, rows.leaving *= part, rows.returned *= part, rows.tokens *= part;
   rows.experts = fmax(1, local_experts(w) * sluice_uneven_chunk_share(chunk, num_chunks));
   rows.per_expert = rows.received / rows.experts;
   return rows;
@@ -148,8 +150,8 @@ static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
   const sluice_op_row_t* op = sluice_op_row(kind);
   const int returns = op->price == SLUICE_PRICE_RETURN;
   if (!op->is_exchange) return (traffic_t){0};
-  traffic_t t = {.out = returns ? s->rows.in : s->rows.out,
-                 .in = returns ? s->rows.out : s->rows.in,
+  traffic_t t = {.out = returns ? s->rows.in : s->rows.leaving,
+                 .in = returns ? s->rows.leaving : s->rows.in,
                  .mean = s->rows.out,
                  .is_exchange = 1,
                  .num_rounds = 1};

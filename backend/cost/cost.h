@@ -46,7 +46,9 @@ typedef struct sluice_chunk_rows_s {
   double tokens;
   double experts, per_expert; /* experts that have rows in the chunk, and how many each */
   double out, in, returned;   /* rows on the wire, to and from other ranks, and rows that are added up in the end: the
-                                 remote ones and `sent`, or token copies where the layer is deduplicated */
+                                 remote ones and `sent`, or token copies where the layer is deduplicated. `out` is
+                                 what a rank sends on average */
+  double leaving;             /* of those the fullest rank's own: what it keeps for itself does not leave */
   double between;             /* two levels: node copies on the wire to other nodes; else 0 */
   double passed_on;           /* and rows that a rank passes on within its node, those to itself among them */
 } sluice_chunk_rows_t;

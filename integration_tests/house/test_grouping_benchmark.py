@@ -22,7 +22,7 @@ def test_Lanes_OneLaneWalked_TakesWhatThePlannerSays(n, skew):
     seconds = p.overhead
     for events in p.events.values():
         exchanges = [e for e in events if e.op in lanes.RETURNS or e.op in lanes.SENDS]
-        jobs = lanes.on_two_lanes(events, [(e.end - e.begin) / 2 for e in exchanges], skew)
+        jobs = lanes.on_two_lanes(events, [(e.end - e.begin) / 2 for e in exchanges], skew, 4)
         for job, event in zip(jobs, events, strict=True):
             job.lane = event.lane
         seconds += lanes.walk(jobs)

@@ -120,8 +120,12 @@ RETURNS = ("combine", "combine_grad")
 SENDS = ("dispatch", "dispatch_grad")
 
 
-def on_two_lanes(events: Sequence[Event], line: Sequence[float], skew: float) -> list[Job]:
-    """The ops of one direction, returns and their sums on a lane of their own. line: line seconds of each exchange."""
+def on_two_lanes(events: Sequence[Event], line: Sequence[float], skew: float, ranks: int) -> list[Job]:
+    """The ops of one direction, returns and their sums on a lane of their own. line: line seconds of each exchange.
+
+    The fullest rank has skew / ranks of all rows; so many of its own stay there, and the rest leaves.
+    """
+    leaving = (ranks - skew) / ((ranks - 1) * skew)  # of what comes in
     jobs: list[Job] = []
     arrived: dict[int, int] = {}
     computed: dict[int, int] = {}
@@ -133,7 +137,7 @@ def on_two_lanes(events: Sequence[Event], line: Sequence[float], skew: float) ->
         if event.op in RETURNS or event.op in SENDS:
             whole = next(exchanges)
             job.seconds -= whole
-            job.link = [whole, whole / skew] if back else [whole / skew, whole]
+            job.link = [whole, leaving * whole] if back else [leaving * whole, whole]
         if event.op in RETURNS:
             job.waits.append(computed[event.chunk])
         index = len(jobs)
@@ -155,7 +159,7 @@ def two_lanes(planner: Planner, rate: float, work: Workload, n: int) -> float:
         exchanges = [e for e in events if e.op in RETURNS or e.op in SENDS]
         packing = {id(e): _packing(e, events) for e in exchanges}
         line = [max(0.0, e.end - e.begin - packing[id(e)]) for e in exchanges]
-        seconds += walk(on_two_lanes(events, line, work.skew))
+        seconds += walk(on_two_lanes(events, line, work.skew, work.world_size))
     return seconds
 
 

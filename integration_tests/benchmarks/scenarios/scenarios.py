@@ -235,6 +235,12 @@ def chosen(options: argparse.Namespace) -> list[Drawn]:
     return drawn[:SMALL_COUNT] if options.small else drawn
 
 
+def keep(options: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Writes the record, where one was asked for."""
+    if options.records:
+        records.write(options.records / "scenarios.json", record)
+
+
 def main() -> int:
     """Simulate the list, measure what was asked for, print a line of each scenario and write one record."""
     options = arguments()
@@ -262,8 +268,9 @@ def main() -> int:
             for line in found_here:
                 progress.line(show(line))
             measured += found_here
-        record["summary"], record["lines"] = summary(measured), [brief(line) for line in measured]
-        record["in_full"] = measured
+            record["summary"], record["lines"] = summary(measured), [brief(line) for line in measured]
+            record["in_full"] = measured
+            keep(options, record)  # what is done
         over = record["summary"]["over_best_fixed"]
         progress.line("adaptive over the best fixed pair: " + ", ".join(f"{k} {v:.3f}" for k, v in over.items()))
         for text in lines_of(record["summary"]["over_adaptive"], "measured"):
@@ -273,8 +280,7 @@ def main() -> int:
                 f"gain over the list's pair, {kind}: {gain['measured']:.3f} (simulated {gain['simulated']:.3f})"
             )
         short = missed(record["summary"])
-    if options.records:
-        records.write(options.records / "scenarios.json", record)
+    keep(options, record)
     if short and options.check:
         print("Below what is promised:", *short, sep="\n  ", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ In front of the next update gradients follow, and then the placement is in force
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -214,23 +214,27 @@ def _load(bundle: _Bundle, expert: Expert, keeper: Keeper) -> None:
     """What is late is there now."""
     numbers = {name: number for number, name in enumerate(bundle.late)}
     bundle.is_there.zero_()
-    for name, value in _late_values(expert, keeper):
+
+    def take(name: str, value: torch.Tensor) -> None:
         bundle.late[name].copy_(value.reshape(-1))
         bundle.is_there[numbers[name]] = 1
 
+    _each_late(expert, keeper, take)
+
 
 def _all_of(expert: Expert, belongings: Belongings) -> Content:
-    """Copies. What is late comes first: of it there are two for a moment, for which the rest still has room."""
-    late = {name: value.clone() for name, value in _late_values(expert, belongings.keeper)}
+    """Copies. What is late comes first: of a tensor there are two for a moment, for which the rest still has room."""
+    late: Content = {}
+    _each_late(expert, belongings.keeper, lambda name, value: late.update({name: value.clone()}))
     return {**moving.still_of(expert, belongings.keeper), **late}
 
 
-def _late_values(expert: Expert, keeper: Keeper) -> Iterator[tuple[str, torch.Tensor]]:
+def _each_late(expert: Expert, keeper: Keeper, take: Callable[[str, torch.Tensor], None]) -> None:
     """One after the other: a keeper may have to gather each, and there is no room for a second copy of all."""
     for part in (*(Expert({name: piece}, {}) for name, piece in expert.pieces.items()), Expert({}, expert.buffers)):
         late = moving.late_of(part, keeper)
         for name in list(late):
-            yield name, late.pop(name)
+            take(name, late.pop(name))
 
 
 def _versions(slots: Sequence[Expert]) -> list[tuple[torch.Tensor, int]]:

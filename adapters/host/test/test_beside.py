@@ -1,0 +1,65 @@
+"""What a move copies of an expert: gathered one tensor after the other."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from sluice.adapters.host import beside, moving
+from sluice.adapters.host.kept import Content, Piece, Still
+from torch import nn
+
+
+class _Gathers(Still):
+    """A keeper whose gradients are copies, as under ZeRO. unfreed: of those before, at each further one."""
+
+    def __init__(self) -> None:
+        self._given: list[Any] = []
+        self.unfreed: list[int] = []
+
+    def _alive(self) -> int:
+        return sum(given() is not None for given in self._given)
+
+    def bytes_of(self, piece: Piece) -> int:
+        return 4 * piece.parameter.numel()
+
+    def read(self, piece: Piece) -> Content:
+        self.unfreed.append(self._alive())
+        return {"master": piece.parameter.detach().clone()}
+
+    def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
+        return {"gradient": torch.float32}
+
+    def late(self, piece: Piece) -> Content:
+        self.unfreed.append(self._alive())
+        gathered = piece.parameter.detach() + 1
+        self._given.append(weakref.ref(gathered))
+        return {"gradient": gathered}
+
+    def write(self, piece: Piece, content: Content) -> None:
+        raise NotImplementedError
+
+
+def _expert() -> tuple[moving.Expert, nn.Module]:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+    return moving.of_modules([module])[0], module
+
+
+def test_AllOf_GatheredGradients_AreCopiedOneAfterTheOther() -> None:
+    (expert, module), keeper = _expert(), _Gathers()
+    content = beside._all_of(expert, moving.Belongings([expert], keeper, None))
+    assert keeper.unfreed == [0] * 8  # four gradients, then four masters
+    for name, parameter in module.named_parameters():
+        assert torch.equal(content[f"{name} gradient"], parameter + 1)
+        assert torch.equal(content[f"{name} master"], parameter)
+
+
+def test_Load_GatheredGradients_AreCopiedOneAfterTheOther() -> None:
+    (expert, module), keeper = _expert(), _Gathers()
+    bundle = beside._packed(expert, moving.Belongings([expert], keeper, None))
+    keeper.unfreed.clear()
+    beside._load(bundle, expert, keeper)
+    assert keeper.unfreed == [0] * 4 and bundle.is_there.tolist() == [1] * 4
+    for name, parameter in module.named_parameters():
+        assert torch.equal(bundle.content()[f"{name} gradient"].view(parameter.shape), parameter + 1)

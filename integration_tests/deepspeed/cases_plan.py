@@ -51,7 +51,10 @@ def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job:
     if hooked:
         for layer in made.engine.module.children():
             layer.register_forward_hook(lambda *_: None)
-    found: dict[str, Any] = {"losses": made.train(range(steps)), "parts": [int(b) for b in made.engine.module.parts]}
+    found: dict[str, Any] = {"losses": [], "been": [home]}
+    for step in range(steps):
+        found["losses"] += made.train(range(step, step + 1))
+        found["been"].append([int(bound) for bound in made.engine.module.parts])
     if plan is not None:
         found["layers"] = made.engine.sluice.pipeline.stats()["layers"]
         if not hooked:

@@ -92,8 +92,9 @@ def test_Plan_FourStages_SameBitsAsStockCutSo(pipe4: Ranks, tmp_path: Path) -> N
 
 def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks) -> None:
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, hooked=False, stages=2, kind="slow ones first"):
-        assert stock["parts"] == [0, 3, 6]
-        assert ours["parts"] == [0, 1, 6], ours["layers"]
+        assert stock["been"] == [[0, 3, 6]] * 9
+        # At some step: a stall of the machine makes any layer slow, and they move on then, as they should.
+        assert [0, 1, 6] in ours["been"], (ours["been"], ours["layers"])
         assert ours["layers"]["moves"] >= 1
         for what in ("losses", "parameters", "optimizer"):
             assert ours[what] == stock[what], what
@@ -114,7 +115,7 @@ def test_PlanAdaptive_UnderABudget_NoStageTakesMore(pipe2: Ranks, case: str) -> 
     budget, begin, allowed = BUDGETS[case]
     job = {"hooked": False, "budget": budget, "stages": 2, "kind": "slow ones first", "parts": begin}
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, **job):
-        assert stock["parts"] == begin and ours["parts"][1] in allowed, ours["layers"]
+        assert set(map(tuple, stock["been"])) == {tuple(begin)} and ours["been"][-1][1] in allowed, ours["layers"]
         assert (ours["layers"]["verdict"] == "over_budget") == (case == "room for none"), ours["layers"]
         for what in ("losses", "parameters", "optimizer"):
             assert ours[what] == stock[what], what
@@ -122,7 +123,7 @@ def test_PlanAdaptive_UnderABudget_NoStageTakesMore(pipe2: Ranks, case: str) -> 
 
 def test_PlanAdaptive_LayersThatCannotMove_StayAndSayWhy(pipe2: Ranks) -> None:
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=5, hooked=True, stages=2, kind="slow ones first"):
-        assert ours["parts"] == stock["parts"] == [0, 3, 6]
+        assert ours["been"] == stock["been"] == [[0, 3, 6]] * 6
         assert ours["layers"]["moves"] == 0 and "has hooks" in ours["layers"]["refused"]
         for what in ("losses", "parameters", "optimizer"):
             assert ours[what] == stock[what], what

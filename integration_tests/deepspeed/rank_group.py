@@ -24,6 +24,15 @@ def join(door: int) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
 
+def seed_the_cpu_alone() -> None:
+    """torch.manual_seed notes down the whole stack for every kind of device that is not there, in case it comes: of a
+    pipeline that seeds its layers that takes longer than the layers."""
+    import torch
+
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        device.manual_seed_all = lambda seed: None
+
+
 def say(what: str) -> None:
     """Something is so on this rank, from now on: the order between ranks, which no sleep can stand for."""
     import torch.distributed as dist

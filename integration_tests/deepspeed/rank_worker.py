@@ -38,6 +38,7 @@ def main() -> None:
         # cached, and a build that is killed leaves a lock on which every later run waits for ever.
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         torch.set_num_threads(1)
+        rank_group.seed_the_cpu_alone()
         rank_group.join(int(sys.argv[2]))
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # takes the group that is there
         reply({"result": None})

@@ -28,6 +28,7 @@ import torch._inductor.utils
 from torch.overrides import TorchFunctionMode
 
 _CPU = torch.device("cpu")
+_DEVICES = (str, torch.device)  # types of what names one
 
 
 def _is_cuda(value: Any) -> bool:
@@ -43,7 +44,6 @@ class _OnCpu(TorchFunctionMode):
     has_parameters = False
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
         if self.has_parameters and function == torch.Tensor.is_cuda.__get__:
             return isinstance(args[0], torch.nn.Parameter)
         if function is torch.Tensor.cuda or function is torch.Tensor.pin_memory:
@@ -52,11 +52,18 @@ class _OnCpu(TorchFunctionMode):
             return None
         if function is torch.Tensor.type and len(args) == 1 and not kwargs:
             return function(*args).replace("torch.", "torch.cuda.", 1)
+        for value in args:  # of every call of torch, so no copies where there is nothing to change
+            if type(value) in _DEVICES and _is_cuda(value):
+                args = tuple(_CPU if _is_cuda(value) else value for value in args)
+                break
+        if not kwargs:
+            return function(*args)
+        changes: dict[str, Any] = {}
         if _is_cuda(kwargs.get("device")):
-            kwargs["device"] = _CPU
+            changes["device"] = _CPU
         if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
-        return function(*(_CPU if _is_cuda(value) else value for value in args), **kwargs)
+            changes["pin_memory"] = False
+        return function(*args, **(kwargs | changes if changes else kwargs))
 
 
 class _Stream:

@@ -10,5 +10,20 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "transformers")]
 from tf_rank_worker import main  # noqa: E402
 
+
+def _prepare() -> None:
+    importlib.import_module("cpu_shim")
+    _fork_queues()
+
+
+def _fork_queues() -> None:
+    """A checkpoint's results come through a process that Megatron spawns for each save, which would import torch
+    anew. Where writers are forks, as here, later releases know of a forked one too (`mp_mode`)."""
+    from torch import multiprocessing
+
+    context_of = multiprocessing.get_context
+    multiprocessing.get_context = lambda method=None: context_of("fork" if method == "spawn" else method)
+
+
 if __name__ == "__main__":
-    main(lambda: importlib.import_module("cpu_shim"))
+    main(_prepare)

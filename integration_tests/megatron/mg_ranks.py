@@ -25,7 +25,11 @@ class MegatronRanks(Ranks):
     """As Ranks; every process has the CPU shim and `release`."""
 
     worker = HERE / "mg_rank_worker.py"
-    imports = ("torch", "cpu_shim", "megatron.core.transformer.moe.moe_layer", "megatron.core.dist_checkpointing")
+    imports = (
+        *("torch", "cpu_shim", "megatron.core.transformer.moe.moe_layer", "megatron.core.dist_checkpointing"),
+        *("megatron.core.models.gpt.gpt_layer_specs", "megatron.core.models.gpt.gpt_model"),
+        *("megatron.core.distributed", "megatron.core.optimizer", "megatron.core.pipeline_parallel"),
+    )
 
     def __init__(self, world: int, release: str = OLDEST, **environment: str) -> None:
         folders = [str(HERE)]

@@ -16,9 +16,15 @@ from pathlib import Path
 from typing import Any
 
 
+def _never_outlive() -> None:
+    """Whoever started this process: the tests, or a rank."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def main(prepare: Callable[[], Any] | None = None) -> None:
     """Replies go to the inherited descriptor, so that anything may print. prepare: what comes before torch."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
+    _never_outlive()
+    os.register_at_fork(after_in_child=_never_outlive)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     replies = os.fdopen(int(sys.argv[1]), "w")
 
@@ -41,6 +47,7 @@ def main(prepare: Callable[[], Any] | None = None) -> None:
         import torch
 
         torch.set_num_threads(1)
+        rank_group.seed_the_cpu_alone()
         rank_group.join(int(sys.argv[2]))
 
     answer(start)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -172,10 +173,13 @@ class Ranks:
             **({"PYTHONPATH": self.python_path} if self.python_path else {}),
         }
         worker = str(self.worker)
-        server: ForkServer | None = _server_for(worker, self.imports, _without_empty(plain))
         common = _without_empty({**plain, **self._environment})
-        if not server.suits(common):
+        server: ForkServer | None = _server_for(worker, self.imports, _without_empty(plain))
+        others = server.differs_in(common)
+        if others:
             server = None
+        if not self._environment.keys() >= set(others):
+            warnings.warn(f"ranks import for themselves, which takes long: {', '.join(others)} changed", stacklevel=2)
         door = socket.create_server(("127.0.0.1", 0), backlog=128)  # rank 0's from here on: nobody else gets the port
         common["MASTER_PORT"] = str(door.getsockname()[1])
         self._logs = [Path(self._folder.name) / f"rank{rank}-{time.monotonic_ns()}.log" for rank in range(self.world)]

@@ -63,9 +63,9 @@ def test_Ends_ByExceptionAndBySignal_AreTold(server: ForkServer, tmp_path: Path)
 
 
 def test_Environment_ThatImportsRead_DoesNotSuit(server: ForkServer) -> None:
-    assert server.suits({**os.environ, "RANK": "1", "MASTER_PORT": "77"})
-    assert server.suits({**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"})
-    assert not server.suits({**os.environ, "OMP_NUM_THREADS": "77"})
+    assert server.differs_in({**os.environ, "RANK": "1", "MASTER_PORT": "77"}) == []
+    assert server.differs_in({**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_CACHE_DIR": "x"}) == []
+    assert server.differs_in({**os.environ, "OMP_NUM_THREADS": "77"}) == ["OMP_NUM_THREADS"]
 
 
 def test_Import_ThatStartsAThread_IsRefused(tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-# What a test says to a rank and nothing reads before its first line; and what importing DeepSpeed sets, in the tests'
-# own process too: without a device it decides nothing.
+# What a test says to a rank and nothing reads before its first line; and what importing DeepSpeed or torch's compiler
+# sets, in the tests' own process too: it decides nothing that is imported.
 _LATE = (
     *("GLOO_SOCKET_IFNAME", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_", "PYTEST_", "RANK", "WORLD_SIZE"),
-    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    *("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"),
 )
 
 
@@ -84,9 +84,12 @@ class ForkServer:
         self._process = subprocess.Popen(command, env=self._environment, pass_fds=[theirs.fileno()])
         theirs.close()
 
-    def suits(self, environment: Mapping[str, str]) -> bool:
-        """Whether imports under `environment` would have done what they did here."""
-        return _early(environment) == self._environment
+    def differs_in(self, environment: Mapping[str, str]) -> list[str]:
+        """Variables by which imports under `environment` might have done something else than they did here."""
+        found = _early(environment)
+        return sorted(
+            name for name in found.keys() | self._environment.keys() if found.get(name) != self._environment.get(name)
+        )
 
     def start(
         self,

@@ -21,6 +21,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "..", "..", "third_party", "test"))
 from fork_server import ForkServer  # noqa: E402
 
+# What every job imports: torch itself, and what its first backward and its checkpoints import.
+IMPORTS = ["torch", "torch.distributed", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
+
 _server = None
 
 
@@ -28,8 +31,8 @@ def _fork_server(environment):
     """Started when a test first asks for ranks; None where it would not do what the ranks' own imports do."""
     global _server
     if _server is None:
-        _server = ForkServer(["torch", "torch.distributed"], _environment(1))
-    return _server if _server.suits(environment) else None
+        _server = ForkServer(IMPORTS, _environment(1))
+    return None if _server.differs_in(environment) else _server
 
 
 def _environment(threads):

@@ -167,6 +167,11 @@ sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32
   return SLUICE_OK;
 }
 
+void sluice_engine_give_back(sluice_context_t* context) {
+  sluice_pass_memory_give_back(&context->pass_memory);
+  if (context->templates.block != NULL) drop_templates(context);
+}
+
 /* Where assertions are on, no template runs that has not been proved free of hazards. */
 static sluice_status_t prove(const sluice_template_t* schedule) {
 #ifdef NDEBUG

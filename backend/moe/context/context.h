@@ -118,6 +118,10 @@ sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_t
 /* From now on templates lie in one block with room for SLUICE_PLANNED_TEMPLATES of up to max_chunks chunks. */
 sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32_t max_chunks, int32_t has_two_levels);
 
+/* What passes have reserved goes back, but for what a captured graph uses, and schedules with it; passes take what they
+ * need anew. Not after a pass has begun to bind. */
+void sluice_engine_give_back(sluice_context_t* context);
+
 void sluice_trace_add(sluice_trace_t* trace, const sluice_trace_event_t* event);
 
 #endif /* SLUICE_BACKEND_MOE_CONTEXT_CONTEXT_H_ */

@@ -29,6 +29,23 @@ void sluice_pass_memory_deinit(sluice_pass_memory_t* memory) {
   sluice_arena_deinit(&memory->cut);
 }
 
+void sluice_pass_memory_give_back(sluice_pass_memory_t* memory) {
+  sluice_arena_t* const arenas[] = {&memory->slots,
+                                    &memory->routes,
+                                    &memory->binding,
+                                    &memory->token_copies,
+                                    &memory->device_token_copies,
+                                    &memory->node_copies,
+                                    &memory->device_node_copies,
+                                    &memory->layout,
+                                    &memory->cut};
+  for (size_t i = 0; i < sizeof arenas / sizeof arenas[0]; ++i) {
+    if (arenas[i]->is_fixed) continue;
+    sluice_arena_deinit(arenas[i]);
+    arenas[i]->used = 0, arenas[i]->num_growths = 0;
+  }
+}
+
 uint64_t sluice_pass_memory_row_bytes(const sluice_pass_memory_t* memory) {
   return memory->slots.capacity + memory->routes.capacity + memory->device_token_copies.capacity +
          memory->device_node_copies.capacity;

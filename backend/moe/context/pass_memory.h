@@ -30,6 +30,9 @@ typedef struct sluice_pass_memory_s {
 void sluice_pass_memory_init(sluice_pass_memory_t* memory, sluice_allocator_t* rows, sluice_allocator_t* host);
 void sluice_pass_memory_deinit(sluice_pass_memory_t* memory);
 
+/* All but the host's scratch, which no budget counts, and what captured graphs use. */
+void sluice_pass_memory_give_back(sluice_pass_memory_t* memory);
+
 /* Bytes of all arenas that lie with rows, and of all the others. */
 uint64_t sluice_pass_memory_row_bytes(const sluice_pass_memory_t* memory);
 uint64_t sluice_pass_memory_host_bytes(const sluice_pass_memory_t* memory);

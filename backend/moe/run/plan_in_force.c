@@ -103,9 +103,27 @@ sluice_status_t sluice_plan_install(sluice_moe_t* moe, const sluice_plan_data_t*
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_plan_install_set(sluice_moe_t* moe, const sluice_plan_set_t* set) {
+static sluice_status_t install_all(sluice_moe_t* moe, const sluice_plan_set_t* set) {
   for (int32_t i = set->count - 1; i >= 0; --i) SLUICE_TRY(sluice_plan_install(moe, &set->plans[i]));
   *moe->plans->of[0] = *set;
   sluice_replay_forget(&moe->replay);
   return SLUICE_OK;
+}
+
+/* Plans for smaller batches may have had more room for a pass than those for larger ones count. */
+static sluice_status_t install_instead(sluice_moe_t* moe, const sluice_plan_set_t* set) {
+  const sluice_plan_set_t before = *moe->plans->of[0];
+  sluice_engine_give_back(moe->context);
+  const sluice_status_t status = install_all(moe, set);
+  if (status == SLUICE_OK) return SLUICE_OK;
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  sluice_engine_give_back(moe->context);
+  (void)install_all(moe, &before); /* smaller batches go on as they did */
+  return sluice_error_adopt(&why);
+}
+
+sluice_status_t sluice_plan_install_set(sluice_moe_t* moe, const sluice_plan_set_t* set) {
+  const int has_plans = moe->plans != NULL && moe->plans->of[0] != NULL && moe->plans->of[0]->count > 0;
+  return has_plans ? install_instead(moe, set) : install_all(moe, set);
 }

@@ -45,6 +45,12 @@ static void Budget_MoreOutstandingThanSaid_RefusedByName(void** state) {
   budget_more_outstanding_than_said(&suite);
 }
 
+static void Budget_BatchesDiffer_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_batches_differ(&suite);
+}
+
 /* From the smallest budget up, all rows of all ranks to one expert, K times each. */
 static void Budget_RepeatedIds_ResultsAreTheSame(void** state) {
   (void)state;
@@ -218,6 +224,7 @@ int main(void) {
       cmocka_unit_test(Budget_OneHotExpert_StaysWithinThePlan),
       cmocka_unit_test(Budget_OddShapesAndPolicies_ResultsAreTheSame),
       cmocka_unit_test(Budget_MoreOutstandingThanSaid_RefusedByName),
+      cmocka_unit_test(Budget_BatchesDiffer_ResultsAreTheSame),
       cmocka_unit_test(Budget_RepeatedIds_ResultsAreTheSame),
       cmocka_unit_test(Budget_HalvesApart_AreCountedInThePlan),
       cmocka_unit_test(Budget_HalvesApartUnsaid_AreRefusedByName),

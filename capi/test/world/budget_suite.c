@@ -77,6 +77,21 @@ void budget_from_the_smallest_up(const budget_suite_t* suite) {
   }
 }
 
+void budget_batches_differ(const budget_suite_t* suite) {
+  for (int bits = 0; bits < (suite->is_slow ? 4 : 8); ++bits) {
+    case_t c = suite->base;
+    c.world_size = 1 + (bits & 1), c.outstanding = bits & 2 ? 3 : 1, c.gated = bits >> 2;
+    c.budget = 1;
+    const uint64_t least = budget_smallest(suite, c); /* of the largest batches */
+    c.cycles = 2;
+    for (int32_t more = 0; more < 5; ++more) {
+      c.budget = least + least * (uint64_t)more / 8;
+      c.host_budget = more == 4 ? least / 2 : 0;
+      budget_check(suite, c);
+    }
+  }
+}
+
 /* Under a budget that a quarter more than the least balanced routing would do with. */
 static void check_hot(const budget_suite_t* suite, case_t c, double times) {
   c.budget = 1;

@@ -4,6 +4,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/math.h"
+#include "backend/model/pass_sizes.h"
 
 int64_t sluice_plan_size_tokens(int64_t most_tokens, int32_t size) {
   return sluice_ceil_div(most_tokens, (int64_t)1 << size);
@@ -44,6 +45,22 @@ void sluice_plans_by_size_free(sluice_plans_by_size_t* plans) {
   if (plans == NULL) return;
   for (int32_t size = 0; size < SLUICE_PLAN_SIZES; ++size) free_set(plans, size);
   sluice_free(sluice_process_allocator(), plans, sizeof *plans);
+}
+
+uint64_t sluice_plans_most_block_bytes(const sluice_plans_by_size_t* plans, const sluice_plan_problem_t* problem,
+                                       int is_offloaded) {
+  const int32_t input = is_offloaded ? SLUICE_SAVED_HOST_INPUT : SLUICE_SAVED_INPUT;
+  const int32_t pre_activation = is_offloaded ? SLUICE_SAVED_HOST_PRE_ACTIVATION : SLUICE_SAVED_PRE_ACTIVATION;
+  uint64_t most = 0;
+  for (int32_t size = 0; size < SLUICE_PLAN_SIZES; ++size) {
+    const sluice_plan_set_t* set = plans->of[size];
+    for (int32_t i = 0; set != NULL && i < set->count; ++i) {
+      const uint64_t bytes = sluice_align_up(sluice_plan_block_bytes(problem, &set->plans[i], input)) +
+                             sluice_align_up(sluice_plan_block_bytes(problem, &set->plans[i], pre_activation));
+      most = sluice_max_u64(most, bytes);
+    }
+  }
+  return most;
 }
 
 /* ---- one more size ---- */

@@ -33,6 +33,11 @@ sluice_status_t sluice_plans_by_size_begin(sluice_plans_by_size_t** inout_plans)
  * NO_MEMORY, UNSUPPORTED. */
 sluice_status_t sluice_plans_by_size_add(sluice_plans_by_size_t* plans, const sluice_plan_problem_t* problem,
                                          const sluice_plan_rates_t* rates, int32_t most, int32_t size);
+/* Of device memory, or of the host pool: one block for a step's rows in which each of the plans finds room for both
+ * tensors, each on a line of its own. It fits every plan's budget as often as steps may be outstanding, since the rest
+ * is the same for all. Pure. */
+uint64_t sluice_plans_most_block_bytes(const sluice_plans_by_size_t* plans, const sluice_plan_problem_t* problem,
+                                       int is_offloaded);
 /* NULL is allowed. */
 void sluice_plans_by_size_free(sluice_plans_by_size_t* plans);
 

@@ -48,3 +48,8 @@ uint64_t sluice_planned_block_bytes(const sluice_moe_t* moe, int32_t which) {
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plan->two_levels);
   return sluice_plan_block_bytes(&problem, moe->plan, which);
 }
+
+uint64_t sluice_planned_most_block_bytes(const sluice_moe_t* moe, int is_offloaded) {
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plan->two_levels);
+  return sluice_plans_most_block_bytes(moe->plans, &problem, is_offloaded);
+}

@@ -38,7 +38,7 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   const sluice_template_spec_t spec = spec_of(pass, step, args);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   SLUICE_TRY(moe->mode->check_capture(pass));
-  step->is_captured |= pass->captured;
+  step->is_captured |= pass->captured != 0;
   SLUICE_TRY(moe->mode->check_halves(pass));
   /* Only now are the token counts of the step known. */
   if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {

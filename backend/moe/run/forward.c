@@ -18,7 +18,7 @@ static sluice_status_t allocate_saved(sluice_forward_t* f, void** given) {
   }
   bytes[SLUICE_SAVED_INPUT] += sluice_binding_kept_bytes(&pass->binding);
   SLUICE_TRY(sluice_step_new(pass->moe, &f->step));
-  f->step->is_captured = pass->captured;
+  f->step->is_captured = pass->captured != 0;
   SLUICE_TRY(
       sluice_step_allocate(f->step, bytes, pass->stream, f->args->save, f->args->save_user, f->args->save_is_counted));
   sluice_binding_save(&pass->binding, bytes, f->step->saved[SLUICE_SAVED_META]);

@@ -13,27 +13,47 @@ static int place_of(int32_t which) {
   return which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_PRE_ACTIVATION ? ROWS : PINNED;
 }
 
-static sluice_status_t allocate(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream,
-                                uint64_t* out_counted) {
-  const sluice_moe_t* moe = step->moe;
-  sluice_context_t* context = moe->context;
-  const int is_pinned = place_of(which) == PINNED;
-  if (place_of(which) == PLAIN) return sluice_saved_allocate_plain(step, which, bytes);
-  const sluice_plan_data_t* plan = moe->plan;
-  const uint64_t most = plan != NULL ? sluice_planned_block_bytes(moe, which) : 0;
-  /* Blocks under a budget have the plan's sizes, so that each serves every step of it. */
-  if (plan != NULL && (is_pinned ? plan->inputs.host_budget : plan->inputs.budget) > 0) bytes = most;
+static sluice_status_t take(sluice_step_t* step, int32_t which, uint64_t bytes, uint64_t most, sluice_stream_t stream,
+                            uint64_t* out_counted) {
+  sluice_context_t* context = step->moe->context;
   if (bytes == 0) return SLUICE_OK;
-  SLUICE_TRY(context->device->memory->take(context->device, stream, context->memory, is_pinned, bytes, most,
-                                           &step->saved[which]));
+  SLUICE_TRY(context->device->memory->take(context->device, stream, context->memory, place_of(which) == PINNED, bytes,
+                                           most, &step->saved[which]));
   *out_counted = sluice_counted_bytes(bytes);
   return SLUICE_OK;
+}
+
+/* Under a budget both tensors of a step lie in one block, the second behind the first, and all blocks are as large as
+ * any of the layer's plans wants one: each serves every step, whatever its batch's size and plan. */
+static sluice_status_t take_in_block(sluice_step_t* step, int32_t which, sluice_stream_t stream,
+                                     uint64_t* out_counted) {
+  const sluice_moe_t* moe = step->moe;
+  const int is_offloaded = place_of(which) == PINNED;
+  const int32_t first = is_offloaded ? SLUICE_SAVED_HOST_INPUT : SLUICE_SAVED_INPUT;
+  if (sluice_planned_block_bytes(moe, which) == 0) return SLUICE_OK;
+  if (which == first || step->saved[first] == NULL) {
+    const uint64_t bytes = sluice_planned_most_block_bytes(moe, is_offloaded);
+    return take(step, which, bytes, bytes, stream, out_counted);
+  }
+  step->saved[which] = (char*)step->saved[first] + sluice_align_up(sluice_planned_block_bytes(moe, first));
+  step->behind_first |= (uint8_t)(1u << which);
+  return SLUICE_OK;
+}
+
+static sluice_status_t allocate(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream,
+                                uint64_t* out_counted) {
+  const sluice_plan_data_t* plan = step->moe->plan;
+  if (place_of(which) == PLAIN) return sluice_saved_allocate_plain(step, which, bytes);
+  if (plan == NULL) return take(step, which, bytes, 0, stream, out_counted);
+  const uint64_t budget = place_of(which) == PINNED ? plan->inputs.host_budget : plan->inputs.budget;
+  if (budget > 0) return take_in_block(step, which, stream, out_counted);
+  return take(step, which, bytes, sluice_planned_block_bytes(step->moe, which), stream, out_counted);
 }
 
 static void release(sluice_step_t* step, int32_t which) {
   if (place_of(which) == PLAIN) {
     sluice_saved_release_plain(step, which);
-  } else if (!step->is_captured) {
+  } else if (!step->is_captured && !(step->behind_first >> which & 1)) {
     sluice_device_t* device = step->moe->context->device;
     device->memory->give(device, place_of(which) == PINNED, step->saved[which]);
   }

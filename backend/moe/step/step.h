@@ -19,9 +19,10 @@ struct sluice_step_s {
   int32_t owns_saved;                      /* the library allocated them; otherwise they are the host's */
   int32_t num_charged;                     /* host-allocated buffers counted in the context until the step is dropped */
   int32_t state;                           /* sluice_step_state_t */
-  int32_t is_captured;                     /* a graph uses its buffers: the library's own stay until the context goes */
-  int32_t is_promised;                     /* under a plan: they are in the context's ledger */
-  int32_t reuses_saved;                    /* the input half wrote dT_M over the saved T_M */
+  uint8_t is_captured;                     /* a graph uses its buffers: the library's own stay until the context goes */
+  uint8_t is_promised;                     /* under a plan: they are in the context's ledger */
+  uint8_t reuses_saved;                    /* the input half wrote dT_M over the saved T_M */
+  uint8_t behind_first; /* bits by saved buffer: no block of its own, it lies behind the other one of its kind */
   /* Left by the input half for the weight half: every slot that WEIGHT_GRAD reads and the step does not save. */
   void* deferred[SLUICE_T_COUNT];
   uint64_t deferred_bytes[SLUICE_T_COUNT];

@@ -55,6 +55,12 @@ static void CudaBudget_MoreOutstandingThanSaid_RefusedByName(void** state) {
   budget_more_outstanding_than_said(&suite);
 }
 
+static void CudaBudget_BatchesDiffer_ResultsAreTheSame(void** state) {
+  (void)state;
+  const budget_suite_t suite = suite_of();
+  budget_batches_differ(&suite);
+}
+
 static void CudaHostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
   (void)state;
   const budget_suite_t suite = suite_of();
@@ -240,6 +246,7 @@ int main(void) {
       cmocka_unit_test(CudaBudget_OneHotExpert_StaysWithinThePlan),
       cmocka_unit_test(CudaBudget_OddShapesAndPolicies_ResultsAreTheSame),
       cmocka_unit_test(CudaBudget_MoreOutstandingThanSaid_RefusedByName),
+      cmocka_unit_test(CudaBudget_BatchesDiffer_ResultsAreTheSame),
       cmocka_unit_test(CudaHostBudget_OneHotExpert_ResultsAreTheSame),
       cmocka_unit_test(CudaBudget_HostWaits_AreOneInForwardNoneInBackward),
       cmocka_unit_test(CudaPlan_UnderABudget_PredictsThePeakToTheByte),

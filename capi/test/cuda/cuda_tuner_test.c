@@ -19,13 +19,6 @@
 
 enum { RANKS = 2, ROUNDS = 120, TEXT = 16384 };
 
-static const char a_machine[] =
-    "{\"sluice_machine\": 2, \"name\": \"test\", "
-    "\"gemm\": {\"f32\": {\"flops_per_second\": 1e12, \"half_rows\": 8}}, "
-    "\"rows\": {\"bytes_per_second\": 5e11}, \"activation_seconds\": 1e-12, \"activation_grad_seconds\": 2e-12, "
-    "\"exchange\": {\"bytes_per_second\": 1e9, \"startup_seconds\": 2e-5, \"per_peer_seconds\": 2e-6}, "
-    "\"host_copy\": {\"bytes_per_second\": 2e10}, \"op_seconds\": 2e-6, \"pass_seconds\": 1e-5}";
-
 typedef struct rank_s {
   int32_t rank;
   sluice_status_t status;
@@ -35,7 +28,7 @@ typedef struct rank_s {
   sluice_tuner_stats_t tuned;
   sluice_tuner_decision_t decisions[16];
   int32_t num_decisions;
-  int32_t has_machine; /* asked for: mode model, by a_machine */
+  int32_t has_machine; /* asked for: mode model, by fakes_machine_json */
   char refined[TEXT];  /* what its steps made of that */
 } rank_t;
 
@@ -50,7 +43,7 @@ static void use_machine(rank_t* r, sluice_context_t* context) {
   sluice_planner_t* planner = NULL;
   sluice_tuner_config_t config;
   sluice_tuner_config_init(&config, sizeof config);
-  note(r, sluice_planner_create(a_machine, strlen(a_machine), &planner));
+  note(r, sluice_planner_create(fakes_machine_json, strlen(fakes_machine_json), &planner));
   config.mode = SLUICE_TUNER_MODEL, config.machine = planner;
   if (r->status == SLUICE_OK) note(r, sluice_context_tune(context, &config));
   sluice_planner_destroy(planner);

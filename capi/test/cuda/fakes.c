@@ -12,6 +12,13 @@
 #include "backend/moe/context/context.h"
 #include "capi/src/context_on_device.h"
 
+const char fakes_machine_json[] =
+    "{\"sluice_machine\": 2, \"name\": \"test\", "
+    "\"gemm\": {\"f32\": {\"flops_per_second\": 1e12, \"half_rows\": 8}}, "
+    "\"rows\": {\"bytes_per_second\": 5e11}, \"activation_seconds\": 1e-12, \"activation_grad_seconds\": 2e-12, "
+    "\"exchange\": {\"bytes_per_second\": 1e9, \"startup_seconds\": 2e-5, \"per_peer_seconds\": 2e-6}, "
+    "\"host_copy\": {\"bytes_per_second\": 2e10}, \"op_seconds\": 2e-6, \"pass_seconds\": 1e-5}";
+
 enum { TIMEOUT_MS = 300000 }; /* against hangs: a sanitizer on a busy machine takes its time */
 
 typedef struct rank_machine_s {

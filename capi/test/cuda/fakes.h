@@ -16,6 +16,8 @@ void fakes_open(int32_t world_size, int with_groups);
 void fakes_open_local(int32_t world_size, int with_groups);
 /* How long a rank waits for its stream before it aborts its communicator; 300 s after fakes_open. */
 void fakes_be_patient(uint64_t milliseconds);
+/* Made-up rates of such a device, for a tuner that predicts. */
+extern const char fakes_machine_json[];
 const world_machine_t* fakes_machine(void);
 /* Releases the ranks' devices and streams; the number of things still alive, with a line about them. */
 int64_t fakes_close(char* out, uint64_t out_bytes);

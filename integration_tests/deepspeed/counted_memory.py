@@ -39,7 +39,7 @@ class Counted:
         """In place of Beside.commit."""
         self._mark(COMMITS)
         moved: int = inner(beside)
-        time.sleep(0.05)  # gloo's threads let go of tensors a moment behind their collective
+        time.sleep(0.3)  # gloo's threads let go of tensors a moment behind their collective
         self._mark(ENDED)
         progress = beside.progress()
         self.state = max(self.state, progress["leaving_bytes"])  # one expert's in each round

@@ -13,6 +13,9 @@ enum { NOTHING = 0, RACING = 1, DECIDED = 2 };
 /* Times the skew of the decision, either way: it is asked anew, after so many steps at the least. */
 #define DRIFTED 1.5
 #define STEADY  256
+/* Steps after which both forms run again, where races have their share of the time; doubles while the answer stands. */
+#define FIRST_QUESTION  256
+#define LATEST_QUESTION 8192
 
 void sluice_grouping_init(sluice_grouping_t* g, const sluice_grouping_config_t* config) {
   memset(g, 0, sizeof *g);
@@ -65,26 +68,47 @@ static void add_larger(const sluice_grouping_t* g, const sluice_search_t* s, slu
   }
 }
 
+/* The plain form is told of where it takes the other's place: the search has told of it before. */
 static void decide(const sluice_grouping_t* g, sluice_grouping_spot_t* spot, int64_t rows, int32_t winner,
                    int32_t why) {
+  const int32_t changes = winner > 0 ? !spot->is_question || winner != spot->winner : spot->is_told;
   spot->state = DECIDED;
   spot->winner = (uint8_t)winner;
   spot->steps = 0;
+  spot->question_after = (uint16_t)(!spot->is_question || changes            ? FIRST_QUESTION
+                                    : spot->question_after < LATEST_QUESTION ? 2 * spot->question_after
+                                                                             : LATEST_QUESTION);
+  const int32_t is_raced = why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED;
   const sluice_grouping_decision_t decision = {
       .rows = rows,
       .pick = spot->picks[winner],
       .single_pick = spot->picks[0],
+      .is_grouped = winner > 0,
       .why = why,
-      .num_raced = why == SLUICE_WHY_RACED ? spot->num_sides : 0,
+      .num_raced = is_raced ? spot->num_sides : 0,
       .seconds = (double)spot->sides[winner].best_ns_per_row * (double)rows * 1e-9,
       .single_seconds = (double)spot->sides[0].best_ns_per_row * (double)rows * 1e-9,
   };
-  if (winner > 0 && g->config.decided != NULL) g->config.decided(g->config.user, &decision);
+  spot->is_told = winner > 0;
+  if (changes && g->config.decided != NULL) g->config.decided(g->config.user, &decision);
+}
+
+static int may_question(const sluice_grouping_t* g, const sluice_search_t* s, const sluice_grouping_spot_t* spot) {
+  return spot->state == DECIDED && spot->num_sides > 1 && g->config.mode != SLUICE_TUNER_MODEL &&
+         spot->steps >= spot->question_after && sluice_search_may_spend(s);
+}
+
+/* The same sides run again: one unlucky race does not decide for good. */
+static void question(sluice_grouping_spot_t* spot) {
+  spot->state = RACING;
+  spot->is_question = 1;
+  spot->asked = 0;
+  memset(spot->sides, 0, sizeof spot->sides);
 }
 
 static void begin(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows, double skew,
                   int32_t pick) {
-  *spot = (sluice_grouping_spot_t){.state = RACING, .skew = (float)skew};
+  *spot = (sluice_grouping_spot_t){.state = RACING, .skew = (float)skew, .is_told = spot->is_told};
   add_side(spot, pick);
   if (g->config.predict != NULL && g->config.mode != SLUICE_TUNER_PROFILE) {
     add_predicted(g, s, spot, rows);
@@ -111,13 +135,22 @@ static int32_t least_run(const sluice_grouping_spot_t* spot) {
   return least;
 }
 
-static void settle(const sluice_grouping_t* g, sluice_grouping_spot_t* spot, int64_t rows) {
+/* What a race took beyond the best of its sides. */
+static void count_race(const sluice_grouping_spot_t* spot, sluice_search_t* s, int64_t rows, int32_t best) {
+  for (int32_t k = 0; k < spot->num_sides; ++k) {
+    const double more = (double)(spot->sides[k].best_ns_per_row - spot->sides[best].best_ns_per_row);
+    if (more > 0) s->stats.excess_seconds += more * spot->sides[k].count * (double)rows * 1e-9;
+  }
+}
+
+static void settle(const sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows) {
   int32_t best = 0;
   double time = FASTER * (double)spot->sides[0].best_ns_per_row;
   for (int32_t k = 1; k < spot->num_sides; ++k) {
     if ((double)spot->sides[k].best_ns_per_row <= time) best = k, time = (double)spot->sides[k].best_ns_per_row;
   }
-  decide(g, spot, rows, best, SLUICE_WHY_RACED);
+  count_race(spot, s, rows, best);
+  decide(g, spot, rows, best, spot->is_question ? SLUICE_WHY_QUESTIONED : SLUICE_WHY_RACED);
 }
 
 int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t rows, double skew, int32_t pick,
@@ -127,12 +160,13 @@ int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t r
   if (*inout_why == SLUICE_WHY_ON_TRIAL || *inout_why == SLUICE_WHY_NOTHING_YET) return pick;
   sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
   if (!is_for(spot, skew, pick)) begin(g, s, spot, rows, skew, pick);
+  if (may_question(g, s, spot)) question(spot);
   if (spot->state == RACING) {
     const int32_t side = least_run(spot);
     if (spot->sides[side].count >= STEPS) {
-      settle(g, spot, rows);
+      settle(g, s, spot, rows);
     } else if (++spot->asked > MOST_ASKED) {
-      decide(g, spot, rows, 0, SLUICE_WHY_ONE_LEFT);
+      decide(g, spot, rows, spot->is_question ? spot->winner : 0, SLUICE_WHY_ONE_LEFT);
     } else {
       *inout_why = SLUICE_WHY_ON_TRIAL;
       *out_is_grouped = side > 0;

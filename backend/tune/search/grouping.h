@@ -5,7 +5,8 @@
  * With a machine the model says whether that can pay at all, and at which n; without one groups are tried where loads
  * are uneven, since only then the two directions of a link differ in what they carry, and levels always. Then both run
  * in turns as ordinary steps, a warm-up and three counted ones each. The other form stays where it is faster by a
- * hundredth. Mode MODEL compares predictions instead. All numbers are those that all ranks have.
+ * hundredth. Now and then they run in turns again, as answers of the search do. Mode MODEL compares predictions
+ * instead. All numbers are those that all ranks have.
  *
  * Source: ours; the order S1 S2 (R1 S3) .. is that of MPipeMoE Fig. 4(b) with pairs under way together, as PipeMoE's
  * concurrent dispatches and combines are. Private to backend/tune. */
@@ -18,7 +19,7 @@
 
 typedef struct sluice_grouping_decision_s {
   int64_t rows;
-  int32_t pick, single_pick, why, num_raced;
+  int32_t pick, single_pick, is_grouped, why, num_raced;
   double seconds, single_seconds; /* of a step, in the other form and in the plain one; 0: not measured */
 } sluice_grouping_decision_t;
 
@@ -30,7 +31,7 @@ typedef struct sluice_grouping_config_s {
   /* Seconds of one direction in the other form; NULL: no model. The same number on all ranks. */
   double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
   void* user;
-  /* Told where the other form wins; may be NULL. */
+  /* Told where the other form wins, and where it loses again; may be NULL. */
   void (*decided)(void* user, const sluice_grouping_decision_t* decision);
 } sluice_grouping_config_t;
 
@@ -45,6 +46,9 @@ typedef struct sluice_grouping_spot_s {
   uint8_t num_sides;                    /* 1: there is nothing to try */
   uint8_t winner;                       /* of the sides; 0: the plain form */
   uint8_t picks[SLUICE_GROUPING_SIDES]; /* candidates of the search; the first one is its answer */
+  uint8_t is_question;                  /* the race is not the first one: `winner` is what it was */
+  uint8_t is_told;                      /* that the other form won, and of no other decision since */
+  uint16_t question_after;              /* steps */
   uint16_t asked;                       /* steps since one was counted */
   uint32_t steps;                       /* since the decision */
   float skew;                           /* at its start */

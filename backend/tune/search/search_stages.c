@@ -259,8 +259,7 @@ static void after_first(sluice_search_t* s, int32_t bucket) {
 /* Only as long as races have cost less than their share. */
 int sluice_search_may_question(const sluice_search_t* s, const sluice_spot_t* spot) {
   return s->config.mode != SLUICE_TUNER_MODEL && spot->why != SLUICE_WHY_IMPORTED && spot->why != SLUICE_WHY_ONE_LEFT &&
-         spot->passes_since >= spot->question_after &&
-         sluice_search_spent(s) <= s->config.budget_share * s->stats.total_seconds;
+         spot->passes_since >= spot->question_after && sluice_search_may_spend(s);
 }
 
 void sluice_search_question(sluice_search_t* s, int32_t bucket) {

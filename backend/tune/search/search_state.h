@@ -146,4 +146,9 @@ static inline double sluice_search_spent(const sluice_search_t* search) {
   return search->stats.excess_seconds + search->stats.race_switch_seconds;
 }
 
+/* Whether races have cost less than their share of the time so far. */
+static inline int sluice_search_may_spend(const sluice_search_t* search) {
+  return sluice_search_spent(search) <= search->config.budget_share * search->stats.total_seconds;
+}
+
 #endif /* SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_ */

@@ -1,5 +1,6 @@
 #include "backend/tune/tuner.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,12 +86,13 @@ static void decided_form(void* user, const sluice_grouping_decision_t* d) {
       .runner_up_seconds = d->single_seconds,
       .num_raced = d->num_raced,
   };
-  sluice_tuner_record(table->tuner, &(sluice_decision_t){.layer = table->layer,
-                                                         .work = table->work,
-                                                         .what = what,
-                                                         .chosen = plan_of_pick(&table->search, d->pick),
-                                                         .second = plan_of_pick(&table->search, d->single_pick),
-                                                         .form = table->other_form});
+  sluice_tuner_record(table->tuner,
+                      &(sluice_decision_t){.layer = table->layer,
+                                           .work = table->work,
+                                           .what = what,
+                                           .chosen = plan_of_pick(&table->search, d->pick),
+                                           .second = plan_of_pick(&table->search, d->single_pick),
+                                           .form = d->is_grouped ? table->other_form : SLUICE_FORM_PLAIN});
 }
 
 /* ---- the policy hook ---- */
@@ -319,8 +321,8 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     if (reports[r]->rows > rows) rows = reports[r]->rows;
     if (reports[r]->num_tokens > tokens) tokens = reports[r]->num_tokens;
   }
-  double balanced = (double)tokens * first->work.top_k;
-  note_work(first, tokens, balanced > 0 && (double)rows > balanced ? (double)rows / balanced : 1);
+  note_work(first, tokens, sluice_tuner_note_rows(first, tokens, rows));
+  const int64_t sized = rows < 1 ? rows : sluice_tuner_rows_of(first, tokens);
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     int64_t pass_rows = 0;
     sluice_lanes_t lanes;
@@ -337,6 +339,10 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     const sluice_search_config_t* config = &table->search.config;
     int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->wgrad_mode : config->wgrad_mode);
     const int is_first = sluice_tuner_is_first(decision, direction);
+    if (pass_rows == rows) { /* of that forward: as if it had brought as many rows as its size does */
+      ns = (uint64_t)llround((double)ns * (double)sized / (double)rows);
+      pass_rows = sized;
+    }
     sluice_grouping_observe(&table->grouping, direction, pick, is_other, pass_rows, ns);
     if (is_other && !table->groups_always) { /* the search compares the plain form */
       sluice_search_count_pass(&table->search, (double)ns * 1e-9);
@@ -356,8 +362,8 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
   } else {
     sluice_tuner_table_t* waiting = table_of(first, decision->restore_set);
     if (sluice_tuner_has_trained(reports, world_size) && waiting != NULL)
-      sluice_search_wait(&waiting->search, rows, moe->shape.config.layer_id);
-    take(first, decision, rows);
+      sluice_search_wait(&waiting->search, sized, moe->shape.config.layer_id);
+    take(first, decision, sized);
   }
 }
 

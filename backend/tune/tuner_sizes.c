@@ -6,8 +6,26 @@
 #include "backend/tune/search/search.h"
 #include "backend/tune/tuner_joint.h"
 
+#define MEAN_OVER 8    /* batches */
+#define BUCKET    1.19 /* of the search, 2^(1/4) */
+
+static int32_t size_of(const sluice_tuner_table_t* table, int64_t num_tokens) {
+  return sluice_search_bucket(num_tokens < 1 ? 1 : num_tokens * table->work.top_k);
+}
+
+double sluice_tuner_note_rows(sluice_tuner_table_t* table, int64_t num_tokens, int64_t rows) {
+  const double balanced = (double)num_tokens * table->work.top_k;
+  const double skew = balanced > 0 && (double)rows > balanced ? (double)rows / balanced : 1;
+  sluice_tuner_skew_t* s = &table->skews[size_of(table, num_tokens)];
+  if (s->held <= 0) s->held = s->mean = skew;
+  s->mean += (skew - s->mean) / MEAN_OVER;
+  if (s->mean > BUCKET * s->held || s->mean * BUCKET < s->held) s->held = s->mean;
+  return s->held;
+}
+
 int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_tokens) {
-  return llround((double)num_tokens * table->work.top_k * table->work.skew);
+  const double skew = table->skews[size_of(table, num_tokens)].held;
+  return llround((double)num_tokens * table->work.top_k * (skew > 0 ? skew : table->work.skew));
 }
 
 void sluice_tuner_of_size(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,

@@ -4,8 +4,11 @@
 
 #include "backend/tune/tuner_state.h"
 
-/* Received rows of the fullest rank, of a forward of so many tokens on the rank with most: as skewed as the last one.
- */
+/* A forward of so many tokens on the rank with most has brought so many rows to the fullest one. Loads vary from batch
+ * to batch, and an answer is for one number of rows: batches of one size keep theirs until their mean is another
+ * bucket's. Returns how skewed they count as. */
+double sluice_tuner_note_rows(sluice_tuner_table_t* table, int64_t num_tokens, int64_t rows);
+/* Rows as which a forward of so many tokens counts: as skewed as its size, else as the last one. */
 int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_tokens);
 
 /* `of_size` of sluice_policy_hook_vtable_t. The decision state was made for the size of an earlier forward. Where this

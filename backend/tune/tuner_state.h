@@ -38,6 +38,12 @@ typedef struct sluice_tuner_race_s {
   sluice_plan_race_t race;
 } sluice_tuner_race_t;
 
+/* Rows of the fullest rank over those of balanced routing, of batches of one size. */
+typedef struct sluice_tuner_skew_s {
+  double held; /* by which answers are looked up; 0: there was no such batch */
+  double mean; /* of the last ones */
+} sluice_tuner_skew_t;
+
 typedef struct sluice_tuner_table_s {
   uint64_t layer; /* their kind */
   struct sluice_tuner_s* tuner;
@@ -52,9 +58,10 @@ typedef struct sluice_tuner_table_s {
   int32_t
       restore_set; /* index into sluice_restore_sets of one that reuses buffers without a budget; 0: as configured */
   struct sluice_tuner_joint_s*
-      joint;             /* of the first of such tables: all of them (tuner_joint.h); NULL: n alone is open */
-  int32_t groups_always; /* as configured: all its passes, where they have chunks enough */
-  int32_t other_form;    /* SLUICE_FORM_*: what `grouping` chooses besides the plain one */
+      joint; /* of the first of such tables: all of them (tuner_joint.h); NULL: n alone is open */
+  sluice_tuner_skew_t skews[SLUICE_SEARCH_BUCKETS]; /* by routes of the rank with most; of the first of such tables */
+  int32_t groups_always;                            /* as configured: all its passes, where they have chunks enough */
+  int32_t other_form;                               /* SLUICE_FORM_*: what `grouping` chooses besides the plain one */
   sluice_grouping_t grouping;
   sluice_search_t search;
   struct sluice_tuner_table_s* next;

@@ -49,7 +49,13 @@ static int32_t top_k_of(const tuner_world_t* w) { return w->top_k > 0 ? w->top_k
 static void route(const rank_t* r, int64_t count, int32_t which) {
   const tuner_world_t* w = r->world;
   if (w->alike == r->rank + 1) which = 0;
+  int64_t hot = 0; /* of eight tokens */
+  for (int64_t least = MAX_T; w->uneven && least > count; least /= 2) hot += 2;
   for (int64_t t = 0; t < count; ++t) {
+    if (t % 8 < hot) {
+      for (int32_t k = 0; k < top_k_of(w); ++k) r->ids[t * top_k_of(w) + k] = (t + k) % 2;
+      continue;
+    }
     const int64_t first = t * 7 + r->step + r->rank + (which > 0 && t % (which + 1) == 0);
     for (int32_t k = 0; k < top_k_of(w); ++k) r->ids[t * top_k_of(w) + k] = (first + k) % (2 * w->world_size);
   }

@@ -15,6 +15,7 @@ extern const char* const tuner_machine;
 typedef struct tuner_world_s {
   int32_t world_size, steps, layers;
   int32_t changes; /* T changes every so many steps; 0: never */
+  int32_t uneven;  /* the smaller a batch is, the more of its routes go to the first rank */
   int32_t grows;   /* T is larger in the second half */
   int32_t waits;   /* steps go on, up to three times as many, until the last answer is settled: a race may begin late */
   int32_t mode[MAX_RANKS]; /* of each rank's tuner */

@@ -1,0 +1,42 @@
+/* Batches of several sizes in turns, without a budget: each size has its answer, however uneven its loads are. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "capi/test/tuner/tuner_world.h"
+
+enum { STEPS = 400 };
+
+/* Loads that differ with the size, and a little from batch to batch: a size is known by what its batches are like. */
+static void Sizes_UnevenUnlike_EachSettles(void** state) {
+  (void)state;
+  for (int32_t i = 0; i < 4; ++i) {
+    const int32_t has_machine = i % 2;
+    tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, has_machine);
+    w->changes = 1 + i / 2, w->uneven = 1, w->top_k = 2, w->layers = 1, w->steps = STEPS;
+    tuner_run(w);
+    must_agree(w);
+    const int32_t num_sizes = w->changes == 1 ? 3 : 4;
+    for (int32_t k = 0; k < w->num_decisions[0]; ++k) {
+      const sluice_tuner_decision_t* d = &w->decisions[0][k];
+      printf("%lld rows: n %d (%s of %d)\n", (long long)d->rows, d->num_chunks, sluice_tuner_why_name(d->why),
+             d->num_raced);
+    }
+    assert_true(w->settled[0] && w->num_decisions[0] >= num_sizes);
+    assert_true(w->stats[0].race_passes < w->stats[0].timed_passes / 2);
+    for (int32_t step = STEPS / 2; step + num_sizes * w->changes < STEPS; ++step) {
+      assert_int_equal(w->picks[0][step], w->picks[0][step + num_sizes * w->changes]); /* the next of its size */
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Sizes_UnevenUnlike_EachSettles),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

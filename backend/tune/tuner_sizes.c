@@ -6,8 +6,8 @@
 #include "backend/tune/search/search.h"
 #include "backend/tune/tuner_joint.h"
 
-#define MEAN_OVER 8    /* batches */
-#define BUCKET    1.19 /* of the search, 2^(1/4) */
+#define MEAN_OVER 8     /* batches */
+#define BUCKET    1.19f /* of the search, 2^(1/4) */
 
 static int32_t size_of(const sluice_tuner_table_t* table, int64_t num_tokens) {
   return sluice_search_bucket(num_tokens < 1 ? 1 : num_tokens * table->work.top_k);
@@ -15,16 +15,16 @@ static int32_t size_of(const sluice_tuner_table_t* table, int64_t num_tokens) {
 
 double sluice_tuner_note_rows(sluice_tuner_table_t* table, int64_t num_tokens, int64_t rows) {
   const double balanced = (double)num_tokens * table->work.top_k;
-  const double skew = balanced > 0 && (double)rows > balanced ? (double)rows / balanced : 1;
+  const float skew = balanced > 0 && (double)rows > balanced ? (float)((double)rows / balanced) : 1;
   sluice_tuner_skew_t* s = &table->skews[size_of(table, num_tokens)];
   if (s->held <= 0) s->held = s->mean = skew;
   s->mean += (skew - s->mean) / MEAN_OVER;
   if (s->mean > BUCKET * s->held || s->mean * BUCKET < s->held) s->held = s->mean;
-  return s->held;
+  return (double)s->held;
 }
 
 int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_tokens) {
-  const double skew = table->skews[size_of(table, num_tokens)].held;
+  const double skew = (double)table->skews[size_of(table, num_tokens)].held;
   return llround((double)num_tokens * table->work.top_k * (skew > 0 ? skew : table->work.skew));
 }
 

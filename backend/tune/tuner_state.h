@@ -40,8 +40,8 @@ typedef struct sluice_tuner_race_s {
 
 /* Rows of the fullest rank over those of balanced routing, of batches of one size. */
 typedef struct sluice_tuner_skew_s {
-  double held; /* by which answers are looked up; 0: there was no such batch */
-  double mean; /* of the last ones */
+  float held; /* by which answers are looked up; 0: there was no such batch */
+  float mean; /* of the last ones */
 } sluice_tuner_skew_t;
 
 typedef struct sluice_tuner_table_s {

@@ -20,8 +20,8 @@ _MARK = "counted "
 
 @contextlib.contextmanager
 def _tensors_stay() -> Iterator[None]:
-    """Collectives return a moment late. Where gloo's thread is the last to let go of their tensors, the recording, which
-    sees this thread alone, takes them for held for good."""
+    """Collectives return a moment late. Where gloo's thread is the last to let go of their tensors, the recording,
+    which sees this thread alone, takes them for held for good."""
     names = [name for name in dir(dist) if name.startswith(("all_", "broadcast", "gather", "reduce", "scatter"))]
     originals = {name: getattr(dist, name) for name in names if callable(getattr(dist, name))}
 

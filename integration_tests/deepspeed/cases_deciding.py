@@ -11,6 +11,7 @@ import torch.distributed as dist
 from cases_placement import SECTION, UNCLIPPED, kept_bits
 from counted_memory import counted
 from ds_models import batch, build, ds_config, engine, train
+from replaced_collectives import noted_collectives
 from shuffles import forgetting
 from sluice.adapters.deepspeed import deciding
 from sluice.adapters.deepspeed.state import LayerState
@@ -148,15 +149,8 @@ def even_training(steps: int) -> Any:
     look = type(host.sluice.decider.watches[0]).look
 
     def counted(*args: Any) -> None:
-        names = [name for name in dir(dist) if name.startswith(("all_", "send", "isend", "broadcast", "reduce"))]
-        originals = {name: getattr(dist, name) for name in names if callable(getattr(dist, name))}
-        try:
-            for name in originals:
-                setattr(dist, name, lambda *_a, name=name, **_k: sent.append(name))
+        with noted_collectives(sent):
             look(*args)
-        finally:
-            for name, original in originals.items():
-                setattr(dist, name, original)
 
     type(host.sluice.decider.watches[0]).look = counted
     try:

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from cases_moves import UNCLIPPED
 from cases_pipe import Job
+from replaced_collectives import noted_collectives
 from sluice.adapters.deepspeed import stage_watch
 from sluice.adapters.deepspeed.stage_watch import StageWatch
 from sluice.errors import SluiceError
@@ -77,17 +77,10 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any], flo
     made = Job(pipeline={"plan": "adaptive"}, **{**job, "config": UNCLIPPED})
     sent: list[str] = []
     before_batch, measured = StageWatch.before_batch, StageWatch.measured
-    names = [name for name in dir(dist) if name.startswith(("all_", "broadcast", "gather", "isend", "recv", "send"))]
-    originals = {name: getattr(dist, name) for name in names if callable(getattr(dist, name))}
 
     def counted(*args: Any) -> None:
-        try:
-            for name in originals:
-                setattr(dist, name, lambda *_a, name=name, **_k: sent.append(name))
+        with noted_collectives(sent):
             before_batch(*args)
-        finally:
-            for name, original in originals.items():
-                setattr(dist, name, original)
 
     StageWatch.before_batch = counted
     try:

@@ -4,13 +4,12 @@ library stages."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from replaced_collectives import replaced_collectives
 from sluice.adapters.host.beside import Beside
 from sluice.adapters.torch import Migration
 
@@ -18,25 +17,16 @@ BEGINS, WAITS, COMMITS, EXCHANGES, INSTALLS, ENDED = range(6)
 _MARK = "counted "
 
 
-@contextlib.contextmanager
-def _tensors_stay() -> Iterator[None]:
-    """Collectives return a moment late. Where gloo's thread is the last to let go of their tensors, the recording,
-    which sees this thread alone, takes them for held for good."""
-    names = [name for name in dir(dist) if name.startswith(("all_", "broadcast", "gather", "reduce", "scatter"))]
-    originals = {name: getattr(dist, name) for name in names if callable(getattr(dist, name))}
+def _late(_: str, original: Any) -> Any:
+    """A collective that returns a moment later. Where gloo's thread is the last to let go of its tensors, the
+    recording, which sees this thread alone, takes them for held for good."""
 
-    def late(original: Any, *given: Any, **named: Any) -> Any:
+    def late(*given: Any, **named: Any) -> Any:
         result = original(*given, **named)
         time.sleep(0.02)
         return result
 
-    for name, original in originals.items():
-        setattr(dist, name, functools.partial(late, original))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
+    return late
 
 
 class Counted:
@@ -61,7 +51,7 @@ class Counted:
     def commit(self, inner: Any, beside: Beside) -> int:
         """In place of Beside.commit."""
         self._mark(COMMITS)
-        with _tensors_stay():
+        with replaced_collectives(_late):
             moved: int = inner(beside)
         self._mark(ENDED)
         progress = beside.progress()

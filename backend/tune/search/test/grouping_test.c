@@ -156,8 +156,7 @@ static void Grouping_SkewThatChanges_IsAskedAnew(void** state) {
   assert_false(grouped);
 }
 
-/* A race in a bad moment does not decide for good, whichever form it favours; asking again has its share of the time.
- */
+/* A race in a bad moment does not decide for good, whichever form it favours; asking again has a share of the time. */
 static void Grouping_UnluckyRace_IsRunAgain(void** state) {
   (void)state;
   static world_t w;

@@ -39,17 +39,10 @@ static void keep_cheapest(void* user, const sluice_plan_data_t* plan, int32_t fi
 
 /* ---- those that fit beside each other ---- */
 
-static sluice_plan_bytes_t shared_by(const sluice_plan_bytes_t* a, const sluice_plan_bytes_t* b) {
-  return (sluice_plan_bytes_t){.slots = sluice_max_u64(a->slots, b->slots),
-                               .routing = sluice_max_u64(a->routing, b->routing),
-                               .schedules = sluice_max_u64(a->schedules, b->schedules),
-                               .gemms = sluice_max_u64(a->gemms, b->gemms)};
-}
-
 /* Sizes every plan of the set anew, with room for what the largest shares; *out_fits says whether all still fit. */
 static sluice_status_t size_all(const sluice_plan_problem_t* problem, sluice_plan_set_t* set, int32_t* out_fits) {
   sluice_plan_bytes_t shared = problem->room == NULL ? (sluice_plan_bytes_t){0} : problem->room->shared;
-  for (int32_t i = 0; i < set->count; ++i) shared = shared_by(&shared, &set->plans[i].bytes);
+  for (int32_t i = 0; i < set->count; ++i) shared = sluice_plan_bytes_shared(&shared, &set->plans[i].bytes);
   *out_fits = 1;
   for (int32_t i = 0; i < set->count && *out_fits; ++i) {
     SLUICE_TRY(sluice_plan_size_beside(problem, &shared, &set->plans[i], out_fits));

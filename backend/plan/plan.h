@@ -13,6 +13,7 @@
 #ifndef SLUICE_BACKEND_PLAN_PLAN_H_
 #define SLUICE_BACKEND_PLAN_PLAN_H_
 
+#include "backend/base/math.h"
 #include "backend/plan/problem.h"
 
 /* Templates that a context holds under a plan, and the bytes of their list. */
@@ -83,6 +84,24 @@ typedef struct sluice_plan_room_s {
   sluice_plan_bytes_t shared; /* slots, routing, schedules, gemms */
   int32_t max_chunks;         /* the most of them */
 } sluice_plan_room_t;
+
+/* What plans share that run in turns: as much of each as the one that needs most of it. */
+static inline sluice_plan_bytes_t sluice_plan_bytes_shared(const sluice_plan_bytes_t* a, const sluice_plan_bytes_t* b) {
+  return (sluice_plan_bytes_t){.slots = sluice_max_u64(a->slots, b->slots),
+                               .routing = sluice_max_u64(a->routing, b->routing),
+                               .schedules = sluice_max_u64(a->schedules, b->schedules),
+                               .gemms = sluice_max_u64(a->gemms, b->gemms)};
+}
+
+/* What the shape leaves open, and what it asks for. */
+static inline void sluice_plan_inputs_take_shape(sluice_plan_inputs_t* inputs, const sluice_shape_t* shape) {
+  inputs->num_chunks = shape->config.num_chunks;
+  inputs->restore_input = shape->config.restore_input;
+  inputs->restore_pre_activation = shape->config.restore_pre_activation;
+  inputs->reuse = shape->config.reuse;
+  inputs->policies = shape->policies;
+  inputs->wgrad_mode = shape->config.wgrad_mode;
+}
 
 /* How chunk `chunk` restores while its rows fit. */
 static inline int32_t sluice_plan_di(const sluice_plan_data_t* plan, int32_t chunk) {

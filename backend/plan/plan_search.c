@@ -12,7 +12,7 @@
 typedef struct search_s {
   const sluice_plan_problem_t* problem;
   const sluice_plan_inputs_t* inputs;
-  const sluice_plan_bytes_t* least; /* what is shared with other plans; NULL: nothing */
+  sluice_plan_bytes_t least;        /* what other plans want of what is shared, and of each step */
   const sluice_plan_rates_t* rates; /* NULL: round figures */
   sluice_plan_visit_fn_t visit;
   void* user;
@@ -37,24 +37,41 @@ static uint64_t lift(uint64_t* bytes, uint64_t least) {
 
 static sluice_status_t measure(const search_t* s, sluice_plan_data_t* plan) {
   SLUICE_TRY(sluice_plan_measure(s->problem, plan));
-  if (s->least == NULL) return SLUICE_OK;
   sluice_plan_bytes_t* b = &plan->bytes;
-  b->total += lift(&b->slots, s->least->slots) + lift(&b->routing, s->least->routing) +
-              lift(&b->schedules, s->least->schedules) + lift(&b->gemms, s->least->gemms);
+  b->total += lift(&b->slots, s->least.slots) + lift(&b->routing, s->least.routing) +
+              lift(&b->schedules, s->least.schedules) + lift(&b->gemms, s->least.gemms);
   return SLUICE_OK;
+}
+
+/* Last, as rows are kept by what the layer's own steps take. */
+static void count_larger_steps(const search_t* s, sluice_plan_data_t* plan) {
+  plan->bytes.total += (uint64_t)plan->inputs.max_outstanding * lift(&plan->bytes.step, s->least.step);
 }
 
 static int fits_host(const sluice_plan_data_t* plan) {
   return plan->inputs.host_budget == 0 || plan->bytes.host_pool <= plan->inputs.host_budget;
 }
 
-static int fits_beside(const sluice_plan_room_t* room, const sluice_plan_data_t* plan) {
-  return room == NULL || (plan->max_chunks <= room->max_chunks && plan->bytes.slots <= room->shared.slots);
+static int fits_room(const search_t* s, const sluice_plan_data_t* plan) {
+  const sluice_plan_room_t* room = s->problem->room;
+  return room == NULL || (plan->max_chunks <= room->max_chunks && plan->bytes.slots <= s->least.slots);
 }
 
 static int fits(const search_t* s, const sluice_plan_data_t* plan) {
-  return (plan->inputs.budget == 0 || plan->bytes.total <= plan->inputs.budget) && fits_host(plan) &&
-         fits_beside(s->problem->room, plan);
+  sluice_plan_data_t counted = *plan;
+  count_larger_steps(s, &counted);
+  return (plan->inputs.budget == 0 || counted.bytes.total <= plan->inputs.budget) && fits_host(plan) &&
+         fits_room(s, plan);
+}
+
+/* What the problem says that others want, and `shared` by plans beside this one. */
+static sluice_plan_bytes_t least_of(const sluice_plan_problem_t* problem, const sluice_plan_bytes_t* shared) {
+  sluice_plan_bytes_t least = shared == NULL ? (sluice_plan_bytes_t){0} : *shared;
+  least.step = 0;
+  if (problem->beside == NULL) return least;
+  least = sluice_plan_bytes_shared(&least, problem->beside);
+  least.step = problem->beside->step;
+  return least;
 }
 
 /* A policy that the host asked for is that of all chunks. */
@@ -176,9 +193,10 @@ static int32_t outstanding_that_fit(const sluice_plan_data_t* plan) {
 
 sluice_status_t sluice_plan_size_beside(const sluice_plan_problem_t* problem, const sluice_plan_bytes_t* least,
                                         sluice_plan_data_t* plan, int32_t* out_fits) {
-  search_t s = {.problem = problem, .inputs = &plan->inputs, .least = least};
+  search_t s = {.problem = problem, .inputs = &plan->inputs, .least = least_of(problem, least)};
   const int32_t kept_chunks = plan->kept_chunks, shares_act = plan->shares_act;
   SLUICE_TRY(size_candidate(&s, plan));
+  count_larger_steps(&s, plan);
   /* No chunk makes way for another plan, and no overlap. */
   *out_fits = fits(&s, plan) && plan->kept_chunks >= kept_chunks && plan->shares_act <= shares_act;
   return SLUICE_OK;
@@ -201,6 +219,7 @@ static sluice_status_t try_candidate(search_t* s, int32_t n, int32_t restore_inp
   plan.wgrad_mode = wgrad_mode;
   sluice_plan_set_capacities(s->problem, n, &plan);
   SLUICE_TRY(size_candidate(s, &plan));
+  count_larger_steps(s, &plan);
   plan.cost = cost_of(s, &plan);
   int in_budget = fits(s, &plan);
   if (s->visit != NULL) s->visit(s->user, &plan, in_budget);
@@ -260,7 +279,7 @@ sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const s
                                    sluice_plan_search_t* out) {
   search_t s = {.problem = problem,
                 .inputs = inputs,
-                .least = problem->room == NULL ? NULL : &problem->room->shared,
+                .least = least_of(problem, problem->room == NULL ? NULL : &problem->room->shared),
                 .rates = rates,
                 .visit = visit,
                 .user = user,

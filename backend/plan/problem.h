@@ -9,6 +9,7 @@
 
 struct sluice_plan_data_s; /* plan.h */
 struct sluice_plan_room_s;
+struct sluice_plan_bytes_s;
 struct sluice_device_s;
 
 /* A context's budgets, for people: a share is named beside the whole, which is what they can raise. */
@@ -29,6 +30,8 @@ typedef struct sluice_plan_problem_s {
   sluice_ring_memo_t* rings; /* known so far; borrowed, one problem at a time */
   sluice_budget_shares_t shares;
   const struct sluice_plan_room_s* room; /* what plans for larger batches have reserved; borrowed. NULL: nothing */
+  const struct sluice_plan_bytes_s*
+      beside; /* what layers of other shapes take (neighbours.h); borrowed. NULL: nothing */
   /* Who prices plans: seconds of forward and backward, on all ranks alike, negative where no machine is known; whether
    * a plan is fixed already. NULL: nobody. */
   double (*price)(void* user, const struct sluice_plan_data_s* plan);

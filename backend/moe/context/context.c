@@ -99,6 +99,7 @@ static void destroy(sluice_context_t* context) {
   sluice_gemm_destroy(context->gemm);
   drop_templates(context);
   sluice_ring_memo_deinit(&context->rings);
+  sluice_neighbours_deinit(&context->shapes);
   sluice_free(sluice_process_allocator(), context->trace.events,
               (uint64_t)context->trace.capacity * sizeof(sluice_trace_event_t));
   sluice_pass_memory_deinit(&context->pass_memory);

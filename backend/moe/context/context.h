@@ -14,6 +14,7 @@
 #include "backend/memory/pool.h"
 #include "backend/moe/context/live_steps.h"
 #include "backend/moe/context/pass_memory.h"
+#include "backend/plan/neighbours.h"
 #include "backend/plan/plan.h"
 #include "backend/schedule/schedule.h"
 #include "sluice/context.h"
@@ -79,6 +80,7 @@ struct sluice_context_s {
   int32_t planned_outstanding; /* what the newest plan counts with; 0: there is none */
   int32_t num_given_plans;     /* layers that run under plans of the host's */
   int32_t num_layers;          /* of this context */
+  sluice_neighbours_t shapes;  /* of these layers, under a budget */
   struct sluice_policy_hook_s*
       policy_hook;                /* NULL: layers without a configured n run one chunk; released with the context */
   sluice_live_steps_t live_steps; /* so that a dropped one is refused */

@@ -109,6 +109,9 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   sluice_layer_place(moe, &placement);
   sluice_status_t status = take_decision(moe);
   if (status == SLUICE_OK) status = sluice_capacity_create(moe);
+  if (status == SLUICE_OK && context->memory_budget > 0) {
+    status = sluice_neighbours_add(&context->shapes, &moe->shape);
+  }
   if (status != SLUICE_OK) {
     sluice_layer_release(moe);
     return status;

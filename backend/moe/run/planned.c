@@ -78,21 +78,17 @@ sluice_status_t sluice_planned_check_pass(sluice_pass_t* pass) {
 
 static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_handshake_t* handshake) {
   const sluice_context_t* context = moe->context;
-  return (sluice_plan_inputs_t){
+  sluice_plan_inputs_t inputs = {
       .max_tokens = handshake->max_tokens > 0 ? handshake->max_tokens : 1,
       .budget = context->memory_budget,
       .host_budget = context->host_memory_budget,
       .base = handshake->base_bytes,
       .max_outstanding = context->max_outstanding > 0 ? context->max_outstanding : context->num_layers,
-      .num_chunks = moe->shape.config.num_chunks,
-      .restore_input = moe->shape.config.restore_input,
-      .restore_pre_activation = moe->shape.config.restore_pre_activation,
       .may_keep_part = 1,
-      .reuse = moe->shape.config.reuse,
-      .policies = moe->shape.policies,
-      .wgrad_mode = moe->shape.config.wgrad_mode,
       .halves_apart = context->halves_apart,
   };
+  sluice_plan_inputs_take_shape(&inputs, &moe->shape);
+  return inputs;
 }
 
 uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
@@ -102,10 +98,18 @@ uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
   return now + (uint64_t)(context->expected_layers - context->num_layers) * sluice_layer_bytes(moe);
 }
 
+static sluice_status_t beside_of(const sluice_moe_t* moe, const sluice_plan_problem_t* problem,
+                                 const sluice_plan_inputs_t* inputs, sluice_plan_bytes_t* out_bytes) {
+  return sluice_neighbours_bytes(&moe->context->shapes, &moe->shape, problem, inputs, out_bytes);
+}
+
 sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
   const sluice_handshake_t own = {.max_tokens = num_tokens, .base_bytes = sluice_planned_base_bytes(moe)};
   const sluice_plan_inputs_t inputs = inputs_of(moe, &own);
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
+  sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
+  sluice_plan_bytes_t beside;
+  SLUICE_TRY(beside_of(moe, &problem, &inputs, &beside));
+  problem.beside = &beside;
   return sluice_plan_least_bytes(&problem, &inputs, out_bytes);
 }
 
@@ -115,9 +119,11 @@ static int has_price(const sluice_plan_problem_t* problem, const sluice_plan_dat
 
 /* Where levels are open, by node if that fits and is predicted to be faster, else by rank: steps of plans of both are
  * not compared, since all plans of a set share their memory. */
-static sluice_status_t choose_levels(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs, int32_t most,
-                                     sluice_plan_set_t* set) {
-  const sluice_plan_problem_t by_rank = sluice_layer_plan_problem(moe, 0), by_node = sluice_layer_plan_problem(moe, 1);
+static sluice_status_t choose_levels(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+                                     const sluice_plan_bytes_t* beside, int32_t most, sluice_plan_set_t* set) {
+  const sluice_plan_problem_t by_rank = sluice_layer_plan_problem(moe, 0);
+  sluice_plan_problem_t by_node = sluice_layer_plan_problem(moe, 1);
+  by_node.beside = beside;
   if (!sluice_shape_levels_are_open(&moe->shape) || !has_price(&by_rank, &set->plans[0])) return SLUICE_OK;
   uint64_t least = 0;
   SLUICE_TRY(sluice_plan_least_bytes(&by_node, inputs, &least));
@@ -144,16 +150,35 @@ static const sluice_plan_rates_t* rates_for(const sluice_moe_t* moe, int64_t tok
   return hook != NULL && hook->vtable->rates(hook, moe, tokens, rates) ? rates : NULL;
 }
 
-/* Plans for as many tokens as any rank has. */
-static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* handshake) {
-  const sluice_plan_inputs_t inputs = inputs_of(moe, handshake);
-  sluice_plan_set_t set;
-  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
+/* beside: what layers of other shapes take; NULL: as if there were none. */
+static sluice_status_t find_plans(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
+                                  const sluice_plan_bytes_t* beside, sluice_plan_set_t* set) {
+  sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
+  problem.beside = beside;
   sluice_plan_rates_t rates;
   const int32_t most = most_candidates(moe);
-  SLUICE_TRY(sluice_candidates_make(&problem, &inputs, rates_for(moe, inputs.max_tokens, &rates), most, &set));
-  SLUICE_TRY(choose_levels(moe, &inputs, most, &set));
-  return sluice_plan_install_set(moe, &set);
+  SLUICE_TRY(sluice_candidates_make(&problem, inputs, rates_for(moe, inputs->max_tokens, &rates), most, set));
+  return choose_levels(moe, inputs, beside, most, set);
+}
+
+/* Plans for as many tokens as any rank has. Where none leaves the other layers their room, one that is alone in the
+ * budget may still do: not all of them need be outstanding at once. */
+static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* handshake) {
+  const sluice_plan_inputs_t inputs = inputs_of(moe, handshake);
+  const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
+  sluice_plan_bytes_t beside;
+  sluice_plan_set_t set;
+  SLUICE_TRY(beside_of(moe, &problem, &inputs, &beside));
+  sluice_status_t status = find_plans(moe, &inputs, &beside, &set);
+  if (status == SLUICE_E_OVER_BUDGET) {
+    sluice_error_info_t why;
+    sluice_error_capture(&why);
+    status = find_plans(moe, &inputs, NULL, &set);
+    if (status != SLUICE_OK) return sluice_error_adopt(&why);
+  }
+  if (status == SLUICE_OK) status = sluice_plan_install_set(moe, &set);
+  if (status == SLUICE_OK) sluice_neighbours_note(&moe->context->shapes, &moe->shape, &set);
+  return status;
 }
 
 /* Whether smaller batches may want another plan than the largest. With a capacity all are of one size; what lies in a
@@ -170,8 +195,12 @@ static sluice_status_t take_by_size(sluice_moe_t* moe, int64_t tokens) {
   if (moe->plans->of[size] == NULL) {
     sluice_plan_rates_t rates;
     const sluice_plan_rates_t* known = rates_for(moe, sluice_plan_size_tokens(most, size), &rates);
-    const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plans->of[0]->plans[0].two_levels);
+    sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plans->of[0]->plans[0].two_levels);
+    sluice_plan_bytes_t beside;
+    SLUICE_TRY(beside_of(moe, &problem, &moe->plans->of[0]->plans[0].inputs, &beside));
+    problem.beside = &beside;
     SLUICE_TRY(sluice_plans_by_size_add(moe->plans, &problem, known, most_candidates(moe), size));
+    sluice_neighbours_note(&moe->context->shapes, &moe->shape, moe->plans->of[size]);
   }
   if (moe->plans->of[size]->count == 0) size = 0;
   sluice_policy_hook_t* hook = hook_of(moe);

@@ -117,8 +117,9 @@ SLUICE_API sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, i
 SLUICE_API sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan);
 
 /* The smallest memory_budget of the layer's context under which its forwards of num_tokens would have a plan, by what
- * this rank has allocated now; the context's other settings, its host_memory_budget among them, are as they are. Where
- * several contexts share a budget, what each of them must have: the most of its layers, and of its ranks.
+ * this rank has allocated now, with room for the context's layers of other shapes; the context's other settings, its
+ * host_memory_budget among them, are as they are. Where several contexts share a budget, what each of them must have:
+ * the most of its layers, and of its ranks.
  * Context-exclusive, not collective. Errors: INVALID_ARGUMENT; OVER_BUDGET (nothing fits host_memory_budget);
  * UNSUPPORTED (a policy that callback experts cannot do). */
 SLUICE_API sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes);

@@ -1,0 +1,99 @@
+#include "backend/plan/neighbours.h"
+
+#include <string.h>
+
+#include "backend/base/alloc.h"
+#include "backend/plan/plan_search.h"
+
+void sluice_neighbours_deinit(sluice_neighbours_t* neighbours) {
+  sluice_free(sluice_process_allocator(), neighbours->items,
+              (uint64_t)neighbours->capacity * sizeof *neighbours->items);
+  memset(neighbours, 0, sizeof *neighbours);
+}
+
+/* Whichever experts this rank has now: a placement may change that. */
+static int is_of(const sluice_neighbour_t* neighbour, const sluice_shape_t* shape) {
+  sluice_moe_config_t a = neighbour->shape.config, b = shape->config;
+  a.layer_id = b.layer_id = 0;
+  return memcmp(&a, &b, sizeof a) == 0 &&
+         memcmp(&neighbour->shape.policies, &shape->policies, sizeof shape->policies) == 0;
+}
+
+static sluice_neighbour_t* find(const sluice_neighbours_t* neighbours, const sluice_shape_t* shape) {
+  for (int32_t i = 0; i < neighbours->count; ++i) {
+    if (is_of(&neighbours->items[i], shape)) return &neighbours->items[i];
+  }
+  return NULL;
+}
+
+static sluice_status_t grow(sluice_neighbours_t* neighbours) {
+  const int32_t capacity = neighbours->capacity == 0 ? 4 : 2 * neighbours->capacity;
+  sluice_neighbour_t* items =
+      sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)capacity * sizeof *items, "shapes of layers");
+  if (items == NULL) return sluice_alloc_status();
+  const sluice_neighbours_t before = *neighbours;
+  if (before.count > 0) memcpy(items, before.items, (size_t)before.count * sizeof *items);
+  sluice_neighbours_deinit(neighbours);
+  *neighbours = (sluice_neighbours_t){items, before.count, capacity};
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_neighbours_add(sluice_neighbours_t* neighbours, const sluice_shape_t* shape) {
+  if (find(neighbours, shape) != NULL) return SLUICE_OK;
+  if (neighbours->count == neighbours->capacity) SLUICE_TRY(grow(neighbours));
+  neighbours->items[neighbours->count++] = (sluice_neighbour_t){.shape = *shape};
+  return SLUICE_OK;
+}
+
+/* Without base, headers and total, which are the same for all or follow from the rest. */
+static void take_most(sluice_plan_bytes_t* most, const sluice_plan_bytes_t* bytes) {
+  const uint64_t step = sluice_max_u64(most->step, bytes->step);
+  *most = sluice_plan_bytes_shared(most, bytes);
+  most->step = step;
+}
+
+void sluice_neighbours_note(sluice_neighbours_t* neighbours, const sluice_shape_t* shape,
+                            const sluice_plan_set_t* plans) {
+  sluice_neighbour_t* neighbour = find(neighbours, shape);
+  if (neighbour == NULL || plans->count == 0) return;
+  neighbour->shape = *shape;
+  const int64_t max_tokens = plans->plans[0].inputs.max_tokens;
+  if (max_tokens > neighbour->max_tokens) {
+    neighbour->max_tokens = max_tokens;
+    memset(&neighbour->planned, 0, sizeof neighbour->planned); /* those for smaller batches are gone */
+  }
+  for (int32_t i = 0; i < plans->count; ++i) take_most(&neighbour->planned, &plans->plans[i].bytes);
+}
+
+/* What its leanest plan would take. A layer for which there is none says so itself, when it runs. */
+static sluice_status_t add_leanest(const sluice_neighbour_t* neighbour, const sluice_plan_problem_t* of_another,
+                                   const sluice_plan_inputs_t* inputs, sluice_plan_bytes_t* most) {
+  sluice_plan_problem_t problem = *of_another;
+  problem.shape = neighbour->shape;
+  sluice_shape_take_levels(&problem.shape, 0);
+  problem.price = NULL, problem.is_pinned = NULL, problem.user = NULL, problem.room = NULL, problem.beside = NULL;
+  sluice_plan_inputs_t lean = *inputs;
+  sluice_plan_inputs_take_shape(&lean, &problem.shape);
+  lean.budget = 1; /* nothing to spare, so that no candidate keeps more than it must */
+  sluice_plan_search_t found;
+  SLUICE_TRY(sluice_plan_search(&problem, &lean, NULL, NULL, NULL, &found));
+  if (found.num_seen > 0) take_most(most, &found.leanest.bytes);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_neighbours_bytes(const sluice_neighbours_t* neighbours, const sluice_shape_t* shape,
+                                        const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
+                                        sluice_plan_bytes_t* out_bytes) {
+  memset(out_bytes, 0, sizeof *out_bytes);
+  if (inputs->budget == 0) return SLUICE_OK;
+  for (int32_t i = 0; i < neighbours->count; ++i) {
+    const sluice_neighbour_t* neighbour = &neighbours->items[i];
+    if (is_of(neighbour, shape)) continue;
+    if (neighbour->max_tokens >= inputs->max_tokens) {
+      take_most(out_bytes, &neighbour->planned);
+    } else {
+      SLUICE_TRY(add_leanest(neighbour, problem, inputs, out_bytes));
+    }
+  }
+  return SLUICE_OK;
+}

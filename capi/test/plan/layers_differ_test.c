@@ -1,0 +1,62 @@
+/* Layers of several shapes under one budget, on a CPU. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "capi/test/rig/layers_suite.h"
+#include "capi/test/rig/own_rig.h"
+#include "capi/test/rig/refusals.h"
+
+static void open_cpu(rig_t* rig, uint64_t budget, int32_t num_layers, const sluice_moe_config_t* layer) {
+  sluice_context_config_t context = own_rig_context(budget, num_layers);
+  context.num_layers = num_layers;
+  own_rig_open(rig, &context, layer);
+}
+
+static const layers_suite_t suite = {.open = open_cpu, .close = own_rig_close};
+
+static void Budget_LayersOfSeveralShapes_AllHaveTheirRoom(void** state) {
+  (void)state;
+  layers_all_have_their_room(&suite);
+}
+
+static void Budget_LayersOfSeveralShapes_BatchesMayGrow(void** state) {
+  (void)state;
+  layers_batches_may_grow(&suite);
+}
+
+/* Another layer's room is counted in what a layer says it needs. */
+static void SmallestBudget_AnotherShapeBeside_IsLarger(void** state) {
+  (void)state;
+  enum { TOKENS = 256 };
+  sluice_moe_config_t wide = rig_config(), narrow = rig_config();
+  wide.num_chunks = narrow.num_chunks = 0, wide.hidden_width = 96;
+  sluice_context_config_t context = own_rig_context(1 << 24, 3);
+  uint64_t alone = 0, with_its_like = 0, beside = 0;
+  rig_t rig;
+  sluice_moe_t *like = NULL, *other = NULL;
+  context.num_layers = 3;
+  own_rig_open(&rig, &context, &narrow);
+  WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &alone));
+  WORKS(sluice_moe_create(rig.context, &narrow, &like));
+  WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &with_its_like));
+  assert_int_equal(with_its_like, alone);
+  WORKS(sluice_moe_create(rig.context, &wide, &other));
+  WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &beside));
+  assert_true(beside > alone);
+  sluice_moe_destroy(other);
+  sluice_moe_destroy(like);
+  own_rig_close(&rig);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Budget_LayersOfSeveralShapes_AllHaveTheirRoom),
+      cmocka_unit_test(Budget_LayersOfSeveralShapes_BatchesMayGrow),
+      cmocka_unit_test(SmallestBudget_AnotherShapeBeside_IsLarger),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

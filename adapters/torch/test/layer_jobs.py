@@ -164,6 +164,39 @@ def fallback_is_told():
     return found
 
 
+def two_shapes_in_a_budget():
+    """Layers of two shapes, from the smallest budget that any of them names on any rank: peaks and budgets."""
+    W, rank = world()
+    choices = {"wgrad": "adaptive", "restore": ("adaptive", "adaptive")}
+    cases = [
+        Case(W, K=1, tokens=(200, 120), widths=(16, 96), seed=54, **choices),
+        Case(W, K=4, tokens=(200, 120), widths=(16, 8), seed=55, **choices),
+    ]
+
+    def open_model(budget):
+        context = Context(group(), ContextOptions(gemm="ref", memory_budget=budget, num_layers=2))
+        return context, [case.layer(context, num_chunks=0) for case in cases]
+
+    context, layers = open_model(1 << 28)
+    least = torch.tensor(max(layer.smallest_budget(200) for layer in layers))
+    dist.all_reduce(least, dist.ReduceOp.MAX)
+    context.close()
+    found = []
+    for sixteenths in range(0, 24, 2):
+        budget = int(least) * (16 + sixteenths) // 16
+        context, layers = open_model(budget)
+        for _ in range(2):
+            given = [case.inputs(rank) for case in cases]
+            outs = [layer(*each) for layer, each in zip(layers, given)]
+            for case, out in zip(cases, outs):
+                out.backward(case.cotangents[rank])
+        for case, (tokens, _ids, weights, params), out in zip(cases, given, outs):
+            compare(case, rank, out, tokens, weights, params)
+        found.append((context.stats()["peak_bytes"], budget))
+        context.close()
+    return found
+
+
 def tuned(folder, mode, calibrate):
     """A context that was told how to choose: it decides, says so, and a second one begins with what it decided."""
     W, rank = world()

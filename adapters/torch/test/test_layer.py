@@ -94,6 +94,12 @@ def test_Budget_ChunksThatNoLongerFit_AreToldOnceByTheFirstRank():
         assert rank != 0 or "more rows than the budget keeps" in hot[0][0]
 
 
+def test_Budget_LayersOfTwoShapes_EachHasItsRoom():
+    for found in ranks.run(2, "layer_jobs:two_shapes_in_a_budget"):
+        assert len(found) == 12
+        assert all(peak <= budget for peak, budget in found), found
+
+
 @pytest.mark.parametrize("mode, calibrate", [("profile", None), ("adaptive", 0.2), ("model", 0.2)])
 def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
     found = ranks.run(2, "layer_jobs:tuned", folder=str(tmp_path), mode=mode, calibrate=calibrate)

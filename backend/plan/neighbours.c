@@ -11,17 +11,9 @@ void sluice_neighbours_deinit(sluice_neighbours_t* neighbours) {
   memset(neighbours, 0, sizeof *neighbours);
 }
 
-/* Whichever experts this rank has now: a placement may change that. */
-static int is_of(const sluice_neighbour_t* neighbour, const sluice_shape_t* shape) {
-  sluice_moe_config_t a = neighbour->shape.config, b = shape->config;
-  a.layer_id = b.layer_id = 0;
-  return memcmp(&a, &b, sizeof a) == 0 &&
-         memcmp(&neighbour->shape.policies, &shape->policies, sizeof shape->policies) == 0;
-}
-
-static sluice_neighbour_t* find(const sluice_neighbours_t* neighbours, const sluice_shape_t* shape) {
+static sluice_neighbour_t* find(const sluice_neighbours_t* neighbours, uint64_t kind) {
   for (int32_t i = 0; i < neighbours->count; ++i) {
-    if (is_of(&neighbours->items[i], shape)) return &neighbours->items[i];
+    if (neighbours->items[i].kind == kind) return &neighbours->items[i];
   }
   return NULL;
 }
@@ -38,10 +30,10 @@ static sluice_status_t grow(sluice_neighbours_t* neighbours) {
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_neighbours_add(sluice_neighbours_t* neighbours, const sluice_shape_t* shape) {
-  if (find(neighbours, shape) != NULL) return SLUICE_OK;
+sluice_status_t sluice_neighbours_add(sluice_neighbours_t* neighbours, uint64_t kind, const sluice_shape_t* shape) {
+  if (find(neighbours, kind) != NULL) return SLUICE_OK;
   if (neighbours->count == neighbours->capacity) SLUICE_TRY(grow(neighbours));
-  neighbours->items[neighbours->count++] = (sluice_neighbour_t){.shape = *shape};
+  neighbours->items[neighbours->count++] = (sluice_neighbour_t){.kind = kind, .shape = *shape};
   return SLUICE_OK;
 }
 
@@ -52,11 +44,11 @@ static void take_most(sluice_plan_bytes_t* most, const sluice_plan_bytes_t* byte
   most->step = step;
 }
 
-void sluice_neighbours_note(sluice_neighbours_t* neighbours, const sluice_shape_t* shape,
+void sluice_neighbours_note(sluice_neighbours_t* neighbours, uint64_t kind, const sluice_shape_t* shape,
                             const sluice_plan_set_t* plans) {
-  sluice_neighbour_t* neighbour = find(neighbours, shape);
+  sluice_neighbour_t* neighbour = find(neighbours, kind);
   if (neighbour == NULL || plans->count == 0) return;
-  neighbour->shape = *shape;
+  neighbour->shape = *shape; /* a placement may have changed how many experts ranks have */
   const int64_t max_tokens = plans->plans[0].inputs.max_tokens;
   if (max_tokens > neighbour->max_tokens) {
     neighbour->max_tokens = max_tokens;
@@ -81,14 +73,14 @@ static sluice_status_t add_leanest(const sluice_neighbour_t* neighbour, const sl
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_neighbours_bytes(const sluice_neighbours_t* neighbours, const sluice_shape_t* shape,
+sluice_status_t sluice_neighbours_bytes(const sluice_neighbours_t* neighbours, uint64_t kind,
                                         const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                         sluice_plan_bytes_t* out_bytes) {
   memset(out_bytes, 0, sizeof *out_bytes);
   if (inputs->budget == 0) return SLUICE_OK;
   for (int32_t i = 0; i < neighbours->count; ++i) {
     const sluice_neighbour_t* neighbour = &neighbours->items[i];
-    if (is_of(neighbour, shape)) continue;
+    if (neighbour->kind == kind) continue;
     if (neighbour->max_tokens >= inputs->max_tokens) {
       take_most(out_bytes, &neighbour->planned);
     } else {

@@ -13,6 +13,7 @@
 #include "backend/plan/plan.h"
 
 typedef struct sluice_neighbour_s {
+  uint64_t kind; /* the same for layers that one plan fits; who calls finds it */
   sluice_shape_t shape;
   int64_t max_tokens;          /* that its plans are for; 0: it has none */
   sluice_plan_bytes_t planned; /* the most of these plans: slots, routing, schedules, gemms, step */
@@ -25,17 +26,17 @@ typedef struct sluice_neighbours_s {
 
 void sluice_neighbours_deinit(sluice_neighbours_t* neighbours);
 
-/* A layer of this shape is made. Errors: NO_MEMORY. */
-sluice_status_t sluice_neighbours_add(sluice_neighbours_t* neighbours, const sluice_shape_t* shape);
+/* A layer is made. Errors: NO_MEMORY. */
+sluice_status_t sluice_neighbours_add(sluice_neighbours_t* neighbours, uint64_t kind, const sluice_shape_t* shape);
 
-/* Plans of a layer of this shape stand, for batches of as many tokens as their inputs say or, beside those, for smaller
- * ones. A shape that was not added is none. */
-void sluice_neighbours_note(sluice_neighbours_t* neighbours, const sluice_shape_t* shape,
+/* Plans of a layer of this kind stand, for batches of as many tokens as their inputs say or, beside those, for smaller
+ * ones. A kind that was not added is none. */
+void sluice_neighbours_note(sluice_neighbours_t* neighbours, uint64_t kind, const sluice_shape_t* shape,
                             const sluice_plan_set_t* plans);
 
-/* What the layers of shapes other than this take, or take at least, in batches of inputs->max_tokens: for the problem's
+/* What the layers of kinds other than this take, or take at least, in batches of inputs->max_tokens: for the problem's
  * `beside`, of which all but the shape is theirs too. All zero without a budget. Errors: NO_MEMORY. */
-sluice_status_t sluice_neighbours_bytes(const sluice_neighbours_t* neighbours, const sluice_shape_t* shape,
+sluice_status_t sluice_neighbours_bytes(const sluice_neighbours_t* neighbours, uint64_t kind,
                                         const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                         sluice_plan_bytes_t* out_bytes);
 

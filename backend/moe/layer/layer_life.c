@@ -44,6 +44,13 @@ static uint64_t hash_numbers(const sluice_moe_t* moe) {
                            (size_t)(moe->context->world_size + 1) * sizeof *moe->first_position);
 }
 
+uint64_t sluice_layer_bytes_kind(const sluice_moe_t* moe) {
+  const sluice_shape_t* shape = &moe->shape;
+  const int32_t policy = shape->config.restore_pre_activation;
+  const uint64_t hash = sluice_hash_bytes(moe->kind, &policy, sizeof policy);
+  return sluice_hash_bytes(hash, shape->policies.m, (size_t)shape->policies.count);
+}
+
 uint64_t sluice_layer_plan_key(const sluice_moe_t* moe) { return hash_numbers(moe); }
 
 void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* placement) {
@@ -110,7 +117,7 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   sluice_status_t status = take_decision(moe);
   if (status == SLUICE_OK) status = sluice_capacity_create(moe);
   if (status == SLUICE_OK && context->memory_budget > 0) {
-    status = sluice_neighbours_add(&context->shapes, &moe->shape);
+    status = sluice_neighbours_add(&context->shapes, sluice_layer_bytes_kind(moe), &moe->shape);
   }
   if (status != SLUICE_OK) {
     sluice_layer_release(moe);

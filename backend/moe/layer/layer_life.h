@@ -15,6 +15,8 @@ uint64_t sluice_layer_bytes(const sluice_moe_t* moe);
 void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* placement);
 /* Of layers that one plan fits: alike, with as many experts on each rank. */
 uint64_t sluice_layer_plan_key(const sluice_moe_t* moe);
+/* Of layers whose plans take the same bytes, wherever their experts lie. */
+uint64_t sluice_layer_bytes_kind(const sluice_moe_t* moe);
 void sluice_layer_retain(sluice_moe_t* moe);
 void sluice_layer_release(sluice_moe_t* moe);
 

@@ -100,7 +100,11 @@ uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
 
 static sluice_status_t beside_of(const sluice_moe_t* moe, const sluice_plan_problem_t* problem,
                                  const sluice_plan_inputs_t* inputs, sluice_plan_bytes_t* out_bytes) {
-  return sluice_neighbours_bytes(&moe->context->shapes, &moe->shape, problem, inputs, out_bytes);
+  return sluice_neighbours_bytes(&moe->context->shapes, sluice_layer_bytes_kind(moe), problem, inputs, out_bytes);
+}
+
+static void note(const sluice_moe_t* moe, const sluice_plan_set_t* set) {
+  sluice_neighbours_note(&moe->context->shapes, sluice_layer_bytes_kind(moe), &moe->shape, set);
 }
 
 sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes) {
@@ -177,7 +181,7 @@ static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* h
     if (status != SLUICE_OK) return sluice_error_adopt(&why);
   }
   if (status == SLUICE_OK) status = sluice_plan_install_set(moe, &set);
-  if (status == SLUICE_OK) sluice_neighbours_note(&moe->context->shapes, &moe->shape, &set);
+  if (status == SLUICE_OK) note(moe, &set);
   return status;
 }
 
@@ -200,7 +204,7 @@ static sluice_status_t take_by_size(sluice_moe_t* moe, int64_t tokens) {
     SLUICE_TRY(beside_of(moe, &problem, &moe->plans->of[0]->plans[0].inputs, &beside));
     problem.beside = &beside;
     SLUICE_TRY(sluice_plans_by_size_add(moe->plans, &problem, known, most_candidates(moe), size));
-    sluice_neighbours_note(&moe->context->shapes, &moe->shape, moe->plans->of[size]);
+    note(moe, moe->plans->of[size]);
   }
   if (moe->plans->of[size]->count == 0) size = 0;
   sluice_policy_hook_t* hook = hook_of(moe);

@@ -29,6 +29,14 @@ static sluice_plan_problem_t a_layer(int32_t hidden_width, int32_t top_k) {
   return problem;
 }
 
+static uint64_t kind_of(const sluice_plan_problem_t* problem) {
+  return (uint64_t)problem->shape.config.hidden_width << 8 | (uint64_t)problem->shape.config.top_k;
+}
+
+static sluice_status_t add(sluice_neighbours_t* neighbours, const sluice_plan_problem_t* problem) {
+  return sluice_neighbours_add(neighbours, kind_of(problem), &problem->shape);
+}
+
 static sluice_plan_inputs_t inputs_of(const sluice_plan_problem_t* problem, int64_t max_tokens, uint64_t budget) {
   sluice_plan_inputs_t inputs = {.max_tokens = max_tokens, .budget = budget, .max_outstanding = STEPS};
   inputs.may_keep_part = 1;
@@ -40,7 +48,7 @@ static sluice_plan_bytes_t bytes_beside(const sluice_neighbours_t* neighbours, c
                                         int64_t max_tokens, uint64_t budget) {
   const sluice_plan_inputs_t inputs = inputs_of(problem, max_tokens, budget);
   sluice_plan_bytes_t bytes;
-  assert_int_equal(sluice_neighbours_bytes(neighbours, &problem->shape, problem, &inputs, &bytes), SLUICE_OK);
+  assert_int_equal(sluice_neighbours_bytes(neighbours, kind_of(problem), problem, &inputs, &bytes), SLUICE_OK);
   return bytes;
 }
 
@@ -59,8 +67,8 @@ static void Neighbours_LayersAlike_WantNothing(void** state) {
   sluice_plan_problem_t two = one;
   sluice_neighbours_t neighbours = {0};
   two.shape.config.layer_id = 7;
-  assert_int_equal(sluice_neighbours_add(&neighbours, &one.shape), SLUICE_OK);
-  assert_int_equal(sluice_neighbours_add(&neighbours, &two.shape), SLUICE_OK);
+  assert_int_equal(add(&neighbours, &one), SLUICE_OK);
+  assert_int_equal(add(&neighbours, &two), SLUICE_OK);
   assert_int_equal(neighbours.count, 1);
   const sluice_plan_bytes_t bytes = bytes_beside(&neighbours, &two, TOKENS, ROOMY);
   assert_true(bytes.slots == 0 && bytes.step == 0);
@@ -73,14 +81,14 @@ static void Neighbours_AnotherShape_WantsItsLeastThenWhatItHas(void** state) {
   (void)state;
   const sluice_plan_problem_t one = a_layer(512, 2), other = a_layer(1024, 4);
   sluice_neighbours_t neighbours = {0};
-  assert_int_equal(sluice_neighbours_add(&neighbours, &one.shape), SLUICE_OK);
-  assert_int_equal(sluice_neighbours_add(&neighbours, &other.shape), SLUICE_OK);
+  assert_int_equal(add(&neighbours, &one), SLUICE_OK);
+  assert_int_equal(add(&neighbours, &other), SLUICE_OK);
   const sluice_plan_bytes_t least = bytes_beside(&neighbours, &one, TOKENS, ROOMY);
   const sluice_plan_set_t roomy = plans_of(other, NULL, ROOMY);
   assert_true(least.slots > 0 && least.step > 0 && least.step < roomy.plans[0].bytes.step);
   assert_int_equal(bytes_beside(&neighbours, &one, TOKENS, 0).step, 0);
 
-  sluice_neighbours_note(&neighbours, &other.shape, &roomy);
+  sluice_neighbours_note(&neighbours, kind_of(&other), &other.shape, &roomy);
   assert_int_equal(bytes_beside(&neighbours, &one, TOKENS, ROOMY).step, roomy.plans[0].bytes.step);
   assert_int_equal(bytes_beside(&neighbours, &one, TOKENS, ROOMY).slots, roomy.plans[0].bytes.slots);
   const uint64_t larger = bytes_beside(&neighbours, &one, 2 * TOKENS, ROOMY).step; /* it will be made anew for those */
@@ -97,8 +105,8 @@ static void Neighbours_TwoPlans_FitOneBudget(void** state) {
     const sluice_plan_problem_t second = order == 0 ? a_layer(2048, 1) : a_layer(256, 4);
     for (uint64_t budget = 64 << 20; budget < 1 << 30; budget += 16 << 20) {
       sluice_neighbours_t neighbours = {0};
-      assert_int_equal(sluice_neighbours_add(&neighbours, &first.shape), SLUICE_OK);
-      assert_int_equal(sluice_neighbours_add(&neighbours, &second.shape), SLUICE_OK);
+      assert_int_equal(add(&neighbours, &first), SLUICE_OK);
+      assert_int_equal(add(&neighbours, &second), SLUICE_OK);
       const sluice_plan_bytes_t wanted = bytes_beside(&neighbours, &first, TOKENS, budget);
       const uint64_t fixed = wanted.slots + wanted.routing + wanted.schedules + wanted.gemms;
       if (fixed + STEPS * wanted.step > budget / 4) { /* not even that, comfortably */
@@ -106,7 +114,7 @@ static void Neighbours_TwoPlans_FitOneBudget(void** state) {
         continue;
       }
       const sluice_plan_set_t one = plans_of(first, &wanted, budget), alone = plans_of(first, NULL, budget);
-      sluice_neighbours_note(&neighbours, &first.shape, &one);
+      sluice_neighbours_note(&neighbours, kind_of(&first), &first.shape, &one);
       const sluice_plan_bytes_t taken = bytes_beside(&neighbours, &second, TOKENS, budget);
       const sluice_plan_set_t two = plans_of(second, &taken, budget);
       const sluice_plan_bytes_t *a = &one.plans[0].bytes, *b = &two.plans[0].bytes;

@@ -37,10 +37,12 @@ sluice_status_t sluice_neighbours_add(sluice_neighbours_t* neighbours, uint64_t 
   return SLUICE_OK;
 }
 
-/* Without base, headers and total, which are the same for all or follow from the rest. */
+/* Without base, headers and total, which are the same for all or follow from the rest, and what a layer's steps have of
+ * their own. */
 static void take_most(sluice_plan_bytes_t* most, const sluice_plan_bytes_t* bytes) {
   const uint64_t step = sluice_max_u64(most->step, bytes->step);
   *most = sluice_plan_bytes_shared(most, bytes);
+  memset(most->deferred, 0, sizeof most->deferred);
   most->step = step;
 }
 

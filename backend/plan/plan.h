@@ -14,6 +14,7 @@
 #define SLUICE_BACKEND_PLAN_PLAN_H_
 
 #include "backend/base/math.h"
+#include "backend/model/tensors.h"
 #include "backend/plan/problem.h"
 
 /* Templates that a context holds under a plan, and the bytes of their list. */
@@ -27,10 +28,11 @@ typedef struct sluice_plan_bytes_s {
   uint64_t routing;   /* boundaries, orders and counts of a pass */
   uint64_t schedules; /* templates, and what the device needs to run them */
   uint64_t headers;
-  uint64_t gemms;     /* what the GEMMs may borrow */
-  uint64_t step;      /* of one outstanding forward: kept rows, offloaded rows, counts */
-  uint64_t total;     /* all of it, with max_outstanding steps */
-  uint64_t host_pool; /* of the total, what offloaded rows of max_outstanding steps take */
+  uint64_t gemms;                         /* what the GEMMs may borrow */
+  uint64_t step;                          /* of one outstanding forward: kept rows, offloaded rows, counts */
+  uint64_t deferred[SLUICE_NUM_DEFERRED]; /* of the step, in a device's memory: gradient rows between the halves */
+  uint64_t total;                         /* all of it, with max_outstanding steps */
+  uint64_t host_pool;                     /* of the total, what offloaded rows of max_outstanding steps take */
 } sluice_plan_bytes_t;
 
 typedef struct sluice_plan_query_data_s {
@@ -81,16 +83,18 @@ typedef struct sluice_plan_set_s {
 /* What plans for the largest batches have reserved, in which one for smaller batches must do. All but the slots grows
  * with tokens and max_chunks. */
 typedef struct sluice_plan_room_s {
-  sluice_plan_bytes_t shared; /* slots, routing, schedules, gemms */
+  sluice_plan_bytes_t shared; /* slots, routing, schedules, gemms, deferred */
   int32_t max_chunks;         /* the most of them */
 } sluice_plan_room_t;
 
-/* What plans share that run in turns: as much of each as the one that needs most of it. */
+/* What plans of a layer share that run in turns: as much of each as the one that needs most of it. */
 static inline sluice_plan_bytes_t sluice_plan_bytes_shared(const sluice_plan_bytes_t* a, const sluice_plan_bytes_t* b) {
-  return (sluice_plan_bytes_t){.slots = sluice_max_u64(a->slots, b->slots),
-                               .routing = sluice_max_u64(a->routing, b->routing),
-                               .schedules = sluice_max_u64(a->schedules, b->schedules),
-                               .gemms = sluice_max_u64(a->gemms, b->gemms)};
+  sluice_plan_bytes_t most = {.slots = sluice_max_u64(a->slots, b->slots),
+                              .routing = sluice_max_u64(a->routing, b->routing),
+                              .schedules = sluice_max_u64(a->schedules, b->schedules),
+                              .gemms = sluice_max_u64(a->gemms, b->gemms)};
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) most.deferred[i] = sluice_max_u64(a->deferred[i], b->deferred[i]);
+  return most;
 }
 
 /* What the shape leaves open, and what it asks for. */

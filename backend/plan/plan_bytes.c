@@ -263,12 +263,12 @@ sluice_status_t sluice_plan_deferred_bytes(const sluice_plan_problem_t* problem,
 
 /* Between the halves of one backward; 0 where the host never leaves it there. */
 static sluice_status_t between_halves(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
-                                      uint64_t* out_bytes) {
-  uint64_t bytes[SLUICE_NUM_DEFERRED];
-  *out_bytes = 0;
+                                      uint64_t out_bytes[SLUICE_NUM_DEFERRED], uint64_t* out_sum) {
+  memset(out_bytes, 0, SLUICE_NUM_DEFERRED * sizeof *out_bytes);
+  *out_sum = 0;
   if (!plan->inputs.halves_apart) return SLUICE_OK;
-  SLUICE_TRY(sluice_plan_deferred_bytes(problem, plan, bytes));
-  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) *out_bytes += bytes[i];
+  SLUICE_TRY(sluice_plan_deferred_bytes(problem, plan, out_bytes));
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) *out_sum += out_bytes[i];
   return SLUICE_OK;
 }
 
@@ -329,13 +329,13 @@ uint64_t sluice_plan_saved_bytes(const sluice_plan_problem_t* problem, const slu
 }
 
 sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_plan_data_t* plan) {
-  uint64_t forward = 0, backward = 0, between = 0;
+  uint64_t forward = 0, backward = 0, deferred[SLUICE_NUM_DEFERRED], between = 0;
   /* Capacities are those of the rank with the most experts, so that all ranks find the same plan. */
   const sluice_plan_problem_t widest = sluice_plan_problem_widest(own);
   const sluice_plan_problem_t* problem = &widest;
   SLUICE_TRY(sluice_plan_slot_bytes(problem, plan, SLUICE_FORWARD, &forward));
   SLUICE_TRY(sluice_plan_slot_bytes(problem, plan, SLUICE_BACKWARD, &backward));
-  SLUICE_TRY(between_halves(problem, plan, &between));
+  SLUICE_TRY(between_halves(problem, plan, deferred, &between));
   sluice_plan_bytes_t* b = &plan->bytes;
   memset(b, 0, sizeof *b);
   b->base = plan->inputs.base;
@@ -346,6 +346,7 @@ sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_pla
                  sluice_plan_device_token_copies_bytes(problem, plan) +
                  sluice_plan_device_node_copies_bytes(problem, plan);
     b->step = device_step_bytes(problem, plan) + between;
+    memcpy(b->deferred, deferred, sizeof deferred);
     b->host_pool = sluice_plan_host_pool_bytes(problem, plan, plan->kept_rows);
     b->total = b->base + b->slots + b->routing + (uint64_t)plan->inputs.max_outstanding * b->step;
     return SLUICE_OK;

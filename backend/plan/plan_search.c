@@ -35,11 +35,20 @@ static uint64_t lift(uint64_t* bytes, uint64_t least) {
   return more;
 }
 
+/* Blocks of gradient rows serve every plan's steps. */
+static void lift_deferred(const search_t* s, sluice_plan_data_t* plan) {
+  uint64_t more = 0;
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) more += lift(&plan->bytes.deferred[i], s->least.deferred[i]);
+  plan->bytes.step += more;
+  plan->bytes.total += (uint64_t)plan->inputs.max_outstanding * more;
+}
+
 static sluice_status_t measure(const search_t* s, sluice_plan_data_t* plan) {
   SLUICE_TRY(sluice_plan_measure(s->problem, plan));
   sluice_plan_bytes_t* b = &plan->bytes;
   b->total += lift(&b->slots, s->least.slots) + lift(&b->routing, s->least.routing) +
               lift(&b->schedules, s->least.schedules) + lift(&b->gemms, s->least.gemms);
+  lift_deferred(s, plan);
   return SLUICE_OK;
 }
 
@@ -54,7 +63,12 @@ static int fits_host(const sluice_plan_data_t* plan) {
 
 static int fits_room(const search_t* s, const sluice_plan_data_t* plan) {
   const sluice_plan_room_t* room = s->problem->room;
-  return room == NULL || (plan->max_chunks <= room->max_chunks && plan->bytes.slots <= s->least.slots);
+  if (room == NULL) return 1;
+  int fits_deferred = 1;
+  for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
+    fits_deferred &= plan->bytes.deferred[i] <= s->least.deferred[i];
+  }
+  return plan->max_chunks <= room->max_chunks && plan->bytes.slots <= s->least.slots && fits_deferred;
 }
 
 static int fits(const search_t* s, const sluice_plan_data_t* plan) {

@@ -185,12 +185,11 @@ static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* h
   return status;
 }
 
-/* Whether smaller batches may want another plan than the largest. With a capacity all are of one size; what lies in a
- * device's memory between the halves of a backward has the sizes of one plan. */
+/* Whether smaller batches may want another plan than the largest. With a capacity all are of one size. */
 static int has_sizes(const sluice_moe_t* moe) {
   const sluice_plan_inputs_t* q = &moe->plans->of[0]->plans[0].inputs;
   const int is_open = q->num_chunks == 0 || q->restore_input < 0 || q->restore_pre_activation < 0 || q->wgrad_mode < 0;
-  return is_open && sluice_shape_capacity(&moe->shape) == 0 && !(moe->shape.on_device_memory && q->halves_apart);
+  return is_open && sluice_shape_capacity(&moe->shape) == 0;
 }
 
 static sluice_status_t take_by_size(sluice_moe_t* moe, int64_t tokens) {

@@ -20,7 +20,7 @@ enum { MORE_BYTES = 24000 }; /* a twelfth of the rows of the largest batches */
 enum { MOST = 256, SIZES = 3, ROUNDS = 8 * SIZES, WARM = 2 * SIZES };
 static const int64_t sizes[SIZES] = {MOST, MOST / 8, MOST / 2};
 
-static void open_rig(rig_t* rig, uint64_t budget, uint64_t host_budget) {
+static void open_rig(rig_t* rig, uint64_t budget, uint64_t host_budget, int32_t halves_apart) {
   const world_machine_t* machine = fakes_machine();
   sluice_moe_config_t layer = rig_config();
   layer.model_width = 16, layer.hidden_width = 64, layer.num_chunks = 0;
@@ -34,6 +34,7 @@ static void open_rig(rig_t* rig, uint64_t budget, uint64_t host_budget) {
   sluice_context_config_init(&config, sizeof config);
   config.device_type = machine->device_type, config.device_id = machine->device_id(0);
   config.memory_budget = budget, config.host_memory_budget = host_budget, config.max_outstanding = 1;
+  config.halves_apart = halves_apart;
   assert_int_equal(machine->make_context(0, &config, NULL, &rig->context), SLUICE_OK);
   sluice_tuner_config_t tuner;
   sluice_planner_t* planner = NULL;
@@ -53,29 +54,44 @@ static void close_rig(rig_t* rig) {
   rig_use_machine(NULL, 0);
 }
 
-/* A step of so many tokens; where its rows lie, on the device and in the host pool. */
-static sluice_status_t run_step(rig_t* rig, int64_t tokens, const void** out_rows, const void** out_pool) {
+/* Where what a step holds lies. */
+typedef struct places_s {
+  const void *rows, *pool; /* on the device, and in the host pool */
+  const void* deferred[SLUICE_NUM_DEFERRED];
+} places_t;
+
+static sluice_status_t run_halves(rig_t* rig, sluice_step_t* step, places_t* out_places) {
+  rig->backward.halves = SLUICE_HALF_INPUT;
+  sluice_status_t status = rig_backward(rig, step);
+  for (int i = 0; i < SLUICE_NUM_DEFERRED; ++i) out_places->deferred[i] = step->deferred[sluice_deferred_tensors[i]];
+  rig->backward.halves = SLUICE_HALF_WEIGHT;
+  return status == SLUICE_OK ? rig_backward(rig, step) : status;
+}
+
+/* A step of so many tokens. */
+static sluice_status_t run_step(rig_t* rig, int64_t tokens, int32_t halves_apart, places_t* out_places) {
   sluice_step_t* step = NULL;
   rig->num_tokens = tokens;
   rig_reset(rig);
+  memset(out_places, 0, sizeof *out_places);
   sluice_status_t status = rig_forward(rig, &step);
   if (status != SLUICE_OK) return status;
-  *out_rows = step->saved[SLUICE_SAVED_INPUT];
-  *out_pool = step->saved[SLUICE_SAVED_HOST_INPUT] != NULL ? step->saved[SLUICE_SAVED_HOST_INPUT]
-                                                           : step->saved[SLUICE_SAVED_HOST_PRE_ACTIVATION];
-  status = rig_backward(rig, step);
+  out_places->rows = step->saved[SLUICE_SAVED_INPUT];
+  out_places->pool = step->saved[SLUICE_SAVED_HOST_INPUT] != NULL ? step->saved[SLUICE_SAVED_HOST_INPUT]
+                                                                  : step->saved[SLUICE_SAVED_HOST_PRE_ACTIVATION];
+  status = halves_apart ? run_halves(rig, step, out_places) : rig_backward(rig, step);
   sluice_step_drop(step);
   fakes_machine()->settle(0);
   sluice_fake_cuda_forget_accesses();
   return status;
 }
 
-static uint64_t smallest_budget(void) {
+static uint64_t smallest_budget(int32_t halves_apart) {
   rig_t rig;
-  const void *rows, *pool;
+  places_t places;
   unsigned long long needs = 0;
-  open_rig(&rig, 1, 0);
-  assert_int_equal(run_step(&rig, MOST, &rows, &pool), SLUICE_E_OVER_BUDGET);
+  open_rig(&rig, 1, 0, halves_apart);
+  assert_int_equal(run_step(&rig, MOST, halves_apart, &places), SLUICE_E_OVER_BUDGET);
   const char* text = strstr(last_message(), ") needs ");
   assert_non_null(text);
   assert_int_equal(sscanf(text, ") needs %llu", &needs), 1);
@@ -107,20 +123,23 @@ static answer_t answer_for(const rig_t* rig, int64_t tokens) {
 
 static int keeps_input(const answer_t* a) { return a->policy.restore_input == SLUICE_RESTORE_KEEP; }
 
-/* Where the largest batches cannot keep their rows the smallest do, in fewer chunks, and in the same block. */
-static void CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock(void** state) {
-  (void)state;
-  const uint64_t least = smallest_budget();
+/* Where the largest batches cannot keep their rows the smallest do, in fewer chunks, and in the same blocks. With
+ * halves apart there is room for the largest ones' rows too. */
+static void check_sizes(int32_t halves_apart) {
+  const uint64_t least = smallest_budget(halves_apart);
   int32_t num_unlike = 0;
   for (uint64_t more = 0; more < 5; ++more) {
     rig_t rig;
-    const void *rows = NULL, *pool = NULL, *block = NULL;
-    open_rig(&rig, least + more * MORE_BYTES, more == 4 ? least : 0);
+    places_t places, before = {0};
+    open_rig(&rig, least + more * MORE_BYTES, more == 4 ? least : 0, halves_apart);
     int32_t num_moved = 0;
     for (int32_t i = 0; i < ROUNDS; ++i) {
-      if (run_step(&rig, sizes[i % SIZES], &rows, &pool) != SLUICE_OK) fail_msg("%s", last_message());
-      if (i >= WARM) num_moved += rows != block;
-      block = rows;
+      if (run_step(&rig, sizes[i % SIZES], halves_apart, &places) != SLUICE_OK) fail_msg("%s", last_message());
+      if (i >= WARM) {
+        num_moved += places.rows != before.rows;
+        num_moved += memcmp(places.deferred, before.deferred, sizeof places.deferred) != 0;
+      }
+      before = places;
     }
     sluice_context_stats_t stats = {.struct_size = sizeof stats};
     assert_int_equal(sluice_context_get_stats(rig.context, 0, &stats), SLUICE_OK);
@@ -133,15 +152,27 @@ static void CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock(void** state) {
         large.policy.restore_pre_activation, MOST, small.num_chunks, small.policy.restore_input,
         small.policy.restore_pre_activation, MOST / 8, num_moved);
     assert_int_equal(num_moved, 0);
-    num_unlike += keeps_input(&small) && !keeps_input(&large) && small.num_chunks < large.num_chunks;
+    num_unlike += keeps_input(&small) && keeps_input(&large) == halves_apart && small.num_chunks < large.num_chunks;
     close_rig(&rig);
   }
   assert_true(num_unlike > 0);
 }
 
+static void CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock(void** state) {
+  (void)state;
+  check_sizes(0);
+}
+
+/* Gradient rows between the halves lie in blocks that serve the plans of all sizes, too. */
+static void CudaSizes_HalvesApart_EachHasItsPlanInTheSameBlocks(void** state) {
+  (void)state;
+  check_sizes(1);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock),
+      cmocka_unit_test(CudaSizes_HalvesApart_EachHasItsPlanInTheSameBlocks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,9 +52,16 @@ static sluice_status_t measure(const search_t* s, sluice_plan_data_t* plan) {
   return SLUICE_OK;
 }
 
+/* What the total lacks where another layer's steps are larger. */
+static uint64_t larger_steps(const search_t* s, const sluice_plan_data_t* plan) {
+  const uint64_t step = plan->bytes.step;
+  return (uint64_t)plan->inputs.max_outstanding * (sluice_max_u64(step, s->least.step) - step);
+}
+
 /* Last, as rows are kept by what the layer's own steps take. */
 static void count_larger_steps(const search_t* s, sluice_plan_data_t* plan) {
-  plan->bytes.total += (uint64_t)plan->inputs.max_outstanding * lift(&plan->bytes.step, s->least.step);
+  plan->bytes.total += larger_steps(s, plan);
+  (void)lift(&plan->bytes.step, s->least.step);
 }
 
 static int fits_host(const sluice_plan_data_t* plan) {
@@ -72,10 +79,8 @@ static int fits_room(const search_t* s, const sluice_plan_data_t* plan) {
 }
 
 static int fits(const search_t* s, const sluice_plan_data_t* plan) {
-  sluice_plan_data_t counted = *plan;
-  count_larger_steps(s, &counted);
-  return (plan->inputs.budget == 0 || counted.bytes.total <= plan->inputs.budget) && fits_host(plan) &&
-         fits_room(s, plan);
+  const uint64_t total = plan->bytes.total + larger_steps(s, plan);
+  return (plan->inputs.budget == 0 || total <= plan->inputs.budget) && fits_host(plan) && fits_room(s, plan);
 }
 
 /* What the problem says that others want, and `shared` by plans beside this one. */

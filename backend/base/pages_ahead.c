@@ -1,16 +1,11 @@
 #include "backend/base/pages_ahead.h"
 
-#include <errno.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include "backend/base/pages_rates.h"
 #include "backend/base/pages_there.h"
 #include "backend/base/processors.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14; headers may be older than the system */
-#endif
 
 /* Stopping waits for one: some milliseconds on a slow host. */
 static const uintptr_t PIECE = (uintptr_t)4 << 20;
@@ -18,46 +13,49 @@ static const uintptr_t PIECE = (uintptr_t)4 << 20;
 enum { SETTLED = 8 };
 
 void sluice_pages_ahead_init(sluice_pages_ahead_t* ahead) {
-  ahead->count = ahead->num_there = 0;
+  ahead->count = ahead->num_there = ahead->num_measured = 0;
   ahead->is_running = 0;
   atomic_init(&ahead->is_over, 0);
 }
 
-void sluice_pages_ahead_add(sluice_pages_ahead_t* ahead, const void* data, uint64_t bytes) {
-  if (data == NULL || bytes < SLUICE_PAGES_AHEAD_LEAST || ahead->count == SLUICE_PAGES_AHEAD_RANGES) return;
-  if (ahead->count == 0 && ahead->num_there == SETTLED) return;
+/* Few are measured in a pass, however many are due: they say much the same. */
+static void advise(sluice_pages_ahead_t* ahead, const void* data, uint64_t bytes) {
+  sluice_pages_range_t* advice = &ahead->advice[ahead->count];
+  *advice = sluice_pages_next(data, bytes, ahead->num_measured < SLUICE_PAGES_FIRST);
+  ahead->num_measured += advice->next == SLUICE_PAGES_MEASURE;
+  if (advice->next == SLUICE_PAGES_ASK_HUGE) sluice_pages_ask_huge(advice->begin, advice->end);
+}
+
+int sluice_pages_ahead_add(sluice_pages_ahead_t* ahead, const void* data, uint64_t bytes) {
+  if (data == NULL || bytes < SLUICE_PAGES_AHEAD_LEAST || ahead->count == SLUICE_PAGES_AHEAD_RANGES) return 0;
+  if (ahead->count == 0 && (ahead->num_there == SETTLED || sluice_processors_count() < 2)) return 0;
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
   const uintptr_t begin = ((uintptr_t)data + page - 1) & ~(page - 1);
   const uintptr_t end = ((uintptr_t)data + (uintptr_t)bytes) & ~(page - 1);
   if (sluice_pages_are_there(begin, end)) {
     ++ahead->num_there;
-    return;
+    return 0;
   }
+  advise(ahead, data, bytes);
   ahead->begin[ahead->count] = begin;
   ahead->end[ahead->count++] = end;
-}
-
-/* 0: the system cannot, or has no more; whoever writes will see. */
-static int bring(uintptr_t begin, uintptr_t end) {
-  while (madvise((void*)begin, end - begin, MADV_POPULATE_WRITE) != 0) {
-    if (errno != EINTR && errno != EAGAIN) return 0;
-  }
   return 1;
 }
 
 static void* run(void* data) {
   sluice_pages_ahead_t* ahead = data;
   for (int32_t i = 0; i < ahead->count; ++i) {
+    if (ahead->advice[i].next == SLUICE_PAGES_MEASURE) sluice_pages_measure(&ahead->advice[i], &ahead->is_over);
     for (uintptr_t at = ahead->begin[i]; at < ahead->end[i]; at += PIECE) {
       const uintptr_t next = ahead->end[i] - at < PIECE ? ahead->end[i] : at + PIECE;
-      if (atomic_load(&ahead->is_over) || !bring(at, next)) return NULL;
+      if (atomic_load(&ahead->is_over) || !sluice_pages_bring(at, next)) return NULL;
     }
   }
   return NULL;
 }
 
 void sluice_pages_ahead_start(sluice_pages_ahead_t* ahead) {
-  if (ahead->count == 0 || sluice_processors_count() < 2) return;
+  if (ahead->count == 0) return;
   sigset_t all, before;
   sigfillset(&all); /* the host's handlers run in the host's threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);

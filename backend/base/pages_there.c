@@ -1,7 +1,12 @@
 #include "backend/base/pages_there.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* headers may be older than the system */
+#endif
 
 enum { FEW = 2, MANY = 8 }; /* places; each is a call of the system */
 static const uintptr_t LARGE = (uintptr_t)4 << 20;
@@ -16,4 +21,11 @@ int sluice_pages_are_there(uintptr_t begin, uintptr_t end) {
     found += mincore(at, page, &state) == 0 && (state & 1) != 0;
   }
   return found > places / 2;
+}
+
+int sluice_pages_bring(uintptr_t begin, uintptr_t end) {
+  while (madvise((void*)begin, end - begin, MADV_POPULATE_WRITE) != 0) {
+    if (errno != EINTR && errno != EAGAIN) return 0;
+  }
+  return 1;
 }

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -17,6 +18,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/pages_ahead.h"
+#include "backend/base/pages_rates.h"
 #include "backend/base/processors.h"
 
 enum { MIB = 1 << 20, BYTES = 32 * MIB };
@@ -176,9 +178,8 @@ static void Ahead_OneCore_LeavesItToTheCaller(void** state) {
   unsigned char* data = fresh();
   sluice_pages_ahead_t ahead;
   sluice_pages_ahead_init(&ahead);
-  sluice_pages_ahead_add(&ahead, data, BYTES);
+  assert_false(sluice_pages_ahead_add(&ahead, data, BYTES)); /* the caller measures it, where it is due */
   sluice_pages_ahead_start(&ahead);
-  assert_int_equal(ahead.count, 1);
   assert_false(ahead.is_running);
   sluice_pages_ahead_stop(&ahead);
   assert_int_equal(pages_there(data), 0);
@@ -188,23 +189,52 @@ static void Ahead_OneCore_LeavesItToTheCaller(void** state) {
 
 static void Ahead_MoreRangesThanThereIsRoom_LeavesTheRest(void** state) {
   (void)state;
+  skip_where_it_cannot();
   unsigned char* data = fresh();
   sluice_pages_ahead_t ahead;
   sluice_pages_ahead_init(&ahead);
-  for (int i = 0; i < SLUICE_PAGES_AHEAD_RANGES + 3; ++i) sluice_pages_ahead_add(&ahead, data, BYTES);
+  for (int i = 0; i < SLUICE_PAGES_AHEAD_RANGES + 3; ++i) {
+    assert_int_equal(sluice_pages_ahead_add(&ahead, data, BYTES), i < SLUICE_PAGES_AHEAD_RANGES);
+  }
   assert_int_equal(ahead.count, SLUICE_PAGES_AHEAD_RANGES);
+  assert_int_equal(ahead.num_measured, SLUICE_PAGES_FIRST);
   munmap(data, BYTES);
 }
 
+/* Half each way, by the thread: until the first four have been, and nothing that was stopped before counts. */
+static void Ahead_DueRanges_AreMeasuredByTheThread(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  int due = 0;
+  for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
+    unsigned char* data = fresh();
+    data[5] = 7;
+    sluice_pages_ahead_t ahead;
+    sluice_pages_ahead_init(&ahead);
+    assert_true(sluice_pages_ahead_add(&ahead, data, BYTES));
+    assert_int_equal(pages_there(data), 1); /* nothing yet */
+    due += ahead.advice[0].next == SLUICE_PAGES_MEASURE;
+    sluice_pages_ahead_start(&ahead);
+    if (i > 0) wait_for_all(data); /* the first is stopped at once: most likely before it has come to its end */
+    sluice_pages_ahead_stop(&ahead);
+    assert_int_equal(data[5], 7);
+    munmap(data, BYTES);
+  }
+  assert_in_range(due, SLUICE_PAGES_FIRST, SLUICE_PAGES_FIRST + 1);
+}
+
 int main(void) {
+  unsetenv("SLUICE_HUGE_PAGES");
+  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest),
+      cmocka_unit_test(Ahead_DueRanges_AreMeasuredByTheThread), /* before others measure */
       cmocka_unit_test(Ahead_FreshRange_ComesInBesideTheCallerUnchanged),
       cmocka_unit_test(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread),
       cmocka_unit_test(Ahead_ManySmallRanges_AllComeIn),
       cmocka_unit_test(Ahead_FirstOnesAreThere_OthersAreNotLookedAt),
       cmocka_unit_test(Ahead_Stopped_LetsTheMemoryGo),
       cmocka_unit_test(Ahead_OneCore_LeavesItToTheCaller),
-      cmocka_unit_test(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

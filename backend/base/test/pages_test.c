@@ -12,6 +12,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/pages.h"
+#include "backend/base/pages_rates.h"
 
 #define MIB ((uint64_t)1 << 20)
 

@@ -3,11 +3,11 @@
     .venv/bin/python -m integration_tests.benchmarks.first_step [--shapes gptoss mixtral deepseek] [--tokens 1024]
         [--layers 2] [--threads 1] [--runs 3] [--check] [--smoke]
 
-Each run is a process with an empty cache folder, and a second one that begins with what the first has kept. Steps are
-forward and backward of some experts blocks, gradients set to None before each. Settled: the median of the last steps.
-Also page faults, of the calling thread and of all. --check: exit code 1 where the median first step takes more than 1.5
-settled ones; counts, not seconds, are held by `bazel test //capi/test/layer:first_backward_test` and
-`//backend/gemm/auto/test:auto_race_test`.
+Each run is a process with an empty cache folder, a second one that begins with what the first has kept, and one of
+transformers' `grouped_mm`. Steps are forward and backward of some experts blocks, gradients set to None before each.
+Settled: the median of the last steps. Also page faults, of the calling thread and of all. --check: exit code 1 where
+the median first step takes more than 1.5 settled ones; counts, not seconds, are held by
+`bazel test //capi/test/layer:first_backward_test` and `//backend/gemm/auto/test:auto_race_test`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from integration_tests.benchmarks.measuring.stats import quartiles
 
 MOST = 1.5
 SETTLED = 5  # the last steps, which stand for settled ones
+STOCK = "grouped_mm"
 
 
 def faults() -> tuple[int, int]:
@@ -45,6 +46,8 @@ def run_steps(plan: dict[str, Any]) -> dict[str, Any]:
     dtype = getattr(torch, plan["dtype"])
     shape = SHAPES[plan["shape"]]
     blocks = [make_module(shape, dtype) for _ in range(plan["layers"])]
+    for block in blocks:
+        block.config._experts_implementation = plan.get("implementation", "sluice")
     rows = make_rows(shape, plan["tokens"], dtype)
     found: dict[str, list[Any]] = {"seconds": [], "own_faults": [], "all_faults": []}
     for _ in range(plan["steps"]):
@@ -70,23 +73,39 @@ def ask(plan: dict[str, Any], cache: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def first_and_settled(found: dict[str, Any]) -> list[float]:
+    """Seconds of the first step, and of a settled one."""
+    return [found["seconds"][0], quartiles(found["seconds"][-SETTLED:])["median"]]
+
+
 def over_settled(found: dict[str, Any]) -> float:
     """The first step in settled ones."""
-    return found["seconds"][0] / quartiles(found["seconds"][-SETTLED:])["median"]
+    first, settled = first_and_settled(found)
+    return first / settled
 
 
 def run_shape(plan: dict[str, Any], runs: int) -> dict[str, Any]:
     """All runs of one shape."""
-    firsts, seconds_ = [], []
+    firsts, seconds_, stock = [], [], []
+    of_stock = {**plan, "implementation": STOCK, "steps": min(plan["steps"], 1 + SETTLED)}  # it has nothing to settle
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as cache:
             firsts.append(ask(plan, cache))
             seconds_.append(ask(plan, cache))
+            stock.append(ask(of_stock, cache))
     line = {"plan": plan, "first": [over_settled(found) for found in firsts]}
     line["with_kept_choices"] = [over_settled(found) for found in seconds_]
+    line["seconds"] = [first_and_settled(found) for found in firsts]
+    line["stock_seconds"] = [first_and_settled(found) for found in stock]
     for name in ("own_faults", "all_faults"):
         line[name] = [firsts[0][name][0], firsts[0][name][-1]]  # of a first step, and of a settled one
     return line
+
+
+def of_columns(pairs: list[list[float]]) -> str:
+    """Medians of first and settled seconds in words."""
+    first, settled = (quartiles(list(column))["median"] for column in zip(*pairs, strict=True))
+    return f"{first:.2f} s, {settled:.2f} settled"
 
 
 def show(line: dict[str, Any]) -> str:
@@ -95,7 +114,8 @@ def show(line: dict[str, Any]) -> str:
     own, every = line["own_faults"], line["all_faults"]
     return (
         f"{line['plan']['shape']:>9} T {line['plan']['tokens']}, {line['plan']['threads']} threads: first step "
-        f"{first:.2f} settled ones, with kept choices {kept:.2f}; page faults of the calling thread {own[0]} and "
+        f"{first:.2f} settled ones ({of_columns(line['seconds'])}; {STOCK}: {of_columns(line['stock_seconds'])}), "
+        f"with kept choices {kept:.2f}; page faults of the calling thread {own[0]} and "
         f"{own[1]} settled, of all threads {every[0]} and {every[1]}"
     )
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from integration_tests.benchmarks.scenarios import scenarios, scenarios_drawn, scenarios_priced
+from integration_tests.benchmarks.scenarios import scenarios, scenarios_drawn, scenarios_page, scenarios_priced
 from integration_tests.benchmarks.scenarios.scenarios_priced import Choice, Priced, made_up
 
 RANKS = 2
@@ -95,6 +95,33 @@ def test_Scenarios_Marks_AreNamedWhereTheyAreMissed():
         "adaptive over the best fixed pair, p90",
         "gain over the list's pair, kept",
     ]
+
+
+def test_Page_TablesOfMeasuredScenarios_AreThoseOfTheRecords():
+    (found,) = scenarios_page.BETWEEN.findall(scenarios_page.PAGE.read_text())
+    assert found == scenarios_page.tables(), "run scenarios_page"
+
+
+def test_Page_RecordsOfTwoLinks_AreOneTable():
+    def line(link, kind, fixed, of_list):
+        ratios = {"best fixed": fixed, "list's pair": of_list, "unsplit": None}
+        return {"link": link, "kind": kind, "over_adaptive": ratios}
+
+    def record(lines, measured, simulated):
+        gain = {"kept": {"measured": measured, "simulated": simulated}}
+        return {"lines": lines, "summary": {"gain": gain}}
+
+    several = [line("none", "kept", 1.0, 1.2), line("none", "kept", 0.9, 1.0), line("none", "kept", 1.0, 1.1)]
+    first = record(several, 1.1, 1.05)
+    second = record([line("1gbit", "kept", 1.25, 1.3)], 1.3, 1.2)
+    text = scenarios_page.table("Some", [first, second]).splitlines()
+    assert text[0] == "Some, 4 runs over none, 1gbit:"
+    assert text[2].endswith("| kept (4 runs) |")
+    assert text[4] == "| the best one pair of the run | 1.03 [0.90, 1.25] |"
+    assert not any("unsplit" in row for row in text)
+    said = " ".join(text[text.index("", 4) :])
+    assert "1.000 in the median, 1.111 at the 90th percentile (**missed**), 1.111 at worst (**missed**)." in said
+    assert said.endswith("kept 0.147 of 0.086.")  # 1.1^3 * 1.3 and 1.05^3 * 1.2, to the power of a quarter
 
 
 @pytest.mark.timeout(900)

@@ -74,10 +74,10 @@ void sluice_pages_ask_huge(uintptr_t begin, uintptr_t end) {
 }
 
 /* What pages have taken, of those that were fresh. */
-typedef struct tally_s {
+typedef struct cost_s {
   double seconds;
   uintptr_t bytes;
-} tally_t;
+} cost_t;
 
 /* On systems that cannot bring them in: by writing what they hold. */
 static void touch(uintptr_t begin, uintptr_t end) {
@@ -85,7 +85,7 @@ static void touch(uintptr_t begin, uintptr_t end) {
   for (uintptr_t at = begin; at < end; at += page) __atomic_fetch_or((unsigned char*)at, 0, __ATOMIC_RELAXED);
 }
 
-static void bring(tally_t* tally, uintptr_t begin, uintptr_t end, int is_alone) {
+static void bring(cost_t* cost, uintptr_t begin, uintptr_t end, int is_alone) {
   const int is_fresh = !sluice_pages_are_there(begin, end);
   const uint64_t start = sluice_now_ns();
   if (!sluice_pages_bring(begin, end)) {
@@ -93,25 +93,25 @@ static void bring(tally_t* tally, uintptr_t begin, uintptr_t end, int is_alone) 
     touch(begin, end);
   }
   if (!is_fresh) return;
-  tally->seconds += sluice_seconds(sluice_now_ns() - start);
-  tally->bytes += end - begin;
+  cost->seconds += sluice_seconds(sluice_now_ns() - start);
+  cost->bytes += end - begin;
 }
 
 static int is_set(const atomic_int* is_over) { return is_over != NULL && atomic_load(is_over); }
 
 /* A piece at a time; where they end. */
-static uintptr_t bring_pieces(tally_t* tally, uintptr_t begin, uintptr_t end, int huge, double most_seconds,
+static uintptr_t bring_pieces(cost_t* cost, uintptr_t begin, uintptr_t end, int huge, double most_seconds,
                               const atomic_int* is_over) {
-  while (begin < end && tally->seconds <= most_seconds && !is_set(is_over)) {
+  while (begin < end && cost->seconds <= most_seconds && !is_set(is_over)) {
     const uintptr_t next = end - begin < PIECE ? end : begin + PIECE;
     if (huge) sluice_pages_ask_huge(begin, next);
-    bring(tally, begin, next, is_over == NULL);
+    bring(cost, begin, next, is_over == NULL);
     begin = next;
   }
   return begin;
 }
 
-static void note(uintptr_t begin, uintptr_t end, uintptr_t done, const tally_t* small, const tally_t* huge) {
+static void note(uintptr_t begin, uintptr_t end, uintptr_t done, const cost_t* small, const cost_t* huge) {
   const double took[SLUICE_PAGES_WAYS] = {small->seconds / (double)small->bytes, huge->seconds / (double)huge->bytes};
   pthread_mutex_lock(&mutex);
   sluice_pages_rate_t* rate = sluice_pages_rate_of(&rates, end - begin);
@@ -127,7 +127,7 @@ void sluice_pages_measure(const sluice_pages_range_t* range, const atomic_int* i
   const int before = errno;
   uintptr_t each = ((range->end - range->begin) / 2) & ~(HUGE_PAGE - 1);
   if (each > MOST_MEASURED) each = MOST_MEASURED;
-  tally_t small = {0}, huge = {0};
+  cost_t small = {0}, huge = {0};
   const uintptr_t middle = range->begin + each, most = middle + each;
   uintptr_t done = bring_pieces(&small, range->begin, middle, 0, INFINITY, is_over);
   if (done == middle) done = bring_pieces(&huge, middle, most, 1, TOO_SLOW * small.seconds, is_over);

@@ -21,8 +21,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "..", "..", "third_party", "test"))
 from fork_server import ForkServer  # noqa: E402
 
-# What every job imports: torch itself, and what its first backward and its checkpoints import.
-IMPORTS = ["torch", "torch.distributed", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"]
+# What every job imports: torch itself, what its first backward and its checkpoints import, and the adapter.
+IMPORTS = [
+    *("torch", "torch.distributed", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"),
+    "sluice.adapters.torch",
+]
 
 _server = None
 

@@ -55,7 +55,10 @@ static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
   assert_true(w->num_decisions[0] >= 4 && most >= 6 * least);
   for (int32_t r = 0; r < 2; ++r) { /* on all ranks alike, since from the same reports */
     const sluice_tuner_stats_t* s = &w->stats[r];
-    assert_true(s->num_switches > 4 && s->switch_seconds > 0 && s->switch_seconds < s->total_seconds);
+    /* Where the machine was slow when what a choice usually takes was learnt, first passes are shorter than that: their
+     * sum has no sure sign by a real clock. By made-up times search_test holds it. */
+    assert_true(s->num_switches > 4);
+    assert_true(s->switch_seconds != 0 && s->switch_seconds < s->total_seconds);
     assert_true(s->switch_seconds == w->stats[0].switch_seconds && s->num_switches == w->stats[0].num_switches);
     assert_true(s->one_valley == w->stats[0].one_valley && s->not_one_valley == w->stats[0].not_one_valley);
   }

@@ -201,6 +201,27 @@ static void Ahead_MoreRangesThanThereIsRoom_LeavesTheRest(void** state) {
   munmap(data, BYTES);
 }
 
+/* Half of small pages that somebody has written already: there is nothing to compare, and the next is still due. */
+static void Ahead_WhatOthersHaveWritten_SaysNothing(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
+    unsigned char* whole = mmap(NULL, BYTES + 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(whole != MAP_FAILED);
+    (void)madvise(whole, BYTES + 2 * MIB, MADV_NOHUGEPAGE);
+    unsigned char* data = whole + (2 * MIB - (uintptr_t)whole % (2 * MIB)); /* whole huge pages */
+    memset(data, 1, BYTES / 2);
+    sluice_pages_ahead_t ahead;
+    sluice_pages_ahead_init(&ahead);
+    assert_true(sluice_pages_ahead_add(&ahead, data, BYTES));
+    assert_int_equal(ahead.num_measured, 1);
+    sluice_pages_ahead_start(&ahead);
+    wait_for_all(data);
+    sluice_pages_ahead_stop(&ahead);
+    munmap(whole, BYTES + 2 * MIB);
+  }
+}
+
 /* Half each way, by the thread: until the first four have been, and nothing that was stopped before counts. */
 static void Ahead_DueRanges_AreMeasuredByTheThread(void** state) {
   (void)state;
@@ -228,6 +249,7 @@ int main(void) {
   setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest),
+      cmocka_unit_test(Ahead_WhatOthersHaveWritten_SaysNothing),
       cmocka_unit_test(Ahead_DueRanges_AreMeasuredByTheThread), /* before others measure */
       cmocka_unit_test(Ahead_FreshRange_ComesInBesideTheCallerUnchanged),
       cmocka_unit_test(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread),

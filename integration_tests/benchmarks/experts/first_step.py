@@ -6,8 +6,9 @@
 Each run is a process with an empty cache folder, a second one that begins with what the first has kept, and one of
 transformers' `grouped_mm`. Steps are forward and backward of some experts blocks, gradients set to None before each.
 Settled: the median of the last steps. Also page faults, of the calling thread and of all. --check: exit code 1 where
-the median first step takes more than 1.5 settled ones; counts, not seconds, are held by
-`bazel test //capi/test/layer:first_backward_test` and `//backend/gemm/auto/test:auto_race_test`.
+the median first step takes more than 1.5 settled ones; counts, not seconds, are held by `bazel test
+//capi/test/layer:first_backward_test //capi/test/layer:first_backward_measured_test
+//backend/gemm/auto/test:auto_race_test`.
 """
 
 from __future__ import annotations

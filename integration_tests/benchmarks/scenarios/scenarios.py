@@ -148,16 +148,26 @@ def brief(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def over_best_fixed(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """What adaptive takes of each scenario's best fixed pair, by the names of MARKS."""
+    beside = sorted(1 / line["over_adaptive"]["best fixed"] for line in lines)
+    return {
+        "median": statistics.median(beside),
+        "p90": beside[min(len(beside) - 1, int(0.9 * len(beside)))],
+        "worst": beside[-1],
+    }
+
+
+def gains_too_little(gain: dict[str, float]) -> bool:
+    """Whether what is measured over the list's pair is less than it must be of what is simulated."""
+    return gain["measured"] - 1 < LEAST_OF_GAIN * (gain["simulated"] - 1)
+
+
 def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Adaptive over each scenario's best fixed pair; what others take over adaptive; measured gain over simulated."""
-    beside = sorted(1 / line["over_adaptive"]["best fixed"] for line in lines)
     found: dict[str, Any] = {
         "scenarios": len(lines),
-        "over_best_fixed": {
-            "median": statistics.median(beside),
-            "p90": beside[min(len(beside) - 1, int(0.9 * len(beside)))],
-            "worst": beside[-1],
-        },
+        "over_best_fixed": over_best_fixed(lines),
         "over_adaptive": gains(lines),
         "gain": {},
     }
@@ -181,7 +191,7 @@ def missed(found: dict[str, Any]) -> list[str]:
         if found["over_best_fixed"][name] > most
     ]
     for kind, gain in found["gain"].items():
-        if gain["measured"] - 1 < LEAST_OF_GAIN * (gain["simulated"] - 1):
+        if gains_too_little(gain):
             short.append(
                 f"gain over the list's pair, {kind}: {gain['measured']:.3f}, simulated {gain['simulated']:.3f}"
             )

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from integration_tests.benchmarks.measuring import records
-from integration_tests.benchmarks.scenarios.scenarios import LEAST_OF_GAIN, MARKS, gains
+from integration_tests.benchmarks.scenarios.scenarios import MARKS, gains, gains_too_little, over_best_fixed
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "tuner.md"
 TABLES = {  # by what is said of them
@@ -27,6 +26,7 @@ TABLES = {  # by what is said of them
 BEGIN, END = "<!-- measured scenarios: written by scenarios_page -->", "<!-- end of measured scenarios -->"
 BETWEEN = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?=\n{re.escape(END)})", re.DOTALL)
 COLUMNS = 100
+MISSED = " (**missed**)"
 KINDS = ("kept", "reuse", "budget")
 SIDES = {
     "best fixed": "the best one pair of the run",
@@ -49,22 +49,17 @@ def lines_of(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def marks(lines: Sequence[Mapping[str, Any]]) -> str:
+def marks(lines: list[dict[str, Any]]) -> str:
     """Adaptive over each run's best pair, beside what is wanted."""
-    ratios = sorted(1 / line["over_adaptive"]["best fixed"] for line in lines)
-    reached = {
-        "median": statistics.median(ratios),
-        "p90": ratios[min(len(ratios) - 1, int(0.9 * len(ratios)))],
-        "worst": ratios[-1],
-    }
     words = {"median": "in the median", "p90": "at the 90th percentile", "worst": "at worst"}
     told = (
-        f"{value:.3f} {words[name]}{' (**missed**)' if value > MARKS[name] else ''}" for name, value in reached.items()
+        f"{value:.3f} {words[name]}{MISSED if value > MARKS[name] else ''}"
+        for name, value in over_best_fixed(lines).items()
     )
     return f"Of a run's best pair `adaptive` takes {', '.join(told)}."
 
 
-def gain(found: Sequence[Mapping[str, Any]], kind: str) -> tuple[float, float] | None:
+def gain(found: Sequence[Mapping[str, Any]], kind: str) -> dict[str, float] | None:
     """Of the list's pair over adaptive, measured and simulated: the mean of records, each by its runs."""
     parts = []
     for record in found:
@@ -74,19 +69,18 @@ def gain(found: Sequence[Mapping[str, Any]], kind: str) -> tuple[float, float] |
     if not parts:
         return None
     total = sum(count for count, _ in parts)
-    measured, simulated = (
-        math.exp(sum(count * math.log(each[what]) for count, each in parts) / total)
+    return {
+        what: math.exp(sum(count * math.log(each[what]) for count, each in parts) / total)
         for what in ("measured", "simulated")
-    )
-    return measured, simulated
+    }
 
 
 def gained(found: Sequence[Mapping[str, Any]]) -> str:
+    """The gain of each kind in words."""
     every = {kind: both for kind in KINDS if (both := gain(found, kind)) is not None}
     told = (
-        f"{kind} {measured - 1:.3f} of {said - 1:.3f}"
-        f"{' (**missed**)' if measured - 1 < LEAST_OF_GAIN * (said - 1) else ''}"
-        for kind, (measured, said) in every.items()
+        f"{kind} {both['measured'] - 1:.3f} of {both['simulated'] - 1:.3f}{MISSED if gains_too_little(both) else ''}"
+        for kind, both in every.items()
     )
     return f"Gain over the list's pair, of the simulated one: {', '.join(told)}."
 

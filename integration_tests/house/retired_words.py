@@ -96,8 +96,15 @@ def _forms(row):
     return re.compile(found)
 
 
-PATTERNS = [(row, _forms(row), re.compile(row.allowed, re.IGNORECASE)) for row in WORDS]
-ANY = re.compile("|".join(f"(?:{row.word})" for row in WORDS), re.IGNORECASE)  # few lines have one
+def _stem(word):
+    """Letters that every name of a pattern has: a search for them takes a hundredth of the pattern's time."""
+    plain, before = word, None
+    while plain != before:
+        plain, before = re.sub(r"\([^()]*\)[?]?", "|", plain), plain
+    return max(re.findall("[a-z_ ]+", re.sub(r"[a-z_]\?|\\W", "|", plain)), key=len)
+
+
+PATTERNS = [(row, _stem(row.word), _forms(row), re.compile(row.allowed, re.IGNORECASE)) for row in WORDS]
 
 
 def _whole(line, match):
@@ -118,10 +125,13 @@ def _is_member(line, match):
 
 def found(text):
     """(line, name, what to say instead) of each retired word in a text."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not ANY.search(line):
-            continue
-        for row, pattern, allowed in PATTERNS:
+    in_small = text.lower()
+    patterns = [each for each in PATTERNS if each[1] in in_small]
+    for number, line in enumerate(text.splitlines() if patterns else [], 1):
+        in_small = line.lower()
+        for row, stem, pattern, allowed in patterns:
+            if stem not in in_small:
+                continue
             for match in pattern.finditer(line):
                 name = _whole(line, match)
                 is_alone = name.lower() == match.group().lower()

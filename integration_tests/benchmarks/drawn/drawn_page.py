@@ -1,8 +1,8 @@
-"""Writes the table of the worst drawn cells into docs/benchmarks/experts.md, from the record of drawn.py.
+"""Writes the tables of the worst drawn cells into docs/benchmarks/experts.md, from the records of drawn.py.
 
     .venv/bin/python -m integration_tests.benchmarks.drawn_page
 
-A house test compares page and record.
+A house test compares page and records.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from integration_tests.benchmarks.drawn.drawn import LEAST, WORST
 from integration_tests.benchmarks.measuring import records
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "experts.md"
-RECORD = records.FOLDER / "drawn.json"
 BEGIN, END = "<!-- worst cells: written by drawn_page -->", "<!-- end of worst cells -->"
-NOTHING = "No record is committed yet."
 BETWEEN = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?=\n{re.escape(END)})", re.DOTALL)
 BESIDE = {"of_grouped_mm": "times as fast as `grouped_mm`", "of_dense": "share of the dense product"}
+# Of each record, the ratios that have a table: torch's bf16 GEMMs of the second run in plain loops.
+RECORDS = {"drawn.json": tuple(BESIDE), "drawn-bfloat16.json": ("of_grouped_mm",)}
 
 
-def tables(record: Mapping[str, Any] | None) -> str:
-    """What stands between the marks. None: there is no record."""
-    if record is None:
-        return NOTHING
+def tables(record: Mapping[str, Any], ratios: Sequence[str] = tuple(BESIDE)) -> str:
+    """A line of all cells of a record, and the worst by each of the ratios."""
     every = records.rows_of(record["cells"])
     cells = [cell for cell in every if "of_grouped_mm" in cell]
     medians = sorted(cell["of_grouped_mm"]["median"] for cell in cells)
@@ -37,8 +35,8 @@ def tables(record: Mapping[str, Any] | None) -> str:
         f"`grouped_mm`; {below} stayed",
         f"below {LEAST} in all tries (bold), and {len(every) - len(cells)} an implementation refused.",
     ]
-    for key, words in BESIDE.items():
-        lines += ["", f"| {words} | cell |", "|---|---|", *_rows(cells, key)]
+    for key in ratios:
+        lines += ["", f"| {BESIDE[key]} | cell |", "|---|---|", *_rows(cells, key)]
     return "\n".join(lines)
 
 
@@ -52,13 +50,15 @@ def _rows(cells: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     return rows
 
 
-def record() -> dict[str, Any] | None:
-    return json.loads(RECORD.read_text()) if RECORD.exists() else None
+def text() -> str:
+    """What stands between the marks."""
+    read = ((json.loads((records.FOLDER / name).read_text()), ratios) for name, ratios in RECORDS.items())
+    return "\n\n".join(tables(record, ratios) for record, ratios in read)
 
 
 def main() -> None:
-    text = PAGE.read_text()
-    PAGE.write_text(BETWEEN.sub(lambda _: tables(record()), text))
+    page = PAGE.read_text()
+    PAGE.write_text(BETWEEN.sub(lambda _: text(), page))
 
 
 if __name__ == "__main__":

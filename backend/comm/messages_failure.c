@@ -75,11 +75,12 @@ void sluice_messages_hear(sluice_messages_t* m, int32_t peer, const sluice_frame
     pthread_cond_broadcast(&m->changed);
     pthread_mutex_unlock(&m->mutex);
   } else if (frame->kind == SLUICE_FRAME_LOST) {
-    /* Who gives up because of this rank is itself what this rank has lost. */
+    /* Who gives up because of this rank is itself what this rank has lost. The others lose this one all the same: they
+     * hear it from both, in any order. */
     const int is_third = frame->tag < world_size && frame->tag != (uint64_t)rank;
     const int32_t culprit = is_third ? (int32_t)frame->tag : peer;
     (void)sluice_messages_record_loss(m, culprit, 0, culprit == peer ? "it gave up" : "another rank said so");
-    sluice_messages_fail(m, culprit);
+    sluice_messages_fail(m, frame->tag == (uint64_t)rank ? rank : culprit);
   } else {
     (void)SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, rank, peer,
                            "rank %d got a frame of kind %#x from rank %d, which no endpoint sends; please report it",

@@ -1,4 +1,4 @@
-/* Waits for messages over a wire that carries none. */
+/* Waits for messages over a wire that carries none, and what an endpoint says of ranks that give up. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +20,7 @@
 typedef struct wire_s {
   sluice_wire_t base;
   atomic_int is_failing, may_end;
+  int32_t culprit; /* that the others are told */
 } wire_t;
 
 static void pause_1ms(void) {
@@ -29,8 +30,8 @@ static void pause_1ms(void) {
 
 static void wire_send(sluice_wire_t* wire, sluice_outgoing_t* outgoing) { (void)wire, (void)outgoing; }
 static void wire_fail(sluice_wire_t* wire, int32_t culprit) {
-  (void)culprit;
   wire_t* w = (wire_t*)wire;
+  w->culprit = culprit;
   atomic_store(&w->is_failing, 1);
   while (!atomic_load(&w->may_end)) pause_1ms();
 }
@@ -38,7 +39,7 @@ static void wire_close(sluice_wire_t* wire, int32_t is_orderly) { (void)wire, (v
 
 static const sluice_wire_vtable_t wire_vtable = {.send = wire_send, .fail = wire_fail, .close = wire_close};
 
-/* ---- a communicator that opens it; the other rank is a mirror ---------------------------------------------------- */
+/* ---- a communicator that opens it; the other ranks are mirrors ---------------------------------------------------- */
 
 typedef struct mirror_s {
   sluice_comm_t base;
@@ -48,7 +49,7 @@ typedef struct mirror_s {
 static void mirror_destroy(sluice_comm_t* comm) { (void)comm; }
 static sluice_status_t mirror_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                     sluice_comm_request_t** out_request) {
-  memcpy(exchange->recv[1], exchange->send[1], exchange->send_bytes[1]);
+  for (int32_t r = 1; r < comm->world_size; ++r) memcpy(exchange->recv[r], exchange->send[r], exchange->send_bytes[r]);
   *out_request = (sluice_comm_request_t*)(void*)comm;
   return SLUICE_OK;
 }
@@ -70,11 +71,11 @@ static const sluice_comm_vtable_t mirror_vtable = {.destroy = mirror_destroy,
                                                    .abort = mirror_abort,
                                                    .messages_open = mirror_open};
 
-static void mirror_init(mirror_t* mirror, uint64_t timeout_ns) {
+static void mirror_init(mirror_t* mirror, int32_t world_size, uint64_t timeout_ns) {
   sluice_comm_config_t config;
   *mirror = (mirror_t){.wire.base.vtable = &wire_vtable};
   sluice_comm_config_init(&config, sizeof config);
-  config.world_size = 2;
+  config.world_size = world_size;
   config.timeout_ns = timeout_ns;
   sluice_comm_init_base(&mirror->base, &mirror_vtable, "mirror", &config);
 }
@@ -100,7 +101,7 @@ static void late_while_another_failure_is_under_way(void** state) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
   pthread_t aborter, ender;
-  mirror_init(&mirror, 50 * MS);
+  mirror_init(&mirror, 2, 50 * MS);
   assert_int_equal(sluice_messages_open(&mirror.base, NULL, &m), SLUICE_OK);
   assert_int_equal(sluice_messages_receive(m, 1, 1, 1, NULL), SLUICE_OK);
   assert_int_equal(pthread_create(&aborter, NULL, abort_it, m), 0);
@@ -113,9 +114,43 @@ static void late_while_another_failure_is_under_way(void** state) {
   sluice_comm_release(&mirror.base);
 }
 
+/* Rank 1 of three gives up. What the others are told is the same, whoever is faster. */
+static void one_gives_up(uint64_t because_of, int32_t lost, int32_t told) {
+  mirror_t mirror;
+  sluice_messages_t* m;
+  sluice_message_completion_t c;
+  const sluice_frame_t frame = {.kind = SLUICE_FRAME_LOST, .tag = because_of};
+  sluice_error_info_t why;
+  mirror_init(&mirror, 3, 50 * MS);
+  atomic_store(&mirror.wire.may_end, 1);
+  assert_int_equal(sluice_messages_open(&mirror.base, NULL, &m), SLUICE_OK);
+  sluice_messages_hear(m, 1, &frame);
+  assert_int_equal(sluice_messages_next(m, 0, &c), SLUICE_E_PEER_LOST);
+  sluice_error_capture(&why);
+  assert_int_equal(why.peer, lost);
+  assert_int_equal(mirror.wire.culprit, told);
+  sluice_messages_close(m);
+  sluice_comm_release(&mirror.base);
+}
+static void gives_up_because_of_a_third(void** state) {
+  (void)state;
+  one_gives_up(2, 2, 2);
+}
+static void gives_up_because_of_this_one(void** state) {
+  (void)state;
+  one_gives_up(0, 1, 0);
+}
+static void gives_up_because_of_itself(void** state) {
+  (void)state;
+  one_gives_up(1, 1, 1);
+}
+
 int main(void) {
   static const struct CMUnitTest tests[] = {
       {"Wait_DueWhileAnotherFailureIsUnderWay_ReturnsThatOne", late_while_another_failure_is_under_way},
+      {"Lost_BecauseOfAThird_IsThatOneForAll", gives_up_because_of_a_third},
+      {"Lost_BecauseOfThisRank_ThisOneHasLostItsPeerAndOthersThisOne", gives_up_because_of_this_one},
+      {"Lost_BecauseOfItself_IsThatOneForAll", gives_up_because_of_itself},
   };
   return cmocka_run_group_tests_name("messages_wait", tests, NULL, NULL);
 }

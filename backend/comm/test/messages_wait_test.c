@@ -39,7 +39,7 @@ static void wire_close(sluice_wire_t* wire, int32_t is_orderly) { (void)wire, (v
 
 static const sluice_wire_vtable_t wire_vtable = {.send = wire_send, .fail = wire_fail, .close = wire_close};
 
-/* ---- a communicator that opens it; the other ranks are mirrors ---------------------------------------------------- */
+/* ---- a communicator that opens it; the other ranks are mirrors --------------------------------------------------- */
 
 typedef struct mirror_s {
   sluice_comm_t base;

@@ -29,5 +29,7 @@ typedef struct cts_transport_s {
 
 /* Runs every case at each of the world sizes under cmocka; returns the number of failures. Call once per process. */
 int cts_comm_suite_run(const cts_transport_t* transport, const int32_t* world_sizes, int32_t num_world_sizes);
+/* The same as a program: its arguments are the world sizes, two ranks where there are none. */
+int cts_comm_suite_main(const cts_transport_t* transport, int argc, char** argv);
 
 #endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_ */

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -138,4 +139,11 @@ int cts_comm_suite_run(const cts_transport_t* transport, const int32_t* world_si
     }
   }
   return _cmocka_run_group_tests(transport->name, tests, n, NULL, NULL);
+}
+
+int cts_comm_suite_main(const cts_transport_t* transport, int argc, char** argv) {
+  int32_t world_sizes[MAX_WORLD_SIZE] = {2};
+  int32_t n = 0;
+  for (int i = 1; i < argc && n < MAX_WORLD_SIZE; ++i) world_sizes[n++] = (int32_t)strtol(argv[i], NULL, 10);
+  return cts_comm_suite_run(transport, world_sizes, n > 0 ? n : 1);
 }

@@ -15,12 +15,11 @@ static sluice_status_t create(void* shared, const sluice_comm_config_t* config, 
   return status;
 }
 
-int main(void) {
-  static const int32_t world_sizes[] = {1, 2, 3};
+int main(int argc, char** argv) {
   static const cts_transport_t transport = {.name = "fake",
                                             .no_messages = "it fails exchanges on command, and nothing else",
                                             .open = open_group,
                                             .close = close_group,
                                             .create = create};
-  return cts_comm_suite_run(&transport, world_sizes, 3);
+  return cts_comm_suite_main(&transport, argc, argv);
 }

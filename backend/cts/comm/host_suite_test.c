@@ -101,8 +101,8 @@ static sluice_status_t create(void* opaque, const sluice_comm_config_t* config, 
 }
 
 int main(int argc, char** argv) {
-  static const int32_t world_sizes[] = {1, 2, 3, 4};
-  has_mailbox = argc < 2 || strcmp(argv[1], "tcp") != 0;
+  const int is_tcp = argc > 1 && strcmp(argv[1], "tcp") == 0;
+  has_mailbox = !is_tcp;
   static const cts_transport_t transport = {.name = "host", .open = open_group, .close = close_group, .create = create};
-  return cts_comm_suite_run(&transport, world_sizes, 4);
+  return cts_comm_suite_main(&transport, argc - is_tcp, argv + is_tcp);
 }

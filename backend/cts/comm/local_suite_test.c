@@ -9,9 +9,8 @@ static sluice_status_t create(void* shared, const sluice_comm_config_t* config, 
   return sluice_comm_create_local(shared, config, out_comm);
 }
 
-int main(void) {
-  static const int32_t world_sizes[] = {1, 2, 3, 4};
+int main(int argc, char** argv) {
   static const cts_transport_t transport = {
       .name = "local", .open = open_group, .close = close_group, .create = create};
-  return cts_comm_suite_run(&transport, world_sizes, 4);
+  return cts_comm_suite_main(&transport, argc, argv);
 }

@@ -83,9 +83,7 @@ static sluice_status_t create(void* opaque, const sluice_comm_config_t* config, 
   return sluice_nccl_comm_create(&options, config, out_comm);
 }
 
-int main(void) {
-  static const int32_t world_sizes[] = {2, 3, 1, 4};
-  const int is_full = getenv("SLUICE_FULL") != NULL; /* most of the time is deadlines that are waited for */
+int main(int argc, char** argv) {
   static const cts_exception_t cannot[] = {
       {"Wait_LateRank_WarnsAndSucceeds", "NCCL does not say whose message is missing; notes are read at the deadline"},
       {"Exchange_MoreSentThanExpected_IsInternalNamingIt", "NCCL matches messages by order, not by size"},
@@ -99,7 +97,7 @@ int main(void) {
   static const cts_transport_t transport = {
       .cannot = cannot, .name = "nccl", .open = open_group, .close = close_group, .create = create};
   sluice_fake_cuda_reset();
-  int failed = cts_comm_suite_run(&transport, world_sizes, is_full ? 4 : 2);
+  int failed = cts_comm_suite_main(&transport, argc, argv);
   char live[200];
   if (sluice_fake_cuda_live(live, sizeof live) != 0 || sluice_fake_nccl_live() != 0) {
     printf("left: %s, %lld communicators\n", live, (long long)sluice_fake_nccl_live());

@@ -14,8 +14,7 @@ static sluice_status_t create(void* shared, const sluice_comm_config_t* config, 
   return status;
 }
 
-int main(void) {
-  static const int32_t world_sizes[] = {1, 2, 3, 4};
+int main(int argc, char** argv) {
   static const cts_transport_t transport = {.name = "tcp", .open = open_group, .close = close_group, .create = create};
-  return cts_comm_suite_run(&transport, world_sizes, 4);
+  return cts_comm_suite_main(&transport, argc, argv);
 }

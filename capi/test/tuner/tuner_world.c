@@ -189,7 +189,7 @@ static sluice_status_t run_steps(rank_t* r) {
   static const int64_t sizes[] = {256, 32, 128, 64};
   const int32_t cycle = w->changes == 1 ? 3 : 4;
   const int32_t most = w->waits ? 3 * w->steps : w->steps;
-  for (int32_t step = 0; step < w->steps || (step < most && !w->settled[r->rank]); ++step) {
+  for (int32_t step = 0; step < w->steps || (step < most && w->settled[r->rank] < w->waits); ++step) {
     int64_t count = w->changes > 0 ? sizes[step / w->changes % cycle] : w->grows && step < w->steps / 2 ? 32 : 128;
     if (w->empty == r->rank + 1 && step % 2) count = 0;
     if (w->replaces > 0 && step % w->replaces == w->replaces - 1) {
@@ -207,7 +207,7 @@ static sluice_status_t run_steps(rank_t* r) {
       TRY(sluice_context_get_stats(r->context, 0, &stats));
       w->sent_bytes[r->rank] = stats.bytes_sent - before.bytes_sent;
       if (w->num_picks[r->rank] < 4096) w->picks[r->rank][w->num_picks[r->rank]++] = stats.last_num_chunks;
-      w->settled[r->rank] = stats.last_is_settled;
+      w->settled[r->rank] = stats.last_is_settled ? w->settled[r->rank] + 1 : 0;
       w->peak_bytes[r->rank] = stats.peak_bytes;
       w->last_bytes[r->rank] = stats.current_bytes;
       if (w->first_bytes[r->rank] == 0) w->first_bytes[r->rank] = stats.current_bytes;

@@ -17,7 +17,7 @@ typedef struct tuner_world_s {
   int32_t changes; /* T changes every so many steps; 0: never */
   int32_t uneven;  /* the smaller a batch is, the more of its routes go to the first rank */
   int32_t grows;   /* T is larger in the second half */
-  int32_t waits;   /* steps go on, up to three times as many, until the last answer is settled: a race may begin late */
+  int32_t waits;   /* steps go on, up to three times as many, until so many in a row are settled: a race may be late */
   int32_t mode[MAX_RANKS]; /* of each rank's tuner */
   int32_t has_machine[MAX_RANKS];
   const char* machine[MAX_RANKS]; /* NULL: tuner_machine */
@@ -46,9 +46,9 @@ typedef struct tuner_world_s {
   int32_t picks[MAX_RANKS][4096];
   int32_t num_picks[MAX_RANKS];
   uint64_t sent_bytes[MAX_RANKS]; /* by the last layer's last step */
-  int32_t settled[MAX_RANKS];
-  int32_t num_unlike[MAX_RANKS]; /* repeated forwards that left another n or other bytes than the first time */
-  int32_t num_mixed[MAX_RANKS];  /* steps whose outstanding forwards had not all the same n */
+  int32_t settled[MAX_RANKS];     /* so many of the last passes had a settled answer */
+  int32_t num_unlike[MAX_RANKS];  /* repeated forwards that left another n or other bytes than the first time */
+  int32_t num_mixed[MAX_RANKS];   /* steps whose outstanding forwards had not all the same n */
   sluice_tuner_decision_t decisions[MAX_RANKS][64];
   sluice_tuner_policy_t policies[MAX_RANKS][64];
   int32_t parts[MAX_RANKS][64]; /* chunks that each decision's plan keeps */

@@ -1,0 +1,83 @@
+/* As how many rows a batch counts, whose loads vary. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "backend/tune/search/search_state.h"
+#include "backend/tune/tuner_sizes.h"
+
+enum { TOKENS = 500, TOP_K = 2, BALANCED = TOKENS * TOP_K };
+
+static sluice_tuner_table_t* table_of(void** state) { return *state; }
+
+static int setup(void** state) {
+  sluice_tuner_table_t* table = calloc(1, sizeof *table);
+  if (table == NULL) return -1;
+  table->work.top_k = TOP_K;
+  table->work.skew = 1;
+  *state = table;
+  return 0;
+}
+static int teardown(void** state) {
+  free(*state);
+  return 0;
+}
+
+/* Rows on both sides of where one bucket of the search ends and the next begins. */
+static int64_t find_edge(void) {
+  int64_t rows = BALANCED + BALANCED / 4;
+  while (sluice_search_bucket(rows) == sluice_search_bucket(rows + 1)) ++rows;
+  return rows;
+}
+
+static void Rows_AroundAnEdgeOfBuckets_KeepTheirBucket(void** state) {
+  sluice_tuner_table_t* table = table_of(state);
+  const int64_t edge = find_edge();
+  (void)sluice_tuner_note_rows(table, TOKENS, edge);
+  const int32_t bucket = sluice_search_bucket(sluice_tuner_rows_of(table, TOKENS));
+  for (int32_t batch = 0; batch < 100; ++batch) {
+    (void)sluice_tuner_note_rows(table, TOKENS, edge + (batch % 2 ? 1 : -1) * edge / 20);
+    assert_int_equal(sluice_search_bucket(sluice_tuner_rows_of(table, TOKENS)), bucket);
+  }
+}
+
+static void Rows_OneBatchUnlikeOthers_ChangesNothing(void** state) {
+  sluice_tuner_table_t* table = table_of(state);
+  (void)sluice_tuner_note_rows(table, TOKENS, BALANCED);
+  (void)sluice_tuner_note_rows(table, TOKENS, 2 * BALANCED);
+  assert_int_equal(sluice_tuner_rows_of(table, TOKENS), BALANCED);
+}
+
+static void Rows_LoadsThatStayOther_AreFollowed(void** state) {
+  sluice_tuner_table_t* table = table_of(state);
+  (void)sluice_tuner_note_rows(table, TOKENS, BALANCED);
+  for (int32_t batch = 0; batch < 40; ++batch) (void)sluice_tuner_note_rows(table, TOKENS, 2 * BALANCED);
+  const int64_t rows = sluice_tuner_rows_of(table, TOKENS);
+  assert_in_range(sluice_search_bucket(2 * BALANCED) - sluice_search_bucket(rows), 0, 1);
+}
+
+static void Rows_OfEachSize_AreItsOwn(void** state) {
+  sluice_tuner_table_t* table = table_of(state);
+  for (int32_t batch = 0; batch < 10; ++batch) {
+    (void)sluice_tuner_note_rows(table, TOKENS, BALANCED);
+    (void)sluice_tuner_note_rows(table, 4 * TOKENS, 6 * BALANCED);
+  }
+  assert_int_equal(sluice_tuner_rows_of(table, TOKENS), BALANCED);
+  assert_int_equal(sluice_tuner_rows_of(table, 4 * TOKENS), 6 * BALANCED);
+  table->work.skew = 3; /* of the last batch: stands for a size that never came */
+  assert_int_equal(sluice_tuner_rows_of(table, 16 * TOKENS), 48 * BALANCED);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(Rows_AroundAnEdgeOfBuckets_KeepTheirBucket, setup, teardown),
+      cmocka_unit_test_setup_teardown(Rows_OneBatchUnlikeOthers_ChangesNothing, setup, teardown),
+      cmocka_unit_test_setup_teardown(Rows_LoadsThatStayOther_AreFollowed, setup, teardown),
+      cmocka_unit_test_setup_teardown(Rows_OfEachSize_AreItsOwn, setup, teardown),
+  };
+  return cmocka_run_group_tests_name("tuner sizes", tests, NULL, NULL);
+}

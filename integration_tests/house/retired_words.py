@@ -125,12 +125,12 @@ def _is_member(line, match):
 
 def found(text):
     """(line, name, what to say instead) of each retired word in a text."""
-    in_small = text.lower()
-    patterns = [each for each in PATTERNS if each[1] in in_small]
+    lowered = text.lower()
+    patterns = [each for each in PATTERNS if each[1] in lowered]
     for number, line in enumerate(text.splitlines() if patterns else [], 1):
-        in_small = line.lower()
+        lowered = line.lower()
         for row, stem, pattern, allowed in patterns:
-            if stem not in in_small:
+            if stem not in lowered:
                 continue
             for match in pattern.finditer(line):
                 name = _whole(line, match)

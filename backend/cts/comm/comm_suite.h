@@ -1,4 +1,5 @@
-/* Conformance of transports: every implementation of backend/comm/comm.h passes these cases at several world sizes.
+/* Conformance of transports: every implementation of backend/comm/comm.h passes these cases, a program for each world
+ * size.
  *
  * Ranks are threads of the test (local, host, fake), or each process is one rank (mpi). A transport lists, with
  * reasons, the cases it cannot pass; they run all the same, and one that passes fails the test until it is struck off
@@ -27,9 +28,9 @@ typedef struct cts_transport_s {
   sluice_comm_t* meeting;
 } cts_transport_t;
 
-/* Runs every case at each of the world sizes under cmocka; returns the number of failures. Call once per process. */
-int cts_comm_suite_run(const cts_transport_t* transport, const int32_t* world_sizes, int32_t num_world_sizes);
-/* The same as a program: its arguments are the world sizes, two ranks where there are none. */
+/* Runs every case under cmocka; returns the number of failures. Call once per process. */
+int cts_comm_suite_run(const cts_transport_t* transport, int32_t world_size);
+/* The same as a program: its argument is the world size, 2 where there is none. */
 int cts_comm_suite_main(const cts_transport_t* transport, int argc, char** argv);
 
 #endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_ */

@@ -109,7 +109,7 @@ static void run_instance(void** state) {
   }
 }
 
-int cts_comm_suite_run(const cts_transport_t* transport, const int32_t* world_sizes, int32_t num_world_sizes) {
+int cts_comm_suite_run(const cts_transport_t* transport, int32_t world_size) {
   const int has_messages = transport->no_messages == NULL;
   const cts_case_t* const tables[] = {cts_data_cases,
                                       cts_waits_cases,
@@ -119,31 +119,27 @@ int cts_comm_suite_run(const cts_transport_t* transport, const int32_t* world_si
                                       has_messages ? cts_messages_data_cases : cts_no_messages_cases,
                                       has_messages ? cts_messages_requests_cases : NULL,
                                       has_messages ? cts_messages_losses_cases : NULL};
-  static instance_t instances[MAX_CASES * MAX_WORLD_SIZE];
-  static struct CMUnitTest tests[MAX_CASES * MAX_WORLD_SIZE];
+  static instance_t instances[MAX_CASES];
+  static struct CMUnitTest tests[MAX_CASES];
   size_t n = 0;
   alarm(SUITE_SECONDS); /* a hang ends with the name of its case on the last line */
-  for (int32_t w = 0; w < num_world_sizes; ++w) {
-    for (size_t t = 0; t < sizeof tables / sizeof tables[0]; ++t) {
-      for (const cts_case_t* c = tables[t]; c != NULL && c->name != NULL; ++c) {
-        if (c->min_world_size == 0 ? world_sizes[w] != 1 : world_sizes[w] < c->min_world_size) continue;
-        assert_true(n < sizeof tests / sizeof tests[0]);
-        instance_t* instance = &instances[n];
-        instance->transport = transport;
-        instance->c = c;
-        instance->world_size = world_sizes[w];
-        snprintf(instance->name, sizeof instance->name, "%s/W=%d/%s", transport->name, world_sizes[w], c->name);
-        tests[n] = (struct CMUnitTest){.name = instance->name, .test_func = run_instance, .initial_state = instance};
-        ++n;
-      }
+  assert_in_range(world_size, 1, MAX_WORLD_SIZE);
+  for (size_t t = 0; t < sizeof tables / sizeof tables[0]; ++t) {
+    for (const cts_case_t* c = tables[t]; c != NULL && c->name != NULL; ++c) {
+      if (c->min_world_size == 0 ? world_size != 1 : world_size < c->min_world_size) continue;
+      assert_true(n < sizeof tests / sizeof tests[0]);
+      instance_t* instance = &instances[n];
+      instance->transport = transport;
+      instance->c = c;
+      instance->world_size = world_size;
+      snprintf(instance->name, sizeof instance->name, "%s/W=%d/%s", transport->name, world_size, c->name);
+      tests[n] = (struct CMUnitTest){.name = instance->name, .test_func = run_instance, .initial_state = instance};
+      ++n;
     }
   }
   return _cmocka_run_group_tests(transport->name, tests, n, NULL, NULL);
 }
 
 int cts_comm_suite_main(const cts_transport_t* transport, int argc, char** argv) {
-  int32_t world_sizes[MAX_WORLD_SIZE] = {2};
-  int32_t n = 0;
-  for (int i = 1; i < argc && n < MAX_WORLD_SIZE; ++i) world_sizes[n++] = (int32_t)strtol(argv[i], NULL, 10);
-  return cts_comm_suite_run(transport, world_sizes, n > 0 ? n : 1);
+  return cts_comm_suite_run(transport, argc > 1 ? (int32_t)strtol(argv[1], NULL, 10) : 2);
 }

@@ -40,8 +40,7 @@ int main(int argc, char** argv) {
   }
   cts_transport_t transport = {
       .name = "mpi", .open = open_group, .close = close_group, .create = create, .cannot = cannot, .meeting = meeting};
-  int32_t world_size = sluice_comm_world_size(meeting);
-  int failures = cts_comm_suite_run(&transport, &world_size, 1);
+  int failures = cts_comm_suite_run(&transport, sluice_comm_world_size(meeting));
   sluice_comm_destroy(meeting);
   return failures != 0;
 }

@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/base/alloc.h"
 #include "backend/base/check.h"
@@ -16,6 +17,7 @@ enum { DEFAULT_BUCKET = 1 << 22 };
 struct sluice_optimizer_s {
   sluice_threads_t threads;
   const sluice_adam_kernels_t* kernels;
+  pid_t pid; /* that made it: a forked child has none of its threads */
   atomic_flag is_busy;
   sluice_optimizer_on_device_t* on_device; /* NULL: steps run in host memory */
   /* Of steps over ranks, from the first one on. */
@@ -64,6 +66,7 @@ sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
   if (optimizer == NULL) return sluice_alloc_status();
   optimizer->threads = sluice_threads_find();
   optimizer->kernels = sluice_adam_widest();
+  optimizer->pid = getpid();
   atomic_flag_clear(&optimizer->is_busy);
   const sluice_status_t status =
       c.context != NULL ? sluice_optimizer_on_device_create(&c, &optimizer->on_device) : SLUICE_OK;
@@ -79,7 +82,8 @@ void sluice_optimizer_destroy(sluice_optimizer_t* optimizer) {
   if (optimizer == NULL) return;
   sluice_optimizer_on_device_destroy(optimizer->on_device);
   sluice_bucketed_destroy(optimizer->bucketed);
-  if (optimizer->device != NULL) optimizer->device->vtable->destroy(optimizer->device);
+  /* In a forked child its threads do not exist, and joining them would hang. */
+  if (optimizer->device != NULL && optimizer->pid == getpid()) optimizer->device->vtable->destroy(optimizer->device);
   sluice_free(sluice_process_allocator(), optimizer, sizeof *optimizer);
 }
 
@@ -182,6 +186,10 @@ sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer, const sluic
   sluice_optimizer_step_args_init(&a, sizeof a);
   SLUICE_TRY(sluice_struct_copy(&a, sizeof a, args, sizeof a, "sluice_optimizer_step_args_t"));
   if (out_result != NULL) SLUICE_TRY(sluice_struct_check_size(out_result, "sluice_optimizer_step_result_t"));
+  if (optimizer->pid != getpid()) {
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "sluice_optimizer_step: this optimizer was made before fork(); make a new one in the child");
+  }
   if (atomic_flag_test_and_set(&optimizer->is_busy)) {
     return SLUICE_FAIL(SLUICE_E_BUSY, "sluice_optimizer_step: another thread is in a step of this optimizer");
   }

@@ -10,7 +10,8 @@
 enum {
   SLUICE_TENSORS_WITH_STATES = 0, /* gradients, moments, and a master or none */
   SLUICE_TENSORS_OF_A_FILE,       /* gradients; no states */
-  SLUICE_TENSORS_TO_COPY          /* any states; gradients are not read */
+  SLUICE_TENSORS_TO_STORE,        /* any states; gradients are not read */
+  SLUICE_TENSORS_TO_LOAD          /* the same; param may be NULL too */
 };
 
 /* In one block. */
@@ -26,6 +27,8 @@ typedef struct sluice_optimizer_work_s {
  * Errors: INVALID_ARGUMENT naming group, tensor and what is wrong, ABI, NO_MEMORY. */
 sluice_status_t sluice_optimizer_work_make(const sluice_optimizer_group_t* const* groups, int64_t num_groups,
                                            sluice_comm_t* of_step, int32_t wanted, sluice_optimizer_work_t* out_work);
+/* 1: every tensor with elements has its parameter. */
+int sluice_optimizer_work_has_params(const sluice_optimizer_work_t* work);
 void sluice_optimizer_work_free(sluice_optimizer_work_t* work);
 
 /* ---- files ---- */
@@ -33,7 +36,7 @@ void sluice_optimizer_work_free(sluice_optimizer_work_t* work);
 /* Takes it for one call: BUSY where another has it. */
 sluice_status_t sluice_optimizer_file_take(sluice_optimizer_file_t* file, sluice_state_file_t** out_states);
 void sluice_optimizer_file_release(sluice_optimizer_file_t* file);
-/* Refuses elements that are not the file's; and, for a step, tensors that are not at the file's next one. */
+/* Refuses tensors that are not the file's; and, for a step, those that are not at the file's next one. */
 sluice_status_t sluice_optimizer_file_check(const sluice_state_file_t* states, const sluice_optimizer_work_t* work);
 sluice_status_t sluice_optimizer_file_check_step(const sluice_state_file_t* states,
                                                  const sluice_optimizer_work_t* work);

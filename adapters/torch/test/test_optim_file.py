@@ -5,7 +5,7 @@ import copy
 import pytest
 import sluice.optim
 import torch
-from sluice.errors import Busy, InvalidArgument
+from sluice.errors import Busy, InvalidArgument, Mismatch
 from test_optim import _backward, _model, _same, _state_bytes, _train
 
 
@@ -100,6 +100,6 @@ def test_WhatAFileCannotDo_IsRefusedByName(tmp_path):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     with pytest.raises(InvalidArgument, match="cannot be copied"):
         copy.deepcopy(optimizer)
-    with pytest.raises(InvalidArgument, match="elements, and the file"):
+    with pytest.raises(Mismatch, match="the file has 4 tensors, the optimizer has 2"):
         optimizer._file.close()
         sluice.optim.AdamW(model[0].parameters(), state_file=tmp_path / "states")

@@ -183,7 +183,8 @@ static sluice_status_t step_over(sluice_bucketed_t* bucketed, const sluice_bucke
   if (outcome->adam.is_skipped) return SLUICE_OK;
   outcome->is_decided =
       step->comm != NULL && (step->adam.max_norm > 0.0 || agreed.largest > sluice_largest_safe_gradient(lines));
-  sluice_bucketed_job_t job = {.step = step, .lines = lines};
+  sluice_bucketed_job_t job = {.step = step, .lines = lines, .allocator = bucketed->allocator};
+  if (step->file != NULL) sluice_bucketed_job_begin(&job);
   job.grad_scale = sluice_adam_clip_factor(step->adam.max_norm, looked.norm) / step->adam.loss_scale;
   outcome->adam.norm = step->comm == NULL ? looked.norm : 0.0;
   const sluice_bucket_form_t form = form_of(step, lines, outcome->chunk, outcome->is_decided);

@@ -280,3 +280,70 @@ sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran
   sluice_comm_free_records(comm, records, sizeof *records);
   return status;
 }
+
+/* ---- files that are made and opened ---- */
+
+typedef struct files_record_s {
+  int32_t status;
+  sluice_files_t files;
+  char message[224];
+} files_record_t;
+
+static int has_step(const sluice_files_t* files, int64_t step) {
+  return step != SLUICE_NO_STEP && (files->step == step || files->other_step == step);
+}
+
+static sluice_status_t compare_files(const files_record_t* records, int32_t w, int32_t rank, int64_t* out_step) {
+  const sluice_files_t* first = &records[0].files;
+  int32_t lacks[2] = {0, 0};
+  for (int32_t r = 0; r < w; ++r) {
+    if (records[r].status == SLUICE_OK) continue;
+    return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, rank, r, "optimizer: rank %d has no file of states: %s: %.223s", r,
+                            sluice_status_name(records[r].status), records[r].message);
+  }
+  for (int32_t r = 1; r < w; ++r) {
+    const sluice_files_t* files = &records[r].files;
+    if (files->makes != first->makes) {
+      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, rank, r,
+                              "optimizer: rank %d %s, and rank 0 %s: give all ranks their files, or none", r,
+                              files->makes ? "makes a new file" : "goes on with one",
+                              first->makes ? "makes a new one" : "goes on with one");
+    }
+    if (!has_step(files, first->step)) lacks[0] = r;
+    if (!has_step(files, first->other_step)) lacks[1] = r;
+  }
+  const int64_t steps[2] = {lacks[0] == 0 ? first->step : SLUICE_NO_STEP,
+                            lacks[1] == 0 ? first->other_step : SLUICE_NO_STEP};
+  *out_step = sluice_max(steps[0], steps[1]);
+  if (*out_step != SLUICE_NO_STEP) return SLUICE_OK;
+  const int32_t r = lacks[0] > lacks[1] ? lacks[0] : lacks[1];
+  return SLUICE_FAIL_PEER(
+      SLUICE_E_MISMATCH, rank, r,
+      "optimizer: no step is whole in the files of all ranks: rank %d has %lld and %lld, rank 0 has "
+      "%lld and %lld (-1: none)",
+      r, (long long)records[r].files.step, (long long)records[r].files.other_step, (long long)first->step,
+      (long long)first->other_step);
+}
+
+sluice_status_t sluice_handshake_on_files(sluice_comm_t* comm, sluice_status_t status, const sluice_files_t* mine,
+                                          int64_t* out_step) {
+  *out_step = mine->step;
+  if (comm == NULL) return status;
+  sluice_error_info_t own;
+  sluice_error_capture(&own);
+  files_record_t* records = sluice_comm_take_records(comm, sizeof *records, "optimizer: an exchange");
+  if (records == NULL) return status != SLUICE_OK ? status : sluice_alloc_status();
+  const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
+  records[rank].status = status;
+  records[rank].files = *mine;
+  if (status != SLUICE_OK) {
+    (void)snprintf(records[rank].message, sizeof records->message, "%.*s", (int)sizeof records->message - 1,
+                   own.message);
+  }
+  const sluice_status_t exchanged =
+      sluice_comm_all_gather(comm, records, sizeof *records, "files of an optimizer's states");
+  sluice_status_t found = status != SLUICE_OK ? sluice_error_adopt(&own) : exchanged;
+  if (found == SLUICE_OK) found = compare_files(records, w, rank, out_step);
+  sluice_comm_free_records(comm, records, sizeof *records);
+  return found;
+}

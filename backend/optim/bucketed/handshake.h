@@ -29,6 +29,18 @@ typedef struct sluice_found_s {
 /* Collective over comm (NULL: one rank): squares are added in rank order, the largest is the largest of all. */
 sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found);
 
+/* What a rank makes or opens, and the steps that are whole in it. */
+typedef struct sluice_files_s {
+  int32_t makes;
+  int64_t step, other_step; /* SLUICE_NO_STEP: none */
+} sluice_files_t;
+
+/* Collective over comm (NULL: one rank), when files are made or opened with `status` here: the last step that all have.
+ * Errors: `status`; PEER_REFUSED where another rank had one (names it); MISMATCH where one makes a file and another
+ * opens one, or where no step is in all of them; of the exchange. */
+sluice_status_t sluice_handshake_on_files(sluice_comm_t* comm, sluice_status_t status, const sluice_files_t* mine,
+                                          int64_t* out_step);
+
 /* Collective over comm (NULL: one rank): how the step ended on this rank. Errors: `ran`; PEER_REFUSED where it failed
  * on another one (names it); of the exchange. */
 sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran);

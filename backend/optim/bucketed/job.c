@@ -207,13 +207,51 @@ static sluice_status_t update(void* user, sluice_stream_t stream, const sluice_b
 
 /* ---- states in a file ---- */
 
+void sluice_bucketed_job_begin(sluice_bucketed_job_t* job) {
+  for (int32_t i = 0; i < SLUICE_NUM_STATES; ++i) sluice_state_sum_begin(job->sums + i);
+}
+
+/* Other code has written them: the file cannot give them back. */
+static sluice_status_t keep_params(sluice_bucketed_job_t* job, const sluice_line_run_t* run) {
+  const sluice_adam_tensor_t* t = run->of->tensor;
+  const uint64_t of_one = sluice_dtype_bytes(t->param_dtype), bytes = (uint64_t)run->count * of_one;
+  sluice_kept_params_t* kept =
+      sluice_alloc(job->allocator, sizeof *kept + bytes, "optimizer: parameters before a step");
+  if (kept == NULL) return sluice_alloc_status();
+  *kept = (sluice_kept_params_t){job->kept, (char*)t->param + (uint64_t)run->first * of_one, bytes};
+  memcpy(kept + 1, kept->param, bytes);
+  job->kept = kept;
+  return SLUICE_OK;
+}
+
+/* A parameter is what the host reads and writes. The file's master says no more than how a 16-bit one was rounded, as
+ * long as it is that. */
+static sluice_status_t take_params(sluice_bucketed_job_t* job, int64_t first, int64_t count, float* masters) {
+  for (int64_t at = first; at < first + count;) {
+    const sluice_line_run_t run = sluice_lines_run(job->lines, at, first + count);
+    float* of_run = masters + (at - first);
+    if (!sluice_param_is_rounded(run.of->tensor, run.first, run.count, of_run)) {
+      SLUICE_TRY(keep_params(job, &run));
+      sluice_param_to_masters(run.of->tensor, run.first, run.count, of_run);
+    }
+    at += run.count;
+  }
+  return SLUICE_OK;
+}
+
+enum { COMPARED_AT_ONCE = 1 << 15 }; /* elements that the caches still have */
+
 static sluice_status_t copy_in(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
   (void)stream;
   sluice_bucketed_job_t* job = user;
   const uint64_t begin_ns = sluice_now_ns();
   float* const slot[SLUICE_NUM_STATES] = {part->slot.master, part->slot.exp_avg, part->slot.exp_avg_sq};
   for (int32_t i = 0; i < SLUICE_NUM_STATES; ++i) {
-    SLUICE_TRY(sluice_state_file_read(job->step->file, i, part->first, part->count, slot[i]));
+    for (int64_t done = 0; done < part->count; done += COMPARED_AT_ONCE) {
+      const int64_t first = part->first + done, count = sluice_min(COMPARED_AT_ONCE, part->count - done);
+      SLUICE_TRY(sluice_state_file_read(job->step->file, i, first, count, slot[i] + done, job->sums + i));
+      if (i == SLUICE_STATE_MASTER) SLUICE_TRY(take_params(job, first, count, slot[i] + done));
+    }
   }
   job->copy_in_ns += sluice_now_ns() - begin_ns;
   return SLUICE_OK;
@@ -235,27 +273,59 @@ static sluice_status_t copy_out(void* user, sluice_stream_t stream, const sluice
   return SLUICE_OK;
 }
 
-/* The first failure is what is told: what giving parameters back meets besides goes to the log. */
+/* Buckets are updated in order. The first failure is what is told: what giving parameters back meets besides goes to
+ * the log, and no step runs before they are loaded. */
 static void give_back(const sluice_bucketed_job_t* job) {
   sluice_error_info_t why;
   sluice_error_capture(&why);
-  sluice_state_file_give_up(job->step->file);
   const sluice_adam_step_t* adam = &job->step->adam;
-  if (job->updated > 0 && sluice_states_load(job->step->file, adam->groups, adam->num_groups) != SLUICE_OK) {
+  sluice_state_file_give_up(job->step->file);
+  if (sluice_states_load_params(job->step->file, adam->groups, adam->num_groups, job->updated) != SLUICE_OK) {
     sluice_error_info_t second;
     sluice_error_capture(&second);
+    sluice_state_file_set_mixed(job->step->file, 1);
     sluice_log(SLUICE_LOG_ERROR,
                "optimizer: a step failed, and parameters could not be read again: %s; load them from the file",
                second.message);
   }
+  for (const sluice_kept_params_t* kept = job->kept; kept != NULL; kept = kept->next) {
+    memcpy(kept->param, kept + 1, kept->bytes);
+  }
   (void)sluice_error_adopt(&why);
 }
 
-sluice_status_t sluice_bucketed_job_end(const sluice_bucketed_job_t* job, sluice_status_t ran) {
-  if (job->is_skipped) return ran;
-  sluice_status_t status = sluice_handshake_on_end(job->step->comm, ran);
-  if (status == SLUICE_OK) status = sluice_state_file_end(job->step->file);
-  if (status != SLUICE_OK) give_back(job);
+static void free_kept(sluice_bucketed_job_t* job) {
+  while (job->kept != NULL) {
+    sluice_kept_params_t* kept = job->kept;
+    job->kept = kept->next;
+    sluice_free(job->allocator, kept, sizeof *kept + kept->bytes);
+  }
+}
+
+/* Everything is written, on all ranks: now each says so in its file. Where one cannot, all of them take it back. */
+static sluice_status_t end_file(const sluice_bucketed_job_t* job) {
+  sluice_state_file_t* file = job->step->file;
+  const sluice_status_t ended = sluice_state_file_end(file);
+  const sluice_status_t status = sluice_handshake_on_end(job->step->comm, ended);
+  if (ended == SLUICE_OK && status != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_capture(&why);
+    sluice_state_file_take_back(file);
+    return sluice_error_adopt(&why);
+  }
+  return status;
+}
+
+sluice_status_t sluice_bucketed_job_end(sluice_bucketed_job_t* job, sluice_status_t ran) {
+  sluice_status_t status = ran;
+  if (!job->is_skipped) {
+    if (status == SLUICE_OK) status = sluice_state_file_check_sums(job->step->file, job->sums);
+    if (status == SLUICE_OK) status = sluice_state_file_seal(job->step->file);
+    status = sluice_handshake_on_end(job->step->comm, status);
+    if (status == SLUICE_OK) status = end_file(job);
+    if (status != SLUICE_OK) give_back(job);
+  }
+  free_kept(job);
   return status;
 }
 

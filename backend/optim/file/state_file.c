@@ -1,165 +1,80 @@
 #include "backend/optim/file/state_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backend/base/check.h"
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
+#include "backend/base/math.h"
+#include "backend/optim/file/format.h"
 #include "backend/optim/file/io.h"
 
-enum { PAGE = 4096, RECORD_AT = 512, NUM_ROOMS = 2, NO_ROOM = -1, FORM = 1 };
-enum { EMPTY = 0, BEGUN = 1, WHOLE = 2 };
-#define MAGIC UINT64_C(0x31654d7453636c53) /* "SlcStMe1" */
-
-/* Each in a sector of its own: the disk writes it whole or not at all. The sum says which. */
-typedef struct head_s {
-  uint64_t magic;
-  int64_t form, count;
-  uint64_t sum;
-} head_t;
-typedef struct record_s {
-  int64_t state, step;
-  uint64_t sum;
-} record_t;
-
-struct sluice_state_file_s {
-  sluice_allocator_t* allocator;
-  char* path;
-  uint64_t path_bytes;
-  int fd;
-  int32_t is_durable;
-  int64_t count;
-  record_t records[NUM_ROOMS];
-  int32_t room;       /* that is read; NO_ROOM: none yet */
-  int32_t is_writing; /* the other one, by a step that is begun */
-  int64_t unfinished;
-};
-
-static uint64_t sum_of(const void* data, size_t bytes) {
-  return sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, data, bytes);
-}
-
-static uint64_t state_bytes(int64_t count) { return ((uint64_t)count * sizeof(float) + PAGE - 1) / PAGE * PAGE; }
-static uint64_t file_bytes(int64_t count) {
-  return PAGE + (uint64_t)NUM_ROOMS * SLUICE_NUM_STATES * state_bytes(count);
-}
-static uint64_t place(const sluice_state_file_t* f, int32_t room, int32_t state, int64_t first) {
-  return PAGE + (uint64_t)(room * SLUICE_NUM_STATES + state) * state_bytes(f->count) + (uint64_t)first * sizeof(float);
-}
 static int32_t next_room(const sluice_state_file_t* f) { return f->room == NO_ROOM ? 0 : 1 - f->room; }
+static int is_whole(const sluice_state_file_t* f, int32_t room) { return f->records[room].state == WHOLE; }
 
-/* ---- life ---- */
-
-static sluice_status_t system_says(const sluice_state_file_t* f, const char* doing) {
-  return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: %s: %s", f->path, doing, strerror(errno));
-}
-
-static sluice_status_t make(const char* path, int32_t is_durable, sluice_allocator_t* allocator,
-                            sluice_state_file_t** out_file) {
-  *out_file = NULL;
-  const uint64_t path_bytes = strlen(path) + 1;
-  sluice_state_file_t* f = sluice_alloc_zeroed(allocator, sizeof *f, "optimizer: a file of states");
-  if (f == NULL) return sluice_alloc_status();
-  *f = (sluice_state_file_t){.allocator = allocator,
-                             .path_bytes = path_bytes,
-                             .fd = -1,
-                             .is_durable = is_durable,
-                             .room = NO_ROOM,
-                             .unfinished = SLUICE_NO_STEP};
-  f->path = sluice_alloc(allocator, path_bytes, "optimizer: a file of states");
-  if (f->path == NULL) {
-    sluice_state_file_close(f);
-    return sluice_alloc_status();
-  }
-  memcpy(f->path, path, path_bytes);
-  *out_file = f;
-  return SLUICE_OK;
-}
-
-void sluice_state_file_close(sluice_state_file_t* f) {
-  if (f == NULL) return;
-  if (f->fd >= 0) (void)close(f->fd);
-  sluice_free(f->allocator, f->path, f->path_bytes);
-  sluice_free(f->allocator, f, sizeof *f);
-}
-
-void sluice_state_file_remove(sluice_state_file_t* f) {
-  if (f == NULL) return;
-  (void)unlink(f->path);
-  sluice_state_file_close(f);
-}
-
-/* A file has one process: two would write over each other's steps. */
-static sluice_status_t lock(const sluice_state_file_t* f) {
-  if (flock(f->fd, LOCK_EX | LOCK_NB) == 0) return SLUICE_OK;
-  if (errno != EWOULDBLOCK) return system_says(f, "locking it");
-  return SLUICE_FAIL(SLUICE_E_BUSY, "optimizer: %s: another process, or another optimizer of this one, has it open",
+sluice_status_t sluice_state_file_check_process(const sluice_state_file_t* f) {
+  if (f->pid == getpid()) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_STATE,
+                     "optimizer: %s was opened before fork() and is the parent's; the child may open another file",
                      f->path);
 }
 
 static sluice_status_t sync_data(const sluice_state_file_t* f) {
-  return !f->is_durable || fdatasync(f->fd) == 0 ? SLUICE_OK : system_says(f, "bringing it to the disk");
+  return !f->is_durable || fdatasync(f->descriptor.fd) == 0 ? SLUICE_OK
+                                                            : sluice_state_file_says(f, "bringing it to the disk");
 }
 
 /* ---- records ---- */
 
-static sluice_status_t write_head(const sluice_state_file_t* f) {
-  head_t head = {.magic = MAGIC, .form = FORM, .count = f->count};
-  head.sum = sum_of(&head, offsetof(head_t, sum));
-  return sluice_file_write_at(f->fd, f->path, 0, &head, sizeof head);
-}
-
-static sluice_status_t write_record(sluice_state_file_t* f, int32_t room, int64_t state, int64_t step) {
-  record_t record = {.state = state, .step = step};
-  record.sum = sum_of(&record, offsetof(record_t, sum));
-  SLUICE_TRY(sluice_file_write_at(f->fd, f->path, (uint64_t)(room + 1) * RECORD_AT, &record, sizeof record));
+static sluice_status_t write_record(sluice_state_file_t* f, int32_t room, record_t record) {
+  record.sum = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &record, offsetof(record_t, sum));
+  SLUICE_TRY(sluice_file_write_at(f->descriptor.fd, f->path, (uint64_t)(room + 1) * RECORD_AT, &record, sizeof record));
   f->records[room] = record;
   return SLUICE_OK;
 }
 
-/* One that is torn counts as begun: its room was not whole when it was written. */
-static sluice_status_t read_record(sluice_state_file_t* f, int32_t room) {
+/* One whose own sum is wrong says nothing, not even of which step it is. */
+sluice_status_t sluice_state_file_read_record(sluice_state_file_t* f, int32_t room) {
   record_t* record = f->records + room;
-  SLUICE_TRY(sluice_file_read_at(f->fd, f->path, (uint64_t)(room + 1) * RECORD_AT, record, sizeof *record));
+  SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, (uint64_t)(room + 1) * RECORD_AT, record, sizeof *record));
   if (record->state == EMPTY && record->sum == 0) return SLUICE_OK;
-  if (record->sum != sum_of(record, offsetof(record_t, sum))) record->state = BEGUN;
+  if (record->sum == sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, record, offsetof(record_t, sum)) && record->step >= 0 &&
+      record->step <= MOST_STEPS && (record->state == BEGUN || record->state == WHOLE))
+    return SLUICE_OK;
+  *record = (record_t){.state = DAMAGED, .step = SLUICE_NO_STEP};
+  sluice_log(SLUICE_LOG_WARN, "optimizer: %s: the record of one of its two steps is damaged: that step is not used",
+             f->path);
   return SLUICE_OK;
 }
 
-static sluice_status_t read_head(sluice_state_file_t* f) {
-  head_t head;
-  struct stat stat_of;
-  if (fstat(f->fd, &stat_of) != 0) return system_says(f, "looking at it");
-  if (stat_of.st_size < PAGE) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s has %lld bytes: it is no file of states", f->path,
-                       (long long)stat_of.st_size);
-  }
-  SLUICE_TRY(sluice_file_read_at(f->fd, f->path, 0, &head, sizeof head));
-  if (head.magic != MAGIC || head.sum != sum_of(&head, offsetof(head_t, sum)) || head.count < 1 ||
-      head.count > INT64_C(1) << 48) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s is no file of states, or of another kind of machine", f->path);
-  }
-  if (head.form != FORM) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s has form %lld; this version reads %d", f->path,
-                       (long long)head.form, FORM);
-  }
-  f->count = head.count;
-  if ((uint64_t)stat_of.st_size < file_bytes(head.count)) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s has %lld bytes of %llu: something has cut it", f->path,
-                       (long long)stat_of.st_size, (unsigned long long)file_bytes(head.count));
+enum { PIECE = 8192 }; /* elements, on the stack */
+
+/* Reads all of a room that its record calls whole. */
+sluice_status_t sluice_state_file_verify(sluice_state_file_t* f, int32_t room) {
+  float piece[PIECE];
+  if (!is_whole(f, room)) return SLUICE_OK;
+  for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
+    sluice_state_sum_t sum;
+    sluice_state_sum_begin(&sum);
+    for (int64_t first = 0; first < f->count; first += PIECE) {
+      const int64_t count = sluice_min(PIECE, f->count - first);
+      SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, sluice_state_file_at(f, room, state, first), piece,
+                                     (uint64_t)count * sizeof *piece));
+      sluice_state_sum_add(&sum, piece, count);
+    }
+    if (sluice_state_sum_end(&sum) == f->records[room].sums[state]) continue;
+    f->records[room].state = DAMAGED;
+    sluice_log(SLUICE_LOG_WARN,
+               "optimizer: %s: step %lld is damaged, or was not on the disk when the machine ended: it is not used",
+               f->path, (long long)f->records[room].step);
+    return SLUICE_OK;
   }
   return SLUICE_OK;
 }
 
-static int is_whole(const sluice_state_file_t* f, int32_t room) { return f->records[room].state == WHOLE; }
-
-static sluice_status_t choose(sluice_state_file_t* f, int64_t step) {
+sluice_status_t sluice_state_file_choose(sluice_state_file_t* f, int64_t step) {
   for (int32_t room = 0; room < NUM_ROOMS; ++room) {
     const record_t* record = f->records + room;
     if (record->state == BEGUN) f->unfinished = record->step;
@@ -170,76 +85,12 @@ static sluice_status_t choose(sluice_state_file_t* f, int64_t step) {
     return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "optimizer: %s does not hold step %lld whole", f->path, (long long)step);
   }
   if (f->room == NO_ROOM) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: no step in it is whole: it was never filled", f->path);
+    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: neither of its two steps is whole: it is damaged", f->path);
   }
   if (f->unfinished != SLUICE_NO_STEP) {
     sluice_log(SLUICE_LOG_WARN, "optimizer: %s: step %lld was begun and not ended; step %lld is there", f->path,
                (long long)f->unfinished, (long long)f->records[f->room].step);
   }
-  return SLUICE_OK;
-}
-
-/* ---- making and opening ---- */
-
-static sluice_status_t fill_new(sluice_state_file_t* f) {
-  SLUICE_TRY(lock(f));
-  const uint64_t bytes = file_bytes(f->count);
-  const int error = posix_fallocate(f->fd, 0, (off_t)bytes);
-  if (error != 0) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: no room for %llu bytes (%lld elements, two steps): %s",
-                       f->path, (unsigned long long)bytes, (long long)f->count, strerror(error));
-  }
-  return write_head(f);
-}
-
-sluice_status_t sluice_state_file_create(const char* path, int64_t count, int32_t is_durable,
-                                         sluice_allocator_t* allocator, sluice_state_file_t** out_file) {
-  *out_file = NULL;
-  SLUICE_TRY(SLUICE_REQUIRE(count >= 1 && count <= INT64_C(1) << 48, "optimizer: %s: %lld elements; give 1 to 2^48",
-                            path, (long long)count));
-  sluice_state_file_t* f;
-  SLUICE_TRY(make(path, is_durable, allocator, &f));
-  f->count = count;
-  f->fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (f->fd < 0) {
-    const sluice_status_t status = system_says(f, "making it");
-    sluice_state_file_close(f);
-    return status;
-  }
-  const sluice_status_t status = fill_new(f);
-  if (status != SLUICE_OK) {
-    sluice_state_file_remove(f);
-    return status;
-  }
-  *out_file = f;
-  return SLUICE_OK;
-}
-
-static sluice_status_t read_all(sluice_state_file_t* f, int64_t step) {
-  SLUICE_TRY(lock(f));
-  SLUICE_TRY(read_head(f));
-  for (int32_t room = 0; room < NUM_ROOMS; ++room) SLUICE_TRY(read_record(f, room));
-  return choose(f, step);
-}
-
-sluice_status_t sluice_state_file_open(const char* path, int64_t step, int32_t is_durable,
-                                       sluice_allocator_t* allocator, sluice_state_file_t** out_file) {
-  *out_file = NULL;
-  sluice_state_file_t* f;
-  SLUICE_TRY(make(path, is_durable, allocator, &f));
-  f->fd = open(path, O_RDWR | O_CLOEXEC);
-  sluice_status_t status = SLUICE_OK;
-  if (f->fd < 0 && errno == ENOENT) {
-    status = SLUICE_FAIL(SLUICE_E_NOT_FOUND, "optimizer: there is no file %s", path);
-  } else if (f->fd < 0) {
-    status = system_says(f, "opening it");
-  }
-  if (status == SLUICE_OK) status = read_all(f, step);
-  if (status != SLUICE_OK) {
-    sluice_state_file_close(f);
-    return status;
-  }
-  *out_file = f;
   return SLUICE_OK;
 }
 
@@ -250,53 +101,148 @@ sluice_state_file_info_t sluice_state_file_info(const sluice_state_file_t* f) {
       .step = f->room == NO_ROOM ? SLUICE_NO_STEP : f->records[f->room].step,
       .other_step = f->room != NO_ROOM && is_whole(f, other) ? f->records[other].step : SLUICE_NO_STEP,
       .unfinished_step = f->unfinished,
-      .bytes = file_bytes(f->count),
+      .bytes = sluice_state_file_bytes(f),
   };
 }
 
-/* ---- steps ---- */
+const sluice_state_model_t* sluice_state_file_model(const sluice_state_file_t* f) { return &f->model; }
+const char* sluice_state_file_path(const sluice_state_file_t* f) { return f->path; }
+
+sluice_status_t sluice_state_file_go_to(sluice_state_file_t* f, int64_t step) {
+  const int32_t other = next_room(f);
+  if (f->records[f->room].step == step) return SLUICE_OK;
+  if (!is_whole(f, other) || f->records[other].step != step)
+    return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "optimizer: %s does not hold step %lld whole", f->path, (long long)step);
+  f->room = other;
+  return SLUICE_OK;
+}
+
+/* ---- reading ---- */
+
+/* Summed while the caches have it. */
+enum { SUMMED_AT_ONCE = 1 << 15 };
 
 sluice_status_t sluice_state_file_read(const sluice_state_file_t* f, int32_t state, int64_t first, int64_t count,
-                                       float* out) {
-  return sluice_file_read_at(f->fd, f->path, place(f, f->room, state, first), out, (uint64_t)count * sizeof *out);
+                                       float* out, sluice_state_sum_t* sum) {
+  for (int64_t done = 0; done < count; done += SUMMED_AT_ONCE) {
+    const int64_t size = sluice_min(SUMMED_AT_ONCE, count - done);
+    SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, sluice_state_file_at(f, f->room, state, first + done),
+                                   out + done, (uint64_t)size * sizeof *out));
+    if (sum != NULL) sluice_state_sum_add(sum, out + done, size);
+  }
+  return SLUICE_OK;
 }
+
+sluice_status_t sluice_state_file_check_sums(const sluice_state_file_t* f, const sluice_state_sum_t* sums) {
+  static const char* const names[SLUICE_NUM_STATES] = {"masters", "exp_avg", "exp_avg_sq"};
+  const record_t* record = f->records + f->room;
+  for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
+    if (sums[state].count == f->count && sluice_state_sum_end(sums + state) == record->sums[state]) continue;
+    return SLUICE_FAIL(SLUICE_E_FOREIGN,
+                       "optimizer: %s: %s of step %lld are not those that were written: something has damaged the file "
+                       "since it was opened; open it again, at the step before if that is whole",
+                       f->path, names[state], (long long)record->step);
+  }
+  return SLUICE_OK;
+}
+
+/* ---- writing ---- */
 
 /* On the disk before the room's first byte is, lest an old record say that it is whole. */
 sluice_status_t sluice_state_file_begin(sluice_state_file_t* f, int64_t step) {
-  SLUICE_TRY(write_record(f, next_room(f), BEGUN, step));
+  SLUICE_TRY(SLUICE_REQUIRE(step >= 0 && step <= MOST_STEPS, "optimizer: step %lld is none that a file can hold",
+                            (long long)step));
+  SLUICE_TRY(write_record(f, next_room(f), (record_t){.state = BEGUN, .step = step}));
   SLUICE_TRY(sync_data(f));
+  for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) sluice_state_sum_begin(f->sums + state);
   f->is_writing = 1;
+  f->is_sealed = 0;
   return SLUICE_OK;
 }
 
 sluice_status_t sluice_state_file_write(sluice_state_file_t* f, int32_t state, int64_t first, int64_t count,
                                         const float* data) {
-  return sluice_file_write_at(f->fd, f->path, place(f, next_room(f), state, first), data,
-                              (uint64_t)count * sizeof *data);
+  if (first != f->sums[state].count) {
+    return SLUICE_FAIL(SLUICE_E_INTERNAL, "optimizer: %s: element %lld is written where %lld is next", f->path,
+                       (long long)first, (long long)f->sums[state].count);
+  }
+  for (int64_t done = 0; done < count; done += SUMMED_AT_ONCE) {
+    const int64_t size = sluice_min(SUMMED_AT_ONCE, count - done);
+    sluice_state_sum_add(f->sums + state, data + done, size);
+    SLUICE_TRY(sluice_file_write_at(f->descriptor.fd, f->path,
+                                    sluice_state_file_at(f, next_room(f), state, first + done), data + done,
+                                    (uint64_t)size * sizeof *data));
+  }
+  return SLUICE_OK;
 }
 
-/* Where that fails the step is taken back, as far as the file can still be written: who asked is told that it is not.
- */
-static sluice_status_t bring_record_to_disk(sluice_state_file_t* f, int32_t room) {
-  const sluice_status_t status = sync_data(f);
-  if (status == SLUICE_OK) return SLUICE_OK;
+sluice_status_t sluice_state_file_seal(sluice_state_file_t* f) {
+  if (!f->is_writing) return SLUICE_FAIL(SLUICE_E_STATE, "optimizer: %s: no step was begun", f->path);
+  for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
+    if (f->sums[state].count == f->count) continue;
+    return SLUICE_FAIL(SLUICE_E_STATE, "optimizer: %s: %lld elements of %lld were written", f->path,
+                       (long long)f->sums[state].count, (long long)f->count);
+  }
+  SLUICE_TRY(sync_data(f));
+  f->is_sealed = 1;
+  return SLUICE_OK;
+}
+
+/* Who asked is told that the step is not there: so the record may not say that it is. */
+static sluice_status_t call_begun(sluice_state_file_t* f, int32_t room) {
+  const record_t begun = {.state = BEGUN, .step = f->records[room].step};
+  f->records[room].state = BEGUN;
+  SLUICE_TRY(write_record(f, room, begun));
+  return sync_data(f);
+}
+
+static sluice_status_t write_whole(sluice_state_file_t* f, int32_t room) {
+  record_t record = {.state = WHOLE, .step = f->records[room].step};
+  for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
+    record.sums[state] = sluice_state_sum_end(f->sums + state);
+  }
+  SLUICE_TRY(write_record(f, room, record));
+  return sync_data(f);
+}
+
+static void say_what_to_do(const sluice_state_file_t* f, int32_t room) {
   sluice_error_info_t why;
   sluice_error_capture(&why);
-  (void)write_record(f, room, BEGUN, f->records[room].step);
-  f->records[room].state = BEGUN;
-  return sluice_error_adopt(&why);
+  sluice_log(SLUICE_LOG_ERROR,
+             "optimizer: step %lld was taken back, and the file may still hold it: %s; open it at step %lld",
+             (long long)f->records[room].step, why.message, (long long)(f->records[room].step - 1));
 }
 
 sluice_status_t sluice_state_file_end(sluice_state_file_t* f) {
   const int32_t room = next_room(f);
-  if (!f->is_writing) return SLUICE_FAIL(SLUICE_E_STATE, "optimizer: %s: no step was begun", f->path);
-  SLUICE_TRY(sync_data(f));
-  SLUICE_TRY(write_record(f, room, WHOLE, f->records[room].step));
-  SLUICE_TRY(bring_record_to_disk(f, room));
+  if (!f->is_sealed) SLUICE_TRY(sluice_state_file_seal(f));
+  const sluice_status_t status = write_whole(f, room);
+  if (status != SLUICE_OK) {
+    sluice_error_info_t why;
+    sluice_error_capture(&why);
+    if (call_begun(f, room) != SLUICE_OK) say_what_to_do(f, room);
+    return sluice_error_adopt(&why);
+  }
   f->room = room;
-  f->is_writing = 0;
+  f->is_writing = f->is_sealed = 0;
   f->unfinished = SLUICE_NO_STEP;
   return SLUICE_OK;
 }
 
-void sluice_state_file_give_up(sluice_state_file_t* f) { f->is_writing = 0; }
+void sluice_state_file_take_back(sluice_state_file_t* f) {
+  const int32_t room = f->room;
+  f->room = 1 - room;
+  if (call_begun(f, room) != SLUICE_OK) say_what_to_do(f, room);
+}
+
+void sluice_state_file_give_up(sluice_state_file_t* f) { f->is_writing = f->is_sealed = 0; }
+
+void sluice_state_file_set_mixed(sluice_state_file_t* f, int32_t is_mixed) { f->is_mixed = is_mixed; }
+
+sluice_status_t sluice_state_file_check_mixed(const sluice_state_file_t* f) {
+  if (!f->is_mixed) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_STATE,
+                     "optimizer: %s: a step failed before, and parameters could not be given back: load them from the "
+                     "file, then step on",
+                     f->path);
+}

@@ -564,12 +564,21 @@ module sluice
   end type
 
   type, bind(c) :: sluice_optimizer_file_config_t
-    integer(c_size_t) :: struct_size = 40
+    integer(c_size_t) :: struct_size = 96
     type(c_ptr) :: next = c_null_ptr
     type(c_ptr) :: path = c_null_ptr
     integer(c_int64_t) :: step = 0
     integer(c_int32_t) :: durable = 0
     integer(c_int32_t) :: reserved = 0
+    type(c_ptr) :: comm = c_null_ptr
+    integer(c_int32_t) :: rank = 0
+    integer(c_int32_t) :: world_size = 0
+    type(c_ptr) :: groups = c_null_ptr
+    integer(c_int64_t) :: num_groups = 0
+    type(c_ptr) :: num_dims = c_null_ptr
+    type(c_ptr) :: dims = c_null_ptr
+    integer(c_int32_t) :: replaces = 0
+    integer(c_int32_t) :: reserved2 = 0
   end type
 
   type, bind(c) :: sluice_optimizer_file_info_t

@@ -679,6 +679,15 @@ type OptimizerFileConfig struct {
 	Step       int64
 	Durable    int32
 	Reserved   int32
+	Comm       *Comm
+	Rank       int32
+	WorldSize  int32
+	Groups     **OptimizerGroup
+	NumGroups  int64
+	NumDims    *int32
+	Dims       *int64
+	Replaces   int32
+	Reserved2  int32
 }
 
 // OptimizerFileInfo is sluice_optimizer_file_info_t.

@@ -922,6 +922,15 @@ pub struct sluice_optimizer_file_config_t {
     pub step: i64,
     pub durable: i32,
     pub reserved: i32,
+    pub comm: *mut sluice_comm_t,
+    pub rank: i32,
+    pub world_size: i32,
+    pub groups: *const *const sluice_optimizer_group_t,
+    pub num_groups: i64,
+    pub num_dims: *const i32,
+    pub dims: *const i64,
+    pub replaces: i32,
+    pub reserved2: i32,
 }
 impl Default for sluice_optimizer_file_config_t {
     fn default() -> Self {

@@ -135,8 +135,8 @@ SLUICE_API sluice_status_t sluice_optimizer_create(const sluice_optimizer_config
 /* One step over all groups, by the caller's OpenMP threads. result may be NULL. Host-complete; on a device
  * stream-complete with the verdict known: it waits for what the stream has before it and for one look at the gradients.
  * Threads: one call at a time for an optimizer, others get BUSY; on a device context-exclusive. Errors:
- * INVALID_ARGUMENT (naming group, tensor and what is wrong), ABI, BUSY, NO_MEMORY: nothing was changed. A skipped step
- * is OK, and told by result.
+ * INVALID_ARGUMENT (naming group, tensor and what is wrong: more than 2^48 elements, arrays that overlap), ABI, BUSY,
+ * STATE (a forked child), NO_MEMORY: nothing was changed. A skipped step is OK, and told by result.
  *
  * With args->comm collective over it, comm-exclusive for all communicators of the step, and alike on all ranks: groups
  * in the same order, with the same numbers, and tensors of the same counts and dtypes where they are summed. Further
@@ -154,9 +154,12 @@ SLUICE_API sluice_status_t sluice_optimizer_create(const sluice_optimizer_config
  * buckets may differ in their step, and which ends the step's communicators.
  *
  * With args->file each tensor's step is the file's + 1, and each rank has a file of its own. Further errors, that
- * change nothing: FOREIGN (what the disk says), on this rank, PEER_REFUSED on the others. Whatever else a step over
- * ranks returns changes nothing either. A step whose last exchange one rank alone has seen is there in its file and not
- * in those of the others: open it at the step before. */
+ * change nothing: MISMATCH (the file is of other tensors), FOREIGN (what the disk says, or that it was damaged since it
+ * was opened) on this rank, and PEER_REFUSED on the others: ranks agree before their files say that the step is there,
+ * and once more after that, so that a disk which fails in between takes the step back on all. Whatever else a step over
+ * ranks returns changes nothing either. Where the disk does not even give back what parameters were, a line of the log
+ * says so, and steps return STATE until _load has filled them. A process that is killed between the two agreements may
+ * leave its file one step ahead: opened with config.comm, files go on from the step that all have. */
 SLUICE_API sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer,
                                                  const sluice_optimizer_step_args_t* args,
                                                  sluice_optimizer_step_result_t* out_result);
@@ -169,40 +172,71 @@ SLUICE_EXPORT void sluice_optimizer_destroy(sluice_optimizer_t* optimizer);
 
 /* For models whose states do not fit into memory: 12 bytes for each element lie in a file twice, since it holds two
  * steps. One is the last whole step and is only read, into the other the next one is written. So a process that ends in
- * mid-step leaves the last whole step behind, and the file says that one more was begun. In memory a step takes 24
- * bytes for each element of a bucket. Elements lie in the order of groups and tensors, so these stay the same.
+ * mid-step leaves the last whole step there, and the file says that one more was begun. In memory a step takes 24 bytes
+ * for each element of a bucket. Elements lie in the order of groups and tensors, so these stay the same.
  *
- * One process has a file open at a time. Threads: one call at a time for a file, others get BUSY. */
+ * A parameter that other code has written since the last step is taken as it is: for f32 the step reads the parameter;
+ * for a 16-bit one it takes the file's master where that, rounded, is the parameter, else the parameter. A step keeps
+ * copies of such parameters until it ends, so that it can give them back.
+ *
+ * The file says what it is of: groups, shapes and dtypes of its tensors, rank and world size. Each step in it has a
+ * checksum. One that a crash of the machine has left in part, or that was damaged, is not used when the file is opened:
+ * the step before is. A new file has its name once a step is whole in it, and is called PATH.unfinished until then;
+ * what an earlier process has left under that name is taken.
+ *
+ * One process has a file open at a time. A forked child has nothing of it: calls return STATE there, and it holds no
+ * lock. Threads: one call at a time for a file, others get BUSY. */
 typedef struct sluice_optimizer_file_config_s {
   size_t struct_size;              /* set by sluice_optimizer_file_config_init */
   const sluice_ext_header_t* next; /* NULL */
-  const char* path;                /* read during the call */
-  int64_t step;     /* create: the steps that tensors have behind them; open: which of the file's two; -1:
-                       none, the later one; -1 */
+  const char* path;                /* read during the call; one that is a link means what the link leads to */
+  int64_t step;     /* create: the steps that tensors have taken; open: which of the file's two; -1: none, the later
+                       one; -1 */
   int32_t durable;  /* 1: a step is on the disk before it ends, and outlives the machine; 0: it outlives
                        the process; 0 */
   int32_t reserved; /* 0 */
+  /* Of the ranks that step together, each with a file of its own: making and opening are then collective over it, all
+   * make one or all open one, and go on from the last step that is whole in all of them. Borrowed until the call
+   * returns. NULL: nobody compares. */
+  sluice_comm_t* comm;
+  int32_t rank, world_size; /* whose file it is, which it keeps; with comm its own are taken; 0 of 1 */
+  /* open: tensors that the file has to be of, grad is not read; NULL: not compared until load and step do, by counts
+   * and dtypes. */
+  const sluice_optimizer_group_t* const* groups;
+  int64_t num_groups;
+  /* Shapes of all tensors of all groups, one behind the other: 0 to 64 dimensions each. NULL: each has one. */
+  const int32_t* num_dims;
+  const int64_t* dims;
+  int32_t replaces;  /* create: 1: it takes the place of the file at path, if there is one, when it is whole; 0 */
+  int32_t reserved2; /* 0 */
 } sluice_optimizer_file_config_t;
 
 SLUICE_EXPORT void sluice_optimizer_file_config_init(sluice_optimizer_file_config_t* out_config, size_t struct_size);
 
 /* A new file, filled from tensors: their master or, where that is NULL, param; their moments or, where these are NULL,
  * 0. grad is not read. The disk has room for all of it from now on. out_file: new, sluice_optimizer_file_close.
- * Thread-safe. Errors: INVALID_ARGUMENT, ABI, FOREIGN (it is there already, a full disk, what the system says),
- * NO_MEMORY: then there is no new file. */
+ * Thread-safe; with comm comm-exclusive. Errors: INVALID_ARGUMENT, ABI, FOREIGN (it is there already, a full disk, what
+ * the system says), BUSY (another process makes it), NO_MEMORY, and with comm PEER_REFUSED, MISMATCH (another rank
+ * opens one) and what exchanges return: then there is no new file, and none was replaced. */
 SLUICE_API sluice_status_t sluice_optimizer_file_create(const sluice_optimizer_file_config_t* config,
                                                         const sluice_optimizer_group_t* const* groups,
                                                         int64_t num_groups, sluice_optimizer_file_t** out_file);
 
-/* One that is there; parameters come from it by _load. A step that was begun and never ended is told by _info and by a
- * line of the log. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NOT_FOUND (no such file, or no such step in it), FOREIGN
- * (another kind of file, cut, no step in it is whole), BUSY (it is open elsewhere), NO_MEMORY. */
+/* One that is there, of which both steps are read once; parameters come from it by _load. A step that was begun and
+ * never ended is told by _info and by a line of the log, one that is damaged by a line of the log. Thread-safe; with
+ * comm comm-exclusive. Errors: INVALID_ARGUMENT, ABI, NOT_FOUND (no such file, or no such step in it), FOREIGN (another
+ * kind of file, cut, no step in it is whole), MISMATCH (it is of another model: names the first tensor that differs; of
+ * another rank; with comm: no step is in the files of all ranks), BUSY (it is open elsewhere), NO_MEMORY, and with comm
+ * PEER_REFUSED and what exchanges return. */
 SLUICE_API sluice_status_t sluice_optimizer_file_open(const sluice_optimizer_file_config_t* config,
                                                       sluice_optimizer_file_t** out_file);
 
-/* Parameters become the file's masters, rounded to nearest even; master, exp_avg and exp_avg_sq are filled where a
- * tensor has them, as for a checkpoint. Any thread, one call at a time. Errors: INVALID_ARGUMENT (of elements the file
- * has more or fewer), ABI, BUSY, FOREIGN, NO_MEMORY. */
+/* Parameters become the file's masters, rounded to nearest even; param, master, exp_avg and exp_avg_sq are filled where
+ * a tensor has them, as for a checkpoint. Any thread, one call at a time. Errors: INVALID_ARGUMENT, MISMATCH (the file
+ * is of other tensors: names the first), ABI, BUSY, STATE (a forked child), NO_MEMORY: nothing was changed; FOREIGN
+ * (what the disk says, or that it was damaged since it was opened): tensors are filled in part, or with what is
+ * damaged.
+ */
 SLUICE_API sluice_status_t sluice_optimizer_file_load(sluice_optimizer_file_t* file,
                                                       const sluice_optimizer_group_t* const* groups,
                                                       int64_t num_groups);
@@ -212,13 +246,14 @@ typedef struct sluice_optimizer_file_info_s {
   int64_t count;           /* elements */
   int64_t step;            /* that is there, and that steps go on from */
   int64_t other_step;      /* that may be opened as well, until the next step; -1: none */
-  int64_t unfinished_step; /* begun and not ended when the file was opened, until a step ends; -1: none */
+  int64_t unfinished_step; /* begun and not ended when the file was opened, until a step ends; -1: none, or its record
+                              is damaged */
   uint64_t bytes;          /* of the file */
 } sluice_optimizer_file_info_t;
 
 SLUICE_EXPORT void sluice_optimizer_file_info_init(sluice_optimizer_file_info_t* out_info, size_t struct_size);
 
-/* Any thread, one call at a time. Errors: INVALID_ARGUMENT, ABI, BUSY. */
+/* Any thread, one call at a time. Errors: INVALID_ARGUMENT, ABI, BUSY, STATE (a forked child). */
 SLUICE_API sluice_status_t sluice_optimizer_file_info(sluice_optimizer_file_t* file,
                                                       sluice_optimizer_file_info_t* out_info);
 

@@ -1,4 +1,4 @@
-/* A disk that fails: the process's pread, pwrite and posix_fallocate, in programs that link with these. */
+/* A disk that fails: the process's pread, pwrite, fdatasync and posix_fallocate, in programs that link with these. */
 #ifndef SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_
 #define SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_
 
@@ -7,10 +7,11 @@
 #include <sys/types.h>
 
 enum { NEVER = -1 };
-typedef enum { FAILS, KILLS } how_t;
+typedef enum { FAILS, KILLS, DIES } how_t; /* once; with the process; from then on */
 
-extern _Atomic int64_t disk_calls_left[2]; /* of pread, pwrite */
-extern _Atomic int64_t disk_calls[2];
+enum { NUM_DISK_CALLS = 3 };
+extern _Atomic int64_t disk_calls_left[NUM_DISK_CALLS]; /* of pread, pwrite, fdatasync */
+extern _Atomic int64_t disk_calls[NUM_DISK_CALLS];
 extern how_t disk_how;
 extern _Atomic ino_t disk_only_file; /* 0: any */
 extern _Atomic int32_t disk_is_full;

@@ -88,10 +88,11 @@ sluice_optimizer_file_config_t config_of(model_t* m) {
   sluice_optimizer_file_config_t config;
   sluice_optimizer_file_config_init(&config, sizeof config);
   config.path = m->path;
+  config.comm = m->comm;
   return config;
 }
 
-static void forget_states(model_t* m) {
+void forget_states(model_t* m) {
   for (int t = 0; t < NUM_TENSORS; ++t) {
     m->tensors[t].master = m->tensors[t].exp_avg = m->tensors[t].exp_avg_sq = NULL;
   }
@@ -112,14 +113,17 @@ void refused(sluice_status_t status, sluice_status_t wanted, const char* text) {
   if (status != wanted || strstr(info.message, text) == NULL) fail_msg("%d: %s lacks %s", status, info.message, text);
 }
 
-model_t* open_with_file(void) {
+model_t* open_with_file_at(const char* path) {
   model_t* m = open_model();
+  if (path != NULL) memcpy(m->path, path, sizeof m->path);
   const sluice_optimizer_file_config_t config = config_of(m);
   works(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
   forget_states(m);
   m->args.file = m->file;
   return m;
 }
+
+model_t* open_with_file(void) { return open_with_file_at(NULL); }
 
 sluice_optimizer_file_info_t info_of(model_t* m) {
   sluice_optimizer_file_info_t info;
@@ -151,6 +155,19 @@ void expect_states(model_t* m, const model_t* wanted) {
   assert_memory_equal(found->param, wanted->s.param, sizeof found->param);
   assert_memory_equal(m->s.param, wanted->s.param, sizeof m->s.param);
   free(found);
+}
+
+void write_params(model_t* m, model_t* alike, int seed) {
+  uint64_t state = (uint64_t)seed;
+  for (int64_t t = 0, first = 0; t < NUM_TENSORS; first += counts[t++]) {
+    for (int64_t i = seed % 5; i < counts[t]; i += 7) {
+      const float x = draw(&state, 3.0), before = read_element(alike->s.param + first, dtypes[t], i);
+      write_element(m->s.param + first, dtypes[t], i, x);
+      write_element(alike->s.param + first, dtypes[t], i, x);
+      const float now = read_element(alike->s.param + first, dtypes[t], i);
+      if (now != before) alike->s.master[first + i] = now; /* else the master is what was rounded to it */
+    }
+  }
 }
 
 void reopen(model_t* m, int64_t at) {

@@ -39,6 +39,9 @@ typedef struct model_s {
 /* With its states in memory; close_model in either case, which removes the file. */
 model_t* open_model(void);
 model_t* open_with_file(void);
+model_t* open_with_file_at(const char* path); /* of another model's */
+/* Masters and moments lie in the file from now on. */
+void forget_states(model_t* m);
 void close_model(model_t* m);
 /* With the path of the model's file, which need not be there. */
 sluice_optimizer_file_config_t config_of(model_t* m);
@@ -53,6 +56,9 @@ void step_model(model_t* m, int number);
 sluice_optimizer_file_info_t info_of(model_t* m);
 /* The file's states and the parameters, as `wanted` has them in memory. */
 void expect_states(model_t* m, const model_t* wanted);
+/* Elements of each tensor get other values, as another code would write them: of m's parameters, and of `alike` in
+ * memory, parameters and masters both. */
+void write_params(model_t* m, model_t* alike, int seed);
 /* The file, closed and opened at a step; -1: the last. */
 void reopen(model_t* m, int64_t at);
 

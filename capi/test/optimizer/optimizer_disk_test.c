@@ -8,13 +8,23 @@
 #include "capi/test/optimizer/failing_disk.h"
 #include "capi/test/optimizer/filed_model.h"
 
-/* Each call of a step fails once: nothing is changed, and the step that follows runs. */
+/* Parameters are these bits, whatever the file holds. */
+static void expect_params(const model_t* m, const states_t* wanted) {
+  assert_memory_equal(m->s.param, wanted->param, sizeof m->s.param);
+}
+
+/* Each call of a step fails once: nothing is changed, and the step that follows runs. Other code has written parameters
+ * before it, which the file does not hold. */
 static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
   (void)state;
-  model_t *m = open_with_file(), *before = open_model(), *after = open_model();
+  model_t *m = open_with_file(), *after = open_model();
+  states_t* written = malloc(sizeof *written);
+  assert_non_null(written);
   step_model(m, 1);
-  step_model(before, 1);
-  for (int number = 1; number <= 2; ++number) step_model(after, number);
+  step_model(after, 1);
+  write_params(m, after, 3);
+  *written = m->s;
+  step_model(after, 2);
   for (int which = 0; which < 2; ++which) {
     int64_t nth = 0;
     for (;; ++nth) {
@@ -25,15 +35,37 @@ static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
       if (status == SLUICE_OK) break; /* it takes no more of them */
       refused(status, SLUICE_E_FOREIGN, which == 0 ? "reading" : "No space left on device");
       assert_int_equal(info_of(m).step, 1);
-      expect_states(m, before);
+      expect_params(m, written);
     }
     assert_true(nth >= 3 * ((ELEMENTS + BUCKET - 1) / BUCKET));
     expect_states(m, after);
     reopen(m, which == 0 ? 1 : -1);
-    works(sluice_optimizer_file_load(m->file, m->list, 2));
+    m->s = *written;
   }
+  free(written);
   close_model(m);
-  close_model(before);
+  close_model(after);
+}
+
+/* From its nth read on the disk gives nothing back: no step runs on parameters of two steps until they are loaded. */
+static void Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps(void** state) {
+  (void)state;
+  model_t *m = open_with_file(), *after = open_model();
+  atomic_store(&disk_calls[0], 0);
+  step_model(m, 1);
+  for (int number = 1; number <= 2; ++number) step_model(after, number);
+  set_gradients(m, 2, 0);
+  disk_calls_left[0] = atomic_load(&disk_calls[0]) * 3 / 4; /* some buckets are updated */
+  disk_how = DIES;
+  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_FOREIGN, "reading");
+  disk_how = FAILS;
+  disk_calls_left[0] = NEVER;
+  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_STATE, "could not be given back");
+  assert_int_equal(info_of(m).step, 1);
+  works(sluice_optimizer_file_load(m->file, m->list, 2));
+  step_model(m, 2);
+  expect_states(m, after);
+  close_model(m);
   close_model(after);
 }
 
@@ -43,16 +75,19 @@ static void Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo(void*
   step_model(before, 1);
   for (int number = 1; number <= 2; ++number) step_model(after, number);
   for (int64_t nth = 0;; ++nth) {
-    model_t* m = open_with_file();
+    model_t* m = open_model();
+    (void)config_of(m); /* the name of its file */
     const pid_t child = fork();
     if (child == 0) {
-      step_model(m, 1);
+      model_t* own = open_with_file_at(m->path);
+      step_model(own, 1);
       disk_how = KILLS;
       disk_calls_left[1] = nth;
-      step_model(m, 2);
+      step_model(own, 2);
       _exit(0);
     }
     int ended = 0;
+    forget_states(m);
     assert_int_equal(waitpid(child, &ended, 0), child);
     reopen(m, -1);
     works(sluice_optimizer_file_load(m->file, m->list, 2));
@@ -86,7 +121,6 @@ static void File_ThatIsCut_IsToldAndChangesNothing(void** state) {
   states_t* kept = malloc(sizeof *kept);
   assert_non_null(kept);
   *kept = m->s;
-  m->args.bucket = 1 << 22; /* nothing is updated before the read that fails */
   refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_FOREIGN, "something has cut it");
   assert_memory_equal(kept, &m->s, sizeof *kept);
   sluice_optimizer_file_close(m->file);
@@ -102,6 +136,8 @@ static void Disk_WithoutRoom_IsToldAndLeavesNoFile(void** state) {
   (void)state;
   model_t* m = open_model();
   const sluice_optimizer_file_config_t config = config_of(m);
+  char unfinished[sizeof m->path + 16];
+  (void)snprintf(unfinished, sizeof unfinished, "%s.unfinished", m->path);
   disk_is_full = 1;
   refused(sluice_optimizer_file_create(&config, m->list, 2, &m->file), SLUICE_E_FOREIGN, "no room for");
   disk_is_full = 0;
@@ -114,6 +150,7 @@ static void Disk_WithoutRoom_IsToldAndLeavesNoFile(void** state) {
     if (status == SLUICE_OK) break;
     refused(status, SLUICE_E_FOREIGN, "No space left on device");
     assert_int_equal(access(m->path, F_OK), -1);
+    assert_int_equal(access(unfinished, F_OK), -1);
   }
   close_model(m);
 }
@@ -151,6 +188,7 @@ static void SmallTmpfs_IsFull_IsTold(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Step_WhoseNthReadOrWriteFails_ChangesNothing),
+      cmocka_unit_test(Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps),
       cmocka_unit_test(Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo),
       cmocka_unit_test(File_ThatIsCut_IsToldAndChangesNothing),
       cmocka_unit_test(Disk_WithoutRoom_IsToldAndLeavesNoFile),

@@ -2,11 +2,14 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "capi/test/optimizer/failing_disk.h"
 #include "capi/test/optimizer/filed_model.h"
 
-enum { MAX_RANKS = 2 };
+enum { MAX_RANKS = 3 };
+
+static int32_t num_ranks = 2;
 
 static void* step_rank(void* data) {
   model_t* m = data;
@@ -15,38 +18,42 @@ static void* step_rank(void* data) {
   return NULL;
 }
 
-static void step_both(model_t* const* ranks, int number) {
+static void on_all(model_t* const* ranks, void* (*call)(void*)) {
   pthread_t threads[MAX_RANKS];
-  for (int r = 0; r < MAX_RANKS; ++r) {
+  for (int r = 0; r < num_ranks; ++r) assert_int_equal(pthread_create(&threads[r], NULL, call, ranks[r]), 0);
+  for (int r = 0; r < num_ranks; ++r) pthread_join(threads[r], NULL);
+}
+
+static void step_all(model_t* const* ranks, int number) {
+  for (int r = 0; r < num_ranks; ++r) {
     set_gradients(ranks[r], number, r);
     ranks[r]->args.comm = ranks[r]->comm;
-    assert_int_equal(pthread_create(&threads[r], NULL, step_rank, ranks[r]), 0);
   }
-  for (int r = 0; r < MAX_RANKS; ++r) pthread_join(threads[r], NULL);
+  on_all(ranks, step_rank);
 }
 
 /* The sum in rank order, for a model on one rank. */
 static void step_reference(model_t* m, model_t* const* ranks, int number) {
   float sums[ELEMENTS];
-  for (int r = 0; r < MAX_RANKS; ++r) set_gradients(ranks[r], number, r);
+  for (int r = 0; r < num_ranks; ++r) set_gradients(ranks[r], number, r);
   for (int64_t t = 0, first = 0; t < NUM_TENSORS; first += counts[t++]) {
     m->tensors[t].step = number;
     m->tensors[t].grad_dtype = SLUICE_DTYPE_F32;
     for (int64_t i = 0; i < counts[t]; ++i) {
-      sums[first + i] =
-          read_element(ranks[0]->grad + first, dtypes[t], i) + read_element(ranks[1]->grad + first, dtypes[t], i);
+      sums[first + i] = read_element(ranks[0]->grad + first, dtypes[t], i);
+      for (int r = 1; r < num_ranks; ++r) sums[first + i] += read_element(ranks[r]->grad + first, dtypes[t], i);
     }
   }
   memcpy(m->grad, sums, sizeof sums);
   works(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
 }
 
-static void join_both(model_t* const* ranks, sluice_local_group_t** out_group) {
-  assert_int_equal(sluice_local_group_create(MAX_RANKS, out_group), SLUICE_OK);
-  for (int32_t r = 0; r < MAX_RANKS; ++r) {
+static void join_all(model_t* const* ranks, sluice_local_group_t** out_group) {
+  assert_int_equal(sluice_local_group_create(num_ranks, out_group), SLUICE_OK);
+  for (int32_t r = 0; r < num_ranks; ++r) {
     sluice_comm_config_t config;
     sluice_comm_config_init(&config, sizeof config);
-    config.rank = r, config.world_size = MAX_RANKS, config.timeout_ns = UINT64_C(60000000000);
+    config.rank = r, config.world_size = num_ranks, config.timeout_ns = UINT64_C(60000000000);
     assert_int_equal(sluice_comm_create_local(*out_group, &config, &ranks[r]->comm), SLUICE_OK);
   }
 }
@@ -56,23 +63,23 @@ static void Ranks_EachWithAFile_HaveTheBitsOfOne(void** state) {
   for (int clips = 0; clips < 2; ++clips) {
     model_t *ranks[MAX_RANKS] = {open_with_file(), open_with_file()}, *wanted = open_model();
     sluice_local_group_t* group;
-    join_both(ranks, &group);
+    join_all(ranks, &group);
     wanted->args.max_norm = clips * 0.25;
     for (int number = 1; number <= 3; ++number) {
-      for (int r = 0; r < MAX_RANKS; ++r) {
+      for (int r = 0; r < num_ranks; ++r) {
         ranks[r]->args.max_norm = clips * 0.25;
         ranks[r]->args.sum_buckets = number == 3 ? INT64_MAX : number;
       }
-      step_both(ranks, number);
+      step_all(ranks, number);
       step_reference(wanted, ranks, number);
-      for (int r = 0; r < MAX_RANKS; ++r) {
+      for (int r = 0; r < num_ranks; ++r) {
         if (ranks[r]->status != SLUICE_OK) fail_msg("rank %d: %s", r, ranks[r]->error.message);
         assert_int_equal(ranks[r]->result.decided, clips);
         expect_states(ranks[r], wanted);
       }
     }
-    for (int r = 0; r < MAX_RANKS; ++r) sluice_comm_destroy(ranks[r]->comm);
-    for (int r = 0; r < MAX_RANKS; ++r) close_model(ranks[r]);
+    for (int r = 0; r < num_ranks; ++r) sluice_comm_destroy(ranks[r]->comm);
+    for (int r = 0; r < num_ranks; ++r) close_model(ranks[r]);
     close_model(wanted);
     sluice_local_group_destroy(group);
   }
@@ -84,10 +91,10 @@ static void DiskOfOneRank_ThatFails_ChangesNothingOnAny(void** state) {
   for (int clips = 0; clips < 2; ++clips) {
     model_t *ranks[MAX_RANKS] = {open_with_file(), open_with_file()}, *before = open_model(), *after = open_model();
     sluice_local_group_t* group;
-    join_both(ranks, &group);
-    for (int r = 0; r < MAX_RANKS; ++r) ranks[r]->args.max_norm = clips * 0.25, ranks[r]->args.sum_buckets = 1;
+    join_all(ranks, &group);
+    for (int r = 0; r < num_ranks; ++r) ranks[r]->args.max_norm = clips * 0.25, ranks[r]->args.sum_buckets = 1;
     before->args.max_norm = after->args.max_norm = clips * 0.25;
-    step_both(ranks, 1);
+    step_all(ranks, 1);
     step_reference(before, ranks, 1);
     for (int number = 1; number <= 2; ++number) step_reference(after, ranks, number);
     struct stat file;
@@ -97,7 +104,7 @@ static void DiskOfOneRank_ThatFails_ChangesNothingOnAny(void** state) {
       disk_only_file = file.st_ino;
       disk_how = FAILS;
       disk_calls_left[which] = i / 2 * 6;
-      step_both(ranks, 2);
+      step_all(ranks, 2);
       assert_true(disk_calls_left[which] < 0);
       disk_calls_left[which] = NEVER;
       disk_only_file = 0;
@@ -105,28 +112,197 @@ static void DiskOfOneRank_ThatFails_ChangesNothingOnAny(void** state) {
       assert_int_equal(ranks[0]->status, SLUICE_E_PEER_REFUSED);
       assert_int_equal(ranks[0]->error.peer, 1);
       assert_non_null(strstr(ranks[0]->error.message, ranks[1]->path));
-      for (int r = 0; r < MAX_RANKS; ++r) {
+      for (int r = 0; r < num_ranks; ++r) {
         assert_int_equal(info_of(ranks[r]).step, 1);
         expect_states(ranks[r], before);
       }
     }
-    step_both(ranks, 2);
-    for (int r = 0; r < MAX_RANKS; ++r) {
+    step_all(ranks, 2);
+    for (int r = 0; r < num_ranks; ++r) {
       assert_int_equal(ranks[r]->status, SLUICE_OK);
       expect_states(ranks[r], after);
       sluice_comm_destroy(ranks[r]->comm);
     }
-    for (int r = 0; r < MAX_RANKS; ++r) close_model(ranks[r]);
+    for (int r = 0; r < num_ranks; ++r) close_model(ranks[r]);
     close_model(before);
     close_model(after);
     sluice_local_group_destroy(group);
   }
 }
 
+/* ---- a disk that fails when all ranks have agreed ---- */
+
+/* What one rank's disk does at the end of a step: its last write, that of the record, or its last sync fails. */
+static void fail_at_the_end(model_t* const* ranks, int32_t of, int which) {
+  struct stat file;
+  assert_int_equal(stat(ranks[of]->path, &file), 0);
+  disk_only_file = file.st_ino;
+  atomic_store(&disk_calls[which], 0);
+  step_all(ranks, 1); /* a whole step, to count its calls */
+  disk_calls_left[which] = atomic_load(&disk_calls[which]) - 1;
+  step_all(ranks, 2);
+  assert_true(disk_calls_left[which] < 0);
+  disk_calls_left[which] = NEVER;
+  disk_only_file = 0;
+}
+
+static void* reopen_rank(void* data) {
+  model_t* m = data;
+  sluice_optimizer_file_config_t config = config_of(m);
+  sluice_optimizer_file_close(m->file);
+  m->args.file = m->file = NULL;
+  m->status = sluice_optimizer_file_open(&config, &m->file);
+  sluice_error_last(&m->error);
+  m->args.file = m->file;
+  if (m->status == SLUICE_OK) m->status = sluice_optimizer_file_load(m->file, m->list, 2);
+  return NULL;
+}
+
+static void expect_step_one(model_t* const* ranks, model_t* before) {
+  for (int r = 0; r < num_ranks; ++r) {
+    assert_int_equal(info_of(ranks[r]).step, 1);
+    expect_states(ranks[r], before);
+  }
+}
+
+static void* create_rank(void* data) {
+  model_t* m = data;
+  sluice_optimizer_file_config_t config = config_of(m);
+  config.durable = 1;
+  m->status = sluice_optimizer_file_create(&config, m->list, 2, &m->file);
+  sluice_error_last(&m->error);
+  m->args.file = m->file;
+  return NULL;
+}
+
+static void open_all(model_t** ranks, sluice_local_group_t** out_group) {
+  for (int r = 0; r < num_ranks; ++r) ranks[r] = open_model();
+  join_all(ranks, out_group);
+  on_all(ranks, create_rank);
+  for (int r = 0; r < num_ranks; ++r) {
+    if (ranks[r]->status != SLUICE_OK) fail_msg("rank %d: %s", r, ranks[r]->error.message);
+    forget_states(ranks[r]);
+  }
+}
+
+static void close_all(model_t** ranks, sluice_local_group_t* group) {
+  for (int r = 0; r < num_ranks; ++r) sluice_comm_destroy(ranks[r]->comm);
+  for (int r = 0; r < num_ranks; ++r) close_model(ranks[r]);
+  sluice_local_group_destroy(group);
+}
+
+static void DiskOfOneRank_ThatFailsAfterTheAgreement_LeavesAllAtOneStep(void** state) {
+  (void)state;
+  for (int i = 0; i < 8; ++i) {
+    num_ranks = 2 + i % 2;
+    const int which = 1 + i / 4; /* a write, a sync */
+    const int32_t of = i / 2 % 2 == 0 ? 0 : num_ranks - 1;
+    model_t *ranks[MAX_RANKS], *before = open_model(), *after = open_model();
+    sluice_local_group_t* group;
+    open_all(ranks, &group);
+    step_reference(before, ranks, 1);
+    for (int number = 1; number <= 2; ++number) step_reference(after, ranks, number);
+    fail_at_the_end(ranks, of, which);
+    for (int r = 0; r < num_ranks; ++r) {
+      assert_int_equal(ranks[r]->status, r == of ? SLUICE_E_FOREIGN : SLUICE_E_PEER_REFUSED);
+      assert_true(r == of || ranks[r]->error.peer == of);
+    }
+    expect_step_one(ranks, before);
+    on_all(ranks, reopen_rank);
+    for (int r = 0; r < num_ranks; ++r) {
+      if (ranks[r]->status != SLUICE_OK) fail_msg("rank %d: %s", r, ranks[r]->error.message);
+    }
+    expect_step_one(ranks, before);
+    step_all(ranks, 2);
+    for (int r = 0; r < num_ranks; ++r) expect_states(ranks[r], after);
+    close_all(ranks, group);
+    close_model(before);
+    close_model(after);
+  }
+  num_ranks = 2;
+}
+
+/* ---- files of different steps ---- */
+
+/* With other gradients than all ranks have: nobody keeps it. */
+static void step_alone(model_t* m, int number) {
+  m->args.comm = NULL;
+  step_model(m, number);
+}
+
+/* As a kill leaves them between the two agreements: one rank's file is a step ahead. */
+static void Files_AStepApart_GoOnFromTheStepThatAllHave(void** state) {
+  (void)state;
+  model_t *ranks[MAX_RANKS], *before = open_model(), *after = open_model();
+  sluice_local_group_t* group;
+  open_all(ranks, &group);
+  for (int number = 1; number <= 2; ++number) step_reference(before, ranks, number);
+  for (int number = 1; number <= 3; ++number) step_reference(after, ranks, number);
+  for (int number = 1; number <= 2; ++number) step_all(ranks, number);
+  step_alone(ranks[1], 3);
+  on_all(ranks, reopen_rank);
+  for (int r = 0; r < num_ranks; ++r) {
+    if (ranks[r]->status != SLUICE_OK) fail_msg("rank %d: %s", r, ranks[r]->error.message);
+    assert_int_equal(info_of(ranks[r]).step, 2);
+    expect_states(ranks[r], before);
+  }
+  step_all(ranks, 3);
+  for (int r = 0; r < num_ranks; ++r) expect_states(ranks[r], after);
+  for (int number = 4; number <= 5; ++number) step_alone(ranks[1], number);
+  on_all(ranks, reopen_rank);
+  for (int r = 0; r < num_ranks; ++r) {
+    assert_int_equal(ranks[r]->status, SLUICE_E_MISMATCH);
+    assert_non_null(strstr(ranks[r]->error.message, "rank 1 has 5 and 4, rank 0 has 3 and 2"));
+    assert_null(ranks[r]->file);
+  }
+  close_all(ranks, group);
+  close_model(before);
+  close_model(after);
+}
+
+/* One rank has lost its file, or has that of another rank: none goes on, and none makes one. */
+static void Files_ThatNotAllRanksHave_AreRefusedOnAll(void** state) {
+  (void)state;
+  model_t* ranks[MAX_RANKS];
+  sluice_local_group_t* group;
+  char paths[2][sizeof ranks[0]->path];
+  pthread_t thread;
+  open_all(ranks, &group);
+  for (int r = 0; r < num_ranks; ++r) {
+    memcpy(paths[r], ranks[r]->path, sizeof paths[r]);
+    sluice_optimizer_file_close(ranks[r]->file); /* before another rank opens it */
+    ranks[r]->file = NULL;
+  }
+  for (int r = 0; r < num_ranks; ++r) memcpy(ranks[r]->path, paths[1 - r], sizeof paths[r]);
+  on_all(ranks, reopen_rank);
+  for (int r = 0; r < num_ranks; ++r) {
+    assert_int_equal(ranks[r]->status, SLUICE_E_MISMATCH);
+    assert_non_null(strstr(ranks[r]->error.message, r == 0 ? "rank 1 of 2, and this is rank 0" : "rank 0 of 2, and"));
+  }
+  for (int r = 0; r < num_ranks; ++r) memcpy(ranks[r]->path, paths[r], sizeof paths[r]);
+  assert_int_equal(unlink(ranks[1]->path), 0);
+  assert_int_equal(pthread_create(&thread, NULL, reopen_rank, ranks[0]), 0);
+  create_rank(ranks[1]);
+  pthread_join(thread, NULL);
+  for (int r = 0; r < num_ranks; ++r) {
+    assert_int_equal(ranks[r]->status, SLUICE_E_MISMATCH);
+    assert_non_null(strstr(ranks[r]->error.message, "rank 1 makes a new file, and rank 0 goes on with one"));
+  }
+  assert_int_equal(access(ranks[1]->path, F_OK), -1);
+  on_all(ranks, reopen_rank);
+  assert_int_equal(ranks[1]->status, SLUICE_E_NOT_FOUND);
+  assert_int_equal(ranks[0]->status, SLUICE_E_PEER_REFUSED);
+  assert_non_null(strstr(ranks[0]->error.message, "there is no file"));
+  close_all(ranks, group);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ranks_EachWithAFile_HaveTheBitsOfOne),
       cmocka_unit_test(DiskOfOneRank_ThatFails_ChangesNothingOnAny),
+      cmocka_unit_test(DiskOfOneRank_ThatFailsAfterTheAgreement_LeavesAllAtOneStep),
+      cmocka_unit_test(Files_AStepApart_GoOnFromTheStepThatAllHave),
+      cmocka_unit_test(Files_ThatNotAllRanksHave_AreRefusedOnAll),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

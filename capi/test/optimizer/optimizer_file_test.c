@@ -84,6 +84,63 @@ static void Step_WithABadGradient_ChangesNoByteOfTheFile(void** state) {
   close_model(wanted);
 }
 
+/* ---- parameters that other code writes ---- */
+
+/* Weights that are loaded, clamped or averaged between steps: the next step starts from them. */
+static void Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates(void** state) {
+  (void)state;
+  model_t *m = open_with_file(), *wanted = open_model();
+  for (int number = 1; number <= 6; ++number) {
+    if (number != 4) write_params(m, wanted, number);
+    if (number == 5) reopen(m, -1); /* it is the parameter that counts, not what was loaded */
+    step_model(m, number);
+    step_model(wanted, number);
+    expect_states(m, wanted);
+  }
+  close_model(m);
+  close_model(wanted);
+}
+
+/* ---- forks ---- */
+
+/* Every call of a child that has something of its parent's. */
+static int call_in_child(model_t* m) {
+  sluice_optimizer_file_info_t info;
+  sluice_optimizer_file_info_init(&info, sizeof info);
+  if (sluice_optimizer_step(m->optimizer, &m->args, &m->result) != SLUICE_E_STATE) return 1;
+  if (sluice_optimizer_file_info(m->file, &info) != SLUICE_E_STATE) return 2;
+  if (sluice_optimizer_file_load(m->file, m->list, 2) != SLUICE_E_STATE) return 3;
+  model_t* own = open_with_file();
+  m->args.file = own->file;
+  if (sluice_optimizer_step(m->optimizer, &m->args, &m->result) != SLUICE_E_STATE) return 4;
+  own->args.file = m->file;
+  if (sluice_optimizer_step(own->optimizer, &own->args, &own->result) != SLUICE_E_STATE) return 5;
+  own->args.file = own->file;
+  if (sluice_optimizer_step(own->optimizer, &own->args, &own->result) != SLUICE_OK) return 6;
+  close_model(own);
+  m->path[0] = '\0'; /* the parent's */
+  close_model(m);
+  return 0;
+}
+
+static void ForkedChild_HasNothingOfItsParents(void** state) {
+  (void)state;
+  model_t *m = open_with_file(), *wanted = open_model();
+  for (int number = 1; number <= 2; ++number) {
+    const pid_t child = fork(); /* before the first step, and after one, when lanes have threads */
+    if (child == 0) _exit(call_in_child(m));
+    int ended = 0;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_true(WIFEXITED(ended));
+    assert_int_equal(WEXITSTATUS(ended), 0);
+    step_model(m, number);
+    step_model(wanted, number);
+    expect_states(m, wanted);
+  }
+  close_model(m);
+  close_model(wanted);
+}
+
 /* ---- memory ---- */
 
 /* The system bounds what a process may have of its own: states of the model do not fit, a step with a file does. */
@@ -124,6 +181,9 @@ static void ProcessWhoseMemoryHoldsNoStates_MakesSteps(void** state) {
     void* volatile states = malloc(12UL * COUNT); /* they do not fit */
     if (states != NULL) _exit(4);
     const sluice_optimizer_file_config_t config = config_of(m);
+    sluice_optimizer_config_t own;
+    sluice_optimizer_config_init(&own, sizeof own);
+    if (sluice_optimizer_create(&own, &m->optimizer) != SLUICE_OK) _exit(5);
     if (sluice_optimizer_file_create(&config, m->list, 1, &m->file) != SLUICE_OK) _exit(5);
     m->args.file = m->file;
     if (sluice_optimizer_step(m->optimizer, &m->args, &m->result) != SLUICE_OK) _exit(6);
@@ -158,10 +218,10 @@ static void BadArguments_AreRefusedByName(void** state) {
   refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "there is no file /nowhere/at/all");
   refused(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_FOREIGN, "/nowhere/at/all");
   config.path = "/proc/self/exe";
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_FOREIGN, "/proc/self/exe");
+  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_FOREIGN, "opening it");
   assert_null(none);
-  refused(sluice_optimizer_file_load(m->file, m->list, 1), SLUICE_E_INVALID_ARGUMENT,
-          "7000 elements, and the file 10150");
+  refused(sluice_optimizer_file_load(m->file, m->list, 1), SLUICE_E_MISMATCH,
+          "the file has 4 tensors, the optimizer has 2");
   refused(sluice_optimizer_file_load(NULL, m->list, 2), SLUICE_E_INVALID_ARGUMENT, "file is NULL");
   set_gradients(m, 3, 0);
   refused(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT,
@@ -171,7 +231,7 @@ static void BadArguments_AreRefusedByName(void** state) {
   refused(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT, "exp_avg is given");
   m->tensors[2].exp_avg = NULL;
   m->args.num_groups = 1;
-  refused(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT, "7000 elements");
+  refused(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_MISMATCH, "the optimizer has 2");
   m->args.num_groups = 2;
   step_model(m, 1);
   step_model(other, 1);
@@ -185,13 +245,62 @@ static void BadArguments_AreRefusedByName(void** state) {
   close_model(other);
 }
 
+/* Another model's file, as a whole and by shapes that have as many elements. */
+static void FileOfAnotherModel_IsRefusedByItsFirstTensor(void** state) {
+  (void)state;
+  static const int32_t num_dims[NUM_TENSORS] = {2, 1, 3, 0}, flat[NUM_TENSORS] = {1, 1, 1, 1};
+  static const int64_t dims[] = {70, 100, 0, 2, 43, 25}, swapped[] = {100, 70, 0, 2, 43, 25}, wrong[] = {7, 1, 0, 1};
+  model_t* m = open_with_file();
+  sluice_optimizer_file_config_t config = config_of(m);
+  sluice_optimizer_file_t* none = NULL;
+  sluice_optimizer_tensor_t moved[NUM_TENSORS];
+  sluice_optimizer_file_close(m->file);
+  m->file = NULL;
+  config.groups = m->list, config.num_groups = 2;
+  works(sluice_optimizer_file_open(&config, &m->file));
+  sluice_optimizer_file_close(m->file);
+  m->file = NULL;
+  memcpy(moved, m->tensors, sizeof moved);
+  m->tensors[0] = moved[2], m->tensors[2] = moved[0];
+  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
+          "tensor 0: the file has f32 [7000], the optimizer has bf16 [2150]");
+  memcpy(m->tensors, moved, sizeof moved);
+  config.num_dims = flat, config.dims = wrong;
+  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT,
+          "tensor 0 of group 0 has 7000 elements, and its shape has others");
+  config.dims = NULL;
+  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "give both or none");
+  config.num_dims = NULL, config.rank = 1, config.world_size = 2;
+  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
+          "is the file of rank 0 of 1, and this is rank 1 of 2");
+  config.rank = 2;
+  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "rank is 2 of 2");
+  config.rank = 0, config.world_size = 1, config.num_dims = num_dims, config.dims = dims;
+  m->tensors[3].count = 1; /* a number has no dimensions */
+  config.replaces = 1;
+  works(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
+  sluice_optimizer_file_close(m->file);
+  m->file = NULL;
+  works(sluice_optimizer_file_open(&config, &m->file));
+  sluice_optimizer_file_close(m->file);
+  m->file = NULL;
+  config.dims = swapped;
+  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
+          "tensor 0: the file has f32 [70, 100], the optimizer has f32 [100, 70]");
+  assert_null(none);
+  close_model(m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Steps_WithAFile_HaveTheBitsOfStatesInMemory),
       cmocka_unit_test(File_OpenedAgain_GoesOnWithTheSameBits),
       cmocka_unit_test(File_OpenedAtTheStepBefore_GoesOnFromIt),
       cmocka_unit_test(Step_WithABadGradient_ChangesNoByteOfTheFile),
+      cmocka_unit_test(Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates),
+      cmocka_unit_test(ForkedChild_HasNothingOfItsParents),
       cmocka_unit_test(ProcessWhoseMemoryHoldsNoStates_MakesSteps),
+      cmocka_unit_test(FileOfAnotherModel_IsRefusedByItsFirstTensor),
       cmocka_unit_test(BadArguments_AreRefusedByName),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

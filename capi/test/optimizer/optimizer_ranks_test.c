@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "backend/base/dtype.h"
 #include "capi/test/optimizer/optimizer_world.h"
 
 /* ---- numbers ---- */
@@ -164,7 +165,15 @@ static void bend_chunk(ow_model_t* m) { m->args.sum_buckets = -1; }
 static void other_bucket(ow_model_t* m) { m->args.bucket = 77; }
 static void other_chunk(ow_model_t* m) { m->args.sum_buckets = 3; }
 static void other_count(ow_model_t* m) { m->tensors[0].count -= 1; }
-static void other_cut(ow_model_t* m) { m->tensors[0].count -= 1, m->tensors[1].count += 1; }
+/* The next tensor begins an element earlier. */
+static void other_cut(ow_model_t* m) {
+  sluice_optimizer_tensor_t* next = &m->tensors[1];
+  m->tensors[0].count -= 1, next->count += 1;
+  next->param = (char*)next->param - sluice_dtype_bytes(next->param_dtype);
+  next->grad = (const char*)next->grad - sluice_dtype_bytes(next->grad_dtype);
+  if (next->master != NULL) next->master -= 1;
+  next->exp_avg -= 1, next->exp_avg_sq -= 1;
+}
 static void other_step(ow_model_t* m) { m->tensors[2].step = 9; }
 static void other_lr(ow_model_t* m) { m->groups[0].lr = 0.5; }
 static void other_scale(ow_model_t* m) { m->args.loss_scale = 2.0; }

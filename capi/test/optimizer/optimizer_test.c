@@ -119,6 +119,8 @@ static void Step_BadArguments_AreRefusedByNameAndChangeNothing(void** state) {
   m->tensor = good.tensor;                                                 \
   check_unchanged(m, before)
   TENSOR(count, -1, "tensor 0 of group 0 has count -1");
+  TENSOR(count, (INT64_C(1) << 48) + 1, "has count 281474976710657; give 0 to 2^48");
+  TENSOR(count, INT64_MAX, "has count 9223372036854775807; give 0 to 2^48");
   TENSOR(step, 0, "tensor 0 of group 0 is at step 0");
   TENSOR(param, NULL, "param is NULL");
   TENSOR(grad, NULL, "grad is NULL");
@@ -165,6 +167,40 @@ static void Step_BadArguments_AreRefusedByNameAndChangeNothing(void** state) {
   sluice_optimizer_destroy(NULL);
 }
 
+/* Counts that together are more than a number holds: nobody adds them up. Memory that is given twice: in two groups, in
+ * one, in part, and as states of two parameters. */
+static void Step_TensorsThatCannotBe_AreRefusedByName(void** state) {
+  (void)state;
+  model_t* m = open_model();
+  float before[3 * COUNT];
+  copy_state(m, before);
+  sluice_optimizer_tensor_t tensors[3] = {m->tensor, m->tensor, m->tensor};
+  sluice_optimizer_group_t second = m->group;
+  const sluice_optimizer_group_t* groups[2] = {&m->group, &second};
+  tensors[0].count = tensors[1].count = INT64_MAX, tensors[2].count = 10;
+  m->group.tensors = tensors, m->group.num_tensors = 3;
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "tensor 0 of group 0 has count");
+  tensors[0].count = tensors[1].count = INT64_C(1) << 47, tensors[2].count = 1;
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "tensor 2 of group 0 has count 1; give 0 to 2^48");
+  m->group.tensors = second.tensors = &m->tensor, m->group.num_tensors = second.num_tensors = 1;
+  m->args.groups = groups, m->args.num_groups = 2;
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD,
+          "tensor 0 of group 0 and tensor 0 of group 1 share memory");
+  m->args.num_groups = 1;
+  m->group.tensors = tensors, m->group.num_tensors = 2;
+  tensors[0] = tensors[1] = m->tensor;
+  tensors[0].count = 500, tensors[1].count = 501, tensors[1].param = m->param + 499;
+  tensors[1].exp_avg = m->exp_avg + 499, tensors[1].exp_avg_sq = m->exp_avg_sq + 499;
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD,
+          "tensor 0 of group 0 and tensor 1 of group 0 share memory");
+  tensors[1].count = 500, tensors[1].param = m->param + 500, tensors[1].exp_avg_sq = m->exp_avg_sq + 500;
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "share memory");
+  check_unchanged(m, before);
+  tensors[1].exp_avg = m->exp_avg + 500; /* side by side is no overlap */
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, NULL));
+  close_model(m);
+}
+
 /* Two threads in turns and at once: each call has run wholly or was BUSY. */
 typedef struct caller_s {
   model_t* model;
@@ -199,6 +235,7 @@ int main(void) {
       cmocka_unit_test(Step_WithResult_TellsTheNormAndThatNothingWasSkipped),
       cmocka_unit_test(Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns),
       cmocka_unit_test(Step_BadArguments_AreRefusedByNameAndChangeNothing),
+      cmocka_unit_test(Step_TensorsThatCannotBe_AreRefusedByName),
       cmocka_unit_test(Step_FromTwoThreads_RunsOrIsBusy),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,49 +1,93 @@
-/* The records of a file: torn ones, foreign ones, and which of two steps is there. */
+/* The bytes of a file: torn records, damage anywhere, other files, other models, forks, and which of two steps is
+ * there.
+ */
 #include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-#include "backend/optim/file/state_file.h"
+#include "backend/optim/file/load.h"
 
-enum { COUNT = 3000 };
+enum { COUNT = 3000, MODEL_AT = 4096, ROOMS_AT = 8192, ARRAY_BYTES = 12288, RECORD_BYTES = 48, HEAD_BYTES = 64 };
+enum { FILE_BYTES = ROOMS_AT + 2 * SLUICE_NUM_STATES * ARRAY_BYTES };
 
-static char path[512];
+static char path[512], unfinished[540];
+
+static const sluice_adam_tensor_t tensors[2] = {{.count = 1000, .param_dtype = SLUICE_DTYPE_F32},
+                                                {.count = 2000, .param_dtype = SLUICE_DTYPE_BF16}};
+static const sluice_adam_group_t group = {.tensors = tensors, .num_tensors = 2};
+
+static sluice_state_place_t place_of(const char* at) {
+  return (sluice_state_place_t){.path = at, .is_durable = 1, .rank = 1, .world_size = 2};
+}
+
+static sluice_status_t create_at(const char* at, int32_t replaces, sluice_state_file_t** out_file) {
+  sluice_state_model_t model;
+  const sluice_state_place_t place = place_of(at);
+  assert_int_equal(
+      sluice_state_model_make(&group, 1, (sluice_state_shapes_t){NULL, NULL}, sluice_process_allocator(), &model),
+      SLUICE_OK);
+  const sluice_status_t status =
+      sluice_state_file_create(&place, &model, replaces, sluice_process_allocator(), out_file);
+  sluice_state_model_free(&model, sluice_process_allocator());
+  return status;
+}
 
 static sluice_state_file_t* create(void) {
-  const char* folder = getenv("TEST_TMPDIR");
-  (void)snprintf(path, sizeof path, "%s/state_file_test.%d", folder != NULL ? folder : "/tmp", (int)getpid());
   sluice_state_file_t* file;
-  assert_int_equal(sluice_state_file_create(path, COUNT, 1, sluice_process_allocator(), &file), SLUICE_OK);
+  assert_int_equal(create_at(path, 0, &file), SLUICE_OK);
   return file;
 }
 
 static sluice_status_t open_at(int64_t step, sluice_state_file_t** out_file) {
-  return sluice_state_file_open(path, step, 1, sluice_process_allocator(), out_file);
+  const sluice_state_place_t place = place_of(path);
+  return sluice_state_file_open(&place, step, sluice_process_allocator(), out_file);
 }
 
+static float element(int64_t step, int32_t state, int64_t i) { return (float)(100000 * step + 10000 * state + i); }
+
+/* In parts of other sizes each time. */
 static void write_step(sluice_state_file_t* file, int64_t step) {
   float data[COUNT];
   assert_int_equal(sluice_state_file_begin(file, step), SLUICE_OK);
   for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
-    for (int i = 0; i < COUNT; ++i) data[i] = (float)(100000 * step + 10000 * state + i);
-    assert_int_equal(sluice_state_file_write(file, state, 0, COUNT, data), SLUICE_OK);
+    for (int i = 0; i < COUNT; ++i) data[i] = element(step, state, i);
+    for (int64_t first = 0, part = 1 + step; first < COUNT; first += part, part = 3 * part + state) {
+      const int64_t count = first + part < COUNT ? part : COUNT - first;
+      assert_int_equal(sluice_state_file_write(file, state, first, count, data + first), SLUICE_OK);
+    }
   }
 }
 
-static void expect_step(const sluice_state_file_t* file, int64_t step) {
-  assert_int_equal(sluice_state_file_info(file).step, step);
-  for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
-    float data[7];
-    assert_int_equal(sluice_state_file_read(file, state, COUNT - 7, 7, data), SLUICE_OK);
-    for (int i = 0; i < 7; ++i) assert_true(data[i] == (float)(100000 * step + 10000 * state + COUNT - 7 + i));
+/* A file of steps 0 to `last`, closed. */
+static void make_steps(int64_t last) {
+  sluice_state_file_t* file = create();
+  for (int64_t step = 0; step <= last; ++step) {
+    write_step(file, step);
+    assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
   }
+  assert_int_equal(sluice_state_file_publish(file), SLUICE_OK);
+  sluice_state_file_close(file);
+}
+
+static int has_step(const sluice_state_file_t* file, int64_t step) {
+  float data[COUNT];
+  int is_there = sluice_state_file_info(file).step == step;
+  for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
+    assert_int_equal(sluice_state_file_read(file, state, 0, COUNT, data, NULL), SLUICE_OK);
+    for (int i = 0; i < COUNT; ++i) is_there &= data[i] == element(step, state, i);
+  }
+  return is_there;
 }
 
 static void overwrite(off_t at, const void* data, size_t bytes) {
@@ -53,62 +97,261 @@ static void overwrite(off_t at, const void* data, size_t bytes) {
   (void)close(fd);
 }
 
-static void File_NeverFilled_HasNoStep(void** state) {
+static void expect_message(const char* text) {
+  sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  if (strstr(info.message, text) == NULL) fail_msg("%s lacks %s", info.message, text);
+}
+
+/* ---- life ---- */
+
+static void File_BeforeItsFirstStep_HasNoName(void** state) {
   (void)state;
-  sluice_state_file_t* file = create();
+  sluice_state_file_t *file = create(), *second;
   assert_int_equal(sluice_state_file_info(file).step, SLUICE_NO_STEP);
   assert_int_equal(sluice_state_file_end(file), SLUICE_E_STATE);
+  assert_int_equal(access(path, F_OK), -1);
+  assert_int_equal(create_at(path, 0, &second), SLUICE_E_BUSY);
+  assert_int_equal(access(unfinished, F_OK), 0);
   sluice_state_file_close(file);
-  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_FOREIGN);
+  assert_int_equal(access(unfinished, F_OK), -1);
+  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_NOT_FOUND);
+}
+
+/* A kill at any moment of making one: what is left is taken by whoever makes the next, and is nothing to open. */
+static void LeftoverOfAKill_IsTakenByTheNext(void** state) {
+  (void)state;
+  for (int how = 0; how < 3; ++how) {
+    const pid_t child = fork();
+    if (child == 0) {
+      sluice_state_file_t* file;
+      if (how == 0) _exit(open(unfinished, O_CREAT | O_RDWR, 0600) < 0);
+      if (create_at(path, 0, &file) != SLUICE_OK) _exit(1);
+      if (how == 2) write_step(file, 0);
+      _exit(0);
+    }
+    int ended = 0;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+    assert_int_equal(access(unfinished, F_OK), 0);
+    make_steps(0);
+    sluice_state_file_t* file;
+    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
+    assert_true(has_step(file, 0));
+    sluice_state_file_close(file);
+    assert_int_equal(access(unfinished, F_OK), -1);
+    (void)unlink(path);
+  }
+}
+
+static void SomebodysFile_InTheWay_IsNotWrittenOver(void** state) {
+  (void)state;
+  sluice_state_file_t* file;
+  FILE* own = fopen(unfinished, "w");
+  assert_non_null(own);
+  assert_true(fputs("a letter", own) > 0);
+  assert_int_equal(fclose(own), 0);
+  assert_int_equal(create_at(path, 0, &file), SLUICE_E_FOREIGN);
+  expect_message("is in the way");
+  struct stat kept;
+  assert_int_equal(stat(unfinished, &kept), 0);
+  assert_int_equal(kept.st_size, 8);
+  (void)unlink(unfinished);
+}
+
+static void Create_OverAFile_TakesItsPlaceWhenItIsWhole(void** state) {
+  (void)state;
+  sluice_state_file_t *old, *file;
+  make_steps(3);
+  assert_int_equal(create_at(path, 0, &file), SLUICE_E_FOREIGN);
+  expect_message("File exists");
+  assert_int_equal(open_at(SLUICE_NO_STEP, &old), SLUICE_OK);
+  assert_int_equal(create_at(path, 1, &file), SLUICE_OK);
+  write_step(file, 7);
+  sluice_state_file_close(file); /* it failed */
+  assert_true(has_step(old, 3));
+  assert_int_equal(create_at(path, 1, &file), SLUICE_OK);
+  write_step(file, 7);
+  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
+  assert_int_equal(sluice_state_file_publish(file), SLUICE_OK);
+  sluice_state_file_close(old);
+  assert_int_equal(open_at(SLUICE_NO_STEP, &old), SLUICE_E_BUSY);
+  sluice_state_file_close(file);
+  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
+  assert_true(has_step(file, 7));
+  sluice_state_file_close(file);
   (void)unlink(path);
 }
+
+/* Into another folder: one that leads to a file, and one that leads nowhere yet. */
+static void Link_MeansWhatItLeadsTo(void** state) {
+  (void)state;
+  char folder[540], target[560];
+  (void)snprintf(folder, sizeof folder, "%s.d", path);
+  (void)snprintf(target, sizeof target, "%s/there", folder);
+  assert_int_equal(mkdir(folder, 0700), 0);
+  assert_int_equal(symlink(target, path), 0);
+  for (int is_there = 0; is_there < 2; ++is_there) {
+    sluice_state_file_t* file;
+    struct stat named;
+    assert_int_equal(create_at(path, 1, &file), SLUICE_OK);
+    write_step(file, 4 + is_there);
+    assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
+    assert_int_equal(sluice_state_file_publish(file), SLUICE_OK);
+    sluice_state_file_close(file);
+    assert_int_equal(lstat(path, &named), 0);
+    assert_true(S_ISLNK(named.st_mode));
+    assert_int_equal(lstat(target, &named), 0);
+    assert_int_equal(named.st_size, FILE_BYTES);
+    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
+    assert_true(has_step(file, 4 + is_there));
+    sluice_state_file_close(file);
+  }
+  (void)unlink(path);
+  (void)unlink(target);
+  assert_int_equal(rmdir(folder), 0);
+}
+
+static int is_locked(void) {
+  const int fd = open(path, O_RDWR);
+  const int is = flock(fd, LOCK_EX | LOCK_NB) != 0;
+  (void)close(fd);
+  return is;
+}
+
+/* A child that lives on holds no lock, whether its parent closes the file or ends; and has nothing of the file. */
+static void ForkedChild_HoldsNoLock(void** state) {
+  (void)state;
+  sluice_state_file_t* file;
+  int ready[2], go[2];
+  char byte = 0;
+  make_steps(1);
+  for (int closes = 0; closes < 2; ++closes) {
+    assert_int_equal(pipe(ready), 0);
+    assert_int_equal(pipe(go), 0);
+    const pid_t owner = fork();
+    if (owner == 0) {
+      if (open_at(SLUICE_NO_STEP, &file) != SLUICE_OK || !is_locked()) _exit(1);
+      if (fork() == 0) { /* outlives its parent, until the test has looked */
+        const int is_refused = sluice_state_file_check_process(file) == SLUICE_E_STATE;
+        sluice_state_file_close(file);
+        byte = is_refused ? 'r' : 'x';
+        if (write(ready[1], &byte, 1) != 1) _exit(1);
+        (void)close(go[1]);
+        _exit(read(go[0], &byte, 1) != 0);
+      }
+      (void)close(go[1]);
+      if (closes) sluice_state_file_close(file);
+      (void)read(go[0], &byte, 1);
+      if (closes) _exit(0);
+      (void)raise(SIGKILL);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    assert_int_equal(byte, 'r');
+    int ended = 0;
+    if (!closes) {
+      assert_int_equal(kill(owner, SIGKILL), 0);
+      assert_int_equal(waitpid(owner, &ended, 0), owner);
+    }
+    while (closes && is_locked()) usleep(1000); /* until the owner has closed it: the test ends at its deadline else */
+    assert_false(is_locked());
+    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
+    assert_true(has_step(file, 1));
+    sluice_state_file_close(file);
+    for (int i = 0; i < 2; ++i) (void)close(go[i]), (void)close(ready[i]);
+    if (closes) assert_int_equal(waitpid(owner, &ended, 0), owner);
+  }
+  (void)unlink(path);
+}
+
+/* ---- steps ---- */
 
 static void TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom(void** state) {
   (void)state;
   sluice_state_file_t* file = create();
   for (int64_t step = 0; step <= 5; ++step) {
     write_step(file, step);
-    if (step > 0) expect_step(file, step - 1); /* while the next one is there, not ended */
+    if (step > 0) assert_true(has_step(file, step - 1)); /* while the next one is there, not ended */
     assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-    expect_step(file, step);
+    assert_true(has_step(file, step));
   }
   assert_int_equal(sluice_state_file_info(file).other_step, 4);
+  assert_int_equal(sluice_state_file_publish(file), SLUICE_OK);
   sluice_state_file_close(file);
   assert_int_equal(open_at(4, &file), SLUICE_OK);
-  expect_step(file, 4);
+  assert_true(has_step(file, 4));
   assert_int_equal(sluice_state_file_info(file).other_step, 5);
+  assert_int_equal(sluice_state_file_go_to(file, 3), SLUICE_E_NOT_FOUND);
+  assert_int_equal(sluice_state_file_go_to(file, 5), SLUICE_OK);
+  assert_true(has_step(file, 5));
   sluice_state_file_close(file);
   assert_int_equal(open_at(3, &file), SLUICE_E_NOT_FOUND);
   (void)unlink(path);
 }
 
-/* Any byte of the later step's record: it counts as begun, and the step before is there. */
+static void Step_GivenUpOrTakenBack_IsWrittenAgain(void** state) {
+  (void)state;
+  sluice_state_file_t* file = create();
+  write_step(file, 0);
+  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
+  assert_int_equal(sluice_state_file_publish(file), SLUICE_OK);
+  write_step(file, 1);
+  sluice_state_file_give_up(file);
+  assert_int_equal(sluice_state_file_end(file), SLUICE_E_STATE);
+  assert_true(has_step(file, 0));
+  write_step(file, 1);
+  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
+  assert_true(has_step(file, 1));
+  sluice_state_file_take_back(file);
+  assert_true(has_step(file, 0));
+  sluice_state_file_close(file);
+  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
+  assert_true(has_step(file, 0));
+  assert_int_equal(sluice_state_file_info(file).unfinished_step, 1);
+  write_step(file, 1);
+  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
+  assert_true(has_step(file, 1));
+  sluice_state_file_close(file);
+  (void)unlink(path);
+}
+
+static void Step_WrittenInPart_DoesNotEnd(void** state) {
+  (void)state;
+  const float data[2] = {1.0F, 2.0F};
+  sluice_state_file_t* file = create();
+  assert_int_equal(sluice_state_file_begin(file, 0), SLUICE_OK);
+  assert_int_equal(sluice_state_file_write(file, SLUICE_STATE_MASTER, 0, 2, data), SLUICE_OK);
+  assert_int_equal(sluice_state_file_write(file, SLUICE_STATE_MASTER, 3, 2, data), SLUICE_E_INTERNAL);
+  assert_int_equal(sluice_state_file_end(file), SLUICE_E_STATE);
+  expect_message("2 elements of 3000");
+  sluice_state_file_close(file);
+}
+
+/* ---- damage ---- */
+
+/* Any byte of the later step's record: the step before is there, and nothing is made up of the damaged one. */
 static void Record_ThatIsTorn_LeavesTheStepBefore(void** state) {
   (void)state;
-  for (int byte = 0; byte < 24; ++byte) {
-    sluice_state_file_t* file = create();
-    for (int64_t step = 0; step <= 1; ++step) {
-      write_step(file, step);
-      assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-    }
-    sluice_state_file_close(file);
+  for (int byte = 0; byte < RECORD_BYTES; ++byte) {
+    sluice_state_file_t* file;
+    make_steps(1);
     const unsigned char odd = 0xa5;
     overwrite(1024 + byte, &odd, 1);
     assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
-    expect_step(file, 0);
+    assert_true(has_step(file, 0));
     assert_int_equal(sluice_state_file_info(file).other_step, SLUICE_NO_STEP);
-    sluice_state_file_remove(file);
-    assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(sluice_state_file_info(file).unfinished_step, SLUICE_NO_STEP);
+    sluice_state_file_close(file);
+    (void)unlink(path);
   }
 }
 
 static void Head_OfAnotherKind_IsRefused(void** state) {
   (void)state;
-  for (int byte = 0; byte < 32; ++byte) {
-    sluice_state_file_t* file = create();
-    write_step(file, 0);
-    assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-    sluice_state_file_close(file);
+  for (int byte = 0; byte < HEAD_BYTES; ++byte) {
+    sluice_state_file_t* file;
+    make_steps(0);
     const unsigned char odd = 0xa5;
     overwrite(byte, &odd, 1);
     assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_FOREIGN);
@@ -117,28 +360,217 @@ static void Head_OfAnotherKind_IsRefused(void** state) {
   }
 }
 
-static void Step_GivenUp_IsWrittenAgain(void** state) {
+static void File_OfTheFirstForm_IsRefusedWithAWayOut(void** state) {
   (void)state;
-  sluice_state_file_t* file = create();
-  write_step(file, 0);
-  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-  write_step(file, 1);
-  sluice_state_file_give_up(file);
-  assert_int_equal(sluice_state_file_end(file), SLUICE_E_STATE);
-  expect_step(file, 0);
-  write_step(file, 1);
-  assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
-  expect_step(file, 1);
-  sluice_state_file_remove(file);
+  sluice_state_file_t* file;
+  make_steps(0);
+  const int64_t form = 1;
+  overwrite(8, &form, sizeof form);
+  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_FOREIGN);
+  expect_message("save its state_dict, and load that into a new file");
+  (void)unlink(path);
+}
+
+/* Pages of the last step that the machine had not written when it ended: zeros, or what lay there before. */
+static void PagesThatWereNotWritten_LeaveTheStepBefore(void** state) {
+  (void)state;
+  static const char zeros[4096];
+  for (int page = 0; page < SLUICE_NUM_STATES * ARRAY_BYTES / 4096; ++page) {
+    sluice_state_file_t* file;
+    make_steps(1);
+    overwrite(ROOMS_AT + SLUICE_NUM_STATES * ARRAY_BYTES + 4096 * page, zeros, page % 3 == 2 ? 3000 : 4096);
+    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
+    assert_true(has_step(file, 0));
+    assert_int_equal(sluice_state_file_info(file).other_step, SLUICE_NO_STEP);
+    sluice_state_file_close(file);
+    assert_int_equal(open_at(1, &file), SLUICE_E_NOT_FOUND);
+    overwrite(ROOMS_AT + 4096 * page, zeros, 3000);
+    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_FOREIGN);
+    expect_message("neither of its two steps is whole");
+    (void)unlink(path);
+  }
+}
+
+static uint32_t draw(uint64_t* seed, uint32_t below) {
+  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)((*seed >> 33) % below);
+}
+
+/* One to four bytes anywhere: the file is refused, or a step is read as it was written. 20,000 with SLUICE_FULL. */
+static void Damage_Anywhere_IsNeverReadAsAStep(void** state) {
+  (void)state;
+  static unsigned char good[FILE_BYTES];
+  const int tries = getenv("SLUICE_FULL") != NULL ? 20000 : 1500;
+  int num_refused = 0, num_before = 0, num_last = 0;
+  uint64_t seed = 48;
+  make_steps(5);
+  const int fd = open(path, O_RDWR);
+  assert_true(fd >= 0);
+  assert_int_equal(pread(fd, good, FILE_BYTES, 0), FILE_BYTES);
+  for (int i = 0; i < tries; ++i) {
+    sluice_state_file_t* file;
+    off_t at[4];
+    const int bytes = 1 + i % 4;
+    /* A third in the first pages, most of which are zeros that nobody reads. */
+    for (int b = 0; b < bytes; ++b) at[b] = (off_t)draw(&seed, i % 3 == 0 ? 1100 : i % 3 == 1 ? ROOMS_AT : FILE_BYTES);
+    for (int b = 0; b < bytes; ++b) {
+      const unsigned char odd = (unsigned char)(good[at[b]] ^ (1 + draw(&seed, 255)));
+      assert_int_equal(pwrite(fd, &odd, 1, at[b]), 1);
+    }
+    if (open_at(SLUICE_NO_STEP, &file) == SLUICE_OK) {
+      const int is_last = has_step(file, 5);
+      if (!is_last && !has_step(file, 4)) fail_msg("try %d: a damaged step was read", i);
+      num_last += is_last, num_before += !is_last;
+      sluice_state_file_close(file);
+    } else {
+      ++num_refused;
+    }
+    for (int b = 0; b < bytes; ++b) assert_int_equal(pwrite(fd, good + at[b], 1, at[b]), 1);
+  }
+  (void)close(fd);
+  (void)unlink(path);
+  print_message("%d damaged: %d refused, %d at the step before, %d as it was\n", tries, num_refused, num_before,
+                num_last);
+  assert_true(num_refused > tries / 30 && num_before > tries / 10 && num_last > tries / 10);
+}
+
+/* What is damaged while the file is open is found by whoever reads all of it. */
+static void Damage_WhileItIsOpen_IsFoundByItsSums(void** state) {
+  (void)state;
+  sluice_state_file_t* file;
+  sluice_state_sum_t sums[SLUICE_NUM_STATES];
+  float data[COUNT];
+  make_steps(0);
+  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
+  for (int is_damaged = 0; is_damaged < 2; ++is_damaged) {
+    for (int32_t s = 0; s < SLUICE_NUM_STATES; ++s) {
+      sluice_state_sum_begin(sums + s);
+      assert_int_equal(sluice_state_file_read(file, s, 0, COUNT, data, sums + s), SLUICE_OK);
+    }
+    assert_int_equal(sluice_state_file_check_sums(file, sums), is_damaged ? SLUICE_E_FOREIGN : SLUICE_OK);
+    const float odd = 1.0F;
+    overwrite(ROOMS_AT + ARRAY_BYTES, &odd, sizeof odd);
+  }
+  expect_message("exp_avg of step 0 are not those that were written");
+  sluice_state_file_close(file);
+  (void)unlink(path);
+}
+
+/* ---- whose it is ---- */
+
+static void File_OfAnotherRank_IsRefused(void** state) {
+  (void)state;
+  static const int32_t others[][2] = {{0, 2}, {1, 3}, {0, 1}};
+  make_steps(0);
+  for (int i = 0; i < 3; ++i) {
+    sluice_state_file_t* file;
+    sluice_state_place_t place = place_of(path);
+    place.rank = others[i][0], place.world_size = others[i][1];
+    assert_int_equal(sluice_state_file_open(&place, -1, sluice_process_allocator(), &file), SLUICE_E_MISMATCH);
+    expect_message("is the file of rank 1 of 2");
+  }
+  (void)unlink(path);
+}
+
+typedef struct difference_s {
+  int64_t counts[3];
+  int32_t dtypes[3], num_tensors, num_dims[3];
+  int64_t dims[4];
+  const char* text;
+} difference_t;
+
+static void Model_ThatDiffers_IsNamedByItsFirstDifference(void** state) {
+  (void)state;
+  static const difference_t models[] = {
+      {{128, 32}, {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32}, 2, {2, 1}, {8, 16, 32}, NULL},
+      {{32, 128},
+       {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
+       2,
+       {1, 2},
+       {32, 8, 16},
+       "tensor 0: the file has f32 [8, 16], the optimizer has f32 [32]"},
+      {{128, 32},
+       {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
+       2,
+       {2, 1},
+       {16, 8, 32},
+       "tensor 0: the file has f32 [8, 16], the optimizer has f32 [16, 8]"},
+      {{128, 32},
+       {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16},
+       2,
+       {2, 1},
+       {8, 16, 32},
+       "tensor 1: the file has f32 [32], the optimizer has bf16 [32]"},
+      {{128}, {SLUICE_DTYPE_F32}, 1, {2}, {8, 16}, "the file has 2 tensors, the optimizer has 1"},
+      {{128, 32, 1},
+       {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
+       3,
+       {2, 1, 0},
+       {8, 16, 32},
+       "the file has 2 tensors, the optimizer has 3"},
+  };
+  sluice_state_model_t made[6];
+  for (int i = 0; i < 6; ++i) {
+    const difference_t* d = models + i;
+    sluice_adam_tensor_t given[3] = {{.count = 0}};
+    for (int t = 0; t < 3; ++t) given[t].count = d->counts[t], given[t].param_dtype = d->dtypes[t];
+    const sluice_adam_group_t of = {.tensors = given, .num_tensors = d->num_tensors};
+    assert_int_equal(sluice_state_model_make(&of, 1, (sluice_state_shapes_t){d->num_dims, d->dims},
+                                             sluice_process_allocator(), made + i),
+                     SLUICE_OK);
+    assert_int_equal(sluice_state_model_compare(made, made + i, "it"), i == 0 ? SLUICE_OK : SLUICE_E_MISMATCH);
+    if (i > 0) expect_message(d->text);
+    /* Without shapes only the second says no more. */
+    assert_int_equal(sluice_state_model_compare_tensors(made, &of, 1, "it"),
+                     i == 0 || i == 2 ? SLUICE_OK : SLUICE_E_MISMATCH);
+    sluice_state_model_t copy = {.words = made[i].words, .num_words = made[i].num_words};
+    assert_true(sluice_state_model_read(&copy));
+    assert_int_equal(copy.count, made[i].count);
+    assert_int_equal(copy.num_tensors, d->num_tensors);
+  }
+  const sluice_adam_group_t groups[2] = {{.tensors = tensors, .num_tensors = 1},
+                                         {.tensors = tensors, .num_tensors = 1}};
+  sluice_state_model_t apart, together;
+  assert_int_equal(
+      sluice_state_model_make(groups, 2, (sluice_state_shapes_t){NULL, NULL}, sluice_process_allocator(), &apart),
+      SLUICE_OK);
+  assert_int_equal(
+      sluice_state_model_make(&group, 1, (sluice_state_shapes_t){NULL, NULL}, sluice_process_allocator(), &together),
+      SLUICE_OK);
+  assert_int_equal(sluice_state_model_compare(&together, &apart, "it"), SLUICE_E_MISMATCH);
+  expect_message("tensor 1 is in group 0 in the file, and in group 1 in the optimizer");
+  for (int i = 0; i < 6; ++i) sluice_state_model_free(made + i, sluice_process_allocator());
+  sluice_state_model_free(&apart, sluice_process_allocator());
+  sluice_state_model_free(&together, sluice_process_allocator());
+}
+
+static int set_up(void** state) {
+  (void)state;
+  const char* folder = getenv("TEST_TMPDIR");
+  (void)snprintf(path, sizeof path, "%s/state_file_test.%d", folder != NULL ? folder : "/tmp", (int)getpid());
+  (void)snprintf(unfinished, sizeof unfinished, "%s.unfinished", path);
+  return 0;
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(File_NeverFilled_HasNoStep),
+      cmocka_unit_test(File_BeforeItsFirstStep_HasNoName),
+      cmocka_unit_test(LeftoverOfAKill_IsTakenByTheNext),
+      cmocka_unit_test(SomebodysFile_InTheWay_IsNotWrittenOver),
+      cmocka_unit_test(Create_OverAFile_TakesItsPlaceWhenItIsWhole),
+      cmocka_unit_test(Link_MeansWhatItLeadsTo),
+      cmocka_unit_test(ForkedChild_HoldsNoLock),
       cmocka_unit_test(TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom),
+      cmocka_unit_test(Step_GivenUpOrTakenBack_IsWrittenAgain),
+      cmocka_unit_test(Step_WrittenInPart_DoesNotEnd),
       cmocka_unit_test(Record_ThatIsTorn_LeavesTheStepBefore),
       cmocka_unit_test(Head_OfAnotherKind_IsRefused),
-      cmocka_unit_test(Step_GivenUp_IsWrittenAgain),
+      cmocka_unit_test(File_OfTheFirstForm_IsRefusedWithAWayOut),
+      cmocka_unit_test(PagesThatWereNotWritten_LeaveTheStepBefore),
+      cmocka_unit_test(Damage_Anywhere_IsNeverReadAsAStep),
+      cmocka_unit_test(Damage_WhileItIsOpen_IsFoundByItsSums),
+      cmocka_unit_test(File_OfAnotherRank_IsRefused),
+      cmocka_unit_test(Model_ThatDiffers_IsNamedByItsFirstDifference),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, set_up, NULL);
 }

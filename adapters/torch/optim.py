@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ...errors import InvalidArgument
 from .optimizer_ranks import StepRanks, ranks_of
 from .optimizer_step import Entry, OptimizerStep, new_handle
-from .state_file import MASTER, StateFile, check_gradients
+from .state_file import MASTER, FileOptions, StateFile, check_gradients
 
 _STATE = ("exp_avg", "exp_avg_sq")
 _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
@@ -41,8 +41,13 @@ class Adam(torch.optim.Adam):
     With a process_group this is the place to clip: before a step no rank has the mean.
     `norm` is that norm in the last step that looked.
     state_file: path of a file for moments, and masters of 16-bit parameters, in place of memory; on each rank another.
-    One that is there is gone on with: parameters become its masters at once. All parameters have a gradient in every
-    step, and no group is added later. `state_dict` has copies of all that is in it, so that checkpoints go both ways.
+    A step starts from the parameters as they are, whoever wrote them. All parameters have a gradient in every step, and
+    no group is added later. `state_dict` has copies of all that is in it, so that checkpoints go both ways.
+    resume: True: goes on with a file that is there (the parameters become its masters at once), and makes one where
+    there is none; False: refuses one that is there. It has to be of this model, rank and world size. step: which of the
+    two steps that it holds, None: the later. With a process_group all ranks go on from the last step that all have, and
+    making the optimizer is collective. durable: each step is on the disk before it ends, and outlives the machine; else
+    it outlives the process.
 
     Refused by name: amsgrad, capturable, differentiable, sparse gradients, dtypes other than f32, bf16 and f16, and
     parameters that are not on a CPU.
@@ -61,9 +66,16 @@ class Adam(torch.optim.Adam):
         process_group: dist.ProcessGroup | None = None,
         max_norm: float = 0.0,
         state_file: str | None = None,
+        resume: bool = False,
+        durable: bool = False,
+        step: int | None = None,
         **options: Any,
     ) -> None:
         self._ranks, self._file = StepRanks(ranks_of(process_group)), None
+        if state_file is None and (resume or durable or step is not None):
+            raise InvalidArgument(
+                f"sluice.optim.{type(self).__name__}: resume, durable and step are of a state_file: give its path"
+            )
         super().__init__(params, *args, **options)
         self._handle = new_handle()
         self.check_finite = check_finite
@@ -74,7 +86,9 @@ class Adam(torch.optim.Adam):
             for group in self.param_groups:
                 for param in group["params"]:
                     self._check(param)
-            self._file = StateFile(state_file, self.param_groups)
+            comm = self._ranks.open(len(self.param_groups))[0]
+            ranks = FileOptions(durable, resume, step, *self._ranks.place(), comm)
+            self._file = StateFile(state_file, self.param_groups, ranks)
             self._set_steps(self._file.step)
 
     def _set_steps(self, number: int) -> None:
@@ -117,7 +131,15 @@ class Adam(torch.optim.Adam):
         self._ranks.of_groups.append(ranks)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but moments stay f32 whatever dtype the parameters have."""
+        """As torch's, but moments stay f32 whatever dtype the parameters have. Where it fails nothing was changed."""
+        before = self.state, self.param_groups
+        try:
+            self._load(state_dict)
+        except BaseException:
+            self.state, self.param_groups = before
+            raise
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]

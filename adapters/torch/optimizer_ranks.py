@@ -39,6 +39,14 @@ class StepRanks:
     def __getstate__(self) -> dict[str, Any]:
         return {"of_step": self.of_step, "of_groups": list(self.of_groups), "_opened": {}, "_alone": None}
 
+    def place(self) -> tuple[int, int]:
+        """This rank among those that step together, and how many they are; without a group, of the whole job."""
+        if not dist.is_initialized():
+            return 0, 1
+        if self.of_step is None:
+            return dist.get_rank(), dist.get_world_size()
+        return self.of_step.index(dist.get_rank()), len(self.of_step)
+
     def check(self, ranks: Ranks | None, name: str) -> None:
         """Refuses a parameter group's ranks that are not a part of the step's."""
         if ranks is None:

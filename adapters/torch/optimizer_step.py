@@ -15,7 +15,8 @@ class Entry(NamedTuple):
     """A parameter of a step, which has the number `step`; moments are f32. DTensors: what this rank has of them.
 
     master: the parameter in f32 that the step starts from, laid out as `param`, which becomes it, rounded.
-    Moments are None where they lie in a file; grad is where nothing is updated.
+    Moments are None where they lie in a file; grad is where nothing is updated. is_filled: False where a file is read
+    and the parameter stays as it is.
     """
 
     step: int
@@ -24,6 +25,7 @@ class Entry(NamedTuple):
     exp_avg: torch.Tensor | None
     exp_avg_sq: torch.Tensor | None
     master: torch.Tensor | None = None
+    is_filled: bool = True
 
 
 class OptimizerStep:
@@ -33,6 +35,7 @@ class OptimizerStep:
         self._library, self._handle = load(), handle
         self._groups: list[Any] = []
         self._kept: list[Any] = []
+        self._shapes: list[torch.Size] = []
         self.norm = 0.0  # of the gradients that the last run looked at
         self.sum_buckets = self.sum_ns = self.update_ns = self.step_ns = 0  # of a run over ranks
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # what is not dense is updated in a copy
@@ -62,8 +65,10 @@ class OptimizerStep:
         ffi = self._library.ffi
         param = _local(entry.param)
         strides = _dense_strides(param)
+        self._shapes.append(param.shape)
         item.count, item.step, item.param_dtype = param.numel(), entry.step, config_dtype(param.dtype)
-        item.param = ffi.cast("void *", self._dense(param, strides, True).data_ptr())
+        if entry.is_filled:
+            item.param = ffi.cast("void *", self._dense(param, strides, True).data_ptr())
         if entry.grad is not None:
             grad = self._dense(_local(entry.grad), strides, False)
             item.grad_dtype, item.grad = config_dtype(grad.dtype), ffi.cast("void *", grad.data_ptr())
@@ -117,9 +122,24 @@ class OptimizerStep:
     def create_file(self, config: Any) -> Any:
         """A new file, filled from the entries."""
         library = self._library
-        out = library.ffi.new("sluice_optimizer_file_t **")
+        out, _kept = library.ffi.new("sluice_optimizer_file_t **"), self._say_shapes(config)
         library.check(library.lib.sluice_optimizer_file_create(config, self._list(), len(self._groups), out))
         return out[0]
+
+    def open_file(self, config: Any) -> Any:
+        """One that is there, of the entries' shapes and dtypes."""
+        library = self._library
+        out, _kept = library.ffi.new("sluice_optimizer_file_t **"), (self._say_shapes(config), groups := self._list())
+        config.groups, config.num_groups = groups, len(self._groups)
+        library.check(library.lib.sluice_optimizer_file_open(config, out))
+        return out[0]
+
+    def _say_shapes(self, config: Any) -> Any:
+        """Keep what it returns as long as the config."""
+        new, dims = self._library.ffi.new, [size for shape in self._shapes for size in shape]
+        kept = new("int32_t[]", [len(shape) for shape in self._shapes] or 1), new("int64_t[]", dims or 1)
+        config.num_dims, config.dims = kept
+        return kept
 
     def load_file(self, file: Any) -> None:
         """Fills parameters, and those states that entries have, from the file."""

@@ -4,33 +4,63 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._library import load
-from ...errors import InvalidArgument
+from ...errors import Foreign, InvalidArgument
 from .optimizer_step import Entry, OptimizerStep
 
 _STATES = ("exp_avg", "exp_avg_sq")
 MASTER = "master"
 
 
-class StateFile:
-    """Of one optimizer. Made or opened at once: parameters of a file that is there become its masters.
-
-    A process has a file open once; over ranks each rank has a path of its own.
+class FileOptions(NamedTuple):
+    """durable: each step is on the disk before it ends. resume: a file that is there is gone on with; else it is
+    refused. step: which of its two, None: the later. rank, world_size: whose file it is. comm: of the ranks that step
+    together, which then make or open theirs together.
     """
 
-    def __init__(self, path: str, groups: Sequence[Mapping[str, Any]]) -> None:
+    durable: bool = False
+    resume: bool = False
+    step: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    comm: Any = None
+
+
+class StateFile:
+    """Of one optimizer. Made or opened at once: parameters of a file that is gone on with become its masters.
+
+    A process has a file open once, and its forked children do not; over ranks each rank has a path of its own. With a
+    comm making one is collective.
+    """
+
+    def __init__(self, path: str, groups: Sequence[Mapping[str, Any]], options: FileOptions) -> None:
         self.path = os.fspath(path)
         self._library = load()
+        self._options = options
         self._handle: Any = None
-        if os.path.exists(self.path):
-            self._open()
-            self._described(groups, {}).load_file(self._handle)
-        else:
-            self._create(groups, {}, 0)
+        if options.step is not None and not options.resume:
+            raise InvalidArgument(
+                "sluice.optim: step says where a file that is there goes on: give resume=True with it"
+            )
+        is_there = os.path.exists(self.path)
+        if options.resume and (is_there or options.step is not None):
+            described = self._described(groups, {})
+            self._handle = self._owned(described.open_file(self._config(options.step, options.comm)))
+            described.load_file(self._handle)
+            return
+        try:
+            self._handle = self._create(groups, {}, self._config(0, options.comm))
+        except Foreign as error:
+            if not is_there:
+                raise
+            raise InvalidArgument(
+                f"sluice.optim: state_file {self.path} is there already: resume=True goes on with its steps and "
+                "replaces the parameters by its masters; for a new run remove it, or give another path"
+            ) from error
 
     @property
     def handle(self) -> Any:
@@ -39,30 +69,33 @@ class StateFile:
 
     @property
     def step(self) -> int:
-        """The number of steps that it has behind it."""
+        """The number of steps that it holds the last of."""
         return self._info().step
 
     def states(self, groups: Sequence[Mapping[str, Any]]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """Copies, for a state dict: moments, and the masters of 16-bit parameters, in f32."""
+        """Copies, for a state dict: moments, and the masters of 16-bit parameters, in f32. Parameters stay as they are;
+        a master that other code's value of its parameter has made void is that value."""
         found = {}
         for param in _params(groups):
             names = _STATES if param.dtype == torch.float32 else (*_STATES, MASTER)
             found[param] = {name: torch.empty_like(param, dtype=torch.float32) for name in names}
-        self._described(groups, found).load_file(self._handle)
+        self._described(groups, found, is_filled=False).load_file(self._handle)
+        for param, states in found.items():
+            if MASTER in states:
+                value = param.detach()
+                is_master = states[MASTER].to(param.dtype) == value
+                states[MASTER] = torch.where(is_master, states[MASTER], value.to(torch.float32))
         return found
 
     def replace(
         self, groups: Sequence[Mapping[str, Any]], states: Mapping[torch.Tensor, Mapping[str, Any]], step: int
     ) -> None:
-        """What is there goes once a new file stands beside it, filled from these states and the parameters."""
-        path, self.path = self.path, f"{self.path}.new"
-        try:
-            self._create(groups, states, step)  # lets go of the old one
-            self.close()
-            os.replace(self.path, path)
-        finally:
-            self.path = path
-        self._open()
+        """A new file, filled from these states and the parameters, takes the place of the old one when it is whole."""
+        config = self._config(step, None)
+        config.replaces = True
+        new = self._create(groups, states, config)  # where that fails the old one stays
+        self.close()
+        self._handle = new
 
     def close(self) -> None:
         """The file stays on the disk."""
@@ -71,40 +104,38 @@ class StateFile:
             self._handle = None
 
     def _described(
-        self, groups: Sequence[Mapping[str, Any]], states: Mapping[torch.Tensor, Mapping[str, Any]]
+        self,
+        groups: Sequence[Mapping[str, Any]],
+        states: Mapping[torch.Tensor, Mapping[str, Any]],
+        is_filled: bool = True,
     ) -> OptimizerStep:
         described = OptimizerStep(None)
         for group in groups:
             entries = []
             for param in group["params"]:
                 state = states.get(param, {})
-                entries.append(Entry(1, param, None, *(state.get(name) for name in (*_STATES, MASTER))))
+                kept = (state.get(name) for name in (*_STATES, MASTER))
+                entries.append(Entry(1, param, None, *kept, is_filled=is_filled))
             described.add_group(group, entries)
         return described
 
-    def _config(self, step: int) -> tuple[Any, Any]:
-        config, path = (
-            self._library.new("optimizer_file_config"),
-            self._library.ffi.new("char[]", os.fsencode(self.path)),
-        )
-        config.path, config.step = path, step
-        return config, path  # which the config borrows
+    def _config(self, step: int | None, comm: Any) -> Any:
+        config = self._library.new("optimizer_file_config")
+        self._path = self._library.ffi.new("char[]", os.fsencode(self.path))  # which the config borrows
+        config.path, config.step = self._path, -1 if step is None else step
+        config.durable = self._options.durable
+        config.rank, config.world_size = self._options.rank, self._options.world_size
+        if comm is not None:
+            config.comm = comm
+        return config
 
     def _create(
-        self, groups: Sequence[Mapping[str, Any]], states: Mapping[torch.Tensor, Mapping[str, Any]], step: int
-    ) -> None:
-        config, _kept = self._config(step)
-        self._hold(self._described(groups, states).create_file(config))
+        self, groups: Sequence[Mapping[str, Any]], states: Mapping[torch.Tensor, Mapping[str, Any]], config: Any
+    ) -> Any:
+        return self._owned(self._described(groups, states).create_file(config))
 
-    def _open(self) -> None:
-        config, _kept = self._config(-1)
-        out = self._library.ffi.new("sluice_optimizer_file_t **")
-        self._library.check(self._library.lib.sluice_optimizer_file_open(config, out))
-        self._hold(out[0])
-
-    def _hold(self, handle: Any) -> None:
-        self.close()
-        self._handle = self._library.ffi.gc(handle, self._library.lib.sluice_optimizer_file_close)
+    def _owned(self, handle: Any) -> Any:
+        return self._library.ffi.gc(handle, self._library.lib.sluice_optimizer_file_close)
 
     def _info(self) -> Any:
         info = self._library.new("optimizer_file_info")

@@ -6,7 +6,7 @@ import warnings
 import sluice.optim
 import torch
 import torch.distributed as dist
-from sluice.errors import InvalidArgument, Mismatch
+from sluice.errors import InvalidArgument, Mismatch, PeerRefused
 
 STEPS = 12
 
@@ -173,3 +173,47 @@ def refused():
 def several(jobs):
     """What each of [(function, arguments)] gives, in one set of ranks: torch.optim takes long to import."""
     return [globals()[name](**arguments) for name, arguments in jobs]
+
+
+def _wrong(path, model):
+    """What a rank is told."""
+    try:
+        _filed(path, model)
+    except (Mismatch, PeerRefused) as error:
+        return str(error)
+    return "nothing"
+
+
+def _filed(path, model):
+    group = dist.group.WORLD
+    return sluice.optim.AdamW(model.parameters(), lr=1e-2, process_group=group, state_file=path, resume=True)
+
+
+def filed(folder):
+    """Files of which one is a step ahead, as a kill leaves them; swapped ones; one that is lost."""
+    rank, model = dist.get_rank(), _model()
+    own, other = f"{folder}/states{rank}", f"{folder}/states{1 - rank}"
+    optimizer = _filed(own, model)
+    for step in range(2):
+        optimizer.zero_grad()
+        _backward(model, step, rank)
+        optimizer.step()
+    wanted = [p.detach().clone() for p in model.parameters()]
+    optimizer._file.close()
+    if rank == 1:  # by itself: rank 1 of 2, and nobody to sum with
+        ahead = sluice.optim.AdamW(model.parameters(), state_file=own, resume=True)
+        ahead.step()
+        ahead._file.close()
+    dist.barrier()
+    optimizer = _filed(own, model)
+    found = (
+        optimizer._file.step,
+        int(optimizer.state[model[0].weight]["step"]),
+        _same(list(model.parameters()), wanted),
+    )
+    optimizer._file.close()
+    dist.barrier()
+    swapped = _wrong(other, model)
+    dist.barrier()
+    alone = _wrong(own if rank == 0 else own + ".lost", model)
+    return found, swapped, alone

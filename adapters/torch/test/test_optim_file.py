@@ -1,11 +1,13 @@
 """`sluice.optim` with its states in a file: the bits of memory, training that goes on, checkpoints both ways."""
 
 import copy
+import os
 
 import pytest
+import ranks
 import sluice.optim
 import torch
-from sluice.errors import Busy, InvalidArgument, Mismatch
+from sluice.errors import Busy, InvalidArgument, InvalidState, Mismatch, NotFound
 from test_optim import _backward, _model, _same, _state_bytes, _train
 
 
@@ -41,21 +43,186 @@ def test_HalfParameters_AreTheirMastersRounded(tmp_path, dtype):
     assert _same([saved[index]["master"] for index in range(len(masters))], [m.detach() for m in masters])
 
 
-def test_File_ThatIsThere_IsGoneOnWith(tmp_path):
+def _named(path, model, **options):
+    return sluice.optim.AdamW(model.parameters(), state_file=path, **options)
+
+
+def test_File_ThatIsThere_IsGoneOnWithWhereThatIsAskedFor(tmp_path):
     straight = _model()
     _train(straight, optimizer := sluice.optim.AdamW(straight.parameters()), 20)
     model = _model()
-    first = sluice.optim.AdamW(model.parameters(), state_file=tmp_path / "states")
+    first = _named(tmp_path / "states", model, resume=True, durable=True)  # none is there yet
     _train(model, first, 10)
     with pytest.raises(Busy, match="has it open"):
-        sluice.optim.AdamW(model.parameters(), state_file=tmp_path / "states")
+        _named(tmp_path / "states", model, resume=True)
     first._file.close()
     other = _model(seed=5)
-    second = sluice.optim.AdamW(other.parameters(), state_file=tmp_path / "states")
+    before = [p.detach().clone() for p in other.parameters()]
+    with pytest.raises(InvalidArgument, match="is there already: resume=True goes on with its steps"):
+        _named(tmp_path / "states", other)
+    assert _same([p.detach() for p in other.parameters()], before)
+    second = _named(tmp_path / "states", other, resume=True)
     assert _same(list(other.parameters()), list(model.parameters()))
     _train(other, second, 10, first=10)
     assert _same(list(other.parameters()), list(straight.parameters()))
     assert _same(_moments(second), _moments(optimizer))
+
+
+def test_Step_OfTheTwoInAFile_CanBeChosen(tmp_path):
+    model, wanted = _model(), _model()
+    _train(model, first := _named(tmp_path / "states", model), 5)
+    _train(wanted, sluice.optim.AdamW(wanted.parameters()), 4)
+    first._file.close()
+    with pytest.raises(NotFound, match="does not hold step 3"):
+        _named(tmp_path / "states", model, resume=True, step=3)
+    with pytest.raises(NotFound, match="there is no file"):
+        _named(tmp_path / "none", model, resume=True, step=4)
+    with pytest.raises(InvalidArgument, match="give resume=True"):
+        _named(tmp_path / "states", model, step=4)
+    with pytest.raises(InvalidArgument, match="are of a state_file"):
+        sluice.optim.AdamW(model.parameters(), durable=True)
+    second = _named(tmp_path / "states", model, resume=True, step=4)
+    assert second.state[model[0].weight]["step"] == 4
+    assert _same(list(model.parameters()), list(wanted.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["loaded", "clamped", "averaged"])
+def test_Parameter_ThatOtherCodeWrites_IsWhatTheNextStepUpdates(tmp_path, dtype, how):
+    """Masters of 16-bit parameters: kept where the parameter has not changed, else the parameter."""
+    model = _model(dtype)
+    masters = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
+    mine = _named(tmp_path / "states", model, lr=1e-2)
+    wide = sluice.optim.AdamW(masters, lr=1e-2)
+    for step in range(6):
+        before = [p.detach().clone() for p in model.parameters()]
+        with torch.no_grad():
+            if how == "loaded" and step % 3 == 0:
+                model.load_state_dict(_model(dtype, seed=40 + step).state_dict())
+            for p in model.parameters():
+                if how == "clamped":
+                    p.clamp_(-0.1, 0.1)
+                if how == "averaged" and step == 3:
+                    p.mul_(0.5).add_(0.01)
+        for master, p, old in zip(masters, model.parameters(), before):
+            master.data = torch.where(p.detach() == old, master.detach(), p.detach().float())
+        mine.zero_grad()
+        _backward(model, step)
+        for master, p in zip(masters, model.parameters()):
+            master.grad = p.grad.float()
+        mine.step()
+        wide.step()
+        assert all(torch.equal(p, master.to(dtype)) for p, master in zip(model.parameters(), masters))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_StateDict_OfParametersThatOtherCodeWrote_ChangesNoneAndHasTheirMasters(tmp_path, dtype):
+    model = _model(dtype)
+    _train(model, optimizer := _named(tmp_path / "states", model), 2)
+    with torch.no_grad():
+        model[0].weight.fill_(5.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    saved = optimizer.state_dict()["state"]
+    assert _same([p.detach() for p in model.parameters()], before)
+    if dtype == torch.bfloat16:
+        assert torch.equal(saved[0]["master"], torch.full((53, 37), 5.0))
+        assert torch.equal(saved[2]["master"].to(dtype), model[2].weight.detach())
+
+
+def _reversed(model):
+    return list(model.parameters())[::-1]
+
+
+@pytest.mark.parametrize(
+    "other, says",
+    [
+        (lambda: _reversed(_model()), r"tensor 0: the file has f32 \[53, 37\], the optimizer has f32 \[11\]"),
+        (lambda: _model(torch.bfloat16).parameters(), r"f32 \[53, 37\], the optimizer has bf16 \[53, 37\]"),
+        (lambda: [p.detach().t().contiguous() for p in _model().parameters()], r"the optimizer has f32 \[37, 53\]"),
+        (lambda: list(_model().parameters())[:3], "the file has 4 tensors, the optimizer has 3"),
+        (
+            lambda: [{"params": [p]} for p in _model().parameters()],
+            "tensor 1 is in group 0 in the file, and in group 1",
+        ),
+    ],
+    ids=["order", "dtype", "shape", "number", "groups"],
+)
+def test_FileOfAnotherModel_IsRefusedByItsFirstDifference(tmp_path, other, says):
+    _train(model := _model(), optimizer := _named(tmp_path / "states", model), 1)
+    optimizer._file.close()
+    params = list(other())
+    tensors = [p for item in params for p in (item["params"] if isinstance(item, dict) else [item])]
+    before = [p.detach().clone() for p in tensors]
+    with pytest.raises(Mismatch, match=says):
+        sluice.optim.AdamW(params, state_file=tmp_path / "states", resume=True)
+    assert _same([p.detach() for p in tensors], before)
+
+
+def test_ForkedChild_IsRefusedAndHoldsNoLock(tmp_path):
+    model = _model()
+    _train(model, optimizer := _named(tmp_path / "states", model), 2)
+    ready, go = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:  # a worker that lives on
+        said = b"n"
+        try:
+            optimizer.step()
+        except InvalidState:
+            said = b"y"
+        os.write(ready[1], said)
+        os.close(go[1])
+        os.read(go[0], 1)
+        os._exit(0)
+    assert os.read(ready[0], 1) == b"y"
+    assert optimizer._file.step == 2
+    optimizer._file.close()
+    again = _named(tmp_path / "states", model, resume=True)
+    for end in (*ready, *go):
+        os.close(end)
+    assert os.waitpid(child, 0)[1] == 0
+    assert again._file.step == 2
+
+
+def test_LoadStateDict_ThatFails_LeavesTheOptimizerAsItWas(tmp_path):
+    straight, model = _model(), _model()
+    _train(straight, plain := sluice.optim.AdamW(straight.parameters(), lr=1e-3), 4)
+    _train(model, optimizer := _named(tmp_path / "states", model), 2)
+    saved = plain.state_dict()
+    (tmp_path / "states.unfinished").write_text("a letter")
+    with pytest.raises(sluice.errors.Foreign, match="is in the way"):
+        optimizer.load_state_dict(copy.deepcopy(saved))
+    (tmp_path / "states.unfinished").unlink()
+    odd = copy.deepcopy(saved)
+    odd["state"][1]["step"] = torch.tensor(9.0)
+    odd["param_groups"][0]["lr"] = 7.0
+    with pytest.raises(InvalidArgument, match="all parameters are at one step"):
+        optimizer.load_state_dict(odd)
+    assert optimizer.param_groups[0]["lr"] == 1e-3 and all(set(state) == {"step"} for state in optimizer.state.values())
+    wanted = _model()
+    _train(wanted, kept := sluice.optim.AdamW(wanted.parameters()), 4)
+    _train(model, optimizer, 2, first=2)
+    assert _same(list(model.parameters()), list(wanted.parameters())) and _same(_moments(optimizer), _moments(kept))
+
+
+def test_LoadStateDict_OverALinkAndALeftover_WritesWhereTheLinkLeads(tmp_path):
+    model = _model()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "states").symlink_to(tmp_path / "disk" / "states")
+    optimizer = _named(tmp_path / "states", model)
+    _train(model, optimizer, 3)
+    (tmp_path / "disk" / "states.unfinished").touch()  # of a kill
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert (tmp_path / "states").is_symlink()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["states"]
+    _train(model, optimizer, 1, first=3)
+    optimizer._file.close()
+    assert _named(tmp_path / "states", model, resume=True)._file.step == 4
+
+
+def test_Ranks_WhoseFilesDiffer_GoOnTogetherOrNotAtAll(tmp_path):
+    for rank, (gone_on, swapped, alone) in enumerate(ranks.run(2, "optim_jobs:filed", folder=str(tmp_path))):
+        assert gone_on == (2, 2, True)
+        assert f"is the file of rank {1 - rank} of 2, and this is rank {rank} of 2" in swapped
+        assert "makes a new file, and rank 0 goes on with one" in alone
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, sluice.optim.AdamW])
@@ -102,4 +269,4 @@ def test_WhatAFileCannotDo_IsRefusedByName(tmp_path):
         copy.deepcopy(optimizer)
     with pytest.raises(Mismatch, match="the file has 4 tensors, the optimizer has 2"):
         optimizer._file.close()
-        sluice.optim.AdamW(model[0].parameters(), state_file=tmp_path / "states")
+        sluice.optim.AdamW(model[0].parameters(), state_file=tmp_path / "states", resume=True)

@@ -11,6 +11,10 @@
  * Constants are formed in f64 and rounded once. What root, sum and quotient of the third rule lose is computed and
  * added back: else p would be five units off where it is smaller than what it moves by.
  *
+ * At the ends of the range a step is torch's: where v overflows it is infinite from then on and p no longer moves by m;
+ * an infinite p stays so; NaN in p, m, v or g makes p NaN. One thing differs: an epsilon so small that
+ * epsilon * sqrt(1 - beta2^t) is no normal number of f32 counts as the smallest one.
+ *
  * Multiplications are fused with additions where the loops say so and nowhere else, and roots and quotients are
  * rounded to nearest. So every instruction set gives the same bits. */
 #ifndef SLUICE_BACKEND_OPTIM_ADAM_H_

@@ -1,3 +1,4 @@
+#include <float.h>
 #include <math.h>
 
 #include "backend/base/check.h"
@@ -20,7 +21,9 @@ sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int
   /* By pow from the number of the step, not as a running product: a step that is resumed has the same bits. */
   const double correction1 = rule->corrects_the_bias ? 1.0 - pow(rule->beta1, (double)t) : 1.0;
   const double root2 = rule->corrects_the_bias ? sqrt(1.0 - pow(rule->beta2, (double)t)) : 1.0;
-  const double step_size = rule->lr * root2 / correction1, epsilon = rule->epsilon * root2;
+  const double step_size = rule->lr * root2 / correction1, kept = rule->epsilon * root2;
+  /* The reciprocal of a smaller one is infinite in f32. */
+  const double epsilon = kept > 0.0 && kept < FLT_MIN ? FLT_MIN : kept;
   return (sluice_adam_numbers_t){
       .grad_scale = (float)(rule->maximizes ? -grad_scale : grad_scale),
       .l2 = rule->is_decoupled ? 0.0F : (float)rule->weight_decay,

@@ -1,4 +1,5 @@
 /* Adam on the device against the host's: the same bits. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -57,7 +58,9 @@ static const char* step(int32_t dtype, int64_t bytes) {
                 gpu_array(COUNT * bytes)};
   float* v = a.exp_avg_sq.host;
   for (int64_t i = 0; i < COUNT; ++i) v[i] = v[i] < 0.0F ? -v[i] : v[i];
-  gpu_send(&a.exp_avg_sq);
+  v[7] = INFINITY;
+  ((float*)a.master.host)[9] = -INFINITY;
+  gpu_send(&a.exp_avg_sq), gpu_send(&a.master);
   step_on_host(&a, dtype);
   const char* problem = run(&a, dtype) == SLUICE_OK ? first_problem(&a, dtype) : gpu_last_error();
   gpu_drop(&a.grad), gpu_drop(&a.staged), gpu_drop(&a.master);

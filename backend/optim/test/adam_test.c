@@ -236,6 +236,92 @@ static void Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes(void** state
   }
 }
 
+/* ---- the ends of the range ---- */
+
+typedef struct end_s {
+  float p, m, v, g;                   /* before */
+  float wanted_p, wanted_m, wanted_v; /* what torch makes of it in f32 */
+  float wanted_p_of_adam;             /* with weight_decay 0 */
+  double epsilon;
+} end_t;
+
+/* beta1 0.5, beta2 0.75, lr 1/8, weight decay 1/2, no correction of the bias: what is finite is exact. */
+static const end_t ends[] = {
+    /* p, m, v, g */
+    {1.0F, 0.0F, 0.0F, 0x1p+70F, 0.9375F, 0x1p+69F, INFINITY, 1.0F, 1e-8},
+    {1.0F, 0.0F, 0.0F, -0x1p+127F, 0.9375F, -0x1p+126F, INFINITY, 1.0F, 1e-8},
+    {1.0F, 0x1p+69F, INFINITY, 1.0F, 0.9375F, 0x1p+68F, INFINITY, 1.0F, 1e-8},
+    {1.0F, 0.0F, INFINITY, 0.0F, 0.9375F, 0.0F, INFINITY, 1.0F, 1e-8},
+    {-INFINITY, 0.0F, 0.0F, 0.0F, -INFINITY, 0.0F, 0.0F, -INFINITY, 1e-8},
+    {INFINITY, 2.0F, 1.0F, 2.0F, INFINITY, 2.0F, 1.75F, INFINITY, 1e-8},
+    {INFINITY, 0.0F, 0.0F, 0x1p+70F, INFINITY, 0x1p+69F, INFINITY, INFINITY, 1e-8},
+    {0.0F, 0.0F, 0.0F, 0x1p-140F, -0x1p-144F, 0x1p-141F, 0.0F, -0x1p-144F, 1.0},
+    {1.0F, 0.0F, 0.0F, 0x1p-140F, -INFINITY, 0x1p-141F, 0.0F, -INFINITY, 0.0},
+    {1.0F, 0.0F, 0.0F, 0.0F, NAN, 0.0F, 0.0F, NAN, 0.0},
+    {1.0F, 0.0F, 0.0F, 0.0F, 0.9375F, 0.0F, 0.0F, 1.0F, 1e-45},
+    {1.0F, NAN, 1.0F, 0.0F, NAN, NAN, 0.75F, NAN, 1e-8},
+    {1.0F, 0.0F, 0.0F, INFINITY, NAN, INFINITY, INFINITY, NAN, 1e-8},
+    {NAN, 0.0F, 0.0F, 0.0F, NAN, 0.0F, 0.0F, NAN, 1e-8},
+};
+
+static int is_same(float found, float wanted) { return found == wanted || (isnan(found) && isnan(wanted)); }
+
+static void expect_end(const sluice_adam_kernels_t* kernels, const end_t* end, double weight_decay, float wanted_p,
+                       int64_t at) {
+  enum { MANY = 1500 };
+  float p[MANY], m[MANY], v[MANY], g[MANY], q[MANY], mq[MANY], vq[MANY];
+  for (int64_t i = 0; i < MANY; ++i) p[i] = q[i] = 0.5F, m[i] = mq[i] = 0.25F, v[i] = vq[i] = 1.0F, g[i] = 0.125F;
+  sluice_adam_rule_t rule = {0.125, 0.5, 0.75, end->epsilon, weight_decay, 1, 0, 0};
+  const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rule, 1, 1.0);
+  const sluice_adam_tensor_t others = {MANY, 1, q, NULL, g, mq, vq, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
+  kernels->update(&others, 0, MANY, &numbers);
+  p[at] = end->p, m[at] = end->m, v[at] = end->v, g[at] = end->g;
+  const sluice_adam_tensor_t tensor = {MANY, 1, p, NULL, g, m, v, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
+  kernels->update(&tensor, 0, MANY, &numbers);
+  if (!is_same(p[at], wanted_p) || !is_same(m[at], end->wanted_m) || !is_same(v[at], end->wanted_v))
+    fail_msg("%s, weight decay %g, row %d at %d: p %g m %g v %g", kernels->name, weight_decay, (int)(end - ends),
+             (int)at, (double)p[at], (double)m[at], (double)v[at]);
+  p[at] = q[at], m[at] = mq[at], v[at] = vq[at];
+  assert_memory_equal(p, q, sizeof p); /* the elements around it are as without it */
+  assert_memory_equal(m, mq, sizeof m);
+  assert_memory_equal(v, vq, sizeof v);
+}
+
+static void Update_AtTheEndsOfTheRange_IsThatOfTorch(void** state) {
+  (void)state;
+  const sluice_adam_kernels_t* const sets[] = {&sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
+  const int64_t places[] = {0, 63, 64, 511, 512, 1499};
+  for (size_t s = 0; s < 3; ++s) {
+    for (size_t e = 0; sets[s] != NULL && e < sizeof ends / sizeof ends[0]; ++e) {
+      for (size_t i = 0; i < sizeof places / sizeof places[0]; ++i) {
+        expect_end(sets[s], &ends[e], 0.5, ends[e].wanted_p, places[i]);
+        expect_end(sets[s], &ends[e], 0.0, ends[e].wanted_p_of_adam, places[i]);
+      }
+    }
+  }
+}
+
+/* In 16 bits, with a master and without: a gradient of bf16 may be as large as one of f32. */
+static void Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite(void** state) {
+  (void)state;
+  const sluice_adam_kernels_t* const sets[] = {&sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
+  const sluice_adam_rule_t rule = {0.125, 0.5, 0.75, 1e-8, 0.5, 1, 0, 0};
+  const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rule, 1, 1.0);
+  for (size_t s = 0; s < 3; ++s) {
+    for (int with_master = 0; sets[s] != NULL && with_master < 2; ++with_master) {
+      float master[] = {1.0F, -INFINITY}, m[2] = {0.0F}, v[2] = {0.0F};
+      uint16_t p[] = {sluice_f32_to_bf16(1.0F), sluice_f32_to_bf16(-INFINITY)};
+      const uint16_t g[] = {sluice_f32_to_bf16(0x1p+100F), 0};
+      const sluice_adam_tensor_t tensor = {
+          2, 1, p, with_master ? master : NULL, g, m, v, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16};
+      sets[s]->update(&tensor, 0, 2, &numbers);
+      sets[s]->update(&tensor, 0, 2, &numbers);
+      assert_int_equal(p[0], sluice_f32_to_bf16(0.87890625F)); /* (15/16)^2 */
+      assert_int_equal(p[1], sluice_f32_to_bf16(-INFINITY));
+    }
+  }
+}
+
 static void Step_OfHalfParameters_WritesTheMasterRoundedToNearest(void** state) {
   (void)state;
   const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
@@ -405,6 +491,8 @@ int main(void) {
       cmocka_unit_test(Step_FromSharpStates_IsTheRuleInF64WithinTwoUlp),
       cmocka_unit_test(Step_FirstOfAdam_MovesByTheLearningRate),
       cmocka_unit_test(Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes),
+      cmocka_unit_test(Update_AtTheEndsOfTheRange_IsThatOfTorch),
+      cmocka_unit_test(Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite),
       cmocka_unit_test(Step_OfHalfParameters_WritesTheMasterRoundedToNearest),
       cmocka_unit_test(Step_OfHalfParametersWithoutMaster_IsThatOfAMasterThatStartsAtThem),
       cmocka_unit_test(Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere),

@@ -15,7 +15,9 @@
  * overflows, and, for v with the weight decay of Adam, beta2 is at least 0.9. Constants are formed in f64 and rounded
  * once. Results are the same bits on every processor, for every number of threads, and however a model is cut into
  * tensors; with clipping the norm is summed in f64 in the order of the tensors. Sums over ranks are formed in f32 and
- * in rank order: the same bits for every bucket and every k, on all ranks.
+ * in rank order: the same bits for every bucket and every k, on all ranks. A finite gradient above about 5.8e20 makes v
+ * infinite, as it does in torch: from then on the parameter decays and does not move by m. An infinite parameter stays
+ * infinite.
  *
  *     g = grad / loss_scale * clip                       (Adam: + weight_decay * p)
  *     m = beta1 * m + (1 - beta1) * g

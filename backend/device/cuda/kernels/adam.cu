@@ -63,16 +63,19 @@ SLUICE_FN float adam_moved(const sluice_adam_args_t& a, float p, float m, float 
   const float d_low = fmaf(0.5f, lost_in_root, lost_in_sum);
   const float q_low = fmaf(-q, d_low, fmaf(-q, d, m)) * reciprocal;
   const float small = fmaf(a.step_high, q_low, fmaf(a.step_low, q, a.decay * p));
-  return fmaf(-a.step_high, q, p - small);
+  const bool is_finite = (bits_of(small) & 0x7f800000u) != 0x7f800000u;
+  return fmaf(-a.step_high, q, is_finite ? p - small : p * (1.0f - a.decay));
 }
 
 template <typename E>
 SLUICE_FN void adam_update(const sluice_adam_args_t& a, int64_t unit) {
   SLUICE_LANES(lane) {
     for (int64_t i = unit * SLUICE_CUDA_ADAM_TILE + lane; i < adam_end(a, unit); i += 32) {
-      const float p = a.master[i], g = fmaf(a.l2, p, a.staged[i] * a.grad_scale);
+      const float p = a.master[i], scaled = a.staged[i] * a.grad_scale, v_was = a.exp_avg_sq[i];
+      const float g = a.l2 != 0.0f ? fmaf(a.l2, p, scaled) : scaled;
       const float m = fmaf(a.one_minus_beta1, g, fmaf(-a.one_minus_beta1, a.exp_avg[i], a.exp_avg[i]));
-      const float v = fmaf(a.one_minus_beta2 * g, g, fmaf(-a.one_minus_beta2, a.exp_avg_sq[i], a.exp_avg_sq[i]));
+      const float v_kept = bits_of(v_was) != 0x7f800000u ? fmaf(-a.one_minus_beta2, v_was, v_was) : v_was;
+      const float v = fmaf(a.one_minus_beta2 * g, g, v_kept);
       const float moved = adam_moved(a, p, m, v);
       a.exp_avg[i] = m;
       a.exp_avg_sq[i] = v;

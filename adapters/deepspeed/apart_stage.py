@@ -34,7 +34,7 @@ class ApartStage(EngineStage):
     def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
         super().begin(forward_only, live)
         if not forward_only:
-            self._later.take(_linears(self._engine.module))
+            self._later.take(self._engine.module, _linears(self._engine.module))
 
     def end(self) -> None:
         self._later.give_back()
@@ -43,6 +43,12 @@ class ApartStage(EngineStage):
     def abandon(self) -> None:
         self._later.give_back()
         super().abandon()
+
+    def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        edge = super().forward(micro_batch, given)
+        if not self._forward_only:
+            self._later.learn((self._losses[micro_batch],) if edge is None else edge.tensors)
+        return edge
 
     def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
         with self._later.left_behind(micro_batch):

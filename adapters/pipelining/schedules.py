@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from sluice.adapters.host import agree
 from sluice.adapters.pipelining.refusals import PLANNED, Way, reason_against, way_of
 from sluice.adapters.pipelining.stage import Batch, TorchStage
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
+from sluice.adapters.torch.weights_later import WeightsLater
 from sluice.errors import Unsupported
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
@@ -37,6 +39,8 @@ class _Arriving:
     weight_apart: bool | None = None
     in_flight: int | None = None
     sluice: Pipeline | None = None  # its stats() say what ran; from the first step on
+    _later: Sequence[WeightsLater] = ()  # by stage
+    _has_warned_of_scaling = False
 
     def _choose(self, policy: str | None, weight_apart: bool | None, in_flight: int | None) -> None:
         self.policy = self.policy if policy is None else policy
@@ -64,19 +68,45 @@ class _Arriving:
             is_apart=way.apart,
             forward_only=not self._has_backward,
         )
-        run = [TorchStage(self, stage, batch) for stage in stages]
-        for each in run:
-            each.prepare()
+        self._later = self._later or [WeightsLater() for _ in stages]
+        run = [TorchStage(self, stage, batch, later) for stage, later in zip(stages, self._later)]
+        self._warn_of_scaling(stages)
         try:
+            for each in run:
+                each.prepare()
             self.sluice.run(run, self._n_microbatches, batch.forward_only)
         except BaseException:
             self._internal_losses.clear()
             for each in run:
                 each.abandon()
             raise
+        for each in run:
+            each.end()
         self._update_losses(stages, losses)
         for stage in () if batch.forward_only else stages:
             stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
+
+    @property
+    def weights_later(self) -> int:
+        """Weight gradients of this rank so far that were ops of their own."""
+        return sum(each.num_left for each in self._later)
+
+    def _warn_of_scaling(self: Any, stages: Sequence[Any]) -> None:
+        """Once: torch scales all of `.grad` at the end of a step, with what earlier steps have left there."""
+        if self._has_warned_of_scaling or not self._has_backward or not self.scale_grads or self._n_microbatches == 1:
+            return
+        for stage in stages:
+            for name, parameter in stage.submod.named_parameters():
+                if parameter.grad is not None and parameter.grad.any():
+                    self._has_warned_of_scaling = True
+                    warnings.warn(
+                        f"stage {stage.stage_index}: {name}.grad is there at the start of a step, and scale_grads=True "
+                        f"divides all of it by {self._n_microbatches} once more at the end, as torch's schedules do. "
+                        "Clear gradients before each step, or take scale_grads=False and divide them yourself before "
+                        "the update (told once)",
+                        stacklevel=5,
+                    )
+                    return
 
     def _open(self: Any, stages: Sequence[Any], way: Way) -> None:
         """Collective over the ranks of the stages' group; a refusal is one on all of them."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from sluice.adapters.torch import Edge
-from sluice.errors import InvalidArgument, Unsupported
+from sluice.adapters.torch.weights_later import WeightsLater, linears_of
+from sluice.errors import InvalidArgument, SluiceError, Unsupported
 from torch.distributed.pipelining._utils import to_local_if_dtensor
 
 
@@ -26,8 +28,10 @@ class Batch(NamedTuple):
 class TorchStage:
     """A stage for one batch. Everything that computes stays torch's; nothing is sent or received by it."""
 
-    def __init__(self, schedule: Any, stage: Any, batch: Batch) -> None:
+    def __init__(self, schedule: Any, stage: Any, batch: Batch, later: WeightsLater) -> None:
         self._schedule, self._stage, self._batch = schedule, stage, batch
+        # One with a `dw_builder` brings its own way of computing them later.
+        self._later = later if batch.is_apart and stage.dw_builder is None else None
 
     # ---- ops: sluice.adapters.torch.ApartStage ----
 
@@ -45,6 +49,8 @@ class TorchStage:
             save_forward_output=batch.keeps_outputs,
         )
         self._schedule._maybe_compute_loss(stage, output, batch.targets, micro_batch, batch.loss_keywords)
+        if self._later is not None and not batch.forward_only:
+            self._later.learn(self._roots(micro_batch))
         edge = None if stage.is_last else self._handed_on(micro_batch)
         if batch.forward_only:
             stage.fwd_cache.pop(micro_batch)
@@ -52,15 +58,17 @@ class TorchStage:
         return edge
 
     def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
-        stage, is_whole = self._stage, not self._batch.is_apart
+        stage, later = self._stage, self._later
         if given is not None:
             _put(stage.grad_recv_info[micro_batch], given.tensors, f"stage {stage.stage_index}: gradients")
-        stage.backward_one_chunk(
-            micro_batch,
-            loss=self._schedule._maybe_get_loss(stage, micro_batch),
-            full_backward=is_whole,
-            last_backward=is_whole and self._is_last(micro_batch),
-        )
+        is_whole = later is not None or not self._batch.is_apart
+        with _torchs_wrapping_off(), contextlib.nullcontext() if later is None else later.left_behind(micro_batch):
+            stage.backward_one_chunk(
+                micro_batch,
+                loss=self._schedule._maybe_get_loss(stage, micro_batch),
+                full_backward=is_whole,
+                last_backward=is_whole and self._is_last(micro_batch),
+            )
         gradients = stage.bwd_cache.pop(micro_batch)
         edge = None if stage.is_first else self._handed_back(micro_batch, gradients)
         self._drop_input(micro_batch)
@@ -69,15 +77,23 @@ class TorchStage:
         return edge
 
     def weight_grad(self, micro_batch: int) -> None:
-        self._stage.backward_weight_one_chunk(micro_batch, last_backward=self._is_last(micro_batch))
+        if self._later is None:
+            self._stage.backward_weight_one_chunk(micro_batch, last_backward=self._is_last(micro_batch))
+        else:
+            self._later.run(micro_batch)
 
     # ---- around a batch ----
 
     def prepare(self) -> None:
         """Torch allocates an input and a gradient for every micro-batch: they arrive in memory of the library."""
-        infos = [*self._stage.args_recv_info.values(), *self._stage.grad_recv_info.values()]
-        for info in (info for each in infos for info in each):
-            info.buffer = None
+        self._drop_buffers()
+        if self._later is not None and not self._batch.forward_only:
+            self._later.take(self._stage.submod, linears_of(self._stage.submod, lambda each: False))
+
+    def end(self) -> None:
+        """After the batch, if it failed too."""
+        if self._later is not None:
+            self._later.give_back()
 
     def abandon(self) -> None:
         """After a batch that failed: nothing of it may reach the next one. Gradients are the user's."""
@@ -86,7 +102,20 @@ class TorchStage:
         stage.bwd_cache.clear()
         stage.backward_state.clear()
         stage.dw_runner.clear()
-        self.prepare()
+        self._drop_buffers()
+        self.end()
+
+    def _roots(self, micro_batch: int) -> Sequence[Any]:
+        """The tensors that a backward begins at."""
+        stage = self._stage
+        if stage.is_last:
+            return (self._schedule._maybe_get_loss(stage, micro_batch),)
+        return stage.fwd_cache[micro_batch][0]
+
+    def _drop_buffers(self) -> None:
+        infos = [*self._stage.args_recv_info.values(), *self._stage.grad_recv_info.values()]
+        for info in (info for each in infos for info in each):
+            info.buffer = None
 
     def _is_last(self, micro_batch: int) -> bool:
         """Backwards of a stage keep the order of micro-batches."""
@@ -125,6 +154,17 @@ class TorchStage:
                     "of: give PipelineStage input_grads that say so"
                 )
         return Edge(tensors)
+
+
+@contextlib.contextmanager
+def _torchs_wrapping_off() -> Iterator[None]:
+    """Torch says of any error in a backward what tensors there were; ours say more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__cause__, SluiceError):
+            raise error.__cause__ from None
+        raise
 
 
 def _put(infos: Sequence[Any], tensors: Sequence[torch.Tensor], what: str) -> None:

@@ -1,7 +1,8 @@
 """Weight gradients of linear layers as an op of their own: a backward leaves behind what they are made of.
 
 By torch's own formulas, sums in its order, so that all bits are those of a whole backward. What is left behind reaches
-`.grad` through autograd, as ever: hooks of parameters run then. Knows no host.
+`.grad` through autograd, as ever: hooks of parameters run then. All other gradients come with the backward, and so do
+those of a layer whose parameters something else uses too: autograd adds up all uses in one order. Knows no host.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from sluice.errors import Unsupported
 
 import torch
 import torch.nn.functional as F
@@ -50,17 +53,33 @@ class WeightsLater:
 
     def __init__(self) -> None:
         self._linears: list[nn.Linear] = []
+        self._names: dict[nn.Parameter, str] = {}
+        self._known: set[nn.Parameter] = set()  # parameters of whose uses the first forward told
+        self._whole: set[nn.Parameter] = set()  # those that something outside of their layer uses
+        self._calls: dict[nn.Parameter, int] | None = None  # of their layers; None: not the first forward
         self._left: dict[int, list[_Left]] = {}
         self._current: list[_Left] | None = None  # of the backward that runs now
         # Beside an input that wants no gradient: a backward comes by all the same.
         self._wants_grad = torch.zeros((), requires_grad=True)
         self.num_left = 0  # weight gradients so far that came later
 
-    def take(self, linears: Iterable[nn.Linear]) -> None:
-        """They leave their weight gradients behind, until `give_back`."""
+    def take(self, module: nn.Module, linears: Iterable[nn.Linear]) -> None:
+        """Linear layers of the module leave their weight gradients behind, until `give_back`. Not in the first forward
+        of all, which shows which of them can (`learn`)."""
         self._linears = list(linears)
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        own = {each for linear in self._linears for each in _parameters(linear)}
+        if own != self._known or self._calls is not None:  # others, or the first forward has failed
+            self._known, self._whole, self._calls = own, set(), dict.fromkeys(own, 0)
         for linear in self._linears:
             linear.forward = functools.partial(self._forward, linear)  # type: ignore[method-assign]
+
+    def learn(self, outputs: Iterable[Any]) -> None:
+        """After a forward, with the tensors that its backward begins at."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            uses = _uses(outputs, calls)
+            self._whole = {each for each, number in uses.items() if number > calls[each]}
 
     def give_back(self) -> None:
         """They are torch's again, and nothing is left behind. May be called again."""
@@ -88,16 +107,28 @@ class WeightsLater:
             self.num_left += 1
 
     def _forward(self, linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        if _has_plain_formulas(linear, x):
+        if self._calls is not None:
+            for each in _parameters(linear) if torch.is_grad_enabled() else ():
+                self._calls[each] += 1
+        elif _has_plain_formulas(linear, x) and self._whole.isdisjoint(_parameters(linear)):
             return _Linear.apply(x, self._wants_grad, (linear.weight, linear.bias), self)
         return F.linear(x, linear.weight, linear.bias)
 
     def leave(self, left: _Left) -> None:
         """Is kept for later in a backward that leaves something behind, else added now."""
+        if not _will_run(self._wants_grad):
+            return  # torch.autograd.grad of other tensors
         if self._current is None:
             left.add_to_grads([left])
-        else:
-            self._current.append(left)
+            return
+        for each in left.wanted():
+            if _will_run(each):
+                raise Unsupported(
+                    f"parameter {self._names[each]} of an nn.Linear is used outside of its layer too, and was not in "
+                    "the first micro-batch: weight gradients apart would add up its gradients in another order. Take "
+                    'weight_apart, or the policy that asks for it ("zero_bubble", "v"), away'
+                )
+        self._current.append(left)
 
 
 class _Left:
@@ -108,13 +139,16 @@ class _Left:
         self._x, self._grad = x, grad
         self._walk = torch._C._current_graph_task_id()
 
+    def wanted(self) -> list[Any]:
+        return [each for each in (self._weight, self._bias) if each is not None and each.requires_grad]
+
     def is_added_with(self, other: _Left) -> bool:
         """Autograd adds up what one walk over a graph brings to a parameter, and then adds that to `.grad`."""
         return self._weight is other._weight and self._walk == other._walk
 
     def add_to_grads(self, alike: list[_Left]) -> None:
         """alike: this one, and what is added with it, in the order in which a walk brought them."""
-        wanted = [each for each in (self._weight, self._bias) if each is not None and each.requires_grad]
+        wanted = self.wanted()
         gradients = [functools.reduce(torch.add, (each._gradient(one) for each in alike)) for one in wanted]
         with torch.enable_grad():
             views = [each.view_as(each) for each in wanted]
@@ -144,6 +178,37 @@ class _Linear(torch.autograd.Function):
         grad_x = _rows(grad).mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
         ctx.later.leave(_Left(*ctx.parameters, x, grad))
         return grad_x, None, None, None
+
+
+def _parameters(linear: nn.Linear) -> list[nn.Parameter]:
+    return [each for each in linear._parameters.values() if each is not None and each.requires_grad]
+
+
+def _accumulator(parameter: torch.Tensor) -> Any:
+    """The node of its graph at which gradients of a leaf arrive."""
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+
+def _will_run(parameter: torch.Tensor) -> bool:
+    """Whether the backward that runs now brings this leaf a gradient by itself."""
+    return bool(torch._C._will_engine_execute_node(_accumulator(parameter)))
+
+
+def _uses(outputs: Iterable[Any], parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, int]:
+    """How often the graph of the outputs takes each of these."""
+    accumulators = {_accumulator(each): each for each in parameters}
+    found = dict.fromkeys(accumulators.values(), 0)
+    nodes = [each.grad_fn for each in outputs if isinstance(each, torch.Tensor) and each.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        for child, _ in nodes.pop().next_functions:
+            if child in accumulators:
+                found[accumulators[child]] += 1
+            elif child is not None and child not in seen:
+                seen.add(child)
+                nodes.append(child)
+    return found
 
 
 def _has_plain_formulas(linear: nn.Linear, x: Any) -> bool:

@@ -58,14 +58,22 @@ def never(module):
     return False
 
 
+def taken(net, linears, x):
+    """After a first forward, which shows how the net uses its parameters."""
+    later = WeightsLater()
+    later.take(net, linears)
+    later.learn([net(x)])
+    return later
+
+
 @pytest.mark.parametrize("checkpointed", [None, "reentrant", "nonreentrant"])
 @pytest.mark.parametrize("shape", [(7,), (1,), (2, 5), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_Gradients_ThatCameLater_HaveTheBitsOfAWholeBackward(checkpointed, shape, dtype):
     torch.manual_seed(1)
     whole = Net(checkpointed).to(dtype)
-    apart, later = copy.deepcopy(whole), WeightsLater()
-    later.take(linears_of(apart, never))
+    apart = copy.deepcopy(whole)
+    later = taken(apart, linears_of(apart, never), inputs(shape, dtype)[0].requires_grad_())
     waiting = []
     for number, x in enumerate(inputs(shape, dtype)):
         given = [x.clone().requires_grad_() for _ in range(2)]
@@ -95,9 +103,9 @@ def test_Gradients_OfTwoWalksOverOneGraph_AreAddedOneBehindTheOther():
     """What a stage does that hands on several tensors."""
     torch.manual_seed(2)
     whole = nn.Linear(WIDTH, WIDTH)
-    apart, later = copy.deepcopy(whole), WeightsLater()
-    later.take([apart])
     x, other, third = inputs((5,), torch.float32)
+    apart = copy.deepcopy(whole)
+    later = taken(apart, [apart], x)
     for net in (whole, apart):
         out = net(x)
         with later.left_behind(0):
@@ -109,8 +117,8 @@ def test_Gradients_OfTwoWalksOverOneGraph_AreAddedOneBehindTheOther():
 
 
 def test_Hooks_OfAParameter_RunWhenItsGradientComes():
-    linear, later, seen = nn.Linear(WIDTH, WIDTH), WeightsLater(), []
-    later.take([linear])
+    linear, seen = nn.Linear(WIDTH, WIDTH), []
+    later = taken(linear, [linear], inputs((5,), torch.float32)[0])
     linear.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
     linear.weight.register_hook(lambda grad: 2 * grad)  # it would fail without a gradient
     x, *_ = inputs((5,), torch.float32)
@@ -122,13 +130,28 @@ def test_Hooks_OfAParameter_RunWhenItsGradientComes():
 
 
 def test_Backward_OutsideOfAnOp_IsWhole():
-    linear, later = nn.Linear(WIDTH, WIDTH), WeightsLater()
-    later.take([linear])
+    linear = nn.Linear(WIDTH, WIDTH)
     x, *_ = inputs((5,), torch.float32)
+    later = taken(linear, [linear], x)
     linear(x).sum().backward()
     later.run(0)
     assert torch.equal(linear.bias.grad, torch.full((WIDTH,), 5.0)) and linear.weight.grad is not None
     assert later.num_left == 0
+
+
+def test_FirstForwardThatFails_IsNotTheOneThatShows():
+    """Calls of a forward that raised would hide a use outside of the layer."""
+    linear, later = nn.Linear(WIDTH, WIDTH), WeightsLater()
+    later.take(linear, [linear])
+    x, *_ = inputs((5,), torch.float32)
+    linear(x)
+    later.give_back()
+    later.take(linear, [linear])
+    later.learn([linear(x) + linear.bias])
+    with later.left_behind(0):
+        (linear(x) + linear.bias).sum().backward()
+    later.run(0)
+    assert later.num_left == 0 and torch.equal(linear.bias.grad, torch.full((WIDTH,), 10.0))
 
 
 class _OwnForward(nn.Linear):

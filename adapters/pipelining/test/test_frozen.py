@@ -1,0 +1,47 @@
+"""Weight gradients apart where layers are frozen, parameters have several uses, or gradients wait: torch's own bits."""
+
+import os
+
+import pytest
+import ranks
+import torch  # noqa: F401  (before anything that pytest may import as `torch`)
+
+JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "frozen_jobs")
+
+# By label: name of the schedule, how stages lie, how many of them a rank has, options.
+SCHEDULES = {
+    "zero_bubble": ("sluice:zero_bubble", "looped", 1, {}),
+    "weight_apart": ("sluice", "looped", 1, {"weight_apart": True}),
+    "looped": ("sluice:message_driven", "looped", 2, {"weight_apart": True}),
+    "v": ("sluice:v", "v", 2, {}),
+    "whole": ("sluice", "looped", 1, {}),
+}
+
+
+# Of which no linear layer has a gradient that can wait.
+NOTHING_WAITS = ("weights", "all but biases", "uses outside, frozen before")
+
+
+def test_EveryCaseUnderEverySchedule_GradientsHaveTheBitsOf1F1B():
+    later = {}
+    for rank, answers in enumerate(ranks.run(2, f"{JOBS}:beside_1f1b", schedules=SCHEDULES)):
+        assert len(answers) > 25 * len(SCHEDULES)
+        for (case, label), (differing, there, weights_later) in answers.items():
+            assert differing == [] and there > 4, (rank, case, label, differing)
+            later[case, label] = later.get((case, label), 0) + weights_later
+    for (case, label), count in later.items():
+        assert (count > 0) == (label != "whole" and case not in NOTHING_WAITS), (case, label, count)
+
+
+def test_AUseOutsideOfItsLayer_InALaterMicroBatch_IsRefusedByName():
+    for told, is_kept in ranks.run(2, f"{JOBS}:changing"):
+        assert "up.bias" in told and "weight_apart" in told and "zero_bubble" in told, told
+        assert is_kept
+
+
+@pytest.mark.parametrize("name", ["sluicesingle:1f1b", "sluicesingle:zero_bubble"])
+def test_ScaleGrads_OverTwoSteps_HasTorchsBitsAndWarnsOnce(name):
+    for rank, (is_same, (nothing, zeros, first, second)) in enumerate(ranks.run(2, f"{JOBS}:scaled_twice", name=name)):
+        assert is_same, rank
+        assert nothing == zeros == second == [], (rank, nothing, zeros, second)
+        assert len(first) == 1 and f"stage {rank}: {2 * rank}.up.weight.grad" in first[0], first

@@ -25,6 +25,11 @@ typedef struct sluice_comm_request_s sluice_comm_request_t; /* defined by each i
 
 enum { SLUICE_REDUCE_SUM = 0, SLUICE_REDUCE_MAX = 1 };
 
+/* The end of a message about a communicator that is at its end. Python says what its users can do instead
+ * (python_plugin/sluice/errors.py). */
+#define SLUICE_COMM_REMEDY "destroy it and make a new one on all ranks"
+#define SLUICE_COMM_BROKEN "This communicator is broken: " SLUICE_COMM_REMEDY "."
+
 typedef struct sluice_comm_vtable_s {
   void (*destroy)(sluice_comm_t* comm); /* first, so that any object can be released */
   /* Posts all receives, then all sends, and returns. exchange's arrays are copied or used before returning; the
@@ -108,6 +113,10 @@ sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exc
  * communicator is broken, and a request that cannot be released safely is leaked to its implementation's destroy.
  * Other requests in flight are still to be waited for; that returns soon. */
 sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_request_t* request, const char* phase);
+/* PEER_LOST, which ends the communicator, where `peer` has given up the call that this rank is in: it has waited for it
+ * until its deadline and left a note. `more`: "", or how the two ranks' calls differ. OK where it has not, or where
+ * there are no notes. */
+sluice_status_t sluice_comm_check_given_up(sluice_comm_t* comm, int32_t peer, const char* more);
 /* One, to its end. */
 sluice_status_t sluice_comm_exchange(sluice_comm_t* comm, const sluice_exchange_t* exchange, const char* phase);
 /* An exchange of device memory in the order of a stream; for transports that have it. */

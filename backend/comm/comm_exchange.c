@@ -17,12 +17,21 @@ sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm) {
                           comm->rank);
 }
 
+/* Why a peer was lost, where it says so itself. */
+static sluice_status_t explain_loss(sluice_comm_t* comm, sluice_status_t status) {
+  if (status != SLUICE_E_PEER_LOST) return status;
+  sluice_error_info_t why;
+  sluice_error_capture(&why);
+  SLUICE_TRY(sluice_comm_check_given_up(comm, why.peer, ""));
+  return sluice_error_adopt(&why);
+}
+
 sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                            sluice_comm_request_t** out_request) {
   *out_request = NULL;
   SLUICE_TRY(sluice_comm_check_usable(comm));
   sluice_status_t status = comm->vtable->exchange_start(comm, exchange, out_request);
-  if (status != SLUICE_OK) return sluice_comm_fail_and_tell(comm, status);
+  if (status != SLUICE_OK) return sluice_comm_fail_and_tell(comm, explain_loss(comm, status));
   ++comm->num_started;
   return SLUICE_OK;
 }
@@ -70,7 +79,7 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
       sluice_comm_mark_broken(comm, status);
       /* What a transport says about its connections after our own abort is no news. */
       int is_aborted = atomic_load(&comm->broken) == SLUICE_E_ABORTED;
-      return is_aborted && status != SLUICE_E_ABORTED ? sluice_comm_check_usable(comm) : status;
+      return is_aborted && status != SLUICE_E_ABORTED ? sluice_comm_check_usable(comm) : explain_loss(comm, status);
     }
     if (atomic_load(&comm->broken) != SLUICE_OK) { /* aborted meanwhile, on a transport that did not notice */
       abandon(comm, request);

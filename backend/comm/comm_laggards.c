@@ -5,6 +5,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
+#include "backend/comm/comm_usable.h"
 
 #define MAX_LAGGARDS_LISTED 8
 #define LOOK_NS             (UINT64_C(2) * 1000000000)
@@ -20,11 +21,23 @@ void sluice_comm_publish_note(sluice_comm_t* comm, const char* phase) {
   comm->vtable->publish(comm, key, value);
 }
 
+/* For ranks that come to this call later: `phase` is what this one waited for. */
+static void publish_given_up(sluice_comm_t* comm, uint64_t waited_ns, const char* phase) {
+  char key[32];
+  char value[160];
+  note_key(comm->rank, key, sizeof key);
+  snprintf(value, sizeof value, "call=%llu started=%llu given_up_ms=%llu phase=%s",
+           (unsigned long long)comm->call_number, (unsigned long long)comm->num_started,
+           (unsigned long long)(waited_ns / 1000000), phase);
+  comm->vtable->publish(comm, key, value);
+}
+
 /* What a rank's note says: how far it has come. A rank that never waited long has none. */
 typedef struct note_s {
   int known;
   unsigned long long call_number;
   unsigned long long num_started;
+  unsigned long long given_up_ms; /* that it waited before it gave up; 0: it has not */
   char text[160];
 } note_t;
 
@@ -36,8 +49,8 @@ static int lookup_note(sluice_comm_t* comm, int32_t rank, note_t* out_note) {
   int32_t bytes = comm->vtable->lookup(comm, key, out_note->text, (int32_t)sizeof out_note->text - 1);
   if (bytes < 0) return 0;
   out_note->text[sluice_min_u64((uint64_t)bytes, sizeof out_note->text - 1)] = '\0';
-  out_note->known =
-      sscanf(out_note->text, "call=%llu started=%llu", &out_note->call_number, &out_note->num_started) == 2;
+  out_note->known = sscanf(out_note->text, "call=%llu started=%llu given_up_ms=%llu", &out_note->call_number,
+                           &out_note->num_started, &out_note->given_up_ms) >= 2;
   return 1;
 }
 
@@ -53,10 +66,14 @@ typedef struct laggards_s {
   int32_t num_listed;
   struct {
     int32_t rank;
-    int known;
     char text[160];
   } listed[MAX_LAGGARDS_LISTED]; /* the lowest */
 } laggards_t;
+
+static const char* phase_in(const note_t* note) {
+  const char* phase = strstr(note->text, "phase=");
+  return phase != NULL ? phase + strlen("phase=") : note->text;
+}
 
 static void list(laggards_t* found, int32_t rank, const note_t* note) {
   int32_t at = found->num_listed;
@@ -64,8 +81,14 @@ static void list(laggards_t* found, int32_t rank, const note_t* note) {
   if (at == MAX_LAGGARDS_LISTED) return;
   if (found->num_listed < MAX_LAGGARDS_LISTED) ++found->num_listed;
   memmove(&found->listed[at + 1], &found->listed[at], (size_t)(found->num_listed - 1 - at) * sizeof found->listed[0]);
-  found->listed[at].rank = rank, found->listed[at].known = note->known;
-  memcpy(found->listed[at].text, note->text, sizeof note->text);
+  found->listed[at].rank = rank;
+  if (note->given_up_ms > 0) {
+    snprintf(found->listed[at].text, sizeof found->listed[at].text, " (gave up after %.1f s in \"%.80s\")",
+             1e-3 * (double)note->given_up_ms, phase_in(note));
+  } else {
+    snprintf(found->listed[at].text, sizeof found->listed[at].text, note->known ? " (last seen at \"%.120s\")" : "",
+             note->text);
+  }
 }
 
 static void judge(laggards_t* found, const sluice_comm_t* comm, int32_t rank, int32_t missing, const note_t* note) {
@@ -101,7 +124,8 @@ static int32_t look(sluice_comm_t* comm, int32_t missing, laggards_t* found) {
 }
 
 /* Appends a sentence to `text` and returns the rank to blame: `missing` (whose message is missing) where nobody is. */
-static int32_t find_laggards(sluice_comm_t* comm, int32_t missing, char* text, size_t text_bytes) {
+static int32_t find_laggards(sluice_comm_t* comm, int32_t missing, uint64_t waited_ns, const char* phase, char* text,
+                             size_t text_bytes) {
   text[0] = '\0';
   if (comm->vtable->lookup == NULL || comm->vtable->publish == NULL) return missing;
   laggards_t found = {.fewest = comm->num_started, .blamed = -1};
@@ -110,12 +134,12 @@ static int32_t find_laggards(sluice_comm_t* comm, int32_t missing, char* text, s
     snprintf(text, text_bytes, " The group's store does not answer: the process that hosts it has probably died.");
     return missing;
   }
+  publish_given_up(comm, waited_ns, phase);
   size_t used = 0;
   for (int32_t i = 0; i < found.num_listed && used < text_bytes; ++i) {
-    const int known = found.listed[i].known;
-    used += (size_t)snprintf(text + used, text_bytes - used, "%s %d%s%s%s",
-                             i == 0 ? " Not waiting in this step: rank" : ",", found.listed[i].rank,
-                             known ? " (last seen at \"" : "", known ? found.listed[i].text : "", known ? "\")" : "");
+    used +=
+        (size_t)snprintf(text + used, text_bytes - used, "%s %d%s", i == 0 ? " Not waiting in this step: rank" : ",",
+                         found.listed[i].rank, found.listed[i].text);
   }
   if (used < text_bytes && found.count > 0) {
     used += (size_t)snprintf(text + used, text_bytes - used, found.count > found.num_listed ? " and %d more." : ".",
@@ -134,12 +158,27 @@ sluice_status_t sluice_comm_fail_timed_out(sluice_comm_t* comm, int32_t missing,
   char from[48] = "";
   char who[48] = "the other ranks are";
   if (missing >= 0) snprintf(from, sizeof from, ", from rank %d", missing);
-  int32_t blamed = find_laggards(comm, missing, laggards, sizeof laggards);
+  int32_t blamed = find_laggards(comm, missing, waited_ns, phase, laggards, sizeof laggards);
   if (blamed >= 0) snprintf(who, sizeof who, "rank %d is", blamed);
   return SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, comm->rank, blamed,
                           "rank %d waited %.1f s for %s%s (call %llu).%s See what %s doing (log, stack); if it is only "
-                          "slow, raise the communicator's timeout. This communicator is broken: destroy it and make a "
-                          "new one on all ranks.",
+                          "slow, raise the timeout. " SLUICE_COMM_BROKEN,
                           comm->rank, sluice_seconds(waited_ns), phase, from, (unsigned long long)comm->call_number,
                           laggards, who);
+}
+
+sluice_status_t sluice_comm_check_given_up(sluice_comm_t* comm, int32_t peer, const char* more) {
+  note_t note;
+  if (peer < 0 || peer == comm->rank || comm->vtable->lookup == NULL || !lookup_note(comm, peer, &note)) {
+    return SLUICE_OK;
+  }
+  if (note.given_up_ms == 0 || note.call_number != comm->call_number) return SLUICE_OK;
+  sluice_comm_mark_broken(comm, SLUICE_E_PEER_LOST);
+  return SLUICE_FAIL_PEER(
+      SLUICE_E_PEER_LOST, comm->rank, peer,
+      "rank %d came to this call after rank %d had given it up: that rank waited %.1f s for %s (call "
+      "%llu). Let all ranks make the same calls, or raise the timeout if this one was only "
+      "slow.%s%s " SLUICE_COMM_BROKEN,
+      comm->rank, peer, 1e-3 * (double)note.given_up_ms, phase_in(&note), note.call_number,
+      more[0] != '\0' ? " The two calls differ: " : "", more);
 }

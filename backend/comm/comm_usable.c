@@ -33,9 +33,7 @@ sluice_status_t sluice_comm_check_usable(sluice_comm_t* comm) {
   }
   sluice_status_t broken = atomic_load(&comm->broken);
   if (broken == SLUICE_OK) return SLUICE_OK;
-  return SLUICE_FAIL_PEER(
-      broken, comm->rank, -1,
-      "rank %d: this %s communicator is no longer usable since an earlier %s; destroy it and make a "
-      "new one on all ranks",
-      comm->rank, comm->name, broken == SLUICE_E_ABORTED ? "abort" : sluice_status_name(broken));
+  return SLUICE_FAIL_PEER(broken, comm->rank, -1,
+                          "rank %d: this %s communicator is no longer usable since an earlier %s; " SLUICE_COMM_REMEDY,
+                          comm->rank, comm->name, broken == SLUICE_E_ABORTED ? "abort" : sluice_status_name(broken));
 }

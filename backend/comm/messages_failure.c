@@ -50,10 +50,11 @@ sluice_status_t sluice_messages_check(sluice_messages_t* m) {
 
 sluice_status_t sluice_messages_record_loss(const sluice_messages_t* m, int32_t peer, int32_t native_error,
                                             const char* how) {
-  return sluice_error_record(SLUICE_E_PEER_LOST, m->comm->rank, peer, native_error,
-                             "rank %d lost rank %d, which died or left: see its log. These messages are at their end: "
-                             "close them, destroy the communicator, and make a new one on all ranks. (%s: %s)",
-                             m->comm->rank, peer, m->comm->name, how);
+  return sluice_error_record(
+      SLUICE_E_PEER_LOST, m->comm->rank, peer, native_error,
+      "rank %d lost rank %d, which died or left: see its log. These messages are at their end. " SLUICE_COMM_BROKEN
+      " (%s: %s)",
+      m->comm->rank, peer, m->comm->name, how);
 }
 
 /* A rank that has said that it leaves ends nothing by itself. */

@@ -22,9 +22,9 @@ static sluice_status_t check_callback(const char* what, const sluice_chunk_polic
   for (int32_t i = 0; i < p->count; ++i) {
     if (sluice_restore_fits_callback(p->di[i], p->m[i])) continue;
     char known[SLUICE_RESTORE_TEXT_BYTES];
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "%s: callback experts take %s; chunk %d has restore_input %d, restore_pre_activation %d", what,
-                       sluice_restore_callback_choices(known), i, p->di[i], p->m[i]);
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED, "%s: callback experts take %s; chunk %d has restore_input %s, restore_pre_activation %s",
+        what, sluice_restore_callback_choices(known), i, sluice_restore_name(p->di[i]), sluice_restore_name(p->m[i]));
   }
   return SLUICE_OK;
 }

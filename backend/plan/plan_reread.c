@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/check.h"
+#include "backend/model/words.h"
 #include "backend/plan/plan_search.h"
 #include "backend/plan/plan_sizes.h"
 
@@ -48,10 +49,11 @@ static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const s
   const sluice_chunk_policies_t* p = &q->policies;
   if (p->count == 0) {
     SLUICE_TRY(SLUICE_REQUIRE(q->restore_input == SLUICE_RESTORE_ADAPTIVE || is_di(q->restore_input),
-                              "sluice_plan_read: restore_input is %d as asked for", q->restore_input));
+                              "sluice_plan_read: restore_input is %s (%d) as asked for",
+                              sluice_restore_word(q->restore_input), q->restore_input));
     SLUICE_TRY(SLUICE_REQUIRE(q->restore_pre_activation == SLUICE_RESTORE_ADAPTIVE || is_m(q->restore_pre_activation),
-                              "sluice_plan_read: restore_pre_activation is %d as asked for",
-                              q->restore_pre_activation));
+                              "sluice_plan_read: restore_pre_activation is %s (%d) as asked for",
+                              sluice_restore_word(q->restore_pre_activation), q->restore_pre_activation));
     SLUICE_TRY(SLUICE_REQUIRE(
         is_zero(p->di) && is_zero(p->m),
         "sluice_plan_read: restore_input_of and restore_pre_activation_of name no chunk, and hold policies"));
@@ -69,9 +71,10 @@ static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const s
                                         &of_di, &of_m, &again));
   SLUICE_TRY(SLUICE_REQUIRE(
       q->restore_input == of_di && q->restore_pre_activation == of_m && memcmp(&again, p, sizeof again) == 0,
-      "sluice_plan_read: restore_input is %d and restore_pre_activation %d; by the lists of the chunks they are %d and "
-      "%d",
-      q->restore_input, q->restore_pre_activation, of_di, of_m));
+      "sluice_plan_read: restore_input is %s and restore_pre_activation %s; by the lists of the chunks they are %s and "
+      "%s",
+      sluice_restore_word(q->restore_input), sluice_restore_word(q->restore_pre_activation), sluice_restore_word(of_di),
+      sluice_restore_word(of_m)));
   return SLUICE_OK;
 }
 
@@ -88,20 +91,24 @@ static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const 
   SLUICE_TRY(SLUICE_REQUIRE(
       is_list ? plan->restore_input == q->restore_input
               : is_di(plan->restore_input) && (q->restore_input < 0 || plan->restore_input == q->restore_input),
-      "sluice_plan_read: restore_input is %d; %d was asked for", plan->restore_input, q->restore_input));
+      "sluice_plan_read: restore_input is %s (%d); %s was asked for", sluice_restore_word(plan->restore_input),
+      plan->restore_input, sluice_restore_word(q->restore_input)));
   SLUICE_TRY(SLUICE_REQUIRE(
       is_list ? plan->restore_pre_activation == q->restore_pre_activation
               : is_m(plan->restore_pre_activation) &&
                     (q->restore_pre_activation < 0 || plan->restore_pre_activation == q->restore_pre_activation),
-      "sluice_plan_read: restore_pre_activation is %d; %d was asked for", plan->restore_pre_activation,
-      q->restore_pre_activation));
+      "sluice_plan_read: restore_pre_activation is %s (%d); %s was asked for",
+      sluice_restore_word(plan->restore_pre_activation), plan->restore_pre_activation,
+      sluice_restore_word(q->restore_pre_activation)));
   SLUICE_TRY(SLUICE_REQUIRE(
       sluice_plan_is_allowed(problem, plan->restore_input, plan->restore_pre_activation),
-      "sluice_plan_read: restore_input is %d and restore_pre_activation %d, which the experts of layer %d cannot do",
-      plan->restore_input, plan->restore_pre_activation, problem->shape.config.layer_id));
+      "sluice_plan_read: restore_input is %s and restore_pre_activation %s, which the experts of layer %d cannot do",
+      sluice_restore_word(plan->restore_input), sluice_restore_word(plan->restore_pre_activation),
+      problem->shape.config.layer_id));
   SLUICE_TRY(SLUICE_REQUIRE(plan->wgrad_mode >= SLUICE_WGRAD_DEFERRED && plan->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK &&
                                 (q->wgrad_mode < 0 || plan->wgrad_mode == q->wgrad_mode),
-                            "sluice_plan_read: wgrad_mode is %d; %d was asked for", plan->wgrad_mode, q->wgrad_mode));
+                            "sluice_plan_read: wgrad_mode is %s (%d); %s was asked for",
+                            sluice_wgrad_word(plan->wgrad_mode), plan->wgrad_mode, sluice_wgrad_word(q->wgrad_mode)));
   SLUICE_TRY(
       SLUICE_REQUIRE(plan->cost >= 0 && plan->cost <= DBL_MAX, "sluice_plan_read: relative_time is %g", plan->cost));
   return SLUICE_OK;

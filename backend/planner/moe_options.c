@@ -1,3 +1,4 @@
+#include "backend/model/words.h"
 #include "backend/planner/moe_options.h"
 
 #include <string.h>
@@ -64,5 +65,5 @@ sluice_status_t sluice_moe_options_make(const sluice_machine_t* machine, const s
 void sluice_moe_options_name(const sluice_planner_choice_t* choice, sluice_text_t* text) {
   sluice_text_add(text, "n %d (T_DI %s, T_M %s, weight gradients %s)", choice->num_chunks,
                   sluice_restore_name(choice->restore_input), sluice_restore_name(choice->restore_pre_activation),
-                  choice->wgrad_mode == SLUICE_WGRAD_DEFERRED ? "deferred" : "per chunk");
+                  sluice_wgrad_word(choice->wgrad_mode));
 }

@@ -4,10 +4,10 @@
 
 #include "backend/base/log.h"
 #include "backend/model/restore.h"
+#include "backend/model/words.h"
 #include "backend/plan/plan.h"
 
 static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {
-  static const char* const modes[] = {"deferred", "per chunk"};
   static const char* const forms[] = {"", ", exchanges grouped", ", exchanges in two levels"};
   const sluice_search_decision_t* w = &d->what;
   char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "", bound[48] = "";
@@ -22,8 +22,8 @@ static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t*
       snprintf(other, sizeof other, ", T_DI %s, T_M %s", sluice_restore_name(d->second.restore_input),
                sluice_restore_name(d->second.restore_pre_activation));
     }
-    snprintf(next, sizeof next, "; next n %d%s, %s: %.3f ms", d->second.num_chunks, other, modes[d->second.wgrad_mode],
-             1e3 * w->runner_up_seconds);
+    snprintf(next, sizeof next, "; next n %d%s, %s: %.3f ms", d->second.num_chunks, other,
+             sluice_wgrad_word(d->second.wgrad_mode), 1e3 * w->runner_up_seconds);
   }
   snprintf(text, sizeof text,
            "sluice: decision: M %lld, H %lld, E %d, K %d, on %d ranks, %lld rows: n %d%s%s, weight gradients %s (%s; "
@@ -31,8 +31,8 @@ static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t*
            "candidates in %lld passes; measured %.3f ms, predicted %.3f ms%s)",
            (long long)d->work.model_width, (long long)d->work.hidden_width, d->work.num_experts, d->work.top_k,
            d->work.world_size, (long long)w->rows, d->chosen.num_chunks, policy, forms[d->form],
-           modes[d->chosen.wgrad_mode], sluice_tuner_why_name(w->why), w->num_raced, (long long)w->race_passes,
-           1e3 * w->seconds, 1e3 * w->predicted_seconds, next);
+           sluice_wgrad_word(d->chosen.wgrad_mode), sluice_tuner_why_name(w->why), w->num_raced,
+           (long long)w->race_passes, 1e3 * w->seconds, 1e3 * w->predicted_seconds, next);
   sluice_log(SLUICE_LOG_INFO, "%s", text);
   if (tuner->is_loud && tuner->rank == 0) fprintf(stderr, "%s\n", text);
 }

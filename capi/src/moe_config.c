@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include "backend/base/check.h"
+#include "backend/base/dtype.h"
 #include "backend/base/structs.h"
 #include "backend/model/restore.h"
+#include "backend/model/words.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/layer/placement.h"
@@ -41,7 +43,8 @@ static sluice_status_t check_numbers(const sluice_moe_config_t* c) {
                             "layer %d: top_k is %d; it must be in [1, num_experts = %d]", id, c->top_k,
                             c->num_experts));
   SLUICE_TRY(SLUICE_REQUIRE(c->dtype >= SLUICE_DTYPE_F32 && c->dtype <= SLUICE_DTYPE_F64,
-                            "layer %d: dtype is %d; known are f32 (1), bf16 (2), f16 (3) and f64 (4)", id, c->dtype));
+                            "layer %d: dtype is %s (%d); known are f32 (1), bf16 (2), f16 (3) and f64 (4)", id,
+                            sluice_dtype_name(c->dtype), c->dtype));
   SLUICE_TRY(SLUICE_REQUIRE(
       c->activation >= SLUICE_ACTIVATION_IDENTITY && c->activation <= SLUICE_ACTIVATION_SWIGLU,
       "layer %d: activation is %d; known are identity (0), relu (1), gelu (2), gelu_tanh (3), silu (4), relu2 (5) and "
@@ -83,8 +86,9 @@ static sluice_status_t check_policies(const sluice_moe_config_t* c) {
   if (!c->callback_experts || sluice_restore_fits_callback(di, m)) return SLUICE_OK;
   char known[SLUICE_RESTORE_TEXT_BYTES];
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                     "layer %d: callback experts take %s; found restore_input %d, restore_pre_activation %d",
-                     c->layer_id, sluice_restore_callback_choices(known), c->restore_input, c->restore_pre_activation);
+                     "layer %d: callback experts take %s; found restore_input %s, restore_pre_activation %s",
+                     c->layer_id, sluice_restore_callback_choices(known), sluice_restore_word(c->restore_input),
+                     sluice_restore_word(c->restore_pre_activation));
 }
 
 /* What is open where every exchange has a fixed size. */
@@ -130,9 +134,9 @@ static sluice_status_t check_deduplicate(const sluice_context_t* context, const 
   }
   if (c->exchange_mode == SLUICE_EXCHANGE_CAPACITY) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: deduplicate is %d, but exchange_mode capacity sends fixed numbers of rows for each "
+                       "layer %d: deduplicate is %s, but exchange_mode capacity sends fixed numbers of rows for each "
                        "expert: set deduplicate to 0, or exchange_mode to exact",
-                       id, c->deduplicate);
+                       id, sluice_deduplicate_word(c->deduplicate));
   }
   return SLUICE_OK;
 }
@@ -144,9 +148,10 @@ static sluice_status_t check_reuse(const sluice_moe_config_t* c) {
   const int keeps = sluice_restore_is_kept(c->restore_input) || sluice_restore_is_kept(c->restore_pre_activation) ||
                     c->restore_input_of != NULL || c->restore_pre_activation_of != NULL;
   SLUICE_TRY(SLUICE_REQUIRE(!keeps,
-                            "layer %d: reuse is 1, and a policy keeps rows or names chunks (restore_input %d, "
-                            "restore_pre_activation %d): leave the policies open (-1), or set reuse to 0",
-                            c->layer_id, c->restore_input, c->restore_pre_activation));
+                            "layer %d: reuse is 1, and a policy keeps rows or names chunks (restore_input %s, "
+                            "restore_pre_activation %s): leave the policies open (-1), or set reuse to 0",
+                            c->layer_id, sluice_restore_word(c->restore_input),
+                            sluice_restore_word(c->restore_pre_activation)));
   char known[SLUICE_RESTORE_TEXT_BYTES];
   if (c->callback_experts && !sluice_restore_is_computed_again(c->restore_pre_activation)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
@@ -175,8 +180,9 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   if (checked.callback_experts) checked.hidden_width = 0;
   if (!checked.callback_experts && !sluice_layer_is_plain(&checked) && context->device->kernels->unit_forward == NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: device %s has no kernels for activation %d, gated %d: use callback experts or a CPU",
-                       checked.layer_id, context->device->name, checked.activation, checked.gated);
+                       "layer %d: device %s has no kernels for activation %s, gated %s: use callback experts or a CPU",
+                       checked.layer_id, context->device->name, sluice_activation_word(checked.activation),
+                       sluice_gated_word(checked.gated));
   }
   SLUICE_TRY(check_policies(&checked));
   SLUICE_TRY(check_reuse(&checked));

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/check.h"
+#include "backend/base/dtype.h"
 #include "backend/base/structs.h"
 #include "backend/calibrate/cache.h"
 #include "backend/model/restore.h"
@@ -77,7 +78,8 @@ sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice
   SLUICE_TRY(SLUICE_REQUIRE(c.seconds >= 0.05 && c.seconds <= 3600,
                             "calibration: seconds is %g; it must be in [0.05, 3600]", c.seconds));
   SLUICE_TRY(SLUICE_REQUIRE(c.dtype >= SLUICE_DTYPE_F32 && c.dtype <= SLUICE_DTYPE_F16,
-                            "calibration: dtype is %d; known are f32 (1), bf16 (2) and f16 (3)", c.dtype));
+                            "calibration: dtype is %s (%d); known are f32 (1), bf16 (2) and f16 (3)",
+                            sluice_dtype_name(c.dtype), c.dtype));
   SLUICE_TRY(SLUICE_REQUIRE(c.refresh == 0 || c.refresh == 1, "calibration: refresh is %d; it is 0 or 1", c.refresh));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_planner_calibrate"));
   const sluice_calibration_t wanted = {c.model_width, c.hidden_width, c.dtype, c.seconds};
@@ -150,7 +152,8 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
   SLUICE_TRY(SLUICE_REQUIRE(out->skew >= 1 && out->skew <= 1e6,
                             "workload: skew is %g; it is 1 for balanced routing, or more", out->skew));
   SLUICE_TRY(SLUICE_REQUIRE(out->dtype >= SLUICE_DTYPE_F32 && out->dtype <= SLUICE_DTYPE_F16,
-                            "workload: dtype is %d; known are f32 (1), bf16 (2) and f16 (3)", out->dtype));
+                            "workload: dtype is %s (%d); known are f32 (1), bf16 (2) and f16 (3)",
+                            sluice_dtype_name(out->dtype), out->dtype));
   SLUICE_TRY(SLUICE_REQUIRE(out->gated >= SLUICE_GATED_NO && out->gated <= SLUICE_GATED_INTERLEAVED,
                             "workload: gated is %d; known are no (0), halves (1) and interleaved (2)", out->gated));
   SLUICE_TRY(SLUICE_REQUIRE(out->callback_experts == 0 || out->callback_experts == 1,
@@ -163,7 +166,7 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
   SLUICE_TRY(SLUICE_REQUIRE(out->chunking == SLUICE_CHUNKING_ADAPTIVE || out->chunking == SLUICE_CHUNKING_TOKENS,
                             "workload: chunking is %d; known are adaptive (0) and tokens (1)", out->chunking));
   SLUICE_TRY(SLUICE_REQUIRE(out->deduplicate >= SLUICE_DEDUPLICATE_NONE && out->deduplicate <= SLUICE_DEDUPLICATE_NODES,
-                            "workload: deduplicate is %d; it is 0, 1 (by rank) or 2 (by node)", out->deduplicate));
+                            "workload: deduplicate is %d; it must be 0, 1 (by rank) or 2 (by node)", out->deduplicate));
   SLUICE_TRY(SLUICE_REQUIRE(out->may_keep_part == 0 || out->may_keep_part == 1,
                             "workload: may_keep_part is %d; it is 0 or 1", out->may_keep_part));
   SLUICE_TRY(SLUICE_REQUIRE(

@@ -158,7 +158,13 @@ _CLASSES: dict[int, type[SluiceError]] = {
 }
 
 
+# What the library advises where a communicator is at its end (SLUICE_COMM_REMEDY of backend/comm/comm.h). In Python the
+# host has made the process groups, and none of them mends a group that has lost a rank.
+COMM_REMEDY = "destroy it and make a new one on all ranks"
+HOST_REMEDY = "start all ranks again, from the last checkpoint (torchrun --max-restarts does it by itself)"
+
+
 def from_status(status: int, message: str, peer: int = -1, native_code: int = 0) -> SluiceError:
     """The exception for a status of the library."""
     kind = _CLASSES.get(status, SluiceError)
-    return kind(message, status=status, peer=peer, native_code=native_code)
+    return kind(message.replace(COMM_REMEDY, HOST_REMEDY), status=status, peer=peer, native_code=native_code)

@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 
 import meeting
+import torch
 import torch.distributed as dist
 from layer_cases import Case, group, world
 from sluice.adapters.torch import Context, EpGroup
@@ -43,6 +44,26 @@ def silent_peer():
         except SluiceError as error:
             result = type(error).__name__, error.peer, time.monotonic() - began, str(error)
         meeting.say("told")
+    meeting.part(range(W))
+    return result
+
+
+def evaluates_alone():
+    """Rank 0 evaluates, and gives up; then rank 1 comes with a forward of training."""
+    W, rank = world()
+    case = Case(W, tokens=(8,), seed=85)
+    layer = case.layer(Context(impatient_group(seconds=2)))
+    tokens, ids, weights, params = case.inputs(rank)
+    if rank == 1:
+        meeting.hear("given up", [0])
+    try:
+        with torch.set_grad_enabled(rank == 1):
+            layer(tokens, ids, weights, params)
+        result = None
+    except SluiceError as error:
+        result = type(error).__name__, error.peer, str(error)
+    if rank == 0:
+        meeting.say("given up")
     meeting.part(range(W))
     return result
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import ranks
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
-from sluice import decision_log
+from sluice import decision_log, errors
 
 CASES = [
     "plain",
@@ -226,6 +226,16 @@ def test_SilentPeer_Forward_IsNamedAtTheDeadline():
         # The first to reach the deadline ends the connections, and may be what the other notices.
         assert name in ("TimedOut", "PeerLost") and took < SOON, text
     assert any(name == "TimedOut" and peer == 2 for name, peer, _, _ in results[:-1]), results
+
+
+def test_OneRankEvaluates_TheOtherComesLater_BothHearWhy():
+    first, second = ranks.run(2, "peer_jobs:evaluates_alone")
+    assert first[:2] == ("TimedOut", 1) and "in evaluation too" in first[2], first
+    assert second[:2] == ("PeerLost", 0), second
+    assert "rank 1 came to this call after rank 0 had given it up" in second[2], second
+    assert "rank 0 runs a forward without a backward (needs_backward 0" in second[2], second
+    for _, _, text in (first, second):
+        assert errors.HOST_REMEDY in text and "destroy it" not in text, text
 
 
 @pytest.mark.parametrize(("posted_first", "leaves_child"), [(True, False), (False, False), (True, True)])

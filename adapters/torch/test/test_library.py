@@ -61,6 +61,11 @@ def test_Errors_EveryStatusOfTheHeader_HasItsClass():
     assert ffi.string(load().lib.sluice_status_name(min(errors.STATUS_NAMES) - 1)) == b"UNKNOWN"
 
 
+def test_Errors_OfABrokenCommunicator_AdviseTheHost():
+    text = str(errors.from_status(-10, f"gone. This communicator is broken: {errors.COMM_REMEDY}. (tcp)"))
+    assert text == f"PEER_LOST: gone. This communicator is broken: {errors.HOST_REMEDY}. (tcp)"
+
+
 def test_Errors_Pickled_KeepWhatTheySay():
     error = pickle.loads(pickle.dumps(errors.PeerLost("gone", peer=2, native_code=5)))
     assert type(error) is errors.PeerLost and (error.message, error.peer, error.native_code) == ("gone", 2, 5)

@@ -47,8 +47,8 @@ static sluice_status_t record(const host_comm_t* comm, const char* callback, slu
   }
   if (status == SLUICE_E_PEER_LOST && peer >= 0) {
     return sluice_error_record(status, comm->base.rank, peer, failure->native_code,
-                               "rank %d lost rank %d, which died or left: see its log. This communicator is broken: "
-                               "destroy it and make a new one on all ranks. (%s of the %s process group: %s)",
+                               "rank %d lost rank %d, which died or left: see its log. " SLUICE_COMM_BROKEN
+                               " (%s of the %s process group: %s)",
                                comm->base.rank, peer, callback, comm->base.name, text);
   }
   return sluice_error_record(status, comm->base.rank, peer, failure->native_code,

@@ -161,6 +161,10 @@ static sluice_status_t fail_lost(const local_comm_t* comm, int32_t p, int32_t* o
   int32_t culprit = end->lost_to;
   *out_culprit = culprit;
   *out_is_failed = end->is_failed || culprit == p;
+  if (culprit == rank) {
+    return SLUICE_FAIL_PEER(SLUICE_E_PEER_LOST, rank, p, "rank %d: rank %d gave up waiting for this rank; see its log",
+                            rank, p);
+  }
   return SLUICE_FAIL_PEER(SLUICE_E_PEER_LOST, rank, culprit,
                           "rank %d: rank %d left in the middle of an exchange: it destroyed its communicator or "
                           "gave up waiting; see its log for the reason",

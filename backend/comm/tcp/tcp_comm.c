@@ -121,8 +121,7 @@ static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
   if (p->state == SLUICE_TCP_LOST && is_network(p->native_error)) {
     return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
                                "rank %d lost rank %d, whose machine has answered nothing for %d s: it has no power, or "
-                               "there is no network between the two. This communicator is broken: destroy it and make "
-                               "a new one on all ranks. (tcp: %s)",
+                               "there is no network between the two. " SLUICE_COMM_BROKEN " (tcp: %s)",
                                comm->base.rank, peer, SLUICE_TCP_SILENCE_S,
                                p->silence.is_silent ? "several questions in vain" : strerror(p->native_error));
   }
@@ -131,8 +130,7 @@ static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
                     : p->native_error == 0                                   ? "its connection was closed"
                                                                              : strerror(p->native_error);
   return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
-                             "rank %d lost rank %d, which died or left: see its log. This communicator is broken: "
-                             "destroy it and make a new one on all ranks. (tcp: %s)",
+                             "rank %d lost rank %d, which died or left: see its log. " SLUICE_COMM_BROKEN " (tcp: %s)",
                              comm->base.rank, peer, how);
 }
 

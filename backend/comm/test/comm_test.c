@@ -1,6 +1,7 @@
 /* The common entries over a transport made of a script: config, deadlines, notes, and who is blamed. */
 #include "backend/comm/comm.h"
 
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -115,7 +116,8 @@ typedef struct script_s {
   int num_lookups;
   char published_key[32];
   char published_value[160];
-  uint64_t wait_deadline_ns; /* of the last wait */
+  char published_before[160]; /* the one before it */
+  uint64_t wait_deadline_ns;  /* of the last wait */
   int num_waits, num_published, num_aborted, num_abandoned, num_destroyed;
 } script_t;
 
@@ -145,6 +147,7 @@ static void script_publish(sluice_comm_t* comm, const char* key, const char* val
   script_t* s = (script_t*)comm;
   ++s->num_published;
   snprintf(s->published_key, sizeof s->published_key, "%s", key);
+  memcpy(s->published_before, s->published_value, sizeof s->published_before);
   snprintf(s->published_value, sizeof s->published_value, "%s", value);
 }
 static int32_t script_lookup(sluice_comm_t* comm, const char* key, char* out, int32_t out_bytes) {
@@ -214,9 +217,33 @@ static void wait_no_note_of_call(void** state) {
   assert_non_null(strstr(why.message, "from rank 1"));
   assert_non_null(strstr(why.message, "rank 3 (last seen at \"call=6"));
   assert_null(strstr(why.message, "rank 2"));
-  assert_int_equal(s.num_published, 1);
+  assert_int_equal(s.num_published, 2); /* while it waits, and when it gives up */
   assert_string_equal(s.published_key, "sluice/0");
-  assert_string_equal(s.published_value, "call=7 started=1 phase=dispatch of chunk 2");
+  assert_string_equal(s.published_before, "call=7 started=1 phase=dispatch of chunk 2");
+  uint64_t waited_ms = 0;
+  assert_int_equal(sscanf(s.published_value, "call=7 started=1 given_up_ms=%" SCNu64 " phase", &waited_ms), 1);
+  assert_true(waited_ms >= 1);
+  assert_non_null(strstr(s.published_value, "phase=dispatch of chunk 2"));
+}
+
+static void given_up(void** state) {
+  (void)state;
+  script_t s;
+  sluice_error_info_t why;
+  script_init(&s);
+  s.notes[1] = "call=7 started=1 phase=header of layer 0, forward";
+  s.notes[2] = "call=6 started=1 given_up_ms=5000 phase=of a call before this one";
+  s.notes[3] = "call=7 started=1 given_up_ms=5000 phase=header of layer 0, forward";
+  for (int32_t r = -1; r <= 2; ++r) assert_int_equal(sluice_comm_check_given_up(&s.base, r, ""), SLUICE_OK);
+  assert_int_equal(atomic_load(&s.base.broken), SLUICE_OK);
+  assert_int_equal(sluice_comm_check_given_up(&s.base, 3, "one of them sleeps"), SLUICE_E_PEER_LOST);
+  sluice_error_capture(&why);
+  assert_int_equal(why.peer, 3);
+  assert_non_null(strstr(why.message,
+                         "rank 0 came to this call after rank 3 had given it up: that rank waited 5.0 s for "
+                         "header of layer 0, forward (call 7)"));
+  assert_non_null(strstr(why.message, "The two calls differ: one of them sleeps"));
+  assert_int_equal(atomic_load(&s.base.broken), SLUICE_E_PEER_LOST);
 }
 
 static void wait_two_without_note(void** state) {
@@ -376,6 +403,7 @@ int main(void) {
       {"CommConfig_BadValues_AreInvalid", config_bad_values},
       {"Comm_NullHandle_IsHarmless", handles_null},
       {"Wait_RankWithoutNoteOfThisCall_IsBlamed", wait_no_note_of_call},
+      {"GivenUp_NoteOfThisCall_IsToldAsALoss", given_up},
       {"Wait_TwoWithoutNote_ListsBothAndBlamesTheMissing", wait_two_without_note},
       {"Wait_AllHaveNotes_BlamesTheFurthestBehind", wait_all_have_notes},
       {"Wait_StoreGone_SaysSo", wait_store_gone},

@@ -5,13 +5,15 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/model/pass_sizes.h"
+#include "backend/model/words.h"
 #include "backend/moe/context/registered_buffers.h"
 #include "backend/moe/handshake/header_buffers.h"
 #include "backend/moe/routing/copies.h"
 
-#define HEADER_MAGIC 0x51ce4844u
+#define HEADER_MAGIC 0x51ce4845u
 #define HEADER_BYTES SLUICE_HEADER_BYTES
 
 typedef struct header_s {
@@ -43,7 +45,8 @@ typedef struct header_s {
   uint8_t bias, reuse;
   int16_t ranks_per_node; /* where tokens travel by node; else 0 */
   int32_t wgrad_mode;
-  int32_t callback_experts;
+  int16_t callback_experts;
+  int16_t wishes;        /* proposal's */
   int32_t config_chunks; /* as configured: 0 where Sluice chooses */
   int32_t num_local;     /* experts that this rank believes it owns */
   uint8_t deduplicate, grouping;
@@ -115,13 +118,14 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   h->reuse = (uint8_t)c->reuse;
   h->ranks_per_node = c->deduplicate >= SLUICE_DEDUPLICATE_NODES ? moe->shape.ranks_per_node : 0;
   h->wgrad_mode = wgrad_word(moe);
-  h->callback_experts = c->callback_experts;
+  h->callback_experts = (int16_t)c->callback_experts;
   h->config_chunks = c->num_chunks;
   h->num_local = moe->shape.num_local;
   h->deduplicate = (uint8_t)c->deduplicate;
   h->grouping = (uint8_t)c->grouping;
   h->registered_buffers = (uint8_t)sluice_registered_buffers_word(moe->context);
   h->local_status = proposal->local_status;
+  h->wishes = (int16_t)proposal->wishes;
   h->report = moe->decision.own;
   h->policy_hook = moe->context->policy_hook != NULL ? moe->context->policy_hook->state : 0;
   if (proposal->local_status != SLUICE_OK) {
@@ -132,6 +136,31 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
     memcpy(h->policy_hook_words, moe->context->policy_hook->words, sizeof h->policy_hook_words);
   if (moe->plan_is_given) sluice_plan_message(moe->plan, h->plan_message, sizeof h->plan_message);
 }
+
+#define COLLECTIVE "A MoE layer is a collective call of all its ranks, in evaluation too"
+
+/* Ranks in one call that want different things of it. */
+static int describe_wishes(const header_t* own, const header_t* peer, int32_t rank, int32_t peer_rank, char* text,
+                           size_t text_bytes) {
+  if (own->direction == SLUICE_FORWARD) {
+    const int32_t without = own->wishes == 0 ? rank : peer_rank;
+    return snprintf(text, text_bytes,
+                    "layer %d: rank %d runs a forward without a backward (needs_backward 0: evaluation, no_grad, or "
+                    "activation checkpointing) and rank %d one with a backward. " COLLECTIVE
+                    ": let all of them run the same forwards",
+                    own->layer_id, without, without == rank ? peer_rank : rank);
+  }
+  static const char* const weights[] = {"none", "now", "later"};
+  return snprintf(
+      text, text_bytes,
+      "layer %d: the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: "
+      "input gradients %s, weight gradients %s: let all ranks ask for the same halves, and for gradients of "
+      "parameters on all ranks or on none",
+      own->layer_id, peer_rank, peer->wishes & 1 ? "yes" : "no", weights[(peer->wishes >> 1) % 3], rank,
+      own->wishes & 1 ? "yes" : "no", weights[(own->wishes >> 1) % 3]);
+}
+
+static const char* dtype_word(int64_t dtype) { return sluice_dtype_name((int32_t)dtype); }
 
 static const char* or_none(const char* words) { return words[0] != '\0' ? words : "none"; }
 
@@ -150,17 +179,25 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
         peer_rank, (unsigned long long)peer->call_number, peer->layer_id, direction_name(peer->direction), rank,
         (unsigned long long)own->call_number, own->layer_id, direction_name(own->direction));
   }
+  if (peer->wishes != own->wishes) return describe_wishes(own, peer, rank, peer_rank, text, text_bytes);
 #define DIFFERS(field, label)                                                                                    \
   if ((int64_t)peer->field != (int64_t)own->field)                                                               \
   return snprintf(text, text_bytes, "layer %d: %s is %lld on rank %d and %lld on rank %d", own->layer_id, label, \
                   (long long)peer->field, peer_rank, (long long)own->field, rank)
+#define WORDS_DIFFER(field, label, word, hint)                                                                 \
+  if (peer->field != own->field)                                                                               \
+  return snprintf(text, text_bytes, "layer %d: %s is %s on rank %d and %s on rank %d%s", own->layer_id, label, \
+                  word(peer->field), peer_rank, word(own->field), rank, hint)
   DIFFERS(model_width, "model_width");
   DIFFERS(hidden_width, "hidden_width");
   DIFFERS(num_experts, "num_experts");
   DIFFERS(top_k, "top_k");
-  DIFFERS(dtype, "dtype");
-  DIFFERS(activation, "activation");
-  DIFFERS(gated, "gated");
+  WORDS_DIFFER(
+      dtype, "dtype", dtype_word,
+      ": give all ranks parameters of one dtype, and autocast (which decides it where it is on) to all of them "
+      "or to none");
+  WORDS_DIFFER(activation, "activation", sluice_activation_word, "");
+  WORDS_DIFFER(gated, "gated", sluice_gated_word, "");
   DIFFERS(bias, "bias");
   DIFFERS(reuse, "reuse");
   if (peer->wgrad_mode != own->wgrad_mode && (peer->wgrad_mode >= LEANEST || own->wgrad_mode >= LEANEST)) {
@@ -170,14 +207,14 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
                     "wgrad_mode, deferred (0) or per chunk (1)",
                     own->layer_id, peer_rank, rank);
   }
-  DIFFERS(wgrad_mode, "wgrad_mode");
+  WORDS_DIFFER(wgrad_mode, "wgrad_mode", sluice_wgrad_word, "");
   DIFFERS(callback_experts, "callback_experts");
   DIFFERS(capacity_rows, "capacity_rows (0: exchange_mode exact)");
-  DIFFERS(deduplicate, "deduplicate");
+  WORDS_DIFFER(deduplicate, "deduplicate", sluice_deduplicate_word, "");
   DIFFERS(ranks_per_node, "ranks_per_node of the context (0: one level)");
-  DIFFERS(wire_dtype, "wire_dtype of the context");
-  DIFFERS(chunking, "chunking");
-  DIFFERS(grouping, "grouping");
+  WORDS_DIFFER(wire_dtype, "wire_dtype of the context", sluice_wire_word, "");
+  WORDS_DIFFER(chunking, "chunking", sluice_chunking_word, "");
+  WORDS_DIFFER(grouping, "grouping", sluice_grouping_word, "");
   DIFFERS(config_chunks, "num_chunks of the config");
   DIFFERS(memory_budget, "memory_budget");
   DIFFERS(host_memory_budget, "host_memory_budget");
@@ -190,6 +227,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   DIFFERS(repeats, "repeats (activation checkpointing runs a forward again)");
   DIFFERS(is_sized, "whether num_chunks is chosen by the number of tokens");
   if (!own->repeats && !own->is_sized) DIFFERS(num_chunks, "num_chunks"); /* under a plan it is 0 */
+#undef WORDS_DIFFER
 #undef DIFFERS
   if (peer->fingerprint != own->fingerprint) {
     return snprintf(
@@ -209,8 +247,8 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
   if (peer->comm_hash != own->comm_hash && own->direction != SLUICE_REPLACE_EXPERTS) {
     return snprintf(
         text, text_bytes,
-        "layer %d: rank %d and rank %d run different schedules for the %s (needs_backward, halves or wanted "
-        "gradients differ)",
+        "layer %d: rank %d and rank %d exchange different rows in the %s (policies of T_DI, grouping, or which part of "
+        "a split call it is): give all ranks the same options, and let all call the same parts",
         own->layer_id, peer_rank, rank, direction_name(own->direction));
   }
   return 0;
@@ -238,6 +276,7 @@ static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const
   for (int32_t r = 0; r < context->world_size; ++r) {
     if (r == context->rank) continue;
     if (describe_mismatch(own, header_of(received, r), context->rank, r, text, sizeof text) > 0) {
+      SLUICE_TRY(sluice_comm_check_given_up(context->comm, r, text));
       return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, context->rank, r, "%s", text);
     }
   }
@@ -398,6 +437,24 @@ sluice_handshake_t sluice_handshake_alone(const sluice_proposal_t* proposal) {
   };
 }
 
+static int is_without_backward(const sluice_proposal_t* proposal) {
+  return proposal->direction == SLUICE_FORWARD && proposal->local_status == SLUICE_OK && proposal->wishes == 0;
+}
+
+/* Who waits here in vain has mostly made a call that the other ranks do not make. */
+static sluice_status_t explain_wait(sluice_status_t status) {
+  if (status != SLUICE_E_TIMED_OUT) return status;
+  sluice_error_info_t info;
+  sluice_error_capture(&info);
+  if (strstr(info.message, COLLECTIVE) != NULL || strstr(info.message, " waited ") == NULL) return status;
+  const size_t used = strlen(info.message);
+  snprintf(info.message + used, sizeof info.message - used,
+           " " COLLECTIVE
+           ": let all of them run the same forwards, a rank without data of its own on other data or on none (in "
+           "transformers generate(synced_gpus=True)).");
+  return sluice_error_adopt(&info);
+}
+
 sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* proposal, sluice_binding_t* binding,
                                  sluice_handshake_t* out_handshake) {
   sluice_context_t* context = moe->context;
@@ -428,10 +485,11 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
   }
   memcpy(buffers.recv + (size_t)context->rank * HEADER_BYTES, &own, sizeof own);
   char phase[96];
-  snprintf(phase, sizeof phase, "header of layer %d, %s", moe->shape.config.layer_id,
-           direction_name(proposal->direction));
+  snprintf(phase, sizeof phase, "header of layer %d, %s%s", moe->shape.config.layer_id,
+           direction_name(proposal->direction), is_without_backward(proposal) ? " without a backward" : "");
   uint64_t begin_ns = sluice_now_ns();
-  SLUICE_TRY(sluice_header_exchange(context->comm, &buffers.arrays, phase));
+  const sluice_status_t exchanged = sluice_header_exchange(context->comm, &buffers.arrays, phase);
+  if (exchanged != SLUICE_OK) return explain_wait(exchanged);
   out_handshake->agreed_ns = sluice_now_ns();
   out_handshake->header_ns = out_handshake->agreed_ns - begin_ns;
   sluice_status_t verdict = judge(moe, &own, buffers.recv, proposal);

@@ -21,6 +21,9 @@ typedef struct sluice_proposal_s {
   int32_t is_sized;  /* a forward whose n is open: bound as for this rank's own T, and found by all ranks */
   int32_t num_chunks;
   uint64_t comm_hash;
+  /* What of it the message about a difference can name. Forward: whether a backward follows. Backward: bit 0: input
+   * gradients; above it SLUICE_WEIGHTS_*. */
+  int32_t wishes;
   int64_t num_tokens;
   uint64_t base_bytes;      /* under a budget: what this rank has allocated besides the plan's own */
   uint64_t held_bytes;      /* and what its outstanding forwards hold */

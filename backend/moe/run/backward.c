@@ -117,11 +117,16 @@ static void advance(sluice_step_t* step, int32_t halves) {
   sluice_replay_end(&step->moe->replay);
 }
 
+static int32_t wishes_of(const sluice_template_spec_t* spec) {
+  return (spec->input_half != 0) | spec->weight_half << 1;
+}
+
 static sluice_status_t agree(sluice_pass_t* pass, sluice_status_t refusal, const char* text) {
   const sluice_proposal_t proposal = {
       .direction = SLUICE_BACKWARD,
       .num_chunks = refusal == SLUICE_OK ? pass->binding.num_chunks : 0,
       .comm_hash = refusal == SLUICE_OK ? sluice_pass_comm_hash(pass) : 0,
+      .wishes = refusal == SLUICE_OK ? wishes_of(&pass->schedule->spec) : 0,
       .num_tokens = refusal == SLUICE_OK ? pass->binding.num_tokens : 0,
       .local_status = refusal,
       .local_message = text,

@@ -90,6 +90,7 @@ static sluice_status_t agree(sluice_forward_t* f, sluice_status_t refusal, const
       .direction = SLUICE_FORWARD,
       .repeats = f->role->is_repetition,
       .like = f->like,
+      .wishes = sluice_forward_keeps(f),
       .num_tokens = refusal == SLUICE_OK ? f->args->expert_ids->shape[0] : 0,
       .held_bytes = atomic_load(&f->pass.context->step_bytes),
       .local_status = refusal,

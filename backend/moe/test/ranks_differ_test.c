@@ -17,6 +17,7 @@ typedef struct differ_scene_s {
   int32_t is_wide;
   int64_t common, other; /* 'other' on rank 1 */
   int32_t says_values;
+  const char* words[2]; /* where numbers have names: those */
 } differ_scene_t;
 
 static void set_field(sluice_moe_config_t* config, const differ_scene_t* scene, int64_t x) {
@@ -44,8 +45,14 @@ static void differ_run(part_t* me) {
     snprintf(ranks[1], sizeof ranks[1], "rank %d", me->rank == 1 ? 0 : 1);
     EXPECT(strstr(last_message(), ranks[0]) != NULL && strstr(last_message(), ranks[1]) != NULL);
     EXPECT(last_peer() == (me->rank == 1 ? 0 : 1));
-    snprintf(values[0], sizeof values[0], "%lld", (long long)scene->common);
-    snprintf(values[1], sizeof values[1], "%lld", (long long)scene->other);
+    for (int i = 0; i < 2; ++i) {
+      if (scene->words[i] != NULL) { /* the peer's comes first, and rank 1 has the other */
+        snprintf(values[i], sizeof values[i], "%s %s on rank", (i == 1) == (me->rank == 1) ? "and" : "is",
+                 scene->words[i]);
+      } else {
+        snprintf(values[i], sizeof values[i], "%lld", (long long)(i == 0 ? scene->common : scene->other));
+      }
+    }
     if (scene->says_values)
       EXPECT(strstr(last_message(), values[0]) != NULL && strstr(last_message(), values[1]) != NULL);
   }
@@ -53,8 +60,16 @@ static void differ_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-#define FIELD(member, label, common, other) \
-  { label, offsetof(sluice_moe_config_t, member), sizeof(((sluice_moe_config_t*)0)->member) == 8, common, other, 1 }
+#define FIELD(member, label, common, other)                                                                           \
+  {                                                                                                                   \
+    label, offsetof(sluice_moe_config_t, member), sizeof(((sluice_moe_config_t*)0)->member) == 8, common, other, 1, { \
+      NULL, NULL                                                                                                      \
+    }                                                                                                                 \
+  }
+#define NAMED(member, common, other, one, two)                                        \
+  {                                                                                   \
+#member, offsetof(sluice_moe_config_t, member), 0, common, other, 1, { one, two } \
+  }
 
 static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
   (void)state;
@@ -63,15 +78,16 @@ static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
       FIELD(hidden_width, "hidden_width", 7, 8),
       FIELD(num_experts, "num_experts", 6, 3),
       FIELD(top_k, "top_k", 2, 1),
-      FIELD(dtype, "dtype", SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16),
-      FIELD(activation, "activation", SLUICE_ACTIVATION_GELU, SLUICE_ACTIVATION_SILU),
-      FIELD(gated, "gated", 1, 0),
+      NAMED(dtype, SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, "f32", "bf16"),
+      NAMED(activation, SLUICE_ACTIVATION_GELU, SLUICE_ACTIVATION_SILU, "gelu", "silu"),
+      NAMED(gated, SLUICE_GATED_HALVES, SLUICE_GATED_NO, "halves", "no"),
       FIELD(bias, "bias", 1, 0),
       FIELD(num_chunks, "num_chunks", 2, 3),
       FIELD(num_chunks, "num_chunks", 1, 0), /* chosen here, given there */
-      FIELD(wgrad_mode, "wgrad_mode", SLUICE_WGRAD_DEFERRED, SLUICE_WGRAD_PER_CHUNK),
+      NAMED(wgrad_mode, SLUICE_WGRAD_DEFERRED, SLUICE_WGRAD_PER_CHUNK, "deferred", "per chunk"),
       FIELD(callback_experts, "hidden_width", 0, 1), /* callbacks have no hidden width: that shows first */
-      FIELD(deduplicate, "deduplicate", 0, 1),
+      NAMED(deduplicate, SLUICE_DEDUPLICATE_NONE, SLUICE_DEDUPLICATE_RANKS, "none", "ranks"),
+      NAMED(grouping, SLUICE_GROUPING_ON, SLUICE_GROUPING_OFF, "on", "off"),
       FIELD(reuse, "reuse", 0, 1),
       FIELD(layer_id, "layer", 3, 17),
   };
@@ -87,7 +103,9 @@ static void wires_run(part_t* me) {
   me->rig.context->wire_dtype = me->rank == 1 ? SLUICE_WIRE_BF16 : SLUICE_WIRE_AS_IT_IS;
   WORKS(rig_open_layer(&me->rig, &config));
   sluice_step_t* step = NULL;
-  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "wire_dtype of the context is");
+  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH,
+         me->rank == 1 ? "wire_dtype of the context is as it is on rank 0 and bf16 on rank 1"
+                       : "wire_dtype of the context is bf16 on rank 1 and as it is on rank");
 }
 
 static void Ranks_DifferentWires_AreNamed(void** state) {
@@ -172,14 +190,18 @@ static void wishes_run(part_t* me) {
   WORKS(rig_open(&me->rig, me->comm, &config));
   sluice_step_t* step = NULL;
   me->rig.forward.needs_backward = me->rank == 0;
-  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "needs_backward");
+  STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, "rank 1 runs a forward without a backward (needs_backward 0");
+  EXPECT(strstr(last_message(), "in evaluation too") != NULL);
   me->rig.forward.needs_backward = 1;
   WORKS(rig_forward(&me->rig, &step));
   if (me->rank == 0) me->rig.backward.grad_params = NULL;
-  STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH, "wanted gradients");
+  STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH,
+         me->rank == 0 ? "rank 0: input gradients yes, weight gradients none"
+                       : "rank 1: input gradients yes, weight gradients now");
   me->rig.backward.grad_params = &me->rig.grad_table;
   me->rig.backward.halves = me->rank == 0 ? SLUICE_HALF_INPUT : SLUICE_HALF_BOTH;
   STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH, "halves");
+  EXPECT(strstr(last_message(), "rank 0: input gradients yes, weight gradients later") != NULL);
   me->rig.backward.halves = SLUICE_HALF_BOTH;
   WORKS(rig_backward(&me->rig, step));
   sluice_step_drop(step);

@@ -338,7 +338,7 @@ static void BadConfig_EveryField_IsRefusedByName(void** state) {
   REFUSE(config.model_width = 0, "model_width is 0")
   REFUSE(config.hidden_width = -3, "hidden_width is -3")
   REFUSE(config.seconds = 0, "seconds is 0")
-  REFUSE(config.dtype = SLUICE_DTYPE_F64, "dtype is 4")
+  REFUSE(config.dtype = SLUICE_DTYPE_F64, "dtype is f64 (4)")
   REFUSE(config.refresh = 2, "refresh is 2")
   assert_null(planner);
   sluice_context_destroy(context);

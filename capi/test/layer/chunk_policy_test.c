@@ -209,7 +209,7 @@ static void Lists_Bad_AreNamed(void** state) {
           "restore_pre_activation_of names a policy for each chunk, and num_chunks is 0");
   c = good, c.callback_experts = 1, c.restore_pre_activation_of = offload;
   REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_UNSUPPORTED,
-          "chunk 1 has restore_input 0, restore_pre_activation 1");
+          "chunk 1 has restore_input keep, restore_pre_activation offload");
   sluice_plan_config_t plan_config;
   sluice_plan_t* plan = NULL;
   sluice_plan_config_init(&plan_config, sizeof plan_config);

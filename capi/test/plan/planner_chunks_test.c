@@ -215,7 +215,7 @@ static void BadChunks_EveryField_IsRefusedByName(void** state) {
   w = new_workload(), w.restore_input_of = bad;
   PREDICT_REFUSED(BAD, "workload: restore_input_of[2] is 7; known are");
   w.restore_input_of = good, w.callback_experts = 1;
-  PREDICT_REFUSED(SLUICE_E_UNSUPPORTED, "chunk 1 has restore_input 2, restore_pre_activation 0");
+  PREDICT_REFUSED(SLUICE_E_UNSUPPORTED, "chunk 1 has restore_input redispatch, restore_pre_activation keep");
   w = new_workload(), w.restore_pre_activation_of = good;
   PREDICT_REFUSED(BAD, "workload: restore_pre_activation_of[1] is 2; known are");
   w = new_workload(), w.restore_input_of = good;

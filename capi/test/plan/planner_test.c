@@ -333,7 +333,7 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   REFUSE(w.world_size = 0, "world_size is 0");
   REFUSE(w.skew = 0.5, "skew is 0.5");
   REFUSE(w.skew = NAN, "skew is");
-  REFUSE(w.dtype = 7, "dtype is 7");
+  REFUSE(w.dtype = 7, "dtype is unknown (7)");
   REFUSE(w.dtype = SLUICE_DTYPE_BF16, "gemm.bf16 is missing");
   REFUSE(w.gated = 3, "gated is 3");
   REFUSE(w.callback_experts = 2, "callback_experts is 2");

@@ -44,6 +44,41 @@ static void Ranks_OneStaysAway_IsNamedAtTheDeadline(void** state) {
   }
 }
 
+/* Rank 0 evaluates while the other does something else, and comes to its own call when that one has given up: then it
+ * hears what the other has waited for. */
+static void evaluator_run(part_t* me) {
+  const int trains = *(const int*)me->play->scene;
+  sluice_moe_config_t config = config_for(me->world_size);
+  sluice_step_t* step = NULL;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  (void)good_round(me, __LINE__);
+  if (me->rank == 0) {
+    me->comm->timeout_ns = SHORT_NS;
+    me->rig.forward.needs_backward = 0;
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_TIMED_OUT, "header of layer 3, forward without a backward");
+    EXPECT(strstr(last_message(), "in evaluation too") != NULL);
+    meet(me);
+  } else {
+    meet(me);
+    me->comm->timeout_ns = SHORT_NS;
+    me->rig.forward.needs_backward = trains;
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "came to this call after rank 0 had given it up");
+    EXPECT(last_peer() == 0 && strstr(last_message(), "header of layer 3, forward without a backward") != NULL);
+    me->rig.forward.needs_backward = 1;
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "no longer usable");
+  }
+  meet(me);
+  check_new_comm(me, __LINE__);
+}
+
+static void Ranks_OneEvaluatesAlone_OthersHearThatItGaveUp(void** state) {
+  (void)state;
+  for (int trains = 0; trains <= 1; ++trains) {
+    play_t play = {.run = evaluator_run, .scene = &trains, .world_size = 2};
+    perform(&play);
+  }
+}
+
 /* Rank 1 calls the layer once less than the others and leaves. */
 static void leaver_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
@@ -231,6 +266,7 @@ int main(void) {
   begin_plays();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ranks_OneStaysAway_IsNamedAtTheDeadline),
+      cmocka_unit_test(Ranks_OneEvaluatesAlone_OthersHearThatItGaveUp),
       cmocka_unit_test(Ranks_OneLeaves_OthersAreToldAtOnce),
       cmocka_unit_test(Ranks_AbortFromAnotherThread_EndsTheWait),
       cmocka_unit_test(Ranks_OneDiesInEachPhase_OthersNameIt),

@@ -104,8 +104,8 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
   FIELD(num_experts, INT32_MAX, "num_experts is 2147483647");
   FIELD(top_k, 0, "top_k is 0");
   FIELD(top_k, 5, "top_k is 5; it must be in [1, num_experts = 4]");
-  FIELD(dtype, 0, "dtype is 0");
-  FIELD(dtype, SLUICE_DTYPE_I32, "dtype is 5");
+  FIELD(dtype, 0, "dtype is unknown (0)");
+  FIELD(dtype, SLUICE_DTYPE_I32, "dtype is i32 (5)");
   FIELD(activation, 9, "activation is 9");
   FIELD(activation, -1, "activation is -1");
   FIELD(num_chunks, -1, "num_chunks is -1");
@@ -148,6 +148,8 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
   for (int i = 0; i < 12; ++i) { /* what the host's own experts cannot do is refused, what they can works */
     static const int32_t pre_activation[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
                                              SLUICE_RESTORE_RECOMPUTE};
+    static const char* const input_words[] = {"keep", "offload", "redispatch"};
+    static const char* const pre_activation_words[] = {"adaptive", "keep", "offload", "recompute"};
     c.restore_input = i % 3, c.restore_pre_activation = pre_activation[i / 3];
     if (c.restore_pre_activation == SLUICE_RESTORE_RECOMPUTE ||
         (c.restore_input == SLUICE_RESTORE_KEEP && c.restore_pre_activation <= SLUICE_RESTORE_KEEP)) {
@@ -156,8 +158,8 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
     }
     char text[96];
     snprintf(text, sizeof text,
-             "or restore_pre_activation recompute (3); found restore_input %d, restore_pre_activation %d",
-             c.restore_input, c.restore_pre_activation);
+             "or restore_pre_activation recompute (3); found restore_input %s, restore_pre_activation %s",
+             input_words[i % 3], pre_activation_words[i / 3]);
     REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, text);
   }
   c = good, c.num_experts = 1 << 20; /* the largest is made at once */

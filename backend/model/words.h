@@ -1,0 +1,17 @@
+/* What the numbers of a layer's config are called in messages: "silu", not 4. One function for each enum, and
+ * "unknown" for a number that it does not have; sluice_dtype_name and sluice_restore_name are the same for theirs. */
+#ifndef SLUICE_BACKEND_MODEL_WORDS_H_
+#define SLUICE_BACKEND_MODEL_WORDS_H_
+
+#include <stdint.h>
+
+const char* sluice_activation_word(int64_t activation);
+const char* sluice_gated_word(int64_t gated);
+const char* sluice_wgrad_word(int64_t wgrad_mode);
+const char* sluice_chunking_word(int64_t chunking);
+const char* sluice_grouping_word(int64_t grouping);
+const char* sluice_deduplicate_word(int64_t deduplicate);
+const char* sluice_wire_word(int64_t wire_dtype);
+const char* sluice_restore_word(int64_t policy); /* of a config, which may leave it open */
+
+#endif /* SLUICE_BACKEND_MODEL_WORDS_H_ */

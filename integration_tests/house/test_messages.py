@@ -1,0 +1,73 @@
+"""Messages speak names: no number of an enum where it has a name, and Python's advice for what C calls broken."""
+
+import os
+import re
+
+import pytest
+from sluice import errors
+from test_documents import ROOT, text
+
+# Fields of the ABI whose numbers have names.
+FIELDS = (
+    "dtype",
+    "param_dtype",
+    "grad_dtype",
+    "wire_dtype",
+    "activation",
+    "gated",
+    "wgrad_mode",
+    "restore_input",
+    "restore_pre_activation",
+    "chunking",
+    "grouping",
+    "deduplicate",
+    "exchange_mode",
+    "grad_mode",
+    "drop_policy",
+)
+NUMBER = re.compile(rf"\b(?:{'|'.join(FIELDS)})\b(?: of \w+(?: %d)? is| is|) %(?:d|lld|i|u)")
+# A number that is no name's is told as it is, beside what may stand there.
+REFUSED = re.compile(r"known are|it must be|must be in|use SLUICE_|want a SLUICE_|a schedule is|set it to")
+LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*')
+DIFFERS = re.compile(rf"^\s*DIFFERS\((?:{'|'.join(FIELDS)}),", re.MULTILINE)
+
+
+def bare_numbers(source):
+    """Messages of a C file that print a number of an enum where it might print a name."""
+    joined = (re.sub(r'"\s*"', "", found) for found in LITERALS.findall(source))
+    found = [message for message in joined if NUMBER.search(message) and not REFUSED.search(message)]
+    return found + DIFFERS.findall(source)
+
+
+def sources():
+    for room in ("backend", os.path.join("capi", "src")):
+        for folder, _, names in os.walk(os.path.join(ROOT, room)):
+            if not re.search(r"/(test|cts|bench|fake)(/|$)", folder):
+                yield from (os.path.join(folder, name) for name in names if name.endswith((".c", ".h", ".cu")))
+
+
+def test_Messages_OfC_NameTheValuesOfEnums():
+    found = {path: bare_numbers(open(path, encoding="utf-8").read()) for path in sources()}
+    assert len(found) > 300
+    assert {path: messages for path, messages in found.items() if messages} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "is_bare"),
+    [
+        ('F("layer %d: dtype is %d on rank %d", id)', True),
+        ('F("layer %d: found restore_input "\n   "%d", id)', True),
+        ('  DIFFERS(activation, "activation");', True),
+        ('F("layer %d: dtype is %s on rank %d", id)', False),
+        ('F("layer %d: gated is %d; known are no (0)", id)', False),
+        ('  DIFFERS(model_width, "model_width");', False),
+    ],
+)
+def test_Messages_BareNumber_IsFound(source, is_bare):
+    assert bool(bare_numbers(source)) == is_bare
+
+
+def test_Messages_RemedyOfABrokenCommunicator_IsTheOneThatPythonReplaces():
+    assert f'#define SLUICE_COMM_REMEDY "{errors.COMM_REMEDY}"' in text("backend", "comm", "comm.h")
+    others = [path for path in sources() if re.search(r"make a\s*\"?\s*\"?new one on all", open(path).read())]
+    assert [os.path.relpath(path, ROOT) for path in others] == ["backend/comm/comm.h"]

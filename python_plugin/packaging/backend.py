@@ -26,7 +26,7 @@ import libraries
 
 # What a wheel and its tests are made from.
 FOLDERS = ("adapters", "backend", "capi", "python_plugin", "third_party/bazel")
-FILES = (".bazelrc", "BUILD", "CHANGELOG.md", "LICENSE", "README.md", "WORKSPACE", "pyproject.toml")
+FILES = (".bazelrc", "BUILD", "CHANGELOG.md", "LICENSE", "README.md", "WORKSPACE", "pyproject.toml", "tools/bazel")
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):

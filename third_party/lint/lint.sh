@@ -33,7 +33,7 @@ files() {
 mapfile -d '' c_files < <(files '*.c' '*.h' '*.hpp' '*.cc' '*.cpp' '*.cu' '*.inc')
 mapfile -d '' python_files < <(files '*.py')
 mapfile -d '' bazel_files < <(files 'BUILD' '*/BUILD' 'WORKSPACE' '*/WORKSPACE' '*.bzl')
-mapfile -d '' shell_files < <(files '*.sh' test quickstart .ci/run)
+mapfile -d '' shell_files < <(files '*.sh' test quickstart .ci/run tools/bazel)
 
 passed=0 failed=0
 check() {

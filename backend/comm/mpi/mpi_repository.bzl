@@ -1,7 +1,7 @@
 """Finds Open MPI through its compiler wrapper and offers it as @mpi//:mpi.
 
 Without it the repository still exists: @mpi//:mpi then defines SLUICE_NO_MPI, libsluice_mpi.so is a stub that says so,
-and the MPI tests skip aloud. Runs again when the Bazel server starts or PATH changes.
+and the MPI tests skip aloud. Runs again when the Bazel server starts, or when PATH or what tools/bazel found changes.
 """
 
 _WITHOUT = """
@@ -60,5 +60,8 @@ mpi_repository = repository_rule(
     implementation = _mpi_repository_impl,
     local = True,
     configure = True,
-    environ = ["PATH"],
+    environ = [
+        "PATH",
+        "SLUICE_FOUND",
+    ],
 )

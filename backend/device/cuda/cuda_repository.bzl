@@ -1,7 +1,7 @@
 """Finds nvcc: on PATH, in /usr/local/cuda, or in .venv, where set-up puts it on a machine that has none.
 
 @cuda//:nvcc.bzl says where (NVCC, empty when there is none: the image of the kernels is then empty, and creating a CUDA
-device says so). Runs again when the Bazel server starts or PATH changes.
+device says so). Runs again when the Bazel server starts, or when PATH or what tools/bazel found changes.
 """
 
 
@@ -26,5 +26,8 @@ cuda_repository = repository_rule(
     implementation = _cuda_repository_impl,
     local = True,
     configure = True,
-    environ = ["PATH"],
+    environ = [
+        "PATH",
+        "SLUICE_FOUND",
+    ],
 )

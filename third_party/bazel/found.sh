@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Prints what of the things that @mpi and @cuda look for is on this machine, a line each, with size and time: a text that
+# changes when one of them is installed, replaced or removed. Takes milliseconds and writes nothing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+look() { # PATH...
+  local path
+  for path in "$@"; do
+    [ ! -e "$path" ] || stat --dereference --format='%n %s %Y' "$path"
+  done
+}
+
+for name in mpicc.openmpi mpicc nvcc; do
+  ! path=$(type -P "$name") || look "$path"
+done
+# The wrapper is there before its headers are.
+if mpicc=$(type -P mpicc.openmpi || type -P mpicc); then
+  for folder in $("$mpicc" --showme:incdirs 2>/dev/null || true); do look "$folder/mpi.h"; done
+fi
+look /usr/local/cuda/bin/nvcc .venv/lib/*/site-packages/nvidia/cu13/bin/nvcc

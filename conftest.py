@@ -45,13 +45,12 @@ def pytest_collection_modifyitems(config, items):
             gone.discard(item.nodeid)
     if gone and config.args_source is config.ArgsSource.TESTPATHS:  # all tests were collected, in one process
         raise pytest.UsageError("third_party/test/long.txt names tests that are not there:\n" + "\n".join(sorted(gone)))
-    if not config.getoption("--full"):
-        dropped = [item for item in items if item.get_closest_marker("full")]
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=dropped)
 
 
 def pytest_runtest_setup(item):
+    """Skips aloud; third_party/test/skips.txt says which skips are allowed."""
+    if item.get_closest_marker("full") and not item.config.getoption("--full"):
+        pytest.skip("takes long: runs with --full")
     if item.get_closest_marker("gpu"):
         import torch
 

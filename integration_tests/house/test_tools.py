@@ -1,4 +1,4 @@
-"""The house's own tools: what ./test counts, and what the Bazel formatter refuses."""
+"""The house's own tools: what ./test counts, what it lets skip, and what the Bazel formatter refuses."""
 
 import json
 import os
@@ -7,10 +7,22 @@ import sys
 
 import pytest
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "third_party", "test"))
+import skips
 
-def count(root, kind, path, code):
-    command = [sys.executable, os.path.join(root, "third_party", "test", "counts.py"), kind, str(path), str(code)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+def count(root, kind, path, code, *options):
+    """What counts.py prints, and what it complains of."""
+    command = [
+        sys.executable,
+        os.path.join(root, "third_party", "test", "counts.py"),
+        kind,
+        str(path),
+        str(code),
+        *options,
+    ]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip(), done.stderr
 
 
 def bazel_events(folder, outcomes):
@@ -27,41 +39,118 @@ def bazel_events(folder, outcomes):
     return path
 
 
-CMOCKA = "[==========] 3 test(s) run.\n[  PASSED  ] %d test(s).\n"
+def cmocka(*results, rank=""):
+    """The log of a program whose cases end so: OK, FAILED, or the reason of a skip."""
+    words = [result if result in ("OK", "FAILED") else "SKIPPED" for result in results]
+    lines = [f"[==========] Running {len(results)} test(s)."]
+    for i, (word, result) in enumerate(zip(words, results)):
+        lines += [f"[ RUN      ] A_Case_{i}"] + ([f"SKIPPED: {result}"] if word == "SKIPPED" and result else [])
+        lines += [f"[{word:>9} ] A_Case_{i}"]
+    for word in ("SKIPPED", "FAILED"):  # the lists at the end, which name the cases again
+        named = [f"[{word:>9} ] A_Case_{i}" for i in range(len(words)) if words[i] == word]
+        lines += [f"[{word:>9} ] {len(named)} test(s), listed below:", *named] if named else []
+    return "".join(f"{rank}{line}\n" for line in lines)
+
+
+FULL = "needs SLUICE_FULL"
+RANKS = "".join(cmocka("OK", "OK", FULL, rank=f"[1,{rank}]<stdout>:") for rank in (0, 1, 10))
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "code", "expected"),
+    ("outcomes", "code", "expected", "complaint"),
     [
-        ({}, 4, "0 1"),
-        ({"//a:t": ("PASSED", CMOCKA % 3), "//b:t": ("PASSED", "plain")}, 0, "4 0"),
-        ({"//a:t": ("FAILED", CMOCKA % 2 + "[  FAILED  ] 1 test(s), listed below:\n")}, 3, "2 1"),
-        ({"//a:t": ("TIMEOUT", "[ RUN      ] X\n")}, 3, "0 1"),
-        ({"//a:t": ("PASSED", CMOCKA % 3)}, 1, "3 1"),
-        ({"//a:t": ("NO_STATUS", ""), "//b:t": ("PASSED", "plain")}, 1, "1 1"),
+        ({}, 4, "0 1 0", "did not build"),
+        ({"//a:t": ("PASSED", cmocka("OK", "OK")), "//b:t": ("PASSED", "plain\n")}, 0, "3 0 0", ""),
+        ({"//a:t": ("FAILED", cmocka("OK", "FAILED", "OK"))}, 3, "2 1 0", "//a:t: FAILED"),
+        ({"//a:t": ("TIMEOUT", "[ RUN      ] X\n")}, 3, "0 1 0", "//a:t: TIMEOUT"),
+        ({"//a:t": ("PASSED", cmocka("OK"))}, 1, "1 1 0", "did not build"),
+        ({"//a:t": ("NO_STATUS", ""), "//b:t": ("PASSED", "plain\n")}, 1, "1 1 0", "//a:t: NO_STATUS"),
+        ({"//a:t": ("PASSED", cmocka(FULL, FULL))}, 0, "0 0 2", ""),
+        (
+            {"//a:t": ("PASSED", cmocka("OK", ""))},
+            0,
+            "1 1 0",
+            "//a:t A_Case_1 was skipped, which",
+        ),
+        ({"//a:t": ("PASSED", cmocka("the moon is full"))}, 0, "0 1 0", "//a:t A_Case_0 was skipped"),
+        ({"//a:t": ("PASSED", "SKIPPED: the moon is full\n")}, 0, "0 1 0", "//a:t as a whole was skipped"),
+        ({"//a:t": ("PASSED", RANKS)}, 0, "2 0 1", ""),
+        ({"//a:t": ("FAILED", cmocka(FULL, "FAILED"))}, 3, "0 1 1", "//a:t: FAILED"),
     ],
-    ids=["nothing_ran", "all_pass", "one_case_fails", "hangs", "a_target_does_not_build", "not_run"],
+    ids=[
+        *("nothing_ran", "all_pass", "one_case_fails", "hangs", "a_target_does_not_build", "not_run", "all_skip"),
+        *("no_reason", "not_listed", "a_whole_program", "ranks_of_mpi", "skips_and_fails"),
+    ],
 )
-def test_Counts_OfBazel_AreOfCases(root, tmp_path, outcomes, code, expected):
-    assert count(root, "bazel", bazel_events(tmp_path, outcomes), code) == expected
+def test_Counts_OfBazel_AreOfCases(root, tmp_path, outcomes, code, expected, complaint):
+    found, said = count(root, "bazel", bazel_events(tmp_path, outcomes), code)
+    assert found == expected
+    assert complaint in said and bool(said) == bool(complaint)
+
+
+LONG = '<testcase classname="a" name="t"><skipped message="takes long: runs with --full"/></testcase>'
+MOON = '<skipped message="collection skipped">("a.py", 1, "Skipped: the moon is full")</skipped>'
+OTHER = f'<testcase classname="a" name="t">{MOON}</testcase>'
 
 
 @pytest.mark.parametrize(
     ("cases", "code", "expected"),
     [
-        (None, 4, "0 1"),
-        ("", 5, "0 1"),
-        ("<testcase/><testcase><skipped/></testcase>", 0, "1 0"),
-        ("<testcase/><testcase><failure/></testcase><testcase><error/></testcase>", 1, "1 2"),
-        ("<testcase/>", 3, "1 1"),
+        (None, 4, "0 1 0"),
+        ("", 5, "0 1 0"),
+        ("<testcase/>" + LONG, 0, "1 0 1"),
+        ("<testcase/>" + OTHER, 0, "1 1 0"),
+        ("<testcase/><testcase><failure/></testcase><testcase><error/></testcase>", 1, "1 2 0"),
+        ("<testcase/>", 3, "1 1 0"),
     ],
-    ids=["no_report", "nothing_ran", "skip_is_no_pass", "failures", "broke_off"],
+    ids=["no_report", "nothing_ran", "skip_is_no_pass", "not_listed", "failures", "broke_off"],
 )
 def test_Counts_OfPytest_AreOfTests(root, tmp_path, cases, code, expected):
     path = tmp_path / "junit.xml"
     if cases is not None:
         path.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    assert count(root, "pytest", path, code) == expected
+    found, said = count(root, "pytest", path, code)
+    assert found == expected
+    assert ("a.t was skipped" in said and "moon" in said) == (cases is not None and "moon" in cases)
+
+
+def test_Skips_ByOptionsOfTheRun_AreAllowedOnlyWithoutThem(root, tmp_path):
+    """What --full is to run may not be skipped there."""
+    events = bazel_events(tmp_path, {"//a:t": ("PASSED", cmocka("OK", FULL))})
+    assert count(root, "bazel", events, 0)[0] == "1 0 1"
+    assert count(root, "bazel", events, 0, "--test_env=SLUICE_FULL=1", "//...")[0] == "1 1 0"
+    races = bazel_events(tmp_path, {"//a:t": ("PASSED", cmocka("OK", "ThreadSanitizer: a race"))})
+    assert count(root, "bazel", races, 0, "--config=tsan")[0] == "1 0 1"
+    assert count(root, "bazel", races, 0, "--config=asan")[0] == "1 1 0"
+    path = tmp_path / "junit.xml"
+    path.write_text(f"<testsuites><testsuite><testcase/>{LONG}</testsuite></testsuites>")
+    assert count(root, "pytest", path, 0, "--full")[0] == "1 1 0"
+
+
+def test_Skips_EachLine_HasAConditionThatThisMachineAnswers(root):
+    lines = skips.read()
+    assert len(lines) > 20
+    for condition, test, reason in lines:
+        assert test and reason
+        assert skips.holds(condition, []) in (True, False)
+    no = [condition for condition, _, _ in lines if condition.startswith("no ")]
+    assert all(skips.holds(condition, []) != skips.holds(condition.removeprefix("no "), []) for condition in no)
+
+
+def test_Skips_WithoutOpenMpi_AreAllowedOnlyThere(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments = "//a:t as a whole", "mpirun is not installed (Debian: apt-get install openmpi-bin)", [], skips.read()
+    assert skips.is_allowed(*arguments)
+    (tmp_path / "mpirun").write_text("")
+    (tmp_path / "mpirun").chmod(0o755)
+    assert not skips.is_allowed(*arguments)
+
+
+def test_Skips_OfC_AllGiveAReason(root):
+    bare = subprocess.run(
+        ["git", "grep", "-nwE", r"skip\(\)", "--", "*.c", "*.cc", "*.inc"], cwd=root, capture_output=True, text=True
+    )
+    assert bare.stdout == ""  # skip_because of third_party/bazel/skip.h
 
 
 GOOD = 'cc_library(\n    name = "a",\n    srcs = ["a.c"],\n    deps = [\n        ":b",\n        "//c",\n    ],\n)\n'

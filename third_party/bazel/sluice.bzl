@@ -86,7 +86,7 @@ def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "sma
         linkstatic = 1,
         size = size,
         timeout = timeout or _TIMEOUTS[size],
-        deps = deps,
+        deps = deps + ([] if cxx else ["//third_party/bazel:skip"]),
         **kwargs,
     )
 

@@ -1,9 +1,10 @@
 """Counts what ran, for the last line of ./test.
 
-counts.py bazel BUILD_EVENTS.json EXIT_CODE     prints "passed failed" of Bazel's tests, case by case
-counts.py pytest JUNIT.xml EXIT_CODE            the same of pytest
+counts.py bazel BUILD_EVENTS.json EXIT_CODE [OPTION...]   prints "passed failed skipped" of Bazel's tests, case by case
+counts.py pytest JUNIT.xml EXIT_CODE [OPTION...]          the same of pytest
 
-What failed goes to stderr, a line each. A run that broke before its tests, or ran none, counts as one failure.
+OPTIONs are those of the run. What failed goes to stderr, a line each: also a skip that skips.txt does not allow here. A
+run that broke before its tests, or ran none, counts as one failure.
 """
 
 import json
@@ -13,21 +14,57 @@ import sys
 import urllib.parse
 import xml.etree.ElementTree
 
-CMOCKA_PASSED = re.compile(r"^\[  PASSED  \] (\d+) test", re.MULTILINE)
-CMOCKA_FAILED = re.compile(r"^\[  FAILED  \] (\d+) test", re.MULTILINE)
+import skips
+
+# Of several ranks under mpirun the first one counts.
+OTHER_RANK = re.compile(r"\[1,[1-9]\d*\]<")
+CMOCKA = re.compile(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] (.*)")
+REASON = re.compile(r"SKIPPED: (.*)")
+
+
+class Counts:
+    def __init__(self, options, lines):
+        self.passed = self.failed = self.skipped = 0
+        self._options, self._lines = options, lines
+
+    def skip(self, test, reason):
+        if skips.is_allowed(test, reason, self._options, self._lines):
+            self.skipped += 1
+        else:
+            self.failed += 1
+            print(
+                f"  {test} was skipped, which skips.txt does not allow here: {reason or 'no reason'}", file=sys.stderr
+            )
 
 
 def cases(log):
-    """(passed, failed) that a cmocka log lists; (0, 0) for other programs."""
+    """(passed, failed, [(case, reason) of each skip]) of a test's log; a program without cmocka may skip as a whole."""
+    passed = failed = 0
+    skipped, running, reason = [], None, ""
     try:
         with open(log, errors="replace") as file:
-            text = file.read()
+            for line in file:
+                if OTHER_RANK.match(line):
+                    continue
+                if found := REASON.search(line):
+                    reason = found[1].strip()
+                elif found := CMOCKA.search(line):
+                    word, name = found[1], found[2].strip()
+                    if word == "RUN":
+                        running, reason = name, ""
+                    elif name == running:  # the lists at the end of a group name cases again
+                        passed += word == "OK"
+                        failed += word == "FAILED"
+                        skipped += [(name, reason)] if word == "SKIPPED" else []
+                        running = None
     except OSError:
-        return 0, 0
-    return sum(map(int, CMOCKA_PASSED.findall(text))), sum(map(int, CMOCKA_FAILED.findall(text)))
+        pass
+    if reason and not passed + failed + len(skipped) and running is None:
+        skipped = [("as a whole", reason)]
+    return passed, failed, skipped
 
 
-def count_bazel(path, exit_code):
+def count_bazel(path, exit_code, counts):
     status, logs = {}, {}
     if os.path.exists(path):
         with open(path) as file:
@@ -39,47 +76,51 @@ def count_bazel(path, exit_code):
                     if output.get("name") == "test.log":
                         label = event["id"]["testResult"]["label"]
                         logs[label] = urllib.parse.unquote(urllib.parse.urlparse(output["uri"]).path)
-    passed = failed = 0
     for label, outcome in sorted(status.items()):
-        good, bad = cases(logs.get(label, ""))
+        good, bad, skipped = cases(logs.get(label, ""))
         if outcome in ("PASSED", "FLAKY"):
-            passed += max(good, 1)
+            counts.passed += good if good or skipped else 1
         else:
             print(f"  {label}: {outcome}, log: {logs.get(label, 'none')}", file=sys.stderr)
-            passed += good
-            failed += max(bad, 1)
-    if exit_code != 0 and failed == 0:
+            counts.passed += good
+            counts.failed += max(bad, 1)
+        for case, reason in skipped:
+            counts.skip(f"{label} {case}", reason)
+    if exit_code != 0 and counts.failed == 0:
         print(f"  bazel ended with {exit_code}: a target did not build", file=sys.stderr)
-        failed = 1
-    if not status and failed == 0:
+        counts.failed = 1
+    if not status and counts.failed == 0:
         print("  bazel ran no test", file=sys.stderr)
-        failed = 1
-    return passed, failed
+        counts.failed = 1
 
 
-def count_pytest(path, exit_code):
-    passed = failed = 0
+def count_pytest(path, exit_code, counts):
     try:
         suites = xml.etree.ElementTree.parse(path).getroot().iter("testcase")
     except (OSError, xml.etree.ElementTree.ParseError):
         suites = ()
     for case in suites:
+        name = f"{case.get('classname')}.{case.get('name')}"
         kinds = {child.tag for child in case}
         if kinds & {"failure", "error"}:
-            failed += 1
-            print(f"  {case.get('classname')}.{case.get('name')}", file=sys.stderr)
-        elif "skipped" not in kinds:
-            passed += 1
-    if failed == 0 and (exit_code != 0 or passed == 0):
-        print(f"  pytest ended with {exit_code} after {passed} passed tests", file=sys.stderr)
-        failed = 1
-    return passed, failed
+            counts.failed += 1
+            print(f"  {name}", file=sys.stderr)
+        elif "skipped" in kinds:
+            skip = case.find("skipped")
+            # A file that is skipped while it is collected has its reason in the text.
+            counts.skip(name, skip.get("message", "").removeprefix("collection skipped") or skip.text or "")
+        else:
+            counts.passed += 1
+    if counts.failed == 0 and (exit_code != 0 or counts.passed + counts.skipped == 0):
+        print(f"  pytest ended with {exit_code} after {counts.passed} passed tests", file=sys.stderr)
+        counts.failed = 1
 
 
 def main():
-    kind, path, exit_code = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    passed, failed = {"bazel": count_bazel, "pytest": count_pytest}[kind](path, exit_code)
-    print(passed, failed)
+    kind, path, exit_code, options = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+    counts = Counts(options, skips.read())
+    {"bazel": count_bazel, "pytest": count_pytest}[kind](path, exit_code, counts)
+    print(counts.passed, counts.failed, counts.skipped)
 
 
 if __name__ == "__main__":

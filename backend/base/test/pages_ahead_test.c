@@ -20,6 +20,7 @@
 #include "backend/base/pages_ahead.h"
 #include "backend/base/pages_rates.h"
 #include "backend/base/processors.h"
+#include "third_party/bazel/skip.h"
 
 enum { MIB = 1 << 20, BYTES = 32 * MIB };
 static const uint64_t DEADLINE_NS = UINT64_C(120) * 1000 * 1000 * 1000; /* ends as soon as all is there */
@@ -48,9 +49,8 @@ static void skip_where_it_cannot(void) {
   unsigned char* data = fresh();
   const int can = madvise(data, page_bytes(), MADV_POPULATE_WRITE) == 0;
   munmap(data, BYTES);
-  if (!can) print_message("this kernel brings no pages in on demand (Linux 5.14 does): skipped\n");
-  if (sluice_processors_count() < 2) print_message("one core: skipped\n");
-  if (!can || sluice_processors_count() < 2) skip();
+  if (!can) skip_because("this kernel brings no pages in on demand");
+  if (sluice_processors_count() < 2) skip_because("one core");
 }
 
 static size_t pages_there(void* data) {
@@ -169,7 +169,7 @@ static void Ahead_Stopped_LetsTheMemoryGo(void** state) {
 static void Ahead_OneCore_LeavesItToTheCaller(void** state) {
   (void)state;
   cpu_set_t before, one;
-  if (sched_getaffinity(0, sizeof before, &before) != 0) skip();
+  assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
   CPU_ZERO(&one);
   for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu) {
     if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);

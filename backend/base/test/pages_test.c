@@ -13,11 +13,12 @@
 #include "backend/base/alloc.h"
 #include "backend/base/pages.h"
 #include "backend/base/pages_rates.h"
+#include "third_party/bazel/skip.h"
 
 #define MIB ((uint64_t)1 << 20)
 
 static void skip_without_huge_pages(void) {
-  if (access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) != 0) skip();
+  if (access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) != 0) skip_because("this kernel has no huge pages");
 }
 
 static char* fresh(uint64_t bytes) {

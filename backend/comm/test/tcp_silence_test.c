@@ -21,12 +21,13 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/test/tcp_ranks.h"
+#include "third_party/bazel/skip.h"
 
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
 
-enum { WORLD = 2, SKIPPED = 77, DEADLINE_S = 120 };
+enum { WORLD = 2, NO_FILTER = 77, NO_RTO_MAX, DEADLINE_S = 120 };
 
 #define SECOND_NS UINT64_C(1000000000)
 /* 12 s after the last answer, and the machine may be busy; Linux itself gives up after 51 s where TCP_RTO_MAX_MS is
@@ -168,8 +169,8 @@ static int may_cut(void) {
 
 static int run_case(const case_t* c) {
   tcp_rank_t ranks[WORLD];
-  if (c->is_lost && !may_cut()) return SKIPPED;
-  if (c->needs_rto_max && !has_rto_max()) return SKIPPED;
+  if (c->is_lost && !may_cut()) return NO_FILTER;
+  if (c->needs_rto_max && !has_rto_max()) return NO_RTO_MAX;
   block = calloc(2, MANY_BYTES);
   if (block == NULL) return 1;
   for (int r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = c->then, .timeout_ns = DEADLINE_S * SECOND_NS};
@@ -200,10 +201,8 @@ static void await(void (*then)(tcp_rank_t* me)) {
   int i = 0, code = -1;
   while (cases[i].then != then) ++i;
   assert_int_equal(waitpid(cases[i].pid, &code, 0), cases[i].pid);
-  if (WIFEXITED(code) && WEXITSTATUS(code) == SKIPPED) {
-    print_message("skipped: no TCP_RTO_MAX_MS (Linux 6.15), or connections may not be cut here (SO_ATTACH_FILTER)\n");
-    skip();
-  }
+  if (WIFEXITED(code) && WEXITSTATUS(code) == NO_FILTER) skip_because("no SO_ATTACH_FILTER");
+  if (WIFEXITED(code) && WEXITSTATUS(code) == NO_RTO_MAX) skip_because("this kernel has no TCP_RTO_MAX_MS");
   assert_int_equal(code, 0);
 }
 

@@ -26,6 +26,7 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/gemm/gemm.h"
+#include "third_party/bazel/skip.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define SANITIZED_THREADS 1
@@ -485,18 +486,11 @@ static void run_dtype(sluice_gemm_t* gemm, const cts_case_t* c, int32_t dtype_ab
 }
 
 static void skip_when_missing(void) {
-  if (implementation->foreign && SANITIZED_THREADS) {
-    print_message("SKIPPED: the thread sanitizer does not see inside %s\n", implementation->name);
-    skip();
-  }
-  if (strcmp(implementation->name, "blas_torch") == 0 && SANITIZED_ADDRESSES) {
-    print_message("SKIPPED: torch is not loaded under the address sanitizer\n");
-    skip();
-  }
-  if (missing) {
-    print_message("SKIPPED: the library of %s is not installed\n", implementation->name);
-    skip();
-  }
+  const char* name = implementation->name;
+  if (implementation->foreign && SANITIZED_THREADS) skip_because("ThreadSanitizer: it does not see inside %s", name);
+  if (strcmp(name, "blas_torch") == 0 && SANITIZED_ADDRESSES) skip_because("AddressSanitizer: torch is not loaded");
+  if (missing && strncmp(name, "native", 6) == 0) skip_because("this processor has no %s", name);
+  if (missing) skip_because("the library of %s is not installed", name);
 }
 
 static void run_case(void** state) {

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/skip.h"
 
 enum { MIB = 1 << 20, WIDTH = 1024, EXPERTS = 4, PAGE = 4096 };
 enum { MATRIX = WIDTH * WIDTH * 4, BYTES = 2 * EXPERTS * MATRIX, WAITS = 1 << 20 };
@@ -86,14 +87,16 @@ static long step(rig_t* rig) {
   return after.ru_minflt - before.ru_minflt;
 }
 
-static int can_bring_in(void) {
+static void skip_where_it_cannot(void) {
 #if defined(__SANITIZE_THREAD__)
-  return 0; /* its own pages of what is touched are counted too */
+  skip_because("ThreadSanitizer: its own pages of what is touched are counted too");
 #endif
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) < 2) return 0;
-  return sysconf(_SC_PAGESIZE) == PAGE && madvise(gradients, PAGE, 23 /* MADV_POPULATE_WRITE */) == 0;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) < 2) skip_because("one core");
+  if (sysconf(_SC_PAGESIZE) != PAGE || madvise(gradients, PAGE, 23 /* MADV_POPULATE_WRITE */) != 0) {
+    skip_because("this kernel brings no pages in on demand");
+  }
 }
 
 static void FirstBackward_FreshGradients_WaitsForFewPages(void** state) {
@@ -102,10 +105,7 @@ static void FirstBackward_FreshGradients_WaitsForFewPages(void** state) {
   gradients = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(gradients != MAP_FAILED);
   (void)madvise(gradients, BYTES, MADV_NOHUGEPAGE); /* one touch is one page */
-  if (!can_bring_in()) {
-    print_message("one core, a kernel before 5.14, or TSan: skipped\n");
-    skip();
-  }
+  skip_where_it_cannot();
   open_layer(&rig);
   place_gradients(&rig);
   const long first = step(&rig);

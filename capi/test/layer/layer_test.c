@@ -14,6 +14,7 @@
 #include "backend/schedule/uneven_chunks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/skip.h"
 
 static void check(const case_t* c) {
   result_t got, want;
@@ -206,9 +207,8 @@ static void check_any_chunks(const char* gemm) {
     result_t one;
     world_run(&c, &one);
     if (one.status[0] == SLUICE_E_NOT_FOUND) {
-      printf("SKIPPED: gemm \"%s\" is not for this processor\n", gemm);
       world_free(&one);
-      skip();
+      skip_because("gemm %s is not for this processor", gemm);
     }
     for (size_t i = 0; i < 3; ++i) {
       c.num_chunks = chunks[i];
@@ -498,8 +498,7 @@ static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
 static void Layer_EveryGemm_MatchesReference(void** state) {
   (void)state;
 #if defined(__SANITIZE_THREAD__)
-  printf("SKIPPED: libraries not built for ThreadSanitizer show their locks as races\n");
-  skip();
+  skip_because("ThreadSanitizer: locks of libraries that are not built for it look like races");
 #endif
   const char* const gemms[] = {"auto", "native", "blas", "onednn"};
   for (size_t i = 0; i < 4; ++i) {

@@ -10,6 +10,7 @@
 
 #include "capi/test/nth/nth_ranks.h"
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/skip.h"
 
 enum { NUM_CHUNKS = 4 }; /* the rows of one return while those of a later one leave */
 
@@ -85,12 +86,12 @@ static void two_grouped(void** state) {
 }
 static void three_grouped(void** state) {
   (void)state;
-  if (getenv("SLUICE_FULL") == NULL) skip();
+  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(3, grouped);
 }
 static void two_by_rank(void** state) {
   (void)state;
-  if (getenv("SLUICE_FULL") == NULL) skip();
+  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(2, by_rank);
 }
 static void two_nodes(void** state) {
@@ -99,7 +100,7 @@ static void two_nodes(void** state) {
 }
 static void two_nodes_over_tcp(void** state) {
   (void)state;
-  if (getenv("SLUICE_FULL") == NULL) skip();
+  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(4, by_node_over_tcp);
 }
 

@@ -16,6 +16,7 @@
 #include "backend/base/hash.h"
 #include "capi/test/nth/nth_ranks.h"
 #include "sluice/optimizer.h"
+#include "third_party/bazel/skip.h"
 
 enum { NUM_TENSORS = 4, NUM_GROUPS = 2, STEPS = 3, BUCKET = 1000, ELEMENTS = 4704, WORDS = 4 * ELEMENTS };
 
@@ -169,7 +170,7 @@ static void two_pairs(void** state) {
 }
 static void three_ranks(void** state) {
   (void)state;
-  if (getenv("SLUICE_FULL") == NULL) skip();
+  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   check(3, over_tcp);
 }
 

@@ -14,6 +14,7 @@
 #include "backend/base/hash.h"
 #include "capi/test/nth/nth_ranks.h"
 #include "sluice/pipeline.h"
+#include "third_party/bazel/skip.h"
 
 enum {
   NUM_VIRTUAL = 2,
@@ -163,12 +164,12 @@ static void two_ranks(void** state) {
 }
 static void three_ranks(void** state) {
   (void)state;
-  if (getenv("SLUICE_FULL") == NULL) skip(); /* half of the time that these cases take */
+  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL"); /* half of the time that these cases take */
   nth_call(3, over_tcp);
 }
 static void one_process(void** state) {
   (void)state;
-  if (getenv("SLUICE_FULL") == NULL) skip();
+  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(2, within);
 }
 

@@ -9,6 +9,7 @@
 
 #include "capi/test/optimizer/failing_disk.h"
 #include "capi/test/optimizer/filed_model.h"
+#include "third_party/bazel/skip.h"
 
 /* ---- numbers ---- */
 
@@ -147,8 +148,7 @@ static void ForkedChild_HasNothingOfItsParents(void** state) {
 static void ProcessWhoseMemoryHoldsNoStates_MakesSteps(void** state) {
   (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  print_message("skipped: a sanitizer's own memory does not fit either\n");
-  skip();
+  skip_because("a sanitizer's own memory does not fit");
 #endif
   enum { COUNT = 4 << 20, BOUND = 8 << 20 };
   model_t* m = open_model();

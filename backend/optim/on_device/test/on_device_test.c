@@ -11,6 +11,7 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/optim/buckets/plan.h"
 #include "backend/optim/on_device/on_device.h"
+#include "third_party/bazel/skip.h"
 
 /* Three tensors in two groups, one behind the other in each array: no bucket ends where a tensor does. */
 enum { COUNT = 5003, STEPS = 3, TENSORS = 3, GROUPS = 2 };
@@ -291,7 +292,7 @@ static int64_t hazards_without(int64_t nth, int64_t* out_waits) {
 
 static void Step_WithoutOneOfItsWaits_IsSeenToRace(void** state) {
   (void)state;
-  if (!sluice_fake_cuda_may_drop_waits()) skip();
+  if (!sluice_fake_cuda_may_drop_waits()) skip_because("ThreadSanitizer: a dropped wait is a race");
   int64_t waits = 0, ignored = 0, racing = 0;
   assert_int_equal(hazards_without(-1, &waits), 0);
   for (int64_t nth = 0; nth < waits; ++nth) racing += hazards_without(nth, &ignored) > 0;

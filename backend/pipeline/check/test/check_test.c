@@ -5,6 +5,7 @@
 #include "backend/pipeline/check/check.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
+#include "third_party/bazel/skip.h"
 
 #define SEED 20261124
 
@@ -240,7 +241,7 @@ static void Sample_LargerPipelines_NeverFail(void** state) {
 
 static void Explore_EightVirtualStagesWithWeightGradientsApart_NeverFail(void** state) {
   (void)state;
-  if (getenv("SLUICE_FULL") == NULL) skip();
+  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   sluice_pipeline_spec_t spec = pipeline_of(4, 2, 3, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   spec.weight_apart = 1;
   for (spec.placement = 0; spec.placement < 2; ++spec.placement) {

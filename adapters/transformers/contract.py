@@ -22,6 +22,10 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = frozenset((bool, int, float, str))
 _STATELESS = (torch.nn.SiLU, torch.nn.ReLU)
 _NONE: dict[str, Any] = {}
+INSTEAD = (
+    'under ep_implementation="sluice" parameters of experts are sharded, and adapters on them are not supported yet: '
+    "put adapters on attention alone, or train without expert parallelism (no ep_size in DistributedConfig)"
+)
 OTHERWISE = 'or set experts_implementation="eager" for this model'
 
 
@@ -188,6 +192,8 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
             raise Unsupported(
                 f"{where} is on {tensor.device} and {contract.names[0]} on {tensors[0].device}: move one, {OTHERWISE}"
             )
+        if type(tensor) not in PLAIN and torch.nn.utils.parametrize.is_parametrized(module, attribute):
+            raise Unsupported(f"{where} is parametrized and makes a {_kind(tensor)}: {INSTEAD}")
         if type(tensor) not in PLAIN:
             raise Unsupported(
                 f"{where} is a {_kind(tensor)}; Sluice reads plain tensors: "

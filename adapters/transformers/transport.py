@@ -7,6 +7,7 @@ dummy row.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import torch
 from sluice import settings
 from sluice.adapters.torch import EpGroup
-from sluice.adapters.transformers.experts import ExpertsState, outside_the_graph, transported
+from sluice.adapters.transformers.contract import INSTEAD
+from sluice.adapters.transformers.experts import ExpertsState, is_transported, outside_the_graph, transported
+from sluice.errors import Unsupported
 from torch.distributed import get_process_group_ranks
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -22,6 +25,24 @@ from transformers.distributed.expert_parallel import AutoEP, EPImplementation
 
 # The same on all ranks, which apply a model's plan in the same order.
 _numbers = itertools.count()
+
+
+@functools.cache
+def _watch_wrappers() -> None:
+    """From now on PEFT's wrappers of split experts are refused where they are made: in a forward they would add a plain
+    tensor to a sharded one before Sluice is called, and torch's error names neither."""
+    torch.nn.modules.module.register_module_module_registration_hook(_refuse_wrapper)
+
+
+def _refuse_wrapper(wrapper: torch.nn.Module, name: str, module: Any) -> None:
+    if name != "base_layer" or not type(wrapper).__module__.startswith("peft."):
+        return
+    if module is not None and is_transported(module):
+        kind = type(wrapper)
+        raise Unsupported(
+            f"{type(module).__name__} gets an adapter ({kind.__module__}.{kind.__name__} of "
+            f"{getattr(wrapper, 'parameter_name', 'its tensors')}) while its experts are shared out to ranks: {INSTEAD}"
+        )
 
 
 class SluiceEP(EPImplementation):
@@ -42,6 +63,7 @@ class SluiceEP(EPImplementation):
             next(_numbers), group, self.experts_forward, torch_group=ep_mesh.get_group(), num_experts=everywhere
         )
         transported(experts, self._state)
+        _watch_wrappers()
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
         """The weighted expert outputs for this rank's tokens. Collective over the expert-parallel group."""

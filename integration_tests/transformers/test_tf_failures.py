@@ -32,6 +32,18 @@ def test_OptionsThatDiffer_BothAreToldAndGoOn(fresh2: Ranks, path: Path) -> None
         assert found["said"].startswith("Mismatch") and "chunks" in found["said"] and found["finite"], found
 
 
+@pytest.mark.parametrize("targets", ["experts", "parametrization", "attention"])
+def test_Adapters_OfExpertsThatAreShared_AreRefusedByName(fresh2: Ranks, path: Path, targets: str) -> None:
+    """PEFT's before anything runs; those of others in the first forward. On attention they train."""
+    for found in fresh2.run("tf_ep_failures:adapters", path=str(path), targets=targets):
+        if targets == "attention":
+            assert found["said"] == "" and found["loss"] > 0, found
+            continue
+        assert found["said"].startswith("Unsupported") and "put adapters on attention alone" in found["said"], found
+        assert "gate_up_proj" in found["said"] and ("peft." in found["said"]) == (targets == "experts"), found
+        assert found["began"] == (targets == "parametrization")
+
+
 def test_RankSkipsACall_IsNamedAtTheDeadline(fresh2: Ranks, path: Path) -> None:
     zero, one = fresh2.run("tf_ep_failures:one_rank_skips", path=str(path))
     assert zero.startswith("TimedOut") and "rank 1" in zero and one == "", (zero, one)

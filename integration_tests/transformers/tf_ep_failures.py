@@ -68,3 +68,32 @@ def dies_in_backward(path: str) -> dict[str, Any]:
     except SluiceError as error:
         return {"said": f"{type(error).__name__}: {error}", "s": time.monotonic() - began}
     return {"said": "", "s": 0.0}
+
+
+class _Twice(torch.nn.Module):
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return 2 * tensor
+
+
+def adapters(path: str, targets: str) -> dict[str, Any]:
+    """Adapters on a split model: what is said when they are put on or first run, or the loss of a step with them."""
+    import peft
+
+    model = split(path, {"fsdp_size": dist.get_world_size()})
+    attention = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    began = False
+    try:
+        if targets == "attention":
+            model = peft.get_peft_model(model, attention)
+        elif targets == "experts":
+            stacked = peft.LoraConfig(r=2, target_modules=[], target_parameters=["mlp.experts.gate_up_proj"])
+            model = peft.get_peft_model(model, stacked)
+        else:
+            torch.nn.utils.parametrize.register_parametrization(experts_of(model)[0], "gate_up_proj", _Twice())
+        began = True
+        ids = torch.arange(12).view(2, 6)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        return {"said": "", "loss": float(loss.detach()), "began": began}
+    except SluiceError as error:
+        return {"said": f"{type(error).__name__}: {error}", "loss": 0.0, "began": began}

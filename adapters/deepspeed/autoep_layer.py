@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed.autoep_state import SCORES, AutoEPState
 from sluice.adapters.deepspeed.copies import as_host
+from sluice.adapters.host.away import Guarded
 
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 
 
-class SluiceAutoEPMoELayer(AutoEPMoELayer):
+class SluiceAutoEPMoELayer(Guarded, AutoEPMoELayer):
     """dispatch -> experts -> combine by Sluice."""
 
     _sluice: AutoEPState

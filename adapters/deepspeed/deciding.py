@@ -19,8 +19,6 @@ from sluice.adapters.host.rounds import Journey, Journeys
 from sluice.config import PlacementOptions
 from sluice.planning.placement import PlacementPlan, move_verdict, plan_placement
 
-from deepspeed.utils import groups
-
 MOST_PAUSE = 16  # looks between two decisions, of a layer whose plans do not pay
 
 
@@ -56,7 +54,7 @@ class Watch:
         self.cancel: Callable[[str], None] = lambda reason: None  # what is on its way, of all layers
         self._seen: tuple[int, list[int], list[int], tuple[int, int, int]] | None = None
         self._pause = self._waits = 0
-        self._replicas = _replicas(layer)
+        self._replicas = moving.replicas_of(layer)
 
     def forget(self) -> None:
         """What was seen was of another placement."""
@@ -198,12 +196,6 @@ class Decider:
         if ranks not in self._travels:
             self._travels[ranks] = Journeys(ranks, self.options.bytes_per_second)
         self._travels[ranks].add(journey)
-
-
-def _replicas(layer: Any) -> Any:
-    """The group of ranks that have the same experts; None: this rank alone."""
-    group = groups._get_expert_data_parallel_group(layer.ep_group_name)
-    return group if dist.get_world_size(group) > 1 else None
 
 
 def _most_moved(plan: PlacementPlan, expert_rank: Sequence[int], size: int) -> int:

@@ -22,8 +22,8 @@ LAST_METHOD = "_configure_checkpointing"  # the optimizer is there, and nothing 
 UPDATE = "_take_model_step"
 
 
-# Whose files number experts by their place; whether they go back to where they lay.
-CHECKPOINTS = {"save_checkpoint": True, "load_checkpoint": False}
+# Whose files number experts by their place, and which all ranks call; whether they go back to where they lay.
+CHECKPOINTS = {"save_checkpoint": True, "load_checkpoint": False, "save_16bit_model": True}
 
 
 def _at_home(original: Any, and_back: bool) -> Any:
@@ -130,6 +130,8 @@ def apply(engine: Any) -> None:
     # A stage of a pipeline may hold no MoE layer at all.
     engine.sluice = swap(engine.module, options, at_least=1 if options.required and stage is None else 0, stage=stage)
     engine.sluice.optimizer = functools.partial(_basic_optimizer, weakref.ref(engine))
+    for layer in engine.sluice.layers:
+        layer._sluice.optimizer = engine.sluice.optimizer
     if options.placement is not None:
         from sluice.adapters.deepspeed.deciding import Decider
 

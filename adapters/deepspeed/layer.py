@@ -12,11 +12,12 @@ import torch
 from sluice.adapters.deepspeed import routes
 from sluice.adapters.deepspeed.copies import as_host
 from sluice.adapters.deepspeed.state import LayerState
+from sluice.adapters.host.away import Guarded
 
 from deepspeed.moe.sharded_moe import MOE_TIMER, MOELayer
 
 
-class SluiceMOELayer(MOELayer):
+class SluiceMOELayer(Guarded, MOELayer):
     """dispatch -> experts -> combine by Sluice; the gate stays the host's."""
 
     _sluice: LayerState

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from sluice.adapters.deepspeed.expert_state import keeper_of
-from sluice.adapters.host import moving
+from sluice.adapters.host import away, moving
 from sluice.adapters.host.moving import Belongings
+
+from deepspeed.utils import groups
 
 
 def belongings_of(layer: Any, optimizer: Any = None) -> Belongings:
@@ -16,6 +19,8 @@ def belongings_of(layer: Any, optimizer: Any = None) -> Belongings:
     state = layer._sluice
     slots = state.slots(layer.experts)
     keeper = keeper_of(state.finding.name, list(layer.experts.parameters()), optimizer)
+    if optimizer is not None:
+        away.guard_optimizer(optimizer, state)
     return Belongings(slots, keeper, layer.ep_group if len(state.finding.ranks) > 1 else None)
 
 
@@ -26,7 +31,16 @@ def move(
     optimizer: Any = None,
 ) -> None:
     """See host.moving.move. Collective over the layer's group, and over those that hold replicas of its experts."""
-    moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot)
+    everywhere = moving.unanimous(replicas_of(layer), next(layer.experts.parameters()).device)
+    moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot, everywhere)
+
+
+def replicas_of(layer: Any) -> Any:
+    """The group of ranks that have the same experts; None: this rank alone."""
+    if not dist.is_initialized():
+        return None
+    group = groups._get_expert_data_parallel_group(layer.ep_group_name)
+    return group if dist.get_world_size(group) > 1 else None
 
 
 def bytes_of_expert(layer: Any, optimizer: Any = None) -> int:

@@ -7,7 +7,7 @@ storage and because a user may hook an expert after the swap.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from sluice.adapters.deepspeed.shares import Sharing
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.modules import CallExpert
-from sluice.adapters.host.moving import Expert
+from sluice.adapters.host.moving import Expert, refuse_torn
 from sluice.adapters.host.placement import Placement
 from sluice.config import Options
 from sluice.errors import Mismatch, OverBudget
@@ -30,6 +30,8 @@ Key = tuple[torch.dtype, bool]  # of the rows; whether the experts are as they w
 
 class Runners:
     """The engine layers of one swapped layer, by what they depend on."""
+
+    given_at_home = "engine"  # to sluice.experts_at_home, for errors
 
     def __init__(
         self,
@@ -52,12 +54,15 @@ class Runners:
         self._fused_now = finding.form is not None
         self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
         self.placement = self.home
+        self.torn = ""
+        self.optimizer: Callable[[], Any] = lambda: None  # of the engine
         self.watch: Any = None  # of the option "placement"
 
     # ---- the steps of a forward ----
 
     def runner_for(self, key: Key) -> Runner:
-        """Made when it is first asked for."""
+        """Made when it is first asked for. InvalidState where a move of experts has broken off."""
+        refuse_torn(self)
         if key not in self._runners:
             self._make(key)
             # A plan under a budget counts the layers that there are: with the first, all of them.
@@ -136,10 +141,10 @@ class Runners:
     # ---- between steps ----
 
     def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-        """See `sluice.move_experts`."""
+        """See `sluice.move_experts`; optimizer None: the engine's."""
         if self.watch is not None:
             self.watch.cancel("experts are moved by hand")
-        moving.move(layer, expert_rank, expert_slot, optimizer)
+        moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
 
     @property
     def moving_name(self) -> str:

@@ -30,6 +30,7 @@ from sluice.errors import (
 
 _ALL_GO_ON = (InvalidArgument, Mismatch, PeerRefused)  # after these all have aborted alike
 _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
+_REFUSED = Placement((), ())  # by every engine layer, which tells the other ranks
 _Form = Any  # ("tensor", shape, dtype, device); else a plain value
 
 
@@ -63,6 +64,7 @@ class _Trip(NamedTuple):
     arriving: dict[int, _Bundle]
     versions: list[tuple[torch.Tensor, int]]
     failure: str  # why it could not begin on this rank, of which others hear in commit
+    refusal: str  # why it has begun with nothing, and will be refused
 
 
 class Beside:
@@ -93,56 +95,106 @@ class Beside:
         slots, keeper, group = belongings
         own = ranks.index(dist.get_rank())
         moved = [e for e in range(len(old.expert_rank)) if old.expert_rank[e] != new.expert_rank[e]]
-        leaving = {e: _packed(slots[old.expert_slot[e]], belongings) for e in moved if old.expert_rank[e] == own}
-        forms = _forms_of_all(leaving, group, len(ranks))
-        arriving, reused = {}, list(leaving.values())
-        for e in (e for e in moved if new.expert_rank[e] == own):
-            late = moving.late_forms(slots[new.expert_slot[e]], keeper)
-            arriving[e] = _landing(forms[old.expert_rank[e]][e], late, reused.pop(0) if reused else None)
+        leaving: dict[int, _Bundle] = {}
+        arriving: dict[int, _Bundle] = {}
+        refusal = layer.torn
+        try:
+            leaving.update(
+                (e, _packed(slots[old.expert_slot[e]], belongings)) for e in moved if old.expert_rank[e] == own
+            )
+        except Exception as error:
+            refusal = refusal or f"{type(error).__name__}: {error}"
+        forms, refusal = _forms_of_all(leaving, refusal, group, ranks)
+        reused = list(leaving.values())
+        try:
+            for e in (e for e in moved if new.expert_rank[e] == own and not refusal):
+                late = moving.late_forms(slots[new.expert_slot[e]], keeper)
+                arriving[e] = _landing(forms[old.expert_rank[e]][e], late, reused.pop(0) if reused else None)
+        except Exception as error:
+            refusal = f"{type(error).__name__}: {error}"
         peers = [self.ranks.index(rank) for rank in ranks]
         items = [Leaving(e, peers[new.expert_rank[e]], p.tensors(), _late(p)) for e, p in leaving.items()]
         items += [Arriving(e, peers[old.expert_rank[e]], p.tensors(), _late(p)) for e, p in arriving.items()]
         failure = ""
         try:
-            self._migration.begin(self._epoch, items)
+            self._migration.begin(self._epoch, [] if refusal else items)
         except _A_RANK_IS_LOST:
             raise
         except SluiceError as error:
             failure = str(error)
-        self._trip = _Trip(layer, belongings, old, new, leaving, arriving, _versions(slots), failure)
+        self._trip = _Trip(layer, belongings, old, new, leaving, arriving, _versions(slots), failure, refusal)
 
     def commit(self) -> int:
         """In front of the next update, when gradients are what it takes. Collective over all ranks. How many experts
-        have changed their rank. After InvalidState, InvalidArgument, Mismatch or PeerRefused none has, on any rank."""
+        have changed their rank. After InvalidState, InvalidArgument, Mismatch or PeerRefused none has, on any rank.
+        After other errors the layer is torn, unless none has moved."""
         if self._trip is None:
             raise InvalidState("no experts are on their way")
-        trip, self._trip = self._trip, None
-        layer, (slots, keeper, _), old, new = trip[:4]
-        own = layer.moving_ranks.index(dist.get_rank())
-        for e, bundle in trip.leaving.items():
-            _load(bundle, slots[old.expert_slot[e]], keeper)
-        stay = [e for e in old.experts_of(own) if new.expert_rank[e] == own and old.place(e) != new.place(e)]
-        contents = {e: _all_of(slots[old.expert_slot[e]], trip.belongings) for e in stay}
+        trip = self._trip
+        layer, old, new = trip.layer, trip.old, trip.new
+        if layer.torn and self._migration.progress()["phase"] == "undecided":
+            raise SluiceError(layer.torn)
+        contents: dict[int, Content] = {}
+        refusal, cause = trip.refusal, None
         try:
-            layer.replace_experts(new)
+            contents = {} if refusal else self._load_all(trip)
+        except Exception as error:
+            refusal, cause = f"{type(error).__name__}: {error}", error
+        try:
+            layer.replace_experts(old)  # refused while a forward waits for its backward
         except SluiceError as error:  # on all ranks of this group
+            self._trip = None
             self._give_up(trip, str(error))
             raise
         try:
             if trip.failure:
                 raise InvalidState(trip.failure)
-            self._migration.commit(_changed(trip.versions, layer.moving_name))
-        except (InvalidState, *_ALL_GO_ON):
-            layer.replace_experts(old)
-            raise
-        contents.update({e: bundle.content() for e, bundle in trip.arriving.items()})
-        for e, content in contents.items():
-            moving.fill(slots[new.expert_slot[e]], keeper, content)
+            self._migration.commit(refusal or _changed(trip.versions, layer.moving_name))
+        except SluiceError as error:
+            if self._migration.progress()["phase"] == "undecided":
+                moving.tear(layer, error)
+                raise  # the trip stays, and what is staged for it
+            self._trip = None
+            raise error from cause
+        self._trip = None
+        self._put(trip, contents)
         return sum(a != b for a, b in zip(old.expert_rank, new.expert_rank))
 
+    def _load_all(self, trip: _Trip) -> dict[int, Content]:
+        """What is late is there now. Copies of experts that change their slot on this rank."""
+        layer, (slots, keeper, _), old, new = trip[:4]
+        own = layer.moving_ranks.index(dist.get_rank())
+        for e, bundle in trip.leaving.items():
+            _load(bundle, slots[old.expert_slot[e]], keeper)
+        stay = [e for e in old.experts_of(own) if new.expert_rank[e] == own and old.place(e) != new.place(e)]
+        return {e: _all_of(slots[old.expert_slot[e]], trip.belongings) for e in stay}
+
+    def _put(self, trip: _Trip, contents: dict[int, Content]) -> None:
+        """All has arrived on all ranks, which cannot go back any more: after an error the layer is torn on all ranks of
+        this group."""
+        layer, (slots, keeper, _), _, new = trip[:4]
+        try:
+            contents.update({e: bundle.content() for e, bundle in trip.arriving.items()})
+            for e, content in contents.items():
+                moving.fill(slots[new.expert_slot[e]], keeper, content)
+        except BaseException as error:
+            moving.tear(layer, error)
+            with contextlib.suppress(SluiceError):
+                layer.replace_experts(_REFUSED)
+            if isinstance(error, Exception):
+                raise SluiceError(layer.torn) from error
+            raise
+        try:
+            layer.replace_experts(new)
+        except BaseException as error:
+            moving.tear(layer, error)
+            if isinstance(error, SluiceError):
+                raise SluiceError(layer.torn) from error
+            raise
+
     def abort(self, reason: str) -> None:
-        """Nothing moves. All ranks do so alike: not collective."""
-        if self._trip is not None:
+        """Nothing moves. All ranks do so alike: not collective. Of a move that is undecided nothing is given up."""
+        if self._trip is not None and self._migration.progress()["phase"] != "undecided":
             self._trip = None
             self._migration.abort(reason)
 
@@ -179,8 +231,10 @@ def _late(bundle: _Bundle) -> list[torch.Tensor]:
     return [*bundle.late.values(), bundle.is_there]
 
 
-def _forms_of_all(leaving: dict[int, _Bundle], group: Any, count: int) -> list[dict[int, dict[str, _Form]]]:
-    """By rank and expert, what each name is: both ends know before anything travels."""
+def _forms_of_all(
+    leaving: dict[int, _Bundle], refusal: str, group: Any, ranks: Sequence[int]
+) -> tuple[list[dict[int, dict[str, _Form]]], str]:
+    """By rank and expert, what each name is: both ends know before anything travels. And why a rank cannot, if one."""
     own = {
         e: {
             name: ("tensor", tuple(value.shape), value.dtype, bundle.devices[name]) if name in bundle.devices else value
@@ -188,9 +242,10 @@ def _forms_of_all(leaving: dict[int, _Bundle], group: Any, count: int) -> list[d
         }
         for e, bundle in leaving.items()
     }
-    said: list[Any] = [None] * count
-    dist.all_gather_object(said, own, group=group)
-    return said
+    said: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(said, (own, refusal), group=group)
+    why = next((f"rank {rank}: {why}" for rank, (_, why) in zip(ranks, said) if why), "")
+    return [forms for forms, _ in said], why
 
 
 def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], leaving: _Bundle | None) -> _Bundle:

@@ -1,13 +1,14 @@
 """Moves experts of a layer between ranks with all that belongs to them: parameters, gradients, and what the optimizer
 keeps of each. The host's modules and tensors stay where they are; what is in them goes.
 
-A placement is agreed on first, so that nothing has moved when it is refused.
+Copy, agree, exchange, agree, fill, agree, and then the placement is in force. What fails on one rank fails on all, and
+everything lies where it lay. Where that cannot be, the layer is torn: every later call of it is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.kept import Content, Keeper, Piece, bytes_of, of_prefix
 from sluice.adapters.host.placement import Placement
+from sluice.adapters.host.vote import Vote
 from sluice.errors import InvalidState
 from torch import nn
 
@@ -31,6 +33,7 @@ class MovingLayer(Protocol):
 
     home: Placement  # where the host believes them to be
     placement: Placement
+    torn: str  # why ranks may differ about where experts lie; "": they do not
 
     @property
     def moving_name(self) -> str:
@@ -85,14 +88,71 @@ def move(
     ranks, old = layer.moving_ranks, layer.placement
     new = placement_module.checked(layer.moving_name, layer.home, expert_rank, expert_slot)
     own = ranks.index(dist.get_rank()) if len(ranks) > 1 else 0
+    vote = Vote(layer.moving_name, group, ranks, everywhere)
     parameters = [piece.parameter for expert in slots for piece in expert.pieces.values()]
-    obstacle = keeper.obstacle(list({id(p): p for p in parameters}.values()))
-    _replace(layer, new, _obstacles(layer.moving_name, obstacle, group, ranks), everywhere)
+    vote.ask(layer.torn or keeper.obstacle(list({id(p): p for p in parameters}.values())))
+    vote.take(lambda: layer.replace_experts(old))  # refused while a forward waits for its backward
     leaving = [e for e in old.experts_of(own) if old.place(e) != new.place(e)]
-    contents = {e: content_of(slots[old.expert_slot[e]], keeper) for e in leaving}
-    arrived = _exchange(contents, old, new, own, group, ranks)
-    for e, content in arrived.items():
-        fill(slots[new.expert_slot[e]], keeper, content)
+    contents = vote.take(lambda: {e: _without_gaps(content_of(slots[old.expert_slot[e]], keeper)) for e in leaving})
+    described = vote.tell({e: _describe(content) for e, content in contents.items()})
+    arrived = vote.take(lambda: _rooms(contents, described, old, new, own))
+    vote.take(lambda: _exchange(contents, arrived, old, new, own, group, ranks))
+
+    def restore() -> None:
+        if layer.placement != old:
+            layer.replace_experts(old)
+        for e, content in contents.items():
+            fill(slots[old.expert_slot[e]], keeper, content)
+
+    with _or_torn(layer, vote, restore):
+        vote.take(lambda: [fill(slots[new.expert_slot[e]], keeper, content) for e, content in arrived.items()])
+        vote.take(lambda: layer.replace_experts(new))
+
+
+@contextmanager
+def _or_torn(layer: MovingLayer, vote: Vote, restore: Callable[[], None]) -> Iterator[None]:
+    """After an error in it all is as it was, on all ranks; or the layer is torn."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) and not vote.is_lost:
+            try:
+                vote.take(restore)
+            except Exception as worse:
+                tear(layer, worse)
+                raise InvalidState(layer.torn) from error
+            raise
+        tear(layer, error)  # nobody knows what the others have done
+        with suppress(Exception):
+            restore()
+        raise
+
+
+def tear(layer: MovingLayer, why: object) -> None:
+    """Every later call of the layer is refused, and says so."""
+    layer.torn = (
+        f"{layer.moving_name}: a move of its experts broke off, and ranks may differ about where they live: make the "
+        f"model anew and load a checkpoint. What broke it off: {why}"
+    )
+
+
+def refuse_torn(layer: MovingLayer) -> None:
+    """InvalidState where a move has broken off."""
+    if layer.torn:
+        raise InvalidState(layer.torn)
+
+
+def unanimous(replicas: Any, device: torch.device) -> Callable[[bool], bool] | None:
+    """For `everywhere`: asks a group of torch, of the ranks that hold the same experts; None: there is no other."""
+    if replicas is None:
+        return None
+
+    def ask(can: bool) -> bool:
+        answer = torch.tensor([int(can)], device=device)
+        dist.all_reduce(answer, op=dist.ReduceOp.MIN, group=replicas)
+        return bool(answer.item())
+
+    return ask
 
 
 def bytes_of_expert(belongings: Belongings) -> int:
@@ -116,14 +176,16 @@ def at_home(
 
     layers  each with what moves its experts
     """
+    for layer, _ in layers:
+        refuse_torn(layer)
     moved = [(layer, move_to, layer.placement) for layer, move_to in layers if has_moved(layer)]
-    for layer, move_to, _ in moved:
-        move_to(layer.home)
-    try:
+    with ExitStack() as back:
+        for layer, move_to, placement in moved:
+            move_to(layer.home)
+            back.callback(move_to, placement)
+        if not and_back:
+            back.pop_all()
         yield
-    finally:
-        for _, move_to, placement in moved if and_back else ():
-            move_to(placement)
 
 
 def content_of(expert: Expert, keeper: Keeper) -> Content:
@@ -175,53 +237,9 @@ def fill(expert: Expert, keeper: Keeper, content: Content) -> None:
             buffer.copy_(content[f"{name} buffer"].view(buffer.shape))
 
 
-def _obstacles(name: str, own: str, group: Any, ranks: Sequence[int]) -> str:
-    """What is in the way on any rank, named."""
-    said = [own]
-    if group is not None:
-        said = [""] * len(ranks)
-        dist.all_gather_object(said, own, group=group)
-    return next((f"{name}, rank {rank}: {one}" for rank, one in zip(ranks, said) if one), "")
-
-
-def _replace(layer: MovingLayer, new: Placement, obstacle: str, everywhere: Callable[[bool], bool] | None) -> None:
-    old = layer.placement
-    try:
-        if obstacle:
-            raise InvalidState(obstacle)
-        layer.replace_experts(new)
-    except Exception:  # on all ranks of this group
-        if everywhere is not None:
-            everywhere(False)
-        raise
-    if everywhere is not None and not everywhere(True):
-        layer.replace_experts(old)
-        raise InvalidState("another group of ranks with the same experts cannot move them now")
-
-
-def _exchange(
-    contents: dict[int, Content], old: Placement, new: Placement, own: int, group: Any, ranks: Sequence[int]
-) -> dict[int, Content]:
-    """What arrives at this rank, by expert. Tensors travel one by one, in an order that both ends know."""
-    moving = [e for e in range(len(old.expert_rank)) if old.place(e) != new.place(e)]
-    arrived = {e: contents[e] for e in moving if old.expert_rank[e] == own == new.expert_rank[e]}
-    if group is None:
-        return arrived
-    described: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(described, {e: _describe(contents[e]) for e in contents}, group=group)
-    work: list[Any] = []
-    for e in moving:
-        source, target = old.expert_rank[e], new.expert_rank[e]
-        if source == target:
-            continue
-        if source == own:
-            tensors = [value.contiguous() for value in contents[e].values() if isinstance(value, torch.Tensor)]
-            work += [(dist.isend(tensor, ranks[target], group=group), tensor) for tensor in tensors]
-        elif target == own:
-            arrived[e] = {name: _receive(what, work, ranks[source], group) for name, what in described[source][e]}
-    for request, _ in work:
-        request.wait()
-    return arrived
+def _without_gaps(content: Content) -> Content:
+    """As it travels."""
+    return {name: v.contiguous() if isinstance(v, torch.Tensor) else v for name, v in content.items()}
 
 
 def _describe(content: Content) -> list[tuple[str, Any]]:
@@ -232,9 +250,42 @@ def _describe(content: Content) -> list[tuple[str, Any]]:
     ]
 
 
-def _receive(what: Any, work: list[Any], source: int, group: Any) -> Any:
-    if not (isinstance(what, tuple) and what and what[0] == "tensor"):
-        return what
-    tensor = torch.empty(what[1], dtype=what[2], device=what[3])
-    work.append((dist.irecv(tensor, source, group=group), tensor))
-    return tensor
+def _rooms(
+    contents: dict[int, Content], described: Sequence[Any], old: Placement, new: Placement, own: int
+) -> dict[int, Content]:
+    """By expert what comes to a slot of this rank: that of other ranks with tensors that are not filled yet."""
+    arrived: dict[int, Content] = {}
+    for e in new.experts_of(own):
+        if old.expert_rank[e] != own:
+            arrived[e] = {name: _room(what) for name, what in described[old.expert_rank[e]][e]}
+        elif e in contents:
+            arrived[e] = contents[e]
+    return arrived
+
+
+def _room(what: Any) -> Any:
+    is_tensor = isinstance(what, tuple) and what and what[0] == "tensor"
+    return torch.empty(what[1], dtype=what[2], device=what[3]) if is_tensor else what
+
+
+def _exchange(
+    contents: dict[int, Content],
+    arrived: dict[int, Content],
+    old: Placement,
+    new: Placement,
+    own: int,
+    group: Any,
+    ranks: Sequence[int],
+) -> None:
+    """Fills what arrives from other ranks. Tensors travel one by one, in an order that both ends know."""
+    work: list[Any] = []
+    for e, (source, target) in enumerate(zip(old.expert_rank, new.expert_rank)):
+        if source == target or own not in (source, target):
+            continue
+        for value in (contents if source == own else arrived)[e].values():
+            if not isinstance(value, torch.Tensor):
+                continue
+            transfer, peer = (dist.isend, target) if source == own else (dist.irecv, source)
+            work.append(transfer(value, ranks[peer], group=group))
+    for request in work:
+        request.wait()

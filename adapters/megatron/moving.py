@@ -3,11 +3,9 @@ moved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from sluice.adapters.host import moving
 from sluice.adapters.host.moving import Belongings, Expert, of_modules, of_stacks
 from sluice.adapters.megatron.kept import keeper_of
@@ -19,7 +17,10 @@ def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], opt
 
     Unsupported under the distributed optimizer, which keeps parts of masters and moments on other ranks.
     """
-    moving.move(layer._sluice, _belongings(layer, optimizer), expert_rank, expert_slot, _everywhere(layer))
+    replicas = getattr(layer.experts, "dp_group", None)
+    is_alone = replicas is None or replicas.size() == 1
+    everywhere = moving.unanimous(None if is_alone else replicas, next(layer.experts.parameters()).device)
+    moving.move(layer._sluice, _belongings(layer, optimizer), expert_rank, expert_slot, everywhere)
 
 
 def _belongings(layer: Any, optimizer: Any) -> Belongings:
@@ -33,21 +34,6 @@ def _slots(experts: Any) -> list[Expert]:
     if modules is not None:
         return of_modules(list(modules))
     return of_stacks({"weight1": experts.weight1, "weight2": experts.weight2}, experts.num_local_experts)
-
-
-def _everywhere(layer: Any) -> Callable[[bool], bool] | None:
-    """Whether all groups that hold replicas of the experts can move; None: there is one."""
-    replicas = getattr(layer.experts, "dp_group", None)
-    if replicas is None or replicas.size() == 1:
-        return None
-    device = next(layer.experts.parameters()).device
-
-    def ask(is_ready: bool) -> bool:
-        ready = torch.tensor([int(is_ready)], device=device)
-        dist.all_reduce(ready, op=dist.ReduceOp.MIN, group=replicas)
-        return bool(ready.item())
-
-    return ask
 
 
 # ---- checkpoints ----

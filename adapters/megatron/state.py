@@ -21,6 +21,7 @@ from sluice import settings
 from sluice.adapters.host import agree
 from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.contexts import context_of
+from sluice.adapters.host.moving import refuse_torn
 from sluice.adapters.host.placement import Placement, replace_in_all
 from sluice.adapters.megatron import experts as experts_module
 from sluice.adapters.megatron import hooks, in_flight, moving, offload, routes
@@ -112,6 +113,7 @@ class LayerState:
         self._layers: dict[tuple[torch.dtype, bool], MoeLayer] = {}
         self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
         self.placement = self.home
+        self.torn = ""
         self._ids: torch.Tensor | None = None
         self._is_fused_now = finding.form.fused
         self._has_told_policy = finding.form.fused is False  # the banner has
@@ -188,6 +190,7 @@ class LayerState:
 
     def _layer_for(self, experts: Any, tokens: torch.Tensor) -> tuple[MoeLayer, torch.dtype]:
         """The engine layer for this call, and the dtype that it computes in."""
+        refuse_torn(self)
         modules = list(experts.modules())
         hooks.replay(modules)
         if not hooks.untouched([experts]):

@@ -15,6 +15,7 @@ import torch
 from sluice import settings
 from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.contexts import context_of
+from sluice.adapters.host.moving import refuse_torn
 from sluice.adapters.host.placement import Placement
 from sluice.adapters.torch import (
     CastingLayer,
@@ -115,6 +116,7 @@ class ExpertsState:
         self.num_experts = num_experts
         self.home = placement_module.contiguous(num_experts, 1 if group is None else group.world_size)
         self.placement = self.home
+        self.torn = ""
         self._experts_forward = experts_forward
         self._signature: tuple[Any, ...] | None = None
         self._version = -1
@@ -151,6 +153,7 @@ class ExpertsState:
         try:
             if watched_by is not None:
                 raise Unsupported(_watched(type(module).__name__, watched_by, self._group is not None))
+            refuse_torn(self)
             layer, tensors, dtype = self._layer_of(module, hidden, ids, weights)
         except Exception as error:
             self._refuse(error, hidden.device)

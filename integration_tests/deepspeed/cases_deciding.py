@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +17,10 @@ from replaced_collectives import noted_collectives
 from shuffles import forgetting
 from sluice.adapters.deepspeed import deciding
 from sluice.adapters.deepspeed.state import LayerState
+from sluice.adapters.host import beside
+from sluice.adapters.host import moving as moves
 from sluice.adapters.host.beside import Beside
+from sluice.errors import SluiceError
 from sluice.planning.placement import PlacementPlan
 
 # Whatever a move takes, it pays.
@@ -65,6 +70,25 @@ def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: 
     return PlacementPlan(ranks, slots, 1.0, 2, 1, 1, 1, sum(a != b for a, b in zip(ranks, expert_rank)), False)
 
 
+@contextlib.contextmanager
+def _breaking(name: str) -> Iterator[None]:
+    """On rank 1 this function of a move beside the steps fails."""
+    owner = moves if name == "fill" else beside
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError(f"{name} has failed")
+
+    if not name or dist.get_rank() != 1:
+        yield
+        return
+    original = getattr(owner, name)
+    setattr(owner, name, fails)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
 def decided_training(
     layers: list[dict[str, Any]],
     steps: int,
@@ -76,13 +100,15 @@ def decided_training(
     stale: bool = False,
     epoch_of_last: int = 0,
     touch: int = -1,
+    broken: str = "",
     rate: int | None = None,
 ) -> Any:
     """[unmoved, moved, reports]: what `train` gives of both, and what the layers say before experts go home.
 
     shuffle: at every look to any place. forget: what of an expert a bad host would leave behind (else it is zero).
     stale: the engine is not told of a move. epoch_of_last: by how much the last rank is ahead. touch: the step in which
-    somebody writes into weights while they travel. rate: bytes per second."""
+    somebody writes into weights while they travel. broken: a step of a move that fails on rank 1. rate: bytes per
+    second."""
     reports: list[Any] = []
 
     def check(host: Any, step: int) -> None:
@@ -112,11 +138,31 @@ def decided_training(
         Beside.__init__ = lambda self, *given: (first(self, *given), setattr(self, "_epoch", epoch_of_last))[0]
     placement = {**WILLING, "bytes_per_second": rate}
     try:
-        with forgetting(forget, is_left_out):
+        with forgetting(forget, is_left_out), _breaking(broken):
             moved = train(layers, steps, {**SECTION, "placement": placement}, check=check, **common)
     finally:
         deciding.plan_placement, LayerState.replace_experts, Beside.__init__ = plan, replace, first
     return [still, moved, reports]
+
+
+def torn_training(layers: list[dict[str, Any]]) -> tuple[str, str]:
+    """What has arrived cannot be put into its place on rank 1: what its step says, and the next forward of each."""
+    model = build(layers)
+    _favours_the_first(model)
+    host = engine(model, ds_config(**UNCLIPPED), {**SECTION, "placement": WILLING})
+    stepped = ""
+    with _breaking("fill"):
+        for step in range(14):
+            x, target = _positive(step)
+            try:
+                host.backward(host(x, target))
+            except SluiceError as error:
+                return stepped, str(error)
+            try:
+                host.step()
+            except SluiceError as error:
+                stepped = str(error)
+    return stepped, ""
 
 
 def counted_training(config: dict[str, Any], dtype: str) -> dict[str, int]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import sluice
 import torch
 import torch.distributed as dist
 from cases_traps import _one_step
-from ds_models import SLUICE, build, ds_config, engine, train
+from ds_models import SLUICE, batch, build, ds_config, engine, train
 from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
 from sluice.adapters.deepspeed import moving
-from sluice.errors import InvalidState, Unsupported
+from sluice.adapters.deepspeed.state import LayerState
+from sluice.adapters.host import moving as moves
+from sluice.adapters.host.placement import Placement
+from sluice.errors import InvalidState, SluiceError, Unsupported
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 # DeepSpeed clips by a norm that sums over the experts in the order of their places, by default.
 SECTION = {**SLUICE, **PROMISES_BITS}
@@ -165,3 +172,205 @@ def refusals() -> list[str]:
     zero.sluice.unswap()
     zero.destroy()
     return said
+
+
+def _copied(value: Any) -> Any:
+    """Of what may hold views, which deepcopy refuses."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+
+
+def _ways(host: Any, folder: str) -> dict[str, Any]:
+    """All that reads or writes a state dict: what it gives, or what the host has afterwards."""
+    module, optimizer = host.module, host.optimizer
+    base = getattr(optimizer, "optimizer", optimizer)
+    weights, states = _copied(module.state_dict()), _copied(optimizer.state_dict())
+    base_states = _copied(base.state_dict())
+    for tensor in weights.values():
+        tensor.add_(1)
+
+    def file(name: str) -> Any:
+        host.save_16bit_model(folder, f"{name}.bin")
+        dist.barrier()
+        return torch.load(os.path.join(folder, f"{name}.bin"))
+
+    def loaded(load: Any, given: Any, read: Any) -> Any:
+        before = _copied(read())
+        load(given)
+        after = _copied(read())
+        with sluice.experts_at_home(host):
+            load(before)
+        return after
+
+    def loads(given: Any) -> None:
+        set_model_state_dict(module, given)
+
+    def zero(given: Any) -> Any:
+        if host.zero_optimization_stage() == 0:
+            return optimizer.load_state_dict(given)
+        of_all: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_all, given)
+        return optimizer.load_state_dict(of_all)
+
+    return {
+        "module.state_dict": module.state_dict,
+        "module_state_dict": host.module_state_dict,
+        "save_16bit_model": lambda: file("now"),
+        "get_model_state_dict": lambda: get_model_state_dict(module),
+        "optimizer.state_dict": optimizer.state_dict,
+        "base.state_dict": base.state_dict,
+        "load_state_dict": lambda: loaded(module.load_state_dict, weights, module.state_dict),
+        "set_model_state_dict": lambda: loaded(loads, weights, module.state_dict),
+        "load_module_state_dict": lambda: loaded(
+            lambda given: host.load_module_state_dict({"module": given}), weights, module.state_dict
+        ),
+        "base.load_state_dict": lambda: loaded(base.load_state_dict, base_states, base.state_dict),
+        "optimizer.load_state_dict": lambda: loaded(zero, states, optimizer.state_dict),
+    }
+
+
+def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any], dtype: str = "float32") -> Any:
+    """By way: what it said while experts were away ("": it gave what it gives at home), and whether within
+    `experts_at_home` it gave that."""
+    host = engine(build(layers), ds_config(**UNCLIPPED, **config), SECTION)
+    for step in range(2):
+        x, target = batch(step, None, getattr(torch, dtype))
+        host.backward(host(x, target))
+        host.step()
+    ways = _ways(host, folder)
+    wanted = {name: _copied(way()) for name, way in ways.items()}
+    bits_before = kept_bits(host)
+    _shuffle(host, 1)
+    away = kept_bits(host)
+    found = {}
+    for name, way in ways.items():
+        try:
+            said = "" if _same(way(), wanted[name]) else "OTHER"
+        except InvalidState as error:
+            said = str(error)
+        assert kept_bits(host)["optimizer"] == away["optimizer"] and all(map(moving.has_moved, host.sluice.layers))
+        with sluice.experts_at_home(host):
+            is_right = _same(way(), wanted[name]) and kept_bits(host) == bits_before
+        found[name] = [said, is_right]
+    with host.sluice.at_home(False):
+        pass
+    host.sluice.unswap()
+    host.destroy()
+    dist.barrier()
+    return found
+
+
+class _Broken(RuntimeError):
+    """What a step of a move raises here."""
+
+
+@contextlib.contextmanager
+def _failing(step: str, rank: int) -> Iterator[None]:
+    """On this rank a step of a move fails: a function by its name, at its first call or at that after the colon."""
+    name, _, nth = step.partition(":")
+    owner = LayerState if name == "replace_experts" else moves
+    if not name:
+        yield
+        return
+    original, calls = getattr(owner, name), 0
+
+    def fails(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == int(nth or 1) and dist.get_rank() == rank:
+            if owner is LayerState:  # the engine tells the others
+                return original(given[0], Placement((0,), (0,)))
+            if name == "_exchange":
+                original(*given)
+            raise _Broken(f"{name} has failed")
+        return original(*given)
+
+    setattr(owner, name, fails)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
+    """(what each failing step had each rank say, whether all was as before, whether the training went on with the bits
+    of one in which nothing has moved)"""
+    said: list[str] = []
+    as_before: list[bool] = []
+
+    def move(host: Any, step: int) -> None:
+        if not 0 < step <= len(steps):
+            return
+        layer = host.sluice.layers[0]
+        before, lay = kept_bits(host), layer._sluice.placement
+        with _failing(steps[step - 1], rank=1):
+            try:
+                host.sluice.move_experts(layer, *shuffled(layer._sluice, step))
+                said.append("")
+            except SluiceError as error:
+                said.append(f"{type(error).__name__}: {error}")
+        as_before.append(kept_bits(host) == before and layer._sluice.placement == lay and not layer._sluice.torn)
+
+    def end(host: Any) -> Any:
+        with host.sluice.at_home(False):
+            pass
+        return kept_bits(host)
+
+    common: dict[str, Any] = {"config": {**UNCLIPPED, **config}, "at_end": end}
+    layers = [{"k": 2, "num_experts": 8, "expert": "gelu"}]
+    still = train(layers, len(steps) + 3, SECTION, **common)
+    moved = train(layers, len(steps) + 3, SECTION, before=move, **common)
+    return said, as_before, [still[name] == moved[name] for name in ("losses", "end")]
+
+
+def lost_rank(step: str) -> Any:
+    """The last rank dies in this step of a move. What the first is told then, and whether all lies where it lay."""
+    host = engine(build([{}]), ds_config(), SECTION)
+    layer = host.sluice.layers[0]
+    _one_step(host, 0)
+    host.step()
+    before, lay = kept_bits(host), layer._sluice.placement
+    original = getattr(moves, step)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        setattr(moves, step, lambda *_: os._exit(9))
+    try:
+        host.sluice.move_experts(layer, *shuffled(layer._sluice, 1))
+    except SluiceError as error:
+        said = f"{type(error).__name__}: {error}"
+    finally:
+        setattr(moves, step, original)
+    return said, kept_bits(host) == before and layer._sluice.placement == lay, layer._sluice.torn
+
+
+def torn_move() -> list[str]:
+    """What is said by a move that can neither go on nor back, and by the layer's later calls."""
+    host = engine(build([{}]), ds_config(), SECTION)
+    layer, said = host.sluice.layers[0], []
+
+    def call(function: Any, *given: Any) -> None:
+        try:
+            function(*given)
+            said.append("")
+        except SluiceError as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    _one_step(host, 0)
+    host.step()
+    fill, moves.fill = moves.fill, _fails_on_the_last
+    try:
+        call(host.sluice.move_experts, layer, *shuffled(layer._sluice, 1))
+    finally:
+        moves.fill = fill
+    call(_one_step, host, 1)
+    call(host.sluice.move_experts, layer, *shuffled(layer._sluice, 1))
+    call(host.sluice.at_home(False).__enter__)
+    call(host.module.state_dict)
+    return said
+
+
+def _fails_on_the_last(*_: Any) -> None:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise _Broken("fill has failed")

@@ -118,6 +118,21 @@ def test_Adaptive_MoveThatCannotBeCommitted_IsGivenUpOnAllRanks(ranks2: Ranks, c
         assert moved["losses"] == still["losses"]
 
 
+@pytest.mark.parametrize("name", ["_packed", "_landing", "_load"])
+def test_Adaptive_AStepFailsOnOneRank_IsGivenUpOnAllRanks(ranks2: Ranks, name: str) -> None:
+    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS[:1], steps=9, broken=name)
+    for still, moved, (report,) in answers:
+        assert report["given_up"] and report["moved_experts"] == 0, report
+        assert moved["losses"] == still["losses"] and moved["end"] == still["end"]
+    assert any(f"{name} has failed" in reports[0]["given_up"] for _, _, reports in answers)
+
+
+def test_Adaptive_WhatHasArrivedCannotBePut_TheLayerIsRefusedByName(ranks2: Ranks) -> None:
+    stepped, called = zip(*ranks2.run("cases_deciding:torn_training", layers=LAYERS[:1]))
+    ranks2.stop()
+    assert all("a move of its experts broke off" in one for one in (*stepped, *called)), (stepped, called)
+
+
 def test_Move_WithAStaleSlotTable_IsSeen(ranks2: Ranks) -> None:
     answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS, steps=14, shuffle=True, stale=True)
     assert "losses" in _differ([answer[:2] for answer in answers])

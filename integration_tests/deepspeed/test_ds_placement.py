@@ -97,3 +97,48 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks2: Ranks) -> None:
     for said in ranks2.run("cases_placement:refusals"):
         wanted = ("fixed number of experts", "outstanding", "move them home first", "has gradients")
         assert all(text in one for text, one in zip(wanted, said)) and len(said) == len(wanted), said
+
+
+# Every rank calls these, by DeepSpeed's own word: they bring experts home.
+RIGHT = ["save_16bit_model"]
+
+
+@pytest.mark.parametrize("name", ["zero 0", "zero 1", pytest.param("bf16", marks=pytest.mark.full)])
+def test_StateDict_WhileExpertsAreAway_IsRightOrRefused(ranks2: Ranks, tmp_path: Path, name: str) -> None:
+    config, dtype = ZERO.get(name, ({}, "float32"))
+    layers = [{"k": 2}, {"num_experts": 8, "expert": "tuple"}]
+    arguments = {"folder": str(tmp_path), "layers": layers, "config": config, "dtype": dtype}
+    for found in ranks2.run("cases_placement:state_dicts", **arguments):
+        assert len(found) == 11
+        for way, (said, is_right_at_home) in found.items():
+            assert is_right_at_home, way
+            assert said == "" if way in RIGHT else "sluice.experts_at_home(engine)" in said, (way, said)
+
+
+# In their order: the engine's look whether it may, copies, room, travel, tensors filled, the engine's placement.
+STEPS = ["replace_experts:1", "content_of:2", "_rooms", "_exchange", "fill:1", "fill:2", "replace_experts:2"]
+
+
+@pytest.mark.parametrize("stage", [0, 1], ids="zero {}".format)
+def test_Move_AStepFailsOnOneRank_AllLiesWhereItLay(ranks2: Ranks, stage: int) -> None:
+    config = {"zero_optimization": {"stage": stage}} if stage else {}
+    for said, as_before, same in ranks2.run("cases_placement:broken_moves", steps=[*STEPS, ""], config=config):
+        assert as_before == [True] * len(STEPS) + [False] and said[-1] == ""
+        for step, one in zip(STEPS, said):
+            name = step.partition(":")[0]
+            wanted = "expert_rank" if name == "replace_experts" else f"{name} has failed"
+            assert wanted in one, (step, one)
+        assert same == [True, True]
+
+
+@pytest.mark.parametrize(("step", "is_torn"), [("content_of", False), ("_exchange", False), ("fill", True)])
+def test_Move_ARankIsLost_AllLiesWhereItLay(ranks2: Ranks, step: str, is_torn: bool) -> None:
+    said, as_before, torn = ranks2.try_run("cases_placement:lost_rank", dying=(1,), step=step)[0]["result"]
+    ranks2.stop()
+    assert "lost" in said and as_before and bool(torn) == is_torn, (said, torn)
+
+
+def test_Move_CanGoNeitherOnNorBack_EveryLaterCallIsRefused(ranks2: Ranks) -> None:
+    for said in ranks2.run("cases_placement:torn_move"):
+        assert all("a move of its experts broke off" in one for one in said), said
+    ranks2.stop()

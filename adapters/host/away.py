@@ -1,0 +1,84 @@
+"""Reading and writing of state dicts while experts are away from home: refused by name, since every name in them means
+the place that an expert has at home.
+
+Nothing here is collective: a rank may read its state dict alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from sluice.adapters.host.moving import MovingLayer, has_moved, refuse_torn
+from sluice.errors import InvalidState
+
+# Of optimizers, which have moments of the layers' experts: the layers.
+_trained: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
+
+
+def refuse(layer: MovingLayer, what: str) -> None:
+    """InvalidState where an expert of the layer is away. what: would mix experts up, such as "a state dict"."""
+    refuse_torn(layer)
+    if has_moved(layer):
+        raise InvalidState(
+            f"{layer.moving_name}: experts have moved to other ranks, and {what} has them under the names of the "
+            f"places where they lie: on all ranks, do it within `with sluice.experts_at_home({_given(layer)}):`"
+        )
+
+
+def _given(layer: MovingLayer) -> str:
+    return str(getattr(layer, "given_at_home", "model, optimizer"))
+
+
+class Guarded:
+    """For a class that a layer of a host becomes, which has `_sluice`. Its class goes before that of the host."""
+
+    _sluice: Any
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if self._sluice is not None:
+            refuse(self._sluice, "a state dict")
+        return super()._save_to_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if self._sluice is not None:
+            refuse(self._sluice, "a state dict that is loaded")
+        return super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+
+def guard_optimizer(optimizer: Any, layer: MovingLayer) -> None:
+    """Its state dict, and that of an optimizer inside it, are refused from now on while an expert of the layer is away:
+    moments have the numbers of the parameters that they lie with."""
+    for each in (optimizer, getattr(optimizer, "optimizer", None)):
+        if each is None:
+            continue
+        if each not in _trained:
+            _trained[each] = WeakSet()
+            _watch(each, _trained[each])
+        _trained[each].add(layer)
+
+
+def _watch(optimizer: Any, layers: WeakSet[Any]) -> None:
+    def check(what: str) -> None:
+        for layer in layers:
+            refuse(layer, what)
+
+    saved, loaded = "a state dict of the optimizer", "a state dict of the optimizer that is loaded"
+    if isinstance(optimizer, torch.optim.Optimizer):
+        optimizer.register_state_dict_pre_hook(lambda _: check(saved))
+        optimizer.register_load_state_dict_pre_hook(lambda *_: check(loaded))
+        return
+    for name, what in (("state_dict", saved), ("load_state_dict", loaded)):
+        if hasattr(optimizer, name):
+            setattr(optimizer, name, _checked(getattr(optimizer, name), functools.partial(check, what)))
+
+
+def _checked(method: Any, check: Any) -> Any:
+    @functools.wraps(method)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check()
+        return method(*args, **kwargs)
+
+    return checked

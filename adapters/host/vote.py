@@ -1,0 +1,64 @@
+"""A step that all ranks of a layer take, or none: each says how it went, and hears of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from sluice.errors import InvalidState, PeerLost, SluiceError
+
+T = TypeVar("T")
+
+
+class Vote:
+    """Of the ranks that must move a layer's experts alike. Every call is collective over all of them.
+
+    name        of the layer, for errors
+    group       of torch, over the layer's ranks; None: this rank alone
+    everywhere  from whether this group can go on to whether all groups with the same experts can; None: there is one
+    """
+
+    def __init__(self, name: str, group: Any, ranks: Sequence[int], everywhere: Callable[[bool], bool] | None) -> None:
+        self._name, self._group, self._ranks, self._everywhere = name, group, ranks, everywhere
+        self.is_lost = False  # a rank did not answer: nobody knows what it has done
+
+    def tell(self, value: Any) -> list[Any]:
+        """What each rank of the group says, in its order. PeerLost."""
+        said = [value]
+        if self._group is not None:
+            said = [None] * len(self._ranks)
+            with self._answered():
+                dist.all_gather_object(said, value, group=self._group)
+        return said
+
+    def ask(self, why_not: str, error: Exception | None = None) -> None:
+        """Returns where no rank has a reason against it; else every rank raises. error: the reason of this one."""
+        said = self.tell(why_not)
+        why = next((f"{self._name}, rank {rank}: {one}" for rank, one in zip(self._ranks, said) if one), "")
+        if self._everywhere is not None:
+            with self._answered():
+                all_can = self._everywhere(not why)
+            why = why or ("" if all_can else f"{self._name}: another group of ranks with the same experts cannot move")
+        if why:
+            raise error if isinstance(error, SluiceError) else InvalidState(why) from error
+
+    def take(self, step: Callable[[], T]) -> T:
+        """What the step returns, where it has succeeded on every rank; else every rank raises."""
+        result, error = None, None
+        try:
+            result = step()
+        except Exception as failure:
+            error = failure
+        self.ask("" if error is None else f"{type(error).__name__}: {error}", error)
+        return result  # type: ignore[return-value]
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Around a collective of torch."""
+        try:
+            yield
+        except Exception as error:
+            self.is_lost = True
+            raise PeerLost(f"{self._name}: a rank was lost while experts moved: {error}") from error

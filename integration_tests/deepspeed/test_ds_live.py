@@ -117,7 +117,7 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, case: str) -> None:
 
 
 def test_Benchmark_TinyCells_FindAllThatIsJudged(pipe2: Ranks) -> None:
-    plans = {name: {**cell, **live.SMOKE[name]} for name, cell in live.CELLS.items()}
+    plans = {name: {**cell, **live.TINY[name]} for name, cell in live.CELLS.items()}
     found, _ = pipe2.run("cases_live:benchmark", plans=plans)
     for name, cell in plans.items():
         assert all(line for line, _ in live.JUDGES[name](cell, found[name]))

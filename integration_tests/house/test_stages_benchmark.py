@@ -1,4 +1,4 @@
-"""The pipelines' benchmark: what is drawn, what is simulated of it, and stalls that do not happen."""
+"""The benchmark of pipelines: what is drawn, and what is simulated of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import itertools
 
 import pytest
 
-from integration_tests.benchmarks.stages import stages_draws, stages_simulated, stages_stall
+from integration_tests.benchmarks.stages import stages_draws, stages_simulated
 
 PLAN = {"stages": 4, "in_flight": 8, "forward_s": 1 / 3, "backward_s": 2 / 3, "micro_batches": 16, "pairs": 3}
-LOCAL_BUT_NO_DEVICE = {"stalls": {"rank": 1, "link": "1gbit"}}
 
 
 def test_Delayed_OverDrawnStalls_IsWhatALinkDoesMomentByMoment() -> None:
@@ -40,25 +39,3 @@ def test_Speedup_OfTheMeasuredCases_IsWhatIsKnown() -> None:
     assert all(each["stock_s"] > deep["stock_s"] for each in (jitter, slow, stall))
     assert jitter["stock_s"] != slow["stock_s"]
     assert stages_simulated.speedup({**PLAN, "sigma": 0.4}, 0.25, "backward_first") == jitter
-
-
-def test_Stalling_WhereTheLinkCannotBeShaped_Fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_stall, "gaps", lambda batch: itertools.repeat(0.0))
-
-    def refused(*_: object) -> None:
-        raise OSError("no such device")
-
-    monkeypatch.setattr(stages_stall, "shape", refused)
-    with pytest.raises(RuntimeError, match="stalled 0 times") as caught:
-        with stages_stall.stalling(LOCAL_BUT_NO_DEVICE, 1, 3):
-            stages_stall.time.sleep(0.05)
-    assert isinstance(caught.value.__cause__, OSError)
-    shaped = []
-    monkeypatch.setattr(stages_stall, "shape", lambda rate, burst: shaped.append(rate))
-    monkeypatch.setattr(stages_stall, "wake", lambda rank: None)
-    with stages_stall.stalling(LOCAL_BUT_NO_DEVICE, 1, 3):
-        while len(shaped) < 2:
-            stages_stall.time.sleep(0.01)
-    assert shaped[0] < shaped[1] == 1e9
-    with stages_stall.stalling(LOCAL_BUT_NO_DEVICE, 0, 3):  # another rank
-        pass

@@ -1,38 +1,56 @@
-"""transformers' experts blocks: Sluice beside grouped_mm (and eager), in turns, with the roofline of the same run.
+"""transformers' experts blocks: Sluice and grouped_mm (and eager) in turns, with the roofline of the same run.
 
-    .venv/bin/python -m integration_tests.benchmarks.experts [--shapes mixtral qwen3 deepseek] [--tokens 256 1024]
-        [--dtypes float32 bfloat16] [--threads 1 2] [--gradients fresh kept] [--rounds 5] [--eager] [--check] [--smoke]
+Per cell: forward and backward seconds, speed-ups over neighbouring pairs, peak memory of a backward over what is
+resident, and saved bytes. The roofline is the larger of two times measured between the rounds: plain dense GEMMs of
+the same flops; and bytes (weights read twice, gradients, rows) over the copy bandwidth of the same threads. Gradients
+are
 
-Per cell: forward and backward seconds (medians), speedups over neighbouring pairs, peak memory of a backward over what
-is resident, saved bytes, and calls without gradients (experts_decode.py). The roofline is the larger of two times
-measured between the rounds: plain dense GEMMs of the same flops; and bytes (weights read twice, gradients, rows)
-over the copy bandwidth of the same threads. Every cell runs with gradients
-
-- fresh in each step, as with zero_grad(set_to_none=True): written once, and a second roofline charges their bytes at
-  the measured rate of fresh pages;
+- fresh in each step, as with zero_grad(set_to_none=True): written once, and the roofline charges their bytes at the
+  measured rate of fresh pages;
 - kept from step to step and added to, as in the micro-steps of an accumulation: read and written, no fresh pages.
 
---check: the marks of experts_marks.py; exit code 1 where one is missed.
+--decode measures calls without gradients instead (experts_decode.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import ctypes
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
 import sluice
 import torch
 
-from integration_tests.benchmarks.experts import experts_marks
+from integration_tests.benchmarks.experts import experts_decode
 from integration_tests.benchmarks.experts.experts_block import SHAPES, Rows, Shape, make_module, make_rows, seconds
-from integration_tests.benchmarks.experts.experts_decode import decode
-from integration_tests.benchmarks.measuring import records
+from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring.bench import Bench, Option
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
+
+PAGE = "benchmarks/experts.md"
+OPTIONS = {
+    "shapes": Option(["deepseek", "qwen3", "mixtral"], choices=list(SHAPES)),
+    "tokens": Option([256, 1024]),
+    "dtypes": Option(["float32", "bfloat16"]),
+    "threads": Option([1, 2]),
+    "gradients": Option(["fresh", "kept"], choices=("fresh", "kept")),
+    "rounds": Option(5),
+    "copy_mb": Option(256, "of the copy that measures the bandwidth"),
+    "eager": Option(False, "also transformers' eager loop: slow"),
+    "decode": Option(False, "calls without gradients, for a few tokens, instead"),
+}
+SMOKE = {"shapes": ["smoke"], "tokens": [64], "rounds": 2, "copy_mb": 8}
+LEAST_OF_ROOFLINE = 0.75
+MOST_PEAK = {"fresh": 1.25, "kept": 2.25}  # of a backward over what is resident, in units of all gradients
+MOST_SAVED = 0.5  # of grouped_mm's
+_FINE_GRAINED = {"float32": 1.5, "bfloat16": 2.5}
+LEAST_SPEEDUP = {  # over grouped_mm
+    "mixtral": {"float32": 1.2, "bfloat16": 1.5},
+    "qwen3": _FINE_GRAINED,
+    "deepseek": _FINE_GRAINED,
+}
 
 
 def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, float]:
@@ -198,67 +216,91 @@ def run_cell(
     return record
 
 
-def show(record: dict[str, Any]) -> None:
-    """One line per cell."""
-    ours, memory, fresh = record["of_roofline"]["sluice"]["median"], record["memory"], ""
-    if record["gradients"] == "fresh":
-        fresh = f" ({record['of_roofline_with_fresh_pages']['sluice']['median']:.2f} with fresh pages)"
-    print(
-        f"{record['shape']:>9} T {record['tokens']:<5} {record['dtype']:<9} {record['threads']} threads, "
-        f"gradients {record['gradients']:<5}: {ours:.2f} of the roofline{fresh}, "
-        f"grouped_mm {record['of_roofline']['grouped_mm']['median']:.2f}; "
-        f"{record['speedup_over']['grouped_mm']['median']:.2f} x grouped_mm; backward peak / gradients "
-        f"{memory['sluice']['peak_over_gradients']:.2f}, grouped_mm {memory['grouped_mm']['peak_over_gradients']:.2f}; "
-        f"saved {memory['sluice']['saved_mib']:.0f} of {memory['grouped_mm']['saved_mib']:.0f} MiB",
-        flush=True,
+def row(cell: dict[str, Any]) -> dict[str, Any]:
+    """What the committed record has of a cell."""
+    kind = "of_roofline" if cell["gradients"] == "kept" else "of_roofline_with_fresh_pages"
+    ours, stock = (cell["memory"][side] for side in ("sluice", "grouped_mm"))
+    return {
+        **{name: cell[name] for name in ("shape", "tokens", "dtype", "threads", "gradients")},
+        "speedup": cell["speedup_over"]["grouped_mm"]["median"],
+        "of_roofline": cell[kind]["sluice"]["median"],
+        "peak": ours["peak_over_gradients"],
+        "stock_peak": stock["peak_over_gradients"],
+        "saved": ours["saved_mib"] / stock["saved_mib"],
+    }
+
+
+def missed(row: dict[str, Any]) -> list[str]:
+    """The marks that a cell misses. A shape without marks for its time keeps those of bytes."""
+    wanted = [("of grouped_mm's saved bytes", row["saved"], "<=", MOST_SAVED)]
+    if row["shape"] in LEAST_SPEEDUP:
+        least = LEAST_SPEEDUP[row["shape"]].get(row["dtype"], 0.0)
+        wanted += [
+            ("of the roofline", row["of_roofline"], ">=", LEAST_OF_ROOFLINE),
+            ("x grouped_mm", row["speedup"], ">=", least),
+            ("of the gradients is backward's peak", row["peak"], "<=", MOST_PEAK[row["gradients"]]),
+        ]
+    name = f"{row['shape']} T {row['tokens']} {row['dtype']} {row['threads']} threads, gradients {row['gradients']}"
+    return [
+        f"{name}: {value:.2f} {what}, wanted {sign} {mark}"
+        for what, value, sign, mark in wanted
+        if (value < mark if sign == ">=" else value > mark)
+    ]
+
+
+def show(row: dict[str, Any]) -> str:
+    """A cell in one line."""
+    return (
+        f"{row['shape']:>9} T {row['tokens']:<5} {row['dtype']:<9} {row['threads']} threads, gradients "
+        f"{row['gradients']:<5}: {row['of_roofline']:.2f} of the roofline, {row['speedup']:.2f} x grouped_mm; backward "
+        f"peak / gradients {row['peak']:.2f}, grouped_mm {row['stock_peak']:.2f}; saved bytes {row['saved']:.2f} of its"
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=["mixtral", "qwen3", "deepseek"], choices=SHAPES)
-    parser.add_argument("--tokens", nargs="+", type=int, default=[256, 1024])
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--gradients", nargs="+", default=["fresh", "kept"], choices=["fresh", "kept"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--copy-mb", type=int, default=256)
-    parser.add_argument("--eager", action="store_true", help="also transformers' eager loop: slow")
-    parser.add_argument("--no-decode", action="store_true")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where a mark is missed")
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape, to see that everything runs")
-    parser.add_argument("--record", type=Path, default=records.FOLDER / "experts.json")
-    options = parser.parse_args()
-    if options.smoke:
-        options.shapes, options.tokens, options.rounds, options.copy_mb = ["smoke"], [64], 2, 8
-    found: dict[str, Any] = {"seed": 1, "cells": [], "decode": {}}
-    for threads in options.threads:
+def run(bench: Bench) -> list[str]:
+    options = bench.options
+    if options.decode:
+        return experts_decode.run(bench)
+    found: list[dict[str, Any]] = []
+    for threads, name, dtype, tokens, gradients in itertools.product(
+        options.threads, options.shapes, options.dtypes, options.tokens, options.gradients
+    ):
         torch.set_num_threads(threads)
-        for name in options.shapes:
-            for dtype in (getattr(torch, word) for word in options.dtypes):
-                for tokens, gradients in itertools.product(options.tokens, options.gradients):
-                    record = run_cell(name, copy.copy(SHAPES[name]), tokens, dtype, gradients, options)
-                    show(record)
-                    found["cells"].append(record)
-                if not options.no_decode:
-                    key = f"{name} {str(dtype).removeprefix('torch.')} {threads} threads"
-                    found["decode"][key] = decode(SHAPES[name], dtype, ["sluice", "grouped_mm"], 3 * options.rounds)
-                    for count, cell in found["decode"][key].items():
-                        print(
-                            f"{key}, decode T {count}: {cell['sluice']['call_us']:.0f} us, GEMMs "
-                            f"{cell['gemms_us']:.0f}; at width 16 {cell['sluice']['narrow_us']:.0f}, "
-                            f"{cell['sluice']['overhead_us']:.0f} of them over its GEMMs "
-                            f"(grouped_mm {cell['grouped_mm']['narrow_us']:.0f})",
-                            flush=True,
-                        )
-                records.write(options.record, found)  # what is done is kept
-    print(f"wrote {options.record.name}")
-    if not options.check:
-        return 0
-    lines, good = experts_marks.verdicts(found["cells"], {} if options.smoke else found["decode"])
-    print("\n".join(lines))
-    return 0 if good else 1
+        found.append(run_cell(name, SHAPES[name], tokens, getattr(torch, dtype), gradients, options))
+        bench.line(show(row(found[-1])))
+        bench.keep([row(cell) for cell in found], found)
+    return [text for cell in found for text in missed(row(cell))]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    """By kind of gradients: a line for each dtype, number of threads and of tokens; in a cell one number a shape."""
+    told: dict[str, list[str]] = {"kept": [], "fresh": [], "decode": []}
+    for run in runs:
+        rows = records.rows_of(run)
+        if "call_us" in rows[0]:
+            told["decode"].append(f"{pages.said(run)}\n\n{experts_decode.table(rows)}")
+            continue
+        for kind in ("kept", "fresh"):
+            of_kind = [row for row in rows if row["gradients"] == kind]
+            if of_kind:
+                told[kind].append(f"{pages.said(run)}\n\n{_table(of_kind)}")
+    return {name: "\n\n".join(each) for name, each in told.items()}
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["dtype"], row["threads"], row["tokens"]), []).append(row)
+    shapes = ", ".join(dict.fromkeys(row["shape"] for row in rows))
+    heads = ["dtype, threads, T", f"times as fast as `grouped_mm`: {shapes}", "share of the roofline"]
+    heads += ["backward's peak ÷ gradients", "of `grouped_mm`", "saved bytes ÷ `grouped_mm`'s"]
+    lines = []
+    for (dtype, threads, tokens), among in groups.items():
+        marks = {id(row): " ".join(missed(row)) for row in among}
+        speed = ", ".join(pages.bold(f"{r['speedup']:.2f}", "x grouped_mm" in marks[id(r)]) for r in among)
+        share = ", ".join(pages.bold(f"{r['of_roofline']:.2f}", "the roofline" in marks[id(r)]) for r in among)
+        spans = [
+            f"{min(r[n] for r in among):.2f} to {max(r[n] for r in among):.2f}" for n in ("peak", "stock_peak", "saved")
+        ]
+        lines.append([f"{dtype}, {threads}, {tokens}", speed, share, *spans])
+    return pages.table(heads, lines)

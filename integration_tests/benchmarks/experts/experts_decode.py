@@ -10,8 +10,11 @@ from typing import Any
 import sluice
 import torch
 
-from integration_tests.benchmarks.experts.experts_block import Rows, Shape, make_module, make_rows, seconds
+from integration_tests.benchmarks.experts.experts_block import SHAPES, Rows, Shape, make_module, make_rows, seconds
+from integration_tests.benchmarks.measuring import pages
+from integration_tests.benchmarks.measuring.bench import Bench
 
+MOST_OVERHEAD_US = 30  # of a call without gradients, over its GEMMs
 ROUNDS = 16  # of so many calls of each kind, in turns: the machine changes its speed in between
 Action = Callable[[], list[float]]
 
@@ -95,3 +98,42 @@ def _micro(action: Callable[[], Any], calls: int) -> Action:
         return [seconds(action)[0] * 1e6 for _ in range(calls)]
 
     return run
+
+
+def run(bench: Bench) -> list[str]:
+    """Calls of each shape; a call may take 30 us over its GEMMs, and over a loop of torch.mm."""
+    options, rows = bench.options, []
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        for name in options.shapes:
+            for dtype in options.dtypes:
+                found = decode(SHAPES[name], getattr(torch, dtype), ["sluice", "grouped_mm"], 3 * options.rounds)
+                for tokens, cell in found.items():
+                    fields = {"shape": name, "dtype": dtype, "threads": threads, "tokens": int(tokens)}
+                    ours = {key: cell["sluice"][key] for key in ("call_us", "narrow_us", "overhead_us")}
+                    rows.append({**fields, **ours, "gemms_us": cell["gemms_us"]})
+                    bench.line("  ".join(f"{key} {value}" for key, value in rows[-1].items()))
+                bench.keep(rows)
+    missed = []
+    for row in rows:
+        at = f"{row['shape']} {row['dtype']} {row['threads']} threads, decode T {row['tokens']}"
+        over = {"over its GEMMs at width 16": row["overhead_us"], "over torch.mm": row["call_us"] - row["gemms_us"]}
+        missed += [f"{at}: {us:.0f} us {what}" for what, us in over.items() if us > MOST_OVERHEAD_US]
+    return [] if options.smoke else missed
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    heads = ["shape", "T", "call ÷ loop of `torch.mm`", "call at width 16, µs", "of it not GEMMs"]
+    return pages.table(
+        heads,
+        (
+            [
+                r["shape"],
+                r["tokens"],
+                f"{r['call_us'] / r['gemms_us']:.2f}",
+                f"{r['narrow_us']:.0f}",
+                f"{r['overhead_us']:.0f}",
+            ]
+            for r in rows
+        ),
+    )

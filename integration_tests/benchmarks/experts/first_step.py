@@ -1,19 +1,14 @@
-"""The first step of a model beside a settled one, in new processes: what measuring and fresh memory cost.
-
-    .venv/bin/python -m integration_tests.benchmarks.first_step [--shapes gptoss mixtral deepseek] [--tokens 1024]
-        [--layers 2] [--threads 1] [--runs 3] [--check] [--smoke]
+"""The first step of a model against a settled one, in new processes: what measuring and fresh memory cost.
 
 Each run is a process with an empty cache folder, a second one that begins with what the first has kept, and one of
 transformers' `grouped_mm`. Steps are forward and backward of some experts blocks, gradients set to None before each.
-Settled: the median of the last steps. Also page faults, of the calling thread and of all. --check: exit code 1 where
-the median first step takes more than 1.5 settled ones; counts, not seconds, are held by `bazel test
+Settled: the median of the last steps. The mark is 1.5 settled steps; counts, not seconds, are held by `bazel test
 //capi/test/layer:first_backward_test //capi/test/layer:first_backward_measured_test
 //backend/gemm/auto/test:auto_race_test`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -21,11 +16,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-from integration_tests.benchmarks.measuring import records
+from integration_tests.benchmarks.measuring import pages
+from integration_tests.benchmarks.measuring.bench import Bench, Option
 from integration_tests.benchmarks.measuring.stats import quartiles
+
+PAGE = "benchmarks/experts.md"
+OPTIONS = {
+    "shapes": Option(["gptoss", "mixtral", "deepseek"]),
+    "tokens": Option(1024),
+    "layers": Option(2),
+    "threads": Option(1),
+    "dtype": Option("float32"),
+    "steps": Option(24, "of each process"),
+    "runs": Option(3),
+}
+SMOKE = {"shapes": ["smoke"], "tokens": 64, "steps": 6, "runs": 1}
 
 MOST = 1.5
 SETTLED = 5  # the last steps, which stand for settled ones
@@ -69,7 +76,7 @@ def run_steps(plan: dict[str, Any]) -> dict[str, Any]:
 def ask(plan: dict[str, Any], cache: str) -> dict[str, Any]:
     """The same, of a new process whose findings are kept in `cache`."""
     environment = {**os.environ, "SLUICE_CACHE_DIR": cache, "OMP_NUM_THREADS": str(plan["threads"])}
-    command = [sys.executable, "-m", "integration_tests.benchmarks.first_step", "--plan", json.dumps(plan)]
+    command = [sys.executable, "-m", "integration_tests.benchmarks.experts.first_step", json.dumps(plan)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -103,54 +110,45 @@ def run_shape(plan: dict[str, Any], runs: int) -> dict[str, Any]:
     return line
 
 
-def of_columns(pairs: list[list[float]]) -> str:
-    """Medians of first and settled seconds in words."""
-    first, settled = (quartiles(list(column))["median"] for column in zip(*pairs, strict=True))
-    return f"{first:.2f} s, {settled:.2f} settled"
+def row(line: dict[str, Any]) -> dict[str, Any]:
+    """Medians over the runs: steps in settled ones, and seconds of the first and of a settled step."""
+
+    def medians(pairs: list[list[float]]) -> list[float]:
+        return [quartiles(list(column))["median"] for column in zip(*pairs, strict=True)]
+
+    return {
+        "shape": line["plan"]["shape"],
+        "first": quartiles(line["first"])["median"],
+        "with_kept_choices": quartiles(line["with_kept_choices"])["median"],
+        "seconds": medians(line["seconds"]),
+        "stock_seconds": medians(line["stock_seconds"]),
+    }
 
 
-def show(line: dict[str, Any]) -> str:
-    """A line of the table."""
-    first, kept = (quartiles(line[name])["median"] for name in ("first", "with_kept_choices"))
-    own, every = line["own_faults"], line["all_faults"]
-    return (
-        f"{line['plan']['shape']:>9} T {line['plan']['tokens']}, {line['plan']['threads']} threads: first step "
-        f"{first:.2f} settled ones ({of_columns(line['seconds'])}; {STOCK}: {of_columns(line['stock_seconds'])}), "
-        f"with kept choices {kept:.2f}; page faults of the calling thread {own[0]} and "
-        f"{own[1]} settled, of all threads {every[0]} and {every[1]}"
-    )
+def cells(row: dict[str, Any]) -> list[str]:
+    pairs = (", ".join(f"{value:.2f}" for value in row[name]) for name in ("seconds", "stock_seconds"))
+    return [row["shape"], f"{row['first']:.2f}", f"{row['with_kept_choices']:.2f}", *pairs]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=["gptoss", "mixtral", "deepseek"])
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--steps", type=int, default=24, help="of each process (%(default)s)")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--check", action="store_true", help=f"exit code 1 where a first step takes more than {MOST}")
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape, to see that everything runs")
-    parser.add_argument("--record", type=Path, default=records.FOLDER / "first_step.json")
-    parser.add_argument("--plan", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.plan:
-        print(json.dumps(run_steps(json.loads(options.plan))))
-        return 0
-    if options.smoke:
-        options.shapes, options.tokens, options.steps, options.runs = ["smoke"], 64, 6, 1
-    lines = []
+HEADS = ["shape", "first step, in settled ones", "with kept choices", "seconds, first and settled", "of `grouped_mm`"]
+
+
+def run(bench: Bench) -> list[str]:
+    options, lines = bench.options, []
     for shape in options.shapes:
-        plan = {"shape": shape, **{name: getattr(options, name) for name in ("tokens", "layers", "threads", "dtype")}}
-        lines.append(run_shape({**plan, "steps": options.steps}, options.runs))
-        print(show(lines[-1]), flush=True)
-        records.write(options.record, {"lines": lines})
-    missed = [line["plan"]["shape"] for line in lines if quartiles(line["first"])["median"] > MOST]
-    if missed:
-        print(f"more than {MOST} settled steps: {', '.join(missed)}")
-    return 1 if missed and options.check else 0
+        plan = {"shape": shape, **bench.picked("tokens", "layers", "threads", "dtype", "steps")}
+        lines.append(run_shape(plan, options.runs))
+        told = zip(HEADS, cells(row(lines[-1])), strict=True)
+        own, every = lines[-1]["own_faults"], lines[-1]["all_faults"]
+        bench.line("; ".join(f"{head} {cell}" for head, cell in told) + f"; page faults {own} own, {every} of all")
+        bench.keep([row(line) for line in lines], lines)
+    slow = [] if options.smoke else [each for each in map(row, lines) if each["first"] > MOST]
+    return [f"{each['shape']}: the first step takes {each['first']:.2f} settled ones, at most {MOST}" for each in slow]
+
+
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    return {"steps": pages.run_tables(runs, HEADS, cells)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print(json.dumps(run_steps(json.loads(sys.argv[1]))))

@@ -22,9 +22,8 @@ class Cell:
     skew: float = 1.0  # the first expert gets this many times the mean load; 1 is balanced
     drop: bool = False
     dtype: str = "float32"
-    must_reach: float | None = None  # speed-up over stock that the named cases promise
+    must_reach: float | None = None  # speed-up over stock
     must_pipeline: float | None = None  # one chunk's time over the chosen number's time
-    table_stock_s: float | None = None  # stock as first measured, for comparison
     loads: tuple[int, ...] = ()  # rows of each expert in a recorded step, replayed; empty: by skew
 
     def as_dict(self) -> dict[str, object]:
@@ -33,12 +32,12 @@ class Cell:
 
 
 NAMED = [
-    Cell("drop-4g", "4gbit", drop=True, must_reach=1.25, table_stock_s=1.01),
-    Cell("nodrop-1g", "1gbit", must_reach=1.22, table_stock_s=1.11),
-    Cell("nodrop-400m", "0.4gbit", must_reach=1.6, must_pipeline=1.15, table_stock_s=1.55),
-    Cell("nodrop-200m", "0.2gbit", must_reach=2.0, must_pipeline=1.3, table_stock_s=2.24),
-    Cell("drop-200m", "0.2gbit", drop=True, must_reach=2.4, must_pipeline=1.3, table_stock_s=2.67),
-    Cell("drop-skew5-1g", "1gbit", drop=True, skew=5, must_reach=2.2, table_stock_s=1.27),
-    Cell("nodrop-skew5-1g", "1gbit", skew=5, must_reach=3.8, table_stock_s=5.36),
-    Cell("nodrop-skew5-200m", "0.2gbit", skew=5, must_reach=6.5, table_stock_s=11.2),
+    Cell("drop-4g", "4gbit", drop=True, must_reach=1.25),
+    Cell("nodrop-1g", "1gbit", must_reach=1.22),
+    Cell("nodrop-400m", "0.4gbit", must_reach=1.6, must_pipeline=1.15),
+    Cell("nodrop-200m", "0.2gbit", must_reach=2.0, must_pipeline=1.3),
+    Cell("drop-200m", "0.2gbit", drop=True, must_reach=2.4, must_pipeline=1.3),
+    Cell("drop-skew5-1g", "1gbit", drop=True, skew=5, must_reach=2.2),
+    Cell("nodrop-skew5-1g", "1gbit", skew=5, must_reach=3.8),
+    Cell("nodrop-skew5-200m", "0.2gbit", skew=5, must_reach=6.5),
 ]

@@ -1,43 +1,51 @@
-"""Measures one MoE layer, forward and backward: Sluice and stock interleaved in one process group on the same data.
+"""One MoE layer, forward and backward: Sluice and DeepSpeed in turns in one process group on the same data.
 
-    layer --case nodrop-1g            one of the named cases; --all runs all eight
+    layer --all                       the eight named cases; --cases NAME ... runs some of them
     layer --T 512 --M 256 --H 1024 --E 16 --K 2 --skew 5 --drop --link 0.2gbit --ranks 4 --dtype bfloat16
-    layer --smoke                     a tiny layer and one pair: does it run?
 
-One JSON record per case goes to records/ (of --smoke only where --records is given). A record says which machine and
-versions made it; the numbers are never checked by a test, only by --check, which compares them with what the named
-cases promise.
+Marks: what the named cases must reach, and of memory that the peak of a settled layer is at most 1.1 of its slots and
+saved tensors, and no more than stock's peak times real rows over padded rows.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from integration_tests.benchmarks.layer.cell_runs import Settings, run_cells
 from integration_tests.benchmarks.layer.cells import NAMED, Cell
-from integration_tests.benchmarks.measuring import quiet, records, sluice_side, stolen
-from integration_tests.benchmarks.memory import memory_blocks, memory_marks
+from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring.bench import LINK, QUIET_S, RANKS, STOLEN, Bench, Option, pairs
+from integration_tests.benchmarks.memory import memory
 
-SMOKE = Cell("smoke", "none", T=64, M=32, H=64, E=4, K=2)
-
-
-def shape_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a cell of one's own."""
-    shape = parser.add_argument_group("a cell of your own")
-    for name, default in (("T", 2048), ("M", 1024), ("H", 4096), ("E", 8), ("K", 1)):
-        shape.add_argument(f"--{name}", type=int, default=default)
-    shape.add_argument("--skew", type=float, default=1.0, help="load of the first expert over the mean")
-    shape.add_argument("--routing", metavar="FILE", help="expert loads of a training run (`sluice routing`), replayed")
-    shape.add_argument("--routing-layer", type=int, default=0, help="which of its layers (%(default)s)")
-    shape.add_argument("--drop", action="store_true", help="capacity 1.25 instead of no dropping")
-    shape.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    shape.add_argument("--ranks", type=int, default=2)
-    shape.add_argument("--link", default="1gbit", help="1gbit, 0.2gbit ..., or none for loopback")
+HERE = Path(__file__).resolve().parent
+PAGE = "benchmarks/layer.md"
+MOST_OVER_PARTS = 1.1
+COMMON = {
+    "seed": Option(1, "of tokens and weights"),
+    "max_seconds": Option(120.0, "timed seconds per cell; at least 5 pairs are made"),
+    "quiet": Option(0.0, "GFLOP/s that every rank must reach before a round begins"),
+    "quiet_timeout": QUIET_S,
+    "stolen": STOLEN,
+    "option": Option([], "KEY=JSON of the ds_config key"),
+}
+OPTIONS = {
+    "all": Option(False, "all named cases"),
+    "cases": Option([], choices=[cell.name for cell in NAMED]),
+    **{name: Option(value) for name, value in {"T": 2048, "M": 1024, "H": 4096, "E": 8, "K": 1}.items()},
+    "skew": Option(1.0, "load of the first expert over the mean"),
+    "routing": Option(None, "file of expert loads of a training run (`sluice routing`), which are replayed"),
+    "routing_layer": Option(0, "which of its layers"),
+    "drop": Option(False, "capacity 1.25 instead of no dropping"),
+    "dtype": Option("float32", choices=("float32", "bfloat16")),
+    "ranks": RANKS,
+    "link": LINK,
+    "pairs": pairs(10),
+    **COMMON,
+}
+SMOKE = {"T": 64, "M": 32, "H": 64, "E": 4, "K": 2, "link": "none", "pairs": 1}
 
 
 def replayed(path: str, layer: int, E: int, ranks: int) -> tuple[int, ...]:
@@ -55,131 +63,134 @@ def replayed(path: str, layer: int, E: int, ranks: int) -> tuple[int, ...]:
     return tuple(steps[len(steps) // 2])
 
 
-def summary(record: dict) -> list[str]:
-    """Say in a few lines what a record holds."""
-    cell, sides, found = record["cell"], record["sides"], record["parts"]
-    stock, rates = sides["stock"], record["quiet"]["gflops_before_rounds"]
-    lost = record["stolen"]
-    comm = max(p["forward_comm"] + p["backward_comm"] for p in record["stock_parts"])
-    compute = max(p["forward_compute"] + p["backward_compute"] for p in record["stock_parts"])
-    known = f", table {cell['table_stock_s']} s" if cell["table_stock_s"] else ""
+def measure(bench: Bench, cells: Sequence[Cell], on_record: Callable[[dict[str, Any]], None], **settings: Any) -> None:
+    """Measure all cells, those of the same ranks and link in one process group. settings: of the plan of the ranks."""
+    options = bench.options
+    groups: dict[tuple[int, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.W, cell.link), []).append(cell)
+    for (world, link), members in groups.items():
+        with tempfile.TemporaryDirectory() as folder:
+            preload, note = memory.build_watch(Path(folder)) if settings["memory"] else (None, "")
+            if note:
+                bench.line(note)
+            plan = {
+                "cells": [cell.as_dict() for cell in members],
+                "option": {key: json.loads(value) for key, _, value in (o.partition("=") for o in options.option)},
+                "least_pairs": min(5, options.pairs),
+                **bench.picked("pairs", "seed", "max_seconds", "quiet", "quiet_timeout", "stolen"),
+                **settings,
+            }
+            deadline_s = 300 + len(members) * (300 + 10 * options.max_seconds)
+            more = {"deadline_s": deadline_s, "preload": preload, "on_found": on_record, "title": link}
+            bench.ask(HERE / "layer_rank.py", plan, ranks=world, link=link, **more)
+
+
+def memory_over_parts(record: dict[str, Any]) -> float:
+    """Peak of a settled layer over slots and saved tensors, of the rank where that is most."""
+    return max(s["peak_bytes"] / (s["slot_bytes"] + s["saved_bytes"]) for s in record["sluice_stats"])
+
+
+def memory_of_bound(record: dict[str, Any]) -> float | None:
+    """All that Sluice had allocated over stock's peak times real rows / padded rows, on the rank with the most rows.
+    None: stock's memory was not watched."""
+    if "memory" not in record:
+        return None
+    received, padded = record["parts"]["rows_received"], record["parts"]["rows_padded"]
+    fullest = max(range(len(received)), key=received.__getitem__)
+    allowed = record["memory"][fullest]["stock"]["peak_bytes"] * received[fullest] / padded
+    return record["sluice_stats"][fullest]["peak_bytes"] / allowed
+
+
+def row(record: dict[str, Any]) -> dict[str, Any]:
+    """What the committed record has of a cell."""
+    cell, wall = record["cell"], {side: found["wall"]["median"] for side, found in record["sides"].items()}
+    return {
+        "name": cell["name"],
+        "stock_s": wall["stock"],
+        "possible": record["possible"],
+        "speedup": {name: record["speedup"][name] for name in ("median", "q1", "q3")},
+        "must_reach": cell["must_reach"],
+        "one_chunk_over_chosen": record["one_chunk_over_chosen"]["median"],
+        "must_pipeline": cell["must_pipeline"],
+        "n": max(s["chunks"] for s in record["sluice_stats"]),
+        "over_parts": memory_over_parts(record),
+        "of_bound": memory_of_bound(record),
+    }
+
+
+def missed(row: dict[str, Any]) -> list[str]:
+    """The marks that a cell misses."""
+    wanted = (
+        ("x stock", row["speedup"]["median"], ">=", row.get("must_reach")),
+        ("for one chunk over the chosen number", row["one_chunk_over_chosen"], ">=", row.get("must_pipeline")),
+        ("of slots and saved tensors is the peak", row["over_parts"], "<=", MOST_OVER_PARTS),
+        ("of stock's share of memory", row.get("of_bound"), "<=", 1.0),
+    )
+    return [
+        f"{row['name']}: {value:.2f} {what}, wanted {sign} {mark}"
+        for what, value, sign, mark in wanted
+        if None not in (value, mark) and (value < mark if sign == ">=" else value > mark)
+    ]
+
+
+def show(record: dict[str, Any]) -> str:
+    """A cell in a few lines."""
+    cell, sides, found, of = record["cell"], record["sides"], record["parts"], row(record)
+    stats, peaks = record["sluice_stats"], record.get("memory", [])
     drop = "drop" if cell["drop"] else "no drop"
     lines = [
         f"{cell['name']}  ({record['link']}, W {cell['W']}, T {cell['T']}, M {cell['M']}, H {cell['H']}, "
         f"E {cell['E']}, K {cell['K']}, skew {cell['skew']:g}, {drop}, {cell['dtype']})",
-        f"  stock    {stock['wall']['median']:.3f} s  (comm {comm:.2f} + compute {compute:.2f}{known})  "
-        f"cpu {stock['cpu']['median']:.2f} s, {len(stock['wall_s'])} pairs; "
-        f"machine before them {min(rates):.0f} to {max(rates):.0f} GFLOP/s, "
-        f"up to {100 * max(lost['share_of_rounds']):.0f} % of a round stolen, {lost['rounds_repeated']} run again",
+        f"  stock    {of['stock_s']:.3f} s  cpu {sides['stock']['cpu']['median']:.2f} s, "
+        f"{len(sides['stock']['wall_s'])} pairs; {record['stolen']['rounds_repeated']} rounds repeated",
         f"  parts    comm {found['comm_per_pass_s']:.3f} s per pass, compute {found['forward_compute_s']:.3f} + "
         f"{found['backward_compute_s']:.3f} s; possible {found['possible_s']:.3f} s = {record['possible']:.2f}x",
+        f"  sluice   {sides['sluice']['wall']['median']:.3f} s  {pages.spread(record['speedup'])}x; "
+        f"reached / possible {record['reached_over_possible']:.2f}; cpu {sides['sluice']['cpu']['median']:.2f} s",
+        f"  chunks   {of['n']}; one chunk / chosen {of['one_chunk_over_chosen']:.2f}; comm lane "
+        f"{max(s['comm_cpu_s'] for s in stats):.2f} cpu s, {max(s['bytes_sent'] for s in stats) / 1e6:.1f} MB sent; "
+        f"output differs by {record['max_output_difference']:.1e}",
     ]
-    if "sluice" in sides:
-        mine, ratio = sides["sluice"], record["speedup"]
-        chunks = max(s["chunks"] for s in record["sluice_stats"])
-        lane = max(s["comm_cpu_s"] for s in record["sluice_stats"])
-        sent = max(s["bytes_sent"] for s in record["sluice_stats"]) / 1e6
-        must = f", must reach {cell['must_reach']}" if cell["must_reach"] else ""
-        lines += [
-            f"  sluice   {mine['wall']['median']:.3f} s  {ratio['median']:.2f}x "
-            f"[{ratio['q1']:.2f} .. {ratio['q3']:.2f}]{must}; "
-            f"reached / possible {record['reached_over_possible']:.2f}; cpu {mine['cpu']['median']:.2f} s",
-            f"  chunks   {chunks}; one chunk / chosen {record['one_chunk_over_chosen']['median']:.2f}; comm lane "
-            f"{lane:.2f} cpu s, {sent:.1f} MB sent; output differs by {record['max_output_difference']:.1e}",
-        ]
-    if record.get("memory"):
-        peaks = {
-            s: max(m[s]["peak_bytes"] for m in record["memory"] if s in m) for s in record["memory"][0] if s in sides
-        }
-        lines.append("  memory   " + ", ".join(f"{side} {peak / 2**20:.1f} MiB" for side, peak in peaks.items()))
-        for side in peaks:
-            blocks = record["memory"][0][side].get("blocks", [])
-            lines += [f"  blocks   of {side} at its peak, rank 0", *memory_blocks.said(blocks)] if blocks else []
-    if "memory_over_parts" in record:
-        bound = record.get("memory_bound")
-        of_bound = "not known" if bound is None else f"{bound['of_bound']:.2f} (at most 1)"
-        lines.append(
-            f"  settled  peak / (slots + saved) {record['memory_over_parts']:.3f} (at most "
-            f"{memory_marks.MOST_OVER_PARTS}); peak / (stock's x real / padded rows) {of_bound}"
-        )
-    return lines
+    if peaks:
+        told = ", ".join(f"{side} {max(m[side]['peak_bytes'] for m in peaks) / 2**20:.1f} MiB" for side in peaks[0])
+        bound = f"; settled peak of stock's real rows {of['of_bound']:.2f}"
+        lines.append(f"  memory   {told}; peak / (slots + saved) {of['over_parts']:.3f}{bound}")
+    return "\n".join(lines)
 
 
-def promises_kept(record: dict) -> bool:
-    """Compare a named case with what it must reach."""
-    cell = record["cell"]
-    kept = record["speedup"]["median"] >= (cell["must_reach"] or 0)
-    pipelined = record["one_chunk_over_chosen"]["median"] >= (cell["must_pipeline"] or 0)
-    return kept and pipelined and memory_marks.kept(record)
-
-
-def main() -> int:
-    """Run the chosen cells, print a summary of each and write its record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", choices=[c.name for c in NAMED], help="may be given several times")
-    parser.add_argument("--all", action="store_true", help="all named cases")
-    shape_arguments(parser)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--max-seconds", type=float, default=120.0, help="timed seconds per case (at least 5 pairs)")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=JSON", help="of the ds_config key")
-    parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--blocks", action="store_true", help="also list what is alive at the peak of memory")
-    parser.add_argument("--stock-only", action="store_true")
-    parser.add_argument("--check", action="store_true", help="fail if a named case falls short")
-    parser.add_argument("--records", type=Path, help="folder for the records (records/ beside this file)")
-    parser.add_argument("--smoke", action="store_true", help="a tiny layer, one pair, loopback: does it run?")
-    quiet.arguments(parser)
-    stolen.arguments(parser)
-    parser.add_argument("--verbose", action="store_true")
-    args = parser.parse_args()
-    folder = args.records or (None if args.smoke else records.FOLDER)
-    if args.smoke:
-        cells, args.pairs = [SMOKE], 1
-    elif args.all or args.case:
-        cells = [c for c in NAMED if args.all or c.name in args.case]
+def run(bench: Bench) -> list[str]:
+    options = bench.options
+    if options.all or options.cases:
+        cells = [cell for cell in NAMED if options.all or cell.name in options.cases]
     else:
-        shape = {name: getattr(args, name) for name in ("T", "M", "H", "E", "K", "skew", "drop", "dtype", "link")}
         try:
-            loads = replayed(args.routing, args.routing_layer, args.E, args.ranks) if args.routing else ()
-        except ValueError as error:  # BadInput is one
-            print(error, file=sys.stderr)
-            return 2
-        cells = [Cell("replayed" if loads else "custom", W=args.ranks, loads=loads, **shape)]
-    why = "" if args.stock_only else sluice_side.missing()
-    if why:
-        print(f"{why} Use --stock-only to measure stock alone.", file=sys.stderr)
-        return 3
-    settings = Settings(
-        pairs=args.pairs,
-        least_pairs=min(5, args.pairs),
-        seed=args.seed,
-        max_seconds=args.max_seconds,
-        memory=not args.no_memory,
-        blocks=args.blocks,
-        stock_only=args.stock_only,
-        verbose=args.verbose,
-        quiet_gflops=args.quiet,
-        quiet_timeout_s=args.quiet_timeout,
-        most_stolen=args.stolen,
-        options={key: json.loads(value) for key, _, value in (o.partition("=") for o in args.option)},
-    )
-    short: list[str] = []
+            given = (options.routing, options.routing_layer, options.E, options.ranks)
+            loads = replayed(*given) if options.routing else ()
+        except ValueError as error:
+            bench.refuse(str(error))
+        shape = bench.picked("T", "M", "H", "E", "K", "skew", "drop", "dtype", "link")
+        cells = [Cell("replayed" if loads else "custom", W=options.ranks, loads=loads, **shape)]
+    found: list[dict[str, Any]] = []
 
-    def on_record(record: dict) -> None:
-        print("\n".join(["", *summary(record)]), flush=True)
-        if folder is not None:
-            kind = "stock-" if args.stock_only else ""
-            records.write(folder / f"layer-{kind}{record['cell']['name']}.json", record)
-        if not args.stock_only and not promises_kept(record):
-            short.append(record["cell"]["name"])
+    def on_record(record: dict[str, Any]) -> None:
+        bench.line("\n" + show(record))
+        found.append(record)
+        bench.keep([row(each) for each in found], found)
 
-    status = run_cells(cells, settings, on_record)
-    if status == 0 and short and args.check:
-        print(f"Below what is promised: {', '.join(short)}", file=sys.stderr)
-        return 1
-    return status
+    measure(bench, cells, on_record, memory=True, one_chunk=True)
+    return [text for record in found for text in missed(row(record))]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    def cells(row: dict[str, Any]) -> list[str]:
+        short = row["speedup"]["median"] < row["must_reach"]
+        speedup = pages.bold(pages.spread(row["speedup"]), short)
+        times = [f"{row['stock_s']:.2f} s", f"{row['possible']:.2f}", speedup, f"{row['must_reach']}"]
+        memory = [f"{row[name]:.2f}" for name in ("one_chunk_over_chosen",)] + [str(row["n"])]
+        return [row["name"], *times, *memory, f"{row['over_parts']:.2f}", f"{row['of_bound']:.2f}"]
+
+    heads = ["case", "stock", "possible", "Sluice's speed-up", "wanted", "one chunk ÷ chosen", "n"]
+    heads += ["peak ÷ (slots + saved)", "peak ÷ stock's × real rows"]
+    named = [run for run in runs if {row["name"] for row in records.rows_of(run)} <= {cell.name for cell in NAMED}]
+    return {"cases": pages.run_tables(named, heads, cells)}

@@ -1,4 +1,4 @@
-"""What each rank of the layer benchmark does: cells one after another, all sides of a cell interleaved.
+"""Ranks of layer.py: cells one after another, all sides of a cell in turns.
 
 The sides of a cell are modules that share their parameters: DeepSpeed's layer as it is, the same swapped with Sluice's
 own choice, and swapped with one chunk. All run forward and backward on the same tokens under the same random state.
@@ -9,13 +9,10 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -24,19 +21,17 @@ import torch.distributed as dist
 from deepspeed.moe.layer import MoE
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
 from integration_tests.benchmarks.layer import routing
 from integration_tests.benchmarks.layer.cells import CAPACITY_FACTOR, Cell
 from integration_tests.benchmarks.layer.stock_parts import StockParts
 from integration_tests.benchmarks.measuring import parts, sluice_side
-from integration_tests.benchmarks.measuring.launch import report
-from integration_tests.benchmarks.measuring.machine import machine, versions
 from integration_tests.benchmarks.measuring.quiet import Quiet
+from integration_tests.benchmarks.measuring.rank import Rank, gather
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 from integration_tests.benchmarks.measuring.stolen import Stolen
-from integration_tests.benchmarks.memory import memory, memory_marks
+from integration_tests.benchmarks.memory import memory
 
+WARM_UP = 2  # rounds that do not count
 PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift meets both
 
 
@@ -117,7 +112,7 @@ class Bench:
             self.once(self.stock)
         return timers.seconds()
 
-    def memory(self, with_sluice: bool, blocks: bool) -> dict[str, object]:
+    def memory(self) -> dict[str, object]:
         """Peak bytes of both sides on fresh swaps; see memory.py for what is counted."""
 
         def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -125,20 +120,18 @@ class Bench:
             return layer(x)[0]
 
         def peak(layer: nn.Module, prepare: Callable[[], None] | None = None) -> dict[str, Any]:
-            return memory.moe_peak_bytes([layer], [self.x], [self.gradient], call, prepare, blocks=blocks)
+            return memory.moe_peak_bytes([layer], [self.x], [self.gradient], call, prepare)
 
         found: dict[str, object] = {"stock": peak(self.stock)}
-        if with_sluice:
-            # Importing Sluice's modules may double the interpreter's table of strings (3.7 MiB), which no layer takes.
-            sluice_side.swap(self.twin(), self.options).unswap()
-            twin, handles = self.twin(), []
+        # Importing Sluice's modules may double the interpreter's table of strings (3.7 MiB), which no layer takes.
+        sluice_side.swap(self.twin(), self.options).unswap()
+        twin, handles = self.twin(), []
 
-            def swap() -> None:
-                handles.append(sluice_side.swap(twin, self.options))
+        def swap() -> None:
+            handles.append(sluice_side.swap(twin, self.options))
 
-            found["sluice"] = peak(twin, swap)
-            found["counters"] = sluice_side.stats(sluice_side.moe_layers(twin)[0])
-            handles[0].unswap()
+        found["sluice"] = peak(twin, swap)
+        handles[0].unswap()
         return found
 
 
@@ -170,39 +163,25 @@ def typical(found: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def tell(**fields: object) -> None:
-    """Report progress from rank 0."""
-    if dist.get_rank() == 0:
-        report(**fields)
-
-
-def gather(value: object) -> list:
-    """One value per rank."""
-    everyone: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return everyone
-
-
-def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
+def measure(cell: Cell, rank: Rank) -> dict[str, object]:
     """Run one cell; every rank returns the same record."""
-    bench = Bench(cell, plan["seed"], plan["options"])
-    with_sluice = not plan["stock_only"]
+    plan = rank.plan
+    bench = Bench(cell, plan["seed"], plan["option"])
     record: dict[str, object] = {
         "cell": cell.as_dict(),
         "seed": plan["seed"],
         "link": os.environ.get("LINK_DESCRIPTION", "unknown"),
     }
     if plan["memory"] and memory.Watch.available():
-        record["memory"] = gather(bench.memory(with_sluice, plan["blocks"]))
+        record["memory"] = gather(bench.memory())
     modules: dict[str, MoE] = {"stock": bench.stock}
     handles = []
-    if with_sluice:
-        sides = {"sluice": bench.options}
-        if plan["one_chunk"]:
-            sides["one_chunk"] = {**bench.options, "chunks": 1}
-        for side, options in sides.items():
-            modules[side] = bench.twin()
-            handles.append(sluice_side.swap(modules[side], options))
+    sides = {"sluice": bench.options}
+    if plan["one_chunk"]:
+        sides["one_chunk"] = {**bench.options, "chunks": 1}
+    for side, options in sides.items():
+        modules[side] = bench.twin()
+        handles.append(sluice_side.swap(modules[side], options))
     wall: dict[str, list[float]] = {side: [] for side in modules}
     cpu: dict[str, list[float]] = {side: [] for side in modules}
     outputs: dict[str, torch.Tensor] = {}
@@ -215,38 +194,32 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
     orders = list(itertools.permutations(modules))
     before: dict[str, dict] = {}
     found_parts: list[dict[str, Any]] = []
-    quiet = Quiet(plan["quiet_gflops"], plan["quiet_timeout_s"])
-    stolen = Stolen(plan["most_stolen"], plan["quiet_timeout_s"])
+    quiet = Quiet(plan["quiet"], plan["quiet_timeout"])
+    stolen = Stolen(plan["stolen"], plan["quiet_timeout"])
     spent, count = 0.0, 0
-    while count < plan["warm_up"] + plan["pairs"]:
-        if count == plan["warm_up"] and stolen.rounds == 0:
+    while count < WARM_UP + plan["pairs"]:
+        if count == WARM_UP and stolen.rounds == 0:
             record["settling_steps"] = {s: settle(bench, m) for s, m in modules.items() if s != "stock"}
             before = counters()
-        if count >= plan["warm_up"]:
+        if count >= WARM_UP:
             quiet.wait()
         stolen.begin()
         timed: dict[str, list[float]] = {}
         for side in orders[count % len(orders)]:
             bench.once(modules[side])
             *timed[side], outputs[side] = bench.once(modules[side])
-        if count >= plan["warm_up"]:
+        if count >= WARM_UP:
             if stolen.spoiled():
                 continue
             for side, (seconds, cpu_seconds) in timed.items():
                 wall[side].append(seconds)
                 cpu[side].append(cpu_seconds)
-        if count >= plan["warm_up"] and len(found_parts) < PART_ROUNDS:
+        if count >= WARM_UP and len(found_parts) < PART_ROUNDS:
             found_parts.append(bench.parts())
         count += 1
-        tell(
-            cell=cell.name,
-            number=number,
-            done=count,
-            of=plan["warm_up"] + plan["pairs"],
-            walls={s: w[-3:] for s, w in wall.items()},
-        )
+        rank.report(done=count, of=WARM_UP + plan["pairs"], name=cell.name)
         spent = parts.slowest([spent + sum(w[-1] for w in wall.values() if w)])[0]
-        if spent > plan["max_seconds"] and count >= plan["warm_up"] + plan["least_pairs"]:
+        if spent > plan["max_seconds"] and count >= WARM_UP + plan["least_pairs"]:
             break
     record["sides"] = {}
     for side in modules:
@@ -265,41 +238,31 @@ def measure(cell: Cell, number: int, plan: dict) -> dict[str, object]:
     record["stock_parts"] = gather(bench.stock_parts())
     possible_s = record["parts"]["possible_s"]
     record["possible"] = record["sides"]["stock"]["wall"]["median"] / possible_s
-    if with_sluice:
-        speedup = pair_ratios(wall["stock"], wall["sluice"])
-        difference = (outputs["stock"].float() - outputs["sluice"].float()).abs().max().item()
-        scale = outputs["stock"].float().abs().max().item()
-        record.update(
-            speedup=speedup,
-            sluice_over_stock=pair_ratios(wall["sluice"], wall["stock"]),
-            reached_over_possible=speedup["median"] / record["possible"],
-            max_output_difference=max(gather(difference / max(scale, 1e-30))),
-            sluice_stats=gather(sluice_side.per_step(before["sluice"], counters()["sluice"], 2 * stolen.rounds)),
-        )
-        record["memory_over_parts"] = memory_marks.memory_over_parts(record["sluice_stats"])
-        if "memory" in record:
-            record["memory_bound"] = memory_marks.memory_bound(record)
-        if plan["one_chunk"]:
-            record["one_chunk_over_chosen"] = pair_ratios(wall["one_chunk"], wall["sluice"])
-        for handle in handles:
-            handle.unswap()
-    record.update(machine=machine(), versions=versions())
+    speedup = pair_ratios(wall["stock"], wall["sluice"])
+    difference = (outputs["stock"].float() - outputs["sluice"].float()).abs().max().item()
+    scale = outputs["stock"].float().abs().max().item()
+    record.update(
+        speedup=speedup,
+        sluice_over_stock=pair_ratios(wall["sluice"], wall["stock"]),
+        reached_over_possible=speedup["median"] / record["possible"],
+        max_output_difference=max(gather(difference / max(scale, 1e-30))),
+        sluice_stats=gather(sluice_side.per_step(before["sluice"], counters()["sluice"], 2 * stolen.rounds)),
+    )
+    if plan["one_chunk"]:
+        record["one_chunk_over_chosen"] = pair_ratios(wall["one_chunk"], wall["sluice"])
+    for handle in handles:
+        handle.unswap()
     return record
 
 
 def main() -> None:
-    """Measure all cells of the plan; rank 0 writes one file per cell, so that what is done is kept."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
+    """All cells of the plan; each record is told as soon as it is there."""
     deepspeed.init_distributed()
-    for number, fields in enumerate(plan["cells"]):
-        cell = Cell(**fields)
-        record = measure(cell, number, plan)
-        if dist.get_rank() == 0:
-            (Path(plan["out"]) / f"{cell.name}.json").write_text(json.dumps(record))
-        tell(cell=cell.name, finished=number + 1)
+    rank = Rank()
+    for fields in rank.plan["cells"]:
+        rank.found(measure(Cell(**fields), rank))
         gc.collect()
-    dist.barrier()
-    dist.destroy_process_group()
+    rank.leave()
 
 
 if __name__ == "__main__":

@@ -1,35 +1,32 @@
 """What it costs that layers change stages while a pipeline of DeepSpeed trains, and what it brings.
 
-    .venv/bin/python -m integration_tests.benchmarks.live [--cells stall latencies decided] [--link 1gbit]
-        [--records FOLDER] [--check] [--smoke]
-
 Layers are slept: what is measured is engine, messages and moves, not computation. Three cells:
 
 stall      two stages. Steps alone, with a layer that moves between two batches, and with one that moves during a batch,
            in turns in one process. The layer that moves sleeps nothing, so that only its move counts.
 latencies  two stages. How long activations of 1 MiB travel while nothing moves, while state that moves shares the link
-           with them, and while it gives way to them, as it does where nobody says otherwise.
+           with them, and while it gives way to them, as it does by default.
 decided    four stages, "plan": "adaptive". Times of layers change 30 times, as a seed draws them: the time of all
-           batches, and of those that come AFTER behind a change, beside one that never moves and one that lies at its
+           batches, and of those from AFTER on after a change, against one that never moves and one that lies at its
            best at once, moved by hand and without the time of moving. Then noise of 10 %, in which nothing should
            move.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from integration_tests.benchmarks.measuring import pages
+from integration_tests.benchmarks.measuring.bench import LINK, Bench, Option
+from integration_tests.benchmarks.measuring.stats import quartiles
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[2]))
-
-from integration_tests.benchmarks.measuring import launch, records  # noqa: E402
-from integration_tests.benchmarks.measuring.stats import quartiles  # noqa: E402
-
+PAGE = "benchmarks/stages.md"
+OPTIONS = {"cells": Option(["stall", "latencies", "decided"], choices=("stall", "latencies", "decided")), "link": LINK}
+SMOKE = {"link": "none"}
 CELLS: dict[str, dict[str, Any]] = {
     "stall": {"stages": 2, "micro_batches": 16, "elements": 1024, "weights": 2 << 20, "forward_s": 0.005, "pairs": 12},
     "latencies": {
@@ -47,12 +44,12 @@ CELLS: dict[str, dict[str, Any]] = {
         **{"changes": 30, "batches": 15, "static_batches": 3, "noise_batches": 200},
     },
 }
-SMOKE: dict[str, dict[str, Any]] = {
+TINY: dict[str, dict[str, Any]] = {
     "stall": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 2},
     "latencies": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 1},
     "decided": {"stages": 2, "micro_batches": 2, "layers": 6, "changes": 1, "batches": 7, "noise_batches": 2},
 }
-AFTER = 5  # batches behind a change from which on it counts
+AFTER = 5  # batches after a change from which on it counts
 Verdict = tuple[str, bool]
 
 
@@ -114,7 +111,7 @@ def judged_decided(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]
     return [
         (
             f"{found['moves']} moves, layers of stage 0 during batches {found['live']['in_batch']}; {AFTER} batches "
-            f"behind {slow} of {len(late)} changes batches take over 1.05 of those of the best partition, the worst "
+            f"after {slow} of {len(late)} changes batches take over 1.05 of those of the best partition, the worst "
             f"{max(late):.2f}; by the layers' times alone {by_layers} are more than 5 % off",
             slow == 0,
         ),
@@ -127,14 +124,6 @@ def judged_decided(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]
     ]
 
 
-def flat(found: dict[str, Any]) -> dict[str, Any]:
-    """Samples by change, one behind the other: what a record has."""
-    joined = {
-        name: sum(each, []) for name, each in found.items() if isinstance(each, list) and isinstance(each[0], list)
-    }
-    return {**found, **joined}
-
-
 JUDGES: dict[str, Callable[[dict[str, Any], dict[str, Any]], list[Verdict]]] = {
     "stall": judged_stall,
     "latencies": judged_latencies,
@@ -142,36 +131,25 @@ JUDGES: dict[str, Callable[[dict[str, Any], dict[str, Any]], list[Verdict]]] = {
 }
 
 
-def main() -> int:
-    """Run the cells, print what they came to, keep a record."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
-    parser.add_argument("--link", default="1gbit", help="1gbit, 0.2gbit ..., none for loopback (%(default)s)")
-    parser.add_argument("--records", type=Path, help="folder for the record")
-    parser.add_argument("--check", action="store_true", help="fail where less is reached than wanted")
-    parser.add_argument("--smoke", action="store_true", help="tiny cells on two ranks: do they run?")
-    options = parser.parse_args()
-    cells = {name: {**CELLS[name], **(SMOKE[name] if options.smoke else {})} for name in options.cells}
-    progress, record, is_good = launch.Progress(), {}, True
+def run(bench: Bench) -> list[str]:
+    options, raw, rows, missed = bench.options, {}, [], []
+    cells = {name: {**CELLS[name], **(TINY[name] if options.smoke else {})} for name in options.cells}
     for stages in sorted({cell["stages"] for cell in cells.values()}):
         own = {name: cell for name, cell in cells.items() if cell["stages"] == stages}
-        plan = {"cells": own}
-        program = HERE / "live_rank.py"
-        answers, link = launch.ask(
-            program, plan, world_size=stages, rate=options.link, deadline_s=1500, progress=progress, title="live"
-        )
-        progress.line(f"{stages} stages, slept layers, {link}")
+        more = {"ranks": stages, "link": options.link, "title": f"{stages} stages"}
+        answers = bench.ask(HERE / "live_rank.py", {"cells": own}, **more)
         for name, cell in own.items():
-            verdicts = JUDGES[name](cell, answers[name])
-            for line, good in verdicts:
-                progress.line(f"{name}: {line}{'' if good else '  MISSED'}")
-                is_good = is_good and good
-            said = [line for line, _ in verdicts]
-            record[name] = {"cell": cell, "link": link, "found": flat(answers[name]), "said": said}
-    if options.records:
-        records.write(options.records / "live.json", record)
-    return 1 if options.check and not is_good else 0
+            raw[name] = answers[name]
+            for line, good in JUDGES[name](cell, answers[name]):
+                bench.line(f"{name}: {line}")
+                rows.append({"cell": name, "said": line, "is_missed": None if good else True})
+                missed += [] if good or options.smoke else [f"{name}: {line}"]
+        bench.keep(rows, raw)
+    return missed
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    def cells(row: dict[str, Any]) -> list[str]:
+        return [row["cell"], pages.bold(row["said"], row.get("is_missed", False))]
+
+    return {"cells": pages.run_tables(runs, ["cell", "found"], cells)}

@@ -1,15 +1,11 @@
-"""Rank-side of live.py: an engine of DeepSpeed over slept layers, and what of its layers moves."""
+"""Ranks of live.py: an engine of DeepSpeed over slept layers, and what of its layers moves."""
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -23,7 +19,7 @@ from sluice.planning.layer_moves import best_parts, slowest_stage
 from integration_tests.benchmarks.live import live_work
 from integration_tests.benchmarks.live.live_work import Clock
 from integration_tests.benchmarks.measuring import launch
-from integration_tests.benchmarks.measuring.rank import seconds_of
+from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
 
 
 class Trainer:
@@ -214,15 +210,9 @@ CELLS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
     deepspeed.init_distributed("gloo", verbose=False)
-    torch.set_num_threads(1)
-    found = {name: CELLS[name]({**plan, **cell}) for name, cell in plan["cells"].items()}
-    if dist.get_rank() == 0:
-        Path(plan["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
+    rank = Rank()
+    rank.leave({name: CELLS[name]({**rank.plan, **cell}) for name, cell in rank.plan["cells"].items()})
 
 
 if __name__ == "__main__":

@@ -121,24 +121,28 @@ def ask(
     deadline_s: float,
     progress: Progress,
     title: str = "",
-    unit: str = "",
     preload: Path | None = None,
     ranks_per_node: int = 1,
+    on_found: Callable[[Any], None] | None = None,
+    verbose: bool = False,
 ) -> tuple[Any, str]:
-    """What `program` measured on ranks of its own, and over which link. A rank that fails ends this process as well.
+    """What `program` measured on ranks of its own, and the link in words. If a rank fails, this process ends as well.
 
-    program   gets the name of a JSON file: the plan, and as "out" the file in which rank 0 leaves the answer as JSON;
-              reports {"done", "of"} with a "name" of what is at work, or none: then `unit` stands behind the numbers
+    program   gets the name of a JSON file: the plan, and under "out" the file that gets the answer (rank.Rank)
+    on_found  called with each part of the answer as soon as the ranks have it (Rank.found)
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         (Path(folder) / "plan.json").write_text(json.dumps({**plan, "out": str(out)}))
 
         def on_progress(event: dict[str, Any]) -> None:
+            if "found" in event:
+                assert on_found is not None
+                on_found(event["found"])
+                return
             numbers = f"{event['done']}/{event['of']}"
-            progress.show(
-                " ".join(filter(None, (title, bar(event["done"] / event["of"]), numbers, event.get("name", unit))))
-            )
+            parts = (title, bar(event["done"] / event["of"]), numbers, event.get("name", ""))
+            progress.show(" ".join(part for part in parts if part))
 
         outcome = run(
             [sys.executable, str(program), str(Path(folder) / "plan.json")],
@@ -149,6 +153,7 @@ def ask(
             progress=progress,
             env={**environment(preload), "PYTHONPATH": str(ROOT)},
             ranks_per_node=ranks_per_node,
+            verbose=verbose,
         )
         if outcome.status != 0:
             raise SystemExit(outcome.status)

@@ -1,4 +1,4 @@
-"""What the ranks of the benchmarks have in common: how they begin and end, their experts, one step on the clock."""
+"""What ranks of benchmarks share: begin and end, experts, one step on the clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Experts = list[dict[str, torch.Tensor]]
 
 
 class Rank:
-    """This process of a benchmark: what `launch.ask` wants of it, on one thread, in a group of all ranks."""
+    """This process of a benchmark, which launch.ask started: one thread, in a process group of all ranks.
+
+    A host that makes the process group by itself does so first.
+    """
 
     def __init__(self) -> None:
         self.plan: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
@@ -28,8 +31,15 @@ class Rank:
             dist.init_process_group("gloo")
         torch.set_num_threads(1)
         self.number, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.group = EpGroup.for_ranks(list(range(self.world_size)))
+        self._group: EpGroup | None = None
         self._contexts: list[Context] = []
+
+    @property
+    def group(self) -> EpGroup:
+        """Of all ranks, made when it is first asked for."""
+        if self._group is None:
+            self._group = EpGroup.for_ranks(list(range(self.world_size)))
+        return self._group
 
     def context(self, **options: Any) -> Context:
         """One that ends with the rank."""
@@ -37,19 +47,32 @@ class Rank:
         return self._contexts[-1]
 
     def report(self, **fields: Any) -> None:
+        """Progress: "done" of "of", and the "name" of what is measured."""
         if self.number == 0:
             launch.report(**fields)
 
-    def leave(self, found: Any) -> NoReturn:
-        """Rank 0 writes what was found, where that is not None; all end."""
-        if self.number == 0 and found is not None:
+    def found(self, part: Any) -> None:
+        """A part of the answer that is kept even if a later part fails."""
+        self.report(found=part)
+
+    def leave(self, found: Any = None) -> NoReturn:
+        """End all ranks; rank 0 writes the answer."""
+        if self.number == 0:
             Path(self.plan["out"]).write_text(json.dumps(found))
         dist.barrier()
         for context in self._contexts:
             context.close()
-        self.group.close()
-        dist.destroy_process_group()
+        if self._group is not None:
+            self._group.close()
+        sys.stdout.flush()
         os._exit(0)
+
+
+def gather(value: object) -> list[Any]:
+    """One value of each rank."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
 
 
 def make_experts(M: int, H: int, count: int, generator: torch.Generator | None = None) -> Experts:

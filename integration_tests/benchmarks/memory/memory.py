@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from integration_tests.benchmarks.memory import memory_blocks
-
 SOURCE = Path(__file__).with_name("alloc_watch.c")
 EVENT = np.dtype([("address", "<u8"), ("bytes", "<i8")])
 
@@ -49,17 +47,16 @@ class Watch:
         self._library = ctypes.CDLL(None)
         for name in ("alloc_watch_used", "alloc_watch_capacity"):
             getattr(self._library, name).restype = ctypes.c_uint64
-        for name in ("alloc_watch_log", "alloc_watch_sites"):
-            getattr(self._library, name).restype = ctypes.c_void_p
+        self._library.alloc_watch_log.restype = ctypes.c_void_p
 
     @staticmethod
     def available() -> bool:
         """Whether this process was started with the watch preloaded."""
         return hasattr(ctypes.CDLL(None), "alloc_watch_start")
 
-    def start(self, sites: bool = False) -> None:
-        """Empty the log and begin; with `sites` the callers of each block are kept."""
-        self._library.alloc_watch_start(int(sites))
+    def start(self) -> None:
+        """Empty the log and begin."""
+        self._library.alloc_watch_start()
 
     def position(self) -> int:
         """Return how many events have been logged; fails if the log overflowed."""
@@ -76,13 +73,6 @@ class Watch:
         raw = (ctypes.c_char * (used * EVENT.itemsize)).from_address(address)
         return np.frombuffer(bytes(raw), dtype=EVENT)
 
-    def site(self, index: int) -> list[int]:
-        """Return addresses of the callers that asked for the block of an event, from malloc outwards."""
-        most = int(self._library.alloc_watch_frames())
-        begin = self._library.alloc_watch_sites() + index * most * ctypes.sizeof(ctypes.c_void_p)
-        frames = list((ctypes.c_size_t * most).from_address(begin))
-        return frames[: frames.index(0)] if 0 in frames else frames
-
 
 @dataclass(frozen=True)
 class Kept:
@@ -92,8 +82,8 @@ class Kept:
     addresses: tuple[int, ...]
 
 
-def changes(events: np.ndarray, kept: Sequence[Kept]) -> np.ndarray:
-    """What each event adds to the bytes alive, blocks that were there before and kept gradients left out."""
+def live_bytes(events: np.ndarray, kept: Sequence[Kept]) -> np.ndarray:
+    """Bytes alive after each event, without blocks that were there before and without kept gradients."""
     owner: dict[int, int] = {}  # address -> index of the event that allocated it
     delta = np.zeros(len(events), dtype=np.int64)
     pending = sorted(kept, key=lambda k: k.position)
@@ -108,12 +98,7 @@ def changes(events: np.ndarray, kept: Sequence[Kept]) -> np.ndarray:
             delta[index] = -delta[born]  # zero again if it was a kept gradient
     for rest in pending:
         _forget(owner, events, delta, rest.addresses)
-    return delta
-
-
-def live_bytes(events: np.ndarray, kept: Sequence[Kept]) -> np.ndarray:
-    """Bytes alive after each event, without blocks that were there before and without kept gradients."""
-    return np.cumsum(changes(events, kept))
+    return np.cumsum(delta)
 
 
 def _forget(owner: dict[int, int], events: np.ndarray, delta: np.ndarray, addresses: Iterable[int]) -> None:
@@ -137,19 +122,15 @@ def moe_peak_bytes(
     call: Callable[[nn.Module, torch.Tensor], torch.Tensor],
     prepare: Callable[[], object] | None = None,
     passes: int = 2,
-    blocks: bool = False,
 ) -> dict[str, Any]:
-    """Peak and saved bytes over `passes` training passes of all layers; `prepare` (a swap) runs under the watch.
-
-    With `blocks` also what was alive at the peak, by size and by who asked for it.
-    """
+    """Peak and saved bytes over `passes` training passes of all layers; `prepare` (a swap) runs under the watch."""
     parameters = [p for layer in layers for p in layer.parameters()]
     watch = Watch()
     kept: list[Kept] = []
     for parameter in parameters:
         parameter.grad = None
     after_forward = 0
-    watch.start(sites=blocks)
+    watch.start()
     if prepare is not None:
         prepare()
     for _ in range(passes):
@@ -164,12 +145,7 @@ def moe_peak_bytes(
         for parameter in parameters:
             parameter.grad = None
         del leaves, outputs
-    events = watch.stop()
-    delta = changes(events, kept)
-    live = np.cumsum(delta)
+    live = live_bytes(watch.stop(), kept)
     if len(live) == 0:
         return {"peak_bytes": 0, "saved_bytes": 0}
-    found = {"peak_bytes": int(live.max()), "saved_bytes": int(live[min(after_forward, len(live)) - 1])}
-    if blocks:
-        found["blocks"] = memory_blocks.listed(events, delta, watch.site)
-    return found
+    return {"peak_bytes": int(live.max()), "saved_bytes": int(live[min(after_forward, len(live)) - 1])}

@@ -1,12 +1,8 @@
-"""Rank-side of moves.py: the engine whose experts move trains alone until they have, then three engines in turns."""
+"""Ranks of moves.py: the engine whose experts move trains alone until they have, then three engines in turns."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -15,8 +11,7 @@ import torch.distributed as dist
 from deepspeed.moe.layer import MoE
 from torch import nn
 
-from integration_tests.benchmarks.measuring import launch
-from integration_tests.benchmarks.measuring.rank import seconds_of
+from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 INTERVAL, WARM_UP = 4, 3
@@ -116,10 +111,9 @@ class Others:
 
 
 def main() -> None:
-    """All rounds; rank 0 writes what was found."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
     deepspeed.init_distributed()
-    torch.set_num_threads(1)
+    rank = Rank()
+    plan = rank.plan
     x = tokens_of(plan)
     engines = {side: engine(plan, section) for side, section in SIDES.items()}
     decider = engines["moved"].sluice.decider
@@ -150,8 +144,7 @@ def main() -> None:
         if len(alone) == BEFORE.start:
             processor[0], used = 0.0, time.process_time()
         alone.append(seconds_of(lambda: step("moved")))
-        if dist.get_rank() == 0:
-            launch.report(done=len(alone), of=most)
+        rank.report(done=len(alone), of=most)
     processor_share = processor[0] / (time.process_time() - used)
     first, report = watch.newest, watch.report()
     usual = quartiles(alone[BEFORE])["median"]
@@ -170,8 +163,7 @@ def main() -> None:
             took = seconds_of(exchange)
             if number >= WARM_UP:
                 seconds[name].append(took + seconds["moved"][-1])
-        if dist.get_rank() == 0:
-            launch.report(done=number + 1, of=WARM_UP + plan["pairs"])
+        rank.report(done=number + 1, of=WARM_UP + plan["pairs"])
     cost = torch.tensor([spent[0], longer, processor_share], dtype=torch.float64)
     dist.all_reduce(cost, dist.ReduceOp.MAX)
     travel = torch.tensor([report["travel"][name] for name in ("sent_bytes", "hidden_bytes")])
@@ -189,10 +181,7 @@ def main() -> None:
         "hidden_bytes": int(travel[1]),
         **{name: getattr(first, name, 1.0) for name in ("imbalance", "planned", "bound")},
     }
-    if dist.get_rank() == 0:
-        Path(plan["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    os._exit(0)
+    rank.leave(found)
 
 
 if __name__ == "__main__":

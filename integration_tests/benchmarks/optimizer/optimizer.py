@@ -1,47 +1,48 @@
-"""One step of AdamW in f32: Sluice, DeepSpeed's CPUAdam and torch's fused AdamW in turns, beside a stream of bytes.
+"""One step of AdamW in host memory: Sluice, DeepSpeed's CPUAdam and torch's fused AdamW, and a stream of bytes.
 
-    .venv/bin/python -m integration_tests.benchmarks.optimizer [--parameters 128] [--threads 1 2] [--rounds 20]
-        [--clock cpu]
-
-Every side has parameters, gradients and moments of its own, of the same shapes and values. A round runs each side
-once, each time in another order; ratios are of one round. Brackets hold the 95 % interval of the median over rounds.
+In f32 every side has parameters, gradients and moments of its own, of the same shapes and values. A round runs each
+side once, each time in another order; ratios are of one round. Brackets hold the 95 % interval of the median.
 
 sluice      told that gradients are finite (`check_finite=False`), which no other side looks at either
 checked     as it is by default: gradients are read once more, and change nothing where one is not finite
 stream      `a.add_(b)` over the same arrays until as many bytes were moved as a step has to: parameter, m and v read
             and written, the gradient read, 28 bytes a parameter
-DeepSpeed   its C++ op, built by its own builder on this machine; the record has the compiler's arguments.
-clock       of the wall; or the CPU time of the process, for a machine with others on it, and for one thread (the
-            threads of OpenMP turn while they wait)
-wanted      Sluice is not slower than either: the lower end of the interval at least 0.97; and at least 0.85 of the
-            stream
-
-With --check the exit code is 1 where something wanted is missed.
+DeepSpeed   its C++ op, built by its own builder on this machine
+mixed       a step of ZeRO-1 offload in bf16, of two engines (mixed.py)
+marks       the lower end of the interval at least 0.97 of either host; at least 0.85 of the stream; mixed: mixed.py
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[2]))
+from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring.bench import Bench, Option
+from integration_tests.benchmarks.measuring.launch import ROOT
+from integration_tests.benchmarks.measuring.stats import median_of_pairs, quartiles
+from integration_tests.benchmarks.optimizer import mixed
 
-from integration_tests.benchmarks.measuring import records  # noqa: E402
-from integration_tests.benchmarks.measuring.stats import median_of_pairs, quartiles  # noqa: E402
-
+PAGE = "benchmarks/optimizer.md"
 SIDES = ("sluice", "checked", "deepspeed", "torch_fused", "stream")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 BYTES_PER_PARAMETER = 28
 LEAST_OF_HOST, LEAST_OF_STREAM = 0.97, 0.85
-TENSOR = 4 << 20  # elements of one parameter
-OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+TENSOR = mixed.TENSOR  # elements of one parameter
+OPTIONS = {
+    "parameters": Option(128, "millions"),
+    "threads": Option([1, 2]),
+    "rounds": Option(20),
+    "clock": Option("wall", "cpu: for a machine with others on it, and one thread", choices=list(CLOCKS)),
+    "steps": Option(["f32", "mixed"], choices=("f32", "mixed")),
+}
+SMOKE = {"parameters": 1, "threads": [1], "rounds": 2}
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 def parameters_of(millions: int) -> list[Any]:
@@ -80,12 +81,12 @@ def side(name: str, millions: int) -> Callable[[], Any]:
     if name in ("sluice", "checked"):
         from sluice.optim import AdamW
 
-        return AdamW(params, check_finite=name == "checked", **OPTIONS).step
+        return AdamW(params, check_finite=name == "checked", **ADAM).step
     if name == "torch_fused":
-        return torch.optim.AdamW(params, fused=True, **OPTIONS).step
+        return torch.optim.AdamW(params, fused=True, **ADAM).step
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    return DeepSpeedCPUAdam(params, adamw_mode=True, **OPTIONS).step
+    return DeepSpeedCPUAdam(params, adamw_mode=True, **ADAM).step
 
 
 def measure(millions: int, threads: int, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
@@ -106,82 +107,93 @@ def measure(millions: int, threads: int, rounds: int, clock: Callable[[], float]
     return seconds
 
 
-def stock_build() -> dict[str, Any]:
-    """How DeepSpeed builds its op here."""
-    from deepspeed.ops.op_builder import CPUAdamBuilder
-
-    compiler = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    return {"compiler": compiler, "arguments": " ".join(CPUAdamBuilder().cxx_args())}
-
-
-def judge(seconds: dict[str, list[float]], parameters: int) -> dict[str, Any]:
-    """Ratios of each side's time over Sluice's, and of its bytes over the stream's."""
-    found: dict[str, Any] = {"seconds": {name: quartiles(each) for name, each in seconds.items()}}
+def judged(seconds: dict[str, list[float]], parameters: int, threads: int) -> dict[str, Any]:
+    """The row of f32: each side's time over Sluice's."""
+    row: dict[str, Any] = {"step": "f32", "threads": threads}
+    row["seconds"] = {name: quartiles(each)["median"] for name, each in seconds.items()}
     for name in SIDES[1:]:
         pairs = zip(seconds[name], seconds["sluice"], strict=True)
-        found[f"over_{name}"] = median_of_pairs([other / mine for other, mine in pairs])
-    rate = BYTES_PER_PARAMETER * parameters / found["seconds"]["stream"]["median"]
-    found["stream_gb_per_s"] = rate / 1e9
-    hosts = all(found[f"over_{name}"]["low"] >= LEAST_OF_HOST for name in ("deepspeed", "torch_fused"))
-    found["kept"] = hosts and found["over_stream"]["median"] >= LEAST_OF_STREAM
-    return found
+        row[f"over_{name}"] = median_of_pairs([other / mine for other, mine in pairs])
+    return row | {"stream_gb_per_s": BYTES_PER_PARAMETER * parameters / row["seconds"]["stream"] / 1e9}
 
 
-def show(threads: int, found: dict[str, Any]) -> str:
-    """A line for each other side."""
-    mine = found["seconds"]["sluice"]["median"]
-    lines = [f"{threads} thread(s): a step takes {mine * 1e3:.0f} ms; the stream {found['stream_gb_per_s']:.1f} GB/s"]
-    for name in SIDES[1:]:
-        ratio, wanted = found[f"over_{name}"], LEAST_OF_STREAM if name == "stream" else LEAST_OF_HOST
-        time_of = found["seconds"][name]["median"] * 1e3
-        what = "wanted" if name == "stream" else "wanted of the lower end"
-        wish = "" if name == "checked" else f", {what}: {wanted}"
-        lines.append(
-            f"  {name:<12} {time_of:5.0f} ms  {ratio['median']:.2f}x [{ratio['low']:.2f} .. {ratio['high']:.2f}]{wish}"
-        )
-    return "\n".join(lines)
+MARKS = (  # of f32: side, which end of the interval, at least
+    ("over_deepspeed", "low", LEAST_OF_HOST),
+    ("over_torch_fused", "low", LEAST_OF_HOST),
+    ("over_stream", "median", LEAST_OF_STREAM),
+)
 
 
-def main() -> int:
-    """Measures in a process of its own for each number of threads, prints and writes what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parameters", type=int, default=128, metavar="MILLIONS")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--records", type=Path, help="folder for the record")
-    parser.add_argument("--check", action="store_true", help="fail where something wanted is missed")
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.rounds < 1 or args.parameters < 1 or min(args.threads) < 1:
-        parser.error("--rounds, --parameters and --threads are at least 1")
-    if args.measure:
-        print("seconds", json.dumps(measure(args.parameters, args.measure, args.rounds, CLOCKS[args.clock])))
-        return 0
-    found = {}
-    count = (args.parameters * 1_000_000 + TENSOR - 1) // TENSOR * TENSOR
-    for threads in args.threads:
-        own = [sys.executable, "-m", "integration_tests.benchmarks.optimizer", "--measure", str(threads)]
-        own += ["--parameters", str(args.parameters), "--rounds", str(args.rounds), "--clock", args.clock]
-        run = subprocess.run(own, stdout=subprocess.PIPE, text=True, check=True, cwd=HERE.parents[2])
-        line = next(line for line in run.stdout.splitlines() if line.startswith("seconds "))
-        found[str(threads)] = judge(json.loads(line.removeprefix("seconds ")), count)
-        print(show(threads, found[str(threads)]), flush=True)
-    if args.records is not None:
-        settings = {
-            "parameters": count,
-            "rounds": args.rounds,
-            "tensor": TENSOR,
-            "clock": args.clock,
-            "options": OPTIONS,
-        }
-        records.write(
-            args.records / "optimizer.json", {"settings": settings, "stock_build": stock_build(), "threads": found}
-        )
-    kept = all(each["kept"] for each in found.values())
-    print("all is as wanted" if kept else "something wanted is missed", flush=True)
-    return int(args.check and not kept)
+def missed(row: dict[str, Any]) -> list[str]:
+    """The marks that a row misses."""
+    marks = MARKS if row["step"] == "f32" else (("stock_over_sluice", "low", mixed.WANTED),)
+    at = f"{row['step']}, {row['threads']} threads"
+    said = [
+        f"{at}: {name} {row[name][end]:.3f}, wanted {least:.2f}" for name, end, least in marks if row[name][end] < least
+    ]
+    return said + ([f"{at}: masters differ by {row['apart']:.1e}"] if row.get("apart", 0.0) >= mixed.MOST_APART else [])
+
+
+def run(bench: Bench) -> list[str]:
+    """Each number of threads in a process of its own."""
+    options, rows = bench.options, []
+    if min(options.rounds, options.parameters, *options.threads) < 1:
+        bench.refuse("--rounds, --parameters and --threads are at least 1")
+    for step in options.steps:
+        for threads in options.threads:
+            own = [
+                sys.executable,
+                "-m",
+                "integration_tests.benchmarks.optimizer.optimizer",
+                step,
+                str(options.parameters),
+            ]
+            own += [str(threads), str(options.rounds), options.clock]
+            place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": str(threads)}
+            environment = {**os.environ, **place, "DS_ACCELERATOR": "cpu"}
+            done = subprocess.run(own, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
+            found = json.loads(done.stdout.splitlines()[-1])
+            count = (options.parameters * 1_000_000 + TENSOR - 1) // TENSOR * TENSOR
+            row = judged(found, count, threads) if step == "f32" else mixed.judged(found, threads)
+            bench.line("  ".join(f"{key} {value}" for key, value in row.items()))
+            rows.append(row)
+            bench.keep(rows)
+    return [] if options.smoke else [text for row in rows for text in missed(row)]
+
+
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    def ratio(row: dict[str, Any], name: str, end: str = "low", least: float = 0.0) -> str:
+        found = row[name]
+        return pages.bold(f"{found['median']:.2f} [{found['low']:.2f}, {found['high']:.2f}]", found[end] < least)
+
+    def ms(row: dict[str, Any], side: str) -> str:
+        return f"{1e3 * row['seconds'][side]:.0f}"
+
+    told: dict[str, list[str]] = {"f32": [], "mixed": []}
+    for run in runs:
+        rows = records.rows_of(run)
+        plain = [
+            [row["threads"], ms(row, "sluice"), *(ratio(row, *mark) for mark in MARKS), ratio(row, "over_checked")]
+            for row in rows
+            if row["step"] == "f32"
+        ]
+        both = [
+            [row["threads"], ms(row, "stock"), ms(row, "sluice"), ratio(row, "stock_over_sluice", "low", mixed.WANTED)]
+            for row in rows
+            if row["step"] == "mixed"
+        ]
+        heads = ["threads", "Sluice, ms", "DeepSpeed ÷ Sluice", "torch ÷ Sluice", "stream ÷ Sluice", "looked at first"]
+        told["f32"] += [pages.said(run), pages.table(heads, plain)] if plain else []
+        heads = ["threads", "DeepSpeed, ms", "Sluice, ms", "DeepSpeed ÷ Sluice"]
+        told["mixed"] += [pages.said(run), pages.table(heads, both)] if both else []
+    return {name: "\n\n".join(each) for name, each in told.items()}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    which, millions, count, rounds, clock = sys.argv[1:]
+    measured = (
+        measure(int(millions), int(count), int(rounds), CLOCKS[clock])
+        if which == "f32"
+        else mixed.measure(int(millions), int(count), int(rounds))
+    )
+    print(json.dumps(measured))

@@ -1,7 +1,5 @@
 """The papers' own figures, published beside simulated, on profiles of the papers' clusters.
 
-    .venv/bin/python -m integration_tests.benchmarks.papers [--json]
-
 The schedules are the real ones, walked in virtual time; the profiles (python_plugin/sluice/planning/profiles) hold
 datasheet rates with assumed efficiencies, fitted to nothing (one line says where it is). The two papers describe the
 links of the A100 cluster differently (200 Gb/s a server, 1,600 Gb/s a server), so both readings are simulated.
@@ -12,26 +10,21 @@ on parts: bytes by kind, interference, exchanges by n.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[2]))
+from sluice._library import load
+from sluice.planning import machines
+from sluice.planning.planner import Choice, Planner, Workload
+from sluice.restore import SETS
 
-from sluice._library import load  # noqa: E402
-from sluice.planning import machines  # noqa: E402
-from sluice.planning.planner import Choice, Planner, Workload  # noqa: E402
-from sluice.restore import SETS  # noqa: E402
-
-from integration_tests.benchmarks.papers import papers_choices, papers_parts  # noqa: E402
-from integration_tests.benchmarks.papers.papers_cluster import (  # noqa: E402
+from integration_tests.benchmarks.measuring.bench import Bench, Option
+from integration_tests.benchmarks.papers import papers_choices, papers_parts
+from integration_tests.benchmarks.papers.papers_cluster import (
     A100,
     BATCHES,
     MODELS,
@@ -280,23 +273,19 @@ def table() -> list[Row]:
     ]  # fmt: skip
 
 
-def main() -> int:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="for machines")
-    options = parser.parse_args()
+OPTIONS = {"json": Option(False, "for machines")}
+SMOKE: dict[str, object] = {}
+
+
+def run(bench: Bench) -> list[str]:
     rows = table()
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return 0
+    if bench.options.json:
+        bench.line(json.dumps([asdict(row) for row in rows], indent=1))
+        return []
     for row in rows:
-        print(f"{row.what} [{row.source}]\n    published   {row.published}")
+        bench.line(f"{row.what} [{row.source}]\n    published   {row.published}")
         for name, value in row.simulated.items():
-            print(f"    {name:<15} {value}")
+            bench.line(f"    {name:<15} {value}")
         if row.note:
-            print(f"    ({row.note})")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            bench.line(f"    ({row.note})")
+    return []

@@ -1,4 +1,4 @@
-"""Rank-side of restore.py: one layer under every restore policy and n, and stock DeepSpeed, in turns, in one group."""
+"""Ranks of restore.py: one layer under every restore policy and n, and stock DeepSpeed, in turns, in one group."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def main() -> None:
     lines = [
         {
             "policy": case.policy,
-            "chunks": case.chunks,
+            "n": case.chunks,
             "median_s": statistics.median(case.seconds[1:]),
             "wall_s": [round(s, 5) for s in case.seconds[1:]],
             "pair_ratios": [round(r, 4) for r in getattr(case, "pair_ratios", [])],

@@ -1,6 +1,4 @@
-"""Where adaptivity must show: runs whose best (n, S) differ, adaptive beside fixed pairs and the papers' selectors.
-
-    .venv/bin/python -m integration_tests.benchmarks.scenarios [--simulate] [--small] [--records FOLDER]
+"""Runs whose best (n, S) differ: adaptive against fixed pairs and the papers' selectors.
 
 The list is drawn by a committed seed (scenarios_drawn.py). First all of it is simulated on made-up machines
 (scenarios_priced.py): that gives the one fixed pair that is best over the list. Then every scenario is measured on
@@ -9,25 +7,22 @@ sizes. The best of them runs again in fresh rounds, in turns with the adaptive t
 the least of many noisy medians flatters itself. A round is a step of each size on each side, each after one of its own
 kind that does not count.
 
---check fails where adaptive takes more of the best fixed pair than it may (1.01 in the median over scenarios, 1.04 at
-the 90th percentile, 1.08 at worst), or gains less than 0.9 of what is simulated over the list's pair.
+Marks: adaptive takes at most 1.01 of the best fixed pair in the median over scenarios, 1.04 at the 90th percentile,
+1.08 at worst, and gains at least 0.9 of what is simulated over the list's pair.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[2]))
-
-from integration_tests.benchmarks.measuring import launch, records, stolen  # noqa: E402
-from integration_tests.benchmarks.measuring.stats import pair_ratios  # noqa: E402
-from integration_tests.benchmarks.scenarios.scenarios_drawn import COUNT, LINKS, SEED, Drawn, draw  # noqa: E402
-from integration_tests.benchmarks.scenarios.scenarios_priced import (  # noqa: E402
+from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring.bench import GEMM, QUIET_S, RANKS, SEED, STOLEN, Bench, Option, pairs
+from integration_tests.benchmarks.measuring.stats import pair_ratios
+from integration_tests.benchmarks.scenarios.scenarios_drawn import LINKS, Drawn, draw
+from integration_tests.benchmarks.scenarios.scenarios_priced import (
     Priced,
     best_over_list,
     geometric,
@@ -39,7 +34,23 @@ from integration_tests.benchmarks.scenarios.scenarios_priced import (  # noqa: E
 
 MARKS = {"median": 1.01, "p90": 1.04, "worst": 1.08}  # adaptive over the best fixed pair of a scenario
 LEAST_OF_GAIN = 0.9  # of what is simulated over the pair that is best over the list
-SMALL_COUNT, SMALL_TOKENS = 6, 1024
+HERE = Path(__file__).resolve().parent
+PAGE = "benchmarks/tuner.md"
+OPTIONS = {
+    "simulate": Option(False, "the whole list, and nothing is measured"),
+    "links": Option([], "of the list, those over these links"),
+    "most_tokens": Option(16384, "larger batches shrink, with the others"),
+    "ranks": RANKS,
+    "gemm": GEMM,
+    "seed": SEED,
+    "screen": Option(3, "rounds over the fixed pairs"),
+    "pairs": pairs(9),
+    "steps": Option(30, "of each size that the tuner trains at least"),
+    "calibrate_s": Option(4.0),
+    "stolen": STOLEN,
+    "quiet_timeout": QUIET_S,
+}
+SMOKE = {"most_tokens": 128, "pairs": 2, "screen": 1, "steps": 4, "calibrate_s": 0.2}
 
 
 # ---- simulated -----------------------------------------------------------------------------------------------------
@@ -94,29 +105,22 @@ def show(line: dict[str, Any]) -> str:
 # ---- measured ------------------------------------------------------------------------------------------------------
 
 
-def measure(
-    drawn: list[Drawn], link: str, options: argparse.Namespace, progress: launch.Progress, pairs: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """The scenarios of one link, in one process group. pairs: the list's, by group."""
-    names = ("pairs", "screen", "steps", "seed", "gemm", "calibrate_s")
+def measure(bench: Bench, drawn: list[Drawn], link: str, fixed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The scenarios of one link, in one process group. fixed: the list's pair, by group."""
+    options = bench.options
+    of_list = {
+        group: [pair.num_chunks, pair.restore_input, pair.restore_pre_activation, pair.wgrad]
+        for group, pair in fixed.items()
+    }
     plan = {
         "cases": [one.as_dict() for one in drawn],
-        "list": {group: [pair.num_chunks, pair.restore_input, pair.restore_pre_activation, pair.wgrad]
-                 for group, pair in pairs.items()},
+        "list": of_list,
         "most_stolen": options.stolen,
         "quiet_timeout_s": options.quiet_timeout,
-        **{name: getattr(options, name) for name in names},
-    }  # fmt: skip
-    found, _ = launch.ask(
-        HERE / "scenarios_rank.py",
-        plan,
-        world_size=options.ranks,
-        rate=link,
-        deadline_s=7200,
-        progress=progress,
-        title=link,
-    )
-    return [judge(line) for line in found]
+        **bench.picked("pairs", "screen", "steps", "seed", "gemm", "calibrate_s"),
+    }
+    more = {"ranks": options.ranks, "link": link, "title": link, "deadline_s": 7200}
+    return [judge(line) for line in bench.ask(HERE / "scenarios_rank.py", plan, **more)]
 
 
 def judge(line: dict[str, Any]) -> dict[str, Any]:
@@ -134,18 +138,10 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def brief(line: dict[str, Any]) -> dict[str, Any]:
-    """What the committed record has of a line: ratios, whose seconds and pairs the raw one has."""
-    return {
-        "name": line["name"],
-        "link": line["link"],
-        "skew": line["skew"],
-        "kind": line["kind"],
-        "picks": ", ".join(f"{tokens}: {pair}" for tokens, pair in line["picks"].items()),
-        "best_fixed": line["best_fixed"],
-        "over_adaptive": line["over_adaptive"],
-        "best_fixed_over_adaptive": line["quartiles_over_adaptive"]["best fixed"],
-    }
+def row(line: dict[str, Any]) -> dict[str, Any]:
+    """What the record has of a scenario: times over adaptive's, and the simulated one of the list's pair."""
+    found = {name: line[name] for name in ("name", "link", "kind", "over_adaptive")}
+    return found | {"simulated": line["predicted_over_adaptive"].get("list's pair")}
 
 
 def over_best_fixed(lines: list[dict[str, Any]]) -> dict[str, float]:
@@ -163,139 +159,113 @@ def gains_too_little(gain: dict[str, float]) -> bool:
     return gain["measured"] - 1 < LEAST_OF_GAIN * (gain["simulated"] - 1)
 
 
-def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Adaptive over each scenario's best fixed pair; what others take over adaptive; measured gain over simulated."""
-    found: dict[str, Any] = {
-        "scenarios": len(lines),
-        "over_best_fixed": over_best_fixed(lines),
-        "over_adaptive": gains(lines),
-        "gain": {},
-    }
-    for kind in dict.fromkeys(line["kind"] for line in lines):
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Adaptive over each scenario's best fixed pair; by kind the gain over the list's pair, measured and simulated."""
+    gain = {}
+    for kind in KINDS:
         both = [
-            (line["over_adaptive"]["list's pair"], line["predicted_over_adaptive"]["list's pair"])
-            for line in lines
-            if line["kind"] == kind and "list's pair" in line["over_adaptive"]
+            (r["over_adaptive"]["list's pair"], r["simulated"])
+            for r in rows
+            if r["kind"] == kind and r.get("simulated")
         ]
         if both:
             measured, said = (geometric(column) for column in zip(*both))
-            found["gain"][kind] = {"measured": measured, "simulated": said}
-    return found
+            gain[kind] = {"measured": measured, "simulated": said}
+    return {"over_best_fixed": over_best_fixed(rows), "gain": gain}
 
 
 def missed(found: dict[str, Any]) -> list[str]:
     """Marks that are not reached."""
+    over = found["over_best_fixed"]
     short = [
-        f"adaptive over the best fixed pair, {name}: {found['over_best_fixed'][name]:.3f}, at most {most:.2f}"
-        for name, most in MARKS.items()
-        if found["over_best_fixed"][name] > most
+        f"adaptive over the best fixed pair, {n}: {over[n]:.3f}, at most {m}" for n, m in MARKS.items() if over[n] > m
     ]
-    for kind, gain in found["gain"].items():
-        if gains_too_little(gain):
-            short.append(
-                f"gain over the list's pair, {kind}: {gain['measured']:.3f}, simulated {gain['simulated']:.3f}"
-            )
-    return short
+    return short + [
+        f"gain over the list's pair, {kind}: {gain['measured']:.3f}, simulated {gain['simulated']:.3f}"
+        for kind, gain in found["gain"].items()
+        if gains_too_little(gain)
+    ]
 
 
 def lines_of(found: dict[str, Any], what: str) -> list[str]:
     """Gains as text."""
     return [
         f"{what}, {kind}: {name} over adaptive {each['mean']:.3f} [{each['least']:.3f}, {each['most']:.3f}]"
-        for kind, sides in found.items()
-        if isinstance(sides, dict)
-        for name, each in sides.items()
-        if isinstance(each, dict) and "mean" in each
+        for kind in KINDS
+        for name, each in found.get(kind, {}).items()
     ]
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--simulate", action="store_true", help="the whole list, and nothing is measured")
-    parser.add_argument("--small", action="store_true", help=f"{SMALL_COUNT} scenarios, at most {SMALL_TOKENS} tokens")
-    parser.add_argument("--smoke", action="store_true", help="one of each kind, tiny: does it run?")
-    parser.add_argument("--links", nargs="+", help="of the list, those over these links")
-    parser.add_argument("--most-tokens", type=int, default=16384, help="larger batches shrink, with the others")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--gemm", default="native")
-    parser.add_argument("--seed", type=int, default=7, help="of tokens and weights; that of the list is committed")
-    parser.add_argument("--screen", type=int, default=3, help="rounds over the fixed pairs")
-    parser.add_argument("--pairs", type=int, default=9, help="rounds of all sides")
-    parser.add_argument("--steps", type=int, default=30, help="of each size that the tuner trains at least")
-    parser.add_argument("--calibrate-s", type=float, default=4.0)
-    parser.add_argument("--quiet-timeout", type=float, default=20.0, metavar="S", help="of rounds that are run again")
-    parser.add_argument("--check", action="store_true", help="fail where less is reached than must be")
-    parser.add_argument("--records", type=Path)
-    stolen.arguments(parser)
-    options = parser.parse_args()
-    if options.small:
-        options.most_tokens, options.pairs, options.screen = SMALL_TOKENS, 6, 2
-    if options.smoke:
-        options.most_tokens, options.pairs, options.screen, options.steps, options.calibrate_s = 128, 2, 1, 4, 0.2
-    return options
+def chosen(options: Any) -> list[Drawn]:
+    """Of the list what is to be measured; a smoke run: one of each kind."""
+    drawn = [one.at_most(options.most_tokens) for one in draw() if not options.links or one.link in options.links]
+    return drawn if not options.smoke else [next(one for one in drawn if one.kind == kind) for kind in KINDS]
 
 
-def chosen(options: argparse.Namespace) -> list[Drawn]:
-    """Of the list what is to be measured."""
-    drawn = [one.at_most(options.most_tokens) for one in draw()]
-    if options.links:
-        drawn = [one for one in drawn if one.link in options.links]
-    if options.smoke:
-        return [next(one for one in drawn if one.kind == kind) for kind in dict.fromkeys(one.kind for one in drawn)]
-    return drawn[:SMALL_COUNT] if options.small else drawn
-
-
-def keep(options: argparse.Namespace, record: dict[str, Any]) -> None:
-    """Writes the record, where one was asked for."""
-    if options.records:
-        records.write(options.records / "scenarios.json", record)
-
-
-def main() -> int:
-    """Simulate the list, measure what was asked for, print a line of each scenario and write one record."""
-    options = arguments()
-    progress = launch.Progress()
-    whole = draw()
+def run(bench: Bench) -> list[str]:
+    options, whole = bench.options, draw()
     lines, found = simulate(whole, options.ranks)
     for line in lines:
-        progress.line(show(line))
-    pairs = ", ".join(f"{group} {pair}" for group, pair in found["pairs"].items())
-    progress.line(f"{COUNT} scenarios of seed {SEED}; best over the list: {pairs}")
+        bench.line(show(line))
     for text in lines_of(found, "simulated"):
-        progress.line(text)
+        bench.line(text)
     for name, (held, of) in found["hypotheses"].items():
-        progress.line(f"simulated: {name}: in {held} of {of}")
-    simulated = {"summary": found, **({"lines": lines} if options.simulate else {})}  # --simulate makes them again
-    record: dict[str, Any] = {"seed": SEED, "ranks": options.ranks, "simulated": simulated}
-    short: list[str] = []
-    if not options.simulate:
-        drawn = chosen(options)
-        fixed = best_over_list([Priced(made_up(LINKS[one.link]), one, options.ranks) for one in whole])
-        measured: list[dict[str, Any]] = []
-        for link in dict.fromkeys(one.link for one in drawn):
-            among = [one for one in drawn if one.link == link]
-            found_here = measure(among, "none" if options.smoke else link, options, progress, fixed)
-            for line in found_here:
-                progress.line(show(line))
-            measured += found_here
-            record["summary"], record["lines"] = summary(measured), [brief(line) for line in measured]
-            record["in_full"] = measured
-            keep(options, record)  # what is done
-        over = record["summary"]["over_best_fixed"]
-        progress.line("adaptive over the best fixed pair: " + ", ".join(f"{k} {v:.3f}" for k, v in over.items()))
-        for text in lines_of(record["summary"]["over_adaptive"], "measured"):
-            progress.line(text)
-        for kind, gain in record["summary"]["gain"].items():
-            progress.line(
-                f"gain over the list's pair, {kind}: {gain['measured']:.3f} (simulated {gain['simulated']:.3f})"
-            )
-        short = missed(record["summary"])
-    keep(options, record)
-    if short and options.check:
-        print("Below what is promised:", *short, sep="\n  ", file=sys.stderr)
-        return 1
-    return 0
+        bench.line(f"simulated: {name}: in {held} of {of}; best pairs over the list: {found['pairs']}")
+    if options.simulate:
+        return []
+    fixed = best_over_list([Priced(made_up(LINKS[one.link]), one, options.ranks) for one in whole])
+    measured: list[dict[str, Any]] = []
+    drawn = chosen(options)
+    for link in dict.fromkeys(one.link for one in drawn):
+        here = measure(bench, [one for one in drawn if one.link == link], "none" if options.smoke else link, fixed)
+        for line in here:
+            bench.line(show(line))
+        measured += here
+        bench.keep([row(line) for line in measured], measured)
+    for text in lines_of(gains(measured), "measured"):
+        bench.line(text)
+    return [] if options.smoke else missed(summary([row(line) for line in measured]))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+KINDS = ("kept", "reuse", "budget")
+SIDES = {
+    "best fixed": "the best one pair of the run",
+    "list's pair": "the one pair that is best over the list",
+    "pb": "MPMoE-pb",
+    "pm": "MPMoE-pm",
+    "mpipemoe": "MPipeMoE",
+    "pipemoe": "PipeMoE with its best n",
+    "split": "split by destination",
+    "unsplit": "unsplit",
+}
+
+
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    """Of each run a line for each side, a column for each kind; then the marks."""
+    told = []
+    for run in runs:
+        rows = records.rows_of(run)
+        by_kind, found = gains(rows), summary(rows)
+        kinds = [kind for kind in KINDS if kind in by_kind]
+        counts = {kind: sum(row["kind"] == kind for row in rows) for kind in kinds}
+        lines = []
+        for side, words in SIDES.items():
+            cells = [by_kind[kind].get(side) for kind in kinds]
+            told_cells = [f"{c['mean']:.2f} [{c['least']:.2f}, {c['most']:.2f}]" if c else "" for c in cells]
+            lines += [[words, *told_cells]] if any(cells) else []
+        heads = ["time of a run over adaptive's, mean [least, most]", *(f"{k} ({n} runs)" for k, n in counts.items())]
+        over = ", ".join(
+            pages.bold(f"{value:.3f}", value > MARKS[name]) + f" ({name})"
+            for name, value in found["over_best_fixed"].items()
+        )
+        gained = ", ".join(
+            f"{kind} "
+            + pages.bold(f"{each['measured'] - 1:.3f}", gains_too_little(each))
+            + f" of {each['simulated'] - 1:.3f}"
+            for kind, each in found["gain"].items()
+        )
+        text = (
+            f"Of a run's best pair `adaptive` takes {over}. Gain over the list's pair, of the simulated one: {gained}."
+        )
+        told += [pages.said(run), pages.table(heads, lines), textwrap.fill(text, pages.COLUMNS)]
+    return {"measured": "\n\n".join(told)}

@@ -1,4 +1,4 @@
-"""Rank-side of scenarios.py, one drawn run after another: the tuner settles, pairs are screened, all take turns."""
+"""Ranks of scenarios.py, one drawn run after another: the tuner settles, pairs are screened, all take turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank-side of stages.py: the bubble of each planned policy, from its events. Stages sleep F = B = W."""
+"""Ranks of stages.py: the bubble of each planned policy, from its events. Stages sleep F = B = W."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank-side of stages.py: pipeline engines of DeepSpeed over the same stages, by stock's schedule and by key.
+"""Ranks of stages.py: pipeline engines of DeepSpeed over the same stages, by stock's schedule and by key.
 
 The plan's "sides" have the pipeline's key of each; stock has none.
 """
@@ -6,11 +6,7 @@ The plan's "sides" have the pipeline's key of each; stock has none.
 from __future__ import annotations
 
 import functools
-import json
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -18,8 +14,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 
-from integration_tests.benchmarks.measuring import launch
-from integration_tests.benchmarks.measuring.rank import seconds_of
+from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
 from integration_tests.benchmarks.stages.stages_stall import stalling
 from integration_tests.benchmarks.stages.stages_work import Stage, begin, layers_for, loss_of, turns
 
@@ -57,27 +52,17 @@ def train(engines: dict[str, Any], name: str, batches: Any, losses: dict[str, fl
     losses[name] = float(engines[name].train_batch(batches))
 
 
-def ran_s(pipeline: Any, micro_batches: int) -> float:
-    """What a forward and a backward took in the last batch, on the rank where they took longest: more than they sleep,
-    where ranks wait for cores."""
-    events = [event for event in pipeline.timeline() if event["op"] in ("forward", "backward")]
-    took = torch.tensor([sum(event["end_ns"] - event["begin_ns"] for event in events) / micro_batches / 1e9])
-    dist.all_reduce(took, dist.ReduceOp.MAX)
-    return float(took)
-
-
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
     deepspeed.init_distributed("gloo", verbose=False)
-    torch.set_num_threads(1)
+    rank = Rank()
+    plan = rank.plan
     unit_s = 0.0
     if plan.get("computes"):
         plan["layers"], unit_s = layers_for(plan["forward_s"] + plan["backward_s"], plan["elements"])
         found = torch.tensor([plan["layers"], unit_s], dtype=torch.float64)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         plan["layers"], unit_s = int(found[0]), float(found[1])
-    sides = plan.get("sides", {"stock": None, "sluice": {"in_flight": plan["in_flight"]}})
-    engines = {name: engine(plan, key) for name, key in sides.items()}
+    engines = {name: engine(plan, key) for name, key in plan["sides"].items()}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     worst = 0.0
     for number in range(plan["pairs"] + 1):  # the first does not count
@@ -89,21 +74,15 @@ def main() -> None:
             if number > 0:
                 seconds[name].append(took)
         worst = max(worst, max(abs(losses["stock"] - loss) for loss in losses.values()))
-        if dist.get_rank() == 0:
-            launch.report(done=number, of=plan["pairs"])
+        rank.report(done=number, of=plan["pairs"])
     stats = engines["sluice"].sluice.pipeline.stats()
     found = {
-        "ran_s": ran_s(engines["sluice"].sluice.pipeline.pipeline, plan["micro_batches"]),
         **{f"{name}_s": each for name, each in seconds.items()},
         **{name: stats[name] for name in ("most_in_flight", "messages_sent", "policy")},
         "largest_loss_difference": worst,
         "unit_s": unit_s,
     }
-    if dist.get_rank() == 0:
-        Path(plan["out"]).write_text(json.dumps(found))
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
+    rank.leave(found)
 
 
 if __name__ == "__main__":

@@ -1,127 +1,81 @@
-"""Measures whole training steps of the example's language model: stock and Sluice in turns in one process group.
+"""Whole training steps of the example's language model, stock and Sluice in turns in one process group.
 
-    train --link 0.2gbit --pairs 20 --top-k 2 --zero 1
-    train --smoke                     a tiny model and one pair: does it run?
-
-Everything a step does is in its time: attention, gate, experts, gradient reduction, optimizer. One JSON record per run
-(of --smoke only where --records is given).
+Everything that a step does is in its time: attention, gate, experts, gradient reduction, optimizer.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-import tempfile
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT))
-
-from integration_tests.benchmarks.measuring import launch, records, sluice_side  # noqa: E402
+from integration_tests.benchmarks.measuring import pages, records
+from integration_tests.benchmarks.measuring.bench import LINK, RANKS, Bench, Option, pairs
 
 HERE = Path(__file__).resolve().parent
+CONFIG = HERE.parents[2] / "examples" / "text_lm" / "ds_config.json"
+PAGE = "benchmarks/training.md"
+OPTIONS = {
+    "layers": Option(3),
+    "width": Option(256),
+    "hidden": Option(1024),
+    "experts": Option(8),
+    "top_k": Option(1),
+    "batch": Option(16),
+    "no_drop": Option(False, "no capacity: no token is dropped"),
+    "dtype": Option("float32", choices=("float32", "bfloat16")),
+    "zero": Option(0, "stage of ZeRO", choices=(0, 1, 2)),
+    "ranks": RANKS,
+    "link": LINK,
+    "pairs": pairs(20),
+    "warm_up": Option(3, "steps that do not count"),
+    "seed": Option(1, "of data and weights"),
+    "option": Option([], "KEY=JSON of the ds_config key"),
+}
 SMOKE = {"layers": 1, "width": 32, "hidden": 64, "experts": 4, "batch": 2, "pairs": 1, "warm_up": 1, "link": "none"}
 
 
-def arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("layers", 3), ("width", 256), ("hidden", 1024), ("experts", 8), ("top-k", 1), ("batch", 16)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--no-drop", action="store_true")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--zero", type=int, choices=(0, 1, 2), default=0)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--ep-size", type=int, help="default: all ranks")
-    parser.add_argument("--link", default="1gbit")
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--warm-up", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=JSON", help="of the ds_config key")
-    parser.add_argument("--stock-only", action="store_true")
-    parser.add_argument("--records", type=Path, help="folder for the record (records/ beside this file)")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model, one pair, loopback: does it run?")
-    parser.add_argument("--verbose", action="store_true")
-    args = parser.parse_args()
-    if args.smoke:
-        vars(args).update(SMOKE)
-    else:
-        args.records = args.records or records.FOLDER
-    return args
-
-
-def plan_of(args: argparse.Namespace, out: str) -> dict:
-    """Everything the ranks need to know."""
-    config = json.loads((ROOT / "examples" / "text_lm" / "ds_config.json").read_text())
-    config["train_micro_batch_size_per_gpu"] = args.batch
-    config["sluice"].update((key, json.loads(value)) for key, _, value in (o.partition("=") for o in args.option))
-    if args.dtype == "bfloat16":
+def plan_of(options: Any) -> dict[str, Any]:
+    """What the ranks need to know."""
+    config = json.loads(CONFIG.read_text())
+    config["train_micro_batch_size_per_gpu"] = options.batch
+    config["sluice"].update((key, json.loads(value)) for key, _, value in (o.partition("=") for o in options.option))
+    if options.dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
-    if args.zero:
-        config["zero_optimization"] = {"stage": args.zero, "reduce_scatter": True, "contiguous_gradients": True}
-    shape = {
-        "layers": args.layers,
-        "width": args.width,
-        "hidden": args.hidden,
-        "experts": args.experts,
-        "top_k": args.top_k,
-        "ep_size": args.ep_size or args.ranks,
-        "drop_tokens": not args.no_drop,
-    }
-    keep = ("dtype", "seed", "link", "ranks", "pairs", "warm_up", "stock_only")
-    return {"shape": shape, "config": config, "out": out, **{name: getattr(args, name) for name in keep}}
+    if options.zero:
+        config["zero_optimization"] = {"stage": options.zero, "reduce_scatter": True, "contiguous_gradients": True}
+    shape = {name: getattr(options, name) for name in ("layers", "width", "hidden", "experts", "top_k")}
+    shape |= {"ep_size": options.ranks, "drop_tokens": not options.no_drop}
+    keep = ("dtype", "seed", "link", "ranks", "pairs", "warm_up")
+    return {"shape": shape, "config": config, **{name: getattr(options, name) for name in keep}}
 
 
-def main() -> int:
-    """Run the ranks, print the summary, write the record."""
-    args = arguments()
-    why = "" if args.stock_only else sluice_side.missing()
-    if why:
-        print(f"{why} Use --stock-only to measure stock alone.", file=sys.stderr)
-        return 3
-    progress = launch.Progress()
-
-    def on_progress(event: dict) -> None:
-        last = "  ".join(f"{s} {event['last'][s]:.3f} s loss {event['losses'][s]:.4f}" for s in event["last"])
-        progress.show(f"train {launch.bar(event['done'] / event['of'])} {event['done']}/{event['of']}  {last}")
-
-    with tempfile.TemporaryDirectory() as folder:
-        plan_file = Path(folder) / "plan.json"
-        plan_file.write_text(json.dumps(plan_of(args, folder)))
-        outcome = launch.run(
-            [sys.executable, str(HERE / "train_rank.py"), str(plan_file)],
-            world_size=args.ranks,
-            rate=args.link,
-            deadline_s=300 + 60 * (args.pairs + args.warm_up),
-            on_progress=on_progress,
-            progress=progress,
-            env=launch.environment(),
-            verbose=args.verbose,
+def run(bench: Bench) -> list[str]:
+    options = bench.options
+    found = bench.ask(HERE / "train_rank.py", plan_of(options), ranks=options.ranks, link=options.link, title="train")
+    for side in ("stock", "sluice"):
+        wall = found[side]["wall"]
+        bench.line(
+            f"{side:>6}  step {wall['median'] * 1e3:.0f} ms [{wall['q1'] * 1e3:.0f} .. {wall['q3'] * 1e3:.0f}]  cpu "
+            f"{found[side]['cpu']['median']:.2f} s  loss {found[side]['loss'][0]:.4f} -> {found[side]['loss'][-1]:.4f}"
         )
-        if outcome.status != 0:
-            return outcome.status
-        record = json.loads((Path(folder) / "record.json").read_text())
-    record["link"] = outcome.link
-    side = "stock-" if args.stock_only else ""
-    name = f"train-{side}w{args.ranks}-{args.link}-k{args.top_k}-{args.dtype}-zero{args.zero}"
-    if args.records is not None:
-        records.write(args.records / f"{name}.json", record)
-    progress.line("")
-    for side, figures in record["sides"].items():
-        wall, cpu = figures["wall"], figures["cpu"]["median"]
-        progress.line(
-            f"{side:>6}  step {wall['median'] * 1e3:.0f} ms [{wall['q1'] * 1e3:.0f} .. {wall['q3'] * 1e3:.0f}]  "
-            f"cpu {cpu:.2f} s  loss {figures['loss'][0]:.4f} -> {figures['loss'][-1]:.4f}"
-        )
-    if "speedup" in record:
-        ratio = record["speedup"]
-        progress.line(
-            f"speed-up {ratio['median']:.2f}x [{ratio['q1']:.2f} .. {ratio['q3']:.2f}], "
-            f"losses differ by at most {record['max_loss_difference']:.1e}"
-        )
-    return 0
+    bench.line(
+        f"speed-up {pages.spread(found['speedup'])}, losses differ by at most {found['max_loss_difference']:.1e}"
+    )
+    row: dict[str, Any] = {f"{side}_s": found[side]["wall"]["median"] for side in ("stock", "sluice")}
+    row |= {f"{side}_cpu_s": found[side]["cpu"]["median"] for side in ("stock", "sluice")}
+    row |= {name: found[name] for name in ("speedup", "max_loss_difference")}
+    bench.keep([row], found)
+    return []
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    def cells(run: dict[str, Any]) -> list[str]:
+        (row,) = records.rows_of(run)
+        walls = [f"{1e3 * row[f'{side}_s']:.0f} ms" for side in ("stock", "sluice")]
+        cpu = ", ".join(f"{row[f'{side}_cpu_s']:.2f}" for side in ("stock", "sluice"))
+        difference = f"{row['max_loss_difference']:.1e}"
+        return [f"`{run['command']}`", *walls, pages.spread(row["speedup"]), f"{cpu} s", difference]
+
+    heads = ["command", "stock", "Sluice", "speed-up", "CPU, both ranks", "losses differ by"]
+    return {"steps": f"{pages.made(runs)}\n\n{pages.table(heads, map(cells, runs))}"}

@@ -7,9 +7,6 @@ of a fixed tiny layer are timed when the machine is calibrated, and again in eve
   gemm_s, exchange_s   on torch alone; what they take now over what they took then is the machine's drift
   host_s                  what a tiny layer's step of as many tokens takes beside its passes: autograd, Python and the
                           barrier's end, which are in every step and in no pass
-
-`drifted` is a calibrated machine as it would be now. What is said of a prediction without it is the raw error; with it,
-and never in place of it, the error that is not the machine's.
 """
 
 from __future__ import annotations
@@ -17,15 +14,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 ROWS, WIDTH, HIDDEN, MATRICES = 128, 256, 512, 4  # of the GEMM: weights of 2 MiB in turn
 EXCHANGED = 1 << 16  # floats that each rank sends to each other one
 SAMPLES = 9
 NAMES = ("gemm_s", "exchange_s", "host_s")
-EXCHANGES = ("exchange", "node_exchange", "exchange_contention", "compute_contention")
-SECOND = ("second_exchange_", "second_compute_")
-NO_TIMES = ("share", "error", "exchange_skew_gain", "cache_miss_forward", "cache_miss_backward", "token_bucket_seconds")
 
 Sample = tuple[float, float, float]
 
@@ -78,26 +71,3 @@ def medians(samples: Sequence[Sample]) -> dict[str, float]:
 def drift(then: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
     """What GEMMs and exchanges take now over what they took then."""
     return {"gemm": now["gemm_s"] / then["gemm_s"], "exchange": now["exchange_s"] / then["exchange_s"]}
-
-
-def drifted(machine: Mapping[str, Any], by: Mapping[str, float]) -> dict[str, Any]:
-    """A calibrated machine (docs/tuning.md) whose exchanges take by["exchange"] times as long, and all else
-    by["gemm"] times: a processor that is taken away is taken from all that it does."""
-    found = {}
-    for name, value in machine.items():
-        factor = by["exchange"] if name in EXCHANGES or name.startswith(SECOND) else by["gemm"]
-        found[name] = _scaled(name, value, factor)
-    return found
-
-
-def _scaled(name: str, value: Any, factor: float) -> Any:
-    """Seconds, and points whose second number is seconds; what else there is stays."""
-    if name in NO_TIMES:
-        return value
-    if isinstance(value, dict):
-        return {key: _scaled(key, each, factor) for key, each in value.items()}
-    if isinstance(value, list):
-        return [[x, y * factor] for x, y in value]
-    if name.endswith(("_seconds", "_contention")):
-        return value * factor
-    return value / factor if name.endswith("_per_second") else value

@@ -1,4 +1,4 @@
-"""Rank-side of tuner.py: one scenario after another: every n by itself, every mode, and the paper models' choices."""
+"""Ranks of tuner.py: one scenario after another: every n by itself, every mode, and the paper models' choices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sluice.config import TunerOptions
 from integration_tests.benchmarks.measuring.parts import slowest
 from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen
-from integration_tests.benchmarks.tuner import reference
 from integration_tests.benchmarks.tuner.tuner_calibrated import Calibrated, apart, calibrated, tiny_layer
 from integration_tests.benchmarks.tuner.tuner_rounds import Rounds
 from integration_tests.benchmarks.tuner.tuner_scenario import (
@@ -112,9 +111,6 @@ def main() -> None:
             final, machine, latest[shape] = measure(rounds, scenario, latest[shape], budget, rank)
             found = json.loads(machine.text)
             final |= {"predicted": predictions(found, case, W, among, budget), "reference_then": machine.reference}
-            now = reference.drifted(found, reference.drift(machine.reference, final["reference_now"]))
-            said = predictions(now, case, W, among, budget)
-            final["predicted_now"] = {key: each["schedule"] for key, each in said.items()}
             picks = {name: key_of(choice) for name, choice in models.items()}
             picks = {name: key for name, key in picks.items() if key in final["measured"]}  # the others do not fit
             lines.append({**case, "modes": modes, "models": picks, **final, "calibration": found})

@@ -1,0 +1,7 @@
+"""`python -m integration_tests.benchmarks CASE [options]`; without a case: the list of them (measuring/bench.py)."""
+
+import sys
+
+from integration_tests.benchmarks.measuring.bench import main
+
+sys.exit(main(sys.argv[1:]))

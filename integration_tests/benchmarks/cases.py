@@ -1,0 +1,41 @@
+"""The benchmarks by name: what each measures, and its module."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ROOM = "integration_tests.benchmarks."
+
+
+class Case(NamedTuple):
+    what: str
+    module: str
+
+
+CASES = {
+    "layer": Case("one layer against DeepSpeed's; eight named cases, or a shape", ROOM + "layer.layer"),
+    "grid": Case("57 cells over every axis, 20 pairs each", ROOM + "layer.grid"),
+    "train": Case("training steps of examples/text_lm", ROOM + "train.train"),
+    "experts": Case("transformers' experts block against grouped_mm and a roofline", ROOM + "experts.experts"),
+    "drawn": Case("experts blocks drawn from all model families of transformers", ROOM + "experts.drawn"),
+    "first_step": Case("the first step of a new process against a settled one", ROOM + "experts.first_step"),
+    "ep": Case("transformers' expert parallelism against all_to_all", ROOM + "hosts.ep"),
+    "megatron": Case("layers of Megatron-Core", ROOM + "hosts.megatron_layer"),
+    "autoep": Case("layers of DeepSpeed's AutoEP", ROOM + "hosts.autoep_layer"),
+    "two_levels": Case("a layer deduplicated by node, by rank, and as the tuner chooses", ROOM + "turns.two_levels"),
+    "grouping": Case("exchanges in groups and one after the other; PipeMoE's form", ROOM + "turns.grouping"),
+    "overlap": Case("the overlap reached, of what is possible", ROOM + "turns.overlap"),
+    "overhead": Case("what tuning costs a run of 10,000 steps", ROOM + "turns.overhead"),
+    "restore": Case("bytes and time of every restore policy", ROOM + "restore.restore"),
+    "budget": Case("peaks under a memory budget: several layers, a hot expert", ROOM + "restore.budget"),
+    "blocks": Case("sluice.plan_model under ten budgets, against checkpointing", ROOM + "restore.blocks"),
+    "tuner": Case("regret of the tuner, errors of its predictions, baselines", ROOM + "tuner.tuner"),
+    "scenarios": Case(
+        "drawn runs: adaptive against fixed pairs and the papers' selectors", ROOM + "scenarios.scenarios"
+    ),
+    "moves": Case("experts that move under skewed loads", ROOM + "moves.moves"),
+    "live": Case("layers that change stages during a batch", ROOM + "live.live"),
+    "stages": Case("pipelines by the hosts' schedules and by Sluice's; bubbles", ROOM + "stages.stages"),
+    "optimizer": Case("AdamW in host memory, against DeepSpeed's and torch's", ROOM + "optimizer.optimizer"),
+    "papers": Case("the papers' figures, simulated", ROOM + "papers.papers"),
+}

@@ -1,0 +1,131 @@
+"""Ranks of compare.py: both sides of each cell in turns, on the same rows and weights, in one process group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from integration_tests.benchmarks.measuring import parts
+from integration_tests.benchmarks.measuring.rank import Rank
+
+SIDES = ("stock", "sluice")
+MOST_SETTLING = 60
+FEWEST_PAIRS = 3
+
+
+@dataclass
+class Sides:
+    """One cell, as its host has it."""
+
+    layers: dict[str, nn.Module]  # by side
+    call: Callable[[nn.Module, torch.Tensor], torch.Tensor]  # a layer on tokens
+    tokens: torch.Tensor  # of this rank
+    rows: torch.Tensor  # [E] that this rank sends to each expert
+    stats: Callable[[], dict[str, Any]]  # of Sluice's
+
+
+class _Expert(nn.Module):
+    """One expert by itself, for what its computation takes."""
+
+    def __init__(self, M: int, H: int, gated: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.up = nn.Linear(M, 2 * H if gated else H, bias=False, dtype=dtype)
+        self.down = nn.Linear(H, M, bias=False, dtype=dtype)
+        self.gated = gated
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.gated:
+            return self.down(nn.functional.gelu(self.up(x)))
+        gate, up = self.up(x).chunk(2, -1)
+        return self.down(nn.functional.silu(gate) * up)
+
+
+def _step(sides: Sides, side: str, gradient: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """One forward and backward with fresh gradients: seconds of the slowest rank, and the output."""
+    layer = sides.layers[side]
+    layer.zero_grad(set_to_none=True)
+    tokens = sides.tokens.detach().requires_grad_()
+    dist.barrier()
+    began = time.perf_counter()
+    output = sides.call(layer, tokens)
+    output.backward(gradient)
+    took = time.perf_counter() - began
+    return parts.slowest([took])[0], output.detach()
+
+
+def _settle(sides: Sides, gradient: torch.Tensor) -> int:
+    """Steps until Sluice has chosen its chunks, alike on all ranks."""
+    for number in range(MOST_SETTLING):
+        _step(sides, "sluice", gradient)
+        if sides.stats()["last_is_settled"]:
+            return number + 1
+    return MOST_SETTLING
+
+
+def _parts(cell: dict[str, Any], sides: Sides) -> dict[str, float]:
+    """Communication and computation of the real rows, each by itself, and what would be possible with them."""
+    dtype, matrix = sides.tokens.dtype, parts.rows_matrix(sides.rows)
+    comm_s, sent = parts.communication(matrix, cell["M"], dtype, 3)
+    local = cell["E"] // dist.get_world_size()
+    experts = nn.ModuleList(_Expert(cell["M"], cell["H"], cell["gated"], dtype) for _ in range(local))
+    forward_s, backward_s = parts.computation(experts, matrix, cell["M"], 3)
+    possible_s = max(comm_s, forward_s) + max(comm_s, backward_s)
+    return {
+        "comm_per_pass_s": comm_s,
+        "forward_compute_s": forward_s,
+        "backward_compute_s": backward_s,
+        "payload_bytes_sent": 2 * sent,
+        "possible_s": possible_s,
+    }
+
+
+def _measure(cell: dict[str, Any], sides: Sides, pairs: int, until: float, tell: Callable[[], None]) -> dict[str, Any]:
+    """until: when its time is over, by this rank's clock; the fewest pairs are measured in any case."""
+    gradient = torch.randn(sides.tokens.shape, generator=torch.Generator().manual_seed(5)).to(sides.tokens.dtype)
+    wall: dict[str, list[float]] = {side: [] for side in SIDES}
+    outputs: dict[str, torch.Tensor] = {}
+    settling = _settle(sides, gradient)
+    for number in range(pairs):
+        if number >= FEWEST_PAIRS and parts.slowest([time.monotonic() - until])[0] > 0:
+            break
+        for side in SIDES if number % 2 == 0 else reversed(SIDES):
+            _step(sides, side, gradient)  # each follows one of its own kind
+            took, outputs[side] = _step(sides, side, gradient)
+            wall[side].append(took)
+        tell()
+    gap = (outputs["stock"].float() - outputs["sluice"].float()).abs().max() / outputs["stock"].float().abs().max()
+    stats = sides.stats()
+    return {
+        **cell,
+        **_parts(cell, sides),
+        "wall_s": wall,
+        "difference": parts.slowest([gap.item()])[0],
+        "settling_steps": settling,
+        "chunks": stats["last_num_chunks"],
+        "gemm": stats["gemm"],
+    }
+
+
+def run(make: Callable[[dict[str, Any]], Sides]) -> NoReturn:
+    """All cells of the plan, in the process group that the host has made."""
+    rank = Rank()
+    plan, lines = rank.plan, []
+    pairs, of = plan["pairs"], len(plan["cells"])
+    end = time.monotonic() + plan["seconds"]
+    for number, cell in enumerate(plan["cells"]):
+        done = [number * pairs]
+
+        def tell(name: str = cell["name"], done: list[int] = done) -> None:
+            done[0] += 1
+            rank.report(done=done[0], of=of * pairs, name=name)
+
+        now = time.monotonic()
+        until = now + (end - now) / (of - number)  # the next cells have the time that a cell leaves over
+        lines.append(_measure(cell, make(cell), pairs, until, tell))
+    rank.leave(lines)

@@ -1,0 +1,137 @@
+"""Ranks of overhead.py: blocks of the tuned layer and of two sets of configured ones in turns."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.torch import Context, MoeLayer
+
+from integration_tests.benchmarks.measuring.parts import slowest
+from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts
+from integration_tests.benchmarks.measuring.stolen import Stolen
+
+MODES = ("deferred", "per_chunk")
+SIDES = ("tuned", "fixed", "twin")
+Choices = dict[int, tuple[int, str]]  # by T: n and mode of weight gradients
+
+
+class Run:
+    """Batches, experts and layers of one workload."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.plan = rank, rank.plan
+        plan, shape = rank.plan, rank.plan["shape"]
+        M, H, E, K = (shape[name] for name in "MHEK")
+        generator = torch.Generator().manual_seed(plan["seed"] + rank.number)
+        self.batches = {}
+        for T in plan["sizes"]:
+            tokens = torch.randn(T, M, generator=generator).requires_grad_()
+            self.batches[T] = (
+                tokens,
+                balanced_ids(T, E, K),
+                torch.full((T, K), 1.0 / K),
+                torch.randn(T, M, generator=generator),
+            )
+        self.experts = make_experts(M, H, E // rank.world_size)
+
+    def context(self) -> Context:
+        return self.rank.context(gemm=self.plan["gemm"])
+
+    def layer(self, context: Context, chunks: int = 0, wgrad: str = "adaptive") -> MoeLayer:
+        shape = self.plan["shape"]
+        return MoeLayer(
+            context,
+            model_width=shape["M"],
+            hidden_width=shape["H"],
+            num_experts=shape["E"],
+            top_k=shape["K"],
+            activation="relu",
+            num_chunks=chunks,
+            wgrad_mode=wgrad,
+        )
+
+    def step(self, layer: MoeLayer, T: int) -> None:
+        forget_gradients(self.experts)
+        tokens, ids, weights, cotangent = self.batches[T]
+        layer(tokens, ids, weights, self.experts).backward(cotangent)
+
+    def chosen(self, context: Context, before: Choices) -> Choices:
+        """What was decided last for each size; as before where nothing was."""
+        found = dict(before)
+        for decision in context.decisions():
+            rows = {T: abs(T * self.plan["shape"]["K"] - decision["rows"]) for T in self.batches}
+            found[min(rows, key=rows.__getitem__)] = (decision["num_chunks"], MODES[decision["wgrad_mode"]])
+        return found
+
+
+class Fixed:
+    """Layers that are told what the tuned one has settled on by now, warm before they count."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.context = run, run.context()
+        self.layers: dict[tuple[int, str], MoeLayer] = {}
+        self.warm: set[tuple[int, tuple[int, str]]] = set()
+        self.choices: Choices = {}
+
+    def follow(self, choices: Choices) -> None:
+        self.choices = choices
+        for T, choice in choices.items():
+            if choice not in self.layers:
+                self.layers[choice] = self.run.layer(self.context, *choice)
+            if (T, choice) not in self.warm:
+                self.warm.add((T, choice))
+                self.step(T)
+
+    def step(self, T: int) -> None:
+        self.run.step(self.layers[self.choices[T]], T)
+
+
+def main() -> None:
+    rank = Rank()
+    plan, run = rank.plan, Run(rank)
+    tuned_context, fixed = run.context(), {"fixed": Fixed(run), "twin": Fixed(run)}
+    tuned = run.layer(tuned_context)
+    choices: Choices = dict.fromkeys(run.batches, (1, "deferred"))
+    gc.disable()
+    draw, stolen = random.Random(plan["seed"]), Stolen(1.0, 0.0)
+    clocks: dict[str, dict[str, list[float]]] = {c: {side: [] for side in SIDES} for c in ("wall", "cpu")}
+    raced: list[bool] = []
+    done, races = 0, 0
+    while done < plan["steps"]:
+        sizes = [draw.choice(plan["sizes"]) for _ in range(min(plan["block"], plan["steps"] - done))]
+        choices = run.chosen(tuned_context, choices)  # alike on all ranks
+        for each in fixed.values():
+            each.follow(choices)
+        stolen.begin()
+        for side in draw.sample(SIDES, len(SIDES)):
+            gc.collect()  # here, and not beside whichever side is on turn when the interpreter thinks of it
+            dist.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            for T in sizes:
+                if side == "tuned":
+                    run.step(tuned, T)
+                else:
+                    fixed[side].step(T)
+            clocks["cpu"][side].append(time.process_time() - cpu)
+            clocks["wall"][side].append(time.perf_counter() - wall)
+        stolen.spoiled()  # never: it only notes
+        before, races = races, tuned_context.tuner_stats()["race_passes"]
+        raced.append(races > before)
+        done += len(sizes)
+        rank.report(done=done, of=plan["steps"], name="steps")
+    found: dict[str, Any] = {
+        c: {side: slowest(values) for side, values in sides.items()} for c, sides in clocks.items()
+    }
+    found["stolen"], found["most_stolen"] = stolen.shares, plan["most_stolen"]
+    found["stats"], found["raced"] = tuned_context.tuner_stats(), raced
+    found["chosen"] = run.chosen(tuned_context, choices)
+    rank.leave(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,6 @@ import torch
 
 from ..._library import Library
 from ...errors import Foreign, from_status
-from . import build
 
 
 class Native:
@@ -78,6 +77,8 @@ class Native:
 @functools.cache
 def native() -> Native:
     """Opens the shared object of this torch, compiling it first if there is none."""
+    from . import build  # not before: `python -m sluice.adapters.torch.build` imports this package first
+
     path = build.ensure()
     try:
         return Native(path)

@@ -22,7 +22,8 @@ static void write_build_info(void) {
   snprintf(build_info, sizeof build_info,
            "sluice " TEXT(SLUICE_VERSION_MAJOR) "." TEXT(SLUICE_VERSION_MINOR) "." TEXT(
                SLUICE_VERSION_PATCH) ", compiler " __VERSION__
-                                     ", devices: cpu cuda, comm: local host tcp mpi nccl, gemm: native ref onednn blas "
+                                     ", devices: cpu, cuda (so far on fakes only), comm: local host tcp mpi nccl, "
+                                     "gemm: native ref onednn blas "
                                      "host cublas (foreign libraries on demand), cuda kernels: %llu bytes",
            bytes);
 }

@@ -165,7 +165,7 @@ def _library() -> Iterator[Finding]:
     library = _library.load()
     info = library.ffi.string(library.lib.sluice_build_info()).decode()
     yield Finding("library", OK, f"{library.path}: {info}")
-    yield Finding("device", OK, "cpu")
+    yield Finding("device", OK, "cpu; nothing of Sluice has run on a GPU yet")
 
 
 def _self_check() -> Iterator[Finding]:
@@ -385,6 +385,10 @@ def _deepspeed() -> Iterator[Finding]:
         form = {"sparse": "sparse routes", "dense": "dense masks (an older release)"}[layout]
         yield Finding("deepspeed", OK, f"{version}: deepspeed.moe.layer.MoE would be swapped, routes come as {form}")
     yield from _auto_ep(version)
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() == "cpu":
+        yield shared_memory_op(get_accelerator().create_op_builder("ShareMemCommBuilder").name)
     for problem in autoload.problems:
         yield Finding("hook", BAD, problem, "report it with this output")
     method: Any = getattr(DeepSpeedEngine, hook.METHOD, None)
@@ -394,6 +398,43 @@ def _deepspeed() -> Iterator[Finding]:
         yield Finding("hook", OK, f"DeepSpeedEngine.{hook.METHOD} is wrapped")
     else:
         yield Finding("hook", NOTE, "not loaded in this process", "start scripts with `python -m sluice.run train.py`")
+
+
+def shared_memory_op(name: str) -> Finding:
+    """What DeepSpeed compiles in the first `init_distributed` of a CPU, without a word; torch guards it by a file."""
+    folder = os.path.join(_extensions(), name)
+    lock = os.path.join(folder, "lock")
+    is_built = os.path.isdir(folder) and any(entry.endswith(".so") for entry in os.listdir(folder))
+    check = "deepspeed's op"
+    if os.path.exists(lock):
+        left = f"{lock} is there{'' if is_built else ' without a library'}: a build is under way, or was interrupted"
+        return Finding(
+            check, BAD, left, "if no compiler runs, delete that file: deepspeed.init_distributed waits for it for ever"
+        )
+    if is_built:
+        return Finding(check, OK, f"{name} is built in {folder}")
+    return Finding(
+        check,
+        NOTE,
+        f"{name} is not built: the first deepspeed.init_distributed compiles it for minutes, without a word",
+        "wait for it: an interrupted build leaves a lock. Or build it now: python -c "
+        '"from deepspeed.accelerator import get_accelerator as a; '
+        "a().create_op_builder('ShareMemCommBuilder').load()\"",
+    )
+
+
+def _extensions() -> str:
+    """Where torch builds extensions; torch's own function of that makes the folder."""
+    import torch
+    from torch.utils import cpp_extension
+
+    named = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if named is not None:
+        return named
+    kind = "cpu" if torch.version.cuda is None else f"cu{torch.version.cuda.replace('.', '')}"
+    abi = getattr(sys, "abiflags", "")
+    folder = f"py{sys.version_info.major}{sys.version_info.minor}{abi}_{kind}"
+    return os.path.join(cpp_extension.get_default_build_root(), folder)
 
 
 def _auto_ep(version: str) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 
+import pytest
 from sluice.adapters.torch.build import SOURCES
 
 ONCE = len(SOURCES) + 1  # calls of the compiler: each source, and the link
@@ -43,6 +44,14 @@ def start(*arguments, **environment):
 def finish(process):
     text = process.communicate(timeout=280)[0]
     return process.returncode, text
+
+
+@pytest.mark.parametrize("module", ["sluice", "sluice.run", "sluice.adapters.torch.build"])
+def test_Modules_RunByName_WarnOfNothing(module):
+    """runpy warns where the package has imported the module already."""
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0 and done.stderr == "", done
 
 
 def test_Build_SeveralAtOnce_CompileOnce(tmp_path):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from sluice import doctor_config
+from sluice import doctor, doctor_config
 
 STEP = {"train_micro_batch_size_per_gpu": 8}
 ON = {"enabled": True}
@@ -196,3 +196,28 @@ def test_Command_WithAConfig_ExitsByWhatItFinds(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         found = json.loads(done.stdout)["findings"][-1]
         assert (done.returncode, found["check"]) == (code, "config"), done.stdout[-1500:] + done.stderr[-500:]
+
+
+LIBRARY, LOCK = "deepspeed_shm_comm.so", "lock"
+
+
+@pytest.mark.parametrize(
+    ("there", "state", "said"),
+    [
+        (None, "note", "compiles it for minutes, without a word"),
+        ([], "note", "an interrupted build leaves a lock"),
+        ([LIBRARY], "ok", "is built in"),
+        ([LOCK], "bad", "without a library"),
+        ([LIBRARY, LOCK], "bad", "is there: a build is under way, or was interrupted"),
+    ],
+)
+def test_DeepSpeedsOp_BuiltOrNot_LocksAreNamed(tmp_path, monkeypatch, there, state, said):
+    folder = tmp_path / "deepspeed_shm_comm"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    if there is not None:
+        folder.mkdir()
+    for name in there or ():
+        (folder / name).touch()
+    found = doctor.shared_memory_op("deepspeed_shm_comm")
+    assert found.state == state and said in f"{found.detail} -> {found.advice}", found
+    assert (str(folder / LOCK) in found.detail) == (LOCK in (there or ())) and folder.exists() == (there is not None)

@@ -155,13 +155,12 @@ class ExpertsState:
                 raise Unsupported(_watched(type(module).__name__, watched_by, self._group is not None))
             refuse_torn(self)
             layer, tensors, dtype = self._layer_of(module, hidden, ids, weights)
+            kept = self._kept(module, ids, tensors[0].shape[0])
         except Exception as error:
             self._refuse(error, hidden.device)
             raise
         tokens = hidden if hidden.dtype == dtype else hidden.to(dtype)
         route = weights if weights.dtype == torch.float32 else weights.float()
-        # Expert parallelism marks the routes to other ranks with the number of local experts.
-        kept = ids.masked_fill(ids == tensors[0].shape[0], -1) if self._group is None else ids
         with layer.context.lock:
             if layer.experts is None:
                 out = layer(tokens, kept, route, tensors)
@@ -172,6 +171,28 @@ class ExpertsState:
                 finally:
                     layer.experts.bind(None, None)
         return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+
+    def _kept(self, module: Any, ids: torch.Tensor, num_local: int) -> torch.Tensor:
+        """The ids as the library takes them: -1 for a route to nobody, which transformers does not have.
+
+        It has the number of experts instead, of one rank: expert parallelism marks the routes to other ranks so, and
+        eager passes it over without expert parallelism too. Sluice's own transport gets global ids without marks.
+        """
+        if not ids.is_cpu:  # who asks for a number waits for the device
+            return ids.masked_fill(ids == num_local, -1) if self._group is None else ids
+        if ids.numel() == 0:
+            return ids
+        lowest, highest = (int(bound) for bound in ids.aminmax())
+        last = num_local if self._group is None else self.num_experts - 1
+        if lowest < 0 or highest > last:
+            wrong = ids if ids.dim() == 2 else ids.reshape(-1, 1)
+            token, choice = ((wrong < 0) | (wrong > last)).nonzero()[0].tolist()
+            mark = f", or {num_local} for a route to no expert here" if self._group is None else ""
+            raise InvalidArgument(
+                f"{type(module).__name__}: top_k_index[{token}, {choice}] is {int(wrong[token, choice])}; ids lie in "
+                f"[0, {num_local if self._group is None else self.num_experts}){mark}: see the router"
+            )
+        return ids.masked_fill(ids == num_local, -1) if self._group is None and highest == num_local else ids
 
     def _quick(
         self, latest: StackedLayer, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -186,6 +207,7 @@ class ExpertsState:
             not all(type(tensor) is torch.nn.Parameter for tensor in tensors)
             or up.shape != self._up_shape
             or up.dtype is not latest.dtype
+            or (ids.numel() > 0 and int(ids.min()) < 0)  # which the library would drop
         ):
             return None
         return latest.quick(hidden, ids, weights if weights.dtype == torch.float32 else weights.float(), tensors)

@@ -48,8 +48,8 @@ sluice_status_t sluice_route(const sluice_tensor_t* expert_ids, int32_t num_expe
       int64_t id = id_at(ids, t, k);
       if (id < -1 || id >= num_experts) {
         return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                           "expert_ids[%lld, %lld] is %lld: want -1 (dropped) to num_experts - 1 = %d", (long long)t,
-                           (long long)k, (long long)id, (int)num_experts - 1);
+                           "expert_ids[%lld, %lld] is %lld; ids lie in [0, %d), or -1 to drop the route", (long long)t,
+                           (long long)k, (long long)id, (int)num_experts);
       }
     }
   }

@@ -316,7 +316,7 @@ def test_Generation_PreparedCalls_SameBitsWhateverChanges(kind: str, dtype: torc
     compare(given)
     bad = rows(MODEL, 6, 5, 2)
     bad.ids[3, 1] = 9
-    with torch.no_grad(), pytest.raises(sluice.errors.InvalidArgument, match="expert_ids"):
+    with torch.no_grad(), pytest.raises(sluice.errors.InvalidArgument, match="top_k_index"):
         module(bad.tokens.to(dtype), bad.ids, bad.weights)
     compare(given)
 

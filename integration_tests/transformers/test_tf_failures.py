@@ -32,6 +32,15 @@ def test_OptionsThatDiffer_BothAreToldAndGoOn(fresh2: Ranks, path: Path) -> None
         assert found["said"].startswith("Mismatch") and "chunks" in found["said"] and found["finite"], found
 
 
+def test_IdsOutOfRange_OnOneRank_BothAreToldAndGoOn(fresh2: Ranks, path: Path) -> None:
+    zero, one = fresh2.run("tf_ep_failures:ids_out_of_range", path=str(path))
+    for number, bad in enumerate((-1, 8)):
+        text = f"top_k_index[1, 1] is {bad}; ids lie in [0, 8): see the router"
+        assert one[number].startswith("InvalidArgument") and text in one[number], one
+        assert zero[number].startswith("PeerRefused") and text in zero[number], zero
+    assert zero[2] == one[2] == ""
+
+
 @pytest.mark.parametrize("targets", ["experts", "parametrization", "attention"])
 def test_Adapters_OfExpertsThatAreShared_AreRefusedByName(fresh2: Ranks, path: Path, targets: str) -> None:
     """PEFT's before anything runs; those of others in the first forward. On attention they train."""

@@ -50,6 +50,31 @@ def test_Dtype_TwoInOneModule_IsRefused() -> None:
     refuse(module, Unsupported, "down_proj", "bfloat16", "float32")
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_Ids_OutsideOfTheExperts_AreRefusedAsByEager(wanted: bool) -> None:
+    """The number of experts is transformers' mark of a route to nobody; nothing else below 0 or above is taken."""
+    module, given = make(), rows(16, 4, 5, 2)
+    eager = make()
+    eager.config._experts_implementation = "eager"
+    eager.load_state_dict(module.state_dict())
+    with torch.set_grad_enabled(wanted):
+        for _ in range(2):  # the second by the quick way, where no gradient is wanted
+            assert torch.allclose(
+                module(given.tokens, given.ids, given.weights), eager(given.tokens, given.ids, given.weights), atol=1e-5
+            )
+            for bad in (-1, 5, 1000):
+                ids = given.ids.clone()
+                ids[2, 1] = bad
+                with pytest.raises(RuntimeError, match="Class values must be"):
+                    eager(given.tokens, ids, given.weights)
+                said = rf"MixtralExperts: top_k_index\[2, 1\] is {bad}; ids lie in \[0, 4\), or 4 for a route"
+                with pytest.raises(InvalidArgument, match=said):
+                    module(given.tokens, ids, given.weights)
+            ids[2, 1] = 4
+            found = module(given.tokens, ids, given.weights)
+            assert torch.allclose(found, eager(given.tokens, ids, given.weights), atol=1e-5)
+
+
 def test_Device_ParametersElsewhere_IsRefused() -> None:
     refuse(make().to("meta"), Unsupported, "gate_up_proj", "meta", "move the model")
 
@@ -87,13 +112,6 @@ def test_Contract_QuantisedTensor_IsRefused() -> None:
     del module.gate_up_proj
     module.gate_up_proj = packed
     refuse(module, Unsupported, "gate_up_proj is a Packed")
-
-
-def test_Ids_OutOfRange_AreNamed() -> None:
-    module, given = make(), rows(16, 4, 5, 2)
-    given.ids[3, 1] = 5
-    with pytest.raises(InvalidArgument, match="expert_ids"):
-        module(given.tokens, given.ids, given.weights)
 
 
 def test_Shapes_OfRows_AreNamed() -> None:

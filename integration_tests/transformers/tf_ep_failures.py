@@ -45,6 +45,21 @@ def options_differ(path: str) -> dict[str, Any]:
     return {"said": said, "finite": bool(output.isfinite().all())}
 
 
+def ids_out_of_range(path: str) -> list[str]:
+    """Rank 1 has an id that is no expert's; then both go on."""
+    experts = _module(path)
+    total, said = experts.num_experts * dist.get_world_size(), []
+    for bad in (-1, total, 0):
+        ids = torch.zeros(3, 2, dtype=torch.int64)
+        ids[1, 1] = bad if dist.get_rank() == 1 else 1
+        try:
+            experts(torch.randn(3, experts.config.hidden_size), ids, torch.ones(3, 2))
+            said.append("")
+        except SluiceError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
 def one_rank_skips(path: str) -> str:
     """Rank 1 leaves the second call out."""
     experts = _module(path, timeout=5)

@@ -285,7 +285,10 @@ typedef struct sluice_moe_forward_args_s {
   size_t struct_size;                         /* set by sluice_moe_forward_args_init */
   const sluice_ext_header_t* next;            /* NULL */
   const sluice_tensor_t* tokens;              /* [T, M] unit column stride */
-  const sluice_tensor_t* expert_ids;          /* [T, K] i32 or i64, any strides; -1 drops the route */
+  const sluice_tensor_t* expert_ids;          /* [T, K] i32 or i64, any strides. Each is in [0, num_experts), or -1:
+                                                 the route is dropped, nothing is added for it and its weight's gradient
+                                                 is 0. Any other is INVALID_ARGUMENT; on CUDA under a capacity it counts
+                                                 as -1 and is reported (bad_route) */
   const sluice_tensor_t* route_weights;       /* [T, K] f32, any strides; NaN and infinities pass through */
   const sluice_expert_tensors_t* params;      /* NULL with callbacks */
   const sluice_expert_callbacks_t* callbacks; /* NULL without */

@@ -49,9 +49,9 @@ SLUICE_API sluice_status_t sluice_dispatch_backward(sluice_dispatch_t* dispatch,
 SLUICE_EXPORT void sluice_dispatch_destroy(sluice_dispatch_t* dispatch);
 
 /* Counts routes and orders them: the local half of a dispatch.
- * expert_ids [T, K]; out_rows_per_expert [E] i64; out_order [T*K] i64 (or NULL): flat route indices t*K+k sorted by
- * expert, then token, then k; dropped routes are left out and the tail is -1. Thread-safe, host-complete. Errors:
- * INVALID_ARGUMENT naming the entry, NO_MEMORY. */
+ * expert_ids [T, K], each in [0, E), or -1: dropped; out_rows_per_expert [E] i64; out_order [T*K] i64 (or NULL): flat
+ * route indices t*K+k sorted by expert, then token, then k; dropped routes are left out and the tail is -1.
+ * Thread-safe, host-complete. Errors: INVALID_ARGUMENT naming the entry, NO_MEMORY. */
 SLUICE_API sluice_status_t sluice_route(const sluice_tensor_t* expert_ids, int32_t num_experts,
                                         int64_t* out_rows_per_expert, int64_t* out_order);
 

@@ -20,6 +20,7 @@ LAST_METHOD = "_configure_checkpointing"  # the optimizer is there, and nothing 
 
 # The optimizer's step, the zeroing of gradients, and the count of steps.
 UPDATE = "_take_model_step"
+CLIPPING = "clip_fp32_gradients"
 
 
 # Whose files number experts by their place, and which all ranks call; whether they go back to where they lay.
@@ -60,6 +61,21 @@ def _with_moves(original: Any) -> Any:
     return method
 
 
+def _with_norm(original: Any) -> Any:
+    """The clipping of f32 gradients, by a norm that does not depend on where experts live."""
+
+    @functools.wraps(original)
+    def method(self: Any) -> Any:
+        if getattr(self, "sluice", None) is None:
+            return original(self)
+        from sluice.adapters.deepspeed import clip_norm
+
+        return clip_norm.clip(self, lambda: original(self))
+
+    method._sluice_original = original  # type: ignore[attr-defined]
+    return method
+
+
 def _with_plan(original: Any) -> Any:
     """The method, before which a pipeline's layers go where a plan has them."""
 
@@ -95,6 +111,7 @@ def install(engine_module: ModuleType) -> None:
     for name, and_back in CHECKPOINTS.items():
         setattr(cls, name, _at_home(getattr(cls, name), and_back))
     setattr(cls, UPDATE, _with_moves(getattr(cls, UPDATE)))
+    setattr(cls, CLIPPING, _with_norm(getattr(cls, CLIPPING)))
     adam_hook.install(engine_module)
 
 
@@ -103,7 +120,7 @@ def uninstall(engine_module: ModuleType) -> None:
     original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
     if original is not None:
         setattr(engine_module.DeepSpeedEngine, METHOD, original)
-    for name in (*CHECKPOINTS, UPDATE, LAST_METHOD):
+    for name in (*CHECKPOINTS, UPDATE, CLIPPING, LAST_METHOD):
         wrapped = getattr(getattr(engine_module.DeepSpeedEngine, name), "_sluice_original", None)
         if wrapped is not None:
             setattr(engine_module.DeepSpeedEngine, name, wrapped)

@@ -13,6 +13,7 @@ import sluice
 import torch
 from sluice import trace
 from sluice.adapters.deepspeed import kinds, moving, moving_layers, seam, shares
+from sluice.adapters.deepspeed.clip_norm import TRUE
 from sluice.adapters.deepspeed.finding import Finding
 from sluice.adapters.deepspeed.runners import Runners
 from sluice.adapters.deepspeed.seam import Backend
@@ -50,7 +51,8 @@ class Stage(NamedTuple):
 class Handle:
     """What was swapped in one model, and its batches. `unswap()` leaves the model as it was."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.layers: list[nn.Module] = []
         self.findings: list[Finding] = []
         self.refused: list[str] = []
@@ -147,13 +149,18 @@ def swap(module: nn.Module, options: Options | None = None, at_least: int = 0, s
     On any error nothing stays swapped. `at_least`: fewer layers than this is an error too. `stage`: of a pipeline.
     """
     options = options or Options()
-    handle = Handle()
+    handle = Handle(options)
     try:
         _swap(handle, module, options)
         if len(handle.layers) < at_least:
             raise UnsupportedError(
                 f"SLUICE=require, but {len(handle.layers)} MoE layers run on Sluice: {type(module).__name__} holds no "
                 "deepspeed.moe.layer.MoE and no AutoEP layer"
+            )
+        if handle.refused and options.clip_norm == TRUE:
+            raise UnsupportedError(
+                f'"clip_norm": "{TRUE}" needs all MoE layers on Sluice, which does not know the experts of the others: '
+                f"{handle.refused[0]}"
             )
     except BaseException:
         handle.unswap()

@@ -11,6 +11,8 @@ import sluice
 import torch
 import torch.distributed as dist
 from cases_traps import _one_step
+from deepspeed.runtime import engine as engine_module
+from deepspeed.runtime import utils
 from ds_models import SLUICE, batch, build, ds_config, engine, train
 from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
 from sluice.adapters.deepspeed import moving
@@ -20,7 +22,6 @@ from sluice.adapters.host.placement import Placement
 from sluice.errors import InvalidState, SluiceError, Unsupported
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-# DeepSpeed clips by a norm that sums over the experts in the order of their places, by default.
 SECTION = {**SLUICE, **PROMISES_BITS}
 UNCLIPPED = {"gradient_clipping": 0.0}
 
@@ -47,6 +48,7 @@ def moved_training(
     config: dict[str, Any] | None = None,
     dtype: str = "float32",
     forget: str = "",
+    options: dict[str, Any] | None = None,
 ) -> Any:
     """[unmoved, moved]: what `train` gives. They are home at the end. Experts move before the optimizer's step, so that
     gradients go too; under ZeRO and the bf16 optimizers, which have none behind an update, in front of the next
@@ -69,9 +71,10 @@ def moved_training(
             moves += all(moving.has_moved(layer) for layer in host.sluice.layers)
 
     common: dict[str, Any] = {"config": config, "dtype": dtype, "at_end": kept_bits}
-    still = train(layers, steps, SECTION, **common)
+    section = {**SECTION, **(options or {})}
+    still = train(layers, steps, section, **common)
     with forgetting(forget, is_left_out=True):
-        moved = train(layers, steps, SECTION, **common, **{"before" if behind else "check": move})
+        moved = train(layers, steps, section, **common, **{"before" if behind else "check": move})
     return [still, {**moved, "moves": moves}]
 
 
@@ -261,6 +264,68 @@ def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
     host.destroy()
     dist.barrier()
     return found
+
+
+def derived(config: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
+    """What DeepSpeed computes in a first step: of stock, with experts at home and away, and the same by the true norm.
+    All rows go to the experts of the first rank, at home."""
+    spread = [0, 1] * 2, [0, 0, 1, 1]
+    found = []
+    for section, places in (
+        (None, None),
+        (SECTION, None),
+        (SECTION, spread),
+        ({**SECTION, "clip_norm": "true"}, None),
+        ({**SECTION, "clip_norm": "true"}, spread),
+    ):
+        model = build([{"num_experts": 4, "drop_tokens": False}])
+        with torch.no_grad():
+            model.moes[0].deepspeed_moe.gate.wg.weight[2:] -= 100 * model.moes[0].deepspeed_moe.gate.wg.weight[:2]
+        host = engine(model, ds_config(**config), section)
+        if places is not None:
+            host.sluice.move_experts(host.sluice.layers[0], *places)
+        norms: list[float] = []
+        with _noted_norms(norms):
+            for step in range(config.get("gradient_accumulation_steps", 1)):
+                x, target = batch(step, None, getattr(torch, dtype))
+                loss = host(x, target)
+                host.backward(loss)
+                host.step()
+        moe = host.module.moes[0].deepspeed_moe
+        norm = host.get_global_grad_norm() if not norms else norms[-1]
+        found.append(
+            {
+                "norm": float(norm),
+                "loss": float(loss.detach()),
+                "l_aux": float(moe.l_aux.detach()),
+                "exp_counts": moe.exp_counts.tolist(),
+                "skipped": host.skipped_steps,
+                "was_applied": host.was_step_applied(),
+            }
+        )
+        if section is not None:
+            with host.sluice.at_home(False):
+                pass
+            host.sluice.unswap()
+        host.destroy()
+    return found
+
+
+@contextlib.contextmanager
+def _noted_norms(norms: list[float]) -> Iterator[None]:
+    """What DeepSpeed's function returns that clips gradients of f32."""
+    original = utils.clip_grad_norm_
+
+    def noted(**given: Any) -> Any:
+        norm = original(**given)
+        norms.append(float(norm))
+        return norm
+
+    utils.clip_grad_norm_ = engine_module.clip_grad_norm_ = noted
+    try:
+        yield
+    finally:
+        utils.clip_grad_norm_ = engine_module.clip_grad_norm_ = original
 
 
 class _Broken(RuntimeError):

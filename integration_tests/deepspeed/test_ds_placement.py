@@ -47,6 +47,49 @@ def test_Move_ModulesAndTwoReplicas_HasTheBitsOfNone(ranks4: Ranks) -> None:
     assert _differ(ranks4.run("cases_placement:moved_training", layers=layers, steps=9, every=2)) == []
 
 
+@pytest.mark.parametrize("clip_norm", ["stock", "true"])
+def test_Move_WithClipping_HasTheBitsOfNone(ranks2: Ranks, clip_norm: str) -> None:
+    case = {"layers": LAYERS, "steps": 9, "every": 2, "config": {"gradient_clipping": 0.02}}
+    answers = ranks2.run("cases_placement:moved_training", options={"clip_norm": clip_norm}, **case)
+    assert _differ(answers) == [] if clip_norm == "stock" else True
+    for still, moved in answers:
+        assert moved["losses"] == pytest.approx(still["losses"], rel=1e-5)
+
+
+# What DeepSpeed computes from the experts of a rank (docs/placement.md), by how it trains.
+DERIVED = {"zero 0": ({}, "float32"), **ZERO}
+SUMMED_BY_RANK = ("zero 1", "zero 2", "zero 1, bf16", "zero 2, bf16", "zero 1, bf16, accumulated in f32")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in ("zero 0", "bf16") else pytest.param(n, marks=pytest.mark.full) for n in DERIVED]
+)
+def test_Derived_AfterAMove_IsThatOfHome(ranks2: Ranks, name: str) -> None:
+    config, dtype = DERIVED[name]
+    arguments = {"config": {**config, "gradient_clipping": 0.01}, "dtype": dtype}
+    for stock, home, away, true_home, true_away in ranks2.run("cases_placement:derived", **arguments):
+        if name in SUMMED_BY_RANK:  # a sum over ranks of squares: up to the order of its terms
+            assert away.pop("norm") == pytest.approx(home["norm"], rel=1e-6)
+            assert home.pop("norm") == pytest.approx(stock.pop("norm"), rel=1e-2 if "bf16" in name else 1e-6)
+        elif name == "zero 0":
+            assert home["norm"] == pytest.approx(stock.pop("norm"), rel=1e-6)
+        assert away == home
+        assert stock.items() <= home.items() if dtype == "float32" else True
+        if name == "zero 0":
+            assert true_home["norm"] == pytest.approx(true_away["norm"], rel=1e-6)
+            assert true_home["norm"] > 1.01 * home["norm"]
+
+
+def test_TrueNorm_OfF32WithoutZero_IsThatOfZero(ranks2: Ranks) -> None:
+    without, zero = (
+        ranks2.run("cases_placement:derived", config={**config, "gradient_clipping": 0.01}, dtype="float32")
+        for config in ({}, ZERO["zero 1"][0])
+    )
+    for (*_, true_home, true_away), (stock, *_) in zip(without, zero):
+        assert true_home["norm"] == pytest.approx(stock["norm"], rel=1e-6)
+        assert true_away["norm"] == pytest.approx(stock["norm"], rel=1e-6)
+
+
 @pytest.mark.parametrize("name", [n if n == "zero 1, bf16" else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
 def test_Move_BehindUpdatesOfZero_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
     config, dtype = ZERO[name]

@@ -27,6 +27,7 @@ ACCUMULATE = ("in_place", "autograd")
 TRANSPORTS = ("tcp", "c10d")
 WIRE_DTYPES = ("bf16", "int8")
 GEMMS = ("native", "ref", "onednn", "blas", "host")
+CLIP_NORMS = ("stock", "true")
 TUNER_MODES = ("adaptive", "profile", "model")
 PIPELINE_POLICIES = ("adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe", "zero_bubble")
 # They need more than one virtual stage on a rank; a pipeline engine's module has one part of the layers there.
@@ -136,6 +137,7 @@ class Options:
     pipeline: PipelineOptions | None = None
     placement: PlacementOptions | None = None
     grouping: str | None = None
+    clip_norm: str | None = None  # of CLIP_NORMS; None: stock's
     shared_memory_budget: int | None = None
     shared_host_memory_budget: int | None = None
 
@@ -518,6 +520,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "accumulate": _one_of(ACCUMULATE),
     "gradient_pool": _bytes_or_none,
     "optimizer": _boolean,
+    "clip_norm": _one_of(CLIP_NORMS),
     "pipeline": _pipeline,
     "placement": _placement,
     "gemm": _one_of(GEMMS),

@@ -55,6 +55,7 @@ TABLE = {
         frozenset((DS_CONFIG, SPEC)),
         "it computes the optimizer of a DeepSpeed engine, or what Megatron-Core offloads, which no other host has",
     ),
+    "clip_norm": Rule(frozenset((DS_CONFIG,)), "it is the norm of a DeepSpeed engine, which no other host has"),
     "pipeline": Rule(frozenset((DS_CONFIG,)), "it must be an object, whose keys have rules of their own"),
     "pipeline.enabled": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),
     "pipeline.policy": Rule(frozenset((DS_CONFIG,)), _NO_OTHER_PIPELINE),

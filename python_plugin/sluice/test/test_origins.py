@@ -42,6 +42,7 @@ REFUSED = {
     "wire_dtype": {"wire_dtype": "bf16"},
     "timeout": {"timeout": 1e9},
     "optimizer": {"optimizer": True},
+    "clip_norm": {"clip_norm": "true"},
     "pipeline.enabled": {"pipeline": {"enabled": True}},
     "pipeline.policy": {"pipeline": {"policy": "1f1b"}},
     "pipeline.in_flight": {"pipeline": {"in_flight": 4}},
@@ -64,7 +65,7 @@ OF_AN_ENGINE = {
     *("optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight", "pipeline.plan"),
     *("pipeline.memory_budget", "pipeline.weight_apart"),
     *("placement", "placement.interval", "placement.target", "placement.least_gain", "placement.horizon"),
-    "placement.bytes_per_second",
+    *("placement.bytes_per_second", "clip_norm"),
 }
 
 

@@ -1,0 +1,136 @@
+"""The norm by which DeepSpeed clips gradients of f32 without ZeRO, wherever experts live.
+
+Stock takes the norm of what a rank holds, and the mean of that over ranks. So the value depends on which experts lie
+together. By default each rank answers here for the experts that it has at home, in their order: stock's own function
+adds stock's own numbers. The option "clip_norm" asks for the norm of all gradients, each expert once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.host.kept import Piece
+from sluice.adapters.host.moving import has_moved
+
+from deepspeed.runtime import utils
+
+TRUE = "true"
+_NONE = -1.0  # there is no gradient
+Norms = dict[tuple[str, int], torch.Tensor]  # by name of a piece and expert, where there is a gradient
+
+
+class _Gradient:
+    """What stock asks of a gradient: a norm that is known, and a factor for what is here, if anything is."""
+
+    def __init__(self, norm: torch.Tensor, here: torch.Tensor | None) -> None:
+        self._norm, self._here = norm, here
+
+    @property
+    def data(self) -> _Gradient:
+        return self
+
+    def detach(self) -> _Gradient:
+        return self
+
+    def float(self) -> _Gradient:
+        return self
+
+    def norm(self, norm_type: float) -> torch.Tensor:
+        assert norm_type == 2.0
+        return self._norm
+
+    def mul_(self, factor: torch.Tensor) -> None:
+        if self._here is not None:
+            self._here.mul_(factor)
+
+
+class _Parameter:
+    """In the place of an expert's parameter."""
+
+    def __init__(self, parameter: torch.Tensor, norm: torch.Tensor, here: torch.Tensor | None) -> None:
+        self.parameter = parameter
+        self.grad = _Gradient(norm, here)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.parameter, name)
+
+
+def clip(engine: Any, original: Callable[[], None]) -> None:
+    """In the place of DeepSpeedEngine.clip_fp32_gradients. Collective over the ranks of each layer's group."""
+    handle = engine.sluice
+    is_true = handle.options.clip_norm == TRUE
+    if not is_true and not any(has_moved(layer._sluice) for layer in handle.layers):
+        original()
+        return
+    norms = [_norms_of(layer) for layer in handle.layers]
+    parameters = list(_all(engine, norms) if is_true else _at_home(engine, norms))
+    total = utils.clip_grad_norm_(parameters=parameters, max_norm=engine.gradient_clipping(), mpu=engine.mpu)
+    if is_true:
+        return
+    answered = {id(p.parameter) for p in parameters if isinstance(p, _Parameter)}
+    for parameter in (p for layer in handle.layers for p in layer.experts.parameters()):
+        if parameter.grad is not None and id(parameter) not in answered:  # in the place of one that has none
+            parameter.grad.mul_(torch.clamp(engine.gradient_clipping() / (total + 1e-6), max=1.0))
+
+
+def _norms_of(layer: Any) -> Norms:
+    """Of every piece of every expert of a layer, as stock takes it of a parameter. Collective over its group."""
+    state = layer._sluice
+    slots = state.slots(layer.experts)
+    own = torch.stack([torch.stack([_norm_of(piece) for piece in slot.pieces.values()]) for slot in slots])
+    of_ranks = [own]
+    if len(state.finding.ranks) > 1:
+        of_ranks = [torch.empty_like(own) for _ in state.finding.ranks]
+        dist.all_gather(of_ranks, own, group=layer.ep_group)
+    are_there = torch.stack(of_ranks).ge(0).tolist()
+    return {
+        (name, e): of_ranks[rank][slot, index]
+        for e, (rank, slot) in enumerate(zip(*state.placement))
+        for index, name in enumerate(slots[0].pieces)
+        if are_there[rank][slot][index]
+    }
+
+
+def _norm_of(piece: Piece) -> torch.Tensor:
+    gradient = piece.parameter.grad
+    if gradient is None:
+        return torch.tensor(_NONE, device=piece.parameter.device)
+    return piece.of(gradient.data).detach().float().norm(2.0)
+
+
+def _at_home(engine: Any, norms: list[Norms]) -> Iterator[Any]:
+    """The model's parameters in their order, each of an expert's with the norm of the one that it has at home."""
+    known: dict[int, list[torch.Tensor]] = {}
+    for layer, found in zip(engine.sluice.layers, norms):
+        state = layer._sluice
+        own = state.finding.ranks.index(dist.get_rank()) if len(state.finding.ranks) > 1 else 0
+        for e, slot in zip(state.home.experts_of(own), state.slots(layer.experts)):
+            for name, piece in slot.pieces.items():
+                norms_of = known.setdefault(id(piece.parameter), [])
+                norms_of.extend([found[name, e]] if (name, e) in found else [])
+    for parameter in engine.module.parameters():
+        found = known.get(id(parameter))
+        if found is None:
+            yield parameter
+        elif found:
+            # Of one that holds several experts up to the last bits, whose order of sums is another.
+            norm = found[0] if len(found) == 1 else torch.stack(found).norm(2.0)
+            yield _Parameter(parameter, norm, parameter.grad)
+
+
+def _all(engine: Any, norms: list[Norms]) -> Iterator[Any]:
+    """All parameters that are no expert's, then those of all experts, in one order on all ranks."""
+    of_experts = {id(p) for layer in engine.sluice.layers for p in layer.experts.parameters()}
+    yield from (parameter for parameter in engine.module.parameters() if id(parameter) not in of_experts)
+    for layer, found in zip(engine.sluice.layers, norms):
+        slots, state = layer._sluice.slots(layer.experts), layer._sluice
+        own = state.finding.ranks.index(dist.get_rank()) if len(state.finding.ranks) > 1 else 0
+        for (name, e), norm in found.items():
+            rank, slot = state.placement.place(e)
+            piece = slots[slot].pieces[name]
+            gradient = piece.parameter.grad
+            here = piece.of(gradient) if rank == own and gradient is not None else None
+            yield _Parameter(piece.parameter, norm, here)

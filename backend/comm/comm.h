@@ -51,7 +51,9 @@ typedef struct sluice_comm_vtable_s {
   /* Not 0 when the host wants waits ended; asked between the slices of a wait. NULL: it never does. */
   int32_t (*is_interrupted)(sluice_comm_t* comm);
   /* Gives up a request whose wait timed out, in bounded time: afterwards the implementation touches its buffers no more
-   * where the transport allows that. Releases it, or keeps it until destroy. NULL: kept until destroy. */
+   * where the transport allows that. MPI does not, for a receive that had been matched and for every send: buffers of
+   * an exchange that failed over MPI stay the transport's, and outlive the communicator. Releases it, or keeps it until
+   * destroy. NULL: kept until destroy. */
   void (*abandon)(sluice_comm_t* comm, sluice_comm_request_t* request);
   /* Enqueues an exchange of device memory on `stream` and returns; stream-complete. NULL: host memory only. Failures
    * end the communicator and record themselves; what the device reports later comes from a later call. */

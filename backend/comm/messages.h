@@ -27,8 +27,8 @@
  *                that hears of it, also where another rank was waited for
  *   ABORTED      sluice_messages_abort or sluice_comm_abort on this rank
  *   TIMED_OUT    sluice_messages_wait waited for the communicator's timeout; the record names the laggard
- *   OVER_BUDGET  more than max_unexpected_bytes came unasked for; the record names their sender, or the allocator's
- *                limit was met, as does NO_MEMORY
+ *   OVER_BUDGET  more than max_unexpected_bytes came unasked for, or a message is longer than max_message_bytes or than
+ *                its receive allows; the record names their sender, or the allocator's limit was met, as does NO_MEMORY
  *   INTERNAL     a peer sent what no endpoint sends
  *   FOREIGN      the transport's own error, with its text
  * The exchanges of the communicator do not fail with its endpoint, except by what made it fail.
@@ -50,9 +50,13 @@ typedef struct sluice_messages_config_s {
   /* What all ranks must agree on before the first message, hashed by the owner (base/hash.h): compared when the
    * endpoint is opened. */
   uint64_t fingerprint;
-  /* Bytes of heads and payloads that are kept, or are arriving, without a receive; 0 = 1 GiB. What a correct owner
+  /* Bytes of heads and payloads that are kept, or are arriving, without a receive; 0 = 1 GiB, and never more than this
+   * machine's memory. What a correct owner
    * needs follows from what its peers may send ahead: this stops a rank that sends without end. */
   uint64_t max_unexpected_bytes;
+  /* Of the payload of one message that arrives: memory is asked for by what its sender says ahead of it, so a sender
+   * that has gone wrong could ask for all there is. 0 = half of this machine's memory. */
+  uint64_t max_message_bytes;
   /* Memory of arriving messages; NULL: the process's. Outlives the endpoint. It is called from the transport's thread
    * or from the peer's, with nothing locked. */
   sluice_allocator_t* allocator;
@@ -100,9 +104,13 @@ typedef uint64_t sluice_message_request_t;
 sluice_status_t sluice_messages_send(sluice_messages_t* messages, const sluice_message_t* message, uint64_t user,
                                      sluice_message_request_t* out_request);
 
-/* Posts a receive of one message from `peer` with `tag`, whatever its sizes. out_request may be NULL. A peer that has
- * left and whose messages are all taken makes the endpoint fail with PEER_LOST, here or in the next wait.
- * Errors: as sluice_messages_send. */
+/* Posts a receive of one message from `peer` with `tag`. out_request may be NULL. A peer that has left and whose
+ * messages are all taken makes the endpoint fail with PEER_LOST, here or in the next wait. max_bytes: of the payload; a
+ * longer one that arrives for this receive ends the endpoint (OVER_BUDGET) before memory is asked for. One that had
+ * arrived before is given all the same: it has met max_unexpected_bytes. Errors: as sluice_messages_send. */
+sluice_status_t sluice_messages_receive_up_to(sluice_messages_t* messages, int32_t peer, uint64_t tag,
+                                              uint64_t max_bytes, uint64_t user, sluice_message_request_t* out_request);
+/* The same, of a payload of any size up to the endpoint's max_message_bytes. */
 sluice_status_t sluice_messages_receive(sluice_messages_t* messages, int32_t peer, uint64_t tag, uint64_t user,
                                         sluice_message_request_t* out_request);
 

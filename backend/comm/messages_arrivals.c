@@ -154,6 +154,18 @@ static sluice_status_t refuse(sluice_messages_t* m, sluice_status_t status) {
   return status;
 }
 
+static sluice_status_t refuse_long(sluice_messages_t* m, int32_t peer, const sluice_frame_t* frame, uint64_t limit,
+                                   const char* whose) {
+  const int32_t rank = m->comm->rank;
+  return refuse(m, SLUICE_FAIL_PEER(
+                       SLUICE_E_OVER_BUDGET, rank, peer,
+                       "rank %d announces a message of %llu bytes to rank %d (tag %#llx); %s at most %llu: rank %d has "
+                       "gone wrong, or the ranks run different configurations. These messages are at their end: close "
+                       "them on all ranks",
+                       peer, (unsigned long long)frame->payload_bytes, rank, (unsigned long long)frame->tag, whose,
+                       (unsigned long long)limit, peer));
+}
+
 sluice_status_t sluice_messages_arrive(sluice_messages_t* m, int32_t peer, const sluice_frame_t* frame,
                                        sluice_message_arrival_t** out_arrival) {
   *out_arrival = NULL;
@@ -167,12 +179,17 @@ sluice_status_t sluice_messages_arrive(sluice_messages_t* m, int32_t peer, const
                                       (unsigned long long)frame->payload_bytes));
   }
   const uint64_t bytes = frame->payload_bytes + frame->head_bytes;
+  if (frame->payload_bytes > m->max_message_bytes)
+    return refuse_long(m, peer, frame, m->max_message_bytes, "max_message_bytes is");
   pthread_mutex_lock(&m->mutex);
-  const int is_expected = find_receive(m, peer, frame->tag) != NULL;
+  const sluice_message_operation_t* receive = find_receive(m, peer, frame->tag);
+  const int is_expected = receive != NULL;
+  const uint64_t wanted = is_expected ? receive->max_bytes : UINT64_MAX;
   const uint64_t unexpected = m->unexpected_bytes;
   const int is_over = !is_expected && (bytes > m->max_unexpected_bytes || unexpected > m->max_unexpected_bytes - bytes);
   if (!is_expected && !is_over) m->unexpected_bytes += bytes;
   pthread_mutex_unlock(&m->mutex);
+  if (frame->payload_bytes > wanted) return refuse_long(m, peer, frame, wanted, "its receive is for");
   if (is_over) {
     return refuse(m, SLUICE_FAIL_PEER(
                          SLUICE_E_OVER_BUDGET, rank, peer,

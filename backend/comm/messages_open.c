@@ -1,12 +1,15 @@
 /* Endpoints come, on all ranks together, and go, each by itself. */
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/math.h"
 #include "backend/comm/comm_usable.h"
 #include "backend/comm/messages_state.h"
 
 #define DEFAULT_UNEXPECTED_BYTES (UINT64_C(1) << 30)
+#define MIN_MACHINE_BYTES        (UINT64_C(1) << 31) /* where the system does not say */
 
 enum { VERSION = 1 };
 
@@ -22,6 +25,13 @@ typedef struct open_card_s {
 static void init_word(sluice_outgoing_t* out, int32_t peer) {
   out->peer = peer;
   out->frame.kind = SLUICE_FRAME_WAITS;
+}
+
+/* What arrives is input of a computation whose result is about as large. */
+static uint64_t half_of_the_memory(void) {
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  const uint64_t bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
+  return sluice_max_u64(bytes, MIN_MACHINE_BYTES) / 2;
 }
 
 static sluice_status_t create(sluice_comm_t* comm, const sluice_messages_config_t* config,
@@ -48,7 +58,10 @@ static sluice_status_t create(sluice_comm_t* comm, const sluice_messages_config_
   m->comm = comm;
   m->bytes = bytes;
   m->memory = config->allocator != NULL ? config->allocator : sluice_process_allocator();
+  const uint64_t half = half_of_the_memory();
   m->max_unexpected_bytes = config->max_unexpected_bytes != 0 ? config->max_unexpected_bytes : DEFAULT_UNEXPECTED_BYTES;
+  m->max_unexpected_bytes = sluice_min_u64(m->max_unexpected_bytes, 2 * half);
+  m->max_message_bytes = config->max_message_bytes != 0 ? config->max_message_bytes : half;
   pthread_mutex_init(&m->mutex, NULL);
   sluice_cond_init(&m->changed);
   sluice_link_t* const lists[] = {&m->free_arrivals, &m->all_arrivals, &m->sends, &m->completed, &m->free_operations};

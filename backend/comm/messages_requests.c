@@ -211,6 +211,11 @@ void sluice_messages_sent(sluice_messages_t* m, sluice_outgoing_t* out) {
 
 sluice_status_t sluice_messages_receive(sluice_messages_t* m, int32_t peer, uint64_t tag, uint64_t user,
                                         sluice_message_request_t* out_request) {
+  return sluice_messages_receive_up_to(m, peer, tag, UINT64_MAX, user, out_request);
+}
+
+sluice_status_t sluice_messages_receive_up_to(sluice_messages_t* m, int32_t peer, uint64_t tag, uint64_t max_bytes,
+                                              uint64_t user, sluice_message_request_t* out_request) {
   if (out_request != NULL) *out_request = 0;
   sluice_message_operation_t* o;
   SLUICE_TRY(check_peer(m, peer, "sluice_messages_receive"));
@@ -220,6 +225,7 @@ sluice_status_t sluice_messages_receive(sluice_messages_t* m, int32_t peer, uint
   o->peer = peer;
   o->tag = tag;
   o->user = user;
+  o->max_bytes = max_bytes;
   pthread_mutex_lock(&m->mutex);
   number(m, o, out_request);
   o->arrival = sluice_messages_take_unexpected(m, peer, tag);

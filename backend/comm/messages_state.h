@@ -36,6 +36,7 @@ typedef struct sluice_message_operation_s {
   uint64_t tag;
   uint64_t user;
   uint64_t number;
+  uint64_t max_bytes;                /* of a receive */
   sluice_message_arrival_t* arrival; /* of a completed receive */
   sluice_message_span_t few[SLUICE_FEW_SPANS];
   sluice_message_span_t* many; /* [capacity], kept for the next send */
@@ -60,7 +61,7 @@ struct sluice_messages_s {
   sluice_wire_t* wire; /* NULL: one rank */
   sluice_allocator_t* memory;
   uint64_t bytes; /* of this block */
-  uint64_t max_unexpected_bytes;
+  uint64_t max_unexpected_bytes, max_message_bytes;
   _Atomic int64_t outstanding;
 
   pthread_mutex_t mutex; /* guards what follows; nothing is called with it */

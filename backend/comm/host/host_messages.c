@@ -158,9 +158,11 @@ static sluice_status_t post_front(host_wire_t* wire, int32_t peer, sluice_host_f
 
 static sluice_status_t post_part(host_wire_t* wire, int32_t peer, sluice_host_failure_t* failure) {
   host_peer_t* p = &wire->peers[peer];
-  unsigned char* to = p->arrival != NULL ? sluice_messages_payload_of(p->arrival) : p->trash;
+  /* What is thrown away goes to one place, part by part: its sender has said how long it is. */
+  unsigned char* to =
+      p->arrival != NULL ? (unsigned char*)sluice_messages_payload_of(p->arrival) + p->offset : p->trash;
   const uint64_t bytes = sluice_min_u64(p->front.frame.payload_bytes - p->offset, PART_BYTES);
-  return wire->host->receive(wire->endpoint, peer, to + p->offset, bytes, &p->request, failure);
+  return wire->host->receive(wire->endpoint, peer, to, bytes, &p->request, failure);
 }
 
 /* Under the mutex, which the endpoint must not be called with for these: so what has come is put down here. */
@@ -225,8 +227,10 @@ static void read_front(host_wire_t* wire, int32_t peer, sluice_message_arrival_t
     return;
   }
   p->arrival = arrival;
-  if (arrival == NULL) p->trash = malloc(frame->payload_bytes); /* the sender may close when it has been taken */
-  if (arrival == NULL && p->trash == NULL) p->is_over = 1;      /* then it will have to give it up */
+  if (arrival == NULL)
+    p->trash =
+        malloc(sluice_min_u64(frame->payload_bytes, PART_BYTES)); /* the sender may close when it has been taken */
+  if (arrival == NULL && p->trash == NULL) p->is_over = 1;        /* then it will have to give it up */
   *out_follows = !p->is_over;
 }
 

@@ -176,6 +176,46 @@ static void too_much_unexpected(cts_rank_t* me) {
   free(payload);
 }
 
+static void too_long(cts_rank_t* me, const sluice_messages_config_t* config, uint64_t max_bytes) {
+  enum { BYTES = 100000 };
+  sluice_messages_t* m;
+  sluice_message_completion_t c;
+  unsigned char* payload = cts_make_payload(me->rank, 1, BYTES);
+  CTS_TRY(me, sluice_messages_open(me->comm, config, &m) == SLUICE_OK);
+  if (me->rank == 0) {
+    CTS_TRY(me, sluice_messages_receive_up_to(m, 1, 7, max_bytes, 7, NULL) == SLUICE_OK);
+    CTS_TRY(me, sluice_messages_receive_up_to(m, 1, 8, max_bytes, 8, NULL) == SLUICE_OK);
+    CTS_TRY(me, cts_meet(me));
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 7, &c)); /* as long as it may be */
+    CTS_TRY(me, c.payload_bytes == BYTES - 1);
+    sluice_messages_release(m, c.arrival);
+    CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_E_OVER_BUDGET);
+    CTS_TRY(me, cts_last_peer() == 1);
+  } else {
+    CTS_TRY(me, cts_meet(me));
+    if (me->rank == 1) {
+      CTS_TRY(me, cts_send(m, 0, 7, payload, BYTES - 1, 7) == SLUICE_OK);
+      CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 7, &c));
+      const sluice_status_t status = cts_send(m, 0, 8, payload, BYTES, 8);
+      CTS_TRY(me, status == SLUICE_OK || status == SLUICE_E_PEER_LOST);
+    }
+    sluice_status_t status = sluice_messages_receive(m, me->rank, 5, 5, NULL);
+    while (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c); /* the long one may have gone out */
+    CTS_TRY(me, status == SLUICE_E_PEER_LOST);
+    CTS_TRY(me, cts_last_peer() == 0);
+  }
+  CTS_TRY(me, cts_meet(me));
+  sluice_messages_close(m);
+  free(payload);
+}
+
+static void longer_than_its_receive(cts_rank_t* me) { too_long(me, NULL, 100000 - 1); }
+
+static void longer_than_any(cts_rank_t* me) {
+  const sluice_messages_config_t config = {.max_message_bytes = 100000 - 1};
+  too_long(me, &config, UINT64_MAX);
+}
+
 /* Opens alone, sends to itself, receives; each allocation fails once. */
 static void nth_allocation(cts_rank_t* me) {
   sluice_allocator_t* allocator = sluice_process_allocator();
@@ -304,6 +344,8 @@ const cts_case_t cts_messages_losses_cases[] = {
     {"CloseMessages_AllIsSent_HurtsOnlyWhoNeedsMore", leave_early, 2, 0, 0},
     {"CloseMessages_HalfOfThemOut_Ends", close_under_way, 1, 0, 0},
     {"Messages_MoreThanIsKept_IsOverBudgetNamingTheSender", too_much_unexpected, 2, 0, 0},
+    {"Messages_LongerThanTheReceiveAllows_IsOverBudgetNamingTheSender", longer_than_its_receive, 2, 0, 0},
+    {"Messages_LongerThanMaxMessageBytes_IsOverBudgetNamingTheSender", longer_than_any, 2, 0, 0},
     {"Messages_NthAllocationFails_LeaksNothing", nth_allocation, 0, 0, 0},
     {"OpenMessages_NthAllocationOfAnyRankFails_AllOrNone", nth_allocation_of_an_opening, 2, 0, 0},
     {"Message_NoMemoryForIt_IsToldOnBothSides", no_memory_for_arrival, 2, 0, 0},

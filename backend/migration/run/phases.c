@@ -102,6 +102,7 @@ static sluice_status_t connect(sluice_migration_t* m) {
   const sluice_messages_config_t config = {
       .fingerprint = m->target,
       .max_unexpected_bytes = m->list.arriving_bytes + (UINT64_C(1) << 20),
+      .max_message_bytes = sluice_max_u64(m->config.chunk_bytes, UINT64_C(1) << 20),
       .allocator = &m->memory,
   };
   const sluice_status_t status = sluice_messages_open(m->comm, &config, &m->messages);

@@ -11,6 +11,8 @@
 /* An announcement, ready or a refusal, agree or a refusal. */
 enum { WORDS_OF_A_PEER = 3 };
 
+#define MOST_BEHIND_A_WORD UINT64_C(65536) /* a word has nothing behind it: another build's may, and is told of it */
+
 /* ---- saying ---- */
 
 static sluice_status_t say_to(sluice_migration_t* m, int32_t rank, const sluice_move_word_t* word) {
@@ -37,7 +39,8 @@ sluice_status_t sluice_move_say(sluice_migration_t* m, int32_t say) {
 
 /* One word at a time: who is silent has the oldest request, which is the one that a wait names. */
 static sluice_status_t listen_to(sluice_migration_t* m, int32_t rank) {
-  return sluice_messages_receive(m->messages, rank, SLUICE_MOVE_WORD_TAG, (uint64_t)rank, NULL);
+  return sluice_messages_receive_up_to(m->messages, rank, SLUICE_MOVE_WORD_TAG, MOST_BEHIND_A_WORD, (uint64_t)rank,
+                                       NULL);
 }
 
 sluice_status_t sluice_move_listen(sluice_migration_t* m) {
@@ -90,15 +93,16 @@ static void refuse_differing(sluice_migration_t* m, int32_t rank, const char* wh
 static void hear_refusal(sluice_migration_t* m, int32_t rank, const sluice_move_word_t* word) {
   char why[640];
   m->peers[rank].has_refused = 1;
+  const int32_t refuser = word->rank >= 0 && word->rank < m->comm->world_size ? word->rank : rank;
   const int is_theirs = word->status == SLUICE_E_MISMATCH || word->status == SLUICE_E_PEER_REFUSED;
   /* That two ranks differ is the fault of neither, and the same story on all. */
   if (is_theirs) {
     (void)snprintf(why, sizeof why, "%s", word->reason);
   } else {
     (void)snprintf(why, sizeof why, "migration to epoch %llu: rank %d refused: %s: %s", (unsigned long long)word->epoch,
-                   word->rank, sluice_status_name(word->status), word->reason);
+                   refuser, sluice_status_name(word->status), word->reason);
   }
-  refuse(m, word->status == SLUICE_E_MISMATCH ? SLUICE_E_MISMATCH : SLUICE_E_PEER_REFUSED, word->rank, why);
+  refuse(m, word->status == SLUICE_E_MISMATCH ? SLUICE_E_MISMATCH : SLUICE_E_PEER_REFUSED, refuser, why);
 }
 
 static void hear_word(sluice_migration_t* m, const sluice_message_completion_t* completion) {

@@ -1,6 +1,7 @@
 /* What ranks say to each other beside tensors. */
 #include <string.h>
 
+#include "backend/base/math.h"
 #include "backend/pipeline/run/requests.h"
 #include "backend/pipeline/run/state.h"
 
@@ -76,9 +77,9 @@ static int is_through(const sluice_pipeline_t* pipeline, int32_t rank) {
 static sluice_status_t listen_to(sluice_pipeline_t* pipeline, int32_t rank) {
   sluice_stage_peer_t* peer = &pipeline->peers[rank];
   if (peer->is_heard || is_through(pipeline, rank)) return SLUICE_OK;
-  const sluice_status_t status =
-      sluice_messages_receive(pipeline->endpoint->messages, rank, SLUICE_STAGE_CONTROL_TAG,
-                              sluice_stage_request(SLUICE_STAGE_REQUEST_CONTROL, rank), NULL);
+  const sluice_status_t status = sluice_messages_receive_up_to(
+      pipeline->endpoint->messages, rank, SLUICE_STAGE_CONTROL_TAG, SLUICE_STAGE_CONTROL_BYTES,
+      sluice_stage_request(SLUICE_STAGE_REQUEST_CONTROL, rank), NULL);
   peer->is_heard = status == SLUICE_OK;
   if (status == SLUICE_OK || status == SLUICE_E_NO_MEMORY) return status;
   return sluice_stage_break_endpoint(pipeline, status);
@@ -131,7 +132,7 @@ static void take_stop(sluice_pipeline_t* pipeline, int32_t rank, const sluice_me
   peer->stopped = head->batch;
   peer->stop = completion->arrival;
   peer->tags = completion->payload;
-  peer->num_tags = completion->payload_bytes / sizeof(uint64_t);
+  peer->num_tags = sluice_min_u64(completion->payload_bytes, SLUICE_STAGE_CONTROL_BYTES) / sizeof(uint64_t);
   if (pipeline->stopper < 0 && head->batch == pipeline->number) pipeline->stopper = rank;
 }
 

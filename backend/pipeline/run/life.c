@@ -5,7 +5,8 @@
 #include "backend/base/hash.h"
 #include "backend/pipeline/run/state.h"
 
-/* What peers may send before this rank asks for it is limited by their programs, not by a number here. */
+/* What peers may send before this rank asks for it is limited by their programs; where one has gone wrong, by this
+ * machine's memory. */
 #define MAX_UNEXPECTED_BYTES (UINT64_MAX / 2)
 
 static sluice_pipeline_t* new_pipeline(int32_t num_ranks) {

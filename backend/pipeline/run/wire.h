@@ -50,6 +50,8 @@ typedef struct sluice_stage_times_s {
 uint64_t sluice_stage_tag(uint64_t batch, const sluice_stage_op_t* op);
 /* Of everything but tensors; of one peer they arrive in the order in which they were sent. */
 #define SLUICE_STAGE_CONTROL_TAG UINT64_MAX
+/* Of one of them: more than times of 128 virtual stages and a note, or the tags of 2048 sends. */
+#define SLUICE_STAGE_CONTROL_BYTES UINT64_C(65536)
 
 /* ---- lists of tensors ---- */
 

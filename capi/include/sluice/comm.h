@@ -99,8 +99,11 @@ SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* c
  * it is negative; MPI must be initialised with MPI_THREAD_MULTIPLE, or not at all (then it is initialised so, and
  * finalised with the last communicator, unless that one is broken). Rank and world_size of the config are ignored.
  * `library` is the path of libsluice_mpi.so, or NULL: beside libsluice, then the loader's search. Collective over that
- * communicator. Thread-safe. Errors: NOT_FOUND (names the library and what to install), UNSUPPORTED (thread level),
- * FOREIGN (MPI's text). */
+ * communicator.
+ * MPI cannot take back a receive that has been matched, nor any send: after a call over it has failed (PEER_LOST,
+ * TIMED_OUT, ABORTED) it may still read what was sent and write into what was to be received. Keep the buffers of such
+ * a call until the process ends, or at least until the communicator is destroyed and every rank has gone. Thread-safe.
+ * Errors: NOT_FOUND (names the library and what to install), UNSUPPORTED (thread level), FOREIGN (MPI's text). */
 SLUICE_API sluice_status_t sluice_comm_create_mpi(const sluice_comm_config_t* config, int64_t mpi_comm_f,
                                                   const char* library, sluice_comm_t** out_comm);
 

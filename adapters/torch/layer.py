@@ -444,9 +444,9 @@ class MoeLayer:
         is_new, self._has_told_fallback = not self._has_told_fallback, True
         if is_new and self.context.ep_group.rank == 0:
             warnings.warn(
-                f"sluice: layer {self.layer_id}: routing gives a rank more rows than the budget keeps: chunks that no "
-                "longer fit are sent and computed again in backward (slower, same results); num_fallback_chunks of "
-                "sluice.stats counts them",
+                f"sluice: layer {self.layer_id}: routing gives a rank more rows than memory_budget keeps, so chunks "
+                "that do not fit are sent and computed again in backward: slower, same results, nothing to repair. "
+                "A larger memory_budget or a more even routing avoids it; num_fallback_chunks of sluice.stats counts them",
                 stacklevel=2,
             )
 

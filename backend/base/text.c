@@ -25,3 +25,10 @@ void sluice_text_add_number(sluice_text_t* text, double value) {
   sluice_c_locale_leave(locale);
   sluice_text_add(text, is_exact ? "%.10g" : "%.17g", value);
 }
+
+const char* sluice_size_text(uint64_t bytes, char text[SLUICE_SIZE_TEXT_BYTES]) {
+  const int is_small = bytes < 1 << 20;
+  sluice_text_t out = sluice_text(text, SLUICE_SIZE_TEXT_BYTES);
+  sluice_text_add(&out, "%.1f %s", (double)bytes / (is_small ? 1024.0 : 1048576.0), is_small ? "KiB" : "MiB");
+  return text;
+}

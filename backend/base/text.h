@@ -18,6 +18,9 @@ static inline sluice_text_t sluice_text(char* data, uint64_t room) {
 
 /* As printf; what has no room is cut off. */
 __attribute__((format(printf, 2, 3))) void sluice_text_add(sluice_text_t* text, const char* format, ...);
+/* A number of bytes for people: "9.3 MiB", or "12.5 KiB". Writes and returns text. */
+#define SLUICE_SIZE_TEXT_BYTES 32
+const char* sluice_size_text(uint64_t bytes, char text[SLUICE_SIZE_TEXT_BYTES]);
 /* A finite number, in ten digits where they read as the same one, else in seventeen. */
 void sluice_text_add_number(sluice_text_t* text, double value);
 

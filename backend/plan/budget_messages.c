@@ -2,6 +2,8 @@
 
 #include <stdio.h>
 
+#include "backend/base/text.h"
+
 /* The whole by which a share of it becomes `needed`, whatever rounding down the share took. */
 static uint64_t whole_for(uint64_t needed, uint64_t share, uint64_t whole) {
   return (uint64_t)((double)needed * ((double)whole / (double)share) * (1 + 1e-12)) + 1;
@@ -13,14 +15,17 @@ sluice_budget_messages_t sluice_budget_messages(const sluice_budget_shares_t* sh
   const uint64_t whole = of_host ? shares->whole_host_memory : shares->whole_memory;
   const char *name = of_host ? "host memory budget" : "memory budget",
              *key = of_host ? "host_memory_budget" : "memory_budget";
+  char size[SLUICE_SIZE_TEXT_BYTES], of_whole[SLUICE_SIZE_TEXT_BYTES];
   sluice_budget_messages_t messages;
   if (whole == 0 || whole == own || budget != own) { /* a plan of the host's has a budget of its own */
-    snprintf(messages.what, sizeof messages.what, "the %s of %llu bytes", name, (unsigned long long)budget);
+    snprintf(messages.what, sizeof messages.what, "the %s of %llu bytes (%s)", name, (unsigned long long)budget,
+             sluice_size_text(budget, size));
     snprintf(messages.raise, sizeof messages.raise, "%s to that", key);
     return messages;
   }
-  snprintf(messages.what, sizeof messages.what, "%llu bytes, this context's share of the %s of %llu",
-           (unsigned long long)own, name, (unsigned long long)whole);
+  snprintf(messages.what, sizeof messages.what, "%llu bytes (%s), this context's share of the %s of %llu (%s)",
+           (unsigned long long)own, sluice_size_text(own, size), name, (unsigned long long)whole,
+           sluice_size_text(whole, of_whole));
   snprintf(messages.raise, sizeof messages.raise, "%s to %llu", key, (unsigned long long)whole_for(needed, own, whole));
   return messages;
 }

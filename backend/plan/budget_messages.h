@@ -5,8 +5,8 @@
 #include "backend/plan/problem.h"
 
 typedef struct sluice_budget_messages_s {
-  char what[112]; /* "the memory budget of 100 bytes", or "60 bytes, this context's share of ..." */
-  char raise[64]; /* "memory_budget to that", or "... to 170" where the share would then do */
+  char what[160]; /* "the memory budget of 100 bytes (0.1 KiB)", or "60 bytes, this context's share of ..." */
+  char raise[96]; /* "memory_budget to that", or "... to 170" where the share would then do */
 } sluice_budget_messages_t;
 
 /* of_host: the budget of offloaded rows. budget: in force, in bytes; needed: what it must become. */

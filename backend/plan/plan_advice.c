@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/text.h"
 #include "backend/model/restore.h"
 #include "backend/plan/budget_messages.h"
 #include "backend/plan/plan_search.h"
@@ -132,6 +133,14 @@ static sluice_status_t describe_smaller_input(const advice_t* a, const sluice_pl
   return SLUICE_OK;
 }
 
+/* What a budget has to have room for, however small the layer is. */
+static void describe_reserve(const sluice_plan_data_t* lean, char* text, size_t size) {
+  char reserve[SLUICE_SIZE_TEXT_BYTES];
+  text[0] = '\0';
+  if (lean->bytes.gemms == 0) return;
+  snprintf(text, size, "; %s of it for GEMMs, whatever the layer's size", sluice_size_text(lean->bytes.gemms, reserve));
+}
+
 sluice_status_t sluice_plan_fail_over_budget(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                                              const sluice_plan_rates_t* rates, const sluice_plan_search_t* search) {
   const advice_t a = {.problem = problem, .inputs = inputs, .rates = rates};
@@ -140,6 +149,7 @@ sluice_status_t sluice_plan_fail_over_budget(const sluice_plan_problem_t* proble
   change_t change;
   char advice[256];
   SLUICE_TRY(find_change(&a, &change));
+  char size[SLUICE_SIZE_TEXT_BYTES], reserve[96];
   const int is_of_host = budget == 0 || least <= budget;
   if (change.lifted != 0) {
     describe(&a, &change, advice, sizeof advice);
@@ -150,17 +160,21 @@ sluice_status_t sluice_plan_fail_over_budget(const sluice_plan_problem_t* proble
     const sluice_budget_messages_t words =
         sluice_budget_messages(&problem->shares, 1, inputs->host_budget, lean->bytes.host_pool);
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                       "layer %d: no plan fits %s: offloading (T_DI %s, T_M %s) takes %llu with %d outstanding "
+                       "layer %d: no plan fits %s: offloading (T_DI %s, T_M %s) takes %llu (%s) with %d outstanding "
                        "forwards; raise %s%s",
                        problem->shape.config.layer_id, words.what, sluice_restore_name(lean->restore_input),
                        sluice_restore_name(lean->restore_pre_activation), (unsigned long long)lean->bytes.host_pool,
-                       inputs->max_outstanding, words.raise, advice);
+                       sluice_size_text(lean->bytes.host_pool, size), inputs->max_outstanding, words.raise, advice);
   }
   const sluice_budget_messages_t words = sluice_budget_messages(&problem->shares, 0, budget, least);
-  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                     "layer %d: no plan fits %s: the leanest (n = %d, T_DI %s, T_M %s) needs %llu, %llu more; raise "
-                     "%s%s",
-                     problem->shape.config.layer_id, words.what, lean->num_chunks,
-                     sluice_restore_name(lean->restore_input), sluice_restore_name(lean->restore_pre_activation),
-                     (unsigned long long)least, (unsigned long long)(least - budget), words.raise, advice);
+  const char* set = sluice_restore_set_name(lean->restore_input, lean->restore_pre_activation);
+  describe_reserve(lean, reserve, sizeof reserve);
+  return SLUICE_FAIL(
+      SLUICE_E_OVER_BUDGET,
+      "layer %d: no plan fits %s: the leanest (n = %d, %s%sT_DI %s, T_M %s) needs %llu (%s%s), %llu more; "
+      "raise %s%s",
+      problem->shape.config.layer_id, words.what, lean->num_chunks, set != NULL ? set : "", set != NULL ? ": " : "",
+      sluice_restore_name(lean->restore_input), sluice_restore_name(lean->restore_pre_activation),
+      (unsigned long long)least, sluice_size_text(least, size), reserve, (unsigned long long)(least - budget),
+      words.raise, advice);
 }

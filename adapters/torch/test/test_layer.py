@@ -91,7 +91,7 @@ def test_Budget_ChunksThatNoLongerFit_AreToldOnceByTheFirstRank():
     for rank, (even, hot) in enumerate(ranks.run(2, "layer_jobs:fallback_is_told")):
         assert even == ([], 0)
         assert len(hot[0]) == (rank == 0) and hot[1] >= 3, hot
-        assert rank != 0 or "more rows than the budget keeps" in hot[0][0]
+        assert rank != 0 or "more rows than memory_budget keeps" in hot[0][0]
 
 
 def test_Budget_LayersOfTwoShapes_EachHasItsRoom():

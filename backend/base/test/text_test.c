@@ -33,10 +33,21 @@ static void Text_WithoutMemory_TellsWhatItTakes(void** state) {
   assert_int_equal(text.used, 8);
 }
 
+static void Text_OfSizes_IsInTheUnitOfPeople(void** state) {
+  (void)state;
+  char text[SLUICE_SIZE_TEXT_BYTES];
+  assert_string_equal(sluice_size_text(0, text), "0.0 KiB");
+  assert_string_equal(sluice_size_text(1286400, text), "1.2 MiB");
+  assert_string_equal(sluice_size_text(9675008, text), "9.2 MiB");
+  assert_string_equal(sluice_size_text(12800, text), "12.5 KiB");
+  assert_string_equal(sluice_size_text(UINT64_MAX, text), "17592186044416.0 MiB");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside),
       cmocka_unit_test(Text_WithoutMemory_TellsWhatItTakes),
+      cmocka_unit_test(Text_OfSizes_IsInTheUnitOfPeople),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "backend/base/log.h"
+#include "backend/base/text.h"
 #include "backend/model/restore.h"
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/layer_life.h"
@@ -17,13 +18,16 @@ static sluice_status_t check_budget(const sluice_moe_t* moe, int of_host, uint64
   if (held + step <= room) return SLUICE_OK;
   const sluice_budget_shares_t shares = sluice_context_budget_shares(moe->context);
   const sluice_budget_messages_t words = sluice_budget_messages(&shares, of_host, budget, budget);
-  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                     "layer %d: forwards without their backward hold %llu bytes%s on one of the ranks and one more may "
-                     "take %llu, %llu more than there is room for in %s (max_outstanding is %d): run their backward or "
-                     "drop steps first, raise max_outstanding, or raise %s",
-                     moe->shape.config.layer_id, (unsigned long long)held, of_host ? " of offloaded rows" : "",
-                     (unsigned long long)step, (unsigned long long)(held + step - room), words.what,
-                     moe->plan->inputs.max_outstanding, of_host ? "host_memory_budget" : "memory_budget");
+  char of_held[SLUICE_SIZE_TEXT_BYTES], of_step[SLUICE_SIZE_TEXT_BYTES];
+  return SLUICE_FAIL(
+      SLUICE_E_OVER_BUDGET,
+      "layer %d: forwards without their backward hold %llu bytes%s on one of the ranks (%s) and one more "
+      "may take %llu (%s), %llu more than there is room for in %s (max_outstanding is %d): run their backward or "
+      "drop steps first, raise max_outstanding, or raise %s",
+      moe->shape.config.layer_id, (unsigned long long)held, of_host ? " of offloaded rows" : "",
+      sluice_size_text(held, of_held), (unsigned long long)step, sluice_size_text(step, of_step),
+      (unsigned long long)(held + step - room), words.what, moe->plan->inputs.max_outstanding,
+      of_host ? "host_memory_budget" : "memory_budget");
 }
 
 sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool) {

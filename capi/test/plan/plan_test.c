@@ -32,7 +32,7 @@ static void Plan_BadInput_IsNamed(void** state) {
   REFUSED(sluice_plan_create(l.moe, &config, NULL), SLUICE_E_INVALID_ARGUMENT, "out_plan is NULL");
   config.memory_budget = 1000;
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_OVER_BUDGET,
-          "no plan fits the memory budget of 1000 bytes");
+          "no plan fits the memory budget of 1000 bytes (1.0 KiB): the leanest (n = ");
   assert_null(plan);
 
   config.memory_budget = 0;

@@ -27,8 +27,9 @@ static void Share_TooSmall_NamesTheWholeThatDoes(void** state) {
   sluice_step_t* step = NULL;
   unsigned long long whole = 0;
   open_share(&rig, 10000, 3, 7);
-  REFUSED(rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET,
-          "no plan fits 4285 bytes, this context's share of the memory budget of 10000: the leanest");
+  REFUSED(
+      rig_forward(&rig, &step), SLUICE_E_OVER_BUDGET,
+      "no plan fits 4285 bytes (4.2 KiB), this context's share of the memory budget of 10000 (9.8 KiB): the leanest");
   assert_int_equal(sscanf(strstr(last_message(), "raise memory_budget to "), "raise memory_budget to %llu", &whole), 1);
   own_rig_close(&rig);
 

@@ -17,6 +17,7 @@ from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.host import agree, shipments
 from sluice.adapters.host.shipments import Content, Shipment
 from sluice.errors import Unsupported
+from sluice.planning.layer_moves import Trained
 from torch import nn
 
 _KEPT = "kept "  # before the names of what the optimizer keeps of a parameter
@@ -88,7 +89,7 @@ def agreed(
     """The moves, and the layers that come here, built. On all ranks, or an error on all."""
     module, parts = engine.module, wanted["parts"]
     own: dict[str, Any] = {"wanted": wanted, "settings": optimizer.settings(), "gone": {}, "built": {}}
-    own["groups"] = {layer: _groups(module, layer, optimizer) for layer in stage_module.layers_of(module)}
+    own["groups"] = {layer: groups_of(module, layer, optimizer) for layer in stage_module.layers_of(module)}
     moves: list[Move] = []
     built: dict[int, Any] = {}
     refused = refused or stage_module.why_no_partition(module, parts)
@@ -112,32 +113,36 @@ def agreed(
         "moving layers: the optimizers of stages differ",
         {rank: _flattened(answer["settings"]) for rank, answer in answers.items()},
     )
-    if moves and optimizer.needs_all_groups:
-        _require_groups(parts, answers)
+    if moves:
+        _require_groups(module, parts, answers, optimizer.needs_all_groups)
     _require_alike(answers)
     return moves, built
 
 
-def _groups(module: Any, layer: int, optimizer: Any) -> list[int]:
-    """The optimizer's groups in which the layer has parameters that count."""
+def groups_of(module: Any, layer: int, optimizer: Any) -> list[int]:
+    """The optimizer's groups in which the layer has parameters that are trained and count."""
     counted = [
         p
         for p in stage_module.parameters_of(module, layer)
-        if optimizer.counts_copies or not getattr(p, "ds_pipe_replicated", False)
+        if p.requires_grad and (optimizer.counts_copies or not getattr(p, "ds_pipe_replicated", False))
     ]
     return sorted({group for group in optimizer.groups_of(counted) if group is not None})
 
 
-def _require_groups(parts: Sequence[int], answers: dict[int, Any]) -> None:
-    """DeepSpeed's optimizers work over groups in which every stage has something."""
-    groups = {int(layer): set(held) for answer in answers.values() for layer, held in answer["groups"].items()}
+def _require_groups(module: Any, parts: Sequence[int], answers: dict[int, Any], needs_all: bool) -> None:
+    """Every stage has something to train: else its backward, or the host's norm, has nothing to begin with. needs_all:
+    in every group of the optimizer, over which DeepSpeed's own work."""
+    held = {int(layer): groups for answer in answers.values() for layer, groups in answer["groups"].items()}
+    trained = Trained([frozenset(held[layer]) for layer in sorted(held)], needs_all)
+    before = stage_module.parts_of(module)
     for stage, (first, last) in enumerate(zip(parts, parts[1:])):
-        there = set().union(*(groups[layer] for layer in range(first, last)))
-        missing = sorted(set().union(*groups.values()) - there)
+        missing = trained.missing(first, last, before[stage : stage + 2])
         if missing:
+            of = f" in group {missing[0]} of the optimizer, which DeepSpeed's optimizer needs" if needs_all else ""
+            some = next(layer for layer, groups in enumerate(trained.groups) if missing[0] in groups)
             raise UnsupportedError(
-                f"layers cannot move: stage {stage} would have no parameter of its own in group {missing[0]} of the "
-                "optimizer, which DeepSpeed's optimizer needs: leave it a layer with some"
+                f"layers cannot move: stage {stage} would have no trainable parameter of its own{of} in layers {first} "
+                f"to {last - 1}: leave it a layer with some, as layer {some} has"
             )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import sluice
 import torch
-from sluice.adapters.deepspeed import stage_plan
+from sluice.adapters.deepspeed import stage_module, stage_plan
 from sluice.adapters.deepspeed.apart_stage import ApartStage
 from sluice.adapters.deepspeed.live_layers import LiveLayers
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
@@ -81,7 +81,29 @@ def _reason_against(engine: Any) -> str:
         return f"the topology has tensor parallelism (model = {width})"
     if engine.device.type != "cpu":
         return f"the engine is on {engine.device}, and stages hand on host memory alone"
-    return ""
+    return _reason_of_frozen(engine)
+
+
+def _reason_of_frozen(engine: Any) -> str:
+    """Why a stage on which nothing is trained cannot be one; "": something is, or the host can do it."""
+    trains = engine.client_optimizer is not None or engine.optimizer_name() is not None
+    if not trains or any(parameter.requires_grad for parameter in engine.module.parameters()):
+        return ""
+    if engine.module.stage_id == 0:
+        why = "there is nothing to run a backward of"
+    elif engine.zero_optimization() or engine.bfloat16_enabled() or engine.fp16_enabled():
+        why = "DeepSpeed's optimizer for ZeRO, bf16 and fp16 needs one on each stage"
+    elif engine.gradient_clipping() > 0:
+        why = '"gradient_clipping" needs a gradient on each stage'
+    else:
+        return ""
+    return f"{_stage_of(engine)} has no trainable parameter, and {why}: cut the model so that it has a layer with some"
+
+
+def _stage_of(engine: Any) -> str:
+    stage = engine.module.stage_id
+    first, last = stage_module.parts_of(engine.module)[stage : stage + 2]
+    return f"stage {stage} (layers {first} to {last - 1})"
 
 
 def _refuse(reason: str, options: Options) -> None:
@@ -137,6 +159,17 @@ class Takeover:
                 f"{wanted.policy}{', weight gradients apart' if wanted.is_apart else ''} | in flight {limit} | "
                 f"{topology.get_dim('data')} replicas | pid {os.getpid()}"
             )
+
+    def require_parameters(self, engine: Any, given: Any) -> None:
+        """Before the engine makes an optimizer of what it is given: torch's say of nothing that it is an empty list, on
+        the rank of one stage, for which the others wait. Collective over all ranks."""
+        is_empty = not any(len(each["params"]) if isinstance(each, dict) else True for each in given)
+        own = f"{_stage_of(engine)} gives the optimizer no parameter: cut the model so that it has a layer with some"
+        ranks = range(torch.distributed.get_world_size())
+        said = agree.exchange(ranks, torch.distributed.get_rank(), own if is_empty else "", self._options.timeout)
+        for rank, reason in said.items():
+            if reason:
+                raise UnsupportedError(f"{reason} (on rank {rank})")
 
     def start_plan(self, engine: Any) -> None:
         """Before the first batch, when the optimizer is there: layers lie as the plan has them."""

@@ -98,6 +98,7 @@ class EngineStage:
         if given is None:
             engine.loss = self._losses.pop(micro_batch)
         else:
+            _require_gradient(engine.pipe_buffers["outputs"][slot], engine.stage_id)
             engine.grad_layer = given.tensors[0] if given.word & _FORM == _TENSOR else given.tensors
         self._execute(schedule.BackwardPass, buffer_id=slot)
         engine.grad_layer = None
@@ -128,6 +129,15 @@ class EngineStage:
     def _execute(self, instruction: type, **arguments: Any) -> None:
         """As the host's schedule would: by the engine's own table."""
         self._engine._INSTRUCTION_MAP[instruction](self._engine, **arguments)
+
+
+def _require_gradient(outputs: Any, stage: int) -> None:
+    """Of parameters that were frozen after the start: before it the engine is refused."""
+    if not any(each.requires_grad for each in (outputs if isinstance(outputs, tuple) else (outputs,))):
+        raise InvalidArgument(
+            f"stage {stage} has no trainable parameter (requires_grad), so there is nothing to run a backward of: leave "
+            "one trainable, or start with stages that all have one"
+        )
 
 
 def _leaves(given: Edge) -> Any:

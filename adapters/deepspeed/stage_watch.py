@@ -23,15 +23,16 @@ from sluice.adapters.deepspeed.live_layers import LiveLayers, why_no_live_parts
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Pipeline
 from sluice.errors import InvalidState
-from sluice.planning.layer_moves import MOVES, LayerDecider, LayerLook, Room
+from sluice.planning.layer_moves import MOVES, LayerDecider, LayerLook, Room, Trained
 from torch import nn
 from torch.nn.modules import module as every_module
 
 _BACKWARD = 2.0  # of a layer, over its forward
 _FIRST_LINK = 1e8  # bytes a second, until a first move was measured
 # A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, then of each layer
-# that lies here seconds in the batch, bytes wherever it lies, and bytes that a micro-batch leaves in it.
-_HEAD, _OF_LAYER = 2, 3
+# that lies here seconds in the batch, bytes wherever it lies, bytes that a micro-batch leaves in it, and as
+# bits the optimizer's groups in which it trains something.
+_HEAD, _OF_LAYER, _MOST_GROUPS = 2, 4, 50
 
 
 class StageWatch:
@@ -64,7 +65,7 @@ class StageWatch:
         if self._parts != parts or (self._decider is not None and self._decider.parts != parts):
             self._decider = None  # somebody has moved layers by hand
             return
-        seconds, sizes, held = _of_layers(engine.module, notes)
+        seconds, sizes, held, groups = _of_layers(engine.module, notes)
         if self._decider is None:
             self._decider = LayerDecider(parts, [int(size) for size in sizes], _FIRST_LINK, micro_batches)
         if self._moved_bytes:
@@ -73,7 +74,8 @@ class StageWatch:
         room = self._room(engine.module, notes, before, sizes, held)
         if self._budget is not None and room is None:
             return
-        self.newest = self._decider.after_batch([value / before for value in seconds], room)
+        trained = Trained([_groups(value) for value in groups], optimizer_parts.of_engine(engine).needs_all_groups)
+        self.newest = self._decider.after_batch([value / before for value in seconds], room, trained)
         if self.newest.verdict in MOVES:
             self._move(engine, self.newest)
 
@@ -99,7 +101,9 @@ class StageWatch:
         optimizer = optimizer_parts.of_engine(engine)
         note = self._note = array("d", (self._move_s, pipeline.stats()["in_flight"]))
         for layer in layers:
-            note.extend((0.0, optimizer.bytes_of(stage_module.parameters_of(module, layer)), 0.0))
+            groups = moving_layers.groups_of(module, layer, optimizer)
+            bits = float(sum(1 << group for group in groups if group < _MOST_GROUPS))
+            note.extend((0.0, optimizer.bytes_of(stage_module.parameters_of(module, layer)), 0.0, bits))
         held = None if self._budget is None else HeldBytes(note, module.parameters())
         self._move_s = 0.0
         pipeline.set_note(note)
@@ -176,11 +180,15 @@ class StageWatch:
         return True
 
 
-def _of_layers(module: Any, notes: Sequence[Sequence[float]]) -> tuple[list[float], list[float], list[float]]:
-    """Seconds, bytes wherever it lies, and bytes that a micro-batch leaves, by layer: means over the replicas that have
-    it, the same bits on all ranks."""
+def _groups(bits: float) -> frozenset[int]:
+    return frozenset(group for group in range(_MOST_GROUPS) if round(bits) >> group & 1)
+
+
+def _of_layers(module: Any, notes: Sequence[Sequence[float]]) -> tuple[list[float], ...]:
+    """Seconds, bytes wherever it lies, bytes that a micro-batch leaves, and groups, by layer: means over the replicas
+    that have it, the same bits on all ranks."""
     parts = stage_module.parts_of(module)
-    found = [0.0] * parts[-1], [0.0] * parts[-1], [0.0] * parts[-1]
+    found = tuple([0.0] * parts[-1] for _ in range(_OF_LAYER))
     share = (len(parts) - 1) / len(notes)
     for rank, note in enumerate(notes):
         first = parts[module._topo.get_coord(rank).pipe]

@@ -106,7 +106,8 @@ def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
 
 def refused(parts: Sequence[int], own_parts: Sequence[int] | None = None, hook: bool = False, **job: Any) -> list[Any]:
     """[what was said, whether anything has changed]. own_parts: what rank 1 asks for."""
-    made = Job(stages=dist.get_world_size(), pipeline={}, config=UNCLIPPED, **job)
+    config = {**UNCLIPPED, **job.pop("config", {})}
+    made = Job(stages=dist.get_world_size(), pipeline={}, config=config, **job)
     module = made.engine.module
     before = _bits(dict(module.named_parameters())), list(module.parts)
     if hook:

@@ -68,6 +68,26 @@ def differ(section: list[dict[str, Any]]) -> str:
     return "none"
 
 
+def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: bool = False) -> list[Any]:
+    """[what was said, losses] of a pipeline with frozen layers. later: they are after the start; is_filtered: the
+    optimizer is given trainable parameters alone."""
+    made: list[Any] = ["", []]
+    try:
+        net = models.module("plain" if later else kind, dist.get_world_size())
+        given = [parameter for parameter in net.parameters() if parameter.requires_grad or not is_filtered]
+        values = ds_models.ds_config(gradient_accumulation_steps=MICRO_BATCHES)
+        values.update({"gradient_clipping": 0.0, "sluice": {"enabled": True, "timeout": 60, "pipeline": {}}, **config})
+        engine = deepspeed.initialize(model=net, model_parameters=given, config=values)[0]
+        if later:
+            for name, layer in net.named_children():
+                layer.requires_grad_(name not in kind.split())
+        dtype = torch.bfloat16 if "bf16" in config else torch.float32
+        made[1] = [float(engine.train_batch(models.batches(kind, 2, MICRO_BATCHES, step, dtype))) for step in range(3)]
+    except Exception as error:
+        made[0] = f"{type(error).__name__}: {error}"
+    return made
+
+
 def one_stage() -> list[float]:
     """There is nothing to overlap in one stage: it stays the host's."""
     net = models.module("plain", 1)

@@ -46,7 +46,7 @@ def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list
 
 def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job: Any) -> dict[str, Any]:
     """plan: keys of "pipeline"; None: stock. Layers go home at the end, so that every rank has what it had."""
-    made = Job(pipeline=plan, **{**job, "config": UNCLIPPED})
+    made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     home = [int(bound) for bound in made.engine.module.parts]
     if hooked:
         for layer in made.engine.module.children():
@@ -89,7 +89,8 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any], flo
         took = _cost_of_watching(made.engine, measured)
     finally:
         StageWatch.before_batch, stage_watch._FIRST_LINK = before_batch, 1e8
-    known = sum(all(value > 0 for at, value in enumerate(note[2:]) if at % 3 < 2) for note in notes)
+    head, each = stage_watch._HEAD, stage_watch._OF_LAYER
+    known = sum(all(value > 0 for at, value in enumerate(note[head:]) if at % each in (0, 1, 3)) for note in notes)
     report = made.engine.sluice.pipeline.stats()["layers"]
     made.end()
     return sent, known, report, took

@@ -64,6 +64,22 @@ class Slow(Block):
         return super().forward(x)
 
 
+class Frozen(Block):
+    """Trains nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+class FrozenSlow(Slow):
+    """Trains nothing, and takes long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
 class Words(nn.Module):
     """Ids become rows, and travel on beside them, with a mask and a shift that is a number."""
 
@@ -129,6 +145,11 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
         return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
     if kind == "slow ones first":
         return [*(LayerSpec(Slow) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
+    if kind == "slow frozen ones first":
+        return [LayerSpec(each) for each in (FrozenSlow, FrozenSlow, Slow, Slow, Block, Block)]
+    if kind.startswith("frozen "):  # "frozen 0 1 2"
+        frozen = {int(number) for number in kind.split()[1:]}
+        return [LayerSpec(Frozen if number in frozen else Block) for number in range(6)]
     words = kind.split()
     kinds = [Delayed if "delays" in words else Block] * (2 * stages - 2 if "deep" in words else 4)
     between = [LayerSpec(each, 0.2 if "dropout" in words else 0.0) for each in kinds]
@@ -156,8 +177,8 @@ class Cut(PipelineModule):
 def module(kind: str, stages: int, parts: Any = None, **options: Any) -> PipelineModule:
     """The same on every call.
 
-    kind   "plain", "words", "ends tied", "slow ones first", or some of "dropout", "tied", "delays", "deep" (two layers
-           in each stage)
+    kind   "plain", "words", "ends tied", "slow ones first", "slow frozen ones first", "frozen 0 1" (these of six), or
+           some of "dropout", "tied", "delays", "deep" (two layers in each stage)
     parts  where stages begin, and where the last ends; None: even
     """
     torch.manual_seed(0)

@@ -115,7 +115,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tied": ({"kind": "ends tied", "parts": [0, 1, 6]}, "tied to others by 'ends'"),
     "nothing of its own": (
         {"kind": "tied", "parts": [0, 5, 6], "dtype": "bfloat16"},
-        "stage 1 would have no parameter of its own in group 0",
+        "stage 1 would have no trainable parameter of its own in group 0",
+    ),
+    "nothing trains": (
+        {"kind": "frozen 0 1", "parts": [0, 2, 6]},
+        "stage 0 would have no trainable parameter of its own in layers 0 to 1: leave it a layer with some, as layer 2",
+    ),
+    "nothing trains, zero 1": (
+        {"kind": "frozen 4 5", "parts": [0, 4, 6], "config": ZERO1},
+        "stage 1 would have no trainable parameter of its own in group 0 of the optimizer, which DeepSpeed's optimizer "
+        "needs in layers 4 to 5: leave it a layer with some, as layer 0",
+    ),
+    "nothing trains, bf16": (
+        {"kind": "frozen 0 1", "parts": [0, 2, 6], "dtype": "bfloat16"},
+        "stage 0 would have no trainable parameter of its own in group 0",
     ),
     "hooks": ({"kind": "plain", "parts": [0, 2, 6], "hook": True}, "has hooks, which belong to this process"),
 }

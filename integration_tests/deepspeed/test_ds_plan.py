@@ -100,6 +100,19 @@ def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks
             assert ours[what] == stock[what], what
 
 
+@pytest.mark.parametrize("case", ["f32", "bf16", "zero 1", "bf16 zero 1"])
+def test_PlanAdaptive_FrozenLayers_EveryStageKeepsOneThatTrains(pipe2: Ranks, case: str) -> None:
+    """Of four slow layers in front two would lie on each stage, but nothing is trained in the first two."""
+    job = {"config": ZERO1 if "zero 1" in case else {}, "dtype": "bfloat16" if "bf16" in case else "float32"}
+    job |= {"steps": 8, "hooked": False, "stages": 2, "kind": "slow frozen ones first", "parts": [0, 4, 6]}
+    for stock, ours in pipe2.run("cases_plan:adaptive", **job):
+        assert stock["been"] == [[0, 4, 6]] * 9
+        assert [0, 3, 6] in ours["been"] and [0, 2, 6] not in ours["been"], (ours["been"], ours["layers"])
+        assert "refused" not in ours["layers"], ours["layers"]
+        for what in ("losses", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+
+
 # A layer takes 38 kB with gradients and moments, the same again while it comes, and about 6 kB for each of two
 # micro-batches in flight: budget, where stages begin, and where the second one may begin then. Without a budget the
 # two slow layers in front would part.
@@ -148,6 +161,7 @@ def test_Plan_ThatCannotBeUsed_IsRefusedOnAllRanks(pipe2: Ranks, tmp_path: Path)
         ([{"plan": good, "memory_budget": 300}] * 2, {}, ["OVER_BUDGET"] * 2),
         ([{"plan": str(tmp_path / "offload.json")}] * 2, {}, ["a layer of kind 'offload'"] * 2),
         ([{"plan": good}] * 2, {"kind": "ends tied"}, ["tied to others by 'ends'"] * 2),
+        ([{"plan": good}] * 2, {"kind": "frozen 0 1"}, ["stage 0 would have no trainable parameter of its own"] * 2),
     ]
     for pipelines, job, words in cases:
         said = pipe2.run("cases_plan:refused", pipelines=pipelines, **{"kind": "plain", **job})

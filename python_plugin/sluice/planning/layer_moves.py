@@ -58,6 +58,19 @@ class Room:
         return all(self.taken(stage, begin, end, parts) <= self.budget for stage, (begin, end) in runs)
 
 
+class Trained(NamedTuple):
+    """What is trained of each layer: the optimizer's groups in which it has parameters. needs_all: a stage needs some
+    in every group that there is; else it needs one parameter, if it has one now."""
+
+    groups: Sequence[frozenset[int]]
+    needs_all: bool
+
+    def missing(self, begin: int, end: int, now: Sequence[int]) -> list[int]:
+        """Groups that a stage of these layers would miss; now: the layers that it has, from one to another."""
+        there, was, every = (frozenset().union(*self.groups[a:b]) for a, b in ((begin, end), now, (0, None)))
+        return sorted((every if self.needs_all else frozenset() if there else was) - there)
+
+
 class LayerLook(NamedTuple):
     """What one batch came to."""
 
@@ -75,28 +88,33 @@ def slowest_stage(seconds: Sequence[float], parts: Sequence[int]) -> float:
 
 
 def best_parts(
-    seconds: Sequence[float], parts: Sequence[int], sizes: Sequence[int], room: Room | None = None
+    seconds: Sequence[float],
+    parts: Sequence[int],
+    sizes: Sequence[int],
+    room: Room | None = None,
+    trained: Trained | None = None,
 ) -> tuple[int, ...]:
     """The partition whose slowest stage is as fast as can be, or within NEAR of it, for the fewest bytes moved from
-    `parts`. Every stage has a layer, and fits into its room. sizes: bytes of all that moves with each layer. Empty
-    where nothing fits. Pure."""
+    `parts`. Every stage has a layer, fits into its room, and has what it needs of what is trained. sizes: bytes of all
+    that moves with each layer. Empty where there is none. Pure."""
     sums = [0.0, *accumulate(seconds)]
-    limit = _least_slowest(sums, len(parts) - 1) * NEAR
-    if room is None:
-        return _fewest_moved(sums, parts, sizes, limit)
-    least = _least_in_room(sums, parts, room)
-    return _fewest_moved(sums, parts, sizes, least * NEAR, room) if least < float("inf") else ()
+    if room is None and trained is None:
+        return _fewest_moved(sums, parts, sizes, _least_slowest(sums, len(parts) - 1) * NEAR)
+    least = _least_allowed(sums, parts, room, trained)
+    return _fewest_moved(sums, parts, sizes, least * NEAR, room, trained) if least < float("inf") else ()
 
 
-def _least_in_room(sums: Sequence[float], parts: Sequence[int], room: Room) -> float:
+def _least_allowed(sums: Sequence[float], parts: Sequence[int], room: Room | None, trained: Trained | None) -> float:
     layers = len(sums) - 1
     least = [0.0, *[float("inf")] * layers]  # of the first n layers on the stages so far
     for stage in range(len(parts) - 1):
         found = [float("inf")] * (layers + 1)
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
-                if room.taken(stage, begin, end, parts) > room.budget:
+                if room and room.taken(stage, begin, end, parts) > room.budget:
                     break  # longer runs take more
+                if trained and trained.missing(begin, end, parts[stage : stage + 2]):
+                    continue  # longer runs miss less
                 found[end] = min(found[end], max(least[begin], sums[end] - sums[begin]))
         least = found
     return least[layers]
@@ -122,7 +140,12 @@ def _least_last(sums: Sequence[float], before: Sequence[float], stage: int, end:
 
 
 def _fewest_moved(
-    sums: Sequence[float], parts: Sequence[int], sizes: Sequence[int], limit: float, room: Room | None = None
+    sums: Sequence[float],
+    parts: Sequence[int],
+    sizes: Sequence[int],
+    limit: float,
+    room: Room | None = None,
+    trained: Trained | None = None,
 ) -> tuple[int, ...]:
     layers, stages = len(sums) - 1, len(parts) - 1
     none = (float("inf"), float("inf"), ())
@@ -137,6 +160,8 @@ def _fewest_moved(
                 took = sums[end] - sums[begin]
                 if took > limit or (room and room.taken(stage, begin, end, parts) > room.budget):
                     break
+                if trained and trained.missing(begin, end, parts[stage : stage + 2]):
+                    continue
                 before = least[begin]
                 found[end] = min(
                     found[end], (before[0] + comes[end] - comes[begin], max(before[1], took), (*before[2], begin))
@@ -170,10 +195,12 @@ class LayerDecider:
         """Bytes a second, as a move has shown."""
         self._link = link
 
-    def after_batch(self, seconds: Sequence[float], room: Room | None = None) -> LayerLook:
+    def after_batch(
+        self, seconds: Sequence[float], room: Room | None = None, trained: Trained | None = None
+    ) -> LayerLook:
         """After each batch, with what one micro-batch of it took in each layer, forward and backward, the same numbers
         on all ranks. The caller moves the layers where the verdict is one of MOVES; the decider takes them for moved.
-        room: of each stage, as the batch has shown it; None: there is no budget."""
+        room: of each stage, as the batch has shown it; None: there is no budget. trained: None: all of each layer."""
         if self._since_move >= 0:
             self._since_move += 1
         self._times.add(seconds)
@@ -183,7 +210,7 @@ class LayerDecider:
         now = slowest_stage(means, self.parts)
         is_unsure = self._times.is_settling()
         has_to = room is not None and not room.fits(self.parts)
-        planned = best_parts(means, self.parts, self._sizes, room) or self.parts
+        planned = best_parts(means, self.parts, self._sizes, room, trained) or self.parts
         then = slowest_stage(means, planned)
         moved = _moved_bytes(self.parts, planned, self._sizes)
         verdict = move_verdict(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from sluice.planning.errors import BadInput
-from sluice.planning.layer_moves import LayerDecider, LayerLook, Room, best_parts, slowest_stage
+from sluice.planning.layer_moves import LayerDecider, LayerLook, Room, Trained, best_parts, slowest_stage
 from sluice.planning.layer_times import LayerTimes
 
 LINK = 1e9  # bytes a second
@@ -150,6 +150,41 @@ def test_BestParts_UnderABudget_AreThoseOfExhaustiveSearch() -> None:
         assert found in fit and slowest_stage(seconds, found) == least
         assert _moved(old, found) == min(_moved(old, p) for p in fit if slowest_stage(seconds, p) <= least)
     assert 30 < empty < 270
+
+
+def _lacks(groups: list[frozenset[int]], needs_all: bool, old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether a stage would have nothing to train, or not in every group."""
+    every, lacking = {group for layer in groups for group in layer}, False
+    for (was, ended), (begin, end) in zip(zip(old, old[1:]), zip(new, new[1:])):
+        there = {group for layer in groups[begin:end] for group in layer}
+        lacking |= there < every if needs_all else not there and any(groups[was:ended])
+    return lacking
+
+
+@pytest.mark.parametrize("needs_all", [False, True])
+def test_BestParts_WithFrozenLayers_AreThoseOfExhaustiveSearch(needs_all: bool) -> None:
+    draw, empty, constrained = random.Random(3), 0, 0
+    for _ in range(300):
+        layers = draw.randint(2, 8)
+        stages = draw.randint(1, min(4, layers))
+        seconds = [draw.choice((1, 1, 2, 3, 5, 8)) for _ in range(layers)]
+        groups = [
+            frozenset(group for group in (0, 1) if draw.random() < (0.5 if needs_all else 0.2)) for _ in range(layers)
+        ]
+        old = _uniform(layers, stages)
+
+        every = [(0, *cuts, layers) for cuts in itertools.combinations(range(1, layers), stages - 1)]
+        allowed = [parts for parts in every if not _lacks(groups, needs_all, old, parts)]
+        found = best_parts(seconds, old, [SIZE] * layers, trained=Trained(groups, needs_all))
+        constrained += found != best_parts(seconds, old, [SIZE] * layers)
+        if not allowed:
+            assert found == ()
+            empty += 1
+            continue
+        least = min(slowest_stage(seconds, parts) for parts in allowed)
+        assert found in allowed and slowest_stage(seconds, found) == least
+        assert _moved(old, found) == min(_moved(old, p) for p in allowed if slowest_stage(seconds, p) <= least)
+    assert constrained > 30 and (empty > 30) == needs_all
 
 
 def test_Decider_UnderABudget_MovesToFitAndSaysWhereNothingDoes() -> None:

@@ -1,0 +1,232 @@
+"""Rank-side: one row of ds_moe_table.py as a training by stock DeepSpeed and as one through Sluice."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "deepspeed"))
+import cpuinfo
+import deepspeed
+import ds_models as models
+import ds_moe_table
+import pair_compare
+import sluice.optim
+import torch
+import torch.distributed as dist
+from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+from deepspeed.runtime import engine as ds_engine
+from pair_compare import Run, Tolerance
+from shuffles import shuffled
+from sluice.adapters.deepspeed import moving
+
+cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam asks, which takes processes
+STEPS, SAVED_AFTER = 6, 3
+EPSILON = 1e-2  # of the size of gradients: with a small one Adam does the same whatever they are scaled by
+# Those of integration_tests/deepspeed/test_ds_parity.py.
+F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-4, tensor=1e-4)
+ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5, counts=False)
+
+
+def tolerance(row: dict[str, str]) -> Tolerance:
+    """Rows that travel rounded are off by no more than those of bf16."""
+    return F32 if row["dtype"] == "f32" and row["wire"] == "wire32" else ROUNDED
+
+
+def _layers(row: dict[str, str]) -> list[dict[str, Any]]:
+    gate = {
+        "top1": {"k": 1},
+        "top2": {"k": 2},
+        "nodrop": {"k": 2, "drop_tokens": False},
+        "noisy": {"k": 1, "noisy_gate_policy": "RSample"},
+    }[row["gate"]]
+    sizes = {"ep2": (2, 2), "ep1": (1, 1), "ep1and2": (1, 2)}[row["ep"]]
+    return [{"expert": row["experts"], "ep_size": size, **gate} for size in sizes]
+
+
+def _freeze(model: Any, what: str) -> None:
+    experts = [list(moe.deepspeed_moe.experts.deepspeed_experts) for moe in model.moes]
+    frozen: list[Any] = {
+        "trained": lambda: [],
+        "fzsome": lambda: [p for layer in experts for p in layer[0].parameters()],
+        "fzhalf": lambda: [next(expert.parameters()) for layer in experts for expert in layer],
+        "fzlayer": lambda: [p for expert in experts[1] for p in expert.parameters()],
+        "fzgate": lambda: [moe.deepspeed_moe.gate.wg.weight for moe in model.moes],
+        "fzdense": lambda: list(model.first.parameters()),
+    }[what]()
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+
+
+def _leave_experts_idle(model: Any) -> None:
+    """All rows of the first layer go to its first two experts, whatever a few steps change."""
+    with torch.no_grad():
+        model.first.weight.copy_(torch.eye(models.WIDTH))
+        model.first.bias.zero_()
+        gate = model.moes[0].deepspeed_moe.gate.wg.weight
+        gate[0], gate[1], gate[2:] = 1.0, 0.7, -1.0
+
+
+def _decide_gates(model: Any) -> None:
+    """So that no route flips by a rounding: what is compared is what is computed with the same routes."""
+    with torch.no_grad():
+        for moe in model.moes:
+            moe.deepspeed_moe.gate.wg.weight.mul_(4)
+
+
+def _rate(row: dict[str, str]) -> float:
+    return 1e-2 if tolerance(row) is F32 else 2e-3
+
+
+def _engine(row: dict[str, str], section: dict[str, Any] | None, seed: int) -> Any:
+    checkpointing = {"norepeat": None, "hostrepeats": "deepspeed"}.get(row["checkpointing"], row["checkpointing"])
+    model = models.build(_layers(row), checkpointing, seed)
+    if row["rows"] == "idle":
+        _leave_experts_idle(model)
+    if tolerance(row) is ROUNDED:
+        _decide_gates(model)
+    _freeze(model, row["frozen"])
+    is_key = section is not None and row["optimizer"] in ("keyadam", "offload")
+    rate = _rate(row)
+    adam: dict[str, Any] = {
+        "lr": rate,
+        "weight_decay": 0.01,
+        "eps": EPSILON,
+        **({} if is_key else {"torch_adam": True}),
+    }
+    zero: dict[str, Any] = {"stage": int(row["zero"][-1])}
+    if row["optimizer"] == "offload":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    config = models.ds_config(
+        gradient_clipping=0.5 if row["clipping"] == "clip" else 0.0,
+        gradient_accumulation_steps=2 if row["accumulation"] == "twosteps" else 1,
+        zero_optimization=zero,
+        zero_force_ds_cpu_optimizer=False,
+        zero_allow_untested_optimizer=True,
+        optimizer={"type": "AdamW", "params": adam},
+        **({"bf16": {"enabled": True}} if row["dtype"] == "bf16" else {}),
+        **({} if section is None else {"sluice": section}),
+    )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    client = None
+    if row["optimizer"] == "suboptim":
+        del config["optimizer"]
+        kind = torch.optim.AdamW if section is None else sluice.optim.AdamW
+        groups = split_params_into_different_moe_groups_for_optimizer({"params": trained, "name": "all"})
+        client = kind(groups, lr=rate, weight_decay=0.01, eps=EPSILON)
+    host = deepspeed.initialize(model=model, model_parameters=trained, optimizer=client, config=config)[0]
+    if section is not None:
+        assert len(host.sluice.layers) == 2, host.sluice.refused
+    return host
+
+
+def _batch(row: dict[str, str], step: int) -> Any:
+    x, target = models.batch(step, dtype=torch.bfloat16 if row["dtype"] == "bf16" else torch.float32)
+    return (x.abs() + 0.1 if row["rows"] == "idle" else x), target
+
+
+def _shuffle(host: Any, seed: int) -> None:
+    for number, layer in enumerate(host.sluice.layers):
+        host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
+        assert moving.has_moved(layer)
+
+
+@contextlib.contextmanager
+def _norms_noted(run: Run) -> Iterator[None]:
+    """By which the host clips without ZeRO, in f32, where it tells nobody else."""
+    clip = ds_engine.clip_grad_norm_
+
+    def noted(**arguments: Any) -> Any:
+        norm = clip(**arguments)
+        run.norms.append(float(norm))
+        return norm
+
+    ds_engine.clip_grad_norm_ = noted
+    try:
+        yield
+    finally:
+        ds_engine.clip_grad_norm_ = clip
+
+
+def _own_norm(host: Any) -> float | None:
+    """Of gradients that lie in their parameters: without ZeRO, in f32."""
+    squares = [p.grad.double().square().sum().item() for p in host.module.parameters() if p.grad is not None]
+    return sum(squares) ** 0.5 if squares else None
+
+
+def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:
+    parts = host.gradient_accumulation_steps()
+    for part in range(parts):
+        torch.manual_seed(77 * (parts * step + part) + dist.get_rank())  # the same draws in both trainings
+        rounded = torch.autocast("cpu", torch.bfloat16) if row["dtype"] == "autocast" else contextlib.nullcontext()
+        with rounded:
+            loss = host(*_batch(row, parts * step + part))
+        run.counts.append([moe.deepspeed_moe.exp_counts.tolist() for moe in host.module.moes])
+        run.losses.append(float(loss.detach()))
+        host.backward(loss)
+        if part == parts - 1 and host.zero_optimization_stage() == 0 and row["moves"] == "still":
+            own = _own_norm(host)
+            run.norms += [] if own is None else [own]
+        host.step()
+    norm = host.get_global_grad_norm()
+    run.norms += [] if norm is None else [float(norm)]
+
+
+def _files(folder: str) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, by file and place in it."""
+    found = {}
+    for file in sorted(os.listdir(folder)):
+        data = torch.load(os.path.join(folder, file), weights_only=False, map_location="cpu")
+        found.update(pair_compare.tensors_in(data, file))
+    return found
+
+
+def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
+    run, host = Run(), _engine(row, section, seed=0)
+    run.start = {name: p.detach().clone() for name, p in host.module.named_parameters()}
+    try:
+        for step in range(STEPS):
+            if section is not None and row["moves"] == "byhand" and step in (2, 4):
+                _shuffle(host, step)
+            with _norms_noted(run):
+                _step(row, host, step, run)
+            if step == SAVED_AFTER - 1 and row["saving"] == "saved":
+                host.save_checkpoint(folder, tag="x")
+                dist.barrier()
+                old, host = host, _engine(row, section, seed=1)
+                _end(old)
+                path, _ = host.load_checkpoint(folder, tag="x")
+                assert path is not None
+                if dist.get_rank() == 0:  # each class of optimizers has files of its own form
+                    files = _files(os.path.join(folder, "x"))
+                    is_one_class = row["optimizer"] in ("torchadam", "suboptim")
+                    run.saved = {k: v for k, v in files.items() if is_one_class or "optim" not in k}
+        if section is not None:
+            if row["moves"] == "placed" and row["rows"] == "idle" and row["ep"] == "ep2":
+                assert sum(journey.num_moves for watch in host.sluice.decider.watches for journey in watch.journeys)
+            with host.sluice.at_home(False):
+                pass
+        run.parameters = {name: p.detach().clone() for name, p in host.module.named_parameters()}
+        host.eval()
+        with torch.no_grad():
+            run.evaluations.append(float(host(*_batch(row, 100))))
+    finally:
+        _end(host)
+    return run
+
+
+def _end(host: Any) -> None:
+    if hasattr(host, "sluice"):
+        with contextlib.suppress(Exception):  # what has failed is being told
+            host.sluice.unswap()
+    host.destroy()
+
+
+def run(row: dict[str, str]) -> dict[str, Any]:
+    """Trains both ways, and says what differs, or who refused it and in which words."""
+    return pair_compare.both_ways(row, _train, ds_moe_table.section(row), tolerance(row))

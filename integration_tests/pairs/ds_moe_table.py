@@ -1,0 +1,99 @@
+"""What may meet in a training of DeepSpeed's `MoE`: options of the section, of the ds_config, and the model's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pair_table import STOCK, Fault, Rule, Table
+
+FACTORS = {
+    "zero": ("zero0", "zero1", "zero2"),
+    "dtype": ("f32", "bf16", "autocast"),
+    "experts": ("relu", "gated", "tuple"),
+    "gate": ("top1", "top2", "nodrop", "noisy"),
+    "ep": ("ep2", "ep1", "ep1and2"),
+    "rows": ("allrows", "idle"),
+    "clipping": ("unclipped", "clip"),
+    "accumulation": ("onestep", "twosteps"),
+    "checkpointing": ("norepeat", "reentrant", "nonreentrant", "hostrepeats"),
+    "frozen": ("trained", "fzsome", "fzhalf", "fzlayer", "fzgate", "fzdense"),
+    "moves": ("still", "byhand", "placed"),
+    "optimizer": ("torchadam", "keyadam", "offload", "suboptim"),
+    "saving": ("unsaved", "saved"),
+    "chunks": ("nauto", "n1", "n3", "n64"),
+    "policy": ("kept", "S1", "S2", "S3", "S4", "mixed", "reuse"),
+    "budget": ("nobudget", "budget", "hostbudget", "nofit"),
+    "deduplicate": ("rows", "dedup", "node", "dedupauto"),
+    "wire": ("wire32", "wire16", "wire8"),
+    "transport": ("tcp", "c10d"),
+    "chunking": ("cutauto", "tokens"),
+    "grouping": ("grouped", "groupon", "groupoff"),
+    "wgrad": ("wgradauto", "deferred", "perchunk"),
+    "gradients": ("inplace", "autograd", "nopool"),
+    "unsupported": ("error", "warn"),
+    "gemm": ("measured", "native", "ref", "host"),
+}
+
+RULES = (
+    Rule({"policy": "mixed", "chunks": ("nauto", "n1", "n64")}, '"policy.input" names 3 chunks, and "chunks" is'),
+    Rule(
+        {"policy": ("S1", "S2"), "experts": "tuple", "unsupported": "error"},
+        "cannot be done with experts that run as the host's modules",
+    ),
+    Rule(
+        {"policy": "mixed", "experts": "tuple", "unsupported": "error"},
+        "they run again in every chunk or in none",
+        beside={"chunks": "n3"},
+    ),
+    Rule({"budget": "nofit"}, "OVER_BUDGET: layer 0: no plan fits the memory budget of 65536 bytes"),
+    Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # it forgets autocast
+)
+FAULTS = (
+    Fault({"frozen": "fzsome", "moves": "byhand"}, "what is frozen stays with a place while its expert moves"),
+    Fault(
+        {"moves": "byhand", "optimizer": "keyadam", "zero": "zero0", "dtype": ("f32", "autocast")},
+        "FusedAdam counts the steps of a group in one parameter, whose expert takes the count along",
+    ),
+    Fault(
+        {"moves": ("byhand", "placed"), "optimizer": "keyadam", "zero": "zero0", "dtype": "bf16"},
+        "an AttributeError in place of a refusal: the host's FP16_Optimizer has no fp32_groups",
+    ),
+    Fault(
+        {"moves": ("byhand", "placed"), "clipping": "clip", "zero": "zero0", "dtype": "f32"},
+        "the norm by which DeepSpeed clips without ZeRO changes with the experts' places",
+        beside={"rows": "idle"},
+    ),
+)
+
+
+def table() -> Table:
+    """The rows."""
+    return Table(FACTORS, RULES, FAULTS, daily=8)
+
+
+def section(row: dict[str, str]) -> dict[str, Any]:
+    """The "sluice" section of a row."""
+    by_chunk = {"input": ["keep", "offload", "redispatch"], "pre_activation": ["recompute", "offload", "keep"]}
+    values = {
+        "chunks": {"nauto": None, "n1": 1, "n3": 3, "n64": 64}[row["chunks"]],
+        "policy": {"kept": None, "reuse": None, "mixed": by_chunk}.get(row["policy"], row["policy"]),
+        "reuse": True if row["policy"] == "reuse" else None,
+        "memory_budget": {"nobudget": None, "nofit": "64KiB"}.get(row["budget"], "20MiB"),
+        "host_memory_budget": "1MiB" if row["budget"] == "hostbudget" else None,
+        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "adaptive"}[row["deduplicate"]],
+        "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
+        "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
+        "transport": row["transport"],
+        "chunking": {"cutauto": None}.get(row["chunking"], row["chunking"]),
+        "grouping": {"grouped": None, "groupon": "on", "groupoff": "off"}[row["grouping"]],
+        "wgrad_mode": {"wgradauto": None, "deferred": "deferred", "perchunk": "per_chunk"}[row["wgrad"]],
+        "accumulate": "autograd" if row["gradients"] == "autograd" else None,
+        "gradient_pool": False if row["gradients"] == "nopool" else None,
+        "on_unsupported": row["unsupported"],
+        "gemm": None if row["gemm"] == "measured" else row["gemm"],
+        "optimizer": True if row["optimizer"] in ("keyadam", "offload") else None,
+        "placement": {"interval": 1, "target": 1.0, "least_gain": 0.0, "horizon": 10**6}
+        if row["moves"] == "placed"
+        else None,
+    }
+    return {"enabled": True, "timeout": 60, **{key: value for key, value in values.items() if value is not None}}

@@ -1,0 +1,191 @@
+"""Rows in which every two values of two factors meet, as far as the host and Sluice take them.
+
+A table says what a user may combine (factors), what is refused and by which words (rules), and what is known to be
+wrong (faults). Rows of the array hold no refused pair and no fault, since these would hide all other pairs of their
+row. Each refused combination, and each fault, has a row of its own beside them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from allpairspy import AllPairs
+
+Row = Mapping[str, str]  # factor: value, for all factors
+Values = str | tuple[str, ...]
+
+STOCK, SLUICE = "stock", "sluice"
+NOBODY = "nobody"  # these values are left out of all rows; the words say why
+ORDERS = 12
+
+
+@dataclass(frozen=True)
+class Rule:
+    """These values together are refused, by `by`, with `words` in its message."""
+
+    when: Mapping[str, Values]
+    words: str
+    by: str = SLUICE
+    beside: Mapping[str, str] = field(default_factory=dict)  # other than the defaults in the rule's own rows
+
+
+@dataclass(frozen=True)
+class Fault:
+    """These values together are neither equal nor refused, and should be one of both: `name` says which fault."""
+
+    when: Mapping[str, Values]
+    name: str
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a test runs: a row, and what is expected of it."""
+
+    id: str
+    row: Row
+    rule: Rule | None = None
+    fault: Fault | None = None
+
+
+def _of(values: Values) -> tuple[str, ...]:
+    return (values,) if isinstance(values, str) else tuple(values)
+
+
+def _holds(when: Mapping[str, Values], row: Row) -> bool:
+    """Of a row that may be known in part."""
+    return all(row.get(name) in _of(values) for name, values in when.items())
+
+
+class Table:
+    """Factors of a host. The first value of each is its default; a value's word stands for it in ids, so all differ.
+
+    daily: numbers of rows of the array that run every day
+    """
+
+    def __init__(
+        self,
+        factors: Mapping[str, Sequence[str]],
+        rules: Sequence[Rule] = (),
+        faults: Sequence[Fault] = (),
+        daily: int = 6,
+    ) -> None:
+        self.factors = {name: tuple(values) for name, values in factors.items()}
+        self.rules, self.faults, self._daily = tuple(rules), tuple(faults), daily
+        words = [value for values in self.factors.values() for value in values]
+        assert len(words) == len(set(words)), "two values have the same word"
+        for each in (*self.rules, *self.faults):
+            for name, values in (*each.when.items(), *each.beside.items()):
+                assert set(_of(values)) <= set(self.factors[name]), (name, values)
+
+    def default(self) -> dict[str, str]:
+        """The row of first values."""
+        return {name: values[0] for name, values in self.factors.items()}
+
+    def name_of(self, row: Row) -> str:
+        """The words that are no defaults."""
+        return "-".join(row[name] for name, values in self.factors.items() if row[name] != values[0]) or "defaults"
+
+    def row_of(self, name: str) -> dict[str, str]:
+        """Of such a name, or of any words: for one that is tried by hand."""
+        row, known = self.default(), {value: name for name, values in self.factors.items() for value in values}
+        for word in name.replace("-", " ").split():
+            if word != "defaults":
+                row[known[word]] = word
+        return row
+
+    def is_allowed(self, row: Row) -> bool:
+        """Whether nothing is known against what is known of a row."""
+        return not any(_holds(each.when, row) for each in (*self.rules, *self.faults))
+
+    def pairs(self) -> set[tuple[str, str, str, str]]:
+        """All that must meet: (factor, value, other factor, other value)."""
+        return {
+            (one, a, other, b)
+            for one, other in itertools.combinations(self.factors, 2)
+            for a, b in itertools.product(self.factors[one], self.factors[other])
+            if self.is_allowed({one: a, other: b})
+        }
+
+    @functools.cached_property
+    def array(self) -> list[dict[str, str]]:
+        """Rows in which all of these meet; the same in every process. The library ends where a row finds no new pair,
+        and finds others with its factors in another order."""
+        rows: list[dict[str, str]] = []
+        usable = {  # without values that are refused by themselves, which the library would try again and again
+            name: [value for value in values if self.is_allowed({name: value})] for name, values in self.factors.items()
+        }
+        draw, names, wanted = random.Random(0), list(self.factors), self.pairs()
+        for _ in range(ORDERS):
+            if not wanted - met(rows):
+                break
+            before = [[row[name] for name in names] for row in rows]
+            for values in self._all_pairs({name: usable[name] for name in names}, before):
+                rows.append({name: dict(zip(names, values))[name] for name in self.factors})
+            draw.shuffle(names)
+        for pair in sorted(wanted - met(rows)):
+            one, a, other, b = pair
+            rest = {name: values for name, values in usable.items() if name not in (one, other)}
+            order = {one: (a,), other: (b,), **rest}
+            found = None if pair in met(rows) else next(iter(self._all_pairs(order)), None)
+            if found is not None:  # else a third value makes each of its rows refused
+                rows.append({name: dict(zip(order, found))[name] for name in self.factors})
+        return rows
+
+    def _all_pairs(self, factors: Mapping[str, Sequence[str]], before: Any = None) -> Iterator[Sequence[str]]:
+        names = list(factors)
+
+        against = {name: [each for each in (*self.rules, *self.faults) if name in each.when] for name in names}
+
+        def is_allowed(known: Sequence[str]) -> bool:  # what stands before the newest value has passed already
+            row = dict(zip(names, known))
+            return not any(_holds(each.when, row) for each in against[names[len(known) - 1]])
+
+        return AllPairs([list(values) for values in factors.values()], filter_func=is_allowed, previously_tested=before)
+
+    def cases(self) -> list[Case]:
+        """The array, the refusals, the faults."""
+        found = [Case(self.name_of(row), row) for row in self.array]
+        for rule in (rule for rule in self.rules if rule.by != NOBODY):
+            found += [Case(f"{rule.by}-refuses-{self.name_of(row)}", row, rule=rule) for row in self._rows_of(rule)]
+        for fault in self.faults:
+            found += [Case(f"fault-{self.name_of(row)}", row, fault=fault) for row in self._rows_of(fault)]
+        return found
+
+    def _rows_of(self, each: Rule | Fault) -> Iterator[dict[str, str]]:
+        for values in itertools.product(*(_of(value) for value in each.when.values())):
+            yield {**self.default(), **each.beside, **dict(zip(each.when, values))}
+
+    def daily(self) -> list[str]:
+        """Names of the rows of every day: those that between them hold most values, one after the other."""
+        rows, chosen, seen = self.array, [], set()
+        while len(chosen) < self._daily:
+            best = max(rows, key=lambda row: len(set(row.items()) - seen))
+            if not set(best.items()) - seen:
+                break
+            chosen.append(self.name_of(best))
+            seen |= set(best.items())
+        return chosen
+
+    def params(self) -> list[Any]:
+        """For pytest.mark.parametrize: rows beyond the daily ones are `full`; faults have to fail."""
+        daily, found = self.daily(), []
+        for case in self.cases():
+            marks = []
+            if case.fault is not None:
+                marks.append(pytest.mark.xfail(strict=True, reason=case.fault.name))
+            if case.fault is not None or case.id not in daily:
+                marks.append(pytest.mark.full)
+            found.append(pytest.param(case, id=case.id, marks=marks))
+        return found
+
+
+def met(rows: Iterable[Row]) -> set[tuple[str, str, str, str]]:
+    """The pairs that meet in these rows."""
+    return {(a, row[a], b, row[b]) for row in rows for a, b in itertools.combinations(row, 2)}

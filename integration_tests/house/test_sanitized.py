@@ -1,0 +1,43 @@
+"""third_party/test/sanitized.txt: every room with tests of C is in it, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = ROOT / "third_party" / "test" / "sanitized.txt"
+
+
+def lines() -> list[tuple[str, str]]:
+    words = [line.split() for line in LIST.read_text().splitlines() if line and not line.startswith("#")]
+    return [(config, target) for config, target in words]
+
+
+def rooms() -> set[str]:
+    """Packages with tests or fuzz targets."""
+    command = ["git", "ls-files", "--", "*BUILD"]
+    files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    macro = re.compile(r"^ *sluice_(cc_test|fuzz_target)\(", re.MULTILINE)
+    return {"//" + str(Path(path).parent) for path in files if macro.search((ROOT / path).read_text())}
+
+
+def covers(target: str, room: str) -> bool:
+    package, dots, _ = target.partition("/...")
+    return room == package.split(":")[0] or (bool(dots) and room.startswith(package + "/"))
+
+
+def test_Rooms_WithTestsOfC_RunUnderSanitizersEveryDayOrSayWhyNot() -> None:
+    """A new room stands in the list: with its smallest suite that covers it, or among those left to --full."""
+    asked = [(config, target) for config, target in lines() if config in ("asan_ubsan", "full")]
+    forgotten = sorted(room for room in rooms() if not any(covers(target, room) for _, target in asked))
+    assert forgotten == []
+    daily = [target for config, target in asked if config == "asan_ubsan"]
+    assert [room for config, room in asked if config == "full" and any(covers(target, room) for target in daily)] == []
+
+
+def test_Lines_Each_NameARoomThatIsThere() -> None:
+    there = rooms()
+    assert {config for config, _ in lines()} == {"asan_ubsan", "tsan", "full"}
+    assert [target for _, target in lines() if not any(covers(target, room) for room in there)] == []

@@ -446,7 +446,8 @@ class MoeLayer:
             warnings.warn(
                 f"sluice: layer {self.layer_id}: routing gives a rank more rows than memory_budget keeps, so chunks "
                 "that do not fit are sent and computed again in backward: slower, same results, nothing to repair. "
-                "A larger memory_budget or a more even routing avoids it; num_fallback_chunks of sluice.stats counts them",
+                "A larger memory_budget or a more even routing avoids it; num_fallback_chunks of sluice.stats "
+                "counts them",
                 stacklevel=2,
             )
 

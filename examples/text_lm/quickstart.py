@@ -157,14 +157,15 @@ def table(record: dict) -> list[str]:
     row("step time, median", lambda side: f"{side['step_ms']:.0f} ms", f"{ratio('step_ms')} as fast")
     if sluice:
         one = record["one_chunk"]
-        chosen = f"{one['chosen_step_ms']:.0f} ms with {one['chunks']} chunks beside it"
+        chosen = f"with {one['chunks']}, in turns with these steps: {one['chosen_step_ms']:.0f} ms"
         rows.append(("  with one chunk", "", f"{one['step_ms']:.0f} ms", chosen))
     row("MoE activation memory", mib, f"{ratio('moe_peak_bytes')} less" if ratio("moe_peak_bytes") else "")
     if "under_budget" in record:
         under = record["under_budget"]
         name = f"  with memory_budget {under['memory_budget'] / 2**20:.1f} MiB"
-        less = f"{stock['moe_peak_bytes'] / under['moe_peak_bytes']:.2f}x less"
-        rows.append((name, "", mib(under), f"{less}; under the budget {under['sluice_peak_bytes'] / 2**20:.1f} MiB"))
+        rows.append((name, "", mib(under), f"{stock['moe_peak_bytes'] / under['moe_peak_bytes']:.2f}x less"))
+        own, bound = (under[key] / 2**20 for key in ("sluice_peak_bytes", "memory_budget"))
+        rows.append(("    of it Sluice's own", "", f"{own:.1f} MiB", f"the budget of {bound:.1f} MiB bounds this"))
     widths = [max(len(r[c]) for r in rows) for c in range(4)]
     lines = ["  ".join(cell.ljust(widths[c]) for c, cell in enumerate(r)).rstrip() for r in rows]
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]

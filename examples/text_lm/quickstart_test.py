@@ -34,6 +34,27 @@ def _event(side_shift: int, op: str, begin: int, rank: int = 0) -> dict:
     }
 
 
+def test_table_of_memory_compares_the_budget_with_what_it_bounds() -> None:
+    """All memory of the MoE layers is compared with stock's, Sluice's own with the budget: two rows."""
+    mib = 2**20
+    side = {"loss": [5.0, 4.0], "step_ms": 100.0, "moe_peak_bytes": 90 * mib}
+    record = {
+        "stock": side,
+        "sluice": {**side, "moe_peak_bytes": 60 * mib},
+        "max_loss_difference": 0.0,
+        "one_chunk": {"step_ms": 101.0, "chosen_step_ms": 99.0, "chunks": 2},
+        "under_budget": {
+            "memory_budget": 25 * mib,
+            "sluice_peak_bytes": 18 * mib,
+            "moe_peak_bytes": 27 * mib,
+        },
+    }
+    rows = [re.split(r"  +", line.strip()) for line in quickstart.table(record)]
+    assert ["with memory_budget 25.0 MiB", "27.0 MiB", "3.33x less"] in rows
+    assert ["of it Sluice's own", "18.0 MiB", "the budget of 25.0 MiB bounds this"] in rows
+    assert ["with one chunk", "101 ms", "with 2, in turns with these steps: 99 ms"] in rows
+
+
 def test_timeline_two_sides_picture_and_trace_parse(tmp_path: Path) -> None:
     """Both files are well formed and hold every operation; an op this file does not know is no reason to fail."""
     events = {"stock": [_event(0, op, at) for at, op in enumerate("SCR")], "sluice": [_event(7, op, 1) for op in "SCM"]}

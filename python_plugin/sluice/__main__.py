@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-USAGE = """usage: python -m sluice COMMAND
+USAGE = """usage: sluice COMMAND (or python -m sluice COMMAND)
 
   doctor             what is installed, what would be used, what a config would swap, what is wrong and what to do
   run SCRIPT ...     run a training script with Sluice loaded for sure (as python -m sluice.run)

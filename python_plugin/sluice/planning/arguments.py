@@ -113,6 +113,9 @@ def machine_of(options: Any, model: Model, ranks: int | None) -> machines.Machin
     return machines.from_cache(folder, ranks, model.dtype or "bf16", model.model_width, model.hidden_width)
 
 
+KEY_OF_BUDGET = '"sluice": "memory_budget"'
+
+
 def budget_of(text: str | None, option: str = "--budget") -> int | None:
     """Bytes."""
     if text is None:
@@ -120,7 +123,7 @@ def budget_of(text: str | None, option: str = "--budget") -> int | None:
     try:
         return config._bytes("memory_budget", int(text) if text.isdigit() else text)
     except config.ConfigError as error:
-        raise BadInput(f"{option}: {error}") from error
+        raise BadInput(f"{option} {text}: {error.message.replace(KEY_OF_BUDGET, 'it')}") from error
 
 
 def wanted_of(model: Model) -> Choice:

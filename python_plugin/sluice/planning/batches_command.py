@@ -69,7 +69,7 @@ def main(words: list[str]) -> int:
         elif options.picture:
             print(f"sluice simulate: no {options.picture}: no policy takes the batch", file=sys.stderr)
     except SluiceError as error:
-        print(f"sluice simulate: {error}", file=sys.stderr)
+        print(f"sluice simulate: {error.message}", file=sys.stderr)
         return 2
     print(json.dumps(as_dict(options, found, refused), indent=1) if options.json else _text(options, found, refused))
     return 0 if found else 1

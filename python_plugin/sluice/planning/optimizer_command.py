@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
         work, budgets = _workload(options), optimizer_arguments.budgets(options.budget)
         prediction = predict(work)
     except SluiceError as error:
-        print(f"sluice plan: {error}", file=sys.stderr)
+        print(f"sluice plan: {error.message}", file=sys.stderr)
         return 2
     used = by_tier(work, prediction)
     fits = all(used[tier] <= budget for tier, budget in budgets.items())

@@ -77,7 +77,7 @@ def main(words: list[str]) -> int:
         planner = Planner(arguments.machine_of(options, model, options.ranks))
         made = plan(planner, complete(model), options)
     except SluiceError as error:
-        print(f"sluice plan: {error}", file=sys.stderr)
+        print(f"sluice plan: {error.message}", file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(as_dict(made, planner), indent=1))
@@ -223,7 +223,7 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
             place = f"  {c.choice.num_chunks:4} {c.choice.where:<26} {wgrad:<17} {c.seconds * 1e3:9.2f}"
             lines.append(f"{place} {size(c.total_bytes):>11}  {c.reason()}")
     if total:
-        lines += ["", f"MoE layers of one step: {total * 1e3:.2f} ms; " + error_of(made["layers"][0]["prediction"])]
+        lines += ["", f"all MoE layers of a step: {total * 1e3:.2f} ms; " + error_of(made["layers"][0]["prediction"])]
         lines.append("not in it: what the host adds outside of passes (Python, autograd, the rest of the model)")
     return lines
 
@@ -241,7 +241,8 @@ def _chosen(decision: Decision, p: Prediction) -> list[str]:
     shares = ", ".join(f"{name} {size(value)}" for name, value in p.bytes.items() if value and name != "total")
     lines = [
         f"  chosen: {decision.chosen}",
-        f"  predicted: {p.seconds * 1e3:.2f} ms a step: forward {p.forward * 1e3:.2f}, backward {p.backward * 1e3:.2f}",
+        f"  predicted: {p.seconds * 1e3:.2f} ms a layer in a step: forward {p.forward * 1e3:.2f}, "
+        f"backward {p.backward * 1e3:.2f}",
         f"  busy by lane (ms): {lanes}; second opinions: MPMoE {p.mpmoe * 1e3:.2f}, MPipeMoE {p.mpipemoe * 1e3:.2f}",
         f"  bytes on a rank: {size(p.bytes['total'])} = {shares} (step: of each outstanding forward)",
     ]
@@ -262,7 +263,7 @@ def _compared(work: Workload, chosen: Prediction, choice: Choice, other: Predict
     share = f"{100 * with_it / without:.0f} % of the rows travel with it"
     word = "not deduplicated" if work.deduplicate else "deduplicated"
     faster = 100 * (chosen.seconds / other.seconds - 1)
-    return f"  {word}: {other.seconds * 1e3:.2f} ms a step ({choice}; {faster:+.1f} % speed); {share}"
+    return f"  {word}: {other.seconds * 1e3:.2f} ms a layer in a step ({choice}; {faster:+.1f} % speed); {share}"
 
 
 def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
         ranks = join(options.folder, options.out, options.ranks)
         trace = read(options.out)
     except BadInput as error:
-        print(f"sluice routing: {error}", file=sys.stderr)
+        print(f"sluice routing: {error.message}", file=sys.stderr)
         return 2
     rows = summary(trace, ranks)
     if options.json:

@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
         if options.picture:
             written.write("--picture", options.picture, _picture(made, planner))
     except SluiceError as error:
-        print(f"sluice simulate: {error}", file=sys.stderr)
+        print(f"sluice simulate: {error.message}", file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(as_dict(made, planner), indent=1))

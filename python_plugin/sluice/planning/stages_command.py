@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
         if options.layout and not made.shortfall:
             return _print_layout(problem, made)
     except SluiceError as error:
-        print(f"sluice plan: {error}", file=sys.stderr)
+        print(f"sluice plan: {error.message}", file=sys.stderr)
         return 2
     if options.layout:
         print(f"sluice plan: DOES NOT FIT: {made.shortfall}", file=sys.stderr)

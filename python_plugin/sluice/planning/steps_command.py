@@ -67,7 +67,7 @@ def main(words: list[str]) -> int:
     try:
         points = points_of(options)
     except SluiceError as error:
-        print(f"sluice simulate: {error}", file=sys.stderr)
+        print(f"sluice simulate: {error.message}", file=sys.stderr)
         return 2
     print(json.dumps(as_dict(points), indent=1) if options.json else "\n".join(_lines(options, points)))
     return 0 if any(point.fits for point in points) else 1

@@ -138,6 +138,12 @@ def test_Plan_ActivationOfAConfig_IsPriced(tmp_path, capsys) -> None:
     assert seconds["quick_gelu"] == seconds["silu"]  # a word that says nothing
 
 
+def test_Plan_WrongOption_IsNamedOnceAndAsItWasWritten(capsys) -> None:
+    status, _, err = run(capsys, *FLAGS, "--machine", "h200-8x8", "--budget", "20Gigs")
+    assert status == 2 and err.startswith("sluice plan: --budget 20Gigs: it ") and err.count("\n") == 1, err
+    assert "INVALID_ARGUMENT" not in err and '"sluice"' not in err, err
+
+
 def test_Plan_ActivationFlag_WinsOverTheConfig(tmp_path, capsys) -> None:
     data = {**machines.load("h200-8x8").data, "relu_seconds": 1e-15, "relu_grad_seconds": 1e-15}
     machine, config = tmp_path / "m.json", tmp_path / "config.json"
@@ -572,8 +578,8 @@ def test_Plan_DoesNotFit_IsStatusOneWithTheShortfall(capsys) -> None:
         (["--machine", "nowhere", *FLAGS], "neither a file nor a named profile"),
         (["--machine", "h200-8x8", "--ranks", "8"], "--model-width is missing"),
         (["--machine", "h200-8x8", *FLAGS, "--ranks", "7"], "experts divide evenly over ranks"),
-        (["--machine", "h200-8x8", *FLAGS, "--budget", "lots"], '--budget: .* such as "20GiB"'),
-        (["--machine", "h200-8x8", *FLAGS, "--host-budget", "some"], '--host-budget: .* such as "20GiB"'),
+        (["--machine", "h200-8x8", *FLAGS, "--budget", "lots"], '--budget lots: .* such as "20GiB"'),
+        (["--machine", "h200-8x8", *FLAGS, "--host-budget", "some"], '--host-budget some: .* such as "20GiB"'),
         (["--machine", "h200-8x8", *FLAGS, "--skew", "0.5"], "skew is 0.5"),
         (["--machine", "h200-8x8", *FLAGS, "--tokens", "0"], "--tokens is 0"),
         (["--machine", "h200-8x8", *FLAGS, "--config", "no.json"], "no.json: No such file"),

@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     try:
         planner = None if options.machine is None else _planner(options.machine, passes)
     except SluiceError as error:
-        print(f"sluice trace: {error}", file=sys.stderr)
+        print(f"sluice trace: {error.message}", file=sys.stderr)
         return 2
     plans = None if planner is None else planned.plan(planner, passes)
     made = report.make(passes, alignment, options.steps, plans)

@@ -123,6 +123,25 @@ class Migration:
         library = load()
         library.check(library.lib.sluice_migration_mark_still(self._handle, item.number, item.peer))
 
+    def settle(self, group: EpGroup | None = None) -> int:
+        """After a rank was lost in commit: one epoch for all who are left, which is returned. Where the phase was
+        "undecided" it is "committed" or "aborted" now: what had arrived is in place, or is given up.
+
+        group: of all ranks that are left, made since the loss; None: this rank alone, if no other is left. A rank
+        without which others have settled must not go on. Collective over `group`. InvalidState between begin and
+        commit. After another error, such as a further loss, all is as it was: settle again.
+        """
+        library = load()
+        epoch = library.ffi.new("uint64_t *")
+        comm = library.ffi.NULL if group is None else group.comm_on(placement_of(None))
+        try:
+            with self._inside():
+                library.check(library.lib.sluice_migration_settle(self._handle, comm, epoch))
+        finally:
+            if self.progress()["phase"] != "undecided":
+                self._held = ()
+        return int(epoch[0])
+
     def abort(self, reason: str = "") -> None:
         """The old epoch stays; the others hear of it, and why, in commit. Not collective."""
         library = load()

@@ -1,5 +1,11 @@
 """What the ranks of test_migration.py do: experts with AdamW's state change places while they train."""
 
+import os
+import signal
+import threading
+import time
+
+import meeting
 import torch
 import torch.distributed as dist
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
@@ -79,3 +85,54 @@ def refused():
     said.append(migration.progress()["phase"])
     migration.close()
     return said, values.tolist() == [float(rank)] * 8
+
+
+def _watched_commit(migration, until):
+    """Commit on a thread of its own, as far as this phase. The thread, and where it puts what it raises."""
+    raised = []
+
+    def run():
+        try:
+            migration.commit()
+        except SluiceError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while migration.progress()["phase"] != until and thread.is_alive():
+        time.sleep(0.001)
+    return thread, raised
+
+
+def settled():
+    """Rank 2 is stopped when it is ready, and killed when the others have agreed: they do not know what it has done.
+
+    [how commit ended, phase, where an expert that arrives would lie, epoch by settle, phase, the same place]
+    """
+    rank, peer = dist.get_rank(), (dist.get_rank() + 1) % 3
+    migration = Migration(EpGroup.unshared(range(3)))
+    leaving, place = torch.full((5000,), float(rank)), torch.full((5000,), -1.0)
+    migration.begin(1, [Leaving(rank, peer, [leaving]), Arriving((rank + 2) % 3, (rank + 2) % 3, [place])])
+    if rank == 2:
+        meeting.store().set("victim", str(os.getpid()))
+        thread, _ = _watched_commit(migration, "ready")
+        meeting.say("ready")
+        thread.join()
+    meeting.hear("ready", [2])
+    victim = int(meeting.store().get("victim"))
+    if rank == 0:
+        os.kill(victim, signal.SIGSTOP)
+        meeting.say("stopped")
+    meeting.hear("stopped", [0])
+    thread, raised = _watched_commit(migration, "agreed")
+    meeting.say("agreed")
+    if rank == 0:
+        meeting.hear("agreed", [0, 1])
+        os.kill(victim, signal.SIGKILL)
+    thread.join()
+    found = [type(raised[0]).__name__, migration.progress()["phase"], place.unique().tolist()]
+    epoch = migration.settle(EpGroup.unshared(range(2)))
+    found += [epoch, migration.progress()["phase"], place.unique().tolist()]
+    migration.close()
+    meeting.part([0, 1])
+    return found

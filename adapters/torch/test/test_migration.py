@@ -18,3 +18,10 @@ def test_Migration_Refused_NothingMovesAndAllAreTold():
         assert gaps.startswith("InvalidArgument") and "with gaps" in gaps, gaps
         assert no.startswith("InvalidArgument" if rank == 1 else "PeerRefused") and "no room" in no, no
         assert phase == "aborted" and is_old
+
+
+def test_Migration_UndecidedRanksThatSettle_GoOnInOneEpoch():
+    ended = ranks.finish(ranks.start(3, "migration_jobs:settled"))
+    assert ended[2].result is None and ended[2].code < 0
+    for rank, end in enumerate(ended[:2]):
+        assert end.result == ["PeerLost", "undecided", [-1.0], 1, "committed", [float((rank + 2) % 3)]], end.result

@@ -7,6 +7,9 @@ Nothing here is collective: a rank may read its state dict alone.
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,12 +19,16 @@ from sluice.errors import InvalidState
 
 # Of optimizers, which have moments of the layers' experts: the layers.
 _trained: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
+_knowing = threading.local()  # see knowing
+
+
+_HOOKS = "_sluice_refuses_state_dicts"
 
 
 def refuse(layer: MovingLayer, what: str) -> None:
     """InvalidState where an expert of the layer is away. what: would mix experts up, such as "a state dict"."""
     refuse_torn(layer)
-    if has_moved(layer):
+    if has_moved(layer) and not getattr(_knowing, "is_so", False):
         raise InvalidState(
             f"{layer.moving_name}: experts have moved to other ranks, and {what} has them under the names of the "
             f"places where they lie: on all ranks, do it within `with sluice.experts_at_home({_given(layer)}):`"
@@ -58,6 +65,51 @@ def guard_optimizer(optimizer: Any, layer: MovingLayer) -> None:
             _trained[each] = WeakSet()
             _watch(each, _trained[each])
         _trained[each].add(layer)
+
+
+def needs_optimizer(layer: MovingLayer, optimizer: Any) -> None:
+    """InvalidState where experts that have moved with their moments are to move without them."""
+    if optimizer is None and any(layer in layers for layers in _trained.values()):
+        raise InvalidState(
+            f"{layer.moving_name}: its experts have moved with what an optimizer keeps of them: give that optimizer to "
+            "sluice.move_experts and sluice.experts_at_home"
+        )
+
+
+def guard_module(module: Any, layer: MovingLayer) -> None:
+    """The same as Guarded for a module whose class stays the host's, by hooks which are there while an expert is
+    away."""
+    for handle in module.__dict__.pop(_HOOKS, ()):
+        handle.remove()
+    if layer.torn or has_moved(layer):
+        module.__dict__[_HOOKS] = [
+            module.register_state_dict_pre_hook(_Refuses(layer, "a state dict")),
+            module.register_load_state_dict_pre_hook(_Refuses(layer, "a state dict that is loaded")),
+        ]
+
+
+class _Refuses:
+    """A hook."""
+
+    def __init__(self, layer: MovingLayer, what: str) -> None:
+        self._layer, self._what = layer, what
+
+    def __call__(self, *_: Any) -> None:
+        refuse(self._layer, self._what)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        refuse(self._layer, "a copy or a pickle of the module")
+        raise InvalidState(f"{self._layer.moving_name}: its module cannot be copied now")
+
+
+@contextmanager
+def knowing() -> Iterator[None]:
+    """Around what gives experts their own numbers, wherever they live."""
+    before, _knowing.is_so = getattr(_knowing, "is_so", False), True
+    try:
+        yield
+    finally:
+        _knowing.is_so = before
 
 
 def _watch(optimizer: Any, layers: WeakSet[Any]) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sluice.adapters.host.away import Guarded, knowing
 from sluice.adapters.host.moving import has_moved
-from sluice.adapters.megatron.moving import refuse_plain, sharded_state_dict
+from sluice.adapters.megatron.moving import MARK, OTHER_PLACES, marked, sharded_state_dict
 from sluice.adapters.megatron.state import LayerState, take_over
+from sluice.errors import InvalidState
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
@@ -23,7 +25,7 @@ def missing_steps() -> list[str]:
     return [step for step in _STEPS if not hasattr(MoELayer, step)]
 
 
-class SluiceMoELayer(MoELayer):
+class SluiceMoELayer(Guarded, MoELayer):
     """dispatch -> experts -> combine by Sluice.
 
     sluice  options of the layer's spec, in the words of the "sluice" section; the rest is the host's
@@ -34,8 +36,6 @@ class SluiceMoELayer(MoELayer):
     def __init__(self, *args: Any, sluice: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sluice = take_over(self, sluice)
-        if self._sluice is not None:
-            self.register_state_dict_pre_hook(refuse_plain)
 
     def shared_experts_compute(self, hidden_states: torch.Tensor) -> Any:
         """As the host does, before it routes; a failure is told to the other ranks."""
@@ -98,14 +98,26 @@ class SluiceMoELayer(MoELayer):
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> Any:
         """With the numbers that experts have, wherever they live."""
-        found = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        with knowing():
+            found = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         if self._sluice is None or not has_moved(self._sluice):
             return found
         own = f"{prefix}experts."
         kept = {name: entry for name, entry in found.items() if not name.startswith(own)}
         mine = self._sluice.placement.experts_of(self.ep_group.rank())
         moved = sharded_state_dict(self.experts, mine, self._sluice.finding.num_experts, own, sharded_offsets, metadata)
-        return {**kept, **moved}
+        return marked({**kept, **moved}, prefix, self._sluice.placement)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Of a plain state dict with experts at home, or of one that sharded_state_dict made for where they are."""
+        mark = state_dict.pop(f"{prefix}{MARK}", None)
+        if mark is None or self._sluice is None:
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        elif mark != self._sluice.placement:
+            raise InvalidState(OTHER_PLACES)
+        else:
+            with knowing():
+                super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def backward_dw(self, routed_experts: bool = True, shared_experts: bool = False) -> None:
         """The routed experts have their weight gradients since the backward: nothing is delayed."""

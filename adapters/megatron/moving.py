@@ -3,13 +3,17 @@ moved."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
-from sluice.adapters.host import moving
+from sluice.adapters.host import away, moving
 from sluice.adapters.host.moving import Belongings, Expert, of_modules, of_stacks
 from sluice.adapters.megatron.kept import keeper_of
 from sluice.errors import InvalidState
+
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject
 
 
 def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
@@ -26,6 +30,9 @@ def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], opt
 def _belongings(layer: Any, optimizer: Any) -> Belongings:
     state = layer._sluice
     keeper = keeper_of(state.moving_name, list(layer.experts.parameters()), optimizer)
+    away.needs_optimizer(state, optimizer)
+    if optimizer is not None:
+        _guard(optimizer, state)
     return Belongings(_slots(layer.experts), keeper, layer.ep_group if len(state.moving_ranks) > 1 else None)
 
 
@@ -73,10 +80,50 @@ class _Numbered:
         self.rank, self.size = (lambda: rank), (lambda: size)
 
 
-def refuse_plain(layer: Any, *_: Any) -> None:
-    """Before a `state_dict` of a layer: its names are slots, in which others would look for other experts."""
-    if moving.has_moved(layer._sluice):
-        raise InvalidState(
-            "experts of this MoE layer have moved, and a state_dict names them by their slots: write a distributed "
-            "checkpoint (sharded_state_dict), or do it within sluice.experts_at_home(model, optimizer)"
-        )
+# ---- which state dicts have experts by their own numbers ----
+
+MARK = "sluice_placement"  # a key of state dicts that were made while experts were away; in no file
+
+
+def marked(found: dict[str, Any], prefix: str, placement: Any) -> dict[str, Any]:
+    """A sharded state dict that is right for this placement: what is loaded by it says so."""
+    return {**found, f"{prefix}{MARK}": LocalNonpersistentObject(placement)}
+
+
+def _guard(optimizer: Any, state: Any) -> None:
+    """Plain state dicts are refused while experts are away. Sharded ones follow those of the model, and so does what
+    is loaded by them."""
+    for each in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
+        away.guard_optimizer(getattr(each, "optimizer", each), state)
+    if optimizer in _known:
+        _known[optimizer].add(state)
+        return
+    layers = _known[optimizer] = WeakSet([state])
+    if not hasattr(optimizer, "sharded_state_dict"):
+        return
+    shard, load = optimizer.sharded_state_dict, optimizer.load_state_dict
+
+    def places() -> Any:
+        return sorted((layer.layer_id, layer.placement) for layer in layers if moving.has_moved(layer))
+
+    @functools.wraps(shard)
+    def sharded_state_dict(*args: Any, **kwargs: Any) -> Any:
+        with away.knowing():
+            found = shard(*args, **kwargs)
+        return marked(found, "", places()) if places() else found
+
+    @functools.wraps(load)
+    def load_state_dict(state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        mark = state_dict.get(MARK) if isinstance(state_dict, dict) else None
+        if mark is None:
+            return load(state_dict, *args, **kwargs)
+        if mark != places():
+            raise InvalidState(OTHER_PLACES)
+        with away.knowing():
+            return load({k: value for k, value in state_dict.items() if k != MARK}, *args, **kwargs)
+
+    optimizer.sharded_state_dict, optimizer.load_state_dict = sharded_state_dict, load_state_dict
+
+
+OTHER_PLACES = "a state dict was made by sharded_state_dict while experts lay elsewhere: make it again, and load the checkpoint by it"
+_known: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.host import hooked, moving, placement
+from sluice.adapters.host import away, hooked, moving, placement
 from sluice.adapters.host.kept import Gradient, Keeper, plain
 from sluice.adapters.host.moving import Belongings, of_stacks
 from sluice.adapters.host.rounds import Journey
 from sluice.adapters.transformers import contract as contracts
-from sluice.errors import InvalidState, Unsupported
-
-_HOOK = "_sluice_refuses_state_dicts"
+from sluice.errors import Unsupported
 
 
 def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any) -> None:
@@ -26,7 +24,7 @@ def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Seque
     try:
         moving.move(state, belongings, expert_rank, expert_slot)
     finally:
-        _guard(module, moving.has_moved(state))
+        away.guard_module(module, state)
 
 
 def start(
@@ -44,7 +42,7 @@ def start(
         state,
         lambda: _belongings(state, module, optimizer),
         target,
-        lambda: _guard(module, moving.has_moved(state)),
+        lambda: away.guard_module(module, state),
     )
     hooked.journeys_of(optimizer, state.moving_ranks, bytes_per_second).add(journey)
     return journey
@@ -58,6 +56,9 @@ def _belongings(state: Any, module: Any, optimizer: Any) -> Belongings:
         )
     stacks = _stacks(name, module, state.contract.names, state.num_experts // len(state.moving_ranks))
     keeper = _keeper_of(name, list(stacks.values()), optimizer)
+    away.needs_optimizer(state, optimizer)
+    if optimizer is not None:
+        away.guard_optimizer(optimizer, state)
     return Belongings(of_stacks(stacks, state.num_experts // len(state.moving_ranks)), keeper, state.torch_group)
 
 
@@ -88,20 +89,4 @@ def _keeper_of(name: str, parameters: Sequence[Any], optimizer: Any) -> Keeper:
     raise Unsupported(
         f"{name}: experts cannot move under this {type(optimizer).__name__}, which does not have them as parameters: "
         "give the optimizer of torch that trains them"
-    )
-
-
-def _guard(module: Any, has_moved: bool) -> None:
-    """While experts are away a state dict would have them in the order of their places."""
-    handle = module.__dict__.pop(_HOOK, None)
-    if handle is not None:
-        handle.remove()
-    if has_moved:
-        module.__dict__[_HOOK] = module.register_state_dict_pre_hook(_refuse)
-
-
-def _refuse(module: Any, *_: Any) -> None:
-    raise InvalidState(
-        f"experts of this {type(module).__name__} have moved to other ranks, and its tensors have them in the order of "
-        "their places: save within sluice.experts_at_home(model, optimizer)"
     )

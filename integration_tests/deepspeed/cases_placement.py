@@ -14,7 +14,7 @@ from cases_traps import _one_step
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime import utils
 from ds_models import SLUICE, batch, build, ds_config, engine, train
-from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
+from shuffles import PROMISES_BITS, bits, copied, forgetting, shuffled, state_bits
 from sluice.adapters.deepspeed import moving
 from sluice.adapters.deepspeed.state import LayerState
 from sluice.adapters.host import moving as moves
@@ -177,21 +177,12 @@ def refusals() -> list[str]:
     return said
 
 
-def _copied(value: Any) -> Any:
-    """Of what may hold views, which deepcopy refuses."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
-
-
 def _ways(host: Any, folder: str) -> dict[str, Any]:
     """All that reads or writes a state dict: what it gives, or what the host has afterwards."""
     module, optimizer = host.module, host.optimizer
     base = getattr(optimizer, "optimizer", optimizer)
-    weights, states = _copied(module.state_dict()), _copied(optimizer.state_dict())
-    base_states = _copied(base.state_dict())
+    weights, states = copied(module.state_dict()), copied(optimizer.state_dict())
+    base_states = copied(base.state_dict())
     for tensor in weights.values():
         tensor.add_(1)
 
@@ -201,9 +192,9 @@ def _ways(host: Any, folder: str) -> dict[str, Any]:
         return torch.load(os.path.join(folder, f"{name}.bin"))
 
     def loaded(load: Any, given: Any, read: Any) -> Any:
-        before = _copied(read())
+        before = copied(read())
         load(given)
-        after = _copied(read())
+        after = copied(read())
         with sluice.experts_at_home(host):
             load(before)
         return after
@@ -244,7 +235,7 @@ def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
         host.backward(host(x, target))
         host.step()
     ways = _ways(host, folder)
-    wanted = {name: _copied(way()) for name, way in ways.items()}
+    wanted = {name: copied(way()) for name, way in ways.items()}
     bits_before = kept_bits(host)
     _shuffle(host, 1)
     away = kept_bits(host)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from sluice.adapters.host import moving
+from sluice.errors import SluiceError
+from torch.distributed.checkpoint import state_dict as checkpoint
 
 # What promises the bits of the training in which none moves (docs/c-abi.md).
 PROMISES_BITS = {"chunking": "tokens", "gemm": "native", "policy": "none", "wgrad_mode": "per_chunk"}
@@ -68,3 +70,37 @@ def state_bits(named: dict[str, Any], optimizer: Any) -> dict[str, int]:
         if isinstance(value, torch.Tensor)
     }
     return bits(kept)
+
+
+def said_while_away(ways: dict[str, Any]) -> dict[str, str]:
+    """What each way to a state dict says; "": nothing."""
+    said = {}
+    for name, way in ways.items():
+        try:
+            way()
+            said[name] = ""
+        except SluiceError as error:
+            said[name] = str(error)
+    return said
+
+
+def ways_of_torch(model: Any, optimizer: Any) -> dict[str, Any]:
+    """All that reads or writes a state dict, over one that is made now."""
+    weights, states = copied(model.state_dict()), copied(optimizer.state_dict())
+    return {
+        "state_dict": model.state_dict,
+        "get_model_state_dict": lambda: checkpoint.get_model_state_dict(model),
+        "load_state_dict": lambda: model.load_state_dict(weights),
+        "set_model_state_dict": lambda: checkpoint.set_model_state_dict(model, weights),
+        "optimizer.state_dict": optimizer.state_dict,
+        "optimizer.load_state_dict": lambda: optimizer.load_state_dict(states),
+    }
+
+
+def copied(value: Any) -> Any:
+    """Of what may hold views, which deepcopy refuses."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: copied(one) for key, one in value.items()}
+    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value

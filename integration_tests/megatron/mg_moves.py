@@ -9,8 +9,9 @@ import sluice
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from mg_cases import _state, environment, moe_layers
-from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
+from shuffles import PROMISES_BITS, bits, forgetting, said_while_away, shuffled, state_bits, ways_of_torch
 from sluice.adapters.host.moving import has_moved
+from sluice.adapters.megatron.moving import MARK
 from sluice.errors import InvalidState, SluiceError
 
 OPTIONS = {**PROMISES_BITS, "chunks": 2}
@@ -59,18 +60,31 @@ def moved(ep: int, steps: int, every: int, forget: str = "", **changes: Any) -> 
         return [still, _trained(ep, steps, every, **changes)]
 
 
+def _unwrapped(found: dict[str, Any]) -> dict[str, Any]:
+    """As it comes from a load, as far as the mark goes."""
+    return {key: value.obj if str(key).endswith(MARK) else value for key, value in found.items()}
+
+
 def checkpoint(folder: str, loaded_by: str, at_home: bool = False) -> dict[str, Any]:
     """Saved while experts are away, loaded by stock or by Sluice with experts away elsewhere: how it goes on beside the
     run that went on."""
     first = mg_models.Host(2, "decorated", OPTIONS, clip=0.0)
     first.train(2)
+    ways = ways_of_torch(first.model, first.optimizer)
+    sharded = _state(first)
     shuffle(first, 3)
-    refused = ""
-    try:
-        first.model.state_dict()
-    except InvalidState as error:
-        refused = str(error)
+    ways["experts_at_home"] = sluice.experts_at_home(first.model).__enter__
+    elsewhere = _state(first)
+    refused = said_while_away(ways)
+    del ways["experts_at_home"]
     with sluice.experts_at_home(first.model, first.optimizer):
+        assert set(said_while_away(ways).values()) == {""}
+        assert _state(first)["model"].keys() == sharded["model"].keys()
+        others = {
+            "model": lambda: first.model.load_state_dict(_unwrapped(elsewhere["model"])),
+            "optimizer": lambda: first.optimizer.load_state_dict(_unwrapped(elsewhere["optimizer"])),
+        }
+        refused.update(said_while_away(others))
         names = list(first.model.state_dict())
         assert not any(has_moved(layer._sluice) for layer in moe_layers(first.model))
     assert names and all(has_moved(layer._sluice) for layer in moe_layers(first.model))
@@ -103,10 +117,12 @@ def keys_of_moved(**metadata: Any) -> list[Any]:
         if seed is not None:
             shuffle(host, seed)
         state = host.model.sharded_state_dict(metadata=whole)
+        marks = [name for name in state if name.endswith(MARK)]
+        assert bool(marks) == (seed is not None)
         experts = {name: entry for name, entry in state.items() if "local_experts" in name}
         found.append(
             {
-                "local": sorted(state),
+                "local": sorted(state.keys() - set(marks)),
                 "global": sorted(
                     [entry.key, list(map(int, getattr(entry, "global_offset", ()) or ()))] for entry in experts.values()
                 ),

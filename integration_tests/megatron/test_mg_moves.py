@@ -67,7 +67,10 @@ def test_Checkpoint_SavedWhileExpertsAreAway_GoesOn(ranks2: MegatronRanks, tmp_p
     for each in ranks2.run("mg_moves:checkpoint", folder=str(tmp_path), loaded_by=loaded_by):
         assert each["resumed"]["losses"] == pytest.approx(each["whole"]["losses"], abs=LOSS), each
         assert each["resumed"]["norms"] == pytest.approx(each["whole"]["norms"], rel=NORM), each
-        assert each["gap"] <= WEIGHT and "have moved" in each["refused"], each
+        assert each["gap"] <= WEIGHT and len(each["refused"]) == 9, each
+        for way, said in each["refused"].items():
+            wanted = "experts lay elsewhere" if way in ("model", "optimizer") else "experts_at_home"
+            assert wanted in said, (way, said)
 
 
 @pytest.mark.parametrize("metadata", [{}, {"singleton_local_shards": True}], ids=["stacked", "singletons"])

@@ -120,7 +120,9 @@ def test_Move_WithAStaleSlotTable_IsSeen(ranks: Ranks, saved: Any) -> None:
 def test_Save_WhileExpertsAreAway_IsRefusedAndDoneAtHome(ranks: Ranks, saved: Any, tmp_path: Path, layout: str) -> None:
     case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "folder": str(tmp_path)}
     for found in ranks.run("tf_ep_moves:saved", **case):
-        assert "experts_at_home" in found["said"] and found["away"] and found["same"], found
+        assert all("experts_at_home" in said for said in found["said"].values()), found["said"]
+        assert len(found["said"]) == 7 and set(found["at_home"].values()) == {""}, found["at_home"]
+        assert found["away"] and found["same"], found
 
 
 def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks: Ranks, saved: Any) -> None:

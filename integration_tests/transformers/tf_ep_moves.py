@@ -9,7 +9,7 @@ import sluice
 import torch
 import torch.distributed as dist
 from counted_memory import counted
-from shuffles import PROMISES_BITS, bits, forgetting, shuffled, state_bits
+from shuffles import PROMISES_BITS, bits, forgetting, said_while_away, shuffled, state_bits, ways_of_torch
 from sluice.adapters.host.moving import has_moved
 from sluice.adapters.transformers import experts as adapter
 from sluice.errors import SluiceError
@@ -131,13 +131,13 @@ def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
     model = split(path, layout)
     optimizer = _optimizer(model)
     _step(model, layout, 0)
+    ways = ways_of_torch(model, optimizer)
+    ways["experts_at_home without the optimizer"] = sluice.experts_at_home(model).__enter__
     shuffle(model, 4, optimizer)
-    said = ""
-    try:
-        model.state_dict()
-    except SluiceError as error:
-        said = str(error)
+    said = said_while_away(ways)
+    del ways["experts_at_home without the optimizer"]
     with sluice.experts_at_home(model, optimizer):
+        at_home = said_while_away(ways)
         model.save_pretrained(folder)
     away = all(has_moved(adapter.kept_of(module)) for module in experts_of(model))
     go_home(model, optimizer)
@@ -145,7 +145,7 @@ def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
     dist.barrier()
     before, after = (AutoModelForCausalLM.from_pretrained(Path(each)).state_dict() for each in (path, folder))
     same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    return {"said": said, "away": away, "same": same}
+    return {"said": said, "at_home": at_home, "away": away, "same": same}
 
 
 def refusals(path: str) -> list[str]:

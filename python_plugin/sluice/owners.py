@@ -62,7 +62,11 @@ def start_moving_experts(
 @contextmanager
 def experts_at_home(model: Any, optimizer: Any = None) -> Iterator[None]:
     """Within it all experts of a model lie where its host believes them to be, and behind it where they lay before:
-    around what writes files that number experts by their place. Collective, as move_experts."""
+    around what reads or writes state dicts, which number experts by their place. Collective, as move_experts.
+
+    model      a DeepSpeed engine will do too, whose optimizer is known
+    optimizer  the one that the experts moved with
+    """
     from sluice.adapters.host import moving
 
     def mover(kept: Any, module: Any) -> Callable[[Any], None]:

@@ -1,18 +1,14 @@
 /* A rank that is killed, while it is a process: all others are told which, whomever they wait for. */
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-#include "backend/base/clock.h"
 #include "backend/comm/messages.h"
+#include "capi/test/migration/mesh.h"
 
 enum { WORLD = 4, VICTIM = 3 };
 
@@ -22,41 +18,6 @@ enum { LARGE = 4 << 20 };
 #else
 enum { LARGE = 64 << 20 };
 #endif
-
-/* ---- a group of processes: a pair of sockets between every two of them ------------------------------------------- */
-
-static int lines[WORLD][WORLD]; /* [own rank][peer], made before the forks */
-
-typedef struct exchange_s {
-  sluice_exchange_t sizes;
-  int32_t rank;
-} exchange_t;
-
-static exchange_t current; /* one at a time, of a few bytes: no write waits for its reader */
-
-static sluice_status_t start(void* user, const sluice_exchange_t* exchange, void** out_request,
-                             sluice_host_failure_t* out_failure) {
-  (void)out_failure;
-  current = (exchange_t){.sizes = *exchange, .rank = *(const int32_t*)user};
-  for (int r = 0; r < WORLD; ++r) {
-    const ssize_t bytes = r != current.rank ? (ssize_t)exchange->send_bytes[r] : 0;
-    if (bytes > 0 && write(lines[current.rank][r], exchange->send[r], (size_t)bytes) != bytes) return SLUICE_E_FOREIGN;
-  }
-  *out_request = &current;
-  return SLUICE_OK;
-}
-
-static sluice_status_t finish(void* user, void* request, uint64_t timeout_ns, sluice_host_failure_t* out_failure) {
-  (void)user, (void)timeout_ns, (void)out_failure;
-  const exchange_t* e = request;
-  for (int r = 0; r < WORLD; ++r) {
-    const ssize_t bytes = r != e->rank ? (ssize_t)e->sizes.recv_bytes[r] : 0;
-    if (bytes > 0 && recv(lines[e->rank][r], e->sizes.recv[r], (size_t)bytes, MSG_WAITALL) != bytes) {
-      return SLUICE_E_FOREIGN;
-    }
-  }
-  return SLUICE_OK;
-}
 
 /* ---- ranks ------------------------------------------------------------------------------------------------------- */
 
@@ -94,82 +55,38 @@ static sluice_status_t send_meanwhile(sluice_messages_t* m, int32_t rank) {
   return SLUICE_OK;
 }
 
-/* In a child. Writes a byte when it is about to wait, then where it is at fault the line. */
-static int be_rank(int32_t rank, int ready, wait_fn_t wait) {
-  static const sluice_host_comm_vtable_t vtable = {
-      .struct_size = sizeof vtable, .exchange_start = start, .exchange_wait = finish};
-  sluice_comm_config_t config;
+static wait_fn_t present;
+
+static int be_rank(mesh_end_t* end, void* shared) {
   sluice_comm_t *parent, *comm;
   sluice_messages_t* m;
   sluice_error_info_t why;
-  sluice_comm_config_init(&config, sizeof config);
-  config.rank = rank;
-  config.world_size = WORLD;
-  config.timeout_ns = UINT64_C(50000000000);
-  if (sluice_comm_create_host(&config, &vtable, &rank, &parent) != SLUICE_OK) return __LINE__;
+  (void)shared;
+  if (mesh_comm(end, UINT64_C(50000000000), &parent) != SLUICE_OK) return __LINE__;
   if (sluice_comm_create_tcp(parent, NULL, &comm) != SLUICE_OK) return __LINE__;
   if (sluice_messages_open(comm, NULL, &m) != SLUICE_OK) return __LINE__;
-  if (write(ready, "r", 1) != 1) return __LINE__;
-  if (rank == VICTIM) {
-    (void)wait(m, rank);
+  if (!mesh_meet(end)) return __LINE__;
+  if (end->rank == VICTIM) {
+    ualarm(200000, 0); /* it dies by this, when the others wait, mostly: what they are told is the same */
+    (void)present(m, end->rank);
     pause();
   }
-  if (wait(m, rank) != SLUICE_E_PEER_LOST) return __LINE__;
+  if (present(m, end->rank) != SLUICE_E_PEER_LOST) return __LINE__;
   sluice_error_info_init(&why, sizeof why);
   sluice_error_last(&why);
   if (why.peer != VICTIM) {
     fprintf(stderr, "%s\n", why.message);
     return __LINE__;
   }
-  if (write(ready, "t", 1) != 1) return __LINE__;
   sluice_messages_close(m);
   sluice_comm_destroy(comm);
   sluice_comm_destroy(parent);
   return 0;
 }
 
-static void await_bytes(int fd, int count) {
-  char byte;
-  while (count-- > 0) assert_int_equal(read(fd, &byte, 1), 1);
-}
-
 static void kill_one(wait_fn_t wait) {
-  int ready[2];
-  pid_t children[WORLD];
-  assert_int_equal(pipe(ready), 0);
-  for (int a = 0; a < WORLD; ++a) {
-    for (int b = a + 1; b < WORLD; ++b) {
-      int pair[2];
-      assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-      lines[a][b] = pair[0];
-      lines[b][a] = pair[1];
-    }
-  }
-  for (int32_t r = 0; r < WORLD; ++r) {
-    children[r] = fork();
-    assert_true(children[r] >= 0);
-    if (children[r] == 0) _exit(be_rank(r, ready[1], wait) & 0xff);
-  }
-  close(ready[1]); /* a child that dies early ends the test */
-  await_bytes(ready[0], WORLD);
-  usleep(200000); /* so that they wait by then, mostly: what they are told is the same */
-  const uint64_t begin_ns = sluice_now_ns();
-  kill(children[VICTIM], SIGKILL);
-  await_bytes(ready[0], WORLD - 1);
-  print_message("all were told %.0f ms after the kill\n", (double)(sluice_now_ns() - begin_ns) / 1e6);
-  for (int r = 0; r < WORLD; ++r) {
-    int code = -1;
-    assert_int_equal(waitpid(children[r], &code, 0), children[r]);
-    if (r == VICTIM) continue;
-    assert_true(WIFEXITED(code));
-    assert_int_equal(WEXITSTATUS(code), 0);
-  }
-  close(ready[0]);
-  for (int a = 0; a < WORLD; ++a) {
-    for (int b = 0; b < WORLD; ++b) {
-      if (a != b) close(lines[a][b]);
-    }
-  }
+  present = wait;
+  assert_true(mesh_run(WORLD, VICTIM, be_rank, NULL));
 }
 
 static void idle(void** state) {

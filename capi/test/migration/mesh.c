@@ -1,10 +1,20 @@
 #include "capi/test/migration/mesh.h"
 
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-int mesh_open(mesh_t* mesh, int world) {
+typedef struct mesh_s {
+  int world;
+  int sockets[MESH_MAX_RANKS][MESH_MAX_RANKS];
+} mesh_t;
+
+static int mesh_open(mesh_t* mesh, int world) {
   memset(mesh, -1, sizeof *mesh);
   mesh->world = world;
   for (int a = 0; a < world; ++a) {
@@ -18,7 +28,7 @@ int mesh_open(mesh_t* mesh, int world) {
   return 1;
 }
 
-void mesh_close(mesh_t* mesh) {
+static void mesh_close(mesh_t* mesh) {
   for (int a = 0; a < mesh->world; ++a) {
     for (int b = 0; b < mesh->world; ++b) {
       if (mesh->sockets[a][b] >= 0) close(mesh->sockets[a][b]);
@@ -27,11 +37,44 @@ void mesh_close(mesh_t* mesh) {
   mesh->world = 0;
 }
 
-void mesh_take(mesh_t* mesh, int rank, mesh_end_t* out_end) {
+/* In a child: its own end, all others closed. */
+static void mesh_take(mesh_t* mesh, int rank, mesh_end_t* out_end) {
   *out_end = (mesh_end_t){.rank = rank, .world = mesh->world};
   memcpy(out_end->sockets, mesh->sockets[rank], sizeof out_end->sockets);
   memset(mesh->sockets[rank], -1, sizeof mesh->sockets[rank]);
   mesh_close(mesh);
+}
+
+void* mesh_share(uint64_t bytes) {
+  void* shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) abort();
+  return shared;
+}
+
+void mesh_unshare(void* shared, uint64_t bytes) { munmap(shared, bytes); }
+
+int mesh_run(int world, int victim, mesh_rank_fn_t rank, void* shared) {
+  pid_t pids[MESH_MAX_RANKS];
+  mesh_t mesh;
+  if (!mesh_open(&mesh, world)) return 0;
+  for (int r = 0; r < world; ++r) {
+    pids[r] = fork();
+    if (pids[r] < 0) abort();
+    if (pids[r] != 0) continue;
+    static mesh_end_t end;
+    mesh_take(&mesh, r, &end);
+    _exit(rank(&end, shared) & 0xff);
+  }
+  mesh_close(&mesh);
+  int good = 1, status = 0;
+  for (int r = 0; r < world; ++r) {
+    if (r == victim) continue;
+    if (waitpid(pids[r], &status, 0) == pids[r] && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+    fprintf(stderr, "rank %d of %d ended with %#x\n", r, world, (unsigned)status);
+    good = 0;
+  }
+  (void)kill(pids[victim], SIGKILL);
+  return waitpid(pids[victim], NULL, 0) == pids[victim] && good;
 }
 
 void mesh_leave_out(const mesh_end_t* end, int rank, mesh_end_t* out_end) {

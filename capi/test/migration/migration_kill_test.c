@@ -10,8 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -161,7 +159,8 @@ static void be_cut(mesh_end_t* end, toy_rank_t* toy, sluice_migration_t* migrati
   sluice_comm_destroy(comm);
 }
 
-static int be_rank(mesh_end_t* end, note_t* note) {
+static int be_rank(mesh_end_t* end, void* shared) {
+  note_t* note = shared;
   static toy_rank_t toy;
   toy_placement_t next;
   sluice_comm_t *parent = NULL, *comm = NULL;
@@ -211,30 +210,10 @@ static void check(const note_t* note, int32_t world, int32_t* phases) {
 
 static void try_seed(uint32_t seed, int32_t* phases) {
   present = cut_of(seed);
-  note_t* note = mmap(NULL, sizeof *note, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  assert_true(note != MAP_FAILED);
-  mesh_t mesh;
-  assert_true(mesh_open(&mesh, present.world));
-  pid_t pids[TOY_MAX_RANKS];
-  for (int r = 0; r < present.world; ++r) {
-    pids[r] = fork();
-    assert_true(pids[r] >= 0);
-    if (pids[r] != 0) continue;
-    mesh_end_t end;
-    mesh_take(&mesh, r, &end);
-    _exit(be_rank(&end, note));
-  }
-  mesh_close(&mesh);
-  for (int r = 0; r < present.world; ++r) {
-    int status = 0;
-    if (r == present.victim) continue;
-    assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("seed %u: rank %d ended with %#x", seed, r, status);
-  }
-  (void)kill(pids[present.victim], SIGKILL);
-  assert_int_equal(waitpid(pids[present.victim], NULL, 0), pids[present.victim]);
+  note_t* note = mesh_share(sizeof *note);
+  if (!mesh_run(present.world, present.victim, be_rank, note)) fail_msg("seed %u", seed);
   check(note, present.world, phases);
-  munmap(note, sizeof *note);
+  mesh_unshare(note, sizeof *note);
 }
 
 static void Ranks_CutAtAnyMessage_LeaveOneEpochAndWholeStates(void** state) {

@@ -18,7 +18,7 @@ EXAMPLES = {
 CALLERS = {
     "add-a-communicator.md": re.compile(
         r"adapters/|backend/comm/|backend/\w+/test/|backend/cts/comm/messages_bench|capi/bindings/|capi/include/sluice/sluice.hpp|capi/test/[\w/]+\.c|docs/(?!c-abi|architecture)|"
-        r"integration_tests/(house|soak)/"
+        r"(integration_tests/house|contrib/soak)/"
     ),
     "add-a-device.md": re.compile(
         r"backend/device/\w+/|backend/\w+/test/|backend/cts/device/fake_device|docs/|integration_tests/house/|capi/test/[\w/]+_test\.c|"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the ranks of the soak into OUT: integration_tests/soak/build.sh OUT FOLDER_OF_LIBSLUICE
+# Builds the ranks of the soak into OUT: contrib/soak/build.sh OUT FOLDER_OF_LIBSLUICE
 set -euo pipefail
 out=$(realpath -m "${1:?usage: $0 OUT FOLDER}") lib=$(realpath "${2:?usage: $0 OUT FOLDER}")
 cd "$(dirname "${BASH_SOURCE[0]}")"

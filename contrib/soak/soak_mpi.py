@@ -1,6 +1,6 @@
 """Ranks of a job under MPI are killed and stopped at random instants; the job ends, is started again, and goes on.
 
-    .venv/bin/python integration_tests/soak/soak_mpi.py [--minutes 5] [--ranks 3] [--seed N]
+    .venv/bin/python contrib/soak/soak_mpi.py [--minutes 5] [--ranks 3] [--seed N]
 
 MPI ends a job with any of its ranks. So each run trains on from the last weights that all ranks have; then one rank is
 killed, or stopped for a while, or for longer than the deadline, or nothing happens. It ends with an error where the job

@@ -1,6 +1,6 @@
 """Ranks of a DeepSpeed job are killed and stopped at random instants, started again, and end with the same losses.
 
-    .venv/bin/python integration_tests/soak/soak_deepspeed.py [--minutes 5] [--seed N]
+    .venv/bin/python contrib/soak/soak_deepspeed.py [--minutes 5] [--seed N]
 
 A job trains on from its last checkpoint; one of its ranks is killed, or stopped for a moment, or for good, or nothing
 happens. It ends with an error where the other rank has no status within the deadline, where one that was stopped for a

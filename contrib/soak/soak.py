@@ -1,6 +1,6 @@
 """Ranks of a C program over TCP are killed and stopped at random instants, and go on.
 
-    .venv/bin/python integration_tests/soak/soak.py [--minutes 5] [--ranks 3] [--seed N]
+    .venv/bin/python contrib/soak/soak.py [--minutes 5] [--ranks 3] [--seed N]
 
 Each turn the ranks make new communicators, begin with the last weights that all of them have, and train; then one is
 killed, or stopped for a while, or for longer than the deadline, or nothing happens. Survivors are never restarted: they

@@ -1,16 +1,15 @@
-/* What the program asks of the library: a caller for each form of the C ABI (caller_0.c, ...) answers it. Where the
- * ABI's words change, another caller is added and the BUILD file names it; lists, data and program stay as they are, so
- * that digests of before and after are those of the same calls. */
+/* What the program asks of the library. caller.c answers it with the C ABI of this tree. A comparison with an older
+ * commit builds this program with that commit's caller.c, so keep this header as it is. */
 #ifndef SLUICE_DIGEST_CALLER_H_
 #define SLUICE_DIGEST_CALLER_H_
 
 #include "data.h"
 
-/* Where the ranks of a call agree on a number beside the library: the most of all, waits for all. */
+/* Where the ranks of a call agree on a number without the library: the largest of all; waits for all. */
 typedef struct meet_s meet_t;
 uint64_t meet_most(meet_t* meet, uint64_t mine);
 
-/* What a rank reports beside the blocks. */
+/* What a rank reports in addition to the blocks. */
 typedef struct outcome_s {
   char refusal[640];   /* "STATUS: message" of the first call that failed; "" when none has */
   int64_t chunks;      /* n of the last pass */

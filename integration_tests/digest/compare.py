@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Compares digests of the listed calls: this tree with a base commit, or with the values that are committed.
+"""Compares digests of the listed calls: this tree with a base commit, or the calls of each family with each other.
 
   compare.py BASE       builds this tree and the base commit (in a worktree of its own), runs both, shows differences
-  compare.py            this tree beside the committed values of this machine's fingerprint, and with itself
-  compare.py --record   writes the values anew: those that no machine changes, and those of this one's fingerprint
-  --only TEXT             calls whose line holds TEXT;  --jobs N  so many at a time (default: cores)
+  compare.py            this tree alone: do the calls of a family agree to the bit?
+  --only TEXT           calls whose line holds TEXT;  --jobs N  calls at a time (default: cores)
   --digest FILE --fakes FILE    built already (the Bazel test): nothing is built
 
 Exit 0: equal; 1: they differ, or calls do not hold among themselves what they promise; 2: something could not be run.
@@ -20,13 +19,14 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).absolute().parent
+sys.path.insert(0, str(HERE))
+import calls as listed  # noqa: E402
+
 FOLDER = "integration_tests/digest"
 PROGRAM = f"//{FOLDER}:digest"
 FAKES = f"//{FOLDER}:libfake_gpu.so"
 # The names under which a CUDA host finds its vendor's libraries.
 VENDOR = ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2")
-# Activations that f64 and the fake device compute with this machine's expf, exp and erfc; relu and identity take none.
-LIBM = ("gelu", "gelu_tanh", "silu", "swiglu")
 # Results on which all calls of a family agree: n, cut, policies, plans and repetition do not change them.
 PROMISED = ("out", "dx", "dw")
 NO_KERNELS = "has no CUDA kernels"  # in the refusal
@@ -44,13 +44,9 @@ def parse(line):
 
 def read_calls(only=""):
     """The listed calls by id."""
-    lines = (HERE / "calls.txt").read_text().splitlines()
-    calls = [parse(line) for line in lines if line.strip() and not line.startswith("#") and only in line]
-    if not calls:
-        raise Trouble(f"no call of {HERE / 'calls.txt'} holds {only!r}")
-    found = {call["id"]: call for call in calls}
-    if len(found) != len(calls):
-        raise Trouble(f"{HERE / 'calls.txt'} holds {len(calls)} calls under {len(found)} ids: give each one of its own")
+    found = {name: call for name, call in listed.calls().items() if only in listed.line(call)}
+    if not found:
+        raise Trouble(f"no call of calls.py holds {only!r}")
     return found
 
 
@@ -84,8 +80,8 @@ def leave(root, folder):
 
 
 def check_out(base, root, folder):
-    """A worktree of the base with this tree's list and program. What is built, and so the caller, says the base's BUILD
-    file, where it has one."""
+    """A worktree of the base with this tree's program. The caller, which alone uses the ABI, and the BUILD file are the
+    base's own, if it has them."""
     leave(root, folder)
     done = subprocess.run(
         ["git", "worktree", "add", "--detach", folder, base], cwd=root, capture_output=True, text=True
@@ -95,8 +91,8 @@ def check_out(base, root, folder):
     theirs = pathlib.Path(folder) / FOLDER
     is_there = (theirs / "BUILD").exists()
     theirs.mkdir(parents=True, exist_ok=True)
-    for path in HERE.iterdir():
-        if path.is_file() and not (is_there and path.name == "BUILD"):
+    for path in [*HERE.glob("*.[ch]"), HERE / "BUILD"]:
+        if not (is_there and path.name in ("BUILD", "caller.c")):
             shutil.copy(path, theirs / path.name)
     settings = pathlib.Path(root) / ".bazelrc.user"  # of this machine, never committed
     if settings.exists():
@@ -111,20 +107,17 @@ def _environment(fakes, folder):
     return {**kept, "LD_LIBRARY_PATH": str(folder), "OMP_WAIT_POLICY": "passive"}
 
 
-def run(program, fakes, options, each_rank=False):
+def run(program, fakes, calls, options, each_rank=False):
     """The program's lines."""
-    command = [str(program), "--jobs", str(options.jobs), "--only", options.only, str(HERE / "calls.txt")]
     with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "calls.txt"
+        file.write_text("".join(f"{listed.line(call)}\n" for call in calls.values()))
+        command = [str(program), "--jobs", str(options.jobs), str(file)]
         environment = _environment(fakes, pathlib.Path(folder))
         done = subprocess.run(command + ["--each-rank"] * each_rank, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise Trouble(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
     return read_digests(done.stdout)
-
-
-def fingerprint(program):
-    """What values depend on beside the library: the processor, and the functions of its C library."""
-    return subprocess.run([str(program), "--fingerprint"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------
@@ -143,11 +136,6 @@ def differences(before, after):
         fields = [field for field in {**old, **new} if old.get(field) != new.get(field)]
         found.append(f"{name}: " + ", ".join(f"{field} {old.get(field)} -> {new.get(field)}" for field in fields))
     return found
-
-
-def _takes_libm(call):
-    on_device = call.get("device") == "cuda" or call.get("dtype") == "f64"
-    return on_device and "callback" not in call and call.get("activation", "gelu") in LIBM
 
 
 def _is_written(call, field):
@@ -184,47 +172,19 @@ def show(title, found):
 
 
 def with_base(base, options):
-    root = HERE.parents[1]
+    root, calls = HERE.parents[1], read_calls(options.only)
     folder = os.path.join(root, ".test", "digest_base")  # always there, so that Bazel builds what has changed
     try:
         check_out(base, root, folder)
-        before = run(*build(folder), options, each_rank=True)
+        before = run(*build(folder), calls, options, each_rank=True)
         subprocess.run(["bazel", "shutdown"], cwd=folder, capture_output=True)
     finally:
         leave(root, folder)
-    after = run(*build(root), options, each_rank=True)
+    after = run(*build(root), calls, options, each_rank=True)
     found = differences(before, after)
     if not show(f"calls and ranks that differ from {base}", found):
         print(f"equal: {len(after)} digests of calls and ranks, {base} and this tree")
     return 1 if found else 0
-
-
-def values_files(mark):
-    """Where values lie: of calls that take this machine's mathematical functions (True), and of all others."""
-    folder = HERE / "values"
-    return {False: folder / f"{mark.split('-')[0]}.txt", True: folder / f"{mark}.txt"}
-
-
-def record(calls, digests, files):
-    for takes_libm, path in files.items():
-        names = [name for name, call in calls.items() if _takes_libm(call) == takes_libm]
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(f"{name} {digests[name]}\n" for name in names))
-        print(f"recorded {len(names)} digests in {path}")
-
-
-def beside_values(calls, digests, files, mark):
-    """Whether digests differ from the committed ones; says aloud which have none here."""
-    failed = False
-    for takes_libm, path in files.items():
-        found = {name: digests[name] for name, call in calls.items() if _takes_libm(call) == takes_libm}
-        if path.exists():
-            kept = {name: value for name, value in read_digests(path.read_text()).items() if name in found}
-            failed |= show(f"calls that differ from values/{path.name}", differences(kept, found))
-        elif found:
-            print(f"SKIPPED: {len(found)} of {len(calls)} calls have no committed values for this machine ({mark}):")
-            print("they were compared among themselves alone. integration_tests/digest/compare.py BASE compares them")
-    return failed
 
 
 def able(calls, digests):
@@ -238,41 +198,29 @@ def able(calls, digests):
     return kept
 
 
-def with_values(options):
+def alone(options):
     program, fakes = (options.digest, options.fakes) if options.digest else build(HERE.parents[1])
     calls = read_calls(options.only)
-    mark = fingerprint(program)
-    if mark.startswith("plain"):
-        print("SKIPPED: this processor has no AVX2 with fused multiply-add, which gemm native is fixed to")
-        return 0
-    digests = run(program, fakes, options)
+    digests = run(program, fakes, calls, options)
     calls = able(calls, digests)
     failed = show("calls that did not run, or break a promise", broken_promises(calls, digests))
-    files = values_files(mark)
-    if options.record and not failed and len(calls) == len(digests):
-        record(calls, digests, files)
-    else:
-        failed |= beside_values(calls, digests, files, mark)
     if not failed:
-        print(f"{len(calls)} calls are as they should be")
+        print(f"{len(calls)} calls of {len({call['family'] for call in calls.values()})} families agree")
     return 1 if failed else 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", nargs="?", help="a commit; without one: the committed values")
-    parser.add_argument("--record", action="store_true", help="write the values anew")
+    parser.add_argument("base", nargs="?", help="a commit; without one this tree alone")
     parser.add_argument("--only", default="", help="calls whose line holds this text")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="calls at a time")
     parser.add_argument("--digest", help="the program, built already")
     parser.add_argument("--fakes", help="the fake libraries, built already")
     options = parser.parse_args()
-    if bool(options.digest) != bool(options.fakes) or (options.base and (options.record or options.digest)):
-        parser.error("--digest goes with --fakes; a base with neither of them, nor with --record")
-    if options.record and options.only:
-        parser.error("--record writes the values of all calls: not with --only")
+    if bool(options.digest) != bool(options.fakes) or (options.base and options.digest):
+        parser.error("--digest goes with --fakes, and with no base")
     try:
-        return with_base(options.base, options) if options.base else with_values(options)
+        return with_base(options.base, options) if options.base else alone(options)
     except Trouble as trouble:
         print(f"compare.py: {trouble}", file=sys.stderr)
         return 2

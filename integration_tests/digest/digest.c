@@ -1,15 +1,11 @@
 /* Runs the calls of a list and prints a line for each: hashes of the exact bits of what it wrote.
  *
- *   digest [--each-rank] [--jobs N] [--only TEXT] LIST
- *   digest --fingerprint
+ *   digest [--each-rank] [--jobs N] LIST
  *
  * A call runs in a process of its own, its ranks as threads; N processes at a time, lines in the order of the list.
- * --each-rank prints a line for each rank, --only runs calls whose line holds TEXT. Exit 0: all calls ran; 1: some were
- * refused or ended otherwise, which their lines say; 2: the list or the arguments are wrong.
- * --fingerprint: what values may depend on beside the library: whether the processor has AVX2 with fused multiply-add,
- * and a hash of this machine's mathematical functions. */
+ * --each-rank prints a line for each rank. Exit 0: all calls ran; 1: some were refused or ended otherwise, which their
+ * lines say; 2: the list or the arguments are wrong. */
 #include <errno.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -189,7 +185,7 @@ static void collect(int* running) {
   }
 }
 
-static void read_list(const char* path, const char* only) {
+static void read_list(const char* path) {
   char line[MAX_LINE], why[256];
   FILE* file = fopen(path, "r");
   if (file == NULL) {
@@ -198,8 +194,7 @@ static void read_list(const char* path, const char* only) {
   }
   jobs = calloc(MAX_CALLS, sizeof *jobs);
   for (int number = 1; jobs != NULL && fgets(line, sizeof line, file) != NULL; ++number) {
-    if (line[0] == '#' || line[strspn(line, " \t\r\n")] == '\0' || (only != NULL && strstr(line, only) == NULL))
-      continue;
+    if (line[strspn(line, " \t\r\n")] == '\0') continue;
     if (num_jobs == MAX_CALLS || !call_parse(line, &jobs[num_jobs].call, why, sizeof why)) {
       fprintf(stderr, "digest: %s:%d: %s\n", path, number, num_jobs == MAX_CALLS ? "too many calls" : why);
       exit(2);
@@ -224,43 +219,19 @@ static int run_all(int each_rank, int most) {
   return failed;
 }
 
-static uint64_t add_value(uint64_t hash, double x) { return data_hash(hash, &x, sizeof x); }
-
-static void print_fingerprint(void) {
-  uint64_t hash = DATA_HASH;
-  for (int i = -4000; i <= 4000; ++i) {
-    volatile double x = i * 0.0021 + 1e-5 * (i % 7);
-    volatile float f = (float)x;
-    hash = add_value(add_value(hash, exp(x)), expf(f));
-    hash = add_value(add_value(hash, erf(x)), erff(f));
-    hash = add_value(add_value(hash, erfc(x)), erfcf(f));
-    hash = add_value(add_value(hash, tanh(x)), tanhf(f));
-    hash = add_value(add_value(hash, exp2(x)), exp2f(f));
-    hash = add_value(add_value(hash, log(fabs(x) + 0.5)), log1pf(fabsf(f)));
-  }
-  int fused = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  printf("%s-%016llx\n", fused ? "fma" : "plain", (unsigned long long)hash);
-}
-
 static int usage(void) {
-  fprintf(stderr, "usage: digest [--each-rank] [--jobs N] [--only TEXT] LIST | digest --fingerprint\n");
+  fprintf(stderr, "usage: digest [--each-rank] [--jobs N] LIST\n");
   return 2;
 }
 
 int main(int argc, char** argv) {
   int each_rank = 0, most = 1;
-  const char *only = NULL, *list = NULL;
+  const char* list = NULL;
   for (int i = 1; i < argc; ++i) {
-    if (strcmp(argv[i], "--fingerprint") == 0) {
-      print_fingerprint();
-      return 0;
-    }
     if (strcmp(argv[i], "--each-rank") == 0) {
       each_rank = 1;
     } else if (strcmp(argv[i], "--jobs") == 0 && i + 1 < argc) {
       most = atoi(argv[++i]);
-    } else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
-      only = argv[++i];
     } else if (argv[i][0] != '-' && list == NULL) {
       list = argv[i];
     } else {
@@ -271,6 +242,6 @@ int main(int argc, char** argv) {
   /* What would change values from outside: the kernels that every processor has, the gemm that the list says. */
   setenv("SLUICE_NATIVE", "avx2", 1);
   unsetenv("SLUICE_GEMM"), unsetenv("SLUICE_CUBLAS"), unsetenv("SLUICE_POISON"), unsetenv("SLUICE_HUGE_PAGES");
-  read_list(list, only);
+  read_list(list);
   return run_all(each_rank, most);
 }

@@ -199,5 +199,5 @@ def test_TinyRun_LeavesARecordWithTheColumnsOfThePage(root: str, tmp_path: Path,
     (run,) = records.runs(tmp_path, name)
     assert run["command"] == f"{name} --smoke" and run["rows"]
     known = {column for each in records.runs(records.FOLDER, name) for column in each["columns"]}
-    assert set(run["columns"]) <= known | {"is_missed", "of_bound", "refused"}
+    assert set(run["columns"]) <= known | {"is_missed", "of_bound", "refused", "possible"}
     assert (tmp_path / f"{name}.raw.json").exists()

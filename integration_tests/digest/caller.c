@@ -1,4 +1,4 @@
-/* The C ABI of version 0.1 in the words that it has since the rename: everything that this room calls of Sluice. */
+/* Everything that the digest calls of Sluice: the C ABI of this tree. */
 #include "caller.h"
 #include "cuda_host.h"
 

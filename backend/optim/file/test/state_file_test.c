@@ -328,6 +328,44 @@ static void Step_WrittenInPart_DoesNotEnd(void** state) {
   sluice_state_file_close(file);
 }
 
+/* ---- sums ---- */
+
+/* However what is summed is cut; each changed, moved or lost element tells. */
+static void Sum_InAnyParts_IsTheSameAndTellsEachChange(void** state) {
+  (void)state;
+  enum { LENGTH = 133 };
+  float data[LENGTH], copy[LENGTH];
+  for (int i = 0; i < LENGTH; ++i) data[i] = (float)i / 7.0F - 5.0F;
+  sluice_state_sum_t whole;
+  sluice_state_sum_begin(&whole);
+  sluice_state_sum_add(&whole, data, LENGTH);
+  const uint64_t wanted = sluice_state_sum_end(&whole);
+  for (int first = 0; first <= LENGTH; ++first) {
+    for (int part = 1; part < 40; part += 3) {
+      sluice_state_sum_t sum;
+      sluice_state_sum_begin(&sum);
+      sluice_state_sum_add(&sum, data, first);
+      for (int at = first; at < LENGTH; at += part)
+        sluice_state_sum_add(&sum, data + at, at + part < LENGTH ? part : LENGTH - at);
+      assert_true(sluice_state_sum_end(&sum) == wanted);
+    }
+  }
+  for (int i = 0; i < LENGTH; ++i) {
+    for (int how = 0; how < 4; ++how) {
+      const int other = how == 3 ? (i + 32) % LENGTH : (i + 1) % LENGTH;
+      memcpy(copy, data, sizeof copy);
+      if (how == 0) copy[i] = -copy[i];
+      if (how == 1) copy[i] = 0.0F;
+      if (how > 1) copy[i] = data[other], copy[other] = data[i];
+      if (memcmp(copy, data, sizeof copy) == 0) continue;
+      sluice_state_sum_t sum;
+      sluice_state_sum_begin(&sum);
+      sluice_state_sum_add(&sum, copy, LENGTH);
+      assert_false(sluice_state_sum_end(&sum) == wanted);
+    }
+  }
+}
+
 /* ---- damage ---- */
 
 /* Any byte of the later step's record: the step before is there, and nothing is made up of the damaged one. */
@@ -563,6 +601,7 @@ int main(void) {
       cmocka_unit_test(TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom),
       cmocka_unit_test(Step_GivenUpOrTakenBack_IsWrittenAgain),
       cmocka_unit_test(Step_WrittenInPart_DoesNotEnd),
+      cmocka_unit_test(Sum_InAnyParts_IsTheSameAndTellsEachChange),
       cmocka_unit_test(Record_ThatIsTorn_LeavesTheStepBefore),
       cmocka_unit_test(Head_OfAnotherKind_IsRefused),
       cmocka_unit_test(File_OfTheFirstForm_IsRefusedWithAWayOut),

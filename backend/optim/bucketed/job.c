@@ -212,15 +212,15 @@ void sluice_bucketed_job_begin(sluice_bucketed_job_t* job) {
 }
 
 /* Other code has written them: the file cannot give them back. */
-static sluice_status_t keep_params(sluice_bucketed_job_t* job, const sluice_line_run_t* run) {
+static sluice_status_t save_params(sluice_bucketed_job_t* job, const sluice_line_run_t* run) {
   const sluice_adam_tensor_t* t = run->of->tensor;
   const uint64_t of_one = sluice_dtype_bytes(t->param_dtype), bytes = (uint64_t)run->count * of_one;
-  sluice_kept_params_t* kept =
-      sluice_alloc(job->allocator, sizeof *kept + bytes, "optimizer: parameters before a step");
-  if (kept == NULL) return sluice_alloc_status();
-  *kept = (sluice_kept_params_t){job->kept, (char*)t->param + (uint64_t)run->first * of_one, bytes};
-  memcpy(kept + 1, kept->param, bytes);
-  job->kept = kept;
+  sluice_saved_params_t* saved =
+      sluice_alloc(job->allocator, sizeof *saved + bytes, "optimizer: parameters before a step");
+  if (saved == NULL) return sluice_alloc_status();
+  *saved = (sluice_saved_params_t){job->saved, (char*)t->param + (uint64_t)run->first * of_one, bytes};
+  memcpy(saved + 1, saved->param, bytes);
+  job->saved = saved;
   return SLUICE_OK;
 }
 
@@ -231,7 +231,7 @@ static sluice_status_t take_params(sluice_bucketed_job_t* job, int64_t first, in
     const sluice_line_run_t run = sluice_lines_run(job->lines, at, first + count);
     float* of_run = masters + (at - first);
     if (!sluice_param_is_rounded(run.of->tensor, run.first, run.count, of_run)) {
-      SLUICE_TRY(keep_params(job, &run));
+      SLUICE_TRY(save_params(job, &run));
       sluice_param_to_masters(run.of->tensor, run.first, run.count, of_run);
     }
     at += run.count;
@@ -288,17 +288,17 @@ static void give_back(const sluice_bucketed_job_t* job) {
                "optimizer: a step failed, and parameters could not be read again: %s; load them from the file",
                second.message);
   }
-  for (const sluice_kept_params_t* kept = job->kept; kept != NULL; kept = kept->next) {
-    memcpy(kept->param, kept + 1, kept->bytes);
+  for (const sluice_saved_params_t* saved = job->saved; saved != NULL; saved = saved->next) {
+    memcpy(saved->param, saved + 1, saved->bytes);
   }
   (void)sluice_error_adopt(&why);
 }
 
-static void free_kept(sluice_bucketed_job_t* job) {
-  while (job->kept != NULL) {
-    sluice_kept_params_t* kept = job->kept;
-    job->kept = kept->next;
-    sluice_free(job->allocator, kept, sizeof *kept + kept->bytes);
+static void free_saved(sluice_bucketed_job_t* job) {
+  while (job->saved != NULL) {
+    sluice_saved_params_t* saved = job->saved;
+    job->saved = saved->next;
+    sluice_free(job->allocator, saved, sizeof *saved + saved->bytes);
   }
 }
 
@@ -325,7 +325,7 @@ sluice_status_t sluice_bucketed_job_end(sluice_bucketed_job_t* job, sluice_statu
     if (status == SLUICE_OK) status = end_file(job);
     if (status != SLUICE_OK) give_back(job);
   }
-  free_kept(job);
+  free_saved(job);
   return status;
 }
 

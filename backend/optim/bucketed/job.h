@@ -7,11 +7,11 @@
 #include "backend/optim/lines.h"
 
 /* Elements of a parameter as they were before the step. */
-typedef struct sluice_kept_params_s {
-  struct sluice_kept_params_s* next;
+typedef struct sluice_saved_params_s {
+  struct sluice_saved_params_s* next;
   void* param;
   uint64_t bytes; /* that follow */
-} sluice_kept_params_t;
+} sluice_saved_params_t;
 
 typedef struct sluice_bucketed_job_s {
   const sluice_bucketed_step_t* step;
@@ -26,7 +26,7 @@ typedef struct sluice_bucketed_job_s {
   /* Where states lie in a file. */
   int32_t has_begun;                          /* its next step, with the first bucket that is written */
   sluice_state_sum_t sums[SLUICE_NUM_STATES]; /* of what was read */
-  sluice_kept_params_t* kept; /* parameters before their update that are not the file's masters, rounded */
+  sluice_saved_params_t* saved; /* parameters before their update that are not the file's masters, rounded */
   /* Where the plan decides. */
   sluice_adam_scan_t* scans; /* [lines->num_pieces] */
   double norm;

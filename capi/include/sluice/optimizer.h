@@ -160,7 +160,7 @@ SLUICE_API sluice_status_t sluice_optimizer_create(const sluice_optimizer_config
  * was opened) on this rank, and PEER_REFUSED on the others: ranks agree before their files say that the step is there,
  * and once more after that, so that a disk which fails in between takes the step back on all. Whatever else a step over
  * ranks returns changes nothing either. Where the disk does not even give back what parameters were, a line of the log
- * says so, and steps return STATE until _load has filled them. A process that is killed between the two agreements may
+ * says so, and steps return STATE until _load has filled them. A process that is killed between the two handshakes may
  * leave its file one step ahead: opened with config.comm, files go on from the step that all have. */
 SLUICE_API sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer,
                                                  const sluice_optimizer_step_args_t* args,

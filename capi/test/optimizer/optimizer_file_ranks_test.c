@@ -191,7 +191,7 @@ static void close_all(model_t** ranks, sluice_local_group_t* group) {
   sluice_local_group_destroy(group);
 }
 
-static void DiskOfOneRank_ThatFailsAfterTheAgreement_LeavesAllAtOneStep(void** state) {
+static void DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep(void** state) {
   (void)state;
   for (int i = 0; i < 8; ++i) {
     num_ranks = 2 + i % 2;
@@ -230,7 +230,7 @@ static void step_alone(model_t* m, int number) {
   step_model(m, number);
 }
 
-/* As a kill leaves them between the two agreements: one rank's file is a step ahead. */
+/* As a kill leaves them between the two handshakes: one rank's file is a step ahead. */
 static void Files_AStepApart_GoOnFromTheStepThatAllHave(void** state) {
   (void)state;
   model_t *ranks[MAX_RANKS], *before = open_model(), *after = open_model();
@@ -300,7 +300,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ranks_EachWithAFile_HaveTheBitsOfOne),
       cmocka_unit_test(DiskOfOneRank_ThatFails_ChangesNothingOnAny),
-      cmocka_unit_test(DiskOfOneRank_ThatFailsAfterTheAgreement_LeavesAllAtOneStep),
+      cmocka_unit_test(DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep),
       cmocka_unit_test(Files_AStepApart_GoOnFromTheStepThatAllHave),
       cmocka_unit_test(Files_ThatNotAllRanksHave_AreRefusedOnAll),
   };

@@ -1,3 +1,4 @@
+/* The steps of a file of states: records, checksums, reading and writing. */
 #include "backend/optim/file/state_file.h"
 
 #include <stddef.h>

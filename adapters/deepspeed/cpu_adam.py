@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,12 @@ from sluice.adapters.torch.optimizer_step import Entry, OptimizerStep, new_handl
 
 @dataclass
 class Writing:
-    """Where the next update also writes the parameter in its own dtype, and what it multiplies gradients by."""
+    """Where the next update also writes the parameter in its own dtype, what it multiplies gradients by, and which
+    elements it updates, from one to another."""
 
     out: torch.Tensor
     factor: float
+    spans: Sequence[tuple[int, int]]
     is_done: bool = False
 
 
@@ -55,9 +57,10 @@ class CpuAdamOp:
         self._writing: Writing | None = None
 
     @contextlib.contextmanager
-    def writing(self, out: torch.Tensor, factor: float) -> Iterator[Writing]:
-        """Updates meanwhile multiply gradients by the factor; that of a parameter of out's size writes `out` too."""
-        self._writing = Writing(out, factor)
+    def writing(self, out: torch.Tensor, factor: float, spans: Sequence[tuple[int, int]]) -> Iterator[Writing]:
+        """Updates meanwhile multiply gradients by the factor; that of a parameter of out's size writes `out` too, and
+        leaves all as it is outside of the spans."""
+        self._writing = Writing(out, factor, spans)
         try:
             yield self._writing
         finally:
@@ -99,7 +102,7 @@ class CpuAdamOp:
         is_decoupled = bool(self._created[optimizer_id][5])
         group = group_of(lr, beta1, beta2, epsilon, weight_decay, is_decoupled, bias_correction)
         one = OptimizerStep(self._handle)
-        one.add_group(group, [self._entry(step, *tensors)])
+        one.add_group(group, self._entries(step, *tensors))
         one.run(self._loss_scale(grad), check_finite=False)
         self.updates += 1
         return 0
@@ -113,12 +116,13 @@ class CpuAdamOp:
         grad.mul_(factor)
         return 1.0
 
-    def _entry(self, step: int, param: torch.Tensor, *others: torch.Tensor) -> Entry:
+    def _entries(self, step: int, param: torch.Tensor, *others: torch.Tensor) -> list[Entry]:
         writing = self._writing
         if writing is None or param.dtype != torch.float32 or writing.out.shape != param.shape:
-            return Entry(step, param, *others)
+            return [Entry(step, param, *others)]
         writing.is_done = True
-        return Entry(step, writing.out, *others, master=param)
+        parts = (tuple(each[a:b] for each in (writing.out, param, *others)) for a, b in writing.spans)
+        return [Entry(step, out, *states, master=master) for out, master, *states in parts]
 
     def _stock_op(self, optimizer_id: int) -> Any:
         if self._stock is None:

@@ -143,6 +143,115 @@ def skipped(stage: int, is_offloaded: bool) -> dict[str, Any]:
     return {"changed": changed, "losses": losses, "others": others, "skipped": host.skipped_steps}
 
 
+class _Three(torch.nn.Module):
+    """Layers of which the second may be left out of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.third = (torch.nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, is_left_out: bool) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        x = self.third(x if is_left_out else torch.tanh(self.second(x)))
+        return ((x.float() - 1.0) ** 2).mean()
+
+    def groups(self, count: int) -> list[dict[str, Any]]:
+        layers = [self.first, self.second, self.third]
+        if count == 1:
+            return [{"params": list(self.parameters())}]
+        return [{"params": list(each.parameters()), "name": f"layer {at}"} for at, each in enumerate(layers)]
+
+
+def _three_batch(step: int, micro: int) -> torch.Tensor:
+    return torch.randn(6, 5, generator=torch.Generator().manual_seed(10 * step + micro))
+
+
+LEFT_OUT = (1, 2, 4)  # of STEPS + 3 steps, those in which the second layer has no part
+
+
+def left_out(stage: int, dtype: str, clipping: float, groups: int, micro_batches: int) -> dict[str, Any]:
+    """Of steps in which a layer gets no gradient, offloaded: parameters after each step, and the same by torch, which
+    does not update it then; and in which of these steps bytes of the layer, its masters or moments have changed."""
+    steps, numbers = STEPS + 3, {"lr": 1e-2, "weight_decay": 0.1}
+    config: dict[str, Any] = {
+        **ds_config(gradient_clipping=clipping, gradient_accumulation_steps=micro_batches),
+        "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+        "optimizer": {"type": "AdamW", "params": numbers},
+        "sluice": {"enabled": True, "optimizer": True},
+        **({} if dtype == "float32" else {"bf16": {"enabled": True}}),
+    }
+    import deepspeed
+
+    net, other = _Three(), _Three()
+    with _no_stock_op():
+        host = deepspeed.initialize(model=net, model_parameters=net.groups(groups), config=config)[0]
+    reference = torch.optim.AdamW(other.groups(groups), **numbers)
+    found: dict[str, Any] = {"mine": [], "torch": [], "changed": [], "one_pass": True}
+    for step in range(steps):
+        is_left_out = step in LEFT_OUT
+        before = _states_of(host, net.second)
+        reference.zero_grad()
+        for micro in range(micro_batches):
+            x = _three_batch(step, micro)
+            # Of a window, the first micro-batch alone may have the layer, or all others.
+            out = is_left_out or (micro_batches > 1 and (micro > 0) == (step % 2 == 1))
+            host.backward(host(x.to(getattr(torch, dtype)), out))
+            host.step()
+            (other(x, out) / micro_batches).backward()
+        if clipping:
+            torch.nn.utils.clip_grad_norm_(other.parameters(), clipping)
+        reference.step()
+        if is_left_out:
+            found["changed"].append(before != _states_of(host, net.second))
+            for param in other.second.parameters():  # the host counts steps of a whole group
+                reference.state[param]["step"] += 1
+        found["one_pass"] &= _wrote_its_parameters(host.optimizer)
+        found["mine"].append([float(each.detach().float().norm()) for each in net.parameters()])
+        found["torch"].append([float(each.detach().norm()) for each in other.parameters()])
+    return found
+
+
+def _states_of(host: Any, layer: torch.nn.Module) -> list[bytes]:
+    """A layer's parameters, and what this rank has of its masters and moments."""
+    zero, found = host.optimizer, [_raw(each) for each in layer.parameters()]
+    for param in layer.parameters():
+        place = zero.grad_position.get(zero.get_param_id(param))
+        if place is None:
+            continue
+        group, _, begin, count = place
+        master = zero.single_partition_of_fp32_groups[group]
+        state = zero.optimizer.state.get(master, {})
+        for each in (master, state.get("exp_avg"), state.get("exp_avg_sq")):
+            if each is not None:
+                found.append(_raw(each.detach()[begin : begin + count]))
+    return found
+
+
+def frozen_group(stage: int, by_script: bool) -> str:
+    """What is said where all of a parameter group is frozen."""
+    import deepspeed
+
+    net = _Three()
+    net.second.requires_grad_(False)
+    config = {
+        **ds_config(),
+        "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+        "zero_force_ds_cpu_optimizer": False,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "sluice": {"enabled": True, "optimizer": True},
+    }
+    given: dict[str, Any] = {"model_parameters": net.groups(3)}
+    if by_script:
+        del config["optimizer"]
+        given = {"optimizer": torch.optim.AdamW(net.groups(3), lr=1e-2)}
+    try:
+        deepspeed.initialize(model=net, config=config, **given)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
 def unchecked(stage: int) -> dict[str, Any]:
     """Where overflows are not looked for: whether parameters are no numbers after an infinite gradient, as stock's are,
     and how many steps were skipped."""

@@ -17,6 +17,7 @@ LOADING = "stock 0.15.4 cannot load its own checkpoints with this torch"
 CHECKPOINTING = "stock 0.15.4's own activation checkpointing does not run on a CPU"
 NO_DUALPIPE = "stock 0.15.4 has no DualPipeV"
 OVERFLOW = "stock 0.15.4 looks for infinite gradients in fp16 alone"
+WINDOW = "stock 0.15.4 knows no parameters that some backwards of a step do not reach, in stage 2 with offload"
 FLOAT_MASK = "stock 0.15.4 takes no used_token in floating point"
 
 

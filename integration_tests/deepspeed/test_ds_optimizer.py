@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from host_release import OVERFLOW, old_host_fails
+from host_release import OVERFLOW, WINDOW, old_host_fails
 from rank_harness import Ranks
 
 
@@ -39,6 +39,30 @@ def test_InfiniteGradient_OnOneRank_LeavesEveryByteOnAllAndTrainingAsWithoutIt(
         assert answer["changed"] == []
         assert answer["skipped"] == 1
         assert answer["losses"] == answer["others"]
+
+
+@pytest.mark.parametrize("clipping", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "stage, dtype, groups, micro_batches",
+    [(1, "float32", 3, 1), (2, "float32", 1, 1), (1, "float32", 1, 3), (2, "float32", 3, 3), (2, "bfloat16", 1, 1)],
+)
+def test_Offloaded_LayerWithoutGradient_IsNotUpdated(
+    ranks2: Ranks, stage: int, dtype: str, groups: int, micro_batches: int, clipping: float
+) -> None:
+    old_host_fails(WINDOW, stage == 2 and micro_batches > 1)
+    job = {"stage": stage, "dtype": dtype, "groups": groups, "micro_batches": micro_batches, "clipping": clipping}
+    for answer in ranks2.run("cases_optimizer:left_out", **job):
+        assert answer["changed"] == [False] * 3
+        assert answer["one_pass"]
+        for mine, torchs in zip(answer["mine"], answer["torch"], strict=True):
+            assert mine == pytest.approx(torchs, rel=2e-5 if dtype == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("by_script", [False, True])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_GroupThatIsFrozenWhole_IsNamed(ranks2: Ranks, stage: int, by_script: bool) -> None:
+    for said in ranks2.run("cases_optimizer:frozen_group", stage=stage, by_script=by_script):
+        assert said.startswith("UnsupportedError") and "parameter group 1 (layer 1)" in said, said
 
 
 def test_InfiniteGradient_ThatTheHostDoesNotLookFor_GoesIntoTheParameters(ranks2: Ranks) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from pair_table import SLUICE, Case, Table, met
 from rank_harness import Ranks
 
+HERE = Path(__file__).resolve().parent
+
 
 class PairRanks(Ranks):
     """Those of integration_tests/deepspeed, which also find the modules of this folder."""
 
-    python_path = str(Path(__file__).resolve().parent)
+    python_path = str(HERE)
 
     @classmethod
     def pair(cls) -> Iterator[PairRanks]:

@@ -53,6 +53,29 @@ def _trained(ep: int, steps: int, every: int, **changes: Any) -> dict[str, Any]:
     return found
 
 
+def derived() -> list[dict[str, Any]]:
+    """What Megatron computes in a first step from the experts of a rank, with these at home and away."""
+    found = []
+    for seed in (None, 7):
+        host = mg_models.Host(2, "decorated", OPTIONS, clip=0.01)
+        steps: list[Any] = []
+        take = host.optimizer.step
+        for each in (host.optimizer, *host.optimizer.chained_optimizers):
+            each.config.log_num_zeros_in_grad = True
+        host.optimizer.step = lambda take=take, steps=steps: (steps.append(take()), steps[-1])[1]
+        if seed is not None:
+            shuffle(host, seed)
+            assert all(has_moved(layer._sluice) for layer in moe_layers(host.model))
+        losses = host.train(1)["losses"]
+        (was_taken, norm, zeros) = steps[0]
+        if seed is not None:
+            go_home(host)
+        weights = mg_models.Host.parameters(host)
+        found.append({"losses": losses, "norm": float(norm), "zeros": float(zeros), "was_taken": bool(was_taken)})
+        found[-1]["sums"] = [float(weights[name].double().norm()) for name in sorted(weights)]
+    return found
+
+
 def moved(ep: int, steps: int, every: int, forget: str = "", **changes: Any) -> list[dict[str, Any]]:
     """[unmoved, moved]"""
     still = _trained(ep, steps, 0, **changes)

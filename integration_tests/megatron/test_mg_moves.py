@@ -62,6 +62,14 @@ def test_Move_ThatForgets_IsSeen(oldest2: MegatronRanks, case: str, forget: str)
     assert "losses" in _differ(answers)
 
 
+def test_Derived_AfterAMove_IsThatOfHome(ranks2: MegatronRanks) -> None:
+    for home, away in ranks2.run("mg_moves:derived"):
+        # Sums over ranks of squares, up to the order of their terms.
+        assert away.pop("norm") == pytest.approx(home["norm"], rel=1e-6) and home.pop("norm") > 0.01
+        assert away.pop("sums") == pytest.approx(home.pop("sums"), rel=1e-6)
+        assert away == home and home["zeros"] >= 0, (away, home)
+
+
 @pytest.mark.parametrize("loaded_by", ["stock", "decorated"])
 def test_Checkpoint_SavedWhileExpertsAreAway_GoesOn(ranks2: MegatronRanks, tmp_path: Path, loaded_by: str) -> None:
     for each in ranks2.run("mg_moves:checkpoint", folder=str(tmp_path), loaded_by=loaded_by):

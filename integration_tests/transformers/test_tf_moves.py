@@ -125,6 +125,13 @@ def test_Save_WhileExpertsAreAway_IsRefusedAndDoneAtHome(ranks: Ranks, saved: An
         assert found["away"] and found["same"], found
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_Derived_AfterAMove_IsThatOfHome(ranks: Ranks, saved: Any, layout: str) -> None:
+    for home, away in ranks.run("tf_ep_moves:derived", path=saved("qwen3_moe"), layout=LAYOUTS[layout]):
+        assert away.pop("norms") == pytest.approx(home.pop("norms"), rel=1e-6)  # the order of squares
+        assert away == home
+
+
 def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks: Ranks, saved: Any) -> None:
     wanted = (
         "fixed number of experts",

@@ -119,6 +119,41 @@ def moved(
         adapter.ExpertsState.replace_experts = replace
 
 
+def _norm(model: Any) -> float:
+    """Of all gradients, as a script takes it: of a DTensor the norm of all parts. torch's own clip_grad_norm_ refuses
+    the two meshes that this host has."""
+    parts = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if hasattr(p.grad, "full_tensor")]
+    return float(torch.stack([part.full_tensor() for part in parts]).norm()) if parts else 0.0
+
+
+def derived(path: str, layout: dict[str, int]) -> list[dict[str, Any]]:
+    """What is computed from the experts of a rank, with these at home and away: the norm of gradients, and an average of
+    weights that is kept at home."""
+    found = []
+    for seed in (None, 4):
+        sluice.configure(**OPTIONS)
+        try:
+            model = split(path, layout).train()
+            optimizer = _optimizer(model)
+            average = {name: p.detach().clone() for name, p in model.named_parameters()}
+            if seed is not None:
+                shuffle(model, seed, optimizer)
+                assert all(has_moved(adapter.kept_of(module)) for module in experts_of(model))
+            losses, norms = [], []
+            for number in range(2):
+                losses.append(float(_step(model, layout, number)))
+                norms.append(_norm(model))
+                optimizer.step()
+                optimizer.zero_grad()
+                with sluice.experts_at_home(model, optimizer), torch.no_grad():
+                    for name, parameter in model.named_parameters():
+                        average[name].lerp_(parameter, 0.25)
+        finally:
+            sluice.configure()
+        found.append({"losses": losses, "norms": norms, "average": bits(average)})
+    return found
+
+
 def counted_moves(path: str, layout: dict[str, int]) -> dict[str, int]:
     """What moves beside steps have taken of this rank's host memory."""
     with counted() as count:

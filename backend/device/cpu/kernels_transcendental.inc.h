@@ -169,20 +169,27 @@ typedef struct {
   vf alpha, limit, offset, held;
 } swiglu_t;
 
-INLINE sigmoid_t swiglu_parts(swiglu_t s, vf x) {
+/* alpha * g is held with g: it may leave the range, and what its rounding lost then be NaN. */
+INLINE sigmoid_t swiglu_parts(swiglu_t s, vf x, vf* out_v) {
   vf g = vf_min(s.limit, x);
-  vf v = s.alpha * g;
-  return times_sigmoid(g, vf_min(s.held, magnitude(g)), v, vf_fma(s.alpha, g, -v));
+  vf a = vf_min(s.held, magnitude(g));
+  vf near = vf_pick_negative(g, -a, a);
+  *out_v = s.alpha * near;
+  return times_sigmoid(g, a, *out_v, vf_fma(s.alpha, near, -*out_v));
 }
 
-INLINE vf swiglu_gate(swiglu_t s, vf x) { return swiglu_parts(s, x).value; }
+INLINE vf swiglu_gate(swiglu_t s, vf x) {
+  vf v;
+  return swiglu_parts(s, x, &v).value;
+}
 INLINE vf swiglu_up(swiglu_t s, vf u) { return vf_max(-s.limit, vf_min(s.limit, u)) + s.offset; }
 
 INLINE void swiglu_both(swiglu_t s, vf x, vf u, vf* out_value, vf* out_slope, vf* out_up, vf* out_up_slope) {
-  sigmoid_t parts = swiglu_parts(s, x);
+  vf v;
+  sigmoid_t parts = swiglu_parts(s, x, &v);
   vf one = vf_set1(1);
   *out_value = parts.value;
-  *out_slope = (one - vf_step(x - s.limit)) * vf_fma(s.alpha * vf_min(s.limit, x), parts.problem, parts.sigmoid);
+  *out_slope = (one - vf_step(x - s.limit)) * vf_fma(v, parts.problem, parts.sigmoid);
   *out_up = swiglu_up(s, u);
   *out_up_slope = (one - vf_step(u - s.limit)) * (one - vf_step(-s.limit - u));
 }

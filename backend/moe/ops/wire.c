@@ -1,5 +1,6 @@
 #include "backend/moe/ops/wire.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -57,7 +58,9 @@ static float scale_of(const float* x, int64_t n) {
     most = size > most ? size : most;
     no_number += x[k] * 0.0f;
   }
-  return no_number == 0 ? most / 127 : NAN;
+  const float scale = most / 127;
+  if (no_number != 0) return NAN;
+  return scale * 127 <= FLT_MAX ? scale : nextafterf(scale, 0); /* what is finite comes back finite */
 }
 
 static void to_steps(const float* x, int64_t n, float scale, int8_t* steps) {

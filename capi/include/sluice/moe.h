@@ -289,7 +289,8 @@ typedef struct sluice_moe_forward_args_s {
                                                  the route is dropped, nothing is added for it and its weight's gradient
                                                  is 0. Any other is INVALID_ARGUMENT; on CUDA under a capacity it counts
                                                  as -1 and is reported (bad_route) */
-  const sluice_tensor_t* route_weights;       /* [T, K] f32, any strides; NaN and infinities pass through */
+  const sluice_tensor_t* route_weights;       /* [T, K] f32, any strides; NaN and infinities pass through: a weight of 0
+                                                 times an infinite output is NaN; an id of -1 adds nothing */
   const sluice_expert_tensors_t* params;      /* NULL with callbacks */
   const sluice_expert_callbacks_t* callbacks; /* NULL without */
   const sluice_tensor_t* out_tokens;          /* [T, M] unit column stride, written */

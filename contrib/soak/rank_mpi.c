@@ -3,7 +3,7 @@
  *
  *   mpirun -n RANKS rank_mpi FOLDER FIRST_STEP STEPS TIMEOUT_MS PLUGIN
  *
- * It writes its process's number to FOLDER/pid-RANK, and its lines (trainer.h) to FOLDER/said-RANK, behind them
+ * It writes its process's number to FOLDER/pid-RANK, and its lines (trainer.h) to FOLDER/said-RANK, after them
  * `end TURN STATUS PEER MS MESSAGE`. It exits with 1 where a call failed: mpirun then ends the others. */
 #include <mpi.h>
 #include <stdio.h>
@@ -13,14 +13,14 @@
 #include "trainer.h"
 
 static void open_files(const char* folder, int rank) {
-  char path[512], beside[512];
+  char path[512], part[512];
   snprintf(path, sizeof path, "%s/said-%d", folder, rank);
   if (freopen(path, "w", stdout) == NULL) exit(2);
   setvbuf(stdout, NULL, _IOLBF, 0);
-  snprintf(path, sizeof path, "%s/pid-%d", folder, rank), snprintf(beside, sizeof beside, "%s/new-%d", folder, rank);
-  FILE* file = fopen(beside, "w");
+  snprintf(path, sizeof path, "%s/pid-%d", folder, rank), snprintf(part, sizeof part, "%s/new-%d", folder, rank);
+  FILE* file = fopen(part, "w");
   if (file == NULL || fprintf(file, "%ld", (long)getpid()) < 0 || fclose(file) != 0) exit(2);
-  if (rename(beside, path) != 0) exit(2);
+  if (rename(part, path) != 0) exit(2);
 }
 
 int main(int argc, char** argv) {

@@ -222,7 +222,7 @@ def run(minutes: float, world: int, seed: int) -> str:
 
 
 def _plugin(folder: Path) -> Path:
-    """libsluice_mpi.so as Bazel makes it, or beside the library in SLUICE_EXAMPLES_LIB."""
+    """libsluice_mpi.so as Bazel makes it, or next to the library in SLUICE_EXAMPLES_LIB."""
     given = os.environ.get("SLUICE_EXAMPLES_LIB")
     if given is not None:
         return Path(given) / "libsluice_mpi.so"

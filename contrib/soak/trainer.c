@@ -39,11 +39,11 @@ static void name_of(int step, const char* end, char out[512]) {
 }
 
 static void keep(int step) {
-  char beside[512], path[512];
-  name_of(step, ".new", beside), name_of(step, "", path);
-  FILE* file = fopen(beside, "wb");
+  char part[512], path[512];
+  name_of(step, ".new", part), name_of(step, "", path);
+  FILE* file = fopen(part, "wb");
   const int is_whole = file != NULL && fwrite(&my.weights, sizeof my.weights, 1, file) == 1;
-  if (file != NULL && fclose(file) == 0 && is_whole) rename(beside, path);
+  if (file != NULL && fclose(file) == 0 && is_whole) rename(part, path);
 }
 
 static int take(int step) {
@@ -142,7 +142,7 @@ sluice_status_t trainer_run(trainer_t* trainer, sluice_comm_t* comm, int turn, i
   sluice_context_config_t context_config;
   sluice_moe_config_t config;
   sluice_context_config_init(&context_config, sizeof context_config);
-  context_config.gemm = "ref"; /* the same bits, whatever runs beside */
+  context_config.gemm = "ref"; /* the same bits, whatever else runs */
   sluice_status_t status = sluice_context_create(&context_config, comm, &context);
   sluice_moe_config_init(&config, sizeof config);
   config.model_width = M, config.hidden_width = H, config.num_experts = EXPERTS_OF_A_RANK * self->world_size,

@@ -13,7 +13,7 @@ typedef struct trainer_s {
 
 uint64_t trainer_now_ms(void);
 
-/* Begins with the weights of `first_step`. Says `made TURN`, and `step TURN STEP LOSS` behind each, with all bits of
+/* Begins with the weights of `first_step`. Says `made TURN`, and `step TURN STEP LOSS` after each, with all bits of
  * the loss in hexadecimal. Returns the first status that is not OK, with everything of its own given back. */
 sluice_status_t trainer_run(trainer_t* trainer, sluice_comm_t* comm, int turn, int first_step, int num_steps);
 

@@ -19,7 +19,7 @@ struct caller_group_s {
   char nccl[SLUICE_NCCL_ID_BYTES]; /* the id of that group */
 };
 
-/* A block as the ABI sees it; shapes stand beside the tensor that points to them. */
+/* A block as the ABI sees it; shapes are stored next to the tensor that points to them. */
 typedef struct view_s {
   sluice_tensor_t tensor;
   int64_t shape[2], strides[2];

@@ -5,7 +5,7 @@
 
 #include "call.h"
 
-enum { AS_I32 = 100, AS_I64 }; /* dtypes of blocks beside the list's */
+enum { AS_I32 = 100, AS_I64 }; /* dtypes of blocks in addition to the list's */
 
 typedef struct block_s {
   void* data; /* NULL: the call has none */

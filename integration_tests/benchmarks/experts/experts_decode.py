@@ -22,7 +22,7 @@ Action = Callable[[], list[float]]
 def decode(shape: Shape, dtype: torch.dtype, names: list[str], calls: int) -> dict[str, Any]:
     """Microseconds of calls without gradients at T = 1, 2, 4, 8, each the median of the fastest quarter.
 
-    Of each name: `call_us`, beside `gemms_us`, a loop of torch.mm over the hit experts; and `narrow_us`, the call at
+    Of each name: `call_us`, and `gemms_us`, a loop of torch.mm over the hit experts; and `narrow_us`, the call at
     widths of 16. Of sluice, its two grouped GEMMs in narrow calls by its own trace, `narrow_gemms_us`, and what
     is left of a call without a trace, transformers' own part too: `overhead_us`. calls: of each kind in each round.
     """

@@ -60,7 +60,7 @@ def _step(sides: Sides, side: str, gradient: torch.Tensor) -> tuple[float, torch
 
 
 def _settle(sides: Sides, gradient: torch.Tensor) -> int:
-    """Steps until Sluice has chosen its chunks, alike on all ranks."""
+    """Steps until Sluice has chosen its chunks, the same on all ranks."""
     for number in range(MOST_SETTLING):
         _step(sides, "sluice", gradient)
         if sides.stats()["last_is_settled"]:

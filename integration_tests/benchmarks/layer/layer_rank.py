@@ -138,8 +138,8 @@ class Bench:
 def settle(bench: Bench, module: MoE, most: int = 60) -> int:
     """Step a swapped layer until Sluice has chosen its number of chunks; returns the steps taken.
 
-    Candidates are tried as ordinary steps; what is measured afterwards is what was chosen. All ranks choose alike.
-    A few steps later the slots that only candidates needed are given back, and the peak of memory starts anew.
+    Candidates are tried as ordinary steps; what is measured afterwards is what was chosen. All ranks choose the same.
+    A few steps later the slots that only candidates needed are given back, and the peak of memory starts again.
     """
     taken = most
     for step in range(most):

@@ -54,7 +54,7 @@ Verdict = tuple[str, bool]
 
 
 def judged_stall(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]:
-    """Added step time, and beside a move with a drain."""
+    """Added step time, and of a move with a drain."""
     seconds = found["seconds"]
     step = statistics.median(seconds["still"])
     added = {side: quartiles([a - b for a, b in zip(seconds[side], seconds["still"])]) for side in ("drained", "live")}
@@ -102,7 +102,7 @@ def _p99(values: list[float]) -> float:
 
 def judged_decided(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]:
     """Near the best soon, near the ideal over all, better than never. Layers take a little more than they are given, so
-    the best partition by that is not always the fastest: what counts is time beside that partition's own."""
+    the best partition by that is not always the fastest: what counts is time over that partition's own."""
     late = [statistics.median(each[AFTER:]) / ideal for each, ideal in zip(found["took"], found["ideal"])]
     by_layers = sum(each[AFTER] > 0.05 for each in found["off"])
     own = sum(sum(each) for each in found["took"]) / cell["batches"]

@@ -25,7 +25,7 @@ class Clock:
 
     @classmethod
     def wait(cls, layer: int, times: float, begun: float) -> None:
-        """Until that long behind `begun`."""
+        """Until that long after `begun`."""
         if cls.seconds[layer] <= 0:
             return
         end = begun + cls.seconds[layer] * times
@@ -96,6 +96,6 @@ def changes(layers: int, base_s: float) -> Iterator[list[float]]:
 
 
 def noisy(seconds: Sequence[float], batch: int, share: float) -> list[float]:
-    """Each layer longer or shorter by up to `share` in this batch, alike on all ranks."""
+    """Each layer longer or shorter by up to `share` in this batch, the same on all ranks."""
     draw = random.Random(f"{batch} noise")
     return [value * draw.uniform(1 - share, 1 + share) for value in seconds]

@@ -136,7 +136,7 @@ def main() -> None:
         host.backward(host(x))
         host.step()
 
-    # Alone, so that what travels beside its steps has these steps' time and no other's.
+    # Alone, so that what travels during its steps has these steps' time and no other's.
     alone: list[float] = []
     most = EVEN_ALONE if plan["skew"] == 1 else MOST_ALONE
     used = 0.0

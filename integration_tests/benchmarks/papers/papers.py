@@ -1,4 +1,4 @@
-"""The papers' own figures, published beside simulated, on profiles of the papers' clusters.
+"""The papers' own figures, published and simulated, on profiles of the papers' clusters.
 
 The schedules are the real ones, walked in virtual time; the profiles (python_plugin/sluice/planning/profiles) hold
 datasheet rates with assumed efficiencies, fitted to nothing (one line says where it is). The two papers describe the

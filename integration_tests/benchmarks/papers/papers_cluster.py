@@ -88,7 +88,7 @@ class Cluster:
 
     @cached_property
     def sequential(self) -> Prices:
-        """Nothing runs beside anything, so nothing is slowed down."""
+        """Nothing runs at the same time, so nothing is slowed down."""
         return self._planner({**self.data, "share": []})
 
     @cached_property

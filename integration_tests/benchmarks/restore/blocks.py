@@ -100,7 +100,7 @@ class Side:
         self.call(self.batch).backward()
 
     def settle(self) -> int:
-        """Two steps, and the peak of one more beside gradients that are there."""
+        """Two steps, and the peak of one more with gradients that are there."""
         for _ in range(2):
             self.step()
         self.peak = memory_meter.measure(self.step).peak("start", "end")

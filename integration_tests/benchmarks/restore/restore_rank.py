@@ -53,7 +53,7 @@ class Case:
             restore_pre_activation=restore_pre_activation,
         )
         self.seconds: list[float] = []
-        self.pair_ratios: list[float] = []  # its step over that of `none` beside it
+        self.pair_ratios: list[float] = []  # its step over that of `none` next to it
         self.bytes: dict[str, int] = {}
 
     def step(self, inputs: tuple[Any, ...], cotangent: torch.Tensor) -> None:
@@ -70,7 +70,7 @@ class Case:
 
 
 def run_pairs(cases: list[Case], plan: dict[str, Any], inputs: tuple[Any, ...], cotangent: torch.Tensor) -> None:
-    """Each policy without copies directly beside `none` of the same n, in changing order: what drifts meets both."""
+    """Each policy without copies right next to `none` of the same n, in changing order: what drifts meets both."""
     none = {case.chunks: case for case in cases if case.policy == "none"}
     others = [case for case in cases if case.policy in WITHOUT_COPIES and case.chunks > 1]
     kept = {id(case): list(case.seconds) for case in cases}

@@ -146,11 +146,11 @@ def row(line: dict[str, Any]) -> dict[str, Any]:
 
 def over_best_fixed(lines: list[dict[str, Any]]) -> dict[str, float]:
     """What adaptive takes of each scenario's best fixed pair, by the names of MARKS."""
-    beside = sorted(1 / line["over_adaptive"]["best fixed"] for line in lines)
+    ratios = sorted(1 / line["over_adaptive"]["best fixed"] for line in lines)
     return {
-        "median": statistics.median(beside),
-        "p90": beside[min(len(beside) - 1, int(0.9 * len(beside)))],
-        "worst": beside[-1],
+        "median": statistics.median(ratios),
+        "p90": ratios[min(len(ratios) - 1, int(0.9 * len(ratios)))],
+        "worst": ratios[-1],
     }
 
 

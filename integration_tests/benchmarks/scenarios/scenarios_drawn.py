@@ -39,7 +39,7 @@ class Drawn:
     tokens: tuple[int, ...]
 
     def rank_skew(self, world_size: int) -> float:
-        """Rows of the fullest rank over its part: it has the hot expert beside its part of the others' rows."""
+        """Rows of the fullest rank over its part: it has the hot expert and its part of the others' rows."""
         hot = min(1.0, self.skew / self.E)
         others = (self.E // world_size - 1) / (self.E - 1)
         return max(1.0, world_size * (hot + (1 - hot) * others))

@@ -10,7 +10,7 @@
     split       FasterMoE's split by destination
     unsplit     one chunk
 
-Baselines that keep everything stand beside scenarios that do. A plan of one size: no torch here, and nothing is run.
+Baselines that keep everything are compared with scenarios that do. A plan of one size: nothing is run, without torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCOPE = (2, 3, 4, 6, 8)  # of the papers' Algorithm 1, 2 to 8
 PIPEMOE = (2, 4, 8)
 STRATEGIES = ("S1", "S2", "S3", "S4")
 PLAN_SIZES = 8  # of backend/plan/plans_by_size.h: each for half the tokens of the one before
-SHARED = ("slot", "routing", "schedule", "gemm")  # bytes that plans beside each other have in common
+SHARED = ("slot", "routing", "schedule", "gemm")  # bytes that plans of one context share
 HARDLY_MORE = 4 << 20  # bytes that a host's context takes beyond the planner's small one
 
 Pick = dict[int, Choice]  # by tokens
@@ -230,7 +230,7 @@ def name_of(choice: Choice) -> str:
 
 
 def group_of(drawn: Drawn) -> str:
-    """A pair that is best over a list is asked of scenarios with a budget, and of each kind without one, apart."""
+    """A pair that is best over a list is asked of scenarios with a budget, and of each kind without one, separately."""
     return drawn.kind
 
 

@@ -77,7 +77,7 @@ class Run:
             found[tokens] = scenario, layers[pair]
             try:
                 scenario.step(layers[pair])
-            except OverBudget:  # on all ranks alike
+            except OverBudget:  # on all ranks
                 return None
         return found
 

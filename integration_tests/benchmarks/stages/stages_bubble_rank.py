@@ -17,7 +17,7 @@ COMPUTED = ("forward", "backward", "weight_grad")
 
 
 class Sleeper:
-    """A virtual stage. is_whole: weight gradients stand behind the backward."""
+    """A virtual stage. is_whole: weight gradients are part of the backward."""
 
     def __init__(self, op_s: float, is_last: bool, is_first: bool, is_whole: bool) -> None:
         self._op_s, self._is_last, self._is_first, self._is_whole = op_s, is_last, is_first, is_whole

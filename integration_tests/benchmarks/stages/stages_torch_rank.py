@@ -1,4 +1,4 @@
-"""Ranks of stages.py: torch's Schedule1F1B on gloo beside get_schedule_class("sluice"), stages that sleep."""
+"""Ranks of stages.py: torch's Schedule1F1B on gloo, and get_schedule_class("SluiceSingle"), stages that sleep."""
 
 from __future__ import annotations
 

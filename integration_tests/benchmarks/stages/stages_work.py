@@ -88,7 +88,7 @@ def loss_of(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 
 
 def turns(sides: list[str], number: int) -> list[str]:
-    """Each side comes first, and behind each other one, equally often."""
+    """Each side comes first, and after each other one, equally often."""
     first = number % len(sides)
     turned = sides[first:] + sides[:first]
     return turned if number // len(sides) % 2 == 0 else turned[::-1]

@@ -1,12 +1,12 @@
-"""A short reference beside calibrations and measurements: what a machine does to both, whoever predicts.
+"""A short reference, timed with calibrations and measurements: how a machine's speed changes between them.
 
 A rented machine's GEMMs and exchanges take a fifth more or less from one minute to the next. A calibrated model then
 differs from a later measurement although nothing of it is wrong. So one fixed GEMM, one fixed exchange and one step
 of a fixed tiny layer are timed when the machine is calibrated, and again in every round of what is measured:
 
   gemm_s, exchange_s   on torch alone; what they take now over what they took then is the machine's drift
-  host_s                  what a tiny layer's step of as many tokens takes beside its passes: autograd, Python and the
-                          barrier's end, which are in every step and in no pass
+  host_s                  what a tiny layer's step of as many tokens takes outside of its passes: autograd, Python and
+                          the barrier's end, which are in every step and in no pass
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Machines that tuner.py calibrates, and whether they are still the same behind a measurement.
+"""Machines that tuner.py calibrates, and whether they are still the same after a measurement.
 
 Processors of rented machines run at two speeds, for minutes each, as others use what they share. A prediction from a
 calibration at one speed says nothing of steps at the other, although nothing of it is wrong. So every scenario is
 measured between two calibrations: where they say the same of its layer, the machine was steady, and the prediction of
-the first is held against the measurement; where they do not, the scenario is measured again behind the second.
+the first is held against the measurement; where they do not, the scenario is measured again after the second.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def calibrated(
 
 
 def apart(a: Calibrated, b: Calibrated, case: dict[str, Any], world_size: int, budget: int | None) -> float:
-    """How far two calibrations are apart in what they say of the scenario's layer, median over n."""
+    """How much two calibrations differ in what they say of the scenario's layer, median over n."""
     sizes = [Choice(n) for n in SIZES]
     one, other = (predictions(json.loads(each.text), case, world_size, sizes, budget) for each in (a, b))
     return statistics.median(abs(other[n]["schedule"] / one[n]["schedule"] - 1) for n in one)

@@ -55,7 +55,7 @@ def run_modes(
         began = time.perf_counter()
         steps = 0
         while steps < plan["steps"] or (steps < MOST * plan["steps"] and not context.stats()["last_is_settled"]):
-            scenario.step(layer)  # settled alike on all ranks
+            scenario.step(layer)  # all ranks settle on the same
             steps += 1
         choice = chosen_by(context)
         choices.add(choice)
@@ -74,7 +74,7 @@ def run_modes(
 def measure(
     rounds: Rounds, scenario: Scenario, machine: Calibrated, budget: int | None, rank: Rank
 ) -> tuple[dict[str, Any], Calibrated, Calibrated]:
-    """Rounds between two calibrations that say the same, and these; where they do not, rounds again behind the
+    """Rounds between two calibrations that say the same, and these; where they do not, rounds again after the
     later one, until steady_s is up. What a step took decides nothing."""
     plan, left, repeated = scenario.plan, scenario.plan["steady_s"], 0
     while True:

@@ -52,7 +52,7 @@ class Side:
 
 
 class ByDestination(Scenario):
-    """FasterMoE's split: in part j each rank sends to one rank alone, j places behind it, and computes meanwhile.
+    """FasterMoE's split: in part j each rank sends to one rank alone, j places after it, and computes meanwhile.
 
     On Sluice's own GEMMs and transport, so that the split alone differs: every route is a token of its own, tokens
     lie ordered by how far their rank is, and there are W chunks of them, filled up with tokens that go nowhere. A
@@ -111,7 +111,7 @@ def candidates_of(
         side = Side(scenario, scenario.layer(shared or Context(group, options), choice))
         try:
             side.step()
-        except OverBudget:  # on all ranks alike
+        except OverBudget:  # on all ranks
             side.layer.context.close()
             continue
         found[choice] = side

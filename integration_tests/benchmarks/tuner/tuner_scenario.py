@@ -29,7 +29,7 @@ class Choice(NamedTuple):
     kept: int = 0  # chunks that the policies speak of, the first ones; 0: all
 
     def by_chunk(self, policy: str | None, rest: str) -> str | list[str]:
-        """As MoeLayer takes a tensor's policy: one for all chunks, or `rest` behind those that are kept."""
+        """As MoeLayer takes a tensor's policy: one for all chunks, or `rest` after those that are kept."""
         if policy is None or not 0 < self.kept < self.chunks:
             return policy or "adaptive"
         return [policy] * self.kept + [rest] * (self.chunks - self.kept)
@@ -39,7 +39,7 @@ OPEN = Choice(0)
 
 
 class Scenario:
-    """The inputs of a scenario, alike for every layer that runs it."""
+    """The inputs of a scenario, the same for every layer that runs it."""
 
     def __init__(self, plan: dict[str, Any], case: dict[str, Any]) -> None:
         rank, W = dist.get_rank(), dist.get_world_size()
@@ -93,7 +93,7 @@ def choice_of(planned: Planned) -> Choice:
 
 
 def overlap(compute: float, comm: float, whole: float) -> float:
-    """How much of the shorter lane ran beside the longer one; 1: all of it, and nothing besides."""
+    """How much of the shorter lane ran during the longer one; 1: all of it, and nothing besides."""
     least = min(compute, comm)
     return (compute + comm - whole) / least if least > 0 else 0.0
 

@@ -104,12 +104,12 @@ def main() -> None:
     done, races = 0, 0
     while done < plan["steps"]:
         sizes = [draw.choice(plan["sizes"]) for _ in range(min(plan["block"], plan["steps"] - done))]
-        choices = run.chosen(tuned_context, choices)  # alike on all ranks
+        choices = run.chosen(tuned_context, choices)  # the same on all ranks
         for each in fixed.values():
             each.follow(choices)
         stolen.begin()
         for side in draw.sample(SIDES, len(SIDES)):
-            gc.collect()  # here, and not beside whichever side is on turn when the interpreter thinks of it
+            gc.collect()  # here, and not in the turn of whichever side the interpreter chooses
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             for T in sizes:

@@ -62,7 +62,7 @@ def parts_of(rounds: list[dict[str, dict[str, float]]], comm_cpu_s: float) -> di
     exchanges = {"forward": ("dispatch", "combine"), "backward": ("dispatch_grad", "dispatch_grad")}
     comm = over_ranks([sum(median(d, name) for name in exchanges[d]) for d in DIRECTIONS], dist.ReduceOp.MIN)
     # A forward and a backward move the same rows: half of the lane's processor time each; half of a backward's runs
-    # beside the weight gradients and is in their seconds already.
+    # during the weight gradients and is in their seconds already.
     cpu = over_ranks([comm_cpu_s / 2], dist.ReduceOp.MAX)[0]
     busy = [median("forward", "compute"), max(0.0, median("backward", "compute") - cpu / 2)]
     compute = over_ranks(busy, dist.ReduceOp.MAX)
@@ -106,7 +106,7 @@ def main() -> None:
         "one_chunk_s": over_ranks(walls["one"], dist.ReduceOp.MAX),
         "chosen_s": over_ranks(walls["chosen"], dist.ReduceOp.MAX),
         "n": choosing.stats()["last_num_chunks"],
-        "settled_after": settled_after,  # steps; None: the race still ran beside the rounds
+        "settled_after": settled_after,  # steps; None: the race still ran during the rounds
         "decisions": choosing.decisions(),
     }
     rank.leave(found)

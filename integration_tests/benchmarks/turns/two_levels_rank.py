@@ -11,7 +11,7 @@ SIDES = {"one": True, "two": "node", "chosen": "adaptive"}
 
 
 class Case:
-    """The inputs of a rank, alike for both sides."""
+    """The inputs of a rank, the same for all sides."""
 
     def __init__(self, rank: Rank) -> None:
         T, M, H, E, K = (rank.plan["case"][name] for name in "TMHEK")

@@ -127,8 +127,8 @@ def _norm(model: Any) -> float:
 
 
 def derived(path: str, layout: dict[str, int]) -> list[dict[str, Any]]:
-    """What is computed from the experts of a rank, with these at home and away: the norm of gradients, and an average of
-    weights that is kept at home."""
+    """What is computed from the experts of a rank, with these at home and away: the norm of gradients, and an average
+    of weights that is kept at home."""
     found = []
     for seed in (None, 4):
         sluice.configure(**OPTIONS)

@@ -65,6 +65,7 @@ static void say_message(int32_t peer, uint8_t kind, uint8_t sizes) {
 static void check_received(const sluice_message_completion_t* c) {
   peer_t* p = &peers[c->peer];
   const uint8_t *head = c->head, *payload = c->payload;
+  FUZZ_CHECK(c->payload_bytes <= limit);
   for (int32_t i = 0; i < p->num_said; ++i) {
     message_t* m = &p->said[i];
     if (m->is_taken || m->tag != c->tag) continue;
@@ -114,7 +115,7 @@ static size_t say_next(const uint8_t* data, size_t size) {
       say(p, &frame, sizeof frame);
       return two;
     }
-    case RECEIVES: (void)sluice_messages_receive(messages, peer, a % TAGS, a, &last); return two;
+    case RECEIVES: (void)sluice_messages_receive(messages, peer, a % TAGS, a, &last); return size < 2 ? size : 2;
     case RECEIVES_FEW: (void)sluice_messages_receive_up_to(messages, peer, a % TAGS, (uint64_t)b, a, &last); return two;
     case TAKES_BACK: (void)sluice_messages_cancel(messages, last); return 1;
     case ENDS: (void)shutdown(p->fd, SHUT_WR); return 1;

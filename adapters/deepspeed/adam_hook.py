@@ -2,8 +2,8 @@
 
 `DeepSpeedCPUAdam` is that of ZeRO-Offload, `FusedAdam` that of a config without offload.
 
-Imports neither torch nor DeepSpeed: it is loaded with every engine. Without the key nothing happens, but that a stage of
-a pipeline without parameters is named.
+Imports neither torch nor DeepSpeed: it is loaded with every engine. Without the key nothing happens, but that an engine
+with Sluice refuses by name what cannot be trained (frozen.py).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def install(engine_module: ModuleType) -> None:
 
     @functools.wraps(original)
     def _configure_optimizer(self: Any, client_optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        pipeline = getattr(getattr(self, "sluice", None), "pipeline", None)
-        if pipeline is not None and client_optimizer is None and args:
-            pipeline.require_parameters(self, args[0])
-        if not _is_wanted(self):
+        options = _options(self)
+        if options is not None and hasattr(self, "sluice") and args:
+            from sluice.adapters.deepspeed.frozen import require_trained
+
+            require_trained(self, client_optimizer, args[0], options.timeout)
+        if options is None or not options.optimizer:
             return original(self, client_optimizer, *args, **kwargs)
-        _require_trained_groups(self, client_optimizer, *args)
         with _ops_in_place() as (cpu, fused):
             _replace(client_optimizer, cpu, fused)
             result = original(self, client_optimizer, *args, **kwargs)
@@ -53,29 +54,12 @@ def uninstall(engine_module: ModuleType) -> None:
         setattr(engine_module.DeepSpeedEngine, METHOD, original)
 
 
-def _is_wanted(engine: Any) -> bool:
+def _options(engine: Any) -> Any:
+    """Of its "sluice" section; None: there is none, or it is off."""
     from sluice import settings
 
     values = getattr(getattr(engine, "_config", None), "_param_dict", None) or {}
-    options = settings.of_ds_config(values.get("sluice"))
-    return options is not None and options.optimizer
-
-
-def _require_trained_groups(engine: Any, client_optimizer: Any, given: Any = (), *_: Any) -> None:
-    """ZeRO keeps trainable parameters alone, and ends in an IndexError where a group has none."""
-    if not engine.zero_optimization():
-        return
-    groups = getattr(client_optimizer, "param_groups", None) or [each for each in given if isinstance(each, dict)]
-    for index, group in enumerate(groups):
-        params = group["params"]
-        if isinstance(params, (list, tuple)) and params and not any(param.requires_grad for param in params):
-            from sluice.adapters.deepspeed.unsupported import UnsupportedError
-
-            name = f" ({group['name']})" if "name" in group else ""
-            raise UnsupportedError(
-                f"parameter group {index}{name} of the optimizer has {len(params)} parameters, all of them frozen, and "
-                "ZeRO needs a trainable one in each group: give it the groups that train"
-            )
+    return settings.of_ds_config(values.get("sluice"))
 
 
 def _replace(optimizer: Any, cpu: Any, fused: Any) -> None:

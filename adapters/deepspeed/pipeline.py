@@ -14,8 +14,9 @@ from typing import Any
 
 import sluice
 import torch
-from sluice.adapters.deepspeed import stage_module, stage_plan
+from sluice.adapters.deepspeed import stage_plan
 from sluice.adapters.deepspeed.apart_stage import ApartStage
+from sluice.adapters.deepspeed.frozen import stage_of
 from sluice.adapters.deepspeed.live_layers import LiveLayers
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
 from sluice.adapters.deepspeed.stage_watch import StageWatch
@@ -97,13 +98,7 @@ def _reason_of_frozen(engine: Any) -> str:
         why = '"gradient_clipping" needs a gradient on each stage'
     else:
         return ""
-    return f"{_stage_of(engine)} has no trainable parameter, and {why}: cut the model so that it has a layer with some"
-
-
-def _stage_of(engine: Any) -> str:
-    stage = engine.module.stage_id
-    first, last = stage_module.parts_of(engine.module)[stage : stage + 2]
-    return f"stage {stage} (layers {first} to {last - 1})"
+    return f"{stage_of(engine)} has no trainable parameter, and {why}: cut the model so that it has a layer with some"
 
 
 def _refuse(reason: str, options: Options) -> None:
@@ -159,17 +154,6 @@ class Takeover:
                 f"{wanted.policy}{', weight gradients apart' if wanted.is_apart else ''} | in flight {limit} | "
                 f"{topology.get_dim('data')} replicas | pid {os.getpid()}"
             )
-
-    def require_parameters(self, engine: Any, given: Any) -> None:
-        """Before the engine makes an optimizer of what it is given: torch's say of nothing that it is an empty list, on
-        the rank of one stage, for which the others wait. Collective over all ranks."""
-        is_empty = not any(len(each["params"]) if isinstance(each, dict) else True for each in given)
-        own = f"{_stage_of(engine)} gives the optimizer no parameter: cut the model so that it has a layer with some"
-        ranks = range(torch.distributed.get_world_size())
-        said = agree.exchange(ranks, torch.distributed.get_rank(), own if is_empty else "", self._options.timeout)
-        for rank, reason in said.items():
-            if reason:
-                raise UnsupportedError(f"{reason} (on rank {rank})")
 
     def start_plan(self, engine: Any) -> None:
         """Before the first batch, when the optimizer is there: layers lie as the plan has them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from typing import Any
 
 import ds_models as models
@@ -26,6 +27,26 @@ def parity(layers: list[dict[str, Any]], steps: int = 10, sluice: dict[str, Any]
     stock = models.train(layers, steps, None, **how)
     swapped = models.train(layers, steps, {**models.SLUICE, **(sluice or {})}, **how)
     return [stock, swapped]
+
+
+def _freeze(model: Any, patterns: list[str]) -> None:
+    for name, parameter in model.named_parameters():
+        place = f"rank {torch.distributed.get_rank()}: {name}"
+        parameter.requires_grad_(not any(re.search(pattern, place) for pattern in patterns))
+
+
+def parity_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) -> Any:
+    """As `parity`, with parameters frozen that have one of these patterns in "rank RANK: NAME"."""
+    return parity(layers, prepare=lambda model: _freeze(model, frozen), **how)
+
+
+def refused_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) -> str:
+    """What is said where that cannot be trained."""
+    try:
+        models.train(layers, 1, models.SLUICE, prepare=lambda model: _freeze(model, frozen), **how)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
 
 
 def parity_of_lengths(layers: list[dict[str, Any]], lengths: list[int], sluice: dict[str, Any]) -> Any:

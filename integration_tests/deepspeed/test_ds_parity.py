@@ -118,6 +118,48 @@ def test_Zero_Stage_AsStock(ranks2: Ranks, stage: int, sizes: list[int]) -> None
     _compare(ranks2.run("cases_parity:parity", layers=layers, config=config), F32)
 
 
+FROZEN: dict[str, list[str]] = {
+    "gate": ["wg"],
+    "first weights": ["experts.*0.weight"],
+    "second weights and a bias": ["experts.*2.weight", "experts.*0.bias"],
+    "biases": ["bias"],
+    "experts": ["experts"],
+    "one expert": ["rank 0: .*experts.1"],
+    "all but experts": ["first", "last", "wg"],
+    "all but an expert of each rank": ["first", "last", "wg", "experts.1"],
+    "all before": ["first", "wg"],
+}
+
+
+# Those that leave something trainable in each group of ZeRO's.
+ZERO = ("gate", "first weights", "second weights and a bias", "biases", "one expert", "all before")
+FROZEN_CASES = [(what, stage) for what in FROZEN for stage in (0, 2) if not stage or what in ZERO]
+
+
+@pytest.mark.parametrize("kind", ["relu", "tuple"])
+@pytest.mark.parametrize("what, stage", FROZEN_CASES)
+def test_Frozen_GatesAndExperts_AsStock(ranks2: Ranks, what: str, stage: int, kind: str) -> None:
+    job = {"frozen": FROZEN[what], "layers": [{"expert": kind, "k": 1}], "steps": 4}
+    answers = ranks2.run("cases_parity:parity_frozen", config={"zero_optimization": {"stage": stage}}, **job)
+    _compare(answers, F32)
+
+
+@pytest.mark.parametrize(
+    "frozen, stage, words",
+    [
+        ("experts", 1, "the group of experts ep_size_2 has"),
+        ("experts", 2, "the group of experts ep_size_2 has"),
+        ("rank 0: .*experts", 0, "layer moes.0.deepspeed_moe: no expert of rank 0 has a trainable parameter"),
+        ("rank 1: .*experts", 2, "the group of experts ep_size_2 has"),
+        ("first|last|wg", 2, "the group of all that is no expert has"),
+    ],
+)
+def test_Frozen_WhatCannotTrain_IsRefusedByNameOnAllRanks(fresh2: Ranks, frozen: str, stage: int, words: str) -> None:
+    config = {"zero_optimization": {"stage": stage}}
+    for said in fresh2.run("cases_parity:refused_frozen", layers=[{"k": 1}], frozen=[frozen], config=config):
+        assert said.startswith("UnsupportedError") and words in said, said
+
+
 # In bf16 the two differ by rounding: stock sums its padded rows in another order. One bf16 step is 2^-8; a route that
 # flips by it changes counts, so only losses are compared, and the run is short.
 BF16 = {"bf16": {"enabled": True}}

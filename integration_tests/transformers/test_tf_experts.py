@@ -342,6 +342,37 @@ def test_Frozen_ParametersOrRouter_OthersKeepTheirGradients() -> None:
     assert given.weights.grad is None
 
 
+@pytest.mark.parametrize("options", [{}, {"chunks": 3, "policy": "S3"}, {"chunks": 3, "policy": "S4"}], ids=str)
+@pytest.mark.parametrize("kind", EVERYDAY)
+def test_Frozen_AnyOfTheTensors_TheOthersHaveTheirGradientsAndItHasNone(kind: str, options: dict[str, Any]) -> None:
+    """Rows for some experts alone, with and without a gradient of the tokens."""
+    module, given = make(kind), rows(MODEL, 6, 9, 1)
+    wanted = tf_compare.reference(module, given, torch.float32).values
+    names = [name for name, _ in module.named_parameters()]
+    sluice.configure(**options)
+    try:
+        for number in range(2 ** len(names)):
+            frozen = {name for at, name in enumerate(names) if number >> at & 1}
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(name not in frozen)
+                parameter.grad = None
+            for wants in (True, False):
+                tokens = given.tokens.clone().requires_grad_(wants)
+                out = module(tokens, given.ids, given.weights)
+                assert out.requires_grad == (wants or len(frozen) < len(names))
+                if out.requires_grad:
+                    module.zero_grad()
+                    out.backward(given.grad)
+                own = {**dict(module.named_parameters()), **({"tokens": tokens} if wants else {})}
+                for name, tensor in own.items():
+                    assert (tensor.grad is None) == (name in frozen), (name, frozen)
+                    if tensor.grad is not None:
+                        scale = wanted[name].abs().max()
+                        torch.testing.assert_close(tensor.grad.double(), wanted[name], rtol=0, atol=2e-5 * float(scale))
+    finally:
+        sluice.configure()
+
+
 def test_Accumulation_TwoBackwards_AddUp() -> None:
     module, given = make(), rows(MODEL, 6, 20, 2)
     for _ in range(2):

@@ -75,6 +75,33 @@ def test_Groups_EachHasItsOwnNumbersAndFrozenOnesStay():
     assert models[0][2].bias not in optimizers[0].state
 
 
+@pytest.mark.parametrize("max_norm", [0.0, 0.1])
+def test_GradientsThatAreNone_InSomeSteps_LeaveParameterAndStateAloneAsTorchs(max_norm):
+    """Each parameter counts its own steps, and the norm is over what there is."""
+    models = [_model(), _model()]
+    options = {"lr": 1e-2, "weight_decay": 0.1}
+    mine = sluice.optim.AdamW(models[0].parameters(), max_norm=max_norm, **options)
+    stock = torch.optim.AdamW(models[1].parameters(), **options)
+    generator = torch.Generator().manual_seed(4)
+    for step in range(8):
+        left_out = {step % 3, 3} if step % 4 else set()
+        for at, (a, b) in enumerate(zip(models[0].parameters(), models[1].parameters(), strict=True)):
+            gradient = torch.randn(a.shape, generator=generator)
+            a.grad, b.grad = (None, None) if at in left_out else (gradient.clone(), gradient.clone())
+        before = [each.detach().clone() for each in models[0].parameters()]
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(models[1].parameters(), max_norm)
+        mine.step()
+        stock.step()
+        for at, (a, b) in enumerate(zip(models[0].parameters(), models[1].parameters(), strict=True)):
+            assert torch.equal(a, before[at]) == (at in left_out)
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+            assert mine.state[a]["step"] == stock.state[b]["step"]
+    for parameter in models[0].parameters():
+        parameter.grad = None
+    mine.step()  # nothing to do
+
+
 @pytest.mark.parametrize("first, second", [(0, 1), (1, 0), (0, 0)], ids=["to_torch", "from_torch", "resumed"])
 def test_StateDict_LoadedByTheOther_TrainingGoesOn(first, second):
     kinds = (sluice.optim.AdamW, torch.optim.AdamW)

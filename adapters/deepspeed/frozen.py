@@ -1,0 +1,82 @@
+"""What has to be trained, before the engine makes its optimizer: else the host ends in an error that names nothing, on
+one rank, for which the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+from sluice.adapters.deepspeed import stage_module
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.host import agree
+
+
+def require_trained(engine: Any, client_optimizer: Any, given: Any, wait_s: float | None) -> None:
+    """given: what the engine makes an optimizer of. Collective over all ranks; UnsupportedError on all alike."""
+    own = {"refused": _reason(engine, client_optimizer, given), "experts": _experts(engine)}
+    answers = agree.exchange(range(dist.get_world_size()), dist.get_rank(), own, wait_s)
+    for rank, answer in answers.items():
+        if answer["refused"]:
+            raise UnsupportedError(f"{answer['refused']} (on rank {rank})")
+    first: dict[str, tuple[int, bool]] = {}
+    for rank, answer in answers.items():
+        for name, trains in answer["experts"].items():
+            other, other_trains = first.setdefault(name, (rank, trains))
+            if trains != other_trains:
+                raise UnsupportedError(
+                    f"layer {name}: no expert of rank {other if trains else rank} has a trainable parameter, and those "
+                    f"of rank {rank if trains else other} have: ranks run one backward together, so freeze the experts "
+                    "of all ranks, or leave a parameter trainable on each"
+                )
+
+
+def stage_of(engine: Any) -> str:
+    """The stage of this rank with its layers, in words."""
+    stage = engine.module.stage_id
+    first, last = stage_module.parts_of(engine.module)[stage : stage + 2]
+    return f"stage {stage} (layers {first} to {last - 1})"
+
+
+def _experts(engine: Any) -> dict[str, bool]:
+    """Of each layer whose experts are on several ranks: whether something of those of this rank is trained."""
+    names = {id(module): name for name, module in engine.module.named_modules()}
+    return {
+        names[id(layer)]: any(parameter.requires_grad for parameter in layer.experts.parameters())
+        for layer in engine.sluice.layers
+        if getattr(layer, "ep_size", 1) > 1 and id(layer) in names
+    }
+
+
+def _reason(engine: Any, client_optimizer: Any, given: Any) -> str:
+    """Why this rank's part cannot be trained; "": it can."""
+    if client_optimizer is None and engine.sluice.pipeline is not None:
+        if not any(len(each["params"]) if isinstance(each, dict) else True for each in given):
+            return (
+                f"{stage_of(engine)} gives the optimizer no parameter: cut the model so that it has a layer with some"
+            )
+    if engine.zero_optimization():
+        for name, params in _groups(client_optimizer, given):
+            if params and not any(parameter.requires_grad for parameter in params):
+                return (
+                    f"{name} has {len(params)} parameters, all of them frozen, and ZeRO needs a trainable one in each "
+                    "group of the optimizer: give it what is trained alone, or leave ZeRO out"
+                )
+    return ""
+
+
+def _groups(client_optimizer: Any, given: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Parameter groups, and the experts of each group of ranks, of which the host makes groups of its own."""
+    groups = getattr(client_optimizer, "param_groups", None) or [each for each in given if isinstance(each, dict)]
+    for index, group in enumerate(groups):
+        if isinstance(group["params"], (list, tuple)):
+            name = f" ({group['name']})" if "name" in group else ""
+            yield f"parameter group {index}{name} of the optimizer", list(group["params"])
+    if groups:
+        return
+    found: dict[str, list[Any]] = {}
+    for parameter in given:
+        is_expert = not getattr(parameter, "allreduce", True)
+        name = f"experts {getattr(parameter, 'group_name', '')}" if is_expert else "all that is no expert"
+        found.setdefault(f"the group of {name}", []).append(parameter)
+    yield from found.items()

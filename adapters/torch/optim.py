@@ -227,6 +227,11 @@ class Adam(torch.optim.Adam):
             raise InvalidArgument(f"{name}: a parameter is on {param.device}: it works on a CPU, use torch.optim there")
         if grad is not None and grad.is_sparse:
             raise InvalidArgument(f"{name} does not do sparse gradients: use torch.optim.SparseAdam")
+        if self.max_norm and any(placement.is_shard() for placement in getattr(param, "placements", ())):
+            raise InvalidArgument(
+                f"{name}: max_norm, and a parameter is cut over ranks, of which each would clip by the norm of its own "
+                "part: clip by torch.nn.utils.clip_grad_norm_"
+            )
         if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise InvalidArgument(f"{name}: a parameter is {param.dtype}: use float32, bfloat16 or float16")
 

@@ -70,7 +70,9 @@ class OptimizerStep:
         if entry.is_filled:
             item.param = ffi.cast("void *", self._dense(param, strides, True).data_ptr())
         if entry.grad is not None:
-            grad = self._dense(_local(entry.grad), strides, False)
+            laid = _laid_as(entry.param, entry.grad)
+            self._kept.append(laid)
+            grad = self._dense(_local(laid), strides, False)
             item.grad_dtype, item.grad = config_dtype(grad.dtype), ffi.cast("void *", grad.data_ptr())
         for name in ("master", "exp_avg", "exp_avg_sq"):
             state = getattr(entry, name)
@@ -159,6 +161,14 @@ class OptimizerStep:
 def _local(tensor: Any) -> torch.Tensor:
     """What this rank has of a DTensor; itself of any other tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _laid_as(param: Any, grad: Any) -> Any:
+    """The gradient with the placements of its parameter, of which autograd may give it others: whole where the
+    parameter is cut, or a part of a sum. Collective over the mesh then, as torch's own optimizers are."""
+    if not hasattr(param, "placements") or grad.placements == param.placements:
+        return grad
+    return grad.redistribute(param.device_mesh, param.placements)
 
 
 def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:

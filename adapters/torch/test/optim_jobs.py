@@ -7,6 +7,8 @@ import sluice.optim
 import torch
 import torch.distributed as dist
 from sluice.errors import InvalidArgument, Mismatch, PeerRefused
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 STEPS = 12
 
@@ -71,6 +73,34 @@ def trained(max_norm):
     for a, b in zip(model.parameters(), stock.parameters()):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     return _same(_bytes(model, mine), _bytes(alone, one)), copied.over_ranks
+
+
+def cut():
+    """Of a parameter that is cut over ranks and a gradient that is not: whether each way of laying that out trains as
+    torch's optimizer, and what clipping is told."""
+    mesh, rank = init_device_mesh("cpu", (dist.get_world_size(),)), dist.get_rank()
+    generator = torch.Generator().manual_seed(7)
+    start, whole = (torch.randn(5, 3, generator=generator) for _ in range(2))
+    forms = {
+        "whole": (whole, [Replicate()]),
+        "cut": (whole, [Shard(0)]),
+        "summed": (whole * (rank + 1) / 3, [Partial()]),
+    }
+    found = {}
+    for form, (tensor, placements) in forms.items():
+        trained = []
+        for kind in (sluice.optim.AdamW, torch.optim.AdamW):
+            param = torch.nn.Parameter(distribute_tensor(start.clone(), mesh, [Shard(0)]))
+            local = tensor.tensor_split([3])[rank] if form == "cut" else tensor
+            param.grad = DTensor.from_local(local.clone(), mesh, placements, shape=(5, 3), stride=(3, 1))
+            kind([param], lr=1e-2, eps=1e-2).step()
+            trained.append(param.detach().full_tensor())
+        found[form] = torch.allclose(*trained, rtol=1e-6, atol=1e-7) and not torch.equal(trained[0], start)
+    try:
+        sluice.optim.AdamW([param], max_norm=1.0).step()
+    except InvalidArgument as error:
+        found["clipped"] = str(error)
+    return found
 
 
 def experts():

@@ -12,6 +12,7 @@ TWO = [
     ("scaled", {"kind": "sluice"}),
     ("scaled", {"kind": "torch"}),
     ("refused", {}),
+    ("cut", {}),
 ]
 FOUR = [("trained", {"max_norm": 0.05}), ("experts", {})]
 
@@ -64,3 +65,12 @@ def test_WhatWouldDivergeOrWait_IsRefusedByName(two):
         assert "number of elements" in said[2] or "counts, dtypes" in said[2]
     assert "not all among those of the optimizer" in first[3]
     assert "the optimizer has none" in first[4]
+
+
+@pytest.mark.parametrize("form", ["whole", "cut", "summed"])
+def test_GradientOfACutParameter_HoweverItIsLaid_TrainsAsTorchs(two, form):
+    assert all(found[form] for found in two[7])
+
+
+def test_MaxNorm_OfACutParameter_IsRefusedByName(two):
+    assert all("clip by torch.nn.utils.clip_grad_norm_" in found["clipped"] for found in two[7])

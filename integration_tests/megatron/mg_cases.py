@@ -162,6 +162,25 @@ def few_tokens() -> dict[str, Any]:
     }
 
 
+def frozen_parameters() -> list[str]:
+    """What differs by a bit where some parameters of a layer are frozen: gradients of the others, or one too many."""
+    differing: list[str] = []
+    wanted: dict[str, torch.Tensor] = {}
+    for part in ("nothing", "linear_fc1", "linear_fc2", "local_experts.0", "experts", "router"):
+        layer = _one_layer()
+        hidden = torch.randn(8, 2, 32, generator=torch.Generator().manual_seed(dist.get_rank())).requires_grad_()
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(part not in name)
+        layer(hidden)[0].sum().backward()
+        found = {"hidden": hidden.grad, **{name: each.grad for name, each in layer.named_parameters()}}
+        wanted = wanted or {name: each for name, each in found.items() if each is not None}
+        for name, gradient in found.items():
+            has_none = name != "hidden" and part in name
+            if has_none != (gradient is None) or not (has_none or torch.equal(gradient, wanted[name])):
+                differing.append(f"{part}: {name}")
+    return [*differing, *([] if len(wanted) > 4 else ["too few"])]
+
+
 def delayed_weight_gradients() -> dict[str, Any]:
     """`backward_dw` after backward, which schedules call: it changes nothing."""
     layer = _one_layer()

@@ -57,6 +57,10 @@ def test_TokensOfDifferentNumber_ExpertsWithoutAnyHaveGradients(ranks2: Megatron
     assert len(zero["grads"]) == len(one["grads"]) == 4 and max(zero["grads"] + one["grads"]) > 0
 
 
+def test_FrozenParameters_OfALayer_TheOthersHaveTheirGradients(ranks2: MegatronRanks) -> None:
+    assert ranks2.run("mg_cases:frozen_parameters") == [[], []]
+
+
 def test_BackwardDw_AfterBackward_ChangesNothing(ranks2: MegatronRanks) -> None:
     for found in ranks2.run("mg_cases:delayed_weight_gradients"):
         assert found["count"] == 4 and found["same"]

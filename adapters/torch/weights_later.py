@@ -57,6 +57,7 @@ class WeightsLater:
         self._known: set[nn.Parameter] = set()  # parameters of whose uses the first forward told
         self._whole: set[nn.Parameter] = set()  # those that something outside of their layer uses
         self._calls: dict[nn.Parameter, int] | None = None  # of their layers; None: not the first forward
+        self._first = self._repeats_first = False  # its backward has not run; a checkpoint may run it again in there
         self._left: dict[int, list[_Left]] = {}
         self._current: list[_Left] | None = None  # of the backward that runs now
         # Beside an input that wants no gradient: a backward comes by all the same.
@@ -66,7 +67,7 @@ class WeightsLater:
     def take(self, module: nn.Module, linears: Iterable[nn.Linear]) -> None:
         """Linear layers of the module leave their weight gradients behind, until `give_back`. Not in the first forward
         of all, which shows which of them can (`learn`)."""
-        self._linears = list(linears)
+        self._linears, self._first = list(linears), False
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         own = {each for linear in self._linears for each in _parameters(linear)}
         if own != self._known or self._calls is not None:  # others, or the first forward has failed
@@ -78,6 +79,7 @@ class WeightsLater:
         """After a forward, with the tensors that its backward begins at."""
         calls, self._calls = self._calls, None
         if calls is not None:
+            self._first = True
             uses = _uses(outputs, calls)
             self._whole = {each for each, number in uses.items() if number > calls[each]}
 
@@ -92,10 +94,11 @@ class WeightsLater:
     def left_behind(self, micro_batch: int) -> Iterator[None]:
         """The backward of a micro-batch runs inside. Any other one is whole."""
         self._current = self._left.setdefault(micro_batch, [])
+        self._first, self._repeats_first = False, self._first
         try:
             yield
         finally:
-            self._current = None
+            self._current, self._repeats_first = None, False
 
     def run(self, micro_batch: int) -> None:
         """Adds to `.grad` what its backward has left behind."""
@@ -110,7 +113,7 @@ class WeightsLater:
         if self._calls is not None:
             for each in _parameters(linear) if torch.is_grad_enabled() else ():
                 self._calls[each] += 1
-        elif _has_plain_formulas(linear, x) and self._whole.isdisjoint(_parameters(linear)):
+        elif not self._repeats_first and _has_plain_formulas(linear, x) and self._whole.isdisjoint(_parameters(linear)):
             return _Linear.apply(x, self._wants_grad, (linear.weight, linear.bias), self)
         return F.linear(x, linear.weight, linear.bias)
 

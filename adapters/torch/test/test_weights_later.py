@@ -63,6 +63,8 @@ def taken(net, linears, x):
     later = WeightsLater()
     later.take(net, linears)
     later.learn([net(x)])
+    later.give_back()
+    later.take(net, linears)
     return later
 
 

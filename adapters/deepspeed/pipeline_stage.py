@@ -135,8 +135,8 @@ def _require_gradient(outputs: Any, stage: int) -> None:
     """Of parameters that were frozen after the start: before it the engine is refused."""
     if not any(each.requires_grad for each in (outputs if isinstance(outputs, tuple) else (outputs,))):
         raise InvalidArgument(
-            f"stage {stage} has no trainable parameter (requires_grad), so there is nothing to run a backward of: leave "
-            "one trainable, or start with stages that all have one"
+            f"stage {stage} has no trainable parameter (requires_grad), so there is nothing to run a backward of: "
+            "leave one trainable, or start with stages that all have one"
         )
 
 

@@ -125,5 +125,8 @@ def _guard(optimizer: Any, state: Any) -> None:
     optimizer.sharded_state_dict, optimizer.load_state_dict = sharded_state_dict, load_state_dict
 
 
-OTHER_PLACES = "a state dict was made by sharded_state_dict while experts lay elsewhere: make it again, and load the checkpoint by it"
+OTHER_PLACES = (
+    "a state dict was made by sharded_state_dict while experts lay elsewhere: make it again, and load the checkpoint by "
+    "it"
+)
 _known: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()

@@ -55,7 +55,7 @@ def test_Settings_ThatNameFilesAndFolders_AreFoundInTheRoot(tmp_path: Path) -> N
         "PIP_FIND_LINKS": str(tmp_path),
         "PIP_DEFAULT_TIMEOUT": "180",
     }
-    found, folders = bare_root.bring(settings, str(tmp_path / "root"))
+    found, folders = bare_root.bring(settings, str(tmp_path / "debian"))
     assert found == settings | {"PIP_CONSTRAINT": f"/outside{constraints}"}
-    assert Path(f"{tmp_path}/root/outside{constraints}").read_text() == "a<=1\n"
+    assert Path(f"{tmp_path}/debian/outside{constraints}").read_text() == "a<=1\n"
     assert folders == [str(tmp_path), str(tmp_path / "index")]

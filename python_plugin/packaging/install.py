@@ -62,7 +62,7 @@ def files_below(folder):
 
 
 def input_hash():
-    """Over every file that the wheel is made from, sources of the library included, and what is found on the machine."""
+    """Over every file that the wheel is made from, sources of the library included, and what the machine has."""
     digest = hashlib.sha256(sys.version.encode())
     found = subprocess.run([os.path.join(ROOT, "third_party", "bazel", "found.sh")], check=True, capture_output=True)
     digest.update(found.stdout)

@@ -1,0 +1,81 @@
+"""What may meet in a training by Sluice's schedules of torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pair_table import NOBODY, Fault, Rule, Table
+
+FACTORS = {
+    "name": ("sluice", "SluiceSingle"),
+    "stages": ("one", "looped", "inv"),
+    "policy": (
+        *("adaptive", "1f1bhint", "backwardfirst", "messages", "1f1b", "gpipe"),
+        *("zerobubble", "loopedorder", "v"),
+    ),
+    "apart": ("apartauto", "apart", "together"),
+    "inflight": ("lauto", "l1", "l4"),
+    "dtype": ("f32", "bf16", "autocast"),
+    "dropout": ("nodropout", "dropout"),
+    "frozen": ("trained", "fzlayer", "fzpart", "fzfirst", "fzlast"),
+    "checkpointing": ("norepeat", "reentrant", "nonreentrant"),
+    "modules": ("once", "twice"),
+    "clipping": ("unclipped", "clip"),
+    "accumulation": ("onebatch", "twobatches"),
+    "scaling": ("scaled", "unscaled"),
+    "optimizer": ("torchadam", "suboptim", "statefile"),
+    "saving": ("unsaved", "saved"),
+    "evaluating": ("unasked", "evaluated"),
+}
+
+_ONE = ("1f1b", "zerobubble", "1f1bhint")  # policies for one stage on a rank
+RULES = (
+    Rule({"name": "SluiceSingle", "stages": ("looped", "inv")}, "it holds 1 of 4 stages on 2 ranks"),
+    Rule({"name": "SluiceSingle", "policy": ("v", "loopedorder")}, "virtual stages on a stage"),
+    Rule({"policy": _ONE, "stages": ("looped", "inv")}, "asks for 1 to 1 virtual stages on a stage"),
+    Rule({"policy": "v", "stages": "one"}, "asks for 2 to 2 virtual stages on a stage"),
+    Rule({"policy": "v", "stages": "looped"}, "the policy v asks for it"),
+    Rule({"policy": "loopedorder", "stages": "one"}, "asks for 2 to 128 virtual stages on a stage"),
+    Rule({"policy": "loopedorder", "stages": "inv"}, "policy looped asks for placement 0"),
+    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "apart": "apart"}, "asks for weight_apart = 0"),
+    Rule({"policy": "loopedorder", "apart": "apart"}, "asks for weight_apart = 0", beside={"stages": "looped"}),
+    Rule({"policy": "zerobubble", "apart": "together"}, "asks for weight_apart = 1"),
+    Rule({"policy": "v", "apart": "together"}, "asks for weight_apart = 1", beside={"stages": "inv"}),
+    Rule({"policy": "zerobubble", "inflight": "l1"}, "zero_bubble has 2 micro-batches in flight on stage 0"),
+    Rule({"policy": "gpipe", "inflight": ("l1", "l4")}, "gpipe has all 8 micro-batches in flight"),
+    Rule({"policy": "v", "inflight": ("l1", "l4")}, "fixes what is in flight", beside={"stages": "inv"}),
+    Rule({"policy": "loopedorder", "inflight": ("l1", "l4")}, "fixes what is in flight", beside={"stages": "looped"}),
+    Rule({"checkpointing": "reentrant", "optimizer": "statefile"}, "parameter 0 of group 0 has no gradient"),
+    Rule({"dropout": "dropout", "policy": ("v", "loopedorder")}, "the same", by=NOBODY),
+    Rule({"dropout": "dropout", "stages": ("looped", "inv")}, "ranks draw for other blocks than stock's", by=NOBODY),
+)
+_LOST = "a stage that follows a frozen one loses gradients of weights apart"
+_TWICE = "a module that a stage uses twice fails with weight gradients apart, and nobody refuses it by name"
+_NO_OUTPUT = "a batch fails with weight gradients apart where a stage's output wants no gradient"
+FAULTS = (
+    Fault({"checkpointing": "reentrant", "apart": "apart", "stages": ("looped", "inv")}, _NO_OUTPUT),
+    Fault({"checkpointing": "reentrant", "policy": "v"}, _NO_OUTPUT, beside={"stages": "inv"}),
+    Fault({"frozen": "fzfirst", "apart": "apart"}, _LOST),
+    Fault({"frozen": "fzfirst", "policy": "zerobubble"}, _LOST),
+    Fault({"frozen": "fzfirst", "policy": "v"}, _LOST, beside={"stages": "inv"}),
+    Fault({"modules": "twice", "apart": "apart"}, _TWICE),
+    Fault({"modules": "twice", "policy": "zerobubble"}, _TWICE),
+    Fault({"modules": "twice", "policy": "v"}, _TWICE, beside={"stages": "inv"}),
+)
+
+
+def table() -> Table:
+    """The rows."""
+    return Table(FACTORS, RULES, FAULTS, daily=9)
+
+
+def options(row: dict[str, str]) -> dict[str, Any]:
+    """Keywords of the schedule."""
+    policies = {"1f1bhint": "1f1b_hint", "backwardfirst": "backward_first", "messages": "message_driven"}
+    words = {**policies, "zerobubble": "zero_bubble", "loopedorder": "looped"}
+    values = {
+        "policy": words.get(row["policy"], row["policy"]),
+        "weight_apart": {"apartauto": None, "apart": True, "together": False}[row["apart"]],
+        "in_flight": {"lauto": None, "l1": 1, "l4": 4}[row["inflight"]],
+    }
+    return {name: value for name, value in values.items() if value is not None}

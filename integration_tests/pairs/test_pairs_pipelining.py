@@ -1,0 +1,27 @@
+"""torch.distributed.pipelining: every two features that meet train with the bits of 1F1B, or are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pipelining_table
+import pytest
+from pair_ranks import PairRanks, check, check_table
+from pair_table import Case
+
+TABLE = pipelining_table.table()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[PairRanks]:
+    """Two ranks."""
+    yield from PairRanks.pair()
+
+
+@pytest.mark.parametrize("case", TABLE.params())
+def test_Row_TrainedSixSteps_AsStockOrRefusedByName(ranks: PairRanks, case: Case) -> None:
+    check(ranks, "pipelining_ranks:run", case)
+
+
+def test_Rows_EveryTwoValues_MeetInOne() -> None:
+    check_table(TABLE)

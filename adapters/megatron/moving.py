@@ -126,7 +126,7 @@ def _guard(optimizer: Any, state: Any) -> None:
 
 
 OTHER_PLACES = (
-    "a state dict was made by sharded_state_dict while experts lay elsewhere: make it again, and load the checkpoint by "
-    "it"
+    "a state dict was made by sharded_state_dict while experts lay elsewhere: make it again, and load the checkpoint "
+    "by it"
 )
 _known: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..._library import load
@@ -104,6 +106,31 @@ class StepRanks:
             self._alone = comm[0]
             weakref.finalize(self, _close_alone, comm[0], group[0])
         return self._alone
+
+
+def meshes_of(param_groups: Sequence[dict[str, Any]]) -> list[Any]:
+    """The device meshes over which parameters with a gradient are cut, in the order of the parameters."""
+    cut = (
+        param.device_mesh
+        for param in _with_gradient(param_groups)
+        if any(placement.is_shard() for placement in getattr(param, "placements", ()))
+    )
+    return list(dict.fromkeys(cut))
+
+
+def found_on_any_rank(param_groups: Sequence[dict[str, Any]], meshes: Sequence[Any]) -> bool:
+    """Whether any gradient is infinite or no number on any rank of the meshes. Collective over them: a rank that looked
+    at its own part alone would skip a step that the others take."""
+    grads = (getattr(param.grad, "_local_tensor", param.grad) for param in _with_gradient(param_groups))
+    found = torch.tensor(float(any(not bool(torch.isfinite(grad).all()) for grad in grads)))
+    for mesh in meshes:
+        for group in mesh.get_all_groups():
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    return bool(found.item())
+
+
+def _with_gradient(param_groups: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    return (param for group in param_groups for param in group["params"] if param.grad is not None)
 
 
 def _close_alone(comm: Any, group: Any) -> None:

@@ -96,6 +96,15 @@ def cut():
             kind([param], lr=1e-2, eps=1e-2).step()
             trained.append(param.detach().full_tensor())
         found[form] = torch.allclose(*trained, rtol=1e-6, atol=1e-7) and not torch.equal(trained[0], start)
+    before = param.detach().full_tensor()
+    param.grad = distribute_tensor(whole.clone(), mesh, [Shard(0)])
+    if rank == 0:
+        param.grad.to_local()[0, 0] = float("inf")
+    optimizer = sluice.optim.AdamW([param])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer.step()
+    found["skipped"] = optimizer.skipped_steps == 1 and torch.equal(param.detach().full_tensor(), before)
     try:
         sluice.optim.AdamW([param], max_norm=1.0).step()
     except InvalidArgument as error:

@@ -72,5 +72,9 @@ def test_GradientOfACutParameter_HoweverItIsLaid_TrainsAsTorchs(two, form):
     assert all(found[form] for found in two[7])
 
 
+def test_InfiniteGradient_InOneRanksPartOfACutParameter_SkipsTheStepOnAll(two):
+    assert all(found["skipped"] for found in two[7])
+
+
 def test_MaxNorm_OfACutParameter_IsRefusedByName(two):
     assert all("clip by torch.nn.utils.clip_grad_norm_" in found["clipped"] for found in two[7])

@@ -149,6 +149,11 @@ class Decider:
             watch.layer._sluice.watch = watch
             watch.cancel = self.cancel
 
+    def start(self) -> None:
+        """The optimizer is there, and nothing has run. UnsupportedError where nothing can be moved from it."""
+        for watch in self.watches:
+            moving.bytes_of_expert(watch.layer, self._optimizer())
+
     def before_step(self) -> None:
         """Gradients are what the update takes. Collective, like the update."""
         for journeys in self._travels.values():
@@ -156,9 +161,6 @@ class Decider:
 
     def after_step(self) -> None:
         """The engine has updated its parameters, and gradients are gone. Collective, like the update."""
-        if self._steps == 0:
-            for watch in self.watches:  # refuses an optimizer from which nothing can be moved
-                moving.bytes_of_expert(watch.layer, self._optimizer())
         self._steps += 1
         if self._steps % self.options.interval == 0 and all(each.is_empty for each in self._travels.values()):
             self._look()

@@ -140,7 +140,11 @@ def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> 
     if isinstance(optimizer, torch.optim.Optimizer) and {id(p) for p in trained} <= held:
         return plain(optimizer)
     base = getattr(optimizer, "optimizer", None)
-    if isinstance(base, torch.optim.Optimizer) and hasattr(optimizer, "fp16_groups"):
+    if (
+        isinstance(base, torch.optim.Optimizer)
+        and hasattr(optimizer, "fp16_groups")
+        and hasattr(optimizer, "fp32_groups")
+    ):
         # The unfused optimizer, which 16-bit experts have without ZeRO.
         lists = zip(optimizer.fp16_groups, optimizer.fp32_groups)
         masters = Masters([pair for own, copies in lists for pair in zip(own, copies)])
@@ -151,5 +155,6 @@ def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> 
         return Partitioned(optimizer)
     raise UnsupportedError(
         f"MoE layer '{name}': experts cannot move under {type(optimizer).__name__}, which keeps copies or moments of "
-        "parameters where they are not found: use ZeRO stage 0 with float32 parameters, stage 1 or 2, or bf16"
+        "parameters where they are not found: use ZeRO stage 0 with float32 parameters, stage 1 or 2, or, for 16-bit "
+        'parameters without ZeRO, "torch_adam": true among the "params" of the optimizer'
     )

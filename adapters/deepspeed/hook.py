@@ -76,14 +76,21 @@ def _with_norm(original: Any) -> Any:
     return method
 
 
-def _with_plan(original: Any) -> Any:
-    """The method, before which a pipeline's layers go where a plan has them."""
+def _with_start(original: Any) -> Any:
+    """The method, before which a pipeline's layers go where a plan has them, and an optimizer from which no expert can
+    be moved is refused."""
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pipeline = getattr(getattr(self, "sluice", None), "pipeline", None)
-        if pipeline is not None:
-            pipeline.start_plan(self)
+        handle = getattr(self, "sluice", None)
+        if handle is not None and handle.pipeline is not None:
+            handle.pipeline.start_plan(self)
+        if handle is not None and handle.decider is not None:
+            try:
+                handle.decider.start()
+            except BaseException:
+                handle.unswap()
+                raise
         return original(self, *args, **kwargs)
 
     method._sluice_original = original  # type: ignore[attr-defined]
@@ -107,7 +114,7 @@ def install(engine_module: ModuleType) -> None:
 
     _configure_distributed_model._sluice_original = original  # type: ignore[attr-defined]
     setattr(cls, METHOD, _configure_distributed_model)
-    setattr(cls, LAST_METHOD, _with_plan(getattr(cls, LAST_METHOD)))
+    setattr(cls, LAST_METHOD, _with_start(getattr(cls, LAST_METHOD)))
     for name, and_back in CHECKPOINTS.items():
         setattr(cls, name, _at_home(getattr(cls, name), and_back))
     setattr(cls, UPDATE, _with_moves(getattr(cls, UPDATE)))

@@ -177,6 +177,32 @@ def refusals() -> list[str]:
     return said
 
 
+def refused_optimizer(placement: str | None) -> list[str]:
+    """What is said of DeepSpeed's FusedAdam over parameters of 16 bits without ZeRO: by a move, or at the start."""
+    adam = {"type": "AdamW", "params": {"lr": 1e-2}}
+    config = ds_config(**UNCLIPPED, bf16={"enabled": True}, optimizer=adam)
+    model, said = build([{}]), []
+    swapped = {**SECTION, "optimizer": True, **({} if placement is None else {"placement": placement})}
+    try:
+        host = engine(model, config, swapped)
+    except Unsupported as error:
+        assert not any(hasattr(moe, "_sluice") for moe in model.moes)
+        return [str(error)]
+    for step in range(2):
+        x, target = batch(step, None, torch.bfloat16)
+        host.backward(host(x, target))
+        host.step()
+        before, layer = kept_bits(host), host.sluice.layers[0]
+        try:
+            host.sluice.move_experts(layer, *shuffled(layer._sluice, step))
+        except Unsupported as error:
+            said.append(str(error))
+        assert kept_bits(host) == before and not moving.has_moved(layer)
+    host.sluice.unswap()
+    host.destroy()
+    return said
+
+
 def _ways(host: Any, folder: str) -> dict[str, Any]:
     """All that reads or writes a state dict: what it gives, or what the host has afterwards."""
     module, optimizer = host.module, host.optimizer

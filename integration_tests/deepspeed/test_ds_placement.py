@@ -142,6 +142,13 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks2: Ranks) -> None:
         assert all(text in one for text, one in zip(wanted, said)) and len(said) == len(wanted), said
 
 
+@pytest.mark.parametrize(("placement", "times"), [(None, 2), ("adaptive", 1)], ids=["by hand", "adaptive"])
+def test_Move_FusedAdamOf16BitsWithoutZero_IsRefusedByName(ranks2: Ranks, placement: str | None, times: int) -> None:
+    for said in ranks2.run("cases_placement:refused_optimizer", placement=placement):
+        assert len(said) == times
+        assert all("under FP16_Optimizer" in one and '"torch_adam": true' in one for one in said), said
+
+
 # Every rank calls these, by DeepSpeed's own word: they bring experts home.
 RIGHT = ["save_16bit_model"]
 

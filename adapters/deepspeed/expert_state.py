@@ -9,10 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.adapters.host.kept import Content, Gradient, Keeper, Masters, Piece, mastered, plain
+from sluice.adapters.host.kept import Content, Gradient, Keeper, Masters, Piece, State, Together, mastered, plain
 from torch import nn
 
+from deepspeed.ops.adam import FusedAdam
+
 _GRADIENT = "gradient"
+_STEP = "step"
 _NAMES = {None: "master", _GRADIENT: _GRADIENT}
 
 
@@ -131,12 +134,44 @@ class Partitioned:
         return whole
 
 
+class FusedState(State):
+    """Of DeepSpeed's FusedAdam, which counts the steps of a group in the state of whichever of its parameters comes
+    last, and reads them there for all: a count stays in its place, while moments move."""
+
+    def __init__(self, optimizer: FusedAdam) -> None:
+        super().__init__(lambda parameter: (optimizer.state, parameter))
+        self._optimizer = optimizer
+
+    def write(self, piece: Piece, content: Content) -> None:
+        """See Keeper."""
+        states, parameter = self._optimizer.state, piece.parameter
+        before = states.get(parameter, {})
+        super().write(piece, content)
+        if states.get(parameter, {}).keys() - {_STEP}:
+            states[parameter].setdefault(_STEP, before.get(_STEP, steps_of(self._optimizer, parameter)))
+        elif before:  # what has come has no moments: they begin as zeros
+            states[parameter] = {
+                k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for k, v in before.items()
+            }
+
+    def _views(self, piece: Piece) -> Content:
+        return {name: value for name, value in super()._views(piece).items() if name != _STEP}
+
+
+def steps_of(optimizer: FusedAdam, parameter: nn.Parameter) -> int:
+    """That the group of a parameter has made: the greatest count in it."""
+    group = next((g["params"] for g in optimizer.param_groups if any(p is parameter for p in g["params"])), [])
+    return max((optimizer.state.get(p, {}).get(_STEP, 0) for p in group), default=0)
+
+
 def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> Keeper:
     """By what the optimizer can do. UnsupportedError where it keeps things of experts nobody knows where."""
     if optimizer is None:
         return Gradient()
     trained = [p for p in parameters if p.requires_grad]
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if isinstance(optimizer, FusedAdam) and {id(p) for p in trained} <= held:
+        return Together(Gradient(), FusedState(optimizer))
     if isinstance(optimizer, torch.optim.Optimizer) and {id(p) for p in trained} <= held:
         return plain(optimizer)
     base = getattr(optimizer, "optimizer", None)

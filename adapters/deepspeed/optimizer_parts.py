@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from sluice.adapters.deepspeed.expert_state import steps_of
 from sluice.adapters.host.shipments import Content
 from torch import nn
 
+from deepspeed.ops.adam import FusedAdam
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
@@ -93,7 +95,7 @@ class PlainOptimizer:
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
         """See NoOptimizer."""
         places = zip(parameters, self.groups_of(parameters))
-        return {p: Kept(where, dict(self._optimizer.state.get(p, {}))) for p, where in places if where is not None}
+        return {p: Kept(where, self._state_of(p)) for p, where in places if where is not None}
 
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
         """See NoOptimizer."""
@@ -103,7 +105,17 @@ class PlainOptimizer:
                 state.pop(p, None)
             group["params"][:] = [p for p, (where, _) in kept.items() if where == index]
             # In the order in which a first step puts them there, which is that of the host's files.
-            state.update({p: kept[p].content for p in group["params"] if kept[p].content})
+            states = {p: kept[p].content for p in group["params"] if kept[p].content}
+            state.update(states)
+            if isinstance(self._optimizer, FusedAdam):  # it counts the steps of a group in the last one alone
+                for one in list(states.values())[:-1]:
+                    one["step"] = 0
+
+    def _state_of(self, parameter: nn.Parameter) -> Content:
+        state = dict(self._optimizer.state.get(parameter, {}))
+        if state and isinstance(self._optimizer, FusedAdam):
+            state["step"] = steps_of(self._optimizer, parameter)  # any may become the last of its group
+        return state
 
 
 class _Flat(NamedTuple):

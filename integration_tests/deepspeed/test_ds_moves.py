@@ -48,6 +48,12 @@ def test_TwoStages_MovesInFortySteps_SameBitsAsNone(pipe2: Ranks, case: str) -> 
     _check(pipe2.run("cases_moves:moved", steps=40, every=3, stages=2, **TWO[case]), least=10)
 
 
+def test_MovesUnderFusedAdam_InNineSteps_SameBitsAsNone(pipe2: Ranks) -> None:
+    config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+    case = {"kind": "plain", "config": config, "section": {"optimizer": True}}
+    _check(pipe2.run("cases_moves:moved", steps=9, every=2, stages=2, **case), least=3)
+
+
 @pytest.mark.parametrize("case", REPLICAS)
 def test_TwoStagesOfTwoReplicas_MovesInTwentySteps_SameBitsAsNone(pipe2x2: Ranks, case: str) -> None:
     _check(pipe2x2.run("cases_moves:moved", steps=20, every=3, stages=2, **REPLICAS[case]), least=4)

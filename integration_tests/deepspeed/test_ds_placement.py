@@ -101,6 +101,12 @@ def test_Move_BehindUpdatesOfZero_HasTheBitsOfNone(ranks2: Ranks, name: str) -> 
     assert all(moved["moves"] == 4 for _, moved in answers)
 
 
+def test_Move_UnderFusedAdam_HasTheBitsOfNone(ranks2: Ranks) -> None:
+    config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+    case = {"layers": LAYERS, "steps": 9, "every": 2, "config": config, "options": {"optimizer": True}}
+    assert _differ(ranks2.run("cases_placement:moved_training", **case)) == []
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["zero 0", *ZERO])
 def test_Move_FiftyTimesInTwoHundredSteps_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:

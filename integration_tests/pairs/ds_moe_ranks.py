@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from deepspeed.runtime import engine as ds_engine
+from deepspeed.runtime import utils
 from pair_compare import Run, Tolerance
 from shuffles import shuffled
 from sluice.adapters.deepspeed import moving
@@ -146,11 +147,11 @@ def _norms_noted(run: Run) -> Iterator[None]:
         run.norms.append(float(norm))
         return norm
 
-    ds_engine.clip_grad_norm_ = noted
+    ds_engine.clip_grad_norm_ = utils.clip_grad_norm_ = noted
     try:
         yield
     finally:
-        ds_engine.clip_grad_norm_ = clip
+        ds_engine.clip_grad_norm_ = utils.clip_grad_norm_ = clip
 
 
 def _own_norm(host: Any) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pair_table import NOBODY, STOCK, Fault, Rule, Table
+from pair_table import STOCK, Fault, Rule, Table
 
 FACTORS = {
     "zero": ("zero0", "zero1", "zero2"),
@@ -51,24 +51,8 @@ RULES = (
         {"moves": ("byhand", "placed"), "optimizer": "keyadam", "zero": "zero0", "dtype": "bf16"},
         "experts cannot move under FP16_Optimizer",
     ),
-    Rule(
-        {"moves": "byhand", "optimizer": "keyadam", "zero": "zero0", "dtype": "autocast"},
-        "the fault in f32 below, within what is allowed here",
-        by=NOBODY,
-    ),
 )
-FAULTS = (
-    Fault({"frozen": "fzsome", "moves": "byhand"}, "what is frozen stays with a place while its expert moves"),
-    Fault(
-        {"moves": "byhand", "optimizer": "keyadam", "zero": "zero0", "dtype": "f32"},
-        "FusedAdam counts the steps of a group in one parameter, whose expert takes the count along",
-    ),
-    Fault(
-        {"moves": ("byhand", "placed"), "clipping": "clip", "zero": "zero0", "dtype": "f32"},
-        "the norm by which DeepSpeed clips without ZeRO changes with the experts' places",
-        beside={"rows": "idle"},
-    ),
-)
+FAULTS = (Fault({"frozen": "fzsome", "moves": "byhand"}, "what is frozen stays with a place while its expert moves"),)
 
 
 def table() -> Table:

@@ -53,11 +53,11 @@ class Partitioned:
     def bytes_of(self, piece: Piece) -> int:
         """See Keeper."""
         size = piece.parameter.numel() // piece.count * 4
-        return size * (1 + len(self._keys)) if piece.parameter.requires_grad else 0
+        return size * (1 + len(self._keys)) if _has_parts(piece.parameter) else 0
 
     def read(self, piece: Piece) -> Content:
-        """See Keeper."""
-        if not piece.parameter.requires_grad:
+        """See Keeper. One that is frozen by now keeps what it has."""
+        if not _has_parts(piece.parameter):
             return {}
         content = {"master": self._gathered(piece, None)}
         for key in self._keys:
@@ -134,6 +134,11 @@ class Partitioned:
         return whole
 
 
+def _has_parts(parameter: nn.Parameter) -> bool:
+    """Whether it is in the flat buffers: it was trained when these were made."""
+    return hasattr(parameter, "_hp_mapping")
+
+
 class FusedState(State):
     """Of DeepSpeed's FusedAdam, which counts the steps of a group in the state of whichever of its parameters comes
     last, and reads them there for all: a count stays in its place, while moments move."""
@@ -185,8 +190,7 @@ def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> 
         masters = Masters([pair for own, copies in lists for pair in zip(own, copies)])
         if masters.holds(trained):
             return mastered(masters, base.state)
-    has_parts = all(hasattr(p, "_hp_mapping") for p in trained)
-    if has_parts and isinstance(base, torch.optim.Optimizer):
+    if all(map(_has_parts, trained)) and isinstance(base, torch.optim.Optimizer):
         return Partitioned(optimizer)
     raise UnsupportedError(
         f"MoE layer '{name}': experts cannot move under {type(optimizer).__name__}, which keeps copies or moments of "

@@ -104,7 +104,7 @@ class Beside:
             )
         except Exception as error:
             refusal = refusal or f"{type(error).__name__}: {error}"
-        forms, refusal = _forms_of_all(leaving, refusal, group, ranks)
+        forms, refusal = _forms_of_all(leaving, slots, refusal, group, ranks, (old, new))
         reused = list(leaving.values())
         try:
             for e in (e for e in moved if new.expert_rank[e] == own and not refusal):
@@ -232,7 +232,12 @@ def _late(bundle: _Bundle) -> list[torch.Tensor]:
 
 
 def _forms_of_all(
-    leaving: dict[int, _Bundle], refusal: str, group: Any, ranks: Sequence[int]
+    leaving: dict[int, _Bundle],
+    slots: Sequence[Expert],
+    refusal: str,
+    group: Any,
+    ranks: Sequence[int],
+    way: tuple[Placement, Placement],
 ) -> tuple[list[dict[int, dict[str, _Form]]], str]:
     """By rank and expert, what each name is: both ends know before anything travels. And why a rank cannot, if one."""
     own = {
@@ -243,9 +248,9 @@ def _forms_of_all(
         for e, bundle in leaving.items()
     }
     said: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(said, (own, refusal), group=group)
-    why = next((f"rank {rank}: {why}" for rank, (_, why) in zip(ranks, said) if why), "")
-    return [forms for forms, _ in said], why
+    dist.all_gather_object(said, (own, moving.trained_of(slots), refusal), group=group)
+    why = next((f"rank {rank}: {why}" for rank, (_, _, why) in zip(ranks, said) if why), "")
+    return [forms for forms, _, _ in said], why or moving.why_unlike([trained for _, trained, _ in said], *way)
 
 
 def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], leaving: _Bundle | None) -> _Bundle:

@@ -200,8 +200,6 @@ class State(Still):
 
     def write(self, piece: Piece, content: Content) -> None:
         """See Keeper."""
-        if not piece.parameter.requires_grad:
-            return
         kept = of_prefix(content, self._PREFIX)
         states, key = self._kept_of(piece.parameter)
         there = states.get(key, {})

@@ -17,7 +17,7 @@ from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.kept import Content, Keeper, Piece, bytes_of, of_prefix
 from sluice.adapters.host.placement import Placement
 from sluice.adapters.host.vote import Vote
-from sluice.errors import InvalidState
+from sluice.errors import InvalidState, Unsupported
 from torch import nn
 
 
@@ -81,7 +81,8 @@ def move(
     """Expert e goes to slot expert_slot[e] of rank expert_rank[e] of the layer's group. Between steps.
 
     Collective over the group, and over those that hold replicas of its experts: all ranks give the same lists.
-    InvalidState while a forward waits for its backward, or while something is in the keeper's way. everywhere: from
+    InvalidState while a forward waits for its backward, or while something is in the keeper's way. Unsupported where
+    what is frozen differs between two places that an expert changes. everywhere: from
     whether this group can move to whether all groups can that must move alike.
     """
     slots, keeper, group = belongings
@@ -91,6 +92,8 @@ def move(
     vote = Vote(layer.moving_name, group, ranks, everywhere)
     parameters = [piece.parameter for expert in slots for piece in expert.pieces.values()]
     vote.ask(layer.torn or keeper.obstacle(list({id(p): p for p in parameters}.values())))
+    trained = vote.tell(trained_of(slots))
+    vote.take(lambda: _require_alike(layer.moving_name, trained, old, new))
     vote.take(lambda: layer.replace_experts(old))  # refused while a forward waits for its backward
     leaving = [e for e in old.experts_of(own) if old.place(e) != new.place(e)]
     contents = vote.take(lambda: {e: _without_gaps(content_of(slots[old.expert_slot[e]], keeper)) for e in leaving})
@@ -107,6 +110,36 @@ def move(
     with _or_torn(layer, vote, restore):
         vote.take(lambda: [fill(slots[new.expert_slot[e]], keeper, content) for e, content in arrived.items()])
         vote.take(lambda: layer.replace_experts(new))
+
+
+Trained = Sequence[Mapping[str, bool]]  # of each slot, by name of a piece
+
+
+def trained_of(slots: Sequence[Expert]) -> Trained:
+    """What of each slot is not frozen."""
+    return [{name: piece.parameter.requires_grad for name, piece in expert.pieces.items()} for expert in slots]
+
+
+def why_unlike(trained: Sequence[Trained], old: Placement, new: Placement) -> str:
+    """Why experts cannot go, by what of the slots of each rank is not frozen; "": they can. What is frozen belongs to
+    the host's parameter, which stays in its place, and so does what an optimizer has of it."""
+    for e in range(len(old.expert_rank)):
+        (rank, slot), (to_rank, to_slot) = old.place(e), new.place(e)
+        here, there = trained[rank][slot], trained[to_rank][to_slot]
+        unlike = [name for name, is_trained in here.items() if is_trained != there.get(name)]
+        if unlike:
+            return (
+                f"expert {e} would go from slot {slot} of rank {rank} to slot {to_slot} of rank {to_rank}, and "
+                f"requires_grad of {', '.join(unlike)} differs there. It stays with the place: let such experts stay, or "
+                "freeze or train the same parameters of all experts that change places"
+            )
+    return ""
+
+
+def _require_alike(name: str, trained: Sequence[Trained], old: Placement, new: Placement) -> None:
+    why = why_unlike(trained, old, new)
+    if why:
+        raise Unsupported(f"{name}: {why}")
 
 
 @contextmanager

@@ -102,14 +102,20 @@ def decided_training(
     touch: int = -1,
     broken: str = "",
     rate: int | None = None,
+    frozen: bool = False,
 ) -> Any:
     """[unmoved, moved, reports]: what `train` gives of both, and what the layers say before experts go home.
 
     shuffle: at every look to any place. forget: what of an expert a bad host would leave behind (else it is zero).
     stale: the engine is not told of a move. epoch_of_last: by how much the last rank is ahead. touch: the step in which
     somebody writes into weights while they travel. broken: a step of a move that fails on rank 1. rate: bytes per
-    second."""
+    second. frozen: another parameter of each expert on each rank."""
     reports: list[Any] = []
+
+    def prepare(model: Any) -> None:
+        _favours_the_first(model)
+        for expert in (each for moe in model.moes for each in moe.deepspeed_moe.experts.deepspeed_experts):
+            list(expert.parameters())[dist.get_rank()].requires_grad_(not frozen)
 
     def check(host: Any, step: int) -> None:
         if step == touch:
@@ -125,7 +131,7 @@ def decided_training(
     common: dict[str, Any] = {
         "config": {**UNCLIPPED, **(config or {})},
         "dtype": dtype,
-        "prepare": _favours_the_first,
+        "prepare": prepare,
         "data": _positive,
         "at_end": kept_bits,
     }

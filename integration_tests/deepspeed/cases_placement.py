@@ -49,10 +49,12 @@ def moved_training(
     dtype: str = "float32",
     forget: str = "",
     options: dict[str, Any] | None = None,
+    frozen: tuple[int, int] = (-1, -1),
 ) -> Any:
     """[unmoved, moved]: what `train` gives. They are home at the end. Experts move before the optimizer's step, so that
     gradients go too; under ZeRO and the bf16 optimizers, which have none behind an update, in front of the next
-    forward. forget: what of an expert a bad host would leave behind."""
+    forward. forget: what of an expert a bad host would leave behind. frozen: from which step up to which
+    all experts are."""
     config = {**UNCLIPPED, **(config or {})}
     behind = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
     micro_steps = config.get("gradient_accumulation_steps", 1) if behind else 1
@@ -70,11 +72,21 @@ def moved_training(
             _shuffle(host, step)
             moves += all(moving.has_moved(layer) for layer in host.sluice.layers)
 
+    def freeze(host: Any, step: int) -> None:
+        if step in frozen:
+            for layer in host.sluice.layers:
+                layer.experts.requires_grad_(step == frozen[1])
+
+    def freeze_and_move(host: Any, step: int) -> None:
+        freeze(host, step)
+        if behind:
+            move(host, step)
+
     common: dict[str, Any] = {"config": config, "dtype": dtype, "at_end": kept_bits}
     section = {**SECTION, **(options or {})}
-    still = train(layers, steps, section, **common)
+    still = train(layers, steps, section, before=freeze, **common)
     with forgetting(forget, is_left_out=True):
-        moved = train(layers, steps, section, **common, **{"before" if behind else "check": move})
+        moved = train(layers, steps, section, before=freeze_and_move, check=None if behind else move, **common)
     return [still, {**moved, "moves": moves}]
 
 
@@ -165,6 +177,10 @@ def refusals() -> list[str]:
     except InvalidState as error:
         said.append(str(error))
     host.sluice.move_experts(layer, rank, slot)
+    if dist.get_rank() == 0:
+        next(layer.experts.parameters()).requires_grad_(False)
+    refuse(Unsupported, rank, turned)  # one of this rank's two is frozen in part
+    layer.experts.requires_grad_(True)
     host.sluice.unswap()
     host.destroy()
     zero = engine(build([{}]), ds_config(zero_optimization={"stage": 1}), SECTION)

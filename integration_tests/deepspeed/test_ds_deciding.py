@@ -118,6 +118,13 @@ def test_Adaptive_MoveThatCannotBeCommitted_IsGivenUpOnAllRanks(ranks2: Ranks, c
         assert moved["losses"] == still["losses"]
 
 
+def test_Adaptive_OtherParametersFrozenOnEachRank_NoneChangesItsRank(ranks2: Ranks) -> None:
+    answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS[:1], steps=9, frozen=True)
+    for still, moved, (report,) in answers:
+        assert "requires_grad of" in report["given_up"] and report["moved_experts"] == 0, report
+        assert moved["losses"] == still["losses"] and moved["end"] == still["end"]
+
+
 @pytest.mark.parametrize("name", ["_packed", "_landing", "_load"])
 def test_Adaptive_AStepFailsOnOneRank_IsGivenUpOnAllRanks(ranks2: Ranks, name: str) -> None:
     answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS[:1], steps=9, broken=name)

@@ -101,6 +101,15 @@ def test_Move_BehindUpdatesOfZero_HasTheBitsOfNone(ranks2: Ranks, name: str) -> 
     assert all(moved["moves"] == 4 for _, moved in answers)
 
 
+@pytest.mark.parametrize("name", ["zero 0", "zero 1"])
+def test_Move_WhileExpertsAreFrozen_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
+    config, dtype = DERIVED[name]
+    case = {"layers": LAYERS, "steps": 12, "every": 5, "config": config, "dtype": dtype, "frozen": (3, 7)}
+    answers = ranks2.run("cases_placement:moved_training", **case)
+    assert _differ(answers) == []
+    assert all(moved["moves"] == 2 for _, moved in answers)
+
+
 def test_Move_UnderFusedAdam_HasTheBitsOfNone(ranks2: Ranks) -> None:
     config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
     case = {"layers": LAYERS, "steps": 9, "every": 2, "config": config, "options": {"optimizer": True}}
@@ -144,7 +153,13 @@ def test_Checkpoint_WhileExpertsAreAway_IsThatOfNone(ranks2: Ranks, tmp_path: Pa
 
 def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks2: Ranks) -> None:
     for said in ranks2.run("cases_placement:refusals"):
-        wanted = ("fixed number of experts", "outstanding", "move them home first", "has gradients")
+        wanted = (
+            "fixed number of experts",
+            "outstanding",
+            "move them home first",
+            "expert 0 would go from slot 0 of rank 0 to slot 1 of rank 0, and requires_grad of",
+            "has gradients",
+        )
         assert all(text in one for text, one in zip(wanted, said)) and len(said) == len(wanted), said
 
 

@@ -185,6 +185,10 @@ def refusals() -> list[str]:
     rank, slot = map(list, moe_layers(host.model)[0]._sluice.home)
     refuse(host, [0] * len(rank), list(range(len(rank))))
     refuse(host, rank, slot, optimizer=torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    part = list(moe_layers(host.model)[0].experts.parameters())[-1]
+    part.requires_grad_(False)  # of the last expert of each rank
+    refuse(host, rank, slot[::-1])
+    part.requires_grad_(True)
     tokens, *_ = mg_models.batches(1, 1)
     output, _ = mg_models.forward_step(iter([tokens]), host.ddp)
     refuse(host, rank, slot[::-1])

@@ -136,6 +136,7 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks: Ranks, saved: Any) -> None:
     wanted = (
         "fixed number of experts",
         "does not have them as parameters",
+        "requires_grad of",
         "outstanding",
         "no layer that runs on Sluice",
         "not shared out",

@@ -1,0 +1,42 @@
+"""transformers' expert parallelism: every two features that meet train as by its own transport, or are refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import transformers_table
+from pair_ranks import HERE, check, check_table
+from pair_table import Case
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "transformers"))
+from test_tf_parallel import TransformersRanks
+
+TABLE = transformers_table.table()
+
+
+class PairTransformersRanks(TransformersRanks):
+    """Which also find the modules of this folder."""
+
+    python_path = str(HERE)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[PairTransformersRanks]:
+    """Two ranks, which ask no server for models."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    ranks = PairTransformersRanks(2)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.mark.parametrize("case", TABLE.params())
+def test_Row_TrainedSixSteps_AsStockOrRefusedByName(ranks: PairTransformersRanks, case: Case) -> None:
+    check(ranks, "transformers_ranks:run", case)
+
+
+def test_Rows_EveryTwoValues_MeetInOne() -> None:
+    check_table(TABLE)

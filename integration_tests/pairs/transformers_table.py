@@ -1,0 +1,63 @@
+"""What may meet in a training of a transformers model whose experts are shared out by `ep_implementation="sluice"`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pair_table import Rule, Table
+
+FACTORS = {
+    "layout": ("fsdp2", "tp"),
+    "model": ("qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss"),
+    "experts": ("sluice", "grouped_mm", "eager"),
+    "dtype": ("f32", "bf16", "autocast"),
+    "checkpointing": ("norepeat", "reentrant", "nonreentrant"),
+    "accumulation": ("onestep", "twosteps"),
+    "frozen": ("trained", "fzlayer", "fzhalf", "fzrouter", "fzdense"),
+    "moves": ("still", "byhand", "beside"),
+    "optimizer": ("torchadam", "suboptim"),
+    "clipping": ("unclipped", "clip"),
+    "saving": ("unsaved", "saved"),
+    "chunks": ("nauto", "n1", "n3"),
+    "policy": ("kept", "S1", "S2", "S3", "S4", "reuse"),
+    "budget": ("nobudget", "budget"),
+    "deduplicate": ("rows", "dedup", "node", "dedupauto"),
+    "wire": ("wire32", "wire16", "wire8"),
+    "transport": ("tcp", "c10d"),
+    "chunking": ("cutauto", "tokens"),
+    "grouping": ("grouped", "groupon", "groupoff"),
+    "gradients": ("inplace", "autograd", "nopool"),
+    "unsupported": ("error", "warn"),
+}
+
+RULES = (
+    Rule(
+        {"experts": ("grouped_mm", "eager"), "policy": ("S1", "S2"), "unsupported": "error"},
+        "cannot be done with experts that run as the host's modules",
+    ),
+)
+
+
+def table() -> Table:
+    """The rows."""
+    return Table(FACTORS, RULES, daily=7)
+
+
+def options(row: dict[str, str]) -> dict[str, Any]:
+    """Of `sluice.configure`."""
+    values = {
+        "chunks": {"nauto": None, "n1": 1, "n3": 3}[row["chunks"]],
+        "policy": {"kept": None, "reuse": None}.get(row["policy"], row["policy"]),
+        "reuse": True if row["policy"] == "reuse" else None,
+        "memory_budget": "20MiB" if row["budget"] == "budget" else None,
+        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "adaptive"}[row["deduplicate"]],
+        "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
+        "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
+        "transport": row["transport"],
+        "chunking": {"cutauto": None}.get(row["chunking"], row["chunking"]),
+        "grouping": {"grouped": None, "groupon": "on", "groupoff": "off"}[row["grouping"]],
+        "accumulate": "autograd" if row["gradients"] == "autograd" else None,
+        "gradient_pool": False if row["gradients"] == "nopool" else None,
+        "on_unsupported": row["unsupported"],
+    }
+    return {key: value for key, value in values.items() if value is not None}

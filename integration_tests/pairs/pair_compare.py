@@ -121,6 +121,7 @@ def both_ways(row: dict[str, str], train: Any, section: Any, allowed: Tolerance)
             try:
                 runs.append(train(row, given, shared[0]))
             except Exception as error:
+                print(f"{who} refused: {type(error).__name__}: {error}", flush=True)  # a peer may wait for this rank
                 return {"refused_by": who, "type": type(error).__name__, "words": str(error)[:2000]}
             finally:
                 dist.barrier()

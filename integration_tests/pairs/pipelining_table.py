@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pair_table import NOBODY, Fault, Rule, Table
+from pair_table import NOBODY, Rule, Table
 
 FACTORS = {
     "name": ("sluice", "SluiceSingle"),
@@ -49,24 +49,11 @@ RULES = (
     Rule({"dropout": "dropout", "policy": ("v", "loopedorder")}, "the same", by=NOBODY),
     Rule({"dropout": "dropout", "stages": ("looped", "inv")}, "ranks draw for other blocks than stock's", by=NOBODY),
 )
-_LOST = "a stage that follows a frozen one loses gradients of weights apart"
-_TWICE = "a module that a stage uses twice fails with weight gradients apart, and nobody refuses it by name"
-_NO_OUTPUT = "a batch fails with weight gradients apart where a stage's output wants no gradient"
-FAULTS = (
-    Fault({"checkpointing": "reentrant", "apart": "apart", "stages": ("looped", "inv")}, _NO_OUTPUT),
-    Fault({"checkpointing": "reentrant", "policy": "v"}, _NO_OUTPUT, beside={"stages": "inv"}),
-    Fault({"frozen": "fzfirst", "apart": "apart"}, _LOST),
-    Fault({"frozen": "fzfirst", "policy": "zerobubble"}, _LOST),
-    Fault({"frozen": "fzfirst", "policy": "v"}, _LOST, beside={"stages": "inv"}),
-    Fault({"modules": "twice", "apart": "apart"}, _TWICE),
-    Fault({"modules": "twice", "policy": "zerobubble"}, _TWICE),
-    Fault({"modules": "twice", "policy": "v"}, _TWICE, beside={"stages": "inv"}),
-)
 
 
 def table() -> Table:
     """The rows."""
-    return Table(FACTORS, RULES, FAULTS, daily=9)
+    return Table(FACTORS, RULES, daily=9)
 
 
 def options(row: dict[str, str]) -> dict[str, Any]:

@@ -1,17 +1,19 @@
-"""The norm by which DeepSpeed clips gradients of f32 without ZeRO, wherever experts live.
+"""The norm by which DeepSpeed clips gradients of f32 without ZeRO, wherever experts and layers live.
 
 Stock takes the norm of what a rank holds, and the mean of that over ranks. So the value depends on which experts lie
-together. By default each rank answers here for the experts that it has at home, in their order: stock's own function
-adds stock's own numbers. The option "clip_norm" asks for the norm of all gradients, each expert once.
+together, and on which layers a stage of a pipeline has. By default each rank answers here for the experts and layers
+that it has at home, in their order: stock's own function adds stock's own numbers. The option "clip_norm"
+asks for the norm of all gradients, each expert once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from sluice.adapters.deepspeed import moving_layers, stage_module
 from sluice.adapters.host.kept import Piece
 from sluice.adapters.host.moving import has_moved
 
@@ -59,21 +61,63 @@ class _Parameter:
 
 
 def clip(engine: Any, original: Callable[[], None]) -> None:
-    """In the place of DeepSpeedEngine.clip_fp32_gradients. Collective over the ranks of each layer's group."""
+    """In the place of DeepSpeedEngine.clip_fp32_gradients. Collective over the ranks of each layer's group, and over
+    the stages of a pipeline whose layers have moved."""
     handle = engine.sluice
     is_true = handle.options.clip_norm == TRUE
-    if not is_true and not any(has_moved(layer._sluice) for layer in handle.layers):
+    home = moving_layers.home_of(engine)
+    if not is_true and home is None and not any(has_moved(layer._sluice) for layer in handle.layers):
         original()
         return
     norms = [_norms_of(layer) for layer in handle.layers]
-    parameters = list(_all(engine, norms) if is_true else _at_home(engine, norms))
+    here = list(_all(engine, norms) if is_true else _at_home(engine, norms))
+    parameters = here if home is None else list(_of_stage(engine.module, here, home))
     total = utils.clip_grad_norm_(parameters=parameters, max_norm=engine.gradient_clipping(), mpu=engine.mpu)
-    if is_true:
-        return
-    answered = {id(p.parameter) for p in parameters if isinstance(p, _Parameter)}
-    for parameter in (p for layer in handle.layers for p in layer.experts.parameters()):
-        if parameter.grad is not None and id(parameter) not in answered:  # in the place of one that has none
-            parameter.grad.mul_(torch.clamp(engine.gradient_clipping() / (total + 1e-6), max=1.0))
+    most = torch.tensor([float(engine.gradient_clipping())], device=total.device)
+    factor = torch.min(torch.ones_like(most), most / (total + 1e-6))  # by stock's operations, for its bits
+    answered = {id(_own(p)) for p in parameters}
+    for parameter in engine.module.parameters():
+        # A layer that is here and not at home, or an expert in the place of one that has no gradient.
+        if parameter.grad is not None and id(parameter) not in answered:
+            parameter.grad.mul_(factor)
+
+
+def _own(parameter: Any) -> torch.Tensor:
+    return parameter.parameter if isinstance(parameter, _Parameter) else parameter
+
+
+def _of_stage(module: Any, here: list[Any], home: Sequence[int]) -> Iterator[Any]:
+    """What the stage answers for when layers lie as in `home`: those that are elsewhere, by their norms. Collective
+    over the stages of this replica. here: what it answers for of what it holds."""
+    layer_of = {
+        id(p): layer
+        for layer in stage_module.layers_of(module)
+        if not stage_module.is_tied(module, layer)  # these stay, and come first
+        for p in stage_module.parameters_of(module, layer)
+    }
+    own: dict[int | None, list[Any]] = {}
+    for parameter in here:
+        if parameter.grad is not None:
+            own.setdefault(layer_of.get(id(_own(parameter))), []).append(parameter)
+    mine = range(home[module.stage_id], home[module.stage_id + 1])
+    norms = {
+        layer: [
+            (float(p.grad.data.detach().float().norm(2.0)), utils.is_model_parallel_parameter(p)) for p in parameters
+        ]
+        for layer, parameters in own.items()
+        if layer is not None and layer not in mine
+    }
+    said: list[Any] = [None] * module.num_stages
+    dist.all_gather_object(said, norms, group=module._grid.get_pipe_parallel_group())
+    device = next(module.parameters()).device
+    elsewhere = {layer: values for each in said for layer, values in each.items()}
+    yield from own.get(None, [])
+    for layer in mine:
+        yield from own.get(layer, [])
+        for norm, is_cut in elsewhere.get(layer, []):
+            there = torch.empty(0, device=device)
+            there.model_parallel = is_cut  # type: ignore[attr-defined]
+            yield _Parameter(there, torch.tensor(norm, device=device), None)
 
 
 def _norms_of(layer: Any) -> Norms:

@@ -20,6 +20,7 @@ from sluice.errors import Unsupported
 from sluice.planning.layer_moves import Trained
 from torch import nn
 
+_HOME = "_sluice_home_parts"  # of an engine
 _KEPT = "kept "  # before the names of what the optimizer keeps of a parameter
 
 
@@ -71,6 +72,7 @@ def put_in_force(
     """Layers lie so from now on. built: those that come here, filled with what arrived of each; kept: what the
     optimizer kept of those that were here."""
     module = engine.module
+    vars(engine).setdefault(_HOME, stage_module.parts_of(module))
     stage_module.replace(module, parts, built)
     engine.param_names = {parameter: name for name, parameter in module.named_parameters()}
     for layer, content in arrived.items():
@@ -78,6 +80,17 @@ def put_in_force(
     optimizer.put({parameter: kept[parameter] for parameter in module.parameters() if parameter in kept})
     if hasattr(engine, "pipe_buffers"):  # one that has been made in full
         engine.reset_activation_shape()
+
+
+def home_of(engine: Any) -> tuple[int, ...] | None:
+    """The partition with which the training began; None: layers lie so."""
+    home: tuple[int, ...] | None = getattr(engine, _HOME, None)
+    return home if home is not None and home != stage_module.parts_of(engine.module) else None
+
+
+def settle(engine: Any) -> None:
+    """The training begins with layers as they lie."""
+    vars(engine).pop(_HOME, None)
 
 
 # ---- before anything moves ----

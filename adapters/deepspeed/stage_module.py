@@ -71,6 +71,11 @@ def function_of(module: Any, layer: int) -> Any:
     return module.forward_funcs[layer - module._local_start]
 
 
+def is_tied(module: Any, layer: int) -> bool:
+    """Whether the layer shares its parameters with others by a TiedLayerSpec."""
+    return isinstance(module._layer_specs[layer], TiedLayerSpec)
+
+
 def layers_of(module: Any) -> range:
     """Those that lie here."""
     return range(module._local_start, module._local_stop)

@@ -39,6 +39,7 @@ def follow(engine: Any, chosen: Chosen, wait_s: float | None, refused: str = "")
     recomputed = [layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE]
     why = refused or _why_not(engine, chosen)
     moving_layers.move(engine, chosen.parts, wait_s, refused=why, compared={"kinds": list(chosen.kinds)})
+    moving_layers.settle(engine)
     stage_module.set_recomputed(engine.module, recomputed)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
-from test_ds_moves import ZERO1, _differ
+from test_ds_moves import CLIPPED, FUSED_ADAM, ZERO1, _differ
 
 from integration_tests.benchmarks.live import live
 
@@ -44,6 +44,12 @@ def test_TwoStages_GradientsThatComeLate_SameBitsAsNone(pipe2: Ranks, sums: int)
     answers = pipe2.run("cases_live:moved", steps=12, every=2, look=1, sums=sums, stages=2, **PLAIN)
     _check(answers, late=False, least=12)
     assert (sum(moved["live"]["sums_early"] for _, moved in answers) > 0) == (sums < NEVER)
+
+
+@pytest.mark.parametrize("config", [CLIPPED, FUSED_ADAM], ids=["clipped", "FusedAdam"])
+def test_TwoStages_WhatDependsOnTheStage_SameBitsAsNone(pipe2: Ranks, config: dict[str, Any]) -> None:
+    case = {**PLAIN, "config": config, "section": {"optimizer": config is FUSED_ADAM}}
+    _check(pipe2.run("cases_live:moved", steps=12, every=2, look=1, stages=2, **case), late=False, least=12)
 
 
 def test_TwoStages_ParametersThatComeLate_MoveAtTheFlush(pipe2: Ranks) -> None:

@@ -48,6 +48,7 @@ def _check(answers: list[Any], parts: list[int], recomputed: set[int], forwards:
 ZERO1 = {"zero_optimization": {"stage": 1}}
 TWO: dict[str, dict[str, Any]] = {
     "f32": {"kind": "dropout"},
+    "clipped": {"kind": "dropout", "config": {"gradient_clipping": 0.1}},
     "tuples": {"kind": "words"},
     "bf16": {"kind": "plain", "dtype": "bfloat16"},
     "bf16 zero 1": {"kind": "dropout", "dtype": "bfloat16", "config": ZERO1},

@@ -1,0 +1,185 @@
+"""Rank-side: one row of ds_pipe_table.py as a training by DeepSpeed's own schedule and as one by Sluice's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "deepspeed"))
+import cases_pipeline
+import cpuinfo
+import deepspeed
+import ds_models
+import ds_pipe_table
+import pair_compare
+import pipe_models
+import sluice.optim
+import torch
+import torch.distributed as dist
+from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+from pair_compare import BITS, Run, Tolerance
+
+cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam asks, which takes processes
+STEPS, SAVED_AFTER, STAGES = 6, 3, 2
+EPSILON = 1e-2  # of the size of gradients: with a small one Adam does the same whatever they are scaled by
+# Experts as in test_ds_pipe_parity.py; Adam as in test_ds_optimizer.py; a norm whose squares are summed in another
+# order (docs/deepspeed-pipeline.md, Layers that move between stages), as it is where layers have moved.
+NORM = 1e-6
+F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-4, tensor=1e-4)
+ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5)
+
+
+def tolerance(row: dict[str, str]) -> Tolerance:
+    """To the bit, unless something sums in another order."""
+    other_norm = row["clipping"] == "clip" and (row["moves"] != "still" or row["plan"] != "asbuilt")
+    if row["model"] != "experts" and row["optimizer"] == "torchadam" and not other_norm:
+        return BITS if row["moves"] == "still" and row["plan"] == "asbuilt" else BITS._replace(gradient=NORM)
+    return F32 if row["dtype"] == "f32" else ROUNDED
+
+
+def _linears(layer: torch.nn.Module) -> list[torch.nn.Module]:
+    """But for gates: stock's backward of an auxiliary loss that needs no gradient fails on one rank only."""
+    named = layer.named_modules()
+    return [part for name, part in named if isinstance(part, torch.nn.Linear) and "gate" not in name]
+
+
+def _net(row: dict[str, str], seed: int) -> Any:
+    repeats: dict[str, Any] = {}
+    if row["checkpointing"] != "norepeat":
+        repeats = {"activation_checkpoint_interval": 1}
+    if row["model"] == "experts":
+        net = cases_pipeline._module([{"ep_size": 1, "k": 2}, None, {"ep_size": 1}], STAGES)
+        net.activation_checkpoint_interval = repeats.get("activation_checkpoint_interval", 0)
+    else:
+        kind = {"blocks": "plain"}.get(row["model"], row["model"])
+        net = pipe_models.module(
+            kind, STAGES, **repeats, **({"dynamic_shape": True} if row["sizes"] == "varied" else {})
+        )
+    own = [layer for layer in net.forward_funcs if isinstance(layer, torch.nn.Module) and list(layer.parameters())]
+    frozen = {
+        "trained": lambda: [],
+        "fzlayer": lambda: own[1:2],
+        "fzpart": lambda: [parts[0] for layer in own for parts in [_linears(layer)] if parts],
+    }[row["frozen"]]()
+    for layer in frozen:
+        layer.requires_grad_(False)
+    if seed:
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(0.5)
+    return net
+
+
+def _engine(row: dict[str, str], section: dict[str, Any] | None, seed: int) -> Any:
+    net = _net(row, seed)
+    is_key = section is not None and row["optimizer"] in ("keyadam", "offload")
+    adam: dict[str, Any] = {
+        "lr": 1e-2,
+        "weight_decay": 0.01,
+        "eps": EPSILON,
+        **({} if is_key else {"torch_adam": True}),
+    }
+    zero: dict[str, Any] = {"stage": int(row["zero"][-1])}
+    if row["optimizer"] == "offload":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    config = ds_models.ds_config(
+        train_micro_batch_size_per_gpu=pipe_models.ROWS,
+        gradient_accumulation_steps=int(row["batches"][1:]),
+        gradient_clipping=0.1 if row["clipping"] == "clip" else 0.0,
+        zero_optimization=zero,
+        zero_force_ds_cpu_optimizer=False,
+        zero_allow_untested_optimizer=True,
+        optimizer={"type": "AdamW", "params": adam},
+        **({"bf16": {"enabled": True}} if row["dtype"] == "bf16" else {}),
+        **({"pipeline": {"use_reentrant": row["checkpointing"] == "reentrant"}}),
+        **({} if section is None else {"sluice": section}),
+    )
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    client = None
+    if row["optimizer"] == "suboptim":
+        del config["optimizer"]
+        kind = torch.optim.AdamW if section is None else sluice.optim.AdamW
+        groups: Any = trained
+        if row["model"] == "experts":
+            groups = split_params_into_different_moe_groups_for_optimizer({"params": trained, "name": "all"})
+        client = kind(groups, lr=1e-2, weight_decay=0.01, eps=EPSILON)
+    return deepspeed.initialize(model=net, model_parameters=trained, optimizer=client, config=config)[0]
+
+
+def _data(row: dict[str, str], step: int, count: int) -> Any:
+    dtype = torch.bfloat16 if row["dtype"] == "bf16" else torch.float32
+    if row["model"] == "experts":
+        batches = cases_pipeline._batches(STAGES, count, step)
+        return ((x.to(dtype), target) for x, target in batches)
+    kind = {"blocks": "plain"}.get(row["model"], row["model"])
+    return pipe_models.batches(kind, STAGES, count, step, dtype, row["sizes"] == "varied")
+
+
+def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:
+    torch.manual_seed(77 * step + dist.get_rank())
+    rounded = torch.autocast("cpu", torch.bfloat16) if row["dtype"] == "autocast" else contextlib.nullcontext()
+    with rounded:
+        run.losses.append(float(host.train_batch(_data(row, step, int(row["batches"][1:])))))
+        if row["evaluating"] == "evaluated" and step % 2:
+            found = host.eval_batch(_data(row, 100 + step, 3), num_micro_batches=3)
+            if row["model"] != "experts" or row["dtype"] == "f32":  # else a rounding moves routes, and losses by 0.02
+                run.evaluations.append(float(found))
+    norm = host.get_global_grad_norm()
+    run.norms += [] if norm is None else [float(norm)]
+
+
+def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> Run:
+    run, host = Run(), _engine(row, section, seed=0)
+    home = list(host.module.parts)
+    run.start = {name: p.detach().clone() for name, p in host.module.named_parameters()}
+    try:
+        for step in range(STEPS):
+            if section is not None and row["moves"] != "still" and step in (1, 4):
+                middle = home[1] - 1 if step == 1 else home[1]
+                host.sluice.move_layers([0, middle, home[2]], live=row["moves"] == "live")
+            _step(row, host, step, run)
+            if step == SAVED_AFTER - 1 and row["saving"] == "saved":
+                if section is not None and list(host.module.parts) != home:  # stock's new model has these parts
+                    host.sluice.move_layers(home)
+                host.save_checkpoint(folder, tag="x")
+                dist.barrier()
+                old, host = host, _engine(row, section, seed=1)
+                _end(old)
+                path, _ = host.load_checkpoint(folder, tag="x")
+                assert path is not None
+                if dist.get_rank() == 0:
+                    run.saved = _files(row, os.path.join(folder, "x"))
+        if section is not None:
+            assert host.sluice.pipeline.stats()["batches"] > 0
+            if list(host.module.parts) != home:
+                host.sluice.move_layers(home)
+        run.parameters = {name: p.detach().clone() for name, p in host.module.named_parameters()}
+    finally:
+        _end(host)
+    return run
+
+
+def _files(row: dict[str, str], folder: str) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint; the optimizer's where both trainings have one class of it."""
+    found = {}
+    for file in sorted(os.listdir(folder)):
+        data = torch.load(os.path.join(folder, file), weights_only=False, map_location="cpu")
+        found.update(pair_compare.tensors_in(data, file))
+    is_one_class = row["optimizer"] in ("torchadam", "suboptim")
+    return {name: tensor for name, tensor in found.items() if is_one_class or "optim" not in name}
+
+
+def _end(host: Any) -> None:
+    if hasattr(host, "sluice"):
+        with contextlib.suppress(Exception):  # what has failed is being told
+            host.sluice.unswap()
+    host.destroy()
+
+
+def run(row: dict[str, str]) -> dict[str, Any]:
+    """Trains both ways, and says what differs, or who refused it and in which words."""
+    return pair_compare.both_ways(row, _train, ds_pipe_table.section(row), tolerance(row))

@@ -1,0 +1,92 @@
+"""What may meet in a training of DeepSpeed's pipeline engine whose batches Sluice runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pair_table import NOBODY, STOCK, Fault, Rule, Table
+
+FACTORS = {
+    "zero": ("zero0", "zero1", "zero2"),
+    "dtype": ("f32", "bf16", "autocast"),
+    "model": ("blocks", "dropout", "tied", "experts"),
+    "sizes": ("alike", "varied"),
+    "clipping": ("unclipped", "clip"),
+    "batches": ("m4", "m1", "m6"),
+    "checkpointing": ("norepeat", "reentrant", "nonreentrant"),
+    "frozen": ("trained", "fzlayer", "fzpart"),
+    "moves": ("still", "byhand", "live"),
+    "plan": ("asbuilt", "planned"),
+    "policy": ("adaptive", "1f1b", "1f1bhint", "backwardfirst", "messages", "gpipe", "zerobubble"),
+    "apart": ("apartauto", "apart", "together"),
+    "inflight": ("lauto", "l1", "l4"),
+    "optimizer": ("torchadam", "keyadam", "offload", "suboptim"),
+    "saving": ("unsaved", "saved"),
+    "evaluating": ("unasked", "evaluated"),
+}
+
+RULES = (
+    Rule({"zero": "zero2"}, "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism", by=STOCK),
+    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "apart": "apart"}, "asks for weight_apart = 0"),
+    Rule({"policy": "zerobubble", "apart": "together"}, "weight_apart"),
+    Rule({"policy": "gpipe", "inflight": "l1", "batches": ("m4", "m6")}, "gpipe has all "),
+    Rule({"policy": "gpipe", "inflight": "l4", "batches": "m6"}, "gpipe has all 6 micro-batches in flight"),
+    Rule({"policy": "zerobubble", "inflight": "l1", "batches": ("m4", "m6")}, "zero_bubble has 2 micro-batches"),
+    Rule({"moves": "live", "checkpointing": ("reentrant", "nonreentrant")}, "activation_checkpoint_interval is set"),
+    Rule({"moves": "live", "apart": "apart"}, "weight gradients are ops of their own, which do not follow a layer"),
+    Rule({"moves": "live", "policy": "zerobubble"}, "weight gradients are ops of their own"),
+    Rule({"moves": "live", "zero": "zero1"}, "whose gradients lie in flat buffers: move between batches"),
+    Rule({"moves": "live", "dtype": "bf16"}, "whose gradients lie in flat buffers: move between batches"),
+    Rule({"moves": "byhand", "optimizer": "offload", "zero": "zero1"}, "it is offloaded to host memory"),
+    Rule(
+        {"model": "experts", "frozen": "fzlayer", "moves": ("byhand", "live")},
+        "moving layers: the optimizers of stages differ",
+    ),
+    Rule({"model": "experts", "zero": "zero1", "moves": "byhand"}, "its groups hold experts"),
+    Rule({"model": "experts", "dtype": "bf16", "moves": "byhand"}, "its groups hold experts"),
+    # Its optimizer for bf16 without ZeRO loads no state that it has saved: KeyError: 0.
+    Rule({"dtype": "bf16", "zero": "zero0", "saving": "saved"}, "0", by=STOCK),
+    # Stock's reentrant form fails on one rank where a stage hands on more than one tensor, and the other waits for it.
+    Rule({"model": "experts", "checkpointing": "reentrant"}, "stock hangs", by=NOBODY),
+    # With bf16 or ZeRO stock asks each stage for a group of experts that are trained, and one stage has none.
+    Rule({"model": "experts", "frozen": "fzlayer"}, "stock fails on one rank, and the other waits", by=NOBODY),
+    # DeepSpeed seeds a layer that is repeated by the first layer of its stage (exec_func in its pipe/module.py).
+    Rule(
+        {"model": "dropout", "moves": ("byhand", "live"), "checkpointing": ("reentrant", "nonreentrant")},
+        "stock itself draws others where a stage starts with another layer",
+        by=NOBODY,
+    ),
+    Rule(
+        {"model": "dropout", "plan": "planned", "checkpointing": ("reentrant", "nonreentrant")}, "the same", by=NOBODY
+    ),
+    # Whether a layer moves by itself depends on times.
+    Rule({"plan": "planned", "clipping": "clip"}, "as the fault of moves by hand", by=NOBODY),
+    Rule({"plan": "planned", "optimizer": "keyadam"}, "as the fault of moves by hand", by=NOBODY),
+)
+_COUNTS = "FusedAdam counts the steps of a group in its last parameter, and a layer takes the count along"
+_NORM = "the norm by which DeepSpeed clips without ZeRO changes with the stages' layers"
+_WITHOUT_ZERO = {"zero": "zero0", "dtype": ("f32", "autocast")}
+FAULTS = (
+    Fault({"moves": "byhand", "optimizer": "keyadam", **_WITHOUT_ZERO}, _COUNTS),
+    Fault({"moves": "live", "optimizer": "keyadam"}, _COUNTS),  # which is without ZeRO, and not in bf16
+    Fault({"moves": "byhand", "clipping": "clip", **_WITHOUT_ZERO}, _NORM),
+    Fault({"moves": "live", "clipping": "clip"}, _NORM),
+)
+
+
+def table() -> Table:
+    """The rows."""
+    return Table(FACTORS, RULES, FAULTS, daily=8)
+
+
+def section(row: dict[str, str]) -> dict[str, Any]:
+    """The "sluice" section of a row."""
+    policies = {"1f1bhint": "1f1b_hint", "backwardfirst": "backward_first", "messages": "message_driven"}
+    pipeline = {
+        "policy": {**policies, "zerobubble": "zero_bubble"}.get(row["policy"], row["policy"]),
+        "weight_apart": {"apartauto": None, "apart": True, "together": False}[row["apart"]],
+        "in_flight": {"lauto": None, "l1": 1, "l4": 4}[row["inflight"]],
+        "plan": "adaptive" if row["plan"] == "planned" else None,
+    }
+    optimizer = {"optimizer": True} if row["optimizer"] in ("keyadam", "offload") else {}
+    return {"enabled": True, "timeout": 60, "pipeline": pipeline, **optimizer}

@@ -1,0 +1,27 @@
+"""DeepSpeed's pipeline engine: every two features that meet train as by its own schedule, or are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ds_pipe_table
+import pytest
+from pair_ranks import PairRanks, check, check_table
+from pair_table import Case
+
+TABLE = ds_pipe_table.table()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[PairRanks]:
+    """Two stages; of this file alone, as the host keeps a topology for good."""
+    yield from PairRanks.pair()
+
+
+@pytest.mark.parametrize("case", TABLE.params())
+def test_Row_TrainedSixSteps_AsStockOrRefusedByName(ranks: PairRanks, case: Case) -> None:
+    check(ranks, "ds_pipe_ranks:run", case)
+
+
+def test_Rows_EveryTwoValues_MeetInOne() -> None:
+    check_table(TABLE)

@@ -1,0 +1,90 @@
+"""What may meet in a training of a Megatron-Core GPTModel whose spec is `with_sluice`'s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pair_table import NOBODY, STOCK, Rule, Table
+
+FACTORS = {
+    "experts": ("gated", "plain", "biased", "shared"),
+    "router": ("top2", "capacity", "sigmoid"),
+    "dispatcher": ("alltoall", "allgather"),
+    "ep": ("ep2", "ep1"),
+    "dtype": ("f32", "bf16"),
+    "recompute": ("norepeat", "moeagain", "allagain"),
+    "ddp": ("ddp", "overlapped", "distributed"),
+    "clipping": ("clip", "unclipped"),
+    "micro": ("m2", "m1"),
+    "frozen": ("trained", "fzlayer", "fzhalf", "fzrouter", "fzdense"),
+    "moves": ("still", "byhand"),
+    "saving": ("unsaved", "saved"),
+    "chunks": ("nauto", "n1", "n3"),
+    "policy": ("kept", "S1", "S2", "S3", "S4", "reuse"),
+    "budget": ("nobudget", "budget"),
+    "deduplicate": ("rows", "dedup", "node", "dedupauto"),
+    "wire": ("wire32", "wire16", "wire8"),
+    "transport": ("tcp", "c10d"),
+    "chunking": ("cutauto", "tokens"),
+    "grouping": ("grouped", "groupon", "groupoff"),
+    "wgrad": ("wgradauto", "deferred", "perchunk"),
+    "gradients": ("inplace", "autograd", "nopool"),
+}
+
+RULES = (
+    Rule({"ddp": "distributed", "saving": "saved"}, "ShardedTensor.flattened_range is not supported", by=STOCK),
+    Rule({"experts": "biased", "ep": "ep1"}, "is a view and is being modified inplace", by=STOCK),
+    Rule({"ddp": "distributed", "moves": "byhand"}, "experts cannot move under DistributedOptimizer"),
+    # A checkpoint joins the layers, and the optimizer has no state of one: "Invalid access pattern" on rank 0 alone.
+    Rule({"frozen": "fzlayer", "saving": "saved"}, "stock fails on one rank, and the other waits", by=NOBODY),
+)
+
+
+def table() -> Table:
+    """The rows."""
+    return Table(FACTORS, RULES, daily=7)
+
+
+def changes(row: dict[str, str]) -> dict[str, Any]:
+    """Fields of the TransformerConfig."""
+    return {
+        **{
+            "gated": {},
+            "plain": {"gated_linear_unit": False, "activation_func": "gelu"},
+            "biased": {"add_bias_linear": True},
+            "shared": {"moe_shared_expert_intermediate_size": 40},
+        }[row["experts"]],
+        **{
+            "top2": {},
+            "capacity": {"moe_expert_capacity_factor": 0.75},
+            "sigmoid": {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True},
+        }[row["router"]],
+        **{
+            "norepeat": {},
+            "moeagain": {"recompute_granularity": "selective", "recompute_modules": ["moe"]},
+            "allagain": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        }[row["recompute"]],
+        "moe_token_dispatcher_type": row["dispatcher"],
+        "params_dtype": {"f32": "float32", "bf16": "bfloat16"}[row["dtype"]],
+    }
+
+
+def options(row: dict[str, str]) -> dict[str, Any]:
+    """Of `with_sluice`."""
+    values = {
+        "gemm": "host",
+        "chunks": {"nauto": None, "n1": 1, "n3": 3}[row["chunks"]],
+        "policy": {"kept": None, "reuse": None}.get(row["policy"], row["policy"]),
+        "reuse": True if row["policy"] == "reuse" else None,
+        "memory_budget": "20MiB" if row["budget"] == "budget" else None,
+        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "adaptive"}[row["deduplicate"]],
+        "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
+        "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
+        "transport": row["transport"],
+        "chunking": {"cutauto": None}.get(row["chunking"], row["chunking"]),
+        "grouping": {"grouped": None, "groupon": "on", "groupoff": "off"}[row["grouping"]],
+        "wgrad_mode": {"wgradauto": None, "deferred": "deferred", "perchunk": "per_chunk"}[row["wgrad"]],
+        "accumulate": "autograd" if row["gradients"] == "autograd" else None,
+        "gradient_pool": False if row["gradients"] == "nopool" else None,
+    }
+    return {key: value for key, value in values.items() if value is not None}

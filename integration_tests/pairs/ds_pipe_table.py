@@ -59,19 +59,8 @@ RULES = (
     Rule(
         {"model": "dropout", "plan": "planned", "checkpointing": ("reentrant", "nonreentrant")}, "the same", by=NOBODY
     ),
-    # Whether a layer moves by itself depends on times.
-    Rule({"plan": "planned", "clipping": "clip"}, "as the fault of moves by hand", by=NOBODY),
-    Rule({"plan": "planned", "optimizer": "keyadam"}, "as the fault of moves by hand", by=NOBODY),
 )
-_COUNTS = "FusedAdam counts the steps of a group in its last parameter, and a layer takes the count along"
-_NORM = "the norm by which DeepSpeed clips without ZeRO changes with the stages' layers"
-_WITHOUT_ZERO = {"zero": "zero0", "dtype": ("f32", "autocast")}
-FAULTS = (
-    Fault({"moves": "byhand", "optimizer": "keyadam", **_WITHOUT_ZERO}, _COUNTS),
-    Fault({"moves": "live", "optimizer": "keyadam"}, _COUNTS),  # which is without ZeRO, and not in bf16
-    Fault({"moves": "byhand", "clipping": "clip", **_WITHOUT_ZERO}, _NORM),
-    Fault({"moves": "live", "clipping": "clip"}, _NORM),
-)
+FAULTS: tuple[Fault, ...] = ()
 
 
 def table() -> Table:

@@ -1,5 +1,5 @@
 /* Words and chunks of a migration: rank 1 of three moves to a new epoch, with two others that say what the input says:
- * right announcements, agreements and chunks, refusals, damaged ones, and any bytes. Where the move has committed, what
+ * right announcements, handshakes and chunks, refusals, damaged ones, and any bytes. Where the move has committed, what
  * arrived is exactly what was sent for it; where it has not, the host's memory is as it was. Nothing waits.
  *
  * Input: what this rank does (refuses, reads early, marks still), how many sayings come before commit, then sayings: a

@@ -115,7 +115,8 @@ def decided_training(
     def prepare(model: Any) -> None:
         _favours_the_first(model)
         for expert in (each for moe in model.moes for each in moe.deepspeed_moe.experts.deepspeed_experts):
-            list(expert.parameters())[dist.get_rank()].requires_grad_(not frozen)
+            parameters = list(expert.parameters())
+            parameters[dist.get_rank() % len(parameters)].requires_grad_(not frozen)
 
     def check(host: Any, step: int) -> None:
         if step == touch:

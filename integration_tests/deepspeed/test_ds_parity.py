@@ -311,7 +311,7 @@ def test_Budget_FourLayersWithTheLeastThatTheErrorNames_HoldAndTrainAsStock(rank
     """The error names bytes that do for the whole model, and the whole model then stays within them."""
     layers = [{"k": 2, "drop_tokens": False}] * 4
     refused = ranks2.try_run("cases_parity:parity", layers=layers, sluice={"memory_budget": 64 << 10, "gemm": "ref"})
-    needs = {int(re.search(r" needs (\d+), ", answer["error"]["message"])[1]) for answer in refused}
+    needs = {int(re.search(r" needs (\d+)\b", answer["error"]["message"])[1]) for answer in refused}
     assert len(needs) == 1, refused
     budget = needs.pop()
     answers = ranks2.run("cases_parity:parity", layers=layers, sluice={"memory_budget": budget, "gemm": "ref"})

@@ -80,7 +80,7 @@ def test_UnevenTokens_HotExpertUnderTheLeastBudget_AgreeAndStayWithin(ranks4: Ra
     case: dict[str, Any] = {"lengths": [40, 7, 90, 0], "hot": True}
     small = {"memory_budget": 32 << 10, "gemm": "ref"}
     refused = ranks4.try_run("cases_stories:uneven_against_plain", **case, sluice=small)
-    needs = {int(re.search(r" needs (\d+), ", answer["error"]["message"])[1]) for answer in refused}
+    needs = {int(re.search(r" needs (\d+)\b", answer["error"]["message"])[1]) for answer in refused}
     assert len(needs) == 1, refused
     budget = needs.pop()
     tight = {"memory_budget": budget, "gemm": "ref"}
@@ -200,7 +200,7 @@ def test_SeveralForwardsOutstanding_MoreThanTheBudgetCounts_ErrorSaysWhatToSet(r
     """Two layers, one forward each: what the plan of a tight budget counts when nothing is said."""
     small = {"memory_budget": 32 << 10, "gemm": "ref"}
     refused = ranks2.try_run("cases_stories:several_outstanding", depth=4, sluice=small)
-    needs = {int(re.search(r" needs (\d+), ", answer["error"]["message"])[1]) for answer in refused}
+    needs = {int(re.search(r" needs (\d+)\b", answer["error"]["message"])[1]) for answer in refused}
     tight = {"memory_budget": needs.pop(), "gemm": "ref"}
     for answer in ranks2.try_run("cases_stories:several_outstanding", depth=64, sluice=tight):
         assert "OVER_BUDGET" in answer["error"]["message"] and "max_outstanding" in answer["error"]["message"], answer

@@ -94,7 +94,7 @@ def test_Budget_OfAModelThatHasGone_IsTheNextOnesWhole() -> None:
     sluice.configure(memory_budget=1 << 10, gemm="ref")
     with pytest.raises(OverBudget) as refused:
         tf_models.step(tf_models.make("mixtral", num_hidden_layers=8), tf_models.batch())
-    needed = re.search(r" needs (\d+), ", str(refused.value))
+    needed = re.search(r" needs (\d+)\b", str(refused.value))
     assert needed is not None
     budget = int(int(needed[1]) * 1.2) + (64 << 10)
     sluice.configure(memory_budget=budget, gemm="ref")

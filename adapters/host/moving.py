@@ -130,8 +130,8 @@ def why_unlike(trained: Sequence[Trained], old: Placement, new: Placement) -> st
         if unlike:
             return (
                 f"expert {e} would go from slot {slot} of rank {rank} to slot {to_slot} of rank {to_rank}, and "
-                f"requires_grad of {', '.join(unlike)} differs there. It stays with the place: let such experts stay, or "
-                "freeze or train the same parameters of all experts that change places"
+                f"requires_grad of {', '.join(unlike)} differs there. It stays with the place: let such experts stay, "
+                "or freeze or train the same parameters of all experts that change places"
             )
     return ""
 

@@ -85,9 +85,10 @@ static void list(laggards_t* found, int32_t rank, const note_t* note) {
   if (note->given_up_ms > 0) {
     snprintf(found->listed[at].text, sizeof found->listed[at].text, " (gave up after %.1f s in \"%.80s\")",
              1e-3 * (double)note->given_up_ms, phase_in(note));
+  } else if (note->known) {
+    snprintf(found->listed[at].text, sizeof found->listed[at].text, " (last seen at \"%.120s\")", note->text);
   } else {
-    snprintf(found->listed[at].text, sizeof found->listed[at].text, note->known ? " (last seen at \"%.120s\")" : "",
-             note->text);
+    found->listed[at].text[0] = '\0';
   }
 }
 

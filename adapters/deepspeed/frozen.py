@@ -13,7 +13,7 @@ from sluice.adapters.host import agree
 
 
 def require_trained(engine: Any, client_optimizer: Any, given: Any, wait_s: float | None) -> None:
-    """given: what the engine makes an optimizer of. Collective over all ranks; UnsupportedError on all alike."""
+    """given: what the engine makes an optimizer of. Collective over all ranks; all of them raise UnsupportedError."""
     own = {"refused": _reason(engine, client_optimizer, given), "experts": _experts(engine)}
     answers = agree.exchange(range(dist.get_world_size()), dist.get_rank(), own, wait_s)
     for rank, answer in answers.items():

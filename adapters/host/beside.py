@@ -193,7 +193,7 @@ class Beside:
             raise
 
     def abort(self, reason: str) -> None:
-        """Nothing moves. All ranks do so alike: not collective. Of a move that is undecided nothing is given up."""
+        """Nothing moves. Every rank calls it; not collective. A move that is undecided keeps what is staged."""
         if self._trip is not None and self._migration.progress()["phase"] != "undecided":
             self._trip = None
             self._migration.abort(reason)

@@ -126,12 +126,12 @@ def why_unlike(trained: Sequence[Trained], old: Placement, new: Placement) -> st
     for e in range(len(old.expert_rank)):
         (rank, slot), (to_rank, to_slot) = old.place(e), new.place(e)
         here, there = trained[rank][slot], trained[to_rank][to_slot]
-        unlike = [name for name, is_trained in here.items() if is_trained != there.get(name)]
-        if unlike:
+        differing = [name for name, is_trained in here.items() if is_trained != there.get(name)]
+        if differing:
             return (
                 f"expert {e} would go from slot {slot} of rank {rank} to slot {to_slot} of rank {to_rank}, and "
-                f"requires_grad of {', '.join(unlike)} differs there. It stays with the place: let such experts stay, "
-                "or freeze or train the same parameters of all experts that change places"
+                f"requires_grad of {', '.join(differing)} differs there. It stays with the place: let such experts "
+                "stay, or freeze or train the same parameters of all experts that change places"
             )
     return ""
 
@@ -165,7 +165,7 @@ def tear(layer: MovingLayer, why: object) -> None:
     """Every later call of the layer is refused, and says so."""
     layer.torn = (
         f"{layer.moving_name}: a move of its experts broke off, and ranks may differ about where they live: make the "
-        f"model anew and load a checkpoint. What broke it off: {why}"
+        f"model again and load a checkpoint. What broke it off: {why}"
     )
 
 

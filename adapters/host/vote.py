@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Vote:
-    """Of the ranks that must move a layer's experts alike. Every call is collective over all of them.
+    """Of the ranks that move a layer's experts together. Every call is collective over all of them.
 
     name        of the layer, for errors
     group       of torch, over the layer's ranks; None: this rank alone

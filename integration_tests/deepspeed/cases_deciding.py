@@ -72,7 +72,7 @@ def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: 
 
 @contextlib.contextmanager
 def _breaking(name: str) -> Iterator[None]:
-    """On rank 1 this function of a move beside the steps fails."""
+    """On rank 1 this function of a move during the steps fails."""
     owner = moves if name == "fill" else beside
 
     def fails(*_: Any) -> Any:

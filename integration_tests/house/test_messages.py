@@ -26,7 +26,7 @@ FIELDS = (
     "drop_policy",
 )
 NUMBER = re.compile(rf"\b(?:{'|'.join(FIELDS)})\b(?: of \w+(?: %d)? is| is|) %(?:d|lld|i|u)")
-# A number that is no name's is told as it is, beside what may stand there.
+# A number that is no name's is printed as it is, with the values that are allowed.
 REFUSED = re.compile(r"known are|it must be|must be in|use SLUICE_|want a SLUICE_|a schedule is|set it to")
 LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*')
 DIFFERS = re.compile(rf"^\s*DIFFERS\((?:{'|'.join(FIELDS)}),", re.MULTILINE)

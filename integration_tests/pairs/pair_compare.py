@@ -1,4 +1,4 @@
-"""Rank-side: a training by the host beside the same training through Sluice, number by number."""
+"""Rank-side: a training by the host against the same training through Sluice, number by number."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _of_updates(stock: Run, ours: Run, most: float) -> list[str]:
 
 
 def differences(stock: Run, ours: Run, allowed: Tolerance) -> list[str]:
-    """What is not alike, in words; nothing where all is."""
+    """What differs, in words; nothing where all is equal."""
     found = _of_numbers("losses", stock.losses, ours.losses, allowed.loss)
     found += _of_numbers("gradient norms", stock.norms, ours.norms, allowed.gradient)
     found += _of_numbers("evaluations", stock.evaluations, ours.evaluations, allowed.loss)

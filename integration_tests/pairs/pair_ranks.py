@@ -25,7 +25,7 @@ class PairRanks(Ranks):
 
 
 def check(ranks: Ranks, target: str, case: Case) -> None:
-    """A row is alike on every rank, or refused by whom and in which words its rule says."""
+    """A row is equal on every rank, or refused by whom and in which words its rule says."""
     for rank, found in enumerate(ranks.run(target, row=dict(case.row))):
         if case.rule is None:
             assert "refused_by" not in found, f"rank {rank}: {found['refused_by']} refused: {found['words']}"

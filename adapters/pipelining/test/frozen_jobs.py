@@ -1,4 +1,4 @@
-"""Rank-side: frozen layers, parameters of several uses, and gradients that are left: Sluice beside torch's 1F1B."""
+"""Rank-side: frozen layers, parameters of several uses, and gradients that are left: Sluice against torch's 1F1B."""
 
 import warnings
 
@@ -140,7 +140,7 @@ CASES = {
     "frozen, input without gradient": ({2: Cut}, (2,), ()),
     "output of parameters": ({1: Beside, 2: Both}, (), ()),
     "output of parameters, frozen before": ({1: Beside, 2: Both}, (0,), ()),
-    "output of parameters, frozen behind": ({1: Beside, 2: Both}, (2, 3), ()),
+    "output of parameters, frozen after": ({1: Beside, 2: Both}, (2, 3), ()),
     "output of frozen parameters": ({1: Beside, 2: Both}, (1,), ()),
     "several uses": ({1: Twice, 3: Twice}, (), ()),
     "several uses, frozen before": ({1: Twice, 2: Twice}, (0,), ()),

@@ -1,4 +1,4 @@
-"""Every kernel beside torch at the ends of its dtype's range: huge, subnormal, infinite and NaN values.
+"""Every kernel against torch at the ends of its dtype's range: huge, subnormal, infinite and NaN values.
 
 A kernel that is added gets a row here: KERNELS names each kernel of backend/device/kernels.h and where it is compared,
 and the last test holds the two against each other. Where Sluice differs from torch the test says why.

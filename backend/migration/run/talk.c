@@ -11,7 +11,8 @@
 /* An announcement, ready or a refusal, agree or a refusal. */
 enum { WORDS_OF_A_PEER = 3 };
 
-#define MOST_BEHIND_A_WORD UINT64_C(65536) /* a word has nothing behind it: another build's may, and is told of it */
+/* A word has no payload. One from another build may have one, and its sender is told. */
+#define MOST_AFTER_A_WORD UINT64_C(65536)
 
 /* ---- saying ---- */
 
@@ -39,7 +40,7 @@ sluice_status_t sluice_move_say(sluice_migration_t* m, int32_t say) {
 
 /* One word at a time: who is silent has the oldest request, which is the one that a wait names. */
 static sluice_status_t listen_to(sluice_migration_t* m, int32_t rank) {
-  return sluice_messages_receive_up_to(m->messages, rank, SLUICE_MOVE_WORD_TAG, MOST_BEHIND_A_WORD, (uint64_t)rank,
+  return sluice_messages_receive_up_to(m->messages, rank, SLUICE_MOVE_WORD_TAG, MOST_AFTER_A_WORD, (uint64_t)rank,
                                        NULL);
 }
 

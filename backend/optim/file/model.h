@@ -14,7 +14,7 @@ typedef struct sluice_state_model_s {
   int64_t num_tensors, count; /* of elements of all of them */
 } sluice_state_model_t;
 
-/* The shapes that a caller gives, of all tensors one behind the other. num_dims NULL: each has one dimension. */
+/* The shapes that a caller gives, of all tensors in order. num_dims NULL: each has one dimension. */
 typedef struct sluice_state_shapes_s {
   const int32_t* num_dims;
   const int64_t* dims;

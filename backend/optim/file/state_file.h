@@ -70,7 +70,7 @@ const char* sluice_state_file_path(const sluice_state_file_t* file);
 /* The other whole step becomes the one that is read. Errors: NOT_FOUND. */
 sluice_status_t sluice_state_file_go_to(sluice_state_file_t* file, int64_t step);
 
-/* Elements of the step that is there; any thread, beside _write. sum: that they are added to; NULL: none. Errors:
+/* Elements of the step that is there; any thread, also during _write. sum: that they are added to; NULL: none. Errors:
  * FOREIGN. */
 sluice_status_t sluice_state_file_read(const sluice_state_file_t* file, int32_t state, int64_t first, int64_t count,
                                        float* out, sluice_state_sum_t* sum);

@@ -206,7 +206,7 @@ typedef struct sluice_optimizer_file_config_s {
    * and dtypes. */
   const sluice_optimizer_group_t* const* groups;
   int64_t num_groups;
-  /* Shapes of all tensors of all groups, one behind the other: 0 to 64 dimensions each. NULL: each has one. */
+  /* Shapes of all tensors of all groups, in order: 0 to 64 dimensions each. NULL: each has one. */
   const int32_t* num_dims;
   const int64_t* dims;
   int32_t replaces;  /* create: 1: it takes the place of the file at path, if there is one, when it is whole; 0 */

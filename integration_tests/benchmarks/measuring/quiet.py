@@ -7,7 +7,6 @@ before a round, never after it, cannot favour a side. The rates are kept in the 
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
@@ -16,16 +15,6 @@ from integration_tests.benchmarks.measuring.parts import slowest
 
 ROWS, WIDTH, HIDDEN = 256, 1024, 4096
 PAUSE_S = 2.0
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a run that waits."""
-    parser.add_argument(
-        "--quiet", type=float, default=0.0, metavar="GFLOPS", help="a round begins when every rank computes so fast"
-    )
-    parser.add_argument(
-        "--quiet-timeout", type=float, default=120.0, metavar="SECONDS", help="of waiting, per cell (%(default)s)"
-    )
 
 
 class Quiet:

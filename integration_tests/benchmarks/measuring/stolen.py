@@ -8,7 +8,6 @@ the record has the shares.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 
@@ -16,14 +15,6 @@ from integration_tests.benchmarks.measuring.parts import slowest
 
 STEAL = 8  # word of a core's line
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-AGAIN = "a round of which a rank's cores lost more to others on their host is run again"
-
-
-def arguments(parser: argparse.ArgumentParser, what: str = AGAIN) -> None:
-    """Add the flag of a run that looks at what was stolen."""
-    parser.add_argument("--stolen", type=float, default=1.0, metavar="SHARE", help=what)
 
 
 def stolen_s(text: str, cores: set[int]) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..._library import Library
-from ...errors import Foreign, from_status
+from ...errors import External, from_status
 
 
 class Native:
@@ -83,7 +83,7 @@ def native() -> Native:
     try:
         return Native(path)
     except (OSError, AttributeError) as error:
-        raise Foreign(
+        raise External(
             f"{path} does not load into torch {torch.__version__} ({error}): delete it and run "
             "`python -m sluice.adapters.torch.build`"
         ) from error

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 import torch
 
 from ... import cache_folder, file_lock, owned
-from ...errors import Foreign, NotFound, SluiceError
+from ...errors import External, NotFound, SluiceError
 from . import stamps
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -182,7 +182,7 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         text = f"{' '.join(command)}\n{done.stdout[-4000:]}"
-        raise Foreign(f"the torch adapter does not compile:\n{text}")
+        raise External(f"the torch adapter does not compile:\n{text}")
 
 
 def make(path: str, force: bool = False) -> None:

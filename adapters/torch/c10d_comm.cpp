@@ -354,7 +354,7 @@ sluice_status_t exchange_wait(void* user, void* handle, uint64_t timeout_ns, slu
   } catch (const NoTicker& error) {
     fail(out_failure, -1, error.what());
     if (out_failure != nullptr) out_failure->native_code = error.code;
-    return give_up(comm, request, SLUICE_E_FOREIGN);
+    return give_up(comm, request, SLUICE_E_EXTERNAL);
   } catch (const std::exception& error) {
     return give_up(comm, request, lost(comm, out_failure, peer, error.what()));
   } catch (...) {
@@ -457,7 +457,7 @@ SLUICE_EXPORT int32_t sluice_torch_comm_open(const char* group_name, sluice_host
     std::strncpy(message, why.c_str(), static_cast<size_t>(message_bytes) - 1);
     message[message_bytes - 1] = '\0';
   }
-  return SLUICE_E_FOREIGN;
+  return SLUICE_E_EXTERNAL;
 }
 
 // Between enter and leave, which the main thread calls around a call into the library, SIGINT also ends waits: Python's

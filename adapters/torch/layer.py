@@ -33,7 +33,7 @@ from .watchers import watcher
 _INVALID = -1
 _OVERWRITE = 0
 _ACCUMULATE = 1
-_BOTH_HALVES = 3
+_BACKWARD_BOTH = 3
 _REPORTED = ("num_forwards", "num_routes", "num_dropped", "most_rows", "most_expert")
 _NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
 
@@ -372,7 +372,7 @@ class MoeLayer:
             self._fill_experts(frame, args, work, flat)
             grads = self._fill_grads(frame, args, work, flat, needs[2:])
             args.grad_mode = _OVERWRITE if work.sums is None else _ACCUMULATE
-            args.halves = _BOTH_HALVES
+            args.parts = _BACKWARD_BOTH
             args.may_reuse_saved = int(not _graph_is_kept())
             kept = [placement.bring(which, buffer) for which, buffer in enumerate(saved)]
             for index in range(SAVED_COUNT):

@@ -23,7 +23,7 @@ from .stage_tensors import SentTensors, received
 
 _OUTPUT, _INPUT_GRAD = 0, 1  # SLUICE_STAGE_*
 _PLACEMENTS = {None: -1, "looped": 0, "v": 1}  # SLUICE_PIPELINE_*
-_FOREIGN = -13
+_EXTERNAL = -13
 _MOST_NOTE = 1024  # SLUICE_PIPELINE_MAX_NOTE
 _numbers = itertools.count()  # of pipelines, for traces: ranks make theirs in one order
 _STATS = (
@@ -315,9 +315,9 @@ def _callbacks() -> Any:
         except BaseException as error:  # KeyboardInterrupt too: it must not pass through C
             run.error = error
             tell(failure, error)
-            return error.status if isinstance(error, SluiceError) else _FOREIGN
+            return error.status if isinstance(error, SluiceError) else _EXTERNAL
 
-    def callback(signature: str, error: int | None = _FOREIGN) -> Callable[[Any], Any]:
+    def callback(signature: str, error: int | None = _EXTERNAL) -> Callable[[Any], Any]:
         return ffi.callback(signature, error=error, onerror=caught)
 
     @callback("sluice_status_t(void *, const sluice_stage_call_t *, sluice_host_failure_t *)")

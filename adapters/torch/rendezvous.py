@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import Foreign, Mismatch, PeerLost, PeerRefused, TimedOut
+from ...errors import External, Mismatch, PeerLost, PeerRefused, TimedOut
 
 _joined: dict[tuple[int, ...], int] = {}
 
@@ -169,7 +169,7 @@ def join(ranks: tuple[int, ...], prepare: Callable[[], Any], timeout: timedelta)
         try:
             backend = dist.ProcessGroupGloo(store, place, len(ranks), timeout=timeout)
         except RuntimeError as error:
-            raise Foreign(f"gloo cannot connect ranks {list(ranks)}: {error}") from error
+            raise External(f"gloo cannot connect ranks {list(ranks)}: {error}") from error
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
         group._set_group_name(name)
         torch._C._distributed_c10d._register_process_group(name, group)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._library import load
-from ...errors import Foreign, InvalidArgument
+from ...errors import External, InvalidArgument
 from .optimizer_step import Entry, OptimizerStep
 
 _STATES = ("exp_avg", "exp_avg_sq")
@@ -54,7 +54,7 @@ class StateFile:
             return
         try:
             self._handle = self._create(groups, {}, self._config(0, options.comm))
-        except Foreign as error:
+        except External as error:
             if not is_there:
                 raise
             raise InvalidArgument(

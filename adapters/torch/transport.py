@@ -9,7 +9,7 @@ import os
 import warnings
 from typing import Any
 
-from ...errors import Foreign, NotFound, PeerRefused
+from ...errors import External, NotFound, PeerRefused
 
 # Interfaces that the connections may use, comma-separated; gloo's own variable counts where this one is not set.
 INTERFACES = "SLUICE_SOCKET_IFNAME"
@@ -35,7 +35,7 @@ def open_transport(library: Any, host: Any, transport: str | None, connect_timeo
     out = ffi.new("sluice_comm_t **")
     try:
         library.check(library.lib.sluice_comm_create_tcp(host, config, out))
-    except (NotFound, Foreign, PeerRefused) as error:  # after any other the gloo group is of no use either
+    except (NotFound, External, PeerRefused) as error:  # after any other the gloo group is of no use either
         if transport == "tcp":
             raise
         warnings.warn(

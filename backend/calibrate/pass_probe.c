@@ -108,7 +108,7 @@ static sluice_status_t run_step(scene_t* s, sluice_moe_t* moe, int64_t num_token
                                                .grad_route_weights = &grad_weights,
                                                .grad_params = &grads,
                                                .grad_mode = SLUICE_GRAD_OVERWRITE,
-                                               .halves = SLUICE_HALF_BOTH,
+                                               .parts = SLUICE_BACKWARD_BOTH,
                                                .may_reuse_saved = 1};
   sluice_step_t* step = NULL;
   uint64_t began = sluice_now_ns(), compute = stats->compute_ns;

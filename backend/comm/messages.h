@@ -30,7 +30,7 @@
  *   OVER_BUDGET  more than max_unexpected_bytes came unasked for, or a message is longer than max_message_bytes or than
  *                its receive allows; the record names their sender, or the allocator's limit was met, as does NO_MEMORY
  *   INTERNAL     a peer sent what no endpoint sends
- *   FOREIGN      the transport's own error, with its text
+ *   EXTERNAL      the transport's own error, with its text
  * The exchanges of the communicator do not fail with its endpoint, except by what made it fail.
  *
  * Threads. send, receive, cancel, next, wait, release and abort: any thread, at the same time. Who waits in two threads
@@ -67,7 +67,7 @@ typedef struct sluice_messages_config_s {
  * config: NULL for fingerprint 0 and the defaults. out_messages: new, sluice_messages_close.
  * Errors; comm stays usable after the first five: UNSUPPORTED (the transport has no messages: says which have), STATE
  * (it has an endpoint), MISMATCH (fingerprints differ: names a rank that differs and both values), NO_MEMORY,
- * PEER_REFUSED (another rank had one of these: named), FOREIGN (the transport's); else what the exchanges of `comm`
+ * PEER_REFUSED (another rank had one of these: named), EXTERNAL (the transport's); else what the exchanges of `comm`
  * return. */
 sluice_status_t sluice_messages_open(sluice_comm_t* comm, const sluice_messages_config_t* config,
                                      sluice_messages_t** out_messages);

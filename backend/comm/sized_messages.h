@@ -6,7 +6,7 @@
 
 #include "sluice/comm.h"
 
-/* For one endpoint these are called one at a time, from any thread. They return OK, or FOREIGN, PEER_LOST, NO_MEMORY
+/* For one endpoint these are called one at a time, from any thread. They return OK, or EXTERNAL, PEER_LOST, NO_MEMORY
  * with out_failure filled. */
 typedef struct sluice_sized_messages_s {
   /* Collective over the group, which is idle. *out_endpoint is given to all others. */

@@ -163,7 +163,8 @@ static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
     t.num_second = 1;
     t.more_bytes = scalar_bytes(s); /* beside gradients they count for little */
   }
-  if (s->work->wire_dtype != SLUICE_WIRE_AS_IT_IS && t.num_second > 0) t.num_rounds = 2; /* scalars follow the rows */
+  if (s->work->wire_dtype != SLUICE_WIRE_LAYER_DTYPE && t.num_second > 0)
+    t.num_rounds = 2; /* scalars follow the rows */
   t.bytes = bytes_of(s, &t);
   return t;
 }
@@ -477,8 +478,8 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
       .keep = !backward,
       .callback = w->callback,
       .gated = w->gate_factor > 1,
-      .input_half = backward,
-      .weight_half = backward ? SLUICE_WEIGHTS_NOW : SLUICE_WEIGHTS_NONE,
+      .dgrad = backward,
+      .wgrad = backward ? SLUICE_WGRAD_CALL_NOW : SLUICE_WGRAD_CALL_NONE,
       .wgrad_mode = backward ? c->wgrad_mode : 0,
       .reuse_saved = backward && !w->callback,
       .bounded = c->bounded,

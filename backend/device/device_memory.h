@@ -1,5 +1,5 @@
 /* The memory of a device that the host cannot touch: opening calls, copies, blocks. Work goes to `stream`, the host's
- * or a lane's, and is stream-complete. Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, FOREIGN. */
+ * or a lane's, and is stream-complete. Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, EXTERNAL. */
 #ifndef SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_
 #define SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_
 

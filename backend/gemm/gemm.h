@@ -47,7 +47,7 @@ typedef struct sluice_gemm_vtable_s {
   void (*destroy)(sluice_gemm_t* gemm);
   /* Whether run() takes this list: dtypes, strides, sizes. Cheap. */
   int (*supports)(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
-  /* Only called when supports() said yes. Errors: NO_MEMORY, FOREIGN (with the library's text). */
+  /* Only called when supports() said yes. Errors: NO_MEMORY, EXTERNAL (with the library's text). */
   sluice_status_t (*run)(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
 } sluice_gemm_vtable_t;
 

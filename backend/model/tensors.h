@@ -36,7 +36,7 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 
-/* What the weight half of a backward may need from the input half, besides the saved buffers. */
+/* What wgrad of a backward may need from dgrad, besides the saved buffers. */
 #define SLUICE_NUM_DEFERRED 6
 extern const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED];
 

@@ -52,7 +52,7 @@ const char* sluice_deduplicate_word(int64_t deduplicate) {
 
 const char* sluice_wire_word(int64_t wire_dtype) {
   static const char* const words[] = {
-      [SLUICE_WIRE_AS_IT_IS] = "as it is", [SLUICE_WIRE_BF16] = "bf16", [SLUICE_WIRE_INT8] = "int8"};
+      [SLUICE_WIRE_LAYER_DTYPE] = "as it is", [SLUICE_WIRE_BF16] = "bf16", [SLUICE_WIRE_INT8] = "int8"};
   return word_of(words, COUNT(words), wire_dtype);
 }
 

@@ -45,7 +45,7 @@ typedef struct sluice_plan_query_data_s {
   int32_t restore_input;   /* -1: any */
   int32_t restore_pre_activation;
   int32_t wgrad_mode;
-  int32_t halves_apart; /* steps count the gradient rows between the halves of a backward */
+  int32_t separate_wgrad; /* steps count the gradient rows between the halves of a backward */
   int32_t
       may_keep_part; /* where a policy does not fit for all chunks, it may be that of the first ones; policies open */
   int32_t reuse;     /* policies that are open keep no rows on the device */
@@ -198,7 +198,7 @@ typedef struct sluice_plan_arenas_s {
 } sluice_plan_arenas_t;
 sluice_plan_arenas_t sluice_plan_arenas(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 
-/* What the input half of a backward leaves for the weight half at the plan's capacities, by sluice_deferred_tensors:
+/* What dgrad of a backward leaves for wgrad at the plan's capacities, by sluice_deferred_tensors:
  * out_bytes [SLUICE_NUM_DEFERRED]. */
 sluice_status_t sluice_plan_deferred_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                            uint64_t* out_bytes);

@@ -59,19 +59,19 @@ sluice_status_t sluice_plan_break_down(const sluice_plan_problem_t* problem, con
   SLUICE_TRY(sluice_plan_slot_bytes(&widest, plan, SLUICE_FORWARD, &forward));
   SLUICE_TRY(sluice_plan_slot_bytes(&widest, plan, SLUICE_BACKWARD, &backward));
   out->saved = sluice_plan_saved_bytes(&widest, plan);
-  if (plan->inputs.halves_apart) {
+  if (plan->inputs.separate_wgrad) {
     SLUICE_TRY(sluice_plan_deferred_bytes(problem, plan, deferred));
     for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) out->deferred += deferred[i];
   }
   out->peak_direction = backward > forward ? SLUICE_BACKWARD : SLUICE_FORWARD;
   sluice_plan_rings_t rings;
-  SLUICE_TRY(sluice_plan_small_rings(&widest, plan, out->peak_direction, SLUICE_WEIGHTS_NOW, &rings));
+  SLUICE_TRY(sluice_plan_small_rings(&widest, plan, out->peak_direction, SLUICE_WGRAD_CALL_NOW, &rings));
   static const int32_t travelling[] = {SLUICE_T_SEND, SLUICE_T_RECV, SLUICE_T_NODE, SLUICE_T_COPY_WEIGHTS};
   for (size_t i = 0; i < sizeof travelling / sizeof travelling[0]; ++i) {
     out->communication += sluice_plan_tensor_bytes(&widest, plan, &rings, travelling[i]);
   }
   sluice_template_t* schedule = NULL;
-  SLUICE_TRY(sluice_plan_small_template(&widest, plan, out->peak_direction, SLUICE_WEIGHTS_NOW, &schedule));
+  SLUICE_TRY(sluice_plan_small_template(&widest, plan, out->peak_direction, SLUICE_WGRAD_CALL_NOW, &schedule));
   sluice_status_t status = find_peak(&widest, plan, &rings, schedule, out);
   sluice_template_destroy(schedule, sluice_process_allocator());
   return status;

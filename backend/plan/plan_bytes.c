@@ -188,8 +188,8 @@ static sluice_template_spec_t small_spec(const sluice_plan_problem_t* problem, c
       .gated = problem->shape.config.gated != SLUICE_GATED_NO,
       .bounded = 1,
       .dedup = sluice_shape_deduplication(&problem->shape),
-      .input_half = direction == SLUICE_BACKWARD,
-      .weight_half = direction == SLUICE_BACKWARD ? weights : SLUICE_WEIGHTS_NONE,
+      .dgrad = direction == SLUICE_BACKWARD,
+      .wgrad = direction == SLUICE_BACKWARD ? weights : SLUICE_WGRAD_CALL_NONE,
       .wgrad_mode = plan->wgrad_mode,
   };
   fill_policies(plan, sluice_shape_capacity(&problem->shape) > 0 ? 0 : BEHIND_LIST, &spec);
@@ -221,7 +221,7 @@ uint64_t sluice_plan_tensor_bytes(const sluice_plan_problem_t* problem, const sl
   if (t == SLUICE_T_COPY_WEIGHTS) rows = (uint64_t)sluice_plan_arriving_token_copies(problem, plan);
   int one_per_chunk = ring == (uint64_t)spec->num_chunks && spec->num_chunks > 2;
   if (spec->direction == SLUICE_BACKWARD &&
-      (plan->wgrad_mode == SLUICE_WGRAD_DEFERRED || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
+      (plan->wgrad_mode == SLUICE_WGRAD_DEFERRED || spec->wgrad == SLUICE_WGRAD_CALL_LATER)) {
     one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last GEMM */
   }
   if (one_per_chunk && sluice_shape_capacity(&problem->shape) == 0) {
@@ -233,7 +233,7 @@ uint64_t sluice_plan_tensor_bytes(const sluice_plan_problem_t* problem, const sl
 sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                        int32_t direction, uint64_t* out_bytes) {
   sluice_plan_rings_t rings;
-  SLUICE_TRY(sluice_plan_small_rings(problem, plan, direction, SLUICE_WEIGHTS_NOW, &rings));
+  SLUICE_TRY(sluice_plan_small_rings(problem, plan, direction, SLUICE_WGRAD_CALL_NOW, &rings));
   uint64_t tensors = 0;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) tensors += sluice_plan_tensor_bytes(problem, plan, &rings, t);
   if (direction == SLUICE_BACKWARD) {
@@ -254,7 +254,7 @@ sluice_status_t sluice_plan_deferred_bytes(const sluice_plan_problem_t* problem,
                                            uint64_t* out_bytes) {
   const sluice_plan_problem_t widest = sluice_plan_problem_widest(problem);
   sluice_plan_rings_t rings;
-  SLUICE_TRY(sluice_plan_small_rings(&widest, plan, SLUICE_BACKWARD, SLUICE_WEIGHTS_LATER, &rings));
+  SLUICE_TRY(sluice_plan_small_rings(&widest, plan, SLUICE_BACKWARD, SLUICE_WGRAD_CALL_LATER, &rings));
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
     out_bytes[i] = sluice_plan_tensor_bytes(&widest, plan, &rings, sluice_deferred_tensors[i]);
   }
@@ -266,7 +266,7 @@ static sluice_status_t between_halves(const sluice_plan_problem_t* problem, cons
                                       uint64_t out_bytes[SLUICE_NUM_DEFERRED], uint64_t* out_sum) {
   memset(out_bytes, 0, SLUICE_NUM_DEFERRED * sizeof *out_bytes);
   *out_sum = 0;
-  if (!plan->inputs.halves_apart) return SLUICE_OK;
+  if (!plan->inputs.separate_wgrad) return SLUICE_OK;
   SLUICE_TRY(sluice_plan_deferred_bytes(problem, plan, out_bytes));
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) *out_sum += out_bytes[i];
   return SLUICE_OK;

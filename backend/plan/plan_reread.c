@@ -25,9 +25,9 @@ static sluice_status_t check_numbers(const sluice_plan_problem_t* problem, const
   SLUICE_TRY(SLUICE_REQUIRE(q->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && q->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "sluice_plan_read: wgrad_mode is %d as asked for; it must be in [-1, 1]", q->wgrad_mode));
   SLUICE_TRY(
-      SLUICE_REQUIRE(q->halves_apart == 0 || (q->halves_apart == 1 && !problem->shape.config.callback_experts),
-                     "sluice_plan_read: halves_apart is %d; it must be 0, or 1 where experts are not the host's own",
-                     q->halves_apart));
+      SLUICE_REQUIRE(q->separate_wgrad == 0 || (q->separate_wgrad == 1 && !problem->shape.config.callback_experts),
+                     "sluice_plan_read: separate_wgrad is %d; it must be 0, or 1 where experts are not the host's own",
+                     q->separate_wgrad));
   SLUICE_TRY(SLUICE_REQUIRE(q->may_keep_part == 0 || q->may_keep_part == 1,
                             "sluice_plan_read: may_keep_part is %d; it must be 0 or 1", q->may_keep_part));
   SLUICE_TRY(

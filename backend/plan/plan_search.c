@@ -360,10 +360,16 @@ sluice_status_t sluice_plan_visit_leanest(const sluice_plan_problem_t* problem, 
 }
 
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan) {
-  const int64_t numbers[] = {
-      plan->inputs.max_tokens,   plan->num_blocks, plan->num_chunks,    plan->blocks_per_chunk,
-      plan->chunk_rows,          plan->kept_rows,  plan->restore_input, plan->restore_pre_activation,
-      plan->inputs.halves_apart, plan->two_levels};
+  const int64_t numbers[] = {plan->inputs.max_tokens,
+                             plan->num_blocks,
+                             plan->num_chunks,
+                             plan->blocks_per_chunk,
+                             plan->chunk_rows,
+                             plan->kept_rows,
+                             plan->restore_input,
+                             plan->restore_pre_activation,
+                             plan->inputs.separate_wgrad,
+                             plan->two_levels};
   const sluice_chunk_policies_t* p = &plan->inputs.policies;
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, numbers, sizeof numbers);
   hash = sluice_hash_bytes(hash, p->di, (size_t)p->count * sizeof p->di[0]);

@@ -16,7 +16,7 @@
 #include "backend/model/chunk_counts.h"
 #include "backend/model/restore.h"
 #include "backend/model/tensors.h"
-#include "sluice/moe.h"
+#include "sluice/schedule.h"
 
 /* What one op does. S, C and R of the papers are op kinds: dispatch; gemm1 .. gemm2; combine. */
 typedef enum sluice_op_kind_e {
@@ -82,9 +82,6 @@ typedef struct sluice_op_s {
 #define SLUICE_RELEASES_READ(i)  (1 << (i))
 #define SLUICE_RELEASES_WRITE(i) (1 << (SLUICE_OP_MAX_ACCESSES + (i)))
 
-/* LATER: what they need is kept (rings of n) for a pass of the weight half alone. */
-enum { SLUICE_WEIGHTS_NONE = 0, SLUICE_WEIGHTS_NOW = 1, SLUICE_WEIGHTS_LATER = 2 };
-
 /* The parts of a pass that hosts may call alone. Backward: DISPATCH brings output gradients to the experts, COMBINE
  * input gradients back to the tokens. */
 enum { SLUICE_PART_DISPATCH = 1, SLUICE_PART_EXPERTS = 2, SLUICE_PART_COMBINE = 4 };
@@ -97,8 +94,8 @@ typedef struct sluice_template_spec_s {
   int32_t keep;        /* forward: a backward follows; what is kept of a chunk outlives the pass */
   int32_t callback;    /* the host's own experts */
   int32_t gated;       /* T_M holds two halves, so that activated rows cannot take its place */
-  int32_t input_half;  /* backward: input gradients (and the gate's) are computed */
-  int32_t weight_half; /* backward: weight gradients: SLUICE_WEIGHTS_NONE, _NOW or _LATER */
+  int32_t dgrad;       /* backward: input gradients (and the gate's) are computed */
+  int32_t wgrad;       /* backward: weight gradients: SLUICE_WGRAD_CALL_NONE, _NOW or _LATER */
   int32_t wgrad_mode;  /* SLUICE_WGRAD_* */
   int32_t only;        /* 0: the whole pass; else SLUICE_PART_* bits */
   int32_t reuse_saved; /* backward: dT_M may overwrite a kept T_M, which is then gone */

@@ -1,21 +1,21 @@
 #include "backend/schedule/tensor_table.h"
 
 enum { USE = SLUICE_LIVES_FOR_USE, PARTS = SLUICE_LIVES_FOR_SPLIT };
-enum { HALVES = SLUICE_LIVES_FOR_HALVES, EVER = SLUICE_LIVES_FOR_EVER };
+enum { WGRAD = SLUICE_LIVES_FOR_WGRAD, EVER = SLUICE_LIVES_FOR_EVER };
 
 static const sluice_tensor_row_t rows[SLUICE_T_COUNT] = {
     [SLUICE_T_SEND] = {"T_SEND", USE},
     [SLUICE_T_NODE] = {"T_NODE", USE},
     [SLUICE_T_RECV] = {"T_RECV", USE},
-    [SLUICE_T_DI] = {"T_DI", PARTS | HALVES},
-    [SLUICE_T_M] = {"T_M", HALVES},
+    [SLUICE_T_DI] = {"T_DI", PARTS | WGRAD},
+    [SLUICE_T_M] = {"T_M", WGRAD},
     [SLUICE_T_ACT] = {"T_ACT", USE},
     [SLUICE_T_DO] = {"T_DO", PARTS},
     [SLUICE_T_OUT] = {"T_OUT", EVER},
-    [SLUICE_T_DDO] = {"dT_DO", PARTS | HALVES},
-    [SLUICE_T_ROUTE] = {"T_ROUTE", PARTS | HALVES},
-    [SLUICE_T_DACT] = {"dT_ACT", HALVES},
-    [SLUICE_T_DM] = {"dT_M", HALVES},
+    [SLUICE_T_DDO] = {"dT_DO", PARTS | WGRAD},
+    [SLUICE_T_ROUTE] = {"T_ROUTE", PARTS | WGRAD},
+    [SLUICE_T_DACT] = {"dT_ACT", WGRAD},
+    [SLUICE_T_DM] = {"dT_M", WGRAD},
     [SLUICE_T_DDI] = {"dT_DI", PARTS},
     [SLUICE_T_DGATE] = {"dGATE", PARTS},
     [SLUICE_T_DW] = {"dW", EVER},

@@ -7,10 +7,10 @@
 /* Until when its rows are wanted. A slot whose rows no pass wants again is free after the last op of its use, which
  * releases it; there debug runs fill it with NaN (backend/moe/pass/slot_poisoner.c). Bits. */
 enum {
-  SLUICE_LIVES_FOR_USE = 1,    /* no longer than the ops of its use */
-  SLUICE_LIVES_FOR_SPLIT = 2,  /* longer in passes that the host calls by parts: a later part reads it */
-  SLUICE_LIVES_FOR_HALVES = 4, /* longer where the weight half is a pass of its own: the step has the rows */
-  SLUICE_LIVES_FOR_EVER = 8    /* always: it is the pass's result, or was given to it */
+  SLUICE_LIVES_FOR_USE = 1,   /* no longer than the ops of its use */
+  SLUICE_LIVES_FOR_SPLIT = 2, /* longer in passes that the host calls by parts: a later part reads it */
+  SLUICE_LIVES_FOR_WGRAD = 4, /* longer where wgrad is a pass of its own: the step has the rows */
+  SLUICE_LIVES_FOR_EVER = 8   /* always: it is the pass's result, or was given to it */
 };
 
 typedef struct sluice_tensor_row_s {

@@ -131,7 +131,7 @@ static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
 static int32_t other_form_of(const sluice_moe_t* moe) {
   if (moe->context->world_size == 1 || moe->shape.config.reuse || sluice_makes_plans(moe)) return SLUICE_FORM_PLAIN;
   if (sluice_shape_levels_are_open(&moe->shape)) return SLUICE_FORM_TWO_LEVELS;
-  const int groups = !sluice_shape_has_two_levels(&moe->shape) && sluice_layer_wire(moe) == SLUICE_WIRE_AS_IT_IS;
+  const int groups = !sluice_shape_has_two_levels(&moe->shape) && sluice_layer_wire(moe) == SLUICE_WIRE_LAYER_DTYPE;
   return groups ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
 }
 

@@ -34,10 +34,10 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: device_id is %d; %s", out->device_id,
                        out->device_type == SLUICE_DEVICE_CPU ? "the CPU has only device 0" : "devices count from 0");
   }
-  if (out->max_outstanding < 0 || (out->halves_apart != 0 && out->halves_apart != 1)) {
+  if (out->max_outstanding < 0 || (out->separate_wgrad != 0 && out->separate_wgrad != 1)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "context: max_outstanding is %d and halves_apart %d; use 0 or more, and 0 or 1",
-                       out->max_outstanding, out->halves_apart);
+                       "context: max_outstanding is %d and separate_wgrad %d; use 0 or more, and 0 or 1",
+                       out->max_outstanding, out->separate_wgrad);
   }
   if (out->num_layers < 0 || out->reserved != 0) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: num_layers is %d and reserved %d; use 0 or more, and 0",
@@ -46,11 +46,11 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
   if (out->ranks_per_node < 0) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: ranks_per_node is %d; use 0 or more", out->ranks_per_node);
   }
-  if (out->wire_dtype < SLUICE_WIRE_AS_IT_IS || out->wire_dtype > SLUICE_WIRE_INT8) {
+  if (out->wire_dtype < SLUICE_WIRE_LAYER_DTYPE || out->wire_dtype > SLUICE_WIRE_INT8) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "context: wire_dtype is %d; it must be 0 (as it is), 1 (bf16) or 2 (int8)", out->wire_dtype);
   }
-  if (out->wire_dtype != SLUICE_WIRE_AS_IT_IS && out->device_type == SLUICE_DEVICE_CUDA) {
+  if (out->wire_dtype != SLUICE_WIRE_LAYER_DTYPE && out->device_type == SLUICE_DEVICE_CUDA) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "context: wire_dtype is %d, but rows on CUDA travel as they are: set it to 0", out->wire_dtype);
   }
@@ -158,7 +158,7 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
   context->expected_layers = checked.num_layers;
   context->ranks_per_node = checked.ranks_per_node;
   context->wire_dtype = checked.wire_dtype;
-  context->halves_apart = checked.halves_apart;
+  context->separate_wgrad = checked.separate_wgrad;
   sluice_status_t status = is_cuda ? fill_cuda(context, &checked, sources) : fill_engine(context, &checked);
   if (status != SLUICE_OK) {
     sluice_error_info_t why;

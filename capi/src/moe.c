@@ -14,13 +14,13 @@ void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_args, size_t st
 }
 
 void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out_args, size_t struct_size) {
-  static const sluice_moe_backward_args_t defaults = {.halves = SLUICE_HALF_BOTH};
+  static const sluice_moe_backward_args_t defaults = {.parts = SLUICE_BACKWARD_BOTH};
   sluice_struct_init(out_args, struct_size, &defaults, sizeof defaults);
 }
 
 static sluice_status_t refuse_host(const sluice_moe_t* moe, int32_t status, const char* message) {
   if (status == SLUICE_OK) return SLUICE_OK;
-  return SLUICE_FAIL(status < 0 ? status : SLUICE_E_FOREIGN, "layer %d: the host refused its input: %s",
+  return SLUICE_FAIL(status < 0 ? status : SLUICE_E_EXTERNAL, "layer %d: the host refused its input: %s",
                      moe->shape.config.layer_id, message != NULL ? message : "no reason given");
 }
 
@@ -77,30 +77,30 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: this step is of layer %d", c->layer_id,
                        step->moe->shape.config.layer_id);
   }
-  if (a->halves < SLUICE_HALF_INPUT || a->halves > SLUICE_HALF_BOTH) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: halves is %d; use SLUICE_HALF_INPUT, _WEIGHT or _BOTH",
-                       c->layer_id, a->halves);
+  if (a->parts < SLUICE_BACKWARD_DGRAD || a->parts > SLUICE_BACKWARD_BOTH) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: parts is %d; use SLUICE_BACKWARD_DGRAD, _WGRAD or _BOTH",
+                       c->layer_id, a->parts);
   }
   if (a->grad_mode != SLUICE_GRAD_OVERWRITE && a->grad_mode != SLUICE_GRAD_ACCUMULATE) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_mode is %d; use SLUICE_GRAD_OVERWRITE or _ACCUMULATE",
                        c->layer_id, a->grad_mode);
   }
   if (c->callback_experts) {
-    if (a->halves != SLUICE_HALF_BOTH) {
-      return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts compute both halves of a backward at once",
+    if (a->parts != SLUICE_BACKWARD_BOTH) {
+      return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "layer %d: callback experts compute dgrad and wgrad in one call",
                          c->layer_id);
     }
     SLUICE_TRY(sluice_check_callbacks(moe, a->callbacks));
   } else {
     SLUICE_TRY(sluice_check_experts(moe, a->params, "params", 0));
-    if ((a->halves & SLUICE_HALF_WEIGHT) && a->grad_params != NULL) {
+    if ((a->parts & SLUICE_BACKWARD_WGRAD) && a->grad_params != NULL) {
       SLUICE_TRY(sluice_check_experts(moe, a->grad_params, "grad_params", 1));
     }
-    if (a->halves == SLUICE_HALF_WEIGHT && a->grad_params == NULL) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: the weight half needs grad_params", c->layer_id);
+    if (a->parts == SLUICE_BACKWARD_WGRAD && a->grad_params == NULL) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: wgrad needs grad_params", c->layer_id);
     }
   }
-  if (a->halves == SLUICE_HALF_WEIGHT) return SLUICE_OK;
+  if (a->parts == SLUICE_BACKWARD_WGRAD) return SLUICE_OK;
   SLUICE_TRY(sluice_check_rows(moe, a->grad_out, "grad_out", -1));
   int64_t num_tokens = a->grad_out->shape[0];
   SLUICE_TRY(sluice_check_rows(moe, a->tokens, "tokens", num_tokens));

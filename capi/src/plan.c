@@ -56,8 +56,8 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode >= SLUICE_WGRAD_ADAPTIVE && c->wgrad_mode <= SLUICE_WGRAD_PER_CHUNK,
                             "plan: wgrad_mode is %d; known are adaptive (-1), deferred (0) and per chunk (1)",
                             c->wgrad_mode));
-  SLUICE_TRY(SLUICE_REQUIRE(c->halves_apart == 0 || c->halves_apart == 1, "plan: halves_apart is %d; it is 0 or 1",
-                            c->halves_apart));
+  SLUICE_TRY(SLUICE_REQUIRE(c->separate_wgrad == 0 || c->separate_wgrad == 1,
+                            "plan: separate_wgrad is %d; it is 0 or 1", c->separate_wgrad));
   return SLUICE_OK;
 }
 
@@ -103,7 +103,7 @@ static sluice_status_t make(sluice_moe_t* moe, const sluice_plan_config_t* c, sl
       .restore_input = c->restore_input,
       .restore_pre_activation = c->restore_pre_activation,
       .wgrad_mode = c->wgrad_mode,
-      .halves_apart = c->halves_apart,
+      .separate_wgrad = c->separate_wgrad,
       .may_keep_part = 1,
   };
   int32_t num_chunks = sluice_shape_capacity(&moe->shape) > 0 ? moe->shape.config.num_chunks : c->num_chunks;

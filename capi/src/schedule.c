@@ -19,7 +19,7 @@ struct sluice_schedule_s {
 
 void sluice_schedule_config_init(sluice_schedule_config_t* out_config, size_t struct_size) {
   static const sluice_schedule_config_t defaults = {
-      .num_chunks = 1, .needs_backward = 1, .input_half = 1, .weight_half = SLUICE_WEIGHT_HALF_NOW};
+      .num_chunks = 1, .needs_backward = 1, .dgrad = 1, .wgrad = SLUICE_WGRAD_CALL_NOW};
   sluice_struct_init(out_config, struct_size, &defaults, sizeof defaults);
 }
 
@@ -31,7 +31,7 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
                {"needs_backward", c->needs_backward},
                {"callback_experts", c->callback_experts},
                {"gated", c->gated},
-               {"input_half", c->input_half},
+               {"dgrad", c->dgrad},
                {"may_reuse_saved", c->may_reuse_saved},
                {"under_plan", c->under_plan},
                {"chunks_by_experts", c->chunks_by_experts},
@@ -51,8 +51,8 @@ static sluice_status_t check_config(const sluice_schedule_config_t* c) {
                             "schedule: direction is %d; known are forward (0) and backward (1)", c->direction));
   SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= 1 && c->num_chunks <= SLUICE_MAX_CHUNKS,
                             "schedule: num_chunks is %d; it must be in [1, %d]", c->num_chunks, SLUICE_MAX_CHUNKS));
-  SLUICE_TRY(SLUICE_REQUIRE(c->weight_half >= SLUICE_WEIGHT_HALF_NONE && c->weight_half <= SLUICE_WEIGHT_HALF_LATER,
-                            "schedule: weight_half is %d; known are none (0), now (1) and later (2)", c->weight_half));
+  SLUICE_TRY(SLUICE_REQUIRE(c->wgrad >= SLUICE_WGRAD_CALL_NONE && c->wgrad <= SLUICE_WGRAD_CALL_LATER,
+                            "schedule: wgrad is %d; known are none (0), now (1) and later (2)", c->wgrad));
   SLUICE_TRY(SLUICE_REQUIRE(c->wgrad_mode == SLUICE_WGRAD_DEFERRED || c->wgrad_mode == SLUICE_WGRAD_PER_CHUNK,
                             "schedule: wgrad_mode is %d; a schedule is deferred (0) or per chunk (1)", c->wgrad_mode));
   return check_flags(c);
@@ -85,8 +85,8 @@ static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_templ
       .keep = backward ? 0 : c->needs_backward,
       .callback = c->callback_experts,
       .gated = c->gated,
-      .input_half = backward ? c->input_half : 0,
-      .weight_half = backward ? c->weight_half : 0,
+      .dgrad = backward ? c->dgrad : 0,
+      .wgrad = backward ? c->wgrad : 0,
       .wgrad_mode = backward ? c->wgrad_mode : 0,
       .reuse_saved = backward ? c->may_reuse_saved : 0,
       .bounded = c->under_plan,

@@ -145,11 +145,11 @@ def test_Unsupported_SeenWhenCalled_IsAnError(ranks2: Ranks) -> None:
     for evaluates in (False, True):
         how = {"kind": "draws", "policy": "error", "evaluates": evaluates}
         for kind, cause in ranks2.run("cases_switch:seen_when_called", **how):
-            assert kind == "Foreign" and "draws random numbers per row" in cause
+            assert kind == "External" and "draws random numbers per row" in cause
     assert ranks2.run("cases_switch:seen_when_called", kind="draws", policy="warn") == ["ran", "ran"]
     # A lost gradient is an error whatever the policy says.
     for kind, cause in ranks2.run("cases_switch:seen_when_called", kind="outside", policy="warn"):
-        assert kind == "Foreign" and "are not its parameters (of shape [16])" in cause
+        assert kind == "External" and "are not its parameters (of shape [16])" in cause
 
 
 @pytest.mark.parametrize("policy, name", [("S1", "S1"), ("S2", "S2"), ({"input": "offload"}, "offload + keep")])

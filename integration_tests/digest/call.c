@@ -47,7 +47,7 @@ static const field_t fields[] = {
     FIELD(INT, callback, NULL),
     FIELD(WORD, plan, "none own budget"),
     FIELD(INT, percent, NULL),
-    FIELD(INT, halves_apart, NULL),
+    FIELD(INT, separate_wgrad, NULL),
     FIELD(INT, outstanding, NULL),
     FIELD(INT, steps, NULL),
     FIELD(INT, repeat, NULL),

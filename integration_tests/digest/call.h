@@ -45,7 +45,7 @@ typedef struct call_s {
   int32_t wgrad;
   int64_t ceiling; /* rows of one rank for one expert in one chunk; 0: as many as there are */
   int32_t deduplicate, api, callback;
-  int32_t plan, percent, halves_apart, outstanding, steps, repeat, restore, reuse, eval, capture;
+  int32_t plan, percent, separate_wgrad, outstanding, steps, repeat, restore, reuse, eval, capture;
   char frozen[CALL_NAME];
   int32_t accumulate, grad_f32, transposed, ids32;
   int32_t owners, drop_every, hot, same_every, seed;

@@ -183,7 +183,7 @@ static void open_context(caller_t* h) {
   }
   if (c->plan == PLAN_BUDGET) config.memory_budget = MUCH_MEMORY;
   config.max_outstanding = c->outstanding;
-  config.halves_apart = c->halves_apart;
+  config.separate_wgrad = c->separate_wgrad;
   note(h, sluice_context_create(&config, h->comm, &h->context));
 }
 
@@ -248,7 +248,7 @@ static void use_plan(caller_t* h) {
   config.restore_input = policy_of(&c->input, 0), config.restore_pre_activation = policy_of(&c->middle, 0);
   config.restore_input_of = policy_list(&c->input, input),
   config.restore_pre_activation_of = policy_list(&c->middle, middle);
-  config.wgrad_mode = wgrads[c->wgrad], config.halves_apart = c->halves_apart;
+  config.wgrad_mode = wgrads[c->wgrad], config.separate_wgrad = c->separate_wgrad;
   config.base_bytes = meet_most(h->meet, is_well(h) ? bytes_now(h) : 0);
   sluice_plan_info_t info = make_plan(h, &config, c->percent == 100);
   if (c->percent != 100) {
@@ -346,10 +346,10 @@ static void run_backward(caller_t* h, sluice_step_t* step) {
   b.grad_params = c->callback || (!any && strcmp(c->frozen, "params") == 0) ? NULL : g;
   b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
   b.may_reuse_saved = c->reuse;
-  if (c->halves_apart) {
-    b.halves = SLUICE_HALF_INPUT;
+  if (c->separate_wgrad) {
+    b.parts = SLUICE_BACKWARD_DGRAD;
     if (is_well(h)) note(h, sluice_moe_backward(h->moe, step, &b, h->cuda.stream));
-    b.halves = SLUICE_HALF_WEIGHT, b.grad_out = NULL;
+    b.parts = SLUICE_BACKWARD_WGRAD, b.grad_out = NULL;
   }
   if (is_well(h)) note(h, sluice_moe_backward(h->moe, step, &b, h->cuda.stream));
 }

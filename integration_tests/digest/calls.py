@@ -63,7 +63,7 @@ GROUPS = [
         [
             "chunks=1",
             "chunks={2|5} cut=rows wgrad={deferred|per_chunk}",
-            "chunks=4 cut=rows {repeat=1|restore=1|halves_apart=1|reuse=1|frozen=params|threads=2|eval=1}",
+            "chunks=4 cut=rows {repeat=1|restore=1|separate_wgrad=1|reuse=1|frozen=params|threads=2|eval=1}",
             "chunks=4 cut=rows outstanding=3 accumulate=1",
             "chunks=5 input=redispatch middle={recompute|offload}",
             "chunks=3 plan=own percent=80 input=open middle=open",
@@ -213,9 +213,9 @@ def drawn_way(draw, layer):
     again = draw.choice(("", "repeat=1", "restore=1") if call["eval"] == 0 else ("", "repeat=1"))
     call |= fields(again)
     call["outstanding"] = 1 if again == "restore=1" else call["outstanding"]
-    call |= fields(draw.choice(("", "reuse=1", "halves_apart=1")))
+    call |= fields(draw.choice(("", "reuse=1", "separate_wgrad=1")))
     frozen = ["", "routes", "w1", "w2,b1", "x,routes"]
-    frozen += ["x", "params"] * ("halves_apart" not in call) + ["w3,b3,b2"] * (layer["gated"] == "halves")
+    frozen += ["x", "params"] * ("separate_wgrad" not in call) + ["w3,b3,b2"] * (layer["gated"] == "halves")
     frozen = draw.choice(frozen)
     if frozen:
         call["frozen"] = frozen

@@ -97,7 +97,7 @@ class Aborted(SluiceError):
     default_status = -12
 
 
-class Foreign(SluiceError):
+class External(SluiceError):
     """A callback or a foreign library failed; `__cause__` is the callback's own exception."""
 
     default_status = -13
@@ -129,7 +129,7 @@ STATUS_NAMES = {
     -10: "PEER_LOST",
     -11: "TIMED_OUT",
     -12: "ABORTED",
-    -13: "FOREIGN",
+    -13: "EXTERNAL",
     -14: "OVER_BUDGET",
     -15: "INTERNAL",
     -16: "CAPACITY",
@@ -150,7 +150,7 @@ _CLASSES: dict[int, type[SluiceError]] = {
         PeerLost,
         TimedOut,
         Aborted,
-        Foreign,
+        External,
         OverBudget,
         InternalError,
         OverCapacity,

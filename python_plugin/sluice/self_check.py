@@ -103,7 +103,7 @@ class _Layer:
             back.grad_tokens = self._tensor(grads["x"], T, M)
             back.grad_route_weights = self._tensor(grads["weights"], T, 1)
             back.grad_params = self._params(grads)
-            back.halves = 3
+            back.parts = 3
             self._library.check(lib.sluice_moe_backward(self._moe, step[0], back, ffi.NULL))
         finally:
             lib.sluice_step_drop(step[0])

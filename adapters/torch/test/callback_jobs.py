@@ -3,7 +3,7 @@
 import torch
 from layer_cases import ACTIVATIONS, Case, close, compare, group, world
 from sluice.adapters.torch import CallbackExperts, Context
-from sluice.errors import Foreign, InvalidArgument, PeerRefused, Unsupported
+from sluice.errors import External, InvalidArgument, PeerRefused, Unsupported
 
 
 class TwoLinears(torch.nn.Module):
@@ -91,7 +91,7 @@ def callback_experts():
             assert torch.equal(layer(tokens, ids, weights), y)
         out[n] = len(modules[0].shapes)
 
-    # An exception in a module arrives as what it is, behind FOREIGN. The other ranks learn of it in the next call,
+    # An exception in a module arrives as what it is, behind EXTERNAL. The other ranks learn of it in the next call,
     # which fails on all of them; the one after that is free again.
     def broken(rows):
         raise KeyError("no such thing")
@@ -111,7 +111,7 @@ def callback_experts():
             y = layer(tokens, ids, weights)
             if where == "backward":
                 y.backward(case.cotangents[rank])
-        except Foreign as error:
+        except External as error:
             broke = error
         assert (broke is not None) == (rank == 0), repr(broke)
         assert broke is None or isinstance(broke.__cause__, KeyError), repr(broke.__cause__)
@@ -119,8 +119,8 @@ def callback_experts():
             try:
                 case.layer(context)(*case.inputs(rank))
                 raise AssertionError("the other ranks were not told")
-            except (PeerRefused, Foreign) as error:
-                assert isinstance(error, Foreign) == (rank == 0), repr(error)
+            except (PeerRefused, External) as error:
+                assert isinstance(error, External) == (rank == 0), repr(error)
     # The group is still usable.
     case = Case(W, tokens=(12,), bias=True, seed=64)
     layer = case.layer(context)

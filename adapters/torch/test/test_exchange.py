@@ -4,7 +4,7 @@ import pytest
 import ranks
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
 
-OK, PEER_LOST, TIMED_OUT, ABORTED, FOREIGN = 0, -10, -11, -12, -13
+OK, PEER_LOST, TIMED_OUT, ABORTED, EXTERNAL = 0, -10, -11, -12, -13
 SOON = 30  # seconds, on the busiest machine: below NEVER of the jobs and the groups' own 60
 
 
@@ -26,7 +26,7 @@ def test_Wait_PeerIsLate_ExpiresNamingItThenSucceeds(world):
 
 def test_Wait_NoThreadCanBeStarted_FailsAndTheNextKeepsItsDeadline():
     refused, expired = ranks.run(2, "exchange_jobs:threadless", deadline=120)[0]
-    assert refused[:2] == (FOREIGN, -1) and "no thread can be started" in refused[2], refused
+    assert refused[:2] == (EXTERNAL, -1) and "no thread can be started" in refused[2], refused
     assert expired[:2] == (TIMED_OUT, 1), expired
 
 

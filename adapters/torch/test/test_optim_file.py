@@ -188,7 +188,7 @@ def test_LoadStateDict_ThatFails_LeavesTheOptimizerAsItWas(tmp_path):
     _train(model, optimizer := _named(tmp_path / "states", model), 2)
     saved = plain.state_dict()
     (tmp_path / "states.unfinished").write_text("a letter")
-    with pytest.raises(sluice.errors.Foreign, match="is in the way"):
+    with pytest.raises(sluice.errors.External, match="is in the way"):
         optimizer.load_state_dict(copy.deepcopy(saved))
     (tmp_path / "states.unfinished").unlink()
     odd = copy.deepcopy(saved)

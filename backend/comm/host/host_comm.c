@@ -34,14 +34,14 @@ static void failure_init(sluice_host_failure_t* failure) {
   failure->peer = -1;
 }
 
-/* Puts what a callback reported into the error record. A status that no callback may return becomes FOREIGN. */
+/* Puts what a callback reported into the error record. A status that no callback may return becomes EXTERNAL. */
 static sluice_status_t record(const host_comm_t* comm, const char* callback, sluice_status_t status,
                               sluice_host_failure_t* failure) {
   failure->message[sizeof failure->message - 1] = '\0';
   const char* text = failure->message[0] != '\0' ? failure->message : "the callback gave no message";
   int32_t peer = failure->peer >= 0 && failure->peer < comm->base.world_size ? failure->peer : -1;
   if (status > 0 || status < SLUICE_E_INTERNAL || status == SLUICE_E_INVALID_ARGUMENT) {
-    return sluice_error_record(SLUICE_E_FOREIGN, comm->base.rank, peer, failure->native_code,
+    return sluice_error_record(SLUICE_E_EXTERNAL, comm->base.rank, peer, failure->native_code,
                                "rank %d: %s of the %s process group returned status %d, which is none of its: %s",
                                comm->base.rank, callback, comm->base.name, status, text);
   }

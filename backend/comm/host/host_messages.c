@@ -444,7 +444,7 @@ static sluice_status_t start(host_wire_t* wire) {
   pthread_sigmask(SIG_SETMASK, &old, NULL);
   wire->has_thread = error == 0;
   return error == 0 ? SLUICE_OK
-                    : sluice_error_record(SLUICE_E_FOREIGN, wire->rank, -1, error,
+                    : sluice_error_record(SLUICE_E_EXTERNAL, wire->rank, -1, error,
                                           "messages over %s: rank %d cannot start a thread for them: %s", wire->name,
                                           wire->rank, strerror(error));
 }

@@ -24,7 +24,7 @@ typedef struct sluice_local_device_s {
 } sluice_local_device_t;
 
 /* Gives `comm`, which is a local one, its device. Again: the new one is released and the first stays.
- * Errors: NO_MEMORY, FOREIGN. */
+ * Errors: NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_local_comm_set_device(sluice_comm_t* comm, const sluice_local_device_t* there);
 /* The user of its device, or NULL: there is none, or `comm` is no local communicator. */
 void* sluice_local_comm_device(sluice_comm_t* comm);

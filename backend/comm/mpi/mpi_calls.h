@@ -16,7 +16,7 @@ static inline uint64_t sluice_mpi_now_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* code: of MPI. peer: -1 where no rank is to blame. Returns FOREIGN. */
+/* code: of MPI. peer: -1 where no rank is to blame. Returns EXTERNAL. */
 static inline sluice_status_t sluice_mpi_fail(sluice_host_failure_t* out_failure, const char* function, int code,
                                               int peer) {
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -25,7 +25,7 @@ static inline sluice_status_t sluice_mpi_fail(sluice_host_failure_t* out_failure
   out_failure->peer = peer;
   out_failure->native_code = code;
   snprintf(out_failure->message, sizeof out_failure->message, "%s: %s", function, text);
-  return SLUICE_E_FOREIGN;
+  return SLUICE_E_EXTERNAL;
 }
 
 #endif /* SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_ */

@@ -20,7 +20,7 @@ typedef struct sluice_mpi_plugin_s {
 
 typedef int32_t (*sluice_mpi_plugin_version_fn_t)(void);
 /* Collective over the communicator. mpi_comm_f: a Fortran handle, or negative for MPI_COMM_WORLD. max_message_bytes:
- * longer blocks travel as several messages; 0 = 1 GiB. Errors: UNSUPPORTED, FOREIGN, NO_MEMORY; out_failure says why.
+ * longer blocks travel as several messages; 0 = 1 GiB. Errors: UNSUPPORTED, EXTERNAL, NO_MEMORY; out_failure says why.
  */
 typedef sluice_status_t (*sluice_mpi_plugin_open_fn_t)(int64_t mpi_comm_f, uint64_t max_message_bytes,
                                                        sluice_mpi_plugin_t* out_plugin,

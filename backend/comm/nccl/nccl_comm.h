@@ -43,14 +43,14 @@ typedef struct sluice_nccl_options_s {
 } sluice_nccl_options_t;
 
 /* Collective over the group, or over the host's communicator; waits for the others in a split alone. out_comm: new,
- * sluice_comm_destroy. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, FOREIGN (NCCL's text); of a split TIMED_OUT,
+ * sluice_comm_destroy. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, EXTERNAL (NCCL's text); of a split TIMED_OUT,
  * PEER_LOST. */
 sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, const sluice_comm_config_t* config,
                                         sluice_comm_t** out_comm);
 
 /* Enqueues all receives and sends of the exchange, device memory all, on `stream`; stream-complete. Collective.
  * Waits on the host only while NCCL still sets up connections (the first exchange with a peer), until the deadline.
- * Errors: PEER_LOST, TIMED_OUT, ABORTED, FOREIGN: the communicator is aborted and broken. */
+ * Errors: PEER_LOST, TIMED_OUT, ABORTED, EXTERNAL: the communicator is aborted and broken. */
 sluice_status_t sluice_nccl_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                              sluice_stream_t stream);
 /* What has become of enqueued exchanges: OK, or the error that ended the communicator. Does not wait. */

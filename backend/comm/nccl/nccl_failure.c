@@ -36,7 +36,7 @@ static int32_t find_culprit(const nccl_comm_t* comm) {
 
 sluice_status_t sluice_nccl_fail(nccl_comm_t* comm, int code, const char* what) {
   int rank = comm->base.rank;
-  sluice_status_t status = code == SLUICE_NCCL_REMOTE_ERROR ? SLUICE_E_PEER_LOST : SLUICE_E_FOREIGN;
+  sluice_status_t status = code == SLUICE_NCCL_REMOTE_ERROR ? SLUICE_E_PEER_LOST : SLUICE_E_EXTERNAL;
   char detail[256] = "";
   pthread_mutex_lock(&comm->mutex);
   const char* last = comm->comm != NULL ? comm->nccl.ncclGetLastError(comm->comm) : NULL;

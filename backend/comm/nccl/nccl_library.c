@@ -8,7 +8,7 @@
 sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id) {
   int code = symbols->ncclGetUniqueId(out_id);
   if (code == 0) return SLUICE_OK;
-  return sluice_error_record(SLUICE_E_FOREIGN, -1, -1, code, "nccl: no id for a group: %s (%d)",
+  return sluice_error_record(SLUICE_E_EXTERNAL, -1, -1, code, "nccl: no id for a group: %s (%d)",
                              symbols->ncclGetErrorString(code), code);
 }
 
@@ -16,7 +16,7 @@ sluice_status_t sluice_nccl_check_version(const sluice_nccl_symbols_t* symbols) 
   int version = 0;
   int code = symbols->ncclGetVersion(&version);
   if (code != 0) {
-    return sluice_error_record(SLUICE_E_FOREIGN, -1, -1, code, "nccl: it does not tell its version (%d)", code);
+    return sluice_error_record(SLUICE_E_EXTERNAL, -1, -1, code, "nccl: it does not tell its version (%d)", code);
   }
   if (version >= SLUICE_NCCL_MIN_VERSION) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "nccl: version %d is too old, Sluice needs 2.18.0 (21800) or later", version);

@@ -39,12 +39,12 @@ enum { SLUICE_NCCL_REMOTE_ERROR = 6, SLUICE_NCCL_IN_PROGRESS = 7, SLUICE_NCCL_UI
 static inline int sluice_nccl_is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }
 
 /* Opens libnccl.so.2 (or `library`), one that is loaded already (PyTorch's) before one of the system.
- * Errors: NOT_FOUND (no library, symbol missing, version too old: says what to install), FOREIGN. Stays open. */
+ * Errors: NOT_FOUND (no library, symbol missing, version too old: says what to install), EXTERNAL. Stays open. */
 sluice_status_t sluice_nccl_open(const char* library, sluice_nccl_symbols_t* out_symbols);
 /* The second half, for a table that is filled. */
 sluice_status_t sluice_nccl_check_version(const sluice_nccl_symbols_t* symbols);
 
-/* One rank makes it; the host carries it to the others. Errors: FOREIGN. */
+/* One rank makes it; the host carries it to the others. Errors: EXTERNAL. */
 sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id);
 
 #endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_ */

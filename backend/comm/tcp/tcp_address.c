@@ -116,11 +116,11 @@ sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* 
   memset(out_card, 0, sizeof *out_card);
   identify_place(out_card->place);
   if (getrandom(out_card->secret, sizeof out_card->secret, 0) != (ssize_t)sizeof out_card->secret) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: getrandom failed: %s", strerror(errno));
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "tcp communicator: getrandom failed: %s", strerror(errno));
   }
   struct ifaddrs* all = NULL;
   if (getifaddrs(&all) != 0) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: getifaddrs failed: %s", strerror(errno));
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "tcp communicator: getifaddrs failed: %s", strerror(errno));
   }
   if (interfaces != NULL && interfaces[0] == '\0') interfaces = NULL;
   if (interfaces == NULL) add_named(all, out_card);

@@ -28,7 +28,7 @@ typedef struct sluice_tcp_card_s {
 } sluice_tcp_card_t;
 
 /* Fills everything but the ports. interfaces: comma-separated names, NULL: all that are up. Loopback counts only where
- * it is named or nothing else is there. Errors: NOT_FOUND (names the interfaces that there are), FOREIGN. */
+ * it is named or nothing else is there. Errors: NOT_FOUND (names the interfaces that there are), EXTERNAL. */
 sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* out_card);
 /* The form that the system takes; returns its length. */
 socklen_t sluice_tcp_address_fill(const sluice_tcp_address_t* address, struct sockaddr_storage* out_target);

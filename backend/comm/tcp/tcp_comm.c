@@ -253,7 +253,7 @@ static sluice_status_t prepare_events(tcp_comm_t* comm) {
   comm->epoll = sluice_tcp_open_epoll();
   comm->wake = sluice_tcp_open_eventfd();
   if (comm->epoll >= 0 && watch(comm, comm->wake, EPOLLIN, comm->base.rank)) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: rank %d cannot make an epoll: %s", comm->base.rank,
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "tcp communicator: rank %d cannot make an epoll: %s", comm->base.rank,
                      strerror(errno));
 }
 

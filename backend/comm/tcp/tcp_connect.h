@@ -12,7 +12,7 @@
  * config  checked, with its defaults filled in
  * mine    what this rank has come with: a failure is told to the others and returned here
  *
- * Errors: NOT_FOUND (no address of these interfaces), PEER_REFUSED (naming the rank that could not), FOREIGN (naming
+ * Errors: NOT_FOUND (no address of these interfaces), PEER_REFUSED (naming the rank that could not), EXTERNAL (naming
  * the rank that was not reached), NO_MEMORY; all else comes from the parent's exchanges, and ends the parent. */
 sluice_status_t sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_config_t* config, sluice_status_t mine,
                                    int* out_sockets);

@@ -64,7 +64,7 @@ sluice_status_t sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t*
     for (int32_t i = 0; i < card->num_addresses; ++i) card->addresses[i].port = card->any_port;
   }
   if (out_listeners->count > 0) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_FOREIGN, "tcp communicator: rank %d cannot listen: %s", rank, strerror(errno));
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "tcp communicator: rank %d cannot listen: %s", rank, strerror(errno));
 }
 
 void sluice_tcp_listeners_close(sluice_tcp_listeners_t* listeners) {

@@ -11,7 +11,7 @@ typedef struct sluice_tcp_listeners_s {
 } sluice_tcp_listeners_t;
 
 /* Writes the ports into `card`, whose addresses are set; of named ones those stay that can be listened on. On a failure
- * nothing is open. Errors: FOREIGN. */
+ * nothing is open. Errors: EXTERNAL. */
 sluice_status_t sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t* card,
                                   sluice_tcp_listeners_t* out_listeners);
 void sluice_tcp_listeners_close(sluice_tcp_listeners_t* listeners);

@@ -295,14 +295,14 @@ static sluice_status_t fail_unreached(const sluice_tcp_meeting_t* m, int32_t pee
     const size_t used = strlen(tried);
     snprintf(tried + used, sizeof tried - used, "%s%s port %s (%s)", used > 0 ? ", " : "", host, port, reason_of(what));
   }
-  return sluice_error_record(SLUICE_E_FOREIGN, m->group.rank, peer, native,
+  return sluice_error_record(SLUICE_E_EXTERNAL, m->group.rank, peer, native,
                              "tcp communicator: rank %d cannot connect to rank %d at %s. Let these machines reach each "
                              "other there, or name the interfaces to use",
                              m->group.rank, peer, tried[0] != '\0' ? tried : "any address");
 }
 
 static sluice_status_t fail_short(const sluice_tcp_meeting_t* m, int error) {
-  return sluice_error_record(SLUICE_E_FOREIGN, m->group.rank, -1, error,
+  return sluice_error_record(SLUICE_E_EXTERNAL, m->group.rank, -1, error,
                              "tcp communicator: rank %d has no descriptor left for its %d connections: %s. Allow more "
                              "(ulimit -n)",
                              m->group.rank, m->group.world_size - 1, strerror(error));
@@ -313,7 +313,7 @@ static sluice_status_t fail_late(const sluice_tcp_meeting_t* m) {
   while (peer == m->group.rank || m->sockets[peer] >= 0) ++peer;
   if (m->shortage != 0) return fail_short(m, m->shortage);
   if (peer < m->group.rank) return fail_unreached(m, peer);
-  return SLUICE_FAIL_PEER(SLUICE_E_FOREIGN, m->group.rank, peer,
+  return SLUICE_FAIL_PEER(SLUICE_E_EXTERNAL, m->group.rank, peer,
                           "tcp communicator: rank %d did not connect to rank %d in time", peer, m->group.rank);
 }
 

@@ -12,7 +12,7 @@ typedef struct sluice_tcp_meeting_s sluice_tcp_meeting_t;
 sluice_status_t sluice_tcp_meeting_create(int32_t rank, int32_t world_size, sluice_tcp_meeting_t** out_meeting);
 void sluice_tcp_meeting_destroy(sluice_tcp_meeting_t* meeting); /* accepts NULL */
 /* Fills sockets[W], -1 before, as far as it gets; the caller closes them. Connections are made to lower ranks, and
- * taken from higher ones. Errors: FOREIGN, naming the rank that was not reached, or that there are no descriptors. */
+ * taken from higher ones. Errors: EXTERNAL, naming the rank that was not reached, or that there are no descriptors. */
 sluice_status_t sluice_tcp_meet(sluice_tcp_meeting_t* meeting, const sluice_tcp_card_t* cards,
                                 const sluice_tcp_listeners_t* listeners, uint64_t deadline_ns, int* sockets);
 

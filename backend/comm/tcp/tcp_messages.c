@@ -275,7 +275,7 @@ static void tcp_close(sluice_wire_t* base, int32_t is_orderly) {
 }
 
 static sluice_status_t fail_system(const tcp_wire_t* wire, const char* what, int error) {
-  return sluice_error_record(SLUICE_E_FOREIGN, wire->rank, -1, error, "messages over tcp: rank %d %s: %s", wire->rank,
+  return sluice_error_record(SLUICE_E_EXTERNAL, wire->rank, -1, error, "messages over tcp: rank %d %s: %s", wire->rank,
                              what, strerror(error));
 }
 

@@ -18,7 +18,7 @@
 
 /* Collective over `comm`, of any transport, by whose exchanges the connections are made. config: checked, its defaults
  * filled in.
- * Errors: as sluice_tcp_connect's; NO_MEMORY, FOREIGN (no descriptor or thread left) on this rank alone. */
+ * Errors: as sluice_tcp_connect's; NO_MEMORY, EXTERNAL (no descriptor or thread left) on this rank alone. */
 sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_config_t* config,
                                          sluice_messages_t* messages, sluice_wire_t** out_wire);
 

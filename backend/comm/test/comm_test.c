@@ -379,7 +379,7 @@ static void wait_fails_after_abort(void** state) {
   (void)state;
   script_t s;
   script_init(&s);
-  s.wait_status = SLUICE_E_FOREIGN; /* "connection closed", says the library that we told to close it */
+  s.wait_status = SLUICE_E_EXTERNAL; /* "connection closed", says the library that we told to close it */
   sluice_comm_abort(&s.base);
   assert_int_equal(sluice_comm_exchange_wait(&s.base, NULL, NULL), SLUICE_E_ABORTED);
 }
@@ -413,7 +413,7 @@ int main(void) {
       {"Wait_TransportReturnsEarly_DoesNotSpin", wait_early_return},
       {"Comm_Broken_RefusesAndPutsRequestsAway", wait_broken},
       {"Start_Fails_AbortsForThePeers", start_fails},
-      {"Wait_ForeignFailureAfterAbort_IsAborted", wait_fails_after_abort},
+      {"Wait_ExternalFailureAfterAbort_IsAborted", wait_fails_after_abort},
       {"Comm_LastReference_Destroys", release_last},
   };
   return cmocka_run_group_tests_name("comm", tests, NULL, NULL);

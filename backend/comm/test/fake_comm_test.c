@@ -59,13 +59,13 @@ static void fake_nth_start_fails(void** state) {
   sluice_fake_comm_inject(
       pair.fake,
       &(sluice_fake_fault_t){
-          .on = SLUICE_FAKE_START, .action = SLUICE_FAKE_FAIL, .nth = 1, .status = SLUICE_E_FOREIGN, .peer = 1});
+          .on = SLUICE_FAKE_START, .action = SLUICE_FAKE_FAIL, .nth = 1, .status = SLUICE_E_EXTERNAL, .peer = 1});
   assert_int_equal(start_at(&pair, 0, &ours), SLUICE_OK);
   assert_int_equal(start_at(&pair, 1, &theirs), SLUICE_OK);
   assert_int_equal(sluice_comm_exchange_wait(pair.fake, ours, NULL), SLUICE_OK);
   assert_int_equal(sluice_comm_exchange_wait(pair.peer, theirs, NULL), SLUICE_OK);
   assert_int_equal(start_at(&pair, 1, &theirs), SLUICE_OK);
-  assert_int_equal(start_at(&pair, 0, &ours), SLUICE_E_FOREIGN);
+  assert_int_equal(start_at(&pair, 0, &ours), SLUICE_E_EXTERNAL);
   assert_int_equal(sluice_comm_exchange_wait(pair.peer, theirs, NULL), SLUICE_E_PEER_LOST);
 
   const sluice_fake_call_t* calls;
@@ -76,7 +76,7 @@ static void fake_nth_start_fails(void** state) {
   assert_int_equal(calls[1].op, SLUICE_FAKE_WAIT);
   assert_int_equal(calls[1].status, SLUICE_OK);
   assert_int_equal(calls[2].exchange, 1);
-  assert_int_equal(calls[2].status, SLUICE_E_FOREIGN);
+  assert_int_equal(calls[2].status, SLUICE_E_EXTERNAL);
   close_pair(&pair);
 }
 

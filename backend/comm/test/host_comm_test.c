@@ -77,7 +77,7 @@ static void wait_bad_answers(void** state) {
     sluice_comm_request_t* request;
     sluice_error_info_t why;
     assert_int_equal(sluice_comm_exchange_start(comm, &none, &request), SLUICE_OK);
-    assert_int_equal(sluice_comm_exchange_wait(comm, request, NULL), SLUICE_E_FOREIGN);
+    assert_int_equal(sluice_comm_exchange_wait(comm, request, NULL), SLUICE_E_EXTERNAL);
     sluice_error_info_init(&why, sizeof why);
     sluice_error_last(&why);
     assert_int_equal(why.peer, -1);
@@ -123,7 +123,7 @@ static void create_bad_vtable(void** state) {
 int main(void) {
   static const struct CMUnitTest tests[] = {
       {"Host_StartFails_TextPeerAndCodeAreRecorded", start_fails},
-      {"Host_UnknownStatus_IsForeign", wait_bad_answers},
+      {"Host_UnknownStatus_IsExternal", wait_bad_answers},
       {"Host_RequestNeverReturns_EndsAtTheDeadline", wait_never_returns_request},
       {"HostCreate_BadVtable_IsRefusedWithoutEffect", create_bad_vtable},
   };

@@ -274,7 +274,7 @@ static int connect_without_descriptors(void) {
   for (int32_t r = 0; r < RANKS; ++r) {
     if (ranks[r].status == SLUICE_OK) return 2;
     fprintf(stderr, "rank %d: %s\n", r, ranks[r].why.message);
-    num_short += ranks[r].status == SLUICE_E_FOREIGN && ranks[r].why.native_code == EMFILE &&
+    num_short += ranks[r].status == SLUICE_E_EXTERNAL && ranks[r].why.native_code == EMFILE &&
                  strstr(ranks[r].why.message, "no descriptor left") != NULL;
     if (ranks[r].again != SLUICE_OK) return 3;
   }

@@ -62,7 +62,7 @@ static void never(void** state) {
   tcp_rank_t ranks[WORLD] = {{.connect_timeout_ns = SECOND_NS}, {.connect_timeout_ns = SECOND_NS}};
   tcp_detour_t detour = {.kind = DETOUR_NOBODY};
   tcp_detour_run(&detour, ranks);
-  assert_int_equal(ranks[1].status, SLUICE_E_FOREIGN);
+  assert_int_equal(ranks[1].status, SLUICE_E_EXTERNAL);
   assert_int_equal(ranks[1].why.peer, 0);
   if (strstr(ranks[1].why.message, "127.0.0.1 port") == NULL ||
       strstr(ranks[1].why.message, "what answers is not that rank") == NULL) {

@@ -164,8 +164,8 @@ static void Paradigm3_NeverTakesLessThanSimulated(void** state) {
   for (int32_t n = 2; n <= 16; ++n) {
     sluice_template_spec_t spec = {.direction = SLUICE_BACKWARD,
                                    .num_chunks = n,
-                                   .input_half = 1,
-                                   .weight_half = SLUICE_WEIGHTS_NONE,
+                                   .dgrad = 1,
+                                   .wgrad = SLUICE_WGRAD_CALL_NONE,
                                    .reuse_saved = 1,
                                    .bounded = 1};
     for (int32_t i = 0; i < n; ++i) spec.restore_pre_activation[i] = SLUICE_RESTORE_OFFLOAD;

@@ -116,7 +116,7 @@ static sluice_status_t test(void* endpoint, void* request, int32_t* out_is_done,
   if (is_done) free(l);
   if (!is_bad) return SLUICE_OK;
   snprintf(out_failure->message, sizeof out_failure->message, "sizes differ");
-  return SLUICE_E_FOREIGN;
+  return SLUICE_E_EXTERNAL;
 }
 
 static int32_t give_up(void* endpoint, void* request) {

@@ -213,8 +213,8 @@ static sluice_template_spec_t spec_of(int32_t bits, int32_t n) {
   spec.direction = bits & 1;
   spec.single_rank = (bits >> 1) & 1;
   spec.keep = (bits >> 2) & 1;
-  spec.input_half = (bits >> 3) & 1;
-  spec.weight_half = (bits >> 4) & 1;
+  spec.dgrad = (bits >> 3) & 1;
+  spec.wgrad = (bits >> 4) & 1;
   spec.wgrad_mode = (bits >> 5) & 1;
   return spec;
 }
@@ -241,7 +241,7 @@ static void Pass_AnyWaitLeftOut_LeavesAHazard(void** state) {
   (void)state;
   for (int32_t direction = 0; direction < 2; ++direction) {
     sluice_template_t* schedule = NULL;
-    sluice_template_spec_t spec = {.num_chunks = 3, .direction = direction, .input_half = 1, .weight_half = 1};
+    sluice_template_spec_t spec = {.num_chunks = 3, .direction = direction, .dgrad = 1, .wgrad = 1};
     assert_int_equal(sluice_template_build(&spec, &allocator, &schedule), SLUICE_OK);
     int64_t waits, unused;
     assert_int_equal(hazards_of(schedule, -1, &waits), 0);
@@ -396,7 +396,7 @@ static sluice_template_t* small_schedule(void) {
 /* Calls whose failure can only be in giving back, which has nobody to tell, or is answered by another way. */
 static void Driver_NthCallFails_LeaksNothingAndSaysSo(void** state) {
   (void)state;
-  static const int codes[][2] = {{2, SLUICE_E_NO_MEMORY}, {719, SLUICE_E_FOREIGN}};
+  static const int codes[][2] = {{2, SLUICE_E_NO_MEMORY}, {719, SLUICE_E_EXTERNAL}};
   sluice_template_t* schedule = small_schedule();
   void* stream = sluice_fake_cuda_open_stream(0);
   uint64_t before = allocator.num_live;

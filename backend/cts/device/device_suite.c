@@ -229,7 +229,7 @@ static void Failure_Job_SkipsAllButExchanges(void** state) {
     f->pass->plans[first].run_on_failure = 1;
     int32_t bad = add(f->pass, lanes[l]);
     wait_for(f->pass, bad, first);
-    f->pass->plans[bad].fails = SLUICE_E_FOREIGN;
+    f->pass->plans[bad].fails = SLUICE_E_EXTERNAL;
     int32_t skipped[8], exchanges[8];
     for (int i = 0; i < 8; ++i) {
       skipped[i] = add(f->pass, i % SLUICE_NUM_LANES);
@@ -241,7 +241,7 @@ static void Failure_Job_SkipsAllButExchanges(void** state) {
     }
     sluice_error_info_t stale = {.status = SLUICE_E_BUSY};
     (void)sluice_error_adopt(&stale); /* the record must come from the lane */
-    check_failure(run(f->device, f->pass), SLUICE_E_FOREIGN, bad);
+    check_failure(run(f->device, f->pass), SLUICE_E_EXTERNAL, bad);
     check_order(f->pass);
     for (int i = 0; i < 8; ++i) {
       assert_false(ran(f->pass, skipped[i]));
@@ -286,8 +286,8 @@ static void Passes_Many_EachStartsClean(void** state) {
       if (i > 0) wait_for(f->pass, i, i - 1);
     }
     int fails = n % 7 == 3 && under_test->times == NULL;
-    if (fails) f->pass->plans[n / 2].fails = SLUICE_E_FOREIGN;
-    assert_int_equal(run(f->device, f->pass), fails ? SLUICE_E_FOREIGN : SLUICE_OK);
+    if (fails) f->pass->plans[n / 2].fails = SLUICE_E_EXTERNAL;
+    assert_int_equal(run(f->device, f->pass), fails ? SLUICE_E_EXTERNAL : SLUICE_OK);
     for (int32_t i = 0; i < f->pass->num_jobs; ++i) assert_int_equal(ran(f->pass, i), !fails || i <= n / 2);
   }
 }

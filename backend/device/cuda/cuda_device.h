@@ -7,7 +7,7 @@
  * a pass may be captured into a CUDA graph. The only host wait is sluice_cuda_read().
  *
  * A failure is one of enqueueing: what the device itself reports later (a fault in a kernel) comes back from a later
- * call as FOREIGN. Jobs after a failed one are skipped as on a CPU; their events are still recorded.
+ * call as EXTERNAL. Jobs after a failed one are skipped as on a CPU; their events are still recorded.
  *
  * Threads: as device.h. After fork the child's device is inert: calls return STATE, destroy frees host memory only.
  */
@@ -34,7 +34,7 @@ sluice_cuda_image_t sluice_cuda_image(void);
 
 /* Device number `ordinal` through the driver of this machine, in its primary context (the one that PyTorch uses).
  * out_device: new, device->vtable->destroy, which does not wait for enqueued work.
- * Errors: NOT_FOUND (no driver, too old, no such device, kernels missing), NO_MEMORY, FOREIGN. */
+ * Errors: NOT_FOUND (no driver, too old, no such device, kernels missing), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_cuda_device_create(int32_t ordinal, sluice_allocator_t* allocator, sluice_device_t** out_device);
 /* The same through a table, borrowed until destroy, and an image. */
 sluice_status_t sluice_cuda_device_create_from(const sluice_cuda_driver_t* driver, sluice_cuda_image_t image,
@@ -55,7 +55,7 @@ int sluice_cuda_is_inherited(const sluice_device_t* device);
 /* Makes the device's context current on this thread, and its kernels those that device->kernels launches: jobs run
  * inside; everyone else calls these around kernels and foreign libraries. May be nested. leave returns the first
  * failure of a launch since enter, with its record: the entries of kernels.h return nothing.
- * Errors: STATE (after fork), FOREIGN; after a failed enter do not leave. */
+ * Errors: STATE (after fork), EXTERNAL; after a failed enter do not leave. */
 sluice_status_t sluice_cuda_enter(sluice_device_t* device);
 sluice_status_t sluice_cuda_leave(sluice_device_t* device);
 /* Leaves, with what the work inside has come to: the first error counts. */
@@ -67,7 +67,7 @@ sluice_status_t sluice_cuda_leave_with(sluice_device_t* device, sluice_status_t 
 sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count);
 
 /* Copies `bytes` from the device to `out` (pinned memory, or the copy is slower) and waits for that copy alone: the one
- * place where the host waits. Errors: STATE (the stream is being captured, or after fork), FOREIGN. */
+ * place where the host waits. Errors: STATE (the stream is being captured, or after fork), EXTERNAL. */
 sluice_status_t sluice_cuda_read(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out,
                                  uint64_t bytes);
 

@@ -15,7 +15,7 @@ sluice_status_t sluice_cuda_fail(const sluice_cuda_driver_t* driver, int code, c
   const char* meaning = NULL;
   if (driver->cuGetErrorName(code, &name) != 0 || name == NULL) name = "unknown error";
   if (driver->cuGetErrorString(code, &meaning) != 0 || meaning == NULL) meaning = "no text";
-  sluice_status_t status = code == SLUICE_CU_OUT_OF_MEMORY ? SLUICE_E_NO_MEMORY : SLUICE_E_FOREIGN;
+  sluice_status_t status = code == SLUICE_CU_OUT_OF_MEMORY ? SLUICE_E_NO_MEMORY : SLUICE_E_EXTERNAL;
   return sluice_error_record(status, -1, -1, code, "cuda: %s: %s (%d, %s)", text, name, code, meaning);
 }
 

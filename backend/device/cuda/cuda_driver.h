@@ -42,12 +42,12 @@ enum {
 
 /* Opens `library` (NULL: libcuda.so.1), takes every symbol, starts the driver and checks its version.
  * Errors: NOT_FOUND (no library, a symbol missing, a version below the minimum, no device: says which and what to
- * install), FOREIGN. Threads: thread-safe; the library stays open. */
+ * install), EXTERNAL. Threads: thread-safe; the library stays open. */
 sluice_status_t sluice_cuda_driver_open(const char* library, sluice_cuda_driver_t* out_driver);
 /* The second half: for a table that is filled already. */
 sluice_status_t sluice_cuda_driver_start(sluice_cuda_driver_t* driver);
 
-/* Records a failed driver call, `what` being a printf format: OUT_OF_MEMORY becomes NO_MEMORY, all else FOREIGN, with
+/* Records a failed driver call, `what` being a printf format: OUT_OF_MEMORY becomes NO_MEMORY, all else EXTERNAL, with
  * the driver's name and text for `code` as native code. */
 sluice_status_t sluice_cuda_fail(const sluice_cuda_driver_t* driver, int code, const char* what, ...)
     __attribute__((format(printf, 3, 4)));

@@ -31,7 +31,7 @@ void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool);
 
 /* A block that `stream` may use from here on: a block of the pool whose last user is done as far as `stream` is
  * concerned (it waits by event, never the host), or a new one. Idle blocks of other sizes make room.
- * Errors: OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, FOREIGN. */
+ * Errors: OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
                                         sluice_pinned_block_t* out_block);
 /* The same with a block of at most most_bytes, a multiple of the alignment (0: as sluice_pinned_pool_take). Where
@@ -42,7 +42,7 @@ sluice_status_t sluice_pinned_pool_take_within(sluice_pinned_pool_t* pool, uint6
  * or STATE. */
 sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,
                                              sluice_pinned_block_t* out_block);
-/* The block is free once `stream` has passed this point. It is free also when this fails (FOREIGN), after a host wait.
+/* The block is free once `stream` has passed this point. It is free also when this fails (EXTERNAL), after a host wait.
  */
 sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice_pinned_block_t* block,
                                         sluice_stream_t stream);
@@ -54,7 +54,7 @@ uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool);
 /* What is held beyond it goes as soon as it lies idle and another block is taken. */
 void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes);
 
-/* Copies between a pinned block and the device on a copy lane; stream-complete. Errors: FOREIGN. */
+/* Copies between a pinned block and the device on a copy lane; stream-complete. Errors: EXTERNAL. */
 sluice_status_t sluice_cuda_copy(sluice_device_t* device, sluice_stream_t stream, void* to, const void* from,
                                  uint64_t bytes);
 sluice_status_t sluice_cuda_fill(sluice_device_t* device, sluice_stream_t stream, void* to, int32_t value,

@@ -29,7 +29,7 @@ struct sluice_cublaslt_s {
 };
 
 static sluice_status_t fail(int code, const char* what) {
-  sluice_status_t status = code == ALLOC_FAILED ? SLUICE_E_NO_MEMORY : SLUICE_E_FOREIGN;
+  sluice_status_t status = code == ALLOC_FAILED ? SLUICE_E_NO_MEMORY : SLUICE_E_EXTERNAL;
   return sluice_error_record(status, -1, -1, code, "gemm \"cublas\": cuBLASLt, %s: cublasStatus_t %d", what, code);
 }
 

@@ -57,7 +57,7 @@ typedef struct sluice_cublaslt_call_s {
 typedef struct sluice_cublaslt_s sluice_cublaslt_t;
 
 /* symbols NULL: libcublasLt.so.13, then .12, those already loaded first. The device's context is current. out_lt: new,
- * sluice_cublaslt_close. Errors: NOT_FOUND (no library, a symbol missing, version below 12.0), NO_MEMORY, FOREIGN. */
+ * sluice_cublaslt_close. Errors: NOT_FOUND (no library, a symbol missing, version below 12.0), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_cublaslt_open(const sluice_cublaslt_symbols_t* symbols, sluice_allocator_t* allocator,
                                      sluice_cublaslt_t** out_lt);
 void sluice_cublaslt_close(sluice_cublaslt_t* lt); /* accepts NULL */

@@ -42,7 +42,7 @@ typedef struct gemm_cublas_s {
 } gemm_cublas_t;
 
 static sluice_status_t fail(int code, const char* what) {
-  sluice_status_t status = code == SLUICE_CUBLAS_ALLOC_FAILED ? SLUICE_E_NO_MEMORY : SLUICE_E_FOREIGN;
+  sluice_status_t status = code == SLUICE_CUBLAS_ALLOC_FAILED ? SLUICE_E_NO_MEMORY : SLUICE_E_EXTERNAL;
   return sluice_error_record(status, -1, -1, code, "gemm \"cublas\": %s: cublasStatus_t %d", what, code);
 }
 

@@ -55,7 +55,7 @@ typedef struct sluice_gemm_cublas_options_s {
 } sluice_gemm_cublas_options_t;
 
 /* out_gemm: new, sluice_gemm_destroy. Its run() enqueues on list->stream and returns; operands are device memory.
- * Errors: NOT_FOUND (no library, a symbol missing, version below 12.0), NO_MEMORY, FOREIGN. */
+ * Errors: NOT_FOUND (no library, a symbol missing, version below 12.0), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* options, sluice_allocator_t* allocator,
                                           sluice_gemm_t** out_gemm);
 

@@ -200,7 +200,7 @@ static sluice_status_t problem(sluice_gemm_onednn_t* onednn, const sluice_groupe
                                      f->lda, f->b, f->ldb, list->beta, f->c, f->ldc);
   }
   if (answer == 0) return SLUICE_OK;
-  return sluice_error_record(SLUICE_E_FOREIGN, -1, -1, answer,
+  return sluice_error_record(SLUICE_E_EXTERNAL, -1, -1, answer,
                              "%s refused a GEMM [%lld, %lld, %lld] of %s with its status %d: choose another gemm, "
                              "by name or with SLUICE_GEMM",
                              onednn->base.name, (long long)f->m, (long long)f->n, (long long)f->k,

@@ -76,7 +76,7 @@ struct sluice_context_s {
   int32_t ranks_per_node;      /* 0: not known */
   int32_t wire_dtype;          /* SLUICE_WIRE_* */
   int32_t expected_layers;     /* that there will be, as far as the host says; 0: it does not */
-  int32_t halves_apart;        /* under a budget: what an input half leaves is counted in steps */
+  int32_t separate_wgrad;      /* under a budget: what dgrad leaves is counted in steps */
   int32_t planned_outstanding; /* what the newest plan counts with; 0: there is none */
   int32_t num_given_plans;     /* layers that run under plans of the host's */
   int32_t num_layers;          /* of this context */

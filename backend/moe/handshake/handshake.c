@@ -151,13 +151,12 @@ static int describe_wishes(const header_t* own, const header_t* peer, int32_t ra
                     own->layer_id, without, without == rank ? peer_rank : rank);
   }
   static const char* const weights[] = {"none", "now", "later"};
-  return snprintf(
-      text, text_bytes,
-      "layer %d: the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: "
-      "input gradients %s, weight gradients %s: let all ranks ask for the same halves, and for gradients of "
-      "parameters on all ranks or on none",
-      own->layer_id, peer_rank, peer->wishes & 1 ? "yes" : "no", weights[(peer->wishes >> 1) % 3], rank,
-      own->wishes & 1 ? "yes" : "no", weights[(own->wishes >> 1) % 3]);
+  return snprintf(text, text_bytes,
+                  "layer %d: the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: "
+                  "input gradients %s, weight gradients %s: let all ranks ask for the same parts, and for gradients of "
+                  "parameters on all ranks or on none",
+                  own->layer_id, peer_rank, peer->wishes & 1 ? "yes" : "no", weights[(peer->wishes >> 1) % 3], rank,
+                  own->wishes & 1 ? "yes" : "no", weights[(own->wishes >> 1) % 3]);
 }
 
 static const char* dtype_word(int64_t dtype) { return sluice_dtype_name((int32_t)dtype); }

@@ -64,7 +64,7 @@ static inline int sluice_is_planned(const sluice_moe_t* moe) { return moe->plan 
 static inline int32_t sluice_layer_wire(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   const int is_coded = c->dtype == SLUICE_DTYPE_F32 && c->model_width > 1 && moe->context->world_size > 1;
-  return is_coded ? moe->context->wire_dtype : SLUICE_WIRE_AS_IT_IS;
+  return is_coded ? moe->context->wire_dtype : SLUICE_WIRE_LAYER_DTYPE;
 }
 
 /* What forwards have counted since the layer was made: rows of this rank's tokens by expert [E]; rows that each rank

@@ -31,7 +31,7 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   if (has_nodes) hash = sluice_hash_bytes(hash, &moe->shape.ranks_per_node, sizeof moe->shape.ranks_per_node);
   if (c->reuse) hash = sluice_hash_bytes(hash, "reuse", 5);
   const int32_t wire = sluice_layer_wire(moe);
-  if (wire != SLUICE_WIRE_AS_IT_IS) hash = sluice_hash_bytes(hash, &wire, sizeof wire);
+  if (wire != SLUICE_WIRE_LAYER_DTYPE) hash = sluice_hash_bytes(hash, &wire, sizeof wire);
   if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
   if (c->grouping != SLUICE_GROUPING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->grouping, sizeof c->grouping);
   if (moe->shape.policies.count > 0)

@@ -38,7 +38,7 @@ static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_unit_t unit = sluice_layer_unit(c);
-  int wanted = pass->schedule->spec.weight_half != SLUICE_WEIGHTS_NONE;
+  int wanted = pass->schedule->spec.wgrad != SLUICE_WGRAD_CALL_NONE;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);
@@ -101,7 +101,7 @@ static sluice_status_t host_expert_grad(sluice_pass_t* pass, const sluice_op_t* 
                                                sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), dy,
                                                sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e));
     if (result != 0) {
-      return SLUICE_FAIL(SLUICE_E_FOREIGN,
+      return SLUICE_FAIL(SLUICE_E_EXTERNAL,
                          "layer %d: the host's expert %d failed in backward of chunk %d (it returned %d)", c->layer_id,
                          e, op->chunk, result);
     }

@@ -110,7 +110,7 @@ sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op) {
                                               sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e),
                                               sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e));
     if (result != 0) {
-      return SLUICE_FAIL(SLUICE_E_FOREIGN,
+      return SLUICE_FAIL(SLUICE_E_EXTERNAL,
                          "layer %d: the host's expert %d failed in forward of chunk %d (it returned %d)",
                          pass->moe->shape.config.layer_id, e, op->chunk, result);
     }

@@ -30,10 +30,10 @@ typedef struct sluice_pass_lanes_s {
 extern const sluice_pass_lanes_t sluice_lanes_of_threads;
 extern const sluice_pass_lanes_t sluice_lanes_of_streams;
 
-/* Only passes of training count: a forward that keeps nothing and a weight half alone take other times. */
+/* Only passes of training count: a forward that keeps nothing and wgrad alone take other times. */
 static inline int sluice_pass_is_of_training(const sluice_pass_t* pass) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
-  return spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->input_half);
+  return spec->only == 0 && (spec->direction == SLUICE_FORWARD ? spec->keep : spec->dgrad);
 }
 
 static inline const sluice_pass_lanes_t* sluice_pass_lanes(const sluice_pass_t* pass) {

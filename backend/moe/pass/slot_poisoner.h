@@ -10,7 +10,7 @@
 
 /* Of a pass whose slots lie; pass->released stays NULL where nothing is poisoned. Errors: NO_MEMORY. */
 sluice_status_t sluice_slot_poisoner_begin(sluice_pass_t* pass);
-/* An op has ended, or is enqueued, and whoever waits for it does not know yet. Any lane. Errors: FOREIGN. */
+/* An op has ended, or is enqueued, and whoever waits for it does not know yet. Any lane. Errors: EXTERNAL. */
 sluice_status_t sluice_slot_poisoner_release(sluice_pass_t* pass, int32_t index);
 /* The ops that this one waits for, its own dependencies first; once for each op. Valid until the pass has ended. */
 const int32_t* sluice_slot_poisoner_waits(sluice_pass_t* pass, int32_t index, int32_t* out_count);

@@ -8,20 +8,20 @@
 #include "backend/moe/run/mode.h"
 #include "backend/moe/run/run_pass.h"
 
-static int32_t weight_half_of(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args) {
-  if (!(args->halves & SLUICE_HALF_WEIGHT)) return SLUICE_WEIGHTS_LATER;
+static int32_t wgrad_of(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args) {
+  if (!(args->parts & SLUICE_BACKWARD_WGRAD)) return SLUICE_WGRAD_CALL_LATER;
   const int is_wanted = args->grad_params != NULL || moe->shape.config.callback_experts;
-  return is_wanted ? SLUICE_WEIGHTS_NOW : SLUICE_WEIGHTS_NONE;
+  return is_wanted ? SLUICE_WGRAD_CALL_NOW : SLUICE_WGRAD_CALL_NONE;
 }
 
 static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_step_t* step,
                                       const sluice_moe_backward_args_t* args) {
   const sluice_moe_t* moe = pass->moe;
   sluice_template_spec_t spec = sluice_run_spec(pass, SLUICE_BACKWARD, 0);
-  spec.input_half = (args->halves & SLUICE_HALF_INPUT) != 0;
-  spec.weight_half = weight_half_of(moe, args);
+  spec.dgrad = (args->parts & SLUICE_BACKWARD_DGRAD) != 0;
+  spec.wgrad = wgrad_of(moe, args);
   spec.wgrad_mode = moe->mode->wgrad_mode(moe, &pass->binding);
-  spec.reuse_saved = step->state == SLUICE_STEP_INPUT_DONE
+  spec.reuse_saved = step->state == SLUICE_STEP_DGRAD_DONE
                          ? step->reuses_saved
                          : !moe->shape.config.callback_experts && args->may_reuse_saved;
   return spec;
@@ -39,9 +39,9 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   SLUICE_TRY(moe->mode->check_capture(pass));
   step->is_captured |= pass->captured != 0;
-  SLUICE_TRY(moe->mode->check_halves(pass));
+  SLUICE_TRY(moe->mode->check_separate_wgrad(pass));
   /* Only now are the token counts of the step known. */
-  if (spec.input_half && args->grad_out->shape[0] != pass->binding.num_tokens) {
+  if (spec.dgrad && args->grad_out->shape[0] != pass->binding.num_tokens) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
         moe->shape.config.layer_id, (long long)args->grad_out->shape[0], (long long)pass->binding.num_tokens);
@@ -74,7 +74,7 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   sluice_step_give_saved(step, &pass->binding, given);
   pass->grad_params = args->grad_params;
   SLUICE_TRY(sluice_pass_measure(pass));
-  if (pass->schedule->spec.weight_half == SLUICE_WEIGHTS_LATER) SLUICE_TRY(allocate_deferred(pass, step));
+  if (pass->schedule->spec.wgrad == SLUICE_WGRAD_CALL_LATER) SLUICE_TRY(allocate_deferred(pass, step));
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i)
     given[sluice_deferred_tensors[i]] = step->deferred[sluice_deferred_tensors[i]];
   SLUICE_TRY(sluice_pass_prepare(pass, given));
@@ -101,25 +101,22 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   return status;
 }
 
-static sluice_status_t check_state(const sluice_step_t* step, int32_t halves) {
-  if (step->state == SLUICE_STEP_FRESH && halves != SLUICE_HALF_WEIGHT) return sluice_step_check_saved(step);
-  if (step->state == SLUICE_STEP_INPUT_DONE && halves == SLUICE_HALF_WEIGHT) return SLUICE_OK;
-  static const char* const done[] = {"has not had its input half yet",
-                                     "has had its input half; only the weight half is open",
+static sluice_status_t check_state(const sluice_step_t* step, int32_t parts) {
+  if (step->state == SLUICE_STEP_FRESH && parts != SLUICE_BACKWARD_WGRAD) return sluice_step_check_saved(step);
+  if (step->state == SLUICE_STEP_DGRAD_DONE && parts == SLUICE_BACKWARD_WGRAD) return SLUICE_OK;
+  static const char* const done[] = {"has not had dgrad yet", "has had dgrad; only wgrad is open",
                                      "has had its backward already"};
   return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: this step %s", step->moe->shape.config.layer_id, done[step->state]);
 }
 
-static void advance(sluice_step_t* step, int32_t halves) {
-  step->state = halves == SLUICE_HALF_INPUT ? SLUICE_STEP_INPUT_DONE : SLUICE_STEP_DONE;
+static void advance(sluice_step_t* step, int32_t parts) {
+  step->state = parts == SLUICE_BACKWARD_DGRAD ? SLUICE_STEP_DGRAD_DONE : SLUICE_STEP_DONE;
   if (step->state != SLUICE_STEP_DONE) return;
   sluice_step_free_deferred(step);
   sluice_replay_end(&step->moe->replay);
 }
 
-static int32_t wishes_of(const sluice_template_spec_t* spec) {
-  return (spec->input_half != 0) | spec->weight_half << 1;
-}
+static int32_t wishes_of(const sluice_template_spec_t* spec) { return (spec->dgrad != 0) | spec->wgrad << 1; }
 
 static sluice_status_t agree(sluice_pass_t* pass, sluice_status_t refusal, const char* text) {
   const sluice_proposal_t proposal = {
@@ -146,18 +143,18 @@ static sluice_status_t open_collective(sluice_pass_t* pass, sluice_step_t* step,
   SLUICE_TRY(pass->moe->mode->tell_failure(pass->moe));
   refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   sluice_status_t status = refusal;
-  if (status == SLUICE_OK) status = check_state(step, args->halves);
+  if (status == SLUICE_OK) status = check_state(step, args->parts);
   if (status == SLUICE_OK) status = bind_alone(pass, step, args);
   sluice_binding_stops(&pass->host);
   if (refusal == SLUICE_OK && status != SLUICE_OK) status = sluice_take_refusal(context, status, text, sizeof text);
   return agree(pass, status, text);
 }
 
-/* A weight half alone: there is nobody to ask. */
+/* wgrad alone: there is nobody to ask. */
 static sluice_status_t open_alone(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
                                   sluice_status_t refusal) {
   sluice_status_t status = refusal;
-  if (status == SLUICE_OK) status = check_state(step, args->halves);
+  if (status == SLUICE_OK) status = check_state(step, args->parts);
   if (status == SLUICE_OK) status = bind_alone(pass, step, args);
   sluice_binding_stops(&pass->host);
   if (status == SLUICE_OK) pass->moe->mode->note_alone(pass);
@@ -166,7 +163,7 @@ static sluice_status_t open_alone(sluice_pass_t* pass, sluice_step_t* step, cons
 
 static sluice_status_t run(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
                            sluice_status_t refusal) {
-  const int is_collective = args->halves != SLUICE_HALF_WEIGHT;
+  const int is_collective = args->parts != SLUICE_BACKWARD_WGRAD;
   sluice_binding_starts(&pass->host);
   SLUICE_TRY((is_collective ? open_collective : open_alone)(pass, step, args, refusal));
   sluice_status_t status = execute(pass, step, args);
@@ -181,6 +178,6 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
   sluice_pass_t pass = sluice_run_pass(moe, SLUICE_BACKWARD, stream);
   sluice_status_t status = run(&pass, step, args, refusal);
   moe->mode->close(&pass, status);
-  if (status == SLUICE_OK) advance(step, args->halves);
+  if (status == SLUICE_OK) advance(step, args->parts);
   return status;
 }

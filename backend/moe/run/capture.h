@@ -4,7 +4,7 @@
 
 #include "backend/moe/pass/pass.h"
 
-/* Opens the call: pass->captured. Errors: INVALID_ARGUMENT, FOREIGN. */
+/* Opens the call: pass->captured. Errors: INVALID_ARGUMENT, EXTERNAL. */
 sluice_status_t sluice_capture_open(sluice_pass_t* pass);
 /* The same for a call that waits for counts. STATE in a capture. */
 sluice_status_t sluice_capture_refuse(sluice_pass_t* pass);

@@ -30,7 +30,7 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
  * read before anything else is posted. */
 static int may_group(const sluice_moe_t* moe, const sluice_binding_t* binding, int32_t num_chunks) {
   const int has_pairs = num_chunks > SLUICE_GROUPED_CHUNKS && moe->context->world_size > 1 && !binding->two_levels &&
-                        sluice_layer_wire(moe) == SLUICE_WIRE_AS_IT_IS;
+                        sluice_layer_wire(moe) == SLUICE_WIRE_LAYER_DTYPE;
   return has_pairs && !sluice_is_planned(moe) && !moe->shape.config.reuse;
 }
 

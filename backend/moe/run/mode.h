@@ -46,9 +46,9 @@ typedef struct sluice_mode_s {
 
   /* Of a forward that may have run in another mode. */
   int32_t (*wgrad_mode)(const sluice_moe_t* moe, const sluice_binding_t* binding);
-  /* Whether what an input half leaves behind is counted and has room, or nothing is sent. */
-  sluice_status_t (*check_halves)(sluice_pass_t* pass);
-  /* A weight half, which asks nobody. */
+  /* Whether what dgrad leaves behind is counted and has room, or nothing is sent. */
+  sluice_status_t (*check_separate_wgrad)(sluice_pass_t* pass);
+  /* wgrad, which asks nobody. */
   void (*note_alone)(const sluice_pass_t* pass);
 } sluice_mode_t;
 

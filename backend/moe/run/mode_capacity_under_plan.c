@@ -66,5 +66,5 @@ const sluice_mode_t sluice_mode_capacity_under_plan = {.is_bounded = 1,
                                                        .take_plan = take_plan,
                                                        .bind = bind,
                                                        .wgrad_mode = sluice_planned_wgrad_mode,
-                                                       .check_halves = sluice_planned_check_pass,
+                                                       .check_separate_wgrad = sluice_planned_check_pass,
                                                        .note_alone = sluice_capacity_note_agreed};

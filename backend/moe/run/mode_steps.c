@@ -51,7 +51,7 @@ int32_t sluice_mode_forward_wgrad_mode(const sluice_moe_t* moe, const sluice_bin
   return binding->wgrad_mode;
 }
 
-sluice_status_t sluice_mode_allow_halves(sluice_pass_t* pass) {
+sluice_status_t sluice_mode_allow_separate_wgrad(sluice_pass_t* pass) {
   (void)pass;
   return SLUICE_OK;
 }

@@ -23,8 +23,8 @@ sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_hands
                                          const sluice_replay_forward_t* repeated);
 /* wgrad_mode: the forward's. */
 int32_t sluice_mode_forward_wgrad_mode(const sluice_moe_t* moe, const sluice_binding_t* binding);
-/* check_halves: there is no budget that they could pass. */
-sluice_status_t sluice_mode_allow_halves(sluice_pass_t* pass);
+/* check_separate_wgrad: there is no budget that they could pass. */
+sluice_status_t sluice_mode_allow_separate_wgrad(sluice_pass_t* pass);
 /* propose: n and, of a forward that `is_known`, what the ranks have to run alike. */
 void sluice_mode_propose_by_config(const sluice_forward_t* f, int is_known, sluice_proposal_t* proposal);
 

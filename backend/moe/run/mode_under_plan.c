@@ -44,5 +44,5 @@ const sluice_mode_t sluice_mode_under_plan = {.is_bounded = 1,
                                               .take_plan = take_plan,
                                               .bind = bind,
                                               .wgrad_mode = sluice_planned_wgrad_mode,
-                                              .check_halves = sluice_planned_check_pass,
+                                              .check_separate_wgrad = sluice_planned_check_pass,
                                               .note_alone = sluice_mode_note_nothing};

@@ -45,11 +45,11 @@ static sluice_status_t check_deferred(const sluice_moe_t* moe, uint64_t bytes) {
   const sluice_plan_data_t* plan = moe->plan;
   const sluice_plan_inputs_t* inputs = &plan->inputs;
   if (inputs->reuse && inputs->budget == 0) return SLUICE_OK; /* there is nothing that they would exceed */
-  if (!inputs->halves_apart) {
+  if (!inputs->separate_wgrad) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: the input half alone keeps %llu bytes of gradient rows until its weight half, which "
-                       "the plan in force does not count: set halves_apart to 1 in the context's config (with a plan "
-                       "of your own: in sluice_plan_config_t), or call both halves at once",
+                       "layer %d: dgrad alone keeps %llu bytes of gradient rows until wgrad, which "
+                       "the plan in force does not count: set separate_wgrad to 1 in the context's config (with a plan "
+                       "of your own: in sluice_plan_config_t), or ask for SLUICE_BACKWARD_BOTH",
                        moe->shape.config.layer_id, (unsigned long long)bytes);
   }
   if (inputs->budget == 0) return SLUICE_OK;
@@ -57,9 +57,9 @@ static sluice_status_t check_deferred(const sluice_moe_t* moe, uint64_t bytes) {
   uint64_t held = atomic_load(&moe->context->step_bytes);
   if (held + bytes <= room) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                     "layer %d: outstanding forwards hold %llu bytes on this rank, and the input half alone would keep "
-                     "%llu until its weight half, %llu more than the memory_budget of %llu has for them "
-                     "(max_outstanding is %d): run weight halves or whole backwards first, raise max_outstanding, or "
+                     "layer %d: outstanding forwards hold %llu bytes on this rank, and dgrad alone would keep "
+                     "%llu until wgrad, %llu more than the memory_budget of %llu has for them "
+                     "(max_outstanding is %d): run wgrads or whole backwards first, raise max_outstanding, or "
                      "raise memory_budget",
                      moe->shape.config.layer_id, (unsigned long long)held, (unsigned long long)bytes,
                      (unsigned long long)(held + bytes - room), (unsigned long long)inputs->budget,
@@ -71,7 +71,7 @@ int32_t sluice_planned_wgrad_mode(const sluice_moe_t* moe, const sluice_binding_
 }
 
 sluice_status_t sluice_planned_check_pass(sluice_pass_t* pass) {
-  if (pass->moe->plan == NULL || pass->schedule->spec.weight_half != SLUICE_WEIGHTS_LATER) return SLUICE_OK;
+  if (pass->moe->plan == NULL || pass->schedule->spec.wgrad != SLUICE_WGRAD_CALL_LATER) return SLUICE_OK;
   SLUICE_TRY(sluice_pass_measure(pass));
   uint64_t bytes = 0;
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) {
@@ -89,7 +89,7 @@ static sluice_plan_inputs_t inputs_of(const sluice_moe_t* moe, const sluice_hand
       .base = handshake->base_bytes,
       .max_outstanding = context->max_outstanding > 0 ? context->max_outstanding : context->num_layers,
       .may_keep_part = 1,
-      .halves_apart = context->halves_apart,
+      .separate_wgrad = context->separate_wgrad,
   };
   sluice_plan_inputs_take_shape(&inputs, &moe->shape);
   return inputs;

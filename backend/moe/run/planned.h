@@ -15,7 +15,7 @@ uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe);
  * before any row is sent. In place of an allocator that would refuse in the middle of a pass. OVER_BUDGET. */
 sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held, uint64_t held_pool);
 
-/* Whether the input half of a backward may leave its gradient rows for its weight half under the plan in force, on this
+/* Whether dgrad of a backward may leave its gradient rows for wgrad under the plan in force, on this
  * rank; measures the pass. Errors: UNSUPPORTED, where the plan does not count them; OVER_BUDGET. */
 sluice_status_t sluice_planned_check_pass(sluice_pass_t* pass);
 /* Of a backward whose forward may have run without a plan. */

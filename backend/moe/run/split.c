@@ -17,7 +17,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
       .single_rank = moe->context->world_size == 1 || part == SLUICE_PART_EXPERTS,
       .keep = direction == SLUICE_FORWARD && part == SLUICE_PART_EXPERTS, /* rows and pre are the host's */
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
-      .input_half = direction == SLUICE_BACKWARD,
+      .dgrad = direction == SLUICE_BACKWARD,
       .only = part,
   };
 }
@@ -203,7 +203,7 @@ sluice_status_t sluice_part_experts_backward(sluice_moe_t* moe, const void* rows
                                              const sluice_expert_tensors_t* grad_params, int32_t grad_mode) {
   sluice_pass_t pass = pass_of(moe, SLUICE_BACKWARD);
   sluice_template_spec_t spec = spec_of(moe, SLUICE_BACKWARD, SLUICE_PART_EXPERTS);
-  spec.weight_half = grad_params != NULL ? SLUICE_WEIGHTS_NOW : SLUICE_WEIGHTS_NONE;
+  spec.wgrad = grad_params != NULL ? SLUICE_WGRAD_CALL_NOW : SLUICE_WGRAD_CALL_NONE;
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass.schedule));
   SLUICE_TRY(sluice_binding_of_rows(moe, rows_per_expert, &pass.binding));
   pass.params = params;

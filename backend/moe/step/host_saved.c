@@ -56,7 +56,7 @@ static sluice_status_t allocate_deferred(sluice_step_t* step, int32_t tensor, ui
   (void)most, (void)stream;
   step->deferred_bytes[tensor] = bytes;
   if (bytes == 0) return SLUICE_OK;
-  step->deferred[tensor] = sluice_alloc(&step->moe->context->allocator, bytes, "gradient rows of the weight half");
+  step->deferred[tensor] = sluice_alloc(&step->moe->context->allocator, bytes, "gradient rows of wgrad");
   return step->deferred[tensor] != NULL ? SLUICE_OK : sluice_alloc_status();
 }
 

@@ -16,7 +16,7 @@ typedef struct sluice_saved_memory_s {
   sluice_allocator_t* (*allocator)(sluice_context_t* context, int32_t which);
   /* A buffer of the host's: INVALID_ARGUMENT, naming it, where rows may not lie there. */
   sluice_status_t (*take_given)(sluice_step_t* step, int32_t which, uint64_t bytes);
-  /* The most rows that an input half leaves under the plan in force, by deferred tensor; 0: what there are. */
+  /* The most rows that dgrad leaves under the plan in force, by deferred tensor; 0: what there are. */
   sluice_status_t (*most_deferred)(const sluice_moe_t* moe, uint64_t* out_bytes);
   sluice_status_t (*allocate_deferred)(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
                                        sluice_stream_t stream);

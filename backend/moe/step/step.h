@@ -6,7 +6,7 @@
 
 typedef enum sluice_step_state_e {
   SLUICE_STEP_FRESH = 0,  /* forward done */
-  SLUICE_STEP_INPUT_DONE, /* the input half is done, the weight half is open */
+  SLUICE_STEP_DGRAD_DONE, /* dgrad is done, wgrad is open */
   SLUICE_STEP_DONE
 } sluice_step_state_t;
 
@@ -21,9 +21,9 @@ struct sluice_step_s {
   int32_t state;                           /* sluice_step_state_t */
   uint8_t is_captured;                     /* a graph uses its buffers: the library's own stay until the context goes */
   uint8_t is_promised;                     /* under a plan: they are in the context's ledger */
-  uint8_t reuses_saved;                    /* the input half wrote dT_M over the saved T_M */
+  uint8_t reuses_saved;                    /* dgrad wrote dT_M over the saved T_M */
   uint8_t behind_first; /* bits by saved buffer: no block of its own, it lies behind the other one of its kind */
-  /* Left by the input half for the weight half: every slot that WEIGHT_GRAD reads and the step does not save. */
+  /* Left by dgrad for wgrad: every slot that WEIGHT_GRAD reads and the step does not save. */
   void* deferred[SLUICE_T_COUNT];
   uint64_t deferred_bytes[SLUICE_T_COUNT];
 };
@@ -38,7 +38,7 @@ sluice_status_t sluice_step_new(sluice_moe_t* moe, sluice_step_t** out_step);
  * context, to be used from `stream`. On failure nothing is kept. */
 sluice_status_t sluice_step_allocate(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream,
                                      sluice_save_fn_t save, void* save_user, int save_is_counted);
-/* Rows that the input half leaves for the weight half. bytes: by deferred tensor. */
+/* Rows that dgrad leaves for wgrad. bytes: by deferred tensor. */
 sluice_status_t sluice_step_allocate_deferred(sluice_step_t* step, const uint64_t* bytes, sluice_stream_t stream);
 void sluice_step_free_deferred(sluice_step_t* step);
 /* given [SLUICE_T_COUNT]: where the kept tensors of this step lie. */

@@ -158,7 +158,7 @@ static void CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn(void** state) {
       if (in_backward) assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
       rig.callback_failure = 42;
       sluice_status_t status = in_backward ? rig_backward(&rig, step) : rig_forward(&rig, &step);
-      assert_int_equal(status, SLUICE_E_FOREIGN);
+      assert_int_equal(status, SLUICE_E_EXTERNAL);
       /* Computed again, it is the forward that fails in backward. */
       const char* words = words_of[in_backward && m == 0];
       if (strstr(last_message(), words) == NULL) fail_msg("%s", last_message());
@@ -223,9 +223,9 @@ static void CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader(void** stat
     if (fakes_close(text, sizeof text) != 0) fail_msg("left: %s", text);
     for (int pass = 0; pass < 2; ++pass) {
       assert_int_equal(parts[0].failed[pass], SLUICE_OK);
-      assert_int_equal(parts[1].failed[pass], SLUICE_E_FOREIGN);
+      assert_int_equal(parts[1].failed[pass], SLUICE_E_EXTERNAL);
       assert_int_equal(parts[0].next[pass], SLUICE_E_PEER_REFUSED);
-      assert_int_equal(parts[1].next[pass], SLUICE_E_FOREIGN);
+      assert_int_equal(parts[1].next[pass], SLUICE_E_EXTERNAL);
       if (strstr(parts[0].why[pass], "it returned 42") == NULL) fail_msg("%s", parts[0].why[pass]);
       if (strstr(parts[1].why[pass], "an earlier pass failed") == NULL) fail_msg("%s", parts[1].why[pass]);
     }

@@ -275,7 +275,7 @@ static const library_t CUBLAS = {"cublas", sluice_fake_cublas_fail_call, sluice_
 static const library_t NCCL = {"nccl", sluice_fake_nccl_fail_call, sluice_fake_nccl_failed, 3};
 
 static void assert_told(sluice_status_t status) {
-  if (status != SLUICE_E_FOREIGN && status != SLUICE_E_NO_MEMORY && status != SLUICE_E_INVALID_ARGUMENT) {
+  if (status != SLUICE_E_EXTERNAL && status != SLUICE_E_NO_MEMORY && status != SLUICE_E_INVALID_ARGUMENT) {
     fail_msg("status %d: %s", status, last_message());
   }
   assert_true(strlen(last_message()) > 10);

@@ -20,7 +20,7 @@ enum { MORE_BYTES = 24000 }; /* a twelfth of the rows of the largest batches */
 enum { MOST = 256, SIZES = 3, ROUNDS = 8 * SIZES, WARM = 2 * SIZES };
 static const int64_t sizes[SIZES] = {MOST, MOST / 8, MOST / 2};
 
-static void open_rig(rig_t* rig, uint64_t budget, uint64_t host_budget, int32_t halves_apart) {
+static void open_rig(rig_t* rig, uint64_t budget, uint64_t host_budget, int32_t separate_wgrad) {
   const world_machine_t* machine = fakes_machine();
   sluice_moe_config_t layer = rig_config();
   layer.model_width = 16, layer.hidden_width = 64, layer.num_chunks = 0;
@@ -34,7 +34,7 @@ static void open_rig(rig_t* rig, uint64_t budget, uint64_t host_budget, int32_t 
   sluice_context_config_init(&config, sizeof config);
   config.device_type = machine->device_type, config.device_id = machine->device_id(0);
   config.memory_budget = budget, config.host_memory_budget = host_budget, config.max_outstanding = 1;
-  config.halves_apart = halves_apart;
+  config.separate_wgrad = separate_wgrad;
   assert_int_equal(machine->make_context(0, &config, NULL, &rig->context), SLUICE_OK);
   sluice_tuner_config_t tuner;
   sluice_planner_t* planner = NULL;
@@ -61,15 +61,15 @@ typedef struct places_s {
 } places_t;
 
 static sluice_status_t run_halves(rig_t* rig, sluice_step_t* step, places_t* out_places) {
-  rig->backward.halves = SLUICE_HALF_INPUT;
+  rig->backward.parts = SLUICE_BACKWARD_DGRAD;
   sluice_status_t status = rig_backward(rig, step);
   for (int i = 0; i < SLUICE_NUM_DEFERRED; ++i) out_places->deferred[i] = step->deferred[sluice_deferred_tensors[i]];
-  rig->backward.halves = SLUICE_HALF_WEIGHT;
+  rig->backward.parts = SLUICE_BACKWARD_WGRAD;
   return status == SLUICE_OK ? rig_backward(rig, step) : status;
 }
 
 /* A step of so many tokens. */
-static sluice_status_t run_step(rig_t* rig, int64_t tokens, int32_t halves_apart, places_t* out_places) {
+static sluice_status_t run_step(rig_t* rig, int64_t tokens, int32_t separate_wgrad, places_t* out_places) {
   sluice_step_t* step = NULL;
   rig->num_tokens = tokens;
   rig_reset(rig);
@@ -79,19 +79,19 @@ static sluice_status_t run_step(rig_t* rig, int64_t tokens, int32_t halves_apart
   out_places->rows = step->saved[SLUICE_SAVED_INPUT];
   out_places->pool = step->saved[SLUICE_SAVED_HOST_INPUT] != NULL ? step->saved[SLUICE_SAVED_HOST_INPUT]
                                                                   : step->saved[SLUICE_SAVED_HOST_PRE_ACTIVATION];
-  status = halves_apart ? run_halves(rig, step, out_places) : rig_backward(rig, step);
+  status = separate_wgrad ? run_halves(rig, step, out_places) : rig_backward(rig, step);
   sluice_step_drop(step);
   fakes_machine()->settle(0);
   sluice_fake_cuda_forget_accesses();
   return status;
 }
 
-static uint64_t smallest_budget(int32_t halves_apart) {
+static uint64_t smallest_budget(int32_t separate_wgrad) {
   rig_t rig;
   places_t places;
   unsigned long long needs = 0;
-  open_rig(&rig, 1, 0, halves_apart);
-  assert_int_equal(run_step(&rig, MOST, halves_apart, &places), SLUICE_E_OVER_BUDGET);
+  open_rig(&rig, 1, 0, separate_wgrad);
+  assert_int_equal(run_step(&rig, MOST, separate_wgrad, &places), SLUICE_E_OVER_BUDGET);
   const char* text = strstr(last_message(), ") needs ");
   assert_non_null(text);
   assert_int_equal(sscanf(text, ") needs %llu", &needs), 1);
@@ -125,16 +125,16 @@ static int keeps_input(const answer_t* a) { return a->policy.restore_input == SL
 
 /* Where the largest batches cannot keep their rows the smallest do, in fewer chunks, and in the same blocks. With
  * halves apart there is room for the largest ones' rows too. */
-static void check_sizes(int32_t halves_apart) {
-  const uint64_t least = smallest_budget(halves_apart);
+static void check_sizes(int32_t separate_wgrad) {
+  const uint64_t least = smallest_budget(separate_wgrad);
   int32_t num_unlike = 0;
   for (uint64_t more = 0; more < 5; ++more) {
     rig_t rig;
     places_t places, before = {0};
-    open_rig(&rig, least + more * MORE_BYTES, more == 4 ? least : 0, halves_apart);
+    open_rig(&rig, least + more * MORE_BYTES, more == 4 ? least : 0, separate_wgrad);
     int32_t num_moved = 0;
     for (int32_t i = 0; i < ROUNDS; ++i) {
-      if (run_step(&rig, sizes[i % SIZES], halves_apart, &places) != SLUICE_OK) fail_msg("%s", last_message());
+      if (run_step(&rig, sizes[i % SIZES], separate_wgrad, &places) != SLUICE_OK) fail_msg("%s", last_message());
       if (i >= WARM) {
         num_moved += places.rows != before.rows;
         num_moved += memcmp(places.deferred, before.deferred, sizeof places.deferred) != 0;
@@ -152,7 +152,7 @@ static void check_sizes(int32_t halves_apart) {
         large.policy.restore_pre_activation, MOST, small.num_chunks, small.policy.restore_input,
         small.policy.restore_pre_activation, MOST / 8, num_moved);
     assert_int_equal(num_moved, 0);
-    num_unlike += keeps_input(&small) && keeps_input(&large) == halves_apart && small.num_chunks < large.num_chunks;
+    num_unlike += keeps_input(&small) && keeps_input(&large) == separate_wgrad && small.num_chunks < large.num_chunks;
     close_rig(&rig);
   }
   assert_true(num_unlike > 0);
@@ -164,7 +164,7 @@ static void CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock(void** state) {
 }
 
 /* Gradient rows between the halves lie in blocks that serve the plans of all sizes, too. */
-static void CudaSizes_HalvesApart_EachHasItsPlanInTheSameBlocks(void** state) {
+static void CudaSizes_SeparateWgrad_EachHasItsPlanInTheSameBlocks(void** state) {
   (void)state;
   check_sizes(1);
 }
@@ -172,7 +172,7 @@ static void CudaSizes_HalvesApart_EachHasItsPlanInTheSameBlocks(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock),
-      cmocka_unit_test(CudaSizes_HalvesApart_EachHasItsPlanInTheSameBlocks),
+      cmocka_unit_test(CudaSizes_SeparateWgrad_EachHasItsPlanInTheSameBlocks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -69,7 +69,7 @@ static void CudaTwoLevels_EveryPolicyAndHalves_HaveTheBitsOfTheCpu(void** state)
     case_t c = base_case();
     c.num_chunks = 1 + p % 3, c.gated = p % 2, c.restore_input = p / 3,
     c.restore_pre_activation = pre_activation[p % 3];
-    c.halves_apart = p % 4 == 1, c.outstanding = 1 + p % 2;
+    c.separate_wgrad = p % 4 == 1, c.outstanding = 1 + p % 2;
     check_bits(&c);
   }
 }

@@ -80,7 +80,7 @@ static void Deduplicate_EveryPolicy_MatchesReference(void** state) {
     c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3;
     check(&c);
-    c.restore = !c.restore, c.halves_apart = 1, c.outstanding = c.restore ? 1 : 2, c.wgrad_mode = 1;
+    c.restore = !c.restore, c.separate_wgrad = 1, c.outstanding = c.restore ? 1 : 2, c.wgrad_mode = 1;
     check(&c);
   }
 }
@@ -309,11 +309,11 @@ static void DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame(void** 
   const budget_suite_t suite = suite_of();
   for (int32_t w = 2; w <= 3; ++w) {
     case_t c = suite.base;
-    c.world_size = w, c.halves_apart = 1, c.reuse_saved = w % 2;
+    c.world_size = w, c.separate_wgrad = 1, c.reuse_saved = w % 2;
     c.budget = 1;
     c.budget = budget_smallest(&suite, c);
     budget_check(&suite, c);
-    c.halves_apart = 0, c.callback_experts = 1, c.bias = 0;
+    c.separate_wgrad = 0, c.callback_experts = 1, c.bias = 0;
     c.restore_input = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_REDISPATCH;
     c.restore_pre_activation = w == 2 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
     c.budget = 1;

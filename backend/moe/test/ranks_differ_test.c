@@ -100,7 +100,7 @@ static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
 static void wires_run(part_t* me) {
   const sluice_moe_config_t config = config_for(me->world_size);
   WORKS(rig_open_context(&me->rig, me->comm));
-  me->rig.context->wire_dtype = me->rank == 1 ? SLUICE_WIRE_BF16 : SLUICE_WIRE_AS_IT_IS;
+  me->rig.context->wire_dtype = me->rank == 1 ? SLUICE_WIRE_BF16 : SLUICE_WIRE_LAYER_DTYPE;
   WORKS(rig_open_layer(&me->rig, &config));
   sluice_step_t* step = NULL;
   STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH,
@@ -199,10 +199,10 @@ static void wishes_run(part_t* me) {
          me->rank == 0 ? "rank 0: input gradients yes, weight gradients none"
                        : "rank 1: input gradients yes, weight gradients now");
   me->rig.backward.grad_params = &me->rig.grad_table;
-  me->rig.backward.halves = me->rank == 0 ? SLUICE_HALF_INPUT : SLUICE_HALF_BOTH;
-  STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH, "halves");
+  me->rig.backward.parts = me->rank == 0 ? SLUICE_BACKWARD_DGRAD : SLUICE_BACKWARD_BOTH;
+  STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH, "parts");
   EXPECT(strstr(last_message(), "rank 0: input gradients yes, weight gradients later") != NULL);
-  me->rig.backward.halves = SLUICE_HALF_BOTH;
+  me->rig.backward.parts = SLUICE_BACKWARD_BOTH;
   WORKS(rig_backward(&me->rig, step));
   sluice_step_drop(step);
 }

@@ -25,7 +25,7 @@ static void callback_run(part_t* me) {
     me->rig.callback_failure = me->rank == 1 ? 42 : 0;
     sluice_status_t status = in_backward ? rig_backward(&me->rig, step) : rig_forward(&me->rig, &step);
     if (me->rank == 1) {
-      STATUS(status, SLUICE_E_FOREIGN, "it returned 42");
+      STATUS(status, SLUICE_E_EXTERNAL, "it returned 42");
     } else {
       WORKS(status);
     }
@@ -33,7 +33,7 @@ static void callback_run(part_t* me) {
     me->rig.callback_failure = 0;
     status = in_backward || me->rank == 1 ? rig_forward(&me->rig, &other) : rig_backward(&me->rig, step);
     if (me->rank == 1) {
-      STATUS(status, SLUICE_E_FOREIGN, "an earlier pass failed on this rank");
+      STATUS(status, SLUICE_E_EXTERNAL, "an earlier pass failed on this rank");
     } else {
       STATUS(status, SLUICE_E_PEER_REFUSED, "rank 1 refused");
       EXPECT(strstr(last_message(), "it returned 42") != NULL && last_peer() == 1);

@@ -36,7 +36,7 @@ typedef struct sluice_bucketed_outcome_s {
 /* Collective over step->comm, and alike on all its ranks but for lines of other communicators. Host-complete. Errors:
  * INVALID_ARGUMENT, NO_MEMORY, MISMATCH (names a rank and what), PEER_REFUSED: nothing was changed, on any rank; what
  * exchanges return, which ends the communicator: buckets whose sums had come are updated, but none where is_decided, or
- * with a file; FOREIGN, what the file says, and then PEER_REFUSED on the others: nothing was changed. */
+ * with a file; EXTERNAL, what the file says, and then PEER_REFUSED on the others: nothing was changed. */
 sluice_status_t sluice_bucketed_step(sluice_bucketed_t* bucketed, const sluice_bucketed_step_t* step,
                                      sluice_bucketed_outcome_t* out_outcome);
 

@@ -62,10 +62,10 @@ static inline uint64_t sluice_state_file_at(const sluice_state_file_t* f, int32_
          (uint64_t)first * sizeof(float);
 }
 
-/* FOREIGN with what the system says. */
+/* EXTERNAL with what the system says. */
 sluice_status_t sluice_state_file_says(const sluice_state_file_t* file, const char* doing);
 
-/* Of opening. Errors: FOREIGN, and NOT_FOUND where the step is not there. */
+/* Of opening. Errors: EXTERNAL, and NOT_FOUND where the step is not there. */
 sluice_status_t sluice_state_file_read_record(sluice_state_file_t* file, int32_t room);
 sluice_status_t sluice_state_file_verify(sluice_state_file_t* file, int32_t room);
 sluice_status_t sluice_state_file_choose(sluice_state_file_t* file, int64_t step);

@@ -13,11 +13,11 @@ sluice_status_t sluice_file_read_at(int fd, const char* path, uint64_t at, void*
     const ssize_t got = pread(fd, (char*)out + done, wanted, (off_t)(at + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: reading %llu bytes at %llu: %s", path,
+      return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: reading %llu bytes at %llu: %s", path,
                          (unsigned long long)(bytes - done), (unsigned long long)(at + done), strerror(errno));
     }
     if (got == 0) {
-      return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s ends at byte %llu, %llu too early: something has cut it",
+      return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s ends at byte %llu, %llu too early: something has cut it",
                          path, (unsigned long long)(at + done), (unsigned long long)(bytes - done));
     }
     done += (uint64_t)got;
@@ -31,7 +31,7 @@ sluice_status_t sluice_file_write_at(int fd, const char* path, uint64_t at, cons
     const ssize_t put = pwrite(fd, (const char*)data + done, wanted, (off_t)(at + done));
     if (put < 0 && errno == EINTR) continue;
     if (put <= 0) {
-      return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: writing %llu bytes at %llu: %s", path,
+      return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: writing %llu bytes at %llu: %s", path,
                          (unsigned long long)(bytes - done), (unsigned long long)(at + done),
                          put == 0 ? "none went through" : strerror(errno));
     }

@@ -6,7 +6,7 @@
 
 #include "backend/base/status.h"
 
-/* path: for messages. Errors: FOREIGN with the system's words, or that the file ends early. Any thread. */
+/* path: for messages. Errors: EXTERNAL with the system's words, or that the file ends early. Any thread. */
 sluice_status_t sluice_file_read_at(int fd, const char* path, uint64_t at, void* out, uint64_t bytes);
 sluice_status_t sluice_file_write_at(int fd, const char* path, uint64_t at, const void* data, uint64_t bytes);
 

@@ -16,7 +16,7 @@
 #include "backend/optim/file/io.h"
 
 sluice_status_t sluice_state_file_says(const sluice_state_file_t* f, const char* doing) {
-  return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: %s: %s", f->path, doing, strerror(errno));
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: %s: %s", f->path, doing, strerror(errno));
 }
 
 /* ---- names ---- */
@@ -121,7 +121,7 @@ static sluice_status_t take_leftover(const sluice_state_file_t* f, const char* p
   const ssize_t bytes = pread(f->descriptor.fd, &magic, sizeof magic, 0);
   if (bytes < 0) return sluice_state_file_says(f, "reading what an earlier process left");
   if (bytes > 0 && magic != MAGIC && magic != 0) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s is in the way and is no file of states; move it", path);
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s is in the way and is no file of states; move it", path);
   }
   return ftruncate(f->descriptor.fd, 0) == 0 ? SLUICE_OK
                                              : sluice_state_file_says(f, "emptying what an earlier process left");
@@ -145,7 +145,7 @@ static sluice_status_t check_path_is_free(const sluice_state_file_t* f) {
   struct stat named;
   if (f->replaces) return SLUICE_OK;
   if (stat(f->path, &named) != 0) return errno == ENOENT ? SLUICE_OK : sluice_state_file_says(f, "looking for it");
-  return SLUICE_FAIL(SLUICE_E_FOREIGN,
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL,
                      "optimizer: %s: making it: File exists; open it to go on with its steps, or give another path",
                      f->path);
 }
@@ -175,7 +175,7 @@ static sluice_status_t make_new(sluice_state_file_t* f, const sluice_state_place
   const uint64_t bytes = sluice_state_file_bytes(f);
   const int error = posix_fallocate(f->descriptor.fd, 0, (off_t)bytes);
   if (error != 0) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: no room for %llu bytes (%lld elements, two steps): %s",
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: no room for %llu bytes (%lld elements, two steps): %s",
                        f->path, (unsigned long long)bytes, (long long)f->count, strerror(error));
   }
   return write_head(f, place);
@@ -242,23 +242,23 @@ static sluice_status_t read_model(sluice_state_file_t* f, const head_t* head) {
   if (head->model_sum == sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, f->model.words, bytes) &&
       sluice_state_model_read(&f->model) && f->model.count == head->count)
     return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: what it says of its tensors is damaged", f->path);
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: what it says of its tensors is damaged", f->path);
 }
 
 static sluice_status_t check_head(const sluice_state_file_t* f, const head_t* head) {
   if (head->magic == MAGIC && head->form == 1) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN,
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL,
                        "optimizer: %s was written by 0.1.0-dev, whose files say neither their model nor whether they "
                        "are damaged; open it with that version, save its state_dict, and load that into a new file",
                        f->path);
   }
   if (head->magic == MAGIC && head->form != FORM) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s has form %lld; this version reads %d", f->path,
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has form %lld; this version reads %d", f->path,
                        (long long)head->form, FORM);
   }
   if (head->magic != MAGIC || head->sum != sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, head, offsetof(head_t, sum)) ||
       head->count < 1 || head->count > INT64_C(1) << 48) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s is no file of states, or of another kind of machine", f->path);
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s is no file of states, or of another kind of machine", f->path);
   }
   return SLUICE_OK;
 }
@@ -273,7 +273,7 @@ static sluice_status_t check_rank(const sluice_state_file_t* f, const head_t* he
 
 static sluice_status_t check_size(const sluice_state_file_t* f, uint64_t size, uint64_t wanted) {
   if (size >= wanted) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s has %llu bytes of %llu: something has cut it", f->path,
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has %llu bytes of %llu: something has cut it", f->path,
                      (unsigned long long)size, (unsigned long long)wanted);
 }
 
@@ -283,7 +283,7 @@ static sluice_status_t read_head(sluice_state_file_t* f, const sluice_state_plac
   if (fstat(f->descriptor.fd, &stat_of) != 0) return sluice_state_file_says(f, "looking at it");
   const uint64_t size = (uint64_t)stat_of.st_size;
   if (size < PAGE) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s has %llu bytes: it is no file of states", f->path,
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has %llu bytes: it is no file of states", f->path,
                        (unsigned long long)size);
   }
   SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, 0, &head, sizeof head));

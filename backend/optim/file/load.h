@@ -6,7 +6,7 @@
 #include "backend/optim/file/state_file.h"
 
 /* Parameters become the file's masters, rounded to nearest even; masters and moments are filled where a tensor has
- * them. Errors: FOREIGN, after which tensors before the place are filled, or all where the file was damaged. */
+ * them. Errors: EXTERNAL, after which tensors before the place are filled, or all where the file was damaged. */
 sluice_status_t sluice_states_load(const sluice_state_file_t* file, const sluice_adam_group_t* groups,
                                    int64_t num_groups);
 /* The parameters alone of elements [0, end). */

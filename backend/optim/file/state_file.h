@@ -39,17 +39,17 @@ typedef struct sluice_state_place_s {
 } sluice_state_place_t;
 
 /* A new file, whose disk has room for all of it from now on. It has its name, and outlives its close, from _publish on.
- * An unfinished one that a process has left is taken. Errors: INVALID_ARGUMENT, FOREIGN (it is there already and
+ * An unfinished one that a process has left is taken. Errors: INVALID_ARGUMENT, EXTERNAL (it is there already and
  * `replaces` is 0, a full disk, what the system says), BUSY (another process makes it), NO_MEMORY: then nothing has
  * changed. out_file: new, sluice_state_file_close. */
 sluice_status_t sluice_state_file_create(const sluice_state_place_t* place, const sluice_state_model_t* model,
                                          int32_t replaces, sluice_allocator_t* allocator,
                                          sluice_state_file_t** out_file);
-/* Of a new file in which a step is whole. Errors: FOREIGN: then it has no name. */
+/* Of a new file in which a step is whole. Errors: EXTERNAL: then it has no name. */
 sluice_status_t sluice_state_file_publish(sluice_state_file_t* file);
 
 /* Reads both steps, to see whether they are whole. step: which of the two, SLUICE_NO_STEP: the later. Errors: NOT_FOUND
- * (no such file, no such step in it), FOREIGN (not such a file, cut, no step in it is whole), MISMATCH (of another
+ * (no such file, no such step in it), EXTERNAL (not such a file, cut, no step in it is whole), MISMATCH (of another
  * rank), BUSY (another process has it open), NO_MEMORY. */
 sluice_status_t sluice_state_file_open(const sluice_state_place_t* place, int64_t step, sluice_allocator_t* allocator,
                                        sluice_state_file_t** out_file);
@@ -71,20 +71,20 @@ const char* sluice_state_file_path(const sluice_state_file_t* file);
 sluice_status_t sluice_state_file_go_to(sluice_state_file_t* file, int64_t step);
 
 /* Elements of the step that is there; any thread, also during _write. sum: that they are added to; NULL: none. Errors:
- * FOREIGN. */
+ * EXTERNAL. */
 sluice_status_t sluice_state_file_read(const sluice_state_file_t* file, int32_t state, int64_t first, int64_t count,
                                        float* out, sluice_state_sum_t* sum);
-/* Whether the sums over all of that step, [SLUICE_NUM_STATES], are those that it was written with. Errors: FOREIGN. */
+/* Whether the sums over all of that step, [SLUICE_NUM_STATES], are those that it was written with. Errors: EXTERNAL. */
 sluice_status_t sluice_state_file_check_sums(const sluice_state_file_t* file, const sluice_state_sum_t* sums);
 
 /* Of the next step, which _begin has named; one thread at a time, each state from its first element to its last.
- * Errors: FOREIGN. */
+ * Errors: EXTERNAL. */
 sluice_status_t sluice_state_file_begin(sluice_state_file_t* file, int64_t step);
 sluice_status_t sluice_state_file_write(sluice_state_file_t* file, int32_t state, int64_t first, int64_t count,
                                         const float* data);
-/* All of it is written; where the file is durable, to the disk. Errors: FOREIGN. */
+/* All of it is written; where the file is durable, to the disk. Errors: EXTERNAL. */
 sluice_status_t sluice_state_file_seal(sluice_state_file_t* file);
-/* From now on it is the step that is there; seals it first. Errors: FOREIGN; then the old one still is. */
+/* From now on it is the step that is there; seals it first. Errors: EXTERNAL; then the old one still is. */
 sluice_status_t sluice_state_file_end(sluice_state_file_t* file);
 /* The step that has just ended is none: the one before is there again, and the file says so, as far as it can still be
  * written; else the log says what to do. */

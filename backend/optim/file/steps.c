@@ -86,7 +86,7 @@ sluice_status_t sluice_state_file_choose(sluice_state_file_t* f, int64_t step) {
     return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "optimizer: %s does not hold step %lld whole", f->path, (long long)step);
   }
   if (f->room == NO_ROOM) {
-    return SLUICE_FAIL(SLUICE_E_FOREIGN, "optimizer: %s: neither of its two steps is whole: it is damaged", f->path);
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: neither of its two steps is whole: it is damaged", f->path);
   }
   if (f->unfinished != SLUICE_NO_STEP) {
     sluice_log(SLUICE_LOG_WARN, "optimizer: %s: step %lld was begun and not ended; step %lld is there", f->path,
@@ -139,7 +139,7 @@ sluice_status_t sluice_state_file_check_sums(const sluice_state_file_t* f, const
   const record_t* record = f->records + f->room;
   for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
     if (sums[state].count == f->count && sluice_state_sum_end(sums + state) == record->sums[state]) continue;
-    return SLUICE_FAIL(SLUICE_E_FOREIGN,
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL,
                        "optimizer: %s: %s of step %lld are not those that were written: something has damaged the file "
                        "since it was opened; open it again, at the step before if that is whole",
                        f->path, names[state], (long long)record->step);

@@ -35,7 +35,7 @@ void sluice_device_buckets_destroy(sluice_device_buckets_t* buckets); /* accepts
  * 0: 2, the paper's. Collective over step->comm, as sluice_bucketed_step. out_outcome: times are 0. Threads: one call
  * at a time, and none of the device beside it. Errors: INVALID_ARGUMENT naming group and tensor, UNSUPPORTED (max_norm,
  * a communicator of host memory), NO_MEMORY, STATE (a captured stream), MISMATCH, PEER_REFUSED: nothing was changed, on
- * any rank; what exchanges return and FOREIGN, which end the communicator: buckets may differ in their step. */
+ * any rank; what exchanges return and EXTERNAL, which end the communicator: buckets may differ in their step. */
 sluice_status_t sluice_device_buckets_step(sluice_device_buckets_t* buckets, const sluice_bucketed_step_t* step,
                                            sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome);
 

@@ -269,7 +269,7 @@ sluice_status_t sluice_stage_wait(sluice_pipeline_t* pipeline) {
       return SLUICE_OK;
     }
     if (is_interrupted(pipeline)) {
-      return SLUICE_FAIL_PEER(SLUICE_E_FOREIGN, pipeline->agreed.rank, -1,
+      return SLUICE_FAIL_PEER(SLUICE_E_EXTERNAL, pipeline->agreed.rank, -1,
                               "pipeline: the host of rank %d interrupted batch %llu", pipeline->agreed.rank,
                               (unsigned long long)pipeline->number);
     }

@@ -119,7 +119,7 @@ void sluice_stage_drop_all(sluice_pipeline_t* pipeline);
 sluice_status_t sluice_stage_post(sluice_pipeline_t* pipeline, int32_t op);
 /* Takes a completion, waiting for one until deadline_ns (0: only looks). out_taken may not be NULL. */
 sluice_status_t sluice_stage_take(sluice_pipeline_t* pipeline, uint64_t deadline_ns, int32_t* out_taken);
-/* Waits until something is taken. Errors: TIMED_OUT naming the laggard, FOREIGN (interrupted), failures. */
+/* Waits until something is taken. Errors: TIMED_OUT naming the laggard, EXTERNAL (interrupted), failures. */
 sluice_status_t sluice_stage_wait(sluice_pipeline_t* pipeline);
 /* Something happened that the batch waited for: its deadline begins anew. */
 void sluice_stage_note_progress(sluice_pipeline_t* pipeline);

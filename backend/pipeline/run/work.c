@@ -48,7 +48,7 @@ static sluice_stage_call_t call_of(sluice_pipeline_t* pipeline, const sluice_sta
 static sluice_status_t outcome(const sluice_pipeline_t* pipeline, const sluice_stage_op_t* op, const char* what,
                                sluice_status_t status, const sluice_host_failure_t* failure) {
   if (status == SLUICE_OK) return SLUICE_OK;
-  const sluice_status_t known = status < 0 && status >= SLUICE_E_CAPACITY ? status : SLUICE_E_FOREIGN;
+  const sluice_status_t known = status < 0 && status >= SLUICE_E_CAPACITY ? status : SLUICE_E_EXTERNAL;
   return sluice_error_record(known, pipeline->agreed.rank, failure->peer, failure->native_code,
                              "pipeline: %s of micro-batch %d in virtual stage %d on stage %d failed: %.*s", what,
                              op->micro_batch, op->virtual_stage, op->stage, (int)sizeof failure->message - 1,

@@ -18,8 +18,8 @@ static sluice_template_spec_t spec_of(int32_t i) {
                                  .keep = i % 2 == 0,
                                  .bounded = 1,
                                  .gated = i / 2 % 2,
-                                 .input_half = i % 2,
-                                 .weight_half = i % 2 == 0 ? SLUICE_WEIGHTS_NONE : SLUICE_WEIGHTS_NOW,
+                                 .dgrad = i % 2,
+                                 .wgrad = i % 2 == 0 ? SLUICE_WGRAD_CALL_NONE : SLUICE_WGRAD_CALL_NOW,
                                  .wgrad_mode = i / 4 % 2};
   for (int32_t c = 0; c < spec.num_chunks; ++c) {
     spec.restore_input[c] = i / 80 % 2 ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;

@@ -161,7 +161,7 @@ static int is_input(const sluice_template_spec_t* spec, int32_t tensor) {
   if (kept || tensor == SLUICE_T_HOST_DI || tensor == SLUICE_T_HOST_M) return 1;
   if (lacks_dispatch && (tensor == SLUICE_T_DDO || tensor == SLUICE_T_ROUTE)) return 1;
   if (lacks_experts && (tensor == SLUICE_T_DDI || tensor == SLUICE_T_DGATE)) return 1;
-  return !spec->input_half; /* the weight half alone reads what the input half left */
+  return !spec->dgrad; /* wgrad alone reads what dgrad left */
 }
 
 static slot_state_t* state_of(checker_t* c, int32_t tensor, int32_t slot) {
@@ -319,7 +319,7 @@ static int leaves_tokens(checker_t* c, int32_t chunk) {
   return leaves_written(c, SLUICE_T_OUT, chunk, c->t->spec.chunks_by_experts ? -1 : chunk);
 }
 
-/* What the weight half alone will read: the input half leaves it, or forward did. */
+/* What wgrad alone will read: dgrad leaves it, or forward did. */
 static int leaves_gradients(checker_t* c, int32_t chunk) {
   static const int32_t tensors[] = {SLUICE_T_DI, SLUICE_T_DDO, SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
   for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; ++i) {
@@ -335,8 +335,8 @@ static int check_results(checker_t* c) {
   int whole = spec->only == 0 && spec->direction == SLUICE_FORWARD && spec->keep;
   int32_t pre_activation = sluice_pre_activation_of(spec);
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
-    if (returns && (spec->direction == SLUICE_FORWARD || spec->input_half) && !leaves_tokens(c, i)) return 0;
-    int later = spec->direction == SLUICE_BACKWARD && spec->weight_half == SLUICE_WEIGHTS_LATER && spec->only == 0;
+    if (returns && (spec->direction == SLUICE_FORWARD || spec->dgrad) && !leaves_tokens(c, i)) return 0;
+    int later = spec->direction == SLUICE_BACKWARD && spec->wgrad == SLUICE_WGRAD_CALL_LATER && spec->only == 0;
     if (later && !leaves_gradients(c, i)) return 0;
     if (!whole) continue;
     if (sluice_restore_is_kept(spec->restore_input[i]) && !leaves(c, SLUICE_T_DI, i)) return 0;

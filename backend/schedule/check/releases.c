@@ -8,11 +8,10 @@
 #define BITS   (2 * SLUICE_OP_MAX_ACCESSES)
 
 int sluice_slot_outlasts(const sluice_template_spec_t* spec, int32_t tensor) {
-  int halves_apart =
-      spec->direction == SLUICE_BACKWARD && (spec->weight_half == SLUICE_WEIGHTS_LATER || !spec->input_half);
+  int separate_wgrad = spec->direction == SLUICE_BACKWARD && (spec->wgrad == SLUICE_WGRAD_CALL_LATER || !spec->dgrad);
   const int32_t lives = sluice_tensor_row(tensor)->lives;
   if (lives & SLUICE_LIVES_FOR_EVER) return 1;
-  return ((lives & SLUICE_LIVES_FOR_HALVES) && halves_apart) || ((lives & SLUICE_LIVES_FOR_SPLIT) && spec->only != 0);
+  return ((lives & SLUICE_LIVES_FOR_WGRAD) && separate_wgrad) || ((lives & SLUICE_LIVES_FOR_SPLIT) && spec->only != 0);
 }
 
 static sluice_slot_ref_t ref_of(const sluice_op_t* op, int32_t bit) {

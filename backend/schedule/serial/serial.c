@@ -15,9 +15,9 @@
 #define NUM_SPEC 16
 static void spec_numbers(const sluice_template_spec_t* s, int32_t* out) {
   const int32_t numbers[NUM_SPEC] = {
-      s->direction,  s->num_chunks,        s->single_rank, s->keep,   s->callback,    s->gated,
-      s->input_half, s->weight_half,       s->wgrad_mode,  s->only,   s->reuse_saved, s->bounded,
-      s->dedup,      s->chunks_by_experts, s->shares_act,  s->grouped};
+      s->direction,  s->num_chunks, s->single_rank, s->keep,        s->callback, s->gated, s->dgrad,
+      s->wgrad,      s->wgrad_mode, s->only,        s->reuse_saved, s->bounded,  s->dedup, s->chunks_by_experts,
+      s->shares_act, s->grouped};
   memcpy(out, numbers, sizeof numbers);
 }
 
@@ -27,7 +27,7 @@ static const struct {
 } spec_fields[NUM_SPEC] = {{"direction", 0, 1},   {"num_chunks", 1, SLUICE_MAX_CHUNKS},
                            {"single_rank", 0, 1}, {"keep", 0, 1},
                            {"callback", 0, 1},    {"gated", 0, 1},
-                           {"input_half", 0, 1},  {"weight_half", 0, SLUICE_WEIGHTS_LATER},
+                           {"dgrad", 0, 1},       {"wgrad", 0, SLUICE_WGRAD_CALL_LATER},
                            {"wgrad_mode", 0, 1},  {"only", 0, 7},
                            {"reuse_saved", 0, 1}, {"bounded", 0, 1},
                            {"dedup", 0, 2},       {"chunks_by_experts", 0, 1},
@@ -128,8 +128,8 @@ static sluice_status_t read_spec(source_t* source, sluice_template_spec_t* spec)
                                    .keep = v[3],
                                    .callback = v[4],
                                    .gated = v[5],
-                                   .input_half = v[6],
-                                   .weight_half = v[7],
+                                   .dgrad = v[6],
+                                   .wgrad = v[7],
                                    .wgrad_mode = v[8],
                                    .only = v[9],
                                    .reuse_saved = v[10],

@@ -52,9 +52,8 @@ uint64_t sluice_schedule_write_json(const sluice_template_t* t, char* data, uint
   sluice_text_add(&text,
                   "{\"form\": 7, \"direction\": \"%s\", \"num_chunks\": %d, \"single_rank\": %d, \"keep\": %d,\n",
                   s->direction == SLUICE_FORWARD ? "forward" : "backward", s->num_chunks, s->single_rank, s->keep);
-  sluice_text_add(&text,
-                  " \"callback\": %d, \"gated\": %d, \"input_half\": %d, \"weight_half\": %d, \"wgrad_mode\": %d,\n",
-                  s->callback, s->gated, s->input_half, s->weight_half, s->wgrad_mode);
+  sluice_text_add(&text, " \"callback\": %d, \"gated\": %d, \"dgrad\": %d, \"wgrad\": %d, \"wgrad_mode\": %d,\n",
+                  s->callback, s->gated, s->dgrad, s->wgrad, s->wgrad_mode);
   sluice_text_add(&text,
                   " \"only\": %d, \"reuse_saved\": %d, \"bounded\": %d, \"dedup\": %d, \"chunks_by_experts\": %d,\n "
                   "\"shares_act\": %d, \"grouped\": %d, \"hash\": \"%016" PRIx64 "\", \"comm_hash\": \"%016" PRIx64

@@ -68,13 +68,12 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: number of chunks is %d; it must be in [1, %d]",
                        spec->num_chunks, SLUICE_MAX_CHUNKS);
   }
-  if (spec->direction == SLUICE_BACKWARD && !spec->input_half && !spec->weight_half) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "schedule: a backward computes the input half, the weight half or both");
+  if (spec->direction == SLUICE_BACKWARD && !spec->dgrad && !spec->wgrad) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: a backward computes dgrad, wgrad or both");
   }
   if (spec->callback && spec->direction == SLUICE_BACKWARD &&
-      (!spec->input_half || spec->weight_half == SLUICE_WEIGHTS_LATER)) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "schedule: callback experts compute both halves of a backward at once");
+      (!spec->dgrad || spec->wgrad == SLUICE_WGRAD_CALL_LATER)) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "schedule: callback experts compute dgrad and wgrad in one call");
   }
   if (spec->dedup && (spec->single_rank || spec->only != 0)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
@@ -90,8 +89,8 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
 }
 
 static uint64_t hash_of_comm(const sluice_template_t* t) {
-  const int32_t call[] = {t->spec.direction,   t->spec.num_chunks,       t->spec.only, t->spec.keep, t->spec.input_half,
-                          t->spec.weight_half, t->spec.chunks_by_experts};
+  const int32_t call[] = {t->spec.direction, t->spec.num_chunks,       t->spec.only, t->spec.keep, t->spec.dgrad,
+                          t->spec.wgrad,     t->spec.chunks_by_experts};
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, call, sizeof call);
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const int32_t what[] = {t->ops[i].kind, t->ops[i].chunk | t->ops[i].group << 16};

@@ -10,7 +10,7 @@ static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_
                                 int32_t later) {
   if (sluice_restore_is_offloaded(restore[later])) return 1;
   if (spec->single_rank) return 0;
-  int weights = spec->weight_half != SLUICE_WEIGHTS_NONE && !spec->callback;
+  int weights = spec->wgrad != SLUICE_WGRAD_CALL_NONE && !spec->callback;
   return later - earlier == 1 || (later - earlier == 2 && weights);
 }
 
@@ -22,8 +22,8 @@ static int backward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t
 
 /* Whether gradient rows of all chunks are kept until every input gradient is done. */
 static int is_deferred(const sluice_template_spec_t* spec) {
-  if (spec->callback || spec->weight_half == SLUICE_WEIGHTS_NONE) return 0;
-  return spec->weight_half == SLUICE_WEIGHTS_LATER || spec->wgrad_mode == SLUICE_WGRAD_DEFERRED || !spec->input_half;
+  if (spec->callback || spec->wgrad == SLUICE_WGRAD_CALL_NONE) return 0;
+  return spec->wgrad == SLUICE_WGRAD_CALL_LATER || spec->wgrad_mode == SLUICE_WGRAD_DEFERRED || !spec->dgrad;
 }
 
 /* Deferred weight gradients need dT_ACT of all chunks. */
@@ -31,7 +31,7 @@ static int shares_dact(const sluice_template_spec_t* spec) { return sluice_share
 
 /* Without weight gradients and with T_M kept, a backward does not read T_DI. */
 static int reads_di(const sluice_template_spec_t* spec, int32_t i) {
-  return spec->weight_half != SLUICE_WEIGHTS_NONE || spec->callback ||
+  return spec->wgrad != SLUICE_WGRAD_CALL_NONE || spec->callback ||
          sluice_restore_is_computed_again(spec->restore_pre_activation[i]);
 }
 
@@ -65,7 +65,7 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
   }
   sluice_place_tokens(b, spec);
-  if (spec->weight_half == SLUICE_WEIGHTS_NOW) ring[SLUICE_T_DW] = 1;
+  if (spec->wgrad == SLUICE_WGRAD_CALL_NOW) ring[SLUICE_T_DW] = 1;
   sluice_builder_init_homes(b);
   sluice_place_groups(b, spec);
   sluice_place_restored(b, SLUICE_T_DI, SLUICE_T_KEPT_DI, restore_input);
@@ -137,7 +137,7 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
     sluice_op_write(b, e, SLUICE_T_DDO); /* scaled in place by the route weights */
     sluice_op_write(b, e, SLUICE_T_DDI);
     sluice_op_write(b, e, SLUICE_T_DGATE);
-    if (spec->weight_half == SLUICE_WEIGHTS_NOW) sluice_op_write(b, e, SLUICE_T_DW);
+    if (spec->wgrad == SLUICE_WGRAD_CALL_NOW) sluice_op_write(b, e, SLUICE_T_DW);
     return;
   }
   if (recompute) {
@@ -155,7 +155,7 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   sluice_op_read(b, act, SLUICE_T_DDO); /* dT_DO . b2 with bias */
   sluice_op_read(b, act, SLUICE_T_ROUTE);
   sluice_op_write(b, act, SLUICE_T_DM);
-  if (spec->weight_half) sluice_op_write(b, act, SLUICE_T_DACT);
+  if (spec->wgrad) sluice_op_write(b, act, SLUICE_T_DACT);
   sluice_op_write(b, act, SLUICE_T_DGATE);
   sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1_GRAD, i);
   sluice_op_read(b, g1, SLUICE_T_DM);
@@ -215,7 +215,7 @@ static void add_group(sluice_builder_t* b, const sluice_template_spec_t* spec, i
 void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t n = spec->num_chunks;
   int deferred = is_deferred(spec);
-  if (!spec->input_half) {
+  if (!spec->dgrad) {
     add_weight_grad(b, -1);
     return;
   }
@@ -223,7 +223,7 @@ void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   if (ahead > b->ring[SLUICE_T_DDO]) ahead = b->ring[SLUICE_T_DDO]; /* T_DI has as many for chunks that need one */
   int dispatches = sluice_has_part(spec, SLUICE_PART_DISPATCH);
   int experts = sluice_has_part(spec, SLUICE_PART_EXPERTS);
-  int weights = experts && spec->weight_half == SLUICE_WEIGHTS_NOW && !spec->callback;
+  int weights = experts && spec->wgrad == SLUICE_WGRAD_CALL_NOW && !spec->callback;
   const int copies_late = shares_dact(spec) && dispatches;
   if (copies_late) add_copy_in_m(b, spec, 0);
   for (int32_t i = 0; i < sluice_min_i32(ahead, n) && dispatches; ++i) add_arrival(b, spec, i, 0);

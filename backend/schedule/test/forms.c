@@ -56,8 +56,10 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
     spec.grouped = (int16_t)(x % 2), x /= 2;
     if (spec.grouped && (n < 3 || (n > 9 && n < 64))) continue; /* no pair; slots repeat by four chunks */
     if (spec.shares_act && !any_offloaded(spec.restore_pre_activation, n)) continue; /* the same */
-    static const int32_t halves[4][2] = {
-        {1, SLUICE_WEIGHTS_NOW}, {1, SLUICE_WEIGHTS_NONE}, {1, SLUICE_WEIGHTS_LATER}, {0, SLUICE_WEIGHTS_NOW}};
+    static const int32_t halves[4][2] = {{1, SLUICE_WGRAD_CALL_NOW},
+                                         {1, SLUICE_WGRAD_CALL_NONE},
+                                         {1, SLUICE_WGRAD_CALL_LATER},
+                                         {0, SLUICE_WGRAD_CALL_NOW}};
     if (spec.direction == SLUICE_FORWARD) {
       if (x > 1 || spec.wgrad_mode || spec.reuse_saved) continue; /* mean nothing there */
       if (x == 1) {                                               /* a forward without a backward */
@@ -67,7 +69,7 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
       }
     } else {
       spec.keep = 0;
-      spec.input_half = halves[x][0], spec.weight_half = halves[x][1];
+      spec.dgrad = halves[x][0], spec.wgrad = halves[x][1];
     }
     sluice_template_t* t = NULL;
     sluice_status_t status = sluice_template_build(&spec, sluice_process_allocator(), &t);
@@ -82,12 +84,12 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
 
 void describe_form(const sluice_template_t* t, char* text, size_t bytes) {
   const sluice_template_spec_t* s = &t->spec;
-  int used = snprintf(text, bytes,
-                      "direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse %d bounded "
-                      "%d dedup %d cut %d shares %d grouped %d policies",
-                      s->direction, s->num_chunks, s->single_rank, s->keep, s->callback, s->gated, s->input_half,
-                      s->weight_half, s->wgrad_mode, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts,
-                      s->shares_act, s->grouped);
+  int used =
+      snprintf(text, bytes,
+               "direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse %d bounded "
+               "%d dedup %d cut %d shares %d grouped %d policies",
+               s->direction, s->num_chunks, s->single_rank, s->keep, s->callback, s->gated, s->dgrad, s->wgrad,
+               s->wgrad_mode, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act, s->grouped);
   for (int32_t i = 0; i < s->num_chunks && (size_t)used < bytes; ++i) {
     used += snprintf(text + used, bytes - (size_t)used, " %d%d", s->restore_input[i], s->restore_pre_activation[i]);
   }

@@ -21,7 +21,7 @@ static void TensorTable_EveryTensor_SaysHowLongItLives(void** state) {
   (void)state;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     const int32_t lives = sluice_tensor_row(t)->lives;
-    const int longer = SLUICE_LIVES_FOR_SPLIT | SLUICE_LIVES_FOR_HALVES;
+    const int longer = SLUICE_LIVES_FOR_SPLIT | SLUICE_LIVES_FOR_WGRAD;
     const int is_one = lives == SLUICE_LIVES_FOR_USE || lives == SLUICE_LIVES_FOR_EVER;
     if (is_one || (lives != 0 && (lives & ~longer) == 0)) continue;
     fail_msg("tensor %d, %s, does not say how long it lives in backend/schedule/tensor_table.c", t,

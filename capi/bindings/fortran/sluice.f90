@@ -25,7 +25,7 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_E_PEER_LOST = -10
   integer(c_int32_t), parameter :: SLUICE_E_TIMED_OUT = -11
   integer(c_int32_t), parameter :: SLUICE_E_ABORTED = -12
-  integer(c_int32_t), parameter :: SLUICE_E_FOREIGN = -13
+  integer(c_int32_t), parameter :: SLUICE_E_EXTERNAL = -13
   integer(c_int32_t), parameter :: SLUICE_E_OVER_BUDGET = -14
   integer(c_int32_t), parameter :: SLUICE_E_INTERNAL = -15
   integer(c_int32_t), parameter :: SLUICE_E_CAPACITY = -16
@@ -46,7 +46,7 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_DTYPE_I32 = 5
   integer(c_int32_t), parameter :: SLUICE_DTYPE_I64 = 6
   integer(c_int32_t), parameter :: SLUICE_NCCL_ID_BYTES = 128
-  integer(c_int32_t), parameter :: SLUICE_WIRE_AS_IT_IS = 0
+  integer(c_int32_t), parameter :: SLUICE_WIRE_LAYER_DTYPE = 0
   integer(c_int32_t), parameter :: SLUICE_WIRE_BF16 = 1
   integer(c_int32_t), parameter :: SLUICE_WIRE_INT8 = 2
   integer(c_int32_t), parameter :: SLUICE_LANE_COMPUTE = 0
@@ -110,9 +110,9 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_SAVED_COUNT = 5
   integer(c_int32_t), parameter :: SLUICE_GRAD_OVERWRITE = 0
   integer(c_int32_t), parameter :: SLUICE_GRAD_ACCUMULATE = 1
-  integer(c_int32_t), parameter :: SLUICE_HALF_INPUT = 1
-  integer(c_int32_t), parameter :: SLUICE_HALF_WEIGHT = 2
-  integer(c_int32_t), parameter :: SLUICE_HALF_BOTH = 3
+  integer(c_int32_t), parameter :: SLUICE_BACKWARD_DGRAD = 1
+  integer(c_int32_t), parameter :: SLUICE_BACKWARD_WGRAD = 2
+  integer(c_int32_t), parameter :: SLUICE_BACKWARD_BOTH = 3
   integer(c_int32_t), parameter :: SLUICE_STAGE_OUTPUT = 0
   integer(c_int32_t), parameter :: SLUICE_STAGE_INPUT_GRAD = 1
   integer(c_int32_t), parameter :: SLUICE_PIPELINE_LOOPED = 0
@@ -134,9 +134,9 @@ module sluice
   integer(c_int32_t), parameter :: SLUICE_PLANNER_OVER_BUDGET = 2
   integer(c_int32_t), parameter :: SLUICE_PLANNER_EQUAL = 3
   integer(c_int32_t), parameter :: SLUICE_PLANNER_OVER_HOST_BUDGET = 4
-  integer(c_int32_t), parameter :: SLUICE_WEIGHT_HALF_NONE = 0
-  integer(c_int32_t), parameter :: SLUICE_WEIGHT_HALF_NOW = 1
-  integer(c_int32_t), parameter :: SLUICE_WEIGHT_HALF_LATER = 2
+  integer(c_int32_t), parameter :: SLUICE_WGRAD_CALL_NONE = 0
+  integer(c_int32_t), parameter :: SLUICE_WGRAD_CALL_NOW = 1
+  integer(c_int32_t), parameter :: SLUICE_WGRAD_CALL_LATER = 2
   integer(c_int32_t), parameter :: SLUICE_SCHEDULE_LANES = 4
   integer(c_int32_t), parameter :: SLUICE_STAGES_KEEP = 0
   integer(c_int32_t), parameter :: SLUICE_STAGES_RECOMPUTE = 1
@@ -281,7 +281,7 @@ module sluice
     type(c_ptr) :: allocate_user = c_null_ptr
     integer(c_int64_t) :: memory_budget = 0
     integer(c_int32_t) :: max_outstanding = 0
-    integer(c_int32_t) :: halves_apart = 0
+    integer(c_int32_t) :: separate_wgrad = 0
     integer(c_int64_t) :: host_memory_budget = 0
     integer(c_int64_t) :: shared_memory_budget = 0
     integer(c_int64_t) :: shared_host_memory_budget = 0
@@ -478,7 +478,7 @@ module sluice
     type(c_ptr) :: grad_route_weights = c_null_ptr
     type(c_ptr) :: grad_params = c_null_ptr
     integer(c_int32_t) :: grad_mode = 0
-    integer(c_int32_t) :: halves = 0
+    integer(c_int32_t) :: parts = 0
     type(c_funptr) :: expert_ready = c_null_funptr
     type(c_ptr) :: expert_ready_user = c_null_ptr
     integer(c_int32_t) :: local_status = 0
@@ -824,7 +824,7 @@ module sluice
     integer(c_int32_t) :: restore_input = 0
     integer(c_int32_t) :: restore_pre_activation = 0
     integer(c_int32_t) :: wgrad_mode = 0
-    integer(c_int32_t) :: halves_apart = 0
+    integer(c_int32_t) :: separate_wgrad = 0
     integer(c_int64_t) :: host_memory_budget = 0
     type(c_ptr) :: restore_input_of = c_null_ptr
     type(c_ptr) :: restore_pre_activation_of = c_null_ptr
@@ -987,8 +987,8 @@ module sluice
     integer(c_int32_t) :: needs_backward = 0
     integer(c_int32_t) :: callback_experts = 0
     integer(c_int32_t) :: gated = 0
-    integer(c_int32_t) :: input_half = 0
-    integer(c_int32_t) :: weight_half = 0
+    integer(c_int32_t) :: dgrad = 0
+    integer(c_int32_t) :: wgrad = 0
     integer(c_int32_t) :: wgrad_mode = 0
     integer(c_int32_t) :: may_reuse_saved = 0
     integer(c_int32_t) :: under_plan = 0

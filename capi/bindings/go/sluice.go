@@ -37,7 +37,7 @@ const (
 	E_PEER_LOST               = -10
 	E_TIMED_OUT               = -11
 	E_ABORTED                 = -12
-	E_FOREIGN                 = -13
+	E_EXTERNAL                = -13
 	E_OVER_BUDGET             = -14
 	E_INTERNAL                = -15
 	E_CAPACITY                = -16
@@ -58,7 +58,7 @@ const (
 	DTYPE_I32                 = 5
 	DTYPE_I64                 = 6
 	NCCL_ID_BYTES             = 128
-	WIRE_AS_IT_IS             = 0
+	WIRE_LAYER_DTYPE          = 0
 	WIRE_BF16                 = 1
 	WIRE_INT8                 = 2
 	LANE_COMPUTE              = 0
@@ -122,9 +122,9 @@ const (
 	SAVED_COUNT               = 5
 	GRAD_OVERWRITE            = 0
 	GRAD_ACCUMULATE           = 1
-	HALF_INPUT                = 1
-	HALF_WEIGHT               = 2
-	HALF_BOTH                 = 3
+	BACKWARD_DGRAD            = 1
+	BACKWARD_WGRAD            = 2
+	BACKWARD_BOTH             = 3
 	STAGE_OUTPUT              = 0
 	STAGE_INPUT_GRAD          = 1
 	PIPELINE_LOOPED           = 0
@@ -146,9 +146,9 @@ const (
 	PLANNER_OVER_BUDGET       = 2
 	PLANNER_EQUAL             = 3
 	PLANNER_OVER_HOST_BUDGET  = 4
-	WEIGHT_HALF_NONE          = 0
-	WEIGHT_HALF_NOW           = 1
-	WEIGHT_HALF_LATER         = 2
+	WGRAD_CALL_NONE           = 0
+	WGRAD_CALL_NOW            = 1
+	WGRAD_CALL_LATER          = 2
 	SCHEDULE_LANES            = 4
 	STAGES_KEEP               = 0
 	STAGES_RECOMPUTE          = 1
@@ -370,7 +370,7 @@ type ContextConfig struct {
 	AllocateUser           unsafe.Pointer
 	MemoryBudget           uint64
 	MaxOutstanding         int32
-	HalvesApart            int32
+	SeparateWgrad          int32
 	HostMemoryBudget       uint64
 	SharedMemoryBudget     uint64
 	SharedHostMemoryBudget uint64
@@ -580,7 +580,7 @@ type MoeBackwardArgs struct {
 	GradRouteWeights *Tensor
 	GradParams       *ExpertTensors
 	GradMode         int32
-	Halves           int32
+	Parts            int32
 	ExpertReady      unsafe.Pointer
 	ExpertReadyUser  unsafe.Pointer
 	LocalStatus      int32
@@ -951,7 +951,7 @@ type PlanConfig struct {
 	RestoreInput           int32
 	RestorePreActivation   int32
 	WgradMode              int32
-	HalvesApart            int32
+	SeparateWgrad          int32
 	HostMemoryBudget       uint64
 	RestoreInputOf         *int32
 	RestorePreActivationOf *int32
@@ -1124,8 +1124,8 @@ type ScheduleConfig struct {
 	NeedsBackward          int32
 	CallbackExperts        int32
 	Gated                  int32
-	InputHalf              int32
-	WeightHalf             int32
+	Dgrad                  int32
+	Wgrad                  int32
 	WgradMode              int32
 	MayReuseSaved          int32
 	UnderPlan              int32

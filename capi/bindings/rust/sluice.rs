@@ -22,7 +22,7 @@ pub const SLUICE_E_PEER_REFUSED: i32 = -9;
 pub const SLUICE_E_PEER_LOST: i32 = -10;
 pub const SLUICE_E_TIMED_OUT: i32 = -11;
 pub const SLUICE_E_ABORTED: i32 = -12;
-pub const SLUICE_E_FOREIGN: i32 = -13;
+pub const SLUICE_E_EXTERNAL: i32 = -13;
 pub const SLUICE_E_OVER_BUDGET: i32 = -14;
 pub const SLUICE_E_INTERNAL: i32 = -15;
 pub const SLUICE_E_CAPACITY: i32 = -16;
@@ -43,7 +43,7 @@ pub const SLUICE_DTYPE_F64: i32 = 4;
 pub const SLUICE_DTYPE_I32: i32 = 5;
 pub const SLUICE_DTYPE_I64: i32 = 6;
 pub const SLUICE_NCCL_ID_BYTES: i32 = 128;
-pub const SLUICE_WIRE_AS_IT_IS: i32 = 0;
+pub const SLUICE_WIRE_LAYER_DTYPE: i32 = 0;
 pub const SLUICE_WIRE_BF16: i32 = 1;
 pub const SLUICE_WIRE_INT8: i32 = 2;
 pub const SLUICE_LANE_COMPUTE: i32 = 0;
@@ -107,9 +107,9 @@ pub const SLUICE_SAVED_HOST_PRE_ACTIVATION: i32 = 4;
 pub const SLUICE_SAVED_COUNT: i32 = 5;
 pub const SLUICE_GRAD_OVERWRITE: i32 = 0;
 pub const SLUICE_GRAD_ACCUMULATE: i32 = 1;
-pub const SLUICE_HALF_INPUT: i32 = 1;
-pub const SLUICE_HALF_WEIGHT: i32 = 2;
-pub const SLUICE_HALF_BOTH: i32 = 3;
+pub const SLUICE_BACKWARD_DGRAD: i32 = 1;
+pub const SLUICE_BACKWARD_WGRAD: i32 = 2;
+pub const SLUICE_BACKWARD_BOTH: i32 = 3;
 pub const SLUICE_STAGE_OUTPUT: i32 = 0;
 pub const SLUICE_STAGE_INPUT_GRAD: i32 = 1;
 pub const SLUICE_PIPELINE_LOOPED: i32 = 0;
@@ -131,9 +131,9 @@ pub const SLUICE_PLANNER_SLOWER: i32 = 1;
 pub const SLUICE_PLANNER_OVER_BUDGET: i32 = 2;
 pub const SLUICE_PLANNER_EQUAL: i32 = 3;
 pub const SLUICE_PLANNER_OVER_HOST_BUDGET: i32 = 4;
-pub const SLUICE_WEIGHT_HALF_NONE: i32 = 0;
-pub const SLUICE_WEIGHT_HALF_NOW: i32 = 1;
-pub const SLUICE_WEIGHT_HALF_LATER: i32 = 2;
+pub const SLUICE_WGRAD_CALL_NONE: i32 = 0;
+pub const SLUICE_WGRAD_CALL_NOW: i32 = 1;
+pub const SLUICE_WGRAD_CALL_LATER: i32 = 2;
 pub const SLUICE_SCHEDULE_LANES: i32 = 4;
 pub const SLUICE_STAGES_KEEP: i32 = 0;
 pub const SLUICE_STAGES_RECOMPUTE: i32 = 1;
@@ -457,7 +457,7 @@ pub struct sluice_context_config_t {
     pub allocate_user: *mut c_void,
     pub memory_budget: u64,
     pub max_outstanding: i32,
-    pub halves_apart: i32,
+    pub separate_wgrad: i32,
     pub host_memory_budget: u64,
     pub shared_memory_budget: u64,
     pub shared_host_memory_budget: u64,
@@ -768,7 +768,7 @@ pub struct sluice_moe_backward_args_t {
     pub grad_route_weights: *const sluice_tensor_t,
     pub grad_params: *const sluice_expert_tensors_t,
     pub grad_mode: i32,
-    pub halves: i32,
+    pub parts: i32,
     pub expert_ready: sluice_expert_ready_fn_t,
     pub expert_ready_user: *mut c_void,
     pub local_status: i32,
@@ -1334,7 +1334,7 @@ pub struct sluice_plan_config_t {
     pub restore_input: i32,
     pub restore_pre_activation: i32,
     pub wgrad_mode: i32,
-    pub halves_apart: i32,
+    pub separate_wgrad: i32,
     pub host_memory_budget: u64,
     pub restore_input_of: *const i32,
     pub restore_pre_activation_of: *const i32,
@@ -1582,8 +1582,8 @@ pub struct sluice_schedule_config_t {
     pub needs_backward: i32,
     pub callback_experts: i32,
     pub gated: i32,
-    pub input_half: i32,
-    pub weight_half: i32,
+    pub dgrad: i32,
+    pub wgrad: i32,
     pub wgrad_mode: i32,
     pub may_reuse_saved: i32,
     pub under_plan: i32,

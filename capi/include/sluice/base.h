@@ -53,7 +53,7 @@ extern "C" {
  * PEER_LOST         a rank died, left, or cannot be reached      comm takes abort, destroy    no      operator
  * TIMED_OUT         a rank was silent until the deadline         comm takes abort, destroy    no      operator
  * ABORTED           sluice_comm_abort was called                 comm takes abort, destroy    no      caller
- * FOREIGN           a host callback or library failed            as its message says          -       see message
+ * EXTERNAL           a host callback or library failed            as its message says          -       see message
  * OVER_BUDGET       the plan does not fit the memory budget      none                         yes     caller
  * INTERNAL          an invariant of Sluice broke: report it      undefined                    no      Sluice
  * CAPACITY          routes beyond a capacity were dropped         outputs lack them            no      caller
@@ -73,7 +73,7 @@ enum {
   SLUICE_E_PEER_LOST = -10,
   SLUICE_E_TIMED_OUT = -11,
   SLUICE_E_ABORTED = -12,
-  SLUICE_E_FOREIGN = -13,
+  SLUICE_E_EXTERNAL = -13,
   SLUICE_E_OVER_BUDGET = -14,
   SLUICE_E_INTERNAL = -15,
   SLUICE_E_CAPACITY = -16

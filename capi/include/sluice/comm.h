@@ -65,7 +65,7 @@ typedef struct sluice_host_failure_s {
 
 /* Callbacks into the host's process group. They are called from the calling thread and from the library's
  * communication thread, never from two threads at once except `abort`. They return a sluice_status_t (PEER_LOST,
- * TIMED_OUT, FOREIGN) and fill `out_failure` when they fail; nothing may be thrown through them. */
+ * TIMED_OUT, EXTERNAL) and fill `out_failure` when they fail; nothing may be thrown through them. */
 typedef struct sluice_host_comm_vtable_s {
   size_t struct_size; /* sizeof this struct as the host knows it */
   /* Posts all receives, then all sends, and returns at once. Two requests may be in flight. */
@@ -103,7 +103,7 @@ SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* c
  * MPI cannot take back a receive that has been matched, nor any send: after a call over it has failed (PEER_LOST,
  * TIMED_OUT, ABORTED) it may still read what was sent and write into what was to be received. Keep the buffers of such
  * a call until the process ends, or at least until the communicator is destroyed and every rank has gone. Thread-safe.
- * Errors: NOT_FOUND (names the library and what to install), UNSUPPORTED (thread level), FOREIGN (MPI's text). */
+ * Errors: NOT_FOUND (names the library and what to install), UNSUPPORTED (thread level), EXTERNAL (MPI's text). */
 SLUICE_API sluice_status_t sluice_comm_create_mpi(const sluice_comm_config_t* config, int64_t mpi_comm_f,
                                                   const char* library, sluice_comm_t** out_comm);
 
@@ -130,7 +130,7 @@ SLUICE_EXPORT void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t
 
 /* Makes the id of a new group: on one rank, which carries it to the others by its own means. library as in
  * sluice_nccl_group_t. out_id: SLUICE_NCCL_ID_BYTES. Thread-safe. Errors: INVALID_ARGUMENT, NOT_FOUND (says what to
- * install: NCCL 2.18 or later), FOREIGN (NCCL's text). */
+ * install: NCCL 2.18 or later), EXTERNAL (NCCL's text). */
 SLUICE_API sluice_status_t sluice_nccl_id_create(const char* library, void* out_id);
 
 /* Collective over the group, but does not wait for it: the first exchange does. With a parent it is collective over
@@ -140,7 +140,7 @@ SLUICE_API sluice_status_t sluice_nccl_id_create(const char* library, void* out_
  * enqueued is noticed by the next call, or by nobody: a host that waits for its stream keeps a watchdog that calls
  * sluice_comm_abort.
  * out_comm: new, sluice_comm_destroy. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (driver, device,
- * NCCL or kernels: says which), FOREIGN (NCCL's text); with a parent TIMED_OUT, PEER_LOST. */
+ * NCCL or kernels: says which), EXTERNAL (NCCL's text); with a parent TIMED_OUT, PEER_LOST. */
 SLUICE_API sluice_status_t sluice_comm_create_nccl(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
                                                    sluice_comm_t** out_comm);
 
@@ -166,7 +166,7 @@ SLUICE_EXPORT void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_
  * waited for until the deadline: its machine answers.
  * config: NULL for the defaults. out_comm: new, sluice_comm_destroy. Collective over `parent`, which must be idle, and
  * alike on all ranks. Comm-exclusive on `parent`. Errors, the parent stays usable: INVALID_ARGUMENT, ABI, NOT_FOUND (no
- * such interface), FOREIGN (a rank cannot be reached: says where; no descriptors left), PEER_REFUSED (another rank had
+ * such interface), EXTERNAL (a rank cannot be reached: says where; no descriptors left), PEER_REFUSED (another rank had
  * one of these). What the parent's exchanges return ends the parent, NO_MEMORY may. */
 SLUICE_API sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
                                                   sluice_comm_t** out_comm);

@@ -39,7 +39,7 @@ typedef int32_t (*sluice_host_gemm_fn_t)(void* user, const sluice_host_gemm_args
  * have the same bits for every n, and depend on which rank owns which expert. Each hop of a row rounds once; a sum that
  * comes back is rounded as it leaves. */
 enum {
-  SLUICE_WIRE_AS_IT_IS = 0,
+  SLUICE_WIRE_LAYER_DTYPE = 0,
   /* Half the bytes. To the nearest bf16: a value is off by at most 2^-8 of itself. */
   SLUICE_WIRE_BF16 = 1,
   /* About a quarter: 128 neighbouring values of a row share a scale, the largest magnitude over 127. A value is off by
@@ -67,8 +67,8 @@ typedef struct sluice_context_config_s {
                               device's memory; 0: no limit */
   int32_t max_outstanding; /* under a budget: forwards without their backward at one time, over all layers of the
                               context; 0: one for each layer */
-  int32_t halves_apart;    /* under a budget: 1 where backwards call SLUICE_HALF_INPUT alone, so that plans count the
-                              gradient rows it leaves for the weight half; 0: such a call is UNSUPPORTED there */
+  int32_t separate_wgrad; /* under a budget: 1 where backwards call SLUICE_BACKWARD_DGRAD alone, so that plans count the
+                           gradient rows it leaves for wgrad; 0: such a call is UNSUPPORTED there */
   uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own. On a
                                   CPU they count towards memory_budget as well */
   /* Where several contexts of a process are to stay below one budget, the host gives each a share as its memory_budget
@@ -81,7 +81,7 @@ typedef struct sluice_context_config_s {
   /* Ranks of each node: consecutive ranks [i n, (i + 1) n) share one, as launchers number them; divides the number of
    * ranks. Equal on all ranks. For layers with SLUICE_DEDUPLICATE_NODES. 0: not known, all are alike. */
   int32_t ranks_per_node;
-  int32_t wire_dtype; /* SLUICE_WIRE_*; default AS_IT_IS. Equal on all ranks */
+  int32_t wire_dtype; /* SLUICE_WIRE_*; default LAYER_DTYPE. Equal on all ranks */
 } sluice_context_config_t;
 
 SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_config, size_t struct_size);
@@ -89,7 +89,7 @@ SLUICE_EXPORT void sluice_context_config_init(sluice_context_config_t* out_confi
 /* comm: NULL for one rank, otherwise retained. out_context: new, sluice_context_destroy. Not collective, makes no
  * thread until the first pass that needs one. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (a named
  * gemm is missing; on CUDA the driver, a device, cuBLAS or the kernels), UNSUPPORTED (on CUDA: a CPU's gemm, a
- * communicator that is neither nccl nor local), FOREIGN. */
+ * communicator that is neither nccl nor local), EXTERNAL. */
 SLUICE_API sluice_status_t sluice_context_create(const sluice_context_config_t* config, sluice_comm_t* comm,
                                                  sluice_context_t** out_context);
 /* Layers and steps keep the context alive. Steps outstanding at process exit are harmless. */

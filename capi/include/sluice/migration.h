@@ -130,7 +130,7 @@ SLUICE_API sluice_status_t sluice_migration_mark_still(sluice_migration_t* migra
  * Collective; comm-exclusive, by the thread that the spans belong to. It waits at most comm's timeout for each message.
  * Errors: STATE          no move is under way PEER_REFUSED   a rank refused: names it, and why. The move has aborted
  * everywhere INVALID_ARGUMENT  this rank refused. The same MISMATCH       two ends disagree about what moves between
- * them: names them. The same PEER_LOST, TIMED_OUT, ABORTED, OVER_BUDGET, FOREIGN  naming the rank and the phase. The
+ * them: names them. The same PEER_LOST, TIMED_OUT, ABORTED, OVER_BUDGET, EXTERNAL  naming the rank and the phase. The
  * move has aborted, or is UNDECIDED: sluice_migration_get_progress says which */
 SLUICE_API sluice_status_t sluice_migration_commit(sluice_migration_t* migration, const char* refusal);
 

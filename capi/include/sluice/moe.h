@@ -247,7 +247,7 @@ typedef struct sluice_expert_tensors_s {
 /* The host's own experts, called on the calling thread once per chunk and local expert that has rows, in order.
  * Rows are row-major [rows, M] in the layer's dtype, borrowed for the call.
  * forward writes y. backward gets the rows x again, dy already multiplied by the route weights, and writes dx; it keeps
- * parameter gradients itself. A non-zero return fails the pass with FOREIGN, once its exchanges are through: the other
+ * parameter gradients itself. A non-zero return fails the pass with EXTERNAL, once its exchanges are through: the other
  * ranks finish that pass, with rows undefined that this rank should have computed, and get PEER_REFUSED from the next
  * call.
  * On CUDA x, y, dy, dx are device memory, the device's primary context is current, and a callback enqueues its work on
@@ -317,7 +317,7 @@ SLUICE_EXPORT void sluice_moe_forward_args_init(sluice_moe_forward_args_t* out_a
  * out_step   new, sluice_step_drop (no call consumes it); NULL when needs_backward is 0
  * Owns       all arguments are borrowed for the call
  * Threads    context-exclusive
- * Errors     INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, STATE, UNSUPPORTED, OVER_BUDGET, MISMATCH, PEER_REFUSED, FOREIGN:
+ * Errors     INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, STATE, UNSUPPORTED, OVER_BUDGET, MISMATCH, PEER_REFUSED, EXTERNAL:
  *            no step, the comm stays usable (docs/c-abi.md, Errors, says what a failure in mid-pass does to the group).
  *            PEER_LOST, TIMED_OUT, ABORTED: the comm takes only abort and destroy.
  * Numerics   bit-identical for every n with gemm "ref" or "native"
@@ -345,7 +345,8 @@ SLUICE_API sluice_status_t sluice_step_info(const sluice_step_t* step, int32_t* 
 /* ---- backward ------------------------------------------------------------------------------------------------- */
 
 enum { SLUICE_GRAD_OVERWRITE = 0, SLUICE_GRAD_ACCUMULATE = 1 };
-enum { SLUICE_HALF_INPUT = 1, SLUICE_HALF_WEIGHT = 2, SLUICE_HALF_BOTH = 3 };
+/* What one call computes: the gradients of inputs (tokens and route weights), of weights, or both. */
+enum { SLUICE_BACKWARD_DGRAD = 1, SLUICE_BACKWARD_WGRAD = 2, SLUICE_BACKWARD_BOTH = 3 };
 
 /* Called on the calling thread when all gradients of a local expert are final; on CUDA, when they are enqueued. */
 typedef void (*sluice_expert_ready_fn_t)(void* user, int32_t local_expert);
@@ -364,7 +365,7 @@ typedef struct sluice_moe_backward_args_s {
   const sluice_expert_tensors_t* grad_params; /* dtype of the layer or f32, or NULL: not wanted, then on all ranks,
                                                  those without experts among them; so is a NULL member */
   int32_t grad_mode;                          /* SLUICE_GRAD_*, for grad_params */
-  int32_t halves;                             /* SLUICE_HALF_*; WEIGHT alone follows INPUT alone, without payload */
+  int32_t parts;                              /* SLUICE_BACKWARD_*; WGRAD alone follows DGRAD alone, without grad_out */
   sluice_expert_ready_fn_t expert_ready;      /* may be NULL */
   void* expert_ready_user;
   int32_t local_status;    /* as in forward */
@@ -375,8 +376,8 @@ typedef struct sluice_moe_backward_args_s {
 
 SLUICE_EXPORT void sluice_moe_backward_args_init(sluice_moe_backward_args_t* out_args, size_t struct_size);
 
-/* Runs the layer backward. Collective as forward is (HALF_WEIGHT alone is local). Idle experts get zero gradients.
- * A step takes one backward, or one INPUT half and then one WEIGHT half; more is STATE, and so is a step that was
+/* Runs the layer backward. Collective as forward is (WGRAD alone is local). Idle experts get zero gradients.
+ * A step takes one backward, or one DGRAD and then one WGRAD; more is STATE, and so is a step that was
  * dropped, as long as no other one has taken its address.
  * Threads, errors: as forward. Host-complete on a CPU, stream-complete on CUDA without a wait for the device. */
 SLUICE_API sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step,
@@ -403,7 +404,7 @@ SLUICE_EXPORT void sluice_capacity_report_init(sluice_capacity_report_t* out_rep
  * forwards and replays to be reported among it; on a CPU stream is NULL.
  * out_report  written, also where the status is CAPACITY or INVALID_ARGUMENT for what was counted
  * Errors      CAPACITY: routes were dropped (rank, counts and the capacity that would do); INVALID_ARGUMENT: an id
- * named no expert; STATE: the layer is not under a capacity, or the stream is being captured; ABI, BUSY, FOREIGN.
+ * named no expert; STATE: the layer is not under a capacity, or the stream is being captured; ABI, BUSY, EXTERNAL.
  * Threads     context-exclusive */
 SLUICE_API sluice_status_t sluice_moe_take_capacity_report(sluice_moe_t* moe, sluice_stream_t stream,
                                                            sluice_capacity_report_t* out_report);

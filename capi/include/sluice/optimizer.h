@@ -152,16 +152,16 @@ SLUICE_API sluice_status_t sluice_optimizer_create(const sluice_optimizer_config
  * page-locked, else copies wait for each other. Over ranks gradients are summed there, by communicators over nccl, or
  * local ones where ranks are threads; k is 2 unless it is given. Where sums have to be looked at first they are formed
  * twice: that takes no memory. Further errors: UNSUPPORTED, by name (file, max_norm: clip before the step, another
- * communicator), and STATE (a captured stream), with nothing changed; FOREIGN (what the driver says), after which
+ * communicator), and STATE (a captured stream), with nothing changed; EXTERNAL (what the driver says), after which
  * buckets may differ in their step, and which ends the step's communicators.
  *
  * With args->file each tensor's step is the file's + 1, and each rank has a file of its own. Further errors, that
- * change nothing: MISMATCH (the file is of other tensors), FOREIGN (what the disk says, or that it was damaged since it
- * was opened) on this rank, and PEER_REFUSED on the others: ranks agree before their files say that the step is there,
- * and once more after that, so that a disk which fails in between takes the step back on all. Whatever else a step over
- * ranks returns changes nothing either. Where the disk does not even give back what parameters were, a line of the log
- * says so, and steps return STATE until _load has filled them. A process that is killed between the two handshakes may
- * leave its file one step ahead: opened with config.comm, files go on from the step that all have. */
+ * change nothing: MISMATCH (the file is of other tensors), EXTERNAL (what the disk says, or that it was damaged since
+ * it was opened) on this rank, and PEER_REFUSED on the others: ranks agree before their files say that the step is
+ * there, and once more after that, so that a disk which fails in between takes the step back on all. Whatever else a
+ * step over ranks returns changes nothing either. Where the disk does not even give back what parameters were, a line
+ * of the log says so, and steps return STATE until _load has filled them. A process that is killed between the two
+ * handshakes may leave its file one step ahead: opened with config.comm, files go on from the step that all have. */
 SLUICE_API sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer,
                                                  const sluice_optimizer_step_args_t* args,
                                                  sluice_optimizer_step_result_t* out_result);
@@ -217,8 +217,8 @@ SLUICE_EXPORT void sluice_optimizer_file_config_init(sluice_optimizer_file_confi
 
 /* A new file, filled from tensors: their master or, where that is NULL, param; their moments or, where these are NULL,
  * 0. grad is not read. The disk has room for all of it from now on. out_file: new, sluice_optimizer_file_close.
- * Thread-safe; with comm comm-exclusive. Errors: INVALID_ARGUMENT, ABI, FOREIGN (it is there already, a full disk, what
- * the system says), BUSY (another process makes it), NO_MEMORY, and with comm PEER_REFUSED, MISMATCH (another rank
+ * Thread-safe; with comm comm-exclusive. Errors: INVALID_ARGUMENT, ABI, EXTERNAL (it is there already, a full disk,
+ * what the system says), BUSY (another process makes it), NO_MEMORY, and with comm PEER_REFUSED, MISMATCH (another rank
  * opens one) and what exchanges return: then there is no new file, and none was replaced. */
 SLUICE_API sluice_status_t sluice_optimizer_file_create(const sluice_optimizer_file_config_t* config,
                                                         const sluice_optimizer_group_t* const* groups,
@@ -226,16 +226,16 @@ SLUICE_API sluice_status_t sluice_optimizer_file_create(const sluice_optimizer_f
 
 /* One that is there, of which both steps are read once; parameters come from it by _load. A step that was begun and
  * never ended is told by _info and by a line of the log, one that is damaged by a line of the log. Thread-safe; with
- * comm comm-exclusive. Errors: INVALID_ARGUMENT, ABI, NOT_FOUND (no such file, or no such step in it), FOREIGN (another
- * kind of file, cut, no step in it is whole), MISMATCH (it is of another model: names the first tensor that differs; of
- * another rank; with comm: no step is in the files of all ranks), BUSY (it is open elsewhere), NO_MEMORY, and with comm
- * PEER_REFUSED and what exchanges return. */
+ * comm comm-exclusive. Errors: INVALID_ARGUMENT, ABI, NOT_FOUND (no such file, or no such step in it), EXTERNAL
+ * (another kind of file, cut, no step in it is whole), MISMATCH (it is of another model: names the first tensor that
+ * differs; of another rank; with comm: no step is in the files of all ranks), BUSY (it is open elsewhere), NO_MEMORY,
+ * and with comm PEER_REFUSED and what exchanges return. */
 SLUICE_API sluice_status_t sluice_optimizer_file_open(const sluice_optimizer_file_config_t* config,
                                                       sluice_optimizer_file_t** out_file);
 
 /* Parameters become the file's masters, rounded to nearest even; param, master, exp_avg and exp_avg_sq are filled where
  * a tensor has them, as for a checkpoint. Any thread, one call at a time. Errors: INVALID_ARGUMENT, MISMATCH (the file
- * is of other tensors: names the first), ABI, BUSY, STATE (a forked child), NO_MEMORY: nothing was changed; FOREIGN
+ * is of other tensors: names the first), ABI, BUSY, STATE (a forked child), NO_MEMORY: nothing was changed; EXTERNAL
  * (what the disk says, or that it was damaged since it was opened): tensors are filled in part, or with what is
  * damaged.
  */

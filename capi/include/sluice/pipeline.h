@@ -139,7 +139,7 @@ SLUICE_EXPORT void sluice_pipeline_config_init(sluice_pipeline_config_t* out_con
  *
  * Collective over comm, and alike on all its ranks. out_pipeline: new, sluice_pipeline_destroy. Thread-safe;
  * comm-exclusive. Errors, after which comm stays usable: INVALID_ARGUMENT, ABI, STATE (comm has a pipeline), MISMATCH
- * (ranks differ in the config or in the version of the library: says which, in what), FOREIGN (a rank cannot be
+ * (ranks differ in the config or in the version of the library: says which, in what), EXTERNAL (a rank cannot be
  * reached over TCP: says where), PEER_REFUSED (another rank had one of these: names it). NO_MEMORY
  * may end comm, and what the exchanges return does. */
 SLUICE_API sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t* config, sluice_comm_t* comm,
@@ -163,7 +163,7 @@ SLUICE_EXPORT void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch
  * Threads: one call at a time on a pipeline, others get BUSY.
  *
  * Errors, after which the next batch works: INVALID_ARGUMENT (a callback gave what cannot be sent, among others), ABI,
- * BUSY, NO_MEMORY, OVER_BUDGET (not one micro-batch fits), FOREIGN and whatever else a callback returned (with its
+ * BUSY, NO_MEMORY, OVER_BUDGET (not one micro-batch fits), EXTERNAL and whatever else a callback returned (with its
  * message; that the host interrupted the batch), MISMATCH (ranks differ in m or in forward_only), PEER_REFUSED (another
  * rank had one of these: names it, with its message; within a second, or when the callback that runs here has
  * returned).

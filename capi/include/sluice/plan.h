@@ -33,11 +33,11 @@ typedef struct sluice_plan_config_s {
   int32_t num_chunks;      /* n, or 0: any */
   int32_t restore_input;   /* SLUICE_RESTORE_*, ADAPTIVE: any */
   int32_t restore_pre_activation;
-  int32_t wgrad_mode;          /* SLUICE_WGRAD_*, ADAPTIVE: any */
-  int32_t halves_apart;        /* 1: step_bytes counts what SLUICE_HALF_INPUT alone leaves for the weight half; 0: such
-                                  calls are UNSUPPORTED under the plan */
-  uint64_t host_memory_budget; /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own */
-  const int32_t* restore_input_of;          /* [num_chunks], as in sluice_moe_config_t, or NULL; copied */
+  int32_t wgrad_mode;              /* SLUICE_WGRAD_*, ADAPTIVE: any */
+  int32_t separate_wgrad;          /* 1: step_bytes counts what SLUICE_BACKWARD_DGRAD alone leaves for wgrad; 0: such
+                                    calls are UNSUPPORTED under the plan */
+  uint64_t host_memory_budget;     /* bytes of offloaded rows over max_outstanding forwards; 0: no limit of their own */
+  const int32_t* restore_input_of; /* [num_chunks], as in sluice_moe_config_t, or NULL; copied */
   const int32_t* restore_pre_activation_of; /* likewise */
 } sluice_plan_config_t;
 
@@ -70,7 +70,7 @@ typedef struct sluice_plan_info_s {
   uint64_t schedule_bytes; /* templates and the device's queues */
   uint64_t header_bytes;
   uint64_t gemm_bytes; /* what GEMMs may borrow; 0 with gemm "ref" */
-  uint64_t step_bytes; /* of one outstanding forward; with halves_apart also between the halves of its backward */
+  uint64_t step_bytes; /* of one outstanding forward; with separate_wgrad also between the halves of its backward */
   uint64_t total_bytes;
   double relative_time; /* of forward and backward, comparable between candidates only: seconds by the context's tuner
                            where it has a machine (sluice_context_tune), else by the papers' closed forms */
@@ -78,7 +78,7 @@ typedef struct sluice_plan_info_s {
   uint64_t
       communication_bytes;  /* of slot_bytes, rows on their way to other ranks or just in; the rest are temporaries */
   uint64_t saved_bytes;     /* of step_bytes, kept and offloaded rows; offloaded ones not on CUDA */
-  uint64_t deferred_bytes;  /* of step_bytes, with halves_apart: gradient rows between the halves; what is neither
+  uint64_t deferred_bytes;  /* of step_bytes, with separate_wgrad: gradient rows between the halves; what is neither
                                this nor saved are routes and counts */
   uint64_t peak_slot_bytes; /* of slot_bytes, what holds rows at once where that is most, at the capacities and with
                                one op after the other; lanes beside each other use more of them */

@@ -16,8 +16,9 @@ extern "C" {
 
 typedef struct sluice_schedule_s sluice_schedule_t;
 
-/* weight_half of a backward. LATER: what a later weight half needs is kept. */
-enum { SLUICE_WEIGHT_HALF_NONE = 0, SLUICE_WEIGHT_HALF_NOW = 1, SLUICE_WEIGHT_HALF_LATER = 2 };
+/* When the weight gradients of a backward are computed: not at all, in this call, or in a later call of
+ * SLUICE_BACKWARD_WGRAD alone, for which what it reads is kept. */
+enum { SLUICE_WGRAD_CALL_NONE = 0, SLUICE_WGRAD_CALL_NOW = 1, SLUICE_WGRAD_CALL_LATER = 2 };
 
 typedef struct sluice_schedule_config_s {
   size_t struct_size;              /* set by sluice_schedule_config_init */
@@ -28,8 +29,8 @@ typedef struct sluice_schedule_config_s {
   int32_t needs_backward;          /* forward: 1: a backward follows; default 1 */
   int32_t callback_experts;        /* 0 or 1 */
   int32_t gated;                   /* 0 or 1 */
-  int32_t input_half;              /* backward: input gradients are computed; default 1 */
-  int32_t weight_half;             /* backward: SLUICE_WEIGHT_HALF_*; default NOW */
+  int32_t dgrad;                   /* backward: input gradients are computed; default 1 */
+  int32_t wgrad;                   /* backward: SLUICE_WGRAD_CALL_*; default NOW */
   int32_t wgrad_mode;              /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK */
   int32_t may_reuse_saved;         /* backward: as in sluice_moe_backward_args_t */
   int32_t under_plan; /* 1: slots do not grow with n, and T_ACT has a slot beside those of an offloaded T_M, as under a

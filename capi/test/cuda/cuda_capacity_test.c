@@ -117,13 +117,13 @@ static void CudaCapacity_OddShapesSkewAndOwners_HaveTheBitsOfExact(void** state)
   }
 }
 
-static void CudaCapacity_HalvesAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
+static void CudaCapacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
   (void)state;
   for (int w = 0; w < 2; ++w) {
     case_t c = world_small_case();
-    c.world_size = RANKS[w], c.num_chunks = 2, c.halves_apart = 1, c.gated = 1, c.bias = 1;
+    c.world_size = RANKS[w], c.num_chunks = 2, c.separate_wgrad = 1, c.gated = 1, c.bias = 1;
     check(&c);
-    c.halves_apart = 0, c.outstanding = 3, c.accumulate = 1, c.dtype = SLUICE_DTYPE_BF16, c.grad_f32 = 1;
+    c.separate_wgrad = 0, c.outstanding = 3, c.accumulate = 1, c.dtype = SLUICE_DTYPE_BF16, c.grad_f32 = 1;
     check(&c);
   }
 }
@@ -268,7 +268,7 @@ int main(void) {
       cmocka_unit_test(CudaCapacity_CallbackExperts_HaveTheBitsOfExact),
       cmocka_unit_test(CudaCapacity_EveryPolicy_HasTheBitsOfExact),
       cmocka_unit_test(CudaCapacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
-      cmocka_unit_test(CudaCapacity_HalvesAndOutstandingSteps_HaveTheBitsOfExact),
+      cmocka_unit_test(CudaCapacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact),
       cmocka_unit_test(CudaCapacity_HostWaits_NoneInForwardAndBackward),
       cmocka_unit_test(CudaCapacity_BytesOnTheWire_AreThoseOfTheCpuInBothModes),
       cmocka_unit_test(CudaCapacity_CallsAfterTheFirst_HaveNoHeaderEither),

@@ -143,9 +143,9 @@ static const char* odd_shapes(const layer_machine_t* machine, int32_t world_size
 
 static const char* halves_and_steps(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
-  c.num_chunks = 2, c.halves_apart = 1, c.gated = 1, c.bias = 1;
+  c.num_chunks = 2, c.separate_wgrad = 1, c.gated = 1, c.bias = 1;
   SUITE_TRY(machine, &c);
-  c.halves_apart = 0, c.outstanding = 3;
+  c.separate_wgrad = 0, c.outstanding = 3;
   SUITE_TRY(machine, &c);
   c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   SUITE_TRY(machine, &c);
@@ -309,7 +309,7 @@ static const char* deduplicated_policies(const layer_machine_t* machine, int32_t
     case_t c = case_of(world_size);
     c.deduplicate = 1, c.top_k = 1 + p, c.num_chunks = CHUNKS[p % 3], c.gated = p % 2, c.dtype = types[p / 3];
     c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
-    c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.halves_apart = p % 3 == 1, c.outstanding = p % 4 == 2 ? 3 : 1;
+    c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.separate_wgrad = p % 3 == 1, c.outstanding = p % 4 == 2 ? 3 : 1;
     c.num_experts = 12;
     SUITE_TRY(machine, &c);
   }
@@ -335,7 +335,7 @@ const layer_case_t layer_cases[] = {
     {"EveryPolicy_MatchesReferenceAndCpu", policies, 1},
     {"OtherDtypesAndGradientsInF32_MatchReferenceAndCpu", dtypes, 0},
     {"OddShapesAndOwners_MatchReferenceAndCpu", odd_shapes, 0},
-    {"HalvesApartAndOutstandingSteps_MatchReferenceAndCpu", halves_and_steps, 0},
+    {"SeparateWgradAndOutstandingSteps_MatchReferenceAndCpu", halves_and_steps, 0},
     {"CallbackExperts_MatchReferenceAndCpu", callbacks, 1},
     {"LargerShapes_MatchReferenceAndCpu", larger, 0},
     {"HostWaits_OneInForwardNoneInBackward", host_waits, 0},

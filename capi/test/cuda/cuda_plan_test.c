@@ -98,7 +98,7 @@ static void CudaBudget_HostWaits_AreOneInForwardNoneInBackward(void** state) {
 enum { OUTSTANDING = 2, ROUNDS = 3 };
 
 /* A layer on the fakes, and a plan of case i of 27 in a budget of just its bytes. */
-static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t halves_apart, sluice_plan_info_t* out_info) {
+static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sluice_plan_info_t* out_info) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const sluice_moe_config_t layer = rig_config();
   fakes_open(1, 1);
@@ -109,7 +109,7 @@ static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t halves_apart, slui
   config.max_tokens = rig->tokens.tensor.shape[0], config.max_outstanding = OUTSTANDING;
   config.num_chunks = i / 9 + 1, config.restore_input = i % 3,
   config.restore_pre_activation = pre_activation[i / 3 % 3];
-  config.halves_apart = halves_apart;
+  config.separate_wgrad = separate_wgrad;
   sluice_plan_t* plan = NULL;
   out_info->struct_size = sizeof *out_info;
   assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
@@ -162,20 +162,20 @@ static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
 
 /* ---- halves apart ---- */
 
-static void CudaBudget_HalvesApart_AreCountedInThePlan(void** state) {
+static void CudaBudget_SeparateWgrad_AreCountedInThePlan(void** state) {
   (void)state;
   const budget_suite_t suite = suite_of();
-  budget_halves_apart(&suite);
+  budget_separate_wgrad(&suite);
 }
 
-static void CudaBudget_HalvesApartUnsaid_AreRefusedByName(void** state) {
+static void CudaBudget_SeparateWgradUnsaid_AreRefusedByName(void** state) {
   (void)state;
   const budget_suite_t suite = suite_of();
   budget_halves_unsaid(&suite);
 }
 
 static void half(rig_t* rig, sluice_step_t* step, int32_t which) {
-  rig->backward.halves = which;
+  rig->backward.parts = which;
   if (rig_backward(rig, step) != SLUICE_OK) fail_msg("half %d: %s", which, last_message());
 }
 
@@ -196,9 +196,9 @@ static int64_t gradients_of(const rig_t* rig, float* out) {
   return count;
 }
 
-/* All input halves, then all weight halves, as a pipeline with no bubbles has them: the peak is still the plan's, to
+/* All dgrads, then all wgrads, as a pipeline with no bubbles has them: the peak is still the plan's, to
  * the byte, and gradients are those of whole backwards. No wait in either half. */
-static void CudaPlan_HalvesApart_PredictsThePeakAndGivesTheSameGradients(void** state) {
+static void CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients(void** state) {
   (void)state;
   enum { ROOM = 2048 };
   static float whole[ROOM], apart[ROOM];
@@ -210,7 +210,7 @@ static void CudaPlan_HalvesApart_PredictsThePeakAndGivesTheSameGradients(void** 
     sluice_plan_t* plan = open_planned(&rig, i, 0, &untold);
     assert_int_equal(rig_forward(&rig, &steps[0]), SLUICE_OK);
     assert_int_equal(rig_forward(&rig, &steps[1]), SLUICE_OK);
-    half(&rig, steps[0], SLUICE_HALF_BOTH);
+    half(&rig, steps[0], SLUICE_BACKWARD_BOTH);
     int64_t count = gradients_of(&rig, whole);
     assert_true(count > 500 && count <= ROOM);
     for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
@@ -224,8 +224,8 @@ static void CudaPlan_HalvesApart_PredictsThePeakAndGivesTheSameGradients(void** 
         if (rig_forward(&rig, &steps[s]) != SLUICE_OK) fail_msg("%s", last_message());
       }
       int64_t waits = sluice_fake_cuda_host_waits();
-      for (int s = 0; s < OUTSTANDING; ++s) half(&rig, steps[s], SLUICE_HALF_INPUT);
-      for (int s = 0; s < OUTSTANDING; ++s) half(&rig, steps[s], SLUICE_HALF_WEIGHT);
+      for (int s = 0; s < OUTSTANDING; ++s) half(&rig, steps[s], SLUICE_BACKWARD_DGRAD);
+      for (int s = 0; s < OUTSTANDING; ++s) half(&rig, steps[s], SLUICE_BACKWARD_WGRAD);
       assert_int_equal(sluice_fake_cuda_host_waits(), waits);
       for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
       assert_int_equal(gradients_of(&rig, apart), count);
@@ -250,9 +250,9 @@ int main(void) {
       cmocka_unit_test(CudaHostBudget_OneHotExpert_ResultsAreTheSame),
       cmocka_unit_test(CudaBudget_HostWaits_AreOneInForwardNoneInBackward),
       cmocka_unit_test(CudaPlan_UnderABudget_PredictsThePeakToTheByte),
-      cmocka_unit_test(CudaBudget_HalvesApart_AreCountedInThePlan),
-      cmocka_unit_test(CudaBudget_HalvesApartUnsaid_AreRefusedByName),
-      cmocka_unit_test(CudaPlan_HalvesApart_PredictsThePeakAndGivesTheSameGradients),
+      cmocka_unit_test(CudaBudget_SeparateWgrad_AreCountedInThePlan),
+      cmocka_unit_test(CudaBudget_SeparateWgradUnsaid_AreRefusedByName),
+      cmocka_unit_test(CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

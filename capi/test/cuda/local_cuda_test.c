@@ -230,7 +230,7 @@ static void LocalCuda_NthCallFails_AllRanksReturn(void** state) {
     if (failed > 0 && failed < 3) {
       for (int32_t r = 0; r < 3; ++r) {
         const rank_t* me = &world.ranks[r];
-        if (me->status != SLUICE_OK && me->status != SLUICE_E_PEER_LOST && me->status != SLUICE_E_FOREIGN) {
+        if (me->status != SLUICE_OK && me->status != SLUICE_E_PEER_LOST && me->status != SLUICE_E_EXTERNAL) {
           fail_msg("call %lld, rank %d: %s", (long long)nth, r, me->message);
         }
       }

@@ -22,8 +22,8 @@ static const seed_t seeds[] = {
     {"forward_grouped", {.direction = SLUICE_FORWARD, .num_chunks = 3, .keep = 1, .grouped = 1}},
     {"callback", {.direction = SLUICE_FORWARD, .num_chunks = 2, .keep = 1, .callback = 1}},
     {"backward_two_chunks",
-     {.direction = SLUICE_BACKWARD, .num_chunks = 2, .input_half = 1, .weight_half = 1, .gated = 1, .reuse_saved = 1}},
-    {"backward_weight_half", {.direction = SLUICE_BACKWARD, .num_chunks = 1, .weight_half = 1}},
+     {.direction = SLUICE_BACKWARD, .num_chunks = 2, .dgrad = 1, .wgrad = 1, .gated = 1, .reuse_saved = 1}},
+    {"backward_wgrad", {.direction = SLUICE_BACKWARD, .num_chunks = 1, .wgrad = 1}},
 };
 
 static int write_seed(const char* folder, const seed_t* seed) {

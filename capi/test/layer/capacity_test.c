@@ -97,13 +97,13 @@ static void Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact(void** state) {
   }
 }
 
-static void Capacity_HalvesAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
+static void Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
   (void)state;
   for (int w = 0; w < 2; ++w) {
     case_t c = base_case();
-    c.world_size = RANKS[w], c.num_chunks = 2, c.halves_apart = 1, c.gated = 1;
+    c.world_size = RANKS[w], c.num_chunks = 2, c.separate_wgrad = 1, c.gated = 1;
     check(&c);
-    c.halves_apart = 0, c.outstanding = 3, c.accumulate = 1;
+    c.separate_wgrad = 0, c.outstanding = 3, c.accumulate = 1;
     check(&c);
     c.dtype = SLUICE_DTYPE_BF16, c.grad_f32 = 1, c.gemm = "ref";
     check(&c);
@@ -406,7 +406,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact),
       cmocka_unit_test(Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
-      cmocka_unit_test(Capacity_HalvesAndOutstandingSteps_HaveTheBitsOfExact),
+      cmocka_unit_test(Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact),
       cmocka_unit_test(Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace),
       cmocka_unit_test(Capacity_BytesOnTheWire_AreThoseOfTheCapacity),
       cmocka_unit_test(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported),

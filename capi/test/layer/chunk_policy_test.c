@@ -45,7 +45,7 @@ static void check_mix(case_t c, const lists_t* lists) {
   world_reference(&c, &want);
   const double d = world_distance(&c, &mixed, &want);
   if (!(d >= 0 && d <= world_tolerance(&c))) fail_msg("W %d: distance %g", c.world_size, d);
-  const int params = c.wgrad_mode == SLUICE_WGRAD_PER_CHUNK && !c.callback_experts && !c.halves_apart;
+  const int params = c.wgrad_mode == SLUICE_WGRAD_PER_CHUNK && !c.callback_experts && !c.separate_wgrad;
   if (!world_identical(&c, &kept, &mixed, params)) {
     fail_msg("W %d gated %d dtype %d wgrad %d reuse %d callbacks %d: a mix of policies changes bits%s", c.world_size,
              c.gated, c.dtype, c.wgrad_mode, c.reuse_saved, c.callback_experts,
@@ -88,14 +88,14 @@ static void Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything(void** 
   }
 }
 
-static void Layer_PolicyByChunkWithHalvesAndCopies_HasTheBitsOfKeepingEverything(void** state) {
+static void Layer_PolicyByChunkWithDgradThenWgradAndCopies_HasTheBitsOfKeepingEverything(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 3; ++w) {
     for (int bits = 0; bits < 16; ++bits) {
       case_t c = base(w, bits);
-      c.halves_apart = 1;
+      c.separate_wgrad = 1;
       check_mix(c, &mixes[bits % NUM_MIXES]);
-      c.halves_apart = 0, c.restore = 1;
+      c.separate_wgrad = 0, c.restore = 1;
       check_mix(c, &mixes[(bits + 1) % NUM_MIXES]);
     }
   }
@@ -223,7 +223,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Layer_PolicyByChunk_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything),
-      cmocka_unit_test(Layer_PolicyByChunkWithHalvesAndCopies_HasTheBitsOfKeepingEverything),
+      cmocka_unit_test(Layer_PolicyByChunkWithDgradThenWgradAndCopies_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_PolicyByChunkUnderACapacity_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything),
       cmocka_unit_test(Budget_PolicyByChunk_FromTheSmallestUp),

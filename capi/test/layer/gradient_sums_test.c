@@ -91,13 +91,13 @@ static void Gradients_FewTokens_AreTheF32SumsRoundedOnce(void** state) {
   }
 }
 
-/* The weight half alone, later; gradients once over all chunks, whose rows lie together. */
+/* wgrad alone, later; gradients once over all chunks, whose rows lie together. */
 static void Gradients_OtherOrders_AreTheF32SumsRoundedOnce(void** state) {
   (void)state;
   for (int bits = 0; bits < 8; ++bits) {
     case_t c = base_case();
     c.wgrad_mode = bits & 1;
-    c.halves_apart = bits >> 1 & 1;
+    c.separate_wgrad = bits >> 1 & 1;
     c.num_chunks = bits & 4 ? 1 : 16;
     check(&c);
   }

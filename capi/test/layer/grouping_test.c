@@ -32,7 +32,7 @@ static void check(const case_t* given) {
   if (!(distance >= 0 && distance <= world_tolerance(&c)) || !world_identical(&c, &grouped, &single, 1)) {
     fail_msg("W %d n %d K %d dtype %d gated %d dedup %d chunking %d wgrad %d restore %d %d halves %d: distance %g",
              c.world_size, c.num_chunks, c.top_k, c.dtype, c.gated, c.deduplicate, c.chunking, c.wgrad_mode,
-             c.restore_input, c.restore_pre_activation, c.halves_apart, distance);
+             c.restore_input, c.restore_pre_activation, c.separate_wgrad, distance);
   }
   for (int32_t r = 0; r < c.world_size; ++r) assert_int_equal(grouped.bytes_sent[r], single.bytes_sent[r]);
   world_free(&single);
@@ -63,7 +63,7 @@ static void Grouping_EveryPolicy_SameBits(void** state) {
     c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.wgrad_mode = p % 2 - (p > 6);
     check(&c);
-    c.restore = !c.restore, c.halves_apart = 1, c.outstanding = c.restore ? 1 : 2;
+    c.restore = !c.restore, c.separate_wgrad = 1, c.outstanding = c.restore ? 1 : 2;
     check(&c);
   }
 }

@@ -130,11 +130,11 @@ static void Layer_Accumulate_AddsToWhatWasThere(void** state) {
   }
 }
 
-static void Layer_HalvesApart_MatchReference(void** state) {
+static void Layer_SeparateWgrad_MatchReference(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 3; ++w) {
     case_t c = world_small_case();
-    c.world_size = w, c.num_chunks = 3, c.halves_apart = 1, c.bias = 1, c.gated = 1;
+    c.world_size = w, c.num_chunks = 3, c.separate_wgrad = 1, c.bias = 1, c.gated = 1;
     check(&c);
     c.restore = 1;
     check(&c);
@@ -254,7 +254,7 @@ static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
   for (int32_t x = 0; x < 2 * 3 * 4; ++x) {
     case_t c = world_small_case();
     c.world_size = 2 + x % 2, c.num_chunks = 2 + x / 2 % 3 * 3, c.top_k = 1 + x % 3;
-    c.hot_expert = x / 6 == 1 ? 4 : -1, c.drop_every = x / 6 == 2 ? 3 : 0, c.halves_apart = x / 6 == 3;
+    c.hot_expert = x / 6 == 1 ? 4 : -1, c.drop_every = x / 6 == 2 ? 3 : 0, c.separate_wgrad = x / 6 == 3;
     c.restore = x / 6 == 3, c.wgrad_mode = x % 2, c.bias = x % 2;
     if (x / 6 == 2) c.tokens[0] = 0;
     result_t rows, tokens;
@@ -344,7 +344,7 @@ static void Layer_RestorePolicies_WorkWithEverythingElse(void** state) {
   for (int bits = 0; bits < 32; ++bits) {
     case_t c = world_small_case();
     c.world_size = 2, c.num_chunks = 3, c.bias = 1, c.gated = bits & 1;
-    c.halves_apart = bits >> 1 & 1, c.restore = bits >> 2 & 1, c.accumulate = bits >> 3 & 1;
+    c.separate_wgrad = bits >> 1 & 1, c.restore = bits >> 2 & 1, c.accumulate = bits >> 3 & 1;
     if (bits >> 4) c.dtype = SLUICE_DTYPE_BF16, c.tokens[1] = 0, c.hot_expert = 1;
     check_policies(c);
   }
@@ -528,7 +528,7 @@ int main(void) {
       cmocka_unit_test(Layer_OneHotExpert_MatchesReference),
       cmocka_unit_test(Layer_TransposedParametersAndGradients_MatchReference),
       cmocka_unit_test(Layer_Accumulate_AddsToWhatWasThere),
-      cmocka_unit_test(Layer_HalvesApart_MatchReference),
+      cmocka_unit_test(Layer_SeparateWgrad_MatchReference),
       cmocka_unit_test(Layer_StepRestoredElsewhere_MatchesReference),
       cmocka_unit_test(Layer_CallbackExperts_MatchReference),
       cmocka_unit_test(Layer_FromItsParts_MatchesReference),

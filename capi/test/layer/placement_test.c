@@ -137,7 +137,7 @@ static void Moves_Policies_HaveTheBitsOfNone(void** state) {
   for (int i = 0; i < 4; ++i) {
     case_t c = base_case(2 + i % 2 * 2);
     c.restore_input = input[i], c.restore_pre_activation = m[i], c.restore = i % 2, c.reuse_saved = !c.restore;
-    c.halves_apart = i == 2;
+    c.separate_wgrad = i == 2;
     check_bits(&c);
   }
 }

@@ -138,12 +138,12 @@ static void Reuse_NoBudget_KeepsNoRowsOfAllChunks(void** state) {
   for (int32_t i = 0; i < 12; ++i) {
     case_t c = base(i % 3 == 0 ? 0 : 4, 256);
     c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
-    c.halves_apart = i == 9, c.outstanding = 1 + (i % 2 && i != 9), c.gated = i / 3 % 2,
+    c.separate_wgrad = i == 9, c.outstanding = 1 + (i % 2 && i != 9), c.gated = i / 3 % 2,
     c.dtype = i % 4 == 1 ? SLUICE_DTYPE_BF16 : c.dtype;
     if (i == 5) c.callback_experts = 1, c.gated = 0, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
     if (i == 7) c.hot_expert = 1;
     if (i == 8) c.deduplicate = 1, c.top_k = 2;
-    c.halves_unsaid = c.halves_apart; /* nobody need be told of it without a budget */
+    c.halves_unsaid = c.separate_wgrad; /* nobody need be told of it without a budget */
     if (i == 10) c.capacity = 256;
     result_t got, want;
     world_run(&c, &got);

@@ -202,8 +202,8 @@ static void Create_BadConfig_IsNamed(void** state) {
   bad = good, bad.struct_size = 8, expect(&bad, SLUICE_E_ABI, "sluice_schedule_config_t");
   bad = good, bad.callback_experts = 1, bad.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   expect(&bad, SLUICE_E_UNSUPPORTED, "callback experts");
-  bad = config_of(SLUICE_BACKWARD, 4, 0, 0), bad.input_half = 0, bad.weight_half = 0;
-  expect(&bad, SLUICE_E_INVALID_ARGUMENT, "the input half, the weight half or both");
+  bad = config_of(SLUICE_BACKWARD, 4, 0, 0), bad.dgrad = 0, bad.wgrad = 0;
+  expect(&bad, SLUICE_E_INVALID_ARGUMENT, "dgrad, wgrad or both");
   expect(NULL, SLUICE_E_INVALID_ARGUMENT, "sluice_schedule_config_t");
 }
 

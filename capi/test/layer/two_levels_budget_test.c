@@ -45,10 +45,10 @@ static void TwoLevelsBudget_OddShapesAndPolicies_ResultsAreTheSame(void** state)
   budget_odd_shapes_and_policies(&suite);
 }
 
-static void TwoLevelsBudget_HalvesApart_ResultsAreTheSame(void** state) {
+static void TwoLevelsBudget_SeparateWgrad_ResultsAreTheSame(void** state) {
   (void)state;
   const budget_suite_t suite = suite_of();
-  budget_halves_apart(&suite);
+  budget_separate_wgrad(&suite);
 }
 
 static void TwoLevelsHostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
@@ -114,7 +114,7 @@ int main(void) {
       cmocka_unit_test(TwoLevelsBudget_FromTheSmallestUp_ResultsAreTheSame),
       cmocka_unit_test(TwoLevelsBudget_OneHotExpert_StaysWithinThePlan),
       cmocka_unit_test(TwoLevelsBudget_OddShapesAndPolicies_ResultsAreTheSame),
-      cmocka_unit_test(TwoLevelsBudget_HalvesApart_ResultsAreTheSame),
+      cmocka_unit_test(TwoLevelsBudget_SeparateWgrad_ResultsAreTheSame),
       cmocka_unit_test(TwoLevelsHostBudget_OneHotExpert_ResultsAreTheSame),
       cmocka_unit_test(TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan),
       cmocka_unit_test(TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame),

@@ -79,7 +79,7 @@ static void TwoLevels_EveryPolicy_MatchesReference(void** state) {
     c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
     c.reuse_saved = p % 2, c.restore = p % 2;
     check(&c);
-    c.restore = !c.restore, c.halves_apart = 1, c.outstanding = c.restore ? 1 : 2, c.wgrad_mode = 1;
+    c.restore = !c.restore, c.separate_wgrad = 1, c.outstanding = c.restore ? 1 : 2, c.wgrad_mode = 1;
     check(&c);
   }
 }
@@ -177,7 +177,7 @@ static void TwoLevels_LeftOpen_BeginsByRank(void** state) {
     by_rank = c, by_rank.deduplicate = SLUICE_DEDUPLICATE_RANKS;
     c.deduplicate = SLUICE_DEDUPLICATE_ADAPTIVE;
     assert_same_bits(&c, &by_rank);
-    c.restore = by_rank.restore = 1, c.halves_apart = by_rank.halves_apart = 1;
+    c.restore = by_rank.restore = 1, c.separate_wgrad = by_rank.separate_wgrad = 1;
     assert_same_bits(&c, &by_rank);
   }
 }

@@ -34,7 +34,7 @@ static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
       const sluice_status_t status = sluice_optimizer_step(m->optimizer, &m->args, &m->result);
       disk_calls_left[which] = NEVER;
       if (status == SLUICE_OK) break; /* it takes no more of them */
-      refused(status, SLUICE_E_FOREIGN, which == 0 ? "reading" : "No space left on device");
+      refused(status, SLUICE_E_EXTERNAL, which == 0 ? "reading" : "No space left on device");
       assert_int_equal(info_of(m).step, 1);
       expect_params(m, written);
     }
@@ -58,7 +58,7 @@ static void Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps(void** sta
   set_gradients(m, 2, 0);
   disk_calls_left[0] = atomic_load(&disk_calls[0]) * 3 / 4; /* some buckets are updated */
   disk_how = DIES;
-  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_FOREIGN, "reading");
+  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "reading");
   disk_how = FAILS;
   disk_calls_left[0] = NEVER;
   refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_STATE, "could not be given back");
@@ -122,12 +122,12 @@ static void File_ThatIsCut_IsToldAndChangesNothing(void** state) {
   states_t* kept = malloc(sizeof *kept);
   assert_non_null(kept);
   *kept = m->s;
-  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_FOREIGN, "something has cut it");
+  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "something has cut it");
   assert_memory_equal(kept, &m->s, sizeof *kept);
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
   const sluice_optimizer_file_config_t config = config_of(m);
-  refused(sluice_optimizer_file_open(&config, &m->file), SLUICE_E_FOREIGN, "something has cut it");
+  refused(sluice_optimizer_file_open(&config, &m->file), SLUICE_E_EXTERNAL, "something has cut it");
   free(kept);
   close_model(m);
   close_model(before);
@@ -140,7 +140,7 @@ static void Disk_WithoutRoom_IsToldAndLeavesNoFile(void** state) {
   char unfinished[sizeof m->path + 16];
   (void)snprintf(unfinished, sizeof unfinished, "%s.unfinished", m->path);
   disk_is_full = 1;
-  refused(sluice_optimizer_file_create(&config, m->list, 2, &m->file), SLUICE_E_FOREIGN, "no room for");
+  refused(sluice_optimizer_file_create(&config, m->list, 2, &m->file), SLUICE_E_EXTERNAL, "no room for");
   disk_is_full = 0;
   assert_null(m->file);
   assert_int_equal(access(m->path, F_OK), -1);
@@ -149,7 +149,7 @@ static void Disk_WithoutRoom_IsToldAndLeavesNoFile(void** state) {
     const sluice_status_t status = sluice_optimizer_file_create(&config, m->list, 2, &m->file);
     disk_calls_left[1] = NEVER;
     if (status == SLUICE_OK) break;
-    refused(status, SLUICE_E_FOREIGN, "No space left on device");
+    refused(status, SLUICE_E_EXTERNAL, "No space left on device");
     assert_int_equal(access(m->path, F_OK), -1);
     assert_int_equal(access(unfinished, F_OK), -1);
   }
@@ -181,7 +181,7 @@ static void SmallTmpfs_IsFull_IsTold(void** state) {
   const sluice_optimizer_file_config_t config = config_of(m);
   const sluice_status_t status = sluice_optimizer_file_create(&config, m->list, 2, &m->file);
   const int left = access(m->path, F_OK);
-  refused(status, SLUICE_E_FOREIGN, "No space left on device");
+  refused(status, SLUICE_E_EXTERNAL, "No space left on device");
   close_model(m);
   assert_int_equal(left, -1);
 }

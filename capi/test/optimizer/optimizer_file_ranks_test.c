@@ -108,7 +108,7 @@ static void DiskOfOneRank_ThatFails_ChangesNothingOnAny(void** state) {
       assert_true(disk_calls_left[which] < 0);
       disk_calls_left[which] = NEVER;
       disk_only_file = 0;
-      assert_int_equal(ranks[1]->status, SLUICE_E_FOREIGN);
+      assert_int_equal(ranks[1]->status, SLUICE_E_EXTERNAL);
       assert_int_equal(ranks[0]->status, SLUICE_E_PEER_REFUSED);
       assert_int_equal(ranks[0]->error.peer, 1);
       assert_non_null(strstr(ranks[0]->error.message, ranks[1]->path));
@@ -204,7 +204,7 @@ static void DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep(void** s
     for (int number = 1; number <= 2; ++number) step_reference(after, ranks, number);
     fail_at_the_end(ranks, of, which);
     for (int r = 0; r < num_ranks; ++r) {
-      assert_int_equal(ranks[r]->status, r == of ? SLUICE_E_FOREIGN : SLUICE_E_PEER_REFUSED);
+      assert_int_equal(ranks[r]->status, r == of ? SLUICE_E_EXTERNAL : SLUICE_E_PEER_REFUSED);
       assert_true(r == of || ranks[r]->error.peer == of);
     }
     expect_step_one(ranks, before);

@@ -206,7 +206,7 @@ static void BadArguments_AreRefusedByName(void** state) {
   model_t *m = open_with_file(), *other = open_model();
   sluice_optimizer_file_config_t config = config_of(m);
   sluice_optimizer_file_t* none = NULL;
-  refused(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_FOREIGN, "File exists");
+  refused(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_EXTERNAL, "File exists");
   refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_BUSY, "has it open");
   config.step = -2;
   refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "step is -2");
@@ -216,9 +216,9 @@ static void BadArguments_AreRefusedByName(void** state) {
   refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "path is NULL");
   config.path = "/nowhere/at/all";
   refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "there is no file /nowhere/at/all");
-  refused(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_FOREIGN, "/nowhere/at/all");
+  refused(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_EXTERNAL, "/nowhere/at/all");
   config.path = "/proc/self/exe";
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_FOREIGN, "opening it");
+  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_EXTERNAL, "opening it");
   assert_null(none);
   refused(sluice_optimizer_file_load(m->file, m->list, 1), SLUICE_E_MISMATCH,
           "the file has 4 tensors, the optimizer has 2");

@@ -28,7 +28,7 @@ static sluice_status_t fail_once(pw_rank_t* rank, int32_t call, const sluice_sta
   out_failure->native_code = 42;
   (void)snprintf(out_failure->message, sizeof out_failure->message, "ValueError: boom");
   atomic_store(&fault.at_ns, sluice_now_ns());
-  return SLUICE_E_FOREIGN;
+  return SLUICE_E_EXTERNAL;
 }
 
 static void try_fault(const char* transport, int32_t p, int32_t v, int32_t rank, int32_t call, int32_t micro_batch) {
@@ -42,10 +42,10 @@ static void try_fault(const char* transport, int32_t p, int32_t v, int32_t rank,
   for (int32_t b = 0; b < 4; ++b) pw_world_add(world, 5, b == 2);
   pw_world_run(world);
   char text[64];
-  (void)snprintf(text, sizeof text, "rank %d ended batch 2: FOREIGN", rank);
+  (void)snprintf(text, sizeof text, "rank %d ended batch 2: EXTERNAL", rank);
   assert_true(atomic_load(&fault.at_ns) > 0);
   for (int32_t r = 0; r < p; ++r) {
-    assert_status(world, r, 1, r == rank ? SLUICE_E_FOREIGN : SLUICE_E_PEER_REFUSED, r == rank ? NULL : text);
+    assert_status(world, r, 1, r == rank ? SLUICE_E_EXTERNAL : SLUICE_E_PEER_REFUSED, r == rank ? NULL : text);
     assert_status(world, r, 1, world->ranks[r].ended[1], "ValueError: boom");
     assert_int_equal(world->ranks[r].errors[1].native_code, 42);
     assert_true(world->ranks[r].returned_ns[1] - atomic_load(&fault.at_ns) < BOUNDED_NS);
@@ -89,7 +89,7 @@ static sluice_status_t fail_often(pw_rank_t* rank, int32_t call, const sluice_st
   for (int32_t i = 0; i < 1000 && atomic_load(&num_sent) < 4; ++i) usleep(10000);
   usleep(10000); /* the last of them is sent behind its callback; where it is not, one message less lies there */
   atomic_store(&num_sent, 0);
-  return SLUICE_E_FOREIGN;
+  return SLUICE_E_EXTERNAL;
 }
 
 /* What had been sent to the stage that failed is taken and dropped before the next batch: it would lie there for good.
@@ -149,7 +149,7 @@ static void Callback_FailsWhileMuchIsUnderWay_ResultsAreReadUntilReleased(void**
     for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 3, 0);
     pw_world_run(world);
     assert_status(world, 0, 1, SLUICE_E_PEER_REFUSED, "boom");
-    assert_status(world, 1, 1, SLUICE_E_FOREIGN, "boom");
+    assert_status(world, 1, 1, SLUICE_E_EXTERNAL, "boom");
     assert_all_work(world, 2);
     assert_nothing_wrong(world);
     assert_same_bits(world);
@@ -165,7 +165,7 @@ static void fail_in_one_replica(void) {
   for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 4, 0);
   pw_world_run(world);
   for (int32_t r = 0; r < 4; ++r) {
-    assert_status(world, r, 1, r == 3 ? SLUICE_E_FOREIGN : SLUICE_E_PEER_REFUSED, "boom");
+    assert_status(world, r, 1, r == 3 ? SLUICE_E_EXTERNAL : SLUICE_E_PEER_REFUSED, "boom");
   }
   assert_all_work(world, 2);
   assert_nothing_wrong(world);
@@ -248,7 +248,7 @@ static void Host_InterruptsAWait_TheBatchFailsAndTheNextWorks(void** state) {
   atomic_store(&num_returned, 0);
   for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 4, 0);
   pw_world_run(world);
-  assert_status(world, 2, 1, SLUICE_E_FOREIGN, "interrupted");
+  assert_status(world, 2, 1, SLUICE_E_EXTERNAL, "interrupted");
   for (int32_t r = 0; r < 2; ++r) assert_status(world, r, 1, SLUICE_E_PEER_REFUSED, "rank 2 ended batch 2");
   assert_all_work(world, 2);
   assert_same_bits(world);

@@ -128,7 +128,7 @@ static _Atomic int32_t is_held; /* rank 0 */
 static sluice_status_t fail_when_rank_0_is_held(sluice_host_failure_t* out_failure) {
   for (int32_t i = 0; i < 6000 && !atomic_load(&is_held); ++i) usleep(10000);
   (void)snprintf(out_failure->message, sizeof out_failure->message, "ValueError: boom");
-  return SLUICE_E_FOREIGN;
+  return SLUICE_E_EXTERNAL;
 }
 
 /* Rank 0 has an output to send when it comes back. */
@@ -186,7 +186,7 @@ static void Rank_EndsABatchAndLeavesAtOnce_ItsReasonIsHeard(void** state) {
     atomic_store(&is_held, 0);
     pw_world_add(world, 4, 0);
     pw_world_run(world);
-    assert_status(world, 0, 0, SLUICE_E_PEER_REFUSED, "rank 1 ended batch 1: FOREIGN");
+    assert_status(world, 0, 0, SLUICE_E_PEER_REFUSED, "rank 1 ended batch 1: EXTERNAL");
     assert_status(world, 0, 0, SLUICE_E_PEER_REFUSED, "boom");
     assert_nothing_wrong(world);
     pw_world_free(world);

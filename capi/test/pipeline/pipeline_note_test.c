@@ -59,7 +59,7 @@ static sluice_status_t in_call(pw_rank_t* rank, int32_t call, const sluice_stage
     notes[rank->rank][i] = 1000 * (rank->batch + 1) + 100 * rank->rank + i;
   int32_t count = 0;
   if (sluice_pipeline_get_note(rank->pipeline, 0, NULL, 0, &count) != SLUICE_E_BUSY) pw_wrong(rank, "asked in a batch");
-  return rank->batch == 2 && rank->rank == 1 && call == PW_BACKWARD && op->micro_batch == 1 ? SLUICE_E_FOREIGN
+  return rank->batch == 2 && rank->rank == 1 && call == PW_BACKWARD && op->micro_batch == 1 ? SLUICE_E_EXTERNAL
                                                                                             : SLUICE_OK;
 }
 
@@ -75,7 +75,7 @@ static void try_one(const char* transport, int32_t p, int32_t replicas) {
   pw_world_run(world);
   assert_nothing_wrong(world);
   for (int32_t r = 0; r < p * replicas; ++r) assert_int_equal(world->ranks[r].ended[4], SLUICE_OK);
-  if (p > 1) assert_int_equal(world->ranks[1].ended[2], SLUICE_E_FOREIGN);
+  if (p > 1) assert_int_equal(world->ranks[1].ended[2], SLUICE_E_EXTERNAL);
   pw_world_free(world);
 }
 

@@ -75,13 +75,13 @@ static void Budget_RepeatedIds_ResultsAreTheSame(void** state) {
 
 /* ---- halves apart ---- */
 
-static void Budget_HalvesApart_AreCountedInThePlan(void** state) {
+static void Budget_SeparateWgrad_AreCountedInThePlan(void** state) {
   (void)state;
   const budget_suite_t suite = suite_of();
-  budget_halves_apart(&suite);
+  budget_separate_wgrad(&suite);
 }
 
-static void Budget_HalvesApartUnsaid_AreRefusedByName(void** state) {
+static void Budget_SeparateWgradUnsaid_AreRefusedByName(void** state) {
   (void)state;
   const budget_suite_t suite = suite_of();
   budget_halves_unsaid(&suite);
@@ -91,7 +91,7 @@ static void Budget_HalvesApartUnsaid_AreRefusedByName(void** state) {
 static void open_lean(rig_t* rig, uint64_t budget) {
   sluice_context_config_t context;
   sluice_context_config_init(&context, sizeof context);
-  context.gemm = "ref", context.max_outstanding = 1, context.halves_apart = 1, context.memory_budget = budget;
+  context.gemm = "ref", context.max_outstanding = 1, context.separate_wgrad = 1, context.memory_budget = budget;
   sluice_moe_config_t config = rig_config();
   config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
@@ -109,7 +109,7 @@ static sluice_context_stats_t stats_of(sluice_context_t* context) {
 }
 
 static void halves(rig_t* rig, sluice_step_t* step, int32_t which, sluice_status_t wanted) {
-  rig->backward.halves = which;
+  rig->backward.parts = which;
   if (rig_backward(rig, step) != wanted) fail_msg("half %d: %s", which, last_message());
 }
 
@@ -126,7 +126,7 @@ static void Budget_Traced_RunsInTheSameBytes(void** state) {
   open_lean(&rig, needs);
   assert_int_equal(sluice_context_trace(rig.context, 1 << 16), SLUICE_OK);
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-  halves(&rig, step, SLUICE_HALF_BOTH, SLUICE_OK);
+  halves(&rig, step, SLUICE_BACKWARD_BOTH, SLUICE_OK);
   sluice_step_drop(step);
   sluice_trace_event_t event;
   int64_t count = 0;
@@ -136,7 +136,7 @@ static void Budget_Traced_RunsInTheSameBytes(void** state) {
   rig_close(&rig);
 }
 
-/* More forwards than were said fit the budget, since little of them is kept. One of the input half's turns without a
+/* More forwards than were said fit the budget, since little of them is kept. One of dgrad's turns without a
  * weight half finds no room, is told so before any row is sent, and has it once another step is through. */
 static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
   (void)state;
@@ -162,16 +162,16 @@ static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
   for (int i = 0; i < STEPS; ++i) {
     if (rig_forward(&rig, &steps[i]) != SLUICE_OK) fail_msg("%s", last_message());
   }
-  rig.backward.halves = SLUICE_HALF_INPUT;
+  rig.backward.parts = SLUICE_BACKWARD_DGRAD;
   int done = 0;
   sluice_status_t status = SLUICE_OK;
   while (done < STEPS && (status = rig_backward(&rig, steps[done])) == SLUICE_OK) ++done;
   assert_true(done > 0 && status == SLUICE_E_OVER_BUDGET);
-  assert_non_null(strstr(last_message(), "the input half alone would keep "));
-  assert_non_null(strstr(last_message(), "(max_outstanding is 1): run weight halves or whole backwards first"));
-  halves(&rig, steps[0], SLUICE_HALF_WEIGHT, SLUICE_OK);
-  halves(&rig, steps[done], SLUICE_HALF_INPUT, SLUICE_OK);
-  for (int i = 1; i <= done; ++i) halves(&rig, steps[i], SLUICE_HALF_WEIGHT, SLUICE_OK);
+  assert_non_null(strstr(last_message(), "dgrad alone would keep "));
+  assert_non_null(strstr(last_message(), "(max_outstanding is 1): run wgrads or whole backwards first"));
+  halves(&rig, steps[0], SLUICE_BACKWARD_WGRAD, SLUICE_OK);
+  halves(&rig, steps[done], SLUICE_BACKWARD_DGRAD, SLUICE_OK);
+  for (int i = 1; i <= done; ++i) halves(&rig, steps[i], SLUICE_BACKWARD_WGRAD, SLUICE_OK);
   for (int i = 0; i < STEPS; ++i) sluice_step_drop(steps[i]);
   assert_true(stats_of(rig.context).peak_bytes <= budget);
   rig_close(&rig);
@@ -226,8 +226,8 @@ int main(void) {
       cmocka_unit_test(Budget_MoreOutstandingThanSaid_RefusedByName),
       cmocka_unit_test(Budget_BatchesDiffer_ResultsAreTheSame),
       cmocka_unit_test(Budget_RepeatedIds_ResultsAreTheSame),
-      cmocka_unit_test(Budget_HalvesApart_AreCountedInThePlan),
-      cmocka_unit_test(Budget_HalvesApartUnsaid_AreRefusedByName),
+      cmocka_unit_test(Budget_SeparateWgrad_AreCountedInThePlan),
+      cmocka_unit_test(Budget_SeparateWgradUnsaid_AreRefusedByName),
       cmocka_unit_test(Budget_Traced_RunsInTheSameBytes),
       cmocka_unit_test(Budget_MoreInputHalvesThanSaid_AreRefusedByName),
       cmocka_unit_test(Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted),

@@ -35,7 +35,7 @@ static int names_a_field(const char* message) {
                                       "max_outstanding is",
                                       "num_chunks is",
                                       "wgrad_mode is",
-                                      "halves_apart is",
+                                      "separate_wgrad is",
                                       "may_keep_part is",
                                       "base_bytes is",
                                       "restore_input",
@@ -66,7 +66,7 @@ static uint64_t random_plan(const rig_t* rig, uint32_t* seed, unsigned char* out
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = 6 + next_random(seed) % 40, config.max_outstanding = 1 + (int32_t)(next_random(seed) % 3);
   config.num_chunks = rig->config.capacity_rows > 0 ? rig->config.num_chunks : chunks[next_random(seed) % 5];
-  config.halves_apart = (int32_t)(next_random(seed) % 2) && !rig->config.callback_experts;
+  config.separate_wgrad = (int32_t)(next_random(seed) % 2) && !rig->config.callback_experts;
   if (!rig->config.callback_experts) {
     config.restore_input = (int32_t)(next_random(seed) % 4) - 1;
     config.restore_pre_activation = pre_activation[next_random(seed) % 4];

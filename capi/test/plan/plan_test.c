@@ -114,7 +114,7 @@ static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, i
                                   int32_t halves) {
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
-  config.max_tokens = 64, config.num_chunks = n, config.halves_apart = halves;
+  config.max_tokens = 64, config.num_chunks = n, config.separate_wgrad = halves;
   config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
   config.restore_input = restore_input, config.restore_pre_activation = restore_pre_activation;
   sluice_plan_t* plan = NULL;

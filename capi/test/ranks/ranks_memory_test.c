@@ -84,7 +84,7 @@ static void Steps_SeveralOutstanding_AnyOrderOfBackward(void** state) {
 
 typedef struct starve_scene_s {
   int64_t nth;
-  int32_t halves_apart;
+  int32_t separate_wgrad;
   int32_t deduplicate;
   int32_t struck; /* out */
 } starve_scene_t;
@@ -120,10 +120,10 @@ static void starve_alone_run(part_t* me) {
   TRY(rig_open_layer(rig, &config));
   sluice_step_t* step = NULL;
   TRY(rig_forward(rig, &step));
-  if (scene->halves_apart) {
-    rig->backward.halves = SLUICE_HALF_INPUT;
+  if (scene->separate_wgrad) {
+    rig->backward.parts = SLUICE_BACKWARD_DGRAD;
     TRY(rig_backward(rig, step));
-    rig->backward.halves = SLUICE_HALF_WEIGHT;
+    rig->backward.parts = SLUICE_BACKWARD_WGRAD;
   }
   TRY(rig_backward(rig, step));
 #undef TRY
@@ -138,7 +138,7 @@ static void starve_alone_run(part_t* me) {
 static void OneRank_NthAllocationFails_LeaksNothingAndRetries(void** state) {
   (void)state;
   for (int32_t apart = 0; apart < 2; ++apart) {
-    starve_scene_t scene = {.halves_apart = apart, .struck = 1};
+    starve_scene_t scene = {.separate_wgrad = apart, .struck = 1};
     for (; scene.struck && scene.nth < 200; ++scene.nth) {
       scene.struck = 0;
       play_t play = {.run = starve_alone_run, .scene = &scene, .world_size = 1};

@@ -78,7 +78,7 @@ static void Calls_StreamHandlesFlags_AreChecked(void** state) {
   FORWARD_REFUSED(&f, SLUICE_E_OVER_BUDGET, "the host's own reason");
   rig_reset(&f.rig);
   f.rig.forward.local_status = 5; /* no status of ours */
-  FORWARD_REFUSED(&f, SLUICE_E_FOREIGN, "no reason given");
+  FORWARD_REFUSED(&f, SLUICE_E_EXTERNAL, "no reason given");
 
   rig_reset(&f.rig);
   f.rig.forward.needs_backward = 0;
@@ -97,15 +97,15 @@ static void Calls_StreamHandlesFlags_AreChecked(void** state) {
   const int32_t halves[] = {0, 4, -1};
   for (int i = 0; i < COUNT(halves); ++i) {
     step = fresh_step(&f);
-    f.rig.backward.halves = halves[i];
-    BACKWARD_REFUSED(&f, step, BAD, "halves is");
+    f.rig.backward.parts = halves[i];
+    BACKWARD_REFUSED(&f, step, BAD, "parts is");
   }
   step = fresh_step(&f);
   f.rig.backward.grad_mode = 2;
   BACKWARD_REFUSED(&f, step, BAD, "grad_mode is 2");
   step = fresh_step(&f);
-  f.rig.backward.halves = SLUICE_HALF_WEIGHT, f.rig.backward.grad_params = NULL;
-  BACKWARD_REFUSED(&f, step, BAD, "the weight half needs grad_params");
+  f.rig.backward.parts = SLUICE_BACKWARD_WGRAD, f.rig.backward.grad_params = NULL;
+  BACKWARD_REFUSED(&f, step, BAD, "wgrad needs grad_params");
   close_fixture(&f);
 }
 
@@ -118,32 +118,32 @@ static void Backward_InTheWrongOrder_IsStateError(void** state) {
   sluice_step_t* step = fresh_step(&f);
   WORKS(rig_backward(&f.rig, step));
   REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "layer 3: this step has had its backward already");
-  f.rig.backward.halves = SLUICE_HALF_WEIGHT;
+  f.rig.backward.parts = SLUICE_BACKWARD_WGRAD;
   REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has had its backward already");
   sluice_step_drop(step);
   check_nothing_lost(&f);
 
   step = fresh_step(&f);
-  f.rig.backward.halves = SLUICE_HALF_WEIGHT;
-  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has not had its input half yet");
-  f.rig.backward.halves = SLUICE_HALF_INPUT;
+  f.rig.backward.parts = SLUICE_BACKWARD_WGRAD;
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has not had dgrad yet");
+  f.rig.backward.parts = SLUICE_BACKWARD_DGRAD;
   WORKS(rig_backward(&f.rig, step));
-  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only the weight half is open");
-  f.rig.backward.halves = SLUICE_HALF_BOTH;
-  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only the weight half is open");
-  /* The weight half reads none of the row tensors, garbage included. */
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is open");
+  f.rig.backward.parts = SLUICE_BACKWARD_BOTH;
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is open");
+  /* wgrad reads none of the row tensors, garbage included. */
   sluice_tensor_t garbage;
   memset(&garbage, 0xee, sizeof garbage);
   garbage.shape = NULL;
   f.rig.backward.grad_out = f.rig.backward.tokens = &garbage;
-  f.rig.backward.halves = SLUICE_HALF_WEIGHT;
+  f.rig.backward.parts = SLUICE_BACKWARD_WGRAD;
   WORKS(rig_backward(&f.rig, step));
   sluice_step_drop(step);
   check_nothing_lost(&f);
 
   /* Dropped between the halves: the gradient rows that were kept go too. */
   step = fresh_step(&f);
-  f.rig.backward.halves = SLUICE_HALF_INPUT;
+  f.rig.backward.parts = SLUICE_BACKWARD_DGRAD;
   WORKS(rig_backward(&f.rig, step));
   sluice_step_drop(step);
   sluice_step_drop(NULL);
@@ -160,12 +160,12 @@ static void Backward_AfterDrop_IsStateError(void** state) {
   sluice_step_t* dropped = fresh_step(&f);
   sluice_step_t* later = fresh_step(&f);
   sluice_step_drop(dropped);
-  const int32_t halves[] = {SLUICE_HALF_BOTH, SLUICE_HALF_INPUT, SLUICE_HALF_WEIGHT};
+  const int32_t halves[] = {SLUICE_BACKWARD_BOTH, SLUICE_BACKWARD_DGRAD, SLUICE_BACKWARD_WGRAD};
   for (int i = 0; i < COUNT(halves); ++i) {
-    f.rig.backward.halves = halves[i];
+    f.rig.backward.parts = halves[i];
     REFUSED(rig_backward(&f.rig, dropped), SLUICE_E_STATE, "layer 3: this step is not outstanding: it was dropped");
   }
-  f.rig.backward.halves = SLUICE_HALF_BOTH;
+  f.rig.backward.parts = SLUICE_BACKWARD_BOTH;
   REFUSED(rig_backward(&other.rig, later), SLUICE_E_STATE, "or is of another context");
   WORKS(rig_backward(&f.rig, later));
   WORKS(rig_backward(&f.rig, kept));

@@ -198,11 +198,11 @@ static void MoeCreate_ExpertsNotDivisibleByRanks_NeedsATable(void** state) {
 static sluice_status_t no_start(void* user, const sluice_exchange_t* exchange, void** out_request,
                                 sluice_host_failure_t* out_failure) {
   (void)user, (void)exchange, (void)out_request, (void)out_failure;
-  return SLUICE_E_FOREIGN;
+  return SLUICE_E_EXTERNAL;
 }
 static sluice_status_t no_wait(void* user, void* request, uint64_t timeout_ns, sluice_host_failure_t* out_failure) {
   (void)user, (void)request, (void)timeout_ns, (void)out_failure;
-  return SLUICE_E_FOREIGN;
+  return SLUICE_E_EXTERNAL;
 }
 static void count_destroy(void* user) { ++*(int*)user; }
 

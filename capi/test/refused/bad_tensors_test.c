@@ -341,15 +341,15 @@ static void Callbacks_Missing_AreRefused(void** state) {
   f.rig.callbacks.backward = NULL;
   BACKWARD_REFUSED(&f, step, BAD, "backward is NULL");
   step = fresh_step(&f);
-  f.rig.backward.halves = SLUICE_HALF_INPUT;
-  BACKWARD_REFUSED(&f, step, SLUICE_E_UNSUPPORTED, "halves");
+  f.rig.backward.parts = SLUICE_BACKWARD_DGRAD;
+  BACKWARD_REFUSED(&f, step, SLUICE_E_UNSUPPORTED, "dgrad and wgrad in one call");
   /* A failing callback: nothing kept, the next call is free. */
   rig_reset(&f.rig);
   f.rig.callback_failure = 42;
-  FORWARD_REFUSED(&f, SLUICE_E_FOREIGN, "expert 0 failed in forward of chunk 0 (it returned 42)");
+  FORWARD_REFUSED(&f, SLUICE_E_EXTERNAL, "expert 0 failed in forward of chunk 0 (it returned 42)");
   step = fresh_step(&f);
   f.rig.callback_failure = 43;
-  BACKWARD_REFUSED(&f, step, SLUICE_E_FOREIGN, "failed in backward of chunk 0 (it returned 43)");
+  BACKWARD_REFUSED(&f, step, SLUICE_E_EXTERNAL, "failed in backward of chunk 0 (it returned 43)");
   close_fixture(&f);
 }
 

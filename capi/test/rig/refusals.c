@@ -18,11 +18,11 @@ static sluice_status_t warm_backward(fixture_t* f, int32_t halves, int wanted) {
   sluice_step_t* step = NULL;
   rig_reset(&f->rig);
   sluice_status_t status = rig_forward(&f->rig, &step);
-  f->rig.backward.halves = halves == SLUICE_HALF_BOTH ? halves : SLUICE_HALF_INPUT;
+  f->rig.backward.parts = halves == SLUICE_BACKWARD_BOTH ? halves : SLUICE_BACKWARD_DGRAD;
   if (!wanted) f->rig.backward.grad_params = NULL;
   if (status == SLUICE_OK) status = rig_backward(&f->rig, step);
-  f->rig.backward.halves = SLUICE_HALF_WEIGHT;
-  if (status == SLUICE_OK && halves == SLUICE_HALF_WEIGHT) status = rig_backward(&f->rig, step);
+  f->rig.backward.parts = SLUICE_BACKWARD_WGRAD;
+  if (status == SLUICE_OK && halves == SLUICE_BACKWARD_WGRAD) status = rig_backward(&f->rig, step);
   sluice_step_drop(step);
   return status;
 }
@@ -32,8 +32,8 @@ void open_with(fixture_t* f, const sluice_moe_config_t* config) {
   f->rig.forward.needs_backward = 0;
   WORKS(sluice_moe_forward(f->rig.moe, &f->rig.forward, NULL, NULL));
   if (!config->callback_experts) {
-    WORKS(warm_backward(f, SLUICE_HALF_WEIGHT, 1));
-    WORKS(warm_backward(f, SLUICE_HALF_BOTH, 0));
+    WORKS(warm_backward(f, SLUICE_BACKWARD_WGRAD, 1));
+    WORKS(warm_backward(f, SLUICE_BACKWARD_BOTH, 0));
   }
   WORKS(rig_round(&f->rig, &f->digest));
   f->live_bytes = atomic_load(&f->rig.heap.live_bytes);

@@ -94,7 +94,7 @@ static sluice_status_t run_backward(rank_t* r, sluice_moe_t* moe, const sluice_m
   sluice_moe_backward_args_t b;
   sluice_moe_backward_args_init(&b, sizeof b);
   b.tokens = f->tokens, b.route_weights = f->route_weights, b.params = f->params, b.grad_out = &grad;
-  b.grad_tokens = f->out_tokens, b.grad_params = grads, b.halves = SLUICE_HALF_BOTH;
+  b.grad_tokens = f->out_tokens, b.grad_params = grads, b.parts = SLUICE_BACKWARD_BOTH;
   sluice_status_t status = sluice_moe_backward(moe, step, &b, NULL);
   sluice_step_drop(step);
   return status;

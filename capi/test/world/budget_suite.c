@@ -144,15 +144,15 @@ void budget_odd_shapes_and_policies(const budget_suite_t* suite) {
 }
 
 /* From the smallest budget up it has room. */
-void budget_halves_apart(const budget_suite_t* suite) {
+void budget_separate_wgrad(const budget_suite_t* suite) {
   for (int32_t w = suite->least_ranks; w <= 4; w += suite->is_slow ? w : 1) {
     for (int bits = 0; bits < 8; bits += suite->is_slow ? 3 : 1) {
       case_t c = suite->base;
-      c.world_size = w, c.halves_apart = 1, c.gated = bits & 1, c.reuse_saved = bits >> 1 & 1;
+      c.world_size = w, c.separate_wgrad = 1, c.gated = bits & 1, c.reuse_saved = bits >> 1 & 1;
       c.outstanding = bits >> 2 ? 2 : 1, c.hot_expert = bits % 3 == 2 ? 3 : -1;
       c.budget = 1;
       case_t together = c;
-      together.halves_apart = 0;
+      together.separate_wgrad = 0;
       uint64_t least = budget_smallest(suite, c);
       assert_true(least > budget_smallest(suite, together));
       for (int i = 0; i < 3; i += suite->is_slow ? 2 : 1) {
@@ -166,15 +166,15 @@ void budget_halves_apart(const budget_suite_t* suite) {
 void budget_halves_unsaid(const budget_suite_t* suite) {
   for (int32_t w = suite->least_ranks; w <= 3; ++w) {
     case_t c = suite->base;
-    c.world_size = w, c.halves_apart = c.halves_unsaid = 1, c.budget = 1u << 30;
+    c.world_size = w, c.separate_wgrad = c.halves_unsaid = 1, c.budget = 1u << 30;
     result_t got;
     suite->run(&c, &got);
     int named = 0;
     for (int32_t r = 0; r < w; ++r) {
       int own = got.status[r] == SLUICE_E_UNSUPPORTED;
       if (!own) assert_int_equal(got.status[r], SLUICE_E_PEER_REFUSED);
-      named += own && strstr(got.message[r], "the input half alone keeps ") != NULL &&
-               strstr(got.message[r], "set halves_apart to 1 in the context's config") != NULL;
+      named += own && strstr(got.message[r], "dgrad alone keeps ") != NULL &&
+               strstr(got.message[r], "set separate_wgrad to 1 in the context's config") != NULL;
     }
     assert_int_equal(named, w);
     world_free(&got);

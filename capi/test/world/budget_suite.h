@@ -32,9 +32,9 @@ void budget_more_outstanding_than_said(const budget_suite_t* suite);
 /* Rounds of fewer and more tokens first, some forwards outstanding, from the budget up that the largest batches need:
  * each size of a batch has a plan of its own, and what small ones took is there for large ones. */
 void budget_batches_differ(const budget_suite_t* suite);
-/* Halves of a backward apart: what the input half leaves for the weight half is part of the plan. */
-void budget_halves_apart(const budget_suite_t* suite);
-/* A plan that was not told of halves refuses the input half alone, on all ranks alike and before anything is sent. */
+/* Halves of a backward apart: what dgrad leaves for wgrad is part of the plan. */
+void budget_separate_wgrad(const budget_suite_t* suite);
+/* A plan that was not told of halves refuses dgrad alone, on all ranks alike and before anything is sent. */
 void budget_halves_unsaid(const budget_suite_t* suite);
 /* Offloaded rows of one hot expert: what the pool has no room for is sent and computed again, with the same results. */
 void host_budget_one_hot_expert(const budget_suite_t* suite);

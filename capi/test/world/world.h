@@ -53,7 +53,7 @@ typedef struct case_s {
   int32_t transposed;     /* parameters are stored [in, out] */
   int32_t accumulate;     /* gradients are added to ones */
   int32_t grad_f32;       /* gradients in f32 whatever the dtype */
-  int32_t halves_apart;   /* INPUT, then WEIGHT */
+  int32_t separate_wgrad; /* INPUT, then WEIGHT */
   int32_t halves_unsaid;  /* the context is not told of it */
   int32_t restore;        /* the step is dropped and rebuilt from copies of its saved buffers */
   int32_t uneven_owners;  /* expert_rank table: most experts on the last rank */

@@ -151,7 +151,7 @@ void world_launch_graph(rank_t* r, array_t* id, array_t* const* outputs, const e
   int code = world_here.machine->end_capture(r->rank);
   if (r->out->status[r->rank] != SLUICE_OK) return;
   if (code != 0) {
-    r->out->status[r->rank] = SLUICE_E_FOREIGN;
+    r->out->status[r->rank] = SLUICE_E_EXTERNAL;
     snprintf(r->out->message[r->rank], sizeof r->out->message[r->rank], "the capture ended with %d", code);
     return;
   }

@@ -103,7 +103,7 @@ static void make_context(held_t* h) {
   config.memory_budget = c->budget,
   config.max_outstanding = c->max_outstanding > 0 ? c->max_outstanding : c->outstanding;
   config.host_memory_budget = c->host_budget;
-  config.halves_apart = c->halves_apart && !c->halves_unsaid;
+  config.separate_wgrad = c->separate_wgrad && !c->halves_unsaid;
   if (c->machine != NULL) {
     config.gemm = c->gemm;
     config.device_type = c->machine->device_type, config.device_id = c->machine->device_id(r->rank);
@@ -237,11 +237,11 @@ static void run_backward(held_t* h) {
   b.may_reuse_saved = c->reuse_saved;
   b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
   world_tell(SLUICE_BACKWARD, 0);
-  if (c->halves_apart) {
-    b.halves = SLUICE_HALF_INPUT;
+  if (c->separate_wgrad) {
+    b.parts = SLUICE_BACKWARD_DGRAD;
     world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
-    b.halves = SLUICE_HALF_WEIGHT;
-    b.may_reuse_saved = !c->reuse_saved; /* what the input half did counts */
+    b.parts = SLUICE_BACKWARD_WGRAD;
+    b.may_reuse_saved = !c->reuse_saved; /* what dgrad did counts */
     b.grad_out = NULL;
   }
   world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));

@@ -69,8 +69,8 @@ class Schedule:
         needs_backward: bool = True,
         callback_experts: bool = False,
         gated: bool = False,
-        input_half: bool = True,
-        weight_half: int = 1,
+        dgrad: bool = True,
+        wgrad_call: int = 1,  # SLUICE_WGRAD_CALL_*
         may_reuse_saved: bool = False,
         under_plan: bool = False,
         deduplicate: bool | int = False,  # 2: by node
@@ -80,11 +80,11 @@ class Schedule:
         inputs = _by_chunk("restore_input", restore_input, restore.INPUT, chunks)
         pre_activations = _by_chunk("restore_pre_activation", restore_pre_activation, restore.PRE_ACTIVATION, chunks)
         number = _number("direction", direction, DIRECTIONS)
-        flags = (single_rank, needs_backward, callback_experts, gated, input_half, may_reuse_saved, under_plan)
+        flags = (single_rank, needs_backward, callback_experts, gated, dgrad, may_reuse_saved, under_plan)
         flags += (deduplicate, chunks_by_experts)
         wgrad_number = _number("wgrad", wgrad, WGRAD)
         return _build(
-            number, int(chunks), inputs, pre_activations, wgrad_number, int(weight_half), tuple(map(int, flags))
+            number, int(chunks), inputs, pre_activations, wgrad_number, int(wgrad_call), tuple(map(int, flags))
         )
 
     @property
@@ -159,20 +159,21 @@ def _build(
     chunks: int,
     inputs: tuple[int, ...],
     pre_activations: tuple[int, ...],
-    wgrad: int,
-    weight_half: int,
+    wgrad_mode: int,
+    wgrad_call: int,
     flags: tuple[int, ...],
 ) -> Schedule:
     library = load()
     ffi, lib = library.ffi, library.lib
     config = library.new("schedule_config")
-    config.direction, config.num_chunks, config.wgrad_mode, config.weight_half = direction, chunks, wgrad, weight_half
+    config.direction, config.num_chunks = direction, chunks
+    config.wgrad_mode, config.wgrad = wgrad_mode, wgrad_call
     (
         config.single_rank,
         config.needs_backward,
         config.callback_experts,
         config.gated,
-        config.input_half,
+        config.dgrad,
         config.may_reuse_saved,
         config.under_plan,
         config.deduplicate,

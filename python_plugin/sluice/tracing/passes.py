@@ -179,7 +179,7 @@ def _find(one: Pass, hint: tuple[list[str], list[str]] | None) -> Schedule | Non
     by_rank = bool(one.layer_facts.get("deduplicate", False)) and not flags["single_rank"]
     flags["deduplicate"] = 2 if any(kind.startswith("node_") for kind in kinds) else int(by_rank)
     if one.direction == "backward":
-        flags["input_half"] = any(kind in ("gemm1_grad", "expert_grad", "combine_grad") for kind in kinds)
+        flags["dgrad"] = any(kind in ("gemm1_grad", "expert_grad", "combine_grad") for kind in kinds)
         per_chunk = any(event.op == "weight_grad" and event.chunk >= 0 for event in one.events)
         flags["wgrad"] = "per_chunk" if per_chunk else "deferred"
     # Chunks out of rows have one reduce of all, out of tokens one each.
@@ -206,9 +206,9 @@ def _extras(direction: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
             for needs_backward in (True, False):
                 yield {"under_plan": under_plan, "needs_backward": needs_backward}
             continue
-        halves = (1,) if "weight_grad" in kinds else (0, 2, 1)
-        for weight_half, reuse in itertools.product(halves, (True, False)):
-            yield {"under_plan": under_plan, "weight_half": weight_half, "may_reuse_saved": reuse}
+        calls = (1,) if "weight_grad" in kinds else (0, 2, 1)
+        for wgrad_call, reuse in itertools.product(calls, (True, False)):
+            yield {"under_plan": under_plan, "wgrad_call": wgrad_call, "may_reuse_saved": reuse}
 
 
 def _total(what: str, policies: Sequence[str]) -> int:

@@ -365,7 +365,7 @@ static void Launch_Fails_IsReportedByLeaveOnce(void** state) {
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* the look-up of the kernel fails */
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* nothing is launched after a failure */
   assert_true(x[0] == 1 && x[1] == 2);
-  assert_int_equal(sluice_cuda_leave(device), SLUICE_E_FOREIGN);
+  assert_int_equal(sluice_cuda_leave(device), SLUICE_E_EXTERNAL);
   sluice_error_info_init(&why, sizeof why);
   sluice_error_last(&why);
   assert_int_equal(why.native_code, 719);

@@ -277,7 +277,7 @@ static void Lt_MissingOldOrDeclining_LeavesItToCublas(void** state) {
 
 static void Lt_NthCallFails_LeaksNothingAndSaysSo(void** state) {
   (void)state;
-  static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_FOREIGN}};
+  static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_EXTERNAL}};
   float a[2][1] = {{1}, {2}}, c[2][1];
   sluice_gemm_problem_t problems[2];
   for (int i = 0; i < 2; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
@@ -340,7 +340,7 @@ static void Library_MissingOldOrWrong_IsNotFound(void** state) {
 
 static void Calls_NthFails_LeaksNothingAndSaysSo(void** state) {
   (void)state;
-  static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_FOREIGN}};
+  static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_EXTERNAL}};
   float a[2][1] = {{1}, {2}}, c[2][1];
   sluice_gemm_problem_t problems[2];
   for (int i = 0; i < 2; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};

@@ -144,12 +144,12 @@ static sluice_status_t multiply(sluice_gemm_t* gemm, int32_t dtype, int64_t m, i
   return sluice_gemm_run(gemm, &list);
 }
 
-static void Onednn_SgemmFails_ForeignWithItsStatus(void** state) {
+static void Onednn_SgemmFails_ExternalWithItsStatus(void** state) {
   (void)state;
   sluice_gemm_t* gemm = create(&fake);
   assert_string_equal(gemm->name, "onednn (2.99)");
   answer = 5;
-  assert_int_equal(multiply(gemm, SLUICE_DTYPE_F32, 2, 2, 2, 0), SLUICE_E_FOREIGN);
+  assert_int_equal(multiply(gemm, SLUICE_DTYPE_F32, 2, 2, 2, 0), SLUICE_E_EXTERNAL);
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
   sluice_error_last(&why);
@@ -174,7 +174,7 @@ static void Onednn_SecondOpenmp_HeldToOneThread(void** state) {
   assert_int_equal(threads_seen, 1);
   assert_int_equal(threads, 7);
   answer = 3;
-  assert_int_equal(multiply(gemm, SLUICE_DTYPE_F32, 2, 2, 2, 0), SLUICE_E_FOREIGN);
+  assert_int_equal(multiply(gemm, SLUICE_DTYPE_F32, 2, 2, 2, 0), SLUICE_E_EXTERNAL);
   assert_int_equal(threads, 7);
   sluice_gemm_destroy(gemm);
 }
@@ -207,7 +207,7 @@ static void Onednn_NthCallFails_LeaksNothing(void** state) {
     if (sluice_gemm_supports(gemm, &list)) {
       sluice_status_t status = sluice_gemm_run(gemm, &list);
       done = fail_at >= 0;
-      assert_int_equal(status, done ? SLUICE_OK : SLUICE_E_FOREIGN);
+      assert_int_equal(status, done ? SLUICE_OK : SLUICE_E_EXTERNAL);
     } else {
       assert_false(failing);
     }
@@ -243,7 +243,7 @@ static void Onednn_MissingPath_NotFoundSaysWhatToInstall(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup(Onednn_SgemmFails_ForeignWithItsStatus, set_up),
+      cmocka_unit_test_setup(Onednn_SgemmFails_ExternalWithItsStatus, set_up),
       cmocka_unit_test_setup(Onednn_SecondOpenmp_HeldToOneThread, set_up),
       cmocka_unit_test_setup(Onednn_ManyRowCounts_OnePrimitivePerWeight, set_up),
       cmocka_unit_test_setup(Onednn_NthCallFails_LeaksNothing, set_up),

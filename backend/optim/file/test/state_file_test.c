@@ -152,7 +152,7 @@ static void SomebodysFile_InTheWay_IsNotWrittenOver(void** state) {
   assert_non_null(own);
   assert_true(fputs("a letter", own) > 0);
   assert_int_equal(fclose(own), 0);
-  assert_int_equal(create_at(path, 0, &file), SLUICE_E_FOREIGN);
+  assert_int_equal(create_at(path, 0, &file), SLUICE_E_EXTERNAL);
   expect_message("is in the way");
   struct stat kept;
   assert_int_equal(stat(unfinished, &kept), 0);
@@ -164,7 +164,7 @@ static void Create_OverAFile_TakesItsPlaceWhenItIsWhole(void** state) {
   (void)state;
   sluice_state_file_t *old, *file;
   make_steps(3);
-  assert_int_equal(create_at(path, 0, &file), SLUICE_E_FOREIGN);
+  assert_int_equal(create_at(path, 0, &file), SLUICE_E_EXTERNAL);
   expect_message("File exists");
   assert_int_equal(open_at(SLUICE_NO_STEP, &old), SLUICE_OK);
   assert_int_equal(create_at(path, 1, &file), SLUICE_OK);
@@ -392,7 +392,7 @@ static void Head_OfAnotherKind_IsRefused(void** state) {
     make_steps(0);
     const unsigned char odd = 0xa5;
     overwrite(byte, &odd, 1);
-    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_FOREIGN);
+    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_EXTERNAL);
     assert_null(file);
     (void)unlink(path);
   }
@@ -404,7 +404,7 @@ static void File_OfTheFirstForm_IsRefusedWithAWayOut(void** state) {
   make_steps(0);
   const int64_t form = 1;
   overwrite(8, &form, sizeof form);
-  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_FOREIGN);
+  assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_EXTERNAL);
   expect_message("save its state_dict, and load that into a new file");
   (void)unlink(path);
 }
@@ -423,7 +423,7 @@ static void PagesThatWereNotWritten_LeaveTheStepBefore(void** state) {
     sluice_state_file_close(file);
     assert_int_equal(open_at(1, &file), SLUICE_E_NOT_FOUND);
     overwrite(ROOMS_AT + 4096 * page, zeros, 3000);
-    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_FOREIGN);
+    assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_EXTERNAL);
     expect_message("neither of its two steps is whole");
     (void)unlink(path);
   }
@@ -485,7 +485,7 @@ static void Damage_WhileItIsOpen_IsFoundByItsSums(void** state) {
       sluice_state_sum_begin(sums + s);
       assert_int_equal(sluice_state_file_read(file, s, 0, COUNT, data, sums + s), SLUICE_OK);
     }
-    assert_int_equal(sluice_state_file_check_sums(file, sums), is_damaged ? SLUICE_E_FOREIGN : SLUICE_OK);
+    assert_int_equal(sluice_state_file_check_sums(file, sums), is_damaged ? SLUICE_E_EXTERNAL : SLUICE_OK);
     const float odd = 1.0F;
     overwrite(ROOMS_AT + ARRAY_BYTES, &odd, sizeof odd);
   }

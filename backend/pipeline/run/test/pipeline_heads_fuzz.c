@@ -194,7 +194,7 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* call, slui
     sluice_pipeline_release_kept(kept);
   say(SIZE_MAX);
   give(out_result);
-  return (does & 2) != 0 && call->micro_batch == 1 ? SLUICE_E_FOREIGN : SLUICE_OK;
+  return (does & 2) != 0 && call->micro_batch == 1 ? SLUICE_E_EXTERNAL : SLUICE_OK;
 }
 
 static sluice_status_t backward(void* user, const sluice_stage_call_t* call, sluice_stage_tensors_t* out_result,

@@ -90,7 +90,7 @@ enum { S1 = 4, S2 = 5, S3 = 7, S4 = 8 }; /* as numbers of spec_with */
 
 static sluice_template_spec_t backward(int32_t n, int32_t policy) {
   sluice_template_spec_t spec = spec_with(n, policy, 0);
-  spec.keep = 0, spec.direction = SLUICE_BACKWARD, spec.input_half = 1, spec.weight_half = SLUICE_WEIGHTS_NOW;
+  spec.keep = 0, spec.direction = SLUICE_BACKWARD, spec.dgrad = 1, spec.wgrad = SLUICE_WGRAD_CALL_NOW;
   spec.wgrad_mode = 1;
   return spec;
 }

@@ -20,8 +20,8 @@ static sluice_template_t* random_template(uint32_t* seed) {
     sluice_template_spec_t spec = {.num_chunks = 1 + (int32_t)(next_random(seed) % 9)};
     spec.direction = (int32_t)(next_random(seed) % 2), spec.gated = (int32_t)(next_random(seed) % 2);
     spec.single_rank = next_random(seed) % 4 == 0, spec.keep = spec.direction == SLUICE_FORWARD;
-    spec.input_half = spec.direction == SLUICE_BACKWARD, spec.wgrad_mode = (int32_t)(next_random(seed) % 2);
-    spec.weight_half = spec.input_half ? (int32_t)(next_random(seed) % 3) : 0;
+    spec.dgrad = spec.direction == SLUICE_BACKWARD, spec.wgrad_mode = (int32_t)(next_random(seed) % 2);
+    spec.wgrad = spec.dgrad ? (int32_t)(next_random(seed) % 3) : 0;
     spec.reuse_saved = (int32_t)(next_random(seed) % 2), spec.bounded = (int32_t)(next_random(seed) % 2);
     spec.dedup = spec.single_rank ? 0 : (int32_t)(next_random(seed) % 3);
     spec.chunks_by_experts = next_random(seed) % 4 == 0;

@@ -123,7 +123,7 @@ static void Template_Grouped_ReturnsOneChunkWhileAnotherLeaves(void** state) {
     const int backward = form % 2, by_rows = form / 2 == 1, again = form / 2 == 2;
     sluice_template_spec_t spec = {.num_chunks = 4, .grouped = 1, .keep = !backward, .direction = backward};
     spec.chunks_by_experts = (int16_t)by_rows;
-    if (backward) spec.input_half = 1, spec.weight_half = SLUICE_WEIGHTS_NOW;
+    if (backward) spec.dgrad = 1, spec.wgrad = SLUICE_WGRAD_CALL_NOW;
     for (int32_t i = 0; i < 4 && again; ++i) spec.restore_input[i] = SLUICE_RESTORE_REDISPATCH;
     sluice_template_t* t = build(spec);
     char order[128] = "";
@@ -246,7 +246,7 @@ static void Template_EachPolicy_AddsTheOpsOfItsRow(void** state) {
   const int32_t n = 3;
   const sluice_template_spec_t forward = {.num_chunks = n, .keep = 1};
   const sluice_template_spec_t backward = {
-      .direction = SLUICE_BACKWARD, .num_chunks = n, .input_half = 1, .weight_half = SLUICE_WEIGHTS_NOW};
+      .direction = SLUICE_BACKWARD, .num_chunks = n, .dgrad = 1, .wgrad = SLUICE_WGRAD_CALL_NOW};
   for (int32_t di = 0; di < SLUICE_NUM_RESTORES; ++di) {
     for (int32_t m = 0; m < SLUICE_NUM_RESTORES; ++m) {
       if (!sluice_restore_is_for(di, SLUICE_T_DI) || !sluice_restore_is_for(m, SLUICE_T_M)) continue;
@@ -297,7 +297,7 @@ static void Template_SharedAct_TakesTheSlotThatWasCopied(void** state) {
     const int32_t copy = last_of_kind(t, SLUICE_OP_COPY_OUT, 0, SLUICE_T_HOST_M);
     assert_int_equal(is_waited_for(t, act, copy), shares);
     sluice_template_destroy(t, sluice_process_allocator());
-    spec.direction = SLUICE_BACKWARD, spec.keep = 0, spec.input_half = 1, spec.weight_half = SLUICE_WEIGHTS_NOW;
+    spec.direction = SLUICE_BACKWARD, spec.keep = 0, spec.dgrad = 1, spec.wgrad = SLUICE_WGRAD_CALL_NOW;
     spec.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
     t = build(spec);
     assert_int_equal(t->ring[SLUICE_T_M], 2);
@@ -313,8 +313,8 @@ static void Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst(void** state) {
   (void)state;
   sluice_template_spec_t spec = {.direction = SLUICE_BACKWARD,
                                  .num_chunks = 3,
-                                 .input_half = 1,
-                                 .weight_half = SLUICE_WEIGHTS_NOW,
+                                 .dgrad = 1,
+                                 .wgrad = SLUICE_WGRAD_CALL_NOW,
                                  .wgrad_mode = SLUICE_WGRAD_PER_CHUNK};
   for (int32_t i = 0; i < 3; ++i) spec.restore_input[i] = spec.restore_pre_activation[i] = SLUICE_RESTORE_OFFLOAD;
   for (spec.shares_act = 0; spec.shares_act < 2; ++spec.shares_act) {

@@ -42,6 +42,10 @@ sluice_status_t sluice_alloc_status(void);
 #ifdef __clang_analyzer__ /* never OK, which it cannot see from another file */
 #define sluice_alloc_status() ((void)(sluice_alloc_status)(), SLUICE_E_NO_MEMORY)
 #endif
+/* Whether a call failed for want of memory alone: what it worked on is as it was. */
+static inline int sluice_is_out_of_memory(sluice_status_t status) {
+  return status == SLUICE_E_NO_MEMORY || status == SLUICE_E_OVER_BUDGET;
+}
 void* sluice_alloc_zeroed(sluice_allocator_t* allocator, uint64_t bytes, const char* what);
 /* Accepts NULL; bytes as given to sluice_alloc. */
 void sluice_free(sluice_allocator_t* allocator, void* data, uint64_t bytes);

@@ -160,7 +160,7 @@ sluice_status_t sluice_json_parse(const char* text, uint64_t length, const char*
   out_tree->capacity = most_nodes(text, length);
   out_tree->nodes =
       sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)out_tree->capacity * sizeof(sluice_json_t), what);
-  if (out_tree->nodes == NULL) return SLUICE_E_NO_MEMORY;
+  if (out_tree->nodes == NULL) return sluice_alloc_status();
   out_tree->used = 1;
   sluice_c_locale_t locale = sluice_c_locale_enter();
   sluice_status_t status = read_value(&r, &out_tree->nodes[0]);

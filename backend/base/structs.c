@@ -43,6 +43,12 @@ sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, 
   return SLUICE_OK;
 }
 
+sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const char* name) {
+  if (next == NULL) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_ABI, "%s: extension of unknown type %d; set next to NULL, or use a newer library", name,
+                     next->type);
+}
+
 sluice_status_t sluice_struct_check_size(const void* out, const char* name) {
   size_t size;
   memcpy(&size, out, sizeof size);

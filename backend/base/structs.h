@@ -21,6 +21,10 @@ void sluice_struct_init(void* out, size_t struct_size, const void* defaults, siz
  * message names the struct and the sizes). */
 sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, size_t min_size, const char* name);
 
+/* next: of a struct of the ABI, or of an extension of it that was understood. Errors: ABI where it is not NULL; names
+ * the struct and the extension's type. */
+sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const char* name);
+
 /* Results go into a caller's struct as far as the caller's struct_size: first it is asked whether that can be one,
  * since an unset one must not be trusted, then `value` is written there, with zeros behind what is known here. out: not
  * NULL. Errors: ABI naming the struct. */

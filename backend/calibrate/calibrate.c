@@ -274,7 +274,7 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
 sluice_status_t sluice_calibrate(sluice_context_t* context, const sluice_calibration_t* wanted,
                                  sluice_machine_t* out_machine) {
   calibration_t* c = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *c, "calibration");
-  if (c == NULL) return SLUICE_E_NO_MEMORY;
+  if (c == NULL) return sluice_alloc_status();
   sluice_machine_t machine;
   sluice_machine_init(&machine);
   machine.provenance = SLUICE_MACHINE_CALIBRATED;

@@ -162,14 +162,14 @@ static sluice_status_t open_memory(scene_t* s) {
   s->routes = take(s, sizeof *s->routes);
   s->out = take(s, rows_bytes(s));
   s->grads = take(s, rows_bytes(s));
-  if (s->routes == NULL || s->out == NULL || s->grads == NULL) return SLUICE_E_NO_MEMORY;
+  if (s->routes == NULL || s->out == NULL || s->grads == NULL) return sluice_alloc_status();
   SLUICE_TRY(fill(s, s->out, rows_bytes(s)));
   SLUICE_TRY(fill(s, s->grads, rows_bytes(s)));
   s->matrix = sluice_align_up((uint64_t)(b->model_width * b->hidden_width) * b->element);
   s->bytes = 4 * EXPERTS * s->matrix;
   if (s->bytes > MOST_OF_THEIR) return SLUICE_OK;
   s->own = take(s, s->bytes);
-  return s->own != NULL ? fill(s, s->own, s->bytes) : SLUICE_E_NO_MEMORY;
+  return s->own != NULL ? fill(s, s->own, s->bytes) : sluice_alloc_status();
 }
 
 static sluice_status_t open_routes(const scene_t* s) {

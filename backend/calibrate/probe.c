@@ -36,7 +36,7 @@ void sluice_bench_fill_tables(int32_t* index, float* scalars) {
 static sluice_status_t open_near(sluice_bench_t* b) {
   b->memory = sluice_alloc(sluice_process_allocator(), b->bytes, "calibration");
   b->copied = sluice_alloc(sluice_process_allocator(), SLUICE_BENCH_BYTES, "calibration");
-  if (b->memory == NULL || b->copied == NULL) return SLUICE_E_NO_MEMORY;
+  if (b->memory == NULL || b->copied == NULL) return sluice_alloc_status();
   memset(b->memory, 0x3c, b->bytes); /* small finite numbers in every dtype */
   memset(b->copied, 0x3c, SLUICE_BENCH_BYTES);
   return SLUICE_OK;

@@ -79,7 +79,7 @@ static sluice_status_t reduce_by_exchanges(sluice_comm_t* comm, int64_t* data, i
   uint64_t slice = small ? whole : ((uint64_t)count / w + 1) * sizeof *data;
   const uint64_t arrays = sluice_exchange_arrays_bytes(comm->world_size), bytes = arrays + w * slice;
   char* block = sluice_alloc(sluice_process_allocator(), bytes, "all-reduce scratch");
-  if (block == NULL) return sluice_comm_fail_and_tell(comm, SLUICE_E_NO_MEMORY);
+  if (block == NULL) return sluice_comm_fail_and_tell(comm, sluice_alloc_status());
   const reduce_scratch_t s = {.arrays = sluice_exchange_arrays_in(block, comm->world_size),
                               .received = (int64_t*)(void*)(block + arrays)};
   sluice_status_t status = (small ? reduce_small : reduce_large)(comm, data, count, op, &s, phase);

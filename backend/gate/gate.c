@@ -80,7 +80,7 @@ static sluice_status_t scratch_create(const sluice_gate_config_t* c, scratch_t* 
   int64_t experts = c->num_experts;
   scratch_t s = {.bytes = experts * (8 + 8 + 4 + 4 + 4)};
   char* base = sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)s.bytes, "gate: scores of a token");
-  if (base == NULL) return SLUICE_E_NO_MEMORY;
+  if (base == NULL) return sluice_alloc_status();
   s.mean = (double*)(void*)base;
   s.counts = (int64_t*)(void*)(base + 8 * experts);
   s.scores = (float*)(void*)(base + 16 * experts);

@@ -152,7 +152,7 @@ sluice_status_t sluice_gate_room_create(const sluice_gate_config_t* c, sluice_ga
   int64_t floats = up((int64_t)c->num_experts * (int64_t)sizeof(float));
   sluice_gate_room_t room = {.bytes = 4 * floats + c->num_experts};
   char* base = sluice_alloc(sluice_process_allocator(), (uint64_t)room.bytes, "gate: choices of a token");
-  if (base == NULL) return SLUICE_E_NO_MEMORY;
+  if (base == NULL) return sluice_alloc_status();
   room.choosing = (float*)base;
   room.best = (float*)(base + floats);
   room.at = (int32_t*)(base + 2 * floats);

@@ -22,7 +22,7 @@ sluice_status_t sluice_gate_drop_create(const sluice_gate_config_t* c, int64_t n
     parts[4] = routes;
     for (int i = 0; i < 5; ++i) d.bytes += parts[i];
     char* base = sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)d.bytes, "gate: routes to drop from");
-    if (base == NULL) return SLUICE_E_NO_MEMORY;
+    if (base == NULL) return sluice_alloc_status();
     d.first = (int64_t*)(void*)base;
     d.order = (int64_t*)(void*)(base += parts[0]);
     d.expert = (int32_t*)(void*)(base += parts[1]);

@@ -55,7 +55,7 @@ sluice_status_t sluice_route(const sluice_tensor_t* expert_ids, int32_t num_expe
   }
   uint64_t bytes = (uint64_t)num_experts * sizeof(int64_t);
   int64_t* next = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "sluice_route: counts");
-  if (next == NULL) return SLUICE_E_NO_MEMORY;
+  if (next == NULL) return sluice_alloc_status();
   for (int64_t t = 0; t < num_tokens; ++t) {
     for (int64_t k = 0; k < top_k; ++k) {
       int64_t id = id_at(ids, t, k);

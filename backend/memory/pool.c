@@ -29,7 +29,7 @@ static sluice_status_t allocate(sluice_pool_t* pool, uint64_t bytes, const char*
   *out_data = sluice_alloc(sluice_process_allocator(), bytes, what);
   if (*out_data != NULL) return SLUICE_OK;
   sluice_allocator_discharge(pool->allocator, bytes);
-  return SLUICE_E_NO_MEMORY;
+  return sluice_alloc_status();
 }
 
 /* The smallest idle block that does, else the largest; -1: none is idle. */

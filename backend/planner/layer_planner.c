@@ -141,8 +141,8 @@ static sluice_status_t predict_direction(scene_t* s, int32_t direction, double* 
   sluice_template_t* schedule = NULL;
   SLUICE_TRY(sluice_choice_template(&s->work, &s->choice, direction, &schedule));
   uint64_t bytes = 2 * (uint64_t)schedule->num_ops * sizeof(double);
-  sluice_status_t status = SLUICE_E_NO_MEMORY;
   double* begin = sluice_alloc(sluice_process_allocator(), bytes, "timeline");
+  sluice_status_t status = begin == NULL ? sluice_alloc_status() : SLUICE_OK;
   if (begin != NULL) {
     double* end = begin + schedule->num_ops;
     sluice_prediction_t p;

@@ -22,9 +22,7 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
   sluice_context_config_init(out, sizeof *out);
   SLUICE_TRY(sluice_struct_copy(out, sizeof *out, config, offsetof(sluice_context_config_t, memory_budget),
                                 "sluice_context_config_t"));
-  if (out->next != NULL) {
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_context_config_t: extension of unknown type %d", out->next->type);
-  }
+  SLUICE_TRY(sluice_struct_check_next(out->next, "sluice_context_config_t"));
   if (out->device_type != SLUICE_DEVICE_CPU && out->device_type != SLUICE_DEVICE_CUDA) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "context: device_type is %d; known are SLUICE_DEVICE_CPU (%d) and SLUICE_DEVICE_CUDA (%d)",
@@ -238,7 +236,7 @@ sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t byte
   void* data = sluice_alloc(sluice_process_allocator(), bytes, "saved buffer");
   if (data == NULL) {
     sluice_allocator_discharge(&context->allocator, counted);
-    return SLUICE_E_NO_MEMORY;
+    return sluice_alloc_status();
   }
   if (context->rows->counts_host_memory) atomic_fetch_add(&context->step_bytes, counted);
   *out_data = data;
@@ -293,7 +291,7 @@ static sluice_status_t set_trace(sluice_context_t* context, int64_t capacity) {
   sluice_trace_event_t* events = NULL;
   if (capacity > 0) {
     events = sluice_alloc(sluice_process_allocator(), (uint64_t)capacity * sizeof *events, "trace");
-    if (events == NULL) return SLUICE_E_NO_MEMORY;
+    if (events == NULL) return sluice_alloc_status();
   }
   sluice_free(sluice_process_allocator(), context->trace.events, (uint64_t)context->trace.capacity * sizeof *events);
   context->trace = (sluice_trace_t){.events = events, .capacity = capacity};

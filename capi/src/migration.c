@@ -18,7 +18,7 @@ sluice_status_t sluice_migration_create(sluice_comm_t* comm, const sluice_migrat
   sluice_migration_config_t c;
   sluice_migration_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_migration_config_t"));
-  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_migration_config_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_migration_config_t"));
   return sluice_move_open(comm, &c, out_migration);
 }
 

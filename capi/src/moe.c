@@ -28,8 +28,7 @@ static sluice_status_t check_forward(const sluice_moe_t* moe, const sluice_moe_f
                                      sluice_stream_t stream, sluice_step_t** out_step) {
   SLUICE_TRY(refuse_host(moe, a->local_status, a->local_message));
   SLUICE_TRY(sluice_check_stream(moe, stream));
-  if (a->next != NULL)
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_forward_args_t: extension of unknown type %d", a->next->type);
+  SLUICE_TRY(sluice_struct_check_next(a->next, "sluice_moe_forward_args_t"));
   if (a->needs_backward && out_step == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: out_step is NULL, but needs_backward is set",
                        moe->shape.config.layer_id);
@@ -64,8 +63,7 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
   const sluice_moe_config_t* c = &moe->shape.config;
   SLUICE_TRY(refuse_host(moe, a->local_status, a->local_message));
   SLUICE_TRY(sluice_check_stream(moe, stream));
-  if (a->next != NULL)
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_backward_args_t: extension of unknown type %d", a->next->type);
+  SLUICE_TRY(sluice_struct_check_next(a->next, "sluice_moe_backward_args_t"));
   if (step == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: step is NULL", c->layer_id);
   if (!sluice_live_steps_has(&moe->context->live_steps, step)) {
     return SLUICE_FAIL(SLUICE_E_STATE,

@@ -171,9 +171,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
   sluice_moe_config_init(&checked, sizeof checked);
   SLUICE_TRY(sluice_struct_copy(&checked, sizeof checked, config, offsetof(sluice_moe_config_t, restore_input),
                                 "sluice_moe_config_t"));
-  if (checked.next != NULL) {
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_moe_config_t: extension of unknown type %d", checked.next->type);
-  }
+  SLUICE_TRY(sluice_struct_check_next(checked.next, "sluice_moe_config_t"));
   SLUICE_TRY(check_numbers(&checked));
   const sluice_expert_placement_t placement = {.expert_rank = checked.expert_rank, .expert_slot = checked.expert_slot};
   SLUICE_TRY(sluice_placement_check(&placement, checked.layer_id, checked.num_experts, context->world_size));

@@ -60,7 +60,7 @@ sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
   sluice_optimizer_config_t c;
   sluice_optimizer_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_optimizer_config_t"));
-  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_optimizer_config_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_optimizer_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "optimizer: the config's reserved is %d; set it to 0", c.reserved));
   sluice_optimizer_t* optimizer = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *optimizer, "optimizer");
   if (optimizer == NULL) return sluice_alloc_status();

@@ -29,7 +29,7 @@ void sluice_optimizer_file_info_init(sluice_optimizer_file_info_t* out_info, siz
 
 /* What was copied is there after errors too: the ranks of its comm are told of them. */
 static sluice_status_t check_config(const sluice_optimizer_file_config_t* c) {
-  if (c->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_optimizer_file_config_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(c->next, "sluice_optimizer_file_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c->path != NULL, "sluice_optimizer_file_config_t: path is NULL"));
   SLUICE_TRY(SLUICE_REQUIRE(c->reserved == 0 && c->reserved2 == 0,
                             "sluice_optimizer_file_config_t: reserved is %d; set it to 0",

@@ -44,7 +44,7 @@ static sluice_status_t require_number(double x, const char* field) {
 }
 
 static sluice_status_t check_workload(const sluice_optimizer_workload_t* w) {
-  if (w->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_optimizer_workload_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(w->next, "sluice_optimizer_workload_t"));
   SLUICE_TRY(SLUICE_REQUIRE(w->count >= 1, "sluice_optimizer_workload_t: count is %lld; give at least 1",
                             (long long)w->count));
   SLUICE_TRY(SLUICE_REQUIRE(w->bucket >= 1 && (w->count - 1) / w->bucket < MOST_BUCKETS,

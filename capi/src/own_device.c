@@ -11,7 +11,7 @@ sluice_status_t sluice_own_device_create(int32_t device_id, const sluice_cuda_so
                                          sluice_own_device_t** out_own) {
   *out_own = NULL;
   sluice_own_device_t* own = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *own, "device of a communicator");
-  if (own == NULL) return SLUICE_E_NO_MEMORY;
+  if (own == NULL) return sluice_alloc_status();
   sluice_status_t status = sources != NULL
                                ? sluice_cuda_device_create_from(sources->driver, sources->image, device_id,
                                                                 sluice_process_allocator(), &own->device)

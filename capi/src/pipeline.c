@@ -33,7 +33,7 @@ static sluice_status_t read_config(const sluice_pipeline_config_t* config, sluic
   sluice_pipeline_config_t c;
   sluice_pipeline_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_pipeline_config_t"));
-  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_pipeline_config_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_pipeline_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "pipeline: reserved is %d; set it to 0", c.reserved));
   int32_t number = 0;
   SLUICE_TRY(sluice_capi_policy(c.policy, &number));

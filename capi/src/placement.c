@@ -13,8 +13,7 @@ void sluice_expert_placement_init(sluice_expert_placement_t* out_placement, size
 
 static sluice_status_t check(const sluice_moe_t* moe, const sluice_expert_placement_t* placement) {
   const sluice_moe_config_t* c = &moe->shape.config;
-  if (placement->next != NULL)
-    return SLUICE_FAIL(SLUICE_E_ABI, "sluice_expert_placement_t: extension of unknown type %d", placement->next->type);
+  SLUICE_TRY(sluice_struct_check_next(placement->next, "sluice_expert_placement_t"));
   SLUICE_TRY(SLUICE_REQUIRE(placement->expert_rank != NULL && placement->expert_slot != NULL,
                             "layer %d: %s is NULL: give the owner and the slot of each of the %d experts", c->layer_id,
                             placement->expert_rank == NULL ? "expert_rank" : "expert_slot", c->num_experts));

@@ -35,7 +35,7 @@ void sluice_plan_config_init(sluice_plan_config_t* out_config, size_t struct_siz
 }
 
 static sluice_status_t check_config(const sluice_plan_config_t* c) {
-  if (c->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_plan_config_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(c->next, "sluice_plan_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c->max_tokens >= 1 && c->max_tokens <= INT32_MAX,
                             "plan: max_tokens is %lld; it must be in [1, 2^31)", (long long)c->max_tokens));
   SLUICE_TRY(SLUICE_REQUIRE(c->max_outstanding >= 1,
@@ -81,7 +81,7 @@ static void add_line(void* user, const sluice_plan_data_t* c, int32_t fits) {
 
 static sluice_status_t new_plan(sluice_moe_t* moe, sluice_plan_t** out_plan) {
   sluice_plan_t* plan = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *plan, "plan");
-  if (plan == NULL) return SLUICE_E_NO_MEMORY;
+  if (plan == NULL) return sluice_alloc_status();
   sluice_layer_retain(moe);
   plan->moe = moe;
   plan->key = sluice_layer_plan_key(moe);

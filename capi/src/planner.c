@@ -31,7 +31,7 @@ sluice_status_t sluice_planner_create(const char* machine_json, uint64_t length,
 
 sluice_status_t sluice_planner_of_machine(const sluice_machine_t* machine, sluice_planner_t** out_planner) {
   sluice_planner_t* planner = sluice_alloc(sluice_process_allocator(), sizeof *planner, "planner");
-  if (planner == NULL) return SLUICE_E_NO_MEMORY;
+  if (planner == NULL) return sluice_alloc_status();
   planner->machine = *machine;
   *out_planner = planner;
   return SLUICE_OK;
@@ -70,7 +70,7 @@ sluice_status_t sluice_planner_calibrate(sluice_context_t* context, const sluice
   sluice_calibration_config_t c;
   sluice_calibration_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_calibration_config_t"));
-  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_calibration_config_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_calibration_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c.model_width >= 1 && c.model_width <= INT32_MAX,
                             "calibration: model_width is %lld; it must be in [1, 2^31)", (long long)c.model_width));
   SLUICE_TRY(SLUICE_REQUIRE(c.hidden_width >= 1 && c.hidden_width <= INT32_MAX / 2,
@@ -147,7 +147,7 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
   sluice_planner_workload_init(out, sizeof *out);
   SLUICE_TRY(sluice_struct_copy(out, sizeof *out, given, offsetof(sluice_planner_workload_t, host_memory_budget),
                                 "sluice_planner_workload_t"));
-  if (out->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_workload_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(out->next, "sluice_planner_workload_t"));
   SLUICE_TRY(check_sizes(out));
   SLUICE_TRY(SLUICE_REQUIRE(out->skew >= 1 && out->skew <= 1e6,
                             "workload: skew is %g; it is 1 for balanced routing, or more", out->skew));
@@ -282,7 +282,7 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
       checked.kept_chunks));
   SLUICE_TRY(SLUICE_REQUIRE(!checked.grouped, "workload: grouped is 1; candidates are not grouped: set it to 0"));
   sluice_planner_candidates_t* all = sluice_alloc(sluice_process_allocator(), sizeof *all, "candidates");
-  if (all == NULL) return SLUICE_E_NO_MEMORY;
+  if (all == NULL) return sluice_alloc_status();
   sluice_status_t status = sluice_planner_choose_layer(&planner->machine, &checked, &asked, all);
   if (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET) {
     *out_count = all->count;

@@ -27,10 +27,10 @@ sluice_status_t sluice_planner_placement(const sluice_placement_problem_t* probl
   sluice_placement_result_t r;
   sluice_placement_problem_init(&p, sizeof p);
   SLUICE_TRY(sluice_struct_copy(&p, sizeof p, problem, sizeof p, "sluice_placement_problem_t"));
-  if (p.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_placement_problem_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(p.next, "sluice_placement_problem_t"));
   sluice_placement_result_init(&r, sizeof r);
   SLUICE_TRY(sluice_struct_copy(&r, sizeof r, inout_result, sizeof r, "sluice_placement_result_t"));
-  if (r.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_placement_result_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(r.next, "sluice_placement_result_t"));
   SLUICE_TRY(SLUICE_REQUIRE(r.expert_rank != NULL && r.expert_slot != NULL,
                             "result: %s is NULL; give room for as many entries as there are experts",
                             r.expert_rank == NULL ? "expert_rank" : "expert_slot"));
@@ -44,6 +44,6 @@ sluice_status_t sluice_planner_move_verdict(const sluice_planner_move_t* move, i
   SLUICE_TRY(SLUICE_REQUIRE(out_verdict != NULL, "sluice_planner_move_verdict: out_verdict is NULL"));
   sluice_planner_move_init(&m, sizeof m);
   SLUICE_TRY(sluice_struct_copy(&m, sizeof m, move, sizeof m, "sluice_planner_move_t"));
-  if (m.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_move_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(m.next, "sluice_planner_move_t"));
   return sluice_move_verdict(&m, out_verdict);
 }

@@ -46,7 +46,7 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
 }
 
 static sluice_status_t check_config(const sluice_schedule_config_t* c) {
-  if (c->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_schedule_config_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(c->next, "sluice_schedule_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c->direction == SLUICE_FORWARD || c->direction == SLUICE_BACKWARD,
                             "schedule: direction is %d; known are forward (0) and backward (1)", c->direction));
   SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= 1 && c->num_chunks <= SLUICE_MAX_CHUNKS,
@@ -102,7 +102,7 @@ static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_templ
 static sluice_status_t build(const sluice_template_spec_t* spec, sluice_schedule_t** out_schedule) {
   sluice_allocator_t* allocator = sluice_process_allocator();
   sluice_schedule_t* made = sluice_alloc_zeroed(allocator, sizeof *made, "schedule");
-  if (made == NULL) return SLUICE_E_NO_MEMORY;
+  if (made == NULL) return sluice_alloc_status();
   sluice_status_t status = sluice_template_build(spec, allocator, &made->schedule);
   if (status == SLUICE_OK) status = sluice_schedule_check_or_fail(made->schedule, allocator);
   if (status != SLUICE_OK) {

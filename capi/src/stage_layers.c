@@ -166,7 +166,7 @@ static sluice_status_t read_layer(const sluice_stage_layers_t* layers, const slu
   sluice_stages_layer_t* out = &layers->list[index];
   sluice_planner_layer_t* l = &layer->given;
   SLUICE_TRY(sluice_struct_copy(l, sizeof *l, given, sizeof *l, "sluice_planner_layer_t"));
-  if (l->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_layer_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(l->next, "sluice_planner_layer_t"));
   SLUICE_TRY(check_flags(l));
   SLUICE_TRY(check_kind(l));
   SLUICE_TRY(check_numbers(l));
@@ -180,7 +180,7 @@ static sluice_status_t read_layer(const sluice_stage_layers_t* layers, const slu
 
 /* What is wrong with a layer says which. */
 static sluice_status_t of_layer(int32_t index, sluice_status_t status) {
-  if (status == SLUICE_OK || status == SLUICE_E_NO_MEMORY) return status;
+  if (status == SLUICE_OK || sluice_is_out_of_memory(status)) return status;
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
   sluice_error_capture(&why);

@@ -29,7 +29,7 @@ void sluice_planner_result_init(sluice_planner_result_t* out_result, size_t stru
 static sluice_status_t read_problem(const sluice_planner_problem_t* given, sluice_planner_problem_t* p) {
   sluice_planner_problem_init(p, sizeof *p);
   SLUICE_TRY(sluice_struct_copy(p, sizeof *p, given, sizeof *p, "sluice_planner_problem_t"));
-  if (p->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_problem_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(p->next, "sluice_planner_problem_t"));
   SLUICE_TRY(SLUICE_REQUIRE(p->reserved == 0, "problem: reserved is %d; set it to 0", p->reserved));
   return SLUICE_REQUIRE(p->num_layers >= 1 && p->num_layers <= MOST_LAYERS && p->layers != NULL,
                         "problem: num_layers is %d with layers %s; it has to be in [1, %d], with layers", p->num_layers,
@@ -39,7 +39,7 @@ static sluice_status_t read_problem(const sluice_planner_problem_t* given, sluic
 static sluice_status_t read_result(const sluice_planner_result_t* given, sluice_planner_result_t* r) {
   sluice_planner_result_init(r, sizeof *r);
   SLUICE_TRY(sluice_struct_copy(r, sizeof *r, given, sizeof *r, "sluice_planner_result_t"));
-  if (r->next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_planner_result_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(r->next, "sluice_planner_result_t"));
   return SLUICE_REQUIRE(r->choices != NULL && r->stages != NULL,
                         "result: %s is NULL; give room for as many as there are %s",
                         r->choices == NULL ? "choices" : "stages", r->choices == NULL ? "layers" : "stages");

@@ -18,7 +18,7 @@ sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tune
   sluice_tuner_config_t c;
   sluice_tuner_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_tuner_config_t"));
-  if (c.next != NULL) return SLUICE_FAIL(SLUICE_E_ABI, "sluice_tuner_config_t: extension of unknown type");
+  SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_tuner_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c.mode >= SLUICE_TUNER_ADAPTIVE && c.mode <= SLUICE_TUNER_MODEL,
                             "tuner: mode is %d; known are adaptive (0), profile (1) and model (2)", c.mode));
   SLUICE_TRY(SLUICE_REQUIRE(

@@ -57,6 +57,17 @@ static void CheckSize_OfAnUnsetStruct_IsRefusedByName(void** state) {
   assert_int_equal(sluice_struct_check_size(&most, "sample_t"), SLUICE_OK);
 }
 
+static void CheckNext_OfAnUnknownExtension_IsRefusedWithItsType(void** state) {
+  (void)state;
+  const sluice_ext_header_t unknown = {.type = 4711};
+  assert_int_equal(sluice_struct_check_next(NULL, "sample_t"), SLUICE_OK);
+  assert_int_equal(sluice_struct_check_next(&unknown, "sample_t"), SLUICE_E_ABI);
+  sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  assert_non_null(strstr(why.message, "sample_t: extension of unknown type 4711"));
+}
+
 /* Older, today's and newer callers: what they know is written, zeros behind it, nothing beyond their size. */
 static void Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond(void** state) {
   (void)state;
@@ -79,6 +90,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Init_OfAnySize_WritesDefaultsZerosAndNothingBeyond),
       cmocka_unit_test(Init_WithoutDefaults_IsAllZerosButTheSize),
+      cmocka_unit_test(CheckNext_OfAnUnknownExtension_IsRefusedWithItsType),
       cmocka_unit_test(CheckSize_OfAnUnsetStruct_IsRefusedByName),
       cmocka_unit_test(Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond),
   };

@@ -40,7 +40,7 @@ static fake_comm_t* downcast(sluice_comm_t* comm) {
 sluice_status_t sluice_fake_comm_create(sluice_comm_t* inner, sluice_comm_t** out_comm) {
   *out_comm = NULL;
   fake_comm_t* comm = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *comm, "fake communicator");
-  if (comm == NULL) return SLUICE_E_NO_MEMORY;
+  if (comm == NULL) return sluice_alloc_status();
   sluice_comm_config_t config;
   sluice_comm_config_init(&config, sizeof config);
   config.rank = inner->rank;

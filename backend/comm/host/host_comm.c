@@ -154,7 +154,7 @@ sluice_status_t sluice_host_comm_create(const sluice_comm_config_t* config, cons
                        "required, only the others may be NULL");
   }
   host_comm_t* comm = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *comm, "host communicator");
-  if (comm == NULL) return SLUICE_E_NO_MEMORY;
+  if (comm == NULL) return sluice_alloc_status();
   comm->host = host;
   comm->user = user;
   comm->vtable = (sluice_comm_vtable_t){

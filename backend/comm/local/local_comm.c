@@ -34,7 +34,7 @@ sluice_status_t sluice_local_group_create(int32_t world_size, sluice_local_group
                        world_size);
   }
   sluice_local_group_t* group = sluice_alloc_zeroed(sluice_process_allocator(), group_bytes(world_size), "local group");
-  if (group == NULL) return SLUICE_E_NO_MEMORY;
+  if (group == NULL) return sluice_alloc_status();
   pthread_mutex_init(&group->mutex, NULL);
   sluice_cond_init(&group->changed);
   group->pid = getpid();
@@ -80,7 +80,7 @@ sluice_status_t sluice_comm_create_local(sluice_local_group_t* group, const slui
                        c.world_size, group->world_size);
   }
   local_comm_t* comm = sluice_alloc_zeroed(sluice_process_allocator(), comm_bytes(c.world_size), "local communicator");
-  if (comm == NULL) return SLUICE_E_NO_MEMORY;
+  if (comm == NULL) return sluice_alloc_status();
   sluice_comm_init_base(&comm->base, &local_comm_vtable, "local", &c);
   comm->group = group;
   for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) comm->requests[i].peers = comm->peers + (int64_t)i * c.world_size;
@@ -164,7 +164,8 @@ sluice_status_t sluice_local_comm_set_device(sluice_comm_t* base, const sluice_l
   }
   comm->device = *there;
   comm->fetched = sluice_alloc_zeroed(sluice_process_allocator(), fetched_bytes(comm), "events of a communicator");
-  sluice_status_t status = comm->fetched == NULL ? SLUICE_E_NO_MEMORY : there->create_event(there->user, &comm->ready);
+  sluice_status_t status =
+      comm->fetched == NULL ? sluice_alloc_status() : there->create_event(there->user, &comm->ready);
   for (int32_t p = 0; p < base->world_size && status == SLUICE_OK; ++p) {
     status = there->create_event(there->user, &comm->fetched[p]);
   }

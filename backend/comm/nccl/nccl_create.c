@@ -106,7 +106,7 @@ static sluice_status_t allocate_arrays(nccl_comm_t* comm) {
   uint64_t world_size = (uint64_t)comm->base.world_size;
   comm->arrays_bytes = world_size * SLUICE_MAX_IN_FLIGHT * (sizeof(void*) + 2 * sizeof(uint64_t));
   char* at = sluice_alloc_zeroed(sluice_process_allocator(), comm->arrays_bytes, "nccl requests");
-  if (at == NULL) return SLUICE_E_NO_MEMORY;
+  if (at == NULL) return sluice_alloc_status();
   for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     comm->requests[i].host_recv = (void**)(void*)at;
     comm->requests[i].recv_bytes = (uint64_t*)(void*)(at + world_size * sizeof(void*));
@@ -149,7 +149,7 @@ sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, co
   sluice_status_t status = check_options(options, config, &c);
   if (status == SLUICE_OK) {
     comm = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *comm, "nccl communicator");
-    if (comm == NULL) status = SLUICE_E_NO_MEMORY;
+    if (comm == NULL) status = sluice_alloc_status();
   }
   if (status != SLUICE_OK) {
     if (options->released != NULL) options->released(options->released_user);

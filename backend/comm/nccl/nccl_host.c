@@ -16,7 +16,7 @@ static sluice_status_t reserve_staging(nccl_comm_t* comm, staging_t* s, uint64_t
   *s = (staging_t){.pinned = NULL};
   bytes = sluice_align_up(bytes);
   s->on_device = sluice_alloc(comm->memory, bytes, "nccl staging");
-  if (s->on_device == NULL) return SLUICE_E_NO_MEMORY;
+  if (s->on_device == NULL) return sluice_alloc_status();
   s->bytes = bytes;
   void* pinned = NULL;
   int code = comm->driver->cuMemHostAlloc(&pinned, bytes, SLUICE_CU_MEMHOSTALLOC_PORTABLE);
@@ -96,7 +96,7 @@ sluice_status_t sluice_nccl_exchange_start(sluice_comm_t* base, const sluice_exc
   sluice_comm_request_t* request = SLUICE_FREE_REQUEST(comm->requests);
   if (request == NULL) return sluice_comm_fail_third(base);
   const void** send = sluice_alloc(sluice_process_allocator(), places_bytes(comm), "nccl exchange");
-  if (send == NULL) return SLUICE_E_NO_MEMORY;
+  if (send == NULL) return sluice_alloc_status();
   sluice_status_t status = sluice_cuda_enter(comm->device);
   if (status == SLUICE_OK) {
     status = sluice_cuda_leave_with(comm->device,

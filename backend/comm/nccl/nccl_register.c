@@ -34,7 +34,7 @@ sluice_status_t sluice_nccl_allocate(sluice_comm_t* base, uint64_t bytes, void**
   nccl_comm_t* comm = sluice_nccl_downcast(base);
   *out_data = NULL;
   sluice_nccl_block_t* block = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *block, "nccl block");
-  if (block == NULL) return SLUICE_E_NO_MEMORY;
+  if (block == NULL) return sluice_alloc_status();
   sluice_status_t status = sluice_cuda_enter(comm->device);
   if (status == SLUICE_OK) status = sluice_cuda_leave_with(comm->device, start_and_take(comm, bytes, block));
   if (comm->comm == NULL) sluice_nccl_mark_broken(base, status);

@@ -41,7 +41,7 @@ static sluice_status_t fail_late(const nccl_comm_t* comm) {
 sluice_status_t sluice_nccl_split(nccl_comm_t* comm, void* parent, int32_t color, sluice_nccl_config_t* config) {
   uint64_t deadline_ns = sluice_nccl_deadline_of(comm);
   split_t* split = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *split, "nccl split");
-  if (split == NULL) return SLUICE_E_NO_MEMORY;
+  if (split == NULL) return sluice_alloc_status();
   int code = comm->nccl.ncclCommSplit(parent, color, comm->base.rank, (void**)(void*)&split->made, config);
   int is_under_way = code == SLUICE_NCCL_IN_PROGRESS, is_late = 0;
   while ((code == 0 && atomic_load(&split->made) == NULL) || code == SLUICE_NCCL_IN_PROGRESS) {

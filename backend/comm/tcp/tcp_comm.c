@@ -306,8 +306,9 @@ sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_c
   if (parent == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp: parent is NULL");
   tcp_comm_t* comm = allocate(parent->world_size);
   if (comm == NULL) {
+    const sluice_status_t status = sluice_alloc_status();
     sluice_comm_abort(parent); /* the others would wait for this rank's address */
-    return SLUICE_E_NO_MEMORY;
+    return status;
   }
   const sluice_comm_config_t base = {.rank = parent->rank,
                                      .world_size = parent->world_size,

@@ -390,7 +390,7 @@ static const sluice_device_vtable_t cpu_vtable = {
 sluice_status_t sluice_cpu_device_create(sluice_allocator_t* allocator, sluice_device_t** out_device) {
   *out_device = NULL;
   cpu_device_t* device = sluice_alloc_zeroed(allocator, sizeof *device, "cpu device");
-  if (device == NULL) return SLUICE_E_NO_MEMORY;
+  if (device == NULL) return sluice_alloc_status();
   device->base.vtable = &cpu_vtable;
   device->base.kernels = sluice_cpu_kernels_shared();
   device->base.allocator = allocator;

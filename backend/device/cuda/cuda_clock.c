@@ -39,7 +39,7 @@ static sluice_status_t make_timer(sluice_device_t* device, sluice_timer_t** out_
   SLUICE_TRY(sluice_cuda_enter(device));
   sluice_timer_t* timer = sluice_alloc_zeroed(device->allocator, sizeof *timer, "timer");
   sluice_status_t status =
-      sluice_cuda_leave_with(device, timer != NULL ? make_marks(device, timer) : (sluice_status_t)SLUICE_E_NO_MEMORY);
+      sluice_cuda_leave_with(device, timer != NULL ? make_marks(device, timer) : sluice_alloc_status());
   if (status != SLUICE_OK) {
     sluice_error_info_t why;
     sluice_error_capture(&why);

@@ -119,7 +119,7 @@ sluice_status_t sluice_cuda_device_create_from(const sluice_cuda_driver_t* drive
                                                sluice_device_t** out_device) {
   *out_device = NULL;
   cuda_device_t* device = sluice_alloc_zeroed(allocator, sizeof *device, "cuda device");
-  if (device == NULL) return SLUICE_E_NO_MEMORY;
+  if (device == NULL) return sluice_alloc_status();
   device->driver = driver;
   return create(device, image, ordinal, allocator, out_device);
 }
@@ -128,7 +128,7 @@ sluice_status_t sluice_cuda_device_create(int32_t ordinal, sluice_allocator_t* a
                                           sluice_device_t** out_device) {
   *out_device = NULL;
   cuda_device_t* device = sluice_alloc_zeroed(allocator, sizeof *device, "cuda device");
-  if (device == NULL) return SLUICE_E_NO_MEMORY;
+  if (device == NULL) return sluice_alloc_status();
   sluice_status_t status = sluice_cuda_driver_open(NULL, &device->own_driver);
   if (status != SLUICE_OK) {
     sluice_free(allocator, device, sizeof *device);

@@ -81,7 +81,7 @@ sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limi
                                           sluice_pinned_pool_t** out_pool) {
   *out_pool = NULL;
   sluice_pinned_pool_t* pool = sluice_alloc_zeroed(device->allocator, sizeof *pool, "pinned pool");
-  if (pool == NULL) return SLUICE_E_NO_MEMORY;
+  if (pool == NULL) return sluice_alloc_status();
   pool->device = device;
   pool->driver = sluice_cuda_device_driver(device);
   pool->numa = sluice_cuda_device_numa(device);

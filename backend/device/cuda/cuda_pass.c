@@ -12,7 +12,7 @@ static sluice_status_t reserve(cuda_device_t* device, int32_t num_events) {
   SLUICE_TRY(sluice_cuda_make_event(device, &device->entry));
   if (num_events > device->num_events) {
     void** events = sluice_alloc_zeroed(device->base.allocator, (uint64_t)num_events * sizeof *events, "cuda events");
-    if (events == NULL) return SLUICE_E_NO_MEMORY;
+    if (events == NULL) return sluice_alloc_status();
     if (device->num_events > 0) memcpy(events, device->events, (size_t)device->num_events * sizeof *events);
     sluice_free(device->base.allocator, device->events, (uint64_t)device->num_events * sizeof *events);
     device->events = events;

@@ -86,7 +86,7 @@ static const sluice_device_vtable_t fake_vtable = {
 sluice_status_t sluice_fake_device_create(sluice_device_t* inner, sluice_device_t** out_device) {
   *out_device = NULL;
   fake_device_t* device = sluice_alloc_zeroed(inner->allocator, sizeof *device, "fake device");
-  if (device == NULL) return SLUICE_E_NO_MEMORY;
+  if (device == NULL) return sluice_alloc_status();
   device->base = (sluice_device_t){
       .vtable = &fake_vtable, .kernels = inner->kernels, .allocator = inner->allocator, .name = "fake"};
   device->inner = inner;

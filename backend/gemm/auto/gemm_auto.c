@@ -445,9 +445,9 @@ static sluice_status_t open_kinds(sluice_gemm_auto_t* selector, const char* name
   sluice_status_t status = sluice_gemm_native_open(allocator, &selector->kinds[NATIVE], why_native, sizeof why_native);
   if (status != SLUICE_OK && status != SLUICE_E_NOT_FOUND) return status;
   status = sluice_gemm_blas_open(library, allocator, &selector->kinds[BLAS], why_blas, sizeof why_blas);
-  if (status == SLUICE_E_NO_MEMORY) return status;
+  if (sluice_is_out_of_memory(status)) return status;
   status = sluice_gemm_onednn_open(library, allocator, &selector->kinds[ONEDNN], why_onednn, sizeof why_onednn);
-  if (status == SLUICE_E_NO_MEMORY) return status;
+  if (sluice_is_out_of_memory(status)) return status;
   if (library != NULL && selector->kinds[BLAS] == NULL && selector->kinds[ONEDNN] == NULL) {
     return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "gemm_library is neither a BLAS nor a oneDNN: %s; %s", why_blas, why_onednn);
   }
@@ -456,7 +456,7 @@ static sluice_status_t open_kinds(sluice_gemm_auto_t* selector, const char* name
   } else if (library != NULL && selector->kinds[ONEDNN] == NULL) {
     status = sluice_gemm_onednn_open(NULL, allocator, &selector->kinds[ONEDNN], why_onednn, sizeof why_onednn);
   }
-  if (status == SLUICE_E_NO_MEMORY) return status;
+  if (sluice_is_out_of_memory(status)) return status;
   if (selector->kinds[NATIVE] == NULL) sluice_log(SLUICE_LOG_INFO, "gemm auto, without native: %s", why_native);
   if (selector->kinds[BLAS] == NULL) sluice_log(SLUICE_LOG_INFO, "gemm auto, without blas: %s", why_blas);
   if (selector->kinds[ONEDNN] == NULL) sluice_log(SLUICE_LOG_INFO, "gemm auto, without onednn: %s", why_onednn);
@@ -490,7 +490,7 @@ sluice_status_t sluice_gemm_create(const sluice_gemm_options_t* options, sluice_
   }
 
   sluice_gemm_auto_t* selector = sluice_alloc_zeroed(allocator, sizeof *selector, "gemm selector");
-  if (selector == NULL) return SLUICE_E_NO_MEMORY;
+  if (selector == NULL) return sluice_alloc_status();
   selector->base.vtable = &auto_vtable;
   selector->base.allocator = allocator;
   selector->measures = strcmp(name, "auto") == 0;

@@ -106,7 +106,7 @@ static sluice_status_t blas_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t
   float* block = NULL;
   if (list->dtype_c == SLUICE_DTYPE_BF16) {
     block = sluice_alloc(gemm->allocator, block_bytes, "gemm blas: f32 block of a bf16 result");
-    if (block == NULL) return SLUICE_E_NO_MEMORY;
+    if (block == NULL) return sluice_alloc_status();
   }
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
@@ -204,7 +204,7 @@ sluice_status_t sluice_gemm_blas_create_from(const sluice_blas_symbols_t* symbol
                                              sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
   *out_gemm = NULL;
   sluice_gemm_blas_t* blas = sluice_alloc_zeroed(allocator, sizeof *blas, "gemm blas");
-  if (blas == NULL) return SLUICE_E_NO_MEMORY;
+  if (blas == NULL) return sluice_alloc_status();
   blas->base.vtable = &blas_vtable;
   blas->base.allocator = allocator;
   snprintf(blas->base.name, sizeof blas->base.name, "blas (%.48s)", label);

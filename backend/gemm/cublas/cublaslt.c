@@ -77,7 +77,7 @@ sluice_status_t sluice_cublaslt_open(const sluice_cublaslt_symbols_t* symbols, s
                                      sluice_cublaslt_t** out_lt) {
   *out_lt = NULL;
   sluice_cublaslt_t* lt = sluice_alloc_zeroed(allocator, sizeof *lt, "cublasLt");
-  if (lt == NULL) return SLUICE_E_NO_MEMORY;
+  if (lt == NULL) return sluice_alloc_status();
   lt->allocator = allocator;
   sluice_status_t status = SLUICE_OK;
   if (symbols != NULL) {

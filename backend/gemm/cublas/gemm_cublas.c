@@ -345,7 +345,7 @@ sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* op
                                           sluice_gemm_t** out_gemm) {
   *out_gemm = NULL;
   gemm_cublas_t* gemm = sluice_alloc_zeroed(allocator, sizeof *gemm, "gemm cublas");
-  if (gemm == NULL) return SLUICE_E_NO_MEMORY;
+  if (gemm == NULL) return sluice_alloc_status();
   gemm->base.vtable = &cublas_vtable;
   gemm->base.allocator = allocator;
   gemm->device = options->device;
@@ -361,8 +361,10 @@ sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* op
   }
   if (status != SLUICE_OK) goto err_destroy;
   gemm->workspace = sluice_alloc(gemm->memory, gemm->workspace_bytes, "cublas workspace");
-  status = SLUICE_E_NO_MEMORY;
-  if (gemm->workspace == NULL) goto err_destroy;
+  if (gemm->workspace == NULL) {
+    status = sluice_alloc_status();
+    goto err_destroy;
+  }
   status = sluice_cuda_enter(gemm->device);
   if (status != SLUICE_OK) goto err_destroy;
   status = sluice_cuda_leave_with(gemm->device, open_handle(gemm, options));

@@ -102,7 +102,7 @@ sluice_status_t sluice_gemm_host_create(sluice_host_gemm_fn_t fn, void* user, sl
                        "gemm \"host\" needs the host's function: set host_gemm in the context's config");
   }
   sluice_gemm_host_t* host = sluice_alloc_zeroed(allocator, sizeof *host, "gemm host");
-  if (host == NULL) return SLUICE_E_NO_MEMORY;
+  if (host == NULL) return sluice_alloc_status();
   host->base.vtable = &host_vtable;
   host->base.allocator = allocator;
   memcpy(host->base.name, "host", sizeof "host");

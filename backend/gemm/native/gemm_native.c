@@ -477,7 +477,7 @@ static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_grouped_gemm
   const uint64_t runs_bytes = (uint64_t)threads * sizeof(sluice_run_t);
   const uint64_t bytes = table_bytes + runs_bytes + (uint64_t)threads * room_bytes(&call.room);
   char* memory = sluice_alloc(gemm->allocator, bytes, "gemm native: packed blocks");
-  if (memory == NULL) return SLUICE_E_NO_MEMORY;
+  if (memory == NULL) return sluice_alloc_status();
   int64_t* begins = (int64_t*)(void*)memory;
   int64_t* least = begins + list->count + 1;
   sluice_run_t* runs = (sluice_run_t*)(void*)(memory + table_bytes);
@@ -505,7 +505,7 @@ sluice_status_t sluice_gemm_native_create_with(const sluice_threads_t* pool, slu
   sluice_status_t status = sluice_native_choose(sets, count, getenv("SLUICE_NATIVE"), &kernels, why, why_bytes);
   if (status != SLUICE_OK) return status;
   sluice_gemm_native_t* native = sluice_alloc_zeroed(allocator, sizeof *native, "gemm native");
-  if (native == NULL) return SLUICE_E_NO_MEMORY;
+  if (native == NULL) return sluice_alloc_status();
   native->base.vtable = &native_vtable;
   native->base.allocator = allocator;
   snprintf(native->base.name, sizeof native->base.name, "native (%s)", kernels->name);

@@ -276,7 +276,7 @@ sluice_status_t sluice_gemm_onednn_create_from(const sluice_onednn_symbols_t* sy
                                                sluice_gemm_t** out_gemm) {
   *out_gemm = NULL;
   sluice_gemm_onednn_t* onednn = sluice_alloc_zeroed(allocator, sizeof *onednn, "gemm onednn");
-  if (onednn == NULL) return SLUICE_E_NO_MEMORY;
+  if (onednn == NULL) return sluice_alloc_status();
   const sluice_onednn_version_t* version = symbols->dnnl_version();
   onednn->base.vtable = &onednn_vtable;
   onednn->base.allocator = allocator;

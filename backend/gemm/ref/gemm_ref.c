@@ -55,7 +55,7 @@ static const sluice_gemm_vtable_t ref_vtable = {
 sluice_status_t sluice_gemm_ref_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
   *out_gemm = NULL;
   sluice_gemm_t* gemm = sluice_alloc_zeroed(allocator, sizeof *gemm, "gemm ref");
-  if (gemm == NULL) return SLUICE_E_NO_MEMORY;
+  if (gemm == NULL) return sluice_alloc_status();
   gemm->vtable = &ref_vtable;
   gemm->allocator = allocator;
   memcpy(gemm->name, "ref", sizeof "ref");

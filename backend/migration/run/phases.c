@@ -71,7 +71,7 @@ static sluice_status_t fail(sluice_migration_t* m, sluice_status_t status) {
   const int32_t phase = m->phase;
   hear_the_rest(m);
   /* A rank that has no memory says so. Once it has begun to agree it cannot take that back. */
-  if (status == SLUICE_E_NO_MEMORY && phase < SLUICE_MIGRATION_AGREED) note_refusal(m, &why);
+  if (sluice_is_out_of_memory(status) && phase < SLUICE_MIGRATION_AGREED) note_refusal(m, &why);
   const int is_refused = m->refusal.status != SLUICE_OK;
   if (is_refused) why = m->refusal;
   (void)apply(m, is_refused ? SLUICE_MOVE_EVENT_REFUSED : SLUICE_MOVE_EVENT_LOST);

@@ -48,7 +48,7 @@ sluice_status_t sluice_engine_create(sluice_comm_t* comm, sluice_allocate_fn_t a
                                      void* allocate_user, sluice_context_t** out_context) {
   *out_context = NULL;
   sluice_context_t* context = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *context, "context");
-  if (context == NULL) return SLUICE_E_NO_MEMORY;
+  if (context == NULL) return sluice_alloc_status();
   atomic_init(&context->references, 1);
   atomic_init(&context->busy, 0);
   atomic_init(&context->step_bytes, 0);

@@ -77,7 +77,7 @@ sluice_status_t sluice_part_dispatch(sluice_moe_t* moe, const sluice_tensor_t* t
   sluice_status_t status = refusal;
   if (status == SLUICE_OK) {
     dispatch = sluice_alloc_zeroed(&moe->context->allocator, sizeof *dispatch, "dispatch");
-    if (dispatch == NULL) status = SLUICE_E_NO_MEMORY;
+    if (dispatch == NULL) status = sluice_alloc_status();
   }
   const sluice_template_spec_t spec = spec_of(moe, SLUICE_FORWARD, SLUICE_PART_DISPATCH);
   if (status == SLUICE_OK) status = sluice_engine_template(moe->context, &spec, &pass.schedule);

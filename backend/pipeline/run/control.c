@@ -56,7 +56,7 @@ sluice_status_t sluice_stage_tell(sluice_pipeline_t* pipeline, int32_t rank, con
                                                 sluice_stage_request(SLUICE_STAGE_REQUEST_TELL, rank), NULL);
   if (status == SLUICE_OK) {
     ++pipeline->num_sends;
-  } else if (status != SLUICE_E_NO_MEMORY) {
+  } else if (!sluice_is_out_of_memory(status)) {
     (void)sluice_stage_break_endpoint(pipeline, status);
   }
   return status;
@@ -81,7 +81,7 @@ static sluice_status_t listen_to(sluice_pipeline_t* pipeline, int32_t rank) {
       pipeline->endpoint->messages, rank, SLUICE_STAGE_CONTROL_TAG, SLUICE_STAGE_CONTROL_BYTES,
       sluice_stage_request(SLUICE_STAGE_REQUEST_CONTROL, rank), NULL);
   peer->is_heard = status == SLUICE_OK;
-  if (status == SLUICE_OK || status == SLUICE_E_NO_MEMORY) return status;
+  if (status == SLUICE_OK || sluice_is_out_of_memory(status)) return status;
   return sluice_stage_break_endpoint(pipeline, status);
 }
 

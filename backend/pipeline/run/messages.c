@@ -36,7 +36,7 @@ sluice_status_t sluice_stage_break_endpoint(sluice_pipeline_t* pipeline, sluice_
 
 /* Of a call that begins a request: what leaves the endpoint as it was ends nothing. */
 static sluice_status_t note_failure(sluice_pipeline_t* pipeline, sluice_status_t status) {
-  const int lives_on = status == SLUICE_OK || status == SLUICE_E_NO_MEMORY || status == SLUICE_E_INVALID_ARGUMENT;
+  const int lives_on = status == SLUICE_OK || sluice_is_out_of_memory(status) || status == SLUICE_E_INVALID_ARGUMENT;
   return lives_on ? status : sluice_stage_break_endpoint(pipeline, status);
 }
 

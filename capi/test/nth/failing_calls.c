@@ -234,8 +234,9 @@ void* __wrap_aligned_alloc(size_t alignment, size_t bytes) {
   return __real_aligned_alloc(alignment, bytes);
 }
 
+/* As past an allocator's limit, so that a caller that answers NO_MEMORY without asking why is found. */
 static void* refuse(const char* what, uint64_t bytes) {
-  (void)SLUICE_FAIL(SLUICE_E_NO_MEMORY, "%s: %llu bytes refused by the test", what, (unsigned long long)bytes);
+  (void)SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "%s: %llu bytes refused by the test", what, (unsigned long long)bytes);
   return NULL;
 }
 

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "backend/base/alloc.h"
 #include "backend/base/hash.h"
 #include "capi/test/nth/nth_ranks.h"
 #include "sluice/pipeline.h"
@@ -91,7 +92,7 @@ static int ends_the_pipeline(sluice_status_t status) {
   if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
   sluice_error_info_init(&why, sizeof why);
   sluice_error_last(&why);
-  return status == SLUICE_E_NO_MEMORY && strstr(why.message, "are at their end") != NULL;
+  return sluice_is_out_of_memory(status) && strstr(why.message, "are at their end") != NULL;
 }
 
 static sluice_status_t run_batch(nth_rank_t* me, stages_t* stages) {

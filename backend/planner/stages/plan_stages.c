@@ -35,12 +35,10 @@ static double short_bytes(const planning_t* p) {
 /* ---- methods ---- */
 
 static sluice_status_t plan_chain(planning_t* p) {
-  int32_t exists = 0;
-  SLUICE_TRY(sluice_cut_order_fastest(&p->part, &exists, &p->plan->is_optimal));
-  if (!exists) {
-    p->plan->is_optimal = 0;
-    return sluice_cut_order_leanest(&p->part);
-  }
+  int32_t fits = 0;
+  SLUICE_TRY(sluice_cut_order_fits(&p->part, &fits));
+  if (!fits) return SLUICE_OK; /* to look for the fastest would take long and find nothing */
+  SLUICE_TRY(sluice_cut_order_fastest(&p->part, &fits, &p->plan->is_optimal));
   return sluice_partition_refine(&p->part); /* what the slowest stage leaves open is evened out */
 }
 
@@ -116,8 +114,8 @@ static sluice_status_t make_plan(planning_t* p) {
   return short_bytes(p) > 0 ? refuse(p) : SLUICE_OK;
 }
 
-sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
-                                   sluice_stages_plan_t* plan) {
+sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                           sluice_stages_plan_t* plan, uint64_t* out_steps) {
   SLUICE_TRY(SLUICE_REQUIRE(problem != NULL && plan != NULL && plan->choices != NULL && plan->stages != NULL,
                             "a problem, a plan and the plan's choices and stages have to be there"));
   SLUICE_TRY(sluice_stages_check(problem));
@@ -127,8 +125,15 @@ sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluic
   sluice_status_t status = sluice_partition_make(&planning.tables, most_nodes(problem), &planning.part);
   if (status == SLUICE_OK) status = sluice_partition_make(&planning.tables, most_nodes(problem), &planning.scratch);
   if (status == SLUICE_OK) status = make_plan(&planning);
+  *out_steps = planning.part.local.steps + planning.scratch.local.steps;
   sluice_partition_deinit(&planning.scratch);
   sluice_partition_deinit(&planning.part);
   sluice_stages_tables_deinit(&planning.tables);
   return status;
+}
+
+sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                   sluice_stages_plan_t* plan) {
+  uint64_t steps;
+  return sluice_stages_plan_counted(problem, allocator, plan, &steps);
 }

@@ -26,4 +26,8 @@
 sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                    sluice_stages_plan_t* plan);
 
+/* The same, and out_steps: how many options and nodes were looked at, which is what the plan cost on any machine. */
+sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                           sluice_stages_plan_t* plan, uint64_t* out_steps);
+
 #endif /* SLUICE_BACKEND_PLANNER_STAGES_PLAN_STAGES_H_ */

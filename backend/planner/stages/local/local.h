@@ -51,6 +51,7 @@ typedef struct sluice_stages_local_s {
   uint64_t* least;     /* [count] */
   double* suffix;      /* [6 * (num_layers + 1)] */
   uint64_t most_nodes; /* of branch and bound; 0: greedy alone */
+  uint64_t steps;      /* options and nodes looked at since it was made: what it costs, whatever the machine */
   void* block;
   uint64_t block_bytes;
 } sluice_stages_local_t;
@@ -69,8 +70,8 @@ sluice_stages_local_sum_t sluice_stages_local_sum(const sluice_stages_local_t* l
 /* 1: a is better than b, by more than rounding. Both fit. */
 int sluice_stages_local_is_better(const sluice_stages_local_sum_t* a, const sluice_stages_local_sum_t* b);
 
-/* Bytes that no choice is below: each layer's fewest on its own, and the most working bytes that one cannot avoid. */
-uint64_t sluice_stages_local_least_bytes(const sluice_stages_local_t* local);
+/* The fewest bytes that a choice takes, exactly, where they are fewer than `below`; else `below`. */
+uint64_t sluice_stages_local_fewest_bytes(sluice_stages_local_t* local, uint64_t below);
 /* The answer that takes the fewest bytes, exactly; of its seconds nothing is said. */
 void sluice_stages_local_leanest(sluice_stages_local_t* local);
 /* 1: the answer fits. 0: nothing does, and the answer is the leanest. */

@@ -55,6 +55,7 @@ static void add_layer(sluice_stages_local_t* local, int32_t layer, double gap) {
                                                       .layer = local->count};
   }
   local->first[++local->count] = at;
+  local->steps += (uint64_t)(t->first_item[layer + 1] - t->first_item[layer]);
 }
 
 static double fastest_of(const sluice_stages_tables_t* t, int32_t layer) {

@@ -120,7 +120,7 @@ static void visit(search_t* s, const node_t* node, int32_t depth) { /* NOLINT(mi
   sluice_stages_local_t* local = s->local;
   if (s->nodes >= local->most_nodes) s->is_cut = 1;
   if (s->is_cut || is_hopeless(s, node, depth)) return;
-  ++s->nodes;
+  ++s->nodes, ++local->steps;
   if (depth == local->count) {
     memcpy(local->pick, s->pick, (size_t)local->count * sizeof *s->pick);
     local->sum = sluice_stages_local_sum(local, local->pick);

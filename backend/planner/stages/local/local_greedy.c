@@ -55,7 +55,8 @@ static void measure(state_t* s) {
 
 /* The sum with item a in place of its layer's, and b in place of its own; b may be a. */
 static sluice_stages_local_sum_t sum_with(const state_t* s, int32_t a, int32_t b) {
-  const sluice_stages_local_t* local = s->local;
+  sluice_stages_local_t* local = s->local;
+  ++local->steps;
   const sluice_stages_local_item_t *x = &local->items[a], *y = &local->items[b];
   const sluice_stages_local_item_t *was_x = &local->items[local->pick[x->layer]],
                                    *was_y = &local->items[local->pick[y->layer]];

@@ -20,14 +20,16 @@ static int by_working(const void* a, const void* b, void* user) {
   return left < right ? -1 : left > right;
 }
 
-/* local->order has the items by working bytes. */
-static void sweep(sluice_stages_local_t* local, uint64_t staging, uint64_t arena, caps_t* best) {
+/* local->order has the items by working bytes; the layers' least without caps. */
+static void sweep(sluice_stages_local_t* local, uint64_t layers, uint64_t staging, uint64_t arena, caps_t* best) {
   const int32_t num_items = local->first[local->count];
   int32_t missing = local->count;
   uint64_t sum = 0;
   for (int32_t i = 0; i < local->count; ++i) local->least[i] = UINT64_MAX;
   for (int32_t a = 0; a < num_items; ++a) {
     const sluice_stages_local_item_t* item = &local->items[local->order[a]];
+    ++local->steps;
+    if (layers + item->working + staging + arena >= best->bytes) return;
     uint64_t* least = &local->least[item->layer];
     if (item->staging > staging || item->arena > arena || item->bytes >= *least) continue;
     if (*least == UINT64_MAX) {
@@ -56,28 +58,42 @@ static uint64_t next_cap(const sluice_stages_local_t* local, term_fn term, uint6
   return next;
 }
 
-uint64_t sluice_stages_local_least_bytes(const sluice_stages_local_t* local) {
-  uint64_t sum = local->fixed_bytes, most_working = 0;
+/* Each layer's fewest bytes, added up, and the most working bytes that one cannot avoid. */
+static void least_of(const sluice_stages_local_t* local, uint64_t* out_layers, uint64_t* out_working) {
+  *out_layers = *out_working = 0;
   for (int32_t i = 0; i < local->count; ++i) {
     uint64_t bytes = UINT64_MAX, working = UINT64_MAX;
     for (int32_t a = local->first[i]; a < local->first[i + 1]; ++a) {
       bytes = sluice_min_u64(bytes, local->items[a].bytes);
       working = sluice_min_u64(working, local->items[a].working);
     }
-    sum += bytes, most_working = sluice_max_u64(most_working, working);
+    *out_layers += bytes, *out_working = sluice_max_u64(*out_working, working);
   }
-  return sum + most_working;
+}
+
+/* The best caps among those that come to less than `below`; where there are none, bytes is `below`. */
+static caps_t best_caps(sluice_stages_local_t* local, uint64_t below) {
+  const int32_t num_items = local->first[local->count];
+  caps_t best = {0, 0, 0, below};
+  uint64_t layers, working;
+  least_of(local, &layers, &working);
+  const uint64_t least = layers + working;
+  if (least >= below) return best;
+  for (int32_t a = 0; a < num_items; ++a) local->order[a] = a;
+  qsort_r(local->order, (size_t)num_items, sizeof *local->order, by_working, local->items);
+  for (uint64_t staging = 0; staging < best.bytes - least; staging = next_cap(local, staging_of, staging)) {
+    for (uint64_t arena = 0; arena < best.bytes - least - staging; arena = next_cap(local, arena_of, arena))
+      sweep(local, layers, staging, arena, &best);
+  }
+  return best;
+}
+
+uint64_t sluice_stages_local_fewest_bytes(sluice_stages_local_t* local, uint64_t below) {
+  return below <= local->fixed_bytes ? below : local->fixed_bytes + best_caps(local, below - local->fixed_bytes).bytes;
 }
 
 void sluice_stages_local_leanest(sluice_stages_local_t* local) {
-  const int32_t num_items = local->first[local->count];
-  for (int32_t a = 0; a < num_items; ++a) local->order[a] = a;
-  qsort_r(local->order, (size_t)num_items, sizeof *local->order, by_working, local->items);
-  caps_t best = {0, 0, 0, UINT64_MAX};
-  for (uint64_t staging = 0; staging < best.bytes; staging = next_cap(local, staging_of, staging)) {
-    for (uint64_t arena = 0; arena < best.bytes - staging; arena = next_cap(local, arena_of, arena))
-      sweep(local, staging, arena, &best);
-  }
+  const caps_t best = best_caps(local, UINT64_MAX);
   for (int32_t i = 0; i < local->count; ++i) {
     local->pick[i] = -1;
     for (int32_t a = local->first[i]; a < local->first[i + 1]; ++a) {

@@ -3,6 +3,9 @@
 #include <math.h>
 
 #include "backend/planner/stages/partition/runs.h"
+#include "backend/planner/stages/problem/messages.h"
+
+static const double MOST_BYTES = 1e18; /* past them no cap is meant */
 
 typedef struct cut_s {
   const sluice_stages_tables_t* tables;
@@ -38,6 +41,8 @@ static double seconds_cost(void* user, int32_t stage, int32_t first, int32_t end
   cut_t* cut = user;
   sluice_stages_local_set_run(cut->local, stage, first, end);
   if (cut->local->messages >= cap) return INFINITY;
+  const uint64_t budget = cut->local->budget;
+  if (budget < UINT64_MAX && sluice_stages_local_fewest_bytes(cut->local, budget + 1) > budget) return INFINITY;
   if (!sluice_stages_local_exact(cut->local, cap)) return INFINITY;
   cut->is_proven &= cut->local->is_proven;
   return cut->local->sum.turn;
@@ -70,21 +75,39 @@ static double bytes_floor(void* user, int32_t stage, int32_t first, int32_t end)
 static double bytes_cost(void* user, int32_t stage, int32_t first, int32_t end, double cap) {
   const cut_t* cut = user;
   if (cut->tables->budget[stage] == UINT64_MAX) return 0;
+  const sluice_stages_tables_t* t = cut->tables;
+  const uint64_t messages = sluice_stages_message_bytes(t, stage, t->cut[first], t->cut[end]);
+  if (lack(cut, stage, sluice_stages_run_least_bytes(t, stage, first, end) + messages) >= cap) return INFINITY;
+  const double below = ceil(cap - cut->most_budget + (double)t->budget[stage]);
   sluice_stages_local_set_run(cut->local, stage, first, end);
-  if (lack(cut, stage, sluice_stages_local_least_bytes(cut->local)) >= cap) return INFINITY;
-  sluice_stages_local_leanest(cut->local);
-  return lack(cut, stage, cut->local->sum.bytes);
+  return lack(cut, stage,
+              sluice_stages_local_fewest_bytes(cut->local, below < MOST_BYTES ? (uint64_t)below : UINT64_MAX));
+}
+
+static sluice_runs_t runs_by_bytes(cut_t* cut) {
+  const sluice_stages_tables_t* t = cut->tables;
+  for (int32_t s = 0; s < t->num_stages; ++s) {
+    if (t->budget[s] != UINT64_MAX) cut->most_budget = fmax(cut->most_budget, (double)t->budget[s]);
+  }
+  return (sluice_runs_t){cut, t->num_layers, t->num_stages, bytes_floor, bytes_cost, .are_costs_free_of_caps = 1};
 }
 
 sluice_status_t sluice_cut_order_leanest(sluice_partition_t* part) {
-  const sluice_stages_tables_t* t = part->tables;
-  cut_t cut = {.tables = t, .local = &part->local};
-  for (int32_t s = 0; s < t->num_stages; ++s) {
-    if (t->budget[s] != UINT64_MAX) cut.most_budget = fmax(cut.most_budget, (double)t->budget[s]);
-  }
-  const sluice_runs_t runs = {&cut, t->num_layers, t->num_stages, bytes_floor, bytes_cost};
+  cut_t cut = {.tables = part->tables, .local = &part->local};
+  const sluice_runs_t runs = runs_by_bytes(&cut);
   double worst = INFINITY;
   return divide(part, &runs, &worst);
+}
+
+sluice_status_t sluice_cut_order_fits(sluice_partition_t* part, int32_t* out_fits) {
+  cut_t cut = {.tables = part->tables, .local = &part->local};
+  const sluice_runs_t runs = runs_by_bytes(&cut);
+  SLUICE_TRY(sluice_runs_reach(&runs, part->tables->allocator, nextafter(cut.most_budget, INFINITY), out_fits));
+  if (*out_fits) return SLUICE_OK;
+  double worst = INFINITY;
+  SLUICE_TRY(divide(part, &runs, &worst));
+  *out_fits = worst <= cut.most_budget;
+  return SLUICE_OK;
 }
 
 /* ---- evenly ---- */

@@ -12,6 +12,10 @@ sluice_status_t sluice_cut_order_fastest(sluice_partition_t* partition, int32_t*
 /* Sets and settles the partition whose stages lack the fewest bytes of their budgets, exactly. Errors: NO_MEMORY. */
 sluice_status_t sluice_cut_order_leanest(sluice_partition_t* partition);
 
+/* Whether any cut of the order fits. Where none does, the partition is set and settled as by _leanest; else nothing is
+ * said of it. Costs little where budgets leave room. Errors: NO_MEMORY. */
+sluice_status_t sluice_cut_order_fits(sluice_partition_t* partition, int32_t* out_fits);
+
 /* Rows of one number to each layer, divided evenly: what hosts do today, and a beginning for refinement. Sets and
  * settles. weights: [num_layers + 1] sums before a layer. Errors: NO_MEMORY. */
 sluice_status_t sluice_cut_order_evenly(sluice_partition_t* partition, const double* weights);

@@ -85,10 +85,56 @@ static double least_cap(division_t* d) {
   return high;
 }
 
+/* The worst cost of a division made greedily, each stage's run the longest below cap; INFINITY: that finds none. */
+static double reach(division_t* d, double cap) {
+  const sluice_runs_t* r = d->runs;
+  if (!windows(d, cap)) return INFINITY;
+  double worst = -INFINITY;
+  int32_t first = 0;
+  for (int32_t s = 0; s < r->num_stages; ++s) {
+    double cost = INFINITY;
+    int32_t end = d->high[s];
+    for (; end >= d->low[s] && end > first; --end) {
+      if (r->floor(r->user, s, first, end) >= cap) continue;
+      cost = r->cost(r->user, s, first, end, cap);
+      if (cost < cap) break;
+    }
+    if (!(cost < cap)) return INFINITY;
+    worst = fmax(worst, cost), first = end;
+  }
+  return worst;
+}
+
+/* A cap just above what a greedy division reaches, found by halves. */
+static double greedy_cap(division_t* d, double least) {
+  double low = least, high = INFINITY;
+  for (double over = 0.02; high == INFINITY && over < 1e6; over *= 2) {
+    const double worst = reach(d, least * (1 + over));
+    if (worst < INFINITY) {
+      high = worst;
+    } else {
+      low = least * (1 + over);
+    }
+  }
+  while (isfinite(high) && high - low > 1e-3 * high) {
+    const double middle = low + (high - low) / 2, worst = reach(d, middle);
+    if (worst < INFINITY) {
+      high = worst;
+    } else {
+      low = middle;
+    }
+  }
+  return nextafter(high, INFINITY);
+}
+
 static double divide(division_t* d, int32_t* out_ends) {
   const sluice_runs_t* r = d->runs;
   const double least = least_cap(d);
   double worst = INFINITY;
+  if (isfinite(least) && r->are_costs_free_of_caps) {
+    const double cap = greedy_cap(d, least);
+    if (isfinite(cap)) worst = divide_below(d, cap);
+  }
   double over = 0.02; /* of the least cap; narrow caps leave few runs to ask about, and mostly one of the first does */
   while (isfinite(least) && worst == INFINITY) {
     const double cap = over < 1e6 ? least * (1 + over) : INFINITY;
@@ -105,17 +151,35 @@ static double divide(division_t* d, int32_t* out_ends) {
   return worst;
 }
 
+static sluice_status_t make(const sluice_runs_t* runs, sluice_allocator_t* allocator, division_t* out_division,
+                            uint64_t* out_bytes) {
+  const uint64_t length = (uint64_t)runs->length + 1, stages = (uint64_t)runs->num_stages;
+  *out_bytes = 2 * length * sizeof(double) + (2 * stages + stages * length) * sizeof(int32_t);
+  char* block = sluice_alloc_zeroed(allocator, *out_bytes, "division into runs");
+  if (block == NULL) return sluice_alloc_status();
+  *out_division = (division_t){.runs = runs, .value = (double*)block};
+  out_division->low = (int32_t*)(out_division->value + 2 * length), out_division->high = out_division->low + stages;
+  out_division->from = out_division->high + stages;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_runs_reach(const sluice_runs_t* runs, sluice_allocator_t* allocator, double cap,
+                                  int32_t* out_is_found) {
+  division_t division;
+  uint64_t bytes;
+  SLUICE_TRY(make(runs, allocator, &division, &bytes));
+  *out_is_found = reach(&division, cap) < INFINITY;
+  sluice_free(allocator, division.value, bytes);
+  return SLUICE_OK;
+}
+
 sluice_status_t sluice_runs_divide(const sluice_runs_t* runs, sluice_allocator_t* allocator, int32_t* out_ends,
                                    double* out_worst) {
   *out_worst = INFINITY;
-  const uint64_t length = (uint64_t)runs->length + 1, stages = (uint64_t)runs->num_stages;
-  const uint64_t bytes = 2 * length * sizeof(double) + (2 * stages + stages * length) * sizeof(int32_t);
-  char* block = sluice_alloc_zeroed(allocator, bytes, "division into runs");
-  if (block == NULL) return sluice_alloc_status();
-  division_t division = {.runs = runs, .value = (double*)block};
-  division.low = (int32_t*)(division.value + 2 * length), division.high = division.low + stages;
-  division.from = division.high + stages;
+  division_t division;
+  uint64_t bytes;
+  SLUICE_TRY(make(runs, allocator, &division, &bytes));
   *out_worst = divide(&division, out_ends);
-  sluice_free(allocator, block, bytes);
+  sluice_free(allocator, division.value, bytes);
   return SLUICE_OK;
 }

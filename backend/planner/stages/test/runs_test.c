@@ -71,6 +71,22 @@ static double best_of_all(const row_t* row) {
   return reached[row->length];
 }
 
+/* A cap that a greedy division gives changes nothing; a cap below which one is found has a division. */
+static void check_greedy_first(const sluice_runs_t* runs, const int32_t* ends, double worst) {
+  sluice_runs_t greedy = *runs;
+  greedy.are_costs_free_of_caps = 1;
+  int32_t other_ends[STAGES], is_found;
+  double other_worst;
+  assert_int_equal(sluice_runs_divide(&greedy, sluice_process_allocator(), other_ends, &other_worst), SLUICE_OK);
+  assert_true(other_worst == worst);
+  if (worst < INFINITY) assert_memory_equal(other_ends, ends, (size_t)runs->num_stages * sizeof *ends);
+  const double cap = worst < INFINITY ? nextafter(worst, INFINITY) : 1e9;
+  assert_int_equal(sluice_runs_reach(runs, sluice_process_allocator(), worst, &is_found), SLUICE_OK);
+  assert_int_equal(is_found, 0);
+  assert_int_equal(sluice_runs_reach(runs, sluice_process_allocator(), cap, &is_found), SLUICE_OK);
+  assert_true(!is_found || worst < INFINITY);
+}
+
 static void Divide_AnyRow_IsTheBestOfAllDivisions(void** state) {
   (void)state;
   random_t random = {11};
@@ -82,6 +98,7 @@ static void Divide_AnyRow_IsTheBestOfAllDivisions(void** state) {
     double worst;
     assert_int_equal(sluice_runs_divide(&runs, sluice_process_allocator(), ends, &worst), SLUICE_OK);
     assert_true(worst == best_of_all(&row));
+    check_greedy_first(&runs, ends, worst);
     num_impossible += worst == INFINITY;
     if (worst == INFINITY) continue;
     double found = 0;

@@ -423,9 +423,8 @@ class MoeLayer:
         if work.experts is not None:
             work.experts.begin_backward(work.by_expert(needs))
             return []
-        if flat and not any(needs):
+        if not any(needs):
             return [_NOTHING] * len(flat)
-        # A rank without experts says what those that have some usually do: ranks must want the same.
         # Existing gradients to add to, or fresh memory: torch may keep that as `.grad` without a copy.
         grads = [self._empty(tensor) for tensor in flat] if work.sums is None else work.sums.into
         frame.grads.fill_all(grads, self._places, self._names)

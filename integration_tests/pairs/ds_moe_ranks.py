@@ -55,6 +55,7 @@ def _freeze(model: Any, what: str) -> None:
     frozen: list[Any] = {
         "trained": lambda: [],
         "fzsome": lambda: [p for layer in experts for p in layer[0].parameters()],
+        "fzrank": lambda: [p for layer in experts for e in layer for p in e.parameters() if dist.get_rank() == 0],
         "fzhalf": lambda: [next(expert.parameters()) for layer in experts for expert in layer],
         "fzlayer": lambda: [p for expert in experts[1] for p in expert.parameters()],
         "fzgate": lambda: [moe.deepspeed_moe.gate.wg.weight for moe in model.moes],

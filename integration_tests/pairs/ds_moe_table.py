@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pair_table import STOCK, Fault, Rule, Table
+from pair_table import NOBODY, STOCK, Fault, Rule, Table
 
 FACTORS = {
     "zero": ("zero0", "zero1", "zero2"),
@@ -16,7 +16,7 @@ FACTORS = {
     "clipping": ("unclipped", "clip"),
     "accumulation": ("onestep", "twosteps"),
     "checkpointing": ("norepeat", "reentrant", "nonreentrant", "hostrepeats"),
-    "frozen": ("trained", "fzsome", "fzhalf", "fzlayer", "fzgate", "fzdense"),
+    "frozen": ("trained", "fzsome", "fzrank", "fzhalf", "fzlayer", "fzgate", "fzdense"),
     "moves": ("still", "byhand", "placed"),
     "optimizer": ("torchadam", "keyadam", "offload", "suboptim"),
     "saving": ("unsaved", "saved"),
@@ -47,7 +47,9 @@ RULES = (
     ),
     Rule({"budget": "nofit"}, "OVER_BUDGET: layer 0: no plan fits the memory budget of 65536 bytes"),
     Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # it forgets autocast
-    Rule({"frozen": "fzsome", "moves": "byhand"}, "It stays with the place: let such experts stay"),
+    Rule({"frozen": ("fzsome", "fzrank"), "moves": "byhand"}, "It stays with the place: let such experts stay"),
+    Rule({"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, and ZeRO needs a trainable"),
+    Rule({"frozen": "fzrank", "ep": ("ep1", "ep1and2")}, "copies of one expert, trained on one rank alone", by=NOBODY),
     Rule(
         {"moves": ("byhand", "placed"), "optimizer": "keyadam", "zero": "zero0", "dtype": "bf16"},
         "experts cannot move under FP16_Optimizer",

@@ -35,6 +35,7 @@ def _freeze(row: dict[str, str], model: Any) -> None:
         "trained": lambda: [],
         "fzlayer": lambda: list(layers[-1].experts.parameters()),
         "fzhalf": lambda: [p for layer in layers for n, p in layer.experts.named_parameters() if "fc1" in n],
+        "fzrank": lambda: [p for layer in layers for p in layer.experts.parameters() if dist.get_rank() == 0],
         "fzrouter": lambda: [layer.router.weight for layer in layers],
         "fzdense": lambda: list(model.embedding.parameters()),
     }[row["frozen"]]()

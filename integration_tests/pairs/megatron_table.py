@@ -16,7 +16,7 @@ FACTORS = {
     "ddp": ("ddp", "overlapped", "distributed"),
     "clipping": ("clip", "unclipped"),
     "micro": ("m2", "m1"),
-    "frozen": ("trained", "fzlayer", "fzhalf", "fzrouter", "fzdense"),
+    "frozen": ("trained", "fzlayer", "fzhalf", "fzrank", "fzrouter", "fzdense"),
     "moves": ("still", "byhand"),
     "saving": ("unsaved", "saved"),
     "chunks": ("nauto", "n1", "n3"),
@@ -36,7 +36,9 @@ RULES = (
     Rule({"experts": "biased", "ep": "ep1"}, "is a view and is being modified inplace", by=STOCK),
     Rule({"ddp": "distributed", "moves": "byhand"}, "experts cannot move under DistributedOptimizer"),
     # A checkpoint joins the layers, and the optimizer has no state of one: "Invalid access pattern" on rank 0 alone.
-    Rule({"frozen": "fzlayer", "saving": "saved"}, "stock fails on one rank, and the other waits", by=NOBODY),
+    Rule({"frozen": ("fzlayer", "fzrank"), "saving": "saved"}, "stock fails on one rank, the other waits", by=NOBODY),
+    Rule({"frozen": "fzrank", "ep": "ep1"}, "copies of one expert, of which stock waits for one's gradient", by=NOBODY),
+    Rule({"frozen": "fzrank", "moves": "byhand"}, "It stays with the place: let such experts stay"),
 )
 
 

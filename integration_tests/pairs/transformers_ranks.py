@@ -48,10 +48,11 @@ def _freeze(row: dict[str, str], model: Any) -> None:
         "trained": lambda: [],
         "fzlayer": lambda: list(experts[-1].parameters()),
         "fzhalf": lambda: [next(module.parameters()) for module in experts],
+        "fzrank": lambda: [p for module in experts for p in module.parameters() if dist.get_rank() == 0],
         "fzrouter": lambda: [p for module in routers for p in module.parameters()],
         "fzdense": lambda: [model.model.embed_tokens.weight, model.lm_head.weight],
     }[row["frozen"]]()
-    assert frozen or row["frozen"] == "trained"
+    assert frozen or row["frozen"] in ("trained", "fzrank")
     for parameter in frozen:
         parameter.requires_grad_(False)
 
@@ -88,7 +89,8 @@ def _step(row: dict[str, str], model: Any, optimizer: Any, number: int, run: Run
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         run.losses.append(float(loss.detach()))
-    grads = [_whole(p.grad).double() for p in model.parameters() if p.grad is not None]
+    # Of all parameters: every rank has a part of each, frozen or not.
+    grads = [_whole(torch.zeros_like(p) if p.grad is None else p.grad).double() for p in model.parameters()]
     norm = sum(float(grad.square().sum()) for grad in grads) ** 0.5
     run.norms.append(norm)
     if row["clipping"] == "clip":  # by one norm for all ranks; each parameter by itself, as DTensors of two meshes

@@ -13,7 +13,7 @@ FACTORS = {
     "dtype": ("f32", "bf16", "autocast"),
     "checkpointing": ("norepeat", "reentrant", "nonreentrant"),
     "accumulation": ("onestep", "twosteps"),
-    "frozen": ("trained", "fzlayer", "fzhalf", "fzrouter", "fzdense"),
+    "frozen": ("trained", "fzlayer", "fzhalf", "fzrank", "fzrouter", "fzdense"),
     "moves": ("still", "byhand", "beside"),
     "optimizer": ("torchadam", "suboptim"),
     "clipping": ("unclipped", "clip"),
@@ -35,6 +35,7 @@ RULES = (
         {"experts": ("grouped_mm", "eager"), "policy": ("S1", "S2"), "unsupported": "error"},
         "cannot be done with experts that run as the host's modules",
     ),
+    Rule({"frozen": "fzrank", "moves": ("byhand", "beside")}, "It stays with the place: let such experts stay"),
 )
 
 

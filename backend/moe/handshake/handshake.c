@@ -139,24 +139,34 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
 
 #define COLLECTIVE "A MoE layer is a collective call of all its ranks, in evaluation too"
 
+static int32_t wgrad_of(const header_t* h) { return h->wishes >> SLUICE_WISH_WGRAD; }
+
+/* Whether the ranks can run one call for both wishes: weight gradients are each rank's own affair, when they come is
+ * not. */
+static int wishes_differ(const header_t* own, const header_t* peer) {
+  if (own->direction != SLUICE_BACKWARD) return peer->wishes != own->wishes;
+  return (peer->wishes & 1) != (own->wishes & 1) ||
+         (wgrad_of(peer) == SLUICE_WGRAD_CALL_LATER) != (wgrad_of(own) == SLUICE_WGRAD_CALL_LATER);
+}
+
 /* Ranks in one call that want different things of it. */
 static int describe_wishes(const header_t* own, const header_t* peer, int32_t rank, int32_t peer_rank, char* text,
                            size_t text_bytes) {
   if (own->direction == SLUICE_FORWARD) {
     const int32_t without = own->wishes == 0 ? rank : peer_rank;
     return snprintf(text, text_bytes,
-                    "layer %d: rank %d runs a forward without a backward (needs_backward 0: evaluation, no_grad, or "
-                    "activation checkpointing) and rank %d one with a backward. " COLLECTIVE
+                    "layer %d: rank %d runs a forward without a backward (needs_backward 0: evaluation, no_grad, "
+                    "activation checkpointing, or nothing there that is trained) and rank %d one with a backward. " COLLECTIVE
                     ": let all of them run the same forwards",
                     own->layer_id, without, without == rank ? peer_rank : rank);
   }
   static const char* const weights[] = {"none", "now", "later"};
-  return snprintf(text, text_bytes,
-                  "layer %d: the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: "
-                  "input gradients %s, weight gradients %s: let all ranks ask for the same parts, and for gradients of "
-                  "parameters on all ranks or on none",
-                  own->layer_id, peer_rank, peer->wishes & 1 ? "yes" : "no", weights[(peer->wishes >> 1) % 3], rank,
-                  own->wishes & 1 ? "yes" : "no", weights[(own->wishes >> 1) % 3]);
+  return snprintf(
+      text, text_bytes,
+      "layer %d: the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: "
+      "input gradients %s, weight gradients %s: let all ranks ask for the same parts",
+      own->layer_id, peer_rank, peer->wishes & 1 ? "yes" : "no", weights[wgrad_of(peer) % 3], rank,
+      own->wishes & 1 ? "yes" : "no", weights[wgrad_of(own) % 3]);
 }
 
 static const char* dtype_word(int64_t dtype) { return sluice_dtype_name((int32_t)dtype); }
@@ -178,7 +188,7 @@ static int describe_mismatch(const header_t* own, const header_t* peer, int32_t 
         peer_rank, (unsigned long long)peer->call_number, peer->layer_id, direction_name(peer->direction), rank,
         (unsigned long long)own->call_number, own->layer_id, direction_name(own->direction));
   }
-  if (peer->wishes != own->wishes) return describe_wishes(own, peer, rank, peer_rank, text, text_bytes);
+  if (wishes_differ(own, peer)) return describe_wishes(own, peer, rank, peer_rank, text, text_bytes);
 #define DIFFERS(field, label)                                                                                    \
   if ((int64_t)peer->field != (int64_t)own->field)                                                               \
   return snprintf(text, text_bytes, "layer %d: %s is %lld on rank %d and %lld on rank %d", own->layer_id, label, \
@@ -373,6 +383,7 @@ static void learn(const char* received, int32_t world_size, int32_t rank, sluice
     if (peer->held_bytes > out->held_bytes) out->held_bytes = peer->held_bytes;
     if (peer->held_pool_bytes > out->held_pool_bytes) out->held_pool_bytes = peer->held_pool_bytes;
     out->like &= peer->like;
+    out->wants_wgrad |= wgrad_of(peer) != SLUICE_WGRAD_CALL_NONE;
     out->is_alike &= peer->comm_hash == header_of(received, rank)->comm_hash;
   }
 }
@@ -432,6 +443,7 @@ sluice_handshake_t sluice_handshake_alone(const sluice_proposal_t* proposal) {
       .held_pool_bytes = proposal->held_pool_bytes,
       .like = proposal->like,
       .num_chunks = proposal->num_chunks,
+      .wants_wgrad = proposal->wishes >> SLUICE_WISH_WGRAD != SLUICE_WGRAD_CALL_NONE,
       .is_alike = 1,
   };
 }

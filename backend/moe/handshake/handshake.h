@@ -14,6 +14,8 @@
  * it by is_alike: only they can say in which entry. */
 enum { SLUICE_REPLACE_EXPERTS = 2 };
 
+enum { SLUICE_WISH_WGRAD = 1 };
+
 typedef struct sluice_proposal_s {
   int32_t direction; /* SLUICE_FORWARD, SLUICE_BACKWARD, SLUICE_REPLACE_EXPERTS */
   int32_t repeats;   /* a forward that is run again, where n or the plan is open: of which is found by all ranks */
@@ -22,7 +24,7 @@ typedef struct sluice_proposal_s {
   int32_t num_chunks;
   uint64_t comm_hash;
   /* What of it the message about a difference can name. Forward: whether a backward follows. Backward: bit 0: input
-   * gradients; above it SLUICE_WEIGHTS_*. */
+   * gradients; from SLUICE_WISH_WGRAD on SLUICE_WGRAD_CALL_*, where _NONE and _NOW go together: `wants_wgrad`. */
   int32_t wishes;
   int64_t num_tokens;
   uint64_t base_bytes;      /* under a budget: what this rank has allocated besides the plan's own */
@@ -45,7 +47,8 @@ typedef struct sluice_handshake_s {
   sluice_pass_choice_t sized;
   int32_t num_chunks;   /* that either then has */
   int32_t is_uncounted; /* some rank had bound another number of them: all bind that many and exchange counts */
-  int32_t is_alike;     /* the comm_hash of all ranks is the same; else they fail, but for placements */
+  int32_t wants_wgrad; /* of a backward: some rank wants weight gradients, now or later */
+  int32_t is_alike;      /* the comm_hash of all ranks is the same; else they fail, but for placements */
 } sluice_handshake_t;
 
 /* What a rank knows without a header: its own. */

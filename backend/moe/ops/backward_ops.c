@@ -38,7 +38,7 @@ static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_unit_t unit = sluice_layer_unit(c);
-  int wanted = pass->schedule->spec.wgrad != SLUICE_WGRAD_CALL_NONE;
+  int wanted = pass->schedule->spec.wgrad == SLUICE_WGRAD_CALL_LATER || pass->grad_params != NULL;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);

@@ -175,6 +175,7 @@ static sluice_status_t add_at_once(batch_t* batch, int32_t e) {
 }
 
 sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  if (pass->grad_params == NULL) return SLUICE_OK; /* other ranks want some */
   int32_t n = pass->binding.num_chunks;
   int joined = op->chunk < 0 && sluice_weight_rows_are_joined(pass), last = op->chunk < 0 || op->chunk == n - 1;
   const sluice_slots_t* slot = &pass->slots[SLUICE_T_DW];

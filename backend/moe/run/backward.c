@@ -8,18 +8,19 @@
 #include "backend/moe/run/mode.h"
 #include "backend/moe/run/run_pass.h"
 
-static int32_t wgrad_of(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args) {
+/* What this rank wants. Others may want weight gradients where it wants none (frozen experts). */
+static int32_t wanted_wgrad(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args) {
   if (!(args->parts & SLUICE_BACKWARD_WGRAD)) return SLUICE_WGRAD_CALL_LATER;
   const int is_wanted = args->grad_params != NULL || moe->shape.config.callback_experts;
   return is_wanted ? SLUICE_WGRAD_CALL_NOW : SLUICE_WGRAD_CALL_NONE;
 }
 
 static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_step_t* step,
-                                      const sluice_moe_backward_args_t* args) {
+                                      const sluice_moe_backward_args_t* args, int32_t wgrad) {
   const sluice_moe_t* moe = pass->moe;
   sluice_template_spec_t spec = sluice_run_spec(pass, SLUICE_BACKWARD, 0);
   spec.dgrad = (args->parts & SLUICE_BACKWARD_DGRAD) != 0;
-  spec.wgrad = wgrad_of(moe, args);
+  spec.wgrad = wgrad;
   spec.wgrad_mode = moe->mode->wgrad_mode(moe, &pass->binding);
   spec.reuse_saved = step->state == SLUICE_STEP_DGRAD_DONE
                          ? step->reuses_saved
@@ -35,7 +36,11 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
                                     step->saved_bytes[SLUICE_SAVED_META], step->saved[SLUICE_SAVED_INPUT],
                                     &pass->binding));
   sluice_run_take_travel(pass);
-  const sluice_template_spec_t spec = spec_of(pass, step, args);
+  /* Exchanges of a pass with weight gradients have another order, so ranks compare that one, and a rank that wants none
+   * runs it for the others. */
+  int32_t wgrad = wanted_wgrad(moe, args);
+  if (moe->context->world_size > 1 && wgrad == SLUICE_WGRAD_CALL_NONE) wgrad = SLUICE_WGRAD_CALL_NOW;
+  const sluice_template_spec_t spec = spec_of(pass, step, args, wgrad);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
   SLUICE_TRY(moe->mode->check_capture(pass));
   step->is_captured |= pass->captured != 0;
@@ -47,6 +52,13 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
         moe->shape.config.layer_id, (long long)args->grad_out->shape[0], (long long)pass->binding.num_tokens);
   }
   return SLUICE_OK;
+}
+
+/* Where no rank wants weight gradients, a pass that holds fewer rows. */
+static sluice_status_t leave_wgrad_out(sluice_pass_t* pass, const sluice_step_t* step,
+                                         const sluice_moe_backward_args_t* args) {
+  const sluice_template_spec_t spec = spec_of(pass, step, args, SLUICE_WGRAD_CALL_NONE);
+  return sluice_engine_template(pass->context, &spec, &pass->schedule);
 }
 
 /* Gradient rows that outlive this call belong to the step. */
@@ -71,6 +83,7 @@ static void advise_outputs(const sluice_pass_t* pass, int32_t num_local, sluice_
 static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   void* given[SLUICE_T_COUNT] = {NULL};
   sluice_binding_starts(&pass->host);
+  if (pass->leaves_wgrad_out) SLUICE_TRY(leave_wgrad_out(pass, step, args));
   sluice_step_give_saved(step, &pass->binding, given);
   pass->grad_params = args->grad_params;
   SLUICE_TRY(sluice_pass_measure(pass));
@@ -116,14 +129,15 @@ static void advance(sluice_step_t* step, int32_t parts) {
   sluice_replay_end(&step->moe->replay);
 }
 
-static int32_t wishes_of(const sluice_template_spec_t* spec) { return (spec->dgrad != 0) | spec->wgrad << 1; }
-
-static sluice_status_t agree(sluice_pass_t* pass, sluice_status_t refusal, const char* text) {
+static sluice_status_t agree(sluice_pass_t* pass, const sluice_moe_backward_args_t* args, sluice_status_t refusal,
+                             const char* text) {
   const sluice_proposal_t proposal = {
       .direction = SLUICE_BACKWARD,
       .num_chunks = refusal == SLUICE_OK ? pass->binding.num_chunks : 0,
       .comm_hash = refusal == SLUICE_OK ? sluice_pass_comm_hash(pass) : 0,
-      .wishes = refusal == SLUICE_OK ? wishes_of(&pass->schedule->spec) : 0,
+      .wishes = refusal == SLUICE_OK
+                    ? (args->parts & SLUICE_BACKWARD_DGRAD) | wanted_wgrad(pass->moe, args) << SLUICE_WISH_WGRAD
+                    : 0,
       .num_tokens = refusal == SLUICE_OK ? pass->binding.num_tokens : 0,
       .local_status = refusal,
       .local_message = text,
@@ -132,6 +146,7 @@ static sluice_status_t agree(sluice_pass_t* pass, sluice_status_t refusal, const
   SLUICE_TRY(pass->moe->mode->agree(pass, &proposal, &handshake));
   pass->agreed_ns = handshake.agreed_ns;
   pass->header_ns = handshake.header_ns;
+  pass->leaves_wgrad_out = !handshake.wants_wgrad;
   return SLUICE_OK;
 }
 
@@ -147,7 +162,7 @@ static sluice_status_t open_collective(sluice_pass_t* pass, sluice_step_t* step,
   if (status == SLUICE_OK) status = bind_alone(pass, step, args);
   sluice_binding_stops(&pass->host);
   if (refusal == SLUICE_OK && status != SLUICE_OK) status = sluice_take_refusal(context, status, text, sizeof text);
-  return agree(pass, status, text);
+  return agree(pass, args, status, text);
 }
 
 /* wgrad alone: there is nobody to ask. */

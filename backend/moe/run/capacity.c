@@ -83,10 +83,12 @@ sluice_status_t sluice_capacity_agree(sluice_pass_t* pass, const sluice_proposal
   const int is_known = refuses || pass->schedule != NULL; /* else a plan is still to come */
   if (is_known && sluice_capacity_is_agreed(pass->moe, refuses ? NULL : pass->schedule)) {
     *out_handshake = sluice_handshake_alone(proposal);
+    out_handshake->wants_wgrad = 1; /* calls without a header: some rank may, and nobody would be told */
     if (!refuses && pass->context->comm != NULL) ++pass->context->comm->call_number;
     return proposal->local_status;
   }
   SLUICE_TRY(sluice_handshake(pass->moe, proposal, NULL, out_handshake));
+  out_handshake->wants_wgrad = 1;
   if (pass->schedule != NULL) sluice_capacity_note_agreed(pass);
   return SLUICE_OK;
 }

@@ -362,8 +362,8 @@ typedef struct sluice_moe_backward_args_s {
   const sluice_tensor_t* grad_tokens;         /* [T, M] written, or NULL: not wanted (then NULL on all ranks) */
   const sluice_tensor_t* grad_route_weights;  /* [T, K] f32, any strides without overlap, written (0 for dropped
                                                  routes), or NULL */
-  const sluice_expert_tensors_t* grad_params; /* dtype of the layer or f32, or NULL: not wanted, then on all ranks,
-                                                 those without experts among them; so is a NULL member */
+  const sluice_expert_tensors_t* grad_params; /* dtype of the layer or f32, or NULL: not wanted, so is a NULL member;
+                                                 other ranks may want some, whatever this one does */
   int32_t grad_mode;                          /* SLUICE_GRAD_*, for grad_params */
   int32_t parts;                              /* SLUICE_BACKWARD_*; WGRAD alone follows DGRAD alone, without grad_out */
   sluice_expert_ready_fn_t expert_ready;      /* may be NULL */

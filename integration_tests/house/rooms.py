@@ -1,7 +1,7 @@
 """What the BUILD file of a room (a package of backend with a library) says of itself, and whether that is true.
 
 It begins with a comment: what the room is, then `May use: base, comm/host.`, rooms of backend by their folders there
-(`nothing of backend`), or `Tests only: ...`. Each of its libraries states who may see it.
+(`nothing of backend`), or `Tests only: ...`.
 """
 
 import os
@@ -11,8 +11,7 @@ import layering
 
 COMMENT = re.compile(r"\A(?:#.*\n)+")
 MAY_USE = re.compile(r"May use: ([^.]+)\.")
-LIBRARY = re.compile(r"^(?P<indent> *)(?:sluice_)?cc_library\(\n(?P<body>.*?)^(?P=indent)\)", re.MULTILINE | re.DOTALL)
-NAME = re.compile(r"name = (.+?),\n")
+LIBRARY = re.compile(r"^ *(sluice_)?cc_(library|folder)\(", re.MULTILINE)
 
 
 def build_files(root):
@@ -54,9 +53,6 @@ def violations(texts, edges):
             found.append(
                 f"{package}/BUILD: begin with a comment that says what the room is, then `May use: base, ...`."
             )
-        for library in LIBRARY.finditer(text):
-            if "visibility = " not in library["body"]:
-                found.append(f"{package}/BUILD: state who may see {NAME.search(library['body']).group(1)}")
     for edge in sorted(set(edges)):
         source, target = _room(edge.source, texts), _room(edge.target, texts)
         rooms = allowed.get(source)

@@ -19,7 +19,7 @@ def rooms() -> set[str]:
     """Packages with tests or fuzz targets."""
     command = ["git", "ls-files", "--", "*BUILD"]
     files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    macro = re.compile(r"^ *sluice_(cc_test|fuzz_target)\(", re.MULTILINE)
+    macro = re.compile(r"^ *sluice_(cc_tests?|fuzz_target)\(", re.MULTILINE)
     return {"//" + str(Path(path).parent) for path in files if macro.search((ROOT / path).read_text())}
 
 

@@ -1,6 +1,6 @@
 """Build macros of Sluice: one place for the compiler's flags and the shape of a C test.
 
-    load("//third_party/bazel:sluice.bzl", "sluice_cc_library", "sluice_cc_test", "sluice_fuzz_target")
+    load("//third_party/bazel:sluice.bzl", "sluice_cc_folder", "sluice_cc_library", "sluice_cc_tests")
 
 Includes are written from the workspace root: `#include "backend/base/status.h"`.
 """
@@ -57,26 +57,51 @@ def _copts(srcs):
 _TIMEOUTS = {"small": "moderate", "medium": "long", "large": "eternal"}
 
 
-def sluice_cc_library(name, srcs = [], hdrs = [], deps = [], copts = [], linkopts = [], visibility = None, **kwargs):
-    """A static C library with the house flags; headers without sources are fine."""
+def _own(name, suffix):
+    """The file of this name in the package or in its folder test, as a list."""
+    return native.glob([name + suffix, "test/" + name + suffix])
+
+
+def sluice_cc_library(name, srcs = None, hdrs = None, copts = [], linkopts = [], visibility = None, **kwargs):
+    """A static C library with the house flags, seen by its own package unless it says otherwise.
+
+    Without srcs and hdrs it is NAME.c and NAME.h, here or in the folder test; where there is no NAME.c, it groups its
+    deps. Headers without sources are fine.
+    """
+    if srcs == None and hdrs == None:
+        srcs = _own(name, ".c")
+        hdrs = _own(name, ".h") if srcs else []
     native.cc_library(
         name = name,
-        srcs = srcs,
-        hdrs = hdrs,
-        copts = _copts(srcs) + copts,
+        srcs = srcs or [],
+        hdrs = hdrs or [],
+        copts = _copts(srcs or []) + copts,
         linkopts = SLUICE_LINKOPTS + linkopts,
         linkstatic = 1,
-        visibility = visibility,
-        deps = deps,
+        visibility = visibility or ["//visibility:private"],
         **kwargs,
     )
 
 
-def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "small", timeout = None, cmocka = True, **kwargs):
+def sluice_cc_folder(name, private = [], exclude = [], **kwargs):
+    """The library of all sources and headers of a folder; nobody else includes the headers in `private`."""
+    sluice_cc_library(
+        name = name,
+        srcs = native.glob(["*.c"], exclude = exclude) + private,
+        hdrs = native.glob(["*.h"], exclude = private + exclude),
+        **kwargs,
+    )
+
+
+def sluice_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size = "small", cmocka = True, **kwargs):
     """A cmocka test with a deadline: small 300 s, medium 900 s, large an hour. `cmocka = False` is for plain programs.
 
-    Results stay text in the test's log: with cmocka's XML a failure, or the case that hung, would not show there.
+    Without srcs it is NAME.c, here or in the folder test. Results stay text in the test's log: with cmocka's XML a
+    failure, or the case that hung, would not show there.
     """
+    srcs = _own(name, ".c") if srcs == None else srcs
+    if not srcs:
+        fail("//%s has no %s.c, neither in the package nor in its folder test" % (native.package_name(), name))
     cxx = _copts(srcs) == SLUICE_COPTS
     native.cc_test(
         name = name,
@@ -85,14 +110,21 @@ def sluice_cc_test(name, srcs, deps = [], copts = [], linkopts = [], size = "sma
         linkopts = SLUICE_LINKOPTS + linkopts + (["-lcmocka"] if cmocka else []) + ["-lm"],
         linkstatic = 1,
         size = size,
-        timeout = timeout or _TIMEOUTS[size],
+        timeout = _TIMEOUTS[size],
         deps = deps + ([] if cxx else ["//third_party/bazel:skip"]),
         **kwargs,
     )
 
 
+def sluice_cc_tests(small = {}, medium = {}, large = {}, deps = []):
+    """The plain tests of a package by size, `{name: what it needs besides deps}`; see sluice_cc_test."""
+    for size, tests in {"small": small, "medium": medium, "large": large}.items():
+        for name, own in tests.items():
+            sluice_cc_test(name = name, size = size, deps = deps + own)
+
+
 def sluice_fuzz_target(name, srcs, deps = [], linkopts = []):
-    """One LLVMFuzzerTestOneInput as two programs, with the corpus in the folder corpus/NAME beside it.
+    """One LLVMFuzzerTestOneInput as two programs, with the corpus in the folder corpus/NAME next to it.
 
     NAME_fuzz is clang's libFuzzer and is built by --config=fuzz alone: see third_party/fuzz/run.py. NAME_corpus_test
     gives it every file of the corpus, and all that such a file begins with, and is a test like others.

@@ -48,7 +48,9 @@ RULES = (
     Rule({"budget": "nofit"}, "OVER_BUDGET: layer 0: no plan fits the memory budget of 65536 bytes"),
     Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # it forgets autocast
     Rule({"frozen": ("fzsome", "fzrank"), "moves": "byhand"}, "It stays with the place: let such experts stay"),
-    Rule({"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, and ZeRO needs a trainable"),
+    Rule(
+        {"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, and ZeRO needs a trainable"
+    ),
     Rule({"frozen": "fzrank", "ep": ("ep1", "ep1and2")}, "copies of one expert, trained on one rank alone", by=NOBODY),
     Rule(
         {"moves": ("byhand", "placed"), "optimizer": "keyadam", "zero": "zero0", "dtype": "bf16"},

@@ -154,19 +154,19 @@ static int describe_wishes(const header_t* own, const header_t* peer, int32_t ra
                            size_t text_bytes) {
   if (own->direction == SLUICE_FORWARD) {
     const int32_t without = own->wishes == 0 ? rank : peer_rank;
-    return snprintf(text, text_bytes,
-                    "layer %d: rank %d runs a forward without a backward (needs_backward 0: evaluation, no_grad, "
-                    "activation checkpointing, or nothing there that is trained) and rank %d one with a backward. " COLLECTIVE
-                    ": let all of them run the same forwards",
-                    own->layer_id, without, without == rank ? peer_rank : rank);
+    return snprintf(
+        text, text_bytes,
+        "layer %d: rank %d runs a forward without a backward (needs_backward 0: evaluation, no_grad, "
+        "activation checkpointing, or nothing there that is trained) and rank %d one with a backward. " COLLECTIVE
+        ": let all of them run the same forwards",
+        own->layer_id, without, without == rank ? peer_rank : rank);
   }
   static const char* const weights[] = {"none", "now", "later"};
-  return snprintf(
-      text, text_bytes,
-      "layer %d: the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: "
-      "input gradients %s, weight gradients %s: let all ranks ask for the same parts",
-      own->layer_id, peer_rank, peer->wishes & 1 ? "yes" : "no", weights[wgrad_of(peer) % 3], rank,
-      own->wishes & 1 ? "yes" : "no", weights[wgrad_of(own) % 3]);
+  return snprintf(text, text_bytes,
+                  "layer %d: the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: "
+                  "input gradients %s, weight gradients %s: let all ranks ask for the same parts",
+                  own->layer_id, peer_rank, peer->wishes & 1 ? "yes" : "no", weights[wgrad_of(peer) % 3], rank,
+                  own->wishes & 1 ? "yes" : "no", weights[wgrad_of(own) % 3]);
 }
 
 static const char* dtype_word(int64_t dtype) { return sluice_dtype_name((int32_t)dtype); }

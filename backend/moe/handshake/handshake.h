@@ -47,8 +47,8 @@ typedef struct sluice_handshake_s {
   sluice_pass_choice_t sized;
   int32_t num_chunks;   /* that either then has */
   int32_t is_uncounted; /* some rank had bound another number of them: all bind that many and exchange counts */
-  int32_t wants_wgrad; /* of a backward: some rank wants weight gradients, now or later */
-  int32_t is_alike;      /* the comm_hash of all ranks is the same; else they fail, but for placements */
+  int32_t wants_wgrad;  /* of a backward: some rank wants weight gradients, now or later */
+  int32_t is_alike;     /* the comm_hash of all ranks is the same; else they fail, but for placements */
 } sluice_handshake_t;
 
 /* What a rank knows without a header: its own. */

@@ -93,7 +93,7 @@ typedef struct sluice_pass_s {
   sluice_slot_poisoner_t* poisoner; /* slot_poisoner.h; NULL: slots are not poisoned */
   uint64_t agreed_ns;               /* when the header's exchange had ended */
   uint64_t header_ns;               /* that it took */
-  int32_t leaves_wgrad_out;       /* backward: no rank wants gradients of weights */
+  int32_t leaves_wgrad_out;         /* backward: no rank wants gradients of weights */
 } sluice_pass_t;
 
 /* Sizes of all tensors, from template and binding: pass->slots[tensor].bytes. Before the slots themselves exist. */

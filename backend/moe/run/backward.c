@@ -56,7 +56,7 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
 
 /* Where no rank wants weight gradients, a pass that holds fewer rows. */
 static sluice_status_t leave_wgrad_out(sluice_pass_t* pass, const sluice_step_t* step,
-                                         const sluice_moe_backward_args_t* args) {
+                                       const sluice_moe_backward_args_t* args) {
   const sluice_template_spec_t spec = spec_of(pass, step, args, SLUICE_WGRAD_CALL_NONE);
   return sluice_engine_template(pass->context, &spec, &pass->schedule);
 }

@@ -96,7 +96,8 @@ static void frozen_run(part_t* me) {
   const int64_t frozen_bytes = atomic_load(&me->rig.heap.live_bytes);
   step_with(me, 0, &rows, &trained);
   /* Where no rank wants weight gradients, rows are not kept for them. */
-  const int keeps_rows = scene->num_chunks == 4 && scene->wgrad_mode == LATE && !scene->planned && scene->capacity_rows == 0;
+  const int keeps_rows =
+      scene->num_chunks == 4 && scene->wgrad_mode == LATE && !scene->planned && scene->capacity_rows == 0;
   EXPECT(!keeps_rows || atomic_load(&me->rig.heap.live_bytes) > frozen_bytes);
   EXPECT(scene->callback || trained != untouched);
   /* The first again at the end: whoever was frozen is trained. */

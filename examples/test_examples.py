@@ -250,3 +250,11 @@ def test_TransformersTrainer_OneConfigValue_LearnsAsStockDoes(tmp_path):
     found, wanted = (losses(text) for text in texts)
     assert len(found) == 3 and found[-1] < 0.9 * found[0]
     assert found == pytest.approx(wanted, rel=2e-3)
+
+
+def test_FirstExampleOfTheReadme_RunsOnSluice():
+    pytest.importorskip("transformers")
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        example = re.search(r"```python\n(.*?)```", file.read(), re.DOTALL)[1]
+    assert len(example.splitlines()) <= 10
+    assert run([sys.executable, "-c", example]).rstrip().endswith(" sluice")

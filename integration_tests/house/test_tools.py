@@ -176,3 +176,17 @@ def test_BazelFormat_WrittenOtherwise_IsRefusedAndFixed(root, tmp_path, before, 
     subprocess.run([*command, "--fix", path], capture_output=True)
     assert path.read_text() == (after or before)
     assert subprocess.run([*command, path], capture_output=True).returncode == 0
+
+
+def test_CompileCommands_OfEachSource_CompileIt(root):
+    sys.path.append(os.path.join(root, "third_party", "bazel"))
+    import compile_commands
+
+    actions = [
+        {"arguments": ["gcc", "-MD", "-MF", "gone/b.d", "-c", "b.c", "-o", "gone/b.o"]},
+        {"arguments": ["gcc", "-fPIC", "-c", "a.c", "-o", "gone/a.o"]},
+        {"arguments": ["gcc", "-c", "a.c", "-o", "other/a.o"]},
+    ]
+    listed = compile_commands.commands(actions)
+    assert [entry["file"] for entry in listed] == ["a.c", "b.c"]
+    assert "-fPIC" in listed[0]["arguments"] and listed[1]["arguments"] == ["gcc", "-c", "b.c", "-o", "gone/b.o"]

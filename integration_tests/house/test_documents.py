@@ -1,7 +1,6 @@
 """What users read names everything that they can call, set and write, and its links lead somewhere."""
 
 import ast
-import itertools
 import os
 import re
 import subprocess
@@ -170,11 +169,6 @@ def test_Links_OfEveryPage_LeadSomewhere(page):
     assert dead_links(page, text(page)) == []
 
 
-def test_DeadLink_IsFound():
-    words = "[a](style.md) [b](gone.md) [c](style.md#gone) [d](style.md#style) [e](#gone) [f](https://x.org/gone)"
-    assert dead_links("docs/style.md", words) == ["gone.md", "style.md#gone", "#gone"]
-
-
 # Where the first folder of a path may lie; pages leave these out.
 BASES = ("", "backend", "capi/include", "adapters", "integration_tests", "docs")
 
@@ -192,11 +186,6 @@ def absent_paths(words):
 @pytest.mark.parametrize("page", PAGES)
 def test_Paths_InBackticks_Exist(page):
     assert absent_paths(text(page)) == []
-
-
-def test_AbsentPath_IsFound():
-    words = "`moe/routing` `moe/gone.c` `sluice/moe.h` `third_party/gone.sh` `capi/src/moe.c` `tc/tbf` `comm/yours/x.c`"
-    assert absent_paths(words) == ["moe/gone.c", "third_party/gone.sh"]
 
 
 def long_lines(words):
@@ -217,25 +206,6 @@ def written_pages():
 @pytest.mark.parametrize("page", written_pages())
 def test_Lines_OfEveryPage_HaveAtMost100Columns(page):
     assert long_lines(text(page)) == []
-
-
-def test_LongLine_IsFound():
-    link = "see [this](" + "x" * 100 + ")"
-    assert long_lines("\n".join(["x" * 101, "x" * 100, "| " + "x" * 100 + " |", link])) == ["x" * 101]
-
-
-def unsorted(page):
-    """Terms of the glossary that stand behind one that the alphabet puts later, in its tables from A to Z."""
-    found = []
-    for section in re.split(r"^## (?=[A-Z] to [A-Z]$)", page, flags=re.MULTILINE)[1:]:
-        terms = [term.lower() for term in re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)][1:]
-        found += [later for earlier, later in itertools.pairwise(terms) if later <= earlier]
-    return found
-
-
-def test_Glossary_IsSortedAndHasOneLineForEachTerm():
-    assert unsorted(text("docs", "glossary.md")) == []
-    assert unsorted("## A to C\n| term | m |\n|---|---|\n| b | x |\n| a | x |\n| a | x |\n") == ["a", "a"]
 
 
 def test_Glossary_HasEveryTensorAndPolicy():
@@ -292,5 +262,21 @@ def test_Documents_ThatSourcesName_AreInTheRepository():
     assert missing == {}
 
 
-def test_UnknownDocument_IsFound():
-    assert unknown_documents("/* see contracts.md section 3, and docs/tools.md */", {"tools.md"}) == ["contracts.md"]
+# Prose that other engineers in this field would not write: say after, with, against, again, separate. Lower the number
+# with each edit of prose; the aim is 600.
+ODD_WORDS = re.compile(r"\b(beside|behind|anew|unlike|alike|apart)\b", re.IGNORECASE)
+MOST_ODD_WORDS = 1750
+
+
+def test_Prose_OddWords_DoNotBecomeMore():
+    kinds = ("*.c", "*.h", "*.py", "*.md", "*.cu")
+    files = subprocess.run(["git", "ls-files", *kinds], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert sum(len(ODD_WORDS.findall(text(path))) for path in files.split()) <= MOST_ODD_WORDS
+
+
+def test_Checkers_OfPages_FindAFaultOfEachKind():
+    links = "[a](style.md) [b](gone.md) [c](style.md#gone) [d](style.md#style) [e](#gone) [f](https://x.org/gone)"
+    assert dead_links("docs/style.md", links) == ["gone.md", "style.md#gone", "#gone"]
+    assert absent_paths("`moe/routing` `moe/gone.c` `sluice/moe.h` `tc/tbf`") == ["moe/gone.c"]
+    assert long_lines("\n".join(["x" * 101, "x" * 100, "| " + "x" * 100])) == ["x" * 101]
+    assert unknown_documents("/* see contracts.md, and docs/tools.md */", {"tools.md"}) == ["contracts.md"]

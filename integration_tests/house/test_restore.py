@@ -1,11 +1,9 @@
 """Restore policies stand in the table of backend/model/restore.c and nowhere else: who needs one's name, number or cost
 asks it, Python by what the packaging reads from the library."""
 
-import os
 import re
 import subprocess
 
-import pytest
 from test_documents import ROOT, text
 
 ROW = re.compile(r'\[SLUICE_RESTORE_(\w+)\] = \{\.name = "(\w+)"')
@@ -70,46 +68,3 @@ def found():
 
 def test_Policies_AreNamedInTheTableAlone():
     assert found() == {path: policies for path, (policies, _) in ALLOWED.items()}
-
-
-@pytest.mark.parametrize(
-    ("source", "policies"),
-    [
-        ('POLICIES = ("keep", "offload")', ["keep", "offload"]),
-        ("words = {'recompute': 3}", ["recompute"]),
-        ('"must be \\"keep\\" or \\"by chunk\\""', ["keep"]),
-        ("if (policy == SLUICE_RESTORE_OFFLOAD) return 1;", ["OFFLOAD"]),
-        ("SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_BY_CHUNK, SLUICE_RESTORE_TEXT_BYTES", []),
-        ("sluice_restore_is_kept(keep) /* offload */", []),
-    ],
-)
-def test_PolicyOutsideOfTheTable_IsFound(source, policies):
-    assert named_in(source, names()) == policies
-
-
-def test_NewRow_IsLookedForToo():
-    row = '    [SLUICE_RESTORE_FAKE] = {.name = "fake", .word = "fake"},\n'
-    known = {name: kind for kind, name in ROW.findall(text(*TABLE.split("/")) + row)}
-    assert named_in('["fake"], SLUICE_RESTORE_FAKE', known) == ["FAKE", "fake"]
-
-
-def wrong_paths(page):
-    return [
-        path for path in re.findall(r"`([\w/.-]+/[\w.-]+\.\w+)`", page) if not os.path.exists(os.path.join(ROOT, path))
-    ]
-
-
-def test_Recipe_NamesFilesThatAreThere():
-    page = text("docs", "add-a-restore-policy.md")
-    assert wrong_paths(page) == [] and wrong_paths(page + " `backend/model/gone.c`") == ["backend/model/gone.c"]
-
-
-def test_Recipe_NamesEveryFileThatKnowsTheNumberOfPolicies():
-    """Tests and golden lists that hold all of today's policies, which a new row changes."""
-    page = text("docs", "add-a-restore-policy.md")
-    lists = r"known are (adaptive \(-1\), )?keep \(0\)|^CONSTANT\(SLUICE_RESTORE_KEEP|^SLUICE_RESTORE_KEEP = "
-    whole = re.compile(rf"{lists}|\b9 \* 2\b|\bSLUICE_NUM_RESTORES\);$", re.MULTILINE)
-    sources = tracked((".c", ".h", ".inc", ".txt"), "backend", "capi")
-    paths = [path for path in sources if whole.search(text(*path.split("/")))]
-    assert len(paths) >= 10
-    assert [path for path in paths if f"`{path}`" not in page] == []

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from sluice import errors
@@ -64,6 +65,8 @@ def test_Errors_EveryStatusOfTheHeader_HasItsClass():
 def test_Errors_OfABrokenCommunicator_AdviseTheHost():
     text = str(errors.from_status(-10, f"gone. This communicator is broken: {errors.COMM_REMEDY}. (tcp)"))
     assert text == f"PEER_LOST: gone. This communicator is broken: {errors.HOST_REMEDY}. (tcp)"
+    header = Path(__file__).parents[3] / "backend" / "comm" / "comm.h"
+    assert f'#define SLUICE_COMM_REMEDY "{errors.COMM_REMEDY}"' in header.read_text()
 
 
 def test_Errors_Pickled_KeepWhatTheySay():

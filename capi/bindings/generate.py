@@ -1,19 +1,19 @@
-"""Writes what other languages know of the C ABI, from its headers: one table, a template for each language.
+"""Writes the bindings of other languages from the headers of the C ABI: one table, a template for each language.
 
-    .venv/bin/python capi/bindings/generate.py [--check]
+    .venv/bin/python capi/bindings/generate.py --out FOLDER
 
---check  writes nothing, and fails where a file is not what it would write
+Makes cpp/sluice/sluice.hpp, fortran/sluice.f90, go/ and rust/sluice.rs below FOLDER. The archive, the Debian package and
+the build.sh of each example call it; the result is not committed.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
+INCLUDE = os.path.join(os.path.dirname(HERE), "include")
 sys.path.insert(0, HERE)
 import abi_table  # noqa: E402
 import in_cxx  # noqa: E402
@@ -26,33 +26,29 @@ GENERATED = "Written by capi/bindings/generate.py: do not edit."
 
 
 def files(include_dir: str) -> dict[str, str]:
-    """What each file should hold, by its path below the root."""
+    """The text of each file by its path below the folder."""
     table = abi_table.read(include_dir)
-    return {language.PATH: language.bindings(table, GENERATED) for language in LANGUAGES}
+    made = {language.PATH: language.bindings(table, GENERATED) for language in LANGUAGES}
+    made["go/go.mod"] = in_go.MODULE
+    return made
+
+
+def write(folder: str, include_dir: str = INCLUDE) -> list[str]:
+    """The paths of what it wrote, below the folder."""
+    made = files(include_dir)
+    for path, text in made.items():
+        full = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "w") as file:
+            file.write(text)
+    return sorted(made)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="say what is out of date, write nothing")
-    options = parser.parse_args()
-    stale = []
-    for path, text in files(os.path.join(ROOT, "capi", "include")).items():
-        full, before = os.path.join(ROOT, path), ""
-        if os.path.exists(full):
-            with open(full) as file:
-                before = file.read()
-        if before == text:
-            continue
-        stale.append(path)
-        if options.check:
-            changes = difflib.unified_diff(before.splitlines(), text.splitlines(), path, "generated", "", "", 0, "")
-            print("\n".join(list(changes)[:20]))
-        else:
-            with open(full, "w") as file:
-                file.write(text)
-    if options.check and stale:
-        sys.exit(f"generate: {', '.join(stale)}: run .venv/bin/python capi/bindings/generate.py")
-    print("\n".join(f"wrote {path}" for path in stale) or "all bindings are those of the headers")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="where they are written")
+    folder = parser.parse_args().out
+    print("\n".join(f"wrote {os.path.join(folder, path)}" for path in write(folder)))
 
 
 if __name__ == "__main__":

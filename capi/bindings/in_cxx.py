@@ -5,7 +5,7 @@ from __future__ import annotations
 from abi_table import Model
 from in_rust import camel
 
-PATH = "capi/include/sluice/sluice.hpp"
+PATH = "cpp/sluice/sluice.hpp"
 HEAD = """\
 /* Owners of the handles, defaults of the structs and errors as exceptions.
  * {generated}

@@ -10,7 +10,7 @@ import textwrap
 
 from abi_table import Function, Model, Named, Struct, Type
 
-PATH = "capi/bindings/fortran/sluice.f90"
+PATH = "fortran/sluice.f90"
 SCALARS = {
     "int8_t": "integer(c_int8_t)",
     "uint8_t": "integer(c_int8_t)",

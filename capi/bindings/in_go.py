@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abi_table import Function, Model, Named, Type
 
-PATH = "capi/bindings/go/sluice.go"
+PATH = "go/sluice.go"
+MODULE = "module sluice\n\ngo 1.19\n"  # go/go.mod
 SCALARS = {
     "int8_t": "int8",
     "uint8_t": "uint8",

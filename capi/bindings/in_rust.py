@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abi_table import Function, Model, Type
 
-PATH = "capi/bindings/rust/sluice.rs"
+PATH = "rust/sluice.rs"
 SCALARS = {
     "int8_t": "i8",
     "uint8_t": "u8",

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
+import tempfile
 
 import libraries
 from libraries import INCLUDE, ROOT
 
+sys.path.insert(0, os.path.join(ROOT, "capi", "bindings"))
+import generate
+
 TEMPLATES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 SONAME = "libsluice.so.0"
-BINDINGS = ("fortran/sluice.f90", "go/go.mod", "go/sluice.go", "rust/sluice.rs")
 
 
 def write(path: str, text: str) -> None:
@@ -39,8 +43,10 @@ def development(prefix: str, libdir: str, version: str, pkg_config_prefix: str) 
     """Headers and bindings, the linker's name of the library, and how pkg-config and CMake find both."""
     for name in sorted(os.listdir(os.path.join(INCLUDE, "sluice"))):
         copy(os.path.join(INCLUDE, "sluice", name), os.path.join(prefix, "include/sluice", name))
-    for path in BINDINGS:
-        copy(os.path.join(ROOT, "capi/bindings", path), os.path.join(prefix, "share/sluice/bindings", path))
+    with tempfile.TemporaryDirectory() as made:
+        for path in generate.write(made):
+            to = "include/sluice/sluice.hpp" if path.startswith("cpp/") else f"share/sluice/bindings/{path}"
+            copy(os.path.join(made, path), os.path.join(prefix, to))
     os.makedirs(os.path.join(prefix, libdir), exist_ok=True)
     os.symlink(SONAME, os.path.join(prefix, libdir, "libsluice.so"))
     major, minor, _ = version.split(".")

@@ -3,5 +3,3 @@ module local
 go 1.19
 
 require sluice v0.0.0
-
-replace sluice => ../../capi/bindings/go

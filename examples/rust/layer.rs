@@ -1,8 +1,6 @@
 //! The layer of examples/c/layer.c in Rust, with the same numbers.
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/layer_rust
-#[path = "../../capi/bindings/rust/sluice.rs"]
-mod sluice;
 use sluice::*;
 use std::ptr;
 

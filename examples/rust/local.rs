@@ -1,8 +1,6 @@
 //! Expert parallelism inside one process, as examples/c/local4.c: the ranks are threads, two unless told (1, 2, 4, 8).
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/local_rust [ranks]
-#[path = "../../capi/bindings/rust/sluice.rs"]
-mod sluice;
 use sluice::*;
 use std::ptr;
 

@@ -1,8 +1,6 @@
 //! A chain of layers over three stages, each a thread: the losses of one loop, to the bit.
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/pipeline_rust
-#[path = "../../capi/bindings/rust/sluice.rs"]
-mod sluice;
 use sluice::*;
 use std::os::raw::c_void;
 

@@ -1,7 +1,6 @@
-"""The bindings of other languages are those that capi/bindings/generate.py writes from the headers."""
+"""What capi/bindings/generate.py writes for other languages follows the headers."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -28,12 +27,6 @@ def generate(root):
     return generate
 
 
-def test_Bindings_AreThoseOfTheHeaders(root):
-    command = [sys.executable, os.path.join(root, "capi", "bindings", "generate.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_Bindings_OfChangedHeaders_Differ(generate, include_dir, tmp_path):
     """Every language sees a new function."""
     (tmp_path / "sluice").mkdir()
@@ -44,17 +37,30 @@ def test_Bindings_OfChangedHeaders_Differ(generate, include_dir, tmp_path):
     (tmp_path / "sluice" / "zebra.h").write_text(
         "typedef struct sluice_zebra_s sluice_zebra_t;\nvoid sluice_zebra_destroy(sluice_zebra_t* zebra);\n"
     )
-    for (path, before), (_, after) in zip(
-        generate.files(include_dir).items(), generate.files(str(tmp_path)).items(), strict=True
-    ):
-        assert "zebra" not in before and re.search("sluice_zebra_destroy", after), path
+    before, after = generate.files(include_dir), generate.files(str(tmp_path))
+    assert len(generate.LANGUAGES) == 4
+    for language in generate.LANGUAGES:
+        assert "zebra" not in before[language.PATH] and "sluice_zebra_destroy" in after[language.PATH], language.PATH
 
 
 @pytest.mark.parametrize("standard", ["c++11", "c++17", "c++20"])
 @pytest.mark.parametrize("compiler", ["g++", "clang++-14"])
-def test_CxxHeader_CompiledAlone_HasNoWarning(compiler, standard, include_dir):
+def test_CxxHeader_CompiledAlone_HasNoWarning(compiler, standard, generate, include_dir, tmp_path):
+    generate.write(tmp_path)
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
-    command = [compiler, f"-std={standard}", *warnings, "-I", include_dir, "-fsyntax-only", "-x", "c++", "-"]
+    command = [
+        compiler,
+        f"-std={standard}",
+        *warnings,
+        "-I",
+        include_dir,
+        "-I",
+        tmp_path / "cpp",
+        "-fsyntax-only",
+        "-x",
+        "c++",
+        "-",
+    ]
     text = '#include "sluice/sluice.hpp"\n#include "sluice/sluice.hpp"\nextern int it_is_not_empty;\n'
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

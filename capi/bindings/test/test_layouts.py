@@ -11,6 +11,7 @@ import sys
 
 import abi_table
 import cffi
+import generate
 import in_fortran
 import in_go
 import in_rust
@@ -72,7 +73,7 @@ def languages(run, need, library):
         need("go", "golang-go")
         (folder / "bindings").mkdir()
         (folder / "bindings/sluice.go").write_text(in_go.bindings(table, ""))
-        (folder / "bindings/go.mod").write_text("module sluice\n\ngo 1.19\n")
+        (folder / "bindings/go.mod").write_text(in_go.MODULE)
         (folder / "main.go").write_text(in_go.layout_program(table))
         (folder / "go.mod").write_text(
             "module layout\n\ngo 1.19\n\nrequire sluice v0.0.0\n\nreplace sluice => ./bindings\n"
@@ -102,20 +103,35 @@ def test_Layout_OneMemberOfAnotherType_IsSeen(languages, language, table, in_c, 
     }
 
 
-def test_Go_IsFormattedAsGoDoes(run, need):
+def test_Go_IsFormattedAsGoDoes(run, need, tmp_path):
     need("gofmt", "golang-go")
-    assert run("gofmt", "-l", os.path.join(ROOT, "capi/bindings/go"), os.path.join(ROOT, "examples/go")) == ""
+    generate.write(tmp_path)
+    assert run("gofmt", "-l", tmp_path / "go", os.path.join(ROOT, "examples/go")) == ""
 
 
-def test_Layout_InCxx_IsCs():
-    """C++ compiles C's own list of assertions, behind the header of owners."""
+def test_Layout_InCxx_IsCs(tmp_path):
+    """C++ compiles C's own list of assertions, after the header of owners."""
+    generate.write(tmp_path)
     text = '#include <cstddef>\n#include "sluice/sluice.hpp"\n'
     text += '#define STRUCT(type, size) static_assert(sizeof(type) == (size), "");\n'
     text += "#define MEMBER(type, member, offset, size) static_assert(offsetof(type, member) == (offset) && "
     text += 'sizeof(static_cast<type*>(nullptr)->member) == (size), "");\n'
     text += '#define CONSTANT(name, value) static_assert((name) == (value), "");\n'
     text += '#include "capi/test/layout/all_layouts.inc"\n'
-    command = ["g++", "-std=c++11", "-fsyntax-only", "-I", INCLUDE, "-I", ROOT, "-x", "c++", "-"]
+    command = [
+        "g++",
+        "-std=c++11",
+        "-fsyntax-only",
+        "-I",
+        INCLUDE,
+        "-I",
+        tmp_path / "cpp",
+        "-I",
+        ROOT,
+        "-x",
+        "c++",
+        "-",
+    ]
     assert subprocess.run(command, input=text, text=True).returncode == 0
     damaged = text.replace("sizeof(type) == (size)", "sizeof(type) == (size) + 1")
     assert subprocess.run(command, input=damaged, text=True, capture_output=True).returncode != 0

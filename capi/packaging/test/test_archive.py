@@ -52,7 +52,7 @@ def test_Archive_Holds_WhatUsersBuildWith(unpacked):
     assert os.readlink(unpacked / "lib/libsluice.so") == "libsluice.so.0"
     assert os.readlink(unpacked / "lib/libsluice.so.0") == f"libsluice.so.{version}"
     headers = os.listdir(os.path.join(libraries.INCLUDE, "sluice"))
-    assert sorted(os.listdir(unpacked / "include/sluice")) == sorted(headers)
+    assert sorted(os.listdir(unpacked / "include/sluice")) == sorted([*headers, "sluice.hpp"])
     assert sorted(os.listdir(unpacked / "share/doc/sluice")) == ["CHANGELOG.md", "LICENSE", "html"]
     bindings = [path for path in (unpacked / "share/sluice/bindings").rglob("*") if path.is_file()]
     assert sorted(path.name for path in bindings) == ["go.mod", "sluice.f90", "sluice.go", "sluice.rs"]

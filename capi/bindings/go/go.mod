@@ -1,3 +1,0 @@
-module sluice
-
-go 1.19

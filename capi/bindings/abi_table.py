@@ -75,7 +75,7 @@ class Struct:
 @dataclasses.dataclass
 class Model:
     macros: dict[str, int] = dataclasses.field(default_factory=dict)
-    constants: dict[str, int] = dataclasses.field(default_factory=dict)  # of enums: what capi/abi/layout.txt lists
+    constants: dict[str, int] = dataclasses.field(default_factory=dict)  # of enums: capi/abi/abi.txt lists them
     handles: dict[str, str | None] = dataclasses.field(default_factory=dict)  # opaque type: what releases it
     callbacks: dict[str, Function] = dataclasses.field(default_factory=dict)
     structs: dict[str, Struct] = dataclasses.field(default_factory=dict)

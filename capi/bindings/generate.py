@@ -1,25 +1,30 @@
-"""Writes the bindings of other languages from the headers of the C ABI: one table, a template for each language.
+"""Writes what is derived from the headers of the C ABI: the record of the ABI, and bindings of other languages.
 
-    .venv/bin/python capi/bindings/generate.py --out FOLDER
+    .venv/bin/python capi/bindings/generate.py                  capi/abi/abi.txt, which each change of the ABI commits
+    .venv/bin/python capi/bindings/generate.py --since v0.1.0   fails where the ABI of that release is broken
+    .venv/bin/python capi/bindings/generate.py --out FOLDER     cpp/sluice/sluice.hpp, fortran/, go/, rust/
 
-Makes cpp/sluice/sluice.hpp, fortran/sluice.f90, go/ and rust/sluice.rs below FOLDER. The archive, the Debian package and
-the build.sh of each example call it; the result is not committed.
+The bindings are not committed: the archive, the Debian package and the build.sh of each example generate them.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-INCLUDE = os.path.join(os.path.dirname(HERE), "include")
+ROOT = os.path.dirname(os.path.dirname(HERE))
+INCLUDE = os.path.join(ROOT, "capi", "include")
 sys.path.insert(0, HERE)
 import abi_table  # noqa: E402
 import in_cxx  # noqa: E402
 import in_fortran  # noqa: E402
 import in_go  # noqa: E402
 import in_rust  # noqa: E402
+import record  # noqa: E402
 
 LANGUAGES = (in_cxx, in_fortran, in_go, in_rust)
 GENERATED = "Written by capi/bindings/generate.py: do not edit."
@@ -44,11 +49,41 @@ def write(folder: str, include_dir: str = INCLUDE) -> list[str]:
     return sorted(made)
 
 
+def check(path: str, text: str) -> None:
+    """Ends the program, with what differs, unless the file holds this text."""
+    with open(path) as file:
+        before = file.read().splitlines()
+    changes = list(difflib.unified_diff(before, text.splitlines(), record.PATH, "the headers", "", "", 0, ""))
+    if changes:
+        sys.exit("\n".join([*changes[:20], "generate: run .venv/bin/python capi/bindings/generate.py"]))
+
+
+def since(release: str) -> list[str]:
+    """What the headers break of the record of that tag or commit."""
+    command = ["git", "-C", ROOT, "show", f"{release}:{record.PATH}"]
+    before = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return record.breaks(before, record.text(abi_table.read(INCLUDE)))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where they are written")
-    folder = parser.parse_args().out
-    print("\n".join(f"wrote {os.path.join(folder, path)}" for path in write(folder)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", metavar="FOLDER", help="write the bindings below it, not the record")
+    parser.add_argument("--check", action="store_true", help="compare the record with the headers, write nothing")
+    parser.add_argument("--since", metavar="RELEASE", help="fail where the headers break the record of that tag")
+    options = parser.parse_args()
+    if options.out is not None:
+        print("\n".join(f"wrote {os.path.join(options.out, path)}" for path in write(options.out)))
+        return
+    if options.since is not None:
+        broken = since(options.since)
+        sys.exit("\n".join([f"generate: broken since {options.since}, see capi/abi/ABI.md:", *broken]) if broken else 0)
+    text, path = record.text(abi_table.read(INCLUDE)), os.path.join(ROOT, record.PATH)
+    if options.check:
+        check(path, text)
+    else:
+        with open(path, "w") as file:
+            file.write(text)
+        print(f"wrote {record.PATH}")
 
 
 if __name__ == "__main__":

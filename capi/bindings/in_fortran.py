@@ -146,7 +146,7 @@ def bindings(m: Model, generated: str) -> str:
 
 
 def layout_program(m: Model) -> str:
-    """Prints what capi/abi/layout.txt says, as this language sees it."""
+    """Prints what capi/abi/abi.txt says, as this language sees it."""
     lines = ["program layout", "  use sluice", "  implicit none"]
     for number, struct in enumerate(m.structs.values()):
         lines.append(f"  type({struct.name}), target :: s{number}")

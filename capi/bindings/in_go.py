@@ -198,7 +198,7 @@ def bindings(m: Model, generated: str) -> str:
 
 
 def layout_program(m: Model) -> str:
-    """Prints what capi/abi/layout.txt says, as this language sees it."""
+    """Prints what capi/abi/abi.txt says, as this language sees it."""
     lines = ["package main", "", 'import "fmt"', 'import "unsafe"', 'import "sluice"', "", "func main() {"]
     for struct in m.structs.values():
         lines += ["\t{", f"\t\tvar s sluice.{exported(struct.name)}"]

@@ -147,7 +147,7 @@ def bindings(m: Model, generated: str) -> str:
 
 
 def layout_program(m: Model) -> str:
-    """Prints what capi/abi/layout.txt says, as this language sees it."""
+    """Prints what capi/abi/abi.txt says, as this language sees it."""
     lines = ["mod sluice;", "use sluice::*;", "fn bytes<T>(_: *const T) -> usize { std::mem::size_of::<T>() }", ""]
     lines.append("fn main() {")
     for struct in m.structs.values():

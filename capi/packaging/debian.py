@@ -78,11 +78,10 @@ def _changelog(version: str, seconds: int) -> bytes:
 def _symbols(upstream: str) -> str:
     """The version that brought each symbol, so that programs depend on no newer one than they need."""
     lines = ["libsluice.so.0 libsluice0 #MINVER#"]
-    with open(os.path.join(ROOT, "capi", "abi", "since.txt")) as file:
-        since = [line.split() for line in file if line.strip() and not line.startswith("#")]
-    nodes = sorted({node for node, _ in since})
-    lines += [f" SLUICE_{node}@SLUICE_{node} {node}" for node in nodes]
-    lines += [f" {name}@SLUICE_{node} {node}" for node, name in since]
+    with open(os.path.join(ROOT, "capi", "abi", "sluice.lds")) as file:
+        since = elf.map_symbols(file.read())
+    lines += [f" {node}@{node} {node.removeprefix('SLUICE_')}" for node in sorted(set(since.values()))]
+    lines += [f" {name}@{node} {node.removeprefix('SLUICE_')}" for name, node in since.items()]
     return "\n".join(lines).replace("#MINVER#", f"(>= {upstream})") + "\n"
 
 

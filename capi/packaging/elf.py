@@ -1,4 +1,7 @@
-"""What a shared library says about itself: names, and the versions of the C and C++ libraries that it needs."""
+"""What a shared library says about itself: names, and the versions of the C and C++ libraries that it needs.
+
+And what the script of its linker says about its symbols.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +37,18 @@ def sections(path: str) -> set[str]:
 
 def build_id(path: str) -> str:
     return re.search(r"Build ID: ([0-9a-f]+)", run("readelf", "-W", "--notes", path)).group(1)
+
+
+def map_symbols(text: str) -> dict[str, str]:
+    """{symbol: version} of a linker's version script."""
+    text = re.sub(r"/\*.*?\*/|#[^\n]*", "", text, flags=re.DOTALL)
+    symbols = {}
+    for version, body in re.findall(r"(\w[\w.]*)\s*\{(.*?)\}", text, re.DOTALL):
+        found = re.search(r"global:(.*?)(?:local:|$)", body, re.DOTALL)
+        for name in (found.group(1) if found else "").replace(";", " ").split():
+            if "*" in name or name in symbols:
+                raise ValueError(
+                    f"{name} stands in the version script twice, or is a wildcard: name each function once"
+                )
+            symbols[name] = version
+    return symbols

@@ -18,6 +18,7 @@ import debian
 import elf
 import libraries
 import manual
+import release
 import tree
 from libraries import ROOT, Failure
 
@@ -44,6 +45,7 @@ def main() -> None:
     built = libraries.build()
     if not any(name.startswith("libmpi.so") for path in built for name in elf.dynamic(path, "NEEDED")):
         raise Failure("this machine has no Open MPI, so libsluice_mpi.so would be empty: install libopenmpi-dev")
+    release.check_abi(libraries.version())
     os.makedirs(options.out, exist_ok=True)
     if options.deb:
         paths = debian.make(options.out, built, libraries.version())

@@ -1,68 +1,170 @@
-"""The ABI of libsluice.so.0 against the committed baseline, layouts included."""
+"""The record of the C ABI, capi/abi/abi.txt, is complete and of these headers, and what it would miss is seen."""
 
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 
-PUBLIC = "typedef struct o_s o_t;\nstruct s { int a; %s int b; };\nint f(struct s* s, o_t* o);\n"
-PRIVATE = '#include "sluice/comm.h"\nstruct o_s { %s int c; };\nint f(struct s* s, o_t* o) { return s->b + o->c; }\n'
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(ROOT, "capi", folder) for folder in ("packaging", "bindings")]
+import elf  # noqa: E402
+import generate  # noqa: E402
+import libraries  # noqa: E402
+import record  # noqa: E402
+import release  # noqa: E402
+
+LAYOUT = os.path.join(ROOT, "capi", "test", "layout")
+EARLIER = """\
+# of a release
+sluice_a_t: 16 bytes
+  0 +8 struct_size: size_t
+  8 +4 left: int32_t
+  12 +4 reserved: int32_t
+sluice_b_t: 8 bytes
+  0 +8 data: const void*
+SLUICE_A = 1
+typedef void (*sluice_call_fn_t)(void* user);
+int32_t sluice_a_create(const sluice_a_t* config, sluice_x_t** out_x);
+"""
 
 
-def dump(root, library, out):
-    subprocess.run([os.path.join(root, "third_party", "abi", "dump.sh"), library, out], check=True)
+@pytest.fixture(scope="module")
+def recorded():
+    with open(os.path.join(ROOT, record.PATH)) as file:
+        return file.read()
 
 
-def abidiff(before, after):
-    done = subprocess.run(["abidiff", before, after], capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+def test_Record_IsThatOfTheHeaders():
+    command = [sys.executable, os.path.join(ROOT, "capi", "bindings", "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_Abi_EqualsTheBaseline(libsluice, root, tmp_path):
-    baseline = os.path.join(root, "capi", "abi", "baseline.abi")
-    assert os.path.exists(baseline), "run third_party/abi/update.sh"
-    now = str(tmp_path / "now.abi")
-    dump(root, libsluice, now)
-    with open(now) as file:
-        text = file.read()
-    assert "name='sluice_version'" in text and "class-decl name='sluice_moe_config_s' size-in-bits" in text
-    assert "pthread" not in text, "the dump holds private types"
-    code, report = abidiff(baseline, now)
-    kind = "incompatible" if code & 8 else "compatible, but not in the baseline"
-    assert code == 0, f"the ABI changed ({kind}); if it was meant to, run third_party/abi/update.sh:\n{report}"
+def test_Record_StaleFile_SaysWhatDiffersAndWhatToRun(recorded, tmp_path):
+    path = tmp_path / "abi.txt"
+    path.write_text(recorded)
+    generate.check(path, recorded)
+    path.write_text(recorded.replace("SLUICE_OK = 0", "SLUICE_OK = 1"))
+    with pytest.raises(SystemExit, match=r"-SLUICE_OK = 1\n\+SLUICE_OK = 0\ngenerate: run "):
+        generate.check(path, recorded)
 
 
-def test_Layout_EveryStructAndConstantOfTheHeaders_IsGolden(root):
-    """layout_test asserts what its lists say; here they are complete."""
-    with open(os.path.join(root, "capi", "abi", "layout.txt")) as file:
-        golden = set(re.findall(r"^(\w+)(?:: \d+ bytes| = )", file.read(), re.M))
+def test_Record_EveryStructConstantAndFunctionOfTheHeaders_IsInIt(recorded):
+    """The compiler asserts the lines that are there; here none is missing, by another reader of the headers."""
+    found = set(re.findall(r"^(\w+)(?:: \d+ bytes| = )", recorded, re.M))
     declared = set()
-    folder = os.path.join(root, "capi", "include", "sluice")
+    folder = os.path.join(ROOT, "capi", "include", "sluice")
     for header in os.listdir(folder):
         with open(os.path.join(folder, header)) as file:
             text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
         declared |= set(re.findall(r"^\}\s*(sluice_\w+_t);", text, re.M))
         for body in re.findall(r"\benum\s*\{(.*?)\}", text, re.S):
             declared |= set(re.findall(r"\bSLUICE_\w+", body))
-    assert len(declared) > 100 and declared == golden
+    assert len(declared) > 100 and declared == found
+    with open(os.path.join(ROOT, "capi", "abi", "sluice.lds")) as file:
+        exported = set(elf.map_symbols(file.read()))
+    assert exported == set(re.findall(r"^[^#\s].*\b(sluice_\w+)\((?!\*)[^)]*\);$", recorded, re.M)) > {"sluice_version"}
+
+
+def compiles(text, folder):
+    """Whether layout_test.c takes a record of that text."""
+    (folder / "abi.txt").write_text(text)
+    listed = subprocess.run(
+        ["awk", "-f", os.path.join(LAYOUT, "abi.awk"), folder / "abi.txt"], check=True, capture_output=True, text=True
+    )
+    inc = folder / "capi" / "test" / "layout" / "abi.inc"
+    inc.parent.mkdir(parents=True, exist_ok=True)
+    inc.write_text(listed.stdout)
+    command = ["gcc", "-std=c11", "-fsyntax-only", "-I", folder, "-I", os.path.join(ROOT, "capi", "include")]
+    done = subprocess.run([*command, os.path.join(LAYOUT, "layout_test.c")], capture_output=True, text=True)
+    return done.returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("member", "hidden", "changed"),
-    [("", "", False), ("int added;", "", True), ("", "int added;", False)],
-    ids=["same", "public_member_added", "private_member_added"],
+    ("line", "damaged"),
+    [
+        ("", ""),
+        ("sluice_comm_config_t: 40 bytes", "sluice_comm_config_t: 48 bytes"),
+        ("  16 +4 rank: int32_t", "  20 +4 rank: int32_t"),
+        ("  16 +4 rank: int32_t", "  16 +8 rank: int32_t"),
+        ("  16 +4 rank: int32_t", "  16 +4 rank: uint32_t"),
+        ("SLUICE_OK = 0", "SLUICE_OK = 1"),
+        ("typedef void (*sluice_log_fn_t)(void* user,", "typedef void (*sluice_log_fn_t)(const void* user,"),
+        ("int32_t sluice_comm_rank(const", "int64_t sluice_comm_rank(const"),
+        ("int32_t sluice_comm_rank(const ", "int32_t sluice_comm_rank("),
+        ("SLUICE_OK = 0", "SLUICE_OK is 0"),
+    ],
+    ids=["same", "size", "offset", "width", "member", "constant", "callback", "result", "parameter", "unknown_line"],
 )
-def test_Checker_ChangedLayout_IsFound(root, member, hidden, changed, tmp_path):
-    folder = tmp_path / "capi" / "include" / "sluice"
-    folder.mkdir(parents=True)
-    dumps = []
-    for name, public, private in (("before", "", ""), ("after", member, hidden)):
-        (folder / "comm.h").write_text(PUBLIC % public)
-        (tmp_path / "comm.c").write_text(PRIVATE % private)
-        command = ["gcc", "-g", "-O2", "-shared", "-fPIC", "-Icapi/include", "-o", f"{name}.so", "comm.c"]
-        subprocess.run(command, check=True, cwd=tmp_path)
-        dumps.append(str(tmp_path / f"{name}.abi"))
-        dump(root, str(tmp_path / f"{name}.so"), dumps[-1])
-    code, report = abidiff(*dumps)
-    assert (code != 0) == changed, report
+def test_Compiler_LineThatIsNotTheHeaders_IsRefused(recorded, line, damaged, tmp_path):
+    assert line in recorded
+    assert compiles(recorded.replace(line, damaged, 1), tmp_path) == (not line)
+
+
+@pytest.mark.parametrize(
+    ("line", "later", "broken"),
+    [
+        ("", "", []),
+        ("SLUICE_A = 1\n", "SLUICE_A = 1\nSLUICE_B = 2\n", []),
+        ("sluice_a_t: 16 bytes", "sluice_a_t: 24 bytes", []),
+        ("  12 +4 reserved: int32_t", "  12 +4 right: int32_t", []),
+        ("sluice_a_t: 16 bytes", "sluice_a_t: 8 bytes", ["sluice_a_t: 16 bytes"]),
+        ("sluice_b_t: 8 bytes", "sluice_b_t: 16 bytes", ["sluice_b_t: 8 bytes"]),
+        ("  8 +4 left: int32_t", "  8 +4 left: uint32_t", ["sluice_a_t: 8 +4 left: int32_t"]),
+        ("SLUICE_A = 1", "SLUICE_A = 2", ["SLUICE_A = 1"]),
+        ("(void* user)", "(void* user, int32_t more)", ["typedef void (*sluice_call_fn_t)(void* user);"]),
+        ("int32_t sluice_a_create", "void sluice_a_create", [EARLIER.splitlines()[-1]]),
+        (EARLIER.splitlines()[-1] + "\n", "", [EARLIER.splitlines()[-1]]),
+    ],
+    ids=[
+        *("same", "new_constant", "grown", "reserved_used", "shrunk", "fixed_struct", "member", "value", "callback"),
+        *("signature", "removed"),
+    ],
+)
+def test_Release_LaterRecord_BreaksWhatIsGone(line, later, broken):
+    assert line in EARLIER
+    assert [
+        re.sub(r"^(\w+: )\1", r"\1", one) for one in record.breaks(EARLIER, EARLIER.replace(line, later, 1))
+    ] == broken
+
+
+def repository(folder, monkeypatch):
+    """A Git repository that stands in for this one; its `git`."""
+
+    def git(*arguments):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b", *arguments], cwd=folder, check=True)
+
+    git("init", "-q")
+    monkeypatch.setattr(release, "ROOT", str(folder))
+    monkeypatch.setattr(generate, "ROOT", str(folder))
+    return git
+
+
+@pytest.mark.parametrize("gone", ["", "SLUICE_GONE = 1\n"], ids=["kept", "broken"])
+def test_Release_HeadersThatBreakTheNewestTag_AreRefused(recorded, gone, monkeypatch, tmp_path):
+    git = repository(tmp_path, monkeypatch)
+    release.check_abi(libraries.version())  # no release yet
+    path = tmp_path / record.PATH
+    path.parent.mkdir(parents=True)
+    path.write_text(recorded + gone)
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    git("tag", f"v{libraries.version()}")
+    if gone:
+        with pytest.raises(libraries.Failure, match=r"the ABI of v[\d.]+ is broken.*\nSLUICE_GONE = 1"):
+            release.check_abi(libraries.version())
+    else:
+        release.check_abi(libraries.version())
+
+
+@pytest.mark.parametrize(
+    ("version", "tag"), [("0.1.2", "v0.1.1"), ("0.2.0", None), ("1.3.0", "v1.2.0"), ("2.0.0", None)]
+)
+def test_Release_ComparedWith_IsTheNewestThatItKeeps(version, tag, monkeypatch, tmp_path):
+    git = repository(tmp_path, monkeypatch)
+    git("commit", "-q", "--allow-empty", "-m", "x")
+    for name in ("v0.1.0", "v0.1.1", "v1.0.0", "v1.2.0", "w1.9.0"):
+        git("tag", name)
+    assert release.newest(version) == tag

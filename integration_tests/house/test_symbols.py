@@ -3,6 +3,11 @@
 import os
 import re
 import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "capi", "packaging"))
+from elf import map_symbols  # noqa: E402
 
 ALLOWED_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
 FOREIGN = re.compile(
@@ -12,19 +17,6 @@ FOREIGN = re.compile(
 
 def readelf(option, path):
     return subprocess.run(["readelf", "-W", option, path], check=True, capture_output=True, text=True).stdout
-
-
-def map_symbols(text):
-    """{symbol: version} of a linker's version script."""
-    text = re.sub(r"/\*.*?\*/|#[^\n]*", "", text, flags=re.DOTALL)
-    symbols = {}
-    for version, body in re.findall(r"(\w[\w.]*)\s*\{(.*?)\}", text, re.DOTALL):
-        found = re.search(r"global:(.*?)(?:local:|$)", body, re.DOTALL)
-        for name in (found.group(1) if found else "").replace(";", " ").split():
-            assert "*" not in name, f"a wildcard exports what nobody decided on: {name}"
-            assert name not in symbols, f"{name} stands in the map twice"
-            symbols[name] = version
-    return symbols
 
 
 def dynamic_symbols(path):
@@ -45,8 +37,6 @@ def dynamic_symbols(path):
 
 def declared_functions(root):
     """Functions that the public headers declare."""
-    import sys
-
     sys.path.insert(0, os.path.join(root, "python_plugin", "packaging"))
     import cdef
 

@@ -1,0 +1,78 @@
+"""The C ABI as one text, capi/abi/abi.txt: what callers compile into themselves, in a form whose diff shows a change.
+
+Sizes of structs, offset, size and type of members, values of constants, and the types of callbacks and functions as C
+declares them. capi/test/layout lets a C compiler compare all of it with the headers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from abi_table import Function, Model, Type
+
+PATH = "capi/abi/abi.txt"
+HEAD = """\
+# The C ABI, as `.venv/bin/python capi/bindings/generate.py` reads it from the headers. ABI.md says what may change.
+"""
+
+
+def spell(kind: Type) -> str:
+    """As C writes the type where no name follows. Aliases such as sluice_status_t are what they stand for."""
+    if kind.kind == "array":
+        return f"{spell(kind.of)}[{kind.count}]"
+    if kind.kind != "pointer":
+        return kind.name
+    if kind.const:
+        return f"{spell(kind.of)} const*" if kind.of.kind == "pointer" else f"const {spell(kind.of)}*"
+    return f"{spell(kind.of)}*"
+
+
+def _declaration(name: str, function: Function) -> str:
+    parameters = ", ".join(f"{spell(one.type)} {one.name}" for one in function.parameters)
+    return f"{spell(function.result)} {name}({parameters or 'void'});"
+
+
+def text(m: Model) -> str:
+    lines = []
+    for struct in m.structs.values():
+        lines.append(f"{struct.name}: {m.size(Type('struct', struct.name))} bytes")
+        end = 0
+        for member in struct.members:
+            align, size = m.alignment(member.type), m.size(member.type)
+            end = -(-end // align) * align
+            lines.append(f"  {end} +{size} {member.name}: {spell(member.type)}")
+            end += size
+    lines += [f"{name} = {value}" for name, value in m.constants.items()]
+    lines += [f"typedef {_declaration(f'(*{name})', callback)}" for name, callback in m.callbacks.items()]
+    lines += [_declaration(name, function) for name, function in m.functions.items()]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _entries(record: str) -> dict[tuple[str, str], str]:
+    """{(struct or name, member): the line}"""
+    found, struct = {}, ""
+    for line in record.splitlines():
+        if member := re.fullmatch(r"  \d+ \+\d+ (\w+): .*", line):
+            found[struct, member.group(1)] = line
+        elif size := re.fullmatch(r"(\w+): \d+ bytes", line):
+            struct = size.group(1)
+            found[struct, ""] = line
+        elif not line.startswith("#"):
+            found[re.sub(r"^(\w+) = .*|.*\b(sluice_\w+)\)?\(.*", r"\1\2", line), ""] = line
+    return found
+
+
+def breaks(before: str, after: str) -> list[str]:
+    """The lines of the record of a release that the later one breaks: all that are gone.
+
+    Not the size of a struct that has grown and holds its own size, and not reserved members that got a name.
+    """
+    old, new = _entries(before), _entries(after)
+    gone = []
+    for key, line in old.items():
+        if new.get(key) == line or (key[1].startswith("reserved") and (key[0], "") in new):
+            continue
+        grown = key in new and (key[0], "struct_size") in old and re.search(r": (\d+) bytes$", line)
+        if not grown or int(new[key].split()[1]) < int(grown.group(1)):
+            gone.append(f"{key[0]}: {line.strip()}" if key[1] else line)
+    return gone

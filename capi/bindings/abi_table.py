@@ -80,6 +80,7 @@ class Model:
     callbacks: dict[str, Function] = dataclasses.field(default_factory=dict)
     structs: dict[str, Struct] = dataclasses.field(default_factory=dict)
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)
+    experimental: set[str] = dataclasses.field(default_factory=set)  # functions marked with SLUICE_EXPERIMENTAL
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -208,4 +209,6 @@ class _Reader:
 def read(include_dir: str) -> Model:
     macros, text = declarations.read(include_dir)
     prelude = "".join(f"typedef {plain} {name};\n" for name, plain in PRELUDE.items())
-    return _Reader(macros).read(c_parser.CParser().parse(prelude + text))
+    model = _Reader(macros).read(c_parser.CParser().parse(prelude + text))
+    model.experimental = declarations.experimental(include_dir)
+    return model

@@ -46,6 +46,15 @@ def _drop_bodies(text: str) -> str:
         text = text[: found.start()] + text[end:]
 
 
+def experimental(include_dir: str) -> set[str]:
+    """The functions that the headers mark with SLUICE_EXPERIMENTAL."""
+    found: set[str] = set()
+    for name in header_files(include_dir):
+        with open(os.path.join(include_dir, name)) as file:
+            found |= set(re.findall(r"^SLUICE_\w+ SLUICE_EXPERIMENTAL\b[^;(]*?\b(sluice_\w+)\(", file.read(), re.M))
+    return found
+
+
 def read(include_dir: str) -> tuple[dict[str, int], str]:
     """Integer macros by name, and the declarations of all public headers."""
     source = "".join(f'#include "{name}"\n' for name in header_files(include_dir))

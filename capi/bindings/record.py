@@ -1,7 +1,8 @@
 """The C ABI as one text, capi/abi/abi.txt: what callers compile into themselves, in a form whose diff shows a change.
 
-Sizes of structs, offset, size and type of members, values of constants, and the types of callbacks and functions as C
-declares them. capi/test/layout lets a C compiler compare all of it with the headers.
+Sizes of structs, offset, size and type of members, values of constants, the types of callbacks and functions as C
+declares them, and the names of what is experimental. capi/test/layout lets a C compiler compare all but the last with
+the headers.
 """
 
 from __future__ import annotations
@@ -32,6 +33,35 @@ def _declaration(name: str, function: Function) -> str:
     return f"{spell(function.result)} {name}({parameters or 'void'});"
 
 
+def _reach(m: Model, function: Function, found: set[str]) -> None:
+    """Adds the structs and callbacks that the function names, and what these name."""
+    for kind in (function.result, *(one.type for one in function.parameters)):
+        _reach_type(m, kind, found)
+
+
+def _reach_type(m: Model, kind: Type, found: set[str]) -> None:
+    while kind.of is not None:
+        kind = kind.of
+    if kind.name in found:
+        return
+    if kind.name in m.callbacks:
+        found.add(kind.name)
+        _reach(m, m.callbacks[kind.name], found)
+    elif kind.name in m.structs:
+        found.add(kind.name)
+        for member in m.structs[kind.name].members:
+            _reach_type(m, member.type, found)
+
+
+def experimental(m: Model) -> list[str]:
+    """The functions that the headers mark, and the structs and callbacks that only those use."""
+    kept: set[str] = set()
+    used: set[str] = set()
+    for name, function in m.functions.items():
+        _reach(m, function, used if name in m.experimental else kept)
+    return sorted(m.experimental | (used - kept))
+
+
 def text(m: Model) -> str:
     lines = []
     for struct in m.structs.values():
@@ -45,6 +75,7 @@ def text(m: Model) -> str:
     lines += [f"{name} = {value}" for name, value in m.constants.items()]
     lines += [f"typedef {_declaration(f'(*{name})', callback)}" for name, callback in m.callbacks.items()]
     lines += [_declaration(name, function) for name, function in m.functions.items()]
+    lines += [f"experimental {name}" for name in experimental(m)]
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -57,7 +88,7 @@ def _entries(record: str) -> dict[tuple[str, str], str]:
         elif size := re.fullmatch(r"(\w+): \d+ bytes", line):
             struct = size.group(1)
             found[struct, ""] = line
-        elif not line.startswith("#"):
+        elif not line.startswith(("#", "experimental ")):
             found[re.sub(r"^(\w+) = .*|.*\b(sluice_\w+)\)?\(.*", r"\1\2", line), ""] = line
     return found
 
@@ -65,12 +96,14 @@ def _entries(record: str) -> dict[tuple[str, str], str]:
 def breaks(before: str, after: str) -> list[str]:
     """The lines of the record of a release that the later one breaks: all that are gone.
 
-    Not the size of a struct that has grown and holds its own size, and not reserved members that got a name.
+    Not the size of a struct that has grown and holds its own size, not reserved members that got a name, and nothing of
+    what was experimental then.
     """
     old, new = _entries(before), _entries(after)
+    free = set(re.findall(r"^experimental (\w+)$", before, re.M))
     gone = []
     for key, line in old.items():
-        if new.get(key) == line or (key[1].startswith("reserved") and (key[0], "") in new):
+        if new.get(key) == line or key[0] in free or (key[1].startswith("reserved") and (key[0], "") in new):
             continue
         grown = key in new and (key[0], "struct_size") in old and re.search(r": (\d+) bytes$", line)
         if not grown or int(new[key].split()[1]) < int(grown.group(1)):

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(ROOT, "capi", folder) for folder in ("packaging", "bindings")]
+import declarations  # noqa: E402
 import elf  # noqa: E402
 import generate  # noqa: E402
 import libraries  # noqa: E402
@@ -26,8 +27,16 @@ sluice_b_t: 8 bytes
   0 +8 data: const void*
 SLUICE_A = 1
 typedef void (*sluice_call_fn_t)(void* user);
+void sluice_trial(int32_t x);
 int32_t sluice_a_create(const sluice_a_t* config, sluice_x_t** out_x);
+experimental sluice_trial
 """
+CREATE = EARLIER.splitlines()[-2]
+
+
+def exported():
+    with open(os.path.join(ROOT, "capi", "abi", "sluice.lds")) as file:
+        return set(elf.map_symbols(file.read()))
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +72,47 @@ def test_Record_EveryStructConstantAndFunctionOfTheHeaders_IsInIt(recorded):
         for body in re.findall(r"\benum\s*\{(.*?)\}", text, re.S):
             declared |= set(re.findall(r"\bSLUICE_\w+", body))
     assert len(declared) > 100 and declared == found
-    with open(os.path.join(ROOT, "capi", "abi", "sluice.lds")) as file:
-        exported = set(elf.map_symbols(file.read()))
-    assert exported == set(re.findall(r"^[^#\s].*\b(sluice_\w+)\((?!\*)[^)]*\);$", recorded, re.M)) > {"sluice_version"}
+    assert (
+        exported() == set(re.findall(r"^[^#\s].*\b(sluice_\w+)\((?!\*)[^)]*\);$", recorded, re.M)) > {"sluice_version"}
+    )
+
+
+def test_Experimental_Marks_AreThoseOfThePage(recorded):
+    """Each header that the page names is marked as the page says, and no other function is."""
+    with open(os.path.join(ROOT, "capi", "abi", "ABI.md")) as file:
+        section = file.read().split("## What is experimental", 1)[1].split("\n## ", 1)[0]
+    wanted = set()
+    for headers, functions in re.findall(r"^\| (`.*?) \| (all|`.*?) \|", section, re.M):
+        for header in re.findall(r"`(\w+\.h)`", headers):
+            with open(os.path.join(ROOT, "capi", "include", "sluice", header)) as file:
+                declared = set(re.findall(r"^SLUICE_(?:API|EXPORT)\b[^;(]*?\b(sluice_\w+)\(", file.read(), re.M))
+            named = declared if functions == "all" else set(re.findall(r"`(\w+)`", functions))
+            assert named and named <= declared, header
+            wanted |= named
+    marked = declarations.experimental(os.path.join(ROOT, "capi", "include"))
+    assert marked == wanted and {name for name in exported() if "nccl" in name or "migration" in name} <= marked
+    listed = set(re.findall(r"^experimental (\w+)$", recorded, re.M))
+    assert {"sluice_migration_config_t", "sluice_planner_problem_t", "sluice_nccl_group_t"} < listed - marked
+    assert not {"sluice_comm_config_t", "sluice_tensor_t", "sluice_context_config_t"} & listed
+
+
+@pytest.mark.parametrize(("call", "warns"), [("sluice_migration_abort(0, 0)", True), ("sluice_comm_abort(0)", False)])
+def test_Experimental_MacroOfTheProgram_WarnsOfItsUse(call, warns):
+    text = '#define SLUICE_EXPERIMENTAL __attribute__((deprecated))\n#include "sluice/sluice.h"\n'
+    text += f"void f(void) {{ {call}; }}\n"
+    command = [
+        "gcc",
+        "-std=c99",
+        "-Werror",
+        "-fsyntax-only",
+        "-I",
+        os.path.join(ROOT, "capi", "include"),
+        "-x",
+        "c",
+        "-",
+    ]
+    done = subprocess.run(command, input=text, text=True, capture_output=True)
+    assert (done.returncode != 0) == warns == ("deprecated" in done.stderr), done.stderr
 
 
 def compiles(text, folder):
@@ -115,12 +162,13 @@ def test_Compiler_LineThatIsNotTheHeaders_IsRefused(recorded, line, damaged, tmp
         ("  8 +4 left: int32_t", "  8 +4 left: uint32_t", ["sluice_a_t: 8 +4 left: int32_t"]),
         ("SLUICE_A = 1", "SLUICE_A = 2", ["SLUICE_A = 1"]),
         ("(void* user)", "(void* user, int32_t more)", ["typedef void (*sluice_call_fn_t)(void* user);"]),
-        ("int32_t sluice_a_create", "void sluice_a_create", [EARLIER.splitlines()[-1]]),
-        (EARLIER.splitlines()[-1] + "\n", "", [EARLIER.splitlines()[-1]]),
+        ("int32_t sluice_a_create", "void sluice_a_create", [CREATE]),
+        (CREATE + "\n", "", [CREATE]),
+        ("void sluice_trial(int32_t x);\nint32_t", "int32_t", []),
     ],
     ids=[
         *("same", "new_constant", "grown", "reserved_used", "shrunk", "fixed_struct", "member", "value", "callback"),
-        *("signature", "removed"),
+        *("signature", "removed", "experimental"),
     ],
 )
 def test_Release_LaterRecord_BreaksWhatIsGone(line, later, broken):

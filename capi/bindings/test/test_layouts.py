@@ -33,7 +33,7 @@ def parsed(text):
             found[struct, match.group(3)] = (int(match.group(1)), int(match.group(2)))
         elif match := re.fullmatch(r"(\w+) = (-?\d+)", line):
             found[match.group(1)] = int(match.group(2))
-        elif not line.startswith("#") and not line.endswith(";"):
+        elif not line.startswith(("#", "experimental ")) and not line.endswith(";"):
             pytest.fail(f"a line that is none of a layout: {line!r}", pytrace=False)
     return found
 

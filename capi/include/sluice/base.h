@@ -10,6 +10,7 @@
  *   borrowed until X    the library reads it until X and never frees it
  *   immutable / thread-safe / context-exclusive / comm-exclusive / setup-only    who may call at the same time
  *   host-complete       results are readable when the call returns
+ *   SLUICE_EXPERIMENTAL a release after 0.1.0 may change it
  * Functions named `_init` write the struct that they are given and nothing else; those named `_destroy` accept NULL and
  * may be called from any thread once no other call uses the handle.
  */
@@ -32,6 +33,13 @@ extern "C" {
 #endif
 #define SLUICE_API SLUICE_EXPORT SLUICE_MUST_USE
 
+/* Stands after SLUICE_API or SLUICE_EXPORT of a function that a release after 0.1.0 may still change or remove; all
+ * others are kept (capi/abi/ABI.md). A program that wants to be warned of its uses defines it before the first header,
+ * for instance as __attribute__((deprecated("experimental"))). */
+#ifndef SLUICE_EXPERIMENTAL
+#define SLUICE_EXPERIMENTAL
+#endif
+
 #define SLUICE_VERSION_MAJOR 0
 #define SLUICE_VERSION_MINOR 1
 #define SLUICE_VERSION_PATCH 0
@@ -53,7 +61,7 @@ extern "C" {
  * PEER_LOST         a rank died, left, or cannot be reached      comm takes abort, destroy    no      operator
  * TIMED_OUT         a rank was silent until the deadline         comm takes abort, destroy    no      operator
  * ABORTED           sluice_comm_abort was called                 comm takes abort, destroy    no      caller
- * EXTERNAL           a host callback or library failed            as its message says          -       see message
+ * EXTERNAL          a host callback or library failed            as its message says          -       see message
  * OVER_BUDGET       the plan does not fit the memory budget      none                         yes     caller
  * INTERNAL          an invariant of Sluice broke: report it      undefined                    no      Sluice
  * CAPACITY          routes beyond a capacity were dropped         outputs lack them            no      caller

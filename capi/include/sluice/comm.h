@@ -126,12 +126,12 @@ typedef struct sluice_nccl_group_s {
   int32_t (*lookup)(void* user, const char* key, char* out, int32_t out_bytes);
 } sluice_nccl_group_t;
 
-SLUICE_EXPORT void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_nccl_group_init(sluice_nccl_group_t* out_group, size_t struct_size);
 
 /* Makes the id of a new group: on one rank, which carries it to the others by its own means. library as in
  * sluice_nccl_group_t. out_id: SLUICE_NCCL_ID_BYTES. Thread-safe. Errors: INVALID_ARGUMENT, NOT_FOUND (says what to
  * install: NCCL 2.18 or later), EXTERNAL (NCCL's text). */
-SLUICE_API sluice_status_t sluice_nccl_id_create(const char* library, void* out_id);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_nccl_id_create(const char* library, void* out_id);
 
 /* Collective over the group, but does not wait for it: the first exchange does. With a parent it is collective over
  * that, and waits for all of its ranks until the timeout: when it returns, parent takes the host's calls again. group
@@ -141,8 +141,9 @@ SLUICE_API sluice_status_t sluice_nccl_id_create(const char* library, void* out_
  * sluice_comm_abort.
  * out_comm: new, sluice_comm_destroy. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (driver, device,
  * NCCL or kernels: says which), EXTERNAL (NCCL's text); with a parent TIMED_OUT, PEER_LOST. */
-SLUICE_API sluice_status_t sluice_comm_create_nccl(const sluice_comm_config_t* config, const sluice_nccl_group_t* group,
-                                                   sluice_comm_t** out_comm);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_comm_create_nccl(const sluice_comm_config_t* config,
+                                                                       const sluice_nccl_group_t* group,
+                                                                       sluice_comm_t** out_comm);
 
 /* ---- tcp ------------------------------------------------------------------------------------------------------ */
 

@@ -54,15 +54,17 @@ typedef struct sluice_migration_config_s {
   int32_t reserved; /* 0 */
 } sluice_migration_config_t;
 
-SLUICE_EXPORT void sluice_migration_config_init(sluice_migration_config_t* out_config, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_migration_config_init(sluice_migration_config_t* out_config,
+                                                                    size_t struct_size);
 
 /* comm: the ranks among which experts move; retained. Its exchanges may go on beside a move. Not collective.
  * out_migration: new, sluice_migration_destroy. Thread-safe. Errors: INVALID_ARGUMENT naming the field, ABI,
  * NO_MEMORY. */
-SLUICE_API sluice_status_t sluice_migration_create(sluice_comm_t* comm, const sluice_migration_config_t* config,
-                                                   sluice_migration_t** out_migration);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_migration_create(sluice_comm_t* comm,
+                                                                       const sluice_migration_config_t* config,
+                                                                       sluice_migration_t** out_migration);
 /* Not collective, in bounded time. A move that is under way is given up: the others lose this rank. Accepts NULL. */
-SLUICE_EXPORT void sluice_migration_destroy(sluice_migration_t* migration);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_migration_destroy(sluice_migration_t* migration);
 
 enum { SLUICE_MIGRATION_LEAVES = 0, SLUICE_MIGRATION_ARRIVES = 1 };
 
@@ -98,8 +100,9 @@ typedef struct sluice_migration_item_s {
  * these at the latest in commit. STATE: a move is under way, or undecided. MISMATCH: epochs differ. PEER_REFUSED,
  * PEER_LOST: another rank has given the move up already. What opening an endpoint returns, naming the phase "announce"
  * and the rank. */
-SLUICE_API sluice_status_t sluice_migration_begin(sluice_migration_t* migration, uint64_t epoch,
-                                                  const sluice_migration_item_t* items, int32_t num_items);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_migration_begin(sluice_migration_t* migration, uint64_t epoch,
+                                                                      const sluice_migration_item_t* items,
+                                                                      int32_t num_items);
 
 /* Looks, without waiting, whether spans of an item that arrives are here, and copies them: for a host that uses them
  * before the commit, as the stage of a pipeline does to which a layer moves while a batch runs. Spans AT_COMMIT come
@@ -112,15 +115,17 @@ SLUICE_API sluice_status_t sluice_migration_begin(sluice_migration_t* migration,
  *           commit will say
  *
  * Threads: that which commits; not collective. Errors: STATE (no move is under way), INVALID_ARGUMENT. */
-SLUICE_API sluice_status_t sluice_migration_read_early(sluice_migration_t* migration, uint64_t id, int32_t peer,
-                                                       const sluice_migration_span_t* to, int32_t num_spans,
-                                                       int32_t* out_is_there);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_migration_read_early(sluice_migration_t* migration, uint64_t id,
+                                                                           int32_t peer,
+                                                                           const sluice_migration_span_t* to,
+                                                                           int32_t num_spans, int32_t* out_is_there);
 
 /* From now on the spans AT_COMMIT of an item that leaves do not change any more either: they follow those that are
  * STILL, and commit waits for fewer. Between two ranks items go in the order of their ids, so one waits for those ahead
  * of it. Threads: that which commits; not collective. May be said again. Errors: STATE (no move is under way),
  * INVALID_ARGUMENT. */
-SLUICE_API sluice_status_t sluice_migration_mark_still(sluice_migration_t* migration, uint64_t id, int32_t peer);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_migration_mark_still(sluice_migration_t* migration, uint64_t id,
+                                                                           int32_t peer);
 
 /* Ends the move: waits for what is still under way, without the rate, and for all ranks, then puts what has arrived
  * into its place. SLUICE_OK on one rank means that no rank has aborted: those that live have committed, or come to it
@@ -132,7 +137,8 @@ SLUICE_API sluice_status_t sluice_migration_mark_still(sluice_migration_t* migra
  * everywhere INVALID_ARGUMENT  this rank refused. The same MISMATCH       two ends disagree about what moves between
  * them: names them. The same PEER_LOST, TIMED_OUT, ABORTED, OVER_BUDGET, EXTERNAL  naming the rank and the phase. The
  * move has aborted, or is UNDECIDED: sluice_migration_get_progress says which */
-SLUICE_API sluice_status_t sluice_migration_commit(sluice_migration_t* migration, const char* refusal);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_migration_commit(sluice_migration_t* migration,
+                                                                       const char* refusal);
 
 /* After a loss: one epoch for all who are left. An undecided rank commits or aborts by it; where none is, nothing
  * changes.
@@ -142,13 +148,13 @@ SLUICE_API sluice_status_t sluice_migration_commit(sluice_migration_t* migration
  * Collective over comm; comm-exclusive. out_epoch: in force on all of them; may be NULL. Errors: STATE (a move is under
  * way), INTERNAL (epochs differ all the same: a rank was left out before), what exchanges return: then the rank is as
  * it was. */
-SLUICE_API sluice_status_t sluice_migration_settle(sluice_migration_t* migration, sluice_comm_t* comm,
-                                                   uint64_t* out_epoch);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_migration_settle(sluice_migration_t* migration,
+                                                                       sluice_comm_t* comm, uint64_t* out_epoch);
 
 /* Gives a move up that has begun, before commit: the old epoch stays in force on all ranks, which hear of it, and why,
  * in commit. reason: copied; may be NULL. Not collective; comm-exclusive. Without effect where none is under
  * way. */
-SLUICE_EXPORT void sluice_migration_abort(sluice_migration_t* migration, const char* reason);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_migration_abort(sluice_migration_t* migration, const char* reason);
 
 typedef struct sluice_migration_progress_s {
   size_t struct_size; /* set by the caller: sizeof */
@@ -166,11 +172,11 @@ typedef struct sluice_migration_progress_s {
 } sluice_migration_progress_t;
 
 /* Any thread but one that is in another call of this migration. Errors: INVALID_ARGUMENT, ABI. */
-SLUICE_API sluice_status_t sluice_migration_get_progress(sluice_migration_t* migration,
-                                                         sluice_migration_progress_t* out_progress);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_migration_get_progress(sluice_migration_t* migration,
+                                                                             sluice_migration_progress_t* out_progress);
 
 /* "stream", "flush", "ready", "agree", ...: immutable. */
-SLUICE_EXPORT const char* sluice_migration_phase_name(int32_t phase);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL const char* sluice_migration_phase_name(int32_t phase);
 
 #ifdef __cplusplus
 }

@@ -30,7 +30,8 @@ typedef struct sluice_placement_problem_s {
   int32_t num_ranks;               /* [1, 4096] */
 } sluice_placement_problem_t;
 
-SLUICE_EXPORT void sluice_placement_problem_init(sluice_placement_problem_t* out_problem, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_placement_problem_init(sluice_placement_problem_t* out_problem,
+                                                                     size_t struct_size);
 
 /* Prepared by _init; then the caller sets the arrays, which are its own memory. */
 typedef struct sluice_placement_result_s {
@@ -49,13 +50,14 @@ typedef struct sluice_placement_result_s {
                          load). Up to 12 experts always */
 } sluice_placement_result_t;
 
-SLUICE_EXPORT void sluice_placement_result_init(sluice_placement_result_t* out_result, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_placement_result_init(sluice_placement_result_t* out_result,
+                                                                    size_t struct_size);
 
 /* Plans. Nothing moves where the placement in force is good enough. Everything is borrowed for the call. Any thread,
  * with results of their own. 256 experts on 64 ranks take milliseconds. Errors: INVALID_ARGUMENT naming the field, what
  * was found and what it may be; ABI; NO_MEMORY: no result. */
-SLUICE_API sluice_status_t sluice_planner_placement(const sluice_placement_problem_t* problem,
-                                                    sluice_placement_result_t* inout_result);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_placement(const sluice_placement_problem_t* problem,
+                                                                        sluice_placement_result_t* inout_result);
 
 /* Whether a move pays, for experts and for layers. */
 enum {
@@ -79,13 +81,14 @@ typedef struct sluice_planner_move_s {
   int64_t least_steps;             /* between two moves */
 } sluice_planner_move_t;
 
-SLUICE_EXPORT void sluice_planner_move_init(sluice_planner_move_t* out_move, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_planner_move_init(sluice_planner_move_t* out_move, size_t struct_size);
 
 /* SLUICE_MOVE_PAYS where (step_seconds - planned_step_seconds) * horizon_steps > move_seconds, the gain is at least
  * least_gain of a step, and least_steps have passed; else the first reason of the list above that holds.
  * out_verdict: SLUICE_MOVE_*. Pure; any thread. Errors: INVALID_ARGUMENT (a time or count that is negative or not
  * finite: named), ABI. */
-SLUICE_API sluice_status_t sluice_planner_move_verdict(const sluice_planner_move_t* move, int32_t* out_verdict);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_move_verdict(const sluice_planner_move_t* move,
+                                                                           int32_t* out_verdict);
 
 #ifdef __cplusplus
 }

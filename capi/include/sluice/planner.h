@@ -22,14 +22,14 @@ typedef struct sluice_planner_s sluice_planner_t;
 /* machine_json [length] is one machine; it is copied. out_planner: new, sluice_planner_destroy. Immutable: any thread.
  * Errors: INVALID_ARGUMENT naming line or field, what was found and the remedy (unknown fields with the known ones);
  * NO_MEMORY. */
-SLUICE_API sluice_status_t sluice_planner_create(const char* machine_json, uint64_t length,
-                                                 sluice_planner_t** out_planner);
-SLUICE_EXPORT void sluice_planner_destroy(sluice_planner_t* planner); /* accepts NULL */
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_create(const char* machine_json, uint64_t length,
+                                                                     sluice_planner_t** out_planner);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_planner_destroy(sluice_planner_t* planner); /* accepts NULL */
 
 /* The machine as JSON. *inout_bytes is the room and then the length with the terminating 0; text may be NULL to ask.
  * Any thread. Errors: INVALID_ARGUMENT (too little room). */
-SLUICE_API sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, char* text,
-                                                        uint64_t* inout_bytes);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_write_machine(const sluice_planner_t* planner, char* text,
+                                                                            uint64_t* inout_bytes);
 
 typedef struct sluice_calibration_config_s {
   size_t struct_size;              /* set by sluice_calibration_config_init */
@@ -43,7 +43,8 @@ typedef struct sluice_calibration_config_s {
   int32_t refresh;                 /* 1: measure although the cache has it */
 } sluice_calibration_config_t;
 
-SLUICE_EXPORT void sluice_calibration_config_init(sluice_calibration_config_t* out_config, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_calibration_config_init(sluice_calibration_config_t* out_config,
+                                                                      size_t struct_size);
 
 /* Measures the machine that the context runs on, through its own GEMMs, communicator and lanes, or takes it from the
  * cache. Collective: every rank calls it with equal numbers, and gets the same machine. Progress goes to the log
@@ -52,9 +53,9 @@ SLUICE_EXPORT void sluice_calibration_config_init(sluice_calibration_config_t* o
  * from the process while it runs. out_planner: new, sluice_planner_destroy. Context-exclusive. Errors:
  * INVALID_ARGUMENT, ABI, BUSY, NO_MEMORY, UNSUPPORTED (more than 256 ranks), what GEMMs, exchanges and a CUDA device
  * report. A CUDA context is measured by its device's clock, on its default stream. */
-SLUICE_API sluice_status_t sluice_planner_calibrate(sluice_context_t* context,
-                                                    const sluice_calibration_config_t* config,
-                                                    sluice_planner_t** out_planner);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_calibrate(sluice_context_t* context,
+                                                                        const sluice_calibration_config_t* config,
+                                                                        sluice_planner_t** out_planner);
 
 /* What is asked about. The rank that is timed is the fullest; the others wait for it. */
 typedef struct sluice_planner_workload_s {
@@ -89,7 +90,8 @@ typedef struct sluice_planner_workload_s {
                       choose: 0 */
 } sluice_planner_workload_t;
 
-SLUICE_EXPORT void sluice_planner_workload_init(sluice_planner_workload_t* out_workload, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_planner_workload_init(sluice_planner_workload_t* out_workload,
+                                                                    size_t struct_size);
 
 /* One choice. ADAPTIVE is not a choice: predict takes none of it, but where the workload has the tensor's list. */
 typedef struct sluice_planner_choice_s {
@@ -149,11 +151,9 @@ typedef struct sluice_planner_entry_s {
  * out_prediction->num_entries is how many there are. Any thread. Errors: INVALID_ARGUMENT naming the field (a machine
  * without what the workload needs among them), ABI, UNSUPPORTED (callback experts that cannot do the policy),
  * NO_MEMORY. A choice over the budget is no error: `fits` says so. */
-SLUICE_API sluice_status_t sluice_planner_predict(const sluice_planner_t* planner,
-                                                  const sluice_planner_workload_t* workload,
-                                                  const sluice_planner_choice_t* choice,
-                                                  sluice_planner_prediction_t* out_prediction,
-                                                  sluice_planner_entry_t* out_entries, int32_t capacity);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_predict(
+    const sluice_planner_t* planner, const sluice_planner_workload_t* workload, const sluice_planner_choice_t* choice,
+    sluice_planner_prediction_t* out_prediction, sluice_planner_entry_t* out_entries, int32_t capacity);
 
 /* Why a candidate is not the one. */
 enum {
@@ -182,14 +182,12 @@ typedef struct sluice_planner_candidate_s {
  * there are; *out_chosen the index of the chosen one, -1 where none fits (then OVER_BUDGET is returned, the record
  * names the shortfall and the leanest, and the candidates are written all the same). out_chosen may be NULL. Any
  * thread. Errors: as predict; OVER_BUDGET. */
-SLUICE_API sluice_status_t sluice_planner_choose(const sluice_planner_t* planner,
-                                                 const sluice_planner_workload_t* workload,
-                                                 const sluice_planner_choice_t* wanted,
-                                                 sluice_planner_candidate_t* out_candidates, int32_t capacity,
-                                                 int32_t* out_count, int32_t* out_chosen);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_choose(
+    const sluice_planner_t* planner, const sluice_planner_workload_t* workload, const sluice_planner_choice_t* wanted,
+    sluice_planner_candidate_t* out_candidates, int32_t capacity, int32_t* out_count, int32_t* out_chosen);
 
 /* "chosen", "slower", "over budget", "as fast"; immutable. */
-SLUICE_EXPORT const char* sluice_planner_verdict_name(int32_t verdict);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL const char* sluice_planner_verdict_name(int32_t verdict);
 
 #ifdef __cplusplus
 }

@@ -108,7 +108,7 @@ typedef struct sluice_planner_layer_s {
   int32_t reserved;      /* 0 */
 } sluice_planner_layer_t;
 
-SLUICE_EXPORT void sluice_planner_layer_init(sluice_planner_layer_t* out_layer, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_planner_layer_init(sluice_planner_layer_t* out_layer, size_t struct_size);
 
 /* Prepared by _init: one stage, one micro-batch, no budget. */
 typedef struct sluice_planner_problem_s {
@@ -133,7 +133,8 @@ typedef struct sluice_planner_problem_s {
   int32_t reserved;           /* 0 */
 } sluice_planner_problem_t;
 
-SLUICE_EXPORT void sluice_planner_problem_init(sluice_planner_problem_t* out_problem, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_planner_problem_init(sluice_planner_problem_t* out_problem,
+                                                                   size_t struct_size);
 
 /* Why a layer has its option, by what would be if it alone had its fastest one. */
 enum {
@@ -218,7 +219,8 @@ typedef struct sluice_planner_result_s {
   int32_t num_rounds;             /* the heuristic's turns of partition and options */
 } sluice_planner_result_t;
 
-SLUICE_EXPORT void sluice_planner_result_init(sluice_planner_result_t* out_result, size_t struct_size);
+SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_planner_result_init(sluice_planner_result_t* out_result,
+                                                                  size_t struct_size);
 
 /* Plans. Everything is borrowed for the call. Any thread, with results of their own. Errors: INVALID_ARGUMENT naming
  * the layer, field or stage, what was found and what it may be; ABI; NO_MEMORY; UNSUPPORTED (callback experts that
@@ -226,8 +228,8 @@ SLUICE_EXPORT void sluice_planner_result_init(sluice_planner_result_t* out_resul
  * lacks and the smallest budget with which it would not be, and the rest of the result is the plan that needs fewest
  * bytes. For a chain that is exact: with budgets all alike, smallest_budget_bytes on every stage fits and one byte less
  * does not; else every budget has to grow by short_bytes. */
-SLUICE_API sluice_status_t sluice_planner_stages(const sluice_planner_problem_t* problem,
-                                                 sluice_planner_result_t* inout_result);
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_stages(const sluice_planner_problem_t* problem,
+                                                                     sluice_planner_result_t* inout_result);
 
 #ifdef __cplusplus
 }

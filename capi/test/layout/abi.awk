@@ -1,5 +1,5 @@
 # capi/abi/abi.txt as a list of macros that layout_test.c, or a program of C++, defines.
-/^#/       { next }
+/^(#|experimental )/ { next }
 /;$/       { print "DECLARATION(" substr($0, 1, length($0) - 1) ")"; next }
 / = /      { print "CONSTANT(" $1 ", " $3 ")"; next }
 / bytes$/  { owner = substr($1, 1, length($1) - 1); print "STRUCT(" owner ", " $2 ")"; next }

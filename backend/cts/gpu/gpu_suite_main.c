@@ -7,8 +7,8 @@
  *                               runs them; a line per case, the last `N passed, N failed`; exit 0, 1, or 77: no GPU
  *                               here. --coverage: then a case for each kernel, whether one of them launched it (fakes)
  *
- * integration_tests/gpu/run builds it with gcc and nvcc and runs it under compute-sanitizer too; the same source with
- * the fake driver and cuBLAS behind it (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's, so that the suite itself is
+ * integration_tests/gpu/run runs it, under compute-sanitizer too; the same source with the fake driver and cuBLAS
+ * behind it (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's, so that the suite itself is
  * tried. */
 #include <stdio.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  *   gpu_layer --list            the parts
  *   gpu_layer PART [SECONDS]    runs one; a line per case, the last `N passed, N failed`; exit 0, 1, or 77: no GPU here
  *
- * Several ranks are threads that share GPU 0, with a local communicator. integration_tests/gpu/run builds this with gcc
- * and nvcc; the same source over the fake driver and cuBLAS (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's. */
+ * Several ranks are threads that share GPU 0, with a local communicator. integration_tests/gpu/run runs
+ * this; the same source over the fake driver and cuBLAS (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,124 @@
+"""What a GPU runs, item by item, and how what an item says is judged."""
+
+import collections
+import fnmatch
+import sys
+import time
+
+import programs
+from programs import HERE, LAYER, SUITE
+
+NO_GPU = 77
+NOTE, MOST_NOTES = "     ", 20  # how a program's line begins that is no case
+SHOWN_REPORTS = 20
+KERNEL_PREFIX = "sluice_"
+PARTS = ("kernels", "routing", "gemm", "choice", "rates", "streams", "memory", "nccl")  # of gpu_suite
+LAYER_PARTS = ("layer", "ranks", "calibrate")  # of gpu_layer; soak and small are items of their own
+BENCHMARKS = {f"benchmark {shape}": shape for shape in ("gpt3-xl", "mixtral", "qwen3", "deepseek")}
+# What these print is their result, in the record whole: rows for the table, machines, times and verdicts.
+TELLING = {"choice": 20000, "rates": 8000, "calibrate": 40000, **dict.fromkeys(BENCHMARKS, 20000)}
+SHOWN = ("choice", "rates", *BENCHMARKS)  # and on the screen
+SECONDS = {"calibrate": {False: 20, True: 0.05}}  # arguments of parts, by --fake
+SOAK_SECONDS = {False: 240, True: 4}  # by --fake
+SOAK_SHARE = 0.75  # of what it may take: it ends after its last case
+# Tools of compute-sanitizer, with options; gemm is the library's own business and slow under them. An error that the
+# driver returns is an answer at times, and the programs look at each. Shared memory is raced for by vendors' kernels
+# alone if any, but theirs are not ours to mend. Every report of initcheck is wanted: see own_reports().
+TOOLS = {
+    "memcheck": ["--report-api-errors", "no"],
+    "racecheck": ["--kernel-name", f"kns={KERNEL_PREFIX}"],
+    "initcheck": ["--print-limit", "100000", "--show-backtrace", "no"],
+}
+FOUND = 3  # the exit code of a tool that found something
+# Item: (script, arguments). They say themselves what they miss, and are skipped then.
+SCRIPTS = {
+    "gradients against PyTorch": ("torch_gpu.py", ["gradients"]),
+    "CUDA graphs of torch": ("torch_gpu.py", ["graphs"]),
+    "transformers' Mixtral on Sluice": ("torch_gpu.py", ["transformers"]),
+    "DeepSpeed's MoE on Sluice": ("torch_gpu.py", ["deepspeed"]),
+    "two ranks over NCCL": ("torch_gpu.py", ["ranks"]),
+    **{name: ("benchmark.py", [shape]) for name, shape in BENCHMARKS.items()},
+}
+ABSENT = {
+    "exchanges beside GEMMs in times": "needs two GPUs; one of them runs NCCL with nobody to talk to",
+    "hand-written Hopper grouped kernels": "not written: only where they can be run and timed",
+}
+# name, program or script, its arguments, the tool around it
+Item = collections.namedtuple("Item", "name program arguments tool", defaults=(None,))
+
+
+def items(fake=False):
+    """All items, the same everywhere."""
+    end = "_fake" if fake else ""
+    suite, layer = SUITE + end, LAYER + end
+    found = [Item(part, suite, [part]) for part in PARTS]
+    found += [
+        Item(part, layer, [part, *([str(SECONDS[part][fake])] if part in SECONDS else [])]) for part in LAYER_PARTS
+    ]
+    found += [Item(name, script, arguments) for name, (script, arguments) in SCRIPTS.items()]
+    for tool in TOOLS:
+        found += [Item(f"{part} under {tool}", suite, [part], tool) for part in ("kernels", "routing")]
+        found += [Item(f"layer and ranks under {tool}", layer, ["small"], tool)]
+    return [*found, Item("soak", layer, ["soak"])]
+
+
+def named(found, names):
+    """Those that a comma-separated list of patterns names."""
+    patterns = [name.strip() for name in names.split(",")]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(item.name, pattern) for item in found):
+            sys.exit(f"gpu: --items names {pattern!r}, and there is no such item: see --list")
+    return [item for item in found if any(fnmatch.fnmatchcase(item.name, pattern) for pattern in patterns)]
+
+
+def own_reports(text):
+    """Reports of initcheck about kernels of ours. It also names copies of memory in whose padding nothing was written,
+    which does no harm, and reads of what it has not seen a vendor's kernel write."""
+    lines = text.split("\n")
+    starts_at = [i for i, line in enumerate(lines) if "Uninitialized __global__ memory read" in line]
+    return ["\n".join(lines[i : i + 4]) for i in starts_at if KERNEL_PREFIX in "".join(lines[i + 1 : i + 2])]
+
+
+def judge_initcheck(text):
+    """(outcome, text) of a run that was well but for reports."""
+    own, last = own_reports(text), text.strip().split("\n")[-1]
+    if own:
+        return "failed", "\n".join([*own[:SHOWN_REPORTS], f"{len(own)} such reads by kernels of Sluice's", last])
+    return "passed", f"{text.count('Uninitialized')} reports, none of a kernel of Sluice's; {last}"
+
+
+def what_it_told(text):
+    """Of a pass: what was said beside the cases (versions of libraries, what was left out), and the last line."""
+    lines = text.strip().split("\n")
+    notes = dict.fromkeys(line.strip() for line in lines[:-1] if line.startswith(NOTE))
+    return "\n".join([*list(notes)[:MOST_NOTES], lines[-1]])
+
+
+def run_item(folder, item, fake, environment, limit, most):
+    """(outcome, seconds, text): passed, failed, skipped, or no GPU; unfinished: it had less than `most` seconds."""
+    is_script = item.program.endswith(".py")
+    command = [sys.executable, str(HERE / item.program)] if is_script else [str(folder / item.program)]
+    command += item.arguments + (["--fake"] if is_script and fake else [])
+    if item.name == "soak":
+        command.append(f"{min(SOAK_SECONDS[fake], limit * SOAK_SHARE):.0f}")
+    if item.tool is not None:
+        if fake:
+            return "skipped", 0.0, "compute-sanitizer looks at a GPU"
+        found = programs.find_tool("compute-sanitizer")
+        if found is None:
+            return "skipped", 0.0, "compute-sanitizer is not installed"
+        command = [found, "--tool", item.tool, *TOOLS[item.tool], "--error-exitcode", str(FOUND), *command]
+    began = time.monotonic()
+    code, text = programs.run_within(command, environment, limit)
+    if code is None:
+        outcome = "failed" if limit >= most else "unfinished"
+        return outcome, time.monotonic() - began, f"{text}\nended after {limit:.0f} s"
+    # A script that lacks a package says so with 77; a program that lacks a GPU ends the run.
+    outcome = {0: "passed", NO_GPU: "skipped" if is_script else "no GPU"}.get(code, "failed")
+    if item.tool is not None and "Device not supported" in text:
+        return "skipped", time.monotonic() - began, "compute-sanitizer does not support this device here"
+    if item.tool == "initcheck" and code == FOUND:
+        outcome, text = judge_initcheck(text)
+    if outcome == "passed" and item.name not in TELLING:
+        text = what_it_told(text)
+    return outcome, time.monotonic() - began, text

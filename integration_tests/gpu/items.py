@@ -12,11 +12,13 @@ NO_GPU = 77
 NOTE, MOST_NOTES = "     ", 20  # how a program's line begins that is no case
 SHOWN_REPORTS = 20
 KERNEL_PREFIX = "sluice_"
-PARTS = ("kernels", "routing", "gemm", "choice", "rates", "streams", "memory", "nccl")  # of gpu_suite
+# Of gpu_suite. Each way of cuBLAS has a process of its own: an error in a capture would take the others with it.
+GEMMS = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_table")
+PARTS = ("kernels", "routing", *GEMMS, "choice", "rates", "streams", "memory", "nccl", "adam")
 LAYER_PARTS = ("layer", "ranks", "calibrate")  # of gpu_layer; soak and small are items of their own
 BENCHMARKS = {f"benchmark {shape}": shape for shape in ("gpt3-xl", "mixtral", "qwen3", "deepseek")}
 # What these print is their result, in the record whole: rows for the table, machines, times and verdicts.
-TELLING = {"choice": 20000, "rates": 8000, "calibrate": 40000, **dict.fromkeys(BENCHMARKS, 20000)}
+TELLING = {"choice": 20000, "rates": 12000, "calibrate": 40000, **dict.fromkeys(BENCHMARKS, 20000)}
 SHOWN = ("choice", "rates", *BENCHMARKS)  # and on the screen
 SECONDS = {"calibrate": {False: 20, True: 0.05}}  # arguments of parts, by --fake
 SOAK_SECONDS = {False: 240, True: 4}  # by --fake

@@ -1,4 +1,5 @@
-/* Which way GEMMs go: times of each at the benchmarks' shapes. */
+/* Which way GEMMs go: times of each for the lists that the engine makes at the benchmarks' shapes. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,75 +9,230 @@
 #include "backend/cts/gpu/gpu_parts.h"
 #include "backend/cts/gpu/gpu_rig.h"
 
-enum { CHOICE_REPEATS = 20 };
+enum { SETS = 4, MOST_REPEATS = 20, NUM_STREAMS = 4, FOUR_STREAMS = SLUICE_CUBLAS_LT + 1, NUM_WAYS };
+#define SET_SECONDS 0.015
 
-/* Seconds of one run of the list, the shortest of five sets. */
-static double seconds_of(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list, int repeats) {
-  double best = -1;
-  for (int set = 0; set < 6; ++set) { /* the first makes what later ones find */
-    uint64_t begin = sluice_now_ns();
-    for (int i = 0; i < repeats; ++i) {
-      if (sluice_gemm_run(gemm, list) != SLUICE_OK) gpu_die("a GEMM");
+/* The lists of a layer's passes, in their order; gate and up lie in one tensor, as hosts have them. */
+typedef enum list_kind_e { UP, DOWN, DOWN_GRAD, UP_GRAD, WEIGHT_GRAD, NUM_LIST_KINDS } list_kind_t;
+
+typedef struct layer_s {
+  const char* name;
+  int64_t experts, rows /* of all experts */, model, hidden, factor /* 2: gated */;
+  int32_t is_uneven;
+} layer_t;
+
+typedef struct operands_s {
+  gpu_array_t x, pre, act, y, up, down;
+  int64_t* first; /* row of each expert, and the end */
+  sluice_gemm_problem_t* list;
+} operands_t;
+
+/* Uneven: as a router without a loss that balances, whose fullest expert has 2.3 times the mean and the emptiest a
+ * third of it; few numbers of rows are whole tiles. */
+static void divide_rows(const layer_t* l, int64_t* first) {
+  first[0] = 0;
+  for (int64_t e = 0; e < l->experts; ++e) {
+    double place = (double)((e * 5 + 3) % l->experts), count = (double)l->experts;
+    double share = l->is_uneven ? (exp(-2 * place / count) - exp(-2 * (place + 1) / count)) / (1 - exp(-2)) : 1 / count;
+    first[e + 1] = first[e] + (int64_t)((double)l->rows * share);
+  }
+}
+
+static sluice_matrix_t at(const gpu_array_t* a, int64_t row, int64_t columns, int is_turned) {
+  void* data = (char*)a->there + row * columns * 2;
+  return is_turned ? (sluice_matrix_t){data, 1, columns} : (sluice_matrix_t){data, columns, 1};
+}
+
+/* The list as backend/moe/ops makes it: forward_ops.c, backward_ops.c, weight_grad.c. -> GEMMs in it. Gradients of
+ * weights take the weights' place, and are one list here where the engine makes two. */
+static int64_t make_list(const layer_t* l, const operands_t* o, list_kind_t kind, int64_t count) {
+  const int64_t model = l->model, hidden = l->hidden, wide = l->factor * l->hidden;
+  int64_t n = 0;
+  for (int64_t e = 0; e < count; ++e) {
+    const int64_t row = o->first[e], rows = o->first[e + 1] - row;
+    const sluice_matrix_t x = at(&o->x, row, model, 0), pre = at(&o->pre, row, wide, 0),
+                          act = at(&o->act, row, hidden, 0), y = at(&o->y, row, model, 0);
+    switch (kind) {
+      case UP: o->list[n++] = (sluice_gemm_problem_t){rows, wide, model, x, at(&o->up, e * wide, model, 1), pre}; break;
+      case DOWN:
+        o->list[n++] = (sluice_gemm_problem_t){rows, model, hidden, act, at(&o->down, e * model, hidden, 1), y};
+        break;
+      case DOWN_GRAD:
+        o->list[n++] = (sluice_gemm_problem_t){rows, hidden, model, y, at(&o->down, e * model, hidden, 0), act};
+        break;
+      case UP_GRAD:
+        o->list[n++] = (sluice_gemm_problem_t){rows, model, wide, pre, at(&o->up, e * wide, model, 0), x};
+        break;
+      default:
+        o->list[n++] = (sluice_gemm_problem_t){
+            model, hidden, rows, at(&o->y, row, model, 1), act, at(&o->down, e * model, hidden, 0)};
+        for (int64_t half = 0; half < l->factor; ++half) {
+          sluice_matrix_t dm = {(char*)pre.data + half * hidden * 2, 1, wide};
+          o->list[n++] =
+              (sluice_gemm_problem_t){hidden, model, rows, dm, x, at(&o->up, e * wide + half * hidden, model, 0)};
+        }
     }
-    if (gpu_rig.driver->cuStreamSynchronize(NULL) != 0) gpu_die("a wait");
-    double seconds = (double)(sluice_now_ns() - begin) * 1e-9 / repeats;
-    if (set > 0 && (best < 0 || seconds < best)) best = seconds;
+  }
+  return n;
+}
+
+static operands_t open_operands(const layer_t* l) {
+  const int64_t wide = l->factor * l->hidden;
+  operands_t o = {.x = gpu_repeated(SLUICE_DTYPE_BF16, l->rows * l->model),
+                  .pre = gpu_repeated(SLUICE_DTYPE_BF16, l->rows * wide),
+                  .act = gpu_repeated(SLUICE_DTYPE_BF16, l->rows * l->hidden),
+                  .y = gpu_repeated(SLUICE_DTYPE_BF16, l->rows * l->model),
+                  .up = gpu_repeated(SLUICE_DTYPE_BF16, l->experts * wide * l->model),
+                  .down = gpu_repeated(SLUICE_DTYPE_BF16, l->experts * l->hidden * l->model),
+                  .first = calloc((size_t)l->experts + 1, sizeof *o.first),
+                  .list = calloc((size_t)l->experts * 3, sizeof *o.list)};
+  if (o.first == NULL || o.list == NULL) gpu_die("memory");
+  divide_rows(l, o.first);
+  return o;
+}
+
+static void drop_operands(operands_t* o) {
+  gpu_array_t* all[] = {&o->x, &o->pre, &o->act, &o->y, &o->up, &o->down};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) gpu_drop(all[i]);
+  free(o->first), free(o->list);
+}
+
+/* ---- ways ------------------------------------------------------------------------------------------------------ */
+
+typedef struct way_s {
+  int32_t how;
+  sluice_gemm_t* gemms[NUM_STREAMS]; /* a handle and a workspace for each stream */
+  void* streams[NUM_STREAMS];
+} way_t;
+
+static way_t open_way(int32_t how, sluice_allocator_t* host) {
+  way_t w = {.how = how};
+  for (int s = 0; s < (how == FOUR_STREAMS ? NUM_STREAMS : 1); ++s) {
+    w.gemms[s] = gpu_cublas_open(how == FOUR_STREAMS ? SLUICE_CUBLAS_SINGLE : how, host);
+    if (gpu_rig.driver->cuStreamCreateWithPriority(&w.streams[s], SLUICE_CU_STREAM_NON_BLOCKING, 0) != 0) {
+      gpu_die("a stream");
+    }
+  }
+  return w;
+}
+
+static void close_way(way_t* w) {
+  for (int s = 0; s < NUM_STREAMS && w->gemms[s] != NULL; ++s) {
+    sluice_gemm_destroy(w->gemms[s]);
+    (void)gpu_rig.driver->cuStreamDestroy_v2(w->streams[s]);
+  }
+}
+
+static void run_list(const way_t* w, const sluice_grouped_gemm_t* list) {
+  sluice_grouped_gemm_t call = *list;
+  call.stream = w->streams[0];
+  sluice_status_t status = SLUICE_OK;
+  if (w->how != FOUR_STREAMS) status = sluice_gemm_run(w->gemms[0], &call);
+  for (int64_t i = 0; i < list->count && w->how == FOUR_STREAMS && status == SLUICE_OK; ++i) {
+    call.problems = &list->problems[i], call.count = 1, call.stream = w->streams[i % NUM_STREAMS];
+    status = sluice_gemm_run(w->gemms[i % NUM_STREAMS], &call);
+  }
+  if (status != SLUICE_OK) gpu_die("a GEMM");
+}
+
+static double seconds_of_set(const way_t* w, const sluice_grouped_gemm_t* list, int repeats) {
+  uint64_t begin = sluice_now_ns();
+  for (int i = 0; i < repeats; ++i) run_list(w, list);
+  for (int s = 0; s < NUM_STREAMS && w->streams[s] != NULL; ++s) {
+    if (gpu_rig.driver->cuStreamSynchronize(w->streams[s]) != 0) gpu_die("a wait");
+  }
+  return (double)(sluice_now_ns() - begin) * 1e-9 / repeats;
+}
+
+/* Seconds of one run of the list, the shortest of some sets of equal length. */
+static double seconds_of(const way_t* w, const sluice_grouped_gemm_t* list) {
+  (void)seconds_of_set(w, list, 1); /* makes what later ones find */
+  double best = seconds_of_set(w, list, 1);
+  const double wanted = SET_SECONDS / (best > 1e-9 ? best : 1e-9);
+  const int repeats = wanted < 1 ? 1 : wanted > MOST_REPEATS ? MOST_REPEATS : (int)wanted;
+  for (int set = 0; set < SETS; ++set) {
+    double seconds = seconds_of_set(w, list, repeats);
+    if (seconds < best) best = seconds;
   }
   return best;
 }
 
-/* Times the ways of the library by turns and prints a row for backend/gemm/cublas/cublas_choices.inc where another than
- * grouped is faster by a twentieth. The three GEMMs of a layer: forward, input gradient, weight gradient. */
-static void choose(int64_t experts, int64_t rows, int64_t width, int64_t hidden) {
+/* ---- parts ----------------------------------------------------------------------------------------------------- */
+
+/* Times every way with every list, and prints a row for backend/gemm/cublas/cublas_choices.inc where a way that is in
+ * the table is faster than grouped by a twentieth. */
+static void choose(const layer_t* l) {
   static const char* const names[] = {"", "SLUICE_CUBLAS_GROUPED", "SLUICE_CUBLAS_SINGLE", "SLUICE_CUBLAS_LT"};
-  sluice_gemm_problem_t* list = calloc((size_t)experts, sizeof *list);
-  gpu_array_t x = gpu_repeated(SLUICE_DTYPE_BF16, experts * rows * width),
-              w = gpu_repeated(SLUICE_DTYPE_BF16, experts * hidden * width),
-              y = gpu_repeated(SLUICE_DTYPE_BF16, experts * rows * hidden);
+  static const char* const kinds[NUM_LIST_KINDS] = {"up", "down", "gradient of down", "gradient of up",
+                                                    "gradients of weights"};
   sluice_allocator_t host;
   sluice_allocator_init(&host, NULL, NULL, NULL);
-  for (int kind = 0; kind < 3; ++kind) {
-    for (int64_t e = 0; e < experts; ++e) {
-      char *xe = (char*)x.there + e * rows * width * 2, *we = (char*)w.there + e * hidden * width * 2,
-           *ye = (char*)y.there + e * rows * hidden * 2;
-      list[e] =
-          kind == 0   ? (sluice_gemm_problem_t){rows, hidden, width, {xe, width, 1}, {we, 1, width}, {ye, hidden, 1}}
-          : kind == 1 ? (sluice_gemm_problem_t){rows, width, hidden, {ye, hidden, 1}, {we, width, 1}, {xe, width, 1}}
-                      : (sluice_gemm_problem_t){hidden, width, rows, {ye, 1, hidden}, {xe, width, 1}, {we, width, 1}};
-    }
-    const sluice_grouped_gemm_t call = {list, experts, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
-    double times[4] = {0};
+  operands_t o = open_operands(l);
+  for (list_kind_t kind = UP; kind < NUM_LIST_KINDS; ++kind) {
+    const int64_t count = make_list(l, &o, kind, l->experts);
+    const sluice_grouped_gemm_t call = {o.list, count, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
+    double times[NUM_WAYS] = {0}, work = 0;
     int32_t best = SLUICE_CUBLAS_GROUPED;
-    for (int32_t how = SLUICE_CUBLAS_GROUPED; how <= SLUICE_CUBLAS_LT; ++how) {
-      sluice_gemm_t* gemm = gpu_cublas_open(how, &host);
-      times[how] = seconds_of(gemm, &call, CHOICE_REPEATS);
-      sluice_gemm_destroy(gemm);
-      if (times[how] < 0.95 * times[SLUICE_CUBLAS_GROUPED] && times[how] < times[best]) best = how;
+    for (int64_t i = 0; i < count; ++i) work += 2e-12 * (double)o.list[i].m * (double)(o.list[i].n * o.list[i].k);
+    for (int32_t how = SLUICE_CUBLAS_GROUPED; how < NUM_WAYS; ++how) {
+      way_t way = open_way(how, &host);
+      times[how] = seconds_of(&way, &call);
+      close_way(&way);
+      if (how <= SLUICE_CUBLAS_LT && times[how] < 0.95 * times[SLUICE_CUBLAS_GROUPED] && times[how] < times[best]) {
+        best = how;
+      }
     }
-    printf("     %lld GEMMs [%lld, %lld, %lld]: grouped %.1f us, single %.1f, lt %.1f\n", (long long)experts,
-           (long long)list->m, (long long)list->n, (long long)list->k, times[1] * 1e6, times[2] * 1e6, times[3] * 1e6);
+    printf(
+        "     %s%s, %s, %lld GEMMs [%lld, %lld, %lld]: grouped %.1f us, single %.1f, lt %.1f, four streams %.1f; "
+        "TFLOP/s %.0f, %.0f, %.0f, %.0f\n",
+        l->name, l->is_uneven ? ", uneven" : "", kinds[kind], (long long)count, (long long)o.list->m,
+        (long long)o.list->n, (long long)o.list->k, times[1] * 1e6, times[2] * 1e6, times[3] * 1e6, times[4] * 1e6,
+        work / times[1], work / times[2], work / times[3], work / times[4]);
     if (best != SLUICE_CUBLAS_GROUPED) {
-      printf("     CHOICE(SLUICE_DTYPE_BF16, %d, %d, %lld, %lld, %lld, %s)\n", kind == 2, kind == 0, (long long)experts,
-             (long long)list->m, (long long)(list->n * list->k), names[best]);
+      printf("     CHOICE(SLUICE_DTYPE_BF16, %d, %d, %lld, %lld, %lld, %s)\n", kind == WEIGHT_GRAD, kind <= DOWN,
+             (long long)count, (long long)(kind == WEIGHT_GRAD ? o.list->m : l->rows / l->experts),
+             (long long)(o.list->n * o.list->k), names[best]);
     }
+    fflush(stdout); /* what is ended by a deadline leaves its lines */
   }
-  free(list);
-  gpu_drop(&x), gpu_drop(&w), gpu_drop(&y);
+  drop_operands(&o);
   gpu_report("cublas leaves nothing", host.num_live == 0 ? NULL : "blocks left");
   sluice_allocator_deinit(&host);
 }
 
-/* The layers of peers/production's shapes as one rank of eight sees them, balanced; rows of one and of four chunks. */
+/* Whole models on one GPU with uneven rows; then one rank of eight, balanced, rows of one and of four chunks. */
 void gpu_part_choice(void) {
-  static const int64_t shapes[][3] = {{2, 2048, 8192}, {1, 4096, 14336}, {16, 2048, 768}, {32, 7168, 2048}};
-  static const int64_t routes[] = {32768, 32768, 131072, 131072}, experts[] = {16, 8, 128, 256};
-  if (GPU_IS_FAKE) {
-    choose(3, 4, 6, 8); /* says nothing but that it runs */
-    return;
-  }
-  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; ++s) {
-    for (int64_t chunks = 1; chunks <= 4; chunks *= 4) {
-      choose(shapes[s][0], routes[s] * 8 / experts[s] / chunks, shapes[s][1], shapes[s][2]);
-    }
-  }
+  static const layer_t layers[] = {{"qwen3", 128, 131072, 2048, 768, 2, 1},
+                                   {"mixtral", 8, 32768, 4096, 14336, 2, 1},
+                                   {"deepseek", 256, 131072, 7168, 2048, 2, 1},
+                                   {"gpt3-xl", 64, 16384, 2048, 8192, 1, 1},
+                                   {"qwen3, one rank of 8", 16, 131072, 2048, 768, 2, 0},
+                                   {"qwen3, one rank of 8, a chunk of 4", 16, 32768, 2048, 768, 2, 0},
+                                   {"mixtral, one rank of 8", 1, 32768, 4096, 14336, 2, 0},
+                                   {"mixtral, one rank of 8, a chunk of 4", 1, 8192, 4096, 14336, 2, 0},
+                                   {"deepseek, one rank of 8", 32, 131072, 7168, 2048, 2, 0},
+                                   {"deepseek, one rank of 8, a chunk of 4", 32, 32768, 7168, 2048, 2, 0}};
+  static const layer_t tiny[] = {{"tiny", 3, 40, 6, 8, 2, 1}, {"tiny", 2, 8, 6, 8, 1, 0}}; /* says that it runs */
+  const size_t count = GPU_IS_FAKE ? sizeof tiny / sizeof tiny[0] : sizeof layers / sizeof layers[0];
+  for (size_t i = 0; i < count; ++i) choose(GPU_IS_FAKE ? &tiny[i] : &layers[i]);
 }
+
+/* Experts of Qwen3's up projection on one rank of eight: all as one grouped call, or the first alone. */
+static void profile(const char* name, int32_t how, int64_t experts) {
+  const layer_t layer =
+      GPU_IS_FAKE ? (layer_t){"tiny", 3, 40, 6, 8, 2, 0} : (layer_t){"qwen3", 16, 131072, 2048, 768, 2, 0};
+  sluice_allocator_t host;
+  sluice_allocator_init(&host, NULL, NULL, NULL);
+  operands_t o = open_operands(&layer);
+  const int64_t count = make_list(&layer, &o, UP, experts < layer.experts ? experts : layer.experts);
+  const sluice_grouped_gemm_t call = {o.list, count, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
+  way_t way = open_way(how, &host);
+  (void)seconds_of_set(&way, &call, 1);
+  close_way(&way);
+  drop_operands(&o);
+  gpu_report(name, host.num_live == 0 ? NULL : "blocks left");
+  sluice_allocator_deinit(&host);
+}
+
+void gpu_part_profile_grouped(void) { profile("profile of a grouped GEMM", SLUICE_CUBLAS_GROUPED, 16); }
+void gpu_part_profile_single(void) { profile("profile of a single GEMM", SLUICE_CUBLAS_SINGLE, 1); }

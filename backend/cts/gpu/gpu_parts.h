@@ -5,11 +5,19 @@
 void gpu_part_kernels(void);
 void gpu_part_routing(void);
 void gpu_part_gemm(void);
+void gpu_part_gemm_by_table(void);
+void gpu_part_gemm_grouped(void);
+void gpu_part_gemm_single(void);
+void gpu_part_gemm_lt(void);
 void gpu_part_choice(void);
 void gpu_part_rates(void);
 void gpu_part_streams(void);
 void gpu_part_memory(void);
 void gpu_part_nccl(void);
 void gpu_part_adam(void);
+/* A few launches each, for a profiler: two kernels, a grouped and a single GEMM. */
+void gpu_part_profile_kernels(void);
+void gpu_part_profile_grouped(void);
+void gpu_part_profile_single(void);
 
 #endif /* SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_ */

@@ -1,5 +1,6 @@
 /* How fast the row kernels and the routing run at the benchmarks' shapes, beside a copy on the device: what to look at
- * first where a layer is slower than its GEMMs. */
+ * first where a layer is slower than its GEMMs. Activations run over all rows at once, and as the engine launches them:
+ * once for each expert, over its rows. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,8 +86,11 @@ static void drop_all(rates_t* r) {
   }
 }
 
-static void launch(rates_t* r, int kind) {
+/* `each` rows from the first on; what is no activation takes all. */
+static void launch_rows(rates_t* r, int kind, int64_t first, int64_t each) {
   const shape_t* s = &r->s;
+  char *pre = (char*)r->pre + first * r->columns * 2, *dpre = (char*)r->dpre + first * r->columns * 2,
+       *act = (char*)r->act + first * s->hidden * 2, *dact = (char*)r->dact + first * s->hidden * 2;
   const sluice_kernels_t* k = r->device->kernels;
   switch (kind) {
     case COPY: (void)sluice_cuda_copy(r->device, NULL, r->dpre, r->pre, (uint64_t)(r->rows * r->columns) * 2); break;
@@ -98,12 +102,11 @@ static void launch(rates_t* r, int kind) {
                       1, r->tokens, s->width);
       break;
     case FORWARD:
-      k->activation_forward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, r->rows, s->hidden, r->pre, NULL, NULL,
-                            r->act);
+      k->activation_forward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, each, s->hidden, pre, NULL, NULL, act);
       break;
     case BACKWARD:
-      k->activation_backward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, r->rows, s->hidden, r->pre, r->dact,
-                             r->weight, r->dpre, r->act, r->dweight);
+      k->activation_backward(NULL, DTYPE, SLUICE_ACTIVATION_SILU, s->gated, each, s->hidden, pre, dact,
+                             r->weight + first, dpre, act, r->dweight + first);
       break;
     default:
       sluice_cuda_route(NULL, &(sluice_route_args_t){.ids = r->ids,
@@ -120,9 +123,14 @@ static void launch(rates_t* r, int kind) {
   }
 }
 
+/* All rows, `each` in a launch. */
+static void launch(rates_t* r, int kind, int64_t rows, int64_t each) {
+  for (int64_t first = 0; first < rows; first += each) launch_rows(r, kind, first, each);
+}
+
 /* What a kernel must read and write at least. */
-static double bytes_of(const rates_t* r, int kind) {
-  const double rows = (double)r->rows, width = (double)r->s.width, hidden = (double)r->s.hidden;
+static double bytes_of(const rates_t* r, int kind, int64_t num_rows) {
+  const double rows = (double)num_rows, width = (double)r->s.width, hidden = (double)r->s.hidden;
   const double columns = (double)r->columns;
   switch (kind) {
     case COPY: return 4 * rows * columns;
@@ -134,12 +142,12 @@ static double bytes_of(const rates_t* r, int kind) {
   }
 }
 
-/* Seconds of one launch, the least of some sets; the first loads the kernel. Below 0: the driver failed. */
-static double seconds_of(rates_t* r, int kind) {
+/* Seconds for all rows, the least of some sets; the first loads the kernel. Below 0: the driver failed. */
+static double seconds_of(rates_t* r, int kind, int64_t rows, int64_t each) {
   double best = -1;
   for (int set = 0; set < SETS; ++set) {
     uint64_t begin_ns = sluice_now_ns();
-    for (int i = 0; i < REPEATS; ++i) launch(r, kind);
+    for (int i = 0; i < REPEATS; ++i) launch(r, kind, rows, each);
     if (r->driver->cuStreamSynchronize(NULL) != 0) return -1;
     double seconds = (double)(sluice_now_ns() - begin_ns) * 1e-9 / REPEATS;
     if (set > 0 && (best < 0 || seconds < best)) best = seconds;
@@ -147,12 +155,31 @@ static double seconds_of(rates_t* r, int kind) {
   return best;
 }
 
+static const char* const names[NUM_KINDS] = {"copy on the device", "gather_rows",         "combine_rows",
+                                             "activation_forward", "activation_backward", "routing, four kernels"};
+
+/* Activations by expert, at rows that experts have: 512 of DeepSeek-V3's, 1,024 of Qwen3's, 4,096 of Mixtral's, 32,768
+ * of a rank with one expert. No more experts than the model has. */
+static const char* run_by_expert(rates_t* r) {
+  static const int64_t rows_of_expert[] = {512, 1024, 4096, 32768};
+  for (int kind = FORWARD; kind <= BACKWARD; ++kind) {
+    for (int i = 0; i < 4; ++i) {
+      int64_t each = GPU_IS_FAKE ? i + 1 : rows_of_expert[i], launches = r->rows / each;
+      if (launches > r->s.experts) launches = r->s.experts;
+      if (launches == 0) continue;
+      double seconds = seconds_of(r, kind, launches * each, each), bytes = bytes_of(r, kind, launches * each);
+      if (seconds < 0) return names[kind];
+      printf("     %s: %s, %lld launches of %lld rows: %.4f ms, %.0f GB/s\n", r->s.name, names[kind],
+             (long long)launches, (long long)each, seconds * 1e3, bytes / seconds * 1e-9);
+    }
+  }
+  return NULL;
+}
+
 static const char* run_shape(rates_t* r) {
-  static const char* const names[NUM_KINDS] = {"copy on the device", "gather_rows",         "combine_rows",
-                                               "activation_forward", "activation_backward", "routing, four kernels"};
   if (!take_all(r)) return "memory";
   for (int kind = 0; kind < NUM_KINDS; ++kind) {
-    double seconds = seconds_of(r, kind), bytes = bytes_of(r, kind);
+    double seconds = seconds_of(r, kind, r->rows, r->rows), bytes = bytes_of(r, kind, r->rows);
     if (seconds < 0) return names[kind];
     if (bytes > 0) {
       printf("     %s: %s %.4f ms, %.0f GB/s\n", r->s.name, names[kind], seconds * 1e3, bytes / seconds * 1e-9);
@@ -160,23 +187,41 @@ static const char* run_shape(rates_t* r) {
       printf("     %s: %s %.4f ms\n", r->s.name, names[kind], seconds * 1e3);
     }
   }
-  return NULL;
+  return run_by_expert(r);
 }
 
+static rates_t rates_of(const shape_t* shape) {
+  rates_t r = {.device = gpu_rig.device, .memory = &gpu_rig.memory, .driver = gpu_rig.driver, .s = *shape};
+  r.rows = shape->tokens * shape->top_k;
+  r.columns = shape->hidden * (shape->gated ? 2 : 1);
+  return r;
+}
+
+enum { GPT3_XL, MIXTRAL, QWEN3, DEEPSEEK, NUM_SHAPES };
+static const shape_t shapes[NUM_SHAPES] = {[GPT3_XL] = {"gpt3-xl", 16384, 2048, 8192, 64, 1, 0},
+                                           [MIXTRAL] = {"mixtral", 16384, 4096, 14336, 8, 2, 1},
+                                           [QWEN3] = {"qwen3", 16384, 2048, 768, 128, 8, 1},
+                                           [DEEPSEEK] = {"deepseek", 16384, 7168, 2048, 256, 8, 1}};
+static const shape_t tiny = {"tiny", 16, 8, 16, 4, 2, 1};
+
 void gpu_part_rates(void) {
-  static const shape_t shapes[] = {{"gpt3-xl", 16384, 2048, 8192, 64, 1, 0},
-                                   {"mixtral", 16384, 4096, 14336, 8, 2, 1},
-                                   {"qwen3", 16384, 2048, 768, 128, 8, 1},
-                                   {"deepseek", 16384, 7168, 2048, 256, 8, 1}};
-  static const shape_t tiny = {"tiny", 16, 8, 16, 4, 2, 1};
   const char* problem = NULL;
-  for (int i = 0; i < (GPU_IS_FAKE ? 1 : 4) && problem == NULL; ++i) {
-    rates_t r = {.device = gpu_rig.device, .memory = &gpu_rig.memory, .driver = gpu_rig.driver};
-    r.s = GPU_IS_FAKE ? tiny : shapes[i];
-    r.rows = r.s.tokens * r.s.top_k;
-    r.columns = r.s.hidden * (r.s.gated ? 2 : 1);
+  for (int i = 0; i < (GPU_IS_FAKE ? 1 : NUM_SHAPES) && problem == NULL; ++i) {
+    rates_t r = rates_of(GPU_IS_FAKE ? &tiny : &shapes[i]);
     problem = run_shape(&r);
     drop_all(&r);
   }
   gpu_report("rates", problem);
+}
+
+void gpu_part_profile_kernels(void) {
+  rates_t r = rates_of(GPU_IS_FAKE ? &tiny : &shapes[QWEN3]);
+  const char* problem = take_all(&r) ? NULL : "memory";
+  if (problem == NULL) {
+    launch_rows(&r, BACKWARD, 0, r.rows / r.s.experts);
+    launch_rows(&r, COMBINE, 0, r.rows);
+    problem = gpu_rig.driver->cuStreamSynchronize(NULL) == 0 ? NULL : "a wait";
+  }
+  drop_all(&r);
+  gpu_report("profile of activation_backward and combine_rows", problem);
 }

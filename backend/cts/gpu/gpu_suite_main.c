@@ -23,9 +23,22 @@ enum { NO_GPU = 77 };
 static const struct {
   const char* name;
   void (*run)(void);
-} parts[] = {{"kernels", gpu_part_kernels}, {"routing", gpu_part_routing}, {"gemm", gpu_part_gemm},
-             {"choice", gpu_part_choice},   {"rates", gpu_part_rates},     {"streams", gpu_part_streams},
-             {"memory", gpu_part_memory},   {"nccl", gpu_part_nccl},       {"adam", gpu_part_adam}};
+} parts[] = {{"kernels", gpu_part_kernels},
+             {"routing", gpu_part_routing},
+             {"gemm", gpu_part_gemm},
+             {"gemm_by_table", gpu_part_gemm_by_table},
+             {"gemm_grouped", gpu_part_gemm_grouped},
+             {"gemm_single", gpu_part_gemm_single},
+             {"gemm_lt", gpu_part_gemm_lt},
+             {"choice", gpu_part_choice},
+             {"rates", gpu_part_rates},
+             {"streams", gpu_part_streams},
+             {"memory", gpu_part_memory},
+             {"nccl", gpu_part_nccl},
+             {"adam", gpu_part_adam},
+             {"profile_kernels", gpu_part_profile_kernels},
+             {"profile_grouped", gpu_part_profile_grouped},
+             {"profile_single", gpu_part_profile_single}};
 enum { NUM_PARTS = sizeof parts / sizeof parts[0] };
 
 static void print_log(void* user, int32_t level, const char* message) {

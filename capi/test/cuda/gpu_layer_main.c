@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cts/gpu/gpu_memory_watch.h"
 #include "backend/moe/context/context.h"
 #include "capi/src/context_on_device.h"
 #include "capi/test/cuda/cuda_calibrate_suite.h"
@@ -19,11 +20,10 @@
 #include "backend/cts/gpu/gpu_graphs.h"
 #endif
 
-enum { NO_GPU = 77, MOST_RANKS = 4, MOST_LOADS = 4 };
-#define TIMEOUT_NS                                                                                         \
-  (UINT64_C(60) * 1000000000)         /* a rank may load a library's kernels first, under a checker slowly \
-                                       */
-#define LEAK_BYTES ((size_t)64 << 20) /* the driver's own pools come and go by less */
+enum { NO_GPU = 77, MOST_RANKS = 4 };
+#define TIMEOUT_NS                                                                                 \
+  (UINT64_C(60) * 1000000000) /* a rank may load a library's kernels first, under a checker slowly \
+                               */
 
 static int passed, failed;
 
@@ -62,8 +62,7 @@ typedef struct rank_machine_s {
 static const sluice_cuda_driver_t* driver;
 static rank_machine_t ranks[MOST_RANKS];
 static _Thread_local int32_t rank_here;
-static size_t free_at_first;
-static int is_checked; /* a checker's own memory comes and goes with what it looks at */
+static gpu_memory_watch_t watch;
 
 static void enter(int32_t rank) {
   rank_here = rank;
@@ -182,28 +181,16 @@ static void open_case(int32_t world_size, int32_t variant) {
   }
 }
 
-/* What is loaded when it is first used stays: kernels, cuBLAS's own for a dtype or a shape, not all in the first cases.
- * That happens a few times; a case that loses memory loses it again and again. */
 static const char* close_case(void) {
-  static char text[160];
-  static int num_cases, num_losses;
   size_t now = 0, total = 0;
   enter(0);
   int code = driver->cuMemGetInfo_v2(&now, &total);
   leave(0);
   if (code != 0) die("memory info", code);
-  if (is_checked) return NULL;
-  if (++num_cases <= 8) free_at_first = now;
-  if (now + LEAK_BYTES >= free_at_first) return NULL;
-  size_t lost = free_at_first - now;
-  free_at_first = now;
-  if (++num_losses <= MOST_LOADS) return NULL;
-  snprintf(text, sizeof text, "%zu bytes of the device have not come back, after %d such losses before", lost,
-           num_losses - 1);
-  return text;
+  return gpu_memory_seen(&watch, now);
 }
 
-static void do_not_weigh_memory(void) { is_checked = 1; }
+static void watch_memory(gpu_memory_watch_kind_t kind) { watch.kind = kind; }
 
 static uint64_t reads(int32_t rank, int32_t direction) { return ranks[rank].sums[direction]; }
 
@@ -243,7 +230,7 @@ static void close_gpu(void) {
 #else
 
 static const layer_machine_t* machine_of(int32_t world_size) { return fakes_layer_machine(world_size > 1); }
-static void do_not_weigh_memory(void) {}
+static void watch_memory(gpu_memory_watch_kind_t kind) { (void)kind; }
 static void open_gpu(void) {}
 static void close_gpu(void) {}
 
@@ -272,7 +259,7 @@ static void part_ranks(double seconds) {
 /* For compute-sanitizer: few cases, every kernel that a layer launches. */
 static void part_small(double seconds) {
   (void)seconds;
-  do_not_weigh_memory();
+  watch_memory(GPU_MEMORY_NOT_WATCHED); /* a checker's own memory comes and goes with what it looks at */
   run_cases(1, 1);
   run_cases(2, 1);
 }
@@ -297,6 +284,7 @@ static void part_calibrate(double seconds) {
   }
 }
 static void part_soak(double seconds) {
+  watch_memory(GPU_MEMORY_LOSSES_FAIL); /* over so many cases all is loaded that will be */
   for (int32_t most = 1; most <= MOST_RANKS; most += MOST_RANKS - 1) {
     char name[128];
     int64_t count = 0;

@@ -1,0 +1,42 @@
+/* Whether device memory comes back after each case of gpu_layer. */
+#ifndef SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_
+#define SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_
+
+#include <stddef.h>
+#include <stdio.h>
+
+/* The driver's own pools come and go by less. */
+#define GPU_MEMORY_LOSS ((size_t)64 << 20)
+
+typedef enum gpu_memory_watch_kind_e {
+  GPU_MEMORY_LOSSES_ARE_NOTED = 0,
+  GPU_MEMORY_LOSSES_FAIL, /* after MOST_LOADS of them */
+  GPU_MEMORY_NOT_WATCHED
+} gpu_memory_watch_kind_t;
+
+typedef struct gpu_memory_watch_s {
+  gpu_memory_watch_kind_t kind;
+  size_t free_before;
+  int num_cases, num_losses;
+} gpu_memory_watch_t;
+
+/* After a case: `now` bytes are free. NULL, or what is wrong.
+ *
+ * What is loaded when it is first used stays: kernels, cuBLAS's own for a dtype or a shape, not all in the first cases.
+ * How often that happens is the driver's business, so a loss is a note; a case that loses memory loses it again and
+ * again, and where many cases run too many losses fail. */
+static inline const char* gpu_memory_seen(gpu_memory_watch_t* w, size_t now) {
+  enum { WARM_UP = 8, MOST_LOADS = 4 };
+  static char text[128];
+  if (w->kind == GPU_MEMORY_NOT_WATCHED) return NULL;
+  if (++w->num_cases <= WARM_UP) w->free_before = now;
+  if (now + GPU_MEMORY_LOSS >= w->free_before) return NULL;
+  snprintf(text, sizeof text, "%zu bytes of the device have not come back, loss %d", w->free_before - now,
+           ++w->num_losses);
+  w->free_before = now;
+  if (w->kind == GPU_MEMORY_LOSSES_FAIL && w->num_losses > MOST_LOADS) return text;
+  printf("     note: %s\n", text);
+  return NULL;
+}
+
+#endif /* SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_ */

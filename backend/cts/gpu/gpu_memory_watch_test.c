@@ -1,0 +1,42 @@
+#include "backend/cts/gpu/gpu_memory_watch.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+enum { CASES = 30 };
+#define AT_FIRST ((size_t)8 << 30)
+
+/* The case at which it fails, or -1. Every case from the ninth on takes a little more than a loss. */
+static int failing_case(gpu_memory_watch_kind_t kind, size_t loss) {
+  gpu_memory_watch_t watch = {.kind = kind};
+  for (int i = 0; i < CASES; ++i) {
+    const size_t lost = i < 8 ? 0 : (size_t)(i - 7) * loss;
+    if (gpu_memory_seen(&watch, AT_FIRST - lost) != NULL) return i;
+  }
+  return -1;
+}
+
+static void MemoryWatch_LossAfterLoss_FailsOnlyWhereManyCasesRun(void** state) {
+  (void)state;
+  assert_int_equal(failing_case(GPU_MEMORY_LOSSES_ARE_NOTED, GPU_MEMORY_LOSS + 1), -1);
+  assert_int_equal(failing_case(GPU_MEMORY_NOT_WATCHED, GPU_MEMORY_LOSS + 1), -1);
+  assert_int_equal(failing_case(GPU_MEMORY_LOSSES_FAIL, GPU_MEMORY_LOSS + 1), 8 + 4);
+}
+
+/* Pools come and go: what is below a loss in sum is none. */
+static void MemoryWatch_LittleByLittle_IsALossOnceItSumsUp(void** state) {
+  (void)state;
+  assert_int_equal(failing_case(GPU_MEMORY_LOSSES_FAIL, GPU_MEMORY_LOSS / CASES), -1);
+  assert_int_equal(failing_case(GPU_MEMORY_LOSSES_FAIL, GPU_MEMORY_LOSS / 2), 8 + 3 * 5 - 1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(MemoryWatch_LossAfterLoss_FailsOnlyWhereManyCasesRun),
+      cmocka_unit_test(MemoryWatch_LittleByLittle_IsALossOnceItSumsUp),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

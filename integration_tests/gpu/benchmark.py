@@ -1,17 +1,19 @@
 """One layer, forward and backward in bf16, on one GPU: Sluice beside what else is installed, interleaved in one run.
 
-    benchmark.py SHAPE [--fake]          SHAPE: gpt3-xl, mixtral, qwen3, deepseek
+    benchmark.py SHAPE [--groups NAMES] [--to FILE] [--fake]       SHAPE: gpt3-xl, mixtral, qwen3, deepseek
 
-Writes benchmark_SHAPE.json beside the programs: times of every round, floors, saved and peak bytes, versions. --fake:
-tiny sizes in f32 on this CPU, so that the script is run; such a record says `"fake": true` and no time in it counts.
+Writes FILE, or benchmark_SHAPE.json beside the programs: times of every round, floors, saved and peak bytes, versions.
+--fake: tiny sizes in f32 on this CPU, so that the script is run; such a record says `"fake": true`, and no time in it
+counts.
 
 Groups: `whole`, all experts on this GPU, against the floor and the peers; `ep_rank`, an eighth of the experts with the
 same rows, n = 1 and n = 4 (with all experts resident chunking would only measure how often weights are read), by policy
-and under a budget; offload.
+and under a budget; `offload`; `fused_peers`. --groups: these alone, with commas.
 Floors: kernels at 790 TFLOP/s and 4.3 TB/s, without accumulation of gradients in f32, with which nothing here is run.
 What does not run is named with its reason, and what did is written all the same; exit 1 where that was Sluice's own.
 """
 
+import argparse
 import gc
 import json
 import os
@@ -479,7 +481,13 @@ class Written:
 
 
 def main():
-    fake, name = "--fake" in sys.argv, sys.argv[1]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--groups", default="whole,ep_rank,budget,offload,fused_peers")
+    parser.add_argument("--to", type=pathlib.Path)
+    parser.add_argument("--fake", action="store_true")
+    options = parser.parse_args()
+    fake, name, groups = options.fake, options.shape, options.groups.split(",")
     device = package.ready(fake)
     import torch
 
@@ -488,24 +496,33 @@ def main():
     record = {"shape": name, "fake": fake, "tokens": sizes.T, "dtype": str(dtype), "floor_ms": sizes.floor_ms}
     record |= {"gradients_accumulated_in_f32": False, "versions": versions(torch, device)}
     record |= {"whole": {}, "ep_rank": {}, "budget": {}, "offload": {}, "refused": {}}
-    written = Written(record, pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json")
+    beside = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json"
+    written = Written(record, options.to or beside)
 
-    def keep(group, run, *arguments):
-        record[group], refused = run(torch, *arguments, rounds)
+    def keep(group, run, make):
+        record[group], refused = run(torch, make(), rounds)
         record["refused"] |= refused
 
-    written.group("sluice", lambda: keep("whole", whole, Inputs(torch, sizes, device, dtype)))
+    def all_experts():
+        return Inputs(torch, sizes, device, dtype)
+
+    if "whole" in groups:
+        written.group("sluice", keep, "whole", whole, all_experts)
     make_room(torch, device)
-    share = Inputs(torch, Sizes(name, fake, 8), device, dtype)
-    written.group("sluice as one rank", keep, "ep_rank", as_one_rank, share)
-    written.group("sluice n=4 budget", keep, "budget", under_a_budget, share)
-    written.group("sluice n=4 offload", offloaded, torch, share, record)
+    share = [Inputs(torch, Sizes(name, fake, 8), device, dtype)]
+    if "ep_rank" in groups:
+        written.group("sluice as one rank", keep, "ep_rank", as_one_rank, lambda: share[0])
+    if "budget" in groups:
+        written.group("sluice n=4 budget", keep, "budget", under_a_budget, lambda: share[0])
+    if "offload" in groups:
+        written.group("sluice n=4 offload", offloaded, torch, share[0], record)
     if not fake:
         record["verdicts"] = verdicts(record, sizes)
         written.write()
-    del share
+    share.clear()
     make_room(torch, device)
-    written.group("fused peers", lambda: keep("fused_peers", fused_peers, Inputs(torch, sizes, device, dtype)))
+    if "fused_peers" in groups:
+        written.group("fused peers", keep, "fused_peers", fused_peers, all_experts)
     say(name, record)
     ran = len(record["whole"]) + len(record["ep_rank"])
     print(f"written to {written.target.name}: {ran} contenders ran")

@@ -1,7 +1,9 @@
-"""What a GPU runs, item by item, and how what an item says is judged."""
+"""What a GPU runs, item by item, which of that is the prepared run, and how what an item says is judged."""
 
 import collections
 import fnmatch
+import heapq
+import re
 import sys
 import time
 
@@ -18,8 +20,8 @@ PARTS = ("kernels", "routing", *GEMMS, "choice", "rates", "streams", "memory", "
 LAYER_PARTS = ("layer", "ranks", "calibrate")  # of gpu_layer; soak and small are items of their own
 BENCHMARKS = {f"benchmark {shape}": shape for shape in ("gpt3-xl", "mixtral", "qwen3", "deepseek")}
 # What these print is their result, in the record whole: rows for the table, machines, times and verdicts.
-TELLING = {"choice": 20000, "rates": 12000, "calibrate": 40000, **dict.fromkeys(BENCHMARKS, 20000)}
-SHOWN = ("choice", "rates", *BENCHMARKS)  # and on the screen
+TELLING = {"choice": 20000, "rates": 12000, "calibrate": 40000, "benchmark": 20000, "profile": 60000}
+SHOWN = ("choice", "rates", "benchmark")  # and on the screen
 SECONDS = {"calibrate": {False: 20, True: 0.05}}  # arguments of parts, by --fake
 SOAK_SECONDS = {False: 240, True: 4}  # by --fake
 SOAK_SHARE = 0.75  # of what it may take: it ends after its last case
@@ -32,6 +34,9 @@ TOOLS = {
     "initcheck": ["--print-limit", "100000", "--show-backtrace", "no"],
 }
 FOUND = 3  # the exit code of a tool that found something
+# The profiler; clocks stay as they are. Where counters are not to be had it says one of these.
+NCU = ["--clock-control", "none", "--set", "full"]
+NO_COUNTERS = ("ERR_NVGPUCTRPERM", "LibraryNotLoaded", "Failed to initialize the profiler")
 # Item: (script, arguments). They say themselves what they miss, and are skipped then.
 SCRIPTS = {
     "gradients against PyTorch": ("torch_gpu.py", ["gradients"]),
@@ -45,8 +50,98 @@ ABSENT = {
     "exchanges beside GEMMs in times": "needs two GPUs; one of them runs NCCL with nobody to talk to",
     "hand-written Hopper grouped kernels": "not written: only where they can be run and timed",
 }
-# name, program or script, its arguments, the tool around it
-Item = collections.namedtuple("Item", "name program arguments tool", defaults=(None,))
+# name, program or script, its arguments, the tool around it, variables of its environment, and seconds that it may take
+# in the prepared run
+Item = collections.namedtuple("Item", "name program arguments tool variables seconds", defaults=(None, (), 0))
+
+# --- the prepared run: a first run within ten minutes, most important items first ----------------------------------
+# Name and seconds. What shows that results are right runs side by side, on a GPU that has room for all of them.
+TOGETHER = {
+    "kernels": 60,
+    "gemm_single": 40,
+    "layer": 60,
+    "routing": 40,
+    "gemm_grouped": 40,
+    "gradients against PyTorch": 60,
+    "ranks": 60,
+    "gemm_lt": 40,
+    "gemm_by_table": 40,
+    "CUDA graphs of torch": 40,
+    "nccl": 30,
+    "adam": 20,
+    "streams": 15,
+    "memory": 15,
+}
+JOBS = 4
+# What is timed, or looked at by a tool, has the GPU to itself. Benchmarks that are here alone: script, arguments and
+# variables. Lists of GEMMs go one by one where the reading of cuBLAS expects that to be fastest.
+ALONE = {
+    "rates": 25,
+    "choice": 55,
+    "benchmark qwen3": 45,
+    "benchmark qwen3, single": 45,
+    "benchmark mixtral, single": 55,
+    "benchmark deepseek, single": 60,
+    "profile of kernels": 15,
+    "profile of a grouped GEMM": 15,
+    "profile of a single GEMM": 15,
+    "kernels under memcheck": 40,
+}
+SINGLE = (("SLUICE_CUBLAS", "single"),)
+PREPARED_SECONDS, START_SECONDS = 540, 15  # the start: driver, programs, wheels, versions
+
+
+def only_prepared(suite):
+    groups = ["--groups", "whole,ep_rank"]
+    found = [
+        Item(f"benchmark {shape}, single", "benchmark.py", [shape, *groups], None, SINGLE)
+        for shape in ("qwen3", "mixtral", "deepseek")
+    ]
+    parts = {"kernels": "profile_kernels", "a grouped GEMM": "profile_grouped", "a single GEMM": "profile_single"}
+    return found + [Item(f"profile of {what}", suite, [part], "ncu") for what, part in parts.items()]
+
+
+def prepared(fake=False):
+    """[(jobs, items)], one list after the other."""
+    known = {item.name: item for item in (*items(fake), *only_prepared(SUITE + ("_fake" if fake else "")))}
+    return [
+        (jobs, [known[name]._replace(seconds=seconds) for name, seconds in names.items()])
+        for jobs, names in ((JOBS, TOGETHER), (1, ALONE))
+    ]
+
+
+def plan(phases, seconds):
+    """{name: (begin, end)} in seconds, where every item takes all that it may: so none begins later. With more seconds
+    than that takes, all may take more. What would end after `seconds` has no place."""
+
+    def places(scale):
+        found, now = {}, START_SECONDS
+        for jobs, group in phases:
+            free = [now] * jobs
+            for item in group:
+                begin = heapq.heappop(free)
+                found[item.name] = (begin, begin + item.seconds * scale)
+                heapq.heappush(free, begin + item.seconds * scale)
+            now = max(free)
+        return found, now
+
+    found, end = places(1)
+    if end > START_SECONDS and end < seconds:
+        found, _ = places((seconds - START_SECONDS) / (end - START_SECONDS))
+    return {name: place for name, place in found.items() if place[1] <= seconds + 1e-6}
+
+
+def tells(item):
+    """The most characters of what it printed that are its result; 0: its last lines say all."""
+    return TELLING.get(item.name, TELLING.get(item.name.split()[0], 0))
+
+
+def is_shown(item):
+    return item.name in SHOWN or item.name.split()[0] in SHOWN
+
+
+def result_file(item, folder):
+    return folder / (re.sub(r"\W+", "_", item.name) + ".json")
 
 
 def items(fake=False):
@@ -101,9 +196,16 @@ def run_item(folder, item, fake, environment, limit, most):
     is_script = item.program.endswith(".py")
     command = [sys.executable, str(HERE / item.program)] if is_script else [str(folder / item.program)]
     command += item.arguments + (["--fake"] if is_script and fake else [])
+    if item.name.startswith("benchmark"):
+        command += ["--to", str(result_file(item, folder))]
     if item.name == "soak":
         command.append(f"{min(SOAK_SECONDS[fake], limit * SOAK_SHARE):.0f}")
-    if item.tool is not None:
+    if item.tool == "ncu" and not fake:
+        found = programs.find_tool("ncu")
+        if found is None:
+            return "skipped", 0.0, "ncu is not installed"
+        command = [found, *NCU, *command]
+    elif item.tool is not None and item.tool != "ncu":
         if fake:
             return "skipped", 0.0, "compute-sanitizer looks at a GPU"
         found = programs.find_tool("compute-sanitizer")
@@ -117,10 +219,13 @@ def run_item(folder, item, fake, environment, limit, most):
         return outcome, time.monotonic() - began, f"{text}\nended after {limit:.0f} s"
     # A script that lacks a package says so with 77; a program that lacks a GPU ends the run.
     outcome = {0: "passed", NO_GPU: "skipped" if is_script else "no GPU"}.get(code, "failed")
+    refusal = next((word for word in NO_COUNTERS if item.tool == "ncu" and word in text), None)
+    if refusal is not None:
+        return "skipped", time.monotonic() - began, f"ncu reads no counters here: {refusal}"
     if item.tool is not None and "Device not supported" in text:
         return "skipped", time.monotonic() - began, "compute-sanitizer does not support this device here"
     if item.tool == "initcheck" and code == FOUND:
         outcome, text = judge_initcheck(text)
-    if outcome == "passed" and item.name not in TELLING:
+    if outcome == "passed" and not tells(item):
         text = what_it_told(text)
     return outcome, time.monotonic() - began, text

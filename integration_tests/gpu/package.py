@@ -2,13 +2,13 @@
 built none, the installed one. Says aloud what is missing, with exit status 77."""
 
 import contextlib
+import fcntl
 import io
 import os
 import pathlib
 import sys
 
 SKIPPED = 77
-STAGED = "SLUICE_GPU_STAGED"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -46,9 +46,11 @@ def _stage(build):
     sys.path.insert(0, str(ROOT / "python_plugin" / "packaging"))
     import install
 
-    top = str(build / "package")
-    if os.environ.get(STAGED) != top:  # a script's own processes take what it has staged
-        with contextlib.redirect_stdout(io.StringIO()):
-            install.stage(top, [str(build / "libsluice.so.0")], "0")
-        os.environ[STAGED] = top
-    sys.path.insert(0, top)
+    top, stamp, staged = build / "package", (build / "built").read_text(), build / "staged"
+    # Scripts run side by side, and have processes of their own: the first stages.
+    with (build / "staged.lock").open("w") as lock, contextlib.redirect_stdout(io.StringIO()):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not staged.exists() or staged.read_text() != stamp:
+            install.stage(str(top), [str(build / "libsluice.so.0")], "0")
+            staged.write_text(stamp)
+    sys.path.insert(0, str(top))

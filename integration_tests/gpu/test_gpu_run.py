@@ -2,12 +2,14 @@
 
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import types
 import zipfile
@@ -92,9 +94,135 @@ def test_Driver_IsAskedWhetherThereIsAGpu(harness, tmp_path, monkeypatch, init, 
 
 def test_Programs_HaveThePartsThatTheHarnessRuns(harness):
     text = (ROOT / "backend/cts/gpu/gpu_suite_main.c").read_text()
-    assert all(f'"{part}", gpu_part_{part}' in text for part in harness.items.PARTS)
+    found = [*harness.items.items(), *(item for _, group in harness.items.prepared() for item in group)]
+    parts = {item.arguments[0] for item in found if item.program == "gpu_suite"}
+    assert len(parts) > 10
+    assert all(f'"{part}", gpu_part_{part}' in text for part in parts)
     text = (ROOT / "capi/test/cuda/gpu_layer_main.c").read_text()
     assert all(f'"{part}", part_{part}' in text for part in (*harness.items.LAYER_PARTS, "soak", "small"))
+
+
+def prepared_names(harness):
+    return [item.name for _, group in harness.items.prepared() for item in group]
+
+
+def test_Prepared_EveryItemHasItsPlace_EvenIfAllTakeAllTheyMay(harness):
+    """Within the time of one command; what is timed overlaps nothing, and of the rest no more than JOBS at once."""
+    phases = harness.items.prepared()
+    seconds = harness.items.PREPARED_SECONDS
+    places = harness.items.plan(phases, seconds)
+    assert seconds <= 540
+    assert set(places) == set(prepared_names(harness))
+    assert max(end for _, end in places.values()) <= seconds + 1e-6
+    for begin, _ in places.values():
+        others = [name for name, (b, e) in places.items() if b <= begin + 1e-6 < e - 1e-6]
+        assert len(others) <= (1 if set(others) & set(harness.items.ALONE) else harness.items.JOBS), others
+    begins = [places[name][0] for name in prepared_names(harness)]
+    assert begins == sorted(begins)
+    for _, group in phases:
+        assert all(places[item.name][1] - places[item.name][0] >= item.seconds > 0 for item in group)
+
+
+def test_Prepared_MoreTimeOrLess_GivesAllMoreOrLeavesTheTail(harness):
+    phases = harness.items.prepared()
+    whole, twice, less = (harness.items.plan(phases, seconds) for seconds in (540, 1080, 300))
+    assert all(twice[name][1] - twice[name][0] > 1.9 * (end - begin) for name, (begin, end) in whole.items())
+    assert list(less) == prepared_names(harness)[: len(less)]
+    assert harness.items.JOBS < len(less) < len(whole)
+
+
+def test_Prepared_List_HasWhatAFirstRunMustShow(harness):
+    """Correctness first, each way of cuBLAS in a process of its own; profiles and memcheck last."""
+    names = prepared_names(harness)
+    ways = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_table")
+    first = ("kernels", "routing", *ways, "layer", "ranks", "nccl", "gradients against PyTorch", "CUDA graphs of torch")
+    assert max(map(names.index, first)) < names.index("rates") < names.index("choice") < names.index("benchmark qwen3")
+    assert [name for name in names if name.startswith("profile")] == names[-4:-1]
+    assert names[-1] == "kernels under memcheck"
+    single = {
+        item.name
+        for _, group in harness.items.prepared()
+        for item in group
+        if ("SLUICE_CUBLAS", "single") in item.variables
+    }
+    assert single == {f"benchmark {shape}, single" for shape in ("qwen3", "mixtral", "deepseek")}
+
+
+def test_Prepared_Run_KeepsOrderLimitsAndEnvironments(harness, stand_ins, monkeypatch, capsys):
+    """With stand-ins for all programs: JOBS at once at first, alone then, each with the seconds of the plan at least;
+    what comes back are few files in one folder, and the record says what was set.
+    """
+    phases, began, running, most = harness.items.prepared(), [], [0], []
+    meet, lock = threading.Barrier(harness.items.JOBS), threading.Lock()
+    names = prepared_names(harness)
+    monkeypatch.setattr(harness.items, "prepared", lambda fake: phases)
+    monkeypatch.setenv("SLUICE_SET_BY_HAND", "1")
+
+    def run_item(folder, item, fake, environment, limit, most_seconds):
+        with lock:
+            began.append(item.name)
+            running[0] += 1
+            most.append(running[0])
+        assert limit >= item.seconds >= most_seconds, item.name
+        if item.name in names[: harness.items.JOBS]:
+            meet.wait(200)
+        with lock:
+            running[0] -= 1
+        return ("failed" if item.name == "gemm_grouped" else "passed"), 0.5, "1 passed, 0 failed"
+
+    monkeypatch.setattr(harness.items, "run_item", run_item)
+    results = stand_ins.folder / "results"
+    arguments = ["--prepared", "--copy-to", str(results)]
+    assert stand_ins.main([], *arguments) == 1
+    assert began[len(harness.items.TOGETHER) :] == list(harness.items.ALONE)
+    assert sorted(began) == sorted(names)
+    assert max(most) == harness.items.JOBS
+    assert set(most[-len(harness.items.ALONE) :]) == {1}
+    assert sorted(path.name for path in results.iterdir()) == ["log", "record.json"]
+    record = json.loads((results / "record.json").read_text())["items"]
+    single, plain = (record[name]["environment"] for name in ("benchmark mixtral, single", "benchmark qwen3"))
+    assert single == {**plain, "SLUICE_CUBLAS": "single"}
+    assert plain["SLUICE_SET_BY_HAND"] == "1"
+    assert "SLUICE_CUBLAS" not in plain
+    assert "gpu: passed in 0.5 s of " in (results / "log").read_text()
+    assert capsys.readouterr().out.endswith(f"{len(names) - 1} passed, 1 failed\n")
+    began.clear()  # the next call repeats what failed, and has all the time for it
+    assert stand_ins.main([], *arguments, "--seconds", "100") == 1
+    assert began == ["gemm_grouped"]
+
+
+def test_Prepared_Item_ThatHangs_TakesItsOwnSecondsAlone(harness, stand_ins, monkeypatch):
+    """It is ended and judged, and the others have their seconds."""
+    item, limits = stand_ins.item, {}
+    found = [(1, [item("hangs", "hangs", [], seconds=1000), item("rates", "suite", [], seconds=3000)])]
+
+    def run_within(command, environment, limit):
+        name = command[0].rpartition("/")[2]
+        limits[name] = limit
+        return (None, "begun") if name == "hangs" else (0, "1 passed, 0 failed")
+
+    monkeypatch.setattr(harness.items, "prepared", lambda fake: found)
+    monkeypatch.setattr(harness.programs, "run_within", run_within)
+    assert stand_ins.main([], "--prepared", "--seconds", "4015") == 1
+    record = json.loads((stand_ins.folder / "record.json").read_text())["items"]
+    assert {name: found["outcome"] for name, found in record.items()} == {"hangs": "failed", "rates": "passed"}
+    assert record["hangs"]["text"].startswith("begun\nended after ")
+    assert limits["hangs"] <= 1015 < 3000 <= limits["suite"]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "outcome"),
+    [("ERR_NVGPUCTRPERM", 1, "skipped"), ("Throughput 80", 0, "passed"), ("a crash", 1, "failed")],
+)
+def test_Profile_WhereCountersAreNotToBeHad_IsSkippedAloud(harness, stand_ins, monkeypatch, said, code, outcome):
+    stand_ins.program("ncu", f'echo "$@"\necho {said}\nexit {code}')
+    monkeypatch.setattr(harness.programs, "find_tool", lambda name: str(stand_ins.folder / name))
+    item = next(item for item in harness.items.only_prepared("gpu_suite") if item.tool == "ncu")
+    got, _, text = harness.items.run_item(stand_ins.folder, item, False, None, 200, 200)
+    assert got == outcome
+    assert said in text
+    if outcome != "skipped":
+        assert text.startswith("--clock-control none --set full ")
 
 
 def test_Record_RepeatsOnlyWhatDidNotPass(harness, stand_ins, monkeypatch, capsys):
@@ -118,8 +246,9 @@ def test_Record_RepeatsOnlyWhatDidNotPass(harness, stand_ins, monkeypatch, capsy
 def test_Benchmark_WhatItWroteAndSaid_IsInTheRecordAndOnTheScreen(stand_ins, capsys):
     folder = stand_ins.folder
     (folder / "stand_in.py").write_text(
-        "import os, pathlib\n"
+        "import os, pathlib, sys\n"
         "where = pathlib.Path(os.environ['SLUICE_GPU_BUILD'])\n"
+        "assert sys.argv[1] == '--to'\n"
         "(where / 'benchmark_mixtral.json').write_text('{\"verdicts\": {\"of_floor\": 0.5}}')\n"
         "print('mixtral: of_floor: 0.5')\nprint('written')\n"
     )
@@ -204,7 +333,7 @@ def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(harness, stand_ins, monkeyp
     assert stand_ins.main(found, *arguments, "--seconds", "3") == 0
     out = capsys.readouterr().out
     assert out.endswith("gpu: 2 left for the next call: b, c\n1 passed, 0 failed\n"), out
-    assert [path.name for path in (stand_ins.folder / "results").iterdir()] == ["record.json"]
+    assert sorted(path.name for path in (stand_ins.folder / "results").iterdir()) == ["log", "record.json"]
     assert stand_ins.main(found, *arguments, "--seconds", "30") == 0
     assert capsys.readouterr().out.endswith("3 passed, 0 failed\n")
 
@@ -426,6 +555,28 @@ def test_Fake_BuildsAndRunsEveryItemOnThisCpu(harness, tmp_path):
     assert "failed" not in outcomes.values()
     again = run("--fake", "--record", str(record), timeout=450)
     assert again.stdout.count("passed before") == len(outcomes) - len(skipped)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+def test_Prepared_OnFakes_RunsTheWholeListInItsOrder(harness, tmp_path):
+    """The same programs and scripts, with more seconds than on a GPU: this CPU is none."""
+    results = tmp_path / "results"
+    arguments = ["--seconds", "5400", "--copy-to", str(results), "--record", str(tmp_path / "record.json")]
+    done = run("--prepared", "--fake", *arguments, timeout=2900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    record = json.loads((results / "record.json").read_text())["items"]
+    assert sorted(record) == sorted(prepared_names(harness))
+    for names in (harness.items.TOGETHER, harness.items.ALONE):
+        began = [record[name]["began"] for name in names]
+        assert began == sorted(began)
+    for before, after in itertools.pairwise(harness.items.ALONE):
+        assert record[before]["began"] + record[before]["seconds"] <= record[after]["began"] + 0.2
+    assert [name for name, item in record.items() if item["outcome"] != "passed"] == ["kernels under memcheck"]
+    assert record["benchmark deepseek, single"]["result"]["ep_rank"]
+    files = list(results.rglob("*"))
+    assert len(files) <= 8
+    assert all(path.parent == results and path.stat().st_size < 16 << 20 for path in files)
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ import itertools
 import json
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -518,16 +517,23 @@ def test_Wheels_OfWhatThisPythonLacks_AreUnpackedOutOfTheNetwork(harness, tmp_pa
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_Kernels_KeepTheirArraysInRegisters(tmp_path):
+def test_Kernels_KeepTheirArraysInRegisters(monkeypatch):
     """One that the compiler cannot unroll lies in local memory, which is the device's: several times slower."""
-    nvcc, ptx, kernels = shutil.which("nvcc"), tmp_path / "kernels.ptx", "backend/device/cuda/kernels"
-    if nvcc is None:
-        pytest.skip("no nvcc here")
-    words = (ROOT / kernels / "nvcc_flags.txt").read_text().split()
-    flags = [word for word in words if word.startswith(("-std", "-O", "-fmad"))]
-    command = [nvcc, "-ptx", "-arch=sm_90", *flags, "-I.", "-o", ptx, f"{kernels}/sluice_kernels.cu"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=550)
-    text, entry, found = ptx.read_text(), None, []
+    kernels = ROOT / "backend/device/cuda/kernels"
+    monkeypatch.syspath_prepend(str(kernels))
+    monkeypatch.chdir(ROOT)
+    import nvrtc_fatbin
+
+    flags = [
+        word for word in (kernels / "nvcc_flags.txt").read_text().split() if word.startswith(nvrtc_fatbin.AS_THEY_ARE)
+    ]
+    folder = next(ROOT.glob(".venv/lib/python3*/site-packages/nvidia"))  # set-up has put it there
+    nvrtc = nvrtc_fatbin.Nvrtc(folder / nvrtc_fatbin.NVRTC)
+    text, entry, found = (
+        nvrtc.compile("backend/device/cuda/kernels/sluice_kernels.cu", "compute_90", flags).decode(),
+        None,
+        [],
+    )
     for line in text.split("\n"):
         entry = match[1] if (match := re.search(r"\.entry (\w+)\(", line)) else entry
         found += [entry] if re.search(r"^\s*\.local ", line) else []

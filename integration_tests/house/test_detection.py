@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = ("backend/comm/mpi/mpi_repository.bzl", "backend/device/cuda/cuda_repository.bzl")
 TOOLS = "basename bash cat cut dirname env find grep head java javac ls readlink sh sort stat tail uname".split()
 SERVER = ("--host_jvm_args=-Xmx256m", "--max_idle_secs=60")
-BUILD = """load("@cuda//:nvcc.bzl", "NVCC")
-filegroup(name = "found", srcs = ["@mpi//:mpi"], tags = [NVCC])
+BUILD = """load("@cuda//:nvcc.bzl", "NVCC", "NVRTC")
+filegroup(name = "found", srcs = ["@mpi//:mpi"], tags = [NVRTC or NVCC])
 """
 
 
@@ -52,7 +52,7 @@ class Machine:
         return path
 
     def found(self) -> tuple[bool, str]:
-        """Whether there is an Open MPI, and which nvcc, for a build of now."""
+        """Whether there is an Open MPI, and which compiler of kernels, for a build of now."""
         text = self.bazel("query", "--noshow_progress", "--output=build", "//:found + @mpi//:mpi")
         tags = re.search(r"^  tags = \[\"?(.*?)\"?\],$", text, re.MULTILINE)
         return "SLUICE_NO_MPI" not in text, tags[1] if tags else ""
@@ -97,6 +97,11 @@ def test_Found_InstalledAndRemovedUnderOneServer_IsWhatIsThereNow(machine: Machi
     looked = machine.looked()
     assert machine.found() == (True, str(nvcc)) and machine.looked() == looked
 
+    pinned = machine.checkout / ".venv/lib/python3/site-packages/nvidia"
+    (pinned / "nvfatbin/lib").mkdir(parents=True)
+    (pinned / "nvfatbin/lib/libnvfatbin.so.12").touch()
+    assert machine.found() == (True, str(pinned))  # before the machine's own
+    shutil.rmtree(machine.checkout / ".venv")
     mpicc.unlink()
     nvcc.unlink()
     assert machine.found() == (False, at_first)

@@ -18,4 +18,4 @@ done
 if mpicc=$(type -P mpicc.openmpi || type -P mpicc); then
   for folder in $("$mpicc" --showme:incdirs 2>/dev/null || true); do look "$folder/mpi.h"; done
 fi
-look /usr/local/cuda/bin/nvcc .venv/lib/*/site-packages/nvidia/cu13/bin/nvcc
+look /usr/local/cuda/bin/nvcc .venv/lib/*/site-packages/nvidia/nvfatbin/lib/libnvfatbin.so.12

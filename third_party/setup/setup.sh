@@ -178,13 +178,12 @@ if [ "$PROFILE" = test ]; then
   done
 fi
 
-# --- nvcc -------------------------------------------------------------------------------------------------------
-# Where backend/device/cuda/cuda_repository.bzl looks, in its order.
-if [ "$PROFILE" = test ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ] &&
-  ! ls .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc >/dev/null 2>&1; then
-  step "nvcc (101 MB, this machine has none)" "check the network, then run this again" \
+# --- the compiler of the kernels --------------------------------------------------------------------------------
+# Where backend/device/cuda/cuda_repository.bzl looks first; a machine's own nvcc may be of a CUDA that needs newer drivers.
+if [ "$PROFILE" = test ] && ! ls .venv/lib/python3*/site-packages/nvidia/nvfatbin/lib/libnvfatbin.so.12 >/dev/null 2>&1; then
+  step "the compiler of CUDA 12.9 (90 MB)" "check the network, then run this again" \
     again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
-    -r "$HERE/requirements-nvcc.txt"
+    -r "$HERE/requirements-nvrtc.txt"
 fi
 
 # --- DeepSpeed's shared-memory op ------------------------------------------------------------------------------

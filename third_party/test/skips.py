@@ -67,7 +67,7 @@ def _has_nvcc():
     found = subprocess.run(
         [os.path.join(ROOT, "third_party/bazel/found.sh")], capture_output=True, text=True, check=True
     )
-    return "nvcc" in found.stdout
+    return "nvcc" in found.stdout or "nvfatbin" in found.stdout
 
 
 def _has_stolen_time():

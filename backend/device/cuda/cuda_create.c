@@ -72,7 +72,9 @@ static sluice_status_t load_image(cuda_device_t* device, sluice_cuda_image_t ima
   CU_TRY(
       device, cuLibraryLoadData(&device->library, image.data, NULL, NULL, 0, NULL, NULL, 0),
       "device %d (sm_%d%d) and a driver of CUDA %d.%d do not take the kernels, built for sm_80, sm_90, sm_100 and as "
-      "PTX by CUDA 13: update the driver (R580), or build with this machine's nvcc",
+      "PTX by the compiler of this build (that of CUDA 12.9 asks for driver R525, PTX R575; that of 13 for R580): "
+      "update "
+      "the driver, or build with this machine's nvcc",
       device->ordinal, major, minor, device->driver->version / 1000, device->driver->version % 1000 / 10);
   return SLUICE_OK;
 }

@@ -58,6 +58,10 @@ ASKING = {
         "cost",
     ),  # the closed forms are what the answers of schedule.h are compared with
 }
+# What runs a GPU's libraries on the CPU, and who may: tests, and the program that records what the engine asks of one.
+FAKES = ("//backend/device/cuda:fake", "//backend/device/cuda:emulated_kernels", "//backend/gemm/cublas:fake")
+FAKES += ("//backend/comm/nccl:fake",)
+USERS_OF_FAKES = ("//capi/dry_step:dry_step", *FAKES)
 OUTSIDE = ("adapters", "python_plugin", "integration_tests", "examples")
 INCLUDE = re.compile(
     r'^\s*#\s*include\s+"((?:backend|capi|adapters|python_plugin|integration_tests)/[^"]+)"', re.MULTILINE
@@ -86,6 +90,9 @@ def _area(package):
 def reason(edge):
     """Why the edge is forbidden, or None."""
     source, target = edge.source, edge.target
+    user, _, used = edge.why.partition(" uses ")
+    if used in FAKES and user not in USERS_OF_FAKES and not edge.is_test:
+        return "fakes are for tests and for capi/dry_step"
     if source == target or target.split("/")[0] in ("third_party", ""):
         return None
     top = source.split("/")[0]

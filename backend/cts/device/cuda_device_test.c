@@ -102,7 +102,7 @@ static void Device_NoSuchOrdinal_IsNotFound(void** state) {
   (void)state;
   sluice_device_t* device = NULL;
   assert_int_equal(create(SLUICE_FAKE_CUDA_DEVICES, &device), SLUICE_E_NOT_FOUND);
-  assert_says("sees 4");
+  assert_says("sees 8");
   assert_int_equal(create(-1, &device), SLUICE_E_NOT_FOUND);
 }
 

@@ -7,6 +7,7 @@
 
 #include "backend/comm/nccl/fake/fake_nccl_files.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/device/cuda/fake/fake_record.h"
 
 #define UNLIKE_SIDES "one side of a message is registered, the other is not"
 
@@ -420,7 +421,7 @@ static void match(group_t* group, int from, int to) {
   for (;;) {
     message_t *s = group->sends[from][to], *r = group->recvs[from][to];
     if (s == NULL || r == NULL || s->bytes != r->bytes) return;
-    memcpy(r->data, s->data, s->bytes);
+    if (sluice_fake_is_carried(s->bytes)) memcpy(r->data, s->data, s->bytes);
     if (s->is_registered != r->is_registered) breaks(UNLIKE_SIDES);
     state.num_registered += s->is_registered && r->is_registered;
     s->done = r->done = 1;
@@ -464,11 +465,31 @@ static void drop_batch(void* user) {
   free(b);
 }
 
+/* By peer: bytes sent and received. */
+static void record_batch(const batch_t* b) {
+  sluice_fake_part_t parts[MAX_OPS];
+  int64_t count = 0;
+  for (int i = 0; i < b->num_messages; ++i) {
+    int64_t at = 0;
+    while (at < count && parts[at].of[0] != b->peers[i]) ++at;
+    if (at == count) parts[count++] = (sluice_fake_part_t){{b->peers[i], 0, 0}};
+    parts[at].of[b->is_send[i] ? 1 : 2] += (int64_t)b->messages[i].bytes;
+  }
+  (void)sluice_fake_note_event(&(sluice_fake_event_t){.kind = SLUICE_FAKE_MESSAGES,
+                                                      .rank = sluice_fake_stream_rank(b->stream),
+                                                      .stream = sluice_fake_stream_number(b->stream),
+                                                      .comm = (int64_t)b->comm->group->id,
+                                                      .number = b->number,
+                                                      .count = count},
+                               parts);
+}
+
 /* Enqueued: its turn among the groups of its communicator. */
 static void note_batch(void* user, const sluice_fake_moment_t* moment) {
   batch_t* b = user;
   ++state.groups;
   b->number = b->comm->issued++;
+  record_batch(b);
   for (int i = 0; i < b->num_messages; ++i) {
     sluice_fake_cuda_note_at(moment, b->messages[i].data, b->messages[i].bytes, !b->is_send[i]);
   }

@@ -1,7 +1,7 @@
 /* A CUDA driver that runs on the CPU: for tests. One per process.
  *
  * Streams are recorded queues. What is enqueued runs, in stream order and after the events it waits for, as soon as it
- * can: whenever any call comes in, and while a host wait goes on. Kernels are the CPU build of the same source. Four
+ * can: whenever any call comes in, and while a host wait goes on. Kernels are the CPU build of the same source. Eight
  * devices exist; device memory is malloc's, so sanitizers see kernels that read or write outside it.
  *
  * Besides, every access of a copy, memset, kernel, GEMM and message is noted with a vector clock that follows
@@ -14,7 +14,7 @@
 
 #include "backend/device/cuda/cuda_device.h"
 
-enum { SLUICE_FAKE_CUDA_DEVICES = 4 };
+enum { SLUICE_FAKE_CUDA_DEVICES = 8 };
 
 /* Forgets everything and starts anew. No device may be alive. */
 void sluice_fake_cuda_reset(void);
@@ -50,6 +50,9 @@ void sluice_fake_cuda_set_memory(uint64_t device_bytes); /* of each device, free
 void* sluice_fake_cuda_open_stream(int32_t ordinal);
 void sluice_fake_cuda_close_stream(void* stream);
 int sluice_fake_cuda_priority(void* stream);
+/* As the record of calls names them: the device of a stream, and its number. Locked. */
+int32_t sluice_fake_stream_rank(void* stream);
+int32_t sluice_fake_stream_number(void* stream);
 void sluice_fake_cuda_set_capturing(void* stream, int capturing);
 
 /* Capture, as the host's framework does it, thread-local: what this thread then enqueues on the stream, and on streams

@@ -1,6 +1,7 @@
 /* Memory of devices, pinned memory, and memory of others that was registered. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "backend/device/cuda/fake/fake_world.h"
 
@@ -15,6 +16,15 @@ int64_t sluice_fake_block_number(const char* data) {
   return 0;
 }
 
+int sluice_fake_is_on_device(const char* data) {
+  for (int i = 0; i < sluice_fake_world.num_places; ++i) {
+    const block_t* block = &sluice_fake_world.blocks[i];
+    const char* begin = block->data;
+    if (begin != NULL && data >= begin && data < begin + block->bytes) return block->ordinal >= 0;
+  }
+  return 0;
+}
+
 /* The first free place; NULL: there is none. */
 static block_t* free_place(void) {
   sluice_fake_world_t* w = &sluice_fake_world;
@@ -25,13 +35,36 @@ static block_t* free_place(void) {
   return &w->blocks[i];
 }
 
+/* Of a dry run: pages come when they are touched, and nothing touches rows. Memory of its own or NULL. */
+static void* reserve(uint64_t bytes) {
+  void* data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return data == MAP_FAILED ? NULL : data;
+}
+
+void sluice_fake_release_block(block_t* block) {
+  if (block->data == NULL || block->is_registered) return;
+  if (block->is_reserved) {
+    (void)munmap(block->data, block->bytes);
+  } else {
+    free(block->data);
+  }
+  block->data = NULL;
+}
+
 static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
   if (bytes == 0) return INVALID_VALUE;
   if (ordinal >= 0 && sluice_fake_world.used[ordinal] + bytes > sluice_fake_world.memory)
     return SLUICE_CU_OUT_OF_MEMORY;
   block_t* block = free_place();
-  if (block == NULL || posix_memalign(&block->data, 256, bytes) != 0) return SLUICE_CU_OUT_OF_MEMORY;
-  memset(block->data, 0xa5, bytes < MOST_FILLED ? bytes : MOST_FILLED); /* what was there before */
+  if (block == NULL) return SLUICE_CU_OUT_OF_MEMORY;
+  block->is_reserved = sluice_fake_is_dry();
+  if (block->is_reserved) {
+    block->data = reserve(bytes);
+    if (block->data == NULL) return SLUICE_CU_OUT_OF_MEMORY;
+  } else {
+    if (posix_memalign(&block->data, 256, bytes) != 0) return SLUICE_CU_OUT_OF_MEMORY;
+    memset(block->data, 0xa5, bytes < MOST_FILLED ? bytes : MOST_FILLED); /* what was there before */
+  }
   block->bytes = bytes;
   block->ordinal = ordinal;
   block->is_hosts = block->is_registered = 0;
@@ -67,8 +100,7 @@ static int give_block(void* data) {
     if (data == NULL || block->data != data || block->is_registered) continue;
     sluice_fake_cuda_pump();
     if (block->ordinal >= 0) sluice_fake_world.used[block->ordinal] -= block->bytes;
-    free(block->data);
-    block->data = NULL;
+    sluice_fake_release_block(block);
     return 0;
   }
   return INVALID_VALUE;
@@ -78,7 +110,7 @@ int sluice_fake_cuMemAlloc_v2(unsigned long long* out_pointer, size_t bytes) {
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   void* data = NULL;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuMemAlloc");
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) code = take_library_block(bytes, sluice_fake_current_device(), &data);
   if (code == 0) *out_pointer = (unsigned long long)(uintptr_t)data;
@@ -105,7 +137,7 @@ static int32_t ordinal_of(const void* data) {
 int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
   void* data = (void*)(uintptr_t)pointer;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuMemFree");
   if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   for (sluice_fake_cuda_pump(); is_busy(ordinal_of(data)); sluice_fake_cuda_pump()) {
     sluice_fake_sleep();
@@ -119,7 +151,7 @@ int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
 int sluice_fake_cuCtxSynchronize(void) {
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuCtxSynchronize");
   ++sluice_fake_world.host_waits;
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   int32_t ordinal = sluice_fake_current_device();
@@ -149,7 +181,7 @@ int sluice_fake_cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned int fl
   (void)flags;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuMemHostAlloc");
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) code = take_library_block(bytes, -1, out_pointer);
   sluice_fake_cuda_unlock();
@@ -158,7 +190,7 @@ int sluice_fake_cuMemHostAlloc(void** out_pointer, size_t bytes, unsigned int fl
 
 int sluice_fake_cuMemFreeHost(void* pointer) {
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned(), freed = give_block(pointer);
+  int code = sluice_fake_planned_once("cuMemFreeHost"), freed = give_block(pointer);
   if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   sluice_fake_cuda_unlock();
   return code != 0 ? code : freed;
@@ -168,12 +200,12 @@ int sluice_fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int f
   (void)flags;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuMemHostRegister");
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   block_t* block = code == 0 && !is_refused() ? free_place() : NULL;
   if (code == 0 && block == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
   if (code == 0) {
-    memset(pointer, 0xa5, bytes); /* touches it */
+    if (!sluice_fake_is_dry()) memset(pointer, 0xa5, bytes); /* touches it */
     *block = (block_t){
         .data = pointer, .bytes = bytes, .ordinal = -1, .is_registered = 1, .number = ++sluice_fake_world.num_blocks};
   }
@@ -183,7 +215,7 @@ int sluice_fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int f
 
 int sluice_fake_cuMemHostUnregister(void* pointer) {
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned(), found = INVALID_VALUE;
+  int code = sluice_fake_planned_once("cuMemHostUnregister"), found = INVALID_VALUE;
   if (sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   for (int i = 0; i < sluice_fake_world.num_places; ++i) {
     if (sluice_fake_world.blocks[i].data != pointer || !sluice_fake_world.blocks[i].is_registered) continue;

@@ -91,6 +91,8 @@ void sluice_fake_cuda_enqueue(void* handle, const sluice_fake_op_t* op) {
 ticket_t* sluice_fake_new_ticket(const fake_stream_t* stream) {
   ticket_t* ticket = calloc(1, sizeof *ticket);
   ticket->references = 2;
+  ticket->rank = stream->ordinal;
+  ticket->number = ++sluice_fake_world.num_tickets;
   ticket->clock = stream->clock;
   return ticket;
 }

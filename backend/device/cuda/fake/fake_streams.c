@@ -31,7 +31,7 @@ int sluice_fake_cuStreamCreateWithPriority(void** out_stream, unsigned int flags
   if (flags != SLUICE_CU_STREAM_NON_BLOCKING || priority > 0 || priority < -5) return INVALID_VALUE;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuStreamCreateWithPriority");
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
     *out_stream = sluice_fake_new_stream(sluice_fake_current_device(), 0);
@@ -44,9 +44,12 @@ int sluice_fake_cuStreamCreateWithPriority(void** out_stream, unsigned int flags
 
 int sluice_fake_cuda_priority(void* stream) { return sluice_fake_stream_of(stream)->priority; }
 
+int32_t sluice_fake_stream_rank(void* stream) { return sluice_fake_stream_of(stream)->ordinal; }
+int32_t sluice_fake_stream_number(void* stream) { return sluice_fake_stream_of(stream)->index; }
+
 int sluice_fake_cuStreamDestroy_v2(void* stream) {
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuStreamDestroy");
   sluice_fake_cuda_pump();
   sluice_fake_end_stream(stream);
   sluice_fake_cuda_unlock();
@@ -68,7 +71,7 @@ int sluice_fake_cuEventCreate(void** out_event, unsigned int flags) {
   if (flags != SLUICE_CU_EVENT_DISABLE_TIMING && flags != SLUICE_CU_EVENT_DEFAULT) return INVALID_VALUE;
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuEventCreate");
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
     fake_event_t* event = calloc(1, sizeof *event);
@@ -83,12 +86,25 @@ int sluice_fake_cuEventCreate(void** out_event, unsigned int flags) {
 int sluice_fake_cuEventDestroy_v2(void* handle) {
   fake_event_t* event = handle;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuEventDestroy");
   sluice_fake_drop_ticket(event->last);
   free(event);
   --sluice_fake_world.num_events;
   sluice_fake_cuda_unlock();
   return code;
+}
+
+static void note_ticket(sluice_fake_event_kind_t kind, const fake_stream_t* stream, const ticket_t* ticket) {
+  (void)sluice_fake_note_event(
+      &(sluice_fake_event_t){.kind = kind, .rank = stream->ordinal, .stream = stream->index, .ticket = ticket->number},
+      NULL);
+}
+
+static void note_host_wait(const ticket_t* ticket, const char* how) {
+  (void)sluice_fake_note_event(
+      &(sluice_fake_event_t){
+          .kind = SLUICE_FAKE_HOST_WAIT, .rank = ticket->rank, .ticket = ticket->number, .name = how},
+      NULL);
 }
 
 int sluice_fake_cuEventRecord(void* handle, void* stream_handle) {
@@ -101,6 +117,7 @@ int sluice_fake_cuEventRecord(void* handle, void* stream_handle) {
   } else if (code == 0) {
     queued_t* item = sluice_fake_push(stream);
     item->records = sluice_fake_new_ticket(stream);
+    note_ticket(SLUICE_FAKE_RECORD, stream, item->records);
     sluice_fake_drop_ticket(event->last);
     event->last = item->records;
     event->graph_id = 0;
@@ -130,6 +147,7 @@ int sluice_fake_cuStreamWaitEvent(void* stream_handle, void* handle, unsigned in
     if (stream->graph != NULL || event->graph_id != 0) {
       code = sluice_fake_wait_in_capture(stream, event);
     } else {
+      note_ticket(SLUICE_FAKE_WAIT, stream, event->last);
       sluice_fake_wait_for_ticket(stream, event->last);
     }
   }
@@ -147,6 +165,7 @@ int sluice_fake_cuEventQuery(void* handle) {
   if (code == 0 && event->last != NULL) {
     if (event->last->done) {
       sluice_fake_merge(&sluice_fake_world.host, &event->last->clock);
+      note_host_wait(event->last, "query");
     } else {
       code = SLUICE_CU_NOT_READY;
     }
@@ -158,7 +177,7 @@ int sluice_fake_cuEventQuery(void* handle) {
 int sluice_fake_cuEventElapsedTime(float* out_milliseconds, void* start, void* end) {
   const fake_event_t *from = start, *to = end;
   sluice_fake_cuda_lock();
-  int code = sluice_fake_planned();
+  int code = sluice_fake_planned_once("cuEventElapsedTime");
   ++sluice_fake_world.queries;
   if (code == 0 && sluice_fake_spoils(NULL)) code = CAPTURE_UNSUPPORTED;
   sluice_fake_cuda_pump();
@@ -179,6 +198,7 @@ int sluice_fake_cuEventSynchronize(void* handle) {
   if (code == 0 && event->last != NULL) {
     for (sluice_fake_cuda_pump(); !event->last->done; sluice_fake_cuda_pump()) sluice_fake_sleep();
     sluice_fake_merge(&sluice_fake_world.host, &event->last->clock);
+    note_host_wait(event->last, "synchronize");
   }
   sluice_fake_cuda_unlock();
   return code;
@@ -192,6 +212,8 @@ int sluice_fake_cuStreamSynchronize(void* handle) {
   if (code == 0 && sluice_fake_spoils(stream)) code = CAPTURE_UNSUPPORTED;
   if (code == 0) {
     for (sluice_fake_cuda_pump(); stream->head != NULL; sluice_fake_cuda_pump()) sluice_fake_sleep();
+    (void)sluice_fake_note_event(
+        &(sluice_fake_event_t){.kind = SLUICE_FAKE_HOST_DRAIN, .rank = stream->ordinal, .stream = stream->index}, NULL);
     sluice_fake_merge(&sluice_fake_world.host, &stream->clock);
   }
   sluice_fake_cuda_unlock();

@@ -17,6 +17,7 @@ typedef struct copy_s {
 
 static void run_copy(void* user) {
   const copy_t* copy = user;
+  if (!sluice_fake_is_carried(copy->bytes)) return;
   if (copy->from != NULL) {
     memmove(copy->to, copy->from, copy->bytes);
   } else {
@@ -36,6 +37,23 @@ static void* copy_again(const void* user) {
   return kept;
 }
 
+/* Where a copy ends; memory of a dry host's tensors is the device's. */
+static const char* way_of(const copy_t* copy) {
+  const int to_device = sluice_fake_is_on_device(copy->to), from_device = sluice_fake_is_on_device(copy->from);
+  if (to_device && from_device) return "device";
+  return to_device ? "to_device" : "to_host";
+}
+
+static void note_copy_event(const copy_t* copy, const fake_stream_t* stream) {
+  const int is_fill = copy->from == NULL;
+  (void)sluice_fake_note_event(&(sluice_fake_event_t){.kind = is_fill ? SLUICE_FAKE_FILL : SLUICE_FAKE_COPY,
+                                                      .rank = stream->ordinal,
+                                                      .stream = stream->index,
+                                                      .name = is_fill ? NULL : way_of(copy),
+                                                      .writes = copy->bytes},
+                               NULL);
+}
+
 static int enqueue_copy(const copy_t* copy, void* stream) {
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
@@ -43,6 +61,7 @@ static int enqueue_copy(const copy_t* copy, void* stream) {
       sluice_fake_block_number(copy->to) == 0 || (copy->from != NULL && sluice_fake_block_number(copy->from) == 0);
   if (code == 0 && is_pageable && sluice_fake_spoils(sluice_fake_stream_of(stream))) code = CAPTURE_UNSUPPORTED;
   if (code == 0 && copy->bytes > 0) {
+    note_copy_event(copy, sluice_fake_stream_of(stream));
     sluice_fake_cuda_enqueue(
         stream, &(sluice_fake_op_t){
                     .run = run_copy, .drop = free, .user = copy_again(copy), .note = note_copy, .again = copy_again});
@@ -122,6 +141,7 @@ int sluice_fake_cuda_has_kernel(const char* name) {
 typedef struct launch_s {
   const fake_kernel_t* kernel;
   sluice_fake_moment_t moment;
+  int64_t event; /* in the record */
   sluice_emulated_kernel_fn_t fn;
   int64_t warps;
   char args[4096]; /* what a kernel's parameters may take */
@@ -129,8 +149,12 @@ typedef struct launch_s {
 
 static void run_launch(void* user) {
   const launch_t* launch = user;
-  sluice_fake_note_kernel(launch->kernel->name, launch->args, &launch->moment); /* before it writes */
-  launch->fn(launch->warps, launch->args);
+  if (launch->event >= 0 || !sluice_fake_is_dry()) {
+    sluice_fake_count_bytes_for(launch->event);
+    sluice_fake_note_kernel(launch->kernel->name, launch->args, &launch->moment); /* before it writes */
+    sluice_fake_count_bytes_for(-1);
+  }
+  if (sluice_fake_is_executed(launch->kernel->name)) launch->fn(launch->warps, launch->args);
 }
 
 static void note_launch(void* user, const sluice_fake_moment_t* moment) { ((launch_t*)user)->moment = *moment; }
@@ -138,7 +162,18 @@ static void note_launch(void* user, const sluice_fake_moment_t* moment) { ((laun
 static void* launch_again(const void* user) {
   launch_t* launch = malloc(sizeof *launch);
   memcpy(launch, user, sizeof *launch);
+  launch->event = -1;
   return launch;
+}
+
+static int64_t note_launch_event(const launch_t* launch, const fake_stream_t* stream) {
+  if (!sluice_fake_is_recorded()) return -1;
+  sluice_fake_event_t event = {
+      .kind = SLUICE_FAKE_LAUNCH, .rank = stream->ordinal, .stream = stream->index, .name = launch->kernel->name};
+  const int is_known = sluice_fake_kernel_work(event.name, launch->args, &event.units, &event.length);
+  assert(is_known && "a kernel that kernel_work.c does not know");
+  (void)is_known;
+  return sluice_fake_note_event(&event, NULL);
 }
 
 int sluice_fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
@@ -160,6 +195,7 @@ int sluice_fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int
     memcpy(launch->args, parameters[0], kernel->args_bytes);
     ++sluice_fake_world.launches;
     launch->kernel = kernel;
+    launch->event = note_launch_event(launch, sluice_fake_stream_of(stream));
     sluice_fake_cuda_enqueue(
         stream, &(sluice_fake_op_t){
                     .run = run_launch, .drop = free, .user = launch, .note = note_launch, .again = launch_again});

@@ -28,6 +28,12 @@ int sluice_fake_planned(void) {
   return sluice_fake_world.fail_code;
 }
 
+int sluice_fake_planned_once(const char* name) {
+  const int32_t rank = sluice_fake_current_device() < 0 ? 0 : sluice_fake_current_device();
+  (void)sluice_fake_note_event(&(sluice_fake_event_t){.kind = SLUICE_FAKE_HOST_CALL, .rank = rank, .name = name}, NULL);
+  return sluice_fake_planned();
+}
+
 int sluice_fake_simple(void) {
   sluice_fake_cuda_lock();
   int code = sluice_fake_planned();
@@ -149,8 +155,9 @@ void sluice_fake_cuda_reset(void) {
   sluice_fake_cuda_lock();
   for (int i = 0; i < MAX_STREAMS; ++i) sluice_fake_end_stream(&sluice_fake_world.streams[i]);
   for (int i = 0; i < sluice_fake_world.num_places; ++i) {
-    if (!sluice_fake_world.blocks[i].is_registered) free(sluice_fake_world.blocks[i].data);
+    sluice_fake_release_block(&sluice_fake_world.blocks[i]);
   }
+  sluice_fake_forget_record();
   free(sluice_fake_world.accesses);
   free(sluice_fake_world.clocks);
   memset(&sluice_fake_world, 0, sizeof sluice_fake_world);

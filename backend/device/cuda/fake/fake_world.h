@@ -7,13 +7,15 @@
  * fake_graphs.c   capture
  * fake_memory.c   memory of devices, pinned and registered memory
  * fake_work.c     copies and launches
- * fake_hazards.c  accesses, and which of them nothing orders (kernel_accesses.c: those of kernels) */
+ * fake_hazards.c  accesses, and which of them nothing orders (kernel_accesses.c: those of kernels)
+ * fake_record.c   calls as data, and what a dry run leaves out (kernel_work.c: how much each kernel does) */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
 
 #include <pthread.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/device/cuda/fake/fake_record.h"
 
 enum { MAX_STREAMS = SLUICE_FAKE_CUDA_STREAMS, MAX_BLOCKS = 4096 };
 enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
@@ -28,6 +30,8 @@ typedef struct fake_clock_s {
 typedef struct ticket_s {
   int references;
   int done;
+  int32_t rank;
+  int64_t number;
   uint64_t done_ns;
   fake_clock_t clock;
 } ticket_t;
@@ -88,6 +92,7 @@ typedef struct block_s {
   int32_t ordinal; /* -1: pinned host memory */
   int32_t is_hosts;
   int32_t is_registered; /* pinned, and the caller's own */
+  int32_t is_reserved;   /* without pages */
   int64_t number;
 } block_t;
 
@@ -116,7 +121,7 @@ typedef struct sluice_fake_world_s {
   fake_clock_t host;  /* what the host has waited for */
   access_t* accesses;
   fake_clock_t* clocks;
-  int64_t num_accesses, room_accesses, num_clocks, room_clocks, num_blocks, num_graphs;
+  int64_t num_accesses, room_accesses, num_clocks, room_clocks, num_blocks, num_graphs, num_tickets;
   fake_kernel_t kernels[MAX_KERNELS];
   int32_t num_kernels;
 } sluice_fake_world_t;
@@ -129,6 +134,8 @@ extern sluice_fake_world_t sluice_fake_world;
 
 /* Counts a call. Not 0: the call shall fail with that. */
 int sluice_fake_planned(void);
+/* The same of a call that a settled pass does not make; it is recorded. */
+int sluice_fake_planned_once(const char* name);
 /* For calls with no effect of their own; takes the lock. */
 int sluice_fake_simple(void);
 /* Takes the lock: ranks are threads, one reads while another counts. */
@@ -162,5 +169,7 @@ int sluice_fake_wait_in_capture(fake_stream_t* stream, const fake_event_t* event
 
 /* fake_memory.c */
 int64_t sluice_fake_block_number(const char* data); /* 0: no memory of the driver's */
+int sluice_fake_is_on_device(const char* data);
+void sluice_fake_release_block(block_t* block); /* its memory, unless it is the caller's own */
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_ */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/device/cuda/fake/fake_record.h"
 #include "backend/gemm/cublas/fake/fake_cublas_calls.h"
 #include "backend/gemm/cublas/fake/fake_gemms.h"
 
@@ -78,7 +79,7 @@ static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k
   if ((compute == SLUICE_CUBLAS_COMPUTE_64F) != (type_a == SLUICE_CUBLAS_R_64F)) return SLUICE_CUBLAS_NOT_SUPPORTED;
   ++state.single;
   state.last_compute = compute;
-  sluice_fake_gemm_enqueue(handle->stream, &p);
+  sluice_fake_gemm_enqueue(handle->stream, "single", &p);
   return 0;
 }
 
@@ -100,6 +101,7 @@ static int is_misaligned(const fake_gemm_t* p) {
 
 static void run_grouped(void* user) {
   grouped_t* g = user;
+  if (sluice_fake_is_dry()) return;
   for (int i = 0; i < g->count; ++i) {
     g->problems[i].a = g->a[i];
     g->problems[i].b = g->b[i];
@@ -158,6 +160,7 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
   }
   ++state.grouped;
   state.last_compute = compute;
+  sluice_fake_gemm_record(handle->stream, "grouped", g->problems, g->count);
   sluice_fake_op_enqueue(
       handle->stream,
       &(sluice_fake_op_t){.run = run_grouped, .drop = free, .user = g, .note = note_grouped, .again = grouped_again});

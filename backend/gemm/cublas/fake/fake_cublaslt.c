@@ -148,7 +148,7 @@ static int fake_matmul(void* handle, void* opaque, const void* alpha, const void
   uint64_t rows_b = (uint64_t)(desc->trans[1] ? p.n : p.k);
   if (sluice_fake_gemm_is_wrong(&p) || la->type != lb->type || lb->rows != rows_b) return INVALID_VALUE;
   ++state.problems;
-  sluice_fake_gemm_enqueue(stream, &p);
+  sluice_fake_gemm_enqueue(stream, "lt", &p);
   return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/device/cuda/fake/fake_record.h"
 #include "backend/gemm/cublas/gemm_cublas.h"
 
 static double element(const void* data, int64_t at, int type) {
@@ -24,9 +25,11 @@ static void set_element(void* data, int64_t at, int type, double x) {
   }
 }
 
+static uint64_t bytes_of(int type) { return type == SLUICE_CUBLAS_R_64F ? 8 : type == SLUICE_CUBLAS_R_32F ? 4 : 2; }
+
 static void note_columns(const fake_gemm_t* p, const void* data, int type, int rows, int columns, int ld,
                          int is_write) {
-  uint64_t bytes = type == SLUICE_CUBLAS_R_64F ? 8 : type == SLUICE_CUBLAS_R_32F ? 4 : 2;
+  const uint64_t bytes = bytes_of(type);
   for (int64_t j = 0; j < columns; ++j) {
     sluice_fake_cuda_note_at(&p->moment, (const char*)data + (uint64_t)(j * ld) * bytes, (uint64_t)rows * bytes,
                              is_write);
@@ -34,6 +37,7 @@ static void note_columns(const fake_gemm_t* p, const void* data, int type, int r
 }
 
 void sluice_fake_gemm_run(const fake_gemm_t* p) {
+  if (sluice_fake_is_dry()) return;
   note_columns(p, p->a, p->type, p->trans_a ? p->k : p->m, p->trans_a ? p->m : p->k, p->lda, 0);
   note_columns(p, p->b, p->type, p->trans_b ? p->n : p->k, p->trans_b ? p->k : p->n, p->ldb, 0);
   note_columns(p, p->c, p->type_c, p->m, p->n, p->ldc, 1);
@@ -78,7 +82,26 @@ void sluice_fake_op_enqueue(void* stream, const sluice_fake_op_t* op) {
   sluice_fake_cuda_unlock();
 }
 
-void sluice_fake_gemm_enqueue(void* stream, const fake_gemm_t* p) {
+void sluice_fake_gemm_record(void* stream, const char* entry, const fake_gemm_t* problems, int count) {
+  sluice_fake_part_t* parts = malloc((size_t)count * sizeof *parts);
+  for (int i = 0; i < count; ++i) {
+    parts[i] = (sluice_fake_part_t){{problems[i].m, problems[i].n, problems[i].k}};
+  }
+  sluice_fake_cuda_lock();
+  (void)sluice_fake_note_event(&(sluice_fake_event_t){.kind = SLUICE_FAKE_GEMM,
+                                                      .rank = sluice_fake_stream_rank(stream),
+                                                      .stream = sluice_fake_stream_number(stream),
+                                                      .name = entry,
+                                                      .units = (int64_t)bytes_of(problems->type),
+                                                      .length = (int64_t)bytes_of(problems->type_c),
+                                                      .count = count},
+                               parts);
+  sluice_fake_cuda_unlock();
+  free(parts);
+}
+
+void sluice_fake_gemm_enqueue(void* stream, const char* entry, const fake_gemm_t* p) {
+  sluice_fake_gemm_record(stream, entry, p, 1);
   fake_gemm_t* kept = malloc(sizeof *kept);
   *kept = *p;
   sluice_fake_op_enqueue(

@@ -14,13 +14,15 @@ typedef struct fake_gemm_s {
   sluice_fake_moment_t moment;
 } fake_gemm_t;
 
+/* Of the driver's record: a call of the library with all its GEMMs. `entry` names it; takes the lock. */
+void sluice_fake_gemm_record(void* stream, const char* entry, const fake_gemm_t* problems, int count);
 /* Sizes that no GEMM has. */
 int sluice_fake_gemm_is_wrong(const fake_gemm_t* problem);
-/* Now; the fake driver's lock is held. */
+/* Now, where the driver is not dry; its lock is held. */
 void sluice_fake_gemm_run(const fake_gemm_t* problem);
 void sluice_fake_gemm_poison(const fake_gemm_t* problem); /* C becomes NaN */
 /* Later; both take the lock. */
-void sluice_fake_gemm_enqueue(void* stream, const fake_gemm_t* problem);
+void sluice_fake_gemm_enqueue(void* stream, const char* entry, const fake_gemm_t* problem);
 void sluice_fake_op_enqueue(void* stream, const sluice_fake_op_t* op);
 
 #endif /* SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_GEMMS_H_ */

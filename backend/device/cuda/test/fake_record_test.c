@@ -1,0 +1,194 @@
+/* The record of the fake driver, and what a dry run leaves out. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/device/cuda/fake/fake_record.h"
+#include "backend/device/cuda/kernels/kernel_args.h"
+
+#define GIB ((uint64_t)1 << 30)
+
+static const sluice_cuda_driver_t* driver;
+static void *context, *stream, *library;
+
+static int open_driver(void** state) {
+  (void)state;
+  sluice_fake_cuda_reset();
+  driver = sluice_fake_cuda_driver();
+  assert_int_equal(driver->cuDevicePrimaryCtxRetain(&context, 100), 0);
+  assert_int_equal(driver->cuCtxPushCurrent_v2(context), 0);
+  assert_int_equal(driver->cuLibraryLoadData(&library, "", NULL, NULL, 0, NULL, NULL, 0), 0);
+  stream = sluice_fake_cuda_open_stream(0);
+  return 0;
+}
+
+static int close_driver(void** state) {
+  (void)state;
+  sluice_fake_cuda_close_stream(stream);
+  assert_int_equal(driver->cuLibraryUnload(library), 0);
+  assert_int_equal(driver->cuCtxPopCurrent_v2(&context), 0);
+  assert_int_equal(driver->cuDevicePrimaryCtxRelease_v2(100), 0);
+  sluice_fake_cuda_reset();
+  return 0;
+}
+
+static char* allocate(uint64_t bytes) {
+  unsigned long long data = 0;
+  assert_int_equal(driver->cuMemAlloc_v2(&data, bytes), 0);
+  return (char*)(uintptr_t)data;
+}
+static void release(const void* data) {
+  assert_int_equal(driver->cuMemFree_v2((unsigned long long)(uintptr_t)data), 0);
+}
+
+static void launch(const char* name, const void* args, unsigned blocks) {
+  void* kernel = NULL;
+  void* parameters[1] = {(void*)(uintptr_t)args};
+  assert_int_equal(driver->cuLibraryGetKernel(&kernel, library, name), 0);
+  assert_int_equal(driver->cuLaunchKernel(kernel, blocks, 1, 1, 256, 1, 1, 0, stream, parameters, NULL), 0);
+}
+
+static void copy(void* to, const void* from, uint64_t bytes) {
+  assert_int_equal(
+      driver->cuMemcpyAsync((unsigned long long)(uintptr_t)to, (unsigned long long)(uintptr_t)from, bytes, stream), 0);
+}
+
+static char* recorded(void) {
+  char* text = NULL;
+  size_t bytes = 0;
+  FILE* out = open_memstream(&text, &bytes);
+  sluice_fake_cuda_write_record(out);
+  fclose(out);
+  return text;
+}
+
+static void Record_CallsOfAStream_StandInTheirOrderWithTheirBytes(void** state) {
+  (void)state;
+  char *rows = allocate(4096), *index = allocate(64), *out = allocate(4096);
+  const int32_t of[4] = {3, 0, -1, 2};
+  void* event = NULL;
+  memcpy(index, of, sizeof of);
+  assert_int_equal(driver->cuEventCreate(&event, SLUICE_CU_EVENT_DISABLE_TIMING), 0);
+  sluice_fake_cuda_record(1);
+  const sluice_gather_args_t args = {.src = rows,
+                                     .index = (const int32_t*)(const void*)index,
+                                     .dst = out,
+                                     .units = 4,
+                                     .row_bytes = 32,
+                                     .src_stride_bytes = 32,
+                                     .piece = 16};
+  launch("sluice_gather_rows", &args, 1);
+  copy(out, rows, 100);
+  assert_int_equal(driver->cuEventRecord(event, stream), 0);
+  assert_int_equal(driver->cuEventSynchronize(event), 0);
+  release(rows);
+  sluice_fake_cuda_record(0);
+  launch("sluice_gather_rows", &args, 1); /* of no record */
+  char *text = recorded(), want[400];
+  /* The index of 16 bytes, three rows that are there; four are written. */
+  snprintf(want, sizeof want,
+           "[\n[\"launch\", 0, %d, \"sluice_gather_rows\", 4, 32, 112, 128],\n"
+           "[\"copy\", 0, %d, \"device\", 100],\n[\"record\", 0, %d, 1],\n"
+           "[\"host_wait\", 0, 1, \"synchronize\"],\n[\"host_call\", 0, \"cuMemFree\"]\n]",
+           sluice_fake_stream_number(stream), sluice_fake_stream_number(stream), sluice_fake_stream_number(stream));
+  assert_string_equal(text, want);
+  free(text);
+  release(index);
+  release(out);
+  assert_int_equal(driver->cuEventDestroy_v2(event), 0);
+}
+
+static int64_t resident_bytes(void) {
+  long long all = 0, resident = 0;
+  FILE* file = fopen("/proc/self/statm", "r");
+  assert_non_null(file);
+  assert_int_equal(fscanf(file, "%lld %lld", &all, &resident), 2);
+  fclose(file);
+  return (int64_t)resident * sysconf(_SC_PAGESIZE);
+}
+
+static void Dry_RowsOfManyGiB_TakeNoPagesAndAreNotWritten(void** state) {
+  (void)state;
+  sluice_fake_cuda_make_dry();
+  sluice_fake_cuda_set_memory(100 * GIB);
+  const int64_t before = resident_bytes();
+  char *rows = allocate(40 * GIB), *out = allocate(40 * GIB), *index = allocate(4096);
+  unsigned long long more = 0;
+  assert_int_equal(driver->cuMemAlloc_v2(&more, 40 * GIB), SLUICE_CU_OUT_OF_MEMORY);
+  rows[0] = 1;
+  const sluice_gather_args_t args = {.src = rows,
+                                     .index = (const int32_t*)(const void*)index,
+                                     .dst = out,
+                                     .units = 1000,
+                                     .row_bytes = 16384,
+                                     .src_stride_bytes = 16384,
+                                     .piece = 16};
+  launch("sluice_gather_rows", &args, 125);
+  copy(out, rows, 4 * GIB);
+  assert_int_equal(out[0], 0);
+  assert_true(resident_bytes() - before < (int64_t)(GIB / 16));
+  release(rows);
+  release(out);
+  release(index);
+}
+
+static void Dry_RoutesAndSmallCopies_AreDone(void** state) {
+  (void)state;
+  sluice_fake_cuda_make_dry();
+  int32_t* ids = (int32_t*)(void*)allocate(4096);
+  int32_t* tiles = (int32_t*)(void*)allocate(4096);
+  int32_t* counts = (int32_t*)(void*)allocate(4096);
+  for (int i = 0; i < 6; ++i) ids[i] = i % 3;
+  const sluice_route_args_t args = {.ids = ids,
+                                    .tile_counts = tiles,
+                                    .counts = counts,
+                                    .units = 1,
+                                    .num_routes = 6,
+                                    .top_k = 1,
+                                    .num_experts = 3,
+                                    .ids_t = 1};
+  launch("sluice_route_count", &args, 1);
+  launch("sluice_route_scan_tiles", &args, 1);
+  copy(ids, counts, 12);
+  for (int i = 0; i < 3; ++i) assert_int_equal(ids[i], 2);
+  release(ids);
+  release(tiles);
+  release(counts);
+}
+
+static void KernelWork_EachKernelOfTheImage_IsKnown(void** state) {
+  (void)state;
+  static const char* const names[] = {
+#define KERNEL(name, args)        "sluice_" #name,
+#define KERNEL_DTYPES(name, args) "sluice_" #name "_f32",
+#include "backend/device/cuda/kernels/kernel_list.inc"
+#undef KERNEL
+#undef KERNEL_DTYPES
+  };
+  static const int64_t ones[512] = {[0 ... 511] = 1};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
+    int64_t units = 0, length = 0;
+    if (!sluice_fake_kernel_work(names[i], ones, &units, &length)) fail_msg("%s is not in kernel_work.c", names[i]);
+    assert_int_equal(units, 1);
+    assert_true(length >= 1);
+  }
+  int64_t units = 0, length = 0;
+  assert_false(sluice_fake_kernel_work("sluice_unheard_of", ones, &units, &length));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(Record_CallsOfAStream_StandInTheirOrderWithTheirBytes, open_driver, close_driver),
+      cmocka_unit_test_setup_teardown(Dry_RowsOfManyGiB_TakeNoPagesAndAreNotWritten, open_driver, close_driver),
+      cmocka_unit_test_setup_teardown(Dry_RoutesAndSmallCopies_AreDone, open_driver, close_driver),
+      cmocka_unit_test(KernelWork_EachKernelOfTheImage_IsKnown),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

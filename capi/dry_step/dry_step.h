@@ -1,0 +1,26 @@
+/* One training step of a layer on the fake driver, dry: what the engine asks of a GPU, as data, on any CPU.
+ *
+ * Ranks are threads, each with a fake device of its own. Routes are random, each expert of a token another one, and
+ * repeat with the seed. After steps that let everything settle, the calls of one forward and backward are recorded. */
+#ifndef SLUICE_CAPI_DRY_STEP_DRY_STEP_H_
+#define SLUICE_CAPI_DRY_STEP_DRY_STEP_H_
+
+#include <stdio.h>
+
+#include "capi/src/context_on_device.h"
+
+enum { SLUICE_DRY_MOST_RANKS = 8 };
+
+/* Gated experts in bf16 with gate and up in one tensor; rows are sent again in backward, pre-activations are kept. */
+typedef struct sluice_dry_step_s {
+  int64_t ranks, tokens, model_width, hidden_width, experts, top_k, chunks, seed; /* tokens: of each rank */
+  int64_t device_bytes;                                                           /* of each device */
+  void (*alter)(sluice_cuda_sources_t* sources); /* NULL, or a test's own calls between the engine and the fakes */
+} sluice_dry_step_t;
+
+/* out: the events of all ranks as JSON (backend/device/cuda/fake/fake_record.h); the record stays until the next run.
+ * One at a time. Errors: INVALID_ARGUMENT (names the number and its bounds), NO_MEMORY (the device is too small, or
+ * this machine reserves no such address space; with the remedy), or the engine's. */
+sluice_status_t sluice_dry_step_run(const sluice_dry_step_t* step, FILE* out);
+
+#endif /* SLUICE_CAPI_DRY_STEP_DRY_STEP_H_ */

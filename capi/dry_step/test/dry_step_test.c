@@ -1,0 +1,221 @@
+/* A dry step: what it records, that a call more is seen, and what it refuses. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/comm/nccl/fake/fake_nccl.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/device/cuda/fake/fake_record.h"
+#include "capi/dry_step/dry_step.h"
+
+static const sluice_dry_step_t small = {.ranks = 2,
+                                        .tokens = 64,
+                                        .model_width = 32,
+                                        .hidden_width = 16,
+                                        .experts = 4,
+                                        .top_k = 2,
+                                        .chunks = 1,
+                                        .seed = 7,
+                                        .device_bytes = (int64_t)1 << 40};
+
+static const char* last_message(void) {
+  static sluice_error_info_t why;
+  sluice_error_info_init(&why, sizeof why);
+  sluice_error_last(&why);
+  return why.message;
+}
+
+/* The record as text, the caller's to free; the test fails where the step does. */
+static char* record_of(const sluice_dry_step_t* step) {
+  char* text = NULL;
+  size_t bytes = 0;
+  FILE* out = open_memstream(&text, &bytes);
+  const sluice_status_t status = sluice_dry_step_run(step, out);
+  fclose(out);
+  if (status != SLUICE_OK) fail_msg("%d: %s", status, last_message());
+  return text;
+}
+
+static int64_t count_after(const sluice_dry_step_t* step, sluice_fake_event_kind_t kind) {
+  free(record_of(step));
+  return sluice_fake_cuda_recorded(kind);
+}
+
+static void DryStep_TheSameTwice_IsTheSameRecord(void** state) {
+  (void)state;
+  sluice_dry_step_t one = small;
+  one.ranks = 1;
+  char *first = record_of(&one), *second = record_of(&one);
+  assert_string_equal(first, second);
+  assert_non_null(strstr(first, "\"forward\""));
+  assert_non_null(strstr(first, "\"sluice_route_count\", 1, 128, ")); /* one tile with all routes */
+  /* Settled: nothing is allocated, and no event is made. */
+  assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_HOST_CALL), 0);
+  free(first);
+  free(second);
+}
+
+/* ---- a call more, once on each rank in the recorded step ------------------------------------------------------- */
+
+static const sluice_cuda_driver_t* driver;
+static sluice_nccl_symbols_t nccl;
+static sluice_cuda_driver_t altered_driver;
+static sluice_nccl_symbols_t altered_nccl;
+static _Thread_local int is_planted; /* a phase has threads of its own */
+
+static int plants(void) {
+  sluice_fake_cuda_lock();
+  const int is_due = sluice_fake_is_recorded() && !is_planted;
+  sluice_fake_cuda_unlock();
+  is_planted |= is_due;
+  return is_due;
+}
+
+static int launch(void* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+                  unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, void* stream,
+                  void** parameters, void** extra) {
+  for (int more = plants(); more > 0; --more) {
+    (void)driver->cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
+                                 parameters, extra);
+  }
+  return driver->cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
+                                parameters, extra);
+}
+
+static int synchronize(void* event) {
+  if (plants()) (void)driver->cuEventSynchronize(event);
+  return driver->cuEventSynchronize(event);
+}
+
+static int wait_for_event(void* stream, void* event, unsigned int flags) {
+  if (plants()) (void)driver->cuStreamWaitEvent(stream, event, flags);
+  return driver->cuStreamWaitEvent(stream, event, flags);
+}
+
+/* After a group one more, of a byte each way, with the peer of its last message: of two ranks that is the other. */
+static _Thread_local struct {
+  int type, peer;
+  void *comm, *stream;
+} last;
+static _Thread_local char bytes[2];
+
+static int send(const void* data, size_t count, int type, int peer, void* comm, void* stream) {
+  last.type = type, last.peer = peer, last.comm = comm, last.stream = stream;
+  return nccl.ncclSend(data, count, type, peer, comm, stream);
+}
+
+static int end_group(void) {
+  const int code = nccl.ncclGroupEnd();
+  if (code != 0 || !plants()) return code;
+  (void)nccl.ncclGroupStart();
+  (void)nccl.ncclSend(&bytes[0], 1, last.type, last.peer, last.comm, last.stream);
+  (void)nccl.ncclRecv(&bytes[1], 1, last.type, last.peer, last.comm, last.stream);
+  return nccl.ncclGroupEnd();
+}
+
+static void plant_launch(sluice_cuda_sources_t* sources) {
+  altered_driver.cuLaunchKernel = launch;
+  sources->driver = &altered_driver;
+}
+static void plant_host_wait(sluice_cuda_sources_t* sources) {
+  altered_driver.cuEventSynchronize = synchronize;
+  sources->driver = &altered_driver;
+}
+static void plant_wait(sluice_cuda_sources_t* sources) {
+  altered_driver.cuStreamWaitEvent = wait_for_event;
+  sources->driver = &altered_driver;
+}
+static void plant_group(sluice_cuda_sources_t* sources) {
+  altered_nccl.ncclSend = send, altered_nccl.ncclGroupEnd = end_group;
+  sources->nccl = &altered_nccl;
+}
+
+static void DryStep_PlantedCall_IsOneMoreOnEachRankAndNothingElse(void** state) {
+  (void)state;
+  const struct {
+    const char* what;
+    void (*alter)(sluice_cuda_sources_t* sources);
+    sluice_fake_event_kind_t kind;
+  } planted[] = {
+      {"launch", plant_launch, SLUICE_FAKE_LAUNCH},
+      {"host wait", plant_host_wait, SLUICE_FAKE_HOST_WAIT},
+      {"wait of a stream", plant_wait, SLUICE_FAKE_WAIT},
+      {"group", plant_group, SLUICE_FAKE_MESSAGES},
+  };
+  int64_t before[SLUICE_FAKE_MARK + 1];
+  free(record_of(&small));
+  for (int kind = 0; kind <= SLUICE_FAKE_MARK; ++kind) before[kind] = sluice_fake_cuda_recorded(kind);
+  assert_true(before[SLUICE_FAKE_MESSAGES] == 2 * 9 && before[SLUICE_FAKE_HOST_WAIT] == 2 * 3);
+  for (size_t i = 0; i < sizeof planted / sizeof planted[0]; ++i) {
+    sluice_dry_step_t step = small;
+    driver = sluice_fake_cuda_driver();
+    nccl = sluice_fake_nccl();
+    altered_driver = *driver, altered_nccl = nccl;
+    step.alter = planted[i].alter;
+    free(record_of(&step));
+    for (int kind = 0; kind <= SLUICE_FAKE_MARK; ++kind) {
+      const int64_t want = before[kind] + (kind == (int)planted[i].kind ? small.ranks : 0);
+      if (sluice_fake_cuda_recorded(kind) == want) continue;
+      fail_msg("%s planted: %lld events of kind %d, wanted %lld", planted[i].what,
+               (long long)sluice_fake_cuda_recorded(kind), kind, (long long)want);
+    }
+  }
+}
+
+/* ---- refusals --------------------------------------------------------------------------------------------------- */
+
+static void refuses(sluice_dry_step_t step, sluice_status_t want, const char* words) {
+  char text[16];
+  FILE* out = fmemopen(text, sizeof text, "w");
+  const sluice_status_t status = sluice_dry_step_run(&step, out);
+  fclose(out);
+  if (status != want || strstr(last_message(), words) == NULL) {
+    fail_msg("%d: %s; wanted %d: ..%s..", status, status == SLUICE_OK ? "" : last_message(), want, words);
+  }
+}
+
+static void DryStep_WhatItCannotHold_IsRefusedByNameWithTheRemedy(void** state) {
+  (void)state;
+  sluice_dry_step_t step = small;
+  step.ranks = 9;
+  refuses(step, SLUICE_E_INVALID_ARGUMENT, "ranks is 9; it must be from 1 to 8");
+  step = small, step.top_k = 5;
+  refuses(step, SLUICE_E_INVALID_ARGUMENT, "top_k is 5; it must be from 1 to 4");
+  step = small, step.ranks = 3;
+  refuses(step, SLUICE_E_INVALID_ARGUMENT, "4 experts do not divide over 3 ranks");
+  step = small, step.device_bytes = 8192;
+  refuses(step, SLUICE_E_NO_MEMORY, "and the device has 8192");
+  refuses(step, SLUICE_E_NO_MEMORY, "ask for more ranks or fewer tokens");
+  /* Room for the host's tensors, none for the engine's slots: cuBLAS's workspace alone has 32 MiB. */
+  step = small, step.device_bytes = 1 << 20;
+  refuses(step, SLUICE_E_NO_MEMORY, "does not hold this layer");
+  refuses(step, SLUICE_E_NO_MEMORY, "ask for more ranks or fewer tokens");
+  free(record_of(&small)); /* and nothing is left of it */
+}
+
+static void DryStep_MoreChunks_AreMoreOfEverythingButReads(void** state) {
+  (void)state;
+  sluice_dry_step_t step = small;
+  const int64_t launches = count_after(&step, SLUICE_FAKE_LAUNCH),
+                groups = sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES);
+  const int64_t reads = sluice_fake_cuda_recorded(SLUICE_FAKE_HOST_WAIT);
+  step.chunks = 4;
+  assert_true(count_after(&step, SLUICE_FAKE_LAUNCH) > 3 * launches);
+  assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES), groups + 2 * 3 * 7);
+  assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_HOST_WAIT), reads);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(DryStep_TheSameTwice_IsTheSameRecord),
+      cmocka_unit_test(DryStep_PlantedCall_IsOneMoreOnEachRankAndNothingElse),
+      cmocka_unit_test(DryStep_WhatItCannotHold_IsRefusedByNameWithTheRemedy),
+      cmocka_unit_test(DryStep_MoreChunks_AreMoreOfEverythingButReads),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

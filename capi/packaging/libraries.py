@@ -11,6 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 INCLUDE = os.path.join(ROOT, "capi", "include")
 LIBRARY = "//capi:libsluice.so.0"
 OPENED_ON_DEMAND = ("//backend/comm/mpi:libsluice_mpi.so",)
+DRY_STEP = "//capi/dry_step:sluice-dry-step"  # the program of `sluice simulate --device`: of the wheel alone
 
 
 class Failure(Exception):
@@ -27,9 +28,9 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def build() -> list[str]:
-    """The paths of the libraries as they are tested: optimised, with symbols and debug information."""
-    targets = (LIBRARY, *OPENED_ON_DEMAND)
+def build(*more: str) -> list[str]:
+    """The paths of the libraries and of other targets as they are tested: optimised, with debug information."""
+    targets = (LIBRARY, *OPENED_ON_DEMAND, *more)
     run("nice", "bazel", "build", *targets)
     bin_dir = run("bazel", "info", "bazel-bin").strip()
     return [os.path.join(bin_dir, target[2:].replace(":", "/")) for target in targets]

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -78,10 +79,10 @@ def input_hash():
 
 
 def build_libraries(folder):
-    """The stripped libraries, in `folder`."""
+    """The stripped libraries, and the program beside them, in `folder`."""
     began = time.monotonic()
     stripped = []
-    for path in libraries.build():
+    for path in libraries.build(libraries.DRY_STEP):
         stripped.append(os.path.join(folder, os.path.basename(path)))
         libraries.strip(path, stripped[-1])
     say(f"built {', '.join(map(os.path.basename, stripped))} in {time.monotonic() - began:.1f} s")
@@ -142,8 +143,8 @@ def ship_adapters(top, pythons, fresh):
         say(f"{os.path.basename(found['shipped'])} ready in {time.monotonic() - began:.1f} s")
 
 
-def shared_objects(top):
-    return [path for path in glob.glob(os.path.join(top, "**"), recursive=True) if ".so" in path and is_elf(path)]
+def binaries(top):
+    return [path for path in glob.glob(os.path.join(top, "**"), recursive=True) if is_elf(path)]
 
 
 def is_elf(path):
@@ -187,7 +188,8 @@ def make_wheel(top, version, tag, wheel_dir):
                     data = file.read()
                 entry = zipfile.ZipInfo(inside)  # fixed date: equal inputs give equal wheels
                 entry.compress_type = zipfile.ZIP_DEFLATED
-                entry.external_attr = (0o755 if ".so" in name else 0o644) << 16
+                # pip makes executable what is so and says that it is a file.
+                entry.external_attr = (stat.S_IFREG | (0o755 if is_elf(full) else 0o644)) << 16
                 archive.writestr(entry, data)
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                 record.append(f"{inside},sha256={digest},{len(data)}\n")
@@ -204,7 +206,7 @@ def make(wheel_dir, pythons=(), fresh=False):
         top = os.path.join(scratch, "stage")
         stage(top, build_libraries(os.path.join(scratch, "lib")), libraries.version())
         ship_adapters(top, pythons, fresh)
-        return make_wheel(top, libraries.version(), platform_tag(shared_objects(top)), wheel_dir)
+        return make_wheel(top, libraries.version(), platform_tag(binaries(top)), wheel_dir)
 
 
 def install(wheel):

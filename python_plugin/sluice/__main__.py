@@ -11,7 +11,8 @@ USAGE = """usage: sluice COMMAND (or python -m sluice COMMAND)
   plan               does a model fit a machine, which n and restore policy each layer takes, and why no other;
                      --stages: which layer runs on which stage, and what is kept, recomputed or offloaded
   simulate           what more ranks would do: weak and strong scaling on a machine that one need not have;
-                     --stages: a batch of a pipeline under every policy, its bubble and bytes
+                     --stages: a batch of a pipeline under every policy, its bubble and bytes;
+                     --device: what one step asks of a GPU that is not there, priced by a model
   routing DIR        joins expert loads that ranks recorded, for `simulate` and `plan`
   trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted beside measured, pictures
   tune               measures this machine once for all, and decides for a model ahead of time

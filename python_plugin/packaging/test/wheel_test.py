@@ -21,6 +21,7 @@ import training  # noqa: E402
 
 WHEEL_BYTES = 3 << 20  # with what debuggers read it takes twice that
 ADAPTER = "_torch_{}.so".format(torch.__version__.partition("+")[0].replace(".", "_"))
+PROGRAM = "sluice-dry-step"  # of `sluice simulate --device`
 GLIBCXX_CAPACITY = (3, 4, 29)  # the C++ library that manylinux_2_34 stands for: GCC 11's
 # What the adapter and the MPI plugin meet in the process that opens them, and a wheel must never carry.
 HOSTS = frozenset({"libtorch_cpu.so", "libc10.so", "libmpi.so.*"})
@@ -44,7 +45,8 @@ def shared_objects(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unpacked")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
-    return {path.name: path for path in sorted(folder.rglob("*.so*")) if path.suffix != ".stamp"}
+    found = [*folder.rglob("*.so*"), folder / "sluice/lib" / PROGRAM]
+    return {path.name: path for path in sorted(found) if path.suffix != ".stamp"}
 
 
 def test_Wheel_MadeAgainElsewhere_HasTheSameBits(wheel, tmp_path):
@@ -73,7 +75,7 @@ def test_Wheel_Tag_IsTheCLibraryThatItsLibrariesNeed(wheel, shared_objects):
 
 
 def test_Wheel_Libraries_NeedNoNewerCxxLibraryAndNoFolderOfTheBuilder(shared_objects):
-    assert sorted(shared_objects) == [ADAPTER, "libsluice.so.0", "libsluice_mpi.so"]
+    assert sorted(shared_objects) == [ADAPTER, "libsluice.so.0", "libsluice_mpi.so", PROGRAM]
     for name, path in shared_objects.items():
         if name == ADAPTER:
             assert (3, 4) < elf.needs(path, "GLIBCXX") <= GLIBCXX_CAPACITY
@@ -86,6 +88,12 @@ def test_Wheel_Libraries_AreStripped(wheel, shared_objects):
     for path in shared_objects.values():
         assert not {".symtab", ".debug_info"} & elf.sections(path), path.name
     assert wheel.stat().st_size < WHEEL_BYTES
+
+
+def test_Wheel_Binaries_AreExecutable(wheel, shared_objects):
+    with zipfile.ZipFile(wheel) as archive:
+        modes = {os.path.basename(entry.filename): entry.external_attr >> 16 for entry in archive.infolist()}
+    assert {modes[name] for name in shared_objects} == {0o100755} and modes["_library.py"] == 0o100644
 
 
 def test_Wheel_Record_NamesEveryFile(wheel):

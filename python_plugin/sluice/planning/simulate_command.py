@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import SluiceError
-from . import arguments, batches_command, optimizer_arguments, routing, scaling_plot, simulate, steps_command, written
+from . import (
+    arguments,
+    batches_command,
+    device_command,
+    optimizer_arguments,
+    routing,
+    scaling_plot,
+    simulate,
+    steps_command,
+    written,
+)
 from .errors import BadInput
 from .model import Model, complete
 from .plan_command import error_of, workload_of
@@ -32,6 +42,8 @@ def main(words: list[str]) -> int:
         return batches_command.main(words)
     if optimizer_arguments.wants(words):
         return steps_command.main(words)
+    if device_command.wants(words):
+        return device_command.main(words)
     parser = argparse.ArgumentParser(
         prog="sluice simulate",
         description=__doc__.splitlines()[0],

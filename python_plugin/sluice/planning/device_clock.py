@@ -1,0 +1,316 @@
+"""A clock for the calls of ranks on GPUs: hosts that enqueue, streams, events, kernels that share SMs, groups of NCCL.
+
+It walks the lists of capi/dry_step (backend/device/cuda/fake/fake_record.h has their form) with the prices of a device.
+What it says is a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .device_prices import Prices
+from .errors import BadInput
+
+GEMMS, LINK, COPIES = "GEMMs", "link", "copies"
+LEAST = 1e-12  # seconds: what rounding may leave
+
+
+@dataclass
+class Work:
+    """On a stream: seconds when it runs alone, and the share of the SMs that it can fill."""
+
+    kind: str
+    seconds: float
+    share: float = 1.0
+    group: tuple[int, int] | None = None  # of NCCL's: communicator, number
+    left: float = 0.0
+
+
+@dataclass
+class Stream:
+    """Works, and ("record" | "wait", ticket), in order; running: the first of them has begun."""
+
+    queue: deque[Any] = field(default_factory=deque)
+    running: bool = False
+
+
+@dataclass
+class Rank:
+    """events: what its host still calls; at: the host's time; blocked: the ticket or stream that it waits for."""
+
+    events: deque[Any]
+    at: float = 0.0
+    pending: Any = None
+    blocked: Any = None
+    streams: dict[int, Stream] = field(default_factory=dict)
+    tickets: frozenset[int] = frozenset()  # that it records
+    done: dict[int, float] = field(default_factory=dict)  # those that have passed, and when
+    alone: dict[str, float] = field(default_factory=dict)  # seconds of works, by kind
+    busy: float = 0.0  # with any work
+    filled: float = 0.0  # SMs, of one for all
+    finished: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """seconds: until all ranks have finished."""
+
+    seconds: float
+    ranks: Sequence[Rank]
+
+
+def kernel(prices: Prices, name: str, units: int, length: int, moved: int) -> Work:
+    """The longest of: a launch, its bytes, its instructions, and the steps of one warp times its turns."""
+    general, price, sms = prices.data["kernel"], prices.kernel(name), prices.data["sms"]
+    steps = math.ceil(length / price["elements"])
+    turns = math.ceil(units / (sms * price["warps_per_sm"]))
+    seconds = max(
+        general["least_seconds"],
+        moved / general["bytes_per_second"],
+        units * steps * price["instructions"] / general["issue_per_second"],
+        turns * steps * price["step_seconds"],
+    )
+    blocks = math.ceil(units / 8)
+    return Work(price["kind"], seconds, min(1.0, blocks / sms))
+
+
+def gemms(prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Iterable[Sequence[int]]) -> Work:
+    """A call of cuBLAS: the tiles of all its GEMMs, in turns of one for each SM."""
+    price, sms = prices.data["gemm"], prices.data["sms"]
+    of_entry, best = price[entry], None
+    moved = 0
+    listed = [tuple(problem) for problem in problems]
+    for m, n, k in listed:
+        moved += (m * k + k * n) * bytes_ab + m * n * bytes_c
+    for rows, columns, share in of_entry["tiles"]:
+        rate = of_entry["flops_per_second"] * share / sms
+        tiles, total, longest = 0, 0.0, 0.0
+        for m, n, k in listed:
+            # cuBLAS may turn its tiles.
+            count = min(
+                math.ceil(m / rows) * math.ceil(n / columns),
+                math.ceil(m / columns) * math.ceil(n / rows),
+            )
+            one = 2 * rows * columns * k / rate + of_entry["tile_seconds"]
+            tiles, total, longest = tiles + count, total + count * one, max(longest, one)
+        whole = len(listed) == 1
+        seconds = math.ceil(tiles / sms) * longest if whole else max(total / sms + longest / 2, longest)
+        if best is None or seconds < best[0]:
+            best = (seconds, min(1.0, tiles / sms))
+    if best is None:
+        raise BadInput(f"a GEMM by {entry} has no tiles")
+    return Work(GEMMS, price["call_seconds"] + max(best[0], moved / price["bytes_per_second"]), best[1])
+
+
+class Clock:
+    """All ranks, from an idle start."""
+
+    def __init__(self, prices: Prices, events: Sequence[Sequence[Any]]) -> None:
+        self.prices, self.now = prices, 0.0
+        self.host = prices.data["host"]
+        count = 1 + max((event[1] for event in events), default=0)
+        self.ranks = []
+        for rank in range(count):
+            own = [event for event in events if event[1] == rank]
+            tickets = frozenset(event[3] for event in own if event[0] == "record")
+            self.ranks.append(Rank(deque(own), tickets=tickets))
+        self.groups: dict[tuple[int, int], dict[int, Sequence[Sequence[int]]]] = {}
+        for event in events:
+            if event[0] == "messages":
+                self.groups.setdefault((event[3], event[4]), {})[event[1]] = event[5]
+        self.group_seconds = {key: self._seconds_of(members) for key, members in self.groups.items()}
+        self.members = {
+            key: {*ranks, *(part[0] for parts in ranks.values() for part in parts)}
+            for key, ranks in self.groups.items()
+        }
+        self.open: dict[tuple[int, int], set[int]] = {}  # ranks that have come to a group
+        self.ended: dict[tuple[int, int], int] = {}  # (communicator, rank): the next number
+        for comm, number in sorted(self.groups, reverse=True):
+            for rank in self.groups[comm, number]:
+                self.ended[comm, rank] = number
+
+    def _seconds_of(self, members: dict[int, Sequence[Sequence[int]]]) -> float:
+        link = self.prices.data["link"]
+        most = max(max(sum(p[1] for p in parts), sum(p[2] for p in parts)) for parts in members.values())
+        return float(link["start_seconds"] + most / link["bytes_per_second"])
+
+    def run(self) -> Result:
+        """Until every host has made its calls and every stream is empty."""
+        while True:
+            while any([self._host(rank) or self._streams(i, rank) for i, rank in enumerate(self.ranks)]):
+                pass
+            step = self._next()
+            if step is None:
+                break
+            self._advance(step)
+        stuck = [i for i, rank in enumerate(self.ranks) if rank.events or any(s.queue for s in rank.streams.values())]
+        if stuck:
+            raise BadInput(f"the record does not end: ranks {stuck} wait for what nobody does")
+        return Result(max(max(rank.at, rank.finished) for rank in self.ranks), self.ranks)
+
+    # ---- hosts
+
+    def _host(self, rank: Rank) -> bool:
+        """Makes the calls that are due; whether there was any."""
+        moved = False
+        while True:
+            if rank.blocked is not None:
+                if not self._unblock(rank):
+                    return moved
+                moved = True
+            if rank.pending is not None:
+                if rank.at > self.now + LEAST:
+                    return moved
+                self._call(rank, rank.pending)
+                rank.pending, moved = None, True
+                continue
+            if not rank.events:
+                return moved
+            rank.pending = rank.events.popleft()
+            rank.at = max(rank.at, self.now) + self._cost(rank.pending)
+
+    def _cost(self, event: Sequence[Any]) -> float:
+        kind = event[0]
+        if kind == "gemm":
+            return float(self.host[event[3]])
+        if kind == "host_call":
+            return float(self.host["call"])
+        if kind in ("mark", "host_wait", "host_drain"):
+            return 0.0
+        return float(self.host[kind])
+
+    def _call(self, rank: Rank, event: Sequence[Any]) -> None:
+        """The call returns: what it enqueues is in its stream."""
+        kind = event[0]
+        if kind in ("mark", "host_call"):
+            return
+        if kind == "host_wait":
+            rank.blocked = ("ticket", event[2], event[3], rank.at)
+            return
+        stream = rank.streams.setdefault(event[2], Stream())
+        if kind == "host_drain":
+            rank.blocked = ("stream", event[2], "drain", rank.at)
+        elif kind in ("record", "wait"):
+            stream.queue.append((kind, event[3]))
+        else:
+            stream.queue.append(self._work(event))
+
+    def _unblock(self, rank: Rank) -> bool:
+        what, which, how, since = rank.blocked
+        if what == "ticket":
+            if not self._has_passed(rank, which):
+                return False
+            ready = rank.done.get(which, 0.0)
+        else:
+            if rank.streams[which].queue:
+                return False
+            ready = self.now
+        seen = max(ready, since)
+        if how == "query" and ready > since:
+            period = self.host["query_period"]  # the host naps between two looks
+            seen = since + math.ceil((ready - since) / period) * period
+        rank.at = seen + self.host[how]
+        rank.blocked = None
+        return True
+
+    def _work(self, event: Sequence[Any]) -> Work:
+        kind, copy = event[0], self.prices.data["copy"]
+        if kind == "launch":
+            work = kernel(self.prices, event[3], event[4], event[5], event[6] + event[7])
+        elif kind == "gemm":
+            work = gemms(self.prices, event[3], event[4], event[5], event[6])
+        elif kind == "messages":
+            key = (event[3], event[4])
+            share = self.prices.data["link"]["sms"] / self.prices.data["sms"]
+            work = Work(LINK, self.group_seconds[key], share, key)
+        elif kind == "copy":
+            work = Work(COPIES, copy["least_seconds"] + event[4] / copy[event[3]], 0.0)
+        elif kind == "fill":
+            work = Work(COPIES, copy["least_seconds"] + event[3] / copy["fill"], 0.0)
+        else:
+            raise BadInput(f"the record has a call {kind!r} that this clock does not know")
+        work.left = work.seconds
+        return work
+
+    # ---- streams
+
+    def _streams(self, index: int, rank: Rank) -> bool:
+        """Begins what can begin, and passes events; whether anything moved."""
+        moved = False
+        for stream in rank.streams.values():
+            while stream.queue and not stream.running:
+                head = stream.queue[0]
+                if isinstance(head, Work):
+                    if not self._may_begin(index, head):
+                        break
+                    stream.running = moved = True
+                    continue
+                if head[0] == "wait" and not self._has_passed(rank, head[1]):
+                    break
+                if head[0] == "record":
+                    rank.done[head[1]] = self.now
+                stream.queue.popleft()
+                moved = True
+        return moved
+
+    def _has_passed(self, rank: Rank, ticket: int) -> bool:
+        """Also of what was recorded before the calls here."""
+        return ticket in rank.done or ticket not in rank.tickets
+
+    def _may_begin(self, index: int, work: Work) -> bool:
+        """A group of NCCL begins when all its ranks have come to it, after those before it on its communicator."""
+        if work.group is None:
+            return True
+        comm, number = work.group
+        if self.ended[comm, index] != number:
+            return False
+        here = self.open.setdefault(work.group, set())
+        here.add(index)
+        return here == self.members[work.group]
+
+    def _running(self, rank: Rank) -> list[tuple[Stream, Work]]:
+        return [(stream, stream.queue[0]) for stream in rank.streams.values() if stream.running]
+
+    def _rate(self, running: list[tuple[Stream, Work]]) -> float:
+        """Works side by side share the SMs."""
+        return 1 / max(1.0, sum(work.share for _, work in running))
+
+    def _next(self) -> float | None:
+        """Seconds until something happens; None: nothing ever will."""
+        times = []
+        for rank in self.ranks:
+            if rank.pending is not None and rank.blocked is None:
+                times.append(rank.at - self.now)
+            running = self._running(rank)
+            rate = self._rate(running)
+            times += [work.left / rate for _, work in running]
+        return max(0.0, min(times)) if times else None
+
+    def _advance(self, step: float) -> None:
+        self.now += step
+        for index, rank in enumerate(self.ranks):
+            running = self._running(rank)
+            if not running:
+                continue
+            rate = self._rate(running)
+            rank.busy += step
+            rank.filled += step * min(1.0, sum(work.share for _, work in running))
+            for stream, work in running:
+                work.left -= step * rate
+                if work.left > LEAST:
+                    continue
+                stream.queue.popleft()
+                stream.running = False
+                rank.finished = self.now
+                rank.alone[work.kind] = rank.alone.get(work.kind, 0.0) + work.seconds
+                if work.group is not None:
+                    self._end_group(index, work.group)
+
+    def _end_group(self, index: int, group: tuple[int, int]) -> None:
+        comm, number = group
+        later = [n for c, n in self.groups if c == comm and n > number and index in self.groups[c, n]]
+        self.ended[comm, index] = min(later, default=-1)

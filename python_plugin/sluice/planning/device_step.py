@@ -1,0 +1,192 @@
+"""One step of a layer on GPUs that are not there: its calls, recorded by `sluice-dry-step`, counted and priced.
+
+Counts are what the code asks of a GPU. Seconds are a model's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .._library import REINSTALL
+from .device_clock import Clock, Result
+from .device_prices import Prices
+from .errors import BadInput
+
+PROGRAM = "sluice-dry-step"
+ENVIRONMENT = "SLUICE_DRY_STEP"  # another program than the package's
+TIMEOUT_SECONDS = 600
+MOST_RANKS = 8  # of fake devices
+ROWS, ACTIVATIONS = ("gather_rows", "move_rows", "combine_rows", "scale_rows", "round_rows"), ("activation_",)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """tokens: of each rank, which computes as many rows as it sends."""
+
+    tokens: int
+    model_width: int
+    hidden_width: int
+    experts: int
+    top_k: int
+
+    def floor_seconds(self, prices: Prices) -> float:
+        """GEMMs and both weighted sums over rows, at the rates of good kernels; exchanges and everything else free."""
+        rows = self.tokens * self.top_k
+        flops = 3 * 2 * rows * self.model_width * 3 * self.hidden_width
+        moved = 2 * (rows + self.tokens) * self.model_width * 2
+        floor = prices.data["floor"]
+        return float(flops / floor["flops_per_second"] + moved / floor["bytes_per_second"])
+
+
+SHAPES = {
+    "mixtral": Shape(16384, 4096, 14336, 8, 2),
+    "qwen3": Shape(16384, 2048, 768, 128, 8),
+    "deepseek": Shape(16384, 7168, 2048, 256, 8),
+}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of the rank that launches most. waits: of the host. Bytes: read and written; link_bytes: sent."""
+
+    launches: int
+    forward_launches: int
+    waits: int
+    event_waits: int
+    groups: int
+    grouped_calls: int
+    single_calls: int
+    gemms: int
+    copies: int
+    other_calls: int
+    row_bytes: int
+    activation_bytes: int
+    link_bytes: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """seconds: of the model, as are those by kind, which is what works would take alone."""
+
+    shape: str
+    ranks: int
+    chunks: int
+    device: str
+    counts: Counts
+    seconds: float
+    floor_seconds: float
+    by_kind: dict[str, float]
+    busy: float
+    filled: float
+
+    @property
+    def of_floor(self) -> float:
+        return self.floor_seconds / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {"form": 1, "is_model": True, **asdict(self), "of_floor": self.of_floor}
+
+
+def program_path() -> str:
+    """Of the program that records; LibraryNotFound's remedy where it is missing."""
+    named = os.environ.get(ENVIRONMENT)
+    path = named or os.fspath(Path(__file__).resolve().parent.parent / "lib" / PROGRAM)
+    if not os.path.isfile(path):
+        remedy = f"unset {ENVIRONMENT}, or set it to a {PROGRAM}" if named else REINSTALL
+        raise BadInput(f"{path} does not exist, which records a step: {remedy}")
+    return path
+
+
+def shape_of(name: str) -> Shape:
+    if name not in SHAPES:
+        raise BadInput(f"--shape {name!r}: known are {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def record(shape: Shape, ranks: int, chunks: int, prices: Prices) -> list[Any]:
+    """The calls of all ranks in one step, in the form of backend/device/cuda/fake/fake_record.h."""
+    if not 1 <= ranks <= MOST_RANKS or shape.experts % ranks != 0:
+        fits = ", ".join(str(n) for n in range(1, MOST_RANKS + 1) if shape.experts % n == 0)
+        raise BadInput(f"--ranks {ranks}: {shape.experts} experts are held by one of {fits} ranks in a dry step")
+    numbers = {**asdict(shape), "ranks": ranks, "chunks": chunks, "device_bytes": int(prices.data["device_bytes"])}
+    words = [program_path(), *(f"{name}={value}" for name, value in numbers.items())]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BadInput(f"{PROGRAM} does not run: {error}") from error
+    if done.returncode != 0:
+        raise BadInput((done.stderr.strip() or f"{PROGRAM} ended with {done.returncode}").splitlines()[-1])
+    return list(json.loads(done.stdout))
+
+
+def _moved(events: Sequence[Any], kernels: tuple[str, ...]) -> int:
+    prefixes = tuple(f"sluice_{name}" for name in kernels)
+    return sum(e[6] + e[7] for e in events if e[0] == "launch" and e[3].startswith(prefixes))
+
+
+def busiest(events: Sequence[Any]) -> int:
+    """The rank that launches most, the first of them."""
+    launches: dict[int, int] = {}
+    for event in events:
+        launches[event[1]] = launches.get(event[1], 0) + (event[0] == "launch")
+    return max(sorted(launches), key=lambda rank: launches[rank])
+
+
+def count(events: Sequence[Any]) -> Counts:
+    """What a step asks of a GPU."""
+    rank = busiest(events)
+    own = [event for event in events if event[1] == rank]
+    begin = next((i for i, e in enumerate(own) if e[0] == "mark" and e[2] == "backward"), len(own))
+    gemms = [event for event in own if event[0] == "gemm"]
+
+    def number(*kinds: str) -> int:
+        return sum(event[0] in kinds for event in own)
+
+    return Counts(
+        launches=number("launch"),
+        forward_launches=sum(event[0] == "launch" for event in own[:begin]),
+        waits=number("host_wait", "host_drain"),
+        event_waits=number("wait"),
+        groups=number("messages"),
+        grouped_calls=sum(event[3] == "grouped" for event in gemms),
+        single_calls=sum(event[3] != "grouped" for event in gemms),
+        gemms=sum(len(event[6]) for event in gemms),
+        copies=number("copy", "fill"),
+        other_calls=number("host_call"),
+        row_bytes=_moved(own, ROWS),
+        activation_bytes=_moved(own, ACTIVATIONS),
+        link_bytes=sum(part[1] for event in own if event[0] == "messages" for part in event[5]),
+    )
+
+
+def priced(prices: Prices, events: Sequence[Any]) -> Result:
+    """The step on a virtual clock."""
+    return Clock(prices, events).run()
+
+
+def run(name: str, ranks: int, chunks: int, prices: Prices) -> tuple[Step, list[Any]]:
+    """The step, and the calls that it is made of."""
+    shape = shape_of(name)
+    events = record(shape, ranks, chunks, prices)
+    result = priced(prices, events)
+    rank = result.ranks[busiest(events)]
+    step = Step(
+        shape=name,
+        ranks=ranks,
+        chunks=chunks,
+        device=prices.device,
+        counts=count(events),
+        seconds=result.seconds,
+        floor_seconds=shape.floor_seconds(prices),
+        by_kind=dict(sorted(rank.alone.items())),
+        busy=rank.busy / result.seconds,
+        filled=rank.filled / result.seconds,
+    )
+    return step, events

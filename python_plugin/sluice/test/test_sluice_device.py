@@ -1,0 +1,271 @@
+"""`sluice simulate --device`: counts held exactly and times within 2 % of the table, the clock, and refusals.
+
+    .venv/bin/python python_plugin/sluice/test/test_sluice_device.py --update      writes the table for a change that is
+                                                                                   meant to move it
+
+When that may be is said in python_plugin/sluice/planning/prices/README.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice.planning import device_clock, device_prices, device_step, simulate_command
+from sluice.planning.errors import BadInput
+
+TABLE = Path(__file__).resolve().parent / "priced_steps.json"
+CASES = [(shape, ranks) for shape in device_step.SHAPES for ranks in (1, 8)]
+NEAR = 0.02  # of milliseconds
+
+
+def _row(step: device_step.Step) -> dict[str, Any]:
+    return {**vars(step.counts), "ms": round(step.seconds * 1e3, 3)}
+
+
+def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """What a step may not differ in."""
+    names = [name for name in wanted if name != "ms" and found[name] != wanted[name]]
+    if abs(found["ms"] - wanted["ms"]) > NEAR * wanted["ms"]:
+        names.append("ms")
+    return [f"{name} is {found[name]}, the table has {wanted[name]}" for name in names]
+
+
+@pytest.fixture(scope="module")
+def prices() -> device_prices.Prices:
+    return device_prices.load("h200")
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, Any]:
+    return json.loads(TABLE.read_text())
+
+
+@pytest.mark.parametrize("shape, ranks", CASES)
+def test_Step_OfAShape_CountsAndTimesAreTheTables(prices, table, shape: str, ranks: int) -> None:
+    step, _ = device_step.run(shape, ranks, 1, prices)
+    different = _differences(_row(step), table[f"{shape} {ranks}"])
+    assert not different, f"{shape} on {ranks}: {'; '.join(different)} (prices/README.md says how the table may change)"
+
+
+@pytest.fixture(scope="module")
+def mixtral(prices) -> list[Any]:
+    return device_step.record(device_step.SHAPES["mixtral"], 8, 1, prices)
+
+
+# What is planted once on each rank, before its first call of that kind in backward, and the count that shows it.
+PLANTED = {
+    "launch": ("launch", "launches"),
+    "host wait": ("host_wait", "waits"),
+    "wait of a stream": ("wait", "event_waits"),
+    "group": ("messages", "groups"),
+    "GEMM": ("gemm", "gemms"),
+    "copy": ("copy", "copies"),
+    "allocation": ("host_call", "other_calls"),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_Step_PlantedCall_IsNoLongerTheTables(prices, table, mixtral, what: str) -> None:
+    kind, name = PLANTED[what]
+    events = []
+    for event in mixtral:
+        if event[0] == "mark" and event[2] == "backward":
+            events.append(event)
+            rank = event[1]
+            if kind == "host_call":
+                events.append(["host_call", rank, "cuMemAlloc"])
+                continue
+            planted = copy.deepcopy(next(e for e in mixtral if e[0] == kind and e[1] == rank))
+            if kind == "messages":
+                planted[3] = -1  # on a communicator of its own
+            events.append(planted)
+            continue
+        events.append(event)
+    wanted = table["mixtral 8"]
+    row = {**vars(device_step.count(events)), "ms": device_step.priced(prices, events).seconds * 1e3}
+    different = _differences(row, wanted)
+    assert any(text.startswith(f"{name} is ") for text in different), different
+    assert row["ms"] >= wanted["ms"] - 1e-3
+
+
+def test_Step_TimesThatMoveByThreePercent_AreNoLongerTheTables(table) -> None:
+    wanted = table["qwen3 1"]
+    assert _differences(wanted, wanted) == []
+    assert _differences({**wanted, "ms": wanted["ms"] * 1.019}, wanted) == []
+    assert len(_differences({**wanted, "ms": wanted["ms"] * 1.03}, wanted)) == 1
+    assert len(_differences({**wanted, "ms": wanted["ms"] * 0.97}, wanted)) == 1
+
+
+# ---- the clock, where the answer is known
+
+
+def _prices(prices: device_prices.Prices, **sections: Any) -> device_prices.Prices:
+    data = copy.deepcopy(prices.data)
+    data["host"] = dict.fromkeys(data["host"], 1e-9)
+    for name, values in sections.items():
+        data[name] = {**data[name], **values} if isinstance(values, dict) else values
+    return device_prices.Prices(data, "a test")
+
+
+def _launch(rank: int, stream: int, units: int = 10**6, moved: int = 3_600_000_000) -> list[Any]:
+    """A move of rows that takes a millisecond, by its bytes, and fills the SMs unless it has few units."""
+    return ["launch", rank, stream, "sluice_move_rows", units, 16, moved, 0]
+
+
+def _seconds(prices: device_prices.Prices, *events: list[Any]) -> float:
+    return device_step.priced(prices, events).seconds
+
+
+def test_Clock_OneStream_AddsAndTwoShareTheSms(prices) -> None:
+    free = _prices(prices)
+    one = _seconds(free, _launch(0, 0))
+    assert one == pytest.approx(1e-3, rel=1e-3)
+    assert _seconds(free, _launch(0, 0), _launch(0, 0)) == pytest.approx(2 * one, rel=1e-3)
+    assert _seconds(free, _launch(0, 0), _launch(0, 1)) == pytest.approx(2 * one, rel=1e-3)
+    # A quarter of the SMs each: side by side in the time of one.
+    few = [_launch(0, stream, units=8 * 33) for stream in range(4)]
+    assert _seconds(free, *few) == pytest.approx(one, rel=1e-3)
+
+
+def test_Clock_EventsOrderStreams_AndOldOnesHavePassed(prices) -> None:
+    free = _prices(prices)
+    chain = [_launch(0, 0, 8), ["record", 0, 0, 7], ["wait", 0, 1, 7], _launch(0, 1, 8)]
+    assert _seconds(free, *chain) == pytest.approx(2e-3, rel=1e-3)
+    beside = [_launch(0, 0, 8), ["wait", 0, 1, 3], _launch(0, 1, 8)]
+    assert _seconds(free, *beside) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_Clock_Host_PaysForCallsAndWaits(prices) -> None:
+    slow = _prices(prices, host={"launch": 1e-3, "synchronize": 5e-3, "query": 1e-9, "query_period": 4e-3})
+    short = _launch(0, 0, units=8, moved=1)
+    # The device is never busy for as long as a launch takes the host.
+    assert _seconds(slow, short, short, short) == pytest.approx(3e-3, rel=1e-2)
+    waits = [short, ["record", 0, 0, 1], ["host_wait", 0, 1, "synchronize"], short]
+    assert _seconds(slow, *waits) == pytest.approx(7e-3, rel=1e-2)
+    looks = [_launch(0, 0), ["record", 0, 0, 1], ["host_wait", 0, 1, "query"], short]
+    # Ready after a millisecond, seen at the next look.
+    assert _seconds(slow, *looks) == pytest.approx(6e-3, rel=1e-2)
+
+
+def test_Clock_Groups_BeginWithTheLastRankAndInOrder(prices) -> None:
+    link = {"bytes_per_second": 1e9, "start_seconds": 1e-6}
+    free = _prices(prices, link=link)
+
+    def group(rank: int, number: int, size: int, stream: int = 1) -> list[Any]:
+        return ["messages", rank, stream, 5, number, [[1 - rank, size, size]]]
+
+    both = [group(0, 0, 10**6), group(1, 0, 10**6)]
+    assert _seconds(free, *both) == pytest.approx(1e-3, rel=1e-2)
+    late = [group(0, 0, 10**6), _launch(1, 1), group(1, 0, 10**6)]
+    assert _seconds(free, *late) == pytest.approx(2e-3, rel=1e-2)
+    # Two streams, one communicator: the second group waits for the first.
+    two = [group(r, n, 10**6, stream=1 + n) for n in (0, 1) for r in (0, 1)]
+    assert _seconds(free, *two) == pytest.approx(2e-3, rel=1e-2)
+    with pytest.raises(BadInput, match=r"ranks \[0, 1\] wait for what nobody does"):
+        _seconds(free, group(0, 0, 1), ["messages", 1, 1, 5, 1, [[0, 1, 1]]])
+
+
+def test_Gemms_TilesFillTurns(prices) -> None:
+    half = device_clock.gemms(prices, "single", 2, 2, [(1024, 1536, 2048)])  # 48 large tiles or 96 small ones
+    whole = device_clock.gemms(prices, "single", 2, 2, [(4096, 28672, 4096)])
+    assert half.share < 1 and whole.share == 1
+
+    def rate(work: device_clock.Work, m: int, n: int, k: int) -> float:
+        return 2 * m * n * k / work.seconds
+
+    assert 240e12 < rate(half, 1024, 1536, 2048) < 420e12 and 650e12 < rate(whole, 4096, 28672, 4096) < 735e12
+    one = device_clock.gemms(prices, "grouped", 2, 2, [(1024, 1536, 2048)] * 128)
+    assert 250e12 < 128 * rate(one, 1024, 1536, 2048) < 500e12
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("--device a100 --shape qwen3", r"profile a100-8x8-1600g has no prices of a device's calls: there are .* h200"),
+        ("--device h200-8x8 --shape qwen3", "profile h200-8x8 has no prices of a device's calls"),
+        ("--device b300 --shape qwen3", r"'b300': neither a device with prices nor a file: there are prices of h200"),
+        ("--device h200 --shape qwen4", r"--shape 'qwen4': known are mixtral, qwen3, deepseek"),
+        ("--device h200 --shape mixtral --ranks 3", r"--ranks 3: 8 experts are held by one of 1, 2, 4, 8 ranks"),
+        ("--device h200 --shape qwen3 --ranks 16", r"--ranks 16: 128 experts are held by one of 1, 2, 4, 8 ranks"),
+        ("--device h200 --shape qwen3 --chunks 0", r"--chunks is 0; it must be above 0"),
+        ("--device h200 --shape qwen3 --chunks 65", r"chunks is 65; it must be from 1 to 64"),
+        ("--device h200 --shape qwen3 --events .", r"--events \.: it is a folder"),
+    ],
+)
+def test_Command_WrongInput_IsRefusedByName(capsys, words: str, expected: str) -> None:
+    status = simulate_command.main(words.split())
+    captured = capsys.readouterr()
+    assert status == 2 and captured.out == ""
+    assert captured.err.startswith("sluice simulate: ") and captured.err.count("\n") == 1
+    assert re.search(expected, captured.err), captured.err
+
+
+def _changed(prices: device_prices.Prices, path: Path, change) -> str:
+    data = copy.deepcopy(prices.data)
+    change(data)
+    path.write_text(json.dumps(data))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (lambda data: data.pop("sluice_device_prices"), "not a file of prices"),
+        (lambda data: data["host"].pop("launch"), "no price for host.launch"),
+        (lambda data: data["kernel"].update(least_seconds=0), "no price for kernel.least_seconds"),
+        (lambda data: data["kernels"]["gather_rows"].pop("elements"), "no price for kernels.gather_rows.elements"),
+        (lambda data: data["gemm"]["grouped"].update(tiles=[]), "gemm.grouped.tiles must be a list"),
+        (
+            lambda data: data["kernels"].pop("combine_rows"),
+            "combine_rows_bf16 has no price: add it to 'kernels'",
+        ),
+        (lambda data: data.update(device_bytes=10**9), "ask for more ranks or fewer tokens"),
+        (lambda data: data.update(device_bytes=3 * 10**9), "does not hold this layer on 1 ranks: ask for more ranks"),
+    ],
+)
+def test_Command_PricesThatLackSomething_AreRefusedByName(capsys, prices, tmp_path, change, expected: str) -> None:
+    path = _changed(prices, tmp_path / "own.json", change)
+    assert simulate_command.main(["--device", path, "--shape", "qwen3"]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_Command_MissingProgram_SaysWhatToDo(capsys, monkeypatch) -> None:
+    monkeypatch.setenv(device_step.ENVIRONMENT, "nowhere/sluice-dry-step")
+    assert simulate_command.main("--device h200 --shape qwen3".split()) == 2
+    assert "does not exist, which records a step: unset SLUICE_DRY_STEP" in capsys.readouterr().err
+
+
+def test_Command_Step_IsPrintedAsAModelAndItsCallsAreWritten(capsys, tmp_path, table) -> None:
+    path = tmp_path / "calls.json"
+    words = ["--device", "H200", "--shape", "mixtral", "--ranks", "1", "--events", str(path)]
+    assert simulate_command.main(words) == 0
+    text = capsys.readouterr().out
+    wanted = table["mixtral 1"]
+    for line in ("mixtral on 1 H200, n = 1: a model, not a measurement", "never publish one as a result"):
+        assert line in text
+    for part in (f"{wanted['ms']:.2f} ms", f"{wanted['launches']}: {wanted['forward_launches']} forward", " of NCCL"):
+        assert part in text
+    events = json.loads(path.read_text())
+    assert vars(device_step.count(events)) == {name: wanted[name] for name in vars(device_step.count(events))}
+
+
+def _update() -> None:
+    prices = device_prices.load("h200")
+    rows = {f"{shape} {ranks}": _row(device_step.run(shape, ranks, 1, prices)[0]) for shape, ranks in CASES}
+    lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(row)}" for case, row in rows.items())
+    TABLE.write_text(f"{{\n{lines}\n}}\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--update"]:
+        sys.exit(__doc__)
+    _update()

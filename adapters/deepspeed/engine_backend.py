@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed.seam import LayerSpec
 from sluice.adapters.host.modules import CallExpert, HostModules
-from sluice.adapters.torch import CastingLayer, Context, ContextOptions, EpGroup, layer_options
+from sluice.adapters.torch import CastingLayer, Context, EpGroup, layer_options
 from sluice.config import Options
 
 # How many models of this process use the group of these ranks: the last to go closes it.
@@ -86,22 +86,7 @@ class EngineBackend:
         self._place = (self._key, options.transport)
         _users[self._place] = _users.get(self._place, 0) + 1
         try:
-            self.context = Context(
-                self._group,
-                ContextOptions(
-                    options.gemm or "auto",
-                    options.gemm_library,
-                    options.memory_budget,
-                    options.max_outstanding,
-                    options.host_memory_budget,
-                    options.tuner,
-                    options.shared_memory_budget,
-                    options.shared_host_memory_budget,
-                    ranks_per_node=options.ranks_per_node,
-                    wire_dtype=options.wire_dtype,
-                ),
-                device,
-            )
+            self.context = Context(self._group, options, device)
         except BaseException:
             self._leave()
             raise

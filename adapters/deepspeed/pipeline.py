@@ -6,6 +6,7 @@ runs what is there (docs/pipeline.md), and messages travel meanwhile. Any other 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import weakref
@@ -45,7 +46,7 @@ def take_over(engine: Any, options: Options) -> Takeover | None:
         if not options.pipeline or options.pipeline.plan is None:
             return None
         reason = "the pipeline has one stage, and its plan would have nothing to divide"
-    chosen = (options.pipeline or PipelineOptions())._asdict()
+    chosen = dataclasses.asdict(options.pipeline or PipelineOptions())
     own = {
         "refused": reason,
         "pipeline": {name: value for name, value in chosen.items() if value is not None},

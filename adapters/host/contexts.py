@@ -28,34 +28,14 @@ def context_of(
     device        of the experts; None: the CPU
     num_forwards  that are outstanding at one time in training; None: one for each layer
     """
-    chosen = (
-        options.gemm or "auto",
-        options.gemm_library,
-        options.memory_budget,
-        options.max_outstanding,
-        options.host_memory_budget,
-        options.tuner,
-    )
-    key = (
-        *chosen,
-        options.ranks_per_node,
-        options.wire_dtype,
-        () if group is None else group.ranks,
-        str(device or "cpu"),
-    )
+    known = ContextOptions(**{each.name: getattr(options, each.name) for each in dataclasses.fields(ContextOptions)})
+    key = (known, () if group is None else group.ranks, str(device or "cpu"))
     found = _contexts.get(key)
     if found is not None and group is None and found.is_budgeted and found.is_unused:
         found.close()  # of a model that has gone: this one may have more layers
     if found is None or not found.alive:
-        known = ContextOptions(*chosen)
         outstanding = known.max_outstanding or num_forwards or num_layers
-        known = dataclasses.replace(
-            known,
-            max_outstanding=outstanding,
-            num_layers=num_layers,
-            ranks_per_node=options.ranks_per_node,
-            wire_dtype=options.wire_dtype,
-        )
+        known = dataclasses.replace(known, max_outstanding=outstanding, num_layers=num_layers)
         found = _contexts[key] = Context(group, known, device)
         trace.register(found)
     return found

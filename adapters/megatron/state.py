@@ -29,7 +29,7 @@ from sluice.adapters.megatron.probe import DTYPES, Finding, probe
 from sluice.adapters.torch import Context, EpGroup, MoeLayer, layer_options, refused_policy
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
-from sluice.origins import SPEC
+from sluice.options import SPEC
 
 # Of all layers of this process in the order of their construction, which is the same on all ranks of a group.
 _numbers = itertools.count()

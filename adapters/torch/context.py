@@ -6,21 +6,22 @@ import atexit
 import contextlib
 import threading
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sluice import decision_log, owned
-from sluice.config import TunerOptions
+from sluice.options import ContextOptions
 
 import torch
 
 from ... import trace
 from ..._library import load
-from ...errors import InvalidArgument, InvalidState
+from ...errors import InvalidState
 from . import tuner
 from ._native import generation, native
 from .gradient_pool import give_back, pool_stats
 from .group import EpGroup
+from .options import fill
 from .placement import placement_of
 
 _LANES = ("compute", "comm", "copy_out", "copy_in")
@@ -56,35 +57,6 @@ _STATS = (
 )
 
 
-@dataclass(frozen=True)
-class ContextOptions:
-    """gemm: "auto", "native", "ref", "onednn", "blas" or "host" (torch's own GEMMs, which "auto" considers too);
-    on CUDA "auto", "cublas" or "cublas-tf32" (GEMMs of f32 may round their operands to TF32).
-
-    memory_budget    bytes of all that the context's layers allocate, saved buffers included; None: no limit
-    max_outstanding  under a budget: forwards without their backward at one time; None: one for each layer
-    host_memory_budget  bytes that offloaded rows of max_outstanding forwards may take; None: no limit of their own
-    tuner               who decides n, and by what; None: by steps alone
-    shared_*            the budget of which this context's is a share, for messages; None: it is the whole
-    ranks_per_node      consecutive ranks of the group on each node; None: as host names say
-    wire_dtype          how rows of f32 layers travel between ranks: "bf16" or "int8"; None: as they are
-    num_layers          under a budget: that will be made, some behind the first forward; None: those that are there
-    """
-
-    gemm: str = "auto"
-    gemm_library: str | None = None
-    memory_budget: int | None = None
-    max_outstanding: int | None = None
-    host_memory_budget: int | None = None
-    tuner: TunerOptions | None = None
-    shared_memory_budget: int | None = None
-    shared_host_memory_budget: int | None = None
-    num_layers: int | None = None
-    ranks_per_node: int | None = None
-    wire_dtype: str | None = None
-
-
-_WIRES = {None: 0, "bf16": 1, "int8": 2}
 _alive: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
@@ -127,24 +99,10 @@ class Context:
         if not self.ep_group.alive:
             raise InvalidState(f"{self.ep_group!r} cannot carry a context any more")
         config = library.new("context_config")
-        gemm = ffi.new("char[]", self.options.gemm.encode())
-        config.gemm = gemm
+        kept = fill(config, self.options, ContextOptions)
         if self.options.gemm_library is not None:
             owned.warn(self.options.gemm_library)
-            path = ffi.new("char[]", self.options.gemm_library.encode())
-            config.gemm_library = path
-        config.memory_budget = self.options.memory_budget or 0
-        config.max_outstanding = self.options.max_outstanding or 0
-        config.host_memory_budget = self.options.host_memory_budget or 0
-        config.shared_memory_budget = self.options.shared_memory_budget or 0
-        config.shared_host_memory_budget = self.options.shared_host_memory_budget or 0
-        config.num_layers = self.options.num_layers or 0
         per_node = self.options.ranks_per_node or self.ep_group.ranks_per_node()
-        if self.options.wire_dtype not in _WIRES:
-            raise InvalidArgument(
-                f"wire_dtype {self.options.wire_dtype!r} is unknown: use bf16 or int8, or leave it out"
-            )
-        config.wire_dtype = _WIRES[self.options.wire_dtype]
         config.ranks_per_node = per_node if per_node < self.ep_group.world_size else 0  # a group within one node
         config.device_type, config.device_id = self.placement.code, self.placement.index
         if not self.placement.is_cuda:
@@ -152,6 +110,7 @@ class Context:
         out = ffi.new("sluice_context_t **")
         comm = self.ep_group.comm_on(self.placement) or ffi.NULL
         library.check(library.lib.sluice_context_create(config, comm, out))
+        del kept  # copied
         self._handle = out[0]
         self._generation = generation()
         self.lock = threading.RLock()  # see CastingLayer

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ... import config
 from ...errors import InvalidArgument, InvalidState, OverBudget, Unsupported
+from ...option_values import ConfigError, number_of_bytes
 from ...planning import stages
 from ...planning.planner import size
 from . import memory_meter
@@ -156,8 +156,8 @@ def _block_plan(layer: stages.Layer, choice: stages.Choice) -> BlockPlan:
 
 def _budget(budget: int | str) -> int:
     try:
-        return config._bytes("budget", budget)
-    except config.ConfigError:
+        return number_of_bytes("budget", budget)
+    except ConfigError:
         raise InvalidArgument(
             f'plan_model: budget is {budget!r}; it must be bytes above 0, or text such as "2GiB"'
         ) from None

@@ -1,11 +1,41 @@
-"""What the options of a host's config (sluice.config.Options) say about one layer, in the words of MoeLayer."""
+"""From options (sluice.options) to the library's configs, and to the keywords of MoeLayer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ... import restore
+from ..._library import load
+from ...errors import InvalidArgument
+from ...options import LayerOptions, c_fields, rows_of
+
+
+def number_of(numbers: Mapping[Any, int], value: Any, what: str) -> int:
+    """The library's number of a word."""
+    if value not in numbers:
+        known = ", ".join(str(word) for word in numbers if word is not None)
+        raise InvalidArgument(f"{what} {value!r} is unknown: use one of {known}, or leave it out")
+    return numbers[value]
+
+
+def fill(config: Any, options: Any, part: type | None = None) -> list[Any]:
+    """Writes what options say into the library's config, by the columns of the table; absent ones stay as they are.
+
+    part: the class of the table whose fields the config has; None: that of `options`. What the result holds must live
+    until the library has copied the config.
+    """
+    ffi, kept = load().ffi, []
+    for name, (field, numbers) in c_fields(part or type(options)).items():
+        value = getattr(options, name)
+        if numbers is not None:
+            setattr(config, field, number_of(numbers, value, name))
+        elif isinstance(value, str):
+            kept.append(ffi.new("char[]", value.encode()))
+            setattr(config, field, kept[-1])
+        elif value is not None:
+            setattr(config, field, int(value))
+    return kept
 
 
 def refused_policy(options: Any) -> str | None:
@@ -43,22 +73,11 @@ def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[st
     A policy that the host's modules cannot do is left out; the adapter has refused it, or said that it did not.
     """
     given: dict[str, Any] = {"num_chunks": options.chunks or default_chunks}
-    if options.wgrad_mode is not None:
-        given["wgrad_mode"] = options.wgrad_mode
-    if options.deduplicate:
-        given["deduplicate"] = options.deduplicate
-    if options.accumulate is not None:
-        given["accumulate"] = options.accumulate
-    if options.gradient_pool is not None:
-        given["gradient_pool"] = options.gradient_pool
-    if options.chunking is not None:
-        given["chunking"] = options.chunking
-    if options.grouping is not None:
-        given["grouping"] = options.grouping
-    if options.reuse:
-        given["reuse"] = True
-        if not fused:  # the host's modules run again, or keep all their rows
-            given["restore_pre_activation"] = next(filter(restore.is_computed_again, restore.PRE_ACTIVATION))
+    for key, row in rows_of(LayerOptions).items():
+        if key not in ("chunks", "policy") and getattr(options, key) is not None:
+            given[row.c or key] = getattr(options, key)
+    if options.reuse and not fused:  # the host's modules run again, or keep all their rows
+        given["restore_pre_activation"] = next(filter(restore.is_computed_again, restore.PRE_ACTIVATION))
     if options.policy is not None and (fused or refused_policy(options) is None):
         given["restore_input"], given["restore_pre_activation"] = options.policy
     return given

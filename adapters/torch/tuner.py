@@ -12,11 +12,12 @@ from typing import Any
 import sluice
 from sluice import kept_decisions, restore
 from sluice.cache_folder import NoCacheFolder
-from sluice.config import TUNER_MODES, TunerOptions
+from sluice.config import TunerOptions
 from sluice.planning import machines
 
 from ..._library import Library, load
 from ...errors import InvalidArgument
+from .options import fill
 
 _CALIBRATED = (1, 2, 3)  # SLUICE_DTYPE_F32, _BF16, _F16
 _DECISION = (
@@ -102,7 +103,7 @@ def prepare(context: Any, options: TunerOptions, sizes: tuple[int, int, int]) ->
     planner = _machine(library, context, options, sizes)
     try:
         config = library.new("tuner_config")
-        config.mode = TUNER_MODES.index(options.mode)
+        fill(config, options)
         config.machine = planner
         library.check(library.lib.sluice_context_tune(handle, config))
     finally:
@@ -150,7 +151,9 @@ def _machine_words(context: Any) -> str:
     device = "cuda" if placement.is_cuda else "cpu"
     group = context.ep_group
     hosts = group._joined.meeting.layout() if group.world_size > 1 else "1 host"
-    return kept_decisions.machine_words(device, link, group.world_size, hosts, context.options.gemm, sluice.__version__)
+    return kept_decisions.machine_words(
+        device, link, group.world_size, hosts, context.options.gemm or "auto", sluice.__version__
+    )
 
 
 def _kept_file(options: TunerOptions) -> str | None:

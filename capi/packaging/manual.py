@@ -52,7 +52,7 @@ def render(text: str) -> str:
     except ImportError as error:
         raise Failure(f"{error}: run third_party/setup/setup.sh test, then this with .venv/bin/python") from error
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = parser.parse(text)
+    tokens = parser.parse(re.sub(r"^<!-- .* -->\n", "", text, flags=re.MULTILINE))  # marks of generated tables
     for before, token in zip(tokens, tokens[1:]):
         if token.type == "inline":
             if before.type == "heading_open":

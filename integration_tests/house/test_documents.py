@@ -124,17 +124,6 @@ def test_Variables_EveryOneThatIsRead_IsDocumentedAndNoOther():
     assert documented == read
 
 
-@pytest.mark.parametrize("page", ["deepspeed.md", "transformers.md"])
-def test_Keys_EveryOneOfTheSection_HasItsRow(page):
-    rows = set(re.findall(r"^\| `(\w+)` \|", text("docs", page), re.M))
-    keys = {element.elts[0].value if isinstance(element, ast.Tuple) else element.value for element in _check_keys()}
-    assert len(keys) >= 14 and rows == keys
-
-
-def _check_keys():
-    return literal("config.py", "_CHECKS").keys
-
-
 def test_Tuning_EveryReasonOfADecision_IsExplained():
     rooms = os.walk(os.path.join(ROOT, "backend", "tune"))
     files = [os.path.join(room, name) for room, _, names in rooms for name in sorted(names) if name.endswith(".c")]

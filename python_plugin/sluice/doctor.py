@@ -351,12 +351,13 @@ def _switch() -> Iterator[Finding]:
 
 def _options() -> Iterator[Finding]:
     """What the environment says to layers of transformers and Megatron; a mistake there is an error when they run."""
-    from sluice import origins, settings
+    from sluice import settings
+    from sluice.options import ENVIRONMENT
 
-    if os.environ.get(origins.ENVIRONMENT, "").strip():
+    if os.environ.get(ENVIRONMENT, "").strip():
         options = settings.effective()
-        said = "off" if options is None else options.plan_message()
-        yield Finding("options", OK, f"{origins.ENVIRONMENT}, for transformers and Megatron-Core: {said}")
+        said = "off" if options is None else options.full_message()
+        yield Finding("options", OK, f"{ENVIRONMENT}, for transformers and Megatron-Core: {said}")
 
 
 def _deepspeed() -> Iterator[Finding]:

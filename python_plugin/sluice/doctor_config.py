@@ -138,14 +138,12 @@ def _deepspeed(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
     yield from against
     if all(finding.state != BAD for finding in against):
         refusals = "an error" if options.on_unsupported == "error" else "left to DeepSpeed"
-        moves = "" if options.placement is None else " | experts change ranks where loads differ"
         which = "AutoEP layer and deepspeed.moe.layer.MoE" if _is_auto_ep(values) else "deepspeed.moe.layer.MoE"
-        batches = "" if options.pipeline is None else f" | batches of a pipeline by {options.pipeline.policy}"
         yield Finding(
             CHECK,
             OK,
-            f"{path}: every {which} of the model would be swapped | {options.plan_message()}{batches}{moves} "
-            f"| a layer that cannot be is {refusals}",
+            f"{path}: every {which} of the model would be swapped | {options.full_message()} | a layer that cannot be "
+            f"is {refusals}",
         )
 
 
@@ -244,7 +242,7 @@ def _transformers(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
         CHECK,
         OK,
         f"{path}: {count} of this {kind} with {layers.num_experts} experts each run on Sluice when it is loaded with "
-        f'experts_implementation="sluice" | {options.plan_message()}',
+        f'experts_implementation="sluice" | {options.full_message()}',
     )
 
 

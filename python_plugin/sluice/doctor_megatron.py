@@ -49,7 +49,7 @@ def examine(path: str, values: Mapping[str, Any], are_flags: bool) -> Iterator[F
         yield Finding(
             CHECK,
             OK,
-            f"{path}: every MoE layer of {count} experts runs on Sluice, where {how} | {options.plan_message()}",
+            f"{path}: every MoE layer of {count} experts runs on Sluice, where {how} | {options.full_message()}",
         )
 
 

@@ -2,7 +2,7 @@
 
 Of what several say, the later in this list counts, key by key (an object such as "tuner" as a whole): the model's own
 config or the layer's spec, `sluice.configure`, SLUICE_OPTIONS (a JSON object, or a file that holds one). Which keys
-each may have is in origins.py.
+each may have is in options.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice import config, origins, owned
+from sluice.options import CONFIGURE, DS_CONFIG, ENVIRONMENT, MODEL
 
 _configured: dict[str, Any] = {}
 # Counts calls of `configure`: who keeps what `effective` said asks again when it has changed.
@@ -25,7 +26,7 @@ def configure(**section: Any) -> None:
     Raises config.ConfigError for unknown keys and bad values. Call it alike on all ranks.
     """
     global version
-    given = origins.taken(section, origins.CONFIGURE)
+    given = origins.taken(section, CONFIGURE)
     config.parse(given)
     _configured.clear()
     _configured.update(given)
@@ -33,12 +34,12 @@ def configure(**section: Any) -> None:
 
 
 def effective(
-    section: Any = None, environ: Mapping[str, str] | None = None, origin: str = origins.MODEL
+    section: Any = None, environ: Mapping[str, str] | None = None, origin: str = MODEL
 ) -> config.Options | None:
     """The options of a layer whose host has no config for all layers; None: SLUICE=0 or `enabled=False` leave it stock.
 
     section  what comes with the layer
-    origin   from where: origins.MODEL, which may be a stranger's, or origins.SPEC
+    origin   from where: MODEL, which may be a stranger's, or SPEC
     """
     environ = os.environ if environ is None else environ
     if config.switch(environ) == "0":
@@ -55,14 +56,14 @@ def of_ds_config(section: Any, environ: Mapping[str, str] | None = None) -> conf
     """The options of DeepSpeed's layers by the section of its config (None: it has none); None leaves them stock."""
     if config.switch(environ) == "0":
         return None
-    return config.resolve(origins.taken(section, origins.DS_CONFIG), environ)
+    return config.resolve(origins.taken(section, DS_CONFIG), environ)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    text = environ.get(origins.ENVIRONMENT, "").strip()
+    text = environ.get(ENVIRONMENT, "").strip()
     if not text:
         return {}
-    where = origins.ENVIRONMENT
+    where = ENVIRONMENT
     if not text.startswith(("{", "[")):
         where, text = f"{where}={text}", _file(text)
     try:
@@ -71,7 +72,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         raise config.ConfigError(f'{where} must hold a JSON object such as {{"chunks": 4}}: {error}') from None
     if not isinstance(found, dict):
         raise config.ConfigError(f'{where} must hold a JSON object such as {{"chunks": 4}}, not {text}')
-    return origins.taken(found, origins.ENVIRONMENT)
+    return origins.taken(found, ENVIRONMENT)
 
 
 def _file(path: str) -> str:
@@ -81,7 +82,7 @@ def _file(path: str) -> str:
             text = file.read()
     except (OSError, ValueError) as error:  # of no such path, and of what is no text
         raise config.ConfigError(
-            f'{origins.ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, or the path of a file that holds '
+            f'{ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, or the path of a file that holds '
             f"one; {path!r} is neither: {getattr(error, 'strerror', None) or error}"
         ) from None
     owned.warn(path)

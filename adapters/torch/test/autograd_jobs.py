@@ -214,7 +214,7 @@ def checkpoints_outstanding():
     Without reentry torch compares the sizes of what both times saved. Returns how often n was not the same for all.
     """
     W, rank = world()
-    context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions("profile")))
+    context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(mode="profile")))
     case = Case(W, tokens=(40, 24), seed=32)
     layer = case.layer(context, num_chunks=0)
     mixed = 0

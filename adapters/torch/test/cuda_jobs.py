@@ -116,7 +116,7 @@ def profile_by_the_devices_name():
     """Predictions while training, by the profile of the GPU that the driver names; an unknown one is refused."""
     torch.manual_seed(0)
     sizes = {"model_width": 16, "hidden_width": 24, "num_experts": 4, "top_k": 2, "activation": "relu"}
-    tuner = TunerOptions("model", machine="device")
+    tuner = TunerOptions(mode="model", machine="device")
     Pretended.device_name = "NVIDIA Made-Up 9000"
     try:
         MoeLayer(Context(device="cuda:0", options=ContextOptions(tuner=tuner)), **sizes)

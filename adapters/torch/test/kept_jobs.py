@@ -93,7 +93,7 @@ def exported_machine(folder):
         layer(tokens, ids, weights, params).backward(case.cotangents[rank])
     made = sluice.export_machine(model, path)
     context.close()
-    again = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions("model", machine=str(path))))
+    again = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(mode="model", machine=str(path))))
     layer = case.layer(again, num_chunks=0)
     for _ in range(3):
         tokens, ids, weights, params = case.inputs(rank)

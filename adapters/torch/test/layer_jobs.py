@@ -202,7 +202,7 @@ def tuned(folder, mode, calibrate):
     W, rank = world()
     results = []
     for _ in range(2):
-        options = TunerOptions(mode, calibrate=calibrate, cache=folder, decisions=True)
+        options = TunerOptions(mode=mode, calibrate=calibrate, cache=folder, decisions=True)
         context = Context(group(), ContextOptions(gemm="ref", tuner=options))
         case = Case(W, tokens=(60, 60, 60), seed=51)
         layer = case.layer(context, num_chunks=0)

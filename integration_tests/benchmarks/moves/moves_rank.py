@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -149,7 +150,7 @@ def main() -> None:
     first, report = watch.newest, watch.report()
     usual = quartiles(alone[BEFORE])["median"]
     longer = sum(max(0.0, took - usual) for took in alone[BEFORE.stop :])
-    decider.options = decider.options._replace(interval=10**9)  # what follows is that placement's
+    decider.options = dataclasses.replace(decider.options, interval=10**9)  # what follows is that placement's
     others = Others(plan, watch.layer)
     baselines = {"shadowing": others.shadows, "weights in each step": others.weights}
     seconds: dict[str, list[float]] = {side: [] for side in (*SIDES, *baselines)}

@@ -83,7 +83,7 @@ class Run:
 
     def adaptive(self) -> tuple[Steps, int]:
         """The layer that the tuner chooses for, settled for every size; after so many rounds."""
-        tuner = TunerOptions("adaptive", calibrate=self.plan["calibrate_s"], cache=self.folder)
+        tuner = TunerOptions(mode="adaptive", calibrate=self.plan["calibrate_s"], cache=self.folder)
         context = self.context(tuner=tuner)
         changes = {"reuse": True, "wgrad_mode": "adaptive"} if self.drawn.kind == "reuse" else {}
         largest = max(self.inputs)

@@ -48,7 +48,7 @@ class Calibrated(NamedTuple):
 
 def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
     """The machine that all modes of this scenario have, measured now or taken from the cache. Collective."""
-    options = TunerOptions("adaptive", calibrate=scenario.plan["calibrate_s"], cache=folder)
+    options = TunerOptions(mode="adaptive", calibrate=scenario.plan["calibrate_s"], cache=folder)
     context = Context(group, ContextOptions(gemm=scenario.plan["gemm"], tuner=options))
     scenario.layer(context, OPEN)
     context.close()

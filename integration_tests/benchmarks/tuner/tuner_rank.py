@@ -49,7 +49,7 @@ def run_modes(
     plan, found, choices = scenario.plan, {}, set()
     for mode in MODES:
         calibrate = None if mode == "profile" else plan["calibrate_s"]
-        options = TunerOptions(mode, calibrate=calibrate, cache=folder)
+        options = TunerOptions(mode=mode, calibrate=calibrate, cache=folder)
         context = Context(group, ContextOptions(gemm=plan["gemm"], tuner=options, memory_budget=budget))
         layer = scenario.layer(context, OPEN)
         began = time.perf_counter()

@@ -78,7 +78,7 @@ def cell(rank: Rank, case: dict[str, Any], folder: str) -> dict[str, Any]:
     plan = rank.plan
     scenario = Scenario(plan, case)
     machine = machine_of(scenario, rank.group, folder)
-    tuner = TunerOptions("adaptive", calibrate=plan["calibrate_s"], cache=folder)
+    tuner = TunerOptions(mode="adaptive", calibrate=plan["calibrate_s"], cache=folder)
     context = Context(rank.group, ContextOptions(gemm=plan["gemm"]))
     choosing = Context(rank.group, ContextOptions(gemm=plan["gemm"], tuner=tuner))
     sides = sides_of(scenario, context)

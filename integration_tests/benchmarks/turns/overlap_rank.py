@@ -77,7 +77,7 @@ def main() -> None:
     plan = rank.plan
     scenario = Scenario(plan, plan["case"])
     alone = rank.context(gemm=plan["gemm"])
-    choosing = rank.context(gemm=plan["gemm"], tuner=TunerOptions("adaptive"))
+    choosing = rank.context(gemm=plan["gemm"], tuner=TunerOptions(mode="adaptive"))
     one = scenario.layer(alone, Choice(1))
     chosen = scenario.layer(choosing, OPEN)
     settled_after = None

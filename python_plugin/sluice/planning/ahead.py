@@ -8,6 +8,7 @@ of layer, so activation, biases and options must be those of the run; `Model.sec
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from .. import kept_decisions
@@ -30,7 +31,7 @@ def options_of(model: Model) -> Options:
         "deduplicate": model.deduplicate,
     }
     base = Options() if model.section is None else model.section
-    return Options(**{**base.as_dict(), **{name: value for name, value in given.items() if value is not None}})
+    return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
 def check(model: Model, ranks: int) -> None:

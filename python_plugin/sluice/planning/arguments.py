@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from .. import config, restore
+from ..option_values import number_of_bytes
 from . import machines
 from .errors import BadInput
 from .model import Model, read_configs, with_tokens
@@ -93,7 +94,7 @@ def model_of(options: Any) -> Model:
     )
     model = with_tokens(flags.over(model))
     try:
-        config._for_chunks(model.policy, model.num_chunks)  # of a config and of a flag
+        config.for_chunks(model.policy, model.num_chunks)  # of a config and of a flag
     except config.ConfigError as error:
         raise BadInput(str(error)) from None
     return model
@@ -121,7 +122,7 @@ def budget_of(text: str | None, option: str = "--budget") -> int | None:
     if text is None:
         return None
     try:
-        return config._bytes("memory_budget", int(text) if text.isdigit() else text)
+        return number_of_bytes("memory_budget", int(text) if text.isdigit() else text)
     except config.ConfigError as error:
         raise BadInput(f"{option} {text}: {error.message.replace(KEY_OF_BUDGET, 'it')}") from error
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import origins
-from ..config import ConfigError, Options, Policy
 from ..config import parse as parse_section
+from ..option_values import ConfigError
+from ..options import DS_CONFIG, MODEL, Options, Policy
 from . import auto_ep, megatron, moe_layers
 from .errors import BadInput
 
@@ -88,7 +89,7 @@ def _model_of(data: Mapping[str, Any], path: str, names: Mapping[str, str]) -> M
     is_model = isinstance(data.get("model_type"), str)  # transformers' own, which may carry our section
     if not is_model and any(key.startswith("train_") or key in ("zero_optimization", "sluice") for key in data):
         return _deepspeed(data, path)
-    own = Model(**_section(data, path, origins.MODEL)) if is_model else Model()
+    own = Model(**_section(data, path, MODEL)) if is_model else Model()
     try:
         flat = megatron.flat(data)
         if not is_model and megatron.is_megatron(flat):
@@ -206,7 +207,7 @@ def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
             isinstance(data.get(key), Mapping) and data[key].get("enabled") is True
         ):  # not "auto", a trainer's to fill in
             found["dtype"] = dtype
-    return Model(**found, **_section(data, path, origins.DS_CONFIG))
+    return Model(**found, **_section(data, path, DS_CONFIG))
 
 
 def _section(data: Mapping[str, Any], path: str, origin: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import config
+from ..option_values import ConfigError, number_of_bytes
 from .errors import BadInput
 from .planner import ACTIVATIONS, CHUNKINGS, DTYPES, Workload, priced_activation
 from .stages import KINDS, METHODS, SCHEDULES, Layer, Link, Option, Problem
@@ -51,8 +51,8 @@ def _bytes(where: str, value: Any) -> int:
     if value == 0 and not isinstance(value, bool):
         return 0
     try:
-        return config._bytes(where, value)
-    except config.ConfigError:
+        return number_of_bytes(where, value)
+    except ConfigError:
         raise _fail(where, 'bytes, or text such as "20GiB"', value) from None
 
 

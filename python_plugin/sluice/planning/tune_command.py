@@ -9,12 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from .. import decision_log, kept_decisions
 from .._library import load
 from ..config import TunerOptions
 from ..errors import OverBudget, SluiceError
+from ..options import ContextOptions
 from . import ahead, arguments, interference, written
 from .errors import BadInput
 from .machines import Machine
@@ -199,7 +201,7 @@ def _context(model: Model, options: Any, decides: bool) -> Iterator[tuple[Any, A
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     library = load()
     if ranks > 1 or decides:
-        from ..adapters.torch.context import Context, ContextOptions
+        from ..adapters.torch.context import Context
         from ..adapters.torch.group import EpGroup
 
         if ranks > 1:
@@ -209,10 +211,9 @@ def _context(model: Model, options: Any, decides: bool) -> Iterator[tuple[Any, A
         made = ContextOptions()
         run = ahead.options_of(model)
         if decides:
-            tuner = TunerOptions("adaptive", calibrate=options.seconds, cache=options.cache_dir)
+            tuner = TunerOptions(calibrate=options.seconds, cache=options.cache_dir)
             outstanding = model.max_outstanding or model.layers
-            budgets = (run.memory_budget, outstanding, run.host_memory_budget)
-            made = ContextOptions(run.gemm or "auto", run.gemm_library, *budgets, tuner)
+            made = replace(run, max_outstanding=outstanding, tuner=tuner)
         group = EpGroup.for_ranks(range(ranks) if ranks > 1 else None, transport=run.transport)
         context = Context(group, made)
         try:

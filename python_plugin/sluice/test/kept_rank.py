@@ -19,7 +19,7 @@ def main() -> None:
     """Four steps of one layer."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    options = ContextOptions("native", tuner=TunerOptions(decisions=sys.argv[1]))
+    options = ContextOptions(gemm="native", tuner=TunerOptions(decisions=sys.argv[1]))
     context = Context(EpGroup.for_ranks(range(dist.get_world_size())), options)
     layer = MoeLayer(context, model_width=M, hidden_width=H, num_experts=E, top_k=K, activation="relu")
     experts = [

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies
-from sluice import config, decision_log, kept_decisions, origins
+from sluice import config, decision_log, kept_decisions, option_values, options, origins
 from sluice import settings as sluice_settings
 
 _MORE = os.environ.get("SLUICE_FUZZ_EXAMPLES")
@@ -26,13 +27,9 @@ _examples = settings(
 
 _WORDS = (
     *config.KEYS,
-    *(name for names in config.NESTED.values() for name in names),
-    *config.UNITS,
-    *config.POLICIES,
-    *config.WGRAD_MODES,
-    *config.TRANSPORTS,
-    *config.GEMMS,
-    *config.TUNER_MODES,
+    *(path.rpartition(".")[2] for path in options.PATHS),
+    *option_values.UNITS,
+    *{word for row in options.PATHS.values() for word in re.findall(r'"(\w+)"', row.values)},
     *("adaptive", "auto", "S1", "S4", "keep", "offload", "resend", "recompute", "20GiB", "1.5 GB", "9" * 400, "a\0b"),
     *("sluice_decisions", "sluice_kept_decisions", "sluice_last_decisions", "machines", "answers", "entries", "layer"),
     *("rows", "num_chunks", "restore_input", "this machine"),
@@ -56,11 +53,13 @@ _values = strategies.recursive(
 )
 
 
-_sizes = strategies.builds("{}{}".format, strategies.integers(0, 10**400), strategies.sampled_from(("", *config.UNITS)))
+_sizes = strategies.builds(
+    "{}{}".format, strategies.integers(0, 10**400), strategies.sampled_from(("", *option_values.UNITS))
+)
 
 
 def _object_of(names):
-    return strategies.dictionaries(strategies.sampled_from(names), _values, max_size=4)
+    return strategies.dictionaries(strategies.sampled_from(tuple(names)), _values, max_size=4)
 
 
 _sections = strategies.one_of(
@@ -71,8 +70,8 @@ _sections = strategies.one_of(
             **{key: _leaves for key in config.KEYS},
             **{key: strategies.one_of(_leaves, _sizes) for key in ("memory_budget", "host_memory_budget")},
             "timeout": _numbers,
-            "policy": strategies.one_of(_values, _object_of(config.NESTED["policy"])),
-            "tuner": strategies.one_of(_values, _object_of(config.NESTED["tuner"])),
+            "policy": strategies.one_of(_values, _object_of(options.TABLE["policy"].parts)),
+            "tuner": strategies.one_of(_values, _object_of(options.TABLE["tuner"].parts)),
         },
     ),
 )
@@ -106,28 +105,29 @@ _answers = strategies.lists(
 @example({"tuner": {"cache": "\ud800"}})
 def test_Section_AnyJson_IsOptionsOrAConfigError(section):
     try:
-        _, options = config.parse(section)
+        _, found = config.parse(section)
     except config.ConfigError as error:
         assert "sluice" in str(error)
         return
-    assert options.plan_message()
-    json.dumps(options.as_dict())
-    assert timedelta(seconds=options.timeout or 0) >= timedelta(0)
-    for path in (options.gemm_library, *(options.tuner or ())):
+    assert found.full_message().startswith(found.plan_message())
+    json.dumps(found.as_dict())
+    assert timedelta(seconds=found.timeout or 0) >= timedelta(0)
+    for path in (found.gemm_library, *((found.as_dict()["tuner"] or {}).values())):
         if isinstance(path, str):
             assert b"\0" not in os.fsencode(path)  # a file can have that name
 
 
 @_examples
-@given(_sections, strategies.sampled_from((origins.DS_CONFIG, origins.CONFIGURE, origins.ENVIRONMENT, origins.MODEL)))
+@given(_sections, strategies.sampled_from((options.DS_CONFIG, options.CONFIGURE, options.ENVIRONMENT, options.MODEL)))
 def test_Section_OfAnyOrigin_HasOnlyWhatMayComeFromThere(section, origin):
     try:
         found = origins.taken(section, origin)
     except config.ConfigError:
         return
     for key, value in found.items():
-        names = [f"{key}.{name}" for name in value] if key in config.NESTED and isinstance(value, dict) else [key]
-        assert all(origin in origins.TABLE[name].may_come_from for name in names)
+        has_parts = options.TABLE[key].parts and isinstance(value, dict)
+        names = [f"{key}.{name}" for name in value] if has_parts else [key]
+        assert all(origin in options.PATHS[name].may_come_from for name in names)
 
 
 @_examples

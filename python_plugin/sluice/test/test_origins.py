@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import re
 import types
@@ -12,12 +13,11 @@ from typing import Any
 
 import pytest
 import sluice
-from sluice import config, origins, settings
+from sluice import config, options, settings
 from sluice.adapters.deepspeed import hook
 from sluice.errors import InvalidArgument
 from sluice.planning import model as planning
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "security.md"
 FOR_MODELS = {
     *(
         "enabled",
@@ -79,13 +79,10 @@ def _forgotten() -> Iterator[None]:
 
 
 def test_Table_EveryKeyOfTheSection_HasARule() -> None:
-    nested = {f"{key}.{name}" for key, names in config.NESTED.items() for name in names}
-    assert set(origins.TABLE) == {*config.KEYS, *nested}
-    assert set(config.KEYS) == set(config._CHECKS)
-    assert all(rule.why and rule.may_come_from <= origins.ANYONE for rule in origins.TABLE.values())
+    assert all(row.why and row.may_come_from <= options.ANYONE for row in options.PATHS.values())
 
 
-@pytest.mark.parametrize("key", [key for key in config.KEYS if key not in config.NESTED])
+@pytest.mark.parametrize("key", [key for key, row in options.TABLE.items() if not row.parts])
 def test_Table_KeysThatTakeObjects_AreNamedWithTheirParts(key: str) -> None:
     """An object under any other key would hold keys without a rule."""
     with pytest.raises(config.ConfigError):
@@ -94,22 +91,15 @@ def test_Table_KeysThatTakeObjects_AreNamedWithTheirParts(key: str) -> None:
 
 def test_Table_WhatAModelMaySay_GrowsOnlyHere() -> None:
     """By an allow-list: a key that loads code, opens files, reaches the network or waits does not belong in it."""
-    assert {path for path, rule in origins.TABLE.items() if origins.MODEL in rule.may_come_from} == FOR_MODELS
+    assert {path for path, rule in options.PATHS.items() if options.MODEL in rule.may_come_from} == FOR_MODELS
     # What a host cannot do is refused there, not ignored: an engine of DeepSpeed alone has stages, and one of
     # transformers' no optimizer.
-    narrow = {path for path, rule in origins.TABLE.items() if not rule.may_come_from >= origins.USER}
+    narrow = {path for path, rule in options.PATHS.items() if not rule.may_come_from >= options.USER}
     assert narrow == OF_AN_ENGINE
     for path in narrow:
-        hosts = {origins.DS_CONFIG, origins.SPEC} if path == "optimizer" else {origins.DS_CONFIG}
-        assert origins.TABLE[path].may_come_from == hosts, path
-    assert {*FOR_MODELS, *REFUSED, "tuner", "pipeline"} == set(origins.TABLE)  # so that every rule is tried below
-
-
-def test_Table_IsWhatTheManualSays() -> None:
-    rows = re.findall(r"^\| `([a-z_.]+)` \| (yes|no) \|", PAGE.read_text(), re.MULTILINE)
-    assert dict(rows) == {
-        path: "yes" if origins.MODEL in rule.may_come_from else "no" for path, rule in origins.TABLE.items()
-    }
+        hosts = {options.DS_CONFIG, options.SPEC} if path == "optimizer" else {options.DS_CONFIG}
+        assert options.PATHS[path].may_come_from == hosts, path
+    assert {*FOR_MODELS, *REFUSED, "tuner", "pipeline"} == set(options.PATHS)  # so that every rule is tried below
 
 
 # ---- a model's own config ----
@@ -122,7 +112,7 @@ def test_Model_KeyOfTheUser_IsRefusedByName(path: str) -> None:
     key, _, name = path.partition(".")
     call = f'sluice.configure({key}={{"{name}": ...}})' if name else f"sluice.configure({key}=...)"
     said = str(caught.value)
-    for words in (f'"{path}"', origins.TABLE[path].why, "the model's own config", call, "SLUICE_OPTIONS", "ds_config"):
+    for words in (f'"{path}"', options.PATHS[path].why, "the model's own config", call, "SLUICE_OPTIONS", "ds_config"):
         assert words in said, said
     assert '"chunks"' not in said
 
@@ -268,7 +258,7 @@ def test_User_EveryKey_IsTaken(path: str) -> None:
     wanted = config.parse(section)[1]
     assert settings.of_ds_config({"enabled": True, **section}, {}) == wanted
     assert settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)}) == wanted
-    assert settings.effective(section, {}, origins.SPEC) == wanted
+    assert settings.effective(section, {}, options.SPEC) == wanted
     sluice.configure(**section)
     assert settings.effective(None, {}) == wanted
 
@@ -285,17 +275,17 @@ def test_KeyOfAnEngine_OfAHostThatHasNone_IsRefusedNotIgnored(path: str) -> None
     with pytest.raises(config.ConfigError, match=f'"{path}" may come from ds_config'):
         sluice.configure(**section)
     if path == "optimizer":  # Megatron's, where it is offloaded
-        assert settings.effective(section, {}, origins.SPEC).optimizer
+        assert settings.effective(section, {}, options.SPEC).optimizer
         return
     with pytest.raises(config.ConfigError, match=f'"{path}" .* cannot come from the layer\'s spec'):
-        settings.effective(section, {}, origins.SPEC)
+        settings.effective(section, {}, options.SPEC)
 
 
 def test_Environment_NamesAFile_ItsObjectCounts(tmp_path: Path) -> None:
     path = tmp_path / "options.json"
     path.write_text('{"gemm": "native", "chunks": 4}')
     path.chmod(0o600)
-    found = settings.effective({"chunks": 2, "wgrad_mode": "deferred"}, {"SLUICE_OPTIONS": str(path)}, origins.SPEC)
+    found = settings.effective({"chunks": 2, "wgrad_mode": "deferred"}, {"SLUICE_OPTIONS": str(path)}, options.SPEC)
     assert (found.gemm, found.chunks, found.wgrad_mode) == ("native", 4, "deferred")
 
 
@@ -335,7 +325,7 @@ DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
     "sluice.configure": lambda section, folder: sluice.configure(**section),
     "SLUICE_OPTIONS": lambda section, folder: settings.effective(None, {"SLUICE_OPTIONS": json.dumps(section)}),
     "the model's own config": lambda section, folder: settings.effective(section, {}),
-    "the layer's spec": lambda section, folder: settings.effective(section, {}, origins.SPEC),
+    "the layer's spec": lambda section, folder: settings.effective(section, {}, options.SPEC),
     "ds_config": _by_hook,
     "ds_config ": _by_file,
     "the model's own config ": _by_model_file,
@@ -344,7 +334,8 @@ DOORS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
 
 @pytest.mark.parametrize("door", DOORS)
 def test_Doors_EachAsksTheTable(door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(origins.TABLE, "chunks", origins.Rule(frozenset(), "it is tried here"))
+    row = dataclasses.replace(options.PATHS["chunks"], may_come_from=frozenset(), why="it is tried here")
+    monkeypatch.setitem(options.PATHS, "chunks", row)
     with pytest.raises(InvalidArgument) as caught:
         DOORS[door]({"chunks": 2}, tmp_path)
     assert f'"chunks" (it is tried here) cannot come from {door.strip()}' in str(caught.value)

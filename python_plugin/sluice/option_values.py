@@ -1,0 +1,179 @@
+"""Readers of option values: each checks one value of the "sluice" section and returns what the program works with.
+
+A reader is called with the key's path and the value, and raises ConfigError, whose message names both and says what to
+write. None and the word "auto" never reach a reader (sluice.config.parse).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sluice.errors import InvalidArgument
+
+Reader = Callable[[str, Any], Any]
+
+MAX_CHUNKS = 256
+MOST_SECONDS = 1e9  # 31 years: more are not counted in nanoseconds
+CALIBRATION_SECONDS = 8.0
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+class ConfigError(InvalidArgument):
+    """The section cannot be used as it is; the message names the key, the value and what to write."""
+
+
+def bytes_text(value: int) -> str:
+    """A number of bytes for people: "20 GiB", "12.5 MiB"."""
+    unit, factor = next(((name, UNITS[name]) for name in ("GiB", "MiB", "KiB") if value >= UNITS[name]), ("B", 1))
+    return f"{value / factor:.4g} {unit}"
+
+
+def the_word_auto(key: str, instead: str) -> ConfigError:
+    """The refusal of "auto"."""
+    return ConfigError(
+        f'"sluice": "{key}": the word "auto" is not used here, because some trainers rewrite it: {instead}'
+    )
+
+
+def parts(key: str, value: Mapping[Any, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """The keys of an object, each read by its own reader; those that are null are left out."""
+    check_parts(key, value, readers)
+    return {name: readers[name](f"{key}.{name}", item) for name, item in value.items() if item is not None}
+
+
+def check_parts(key: str, value: Mapping[Any, Any], known: Mapping[str, Any]) -> None:
+    """Refuses keys of an object that are not known."""
+    unknown = [name for name in value if name not in known]
+    if unknown:
+        raise ConfigError(f'"sluice": "{key}" has no key {unknown[0]!r}: known are {", ".join(known)}')
+
+
+def boolean(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f'"sluice": "{key}" must be true or false, not {value!r}')
+    return value
+
+
+def one_of(*allowed: str) -> Reader:
+    def read(key: str, value: Any) -> str:
+        if value not in allowed:
+            lower = {name.lower(): name for name in allowed}
+            near = difflib.get_close_matches(str(value).lower(), lower, n=1, cutoff=0.5)
+            hint = f'; did you mean "{lower[near[0]]}"?' if near else ""
+            raise ConfigError(f'"sluice": "{key}" must be one of {", ".join(allowed)}, not {value!r}{hint}')
+        return str(value)
+
+    return read
+
+
+def deduplicate(key: str, value: Any) -> bool | str:
+    if value in ("node", "adaptive"):
+        return value
+    if not isinstance(value, bool):
+        raise ConfigError(f'"sluice": "{key}" must be true, false, "node" or "adaptive", not {value!r}')
+    return value
+
+
+def chunks(key: str, value: Any) -> int | None:
+    if value == "adaptive":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CHUNKS:
+        raise ConfigError(f'"sluice": "{key}" must be 1 to {MAX_CHUNKS} (a whole number) or "adaptive", not {value!r}')
+    return value
+
+
+def count(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+        raise ConfigError(f'"sluice": "{key}" must be a whole number above 0, not {value!r}')
+    return value
+
+
+def count_or_adaptive(key: str, value: Any) -> int | None:
+    return None if value == "adaptive" else count(key, value)
+
+
+def number(least: float, most: float) -> Reader:
+    def read(key: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise ConfigError(f'"sluice": "{key}" must be a number from {least:g} to {most:g}, not {value!r}')
+        return float(value)
+
+    return read
+
+
+def seconds(key: str, value: Any) -> float:
+    # `not (0 < value ...)` refuses NaN as well.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MOST_SECONDS:
+        most = f"{MOST_SECONDS:.0e}"
+        raise ConfigError(f'"sluice": "{key}" must be a number of seconds above 0, at most {most}, not {value!r}')
+    return float(value)
+
+
+def calibrate(key: str, value: Any) -> float | None:
+    """Seconds, or true for the usual number of them."""
+    if isinstance(value, bool):
+        return CALIBRATION_SECONDS if value else None
+    return seconds(key, value)
+
+
+def number_of_bytes(key: str, value: Any) -> int:
+    """A number of bytes, or text with a unit: "20GiB", "1.5 GB"."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    if found and (found[2] or "B") in UNITS and float(found[1]) < 1 << 63:
+        value = int(float(found[1]) * UNITS[found[2] or "B"])
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 63:
+        units = ", ".join(UNITS)
+        raise ConfigError(f'"sluice": "{key}" must be bytes, or text such as "20GiB" (units: {units}), not {value!r}')
+    return value
+
+
+def bytes_or_false(key: str, value: Any) -> int:
+    """The same, or false: 0."""
+    return 0 if value is False else number_of_bytes(key, value)
+
+
+def _is_path(value: Any) -> bool:
+    """Whether a file can have that name."""
+    try:
+        return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
+def path(key: str, value: Any) -> str:
+    if not _is_path(value):
+        raise ConfigError(f'"sluice": "{key}" must be a path, not {value!r}')
+    return str(value)
+
+
+def path_or_adaptive(key: str, value: Any) -> str:
+    if value == "auto":
+        raise the_word_auto(key, 'write the path of a plan, or "adaptive"')
+    return path(key, value)
+
+
+def path_or_true(key: str, value: Any) -> str | bool | None:
+    """A path; true: a file in the cache folder; false: none."""
+    if value == "auto":
+        raise the_word_auto(key, "write true for a file in the cache folder, or a path")
+    if isinstance(value, bool):
+        return value or None
+    return path(key, value)
+
+
+def by_chunk(*allowed: str) -> Reader:
+    """A word, or a list of them, one for each chunk."""
+    read_one = one_of(*allowed)
+
+    def read(key: str, value: Any) -> str | tuple[str, ...]:
+        if not isinstance(value, (list, tuple)):
+            return read_one(key, value)
+        if not value:
+            raise ConfigError(f'"sluice": "{key}" is an empty list: name a policy for each chunk, or one for all')
+        return tuple(read_one(f"{key}[{index}]", item) for index, item in enumerate(value))
+
+    return read

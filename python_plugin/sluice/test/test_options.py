@@ -1,0 +1,155 @@
+"""The table of options: what is derived from it, and that a new option is one new row."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sluice
+from sluice import config, options
+from sluice._library import load
+from sluice.adapters.torch import Context, ContextOptions
+from sluice.adapters.torch.options import fill
+from sluice.errors import InvalidArgument
+
+ROOT = Path(__file__).resolve().parents[3]
+WRITER = ROOT / "python_plugin" / "packaging" / "option_tables.py"
+PARTS = (options.LayerOptions, options.ContextOptions, options.TunerOptions)
+
+
+def _writer() -> Any:
+    spec = importlib.util.spec_from_file_location("option_tables", WRITER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_Manual_HasTheTablesOfThePackage() -> None:
+    writer = _writer()
+    found = list(writer.pages(ROOT / "docs"))
+    assert sorted(name for _, text, _ in found for name in (m[1] for m in writer.BLOCK.finditer(text))) == sorted(
+        writer.TABLES
+    )
+    stale = [str(path) for path, text, wanted in found if text != wanted]
+    assert not stale, f"write the tables of {stale} by `.venv/bin/python {WRITER.relative_to(ROOT)}`"
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
+def test_Table_ColumnsOfC_AreFieldsOfTheConfigAndHoldEveryValue(part: type) -> None:
+    """Every word that a section may have has a number, and the default of the table is the library's."""
+    name = {"LayerOptions": "moe_config", "ContextOptions": "context_config", "TunerOptions": "tuner_config"}
+    struct = load().new(name[part.__name__])
+    untouched = {field: getattr(struct, field) for field, _ in options.c_fields(part).values()}
+    assert untouched
+    fill(struct, part())
+    assert {field: getattr(struct, field) for field in untouched} == untouched
+    for key, row in options.rows_of(part).items():
+        words = {word for word in (row.numbers or {}) if isinstance(word, str)}
+        said = {word for word in words if f'"{word}"' in row.values}
+        assert words - said <= {"adaptive"}, f"{key}: the manual does not name {words - said}"
+        for word in words - {"adaptive"}:
+            assert row.read(key, word) == word
+
+
+def test_Config_OfAContext_HasWhatTheOptionsSay() -> None:
+    struct = load().new("context_config")
+    kept = fill(struct, ContextOptions(gemm="ref", wire_dtype="int8", memory_budget=1 << 30, num_layers=3))
+    ffi = load().ffi
+    assert len(kept) == 1 and ffi.string(struct.gemm) == b"ref"
+    assert (struct.wire_dtype, struct.memory_budget, struct.num_layers, struct.max_outstanding) == (2, 1 << 30, 3, 0)
+    with pytest.raises(InvalidArgument, match="wire_dtype 'f8' is unknown: use one of bf16, int8, or leave it out"):
+        Context(None, ContextOptions(wire_dtype="f8"))
+
+
+@pytest.mark.parametrize("part", [*PARTS, options.PipelineOptions, options.PlacementOptions, options.Options])
+def test_Options_ByPosition_AreRefused(part: type) -> None:
+    assert dataclasses.replace(part()) == part()
+    with pytest.raises(TypeError, match="takes options by name: write the name of 'x' before it"):
+        part("x")
+
+
+def test_Doctor_NamesEveryOptionThatIsSet() -> None:
+    section = {"chunks": 2, "wgrad_mode": "deferred", "wire_dtype": "bf16", "tuner": {"mode": "profile"}}
+    said = config.parse(section)[1].full_message()
+    assert said == "chunks 2 | f32 rows travel in bf16 | wgrad_mode deferred | tuner (mode profile)"
+    assert config.parse({"pipeline": {"policy": "gpipe"}})[1].full_message().endswith("| pipeline (policy gpipe)")
+
+
+# ---- a new option is a row, and a field of the C config that has it ----
+
+# The C config has this field, and the table does not: only hosts that split backwards set it.
+FIELD = "separate_wgrad"
+ROW = f'''    {FIELD}: bool = option(
+        values.boolean, USER, "it is tried here", "`true`, `false`", "`false`", "a row of a test",
+        default=False, c="{FIELD}",
+    )
+'''
+BEFORE = "    shared_memory_budget: int | None = internal("
+PROGRAM = f'''
+import json, sys
+from sluice import config, doctor_config, settings
+from sluice._library import load
+from sluice.adapters.host.contexts import context_of
+from sluice.adapters.torch import ContextOptions
+from sluice.adapters.torch.options import fill
+
+def refusal(call):
+    try:
+        call()
+    except config.ConfigError as error:
+        return str(error)
+
+enabled, options = config.parse({{"{FIELD}": True}})
+struct = load().new("context_config")
+fill(struct, options, ContextOptions)
+print(json.dumps({{
+    "parsed": options.{FIELD},
+    "default": config.parse({{}})[1].{FIELD},
+    "wrong": refusal(lambda: config.parse({{"{FIELD}": 3}})),
+    "model": refusal(lambda: settings.effective({{"{FIELD}": True}}, {{}})),
+    "doctor": [finding.detail for finding in doctor_config.examine(sys.argv[1])],
+    "c": struct.{FIELD},
+    "context": context_of(options, None).options.{FIELD},
+}}))
+'''
+
+
+def test_NewOption_IsOneRowOfTheTable(tmp_path: Path) -> None:
+    package = tmp_path / "sluice"
+    shutil.copytree(Path(sluice.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("pictures"))
+    table = package / "options.py"
+    before, after = table.read_text().split(BEFORE)
+    table.write_text(before + ROW + BEFORE + after)
+    ds_config = tmp_path / "ds_config.json"
+    ds_config.write_text(json.dumps({"train_batch_size": 4, "sluice": {"enabled": True, FIELD: True}}))
+
+    def run(*arguments: Any) -> str:
+        environ = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ.pop("SLUICE", None)
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)], env=environ, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    found = json.loads(run("-c", PROGRAM, ds_config).splitlines()[-1])
+    assert (found["parsed"], found["default"], found["c"], found["context"]) == (True, False, 1, True)
+    assert f'"{FIELD}" must be true or false, not 3' in found["wrong"]
+    assert f'"{FIELD}" (it is tried here) cannot come from the model\'s own config' in found["model"]
+    assert any(f"| {FIELD} True |" in text for text in found["doctor"])
+    written = {Path(line).name for line in run(WRITER, tmp_path / "docs").splitlines()}
+    assert written == {"deepspeed.md", "security.md", "transformers.md"}
+    pages = {name: (tmp_path / "docs" / name).read_text() for name in written}
+    assert f"| `{FIELD}` | `true`, `false` | `false` | a row of a test |\n" in pages["deepspeed.md"]
+    assert f"| `{FIELD}` | no | is tried here |\n" in pages["security.md"]
+    assert f"| `{FIELD}` | not in a model's config |\n" in pages["transformers.md"]

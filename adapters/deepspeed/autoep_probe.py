@@ -7,15 +7,15 @@ and up, a list of modules), AutoEP has made these of them. The activation is fou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.finding import DTYPES, Finding, ranks_of
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.host import units
-from sluice.adapters.torch import Context, StackedLayer
+from sluice.adapters.torch import Context, MoeConfig, StackedLayer
 
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 from deepspeed.moe import ep_experts
@@ -35,10 +35,10 @@ class StackedForm:
     hidden_width: int
     gated: ClassVar[bool] = True
 
-    def make_layer(self, context: Context, common: dict[str, Any]) -> StackedLayer:
+    def make_layer(self, context: Context, config: MoeConfig) -> StackedLayer:
         """See seam.Form."""
-        how = {"activation": self.unit.activation, "swiglu": self.unit.swiglu, "gated": True, "bias": False}
-        return StackedLayer(context, views=_as_they_are, **how, **common)
+        how = replace(config, activation=self.unit.activation, swiglu=self.unit.swiglu, gated=True)
+        return StackedLayer(context, how, views=_as_they_are)
 
     def parameters_of(self, experts: GroupedExperts) -> list[torch.Tensor]:
         """See seam.Form."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed.seam import LayerSpec
 from sluice.adapters.host.modules import CallExpert, HostModules
-from sluice.adapters.torch import CastingLayer, Context, EpGroup, layer_options
+from sluice.adapters.torch import CastingLayer, Context, EpGroup, MoeConfig, layer_options
 from sluice.config import Options
 
 # How many models of this process use the group of these ranks: the last to go closes it.
@@ -22,23 +22,23 @@ class EngineRunner:
     def __init__(self, context: Context, spec: LayerSpec, options: Options) -> None:
         self._form = spec.form
         self._modules: HostModules | None = None
-        common: dict[str, Any] = {
-            "model_width": spec.model_width,
-            "num_experts": spec.num_experts,
-            "top_k": spec.top_k,
-            "hidden_width": spec.hidden_width,
-            "dtype": spec.dtype,
-            "layer_id": spec.layer_id,
-            "expert_rank": spec.expert_rank,
-            "expert_slot": spec.expert_slot,
+        config = MoeConfig(
+            model_width=spec.model_width,
+            num_experts=spec.num_experts,
+            top_k=spec.top_k,
+            hidden_width=spec.hidden_width,
+            dtype=spec.dtype,
+            layer_id=spec.layer_id,
+            expert_rank=spec.expert_rank,
+            expert_slot=spec.expert_slot,
             **layer_options(options, spec.form is not None, 1 if spec.one_chunk else 0),
-        }
+        )
         if spec.form is not None:
-            self.layer = spec.form.make_layer(context, common)
+            self.layer = spec.form.make_layer(context, config)
         else:
             local = spec.num_experts // context.ep_group.world_size
             self._modules = HostModules(local)
-            self.layer = CastingLayer(context, experts=self._modules, **common)
+            self.layer = CastingLayer(context, config, self._modules)
 
     def run(
         self,

@@ -8,12 +8,11 @@ or draws random numbers: then real rows instead of padded ones would change its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from sluice.adapters.deepspeed import flops_profile, forward_source
-from sluice.adapters.torch import CastingLayer, Context
+from sluice.adapters.torch import CastingLayer, Context, MoeConfig
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -53,9 +52,10 @@ class FusedForm:
         """Whether act(w1 x) is multiplied by w3 x."""
         return self.w3 is not None
 
-    def make_layer(self, context: Context, common: dict[str, Any]) -> CastingLayer:
+    def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
         """See seam.Form."""
-        return CastingLayer(context, activation=self.activation, gated=self.gated, bias=self.bias, **common)
+        how = replace(config, activation=self.activation, gated=self.gated, bias=self.bias)
+        return CastingLayer(context, how)
 
     def parameters_of(self, experts: Sequence[nn.Module]) -> list[dict[str, torch.Tensor]]:
         """See seam.Form."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from sluice.adapters.host.modules import CallExpert
-from sluice.adapters.torch import CastingLayer, Context
+from sluice.adapters.torch import CastingLayer, Context, MoeConfig
 from sluice.config import Options
 
 
@@ -30,8 +30,8 @@ class Form(Protocol):
         """Whether act(w1 x) is multiplied by w3 x."""
         ...
 
-    def make_layer(self, context: Context, common: dict[str, Any]) -> CastingLayer:
-        """The engine layer. common: keywords of MoeLayer."""
+    def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
+        """The engine layer. config: without what the form knows."""
         ...
 
     def parameters_of(self, experts: Any) -> Any:

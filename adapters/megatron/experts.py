@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from sluice.adapters.host import units
 from sluice.adapters.host.modules import HostModules
 from sluice.adapters.megatron.main_grads import MainGradModulesLayer, MainGradPackedLayer, MainGradStackedLayer
-from sluice.adapters.torch import CastingLayer, Context, MoeLayer, PackedLayer, StackedLayer
+from sluice.adapters.torch import CastingLayer, Context, MoeConfig, MoeLayer, PackedLayer, StackedLayer
 from sluice.errors import Unsupported
 from torch import nn
 
@@ -72,28 +72,28 @@ _KINDS = {
 }
 
 
-def make_layer(context: Context, form: Form, fused: bool, adds_itself: bool, common: dict[str, Any]) -> MoeLayer:
+def make_layer(context: Context, form: Form, fused: bool, adds_itself: bool, config: MoeConfig) -> MoeLayer:
     """The engine layer for experts of this form, or for calls of the host's modules.
 
     adds_itself  to main_grad (main_grads.py)
-    common       keywords of MoeLayer
+    config       without what the form knows
     """
     kinds = _KINDS[adds_itself]
     if not fused:
-        local = common["num_experts"] // context.ep_group.world_size
-        return kinds.modules(context, hidden_width=form.hidden_width, experts=HostModules(local), **common)
+        local = config.num_experts // context.ep_group.world_size
+        return kinds.modules(context, replace(config, hidden_width=form.hidden_width), HostModules(local))
     assert form.unit is not None
-    known = {
-        "hidden_width": form.hidden_width,
-        "activation": form.unit.activation,
-        "swiglu": form.unit.swiglu,
-        "gated": form.gated,
-        "bias": form.bias,
-        **common,
-    }
+    known = replace(
+        config,
+        hidden_width=form.hidden_width,
+        activation=form.unit.activation,
+        swiglu=form.unit.swiglu,
+        gated=form.gated,
+        bias=form.bias,
+    )
     if form.stacked:
-        return kinds.stacked(context, views=_views_of(form), **known)
-    return kinds.packed(context, unpack=_unpack_gated if form.gated else tuple, **known)
+        return kinds.stacked(context, known, views=_views_of(form))
+    return kinds.packed(context, known, unpack=_unpack_gated if form.gated else tuple)
 
 
 def parameters_of(experts: nn.Module, form: Form) -> Any:

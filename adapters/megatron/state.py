@@ -26,7 +26,7 @@ from sluice.adapters.host.placement import Placement, replace_in_all
 from sluice.adapters.megatron import experts as experts_module
 from sluice.adapters.megatron import hooks, in_flight, moving, offload, routes
 from sluice.adapters.megatron.probe import DTYPES, Finding, probe
-from sluice.adapters.torch import Context, EpGroup, MoeLayer, layer_options, refused_policy
+from sluice.adapters.torch import Context, EpGroup, MoeConfig, MoeLayer, layer_options, refused_policy
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
 from sluice.options import SPEC
@@ -209,18 +209,18 @@ class LayerState:
     def _make(self, key: tuple[torch.dtype, bool]) -> MoeLayer:
         dtype, fused = key
         fused = fused and self.finding.form.fused
-        common = {
-            "model_width": self.finding.form.model_width,
-            "num_experts": self.finding.num_experts,
-            "top_k": self.finding.top_k,
-            "dtype": dtype,
-            "layer_id": self.layer_id,
-            "expert_rank": self.placement.expert_rank,
-            "expert_slot": self.placement.expert_slot,
+        config = MoeConfig(
+            model_width=self.finding.form.model_width,
+            num_experts=self.finding.num_experts,
+            top_k=self.finding.top_k,
+            dtype=dtype,
+            layer_id=self.layer_id,
+            expert_rank=self.placement.expert_rank,
+            expert_slot=self.placement.expert_slot,
             # A hooked module sees its rows in one call, unless the options name a number of chunks.
             **layer_options(self._options, fused, 1 if self.finding.form.fused and not fused else 0),
-        }
-        made = experts_module.make_layer(self._context, self.finding.form, fused, self._adds_itself, common)
+        )
+        made = experts_module.make_layer(self._context, self.finding.form, fused, self._adds_itself, config)
         self._layers[key] = made
         return made
 

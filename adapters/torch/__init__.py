@@ -10,7 +10,7 @@ from .context import Context, ContextOptions
 from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer, Placement
-from .layer_config import Swiglu
+from .layer_config import MoeConfig, Swiglu
 from .layer_move import LayerMove
 from .migration import Arriving, Leaving, Migration
 from .options import layer_options, refused_policy
@@ -32,6 +32,7 @@ __all__ = [
     "LayerMove",
     "Leaving",
     "Migration",
+    "MoeConfig",
     "MoeLayer",
     "PackedLayer",
     "Placement",

@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 
+from .context import Context
+from .experts import CallbackExperts
 from .layer import MoeLayer
+from .layer_config import MoeConfig
 
 
 class CastingLayer(MoeLayer):
     """A layer that takes parameters of any floating dtype; their gradients come back in it."""
 
-    def __init__(self, *args: Any, **config: Any) -> None:
-        super().__init__(*args, **config)
+    def __init__(self, context: Context, config: MoeConfig, experts: CallbackExperts | None = None) -> None:
+        super().__init__(context, config, experts)
         # Alone in its group, a layer may be called from several threads: they wait for each other instead of getting
         # BUSY. Among ranks the order of calls would be left to chance.
         if not self._collective:

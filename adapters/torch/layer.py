@@ -25,7 +25,7 @@ from .experts import CallbackExperts, callbacks
 from .frame import SAVED_COUNT, Frame
 from .function import run_layer
 from .gradient_pool import default_limit, empty_gradient
-from .layer_config import Swiglu, member_names, say_how, say_what
+from .layer_config import MoeConfig, fill_config, member_names
 from .options import again_by_chunk
 from .passes import Pass, is_repeated, save_callback
 from .watchers import watcher
@@ -50,103 +50,46 @@ class MoeLayer:
     """A layer of the model. Call it with tokens [T, M], expert ids [T, K], route weights [T, K] f32 and parameters.
 
     parameters: per local expert a dict of `members` (w1 [H, M], w2 [M, H], gated also w3, bias also b1, b2, b3), of any
-    strides of which one is 1. Interleaved: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent.
-    With callback experts there are none to give.
+    strides of which one is 1. With callback experts there are none to give.
     leaves_out_frozen: whether backward computes gradients of those parameters alone that want one; else all, or none.
-    expert_rank, expert_slot: of each expert the rank of the group that owns it, and its place among the parameters
-    there (default: contiguous, and in the order of ids); replace_experts gives others.
-    restore_input, restore_pre_activation: a name of RESTORE_INPUT, RESTORE_PRE_ACTIVATION, or one for each of
-    num_chunks chunks.
-    capacity_rows: not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever
-    the routing says. On CUDA the host then reads nothing, and calls may be captured into a graph; what routes did
-    not fit is in take_capacity_report.
     """
 
     leaves_out_frozen = False
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        model_width: int,
-        hidden_width: int = 1,
-        num_experts: int,
-        top_k: int,
-        dtype: torch.dtype = torch.float32,
-        activation: str = "gelu",
-        gated: bool = False,
-        bias: bool = False,
-        interleaved: bool = False,
-        swiglu: Swiglu | None = None,
-        num_chunks: int = 0,
-        expert_rank: Sequence[int] | None = None,
-        expert_slot: Sequence[int] | None = None,
-        layer_id: int = 0,
-        wgrad_mode: str = "adaptive",
-        restore_input: str | Sequence[str] = "adaptive",
-        restore_pre_activation: str | Sequence[str] = "adaptive",
-        chunking: str = "adaptive",
-        grouping: str = "adaptive",
-        experts: CallbackExperts | None = None,
-        deduplicate: bool | str = False,
-        reuse: bool = False,
-        capacity_rows: int = 0,
-        accumulate: str = "in_place",
-        gradient_pool: int | None = None,
-    ) -> None:
+    def __init__(self, context: Context, config: MoeConfig, experts: CallbackExperts | None = None) -> None:
+        """experts: modules that are called in place of the library's own experts."""
         library = load()
-        ffi = library.ffi
-        self.context = context
-        self.model_width = model_width
-        self.dtype = dtype
-        self.experts = experts
-        self.runs_experts_again = experts is not None and any(again_by_chunk(restore_pre_activation))
-        self.layer_id = layer_id
-        self.hidden_width = (
-            hidden_width if experts is None else model_width
-        )  # of T_M: modules leave their outputs there
-        self.is_gated, self.activation = gated, activation
-        self.is_deduplicated = bool(deduplicate)
-        self.num_experts, self.top_k, self.chunking = num_experts, top_k, chunking
-        if accumulate not in CHOICES:
-            raise InvalidArgument(f"accumulate {accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
-        self.accumulate = accumulate
+        self.context, self.config, self.experts = context, config, experts
+        self.model_width, self.dtype, self.layer_id = config.model_width, config.dtype, config.layer_id
+        self.num_experts, self.top_k = config.num_experts, config.top_k
+        # Of T_M: modules leave their outputs there.
+        self.hidden_width = config.hidden_width if experts is None else config.model_width
+        again = [] if experts is None or config.policy is None else again_by_chunk(config.policy[1])
+        self.runs_experts_again = any(again)
+        if self.runs_experts_again and not all(again):
+            raise Unsupported("experts that run as modules run again in every chunk, or in none")
+        self.accumulate = config.accumulate or CHOICES[0]
+        if self.accumulate not in CHOICES:
+            raise InvalidArgument(f"accumulate {self.accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
         # Bytes that may wait for the next gradients. Under a budget none, unless asked for: it does not count them.
-        self.gradient_pool = gradient_pool
-        if gradient_pool is None:
+        self.gradient_pool = config.gradient_pool
+        if self.gradient_pool is None:
             self.gradient_pool = 0 if context.is_budgeted else default_limit()
         self.received_rows: int | None = None  # of the last forward while a trace is kept
         self._has_told_fallback = False
-        if self.runs_experts_again and not all(again_by_chunk(restore_pre_activation)):
-            raise Unsupported("experts that run as modules run again in every chunk, or in none")
-        self.members = () if experts is not None else member_names(gated, bias, interleaved)
-        config = library.new("moe_config")
-        config.model_width = model_width
-        config.hidden_width = hidden_width
-        config.num_experts = num_experts
-        config.top_k = top_k
-        say_what(config, dtype, activation, gated, interleaved, swiglu)
-        by_chunk = say_how(
-            config,
-            num_chunks=num_chunks,
-            wgrad_mode=wgrad_mode,
-            restore_input=restore_input,
-            restore_pre_activation=restore_pre_activation,
-            chunking=chunking,
-            grouping=grouping,
-            deduplicate=deduplicate,
-            reuse=reuse,
-            capacity_rows=capacity_rows,
-        )
-        config.bias = int(bias)
-        config.callback_experts = int(experts is not None)
-        config.layer_id = layer_id
-        owners, slots = self._list("expert_rank", expert_rank), self._list("expert_slot", expert_slot)
-        config.expert_rank, config.expert_slot = owners, slots
-        context.tune_for(model_width, hidden_width if experts is None else 4 * model_width, config.dtype)
-        out = ffi.new("sluice_moe_t **")
-        library.check(library.lib.sluice_moe_create(context.handle, config, out))
-        del by_chunk, owners, slots  # copied
+        self.members = () if experts is not None else member_names(config.gated, config.bias, config.interleaved)
+        self._collective = context.ep_group.world_size > 1
+        self.turn: Any = contextlib.nullcontext()  # held in a backward; see CastingLayer
+        given = library.new("moe_config")
+        kept = fill_config(given, config)
+        given.callback_experts = int(experts is not None)
+        owners, slots = self._list("expert_rank", config.expert_rank), self._list("expert_slot", config.expert_slot)
+        given.expert_rank, given.expert_slot = owners, slots
+        priced_width = config.hidden_width if experts is None else 4 * config.model_width
+        context.tune_for(config.model_width, priced_width, given.dtype)
+        out = library.ffi.new("sluice_moe_t **")
+        library.check(library.lib.sluice_moe_create(context.handle, given, out))
+        del kept, owners, slots  # copied
         self._handle = out[0]
         self._finalizer = weakref.finalize(self, release, library.lib.sluice_moe_destroy, out[0], generation())
         self._finalizer.atexit = False
@@ -155,8 +98,6 @@ class MoeLayer:
         if experts is not None and len(experts.modules) != self.num_local_experts:
             self.close()
             raise InvalidArgument(f"{len(experts.modules)} modules for {self.num_local_experts} local experts")
-        self._collective = context.ep_group.world_size > 1
-        self.turn: Any = contextlib.nullcontext()  # held in a backward; see CastingLayer
 
     def _count_experts(self) -> None:
         """What follows from the number of experts on this rank."""

@@ -1,4 +1,4 @@
-"""What a layer is and how it runs, as the library's config says it: names to numbers, and the names themselves."""
+"""What a layer is and how it runs: `MoeConfig`, and the library's config that it becomes."""
 
 from __future__ import annotations
 
@@ -12,39 +12,18 @@ import torch
 from ... import restore
 from ..._library import load
 from ...errors import InvalidArgument
+from ...options import LayerOptions, by_name
 from .descriptors import config_dtype
+from .options import fill, number_of
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
-WGRAD_MODES = {"adaptive": -1, "deferred": 0, "per_chunk": 1}
-RESTORE_INPUT = {"adaptive": restore.ADAPTIVE, **restore.INPUT}
-RESTORE_PRE_ACTIVATION = {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}
-CHUNKINGS = {"adaptive": 0, "tokens": 1}
-DEDUPLICATIONS: dict[Any, int] = {False: 0, True: 1, "node": 2, "adaptive": 3}
-GROUPINGS = {"adaptive": 0, "off": 1, "on": 2}
+RESTORE = (
+    ("input", "restore_input", {"adaptive": restore.ADAPTIVE, **restore.INPUT}),
+    ("pre_activation", "restore_pre_activation", {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}),
+)
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
 _INTERLEAVED = 2
 _EXACT, _CAPACITY = 0, 1
-
-
-def _number(table: dict[Any, int], name: Any, what: str) -> int:
-    if name not in table:
-        raise InvalidArgument(f"{what} {name!r} is unknown: use one of {', '.join(map(str, table))}")
-    return table[name]
-
-
-def _restore(config: Any, name: str, table: dict[str, int], value: str | Sequence[str]) -> Any:
-    """Writes a policy, of all chunks or of each, into a layer's config; returns what the config points to."""
-    if isinstance(value, str):
-        setattr(config, name, _number(table, value, name))
-        return None
-    if len(value) != config.num_chunks:
-        raise InvalidArgument(
-            f"{name} names {len(value)} chunks, and num_chunks is {config.num_chunks}"
-            f"{'' if config.num_chunks else ', chosen by Sluice'}: give one policy for each chunk"
-        )
-    items = load().ffi.new("int32_t[]", [_number(table, item, f"{name}[{i}]") for i, item in enumerate(value)])
-    setattr(config, f"{name}_of", items)
-    return items
 
 
 @dataclass(frozen=True)
@@ -56,48 +35,83 @@ class Swiglu:
     offset: float = 0.0
 
 
+@dataclass(frozen=True)
+class LayerShape:
+    """What a layer computes.
+
+    hidden_width  H; experts that are modules have none
+    interleaved   of gated experts: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent
+    swiglu        numbers of activation "swiglu"
+    layer_id      its number in the model, for messages and traces
+    expert_rank, expert_slot  of each expert the rank of the group that owns it, and its place among the parameters
+                  there; None: contiguous, and in the order of ids
+    capacity_rows  not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever
+                  the routing says. On CUDA the host then reads nothing, and calls may be captured into a graph
+    """
+
+    model_width: int
+    num_experts: int
+    top_k: int
+    hidden_width: int = 1
+    dtype: torch.dtype = torch.float32
+    activation: str = "gelu"
+    gated: bool = False
+    bias: bool = False
+    interleaved: bool = False
+    swiglu: Swiglu | None = None
+    layer_id: int = 0
+    expert_rank: Sequence[int] | None = None
+    expert_slot: Sequence[int] | None = None
+    capacity_rows: int = 0
+
+
+@by_name
+@dataclass(frozen=True)
+class MoeConfig(LayerOptions, LayerShape):
+    """A layer: its shape, and how its passes run, in the words of the "sluice" section (docs/deepspeed.md#options).
+
+    policy is a pair (of dispatched rows, of pre-activations): each a word for all chunks, or one for each of `chunks`.
+    None, "adaptive" and 0 chunks: chosen by Sluice.
+    """
+
+
+def fill_config(config: Any, moe: MoeConfig) -> list[Any]:
+    """Writes the library's config, but for where experts live. The result keeps alive what the config points to until
+    the library has copied it."""
+    config.model_width, config.hidden_width = moe.model_width, moe.hidden_width
+    config.num_experts, config.top_k, config.layer_id = moe.num_experts, moe.top_k, moe.layer_id
+    config.dtype, config.bias = config_dtype(moe.dtype), int(moe.bias)
+    config.activation = number_of(ACTIVATIONS, moe.activation, "activation")
+    config.gated = _INTERLEAVED if moe.gated and moe.interleaved else int(moe.gated)
+    if moe.swiglu is not None:
+        config.swiglu_alpha, config.swiglu_offset = moe.swiglu.alpha, moe.swiglu.offset
+        config.swiglu_limit = min(moe.swiglu.limit, torch.finfo(torch.float32).max)
+    config.exchange_mode = _CAPACITY if moe.capacity_rows else _EXACT
+    config.capacity_rows = moe.capacity_rows
+    kept = fill(config, moe, LayerOptions)
+    for (key, field, numbers), value in zip(RESTORE, moe.policy or ("adaptive", "adaptive")):
+        kept.append(_restore(config, field, numbers, f"policy.{key}", value))
+    return kept
+
+
+def _restore(config: Any, field: str, numbers: dict[str, int], key: str, value: str | Sequence[str]) -> Any:
+    """Writes a policy, of all chunks or of each; returns what the config points to."""
+    if isinstance(value, str):
+        setattr(config, field, number_of(numbers, value, key))
+        return None
+    if len(value) != config.num_chunks:
+        raise InvalidArgument(
+            f"{key} names {len(value)} chunks, and chunks is {config.num_chunks}"
+            f"{'' if config.num_chunks else ', chosen by Sluice'}: give one policy for each chunk"
+        )
+    items = load().ffi.new("int32_t[]", [number_of(numbers, item, f"{key}[{i}]") for i, item in enumerate(value)])
+    setattr(config, f"{field}_of", items)
+    return items
+
+
 def member_names(gated: bool, bias: bool, interleaved: bool = False) -> tuple[str, ...]:
     """The parameters that one expert has."""
     absent = set() if gated and not interleaved else {"w3", "b3"}
     if not bias:
         absent |= {"b1", "b3", "b2"}
     return tuple(name for name in _MEMBERS if name not in absent)
-
-
-def say_what(
-    config: Any, dtype: torch.dtype, activation: str, gated: bool, interleaved: bool, swiglu: Swiglu | None
-) -> None:
-    """The mathematics of the experts."""
-    config.dtype = config_dtype(dtype)
-    config.activation = _number(ACTIVATIONS, activation, "activation")
-    config.gated = _INTERLEAVED if gated and interleaved else int(gated)
-    if swiglu is not None:
-        config.swiglu_alpha, config.swiglu_offset = swiglu.alpha, swiglu.offset
-        config.swiglu_limit = min(swiglu.limit, torch.finfo(torch.float32).max)
-
-
-def say_how(
-    config: Any,
-    *,
-    num_chunks: int,
-    wgrad_mode: str,
-    restore_input: str | Sequence[str],
-    restore_pre_activation: str | Sequence[str],
-    chunking: str,
-    grouping: str,
-    deduplicate: bool | str,
-    reuse: bool,
-    capacity_rows: int,
-) -> list[Any]:
-    """How passes run. The result keeps alive what the config points to until the library has copied it."""
-    config.num_chunks = num_chunks
-    config.wgrad_mode = _number(WGRAD_MODES, wgrad_mode, "wgrad_mode")
-    by_chunk = [
-        _restore(config, "restore_input", RESTORE_INPUT, restore_input),
-        _restore(config, "restore_pre_activation", RESTORE_PRE_ACTIVATION, restore_pre_activation),
-    ]
-    config.chunking = _number(CHUNKINGS, chunking, "chunking")
-    config.grouping = _number(GROUPINGS, grouping, "grouping")
-    config.deduplicate, config.reuse = _number(DEDUPLICATIONS, deduplicate, "deduplicate"), int(reuse)
-    config.exchange_mode, config.capacity_rows = (_CAPACITY if capacity_rows else _EXACT), capacity_rows
-    return by_chunk

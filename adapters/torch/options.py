@@ -1,4 +1,4 @@
-"""From options (sluice.options) to the library's configs, and to the keywords of MoeLayer."""
+"""From options (sluice.options) to the library's configs."""
 
 from __future__ import annotations
 
@@ -68,16 +68,14 @@ def again_by_chunk(pre_activation: str | Sequence[str]) -> list[bool]:
 
 
 def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[str, Any]:
-    """Keywords for MoeLayer. fused: whether the library computes the experts.
+    """What MoeConfig takes of them. fused: whether the library computes the experts.
 
     A policy that the host's modules cannot do is left out; the adapter has refused it, or said that it did not.
     """
-    given: dict[str, Any] = {"num_chunks": options.chunks or default_chunks}
-    for key, row in rows_of(LayerOptions).items():
-        if key not in ("chunks", "policy") and getattr(options, key) is not None:
-            given[row.c or key] = getattr(options, key)
-    if options.reuse and not fused:  # the host's modules run again, or keep all their rows
-        given["restore_pre_activation"] = next(filter(restore.is_computed_again, restore.PRE_ACTIVATION))
-    if options.policy is not None and (fused or refused_policy(options) is None):
-        given["restore_input"], given["restore_pre_activation"] = options.policy
+    given = {name: getattr(options, name) for name in rows_of(LayerOptions)}
+    given["chunks"] = options.chunks or default_chunks
+    if not fused and options.reuse:  # the host's modules run again, or keep all their rows
+        given["policy"] = ("adaptive", next(filter(restore.is_computed_again, restore.PRE_ACTIVATION)))
+    elif not fused and refused_policy(options) is not None:
+        given["policy"] = None
     return given

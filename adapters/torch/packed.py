@@ -12,7 +12,10 @@ import torch
 
 from ...errors import InvalidArgument
 from .casting import CastingLayer
+from .context import Context
+from .experts import CallbackExperts
 from .frame import Frame
+from .layer_config import MoeConfig
 from .passes import Pass
 
 # From the tensors of one expert (parameters, or their gradients) to its members, in the order of MoeLayer.members.
@@ -26,8 +29,10 @@ class PackedLayer(CastingLayer):
             backward writes gradients of members into fresh memory
     """
 
-    def __init__(self, *args: Any, unpack: Unpack, **config: Any) -> None:
-        super().__init__(*args, **config)
+    def __init__(
+        self, context: Context, config: MoeConfig, experts: CallbackExperts | None = None, *, unpack: Unpack
+    ) -> None:
+        super().__init__(context, config, experts)
         self._unpack = unpack
 
     def _flatten(self, params: Any) -> tuple[list[torch.Tensor], list[int]]:

@@ -14,8 +14,11 @@ from ..._library import load
 from ...errors import InvalidArgument, SluiceError
 from ._native import generation
 from .casting import CastingLayer
+from .context import Context
 from .descriptors import Descriptors
+from .experts import CallbackExperts
 from .frame import Frame
+from .layer_config import MoeConfig
 from .passes import Pass
 
 # From the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
@@ -28,10 +31,11 @@ class StackedLayer(CastingLayer):
 
     leaves_out_frozen = True
 
-    def __init__(self, *args: Any, views: Views, **config: Any) -> None:
-        super().__init__(*args, **config)
+    def __init__(
+        self, context: Context, config: MoeConfig, experts: CallbackExperts | None = None, *, views: Views
+    ) -> None:
+        super().__init__(context, config, experts)
         self._views = views
-        self._top_k = config["top_k"]
         self._made_in = generation()
         self._prepared: _Prepared | None = None
 
@@ -58,7 +62,7 @@ class StackedLayer(CastingLayer):
             or not (tokens.is_contiguous() and expert_ids.is_contiguous() and route_weights.is_contiguous())
             or len(shape) != 2
             or shape[1] != self.model_width
-            or expert_ids.shape != (shape[0], self._top_k)
+            or expert_ids.shape != (shape[0], self.top_k)
             or route_weights.shape != expert_ids.shape
         ):
             return None

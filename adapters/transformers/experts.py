@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sluice
@@ -21,6 +22,7 @@ from sluice.adapters.torch import (
     CastingLayer,
     Context,
     EpGroup,
+    MoeConfig,
     MoeLayer,
     StackedLayer,
     layer_options,
@@ -250,15 +252,10 @@ class ExpertsState:
             return
         # Nothing was made yet: the smallest layer has a header to say it in, where the others wait for theirs.
         context = context_of(self._options, self._group, device=device)
-        layer = MoeLayer(
-            context,
-            model_width=1,
-            hidden_width=1,
-            num_experts=self._group.world_size,
-            top_k=1,
-            activation="relu",
-            layer_id=self.layer_id,
+        config = MoeConfig(
+            model_width=1, num_experts=self._group.world_size, top_k=1, activation="relu", layer_id=self.layer_id
         )
+        layer = MoeLayer(context, config)
         try:
             layer.refuse(error)
         finally:
@@ -395,37 +392,36 @@ class ExpertsState:
                 f"cast the model, {contracts.OTHERWISE}"
             )
         local, world = tensors[0].shape[0], self._world
-        common: dict[str, Any] = {
-            "model_width": model,
-            "num_experts": local * world,
-            "top_k": ids.shape[1],
-            "dtype": dtype,
-            "layer_id": self.layer_id,
+        config = MoeConfig(
+            model_width=model,
+            num_experts=local * world,
+            top_k=ids.shape[1],
+            dtype=dtype,
+            layer_id=self.layer_id,
+            expert_rank=None if self._group is None else self.placement.expert_rank,
+            expert_slot=None if self._group is None else self.placement.expert_slot,
             **layer_options(self._options, contract.fused),
-        }
-        if self._group is not None:
-            common |= {"expert_rank": self.placement.expert_rank, "expert_slot": self.placement.expert_slot}
+        )
         is_open = self._options.policy is None and not self._options.memory_budget and not self._options.reuse
         if contract.fused and self._group is None and is_open:
             # Alone, the dispatched rows are a copy of tokens that autograd holds anyway: copied again, nothing is kept.
-            common |= {"restore_input": "redispatch", "restore_pre_activation": "keep"}
+            config = replace(config, policy=("redispatch", "keep"))
         layers = _num_layers(module) if self._options.memory_budget else None
         context = context_of(self._options, self._group, layers, tensors[0].device)
         if contract.stock:
-            return CastingLayer(context, experts=StockExperts(contract, local, self._experts_forward), **common)
+            return CastingLayer(context, config, StockExperts(contract, local, self._experts_forward))
         if not contract.fused:
-            return CastingLayer(context, experts=HostExperts(contract, local, dtype if exact else None), **common)
-        return StackedLayer(
-            context,
-            views=contract.views,
+            return CastingLayer(context, config, HostExperts(contract, local, dtype if exact else None))
+        config = replace(
+            config,
             hidden_width=width,
             activation=contract.unit.activation,
             swiglu=contract.unit.swiglu,
             gated=contract.gated,
             interleaved=contract.interleaved,
             bias=contract.bias,
-            **common,
         )
+        return StackedLayer(context, config, views=contract.views)
 
 
 def _section(module: Any) -> Any:

@@ -241,7 +241,7 @@ def one_expert_stops(where: str, how: str) -> dict[str, Any]:
     """
     from datetime import timedelta
 
-    from sluice.adapters.torch import Context, EpGroup, MoeLayer
+    from sluice.adapters.torch import Context, EpGroup, MoeConfig, MoeLayer
 
     layers = [{"num_experts": 3, "ep_size": 3, "k": 2, "expert": "tuple"}]
     host = engine(build(layers), ds_config(), {**SLUICE, "timeout": 20})
@@ -272,7 +272,9 @@ def one_expert_stops(where: str, how: str) -> dict[str, Any]:
     host.sluice.unswap()
     found["unswap_s"] = time.monotonic() - began
     group = EpGroup.for_ranks([0, 2], timedelta(seconds=60))
-    layer = MoeLayer(Context(group), model_width=8, hidden_width=8, num_experts=2, top_k=1, activation="relu")
+    layer = MoeLayer(
+        Context(group), MoeConfig(model_width=8, hidden_width=8, num_experts=2, top_k=1, activation="relu")
+    )
     weights = {"w1": torch.eye(8).requires_grad_(), "w2": torch.eye(8).requires_grad_()}
     tokens = torch.rand(6, 8, requires_grad=True)
     out = layer(tokens, torch.arange(6).view(6, 1) % 2, torch.ones(6, 1), [weights])

@@ -75,9 +75,9 @@ class Inputs:
 
 def make_layer(x, chunks, policy, context):
     """policy None: Sluice's choice, under the context's budget."""
-    from sluice.adapters.torch import StackedLayer
+    from sluice.adapters.torch import MoeConfig, StackedLayer
 
-    s, (restore_input, restore_pre_activation) = x.sizes, policy or ("adaptive", "adaptive")
+    s = x.sizes
 
     def views(flat):
         up, down = flat
@@ -85,17 +85,18 @@ def make_layer(x, chunks, policy, context):
 
     return StackedLayer(
         context,
+        MoeConfig(
+            model_width=s.M,
+            hidden_width=s.H,
+            num_experts=s.E,
+            top_k=s.K,
+            dtype=x.dtype,
+            activation="silu" if s.gated else "gelu",
+            gated=s.gated,
+            chunks=chunks,
+            policy=policy,
+        ),
         views=views,
-        model_width=s.M,
-        hidden_width=s.H,
-        num_experts=s.E,
-        top_k=s.K,
-        dtype=x.dtype,
-        activation="silu" if s.gated else "gelu",
-        gated=s.gated,
-        num_chunks=chunks,
-        restore_input=restore_input,
-        restore_pre_activation=restore_pre_activation,
     )
 
 

@@ -34,22 +34,23 @@ def reference(torch, tokens, ids, weights, params, gated):
 
 def case(torch, device, dtype, gated, policy, chunks, checkpointed):
     """The largest difference of outputs and gradients to the f32 reference's, relative to their largest value."""
-    from sluice.adapters.torch import Context, MoeLayer
+    from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
     torch.manual_seed(1)
     T, M, H, E, K = 173, 64, 96, 8, 2
     layer = MoeLayer(
         Context(device=device),
-        model_width=M,
-        hidden_width=H,
-        num_experts=E,
-        top_k=K,
-        dtype=dtype,
-        activation="silu" if gated else "gelu",
-        gated=gated,
-        num_chunks=chunks,
-        restore_input=policy[0],
-        restore_pre_activation=policy[1],
+        MoeConfig(
+            model_width=M,
+            hidden_width=H,
+            num_experts=E,
+            top_k=K,
+            dtype=dtype,
+            activation="silu" if gated else "gelu",
+            gated=gated,
+            chunks=chunks,
+            policy=policy,
+        ),
     )
     names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)} if gated else {"w1": (H, M), "w2": (M, H)}
 
@@ -116,14 +117,14 @@ def captured(torch, step):
 
 def graph_case(torch, device, policy, chunks):
     """(largest difference, dropped routes)"""
-    from sluice.adapters.torch import Context, MoeLayer
+    from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
     torch.manual_seed(1)
     T, M, H, E, K = 128, 64, 96, 8, 2
     context = Context(device=device)
     sizes = {"model_width": M, "hidden_width": H, "num_experts": E, "top_k": K, "activation": "silu", "gated": True}
-    sizes |= {"num_chunks": chunks, "restore_input": policy[0], "restore_pre_activation": policy[1]}
-    exact, fixed = (MoeLayer(context, **sizes, capacity_rows=rows) for rows in (0, T // chunks))
+    sizes |= {"chunks": chunks, "policy": policy}
+    exact, fixed = (MoeLayer(context, MoeConfig(**sizes, capacity_rows=rows)) for rows in (0, T // chunks))
     names = {"w1": (H, M), "w3": (H, M), "w2": (M, H)}
 
     def leaf(*shape, scale=1.0):
@@ -252,22 +253,23 @@ def deepspeed(torch, device):
 
 def rank_case(torch, ep, device, policy, chunks, deduplicate):
     """Of this rank's tokens, and of its own experts, which see the tokens of both ranks."""
-    from sluice.adapters.torch import Context, MoeLayer
+    from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
     torch.manual_seed(1)
     M, H, E, K, counts = 64, 96, 8, 2, (173, 90)
     layer = MoeLayer(
         Context(ep, device=device),
-        model_width=M,
-        hidden_width=H,
-        num_experts=E,
-        top_k=K,
-        activation="silu",
-        gated=True,
-        num_chunks=chunks,
-        deduplicate=deduplicate,
-        restore_input=policy[0],
-        restore_pre_activation=policy[1],
+        MoeConfig(
+            model_width=M,
+            hidden_width=H,
+            num_experts=E,
+            top_k=K,
+            activation="silu",
+            gated=True,
+            chunks=chunks,
+            deduplicate=deduplicate,
+            policy=policy,
+        ),
     )
 
     def leaf(*shape, scale=1.0):

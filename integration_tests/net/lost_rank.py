@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, EpGroup, MoeLayer
+from sluice.adapters.torch import Context, EpGroup, MoeConfig, MoeLayer
 from sluice.errors import SluiceError
 
 FOLDER = Path(sys.argv[2])
@@ -40,7 +40,7 @@ class Passes:
         world, rank = dist.get_world_size(), dist.get_rank()
         group = EpGroup.for_ranks(range(world), timeout=timedelta(seconds=DEADLINE_S), transport="tcp")
         self.layer = MoeLayer(
-            Context(group), model_width=WIDTH, hidden_width=8, num_experts=world, top_k=1, num_chunks=2
+            Context(group), MoeConfig(model_width=WIDTH, hidden_width=8, num_experts=world, top_k=1, chunks=2)
         )
         self.tokens = torch.full((tokens, WIDTH), float(rank + 1))
         self.ids = (torch.arange(tokens) % world).reshape(-1, 1)

@@ -152,16 +152,16 @@ def _memory(context: Any) -> dict[str, int]:
 def facts_of(layer: Any) -> dict[str, Any]:
     """What the record says of a layer, besides its events. Called by adapters while they record."""
     return {
-        "activation": None if layer.experts is not None else layer.activation,
-        "gated": layer.is_gated,
-        "deduplicate": layer.is_deduplicated,
+        "activation": None if layer.experts is not None else layer.config.activation,
+        "gated": layer.config.gated,
+        "deduplicate": bool(layer.config.deduplicate),
         "model_width": layer.model_width,
         "hidden_width": layer.hidden_width,
         "dtype": str(layer.dtype).removeprefix("torch."),
         "received_rows": layer.received_rows,
         "num_experts": layer.num_experts,
         "top_k": layer.top_k,
-        "chunking": layer.chunking,
+        "chunking": layer.config.chunking or "adaptive",
         "callback": layer.experts is not None,
     }
 

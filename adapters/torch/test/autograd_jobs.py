@@ -216,7 +216,7 @@ def checkpoints_outstanding():
     W, rank = world()
     context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(mode="profile")))
     case = Case(W, tokens=(40, 24), seed=32)
-    layer = case.layer(context, num_chunks=0)
+    layer = case.layer(context, chunks=0)
     mixed = 0
     for _ in range(12):
         outputs, chunks = [], set()

@@ -197,7 +197,7 @@ def experts_run_again():
         case.layer(context, experts=experts)
         raise AssertionError("two policies for three chunks were not refused")
     except InvalidArgument as error:
-        assert "restore_input names 2 chunks, and num_chunks is 3" in str(error), str(error)
+        assert "policy.input names 2 chunks, and chunks is 3" in str(error), str(error)
     return True
 
 

@@ -10,7 +10,16 @@ import datetime
 import sys
 
 import torch
-from sluice.adapters.torch import CallbackExperts, Context, ContextOptions, EpGroup, MoeLayer, dlpack, placement
+from sluice.adapters.torch import (
+    CallbackExperts,
+    Context,
+    ContextOptions,
+    EpGroup,
+    MoeConfig,
+    MoeLayer,
+    dlpack,
+    placement,
+)
 from sluice.config import TunerOptions
 from sluice.errors import SluiceError
 
@@ -79,15 +88,16 @@ def layer_matches_autograd():
         context = Context(device="cuda:0")
         layer = MoeLayer(
             context,
-            model_width=16,
-            hidden_width=24,
-            num_experts=4,
-            top_k=2,
-            activation="silu",
-            gated=True,
-            num_chunks=2,
-            restore_input=policy[0],
-            restore_pre_activation=policy[1],
+            MoeConfig(
+                model_width=16,
+                hidden_width=24,
+                num_experts=4,
+                top_k=2,
+                activation="silu",
+                gated=True,
+                chunks=2,
+                policy=policy,
+            ),
         )
         tokens = torch.randn(10, 16, requires_grad=True)
         ids = torch.stack([torch.randperm(4)[:2] for _ in range(10)])
@@ -119,12 +129,12 @@ def profile_by_the_devices_name():
     tuner = TunerOptions(mode="model", machine="device")
     Pretended.device_name = "NVIDIA Made-Up 9000"
     try:
-        MoeLayer(Context(device="cuda:0", options=ContextOptions(tuner=tuner)), **sizes)
+        MoeLayer(Context(device="cuda:0", options=ContextOptions(tuner=tuner)), MoeConfig(**sizes))
     except SluiceError as error:
         print("refused:", error)
     Pretended.device_name = "NVIDIA A100-SXM4-40GB"
     context = Context(device="cuda:0", options=ContextOptions(tuner=tuner))
-    layer = MoeLayer(context, **sizes, reuse=True)
+    layer = MoeLayer(context, MoeConfig(**sizes, reuse=True))
     params = [{"w1": torch.randn(24, 16), "w2": torch.randn(16, 24)} for _ in range(4)]
     for p in params:
         for one in p.values():
@@ -158,11 +168,7 @@ def modules_match_autograd():
         experts = [Odd().to(dtype) for _ in range(4)]
         layer = MoeLayer(
             context,
-            model_width=16,
-            num_experts=4,
-            top_k=2,
-            dtype=dtype,
-            num_chunks=n,
+            MoeConfig(model_width=16, num_experts=4, top_k=2, dtype=dtype, chunks=n),
             experts=CallbackExperts(experts, view=lambda rows: rows.view(1, *rows.shape)),
         )
         tokens = torch.randn(12, 16).to(dtype).requires_grad_()
@@ -385,7 +391,7 @@ def refusal_goes_where_the_others_wait():
 def refusals():
     context = Context(device="cuda:0")
     options = {"model_width": 4, "hidden_width": 4, "num_experts": 1, "top_k": 1}
-    layer = MoeLayer(context, **options)
+    layer = MoeLayer(context, MoeConfig(**options))
     rows, ids, weights = torch.zeros(2, 4), torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 1)
     params = [{"w1": torch.zeros(4, 4), "w2": torch.zeros(4, 4)}]
     cases = [
@@ -408,9 +414,9 @@ def capacities_have_the_bits_of_exact():
     for device in ("cpu", "cuda:0"):
         torch.manual_seed(0)
         context = Context(device=device)
-        sizes = {"model_width": 16, "hidden_width": 24, "num_experts": 4, "top_k": 2, "num_chunks": 2}
-        sizes |= {"activation": "silu", "gated": True, "restore_input": "keep", "restore_pre_activation": "keep"}
-        layers = [MoeLayer(context, **sizes, capacity_rows=rows) for rows in (0, 6, 1)]
+        sizes = {"model_width": 16, "hidden_width": 24, "num_experts": 4, "top_k": 2, "chunks": 2}
+        sizes |= {"activation": "silu", "gated": True, "policy": ("keep", "keep")}
+        layers = [MoeLayer(context, MoeConfig(**sizes, capacity_rows=rows)) for rows in (0, 6, 1)]
         exact, roomy, tight = layers
         tokens = torch.randn(12, 16, requires_grad=True)  # 6 in each chunk
         weights = torch.rand(12, 2, requires_grad=True)
@@ -463,16 +469,17 @@ def ranks_match_autograd(rank, store):
         context = Context(ep, device="cuda:0")
         layer = MoeLayer(
             context,
-            model_width=16,
-            hidden_width=24,
-            num_experts=4,
-            top_k=2,
-            activation="silu",
-            gated=True,
-            num_chunks=chunks,
-            deduplicate=deduplicate,
-            restore_input=policy[0],
-            restore_pre_activation=policy[1],
+            MoeConfig(
+                model_width=16,
+                hidden_width=24,
+                num_experts=4,
+                top_k=2,
+                activation="silu",
+                gated=True,
+                chunks=chunks,
+                deduplicate=deduplicate,
+                policy=policy,
+            ),
         )
         counts = [40, 23]
         tokens = [torch.randn(T, 16, requires_grad=True) for T in counts]

@@ -22,7 +22,7 @@ def kept_file(folder, first, others):
         path.write_text(text)
     context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(decisions=str(path))))
     case = Case(W, tokens=(60, 60, 60), seed=51)
-    layer = case.layer(context, num_chunks=0)
+    layer = case.layer(context, chunks=0)
     for _ in range(100):  # until there is a decision, which all ranks make at the same step
         tokens, ids, weights, params = case.inputs(rank)
         layer(tokens, ids, weights, params).backward(case.cotangents[rank])
@@ -46,7 +46,7 @@ def strange_file(folder, text):
     told = []
     for _ in range(2):  # as in a notebook, where a cell is run again after its error
         try:
-            Case(W, tokens=(8, 8), seed=51).layer(context, num_chunks=0)
+            Case(W, tokens=(8, 8), seed=51).layer(context, chunks=0)
         except SluiceError as error:
             told.append((type(error).__name__, str(error)))
     context.close()
@@ -85,7 +85,7 @@ def exported_machine(folder):
     refused()
     context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(calibrate=0.1, cache=folder)))
     case = Case(W, tokens=(60, 60, 60), seed=51)
-    layer = case.layer(context, num_chunks=0)
+    layer = case.layer(context, chunks=0)
     model._sluice = SimpleNamespace(contexts=lambda: [context])  # as a host's layer has it
     refused()
     for _ in range(60):
@@ -94,7 +94,7 @@ def exported_machine(folder):
     made = sluice.export_machine(model, path)
     context.close()
     again = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(mode="model", machine=str(path))))
-    layer = case.layer(again, num_chunks=0)
+    layer = case.layer(again, chunks=0)
     for _ in range(3):
         tokens, ids, weights, params = case.inputs(rank)
         layer(tokens, ids, weights, params).backward(case.cotangents[rank])

@@ -5,7 +5,7 @@ import math
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from sluice.adapters.torch import EpGroup, MoeLayer
+from sluice.adapters.torch import EpGroup, MoeConfig, MoeLayer
 
 M, H = 12, 20
 ACTIVATIONS = {
@@ -139,24 +139,26 @@ class Case:
             return wide[:, : tensor.shape[1]]
         return tensor
 
-    def layer(self, context, **options):
-        options.setdefault("num_chunks", self.n)
+    def layer(self, context, experts=None, **options):
+        options.setdefault("chunks", self.n)
         return MoeLayer(
             context,
-            model_width=self.widths[0],
-            hidden_width=self.widths[1],
-            num_experts=self.E,
-            top_k=self.K,
-            dtype=self.dtype,
-            activation=self.activation,
-            gated=self.gated,
-            bias=self.bias,
-            wgrad_mode=self.wgrad,
-            restore_input=self.restore[0],
-            restore_pre_activation=self.restore[1],
-            deduplicate=self.deduplicate,
-            reuse=self.reuse,
-            **options,
+            MoeConfig(
+                model_width=self.widths[0],
+                hidden_width=self.widths[1],
+                num_experts=self.E,
+                top_k=self.K,
+                dtype=self.dtype,
+                activation=self.activation,
+                gated=self.gated,
+                bias=self.bias,
+                wgrad_mode=self.wgrad,
+                deduplicate=self.deduplicate,
+                reuse=self.reuse,
+                **options,
+                policy=self.restore,
+            ),
+            experts,
         )
 
     def inputs(self, rank):

@@ -8,7 +8,7 @@ import warnings
 import torch
 import torch.distributed as dist
 from layer_cases import Case, close, compare, group, world
-from sluice.adapters.torch import Context, ContextOptions, MoeLayer
+from sluice.adapters.torch import Context, ContextOptions, MoeConfig, MoeLayer
 from sluice.config import TunerOptions
 from sluice.errors import InvalidArgument, Mismatch, OverBudget, PeerRefused
 
@@ -111,7 +111,7 @@ def same_for_all_chunks():
     case = Case(W, tokens=(90, 33, 50), bias=True, gated=True, seed=50)
     seen = []
     for n in (1, 2, 5):
-        layer = case.layer(context, num_chunks=n)
+        layer = case.layer(context, chunks=n)
         tokens, ids, weights, params = case.inputs(rank)
         out = layer(tokens, ids, weights, params)
         out.backward(case.cotangents[rank])
@@ -146,7 +146,7 @@ def fallback_is_told():
         budget = 1 << 10
         while True:
             context = Context(group(), ContextOptions(gemm="ref", memory_budget=budget))
-            layer = case.layer(context, num_chunks=0)
+            layer = case.layer(context, chunks=0)
             tokens, ids, weights, params = case.inputs(rank)
             if hot is None:
                 ids = torch.arange(len(tokens)).view(-1, 1) % case.E
@@ -175,7 +175,7 @@ def two_shapes_in_a_budget():
 
     def open_model(budget):
         context = Context(group(), ContextOptions(gemm="ref", memory_budget=budget, num_layers=2))
-        return context, [case.layer(context, num_chunks=0) for case in cases]
+        return context, [case.layer(context, chunks=0) for case in cases]
 
     context, layers = open_model(1 << 28)
     least = torch.tensor(max(layer.smallest_budget(200) for layer in layers))
@@ -205,7 +205,7 @@ def tuned(folder, mode, calibrate):
         options = TunerOptions(mode=mode, calibrate=calibrate, cache=folder, decisions=True)
         context = Context(group(), ContextOptions(gemm="ref", tuner=options))
         case = Case(W, tokens=(60, 60, 60), seed=51)
-        layer = case.layer(context, num_chunks=0)
+        layer = case.layer(context, chunks=0)
         for _ in range(60):
             tokens, ids, weights, params = case.inputs(rank)
             layer(tokens, ids, weights, params).backward(case.cotangents[rank])
@@ -252,7 +252,7 @@ def refusals():
     compare(case, rank, out, tokens, weights, params)
     if W > 1:
         try:
-            MoeLayer(context, model_width=8, num_experts=2 * W + 1, top_k=1)
+            MoeLayer(context, MoeConfig(model_width=8, num_experts=2 * W + 1, top_k=1))
             raise AssertionError("experts that no share can be made of went through")
         except InvalidArgument as error:
             assert f"{2 * W + 1} experts do not divide over {W} ranks; give expert_rank" in str(error), error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sluice  # noqa: F401  (finds the library)
 import torch
-from sluice.adapters.torch import CallbackExperts, Context, MoeLayer
+from sluice.adapters.torch import CallbackExperts, Context, MoeConfig, MoeLayer
 
 CHUNKS, TOKENS, WIDTH = 32, 128, 8
 
@@ -18,11 +18,7 @@ def test_CallbackGradients_ManyChunks_AreTheF32SumsRoundedOnce(dtype: torch.dtyp
     tokens, grad = torch.randn(2, TOKENS, WIDTH).to(dtype)
     layer = MoeLayer(
         Context(),
-        model_width=WIDTH,
-        num_experts=1,
-        top_k=1,
-        dtype=dtype,
-        num_chunks=CHUNKS,
+        MoeConfig(model_width=WIDTH, num_experts=1, top_k=1, dtype=dtype, chunks=CHUNKS),
         experts=CallbackExperts([module]),
     )
     ids, weights = torch.zeros(TOKENS, 1, dtype=torch.int64), torch.ones(TOKENS, 1)

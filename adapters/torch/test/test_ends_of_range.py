@@ -16,7 +16,7 @@ import sluice.optim
 import torch
 import torch.nn.functional as F
 from sluice._library import load
-from sluice.adapters.torch import Context, ContextOptions, MoeLayer, Swiglu
+from sluice.adapters.torch import Context, ContextOptions, MoeConfig, MoeLayer, Swiglu
 from sluice.adapters.torch.descriptors import Descriptors
 from sluice.adapters.torch.layer_config import ACTIVATIONS
 
@@ -97,9 +97,11 @@ def through_layer(context, name, gated, dtype, x, slopes):
     """Rows of one element, whose matrices are 1: the layer is its activation. With a gate, times x."""
     options = {"swiglu": Swiglu(1.702, 7.0, 0.0)} if name == "swiglu" else {}
     layer = MoeLayer(
-        context, model_width=1, hidden_width=1, num_experts=1, top_k=1, activation=name, gated=gated, dtype=dtype,
-        **options,
-    )  # fmt: skip
+        context,
+        MoeConfig(
+            model_width=1, hidden_width=1, num_experts=1, top_k=1, activation=name, gated=gated, dtype=dtype, **options
+        ),
+    )
     one = torch.ones(1, 1, dtype=dtype)
     params = [{"w1": one, "w2": one, **({"w3": one} if gated else {})}]
     tokens = x.clone().reshape(-1, 1).requires_grad_()
@@ -147,9 +149,18 @@ def test_SumsOfRows_AtTheEnds_AreTorchs(context, dtype, restore, deduplicate):
     x = torch.stack([rows[index] for index, _ in pairs]).reshape(-1, 1)
     weights = torch.tensor([[0.5, weight] for _, weight in pairs])
     layer = MoeLayer(
-        context, model_width=1, hidden_width=1, num_experts=2, top_k=2, activation="identity", dtype=dtype,
-        restore_input=restore, deduplicate=deduplicate,
-    )  # fmt: skip
+        context,
+        MoeConfig(
+            model_width=1,
+            hidden_width=1,
+            num_experts=2,
+            top_k=2,
+            activation="identity",
+            dtype=dtype,
+            deduplicate=deduplicate,
+            policy=(restore, "adaptive"),
+        ),
+    )
     one = torch.ones(1, 1, dtype=dtype)
     params = [{"w1": one, "w2": one} for _ in range(2)]
     for dropped in (False, True):

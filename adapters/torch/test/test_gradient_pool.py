@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sluice
 import torch
-from sluice.adapters.torch import Context, ContextOptions, StackedLayer
+from sluice.adapters.torch import Context, ContextOptions, MoeConfig, StackedLayer
 from sluice.adapters.torch.gradient_pool import LEAST_BYTES, default_limit, empty_gradient, give_back, pool_stats
 
 EXPERTS, MODEL, HIDDEN, TOP_K = 4, 256, 384, 2  # gradients of 3 and 1.5 MiB
@@ -22,14 +22,16 @@ def views(tensors):
 def make(context, **options):
     return StackedLayer(
         context,
+        MoeConfig(
+            model_width=MODEL,
+            hidden_width=HIDDEN,
+            num_experts=EXPERTS,
+            top_k=TOP_K,
+            activation="silu",
+            gated=True,
+            **options,
+        ),
         views=views,
-        model_width=MODEL,
-        hidden_width=HIDDEN,
-        num_experts=EXPERTS,
-        top_k=TOP_K,
-        activation="silu",
-        gated=True,
-        **options,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sluice.adapters.torch import Context, ContextOptions, MoeLayer, PackedLayer
+from sluice.adapters.torch import Context, ContextOptions, MoeConfig, MoeLayer, PackedLayer
 from sluice.errors import InvalidArgument
 
 EXPERTS, MODEL, HIDDEN, TOP_K = 3, 16, 12, 2
@@ -53,8 +53,8 @@ def test_Packed_OutputAndGradients_AsApart(context, dtype):
     split = [dict(zip(("w1", "w3", "w2", "b1", "b3", "b2"), unpack(tensors))) for tensors in apart]
     outputs, grads = [], []
     for layer, params, leaves in (
-        (PackedLayer(context, unpack=unpack, dtype=dtype, **CONFIG), together, together),
-        (MoeLayer(context, dtype=dtype, **CONFIG), split, apart),
+        (PackedLayer(context, MoeConfig(dtype=dtype, **CONFIG), unpack=unpack), together, together),
+        (MoeLayer(context, MoeConfig(dtype=dtype, **CONFIG)), split, apart),
     ):
         tokens, ids, weights = inputs(dtype)
         out = layer(tokens, ids, weights, params)
@@ -68,7 +68,7 @@ def test_Packed_OutputAndGradients_AsApart(context, dtype):
 
 
 def test_Packed_SecondBackward_AddsInPlace(context):
-    layer, params = PackedLayer(context, unpack=unpack, **CONFIG), packed()
+    layer, params = PackedLayer(context, MoeConfig(**CONFIG), unpack=unpack), packed()
     for count in (1, 2):
         tokens, ids, weights = inputs()
         layer(tokens, ids, weights, params).sum().backward()
@@ -80,6 +80,6 @@ def test_Packed_SecondBackward_AddsInPlace(context):
 
 
 def test_Packed_OtherNumberOfExperts_IsRefused(context):
-    layer = PackedLayer(context, unpack=unpack, **CONFIG)
+    layer = PackedLayer(context, MoeConfig(**CONFIG), unpack=unpack)
     with pytest.raises(InvalidArgument, match="2 parameter sets for 3 local experts"):
         layer(*inputs(), packed()[:2])

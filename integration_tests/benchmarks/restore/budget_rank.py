@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer
+from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeConfig, MoeLayer
 
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import Rank, forget_gradients
@@ -38,18 +38,20 @@ class Model:
 
     def __init__(self, plan: dict[str, Any], group: EpGroup, budget: int | None, layers: int, chunks: int) -> None:
         self.context = Context(group, ContextOptions(gemm=plan["gemm"], memory_budget=budget))
-        policy = {} if budget else {"restore_input": "keep", "restore_pre_activation": "keep"}
+        policy = None if budget else ("keep", "keep")
         self.layers = [
             MoeLayer(
                 self.context,
-                model_width=plan["M"],
-                hidden_width=plan["H"],
-                num_experts=plan["E"],
-                top_k=plan["K"],
-                activation="gelu",
-                num_chunks=chunks,
-                layer_id=number,
-                **policy,
+                MoeConfig(
+                    model_width=plan["M"],
+                    hidden_width=plan["H"],
+                    num_experts=plan["E"],
+                    top_k=plan["K"],
+                    activation="gelu",
+                    chunks=chunks,
+                    layer_id=number,
+                    policy=policy,
+                ),
             )
             for number in range(layers)
         ]

@@ -9,7 +9,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import MoeLayer
+from sluice.adapters.torch import MoeConfig, MoeLayer
 from sluice.restore import SETS
 from torch.utils.checkpoint import checkpoint
 
@@ -38,19 +38,18 @@ class Case:
         plan = rank.plan
         self.policy, self.chunks = policy, chunks
         self.context = rank.context(gemm=plan["gemm"])
-        restore_input, restore_pre_activation = POLICIES[policy]
         self.layer = MoeLayer(
             self.context,
-            model_width=plan["M"],
-            hidden_width=plan["H"],
-            num_experts=plan["E"],
-            top_k=plan["K"],
-            activation="gelu",
-            num_chunks=chunks,
-            # Who names a policy leaves the mode open; what keeps everything takes the fewest bytes of its two here.
-            wgrad_mode="per_chunk" if policy == "none" else "adaptive",
-            restore_input=restore_input,
-            restore_pre_activation=restore_pre_activation,
+            MoeConfig(
+                model_width=plan["M"],
+                hidden_width=plan["H"],
+                num_experts=plan["E"],
+                top_k=plan["K"],
+                activation="gelu",
+                chunks=chunks,
+                wgrad_mode="per_chunk" if policy == "none" else "adaptive",
+                policy=POLICIES[policy],
+            ),
         )
         self.seconds: list[float] = []
         self.pair_ratios: list[float] = []  # its step over that of `none` next to it

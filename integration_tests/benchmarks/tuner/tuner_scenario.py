@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, MoeLayer
+from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 from sluice.planning.machines import Machine
 from sluice.planning.planner import Choice as Planned
 from sluice.planning.planner import Planner, Prediction, Workload
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
     kept: int = 0  # chunks that the policies speak of, the first ones; 0: all
 
     def by_chunk(self, policy: str | None, rest: str) -> str | list[str]:
-        """As MoeLayer takes a tensor's policy: one for all chunks, or `rest` after those that are kept."""
+        """As MoeConfig takes a tensor's policy: one for all chunks, or `rest` after those that are kept."""
         if policy is None or not 0 < self.kept < self.chunks:
             return policy or "adaptive"
         return [policy] * self.kept + [rest] * (self.chunks - self.kept)
@@ -62,14 +62,16 @@ class Scenario:
         free = "adaptive" if context.options.memory_budget else "deferred"
         options = {
             "top_k": case["K"],
-            "num_chunks": choice.chunks,
+            "chunks": choice.chunks,
             "wgrad_mode": choice.wgrad or free,
-            "restore_input": choice.by_chunk(choice.restore_input, "redispatch"),
-            "restore_pre_activation": choice.by_chunk(choice.restore_pre_activation, "recompute"),
+            "policy": (
+                choice.by_chunk(choice.restore_input, "redispatch"),
+                choice.by_chunk(choice.restore_pre_activation, "recompute"),
+            ),
             **changes,
         }
         sizes = {"model_width": case["M"], "hidden_width": case["H"], "num_experts": case["E"]}
-        return MoeLayer(context, activation="relu", **sizes, **options)
+        return MoeLayer(context, MoeConfig(activation="relu", **sizes, **options))
 
     def step(self, layer: MoeLayer) -> float:
         """One forward and backward; the slowest rank's seconds."""

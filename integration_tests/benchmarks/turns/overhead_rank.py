@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, MoeLayer
+from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
 from integration_tests.benchmarks.measuring.parts import slowest
 from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts
@@ -46,13 +46,15 @@ class Run:
         shape = self.plan["shape"]
         return MoeLayer(
             context,
-            model_width=shape["M"],
-            hidden_width=shape["H"],
-            num_experts=shape["E"],
-            top_k=shape["K"],
-            activation="relu",
-            num_chunks=chunks,
-            wgrad_mode=wgrad,
+            MoeConfig(
+                model_width=shape["M"],
+                hidden_width=shape["H"],
+                num_experts=shape["E"],
+                top_k=shape["K"],
+                activation="relu",
+                chunks=chunks,
+                wgrad_mode=wgrad,
+            ),
         )
 
     def step(self, layer: MoeLayer, T: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from sluice.adapters.torch import Context, MoeLayer
+from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
 from integration_tests.benchmarks.measuring.rank import Rank, forget_gradients, make_experts, seconds_of
 
@@ -25,7 +25,9 @@ class Case:
         self.chunks = rank.plan["chunks"]
 
     def layer(self, context: Context, deduplicate: bool | str) -> MoeLayer:
-        return MoeLayer(context, activation="relu", num_chunks=self.chunks, deduplicate=deduplicate, **self.sizes)
+        return MoeLayer(
+            context, MoeConfig(activation="relu", chunks=self.chunks, deduplicate=deduplicate, **self.sizes)
+        )
 
     def forward(self, layer: MoeLayer) -> torch.Tensor:
         return layer(self.tokens, self.ids, self.weights, self.experts)

@@ -6,14 +6,16 @@ import sys
 import sluice
 import torch
 import torch.distributed as dist
-from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeLayer, build
+from sluice.adapters.torch import Context, ContextOptions, EpGroup, MoeConfig, MoeLayer, build
 
 T, M, H, E = 16, 8, 12, 2
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 torch.manual_seed(0)
 context = Context(EpGroup.for_ranks([0]), ContextOptions())
-layer = MoeLayer(context, model_width=M, hidden_width=H, num_experts=E, top_k=1, activation="relu", gated=False)
+layer = MoeLayer(
+    context, MoeConfig(model_width=M, hidden_width=H, num_experts=E, top_k=1, activation="relu", gated=False)
+)
 x, target = torch.randn(T, M), torch.randn(T, M)
 ids, weights = torch.arange(T, dtype=torch.int32).reshape(T, 1) % E, torch.ones(T, 1)
 params = [{"w1": torch.randn(H, M, requires_grad=True), "w2": torch.randn(M, H, requires_grad=True)} for _ in range(E)]

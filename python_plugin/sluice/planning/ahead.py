@@ -49,22 +49,22 @@ def settle(context: Any, model: Model, most_steps: int, progress: Callable[[str]
     import torch
 
     from ..adapters.torch.layer import MoeLayer
+    from ..adapters.torch.layer_config import MoeConfig
     from ..adapters.torch.options import layer_options
 
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[model.dtype]
-    gated, bias = bool(model.gated), bool(model.bias)
-    layer = MoeLayer(
-        context,
+    config = MoeConfig(
         model_width=model.model_width,
         hidden_width=model.hidden_width,
         num_experts=model.num_experts,
         top_k=model.top_k,
         dtype=dtype,
         activation=model.activation,
-        gated=gated,
-        bias=bias,
+        gated=bool(model.gated),
+        bias=bool(model.bias),
         **layer_options(options_of(model), fused=True),
     )
+    layer = MoeLayer(context, config)
     M, H, T, K = model.model_width, model.hidden_width, model.tokens, model.top_k
     shapes = {"w1": (H, M), "w3": (H, M), "w2": (M, H), "b1": (H,), "b3": (H,), "b2": (M,)}
     generator = torch.Generator().manual_seed(7)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from sluice.adapters.torch.context import Context, ContextOptions
 from sluice.adapters.torch.group import EpGroup
 from sluice.adapters.torch.layer import MoeLayer
+from sluice.adapters.torch.layer_config import MoeConfig
 from sluice.config import TunerOptions
 
 T, M, H, E, K = 64, 64, 128, 4, 2
@@ -21,7 +22,7 @@ def main() -> None:
     torch.set_num_threads(1)
     options = ContextOptions(gemm="native", tuner=TunerOptions(decisions=sys.argv[1]))
     context = Context(EpGroup.for_ranks(range(dist.get_world_size())), options)
-    layer = MoeLayer(context, model_width=M, hidden_width=H, num_experts=E, top_k=K, activation="relu")
+    layer = MoeLayer(context, MoeConfig(model_width=M, hidden_width=H, num_experts=E, top_k=K, activation="relu"))
     experts = [
         {"w1": torch.randn(H, M).requires_grad_(), "w2": torch.randn(M, H).requires_grad_()}
         for _ in range(layer.num_local_experts)

@@ -66,7 +66,7 @@ def test_Grouping_IsReadAndReachesTheLayer() -> None:
     from sluice.adapters.torch.options import layer_options
 
     assert config.parse({})[1].grouping is None
-    assert "grouping" not in layer_options(config.parse({})[1], fused=True)
+    assert layer_options(config.parse({})[1], fused=True)["grouping"] is None
     for word in ("adaptive", "off", "on"):
         assert layer_options(config.parse({"grouping": word})[1], fused=True)["grouping"] == word
     with pytest.raises(config.ConfigError, match='"grouping" must be one of adaptive, off, on, not True'):

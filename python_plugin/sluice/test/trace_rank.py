@@ -10,6 +10,7 @@ from sluice import trace
 from sluice.adapters.torch.context import Context
 from sluice.adapters.torch.group import EpGroup
 from sluice.adapters.torch.layer import MoeLayer
+from sluice.adapters.torch.layer_config import MoeConfig
 from sluice.restore import SETS
 
 T, M, H, E, K = 256, 64, 256, 4, 2
@@ -23,11 +24,10 @@ def main() -> list[MoeLayer]:
     torch.manual_seed(dist.get_rank())
     context = Context(EpGroup.for_ranks(range(dist.get_world_size())))
     trace.register(context)
-    options = dict(model_width=M, hidden_width=H, num_experts=E, top_k=K, num_chunks=chunks)
+    options = dict(model_width=M, hidden_width=H, num_experts=E, top_k=K, chunks=chunks)
     options["activation"] = "silu"
     options["wgrad_mode"] = "deferred"  # open, it would be tried both ways, and each way is a row of its own
-    restore = dict(zip(("restore_input", "restore_pre_activation"), SETS[policy]))
-    layers = [MoeLayer(context, layer_id=index, **options, **restore) for index in range(2)]
+    layers = [MoeLayer(context, MoeConfig(layer_id=index, **options, policy=SETS[policy])) for index in range(2)]
     params = [
         [{"w1": torch.randn(H, M).requires_grad_(), "w2": torch.randn(M, H).requires_grad_()} for _ in range(count)]
         for count in (layer.num_local_experts for layer in layers)

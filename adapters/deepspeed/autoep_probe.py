@@ -36,12 +36,12 @@ class StackedForm:
     gated: ClassVar[bool] = True
 
     def make_layer(self, context: Context, config: MoeConfig) -> StackedLayer:
-        """See seam.Form."""
+        """See engine_backend.Form."""
         how = replace(config, activation=self.unit.activation, swiglu=self.unit.swiglu, gated=True)
         return StackedLayer(context, how, views=_as_they_are)
 
     def parameters_of(self, experts: GroupedExperts) -> list[torch.Tensor]:
-        """See seam.Form."""
+        """See engine_backend.Form."""
         return [experts.w1, experts.w3, experts.w2]
 
 

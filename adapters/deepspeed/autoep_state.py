@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from sluice.adapters.deepspeed import flops_profile
+from sluice.adapters.deepspeed.engine_backend import EngineRunner
 from sluice.adapters.deepspeed.runners import Runners
-from sluice.adapters.deepspeed.seam import Runner
 from sluice.adapters.host.moving import Expert, of_stacks
 
 # Rows, expert ids [rows, K'] and weights f32 [rows, K'] of tokens [T, M], scores [T, K] and chosen experts [T, K].
@@ -46,7 +46,7 @@ class AutoEPState(Runners):
         """See Runners."""
         return of_stacks({"w1": container.w1, "w3": container.w3, "w2": container.w2}, container.w1.shape[0])
 
-    def runner(self, layer: Any, tokens: torch.Tensor) -> tuple[Runner, torch.dtype]:
+    def runner(self, layer: Any, tokens: torch.Tensor) -> tuple[EngineRunner, torch.dtype]:
         """The engine layer for these tokens, and the dtype of its rows."""
         self.check_container(layer.experts)
         self.check_width(tokens)

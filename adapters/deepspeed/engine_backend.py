@@ -1,19 +1,62 @@
-"""The engine behind the seam: the C library, through the torch adapter."""
+"""What swapped layers run on: the C library, through the torch adapter, with a context for each list of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from sluice.adapters.deepspeed.seam import LayerSpec
 from sluice.adapters.host.modules import CallExpert, HostModules
 from sluice.adapters.torch import CastingLayer, Context, EpGroup, MoeConfig, layer_options
 from sluice.config import Options
 
 # How many models of this process use the group of these ranks: the last to go closes it.
 _users: dict[tuple[tuple[int, ...], str | None], int] = {}
+
+
+class Form(Protocol):
+    """The mathematics of experts that C computes, and where their weights lie in what the host has of them."""
+
+    @property
+    def model_width(self) -> int:
+        """M."""
+        ...
+
+    @property
+    def hidden_width(self) -> int:
+        """H."""
+        ...
+
+    @property
+    def gated(self) -> bool:
+        """Whether act(w1 x) is multiplied by w3 x."""
+        ...
+
+    def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
+        """The engine layer. config: without what the form knows."""
+        ...
+
+    def parameters_of(self, experts: Any) -> Any:
+        """The weights of this moment, as that layer takes them."""
+        ...
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Everything that is fixed over the life of one engine layer."""
+
+    layer_id: int
+    num_experts: int
+    top_k: int
+    model_width: int
+    dtype: torch.dtype  # of the rows on the wire and of the GEMMs
+    form: Form | None  # None: `call_expert` computes
+    hidden_width: int = 1  # as on the other ranks, should they compute otherwise
+    expert_rank: tuple[int, ...] | None = None  # who owns each expert, None: contiguous
+    expert_slot: tuple[int, ...] | None = None  # and where among the local ones, None: in the order of ids
+    one_chunk: bool = False  # unless the options name a number: a hooked module sees its rows in one call
 
 
 class EngineRunner:
@@ -42,13 +85,13 @@ class EngineRunner:
 
     def run(
         self,
-        tokens: torch.Tensor,
-        expert_ids: torch.Tensor,
-        route_weights: torch.Tensor,
-        experts: Any,
-        call_expert: CallExpert | None = None,
+        tokens: torch.Tensor,  # [T, M]
+        expert_ids: torch.Tensor,  # [T, K] i32, -1 = dropped, any strides
+        route_weights: torch.Tensor,  # [T, K] f32, any strides
+        experts: Any,  # the local ones as the form takes them, read in each call: their storage may have moved
+        call_expert: CallExpert | None = None,  # without a form
     ) -> torch.Tensor:
-        """See seam.Runner."""
+        """[T, M] in the spec's dtype, with a backward. Collective."""
         if self._modules is None:
             assert self._form is not None
             return self.layer(tokens, expert_ids, route_weights, self._form.parameters_of(experts))
@@ -59,19 +102,19 @@ class EngineRunner:
             self._modules.bind((), None)
 
     def smallest_budget(self, tokens: int) -> int:
-        """See seam.Runner."""
+        """Below which there is no plan for so many tokens. Where contexts share a budget."""
         return self.layer.smallest_budget(tokens)
 
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:
-        """See seam.Runner."""
+        """Experts lie elsewhere from now on, as many on each rank. Collective; all as before after an error."""
         self.layer.replace_experts(expert_rank, expert_slot)
 
     def loads(self) -> tuple[list[int], list[int]]:
-        """See seam.Runner."""
+        """Rows so far: of this rank's tokens by expert; received by each rank, the same on all ranks."""
         return self.layer.loads()
 
     def refuse(self, message: str) -> None:
-        """See seam.Runner."""
+        """Takes this rank's place in the collective call with a refusal, so that the others fail instead of waiting."""
         self.layer.refuse(RuntimeError(message))
 
 
@@ -92,19 +135,19 @@ class EngineBackend:
             raise
 
     def layer(self, spec: LayerSpec) -> EngineRunner:
-        """See seam.Backend."""
+        """Makes a layer; no communication."""
         return EngineRunner(self.context, spec, self._options)
 
     def set_share(self, share: int, whole: int) -> None:
-        """See seam.Backend."""
+        """The bytes that it has of a budget, before its first pass. Where contexts share one."""
         self.context.set_share(share, whole)
 
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:
-        """See seam.Backend."""
+        """Of the context. reset_peak: peak_bytes starts again afterwards."""
         return self.context.stats(reset_peak)
 
     def close(self) -> None:
-        """See seam.Backend. Not collective; ranks that unswap alike may swap again."""
+        """Releases everything; the layers are dead afterwards. Not collective; the ranks may swap again."""
         if self._group is not None:
             self.context.close()
             self._leave()

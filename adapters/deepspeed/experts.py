@@ -53,12 +53,12 @@ class FusedForm:
         return self.w3 is not None
 
     def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
-        """See seam.Form."""
+        """See engine_backend.Form."""
         how = replace(config, activation=self.activation, gated=self.gated, bias=self.bias)
         return CastingLayer(context, how)
 
     def parameters_of(self, experts: Sequence[nn.Module]) -> list[dict[str, torch.Tensor]]:
-        """See seam.Form."""
+        """See engine_backend.Form."""
         return [self._members(expert) for expert in experts]
 
     def _members(self, expert: nn.Module) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sluice.adapters.deepspeed.seam import Form
+from sluice.adapters.deepspeed.engine_backend import Form
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from sluice.adapters.deepspeed.seam import Form
+    from sluice.adapters.deepspeed.engine_backend import Form
 
 _PROFILER = "deepspeed.profiling.flops_profiler.profiler"
 _HANDLES = (

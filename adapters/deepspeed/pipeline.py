@@ -13,8 +13,8 @@ import weakref
 from datetime import timedelta
 from typing import Any
 
-import sluice
 import torch
+from sluice import version
 from sluice.adapters.deepspeed import stage_plan
 from sluice.adapters.deepspeed.apart_stage import ApartStage
 from sluice.adapters.deepspeed.frozen import stage_of
@@ -51,7 +51,7 @@ def take_over(engine: Any, options: Options) -> Takeover | None:
         "refused": reason,
         "pipeline": {name: value for name, value in chosen.items() if value is not None},
         "layers": _partition(engine.module),
-        "version": sluice.__version__,
+        "version": version.__version__,
     }
     ranks = range(torch.distributed.get_world_size())
     answers = agree.exchange(ranks, torch.distributed.get_rank(), own, options.timeout)
@@ -151,7 +151,7 @@ class Takeover:
         if torch.distributed.get_rank() == 0:
             limit = "chosen" if wanted.in_flight is None else wanted.in_flight
             _say(
-                f"[sluice {sluice.__version__}] pipeline of {topology.get_dim('pipe')} stages runs on Sluice: policy "
+                f"[sluice {version.__version__}] pipeline of {topology.get_dim('pipe')} stages runs on Sluice: policy "
                 f"{wanted.policy}{', weight gradients apart' if wanted.is_apart else ''} | in flight {limit} | "
                 f"{topology.get_dim('data')} replicas | pid {os.getpid()}"
             )

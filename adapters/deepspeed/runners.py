@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed import comms_log, moving
 from sluice.adapters.deepspeed import experts as experts_module
+from sluice.adapters.deepspeed.engine_backend import EngineBackend, EngineRunner, LayerSpec
 from sluice.adapters.deepspeed.finding import DTYPES, Finding
-from sluice.adapters.deepspeed.seam import Backend, LayerSpec, Runner
 from sluice.adapters.deepspeed.shares import Sharing
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.host import placement as placement_module
@@ -36,7 +36,7 @@ class Runners:
     def __init__(
         self,
         finding: Finding,
-        backend: Backend,
+        backend: EngineBackend,
         options: Options,
         family: list[Runners],
         sharing: Sharing | None = None,
@@ -50,7 +50,7 @@ class Runners:
         self._options = options
         self._has_told_container = False
         self.backend = backend
-        self._runners: dict[Key, Runner] = {}
+        self._runners: dict[Key, EngineRunner] = {}
         self._fused_now = finding.form is not None
         self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
         self.placement = self.home
@@ -60,7 +60,7 @@ class Runners:
 
     # ---- the steps of a forward ----
 
-    def runner_for(self, key: Key) -> Runner:
+    def runner_for(self, key: Key) -> EngineRunner:
         """Made when it is first asked for. InvalidState where a move of experts has broken off."""
         refuse_torn(self)
         if key not in self._runners:
@@ -107,7 +107,7 @@ class Runners:
 
     def run(
         self,
-        runner: Runner,
+        runner: EngineRunner,
         tokens: torch.Tensor,
         expert_ids: torch.Tensor,
         weights: torch.Tensor,

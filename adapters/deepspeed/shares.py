@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from sluice.adapters.deepspeed.engine_backend import EngineBackend
 from sluice.adapters.deepspeed.finding import Finding
-from sluice.adapters.deepspeed.seam import Backend
 from sluice.config import Options
 from sluice.errors import OverBudget, SluiceError
 
@@ -90,11 +90,11 @@ class Sharing:
 
     def __init__(self, total: int, weight: Mapping[Place, int], exchange: Exchange) -> None:
         self._total, self._weight, self._exchange = total, weight, exchange
-        self._members: dict[Place, tuple[Backend, list[Any]]] = {}  # and the states of layers
+        self._members: dict[Place, tuple[EngineBackend, list[Any]]] = {}  # and the states of layers
         self._is_awaited = True  # the other ranks wait for this one at their first forward
         self._settled_for: int | None = None  # this rank's tokens
 
-    def add(self, place: Place, backend: Backend, family: list[Any]) -> None:
+    def add(self, place: Place, backend: EngineBackend, family: list[Any]) -> None:
         """In the order of the model, the same on all ranks of a context."""
         self._members[place] = (backend, family)
 

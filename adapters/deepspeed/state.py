@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed import first_call, flops_profile
+from sluice.adapters.deepspeed.engine_backend import EngineRunner
 from sluice.adapters.deepspeed.runners import Key, Runners
-from sluice.adapters.deepspeed.seam import Runner
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
 from sluice.adapters.host.moving import Expert, of_modules
 from sluice.errors import Mismatch
@@ -30,7 +30,7 @@ class LayerState(Runners):
         """See Runners."""
         return of_modules(list(container.deepspeed_experts))
 
-    def runner(self, layer: nn.Module) -> tuple[Runner, torch.dtype]:
+    def runner(self, layer: nn.Module) -> tuple[EngineRunner, torch.dtype]:
         """The engine layer for this call, and the dtype of its rows."""
         self.check_container(layer.experts)
         untouched = experts_module.still_exact(layer.experts.deepspeed_experts)

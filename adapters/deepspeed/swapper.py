@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import sluice
 import torch
-from sluice import trace
-from sluice.adapters.deepspeed import kinds, moving, moving_layers, seam, shares
+from sluice import trace, version
+from sluice.adapters.deepspeed import kinds, moving, moving_layers, shares
 from sluice.adapters.deepspeed.clip_norm import TRUE
+from sluice.adapters.deepspeed.engine_backend import EngineBackend
 from sluice.adapters.deepspeed.finding import Finding
 from sluice.adapters.deepspeed.runners import Runners
-from sluice.adapters.deepspeed.seam import Backend
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
 from sluice.adapters.host import agree
 from sluice.config import Options
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from sluice.adapters.deepspeed.pipeline import Takeover
 
 # Tests put a plain torch model here.
-open_backend: seam.OpenBackend = seam.open_engine
+open_backend = EngineBackend
 
 
 class Stage(NamedTuple):
@@ -61,7 +60,7 @@ class Handle:
         self.pipeline: Takeover | None = None  # of the engine's batches
         self.decider: Decider | None = None  # of where experts live
         self.engine: Callable[[], Any] = lambda: None  # of a pipeline
-        self._backends: dict[tuple[tuple[int, ...], torch.device], Backend] = {}
+        self._backends: dict[tuple[tuple[int, ...], torch.device], EngineBackend] = {}
 
     def move_experts(
         self, layer: nn.Module, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None
@@ -132,7 +131,7 @@ class Handle:
 
     def stats(self) -> list[dict[str, Any]]:
         """`sluice.stats` of each swapped layer."""
-        return [sluice.stats(layer) for layer in self.layers]
+        return [dict(layer._sluice.stats()) for layer in self.layers]
 
     def __enter__(self) -> Handle:
         return self
@@ -236,7 +235,7 @@ def _ranks_of(layer: Any) -> tuple[int, ...]:
 def _agree(ranks: tuple[int, ...], members: list[Member], options: Options) -> None:
     """All ranks of a group swap the same layers in the same way; a refusal of one is a refusal of all."""
     own = {
-        "options": {**options.as_dict(), "version": sluice.__version__},
+        "options": {**options.as_dict(), "version": version.__version__},
         "layers": [finding if isinstance(finding, str) else finding.compared() for _, finding in members],
     }
     answers = agree.exchange(ranks, _rank(), own, options.timeout)
@@ -263,7 +262,7 @@ def _least(ranks: tuple[int, ...], timeout: float | None, own: dict[str, int]) -
     return {name: min(answer[name] for answer in answers) for name in own}
 
 
-def _register_for_tracing(backend: Backend) -> None:
+def _register_for_tracing(backend: EngineBackend) -> None:
     context = getattr(backend, "context", None)
     if context is not None:
         trace.register(context)
@@ -295,7 +294,7 @@ def _banner(handle: Handle, options: Options, stage: Stage | None) -> None:
         policy = f"policy {options.policy_name()}"
         plan = plan.replace(policy, f"{policy} (none in {len(handle.kept)})")
     _say(
-        f"[sluice {sluice.__version__}] {where}{len(handle.layers)} of {total} MoE layers run on Sluice: "
+        f"[sluice {version.__version__}] {where}{len(handle.layers)} of {total} MoE layers run on Sluice: "
         f"{fused} fused in C, {len(handle.layers) - fused} with the host's experts | "
         f"ep_size {', '.join(map(str, sizes)) or '-'} | {plan} | GEMMs {', '.join(gemms) or '-'} | pid {os.getpid()}"
     )

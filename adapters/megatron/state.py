@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import sluice
 import torch
-from sluice import settings
+from sluice import settings, version
 from sluice.adapters.host import agree
 from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.contexts import context_of
@@ -73,7 +72,7 @@ def _agree(layer: Any, finding: Finding | str, options: Options) -> str | None:
     """All ranks of a group take the same layer over in the same way; a refusal of one is a refusal of all."""
     ranks = tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
     own = {
-        "options": {**options.as_dict(), "version": sluice.__version__},
+        "options": {**options.as_dict(), "version": version.__version__},
         "layer": finding if isinstance(finding, str) else finding.compared(),
     }
     answers = agree.exchange(ranks, torch.distributed.get_rank(), own, options.timeout)
@@ -282,4 +281,4 @@ def _say(text: str) -> None:
     if text in _announced or torch.distributed.get_rank() != 0:
         return
     _announced.add(text)
-    print(f"[sluice {sluice.__version__}] Megatron-Core {__version__}: {text} | pid {os.getpid()}", flush=True)
+    print(f"[sluice {version.__version__}] Megatron-Core {__version__}: {text} | pid {os.getpid()}", flush=True)

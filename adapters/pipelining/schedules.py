@@ -9,10 +9,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import sluice
 import torch
 import torch.distributed as dist
-from sluice import config
+from sluice import config, version
 from sluice.adapters.host import agree
 from sluice.adapters.pipelining.refusals import PLANNED, Way, reason_against, way_of
 from sluice.adapters.pipelining.stage import Batch, TorchStage
@@ -117,7 +116,7 @@ class _Arriving:
             "stages": first.num_stages,
             "micro-batches": self._n_microbatches,
             "policy": way.policy,
-            "version": sluice.__version__,
+            "version": version.__version__,
         }
         answers = agree.exchange(ranks, dist.get_rank(), own, None)
         refusals = {rank: answer.pop("refused") for rank, answer in answers.items()}
@@ -150,7 +149,7 @@ class _Arriving:
         weakref.finalize(self, group.close).atexit = False  # the group's own exit handler does it
         if first.group_rank == 0:
             print(
-                f"[sluice {sluice.__version__}] pipeline of {first.num_stages} stages on {len(ranks)} ranks runs on "
+                f"[sluice {version.__version__}] pipeline of {first.num_stages} stages on {len(ranks)} ranks runs on "
                 f"Sluice: policy {way.policy} | in flight {self.in_flight or 'chosen'} | weight gradients "
                 f"{'apart' if way.apart else 'with the backward'} | pid {os.getpid()}",
                 flush=True,

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ..._library import load
 from .descriptors import Descriptors
-
-if TYPE_CHECKING:
-    from .layer import MoeLayer
+from .placement import Placement
 
 SAVED_COUNT = 5
 
 
 class Frame:
-    def __init__(self, layer: MoeLayer) -> None:
+    def __init__(self, placement: Placement, num_experts: int, members: Sequence[str]) -> None:
+        """num_experts: local ones; members: of each (MoeLayer.members)."""
         library = load()
         ffi = library.ffi
-        self.tensors = Descriptors(5, layer.context.placement)
+        self.tensors = Descriptors(5, placement)
         self.forward_args = library.new("moe_forward_args")
         self.backward_args = library.new("moe_backward_args")
         self.step = ffi.new("sluice_step_t **")
         self.saved = ffi.new("void *[]", SAVED_COUNT)
         self.saved_bytes = ffi.new("uint64_t[]", SAVED_COUNT)
-        self.params, self.params_struct = self._members(layer)
-        self.grads, self.grads_struct = self._members(layer)
+        self.params, self.params_struct = _tensors(placement, num_experts, members)
+        self.grads, self.grads_struct = _tensors(placement, num_experts, members)
         self.callbacks = ffi.new("sluice_expert_callbacks_t *")
         self.callbacks.struct_size = ffi.sizeof(self.callbacks[0])
         self.run_handle: Any = None  # keeps the callbacks' `user` alive
         self.stack_key: Any = None  # what `params` describes, of a layer with stacked parameters
 
-    @staticmethod
-    def _members(layer: MoeLayer) -> tuple[Descriptors, Any]:
-        ffi = load().ffi
-        experts = layer.num_local_experts
-        items = Descriptors(experts * len(layer.members), layer.context.placement)
-        struct = ffi.new("sluice_expert_tensors_t *")
-        struct.struct_size = ffi.sizeof(struct[0])
-        for number, name in enumerate(layer.members):
-            setattr(struct, name, items.pointer(number * experts))
-        return items, struct
+
+def _tensors(placement: Placement, num_experts: int, members: Sequence[str]) -> tuple[Descriptors, Any]:
+    """Descriptors of all parameters, and the struct that points to them member by member."""
+    ffi = load().ffi
+    items = Descriptors(num_experts * len(members), placement)
+    struct = ffi.new("sluice_expert_tensors_t *")
+    struct.struct_size = ffi.sizeof(struct[0])
+    for number, name in enumerate(members):
+        setattr(struct, name, items.pointer(number * num_experts))
+    return items, struct

@@ -245,7 +245,7 @@ class MoeLayer:
         library = load()
         ffi, lib = library.ffi, library.lib
         moe, placement = self.handle, self.context.placement
-        frame = self._frames.pop() if self._frames else Frame(self)
+        frame = self._frames.pop() if self._frames else self._new_frame()
         try:
             if tokens.dim() != 2 or tokens.shape[1] != self.model_width:
                 raise InvalidArgument(f"tokens have shape {list(tokens.shape)}, not [T, {self.model_width}]")
@@ -294,7 +294,7 @@ class MoeLayer:
         library = load()
         ffi, lib = library.ffi, library.lib
         moe, placement = self.handle, self.context.placement
-        frame = self._frames.pop() if self._frames else Frame(self)
+        frame = self._frames.pop() if self._frames else self._new_frame()
         work.error = None
         try:
             if grad_out.stride(1) != 1:
@@ -344,6 +344,9 @@ class MoeLayer:
             return [grad_tokens, grad_weights, *(work.sums.stand_ins or [None] * len(flat))]
         wanted = [grad if need else None for grad, need in zip(grads, needs[2:])]
         return [grad_tokens, grad_weights, *wanted]
+
+    def _new_frame(self) -> Frame:
+        return Frame(self.context.placement, self.num_local_experts, self.members)
 
     def _fill_experts(self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
         ffi = load().ffi

@@ -150,7 +150,7 @@ class _Prepared(Frame):
     """A frame whose rows are contiguous: only addresses and the number of tokens change from call to call."""
 
     def __init__(self, layer: StackedLayer, *tensors: torch.Tensor) -> None:
-        super().__init__(layer)
+        super().__init__(layer.context.placement, layer.num_local_experts, layer.members)
         library = load()
         self.function = library.lib.sluice_moe_forward
         self.null = library.ffi.NULL

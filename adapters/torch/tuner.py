@@ -9,8 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import sluice
-from sluice import kept_decisions, restore
+from sluice import kept_decisions, restore, version
 from sluice.cache_folder import NoCacheFolder
 from sluice.config import TunerOptions
 from sluice.planning import machines
@@ -152,7 +151,7 @@ def _machine_words(context: Any) -> str:
     group = context.ep_group
     hosts = group._joined.meeting.layout() if group.world_size > 1 else "1 host"
     return kept_decisions.machine_words(
-        device, link, group.world_size, hosts, context.options.gemm or "auto", sluice.__version__
+        device, link, group.world_size, hosts, context.options.gemm or "auto", version.__version__
     )
 
 

@@ -2,3 +2,5 @@
 
 Nobody imports this package by hand: `hook.py` puts both names into transformers' registries when they are imported.
 """
+
+NAME = "sluice"  # in both registries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from sluice.adapters.transformers.hook import NAME
+from sluice.adapters.transformers import NAME
 
 
 def waits(module: Any) -> bool:

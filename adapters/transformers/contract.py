@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from sluice.adapters.host import units
-from sluice.adapters.transformers import gates
-from sluice.adapters.transformers.hook import NAME
+from sluice.adapters.transformers import NAME, gates
 from sluice.errors import InvalidArgument, Unsupported
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import sluice
 import torch
-from sluice import settings
+from sluice import settings, version
 from sluice.adapters.host import placement as placement_module
 from sluice.adapters.host.contexts import context_of
 from sluice.adapters.host.moving import refuse_torn
@@ -492,7 +491,7 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
         text += f" | {options.plan_message()}"
         if not contract.fused and refused_policy(options) is not None:
             text += ", here none: its rows and graphs are kept"
-    print(f"[sluice {sluice.__version__}] {text} | pid {os.getpid()}", flush=True)
+    print(f"[sluice {version.__version__}] {text} | pid {os.getpid()}", flush=True)
 
 
 def kept_of(module: Any) -> ExpertsState | None:

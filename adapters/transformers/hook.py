@@ -8,7 +8,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-NAME = "sluice"
+from sluice.adapters.transformers import NAME
+
 _forward: Any = None
 
 

@@ -1,4 +1,4 @@
-"""The layer in plain torch: an oracle beside the engine, with the seam's interface.
+"""The layer in plain torch: an oracle beside the engine, with the interface of its EngineBackend.
 
 Uneven all-to-all through autograd, real rows only, no chunks and no overlap.
 """
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from sluice.adapters.deepspeed.engine_backend import CallExpert, LayerSpec
 from sluice.adapters.deepspeed.experts import linears
-from sluice.adapters.deepspeed.seam import CallExpert, LayerSpec
 from sluice.config import Options
 from torch import nn
 

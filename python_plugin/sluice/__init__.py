@@ -8,17 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sluice import autoload, trace
+from sluice.version import __version__
 
 if TYPE_CHECKING:
     from sluice.adapters.torch.model_plan import plan_model
     from sluice.decided import decisions, export_decisions, export_machine
     from sluice.owners import experts_at_home, move_experts, start_moving_experts
     from sluice.settings import configure
-
-try:
-    from sluice._version import __version__
-except ImportError:  # the source tree itself: only the packaging knows the version
-    __version__ = "0+source"
 
 __all__ = [
     "__version__",

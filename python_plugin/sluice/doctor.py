@@ -19,25 +19,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from .cache_folder import NoCacheFolder
+from .doctor_findings import BAD, NOTE, OK, Finding, installed_version
 from .errors import SluiceError
 
-OK, NOTE, BAD = "ok", "note", "bad"
 TOLERANCE = 1e-5
 LAST = 5  # decisions that are shown
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report."""
-
-    check: str
-    state: str
-    detail: str
-    advice: str = ""
 
 
 EXAMPLE = """examples:
@@ -145,13 +135,6 @@ def _tiers(folder: str) -> Iterator[Finding]:
     )
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _python() -> Iterator[Finding]:
     import sluice
 
@@ -257,7 +240,7 @@ def _decisions() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    if _version("torch") is None:
+    if installed_version("torch") is None:
         yield Finding("torch", BAD, "not installed", "install torch 2.4 or newer: the DeepSpeed adapter needs it")
         return
     import torch
@@ -279,7 +262,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _torch_adapter() -> Iterator[Finding]:
-    if _version("torch") is None:
+    if installed_version("torch") is None:
         return
     from sluice.adapters.torch import build
 
@@ -316,14 +299,14 @@ def _loader() -> Iterator[Finding]:
     points = importlib.metadata.entry_points()
     group = points.select(group="torch.backends") if hasattr(points, "select") else points.get("torch.backends", ())
     registered = any(point.value == "sluice_autoload:load" for point in group)
-    version = _version("torch") or "0.0"
+    version = installed_version("torch") or "0.0"
     old = tuple(int(part) for part in version.split(".")[:2]) < (2, 5)
     instead = "start scripts with `python -m sluice.run train.py` or `deepspeed --module sluice.run train.py`"
     if not registered:
         yield Finding(
             "loader", BAD, "the torch.backends entry point is not registered", f"reinstall the wheel, or {instead}"
         )
-    elif _version("torch") is None:
+    elif installed_version("torch") is None:
         yield Finding("loader", OK, "entry point torch.backends: torch loads it once it is installed")
     elif old:
         yield Finding("loader", NOTE, f"torch {version} has no autoload (2.5 has)", instead)
@@ -361,7 +344,7 @@ def _options() -> Iterator[Finding]:
 
 
 def _deepspeed() -> Iterator[Finding]:
-    version = _version("deepspeed")
+    version = installed_version("deepspeed")
     if version is None:
         yield Finding("deepspeed", NOTE, "not installed: nothing to swap", "pip install deepspeed, to train with it")
         return
@@ -456,7 +439,7 @@ def _auto_ep(version: str) -> Iterator[Finding]:
 
 
 def _transformers() -> Iterator[Finding]:
-    version = _version("transformers")
+    version = installed_version("transformers")
     if version is None:
         yield Finding("transformers", NOTE, "not installed", "pip install transformers, to use it with Sluice")
         return
@@ -475,7 +458,7 @@ def _transformers() -> Iterator[Finding]:
 
 
 def _megatron() -> Iterator[Finding]:
-    version = _version("megatron-core")
+    version = installed_version("megatron-core")
     if version is None:
         yield Finding("megatron", NOTE, "not installed", "pip install megatron-core, to use it with Sluice")
         return

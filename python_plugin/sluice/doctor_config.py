@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice import config, settings
-from sluice.doctor import BAD, NOTE, OK, Finding, _version
+from sluice.doctor_findings import BAD, NOTE, OK, Finding, installed_version
 from sluice.planning import megatron
 
 CHECK = "config"
@@ -247,7 +247,7 @@ def _transformers(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _model_obstacles(path: str, kind: str, values: Mapping[str, Any]) -> Iterator[Finding]:
-    if _version("transformers") is None:
+    if installed_version("transformers") is None:
         yield Finding(CHECK, NOTE, f"{path}: transformers is not installed here", "pip install transformers")
     elif _takes_part(kind) is False:
         yield Finding(

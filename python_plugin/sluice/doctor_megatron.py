@@ -7,7 +7,7 @@ from typing import Any
 
 from sluice import config, settings
 from sluice.adapters.megatron import refusals
-from sluice.doctor import BAD, NOTE, OK, Finding
+from sluice.doctor_findings import BAD, NOTE, OK, Finding
 
 CHECK = "config"
 SPEC = "sluice.megatron"

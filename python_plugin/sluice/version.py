@@ -1,0 +1,6 @@
+"""The version of the package, for banners, files and comparisons between ranks."""
+
+try:
+    from sluice._version import __version__
+except ImportError:  # the source tree itself: only the packaging knows the version
+    __version__ = "0+source"

@@ -1,7 +1,8 @@
-"""Include cycles between units: what a reader would have to learn all at once.
+"""Cycles between units, by includes and by imports: what a reader would have to learn all at once.
 
-A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`). It uses every unit whose file one of
-its own includes. Units that can reach each other this way cannot be understood, built or moved one at a time.
+A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`), or a module of Python. It uses every
+unit whose file one of its own includes or imports. Units that can reach each other this way cannot be understood, built
+or moved one at a time.
 """
 
 import os
@@ -104,10 +105,10 @@ def _chain_back_to(start, inside):
     raise AssertionError(f"{start} is on no cycle")
 
 
-def violations(edges):
+def violations(edges, what="units include"):
     """A message for each cycle."""
     found = []
     for units in cycles(edges):
         chain = "\n".join(f"    {edge}" for edge in shortest_chain(edges, units))
-        found.append(f"{len(units)} units include each other in a cycle: {', '.join(units)}; the shortest:\n{chain}")
+        found.append(f"{len(units)} {what} each other in a cycle: {', '.join(units)}; the shortest:\n{chain}")
     return found

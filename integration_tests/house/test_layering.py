@@ -1,10 +1,11 @@
-"""Who may use whom, asked of the build graph and of the `#include` lines."""
+"""Who may use whom, asked of the build graph, of the `#include` lines, and of the imports of the package."""
 
 import os
 
 import cycles
 import layering
 import pytest
+import python_imports
 import rooms
 from cycles import Include
 from layering import Edge
@@ -254,3 +255,87 @@ def test_CyclesOfSeveralUnits_AreFoundApart():
     (two, four) = cycles.violations(edges)
     assert "2 units" in two and "x/a.c includes x/b.h" in two and "4 units" in four
     assert cycles.shortest_chain(edges, ("y/a", "y/b", "y/c", "y/d")) == ring("y/b", "y/c")
+
+
+# ---- the Python package ----
+
+
+def test_Imports_OfEachAreaOfThePackage_AreAllowed(root):
+    edges = python_imports.imports(root)
+    seen = {(python_imports.area(edge.source), python_imports.area(edge.target)) for edge in edges}
+    assert {("deepspeed", "torch"), ("planning", "torch"), ("front", "base"), ("host", "base")} <= seen
+    found = python_imports.violations(edges)
+    assert not found, "\n".join(found)
+    unused = {(a, b) for a, uses in python_imports.MAY_USE.items() for b in uses} - seen
+    assert not unused, f"allowed, and no import is of that kind: {sorted(unused)}"
+
+
+def test_Modules_ImportEachOtherInNoCircle(root):
+    found = cycles.violations(python_imports.imports(root), "modules import")
+    assert not found, "\n".join(found)
+
+
+MODULES = {
+    "python_plugin/sluice/__init__.py": "from sluice import trace\n\ndef f():\n    from .settings import configure\n",
+    "python_plugin/sluice/trace.py": "import torch\nfrom ._generated import TABLE\n",
+    "python_plugin/sluice/settings.py": "import sluice.trace\n",
+    "adapters/torch/__init__.py": "from .layer import Layer\n",
+    "adapters/torch/layer.py": "from ... import trace\nfrom ...settings import configure\n",
+    "adapters/deepspeed/hook.py": "from sluice.adapters.torch import Layer\n",
+    "adapters/deepspeed/test/test_x.py": "from sluice.adapters.megatron import hook\n",
+    "adapters/megatron/hook.py": "",
+}
+
+
+def _planted(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return python_imports.imports(str(folder))
+
+
+def test_Imports_OfEveryForm_AreSeen(tmp_path):
+    edges = _planted(tmp_path, MODULES)
+    package = "python_plugin/sluice"
+    assert {(edge.source, edge.target) for edge in edges} == {
+        (f"{package}/__init__.py", f"{package}/trace.py"),
+        (f"{package}/__init__.py", f"{package}/settings.py"),
+        (f"{package}/settings.py", f"{package}/trace.py"),
+        ("adapters/torch/__init__.py", "adapters/torch/layer.py"),
+        ("adapters/torch/layer.py", f"{package}/trace.py"),
+        ("adapters/torch/layer.py", f"{package}/settings.py"),
+        ("adapters/deepspeed/hook.py", "adapters/torch/__init__.py"),
+    }
+    assert python_imports.violations(edges) == [] and cycles.violations(edges) == []
+
+
+@pytest.mark.parametrize(
+    "name, text, said",
+    [
+        ("adapters/torch/layer.py", "def f():\n    import sluice\n", "torch may use base, planning, not front"),
+        ("adapters/torch/layer.py", "from ..deepspeed import hook\n", "torch may use base, planning, not deepspeed"),
+        ("adapters/deepspeed/hook.py", "from sluice.adapters.megatron.hook import x\n", "host, not megatron"),
+        ("python_plugin/sluice/trace.py", "def f():\n    from .adapters import torch\n", "base may use nothing else"),
+    ],
+    ids=["the_front", "a_host", "another_host", "an_adapter"],
+)
+def test_PlantedImport_IsFound(tmp_path, name, text, said):
+    (message,) = python_imports.violations(_planted(tmp_path, {**MODULES, name: text}))
+    assert message.startswith(f"{name}:{text.count(chr(10))} imports") and said in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sluice.settings\n",
+        "def f():\n    from sluice.settings import x\n",
+        "if TYPE_CHECKING:\n    from . import settings\n",
+    ],
+    ids=["at_once", "lazily", "for_types"],
+)
+def test_PlantedCircle_IsFound(tmp_path, text):
+    edges = _planted(tmp_path, {**MODULES, "python_plugin/sluice/trace.py": text})
+    (message,) = cycles.violations(edges, "modules import")
+    assert message.startswith("2 modules import each other in a cycle")
+    assert f"trace.py:{text.count(chr(10))} imports python_plugin/sluice/settings.py" in message

@@ -1,0 +1,98 @@
+"""Imports among the modules of the Python package, those inside functions and for type checkers too.
+
+Modules that reach each other by imports cannot be understood, tested or moved one at a time, whenever the imports run.
+Areas of the package stand on each other as the C rooms do. Imports by a name that is made up at run time are not seen.
+"""
+
+import ast
+import os
+from typing import NamedTuple
+
+# Where the modules of the package are, and under which name.
+PLACES = {"python_plugin/sluice": "sluice", "adapters": "sluice.adapters"}
+# What users name, and what reports on everything: it may use all of the package, and nothing below may use it.
+FRONT = ("__init__", "__main__", "doctor*", "decided", "megatron", "optim", "owners", "run", "self_check")
+# By area, the others that it may use.
+MAY_USE = {
+    "base": (),
+    "timeline": ("base",),
+    "planning": ("base", "timeline", "torch"),  # torch: `sluice tune` runs a layer
+    "tracing": ("base", "timeline", "planning"),
+    "torch": ("base", "planning"),  # planning: files of machines, plans of blocks
+    "host": ("base", "torch"),
+    "deepspeed": ("base", "planning", "torch", "host"),
+    "megatron": ("base", "torch", "host"),
+    "transformers": ("base", "torch", "host"),
+    "pipelining": ("base", "torch", "host"),
+    "front": ("base", "planning", "tracing", "torch", "host", "deepspeed", "megatron"),
+}
+
+
+class Import(NamedTuple):
+    source: str  # adapters/torch/layer.py
+    target: str
+    line: int = 0
+
+    def __str__(self):
+        return f"{self.source}:{self.line} imports {self.target}"
+
+
+def modules(root):
+    """By its name, the file of each module; tests are no part of the package."""
+    found = {}
+    for place, package in PLACES.items():
+        for folder, folders, names in os.walk(os.path.join(root, place)):
+            folders[:] = sorted(set(folders) - {"test", "__pycache__"})
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    path = os.path.relpath(os.path.join(folder, name), root)
+                    dotted = os.path.relpath(path, place)[: -len(".py")].replace(os.sep, ".")
+                    found[f"{package}.{dotted}".removesuffix(".__init__")] = path
+    return found
+
+
+def imports(root):
+    """Every import of a module of the package by another one."""
+    known = modules(root)
+    found = []
+    for name, path in known.items():
+        with open(os.path.join(root, path), encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+        package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
+        for node in ast.walk(tree):
+            targets = {known[target] for target in _targets(node, package, known)}
+            found += [Import(path, target, node.lineno) for target in sorted(targets - {path})]
+    return found
+
+
+def _targets(node, package, known):
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names if alias.name in known]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
+    return [name for name in names if name in known]
+
+
+def area(path):
+    """Of a file of the package."""
+    for place in PLACES:
+        if path.startswith(f"{place}/"):
+            first, *rest = path[len(place) + 1 :].removesuffix(".py").split("/")
+            if rest and first in MAY_USE:
+                return first
+            is_front = any(first == one or (one.endswith("*") and first.startswith(one[:-1])) for one in FRONT)
+            return "front" if is_front else "base"
+    raise AssertionError(f"{path} is in no place of the package")
+
+
+def violations(edges):
+    """A message for each import that no area may have."""
+    found = []
+    for edge in sorted(set(edges)):
+        source, target = area(edge.source), area(edge.target)
+        if source != target and target not in MAY_USE[source]:
+            found.append(f"{edge}: {source} may use {', '.join(MAY_USE[source]) or 'nothing else'}, not {target}")
+    return found

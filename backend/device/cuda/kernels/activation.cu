@@ -44,9 +44,9 @@ SLUICE_FN V activation_slope(int activation, V x) {
       return (V)0.5 * erfc_of(-x * (V)0.70710678118654752440) +
              x * ((V)0.39894228040143267794 * exp_of((V)-0.5 * x * x));
     case GELU_TANH: {
-      const V s = sigmoid_of(gelu_tanh_argument(x)), t = 1 - s;
+      const V s = sigmoid_of(gelu_tanh_argument(x)), st = s * (1 - s);
       const V dv = (V)1.59576912160573071176 * (1 + (V)(3 * 0.044715) * x * x);
-      return s + x * (s * t * dv);
+      return s + x * (st == 0 ? (V)0 : st * dv); /* dv is infinite beyond 1e19 */
     }
     case SILU: {
       const V s = sigmoid_of(x);
@@ -78,7 +78,7 @@ SLUICE_FN unit_at_t<V> unit_at(const Args& a, V x, V u) {
   const V s = sigmoid_of(alpha * g);
   const V clamped = u > limit ? limit : (u < -limit ? -limit : u);
   r.value = g * s;
-  r.slope = x > limit ? (V)0 : s + alpha * g * (s * (1 - s));
+  r.slope = x > limit ? (V)0 : s + alpha * (g * (s * (1 - s))); /* alpha g may be infinite */
   r.up = clamped + (V)a.offset;
   r.up_slope = abs_of(u) > limit ? (V)0 : (u != u ? u : (V)1);
   return r;

@@ -347,6 +347,41 @@ static void Units_SquaredReluAndClampedSwiglu_Close(void** state) {
   sweep(unit_case);
 }
 
+/* Up to the largest numbers, where a square or a cube of x is infinite and meets a factor that is 0. */
+static void Units_AtTheEndsOfTheRange_Close(void** state) {
+  (void)state;
+  static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
+  static const double ends[] = {3.3e38, 2.1e38, 1e30, 1.9e19, 1e13, 6e4, 300, 90, 20, 5, 0.75, 1e-3, 1e-30, 0};
+  enum { NUM_ENDS = sizeof ends / sizeof ends[0], WIDTH = 2 * NUM_ENDS };
+  for (int i = 0; i < 3; ++i) {
+    for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SWIGLU; ++activation) {
+      const int is_gated = activation == SLUICE_ACTIVATION_SWIGLU;
+      const sluice_unit_t unit = {activation, is_gated ? SLUICE_GATED_HALVES : SLUICE_GATED_NO, 1.702f, 7, 0};
+      const int32_t dtype = dtypes[i];
+      buffer_t pre = buffer(dtype, WIDTH * (is_gated + 1)), dact = buffer(dtype, WIDTH), want = buffer(dtype, WIDTH),
+               weight = buffer(SLUICE_DTYPE_F32, 1), want_dw = buffer(SLUICE_DTYPE_F32, 1);
+      for (int k = 0; k < WIDTH; ++k) {
+        put(dtype, pre.data, k, k % 2 ? ends[k / 2] : -ends[k / 2]); /* beyond f16 infinite, as its own are */
+        if (is_gated) put(dtype, pre.data, WIDTH + k, 1);
+        put(dtype, dact.data, k, 1);
+      }
+      put(SLUICE_DTYPE_F32, weight.data, 0, 1);
+      buffer_t got = copy_of(&want), want_dpre = copy_of(&pre), got_dpre = copy_of(&pre), got_dw = copy_of(&want_dw);
+      ref->unit_forward(NULL, dtype, &unit, 1, WIDTH, pre.data, NULL, NULL, want.data);
+      cuda->unit_forward(NULL, dtype, &unit, 1, WIDTH, pre.data, NULL, NULL, got.data);
+      assert_close(&want, &got, 6, 1, "unit_forward at the ends");
+      ref->unit_backward(NULL, dtype, &unit, 1, WIDTH, pre.data, dact.data, weight.data, want_dpre.data, want.data,
+                         want_dw.data);
+      cuda->unit_backward(NULL, dtype, &unit, 1, WIDTH, pre.data, dact.data, weight.data, got_dpre.data, got.data,
+                          got_dw.data);
+      assert_close(&want_dpre, &got_dpre, 6, 1, "unit_backward's dpre at the ends");
+      assert_close(&want, &got, 6, 2, "unit_backward's act_w at the ends");
+      release(&pre), release(&dact), release(&want), release(&weight), release(&want_dw), release(&got);
+      release(&want_dpre), release(&got_dpre), release(&got_dw);
+    }
+  }
+}
+
 static void ActivationBackward_WithoutWeights_LeavesActW(void** state) {
   (void)state;
   float pre[4] = {1, -2, 3, 0.5f}, dact[4] = {1, 1, 1, 1}, dpre[4], weight[1] = {2}, dweight[1];
@@ -418,6 +453,7 @@ int main(void) {
       CASE(RoundRows_Any_SameBits),
       CASE(ActivationForward_Any_CloseAndPreSameBits),
       CASE(ActivationBackward_Any_Close),
+      CASE(Units_AtTheEndsOfTheRange_Close),
       CASE(Units_SquaredReluAndClampedSwiglu_Close),
       CASE(ActivationBackward_WithoutWeights_LeavesActW),
       CASE(Launch_Fails_IsReportedByLeaveOnce),

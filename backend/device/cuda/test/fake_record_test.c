@@ -71,7 +71,7 @@ static char* recorded(void) {
 
 static void Record_CallsOfAStream_StandInTheirOrderWithTheirBytes(void** state) {
   (void)state;
-  char *rows = allocate(4096), *index = allocate(64), *out = allocate(4096);
+  char *rows = allocate(4096), *index = allocate(64), *out = allocate(4096), *spare = allocate(64);
   const int32_t of[4] = {3, 0, -1, 2};
   void* event = NULL;
   memcpy(index, of, sizeof of);
@@ -88,7 +88,7 @@ static void Record_CallsOfAStream_StandInTheirOrderWithTheirBytes(void** state) 
   copy(out, rows, 100);
   assert_int_equal(driver->cuEventRecord(event, stream), 0);
   assert_int_equal(driver->cuEventSynchronize(event), 0);
-  release(rows);
+  release(spare);
   sluice_fake_cuda_record(0);
   launch("sluice_gather_rows", &args, 1); /* of no record */
   char *text = recorded(), want[400];
@@ -100,6 +100,7 @@ static void Record_CallsOfAStream_StandInTheirOrderWithTheirBytes(void** state) 
            sluice_fake_stream_number(stream), sluice_fake_stream_number(stream), sluice_fake_stream_number(stream));
   assert_string_equal(text, want);
   free(text);
+  release(rows);
   release(index);
   release(out);
   assert_int_equal(driver->cuEventDestroy_v2(event), 0);

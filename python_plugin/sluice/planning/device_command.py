@@ -66,13 +66,14 @@ def lines_of(step: device_step.Step, prices: device_prices.Prices) -> list[str]:
     """For a terminal."""
     c, gb, ms = step.counts, 1e-9, 1e3
     kinds = sorted(step.by_kind.items(), key=lambda item: -item[1])
+    how = f", by {device_step.GEMMS_BY}={step.gemms_by}" if step.gemms_by else ""
     alone = ", ".join(f"{kind} {seconds * ms:.2f}" for kind, seconds in kinds)
     return [
         f"{step.shape} on {step.ranks} {step.device}, n = {step.chunks}: a model, not a measurement",
         "",
         f"  step      {step.seconds * ms:.2f} ms, {step.of_floor:.3f} of its floor of {step.floor_seconds * ms:.2f} ms",
         f"  launches  {c.launches}: {c.forward_launches} forward, {c.launches - c.forward_launches} backward",
-        f"  GEMMs     {c.gemms} in {c.grouped_calls} grouped and {c.single_calls} single calls",
+        f"  GEMMs     {c.gemms} in {c.grouped_calls} grouped and {c.single_calls} single calls{how}",
         f"  waits     {c.waits} of the host, {c.event_waits} of streams",
         f"  groups    {c.groups} of NCCL",
         f"  copies    {c.copies}; other calls {c.other_calls}",

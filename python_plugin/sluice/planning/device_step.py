@@ -21,6 +21,7 @@ from .errors import BadInput
 PROGRAM = "sluice-dry-step"
 ENVIRONMENT = "SLUICE_DRY_STEP"  # another program than the package's
 TIMEOUT_SECONDS = 600
+GEMMS_BY = "SLUICE_CUBLAS"  # the engine's own choice of how lists of GEMMs run
 MOST_RANKS = 8  # of fake devices
 ROWS, ACTIVATIONS = ("gather_rows", "move_rows", "combine_rows", "scale_rows", "round_rows"), ("activation_",)
 
@@ -78,6 +79,7 @@ class Step:
     ranks: int
     chunks: int
     device: str
+    gemms_by: str | None  # None: the engine's choice
     counts: Counts
     seconds: float
     floor_seconds: float
@@ -182,6 +184,7 @@ def run(name: str, ranks: int, chunks: int, prices: Prices) -> tuple[Step, list[
         ranks=ranks,
         chunks=chunks,
         device=prices.device,
+        gemms_by=os.environ.get(GEMMS_BY),
         counts=count(events),
         seconds=result.seconds,
         floor_seconds=shape.floor_seconds(prices),

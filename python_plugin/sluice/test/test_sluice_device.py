@@ -36,6 +36,11 @@ def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     return [f"{name} is {found[name]}, the table has {wanted[name]}" for name in names]
 
 
+@pytest.fixture(autouse=True)
+def _engine_chooses(monkeypatch) -> None:
+    monkeypatch.delenv(device_step.GEMMS_BY, raising=False)
+
+
 @pytest.fixture(scope="module")
 def prices() -> device_prices.Prices:
     return device_prices.load("h200")
@@ -92,6 +97,14 @@ def test_Step_PlantedCall_IsNoLongerTheTables(prices, table, mixtral, what: str)
     different = _differences(row, wanted)
     assert any(text.startswith(f"{name} is ") for text in different), different
     assert row["ms"] >= wanted["ms"] - 1e-3
+
+
+def test_Step_OtherWayOfGemms_IsSaidAndCounted(prices, table, monkeypatch) -> None:
+    monkeypatch.setenv(device_step.GEMMS_BY, "single")
+    step, _ = device_step.run("mixtral", 1, 1, prices)
+    assert (step.gemms_by, step.counts.grouped_calls, step.counts.single_calls) == ("single", 0, 56)
+    # Each grouped call has written its tables of pointers by three launches.
+    assert table["mixtral 1"]["launches"] - step.counts.launches == 3 * table["mixtral 1"]["grouped_calls"]
 
 
 def test_Step_TimesThatMoveByThreePercent_AreNoLongerTheTables(table) -> None:

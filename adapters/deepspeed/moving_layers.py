@@ -122,6 +122,7 @@ def agreed(
     for rank, answer in answers.items():
         if answer["refused"]:
             raise UnsupportedError(f"layers cannot move: {answer['refused']} (on rank {rank})")
+    _require_as_many_groups({rank: answer["settings"] for rank, answer in answers.items()})
     agree.require_equal(
         "moving layers: the optimizers of stages differ",
         {rank: _flattened(answer["settings"]) for rank, answer in answers.items()},
@@ -159,9 +160,21 @@ def _require_groups(module: Any, parts: Sequence[int], answers: dict[int, Any], 
             )
 
 
+def _require_as_many_groups(settings: dict[int, list[dict[str, str]]]) -> None:
+    """DeepSpeed makes a group of its own of experts that are trained, on the ranks that have some."""
+    most = max(settings, key=lambda rank: len(settings[rank]))
+    fewest = min(settings, key=lambda rank: len(settings[rank]))
+    if len(settings[most]) > len(settings[fewest]):
+        raise UnsupportedError(
+            f"moving layers: the optimizers of stages differ: that of rank {fewest} has {len(settings[fewest])} "
+            f"parameter groups, and that of rank {most} has {len(settings[most])}: a stage without trained experts has "
+            "no group of experts. Leave each stage some, or let layers stay"
+        )
+
+
 def _flattened(settings: Sequence[dict[str, str]]) -> dict[str, str]:
     members = {f"group {i}: {key}": value for i, group in enumerate(settings) for key, value in group.items()}
-    return {"groups": str(len(settings)), **members}
+    return members
 
 
 def _require_alike(answers: dict[int, Any]) -> None:

@@ -14,10 +14,22 @@ from sluice.adapters.host import agree
 
 def require_trained(engine: Any, client_optimizer: Any, given: Any, wait_s: float | None) -> None:
     """given: what the engine makes an optimizer of. Collective over all ranks; all of them raise UnsupportedError."""
-    own = _reason(engine, client_optimizer, given)
-    for rank, reason in agree.exchange(range(dist.get_world_size()), dist.get_rank(), own, wait_s).items():
-        if reason:
-            raise UnsupportedError(f"{reason} (on rank {rank})")
+    own = {"refused": _reason(engine, client_optimizer, given), "experts": _experts(engine)}
+    answers = agree.exchange(range(dist.get_world_size()), dist.get_rank(), own, wait_s)
+    for rank, answer in answers.items():
+        if answer["refused"]:
+            raise UnsupportedError(f"{answer['refused']} (on rank {rank})")
+    first: dict[str, tuple[int, bool]] = {}
+    for rank, answer in answers.items():
+        for name, trains in answer["experts"].items():
+            other, other_trains = first.setdefault(name, (rank, trains))
+            if trains != other_trains:
+                raise UnsupportedError(
+                    f"layer {name}: no expert of rank {other if trains else rank} has a trainable parameter, and those "
+                    f"of rank {rank if trains else other} have: in 16 bits DeepSpeed's optimizer has a group of "
+                    "experts where some are trained alone, and waits there for all: leave a parameter trainable on "
+                    "each rank"
+                )
 
 
 def stage_of(engine: Any) -> str:
@@ -25,6 +37,18 @@ def stage_of(engine: Any) -> str:
     stage = engine.module.stage_id
     first, last = stage_module.parts_of(engine.module)[stage : stage + 2]
     return f"stage {stage} (layers {first} to {last - 1})"
+
+
+def _experts(engine: Any) -> dict[str, bool]:
+    """In 16 bits, of each layer whose experts are on several ranks: whether something of this rank's is trained."""
+    if not (engine.bfloat16_enabled() or engine.fp16_enabled()):
+        return {}
+    names = {id(module): name for name, module in engine.module.named_modules()}
+    return {
+        names[id(layer)]: any(parameter.requires_grad for parameter in layer.experts.parameters())
+        for layer in engine.sluice.layers
+        if getattr(layer, "ep_size", 1) > 1 and id(layer) in names
+    }
 
 
 def _reason(engine: Any, client_optimizer: Any, given: Any) -> str:

@@ -160,6 +160,12 @@ def test_Frozen_WhatCannotTrain_IsRefusedByNameOnAllRanks(fresh2: Ranks, frozen:
         assert said.startswith("UnsupportedError") and words in said, said
 
 
+def test_Frozen_ExpertsOfARankInBf16_AreRefusedByNameOnAllRanks(fresh2: Ranks) -> None:
+    job = {"layers": [{"k": 1}], "frozen": ["rank 0: .*experts"], "config": BF16, "dtype": "bfloat16"}
+    for said in fresh2.run("cases_parity:refused_frozen", **job):
+        assert said.startswith("UnsupportedError") and "no expert of rank 0 has a trainable parameter" in said, said
+
+
 # In bf16 the two differ by rounding: stock sums its padded rows in another order. One bf16 step is 2^-8; a route that
 # flips by it changes counts, so only losses are compared, and the run is short.
 BF16 = {"bf16": {"enabled": True}}

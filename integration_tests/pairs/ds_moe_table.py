@@ -51,6 +51,7 @@ RULES = (
     Rule(
         {"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, and ZeRO needs a trainable"
     ),
+    Rule({"frozen": "fzrank", "dtype": "bf16"}, "no expert of rank 0 has a trainable parameter"),
     Rule({"frozen": "fzrank", "ep": ("ep1", "ep1and2")}, "copies of one expert, trained on one rank alone", by=NOBODY),
     Rule(
         {"moves": ("byhand", "placed"), "optimizer": "keyadam", "zero": "zero0", "dtype": "bf16"},

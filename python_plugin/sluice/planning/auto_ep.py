@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .errors import BadInput
+from . import fields
 
 # AutoEP's words for activations, by those of configs.
 _ACTIVATIONS = {"swiglu": "silu", "geglu_tanh": "gelu_tanh", "swiglu_clamped": "swiglu", "swiglu_oai": "swiglu"}
@@ -45,7 +45,4 @@ def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(section: Mapping[str, Any], key: str, default: int) -> int:
-    value = section.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadInput(f'"expert_parallel": {key} is {value!r}; it must be a whole number above 0')
-    return value
+    return fields.count(f'"expert_parallel": {key}', section.get(key, default))

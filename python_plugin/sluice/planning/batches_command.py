@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from ..errors import SluiceError
-from . import arguments, batches, batches_picture, written
+from . import arguments, batches, batches_picture, command, files
 from .errors import BadInput
 from .planner import size
 
@@ -24,19 +21,10 @@ exit status: 0 some policy fits; 1 none does; 2 wrong arguments
 """
 
 
-def wants(words: list[str]) -> bool:
-    """Whether `sluice simulate` is asked about stages."""
-    return any(word == "--stages" or word.startswith("--stages=") for word in words)
-
-
+@command.refuses("sluice simulate")
 def main(words: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="sluice simulate --stages",
-        description=(__doc__ or "").splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("sluice simulate --stages", __doc__, EXAMPLE)
     one = "; one number, or one for each virtual stage"
     parser.add_argument("--stages", type=int, required=True, metavar="P")
     parser.add_argument("--virtual", type=int, default=1, metavar="V", help="virtual stages of each (1)")
@@ -56,23 +44,19 @@ def main(words: list[str]) -> int:
     parser.add_argument("--picture", metavar="FILE.svg", help="batches under the fastest policies, with bytes")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     options = parser.parse_args(words)
-    try:
-        written.check("--picture", options.picture)
-        batch = batch_of(options)
-        found, refused = batches.candidates(batch)
-        if options.policy is not None:
-            found, refused = _alone(options.policy, found, refused)
-        if options.picture and found:
-            title = f"{options.stages} stages of {options.virtual}, {options.micro_batches} micro-batches, predicted"
-            drawn = batches_picture.svg(batch, [(_name(each), each) for each in found], title)
-            written.write("--picture", options.picture, drawn)
-        elif options.picture:
-            print(f"sluice simulate: no {options.picture}: no policy takes the batch", file=sys.stderr)
-    except SluiceError as error:
-        print(f"sluice simulate: {error.message}", file=sys.stderr)
-        return 2
-    print(json.dumps(as_dict(options, found, refused), indent=1) if options.json else _text(options, found, refused))
-    return 0 if found else 1
+    files.check("--picture", options.picture)
+    batch = batch_of(options)
+    found, refused = batches.candidates(batch)
+    if options.policy is not None:
+        found, refused = _alone(options.policy, found, refused)
+    if options.picture and found:
+        title = f"{options.stages} stages of {options.virtual}, {options.micro_batches} micro-batches, predicted"
+        drawn = batches_picture.svg(batch, [(_name(each), each) for each in found], title)
+        files.write("--picture", options.picture, drawn)
+    elif options.picture:
+        print(f"sluice simulate: no {options.picture}: no policy takes the batch", file=sys.stderr)
+    given = (options, found, refused)
+    return command.answer(options.json, lambda: as_dict(*given), lambda: _lines(*given), bool(found))
 
 
 def batch_of(options: Any) -> batches.Batch:
@@ -130,21 +114,20 @@ def _name(each: batches.Prediction) -> str:
     return each.policy + (" W apart" if each.weight_apart and each.policy not in ("zero_bubble", "v") else "")
 
 
-def _text(options: Any, found: list[batches.Prediction], refused: dict[str, str]) -> str:
+def _lines(options: Any, found: list[batches.Prediction], refused: dict[str, str]) -> list[str]:
     lines = [f"{options.stages} stages of {options.virtual}, {options.micro_batches} micro-batches", ""]
-    if found:
-        lines.append(f"  {'policy':<24} {'seconds':>10} {'bubble':>8} {'L':>4} {'held':>5} {'bytes':>11}")
-    for number, each in enumerate(found):
+    heads = {"policy": "<24", "seconds": ">10", "bubble": ">8", "L": ">4", "held": ">5", "bytes": ">11", "": ""}
+    rows = []
+    for each in found:
         held = max(stage["most_held"] for stage in each.stages)
-        lines.append(
-            f"  {_name(each):<24} {each.seconds:>10.4g} {100 * each.bubble:>6.1f} % {each.in_flight:>4} {held:>5} "
-            f"{size(each.most_bytes):>11}{'  best' if number == 0 else ''}"
-        )
+        share, note = f"{100 * each.bubble:.1f} %", " best" if each is found[0] else ""
+        rows.append((_name(each), f"{each.seconds:.4g}", share, each.in_flight, held, size(each.most_bytes), note))
+    lines += command.table(heads, rows) if found else []
     lines += ["", *(f"  not {policy}: {why}" for policy, why in refused.items())] if refused else []
     if options.layers:
         interval = batches.checkpoint_interval(options.layers, options.stages)
         lines += ["", f"with activation checkpointing keep the input of every {interval}. layer (sqrt(N / P) layers)"]
-    return "\n".join(lines)
+    return lines
 
 
 def as_dict(options: Any, found: list[batches.Prediction], refused: dict[str, str]) -> dict[str, Any]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 
-from ..errors import SluiceError
-from . import device_prices, device_step, written
+from . import command, device_prices, device_step, files
 from .errors import BadInput
 
 EXAMPLE = """examples:
@@ -25,19 +22,10 @@ exit status: 0; 2 wrong arguments or files
 """
 
 
-def wants(words: list[str]) -> bool:
-    """Whether a command is asked about a device."""
-    return any(word == "--device" or word.startswith("--device=") for word in words)
-
-
+@command.refuses("sluice simulate")
 def main(words: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="sluice simulate --device",
-        description=(__doc__ or "").splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("sluice simulate --device", __doc__, EXAMPLE)
     known = ", ".join(device_prices.names())
     parser.add_argument("--device", required=True, metavar="DEVICE", help=f"{known}, or a file of prices")
     parser.add_argument("--shape", required=True, metavar="SHAPE", help=", ".join(device_step.SHAPES))
@@ -46,20 +34,15 @@ def main(words: list[str]) -> int:
     parser.add_argument("--events", metavar="FILE.json", help="writes every call of every rank")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
-    try:
-        written.check("--events", options.events)
-        if options.chunks < 1:
-            raise BadInput(f"--chunks is {options.chunks}; it must be above 0")
-        prices = device_prices.load(options.device)
-        step, events = device_step.run(options.shape, options.ranks, options.chunks, prices)
-        if options.events:
-            lines = ",\n".join(json.dumps(event) for event in events)
-            written.write("--events", options.events, f"[\n{lines}\n]\n")
-    except SluiceError as error:
-        print(f"sluice simulate: {error.message}", file=sys.stderr)
-        return 2
-    print(json.dumps(step.as_dict(), indent=1) if options.json else "\n".join(lines_of(step, prices)))
-    return 0
+    files.check("--events", options.events)
+    if options.chunks < 1:
+        raise BadInput(f"--chunks is {options.chunks}; it must be above 0")
+    prices = device_prices.load(options.device)
+    step, events = device_step.run(options.shape, options.ranks, options.chunks, prices)
+    if options.events:
+        lines = ",\n".join(json.dumps(event) for event in events)
+        files.write("--events", options.events, f"[\n{lines}\n]\n")
+    return command.answer(options.json, step.as_dict, lambda: lines_of(step, prices))
 
 
 def lines_of(step: device_step.Step, prices: device_prices.Prices) -> list[str]:

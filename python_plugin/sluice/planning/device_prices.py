@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import machines
+from . import files, machines
 from .errors import BadInput
 
 FOLDER = Path(__file__).resolve().parent / "prices"
@@ -64,12 +64,7 @@ def load(name_or_path: str) -> Prices:
         path = Path(name_or_path)
         if not path.is_file():
             raise BadInput(_unknown(name_or_path))
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"prices {name_or_path}: {getattr(error, 'strerror', None) or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"prices {name_or_path}: not JSON: {error}") from error
+    data = files.from_json(f"prices {name_or_path}: ", files.read(f"prices {name_or_path}", path))
     _check(data, name_or_path)
     return Prices(data, os.fspath(name_or_path))
 

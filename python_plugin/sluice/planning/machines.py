@@ -8,12 +8,11 @@ driver's names of its GPUs.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import cached
+from . import cached, files
 from .errors import BadInput
 
 CACHED = "cached"
@@ -50,11 +49,7 @@ def load(name_or_path: str) -> Machine:
         raise BadInput(
             f"machine {name_or_path!r}: neither a file nor a named profile, nor {CACHED!r}; named ones are {known}"
         )
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"machine {name_or_path}: {getattr(error, 'strerror', None) or error}") from error
-    return parse(text, os.fspath(name_or_path))
+    return parse(files.read(f"machine {name_or_path}", path), name_or_path)
 
 
 def for_device(device: str) -> Machine:
@@ -82,10 +77,7 @@ def from_cache(
 
 def parse(text: str, where: str) -> Machine:
     """A profile or a bare machine."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"machine {where}: not JSON: {error}") from error
+    data = files.from_json(f"machine {where}: ", text)
     if not isinstance(data, dict):
         raise BadInput(f"machine {where}: it must be an object, not {type(data).__name__}")
     if "sluice_profile" not in data:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import BadInput
+from . import fields
 
 # Words that no other host's config has.
 SIGNS = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size")
@@ -121,9 +121,4 @@ def parts_of_a_stage(data: Mapping[str, Any], layers: int) -> tuple[int, int]:
 
 
 def _size(data: Mapping[str, Any], name: str) -> int:
-    value = data.get(name)
-    if value is None:
-        return 1
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadInput(f"{name} is {value!r}; it must be a whole number above 0")
-    return value
+    return 1 if data.get(name) is None else fields.count(name, data[name])

@@ -12,7 +12,8 @@ from .. import origins
 from ..config import parse as parse_section
 from ..option_values import ConfigError
 from ..options import DS_CONFIG, MODEL, Options, Policy
-from . import auto_ep, megatron, moe_layers
+from . import auto_ep, files, megatron, moe_layers
+from . import fields as readers
 from .errors import BadInput
 
 # transformers' configs name the same things differently; the first name that is there counts.
@@ -100,10 +101,7 @@ def _model_of(data: Mapping[str, Any], path: str, names: Mapping[str, str]) -> M
 
 
 def _load(path: str) -> Mapping[str, Any]:
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"config {path}: {getattr(error, 'strerror', None) or error}") from error
+    text = files.read(f"config {path}", path)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -147,10 +145,7 @@ def _values(data: Mapping[str, Any], table: Mapping[str, tuple[str, ...]]) -> di
         name = next((name for name in names if data.get(name) is not None), None)
         if name is None or isinstance(data[name], list):  # experts of several widths: nothing that one layer has
             continue
-        value = data[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name} is {value!r}; it must be a whole number above 0")
-        found[field] = value
+        found[field] = readers.count(name, data[name])
     return found
 
 

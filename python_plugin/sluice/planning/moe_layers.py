@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from . import fields
 from .errors import BadInput
 
 MOST = 100_000  # layers of a model, and of a pattern
@@ -39,11 +40,9 @@ def by_stage(data: Mapping[str, Any], layers: int, stages: int) -> list[int]:
 
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
     value = data.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{name} is {value!r}; it must be a whole number")
-    return value
+    if value is not None and type(value) is not int:
+        raise fields.refused(name, "a whole number", value)
+    return default if value is None else value
 
 
 def _every(data: Mapping[str, Any], name: str) -> int:

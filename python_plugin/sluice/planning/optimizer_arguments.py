@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from . import arguments
 from .errors import BadInput
-from .optimizer import ALL_BUCKETS, TIERS
-
-
-def wants(words: list[str]) -> bool:
-    """Whether a command is asked about an optimizer."""
-    return any(word == "--optimizer" or word.startswith("--optimizer=") for word in words)
+from .optimizer import ALL_BUCKETS, TIERS, Workload
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +43,20 @@ def count(text: str) -> int:
     if not 1 <= value <= 2**48:
         raise BadInput(f"--optimizer is {text!r}; give a number of parameters from 1 to 2^48, such as 1.5e9")
     return int(value)
+
+
+def step_of(options: Any) -> Workload:
+    """What both commands are given of a step."""
+    return Workload(
+        count=count(options.optimizer),
+        dtype=options.dtype,
+        slots=options.slots,
+        world_size=options.ranks,
+        decides=options.clips,
+        update_rate=options.update_rate,
+        sum_rate=options.sum_rate,
+        sum_seconds=options.sum_seconds,
+    )
 
 
 def sum_buckets(text: str | None) -> int:

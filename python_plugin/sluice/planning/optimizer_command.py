@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from ..errors import SluiceError
-from . import optimizer_arguments
+from . import command, optimizer_arguments
 from .optimizer import ALL_BUCKETS, FAR, FILE, NEAR, TIERS, Prediction, Workload, by_tier, predict
 from .planner import size
 
@@ -30,14 +26,10 @@ NAMES = {
 }
 
 
+@command.refuses("sluice plan")
 def main(words: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="sluice plan --optimizer",
-        description=__doc__.splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("sluice plan --optimizer", __doc__, EXAMPLE)
     optimizer_arguments.add_step(parser)
     parser.add_argument("--tier", choices=TIERS, default=FAR, help="where masters and moments lie (far)")
     parser.add_argument("--bucket", type=int, default=Workload.bucket, metavar="ELEMENTS", help="(4194304)")
@@ -45,37 +37,19 @@ def main(words: list[str]) -> int:
     optimizer_arguments.add_rates(parser, update="memory that updates use", copy="copies", sum="the link")
     optimizer_arguments.add_answer(parser)
     options = parser.parse_args(words)
-    try:
-        work, budgets = _workload(options), optimizer_arguments.budgets(options.budget)
-        prediction = predict(work)
-    except SluiceError as error:
-        print(f"sluice plan: {error.message}", file=sys.stderr)
-        return 2
-    used = by_tier(work, prediction)
-    fits = all(used[tier] <= budget for tier, budget in budgets.items())
-    if options.json:
-        print(json.dumps(as_dict(work, prediction, budgets, fits), indent=1))
-    else:
-        print("\n".join(lines_of(work, prediction, budgets)))
-    return 0 if fits else 1
-
-
-def _workload(options: Any) -> Workload:
-    return Workload(
-        count=optimizer_arguments.count(options.optimizer),
+    work = replace(
+        optimizer_arguments.step_of(options),
         tier=options.tier,
-        dtype=options.dtype,
         bucket=options.bucket,
-        slots=options.slots,
         sum_buckets=optimizer_arguments.sum_buckets(options.sum_buckets),
-        world_size=options.ranks,
-        decides=options.clips,
-        update_rate=options.update_rate,
         copy_in_rate=options.copy_rate,
         copy_out_rate=options.copy_rate,
-        sum_rate=options.sum_rate,
-        sum_seconds=options.sum_seconds,
     )
+    budgets, prediction = optimizer_arguments.budgets(options.budget), predict(work)
+    used = by_tier(work, prediction)
+    fits = all(used[tier] <= budget for tier, budget in budgets.items())
+    given = work, prediction, budgets
+    return command.answer(options.json, lambda: as_dict(*given, fits), lambda: lines_of(*given), fits)
 
 
 def lines_of(work: Workload, p: Prediction, budgets: dict[str, int]) -> list[str]:
@@ -104,7 +78,8 @@ def lines_of(work: Workload, p: Prediction, budgets: dict[str, int]) -> list[str
     lines += [f"a step takes {p.seconds * 1e3:.2f} ms with k = {taken}"]
     alone = ", ".join(f"{name.replace('_', ' ')} {value * 1e3:.2f}" for name, value in p.parts.items() if value)
     lines += [f"  by themselves (ms): {alone}"]
-    return [*lines, "", f"  {'k':>4} {'ms':>10}", *(f"  {k:>4} {s * 1e3:10.2f}" for k, s in p.seconds_by_k.items())]
+    rows = ((k, command.ms(seconds)) for k, seconds in p.seconds_by_k.items())
+    return [*lines, "", *command.table({"k": ">4", "ms": ">10"}, rows)]
 
 
 def _total(tier: str, what: str, used: dict[str, int], budgets: dict[str, int]) -> str:

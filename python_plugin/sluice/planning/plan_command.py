@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from dataclasses import asdict, replace
 from typing import Any
 
 from .. import timeline
-from ..errors import SluiceError
 from ..timeline.schedule import LANE_NAMES, Schedule
-from . import arguments, optimizer_arguments, optimizer_command, routing, stages_command, written
+from . import arguments, command, files, optimizer_command, routing, stages_command
 from .errors import BadInput
 from .model import Model, complete
 from .planner import (
@@ -40,18 +37,14 @@ exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
 """
 
 
+@command.refuses("sluice plan")
 def main(words: list[str]) -> int:
     """The exit status."""
-    if stages_command.wants(words):
+    if command.wants(words, "--stages"):
         return stages_command.main(words)
-    if optimizer_arguments.wants(words):
+    if command.wants(words, "--optimizer"):
         return optimizer_command.main(words)
-    parser = argparse.ArgumentParser(
-        prog="sluice plan",
-        description=__doc__.splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("sluice plan", __doc__, EXAMPLE)
     arguments.add_machine(parser)
     parser.add_argument("--ranks", type=int, metavar="W", help="of one expert-parallel group; default: the config's")
     arguments.add_model(parser)
@@ -65,25 +58,20 @@ def main(words: list[str]) -> int:
     parser.add_argument("--picture", metavar="FILE.svg", help="the predicted timeline of the first layer")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     options = parser.parse_args(words)
-    try:
-        written.check("--picture", options.picture)
-        for name, value in (("--ranks", options.ranks), ("--outstanding", options.outstanding)):
-            if value is not None and value < 1:
-                raise BadInput(f"{name} is {value}; it must be above 0")
-        model = arguments.model_of(options)
-        options.ranks = options.ranks or model.ranks
-        if options.ranks is None:
-            raise BadInput("--ranks is missing: give it, or a --config that says how experts are shared out")
-        planner = Planner(arguments.machine_of(options, model, options.ranks))
-        made = plan(planner, complete(model), options)
-    except SluiceError as error:
-        print(f"sluice plan: {error.message}", file=sys.stderr)
-        return 2
-    if options.json:
-        print(json.dumps(as_dict(made, planner), indent=1))
-    else:
-        print("\n".join(lines_of(made, planner, options.all)))
-    return 0 if all(layer["decision"].chosen for layer in made["layers"]) else 1
+    files.check("--picture", options.picture)
+    for name, value in (("--ranks", options.ranks), ("--outstanding", options.outstanding)):
+        if value is not None and value < 1:
+            raise BadInput(f"{name} is {value}; it must be above 0")
+    model = arguments.model_of(options)
+    options.ranks = options.ranks or model.ranks
+    if options.ranks is None:
+        raise BadInput("--ranks is missing: give it, or a --config that says how experts are shared out")
+    planner = Planner(arguments.machine_of(options, model, options.ranks))
+    made = plan(planner, complete(model), options)
+    fits = all(layer["decision"].chosen for layer in made["layers"])
+    return command.answer(
+        options.json, lambda: as_dict(made, planner), lambda: lines_of(made, planner, options.all), fits
+    )
 
 
 def workload_of(model: Model, ranks: int, skew: float) -> Workload:
@@ -132,7 +120,7 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
         )
     if options.picture and rows[0]["prediction"]:
         drawn = picture(rows[0]["workload"], rows[0]["decision"].chosen, rows[0]["prediction"])
-        written.write("--picture", options.picture, drawn)
+        files.write("--picture", options.picture, drawn)
     elif options.picture:
         print(f"sluice plan: no {options.picture}: what would be drawn does not fit", file=sys.stderr)
     return {"model": model, "layers": rows}
@@ -217,15 +205,19 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
             lines += _chosen(decision, prediction)
             if row["other"]:
                 lines.append(_compared(row["workload"], prediction, *row["other"]))
-        lines += ["", f"  {'n':>4} {'policy':<26} {'weight gradients':<17} {'ms':>9} {'bytes':>11}  why"]
-        for c in decision.candidates if everything else best_of_each(decision):
-            wgrad = c.choice.wgrad.replace("_", " ")
-            place = f"  {c.choice.num_chunks:4} {c.choice.where:<26} {wgrad:<17} {c.seconds * 1e3:9.2f}"
-            lines.append(f"{place} {size(c.total_bytes):>11}  {c.reason()}")
+        lines += ["", *command.table(_HEADS, map(_row, decision.candidates if everything else best_of_each(decision)))]
     if total:
         lines += ["", f"all MoE layers of a step: {total * 1e3:.2f} ms; " + error_of(made["layers"][0]["prediction"])]
         lines.append("not in it: what the host adds outside of passes (Python, autograd, the rest of the model)")
     return lines
+
+
+_HEADS = {"n": ">4", "policy": "<26", "weight gradients": "<17", "ms": ">9", "bytes": ">11", " why": ""}
+
+
+def _row(c: Candidate) -> tuple[Any, ...]:
+    wgrad = c.choice.wgrad.replace("_", " ")
+    return c.choice.num_chunks, c.choice.where, wgrad, command.ms(c.seconds), size(c.total_bytes), f" {c.reason()}"
 
 
 def error_of(prediction: Prediction | None) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from . import fields, files
 from .errors import BadInput
 
 
@@ -47,10 +47,7 @@ def skew_of(loads: Sequence[int], ranks: int) -> float:
 
 def read(path: str) -> Routing:
     """BadInput names the line and the field."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"routing {path}: {getattr(error, 'strerror', None) or error}") from error
+    lines = files.read(f"routing {path}", path).splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -64,8 +61,7 @@ def read(path: str) -> Routing:
         raise BadInput(f'routing {path}: line 1 must be {{"sluice_routing": 1, "layers": L, "experts": E}}')
     layers, experts = head.get("layers"), head.get("experts")
     for name, value in (("layers", layers), ("experts", experts)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"routing {path}: {name} is {value!r}; it must be a whole number above 0")
+        fields.count(f"routing {path}: {name}", value)
     steps = [_step(path, number, row, layers, experts) for number, row in rows[1:]]
     if not steps:
         raise BadInput(f"routing {path}: it holds no steps; record some (docs/tools.md)")
@@ -84,8 +80,7 @@ def _step(path: str, number: int, row: object, layers: int, experts: int) -> tup
                 f"routing {path}: line {number}: loads[{layer}] has {count} experts, the head says {experts}"
             )
         for expert, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise BadInput(
-                    f"routing {path}: line {number}: loads[{layer}][{expert}] is {value!r}; it must be 0 rows or more"
-                )
+            if not fields.is_whole(value):
+                where = f"routing {path}: line {number}: loads[{layer}][{expert}]"
+                raise fields.refused(where, "0 rows or more", value)
     return tuple(tuple(values) for values in loads)

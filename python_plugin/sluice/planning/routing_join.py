@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from . import written
+from . import command, files
 from .errors import BadInput
 from .routing import Routing, read
 
@@ -21,36 +19,25 @@ exit status: 0 joined; 2 wrong arguments or files, named by file and line
 """
 
 
+@command.refuses("sluice routing")
 def main(words: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="sluice routing",
-        description="Joins recorded expert loads of all ranks and says how uneven they are.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    doc = "Joins recorded expert loads of all ranks and says how uneven they are."
+    parser = command.parser("sluice routing", doc, EXAMPLE)
     parser.add_argument("folder", help="what SLUICE_ROUTING_DIR named")
     parser.add_argument("--out", default="routing.jsonl", metavar="FILE", help="(%(default)s)")
     parser.add_argument("--ranks", type=int, metavar="W", help="of layers whose experts lie on so many ranks")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
-    try:
-        written.check("--out", options.out)
-        ranks = join(options.folder, options.out, options.ranks)
-        trace = read(options.out)
-    except BadInput as error:
-        print(f"sluice routing: {error.message}", file=sys.stderr)
-        return 2
+    files.check("--out", options.out)
+    ranks = join(options.folder, options.out, options.ranks)
+    trace = read(options.out)
     rows = summary(trace, ranks)
-    if options.json:
-        made = {"form": 1, "file": options.out, "steps": len(trace.loads), "ranks": ranks, "experts": trace.experts}
-        print(json.dumps({**made, "layers": rows}, indent=1))
-        return 0
-    print(f"{len(trace.loads)} steps, {trace.layers} layers, {trace.experts} experts, {ranks} ranks -> {options.out}")
-    print("  layer   skew of ranks   of experts   (median over steps of max / mean)")
-    for row in rows:
-        print(f"  {row['layer']:5} {row['rank_skew']:15.2f} {row['expert_skew']:12.2f}")
-    return 0
+    made = {"form": 1, "file": options.out, "steps": len(trace.loads), "ranks": ranks, "experts": trace.experts}
+    found = f"{len(trace.loads)} steps, {trace.layers} layers, {trace.experts} experts, {ranks} ranks -> {options.out}"
+    heads = {"layer": ">5", "skew of ranks": ">15", "of experts": ">12", "  (median over steps of max / mean)": ""}
+    shown = ((row["layer"], f"{row['rank_skew']:.2f}", f"{row['expert_skew']:.2f}") for row in rows)
+    return command.answer(options.json, lambda: {**made, "layers": rows}, lambda: [found, *command.table(heads, shown)])
 
 
 def summary(trace: Routing, ranks: int) -> list[dict[str, Any]]:
@@ -71,11 +58,11 @@ def join(folder: str, out: str, world_size: int | None = None) -> int:
     Experts lie contiguously over the ranks of a group; groups that hold copies of the same experts are summed. Layers
     of groups of another size are another trace: where there are several, `world_size` says which.
     """
-    files = sorted(Path(folder).glob("loads*.jsonl"))
-    if not files:
+    paths = sorted(Path(folder).glob("loads*.jsonl"))
+    if not paths:
         raise BadInput(f"routing {folder}: no loads*.jsonl there; train with SLUICE_ROUTING_DIR={folder}")
     groups: dict[tuple[int, ...], dict[int, dict[int, list[list[int]]]]] = {}
-    for path in files:
+    for path in paths:
         rank, ranks, layers = _read_rank(path)
         # A rank that shares its experts with nobody holds all of them.
         groups.setdefault(ranks if len(ranks) > 1 else (rank,), {})[rank] = layers
@@ -109,17 +96,14 @@ def join(folder: str, out: str, world_size: int | None = None) -> int:
         lines.append(json.dumps({"step": step, "loads": loads}))
     experts = len(json.loads(lines[0])["loads"][0]) if lines else 0
     head = json.dumps({"sluice_routing": 1, "layers": len(numbers), "experts": experts})
-    written.write("--out", out, "\n".join([head, *lines]) + "\n")
+    files.write("--out", out, "\n".join([head, *lines]) + "\n")
     return max(len(ranks) for ranks in groups)
 
 
 def _read_rank(path: Path) -> tuple[int, tuple[int, ...], dict[int, list[list[int]]]]:
     layers: dict[int, list[list[int]]] = {}
     head: Any = None
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"routing {path.name}: {getattr(error, 'strerror', None) or error}") from error
+    lines = files.read(f"routing {path.name}", path).splitlines()
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import SluiceError
 from . import (
     arguments,
     batches_command,
+    command,
     device_command,
-    optimizer_arguments,
+    files,
     routing,
     scaling_plot,
     simulate,
     steps_command,
-    written,
 )
 from .errors import BadInput
 from .model import Model, complete
@@ -36,20 +32,16 @@ exit status: 0 all points fit; 1 one does not fit its budget; 2 wrong arguments 
 """
 
 
+@command.refuses("sluice simulate")
 def main(words: list[str]) -> int:
     """The exit status."""
-    if batches_command.wants(words):
+    if command.wants(words, "--stages"):
         return batches_command.main(words)
-    if optimizer_arguments.wants(words):
+    if command.wants(words, "--optimizer"):
         return steps_command.main(words)
-    if device_command.wants(words):
+    if command.wants(words, "--device"):
         return device_command.main(words)
-    parser = argparse.ArgumentParser(
-        prog="sluice simulate",
-        description=__doc__.splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("sluice simulate", __doc__, EXAMPLE)
     arguments.add_machine(parser)
     parser.add_argument("--ranks", required=True, metavar="W,W,...", help=f"ascending, at most {simulate.MOST_RANKS}")
     parser.add_argument("--scaling", choices=("weak", "strong", "both"), default="weak", help="(%(default)s)")
@@ -64,21 +56,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--picture", metavar="FILE.svg", help="efficiency against ranks")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
-    try:
-        written.check("--picture", options.picture)
-        model = arguments.model_of(options)
-        planner = Planner(arguments.machine_of(options, model, None))
-        made = run(planner, model, options)
-        if options.picture:
-            written.write("--picture", options.picture, _picture(made, planner))
-    except SluiceError as error:
-        print(f"sluice simulate: {error.message}", file=sys.stderr)
-        return 2
-    if options.json:
-        print(json.dumps(as_dict(made, planner), indent=1))
-    else:
-        print("\n".join(lines_of(made, planner)))
-    return 0 if all(p.choice for points in made["scaling"].values() for p in points) else 1
+    files.check("--picture", options.picture)
+    model = arguments.model_of(options)
+    planner = Planner(arguments.machine_of(options, model, None))
+    made = run(planner, model, options)
+    if options.picture:
+        files.write("--picture", options.picture, _picture(made, planner))
+    fits = all(p.choice for points in made["scaling"].values() for p in points)
+    return command.answer(options.json, lambda: as_dict(made, planner), lambda: lines_of(made, planner), fits)
 
 
 def _picture(made: dict[str, Any], planner: Planner) -> str:
@@ -116,16 +101,12 @@ def run(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
     simulator = simulate.Simulator(planner, model.layers, wanted, options.other_ms / 1e3)
     work = workload_of(model, counts[0], 1.0)
 
-    def progress(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
-
     scaling = {}
     if options.scaling in ("weak", "both"):
-        scaling["weak"] = simulate.weak(simulator, work, per_rank, counts, source, progress)
+        scaling["weak"] = simulate.weak(simulator, work, per_rank, counts, source, command.progress)
     if options.scaling in ("strong", "both"):
-        scaling["strong"] = simulate.strong(simulator, work, model.num_experts, counts, source, progress)
-    progress("")
+        scaling["strong"] = simulate.strong(simulator, work, model.num_experts, counts, source, command.progress)
+    command.progress("")
     prices = list(simulator._priced.values())
     return {"model": model, "scaling": scaling, "error": prices[0] if prices else None}
 
@@ -163,23 +144,27 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
     lines = [f"machine {planner.machine.name}; {model.layers} MoE layers of {shape}"]
     for name, points in made["scaling"].items():
         lines += ["", f"{name} scaling (a step of all MoE layers; efficiency against the first row)"]
-        lines.append(
-            f"  {'ranks':>6} {'experts':>7} {'T':>7} {'skew':>5} {'n':>3} {'policy':<20} {'ms':>9} {'unsplit':>9} "
-            f"{'balanced':>9} {'comm':>6} {'Mtok/s':>8} {'eff.':>6} {'at most':>10}"
-        )
-        for p, share in zip(points, simulate.efficiency(points)):
-            place = f"  {p.ranks:6} {p.experts:7} {p.tokens:7} {p.skew_median:5.2f}"
-            if p.choice is None:
-                lines.append(f"{place}   does not fit: {p.shortfall}")
-                continue
-            busy = f"{100 * p.comm_busy / p.seconds:5.0f}%"
-            times = f"{p.seconds * 1e3:9.2f} {p.unsplit_seconds * 1e3:9.2f} {p.balanced_seconds * 1e3:9.2f}"
-            speed = f"{p.tokens_per_second / 1e6:8.2f} {100 * share:5.1f}% {size(p.total_bytes):>10}"
-            by = f" by {'node' if p.deduplicate == 'node' else 'rank'}" if model.deduplicate == "adaptive" else ""
-            lines.append(f"{place} {p.choice.num_chunks:3} {p.choice.where:<20} {times} {busy} {speed}{by}")
+        shares = zip(points, simulate.efficiency(points))
+        lines += command.table(_HEADS, (_row(p, share, model.deduplicate == "adaptive") for p, share in shares))
     lines += ["", "unsplit: n = 1, everything kept; balanced: without the skew; comm: busy share of the fullest rank;"]
     lines.append("at most: bytes of a rank under any routing, which a budget bounds")
     return [*lines, error_of(made["error"])]
+
+
+_HEADS = {
+    "ranks": ">6", "experts": ">7", "T": ">7", "skew": ">5", "n": ">3", "policy": "<20", "ms": ">9", "unsplit": ">9",
+    "balanced": ">9", "comm": ">6", "Mtok/s": ">8", "eff.": ">6", "at most": ">10", "": "",
+}  # fmt: skip
+
+
+def _row(p: simulate.Point, share: float, says_by: bool) -> list[Any]:
+    row = [p.ranks, p.experts, p.tokens, f"{p.skew_median:.2f}"]
+    if p.choice is None:
+        return [*row, f"  does not fit: {p.shortfall}"]
+    times = [command.ms(seconds) for seconds in (p.seconds, p.unsplit_seconds, p.balanced_seconds)]
+    speed = [f"{100 * p.comm_busy / p.seconds:.0f}%", f"{p.tokens_per_second / 1e6:.2f}", f"{100 * share:.1f}%"]
+    by = f"by {'node' if p.deduplicate == 'node' else 'rank'}" if says_by else ""
+    return [*row, p.choice.num_chunks, p.choice.where, *times, *speed, size(p.total_bytes), by]
 
 
 def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:

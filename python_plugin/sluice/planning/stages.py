@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .._library import load
@@ -17,26 +17,6 @@ SCHEDULES = ("1f1b", "gpipe", "message_driven")
 METHODS = ("auto", "exact", "heuristic", "uncoarsened")
 REASONS = ("fastest", "free", "saves", "unburdens", "no_time", "over_budget")
 _OVER_BUDGET = -14
-_NUMBERS = (
-    "forward_seconds",
-    "backward_seconds",
-    "recompute_seconds",
-    "activation_bytes",
-    "checkpoint_bytes",
-    "workspace_bytes",
-    "parameter_bytes",
-    "state_bytes",
-    "output_bytes",
-)
-_OPTION_NUMBERS = (
-    "forward_seconds",
-    "backward_seconds",
-    "resident_bytes",
-    "held_bytes",
-    "copied_bytes",
-    "working_bytes",
-    "arena_bytes",
-)
 
 
 @dataclass(frozen=True)
@@ -71,10 +51,10 @@ class Layer:
     parameter_bytes: int = 0
     state_bytes: int = 0
     output_bytes: int = 0
-    moe: Workload | None = None
-    options: tuple[Option, ...] = ()
     may_recompute: bool = True
     may_offload: bool = True
+    moe: Workload | None = None
+    options: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,7 +179,7 @@ def _problem(problem: Problem, planner: Planner | None, memory: _Memory) -> Any:
     if edges:
         value.edges = memory.keep(ffi.new("sluice_stages_edge_t[]", edges))
     for name, kind, given, wanted in (
-        ("links", "sluice_stages_link_t[]", [_link(link) for link in problem.links], problem.num_stages - 1),
+        ("links", "sluice_stages_link_t[]", [asdict(link) for link in problem.links], problem.num_stages - 1),
         ("budget_bytes", "uint64_t[]", list(problem.budget_bytes), problem.num_stages),
         ("in_flight", "int32_t[]", list(problem.in_flight), problem.num_stages),
     ):
@@ -215,26 +195,14 @@ def _problem(problem: Problem, planner: Planner | None, memory: _Memory) -> Any:
     return value
 
 
-def _link(link: Link) -> dict[str, Any]:
-    return {
-        "bytes_per_second": link.bytes_per_second,
-        "latency_seconds": link.latency_seconds,
-        "full_duplex": int(link.full_duplex),
-    }
-
-
 def _layer(layer: Layer, planner: Planner | None, works: dict[Workload, Any], memory: _Memory) -> Any:
     """works: by layer, so that equal ones are priced once."""
     library = load()
     value = library.new("planner_layer")
-    for name in _NUMBERS:
+    for name in (each.name for each in fields(Layer) if each.type in ("float", "int", "bool")):
         setattr(value, name, getattr(layer, name))
-    value.may_recompute, value.may_offload = int(layer.may_recompute), int(layer.may_offload)
     if layer.options:
-        options = [
-            {"kind": _number("kind", option.kind, KINDS), **{name: getattr(option, name) for name in _OPTION_NUMBERS}}
-            for option in layer.options
-        ]
+        options = [{**asdict(option), "kind": _number("kind", option.kind, KINDS)} for option in layer.options]
         value.options = memory.keep(library.ffi.new("sluice_stages_option_t[]", options))
         value.num_options = len(options)
     if layer.moe is not None:

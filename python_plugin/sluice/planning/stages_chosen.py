@@ -3,14 +3,12 @@ of, which is planned then."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import OverBudget
-from . import machines, stages, stages_file
+from . import files, machines, stages, stages_file
 from .errors import BadInput
 from .planner import Planner
 
@@ -39,17 +37,12 @@ def read(path: str, num_layers: int, num_stages: int, budget: int | None = None)
 
     Raises BadInput naming file and field; OverBudget where nothing fits.
     """
+    text = files.read(path, path)
     try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        data = json.loads(text)
+        data = files.from_json("", text)
         if isinstance(data, Mapping) and "form" in data:
             return _printed(data, num_layers, num_stages, budget)
         return _planned(text, num_layers, num_stages, budget)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not JSON: {error}") from error
     except (BadInput, OverBudget) as error:
         raise type(error)(f"{path}: {error.message}") from None
 

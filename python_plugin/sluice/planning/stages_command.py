@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..errors import SluiceError
-from . import arguments, machines, megatron_layout, stages, stages_file, stages_picture, written
+from . import arguments, command, files, machines, megatron_layout, stages, stages_file, stages_picture
 from .planner import Planner, size
 
 EXAMPLE = """example:
@@ -25,19 +22,10 @@ exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
 """
 
 
-def wants(words: list[str]) -> bool:
-    """Whether `sluice plan` is asked about stages."""
-    return any(word == "--stages" or word.startswith("--stages=") for word in words)
-
-
+@command.refuses("sluice plan")
 def main(words: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="sluice plan --stages",
-        description=__doc__.splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("sluice plan --stages", __doc__, EXAMPLE)
     parser.add_argument("--stages", required=True, metavar="FILE", help="the problem as JSON (docs/tools.md)")
     parser.add_argument("--budget", metavar="BYTES", help="of every stage, over what the file says")
     parser.add_argument("--machine", metavar="NAME|FILE", help="of MoE layers, over what the file says")
@@ -46,31 +34,27 @@ def main(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     shown.add_argument("--layout", choices=["megatron"], help="what --pipeline-model-parallel-layout takes, alone")
     options = parser.parse_args(words)
-    try:
-        written.check("--picture", options.picture)
-        given = stages_file.read(options.stages)
-        problem, budget = given.problem, arguments.budget_of(options.budget)
-        if budget is not None:
-            problem = replace(problem, budget_bytes=(budget,) * problem.num_stages)
-        name = options.machine or given.machine
-        planner = None if name is None else Planner(machines.load(name))
-        made = stages.plan(problem, planner)
-        if options.picture:
-            drawn = stages_picture.svg(problem, made, lines_of(problem, made)[:2])
-            written.write("--picture", options.picture, drawn)
-        if options.layout and not made.shortfall:
-            return _print_layout(problem, made)
-    except SluiceError as error:
-        print(f"sluice plan: {error.message}", file=sys.stderr)
-        return 2
+    files.check("--picture", options.picture)
+    given = stages_file.read(options.stages)
+    problem, budget = given.problem, arguments.budget_of(options.budget)
+    if budget is not None:
+        problem = replace(problem, budget_bytes=(budget,) * problem.num_stages)
+    name = options.machine or given.machine
+    planner = None if name is None else Planner(machines.load(name))
+    made = stages.plan(problem, planner)
+    if options.picture:
+        files.write("--picture", options.picture, stages_picture.svg(problem, made, lines_of(problem, made)[:2]))
     if options.layout:
-        print(f"sluice plan: DOES NOT FIT: {made.shortfall}", file=sys.stderr)
-        return 1
-    print(json.dumps(as_dict(problem, made), indent=1) if options.json else "\n".join(lines_of(problem, made)))
-    return 1 if made.shortfall else 0
+        return _print_layout(problem, made)
+    return command.answer(
+        options.json, lambda: as_dict(problem, made), lambda: lines_of(problem, made), not made.shortfall
+    )
 
 
 def _print_layout(problem: stages.Problem, made: stages.Plan) -> int:
+    if made.shortfall:
+        print(f"sluice plan: DOES NOT FIT: {made.shortfall}", file=sys.stderr)
+        return 1
     names, stage_of = [layer.name for layer in problem.layers], [choice.stage for choice in made.choices]
     layout, lost = megatron_layout.layout_of(names, stage_of, problem.num_stages), megatron_layout.lost_in(made.choices)
     print(layout)
@@ -87,31 +71,35 @@ def lines_of(problem: stages.Problem, plan: stages.Plan) -> list[str]:
     else:
         found = "no plan is faster" if plan.is_optimal else "the best that was found"
         lines.append(
-            f"a step takes {_ms(plan.step_seconds)} ms; the slowest stage is {plan.slowest_stage} "
-            f"with {_ms(plan.slowest_seconds)} ms a micro-batch; {found}"
+            f"a step takes {command.ms(plan.step_seconds, 3)} ms; the slowest stage is {plan.slowest_stage} "
+            f"with {command.ms(plan.slowest_seconds, 3)} ms a micro-batch; {found}"
         )
-    lines += ["", f"  {'stage':>5} {'layers':<12} {'k':>3} {'ms':>9} {'messages':>9} {'copies':>9} {'again':>9}"]
-    lines[-1] += f" {'bytes':>11} {'of budget':>11}"
-    for index, stage in enumerate(plan.stages):
-        members = [i for i, choice in enumerate(plan.choices) if choice.stage == index]
-        budget = stage["budget_bytes"]
-        share = f"{size(budget)} {100 * stage['bytes'] / budget:.0f} %" if budget else "none"
-        seconds = (_ms(stage[f"{name}seconds"]) for name in ("", "message_", "copy_", "extra_"))
-        lines.append(
-            f"  {index:5} {_span(members):<12} {stage['in_flight']:3} "
-            + " ".join(f"{text:>9}" for text in seconds)
-            + f" {size(stage['bytes']):>11}  {share}"
-        )
+    heads = {"stage": ">5", "layers": "<12", "k": ">3", "ms": ">9", "messages": ">9", "copies": ">9", "again": ">9"}
+    stage_rows = (_stage_row(plan, index) for index in range(len(plan.stages)))
     width = max(len(layer.name) for layer in problem.layers)
-    policies = [choice.policy for choice in plan.choices]
-    wide = max(6, *map(len, policies))
-    lines += ["", f"  {'layer':>5} {'name':<{width}} {'stage':>5} {'policy':<{wide}} why"]
+    wide = max(6, *(len(choice.policy) for choice in plan.choices))
+    layer_rows = []
     for index, (layer, choice) in enumerate(zip(problem.layers, plan.choices)):
         share = f" (share of the budget {size(choice.moe.total_bytes)})" if choice.moe else ""
-        lines.append(
-            f"  {index:5} {layer.name:<{width}} {choice.stage:5} {policies[index]:<{wide}} {choice.reason}{share}"
-        )
-    return lines
+        layer_rows.append((index, layer.name, choice.stage, choice.policy, choice.reason + share))
+    return [
+        *lines,
+        "",
+        *command.table({**heads, "bytes": ">11", "  of budget": ""}, stage_rows),
+        "",
+        *command.table(
+            {"layer": ">5", "name": f"<{width}", "stage": ">5", "policy": f"<{wide}", "why": ""}, layer_rows
+        ),
+    ]
+
+
+def _stage_row(plan: stages.Plan, index: int) -> list[Any]:
+    stage = plan.stages[index]
+    members = [i for i, choice in enumerate(plan.choices) if choice.stage == index]
+    budget = stage["budget_bytes"]
+    share = f"{size(budget)} {100 * stage['bytes'] / budget:.0f} %" if budget else "none"
+    seconds = [command.ms(stage[f"{name}seconds"], 3) for name in ("", "message_", "copy_", "extra_")]
+    return [index, _span(members), stage["in_flight"], *seconds, size(stage["bytes"]), " " + share]
 
 
 def _load(problem: stages.Problem) -> str:
@@ -122,10 +110,6 @@ def _load(problem: stages.Problem) -> str:
 
 def _counted(count: int, word: str, plural: str = "s") -> str:
     return f"{count} {word}{'' if count == 1 else plural}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}"
 
 
 def _span(members: list[int]) -> str:

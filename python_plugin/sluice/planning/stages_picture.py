@@ -4,8 +4,8 @@ bytes against its budget."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from xml.sax.saxutils import escape
 
+from ..timeline.shapes import document, rect, text
 from .planner import size
 from .stages import Choice, Layer, Plan, Problem
 
@@ -33,23 +33,22 @@ def svg(problem: Problem, plan: Plan, title: Sequence[str]) -> str:
     rows = zip(members, plan.stages)
     longest = max((max(stage["seconds"], sum(widths[i] for i in own)) for own, stage in rows), default=0.0) or 1e-9
     most = max(max(stage["bytes"], stage["budget_bytes"]) for stage in plan.stages) or 1
-    body = [_text(12, 24 + 20 * i, line, 14, weight="bold") for i, line in enumerate(title)]
+    body = [text(12, 24 + 20 * i, line, 14, weight="bold") for i, line in enumerate(title)]
     y = 24.0 + 20 * len(title)
     for number, (own, stage) in enumerate(zip(members, plan.stages)):
-        body.append(_text(LEFT - 8, y + 15, f"stage {number}", 12, "end"))
+        body.append(text(LEFT - 8, y + 15, f"stage {number}", 12, "end"))
         x = float(LEFT)
         for i in own:
             x = _layer(body, x, y, widths[i] / longest * room, f"{i} {problem.layers[i].name}", plan.choices[i])
-        body.append(_text(LEFT + room + 8, y + 15, f"{stage['seconds'] * 1e3:.3f} ms", 11))
+        body.append(text(LEFT + room + 8, y + 15, f"{stage['seconds'] * 1e3:.3f} ms", 11))
         y += ROW
         y = _links(body, y, stage, room / longest)
         y = _bytes(body, y, stage, room / most) + GAP
     kinds = list(dict.fromkeys(map(_kind, plan.choices)))
     y = _legend(body, y, [(kind, COLOURS[kind]) for kind in kinds])
     y = _legend(body, y, [part for name, part in PARTS.items() if any(s[f"{name}_bytes"] for s in plan.stages)])
-    body.append(_text(LEFT, y + 10, "layers: seconds of a micro-batch, forward and backward; red line: the budget", 11))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 24:.0f}" font-family="sans-serif">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *body, "</svg>\n"])
+    body.append(text(LEFT, y + 10, "layers: seconds of a micro-batch, forward and backward; red line: the budget", 11))
+    return document(WIDTH, y + 24, body)
 
 
 def _seconds(layer: Layer, choice: Choice) -> float:
@@ -68,9 +67,9 @@ def _kind(choice: Choice) -> str:
 
 def _layer(body: list[str], x: float, y: float, width: float, name: str, choice: Choice) -> float:
     tip = f"layer {name}: {choice.policy}; {choice.reason}"
-    body.append(_rect(x, y, max(width, 0.5), ROW - 2, COLOURS[_kind(choice)], ' stroke="#fff" stroke-width="0.5"', tip))
+    body.append(rect(x, y, max(width, 0.5), ROW - 2, COLOURS[_kind(choice)], ' stroke="#fff" stroke-width="0.5"', tip))
     if width > 6.5 * len(name) + 4:
-        body.append(_text(x + width / 2, y + 14, name, 10, "middle"))
+        body.append(text(x + width / 2, y + 14, name, 10, "middle"))
     return x + width
 
 
@@ -80,25 +79,25 @@ def _links(body: list[str], y: float, stage: dict, scale: float) -> float:
         seconds = stage[f"{name}_seconds"]
         if seconds > 0:
             tip = f"{name}: {seconds * 1e3:.3f} ms"
-            body.append(_rect(LEFT, y, seconds * scale, 3, colour, "", tip))
+            body.append(rect(LEFT, y, seconds * scale, 3, colour, "", tip))
             y += 4
     return y
 
 
 def _bytes(body: list[str], y: float, stage: dict, scale: float) -> float:
-    body.append(_text(LEFT - 8, y + 11, "bytes", 10, "end"))
+    body.append(text(LEFT - 8, y + 11, "bytes", 10, "end"))
     x = float(LEFT)
     for name, (words, colour) in PARTS.items():
         value = stage[f"{name}_bytes"]
         if value:
-            body.append(_rect(x, y, value * scale, BAR - 2, colour, "", f"{words}: {size(value)}"))
+            body.append(rect(x, y, value * scale, BAR - 2, colour, "", f"{words}: {size(value)}"))
         x += value * scale
     said, budget = size(stage["bytes"]), stage["budget_bytes"]
     if budget:
         line = LEFT + budget * scale
         body.append(f'<line x1="{line:.1f}" x2="{line:.1f}" y1="{y - 2:.1f}" y2="{y + BAR:.1f}" stroke="#b00"/>')
         said += f" of {size(budget)}"
-    body.append(_text(WIDTH - RIGHT + 8, y + 11, said, 11))
+    body.append(text(WIDTH - RIGHT + 8, y + 11, said, 11))
     return y + BAR
 
 
@@ -107,18 +106,7 @@ def _legend(body: list[str], y: float, entries: Sequence[tuple[str, str]]) -> fl
     for words, colour in entries:
         if x + 16 + 6.5 * len(words) > WIDTH:
             x, y = float(LEFT), y + 18
-        body.append(_rect(x, y, 12, 12, colour))
-        body.append(_text(x + 16, y + 10, words, 11))
+        body.append(rect(x, y, 12, 12, colour))
+        body.append(text(x + 16, y + 10, words, 11))
         x += 34 + 6.5 * len(words)
     return y + 18
-
-
-def _text(x: float, y: float, text: str, points: int, anchor: str = "start", weight: str = "normal") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{points}" text-anchor="{anchor}" font-weight="{weight}"'
-    return f"<text {place}>{escape(text)}</text>"
-
-
-def _rect(x: float, y: float, width: float, height: float, fill: str, extra: str = "", tip: str = "") -> str:
-    inside = f"<title>{escape(tip)}</title>" if tip else ""
-    place = f'x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}"'
-    return f'<rect {place} fill="{fill}"{extra}>{inside}</rect>'

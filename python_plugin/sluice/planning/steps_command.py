@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import SluiceError
-from . import optimizer_arguments
+from . import command, optimizer_arguments
 from .errors import BadInput
-from .optimizer import ALL_BUCKETS, BY_K, FAR, FILE, NEAR, TIERS, Workload, by_tier, predict
+from .optimizer import ALL_BUCKETS, BY_K, FAR, FILE, NEAR, TIERS, by_tier, predict
 from .planner import size
 
 EXAMPLE = """examples:
@@ -44,14 +40,10 @@ class Point:
     fits: bool
 
 
+@command.refuses("sluice simulate")
 def main(words: list[str]) -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(
-        prog="sluice simulate --optimizer",
-        description=(__doc__ or "").splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("sluice simulate --optimizer", __doc__, EXAMPLE)
     optimizer_arguments.add_step(parser)
     parser.add_argument("--tiers", metavar="TIER,...", help=f"of {', '.join(TIERS)}")
     parser.add_argument("--buckets", default=BUCKETS, metavar="ELEMENTS,...", help="(%(default)s)")
@@ -64,13 +56,9 @@ def main(words: list[str]) -> int:
     )
     optimizer_arguments.add_answer(parser)
     options = parser.parse_args(words)
-    try:
-        points = points_of(options)
-    except SluiceError as error:
-        print(f"sluice simulate: {error.message}", file=sys.stderr)
-        return 2
-    print(json.dumps(as_dict(points), indent=1) if options.json else "\n".join(_lines(options, points)))
-    return 0 if any(point.fits for point in points) else 1
+    points = points_of(options)
+    fits = any(point.fits for point in points)
+    return command.answer(options.json, lambda: as_dict(points), lambda: _lines(options, points), fits)
 
 
 def points_of(options: Any) -> list[Point]:
@@ -79,16 +67,7 @@ def points_of(options: Any) -> list[Point]:
         raise BadInput("--update-rate is missing: without it a step takes no time; `sluice doctor --tiers` measures it")
     rates = {NEAR: 0.0, FAR: options.copy_rate, FILE: options.file_rate}
     budgets = optimizer_arguments.budgets(options.budget)
-    step = Workload(
-        count=optimizer_arguments.count(options.optimizer),
-        dtype=options.dtype,
-        slots=options.slots,
-        world_size=options.ranks,
-        decides=options.clips,
-        update_rate=options.update_rate,
-        sum_rate=options.sum_rate,
-        sum_seconds=options.sum_seconds,
-    )
+    step = optimizer_arguments.step_of(options)
     points = []
     for tier in _tiers(options.tiers, rates):
         for bucket in _buckets(options.buckets):
@@ -139,21 +118,20 @@ def _lines(options: Any, points: list[Point]) -> list[str]:
     ks = list(dict.fromkeys(point.k for point in points))
     summed = f", summed over {options.ranks} ranks" if options.ranks > 1 else ""
     lines = [f"{optimizer_arguments.count(options.optimizer):,} parameters in {options.dtype}{summed}", ""]
-    heads = "".join(f" {'k = ' + k:>9}" for k in ks) if len(ks) > 1 else f" {'ms':>9}"
-    lines.append(f"  {'tier':<4} {'bucket':>11}{heads}  {'longest part':<16} {'near':>11} {'far':>11} {'file':>11}")
-    best = best_of(points)
+    times = {f"k = {k}": ">9" for k in ks} if len(ks) > 1 else {"ms": ">9"}
+    heads = {"tier": "<4", "bucket": ">11", **times, " longest part": "<17", **dict.fromkeys(TIERS, ">11"), "": ""}
+    best, rows = best_of(points), []
     for at in range(0, len(points), len(ks)):
         row = points[at : at + len(ks)]
         lead = best_of(row) or min(row, key=lambda point: point.seconds)
         part = max(lead.parts, key=lambda name: lead.parts[name])
-        longest = f"{part.replace('_', ' ')} {lead.parts[part] * 1e3:.2f}"
+        longest = f" {part.replace('_', ' ')} {command.ms(lead.parts[part])}"
         note = "  does not fit" if not lead.fits else f"  best: k = {lead.k}" if lead is best else ""
-        lines.append(
-            f"  {lead.tier:<4} {lead.bucket:>11,}{''.join(f' {point.seconds * 1e3:9.2f}' for point in row)}"
-            f"  {longest:<16} {''.join(f'{size(lead.tiers[tier]) if lead.tiers[tier] else 0:>11} ' for tier in TIERS)}"
-            f"{note}".rstrip()
-        )
-    return [*lines, "", "milliseconds; the longest part by itself, and bytes, with the row's best k"]
+        taken = (size(lead.tiers[tier]) if lead.tiers[tier] else 0 for tier in TIERS)
+        seconds = (command.ms(point.seconds) for point in row)
+        rows.append((lead.tier, f"{lead.bucket:,}", *seconds, longest, *taken, note))
+    table = command.table(heads, rows)
+    return [*lines, *table, "", "milliseconds; the longest part by itself, and bytes, with the row's best k"]
 
 
 def as_dict(points: list[Point]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from .._library import load
 from ..config import TunerOptions
 from ..errors import OverBudget, SluiceError
 from ..options import ContextOptions
-from . import ahead, arguments, interference, written
+from . import ahead, arguments, command, files, interference
 from .errors import BadInput
 from .machines import Machine
 from .model import Model, complete
@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
         return 0
     planner = Planner(machine)
     try:
-        written.write("--out", options.out, json.dumps(machine.data, indent=1) + "\n")
+        files.write("--out", options.out, json.dumps(machine.data, indent=1) + "\n")
         made = _planned(planner, model, options, ranks) if _wants_plan(model, options) else None
     except SluiceError as error:
         return _complain(error, 2)
@@ -71,12 +71,7 @@ def main(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sluice tune",
-        description=__doc__.splitlines()[0],
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser("sluice tune", __doc__, EXAMPLE)
     arguments.add_model(parser)
     arguments.add_choice(parser)
     parser.add_argument("--out", default="machine.json", metavar="FILE", help="for --machine (%(default)s)")
@@ -118,7 +113,7 @@ def _asked(options: Any, first: bool) -> tuple[Model, str | bool | None]:
     if not 0.05 <= options.seconds <= 3600:
         raise BadInput(f"--seconds is {options.seconds:g}; it must be in [0.05, 3600]")
     if first:
-        written.check("--out", options.out)
+        files.check("--out", options.out)
     if _wants_plan(model, options):
         model = complete(model)
     return model, _place(options, model)
@@ -172,7 +167,7 @@ def _decide(context: Any, model: Model, options: Any, place: str | bool, first: 
     and where the steps did not decide.
     """
     try:
-        steps = ahead.settle(context, model, options.steps, _progress(first))
+        steps = ahead.settle(context, model, options.steps, command.progress if first else lambda text: None)
     except OverBudget as error:
         if first:
             print(f"sluice tune: nothing kept: {error}", file=sys.stderr)
@@ -182,14 +177,6 @@ def _decide(context: Any, model: Model, options: Any, place: str | bool, first: 
             print(f"sluice tune: nothing kept: undecided after {steps} steps; allow more: --steps", file=sys.stderr)
         return None
     return {"steps": steps, **ahead.keep(context, place, options.cache_dir)} if first else None
-
-
-def _progress(speaks: bool) -> Callable[[str], None]:
-    def tell(text: str) -> None:
-        if speaks and sys.stderr.isatty():
-            print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
-
-    return tell
 
 
 @contextmanager

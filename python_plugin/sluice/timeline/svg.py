@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from xml.sax.saxutils import escape
 
+from . import shapes
 from .model import Arrow, Event, Panel
 
 WIDTH, LEFT, RIGHT = 1180, 170, 20
@@ -49,7 +49,7 @@ def svg(panels: Sequence[Panel], title: str, colour: Callable[[Event], str] = by
         raise ValueError("nothing to draw: no panel has an event")
     longest = max(end - begin for begin, end in (panel.span() for panel in shown)) or 1e-9
     scale = (WIDTH - LEFT - RIGHT) / longest
-    body = [_text(12, 24, title, 15, weight="bold")]
+    body = [shapes.text(12, 24, title, 15, weight="bold")]
     most = max(
         (max(panel.reserved_bytes or 0.0, *(size for _, size in panel.bytes)) for panel in shown if panel.bytes),
         default=0.0,
@@ -60,26 +60,13 @@ def svg(panels: Sequence[Panel], title: str, colour: Callable[[Event], str] = by
     _ruler(body, longest, scale, y)
     y += 20
     y = _legend(body, shown, y, colour)
-    body.append(_text(12, y + 12, note or "full colour: forward; pale: backward", 11))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 24:.0f}" font-family="sans-serif">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *body, "</svg>\n"])
-
-
-def _text(x: float, y: float, text: str, size: int = 12, anchor: str = "start", weight: str = "normal") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
-    return f"<text {place}>{escape(text)}</text>"
-
-
-def _rect(x: float, y: float, width: float, height: float, fill: str, extra: str = "", tip: str = "") -> str:
-    inside = f"<title>{escape(tip)}</title>" if tip else ""
-    return (
-        f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" fill="{fill}"{extra}>{inside}</rect>'
-    )
+    body.append(shapes.text(12, y + 12, note or "full colour: forward; pale: backward", 11))
+    return shapes.document(WIDTH, y + 24, body)
 
 
 def _panel(body: list[str], panel: Panel, y: float, scale: float, most: float, colour: Callable[[Event], str]) -> float:
     begin, _ = panel.span()
-    body.append(_text(12, y + 14, panel.title, 13, weight="bold"))
+    body.append(shapes.text(12, y + 14, panel.title, 13, weight="bold"))
     y += 20
     ranks = sorted({event.rank for event in panel.events})
     used = {event.lane for event in panel.events}
@@ -90,8 +77,8 @@ def _panel(body: list[str], panel: Panel, y: float, scale: float, most: float, c
             if lane not in used:
                 continue
             name = f"{panel.unit} {rank}  {label}" if len(ranks) > 1 else label
-            body.append(_rect(LEFT, y, WIDTH - LEFT - RIGHT, LANE_HEIGHT - 3, "#f3f3f3"))
-            body.append(_text(LEFT - 8, y + 13, name, 11, "end"))
+            body.append(shapes.rect(LEFT, y, WIDTH - LEFT - RIGHT, LANE_HEIGHT - 3, "#f3f3f3"))
+            body.append(shapes.text(LEFT - 8, y + 13, name, 11, "end"))
             for event in panel.events:
                 if event.rank == rank and event.lane == lane:
                     _event(body, event, LEFT + (event.begin - begin) * scale, y, event.seconds * scale, colour)
@@ -120,12 +107,12 @@ def _event(body: list[str], event: Event, x: float, y: float, width: float, colo
     shade = 1.0 if event.direction == "forward" else 0.62
     extra = f' fill-opacity="{shade}" stroke="#fff" stroke-width="0.4"'
     tip = f"{event.title()}: {_time(event.seconds)}"
-    body.append(_rect(x, y, max(0.6, width), LANE_HEIGHT - 3, colour(event), extra, tip))
+    body.append(shapes.rect(x, y, max(0.6, width), LANE_HEIGHT - 3, colour(event), extra, tip))
     text = IN_BOXES.get(event.label, IN_BOXES.get(event.op, ""))
     if text and event.chunk >= 0:
         text += f" {event.chunk}"
     if text and width >= 6.2 * len(text) + 2:
-        body.append(_text(x + width / 2, y + 12.5, text, 10, "middle"))
+        body.append(shapes.text(x + width / 2, y + 12.5, text, 10, "middle"))
 
 
 def _slots(body: list[str], panel: Panel, y: float, begin: float, scale: float) -> float:
@@ -133,17 +120,17 @@ def _slots(body: list[str], panel: Panel, y: float, begin: float, scale: float) 
     rows = list(dict.fromkeys((hold.tensor, hold.slot) for hold in panel.holds))
     if not rows:
         return y
-    body.append(_text(12, y + 9, "slots", 10, weight="bold"))
+    body.append(shapes.text(12, y + 9, "slots", 10, weight="bold"))
     for tensor, slot in rows:
-        body.append(_text(LEFT - 8, y + 9, f"{tensor} [{slot}]", 9, "end"))
-        body.append(_rect(LEFT, y + 1, WIDTH - LEFT - RIGHT, SLOT_HEIGHT - 2, "#fafafa"))
+        body.append(shapes.text(LEFT - 8, y + 9, f"{tensor} [{slot}]", 9, "end"))
+        body.append(shapes.rect(LEFT, y + 1, WIDTH - LEFT - RIGHT, SLOT_HEIGHT - 2, "#fafafa"))
         for hold in panel.holds:
             if (hold.tensor, hold.slot) != (tensor, slot):
                 continue
             x, width = LEFT + (hold.begin - begin) * scale, (hold.end - hold.begin) * scale
             fill = COLOURS[hold.chunk % len(COLOURS)]
             tip = f"{tensor} [{slot}] holds chunk {hold.chunk}: {_time(hold.end - hold.begin)}"
-            body.append(_rect(x, y + 1, max(0.6, width), SLOT_HEIGHT - 2, fill, ' fill-opacity="0.75"', tip))
+            body.append(shapes.rect(x, y + 1, max(0.6, width), SLOT_HEIGHT - 2, fill, ' fill-opacity="0.75"', tip))
         y += SLOT_HEIGHT
     return y + 4
 
@@ -163,14 +150,14 @@ def _bytes(body: list[str], panel: Panel, y: float, begin: float, scale: float, 
     points.append(f"{x:.1f},{bottom:.1f}")
     body.append(f'<polygon points="{" ".join(points)}" fill="#cfd8e3" stroke="#5b6b7f" stroke-width="0.8"/>')
     peak = max(value for _, value in panel.bytes)
-    body.append(_text(LEFT - 8, y + 16, panel.bytes_words[0], 10, "end"))
-    body.append(_text(LEFT - 8, y + 29, f"peak {_size(peak)}", 9, "end"))
+    body.append(shapes.text(LEFT - 8, y + 16, panel.bytes_words[0], 10, "end"))
+    body.append(shapes.text(LEFT - 8, y + 29, f"peak {_size(peak)}", 9, "end"))
     if panel.reserved_bytes:
         line = bottom - panel.reserved_bytes / top * (BYTES_HEIGHT - 6)
         dash = 'stroke="#b33" stroke-width="0.8" stroke-dasharray="4 3"'
         body.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{line:.1f}" y2="{line:.1f}" {dash}/>')
         words = f"{panel.bytes_words[1]} {_size(panel.reserved_bytes)} (red)"
-        body.append(_text(LEFT - 8, y + 41, words, 9, "end"))
+        body.append(shapes.text(LEFT - 8, y + 41, words, 9, "end"))
     return bottom + 6
 
 
@@ -179,7 +166,7 @@ def _ruler(body: list[str], longest: float, scale: float, y: float) -> None:
     for k in range(int(longest / step + 1e-9) + 1):
         x = LEFT + k * step * scale
         body.append(f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{y:.0f}" stroke="#bbb" stroke-width="0.5"/>')
-        body.append(_text(x, y + 12, _time(k * step), 10, "middle"))
+        body.append(shapes.text(x, y + 12, _time(k * step), 10, "middle"))
 
 
 def _legend(body: list[str], panels: list[Panel], y: float, colour: Callable[[Event], str]) -> float:
@@ -188,13 +175,13 @@ def _legend(body: list[str], panels: list[Panel], y: float, colour: Callable[[Ev
     chunks = sorted({event.chunk for panel in panels for event in panel.events if event.chunk >= 0})
     x = float(LEFT)
     for chunk in chunks[: len(COLOURS)]:
-        body.append(_rect(x, y, 12, 12, COLOURS[chunk % len(COLOURS)]))
-        body.append(_text(x + 16, y + 10, f"chunk {chunk}", 10))
+        body.append(shapes.rect(x, y, 12, 12, COLOURS[chunk % len(COLOURS)]))
+        body.append(shapes.text(x + 16, y + 10, f"chunk {chunk}", 10))
         x += 72
     kinds = list(dict.fromkeys(e.op for p in panels for e in p.events if e.op in IN_BOXES and IN_BOXES[e.op] != e.op))
     words = [f"{IN_BOXES[kind]} = {kind}" for kind in kinds]
     for row in range(0, len(words), 8):
-        body.append(_text(LEFT, y + 28, ",  ".join(words[row : row + 8]), 10))
+        body.append(shapes.text(LEFT, y + 28, ",  ".join(words[row : row + 8]), 10))
         y += 14
     return y + 24
 

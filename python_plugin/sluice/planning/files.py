@@ -1,8 +1,10 @@
-"""Files that the planning tools write: refused before the work, not after it."""
+"""Files that the planning tools read and write; one that cannot be written is refused before the work."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from .errors import BadInput
 
@@ -24,3 +26,19 @@ def write(option: str, path: str, text: str) -> None:
         Path(path).write_text(text)
     except OSError as error:
         raise BadInput(f"{option} {path}: {error.strerror}") from error
+
+
+def read(what: str, path: str | Path) -> str:
+    """Its text, or BadInput that begins with `what`."""
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{what}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def from_json(what: str, text: str) -> Any:
+    """Parsed, or BadInput that begins with `what`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{what}not JSON: {error}") from error

@@ -1,0 +1,115 @@
+"""Readers of the fields of JSON: each takes where a value stands and the value, and refuses it by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..option_values import ConfigError, number_of_bytes
+from .errors import BadInput
+
+Read = Callable[[str, Any], Any]
+
+
+def refused(where: str, wanted: str, value: Any) -> BadInput:
+    """What stands there, and what may."""
+    return BadInput(f"{where} is {value!r}; it must be {wanted}")
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Whether it is a whole number from `least` on, which true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def count(where: str, value: Any) -> int:
+    """1 or more."""
+    if not is_whole(value, 1):
+        raise refused(where, "a whole number above 0", value)
+    return value
+
+
+def whole(least: int) -> Read:
+    """From `least` on, in 32 bits."""
+
+    def read(where: str, value: Any) -> int:
+        if not is_whole(value, least) or value >= 1 << 31:
+            raise refused(where, f"a whole number from {least} on", value)
+        return value
+
+    return read
+
+
+def seconds(where: str, value: Any) -> float:
+    """Or another number, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise refused(where, "a number from 0 on", value)
+    return float(value)
+
+
+def size(where: str, value: Any) -> int:
+    """Bytes, as in the "sluice" section, or 0."""
+    if value == 0 and not isinstance(value, bool):
+        return 0
+    try:
+        return number_of_bytes(where, value)
+    except ConfigError:
+        raise refused(where, 'bytes, or text such as "20GiB"', value) from None
+
+
+def flag(where: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise refused(where, "true or false", value)
+    return value
+
+
+def text(where: str, value: Any) -> str:
+    """Any."""
+    if not isinstance(value, str):
+        raise refused(where, "text", value)
+    return value
+
+
+def one_of(known: tuple[str, ...]) -> Read:
+    """A word among these."""
+
+    def read(where: str, value: Any) -> str:
+        if value not in known:
+            raise refused(where, f"one of {', '.join(known)}", value)
+        return value
+
+    return read
+
+
+def list_of(read: Read) -> Read:
+    """A list, as a tuple of what was read."""
+
+    def read_all(where: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise refused(where, "a list", value)
+        return tuple(read(f"{where}[{i}]", one) for i, one in enumerate(value))
+
+    return read_all
+
+
+def each_or_list(read: Read) -> Read:
+    """A list, or one value that is the same for all."""
+
+    def read_any(where: str, value: Any) -> Any:
+        return list_of(read)(where, value) if isinstance(value, list) else read(where, value)
+
+    return read_any
+
+
+def members(where: str, value: Any, known: Mapping[str, Read], needed: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of an object that are there, read. An unknown one is refused with the known ones."""
+    place = where or "the file"
+    if not isinstance(value, dict):
+        raise refused(place, "an object", value)
+    for key in value:
+        if key not in known:
+            raise BadInput(f"{place}: unknown field {key!r}; known are {', '.join(known)}")
+    for key in needed:
+        if key not in value:
+            raise BadInput(f"{place}: the field {key!r} is missing")
+    return {key: known[key](f"{where}.{key}" if where else key, one) for key, one in value.items()}

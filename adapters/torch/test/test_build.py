@@ -1,13 +1,18 @@
 """The builder of the shared object, with a compiler that only writes down that it was called."""
 
 import os
+import pathlib
 import stat
 import subprocess
 import sys
+import zipfile
 
 import pytest
+from sluice.adapters.torch import build
 from sluice.adapters.torch.build import SOURCES
 
+OTHER_TORCH = "2.11.0"  # that of the machines with a GPU on which integration_tests/gpu is to run first
+VENDOR = pathlib.Path(__file__).resolve().parents[3] / ".venv-vendor"
 ONCE = len(SOURCES) + 1  # calls of the compiler: each source, and the link
 COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo stub {version}; exit 0; fi
@@ -100,3 +105,33 @@ def test_Build_CompilerFails_ShowsItsWordsAndLeavesNothing(tmp_path):
     code, text = finish(start("--out", str(out), CXX=compiler(tmp_path, "echo 'error: such a pity'; exit 1")))
     assert code == 1 and "such a pity" in text and "Traceback" not in text
     assert [name for name in os.listdir(out) if not name.startswith(".")] == []
+
+
+def headers_of(torch_version):
+    """The headers out of that release's wheel. 530 MB are downloaded the first time. 62 MB stay, where `./test
+    --vendor` keeps what it downloads.
+    """
+    folder = VENDOR / f"torch-{torch_version}"
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", part, f"torch=={torch_version}"]
+        subprocess.run(pip, check=True)
+        (wheel,) = part.glob("torch-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(part, [name for name in archive.namelist() if name.startswith("torch/include/")])
+        wheel.unlink()
+        part.rename(folder)
+    return folder / "torch" / "include"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+def test_Sources_WithTheTorchOfAGpuMachine_Compile():
+    """Two ranks on CUDA compile the adapter there, against another torch than the one that is installed here."""
+    include = headers_of(OTHER_TORCH)
+    folders = [*("-I", build.include_dir()), *("-isystem", include), *("-isystem", include / "torch/csrc/api/include")]
+    flags = [flag for flag in build.FLAGS if "prefix-map" not in flag]
+    for name in SOURCES:
+        command = ["g++", *flags, *folders, "-fsyntax-only", os.path.join(build.HERE, name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr[-3000:]

@@ -3,6 +3,7 @@ built none, the installed one. Says aloud what is missing, with exit status 77."
 
 import contextlib
 import fcntl
+import importlib.util
 import io
 import os
 import pathlib
@@ -19,23 +20,25 @@ def skip(why):
 
 def ready(fake):
     """The device to work on, once torch and sluice can be imported."""
-    try:
-        import torch
-    except ImportError:
+    if importlib.util.find_spec("torch") is None:
         skip("PyTorch is not installed")
     build = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", "."))
-    if fake:
-        if (build / "libsluice.so.0").exists():
-            _stage(build)
-        try:
-            import sluice.adapters.torch  # noqa: F401
-        except ImportError as error:
-            skip(f"{error}: run .venv/bin/python python_plugin/packaging/install.py")
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
+    is_built = (build / "libsluice.so.0").exists()
+    if is_built or not fake:
+        _stage(build)  # before torch, which loads an installed `sluice` with its other extensions
+    import torch
+
+    if not fake and not torch.cuda.is_available():
         skip(f"torch {torch.__version__} sees no CUDA device")
-    _stage(build)
-    return torch.device("cuda", torch.cuda.current_device())
+    try:
+        import sluice.adapters.torch
+    except ImportError as error:
+        if is_built:
+            raise
+        skip(f"{error}: run .venv/bin/python python_plugin/packaging/install.py")
+    if is_built and build.resolve() not in pathlib.Path(sluice.__file__).resolve().parents:
+        sys.exit(f"sluice comes from {sluice.__file__}, and not from what was built in {build}")
+    return torch.device("cpu") if fake else torch.device("cuda", torch.cuda.current_device())
 
 
 def _stage(build):

@@ -9,34 +9,17 @@
 
 #include <cmocka.h>
 
-#include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/run/choose_mode.h"
-#include "capi/test/cuda/fakes.h"
+#include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/capacity_budgets.h"
-#include "capi/test/world/checks.h"
-
-/* No hazard between any two accesses, and nothing left. */
-static void run(const case_t* c, result_t* out) {
-  char text[200], live[200];
-  fakes_open(c->world_size, 1);
-  world_run(c, out);
-  if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("hazard: %s", text);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-}
 
 static budget_suite_t suite_of(void) {
-  budget_suite_t suite = {.base = capacity_budget_base(), .run = run, .least_ranks = 1, .is_slow = 1};
+  budget_suite_t suite = {.base = capacity_budget_base(), .run = run_on_fakes, .least_ranks = 1, .is_slow = 1};
   suite.base.hidden_width = 24, suite.base.model_width = 12;
   suite.base.machine = fakes_machine();
   return suite;
-}
-
-static void CudaCapacityBudget_FromTheSmallestUp_PeakIsPlannedToTheByte(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  capacity_budget_peak_is_planned(&suite);
 }
 
 static void CudaCapacityBudget_HostWaits_NoneInForwardAndBackward(void** state) {
@@ -45,27 +28,13 @@ static void CudaCapacityBudget_HostWaits_NoneInForwardAndBackward(void** state) 
   for (int w = 0; w < 3; ++w) {
     case_t c = capacity_budget_case(&suite, capacity_budget_ranks[w], 3);
     result_t out;
-    char live[200];
     c.budget = 1;
     c.budget = 2 * capacity_budget_smallest(&suite, &c);
-    fakes_open(c.world_size, 1);
-    world_run(&c, &out);
+    run_on_fakes(&c, &out);
     must_work(&c, &out);
-    for (int32_t r = 0; r < c.world_size; ++r) {
-      for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
-        assert_int_equal(fakes_waits(r, direction).reads, 0);
-        if (c.world_size == 1) assert_int_equal(fakes_waits(r, direction).of_driver, 0);
-      }
-    }
-    assert_int_equal(fakes_close(live, sizeof live), 0);
+    must_read(&c, 0, 0);
     world_free(&out);
   }
-}
-
-static void CudaCapacityBudget_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  capacity_budget_more_outstanding_than_said(&suite);
 }
 
 /* ---- capture under a plan -------------------------------------------------------------------------------------- */
@@ -97,11 +66,9 @@ static sluice_plan_t* open_planned(rig_t* rig, int policy, sluice_plan_info_t* o
 }
 
 static void close_planned(rig_t* rig, sluice_plan_t* plan) {
-  char live[200], hazard[200];
   sluice_plan_destroy(plan);
   rig_close(rig);
-  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("hazard: %s", hazard);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  fakes_must_be_clean();
   rig_use_machine(NULL, 0);
 }
 
@@ -235,9 +202,11 @@ static void CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName(void** state) {
 int main(void) {
   setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaCapacityBudget_FromTheSmallestUp_PeakIsPlannedToTheByte),
+      BUDGET_TEST(CudaCapacityBudget_FromTheSmallestUp_PeakIsPlannedToTheByte, suite_of(),
+                  capacity_budget_peak_is_planned),
       cmocka_unit_test(CudaCapacityBudget_HostWaits_NoneInForwardAndBackward),
-      cmocka_unit_test(CudaCapacityBudget_MoreOutstandingThanSaid_RefusedOnAllRanks),
+      BUDGET_TEST(CudaCapacityBudget_MoreOutstandingThanSaid_RefusedOnAllRanks, suite_of(),
+                  capacity_budget_more_outstanding_than_said),
       cmocka_unit_test(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted),
       cmocka_unit_test(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName),
       cmocka_unit_test(CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName),

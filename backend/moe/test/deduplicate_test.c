@@ -15,9 +15,9 @@
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/make_layer.h"
+#include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
-#include "capi/test/world/checks.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();
@@ -36,14 +36,15 @@ static void assert_same_at_experts(const case_t* c, const result_t* a, const res
   if (c->callback_experts) return;
   assert_memory_equal(a->grad_params[0], b->grad_params[0], (size_t)matrix_elements(c) * sizeof(double));
   assert_memory_equal(a->grad_params[2], b->grad_params[2], (size_t)matrix_elements(c) * sizeof(double));
+  if (c->gated) assert_memory_equal(a->grad_params[1], b->grad_params[1], (size_t)matrix_elements(c) * sizeof(double));
 }
 
 static void check(const case_t* c) {
   result_t got, plain, want;
   case_t without = *c;
   without.deduplicate = 0, without.chunking = SLUICE_CHUNKING_TOKENS;
-  world_run(c, &got);
-  world_run(&without, &plain);
+  case_run(c, &got);
+  case_run(&without, &plain);
   world_reference(c, &want);
   must_work(c, &got);
   must_work(c, &plain);
@@ -149,7 +150,7 @@ static void Deduplicate_ManyCycles_KeepNoMemory(void** state) {
   case_t c = base_case();
   c.world_size = 3, c.num_chunks = 3, c.cycles = 3;
   result_t got;
-  world_run(&c, &got);
+  case_run(&c, &got);
   must_work(&c, &got);
   for (int32_t r = 0; r < 3; ++r) assert_int_equal(got.growth[r], 0);
   world_free(&got);
@@ -162,9 +163,9 @@ static void Deduplicate_OneRoutePerToken_HasTheBitsOfRows(void** state) {
     case_t c = base_case();
     c.dtype = dtype, c.top_k = 1, c.world_size = 3, c.num_chunks = 2;
     result_t got, plain;
-    world_run(&c, &got);
+    case_run(&c, &got);
     c.deduplicate = 0, c.chunking = SLUICE_CHUNKING_TOKENS;
-    world_run(&c, &plain);
+    case_run(&c, &plain);
     assert_true(world_identical(&c, &got, &plain, 1));
     world_free(&got);
     world_free(&plain);
@@ -178,9 +179,9 @@ static void Deduplicate_AnyNumberOfChunks_HasTheSameBits(void** state) {
     case_t c = base_case();
     c.dtype = dtype, c.world_size = 4;
     result_t one, many;
-    world_run(&c, &one);
+    case_run(&c, &one);
     for (c.num_chunks = 2; c.num_chunks <= 7; ++c.num_chunks) {
-      world_run(&c, &many);
+      case_run(&c, &many);
       assert_true(world_identical(&c, &one, &many, 0));
       world_free(&many);
     }
@@ -228,10 +229,10 @@ static void Deduplicate_BytesSent_AreThoseOfTokenCopies(void** state) {
       c.restore_input = redispatches ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
       c.restore_pre_activation = SLUICE_RESTORE_KEEP;
       result_t got, plain;
-      world_run(&c, &got);
+      case_run(&c, &got);
       case_t without = c;
       without.deduplicate = 0;
-      world_run(&without, &plain);
+      case_run(&without, &plain);
       must_work(&c, &got);
       for (int32_t r = 0; r < w; ++r) {
         traffic_t t = traffic_of(&c, r);
@@ -253,36 +254,6 @@ static budget_suite_t suite_of(void) {
   budget_suite_t suite = {.base = budget_base_case(), .run = world_run, .least_ranks = 2};
   suite.base.top_k = 4, suite.base.deduplicate = 1;
   return suite;
-}
-
-static void DeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_from_the_smallest_up(&suite);
-}
-
-static void DeduplicateBudget_OneHotExpert_StaysWithinThePlan(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_one_hot_expert(&suite);
-}
-
-static void DeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_odd_shapes_and_policies(&suite);
-}
-
-static void DeduplicateBudget_MoreOutstandingThanSaid_RefusedByName(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_more_outstanding_than_said(&suite);
-}
-
-static void DeduplicateHostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  host_budget_one_hot_expert(&suite);
 }
 
 static void DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach(void** state) {
@@ -429,11 +400,12 @@ int main(void) {
       cmocka_unit_test(Deduplicate_OneRoutePerToken_HasTheBitsOfRows),
       cmocka_unit_test(Deduplicate_AnyNumberOfChunks_HasTheSameBits),
       cmocka_unit_test(Deduplicate_BytesSent_AreThoseOfTokenCopies),
-      cmocka_unit_test(DeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame),
-      cmocka_unit_test(DeduplicateBudget_OneHotExpert_StaysWithinThePlan),
-      cmocka_unit_test(DeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame),
-      cmocka_unit_test(DeduplicateBudget_MoreOutstandingThanSaid_RefusedByName),
-      cmocka_unit_test(DeduplicateHostBudget_OneHotExpert_ResultsAreTheSame),
+      BUDGET_TEST(DeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
+      BUDGET_TEST(DeduplicateBudget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
+      BUDGET_TEST(DeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
+      BUDGET_TEST(DeduplicateBudget_MoreOutstandingThanSaid_RefusedByName, suite_of(),
+                  budget_more_outstanding_than_said),
+      BUDGET_TEST(DeduplicateHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
       cmocka_unit_test(DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach),
       cmocka_unit_test(DeduplicateBudget_RepeatedIds_StayWithinThePlan),
       cmocka_unit_test(DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame),
@@ -441,6 +413,9 @@ int main(void) {
       cmocka_unit_test(Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank),
       cmocka_unit_test(Deduplicate_ConfigsItDoesNotTake_AreRefusedByName),
       cmocka_unit_test(Deduplicate_PartsAlone_AreRefusedByName),
+      TEST_WITH(run_on_fakes, Deduplicate_EveryDtype_MatchesReference),
+      TEST_WITH(run_on_fakes, Deduplicate_AnyNumberOfChunks_HasTheSameBits),
+      TEST_WITH(run_on_fakes, Deduplicate_BytesSent_AreThoseOfTokenCopies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,62 +9,15 @@
 
 #include <cmocka.h>
 
-#include "backend/device/cuda/fake/fake_cuda.h"
-#include "capi/test/cuda/fakes.h"
+#include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
-#include "capi/test/world/checks.h"
-
-/* No hazard between any two accesses, and nothing left. */
-static void run(const case_t* c, result_t* out) {
-  char text[200], live[200];
-  fakes_open(c->world_size, 1);
-  world_run(c, out);
-  if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("hazard: %s", text);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-}
 
 static budget_suite_t suite_of(void) {
-  budget_suite_t suite = {.base = budget_base_case(), .run = run, .least_ranks = 1, .is_slow = 1};
+  budget_suite_t suite = {.base = budget_base_case(), .run = run_on_fakes, .least_ranks = 1, .is_slow = 1};
   suite.base.model_width = 12, suite.base.hidden_width = 24;
   suite.base.machine = fakes_machine();
   return suite;
-}
-
-static void CudaBudget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_from_the_smallest_up(&suite);
-}
-
-static void CudaBudget_OneHotExpert_StaysWithinThePlan(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_one_hot_expert(&suite);
-}
-
-static void CudaBudget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_odd_shapes_and_policies(&suite);
-}
-
-static void CudaBudget_MoreOutstandingThanSaid_RefusedByName(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_more_outstanding_than_said(&suite);
-}
-
-static void CudaBudget_BatchesDiffer_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_batches_differ(&suite);
-}
-
-static void CudaHostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  host_budget_one_hot_expert(&suite);
 }
 
 /* One read in a forward, none in a backward: as without a plan. */
@@ -73,22 +26,12 @@ static void CudaBudget_HostWaits_AreOneInForwardNoneInBackward(void** state) {
   for (int32_t w = 1; w <= 2; ++w) {
     const budget_suite_t suite = suite_of();
     case_t c = suite.base;
-    char live[200];
     result_t got;
     c.world_size = w, c.budget = 1;
     c.budget = 2 * budget_smallest(&suite, c);
-    fakes_open(w, 1);
-    world_run(&c, &got);
+    run_on_fakes(&c, &got);
     must_work(&c, &got);
-    for (int32_t r = 0; r < w; ++r) {
-      assert_int_equal(fakes_waits(r, SLUICE_FORWARD).reads, 1);
-      assert_int_equal(fakes_waits(r, SLUICE_BACKWARD).reads, 0);
-    }
-    if (w == 1) {
-      assert_int_equal(fakes_waits(0, SLUICE_FORWARD).of_driver, 1);
-      assert_int_equal(fakes_waits(0, SLUICE_BACKWARD).of_driver, 0);
-    }
-    assert_int_equal(fakes_close(live, sizeof live), 0);
+    must_read(&c, 1, 0);
     world_free(&got);
   }
 }
@@ -125,7 +68,6 @@ static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sl
 }
 
 static void close_planned(rig_t* rig, sluice_plan_t* plan, int i, const sluice_plan_info_t* info) {
-  char live[200], hazard[200];
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   assert_int_equal(sluice_context_get_stats(rig->context, 0, &stats), SLUICE_OK);
   if (stats.peak_bytes != info->total_bytes) {
@@ -134,8 +76,7 @@ static void close_planned(rig_t* rig, sluice_plan_t* plan, int i, const sluice_p
   }
   sluice_plan_destroy(plan);
   rig_close(rig);
-  if (sluice_fake_cuda_hazards(hazard, sizeof hazard) != 0) fail_msg("case %d: hazard: %s", i, hazard);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
+  fakes_must_be_clean();
   rig_use_machine(NULL, 0);
 }
 
@@ -161,18 +102,6 @@ static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
 }
 
 /* ---- halves apart ---- */
-
-static void CudaBudget_SeparateWgrad_AreCountedInThePlan(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_separate_wgrad(&suite);
-}
-
-static void CudaBudget_SeparateWgradUnsaid_AreRefusedByName(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_halves_unsaid(&suite);
-}
 
 static void half(rig_t* rig, sluice_step_t* step, int32_t which) {
   rig->backward.parts = which;
@@ -242,16 +171,16 @@ static void CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients(void*
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaBudget_FromTheSmallestUp_ResultsAreTheSame),
-      cmocka_unit_test(CudaBudget_OneHotExpert_StaysWithinThePlan),
-      cmocka_unit_test(CudaBudget_OddShapesAndPolicies_ResultsAreTheSame),
-      cmocka_unit_test(CudaBudget_MoreOutstandingThanSaid_RefusedByName),
-      cmocka_unit_test(CudaBudget_BatchesDiffer_ResultsAreTheSame),
-      cmocka_unit_test(CudaHostBudget_OneHotExpert_ResultsAreTheSame),
+      BUDGET_TEST(CudaBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
+      BUDGET_TEST(CudaBudget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
+      BUDGET_TEST(CudaBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
+      BUDGET_TEST(CudaBudget_MoreOutstandingThanSaid_RefusedByName, suite_of(), budget_more_outstanding_than_said),
+      BUDGET_TEST(CudaBudget_BatchesDiffer_ResultsAreTheSame, suite_of(), budget_batches_differ),
+      BUDGET_TEST(CudaHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
       cmocka_unit_test(CudaBudget_HostWaits_AreOneInForwardNoneInBackward),
       cmocka_unit_test(CudaPlan_UnderABudget_PredictsThePeakToTheByte),
-      cmocka_unit_test(CudaBudget_SeparateWgrad_AreCountedInThePlan),
-      cmocka_unit_test(CudaBudget_SeparateWgradUnsaid_AreRefusedByName),
+      BUDGET_TEST(CudaBudget_SeparateWgrad_AreCountedInThePlan, suite_of(), budget_separate_wgrad),
+      BUDGET_TEST(CudaBudget_SeparateWgradUnsaid_AreRefusedByName, suite_of(), budget_halves_unsaid),
       cmocka_unit_test(CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

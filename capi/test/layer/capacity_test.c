@@ -11,9 +11,9 @@
 #include <cmocka.h>
 
 #include "backend/base/hash.h"
+#include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/capacity_budgets.h"
-#include "capi/test/world/checks.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();
@@ -37,8 +37,8 @@ static void check(const case_t* c) {
   case_t plain = *c;
   plain.capacity = 0;
   plain.chunking = SLUICE_CHUNKING_TOKENS; /* as under a capacity: the order of sums of weight gradients */
-  world_run(&plain, &exact);
-  world_run(&under, &capacity);
+  case_run(&plain, &exact);
+  case_run(&under, &capacity);
   must_work(c, &exact);
   must_work(c, &capacity);
   const int is_paired = sums_by_pairs(c);
@@ -126,7 +126,7 @@ static void Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace(void** stat
       check(&c);
       c.capacity = 18;
       result_t got;
-      world_run(&c, &got);
+      case_run(&c, &got);
       must_work(&c, &got);
       for (int32_t r = 0; r < c.world_size; ++r) {
         int32_t experts = 0, again = p == 0 ? 1 : 2;
@@ -145,9 +145,9 @@ static void Capacity_BytesOnTheWire_AreThoseOfTheCapacity(void** state) {
   case_t c = base_case();
   result_t exact, under;
   c.world_size = 4, c.num_chunks = 2;
-  world_run(&c, &exact);
+  case_run(&c, &exact);
   c.capacity = 6;
-  world_run(&c, &under);
+  case_run(&c, &under);
   must_work(&c, &under);
   /* Out and back, forward and backward: four times the rows, and scalars twice. */
   uint64_t rows = 2u * 9u * 6u; /* chunks, experts of other ranks, capacity */
@@ -295,12 +295,6 @@ static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = capacity_budget_base(), .run = world_run, .least_ranks = 1};
 }
 
-static void Budget_UnderACapacity_PeakIsWhatWasPlannedToTheByte(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  capacity_budget_peak_is_planned(&suite);
-}
-
 /* With more room a policy that keeps more is taken, and a plan says beforehand what it takes. */
 static void Budget_UnderACapacity_MoreRoomKeepsMore(void** state) {
   (void)state;
@@ -325,12 +319,6 @@ static void Budget_UnderACapacity_MoreRoomKeepsMore(void** state) {
   world_run(&c, &exact);
   assert_int_equal(last, exact.bytes_sent[0]);
   world_free(&exact);
-}
-
-static void Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  capacity_budget_more_outstanding_than_said(&suite);
 }
 
 static void Plan_UnderACapacity_IsHeldToItsTokensAndReplacedAlike(void** state) {
@@ -411,11 +399,17 @@ int main(void) {
       cmocka_unit_test(Capacity_BytesOnTheWire_AreThoseOfTheCapacity),
       cmocka_unit_test(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported),
       cmocka_unit_test(Capacity_WhatItDoesNotTake_IsRefusedByName),
-      cmocka_unit_test(Budget_UnderACapacity_PeakIsWhatWasPlannedToTheByte),
+      BUDGET_TEST(Budget_UnderACapacity_PeakIsWhatWasPlannedToTheByte, suite_of(), capacity_budget_peak_is_planned),
       cmocka_unit_test(Budget_UnderACapacity_MoreRoomKeepsMore),
-      cmocka_unit_test(Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks),
+      BUDGET_TEST(Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks, suite_of(),
+                  capacity_budget_more_outstanding_than_said),
       cmocka_unit_test(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedAlike),
       cmocka_unit_test(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused),
+      TEST_WITH(run_on_fakes, Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact),
+      TEST_WITH(run_on_fakes, Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
+      TEST_WITH(run_on_old_fakes, Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
+      TEST_WITH(run_on_fakes, Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact),
+      TEST_WITH(run_on_fakes, Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "capi/test/world/checks.h"
+#include "capi/test/cuda/fakes_checks.h"
 
 enum { ROUNDS = 4 };
 
@@ -28,8 +28,8 @@ static int compare(const case_t* c, int params, double* out_distance) {
   result_t moved, still;
   case_t without = *c;
   without.moves = WORLD_MOVES_NONE;
-  world_run(c, &moved);
-  world_run(&without, &still);
+  case_run(c, &moved);
+  case_run(&without, &still);
   must_work(c, &moved);
   must_work(&without, &still);
   const int identical = world_identical(c, &moved, &still, params);
@@ -79,8 +79,8 @@ static void Create_AnyPlacement_MatchesReference(void** state) {
       c.rounds = 0, c.placed = 1, c.moves = moves, c.gated = 1;
       without = c;
       without.placed = 0;
-      world_run(&c, &placed);
-      world_run(&without, &contiguous);
+      case_run(&c, &placed);
+      case_run(&without, &contiguous);
       world_reference(&c, &want);
       must_work(&c, &placed);
       must_work(&without, &contiguous);
@@ -187,7 +187,7 @@ static void Moves_ToOneRankUnderABudget_MakeAnotherPlan(void** state) {
   c.num_experts = c.top_k = 2;
   c.moves = WORLD_MOVES_UNEVEN; /* of which the first leaves rank 0 without experts */
   check_near(&c, 0);
-  world_run(&c, &moved);
+  case_run(&c, &moved);
   must_work(&c, &moved);
   for (int32_t r = 0; r < 2; ++r) assert_int_equal(moved.num_chunks[r], 1);
   world_free(&moved);
@@ -238,6 +238,12 @@ int main(void) {
       cmocka_unit_test(Moves_Deduplicated_AreNear),
       cmocka_unit_test(Moves_ChunksByExperts_AreNear),
       cmocka_unit_test(Moves_ByStaleSlots_AreCaught),
+      TEST_WITH(run_on_fakes, Moves_RanksAndChunks_HaveTheBitsOfNone),
+      TEST_WITH(run_on_local_fakes, Moves_Dtypes_HaveTheBitsOfNone),
+      TEST_WITH(run_on_fakes, Moves_Policies_HaveTheBitsOfNone),
+      TEST_WITH(run_on_fakes, Moves_UnderACapacity_HaveTheBitsOfNone),
+      TEST_WITH(run_on_fakes, Moves_CallbackExperts_HaveTheBitsOfNone),
+      TEST_WITH(run_on_fakes, Moves_Deduplicated_AreNear),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,36 +27,6 @@ static budget_suite_t suite_of(void) {
   return suite;
 }
 
-static void TwoLevelsBudget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_from_the_smallest_up(&suite);
-}
-
-static void TwoLevelsBudget_OneHotExpert_StaysWithinThePlan(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_one_hot_expert(&suite);
-}
-
-static void TwoLevelsBudget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_odd_shapes_and_policies(&suite);
-}
-
-static void TwoLevelsBudget_SeparateWgrad_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_separate_wgrad(&suite);
-}
-
-static void TwoLevelsHostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  host_budget_one_hot_expert(&suite);
-}
-
 /* All tokens lie on ranks of one local index, and most of their routes on one node: its rank of that index passes on
  * more rows than any rank receives. */
 static void TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan(void** state) {
@@ -111,11 +81,11 @@ static void TwoLevelsPlan_OfTheHost_HoldsWhatItSays(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(TwoLevelsBudget_FromTheSmallestUp_ResultsAreTheSame),
-      cmocka_unit_test(TwoLevelsBudget_OneHotExpert_StaysWithinThePlan),
-      cmocka_unit_test(TwoLevelsBudget_OddShapesAndPolicies_ResultsAreTheSame),
-      cmocka_unit_test(TwoLevelsBudget_SeparateWgrad_ResultsAreTheSame),
-      cmocka_unit_test(TwoLevelsHostBudget_OneHotExpert_ResultsAreTheSame),
+      BUDGET_TEST(TwoLevelsBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
+      BUDGET_TEST(TwoLevelsBudget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
+      BUDGET_TEST(TwoLevelsBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
+      BUDGET_TEST(TwoLevelsBudget_SeparateWgrad_ResultsAreTheSame, suite_of(), budget_separate_wgrad),
+      BUDGET_TEST(TwoLevelsHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
       cmocka_unit_test(TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan),
       cmocka_unit_test(TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame),
       cmocka_unit_test(TwoLevelsPlan_OfTheHost_HoldsWhatItSays),

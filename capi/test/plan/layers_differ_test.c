@@ -1,4 +1,4 @@
-/* Layers of several shapes under one budget, on a CPU. */
+/* Layers of several shapes under one budget, on a CPU and on a fake GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/layers_suite.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
@@ -16,17 +17,31 @@ static void open_cpu(rig_t* rig, uint64_t budget, int32_t num_layers, const slui
   own_rig_open(rig, &context, layer);
 }
 
-static const layers_suite_t suite = {.open = open_cpu, .close = own_rig_close};
-
-static void Budget_LayersOfSeveralShapes_AllHaveTheirRoom(void** state) {
-  (void)state;
-  layers_all_have_their_room(&suite);
+static void open_fake(rig_t* rig, uint64_t budget, int32_t num_layers, const sluice_moe_config_t* layer) {
+  const world_machine_t* machine = fakes_machine();
+  fakes_open(1, 1);
+  rig_use_machine(machine, 0);
+  WORKS(rig_open_context(rig, NULL));
+  sluice_context_destroy(rig->context);
+  sluice_context_config_t config;
+  sluice_context_config_init(&config, sizeof config);
+  config.device_type = machine->device_type, config.device_id = machine->device_id(0);
+  config.memory_budget = budget, config.max_outstanding = num_layers, config.num_layers = num_layers;
+  WORKS(machine->make_context(0, &config, NULL, &rig->context));
+  WORKS(rig_open_layer(rig, layer));
 }
 
-static void Budget_LayersOfSeveralShapes_BatchesMayGrow(void** state) {
-  (void)state;
-  layers_batches_may_grow(&suite);
+static void close_fake(rig_t* rig) {
+  rig_close(rig);
+  fakes_must_be_clean();
+  rig_use_machine(NULL, 0);
 }
+
+static layers_suite_t on_cpu = {.open = open_cpu, .close = own_rig_close};
+static layers_suite_t on_fakes = {.open = open_fake, .close = close_fake, .is_slow = 1};
+
+static void Budget_LayersOfSeveralShapes_AllHaveTheirRoom(void** state) { layers_all_have_their_room(*state); }
+static void Budget_LayersOfSeveralShapes_BatchesMayGrow(void** state) { layers_batches_may_grow(*state); }
 
 /* Another layer's room is counted in what a layer says it needs. */
 static void SmallestBudget_AnotherShapeBeside_IsLarger(void** state) {
@@ -54,8 +69,10 @@ static void SmallestBudget_AnotherShapeBeside_IsLarger(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Budget_LayersOfSeveralShapes_AllHaveTheirRoom),
-      cmocka_unit_test(Budget_LayersOfSeveralShapes_BatchesMayGrow),
+      TEST_OF(on_cpu, Budget_LayersOfSeveralShapes_AllHaveTheirRoom),
+      TEST_OF(on_cpu, Budget_LayersOfSeveralShapes_BatchesMayGrow),
+      TEST_OF(on_fakes, Budget_LayersOfSeveralShapes_AllHaveTheirRoom),
+      TEST_OF(on_fakes, Budget_LayersOfSeveralShapes_BatchesMayGrow),
       cmocka_unit_test(SmallestBudget_AnotherShapeBeside_IsLarger),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,36 +21,6 @@ static case_t base_case(void) { return budget_base_case(); }
 static uint64_t smallest_budget(case_t c) { return budget_smallest(&(budget_suite_t){.run = world_run}, c); }
 static void check(case_t c) { budget_check(&(budget_suite_t){.run = world_run}, c); }
 
-static void Budget_FromTheSmallestUp_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_from_the_smallest_up(&suite);
-}
-
-static void Budget_OneHotExpert_StaysWithinThePlan(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_one_hot_expert(&suite);
-}
-
-static void Budget_OddShapesAndPolicies_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_odd_shapes_and_policies(&suite);
-}
-
-static void Budget_MoreOutstandingThanSaid_RefusedByName(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_more_outstanding_than_said(&suite);
-}
-
-static void Budget_BatchesDiffer_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_batches_differ(&suite);
-}
-
 /* From the smallest budget up, all rows of all ranks to one expert, K times each. */
 static void Budget_RepeatedIds_ResultsAreTheSame(void** state) {
   (void)state;
@@ -74,18 +44,6 @@ static void Budget_RepeatedIds_ResultsAreTheSame(void** state) {
 }
 
 /* ---- halves apart ---- */
-
-static void Budget_SeparateWgrad_AreCountedInThePlan(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_separate_wgrad(&suite);
-}
-
-static void Budget_SeparateWgradUnsaid_AreRefusedByName(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  budget_halves_unsaid(&suite);
-}
 
 /* A layer of one rank that keeps next to nothing, told of one forward and of halves apart. */
 static void open_lean(rig_t* rig, uint64_t budget) {
@@ -220,14 +178,14 @@ static void Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Budget_FromTheSmallestUp_ResultsAreTheSame),
-      cmocka_unit_test(Budget_OneHotExpert_StaysWithinThePlan),
-      cmocka_unit_test(Budget_OddShapesAndPolicies_ResultsAreTheSame),
-      cmocka_unit_test(Budget_MoreOutstandingThanSaid_RefusedByName),
-      cmocka_unit_test(Budget_BatchesDiffer_ResultsAreTheSame),
+      BUDGET_TEST(Budget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
+      BUDGET_TEST(Budget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
+      BUDGET_TEST(Budget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
+      BUDGET_TEST(Budget_MoreOutstandingThanSaid_RefusedByName, suite_of(), budget_more_outstanding_than_said),
+      BUDGET_TEST(Budget_BatchesDiffer_ResultsAreTheSame, suite_of(), budget_batches_differ),
       cmocka_unit_test(Budget_RepeatedIds_ResultsAreTheSame),
-      cmocka_unit_test(Budget_SeparateWgrad_AreCountedInThePlan),
-      cmocka_unit_test(Budget_SeparateWgradUnsaid_AreRefusedByName),
+      BUDGET_TEST(Budget_SeparateWgrad_AreCountedInThePlan, suite_of(), budget_separate_wgrad),
+      BUDGET_TEST(Budget_SeparateWgradUnsaid_AreRefusedByName, suite_of(), budget_halves_unsaid),
       cmocka_unit_test(Budget_Traced_RunsInTheSameBytes),
       cmocka_unit_test(Budget_MoreInputHalvesThanSaid_AreRefusedByName),
       cmocka_unit_test(Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted),

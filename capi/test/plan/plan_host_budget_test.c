@@ -17,12 +17,6 @@ static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
 }
 
-static void HostBudget_OneHotExpert_ResultsAreTheSame(void** state) {
-  (void)state;
-  const budget_suite_t suite = suite_of();
-  host_budget_one_hot_expert(&suite);
-}
-
 /* More forwards outstanding than were said: the pool has no room, and all ranks say so before any row is sent. */
 static void HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
   (void)state;
@@ -166,7 +160,7 @@ static void HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(HostBudget_OneHotExpert_ResultsAreTheSame),
+      BUDGET_TEST(HostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
       cmocka_unit_test(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks),
       cmocka_unit_test(HostBudget_Plans_KeepWhatThePoolHolds),
       cmocka_unit_test(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt),

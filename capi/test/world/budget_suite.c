@@ -370,3 +370,8 @@ void budget_between_policies(const budget_suite_t* suite) {
   }
   printf("between policies: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
 }
+
+void budget_run_test(void** state) {
+  const budget_test_t* test = *state;
+  test->check(&test->suite);
+}

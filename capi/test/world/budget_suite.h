@@ -53,4 +53,20 @@ void budget_between_policies(const budget_suite_t* suite);
 /* Layers whose chunks restore by a list, from the smallest budget up; one byte less is refused. */
 void budget_by_chunk(const budget_suite_t* suite);
 
+/* A test under cmocka of that name: one of the functions above with that suite. The entry lives as long as the block.
+ */
+#define BUDGET_TEST(test, of_suite, of_check)                                        \
+  {                                                                                  \
+    .name = #test, .test_func = budget_run_test, .initial_state = &(budget_test_t) { \
+      .suite = of_suite, .check = of_check                                           \
+    }                                                                                \
+  }
+
+typedef struct budget_test_s {
+  budget_suite_t suite;
+  void (*check)(const budget_suite_t* suite);
+} budget_test_t;
+
+void budget_run_test(void** state);
+
 #endif /* SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_ */

@@ -24,4 +24,22 @@ static inline void must_work(const case_t* c, const result_t* got) {
   }
 }
 
+/* How the ranks of a suite's cases run: world_run, or within TEST_WITH another function of that kind. */
+typedef void (*case_run_t)(const case_t* c, result_t* out);
+extern case_run_t case_run;
+
+/* A test of a suite that calls case_run: with that function, which the name says. */
+#define TEST_WITH(there, test)                                                                                 \
+  {                                                                                                            \
+    .name = #test "_" #there, .test_func = test, .setup_func = case_run_there, .teardown_func = case_run_here, \
+    .initial_state = (void*)(uintptr_t)(there)                                                                 \
+  }
+
+/* A test whose state is a variable, which the name says. */
+#define TEST_OF(parameter, test) \
+  { .name = #test "_" #parameter, .test_func = test, .initial_state = &(parameter) }
+
+int case_run_there(void** state);
+int case_run_here(void** state);
+
 #endif /* SLUICE_CAPI_TEST_WORLD_CHECKS_H_ */

@@ -15,6 +15,7 @@
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/moe/context/context.h"
+#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/rig.h"
 
@@ -24,19 +25,6 @@ static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_
   sluice_moe_config_t config = rig_config();
   config.restore_input = restore_input, config.restore_pre_activation = restore_pre_activation;
   return config;
-}
-
-static void close_all(rig_t* rig) {
-  char live[200];
-  rig_close(rig);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-  rig_use_machine(NULL, 0);
-}
-
-static void open_all(rig_t* rig, const sluice_moe_config_t* config) {
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(rig, NULL, config) != SLUICE_OK) fail_msg("%s", last_message());
 }
 
 /* ---- bad input ------------------------------------------------------------------------------------------------- */
@@ -434,7 +422,7 @@ static void CudaContext_NthCallOfCreationFails_LeaksNothing(void** state) {
 
 /* ---- two ranks ------------------------------------------------------------------------------------------------- */
 
-typedef struct rank_s {
+typedef struct failing_rank_s {
   int32_t rank;
   const sluice_moe_config_t* config;
   pthread_barrier_t* barrier;
@@ -444,10 +432,10 @@ typedef struct rank_s {
   sluice_status_t first, again;
   uint64_t digest;
   char why[512];
-} rank_t;
+} failing_rank_t;
 
 static void* rank_main(void* argument) {
-  rank_t* r = argument;
+  failing_rank_t* r = argument;
   rig_t rig;
   sluice_comm_t* comm = NULL;
   sluice_comm_config_t config;
@@ -481,14 +469,14 @@ static void* rank_main(void* argument) {
 }
 
 /* Returns whether the call was reached. */
-static int run_two(const library_t* library, int64_t nth, const sluice_moe_config_t* config, rank_t* ranks) {
+static int run_two(const library_t* library, int64_t nth, const sluice_moe_config_t* config, failing_rank_t* ranks) {
   pthread_t threads[2];
   pthread_barrier_t barrier;
   char live[200];
   fakes_open(2, 1);
   pthread_barrier_init(&barrier, NULL, 2);
   for (int32_t r = 0; r < 2; ++r) {
-    ranks[r] = (rank_t){.rank = r, .config = config, .barrier = &barrier, .library = library, .nth = nth};
+    ranks[r] = (failing_rank_t){.rank = r, .config = config, .barrier = &barrier, .library = library, .nth = nth};
     pthread_create(&threads[r], NULL, rank_main, &ranks[r]);
   }
   for (int r = 0; r < 2; ++r) pthread_join(threads[r], NULL);
@@ -500,7 +488,7 @@ static int run_two(const library_t* library, int64_t nth, const sluice_moe_confi
 /* Of two ranks one call fails somewhere. Either all went on (the failure was one of giving back), or a rank says why;
  * then the group works on, or every rank is told that it does not: nobody hangs, nothing is left. */
 static void nth_call_of_two_ranks(const library_t* library, int64_t step, const sluice_moe_config_t* config) {
-  rank_t ranks[2];
+  failing_rank_t ranks[2];
   int64_t told = 0, usable = 0, runs = 0;
   for (int64_t nth = 0; nth < MOST_CALLS; nth += step, ++runs) {
     int failed = run_two(library, nth, config, ranks);

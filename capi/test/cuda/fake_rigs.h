@@ -8,9 +8,9 @@
 
 sluice_moe_config_t config_under(int64_t capacity);
 
-/* The test fails where the rig cannot be had, or leaves anything behind. */
+/* The test fails where the rig cannot be had, or leaves anything behind. Returns the hazards between its accesses. */
 void open_all(rig_t* rig, const sluice_moe_config_t* config);
-void close_all(rig_t* rig);
+int64_t close_all(rig_t* rig);
 
 typedef struct rank_s {
   int32_t rank, world_size;

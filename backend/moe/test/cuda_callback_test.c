@@ -1,6 +1,5 @@
 /* Callback experts on CUDA contexts, on fakes: whose stream their work goes to and that the check would see another,
  * what a failing one leaves, budgets. That results are right, with one read and no hazard: cuda_layer_test. */
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -127,55 +126,39 @@ static void CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn(void** state) {
 }
 
 typedef struct part_s {
-  int32_t rank;
   sluice_status_t failed[2], next[2]; /* of the pass in which rank 1's callback fails, and of the call after it */
   char why[2][256];
   int32_t works_on; /* with the bits of before */
 } part_t;
+static part_t parts[2];
 
-static void* part_main(void* user) {
-  part_t* me = user;
-  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
-  sluice_comm_config_t comm_config;
-  sluice_comm_t* comm = NULL;
+static void fail_on_rank_1(rank_t* r, rig_t* rig) {
+  part_t* me = &parts[r->rank];
   uint64_t want = 0, got = 1;
-  rig_t rig;
-  sluice_comm_config_init(&comm_config, sizeof comm_config);
-  comm_config.rank = me->rank, comm_config.world_size = 2, comm_config.timeout_ns = 60000000000u;
-  rig_use_machine(fakes_machine(), me->rank);
-  if (fakes_machine()->make_comm(me->rank, &comm_config, &comm) != SLUICE_OK) abort();
-  if (rig_open(&rig, comm, &config) != SLUICE_OK || rig_round(&rig, &want) != SLUICE_OK) abort();
+  r->status = rig_round(rig, &want);
   me->works_on = 1;
   for (int in_backward = 0; in_backward < 2; ++in_backward) {
     sluice_step_t *step = NULL, *other = NULL;
-    rig_reset(&rig);
-    if (in_backward && rig_forward(&rig, &step) != SLUICE_OK) abort();
-    rig.callback_failure = me->rank == 1 ? 42 : 0;
-    me->failed[in_backward] = in_backward ? rig_backward(&rig, step) : rig_forward(&rig, &step);
-    rig.callback_failure = 0;
-    me->next[in_backward] = in_backward || me->rank == 1 ? rig_forward(&rig, &other) : rig_backward(&rig, step);
+    rig_reset(rig);
+    if (in_backward && rig_forward(rig, &step) != SLUICE_OK) abort();
+    rig->callback_failure = r->rank == 1 ? 42 : 0;
+    me->failed[in_backward] = in_backward ? rig_backward(rig, step) : rig_forward(rig, &step);
+    rig->callback_failure = 0;
+    me->next[in_backward] = in_backward || r->rank == 1 ? rig_forward(rig, &other) : rig_backward(rig, step);
     snprintf(me->why[in_backward], sizeof me->why[in_backward], "%s", last_message());
     sluice_step_drop(step);
     sluice_step_drop(other);
-    me->works_on &= rig_round(&rig, &got) == SLUICE_OK && got == want;
+    me->works_on &= rig_round(rig, &got) == SLUICE_OK && got == want;
   }
-  rig_close(&rig);
-  sluice_comm_destroy(comm);
-  return NULL;
 }
 
 /* The others learn of it in the next header, and the group works on: with NCCL and on one device. */
 static void CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader(void** state) {
   (void)state;
+  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
   for (int is_local = 0; is_local < 2; ++is_local) {
-    pthread_t threads[2];
-    part_t parts[2] = {{.rank = 0}, {.rank = 1}};
-    char text[200];
-    (is_local ? fakes_open_local : fakes_open)(2, 1);
-    for (int r = 0; r < 2; ++r) pthread_create(&threads[r], NULL, part_main, &parts[r]);
-    for (int r = 0; r < 2; ++r) pthread_join(threads[r], NULL);
-    if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("%s", text);
-    if (fakes_close(text, sizeof text) != 0) fail_msg("left: %s", text);
+    rank_t ranks[2];
+    (is_local ? run_local_ranks : run_ranks)(2, &config, fail_on_rank_1, ranks);
     for (int pass = 0; pass < 2; ++pass) {
       assert_int_equal(parts[0].failed[pass], SLUICE_OK);
       assert_int_equal(parts[1].failed[pass], SLUICE_E_EXTERNAL);
@@ -186,34 +169,6 @@ static void CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader(void** stat
     }
     assert_true(parts[0].works_on && parts[1].works_on);
   }
-}
-
-/* Each call of the driver fails in turn, the host's own launches among them. */
-static void CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
-  (void)state;
-  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
-  uint64_t want = 0, got = 0;
-  int64_t told = 0, nth = 0;
-  int failed = 1;
-  rig_t rig;
-  open_all(&rig, &config);
-  assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
-  assert_int_equal(close_all(&rig), 0);
-  for (; failed; ++nth) {
-    open_all(&rig, &config);
-    sluice_fake_cuda_fail_call(nth, 999);
-    sluice_status_t status = rig_round(&rig, &got);
-    failed = sluice_fake_cuda_failed();
-    sluice_fake_cuda_fail_call(-1, 0);
-    if (status != SLUICE_OK && strlen(last_message()) <= 10) fail_msg("call %lld: %d", (long long)nth, status);
-    if (status == SLUICE_OK && got != want) fail_msg("call %lld failed and nobody said so", (long long)nth);
-    told += status != SLUICE_OK;
-    assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
-    if (got != want) fail_msg("after failed call %lld other bits", (long long)nth);
-    (void)close_all(&rig);
-  }
-  printf("%lld of %lld failures told, the others while giving back\n", (long long)told, (long long)nth - 1);
-  assert_true(told > 100);
 }
 
 /* ---- budgets ---------------------------------------------------------------------------------------------------- */
@@ -283,7 +238,6 @@ int main(void) {
       cmocka_unit_test(CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined),
       cmocka_unit_test(CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn),
       cmocka_unit_test(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader),
-      cmocka_unit_test(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaCallback_UnderABudget_PredictsThePeakToTheByte),
       cmocka_unit_test(CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused),
   };

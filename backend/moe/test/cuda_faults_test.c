@@ -144,7 +144,7 @@ static int says_bytes(const char* text) {
 }
 
 /* After a round in which one was refused, or not: NO_MEMORY with its size, or somebody made room; then the same step
- * with the bits that it has always. */
+ * with the bits that it has always. Returns how many were told. */
 static void finish_refused_round(rig_t* rig, sluice_status_t status, uint64_t got, uint64_t want, int64_t* told) {
   sluice_fake_cuda_refuse(-1);
   rig->context->allocator.fail_after = -1;
@@ -288,8 +288,8 @@ static void use_plan(rig_t* rig) {
 
 /* A context is made and used; each call of the library fails in turn. Afterwards the same context takes a whole round,
  * with the bits that it has always. */
-static void nth_call_of_a_round(const library_t* library, const sluice_moe_config_t* config, int planned,
-                                int64_t step) {
+static int64_t nth_call_of_a_round(const library_t* library, const sluice_moe_config_t* config, int planned,
+                                   int64_t step) {
   uint64_t want = 0, got = 0;
   int64_t told = 0, nth = 0;
   rig_t rig;
@@ -319,6 +319,7 @@ static void nth_call_of_a_round(const library_t* library, const sluice_moe_confi
   assert_true(told > 0 && nth < MOST_CALLS);
   printf("%s: %lld of %lld failures told, the others while giving back\n", library->name, (long long)told,
          (long long)nth);
+  return told;
 }
 
 static sluice_status_t capture_round(rig_t* rig) {
@@ -380,6 +381,14 @@ static void CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
   nth_call_of_a_round(&DRIVER, &keep, 0, 1);
   nth_call_of_a_round(&DRIVER, &offload, 0, 1);
   nth_call_of_a_round(&DRIVER_MEMORY, &offload, 0, 1);
+}
+
+/* The host's own launches among them. */
+static void CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
+  (void)state;
+  sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
+  config.callback_experts = 1;
+  assert_true(nth_call_of_a_round(&DRIVER, &config, 0, 1) > 100);
 }
 
 static void CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
@@ -541,6 +550,7 @@ int main(void) {
       cmocka_unit_test(CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing),
       cmocka_unit_test(NcclGroup_BadInput_IsRefusedByName),
       cmocka_unit_test(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn),
+      cmocka_unit_test(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn),
       cmocka_unit_test(CudaCapacity_NthCallOfARoundFails_ContextWorksOn),

@@ -11,6 +11,7 @@
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/cuda_optimizer_model.h"
+#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/refusals.h"
 
@@ -31,19 +32,11 @@ static void expect_equal(const com_model_t* a, const com_model_t* b) {
 
 /* A layer on the device whose passes run between steps: the optimizer shares its context. */
 static void open_rig(rig_t* rig) {
-  sluice_moe_config_t config = rig_config();
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
+  const sluice_moe_config_t config = rig_config();
+  open_all(rig, &config);
 }
 
-static void close_rig(rig_t* rig) {
-  char text[400];
-  rig_close(rig);
-  if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("hazards: %s", text);
-  if (fakes_close(text, sizeof text) != 0) fail_msg("left: %s", text);
-  rig_use_machine(NULL, 0);
-}
+static void close_rig(rig_t* rig) { assert_int_equal(close_all(rig), 0); }
 
 /* ---- numbers ---- */
 

@@ -13,24 +13,15 @@
 #include "backend/base/clock.h"
 #include "backend/base/lanes.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
-#include "capi/test/rig/rig.h"
 
 enum { MOST_EVENTS = 512, BLOCKED_MS = 60, UNKNOWN_ERROR = 999 };
 
 static void open_rig(rig_t* rig) {
   sluice_moe_config_t config = rig_config();
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(rig, NULL, &config) != SLUICE_OK) fail_msg("%s", last_message());
-}
-
-static void close_rig(rig_t* rig) {
-  char live[200];
-  rig_close(rig);
-  if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
-  rig_use_machine(NULL, 0);
+  open_all(rig, &config);
 }
 
 /* Work of the host's own, in its stream before the pass: it ends when a thread says so. */
@@ -90,7 +81,7 @@ static void Trace_OfABlockedStream_HasTheDevicesTimes(void** state) {
     lane_end[e->lane] = e->end_ns;
   }
   assert_true(num_lanes >= 2); /* offloaded rows come in on their own */
-  close_rig(&rig);
+  (void)close_all(&rig);
 }
 
 /* Without a trace nothing is timed and nobody waits. */
@@ -107,7 +98,7 @@ static void Trace_Off_AsksTheDeviceNothing(void** state) {
   assert_int_equal(sluice_fake_cuda_queries(), queries);
   assert_int_equal(sluice_fake_cuda_host_waits(), waits);
   sluice_step_drop(step);
-  close_rig(&rig);
+  (void)close_all(&rig);
 }
 
 /* An event that cannot be had costs the times, not the pass; whatever fails leaves nothing behind. */
@@ -125,7 +116,7 @@ static void Trace_NthCallFails_LeaksNothing(void** state) {
     sluice_fake_cuda_fail_call(-1, 0);
     rig_reset(&rig);
     if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("after call %d: %s", nth, last_message());
-    close_rig(&rig);
+    (void)close_all(&rig);
   }
   assert_true(kept > 10); /* marks of ops among them */
 }

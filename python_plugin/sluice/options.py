@@ -287,11 +287,12 @@ def _placement(key: str, value: Any) -> PlacementOptions | None:
 _RESTORE = {
     "input": Row(
         values.by_chunk(*restore.INPUT), ANYONE, _TIMES_AND_BYTES, ", ".join(f'`"{name}"`' for name in restore.INPUT),
-        "keep", "how dispatched rows reach the backward",
+        restore.KEPT[0], "how dispatched rows reach the backward",
     ),
     "pre_activation": Row(
         values.by_chunk(*restore.PRE_ACTIVATION), ANYONE, _TIMES_AND_BYTES,
-        ", ".join(f'`"{name}"`' for name in restore.PRE_ACTIVATION), "keep", "how pre-activations reach the backward",
+        ", ".join(f'`"{name}"`' for name in restore.PRE_ACTIVATION),
+        restore.KEPT[1], "how pre-activations reach the backward",
     ),
 }  # fmt: skip
 

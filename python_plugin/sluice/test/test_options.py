@@ -94,12 +94,18 @@ ROW = f'''    {FIELD}: bool = option(
     )
 '''
 BEFORE = "    shared_memory_budget: int | None = internal("
+# And one of layers, which Python would use.
+ROW_OF_LAYERS = """    tried: int | None = option(
+        values.count, ANYONE, "it is tried here", "a number", "none", "of layers"
+    )
+"""
+BEFORE_OF_LAYERS = "    accumulate: str | None = option("
 PROGRAM = f'''
 import json, sys
 from sluice import config, doctor_config, settings
 from sluice._library import load
 from sluice.adapters.host.contexts import context_of
-from sluice.adapters.torch import ContextOptions
+from sluice.adapters.torch import ContextOptions, MoeConfig, layer_options
 from sluice.adapters.torch.options import fill
 
 def refusal(call):
@@ -108,7 +114,7 @@ def refusal(call):
     except config.ConfigError as error:
         return str(error)
 
-enabled, options = config.parse({{"{FIELD}": True}})
+enabled, options = config.parse({{"{FIELD}": True, "tried": 3}})
 struct = load().new("context_config")
 fill(struct, options, ContextOptions)
 print(json.dumps({{
@@ -119,6 +125,7 @@ print(json.dumps({{
     "doctor": [finding.detail for finding in doctor_config.examine(sys.argv[1])],
     "c": struct.{FIELD},
     "context": context_of(options, None).options.{FIELD},
+    "layer": MoeConfig(model_width=8, num_experts=1, top_k=1, **layer_options(options, fused=True)).tried,
 }}))
 '''
 
@@ -128,8 +135,9 @@ def test_NewOption_IsOneRowOfTheTable(tmp_path: Path) -> None:
     shutil.copytree(Path(sluice.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("pictures"))
     table = package / "options.py"
-    before, after = table.read_text().split(BEFORE)
-    table.write_text(before + ROW + BEFORE + after)
+    for row, place in ((ROW, BEFORE), (ROW_OF_LAYERS, BEFORE_OF_LAYERS)):
+        before, after = table.read_text().split(place)
+        table.write_text(before + row + place + after)
     ds_config = tmp_path / "ds_config.json"
     ds_config.write_text(json.dumps({"train_batch_size": 4, "sluice": {"enabled": True, FIELD: True}}))
 
@@ -144,6 +152,7 @@ def test_NewOption_IsOneRowOfTheTable(tmp_path: Path) -> None:
 
     found = json.loads(run("-c", PROGRAM, ds_config).splitlines()[-1])
     assert (found["parsed"], found["default"], found["c"], found["context"]) == (True, False, 1, True)
+    assert found["layer"] == 3
     assert f'"{FIELD}" must be true or false, not 3' in found["wrong"]
     assert f'"{FIELD}" (it is tried here) cannot come from the model\'s own config' in found["model"]
     assert any(f"| {FIELD} True |" in text for text in found["doctor"])

@@ -7,7 +7,7 @@ and an op of its own brings them to the engine as one more backward would.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sluice.adapters.deepspeed.live_batch import LiveBatch
@@ -56,7 +56,7 @@ class ApartStage(EngineStage):
 
     def weight_grad(self, micro_batch: int) -> None:
         """After the backward of the micro-batch; in their order."""
-        with _as_a_backward(self._engine):
+        with self.watch.weight_grad(micro_batch) if self.watch else nullcontext(), _as_a_backward(self._engine):
             self._later.run(micro_batch)
 
 

@@ -21,11 +21,13 @@ class HeldBytes:
         self._note = note
         self._known = {parameter.data_ptr() for parameter in parameters}
         self._sizes: dict[int, int] = {}
+        self._asked: set[int] = set()
         self._open: tuple[int, Any] | None = None
 
     def begin(self, place: int) -> None:
         """Before a forward of the layer."""
-        if self._note[place] == 0 and self._open is None:
+        if place not in self._asked and self._open is None:
+            self._asked.add(place)
             hooks = saved_tensors_hooks(self._pack, _itself)
             hooks.__enter__()
             self._open, self._sizes = (place, hooks), {}

@@ -91,9 +91,7 @@ def _reason_of_frozen(engine: Any) -> str:
     trains = engine.client_optimizer is not None or engine.optimizer_name() is not None
     if not trains or any(parameter.requires_grad for parameter in engine.module.parameters()):
         return ""
-    if engine.module.stage_id == 0:
-        why = "there is nothing to run a backward of"
-    elif engine.zero_optimization() or engine.bfloat16_enabled() or engine.fp16_enabled():
+    if engine.zero_optimization() or engine.bfloat16_enabled() or engine.fp16_enabled():
         why = "DeepSpeed's optimizer for ZeRO, bf16 and fp16 needs one on each stage"
     elif engine.gradient_clipping() > 0:
         why = '"gradient_clipping" needs a gradient on each stage'
@@ -173,8 +171,11 @@ class Takeover:
             self._run(pipe_schedule.num_micro_batches, forward_only)
             return
         self._watch.before_batch(self._engine(), self.pipeline, pipe_schedule.num_micro_batches)
-        with self._watch.measured(self._engine(), self.pipeline):
-            self._run(pipe_schedule.num_micro_batches, forward_only)
+        try:
+            with self._watch.measured(self._engine(), self.pipeline) as self._stage.watch:
+                self._run(pipe_schedule.num_micro_batches, forward_only)
+        finally:
+            self._stage.watch = None
 
     def _run(self, micro_batches: int, forward_only: bool) -> None:
         engine = self._engine()

@@ -7,7 +7,8 @@ scaling and hooks. What is ours is which micro-batch comes next, in which slot o
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from sluice.adapters.deepspeed.live_batch import LiveBatch
@@ -16,9 +17,20 @@ from sluice.errors import InvalidArgument
 
 from deepspeed.runtime.pipe import schedule
 
-# What stages hand on, in an edge's word; above it stands what is said of layers that are on their way.
+# What stages hand on, in an edge's word, and whether nothing in it or before it is trained: then no gradient of it is
+# asked, and what comes back is empty. Above them stands what is said of layers that are on their way.
 _TENSOR, _TUPLE = 0, 1
-_FORM, _LIVE = 1, 1  # the mask of the one, and how far to shift the other
+_FORM, _UNTRAINED, _LIVE = 1, 2, 2  # two masks, and how far to shift the rest
+
+
+class Watch(Protocol):
+    """What looks at the ops of a batch while they run."""
+
+    def forward(self, micro_batch: int) -> AbstractContextManager[None]: ...
+
+    def backward(self, micro_batch: int) -> AbstractContextManager[None]: ...
+
+    def weight_grad(self, micro_batch: int) -> AbstractContextManager[None]: ...
 
 
 class EngineStage:
@@ -29,8 +41,10 @@ class EngineStage:
         self._slots: dict[int, int] = {}  # by micro-batch in flight
         self._free: list[int] = []
         self._losses: dict[int, Any] = {}
+        self._untrained: set[int] = set()  # micro-batches in flight that came here with nothing to train before
         self._forward_only = False
         self._live: LiveBatch | None = None  # of the batch that runs
+        self.watch: Watch | None = None  # of the batch that runs
 
     @property
     def _engine(self) -> Any:
@@ -58,6 +72,7 @@ class EngineStage:
         for micro_batch in list(self._slots):
             self._leave(micro_batch)
         self._losses.clear()
+        self._untrained.clear()
         engine.grad_layer = None
         for timer in getattr(engine.timers, "timers", {}).values():
             if timer.started_:  # the host starts none that runs
@@ -78,8 +93,9 @@ class EngineStage:
         engine, slot = self._engine, self._slot(micro_batch)
         word = self._live.before_forward(micro_batch, _live_of(given)) if self._live else 0
         if given is not None:
-            engine.pipe_buffers["inputs"][slot] = _leaves(given)
-        self._execute(schedule.ForwardPass, buffer_id=slot)
+            engine.pipe_buffers["inputs"][slot] = self._leaves(micro_batch, given)
+        with self.watch.forward(micro_batch) if self.watch else nullcontext():
+            self._execute(schedule.ForwardPass, buffer_id=slot)
         edge = None
         if engine.is_last_stage():
             self._losses[micro_batch] = engine.loss
@@ -87,25 +103,33 @@ class EngineStage:
             edge = _saying(word, _handed_on(engine.pipe_buffers["outputs"][slot], engine.stage_id))
         if self._forward_only:
             self._losses.clear()
+            self._untrained.clear()
             self._leave(micro_batch)
         return edge
 
     def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
-        """The gradients of what the stage before handed on, where they are numbers; None on the first stage."""
+        """The gradients of what the stage before handed on, where they are numbers; none where nothing before is
+        trained; None on the first stage."""
         engine, slot = self._engine, self._slot(micro_batch)
         if self._live:
             self._live.before_backward(_live_of(given))
         if given is None:
             engine.loss = self._losses.pop(micro_batch)
         else:
-            _require_gradient(engine.pipe_buffers["outputs"][slot], engine.stage_id)
-            engine.grad_layer = given.tensors[0] if given.word & _FORM == _TENSOR else given.tensors
-        self._execute(schedule.BackwardPass, buffer_id=slot)
+            engine.grad_layer = given.tensors[0] if given.tensors and given.word & _FORM == _TENSOR else given.tensors
+        if given is None or given.tensors:  # else nothing here or before is trained
+            with self.watch.backward(micro_batch) if self.watch else nullcontext():
+                self._execute(schedule.BackwardPass, buffer_id=slot)
         engine.grad_layer = None
         word = self._live.after_backward(micro_batch) if self._live else 0
         inputs = engine.pipe_buffers["inputs"][slot]
         self._leave(micro_batch)
-        return None if engine.is_first_stage() else _saying(word, _gradients(inputs, engine.stage_id))
+        if engine.is_first_stage():
+            return None
+        if micro_batch in self._untrained:
+            self._untrained.remove(micro_batch)
+            return _saying(word, Edge([]))
+        return _saying(word, _gradients(inputs, engine.stage_id))
 
     # ---- slots of the engine's buffers ----
 
@@ -126,25 +150,19 @@ class EngineStage:
             buffer[slot] = None
         self._free.append(slot)
 
+    def _leaves(self, micro_batch: int, given: Edge) -> Any:
+        """What arrived in the form that the stage before handed on; numbers want gradients where something is trained
+        by them. The host's own checkpoints may train nothing of inputs that want none."""
+        if given.word & _UNTRAINED:
+            self._untrained.add(micro_batch)
+        wanted = not given.word & _UNTRAINED or self._engine.module.activation_checkpoint_interval > 0
+        for tensor in given.tensors:
+            tensor.requires_grad_(wanted and tensor.is_floating_point())
+        return given.tensors[0] if given.word & _FORM == _TENSOR else tuple(given.tensors)
+
     def _execute(self, instruction: type, **arguments: Any) -> None:
         """As the host's schedule would: by the engine's own table."""
         self._engine._INSTRUCTION_MAP[instruction](self._engine, **arguments)
-
-
-def _require_gradient(outputs: Any, stage: int) -> None:
-    """Of parameters that were frozen after the start: before it the engine is refused."""
-    if not any(each.requires_grad for each in (outputs if isinstance(outputs, tuple) else (outputs,))):
-        raise InvalidArgument(
-            f"stage {stage} has no trainable parameter (requires_grad), so there is nothing to run a backward of: "
-            "leave one trainable, or start with stages that all have one"
-        )
-
-
-def _leaves(given: Edge) -> Any:
-    """What arrived in the form that the stage before handed on; numbers want gradients."""
-    for tensor in given.tensors:
-        tensor.requires_grad_(tensor.is_floating_point())
-    return given.tensors[0] if given.word & _FORM == _TENSOR else tuple(given.tensors)
 
 
 def _live_of(given: Edge | None) -> int:
@@ -157,9 +175,9 @@ def _saying(word: int, edge: Edge) -> Edge:
 
 def _handed_on(outputs: Any, stage: int) -> Edge:
     if isinstance(outputs, torch.Tensor):
-        return Edge([outputs], _TENSOR)
+        return Edge([outputs], _TENSOR | (0 if outputs.requires_grad else _UNTRAINED))
     if isinstance(outputs, tuple) and all(isinstance(each, torch.Tensor) for each in outputs):
-        return Edge(list(outputs), _TUPLE)
+        return Edge(list(outputs), _TUPLE | (0 if any(each.requires_grad for each in outputs) else _UNTRAINED))
     raise InvalidArgument(
         f"the last layer of stage {stage} gave {_described(outputs)}: a stage hands on a tensor or a tuple of tensors"
     )

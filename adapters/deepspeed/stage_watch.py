@@ -1,9 +1,9 @@
 """A pipeline whose layers change their stage by themselves: "pipeline": {"plan": "adaptive"}.
 
-While a batch runs, each rank measures the forwards of its layers. What it has measured rides with the end of the batch,
-which ranks tell each other in any case: no collective and no message more. So all know the same and decide alike
-(sluice.planning.layer_moves). Where moving pays, layers move as `move_layers` moves them: during the next batch where
-they can, else before it.
+While a batch runs, each rank measures what its layers take (layer_clock.py). What it has measured rides with the end of
+the batch, which ranks tell each other in any case: no collective and no message more. So all know the same and decide
+alike (sluice.planning.layer_moves). Where moving pays, layers move as `move_layers` moves them: during the next batch
+where they can, else before it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch.distributed as dist
 from sluice import trace
 from sluice.adapters.deepspeed import moving_layers, optimizer_parts, stage_module
 from sluice.adapters.deepspeed.held_bytes import HeldBytes
+from sluice.adapters.deepspeed.layer_clock import LayerClock
 from sluice.adapters.deepspeed.live_layers import LiveLayers, why_no_live_parts
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Pipeline
 from sluice.errors import InvalidState
 from sluice.planning.layer_moves import MOVES, LayerDecider, LayerLook, Room, Trained
-from torch import nn
-from torch.nn.modules import module as every_module
 
-_BACKWARD = 2.0  # of a layer, over its forward
 _FIRST_LINK = 1e8  # bytes a second, until a first move was measured
 # A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, then of each layer
-# that lies here seconds in the batch, bytes wherever it lies, bytes that a micro-batch leaves in it, and as
-# bits the optimizer's groups in which it trains something.
-_HEAD, _OF_LAYER, _MOST_GROUPS = 2, 4, 50
+# that lies here, by one micro-batch, seconds of its forward, of its backward and of what that runs again, and bytes
+# that it hands on; bytes wherever it lies, bytes that a micro-batch leaves in it, and as bits the optimizer's groups in
+# which it trains something.
+_HEAD, _OF_LAYER, _MOST_GROUPS = 2, 7, 50
+_FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS = range(_OF_LAYER)
 
 
 class StageWatch:
@@ -42,6 +42,7 @@ class StageWatch:
         self._wait_s, self._live, self._budget = wait_s, live, budget
         self._arriving: LayerLook | None = None  # what is on its way by this watch, until it has arrived
         self._note = array("d")
+        self._clock: LayerClock | None = None  # of the layers that lie here since they do
         self._parts: tuple[int, ...] = ()  # when it was measured
         self._micro_batches = 0
         self._decider: LayerDecider | None = None
@@ -65,7 +66,11 @@ class StageWatch:
         if self._parts != parts or (self._decider is not None and self._decider.parts != parts):
             self._decider = None  # somebody has moved layers by hand
             return
-        seconds, sizes, held, groups = _of_layers(engine.module, notes)
+        found = _of_layers(engine.module, notes)
+        if not all(any(note[_HEAD + _FORWARD :: _OF_LAYER]) for note in notes):
+            return  # a stage has not measured a micro-batch yet
+        sizes, held, groups = found[_SIZE], found[_HELD], found[_GROUPS]
+        seconds = [forward + backward for forward, backward in zip(found[_FORWARD], found[_BACKWARD])]
         if self._decider is None:
             self._decider = LayerDecider(parts, [int(size) for size in sizes], _FIRST_LINK, micro_batches)
         if self._moved_bytes:
@@ -75,7 +80,7 @@ class StageWatch:
         if self._budget is not None and room is None:
             return
         trained = Trained([_groups(value) for value in groups], optimizer_parts.of_engine(engine).needs_all_groups)
-        self.newest = self._decider.after_batch([value / before for value in seconds], room, trained)
+        self.newest = self._decider.after_batch(seconds, room, trained)
         if self.newest.verdict in MOVES:
             self._move(engine, self.newest)
 
@@ -92,46 +97,32 @@ class StageWatch:
         return Room(self._budget, in_flight, sizes, held)
 
     @contextmanager
-    def measured(self, engine: Any, pipeline: Pipeline) -> Iterator[None]:
-        """Forwards of layers that lie here are measured meanwhile; a layer that runs again counts again."""
-        module, begun = engine.module, dict[int, float]()
-        layers = list(stage_module.layers_of(module))
-        self._parts = stage_module.parts_of(module)
-        places = {id(stage_module.function_of(module, n)): _HEAD + _OF_LAYER * at for at, n in enumerate(layers)}
+    def measured(self, engine: Any, pipeline: Pipeline) -> Iterator[Measured]:
+        """Of layers that lie here, what the stage is to run its ops in meanwhile."""
+        module = engine.module
+        layers = stage_module.layers_of(module)
+        parts = stage_module.parts_of(module)
+        are_same = self._clock is not None and self._parts == parts
+        if self._clock is None or not are_same:
+            self._clock = LayerClock(layers)
+        self._parts = parts
         optimizer = optimizer_parts.of_engine(engine)
-        note = self._note = array("d", (self._move_s, pipeline.stats()["in_flight"]))
-        for layer in layers:
+        before, self._note = self._note, array("d", (self._move_s, pipeline.stats()["in_flight"]))
+        for at, layer in enumerate(layers):
             groups = moving_layers.groups_of(module, layer, optimizer)
             bits = float(sum(1 << group for group in groups if group < _MOST_GROUPS))
-            note.extend((0.0, optimizer.bytes_of(stage_module.parameters_of(module, layer)), 0.0, bits))
-        held = None if self._budget is None else HeldBytes(note, module.parameters())
+            size = float(optimizer.bytes_of(stage_module.parameters_of(module, layer)))
+            held = before[_HEAD + _OF_LAYER * at + _HELD] if are_same else 0.0
+            self._note.extend((0.0, 0.0, 0.0, 0.0, size, held, bits))
+        asked = None if self._budget is None else HeldBytes(self._note, module.parameters())
         self._move_s = 0.0
-        pipeline.set_note(note)
-
-        def before(layer: nn.Module, _: Any) -> None:
-            if id(layer) in places:
-                if held is not None:
-                    held.begin(places[id(layer)] + 2)
-                begun[id(layer)] = time.perf_counter()
-
-        def after(layer: nn.Module, _: Any, __: Any) -> None:
-            if id(layer) in places and id(layer) in begun:
-                took = time.perf_counter() - begun.pop(id(layer))
-                note[places[id(layer)]] += took * (1 + _BACKWARD)
-                if held is not None:
-                    held.end(places[id(layer)] + 2)
-
-        hooks = [
-            every_module.register_module_forward_pre_hook(before),
-            every_module.register_module_forward_hook(after),
-        ]
+        self._clock.begin()
+        pipeline.set_note(self._note)
         try:
-            yield
+            yield Measured(module, self._clock, self._note, asked)
         finally:
-            for hook in hooks:
-                hook.remove()
-            if held is not None:
-                held.close()
+            if asked is not None:
+                asked.close()
 
     def report(self) -> dict[str, Any]:
         """For `sluice.stats`."""
@@ -178,6 +169,40 @@ class StageWatch:
             return False
         self._arriving = look
         return True
+
+
+class Measured:
+    """The ops of one batch, of which some are measured."""
+
+    def __init__(self, module: Any, clock: LayerClock, note: array[float], held: HeldBytes | None) -> None:
+        self._module, self._clock, self._note, self._held = module, clock, note, held
+        self._places = {n: _HEAD + _OF_LAYER * at for at, n in enumerate(stage_module.layers_of(module))}
+        self._write()
+
+    def forward(self, micro_batch: int) -> AbstractContextManager[None]:
+        return self._clock.forward(self._module, micro_batch, self._around if self._held else None)
+
+    @contextmanager
+    def backward(self, micro_batch: int) -> Iterator[None]:
+        with self._clock.backward(self._module, micro_batch):
+            yield
+        self._write()
+
+    @contextmanager
+    def weight_grad(self, micro_batch: int) -> Iterator[None]:
+        with self._clock.weight_grad(micro_batch):
+            yield
+        self._write()
+
+    def _write(self) -> None:
+        """The note goes when the last op has ended."""
+        for layer, took in self._clock.took().items():
+            place = self._places[layer]
+            self._note[place : place + len(took)] = array("d", took)
+
+    def _around(self, layer: int, begins: bool) -> None:
+        assert self._held is not None
+        (self._held.begin if begins else self._held.end)(self._places[layer] + _HELD)
 
 
 def _groups(bits: float) -> frozenset[int]:

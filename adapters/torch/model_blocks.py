@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,7 +17,24 @@ from ...errors import InvalidArgument
 _HOST_LAYER = "GradientCheckpointingLayer"
 _MARK = "_sluice_recomputed"
 
-_checkpoint = functools.partial(checkpoint, use_reentrant=False)
+# Told the seconds of each block that runs again while somebody measures backwards.
+on_recompute: Callable[[float], None] | None = None
+
+
+def _checkpoint(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(functools.partial(_measured, forward), *args, use_reentrant=False, **kwargs)
+
+
+def _measured(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """Torch calls it in the forward and again in the backward, which it may leave as soon as it has what it needs."""
+    told = on_recompute
+    if told is None or torch._C._current_graph_task_id() == -1:
+        return forward(*args, **kwargs)
+    begun = time.perf_counter()
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        told(time.perf_counter() - begun)
 
 
 def _is_host_layer(module: nn.Module) -> bool:

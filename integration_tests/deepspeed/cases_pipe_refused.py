@@ -69,9 +69,9 @@ def differ(section: list[dict[str, Any]]) -> str:
 
 
 def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: bool = False) -> list[Any]:
-    """[what was said, losses] of a pipeline with frozen layers. later: they are after the start; is_filtered: the
-    optimizer is given trainable parameters alone."""
-    made: list[Any] = ["", []]
+    """[what was said, losses, bytes sent] of a pipeline with frozen layers. later: they are after the start;
+    is_filtered: the optimizer is given trainable parameters alone."""
+    made: list[Any] = ["", [], 0]
     try:
         net = models.module("plain" if later else kind, dist.get_world_size())
         given = [parameter for parameter in net.parameters() if parameter.requires_grad or not is_filtered]
@@ -83,6 +83,7 @@ def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: 
                 layer.requires_grad_(name not in kind.split())
         dtype = torch.bfloat16 if "bf16" in config else torch.float32
         made[1] = [float(engine.train_batch(models.batches(kind, 2, MICRO_BATCHES, step, dtype))) for step in range(3)]
+        made[2] = engine.sluice.pipeline.stats()["bytes_sent"]
     except Exception as error:
         made[0] = f"{type(error).__name__}: {error}"
     return made

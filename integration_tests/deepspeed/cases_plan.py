@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -70,13 +69,13 @@ def adaptive(steps: int, hooked: bool, budget: int | None = None, **job: Any) ->
     return [_by_themselves(steps, plan, hooked, **job) for plan in plans]
 
 
-def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any], float]:
+def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any]]:
     """Of batches that are watched, and in which nothing moves: collectives that watching asked torch for, batches with
-    what was measured, the newest verdict, and processor seconds that a layer's forward is longer by."""
+    what was measured, and the newest verdict."""
     stage_watch._FIRST_LINK = 1e-9  # no move pays
     made = Job(pipeline={"plan": "adaptive"}, **{**job, "config": UNCLIPPED})
     sent: list[str] = []
-    before_batch, measured = StageWatch.before_batch, StageWatch.measured
+    before_batch = StageWatch.before_batch
 
     def counted(*args: Any) -> None:
         with noted_collectives(sent):
@@ -86,33 +85,14 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any], flo
     try:
         made.train(range(steps))
         notes = made.engine.sluice.pipeline.pipeline.notes()
-        took = _cost_of_watching(made.engine, measured)
     finally:
         StageWatch.before_batch, stage_watch._FIRST_LINK = before_batch, 1e8
     head, each = stage_watch._HEAD, stage_watch._OF_LAYER
-    known = sum(all(value > 0 for at, value in enumerate(note[head:]) if at % each in (0, 1, 3)) for note in notes)
+    always = (stage_watch._FORWARD, stage_watch._BACKWARD, stage_watch._OUTPUT, stage_watch._SIZE, stage_watch._GROUPS)
+    known = sum(all(value > 0 for at, value in enumerate(note[head:]) if at % each in always) for note in notes)
     report = made.engine.sluice.pipeline.stats()["layers"]
     made.end()
-    return sent, known, report, took
-
-
-def _cost_of_watching(engine: Any, measured: Any) -> float:
-    """By the processor's clock, of one call of a layer with four modules; the least of some tries."""
-    takeover = engine.sluice.pipeline
-    layer = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(3)])
-
-    def seconds(times: int) -> float:
-        begun = time.thread_time()
-        for _ in range(times):
-            layer(None)
-        return (time.thread_time() - begun) / times
-
-    def least(times: int) -> float:
-        return min(seconds(times) for _ in range(15))
-
-    without = least(300)
-    with measured(takeover._watch, engine, takeover.pipeline):
-        return least(300) - without
+    return sent, known, report
 
 
 def refused(pipelines: Any, **job: Any) -> str:

@@ -64,6 +64,24 @@ class Slow(Block):
         return super().forward(x)
 
 
+class _Long(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        time.sleep(3 * SLOW_S)
+        return grad
+
+
+class SlowBackward(Block):
+    """A block whose backward alone takes long."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Long.apply(super().forward(x))
+
+
 class Frozen(Block):
     """Trains nothing."""
 
@@ -145,6 +163,8 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
         return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
     if kind == "slow ones first":
         return [*(LayerSpec(Slow) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
+    if kind == "slow backwards first":
+        return [*(LayerSpec(SlowBackward) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
     if kind == "slow frozen ones first":
         return [LayerSpec(each) for each in (FrozenSlow, FrozenSlow, Slow, Slow, Block, Block)]
     if kind.startswith("frozen "):  # "frozen 0 1 2"
@@ -177,8 +197,8 @@ class Cut(PipelineModule):
 def module(kind: str, stages: int, parts: Any = None, **options: Any) -> PipelineModule:
     """The same on every call.
 
-    kind   "plain", "words", "ends tied", "slow ones first", "slow frozen ones first", "frozen 0 1" (these of six), or
-           some of "dropout", "tied", "delays", "deep" (two layers in each stage)
+    kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
+           "frozen 0 1" (these of six), or some of "dropout", "tied", "delays", "deep" (two layers in each stage)
     parts  where stages begin, and where the last ends; None: even
     """
     torch.manual_seed(0)

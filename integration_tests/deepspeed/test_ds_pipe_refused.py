@@ -32,7 +32,7 @@ ZERO1 = {"zero_optimization": {"stage": 1}}
 BF16 = {"bf16": {"enabled": True}}
 # Which layers of six are frozen on two stages, options, and what is said.
 FROZEN: dict[str, tuple[str, dict[str, Any], str]] = {
-    "first": ("frozen 0 1 2", {}, "stage 0 (layers 0 to 2) has no trainable parameter, and there is nothing to run"),
+    "first, zero 1": ("frozen 0 1 2", ZERO1, "stage 0 (layers 0 to 2) has no trainable parameter, and DeepSpeed's"),
     "last, zero 1": ("frozen 3 4 5", ZERO1, "stage 1 (layers 3 to 5) has no trainable parameter, and DeepSpeed's"),
     "last, bf16": ("frozen 3 4 5", BF16, "stage 1 (layers 3 to 5) has no trainable parameter, and DeepSpeed's"),
     "last, clipped": (
@@ -46,24 +46,27 @@ FROZEN: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", FROZEN)
 def test_FrozenStage_IsRefusedByNameOnAllRanksBeforeTraining(fresh2: Ranks, what: str) -> None:
     kind, config, words = FROZEN[what]
-    for said, losses in fresh2.run("cases_pipe_refused:frozen", kind=kind, config=config):
+    for said, losses, _ in fresh2.run("cases_pipe_refused:frozen", kind=kind, config=config):
         assert said.startswith("UnsupportedError") and words in said and not losses, said
 
 
-def test_FrozenLastStage_ThatTheHostCanTrain_Trains(fresh2: Ranks) -> None:
-    for said, losses in fresh2.run("cases_pipe_refused:frozen", kind="frozen 3 4 5", config={}):
-        assert said == "" and losses[0] > losses[-1], losses
+@pytest.mark.parametrize("kind", ["frozen 0 1 2", "frozen 3 4 5"])
+def test_FrozenStage_ThatTheHostsOptimizerCanHave_Trains(fresh2: Ranks, kind: str) -> None:
+    """Nobody needs the gradients of what a frozen first stage hands on: they are not sent."""
+    answers = fresh2.run("cases_pipe_refused:frozen", kind=kind, config={})
+    for said, losses, _ in answers:
+        assert said == "" and losses[0] > losses[-1], (said, losses)
+    assert answers[0][2] > 0 and (answers[1][2] == 0) == (kind == "frozen 0 1 2"), answers
 
 
 def test_FrozenLastStage_WithoutParametersForTheOptimizer_IsNamedOnAllRanks(fresh2: Ranks) -> None:
-    for said, _ in fresh2.run("cases_pipe_refused:frozen", kind="frozen 3 4 5", config={}, is_filtered=True):
+    for said, *_ in fresh2.run("cases_pipe_refused:frozen", kind="frozen 3 4 5", config={}, is_filtered=True):
         assert said.startswith("UnsupportedError") and "stage 1 (layers 3 to 5) gives the optimizer no param" in said
 
 
-def test_FirstStage_ThatIsFrozenLater_FailsItsBatchByNameOnBothRanks(fresh2: Ranks) -> None:
-    (first, _), (second, _) = fresh2.run("cases_pipe_refused:frozen", kind="0 1 2", config={}, later=True)
-    assert "stage 0 has no trainable parameter (requires_grad)" in first, first
-    assert second.startswith("PeerRefused") and "stage 0 has no trainable parameter" in second, second
+def test_FirstStage_ThatIsFrozenLater_TrainsTheOther(fresh2: Ranks) -> None:
+    for said, losses, _ in fresh2.run("cases_pipe_refused:frozen", kind="0 1 2", config={}, later=True):
+        assert said == "" and losses[0] > losses[-1], (said, losses)
 
 
 def test_OneStage_StaysTheHosts(fresh2: Ranks) -> None:

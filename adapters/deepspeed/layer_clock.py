@@ -1,0 +1,190 @@
+"""What each layer of a stage takes: forward, backward, and what its backward runs again, in seconds of a micro-batch.
+
+A backward is measured by marks: autograd calls when a gradient reaches the output of a layer, and a layer lasts from
+its mark to that of the layer before, weight gradients included. Full backward hooks would put views around outputs. A
+layer that gets no mark, since nothing in it or before it is trained, takes nothing.
+
+One micro-batch in a few is measured, and all the others run as if nobody looked: fewer, while marks cost more than a
+hundredth of the time that they measure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from sluice.adapters.torch import model_blocks
+
+_MARK_S = 1e-5  # what a mark takes; a layer has three
+_SHARE = 0.01  # of the time measured, that marks may take
+_FIRST_EVERY, _MOST_EVERY = 4, 4096  # one micro-batch in so many
+
+
+class Took(NamedTuple):
+    """By one micro-batch in one layer. again: part of backward. output: bytes that it hands on."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    again: float = 0.0
+    output: float = 0.0
+
+
+Around = Callable[[int, bool], None]  # a layer, and whether its forward begins or has ended
+
+
+class LayerClock:
+    """The layers of one stage, over batches. Forget it when the stage gets others."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._layers = frozenset(layers)
+        self._last = max(layers)
+        self._every, self._count = _FIRST_EVERY, 0
+        self._seconds = {layer: [0.0, 0.0, 0.0] for layer in layers}
+        self._bytes = dict.fromkeys(layers, 0.0)
+        self._measured: dict[int, dict[int, float]] = {}  # by micro-batch under way: its backwards
+        self._num_measured = 0  # in this batch
+        self._newest: dict[int, Took] = {}
+        self._mark: tuple[int, float] | None = None  # the layer whose backward runs, and since when
+        self._into: dict[int, float] = {}
+        self._again = 0.0  # of it, since then
+
+    @property
+    def every(self) -> int:
+        """One micro-batch in so many is measured."""
+        return self._every
+
+    def begin(self) -> None:
+        """Before a batch, after one that failed too."""
+        self._newest = self.took()
+        if self._num_measured:
+            self._go_on(sum(sum(seconds[:2]) for seconds in self._seconds.values()), self._num_measured)
+        self._num_measured, self._measured = 0, {}
+        for seconds in self._seconds.values():
+            seconds[:] = 0.0, 0.0, 0.0
+
+    def took(self) -> dict[int, Took]:
+        """By layer, a mean over the micro-batches of this batch that were measured, once their backwards have ended;
+        what an earlier batch took where none was. Empty before the first."""
+        count = self._num_measured
+        if not count:
+            return self._newest
+        found = self._seconds.items()
+        return {layer: Took(*(value / count for value in seconds), self._bytes[layer]) for layer, seconds in found}
+
+    def _go_on(self, seconds: float, count: int) -> None:
+        """More or fewer from here on, by what marks have cost."""
+        share = 3 * len(self._layers) * _MARK_S * count / max(seconds, 1e-9)
+        while share / self._every > _SHARE and self._every < _MOST_EVERY:
+            self._every *= 2
+        while self._every > _FIRST_EVERY and 4 * share / self._every < _SHARE:
+            self._every //= 2
+
+    @contextmanager
+    def forward(self, module: Any, micro_batch: int, around: Around | None = None) -> Iterator[None]:
+        """While the stage runs the forward of a micro-batch. around: told of each layer of those that are measured."""
+        self._count += 1
+        if (self._count - 2) % self._every:  # the very first one is slow
+            yield
+            return
+        self._measured[micro_batch] = {}
+        with self._wrapped(module, around):
+            yield
+        self._num_measured += 1
+
+    @contextmanager
+    def backward(self, module: Any, micro_batch: int) -> Iterator[None]:
+        """While the stage runs the backward of a micro-batch."""
+        if micro_batch not in self._measured:
+            yield
+            return
+        self._into, self._again = self._measured[micro_batch], 0.0
+        self._mark = self._last, time.perf_counter()  # what comes before the first mark is the loss
+        model_blocks.on_recompute = self._count_again
+        try:
+            with self._wrapped(module, None):
+                yield
+        finally:
+            model_blocks.on_recompute = None
+            self._reach(self._last)
+            self._mark = None
+
+    @contextmanager
+    def weight_grad(self, micro_batch: int) -> Iterator[None]:
+        """While weight gradients that its backward has left run: each layer has its share of what they take."""
+        backwards = self._measured.get(micro_batch, {})
+        begun, whole = time.perf_counter(), sum(backwards.values())
+        yield
+        if whole > 0:
+            took = time.perf_counter() - begun
+            for layer, seconds in backwards.items():
+                self._seconds[layer][1] += took * seconds / whole
+
+    # ---- around layers ----
+
+    @contextmanager
+    def _wrapped(self, module: Any, around: Around | None) -> Iterator[None]:
+        """The stage calls its layers through this clock. A host may run them again in a backward, as it calls them."""
+        functions = list(module.forward_funcs)
+        first = module._local_start
+        module.forward_funcs[:] = [
+            self._timed(first + place, function, around) if first + place in self._layers else function
+            for place, function in enumerate(functions)
+        ]
+        try:
+            yield
+        finally:
+            module.forward_funcs[:] = functions
+
+    def _timed(self, layer: int, function: Any, around: Around | None) -> Callable[..., Any]:
+        def call(*inputs: Any) -> Any:
+            is_again = torch._C._current_graph_task_id() != -1
+            if around is not None:
+                around(layer, True)
+            begun = time.perf_counter()
+            outputs = function(*inputs)
+            took = time.perf_counter() - begun
+            if around is not None:
+                around(layer, False)
+            if is_again:
+                self._count_again(took)
+            else:
+                self._seconds[layer][0] += took
+                self._watch(layer, inputs, outputs)
+            return outputs
+
+        return call
+
+    def _watch(self, layer: int, inputs: Any, outputs: Any) -> None:
+        """The output of a layer that hands its input on belongs to the layer before."""
+        given = {id(tensor.grad_fn) for tensor in _tensors(inputs) if tensor.grad_fn is not None}
+        self._bytes[layer] = 0.0
+        for tensor in _tensors(outputs):
+            self._bytes[layer] += tensor.nbytes
+            if tensor.grad_fn is not None and id(tensor.grad_fn) not in given:
+                tensor.grad_fn.register_prehook(lambda _: self._reach(layer))
+
+    def _reach(self, layer: int) -> None:
+        """The backward of this layer begins, and that of the layer under way has ended."""
+        if self._mark is None:
+            return  # of another backward than the stage's own
+        before, since = self._mark
+        now = time.perf_counter()
+        seconds = self._seconds[before]
+        seconds[1] += now - since
+        seconds[2] += self._again
+        self._into[before] = self._into.get(before, 0.0) + now - since
+        self._mark, self._again = (layer, now), 0.0
+
+    def _count_again(self, seconds: float) -> None:
+        self._again += seconds
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)

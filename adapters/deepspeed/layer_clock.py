@@ -56,6 +56,11 @@ class LayerClock:
         """One micro-batch in so many is measured."""
         return self._every
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether a micro-batch of this batch was measured."""
+        return self._num_measured > 0
+
     def begin(self) -> None:
         """Before a batch, after one that failed too."""
         self._newest = self.took()

@@ -183,6 +183,12 @@ def set_recomputed(module: Any, layers: Iterable[int]) -> None:
     _refresh_recomputed(module)
 
 
+def recomputed_of(module: Any) -> frozenset[int]:
+    """Layers of all stages that are switched so."""
+    known = getattr(module, _RECOMPUTED, None)
+    return known.wanted if known else frozenset()
+
+
 def why_not_recomputed(module: Any, layer: int) -> str:
     """Why a layer cannot run again; "": it can. By its spec, which all ranks have."""
     spec = module._layer_specs[layer]

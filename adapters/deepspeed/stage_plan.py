@@ -48,7 +48,7 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
     other = next((kind for kind in chosen.kinds if kind not in (stages.KEEP, stages.RECOMPUTE)), None)
     if other is not None:
         return f"the plan has a layer of kind '{other}': layers of a pipeline are kept or recomputed"
-    if stages.RECOMPUTE in chosen.kinds and _host_recomputes(engine):
+    if stages.RECOMPUTE in chosen.kinds and host_recomputes(engine):
         return (
             "the plan says which layers are computed again, and activation_checkpoint_interval is set: take that out "
             'of the model and of the "pipeline" section'
@@ -58,6 +58,7 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
     return f"the plan has it run again, and {why}" if why else ""
 
 
-def _host_recomputes(engine: Any) -> bool:
+def host_recomputes(engine: Any) -> bool:
+    """Whether DeepSpeed's own checkpoint intervals are on."""
     section = engine._config.pipeline.get("activation_checkpoint_interval", 0)
     return bool(section > 0 or engine.module.activation_checkpoint_interval > 0)

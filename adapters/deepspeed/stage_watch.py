@@ -2,8 +2,9 @@
 
 While a batch runs, each rank measures what its layers take (layer_clock.py). What it has measured rides with the end of
 the batch, which ranks tell each other in any case: no collective and no message more. So all know the same and decide
-alike (sluice.planning.layer_moves). Where moving pays, layers move as `move_layers` moves them: during the next batch
-where they can, else before it.
+alike (sluice.planning.layer_moves). Under a budget they decide which layers run again in their backward, too
+(sluice.planning.layer_kinds): a switch of each, between batches. Where moving pays, layers move as `move_layers` moves
+them: during the next batch where they can, else before it.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from typing import Any
 
 import torch.distributed as dist
 from sluice import trace
-from sluice.adapters.deepspeed import moving_layers, optimizer_parts, stage_module
+from sluice.adapters.deepspeed import moving_layers, optimizer_parts, stage_module, stage_plan
 from sluice.adapters.deepspeed.held_bytes import HeldBytes
 from sluice.adapters.deepspeed.layer_clock import LayerClock
 from sluice.adapters.deepspeed.live_layers import LiveLayers, why_no_live_parts
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Pipeline
 from sluice.errors import InvalidState
-from sluice.planning.layer_moves import MOVES, LayerDecider, LayerLook, Room, Trained
+from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way
+from sluice.planning.layer_moves import LayerDecider, LayerLook, Trained
 
 _FIRST_LINK = 1e8  # bytes a second, until a first move was measured
-# A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, then of each layer
-# that lies here, by one micro-batch, seconds of its forward, of its backward and of what that runs again, and bytes
-# that it hands on; bytes wherever it lies, bytes that a micro-batch leaves in it, and as bits the optimizer's groups in
-# which it trains something.
-_HEAD, _OF_LAYER, _MOST_GROUPS = 2, 7, 50
+# A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, and whether a
+# micro-batch of this batch was measured, else the rest is that of an earlier one. Then of each layer that lies here, by
+# one micro-batch: seconds of its forward, of its backward and of what that runs again, and bytes that it hands on; bytes
+# wherever it lies, bytes that a micro-batch leaves in it, and as bits the optimizer's groups in which it trains
+# something.
+_HEAD, _OF_LAYER, _MOST_GROUPS = 3, 7, 50
 _FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS = range(_OF_LAYER)
 
 
@@ -44,8 +47,10 @@ class StageWatch:
         self._note = array("d")
         self._clock: LayerClock | None = None  # of the layers that lie here since they do
         self._parts: tuple[int, ...] = ()  # when it was measured
+        self._reruns: frozenset[int] = frozenset()  # and what ran again then
         self._micro_batches = 0
-        self._decider: LayerDecider | None = None
+        self._decider: LayerDecider | KindDecider | None = None
+        self._kept: dict[int, float] = {}  # bytes that a micro-batch leaves in a layer that is kept
         self._refused = ""
         self._num_moves = 0  # times that layers have moved
         self._moved_bytes = 0  # by the newest move, whose time is not known yet
@@ -56,7 +61,12 @@ class StageWatch:
         """Between batches: looks at the one before, and moves layers where that pays. Collective over all ranks where
         it moves any."""
         before, self._micro_batches = self._micro_batches, micro_batches
-        if self._refused or not before or self._has_moved_meanwhile(engine) or self._live.is_under_way:
+        if (
+            (self._refused and self._budget is None)
+            or not before
+            or self._has_moved_meanwhile(engine)
+            or self._live.is_under_way
+        ):
             return
         try:
             notes = pipeline.notes()
@@ -69,32 +79,78 @@ class StageWatch:
         found = _of_layers(engine.module, notes)
         if not all(any(note[_HEAD + _FORWARD :: _OF_LAYER]) for note in notes):
             return  # a stage has not measured a micro-batch yet
-        sizes, held, groups = found[_SIZE], found[_HELD], found[_GROUPS]
-        seconds = [forward + backward for forward, backward in zip(found[_FORWARD], found[_BACKWARD])]
-        if self._decider is None:
-            self._decider = LayerDecider(parts, [int(size) for size in sizes], _FIRST_LINK, micro_batches)
+        if self._decider is not None and not all(note[2] for note in notes):
+            return  # the decider knows that already
+        trained = Trained(
+            [_groups(bits) for bits in found[_GROUPS]], optimizer_parts.of_engine(engine).needs_all_groups
+        )
+        look = self._decided(engine, notes, before, found, trained)
+        if look is None:
+            return
+        self.newest = look
+        if self._budget is not None:
+            stage_module.set_recomputed(engine.module, look.recomputed)
+        if look.parts != parts:
+            self._move(engine, look)
+
+    def _decided(
+        self, engine: Any, notes: Sequence[Any], micro_batches: int, found: Sequence[list[float]], trained: Trained
+    ) -> LayerLook | None:
+        """None while not all is known."""
+        sizes, parts = [int(size) for size in found[_SIZE]], self._parts
+        costs, pipe = None, None
+        if self._budget is not None:
+            costs, pipe = self._costs(engine, found), self._pipe(engine.module, notes, micro_batches)
+            if costs is None or pipe is None:
+                return None
+        if self._decider is None and pipe is not None:
+            self._decider = KindDecider(Way(parts, stage_module.recomputed_of(engine.module)), pipe, _FIRST_LINK)
+            if self._refused:
+                self._decider.pin(parts)
+        elif self._decider is None:
+            self._decider = LayerDecider(parts, sizes, _FIRST_LINK, micro_batches)
         if self._moved_bytes:
             self._decider.set_link(self._moved_bytes / max(*(note[0] for note in notes), 1e-6))
             self._moved_bytes = 0
-        room = self._room(engine.module, notes, before, sizes, held)
-        if self._budget is not None and room is None:
-            return
-        trained = Trained([_groups(value) for value in groups], optimizer_parts.of_engine(engine).needs_all_groups)
-        self.newest = self._decider.after_batch(seconds, room, trained)
-        if self.newest.verdict in MOVES:
-            self._move(engine, self.newest)
+        if isinstance(self._decider, KindDecider):
+            assert costs is not None and pipe is not None
+            self._decider.set_pipe(pipe)
+            return self._decider.after_batch(costs, trained)
+        seconds = [forward + backward for forward, backward in zip(found[_FORWARD], found[_BACKWARD])]
+        return self._decider.after_batch(seconds, trained=trained)
 
-    def _room(
-        self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int, sizes: list[float], held: list[float]
-    ) -> Room | None:
-        """None where there is no budget, or not all is known yet: what is in flight is with the second batch."""
+    def _pipe(self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int) -> Pipe | None:
+        """What is in flight is known with the second batch."""
         in_flight = [0] * (len(self._parts) - 1)
         for rank, note in enumerate(notes):
             stage = module._topo.get_coord(rank).pipe
             in_flight[stage] = max(in_flight[stage], min(int(note[1]), micro_batches))
-        if self._budget is None or not all(in_flight) or not all(held):
+        assert self._budget is not None
+        return Pipe(self._budget, in_flight, micro_batches) if all(in_flight) else None
+
+    def _costs(self, engine: Any, found: Sequence[list[float]]) -> Costs | None:
+        """A layer that runs again shows what it leaves so; what it leaves otherwise is known from when it was kept."""
+        module, held = engine.module, found[_HELD]
+        if not all(held):
             return None
-        return Room(self._budget, in_flight, sizes, held)
+        reruns = stage_module.recomputed_of(module)
+        for layer, size in enumerate(held):
+            if layer not in reruns:
+                self._kept[layer] = size
+        host = stage_plan.host_recomputes(engine)
+        count = range(len(held))
+        inputs = [0.0, *found[_OUTPUT]]
+        kept = [max(self._kept.get(n, held[n]), held[n]) for n in count]
+        times = list(zip(found[_FORWARD], found[_BACKWARD], found[_AGAIN]))
+        return Costs(
+            seconds=[forward + backward - again for forward, backward, again in times],
+            again=[again or (forward if backward else 0.0) for forward, backward, again in times],
+            resident=[int(size) for size in found[_SIZE]],
+            kept=[int(size) for size in kept],
+            rerun=[int(min(held[n] if n in reruns else inputs[n], kept[n])) for n in count],
+            output=[0] * len(held),  # what arrives and leaves is counted with the layers that keep it
+            may_rerun=[not host and not stage_module.why_not_recomputed(module, n) for n in count],
+        )
 
     @contextmanager
     def measured(self, engine: Any, pipeline: Pipeline) -> Iterator[Measured]:
@@ -102,12 +158,13 @@ class StageWatch:
         module = engine.module
         layers = stage_module.layers_of(module)
         parts = stage_module.parts_of(module)
-        are_same = self._clock is not None and self._parts == parts
+        reruns = stage_module.recomputed_of(module)
+        are_same = (self._parts, self._reruns) == (parts, reruns)
         if self._clock is None or not are_same:
             self._clock = LayerClock(layers)
-        self._parts = parts
+        self._parts, self._reruns = parts, reruns
         optimizer = optimizer_parts.of_engine(engine)
-        before, self._note = self._note, array("d", (self._move_s, pipeline.stats()["in_flight"]))
+        before, self._note = self._note, array("d", (self._move_s, pipeline.stats()["in_flight"], 0.0))
         for at, layer in enumerate(layers):
             groups = moving_layers.groups_of(module, layer, optimizer)
             bits = float(sum(1 << group for group in groups if group < _MOST_GROUPS))
@@ -151,9 +208,11 @@ class StageWatch:
         try:
             moved = moving_layers.move(engine, look.parts, self._wait_s)
         except UnsupportedError as error:  # on all ranks alike, and nothing has moved
-            self._refused = error.message
-            if dist.get_rank() == 0:
+            if isinstance(self._decider, KindDecider):
+                self._decider.pin(self._parts)
+            if not self._refused and dist.get_rank() == 0:
                 print(f"[sluice] WARNING: layers stay on their stages: {error.message}", file=sys.stdout, flush=True)
+            self._refused = error.message
             return
         self._count(look, time.perf_counter() - begun)
         left = look.moved_bytes // dist.get_world_size()  # of this rank, as if each had given as much
@@ -196,6 +255,7 @@ class Measured:
 
     def _write(self) -> None:
         """The note goes when the last op has ended."""
+        self._note[2] = float(self._clock.has_measured)
         for layer, took in self._clock.took().items():
             place = self._places[layer]
             self._note[place : place + len(took)] = array("d", took)

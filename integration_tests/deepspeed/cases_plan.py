@@ -8,7 +8,7 @@ import torch
 from cases_moves import UNCLIPPED
 from cases_pipe import Job
 from replaced_collectives import noted_collectives
-from sluice.adapters.deepspeed import stage_watch
+from sluice.adapters.deepspeed import stage_module, stage_watch
 from sluice.adapters.deepspeed.stage_watch import StageWatch
 from sluice.errors import SluiceError
 
@@ -56,6 +56,7 @@ def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job:
         found["been"].append([int(bound) for bound in made.engine.module.parts])
     if plan is not None:
         found["layers"] = made.engine.sluice.pipeline.stats()["layers"]
+        found["recomputed"] = sorted(stage_module.recomputed_of(made.engine.module))
         if not hooked:
             made.engine.sluice.move_layers(home)
     found.update(made.state())

@@ -120,7 +120,7 @@ def test_PlanAdaptive_FrozenLayers_EveryStageKeepsOneThatTrains(pipe2: Ranks, ca
 # two slow layers in front would part.
 BUDGETS = {
     "room for four layers": (260_000, [0, 3, 6], (2, 3)),
-    "too full": (220_000, [0, 5, 6], (2, 3, 4)),
+    "too full": (220_000, [0, 5, 6], (2, 3, 4, 5)),  # or it keeps them all, and runs some again
     "room for none": (50_000, [0, 3, 6], (3,)),
 }
 
@@ -132,6 +132,18 @@ def test_PlanAdaptive_UnderABudget_NoStageTakesMore(pipe2: Ranks, case: str) -> 
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, **job):
         assert set(map(tuple, stock["been"])) == {tuple(begin)} and ours["been"][-1][1] in allowed, ours["layers"]
         assert (ours["layers"]["verdict"] == "over_budget") == (case == "room for none"), ours["layers"]
+        assert ours["recomputed"] or case != "too full" or ours["been"][-1][1] < 5, ours["layers"]
+        for what in ("losses", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+
+
+def test_PlanAdaptive_FullStageWhoseLayersCannotMove_RunsSomeAgain(pipe2: Ranks) -> None:
+    """Five layers of 38 kB and 6 kB for each of two micro-batches; run again, a layer leaves its input alone."""
+    job = {"hooked": True, "budget": 225_000, "stages": 2, "kind": "plain", "parts": [0, 5, 6]}
+    for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, **job):
+        assert ours["been"] == stock["been"] == [[0, 5, 6]] * 9
+        assert ours["recomputed"] and set(ours["recomputed"]) < set(range(5)), (ours["recomputed"], ours["layers"])
+        assert ours["layers"]["verdict"] != "over_budget", ours["layers"]
         for what in ("losses", "parameters", "optimizer"):
             assert ours[what] == stock[what], what
 

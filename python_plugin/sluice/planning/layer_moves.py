@@ -21,7 +21,7 @@ OTHER_VERDICTS = {
     "unknown": "nothing has been measured yet",
     "settling": "it may be one slow batch",
     "to_fit": "layers move because a stage takes more than its budget",
-    "over_budget": "a stage takes more than its budget, and no partition takes less",
+    "over_budget": "a stage takes more than its budget, and nothing takes less",
 }
 MOVES = ("pays", "to_fit")  # verdicts by which layers move
 NEAR = 1.005  # partitions whose slowest stage is as near to the best are as good: fewest bytes decide
@@ -79,6 +79,7 @@ class LayerLook(NamedTuple):
     planned: float  # and in the best partition
     parts: tuple[int, ...]  # to put in force; those in force where nothing moves
     moved_bytes: int
+    recomputed: tuple[int, ...] = ()  # layers that run again, to put in force
 
 
 def slowest_stage(seconds: Sequence[float], parts: Sequence[int]) -> float:
@@ -212,7 +213,7 @@ class LayerDecider:
         has_to = room is not None and not room.fits(self.parts)
         planned = best_parts(means, self.parts, self._sizes, room, trained) or self.parts
         then = slowest_stage(means, planned)
-        moved = _moved_bytes(self.parts, planned, self._sizes)
+        moved = moved_bytes_of(self.parts, planned, self._sizes)
         verdict = move_verdict(
             now * self._micro_batches,
             then * self._micro_batches,
@@ -232,7 +233,8 @@ class LayerDecider:
         return LayerLook(verdict, now, then, self.parts, moved)
 
 
-def _moved_bytes(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
+def moved_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
+    """Of layers whose stage is another."""
     stays = set()
     for (a, b), (c, d) in zip(zip(old, old[1:]), zip(new, new[1:])):
         stays.update(range(max(a, c), min(b, d)))

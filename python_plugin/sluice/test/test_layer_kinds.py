@@ -1,0 +1,145 @@
+"""Which layers run again and where all lie, under a budget: in virtual time, beside every partition and choice."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way, bytes_of, fits, slowest_of, turn_of
+from sluice.planning.layer_moves import MoveOptions
+from sluice.planning.stages import Link
+
+LAYERS, STAGES = 10, 3
+FAST = 1e12  # bytes a second: a move costs nothing
+EXACT = MoveOptions(least_gain=0.002)
+
+
+def _drawn(draw: random.Random) -> tuple[Costs, Pipe]:
+    """Backwards of 0 to 4 times the forward, messages that may take longest, budgets from the least to plenty."""
+    forward = [draw.uniform(1, 3) for _ in range(LAYERS)]
+    frozen = draw.choice((0, 0, draw.randrange(6)))
+    ratio = [0.0 if n < frozen else draw.uniform(0, 4) for n in range(LAYERS)]
+    kept = [draw.randint(50, 300) for _ in range(LAYERS)]
+    output = [draw.randint(5, 20) for _ in range(LAYERS)]
+    costs = Costs(
+        seconds=[f * (1 + r) for f, r in zip(forward, ratio)],
+        again=[0.0 if n < frozen else f * draw.uniform(0.9, 1.1) for n, f in enumerate(forward)],
+        resident=[draw.randint(2, 10) for _ in range(LAYERS)],
+        kept=kept,
+        rerun=[min(k, o) for k, o in zip(kept, [10, *output])],
+        output=output,
+        may_rerun=[draw.random() > 0.1 for _ in range(LAYERS)],
+    )
+    links = tuple(Link(draw.uniform(1, 20), 0.01, draw.random() < 0.5) for _ in range(STAGES - 1))
+    in_flight = [STAGES - s for s in range(STAGES)]
+    even = sum(kept) / STAGES * STAGES
+    return costs, Pipe(round(draw.uniform(0.3, 1.1) * even), in_flight, 8, links)
+
+
+def _exhaustive(costs: Costs, pipe: Pipe) -> float:
+    """The slowest stage of the best partition and choice; infinite: nothing fits."""
+    best: dict[tuple[int, int, int], float] = {}
+    for stage in range(STAGES):
+        for begin, end in itertools.combinations(range(LAYERS + 1), 2):
+            found = float("inf")
+            able = [n for n in range(begin, end) if costs.may_rerun[n]]
+            for count in range(len(able) + 1):
+                for again in itertools.combinations(able, count):
+                    parts = [0] * (STAGES + 1)
+                    parts[stage : stage + 2] = begin, end
+                    way = Way(tuple(parts), frozenset(again))
+                    if bytes_of(costs, pipe, way, stage) <= pipe.budget:
+                        found = min(found, turn_of(costs, pipe, way, stage))
+            best[stage, begin, end] = found
+    return min(
+        max(best[0, 0, a], best[1, a, b], best[2, b, LAYERS]) for a, b in itertools.combinations(range(1, LAYERS), 2)
+    )
+
+
+def test_Decider_DrawnProblems_AreWithinAHundredthOfTheBestAndTheirBudget() -> None:
+    draw, moved, switched, nothing = random.Random(7), 0, 0, 0
+    for _ in range(200):
+        costs, pipe = _drawn(draw)
+        best = _exhaustive(costs, pipe)
+        decider = KindDecider(Way((0, 3, 7, LAYERS), frozenset()), pipe, FAST, EXACT)
+        looks = [decider.after_batch(costs) for _ in range(10)]
+        if best == float("inf"):
+            assert looks[-1].verdict == "over_budget"
+            nothing += 1
+            continue
+        assert slowest_of(costs, pipe, decider.way) <= 1.01 * best
+        assert fits(costs, pipe, decider.way)
+        assert looks[-1].recomputed == tuple(sorted(decider.way.rerun)) and looks[-1].parts == decider.way.parts
+        moved += decider.num_moves > 0
+        switched += bool(decider.way.rerun)
+    assert moved > 50 and switched > 50 and nothing < 100, (moved, switched, nothing)
+
+
+def _alike(count: int = 8, seconds: float = 3.0) -> Costs:
+    each = [seconds] * count, [1.0] * count, [10] * count, [100] * count, [10] * count, [0] * count, [True] * count
+    return Costs(*each)
+
+
+def test_Decider_StageOverItsBudget_RunsLayersAgainBeforeItGivesAny() -> None:
+    """Four layers of a hundred bytes for each of two micro-batches, and two of them have to go: two run again."""
+    pipe = Pipe(740, [2, 1], 8)
+    decider = KindDecider(Way((0, 4, 8), frozenset()), pipe, 1e-6)  # moving costs more than it brings
+    look = decider.after_batch(_alike())
+    assert (look.verdict, look.parts, len(look.recomputed)) == ("to_fit", (0, 4, 8), 2)
+    assert fits(_alike(), pipe, decider.way)
+    # Where no choice within the stages fits, layers go whatever it costs.
+    heavy = _alike()._replace(resident=[100] * 8, rerun=[90] * 8)
+    pipe = Pipe(1420, [2, 1], 8)
+    decider = KindDecider(Way((0, 6, 8), frozenset()), pipe, 1e-6)
+    assert decider.after_batch(heavy).verdict == "to_fit"
+    assert decider.parts[1] < 6 and fits(heavy, pipe, decider.way)
+
+
+def test_Decider_WhileLayersArrive_NoStageTakesMore() -> None:
+    draw, moved = random.Random(11), 0
+    for _ in range(60):
+        costs, pipe = _drawn(draw)
+        costs = costs._replace(resident=[12 * size for size in costs.resident])
+        decider = KindDecider(Way((0, 3, 7, LAYERS), frozenset()), pipe, FAST, EXACT)
+        for _ in range(6):
+            before = decider.parts
+            look = decider.after_batch(costs)
+            if look.verdict == "over_budget":
+                break
+            assert fits(costs, pipe, decider.way)
+            for stage, (begin, end) in enumerate(zip(look.parts, look.parts[1:])):
+                new = [n for n in range(begin, end) if not before[stage] <= n < before[stage + 1]]
+                taken = bytes_of(costs, pipe, decider.way, stage) + sum(costs.resident[n] for n in new)
+                assert taken <= pipe.budget
+            moved += before != look.parts
+    assert moved > 10
+
+
+def test_Decider_NoisyBatches_HardlyChangesAnything() -> None:
+    for seed in range(10):
+        draw = random.Random(seed)
+        costs, pipe = _drawn(draw)
+        decider = KindDecider(Way((0, 3, 7, LAYERS), frozenset()), pipe, FAST)
+        ways = [decider.way]
+        for _ in range(200):
+            noisy = costs._replace(
+                seconds=[value * draw.uniform(0.9, 1.1) for value in costs.seconds],
+                kept=[round(size * draw.uniform(0.99, 1.0)) for size in costs.kept],
+            )
+            decider.after_batch(noisy)
+            ways.append(decider.way)
+        moves = sum(a.parts != b.parts for a, b in zip(ways, ways[1:]))
+        switches = sum(a.parts == b.parts and a.rerun != b.rerun for a, b in zip(ways, ways[1:]))
+        assert moves <= 1 and switches <= 2, (seed, moves, switches)
+        assert fits(costs, pipe, decider.way)
+
+
+def test_Decider_BytesThatFall_AreBelievedAfterSomeBatches() -> None:
+    pipe = Pipe(740, [2, 1], 8)
+    decider = KindDecider(Way((0, 4, 8), frozenset()), pipe, 1e-6)
+    small = _alike()._replace(kept=[20] * 8)
+    for _ in range(3):
+        assert len(decider.after_batch(_alike()).recomputed) == 2
+    counts = [len(decider.after_batch(small).recomputed) for _ in range(10)]
+    assert counts == [2] * 8 + [0] * 2
+    assert len(decider.after_batch(_alike()).recomputed) == 2  # and those that grow at once

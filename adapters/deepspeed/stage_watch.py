@@ -31,8 +31,8 @@ from sluice.planning.layer_moves import LayerDecider, LayerLook, Trained
 _FIRST_LINK = 1e8  # bytes a second, until a first move was measured
 # A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, and whether a
 # micro-batch of this batch was measured, else the rest is that of an earlier one. Then of each layer that lies here, by
-# one micro-batch: seconds of its forward, of its backward and of what that runs again, and bytes that it hands on; bytes
-# wherever it lies, bytes that a micro-batch leaves in it, and as bits the optimizer's groups in which it trains
+# one micro-batch: seconds of its forward, of its backward and of what that runs again, and bytes that it hands on;
+# bytes wherever it lies, bytes that a micro-batch leaves in it, and as bits the optimizer's groups in which it trains
 # something.
 _HEAD, _OF_LAYER, _MOST_GROUPS = 3, 7, 50
 _FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS = range(_OF_LAYER)

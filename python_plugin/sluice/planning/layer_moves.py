@@ -20,10 +20,9 @@ from .placement import move_verdict
 OTHER_VERDICTS = {
     "unknown": "nothing has been measured yet",
     "settling": "it may be one slow batch",
-    "to_fit": "layers move because a stage takes more than its budget",
+    "to_fit": "layers run again or move because a stage takes more than its budget",
     "over_budget": "a stage takes more than its budget, and nothing takes less",
 }
-MOVES = ("pays", "to_fit")  # verdicts by which layers move
 NEAR = 1.005  # partitions whose slowest stage is as near to the best are as good: fewest bytes decide
 
 
@@ -34,28 +33,6 @@ class MoveOptions(NamedTuple):
     horizon: float = 200.0  # batches in which it must save more than it takes
     least_batches: int = 2  # between two moves
     unsure: float = 2.0  # the horizon of what one batch alone has shown
-
-
-class Room:
-    """What a stage may take, and what layers take of it. resident: bytes of each layer wherever it lies; held: bytes
-    that one micro-batch leaves in each layer until its backward; in_flight: micro-batches of each stage that may be
-    outstanding; budget: bytes of a stage."""
-
-    def __init__(self, budget: int, in_flight: Sequence[int], resident: Sequence[float], held: Sequence[float]) -> None:
-        self.budget, self._in_flight = budget, tuple(in_flight)
-        self._resident, self._held = [0.0, *accumulate(resident)], [0.0, *accumulate(held)]
-
-    def taken(self, stage: int, begin: int, end: int, parts: Sequence[int]) -> float:
-        """By these layers on that stage; those that come from elsewhere are there twice while they arrive."""
-        resident, held = (sums[end] - sums[begin] for sums in (self._resident, self._held))
-        first, last = max(begin, parts[stage]), min(end, parts[stage + 1])
-        stays = self._resident[last] - self._resident[first] if first < last else 0.0
-        return 2 * resident - stays + self._in_flight[stage] * held
-
-    def fits(self, parts: Sequence[int]) -> bool:
-        """Whether all stages of the partition in force do."""
-        runs = enumerate(zip(parts, parts[1:]))
-        return all(self.taken(stage, begin, end, parts) <= self.budget for stage, (begin, end) in runs)
 
 
 class Trained(NamedTuple):
@@ -92,29 +69,26 @@ def best_parts(
     seconds: Sequence[float],
     parts: Sequence[int],
     sizes: Sequence[int],
-    room: Room | None = None,
     trained: Trained | None = None,
 ) -> tuple[int, ...]:
     """The partition whose slowest stage is as fast as can be, or within NEAR of it, for the fewest bytes moved from
-    `parts`. Every stage has a layer, fits into its room, and has what it needs of what is trained. sizes: bytes of all
+    `parts`. Every stage has a layer, and what it needs of what is trained. sizes: bytes of all
     that moves with each layer. Empty where there is none. Pure."""
     sums = [0.0, *accumulate(seconds)]
-    if room is None and trained is None:
+    if trained is None:
         return _fewest_moved(sums, parts, sizes, _least_slowest(sums, len(parts) - 1) * NEAR)
-    least = _least_allowed(sums, parts, room, trained)
-    return _fewest_moved(sums, parts, sizes, least * NEAR, room, trained) if least < float("inf") else ()
+    least = _least_allowed(sums, parts, trained)
+    return _fewest_moved(sums, parts, sizes, least * NEAR, trained) if least < float("inf") else ()
 
 
-def _least_allowed(sums: Sequence[float], parts: Sequence[int], room: Room | None, trained: Trained | None) -> float:
+def _least_allowed(sums: Sequence[float], parts: Sequence[int], trained: Trained) -> float:
     layers = len(sums) - 1
     least = [0.0, *[float("inf")] * layers]  # of the first n layers on the stages so far
     for stage in range(len(parts) - 1):
         found = [float("inf")] * (layers + 1)
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
-                if room and room.taken(stage, begin, end, parts) > room.budget:
-                    break  # longer runs take more
-                if trained and trained.missing(begin, end, parts[stage : stage + 2]):
+                if trained.missing(begin, end, parts[stage : stage + 2]):
                     continue  # longer runs miss less
                 found[end] = min(found[end], max(least[begin], sums[end] - sums[begin]))
         least = found
@@ -145,7 +119,6 @@ def _fewest_moved(
     parts: Sequence[int],
     sizes: Sequence[int],
     limit: float,
-    room: Room | None = None,
     trained: Trained | None = None,
 ) -> tuple[int, ...]:
     layers, stages = len(sums) - 1, len(parts) - 1
@@ -159,7 +132,7 @@ def _fewest_moved(
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
                 took = sums[end] - sums[begin]
-                if took > limit or (room and room.taken(stage, begin, end, parts) > room.budget):
+                if took > limit:
                     break
                 if trained and trained.missing(begin, end, parts[stage : stage + 2]):
                     continue
@@ -196,12 +169,10 @@ class LayerDecider:
         """Bytes a second, as a move has shown."""
         self._link = link
 
-    def after_batch(
-        self, seconds: Sequence[float], room: Room | None = None, trained: Trained | None = None
-    ) -> LayerLook:
+    def after_batch(self, seconds: Sequence[float], trained: Trained | None = None) -> LayerLook:
         """After each batch, with what one micro-batch of it took in each layer, forward and backward, the same numbers
-        on all ranks. The caller moves the layers where the verdict is one of MOVES; the decider takes them for moved.
-        room: of each stage, as the batch has shown it; None: there is no budget. trained: None: all of each layer."""
+        on all ranks. The caller moves the layers where the look has other parts; the decider takes them for moved.
+        trained: None: all of each layer."""
         if self._since_move >= 0:
             self._since_move += 1
         self._times.add(seconds)
@@ -210,8 +181,7 @@ class LayerDecider:
             return LayerLook("unknown", 0.0, 0.0, self.parts, 0)
         now = slowest_stage(means, self.parts)
         is_unsure = self._times.is_settling()
-        has_to = room is not None and not room.fits(self.parts)
-        planned = best_parts(means, self.parts, self._sizes, room, trained) or self.parts
+        planned = best_parts(means, self.parts, self._sizes, trained) or self.parts
         then = slowest_stage(means, planned)
         moved = moved_bytes_of(self.parts, planned, self._sizes)
         verdict = move_verdict(
@@ -225,9 +195,7 @@ class LayerDecider:
         )
         if is_unsure and verdict == "costs_more":
             verdict = "settling"
-        if has_to:
-            verdict = "to_fit" if planned != self.parts else "over_budget"
-        if verdict in MOVES:
+        if verdict == "pays":
             self.parts, self._since_move = planned, 0
             self.num_moves += 1
         return LayerLook(verdict, now, then, self.parts, moved)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from sluice.planning.errors import BadInput
-from sluice.planning.layer_moves import LayerDecider, LayerLook, Room, Trained, best_parts, slowest_stage
+from sluice.planning.layer_moves import LayerDecider, LayerLook, Trained, best_parts, slowest_stage
 from sluice.planning.layer_times import LayerTimes
 
 LINK = 1e9  # bytes a second
@@ -121,37 +121,6 @@ def _moved(old: Sequence[int], new: Sequence[int]) -> int:
     return sum(stage_of(old, layer) != stage_of(new, layer) for layer in range(old[-1]))
 
 
-def test_BestParts_UnderABudget_AreThoseOfExhaustiveSearch() -> None:
-    draw, empty = random.Random(2), 0
-    for _ in range(300):
-        layers = draw.randint(2, 8)
-        stages = draw.randint(1, min(4, layers))
-        seconds = [draw.choice((1, 1, 2, 3, 5, 8)) for _ in range(layers)]
-        resident, held = ([draw.choice((1, 2, 4)) for _ in range(layers)] for _ in range(2))
-        in_flight, old = [draw.randint(1, 3) for _ in range(stages)], _uniform(layers, stages)
-        room = Room(draw.randint(4, 40), in_flight, resident, held)
-
-        every = [(0, *cuts, layers) for cuts in itertools.combinations(range(1, layers), stages - 1)]
-        fit = []
-        for parts in every:
-            taken = []
-            for stage, (begin, end) in enumerate(zip(parts, parts[1:])):
-                comes = [n for n in range(begin, end) if not old[stage] <= n < old[stage + 1]]
-                taken.append(sum(resident[begin:end]) + in_flight[stage] * sum(held[begin:end]))
-                taken[-1] += sum(resident[n] for n in comes)
-            if max(taken) <= room.budget:
-                fit.append(parts)
-        found = best_parts(seconds, old, [SIZE] * layers, room)
-        if not fit:
-            assert found == ()
-            empty += 1
-            continue
-        least = min(slowest_stage(seconds, parts) for parts in fit)
-        assert found in fit and slowest_stage(seconds, found) == least
-        assert _moved(old, found) == min(_moved(old, p) for p in fit if slowest_stage(seconds, p) <= least)
-    assert 30 < empty < 270
-
-
 def _lacks(groups: list[frozenset[int]], needs_all: bool, old: Sequence[int], new: Sequence[int]) -> bool:
     """Whether a stage would have nothing to train, or not in every group."""
     every, lacking = {group for layer in groups for group in layer}, False
@@ -185,32 +154,6 @@ def test_BestParts_WithFrozenLayers_AreThoseOfExhaustiveSearch(needs_all: bool) 
         assert found in allowed and slowest_stage(seconds, found) == least
         assert _moved(old, found) == min(_moved(old, p) for p in allowed if slowest_stage(seconds, p) <= least)
     assert constrained > 30 and (empty > 30) == needs_all
-
-
-def test_Decider_UnderABudget_MovesToFitAndSaysWhereNothingDoes() -> None:
-    slow = [4.0, 4.0, *[1.0] * 6]
-
-    def looked(budget: int, parts: Sequence[int]) -> LayerLook:
-        decider = LayerDecider(parts, [SIZE] * 8, 1e3, 4)  # moving costs more than it brings
-        room = Room(budget, [2, 1], [10.0] * 8, [5.0] * 8)
-        return [decider.after_batch(slow, room) for _ in range(2)][0]
-
-    assert looked(10_000, [0, 4, 8]).verdict == "costs_more"
-    assert looked(100, [0, 7, 8])[:5] == ("to_fit", 13.0, 10.0, (0, 4, 8), 3 * SIZE)
-    assert looked(60, [0, 4, 8]).verdict == "over_budget"
-
-
-def test_Decider_ThirtyChangesUnderABudget_NoPartitionTakesMore() -> None:
-    layers, stages, budget = 24, 4, 8 * SIZE + 24 * 8
-    room = Room(budget, [4, 3, 2, 1], [SIZE / 2] * layers, [1.0] * layers)
-    decider = LayerDecider(_uniform(layers, stages), [SIZE] * layers, LINK, 16)
-    moves = 0
-    for seconds in _costs(layers):
-        for _ in range(5):
-            look = decider.after_batch(seconds, room)
-            assert room.fits(look.parts) and look.verdict not in ("to_fit", "over_budget")
-            moves += look.verdict == "pays"
-    assert moves > 5
 
 
 def _after(decider: LayerDecider, *batches: Sequence[float]) -> LayerLook:

@@ -33,7 +33,6 @@ ALLOWED = {
         "options of any layer, after vPipe: what is done with its activations, not with the tensors of a MoE layer",
     ),
     "backend/planner/stages/explain.h": (["keep", "offload", "recompute"], "likewise"),
-    "python_plugin/sluice/options.py": (["keep"], "the default that the manual's table names"),
     "python_plugin/sluice/planning/stages.py": (["keep", "offload", "recompute"], "likewise"),
     "python_plugin/sluice/planning/stages_picture.py": (["keep", "offload", "recompute"], "likewise, their colours"),
     "capi/include/sluice/moe.h": (sorted(names().values()), "the public numbers, all of them"),

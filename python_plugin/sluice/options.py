@@ -48,6 +48,7 @@ class Row:
     numbers        of values in the C config; None: the value itself, 0 for an absent one
     transformers   the manual's words for transformers, where the origins do not say enough
     banner         what banners say of a value; None: `sluice doctor` alone shows it
+    shown          what doctor then says in place of the key
     parts          keys of the object that the value may be
     """
 
@@ -61,6 +62,7 @@ class Row:
     numbers: Mapping[Any, int] | None = None
     transformers: str | None = None
     banner: Callable[[Any], str] | None = None
+    shown: str | None = None
     parts: Mapping[str, Row] = field(default_factory=dict)
 
 
@@ -482,12 +484,12 @@ class Options(ContextOptions, LayerOptions):
         _pipeline, ENGINE, "it must be an object, whose keys have rules of their own", "`{…}`",
         "the host's own schedules",
         "batches of a pipeline engine are run by what has arrived ([deepspeed-pipeline.md](deepspeed-pipeline.md))",
-        parts=_PIPELINE,
+        parts=_PIPELINE, shown="batches of a pipeline by what has arrived",
     )  # fmt: skip
     placement: PlacementOptions | None = option(
         _placement, ENGINE, _MOVES, '`"adaptive"`, `"fixed"`, `{…}`', "fixed",
         "experts change ranks where their loads differ ([placement.md](placement.md#deepspeed))",
-        parts=rows_of(PlacementOptions),
+        parts=rows_of(PlacementOptions), shown="experts change ranks where loads differ",
     )  # fmt: skip
     transport: str | None = option(
         values.one_of("tcp", "c10d"), USER, "it chooses the network connections between ranks", '`"tcp"`, `"c10d"`',
@@ -536,7 +538,8 @@ class Options(ContextOptions, LayerOptions):
     def full_message(self) -> str:
         """The same, and every other key with a value of its own: for `sluice doctor`."""
         others = [key for key, row in _KEYS.items() if row.banner is None and key not in _IN_PLAN and self._is_set(key)]
-        return " | ".join([self.plan_message(), *(f"{key} {_text(getattr(self, key))}" for key in others)])
+        words = (f"{_KEYS[key].shown or key} {_text(getattr(self, key))}".rstrip() for key in others)
+        return " | ".join([self.plan_message(), *words])
 
     def _is_set(self, key: str) -> bool:
         return bool(getattr(self, key) != _DEFAULTS[key])
@@ -548,7 +551,7 @@ def _text(value: Any) -> str:
         return str(value)
     given = {each.name: getattr(value, each.name) for each in fields(value)}
     words = [f"{each.name} {given[each.name]}" for each in fields(value) if given[each.name] != each.default]
-    return f"({', '.join(words)})" if words else "as by default"
+    return f"({', '.join(words)})" if words else ""
 
 
 _IN_PLAN = ("chunks", "policy", "reuse")

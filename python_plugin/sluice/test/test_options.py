@@ -81,7 +81,11 @@ def test_Doctor_NamesEveryOptionThatIsSet() -> None:
     section = {"chunks": 2, "wgrad_mode": "deferred", "wire_dtype": "bf16", "tuner": {"mode": "profile"}}
     said = config.parse(section)[1].full_message()
     assert said == "chunks 2 | f32 rows travel in bf16 | wgrad_mode deferred | tuner (mode profile)"
-    assert config.parse({"pipeline": {"policy": "gpipe"}})[1].full_message().endswith("| pipeline (policy gpipe)")
+    stages = config.parse({"pipeline": {"policy": "gpipe", "in_flight": 4}, "placement": "adaptive"})[1].full_message()
+    assert stages == (
+        "chunks adaptive | batches of a pipeline by what has arrived (policy gpipe, in_flight 4) | experts change "
+        "ranks where loads differ"
+    )
 
 
 # ---- a new option is a row, and a field of the C config that has it ----

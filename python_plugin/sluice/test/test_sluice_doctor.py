@@ -50,7 +50,11 @@ DEEPSPEED = {
     "value misspelt": ({**STEP, "sluice": {**ON, "gemm": "onedn"}}, "bad", ["gemm", '"onednn"']),
     "auto": ({**STEP, "sluice": {**ON, "chunks": "auto"}}, "bad", ['the word "auto"']),
     "ZeRO 3": ({"zero_optimization": {"stage": 3}, "sluice": ON}, "bad", ["ZeRO stage 3", '"stage": 2']),
-    "a pipeline": ({**STEP, "sluice": {**ON, "pipeline": {"policy": "gpipe"}}}, "ok", ["of a pipeline by gpipe"]),
+    "a pipeline": (
+        {**STEP, "sluice": {**ON, "pipeline": {"policy": "gpipe"}}},
+        "ok",
+        ["batches of a pipeline by", "(policy gpipe)"],
+    ),
     "a pipeline under ZeRO 2": (
         {"zero_optimization": {"stage": 2}, "sluice": {**ON, "pipeline": {}}},
         "bad",

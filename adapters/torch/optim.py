@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import InvalidArgument
-from .optimizer_ranks import StepRanks, found_on_any_rank, meshes_of, ranks_of
+from .optimizer_ranks import StepRanks, found_on_any_rank, groups_of_parts, ranks_of
 from .optimizer_step import Entry, OptimizerStep, new_handle
 from .state_file import MASTER, FileOptions, StateFile, check_gradients
 
@@ -206,9 +206,9 @@ class Adam(torch.optim.Adam):
             step.add_group(group, entries, comm_of_group)
         loss_scale = world_size * (1.0 if grad_scale is None else float(grad_scale))
         file = None if self._file is None else self._file.handle
-        meshes = meshes_of(self.param_groups) if looks and not self.over_ranks else []
-        is_taken = not (meshes and found_on_any_rank(self.param_groups, meshes)) and step.run(
-            loss_scale, looks and not meshes, self.max_norm, comm, file
+        parts = groups_of_parts(self.param_groups) if looks and not self.over_ranks else []
+        is_taken = not (parts and found_on_any_rank(self.param_groups, parts)) and step.run(
+            loss_scale, looks and not parts, self.max_norm, comm, file
         )
         self.norm = step.norm
         if is_taken:

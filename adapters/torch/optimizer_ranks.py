@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -108,29 +108,31 @@ class StepRanks:
         return self._alone
 
 
-def meshes_of(param_groups: Sequence[dict[str, Any]]) -> list[Any]:
-    """The device meshes over which parameters with a gradient are cut, in the order of the parameters."""
-    cut = (
-        param.device_mesh
-        for param in _with_gradient(param_groups)
-        if any(placement.is_shard() for placement in getattr(param, "placements", ()))
-    )
-    return list(dict.fromkeys(cut))
+def groups_of_parts(param_groups: Sequence[dict[str, Any]]) -> list[Any]:
+    """The process groups over which parameters are cut, once for each list of ranks, in an order that all ranks share.
+    A rank may know fewer device meshes than the others, where its own parts are frozen and were not given: meshes over
+    the whole world stand for one another."""
+    meshes: dict[Ranks, Any] = {}
+    for group in param_groups:
+        for param in group["params"]:
+            if any(placement.is_shard() for placement in getattr(param, "placements", ())):
+                meshes.setdefault(tuple(sorted(param.device_mesh.mesh.flatten().tolist())), param.device_mesh)
+    groups: list[Any] = []
+    for ranks in sorted(meshes, key=lambda ranks: (len(ranks), ranks)):
+        is_world = len(ranks) == dist.get_world_size()
+        groups.extend([dist.group.WORLD] if is_world else meshes[ranks].get_all_groups())
+    return groups
 
 
-def found_on_any_rank(param_groups: Sequence[dict[str, Any]], meshes: Sequence[Any]) -> bool:
-    """Whether any gradient is infinite or no number on any rank of the meshes. Collective over them: a rank that looked
+def found_on_any_rank(param_groups: Sequence[dict[str, Any]], groups: Sequence[Any]) -> bool:
+    """Whether any gradient is infinite or no number on any rank of the groups. Collective over them: a rank that looked
     at its own part alone would skip a step that the others take."""
-    grads = (getattr(param.grad, "_local_tensor", param.grad) for param in _with_gradient(param_groups))
+    params = (param for group in param_groups for param in group["params"] if param.grad is not None)
+    grads = (getattr(param.grad, "_local_tensor", param.grad) for param in params)
     found = torch.tensor(float(any(not bool(torch.isfinite(grad).all()) for grad in grads)))
-    for mesh in meshes:
-        for group in mesh.get_all_groups():
-            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    for group in groups:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     return bool(found.item())
-
-
-def _with_gradient(param_groups: Sequence[dict[str, Any]]) -> Iterator[Any]:
-    return (param for group in param_groups for param in group["params"] if param.grad is not None)
 
 
 def _close_alone(comm: Any, group: Any) -> None:

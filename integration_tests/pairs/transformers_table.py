@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pair_table import NOBODY, Rule, Table
+from pair_table import Rule, Table
 
 FACTORS = {
     "layout": ("fsdp2", "tp"),
@@ -35,9 +35,6 @@ RULES = (
         {"experts": ("grouped_mm", "eager"), "policy": ("S1", "S2"), "unsupported": "error"},
         "cannot be done with experts that run as the host's modules",
     ),
-    # The step looks for infinite gradients over the meshes of what it is given, and a rank without trained experts does
-    # not know theirs.
-    Rule({"frozen": "fzrank", "optimizer": "suboptim"}, "the other rank waits for it", by=NOBODY),
     Rule({"frozen": "fzrank", "moves": ("byhand", "beside")}, "It stays with the place: let such experts stay"),
 )
 

@@ -11,6 +11,7 @@ import sluice
 import torch
 import torch.distributed as dist
 from cases_traps import _one_step
+from deepspeed.profiling.flops_profiler import FlopsProfiler
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime import utils
 from ds_models import SLUICE, batch, build, ds_config, engine, train
@@ -299,9 +300,10 @@ def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
     return found
 
 
-def derived(config: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
+def derived(config: dict[str, Any], dtype: str, overflows: bool = False) -> list[dict[str, Any]]:
     """What DeepSpeed computes in a first step: of stock, with experts at home and away, and the same by the true norm.
-    All rows go to the experts of the first rank, at home."""
+    All rows go to the experts of the first rank, at home. overflows: gradients of expert 1 alone are infinite, wherever
+    it is."""
     spread = [0, 1] * 2, [0, 0, 1, 1]
     found = []
     for section, places in (
@@ -317,6 +319,10 @@ def derived(config: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
         host = engine(model, ds_config(**config), section)
         if places is not None:
             host.sluice.move_experts(host.sluice.layers[0], *places)
+        if overflows:
+            _make_infinite(host, 1, *(places or ([0, 0, 1, 1], [0, 1] * 2)))
+        profiler = FlopsProfiler(host.module)
+        profiler.start_profile()
         norms: list[float] = []
         with _noted_norms(norms):
             for step in range(config.get("gradient_accumulation_steps", 1)):
@@ -325,7 +331,9 @@ def derived(config: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
                 host.backward(loss)
                 host.step()
         moe = host.module.moes[0].deepspeed_moe
-        norm = host.get_global_grad_norm() if not norms else norms[-1]
+        flops = profiler.get_total_flops()
+        profiler.end_profile()
+        norm = 0.0 if overflows else host.get_global_grad_norm() if not norms else norms[-1]
         found.append(
             {
                 "norm": float(norm),
@@ -334,6 +342,9 @@ def derived(config: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
                 "exp_counts": moe.exp_counts.tolist(),
                 "skipped": host.skipped_steps,
                 "was_applied": host.was_step_applied(),
+                "loss_scale": float(getattr(host.optimizer, "cur_scale", getattr(host.optimizer, "loss_scale", 1.0))),
+                "flops": flops,
+                "parameter_bytes": sum(p.numel() * p.element_size() for p in host.module.parameters()),
             }
         )
         if section is not None:
@@ -342,6 +353,13 @@ def derived(config: dict[str, Any], dtype: str) -> list[dict[str, Any]]:
             host.sluice.unswap()
         host.destroy()
     return found
+
+
+def _make_infinite(host: Any, expert: int, expert_rank: list[int], expert_slot: list[int]) -> None:
+    if dist.get_rank() == expert_rank[expert]:
+        module = host.module.moes[0].deepspeed_moe.experts.deepspeed_experts[expert_slot[expert]]
+        for param in module.parameters():
+            param.register_hook(lambda grad: grad * float("inf") + grad.new_full((), float("inf")))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
 
@@ -68,6 +69,7 @@ def test_Derived_AfterAMove_IsThatOfHome(ranks2: Ranks, name: str) -> None:
     config, dtype = DERIVED[name]
     arguments = {"config": {**config, "gradient_clipping": 0.01}, "dtype": dtype}
     for stock, home, away, true_home, true_away in ranks2.run("cases_placement:derived", **arguments):
+        assert stock.pop("flops") > 0 and home["flops"] > 0  # of padding too, and of the rows that there are
         if name in SUMMED_BY_RANK:  # a sum over ranks of squares: up to the order of its terms
             assert away.pop("norm") == pytest.approx(home["norm"], rel=1e-6)
             assert home.pop("norm") == pytest.approx(stock.pop("norm"), rel=1e-2 if "bf16" in name else 1e-6)
@@ -78,6 +80,28 @@ def test_Derived_AfterAMove_IsThatOfHome(ranks2: Ranks, name: str) -> None:
         if name == "zero 0":
             assert true_home["norm"] == pytest.approx(true_away["norm"], rel=1e-6)
             assert true_home["norm"] > 1.01 * home["norm"]
+
+
+# By what looks for infinite gradients: a skipped step, and in f16 a halved loss scale.
+OVERFLOWING = {
+    "zero 1, bf16": ZERO["zero 1, bf16"],
+    "f16": ({"fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1}}, "float16"),
+    "zero 1, f16": (
+        {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1}},
+        "float16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [n if n == "f16" else pytest.param(n, marks=pytest.mark.full) for n in OVERFLOWING])
+def test_Overflow_InOneExpert_SkipsTheStepWhereverItIs(ranks2: Ranks, name: str) -> None:
+    config, dtype = OVERFLOWING[name]
+    if dtype == "float16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        pytest.skip("DeepSpeed trains in fp16 only on processors with AVX512-FP16")
+    for answers in ranks2.run("cases_placement:derived", config=config, dtype=dtype, overflows=True):
+        for found in answers:
+            assert (found["skipped"], found["was_applied"]) == (1, False), found
+        assert {found["loss_scale"] for found in answers} == {8.0 if dtype == "float16" else 1.0}
 
 
 def test_TrueNorm_OfF32WithoutZero_IsThatOfZero(ranks2: Ranks) -> None:

@@ -6,6 +6,7 @@
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/mode.h"
+#include "backend/moe/run/planned.h"
 #include "backend/moe/run/run_pass.h"
 
 /* What this rank wants. Others may want weight gradients where it wants none (frozen experts). */
@@ -21,7 +22,7 @@ static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_st
   sluice_template_spec_t spec = sluice_run_spec(pass, SLUICE_BACKWARD, 0);
   spec.dgrad = (args->parts & SLUICE_BACKWARD_DGRAD) != 0;
   spec.wgrad = wgrad;
-  spec.wgrad_mode = moe->mode->wgrad_mode(moe, &pass->binding);
+  spec.wgrad_mode = sluice_planned_wgrad_mode(moe, &pass->binding);
   spec.reuse_saved = step->state == SLUICE_STEP_DGRAD_DONE
                          ? step->reuses_saved
                          : !moe->shape.config.callback_experts && args->may_reuse_saved;
@@ -42,9 +43,9 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   if (moe->context->world_size > 1 && wgrad == SLUICE_WGRAD_CALL_NONE) wgrad = SLUICE_WGRAD_CALL_NOW;
   const sluice_template_spec_t spec = spec_of(pass, step, args, wgrad);
   SLUICE_TRY(sluice_engine_template(moe->context, &spec, &pass->schedule));
-  SLUICE_TRY(moe->mode->check_capture(pass));
+  if (moe->mode->check_capture != NULL) SLUICE_TRY(moe->mode->check_capture(pass));
   step->is_captured |= pass->captured != 0;
-  SLUICE_TRY(moe->mode->check_separate_wgrad(pass));
+  SLUICE_TRY(sluice_planned_check_pass(pass));
   /* Only now are the token counts of the step known. */
   if (spec.dgrad && args->grad_out->shape[0] != pass->binding.num_tokens) {
     return SLUICE_FAIL(
@@ -155,7 +156,7 @@ static sluice_status_t open_collective(sluice_pass_t* pass, sluice_step_t* step,
                                        sluice_status_t refusal) {
   sluice_context_t* context = pass->context;
   char text[256] = "";
-  SLUICE_TRY(pass->moe->mode->tell_failure(pass->moe));
+  if (pass->moe->mode->tell_failure != NULL) SLUICE_TRY(pass->moe->mode->tell_failure(pass->moe));
   refusal = sluice_take_refusal(context, refusal, text, sizeof text);
   sluice_status_t status = refusal;
   if (status == SLUICE_OK) status = check_state(step, args->parts);
@@ -172,7 +173,7 @@ static sluice_status_t open_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   if (status == SLUICE_OK) status = check_state(step, args->parts);
   if (status == SLUICE_OK) status = bind_alone(pass, step, args);
   sluice_binding_stops(&pass->host);
-  if (status == SLUICE_OK) pass->moe->mode->note_alone(pass);
+  if (status == SLUICE_OK && pass->moe->mode->note_alone != NULL) pass->moe->mode->note_alone(pass);
   return status;
 }
 
@@ -192,7 +193,7 @@ sluice_status_t sluice_run_backward(sluice_moe_t* moe, sluice_step_t* step, cons
                                     sluice_stream_t stream, sluice_status_t refusal) {
   sluice_pass_t pass = sluice_run_pass(moe, SLUICE_BACKWARD, stream);
   sluice_status_t status = run(&pass, step, args, refusal);
-  moe->mode->close(&pass, status);
+  if (moe->mode->close != NULL) moe->mode->close(&pass, status);
   if (status == SLUICE_OK) advance(step, args->parts);
   return status;
 }

@@ -5,7 +5,7 @@
 #include "backend/moe/routing/offsets.h"
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/mode.h"
-#include "backend/moe/run/replay_role.h"
+#include "backend/moe/run/repeats.h"
 #include "backend/moe/run/run_pass.h"
 
 /* Where kept tensors go, once counts are known and before any payload. */
@@ -76,7 +76,7 @@ static void take_choice(sluice_forward_t* f, const sluice_pass_choice_t* choice)
 static sluice_status_t bind_alone(sluice_forward_t* f, sluice_status_t refusal, char* text, uint64_t text_bytes) {
   sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(sluice_take_refusal(moe->context, refusal, text, text_bytes));
-  f->role->look_back(f);
+  sluice_forward_look_back(f);
   sluice_status_t status = moe->mode->bind_alone(f);
   if (status != SLUICE_OK) return sluice_take_refusal(moe->context, status, text, text_bytes);
   moe->strategies->lanes->take_pass_times(moe);
@@ -88,7 +88,7 @@ static sluice_status_t agree(sluice_forward_t* f, sluice_status_t refusal, const
   const sluice_mode_t* mode = f->pass.moe->mode;
   sluice_proposal_t proposal = {
       .direction = SLUICE_FORWARD,
-      .repeats = f->role->is_repetition,
+      .repeats = f->repeats,
       .like = f->like,
       .wishes = sluice_forward_keeps(f),
       .num_tokens = refusal == SLUICE_OK ? f->args->expert_ids->shape[0] : 0,
@@ -115,13 +115,13 @@ static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   char text[256] = "";
   sluice_handshake_t handshake;
   sluice_binding_starts(&f->pass.host);
-  SLUICE_TRY(mode->tell_failure(moe));
+  if (mode->tell_failure != NULL) SLUICE_TRY(mode->tell_failure(moe));
   refusal = bind_alone(f, refusal, text, sizeof text);
   SLUICE_TRY(agree(f, refusal, text, &handshake));
   if (handshake.is_sized) take_size(f, &handshake.sized);
-  sluice_status_t status = mode->take_plan(f, &handshake, f->role->choose(f, handshake.like));
+  sluice_status_t status = mode->take_plan(f, &handshake, sluice_forward_take_repeated(f, handshake.like));
   if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
-  if (status == SLUICE_OK) f->role->note(f);
+  if (status == SLUICE_OK) sluice_forward_note(f);
   if (status == SLUICE_OK) status = run_agreed(f, &handshake);
   return status == SLUICE_OK ? SLUICE_OK : mode->fail(&f->pass, status);
 }
@@ -149,11 +149,14 @@ static void expect(sluice_forward_t* f, sluice_status_t refusal) {
 
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
                                    sluice_status_t refusal, sluice_step_t** out_step) {
-  sluice_forward_t f = {
-      .args = args, .role = sluice_replay_role_of(moe, args), .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
+  const int is_chosen = moe->decision.table != NULL; /* else all forwards are alike */
+  sluice_forward_t f = {.args = args,
+                        .repeats = is_chosen && args->repeats,
+                        .is_noted = is_chosen && !args->repeats,
+                        .pass = sluice_run_pass(moe, SLUICE_FORWARD, stream)};
   expect(&f, refusal);
   sluice_status_t status = run(&f, refusal);
-  moe->mode->close(&f.pass, status);
+  if (moe->mode->close != NULL) moe->mode->close(&f.pass, status);
   if (status != SLUICE_OK) {
     sluice_step_drop(f.step);
     return status;

@@ -7,12 +7,11 @@
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/run/run.h"
 
-struct sluice_replay_role_s;
-
 typedef struct sluice_forward_s {
   sluice_pass_t pass;
   const sluice_moe_forward_args_t* args;
-  const struct sluice_replay_role_s* role; /* what this forward has to do with others of its routing */
+  int32_t repeats;  /* an earlier one, where somebody chooses n or plans (repeats.h) */
+  int32_t is_noted; /* likewise: for a repetition that may come */
   sluice_step_t* step;
   int32_t* counts;     /* under a plan: what the look at the ids brought (routing/routes.h) */
   int32_t num_chunks;  /* wanted before the header; afterwards those of the pass, or of its plan */

@@ -1,5 +1,6 @@
 /* How the chunks of a pass get their counts, and so what its header is for. A mode is chosen when a layer is made, and
- * anew whenever a plan is installed or removed (choose_mode.h); forward and backward go through its table.
+ * anew whenever a plan is installed or removed (choose_mode.h); forward and backward go through its table. An entry
+ * that may be NULL says so, and what NULL means; all others are there in every mode.
  *
  *   exact                chunks are bound before the header, which carries their counts
  *   under a plan         chunks are cut by received rows, which takes an all-reduce behind the header; counts follow
@@ -16,17 +17,17 @@ typedef struct sluice_mode_s {
 
   /* ---- any collective call ---- */
 
-  /* First: where no header will tell the other ranks of an earlier failure, an abort does. */
+  /* First: where no header will tell the other ranks of an earlier failure, an abort does. NULL: the header tells. */
   sluice_status_t (*tell_failure)(const sluice_moe_t* moe);
   /* Opens the call on its stream. STATE where that is captured into a graph, and the mode reads counts. */
   sluice_status_t (*open)(sluice_pass_t* pass);
-  /* Once the schedule is known, in a capture: whether it may be. */
+  /* Once the schedule is known, in a capture: whether it may be. NULL: `open` has refused every capture. */
   sluice_status_t (*check_capture)(const sluice_pass_t* pass);
   /* The ranks agree; or have agreed on such calls before, and this rank goes on alone. */
   sluice_status_t (*agree)(sluice_pass_t* pass, const sluice_proposal_t* proposal, sluice_handshake_t* out_handshake);
   /* A pass that failed beyond its header: `status` with its record, and the others learn of it. */
   sluice_status_t (*fail)(const sluice_pass_t* pass, sluice_status_t status);
-  /* The end of any call that got past open. */
+  /* The end of any call that got past open. NULL: nothing is remembered of a call. */
   void (*close)(const sluice_pass_t* pass, sluice_status_t status);
 
   /* ---- forward, in this order ---- */
@@ -44,11 +45,7 @@ typedef struct sluice_mode_s {
 
   /* ---- backward ---- */
 
-  /* Of a forward that may have run in another mode. */
-  int32_t (*wgrad_mode)(const sluice_moe_t* moe, const sluice_binding_t* binding);
-  /* Whether what dgrad leaves behind is counted and has room, or nothing is sent. */
-  sluice_status_t (*check_separate_wgrad)(sluice_pass_t* pass);
-  /* wgrad, which asks nobody. */
+  /* wgrad, which asks nobody. NULL: nothing is remembered of a call. */
   void (*note_alone)(const sluice_pass_t* pass);
 } sluice_mode_t;
 

@@ -32,6 +32,4 @@ const sluice_mode_t sluice_mode_capacity = {.tell_failure = sluice_capacity_tell
                                             .propose = propose,
                                             .take_plan = sluice_mode_take_no_plan,
                                             .bind = bind,
-                                            .wgrad_mode = sluice_mode_forward_wgrad_mode,
-                                            .check_separate_wgrad = sluice_mode_allow_separate_wgrad,
                                             .note_alone = sluice_capacity_note_agreed};

@@ -65,6 +65,4 @@ const sluice_mode_t sluice_mode_capacity_under_plan = {.is_bounded = 1,
                                                        .propose = sluice_planned_propose,
                                                        .take_plan = take_plan,
                                                        .bind = bind,
-                                                       .wgrad_mode = sluice_planned_wgrad_mode,
-                                                       .check_separate_wgrad = sluice_planned_check_pass,
                                                        .note_alone = sluice_capacity_note_agreed};

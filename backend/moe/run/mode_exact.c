@@ -2,7 +2,6 @@
 #include "backend/moe/routing/routes.h"
 #include "backend/moe/run/capture.h"
 #include "backend/moe/run/mode_steps.h"
-#include "backend/moe/run/replay_role.h"
 
 static sluice_status_t agree(sluice_pass_t* pass, const sluice_proposal_t* proposal,
                              sluice_handshake_t* out_handshake) {
@@ -19,7 +18,7 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
 
 /* The n of a repetition, or by size, is still to be found, and its schedule with it. */
 static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
-  const int is_known = proposal->local_status == SLUICE_OK && !f->role->is_repetition && !f->is_sized;
+  const int is_known = proposal->local_status == SLUICE_OK && !f->repeats && !f->is_sized;
   proposal->is_sized = f->is_sized;
   sluice_mode_propose_by_config(f, is_known, proposal);
 }
@@ -30,24 +29,17 @@ static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* hands
     f->num_chunks = handshake->num_chunks;
     SLUICE_TRY(bind_alone(f));
     SLUICE_TRY(sluice_exchange_counts(&f->pass.binding));
-  } else if (f->role->is_repetition ||
-             f->is_resized) { /* the ranks may have found that it repeats one with another strategy */
+  } else if (f->repeats || f->is_resized) { /* the ranks may have found that it repeats one with another strategy */
     SLUICE_TRY(sluice_forward_choose_by_config(f, f->num_chunks));
   }
   f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
   return SLUICE_OK;
 }
 
-const sluice_mode_t sluice_mode_exact = {.tell_failure = sluice_mode_header_tells,
-                                         .open = sluice_capture_refuse,
-                                         .check_capture = sluice_mode_captures_none,
+const sluice_mode_t sluice_mode_exact = {.open = sluice_capture_refuse,
                                          .agree = agree,
                                          .fail = sluice_mode_fail_by_header,
-                                         .close = sluice_mode_close_nothing,
                                          .bind_alone = bind_alone,
                                          .propose = propose,
                                          .take_plan = sluice_mode_take_no_plan,
-                                         .bind = bind,
-                                         .wgrad_mode = sluice_mode_forward_wgrad_mode,
-                                         .check_separate_wgrad = sluice_mode_allow_separate_wgrad,
-                                         .note_alone = sluice_mode_note_nothing};
+                                         .bind = bind};

@@ -3,23 +3,9 @@
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/handshake/failure.h"
 
-sluice_status_t sluice_mode_header_tells(const sluice_moe_t* moe) {
-  (void)moe;
-  return SLUICE_OK;
-}
-
-sluice_status_t sluice_mode_captures_none(const sluice_pass_t* pass) {
-  (void)pass;
-  return SLUICE_OK;
-}
-
 sluice_status_t sluice_mode_fail_by_header(const sluice_pass_t* pass, sluice_status_t status) {
   return sluice_fail_pass(pass->context, status, pass->is_complete);
 }
-
-void sluice_mode_close_nothing(const sluice_pass_t* pass, sluice_status_t status) { (void)pass, (void)status; }
-
-void sluice_mode_note_nothing(const sluice_pass_t* pass) { (void)pass; }
 
 /* Rows that a rank receives at most when all get alike; under a capacity as many as there are places. */
 static int64_t balanced_rows(const sluice_forward_t* f, const sluice_handshake_t* handshake) {
@@ -43,16 +29,6 @@ sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_hands
                                          const sluice_replay_forward_t* repeated) {
   (void)repeated;
   choose_wgrad_mode(f, handshake);
-  return SLUICE_OK;
-}
-
-int32_t sluice_mode_forward_wgrad_mode(const sluice_moe_t* moe, const sluice_binding_t* binding) {
-  (void)moe;
-  return binding->wgrad_mode;
-}
-
-sluice_status_t sluice_mode_allow_separate_wgrad(sluice_pass_t* pass) {
-  (void)pass;
   return SLUICE_OK;
 }
 

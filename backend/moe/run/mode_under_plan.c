@@ -33,16 +33,10 @@ static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* hands
 }
 
 const sluice_mode_t sluice_mode_under_plan = {.is_bounded = 1,
-                                              .tell_failure = sluice_mode_header_tells,
                                               .open = sluice_capture_refuse,
-                                              .check_capture = sluice_mode_captures_none,
                                               .agree = agree,
                                               .fail = sluice_mode_fail_by_header,
-                                              .close = sluice_mode_close_nothing,
                                               .bind_alone = bind_alone,
                                               .propose = sluice_planned_propose,
                                               .take_plan = take_plan,
-                                              .bind = bind,
-                                              .wgrad_mode = sluice_planned_wgrad_mode,
-                                              .check_separate_wgrad = sluice_planned_check_pass,
-                                              .note_alone = sluice_mode_note_nothing};
+                                              .bind = bind};

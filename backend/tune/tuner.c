@@ -224,18 +224,10 @@ static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision,
   int32_t why = 0, pick = 0, is_other = 0;
   sluice_tuner_table_t* table = next_of(first, rows, &pick, &why);
   pick = sluice_grouping_next(&table->grouping, &table->search, rows, table->work.skew, pick, &why, &is_other);
-  const int32_t form = is_other ? table->other_form : SLUICE_FORM_PLAIN;
-  const int32_t grouped = form == SLUICE_FORM_GROUPED, two_levels = form == SLUICE_FORM_TWO_LEVELS;
-  int32_t num_chunks = sluice_search_chunks(&table->search, pick);
-  if (decision->num_chunks != num_chunks || decision->wgrad_mode != sluice_pick_wgrad(pick) ||
-      decision->restore_set != table->restore_set || decision->grouped != grouped || decision->two_levels != two_levels)
-    sluice_tuner_note_switch(first, decision);
-  decision->grouped = (uint8_t)grouped;
-  decision->two_levels = (uint8_t)two_levels;
+  const sluice_pass_choice_t choice = sluice_tuner_choice_of(table, pick, is_other);
+  if (!sluice_pass_choice_is(&choice, &decision->choice)) sluice_tuner_note_switch(first, decision);
+  decision->choice = choice;
   decision->bucket = (uint8_t)(rows < 1 ? 0 : sluice_search_bucket(rows));
-  decision->restore_set = (int16_t)table->restore_set;
-  decision->num_chunks = num_chunks;
-  decision->wgrad_mode = sluice_pick_wgrad(pick);
   decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
@@ -285,8 +277,8 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
 static void note_for_refining(const sluice_tuner_table_t* table, int32_t direction, const sluice_pass_report_t* p,
                               int64_t rows, uint64_t ns, const sluice_lanes_t* lanes) {
   sluice_timed_pass_t pass = {.work = table->work,
-                              .num_chunks = p->num_chunks,
-                              .wgrad_mode = p->wgrad_mode,
+                              .num_chunks = p->choice.num_chunks,
+                              .wgrad_mode = p->choice.wgrad_mode,
                               .direction = direction,
                               .seconds = (double)ns * 1e-9,
                               .compute = lanes->compute * 1e-9,
@@ -328,16 +320,16 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     sluice_lanes_t lanes;
     uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
-    const int is_other = sluice_shape_levels_are_open(&moe->shape) ? p->two_levels : p->grouped;
+    const int is_other = sluice_shape_levels_are_open(&moe->shape) ? p->choice.two_levels : p->choice.grouped;
     if (ns > 0 && direction == SLUICE_FORWARD && !is_other)
-      note_forward(sluice_tuner_of_hook(policy_hook), moe, p->num_chunks, pass_rows, &lanes);
-    sluice_tuner_table_t* table = table_of(first, p->restore_set);
+      note_forward(sluice_tuner_of_hook(policy_hook), moe, p->choice.num_chunks, pass_rows, &lanes);
+    sluice_tuner_table_t* table = table_of(first, p->choice.restore_set);
     if (table == NULL) continue;
-    int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->num_chunks);
-    if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->num_chunks) continue;
+    int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->choice.num_chunks);
+    if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->choice.num_chunks) continue;
     /* Where the mode is not open, one stands for both: that of a single chunk, or of few rows, may be the other. */
     const sluice_search_config_t* config = &table->search.config;
-    int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->wgrad_mode : config->wgrad_mode);
+    int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->choice.wgrad_mode : config->wgrad_mode);
     const int is_first = sluice_tuner_is_first(decision, direction);
     if (pass_rows == rows) { /* of that forward: as if it had brought as many rows as its size does */
       ns = (uint64_t)llround((double)ns * (double)sized / (double)rows);
@@ -350,17 +342,18 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     }
     if (is_first) {
       sluice_search_count_switch(&table->search, direction, pick, pass_rows, (double)ns * 1e-9);
-    } else if (p->restore_set == 0 && !p->grouped && lanes.compute > 0 &&
+    } else if (p->choice.restore_set == 0 && !p->choice.grouped && lanes.compute > 0 &&
                sluice_tuner_may_predict(sluice_tuner_of_hook(policy_hook), moe)) {
       note_for_refining(table, direction, p, pass_rows, ns, &lanes);
     }
-    if (first->joint != NULL) sluice_tuner_joint_observe(first->joint, p->restore_set, direction, pick, pass_rows, ns);
+    if (first->joint != NULL)
+      sluice_tuner_joint_observe(first->joint, p->choice.restore_set, direction, pick, pass_rows, ns);
     sluice_search_observe(&table->search, direction, pick, pass_rows, ns, &lanes);
   }
   if (sluice_is_planned(moe)) {
     sluice_tuner_agree_on_plan(moe, decision, reports, world_size);
   } else {
-    sluice_tuner_table_t* waiting = table_of(first, decision->restore_set);
+    sluice_tuner_table_t* waiting = table_of(first, decision->choice.restore_set);
     if (sluice_tuner_has_trained(reports, world_size) && waiting != NULL)
       sluice_search_wait(&waiting->search, sized, moe->shape.config.layer_id);
     take(first, decision, sized);

@@ -20,11 +20,7 @@ uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_
                                 (double)first->header_ns};
   for (int32_t r = 0; r < world_size; ++r) {
     const sluice_pass_report_t* p = &reports[r]->pass[direction];
-    if (p->pass_ns == 0 || p->num_chunks != first->num_chunks || p->wgrad_mode != first->wgrad_mode ||
-        p->plan != first->plan || p->restore_set != first->restore_set || p->grouped != first->grouped ||
-        p->two_levels != first->two_levels) {
-      return 0;
-    }
+    if (p->pass_ns == 0 || p->plan != first->plan || !sluice_pass_choice_is(&p->choice, &first->choice)) return 0;
     if (p->pass_ns > ns) ns = p->pass_ns;
     if (p->rows > *out_rows) *out_rows = p->rows;
     if ((double)p->compute_ns > out_lanes->compute) out_lanes->compute = (double)p->compute_ns;

@@ -28,22 +28,32 @@ int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_toke
   return llround((double)num_tokens * table->work.top_k * (skew > 0 ? skew : table->work.skew));
 }
 
+sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t is_other) {
+  const int32_t form = is_other ? table->other_form : SLUICE_FORM_PLAIN;
+  return (sluice_pass_choice_t){
+      .num_chunks = (int16_t)sluice_search_chunks(&table->search, pick),
+      .wgrad_mode = (uint8_t)sluice_pick_wgrad(pick),
+      .restore_set = (uint8_t)table->restore_set,
+      .grouped = form == SLUICE_FORM_GROUPED,
+      .two_levels = form == SLUICE_FORM_TWO_LEVELS,
+  };
+}
+
 void sluice_tuner_of_size(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,
                           sluice_pass_choice_t* out_choice) {
   (void)policy_hook;
   const sluice_decision_state_t* d = &moe->decision;
   const sluice_tuner_table_t *first = d->table, *table = first;
-  *out_choice = (sluice_pass_choice_t){d->num_chunks, d->wgrad_mode, d->restore_set, d->grouped};
+  *out_choice = d->choice;
   const int64_t rows = sluice_tuner_rows_of(first, num_tokens);
   if (rows < 1 || sluice_search_bucket(rows) == d->bucket) return;
-  int32_t pick = -1, grouped = 0;
+  int32_t pick = -1, is_other = 0;
   if (first->joint != NULL) {
     table = sluice_tuner_joint_peek(first->joint, rows, &pick);
   } else {
     pick = sluice_search_peek(&first->search, rows);
   }
   if (table == NULL || pick < 0) return;
-  pick = sluice_grouping_peek(&table->grouping, rows, pick, &grouped);
-  *out_choice = (sluice_pass_choice_t){sluice_search_chunks(&table->search, pick), sluice_pick_wgrad(pick),
-                                       table->restore_set, grouped};
+  pick = sluice_grouping_peek(&table->grouping, rows, pick, &is_other);
+  *out_choice = sluice_tuner_choice_of(table, pick, is_other);
 }

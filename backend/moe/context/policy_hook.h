@@ -10,15 +10,27 @@
 #include "backend/base/status.h"
 #include "sluice/moe.h"
 
+/* What a pass runs, as far as the layer's config leaves it open: chosen before it, kept for a repetition of it, and
+ * reported of it. Copied and compared as a whole, and small: reports of it travel in every header. */
+typedef struct sluice_pass_choice_s {
+  int16_t num_chunks;
+  uint8_t wgrad_mode;  /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK: of a forward, that of its backward */
+  uint8_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */
+  uint8_t grouped;     /* exchanges of several chunks are grouped */
+  uint8_t two_levels;  /* tokens travel by node */
+} sluice_pass_choice_t;
+
+static inline int sluice_pass_choice_is(const sluice_pass_choice_t* a, const sluice_pass_choice_t* b) {
+  return a->num_chunks == b->num_chunks && a->wgrad_mode == b->wgrad_mode && a->restore_set == b->restore_set &&
+         a->grouped == b->grouped && a->two_levels == b->two_levels;
+}
+
 /* One rank's last training pass of a direction since its last report. */
 typedef struct sluice_pass_report_s {
-  uint64_t pass_ns; /* from the handshake to the end; 0: there was none */
-  int64_t rows;     /* that it received */
-  int32_t num_chunks;
-  uint8_t wgrad_mode;  /* of a forward: that of its backward */
-  uint8_t restore_set; /* index into sluice_restore_sets, where the layer reuses buffers without a plan; else 0 */
-  uint8_t plan;        /* its number among the layer's, from 1; 0: it ran without */
-  uint8_t grouped : 1, two_levels : 1; /* of its schedule (sluice_template_spec_t) */
+  uint64_t pass_ns;            /* from the handshake to the end; 0: there was none */
+  int64_t rows;                /* that it received */
+  sluice_pass_choice_t choice; /* that it ran with */
+  int16_t plan;                /* its number among the layer's, from 1; 0: it ran without */
   /* Nanoseconds; in four bytes each, since they travel in every header. */
   float compute_ns, comm_ns; /* of its ops by lane; exchanges include waiting for other ranks */
   float comm_cpu_ns;         /* processor time of the communication lane */
@@ -34,27 +46,18 @@ typedef struct sluice_step_report_s {
 
 /* What a layer does next, written by the policy hook after each forward's header, and what this rank will report. */
 typedef struct sluice_decision_state_s {
-  int32_t num_chunks;
-  int32_t wgrad_mode;  /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK, where the config leaves it open */
-  uint8_t is_settled;  /* 0: a candidate on trial */
-  uint8_t grouped;     /* exchanges of several chunks are grouped, where the config leaves it open */
-  uint8_t two_levels;  /* tokens travel by node, likewise */
-  uint8_t bucket;      /* the policy hook's: of the size that this was decided for */
-  int32_t plan;        /* under a budget: the number of the one that it took last */
-  uint32_t switched;   /* the policy hook's: directions whose next report is of a first pass after a switch */
-  int16_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */
-  uint8_t timed[2];    /* with device memory, by direction: passes so far whose lanes the device timed */
-  void* table;         /* the policy hook's; NULL: nothing is open, nobody is asked */
+  sluice_pass_choice_t choice;
+  uint8_t is_settled; /* 0: a candidate on trial */
+  uint8_t bucket;     /* the policy hook's: of the size that this was decided for */
+  int32_t plan;       /* under a budget: the number of the one that it took last */
+  uint32_t switched;  /* the policy hook's: directions whose next report is of a first pass after a switch */
+  uint8_t timed[2];   /* with device memory, by direction: passes so far whose lanes the device timed */
+  void* table;        /* the policy hook's; NULL: nothing is open, nobody is asked */
   sluice_step_report_t own;
   /* With device memory, by direction: the pass that was enqueued last, and its time, which is known once it has run. */
   sluice_pass_report_t enqueued[2];
   struct sluice_timer_s* timers[2];
 } sluice_decision_state_t;
-
-/* What a pass does where the config leaves it open; members as in the decision state. */
-typedef struct sluice_pass_choice_s {
-  int32_t num_chunks, wgrad_mode, restore_set, grouped;
-} sluice_pass_choice_t;
 
 struct sluice_plan_data_s; /* plan.h */
 struct sluice_plan_rates_s;

@@ -392,7 +392,7 @@ static void learn(const char* received, int32_t world_size, int32_t rank, sluice
  * reports are heard, after which the decision state has the n of the next forward. */
 static void learn_repeated(sluice_moe_t* moe, const char* received, sluice_handshake_t* out) {
   const sluice_replay_forward_t* repeated = sluice_replay_choose(&moe->replay, out->like);
-  out->num_chunks = repeated != NULL ? repeated->num_chunks : moe->decision.num_chunks;
+  out->num_chunks = repeated != NULL ? repeated->choice.num_chunks : moe->decision.choice.num_chunks;
   for (int32_t r = 0; r < moe->context->world_size; ++r) {
     out->is_uncounted |= header_of(received, r)->num_chunks != out->num_chunks;
   }

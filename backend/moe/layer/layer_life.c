@@ -82,10 +82,11 @@ static int32_t ranks_per_node_of(const sluice_context_t* context, const sluice_m
 static sluice_status_t take_decision(sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   sluice_policy_hook_t* policy_hook = moe->context->policy_hook;
-  moe->decision = (sluice_decision_state_t){.num_chunks = c->num_chunks > 0 ? c->num_chunks : 1, .is_settled = 1};
+  moe->decision =
+      (sluice_decision_state_t){.choice.num_chunks = (int16_t)(c->num_chunks > 0 ? c->num_chunks : 1), .is_settled = 1};
   if (c->reuse && !sluice_makes_plans(moe)) { /* until somebody knows better: what stores nothing */
-    moe->decision.restore_set = SLUICE_NUM_RESTORE_SETS - 1;
-    if (c->num_chunks == 0) moe->decision.num_chunks = 2;
+    moe->decision.choice.restore_set = SLUICE_NUM_RESTORE_SETS - 1;
+    if (c->num_chunks == 0) moe->decision.choice.num_chunks = 2;
   }
   if (policy_hook == NULL || sluice_shape_capacity(&moe->shape) > 0)
     return SLUICE_OK; /* no headers: no reports to choose by */

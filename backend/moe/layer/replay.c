@@ -5,7 +5,7 @@
 uint32_t sluice_replay_like(const sluice_replay_t* replay, uint64_t routes) {
   uint32_t like = 0;
   for (uint32_t i = 0; i < SLUICE_REPLAY_FORWARDS && routes != 0; ++i) {
-    like |= (uint32_t)(replay->forwards[i].num_chunks > 0 && replay->forwards[i].routes == routes) << i;
+    like |= (uint32_t)(replay->forwards[i].choice.num_chunks > 0 && replay->forwards[i].routes == routes) << i;
   }
   return like;
 }
@@ -31,7 +31,7 @@ sluice_replay_forward_t* sluice_replay_choose(sluice_replay_t* replay, uint32_t 
   }
   if (newest != NULL || !replay->last_was_saved) return newest;
   newest = &replay->forwards[(replay->next + SLUICE_REPLAY_FORWARDS - 1) % SLUICE_REPLAY_FORWARDS];
-  return newest->num_chunks > 0 ? newest : NULL;
+  return newest->choice.num_chunks > 0 ? newest : NULL;
 }
 
 void sluice_replay_add(sluice_replay_t* replay, const sluice_replay_forward_t* forward) {

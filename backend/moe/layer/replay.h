@@ -11,18 +11,15 @@
 #ifndef SLUICE_BACKEND_MOE_LAYER_REPLAY_H_
 #define SLUICE_BACKEND_MOE_LAYER_REPLAY_H_
 
-#include <stdint.h>
+#include "backend/moe/context/policy_hook.h"
 
 #define SLUICE_REPLAY_FORWARDS 32 /* a bit of a proposal each */
 
 typedef struct sluice_replay_forward_s {
-  uint64_t routes;     /* of sluice_routes_hash */
-  int32_t num_chunks;  /* of the pass, or of the plan; 0: nothing is here */
-  int16_t plan;        /* its number, under one */
-  uint8_t wgrad_mode;  /* without a plan, and the next */
-  uint8_t restore_set; /* of a layer that reuses buffers; else 0 */
+  uint64_t routes;             /* of sluice_routes_hash */
+  sluice_pass_choice_t choice; /* under a plan n alone counts, which is the plan's; n is 0: nothing is here */
+  int16_t plan;                /* its number, under one */
   int32_t is_repeated;
-  uint8_t grouped, two_levels;
 } sluice_replay_forward_t;
 
 typedef struct sluice_replay_s {

@@ -87,6 +87,18 @@ static int32_t restore_set_of(const sluice_pass_t* pass) {
   return 0;
 }
 
+/* What the pass ran with, by its schedule: a backward has restored its binding and knows no choice. */
+static sluice_pass_choice_t choice_of(const sluice_pass_t* pass) {
+  const sluice_template_spec_t* spec = &pass->schedule->spec;
+  return (sluice_pass_choice_t){
+      .num_chunks = (int16_t)spec->num_chunks,
+      .wgrad_mode = (uint8_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
+      .restore_set = (uint8_t)restore_set_of(pass),
+      .grouped = spec->grouped != 0,
+      .two_levels = sluice_has_two_levels(spec) != 0,
+  };
+}
+
 /* What choosing needs of a pass. */
 static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
@@ -94,12 +106,8 @@ static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_pass_report_t report = {
       .pass_ns = pass->end_ns - pass->agreed_ns,
       .rows = pass->binding.num_rows,
-      .num_chunks = spec->num_chunks,
-      .restore_set = (uint8_t)restore_set_of(pass),
-      .wgrad_mode = (uint8_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
+      .choice = choice_of(pass),
       .plan = pass->binding.plan,
-      .grouped = spec->grouped != 0,
-      .two_levels = sluice_has_two_levels(spec) != 0,
       .comm_cpu_ns = (float)pass->comm_jobs.cpu_ns,
       .header_ns = (float)pass->header_ns,
   };

@@ -67,9 +67,9 @@ static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t*
 /* Without a plan, as far as the config leaves it open; weight gradients: of this step's backward. */
 static void take_choice(sluice_forward_t* f, const sluice_pass_choice_t* choice) {
   const sluice_moe_config_t* c = &f->pass.moe->shape.config;
-  f->num_chunks = choice->num_chunks, f->restore_set = choice->restore_set;
-  f->wgrad_mode = c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE ? choice->wgrad_mode : c->wgrad_mode;
-  f->grouped = c->grouping == SLUICE_GROUPING_ADAPTIVE ? choice->grouped : c->grouping == SLUICE_GROUPING_ON;
+  f->choice = *choice;
+  if (c->wgrad_mode != SLUICE_WGRAD_ADAPTIVE) f->choice.wgrad_mode = (uint8_t)c->wgrad_mode;
+  if (c->grouping != SLUICE_GROUPING_ADAPTIVE) f->choice.grouped = c->grouping == SLUICE_GROUPING_ON;
 }
 
 /* Everything that this rank can do before the header, or why it refuses. */
@@ -103,10 +103,9 @@ static sluice_status_t agree(sluice_forward_t* f, sluice_status_t refusal, const
 
 /* What all ranks do: as this one expected, if all have as many tokens. */
 static void take_size(sluice_forward_t* f, const sluice_pass_choice_t* sized) {
-  const sluice_pass_choice_t own = {f->num_chunks, f->wgrad_mode, f->restore_set, f->grouped};
+  const sluice_pass_choice_t own = f->choice;
   take_choice(f, sized);
-  f->is_resized = own.num_chunks != f->num_chunks || own.wgrad_mode != f->wgrad_mode ||
-                  own.restore_set != f->restore_set || own.grouped != f->grouped;
+  f->is_resized = !sluice_pass_choice_is(&own, &f->choice);
 }
 
 static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
@@ -137,14 +136,12 @@ static int is_sized(const sluice_moe_t* moe, const sluice_moe_forward_args_t* ar
  * mode of weight gradients is chosen behind the header. */
 static void expect(sluice_forward_t* f, sluice_status_t refusal) {
   sluice_moe_t* moe = f->pass.moe;
-  const sluice_decision_state_t* d = &moe->decision;
-  sluice_pass_choice_t choice = {d->num_chunks, d->wgrad_mode, d->restore_set, d->grouped};
+  sluice_pass_choice_t choice = moe->decision.choice;
   f->is_sized = is_sized(moe, f->args);
   if (f->is_sized && refusal == SLUICE_OK) {
     moe->context->policy_hook->vtable->of_size(moe->context->policy_hook, moe, f->args->expert_ids->shape[0], &choice);
   }
   take_choice(f, &choice);
-  f->two_levels = d->two_levels;
 }
 
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,

@@ -49,9 +49,9 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
                                                const sluice_chunk_policies_t* by_chunk) {
   sluice_binding_t* binding = &f->pass.binding;
   binding->num_chunks = num_chunks;
-  sluice_binding_take_levels(binding, f->pass.moe, f->two_levels && !sluice_is_planned(f->pass.moe));
+  sluice_binding_take_levels(binding, f->pass.moe, f->choice.two_levels && !sluice_is_planned(f->pass.moe));
   sluice_run_take_travel(&f->pass);
-  binding->grouped = f->grouped && may_group(f->pass.moe, binding, num_chunks);
+  binding->grouped = f->choice.grouped && may_group(f->pass.moe, binding, num_chunks);
   binding->shares_act = 1; /* who names a policy wants memory; a plan that has room says otherwise below */
   if (f->pass.moe->plan != NULL) binding->shares_act = (uint8_t)f->pass.moe->plan->shares_act;
   for (int32_t i = 0; i < num_chunks && sluice_forward_keeps(f); ++i) {
@@ -63,7 +63,8 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
 
 sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks) {
   const sluice_shape_t* shape = &f->pass.moe->shape;
-  const sluice_restore_set_t* set = &sluice_restore_sets[f->restore_set]; /* 0: kept, as what is open is elsewhere */
+  const sluice_restore_set_t* set =
+      &sluice_restore_sets[f->choice.restore_set]; /* 0: kept, as what is open is elsewhere */
   const int32_t input = shape->config.restore_input, pre_activation = shape->config.restore_pre_activation;
   return sluice_forward_choose_template(f, num_chunks, input < 0 ? set->restore_input : input,
                                         pre_activation < 0 ? set->restore_pre_activation : pre_activation,

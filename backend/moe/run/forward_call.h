@@ -13,17 +13,14 @@ typedef struct sluice_forward_s {
   int32_t repeats;  /* an earlier one, where somebody chooses n or plans (repeats.h) */
   int32_t is_noted; /* likewise: for a repetition that may come */
   sluice_step_t* step;
-  int32_t* counts;     /* under a plan: what the look at the ids brought (routing/routes.h) */
-  int32_t num_chunks;  /* wanted before the header; afterwards those of the pass, or of its plan */
-  int32_t plan;        /* its number among the layer's */
-  int32_t wgrad_mode;  /* without a plan: of this step's backward */
-  int32_t grouped;     /* exchanges, where its chunks allow it */
-  int32_t two_levels;  /* where the layer leaves that open */
-  int32_t restore_set; /* of a layer that reuses buffers without a plan: index into sluice_restore_sets; else 0 */
-  int32_t is_sized;    /* n, wgrad_mode, grouped and restore_set are those of its T, as far as they are open */
-  int32_t is_resized;  /* and became others when the ranks had said theirs: its schedule is another one */
-  uint64_t routes;     /* their hash, where somebody looks back; else 0 */
-  uint32_t like;       /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
+  int32_t* counts; /* under a plan: what the look at the ids brought (routing/routes.h) */
+  /* Wanted before the header; afterwards that of the pass, or with n of its plan. Grouped where its chunks allow it. */
+  sluice_pass_choice_t choice;
+  int32_t plan;       /* its number among the layer's */
+  int32_t is_sized;   /* the choice is that of its T, as far as it is open */
+  int32_t is_resized; /* and became another when the ranks had said theirs: its schedule is another one */
+  uint64_t routes;    /* their hash, where somebody looks back; else 0 */
+  uint32_t like;      /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
 } sluice_forward_t;
 
 static inline int sluice_forward_keeps(const sluice_forward_t* f) { return f->args->needs_backward != 0; }
@@ -39,7 +36,7 @@ sluice_status_t sluice_forward_take_template(sluice_forward_t* f);
 /* The same for n chunks with these policies: of all chunks, and by chunk. */
 sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_chunks, int32_t restore_input,
                                                int32_t restore_pre_activation, const sluice_chunk_policies_t* by_chunk);
-/* The config's policies, or where it leaves them to reuse, those of f->restore_set. */
+/* The config's policies, or where it leaves them to reuse, those of the chosen restore set. */
 sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks);
 
 #endif /* SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_ */

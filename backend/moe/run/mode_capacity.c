@@ -6,10 +6,10 @@
 
 static sluice_status_t bind_alone(sluice_forward_t* f) {
   SLUICE_TRY(sluice_capture_open(&f->pass));
-  SLUICE_TRY(sluice_forward_choose_by_config(f, f->num_chunks));
+  SLUICE_TRY(sluice_forward_choose_by_config(f, f->choice.num_chunks));
   SLUICE_TRY(sluice_capacity_check_capture(&f->pass));
-  SLUICE_TRY(sluice_capacity_bind(&f->pass, f->args->expert_ids, f->num_chunks));
-  return sluice_forward_choose_by_config(f, f->num_chunks); /* binding has begun anew */
+  SLUICE_TRY(sluice_capacity_bind(&f->pass, f->args->expert_ids, f->choice.num_chunks));
+  return sluice_forward_choose_by_config(f, f->choice.num_chunks); /* binding has begun anew */
 }
 
 static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
@@ -18,7 +18,7 @@ static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
 
 static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   (void)handshake;
-  f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
+  f->pass.binding.wgrad_mode = f->choice.wgrad_mode;
   return SLUICE_OK;
 }
 

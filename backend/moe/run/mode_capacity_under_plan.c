@@ -29,7 +29,7 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
   sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(sluice_capture_open(&f->pass));
   SLUICE_TRY(moe->strategies->routes->check(moe, f->args->expert_ids));
-  if (moe->plan != NULL) SLUICE_TRY(choose_template(f, f->num_chunks));
+  if (moe->plan != NULL) SLUICE_TRY(choose_template(f, f->choice.num_chunks));
   SLUICE_TRY(sluice_capacity_check_capture(&f->pass));
   if (moe->plan == NULL) return SLUICE_OK; /* still to come */
   if (sluice_capacity_is_agreed(moe, f->pass.schedule)) return check_tokens(f);
@@ -48,8 +48,8 @@ static sluice_status_t take_plan(sluice_forward_t* f, const sluice_handshake_t* 
 
 static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   (void)handshake;
-  SLUICE_TRY(sluice_capacity_bind(&f->pass, f->args->expert_ids, f->num_chunks));
-  SLUICE_TRY(choose_template(f, f->num_chunks));
+  SLUICE_TRY(sluice_capacity_bind(&f->pass, f->args->expert_ids, f->choice.num_chunks));
+  SLUICE_TRY(choose_template(f, f->choice.num_chunks));
   sluice_capacity_note_agreed(&f->pass);
   return SLUICE_OK;
 }

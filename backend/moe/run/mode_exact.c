@@ -12,8 +12,9 @@ static sluice_status_t agree(sluice_pass_t* pass, const sluice_proposal_t* propo
 static sluice_status_t bind_alone(sluice_forward_t* f) {
   sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(sluice_capture_refuse(&f->pass));
-  SLUICE_TRY(moe->strategies->routes->order(moe, f->pass.stream, f->args->expert_ids, f->num_chunks, &f->pass.binding));
-  return sluice_forward_choose_by_config(f, f->num_chunks);
+  SLUICE_TRY(
+      moe->strategies->routes->order(moe, f->pass.stream, f->args->expert_ids, f->choice.num_chunks, &f->pass.binding));
+  return sluice_forward_choose_by_config(f, f->choice.num_chunks);
 }
 
 /* The n of a repetition, or by size, is still to be found, and its schedule with it. */
@@ -26,13 +27,13 @@ static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
 /* Some rank had bound another number of chunks than the repeated forward had, or than the largest T asks for. */
 static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   if (handshake->is_uncounted) {
-    f->num_chunks = handshake->num_chunks;
+    f->choice.num_chunks = (int16_t)handshake->num_chunks;
     SLUICE_TRY(bind_alone(f));
     SLUICE_TRY(sluice_exchange_counts(&f->pass.binding));
   } else if (f->repeats || f->is_resized) { /* the ranks may have found that it repeats one with another strategy */
-    SLUICE_TRY(sluice_forward_choose_by_config(f, f->num_chunks));
+    SLUICE_TRY(sluice_forward_choose_by_config(f, f->choice.num_chunks));
   }
-  f->pass.binding.wgrad_mode = (uint8_t)f->wgrad_mode;
+  f->pass.binding.wgrad_mode = f->choice.wgrad_mode;
   return SLUICE_OK;
 }
 

@@ -11,7 +11,7 @@ sluice_status_t sluice_mode_fail_by_header(const sluice_pass_t* pass, sluice_sta
 static int64_t balanced_rows(const sluice_forward_t* f, const sluice_handshake_t* handshake) {
   const sluice_shape_t* shape = &f->pass.moe->shape;
   const int64_t capacity = sluice_shape_capacity(shape);
-  if (capacity > 0) return capacity * shape->world_size * shape->most_local * f->num_chunks;
+  if (capacity > 0) return capacity * shape->world_size * shape->most_local * f->choice.num_chunks;
   return handshake->max_tokens * shape->config.top_k;
 }
 
@@ -20,9 +20,9 @@ static void choose_wgrad_mode(sluice_forward_t* f, const sluice_handshake_t* han
   const sluice_moe_t* moe = f->pass.moe;
   if (!sluice_shape_is_lean(&moe->shape)) return;
   const int reuse = moe->shape.config.reuse;
-  f->wgrad_mode = sluice_leanest_wgrad_mode(&moe->shape, reuse || sluice_shape_restores_input(&moe->shape),
-                                            reuse || sluice_shape_restores_pre_activation(&moe->shape), f->num_chunks,
-                                            balanced_rows(f, handshake));
+  f->choice.wgrad_mode = (uint8_t)sluice_leanest_wgrad_mode(
+      &moe->shape, reuse || sluice_shape_restores_input(&moe->shape),
+      reuse || sluice_shape_restores_pre_activation(&moe->shape), f->choice.num_chunks, balanced_rows(f, handshake));
 }
 
 sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
@@ -33,6 +33,6 @@ sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_hands
 }
 
 void sluice_mode_propose_by_config(const sluice_forward_t* f, int is_known, sluice_proposal_t* proposal) {
-  proposal->num_chunks = f->num_chunks;
+  proposal->num_chunks = f->choice.num_chunks;
   proposal->comm_hash = is_known ? sluice_pass_comm_hash(&f->pass) : (uint64_t)sluice_forward_keeps(f);
 }

@@ -238,7 +238,7 @@ sluice_status_t sluice_planned_take(sluice_forward_t* f, const sluice_handshake_
                                     const sluice_replay_forward_t* repeated) {
   const sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(prepare(f->pass.moe, handshake, repeated));
-  f->num_chunks = moe->plan->num_chunks;
+  f->choice.num_chunks = (int16_t)moe->plan->num_chunks;
   f->plan = moe->plan_number;
   return SLUICE_OK;
 }

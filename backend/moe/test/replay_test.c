@@ -11,7 +11,7 @@
 enum { ROUTES = 7, OTHERS = 8 };
 
 static void add(sluice_replay_t* replay, uint64_t routes, int32_t num_chunks) {
-  const sluice_replay_forward_t forward = {.routes = routes, .num_chunks = num_chunks};
+  const sluice_replay_forward_t forward = {.routes = routes, .choice.num_chunks = (int16_t)num_chunks};
   sluice_replay_add(replay, &forward);
 }
 
@@ -21,7 +21,7 @@ static int32_t repeat(sluice_replay_t* replay, uint64_t routes) {
   assert_non_null(repeated);
   repeated->is_repeated = 1;
   sluice_replay_end(replay);
-  return repeated->num_chunks;
+  return repeated->choice.num_chunks;
 }
 
 static void Replay_BatchThatTrainedWithoutRepetitionBefore_IsOver(void** state) {

@@ -19,9 +19,9 @@ enum { STEPS = 10, CHOICES = 3 };
 
 /* In turns: one chunk; two, whose weight gradients are computed one by one; three, all at once. An odd number, so that
  * also every second one is another. */
-static const struct {
-  int32_t num_chunks, wgrad_mode;
-} choices[CHOICES] = {{1, SLUICE_WGRAD_DEFERRED}, {2, SLUICE_WGRAD_PER_CHUNK}, {3, SLUICE_WGRAD_DEFERRED}};
+static const sluice_pass_choice_t choices[CHOICES] = {{.num_chunks = 1, .wgrad_mode = SLUICE_WGRAD_DEFERRED},
+                                                      {.num_chunks = 2, .wgrad_mode = SLUICE_WGRAD_PER_CHUNK},
+                                                      {.num_chunks = 3, .wgrad_mode = SLUICE_WGRAD_DEFERRED}};
 
 typedef struct turns_s {
   sluice_policy_hook_t base; /* first: the engine knows it as this */
@@ -30,8 +30,7 @@ typedef struct turns_s {
 } turns_t;
 
 static void choose(turns_t* turns, sluice_decision_state_t* decision) {
-  decision->num_chunks = choices[turns->next].num_chunks;
-  decision->wgrad_mode = choices[turns->next].wgrad_mode;
+  decision->choice = choices[turns->next];
   turns->next = (turns->next + 1) % CHOICES;
 }
 
@@ -42,8 +41,8 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
   for (int direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     const sluice_pass_report_t* pass = &reports[0]->pass[direction];
     if (pass->pass_ns == 0) continue;
-    turns->passes[direction] += pass->num_chunks == 2;
-    turns->mixed[direction] += pass->wgrad_mode != choices[pass->num_chunks - 1].wgrad_mode;
+    turns->passes[direction] += pass->choice.num_chunks == 2;
+    turns->mixed[direction] += pass->choice.wgrad_mode != choices[pass->choice.num_chunks - 1].wgrad_mode;
   }
   choose(turns, decision);
 }

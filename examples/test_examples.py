@@ -183,6 +183,20 @@ def test_ManualProgram_AsPrinted_BuildsByThePrintedCommandAndRuns(libraries, tmp
     assert text.splitlines() == wanted
 
 
+def test_ProgramOfTheHeader_AsPrinted_HasAtMost40LinesAndRuns(libraries, tmp_path):
+    need("gcc", "gcc")
+    with open(os.path.join(ROOT, "capi", "include", "sluice", "sluice.h")) as file:
+        comment = file.read().split("*/", 1)[0]
+    program = re.findall(r"^ \*   (#include(?:.*\n)+? \*   \})\n \*\n", comment, re.MULTILINE)
+    lines = [line.removeprefix(" *   ") for line in program[0].splitlines()]
+    assert len(lines) <= 40
+    (tmp_path / "layer.c").write_text("\n".join(lines) + "\n")
+    command = ["gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/capi/include", str(tmp_path / "layer.c")]
+    run([*command, f"{libraries}/libsluice.so.0", f"-Wl,-rpath,{libraries}", "-o", str(tmp_path / "layer")])
+    wanted = ["y 1 0  dx 1 0", "y 1 2  dx 2 3", "y 0.5 0.5  dx 0.5 0.5"]
+    assert run([str(tmp_path / "layer")]).splitlines() == wanted
+
+
 @pytest.fixture(scope="module")
 def c_local_losses(c_programs):
     return losses(run([os.path.join(c_programs, "local4"), "2"]))

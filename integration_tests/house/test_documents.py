@@ -65,7 +65,7 @@ def test_Manual_EveryExportedFunction_StandsInTheIndexOfItsHeader():
     rows = dict(re.findall(r"\| `(\w+\.h)` \| (.*) \|", index))
     folder = os.path.join(ROOT, "capi", "include", "sluice")
     for header in sorted(name for name in os.listdir(folder) if name.endswith(".h")):
-        declared = set(re.findall(r"\b(sluice_\w+)\(", text("capi", "include", "sluice", header))) & exported
+        declared = {name for name, _, _ in contracts(text("capi", "include", "sluice", header))} & exported
         assert declared == set(re.findall(r"`(sluice_\w+)`", rows.get(header, ""))), header
 
 

@@ -1,7 +1,7 @@
-/* Sluice's own gate, for hosts without one: from logits to expert ids and route weights, and back.
+/* Sluice's own gate, for hosts that have none: it computes expert ids and route weights from logits, and their
+ * backward.
  *
- * Local to a rank; deterministic; f32 throughout. Ties go to the lower expert id.
- */
+ * Local to a rank; deterministic; f32 throughout. For equal scores the lower expert id is chosen. */
 #ifndef SLUICE_GATE_H_
 #define SLUICE_GATE_H_
 
@@ -13,7 +13,7 @@ extern "C" {
 
 enum { SLUICE_SCORE_SOFTMAX = 0, SLUICE_SCORE_SIGMOID = 1 };
 
-/* Which routes an expert keeps when more than its capacity choose it. */
+/* The routes that an expert keeps if more than its capacity choose it. */
 enum {
   SLUICE_DROP_NONE = 0,     /* dropless; capacity is ignored */
   SLUICE_DROP_POSITION = 1, /* first come: all first choices in token order, then all second choices, ... */
@@ -28,12 +28,12 @@ typedef struct sluice_gate_config_s {
   int32_t score;                   /* SLUICE_SCORE_* */
   int32_t renormalize;             /* 1: the K chosen scores are divided by their sum (after dropping) */
   int32_t num_groups;              /* 0 or 1: no groups; else E divisible by it */
-  int32_t top_groups;              /* groups kept per token; [1, num_groups] with groups */
+  int32_t top_groups;              /* groups that are kept per token; [1, num_groups] with groups */
   int32_t group_score_top;         /* a group's score = sum of its best this many (biased) scores; 0 = 2 */
   int32_t drop_policy;             /* SLUICE_DROP_* */
-  int64_t capacity;                /* routes one expert keeps from this rank; 0: from capacity_factor */
+  int64_t capacity;                /* routes that one expert keeps from this rank; 0: computed from capacity_factor */
   float capacity_factor;           /* capacity = ceil(T * K / E * factor), at least min_capacity */
-  float scaling;                   /* the weights are multiplied by it (DeepSeek); 1 by default */
+  float scaling;                   /* factor of the weights (DeepSeek); default 1 */
   int64_t min_capacity;
 } sluice_gate_config_t;
 
@@ -58,9 +58,9 @@ SLUICE_API sluice_status_t sluice_gate_forward(const sluice_gate_config_t* confi
                                                const sluice_tensor_t* route_weights, const sluice_tensor_t* counts,
                                                float* out_aux_loss, float* out_z_loss);
 
-/* grad_logits [T, E] f32 out, unit column stride, rows apart, overwritten: the sum of what flows from
- * grad_route_weights [T, K] (NULL: none), grad_aux_loss and grad_z_loss. expert_ids are those that forward wrote;
- * choices, counts and bias carry no gradient. Threads, errors: as forward. */
+/* Backward of the gate. grad_logits [T, E] f32 out, unit column stride, rows without overlap, overwritten: the sum of
+ * the gradients from grad_route_weights [T, K] (NULL: none), grad_aux_loss and grad_z_loss. expert_ids are those that
+ * forward wrote; choices, counts and bias have no gradient. Threads, errors: as forward. */
 SLUICE_API sluice_status_t sluice_gate_backward(const sluice_gate_config_t* config, const sluice_tensor_t* logits,
                                                 const sluice_tensor_t* bias, const sluice_tensor_t* expert_ids,
                                                 const sluice_tensor_t* grad_route_weights, float grad_aux_loss,

@@ -43,7 +43,7 @@ extern "C" {
 #define SLUICE_VERSION_MINOR 1
 #define SLUICE_VERSION_PATCH 0
 
-/* ---- status --------------------------------------------------------------------------------------------------- */
+/* ---- status ------------------------------------------------------------------------------------------------------ */
 
 /* 0 is success, and negative values are errors. A value is never reused.
  *
@@ -101,14 +101,14 @@ SLUICE_EXPORT void sluice_error_last(sluice_error_info_t* out_info);
 /* Returns "INVALID_ARGUMENT" and so on; "UNKNOWN" for other values. Immutable string. */
 SLUICE_EXPORT const char* sluice_status_name(sluice_status_t status);
 
-/* ---- version -------------------------------------------------------------------------------------------------- */
+/* ---- version ----------------------------------------------------------------------------------------------------- */
 
 /* Returns the version of the loaded library, which may be newer than these headers. Thread-safe. */
 SLUICE_EXPORT void sluice_version(int32_t* out_major, int32_t* out_minor, int32_t* out_patch);
 /* Returns one immutable line with the version, the compiler and the components that were compiled in. */
 SLUICE_EXPORT const char* sluice_build_info(void);
 
-/* ---- log ------------------------------------------------------------------------------------------------------ */
+/* ---- log --------------------------------------------------------------------------------------------------------- */
 
 enum { SLUICE_LOG_ERROR = 0, SLUICE_LOG_WARN = 1, SLUICE_LOG_INFO = 2, SLUICE_LOG_DEBUG = 3 };
 /* The library may call this function from any of its threads. The function must not call back into Sluice. `message` is
@@ -118,7 +118,7 @@ typedef void (*sluice_log_fn_t)(void* user, int32_t level, const char* message);
  * not formatted. Setup-only. */
 SLUICE_EXPORT void sluice_set_log(sluice_log_fn_t fn, void* user, int32_t max_level);
 
-/* ---- tensors -------------------------------------------------------------------------------------------------- */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 /* DLPack's type codes and device types, so that a `DLTensor*` may be passed as a `sluice_tensor_t*` unchanged. */
 enum { SLUICE_TYPE_INT = 0, SLUICE_TYPE_UINT = 1, SLUICE_TYPE_FLOAT = 2, SLUICE_TYPE_BFLOAT = 4 };
@@ -148,7 +148,7 @@ enum {
   SLUICE_DTYPE_I64 = 6
 };
 
-/* ---- growing structs ------------------------------------------------------------------------------------------ */
+/* ---- growing structs --------------------------------------------------------------------------------------------- */
 
 /* Header of a typed optional block that is chained to a config. This header file assigns the types; an unknown type is
  * an error. */
@@ -158,7 +158,7 @@ typedef struct sluice_ext_header_s {
   const struct sluice_ext_header_s* next;
 } sluice_ext_header_t;
 
-/* ---- memory --------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* The library calls both only on the calling thread. `allocate` returns memory aligned to 64 bytes, or NULL. */
 typedef void* (*sluice_allocate_fn_t)(void* user, uint64_t bytes);

@@ -34,7 +34,7 @@ typedef struct sluice_comm_config_s {
 
 SLUICE_EXPORT void sluice_comm_config_init(sluice_comm_config_t* out_config, size_t struct_size);
 
-/* ---- local ---------------------------------------------------------------------------------------------------- */
+/* ---- local ------------------------------------------------------------------------------------------------------- */
 
 /* Creates the group through which `world_size` threads communicate. out_group: new, sluice_local_group_destroy (the
  * group's communicators keep it alive). Thread-safe. Errors: INVALID_ARGUMENT, NO_MEMORY. */
@@ -45,7 +45,7 @@ SLUICE_EXPORT void sluice_local_group_destroy(sluice_local_group_t* group);
 SLUICE_API sluice_status_t sluice_comm_create_local(sluice_local_group_t* group, const sluice_comm_config_t* config,
                                                     sluice_comm_t** out_comm);
 
-/* ---- host ----------------------------------------------------------------------------------------------------- */
+/* ---- host -------------------------------------------------------------------------------------------------------- */
 
 /* One all-to-all-v. Entry r of each array describes the message to or from rank r; the entry of the caller's own rank
  * is never read. Zero bytes mean that there is no message. Buffers are borrowed until a wait for the request has
@@ -97,7 +97,7 @@ SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* c
                                                    const sluice_host_comm_vtable_t* vtable, void* user,
                                                    sluice_comm_t** out_comm);
 
-/* ---- mpi ------------------------------------------------------------------------------------------------------ */
+/* ---- mpi --------------------------------------------------------------------------------------------------------- */
 
 /* Creates a communicator over MPI. It uses a duplicate of the MPI communicator with Fortran handle `mpi_comm_f`
  * (MPI_Comm_c2f), or of MPI_COMM_WORLD when the handle is negative. MPI must be initialised with MPI_THREAD_MULTIPLE or
@@ -114,7 +114,7 @@ SLUICE_API sluice_status_t sluice_comm_create_host(const sluice_comm_config_t* c
 SLUICE_API sluice_status_t sluice_comm_create_mpi(const sluice_comm_config_t* config, int64_t mpi_comm_f,
                                                   const char* library, sluice_comm_t** out_comm);
 
-/* ---- nccl ----------------------------------------------------------------------------------------------------- */
+/* ---- nccl -------------------------------------------------------------------------------------------------------- */
 
 enum { SLUICE_NCCL_ID_BYTES = 128 };
 
@@ -147,7 +147,8 @@ SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_nccl_id_create(const char*
  * timeout; when it returns, the host may use parent again. group is copied; parent belongs to the host and is used only
  * for the split. The communicator has a device and streams of its own. Exchanges run in the order of calls, and the
  * payload of a layer is enqueued. If a peer falls silent during an exchange that was enqueued, only the next call
- * notices it. A host that waits for its stream should therefore run a watchdog that calls sluice_comm_abort.
+ * notices it; without a next call nothing does. A host that waits for its stream should therefore run a watchdog that
+ * calls sluice_comm_abort.
  *
  * out_comm: new, sluice_comm_destroy. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (driver, device,
  * NCCL or kernels: the message says which), EXTERNAL (NCCL's text); with a parent also TIMED_OUT, PEER_LOST. */
@@ -155,7 +156,7 @@ SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_comm_create_nccl(const slu
                                                                        const sluice_nccl_group_t* group,
                                                                        sluice_comm_t** out_comm);
 
-/* ---- tcp ------------------------------------------------------------------------------------------------------ */
+/* ---- tcp --------------------------------------------------------------------------------------------------------- */
 
 typedef struct sluice_tcp_config_s {
   size_t struct_size;              /* set by sluice_tcp_config_init */
@@ -186,7 +187,7 @@ SLUICE_EXPORT void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_
 SLUICE_API sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
                                                   sluice_comm_t** out_comm);
 
-/* ---- all ------------------------------------------------------------------------------------------------------ */
+/* ---- all --------------------------------------------------------------------------------------------------------- */
 
 /* Return the rank and the world size of the communicator: immutable. NULL: rank -1 of 0. */
 SLUICE_EXPORT int32_t sluice_comm_rank(const sluice_comm_t* comm);

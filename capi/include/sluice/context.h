@@ -167,7 +167,7 @@ typedef struct sluice_context_stats_s {
 SLUICE_API sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t reset_peak,
                                                     sluice_context_stats_t* out_stats);
 
-/* ---- trace ---------------------------------------------------------------------------------------------------- */
+/* ---- trace ------------------------------------------------------------------------------------------------------- */
 
 enum { SLUICE_LANE_COMPUTE = 0, SLUICE_LANE_COMM = 1, SLUICE_LANE_COPY_OUT = 2, SLUICE_LANE_COPY_IN = 3 };
 enum { SLUICE_FORWARD = 0, SLUICE_BACKWARD = 1 };

@@ -39,20 +39,22 @@ typedef struct sluice_gate_config_s {
 
 SLUICE_EXPORT void sluice_gate_config_init(sluice_gate_config_t* out_config, size_t struct_size);
 
-/* logits        in   [T, E] f32, unit column stride
- * bias          in   [E] f32 or NULL: added to the scores for choosing only (bias correction)
- * expert_ids    out  [T, K] i32, any strides without overlap; -1 where dropped
- * route_weights out  [T, K] f32, any strides without overlap; 0 where dropped
- * counts        out  [E] i64 routes per expert before dropping, or NULL
- * out_aux_loss  out  E * sum over e of (share of the T*K routes that chose e) * (mean score of e), or NULL.
- *                    Sigmoid scores are normalised to sum 1 per token for the mean. 1 when perfectly balanced.
- * out_z_loss    out  mean over t of logsumexp(logits[t])^2, or NULL
+/* Chooses the experts of each token, and computes route weights and losses.
+ *
+ *   logits        in   [T, E] f32, unit column stride
+ *   bias          in   [E] f32 or NULL: added to the scores only for the choice of experts (bias correction)
+ *   expert_ids    out  [T, K] i32, any strides without overlap; -1 where dropped
+ *   route_weights out  [T, K] f32, any strides without overlap; 0 where dropped
+ *   counts        out  [E] i64 routes per expert before dropping, or NULL
+ *   out_aux_loss  out  E * sum over e of (share of the T*K routes that chose e) * (mean score of e), or NULL.
+ *                      Sigmoid scores are normalised to sum 1 per token for the mean. 1 when perfectly balanced.
+ *   out_z_loss    out  mean over t of logsumexp(logits[t])^2, or NULL
  *
  * T = 0: losses are 0. A NaN score ranks below every number when experts are chosen, so ids are always valid; weights
- * and losses show the NaN. Kept scores that sum to 0 give weights of 0. group_score_top above the size of a group is
- * refused (its default of 2 is cut to the size). capacity_factor 0 with min_capacity 0 drops everything. Threads:
- * thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY: no effect. Source: Switch Transformer eq. 4 (aux), ST-MoE eq.
- * 5 (z), DeepSeek-V3 section 2.1.2 (groups, bias). */
+ * and losses become NaN. Scores that are kept and sum to 0 give weights of 0. A group_score_top above the size of a
+ * group is refused (its default of 2 is reduced to the size). capacity_factor 0 with min_capacity 0 drops everything.
+ * Threads: thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY: no effect. Source: Switch Transformer eq. 4 (aux),
+ * ST-MoE eq. 5 (z), DeepSeek-V3 section 2.1.2 (groups, bias). */
 SLUICE_API sluice_status_t sluice_gate_forward(const sluice_gate_config_t* config, const sluice_tensor_t* logits,
                                                const sluice_tensor_t* bias, const sluice_tensor_t* expert_ids,
                                                const sluice_tensor_t* route_weights, const sluice_tensor_t* counts,

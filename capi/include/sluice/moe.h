@@ -240,8 +240,8 @@ enum {
                                   absent */
 };
 
-/* When weight gradients are computed. The values are the same up to the order of sums, and bit-identical at equal n,
- * chunking and mode. */
+/* SLUICE_WGRAD_* say when weight gradients are computed. The values are the same up to the order of sums, and
+ * bit-identical at equal n, chunking and mode. */
 enum {
   /* Under a memory budget the plan chooses the mode. Without a budget: where rows are restored, the mode that holds
    * fewer bytes (PER_CHUNK, except in 16 bits with few rows, because the sums are f32); where all rows are kept, the
@@ -253,9 +253,9 @@ enum {
   SLUICE_WGRAD_PER_CHUNK = 1 /* accumulated chunk by chunk: no gradient rows are kept */
 };
 
-/* How T_DI (dispatched rows) and T_M (pre-activations) are made available to the backward [MPipeMoE Table II]. Named
- * pairs (T_DI, T_M): none = keep, keep; S1 = offload, offload; S2 = re-dispatch, offload; S3 = offload, recompute; S4 =
- * re-dispatch, recompute. */
+/* SLUICE_RESTORE_* say how T_DI (dispatched rows) and T_M (pre-activations) are made available to the backward
+ * [MPipeMoE Table II]. Named pairs (T_DI, T_M): none = keep, keep; S1 = offload, offload; S2 = re-dispatch, offload; S3
+ * = offload, recompute; S4 = re-dispatch, recompute. */
 enum {
   SLUICE_RESTORE_ADAPTIVE = -1,  /* chosen under a memory budget, or among S1 to S4 with `reuse`; otherwise KEEP */
   SLUICE_RESTORE_KEEP = 0,       /* the step keeps the rows in buffers */
@@ -275,7 +275,7 @@ enum {
  * Any thread. Errors: INVALID_ARGUMENT (too little room). */
 SLUICE_API sluice_status_t sluice_restore_policies_json(char* text, uint64_t* inout_bytes);
 
-/* How a pass is cut into chunks. Equal on all ranks; results do not depend on it. */
+/* SLUICE_CHUNKING_* say how a pass is cut into chunks. The value is equal on all ranks; results do not depend on it. */
 enum {
   /* By experts, where the layer keeps all rows for a backward, on a CPU, without a plan, a capacity or deduplication:
    * the rows that one rank sends to another are ordered by expert and cut into n pieces of about equal size. Each chunk
@@ -285,17 +285,17 @@ enum {
   SLUICE_CHUNKING_TOKENS = 1 /* n ranges of tokens: needs the least memory for rows that return */
 };
 
-/* Whether exchanges are grouped: the rows of one chunk return while those of a later chunk leave, so that both
- * directions of a link are in use when loads are uneven. Grouping takes a second slot for rows in transit, and at least
- * three chunks. It is not used under a memory budget or with `reuse`, whose plans have one slot. Equal on all ranks;
- * results do not depend on it. */
+/* SLUICE_GROUPING_* say whether exchanges are grouped: the rows of one chunk return while those of a later chunk leave,
+ * so that both directions of a link are in use when loads are uneven. Grouping takes a second slot for rows in transit,
+ * and at least three chunks. It is not used under a memory budget or with `reuse`, whose plans have one slot. The value
+ * is equal on all ranks; results do not depend on it. */
 enum {
   SLUICE_GROUPING_ADAPTIVE = 0, /* chosen by the tuner: predicted, then timed against ungrouped exchanges */
   SLUICE_GROUPING_OFF = 1,
   SLUICE_GROUPING_ON = 2
 };
 
-/* How many rows are exchanged. Equal on all ranks. */
+/* SLUICE_EXCHANGE_* say how many rows are exchanged. The value is equal on all ranks. */
 enum {
   SLUICE_EXCHANGE_EXACT = 0, /* as many as there are routes: the ranks exchange counts first, and on CUDA the host reads
                                 them */
@@ -305,7 +305,7 @@ enum {
   SLUICE_EXCHANGE_CAPACITY = 1
 };
 
-/* Which rows of a token are sent between ranks. Equal on all ranks. */
+/* SLUICE_DEDUPLICATE_* say which rows of a token are sent between ranks. The value is equal on all ranks. */
 enum {
   SLUICE_DEDUPLICATE_NONE = 0, /* one row for each route */
   /* A token's row is sent once to each rank that owns experts of its routes, and one row comes back: the weighted sum
@@ -329,8 +329,8 @@ enum {
 };
 
 enum { SLUICE_GRAD_OVERWRITE = 0, SLUICE_GRAD_ACCUMULATE = 1 };
-/* Which gradients one backward call computes: those of the inputs (tokens and route weights), those of the weights, or
- * both. */
+/* SLUICE_BACKWARD_* say which gradients one backward call computes: those of the inputs (tokens and route weights),
+ * those of the weights, or both. */
 enum { SLUICE_BACKWARD_DGRAD = 1, SLUICE_BACKWARD_WGRAD = 2, SLUICE_BACKWARD_BOTH = 3 };
 
 /* ---- saved buffers ----------------------------------------------------------------------------------------------- */
@@ -358,7 +358,7 @@ SLUICE_API sluice_status_t sluice_step_restore(sluice_moe_t* moe, void* const* s
 SLUICE_API sluice_status_t sluice_step_info(const sluice_step_t* step, int32_t* out_num_chunks,
                                             int64_t* out_rows_per_expert);
 
-/* ---- where experts live ------------------------------------------------------------------------------------------ */
+/* ---- expert placement -------------------------------------------------------------------------------------------- */
 
 /* The rank that owns each expert, and the expert's slot on it: the local index under which its parameters are
  * passed. */

@@ -180,7 +180,7 @@ SLUICE_API sluice_status_t sluice_optimizer_step(sluice_optimizer_t* optimizer,
  * for sums that never arrive. */
 SLUICE_EXPORT void sluice_optimizer_destroy(sluice_optimizer_t* optimizer);
 
-/* ---- masters and moments in a file ------------------------------------------------------------------------------ */
+/* ---- masters and moments in a file ------------------------------------------------------------------------------- */
 
 /* Masters and moments in a file, for models whose states do not fit into memory. The file holds two steps, so 12 bytes
  * per element are stored twice. The last complete step is only read, and the next step is written into the other place.
@@ -275,7 +275,7 @@ SLUICE_API sluice_status_t sluice_optimizer_file_info(sluice_optimizer_file_t* f
 /* Closes the file, which stays on the disk. Any thread, unless another call uses the file; accepts NULL. */
 SLUICE_EXPORT void sluice_optimizer_file_close(sluice_optimizer_file_t* file);
 
-/* ---- prediction ------------------------------------------------------------------------------------------------- */
+/* ---- prediction -------------------------------------------------------------------------------------------------- */
 
 /* A step of one rank, for a simulation. Updates run *near*: on a device, or in host memory. States (masters and
  * moments) are also near, or *far*: in host memory or in a file, from which they are copied bucket by bucket. Rates are

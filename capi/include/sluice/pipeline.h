@@ -23,7 +23,7 @@ extern "C" {
 
 typedef struct sluice_pipeline_s sluice_pipeline_t;
 
-/* ---- callbacks ------------------------------------------------------------------------------------------------ */
+/* ---- callbacks --------------------------------------------------------------------------------------------------- */
 
 /* The tensors that one virtual stage sends to the next for one micro-batch: any number, of any DLPack type and shape.
  * They may differ between micro-batches. Both ends see the same list in the same order. */
@@ -95,7 +95,7 @@ typedef struct sluice_pipeline_callbacks_s {
   sluice_status_t (*reduce)(void* user, const sluice_stage_call_t* call, sluice_host_failure_t* out_failure);
 } sluice_pipeline_callbacks_t;
 
-/* ---- configuration ---------------------------------------------------------------------------------------------- */
+/* ---- configuration ----------------------------------------------------------------------------------------------- */
 
 /* The stage that holds virtual stage c. LOOPED: c mod p. V: down the stages and up again. */
 enum { SLUICE_PIPELINE_LOOPED = 0, SLUICE_PIPELINE_V = 1 };
@@ -158,7 +158,7 @@ SLUICE_API sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t
 /* Not collective. Tensors that were kept stay valid until sluice_pipeline_give_back. */
 SLUICE_EXPORT void sluice_pipeline_destroy(sluice_pipeline_t* pipeline);
 
-/* ---- batches -------------------------------------------------------------------------------------------------- */
+/* ---- batches ----------------------------------------------------------------------------------------------------- */
 
 typedef struct sluice_pipeline_batch_s {
   size_t struct_size;        /* set by sluice_pipeline_batch_init */
@@ -194,7 +194,7 @@ SLUICE_API sluice_status_t sluice_pipeline_keep(sluice_pipeline_t* pipeline, con
 /* Releases memory that sluice_pipeline_keep kept. Any thread; accepts NULL. */
 SLUICE_EXPORT void sluice_pipeline_give_back(void* kept);
 
-/* ---- notes ---------------------------------------------------------------------------------------------------- */
+/* ---- notes ------------------------------------------------------------------------------------------------------- */
 
 enum { SLUICE_PIPELINE_MAX_NOTE = 1024 };
 
@@ -214,7 +214,7 @@ SLUICE_API sluice_status_t sluice_pipeline_set_note(sluice_pipeline_t* pipeline,
 SLUICE_API sluice_status_t sluice_pipeline_get_note(sluice_pipeline_t* pipeline, int32_t rank, double* out_numbers,
                                                     int32_t capacity, int32_t* out_count);
 
-/* ---- statistics ------------------------------------------------------------------------------------------------- */
+/* ---- statistics -------------------------------------------------------------------------------------------------- */
 
 typedef struct sluice_pipeline_stats_s {
   size_t struct_size;     /* set by the caller: sizeof */
@@ -270,7 +270,7 @@ enum { SLUICE_PIPELINE_MEASURED = 0, SLUICE_PIPELINE_PREDICTED = 1 };
 SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipeline, int32_t which, char* text,
                                                          uint64_t* inout_bytes);
 
-/* ---- layer migration -------------------------------------------------------------------------------------------- */
+/* ---- layer migration --------------------------------------------------------------------------------------------- */
 
 /* Migration of a layer between neighbouring stages while a batch runs, without a drain. The layer is at the cut between
  * the *upper* stage and the *lower* stage, which gets its activations from the upper one. The layer's state is sent in
@@ -282,9 +282,9 @@ SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipe
  *   gradient (lower to upper)    whether the lower stage has the layer's parameters: SLUICE_LAYER_MOVE_HAS
  *
  * Before each op the receiver of the layer checks whether the parameters have arrived (sluice_migration_read_early).
- * Each backward runs the layer on the stage where its forward ran it. The receiver stores the gradients that it
- * computes separately for each micro-batch until it has the sum of the other stage's gradients. It then adds the stored
- * gradients to that sum in the order of micro-batches. The other stage's sum is final when the layer runs elsewhere and
+ * Each backward runs the layer on the stage where its forward ran it. The receiver stores its gradients of each
+ * micro-batch separately until it has the sum of the other stage's gradients. It then adds the stored gradients to that
+ * sum in the order of micro-batches. The other stage's sum is final when the layer runs elsewhere and
  * no backward is left there, and may be sent at once (sluice_migration_mark_still); otherwise it is sent with the
  * commit of both stages, after the batch and before the update. So each micro-batch runs the layer forward and backward
  * once, with the parameters of the last update, and sums have the bits of a batch without a move. If the parameters
@@ -329,7 +329,7 @@ SLUICE_EXPORT int32_t sluice_layer_move_is_final(const sluice_layer_move_t* move
 /* Returns non-zero if this stage receives the layer and stores its gradients separately. Any thread. */
 SLUICE_EXPORT int32_t sluice_layer_move_receives(const sluice_layer_move_t* move);
 
-/* ---- prediction ------------------------------------------------------------------------------------------------- */
+/* ---- prediction -------------------------------------------------------------------------------------------------- */
 
 /* A batch to simulate. Pure data: the simulation uses no communicator and no clock. Seconds may be in any unit, the
  * same everywhere. */

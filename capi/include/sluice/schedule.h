@@ -16,8 +16,8 @@ extern "C" {
 
 typedef struct sluice_schedule_s sluice_schedule_t;
 
-/* When the weight gradients of a backward are computed: not at all, in this call, or in a later call of
- * SLUICE_BACKWARD_WGRAD alone, for which the step keeps the inputs. */
+/* SLUICE_WGRAD_CALL_* say when the weight gradients of a backward are computed: not at all, in this call, or in a later
+ * call of SLUICE_BACKWARD_WGRAD alone, for which the step keeps the inputs. */
 enum { SLUICE_WGRAD_CALL_NONE = 0, SLUICE_WGRAD_CALL_NOW = 1, SLUICE_WGRAD_CALL_LATER = 2 };
 
 typedef struct sluice_schedule_config_s {

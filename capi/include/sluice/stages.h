@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-/* How an option stores a layer's activations. The kind is for people and hosts: plans are based on seconds and
+/* The kind says how an option stores a layer's activations. It is for people and hosts: plans are based on seconds and
  * bytes. */
 enum {
   SLUICE_STAGES_KEEP = 0,

@@ -516,32 +516,6 @@ def test_Wheels_OfWhatThisPythonLacks_AreUnpackedOutOfTheNetwork(harness, tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
-def test_Kernels_KeepTheirArraysInRegisters(monkeypatch):
-    """One that the compiler cannot unroll lies in local memory, which is the device's: several times slower."""
-    kernels = ROOT / "backend/device/cuda/kernels"
-    monkeypatch.syspath_prepend(str(kernels))
-    monkeypatch.chdir(ROOT)
-    import nvrtc_fatbin
-
-    flags = [
-        word for word in (kernels / "nvcc_flags.txt").read_text().split() if word.startswith(nvrtc_fatbin.AS_THEY_ARE)
-    ]
-    folder = next(ROOT.glob(".venv/lib/python3*/site-packages/nvidia"))  # set-up has put it there
-    nvrtc = nvrtc_fatbin.Nvrtc(folder / nvrtc_fatbin.NVRTC)
-    text, entry, found = (
-        nvrtc.compile("backend/device/cuda/kernels/sluice_kernels.cu", "compute_90", flags).decode(),
-        None,
-        [],
-    )
-    for line in text.split("\n"):
-        entry = match[1] if (match := re.search(r"\.entry (\w+)\(", line)) else entry
-        found += [entry] if re.search(r"^\s*\.local ", line) else []
-    assert "sluice_activation_forward_bf16" in text
-    assert found == []
-
-
-@pytest.mark.full
 @pytest.mark.timeout(2000)
 def test_Fake_BuildsAndRunsEveryItemOnThisCpu(harness, tmp_path):
     """The harness whole, without a GPU: the same programs, lists, record and end."""

@@ -180,8 +180,9 @@ fi
 
 # --- the compiler of the kernels --------------------------------------------------------------------------------
 # Where backend/device/cuda/cuda_repository.bzl looks first; a machine's own nvcc may be of a CUDA that needs newer drivers.
-if [ "$PROFILE" = test ] && ! ls .venv/lib/python3*/site-packages/nvidia/nvfatbin/lib/libnvfatbin.so.12 >/dev/null 2>&1; then
-  step "the compiler of CUDA 12.9 (90 MB)" "check the network, then run this again" \
+if [ "$PROFILE" = test ] && ! ls .venv/lib/python3*/site-packages/nvidia/{nvfatbin/lib/libnvfatbin.so.12,cu13/bin/nvdisasm} \
+  >/dev/null 2>&1; then
+  step "the compiler of CUDA 12.9 and a disassembler (95 MB)" "check the network, then run this again" \
     again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
     -r "$HERE/requirements-nvrtc.txt"
 fi

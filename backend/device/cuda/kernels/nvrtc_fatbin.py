@@ -45,6 +45,9 @@ class Nvrtc:
 
     def compile(self, source, code, flags):
         """A cubin for sm_N, PTX for compute_N."""
+        return self.compile_with_log(source, code, flags)[0]
+
+    def compile_with_log(self, source, code, flags):
         program = ctypes.c_void_p()
         names, texts = ([word.encode() for word in words] for words in (HEADERS, HEADERS.values()))
         array = ctypes.c_char_p * len(names)
@@ -59,8 +62,9 @@ class Nvrtc:
         except OSError as error:
             raise SystemExit(f"{source} for {code}: {error}\n{self.result(program, 'ProgramLog').decode()}") from error
         made = self.result(program, "CUBIN" if code.startswith("sm_") else "PTX")
+        log = self.result(program, "ProgramLog").rstrip(b"\0").decode()
         self.call("nvrtcDestroyProgram", ctypes.byref(program))
-        return made
+        return made, log
 
 
 def fatbin(path, parts):

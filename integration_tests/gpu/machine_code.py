@@ -1,0 +1,219 @@
+"""What the compiler made of each kernel: registers, stack, spills, and the hot loop's instructions, calls and accesses.
+
+A kernel's loops are the natural ones of its machine code: a branch back to a block that dominates it. Its hot loop is,
+among those with no loop inside, the one with the widest load from global memory; of equals the one that loads the most
+bytes in a turn, then the one that stores the most, then the longest. So it is the path that large rows take.
+"""
+
+import collections
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+KERNELS = ROOT / "backend/device/cuda/kernels"
+BUDGETS = pathlib.Path(__file__).with_name("machine_code.txt")
+COUNTS = ("registers", "stack", "spilled", "instructions", "calls")  # all "at most"; stack and spilled in bytes
+
+Kernel = collections.namedtuple("Kernel", (*COUNTS, "loads", "stores"))  # loads and stores: {bits: number}
+Instruction = collections.namedtuple("Instruction", ("predicated", "opcode", "operands", "labels"))
+
+
+def compile_kernels(source, arch):
+    """(cubin, what ptxas says) of a file of kernels, with the flags of the image and its compiler (from set-up)."""
+    sys.path.insert(0, str(KERNELS))
+    try:
+        import nvrtc_fatbin
+    finally:
+        sys.path.remove(str(KERNELS))
+    words = (KERNELS / "nvcc_flags.txt").read_text().split()
+    flags = [word for word in words if word.startswith(nvrtc_fatbin.AS_THEY_ARE)]
+    nvrtc = nvrtc_fatbin.Nvrtc(installed() / nvrtc_fatbin.NVRTC)
+    return nvrtc.compile_with_log(source, arch, [*flags, "--ptxas-options=-v", f"-I{ROOT}"])
+
+
+def installed():
+    return next(ROOT.glob(".venv/lib/python3*/site-packages/nvidia"))
+
+
+def disassemble(cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([installed() / "cu13/bin/nvdisasm", "-c", file.name], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise OSError(f"nvdisasm: exit {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def kernels_of(source, arch):
+    """{name: Kernel} of a file of kernels."""
+    cubin, log = compile_kernels(source, arch)
+    sizes, codes = sizes_of(log), functions_of(disassemble(cubin))
+    if not sizes or sizes.keys() != codes.keys():
+        raise ValueError(f"ptxas speaks of {sorted(sizes)}, nvdisasm of {sorted(codes)}")
+    return {name: Kernel(*sizes[name], *measure(codes[name])) for name in sizes}
+
+
+def sizes_of(log):
+    """{name: (registers, bytes of stack, bytes spilled: stored and loaded)} from `ptxas -v`."""
+    pattern = re.compile(
+        r"Compiling entry function 'sluice_(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers",
+        re.DOTALL,
+    )
+    return {m[1]: (int(m[5]), int(m[2]), int(m[3]) + int(m[4])) for m in pattern.finditer(log)}
+
+
+def functions_of(text):
+    """{name: [Instruction]} from nvdisasm. Labels are those that stand before an instruction."""
+    found, here, labels = {}, None, []
+    for line in text.split("\n"):
+        if match := re.match(r"\s*\.section\s+\.text\.sluice_(\w+),", line):
+            here, labels = found.setdefault(match[1], []), []
+        elif re.match(r"\s*\.section\s", line):
+            here = None
+        elif here is None:
+            continue
+        elif match := re.match(r"([.$\w]+):", line):
+            labels.append(match[1])
+        elif match := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([\w.]+)\s*([^;]*);?(.*)", line):
+            here.append(Instruction(match[1] is not None, match[2], match[3] + match[4], labels))
+            labels = []
+    return found
+
+
+def successors(code):
+    """Of each instruction. A called function returns to the instruction after the call, and is not followed."""
+    at = {label: i for i, instruction in enumerate(code) for label in instruction.labels}
+    meet, result = {}, []  # BSSY names the place where the lanes meet that BSYNC waits for
+    for i, (predicated, opcode, operands, _) in enumerate(code):
+        kind, targets = opcode.split(".")[0], [at[t] for t in re.findall(r"\.L_x_\d+", operands) if t in at]
+        ends = kind in ("BRA", "BRX", "JMP", "EXIT", "RET", "BSYNC") and not predicated
+        barrier = re.match(r"B\d+", operands)
+        if kind == "BSSY":
+            meet[barrier[0]], targets = targets, []
+        elif kind == "BSYNC":
+            targets = meet.get(barrier[0], [])
+        elif kind not in ("BRA", "BRX", "JMP"):
+            targets = []
+        if kind in ("BRA", "JMP") and re.match(r"!?U?P\w+,", operands):
+            ends = False  # the condition is an operand
+        if kind in ("BRA", "BRX", "JMP") and not targets:
+            raise ValueError(f"a branch to where? {opcode} {operands}")
+        result.append(sorted({*targets, *([] if ends or i + 1 == len(code) else [i + 1])}))
+    return result
+
+
+def loops_of(code):
+    """[the instructions of a loop, as a set], one per head."""
+    after = successors(code)
+    order, seen, stack = [], {0}, [(0, iter(after[0]))]
+    while stack:
+        for j in stack[-1][1]:
+            if j not in seen:
+                seen.add(j)
+                stack.append((j, iter(after[j])))
+                break
+        else:
+            order.append(stack.pop()[0])
+    order.reverse()
+    rank = {i: r for r, i in enumerate(order)}
+    before = collections.defaultdict(list)
+    for i in order:
+        for j in after[i]:
+            before[j].append(i)
+    over = {0: 0}  # the immediate dominator (Cooper, Harvey, Kennedy)
+
+    def common(a, b):
+        while a != b:
+            while rank[a] > rank[b]:
+                a = over[a]
+            while rank[b] > rank[a]:
+                b = over[b]
+        return a
+
+    changed = True
+    while changed:
+        changed = False
+        for i in order[1:]:
+            known = [j for j in before[i] if j in over]
+            new = known[0]
+            for j in known[1:]:
+                new = common(new, j)
+            changed, over[i] = changed or over.get(i) != new, new
+    loops = {}
+    for i in order:
+        for head in after[i]:
+            if rank[head] <= rank[i] and common(head, i) == head:
+                body, rest = loops.setdefault(head, {head}), [i]
+                while rest:
+                    if (j := rest.pop()) not in body:
+                        body.add(j)
+                        rest += before[j]
+    return list(loops.values())
+
+
+def accesses(code, kind):
+    """{bits: number} of the accesses to global memory, or where the compiler does not know, to any."""
+    found = collections.Counter()
+    for instruction in code:
+        name, *words = instruction.opcode.split(".")
+        if name in kind:
+            sizes = [int(word.lstrip("US")) for word in words if re.fullmatch(r"[US]?(8|16|64|128|256)", word)]
+            found[sizes[0] if sizes else 32] += 1
+    return dict(found)
+
+
+LOADS, STORES = ("LDG", "LD"), ("STG", "ST")
+
+
+def measure(code):
+    """(instructions, calls, loads, stores) of the hot loop, without NOPs; zeros where a kernel has no loop."""
+    loops = loops_of(code)
+    bodies = [[code[i] for i in sorted(a)] for a in loops if not any(b < a for b in loops)]
+
+    def weight(body):
+        loads, stores = accesses(body, LOADS), accesses(body, STORES)
+        moved = [sum(bits * n for bits, n in widths.items()) for widths in (loads, stores)]
+        return max(loads, default=0), *moved, len(body)
+
+    hot = [i for i in max(bodies, key=weight, default=[]) if i.opcode != "NOP"]
+    return len(hot), sum(i.opcode.startswith("CALL") for i in hot), accesses(hot, LOADS), accesses(hot, STORES)
+
+
+def read_budgets(text, arch):
+    """{name: Kernel} of the lines `ARCH KERNEL COUNTS.. LOADS STORES`."""
+    lines = [line.split() for line in text.split("\n") if line.strip() and not line.startswith("#")]
+    return {
+        line[1]: Kernel(*map(int, line[2:-2]), *(read_widths(word) for word in line[-2:]))
+        for line in lines
+        if line[0] == arch
+    }
+
+
+def read_widths(word):
+    return {} if word == "-" else {int(bits): int(n) for n, bits in (part.split("x") for part in word.split("+"))}
+
+
+def write_widths(widths):
+    return "+".join(f"{widths[bits]}x{bits}" for bits in sorted(widths)) or "-"
+
+
+def line_of(arch, name, kernel):
+    return " ".join([arch, name, *map(str, kernel[:-2]), *map(write_widths, kernel[-2:])])
+
+
+def beyond(kernel, budget):
+    """What exceeds the budget, in words. Of accesses: the number of those of at most so many bits, below the widest."""
+    found = [f"{name} {value}, budget {most}" for name, value, most in zip(COUNTS, kernel, budget) if value > most]
+    for name in ("loads", "stores"):
+        have, may = getattr(kernel, name), getattr(budget, name)
+        for bits in (8, 16, 32, 64):
+            count, most = (sum(n for b, n in widths.items() if b <= bits) for widths in (have, may))
+            if count > most:
+                found.append(f"{name} of at most {bits} bits {count}, budget {most}")
+                break
+    return found

@@ -1,0 +1,85 @@
+"""The kernels' machine code keeps its budgets (machine_code.txt); a planted spill and a planted narrow load do not."""
+
+import pytest
+from machine_code import BUDGETS, KERNELS, beyond, functions_of, kernels_of, line_of, loops_of, measure, read_budgets
+
+BAD = "beyond the budget of {}, or without one; see why, or change the line by hand:\n{}"
+
+
+def hold(found, arch):
+    """What is beyond its budget, one line each."""
+    budgets = read_budgets(BUDGETS.read_text(), arch)
+    why = {name: beyond(found[name], budgets[name]) if name in budgets else ["no line"] for name in found}
+    return [f"{line_of(arch, name, found[name])}: {'; '.join(why[name])}" for name in found if why[name]]
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch):
+    monkeypatch.chdir(KERNELS.parents[3])
+
+
+@pytest.mark.parametrize(
+    "arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.full), pytest.param("sm_100", marks=pytest.mark.full)]
+)
+def test_Kernels_MachineCode_IsWithinItsBudget(arch):
+    found = kernels_of("backend/device/cuda/kernels/sluice_kernels.cu", arch)
+    bad = hold(found, arch)
+    assert not bad, BAD.format(arch, "\n".join(bad))
+    assert found.keys() == read_budgets(BUDGETS.read_text(), arch).keys()
+
+
+def planted(tmp_path, file, *changes):
+    """A file of kernels, changed. -> what is beyond its budget"""
+    text = (KERNELS / file).read_text()
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / file).write_text(text)
+    return hold(kernels_of(str(tmp_path / file), "sm_90"), "sm_90")
+
+
+def test_Kernels_WithASpill_AreBeyondTheBudget(tmp_path):
+    """A bound of eight blocks per SM leaves 32 registers."""
+    kernels = "SLUICE_KERNELS_BY_DTYPE(sum_columns, sluice_column_sum_args_t)"
+    bad = planted(tmp_path, "sums.cu", (kernels, f"#define SLUICE_CUDA_BLOCK 256, 8\n{kernels}"))
+    assert any(line.split()[1] == "sum_columns_f16" and "spilled" in line for line in bad), bad
+
+
+def test_Kernels_WithANarrowLoad_AreBeyondTheBudget(tmp_path):
+    wide = "const pack_t<E, N> p = load_pack<E, N>(a.rows, row * a.width + j);"
+    narrow = (
+        "pack_t<E, N> p;\n        for (int v = 0; v < N; ++v) "
+        "p.x[v] = ((const volatile typename E::stored*)a.rows)[row * a.width + j + v];"
+    )
+    bad = planted(tmp_path, "rows.cu", (wide, narrow))
+    assert {line.split()[1] for line in bad} >= {f"combine_rows_{dtype}" for dtype in ("f32", "bf16", "f16", "f64")}
+    assert all("loads of at most" in line for line in bad)
+
+
+LOOPS = """
+	.section	.text.sluice_made,"ax",@progbits
+sluice_made:
+        /*0000*/                   BSSY B0, `(.L_x_4) ;
+.L_x_1:
+        /*0010*/                   LDG.E.U16 R2, desc[UR4][R4.64] ;
+        /*0020*/                   BRX R22 -0x30 (*"BRANCH_TARGETS .L_x_2,.L_x_3"*);
+.L_x_2:
+        /*0030*/                   LDG.E.128 R4, desc[UR4][R8.64] ;
+        /*0040*/                   CALL.REL.NOINC `($__internal_0_$div) ;
+        /*0050*/                   STG.E desc[UR4][R8.64], R4 ;
+        /*0060*/               @P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*0070*/              @!P1 BRA `(.L_x_1) ;
+        /*0080*/                   BSYNC B0 ;
+.L_x_5:
+        /*0090*/                   BRA `(.L_x_5) ;
+.L_x_4:
+        /*00a0*/                   EXIT ;
+"""
+
+
+def test_Measure_OfLoopsInLoops_IsOfTheInnermostOne():
+    """.L_x_1 holds .L_x_2, which is left out by the switch; .L_x_5 is never reached."""
+    code = functions_of(LOOPS)["made"]
+    assert sorted(map(sorted, loops_of(code))) == [[1, 2, 3, 4, 5, 6, 7], [3, 4, 5, 6]]
+    assert measure(code) == (4, 1, {128: 1}, {32: 1})

@@ -150,8 +150,8 @@ def test_Doctor_OptionsInTheEnvironment_AreReadAndMistakesNamed() -> None:
 def test_Doctor_WithoutTorch_SaysWhatToInstall() -> None:
     code = """
 import json, sluice.doctor as d
-real = d._version
-d._version = lambda name: None if name == "torch" else real(name)
+real = d.installed_version
+d.installed_version = lambda name: None if name == "torch" else real(name)
 found = [f for check in (d._torch, d._torch_adapter, d._loader) for f in check()]
 print(json.dumps([[f.check, f.state, f.detail, f.advice] for f in found]))
 """

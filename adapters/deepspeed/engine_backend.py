@@ -54,7 +54,7 @@ class LayerSpec:
     dtype: torch.dtype  # of the rows on the wire and of the GEMMs
     form: Form | None  # None: `call_expert` computes
     hidden_width: int = 1  # as on the other ranks, should they compute otherwise
-    expert_rank: tuple[int, ...] | None = None  # who owns each expert, None: contiguous
+    expert_rank: tuple[int, ...] | None = None  # the owner of each expert; None: contiguous
     expert_slot: tuple[int, ...] | None = None  # and where among the local ones, None: in the order of ids
     one_chunk: bool = False  # unless the options name a number: a hooked module sees its rows in one call
 
@@ -102,7 +102,7 @@ class EngineRunner:
             self._modules.bind((), None)
 
     def smallest_budget(self, tokens: int) -> int:
-        """Below which there is no plan for so many tokens. Where contexts share a budget."""
+        """The smallest budget in bytes that has a plan for this many tokens. Used where contexts share a budget."""
         return self.layer.smallest_budget(tokens)
 
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:

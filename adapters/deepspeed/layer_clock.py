@@ -4,7 +4,7 @@ A backward is measured by marks: autograd calls when a gradient reaches the outp
 its mark to that of the layer before, weight gradients included. Full backward hooks would put views around outputs. A
 layer that gets no mark, since nothing in it or before it is trained, takes nothing.
 
-One micro-batch in a few is measured, and all the others run as if nobody looked: fewer, while marks cost more than a
+One micro-batch in four is measured, and the others run without marks. Fewer are measured while marks take more than a
 hundredth of the time that they measure.
 """
 
@@ -20,7 +20,7 @@ from sluice.adapters.torch import model_blocks
 
 _MARK_S = 1e-5  # what a mark takes; a layer has three
 _SHARE = 0.01  # of the time measured, that marks may take
-_FIRST_EVERY, _MOST_EVERY = 4, 4096  # one micro-batch in so many
+_FIRST_EVERY, _MOST_EVERY = 4, 4096  # of how many micro-batches one is measured
 
 
 class Took(NamedTuple):
@@ -53,7 +53,7 @@ class LayerClock:
 
     @property
     def every(self) -> int:
-        """One micro-batch in so many is measured."""
+        """Of this many micro-batches one is measured."""
         return self._every
 
     @property

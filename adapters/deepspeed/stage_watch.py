@@ -1,9 +1,9 @@
 """A pipeline whose layers change their stage by themselves: "pipeline": {"plan": "adaptive"}.
 
-While a batch runs, each rank measures what its layers take (layer_clock.py). What it has measured rides with the end of
-the batch, which ranks tell each other in any case: no collective and no message more. So all know the same and decide
-alike (sluice.planning.layer_moves). Under a budget they decide which layers run again in their backward, too
-(sluice.planning.layer_kinds): a switch of each, between batches. Where moving pays, layers move as `move_layers` moves
+While a batch runs, each rank measures the seconds and bytes of its layers (layer_clock.py). The ranks exchange these
+numbers in the messages that end a batch, without a further collective or message, and make the same decision from them
+(sluice.planning.layer_moves). Under a budget they also decide which layers run again in their backward
+(sluice.planning.layer_kinds); that is switched between batches. Where moving pays, layers move as `move_layers` moves
 them: during the next batch where they can, else before it.
 """
 

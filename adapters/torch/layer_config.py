@@ -45,8 +45,8 @@ class LayerShape:
     layer_id      its number in the model, for messages and traces
     expert_rank, expert_slot  of each expert the rank of the group that owns it, and its place among the parameters
                   there; None: contiguous, and in the order of ids
-    capacity_rows  not 0: so many rows go from each rank to each expert in each chunk, free places as zeros, whatever
-                  the routing says. On CUDA the host then reads nothing, and calls may be captured into a graph
+    capacity_rows  not 0: each rank sends this many rows to each expert in each chunk, whatever the routing says;
+                  free places are zeros. On CUDA the host then reads nothing, and calls may be captured into a graph
     """
 
     model_width: int

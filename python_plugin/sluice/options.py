@@ -216,7 +216,7 @@ class PlacementOptions:
     interval: int = option(values.count, ENGINE, _MOVES, "a number", "20", "steps between two looks", default=20)
     target: float = option(
         values.number(1.0, 1e6), ENGINE, _MOVES, "1 or more", "1.05",
-        "no more is wanted than a fullest rank with so many times the bound",
+        "moves end once the rank with the most rows has at most this many times the lower bound",
         default=1.05,
     )  # fmt: skip
     least_gain: float = option(

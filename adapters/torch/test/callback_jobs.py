@@ -91,8 +91,8 @@ def callback_experts():
             assert torch.equal(layer(tokens, ids, weights), y)
         out[n] = len(modules[0].shapes)
 
-    # An exception in a module arrives as what it is, behind EXTERNAL. The other ranks learn of it in the next call,
-    # which fails on all of them; the one after that is free again.
+    # An exception in a module arrives as External with the exception as its cause. The other ranks learn of it in the
+    # next call, which fails on all of them; the one after that is free again.
     def broken(rows):
         raise KeyError("no such thing")
 

@@ -82,23 +82,16 @@ def reference(tokens, ids, weights, params):
     return out
 
 
+def _gated(**more):
+    widths = {"model_width": 16, "hidden_width": 24, "num_experts": 4, "top_k": 2}
+    return MoeConfig(**widths, activation="silu", gated=True, **more)
+
+
 def layer_matches_autograd():
     for policy in (("keep", "keep"), ("offload", "offload"), ("redispatch", "recompute")):
         torch.manual_seed(0)
         context = Context(device="cuda:0")
-        layer = MoeLayer(
-            context,
-            MoeConfig(
-                model_width=16,
-                hidden_width=24,
-                num_experts=4,
-                top_k=2,
-                activation="silu",
-                gated=True,
-                chunks=2,
-                policy=policy,
-            ),
-        )
+        layer = MoeLayer(context, _gated(chunks=2, policy=policy))
         tokens = torch.randn(10, 16, requires_grad=True)
         ids = torch.stack([torch.randperm(4)[:2] for _ in range(10)])
         weights = torch.rand(10, 2, requires_grad=True)
@@ -467,20 +460,7 @@ def ranks_match_autograd(rank, store):
     for policy, chunks, deduplicate in cases:
         torch.manual_seed(0)
         context = Context(ep, device="cuda:0")
-        layer = MoeLayer(
-            context,
-            MoeConfig(
-                model_width=16,
-                hidden_width=24,
-                num_experts=4,
-                top_k=2,
-                activation="silu",
-                gated=True,
-                chunks=chunks,
-                deduplicate=deduplicate,
-                policy=policy,
-            ),
-        )
+        layer = MoeLayer(context, _gated(chunks=chunks, deduplicate=deduplicate, policy=policy))
         counts = [40, 23]
         tokens = [torch.randn(T, 16, requires_grad=True) for T in counts]
         ids = [torch.stack([torch.randperm(4)[:2] for _ in range(T)]) for T in counts]

@@ -100,7 +100,7 @@ def moving_experts(gated=True, uneven=False):
     """Experts change owner and slot every step or two, with their weights: the bits of a layer in which none moves."""
     W, rank = world()
     case = Case(W, tokens=(11, 6), seed=97, gated=gated, bias=True, n=2)
-    context = Context(group(), ContextOptions(gemm="native"))  # sums in an order of their own, whatever lies beside
+    context = Context(group(), ContextOptions(gemm="native"))  # sums of a row do not depend on other rows
     options = {"chunking": "tokens"}
     runs = [case.layer(context, **options) for _ in range(2)]
     weights_of = [[{k: v.clone() for k, v in p.items()} for p in case.params] for _ in runs]

@@ -7,9 +7,8 @@
  *                               runs them; a line per case, the last `N passed, N failed`; exit 0, 1, or 77: no GPU
  *                               here. --coverage: then a case for each kernel, whether one of them launched it (fakes)
  *
- * integration_tests/gpu/run runs it, under compute-sanitizer too; the same source with the fake driver and cuBLAS
- * behind it (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's, so that the suite itself is
- * tried. */
+ * integration_tests/gpu/run runs it, under compute-sanitizer too. Bazel builds the same source with the fake driver and
+ * cuBLAS (-DSLUICE_GPU_SUITE_FAKE) as a test of the suite itself. */
 #include <stdio.h>
 #include <string.h>
 

@@ -102,9 +102,9 @@ def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -
 
 
 def test_Tuner_Keys_AreRead() -> None:
-    section = {"tuner": {"mode": "model", "calibrate": True, "cache": "/tmp/c", "machine": None}}
+    section = {"tuner": {"mode": "model", "calibrate": True, "cache": "c", "machine": None}}
     assert config.parse(section)[1].tuner == config.TunerOptions(
-        mode="model", calibrate=config.CALIBRATION_SECONDS, cache="/tmp/c"
+        mode="model", calibrate=config.CALIBRATION_SECONDS, cache="c"
     )
     assert config.parse({"tuner": {}})[1].tuner == config.TunerOptions()
     assert config.parse({"tuner": {"calibrate": 2, "decisions": "d.json"}})[1].tuner.calibrate == 2.0

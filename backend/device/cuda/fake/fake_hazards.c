@@ -26,7 +26,7 @@ void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* da
   sluice_fake_world_t* w = &sluice_fake_world;
   if (bytes == 0 || data == NULL) return;
   sluice_fake_count_bytes(bytes, is_write);
-  if (sluice_fake_is_dry()) return; /* contents are nobody's: who orders them is asked of other runs */
+  if (sluice_fake_is_dry()) return; /* a dry run writes no contents; runs that execute check the order */
   access_t* last = w->num_accesses > 0 ? &w->accesses[w->num_accesses - 1] : NULL;
   if (last != NULL && (last->stream != moment->stream || last->count != moment->count)) last = NULL;
   const int64_t block = sluice_fake_block_number(data);

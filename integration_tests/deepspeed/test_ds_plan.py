@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,21 +117,32 @@ def test_PlanAdaptive_FrozenLayers_EveryStageKeepsOneThatTrains(pipe2: Ranks, ca
 
 
 # A layer takes 38 kB with gradients and moments, the same again while it comes, and about 6 kB for each of two
-# micro-batches in flight: budget, where stages begin, and where the second one may begin then. Without a budget the
-# two slow layers in front would part.
+# micro-batches in flight, less where it runs again: budget, and where stages begin. Without a budget the two slow
+# layers in front would part at once; with room for four, the second stage cannot take two more in one move.
+LAYER_BYTES = 38_000
 BUDGETS = {
-    "room for four layers": (260_000, [0, 3, 6], (2, 3)),
-    "too full": (220_000, [0, 5, 6], (2, 3, 4, 5)),  # or it keeps them all, and runs some again
-    "room for none": (50_000, [0, 3, 6], (3,)),
+    "room for four layers": (260_000, [0, 3, 6]),
+    "too full": (220_000, [0, 5, 6]),
+    "room for none": (50_000, [0, 3, 6]),
 }
+
+
+def _most_layers(before: list[int], after: list[int]) -> int:
+    """Of a stage during a move: those that it holds then, and those that arrive once more."""
+    runs = [(set(range(*old)), set(range(*new))) for old, new in zip(pairwise(before), pairwise(after))]
+    return max(len(new) + len(new - old) for old, new in runs)
 
 
 @pytest.mark.parametrize("case", BUDGETS)
 def test_PlanAdaptive_UnderABudget_NoStageTakesMore(pipe2: Ranks, case: str) -> None:
-    budget, begin, allowed = BUDGETS[case]
+    budget, begin = BUDGETS[case]
     job = {"hooked": False, "budget": budget, "stages": 2, "kind": "slow ones first", "parts": begin}
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, **job):
-        assert set(map(tuple, stock["been"])) == {tuple(begin)} and ours["been"][-1][1] in allowed, ours["layers"]
+        assert set(map(tuple, stock["been"])) == {tuple(begin)}
+        moves = [(old, new) for old, new in pairwise(ours["been"]) if old != new]
+        # Moves depend on measured seconds: a stall of the machine makes any layer slow. What they may take does not.
+        assert all(_most_layers(*move) * LAYER_BYTES <= budget for move in moves), (moves, ours["layers"])
+        assert not moves or case != "room for none", (moves, ours["layers"])
         assert (ours["layers"]["verdict"] == "over_budget") == (case == "room for none"), ours["layers"]
         assert ours["recomputed"] or case != "too full" or ours["been"][-1][1] < 5, ours["layers"]
         for what in ("losses", "parameters", "optimizer"):

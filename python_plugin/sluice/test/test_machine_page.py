@@ -29,6 +29,6 @@ def test_Table_HasEveryFieldThatTheLibraryKnows():
     with pytest.raises(InvalidArgument) as refused:
         _read(json.dumps({**json.loads(MACHINE), "no_such_field": 1}))
     known = set(re.findall(r"[a-z_]+", str(refused.value).split("known are ", 1)[1]))
-    table = PAGE.split("| field | what it is |")[1].split("\n\n")[0]
+    table = PAGE.split("| field | meaning |")[1].split("\n\n")[0]
     rows = {name for line in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)", line.split("|")[1])}
     assert len(known) > 20 and rows == known - {"name"}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sluice.adapters.common.migration.away import Guarded
 from sluice.adapters.deepspeed.autoep_state import SCORES, AutoEPState
 from sluice.adapters.deepspeed.copies import as_host
-from sluice.adapters.host.away import Guarded
 
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from sluice.adapters.common import units
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.finding import DTYPES, Finding, ranks_of
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.adapters.host import units
 from sluice.adapters.torch import Context, MoeConfig, StackedLayer
 
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from sluice.adapters.common.migration.moving import Expert, of_stacks
 from sluice.adapters.deepspeed import flops_profile
 from sluice.adapters.deepspeed.engine_backend import EngineRunner
 from sluice.adapters.deepspeed.runners import Runners
-from sluice.adapters.host.moving import Expert, of_stacks
 
 # Rows, expert ids [rows, K'] and weights f32 [rows, K'] of tokens [T, M], scores [T, K] and chosen experts [T, K].
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

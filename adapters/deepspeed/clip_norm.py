@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from sluice.adapters.common.kept import Piece
+from sluice.adapters.common.migration.moving import has_moved
 from sluice.adapters.deepspeed import moving_layers, stage_module
-from sluice.adapters.host.kept import Piece
-from sluice.adapters.host.moving import has_moved
 
 from deepspeed.runtime import utils
 

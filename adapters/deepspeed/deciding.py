@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.migration.rounds import Journey, Journeys
 from sluice.adapters.deepspeed import moving
-from sluice.adapters.host.placement import Placement
-from sluice.adapters.host.rounds import Journey, Journeys
 from sluice.config import PlacementOptions
 from sluice.planning.placement import PlacementPlan, move_verdict, plan_placement
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-from sluice.adapters.host.modules import CallExpert, HostModules
+from sluice.adapters.common.modules import CallExpert, HostModules
 from sluice.adapters.torch import CastingLayer, Context, EpGroup, MoeConfig, layer_options
 from sluice.config import Options
 

@@ -1,5 +1,5 @@
-"""What DeepSpeed's optimizers keep of an expert's parameters (adapters/host/kept.py). One keeper for each kind, chosen
-when experts move."""
+"""What DeepSpeed's optimizers keep of an expert's parameters (adapters/common/kept.py). One keeper for each kind,
+chosen when experts move."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from sluice.adapters.common.kept import Content, Gradient, Keeper, Masters, Piece, State, Together, mastered, plain
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.adapters.host.kept import Content, Gradient, Keeper, Masters, Piece, State, Together, mastered, plain
 from torch import nn
 
 from deepspeed.ops.adam import FusedAdam

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
+from sluice.adapters.common import agree
 from sluice.adapters.deepspeed import stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.adapters.host import agree
 
 
 def require_trained(engine: Any, client_optimizer: Any, given: Any, wait_s: float | None) -> None:

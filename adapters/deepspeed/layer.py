@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sluice.adapters.common.migration.away import Guarded
 from sluice.adapters.deepspeed import routes
 from sluice.adapters.deepspeed.copies import as_host
 from sluice.adapters.deepspeed.state import LayerState
-from sluice.adapters.host.away import Guarded
 
 from deepspeed.moe.sharded_moe import MOE_TIMER, MOELayer
 

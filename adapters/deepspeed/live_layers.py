@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from sluice import trace
+from sluice.adapters.common.migration.shipments import Content, Shipment
 from sluice.adapters.deepspeed import moving_layers, optimizer_parts, stage_module
 from sluice.adapters.deepspeed.live_batch import Cut, LiveBatch, Travel, load_gradients, take_gradients
 from sluice.adapters.deepspeed.moving_layers import Move
-from sluice.adapters.host.shipments import Content, Shipment
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
 from sluice.config import Options
 from sluice.errors import Aborted, InvalidState, PeerLost, SluiceError, TimedOut

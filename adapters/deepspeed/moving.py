@@ -1,4 +1,4 @@
-"""Moves experts of swapped layers (adapters/host/moving.py): what belongs to them under DeepSpeed."""
+"""Moves experts of swapped layers (adapters/common/migration/moving.py): what belongs to them under DeepSpeed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+from sluice.adapters.common.migration import away, moving
+from sluice.adapters.common.migration.moving import Belongings
 from sluice.adapters.deepspeed.expert_state import keeper_of
-from sluice.adapters.host import away, moving
-from sluice.adapters.host.moving import Belongings
 
 from deepspeed.utils import groups
 
@@ -30,7 +30,7 @@ def move(
     expert_slot: Sequence[int],
     optimizer: Any = None,
 ) -> None:
-    """See host.moving.move. Collective over the layer's group, and over those that hold replicas of its experts."""
+    """See migration.moving.move. Collective over the layer's group, and over groups with replicas of its experts."""
     everywhere = moving.unanimous(replicas_of(layer), next(layer.experts.parameters()).device)
     moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot, everywhere)
 
@@ -55,7 +55,7 @@ def has_moved(layer: Any) -> bool:
 
 @contextmanager
 def at_home(layers: Sequence[Any], optimizer: Any, and_back: bool) -> Iterator[None]:
-    """See host.moving.at_home."""
+    """See migration.moving.at_home."""
 
     def to(layer: Any) -> Callable[[Any], None]:
         return lambda placement: move(layer, *placement, optimizer)

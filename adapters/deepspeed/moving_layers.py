@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from sluice.adapters.common import agree
+from sluice.adapters.common.migration import shipments
+from sluice.adapters.common.migration.shipments import Content, Shipment
 from sluice.adapters.deepspeed import optimizer_parts, stage_module
 from sluice.adapters.deepspeed.optimizer_parts import Kept
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.adapters.host import agree, shipments
-from sluice.adapters.host.shipments import Content, Shipment
 from sluice.errors import Unsupported
 from sluice.planning.layer_moves import Trained
 from torch import nn

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from sluice.adapters.common.migration.shipments import Content
 from sluice.adapters.deepspeed.expert_state import steps_of
-from sluice.adapters.host.shipments import Content
 from torch import nn
 
 from deepspeed.ops.adam import FusedAdam

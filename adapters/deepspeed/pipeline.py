@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from sluice import version
+from sluice.adapters.common import agree
 from sluice.adapters.deepspeed import stage_plan
 from sluice.adapters.deepspeed.apart_stage import ApartStage
 from sluice.adapters.deepspeed.frozen import stage_of
@@ -22,7 +23,6 @@ from sluice.adapters.deepspeed.live_layers import LiveLayers
 from sluice.adapters.deepspeed.pipeline_stage import EngineStage
 from sluice.adapters.deepspeed.stage_watch import StageWatch
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.adapters.host import agree
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
 from sluice.config import ADAPTIVE_PLAN, Options, PipelineOptions
 

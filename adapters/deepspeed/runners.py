@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from sluice.adapters.common.migration import placement as placement_module
+from sluice.adapters.common.migration.moving import Expert, refuse_torn
+from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.modules import CallExpert
 from sluice.adapters.deepspeed import comms_log, moving
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed.engine_backend import EngineBackend, EngineRunner, LayerSpec
 from sluice.adapters.deepspeed.finding import DTYPES, Finding
 from sluice.adapters.deepspeed.shares import Sharing
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.adapters.host import placement as placement_module
-from sluice.adapters.host.modules import CallExpert
-from sluice.adapters.host.moving import Expert, refuse_torn
-from sluice.adapters.host.placement import Placement
 from sluice.config import Options
 from sluice.errors import Mismatch, OverBudget
 from torch import nn
@@ -148,12 +148,12 @@ class Runners:
 
     @property
     def moving_name(self) -> str:
-        """See host.moving.MovingLayer."""
+        """See migration.moving.MovingLayer."""
         return f"MoE layer '{self.finding.name}'"
 
     @property
     def moving_ranks(self) -> tuple[int, ...]:
-        """See host.moving.MovingLayer."""
+        """See migration.moving.MovingLayer."""
         return self.finding.ranks
 
     def slots(self, container: Any) -> list[Expert]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from sluice.adapters.host.shipments import Content
+from sluice.adapters.common.migration.shipments import Content
 from sluice.adapters.torch.model_blocks import Recomputed
 from torch import nn
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sluice.adapters.common.migration.moving import Expert, of_modules
 from sluice.adapters.deepspeed import experts as experts_module
 from sluice.adapters.deepspeed import first_call, flops_profile
 from sluice.adapters.deepspeed.engine_backend import EngineRunner
 from sluice.adapters.deepspeed.runners import Key, Runners
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
-from sluice.adapters.host.moving import Expert, of_modules
 from sluice.errors import Mismatch
 from torch import nn
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from sluice import trace, version
+from sluice.adapters.common import agree
 from sluice.adapters.deepspeed import kinds, moving, moving_layers, shares
 from sluice.adapters.deepspeed.clip_norm import TRUE
 from sluice.adapters.deepspeed.engine_backend import EngineBackend
 from sluice.adapters.deepspeed.finding import Finding
 from sluice.adapters.deepspeed.runners import Runners
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
-from sluice.adapters.host import agree
 from sluice.config import Options
 from sluice.errors import InvalidState
 from torch import nn

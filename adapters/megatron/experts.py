@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from sluice.adapters.host import units
-from sluice.adapters.host.modules import HostModules
+from sluice.adapters.common import units
+from sluice.adapters.common.modules import HostModules
 from sluice.adapters.megatron.main_grads import MainGradModulesLayer, MainGradPackedLayer, MainGradStackedLayer
 from sluice.adapters.torch import CastingLayer, Context, MoeConfig, MoeLayer, PackedLayer, StackedLayer
 from sluice.errors import Unsupported

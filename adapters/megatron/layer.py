@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sluice.adapters.host.away import Guarded, knowing
-from sluice.adapters.host.moving import has_moved
+from sluice.adapters.common.migration.away import Guarded, knowing
+from sluice.adapters.common.migration.moving import has_moved
 from sluice.adapters.megatron.moving import MARK, OTHER_PLACES, marked, sharded_state_dict
 from sluice.adapters.megatron.state import LayerState, take_over
 from sluice.errors import InvalidState

@@ -1,4 +1,4 @@
-"""Moves experts of Megatron's layers between ranks (adapters/host/moving.py), and writes checkpoints as if none had
+"""Moves experts of Megatron's layers between ranks (adapters/common/migration), and writes checkpoints as if none had
 moved."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from sluice.adapters.host import away, moving
-from sluice.adapters.host.moving import Belongings, Expert, of_modules, of_stacks
+from sluice.adapters.common.migration import away, moving
+from sluice.adapters.common.migration.moving import Belongings, Expert, of_modules, of_stacks
 from sluice.adapters.megatron.kept import keeper_of
 from sluice.errors import InvalidState
 
@@ -17,7 +17,7 @@ from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject
 
 
 def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-    """See host.moving.move. Collective over the expert-parallel group, and over the ranks that hold replicas.
+    """See migration.moving.move. Collective over the expert-parallel group, and over the ranks that hold replicas.
 
     Unsupported under the distributed optimizer, which keeps parts of masters and moments on other ranks.
     """

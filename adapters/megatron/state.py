@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from sluice import settings, version
-from sluice.adapters.host import agree
-from sluice.adapters.host import placement as placement_module
-from sluice.adapters.host.contexts import context_of
-from sluice.adapters.host.moving import refuse_torn
-from sluice.adapters.host.placement import Placement, replace_in_all
+from sluice.adapters.common import agree
+from sluice.adapters.common.contexts import context_of
+from sluice.adapters.common.migration import placement as placement_module
+from sluice.adapters.common.migration.moving import refuse_torn
+from sluice.adapters.common.migration.placement import Placement, replace_in_all
 from sluice.adapters.megatron import experts as experts_module
 from sluice.adapters.megatron import hooks, in_flight, moving, offload, routes
 from sluice.adapters.megatron.probe import DTYPES, Finding, probe
@@ -173,16 +173,16 @@ class LayerState:
 
     @property
     def moving_name(self) -> str:
-        """See host.moving.MovingLayer."""
+        """See migration.moving.MovingLayer."""
         return f"MoE layer {self.layer_id}"
 
     @property
     def moving_ranks(self) -> tuple[int, ...]:
-        """See host.moving.MovingLayer."""
+        """See migration.moving.MovingLayer."""
         return self.finding.ranks
 
     def replace_experts(self, placement: Placement) -> None:
-        """See host.moving.MovingLayer."""
+        """See migration.moving.MovingLayer."""
         self.placement = replace_in_all(list(self._layers.values()), self.placement, placement)
 
     # ---- inside ----

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sluice import config, version
-from sluice.adapters.host import agree
+from sluice.adapters.common import agree
 from sluice.adapters.pipelining.refusals import PLANNED, Way, reason_against, way_of
 from sluice.adapters.pipelining.stage import Batch, TorchStage
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sluice.adapters.host import units
+from sluice.adapters.common import units
 from sluice.adapters.transformers import NAME, gates
 from sluice.errors import InvalidArgument, Unsupported
 

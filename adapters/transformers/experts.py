@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from sluice import settings, version
-from sluice.adapters.host import placement as placement_module
-from sluice.adapters.host.contexts import context_of
-from sluice.adapters.host.moving import refuse_torn
-from sluice.adapters.host.placement import Placement
+from sluice.adapters.common.contexts import context_of
+from sluice.adapters.common.migration import placement as placement_module
+from sluice.adapters.common.migration.moving import refuse_torn
+from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.torch import (
     CastingLayer,
     Context,
@@ -303,16 +303,16 @@ class ExpertsState:
 
     @property
     def moving_name(self) -> str:
-        """See host.moving.MovingLayer."""
+        """See migration.moving.MovingLayer."""
         return f"experts {self.layer_id}"
 
     @property
     def moving_ranks(self) -> tuple[int, ...]:
-        """See host.moving.MovingLayer."""
+        """See migration.moving.MovingLayer."""
         return () if self._group is None else self._group.ranks
 
     def replace_experts(self, placement: Placement) -> None:
-        """See host.moving.MovingLayer."""
+        """See migration.moving.MovingLayer."""
         alive = [layer for layer in self._layers.values() if layer.context.alive]
         self.placement = placement_module.replace_in_all(alive, self.placement, placement)
 

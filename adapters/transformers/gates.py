@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sluice.adapters.host import units
+from sluice.adapters.common import units
 
 
 def find(module: Any) -> units.Unit | None:

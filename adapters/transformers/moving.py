@@ -1,4 +1,4 @@
-"""Moves experts of transformers' modules between ranks (adapters/host/moving.py), as rows of stacked tensors."""
+"""Moves experts of transformers' modules between ranks (adapters/common/migration), as rows of stacked tensors."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.host import away, hooked, moving, placement
-from sluice.adapters.host.kept import Gradient, Keeper, plain
-from sluice.adapters.host.moving import Belongings, of_stacks
-from sluice.adapters.host.rounds import Journey
+from sluice.adapters.common.kept import Gradient, Keeper, plain
+from sluice.adapters.common.migration import away, hooked, moving, placement
+from sluice.adapters.common.migration.moving import Belongings, of_stacks
+from sluice.adapters.common.migration.rounds import Journey
 from sluice.adapters.transformers import contract as contracts
 from sluice.errors import Unsupported
 
 
 def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any) -> None:
-    """See host.moving.move. Collective over the expert-parallel group.
+    """See common.migration.moving.move. Collective over the expert-parallel group.
 
     state  what the adapter keeps of `module`, whose contract it has read
     """

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.host.apart import apart
+from sluice.adapters.common.apart import apart
 from sluice.adapters.transformers.contract import PLAIN, Contract, numbers_of
 from torch.utils._python_dispatch import TorchDispatchMode
 

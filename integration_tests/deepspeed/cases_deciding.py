@@ -15,11 +15,11 @@ from counted_memory import counted
 from ds_models import batch, build, ds_config, engine, train
 from replaced_collectives import noted_collectives
 from shuffles import forgetting
+from sluice.adapters.common.migration import beside
+from sluice.adapters.common.migration import moving as moves
+from sluice.adapters.common.migration.beside import Beside
 from sluice.adapters.deepspeed import deciding
 from sluice.adapters.deepspeed.state import LayerState
-from sluice.adapters.host import beside
-from sluice.adapters.host import moving as moves
-from sluice.adapters.host.beside import Beside
 from sluice.errors import SluiceError
 from sluice.planning.placement import PlacementPlan
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from replaced_collectives import replaced_collectives
-from sluice.adapters.host.beside import Beside
+from sluice.adapters.common.migration.beside import Beside
 from sluice.adapters.torch import Migration
 
 BEGINS, WAITS, COMMITS, EXCHANGES, INSTALLS, ENDED = range(6)

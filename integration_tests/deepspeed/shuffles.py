@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from sluice.adapters.host import moving
+from sluice.adapters.common.migration import moving
 from sluice.errors import SluiceError
 from torch.distributed.checkpoint import state_dict as checkpoint
 

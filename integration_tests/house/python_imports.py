@@ -19,12 +19,12 @@ MAY_USE = {
     "planning": ("base", "timeline", "torch"),  # torch: `sluice tune` runs a layer
     "tracing": ("base", "timeline", "planning"),
     "torch": ("base", "planning"),  # planning: files of machines, plans of blocks
-    "host": ("base", "torch"),
-    "deepspeed": ("base", "planning", "torch", "host"),
-    "megatron": ("base", "torch", "host"),
-    "transformers": ("base", "torch", "host"),
-    "pipelining": ("base", "torch", "host"),
-    "front": ("base", "planning", "tracing", "torch", "host", "deepspeed", "megatron"),
+    "common": ("base", "torch"),
+    "deepspeed": ("base", "planning", "torch", "common"),
+    "megatron": ("base", "torch", "common"),
+    "transformers": ("base", "torch", "common"),
+    "pipelining": ("base", "torch", "common"),
+    "front": ("base", "planning", "tracing", "torch", "common", "deepspeed", "megatron"),
 }
 
 

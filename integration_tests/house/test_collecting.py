@@ -19,7 +19,7 @@ class Look:
         assert not folders, folders
 
 
-sys.exit(pytest.main(["-q", "-p", "no:xdist", "adapters/host/test/test_rounds.py"], plugins=[Look()]))
+sys.exit(pytest.main(["-q", "-p", "no:xdist", "adapters/common/migration/test/test_rounds.py"], plugins=[Look()]))
 """
 
 

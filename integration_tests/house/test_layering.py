@@ -263,7 +263,7 @@ def test_CyclesOfSeveralUnits_AreFoundApart():
 def test_Imports_OfEachAreaOfThePackage_AreAllowed(root):
     edges = python_imports.imports(root)
     seen = {(python_imports.area(edge.source), python_imports.area(edge.target)) for edge in edges}
-    assert {("deepspeed", "torch"), ("planning", "torch"), ("front", "base"), ("host", "base")} <= seen
+    assert {("deepspeed", "torch"), ("planning", "torch"), ("front", "base"), ("common", "base")} <= seen
     found = python_imports.violations(edges)
     assert not found, "\n".join(found)
     unused = {(a, b) for a, uses in python_imports.MAY_USE.items() for b in uses} - seen
@@ -315,7 +315,7 @@ def test_Imports_OfEveryForm_AreSeen(tmp_path):
     [
         ("adapters/torch/layer.py", "def f():\n    import sluice\n", "torch may use base, planning, not front"),
         ("adapters/torch/layer.py", "from ..deepspeed import hook\n", "torch may use base, planning, not deepspeed"),
-        ("adapters/deepspeed/hook.py", "from sluice.adapters.megatron.hook import x\n", "host, not megatron"),
+        ("adapters/deepspeed/hook.py", "from sluice.adapters.megatron.hook import x\n", "common, not megatron"),
         ("python_plugin/sluice/trace.py", "def f():\n    from .adapters import torch\n", "base may use nothing else"),
     ],
     ids=["the_front", "a_host", "another_host", "an_adapter"],

@@ -10,7 +10,7 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state
 from mg_cases import _state, environment, moe_layers
 from shuffles import PROMISES_BITS, bits, forgetting, said_while_away, shuffled, state_bits, ways_of_torch
-from sluice.adapters.host.moving import has_moved
+from sluice.adapters.common.migration.moving import has_moved
 from sluice.adapters.megatron.moving import MARK
 from sluice.errors import InvalidState, SluiceError
 

@@ -15,7 +15,7 @@ import sluice
 import tf_compare
 import tf_families
 import torch
-from sluice.adapters.host import contexts
+from sluice.adapters.common import contexts
 from tf_compare import Rows, rows
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.utils.checkpoint import checkpoint

@@ -15,7 +15,7 @@ import tf_compare
 import tf_families
 import tf_models
 import torch
-from sluice.adapters.host import contexts
+from sluice.adapters.common import contexts
 from sluice.adapters.transformers import experts as experts_module
 from sluice.config import ConfigError
 from sluice.errors import OverBudget, Unsupported

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from counted_memory import counted
 from shuffles import PROMISES_BITS, bits, forgetting, said_while_away, shuffled, state_bits, ways_of_torch
-from sluice.adapters.host.moving import has_moved
+from sluice.adapters.common.migration.moving import has_moved
 from sluice.adapters.transformers import experts as adapter
 from sluice.errors import SluiceError
 from tf_ep_jobs import split

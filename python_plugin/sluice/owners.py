@@ -67,7 +67,7 @@ def experts_at_home(model: Any, optimizer: Any = None) -> Iterator[None]:
     model      a DeepSpeed engine will do too, whose optimizer is known
     optimizer  the one that the experts moved with
     """
-    from sluice.adapters.host import moving
+    from sluice.adapters.common.migration import moving
 
     def mover(kept: Any, module: Any) -> Callable[[Any], None]:
         return lambda placement: kept.move(module, *placement, optimizer)

@@ -108,7 +108,7 @@ PROGRAM = f'''
 import json, sys
 from sluice import config, doctor_config, settings
 from sluice._library import load
-from sluice.adapters.host.contexts import context_of
+from sluice.adapters.common.contexts import context_of
 from sluice.adapters.torch import ContextOptions, MoeConfig, layer_options
 from sluice.adapters.torch.options import fill
 

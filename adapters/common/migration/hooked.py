@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
-from sluice.adapters.host.rounds import Journeys
+from sluice.adapters.common.migration.rounds import Journeys
 
 _known: WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, ...], Journeys]] = WeakKeyDictionary()
 

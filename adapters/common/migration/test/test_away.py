@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from sluice.adapters.host import away
-from sluice.adapters.host.placement import Placement, contiguous
+from sluice.adapters.common.migration import away
+from sluice.adapters.common.migration.placement import Placement, contiguous
 from sluice.errors import InvalidState
 from torch import nn
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sluice import trace
-from sluice.adapters.host.beside import Beside
-from sluice.adapters.host.moving import Belongings, MovingLayer
-from sluice.adapters.host.placement import Placement, rounds
+from sluice.adapters.common.migration.beside import Beside
+from sluice.adapters.common.migration.moving import Belongings, MovingLayer
+from sluice.adapters.common.migration.placement import Placement, rounds
 from sluice.errors import InvalidArgument, InvalidState, Mismatch, PeerRefused
 
 

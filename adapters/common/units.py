@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from sluice.adapters.host.apart import apart
+from sluice.adapters.common.apart import apart
 from sluice.adapters.torch import Swiglu
 from torch.nn import functional as F
 

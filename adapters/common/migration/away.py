@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from sluice.adapters.host.moving import MovingLayer, has_moved, refuse_torn
+from sluice.adapters.common.migration.moving import MovingLayer, has_moved, refuse_torn
 from sluice.errors import InvalidState
 
 # Of optimizers, which have moments of the layers' experts: the layers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from sluice.adapters.host.placement import Placement, rounds
+from sluice.adapters.common.migration.placement import Placement, rounds
 
 
 def _drawn(numbers: random.Random, ranks: int, slots: int) -> Placement:

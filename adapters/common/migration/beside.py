@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.host import moving
-from sluice.adapters.host.kept import Content, Keeper
-from sluice.adapters.host.moving import Belongings, Expert, MovingLayer
-from sluice.adapters.host.placement import Placement
+from sluice.adapters.common.kept import Content, Keeper
+from sluice.adapters.common.migration import moving
+from sluice.adapters.common.migration.moving import Belongings, Expert, MovingLayer
+from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
 from sluice.errors import (
     Aborted,

@@ -6,8 +6,8 @@ import weakref
 from typing import Any
 
 import torch
-from sluice.adapters.host import beside, moving
-from sluice.adapters.host.kept import Content, Piece, Still
+from sluice.adapters.common.kept import Content, Piece, Still
+from sluice.adapters.common.migration import beside, moving
 from torch import nn
 
 

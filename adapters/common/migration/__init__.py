@@ -1,0 +1,1 @@
+"""Experts that change ranks, at once or while training goes on. Nothing here knows a host."""

@@ -15,7 +15,7 @@
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/search_answers.h"
 
-#define FORM      3 /* 1 had no policies: read as well, with a word; 2 named them otherwise */
+#define FORM      3 /* 1 had no policies: it is still read, with a log line; 2 named them differently */
 #define WHAT      "decisions"
 #define MOST_ROWS 4294967296.0
 
@@ -23,7 +23,7 @@
 
 static const char* const mode_names[] = {"deferred", "per_chunk"};
 
-/* A plan's answer has its policies. */
+/* The answer of a plan includes its policies. */
 static void add_plan(sluice_text_t* text, uint64_t layer, int64_t rows, const sluice_racing_plan_t* plan,
                      const char** separator) {
   sluice_text_add(text,
@@ -64,14 +64,14 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
   for (const sluice_tuner_table_t* t = tuner == NULL ? NULL : tuner->tables; t != NULL; t = t->next) {
     for (int32_t b = 0; b < SLUICE_SEARCH_BUCKETS; ++b) {
       const sluice_spot_t* spot = &t->search.spots[b];
-      if (t->restore_set != 0) continue; /* of one strategy among others, which files do not hold */
+      if (t->restore_set != 0) continue; /* one strategy of several: files do not hold these */
       if (!sluice_spot_is_worth_keeping(spot)) continue;
       add_answer(&text, t->layer, spot->rows, sluice_search_chunks(&t->search, spot->pick),
                  sluice_pick_wgrad(spot->pick), &separator);
     }
     add_races(&text, t, &separator);
   }
-  for (int32_t i = 0; tuner != NULL && i < tuner->num_imports; ++i) { /* of layers that did not come yet */
+  for (int32_t i = 0; tuner != NULL && i < tuner->num_imports; ++i) { /* for layers that have not been created yet */
     const sluice_import_t* import = &tuner->imports[i];
     if (table_of(tuner, import->layer) != NULL) continue;
     if (import->plan.num_chunks > 0) {
@@ -91,7 +91,7 @@ static int is_text(const sluice_json_t* node, const char* text) {
          memcmp(text, node->text, strlen(text)) == 0;
 }
 
-/* A policy's number, also "by chunk"; -1 where the node names none. */
+/* The number of a policy, also from "by chunk"; -1 if the node names none. */
 static int32_t read_policy(const sluice_json_t* node, int32_t tensor) {
   if (node == NULL || node->kind != SLUICE_JSON_STRING) return -1;
   if (is_text(node, sluice_restore_name(SLUICE_RESTORE_BY_CHUNK))) return SLUICE_RESTORE_BY_CHUNK;
@@ -117,7 +117,8 @@ static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, 
 }
 
 static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
-  *out = (sluice_import_t){0}; /* of what was refused before, which other ranks may not have read: they compare all */
+  /* the parts of a refused file, which other ranks may not have read: all ranks compare them */
+  *out = (sluice_import_t){0};
   SLUICE_TRY(SLUICE_REQUIRE(node->kind == SLUICE_JSON_OBJECT, WHAT ": answer %d must be an object", number));
   for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
     SLUICE_TRY(SLUICE_REQUIRE(
@@ -170,13 +171,13 @@ static sluice_status_t find_answers(const sluice_json_t* root, const sluice_json
   SLUICE_TRY(SLUICE_REQUIRE(form != NULL && form->kind == SLUICE_JSON_NUMBER,
                             WHAT ": they begin with \"sluice_decisions\": %d, the form that they are written in",
                             FORM));
-  SLUICE_TRY(SLUICE_REQUIRE(form->number == FORM || form->number == 1,
-                            WHAT
-                            ": form %g; this version reads forms 1 and %d: leave the file out, and let it be made anew",
-                            form->number, FORM));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(form->number == FORM || form->number == 1,
+                     WHAT ": form %g; this version reads forms 1 and %d: leave the file out, to have it written again",
+                     form->number, FORM));
   if (form->number != FORM) {
     sluice_log(SLUICE_LOG_WARN,
-               WHAT ": form 1, which has no plans of memory budgets: those are chosen anew; form %d is written", FORM);
+               WHAT ": form 1, which has no plans of memory budgets: those are chosen again; form %d is written", FORM);
   }
   *out_answers = sluice_json_member(root, "answers");
   SLUICE_TRY(SLUICE_REQUIRE(*out_answers != NULL && (*out_answers)->kind == SLUICE_JSON_ARRAY && root->count == 2,
@@ -185,7 +186,7 @@ static sluice_status_t find_answers(const sluice_json_t* root, const sluice_json
 }
 
 void sluice_tuner_take_import(sluice_tuner_table_t* table, const sluice_import_t* import) {
-  if (import->plan.num_chunks > 0) return; /* of a plan: asked for when there is one */
+  if (import->plan.num_chunks > 0) return; /* of a plan: computed once a plan exists */
   const sluice_search_config_t* c = &table->search.config;
   int32_t size = import->pick % SLUICE_SEARCH_SIZES;
   if (size < c->min_size || size > c->max_size || sluice_search_chunks(&table->search, size) != import->num_chunks) {

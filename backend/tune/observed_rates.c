@@ -4,7 +4,7 @@
 
 #include "backend/cost/fit.h"
 
-#define LEAST_PART 0.1 /* of the communication lane's time, which rows take however long their start-ups seem */
+#define LEAST_PART 0.1 /* of the communication lane's time is spent on rows, however long start-ups seem */
 
 static int is_known(int32_t dtype) { return dtype >= 0 && dtype < SLUICE_OBSERVED_DTYPES; }
 

@@ -1,8 +1,9 @@
-/* What passes of this process have shown of its machine, roughly, where none was calibrated: from the lane times that
- * travel in headers, so that all ranks know the same.
+/* Estimates the rates of the machine from the passes of this process, if no calibrated machine is known. The lane times
+ * travel in headers, so all ranks have the same numbers.
  *
- * Only orders that a race then confirms are taken from it: the rates of the plans that a layer begins with under a
- * budget (plan/plan_time.c). Medians of the last forwards, since one may have waited for anything.
+ * The rates only order candidates that a race then confirms: the plans that a layer begins with under a budget
+ * (plan/plan_time.c). Each rate is the median of the last forwards, since a single forward may have waited for
+ * anything.
  */
 #ifndef SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_
 #define SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_
@@ -12,25 +13,25 @@
 #include "backend/plan/plan.h"
 
 #define SLUICE_OBSERVED_PASSES 8
-#define SLUICE_OBSERVED_LEAST  3 /* before that, first touches weigh too much */
+#define SLUICE_OBSERVED_LEAST  3 /* forwards; the earlier ones are dominated by first touches of memory */
 #define SLUICE_OBSERVED_DTYPES 5 /* by SLUICE_DTYPE_* */
 
-/* One forward on the rank that computed longest, and on the one that waited least for others. */
+/* One forward: times of the rank that computed longest and of the rank that waited least for others. */
 typedef struct sluice_observed_forward_s {
   double flops, compute_seconds;
-  double bytes, comm_seconds; /* all exchanges of rows together */
+  double bytes, comm_seconds; /* all exchanges of rows */
   int32_t num_exchanges;
-  double startup_seconds; /* of an exchange of next to nothing */
+  double startup_seconds; /* of an almost empty exchange */
 } sluice_observed_forward_t;
 
 typedef struct sluice_observed_rates_s {
-  int32_t count[SLUICE_OBSERVED_DTYPES]; /* ever */
+  int32_t count[SLUICE_OBSERVED_DTYPES]; /* since the start */
   sluice_plan_rates_t rates[SLUICE_OBSERVED_DTYPES][SLUICE_OBSERVED_PASSES];
 } sluice_observed_rates_t;
 
-/* A pass without work on one of the lanes says nothing. */
+/* Ignores a pass without work on one of the lanes. */
 void sluice_observed_rates_add(sluice_observed_rates_t* observed, int32_t dtype, const sluice_observed_forward_t* pass);
-/* 0: too few passes of this dtype, and *out_rates is untouched. */
+/* Returns 0, and leaves *out_rates alone, if too few passes of this dtype were seen. */
 int sluice_observed_rates_of(const sluice_observed_rates_t* observed, int32_t dtype, sluice_plan_rates_t* out_rates);
 
 #endif /* SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_ */

@@ -28,7 +28,7 @@ static double predict_of(const sluice_tuner_table_t* table, int64_t rows, int32_
   if (form == SLUICE_FORM_TWO_LEVELS) work.deduplicate = SLUICE_DEDUPLICATE_NODES;
   double tokens = (double)rows / (work.skew * work.top_k);
   work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
-  const sluice_restore_set_t* set = &sluice_restore_sets[table->restore_set]; /* 0: as layers without a plan */
+  const sluice_restore_set_t* set = &sluice_restore_sets[table->restore_set]; /* 0: as for layers without a plan */
   const int is_lean = table->restore_set != 0;
   const sluice_choice_t choice = {
       num_chunks, set->restore_input, set->restore_pre_activation, wgrad_mode, is_lean, NULL, 0, is_lean, grouped};
@@ -48,8 +48,8 @@ static double predict_other(void* user, int64_t rows, int32_t num_chunks, int32_
   return predict_of(table, rows, num_chunks, wgrad_mode, direction, table->other_form);
 }
 
-/* Experts that more chunks take rows from: of a rank, and not this one's own number, since all ranks model alike.
- * Chunks of rows take each from few. */
+/* The experts that get rows from a chunk, on the average rank and not on this one, since all ranks must predict the
+ * same. Chunks of rows touch few experts each. */
 static int32_t experts_of_chunks(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (sluice_chunks_by_experts(moe, 2)) return 1;
@@ -58,7 +58,7 @@ static int32_t experts_of_chunks(const sluice_moe_t* moe) {
 
 /* ---- decisions ---- */
 
-/* Without a plan; nothing for a pick that there is not. */
+/* The choice without a plan; empty if there is no such pick. */
 static sluice_racing_plan_t plan_of_pick(const sluice_search_t* search, int32_t pick) {
   if (pick < 0) return (sluice_racing_plan_t){0, -1, -1, 0};
   return (sluice_racing_plan_t){sluice_search_chunks(search, pick), -1, -1, sluice_pick_wgrad(pick)};
@@ -110,24 +110,26 @@ static void destroy(sluice_policy_hook_t* policy_hook) {
   sluice_free(tuner->allocator, tuner, sizeof *tuner);
 }
 
-/* Steps alone try weight gradients chunk by chunk as well, at the n that won; not where that would leave a temporary as
- * large as all gradients in f32 behind (sums of 16-bit gradients), which nobody asked for: a model or a budget may. */
+/* A search without a model also tries per-chunk weight gradients, at the n that won. It does not if that would leave a
+ * temporary as large as all gradients in f32 (sums of 16-bit gradients), which the user did not ask for; a model or a
+ * budget may choose it. */
 static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return sluice_tuner_may_predict(tuner, moe) ||
          (!moe->shape.config.callback_experts && moe->shape.config.dtype == SLUICE_DTYPE_F32);
 }
 
-/* A configured n leaves the mode open, and the form of exchanges. */
+/* A configured n leaves the mode and the form of exchanges open. */
 static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->shape.config.num_chunks > 0; }
 
-/* Who restores rows takes the mode that holds the fewest bytes, whatever is faster. With one chunk both are the same.
+/* A layer that restores rows takes the mode that holds the fewest bytes, even if the other is faster. With one chunk
+ * both are the same.
  */
 static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return moe->shape.config.num_chunks != 1 && moe->shape.config.wgrad_mode == SLUICE_WGRAD_ADAPTIVE &&
          may_try_modes(tuner, moe) && !sluice_shape_is_lean(&moe->shape);
 }
 
-/* The form that is open beside the plain one. A layer that chooses between levels groups nothing. */
+/* The alternative form of exchanges. A layer that chooses between levels does not group. */
 static int32_t other_form_of(const sluice_moe_t* moe) {
   if (moe->context->world_size == 1 || moe->shape.config.reuse || sluice_makes_plans(moe)) return SLUICE_FORM_PLAIN;
   if (sluice_shape_levels_are_open(&moe->shape)) return SLUICE_FORM_TWO_LEVELS;
@@ -135,7 +137,7 @@ static int32_t other_form_of(const sluice_moe_t* moe) {
   return groups ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
 }
 
-/* A machine that knows one kind of link says nothing of two levels. */
+/* A machine with one kind of link cannot predict two levels. */
 static int may_predict_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t form) {
   return sluice_tuner_may_predict(tuner, moe) &&
          (form != SLUICE_FORM_TWO_LEVELS || tuner->machine.ranks_per_node == moe->shape.ranks_per_node);
@@ -143,7 +145,8 @@ static int may_predict_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe
 
 static void open_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t* table) {
   static const int32_t least_chunks[] = {1, SLUICE_GROUPED_CHUNKS + 1, 1};
-  static const double least_skew[] = {0, 1.15, 0}; /* what makes the two directions of a link differ enough to try */
+  /* skew from which the two directions of a link differ enough to try */
+  static const double least_skew[] = {0, 1.15, 0};
   const int32_t form = other_form_of(moe);
   table->groups_always = form == SLUICE_FORM_GROUPED && moe->shape.config.grouping == SLUICE_GROUPING_ON;
   table->other_form = form;
@@ -169,10 +172,10 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   table->work = sluice_tuner_work_of(moe);
   table->restore_set = restore_set;
   const int fixed = has_fixed_chunks(moe);
-  const int32_t size = sluice_search_size_of(moe->shape.config.num_chunks); /* that stands for any fixed n */
+  const int32_t size = sluice_search_size_of(moe->shape.config.num_chunks); /* stands for any fixed n */
   const sluice_search_config_t config = {
       .mode = tuner->mode,
-      .min_size = fixed ? size : restore_set != 0, /* one chunk has nobody to share with */
+      .min_size = fixed ? size : restore_set != 0, /* a single chunk cannot share buffers */
       .max_size = fixed ? size : SLUICE_SEARCH_SIZES - 1,
       .fixed_chunks = fixed ? moe->shape.config.num_chunks : 0,
       .open_wgrad = is_mode_open(tuner, moe),
@@ -181,7 +184,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .uneven_chunks = sluice_chunks_by_experts(moe, 2),
       .predict = sluice_tuner_may_predict(tuner, moe) ? predict : NULL,
       .user = table,
-      .decided = restore_set == 0 ? decided : NULL, /* of one strategy: what is decided names the best of them */
+      .decided = restore_set == 0 ? decided : NULL, /* for one strategy: the decision names the best of them */
   };
   sluice_search_init(&table->search, &config);
   open_form(tuner, moe, table);
@@ -195,7 +198,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   return SLUICE_OK;
 }
 
-/* The first table of a layer that reuses buffers: one for each strategy, as it stores less and less. */
+/* The first table of a layer that reuses buffers: one table per strategy, in order of decreasing storage. */
 static sluice_status_t new_joint(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
   sluice_tuner_joint_t* joint = sluice_alloc_zeroed(tuner->allocator, sizeof *joint, "tuner's strategies");
   if (joint == NULL) return sluice_alloc_status();
@@ -204,7 +207,7 @@ static sluice_status_t new_joint(sluice_tuner_t* tuner, const sluice_moe_t* moe,
     if (sluice_tuner_allows(moe, set)) status = new_table(tuner, moe, set, &joint->tables[joint->count]);
     joint->count += status == SLUICE_OK && sluice_tuner_allows(moe, set);
   }
-  if (joint->count == 0 || status != SLUICE_OK) { /* tables that were made stay with the tuner */
+  if (joint->count == 0 || status != SLUICE_OK) { /* tables that were created stay with the tuner */
     sluice_free(tuner->allocator, joint, sizeof *joint);
     return status;
   }
@@ -213,7 +216,7 @@ static sluice_status_t new_joint(sluice_tuner_t* tuner, const sluice_moe_t* moe,
   return SLUICE_OK;
 }
 
-/* The table whose strategy comes next, and its candidate. */
+/* The table of the next strategy, and its candidate. */
 static sluice_tuner_table_t* next_of(sluice_tuner_table_t* table, int64_t rows, int32_t* out_pick, int32_t* out_why) {
   if (table->joint != NULL) return sluice_tuner_joint_next(table->joint, rows, out_pick, out_why);
   *out_pick = sluice_search_next(&table->search, rows, out_why);
@@ -231,7 +234,7 @@ static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision,
   decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
-/* Under a budget there are plans; with reuse strategies; else n, levels, or the mode at a configured n. */
+/* Under a budget there are plans; with reuse, strategies; otherwise n, levels, or the mode at a configured n. */
 static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   if (sluice_makes_plans(moe) || moe->shape.config.reuse || moe->shape.config.num_chunks == 0) return 1;
   return sluice_shape_levels_are_open(&moe->shape) || is_mode_open(tuner, moe);
@@ -251,12 +254,12 @@ static sluice_status_t attach(sluice_policy_hook_t* policy_hook, const sluice_mo
   return SLUICE_OK;
 }
 
-/* Two exchanges of rows a chunk: there and back. */
+/* Two exchanges of rows per chunk: dispatch and combine. */
 static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t num_chunks, int64_t rows,
                          const sluice_lanes_t* lanes) {
   const sluice_moe_config_t* c = &moe->shape.config;
-  if (c->callback_experts) return;                      /* their work is unknown */
-  if (sluice_shape_has_two_levels(&moe->shape)) return; /* two links, and one number */
+  if (c->callback_experts) return;                      /* the work of callbacks is unknown */
+  if (sluice_shape_has_two_levels(&moe->shape)) return; /* two links, but one measured number */
   double w = moe->context->world_size,
          row_bytes = sluice_wire_row_bytes(&(sluice_workload_t){
              .model_width = c->model_width, .dtype = c->dtype, .wire_dtype = sluice_layer_wire(moe)});
@@ -273,7 +276,7 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
   sluice_observed_rates_add(&tuner->observed, c->dtype, &pass);
 }
 
-/* Of passes with everything kept, as searches without a budget run them. */
+/* Only passes with everything kept, as in searches without a budget. */
 static void note_for_refining(const sluice_tuner_table_t* table, int32_t direction, const sluice_pass_report_t* p,
                               int64_t rows, uint64_t ns, const sluice_lanes_t* lanes) {
   sluice_timed_pass_t pass = {.work = table->work,
@@ -288,10 +291,12 @@ static void note_for_refining(const sluice_tuner_table_t* table, int32_t directi
   sluice_timed_passes_t** passes = &table->tuner->timed_passes;
   if (*passes == NULL)
     *passes = sluice_alloc_zeroed(sluice_process_allocator(), sizeof **passes, "passes of a refined machine");
-  if (*passes != NULL) sluice_timed_passes_add(*passes, &pass); /* without memory nothing can be exported, no more */
+  /* without memory there is nothing to export; nothing else is lost */
+  if (*passes != NULL) sluice_timed_passes_add(*passes, &pass);
 }
 
-/* The table that a pass with this strategy belongs to; NULL: it ran before the layer chose, or chooses so. */
+/* The table of passes with this strategy; NULL: the pass ran before the layer chose, or the layer does not choose
+ * strategies. */
 static sluice_tuner_table_t* table_of(sluice_tuner_table_t* first, int32_t restore_set) {
   if (first->joint != NULL) return sluice_tuner_joint_table(first->joint, restore_set);
   return restore_set == 0 ? first : NULL;
@@ -327,16 +332,16 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     if (table == NULL) continue;
     int32_t size = ns == 0 ? 0 : sluice_search_size_of(p->choice.num_chunks);
     if (p->plan > 0 || ns == 0 || sluice_search_chunks(&table->search, size) != p->choice.num_chunks) continue;
-    /* Where the mode is not open, one stands for both: that of a single chunk, or of few rows, may be the other. */
+    /* If the mode is not open, one mode stands for both: a single chunk, or few rows, may run the other. */
     const sluice_search_config_t* config = &table->search.config;
     int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->choice.wgrad_mode : config->wgrad_mode);
     const int is_first = sluice_tuner_is_first(decision, direction);
-    if (pass_rows == rows) { /* of that forward: as if it had brought as many rows as its size does */
+    if (pass_rows == rows) { /* of that forward: count the rows that its size usually brings */
       ns = (uint64_t)llround((double)ns * (double)sized / (double)rows);
       pass_rows = sized;
     }
     sluice_grouping_observe(&table->grouping, direction, pick, is_other, pass_rows, ns);
-    if (is_other && !table->groups_always) { /* the search compares the plain form */
+    if (is_other && !table->groups_always) { /* the search compares only the plain form */
       sluice_search_count_pass(&table->search, (double)ns * 1e-9);
       continue;
     }

@@ -8,9 +8,9 @@
 #include "backend/tune/search/search_times.h"
 #include "backend/tune/tuner_decisions.h"
 
-#define WINDOW     4            /* steps on end: a warm-up and three that count */
-#define MOST_STEPS (4 * WINDOW) /* of strategies that are close to the best */
-#define CLOSE      1.12         /* of its time */
+#define WINDOW     4            /* consecutive steps: a warm-up and three counted ones */
+#define MOST_STEPS (4 * WINDOW) /* of strategies close to the best */
+#define CLOSE      1.12         /* of the time of the best */
 #define WITHIN     1.25         /* of the best prediction of all strategies */
 
 int sluice_tuner_is_joint(const sluice_moe_t* moe) { return moe->shape.config.reuse && !sluice_makes_plans(moe); }
@@ -37,7 +37,7 @@ sluice_tuner_table_t* sluice_tuner_joint_table(const sluice_tuner_joint_t* joint
 
 /* ---- predictions ---- */
 
-/* The best that a strategy's model says for so many rows; INFINITY: nothing. */
+/* The best prediction of a strategy's model for this many rows; INFINITY: none. */
 static double best_predicted(const sluice_search_t* s, int64_t rows) {
   const sluice_search_config_t* c = &s->config;
   double best = INFINITY;
@@ -51,7 +51,7 @@ static double best_predicted(const sluice_search_t* s, int64_t rows) {
   return best;
 }
 
-/* Strategies worth a try, a bit each. Without a machine all are. */
+/* Strategies worth a try, one bit each. Without a machine, all of them. */
 static uint32_t find_worth_a_try(const sluice_tuner_joint_t* joint, int64_t rows) {
   const sluice_search_config_t* c = &joint->tables[0]->search.config;
   const uint32_t all = (1u << joint->count) - 1;
@@ -66,7 +66,7 @@ static uint32_t find_worth_a_try(const sluice_tuner_joint_t* joint, int64_t rows
   return best == INFINITY ? all : set;
 }
 
-/* Asked once for a size: dozens of predictions take milliseconds. */
+/* Computed once per size: dozens of predictions take milliseconds. */
 static uint32_t worth_a_try(sluice_tuner_joint_t* joint, int64_t rows) {
   uint8_t* tried = &joint->tried[sluice_search_bucket(rows)];
   if (*tried == 0) *tried = (uint8_t)find_worth_a_try(joint, rows);
@@ -75,14 +75,14 @@ static uint32_t worth_a_try(sluice_tuner_joint_t* joint, int64_t rows) {
 
 /* ---- the comparison ---- */
 
-/* Steps count for the answer that stands. */
+/* Steps count for the current answer. */
 static sluice_joint_step_t steps_of(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
   const sluice_joint_step_t* steps = &joint->steps[bucket][k];
   const uint8_t pick = (uint8_t)joint->tables[k]->search.spots[bucket].pick;
   return steps->pick == pick ? *steps : (sluice_joint_step_t){.pick = pick};
 }
 
-/* Least seconds of a step; INFINITY: none has counted. */
+/* Shortest step in seconds; INFINITY: none was counted. */
 static double measured(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
   const sluice_joint_step_t steps = steps_of(joint, bucket, k);
   const int64_t rows = joint->tables[k]->search.spots[bucket].rows;
@@ -99,7 +99,7 @@ static double time_of(sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
   return measured(joint, bucket, k);
 }
 
-/* Of those that are tried, the one of least time. */
+/* Of the tried strategies, the one with the shortest step. */
 static int32_t best_of(sluice_tuner_joint_t* joint, int32_t bucket, uint32_t tried) {
   int32_t best = -1;
   for (int32_t k = 0; k < joint->count; ++k) {
@@ -109,7 +109,7 @@ static int32_t best_of(sluice_tuner_joint_t* joint, int32_t bucket, uint32_t tri
   return best;
 }
 
-/* The strategy that a comparison runs next, each a window at a time; -1: it is through. */
+/* The strategy that a comparison runs next, one window at a time; -1: the comparison is complete. */
 static int32_t next_compared(const sluice_tuner_joint_t* joint, int32_t bucket, uint32_t tried) {
   if (joint->is_through[bucket] || is_by_model(joint) || (tried & (tried - 1)) == 0) return -1;
   double best = INFINITY;
@@ -137,7 +137,7 @@ static sluice_racing_plan_t choice_of(const sluice_tuner_joint_t* joint, int32_t
                                 set->restore_pre_activation, sluice_pick_wgrad(pick)};
 }
 
-/* What a step of a strategy took; 0: that is not known. The only one that is tried has its search's race alone. */
+/* The time of a step of a strategy; 0: unknown. If only one is tried, the time comes from the race of its search. */
 static double told_seconds(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t k) {
   const double compared = measured(joint, bucket, k);
   if (isfinite(compared)) return compared;
@@ -146,7 +146,7 @@ static double told_seconds(const sluice_tuner_joint_t* joint, int32_t bucket, in
   return isfinite(raced) ? raced * 1e-9 * (double)spot->rows : 0;
 }
 
-/* A strategy that nothing was compared with has the reason of its n. */
+/* A strategy without a comparison has the reason of its n. */
 static int32_t why_told(const sluice_tuner_joint_t* joint, int32_t bucket, int32_t num_tried, int32_t best) {
   if (is_by_model(joint)) return SLUICE_WHY_PREDICTED;
   if (num_tried == 1) return joint->tables[best]->search.spots[bucket].why;
@@ -191,7 +191,8 @@ static int is_answered(const sluice_search_t* s, int32_t bucket) {
   return s->spots[bucket].state == SLUICE_SPOT_ANSWERED;
 }
 
-/* The first strategy whose n is still searched for at this size, having asked it; NULL: all have their answers. */
+/* The first strategy whose n is still being searched at this size, with the candidate of that search; NULL: all have
+ * answers. */
 static sluice_tuner_table_t* next_searched(sluice_tuner_joint_t* joint, int64_t rows, uint32_t tried,
                                            int32_t* out_pick) {
   const int32_t bucket = sluice_search_bucket(rows);
@@ -199,7 +200,7 @@ static sluice_tuner_table_t* next_searched(sluice_tuner_joint_t* joint, int64_t 
     sluice_search_t* s = &joint->tables[k]->search;
     if (!(tried >> k & 1) || is_answered(s, bucket)) continue;
     int32_t why = 0;
-    *out_pick = sluice_search_next(s, rows, &why); /* which may find the answer at once */
+    *out_pick = sluice_search_next(s, rows, &why); /* this may find the answer at once */
     if (!is_answered(s, bucket)) return joint->tables[k];
   }
   return NULL;
@@ -207,7 +208,7 @@ static sluice_tuner_table_t* next_searched(sluice_tuner_joint_t* joint, int64_t 
 
 sluice_tuner_table_t* sluice_tuner_joint_next(sluice_tuner_joint_t* joint, int64_t rows, int32_t* out_pick,
                                               int32_t* out_why) {
-  sluice_tuner_table_t* last = joint->tables[joint->count - 1]; /* stores least, until something is known */
+  sluice_tuner_table_t* last = joint->tables[joint->count - 1]; /* stores least, until anything is known */
   *out_why = SLUICE_WHY_NOTHING_YET;
   if (rows < 1) {
     *out_pick = sluice_search_next(&last->search, 0, NULL);
@@ -241,7 +242,7 @@ const sluice_tuner_table_t* sluice_tuner_joint_peek(const sluice_tuner_joint_t* 
   for (int32_t k = 0; k < joint->count; ++k) {
     const sluice_search_t* s = &joint->tables[k]->search;
     if (!(tried >> k & 1) || is_answered(s, bucket)) continue;
-    if (s->spots[bucket].state == SLUICE_SPOT_NOTHING) return NULL; /* not its turn yet */
+    if (s->spots[bucket].state == SLUICE_SPOT_NOTHING) return NULL; /* its turn has not come */
     *out_pick = sluice_search_peek(s, rows);
     return joint->tables[k];
   }
@@ -270,7 +271,8 @@ void sluice_tuner_joint_observe(sluice_tuner_joint_t* joint, int32_t restore_set
   if (steps->forward_ns_per_row <= 0) return;
   const float step = steps->forward_ns_per_row + ns_per_row;
   steps->forward_ns_per_row = 0;
-  if (joint->is_through[bucket] || steps->count == MOST_STEPS) return; /* other layers' may be on their way still */
-  if (steps->count++ % WINDOW == 0) return;                            /* meets new slots and templates */
+  /* steps of other layers may still be in flight */
+  if (joint->is_through[bucket] || steps->count == MOST_STEPS) return;
+  if (steps->count++ % WINDOW == 0) return; /* the first step allocates slots and templates */
   if (steps->best_ns_per_row == 0 || step < steps->best_ns_per_row) steps->best_ns_per_row = step;
 }

@@ -11,7 +11,7 @@
 #include "backend/tune/tuner_reports.h"
 #include "backend/tune/tuner_work.h"
 
-#define JUST_NEAR 0.99 /* in factors of two: sizes of plans are one apart */
+#define JUST_NEAR 0.99 /* in powers of two: sizes of plans differ by 1 */
 
 static sluice_racing_plan_t racing_of(const sluice_plan_data_t* plan) {
   return (sluice_racing_plan_t){plan->num_chunks, plan->restore_input, plan->restore_pre_activation, plan->wgrad_mode};
@@ -29,12 +29,12 @@ int32_t sluice_tuner_num_candidates(sluice_policy_hook_t* policy_hook, const slu
 
 /* ---- answers from files ---- */
 
-/* How far an answer's size is from that of plans for so many tokens, either way; rows 1 say nothing. */
+/* The distance of an answer's size from that of plans for this many tokens, up or down; rows 1 means unknown. */
 static double distance_of(const sluice_import_t* import, int64_t rows) {
   return import->rows > 1 ? fabs(log2((double)import->rows / (double)rows)) : JUST_NEAR;
 }
 
-/* The answer for plans of so many rows: of this size, else one that does not say its size. */
+/* The answer for plans of this many rows: of this size, or else one without a size. */
 static const sluice_import_t* import_for(const sluice_tuner_t* tuner, uint64_t layer, int64_t rows) {
   const sluice_import_t* found = NULL;
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
@@ -60,13 +60,14 @@ static int is_chosen_by_node(const sluice_moe_t* moe, const sluice_plan_data_t* 
   return plan->two_levels && sluice_shape_levels_are_open(&moe->shape);
 }
 
-/* A machine that knows one kind of link says nothing of two levels that need not be. */
+/* A machine with one kind of link cannot predict optional two levels. */
 static int may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   const int knows_nodes = tuner->machine.ranks_per_node == moe->shape.ranks_per_node;
   return sluice_tuner_may_predict(tuner, moe) && (knows_nodes || !is_chosen_by_node(moe, plan));
 }
 
-/* Forward and backward of a plan on the tuner's machine, with so many tokens on each rank; negative: no machine. */
+/* Predicted forward plus backward of a plan on the tuner's machine, with this many tokens per rank; negative: no
+ * machine. */
 static double plan_seconds(const sluice_tuner_t* tuner, const sluice_moe_t* moe, const sluice_plan_data_t* plan,
                            int64_t num_tokens) {
   if (!may_predict(tuner, moe, plan)) return -1;
@@ -111,7 +112,7 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
   sluice_tuner_record(table->tuner, &d);
 }
 
-/* A set that does not race is decided at once. */
+/* A set with a single plan is decided at once. */
 static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_set_t* set,
                           const sluice_plan_race_t* race) {
   const sluice_tuner_t* tuner = table->tuner;
@@ -136,7 +137,8 @@ static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe
   const int64_t tokens = set->plans[0].inputs.max_tokens, size = lround(log2((double)tokens));
   uint64_t key = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, plans, (size_t)set->count * sizeof *plans);
   key = sluice_hash_bytes(key, &size, sizeof size);
-  key = sluice_hash_bytes(key, &set->plans[0].two_levels, sizeof set->plans[0].two_levels) | 1; /* a set's are alike */
+  /* the same for all plans of a set */
+  key = sluice_hash_bytes(key, &set->plans[0].two_levels, sizeof set->plans[0].two_levels) | 1;
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     if (table->races[i].key == key) return &table->races[i].race;
   }
@@ -160,7 +162,7 @@ int32_t sluice_tuner_choose_plan(sluice_policy_hook_t* policy_hook, const sluice
   return plan;
 }
 
-/* Of the plan's size; NULL: plans have been made anew since. */
+/* The set of the plan's size; NULL: the plans have been replaced since. */
 static const sluice_plan_set_t* set_of(const sluice_moe_t* moe, int32_t number) {
   const sluice_plan_set_t* set = moe->plans->of[sluice_plan_number_size(number)];
   return set != NULL && set->count > 0 ? set : NULL;
@@ -193,7 +195,7 @@ void sluice_tuner_agree_on_plan(const sluice_moe_t* moe, sluice_decision_state_t
   }
 }
 
-/* Balanced routing at the plan's most tokens; a plan's slots are bounded. */
+/* Priced with balanced routing at the most tokens of the plan; the slots of a plan are bounded. */
 double sluice_tuner_price(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, const sluice_plan_data_t* plan) {
   const int32_t top_k = moe->shape.config.top_k;
   const int is_padded = sluice_shape_capacity(&moe->shape) > 0;

@@ -1,5 +1,5 @@
-/* A tuner's plans under a budget: what they are priced by, which of a layer's set runs, and their race. As
- * sluice_policy_hook_vtable_t has them. Private to backend/tune. */
+/* Plans of a tuner under a budget: their prices, the choice from a layer's set, and their race. Implements entries of
+ * sluice_policy_hook_vtable_t. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_PLANS_H_
 #define SLUICE_BACKEND_TUNE_TUNER_PLANS_H_
 

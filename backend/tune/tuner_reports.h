@@ -1,14 +1,15 @@
-/* What the reports in a header say of passes that all ranks ran alike. Private to backend/tune. */
+/* Reads the reports in a header about passes that all ranks ran with the same choice. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_
 #define SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_
 
 #include "backend/tune/tuner_state.h"
 
 void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_decision_state_t* decision);
-/* Whether the report that has come is of a first pass after a switch; true once. */
+/* Whether the received report is of a first pass after a switch; true once. */
 int sluice_tuner_is_first(sluice_decision_state_t* decision, int32_t direction);
-/* The pass that all ranks ran alike, if they did: ns of the slowest and rows of the fullest. Lanes: a rank that waits
- * for another counts the wait as communication, so the rank that communicates least shows what exchanges take. */
+/* The pass that all ranks ran with the same choice, if there is one: ns of the slowest rank and rows of the fullest.
+ * Lanes: a rank that waits for another counts the wait as communication, so the rank with the least communication shows
+ * the cost of exchanges. */
 uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
                               int64_t* out_rows, sluice_lanes_t* out_lanes);
 /* Whether any rank ran a training pass since the last forward. */

@@ -1,21 +1,22 @@
-/* What a forward does by its own size, where sizes of batches take turns. Private to backend/tune. */
+/* The choice of a forward by its own size, if batch sizes alternate. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_SIZES_H_
 #define SLUICE_BACKEND_TUNE_TUNER_SIZES_H_
 
 #include "backend/tune/tuner_state.h"
 
-/* A forward of so many tokens on the rank with most has brought so many rows to the fullest one. Loads vary from batch
- * to batch, and an answer is for one number of rows: batches of one size keep theirs until their mean is another
- * bucket's. Returns how skewed they count as. */
+/* Records that a forward with this many tokens on the fullest rank brought this many rows. Loads vary from batch to
+ * batch, while an answer is for one number of rows: batches of one size keep their number until their mean falls into
+ * another bucket. Returns the skew that the batch counts with. */
 double sluice_tuner_note_rows(sluice_tuner_table_t* table, int64_t num_tokens, int64_t rows);
-/* Rows as which a forward of so many tokens counts: as skewed as its size, else as the last one. */
+/* The rows that a forward with this many tokens counts as: with the skew of its size, or else of the last batch. */
 int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_tokens);
 
-/* A candidate of the table, in the form besides the plain one or not. */
+/* A candidate of the table, in the alternative form or in the plain one. */
 sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t is_other);
 
-/* `of_size` of sluice_policy_hook_vtable_t. The decision state was made for the size of an earlier forward. Where this
- * one is of another, it takes what is known of its own: the answer, or a candidate on trial; else that state. */
+/* `of_size` of sluice_policy_hook_vtable_t. The decision state was made for the size of an earlier forward. If this
+ * forward has another size, it takes what is known of its own: the answer, or a candidate on trial; otherwise that
+ * state. */
 void sluice_tuner_of_size(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,
                           sluice_pass_choice_t* out_choice);
 

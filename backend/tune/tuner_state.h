@@ -1,5 +1,5 @@
-/* What a tuner remembers: tables of layers that are alike, races of plans, decisions and imported answers, and the
- * digest of it that headers compare. */
+/* The state of a tuner: tables of layers of the same kind, races of plans, decisions, imported answers, and their
+ * digest, which headers compare. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_STATE_H_
 #define SLUICE_BACKEND_TUNE_TUNER_STATE_H_
 
@@ -13,62 +13,63 @@
 #include "backend/tune/search/search_state.h"
 #include "backend/tune/observed_rates.h"
 
-#define SLUICE_TUNER_DECISIONS 64 /* the newest that are kept */
-#define SLUICE_TUNER_RACES     12 /* sets of plans of one kind of layer that are remembered: of all sizes, and a few */
+#define SLUICE_TUNER_DECISIONS 64 /* the newest ones are kept */
+#define SLUICE_TUNER_RACES     12 /* sets of plans that are kept per kind of layer: those of all sizes, and a few more */
 
-/* Forms of exchanges of which a layer may leave one open beside the plain one. */
+/* Forms of exchanges. A layer may leave one open in addition to the plain one. */
 enum { SLUICE_FORM_PLAIN = 0, SLUICE_FORM_GROUPED = 1, SLUICE_FORM_TWO_LEVELS = 2 };
 
-/* A decision with what it was made for. */
+/* A decision with its input. */
 typedef struct sluice_decision_s {
   uint64_t layer;                /* layers of this kind */
-  sluice_workload_t work;        /* num_tokens and skew as they were */
-  sluice_search_decision_t what; /* its picks count only without a plan */
+  sluice_workload_t work;        /* num_tokens and skew at that time */
+  sluice_search_decision_t what; /* its picks are valid only without a plan */
   sluice_racing_plan_t chosen;   /* policies -1: without a plan, as the layer's config says */
   sluice_racing_plan_t second;   /* num_chunks 0: none */
-  uint64_t budget, total_bytes;  /* of the plan, and of the largest that it raced; 0: without */
-  int32_t kept_chunks;           /* of the plan (backend/plan/plan.h); 0: without */
-  int32_t form;                  /* SLUICE_FORM_*: of exchanges, where the layer leaves it open */
+  uint64_t budget, total_bytes;  /* of the plan, and of the largest plan in the race; 0: without a plan */
+  int32_t kept_chunks;           /* of the plan (backend/plan/plan.h); 0: without a plan */
+  int32_t form;                  /* SLUICE_FORM_*: of exchanges, if the layer leaves it open */
 } sluice_decision_t;
 
-/* Plans of one set, for all layers that have the same; here and not allocated when needed, since a budget counts it. */
+/* The race of one set of plans, for all layers with the same set. Part of the struct, not allocated on demand, since a
+ * budget counts it. */
 typedef struct sluice_tuner_race_s {
   uint64_t key;      /* of the set; 0: free */
-  int64_t size_rows; /* balanced, of the largest batches that it is for */
+  int64_t size_rows; /* balanced, of the largest batches of the set */
   sluice_plan_race_t race;
 } sluice_tuner_race_t;
 
-/* Rows of the fullest rank over those of balanced routing, of batches of one size. */
+/* Rows of the fullest rank over those of balanced routing, for batches of one size. */
 typedef struct sluice_tuner_skew_s {
-  float held; /* by which answers are looked up; 0: there was no such batch */
-  float mean; /* of the last ones */
+  float held; /* used to look up answers; 0: no such batch was seen */
+  float mean; /* of the last batches */
 } sluice_tuner_skew_t;
 
 typedef struct sluice_tuner_table_s {
-  uint64_t layer; /* their kind */
+  uint64_t layer; /* kind of layer */
   struct sluice_tuner_s* tuner;
   sluice_workload_t work;
-  int64_t num_switches; /* of n or the mode, from one pass to the next of a layer */
+  int64_t num_switches; /* of n or the mode, between consecutive passes of a layer */
   int64_t num_plan_decisions;
-  int32_t next_race;    /* the place that the next set takes */
-  int64_t rated_tokens; /* for which layers of the kind last asked for rates, and what they were told: */
-  int32_t is_rated;     /* the same, so that their sets and races are the same; 0: too little was known */
+  int32_t next_race;    /* slot of the next set */
+  int64_t rated_tokens; /* the last rates that layers of the kind received, and their tokens: */
+  int32_t is_rated;     /* later layers get the same, so that their sets and races agree; 0: too little was known */
   sluice_plan_rates_t rates;
   sluice_tuner_race_t races[SLUICE_TUNER_RACES];
   int32_t
-      restore_set; /* index into sluice_restore_sets of one that reuses buffers without a budget; 0: as configured */
+      restore_set; /* index into sluice_restore_sets of a set that reuses buffers without a budget; 0: as configured */
   struct sluice_tuner_joint_s*
-      joint; /* of the first of such tables: all of them (tuner_joint.h); NULL: n alone is open */
-  sluice_tuner_skew_t skews[SLUICE_SEARCH_BUCKETS]; /* by routes of the rank with most; of the first of such tables */
-  int32_t groups_always;                            /* as configured: all its passes, where they have chunks enough */
-  int32_t other_form;                               /* SLUICE_FORM_*: what `grouping` chooses besides the plain one */
+      joint; /* in the first of such tables: all of them (tuner_joint.h); NULL: only n is open */
+  sluice_tuner_skew_t skews[SLUICE_SEARCH_BUCKETS]; /* by routes of the fullest rank; in the first of such tables */
+  int32_t groups_always;                            /* as configured: all its passes with enough chunks */
+  int32_t other_form;                               /* SLUICE_FORM_*: the alternative of `grouping` */
   sluice_grouping_t grouping;
   sluice_search_t search;
   struct sluice_tuner_table_s* next;
 } sluice_tuner_table_t;
 typedef struct sluice_tuner_joint_s sluice_tuner_joint_t;
 
-/* An answer from a file, for a table that may come later. */
+/* An answer from a file, for a table that may be created later. */
 typedef struct sluice_import_s {
   uint64_t layer;
   int64_t rows;
@@ -85,19 +86,20 @@ typedef struct sluice_tuner_s {
   int32_t is_loud; /* SLUICE_LOG=decision */
   sluice_machine_t machine;
   sluice_observed_rates_t observed;
-  sluice_timed_passes_t* timed_passes; /* that refine the machine; NULL: none yet. Of the process, not of a budget */
+  /* that refine the machine; NULL: none yet. Counted for the process, not in a budget */
+  sluice_timed_passes_t* timed_passes;
   sluice_tuner_table_t* tables;
   sluice_import_t* imports;
   int32_t num_imports, max_imports;
-  int64_t num_decisions;                               /* ever */
-  sluice_decision_t decisions[SLUICE_TUNER_DECISIONS]; /* a ring by number */
+  int64_t num_decisions;                               /* since the start */
+  sluice_decision_t decisions[SLUICE_TUNER_DECISIONS]; /* a ring, by number */
 } sluice_tuner_t;
 
 static inline sluice_tuner_t* sluice_tuner_of_hook(sluice_policy_hook_t* policy_hook) {
   return (sluice_tuner_t*)policy_hook;
 }
 
-/* After imports, mode or machine changed: what headers compare. */
+/* Call after a change of imports, mode or machine: updates the digest that headers compare. */
 void sluice_tuner_update_state(sluice_tuner_t* tuner);
 
 #endif /* SLUICE_BACKEND_TUNE_TUNER_STATE_H_ */

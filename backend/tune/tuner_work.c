@@ -18,11 +18,11 @@ sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
       .deduplicate = sluice_shape_deduplication(&moe->shape),
       .ranks_per_node = moe->shape.ranks_per_node,
       .wire_dtype = sluice_layer_wire(moe),
-      .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* of the host's nothing is known */
+      .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* the host's activation is unknown */
   };
 }
 
 int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
-  if (!tuner->has_machine || moe->shape.config.callback_experts) return 0; /* what a host's expert takes is unknown */
+  if (!tuner->has_machine || moe->shape.config.callback_experts) return 0; /* the time of a host's expert is unknown */
   return sluice_machine_check_for(&tuner->machine, moe->shape.config.dtype, moe->context->world_size) == SLUICE_OK;
 }

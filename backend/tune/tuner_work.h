@@ -1,12 +1,12 @@
-/* A layer as the work that a machine prices. Private to backend/tune. */
+/* Describes a layer as the work that a machine prices. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_WORK_H_
 #define SLUICE_BACKEND_TUNE_TUNER_WORK_H_
 
 #include "backend/tune/tuner_state.h"
 
-/* A layer's work, without tokens; skew 1. */
+/* The work of a layer, without tokens; skew 1. */
 sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe);
-/* Whether a machine is known that has what such a layer needs. */
+/* Whether a machine is known that has the rates that this layer needs. */
 int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* moe);
 
 #endif /* SLUICE_BACKEND_TUNE_TUNER_WORK_H_ */

@@ -3,11 +3,11 @@
 #include <math.h>
 #include <string.h>
 
-#define COUNTED       3    /* steps of each plan, behind its warm-up */
-#define HOPELESS      1.15 /* times the best in two counted steps: out */
-#define HOPELESS_ONCE 1.95 /* the same in one: more than a flip of the machine's speed (1.7) explains */
-#define ABOUT         1.19 /* of the first size, either way: 2^(1/4) */
-#define ELSEWHERE     64   /* laps of other sizes alone, after which the race ends as it stands */
+#define COUNTED       3    /* steps of each plan, after its warm-up */
+#define HOPELESS      1.15 /* times the best in two counted steps: the plan is out */
+#define HOPELESS_ONCE 1.95 /* the same after one step: more than a change of the machine's speed (1.7) explains */
+#define ABOUT         1.19 /* of the first size, in both directions: 2^(1/4) */
+#define ELSEWHERE     64   /* laps with passes of other sizes only, after which the race ends with what it has */
 
 static double time_of(const sluice_plan_race_t* r, int32_t plan) {
   if (r->counts[plan][0] < 2 || r->counts[plan][1] < 2) return INFINITY;
@@ -38,7 +38,8 @@ void sluice_plan_race_start(sluice_plan_race_t* r, const sluice_racing_plan_t* p
 
 int32_t sluice_plan_race_next(sluice_plan_race_t* r) {
   if (r->is_settled) return r->pick;
-  /* One after the other: under a budget few schedules are kept at a time, and in turns each step would build its own.
+  /* Plans run one after the other: under a budget few schedules are cached, and alternating plans would rebuild them at
+   * each step.
    */
   for (int32_t plan = 0; plan < r->count; ++plan) {
     if ((r->alive >> plan & 1) && ran(r, plan) <= COUNTED) return r->pick = plan;
@@ -62,12 +63,12 @@ static int judge(sluice_plan_race_t* r) {
     if (lost) r->alive &= ~(1u << p);
     open += (r->alive >> p & 1) && ran(r, p) <= COUNTED;
   }
-  /* Alone and measured it has won: its other steps would decide nothing. */
+  /* The only plan left, and measured: it has won, and more steps would decide nothing. */
   int is_last = best >= 0 && r->alive == 1u << best;
   return open == 0 || is_last ? settle(r) : 0;
 }
 
-/* What a warm-up cost is known once a second pass has run. Before `each` is counted. */
+/* The cost of a warm-up is known once a second pass has run. Called before `each` is counted. */
 static void count_warm_up(sluice_plan_race_t* r, int32_t plan, int32_t direction, double each, double rows) {
   double* first = &r->first_ns_per_row[plan][direction];
   if (r->counts[plan][direction] == 0) *first = each;

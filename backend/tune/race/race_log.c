@@ -5,7 +5,7 @@
 
 #include "backend/cost/fit.h"
 
-#define NEAR 3 /* entries: a neighbour on one side alone must be so near */
+#define NEAR 3 /* entries: a step with one neighbour compares only with a neighbour at most this far away */
 
 void sluice_race_log_add(sluice_race_log_t* log, int32_t pick, double ns_per_row, int is_warm_up) {
   if (log->count == SLUICE_RACE_LOG) {
@@ -24,7 +24,7 @@ void sluice_race_log_restart(sluice_race_log_t* log, int32_t pick) {
 
 static int is_of(const sluice_race_step_t* step, int32_t pick) { return step->pick == pick && !step->is_warm_up; }
 
-/* The nearest counted step of `pick` before or behind entry `at`; -1. */
+/* The nearest counted step of `pick` in direction `step` from entry `at`; -1 if there is none. */
 static int32_t nearest(const sluice_race_log_t* log, int32_t at, int32_t step, int32_t pick) {
   for (int32_t i = at + step; i >= 0 && i < log->count; i += step) {
     if (is_of(&log->steps[i], pick)) return i;
@@ -38,12 +38,12 @@ int32_t sluice_race_log_losses(const sluice_race_log_t* log, int32_t pick, int32
   int32_t losses = 0;
   for (int32_t i = 0; i < log->count; ++i) {
     if (!is_of(&log->steps[i], pick)) continue;
-    int32_t before = nearest(log, i, -1, other), behind = nearest(log, i, 1, other);
-    if (before < 0 && behind < 0) continue;
-    double slower = fmax(before < 0 ? 0 : time_at(log, before), behind < 0 ? 0 : time_at(log, behind));
+    int32_t before = nearest(log, i, -1, other), after = nearest(log, i, 1, other);
+    if (before < 0 && after < 0) continue;
+    double slower = fmax(before < 0 ? 0 : time_at(log, before), after < 0 ? 0 : time_at(log, after));
     if (time_at(log, i) > SLUICE_FLIP * limit * slower)
       losses += 2;
-    else if (before >= 0 && behind >= 0 && time_at(log, i) > limit * slower)
+    else if (before >= 0 && after >= 0 && time_at(log, i) > limit * slower)
       ++losses;
   }
   return losses;
@@ -65,14 +65,14 @@ double sluice_race_log_spread(const sluice_race_log_t* log, int32_t pick) {
   return most > 0 ? most / least : 1;
 }
 
-/* A step over its neighbours of `other`, where these saw one and the same machine; 0 otherwise. */
-static double beside(const sluice_race_log_t* log, int32_t i, int32_t other) {
-  int32_t before = nearest(log, i, -1, other), behind = nearest(log, i, 1, other);
-  if (before >= 0 && behind >= 0) {
-    double a = time_at(log, before), b = time_at(log, behind);
+/* The time of a step over that of its neighbours of `other`, if these ran at the same speed of the machine; else 0. */
+static double over_neighbours(const sluice_race_log_t* log, int32_t i, int32_t other) {
+  int32_t before = nearest(log, i, -1, other), after = nearest(log, i, 1, other);
+  if (before >= 0 && after >= 0) {
+    double a = time_at(log, before), b = time_at(log, after);
     return fmax(a, b) > SLUICE_UNSTEADY * fmin(a, b) ? 0 : 2 * time_at(log, i) / (a + b);
   }
-  int32_t only = before >= 0 ? before : behind;
+  int32_t only = before >= 0 ? before : after;
   return only < 0 || (only > i ? only - i : i - only) > NEAR ? 0 : time_at(log, i) / time_at(log, only);
 }
 
@@ -85,11 +85,11 @@ double sluice_race_log_ratio(const sluice_race_log_t* log, int32_t pick, int32_t
   }
   int32_t count = 0;
   for (int32_t i = 0; i < log->count; ++i) {
-    double ratio = is_of(&log->steps[i], pick) ? beside(log, i, other) : 0;
+    double ratio = is_of(&log->steps[i], pick) ? over_neighbours(log, i, other) : 0;
     if (ratio > 0) ratios[count++] = ratio;
   }
   if (count >= 2) {
-    double middle = sluice_median(ratios, count); /* sorts */
+    double middle = sluice_median(ratios, count); /* the median sorts its input */
     if (ratios[count - 1] <= SLUICE_UNSTEADY * ratios[0]) return middle;
     *out_is_clear = 0;
     if (count >= 5) return middle;
@@ -101,8 +101,8 @@ double sluice_race_log_ratio(const sluice_race_log_t* log, int32_t pick, int32_t
 double sluice_race_log_excess(const sluice_race_log_t* log, int32_t best) {
   double excess = 0;
   for (int32_t i = 0; i < log->count; ++i) {
-    int32_t before = nearest(log, i, -1, best), behind = nearest(log, i, 1, best);
-    int32_t other = before < 0 || (behind >= 0 && behind - i < i - before) ? behind : before;
+    int32_t before = nearest(log, i, -1, best), after = nearest(log, i, 1, best);
+    int32_t other = before < 0 || (after >= 0 && after - i < i - before) ? after : before;
     if (is_of(&log->steps[i], best) || other < 0) continue;
     excess += fmax(0, time_at(log, i) - time_at(log, other));
   }

@@ -7,13 +7,13 @@
 
 enum { NOTHING = 0, RACING = 1, DECIDED = 2 };
 
-#define STEPS      4    /* a warm-up and three that count */
-#define FASTER     0.99 /* of the time of the plain form: what the other may take to stay */
-#define MOST_ASKED 512  /* steps that are asked for and never counted: then the plain form it is */
-/* Times the skew of the decision, either way: it is asked anew, after so many steps at the least. */
+#define STEPS      4    /* a warm-up and three counted steps */
+#define FASTER     0.99 /* of the time of the plain form: the alternative stays at this or less */
+#define MOST_ASKED 512  /* requested steps without a counted one, after which the plain form wins */
+/* Factor by which the skew must change, up or down, before the form is raced again. */
 #define DRIFTED 1.5
 #define STEADY  256
-/* Steps after which both forms run again, where races have their share of the time; doubles while the answer stands. */
+/* Steps after which both forms race again within the budget of races; doubles each time the answer stands. */
 #define FIRST_QUESTION  256
 #define LATEST_QUESTION 8192
 
@@ -38,7 +38,7 @@ static int has_chunks(const sluice_grouping_t* g, const sluice_search_t* s, int3
 
 static void add_side(sluice_grouping_spot_t* spot, int32_t pick) { spot->picks[spot->num_sides++] = (uint8_t)pick; }
 
-/* The n that the model likes best, and the one beside it that it likes better: what is predicted once is raced. */
+/* The n that the model predicts best, and the better one of its neighbours: a prediction is confirmed by a race. */
 static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows) {
   const int32_t mode = sluice_pick_wgrad(spot->picks[0]) * SLUICE_SEARCH_SIZES;
   const double single = sluice_search_predicted(s, &s->spots[sluice_search_bucket(rows)], spot->picks[0]);
@@ -59,7 +59,7 @@ static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_group
   }
 }
 
-/* The same n, and the next: of more chunks more pairs are under way together, or more is hidden of a second hop. */
+/* The same n and the next larger one: more chunks leave more pairs in flight, or hide more of a second hop. */
 static void add_larger(const sluice_grouping_t* g, const sluice_search_t* s, sluice_grouping_spot_t* spot) {
   const int32_t pick = spot->picks[0];
   for (int32_t more = 0; spot->num_sides < SLUICE_GROUPING_SIDES; ++more) {
@@ -68,7 +68,7 @@ static void add_larger(const sluice_grouping_t* g, const sluice_search_t* s, slu
   }
 }
 
-/* The plain form is told of where it takes the other's place: the search has told of it before. */
+/* The plain form is only reported if it replaces the alternative: the search has reported it before. */
 static void decide(const sluice_grouping_t* g, sluice_grouping_spot_t* spot, int64_t rows, int32_t winner,
                    int32_t why) {
   const int32_t changes = winner > 0 ? !spot->is_question || winner != spot->winner : spot->is_told;
@@ -98,7 +98,7 @@ static int may_question(const sluice_grouping_t* g, const sluice_search_t* s, co
          spot->steps >= spot->question_after && sluice_search_may_spend(s);
 }
 
-/* The same sides run again: one unlucky race does not decide for good. */
+/* The same sides race again, so that one unlucky race is not final. */
 static void question(sluice_grouping_spot_t* spot) {
   spot->state = RACING;
   spot->is_question = 1;
@@ -135,7 +135,7 @@ static int32_t least_run(const sluice_grouping_spot_t* spot) {
   return least;
 }
 
-/* What a race took beyond the best of its sides. */
+/* The cost of a race beyond the time of its best side. */
 static void count_race(const sluice_grouping_spot_t* spot, sluice_search_t* s, int64_t rows, int32_t best) {
   for (int32_t k = 0; k < spot->num_sides; ++k) {
     const double more = (double)(spot->sides[k].best_ns_per_row - spot->sides[best].best_ns_per_row);
@@ -204,7 +204,7 @@ void sluice_grouping_observe(sluice_grouping_t* g, int32_t direction, int32_t pi
     const float step = side->forward_ns_per_row + ns_per_row;
     side->forward_ns_per_row = 0;
     spot->asked = 0;
-    if (++side->count == 1) continue; /* meets new slots and templates */
+    if (++side->count == 1) continue; /* the first step allocates slots and templates */
     if (side->best_ns_per_row == 0 || step < side->best_ns_per_row) side->best_ns_per_row = step;
   }
 }

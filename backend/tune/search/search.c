@@ -10,9 +10,9 @@
 
 #define REPEATS      3
 #define BUDGET_SHARE 0.002
-#define USUAL_OVER   16 /* passes of the running mean */
-#define USUAL_MOST   2  /* times the mean: a pass that took longer was stolen from, and counts as so much */
-#define EXPENSIVE    10 /* times the share that races may cost: then new sizes take the nearest answer */
+#define USUAL_OVER   16 /* passes in the running mean */
+#define USUAL_MOST   2  /* times the mean: the most that one slow pass may add */
+#define EXPENSIVE    10 /* times the budget of races: beyond it new sizes take the nearest answer */
 
 const char* sluice_tuner_why_name(int32_t why) {
   static const char* const names[SLUICE_WHY_COUNT] = {"nothing timed yet", "on trial", "inside the range",
@@ -63,7 +63,7 @@ int32_t sluice_search_next(sluice_search_t* s, int64_t rows, int32_t* out_why) {
   if (spot->state == SLUICE_SPOT_ANSWERED && sluice_search_may_question(s, spot)) sluice_search_question(s, bucket);
   *why = spot->state == SLUICE_SPOT_ANSWERED ? spot->why : SLUICE_WHY_ON_TRIAL;
   if (spot->state == SLUICE_SPOT_ANSWERED) return spot->pick;
-  /* In turns: the next of the set behind the last one that still lacks steps. */
+  /* Candidates alternate: the next of the set after the last one that still lacks steps. */
   int32_t pick = spot->pick;
   for (int32_t i = 0; i < SLUICE_SEARCH_PICKS; ++i) {
     s->turn = (s->turn + 1) % SLUICE_SEARCH_PICKS;
@@ -105,7 +105,7 @@ static void count_race_switch(sluice_search_t* s, double seconds) {
   s->stats.race_switch_seconds += seconds;
 }
 
-/* What a warm-up cost is known once a second pass has run. Seconds. */
+/* The cost of a warm-up is known once a second pass has run. Seconds. */
 static double take_warm_up(sluice_sample_t* sample, double ns_per_row, double rows) {
   if (sample->best_ns_per_row >= 0) return 0;
   double more = -(double)sample->best_ns_per_row - ns_per_row;
@@ -116,14 +116,14 @@ static double take_warm_up(sluice_sample_t* sample, double ns_per_row, double ro
 static void count_sample(sluice_search_t* s, sluice_sample_t* sample, double ns_per_row, double rows,
                          const sluice_lanes_t* lanes) {
   ++sample->count;
-  if (sample->count == 1) { /* meets new slots and templates */
+  if (sample->count == 1) { /* the first pass allocates slots and templates */
     if (sample->best_ns_per_row == 0) sample->best_ns_per_row = -(float)ns_per_row;
     return;
   }
   count_race_switch(s, take_warm_up(sample, ns_per_row, rows));
   if (sample->best_ns_per_row != 0 && ns_per_row >= (double)sample->best_ns_per_row) return;
   sample->best_ns_per_row = (float)ns_per_row;
-  if (lanes == NULL || lanes->compute <= 0) return; /* of a device's passes the first ones alone have them */
+  if (lanes == NULL || lanes->compute <= 0) return; /* on a device only the first passes report lanes */
   sample->compute = (float)(lanes->compute / rows), sample->comm = (float)(lanes->comm / rows);
   sample->comm_cpu = (float)(lanes->comm_cpu / rows);
 }
@@ -143,7 +143,7 @@ void sluice_search_count_switch(sluice_search_t* s, int32_t direction, int32_t p
   }
 }
 
-/* A step is a forward and the backward behind it. */
+/* A step is a forward and the backward that follows it. */
 static void log_step(sluice_window_t* window, int32_t direction, int32_t pick, double ns_per_row, int is_warm_up) {
   if (direction == SLUICE_FORWARD) {
     window->step_ns_per_row = (float)ns_per_row, window->step_pick = pick;
@@ -155,7 +155,7 @@ static void log_step(sluice_window_t* window, int32_t direction, int32_t pick, d
   window->step_ns_per_row = 0;
 }
 
-/* What an answer's passes usually take, in turns with nobody: what a switch costs is judged by it. */
+/* The usual time of an answer's passes outside of races; the cost of a switch is measured against it. */
 static void note_usual(sluice_spot_t* spot, int32_t direction, int32_t pick, double ns_per_row) {
   int is_first = spot->is_switched[direction];
   sluice_sample_t* x = direction == SLUICE_FORWARD ? &spot->forward[sluice_pick_size(pick)] : &spot->backward[pick];
@@ -178,7 +178,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   if (rows < 1 || ns == 0) return;
   sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
   if (spot->state == SLUICE_SPOT_NOTHING && sluice_search_bootstraps(s) && !races_are_expensive(s)) {
-    spot->rows = rows; /* the pass that showed this size is the warm-up already */
+    spot->rows = rows; /* the pass that showed this size was the warm-up */
     sluice_search_start(s, sluice_search_bucket(rows));
   }
   double ns_per_row = (double)ns / (double)rows;

@@ -5,10 +5,10 @@
 
 #include "backend/tune/search/search_times.h"
 
-#define FIRST_QUESTION  512 /* passes of one size before its answer is questioned; doubles while it stands */
+#define FIRST_QUESTION  512 /* passes of one size before its answer is raced again; doubles while it stands */
 #define LATEST_QUESTION 16384
-#define WORTH_A_CHANGE  1.005 /* an answer that is questioned stands unless another is faster by this */
-#define HILL            1.03  /* slower than what lies on both sides by so much: no single valley */
+#define WORTH_A_CHANGE  1.005 /* a new answer replaces the old one if it is faster by this factor */
+#define HILL            1.03  /* slower by this factor than both sides: more than one valley */
 
 static void tell(sluice_search_t* s, const sluice_spot_t* spot, int32_t why) {
   ++s->stats.num_decisions;
@@ -41,7 +41,7 @@ const sluice_spot_t* sluice_search_answer_near(const sluice_search_t* s, int32_t
   return sluice_search_answer_within(s, bucket, step, SLUICE_SEARCH_BUCKETS);
 }
 
-/* "The best n grows with q", told from a raced answer and those beside it. */
+/* Checks "the best n grows with q" for a raced answer and the nearest answers below and above it. */
 static void test_hypothesis(sluice_search_t* s, int32_t bucket) {
   const sluice_spot_t *below = sluice_search_answer_near(s, bucket, -1),
                       *above = sluice_search_answer_near(s, bucket, 1);
@@ -52,10 +52,10 @@ static void test_hypothesis(sluice_search_t* s, int32_t bucket) {
   *(holds ? &s->stats.monotonic : &s->stats.not_monotonic) += 1;
 }
 
-/* "Time over n has one valley", told from all that ran with the answer's mode: between two of them none is slower than
- * both by more than noise. */
+/* Checks "time over n has one valley" for all candidates that ran with the answer's mode: no candidate between two
+ * others is slower than both by more than noise. */
 static void test_valley(sluice_search_t* s, const sluice_spot_t* spot, int32_t mode) {
-  double before = INFINITY, crest = 0; /* the best so far, and the worst behind it */
+  double before = INFINITY, crest = 0; /* the best so far, and the worst after it */
   int32_t count = 0, holds = 1;
   for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
     double time = sluice_spot_time(spot, size + SLUICE_SEARCH_SIZES * mode);

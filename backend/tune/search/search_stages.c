@@ -6,15 +6,15 @@
 #include "backend/tune/search/search_times.h"
 #include "backend/tune/search/search_windows.h"
 
-#define CLOSE            1.05 /* candidates this close to the best meet it again in a duel */
-#define BOOTSTRAP_WITHIN 1.10 /* of the best measured time: a bootstrap model's prediction that is worth a race */
-#define BOOTSTRAP_BESIDE 1.3  /* of the first candidate's: its neighbour is tried although the model likes it less */
-#define FEW_COUNT        3
-#define FEW_WITHIN       1.25 /* of the best prediction */
-#define ALIKE            1.03 /* of the best time: the choice of a size nearby that took so much will do */
+#define CLOSE               1.05 /* candidates this close to the best run against it again */
+#define BOOTSTRAP_WITHIN    1.10 /* of the best measured time: a bootstrap prediction worth a race */
+#define BOOTSTRAP_NEIGHBOUR 1.3  /* of the first candidate's prediction: its neighbour is tried as well */
+#define FEW_COUNT           3
+#define FEW_WITHIN          1.25 /* of the best prediction */
+#define GOOD_ENOUGH         1.03 /* of the best time: the choice of a nearby size is kept if it took at most this */
 
-/* Where sizes take turns in training, answers that differ change n at every turn, and a first pass after a change takes
- * longer. So times that could be noise do not part a size from the ones beside it. */
+/* If sizes alternate in training, different answers switch n each time, and a first pass after a switch takes longer.
+ * So times within noise do not give a size another answer than its neighbours. */
 static int32_t as_nearby(const sluice_search_t* s, int32_t bucket, int32_t best) {
   const sluice_spot_t* spot = &s->spots[bucket];
   int32_t pick = best;
@@ -22,7 +22,7 @@ static int32_t as_nearby(const sluice_search_t* s, int32_t bucket, int32_t best)
     const sluice_spot_t* near = sluice_search_answer_within(s, bucket, step, SLUICE_SEARCH_NEAR);
     if (near == NULL) continue;
     if (near->pick == best) return best;
-    if (sluice_spot_time(spot, near->pick) <= ALIKE * sluice_spot_time(spot, best)) pick = near->pick;
+    if (sluice_spot_time(spot, near->pick) <= GOOD_ENOUGH * sluice_spot_time(spot, best)) pick = near->pick;
   }
   return pick;
 }
@@ -34,7 +34,7 @@ static void settle(sluice_search_t* s, int32_t bucket) {
   sluice_search_decide(s, bucket, best < 0 ? spot->pick : best, SLUICE_WHY_RACED);
 }
 
-/* Those near the best meet it again: in turns, so that drift hits both. */
+/* Candidates close to the best run against it again, alternating, so that drift affects both. */
 static void duel_or_settle(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t best = sluice_spot_best(spot, spot->raced), second = sluice_spot_best(spot, spot->raced & ~(1u << best));
@@ -60,8 +60,8 @@ static void try_wgrad(sluice_search_t* s, int32_t bucket) {
   duel_or_settle(s, bucket);
 }
 
-/* To the bottom of the valley: whoever stands beside the best and has not run races next; where a neighbour is close to
- * the best, also the one behind it, so that one unlucky time does not end the way. */
+/* Walks to the bottom of the valley: a neighbour of the best that has not run races next. If a neighbour is close to
+ * the best, the one after it races too, so that one unlucky time does not end the walk. */
 static void walk_on(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t best = sluice_spot_best(spot, spot->raced);
@@ -108,11 +108,11 @@ static void start_few(sluice_search_t* s, int32_t bucket) {
       break;
     set |= 1u << next;
   }
-  /* A neighbour in any case: a single candidate would confirm nothing. */
+  /* A neighbour is always added: a single candidate would confirm nothing. */
   if ((set & (set - 1)) == 0) {
     for (int32_t step = -1; step <= 1; step += 2) {
       int32_t size = sluice_pick_size(first) + step, p = first + step;
-      int is_between = spot->lo == spot->hi || (size >= spot->lo && size <= spot->hi); /* else there would be none */
+      int is_between = spot->lo == spot->hi || (size >= spot->lo && size <= spot->hi); /* else the set would be empty */
       if (size >= s->config.min_size && size <= s->config.max_size && is_between && sluice_search_is_open(s, p))
         set |= 1u << p;
     }
@@ -121,8 +121,8 @@ static void start_few(sluice_search_t* s, int32_t bucket) {
   sluice_search_enter(s, spot, set, SLUICE_STAGE_FEW, 0);
 }
 
-/* The fewest chunks have run: what the bootstrap model likes best meets them; where it likes them, their neighbour
- * does, unless the model speaks clearly against it. */
+/* The fewest chunks have run: the candidate that the bootstrap model predicts best races against them. If the fewest
+ * are predicted best, their neighbour races, unless its prediction is clearly worse. */
 static void start_bootstrapped(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t first = sluice_search_pick_of(s, spot->lo), best = first;
@@ -131,20 +131,21 @@ static void start_bootstrapped(sluice_search_t* s, int32_t bucket) {
       best = sluice_search_pick_of(s, size);
   }
   if (best == first &&
-      sluice_search_predicted(s, spot, first + 1) <= BOOTSTRAP_BESIDE * sluice_search_predicted(s, spot, first))
+      sluice_search_predicted(s, spot, first + 1) <= BOOTSTRAP_NEIGHBOUR * sluice_search_predicted(s, spot, first))
     best = first + 1;
   if (best == first) {
     sluice_search_decide(s, bucket, first, SLUICE_WHY_PREDICTED);
     return;
   }
   spot->worse = 0;
-  /* The first have run a counted step: where others should beat them by far, and do, that will do. */
+  /* The first candidates have run one counted step: if others are predicted to be much faster and are, that is
+   * enough. */
   spot->expected = (float)(sluice_search_predicted(s, spot, best) / sluice_search_predicted(s, spot, first));
   sluice_search_enter(s, spot, 1u << best, SLUICE_STAGE_BOOTSTRAPPED,
                       SLUICE_BOOTSTRAP_HOPELESS * (double)spot->expected < 1);
 }
 
-/* The bootstrap model knows more now: whatever it likes as well as the best that ran, races. */
+/* The bootstrap model has more data now: any candidate that it rates as good as the best measured one races. */
 static void after_bootstrapped(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   double correction[SLUICE_SEARCH_SIZES], least = INFINITY;
@@ -164,7 +165,7 @@ static void after_bootstrapped(sluice_search_t* s, int32_t bucket) {
   sluice_search_enter(s, spot, 1u << next, SLUICE_STAGE_BOOTSTRAPPED, 0);
 }
 
-/* Both ends and the middle: of two ends alone the lucky one would begin a walk that never sees the valley. */
+/* Begins with both ends and the middle: with two ends only, a lucky time could start a walk that misses the valley. */
 static void start_ends(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t middle = (spot->lo + spot->hi) / 2;
@@ -174,8 +175,8 @@ static void start_ends(sluice_search_t* s, int32_t bucket) {
                       SLUICE_STAGE_ENDS, 0);
 }
 
-/* Of candidates: between the answers of neighbouring sizes [Algorithm 1]. Predictions alone cost nothing, and are asked
- * about all. */
+/* Limits candidates to those between the answers of neighbouring sizes [Algorithm 1]. If only predictions are compared,
+ * all candidates take part, since a prediction costs no step. */
 static void set_range(const sluice_search_t* s, sluice_spot_t* spot, int32_t lo, int32_t hi) {
   const int is_whole = s->config.mode == SLUICE_TUNER_MODEL;
   spot->lo = (int16_t)(is_whole ? s->config.min_size : lo < hi ? lo : hi);
@@ -199,7 +200,7 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
     sluice_search_decide(s, bucket, below->pick, SLUICE_WHY_INSIDE_RANGE);
     return;
   }
-  /* -1: there is no model, or it says nothing of any candidate. */
+  /* -1: no model, or no prediction for any candidate. */
   int32_t asks = s->config.predict != NULL && s->config.mode != SLUICE_TUNER_PROFILE;
   int32_t liked = asks ? sluice_search_best_predicted(s, spot, 0, NULL) : -1;
   if (liked >= 0 && s->config.mode == SLUICE_TUNER_MODEL) {
@@ -214,9 +215,9 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
   }
   int near_below = sluice_search_answer_within(s, bucket, -1, SLUICE_SEARCH_NEAR) != NULL,
       near_above = sluice_search_answer_within(s, bucket, 1, SLUICE_SEARCH_NEAR) != NULL;
-  if (spot->lo < spot->hi && near_below != near_above) { /* that end is the better one: no need to try the other */
-    int32_t from = near_below ? lo : hi, beside = from == spot->lo ? from + 1 : from - 1;
-    sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, from) | 1u << sluice_search_pick_of(s, beside),
+  if (spot->lo < spot->hi && near_below != near_above) { /* that end is better: the other need not run */
+    int32_t from = near_below ? lo : hi, neighbour = from == spot->lo ? from + 1 : from - 1;
+    sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, from) | 1u << sluice_search_pick_of(s, neighbour),
                         SLUICE_STAGE_WALK, 0);
     return;
   }
@@ -229,7 +230,7 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
 
 void sluice_search_give_up(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  spot->is_extended = 1; /* or the window would run on */
+  spot->is_extended = 1; /* or the window would continue */
   sluice_search_close_window(s, spot, sluice_search_window(s, spot));
   if (spot->stage == SLUICE_STAGE_QUESTION || sluice_spot_best(spot, spot->raced) >= 0) {
     settle(s, bucket);
@@ -252,11 +253,11 @@ static void after_first(sluice_search_t* s, int32_t bucket) {
   if (sluice_search_bootstrapped(s, spot, sluice_search_pick_of(s, spot->lo)) > 0) {
     start_bootstrapped(s, bucket);
   } else {
-    start_ends(s, bucket); /* lanes were not timed */
+    start_ends(s, bucket); /* the lanes were not timed */
   }
 }
 
-/* Only as long as races have cost less than their share. */
+/* Only while races have used less than their share. */
 int sluice_search_may_question(const sluice_search_t* s, const sluice_spot_t* spot) {
   return s->config.mode != SLUICE_TUNER_MODEL && spot->why != SLUICE_WHY_IMPORTED && spot->why != SLUICE_WHY_ONE_LEFT &&
          spot->passes_since >= spot->question_after && sluice_search_may_spend(s);
@@ -271,7 +272,7 @@ void sluice_search_question(sluice_search_t* s, int32_t bucket) {
   }
   int32_t other = (spot->pick + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
   if (s->config.min_size == s->config.max_size && sluice_search_is_open(s, other))
-    set |= 1u << other; /* n is fixed: the mode is left */
+    set |= 1u << other; /* n is fixed: only the mode is open */
   sluice_search_clear(s, spot);
   spot->at = spot->rows;
   sluice_search_enter(s, spot, set, SLUICE_STAGE_QUESTION, 0);
@@ -282,12 +283,12 @@ void sluice_search_advance(sluice_search_t* s, int32_t bucket) {
   sluice_window_t* window = sluice_search_window(s, spot);
   sluice_search_recall_anchor(spot, window);
   sluice_search_drop_hopeless(s, spot, window);
-  do { /* again where it runs on: passes that came late may have brought those steps already */
+  do { /* repeated if the race continues: late passes may already have brought those steps */
     for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
       if ((spot->racing >> p & 1) && !sluice_search_is_done(s, spot, p)) return;
     }
   } while (!sluice_search_close_window(s, spot, window));
-  if (sluice_spot_best(spot, spot->raced) < 0) { /* nobody finished a step */
+  if (sluice_spot_best(spot, spot->raced) < 0) { /* no candidate finished a step */
     settle(s, bucket);
     return;
   }

@@ -1,5 +1,5 @@
-/* What the search for n remembers: candidates, the spots of a table, their windows and samples, and what races cost.
- * See search.h for what is done with it. */
+/* The state of the search for n: candidates, the spots of a table, their windows and samples, and the cost of races.
+ * search.h describes the algorithm. */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_
 #define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_
 
@@ -15,16 +15,16 @@
 #define SLUICE_SEARCH_MODES   2                       /* weight gradients deferred, per chunk */
 #define SLUICE_SEARCH_PICKS   (SLUICE_SEARCH_SIZES * SLUICE_SEARCH_MODES)
 #define SLUICE_SEARCH_BUCKETS 128 /* rows up to 2^32 */
-#define SLUICE_SEARCH_WINDOWS 8   /* sizes that race at a time without forgetting their steps */
+#define SLUICE_SEARCH_WINDOWS 8   /* sizes that can race at a time without losing their steps */
 
 #define SLUICE_WHY_COUNT 8 /* reasons: SLUICE_WHY_* of sluice/tuner.h */
 
 /* Candidate index: size + SLUICE_SEARCH_SIZES * mode. */
 typedef struct sluice_search_decision_s {
-  int64_t rows; /* the size it was made at */
+  int64_t rows; /* the size at which the decision was made */
   int32_t pick;
   int32_t why;
-  double seconds;           /* measured, forward and backward of the slowest rank at that size; 0: not measured */
+  double seconds;           /* measured, forward plus backward of the slowest rank at that size; 0: not measured */
   double predicted_seconds; /* 0: no model */
   int32_t runner_up;        /* -1: none */
   double runner_up_seconds;
@@ -35,25 +35,25 @@ typedef struct sluice_search_decision_s {
 typedef struct sluice_search_config_s {
   int32_t mode;               /* SLUICE_TUNER_* */
   int32_t min_size, max_size; /* indices into sluice_chunk_counts; equal: n is fixed */
-  int32_t fixed_chunks; /* that n where it is none of the sizes, above 1: min_size and max_size stand for it; or 0 */
+  int32_t fixed_chunks; /* a fixed n that is none of the sizes, above 1: min_size and max_size stand for it; else 0 */
   int32_t open_wgrad;   /* 0: the mode is `wgrad_mode` */
   int32_t wgrad_mode;
-  int32_t repeats;       /* k; 0: the default */
-  double budget_share;   /* of all timed passes that races may cost, their switches included, beyond what the best would
-                            have taken; 0: default */
-  int32_t num_local;     /* experts that all have rows in each chunk, alike on all ranks, for bootstrap models; 0: 1 */
+  int32_t repeats;     /* k; 0: default */
+  double budget_share; /* share of all timed passes that races may cost beyond the time of the best candidate, switches
+                          included; 0: default */
+  int32_t num_local;   /* experts with rows in each chunk, the same on all ranks, for bootstrap models; 0: 1 */
   int32_t uneven_chunks; /* chunks have rows as in backend/schedule/uneven_chunks.h, for bootstrap models */
-  /* Seconds of one direction; NULL: no model. Must give the same number on all ranks. */
+  /* Seconds of one direction; NULL: no model. Must return the same number on all ranks. */
   double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
   void* user;
-  /* Told of every decision; may be NULL. */
+  /* Called for every decision; may be NULL. */
   void (*decided)(void* user, const sluice_search_decision_t* decision);
 } sluice_search_config_t;
 
 typedef struct sluice_sample_s {
-  float best_ns_per_row;         /* below 0: of the warm-up, until the next pass tells what that cost */
-  float compute, comm, comm_cpu; /* sluice_lanes_t of that pass, ns per row; compute 0: not known */
-  int32_t count;                 /* timed passes, the first of which is the warm-up */
+  float best_ns_per_row;         /* below 0: of the warm-up, until the next pass shows its cost */
+  float compute, comm, comm_cpu; /* sluice_lanes_t of that pass, ns per row; compute 0: unknown */
+  int32_t count;                 /* timed passes; the first is the warm-up */
 } sluice_sample_t;
 
 /* Stages of a race. */
@@ -71,38 +71,40 @@ enum {
 
 enum { SLUICE_SPOT_NOTHING = 0, SLUICE_SPOT_RACING = 1, SLUICE_SPOT_ANSWERED = 2 };
 typedef struct sluice_spot_s {
-  uint8_t state;                    /* 0: nothing; 1: racing; 2: answered */
-  uint8_t stage;                    /* of the race: SLUICE_STAGE_* */
-  uint8_t why;                      /* of the answer */
-  uint8_t pick;                     /* the answer; while a race questions it, the old one */
-  uint16_t racing;                  /* set of candidates */
-  uint16_t window;                  /* those that run in turns at present, also the ones that are out */
-  uint16_t raced;                   /* all that were, in this race */
-  int8_t anchor;                    /* the one of the window with whom the others are compared; -1: not chosen yet */
-  uint8_t is_extended, is_unsteady; /* the window runs twice as long; the machine's speed flipped during this race */
+  uint8_t state;   /* 0: nothing; 1: racing; 2: answered */
+  uint8_t stage;   /* of the race: SLUICE_STAGE_* */
+  uint8_t why;     /* of the answer */
+  uint8_t pick;    /* the answer; while a race questions it, the previous answer */
+  uint16_t racing; /* set of candidates */
+  uint16_t window; /* those that alternate at present, including the eliminated ones */
+  uint16_t raced;  /* all that took part in this race */
+  int8_t anchor;   /* the candidate of the window that the others are compared with; -1: not chosen yet */
+  /* the window runs twice as long; the speed of the machine changed during this race */
+  uint8_t is_extended, is_unsteady;
   int8_t worse;
   int16_t lo, hi;
-  sluice_race_timeout_t timeout; /* since a pass last brought the race forward */
+  sluice_race_timeout_t timeout; /* since the last pass that advanced the race */
   int32_t race_passes;
-  uint32_t passes_since;   /* the last race */
+  uint32_t passes_since;   /* since the last race */
   uint32_t question_after; /* passes */
-  int64_t rows;            /* of the last pass here */
-  int64_t at;              /* rows for which predictions are made: those at its start */
+  int64_t rows;            /* of the last pass of this size */
+  int64_t at;              /* rows that predictions are made for: those at the start of the race */
   sluice_sample_t forward[SLUICE_SEARCH_SIZES];
   sluice_sample_t backward[SLUICE_SEARCH_PICKS];
-  float startup[2]; /* of an exchange of next to nothing, by direction, ns per row: the shortest seen; 0: not known */
-  float time[SLUICE_SEARCH_PICKS]; /* ns per row, as if all had run while the first of them did; 0: not known */
-  float expected; /* of a newcomer that runs alone: its time over the anchor's by the bootstrap model */
-  float usual[2]; /* of the answer's passes by direction, in turns with nobody, ns per row: a running mean; 0: none */
-  uint8_t is_switched[2]; /* the next pass told of that direction is the first after a switch */
+  float startup[2]; /* of an almost empty exchange, by direction, ns per row: the shortest seen; 0: unknown */
+  float time[SLUICE_SEARCH_PICKS]; /* ns per row, normalized to the speed at which the first of them ran; 0: unknown */
+  /* for a new candidate that runs alone: its predicted time over the anchor's, by the bootstrap model */
+  float expected;
+  float usual[2]; /* of the answer's passes outside of races, by direction, ns per row: a running mean; 0: none */
+  uint8_t is_switched[2]; /* the next reported pass of that direction is the first after a switch */
 } sluice_spot_t;
 
-/* What a window needs while it runs; few sizes race at a time. */
+/* The steps of a running window; few sizes race at a time. */
 typedef struct sluice_window_s {
   int32_t bucket;
-  uint32_t used_at;          /* race passes of the search; 0: free */
-  sluice_sample_t before[2]; /* of the anchor, by direction, before this window */
-  float step_ns_per_row;     /* the forward of the step whose backward is still to come; 0: none */
+  uint32_t used_at;          /* number of race passes of the search at the last use; 0: free */
+  sluice_sample_t before[2]; /* samples of the anchor, by direction, before this window */
+  float step_ns_per_row;     /* the forward of a step whose backward has not run yet; 0: none */
   int32_t step_pick;
   sluice_race_log_t log;
 } sluice_window_t;
@@ -111,20 +113,21 @@ typedef struct sluice_search_stats_s {
   int64_t timed_passes;
   int64_t race_passes;
   double total_seconds;       /* of timed passes */
-  double excess_seconds;      /* of raced passes beyond the answer's time, once that is known */
-  double switch_seconds;      /* of first passes after a switch, beyond what the same choice usually takes */
-  double race_switch_seconds; /* those of them that races made */
+  double excess_seconds;      /* of raced passes beyond the time of the answer, once that is known */
+  double switch_seconds;      /* of first passes after a switch, beyond the usual time of the same choice */
+  double race_switch_seconds; /* the part of switch_seconds that races caused */
   int64_t num_decisions, num_questioned, num_changed;
-  int64_t monotonic, not_monotonic;   /* raced answers for which "the best n grows with q" held, or not */
-  int64_t one_valley, not_one_valley; /* races of three n or more for which "time over n has one valley" did */
+  int64_t monotonic, not_monotonic; /* raced answers for which "the best n grows with q" held, or did not */
+  /* races of at least three n for which "time over n has one valley" held, or did not */
+  int64_t one_valley, not_one_valley;
 } sluice_search_stats_t;
 
 typedef struct sluice_search_s {
   sluice_search_config_t config;
   sluice_search_stats_t stats;
-  double scale;      /* measured over predicted, of what was raced last; 1 before */
-  int32_t turn;      /* of the race, so that candidates take turns */
-  int64_t cached_at; /* rows that these predictions are for, forward and backward in seconds; 0: none */
+  double scale;      /* measured over predicted, of the last raced candidates; 1 before the first race */
+  int32_t turn;      /* of the race: candidates alternate */
+  int64_t cached_at; /* rows that these predictions are for, forward plus backward in seconds; 0: none */
   double cached[SLUICE_SEARCH_PICKS];
   sluice_spot_t spots[SLUICE_SEARCH_BUCKETS];
   sluice_window_t windows[SLUICE_SEARCH_WINDOWS];
@@ -132,7 +135,7 @@ typedef struct sluice_search_s {
 
 static inline int sluice_pick_size(int32_t pick) { return pick % SLUICE_SEARCH_SIZES; }
 static inline int32_t sluice_pick_chunks(int32_t pick) { return sluice_chunk_counts[pick % SLUICE_SEARCH_SIZES]; }
-/* n of a candidate of this search. */
+/* The n of a candidate of this search. */
 static inline int32_t sluice_search_chunks(const sluice_search_t* search, int32_t pick) {
   return search->config.fixed_chunks > 0 ? search->config.fixed_chunks : sluice_pick_chunks(pick);
 }
@@ -141,12 +144,12 @@ static inline int32_t sluice_pick_wgrad(int32_t pick) { return pick / SLUICE_SEA
 int32_t sluice_search_size_of(int32_t num_chunks);
 int32_t sluice_search_bucket(int64_t rows);
 
-/* Seconds that races have cost so far: candidates that were slower than the answer, and changing between them. */
+/* Seconds that races have cost so far: slower candidates, and switches between candidates. */
 static inline double sluice_search_spent(const sluice_search_t* search) {
   return search->stats.excess_seconds + search->stats.race_switch_seconds;
 }
 
-/* Whether races have cost less than their share of the time so far. */
+/* Whether races have used less than their share of the time so far. */
 static inline int sluice_search_may_spend(const sluice_search_t* search) {
   return sluice_search_spent(search) <= search->config.budget_share * search->stats.total_seconds;
 }

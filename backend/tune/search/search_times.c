@@ -5,19 +5,19 @@
 
 #define BOOTSTRAP_OP_NS 5000.0
 
-/* What its race says, ns per row; infinite where it has not run to the end of one. */
+/* The time of its race, ns per row; infinite if it has not finished one. */
 double sluice_spot_time(const sluice_spot_t* spot, int32_t pick) {
   return spot->time[pick] > 0 ? (double)spot->time[pick] : INFINITY;
 }
 
-/* Shortest forward and backward of the present window, ns per row; 0 where one is missing. */
+/* Shortest forward plus backward of the present window, ns per row; 0 if one is missing. */
 double sluice_spot_shortest(const sluice_spot_t* spot, int32_t pick) {
   const sluice_sample_t *f = &spot->forward[sluice_pick_size(pick)], *b = &spot->backward[pick];
   if (f->count < 2 || b->count < 2 || f->best_ns_per_row <= 0 || b->best_ns_per_row <= 0) return 0;
   return (double)f->best_ns_per_row + (double)b->best_ns_per_row;
 }
 
-/* Without a machine ADAPTIVE makes a model of its own from what lanes took. */
+/* Without a machine, ADAPTIVE builds its own model from lane times. */
 int sluice_search_bootstraps(const sluice_search_t* s) {
   return s->config.mode == SLUICE_TUNER_ADAPTIVE && s->config.predict == NULL;
 }
@@ -37,7 +37,7 @@ static int32_t points_of(const sluice_search_t* s, const sluice_spot_t* spot, in
   return count;
 }
 
-/* Seconds of a step by the lanes of those that ran here; 0 where none did. */
+/* Predicted seconds of a step from the lane times of candidates that ran at this size; 0 if none did. */
 double sluice_search_bootstrapped(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
   sluice_bootstrap_point_t points[SLUICE_SEARCH_SIZES];
   double ns_per_row = 0, rows = (double)spot->rows;
@@ -51,7 +51,7 @@ double sluice_search_bootstrapped(const sluice_search_t* s, const sluice_spot_t*
   return ns_per_row > 0 ? ns_per_row * rows * 1e-9 : 0;
 }
 
-/* Predictions are made once for the rows at a spot's start, and scaled by rows. */
+/* Predictions are made once, for the rows at the start of the spot's race, and scaled by rows. */
 double sluice_search_predicted(sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
   const sluice_search_config_t* c = &s->config;
   if (sluice_search_bootstraps(s)) return sluice_search_bootstrapped(s, spot, pick);
@@ -69,7 +69,7 @@ double sluice_search_predicted(sluice_search_t* s, const sluice_spot_t* spot, in
   return s->cached[pick] * (double)spot->rows / (double)spot->at;
 }
 
-/* The best of a set by time; the first of equal ones. -1: none was timed. */
+/* The best of a set by time, the first of equal ones; -1: none was timed. */
 int32_t sluice_spot_best(const sluice_spot_t* spot, uint32_t set) {
   int32_t best = -1;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
@@ -89,10 +89,11 @@ int sluice_search_is_open(const sluice_search_t* s, int32_t pick) {
   int size = sluice_pick_size(pick);
   if (size < s->config.min_size || size > s->config.max_size) return 0;
   if (!s->config.open_wgrad) return sluice_pick_wgrad(pick) == s->config.wgrad_mode;
-  return size > 0 || sluice_pick_wgrad(pick) == 0; /* one chunk: both modes are the same */
+  return size > 0 || sluice_pick_wgrad(pick) == 0; /* with one chunk both modes are the same */
 }
 
-/* The best prediction among open candidates outside `set`, between the answers of neighbouring sizes [Algorithm 1]; -1.
+/* The best prediction among open candidates outside `set`, between the answers of neighbouring sizes [Algorithm 1]; -1
+ * if there is none.
  */
 int32_t sluice_search_best_predicted(sluice_search_t* s, const sluice_spot_t* spot, uint32_t set,
                                      const double* correction) {
@@ -107,7 +108,7 @@ int32_t sluice_search_best_predicted(sluice_search_t* s, const sluice_spot_t* sp
   return best;
 }
 
-/* Measured over predicted at each n: of the raced candidate whose n is nearest. */
+/* Measured over predicted time at each n: that of the raced candidate whose n is nearest. */
 void sluice_search_corrections(sluice_search_t* s, const sluice_spot_t* spot, double* out) {
   for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
     int32_t nearest = 2 * SLUICE_SEARCH_SIZES;

@@ -4,11 +4,11 @@
 
 #include "backend/tune/search/search_times.h"
 
-#define HOPELESS        1.5  /* two counted steps this much slower than their neighbours end a candidate's race */
-#define BOOTSTRAP_TRUST 1.25 /* times: a first step that is so near to its prediction saw the same machine */
-#define DRIFT           1.2  /* times: an anchor that took so much more or less than before saw another machine */
+#define HOPELESS        1.5  /* factor over neighbouring steps that eliminates a candidate after two counted steps */
+#define BOOTSTRAP_TRUST 1.25 /* factor: a first step this close to its prediction ran at the same speed */
+#define DRIFT           1.2  /* factor: an anchor whose time changed by more ran at another speed of the machine */
 
-/* The size's window; where all are taken, the one that was used longest ago makes room and forgets its steps. */
+/* The window of the size. If all are in use, the least recently used one is reset and reused. */
 sluice_window_t* sluice_search_window(sluice_search_t* s, const sluice_spot_t* spot) {
   int32_t bucket = (int32_t)(spot - s->spots);
   sluice_window_t* oldest = &s->windows[0];
@@ -21,7 +21,7 @@ sluice_window_t* sluice_search_window(sluice_search_t* s, const sluice_spot_t* s
   return oldest;
 }
 
-/* The anchor runs again beside newcomers: its samples are counted from anew. */
+/* The anchor runs again with new candidates: its samples restart. */
 static void lift_anchor(sluice_spot_t* spot, sluice_window_t* window) {
   sluice_sample_t* samples[] = {&spot->forward[sluice_pick_size(spot->anchor)], &spot->backward[spot->anchor]};
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
@@ -30,8 +30,8 @@ static void lift_anchor(sluice_spot_t* spot, sluice_window_t* window) {
   }
 }
 
-/* A window: those of the set run in turns. Where somebody has a time already, the best of them is the anchor, and runs
- * with them unless newcomers run alone. */
+/* Opens a window: the candidates of the set alternate. If any candidate has a time already, the best of them is the
+ * anchor and runs with them, unless the new candidates run alone. */
 void sluice_search_enter(sluice_search_t* s, sluice_spot_t* spot, uint32_t set, uint8_t stage, int alone) {
   int32_t best = sluice_spot_best(spot, spot->raced);
   sluice_window_t* window = sluice_search_window(s, spot);
@@ -73,8 +73,8 @@ int sluice_search_is_done(const sluice_search_t* s, const sluice_spot_t* spot, i
   return spot->forward[sluice_pick_size(pick)].count >= wanted && spot->backward[pick].count >= wanted;
 }
 
-/* Those that lost already, in two steps beside another's unless no flip of the machine's speed explains one, need not
- * run their other steps. */
+/* A candidate that has lost needs no more steps: after two steps slower than their neighbours, or one that no change of
+ * speed explains. */
 void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, const sluice_window_t* window) {
   int is_early =
       spot->stage == SLUICE_STAGE_BOOTSTRAPPED || (spot->stage == SLUICE_STAGE_WGRAD && sluice_search_bootstraps(s));
@@ -90,8 +90,8 @@ void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, 
   }
 }
 
-/* A newcomer that runs alone, since it should beat the anchor by far: where its first step says otherwise, perhaps the
- * machine's speed flipped, and the anchor runs beside it. */
+/* A new candidate runs alone if it should beat the anchor by far. If its first step contradicts that, the speed of the
+ * machine may have changed, and the anchor runs with it. */
 void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window) {
   if (spot->stage != SLUICE_STAGE_BOOTSTRAPPED || (spot->racing >> spot->anchor & 1) || window->before[0].count > 0)
     return;
@@ -106,7 +106,8 @@ void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window) {
 
 static double scale_of(float before, float now) { return before > 0 && now > 0 ? (double)before / (double)now : 1; }
 
-/* As if it had run while the anchor ran before: the pass by `scale`, each lane by the anchor's. */
+/* Converts a sample to the speed at which the anchor ran before: the pass by `scale`, each lane by the anchor's
+ * lane. */
 static void rescale(sluice_sample_t* x, double scale, const sluice_sample_t* before, const sluice_sample_t* now) {
   x->best_ns_per_row *= (float)scale;
   x->compute *= (float)scale_of(before->compute, now->compute);
@@ -114,8 +115,8 @@ static void rescale(sluice_sample_t* x, double scale, const sluice_sample_t* bef
   x->comm *= (float)comm, x->comm_cpu *= (float)comm;
 }
 
-/* What the window's candidates took. Where the machine stayed the same, all windows and this one: the shortest times.
- * Else the anchor's time stands, and the others' follow from what they took beside it. */
+/* Sets the times of the window's candidates. If the machine kept its speed over all windows, the shortest times.
+ * Otherwise the anchor's time stands, and those of the others follow from their ratio to it. */
 static void take_times(sluice_spot_t* spot, const sluice_window_t* window, const double* ratio) {
   sluice_sample_t* samples[] = {&spot->forward[sluice_pick_size(spot->anchor)], &spot->backward[spot->anchor]};
   sluice_sample_t now[] = {*samples[0], *samples[1]};
@@ -146,7 +147,7 @@ static void take_times(sluice_spot_t* spot, const sluice_window_t* window, const
   }
 }
 
-/* Nonzero: all is said. Zero: the machine flipped and steps contradict each other, so that the window runs on. */
+/* Nonzero: the window is complete. Zero: the speed changed and steps contradict each other, so the window continues. */
 int sluice_search_close_window(sluice_search_t* s, sluice_spot_t* spot, sluice_window_t* window) {
   double ratio[SLUICE_SEARCH_PICKS] = {0};
   int is_clear = 1;

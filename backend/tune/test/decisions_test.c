@@ -1,4 +1,4 @@
-/* Which of a search's answers are written for later runs, where they stand and are not questioned. */
+/* The answers of a search that are written for later runs: those that stand and are not under question. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 
 static const surface_t plain = {.alpha = 1e-5, .beta = 1e-6, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1};
 
-/* A tuner with one kind of layer, whose search this is. */
+/* A tuner with one kind of layer, and the search of that kind. */
 static sluice_tuner_t tuner;
 static sluice_tuner_table_t table;
 
@@ -22,7 +22,7 @@ static sluice_search_t* begin(void) {
   memset(&tuner, 0, sizeof tuner);
   memset(&table, 0, sizeof table);
   sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
-  config.budget_share = 1; /* questions are not held back */
+  config.budget_share = 1; /* races are never postponed */
   sluice_search_init(&table.search, &config);
   tuner.tables = &table;
   return &table.search;
@@ -34,7 +34,7 @@ static const char* written(void) {
   return text;
 }
 
-/* A run that ends while an answer races its neighbours again has not lost it. */
+/* A run that ends while an answer is being raced again keeps that answer. */
 static void Answer_UnderQuestion_IsWritten(void** state) {
   (void)state;
   sluice_search_t* s = begin();
@@ -50,7 +50,7 @@ static void Answer_UnderQuestion_IsWritten(void** state) {
   assert_non_null(strstr(written(), answer));
 }
 
-/* Given up before anything was timed: this run goes on with one chunk, the next one asks again. */
+/* The race was given up before any pass was timed: this run continues with one chunk, the next run races again. */
 static void Answer_NothingWasTimed_IsNotWritten(void** state) {
   (void)state;
   sluice_search_t* s = begin();
@@ -61,7 +61,7 @@ static void Answer_NothingWasTimed_IsNotWritten(void** state) {
   }
   assert_int_equal(s->spots[sluice_search_bucket(4096)].state, SLUICE_SPOT_ANSWERED);
   assert_non_null(strstr(written(), "\"answers\": []"));
-  sluice_search_answer(s, 9000, sluice_search_size_of(4)); /* of a file: it stands, though this run timed nothing */
+  sluice_search_answer(s, 9000, sluice_search_size_of(4)); /* read from a file: valid although this run timed nothing */
   assert_non_null(strstr(written(), "\"rows\": 9000, \"num_chunks\": 4"));
 }
 

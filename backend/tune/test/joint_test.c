@@ -1,4 +1,4 @@
-/* n and strategy together on made-up machines, on which the best pair differs with the size of a batch. */
+/* Joint choice of n and strategy on simulated machines, on which the best pair depends on the size of the batch. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@
 
 enum { STRATEGIES = SLUICE_JOINT_STRATEGIES };
 
-/* A pass of a strategy takes what the machine does with everything kept, and something for each row and each chunk. */
+/* A pass takes the time with everything saved, plus a cost per row and per chunk of the strategy. */
 typedef struct machine_s {
   surface_t surface;
   double per_row[STRATEGIES], per_chunk[STRATEGIES];
@@ -29,7 +29,8 @@ static double step_of(const machine_t* m, int32_t k, int64_t rows, int32_t n) {
   return seconds_of(m, k, rows, n, SLUICE_FORWARD) + seconds_of(m, k, rows, n, SLUICE_BACKWARD);
 }
 
-/* Copies cost bytes, exchanges and GEMMs start-ups: who costs little for a row costs more for a chunk. */
+/* Copies cost bytes, exchanges and GEMMs cost start-ups: a strategy with a low cost per row has a higher cost per
+ * chunk. */
 static machine_t random_machine(uint32_t* seed) {
   machine_t m = {.surface = random_surface(seed)};
   for (int32_t k = 0; k < STRATEGIES; ++k) {
@@ -39,7 +40,7 @@ static machine_t random_machine(uint32_t* seed) {
   return m;
 }
 
-/* The best of all pairs from n = 2 on. */
+/* The best of all pairs with n >= 2. */
 static double exhaustive_pairs(const machine_t* m, int64_t rows, int32_t* out_k) {
   double best = INFINITY;
   for (int32_t k = 0; k < STRATEGIES; ++k) {
@@ -87,7 +88,7 @@ static void begin(world_t* w, int32_t mode, int knows) {
   }
 }
 
-/* Strategies that differ by what a row costs, and nothing else. */
+/* Strategies that differ only in their cost per row. */
 static void begin_by_rows(world_t* w, const double* per_row, int32_t mode, int knows) {
   uint32_t seed = 3;
   w->machine = random_machine(&seed);
@@ -95,7 +96,7 @@ static void begin_by_rows(world_t* w, const double* per_row, int32_t mode, int k
   begin(w, mode, knows);
 }
 
-/* What a step with a strategy's pick took is told. */
+/* Reports the time of a step with a strategy's pick. */
 static void observe(world_t* w, int64_t rows, int32_t k, int32_t pick) {
   for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
     const uint64_t ns = (uint64_t)(1e9 * seconds_of(&w->machine, k, rows, sluice_pick_chunks(pick), d));
@@ -104,7 +105,7 @@ static void observe(world_t* w, int64_t rows, int32_t k, int32_t pick) {
   }
 }
 
-/* One step; returns what it took. */
+/* One step; returns its time. */
 static double step(world_t* w, int64_t rows, int32_t* out_k, int32_t* out_why) {
   int32_t pick = 0;
   const sluice_tuner_table_t* table = sluice_tuner_joint_next(&w->joint, rows, &pick, out_why);
@@ -117,13 +118,13 @@ static double step(world_t* w, int64_t rows, int32_t* out_k, int32_t* out_why) {
 static const int64_t sizes[] = {256, 1024, 4096, 16384};
 enum { SIZES = 4, MACHINES = 30 };
 
-/* Batches of four sizes in turns: each size ends at its own pair, close to the best of all 28. */
+/* Batches of four alternating sizes: each size ends at its own pair, close to the best of all 28. */
 static void Joint_EachSize_EndsNearTheBestPair(void** state) {
   (void)state;
   static world_t w;
   static const struct {
     int32_t mode, knows;
-    double most; /* regret in the mean */
+    double most; /* mean regret */
   } cases[] = {{SLUICE_TUNER_PROFILE, 0, 0.01}, {SLUICE_TUNER_ADAPTIVE, 1, 0.01}, {SLUICE_TUNER_MODEL, 1, 1e-9}};
   for (int c = 0; c < 3; ++c) {
     uint32_t seed = 11;
@@ -144,12 +145,12 @@ static void Joint_EachSize_EndsNearTheBestPair(void** state) {
     regret /= MACHINES * SIZES;
     printf("mode %d: mean regret %.3f %%, the best strategy changes between neighbouring sizes in %d of %d\n",
            cases[c].mode, 100 * regret, changes, MACHINES * (SIZES - 1));
-    assert_true(changes > 10); /* else one answer would do for all */
+    assert_true(changes > 10); /* else one answer would suffice for all sizes */
     if (regret > cases[c].most) fail_msg("mode %d: mean regret %g", cases[c].mode, regret);
   }
 }
 
-/* With a machine a strategy that is predicted far behind never runs. */
+/* With a machine, a strategy that is predicted to be far slower never runs. */
 static void Joint_SlowByPrediction_IsNotTried(void** state) {
   (void)state;
   static world_t w;
@@ -163,7 +164,7 @@ static void Joint_SlowByPrediction_IsNotTried(void** state) {
   assert_true(ran[2] == 0 && ran[0] > 0 && ran[1] > 0 && ran[3] > 0);
 }
 
-/* Predictions take milliseconds: sizes that are settled ask for none, though they take turns, and go on as they are. */
+/* A prediction takes milliseconds: settled sizes that alternate ask for none and keep their answers. */
 static void Joint_SettledSizes_AskForNoPrediction(void** state) {
   (void)state;
   static world_t w;
@@ -176,7 +177,7 @@ static void Joint_SettledSizes_AskForNoPrediction(void** state) {
     for (int i = 0; i < 800; ++i) (void)step(&w, sizes[i % SIZES], &of_size[i % SIZES], &why);
     const int asked = w.num_predictions;
     assert_true(asked > 0);
-    for (int i = 0; i < 160; ++i) { /* answers are questioned after 512 passes */
+    for (int i = 0; i < 160; ++i) { /* answers are raced again after 512 passes */
       (void)step(&w, sizes[i % SIZES], &k, &why);
       assert_true(k == of_size[i % SIZES] && why != SLUICE_WHY_ON_TRIAL);
     }
@@ -184,7 +185,7 @@ static void Joint_SettledSizes_AskForNoPrediction(void** state) {
   }
 }
 
-/* The only strategy that is predicted to pay has nothing to be compared with: its n was raced, and took so long. */
+/* Only one strategy is predicted to pay, so no comparison runs: its time is that of the race for n. */
 static void Joint_OneIsTried_DecisionSaysWhatItTook(void** state) {
   (void)state;
   static world_t w;
@@ -202,7 +203,7 @@ static void Joint_OneIsTried_DecisionSaysWhatItTook(void** state) {
 
 static const double three_close[STRATEGIES] = {1e-6, 1.001e-6, 1.7e-6, 1.002e-6}; /* the first is the best */
 
-/* Strategies that are close run more often than those that are not, a window on end; then the best alone. */
+/* Strategies that are close run more often than the others, one window at a time; then only the best runs. */
 static void Joint_Comparison_RunsWindowsOnEnd(void** state) {
   (void)state;
   static world_t w;
@@ -220,15 +221,16 @@ static void Joint_Comparison_RunsWindowsOnEnd(void** state) {
     on_end = k == last ? on_end + 1 : 1;
     last = k;
   }
-  assert_true(ran[0] >= 15 && ran[1] >= 15 && ran[3] >= 15); /* a step is observed with the one that ends the search */
+  /* a step is observed with the choice that ends the search */
+  assert_true(ran[0] >= 15 && ran[1] >= 15 && ran[3] >= 15);
   assert_true(ran[2] >= 3 && ran[2] <= 4);
   int32_t k = 0, why = 0;
   (void)step(&w, 4096, &k, &why);
   assert_int_equal(k, 0);
 }
 
-/* Layers of a kind share a comparison. Each tells of its last step in front of its next, so that more steps of a
- * strategy are on their way than a window has: it ends all the same, and all layers run its answer. */
+/* Layers of a kind share a comparison. Each reports its last step just before its next, so more steps of a strategy are
+ * in flight than a window holds: the comparison still ends, and all layers run its answer. */
 static void Joint_ManyLayers_ComparisonEnds(void** state) {
   (void)state;
   enum { LAYERS = 50, ROWS = 4096 };
@@ -252,7 +254,7 @@ static void Joint_ManyLayers_ComparisonEnds(void** state) {
   }
 }
 
-/* Before anything is known, what stores nothing. */
+/* Before anything is known, the strategy that stores nothing runs. */
 static void Joint_NothingKnown_IsS4WithTwoChunks(void** state) {
   (void)state;
   static world_t w;

@@ -1,4 +1,4 @@
-/* What passes have shown: medians of made-up machines, and the order of plans that follows from them. */
+/* Rates from observed passes: medians on simulated machines, and the order of plans that follows from them. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,8 +12,8 @@
 
 static double relative(double got, double want) { return fabs(got / want - 1); }
 
-/* A forward of n chunks on a machine of so many flops and bytes a second, in which an exchange begins after `startup`;
- * `disturbed` takes ten times as long. */
+/* A forward of n chunks on a machine with these flops and bytes per second, whose exchanges begin after `startup`; a
+ * `disturbed` forward takes ten times as long. */
 static sluice_observed_forward_t forward(double flops, double link, double startup, int32_t n, int disturbed) {
   sluice_observed_forward_t p = {.flops = 1e8, .bytes = 1e6, .num_exchanges = 2 * n, .startup_seconds = startup};
   p.compute_seconds = p.flops / flops, p.comm_seconds = p.bytes / link + 2 * n * startup;
@@ -35,7 +35,7 @@ static void Rates_FewPassesDisturbed_AreTheMachines(void** state) {
   assert_true(relative(r.flops, 3e10) < 1e-9 && relative(r.link_bytes, 2e7) < 1e-9);
   assert_true(relative(r.startup_seconds, 1e-3) < 1e-9);
   assert_int_equal(sluice_observed_rates_of(&observed, SLUICE_DTYPE_BF16, &r), 0); /* another dtype has other rates */
-  /* The machine becomes another: the last passes say so. */
+  /* The machine changes: the last passes decide. */
   for (int i = 0; i < SLUICE_OBSERVED_PASSES; ++i) {
     const sluice_observed_forward_t p = forward(1e10, 4e8, 1e-5, 2, 0);
     sluice_observed_rates_add(&observed, SLUICE_DTYPE_F32, &p);
@@ -57,7 +57,7 @@ static void Rates_PassesThatSayNothing_AreLeftOut(void** state) {
   const sluice_observed_forward_t good = forward(1e10, 1e8, 1e-4, 2, 0);
   for (int i = 0; i < 9; ++i) sluice_observed_rates_add(&observed, 77, &good); /* no dtype */
   assert_int_equal(sluice_observed_rates_of(&observed, 77, &r), 0);
-  /* A start-up as long as the lane was busy leaves a tenth of it for rows. */
+  /* If start-ups seem to take the whole lane time, a tenth of it is left for rows. */
   sluice_observed_forward_t odd = good;
   odd.startup_seconds = 1;
   for (int i = 0; i < 3; ++i) sluice_observed_rates_add(&observed, SLUICE_DTYPE_F32, &odd);
@@ -73,7 +73,7 @@ static sluice_plan_data_t best_of(const sluice_plan_problem_t* problem, const sl
   memset(&best, 0, sizeof best);
   best.cost = INFINITY;
   for (int i = 0; i < 5; ++i) {
-    for (int policy = least_restore; policy < 3; ++policy) { /* keep, send again, or compute again */
+    for (int policy = least_restore; policy < 3; ++policy) { /* keep, send again, or recompute */
       sluice_plan_data_t plan;
       memset(&plan, 0, sizeof plan);
       plan.inputs.max_tokens = 1024, plan.num_chunks = chunks[i];
@@ -86,8 +86,8 @@ static sluice_plan_data_t best_of(const sluice_plan_problem_t* problem, const sl
   return best;
 }
 
-/* Where both cannot be kept, a slow link speaks for computing again and slow GEMMs for sending again; long start-ups
- * speak against chunks. Round figures know none of it. */
+/* If not both tensors can be kept, a slow link favours recomputation and slow GEMMs favour sending again; long
+ * start-ups favour fewer chunks. The default rates show none of this. */
 static void Order_OfPlans_FollowsWhatWasSeen(void** state) {
   (void)state;
   const sluice_moe_config_t config = {

@@ -1,6 +1,6 @@
-/* What a step ran with is one choice: the mode of its weight gradients is that which was chosen with its n, also where
- * the header of its forward has brought the choice for the next one. A race whose candidates differ in both waits for
- * ever for one that never runs as it was meant. */
+/* The choice of a step is one unit: the weight-gradient mode belongs to its n, even if the header of its forward has
+ * brought the choice for the next step. Otherwise a race between candidates that differ in both would wait forever for
+ * a candidate that never runs as chosen. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,16 +17,16 @@
 
 enum { STEPS = 10, CHOICES = 3 };
 
-/* In turns: one chunk; two, whose weight gradients are computed one by one; three, all at once. An odd number, so that
- * also every second one is another. */
+/* Alternates between one chunk, two chunks with per-chunk weight gradients, and three with deferred ones. The number is
+ * odd, so that every second choice also differs. */
 static const sluice_pass_choice_t choices[CHOICES] = {{.num_chunks = 1, .wgrad_mode = SLUICE_WGRAD_DEFERRED},
                                                       {.num_chunks = 2, .wgrad_mode = SLUICE_WGRAD_PER_CHUNK},
                                                       {.num_chunks = 3, .wgrad_mode = SLUICE_WGRAD_DEFERRED}};
 
 typedef struct turns_s {
-  sluice_policy_hook_t base; /* first: the engine knows it as this */
+  sluice_policy_hook_t base; /* first member: the engine sees the hook as this */
   int32_t next;
-  int32_t passes[2], mixed[2]; /* by direction: per chunk, and in another mode than that of their n */
+  int32_t passes[2], mixed[2]; /* by direction: per-chunk passes, and passes in another mode than that of their n */
 } turns_t;
 
 static void choose(turns_t* turns, sluice_decision_state_t* decision) {
@@ -49,7 +49,7 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
 
 static const sluice_policy_hook_vtable_t vtable = {.agree = agree};
 
-/* `repeats`: each forward runs a second time, as activation checkpointing does, and its backward behind that. */
+/* `repeats`: each forward is replayed, as in activation checkpointing, and its backward follows. */
 static void run_turns(turns_t* turns, int32_t repeats) {
   rig_t rig;
   const sluice_context_config_t context = own_rig_context(0, 0);
@@ -59,7 +59,7 @@ static void run_turns(turns_t* turns, int32_t repeats) {
   *turns = (turns_t){.base.vtable = &vtable};
   config.num_chunks = 0;
   WORKS(rig_swap_layer(&rig, &config));
-  rig.moe->decision.table = turns; /* one rank has nothing to choose by itself */
+  rig.moe->decision.table = turns; /* a single rank has nothing to choose by itself */
   choose(turns, &rig.moe->decision);
   rig.context->policy_hook = &turns->base;
   for (int i = 0; i < STEPS; ++i) {
@@ -92,7 +92,7 @@ static void Step_ChosenInTurns_RunsWithTheModeOfItsN(void** state) {
   check(&turns);
 }
 
-/* The repetition takes what its first time took, though the decision state has had two other choices since. */
+/* The replay has the choice of the original forward, although the decision state has changed twice since. */
 static void Step_RunAgain_HasTheModeOfItsFirstTime(void** state) {
   (void)state;
   turns_t turns;

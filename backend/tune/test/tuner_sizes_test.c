@@ -1,4 +1,4 @@
-/* As how many rows a batch counts, whose loads vary. */
+/* The number of rows that a batch of varying load counts as. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ static int teardown(void** state) {
   return 0;
 }
 
-/* Rows on both sides of where one bucket of the search ends and the next begins. */
+/* A number of rows at the border between two buckets of the search. */
 static int64_t find_edge(void) {
   int64_t rows = BALANCED + BALANCED / 4;
   while (sluice_search_bucket(rows) == sluice_search_bucket(rows + 1)) ++rows;
@@ -45,7 +45,7 @@ static void Rows_AroundAnEdgeOfBuckets_KeepTheirBucket(void** state) {
   }
 }
 
-static void Rows_OneBatchUnlikeOthers_ChangesNothing(void** state) {
+static void Rows_OneDifferentBatch_ChangesNothing(void** state) {
   sluice_tuner_table_t* table = table_of(state);
   (void)sluice_tuner_note_rows(table, TOKENS, BALANCED);
   (void)sluice_tuner_note_rows(table, TOKENS, 2 * BALANCED);
@@ -68,14 +68,14 @@ static void Rows_OfEachSize_AreItsOwn(void** state) {
   }
   assert_int_equal(sluice_tuner_rows_of(table, TOKENS), BALANCED);
   assert_int_equal(sluice_tuner_rows_of(table, 4 * TOKENS), 6 * BALANCED);
-  table->work.skew = 3; /* of the last batch: stands for a size that never came */
+  table->work.skew = 3; /* of the last batch: used for a size that has not been seen */
   assert_int_equal(sluice_tuner_rows_of(table, 16 * TOKENS), 48 * BALANCED);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(Rows_AroundAnEdgeOfBuckets_KeepTheirBucket, setup, teardown),
-      cmocka_unit_test_setup_teardown(Rows_OneBatchUnlikeOthers_ChangesNothing, setup, teardown),
+      cmocka_unit_test_setup_teardown(Rows_OneDifferentBatch_ChangesNothing, setup, teardown),
       cmocka_unit_test_setup_teardown(Rows_LoadsThatStayOther_AreFollowed, setup, teardown),
       cmocka_unit_test_setup_teardown(Rows_OfEachSize_AreItsOwn, setup, teardown),
   };

@@ -1,4 +1,4 @@
-/* Races of plans on made-up times: who wins, what it costs, and what must not decide. */
+/* Races of plans on simulated times: the winner, the cost of the race, and inputs that must not decide it. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@ static sluice_plan_race_t begin(int32_t count) {
   return race;
 }
 
-/* Steps until settled; *out_spent: their seconds over those of the best. */
+/* Steps until the race is settled; *out_spent: their seconds over those of the best plan. */
 static int32_t run(sluice_plan_race_t* race, const double* seconds, double noise, uint32_t* seed, double* out_excess) {
   double best = INFINITY;
   for (int32_t p = 0; p < race->count; ++p) best = fmin(best, seconds[p]);
@@ -60,7 +60,7 @@ static void Race_Noisy_TakesOneNearTheBestInFewSteps(void** state) {
     regrets += regret, worst = fmax(worst, regret), excess += spent;
     assert_true(race.is_settled && sluice_plan_race_seconds(&race, race.pick) >= seconds[race.pick]);
   }
-  printf("4 plans up to 40 %% apart, 5 %% noise: regret mean %.2f %%, worst %.1f %%; %d steps at most, costing %.2f\n",
+  printf("4 plans within 40 %%, 5 %% noise: regret mean %.2f %%, worst %.1f %%; %d steps at most, costing %.2f\n",
          regrets / 5, 100 * worst, most, excess / 500);
   assert_true(regrets / 500 <= 0.01 && worst <= 0.12 && most <= 16 && excess / 500 <= 2);
 }
@@ -78,7 +78,7 @@ static void Race_ClearlySlowerPlan_RunsOneCountedStep(void** state) {
   assert_int_equal(sluice_plan_race_second(&race), 1);
 }
 
-/* A neighbour took the core for one step: the plan stays, and wins. */
+/* One slow step from a busy core does not eliminate a plan. */
 static void Race_OneSlowStep_DropsNobody(void** state) {
   (void)state;
   sluice_plan_race_t race = begin(2);
@@ -102,7 +102,7 @@ static void Race_SinglePlan_HasWon(void** state) {
   assert_int_equal(race.timed, 1);
 }
 
-/* Batches of other sizes say nothing about the plans; where they never repeat, the model's order stands. */
+/* Batches of other sizes do not compare plans; if no size repeats, the order of the model stands. */
 static void Race_OtherSizes_DoNotCount(void** state) {
   (void)state;
   sluice_plan_race_t race = begin(3);
@@ -125,10 +125,10 @@ static void Race_ForwardsWithoutBackward_End(void** state) {
   assert_true(race.is_settled && race.pick == 0);
 }
 
-/* A direction, or all passes, that ranks did not time alike. */
+/* Some passes, or all, were not timed on every rank. */
 static void Race_PassesThatDoNotCount_End(void** state) {
   (void)state;
-  for (int32_t timed = 0; timed < 3; ++timed) { /* backward alone, the first plan's alone, nothing */
+  for (int32_t timed = 0; timed < 3; ++timed) { /* backward only, only the first plan's, nothing */
     sluice_plan_race_t race = begin(3);
     int32_t told = 0, steps = 0;
     for (; steps < 1000 && !race.is_settled; ++steps) {
@@ -144,7 +144,7 @@ static void Race_PassesThatDoNotCount_End(void** state) {
   }
 }
 
-/* Many forwards for each backward that is told, as a pipeline's. */
+/* Many forwards for each reported backward, as in a pipeline. */
 static void Race_FewBackwardsTold_BestIsFound(void** state) {
   (void)state;
   sluice_plan_race_t race = begin(3);
@@ -160,22 +160,22 @@ static void Race_FewBackwardsTold_BestIsFound(void** state) {
   assert_true(race.is_settled && race.pick == 1);
 }
 
-/* Layers share the race: each is told what to run, and reports it two of its forwards later, by when all others have
- * asked; most of them are routed rows of another size, which says nothing about the plans and does not end the race. */
-static void Race_ManyLayersOfUnlikeRouting_BestIsFound(void** state) {
+/* Layers share the race. Each learns what to run and reports it two of its forwards later, after all other layers have
+ * asked. Most layers receive another number of rows, which says nothing about the plans and does not end the race. */
+static void Race_ManyLayersOfDifferentRouting_BestIsFound(void** state) {
   (void)state;
-  enum { LAYERS = 96, ALIKE = 24, STEPS = 40 };
+  enum { LAYERS = 96, SAME_SIZE = 24, STEPS = 40 };
   static const double ns[] = {4e6, 3e6, 2e6};
   sluice_plan_race_t race = begin(3);
   int32_t ran[LAYERS] = {0}, chosen[LAYERS] = {0}, steps = 0;
   for (; steps < STEPS && !race.is_settled; ++steps) {
     for (int32_t layer = 0; layer < LAYERS; ++layer) {
-      int64_t rows = layer < ALIKE ? 1000 : 1000 + 40 * layer;
+      int64_t rows = layer < SAME_SIZE ? 1000 : 1000 + 40 * layer;
       for (int32_t d = 0; d < 2 && steps > 0; ++d) {
         sluice_plan_race_observe(&race, d, ran[layer], rows, (uint64_t)ns[ran[layer]]);
       }
       if (steps > 0) sluice_plan_race_wait(&race, layer);
-      ran[layer] = chosen[layer]; /* this forward; the next takes what is asked for now */
+      ran[layer] = chosen[layer]; /* this forward; the next one runs what is chosen now */
       chosen[layer] = sluice_plan_race_next(&race);
     }
   }
@@ -183,7 +183,7 @@ static void Race_ManyLayersOfUnlikeRouting_BestIsFound(void** state) {
   assert_true(sluice_plan_race_seconds(&race, 0) > 0 && sluice_plan_race_seconds(&race, 1) > 0);
 }
 
-/* What a plan's warm-up, and later first passes under it, took beyond its usual time. */
+/* The time of a plan's warm-up, and of later first passes under it, beyond its usual time. */
 static void Race_FirstPassesUnderAPlan_AreCounted(void** state) {
   (void)state;
   sluice_plan_race_t race;
@@ -196,7 +196,7 @@ static void Race_FirstPassesUnderAPlan_AreCounted(void** state) {
   }
   assert_true(race.is_settled && race.switch_ns == 2.0 * 2 * 2000);
   sluice_plan_race_count_switch(&race, 0, 1, 1000, 3500);
-  sluice_plan_race_count_switch(&race, 0, 1, 1000, 2000); /* quicker than usual costs nothing */
+  sluice_plan_race_count_switch(&race, 0, 1, 1000, 2000); /* a pass faster than usual costs nothing */
   sluice_plan_race_count_switch(&race, 0, 7, 1000, 9999); /* of another set */
   assert_true(race.switch_ns == 2.0 * 2 * 2000 + 500);
 }
@@ -211,7 +211,7 @@ int main(void) {
       cmocka_unit_test(Race_ForwardsWithoutBackward_End),
       cmocka_unit_test(Race_PassesThatDoNotCount_End),
       cmocka_unit_test(Race_FewBackwardsTold_BestIsFound),
-      cmocka_unit_test(Race_ManyLayersOfUnlikeRouting_BestIsFound),
+      cmocka_unit_test(Race_ManyLayersOfDifferentRouting_BestIsFound),
       cmocka_unit_test(Race_FirstPassesUnderAPlan_AreCounted),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

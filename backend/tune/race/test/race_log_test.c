@@ -1,4 +1,5 @@
-/* What steps in turns say of two candidates: steady, across a flip of the machine's speed, and where flips are many. */
+/* Comparison of two candidates whose steps alternate: at constant speed, across one change of speed, and with many
+ * changes. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,11 +34,11 @@ static void expect_ratio(const char* steps, double ratio, int clear) {
 static void Ratio_WhateverTheMachineDoes_IsThatOfNeighbours(void** state) {
   (void)state;
   expect_ratio("awababab", 0.87, 1);       /* steady */
-  expect_ratio("awabABAB", 0.87, 1);       /* the shortest times would say so, too */
-  expect_ratio("aawBABAB", 0.87, 1);       /* A alone was measured in the fast phase: 1.48 by the shortest times */
-  expect_ratio("AAwbabab", 0.87, 1);       /* and in the slow one: 0.51 */
-  expect_ratio("awabABaBAbabab", 0.87, 1); /* those between unlike neighbours say nothing */
-  expect_ratio("awaBabABab", 0.87, 0);     /* contradictory: the shortest, and more steps are wanted */
+  expect_ratio("awabABAB", 0.87, 1);       /* the shortest times agree here */
+  expect_ratio("aawBABAB", 0.87, 1);       /* only A was measured in the fast phase: 1.48 by the shortest times */
+  expect_ratio("AAwbabab", 0.87, 1);       /* only A was measured in the slow phase: 0.51 */
+  expect_ratio("awabABaBAbabab", 0.87, 1); /* steps between neighbours of different speed are ignored */
+  expect_ratio("awaBabABab", 0.87, 0);     /* contradictory: the shortest times, and a request for more steps */
 }
 
 static void Ratio_MissingSteps_IsNone(void** state) {
@@ -57,11 +58,11 @@ static int losses(const char* steps, double ratio) {
 static void Losses_OneSlowPhase_AreNone(void** state) {
   (void)state;
   assert_int_equal(losses("awaBA", 0.87), 0); /* 1.48 of the step before it */
-  assert_int_equal(losses("awaBa", 0.87), 1); /* a phase of one step: once */
+  assert_int_equal(losses("awaBa", 0.87), 1); /* a slow phase of one step counts once */
   assert_int_equal(losses("awaba", 1.2), 1);
   assert_int_equal(losses("awababa", 1.2), 2);
-  assert_int_equal(losses("awabab", 1.2), 1); /* the last has one neighbour yet */
-  assert_int_equal(losses("awab", 2.1), 2);   /* no flip explains it */
+  assert_int_equal(losses("awabab", 1.2), 1); /* the last step has only one neighbour so far */
+  assert_int_equal(losses("awab", 2.1), 2);   /* no change of speed explains it */
   assert_int_equal(losses("awab", 1.9), 0);
 }
 
@@ -72,7 +73,7 @@ static void Log_Full_ForgetsTheOldest(void** state) {
   assert_int_equal(log.count, SLUICE_RACE_LOG);
   assert_true((double)log.steps[0].ns_per_row == 100 + 2 * SLUICE_RACE_LOG);
   sluice_race_log_restart(&log, 1);
-  assert_int_equal(log.count, 1); /* the newest is 1's */
+  assert_int_equal(log.count, 1); /* the newest step is a step of candidate 1 */
   sluice_race_log_restart(&log, 0);
   assert_int_equal(log.count, 0);
 }

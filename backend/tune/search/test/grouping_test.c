@@ -1,4 +1,5 @@
-/* Grouping behind the search for n, on made-up machines: who wins in truth stays, and who cannot is not tried. */
+/* Tests of the choice of exchange forms after the search for n, on simulated machines: the faster form stays, and a
+ * form that cannot win is not tried. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,13 +14,14 @@
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/test/surface.h"
 
-/* A pass takes what the surface says, grouped `gain` times that, and at n chunks it gains what pairs there are. */
+/* A pass takes the time of the surface; grouped, `gain` times that; at n chunks the gain grows with the number of
+ * pairs. */
 typedef struct world_s {
   surface_t surface;
-  double gain;      /* in truth */
-  double predicted; /* as the model has it */
+  double gain;      /* actual */
+  double predicted; /* according to the model */
   double skew;
-  int32_t least_chunks; /* as of groups */
+  int32_t least_chunks; /* as for groups */
   double least_skew;
   sluice_search_t search;
   sluice_grouping_t grouping;
@@ -80,7 +82,7 @@ static int32_t step(world_t* w, int64_t rows, int32_t* out_grouped, int32_t* out
   return pick;
 }
 
-/* A machine on which one exchange after the other wants several chunks. */
+/* A machine on which sequential exchanges need several chunks. */
 static void use_machine(world_t* w) {
   memset(w, 0, sizeof *w);
   w->surface = (surface_t){.alpha = 1e-4, .beta = 2e-6, .gemm_startup = 1e-5, .gemm_rate = 2e-6, .tile = 1};
@@ -121,7 +123,8 @@ static void Grouping_SlowerInTruth_RunsAFewStepsAndNoMore(void** state) {
   }
 }
 
-/* What can win nothing is not tried: even loads without a model, a prediction that says so, a closed question. */
+/* A form that can win nothing is not tried: even loads without a model, a prediction against it, a form that is not
+ * open. */
 static void Grouping_NothingToGain_NeverRuns(void** state) {
   (void)state;
   static world_t w;
@@ -138,8 +141,8 @@ static void Grouping_NothingToGain_NeverRuns(void** state) {
   }
 }
 
-/* Routing that becomes uneven later is asked anew, and steps that are never counted end the race. */
-static void Grouping_SkewThatChanges_IsAskedAnew(void** state) {
+/* Routing that becomes uneven later starts another race, and steps that are never counted end the race. */
+static void Grouping_SkewThatChanges_IsRacedAgain(void** state) {
   (void)state;
   static world_t w;
   use_machine(&w);
@@ -156,7 +159,7 @@ static void Grouping_SkewThatChanges_IsAskedAnew(void** state) {
   assert_false(grouped);
 }
 
-/* A race in a bad moment does not decide for good, whichever form it favours; asking again has a share of the time. */
+/* A race during a slow phase is not final, whichever form it favours; repeating it uses a share of the time. */
 static void Grouping_UnluckyRace_IsRunAgain(void** state) {
   (void)state;
   static world_t w;
@@ -196,7 +199,7 @@ static void Grouping_StepsThatNeverCount_EndTheRace(void** state) {
   begin(&w, SLUICE_TUNER_ADAPTIVE, 0);
   int32_t grouped = 0, why = 0;
   for (int k = 0; k < 60; ++k) (void)step(&w, 4096, &grouped, &why);
-  w.skew = 1, w.grouping.spots[sluice_search_bucket(4096)].state = 0; /* a race that nobody reports of */
+  w.skew = 1, w.grouping.spots[sluice_search_bucket(4096)].state = 0; /* a race without any report */
   w.skew = 3;
   for (int k = 0; k < 600; ++k) {
     why = SLUICE_WHY_RACED;
@@ -211,7 +214,7 @@ int main(void) {
       cmocka_unit_test(Grouping_FasterInTruth_StaysInEveryMode),
       cmocka_unit_test(Grouping_SlowerInTruth_RunsAFewStepsAndNoMore),
       cmocka_unit_test(Grouping_NothingToGain_NeverRuns),
-      cmocka_unit_test(Grouping_SkewThatChanges_IsAskedAnew),
+      cmocka_unit_test(Grouping_SkewThatChanges_IsRacedAgain),
       cmocka_unit_test(Grouping_UnluckyRace_IsRunAgain),
       cmocka_unit_test(Grouping_StepsThatNeverCount_EndTheRace),
   };

@@ -1,5 +1,5 @@
-/* What the search itself costs: the first steps, ten thousand steps of changing batches, a machine that changes for
- * good. */
+/* Cost of the search itself: the first steps, ten thousand steps of changing batches, a machine that changes
+ * permanently. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 
 #include "backend/tune/search/test/surface.h"
 
-/* 10,000 steps with one of several batch sizes each, and a hot rank that comes and goes. */
+/* 10,000 steps, each with one of several batch sizes, and a hot rank that comes and goes. */
 static double overhead_of(int32_t mode, int32_t has_machine, double jitter, sluice_search_stats_t* out_stats) {
   static sluice_search_t search;
   static const int64_t sizes[] = {700, 1500, 2048, 4096, 5000, 16384};
@@ -69,8 +69,8 @@ static void ChangingBatches_TenThousandSteps_CostLittle(void** state) {
   assert_true(stats.timed_passes == 20000);
 }
 
-/* One chunk is best for every size, so that races alone change n; each change costs half a pass more. Races of four
- * sizes keep to their share with those costs in the account. */
+/* One chunk is best for every size, so only races change n; each change costs half a pass more. With these costs
+ * counted, races of four sizes stay within their share. */
 static void ChangingBatches_ChangesThatCost_RacesKeepTheirShare(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -102,7 +102,7 @@ static void ChangingBatches_ChangesThatCost_RacesKeepTheirShare(void** state) {
 
 enum { EARLY = 20, SETTLING = 60 };
 typedef struct start_s {
-  double early, settling; /* mean time over that of an oracle in the first steps, minus 1 */
+  double early, settling; /* mean time over that of an oracle, minus 1, in the first steps */
   double worst_early, regret, worst_regret;
   int32_t count, settled; /* layers; those with an answer after SETTLING steps */
 } start_t;
@@ -148,8 +148,8 @@ static start_t first_steps(int32_t mode, int32_t best, int32_t no_overlap, int32
 
 static void FirstSteps_NoMachine_CostLittle(void** state) {
   (void)state;
-  /* Most of what is left of the first 20 steps where many chunks are best: three steps of one chunk each, the first of
-   * which is the warm-up, while the second runs before its report is read. */
+  /* Most of the remaining first 20 steps if many chunks are best: three steps of one chunk each, of which the first is
+   * the warm-up and the second runs before its report is read. */
   static const struct {
     int32_t best, no_overlap;
     double early, settling;

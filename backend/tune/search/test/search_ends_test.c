@@ -1,5 +1,5 @@
-/* A race always ends, whatever machine, model and host it meets: sizes that change from step to step, several forwards
- * outstanding, repetitions, forwards without a backward, passes that are not timed. */
+/* A race always ends, whatever the machine, the model and the host do: sizes that change at each step, several
+ * outstanding forwards, replays, forwards without a backward, untimed passes. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,21 +26,21 @@ typedef struct pass_s {
   sluice_lanes_t lanes;
 } pass_t;
 
-/* As backend/moe keeps it: what the next forward takes, the rows of the last one, reports for the next header. */
+/* As in backend/moe: what the next forward runs, the rows of the last one, reports for the next header. */
 typedef struct decision_s {
   int32_t pick;
   int64_t rows;
-  pass_t report[2], outstanding[MOST_OUTSTANDING]; /* rows 0: there was none */
+  pass_t report[2], outstanding[MOST_OUTSTANDING]; /* rows 0: none */
 } decision_t;
 
 typedef struct host_s {
   surface_t surface;
   model_t model;
   model_kind_t kind;
-  double noise, flip;    /* a slow phase takes so many times as long */
-  double untimed[2];     /* share of passes, by direction, that some rank ran otherwise or did not time */
-  double backward_share; /* of steps: the others are an evaluation's with gradients on */
-  double other_rows;     /* received in backward over those in forward */
+  double noise, flip;    /* factor in time of a slow phase */
+  double untimed[2];     /* share of passes, by direction, that some rank ran differently or did not time */
+  double backward_share; /* of steps: the others evaluate with gradients enabled */
+  double other_rows;     /* received rows in backward over those in forward */
   int32_t num_layers, depth, repeats, has_lanes;
   sizes_t sizes;
   int64_t base;
@@ -118,7 +118,7 @@ static pass_t run_pass(host_t* h, const sluice_search_t* s, int32_t direction, i
   return pass;
 }
 
-/* Of a forward: reports are heard, and the decision state learns what the next forward takes. */
+/* The header of a forward: reports are read, and the decision state gets the choice of the next forward. */
 static void header(const host_t* h, sluice_search_t* s, decision_t* decision, int32_t* trials, int32_t* worst) {
   int has_trained = 0;
   for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
@@ -136,7 +136,7 @@ static void header(const host_t* h, sluice_search_t* s, decision_t* decision, in
   if (*count > *worst) *worst = *count;
 }
 
-/* As many forwards as are outstanding at a time, and then their backwards. */
+/* Runs as many forwards as are outstanding at a time, and then their backwards. */
 static void run_steps(host_t* h, sluice_search_t* s, decision_t* decision, int32_t* trials, int32_t* worst) {
   int has_backward = uniform(&h->seed, 0, 1) < h->backward_share;
   for (int32_t i = 0; i < h->depth; ++i) {
@@ -157,7 +157,7 @@ static void run_steps(host_t* h, sluice_search_t* s, decision_t* decision, int32
   }
 }
 
-/* The most times in a row that a forward of one size was on trial. */
+/* The most consecutive trials of a forward of one size. */
 static int32_t longest_trial(host_t* h, const sluice_search_config_t* config, int32_t steps) {
   static sluice_search_t search;
   int32_t trials[SLUICE_SEARCH_BUCKETS] = {0}, worst = 0;
@@ -209,7 +209,7 @@ static host_t plain_host(void) {
                   .seed = 5};
 }
 
-/* What is chosen for a size runs with the rows of another one: none of its candidates is ever seen with its own. */
+/* The choice for one size runs with the rows of another: none of its candidates is ever measured at its own size. */
 static void SizesInTurns_ChoicesRunElsewhere_RacesEnd(void** state) {
   (void)state;
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_PROFILE; ++mode) {
@@ -235,7 +235,7 @@ static void OneDirectionUntimed_RacesEnd(void** state) {
   }
 }
 
-/* Many forwards for each backward that is told: none is thrown out for want of it, and the best is found. */
+/* Many forwards for each reported backward: none is eliminated for lack of one, and the best is found. */
 static void ManyOutstanding_FewBackwardsTold_BestIsFound(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -252,8 +252,8 @@ static void ManyOutstanding_FewBackwardsTold_BestIsFound(void** state) {
               1.05 * exhaustive(&host.surface, host.base, SLUICE_SEARCH_SIZES));
 }
 
-/* Layers of one kind share a race, and each tells of its choice two of its forwards later: all the others ask in
- * between, which is no reason to give the race up. */
+/* Layers of one kind share a race, and each reports its choice two of its forwards later. All other layers ask in
+ * between, which is no reason to give up the race. */
 static void ManyLayers_ToldTwoForwardsLater_BestIsFound(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -266,7 +266,7 @@ static void ManyLayers_ToldTwoForwardsLater_BestIsFound(void** state) {
       const sluice_search_config_t config = config_of(mode);
       int32_t trials[SLUICE_SEARCH_BUCKETS] = {0}, worst = 0, why = SLUICE_WHY_ON_TRIAL, pick = 0;
       sluice_search_init(&search, &config);
-      /* Until it is answered, be it that an answer was just being raced again. */
+      /* Until the size is answered, even if an answer was just being raced again. */
       for (host.step = 0; host.step < 60 || (host.step < 120 && why == SLUICE_WHY_ON_TRIAL); ++host.step) {
         for (int32_t l = 0; l < host.num_layers; ++l) run_steps(&host, &search, &host.decisions[l], trials, &worst);
         pick = sluice_search_next(&search, host.base, &why);
@@ -278,7 +278,7 @@ static void ManyLayers_ToldTwoForwardsLater_BestIsFound(void** state) {
   }
 }
 
-/* A layer that began a lap and never comes again: the others go on counting without it. */
+/* A layer that began a lap and never runs again: the others continue to count. */
 static void ManyLayers_OneIsGone_RacesEnd(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -296,7 +296,8 @@ static void ManyLayers_OneIsGone_RacesEnd(void** state) {
   assert_true(steps > 128 && steps < 300);
 }
 
-/* Nothing of the kind has run, but a neighbour has its answer: that, and not the fewest chunks. */
+/* None of the candidates has run, but a neighbour has an answer: the result is that answer and not the fewest
+ * chunks. */
 static void GivenUp_NothingRan_TakesTheNearestAnswer(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -313,7 +314,7 @@ static void GivenUp_NothingRan_TakesTheNearestAnswer(void** state) {
   assert_int_equal(sluice_pick_chunks(pick), 6);
 }
 
-/* Forwards of an evaluation between two steps report nothing: the race waits for training to go on. */
+/* Evaluation forwards between two steps report nothing: the race waits for training to continue. */
 static void Evaluation_InsideARace_DoesNotEndIt(void** state) {
   (void)state;
   static sluice_search_t search;
@@ -330,7 +331,7 @@ static void Evaluation_InsideARace_DoesNotEndIt(void** state) {
   assert_true(whole(&surface, 4096, pick) <= 1.02 * exhaustive(&surface, 4096, SLUICE_SEARCH_SIZES));
 }
 
-/* A model that says nothing chooses nothing: steps do. */
+/* A model without a prediction chooses nothing: steps decide. */
 static void Model_WithoutANumber_IsNotAsked(void** state) {
   (void)state;
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; ++mode) {

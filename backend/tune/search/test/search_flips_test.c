@@ -1,4 +1,4 @@
-/* A machine whose speed flips while the search times it: the best is found all the same. */
+/* The search finds the best candidate on a machine whose speed changes while it is timed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 
 #include "backend/tune/search/test/surface.h"
 
-/* A neighbour on the other hyperthread: for phases of 1 to `longest` steps all takes `factor` times as long. */
+/* A process on the other hyperthread: phases of 1 to `longest` steps take `factor` times as long. */
 typedef struct flips_s {
   double factor;
   int32_t longest, left, is_slow;
@@ -23,7 +23,7 @@ static double flips_next(flips_t* f, uint32_t* seed) {
   return f->is_slow ? f->factor : 1;
 }
 
-/* Slow: GEMMs only, or everything (a core that also does the link's work). */
+/* Slow: only GEMMs, or everything (a core that also runs the link). */
 static surface_t slowed(const surface_t* s, double factor, int32_t all) {
   surface_t slow = *s;
   slow.gemm_rate *= factor, slow.gemm_startup *= factor, slow.per_chunk_wgrad *= factor;
@@ -31,14 +31,14 @@ static surface_t slowed(const surface_t* s, double factor, int32_t all) {
   return slow;
 }
 
-/* Of both phases: what a choice takes in the long run. */
+/* Mean over both phases: the long-run time of a choice. */
 static double mixed(const surface_t* s, const surface_t* slow, int64_t rows, int32_t pick) {
   return whole(s, rows, pick) + whole(slow, rows, pick);
 }
 
 typedef struct flipping_s {
   double found_early, found_late; /* share of layers whose answer is within 5 % of the best, after 200 and all steps */
-  double over, race_steps;        /* time over that of an oracle that keeps the best n, in all steps; of a layer */
+  double over, race_steps;        /* time over that of an oracle that keeps the best n, over all steps; per layer */
 } flipping_t;
 
 enum { FLIP_LAYERS = 150, FLIP_STEPS = 4000, FLIP_EARLY = 200 };
@@ -85,7 +85,7 @@ static flipping_t run_flipping(int32_t mode, int32_t has_machine, int32_t longes
   return r;
 }
 
-/* Answers by single shortest times find it in 87.3 to 97.3 % of layers after 200 steps and lose 0.3 to 1.3 %. */
+/* With single shortest times, 87.3 to 97.3 % of layers find it after 200 steps, and the loss is 0.3 to 1.3 %. */
 static void Machine_FlipsItsSpeed_BestIsFound(void** state) {
   (void)state;
   for (int32_t longest = 200; longest >= 20; longest /= 10) {

@@ -1,4 +1,4 @@
-/* The search against exhaustive search on made-up machines: what its answers lose, and in how many steps. */
+/* The search against exhaustive search on simulated machines: the loss of its answers, and the steps that it needs. */
 #include <math.h>
 #include <stdlib.h>
 #include <setjmp.h>
@@ -79,7 +79,7 @@ static void Adaptive_WrongModel_IsCorrectedBySteps(void** state) {
   assert_true(exact.median <= 1e-9 && exact.worst <= 0.02);
   assert_true(wrong.median <= 0.02 && wrong.worst <= 0.10);
   assert_true(noisy.median <= 0.02 && noisy.worst <= 0.15);
-  assert_true(alone.steps == 0 && wrong.p90 < alone.p90); /* confirming is worth its steps */
+  assert_true(alone.steps == 0 && wrong.p90 < alone.p90); /* confirmation is worth its steps */
 }
 
 static void Model_Exact_NeedsNoStep(void** state) {
@@ -88,7 +88,7 @@ static void Model_Exact_NeedsNoStep(void** state) {
   assert_true(r.worst <= 0.03 && r.steps == 0); /* predicted for the middle of a bucket */
 }
 
-/* Both modes of weight gradients by steps alone: what is not tried cannot be found where it is the faster one. */
+/* Both weight-gradient modes, by steps only: the per-chunk mode must be tried where it is faster. */
 static void Adaptive_NoMachineOpenWeightGradients_FindsBoth(void** state) {
   (void)state;
   static double regret[SURFACES];
@@ -99,7 +99,7 @@ static void Adaptive_NoMachineOpenWeightGradients_FindsBoth(void** state) {
   for (int i = 0; i < SURFACES; ++i) {
     surface_t surface = random_surface(&seed);
     int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
-    /* Chunk by chunk faster by up to 40 % of the weight gradients: rows that are still in a cache. */
+    /* Per chunk is faster by up to 40 % of the weight gradients: the rows are still in cache. */
     if (i % 2) surface.per_chunk_wgrad = -0.4 * surface.gemm_rate * (double)rows / 16;
     sluice_search_config_t config = config_of(SLUICE_TUNER_ADAPTIVE);
     config.open_wgrad = 1;

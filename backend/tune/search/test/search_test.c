@@ -1,4 +1,5 @@
-/* The rules of a search: ranks pick alike, switches and valleys are counted, imported answers and limits are kept. */
+/* Rules of the search: all ranks choose the same, switches and valleys are counted, imported answers and limits are
+ * respected. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +32,8 @@ static void Ranks_SameObservations_PickAlikeInEveryStep(void** state) {
   assert_memory_equal(a.spots, b.spots, sizeof a.spots);
 }
 
-/* Batches of two sizes in turns, whose best n differ: each switch's first pass costs more, and is counted once. */
+/* Batches of two alternating sizes with a different best n: the first pass after each switch costs more and is counted
+ * once. */
 static void ChangingBatches_FirstPassAfterASwitch_IsCounted(void** state) {
   (void)state;
   static sluice_search_t s;
@@ -47,7 +49,7 @@ static void ChangingBatches_FirstPassAfterASwitch_IsCounted(void** state) {
     int64_t rows = sizes[step / 5 % 2];
     int32_t why, pick = sluice_search_next(&s, rows, &why);
     int switched = step > 0 && pick != last, settled = why == SLUICE_WHY_RACED;
-    if (step == 400) wanted = -s.stats.switch_seconds; /* both answers stand by now */
+    if (step == 400) wanted = -s.stats.switch_seconds; /* both answers exist now */
     for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
       double seconds = truth(&surface, rows, sluice_pick_chunks(pick), 0, d) + (switched ? extra : 0);
       if (switched) sluice_search_count_switch(&s, d, pick, rows, seconds);
@@ -62,8 +64,7 @@ static void ChangingBatches_FirstPassAfterASwitch_IsCounted(void** state) {
   assert_true(fabs(wanted - counted * extra) < 0.02 * counted * extra);
 }
 
-/* Passes that vary by half, and changes that cost nothing: what single ones took longer and less than usual evens out.
- */
+/* Passes vary by half, and switches cost nothing: positive and negative differences of single passes cancel. */
 static void ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothing(void** state) {
   (void)state;
   static sluice_search_t s;
@@ -93,7 +94,7 @@ static void ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothin
   assert_true(switches > 900 && fabs(share) < 0.01);
 }
 
-/* The papers' second hypothesis is told from every race: GEMMs that step in rows per chunk bend it. */
+/* Every race checks the second hypothesis of the papers: GEMMs with a step in rows per chunk violate it. */
 static void Race_OneValleyOrTwo_IsReported(void** state) {
   (void)state;
   static sluice_search_t s;
@@ -113,7 +114,7 @@ static void Race_OneValleyOrTwo_IsReported(void** state) {
   }
 }
 
-/* A candidate's warm-up is a first pass after a switch too: known once the next pass has run. */
+/* The warm-up of a candidate is a first pass after a switch, too: its cost is known once the next pass has run. */
 static void Race_WarmUps_AreCountedAsSwitches(void** state) {
   (void)state;
   static sluice_search_t s;
@@ -135,14 +136,14 @@ static void Race_WarmUps_AreCountedAsSwitches(void** state) {
   assert_true(fabs(s.stats.switch_seconds - 2e-3 * candidates) < 1e-4 * candidates);
 }
 
-/* The more chunks the better, says this model. */
+/* A model that predicts: the more chunks, the faster. */
 static double likes_many_chunks(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
   (void)user, (void)wgrad_mode, (void)direction;
   return 1e-6 * (double)rows * (1 + 1e-3 / num_chunks);
 }
 
-/* Algorithm 1's range holds with a machine too: between the answers of smaller and larger batches, whatever is
- * predicted beyond. */
+/* The range of Algorithm 1 also holds with a machine: candidates lie between the answers of smaller and larger batches,
+ * whatever is predicted outside. */
 static void Adaptive_WithAMachine_TriesBetweenTheAnswersOfNeighbours(void** state) {
   (void)state;
   static sluice_search_t s;
@@ -231,8 +232,8 @@ static double per_chunk_is_faster(void* user, int64_t rows, int32_t num_chunks, 
 }
 
 /* An n that is none of the sizes: candidates stand for it, and predictions and bootstrap models are made for it. */
-/* Two sizes an half octave apart. The smaller one is answered first, with one chunk; for the larger one two chunks are
- * faster by `gain`. What it chooses. */
+/* Two sizes half an octave from each other. The smaller one is answered first, with one chunk; for the larger one two
+ * chunks are faster by `gain`. Returns the answer of the larger one. */
 static int32_t chunks_of_the_larger(double gain) {
   static sluice_search_t search;
   static const int64_t sizes[] = {128, 192};

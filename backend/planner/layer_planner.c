@@ -6,7 +6,7 @@
 #include "backend/model/pass_sizes.h"
 #include "backend/schedule/template/template.h"
 
-/* Profiles are of clusters with devices of their own memory, where chunks are cut out of tokens. */
+/* Profiles describe clusters whose devices have their own memory, where chunks are cut out of tokens. */
 static sluice_workload_t workload_of(const sluice_machine_t* machine, const sluice_planner_workload_t* w) {
   return (sluice_workload_t){
       .model_width = w->model_width,
@@ -81,7 +81,7 @@ static sluice_plan_inputs_t plan_inputs(const sluice_plan_problem_t* problem, co
   };
 }
 
-/* Sizes of the one candidate, in the budget or not. */
+/* The sizes of the only candidate, whether it fits the budget or not. */
 static void keep_candidate(void* user, const sluice_plan_data_t* plan, int32_t fits) {
   (void)fits;
   *(sluice_plan_data_t*)user = *plan;
@@ -108,7 +108,7 @@ typedef struct scene_s {
   sluice_choice_t choice;
 } scene_t;
 
-/* Under a budget a rank that receives more than its share makes more chunks, for all ranks. plan: borrowed with it. */
+/* Under a budget a rank that receives more than its share makes more chunks, on all ranks. plan: borrowed with it. */
 static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan, int32_t grouped) {
   int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
   const sluice_choice_t whole = {.num_chunks = 1};
@@ -223,7 +223,7 @@ static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fi
     c->verdict = over > 0 ? SLUICE_PLANNER_OVER_BUDGET : SLUICE_PLANNER_OVER_HOST_BUDGET;
     c->bytes_over = over > 0 ? over : bytes_over(plan->bytes.host_pool, plan->inputs.host_budget);
   } else if (all->best < 0 || seconds_of(c) < seconds_of(&all->list[all->best])) {
-    all->best = all->count; /* candidates come by n: of equal ones the first has the fewest chunks */
+    all->best = all->count; /* candidates are ordered by n: of equal ones the first has the fewest chunks */
   }
   ++all->count;
 }
@@ -253,7 +253,7 @@ sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, con
   sluice_ring_memo_t rings = {0};
   const sluice_plan_problem_t problem = sluice_planner_problem(machine, w, wanted, &rings);
   sluice_plan_inputs_t inputs = plan_inputs(&problem, w, wanted);
-  sluice_plan_data_t ignored; /* the plan's own choice, by its rough figures */
+  sluice_plan_data_t ignored; /* the plan's own choice, made with default rates */
   sluice_status_t status = sluice_plan_make(&problem, &inputs, NULL, add_candidate, all, &ignored);
   if (w->may_keep_part && (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET)) {
     inputs.may_keep_part = 1;

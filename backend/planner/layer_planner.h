@@ -1,7 +1,7 @@
-/* What the planner answers about one layer, without any rank: the bytes of its plans, and on a machine the seconds of
- * its passes. Prices the ops of the real template (backend/cost/cost.h) and sizes the real plans (backend/plan).
+/* Answers questions about one layer without any rank: the bytes of its plans and, on a machine, the seconds of its
+ * passes. It prices the ops of the real template (backend/cost/cost.h) and sizes the real plans (backend/plan).
  *
- * Arguments are checked before (capi/src/planner.c). */
+ * Arguments are checked by the caller (capi/src/planner.c). */
 #ifndef SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_
 #define SLUICE_BACKEND_PLANNER_LAYER_PLANNER_H_
 
@@ -11,7 +11,7 @@
 
 #define SLUICE_PLANNER_MOST_CANDIDATES 512
 
-/* What is asked of a layer: a choice, and what BY_CHUNK in it says. */
+/* The choice that the caller asks about, and what BY_CHUNK in it stands for. */
 typedef struct sluice_planner_asked_s {
   sluice_planner_choice_t choice;
   sluice_chunk_policies_t policies;
@@ -20,16 +20,16 @@ typedef struct sluice_planner_asked_s {
 /* The plan problem of a workload on one of the machine's ranks, on a CPU whose GEMMs borrow memory. rings: borrowed. */
 sluice_plan_problem_t sluice_planner_problem(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* asked, sluice_ring_memo_t* rings);
-/* What a rank's handles take of its memory before any plan: a context's on a CPU, and this layer's. */
+/* Memory that the handles of a rank take before any plan: a context on a CPU, and this layer. */
 uint64_t sluice_planner_base_bytes(const sluice_shape_t* shape);
 
-/* Bytes and seconds of one choice. out: without its struct_size. entries: [capacity], may be NULL with 0.
- * Errors: those of plans but OVER_BUDGET; INVALID_ARGUMENT (a machine without such links or GEMMs), NO_MEMORY. */
+/* Bytes and seconds of one choice. out: without its struct_size. entries: [capacity], may be NULL with 0. Errors: those
+ * of plans except OVER_BUDGET; INVALID_ARGUMENT (a machine without such links or GEMMs), NO_MEMORY. */
 sluice_status_t sluice_planner_predict_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* asked, sluice_planner_prediction_t* out,
                                              sluice_planner_entry_t* entries, int32_t capacity);
 
-/* All candidates, and which is chosen. */
+/* All candidates, and the chosen one. */
 typedef struct sluice_planner_candidates_s {
   const sluice_machine_t* machine;
   sluice_workload_t work;
@@ -39,16 +39,16 @@ typedef struct sluice_planner_candidates_s {
   sluice_planner_candidate_t list[SLUICE_PLANNER_MOST_CANDIDATES];
 } sluice_planner_candidates_t;
 
-/* out: any memory of that size. Errors: as before, and OVER_BUDGET, with the candidates, where none fits. */
+/* out: memory of that size. Errors: as above, and OVER_BUDGET, with the candidates, if none fits. */
 sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                             const sluice_planner_asked_t* wanted, sluice_planner_candidates_t* out);
 
-/* Sees one choice with its bytes, for one outstanding forward, and its seconds. */
+/* Receives one choice with its bytes, for one outstanding forward, and its seconds. */
 typedef void (*sluice_planner_visit_fn_t)(void* user, const sluice_plan_data_t* plan,
                                           const sluice_step_prediction_t* prediction);
 
-/* Shows every choice that `wanted` leaves open, whatever the workload's memory_budget is, each with no more rows kept
- * than it must. Errors: as sluice_planner_predict_layer. */
+/* Visits every choice that `wanted` leaves open, whatever the workload's memory_budget is, each with as few rows kept
+ * as possible. Errors: as sluice_planner_predict_layer. */
 sluice_status_t sluice_planner_visit_choices(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* wanted, sluice_planner_visit_fn_t visit,
                                              void* user);

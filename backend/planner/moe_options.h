@@ -1,9 +1,10 @@
-/* The plans of a Mixture-of-Experts layer as options of the planner over layers: what each takes on its machine.
+/* Offers the plans of a Mixture-of-Experts layer as options to the planner over layers: bytes and seconds of each on
+ * its machine.
  *
- * What outlives a forward is held; the layer's handle and tables, its orders, counts and schedules are resident; slots,
- * headers and what GEMMs borrow are the context's, which layers of a stage share, and so are the arena. Orders, counts
- * and schedules are shared too, but the largest of each may come from different layers: counted by layer, their sum is
- * an upper bound. Offloaded rows are held, as under a memory_budget. */
+ * Tensors that outlive a forward count as held. The layer's handle, tables, orders, counts and schedules count as
+ * resident. Slots, headers and borrowed GEMM memory belong to the context, which the layers of a stage share, as they
+ * share the arena. Orders, counts and schedules are shared too, but the largest of each may come from different layers:
+ * they are counted per layer, and the sum is an upper bound. Offloaded rows count as held, as under a memory_budget. */
 #ifndef SLUICE_BACKEND_PLANNER_MOE_OPTIONS_H_
 #define SLUICE_BACKEND_PLANNER_MOE_OPTIONS_H_
 
@@ -11,21 +12,21 @@
 #include "backend/planner/layer_planner.h"
 #include "backend/planner/stages/problem/model.h"
 
-/* What may be among them. */
+/* The policies that options may use. */
 typedef struct sluice_moe_allowed_s {
-  int32_t recompute; /* policies that send or compute again */
+  int32_t recompute; /* policies that send again or recompute */
   int32_t offload;   /* policies that copy */
 } sluice_moe_allowed_t;
 
 typedef struct sluice_moe_options_s {
   int32_t count;
   int32_t reserved;
-  sluice_stages_option_t list[SLUICE_PLANNER_MOST_CANDIDATES]; /* tag: its place here */
+  sluice_stages_option_t list[SLUICE_PLANNER_MOST_CANDIDATES]; /* tag: index in this list */
   sluice_planner_choice_t choices[SLUICE_PLANNER_MOST_CANDIDATES];
 } sluice_moe_options_t;
 
-/* out: any memory of that size. workload, wanted: checked. Errors: those of sluice_planner_visit_choices;
- * INVALID_ARGUMENT where nothing is allowed of what is wanted. */
+/* out: memory of that size. workload, wanted: checked. Errors: those of sluice_planner_visit_choices; INVALID_ARGUMENT
+ * if none of the wanted choices is allowed. */
 sluice_status_t sluice_moe_options_make(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                         const sluice_planner_asked_t* wanted, const sluice_moe_allowed_t* allowed,
                                         sluice_moe_options_t* out);

@@ -1,12 +1,12 @@
-/* What the fullest rank has at least, wherever experts live. */
+/* A lower bound of the fullest rank's load over all placements. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_BOUND_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_BOUND_H_
 
 #include "backend/planner/placement/placing.h"
 
-/* The most of: the mean, rounded up; and for each k the k + 1 lightest of the k * W + 1 heaviest experts, of which one
- * of W ranks has k + 1, with the lightest others that fill its places. k = 0 is the heaviest expert. Ranks that have no
- * expert are not counted. Reads loads, by_load and capacity. */
+/* The maximum of: the mean, rounded up; and for each k the k + 1 lightest of the k * W + 1 heaviest experts, since one
+ * of W ranks has k + 1 of them, plus the lightest other experts that fill its places. k = 0 is the heaviest expert.
+ * Ranks without experts are not counted. Reads loads, by_load and capacity. */
 uint64_t sluice_placing_bound(const sluice_placing_problem_t* problem);
 
 #endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_BOUND_H_ */

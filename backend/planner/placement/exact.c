@@ -4,19 +4,19 @@
 
 #include "backend/base/math.h"
 
-/* Heaviest first; the ranks before num_ranks are those with experts, at most as many as there are. */
+/* Experts, heaviest first; num_ranks counts the ranks with experts, at most one per expert. */
 typedef struct search_s {
   const sluice_placing_problem_t* p;
   int32_t rank_of[SLUICE_PLACING_EXACT_EXPERTS]; /* by number of expert */
   int32_t best_of[SLUICE_PLACING_EXACT_EXPERTS];
   int32_t ranks[SLUICE_PLACING_EXACT_EXPERTS];
-  int32_t places[SLUICE_PLACING_EXACT_EXPERTS]; /* left */
+  int32_t places[SLUICE_PLACING_EXACT_EXPERTS]; /* free places */
   uint64_t load[SLUICE_PLACING_EXACT_EXPERTS];
   int32_t num_ranks;
   sluice_placing_score_t best;
 } search_t;
 
-/* Nothing below a node is better than its own score: loads and bytes only grow. */
+/* No node below another has a better score than it: loads and bytes only grow. */
 static void descend(search_t* x, int32_t depth, uint64_t bytes, uint64_t fullest) {
   const sluice_placing_problem_t* p = x->p;
   const sluice_placing_score_t score = {sluice_max_u64(fullest, p->limit), bytes, sluice_max_u64(fullest, p->bound)};

@@ -1,4 +1,4 @@
-/* The best placement, by trying all that can be. */
+/* Finds the best placement by exhaustive search. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_
 
@@ -6,8 +6,8 @@
 
 enum { SLUICE_PLACING_EXACT_EXPERTS = 12 };
 
-/* Makes inout_best the best of all placements of at most SLUICE_PLACING_EXACT_EXPERTS experts, by branch and bound from
- * what it is. Ranks without an expert are never looked at. */
+/* Makes inout_best the best placement of at most SLUICE_PLACING_EXACT_EXPERTS experts, by branch and bound from its
+ * current value. Ranks without experts are skipped. */
 void sluice_placing_exact(sluice_placing_t* inout_best);
 
 #endif /* SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_ */

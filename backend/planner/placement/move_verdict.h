@@ -1,4 +1,5 @@
-/* Whether a move pays: sluice_planner_move_verdict of sluice/placement.h, on a struct of this library's size. */
+/* Decides whether a move pays: sluice_planner_move_verdict of sluice/placement.h, on a struct of this library's
+ * size. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_MOVE_VERDICT_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_MOVE_VERDICT_H_
 

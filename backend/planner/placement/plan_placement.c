@@ -10,17 +10,17 @@
 #include "backend/planner/placement/relabel.h"
 #include "backend/planner/placement/swaps.h"
 
-/* What a plan is made in. */
+/* Working memory of a plan. */
 typedef struct desk_s {
   sluice_placing_problem_t problem;
   sluice_placing_t placing, other;
-  uint64_t* bytes;    /* [E] where the caller gives none */
+  uint64_t* bytes;    /* [E] if the caller gives none */
   int32_t* by_load;   /* [E] */
   int32_t* scratch;   /* [E] */
   int32_t* rank;      /* [E] */
   int32_t* capacity;  /* [W] */
   int32_t* first;     /* [W + 1] */
-  uint64_t num_bytes; /* of the block, which begins at `bytes` */
+  uint64_t num_bytes; /* size of the block that begins at `bytes` */
 } desk_t;
 
 /* ---- the desk ---- */
@@ -78,11 +78,11 @@ static void close_desk(desk_t* d, sluice_allocator_t* allocator) {
 
 /* ---- planning ---- */
 
-/* Heaviest first onto the rank with the least that has a place. */
+/* Assigns experts, heaviest first, to the least loaded rank with a free place. */
 static void deal(desk_t* d) {
   const sluice_placing_problem_t* p = &d->problem;
   uint64_t* load = d->other.load;
-  int32_t* num = d->scratch; /* by rank: all ranks with a place have an expert, so they are at most as many */
+  int32_t* num = d->scratch; /* by rank: each rank with a place has an expert, so num_experts entries suffice */
   memset(load, 0, (size_t)p->num_ranks * sizeof *load);
   memset(d->rank, 0, (size_t)p->num_experts * sizeof *d->rank);
   int32_t ranks = 0;
@@ -124,7 +124,7 @@ static sluice_status_t plan(desk_t* d, sluice_allocator_t* allocator, int32_t* o
   return SLUICE_OK;
 }
 
-/* Whoever stays on its rank stays in its slot; the others take the free ones in the order of their numbers. */
+/* An expert that stays on its rank keeps its slot; the others take the free slots in the order of their numbers. */
 static void give_slots(desk_t* d, const sluice_placement_problem_t* given, int32_t* out_slot) {
   const sluice_placing_problem_t* p = &d->problem;
   memset(d->scratch, 0, (size_t)p->num_experts * sizeof *d->scratch);
@@ -140,7 +140,7 @@ static void give_slots(desk_t* d, const sluice_placement_problem_t* given, int32
     }
     d->rank[e] = slot;
   }
-  memcpy(out_slot, d->rank, (size_t)p->num_experts * sizeof *out_slot); /* which may be the caller's old one */
+  memcpy(out_slot, d->rank, (size_t)p->num_experts * sizeof *out_slot); /* may be the caller's input */
 }
 
 static void fill_result(desk_t* d, const sluice_placement_problem_t* given, int32_t is_optimal,

@@ -5,19 +5,19 @@
 enum { UNREACHABLE = -1 };
 static const int64_t FAR = INT64_MAX / 4;
 
-/* Groups are rows, ranks are columns; both are counted from 1, column 0 is where a path begins. */
+/* Groups are rows, ranks are columns; both are counted from 1, and paths begin in column 0. */
 typedef struct assignment_s {
-  int64_t* cost; /* [n, n] bytes of a group that do not stay where it goes to */
+  int64_t* cost; /* [n, n] bytes of a group that would move to that rank */
   int64_t* of_group;
-  int64_t* of_rank; /* potentials: cost - of_group - of_rank >= 0, and 0 where assigned */
+  int64_t* of_rank; /* potentials: cost - of_group - of_rank >= 0, and 0 if assigned */
   int64_t* distance;
-  int32_t* group_at; /* [n + 1] of a rank; 0: none yet */
-  int32_t* before;   /* the rank that a path comes from */
+  int32_t* group_at; /* [n + 1] group of a rank; 0: none yet */
+  int32_t* before;   /* the previous rank of a path */
   int32_t* is_done;
   int32_t n;
 } assignment_t;
 
-/* The rank to go on with. */
+/* The next rank of the path. */
 static int32_t extend(assignment_t* x, int32_t from) {
   const int32_t group = x->group_at[from];
   int32_t next = UNREACHABLE;

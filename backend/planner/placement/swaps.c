@@ -3,21 +3,21 @@
 #include "backend/base/math.h"
 
 enum {
-  MOST_PLACES = 8,   /* of a rank: with more, single swaps are fine enough, and pairs would take long */
+  MOST_PLACES = 8,   /* of a rank: with more, single swaps are fine-grained enough, and pairs would take long */
   MOST_COMPOUND = 24 /* changes of several experts at once, in one search */
 };
 
-/* One expert of the fullest rank for one of another; two for two; or, with `third`, a goes where b is, b where c is,
- * and c where a is. -1: none. */
+/* Swaps one expert of the fullest rank for one of another, or two for two; with `third`, a takes the place of b, b that
+ * of c, and c that of a. -1: none. */
 typedef struct change_s {
-  uint64_t load; /* of the fullest of the ranks concerned, afterwards */
-  int64_t bytes; /* more that move */
+  uint64_t load; /* of the fullest rank involved, after the change */
+  int64_t bytes; /* additional bytes that move */
   int32_t a, b, second_a, second_b, third;
 } change_t;
 
 static const change_t NONE = {UINT64_MAX, 0, -1, -1, -1, -1, -1};
 
-/* Below the limit no load is better than another. */
+/* Loads below the limit count as equal. */
 static void take_better(const sluice_placing_problem_t* p, change_t* best, const change_t* other) {
   const uint64_t mine = sluice_max_u64(best->load, p->limit), its = sluice_max_u64(other->load, p->limit);
   if (its < mine ||
@@ -29,7 +29,7 @@ static void take_better(const sluice_placing_problem_t* p, change_t* best, const
 static void apply(sluice_placing_t* s, const change_t* c) {
   sluice_placing_swap(s, c->a, c->b);
   if (c->second_a >= 0) sluice_placing_swap(s, c->second_a, c->second_b);
-  if (c->third >= 0) sluice_placing_swap(s, c->b, c->third); /* b is where a was */
+  if (c->third >= 0) sluice_placing_swap(s, c->b, c->third); /* b now has the old place of a */
 }
 
 static change_t best_single(const sluice_placing_t* s, int32_t full) {
@@ -74,7 +74,7 @@ static void try_pairs(const sluice_placing_t* s, int32_t full, int32_t r, change
   }
 }
 
-/* a leaves the fullest rank for rank r, whose b leaves for a third rank, whose c comes. */
+/* Expert a moves from the fullest rank to rank r, whose b moves to a third rank, whose c moves to the fullest. */
 static void try_turns(const sluice_placing_t* s, int32_t full, int32_t r, change_t* best) {
   const sluice_placing_problem_t* p = s->problem;
   const uint64_t before = s->load[full];
@@ -111,7 +111,7 @@ static change_t best_compound(const sluice_placing_t* s, int32_t full) {
   return best;
 }
 
-/* Ends: each change makes the sorted list of loads smaller. */
+/* Terminates: each change makes the sorted list of loads smaller. */
 void sluice_swaps_level(sluice_placing_t* placing) {
   const sluice_placing_problem_t* p = placing->problem;
   for (int32_t num_compound = 0;;) {
@@ -124,7 +124,7 @@ void sluice_swaps_level(sluice_placing_t* placing) {
   }
 }
 
-/* The best partner at home of an expert that is away: whoever is there may go where it is. */
+/* The best swap that returns expert e to its home rank: any expert there may take e's place. */
 static change_t best_return(const sluice_placing_t* s, int32_t e, uint64_t allowed) {
   const sluice_placing_problem_t* p = s->problem;
   const int32_t away = s->rank[e], home = p->home[e];

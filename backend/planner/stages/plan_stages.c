@@ -12,8 +12,8 @@
 #include "backend/planner/stages/reasons.h"
 #include "backend/planner/stages/partition/refine.h"
 
-/* Nodes of branch and bound for one stage, fewer where runs are many. Nearly all are decided by far fewer, and the
- * greedy's answer stands where they are not. */
+/* Nodes of branch and bound for one stage, fewer if there are many runs. Nearly all stages need far fewer; otherwise
+ * the answer of greedy stands. */
 enum { MOST_NODES = 4000, LEAST_NODES = 200, NODES_BY_LAYERS = 200000 };
 
 static uint64_t most_nodes(const sluice_stages_problem_t* problem) {
@@ -37,15 +37,15 @@ static double short_bytes(const planning_t* p) {
 static sluice_status_t plan_chain(planning_t* p) {
   int32_t fits = 0;
   SLUICE_TRY(sluice_cut_order_fits(&p->part, &fits));
-  if (!fits) return SLUICE_OK; /* to look for the fastest would take long and find nothing */
+  if (!fits) return SLUICE_OK; /* a search for the fastest would take long and find nothing */
   SLUICE_TRY(sluice_cut_order_fastest(&p->part, &fits, &p->plan->is_optimal));
-  return sluice_partition_refine(&p->part); /* what the slowest stage leaves open is evened out */
+  return sluice_partition_refine(&p->part); /* evens out the stages faster than the slowest */
 }
 
 static sluice_status_t search(planning_t* p, int32_t coarsen) {
   SLUICE_TRY(sluice_stages_search(&p->part, &p->scratch, coarsen, &p->plan->num_rounds));
   if (short_bytes(p) == 0) return SLUICE_OK;
-  /* Refinement may end where no single step saves bytes. */
+  /* Refinement may end where no single move saves bytes. */
   SLUICE_TRY(sluice_cut_order_leanest(&p->part));
   return sluice_partition_refine(&p->part);
 }

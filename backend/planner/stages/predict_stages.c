@@ -21,7 +21,7 @@ static void add_layer(const sluice_stages_tables_t* t, int32_t layer, int32_t ch
   *copied += option->copied_bytes;
 }
 
-/* The layers behind the one that runs hold nothing of its micro-batch: not yet, or no more. */
+/* The layers after the running one hold nothing of its micro-batch: not yet, or no longer. */
 static uint64_t most_at_a_time(const sluice_stages_tables_t* t, const int32_t* stage_of, int32_t stage,
                                const sluice_stages_plan_t* plan) {
   uint64_t held = 0, most = 0;
@@ -50,7 +50,7 @@ static void finish_stage(const sluice_stages_tables_t* t, const int32_t* stage_o
   s->seconds = sluice_stages_turn_seconds(p, s->compute_seconds, s->message_seconds, s->copy_seconds);
 }
 
-/* The first micro-batch goes through all stages and back, each other one follows a turn of the slowest later. */
+/* The first micro-batch passes all stages and back; each further one adds a turn of the slowest stage. */
 static double step_seconds(const sluice_stages_tables_t* t, const int32_t* stage_of, const sluice_stages_plan_t* plan) {
   const sluice_stages_problem_t* p = t->problem;
   double first = 0;
@@ -58,7 +58,7 @@ static double step_seconds(const sluice_stages_tables_t* t, const int32_t* stage
     first += plan->stages[s].compute_seconds;
     const uint64_t bytes = s + 1 < p->num_stages ? sluice_stages_boundary_bytes(t, stage_of, s) : 0;
     const double link = sluice_stages_link_seconds(p, s, bytes);
-    first += link > 0 && p->links[s].full_duplex ? 2 * link : link; /* there and back, one after the other */
+    first += link > 0 && p->links[s].full_duplex ? 2 * link : link; /* forward and back, sequentially */
   }
   return first + (p->num_micro_batches - 1) * plan->slowest_seconds;
 }

@@ -4,19 +4,19 @@
 
 #include "backend/planner/stages/problem/model.h"
 
-/* What is measured of a layer. */
+/* Measurements of a layer. */
 typedef struct sluice_stages_profile_s {
   double forward_seconds;
   double backward_seconds;
-  double recompute_seconds;  /* of the forward once more, before the backward */
-  uint64_t activation_bytes; /* what the backward needs, the layer's input included */
-  uint64_t checkpoint_bytes; /* what recomputation starts from: the layer's input. <= activation_bytes */
-  uint64_t workspace_bytes;  /* while it runs, in any case */
+  double recompute_seconds;  /* of the repeated forward, before the backward */
+  uint64_t activation_bytes; /* needed by the backward, including the layer's input */
+  uint64_t checkpoint_bytes; /* start of recomputation: the layer's input. <= activation_bytes */
+  uint64_t workspace_bytes;  /* while it runs, with any option */
 } sluice_stages_profile_t;
 
 enum { SLUICE_STAGES_PROFILE_OPTIONS = 3 };
 
-/* Keep: all activations are held. Recompute: the checkpoint is, and the rest exists once while the layer runs.
+/* Keep: all activations are held. Recompute: the checkpoint is held, and the rest exists once while the layer runs.
  * Offload: all go to host memory, and exist once while the layer runs. By index SLUICE_STAGES_KEEP, _RECOMPUTE,
  * _OFFLOAD. Any thread; no errors. */
 void sluice_stages_options_of_profile(const sluice_stages_profile_t* profile,

@@ -7,7 +7,7 @@
 
 /* ---- options ---- */
 
-/* The largest of a stage's working or copied bytes or arenas without one of its layers. */
+/* The largest working or copied bytes or arena of a stage without one of its layers. */
 typedef uint64_t (*bytes_fn)(const sluice_stages_option_t* option);
 
 static uint64_t working_of(const sluice_stages_option_t* option) { return option->working_bytes; }
@@ -24,16 +24,16 @@ static uint64_t largest_without(const sluice_partition_t* part, int32_t layer, b
   return largest;
 }
 
-/* From the end of a layer's forward to the beginning of its backward, at least. */
+/* Least time from the end of a layer's forward to the start of its backward. */
 static double gap_of(const sluice_partition_t* part, int32_t layer) {
   const sluice_stages_tables_t* t = part->tables;
-  double all = 0, behind = 0;
+  double all = 0, after = 0;
   for (int32_t i = 0; i < t->num_layers; ++i) {
     if (part->stage_of[i] != part->stage_of[layer]) continue;
     all += t->items[t->first_item[i]].seconds;
-    if (i > layer) behind += t->items[t->first_item[i]].seconds;
+    if (i > layer) after += t->items[t->first_item[i]].seconds;
   }
-  return behind + (t->in_flight[part->stage_of[layer]] - 1) * all;
+  return after + (t->in_flight[part->stage_of[layer]] - 1) * all;
 }
 
 static void give_option_reason(const sluice_partition_t* part, int32_t layer, sluice_stages_plan_t* plan) {
@@ -76,7 +76,7 @@ static void give_option_reason(const sluice_partition_t* part, int32_t layer, sl
 
 /* ---- cuts ---- */
 
-/* The layer next to a cut that may cross it: of the stage before it the last one, of the stage behind it the first. */
+/* The layer next to a cut that may cross it: the last of the stage before it, or the first of the stage after it. */
 static int32_t next_to_cut(const sluice_partition_t* part, int32_t stage, int32_t step) {
   const sluice_stages_tables_t* t = part->tables;
   const int32_t* first = step > 0 ? t->first_reader : t->first_source;

@@ -1,4 +1,4 @@
-/* What a planner without ranks counts for handles is what they take: of a context on a CPU, and of a layer in it. */
+/* The planner's byte counts for handles equal the real ones: a context on a CPU, and a layer in it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

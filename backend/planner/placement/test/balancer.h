@@ -1,13 +1,13 @@
-/* The placement part of DeepSeek's EPLB without replicas, written anew from its published description: experts by load,
- * heaviest first, each to the rank with the least that has a place. It looks at nothing that is in force; its ranks are
- * named afterwards so that fewest experts move, which it does not do itself. */
+/* The placement part of DeepSeek's EPLB without replicas, reimplemented from its published description: experts by
+ * load, heaviest first, each to the least loaded rank with a free place. It ignores the current placement; here its
+ * ranks are then renamed so that the fewest experts move, which EPLB does not do. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_BALANCER_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_BALANCER_H_
 
 #include <stdint.h>
 
-/* inout_rank: [num_experts] in force, then the new ones; equally many on each rank. out_load: of the fullest rank.
- * Returns the number of experts that move. */
+/* inout_rank: [num_experts] the current ranks, then the new ones; the same number on each rank. out_load: of the
+ * fullest rank. Returns the number of experts that move. */
 int32_t balancer_place(const uint64_t* loads, int32_t num_experts, int32_t num_ranks, int32_t* inout_rank,
                        uint64_t* out_load);
 

@@ -1,4 +1,4 @@
-/* When a move pays. */
+/* The verdict whether a move pays. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,7 +8,7 @@
 
 #include "backend/planner/placement/move_verdict.h"
 
-/* A step of 10 s becomes one of 9 s; moving takes 50 s, and 100 steps are looked ahead. */
+/* A step of 10 s becomes one of 9 s; the move takes 50 s, and the horizon is 100 steps. */
 static sluice_planner_move_t a_good_move(void) {
   return (sluice_planner_move_t){.struct_size = sizeof(sluice_planner_move_t),
                                  .step_seconds = 10,
@@ -38,7 +38,7 @@ static void Verdict_EachReason_IsSaid(void** state) {
   assert_int_equal(verdict_of(&m), SLUICE_MOVE_TOO_SOON);
   m.steps_since_move = 10;
   assert_int_equal(verdict_of(&m), SLUICE_MOVE_PAYS);
-  m = a_good_move(), m.horizon_steps = 50; /* 50 s gained, 50 s spent */
+  m = a_good_move(), m.horizon_steps = 50; /* gains 50 s, costs 50 s */
   assert_int_equal(verdict_of(&m), SLUICE_MOVE_COSTS_MORE);
   m.horizon_steps = 51;
   assert_int_equal(verdict_of(&m), SLUICE_MOVE_PAYS);

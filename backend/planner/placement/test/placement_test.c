@@ -1,5 +1,5 @@
-/* Placements: the best of all where that can be tried, the bound on drawn workloads, and bytes beside a balancer that
- * starts from nothing. */
+/* Placements: the optimum where it can be enumerated, the bound on random workloads, and moved bytes compared with a
+ * balancer that starts from nothing. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -51,8 +51,8 @@ static uint64_t fullest(const scene_t* s, const int32_t* rank) {
   return most;
 }
 
-/* Every rank keeps its number of experts, every slot is taken once, who stays keeps its slot, and the numbers are those
- * of the placement. */
+/* Every rank keeps its number of experts, every slot is used once, experts that stay keep their slot, and the reported
+ * numbers match the placement. */
 static void expect_sound(const scene_t* s) {
   int32_t count[MOST] = {0}, before[MOST] = {0}, moves = 0;
   uint64_t bytes = 0;
@@ -119,7 +119,7 @@ static void Placement_SmallCases_AreTheBestOfAll(void** state) {
     const int32_t range = random_below(&random, 2) == 0 ? 5 : 1000; /* ties, or none */
     for (int32_t e = 0; e < experts; ++e) {
       s.loads[e] = (uint64_t)random_below(&random, range), s.bytes[e] = (uint64_t)(1 + random_below(&random, 3));
-      s.rank[e] = random_below(&random, ranks); /* some have none */
+      s.rank[e] = random_below(&random, ranks); /* some ranks have none */
     }
     number_slots(&s);
     s.problem.expert_bytes = s.bytes;
@@ -186,7 +186,8 @@ static void Placement_GoodEnough_MovesNothing(void** state) {
   assert_int_equal(s.result.bound_load, 0);
 }
 
-/* Loads that drift from epoch to epoch: what moves, beside a balancer that starts from nothing, at its balance. */
+/* Loads that drift from epoch to epoch: moved bytes, compared with a balancer that starts from nothing and reaches the
+ * same balance. */
 static void Placement_DriftingLoads_MoveAFifthOfABalancersBytes(void** state) {
   (void)state;
   enum { EXPERTS = 256, RANKS = 64, EPOCHS = 20 };
@@ -224,7 +225,7 @@ static void Placement_DriftingLoads_MoveAFifthOfABalancersBytes(void** state) {
 
 /* ---- time ---- */
 
-/* What it takes is printed; no test fails by it. */
+/* The time is printed; no test depends on it. */
 static void Placement_TwoHundredFiftySixExperts_SaysItsTime(void** state) {
   (void)state;
   double worst = 0;

@@ -12,7 +12,7 @@ static uint64_t next(random_t* random) { /* splitmix64 */
 double random_unit(random_t* random) { return (double)(next(random) >> 11) / 9007199254740992.0; }
 int32_t random_below(random_t* random, int32_t count) { return (int32_t)(random_unit(random) * count); }
 
-/* What is drawn once for all steps. */
+/* Random choices made once for all steps. */
 typedef struct draw_s {
   random_t of_run;
   int32_t step, num_experts, num_ranks, local;
@@ -38,7 +38,7 @@ static void spread(draw_t* d) {
   for (int32_t i = 0; i < d->local; ++i) d->heat[(first + i) % d->num_ranks * d->local] = HEAT;
 }
 
-/* Half of each source's rows go to a set of four experts of its own, and source r has r + 1 shares of all rows. */
+/* Half of the rows of each source go to its own set of four experts, and source r has r + 1 shares of all rows. */
 static void ragged(draw_t* d) {
   const double shares = 0.5 * d->num_ranks * (d->num_ranks + 1);
   for (int32_t r = 0; r < d->num_ranks; ++r) {

@@ -1,5 +1,6 @@
-/* Loads of experts drawn from a seed, after the workloads W0 to W7 of Megatron-LM's pull request 7488, each of which
- * isolates one thing. Its definitions are by row; these are sums of rows by expert, made anew from its table. */
+/* Random loads of experts from a seed, after the workloads W0 to W7 of Megatron-LM's pull request 7488, each of which
+ * isolates one effect. That pull request defines them by row; these are sums of rows by expert, reimplemented from its
+ * table. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_WORKLOADS_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_WORKLOADS_H_
 
@@ -14,17 +15,17 @@ int32_t random_below(random_t* random, int32_t count);
 
 enum {
   W0_BALANCED,
-  W1_HOT_EXPERT_SET,     /* some experts, wherever they lie */
+  W1_HOT_EXPERT_SET,     /* some experts, on any ranks */
   W2_HOT_RANK,           /* all experts of one rank, at the heat of W1 */
-  W3_SPREAD_HOT_EXPERTS, /* the same heat, one expert on each of several ranks */
+  W3_SPREAD_HOT_EXPERTS, /* the same heat on one expert of each of several ranks */
   W4_SOURCE_RAGGED,      /* sources with many rows prefer experts of their own */
   W5_ZERO_EXPERT_RANK,   /* experts and whole ranks without a row */
-  W6_ROTATING_HOTSPOT,   /* the hot set goes on with each step */
-  W7_BURST,              /* balanced but for steps of heat */
+  W6_ROTATING_HOTSPOT,   /* the hot set moves with each step */
+  W7_BURST,              /* balanced except for hot steps */
   NUM_WORKLOADS
 };
 
-/* out_loads [num_experts], of which num_experts / num_ranks lie on each rank, contiguous. */
+/* out_loads [num_experts], num_experts / num_ranks of them on each rank, contiguous. */
 void workload_draw(int32_t workload, uint64_t seed, int32_t step, int32_t num_experts, int32_t num_ranks,
                    uint64_t* out_loads);
 

@@ -36,7 +36,7 @@ void sluice_stages_local_deinit(sluice_stages_local_t* local) {
 
 /* ---- a stage ---- */
 
-/* gap: from the end of the layer's forward to the beginning of its backward, at least. */
+/* gap: least time from the end of the layer's forward to the start of its backward. */
 static void add_layer(sluice_stages_local_t* local, int32_t layer, double gap) {
   const sluice_stages_tables_t* t = local->tables;
   const int32_t k = t->in_flight[local->stage];
@@ -72,17 +72,17 @@ void sluice_stages_local_set(sluice_stages_local_t* local, const int32_t* layers
   local->messages = sluice_stages_message_seconds(p, stage, in_bytes, out_bytes);
   double all = 0;
   for (int32_t i = 0; i < count; ++i) all += fastest_of(t, layers[i]);
-  double behind = all;
+  double after = all;
   for (int32_t i = 0; i < count; ++i) {
     const sluice_stages_layer_t* layer = &p->layers[layers[i]];
-    behind -= fastest_of(t, layers[i]);
+    after -= fastest_of(t, layers[i]);
     local->fixed_bytes += (uint64_t)t->versions[stage] * layer->parameter_bytes + layer->state_bytes;
-    add_layer(local, layers[i], fmax(behind, 0) + (t->in_flight[stage] - 1) * all);
+    add_layer(local, layers[i], fmax(after, 0) + (t->in_flight[stage] - 1) * all);
   }
 }
 
 void sluice_stages_local_set_run(sluice_stages_local_t* local, int32_t stage, int32_t first, int32_t end) {
-  for (int32_t i = first; i < end; ++i) local->order[i - first] = i; /* items are never fewer than layers */
+  for (int32_t i = first; i < end; ++i) local->order[i - first] = i; /* there are at least as many items as layers */
   sluice_stages_local_set(local, local->order, end - first, stage, local->tables->cut[first], local->tables->cut[end]);
 }
 
@@ -102,7 +102,7 @@ sluice_stages_local_sum_t sluice_stages_local_sum(const sluice_stages_local_t* l
   return sum;
 }
 
-/* Sums of the same choices differ by rounding where they were added in another order. */
+/* Sums of the same choices differ by rounding if they were added in another order. */
 static int compare(double a, double b) {
   const double rounding = 1e-12 * (fabs(a) + fabs(b));
   return a < b - rounding ? -1 : a > b + rounding;

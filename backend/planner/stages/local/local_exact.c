@@ -6,28 +6,28 @@
 #include "backend/planner/stages/local/local_bounds.h"
 #include "backend/planner/stages/problem/messages.h"
 
-/* One call deep for each layer; larger stages keep the greedy's answer. */
+/* Recurses once per layer; larger stages keep the answer of greedy. */
 enum { MOST_LAYERS = 64 };
 
 typedef struct search_s {
   sluice_stages_local_t* local;
-  int32_t layers[MOST_LAYERS]; /* in the order of decisions */
+  int32_t layers[MOST_LAYERS]; /* in the decision order */
   int32_t pick[MOST_LAYERS];   /* by position in the stage */
   sluice_stages_local_bound_t bound[2];
   int32_t num_bounds;
-  double* seconds; /* [count + 1], of the layers from a depth on: each at its fastest */
-  double* bytes;   /* each at its fewest */
+  double* seconds; /* [count + 1], for the layers from a depth on: each at its fastest */
+  double* bytes;   /* each at its fewest bytes */
   uint64_t working[MOST_LAYERS + 1];
-  double link;  /* messages that copies come on top of */
-  double limit; /* only turns below are looked for */
+  double link;  /* messages that copies are added to */
+  double limit; /* only turns below this are searched */
   uint64_t nodes;
-  int is_cut; /* not all nodes were seen */
+  int is_cut; /* some nodes were not visited */
 } search_t;
 
 typedef struct node_s {
   double compute;
   double copies;
-  uint64_t bytes; /* but for the largest ones */
+  uint64_t bytes; /* without the maxima */
   uint64_t working;
   uint64_t staging;
   uint64_t arena;

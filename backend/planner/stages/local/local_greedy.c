@@ -5,12 +5,12 @@
 #include "backend/planner/stages/local/local.h"
 #include "backend/planner/stages/problem/messages.h"
 
-/* Past so many layers exchanges of two are not tried: there single changes leave little. */
+/* Exchanges of two are not tried with more layers: single changes leave little to gain there. */
 enum { MOST_LAYERS_TO_EXCHANGE = 40 };
 
 /* ---- what changes come to, in constant time ---- */
 
-/* The three largest of a term, so that the largest without any two layers is known. */
+/* The three largest values of a term, which give the largest without any two layers. */
 typedef struct largest_s {
   uint64_t value[3];
   int32_t layer[3];
@@ -33,7 +33,7 @@ static uint64_t largest_without(const largest_t* l, int32_t a, int32_t b) {
 typedef struct state_s {
   sluice_stages_local_t* local;
   sluice_stages_local_sum_t sum;
-  uint64_t additive; /* bytes but for the largest ones */
+  uint64_t additive; /* bytes without the maxima */
   largest_t working;
   largest_t staging;
   largest_t arena;
@@ -53,7 +53,7 @@ static void measure(state_t* s) {
   }
 }
 
-/* The sum with item a in place of its layer's, and b in place of its own; b may be a. */
+/* The sum with item a in place of its layer's choice, and b in place of its layer's; b may be a. */
 static sluice_stages_local_sum_t sum_with(const state_t* s, int32_t a, int32_t b) {
   sluice_stages_local_t* local = s->local;
   ++local->steps;
@@ -76,7 +76,7 @@ static sluice_stages_local_sum_t sum_with(const state_t* s, int32_t a, int32_t b
 
 /* ---- down from the fastest ---- */
 
-/* How much a change is worth: those that cost no time first, by bytes; then by bytes a second. */
+/* Value of a change: those that cost no time come first, by bytes; then by bytes per second. */
 typedef struct worth_s {
   int is_free;
   double value;
@@ -85,14 +85,14 @@ typedef struct worth_s {
 static worth_t worth_of(const state_t* s, const sluice_stages_local_sum_t* with, uint64_t saved) {
   const double cost = with->turn - s->sum.turn, compute = with->compute - s->sum.compute;
   if (cost <= 0 && compute <= 0) return (worth_t){1, (double)saved};
-  /* Computing more is no gain even where messages take longer: time may be short after the next change. */
+  /* More computing is no gain even if messages take longer: time may be short after the next change. */
   return (worth_t){0, (double)saved / fmax(fmax(cost, 0.01 * compute), 1e-300)};
 }
 
 static int is_worth_more(worth_t a, worth_t b) { return a.is_free != b.is_free ? a.is_free : a.value > b.value; }
 
-/* The change that is worth most, -1: none saves bytes. all: the largest working and copied bytes and arena count, as
- * they do; else they do not, since several layers share them and the first of these to change saves nothing. */
+/* The most valuable change; -1: none saves bytes. all: count the largest working and copied bytes and arena as they
+ * are; otherwise ignore them, since several layers share each maximum and the first of them to change saves nothing. */
 static int32_t best_saving(const state_t* s, int all) {
   const sluice_stages_local_t* local = s->local;
   worth_t best = {0, 0};
@@ -112,7 +112,7 @@ static int descend(state_t* s) {
   sluice_stages_local_t* local = s->local;
   for (int32_t i = 0; i < local->count; ++i) local->pick[i] = local->first[i];
   measure(s);
-  /* Additive bytes fall where total ones cannot; they never rise twice, so that it ends. */
+  /* Additive bytes may fall while the total does not; they never rise twice, so the loop ends. */
   int all = 1;
   while (s->sum.bytes > local->budget) {
     int32_t item = all ? best_saving(s, 1) : -1;
@@ -175,7 +175,7 @@ void sluice_stages_local_polish(sluice_stages_local_t* local) {
 
 /* ---- all of it ---- */
 
-/* Nothing computes less than the fastest, and nothing copies less than nothing. */
+/* No choice computes less than the fastest one, or copies less than nothing. */
 static int is_fastest(const sluice_stages_local_t* local) {
   for (int32_t i = 0; i < local->count; ++i) {
     if (local->pick[i] != local->first[i] || local->items[local->pick[i]].staging > 0) return 0;
@@ -202,6 +202,6 @@ int sluice_stages_local_greedy(sluice_stages_local_t* local) {
     memcpy(local->pick, local->best, bytes);
     local->sum = down;
   }
-  local->is_proven = local->sum.turn <= local->messages; /* which no choice changes */
+  local->is_proven = local->sum.turn <= local->messages; /* no choice changes messages */
   return 1;
 }

@@ -1,6 +1,6 @@
-/* The fewest bytes of a stage. All but three terms are sums over layers; the largest working bytes, copied bytes and
- * arena are not. With all three capped each layer takes its least on its own, so the best caps are the answer: for each
- * cap of copied bytes and of the arena one sweep over all caps of working bytes. */
+/* Computes the fewest bytes of a stage. All but three terms are sums over layers; the largest working bytes, copied
+ * bytes and arena are maxima. With all three capped, each layer takes its minimum independently, so the best caps give
+ * the answer: for each cap of copied bytes and of the arena, one sweep over all caps of working bytes. */
 #include <stdlib.h>
 
 #include "backend/base/math.h"
@@ -10,7 +10,7 @@ typedef struct caps_s {
   uint64_t working;
   uint64_t staging;
   uint64_t arena;
-  uint64_t bytes; /* what they come to */
+  uint64_t bytes; /* total with these caps */
 } caps_t;
 
 static int by_working(const void* a, const void* b, void* user) {
@@ -20,7 +20,7 @@ static int by_working(const void* a, const void* b, void* user) {
   return left < right ? -1 : left > right;
 }
 
-/* local->order has the items by working bytes; the layers' least without caps. */
+/* local->order has the items by working bytes; layers: the sum of their minima without caps. */
 static void sweep(sluice_stages_local_t* local, uint64_t layers, uint64_t staging, uint64_t arena, caps_t* best) {
   const int32_t num_items = local->first[local->count];
   int32_t missing = local->count;
@@ -43,7 +43,7 @@ static void sweep(sluice_stages_local_t* local, uint64_t layers, uint64_t stagin
   }
 }
 
-/* One of the terms that are capped. */
+/* One of the capped terms. */
 typedef uint64_t (*term_fn)(const sluice_stages_local_item_t* item);
 
 static uint64_t staging_of(const sluice_stages_local_item_t* item) { return item->staging; }
@@ -58,7 +58,7 @@ static uint64_t next_cap(const sluice_stages_local_t* local, term_fn term, uint6
   return next;
 }
 
-/* Each layer's fewest bytes, added up, and the most working bytes that one cannot avoid. */
+/* The sum of each layer's fewest bytes, and the working bytes that cannot be avoided. */
 static void least_of(const sluice_stages_local_t* local, uint64_t* out_layers, uint64_t* out_working) {
   *out_layers = *out_working = 0;
   for (int32_t i = 0; i < local->count; ++i) {
@@ -71,7 +71,7 @@ static void least_of(const sluice_stages_local_t* local, uint64_t* out_layers, u
   }
 }
 
-/* The best caps among those that come to less than `below`; where there are none, bytes is `below`. */
+/* The best caps with a total below `below`; if there are none, bytes is `below`. */
 static caps_t best_caps(sluice_stages_local_t* local, uint64_t below) {
   const int32_t num_items = local->first[local->count];
   caps_t best = {0, 0, 0, below};

@@ -4,7 +4,7 @@
 
 static double limit_of(const sluice_stages_tables_t* t) { return t->fastest[t->num_layers] / (4.0 * t->num_stages); }
 
-/* crossing[i]: short tensors that cross in front of layer i. */
+/* crossing[i]: short tensors that cross the boundary before layer i. */
 static void count_short_tensors(const sluice_stages_tables_t* t, int32_t* crossing) {
   const double limit = limit_of(t);
   memset(crossing, 0, ((size_t)t->num_layers + 1) * sizeof *crossing);
@@ -19,8 +19,8 @@ static void count_short_tensors(const sluice_stages_tables_t* t, int32_t* crossi
   for (int32_t i = 0; i < t->num_layers; ++i) crossing[i + 1] += crossing[i];
 }
 
-/* Where a nest that began at first has to be divided, so that it stays light: the place with the fewest bytes in the
- * back half of what is allowed. */
+/* Where to divide a heavy nest that began at first: the place with the fewest bytes in the second half of the allowed
+ * range. */
 static int32_t divide_nest(const sluice_stages_tables_t* t, int32_t first, int32_t end) {
   const double limit = limit_of(t);
   int32_t best = -1;

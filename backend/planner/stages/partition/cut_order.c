@@ -5,13 +5,13 @@
 #include "backend/planner/stages/partition/runs.h"
 #include "backend/planner/stages/problem/messages.h"
 
-static const double MOST_BYTES = 1e18; /* past them no cap is meant */
+static const double MOST_BYTES = 1e18; /* larger values are no caps */
 
 typedef struct cut_s {
   const sluice_stages_tables_t* tables;
   sluice_stages_local_t* local;
   const double* weights;
-  double most_budget; /* of all stages that have one */
+  double most_budget; /* of all stages with a budget */
   int32_t is_proven;  /* all costs so far are exact */
 } cut_t;
 
@@ -60,8 +60,8 @@ sluice_status_t sluice_cut_order_fastest(sluice_partition_t* part, int32_t* out_
 
 /* ---- the leanest ---- */
 
-/* What a stage lacks, moved up so that it is above zero: the search goes by parts of it. A stage without a budget never
- * lacks anything. */
+/* The bytes by which a stage exceeds its budget, shifted above zero: the search works with ratios. A stage without a
+ * budget never exceeds it. */
 static double lack(const cut_t* cut, int32_t stage, uint64_t bytes) {
   const uint64_t budget = cut->tables->budget[stage];
   return budget == UINT64_MAX ? 0 : (double)bytes - (double)budget + cut->most_budget;

@@ -7,7 +7,7 @@
 
 enum { MOST_ROUNDS = 8 };
 
-/* Takes over what scratch has where it is better. 1: it is. */
+/* Takes the partition of scratch if it is better. 1: it is. */
 static int keep_better(sluice_partition_t* part, const sluice_partition_t* scratch) {
   const int32_t num_stages = part->tables->num_stages;
   const sluice_partition_score_t mine = sluice_partition_score(part->judged, num_stages);
@@ -52,7 +52,7 @@ static sluice_status_t search_in_turns(sluice_partition_t* part, sluice_partitio
                                        int32_t num_nodes, int32_t* out_num_rounds) {
   for (*out_num_rounds = 0; *out_num_rounds < MOST_ROUNDS;) {
     ++*out_num_rounds;
-    /* What layers take with the options of the best partition so far is what this one goes by. */
+    /* The seconds of layers with the options of the best partition so far guide this search. */
     SLUICE_TRY(sluice_stages_kernighan_lin(part->tables, first, num_nodes, part->seconds_of, scratch->stage_of));
     sluice_partition_settle(scratch);
     SLUICE_TRY(sluice_partition_refine(scratch));

@@ -1,13 +1,13 @@
-/* vPipe's decomposition: a partition for given options, options for the given partition, and again until nothing gets
- * better. */
+/* vPipe's decomposition: a partition for given options, then options for that partition, repeated until nothing
+ * improves. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_HEURISTIC_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PARTITION_HEURISTIC_H_
 
 #include "backend/planner/stages/partition/partition.h"
 
-/* Sets and settles the best partition found: by Kernighan and Lin in turns with the options, and refined from the even
- * divisions that hosts use, so that it is never worse than these. scratch: another partition of the tables.
- * out_num_rounds: turns. Errors: NO_MEMORY. */
+/* Sets and settles the best partition found: by Kernighan and Lin alternating with the choice of options, and refined
+ * from the even divisions that hosts use, so that it is never worse than these. scratch: another partition of the
+ * tables. out_num_rounds: alternations. Errors: NO_MEMORY. */
 sluice_status_t sluice_stages_search(sluice_partition_t* partition, sluice_partition_t* scratch, int32_t coarsen,
                                      int32_t* out_num_rounds);
 

@@ -5,7 +5,7 @@
 
 #include "backend/planner/stages/problem/messages.h"
 
-/* Of a pass: most gains lie near the cut, and long sequences are taken back anyway. */
+/* Of a pass: most gains lie near the cut, and long sequences are undone anyway. */
 enum { MOST_MOVES = 64, MOST_PASSES = 16 };
 
 enum { LEFT = 0, RIGHT = 1, ELSEWHERE = 2 };
@@ -16,16 +16,16 @@ typedef struct graph_s {
   int32_t num_nodes;
   double* seconds;       /* [num_nodes] */
   int32_t* node_of;      /* [num_layers] */
-  int32_t* side;         /* [num_nodes] in the bipartition under way */
+  int32_t* side;         /* [num_nodes] in the current bipartition */
   int32_t* is_locked;    /* [num_nodes] */
-  int32_t* stages_first; /* [num_nodes] of the stages that are open to the node */
+  int32_t* stages_first; /* [num_nodes] of the stages open to the node */
   int32_t* stages_end;
 } graph_t;
 
-/* A set of nodes and the stages that they are for. */
+/* A set of nodes and the stages to divide them over. */
 typedef struct halves_s {
   int32_t stages[2]; /* of the sides */
-  int32_t boundary;  /* the stage in front of it */
+  int32_t boundary;  /* the stage before the boundary */
   double seconds[2];
   int32_t nodes[2];
 } halves_t;
@@ -68,7 +68,7 @@ static void flip(graph_t* g, halves_t* h, int32_t node) {
   g->side[node] = to;
 }
 
-/* Nothing on the right may be read on the left; each side has a node for each stage. */
+/* The left side may not read the right side; each side has a node for each stage. */
 static int may_flip(const graph_t* g, const halves_t* h, int32_t node) {
   const sluice_stages_tables_t* t = g->tables;
   const int32_t from = g->side[node];
@@ -84,7 +84,7 @@ static int may_flip(const graph_t* g, const halves_t* h, int32_t node) {
   return 1;
 }
 
-/* The node whose move leaves the least cost, -1: none may move. */
+/* The node whose move leaves the least cost; -1: no node may move. */
 static int32_t best_flip(graph_t* g, halves_t* h, cost_t* out_cost) {
   int32_t best = -1;
   for (int32_t node = 0; node < g->num_nodes; ++node) {
@@ -97,7 +97,7 @@ static int32_t best_flip(graph_t* g, halves_t* h, cost_t* out_cost) {
   return best;
 }
 
-/* 1: it became cheaper. */
+/* 1: the cost fell. */
 static int pass(graph_t* g, halves_t* h) {
   int32_t moved[MOST_MOVES], num_moved = 0, num_kept = 0;
   cost_t best = cost_of(g, h), cost = best;
@@ -112,7 +112,7 @@ static int pass(graph_t* g, halves_t* h) {
   return num_kept > 0;
 }
 
-/* The cut of the order that comes nearest to each side's share. */
+/* The cut of the order closest to each side's share. */
 static void cut_in_order(graph_t* g, halves_t* h, int32_t first_stage) {
   double all = 0;
   int32_t count = 0;
@@ -143,7 +143,7 @@ static void bipartition(graph_t* g, int32_t first, int32_t end) {
   }
 }
 
-/* Widest sets of stages first: those of [first, end) are divided when their number is above one. */
+/* Largest sets of stages first: [first, end) is divided while it has more than one stage. */
 static void divide_all(graph_t* g) {
   for (int32_t stage = 0; stage < g->tables->num_stages;) {
     int32_t end = stage + 1;

@@ -93,7 +93,7 @@ sluice_partition_score_t sluice_partition_score(const sluice_stage_judgement_t* 
 }
 
 static int compare(double a, double b) {
-  const double rounding = 1e-9 * (a + b); /* a partition that gains less is not worth another */
+  const double rounding = 1e-9 * (a + b); /* a smaller gain does not justify another partition */
   return a < b - rounding ? -1 : a > b + rounding;
 }
 

@@ -4,20 +4,20 @@
 
 #include "backend/base/math.h"
 
-/* How many layers are tried as the first to leave a stage, how many leave together, and how far they push others: what
- * lies further is reached in several turns. */
+/* The number of layers tried as the first to leave a stage, of layers that leave together, and of layers pushed on:
+ * what lies further takes several rounds. */
 enum { MOST_CANDIDATES = 12, MOST_TOGETHER = 3, MOST_PUSHES = 16 };
 
 typedef struct refinement_s {
   sluice_partition_t* part;
   int32_t* count;                  /* [num_stages] layers */
-  int32_t* stage_of;               /* [num_layers] of the best found */
+  int32_t* stage_of;               /* [num_layers] of the best found so far */
   sluice_stage_judgement_t* trial; /* [num_stages] */
   sluice_partition_score_t best;
   int32_t is_better;
 } refinement_t;
 
-/* Along every edge stages may not fall. */
+/* Stages may not decrease along an edge. */
 static int may_move(const sluice_partition_t* part, int32_t layer, int32_t step) {
   const sluice_stages_tables_t* t = part->tables;
   const int32_t* first = step > 0 ? t->first_reader : t->first_source;
@@ -28,8 +28,8 @@ static int may_move(const sluice_partition_t* part, int32_t layer, int32_t step)
   return 1;
 }
 
-/* The next layer of a stage that may go, after `after` (-1: the first one), from the end of the stage that it leaves
- * by. -1: there is none. */
+/* The next layer of a stage that may leave, after `after` (-1: the first), from the end at which it leaves. -1:
+ * none. */
 static int32_t next_to_go(const sluice_partition_t* part, int32_t stage, int32_t step, int32_t after) {
   const int32_t n = part->tables->num_layers;
   int32_t layer = after < 0 ? (step > 0 ? n - 1 : 0) : after - step;
@@ -62,7 +62,7 @@ static int is_hopeless(const refinement_t* r, int32_t stage) {
          (r->best.short_bytes == 0 && judged->turn > r->best.slowest * (1 + 1e-9));
 }
 
-/* Behind `stage`, which has got a layer, each stage passes one on. Returns how many moved. */
+/* After `stage` has received a layer, each following stage passes one on. Returns the number of moved layers. */
 static int32_t push(refinement_t* r, int32_t stage, int32_t step, int32_t* moved) {
   int32_t num_moved = 0;
   const int32_t num_stages = r->part->tables->num_stages;
@@ -79,7 +79,7 @@ static int32_t push(refinement_t* r, int32_t stage, int32_t step, int32_t* moved
   return num_moved;
 }
 
-/* `layer` and up to `together` - 1 more leave the stage, and others make room for them. All moves are taken back. */
+/* `layer` and up to `together` - 1 more leave the stage, and others make room for them. All moves are undone. */
 static void try_from(refinement_t* r, int32_t layer, int32_t step, int32_t together) {
   sluice_partition_t* part = r->part;
   const int32_t from = part->stage_of[layer];

@@ -4,18 +4,18 @@
 
 #include "backend/base/math.h"
 
-static const double SMALLEST_CAP = 1e-12; /* below it all costs are alike */
+static const double SMALLEST_CAP = 1e-12; /* all costs below it count as equal */
 
 typedef struct division_s {
   const sluice_runs_t* runs;
-  int32_t* low;  /* [num_stages] the earliest end of a stage from which the others can finish below the cap */
-  int32_t* high; /* [num_stages] the latest end that it can reach below the cap */
-  double* value; /* [2, length + 1] the worst cost up to an end, of a stage and the one before */
+  int32_t* low;  /* [num_stages] the earliest end of a stage that lets the others finish below the cap */
+  int32_t* high; /* [num_stages] the latest end that the stage can reach below the cap */
+  double* value; /* [2, length + 1] the worst cost up to an end, of a stage and the previous one */
   int32_t* from; /* [num_stages, length + 1] where the stage's run begins */
 } division_t;
 
-/* Where floors allow ends below cap; 0: nowhere. Floors grow with runs, so that the longest run of each stage, one
- * after the other, reaches furthest. */
+/* The ends that floors allow below cap; 0: none. Floors grow with runs, so the longest run of each stage in turn
+ * reaches furthest. */
 static int windows(division_t* d, double cap) {
   const sluice_runs_t* r = d->runs;
   int32_t first = 0, end = 0;
@@ -58,7 +58,7 @@ static void fill_end(division_t* d, int32_t stage, int32_t end, double cap) {
   d->from[(int64_t)stage * (r->length + 1) + end] = best_first;
 }
 
-/* The worst cost of the best division, INFINITY: none is below cap. */
+/* The worst cost of the best division; INFINITY: none is below cap. */
 static double divide_below(division_t* d, double cap) {
   const sluice_runs_t* r = d->runs;
   if (!windows(d, cap)) return INFINITY;
@@ -85,7 +85,8 @@ static double least_cap(division_t* d) {
   return high;
 }
 
-/* The worst cost of a division made greedily, each stage's run the longest below cap; INFINITY: that finds none. */
+/* The worst cost of a greedy division in which each stage takes the longest run below cap; INFINITY: greedy finds
+ * none. */
 static double reach(division_t* d, double cap) {
   const sluice_runs_t* r = d->runs;
   if (!windows(d, cap)) return INFINITY;
@@ -105,7 +106,7 @@ static double reach(division_t* d, double cap) {
   return worst;
 }
 
-/* A cap just above what a greedy division reaches, found by halves. */
+/* A cap just above what a greedy division reaches, found by bisection. */
 static double greedy_cap(division_t* d, double least) {
   double low = least, high = INFINITY;
   for (double over = 0.02; high == INFINITY && over < 1e6; over *= 2) {
@@ -135,7 +136,8 @@ static double divide(division_t* d, int32_t* out_ends) {
     const double cap = greedy_cap(d, least);
     if (isfinite(cap)) worst = divide_below(d, cap);
   }
-  double over = 0.02; /* of the least cap; narrow caps leave few runs to ask about, and mostly one of the first does */
+  /* relative to the least cap; a narrow cap leaves few runs to evaluate, and one of the first usually suffices */
+  double over = 0.02;
   while (isfinite(least) && worst == INFINITY) {
     const double cap = over < 1e6 ? least * (1 + over) : INFINITY;
     worst = divide_below(d, cap);

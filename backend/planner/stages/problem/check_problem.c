@@ -83,7 +83,7 @@ static sluice_status_t check_stages(const sluice_stages_problem_t* p, int32_t* o
   return SLUICE_OK;
 }
 
-/* An upper bound of all bytes that any sum can see. */
+/* An upper bound of all bytes that any sum can reach. */
 static sluice_status_t check_bytes(const sluice_stages_problem_t* p, int32_t k) {
   double sum = (double)p->base_bytes;
   for (int32_t i = 0; i < p->num_layers; ++i) {

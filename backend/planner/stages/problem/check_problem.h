@@ -1,12 +1,12 @@
-/* Refuses problems that mean nothing, before anything is computed. */
+/* Rejects invalid problems before anything is computed. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_CHECK_PROBLEM_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_CHECK_PROBLEM_H_
 
 #include "backend/base/status.h"
 #include "backend/planner/stages/problem/model.h"
 
-/* INVALID_ARGUMENT naming the field, what was found and what it may be. All sums of bytes of a problem that passes stay
- * below 2^53, so that they are exact as doubles and no sum wraps. */
+/* INVALID_ARGUMENT names the field, its value and the valid range. All sums of bytes of a valid problem stay below
+ * 2^53, so that they are exact as doubles and no sum wraps. */
 sluice_status_t sluice_stages_check(const sluice_stages_problem_t* problem);
 
 #endif /* SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_CHECK_PROBLEM_H_ */

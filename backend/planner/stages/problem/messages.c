@@ -31,7 +31,7 @@ double sluice_stages_message_seconds(const sluice_stages_problem_t* p, int32_t s
                                      uint64_t out_bytes) {
   const double in = sluice_stages_link_seconds(p, stage - 1, in_bytes);
   const double out = sluice_stages_link_seconds(p, stage, out_bytes);
-  /* Two wires work at once; the one that copies share is the machine's own, which both cross. */
+  /* Two wires work concurrently; the one that copies share is the machine's own, which both cross. */
   return p->copies_share_links ? in + out : fmax(in, out);
 }
 

@@ -31,7 +31,7 @@ static sluice_stages_item_t item_of(const sluice_stages_option_t* option, int32_
                                 .option = index};
 }
 
-/* Of two that are alike in everything the first one is kept. */
+/* Of two options that are equal in everything the first one is kept. */
 static int is_worth_choosing(const sluice_stages_layer_t* layer, int32_t index) {
   const sluice_stages_item_t item = item_of(&layer->options[index], index);
   for (int32_t o = 0; o < layer->num_options; ++o) {
@@ -41,7 +41,7 @@ static int is_worth_choosing(const sluice_stages_layer_t* layer, int32_t index) 
   return 1;
 }
 
-/* By seconds; what is as fast by what it copies, then by its place. */
+/* By seconds; then by copied bytes, then by index. */
 static int comes_before(const sluice_stages_item_t* a, const sluice_stages_item_t* b) {
   if (a->seconds != b->seconds) return a->seconds < b->seconds;
   if (a->copied != b->copied) return a->copied < b->copied;
@@ -96,16 +96,16 @@ static void fill_stages(sluice_stages_tables_t* t) {
   }
 }
 
-/* ---- who reads what ---- */
+/* ---- readers and sources ---- */
 
-/* Lists by layer: counts, then places, then entries. The same edge twice does no harm. */
+/* Lists by layer: counts, then offsets, then entries. A duplicate edge does no harm. */
 static void fill_lists(const sluice_stages_edge_t* edges, int32_t num_edges, int32_t num_layers, int by_source,
                        int32_t* first, int32_t* list) {
   memset(first, 0, ((size_t)num_layers + 1) * sizeof *first);
   for (int32_t e = 0; e < num_edges; ++e) ++first[(by_source ? edges[e].from : edges[e].to) + 1];
   for (int32_t i = 0; i < num_layers; ++i) first[i + 1] += first[i];
   for (int32_t e = num_edges; e-- > 0;) {
-    /* Filled from the back of each list, whose end moves down to its beginning: one past it is where it ends. */
+    /* Filled from the end of each list, whose end moves down to its beginning. */
     const int32_t at = by_source ? edges[e].from : edges[e].to;
     list[--first[at + 1]] = by_source ? edges[e].to : edges[e].from;
   }

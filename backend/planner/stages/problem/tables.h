@@ -1,11 +1,11 @@
-/* What follows from a problem once: options worth choosing, sums over runs of layers, who reads what. */
+/* Tables derived once from a problem: options worth choosing, sums over runs of layers, readers and sources. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_TABLES_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_TABLES_H_
 
 #include "backend/base/alloc.h"
 #include "backend/planner/stages/problem/model.h"
 
-/* An option that no other of its layer is at least as good as in everything. */
+/* An option that no other option of its layer dominates. */
 typedef struct sluice_stages_item_s {
   double seconds; /* forward and backward */
   uint64_t resident;
@@ -13,10 +13,10 @@ typedef struct sluice_stages_item_s {
   uint64_t copied;
   uint64_t working;
   uint64_t arena;
-  int32_t option; /* index in the layer's */
+  int32_t option; /* index among the layer's options */
 } sluice_stages_item_t;
 
-/* Immutable once made. Runs of layers are [first, end) in the order in which layers run. */
+/* Immutable once made. Runs of layers are [first, end) in execution order. */
 typedef struct sluice_stages_tables_s {
   const sluice_stages_problem_t* problem; /* borrowed */
   int32_t num_layers;
@@ -24,17 +24,17 @@ typedef struct sluice_stages_tables_s {
   int32_t num_items;
   int32_t is_chain;
   int32_t* first_item;         /* [num_layers + 1] */
-  sluice_stages_item_t* items; /* of a layer by seconds: the fastest first */
+  sluice_stages_item_t* items; /* by layer, fastest first */
   double* fastest;             /* [num_layers + 1] sums before a layer, of the fastest options' seconds */
   uint64_t* parameters;        /* [num_layers + 1] sums before a layer */
   uint64_t* states;            /* [num_layers + 1] */
   uint64_t* leanest;           /* [num_stages, num_layers + 1] of the least resident + k * held */
-  uint64_t* cut;               /* [num_layers + 1] bytes that layers before have for layers from here on */
-  int32_t* last_reader;        /* [num_layers]; of an output that nobody reads the layer itself */
+  uint64_t* cut;               /* [num_layers + 1] bytes that layers before pass to layers from here on */
+  int32_t* last_reader;        /* [num_layers]; the layer itself if nothing reads its output */
   int32_t* first_reader;       /* [num_layers + 1] in readers */
   int32_t* readers;            /* of each layer's output */
   int32_t* first_source;       /* [num_layers + 1] in sources */
-  int32_t* sources;            /* whose output each layer reads */
+  int32_t* sources;            /* the layers whose output each layer reads */
   int32_t* in_flight;          /* [num_stages] */
   int32_t* versions;           /* [num_stages] of the weights */
   uint64_t* budget;            /* [num_stages]; UINT64_MAX: none */
@@ -46,7 +46,7 @@ typedef struct sluice_stages_tables_s {
   sluice_allocator_t* allocator;
 } sluice_stages_tables_t;
 
-/* problem: checked, borrowed. Errors: NO_MEMORY, and then nothing is left. */
+/* problem: checked, borrowed. Errors: NO_MEMORY, with everything freed. */
 sluice_status_t sluice_stages_tables_make(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                           sluice_stages_tables_t* out_tables);
 void sluice_stages_tables_deinit(sluice_stages_tables_t* tables);
@@ -55,14 +55,14 @@ static inline double sluice_stages_run_fastest(const sluice_stages_tables_t* t, 
   return t->fastest[end] - t->fastest[first];
 }
 
-/* Bytes that a stage has with these layers whatever is chosen, but for messages. */
+/* Bytes of a stage with these layers whatever is chosen, without messages. */
 static inline uint64_t sluice_stages_run_fixed_bytes(const sluice_stages_tables_t* t, int32_t stage, int32_t first,
                                                      int32_t end) {
   return t->problem->base_bytes + (uint64_t)t->versions[stage] * (t->parameters[end] - t->parameters[first]) +
          t->states[end] - t->states[first];
 }
 
-/* No choice on this run takes less, on this stage. Grows with the run. */
+/* A lower bound over all choices of this run on this stage. Grows with the run. */
 static inline uint64_t sluice_stages_run_least_bytes(const sluice_stages_tables_t* t, int32_t stage, int32_t first,
                                                      int32_t end) {
   const uint64_t* lean = t->leanest + (uint64_t)stage * ((uint64_t)t->num_layers + 1);

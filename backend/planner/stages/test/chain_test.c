@@ -1,5 +1,5 @@
-/* Plans of short chains beside the exhaustive search, and beside what hosts do today. 2,000 chains with SLUICE_FULL
- * set, 150 otherwise. */
+/* Plans of short chains compared with the exhaustive search and with the partitions of today's hosts. 2,000 chains with
+ * SLUICE_FULL set, 150 otherwise. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ static int32_t num_chains(void) { return getenv("SLUICE_FULL") != NULL ? FULL_CH
 
 static random_problem_t draw(random_t* random) {
   const int32_t stages = 1 + random_index(random, EXHAUSTIVE_STAGES);
-  /* On one stage no partition divides the choices: 5 options in 12 layers would be 244 million. */
+  /* With one stage no partition divides the choices: 5 options in 12 layers would be 244 million. */
   const int32_t most = stages == 1 ? 9 : EXHAUSTIVE_LAYERS;
   return random_chain(random, stages + random_index(random, most - stages + 1), stages);
 }
@@ -32,7 +32,7 @@ static sluice_status_t plan_by(random_problem_t* r, int32_t method) {
   return sluice_stages_plan(&r->problem, sluice_process_allocator(), &r->plan);
 }
 
-/* Sums of the same numbers in another order. */
+/* Sums of the same numbers in different orders. */
 static int is_same(double a, double b) { return fabs(a - b) <= 1e-9 * (a + b); }
 
 /* ---- exact ---- */
@@ -60,7 +60,8 @@ static void Chains_ByDynamicProgramming_AreTheBestOfAll(void** state) {
     random_problem_free(&r);
   }
   printf("%d chains, %d of them feasible: all as the exhaustive search\n", num_chains(), num_feasible);
-  assert_in_range(num_feasible, num_chains() / 2, num_chains() * 19 / 20); /* both kinds are drawn */
+  /* feasible and infeasible chains are both drawn */
+  assert_in_range(num_feasible, num_chains() / 2, num_chains() * 19 / 20);
 }
 
 /* ---- heuristic ---- */
@@ -80,7 +81,7 @@ static void Chains_ByTheHeuristic_AreNearlyTheBest(void** state) {
     random_problem_t r = draw(&random);
     const sluice_status_t exact = plan_by(&r, SLUICE_STAGES_EXACT);
     const double best = r.plan.slowest_seconds;
-    assert_int_equal(plan_by(&r, SLUICE_STAGES_HEURISTIC), exact); /* feasible where any plan is */
+    assert_int_equal(plan_by(&r, SLUICE_STAGES_HEURISTIC), exact); /* feasible whenever any plan is */
     if (exact == SLUICE_OK) {
       excess[count] = r.plan.slowest_seconds / best - 1;
       assert_true(excess[count] > -1e-9);
@@ -94,9 +95,9 @@ static void Chains_ByTheHeuristic_AreNearlyTheBest(void** state) {
   assert_true(mean <= 0.02 && p99 <= 0.08);
 }
 
-/* ---- what hosts do ---- */
+/* ---- partitions of hosts ---- */
 
-/* The slowest stage of one partition where every layer has the same option; INFINITY: it does not fit. */
+/* The slowest stage of one partition with the same option in every layer; INFINITY: it does not fit. */
 static double slowest_of(const sluice_stages_problem_t* p, const int32_t* ends, int32_t option) {
   int32_t options[EXHAUSTIVE_LAYERS], first = 0;
   double slowest = 0;
@@ -145,7 +146,7 @@ static hosts_t plans_of_hosts(const sluice_stages_problem_t* p) {
     hosts.gpipe = fmin(hosts.gpipe, slowest_of(p, ends, SLUICE_STAGES_RECOMPUTE));
     const uint64_t most = most_parameters(p, ends);
     if (most < fewest) fewest = most, hosts.parameter = kept_or_recomputed(p, ends);
-    int32_t s = stages - 2; /* the next rising sequence */
+    int32_t s = stages - 2; /* the next increasing sequence */
     while (s >= 0 && ends[s] == n - (stages - 1 - s)) --s;
     if (s < 0) break;
     ++ends[s];
@@ -155,14 +156,15 @@ static hosts_t plans_of_hosts(const sluice_stages_problem_t* p) {
   return hosts;
 }
 
-/* With hardly more layers than stages there is little to choose, and the best plan of all is often one that hosts have.
+/* With hardly more layers than stages there is little to choose, and the optimum is often a partition that hosts
+ * have.
  */
 enum { LAYERS_TO_CHOOSE = 4 };
 
 static void Chains_BesideWhatHostsDo_AreNeverWorseAndMostlyBetterWhereMemoryIsShort(void** state) {
   (void)state;
   random_t random = {SEED + 2};
-  int32_t num_short[2] = {0}, num_better[2] = {0}, num_alone = 0; /* with fewer layers to choose from, with more */
+  int32_t num_short[2] = {0}, num_better[2] = {0}, num_alone = 0; /* with few layers to choose from, with more */
   for (int32_t c = 0; c < num_chains(); ++c) {
     random_problem_t r = draw(&random);
     const sluice_status_t status = plan_by(&r, SLUICE_STAGES_AUTO);

@@ -94,7 +94,8 @@ exhaustive_t exhaustive_search(const sluice_stages_problem_t* p) {
     }
   }
   exhaustive_t best = {INFINITY, UINT64_MAX};
-  int32_t ends[EXHAUSTIVE_STAGES]; /* as digits of a number, the last one fixed; those that do not rise are skipped */
+  /* as digits of a number, the last one fixed; sequences that do not increase are skipped */
+  int32_t ends[EXHAUSTIVE_STAGES];
   for (int32_t s = 0; s < stages; ++s) ends[s] = s == stages - 1 ? n : 1;
   for (;;) {
     int32_t rises = 1, first = 0;

@@ -1,4 +1,4 @@
-/* Partitions of graphs that are no chains. With SLUICE_FULL set more of them. */
+/* Partitions of graphs that are not chains. More of them with SLUICE_FULL set. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,9 +70,9 @@ static void Plans_OfAnyGraph_FollowEdgesFillStagesAndKeepBudgets(void** state) {
   }
 }
 
-/* ---- small ones beside all partitions ---- */
+/* ---- small graphs: all partitions ---- */
 
-/* The best of all partitions, each with the best options of its stages, which local_test has proven. */
+/* The best of all partitions, each with the best options of its stages, which local_test proves. */
 static sluice_partition_score_t best_of_all(sluice_partition_t* part) {
   const sluice_stages_problem_t* p = part->tables->problem;
   sluice_partition_score_t best = {INFINITY, INFINITY, INFINITY};
@@ -154,7 +154,7 @@ static void Coarsen_Nests_MakesLightNodesThatArePassedByOneTensor(void** state) 
   random_problem_free(&r);
 }
 
-/* By Kernighan and Lin and refinement alone, without the other beginnings that a plan has. */
+/* By Kernighan and Lin and refinement only, without the other starts of a plan. */
 static sluice_partition_score_t score_of_nodes(sluice_partition_t* part, const int32_t* first, int32_t count) {
   const sluice_stages_tables_t* t = part->tables;
   double* seconds = calloc((size_t)t->num_layers, sizeof *seconds);
@@ -189,10 +189,10 @@ static void Coarsened_ThousandLayers_AreNearTheUncoarsened(void** state) {
   }
 }
 
-/* ---- what cuts of the order miss ---- */
+/* ---- partitions that no cut of the order has ---- */
 
-/* Two branches that run in turns and are joined at the end: any cut of the order passes two tensors on, over a link so
- * slow that messages decide; one branch to a stage passes one on. */
+/* Two branches whose layers alternate and that join at the end. Any cut of the order sends two tensors over a link so
+ * slow that messages dominate; one branch per stage sends one. */
 static void KernighanLin_OfTwoBranchesInTurns_BeatsTheBestCutOfTheOrder(void** state) {
   (void)state;
   enum { N = 17 };
@@ -212,15 +212,15 @@ static void KernighanLin_OfTwoBranchesInTurns_BeatsTheBestCutOfTheOrder(void** s
   assert_int_equal(sluice_stages_tables_make(&problem, sluice_process_allocator(), &tables), SLUICE_OK);
   assert_int_equal(sluice_partition_make(&tables, 100, &part), SLUICE_OK);
   assert_int_equal(sluice_cut_order_fastest(&part, &exists, &is_optimal), SLUICE_OK);
-  assert_true(exists && sluice_partition_score(part.judged, 2).slowest == 48); /* all but one layer on a stage */
+  assert_true(exists && sluice_partition_score(part.judged, 2).slowest == 48); /* all but one layer on one stage */
   const sluice_partition_score_t score = score_of_nodes(&part, first, sluice_stages_leave_fine(&tables, first));
-  assert_true(score.slowest == 27); /* nine layers there, eight here, and 25 s of messages */
+  assert_true(score.slowest == 27); /* nine layers on one stage, eight on the other, and 25 s of messages */
   sluice_partition_deinit(&part);
   sluice_stages_tables_deinit(&tables);
 }
 
-/* Five, five and two layers alike: a layer that leaves the first stage makes the second one worse, unless that passes
- * one on. */
+/* Stages of five, five and two equal layers: a layer that leaves the first stage makes the second one worse, unless
+ * that stage passes one on. */
 static void Refine_WhereTheNeighbourIsFull_PushesLayersOn(void** state) {
   (void)state;
   const sluice_stages_option_t option = {.forward_seconds = 1, .backward_seconds = 2};

@@ -1,4 +1,4 @@
-/* The choice of options within a stage beside all choices. */
+/* The choice of options within a stage, compared with all choices. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 
 enum { NUM_STAGES = 2000, MOST_LAYERS = 7, SEED = 5 };
 
-/* A run on the last stage but one of three, so that there are links on both sides. */
+/* A run on the middle of three stages, with links on both sides. */
 typedef struct drawn_s {
   random_problem_t r;
   sluice_stages_tables_t tables;
@@ -60,7 +60,7 @@ static best_t best_of_all(const drawn_t* d) {
   }
 }
 
-/* What the answer comes to, by the reference. */
+/* The turn of the answer, by the reference. */
 static double turn_of_answer(const drawn_t* d, uint64_t* out_bytes) {
   int32_t options[MOST_LAYERS];
   for (int32_t i = 0; i < d->local.count; ++i) options[i] = d->local.items[d->local.pick[i]].option;
@@ -105,7 +105,7 @@ static void Exact_OfAnyStage_IsTheFastestOfAllChoicesThatFit(void** state) {
   assert_true(num_searched > NUM_STAGES / 10);
 }
 
-/* Below a cap that is the best turn there is nothing, above it there is. */
+/* With the best turn as cap nothing is found; with a larger cap the best is found. */
 static void Exact_WithACap_FindsWhatLiesBelowIt(void** state) {
   (void)state;
   random_t random = {SEED + 2};
@@ -122,7 +122,7 @@ static void Exact_WithACap_FindsWhatLiesBelowIt(void** state) {
   }
 }
 
-/* vPipe's own local algorithm with its polish: how far it is off on its own. */
+/* vPipe's own local algorithm with the polish: its distance from the optimum. */
 static void Greedy_OfAnyStage_FitsWhereAnythingDoesAndIsNearlyTheFastest(void** state) {
   (void)state;
   random_t random = {SEED + 3};

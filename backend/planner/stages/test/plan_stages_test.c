@@ -1,4 +1,4 @@
-/* What a plan says: refusals, the smallest budget, reasons, predictions; and that it is always the same. */
+/* Contents of plans: errors, the smallest budget, reasons, predictions; plans are deterministic. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -173,7 +173,7 @@ typedef struct live_s {
   uint64_t held, most;
 } live_t;
 
-/* One micro-batch through the layers, there (+1) or back (-1). */
+/* One micro-batch through the layers, forward (+1) or backward (-1). */
 static void pass(const random_problem_t* r, int32_t first, int32_t end, int direction, live_t* live) {
   for (int32_t n = 0; n < end - first; ++n) {
     const int32_t i = direction > 0 ? first + n : end - 1 - n;
@@ -200,7 +200,7 @@ static void check_cuts(const random_problem_t* r, int32_t stage) {
   const sluice_stages_stage_t* s = &r->plan.stages[stage];
   const sluice_stages_other_cut_t* cuts[] = {&s->begins_earlier, &s->begins_later};
   for (int i = 0; i < 2; ++i) {
-    /* Of an optimal plan no other cut is better. */
+    /* No other cut of an optimal plan is better. */
     assert_true(cuts[i]->slowest_seconds >= r->plan.slowest_seconds * (1 - 1e-9));
     assert_true(cuts[i]->short_bytes == 0 || cuts[i]->slowest_seconds == INFINITY);
     assert_true(cuts[i]->layer >= 0 || cuts[i]->slowest_seconds == INFINITY);
@@ -253,54 +253,54 @@ static void Plan_MadeTwice_IsTheSameToTheByte(void** state) {
 
 /* ---- what plans are for ---- */
 
-enum { ALIKE = 32 };
+enum { LAYERS = 32 };
 
-typedef struct alike_s {
+typedef struct equal_layers_s {
   sluice_stages_option_t options[3];
-  sluice_stages_layer_t layers[ALIKE];
-  uint64_t budgets[ALIKE];
-  sluice_stages_choice_t choices[ALIKE];
-  sluice_stages_stage_t stages[ALIKE];
+  sluice_stages_layer_t layers[LAYERS];
+  uint64_t budgets[LAYERS];
+  sluice_stages_choice_t choices[LAYERS];
+  sluice_stages_stage_t stages[LAYERS];
   sluice_stages_problem_t problem;
   sluice_stages_plan_t plan;
-} alike_t;
+} equal_layers_t;
 
 /* Layers of 1 + 2 seconds and 100 bytes, 10 of them their input. */
-static void make_alike(alike_t* a, int32_t num_stages) {
+static void make_equal_layers(equal_layers_t* a, int32_t num_stages) {
   const sluice_stages_profile_t profile = {1, 2, 1, 100, 10, 0};
-  *a = (alike_t){.problem = {.layers = a->layers, .budget_bytes = a->budgets, .num_layers = ALIKE},
-                 .plan = {.choices = a->choices, .stages = a->stages}};
+  *a = (equal_layers_t){.problem = {.layers = a->layers, .budget_bytes = a->budgets, .num_layers = LAYERS},
+                        .plan = {.choices = a->choices, .stages = a->stages}};
   sluice_stages_options_of_profile(&profile, a->options);
-  for (int32_t i = 0; i < ALIKE; ++i) a->layers[i] = (sluice_stages_layer_t){a->options, 10, 30, 10, 3, 0};
+  for (int32_t i = 0; i < LAYERS; ++i) a->layers[i] = (sluice_stages_layer_t){a->options, 10, 30, 10, 3, 0};
   a->problem.num_stages = num_stages, a->problem.num_micro_batches = 8;
 }
 
-static sluice_status_t plan_alike(alike_t* a, uint64_t budget) {
+static sluice_status_t plan_equal_layers(equal_layers_t* a, uint64_t budget) {
   for (int32_t s = 0; s < a->problem.num_stages; ++s) a->budgets[s] = budget;
   return sluice_stages_plan(&a->problem, sluice_process_allocator(), &a->plan);
 }
 
-static int32_t count_kind(const alike_t* a, int32_t stage, int32_t kind) {
+static int32_t count_kind(const equal_layers_t* a, int32_t stage, int32_t kind) {
   int32_t count = 0;
-  for (int32_t i = 0; i < ALIKE; ++i) {
+  for (int32_t i = 0; i < LAYERS; ++i) {
     count += a->choices[i].stage == stage && a->options[a->choices[i].option].kind == kind;
   }
   return count;
 }
 
-/* 1F1B: stage 0 of 4 holds four micro-batches, stage 3 one, so that memory is short in front. Without copies the
- * front computes again and hands layers on; with them it copies, which is free. */
-static void Plan_OfLayersAllAlike_RelievesTheFrontStages(void** state) {
+/* 1F1B: stage 0 of 4 holds four micro-batches, stage 3 one, so the first stages are short of memory. Without copies
+ * they recompute and pass layers on; with copies they offload, which is free. */
+static void Plan_OfEqualLayers_RelievesTheFrontStages(void** state) {
   (void)state;
-  alike_t a;
-  make_alike(&a, 4);
-  assert_int_equal(plan_alike(&a, 1600), SLUICE_OK);
+  equal_layers_t a;
+  make_equal_layers(&a, 4);
+  assert_int_equal(plan_equal_layers(&a, 1600), SLUICE_OK);
   assert_true(count_kind(&a, 0, SLUICE_STAGES_RECOMPUTE) > 0);
   assert_int_equal(count_kind(&a, 3, SLUICE_STAGES_RECOMPUTE), 0);
   assert_true(a.stages[0].num_layers < a.stages[3].num_layers);
   assert_true(a.plan.slowest_seconds == 29);
   a.problem.copy_bytes_per_second = 100;
-  assert_int_equal(plan_alike(&a, 1600), SLUICE_OK);
+  assert_int_equal(plan_equal_layers(&a, 1600), SLUICE_OK);
   assert_true(count_kind(&a, 0, SLUICE_STAGES_OFFLOAD) > 0);
   assert_true(a.plan.slowest_seconds == 24);
   assert_true(a.plan.step_seconds == 96 + 7 * 24);
@@ -309,14 +309,14 @@ static void Plan_OfLayersAllAlike_RelievesTheFrontStages(void** state) {
 /* A model without a pipeline is one stage. */
 static void Plan_OfOneStage_GetsFasterAsItsBudgetGrows(void** state) {
   (void)state;
-  alike_t a;
-  make_alike(&a, 1);
+  equal_layers_t a;
+  make_equal_layers(&a, 1);
   double before = INFINITY;
-  assert_int_equal(plan_alike(&a, 1), SLUICE_E_OVER_BUDGET);
-  const uint64_t least = a.plan.smallest_budget_bytes, most = ALIKE * 140;
+  assert_int_equal(plan_equal_layers(&a, 1), SLUICE_E_OVER_BUDGET);
+  const uint64_t least = a.plan.smallest_budget_bytes, most = LAYERS * 140;
   for (int32_t i = 0; i < 10; ++i) {
     const uint64_t budget = least + (most - least) * (uint64_t)i / 9;
-    assert_int_equal(plan_alike(&a, budget), SLUICE_OK);
+    assert_int_equal(plan_equal_layers(&a, budget), SLUICE_OK);
     assert_true(a.stages[0].bytes <= budget);
     assert_true(a.plan.slowest_seconds <= before);
     before = a.plan.slowest_seconds;
@@ -324,24 +324,24 @@ static void Plan_OfOneStage_GetsFasterAsItsBudgetGrows(void** state) {
   assert_true(before == 96); /* all kept */
 }
 
-/* The layer whose backward follows its forward at once has no time to copy. */
+/* The last layer's backward follows its forward at once: there is no time to copy. */
 static void Plan_OfTheLastLayer_DoesNotCopyIt(void** state) {
   (void)state;
-  alike_t a;
-  make_alike(&a, 1);
+  equal_layers_t a;
+  make_equal_layers(&a, 1);
   a.problem.copy_bytes_per_second = 1e6;
-  assert_int_equal(plan_alike(&a, 1), SLUICE_E_OVER_BUDGET);
-  assert_int_equal(plan_alike(&a, a.plan.smallest_budget_bytes), SLUICE_OK);
-  assert_int_equal(count_kind(&a, 0, SLUICE_STAGES_OFFLOAD), ALIKE - 1);
-  assert_int_not_equal(a.choices[ALIKE - 1].option, SLUICE_STAGES_OFFLOAD);
+  assert_int_equal(plan_equal_layers(&a, 1), SLUICE_E_OVER_BUDGET);
+  assert_int_equal(plan_equal_layers(&a, a.plan.smallest_budget_bytes), SLUICE_OK);
+  assert_int_equal(count_kind(&a, 0, SLUICE_STAGES_OFFLOAD), LAYERS - 1);
+  assert_int_not_equal(a.choices[LAYERS - 1].option, SLUICE_STAGES_OFFLOAD);
 }
 
-/* A Mixture-of-Experts layer brings plans of its own: more chunks are slower here and take less. It is chosen among
- * with all other layers, under one budget. */
+/* A Mixture-of-Experts layer brings its own plans: more chunks are slower here and take less memory. They are chosen
+ * together with the options of all other layers, under one budget. */
 static void Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows(void** state) {
   (void)state;
-  alike_t a;
-  make_alike(&a, 1);
+  equal_layers_t a;
+  make_equal_layers(&a, 1);
   sluice_stages_option_t own[4];
   for (int32_t i = 0; i < 4; ++i) {
     own[i] = (sluice_stages_option_t){.forward_seconds = 4 + 0.25 * i,
@@ -352,10 +352,10 @@ static void Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows(vo
                                       .tag = 1 << i};
   }
   a.layers[5].options = own, a.layers[5].num_options = 4;
-  const uint64_t all = ALIKE * 40 + (ALIKE - 1) * 100 + 450;
-  assert_int_equal(plan_alike(&a, all), SLUICE_OK);
+  const uint64_t all = LAYERS * 40 + (LAYERS - 1) * 100 + 450;
+  assert_int_equal(plan_equal_layers(&a, all), SLUICE_OK);
   assert_int_equal(own[a.choices[5].option].tag, 1);
-  assert_int_equal(plan_alike(&a, all - 1),
+  assert_int_equal(plan_equal_layers(&a, all - 1),
                    SLUICE_OK); /* 200 bytes for a quarter of a second: cheaper than 90 for one */
   assert_int_equal(own[a.choices[5].option].tag, 2);
   assert_true(a.plan.slowest_seconds == 93 + 12.25);
@@ -365,21 +365,21 @@ static void Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows(vo
 
 static void Plan_WithManyVersionsOfWeights_CountsEach(void** state) {
   (void)state;
-  alike_t a;
-  make_alike(&a, 4);
-  assert_int_equal(plan_alike(&a, 0), SLUICE_OK);
+  equal_layers_t a;
+  make_equal_layers(&a, 4);
+  assert_int_equal(plan_equal_layers(&a, 0), SLUICE_OK);
   const uint64_t one = a.stages[0].parameter_bytes;
   a.problem.weight_versions = 1;
-  assert_int_equal(plan_alike(&a, 0), SLUICE_OK);
+  assert_int_equal(plan_equal_layers(&a, 0), SLUICE_OK);
   assert_int_equal(a.stages[0].parameter_bytes, 4 * one);
   assert_int_equal(a.stages[3].parameter_bytes, one);
 }
 
 static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state) {
   (void)state;
-  alike_t a;
-  make_alike(&a, 4);
-  assert_int_equal(plan_alike(&a, 1600), SLUICE_OK);
+  equal_layers_t a;
+  make_equal_layers(&a, 4);
+  assert_int_equal(plan_equal_layers(&a, 1600), SLUICE_OK);
   sluice_text_t length = sluice_text(NULL, 0);
   sluice_stages_explain(&a.problem, &a.plan, NULL, &length);
   char* words = malloc(length.used + 1);
@@ -387,8 +387,8 @@ static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state)
   sluice_stages_explain(&a.problem, &a.plan, NULL, &text);
   int32_t lines = 0;
   for (const char* c = words; *c != 0; ++c) lines += *c == '\n';
-  assert_int_equal(lines, 4 + ALIKE);
-  /* Seven layers, five of them run again: 7 * 40 + 4 * 10 + 2 * 400 + 5 * 40 + 90 bytes; one more kept is 4 * 90. */
+  assert_int_equal(lines, 4 + LAYERS);
+  /* Seven layers, five of them recomputed: 7 * 40 + 4 * 10 + 2 * 400 + 5 * 40 + 90 bytes; one more kept is 4 * 90. */
   assert_non_null(strstr(words, "stage 0: 7 layers, 26 s (compute 26, messages 0, copies 0), 1410 bytes of 1600\n"));
   assert_non_null(strstr(words,
                          "recompute (option 1): with keep (option 0) the stage is 170 bytes over its budget; "
@@ -398,8 +398,8 @@ static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state)
   free(words);
 }
 
-/* Steps, which no loaded machine changes: 100 million take about a second. A refusal costs no more than a plan may,
- * whether the budgets are hopeless or one byte short. */
+/* Steps are independent of the machine's load: 100 million take about a second. A refusal costs no more than a plan,
+ * whether budgets are hopeless or one byte short. */
 static void Plan_OfManyLayers_TakesFewSteps(void** state) {
   (void)state;
   const struct {
@@ -434,7 +434,7 @@ int main(void) {
       cmocka_unit_test(Plan_ThatDoesNotFit_NamesTheSmallestBudgetThatDoes),
       cmocka_unit_test(Plan_OfAnyChain_PredictsAndReasonsAsTheFormulasDo),
       cmocka_unit_test(Plan_MadeTwice_IsTheSameToTheByte),
-      cmocka_unit_test(Plan_OfLayersAllAlike_RelievesTheFrontStages),
+      cmocka_unit_test(Plan_OfEqualLayers_RelievesTheFrontStages),
       cmocka_unit_test(Plan_OfOneStage_GetsFasterAsItsBudgetGrows),
       cmocka_unit_test(Plan_OfTheLastLayer_DoesNotCopyIt),
       cmocka_unit_test(Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows),

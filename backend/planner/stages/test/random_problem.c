@@ -50,12 +50,11 @@ static void fill_layer(random_t* random, sluice_stages_layer_t* layer, sluice_st
     option->copied_bytes = random_index(random, 2) * profile.activation_bytes / 3;
     option->working_bytes += profile.activation_bytes / 2;
     option->resident_bytes = bytes_between(random, 0, 20);
-    option->arena_bytes =
-        3 * option->resident_bytes; /* not drawn: what follows of the sequence does not depend on it */
+    option->arena_bytes = 3 * option->resident_bytes; /* not drawn, so that the rest of the sequence stays the same */
   }
 }
 
-/* What an even division takes where all is kept: the measure of budgets. */
+/* Bytes of an even division that keeps everything: the unit of budgets. */
 static double kept_bytes(const random_problem_t* r) {
   const sluice_stages_problem_t* p = &r->problem;
   double most = 0;
@@ -74,9 +73,9 @@ static double kept_bytes(const random_problem_t* r) {
 
 static void fill_budgets(random_t* random, random_problem_t* r) {
   const double even = kept_bytes(r) * random_between(random, 0.35, 1.15);
-  const int are_alike = random_index(random, 3) > 0;
+  const int are_equal = random_index(random, 3) > 0;
   for (int32_t s = 0; s < r->problem.num_stages; ++s) {
-    r->budgets[s] = (uint64_t)(are_alike ? even : even * random_between(random, 0.8, 1.3));
+    r->budgets[s] = (uint64_t)(are_equal ? even : even * random_between(random, 0.8, 1.3));
   }
   if (random_index(random, 10) == 0) r->budgets[random_index(random, r->problem.num_stages)] = 0;
   r->problem.budget_bytes = r->budgets;
@@ -126,7 +125,8 @@ random_problem_t random_nests(random_t* random, int32_t num_layers, int32_t num_
   r.edges = calloc(3 * (size_t)num_layers, sizeof *r.edges);
   r.problem.edges = r.edges;
   for (int32_t first = 0; first + 1 < num_layers;) {
-    /* Of a nest each layer reads the first one or an earlier one, and the last one reads all that nobody else does. */
+    /* In a nest each layer reads the first one or an earlier one, and the last one reads every output without a
+     * reader. */
     int32_t last = first + 4 + random_index(random, 9);
     last = last < num_layers ? last : num_layers - 1;
     for (int32_t i = first + 1; i < last; ++i) {

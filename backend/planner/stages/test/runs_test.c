@@ -1,4 +1,4 @@
-/* Divisions into runs beside all divisions. */
+/* Divisions into runs compared with all divisions. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ typedef struct row_s {
   int32_t length;
   int32_t num_stages;
   double floor[STAGES][LENGTH + 1]; /* sums before each place */
-  double limit[STAGES];             /* longer floors are impossible */
+  double limit[STAGES];             /* longer runs are impossible */
   double cost[STAGES][LENGTH + 1][LENGTH + 1];
   int64_t num_asked;
 } row_t;
@@ -32,7 +32,7 @@ static double cost_of(void* user, int32_t stage, int32_t first, int32_t end, dou
   row_t* row = user;
   ++row->num_asked;
   const double cost = row->cost[stage][first][end];
-  return cost < cap ? cost : INFINITY; /* at or above the cap anything may be said */
+  return cost < cap ? cost : INFINITY; /* at or above the cap any value is valid */
 }
 
 static row_t draw(random_t* random) {
@@ -71,7 +71,7 @@ static double best_of_all(const row_t* row) {
   return reached[row->length];
 }
 
-/* A cap that a greedy division gives changes nothing; a cap below which one is found has a division. */
+/* The cap of a greedy division changes nothing; if greedy finds a division below a cap, one exists. */
 static void check_greedy_first(const sluice_runs_t* runs, const int32_t* ends, double worst) {
   sluice_runs_t greedy = *runs;
   greedy.are_costs_free_of_caps = 1;
@@ -124,7 +124,7 @@ static double length_cost(void* user, int32_t stage, int32_t first, int32_t end,
   return end - first;
 }
 
-/* 1,024 alike on 64 stages have half a million runs to each stage. */
+/* 1,024 equal entries on 64 stages have half a million runs per stage. */
 static void Divide_ALongRowWithGoodFloors_AsksForFewRuns(void** state) {
   (void)state;
   row_t row = {0};

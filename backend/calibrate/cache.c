@@ -12,7 +12,7 @@
 #include "backend/base/processors.h"
 #include "backend/calibrate/layout.h"
 
-/* To be raised with every change of what is measured. */
+/* Increment with every change of what is measured. */
 #define FORM "sluice cache 6"
 
 void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted, const char* layout,
@@ -68,9 +68,9 @@ int sluice_cache_write(const char* path, const char* key, const sluice_machine_t
   return done;
 }
 
-/* ---- with all ranks ---- */
+/* ---- across all ranks ---- */
 
-/* Whether every rank found a machine, and all the same. Says so where some did and the rest did not, or another. */
+/* Whether every rank found the same machine. Logs it if only some ranks found one, or if they differ. */
 static sluice_status_t all_have_it(sluice_context_t* context, const sluice_machine_t* machine, int found,
                                    int* out_all) {
   *out_all = found;

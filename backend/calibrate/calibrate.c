@@ -10,9 +10,10 @@
 #include "backend/calibrate/token_bucket.h"
 #include "backend/cost/fit.h"
 
-#define LAUNCHES        64
-#define SHORT_SAMPLE    5e-4 /* seconds: shorter probes repeat within a sample */
-#define LONGEST_PART    60   /* a probe that takes more than this part of the calibration leaves larger ones out */
+#define LAUNCHES     64
+#define SHORT_SAMPLE 5e-4 /* seconds: shorter probes repeat within a sample */
+/* after a probe that takes more than this part of the calibration, larger sizes are skipped */
+#define LONGEST_PART    60
 #define SHARES_PART     0.15
 #define CONTENTION_PART 0.2
 #define BUCKET_PART     0.04
@@ -26,14 +27,14 @@ typedef struct calibration_s {
   sluice_probe_t probes[SLUICE_PROBES];
 } calibration_t;
 
-/* ---- what is measured ---- */
+/* ---- probes ---- */
 
 static void add(calibration_t* c, int32_t kind, int64_t size, int32_t is_held_out) {
   if (c->count == SLUICE_PROBES) return;
   c->probes[c->count++] = (sluice_probe_t){.kind = kind, .size = size, .is_held_out = is_held_out, .repeats = 1};
 }
 
-/* Sizes of a kind ascend, one behind the other: where one takes too long, the larger ones are left out. */
+/* The sizes of a kind ascend and are adjacent: after one that takes too long, the larger ones are skipped. */
 static void add_probes(calibration_t* c) {
   static const int64_t rows[] = {1, 4, 16, 24, 64, 96, 128, 256, 384, 512, 1024, 1536, 2048};
   static const int64_t bytes[] = {64, 1 << 10, 1 << 13, 1 << 15, 3 << 15, 1 << 18, 3 << 18, 1 << 20, 3 << 20, 1 << 23};
@@ -47,7 +48,7 @@ static void add_probes(calibration_t* c) {
   for (size_t i = 0; i < num_bytes && peers > 0; ++i) {
     if (bytes[i] >= peers) add(c, SLUICE_PROBE_EXCHANGE, bytes[i], bytes[i] % 3 == 0);
   }
-  static const int64_t hot[] = {1 << 15, 1 << 18, 1 << 20}; /* the largest that is not too long counts */
+  static const int64_t hot[] = {1 << 15, 1 << 18, 1 << 20}; /* the largest size that is not too long counts */
   for (size_t i = 0; i < sizeof hot / sizeof hot[0] && peers > 0; ++i) add(c, SLUICE_PROBE_HOT_EXCHANGE, hot[i], 0);
   for (size_t i = 0; i < num_bytes; ++i) {
     if (bytes[i] >= row && bytes[i] <= SLUICE_BENCH_ROWS * row) {
@@ -68,7 +69,8 @@ static int meets_others(const sluice_probe_t* p) {
   return p->kind == SLUICE_PROBE_EXCHANGE || p->kind == SLUICE_PROBE_HOT_EXCHANGE;
 }
 
-/* An exchange begins on all ranks together: else the first behind the GEMMs takes what the fastest rank waits. */
+/* An exchange starts on all ranks together. Otherwise the first one after the GEMMs includes the wait of the fastest
+ * rank. */
 static sluice_status_t sample(calibration_t* c, sluice_probe_t* p, double* out_seconds) {
   double barrier = 0;
   if (meets_others(p)) SLUICE_TRY(sluice_bench_longest(&c->bench, &barrier, 1));
@@ -77,7 +79,7 @@ static sluice_status_t sample(calibration_t* c, sluice_probe_t* p, double* out_s
   return SLUICE_OK;
 }
 
-/* The first round: warms up, says how often each probe repeats, and leaves out what would take too long. */
+/* The first round warms up, sets the repeats of each probe, and skips those that would take too long. */
 static sluice_status_t first_round(calibration_t* c, double seconds) {
   for (int32_t i = 0; i < c->count; ++i) {
     sluice_probe_t* p = &c->probes[i];
@@ -87,7 +89,7 @@ static sluice_status_t first_round(calibration_t* c, double seconds) {
       p->is_left_out = 1;
       continue;
     }
-    SLUICE_TRY(sample(c, p, &took)); /* not counted: first touches, choices of "auto" */
+    SLUICE_TRY(sample(c, p, &took)); /* not counted: first touches, decisions of "auto" */
     SLUICE_TRY(sample(c, p, &took));
     SLUICE_TRY(sluice_bench_longest(&c->bench, &took, 1));
     p->seconds = took;
@@ -115,7 +117,7 @@ static sluice_status_t one_round(calibration_t* c) {
   return SLUICE_OK;
 }
 
-/* The lower quartile: noise only adds, but the very shortest may be luck. */
+/* The lower quartile: noise only adds, but the shortest time may be luck. */
 static sluice_status_t agree_on_times(calibration_t* c) {
   double seconds[SLUICE_PROBES];
   for (int32_t i = 0; i < c->count; ++i) {
@@ -141,7 +143,7 @@ static sluice_status_t run_rounds(calibration_t* c, double seconds) {
 
 /* ---- curves ---- */
 
-/* Seconds against size of a kind of probe; `held_out` says which. */
+/* Seconds against size of a kind of probe, of either the fitted or the held-out probes. */
 static void curve_of(const calibration_t* c, int32_t kind, sluice_curve_t* out) {
   out->count = 0;
   for (int32_t i = 0; i < c->count; ++i) {
@@ -167,8 +169,8 @@ static int32_t dtype_of(const calibration_t* c) {
                                               : SLUICE_MACHINE_F32;
 }
 
-/* Between what its fullest rank has and what ranks have on average: how many bytes for each rank take as long as an
- * exchange in which the first rank alone receives. */
+/* Interpolates between the fullest rank's bytes and the mean: the number of bytes per rank that takes as long as an
+ * exchange in which only the first rank receives. */
 static void fill_skew_gain(const calibration_t* c, sluice_machine_t* m) {
   const sluice_probe_t* hot = NULL;
   for (int32_t i = 0; i < c->count; ++i) {
@@ -179,8 +181,8 @@ static void fill_skew_gain(const calibration_t* c, sluice_machine_t* m) {
       sluice_fit_skew_gain(m, (double)hot->size, sluice_token_bucket_undone(hot->seconds, hot->repeats, c->bucket));
 }
 
-/* Samples begin behind a barrier, with tokens in the bucket: what an exchange takes without them. The largest says the
- * rate of the line, and nothing takes longer than that for being short. */
+/* Samples begin after a barrier, with tokens in the bucket; this computes the time without them. The largest exchange
+ * gives the line rate, and no shorter one takes longer than at that rate. */
 static void fill_exchange(const calibration_t* c, sluice_link_t* link) {
   sluice_curve_t* curve = &link->bytes;
   double seconds[SLUICE_CURVE_POINTS];
@@ -260,7 +262,7 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
   if (!sluice_bench_on_device_memory(
-          &c->bench)) { /* no thread serves exchanges there, and lanes wait for each other unasked */
+          &c->bench)) { /* no thread serves exchanges there, and lanes wait for each other by themselves */
     sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside GEMMs");
     SLUICE_TRY(sluice_bench_contention(&c->bench, CONTENTION_PART * seconds, m));
   }

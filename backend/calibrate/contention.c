@@ -7,9 +7,9 @@
 #include "backend/cost/fit.h"
 
 #define SIZES  6
-#define PLACES (SIZES + 1) /* the last: the smallest size with a second exchange under way */
+#define PLACES (SIZES + 1) /* the last: the smallest size with a second exchange in flight */
 #define ROUNDS 7
-#define LONG   4 /* times its part of the time: larger sizes are left out */
+#define LONG   4 /* times its part of the time: larger sizes are skipped */
 
 static const int64_t sizes[SIZES] = {1 << 10, 1 << 13, 1 << 15, 1 << 17, 1 << 19, 1 << 21};
 
@@ -26,7 +26,7 @@ static sluice_status_t sample(contention_t* l, int32_t place, int32_t round) {
                            &l->samples[place][round]);
 }
 
-/* The first round finds out which sizes are too long: at least two stay. */
+/* The first round finds the sizes that are too long: at least two remain. */
 static sluice_status_t first_round(contention_t* l, const sluice_machine_t* m) {
   for (l->count = 0; l->count < SIZES; ++l->count) {
     double alone = sluice_machine_exchange(m, m->world_size, (double)sizes[l->count]);
@@ -46,7 +46,7 @@ static sluice_status_t run_rounds(contention_t* l, const sluice_machine_t* m) {
   return SLUICE_OK;
 }
 
-/* Medians: of the time alone, of the time more beside GEMMs, of what these lose. */
+/* Medians: the time alone, the extra time during GEMMs, the time that GEMMs lose. */
 enum { ALONE, EXCHANGE, COMPUTE, MEDIANS };
 static void medians_of(const sluice_contention_sample_t* samples, double* out) {
   double values[MEDIANS][ROUNDS];
@@ -63,7 +63,7 @@ static void fit(const contention_t* l, double medians[PLACES][MEDIANS], sluice_m
   for (int32_t i = 0; i < l->count; ++i) {
     total[i] = sluice_machine_exchange(m, m->world_size, (double)sizes[i]) + medians[i][EXCHANGE];
   }
-  /* A larger one never takes less, and noise only adds: what a size takes beyond the next is noise. */
+  /* A larger exchange never takes less, and noise only adds: any excess over the next size is noise. */
   for (int32_t i = l->count - 2; i >= 0; --i) total[i] = fmin(total[i], total[i + 1]);
   m->exchange_contention.count = m->compute_contention.count = l->count;
   for (int32_t i = 0; i < l->count; ++i) {

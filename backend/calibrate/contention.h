@@ -1,13 +1,12 @@
-/* What exchanges and GEMMs do to each other when they run at the same time, by the size of the exchange.
+/* Measures how exchanges and GEMMs slow each other down when they run at the same time, by the size of the exchange.
  *
- * On a core that is busy with GEMMs, the communication lane and the transport's threads wait for the scheduler at
- * each message: milliseconds that an exchange of few rows does not have when it is timed alone, and that do not grow
- * with its bytes. One share for all sizes cannot say both this and what large exchanges lose.
+ * On a core that is busy with GEMMs, the communication lane and the transport's threads wait for the scheduler at each
+ * message: milliseconds that an exchange of few rows does not show when it is timed alone, and that do not grow with
+ * its bytes. One share for all sizes cannot express both this and the slowdown of large exchanges.
  *
- * Exchanges run alone and then beside GEMMs, size after size, in rounds. A size's contention is the median over
- * rounds of what an exchange took longer beside GEMMs than alone just before, so that a few disturbed rounds count
- * for nothing; over ranks the longest. A larger exchange never takes less in all (least squares over pooled
- * neighbours).
+ * Each size runs alone and then during GEMMs, in rounds. Its contention is the median over rounds of the difference
+ * between the two, so that a few disturbed rounds do not matter; the maximum over ranks counts. The total time never
+ * falls with the size (least squares over pooled neighbours).
  *
  * Source: ours; MPMoE's alpha(y, x) is one number for all sizes.
  */
@@ -18,23 +17,23 @@
 
 /* Of one exchange, in seconds. */
 typedef struct sluice_contention_sample_s {
-  double alone, beside; /* it takes */
-  double lost;          /* GEMMs lose beside it; below 0 by noise */
+  double alone, beside; /* its time alone, and during GEMMs */
+  double lost;          /* lost by the GEMMs that ran with it; negative by noise */
 } sluice_contention_sample_t;
 
-/* Where samples come from: a machine, or a test. */
+/* The source of samples: a machine, or a test. */
 typedef struct sluice_contention_source_s {
-  /* Exchanges of `bytes` for about `seconds` alone and beside GEMMs; num_second of next to nothing are under way
-   * with each. Collective. */
+  /* Runs exchanges of `bytes` for about `seconds` alone and during GEMMs, each with num_second almost empty exchanges
+   * in flight. Collective. */
   sluice_status_t (*sample)(void* user, int64_t bytes, int32_t num_second, double seconds,
                             sluice_contention_sample_t* out);
-  /* The longest of all ranks, in place. */
+  /* Replaces each time by the maximum over all ranks. */
   sluice_status_t (*longest)(void* user, double* seconds, int32_t count);
   void* user;
 } sluice_contention_source_t;
 
-/* Fills in exchange_contention, compute_contention and second_* of a machine that has its exchange and world_size;
- * takes about `seconds`, leaving out sizes that would take too long. Errors: those of the source. */
+/* Sets exchange_contention, compute_contention and second_* of a machine that has its exchange and world_size; takes
+ * about `seconds` and skips sizes that would take too long. Errors: those of the source. */
 sluice_status_t sluice_contention_measure(const sluice_contention_source_t* source, double seconds,
                                           sluice_machine_t* machine);
 

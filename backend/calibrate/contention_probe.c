@@ -1,5 +1,5 @@
-/* Samples of exchanges beside GEMMs, from the machine below a context: the communication lane exchanges, and the
- * compute lane multiplies until it is done. */
+/* Samples of exchanges during GEMMs, measured on the machine of a context: the communication lane exchanges, and the
+ * compute lane multiplies until the exchange is done. */
 #include <stdatomic.h>
 
 #include "backend/base/clock.h"
@@ -8,18 +8,18 @@
 
 #define TRIALS        3
 #define MOST          512
-#define LONGEST_PIECE 1e-3 /* seconds of one GEMM: until it ends, nobody sees that exchanges are done */
-#define PIECES        8    /* GEMMs that say what one takes alone */
+#define LONGEST_PIECE 1e-3 /* seconds of one GEMM: the end of exchanges is noticed only between GEMMs */
+#define PIECES        8    /* GEMMs that measure the time of one alone */
 #define KEPT          16
 
 typedef struct beside_s {
   sluice_bench_t* bench;
   sluice_probe_t exchange, problem;
-  int32_t repeats; /* exchanges in a row, alike on all ranks */
+  int32_t repeats; /* consecutive exchanges, the same on all ranks */
   _Atomic int32_t is_done;
   int64_t num_gemms;
   double exchanging, multiplying; /* seconds */
-  /* How many exchanges of a kind make a sample, found at its first. */
+  /* Number of exchanges of a kind per sample, set at its first sample. */
   struct {
     int64_t bytes;
     int32_t num_second, repeats;
@@ -58,7 +58,7 @@ static sluice_status_t run_lanes(beside_t* s, int with_gemms) {
   const sluice_job_t exchanges = {EXCHANGES, SLUICE_LANE_COMM, NULL, 0, 1};
   const sluice_job_t problems = {PROBLEMS, SLUICE_LANE_COMPUTE, NULL, 0, 1};
   sluice_status_t status = device->vtable->submit(device, &exchanges);
-  /* The calling thread's lane last: it may run now. */
+  /* The lane of the calling thread comes last: it may run at once. */
   if (status == SLUICE_OK && with_gemms) status = device->vtable->submit(device, &problems);
   sluice_status_t joined = device->vtable->join(device);
   return status != SLUICE_OK ? status : joined;
@@ -76,7 +76,7 @@ static sluice_status_t sample_once(beside_t* s, sluice_contention_sample_t* out)
   return SLUICE_OK;
 }
 
-/* So many that alone and beside GEMMs they take `seconds`. */
+/* Sets the repeats so that a sample takes `seconds`, alone plus during GEMMs. */
 static sluice_status_t find_repeats(beside_t* s, int32_t num_second, double seconds) {
   for (int32_t i = 0; i < s->num_known; ++i) {
     if (s->known[i].bytes != s->exchange.size || s->known[i].num_second != num_second) continue;
@@ -112,7 +112,7 @@ static sluice_status_t longest(void* user, double* seconds, int32_t count) {
   return sluice_bench_longest(s->bench, seconds, count);
 }
 
-/* Many rows, as a layer's GEMMs have, but no more than a piece of time holds. */
+/* Many rows, like a layer's GEMMs, but at most LONGEST_PIECE seconds of work. */
 static int64_t rows_of_a_piece(const sluice_bench_t* b, const sluice_machine_t* m) {
   int64_t rows = 256;
   double flops = 2.0 * (double)b->model_width * (double)b->hidden_width;

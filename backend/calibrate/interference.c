@@ -1,5 +1,5 @@
-/* How lanes slow each other down: three kinds of work of about equal length, each alone, then in twos and all together
- * [MPMoE's alpha(y, x) and alpha(y, all)]. */
+/* Measures how lanes slow each other down: three kinds of work of about equal length, each alone, then in pairs and all
+ * together [MPMoE's alpha(y, x) and alpha(y, all)]. */
 #include <string.h>
 
 #include "backend/base/clock.h"
@@ -16,7 +16,7 @@ typedef struct work_s {
   int32_t repeats;
 } work_t;
 
-/* Works that run at once. */
+/* Works that run concurrently. */
 typedef struct together_s {
   sluice_bench_t* bench;
   const work_t* works[WORKS];
@@ -51,7 +51,8 @@ static sluice_status_t run_together(together_t* pair) {
   if (sluice_bench_on_device_memory(pair->bench)) return run_on_device(pair);
   SLUICE_TRY(device->vtable->begin(device, count, run_work, pair, NULL));
   sluice_status_t status = SLUICE_OK;
-  for (int32_t i = count - 1; i >= 0 && status == SLUICE_OK; --i) { /* the calling thread's lane last: it may run now */
+  /* the lane of the calling thread last: it may run at once */
+  for (int32_t i = count - 1; i >= 0 && status == SLUICE_OK; --i) {
     const sluice_job_t job = {i, pair->works[i]->lane, NULL, 0, 1};
     status = device->vtable->submit(device, &job);
   }
@@ -72,7 +73,7 @@ static sluice_status_t measure(together_t* pair, double* out_seconds) {
   return sluice_bench_longest(pair->bench, out_seconds, pair->count);
 }
 
-/* So many repeats that the work takes `seconds`, alike on all ranks. */
+/* Sets the repeats so that the work takes `seconds`, the same on all ranks. */
 static sluice_status_t size_work(sluice_bench_t* b, work_t* work, double seconds) {
   together_t alone = {.bench = b, .works = {work}, .count = 1};
   work->repeats = 2;
@@ -85,14 +86,14 @@ static sluice_status_t size_work(sluice_bench_t* b, work_t* work, double seconds
   return SLUICE_OK;
 }
 
-/* The work that stands for a lane: a copy in is a copy out. */
+/* The work that represents a lane: copies in are measured as copies out. */
 static int32_t work_of(int32_t lane) {
   static const int32_t works[SLUICE_NUM_LANES] = {
       [SLUICE_LANE_COMPUTE] = 0, [SLUICE_LANE_COMM] = 1, [SLUICE_LANE_COPY_OUT] = 2, [SLUICE_LANE_COPY_IN] = 2};
   return works[lane];
 }
 
-/* Of every set of lanes, by the works in it. */
+/* For every set of lanes, from the works in it. */
 static void fill_shares(double (*pair)[WORKS], const double* all, double (*out_share)[1 << SLUICE_NUM_LANES]) {
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
     for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {

@@ -8,7 +8,8 @@
 
 enum { AT_ONCE = 64 };
 
-/* Of the system that runs: containers of one machine share it, and may be named alike on several. */
+/* Identifies the running system: containers of one machine share it, while containers of several machines may have the
+ * same name. */
 static int64_t this_host(void) {
   char text[256] = "";
   FILE* file = fopen("/proc/sys/kernel/random/boot_id", "r");
@@ -20,8 +21,7 @@ static int64_t this_host(void) {
   return (int64_t)(sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, text, strlen(text)) >> 2);
 }
 
-/* A block of all ranks' numbers, by rank. Without memory of its own: what fails on one rank alone would leave the
- * others waiting. */
+/* The numbers of all ranks, by rank. It allocates nothing: a failure on one rank would leave the others waiting. */
 static sluice_status_t gather(sluice_comm_t* comm, int32_t first, int64_t mine, int64_t block[AT_ONCE],
                               int32_t* out_count) {
   const int32_t left = comm->world_size - first;

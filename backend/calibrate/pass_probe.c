@@ -1,7 +1,7 @@
-/* Passes of a small layer on the machine below a context, for passes_fit.h: on its own lanes, GEMMs and
- * communicator, but in a context of its own, so that the layer leaves nothing behind and counts towards no budget. On a
- * device_memory device whose pools are one context's it is that context, without a budget, and its statistics and trace
- * are put back; under a trace each pass waits until the device is through and has its times. */
+/* Runs passes of a small layer on the machine of a context, for passes_fit.h: on its own lanes, GEMMs and communicator,
+ * but in a separate context, so that the layer leaves no state and counts towards no budget. On a device whose pools
+ * belong to one context it uses that context, without a budget, and restores its statistics and trace; under a trace
+ * each pass waits until the device has finished and reported its times. */
 #include <string.h>
 
 #include "backend/base/clock.h"
@@ -14,9 +14,9 @@
 #include "backend/moe/run/run.h"
 
 #define TOKENS        SLUICE_PASSES_FULL
-#define EXPERTS       2                    /* of a rank: chunks are cut out of rows as in any layer of several */
-#define LAYERS        16                   /* one for each n that is asked for */
-#define MOST_OF_THEIR ((uint64_t)96 << 20) /* bytes of weights and gradients; wider layers share the bench's */
+#define EXPERTS       2                    /* per rank: chunks are cut out of rows as in any layer with several */
+#define LAYERS        16                   /* one per n */
+#define MOST_OF_THEIR ((uint64_t)96 << 20) /* bytes of weights and gradients; wider layers use the bench's */
 
 typedef struct routes_s {
   int64_t ids[TOKENS];
@@ -28,10 +28,10 @@ typedef struct scene_s {
   sluice_context_t* context;
   sluice_moe_t* layers[LAYERS];
   routes_t* routes;
-  char *out, *grads;            /* [TOKENS, M] */
-  char* own;                    /* weights and gradients of each expert's two matrices; NULL: the bench's for all */
-  uint64_t matrix, bytes;       /* of one, and of all */
-  sluice_context_stats_t stats; /* of a context on a device, as they were */
+  char *out, *grads;      /* [TOKENS, M] */
+  char* own;              /* weights and gradients of the two matrices of each expert; NULL: the bench's for all */
+  uint64_t matrix, bytes; /* of one, and of all */
+  sluice_context_stats_t stats; /* saved state of a context on a device */
   sluice_trace_t trace;
   sluice_trace_event_t event;
 } scene_t;
@@ -65,7 +65,7 @@ static sluice_status_t layer_of(scene_t* s, int32_t num_chunks, sluice_moe_t** o
   return SLUICE_OK;
 }
 
-/* Where a matrix of an expert lies, or its gradient. */
+/* Address of a matrix of an expert, or of its gradient. */
 static char* matrix_of(const scene_t* s, int32_t expert, int32_t which, int is_grad) {
   if (s->own == NULL) return is_grad ? s->bench->grads : s->bench->weights;
   return s->own + (uint64_t)(4 * expert + 2 * is_grad + which) * s->matrix;
@@ -149,7 +149,7 @@ static void give(scene_t* s, void* data, uint64_t bytes) {
   sluice_free(on_device_memory(s) ? &s->bench->device_memory : sluice_process_allocator(), data, bytes);
 }
 
-/* Small finite numbers, as the bench's. */
+/* Small finite numbers, as in the bench. */
 static sluice_status_t fill(const scene_t* s, void* data, uint64_t bytes) {
   sluice_context_t* context = s->bench->context;
   return context->rows->fill(context, NULL, data, 0x3c, bytes);
@@ -184,7 +184,8 @@ static sluice_status_t open_routes(const scene_t* s) {
   }
   if (!on_device_memory(s)) return SLUICE_OK;
   SLUICE_TRY(context->rows->copy(context, NULL, s->routes, here, sizeof *here));
-  return context->rows->read(context, NULL, s->routes->weights, &word, sizeof word); /* the block is others' next */
+  /* the block is reused by others next */
+  return context->rows->read(context, NULL, s->routes->weights, &word, sizeof word);
 }
 
 static sluice_status_t open_scene(scene_t* s) {
@@ -218,7 +219,7 @@ static void close_scene(scene_t* s) {
   sluice_engine_release(s->context);
 }
 
-/* What a plan counts, and slots that a graph replays on, are not to be grown by passes of somebody else. */
+/* Passes of calibration must not grow what a plan counts, or slots that a graph replays on. */
 static int is_elsewhere(const sluice_bench_t* b) {
   const sluice_context_t* c = b->context;
   return sluice_bench_on_device_memory(b) &&

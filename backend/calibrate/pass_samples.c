@@ -12,7 +12,7 @@ const sluice_pass_kind_t sluice_pass_kinds[KINDS] = {
     [MANY] = {SLUICE_PASSES_MANY, 1, MANY},   [MANY_IN_4] = {SLUICE_PASSES_MANY, 4, MANY},
     [FULL] = {SLUICE_PASSES_FULL, 1, FULL},   [FULL_IN_4] = {SLUICE_PASSES_FULL, 4, FULL},
 };
-/* As device_memory as there is time: what says most comes first. */
+/* As many kinds as time allows, the most informative first. */
 static const int32_t by_worth[KINDS] = {FEW, FEW_IN_2, MANY, FULL, MANY_IN_4, FULL_IN_4, FEW_IN_4, FEW_IN_8};
 
 static sluice_status_t sample(sluice_pass_samples_t* p, int32_t kind, int32_t round) {
@@ -25,7 +25,7 @@ static sluice_status_t sample(sluice_pass_samples_t* p, int32_t kind, int32_t ro
   return SLUICE_OK;
 }
 
-/* Not counted: new slots and templates, choices of "auto". */
+/* Not counted: new slots and templates, decisions of "auto". */
 static sluice_status_t warm_up(sluice_pass_samples_t* p, int32_t kind) {
   SLUICE_TRY(sample(p, kind, 0));
   SLUICE_TRY(sample(p, kind, 0));
@@ -33,7 +33,7 @@ static sluice_status_t warm_up(sluice_pass_samples_t* p, int32_t kind) {
   return p->source->longest(p->source->user, &p->took[kind], 1);
 }
 
-/* At worst a kind takes as many times as long as those tried before as it has more tokens. */
+/* An upper bound: time grows at most in proportion to the tokens of the kinds tried before. */
 static double guess(const sluice_pass_samples_t* p, int32_t kind) {
   const int32_t known = p->has[sluice_pass_kinds[kind].whole] ? sluice_pass_kinds[kind].whole
                         : p->has[MANY]                        ? MANY
@@ -47,7 +47,7 @@ static sluice_status_t find_kinds(sluice_pass_samples_t* p, double seconds) {
     const int32_t kind = by_worth[i],
                   needed = sluice_pass_kinds[kind].tokens == SLUICE_PASSES_FEW && sluice_pass_kinds[kind].chunks <= 2;
     if (sluice_pass_kinds[kind].chunks > 1 && p->source->work.world_size == 1)
-      continue; /* alone there is nothing to overlap */
+      continue; /* a single rank has nothing to overlap */
     if (sluice_pass_kinds[kind].chunks > 1 && !p->has[sluice_pass_kinds[kind].whole]) continue;
     if (!needed && LEAST_ROUNDS * (round + guess(p, kind)) > left) continue;
     SLUICE_TRY(warm_up(p, kind));

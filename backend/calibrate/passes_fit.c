@@ -7,12 +7,12 @@
 #include "backend/calibrate/pass_samples.h"
 
 #define MOST_OP     2e-3 /* seconds that an op may take beyond its work */
-#define MOST_FACTOR 2    /* that GEMMs may be off by: beyond, something else was measured */
+#define MOST_FACTOR 2    /* largest correction of GEMMs: beyond it, something else was measured */
 #define BISECTIONS  24
 #define NOISE       0.02 /* of a median of passes */
-#define OCTAVES     3    /* that exchanges beside GEMMs may be off by, either way */
-#define STEPS       4    /* tried of each octave */
-#define DOUBTED     2.0  /* octaves off are as unlikely as noise of its usual size */
+#define OCTAVES     3    /* most that exchanges during GEMMs may be off, up or down */
+#define STEPS       4    /* tried per octave */
+#define DOUBTED     2.0  /* one octave of correction is as unlikely as noise of its usual size */
 #define TURNS       2
 
 static sluice_workload_t work_of(const sluice_pass_samples_t* p, int32_t kind) {
@@ -30,7 +30,7 @@ static sluice_status_t predict(const sluice_pass_samples_t* p, const sluice_mach
 
 /* ---- GEMMs ---- */
 
-/* Measured over predicted seconds of the compute lane of one chunk; what an op takes to start is not the lane's. */
+/* Measured over predicted seconds of the compute lane of one chunk; the start of an op does not count for the lane. */
 static sluice_status_t factor_of(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t kind,
                                  int32_t direction, double* out_factor) {
   sluice_prediction_t said = {0};
@@ -43,7 +43,7 @@ static sluice_status_t factor_of(const sluice_pass_samples_t* p, const sluice_ma
   return SLUICE_OK;
 }
 
-/* Up to few rows of an expert by one factor, from many on by the other, between by the logarithm of the rows. */
+/* One factor up to few rows of an expert, the other from many on, in between by the logarithm of the rows. */
 static void scale_gemms(sluice_curve_t* c, double few_rows, double few, double many_rows, double many) {
   for (int32_t i = 0; i < c->count; ++i) {
     double at = log(c->x[i] / few_rows) / log(many_rows / few_rows);
@@ -59,7 +59,7 @@ static sluice_status_t fit_gemms(const sluice_pass_samples_t* p, sluice_machine_
     if (p->has[MANY]) SLUICE_TRY(factor_of(p, m, MANY, d, &many[d]));
   }
   const sluice_workload_t* w = &p->source->work;
-  const double each = (double)w->top_k * w->world_size / w->num_experts; /* rows of an expert for each token */
+  const double each = (double)w->top_k * w->world_size / w->num_experts; /* rows of an expert per token */
   for (int32_t dtype = 0; dtype < SLUICE_MACHINE_DTYPES; ++dtype) {
     sluice_curve_t* forms = m->gemm[dtype];
     if (forms[SLUICE_FORM_INPUT_GRAD].count == 0) forms[SLUICE_FORM_INPUT_GRAD] = forms[SLUICE_FORM_FORWARD];
@@ -72,8 +72,7 @@ static sluice_status_t fit_gemms(const sluice_pass_samples_t* p, sluice_machine_
   return SLUICE_OK;
 }
 
-/* Up to the bytes of many tokens what is said holds; at those of a full pass, and beyond, the factor of what it took.
- */
+/* The curve holds up to the bytes of many tokens; from the bytes of a full pass on, the measured factor applies. */
 static sluice_status_t fit_cache_miss_factor(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   const sluice_workload_t* w = &p->source->work;
   const double row = (double)(w->model_width + w->hidden_width * w->gate_factor) * (double)sluice_dtype_bytes(w->dtype);
@@ -90,21 +89,21 @@ static sluice_status_t fit_cache_miss_factor(const sluice_pass_samples_t* p, slu
 
 /* ---- chunks ---- */
 
-/* `knob` above 0: so many of MOST_OP more seconds of each op; below: so much less of what jobs took. */
+/* `knob` above 0: this part of MOST_OP more seconds for each op; below 0: this part less of the measured job times. */
 static sluice_machine_t turned(const sluice_machine_t* m, double knob) {
   sluice_machine_t t = *m;
   t.op_seconds = knob >= 0 ? m->op_seconds + knob * MOST_OP : m->op_seconds * (1 + knob);
   return t;
 }
 
-/* What several chunks took longer than one, beyond what such a machine says of that: the whole pass, or its compute
+/* The measured difference between several chunks and one, minus the predicted one: of the whole pass, or of its compute
  * lane. */
 static sluice_status_t beyond(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t kind, int32_t part,
                               int32_t d, double* out_seconds) {
   const int32_t whole = sluice_pass_kinds[kind].whole;
   sluice_prediction_t one = {0}, said = {0};
   sluice_machine_t asked = *m;
-  if (part == COMPUTE) asked.op_seconds = 0; /* what an op takes to start is not the lane's */
+  if (part == COMPUTE) asked.op_seconds = 0; /* the start of an op does not count for the lane */
   SLUICE_TRY(predict(p, &asked, whole, d, &one));
   SLUICE_TRY(predict(p, &asked, kind, d, &said));
   double more = said.total - one.total;
@@ -113,7 +112,7 @@ static sluice_status_t beyond(const sluice_pass_samples_t* p, const sluice_machi
   return SLUICE_OK;
 }
 
-/* Of few tokens, of all numbers of chunks and both directions together, of each further chunk. */
+/* With few tokens, over all numbers of chunks and both directions, per additional chunk. */
 static sluice_status_t chunks_beyond(const sluice_pass_samples_t* p, const sluice_machine_t* m, double* out_seconds) {
   *out_seconds = 0;
   for (int32_t d = 0; d < 2; ++d) {
@@ -126,7 +125,7 @@ static sluice_status_t chunks_beyond(const sluice_pass_samples_t* p, const sluic
   return SLUICE_OK;
 }
 
-/* The more an op takes, the less is left. */
+/* The larger op_seconds, the smaller the rest. */
 static sluice_status_t fit_op(const sluice_pass_samples_t* p, double of_jobs, sluice_machine_t* m) {
   double low = -1, high = 1, seconds = 0;
   m->op_seconds = of_jobs;
@@ -148,7 +147,7 @@ static void scale_curve(sluice_curve_t* c, double factor) {
   for (int32_t i = 0; i < c->count; ++i) c->y[i] *= factor;
 }
 
-/* What GEMMs lose to an exchange [COMPUTE], or what it takes longer beside them [WHOLE]. */
+/* Scales what GEMMs lose to an exchange [COMPUTE], or the extra time of an exchange during GEMMs [WHOLE]. */
 static sluice_machine_t scaled(const sluice_machine_t* m, int32_t part, double factor) {
   sluice_machine_t s = *m;
   scale_curve(part == COMPUTE ? &s.compute_contention : &s.exchange_contention, factor);
@@ -156,7 +155,7 @@ static sluice_machine_t scaled(const sluice_machine_t* m, int32_t part, double f
   return s;
 }
 
-/* How device_memory a factor is from what passes of many rows took, and from 1, both over what is usual. */
+/* How far a factor is from the times of passes of many rows, and from 1, each in units of its usual deviation. */
 static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t part, double octaves,
                               double* out_misfit) {
   const sluice_machine_t tried = scaled(m, part, exp2(octaves));
@@ -172,7 +171,7 @@ static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machi
   return SLUICE_OK;
 }
 
-/* Exchanges were measured beside one hot GEMM without a pause; those of a pass meet what a pass does. */
+/* Exchanges were measured during one hot GEMM without pauses; the factor corrects for those of a real pass. */
 static sluice_status_t fit_beside(const sluice_pass_samples_t* p, int32_t part, sluice_machine_t* m) {
   double best = 0, least = 0;
   if (m->exchange_contention.count == 0) return SLUICE_OK;
@@ -185,7 +184,8 @@ static sluice_status_t fit_beside(const sluice_pass_samples_t* p, int32_t part, 
   return SLUICE_OK;
 }
 
-/* What an op takes and what lanes do to each other depend on each other: each again with what the others found. */
+/* The cost of an op and the interference of lanes depend on each other: each is fitted again with the result of the
+ * others. */
 static sluice_status_t fit_chunks(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   const sluice_machine_t before = *m;
   for (int32_t turn = 0; turn < TURNS; ++turn) {
@@ -216,7 +216,7 @@ static sluice_status_t rest_of(const sluice_pass_samples_t* p, const sluice_mach
   return SLUICE_OK;
 }
 
-/* What is in no op: as much for every pass, and as much for every byte of its rows. */
+/* The time outside of ops: a constant per pass, and a part per byte of its rows. */
 static sluice_status_t fit_rest(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   const sluice_workload_t few_work = work_of(p, FEW), full_work = work_of(p, FULL);
   double few = 0, full = 0, of_few = sluice_bytes_touched(&few_work), of_full = sluice_bytes_touched(&full_work);
@@ -229,7 +229,7 @@ static sluice_status_t fit_rest(const sluice_pass_samples_t* p, sluice_machine_t
   return SLUICE_OK;
 }
 
-/* Each corrects what the ones before it left. */
+/* Each fit corrects what the previous ones left. */
 sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* m) {
   sluice_pass_samples_t p;
   m->pass_seconds = m->pass_byte_seconds = 0;

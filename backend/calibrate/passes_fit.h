@@ -1,10 +1,10 @@
-/* What whole passes take beyond the sum that a prediction makes of their ops: probes of single ops run one thing over
- * and over, while a pass wakes its lanes for each op, meets cold memory and waits for peers between ops.
+/* Fits the difference between whole passes and the predicted sum of their ops. Probes repeat a single op, while a pass
+ * wakes its lanes for each op, meets cold memory and waits for peers between ops.
  *
- * Passes of a layer run with few rows and with many, in one chunk. What the compute lane takes over what is said of it
- * corrects GEMMs, by rows and direction. With so many rows that they do not stay in a cache, what the lane takes
- * beyond that is the cache-miss factor. With few rows passes run in several chunks too: what one chunk takes beyond its
- * prediction is then pass_seconds, what each further chunk takes beyond its own is of every op: op_seconds.
+ * Passes of a layer run with few rows and with many, in one chunk. The ratio of measured to predicted compute lane time
+ * corrects GEMMs, by rows and direction. With more rows than a cache holds, the remaining ratio is the cache-miss
+ * factor. With few rows passes also run in several chunks: pass_seconds is the excess of one chunk over its prediction,
+ * and op_seconds spreads the excess of each further chunk over its ops.
  *
  * Source: ours.
  */
@@ -13,8 +13,8 @@
 
 #include "backend/calibrate/pass_source.h"
 
-/* Corrects GEMMs, pass_seconds and op_seconds of a machine that is measured otherwise; takes about
- * `seconds`, leaving out what would take too long. Errors: those of the source and of predictions. */
+/* Corrects GEMMs, pass_seconds and op_seconds of an otherwise measured machine; takes about `seconds` and skips passes
+ * that would take too long. Errors: those of the source and of predictions. */
 sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double seconds, sluice_machine_t* machine);
 
 #endif /* SLUICE_BACKEND_CALIBRATE_PASSES_FIT_H_ */

@@ -11,7 +11,7 @@
 
 /* ---- memory ---- */
 
-/* Where everything lies but what is copied to. */
+/* Lays out all memory except the target of copies. */
 static void lay_out(sluice_bench_t* b, uint64_t rows, uint64_t pre_activation, uint64_t weights, uint64_t moved,
                     uint64_t small) {
   char* at = b->memory;
@@ -28,7 +28,7 @@ static void lay_out(sluice_bench_t* b, uint64_t rows, uint64_t pre_activation, u
 
 void sluice_bench_fill_tables(int32_t* index, float* scalars) {
   for (int32_t i = 0; i < SLUICE_BENCH_ROWS; ++i) {
-    index[i] = (int32_t)((int64_t)i * 7919 % SLUICE_BENCH_ROWS); /* scattered, as routes are */
+    index[i] = (int32_t)((int64_t)i * 7919 % SLUICE_BENCH_ROWS); /* scattered, like routes */
     scalars[i] = 0.5f;
   }
 }
@@ -105,8 +105,8 @@ static sluice_status_t run_gemm(sluice_bench_t* b, int32_t form, int64_t rows, s
   return sluice_gemm_run(b->context->gemm, &list);
 }
 
-/* So many bytes that a rank receives, from all others alike; with `hot` the first rank alone. Of device memory it is
- * enqueued, and *out_request stays NULL. */
+/* Exchanges bytes such that a rank receives the given number, spread evenly over the others; with `hot`, only the first
+ * rank receives. With device memory it is enqueued, and *out_request stays NULL. */
 static sluice_status_t start_exchange(sluice_bench_t* b, int64_t bytes, int hot, char* from, char* to,
                                       sluice_stream_t stream, sluice_comm_request_t** out_request) {
   int32_t world = b->context->world_size, self = b->context->rank;
@@ -133,7 +133,8 @@ static sluice_status_t run_exchange(sluice_bench_t* b, int64_t bytes, int hot, s
   return request == NULL ? SLUICE_OK : sluice_comm_exchange_wait(b->context->comm, request, "calibration");
 }
 
-/* Where the second cannot start, the first is waited for: it holds memory that goes away. Not with device memory. */
+/* If the second exchange cannot start, the first one is waited for: it uses memory that is freed. Not with device
+ * memory. */
 static sluice_status_t run_two_exchanges(sluice_bench_t* b, int64_t bytes) {
   sluice_comm_request_t *first = NULL, *second = NULL;
   SLUICE_TRY(start_exchange(b, bytes, 0, b->send, b->recv, NULL, &first));
@@ -151,7 +152,7 @@ static sluice_status_t do_nothing(void* user, int32_t index, sluice_stream_t str
   return SLUICE_OK;
 }
 
-/* A chain over two lanes, each job waiting for the one before on the other lane. */
+/* A chain over two lanes, in which each job waits for the previous one on the other lane. */
 static sluice_status_t run_launches(sluice_bench_t* b, int64_t jobs) {
   sluice_device_t* device = b->context->device;
   int32_t other = b->context->comm == NULL ? SLUICE_LANE_COMPUTE : SLUICE_LANE_COMM;

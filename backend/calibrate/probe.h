@@ -1,4 +1,4 @@
-/* What a calibration measures: one op at one size. Private to backend/calibrate. */
+/* A probe of a calibration: one op at one size. Private to backend/calibrate. */
 #ifndef SLUICE_BACKEND_CALIBRATE_PROBE_H_
 #define SLUICE_BACKEND_CALIBRATE_PROBE_H_
 
@@ -18,8 +18,8 @@ enum {
   SLUICE_PROBE_RELU,
   SLUICE_PROBE_RELU_GRAD,
   SLUICE_PROBE_EXCHANGE,
-  SLUICE_PROBE_HOT_EXCHANGE,  /* all send to the first rank, and nobody else gets anything */
-  SLUICE_PROBE_TWO_EXCHANGES, /* under way at once: the second of next to nothing, as an op of a backward has */
+  SLUICE_PROBE_HOT_EXCHANGE,  /* all ranks send to the first one, and no other rank receives anything */
+  SLUICE_PROBE_TWO_EXCHANGES, /* concurrent: the second is almost empty, as in a backward op */
   SLUICE_PROBE_LAUNCH,
   SLUICE_PROBE_KINDS
 };
@@ -28,11 +28,11 @@ typedef struct sluice_probe_s {
   int32_t kind;
   int32_t is_held_out;
   int32_t is_left_out; /* too long for this calibration */
-  int32_t repeats;     /* in one sample, alike on all ranks */
-  int64_t size;        /* rows of an expert, or bytes; jobs of a launch */
+  int32_t repeats;     /* in one sample, the same on all ranks */
+  int64_t size;        /* rows of an expert, or bytes, or jobs of a launch */
   int32_t count;
   double samples[SLUICE_PROBE_ROUNDS];
-  double seconds; /* the lower quartile, the longest of all ranks */
+  double seconds; /* the lower quartile, maximum over ranks */
 } sluice_probe_t;
 
 /* Memory and sizes that probes share. */
@@ -43,11 +43,11 @@ typedef struct sluice_bench_s {
   uint64_t element;
   char* memory;
   uint64_t bytes;
-  char *rows, *pre_activation, *weights, *grads, *send, *recv; /* into memory */
+  char *rows, *pre_activation, *weights, *grads, *send, *recv; /* parts of `memory` */
   int32_t* index;                                              /* [SLUICE_BENCH_ROWS] */
   float *scalars, *sums;                                       /* [SLUICE_BENCH_ROWS] */
-  char* copied;                     /* of the host, where copies go; with device memory page-locked */
-  sluice_allocator_t device_memory; /* of a device with memory of its own, where all the rest lies */
+  char* copied;                     /* target of copies on the host; page-locked with device memory */
+  sluice_allocator_t device_memory; /* of a device with its own memory, which holds everything else */
 } sluice_bench_t;
 
 #define SLUICE_BENCH_ROWS  2048
@@ -56,15 +56,14 @@ typedef struct sluice_bench_s {
 sluice_status_t sluice_bench_open(sluice_context_t* context, const sluice_calibration_t* wanted,
                                   sluice_bench_t* out_bench);
 void sluice_bench_close(sluice_bench_t* bench);
-/* Runs the probe `repeats` times. stream: of the job that it is in, with device memory; launches are jobs themselves.
- */
+/* Runs the probe `repeats` times. stream: of the surrounding job, with device memory; launches are jobs themselves. */
 sluice_status_t sluice_bench_run(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats,
                                  sluice_stream_t stream);
-/* The same from outside a job, and the seconds it took: on the host's clock, with device memory on its own. */
+/* The same from outside a job, and its seconds: on the host's clock, or the device's with device memory. */
 sluice_status_t sluice_bench_time(sluice_bench_t* bench, const sluice_probe_t* probe, int32_t repeats,
                                   double* out_seconds);
 
-/* Work on a lane, and how long it took. */
+/* Work on a lane, and its time. */
 typedef struct sluice_bench_job_s {
   int32_t lane;
   const sluice_probe_t* probe;
@@ -72,8 +71,8 @@ typedef struct sluice_bench_job_s {
   double seconds;
 } sluice_bench_job_t;
 
-/* With device memory (probe_on_device.c): jobs beside each other, by its clock, waited for; and a chain of `count` jobs
- * that do nothing, over two lanes. */
+/* With device memory (probe_on_device.c): runs jobs concurrently, timed by the device, and waits for them; and a chain
+ * of `count` empty jobs over two lanes. */
 sluice_status_t sluice_bench_open_on_device(sluice_bench_t* bench);
 sluice_status_t sluice_bench_send_tables_on_device(sluice_bench_t* bench);
 /* [SLUICE_BENCH_ROWS] each. */
@@ -86,13 +85,13 @@ static inline int sluice_bench_on_device_memory(const sluice_bench_t* bench) {
 }
 /* Shares of speed while lanes run together; collective. */
 sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]);
-/* What the link sends at once after a pause (token_bucket.h), in seconds of line time; collective. */
+/* The burst of the link after a pause (token_bucket.h), in seconds of line time; collective. */
 sluice_status_t sluice_bench_token_bucket(sluice_bench_t* bench, double seconds, double* out_bucket);
-/* Exchanges beside GEMMs (contention.h), into a machine that has its GEMMs and exchanges; collective. */
+/* Exchanges during GEMMs (contention.h), into a machine that has its GEMMs and exchanges; collective. */
 sluice_status_t sluice_bench_contention(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
-/* Whole passes of a small layer (passes_fit.h), into a machine that is measured otherwise; collective. */
+/* Whole passes of a small layer (passes_fit.h), into an otherwise measured machine; collective. */
 sluice_status_t sluice_bench_passes(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
-/* The longest of all ranks, in place. */
+/* Replaces each time by the maximum over all ranks. */
 sluice_status_t sluice_bench_longest(sluice_bench_t* bench, double* seconds, int32_t count);
 
 #endif /* SLUICE_BACKEND_CALIBRATE_PROBE_H_ */

@@ -1,10 +1,10 @@
-/* Probes on a device whose memory the host cannot touch: a sample is a pass of jobs, whose times the device takes with
- * events on their lanes. The host enqueues on the default stream and waits once for each sample. */
+/* Probes on a device whose memory the host cannot access: a sample is a pass of jobs, which the device times with
+ * events on their lanes. The host enqueues on the default stream and waits once per sample. */
 #include "backend/calibrate/probe.h"
 
 typedef struct pass_s {
   sluice_bench_t* bench;
-  const sluice_bench_job_t* jobs; /* NULL: jobs that do nothing */
+  const sluice_bench_job_t* jobs; /* NULL: empty jobs */
 } pass_t;
 
 /* ---- memory ---- */
@@ -23,7 +23,7 @@ sluice_status_t sluice_bench_open_on_device(sluice_bench_t* b) {
   return device->memory->fill(device, NULL, b->memory, 0x3c, b->bytes); /* small finite numbers in every dtype */
 }
 
-/* Waits until the device is through with all that was enqueued. */
+/* Waits until the device has finished everything that was enqueued. */
 static sluice_status_t wait_on_device(sluice_bench_t* b) {
   sluice_device_t* device = b->context->device;
   float word = 0;
@@ -45,7 +45,7 @@ void sluice_bench_close_on_device(sluice_bench_t* b) {
   device->memory->give(device, 1, b->copied);
   sluice_free(&b->device_memory, b->memory, b->bytes);
   sluice_allocator_deinit(&b->device_memory);
-  device->memory->clock->time_ops(device, 0); /* the next pass says what it wants */
+  device->memory->clock->time_ops(device, 0); /* the next pass sets it again */
 }
 
 /* ---- passes ---- */
@@ -69,7 +69,7 @@ static sluice_status_t submit_all(pass_t* pass, int32_t count) {
   return status;
 }
 
-/* When each job began and ended, in ns since the pass did. */
+/* Begin and end of each job, in ns since the start of the pass. */
 static sluice_status_t run_pass(pass_t* pass, int32_t count, uint64_t* begin_ns, uint64_t* end_ns) {
   sluice_device_t* device = pass->bench->context->device;
   int32_t captured = 0;

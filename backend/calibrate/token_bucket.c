@@ -3,13 +3,13 @@
 #include "backend/cost/fit.h"
 
 #define ROUNDS 7
-#define SHORT  5e-4 /* seconds: an exchange that takes less says little */
-#define LEAST  0.1  /* of an exchange: what it takes less after a pause is noise below that */
+#define SHORT  5e-4 /* seconds: shorter exchanges are too noisy */
+#define LEAST  0.1  /* of an exchange: a smaller gain after a pause is noise */
 #define FIRST  ((int64_t)1 << 12)
 #define LAST   ((int64_t)8 << 20)
 
 typedef struct rounds_s {
-  double gain, least; /* what the first takes less: the median of the rounds, and their lower quartile */
+  double gain, least; /* gain of the first exchange: the median of the rounds, and their lower quartile */
   double next;
 } rounds_t;
 
@@ -21,7 +21,8 @@ static sluice_status_t run_rounds(const sluice_token_bucket_source_t* source, in
     gains[i] = next[i] - first;
   }
   double found[] = {sluice_median(gains, count), sluice_quantile(gains, count, 0.25), sluice_median(next, count)};
-  SLUICE_TRY(source->longest(source->user, found, 3)); /* gains below 0 stay so: ranks then go on alike */
+  /* negative gains stay negative, so that all ranks take the same branch */
+  SLUICE_TRY(source->longest(source->user, found, 3));
   *out = (rounds_t){found[0], found[1], found[2]};
   return SLUICE_OK;
 }
@@ -37,7 +38,7 @@ sluice_status_t sluice_token_bucket_measure(const sluice_token_bucket_source_t* 
     SLUICE_TRY(run_rounds(source, bytes, ROUNDS, &r));
     if (r.least < LEAST * r.next) return SLUICE_OK;
     *out_bucket = r.gain;
-    if (r.gain < r.next / 2) return SLUICE_OK; /* else it may last longer than an exchange of that size */
+    if (r.gain < r.next / 2) return SLUICE_OK; /* else the bucket may last longer than an exchange of that size */
   }
   return SLUICE_OK;
 }

@@ -1,4 +1,4 @@
-/* Samples of exchanges behind a pause, from the machine below a context. */
+/* Samples of exchanges after a pause, measured on the machine of a context. */
 #include <time.h>
 
 #include "backend/calibrate/probe.h"
@@ -11,7 +11,7 @@ static sluice_status_t sample(void* user, int64_t bytes, double* out_first, doub
   const sluice_probe_t exchange = {.kind = SLUICE_PROBE_EXCHANGE, .size = bytes};
   const struct timespec pause = {0, (long)(SLUICE_TOKEN_BUCKET_PAUSE * 1e9)};
   double barrier = 0;
-  nanosleep(&pause, NULL); /* cut short by a signal, a round finds less: one of several */
+  nanosleep(&pause, NULL); /* a signal that cuts the pause short disturbs one round of several */
   SLUICE_TRY(sluice_bench_longest(b, &barrier, 1));
   SLUICE_TRY(sluice_bench_time(b, &exchange, 1, out_first));
   SLUICE_TRY(sluice_bench_time(b, &exchange, NEXT, out_next));

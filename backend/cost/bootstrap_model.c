@@ -5,9 +5,9 @@
 #include "backend/schedule/uneven_chunks.h"
 #include "sluice/context.h"
 
-#define HALF_ROWS     16.0 /* for each expert: there GEMMs reach half of their rate */
-#define CHUNK_OPS     5.0  /* on the compute lane, of one chunk */
-#define WEIGHTS_SHARE 0.5  /* of a backward's GEMMs, which follow the last chunk */
+#define HALF_ROWS     16.0 /* per expert: where GEMMs reach half of their rate */
+#define CHUNK_OPS     5.0  /* on the compute lane, per chunk */
+#define WEIGHTS_SHARE 0.5  /* of a backward's GEMMs, after the last chunk */
 
 /* ---- lanes as functions of n ---- */
 
@@ -19,14 +19,15 @@ static double slope_of(const sluice_bootstrap_point_t* a, const sluice_bootstrap
   return (lane(b) - lane(a)) / (b->num_chunks - a->num_chunks);
 }
 
-/* Linear between points and along the nearest two outside; `prior` is the slope where there is only one. */
+/* Linear between points and extrapolated from the nearest two outside; `prior` is the slope if there is only one
+ * point. */
 static double lane_at(const sluice_bootstrap_point_t* points, int32_t count, lane_of_fn_t lane, double prior,
                       int32_t n) {
   int32_t i = 0;
   while (i + 2 < count && points[i + 1].num_chunks < n) ++i;
   double slope = count < 2 ? prior : slope_of(&points[i], &points[i + 1], lane);
   int is_outside = n < points[0].num_chunks || n > points[count - 1].num_chunks;
-  if (is_outside && slope < 0) slope = 0; /* noise: more chunks are never less work */
+  if (is_outside && slope < 0) slope = 0; /* noise: more chunks never mean less work */
   double value = lane(&points[i]) + slope * (n - points[i].num_chunks);
   return value > 0 ? value : 0;
 }
@@ -45,8 +46,8 @@ static double startups_per_chunk(const sluice_bootstrap_point_t* p, double op) {
 
 /* ---- the pass ---- */
 
-/* As a pass that keeps everything runs: all chunks arrive before the first returns, and a backward's weight gradients
- * follow its last chunk. `exchange`: of all chunks, one way. */
+/* Models a pass that keeps everything: all chunks arrive before the first one returns, and the weight gradients of a
+ * backward follow its last chunk. `exchange`: of all chunks, one way. */
 static double arrivals_first(int32_t n, int32_t uneven_chunks, double exchange, double chunked, double weights) {
   double arrived = 0, computed = 0, returned = exchange;
   for (int32_t i = 0; i < n; ++i) {

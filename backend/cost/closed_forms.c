@@ -14,7 +14,7 @@ sluice_alphas_t sluice_no_interference(void) {
   return alphas;
 }
 
-/* A phase in which these streams run, each with so many seconds of work; ABSENT: it does not run. */
+/* A phase in which these streams run, each with the given seconds of work; ABSENT: it does not run. */
 static double phase(const sluice_alphas_t* alphas, double comm, double comp, double mem) {
   const double work[STREAMS] = {comm, comp, mem};
   double longest = 0;
@@ -25,7 +25,7 @@ static double phase(const sluice_alphas_t* alphas, double comm, double comp, dou
   for (int32_t y = 0; y < STREAMS; ++y) {
     if (work[y] < 0) continue;
     const double share = running == 1   ? 1
-                         : running == 2 ? alphas->alpha[y][sum - y] /* the other one */
+                         : running == 2 ? alphas->alpha[y][sum - y] /* the other running stream */
                                         : alphas->alpha[y][SLUICE_STREAM_ALL];
     longest = fmax(longest, work[y] / share);
   }

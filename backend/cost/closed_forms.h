@@ -1,4 +1,4 @@
-/* Closed forms: the papers', as named second opinions beside the predictor. Seconds; n >= 1. */
+/* The closed forms of the papers, as named second opinions next to the predictor. Seconds; n >= 1. */
 #ifndef SLUICE_BACKEND_COST_CLOSED_FORMS_H_
 #define SLUICE_BACKEND_COST_CLOSED_FORMS_H_
 
@@ -12,8 +12,9 @@ typedef struct sluice_chunk_times_s {
 /* The papers' streams, and all of them together. */
 enum { SLUICE_STREAM_COMM = 0, SLUICE_STREAM_COMP = 1, SLUICE_STREAM_MEM = 2, SLUICE_STREAM_ALL = 3 };
 
-/* alpha[y][x], MPMoE's alpha(y, x): what stream y keeps of its speed while x runs, in (0, 1]; beside itself 1. MPipeMoE
- * calls those of communication, computation and copies mu_x, sigma_x and eta_x [MPMoE II-C, MPipeMoE III-E]. */
+/* alpha[y][x], MPMoE's alpha(y, x): the share of its speed that stream y keeps while x runs, in (0, 1]; alpha[y][y] is
+ * 1. MPipeMoE calls those of communication, computation and copies mu_x, sigma_x and eta_x [MPMoE II-C, MPipeMoE
+ * III-E]. */
 typedef struct sluice_alphas_s {
   double alpha[3][4];
 } sluice_alphas_t;
@@ -29,12 +30,12 @@ enum {
 };
 
 /* Seconds of one pass: five phases P0 + P1 + (n - 2) P2 + P3 + P4. A phase takes as long as its slowest stream, each
- * stretched by alpha of the streams that run in that phase. Exact for paradigm 1 with slots reused and nothing slowed
- * down. */
+ * stretched by the alpha of the streams in that phase. Exact for paradigm 1 with reused slots and no interference. */
 double sluice_mpmoe_pass(int32_t paradigm, int32_t n, sluice_chunk_times_t times, const sluice_alphas_t* alphas);
 
-/* MPipeMoE eq. 10, first line, with its slips mended: n times the longest of (S + R) / mu, C / sigma and X / eta. Where
- * there are copies mu, sigma and eta are those beside all, else those of the two others beside each other [Table II].
+/* MPipeMoE eq. 10, first line, with its misprints corrected: n times the longest of (S + R) / mu, C / sigma and X /
+ * eta. With copies, mu, sigma and eta are those with all streams running, else those with the two streams that run
+ * [Table II].
  */
 double sluice_mpipemoe_pass(int32_t n, sluice_chunk_times_t times, const sluice_alphas_t* alphas);
 

@@ -12,7 +12,7 @@
 
 #define HEADER_BYTES 1024.0 /* of the header to each peer that opens a pass */
 #define SCALAR_BYTES 4.0    /* of a route's slot, and of its weight */
-#define LEAST_SHARE  0.05   /* that computation keeps of its speed beside an exchange */
+#define LEAST_SHARE  0.05   /* of its speed, that computation keeps during an exchange */
 #define BOTH         (1 << SLUICE_LANE_COMPUTE | 1 << SLUICE_LANE_COMM)
 
 /* ---- rows ---- */
@@ -50,11 +50,11 @@ int sluice_workload_has_two_levels(const sluice_workload_t* w) {
          w->top_k > 1; /* as sluice_shape_set_nodes */
 }
 
-/* In two levels `out` and `in` are what travels within a node. Each forwarding rank has the tokens of its local index
- * on all nodes, which are as many as its own; sums come back by node. */
+/* With two levels, `out` and `in` travel within a node. Each forwarding rank has the tokens of its local index on all
+ * nodes, as many as its own; sums return by node. */
 static void set_levels(const sluice_workload_t* w, sluice_chunk_rows_t* rows) {
   const double ranks = w->world_size, per_node = w->ranks_per_node, nodes = ranks / per_node;
-  const double on_node = (per_node - 1) / per_node * ranks / (ranks - 1); /* of what travelled to any other rank */
+  const double on_node = (per_node - 1) / per_node * ranks / (ranks - 1); /* of the rows sent to any other rank */
   const double node_copies =
       rows->tokens * w->top_k * sluice_token_copies_share(w->num_experts, (int32_t)nodes, w->top_k);
   rows->passed_on = rows->returned;
@@ -66,7 +66,7 @@ static void set_levels(const sluice_workload_t* w, sluice_chunk_rows_t* rows) {
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choice_t* c) {
   double ranks = w->world_size, tokens = (double)w->num_tokens / c->num_chunks;
   double sent = tokens * w->top_k, experts = local_experts(w);
-  /* No rank can receive more than every token of every rank, once for each of its experts that a token may choose. */
+  /* A rank receives at most every token of every rank, once for each of its experts that a token may choose. */
   double most = ranks * tokens * fmin(w->top_k, experts);
   double received = fmin(sent * w->skew, most);
   double remote = (ranks - 1) / ranks;
@@ -81,14 +81,14 @@ sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* w, const sluice_choi
   rows.out = rows.sent_remote * share;
   rows.in = rows.received_remote * share;
   rows.returned = rows.sent * share;
-  if (w->deduplicate) rows.in = fmin(rows.in, ranks * tokens * remote); /* a rank gets no token twice */
-  const double copies = sent * share, kept = ranks > 1 ? rows.in / (ranks - 1) : copies; /* all ranks route alike */
+  if (w->deduplicate) rows.in = fmin(rows.in, ranks * tokens * remote); /* a rank gets each token at most once */
+  const double copies = sent * share, kept = ranks > 1 ? rows.in / (ranks - 1) : copies; /* all ranks route the same */
   rows.leaving = fmax(0, copies - kept);
   if (sluice_workload_has_two_levels(w)) set_levels(w, &rows);
   return rows;
 }
 
-/* Those of one chunk of a pass that cuts rows, whose ends have half of the others'. */
+/* Rows of one chunk of a pass that divides rows; the first and last chunk have half of the others' rows. */
 static sluice_chunk_rows_t rows_of_chunk(const sluice_workload_t* w, sluice_chunk_rows_t rows, int32_t chunk,
                                          int32_t num_chunks) {
   double part = sluice_uneven_chunk_share(chunk, num_chunks) * num_chunks;
@@ -107,27 +107,28 @@ static double gather(const op_scene_t* s, double rows) {
   return sluice_curve_at(&s->machine->rows, rows * s->row_bytes);
 }
 
-/* What an op sends: the rows of a chunk, and how many exchanges of a scalar for each route go along with them. */
+/* The traffic of an op: the rows of a chunk, and the number of exchanges of one scalar per route that accompany
+ * them. */
 typedef struct traffic_s {
-  double packed;  /* rows gathered on the communication lane before they leave */
-  double out, in; /* rows that leave the fullest rank and come in; `mean` is what all send on average */
+  double packed;  /* rows gathered on the communication lane before they are sent */
+  double out, in; /* rows that leave and enter the fullest rank; `mean` is the average over all ranks */
   double mean;
-  double more_bytes; /* besides, each way */
-  double bytes;      /* of the fuller direction: both directions of a link are used at once */
+  double more_bytes; /* additional, in each direction */
+  double bytes;      /* of the fuller direction: a link carries both directions at once */
   int32_t is_exchange, num_second;
   int32_t level;      /* LEVEL_* */
-  int32_t num_rounds; /* of exchanges behind each other: in a group scalars follow the rows */
+  int32_t num_rounds; /* of sequential exchanges: in a group, scalars follow the rows */
 } traffic_t;
 
-/* Between whom an exchange is. */
+/* The participants of an exchange. */
 enum { LEVEL_RANKS = 0, LEVEL_NODES, LEVEL_WITHIN };
 
 static double scalar_bytes(const op_scene_t* s) {
   return SCALAR_BYTES * fmax(s->rows.sent_remote, s->rows.received_remote);
 }
 
-/* What an op of two levels sends, and to whom: between nodes as many rows from each rank, however experts are loaded;
- * what its own level does not carry, its packing has touched. */
+/* The traffic and level of an op with two levels: between nodes each rank sends the same number of rows, whatever the
+ * load of experts; rows that its own level does not carry were still packed. */
 static void set_level(const op_scene_t* s, sluice_op_price_t price, traffic_t* t) {
   t->level = price == SLUICE_PRICE_SEND || price == SLUICE_PRICE_RETURN ? LEVEL_NODES : LEVEL_WITHIN;
   if (t->level == LEVEL_NODES) t->out = t->in = t->mean = s->rows.between;
@@ -144,8 +145,8 @@ static double bytes_of(const op_scene_t* s, const traffic_t* t) {
          t->more_bytes;
 }
 
-/* Route weights go out beside the gradients, and beside the rows where the layer is deduplicated; the gate's scalars
- * come back beside the gradients of inputs (architecture.md). */
+/* Route weights are sent with the gradients, and with the rows if the layer is deduplicated; the gate's scalars return
+ * with the gradients of inputs (architecture.md). */
 static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
   const sluice_op_row_t* op = sluice_op_row(kind);
   const int returns = op->price == SLUICE_PRICE_RETURN;
@@ -161,7 +162,7 @@ static traffic_t traffic_of(const op_scene_t* s, int32_t kind) {
   if (sluice_workload_has_two_levels(s->work)) set_level(s, op->price, &t);
   if (op->scalars == SLUICE_SCALARS_WHERE_DEDUP && s->work->deduplicate) {
     t.num_second = 1;
-    t.more_bytes = scalar_bytes(s); /* beside gradients they count for little */
+    t.more_bytes = scalar_bytes(s); /* small compared with gradients */
   }
   if (s->work->wire_dtype != SLUICE_WIRE_LAYER_DTYPE && t.num_second > 0)
     t.num_rounds = 2; /* scalars follow the rows */
@@ -188,7 +189,7 @@ static double exchange(const op_scene_t* s, int32_t kind) {
   return exchange_seconds(s, &t);
 }
 
-/* `matrices` GEMMs of [rows, M] with [M, H], or their like, for each of so many experts. */
+/* `matrices` GEMMs of [rows, M] with [M, H], or equivalent, for each of the given number of experts. */
 static double gemms(const op_scene_t* s, int32_t form, double matrices, double experts, double rows_per_expert) {
   const sluice_workload_t* w = s->work;
   double flops = 2.0 * rows_per_expert * (double)w->model_width * (double)w->hidden_width * matrices;
@@ -200,7 +201,7 @@ static double gemm(const op_scene_t* s, int32_t form, double matrices) {
   return gemms(s, form, matrices, s->rows.experts, s->rows.per_expert);
 }
 
-/* With an exponential, or next to nothing beside the bytes. */
+/* With an exponential; otherwise negligible compared with the bytes. */
 static double activation(const op_scene_t* s, int32_t direction) {
   const sluice_machine_t* m = s->machine;
   const int32_t kind = s->work->activation;
@@ -245,7 +246,7 @@ static int touches_pre_activation(const sluice_op_t* op) {
   return 0;
 }
 
-/* All but the exchange itself. */
+/* Everything except the exchange itself. */
 static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
   const sluice_chunk_rows_t* r = &s->rows;
   const int32_t num_chunks = s->num_chunks;
@@ -289,7 +290,7 @@ static op_scene_t scene_of(const sluice_machine_t* m, const sluice_workload_t* w
                       .chunks_by_experts = sluice_choice_chunks_by_experts(w, c)};
 }
 
-/* The rows of an op of one chunk; of ops of a whole pass they are those of a chunk with 1/n of them. */
+/* The rows of an op of one chunk; for ops of a whole pass, those of a chunk with 1/n of the rows. */
 static sluice_chunk_rows_t rows_at(const op_scene_t* s, const sluice_op_t* op) {
   return op->chunk >= 0 && s->chunks_by_experts ? rows_of_chunk(s->work, s->rows, op->chunk, s->num_chunks) : s->rows;
 }
@@ -300,9 +301,9 @@ static op_scene_t scene_at(void* user, const sluice_op_t* op) {
   return s;
 }
 
-/* What is under way while the op runs. What opens a group only posts; what closes it has the rows of both, of which
- * each direction of the link carries its own: a skewed dispatch is long towards the fullest rank, and a skewed return
- * from it. */
+/* The traffic while the op runs. An op that opens a group only posts; the one that closes it has the rows of both, of
+ * which each direction of the link carries one: a skewed dispatch is long towards the fullest rank, and a skewed return
+ * is long from it. */
 static traffic_t traffic_at(void* user, const sluice_op_t* op) {
   const op_scene_t s = scene_at(user, op);
   traffic_t t = traffic_of(&s, op->kind);
@@ -331,8 +332,8 @@ static double op_line(void* user, const sluice_op_t* op) {
   return t.is_exchange && t.level != LEVEL_WITHIN ? sluice_machine_line(s.machine, s.work->world_size, t.bytes) : 0;
 }
 
-/* While both run: packing and the op's bookkeeping go by the lanes' shares, the exchange by what was measured beside
- * GEMMs at its size. */
+/* While both lanes run, packing and the op's bookkeeping are slowed by the lanes' shares, and the exchange by the
+ * measured contention at its size. */
 static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
   const op_scene_t scene = scene_at(user, op);
   const op_scene_t* s = &scene;
@@ -344,7 +345,7 @@ static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
   double measured_at = m->world_size > 1 ? m->world_size : s->work->world_size;
   double reference = sluice_machine_exchange(m, (int32_t)measured_at, t.bytes);
   sluice_contention_t contention = sluice_machine_contention(m, t.bytes, reference);
-  /* Of another number of ranks, in proportion: more messages wait as often each. */
+  /* With another number of ranks, in proportion: each message waits equally often. */
   double scale = reference > 0 ? sluice_machine_exchange(m, s->work->world_size, t.bytes) / reference : 1;
   double later = scale * (contention.exchange + t.num_second * m->second_exchange_contention);
   double lost = scale * (contention.compute + t.num_second * m->second_compute_contention);
@@ -381,7 +382,7 @@ static int32_t policy_of_m(const sluice_choice_t* c, int32_t chunk) {
                              : sluice_policy_of_m(c->restore_pre_activation, c->by_chunk, chunk);
 }
 
-/* The papers know one policy for all chunks: the mean stands for it. */
+/* The papers have one policy for all chunks: the mean represents them. */
 static sluice_restore_mean_t restore_mean(const sluice_choice_t* c,
                                           int32_t (*policy_of)(const sluice_choice_t*, int32_t chunk)) {
   uint8_t policies[SLUICE_MAX_CHUNKS];
@@ -417,8 +418,8 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
 
 static double or_one(double share) { return share > 0 ? share : 1; }
 
-/* From the machine's shares by lane. Where contention was measured by size, an exchange and computation beside each
- * other go by that, at the size of a chunk; what copies add stays in proportion. */
+/* From the machine's shares by lane. If contention was measured by size, the pair of exchange and computation uses it,
+ * at the size of a chunk; the effect of copies stays in proportion. */
 sluice_alphas_t sluice_alphas_of(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
                                  int32_t direction) {
   const int32_t copies = direction == SLUICE_FORWARD ? SLUICE_LANE_COPY_OUT : SLUICE_LANE_COPY_IN;
@@ -435,7 +436,7 @@ sluice_alphas_t sluice_alphas_of(const sluice_machine_t* m, const sluice_workloa
   const sluice_op_t dispatch = {.kind = direction == SLUICE_FORWARD ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD,
                                 .lane = SLUICE_LANE_COMM};
   const sluice_beside_compute_t beside = op_beside(&scene, &dispatch);
-  if (beside.own <= 0) return a; /* `share` says it */
+  if (beside.own <= 0) return a; /* `share` applies */
   const double measured[] = {beside.own, beside.compute};
   for (int32_t y = SLUICE_STREAM_COMM; y <= SLUICE_STREAM_COMP; ++y) {
     double* pair = &a.alpha[y][1 - y];

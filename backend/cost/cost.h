@@ -1,8 +1,7 @@
-/* What the ops of a layer's passes take on a machine, and so what a choice of (n, restore policy, weight-gradient mode)
- * takes: the real template walked on the sim device with these costs, and the papers' closed forms beside it.
+/* Costs of the ops of a layer's passes on a machine, and so of a choice of (n, restore policy, weight-gradient mode):
+ * the real template walked on the sim device with these costs, and the closed forms of the papers.
  *
- * The rank that is timed is the fullest: it receives skew times the rows of balanced routing, and the others wait for
- * it.
+ * The timed rank is the fullest: it receives skew times the rows of balanced routing, and the others wait for it.
  */
 #ifndef SLUICE_BACKEND_COST_COST_H_
 #define SLUICE_BACKEND_COST_COST_H_
@@ -18,14 +17,14 @@ typedef struct sluice_workload_s {
   int32_t gate_factor;               /* g: 2 for gated experts, else 1 */
   int32_t dtype;
   int32_t world_size;
-  int32_t callback;       /* the host's own experts: costs as if they were Sluice's */
+  int32_t callback;       /* the host's own experts, priced as if they were Sluice's */
   int32_t chunking;       /* SLUICE_CHUNKING_* */
-  int64_t num_tokens;     /* T of each rank */
+  int64_t num_tokens;     /* T per rank */
   double skew;            /* rows of the fullest rank over those of balanced routing, >= 1 */
   int32_t deduplicate;    /* SLUICE_DEDUPLICATE_* */
   int32_t activation;     /* SLUICE_ACTIVATION_* */
   int32_t ranks_per_node; /* for SLUICE_DEDUPLICATE_NODES; 0: not known */
-  int32_t wire_dtype;     /* SLUICE_WIRE_*, as sluice_layer_wire says */
+  int32_t wire_dtype;     /* SLUICE_WIRE_*, as from sluice_layer_wire */
 } sluice_workload_t;
 
 typedef struct sluice_choice_s {
@@ -33,40 +32,40 @@ typedef struct sluice_choice_s {
   int32_t restore_input, restore_pre_activation;
   int32_t wgrad_mode;
   int32_t bounded;                         /* under a plan: slots do not grow with n */
-  const sluice_chunk_policies_t* by_chunk; /* lists in place of restore_input and restore_pre_activation; NULL: none */
-  int32_t kept_chunks; /* those behind them are sent and computed again; 0: all are as the policies say */
-  int32_t shares_act;  /* where T_M is offloaded: T_ACT has no slot of its own, as without a plan */
-  int32_t grouped;     /* exchanges, where there are several ranks and chunks enough (sluice_template_spec_t) */
+  const sluice_chunk_policies_t* by_chunk; /* lists that replace restore_input and restore_pre_activation; NULL: none */
+  int32_t kept_chunks;                     /* later chunks are sent again and recomputed; 0: all follow the policies */
+  int32_t shares_act;                      /* with T_M offloaded: T_ACT has no slot of its own, as without a plan */
+  int32_t grouped; /* exchanges, with several ranks and enough chunks (sluice_template_spec_t) */
 } sluice_choice_t;
 
-/* Rows of one chunk on the fullest rank, all chunks alike. */
+/* Rows of one chunk on the fullest rank; all chunks have the same. */
 typedef struct sluice_chunk_rows_s {
   double sent, sent_remote;         /* of this rank's tokens */
   double received, received_remote; /* for its experts */
   double tokens;
-  double experts, per_expert; /* experts that have rows in the chunk, and how many each */
-  double out, in, returned;   /* rows on the wire, to and from other ranks, and rows that are added up in the end: the
-                                 remote ones and `sent`, or token copies where the layer is deduplicated. `out` is
-                                 what a rank sends on average */
-  double leaving;             /* of those the fullest rank's own: what it keeps for itself does not leave */
-  double between;             /* two levels: node copies on the wire to other nodes; else 0 */
-  double passed_on;           /* and rows that a rank passes on within its node, those to itself among them */
+  double experts, per_expert; /* experts with rows in the chunk, and the rows of each */
+  double out, in,
+      returned;   /* rows on the wire, to and from other ranks, and rows that are summed at the end: the remote ones and
+                     `sent`, or token copies if the layer is deduplicated. `out` is the average that a rank sends */
+  double leaving; /* the part of `out` of the fullest rank: rows for its own experts do not leave */
+  double between; /* two levels: node copies sent to other nodes; else 0 */
+  double passed_on; /* rows that a rank forwards within its node, including those to itself */
 } sluice_chunk_rows_t;
-/* Bytes of a row on its way to another rank. */
+/* Bytes of a row on the wire. */
 double sluice_wire_row_bytes(const sluice_workload_t* workload);
-/* Whether tokens travel once to each node: several nodes of several ranks. */
+/* Whether tokens travel once to each node: several nodes with several ranks each. */
 int sluice_workload_has_two_levels(const sluice_workload_t* workload);
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, const sluice_choice_t* choice);
 
-/* Of a rank's rows and of what is made of them, in all chunks together: a backward comes back to all. */
+/* Of a rank's rows and the tensors computed from them, over all chunks: a backward reads all of them again. */
 double sluice_bytes_touched(const sluice_workload_t* workload);
 
-/* Whether chunks of such a pass are cut out of rows [chunks_by_experts.h of moe]. */
+/* Whether such a pass divides rows into chunks [chunks_by_experts.h of moe]. */
 int sluice_choice_chunks_by_experts(const sluice_workload_t* workload, const sluice_choice_t* choice);
-/* Ranks that one token's K different experts lie on, expected over uniform routing. */
+/* Expected number of ranks that hold the K different experts of a token, under uniform routing. */
 double sluice_ranks_per_token(const sluice_workload_t* workload);
 
-/* What pricing the ops of a pass needs. */
+/* Input of the pricing of a pass's ops. */
 typedef struct sluice_pass_costs_s {
   const sluice_machine_t* machine;
   const sluice_workload_t* work;
@@ -93,7 +92,7 @@ double sluice_mpipemoe_seconds(const sluice_machine_t* machine, const sluice_wor
 /* The template of one whole training pass of a choice. Errors: as sluice_template_build. */
 sluice_status_t sluice_choice_template(const sluice_workload_t* workload, const sluice_choice_t* choice,
                                        int32_t direction, sluice_template_t** out_template);
-/* Seconds of a pass beyond its ops: routing, header, bookkeeping, and the tables of a deduplicated forward. */
+/* Seconds of a pass outside of its ops: routing, header, bookkeeping, and the tables of a deduplicated forward. */
 double sluice_pass_overhead(const sluice_machine_t* machine, const sluice_workload_t* workload, int32_t direction);
 
 typedef struct sluice_step_prediction_s {
@@ -101,11 +100,11 @@ typedef struct sluice_step_prediction_s {
   double busy[2][SLUICE_NUM_LANES]; /* seconds by direction and lane */
 } sluice_step_prediction_t;
 
-/* One direction alone, with its lanes; `total` has the overhead of a pass. */
+/* One direction, with its lanes; `total` includes the overhead of a pass. */
 sluice_status_t sluice_predict_pass_lanes(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                           const sluice_choice_t* choice, int32_t direction,
                                           sluice_prediction_t* out_prediction);
-/* One direction alone. */
+/* One direction. */
 sluice_status_t sluice_predict_pass(const sluice_machine_t* machine, const sluice_workload_t* workload,
                                     const sluice_choice_t* choice, int32_t direction, double* out_seconds);
 /* Forward and backward of one training step. Errors: those of sluice_predict and of the template. */

@@ -24,7 +24,7 @@ void sluice_make_rising(double* y, int32_t count) {
 }
 
 double sluice_fit_skew_gain(const sluice_machine_t* m, double bytes, double seconds) {
-  double low = 0, high = 1; /* the more gain, the less time */
+  double low = 0, high = 1; /* the larger the gain, the less time */
   for (int32_t i = 0; i < 30; ++i) {
     sluice_machine_t tried = *m;
     tried.exchange_skew_gain = (low + high) / 2;

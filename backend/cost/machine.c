@@ -20,7 +20,7 @@ static double between(double x0, double y0, double x1, double y1, double x) {
   return y0 + (y1 - y0) * (x - x0) / (x1 - x0);
 }
 
-/* The segment [i, i + 1] that serves x. */
+/* The segment [i, i + 1] that contains x or extrapolates to it. */
 static int32_t segment(const sluice_curve_t* c, double x) {
   int32_t i = 0;
   while (i + 2 < c->count && x > c->x[i + 1]) ++i;
@@ -45,7 +45,7 @@ static int32_t dtype_index(int32_t dtype) {
   }
 }
 
-/* Interpolated as seconds of a GEMM, which is close to linear in rows; seconds per flop are not. */
+/* Interpolated as seconds of a GEMM, which are close to linear in rows; seconds per flop are not. */
 double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows) {
   const sluice_curve_t* forms = machine->gemm[dtype_index(dtype)];
   const sluice_curve_t* c = forms[form].count > 0 ? &forms[form] : &forms[SLUICE_FORM_FORWARD];

@@ -1,10 +1,11 @@
-/* What a machine costs, as data: curves from a calibration on it, or from a named profile of a cluster.
+/* The costs of a machine as data: curves from a calibration, or from a named profile of a cluster.
  *
- * Everything a prediction needs and nothing about a layer. Written and read as JSON (docs/tuning.md has the form), so
- * that a machine can be kept, edited and sent. Plain data: copy it, compare it, no destroy.
+ * It holds everything that a prediction needs, and nothing about a layer. It is written and read as JSON
+ * (docs/tuning.md describes the form), so that a machine can be stored, edited and sent. Plain data: copy and compare
+ * it freely; there is no destroy.
  *
- * Ours: costs of single ops are piecewise-linear in size. MPipeMoE and MPMoE use one constant
- * rate each for computation, communication and copies, which misses how GEMMs slow down for few rows.
+ * Ours: costs of single ops are piecewise linear in size. MPipeMoE and MPMoE use one constant rate each for
+ * computation, communication and copies, which misses that GEMMs are slower for few rows.
  */
 #ifndef SLUICE_BACKEND_COST_MACHINE_H_
 #define SLUICE_BACKEND_COST_MACHINE_H_
@@ -14,8 +15,8 @@
 
 #define SLUICE_CURVE_POINTS 24
 
-/* y against x: linear between points, constant before the first, along the last segment behind the last (through the
- * origin where there is only one point). count 0: not known. x ascends strictly, y >= 0. */
+/* y against x: linear between points, constant before the first, extrapolated along the last segment after the last
+ * (through the origin if there is only one point). count 0: unknown. x ascends strictly, y >= 0. */
 typedef struct sluice_curve_s {
   int32_t count;
   double x[SLUICE_CURVE_POINTS];
@@ -33,46 +34,46 @@ typedef struct sluice_link_s {
 
 enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE_REFINED = 2 }; /* JSON: refined */
 
-/* The three GEMMs of a layer; the sizes that change with the batch are rows, rows, and what is summed over. */
+/* The three GEMMs of a layer; the sizes that change with the batch are rows, rows, and the summed dimension. */
 enum { SLUICE_FORM_FORWARD = 0, SLUICE_FORM_INPUT_GRAD = 1, SLUICE_FORM_WEIGHT_GRAD = 2, SLUICE_FORM_COUNT = 3 };
 enum { SLUICE_MACHINE_F32 = 0, SLUICE_MACHINE_BF16 = 1, SLUICE_MACHINE_F16 = 2, SLUICE_MACHINE_DTYPES = 3 };
 
 typedef struct sluice_machine_s {
   char name[64];
   int32_t provenance;                          /* SLUICE_MACHINE_* */
-  int32_t world_size;                          /* ranks at which exchanges were measured; 0: not said */
+  int32_t world_size;                          /* ranks in the measured exchanges; 0: unknown */
   int32_t ranks_per_node;                      /* 0: one kind of link between all ranks */
-  int64_t gemm_model_width, gemm_hidden_width; /* sizes at which GEMMs were measured; 0: not said */
+  int64_t gemm_model_width, gemm_hidden_width; /* sizes of the measured GEMMs; 0: unknown */
   /* Seconds per flop against rows per expert, [dtype][form]; interpolated as seconds. */
   sluice_curve_t gemm[SLUICE_MACHINE_DTYPES][SLUICE_FORM_COUNT];
-  double gemm_call_seconds;               /* of each expert's GEMM, on top */
-  sluice_curve_t rows;                    /* seconds against bytes gathered, packed or reduced */
-  double activation_seconds;              /* per element of the activated rows: GELU, for all with an exponential */
+  double gemm_call_seconds;  /* additional, per GEMM of an expert */
+  sluice_curve_t rows;       /* seconds against bytes gathered, packed or reduced */
+  double activation_seconds; /* per element of the activated rows: GELU, used for all activations with an exponential */
   double activation_grad_seconds;         /* the same in backward */
-  double relu_seconds, relu_grad_seconds; /* of relu, relu2 and none; both 0: not known, as the others */
-  sluice_link_t exchange;                 /* between ranks; between nodes where ranks_per_node says so */
+  double relu_seconds, relu_grad_seconds; /* of relu, relu2 and none; both 0: unknown, as the others */
+  sluice_link_t exchange;                 /* between ranks; between nodes if ranks_per_node is set */
   sluice_link_t node_exchange;            /* within a node */
-  /* What an exchange takes longer while GEMMs run, since the threads that serve it wait for a core, and what
-   * GEMMs lose to one: seconds against bytes, measured at world_size. count 0: not measured, `share` says it. JSON:
+  /* The extra time of an exchange while GEMMs run, since the threads that serve it wait for a core, and the time that
+   * the GEMMs lose: seconds against bytes, measured at world_size. count 0: not measured, `share` applies. JSON:
    * exchange_contention, compute_contention.
    */
   sluice_curve_t exchange_contention, compute_contention;
-  /* A second exchange of next to nothing that is under way with a first, as backward's scalars are: on top of that, the
-   * same three. */
+  /* An almost empty second exchange in flight with a first, as for the scalars of a backward: the same three
+   * quantities, additional. */
   double second_exchange_seconds, second_exchange_contention, second_compute_contention;
-  /* Of an exchange in which one rank has more than the others: in [0, 1], 0: it takes what its fullest rank has, 1:
-   * what ranks have on average (they share a processor, or one wire). */
+  /* For an exchange in which one rank has more than the others, in [0, 1]. 0: it takes as long as its fullest rank's
+   * bytes, 1: as the average bytes (the ranks share a processor, or one wire). */
   double exchange_skew_gain;
   sluice_curve_t host_copy; /* seconds against bytes, device to host and back */
-  /* What the compute lane takes over the sum of its ops where the rows of a pass, and what is made of them, no longer
-   * stay in a cache: a factor against bytes, of a forward and of a backward. count 0: 1. */
+  /* Compute lane time over the sum of its ops if the rows of a pass, and the tensors computed from them, exceed the
+   * cache: a factor against bytes, of a forward and of a backward. count 0: 1. */
   sluice_curve_t cache_miss_factor[2]; /* JSON: cache_miss_forward, cache_miss_backward */
-  double op_seconds;                   /* of each op, on top */
-  double pass_seconds;                 /* of each pass: routing, header, bookkeeping */
-  double pass_byte_seconds;            /* on top of that, of each byte of a rank's rows: what no op is */
-  /* [lane][lanes that are busy, itself included]: the share of its speed that the lane keeps; 0 stands for 1. */
+  double op_seconds;                   /* per op, additional */
+  double pass_seconds;                 /* per pass: routing, header, bookkeeping */
+  double pass_byte_seconds;            /* additional, per byte of a rank's rows: time outside of ops */
+  /* [lane][set of busy lanes, including it]: the share of its speed that the lane keeps; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
-  double error_median, error_p90; /* |predicted / measured - 1| on sizes held out of the fit; 0: not measured */
+  double error_median, error_p90; /* |predicted / measured - 1| on held-out sizes; 0: not measured */
   int32_t error_count;
 } sluice_machine_t;
 
@@ -81,34 +82,37 @@ void sluice_machine_init(sluice_machine_t* out_machine);
 double sluice_curve_at(const sluice_curve_t* curve, double x);
 /* Seconds per flop at `rows` per expert. dtype: SLUICE_DTYPE_*. */
 double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32_t form, double rows);
-/* The cache-miss factor where a rank's rows and what is made of them are so many bytes. */
+/* The cache-miss factor for the given bytes of a rank's rows and the tensors computed from them. */
 double sluice_machine_cache_miss_factor(const sluice_machine_t* machine, int32_t direction, double bytes);
-/* Seconds of one all-to-all in which no rank sends or receives more than `bytes` to or from others, evenly spread. */
+/* Seconds of one all-to-all in which each rank sends and receives at most `bytes` to and from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
-/* Of an exchange in two levels: between ranks of one local index on so many nodes, and within a node of so many ranks.
+/* Of an exchange with two levels: between the ranks of one local index on the given nodes, and within a node of the
+ * given ranks.
  */
 double sluice_machine_between(const sluice_machine_t* machine, int32_t nodes, double bytes);
 double sluice_machine_within(const sluice_machine_t* machine, int32_t ranks, double bytes);
-/* The part of it that is line time of a link with a bucket (token_bucket_seconds); 0 where links have none. */
+/* The part of it that is line time of a link with a bucket (token_bucket_seconds); 0 if links have none. */
 double sluice_machine_line(const sluice_machine_t* machine, int32_t world_size, double bytes);
-/* Bytes that such an exchange counts as where the fullest rank has `most` and all have `mean`. */
+/* Equivalent bytes of such an exchange if the fullest rank has `most` and the average is `mean`. */
 double sluice_machine_skewed_bytes(const sluice_machine_t* machine, double most, double mean);
-/* Beyond that while GEMMs run, and what they lose meanwhile, of an exchange of so many bytes that takes `seconds`
- * alone. */
+/* Extra seconds while GEMMs run, and the seconds that the GEMMs lose, for an exchange of the given bytes that takes
+ * `seconds` alone. */
 typedef struct sluice_contention_s {
   double exchange, compute;
 } sluice_contention_t;
 sluice_contention_t sluice_machine_contention(const sluice_machine_t* machine, double bytes, double seconds);
 
-/* Errors: INVALID_ARGUMENT naming the field, what was found and the remedy. */
+/* Errors: INVALID_ARGUMENT with the field, its value and the remedy. */
 sluice_status_t sluice_machine_check(const sluice_machine_t* machine);
-/* INVALID_ARGUMENT where the machine lacks what a layer of this dtype, or several ranks, needs. */
+/* INVALID_ARGUMENT if the machine lacks what a layer of this dtype, or several ranks, needs. */
 sluice_status_t sluice_machine_check_for(const sluice_machine_t* machine, int32_t dtype, int32_t world_size);
 
-/* Reads the JSON form; checks it. Errors: INVALID_ARGUMENT naming line or field, and for unknown fields the known ones.
+/* Reads the JSON form and checks it. Errors: INVALID_ARGUMENT with the line or field; for unknown fields it lists the
+ * known ones.
  */
 sluice_status_t sluice_machine_read(const char* text, uint64_t length, sluice_machine_t* out_machine);
-/* Writes it, terminated, as far as `room` goes; returns the length without the terminator. text may be NULL to ask. */
+/* Writes at most `room` bytes, terminated; returns the full length without the terminator. text may be NULL to get the
+ * length. */
 uint64_t sluice_machine_write(const sluice_machine_t* machine, char* text, uint64_t room);
 
 /* "compute", "comm", "copy_out", "copy_in"; "f32", "bf16", "f16"; "forward", "input_grad", "weight_grad". */

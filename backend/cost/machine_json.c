@@ -1,4 +1,5 @@
-/* A machine as JSON. Every field is in one table, so that reading, the list of known names, and writing agree. */
+/* Reads and writes a machine as JSON. Every field is in one table, so that reading, the list of known names, and
+ * writing agree. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -84,8 +85,8 @@ static void line_curve(double startup, double bytes_per_second, sluice_curve_t* 
   out->x[1] = 1e9, out->y[1] = startup + 1e9 / bytes_per_second;
 }
 
-/* {"points": [...]} or {"bytes_per_second": ..., "startup_seconds": ...}; of a link also "per_peer_seconds" and
- * "token_bucket_seconds", and its start-up stands by itself. */
+/* {"points": [...]} or {"bytes_per_second": ..., "startup_seconds": ...}; a link may also have "per_peer_seconds" and
+ * "token_bucket_seconds", and its start-up is stored separately. */
 static sluice_status_t read_line(const char* field, const sluice_json_t* node, sluice_curve_t* out,
                                  sluice_link_t* link) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_OBJECT));
@@ -127,7 +128,7 @@ static sluice_status_t read_curve(const char* field, const sluice_json_t* node, 
   return read_line(field, node, out, NULL);
 }
 
-/* Factors against bytes: points alone. */
+/* Factors against bytes: only points. */
 static sluice_status_t read_factors(const char* field, const sluice_json_t* node, void* out) {
   sluice_curve_t* curve = out;
   SLUICE_TRY(read_line(field, node, curve, NULL));
@@ -144,7 +145,7 @@ static sluice_status_t read_link(const char* field, const sluice_json_t* node, v
   return read_line(field, node, &link->bytes, link);
 }
 
-/* A rate with the rows at which half of it is reached, as a curve of seconds per flop. */
+/* A rate with the rows at which half of it is reached, converted to a curve of seconds per flop. */
 static void rate_curve(double flops_per_second, double half_rows, sluice_curve_t* out) {
   out->count = 0;
   for (int32_t rows = 1; rows <= 65536; rows *= 4) {
@@ -356,7 +357,7 @@ static sluice_status_t read_root(const sluice_json_t* root, sluice_machine_t* m)
       SLUICE_TRY(read_field(&fields[i], c, m));
       continue;
     }
-    char known[1024]; /* as the message that it stands in */
+    char known[1024]; /* as large as the message that contains it */
     sluice_text_t list = sluice_text(known, sizeof known);
     for (i = 0; i < NUM_FIELDS; ++i) sluice_text_add(&list, "%s%s", i > 0 ? ", " : "", fields[i].name);
     return unknown_field("the machine", c, known);
@@ -382,7 +383,7 @@ static void add_number(sluice_text_t* text, const char* before, double value) {
   sluice_text_add_number(text, value);
 }
 
-/* A field of the machine; what stands before it ends without a comma. */
+/* A field of the machine; the text before it ends without a comma. */
 static void add_field(sluice_text_t* text, const char* name, double value) {
   sluice_text_add(text, ",\n \"%s\": ", name);
   sluice_text_add_number(text, value);

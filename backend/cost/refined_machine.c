@@ -5,7 +5,7 @@
 
 #include "backend/cost/fit.h"
 
-#define MOST_FACTOR 20 /* that a lane may be off by: beyond, something else was measured */
+#define MOST_FACTOR 20 /* largest correction of a lane: beyond it, something else was measured */
 #define HELD_OUT(i) ((i) % 3 == 2)
 
 void sluice_timed_passes_add(sluice_timed_passes_t* f, const sluice_timed_pass_t* pass) {
@@ -44,8 +44,8 @@ static void scale(sluice_machine_t* m, double compute, double comm) {
   m->second_exchange_seconds *= comm, m->second_exchange_contention *= comm, m->second_compute_contention *= comm;
 }
 
-/* What lanes took over what was said of them; 1 where a lane was never busy. What an op takes to start is not the
- * lane's. */
+/* Measured over predicted times of lanes; 1 for a lane that was never busy. The start of an op does not count for the
+ * lane. */
 static sluice_status_t fit_lanes(const sluice_timed_passes_t* f, sluice_machine_t* m) {
   double compute[SLUICE_TIMED_PASSES], comm[SLUICE_TIMED_PASSES];
   int32_t num_compute = 0, num_comm = 0;

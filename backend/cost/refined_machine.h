@@ -1,10 +1,10 @@
-/* A machine corrected by the steps that ran on it: what lanes and passes took over what the machine had said of them.
+/* Corrects a machine by the training steps that ran on it: measured over predicted times of lanes and passes.
  *
- * The newest passes of layers whose costs the machine knows are kept as they come in headers, so alike on all ranks.
- * Two of three say by how much GEMMs, and exchanges, take longer than predicted (medians over passes), and what is
- * left of a pass is pass_seconds; every third is held out and says how far such a machine is off.
+ * The newest passes of layers with known costs are stored as they arrive in headers, so all ranks have the same. Two of
+ * three give the factors by which GEMMs and exchanges take longer than predicted (medians over passes); the rest of a
+ * pass is pass_seconds. Every third pass is held out and gives the error of the corrected machine.
  *
- * Ours: the model is corrected by what was seen.
+ * Ours: observations correct the model.
  */
 #ifndef SLUICE_BACKEND_COST_REFINED_MACHINE_H_
 #define SLUICE_BACKEND_COST_REFINED_MACHINE_H_
@@ -15,7 +15,7 @@
 #define SLUICE_TIMED_PASSES_LEAST 6 /* passes */
 
 typedef struct sluice_timed_pass_s {
-  sluice_workload_t work; /* with the tokens and skew of that pass */
+  sluice_workload_t work; /* with the tokens and the skew of that pass */
   int32_t num_chunks, wgrad_mode;
   int32_t direction, reserved;
   double seconds;       /* of the slowest rank */
@@ -23,12 +23,12 @@ typedef struct sluice_timed_pass_s {
 } sluice_timed_pass_t;
 
 typedef struct sluice_timed_passes_s {
-  int64_t count; /* ever */
+  int64_t count; /* since the start */
   sluice_timed_pass_t passes[SLUICE_TIMED_PASSES];
 } sluice_timed_passes_t;
 
 void sluice_timed_passes_add(sluice_timed_passes_t* passes, const sluice_timed_pass_t* pass);
-/* The machine as these passes (NULL: none) correct it; its provenance says so. Errors: STATE (too few passes), those of
+/* The machine corrected by these passes (NULL: none), with its provenance set. Errors: STATE (too few passes), those of
  * predictions.
  */
 sluice_status_t sluice_machine_refine(const sluice_timed_passes_t* passes, const sluice_machine_t* machine,

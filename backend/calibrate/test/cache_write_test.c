@@ -1,5 +1,5 @@
-/* A measured machine is on the disk before its file has its name. This program's own fsync and rename, which the linker
- * prefers to the C library's, see in which order that happens. */
+/* A measured machine is synced to disk before its file gets its name. The linker prefers this program's fsync and
+ * rename over those of the C library, so they record the order of the calls. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-/* Contention of exchanges and GEMMs: recovered from made-up machines with their noise, and what a schedule of small
- * exchanges takes with it. */
+/* Contention of exchanges and GEMMs: recovered from noisy simulated machines, and its effect on a schedule of small
+ * exchanges. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,11 +13,11 @@
 #include "backend/cost/cost.h"
 #include "sluice/context.h"
 
-/* ---- a made-up machine ---- */
+/* ---- a simulated machine ---- */
 
-/* An exchange takes 0.2 ms and 10 ns a byte; beside GEMMs 2 ms more up to 64 KiB, falling to 1 ms at 1 MiB, since a
- * long exchange hides what its messages wait. It takes 0.05 ms and 1 ns a byte of the GEMMs. A second one adds 0.1
- * ms, and 1.5 ms beside GEMMs. */
+/* An exchange takes 0.2 ms and 10 ns a byte. During GEMMs it takes 2 ms more up to 64 KiB, falling to 1 ms at 1 MiB,
+ * since a long exchange hides the waits of its messages. The GEMMs lose 0.05 ms and 1 ns a byte. A second exchange adds
+ * 0.1 ms, and 1.5 ms during GEMMs. */
 static double true_alone(double bytes) { return 2e-4 + 1e-8 * bytes; }
 static double true_exchange_contention(double bytes) {
   double octaves = log2(fmax(65536, fmin(bytes, 1 << 20)) / 65536) / 4;
@@ -27,12 +27,12 @@ static double true_compute_contention(double bytes) { return 5e-5 + 1e-9 * bytes
 
 typedef struct made_up_s {
   uint32_t random;
-  double noise;       /* of every time, up or down */
-  double flips;       /* the part of samples during which the machine takes 1.5 times as long */
-  double disturbed;   /* the part of samples beside GEMMs that take ten times as long */
-  double rank_factor; /* the slowest rank's times over this one's */
+  double noise;       /* relative, of every time, up or down */
+  double flips;       /* share of samples during which the machine takes 1.5 times as long */
+  double disturbed;   /* share of samples during GEMMs that take ten times as long */
+  double rank_factor; /* the slowest rank's times over this rank's */
   int32_t num_samples;
-  double seconds; /* it all took */
+  double seconds; /* total duration */
   int64_t longest_bytes;
 } made_up_t;
 
@@ -170,8 +170,9 @@ static void Contention_NoEffect_IsNothing(void** state) {
 
 /* ---- predicting ---- */
 
-/* A forward of two chunks on a machine where packing, unpacking and summing are free, by hand. Chunks take a alone, b
- * beside GEMMs, of which they lose t; GEMMs take c a chunk. S2 runs beside C1, R1 beside C2, S1 and R2 alone. */
+/* A forward of two chunks on a machine where packing, unpacking and summing are free, computed by hand. An exchange of
+ * a chunk takes a alone and b during GEMMs, which lose t; GEMMs take c per chunk. S2 runs during C1, R1 during C2, S1
+ * and R2 alone. */
 static void Forward_SmallExchangesBesideGemms_IsTheSumByHand(void** state) {
   (void)state;
   sluice_machine_t m = machine();
@@ -188,7 +189,7 @@ static void Forward_SmallExchangesBesideGemms_IsTheSumByHand(void** state) {
     double own = a / b, left = 1 - t / b, want; /* speeds while both run */
     if (c / left >= b) {                        /* the exchange ends first, both times */
       want = a + 2 * (c + t) + a;
-    } else { /* GEMMs end first: the exchange's rest runs alone; then S2's end is C2's begin, and R1 likewise */
+    } else { /* GEMMs end first: the rest of the exchange runs alone; C2 begins at the end of S2, and likewise for R1 */
       double together = c / left, rest = a - together * own;
       want = a + together + rest + together + rest + a;
     }
@@ -197,7 +198,7 @@ static void Forward_SmallExchangesBesideGemms_IsTheSumByHand(void** state) {
   }
 }
 
-/* On such a machine few rows should not be cut at all, and lane shares measured at 1 MiB would cut them. */
+/* On such a machine few rows should not be divided at all; lane shares measured at 1 MiB would divide them. */
 static void Choice_SmallLayer_IsNotCutWhereExchangesAreLate(void** state) {
   (void)state;
   sluice_machine_t m = machine(), blind = machine();

@@ -1,5 +1,5 @@
-/* Calibration of CUDA contexts on fakes: the path whole, from the ranks' handshake to the cache, and every failing call
- * of the driver. What it measures is this CPU under the fakes, so that no time is looked at. */
+/* Calibration of CUDA contexts on fakes: the whole path from the ranks' handshake to the cache, and the failure of each
+ * driver call. The times are those of this CPU under the fakes, so no test checks them. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +47,7 @@ static int make_folder(void** state) {
   return mkdtemp(folder) == NULL ? -1 : 0;
 }
 
-/* Also behind a test that failed. */
+/* Runs after a failed test, too. */
 static int drop_folder(void** state) {
   (void)state;
   char path[512];
@@ -60,7 +60,7 @@ static int drop_folder(void** state) {
   return rmdir(folder);
 }
 
-/* The cache tells GPUs apart: by what the driver calls them. */
+/* The cache distinguishes GPUs by the name that the driver reports. */
 static void CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu(void** state) {
   (void)state;
   static char first[32768], second[32768];
@@ -96,7 +96,7 @@ static sluice_status_t calibrate(rig_t* rig) {
   return status;
 }
 
-/* Between passes of a layer, with steps outstanding: they end as they would. */
+/* Calibration between the passes of a layer, with steps outstanding: the steps end with the same bits. */
 static void CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone(void** state) {
   (void)state;
   rig_t rig;
@@ -133,8 +133,7 @@ static sluice_context_stats_t stats_of(const rig_t* rig) {
   return stats;
 }
 
-/* They run on the context itself, and are not seen in what it tells of its own passes; under a budget there are none.
- */
+/* Whole passes run on the context itself and do not appear in its statistics; under a budget none run. */
 static void CudaCalibrate_WholePasses_AreMeasuredAndNotCounted(void** state) {
   (void)state;
   rig_t rig;
@@ -170,8 +169,8 @@ static void CudaCalibrate_WholePasses_AreMeasuredAndNotCounted(void** state) {
   rig_use_machine(NULL, 0);
 }
 
-/* The first calls one by one, which make and fill everything, then every so often: whatever fails is told or does not
- * matter, nothing leaks, and the context works on. */
+/* The first calls fail one by one, since they create everything, then calls at intervals: each failure is reported or
+ * harmless, nothing leaks, and the context continues to work. */
 static void CudaCalibrate_NthDriverCallFails_ContextWorksOn(void** state) {
   (void)state;
   int64_t told = 0, tried = 0;

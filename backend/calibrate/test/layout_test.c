@@ -1,4 +1,4 @@
-/* Where ranks lie, as every rank is told it. */
+/* The layout of ranks as each rank receives it. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@ static void* describe(void* argument) {
   return NULL;
 }
 
-/* hosts: by rank; NULL: where they are. */
+/* hosts: by rank; NULL: the real ones. */
 static void run(int32_t world_size, const int64_t* hosts, char out[SLUICE_LAYOUT_BYTES]) {
   static rank_t ranks[MOST_RANKS];
   pthread_t threads[MOST_RANKS];
@@ -69,7 +69,7 @@ static void several(void** state) {
   run(4, pairs, by_pairs);
   assert_int_equal(strncmp(by_pairs, "2 hosts (", 9), 0);
   run(4, others, text);
-  assert_string_equal(text, by_pairs); /* other machines, lying alike */
+  assert_string_equal(text, by_pairs); /* other machines with the same layout */
   run(4, turns, text);
   assert_int_equal(strncmp(text, "2 hosts (", 9), 0);
   assert_string_not_equal(text, by_pairs);

@@ -1,4 +1,4 @@
-/* Whole passes of made-up machines: what a machine says of layers once they have corrected it. */
+/* Whole passes on simulated machines: predictions for layers after the correction. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +40,7 @@ typedef struct world_s {
   sluice_status_t fails;
 } world_t;
 
-/* One sample in six is disturbed, in no order. */
+/* One sample in six is disturbed, in irregular order. */
 static int is_disturbed(int32_t sample) { return ((uint32_t)sample * 2654435761u >> 16) % 6 == 0; }
 
 static sluice_status_t sample(void* user, int64_t num_tokens, int32_t num_chunks, double out_seconds[2],
@@ -48,7 +48,7 @@ static sluice_status_t sample(void* user, int64_t num_tokens, int32_t num_chunks
   world_t* w = user;
   const sluice_choice_t choice = {.num_chunks = num_chunks};
   w->work.num_tokens = num_tokens;
-  sluice_machine_t bare = w->machine; /* what an op takes to start is not its lane's */
+  sluice_machine_t bare = w->machine; /* the start of an op does not count for its lane */
   bare.op_seconds = 0;
   for (int32_t d = 0; d < 2; ++d) {
     sluice_prediction_t p = {0}, lanes = {0};
@@ -73,7 +73,7 @@ static sluice_machine_t fitted(world_t* w, sluice_machine_t measured, double sec
   return measured;
 }
 
-/* Of layers of other sizes, at every n. */
+/* For layers of other sizes, at every n. */
 static double worst_error(const sluice_machine_t* machine, const sluice_machine_t* truth) {
   double worst = 0;
   for (int64_t tokens = 64; tokens <= 4096; tokens *= 8) {
@@ -111,7 +111,7 @@ static void Fit_OpsTakeLessThanJobs_PredictsOtherLayers(void** state) {
   assert_true(worst_error(&m, &w.machine) < 0.01);
 }
 
-/* GEMMs of one hot matrix are faster than a layer's, and for few rows more so; both directions differ. */
+/* GEMMs on one hot matrix are faster than a layer's, for few rows even more; the directions differ. */
 static void Fit_GemmsFromColdMemory_PredictsOtherLayers(void** state) {
   (void)state;
   world_t w = {.machine = true_machine(), .work = small};
@@ -130,7 +130,7 @@ static void Fit_GemmsFromColdMemory_PredictsOtherLayers(void** state) {
   assert_true(worst_error(&m, &w.machine) < 0.05);
 }
 
-/* Rows that do not stay in a cache: GEMMs of few rows, and many, are right. */
+/* Rows that exceed the cache: GEMMs of few rows, and of many, are predicted correctly. */
 static void Fit_RowsBeyondCaches_PredictsOtherLayers(void** state) {
   (void)state;
   world_t w = {.machine = true_machine(), .work = small};
@@ -146,7 +146,7 @@ static void Fit_RowsBeyondCaches_PredictsOtherLayers(void** state) {
   assert_true(worst_error(&m, &w.machine) < 0.01);
 }
 
-/* Exchanges beside a hot GEMM were measured to wait, and to take, more or less than those of a pass do. */
+/* Exchanges measured during a hot GEMM wait and take more or less than those of a pass. */
 static void Fit_ExchangesBesideGemms_AreCorrected(void** state) {
   (void)state;
   static const double factors[][2] = {{4, 1}, {1, 4}, {2, 0.5}};

@@ -1,4 +1,4 @@
-/* Shares from made-up works: what they keep of their speed is known, and found again. */
+/* Shares from simulated works: the share of speed that each work keeps is known and is recovered. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@ typedef struct truth_s {
   double all[3];
 } truth_t;
 
-/* When each of these works ends that begin at once: in steps from one end to the next. */
+/* The end of each work if all begin together: in steps from one end to the next. */
 static void run(const truth_t* t, const double* alone, int32_t count, double* out_end) {
   double left[3] = {alone[0], alone[1], count > 2 ? alone[2] : 0}, now = 0;
   int32_t running = count;

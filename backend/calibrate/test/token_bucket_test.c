@@ -1,4 +1,4 @@
-/* The bucket of made-up links. */
+/* The token bucket of simulated links. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,12 +10,12 @@
 
 typedef struct link_s {
   double bucket, rate; /* seconds of line time, bytes per second */
-  double noise;        /* of an exchange, up and down in turns */
+  double noise;        /* of an exchange, alternating up and down */
   int32_t num_samples;
   sluice_status_t fails;
 } made_up_t;
 
-/* Exchanges start in 30 us, which the bucket earns back where it can. */
+/* Exchanges take 30 us to start, during which the bucket can refill. */
 static sluice_status_t sample(void* user, int64_t bytes, double* out_first, double* out_next) {
   made_up_t* l = user;
   const double startup = 3e-5, line = (double)bytes / l->rate;

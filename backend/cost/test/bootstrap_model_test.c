@@ -1,4 +1,5 @@
-/* What a step of one chunk says of more, beside the real schedule on a machine without interference. */
+/* Predictions from a pass of one chunk for more chunks, compared with the real schedule on a machine without
+ * interference. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,13 +11,13 @@
 #include "backend/cost/cost.h"
 #include "backend/cost/bootstrap_model.h"
 
-/* An exchange takes `comm` as long as GEMMs. */
+/* Exchanges take `comm` times as long as GEMMs. */
 static sluice_machine_t machine(double comm) {
   sluice_machine_t m;
   sluice_machine_init(&m);
   m.world_size = 2;
   m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){1, {1}, {1e-11}};
-  m.exchange.bytes = (sluice_curve_t){1, {1}, {1e-11 * 2 * 2048 * comm}}; /* two GEMMs of a row, two ways */
+  m.exchange.bytes = (sluice_curve_t){1, {1}, {1e-11 * 2 * 2048 * comm}}; /* two GEMMs per row, two directions */
   return m;
 }
 
@@ -37,7 +38,7 @@ static sluice_prediction_t predict(const sluice_machine_t* m, int32_t n, int32_t
   return p;
 }
 
-/* From links that nothing waits for to such that everything waits for, both directions, every n. */
+/* From links that never delay computation to links that dominate, both directions, every n. */
 static void BootstrapModel_OfOneChunk_IsWhatTheScheduleTakes(void** state) {
   (void)state;
   for (double comm = 0.125; comm <= 8; comm *= 2) {

@@ -1,4 +1,4 @@
-/* Costs of a layer's ops: sums against hand-written work, and predictions against the closed forms. */
+/* Costs of a layer's ops: sums against work computed by hand, and predictions against the closed forms. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 #include "backend/cost/cost.h"
 
-/* One flop takes 1 ns whatever the rows, one byte gathered 1 ns, exchanged 2 ns, copied 4 ns. */
+/* One flop takes 1 ns whatever the rows; one byte takes 1 ns gathered, 2 ns exchanged, 4 ns copied. */
 static sluice_machine_t plain_machine(void) {
   sluice_machine_t m;
   sluice_machine_init(&m);
@@ -39,7 +39,8 @@ static sluice_step_prediction_t predict(const sluice_machine_t* m, const sluice_
   return p;
 }
 
-/* GELU stands for all with an exponential; relu and its like have seconds of their own where the machine knows them. */
+/* GELU represents all activations with an exponential; relu and similar ones have their own seconds if the machine has
+ * them. */
 static void Activation_OfEachKind_TakesItsOwnSeconds(void** state) {
   (void)state;
   static const struct {
@@ -66,7 +67,7 @@ static void Activation_OfEachKind_TakesItsOwnSeconds(void** state) {
   }
 }
 
-/* MPipeMoE Table II: work by lane of none and S1 to S4, with gamma, a and m of one chunk. */
+/* MPipeMoE Table II: work by lane without reuse and for S1 to S4, with gamma, a and m of one chunk. */
 static void Busy_EveryStrategy_IsTableTwo(void** state) {
   (void)state;
   static const struct {
@@ -134,11 +135,11 @@ static void Alphas_OfAMachine_AreItsShares(void** state) {
     assert_true(a.alpha[SLUICE_STREAM_COMM][SLUICE_STREAM_MEM] == 0.75);
     assert_true(a.alpha[SLUICE_STREAM_COMM][SLUICE_STREAM_ALL] == 0.3);
     assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_COMM] == 0.9);
-    assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_MEM] == 1); /* not said */
+    assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_MEM] == 1); /* unknown */
     assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_ALL] == 0.85);
     assert_true(a.alpha[SLUICE_STREAM_MEM][SLUICE_STREAM_COMM] == 0.7);
     assert_true(a.alpha[SLUICE_STREAM_MEM][SLUICE_STREAM_ALL] == 0.6);
-    /* And both forms use them: eq. 10 is the longest stream, stretched. */
+    /* Both forms use them: eq. 10 is the longest stream, stretched. */
     const sluice_chunk_times_t t = sluice_chunk_times(&m, &base_work, &c, d);
     const double want = 4 * fmax((t.dispatch + t.combine) / 0.3, fmax(t.compute / 0.85, t.copy / 0.6));
     assert_true(is_near(sluice_mpipemoe_seconds(&m, &base_work, &c, d), want));
@@ -148,7 +149,7 @@ static void Alphas_OfAMachine_AreItsShares(void** state) {
   }
 }
 
-/* Where contention was measured by size, that is alpha of an exchange and of computation beside each other. */
+/* If contention was measured by size, it gives alpha of an exchange and of concurrent computation. */
 static void Alphas_OfMeasuredContention_GoByTheSizeOfAChunk(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();
@@ -156,8 +157,8 @@ static void Alphas_OfMeasuredContention_GoByTheSizeOfAChunk(void** state) {
   const sluice_choice_t c = {2, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK, 1};
   const double bytes = sluice_rows_of(&base_work, &c).out * 8 * 4;
   const double alone = sluice_machine_exchange(&m, base_work.world_size, bytes);
-  m.exchange_contention = (sluice_curve_t){1, {bytes}, {alone}};    /* as long again */
-  m.compute_contention = (sluice_curve_t){1, {bytes}, {alone / 2}}; /* of twice the time, a quarter */
+  m.exchange_contention = (sluice_curve_t){1, {bytes}, {alone}};    /* twice as long */
+  m.compute_contention = (sluice_curve_t){1, {bytes}, {alone / 2}}; /* a quarter of the doubled time */
   const sluice_alphas_t a = sluice_alphas_of(&m, &base_work, &c, SLUICE_FORWARD);
   assert_true(is_near(a.alpha[SLUICE_STREAM_COMM][SLUICE_STREAM_COMP], 0.5));
   assert_true(is_near(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_COMM], 0.75));
@@ -177,7 +178,7 @@ static void Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem(void** state) {
   assert_true(predict(&m, &w, c).seconds[0] > predict(&m, &base_work, c).seconds[0]);
 }
 
-/* What lies between the fullest rank and the mean counts as far as the machine says. */
+/* The bytes between the fullest rank and the mean count as exchange_skew_gain says. */
 static void Exchange_SkewedRows_CountBetweenTheFullestRankAndAll(void** state) {
   (void)state;
   sluice_workload_t w = base_work;
@@ -214,9 +215,9 @@ static void Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouti
   sluice_chunk_rows_t rows = sluice_rows_of(&w, &two);
   assert_true(relative(rows.out, (double)w.num_tokens / 2 * ranks / ways * 2 / 3) < 1e-12);
   assert_true(rows.in == rows.out && rows.sent_remote > rows.out);
-  w.skew = 100; /* every token of the two other ranks, once */
+  w.skew = 100; /* every token of the other two ranks, once */
   assert_true(sluice_rows_of(&w, &two).in == (double)w.num_tokens / 2 * 2);
-  w.skew = 1, w.top_k = 6; /* every rank of every token */
+  w.skew = 1, w.top_k = 6; /* every rank gets every token */
   assert_true(relative(sluice_ranks_per_token(&w), 3) < 1e-12);
   w.deduplicate = 0;
   assert_true(sluice_rows_of(&w, &two).out == sluice_rows_of(&w, &two).sent_remote);
@@ -227,10 +228,10 @@ static void Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouti
 static void Deduplicated_Prediction_TakesTheShareOfTheWire(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();
-  m.rows.count = 0; /* packing takes what it takes without */
+  m.rows.count = 0; /* packing takes the same time as without */
   sluice_workload_t w = base_work, with = base_work;
   w.world_size = with.world_size = 2, w.top_k = with.top_k = 4, with.deduplicate = 1;
-  w.model_width = with.model_width = 4096; /* scalars of routes are small beside rows */
+  w.model_width = with.model_width = 4096; /* scalars of routes are small compared with rows */
   const sluice_choice_t c = {4, 0, 0, 0, 0};
   for (int32_t d = 0; d < 2; ++d) {
     double share = predict(&m, &with, c).busy[d][SLUICE_LANE_COMM] / predict(&m, &w, c).busy[d][SLUICE_LANE_COMM];
@@ -263,14 +264,14 @@ static void TwoLevels_RowsOfEachLevel_AreCounted(void** state) {
   assert_true(relative(rows.between, tokens * between / ways) < 1e-12);
   assert_true(relative(rows.returned, tokens * nodes / ways) < 1e-12);
   assert_true(relative(rows.passed_on, tokens * ranks / ways) < 1e-12);
-  assert_true(relative(rows.out, tokens * ranks / ways / 2) < 1e-12); /* half of what is passed on stays */
+  assert_true(relative(rows.out, tokens * ranks / ways / 2) < 1e-12); /* half of the forwarded rows stay */
   w.top_k = 1;
   assert_true(!sluice_workload_has_two_levels(&w) && sluice_rows_of(&w, &two).between == 0);
   w.top_k = 3, w.ranks_per_node = 4;
   assert_true(!sluice_workload_has_two_levels(&w));
 }
 
-/* With links that are free within a node, the lane takes what goes between nodes. */
+/* With free links within a node, the lane takes only the time between nodes. */
 static void TwoLevels_Prediction_TakesTheShareOfTheSlowWire(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();
@@ -296,7 +297,7 @@ static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
   m.exchange.startup_seconds = 1e-4;
   m.op_seconds = 1e-6;
   double before = 0;
-  for (int32_t n = 1; n <= 16; n *= 2) { /* communication is far cheaper than computation: more chunks only cost */
+  for (int32_t n = 1; n <= 16; n *= 2) { /* communication is far cheaper than computation: more chunks only add cost */
     sluice_step_prediction_t p = predict(&m, &base_work, (sluice_choice_t){n, 0, 0, 0, 0});
     assert_true(p.busy[0][SLUICE_LANE_COMM] > before);
     before = p.busy[0][SLUICE_LANE_COMM];
@@ -310,7 +311,7 @@ static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
   assert_true(rows > whole * 1.05 && tokens > rows * 1.05);
 }
 
-/* Cut out of rows, chunks up to the number of local experts keep whole GEMMs, and all are summed at the end. */
+/* Chunks divided by rows, up to the number of local experts, keep whole GEMMs, and everything is summed at the end. */
 static void ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();
@@ -323,15 +324,15 @@ static void ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed(void** state) {
                       predict(&m, &base_work, one).busy[0][SLUICE_LANE_COMM]));
 }
 
-/* Of one op that begins a walk. */
+/* Seconds of an op that begins a walk. */
 static double seconds_of(const sluice_machine_t* m, const sluice_choice_t* c, const sluice_op_t* op) {
   sluice_pass_costs_t state;
   const sluice_op_costs_t costs = sluice_pass_costs(&state, m, &base_work, c, SLUICE_FORWARD);
   return costs.seconds(costs.user, op);
 }
 
-/* The first and the last of them have half the rows of each other one (uneven_chunks.h), and all together every row
- * once. */
+/* The first and the last chunk have half the rows of the others (uneven_chunks.h), and together the chunks have every
+ * row once. */
 static void ChunksOfRows_Ends_TakeHalf(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();
@@ -359,9 +360,9 @@ static void SingleRank_HasNoCommunication(void** state) {
   assert_true(p.busy[0][SLUICE_LANE_COMM] == 0 && p.busy[1][SLUICE_LANE_COMM] == 0 && p.seconds[0] > 0);
 }
 
-/* While a chunk returns and another leaves each direction of a link carries its own: a pair takes what comes in and
- * what leaves the fullest rank together, not twice the fuller of both. Of four ranks the fullest has skew / 4 of all
- * rows, and so many of its own do not leave. */
+/* While one chunk returns and another departs, each direction of a link carries one of them: a pair takes the rows that
+ * enter plus those that leave the fullest rank, not twice the larger number. Of four ranks the fullest has skew / 4 of
+ * all rows, and that part of its own rows does not leave. */
 static void Grouped_SkewedRows_TakeTheSumOfBothDirections(void** state) {
   (void)state;
   const sluice_machine_t m = plain_machine();
@@ -373,7 +374,7 @@ static void Grouped_SkewedRows_TakeTheSumOfBothDirections(void** state) {
       const double one = predict(&m, &w, single).busy[SLUICE_FORWARD][SLUICE_LANE_COMM];
       const double pairs = predict(&m, &w, grouped).busy[SLUICE_FORWARD][SLUICE_LANE_COMM];
       const double row = 8 * 4 * 2e-9, sent = 960.0 / n * 2 * 3 / 4; /* to other ranks, of one chunk */
-      const double leaving = (1 - w.skew / 4) / (1 - 1. / 4);        /* of what would leave it without a skew */
+      const double leaving = (1 - w.skew / 4) / (1 - 1. / 4);        /* relative to what would leave it without skew */
       if (!is_near(pairs + (n - 2) * (2 * w.skew - (w.skew + leaving)) * sent * row, one)) {
         fail_msg("n %d, skew %g: %g less", n, w.skew, one - pairs);
       }
@@ -381,7 +382,7 @@ static void Grouped_SkewedRows_TakeTheSumOfBothDirections(void** state) {
   }
 }
 
-/* Start-ups: a pair has one for its rows, and in a backward one more for the scalars that follow them. */
+/* Start-ups: a pair has one for its rows, and in a backward one more for the scalars after them. */
 static void Grouped_StartUps_AreOneForRowsAndOneForScalars(void** state) {
   (void)state;
   sluice_machine_t m = plain_machine();

@@ -33,7 +33,7 @@ static void Rising_WhatLaterOnesFallBelow_TakesNoMoreThanThey(void** state) {
   assert_true(falling[0] == 1 && falling[1] == 1 && falling[2] == 1);
 }
 
-/* 2 ns a byte; one of four ranks receives 1 MB, so that all receive 0.25 MB on average. */
+/* 2 ns a byte; one of four ranks receives 1 MB, so the average is 0.25 MB. */
 static void SkewGain_BetweenFullestAndMean_IsWhereTheTimeLies(void** state) {
   (void)state;
   sluice_machine_t m;

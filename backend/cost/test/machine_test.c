@@ -1,4 +1,4 @@
-/* Machines as data: curves, and the JSON form with what it refuses. */
+/* Machines as data: curves, and the JSON form with its errors. */
 #include <locale.h>
 #include <math.h>
 #include <setjmp.h>
@@ -115,7 +115,7 @@ static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
   assert_true(is_near(again.pass_seconds, m.pass_seconds) && again.provenance == m.provenance);
 }
 
-/* Sizes that differ in their last digits only, the largest number, a name of another alphabet. */
+/* Numbers that differ only in their last digits, the largest number, and a non-ASCII name. */
 static void Json_AnyDigits_ReadBackAsTheyWere(void** state) {
   (void)state;
   static const char fine[] =
@@ -129,7 +129,7 @@ static void Json_AnyDigits_ReadBackAsTheyWere(void** state) {
   assert_int_equal(sluice_machine_read(text, length, &again), SLUICE_OK);
   assert_true(again.op_seconds == m.op_seconds && again.rows.x[1] == m.rows.x[1] && again.rows.y[1] == m.rows.y[1]);
   assert_string_equal(again.name, "\xc3\xbc");
-  assert_non_null(strstr(text, "[[1, 2], ")); /* and no more digits than it takes */
+  assert_non_null(strstr(text, "[[1, 2], ")); /* with as few digits as possible */
 }
 
 typedef struct refusal_s {
@@ -191,14 +191,14 @@ static void Json_BadProfile_IsRefusedByFieldName(void** state) {
   }
 }
 
-/* Whatever bytes come, reading ends with an answer; the sanitizer builds watch. */
+/* Any damaged input ends with a status; the sanitizer builds check for bad accesses. */
 static void Json_EveryPrefixAndDamagedByte_EndsWell(void** state) {
   (void)state;
   char text[sizeof profile];
   int64_t refused = 0;
   sluice_machine_t m;
   for (size_t length = 0; length < sizeof profile - 1; ++length) {
-    char* exact = malloc(length + 1); /* no byte behind the end */
+    char* exact = malloc(length + 1); /* no byte after the end */
     memcpy(exact, profile, length);
     refused += sluice_machine_read(exact, length, &m) != SLUICE_OK;
     free(exact);
@@ -216,7 +216,7 @@ static void Json_EveryPrefixAndDamagedByte_EndsWell(void** state) {
   }
 }
 
-/* A locale of nothing but its comma; 0 where none can be made. */
+/* Sets a locale that has only a decimal comma; 0 if none can be made. */
 static int set_decimal_comma(void) {
   const char* folder = getenv("TEST_TMPDIR") != NULL ? getenv("TEST_TMPDIR") : "/tmp";
   char path[256], command[600];
@@ -226,12 +226,12 @@ static int set_decimal_comma(void) {
   fputs("LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \"\"\ngrouping -1\nEND LC_NUMERIC\n", file);
   fclose(file);
   snprintf(command, sizeof command, "localedef -c -i '%s' -f ANSI_X3.4-1968 '%s/comma' >/dev/null 2>&1", path, folder);
-  (void)!system(command); /* what the other categories lack ends it with 1 */
+  (void)!system(command); /* it exits with 1 because other categories are missing */
   setenv("LOCPATH", folder, 1);
   return setlocale(LC_NUMERIC, "comma") != NULL && strcmp(localeconv()->decimal_point, ",") == 0;
 }
 
-/* A host may have set the user's locale, in which a half is 0,5: machines are the same text in all of them. */
+/* The host may have set the user's locale, in which a half is 0,5: the text of a machine does not depend on it. */
 static void Json_UnderADecimalComma_IsTheSame(void** state) {
   (void)state;
   static char text[16384], again[16384];
@@ -240,7 +240,7 @@ static void Json_UnderADecimalComma_IsTheSame(void** state) {
   if (!set_decimal_comma()) skip_because("localedef makes no locale with a decimal comma");
   sluice_machine_t under = read_profile();
   sluice_machine_write(&m, again, sizeof again);
-  double half = strtod("0.5", NULL); /* the host's own numbers are as they were */
+  double half = strtod("0.5", NULL); /* the host's own numbers are unaffected */
   setlocale(LC_NUMERIC, "C");
   assert_true(half == 0);
   assert_string_equal(again, text);

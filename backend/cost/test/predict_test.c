@@ -1,4 +1,4 @@
-/* The sim device over real templates, against the closed forms. */
+/* The sim device over real templates, compared with the closed forms. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@ typedef struct costs_s {
   sluice_chunk_times_t times;
 } costs_t;
 
-/* All of a chunk's computation in one op; packing and the rest cost nothing. */
+/* All computation of a chunk in one op; packing and the rest cost nothing. */
 static double op_cost(void* user, const sluice_op_t* op) {
   const sluice_chunk_times_t* t = &((const costs_t*)user)->times;
   switch (op->kind) {
@@ -52,7 +52,7 @@ static sluice_template_spec_t forward(int32_t n, int32_t di, int32_t m) {
 
 static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
 
-/* Whole numbers, so that sums are exact whatever their order. */
+/* Integers, so that sums are exact in any order. */
 static sluice_chunk_times_t random_times(uint32_t* seed, int with_copy) {
   sluice_chunk_times_t t = {1 + next_random(seed) % 50, 1 + next_random(seed) % 50, 1 + next_random(seed) % 50, 0};
   if (with_copy) t.copy = 1 + next_random(seed) % 50;
@@ -77,7 +77,7 @@ static void Paradigm1_EveryN_EqualsTheClosedFormExactly(void** state) {
   printf("paradigm 1: %lld of %lld equal\n", (long long)compared, (long long)compared);
 }
 
-/* With everything kept all dispatches run ahead: S1 .. Sn, then R1 .. Rn. Its own recurrence, exactly. */
+/* With everything kept, all dispatches run ahead: S1 .. Sn, then R1 .. Rn. The exact recurrence. */
 static double dispatch_ahead(int32_t n, sluice_chunk_times_t t) {
   double compute_free = 0, comm_free = n * t.dispatch;
   for (int32_t i = 0; i < n; ++i) {
@@ -107,7 +107,7 @@ static void EverythingKept_EqualsItsRecurrenceAndIsNeverSlower(void** state) {
   assert_true(faster > 0);
 }
 
-/* Under a plan slots may not grow with n: two of T_DO, and dispatches alternate with combines. */
+/* Under a plan slots do not grow with n: two of T_DO, and dispatches alternate with combines. */
 static void EverythingKeptUnderAPlan_EqualsTheClosedForm(void** state) {
   (void)state;
   const sluice_alphas_t alone = sluice_no_interference();
@@ -122,7 +122,7 @@ static void EverythingKeptUnderAPlan_EqualsTheClosedForm(void** state) {
   }
 }
 
-/* Of a closed form over the simulated time. */
+/* Closed form over simulated time. */
 typedef struct misses_s {
   double worst, sum;
   int64_t count, under;
@@ -155,7 +155,7 @@ static void Paradigm2_NeverTakesLessThanSimulated(void** state) {
   assert_true(error.under == 0 && error.sum / (double)error.count < 0.02);
 }
 
-/* Computation of a chunk waits for its copy-in, as the activation's gradient does for T_M. */
+/* Computation of a chunk waits for its copy-in, as the activation gradient does for T_M. */
 static void Paradigm3_NeverTakesLessThanSimulated(void** state) {
   (void)state;
   const sluice_alphas_t alone = sluice_no_interference();
@@ -193,7 +193,7 @@ static void Interference_StretchesWhatRunsTogether(void** state) {
   const sluice_op_costs_t given = {
       .seconds = op_cost, .user = &costs, .share = (const double(*)[1 << SLUICE_NUM_LANES]) share};
   assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &p, NULL, NULL), SLUICE_OK);
-  assert_true(p.total == 4 + 8 + 6 + 10); /* S1; S2 beside the first part of C1; the rest of C1; C2 */
+  assert_true(p.total == 4 + 8 + 6 + 10); /* S1; S2 during the first part of C1; the rest of C1; C2 */
   share[SLUICE_LANE_COMM][both] = 1.5;
   assert_int_equal(sluice_predict(t, &given, sluice_process_allocator(), &p, NULL, NULL), SLUICE_E_INVALID_ARGUMENT);
   sluice_template_destroy(t, sluice_process_allocator());
@@ -211,19 +211,19 @@ static void Busy_IsTheSumOfCosts(void** state) {
 
 static int is_near(double a, double b) { return fabs(a - b) <= 1e-12 * (1 + fabs(b)); }
 
-/* Every phase with the factors of the streams that run in it, worked out by hand. */
+/* Every phase with the factors of the streams that run in it, computed by hand. */
 static void ClosedForms_WithInterference_HaveTheirValues(void** state) {
   (void)state;
   const sluice_chunk_times_t t = {2, 3, 5, 7}, no_copies = {2, 3, 5, 0};
   const sluice_alphas_t a = {{{1, 0.5, 0.25, 0.2}, {0.8, 1, 1, 0.6}, {0.7, 0.9, 1, 0.5}}};
   const sluice_alphas_t alone = sluice_no_interference();
-  /* S; S beside C: 4; twice S + R beside C: 14; R beside C: 10; R */
+  /* S; S with C: 4; twice S + R with C: 14; R with C: 10; R */
   assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, 4, no_copies, &a), 2 + 4 + 2 * 14 + 10 + 5));
   assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, 4, no_copies, &alone), 2 + 3 + 2 * 7 + 5 + 5));
-  /* S; S beside C: 4; twice all: (S + R) / 0.2; all: R / 0.2; R beside X: 20 */
+  /* S; S with C: 4; twice all: (S + R) / 0.2; all: R / 0.2; R with X: 20 */
   assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_AFTER, 4, t, &a), 2 + 4 + 2 * 35 + 25 + 20));
   assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_AFTER, 4, t, &alone), 2 + 3 + 2 * 7 + 7 + 7));
-  /* S beside X: X / 0.7; all: X / 0.5; twice all; R beside C: 10; R */
+  /* S with X: X / 0.7; all: X / 0.5; twice all; R with C: 10; R */
   assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_BEFORE, 4, t, &a), 10 + 14 + 2 * 35 + 10 + 5));
   assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_COPY_BEFORE, 4, t, &alone), 7 + 7 + 2 * 7 + 5 + 5));
   assert_true(is_near(sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, 1, no_copies, &a), 2 + 3 + 5));

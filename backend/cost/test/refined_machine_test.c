@@ -1,4 +1,4 @@
-/* Machines that are wrong about a made-up one, corrected by its passes. */
+/* Wrong machines, corrected by the passes of a simulated one. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +31,7 @@ static sluice_workload_t work_of(int64_t tokens) {
                              .skew = 1};
 }
 
-/* Passes of the true machine, of several sizes and n; `noise` longer every fifth time. */
+/* Passes of the true machine, of several sizes and n; every fifth takes longer by `noise`. */
 static void run(sluice_timed_passes_t* f, const sluice_machine_t* truth, int32_t count, double noise) {
   for (int32_t i = 0; i < count; ++i) {
     sluice_timed_pass_t p = {.work = work_of(64 << i % 4), .num_chunks = 1 + i % 3, .direction = i % 2};
@@ -55,8 +55,8 @@ static void Refine_WrongRates_AreThoseOfThePasses(void** state) {
   assert_true(m.provenance == SLUICE_MACHINE_REFINED && m.error_count == 13);
   assert_true(fabs(m.gemm[SLUICE_MACHINE_F32][0].y[0] / 1.7e-10 - 1) < 1e-9);
   assert_true(fabs(m.exchange.startup_seconds / 4e-5 - 1) < 1e-9 && fabs(m.pass_seconds - 3e-4) < 1e-9);
-  assert_true(m.error_median < 1e-9 && m.error_p90 > 0.1); /* the disturbed ones that were held out */
-  /* Passes that have become something else replace the old ones. */
+  assert_true(m.error_median < 1e-9 && m.error_p90 > 0.1); /* the disturbed passes that were held out */
+  /* The passes of a changed machine replace the old ones. */
   const sluice_machine_t later = machine_of(0.6, 0.4, 3e-4);
   run(&f, &later, SLUICE_TIMED_PASSES, 1);
   assert_int_equal(sluice_machine_refine(&f, &said, &m), SLUICE_OK);

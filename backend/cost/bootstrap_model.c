@@ -74,6 +74,6 @@ static double model(const sluice_bootstrap_point_t* points, int32_t count, int32
 double sluice_bootstrap_pass(const sluice_bootstrap_point_t* points, int32_t count, int32_t direction,
                              const sluice_bootstrap_work_t* work, int32_t num_chunks) {
   const sluice_bootstrap_point_t* first = &points[0];
-  double beside = first->pass - model(points, count, direction, work, first->num_chunks);
-  return model(points, count, direction, work, num_chunks) + beside;
+  double rest = first->pass - model(points, count, direction, work, first->num_chunks);
+  return model(points, count, direction, work, num_chunks) + rest;
 }

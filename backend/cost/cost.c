@@ -334,13 +334,12 @@ static double op_line(void* user, const sluice_op_t* op) {
 
 /* While both lanes run, packing and the op's bookkeeping are slowed by the lanes' shares, and the exchange by the
  * measured contention at its size. */
-static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
+static sluice_overlap_t op_overlap(void* user, const sluice_op_t* op) {
   const op_scene_t scene = scene_at(user, op);
   const op_scene_t* s = &scene;
   const sluice_machine_t* m = s->machine;
   const traffic_t t = traffic_at(user, op);
-  if (!t.is_exchange || m->exchange_contention.count == 0 || s->work->world_size <= 1)
-    return (sluice_beside_compute_t){0, 0};
+  if (!t.is_exchange || m->exchange_contention.count == 0 || s->work->world_size <= 1) return (sluice_overlap_t){0, 0};
   double exchanges = exchange_seconds(s, &t), alone = local_seconds(s, op) + m->op_seconds + exchanges;
   double measured_at = m->world_size > 1 ? m->world_size : s->work->world_size;
   double reference = sluice_machine_exchange(m, (int32_t)measured_at, t.bytes);
@@ -351,16 +350,16 @@ static sluice_beside_compute_t op_beside(void* user, const sluice_op_t* op) {
   double lost = scale * (contention.compute + t.num_second * m->second_compute_contention);
   double share[2] = {m->share[SLUICE_LANE_COMM][BOTH], m->share[SLUICE_LANE_COMPUTE][BOTH]};
   double rest = (alone - exchanges) / (share[0] > 0 ? share[0] : 1), together = rest + exchanges + later;
-  if (together <= 0) return (sluice_beside_compute_t){0, 0};
+  if (together <= 0) return (sluice_overlap_t){0, 0};
   lost += rest * (1 - (share[1] > 0 ? share[1] : 1));
-  return (sluice_beside_compute_t){fmin(1, alone / together), fmax(LEAST_SHARE, 1 - lost / together)};
+  return (sluice_overlap_t){fmin(1, alone / together), fmax(LEAST_SHARE, 1 - lost / together)};
 }
 
 sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_machine_t* m, const sluice_workload_t* w,
                                     const sluice_choice_t* c, int32_t direction) {
   *state = scene_of(m, w, c, direction);
   return (sluice_op_costs_t){.seconds = op_seconds,
-                             .beside = op_beside,
+                             .overlap = op_overlap,
                              .line = op_line,
                              .bucket = m->exchange.token_bucket_seconds,
                              .user = state,
@@ -435,9 +434,9 @@ sluice_alphas_t sluice_alphas_of(const sluice_machine_t* m, const sluice_workloa
   op_scene_t scene = scene_of(m, w, c, direction);
   const sluice_op_t dispatch = {.kind = direction == SLUICE_FORWARD ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD,
                                 .lane = SLUICE_LANE_COMM};
-  const sluice_beside_compute_t beside = op_beside(&scene, &dispatch);
-  if (beside.own <= 0) return a; /* `share` applies */
-  const double measured[] = {beside.own, beside.compute};
+  const sluice_overlap_t overlap = op_overlap(&scene, &dispatch);
+  if (overlap.own <= 0) return a; /* `share` applies */
+  const double measured[] = {overlap.own, overlap.compute};
   for (int32_t y = SLUICE_STREAM_COMM; y <= SLUICE_STREAM_COMP; ++y) {
     double* pair = &a.alpha[y][1 - y];
     a.alpha[y][SLUICE_STREAM_ALL] *= measured[y] / *pair;

@@ -208,17 +208,17 @@ static int32_t lane_of(const sluice_json_t* node) {
 
 static sluice_status_t read_one_share(const sluice_json_t* entry, double (*shares)[1 << SLUICE_NUM_LANES]) {
   const sluice_json_t* lane = sluice_json_member(entry, "lane");
-  const sluice_json_t* beside = sluice_json_member(entry, "beside");
+  const sluice_json_t* others = sluice_json_member(entry, "beside");
   const sluice_json_t* share = sluice_json_member(entry, "share");
-  int is_whole = entry->count == 3 && lane != NULL && beside != NULL && share != NULL;
-  SLUICE_TRY(SLUICE_REQUIRE(is_whole && beside->kind == SLUICE_JSON_ARRAY && share->kind == SLUICE_JSON_NUMBER, WHAT
+  int is_whole = entry->count == 3 && lane != NULL && others != NULL && share != NULL;
+  SLUICE_TRY(SLUICE_REQUIRE(is_whole && others->kind == SLUICE_JSON_ARRAY && share->kind == SLUICE_JSON_NUMBER, WHAT
                             ": an entry of share has lane (a name), beside (an array of names) and share (a number)"));
   SLUICE_TRY(SLUICE_REQUIRE(lane_of(lane) >= 0, WHAT ": share.lane: known are compute, comm, copy_out and copy_in"));
   SLUICE_TRY(SLUICE_REQUIRE(share->number > 0 && share->number <= 1,
                             WHAT ": share.share is %g; it is the part of its speed that the lane keeps, in (0, 1]",
                             share->number));
   uint32_t set = 1u << lane_of(lane);
-  for (const sluice_json_t* b = beside->child; b != NULL; b = b->next) {
+  for (const sluice_json_t* b = others->child; b != NULL; b = b->next) {
     SLUICE_TRY(SLUICE_REQUIRE(lane_of(b) >= 0 && lane_of(b) != lane_of(lane),
                               WHAT ": share.beside names other lanes: of compute, comm, copy_out and copy_in"));
     set |= 1u << lane_of(b);
@@ -264,8 +264,8 @@ static sluice_status_t read_name(const char* field, const sluice_json_t* node, v
 static sluice_status_t read_gain(const char* field, const sluice_json_t* node, void* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_NUMBER));
   SLUICE_TRY(SLUICE_REQUIRE(node->number >= 0 && node->number <= 1,
-                            WHAT ": %s is %g; it is in [0, 1]: 0 where the fullest rank counts, 1 where all do alike",
-                            field, node->number));
+                            WHAT ": %s is %g; it is in [0, 1]: 0 if the fullest rank counts, 1 if the mean does", field,
+                            node->number));
   *(double*)out = node->number;
   return SLUICE_OK;
 }

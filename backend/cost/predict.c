@@ -17,9 +17,9 @@ static double line_of(void* user, int32_t index) {
   return walk->costs->line(walk->costs->user, &walk->schedule->ops[index]);
 }
 
-static sluice_beside_compute_t beside_of(void* user, int32_t index) {
+static sluice_overlap_t overlap_of(void* user, int32_t index) {
   const walk_t* walk = user;
-  return walk->costs->beside(walk->costs->user, &walk->schedule->ops[index]);
+  return walk->costs->overlap(walk->costs->user, &walk->schedule->ops[index]);
 }
 
 static sluice_status_t run(sluice_device_t* device, const sluice_template_t* t) {
@@ -36,7 +36,7 @@ sluice_status_t sluice_predict(const sluice_template_t* schedule, const sluice_o
                                sluice_allocator_t* allocator, sluice_prediction_t* out, double* out_begin,
                                double* out_end) {
   walk_t walk = {schedule, costs};
-  sluice_sim_model_t model = {.cost = cost_of, .user = &walk, .beside = costs->beside != NULL ? beside_of : NULL};
+  sluice_sim_model_t model = {.cost = cost_of, .user = &walk, .overlap = costs->overlap != NULL ? overlap_of : NULL};
   if (costs->line != NULL) model.line = line_of, model.bucket = costs->bucket;
   if (costs->share != NULL) memcpy(model.share, costs->share, sizeof model.share);
   sluice_device_t* device = NULL;

@@ -9,12 +9,12 @@
 typedef double (*sluice_op_cost_fn_t)(void* user, const sluice_op_t* op);
 
 /* The speeds that an op of the communication lane and concurrent computation keep. */
-typedef sluice_beside_compute_t (*sluice_op_beside_fn_t)(void* user, const sluice_op_t* op);
+typedef sluice_overlap_t (*sluice_op_overlap_fn_t)(void* user, const sluice_op_t* op);
 
 /* The costs of a schedule's ops, alone and with other lanes busy. */
 typedef struct sluice_op_costs_s {
   sluice_op_cost_fn_t seconds;
-  sluice_op_beside_fn_t beside;                 /* NULL: `share` applies */
+  sluice_op_overlap_fn_t overlap;               /* NULL: `share` applies */
   sluice_op_cost_fn_t line;                     /* the part of an exchange that is line time; may be NULL */
   double bucket;                                /* as in sluice_sim_model_t */
   void* user;                                   /* of all callbacks */

@@ -49,7 +49,7 @@ static sluice_machine_t read_profile(void) {
   return m;
 }
 
-static void Curve_InsideBelowAndBehind_IsPiecewiseLinear(void** state) {
+static void Curve_InsideBelowAndAbove_IsPiecewiseLinear(void** state) {
   (void)state;
   const sluice_curve_t c = {3, {10, 20, 40}, {5, 7, 15}};
   assert_true(sluice_curve_at(&c, 10) == 5 && sluice_curve_at(&c, 15) == 6 && sluice_curve_at(&c, 30) == 11);
@@ -265,7 +265,7 @@ static void CheckFor_MissingCurve_NamesIt(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Curve_InsideBelowAndBehind_IsPiecewiseLinear),
+      cmocka_unit_test(Curve_InsideBelowAndAbove_IsPiecewiseLinear),
       cmocka_unit_test(Gemm_BetweenPoints_IsLinearInSecondsOfTheGemm),
       cmocka_unit_test(Exchange_TwoKindsOfLinks_TakesTheSlower),
       cmocka_unit_test(Json_WrittenAndRead_IsTheSameMachine),

@@ -16,13 +16,13 @@ enum { MAX_JOBS = 4 };
 typedef struct job_s {
   int32_t lane;
   double seconds;
-  sluice_beside_compute_t beside;
+  sluice_overlap_t overlap;
   double line; /* of `seconds` */
 } job_t;
 
 static double cost(void* user, int32_t index) { return ((const job_t*)user)[index].seconds; }
 
-static sluice_beside_compute_t beside(void* user, int32_t index) { return ((const job_t*)user)[index].beside; }
+static sluice_overlap_t overlap(void* user, int32_t index) { return ((const job_t*)user)[index].overlap; }
 
 static double line(void* user, int32_t index) { return ((const job_t*)user)[index].line; }
 
@@ -67,7 +67,7 @@ static void Beside_OfTheExchangeThatRuns_CountsInPlaceOfTheShares(void** state) 
   (void)state;
   const job_t jobs[] = {
       {SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.25, 0.5}}};
-  const sluice_sim_model_t model = {.beside = beside};
+  const sluice_sim_model_t model = {.overlap = overlap};
   double ends[MAX_JOBS];
   sluice_sim_result_t result;
   run(model, jobs, 3, ends, &result);
@@ -80,7 +80,7 @@ static void Beside_WithAThirdLane_ItsShareBesideThatOneStays(void** state) {
   (void)state;
   const job_t jobs[] = {
       {SLUICE_LANE_COMPUTE, 8, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.5, 0.5}}, {SLUICE_LANE_COPY_OUT, 4, {0, 0}}};
-  sluice_sim_model_t model = {.beside = beside};
+  sluice_sim_model_t model = {.overlap = overlap};
   model.share[SLUICE_LANE_COMM][COMM | OUT] = 0.5;
   double ends[MAX_JOBS];
   sluice_sim_result_t result;
@@ -109,7 +109,7 @@ static void TokenBucket_HeldUpByComputation_IsEarnedForTheNext(void** state) {
                         {SLUICE_LANE_COMM, 2, {0.5, 1}, 2},
                         {SLUICE_LANE_COMM, 4, {1, 1}, 4},
                         {SLUICE_LANE_COMM, 4, {1, 1}, 4}};
-  const sluice_sim_model_t model = {.bucket = 0.5, .line = line, .beside = beside};
+  const sluice_sim_model_t model = {.bucket = 0.5, .line = line, .overlap = overlap};
   double ends[MAX_JOBS];
   sluice_sim_result_t result;
   run(model, jobs, 4, ends, &result);

@@ -20,9 +20,9 @@ typedef struct sim_device_s {
   char* block;
   uint64_t block_bytes;
   sim_lane_t lanes[SLUICE_NUM_LANES];
-  sluice_beside_compute_t beside; /* of the job that the communication lane runs */
-  double tokens;                  /* line time that the bucket holds, when that job ends, or as the last one ended */
-  double comm_needs, comm_ended;  /* what that job takes undisturbed, and when the last one ended */
+  sluice_overlap_t overlap;      /* of the job that the communication lane runs */
+  double tokens;                 /* line time that the bucket holds, when that job ends, or as the last one ended */
+  double comm_needs, comm_ended; /* what that job takes undisturbed, and when the last one ended */
   double busy[SLUICE_NUM_LANES];
   double now;
 } sim_device_t;
@@ -123,8 +123,8 @@ static unsigned start_jobs(sim_device_t* device) {
       lane->left = device->model.cost(device->model.user, lane->running);
       device->begin[lane->running] = device->now;
       if (l == SLUICE_LANE_COMM) lane->left = begin_on_line(device, lane->running, lane->left);
-      if (l == SLUICE_LANE_COMM && device->model.beside != NULL) {
-        device->beside = device->model.beside(device->model.user, lane->running);
+      if (l == SLUICE_LANE_COMM && device->model.overlap != NULL) {
+        device->overlap = device->model.overlap(device->model.user, lane->running);
       }
     }
     if (lane->running >= 0) busy |= 1u << l;
@@ -141,11 +141,11 @@ static double lane_share(const sim_device_t* device, unsigned lane, unsigned bus
 static double speed(const sim_device_t* device, unsigned lane, unsigned busy) {
   const unsigned compute = 1u << SLUICE_LANE_COMPUTE, comm = 1u << SLUICE_LANE_COMM;
   if ((busy & compute) != 0 && (busy & comm) != 0) {
-    if (lane == SLUICE_LANE_COMM && device->beside.own > 0) {
-      return lane_share(device, lane, busy & ~compute) * device->beside.own;
+    if (lane == SLUICE_LANE_COMM && device->overlap.own > 0) {
+      return lane_share(device, lane, busy & ~compute) * device->overlap.own;
     }
-    if (lane == SLUICE_LANE_COMPUTE && device->beside.compute > 0) {
-      return lane_share(device, lane, busy & ~comm) * device->beside.compute;
+    if (lane == SLUICE_LANE_COMPUTE && device->overlap.compute > 0) {
+      return lane_share(device, lane, busy & ~comm) * device->overlap.compute;
     }
   }
   return lane_share(device, lane, busy);

@@ -20,19 +20,19 @@ typedef double (*sluice_sim_cost_fn_t)(void* user, int32_t index);
 
 /* A job of the communication lane beside one of the compute lane: what each keeps of its speed, in (0, 1]; 0: as
  * `share` says. */
-typedef struct sluice_beside_compute_s {
+typedef struct sluice_overlap_s {
   double own, compute;
-} sluice_beside_compute_t;
-typedef sluice_beside_compute_t (*sluice_sim_beside_fn_t)(void* user, int32_t index);
+} sluice_overlap_t;
+typedef sluice_overlap_t (*sluice_sim_overlap_fn_t)(void* user, int32_t index);
 
 typedef struct sluice_sim_model_s {
   sluice_sim_cost_fn_t cost;
   void* user;
   /* [lane][bit set of the lanes that are busy, this one included]: in (0, 1]; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
-  sluice_sim_beside_fn_t beside; /* of jobs of the communication lane, in place of the lanes' shares; may be NULL */
-  double bucket;                 /* seconds of line time that a pause earns at most; 0: the link keeps nothing */
-  sluice_sim_cost_fn_t line;     /* of the communication lane's job, those of its seconds that are line time */
+  sluice_sim_overlap_fn_t overlap; /* of jobs of the communication lane, in place of the lanes' shares; may be NULL */
+  double bucket;                   /* seconds of line time that a pause earns at most; 0: the link keeps nothing */
+  sluice_sim_cost_fn_t line;       /* of the communication lane's job, those of its seconds that are line time */
 } sluice_sim_model_t;
 
 typedef struct sluice_sim_result_s {

@@ -263,7 +263,7 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m->share));
   if (!sluice_bench_on_device_memory(
           &c->bench)) { /* no thread serves exchanges there, and lanes wait for each other by themselves */
-    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside GEMMs");
+    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges during GEMMs");
     SLUICE_TRY(sluice_bench_contention(&c->bench, CONTENTION_PART * seconds, m));
   }
   sluice_log(SLUICE_LOG_INFO, "calibrating: whole passes");

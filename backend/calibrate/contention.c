@@ -39,7 +39,7 @@ static sluice_status_t first_round(contention_t* l, const sluice_machine_t* m) {
 static sluice_status_t run_rounds(contention_t* l, const sluice_machine_t* m) {
   SLUICE_TRY(first_round(l, m));
   for (int32_t round = 1; round < ROUNDS; ++round) {
-    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges beside GEMMs: round %d of %d", round + 1, ROUNDS);
+    sluice_log(SLUICE_LOG_INFO, "calibrating: exchanges during GEMMs: round %d of %d", round + 1, ROUNDS);
     for (int32_t place = 0; place < l->count; ++place) SLUICE_TRY(sample(l, place, round));
     SLUICE_TRY(sample(l, SIZES, round));
   }
@@ -52,7 +52,7 @@ static void medians_of(const sluice_contention_sample_t* samples, double* out) {
   double values[MEDIANS][ROUNDS];
   for (int32_t i = 0; i < ROUNDS; ++i) {
     values[ALONE][i] = samples[i].alone;
-    values[EXCHANGE][i] = samples[i].beside - samples[i].alone;
+    values[EXCHANGE][i] = samples[i].busy - samples[i].alone;
     values[COMPUTE][i] = samples[i].lost;
   }
   for (int32_t k = 0; k < MEDIANS; ++k) out[k] = fmax(0, sluice_median(values[k], ROUNDS));

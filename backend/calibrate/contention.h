@@ -17,8 +17,8 @@
 
 /* Of one exchange, in seconds. */
 typedef struct sluice_contention_sample_s {
-  double alone, beside; /* its time alone, and during GEMMs */
-  double lost;          /* lost by the GEMMs that ran with it; negative by noise */
+  double alone, busy; /* its time alone, and during GEMMs */
+  double lost;        /* lost by the GEMMs that ran with it; negative by noise */
 } sluice_contention_sample_t;
 
 /* The source of samples: a machine, or a test. */

@@ -12,7 +12,7 @@
 #define PIECES        8    /* GEMMs that measure the time of one alone */
 #define KEPT          16
 
-typedef struct beside_s {
+typedef struct contention_probe_s {
   sluice_bench_t* bench;
   sluice_probe_t exchange, problem;
   int32_t repeats; /* consecutive exchanges, the same on all ranks */
@@ -25,13 +25,13 @@ typedef struct beside_s {
     int32_t num_second, repeats;
   } known[KEPT];
   int32_t num_known;
-} beside_t;
+} contention_probe_t;
 
 enum { PROBLEMS = 0, EXCHANGES = 1 };
 
 static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream) {
   (void)stream;
-  beside_t* s = user;
+  contention_probe_t* s = user;
   sluice_status_t status = SLUICE_OK;
   uint64_t begin = sluice_now_ns();
   if (index == EXCHANGES) {
@@ -48,7 +48,7 @@ static sluice_status_t run_job(void* user, int32_t index, sluice_stream_t stream
   return status;
 }
 
-static sluice_status_t run_lanes(beside_t* s, int with_gemms) {
+static sluice_status_t run_lanes(contention_probe_t* s, int with_gemms) {
   sluice_device_t* device = s->bench->context->device;
   double barrier = 0;
   SLUICE_TRY(sluice_bench_longest(s->bench, &barrier, 1));
@@ -64,20 +64,20 @@ static sluice_status_t run_lanes(beside_t* s, int with_gemms) {
   return status != SLUICE_OK ? status : joined;
 }
 
-static sluice_status_t sample_once(beside_t* s, sluice_contention_sample_t* out) {
+static sluice_status_t sample_once(contention_probe_t* s, sluice_contention_sample_t* out) {
   SLUICE_TRY(run_lanes(s, 0));
   out->alone = s->exchanging / s->repeats;
   uint64_t begin = sluice_now_ns();
   SLUICE_TRY(sluice_bench_run(s->bench, &s->problem, PIECES, NULL));
   double problem = (double)(sluice_now_ns() - begin) * 1e-9 / PIECES;
   SLUICE_TRY(run_lanes(s, 1));
-  out->beside = s->exchanging / s->repeats;
+  out->busy = s->exchanging / s->repeats;
   out->lost = (s->multiplying - (double)s->num_gemms * problem) / s->repeats;
   return SLUICE_OK;
 }
 
 /* Sets the repeats so that a sample takes `seconds`, alone plus during GEMMs. */
-static sluice_status_t find_repeats(beside_t* s, int32_t num_second, double seconds) {
+static sluice_status_t find_repeats(contention_probe_t* s, int32_t num_second, double seconds) {
   for (int32_t i = 0; i < s->num_known; ++i) {
     if (s->known[i].bytes != s->exchange.size || s->known[i].num_second != num_second) continue;
     s->repeats = s->known[i].repeats;
@@ -86,7 +86,7 @@ static sluice_status_t find_repeats(beside_t* s, int32_t num_second, double seco
   sluice_contention_sample_t trial;
   s->repeats = TRIALS;
   SLUICE_TRY(sample_once(s, &trial));
-  double each = trial.alone + trial.beside;
+  double each = trial.alone + trial.busy;
   SLUICE_TRY(sluice_bench_longest(s->bench, &each, 1));
   double repeats = seconds / (each > 1e-7 ? each : 1e-7);
   s->repeats = repeats < 1 ? 1 : repeats > MOST ? MOST : (int32_t)repeats;
@@ -100,7 +100,7 @@ static sluice_status_t find_repeats(beside_t* s, int32_t num_second, double seco
 
 static sluice_status_t sample(void* user, int64_t bytes, int32_t num_second, double seconds,
                               sluice_contention_sample_t* out) {
-  beside_t* s = user;
+  contention_probe_t* s = user;
   s->exchange =
       (sluice_probe_t){.kind = num_second ? SLUICE_PROBE_TWO_EXCHANGES : SLUICE_PROBE_EXCHANGE, .size = bytes};
   SLUICE_TRY(find_repeats(s, num_second, seconds));
@@ -108,7 +108,7 @@ static sluice_status_t sample(void* user, int64_t bytes, int32_t num_second, dou
 }
 
 static sluice_status_t longest(void* user, double* seconds, int32_t count) {
-  const beside_t* s = user;
+  const contention_probe_t* s = user;
   return sluice_bench_longest(s->bench, seconds, count);
 }
 
@@ -125,7 +125,7 @@ static int64_t rows_of_a_piece(const sluice_bench_t* b, const sluice_machine_t* 
 
 sluice_status_t sluice_bench_contention(sluice_bench_t* b, double seconds, sluice_machine_t* machine) {
   if (b->context->comm == NULL) return SLUICE_OK;
-  beside_t s = {.bench = b, .problem = {.kind = SLUICE_PROBE_GEMM, .size = rows_of_a_piece(b, machine)}};
+  contention_probe_t s = {.bench = b, .problem = {.kind = SLUICE_PROBE_GEMM, .size = rows_of_a_piece(b, machine)}};
   const sluice_contention_source_t source = {sample, longest, &s};
   return sluice_contention_measure(&source, seconds, machine);
 }

@@ -172,7 +172,7 @@ static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machi
 }
 
 /* Exchanges were measured during one hot GEMM without pauses; the factor corrects for those of a real pass. */
-static sluice_status_t fit_beside(const sluice_pass_samples_t* p, int32_t part, sluice_machine_t* m) {
+static sluice_status_t fit_contention(const sluice_pass_samples_t* p, int32_t part, sluice_machine_t* m) {
   double best = 0, least = 0;
   if (m->exchange_contention.count == 0) return SLUICE_OK;
   for (int32_t i = -OCTAVES * STEPS; i <= OCTAVES * STEPS; ++i) {
@@ -193,11 +193,11 @@ static sluice_status_t fit_chunks(const sluice_pass_samples_t* p, sluice_machine
     if (turn > 0)
       again.exchange_contention = m->exchange_contention,
       again.second_exchange_contention = m->second_exchange_contention;
-    SLUICE_TRY(fit_beside(p, COMPUTE, &again));
+    SLUICE_TRY(fit_contention(p, COMPUTE, &again));
     again.exchange_contention = before.exchange_contention,
     again.second_exchange_contention = before.second_exchange_contention;
     SLUICE_TRY(fit_op(p, before.op_seconds, &again));
-    SLUICE_TRY(fit_beside(p, WHOLE, &again));
+    SLUICE_TRY(fit_contention(p, WHOLE, &again));
     SLUICE_TRY(fit_op(p, before.op_seconds, &again));
     *m = again;
   }
@@ -239,7 +239,7 @@ sluice_status_t sluice_passes_fit(const sluice_passes_source_t* source, double s
   SLUICE_TRY(fit_cache_miss_factor(&p, m));
   if (p.source->work.world_size > 1) SLUICE_TRY(fit_chunks(&p, m));
   SLUICE_TRY(fit_rest(&p, m));
-  sluice_log(SLUICE_LOG_INFO, "calibrating: a pass takes %.3f ms beside its ops, an op %.4f ms", 1e3 * m->pass_seconds,
+  sluice_log(SLUICE_LOG_INFO, "calibrating: a pass takes %.3f ms beyond its ops, an op %.4f ms", 1e3 * m->pass_seconds,
              1e3 * m->op_seconds);
   return SLUICE_OK;
 }

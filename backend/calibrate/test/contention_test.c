@@ -51,10 +51,10 @@ static sluice_status_t sample(void* user, int64_t bytes, int32_t num_second, dou
          later = true_exchange_contention((double)bytes) + num_second * 1.5e-3;
   double flip = 1 + 0.5 * (uniform(m) < m->flips);
   out->alone = noisy(m, alone * flip);
-  out->beside = noisy(m, (alone + later) * flip);
+  out->busy = noisy(m, (alone + later) * flip);
   out->lost = noisy(m, true_compute_contention((double)bytes) + num_second * 2e-5) * flip;
-  if (uniform(m) < m->disturbed) out->beside *= 10, out->lost = -out->lost;
-  m->seconds += fmax(seconds, out->alone + out->beside);
+  if (uniform(m) < m->disturbed) out->busy *= 10, out->lost = -out->lost;
+  m->seconds += fmax(seconds, out->alone + out->busy);
   if (bytes > m->longest_bytes) m->longest_bytes = bytes;
   return SLUICE_OK;
 }
@@ -98,7 +98,7 @@ static void Contention_NoisyMachine_IsRecoveredAtEverySize(void** state) {
     }
     second_off += relative(m.second_exchange_contention, 1.5e-3) > 0.3 || fabs(m.second_exchange_seconds - 1e-4) > 5e-5;
   }
-  printf("an exchange beside GEMMs: mean error %.1f %%, worst %.1f %%, above 20 %% in %d of %d\n", 100 * sum / count,
+  printf("an exchange during GEMMs: mean error %.1f %%, worst %.1f %%, above 20 %% in %d of %d\n", 100 * sum / count,
          100 * worst, device_off, count);
   printf("of a second exchange: more than 30 %% off on %d of 200 machines\n", second_off);
   assert_true(sum / count < 0.05 && device_off < count / 50 && second_off < 200 / 10);
@@ -173,7 +173,7 @@ static void Contention_NoEffect_IsNothing(void** state) {
 /* A forward of two chunks on a machine where packing, unpacking and summing are free, computed by hand. An exchange of
  * a chunk takes a alone and b during GEMMs, which lose t; GEMMs take c per chunk. S2 runs during C1, R1 during C2, S1
  * and R2 alone. */
-static void Forward_SmallExchangesBesideGemms_IsTheSumByHand(void** state) {
+static void Forward_SmallExchangesDuringGemms_IsTheSumByHand(void** state) {
   (void)state;
   sluice_machine_t m = machine();
   m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 2e-3}};
@@ -233,7 +233,7 @@ int main(void) {
       cmocka_unit_test(Contention_SlowLink_LeavesLargeSizesOutAndStaysInItsTime),
       cmocka_unit_test(Contention_OtherRanksSlower_TheirTimesCount),
       cmocka_unit_test(Contention_NoEffect_IsNothing),
-      cmocka_unit_test(Forward_SmallExchangesBesideGemms_IsTheSumByHand),
+      cmocka_unit_test(Forward_SmallExchangesDuringGemms_IsTheSumByHand),
       cmocka_unit_test(Choice_SmallLayer_IsNotCutWhereExchangesAreLate),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -147,7 +147,7 @@ static void Fit_RowsBeyondCaches_PredictsOtherLayers(void** state) {
 }
 
 /* Exchanges measured during a hot GEMM wait and take more or less than those of a pass. */
-static void Fit_ExchangesBesideGemms_AreCorrected(void** state) {
+static void Fit_ExchangesDuringGemms_AreCorrected(void** state) {
   (void)state;
   static const double factors[][2] = {{4, 1}, {1, 4}, {2, 0.5}};
   for (size_t i = 0; i < sizeof factors / sizeof *factors; ++i) {
@@ -205,7 +205,7 @@ int main(void) {
       cmocka_unit_test(Fit_OpsTakeLessThanJobs_PredictsOtherLayers),
       cmocka_unit_test(Fit_GemmsFromColdMemory_PredictsOtherLayers),
       cmocka_unit_test(Fit_RowsBeyondCaches_PredictsOtherLayers),
-      cmocka_unit_test(Fit_ExchangesBesideGemms_AreCorrected),
+      cmocka_unit_test(Fit_ExchangesDuringGemms_AreCorrected),
       cmocka_unit_test(Fit_RightMachine_StaysAsItIs),
       cmocka_unit_test(Fit_OneRank_RunsOneChunkAlone),
       cmocka_unit_test(Fit_LittleTime_LeavesOutManyChunks),

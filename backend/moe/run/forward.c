@@ -142,6 +142,7 @@ static void expect(sluice_forward_t* f, sluice_status_t refusal) {
     moe->context->policy_hook->vtable->of_size(moe->context->policy_hook, moe, f->args->expert_ids->shape[0], &choice);
   }
   take_choice(f, &choice);
+  f->expected = f->choice;
 }
 
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,

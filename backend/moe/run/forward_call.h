@@ -16,11 +16,12 @@ typedef struct sluice_forward_s {
   int32_t* counts; /* under a plan: what the look at the ids brought (routing/routes.h) */
   /* Wanted before the header; afterwards that of the pass, or with n of its plan. Grouped where its chunks allow it. */
   sluice_pass_choice_t choice;
-  int32_t plan;       /* its number among the layer's */
-  int32_t is_sized;   /* the choice is that of its T, as far as it is open */
-  int32_t is_resized; /* and became another when the ranks had said theirs: its schedule is another one */
-  uint64_t routes;    /* their hash, where somebody looks back; else 0 */
-  uint32_t like;      /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
+  sluice_pass_choice_t expected; /* the choice if this forward repeats no earlier one on all ranks */
+  int32_t plan;                  /* its number among the layer's */
+  int32_t is_sized;              /* the choice is that of its T, as far as it is open */
+  int32_t is_resized;            /* and became another when the ranks had said theirs: its schedule is another one */
+  uint64_t routes;               /* their hash, where somebody looks back; else 0 */
+  uint32_t like;                 /* the earlier forwards that this rank takes it to repeat (layer/replay.h) */
 } sluice_forward_t;
 
 static inline int sluice_forward_keeps(const sluice_forward_t* f) { return f->args->needs_backward != 0; }

@@ -11,14 +11,15 @@ void sluice_forward_look_back(sluice_forward_t* f) {
   f->like = sluice_replay_like(kept, f->routes);
   const sluice_replay_forward_t* repeated = sluice_replay_choose(kept, f->like);
   if (repeated == NULL) return;
-  const uint8_t wgrad_mode = f->choice.wgrad_mode; /* stays, where the ranks find that it repeats none */
   f->choice = repeated->choice;
-  f->choice.wgrad_mode = wgrad_mode;
 }
 
 const sluice_replay_forward_t* sluice_forward_take_repeated(sluice_forward_t* f, uint32_t like) {
   sluice_replay_forward_t* repeated = f->repeats ? sluice_replay_choose(&f->pass.moe->replay, like) : NULL;
-  if (repeated == NULL) return NULL;
+  if (repeated == NULL) {
+    if (f->repeats) f->choice = f->expected;
+    return NULL;
+  }
   repeated->is_repeated = 1;
   f->choice = repeated->choice;
   return repeated;

@@ -1,0 +1,102 @@
+/* A forward that is run again, where the ranks find that it repeats none: all ranks then run what is chosen now, also a
+ * rank on which an earlier forward had the same routing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "backend/base/hash.h"
+#include "backend/moe/context/context.h"
+#include "backend/moe/layer/layer.h"
+#include "capi/test/ranks/play.h"
+
+/* Of the first forward, and of all later ones. The scenes differ in what has changed between the two. */
+typedef struct repeat_scene_s {
+  sluice_pass_choice_t first, later;
+  int32_t has_levels; /* tokens may travel by node; else the layer reuses buffers */
+} repeat_scene_t;
+
+typedef struct hook_s {
+  sluice_policy_hook_t base; /* first: the engine knows it as this */
+  sluice_pass_choice_t later;
+  sluice_pass_choice_t ran[MAX_RANKS]; /* on each rank: what its last backward ran with */
+} hook_t;
+
+static void agree(sluice_policy_hook_t* base, const sluice_moe_t* moe, sluice_decision_state_t* decision,
+                  const sluice_step_report_t* const* reports, int32_t world_size) {
+  hook_t* hook = (hook_t*)(void*)base;
+  (void)moe;
+  for (int32_t r = 0; r < world_size; ++r) {
+    const sluice_pass_report_t* pass = &reports[r]->pass[SLUICE_BACKWARD];
+    if (pass->pass_ns > 0) hook->ran[r] = pass->choice;
+  }
+  decision->choice = hook->later;
+}
+
+static const sluice_policy_hook_vtable_t vtable = {.agree = agree};
+
+static uint64_t results(const rig_t* rig) {
+  const uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, rig->out.tensor.data, rig->out.bytes);
+  return sluice_hash_bytes(hash, rig->grad_tokens.tensor.data, rig->grad_tokens.bytes);
+}
+
+static void run(part_t* me) {
+  const repeat_scene_t* scene = me->play->scene;
+  hook_t hook = {.base.vtable = &vtable, .later = scene->later};
+  sluice_moe_config_t config = config_for(me->world_size);
+  config.num_chunks = 0, config.reuse = !scene->has_levels;
+  config.deduplicate = scene->has_levels ? SLUICE_DEDUPLICATE_ADAPTIVE : SLUICE_DEDUPLICATE_NONE;
+  WORKS(rig_open(&me->rig, me->comm, &config));
+  sluice_policy_hook_t* own = me->rig.context->policy_hook;
+  sluice_decision_state_t* decision = &me->rig.moe->decision;
+  decision->table = &hook;
+  decision->choice = scene->first;
+  me->rig.context->policy_hook = &hook.base;
+
+  sluice_step_t* step = NULL;
+  WORKS(rig_forward(&me->rig, &step));
+  sluice_step_drop(step);
+  me->rig.forward.needs_backward = 0; /* so that a repetition of nothing known is bound to nothing */
+  WORKS(rig_forward(&me->rig, NULL));
+  me->rig.forward.needs_backward = 1;
+
+  me->rig.forward.repeats = 1;
+  int32_t* ids = me->rig.ids.tensor.data;
+  for (int32_t k = 0; k < config.top_k; ++k) ids[k] = me->rank == 1 ? (ids[k] + 1) % config.num_experts : ids[k];
+  WORKS(whole_step(me));
+  const uint64_t repeated = results(&me->rig);
+  me->rig.forward.repeats = 0;
+  WORKS(whole_step(me)); /* its header tells what the backward before it ran with */
+  EXPECT(results(&me->rig) == repeated);
+  for (int32_t r = 0; r < me->world_size; ++r) {
+    const sluice_pass_choice_t* ran = &hook.ran[r];
+    EXPECT(ran->num_chunks == scene->later.num_chunks && ran->restore_set == scene->later.restore_set);
+    EXPECT(ran->two_levels == scene->later.two_levels && ran->wgrad_mode == hook.ran[0].wgrad_mode);
+  }
+  me->rig.context->policy_hook = own;
+}
+
+static void Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow(void** state) {
+  (void)state;
+  static const repeat_scene_t scenes[] = {
+      {{.num_chunks = 2, .restore_set = 1}, {.num_chunks = 2, .restore_set = 2}},
+      {{.num_chunks = 1, .restore_set = 1}, {.num_chunks = 2, .restore_set = 2}},
+      {{.num_chunks = 2, .restore_set = 2, .wgrad_mode = 1}, {.num_chunks = 2, .restore_set = 2}},
+      {{.num_chunks = 2, .two_levels = 1}, {.num_chunks = 2}, .has_levels = 1},
+      {{.num_chunks = 2}, {.num_chunks = 2, .two_levels = 1}, .has_levels = 1},
+  };
+  for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
+    play_t play = {.run = run, .scene = &scenes[i], .world_size = scenes[i].has_levels ? 4 : 2};
+    perform(&play);
+  }
+}
+
+int main(void) {
+  begin_plays();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -14,6 +14,7 @@ from typing import NamedTuple
 LEVELS = {
     "base": 0,
     "model": 1,
+    "group": 1,
     "device": 2,
     "comm": 2,
     "gemm": 2,

@@ -1,12 +1,14 @@
 #include "backend/moe/handshake/handshake.h"
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
+#include "backend/group/records.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/model/words.h"
 #include "backend/moe/context/registered_buffers.h"
@@ -16,47 +18,62 @@
 #define HEADER_MAGIC 0x51ce4845u
 #define HEADER_BYTES SLUICE_HEADER_BYTES
 
+/* What the ranks compare before a call: X(type, member, this rank's value, the rest of a sluice_record_field_t). What
+ * is compared first explains what follows. A new option of a layer is one row. */
+#define COMPARED(X)                                                                                               \
+  X(uint32_t, magic, HEADER_MAGIC, .describe = describe_magic)                                                    \
+  X(int32_t, layer_id, c->layer_id, .describe = describe_call)                                                    \
+  X(uint64_t, call_number, context->comm->call_number, .describe = describe_call)                                 \
+  X(int32_t, direction, proposal->direction, .describe = describe_call)                                           \
+  X(int32_t, wishes, proposal->wishes, .describe = describe_wishes)                                               \
+  X(int64_t, model_width, c->model_width, .name = "model_width")                                                  \
+  X(int64_t, hidden_width, c->hidden_width, .name = "hidden_width")                                               \
+  X(int32_t, num_experts, c->num_experts, .name = "num_experts")                                                  \
+  X(int32_t, top_k, c->top_k, .name = "top_k")                                                                    \
+  X(int32_t, config_chunks, c->num_chunks, .name = "num_chunks of the config (0: chosen by Sluice)")              \
+  X(int32_t, capacity_rows, sluice_shape_capacity(&moe->shape), .name = "capacity_rows (0: exchange_mode exact)") \
+  X(uint8_t, dtype, c->dtype, .name = "dtype", .word = dtype_word, .hint = DTYPE_HINT)                            \
+  X(uint8_t, activation, c->activation, .name = "activation", .word = sluice_activation_word)                     \
+  X(uint8_t, gated, c->gated, .name = "gated", .word = sluice_gated_word)                                         \
+  X(uint8_t, bias, c->bias, .name = "bias")                                                                       \
+  X(uint8_t, reuse, c->reuse, .name = "reuse")                                                                    \
+  X(uint8_t, leanness, leanness_of(moe), .describe = describe_leanness)                                           \
+  X(int8_t, wgrad_mode, c->wgrad_mode, .name = "wgrad_mode", .word = sluice_wgrad_word)                           \
+  X(uint8_t, callback_experts, c->callback_experts, .name = "callback_experts")                                   \
+  X(uint8_t, deduplicate, c->deduplicate, .name = "deduplicate", .word = sluice_deduplicate_word)                 \
+  X(int16_t, ranks_per_node, c->deduplicate >= SLUICE_DEDUPLICATE_NODES ? moe->shape.ranks_per_node : 0,          \
+    .name = "ranks_per_node of the context (0: one level)")                                                       \
+  X(uint8_t, wire_dtype, sluice_layer_wire(moe), .name = "wire_dtype of the context", .word = sluice_wire_word)   \
+  X(uint8_t, chunking, c->chunking, .name = "chunking", .word = sluice_chunking_word)                             \
+  X(uint8_t, grouping, c->grouping, .name = "grouping", .word = sluice_grouping_word)                             \
+  X(uint64_t, memory_budget, context->memory_budget, .name = "memory_budget")                                     \
+  X(uint64_t, host_memory_budget, context->host_memory_budget, .name = "host_memory_budget")                      \
+  X(uint64_t, plan_hash, moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0, .describe = describe_plans)        \
+  X(int32_t, max_outstanding, context->max_outstanding, .name = "max_outstanding")                                \
+  X(uint8_t, repeats, proposal->repeats != 0, .name = "repeats (activation checkpointing runs a forward again)")  \
+  X(uint8_t, is_sized, proposal->is_sized, .name = "whether num_chunks is chosen by the number of tokens")        \
+  X(int16_t, num_chunks, proposal->num_chunks, .describe = describe_chunks)                                       \
+  X(uint64_t, fingerprint, moe->fingerprint, .describe = describe_owners)                                         \
+  X(uint64_t, policy_hook, hook != NULL ? hook->state : 0, .describe = describe_hooks)                            \
+  X(uint64_t, comm_hash, proposal->comm_hash, .describe = describe_rows)
+
+#define MEMBER(type, member, ...) type member;
+
 typedef struct header_s {
-  uint32_t magic;
-  int32_t direction;
-  uint64_t call_number;
-  int32_t layer_id;
-  int32_t num_chunks;
-  uint64_t fingerprint;
-  uint64_t comm_hash;
+  COMPARED(MEMBER)
+  /* Told, and not compared. */
+  int32_t local_status;
+  uint32_t like;
   int64_t num_tokens;
   uint64_t base_bytes;
   uint64_t held_bytes;
   uint64_t held_pool_bytes;
-  uint64_t memory_budget;
-  uint64_t host_memory_budget;
-  uint64_t plan_hash; /* of a plan that the host gave */
-  int32_t max_outstanding;
-  int32_t capacity_rows; /* 0: as many rows as there are */
-  int64_t model_width;
-  int64_t hidden_width;
-  int32_t num_experts;
-  int32_t top_k;
-  int16_t dtype;
-  int16_t activation;
-  uint32_t like;
-  uint8_t gated, wire_dtype;
-  uint8_t repeats, is_sized;
-  uint8_t bias, reuse;
-  int16_t ranks_per_node; /* where tokens travel by node; else 0 */
-  int32_t wgrad_mode;
-  int16_t callback_experts;
-  int16_t wishes;        /* proposal's */
-  int32_t config_chunks; /* as configured: 0 where Sluice chooses */
-  int32_t num_local;     /* experts that this rank believes it owns */
-  uint8_t deduplicate, grouping;
-  uint8_t chunking, registered_buffers;
-  int32_t local_status;
-  uint64_t policy_hook; /* state of what decides */
+  int32_t num_local; /* experts that this rank believes it owns */
+  int32_t registered_buffers;
   sluice_step_report_t report;
   union {
     char message[240]; /* of a refusal */
-    struct {           /* without one: what stands behind policy hook and plan_hash */
+    struct {           /* without one: what policy_hook and plan_hash stand for */
       char policy_hook_words[SLUICE_POLICY_HOOK_WORDS];
       char plan_message[104];
     };
@@ -67,15 +84,15 @@ typedef struct header_s {
 static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= HEADER_BYTES,
               "16 chunks of 8 local experts each need no second exchange");
 
-/* In a header's wgrad_mode: nobody named one, and this rank takes the mode that holds the fewest bytes, for which
- * 16-bit layers look at whether T_M is restored. */
-enum { LEANEST = 2, LEANEST_WITH_T_M = 3 };
+/* Nobody named a mode of weight gradients, and this rank takes the one that holds the fewest bytes, for which 16-bit
+ * layers look at whether T_M is restored. */
+enum { IS_LEAN = 1, IS_LEAN_WITH_T_M = 2 };
 
-static int32_t wgrad_word(const sluice_moe_t* moe) {
+static int32_t leanness_of(const sluice_moe_t* moe) {
   const sluice_shape_t* shape = &moe->shape;
-  if (sluice_is_planned(moe) || !sluice_shape_is_lean(shape)) return shape->config.wgrad_mode;
+  if (sluice_is_planned(moe) || !sluice_shape_is_lean(shape)) return 0;
   const int looks = shape->config.dtype == SLUICE_DTYPE_BF16 || shape->config.dtype == SLUICE_DTYPE_F16;
-  return looks && sluice_shape_restores_pre_activation(shape) ? LEANEST_WITH_T_M : LEANEST;
+  return looks && sluice_shape_restores_pre_activation(shape) ? IS_LEAN_WITH_T_M : IS_LEAN;
 }
 
 static const char* direction_name(int32_t direction) {
@@ -85,183 +102,136 @@ static const char* direction_name(int32_t direction) {
 
 static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_proposal_t* proposal) {
   const sluice_moe_config_t* c = &moe->shape.config;
+  sluice_context_t* context = moe->context;
+  const sluice_policy_hook_t* hook = context->policy_hook;
   memset(h, 0, sizeof *h);
-  h->magic = HEADER_MAGIC;
-  h->direction = proposal->direction;
-  h->call_number = moe->context->comm->call_number;
-  h->layer_id = c->layer_id;
-  h->num_chunks = proposal->num_chunks;
-  h->repeats = (uint8_t)(proposal->repeats != 0);
-  h->is_sized = (uint8_t)proposal->is_sized;
+#define FILL(type, member, value, ...) h->member = (type)(value);
+  COMPARED(FILL)
+#undef FILL
+  h->local_status = proposal->local_status;
   h->like = proposal->like;
-  h->fingerprint = moe->fingerprint;
-  h->comm_hash = proposal->comm_hash;
   h->num_tokens = proposal->num_tokens;
   h->base_bytes = proposal->base_bytes;
   h->held_bytes = proposal->held_bytes;
   h->held_pool_bytes = proposal->held_pool_bytes;
-  h->memory_budget = moe->context->memory_budget;
-  h->host_memory_budget = moe->context->host_memory_budget;
-  h->max_outstanding = moe->context->max_outstanding;
-  h->plan_hash = moe->plan_is_given ? sluice_plan_hash(moe->plan) : 0;
-  h->capacity_rows = (int32_t)sluice_shape_capacity(&moe->shape);
-  h->chunking = (uint8_t)c->chunking;
-  h->model_width = c->model_width;
-  h->hidden_width = c->hidden_width;
-  h->num_experts = c->num_experts;
-  h->top_k = c->top_k;
-  h->dtype = (int16_t)c->dtype;
-  h->activation = (int16_t)c->activation;
-  h->gated = (uint8_t)c->gated;
-  h->wire_dtype = (uint8_t)sluice_layer_wire(moe);
-  h->bias = (uint8_t)c->bias;
-  h->reuse = (uint8_t)c->reuse;
-  h->ranks_per_node = c->deduplicate >= SLUICE_DEDUPLICATE_NODES ? moe->shape.ranks_per_node : 0;
-  h->wgrad_mode = wgrad_word(moe);
-  h->callback_experts = (int16_t)c->callback_experts;
-  h->config_chunks = c->num_chunks;
   h->num_local = moe->shape.num_local;
-  h->deduplicate = (uint8_t)c->deduplicate;
-  h->grouping = (uint8_t)c->grouping;
-  h->registered_buffers = (uint8_t)sluice_registered_buffers_word(moe->context);
-  h->local_status = proposal->local_status;
-  h->wishes = (int16_t)proposal->wishes;
+  h->registered_buffers = sluice_registered_buffers_word(context);
   h->report = moe->decision.own;
-  h->policy_hook = moe->context->policy_hook != NULL ? moe->context->policy_hook->state : 0;
   if (proposal->local_status != SLUICE_OK) {
     snprintf(h->message, sizeof h->message, "%s", proposal->local_message != NULL ? proposal->local_message : "");
     return;
   }
-  if (moe->context->policy_hook != NULL)
-    memcpy(h->policy_hook_words, moe->context->policy_hook->words, sizeof h->policy_hook_words);
+  if (hook != NULL) memcpy(h->policy_hook_words, hook->words, sizeof h->policy_hook_words);
   if (moe->plan_is_given) sluice_plan_message(moe->plan, h->plan_message, sizeof h->plan_message);
 }
 
+/* ---- differences that take more than two values to explain ---- */
+
 #define COLLECTIVE "A MoE layer is a collective call of all its ranks, in evaluation too"
+#define DTYPE_HINT \
+  ": give all ranks parameters of one dtype, and autocast (which decides it where it is on) to all of them or to none"
+
+/* In a function that describes: the two headers of `pair`, and their ranks. */
+#define HEADERS(pair)                                      \
+  const header_t *own = (pair)->own, *peer = (pair)->peer; \
+  const int32_t rank = (pair)->rank, peer_rank = (pair)->peer_rank
+
+static int describe_magic(const sluice_record_pair_t* pair, char* text, size_t room) {
+  return snprintf(text, room, "rank %d sent no Sluice header (another version of Sluice, or another protocol)",
+                  pair->peer_rank);
+}
+
+static int describe_call(const sluice_record_pair_t* pair, char* text, size_t room) {
+  HEADERS(pair);
+  return snprintf(text, room,
+                  "rank %d is in call %llu (layer %d, %s) while rank %d is in call %llu (layer %d, %s): the ranks do "
+                  "not call the same layers in the same order",
+                  peer_rank, (unsigned long long)peer->call_number, peer->layer_id, direction_name(peer->direction),
+                  rank, (unsigned long long)own->call_number, own->layer_id, direction_name(own->direction));
+}
 
 static int32_t wgrad_of(const header_t* h) { return h->wishes >> SLUICE_WISH_WGRAD; }
 
-/* Whether the ranks can run one call for both wishes: weight gradients are each rank's own affair, when they come is
+/* Ranks in one call that want different things of it. Weight gradients are each rank's own affair, when they come is
  * not. */
-static int wishes_differ(const header_t* own, const header_t* peer) {
-  if (own->direction != SLUICE_BACKWARD) return peer->wishes != own->wishes;
-  return (peer->wishes & 1) != (own->wishes & 1) ||
-         (wgrad_of(peer) == SLUICE_WGRAD_CALL_LATER) != (wgrad_of(own) == SLUICE_WGRAD_CALL_LATER);
-}
-
-/* Ranks in one call that want different things of it. */
-static int describe_wishes(const header_t* own, const header_t* peer, int32_t rank, int32_t peer_rank, char* text,
-                           size_t text_bytes) {
+static int describe_wishes(const sluice_record_pair_t* pair, char* text, size_t room) {
+  HEADERS(pair);
   if (own->direction == SLUICE_FORWARD) {
     const int32_t without = own->wishes == 0 ? rank : peer_rank;
-    return snprintf(
-        text, text_bytes,
-        "layer %d: rank %d runs a forward without a backward (needs_backward 0: evaluation, no_grad, "
-        "activation checkpointing, or nothing there that is trained) and rank %d one with a backward. " COLLECTIVE
-        ": let all of them run the same forwards",
-        own->layer_id, without, without == rank ? peer_rank : rank);
+    return snprintf(text, room,
+                    "rank %d runs a forward without a backward (needs_backward 0: evaluation, no_grad, activation "
+                    "checkpointing, or nothing there that is trained) and rank %d one with a backward. " COLLECTIVE
+                    ": let all of them run the same forwards",
+                    without, without == rank ? peer_rank : rank);
   }
+  if (own->direction == SLUICE_BACKWARD && (peer->wishes & 1) == (own->wishes & 1) &&
+      (wgrad_of(peer) == SLUICE_WGRAD_CALL_LATER) == (wgrad_of(own) == SLUICE_WGRAD_CALL_LATER))
+    return 0;
   static const char* const weights[] = {"none", "now", "later"};
-  return snprintf(text, text_bytes,
-                  "layer %d: the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: "
-                  "input gradients %s, weight gradients %s: let all ranks ask for the same parts",
-                  own->layer_id, peer_rank, peer->wishes & 1 ? "yes" : "no", weights[wgrad_of(peer) % 3], rank,
+  return snprintf(text, room,
+                  "the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: input "
+                  "gradients %s, weight gradients %s: let all ranks ask for the same parts",
+                  peer_rank, peer->wishes & 1 ? "yes" : "no", weights[wgrad_of(peer) % 3], rank,
                   own->wishes & 1 ? "yes" : "no", weights[wgrad_of(own) % 3]);
+}
+
+static int describe_leanness(const sluice_record_pair_t* pair, char* text, size_t room) {
+  return snprintf(
+      text, room,
+      "rank %d and rank %d keep different rows for the backward, or one of them names a wgrad_mode, so that "
+      "their weight gradients would come at different times: give both the same wgrad_mode, deferred (0) "
+      "or per chunk (1)",
+      pair->peer_rank, pair->rank);
 }
 
 static const char* dtype_word(int64_t dtype) { return sluice_dtype_name((int32_t)dtype); }
 
 static const char* or_none(const char* words) { return words[0] != '\0' ? words : "none"; }
 
-/* The first difference that explains the others, in words; 0 when the headers agree. */
-static int describe_mismatch(const header_t* own, const header_t* peer, int32_t rank, int32_t peer_rank, char* text,
-                             size_t text_bytes) {
-  if (peer->magic != HEADER_MAGIC) {
-    return snprintf(text, text_bytes, "rank %d sent no Sluice header (another version of Sluice, or another protocol)",
-                    peer_rank);
-  }
-  if (peer->call_number != own->call_number || peer->layer_id != own->layer_id || peer->direction != own->direction) {
-    return snprintf(
-        text, text_bytes,
-        "rank %d is in call %llu (layer %d, %s) while rank %d is in call %llu (layer %d, %s): the ranks do not "
-        "call the same layers in the same order",
-        peer_rank, (unsigned long long)peer->call_number, peer->layer_id, direction_name(peer->direction), rank,
-        (unsigned long long)own->call_number, own->layer_id, direction_name(own->direction));
-  }
-  if (wishes_differ(own, peer)) return describe_wishes(own, peer, rank, peer_rank, text, text_bytes);
-#define DIFFERS(field, label)                                                                                    \
-  if ((int64_t)peer->field != (int64_t)own->field)                                                               \
-  return snprintf(text, text_bytes, "layer %d: %s is %lld on rank %d and %lld on rank %d", own->layer_id, label, \
-                  (long long)peer->field, peer_rank, (long long)own->field, rank)
-#define WORDS_DIFFER(field, label, word, hint)                                                                 \
-  if (peer->field != own->field)                                                                               \
-  return snprintf(text, text_bytes, "layer %d: %s is %s on rank %d and %s on rank %d%s", own->layer_id, label, \
-                  word(peer->field), peer_rank, word(own->field), rank, hint)
-  DIFFERS(model_width, "model_width");
-  DIFFERS(hidden_width, "hidden_width");
-  DIFFERS(num_experts, "num_experts");
-  DIFFERS(top_k, "top_k");
-  WORDS_DIFFER(
-      dtype, "dtype", dtype_word,
-      ": give all ranks parameters of one dtype, and autocast (which decides it where it is on) to all of them "
-      "or to none");
-  WORDS_DIFFER(activation, "activation", sluice_activation_word, "");
-  WORDS_DIFFER(gated, "gated", sluice_gated_word, "");
-  DIFFERS(bias, "bias");
-  DIFFERS(reuse, "reuse");
-  if (peer->wgrad_mode != own->wgrad_mode && (peer->wgrad_mode >= LEANEST || own->wgrad_mode >= LEANEST)) {
-    return snprintf(text, text_bytes,
-                    "layer %d: rank %d and rank %d keep different rows for the backward, or one of them names a "
-                    "wgrad_mode, so that their weight gradients would come at different times: give both the same "
-                    "wgrad_mode, deferred (0) or per chunk (1)",
-                    own->layer_id, peer_rank, rank);
-  }
-  WORDS_DIFFER(wgrad_mode, "wgrad_mode", sluice_wgrad_word, "");
-  DIFFERS(callback_experts, "callback_experts");
-  DIFFERS(capacity_rows, "capacity_rows (0: exchange_mode exact)");
-  WORDS_DIFFER(deduplicate, "deduplicate", sluice_deduplicate_word, "");
-  DIFFERS(ranks_per_node, "ranks_per_node of the context (0: one level)");
-  WORDS_DIFFER(wire_dtype, "wire_dtype of the context", sluice_wire_word, "");
-  WORDS_DIFFER(chunking, "chunking", sluice_chunking_word, "");
-  WORDS_DIFFER(grouping, "grouping", sluice_grouping_word, "");
-  DIFFERS(config_chunks, "num_chunks of the config");
-  DIFFERS(memory_budget, "memory_budget");
-  DIFFERS(host_memory_budget, "host_memory_budget");
-  DIFFERS(max_outstanding, "max_outstanding");
-  if (peer->plan_hash != own->plan_hash) {
-    return snprintf(text, text_bytes, "layer %d: ranks were given different plans: rank %d: %.*s; rank %d: %s",
-                    own->layer_id, peer_rank, (int)sizeof peer->plan_message, or_none(peer->plan_message), rank,
-                    or_none(own->plan_message));
-  }
-  DIFFERS(repeats, "repeats (activation checkpointing runs a forward again)");
-  DIFFERS(is_sized, "whether num_chunks is chosen by the number of tokens");
-  if (!own->repeats && !own->is_sized) DIFFERS(num_chunks, "num_chunks"); /* under a plan it is 0 */
-#undef WORDS_DIFFER
-#undef DIFFERS
-  if (peer->fingerprint != own->fingerprint) {
-    return snprintf(
-        text, text_bytes,
-        "layer %d: rank %d and rank %d have different tables expert_rank or expert_slot (who owns which expert; by its "
-        "own tables rank %d owns %d, rank %d owns %d): give all ranks the same",
-        own->layer_id, peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
-  }
-  if (peer->policy_hook != own->policy_hook) {
-    return snprintf(
-        text, text_bytes,
-        "layer %d: the ranks choose differently: rank %d: %.*s; rank %d: %s: give all of them the same mode, "
-        "machine and file of decisions",
-        own->layer_id, peer_rank, (int)sizeof peer->policy_hook_words, or_none(peer->policy_hook_words), rank,
-        or_none(own->policy_hook_words));
-  }
-  if (peer->comm_hash != own->comm_hash && own->direction != SLUICE_REPLACE_EXPERTS) {
-    return snprintf(
-        text, text_bytes,
-        "layer %d: rank %d and rank %d exchange different rows in the %s (policies of T_DI, grouping, or which part of "
-        "a split call it is): give all ranks the same options, and let all call the same parts",
-        own->layer_id, peer_rank, rank, direction_name(own->direction));
-  }
-  return 0;
+static int describe_plans(const sluice_record_pair_t* pair, char* text, size_t room) {
+  HEADERS(pair);
+  return snprintf(text, room, "ranks were given different plans: rank %d: %.*s; rank %d: %s", peer_rank,
+                  (int)sizeof peer->plan_message, or_none(peer->plan_message), rank, or_none(own->plan_message));
 }
+
+/* Of a repetition, and by size, n is still to be found; under a plan it is 0. */
+static int describe_chunks(const sluice_record_pair_t* pair, char* text, size_t room) {
+  HEADERS(pair);
+  if (own->repeats || own->is_sized) return 0;
+  return snprintf(text, room, "num_chunks is %d on rank %d and %d on rank %d; give all ranks the same",
+                  peer->num_chunks, peer_rank, own->num_chunks, rank);
+}
+
+static int describe_owners(const sluice_record_pair_t* pair, char* text, size_t room) {
+  HEADERS(pair);
+  return snprintf(text, room,
+                  "rank %d and rank %d have different tables expert_rank or expert_slot (who owns which expert; by its "
+                  "own tables rank %d owns %d, rank %d owns %d): give all ranks the same",
+                  peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
+}
+
+static int describe_hooks(const sluice_record_pair_t* pair, char* text, size_t room) {
+  HEADERS(pair);
+  return snprintf(text, room,
+                  "the ranks choose differently: rank %d: %.*s; rank %d: %s: give all of them the same mode, machine "
+                  "and file of decisions",
+                  peer_rank, (int)sizeof peer->policy_hook_words, or_none(peer->policy_hook_words), rank,
+                  or_none(own->policy_hook_words));
+}
+
+/* Ranks whose placements differ learn it by is_alike. */
+static int describe_rows(const sluice_record_pair_t* pair, char* text, size_t room) {
+  const header_t* own = pair->own;
+  if (own->direction == SLUICE_REPLACE_EXPERTS) return 0;
+  return snprintf(text, room,
+                  "rank %d and rank %d exchange different rows in the %s (policies of T_DI, grouping, or which part of "
+                  "a split call it is): give all ranks the same options, and let all call the same parts",
+                  pair->peer_rank, pair->rank, direction_name(own->direction));
+}
+
+#define ROW(type, member, value, ...) {SLUICE_RECORD_FIELD(header_t, member), __VA_ARGS__},
+
+static const sluice_record_field_t compared_fields[] = {COMPARED(ROW)};
 
 static const header_t* header_of(const char* headers, int32_t rank) {
   return (const header_t*)(const void*)(headers + (size_t)rank * HEADER_BYTES);
@@ -283,11 +253,12 @@ static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const
   }
   char text[512];
   for (int32_t r = 0; r < context->world_size; ++r) {
-    if (r == context->rank) continue;
-    if (describe_mismatch(own, header_of(received, r), context->rank, r, text, sizeof text) > 0) {
-      SLUICE_TRY(sluice_comm_check_given_up(context->comm, r, text));
-      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, context->rank, r, "%s", text);
-    }
+    const sluice_record_pair_t pair = {own, header_of(received, r), context->rank, r};
+    if (memcmp(pair.own, pair.peer, offsetof(header_t, local_status)) == 0) continue; /* as in every pass */
+    if (sluice_record_describe(compared_fields, SLUICE_NUM_FIELDS(compared_fields), &pair, text, sizeof text) == 0)
+      continue;
+    SLUICE_TRY(sluice_comm_check_given_up(context->comm, r, text));
+    return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, context->rank, r, "layer %d: %s", own->layer_id, text);
   }
   return SLUICE_OK;
 }

@@ -53,6 +53,7 @@
   X(uint8_t, repeats, proposal->repeats != 0, .name = "repeats (activation checkpointing runs a forward again)")  \
   X(uint8_t, is_sized, proposal->is_sized, .name = "whether num_chunks is chosen by the number of tokens")        \
   X(int16_t, num_chunks, proposal->num_chunks, .describe = describe_chunks)                                       \
+  X(uint64_t, kind, moe->kind, .describe = describe_kind)                                                         \
   X(uint64_t, fingerprint, moe->fingerprint, .describe = describe_owners)                                         \
   X(uint64_t, policy_hook, hook != NULL ? hook->state : 0, .describe = describe_hooks)                            \
   X(uint64_t, comm_hash, proposal->comm_hash, .describe = describe_rows)
@@ -62,14 +63,14 @@
 typedef struct header_s {
   COMPARED(MEMBER)
   /* Told, and not compared. */
-  int32_t local_status;
+  int16_t local_status;
+  int16_t registered_buffers;
   uint32_t like;
-  int64_t num_tokens;
+  int32_t num_tokens;
+  int32_t num_local; /* experts that this rank believes it owns */
   uint64_t base_bytes;
   uint64_t held_bytes;
   uint64_t held_pool_bytes;
-  int32_t num_local; /* experts that this rank believes it owns */
-  int32_t registered_buffers;
   sluice_step_report_t report;
   union {
     char message[240]; /* of a refusal */
@@ -108,14 +109,14 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
 #define FILL(type, member, value, ...) h->member = (type)(value);
   COMPARED(FILL)
 #undef FILL
-  h->local_status = proposal->local_status;
+  h->local_status = (int16_t)proposal->local_status;
   h->like = proposal->like;
-  h->num_tokens = proposal->num_tokens;
+  h->num_tokens = (int32_t)proposal->num_tokens; /* more have more than 2^31 routes, and are refused */
   h->base_bytes = proposal->base_bytes;
   h->held_bytes = proposal->held_bytes;
   h->held_pool_bytes = proposal->held_pool_bytes;
   h->num_local = moe->shape.num_local;
-  h->registered_buffers = sluice_registered_buffers_word(context);
+  h->registered_buffers = (int16_t)sluice_registered_buffers_word(context);
   h->report = moe->decision.own;
   if (proposal->local_status != SLUICE_OK) {
     snprintf(h->message, sizeof h->message, "%s", proposal->local_message != NULL ? proposal->local_message : "");
@@ -200,6 +201,15 @@ static int describe_chunks(const sluice_record_pair_t* pair, char* text, size_t 
   if (own->repeats || own->is_sized) return 0;
   return snprintf(text, room, "num_chunks is %d on rank %d and %d on rank %d; give all ranks the same",
                   peer->num_chunks, peer_rank, own->num_chunks, rank);
+}
+
+/* The rest of what a layer's kind is a checksum of. */
+static int describe_kind(const sluice_record_pair_t* pair, char* text, size_t room) {
+  return snprintf(
+      text, room,
+      "the layer's config on rank %d is not that on rank %d, in restore_input, a list of policies by chunk, "
+      "exchange_mode, or swiglu_alpha, swiglu_limit or swiglu_offset; give all ranks the same",
+      pair->peer_rank, pair->rank);
 }
 
 static int describe_owners(const sluice_record_pair_t* pair, char* text, size_t room) {

@@ -136,6 +136,29 @@ static void Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt(void** state) 
   perform(&play);
 }
 
+/* Of what has no field of its own in the header: not that the ranks have other tables of experts. */
+static void kind_run(part_t* me) {
+  sluice_moe_config_t common = config_for(3);
+  common.wgrad_mode = SLUICE_WGRAD_PER_CHUNK; /* else a rank that restores rows might take another one */
+  for (int32_t which = 0; which < 2; ++which) {
+    sluice_moe_config_t mine = common;
+    if (me->rank == 1 && which == 0) mine.restore_input = SLUICE_RESTORE_REDISPATCH;
+    if (me->rank == 1 && which == 1) mine.swiglu_limit = 7;
+    WORKS(which == 0 ? rig_open(&me->rig, me->comm, &mine) : rig_swap_layer(&me->rig, &mine));
+    sluice_step_t* step = NULL;
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, which == 0 ? "restore_input" : "swiglu_limit");
+    EXPECT(strstr(last_message(), "expert_rank") == NULL && last_peer() == (me->rank == 1 ? 0 : 1));
+  }
+  WORKS(rig_swap_layer(&me->rig, &common));
+  (void)good_round(me, __LINE__);
+}
+
+static void Ranks_DifferInWhatOnlyAChecksumTells_AreToldWhatItMayBe(void** state) {
+  (void)state;
+  play_t play = {.run = kind_run, .world_size = 3};
+  perform(&play);
+}
+
 static void table_run(part_t* me) {
   static const int32_t one[] = {0, 0, 0, 1}, two[] = {0, 1, 1, 1};
   sluice_moe_config_t config = config_for(2);
@@ -266,6 +289,7 @@ int main(void) {
       cmocka_unit_test(Ranks_DifferentConfigs_AreNamedWithValues),
       cmocka_unit_test(Ranks_DifferentWires_AreNamed),
       cmocka_unit_test(Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt),
+      cmocka_unit_test(Ranks_DifferInWhatOnlyAChecksumTells_AreToldWhatItMayBe),
       cmocka_unit_test(Ranks_DifferentOwnerTables_AreNamed),
       cmocka_unit_test(Ranks_DifferentPlans_AreNamedWithValues),
       cmocka_unit_test(Ranks_DifferentWishes_AreNamed),

@@ -1,4 +1,6 @@
 /* The all-gather of small records: what handshakes are made of. */
+#include <string.h>
+
 #include "backend/comm/comm.h"
 #include "backend/comm/comm_usable.h"
 #include "backend/comm/exchange_arrays.h"
@@ -29,4 +31,25 @@ void* sluice_comm_take_records(sluice_comm_t* comm, uint64_t record_bytes, const
 
 void sluice_comm_free_records(const sluice_comm_t* comm, void* records, uint64_t record_bytes) {
   sluice_free(sluice_process_allocator(), records, (uint64_t)comm->world_size * record_bytes);
+}
+
+sluice_status_t sluice_comm_agree(sluice_comm_t* comm, const sluice_agreement_t* agreement, sluice_status_t mine,
+                                  void* record, uint64_t record_bytes, sluice_records_t* out_records) {
+  *out_records = (sluice_records_t){.bytes = record_bytes,
+                                    .rank = comm != NULL ? comm->rank : 0,
+                                    .world_size = comm != NULL ? comm->world_size : 1,
+                                    .what = agreement->what};
+  sluice_error_info_t own;
+  sluice_error_capture(&own);
+  sluice_refusal_note(record, mine);
+  out_records->data = comm != NULL ? sluice_comm_take_records(comm, record_bytes, agreement->what)
+                                   : sluice_alloc(sluice_process_allocator(), record_bytes, agreement->what);
+  if (out_records->data == NULL) return mine != SLUICE_OK ? sluice_error_adopt(&own) : sluice_alloc_status();
+  memcpy(out_records->data + (uint64_t)out_records->rank * record_bytes, record, record_bytes);
+  sluice_status_t status =
+      comm != NULL ? sluice_comm_all_gather(comm, out_records->data, record_bytes, agreement->phase) : SLUICE_OK;
+  if (mine != SLUICE_OK) status = sluice_error_adopt(&own);
+  if (status == SLUICE_OK) status = sluice_records_check_refusals(out_records, agreement->verb);
+  if (status != SLUICE_OK) sluice_records_free(out_records);
+  return status;
 }

@@ -16,6 +16,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
+#include "backend/group/records.h"
 #include "sluice/comm.h"
 
 struct sluice_messages_s; /* messages.h */
@@ -130,6 +131,17 @@ sluice_status_t sluice_comm_all_gather(sluice_comm_t* comm, void* records, uint6
 /* The memory for that, of zeros. NULL: NO_MEMORY, and the communicator is broken, for the others wait for a record. */
 void* sluice_comm_take_records(sluice_comm_t* comm, uint64_t record_bytes, const char* what);
 void sluice_comm_free_records(const sluice_comm_t* comm, void* records, uint64_t record_bytes); /* accepts NULL */
+/* What all ranks say before they go on together, or when they have: one record each. */
+typedef struct sluice_agreement_s {
+  const char* what;  /* begins messages: "optimizer" */
+  const char* verb;  /* what a rank that refuses has done: "took no step" */
+  const char* phase; /* of the exchange */
+} sluice_agreement_t;
+/* Collective over comm (NULL: one rank). The own record, which begins with a sluice_refusal_t, is filled in but for
+ * that, where `mine` and this thread's record go. out_records: of all ranks, sluice_records_free; no data on an error.
+ * Errors: `mine`; PEER_REFUSED, which names the first other rank that refuses; what the all-gather returns. */
+sluice_status_t sluice_comm_agree(sluice_comm_t* comm, const sluice_agreement_t* agreement, sluice_status_t mine,
+                                  void* record, uint64_t record_bytes, sluice_records_t* out_records);
 /* Sums wrap around. Without an all-reduce of the transport's own: one exchange for small data, two (reduce-scatter,
  * then all-gather) for large; no request need be free, but at most one may be in flight. */
 sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,

@@ -1,7 +1,7 @@
 #include "backend/group/records.h"
 
 #include <stdio.h>
-#include <string.h>
+#include "backend/base/alloc.h"
 
 void sluice_refusal_note(sluice_refusal_t* refusal, sluice_status_t status) {
   refusal->status = status;
@@ -44,6 +44,11 @@ int sluice_record_describe(const sluice_record_field_t* fields, int32_t num_fiel
     if (used > 0) return used;
   }
   return 0;
+}
+
+void sluice_records_free(sluice_records_t* records) {
+  sluice_free(sluice_process_allocator(), records->data, (uint64_t)records->world_size * records->bytes);
+  records->data = NULL;
 }
 
 sluice_status_t sluice_records_check_refusals(const sluice_records_t* records, const char* verb) {

@@ -57,6 +57,8 @@ typedef struct sluice_records_s {
   const char* what; /* begins messages: "optimizer" */
 } sluice_records_t;
 
+void sluice_records_free(sluice_records_t* records);
+
 static inline const void* sluice_record_of(const sluice_records_t* records, int32_t rank) {
   return records->data + (uint64_t)rank * records->bytes;
 }

@@ -13,44 +13,30 @@
 
 /* ---- what a step opens with ---- */
 
-enum {
-  FIELD_PROTOCOL = 0,
-  FIELD_LINES,
-  FIELD_OWN_LINES,
-  FIELD_ELEMENTS,
-  FIELD_TENSORS,
-  FIELD_RULES,
-  FIELD_BUCKET,
-  FIELD_CHUNK,
-  FIELD_LOSS_SCALE,
-  FIELD_MAX_NORM,
-  FIELD_LOOKS,
-  FIELD_FILE,
-  NUM_FIELDS
-};
-
-static const char* const field_names[NUM_FIELDS] = {
-    "the protocol of steps",
-    "the number of lines of groups (those that are summed over the same ranks)",
-    "which groups have a communicator of their own (as a checksum)",
-    "the number of elements",
-    "counts, dtypes or step numbers of tensors (as a checksum)",
-    "lr, betas, epsilon, weight decay or flags of groups (as a checksum)",
-    "bucket",
-    "sum_buckets",
-    "loss_scale (its bits)",
-    "max_norm (its bits)",
-    "check_finite",
-    "whether states lie in a file",
-};
-
 typedef struct opening_s {
-  int32_t status;
+  sluice_refusal_t refusal;
   float largest;
   int64_t proposal;
-  int64_t fields[NUM_FIELDS];
-  char refusal[256];
+  int64_t protocol, lines, own_lines, elements, tensors, rules, bucket, chunk, loss_scale, max_norm, looks, file;
 } opening_t;
+
+static const sluice_record_field_t opening_fields[] = {
+    {SLUICE_RECORD_FIELD(opening_t, protocol), .name = "the protocol of steps"},
+    {SLUICE_RECORD_FIELD(opening_t, lines),
+     .name = "the number of lines of groups (those that are summed over the same ranks)"},
+    {SLUICE_RECORD_FIELD(opening_t, own_lines),
+     .name = "which groups have a communicator of their own (as a checksum)"},
+    {SLUICE_RECORD_FIELD(opening_t, elements), .name = "the number of elements"},
+    {SLUICE_RECORD_FIELD(opening_t, tensors), .name = "counts, dtypes or step numbers of tensors (as a checksum)"},
+    {SLUICE_RECORD_FIELD(opening_t, rules),
+     .name = "lr, betas, epsilon, weight decay or flags of groups (as a checksum)"},
+    {SLUICE_RECORD_FIELD(opening_t, bucket), .name = "bucket"},
+    {SLUICE_RECORD_FIELD(opening_t, chunk), .name = "sum_buckets"},
+    {SLUICE_RECORD_FIELD(opening_t, loss_scale), .name = "loss_scale (its bits)"},
+    {SLUICE_RECORD_FIELD(opening_t, max_norm), .name = "max_norm (its bits)"},
+    {SLUICE_RECORD_FIELD(opening_t, looks), .name = "check_finite"},
+    {SLUICE_RECORD_FIELD(opening_t, file), .name = "whether states lie in a file"},
+};
 
 static int64_t bits_of(double x) {
   int64_t bits;
@@ -94,99 +80,58 @@ static void fill(opening_t* mine, const sluice_bucketed_step_t* step, const slui
     tensors = hash_line(tensors, lines, line);
     elements += lines->counts[line];
   }
-  const int64_t fields[NUM_FIELDS] = {
-      [FIELD_PROTOCOL] = PROTOCOL,
-      [FIELD_LINES] = lines->num_lines,
-      [FIELD_OWN_LINES] = (int64_t)own,
-      [FIELD_ELEMENTS] = elements,
-      [FIELD_TENSORS] = (int64_t)tensors,
-      [FIELD_RULES] = (int64_t)hash_rules(&step->adam),
-      [FIELD_BUCKET] = step->bucket,
-      [FIELD_CHUNK] = step->chunk,
-      [FIELD_LOSS_SCALE] = bits_of(step->adam.loss_scale),
-      [FIELD_MAX_NORM] = bits_of(step->adam.max_norm),
-      [FIELD_LOOKS] = step->adam.looks_first != 0,
-      [FIELD_FILE] = step->file != NULL,
-  };
-  memcpy(mine->fields, fields, sizeof fields);
-}
-
-static void say(opening_t* mine, const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
-                const sluice_agreed_t* known) {
-  mine->status = step->refused;
-  mine->largest = known->largest;
-  mine->proposal = known->proposal;
-  if (step->refused == SLUICE_OK) {
-    fill(mine, step, lines);
-    return;
-  }
-  sluice_error_info_t why;
-  sluice_error_capture(&why);
-  (void)snprintf(mine->refusal, sizeof mine->refusal, "%.*s", (int)sizeof mine->refusal - 1, why.message);
-}
-
-static sluice_status_t check_refusals(const opening_t* records, int32_t w, int32_t rank) {
-  for (int32_t r = 0; r < w; ++r) {
-    if (records[r].status == SLUICE_OK) continue;
-    return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, rank, r, "optimizer: rank %d took no step: %s: %.255s", r,
-                            sluice_status_name(records[r].status), records[r].refusal);
-  }
-  return SLUICE_OK;
-}
-
-static sluice_status_t check_fields(const opening_t* records, int32_t w, int32_t rank) {
-  for (int32_t field = 0; field < NUM_FIELDS; ++field) {
-    for (int32_t r = 1; r < w; ++r) {
-      if (records[r].fields[field] == records[0].fields[field]) continue;
-      return SLUICE_FAIL_PEER(
-          SLUICE_E_MISMATCH, rank, r, "optimizer: %s: %lld on rank %d and %lld on rank 0; give all ranks the same",
-          field_names[field], (long long)records[r].fields[field], r, (long long)records[0].fields[field]);
-    }
-  }
-  return SLUICE_OK;
+  mine->protocol = PROTOCOL;
+  mine->lines = lines->num_lines;
+  mine->own_lines = (int64_t)own;
+  mine->elements = elements;
+  mine->tensors = (int64_t)tensors;
+  mine->rules = (int64_t)hash_rules(&step->adam);
+  mine->bucket = step->bucket;
+  mine->chunk = step->chunk;
+  mine->loss_scale = bits_of(step->adam.loss_scale);
+  mine->max_norm = bits_of(step->adam.max_norm);
+  mine->looks = step->adam.looks_first != 0;
+  mine->file = step->file != NULL;
 }
 
 static sluice_status_t open_step(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
-                                 const sluice_agreed_t* mine, sluice_agreed_t* out_agreed) {
-  const int32_t w = sluice_comm_world_size(step->comm), rank = sluice_comm_rank(step->comm);
-  sluice_error_info_t own;
-  sluice_error_capture(&own);
-  opening_t* records = sluice_comm_take_records(step->comm, sizeof *records, "optimizer: an exchange");
-  if (records == NULL) return sluice_alloc_status();
-  say(records + rank, step, lines, mine);
+                                 const sluice_agreed_t* known, sluice_agreed_t* out_agreed) {
+  static const sluice_agreement_t opening = {"optimizer", "took no step", "the ranks of an optimizer's step"};
+  opening_t mine = {.largest = known->largest, .proposal = known->proposal};
+  if (step->refused == SLUICE_OK) fill(&mine, step, lines);
+  sluice_records_t records;
   const uint64_t begin_ns = sluice_now_ns();
-  sluice_status_t status =
-      sluice_comm_all_gather(step->comm, records, sizeof *records, "the ranks of an optimizer's step");
+  SLUICE_TRY(sluice_comm_agree(step->comm, &opening, step->refused, &mine, sizeof mine, &records));
   out_agreed->latency_ns = sluice_now_ns() - begin_ns;
-  if (status == SLUICE_OK && step->refused != SLUICE_OK) status = sluice_error_adopt(&own);
-  if (status == SLUICE_OK) status = check_refusals(records, w, rank);
-  if (status == SLUICE_OK) status = check_fields(records, w, rank);
-  out_agreed->proposal = records[0].proposal;
+  out_agreed->proposal = ((const opening_t*)sluice_record_of(&records, 0))->proposal;
   out_agreed->largest = 0.0F;
-  for (int32_t r = 0; r < w; ++r) {
-    out_agreed->largest = records[r].largest > out_agreed->largest ? records[r].largest : out_agreed->largest;
+  for (int32_t r = 0; r < records.world_size; ++r) {
+    const opening_t* of = sluice_record_of(&records, r);
+    out_agreed->largest = of->largest > out_agreed->largest ? of->largest : out_agreed->largest;
   }
-  sluice_comm_free_records(step->comm, records, sizeof *records);
+  const sluice_status_t status = sluice_records_compare(&records, opening_fields, SLUICE_NUM_FIELDS(opening_fields));
+  sluice_records_free(&records);
   return status;
 }
 
 /* ---- lines that a part of the ranks sums ---- */
 
+typedef struct line_record_s {
+  sluice_refusal_t refusal; /* none: the opening has brought all */
+  int64_t tensors;
+} line_record_t;
+
 static sluice_status_t compare_line(const sluice_lines_t* lines, int32_t line) {
-  sluice_comm_t* comm = lines->comms[line];
-  uint64_t* records = sluice_comm_take_records(comm, sizeof *records, "optimizer: an exchange");
-  if (records == NULL) return sluice_alloc_status();
-  const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
-  records[rank] = hash_line(SLUICE_HASH_OF_NOTHING, lines, line);
-  sluice_status_t status = sluice_comm_all_gather(comm, records, sizeof *records, "the ranks of a group of parameters");
-  for (int32_t r = 1; r < w && status == SLUICE_OK; ++r) {
-    if (records[r] == records[0]) continue;
-    status = SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, rank, r,
-                              "optimizer: counts, dtypes or step numbers of line %d of groups differ on ranks %d and 0 "
-                              "of its communicator; give all of them the same",
-                              line, r);
-  }
-  sluice_comm_free_records(comm, records, sizeof *records);
+  static const sluice_record_field_t field[] = {{SLUICE_RECORD_FIELD(line_record_t, tensors),
+                                                 .name = "counts, dtypes or step numbers of tensors (as a checksum)"}};
+  char what[96];
+  (void)snprintf(what, sizeof what, "optimizer: line %d of groups, by ranks of its communicator", line);
+  const sluice_agreement_t agreement = {what, "", "the ranks of a group of parameters"};
+  line_record_t mine = {.tensors = (int64_t)hash_line(SLUICE_HASH_OF_NOTHING, lines, line)};
+  sluice_records_t records;
+  SLUICE_TRY(sluice_comm_agree(lines->comms[line], &agreement, SLUICE_OK, &mine, sizeof mine, &records));
+  const sluice_status_t status = sluice_records_compare(&records, field, 1);
+  sluice_records_free(&records);
   return status;
 }
 
@@ -253,56 +198,37 @@ sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found
 
 /* ---- the end of a step whose states lie in files ---- */
 
-typedef struct ending_s {
-  int32_t status;
-  char message[252];
-} ending_t;
-
 sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran) {
+  static const sluice_agreement_t ending = {"optimizer", "did not end the step", "how an optimizer's step ended"};
   if (comm == NULL) return ran;
-  sluice_error_info_t own;
-  sluice_error_capture(&own);
-  ending_t* records = sluice_comm_take_records(comm, sizeof *records, "optimizer: an exchange");
-  if (records == NULL) return ran != SLUICE_OK ? ran : sluice_alloc_status();
-  const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
-  records[rank].status = ran;
-  if (ran != SLUICE_OK) {
-    (void)snprintf(records[rank].message, sizeof records->message, "%.*s", (int)sizeof records->message - 1,
-                   own.message);
-  }
-  sluice_status_t status = sluice_comm_all_gather(comm, records, sizeof *records, "how an optimizer's step ended");
-  if (ran != SLUICE_OK) status = sluice_error_adopt(&own);
-  for (int32_t r = 0; r < w && status == SLUICE_OK; ++r) {
-    if (records[r].status == SLUICE_OK) continue;
-    status = SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, rank, r, "optimizer: rank %d did not end the step: %s: %.251s", r,
-                              sluice_status_name(records[r].status), records[r].message);
-  }
-  sluice_comm_free_records(comm, records, sizeof *records);
-  return status;
+  sluice_refusal_t mine = {.status = SLUICE_OK};
+  sluice_records_t records;
+  SLUICE_TRY(sluice_comm_agree(comm, &ending, ran, &mine, sizeof mine, &records));
+  sluice_records_free(&records);
+  return SLUICE_OK;
 }
 
 /* ---- files that are made and opened ---- */
 
 typedef struct files_record_s {
-  int32_t status;
+  sluice_refusal_t refusal;
   sluice_files_t files;
-  char message[224];
 } files_record_t;
 
 static int has_step(const sluice_files_t* files, int64_t step) {
   return step != SLUICE_NO_STEP && (files->step == step || files->other_step == step);
 }
 
-static sluice_status_t compare_files(const files_record_t* records, int32_t w, int32_t rank, int64_t* out_step) {
-  const sluice_files_t* first = &records[0].files;
+static const sluice_files_t* files_of(const sluice_records_t* records, int32_t rank) {
+  return &((const files_record_t*)sluice_record_of(records, rank))->files;
+}
+
+static sluice_status_t compare_files(const sluice_records_t* records, int64_t* out_step) {
+  const sluice_files_t* first = files_of(records, 0);
+  const int32_t rank = records->rank;
   int32_t lacks[2] = {0, 0};
-  for (int32_t r = 0; r < w; ++r) {
-    if (records[r].status == SLUICE_OK) continue;
-    return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, rank, r, "optimizer: rank %d has no file of states: %s: %.223s", r,
-                            sluice_status_name(records[r].status), records[r].message);
-  }
-  for (int32_t r = 1; r < w; ++r) {
-    const sluice_files_t* files = &records[r].files;
+  for (int32_t r = 1; r < records->world_size; ++r) {
+    const sluice_files_t* files = files_of(records, r);
     if (files->makes != first->makes) {
       return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, rank, r,
                               "optimizer: rank %d %s, and rank 0 %s: give all ranks their files, or none", r,
@@ -321,29 +247,19 @@ static sluice_status_t compare_files(const files_record_t* records, int32_t w, i
       SLUICE_E_MISMATCH, rank, r,
       "optimizer: no step is whole in the files of all ranks: rank %d has %lld and %lld, rank 0 has "
       "%lld and %lld (-1: none)",
-      r, (long long)records[r].files.step, (long long)records[r].files.other_step, (long long)first->step,
+      r, (long long)files_of(records, r)->step, (long long)files_of(records, r)->other_step, (long long)first->step,
       (long long)first->other_step);
 }
 
 sluice_status_t sluice_handshake_on_files(sluice_comm_t* comm, sluice_status_t status, const sluice_files_t* mine,
                                           int64_t* out_step) {
+  static const sluice_agreement_t opening = {"optimizer", "has no file of states", "files of an optimizer's states"};
   *out_step = mine->step;
   if (comm == NULL) return status;
-  sluice_error_info_t own;
-  sluice_error_capture(&own);
-  files_record_t* records = sluice_comm_take_records(comm, sizeof *records, "optimizer: an exchange");
-  if (records == NULL) return status != SLUICE_OK ? status : sluice_alloc_status();
-  const int32_t w = sluice_comm_world_size(comm), rank = sluice_comm_rank(comm);
-  records[rank].status = status;
-  records[rank].files = *mine;
-  if (status != SLUICE_OK) {
-    (void)snprintf(records[rank].message, sizeof records->message, "%.*s", (int)sizeof records->message - 1,
-                   own.message);
-  }
-  const sluice_status_t exchanged =
-      sluice_comm_all_gather(comm, records, sizeof *records, "files of an optimizer's states");
-  sluice_status_t found = status != SLUICE_OK ? sluice_error_adopt(&own) : exchanged;
-  if (found == SLUICE_OK) found = compare_files(records, w, rank, out_step);
-  sluice_comm_free_records(comm, records, sizeof *records);
+  files_record_t record = {.files = *mine};
+  sluice_records_t records;
+  SLUICE_TRY(sluice_comm_agree(comm, &opening, status, &record, sizeof record, &records));
+  const sluice_status_t found = compare_files(&records, out_step);
+  sluice_records_free(&records);
   return found;
 }

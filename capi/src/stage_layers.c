@@ -223,6 +223,13 @@ int32_t sluice_stage_layer_option(const sluice_stage_layers_t* layers, int32_t l
   return is_plain(&layers->of[layer]) ? layers->list[layer].options[option].kind : option;
 }
 
+int32_t sluice_stage_layer_place(const sluice_stage_layers_t* layers, int32_t layer, int32_t number) {
+  if (!is_plain(&layers->of[layer])) return number;
+  int32_t place = 0;
+  while (place < layers->list[layer].num_options && layers->list[layer].options[place].kind != number) ++place;
+  return place;
+}
+
 void sluice_stage_layers_name(void* user, int32_t layer, int32_t option, sluice_text_t* text) {
   const sluice_stage_layers_t* layers = user;
   const sluice_stage_layer_t* l = &layers->of[layer];

@@ -29,6 +29,8 @@ void sluice_stage_layers_deinit(sluice_stage_layers_t* layers);
 
 /* The option's number as the caller counts: of a layer without options of its own its kind. */
 int32_t sluice_stage_layer_option(const sluice_stage_layers_t* layers, int32_t layer, int32_t option);
+/* The reverse: the option that the caller calls `number`. num_options of the layer: it has none such. */
+int32_t sluice_stage_layer_place(const sluice_stage_layers_t* layers, int32_t layer, int32_t number);
 /* user: layers. For sluice_stages_names_t. */
 void sluice_stage_layers_name(void* user, int32_t layer, int32_t option, sluice_text_t* text);
 

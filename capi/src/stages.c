@@ -115,7 +115,32 @@ static sluice_stages_problem_t problem_of(const sluice_planner_problem_t* p, con
   };
 }
 
-sluice_status_t sluice_planner_stages(const sluice_planner_problem_t* problem, sluice_planner_result_t* inout_result) {
+/* From the caller's numbers of options to the solver's. */
+static sluice_status_t read_given(const sluice_stage_layers_t* layers, sluice_stages_choice_t* choices) {
+  for (int32_t i = 0; i < layers->count; ++i) {
+    const int32_t count = layers->list[i].num_options, option = choices[i].option;
+    SLUICE_TRY(SLUICE_REQUIRE(option == -1 || sluice_stage_layer_place(layers, i, option) < count,
+                              "layer %d: option is %d, which is none of the %d that the layer may have", i, option,
+                              count));
+  }
+  for (int32_t i = 0; i < layers->count; ++i) {
+    if (choices[i].option >= 0) choices[i].option = sluice_stage_layer_place(layers, i, choices[i].option);
+  }
+  return SLUICE_OK;
+}
+
+/* A refused call leaves what the caller gave. */
+static void give_back(const sluice_stage_layers_t* layers, sluice_stages_choice_t* choices) {
+  for (int32_t i = 0; i < layers->count; ++i) {
+    if (choices[i].option >= 0) choices[i].option = sluice_stage_layer_option(layers, i, choices[i].option);
+  }
+}
+
+typedef sluice_status_t (*plan_fn)(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                   sluice_stages_plan_t* plan);
+
+static sluice_status_t answer(const sluice_planner_problem_t* problem, plan_fn fill, int is_given,
+                              sluice_planner_result_t* inout_result) {
   sluice_planner_problem_t p;
   sluice_planner_result_t r;
   SLUICE_TRY(read_problem(problem, &p));
@@ -124,11 +149,23 @@ sluice_status_t sluice_planner_stages(const sluice_planner_problem_t* problem, s
   SLUICE_TRY(sluice_stage_layers_make(&p, &layers));
   const sluice_stages_problem_t checked = problem_of(&p, layers.list);
   sluice_stages_plan_t plan = {.choices = r.choices, .stages = r.stages};
-  const sluice_status_t status = sluice_stages_plan(&checked, sluice_process_allocator(), &plan);
+  const sluice_status_t refused = is_given ? read_given(&layers, r.choices) : SLUICE_OK;
+  const sluice_status_t status = refused != SLUICE_OK ? refused : fill(&checked, sluice_process_allocator(), &plan);
   if (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET) {
     fill_result(&checked, &layers, &plan, &r);
     sluice_struct_give(inout_result, &r, sizeof r);
+  } else if (is_given && refused == SLUICE_OK) {
+    give_back(&layers, r.choices);
   }
   sluice_stage_layers_deinit(&layers);
   return status;
+}
+
+sluice_status_t sluice_planner_stages(const sluice_planner_problem_t* problem, sluice_planner_result_t* inout_result) {
+  return answer(problem, sluice_stages_plan, 0, inout_result);
+}
+
+sluice_status_t sluice_planner_price_stages(const sluice_planner_problem_t* problem,
+                                            sluice_planner_result_t* inout_result) {
+  return answer(problem, sluice_stages_price, 1, inout_result);
 }

@@ -26,6 +26,7 @@ typedef struct planning_s {
   sluice_partition_t part;
   sluice_partition_t scratch;
   sluice_stages_plan_t* plan;
+  int32_t is_given; /* the partition is the caller's */
 } planning_t;
 
 static double short_bytes(const planning_t* p) {
@@ -77,7 +78,7 @@ static sluice_status_t plan_by_method(planning_t* p) {
 
 /* ---- the answer ---- */
 
-static void fill_plan(planning_t* p) {
+static void choose_settled(planning_t* p) {
   sluice_stages_plan_t* plan = p->plan;
   for (int32_t i = 0; i < p->tables.num_layers; ++i) {
     const int32_t option = p->part.option_of[i];
@@ -85,7 +86,6 @@ static void fill_plan(planning_t* p) {
         .stage = p->part.stage_of[i], .option = option, .kind = p->tables.problem->layers[i].options[option].kind};
   }
   sluice_stages_predict(&p->tables, p->part.stage_of, plan);
-  sluice_stages_give_reasons(&p->part, plan);
 }
 
 static sluice_status_t refuse(planning_t* p) {
@@ -101,21 +101,71 @@ static sluice_status_t refuse(planning_t* p) {
   plan->blocking_stage = blocking, plan->is_optimal = 0;
   plan->smallest_budget_bytes = stage->bytes, plan->short_bytes = stage->bytes - stage->budget_bytes;
   return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                     "no partition of %d layers over %d stages that was found fits: stage %d, with layers %d to %d and "
-                     "%d micro-batches outstanding, takes at least %" PRIu64 " bytes of its budget of %" PRIu64
+                     "%s partition of %d layers over %d stages %s: stage %d, with layers %d to %d and %d micro-batches "
+                     "outstanding, takes at least %" PRIu64 " bytes of its budget of %" PRIu64
                      "; raise every budget by %" PRIu64 " bytes, or let fewer micro-batches be outstanding",
-                     p->tables.num_layers, p->tables.num_stages, blocking, first, last, stage->in_flight, stage->bytes,
-                     stage->budget_bytes, plan->short_bytes);
+                     p->is_given ? "this" : "no", p->tables.num_layers, p->tables.num_stages,
+                     p->is_given ? "does not fit" : "that was found fits", blocking, first, last, stage->in_flight,
+                     stage->bytes, stage->budget_bytes, plan->short_bytes);
 }
 
 static sluice_status_t make_plan(planning_t* p) {
   SLUICE_TRY(plan_by_method(p));
-  fill_plan(p);
+  choose_settled(p);
+  sluice_stages_give_reasons(&p->part, p->plan);
   return short_bytes(p) > 0 ? refuse(p) : SLUICE_OK;
 }
 
-sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
-                                           sluice_stages_plan_t* plan, uint64_t* out_steps) {
+/* ---- stages that are given ---- */
+
+static sluice_status_t check_given(const sluice_stages_tables_t* t, const sluice_stages_plan_t* plan) {
+  const sluice_stages_choice_t* choices = plan->choices;
+  const int is_open = choices[0].option == -1;
+  for (int32_t s = 0; s < t->num_stages; ++s) plan->stages[s].num_layers = 0;
+  for (int32_t i = 0; i < t->num_layers; ++i) {
+    const int32_t stage = choices[i].stage, option = choices[i].option, count = t->problem->layers[i].num_options;
+    SLUICE_TRY(SLUICE_REQUIRE(stage >= 0 && stage < t->num_stages, "layer %d is on stage %d, and there are %d", i,
+                              stage, t->num_stages));
+    SLUICE_TRY(SLUICE_REQUIRE(is_open ? option == -1 : option >= 0 && option < count,
+                              "layer %d has option %d of %d: give one of each layer, or -1 in all", i, option, count));
+    for (int32_t a = t->first_source[i]; a < t->first_source[i + 1]; ++a) {
+      const int32_t source = t->sources[a];
+      SLUICE_TRY(SLUICE_REQUIRE(choices[source].stage <= stage,
+                                "layer %d on stage %d reads layer %d, which is on the later stage %d", i, stage, source,
+                                choices[source].stage));
+    }
+    ++plan->stages[stage].num_layers;
+  }
+  for (int32_t s = 0; s < t->num_stages; ++s) {
+    SLUICE_TRY(SLUICE_REQUIRE(plan->stages[s].num_layers > 0, "stage %d has no layer, and needs one", s));
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t price_given(planning_t* p) {
+  SLUICE_TRY(check_given(&p->tables, p->plan));
+  p->is_given = 1;
+  const int is_open = p->plan->choices[0].option == -1;
+  for (int32_t i = 0; i < p->tables.num_layers; ++i) {
+    p->part.stage_of[i] = p->plan->choices[i].stage, p->part.option_of[i] = p->plan->choices[i].option;
+  }
+  if (is_open) sluice_partition_settle(&p->part);
+  choose_settled(p);
+  for (int32_t s = 0; s < p->tables.num_stages && !is_open; ++s) {
+    const sluice_stages_stage_t* stage = &p->plan->stages[s];
+    const uint64_t budget = p->tables.budget[s];
+    p->part.judged[s] = (sluice_stage_judgement_t){
+        .turn = stage->seconds, .short_bytes = stage->bytes > budget ? (double)(stage->bytes - budget) : 0};
+  }
+  sluice_stages_give_reasons(&p->part, p->plan);
+  return short_bytes(p) > 0 ? refuse(p) : SLUICE_OK;
+}
+
+/* ---- calls ---- */
+
+static sluice_status_t with_room(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                 sluice_status_t (*fill)(planning_t*), sluice_stages_plan_t* plan,
+                                 uint64_t* out_steps) {
   SLUICE_TRY(SLUICE_REQUIRE(problem != NULL && plan != NULL && plan->choices != NULL && plan->stages != NULL,
                             "a problem, a plan and the plan's choices and stages have to be there"));
   SLUICE_TRY(sluice_stages_check(problem));
@@ -124,7 +174,7 @@ sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* proble
   SLUICE_TRY(sluice_stages_tables_make(problem, allocator, &planning.tables));
   sluice_status_t status = sluice_partition_make(&planning.tables, most_nodes(problem), &planning.part);
   if (status == SLUICE_OK) status = sluice_partition_make(&planning.tables, most_nodes(problem), &planning.scratch);
-  if (status == SLUICE_OK) status = make_plan(&planning);
+  if (status == SLUICE_OK) status = fill(&planning);
   *out_steps = planning.part.local.steps + planning.scratch.local.steps;
   sluice_partition_deinit(&planning.scratch);
   sluice_partition_deinit(&planning.part);
@@ -132,8 +182,19 @@ sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* proble
   return status;
 }
 
+sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                           sluice_stages_plan_t* plan, uint64_t* out_steps) {
+  return with_room(problem, allocator, make_plan, plan, out_steps);
+}
+
 sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                    sluice_stages_plan_t* plan) {
   uint64_t steps;
-  return sluice_stages_plan_counted(problem, allocator, plan, &steps);
+  return with_room(problem, allocator, make_plan, plan, &steps);
+}
+
+sluice_status_t sluice_stages_price(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
+                                    sluice_stages_plan_t* plan) {
+  uint64_t steps;
+  return with_room(problem, allocator, price_given, plan, &steps);
 }

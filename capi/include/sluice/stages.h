@@ -245,6 +245,16 @@ SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_planner_result_init(sluice_planner
 SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_stages(const sluice_planner_problem_t* problem,
                                                                      sluice_planner_result_t* inout_result);
 
+/* Predicts a plan whose stages the caller gives, for a decision between the plan in force and another. Before the call
+ * choices[i].stage is the stage of layer i: no stage is empty, and no layer reads one of a later stage.
+ * choices[i].option is the layer's option, numbered as in a plan; or -1 in all layers, and the fastest options that fit
+ * are chosen. Options with copies are priced even if their copies return too late. The call fills the result as
+ * sluice_planner_stages does; begins_earlier and begins_later assume that the two stages choose their options again.
+ * Errors: as sluice_planner_stages. OVER_BUDGET is about the given stages, with smallest_budget_bytes for the stage
+ * that lacks most. */
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_price_stages(const sluice_planner_problem_t* problem,
+                                                                           sluice_planner_result_t* inout_result);
+
 #ifdef __cplusplus
 }
 #endif

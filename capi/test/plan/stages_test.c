@@ -155,6 +155,92 @@ static void Stages_OwnOptions_AreTakenByTheirNumber(void** state) {
   assert_int_equal(s.result.text_bytes, whole);
 }
 
+/* ---- stages that the caller gives ---- */
+
+static sluice_status_t price(scene_t* s, uint64_t budget, const int32_t* stages, const int32_t* options) {
+  for (int32_t i = 0; i < s->problem.num_layers; ++i) {
+    s->choices[i].stage = stages[i], s->choices[i].option = options == NULL ? -1 : options[i];
+  }
+  for (int32_t i = 0; i < s->problem.num_stages; ++i) s->budgets[i] = budget;
+  s->problem.budget_bytes = s->budgets;
+  return sluice_planner_price_stages(&s->problem, &s->result);
+}
+
+static void Price_OfAPlan_IsWhatThePlanSays(void** state) {
+  (void)state;
+  scene_t s, planned;
+  open_plain(&planned, 6, 3);
+  planned.problem.num_micro_batches = 4;
+  planned.layer[4].may_recompute = 0; /* its offload is the second of two options */
+  planned.problem.copy_bytes_per_second = 1e9;
+  WORKS(plan(&planned, 300));
+  s = planned;
+  s.problem.layers = s.layers;
+  for (int32_t i = 0; i < 6; ++i) s.layers[i] = &s.layer[i];
+  s.result.choices = s.choices, s.result.stages = s.stages, s.result.moe = s.moe, s.result.text = s.text;
+  int32_t stages[6], options[6];
+  for (int32_t i = 0; i < 6; ++i) stages[i] = planned.choices[i].stage, options[i] = planned.choices[i].option;
+  for (int32_t is_open = 0; is_open < 2; ++is_open) {
+    memset(s.stages, 0xa5, sizeof s.stages);
+    s.result.slowest_seconds = s.result.step_seconds = -1;
+    WORKS(price(&s, 300, stages, is_open ? NULL : options));
+    assert_memory_equal(s.choices, planned.choices, sizeof s.choices);
+    for (int32_t i = 0; i < 3; ++i) {
+      assert_true(s.stages[i].bytes == planned.stages[i].bytes && s.stages[i].bytes <= 300);
+      assert_true(s.stages[i].seconds == planned.stages[i].seconds);
+    }
+    assert_true(s.result.slowest_seconds == planned.result.slowest_seconds);
+    assert_true(s.result.step_seconds == planned.result.step_seconds);
+  }
+}
+
+static void Price_OfStagesThatAreGiven_StaysWithThem(void** state) {
+  (void)state;
+  scene_t s;
+  open_plain(&s, 4, 2);
+  static const int32_t uneven[] = {0, 0, 0, 1}, mixed[] = {1, 0, 1, 0}, kept[] = {0, 0, 0, 0};
+  WORKS(price(&s, 0, uneven, mixed));
+  assert_true(s.stages[0].seconds == 11 && s.stages[1].seconds == 3 && s.result.slowest_stage == 0);
+  assert_int_equal(s.stages[0].bytes, 3 * 20 + 10 + 120 + 90); /* one message, what is held, one that runs again */
+  assert_int_equal(s.choices[0].reason, SLUICE_STAGES_UNBURDENS);
+  REFUSED(price(&s, 279, uneven, mixed), SLUICE_E_OVER_BUDGET,
+          "this partition of 4 layers over 2 stages does not fit: stage 0,");
+  assert_true(s.result.blocking_stage == 0 && s.result.smallest_budget_bytes == 280 && s.result.short_bytes == 1);
+  REFUSED(price(&s, 300, uneven, kept), SLUICE_E_OVER_BUDGET, "takes at least 370 bytes");
+  WORKS(price(&s, 300, uneven, NULL)); /* which may choose */
+  assert_true(s.stages[0].seconds == 11 && s.stages[0].bytes == 280);
+  REFUSED(price(&s, 189, uneven, NULL), SLUICE_E_OVER_BUDGET, "takes at least 190 bytes");
+}
+
+static void Price_BadStages_AreRefusedByNameAndChangeNothing(void** state) {
+  (void)state;
+  static const struct {
+    int32_t stages[4], options[4], may_recompute;
+    const char* named;
+  } cases[] = {
+      {{0, 0, 1, 2}, {0, 0, 0, 0}, 1, "layer 3 is on stage 2, and there are 2"},
+      {{0, -1, 1, 1}, {0, 0, 0, 0}, 1, "layer 1 is on stage -1"},
+      {{0, 1, 0, 1}, {0, 0, 0, 0}, 1, "layer 2 on stage 0 reads layer 1, which is on the later stage 1"},
+      {{0, 0, 0, 0}, {0, 0, 0, 0}, 1, "stage 1 has no layer"},
+      {{0, 0, 1, 1}, {0, 2, -1, 0}, 1, "layer 2 has option -1 of 3"},
+      {{0, 0, 1, 1}, {-1, 0, -1, -1}, 1, "layer 1 has option 0 of 3: give one of each layer, or -1 in all"},
+      {{0, 0, 1, 1}, {0, 0, 3, 0}, 1, "layer 2: option is 3"},
+      {{0, 0, 1, 1}, {2, 0, 0, 1}, 0, "layer 3: option is 1, which is none of the 2"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    scene_t s;
+    open_plain(&s, 4, 2);
+    s.problem.copy_bytes_per_second = 1e9;
+    for (int32_t l = 0; l < 4; ++l) s.layer[l].may_recompute = cases[i].may_recompute;
+    s.result.slowest_seconds = 7;
+    REFUSED(price(&s, 0, cases[i].stages, cases[i].options), SLUICE_E_INVALID_ARGUMENT, cases[i].named);
+    for (int32_t l = 0; l < 4; ++l) {
+      assert_true(s.choices[l].stage == cases[i].stages[l] && s.choices[l].option == cases[i].options[l]);
+    }
+    assert_true(s.result.slowest_seconds == 7);
+  }
+}
+
 /* ---- MoE layers ---- */
 
 static void open_moe(scene_t* s, const sluice_planner_t* planner, const sluice_planner_workload_t* work,
@@ -439,6 +525,9 @@ int main(void) {
       cmocka_unit_test(Stages_LayersThatMayNot_AreKept),
       cmocka_unit_test(Stages_OverBudget_NamesTheStageAndTheSmallestBudget),
       cmocka_unit_test(Stages_OwnOptions_AreTakenByTheirNumber),
+      cmocka_unit_test(Price_OfAPlan_IsWhatThePlanSays),
+      cmocka_unit_test(Price_OfStagesThatAreGiven_StaysWithThem),
+      cmocka_unit_test(Price_BadStages_AreRefusedByNameAndChangeNothing),
       cmocka_unit_test(Stages_ThreeMoeLayers_FitABudgetThatNoneOfThemCouldKeepAlone),
       cmocka_unit_test(Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower),
       cmocka_unit_test(Stages_MoeBesidePlainLayers_ShareOneBudget),

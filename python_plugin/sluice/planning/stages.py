@@ -57,6 +57,9 @@ class Layer:
     options: tuple[Option, ...] = ()
 
 
+_NUMBERS = tuple(each.name for each in fields(Layer) if each.type in ("float", "int", "bool"))
+
+
 @dataclass(frozen=True)
 class Link:
     """Between a stage and the next."""
@@ -142,6 +145,22 @@ def plan(problem: Problem, planner: Planner | None = None) -> Plan:
 
     Raises InvalidArgument naming layer and field; what does not fit is no error but the plan's `shortfall`.
     """
+    return _asked("sluice_planner_stages", problem, planner)
+
+
+def price(
+    problem: Problem, stage_of: Sequence[int], options: Sequence[int] = (), planner: Planner | None = None
+) -> Plan:
+    """The plan with these stages of its layers, by sluice_planner_price_stages. options: of each layer the index of its
+    option, or of its kind in KINDS where it has none of its own; empty: the fastest options that fit are chosen. Else
+    as `plan`, without MoE layers."""
+    given = list(zip(stage_of, options or [-1] * len(stage_of)))
+    if not len(stage_of) == len(given) == len(problem.layers):
+        raise BadInput(f"{len(stage_of)} stages and {len(options)} options are given of {len(problem.layers)} layers")
+    return _asked("sluice_planner_price_stages", problem, None, given)
+
+
+def _asked(call: str, problem: Problem, planner: Planner | None, choices: Sequence[tuple[int, int]] = ()) -> Plan:
     library, memory = load(), _Memory()
     ffi, count, stages = library.ffi, len(problem.layers), max(problem.num_stages, 1)
     given = _problem(problem, planner, memory)
@@ -151,7 +170,9 @@ def plan(problem: Problem, planner: Planner | None = None) -> Plan:
     result.moe = memory.keep(ffi.new("sluice_planner_candidate_t[]", max(count, 1)))
     result.text_room = 512 * (count + stages + 1)
     result.text = text = memory.keep(ffi.new("char[]", result.text_room))
-    status = library.lib.sluice_planner_stages(given, result)
+    for choice, (stage, option) in zip(result.choices[0 : len(choices)], choices):
+        choice.stage, choice.option = stage, option
+    status = getattr(library.lib, call)(given, result)
     shortfall = ""
     if status == _OVER_BUDGET:
         error = library.last_error(status)
@@ -199,7 +220,7 @@ def _layer(layer: Layer, planner: Planner | None, works: dict[Workload, Any], me
     """works: by layer, so that equal ones are priced once."""
     library = load()
     value = library.new("planner_layer")
-    for name in (each.name for each in fields(Layer) if each.type in ("float", "int", "bool")):
+    for name in _NUMBERS:
         setattr(value, name, getattr(layer, name))
     if layer.options:
         options = [{**asdict(option), "kind": _number("kind", option.kind, KINDS)} for option in layer.options]

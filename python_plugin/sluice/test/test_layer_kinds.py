@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way, bytes_of, fits, slowest_of, turn_of
+from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way, price
 from sluice.planning.layer_moves import MoveOptions
 from sluice.planning.stages import Link
 
@@ -36,6 +36,37 @@ def _drawn(draw: random.Random) -> tuple[Costs, Pipe]:
     return costs, Pipe(round(draw.uniform(0.3, 1.1) * even), in_flight, 8, links)
 
 
+def _stage_bytes(costs: Costs, pipe: Pipe, way: Way, stage: int) -> int:
+    """By the formula of sluice/stages.h, written a second time."""
+    begin, end = way.parts[stage : stage + 2]
+    layers = range(begin, end)
+    held = sum(costs.rerun[n] if n in way.rerun else costs.kept[n] for n in layers)
+    working = max([0, *(costs.kept[n] - costs.rerun[n] for n in layers if n in way.rerun)])
+    given = costs.output[begin - 1] if begin else 0
+    handed_on = costs.output[end - 1] if end < LAYERS else 0
+    count = pipe.in_flight[stage]
+    return sum(costs.resident[begin:end]) + count * (held + handed_on) + working + given
+
+
+def _stage_seconds(costs: Costs, pipe: Pipe, way: Way, stage: int) -> float:
+    begin, end = way.parts[stage : stage + 2]
+    took = [sum(costs.seconds[n] + (costs.again[n] if n in way.rerun else 0.0) for n in range(begin, end))]
+    for number, cut in ((stage - 1, begin), (stage, end)):
+        if 0 <= number < len(pipe.links):
+            link = pipe.links[number]
+            once = link.latency_seconds + costs.output[cut - 1] / link.bytes_per_second
+            took.append(once if link.full_duplex else 2 * once)
+    return max(took)
+
+
+def _slowest(costs: Costs, pipe: Pipe, way: Way) -> float:
+    return max(_stage_seconds(costs, pipe, way, stage) for stage in range(len(way.parts) - 1))
+
+
+def _fits(costs: Costs, pipe: Pipe, way: Way) -> bool:
+    return all(_stage_bytes(costs, pipe, way, stage) <= pipe.budget for stage in range(len(way.parts) - 1))
+
+
 def _exhaustive(costs: Costs, pipe: Pipe) -> float:
     """The slowest stage of the best partition and choice; infinite: nothing fits."""
     best: dict[tuple[int, int, int], float] = {}
@@ -48,8 +79,8 @@ def _exhaustive(costs: Costs, pipe: Pipe) -> float:
                     parts = [0] * (STAGES + 1)
                     parts[stage : stage + 2] = begin, end
                     way = Way(tuple(parts), frozenset(again))
-                    if bytes_of(costs, pipe, way, stage) <= pipe.budget:
-                        found = min(found, turn_of(costs, pipe, way, stage))
+                    if _stage_bytes(costs, pipe, way, stage) <= pipe.budget:
+                        found = min(found, _stage_seconds(costs, pipe, way, stage))
             best[stage, begin, end] = found
     return min(
         max(best[0, 0, a], best[1, a, b], best[2, b, LAYERS]) for a, b in itertools.combinations(range(1, LAYERS), 2)
@@ -67,8 +98,10 @@ def test_Decider_DrawnProblems_AreWithinAHundredthOfTheBestAndTheirBudget() -> N
             assert looks[-1].verdict == "over_budget"
             nothing += 1
             continue
-        assert slowest_of(costs, pipe, decider.way) <= 1.01 * best
-        assert fits(costs, pipe, decider.way)
+        assert _slowest(costs, pipe, decider.way) <= 1.01 * best
+        assert _fits(costs, pipe, decider.way)
+        priced = price(costs, pipe, decider.way)
+        assert priced.fits and abs(priced.slowest / _slowest(costs, pipe, decider.way) - 1) < 1e-12
         assert looks[-1].recomputed == tuple(sorted(decider.way.rerun)) and looks[-1].parts == decider.way.parts
         moved += decider.num_moves > 0
         switched += bool(decider.way.rerun)
@@ -86,13 +119,13 @@ def test_Decider_StageOverItsBudget_RunsLayersAgainBeforeItGivesAny() -> None:
     decider = KindDecider(Way((0, 4, 8), frozenset()), pipe, 1e-6)  # moving costs more than it brings
     look = decider.after_batch(_alike())
     assert (look.verdict, look.parts, len(look.recomputed)) == ("to_fit", (0, 4, 8), 2)
-    assert fits(_alike(), pipe, decider.way)
+    assert _fits(_alike(), pipe, decider.way)
     # Where no choice within the stages fits, layers go whatever it costs.
     heavy = _alike()._replace(resident=[100] * 8, rerun=[90] * 8)
     pipe = Pipe(1420, [2, 1], 8)
     decider = KindDecider(Way((0, 6, 8), frozenset()), pipe, 1e-6)
     assert decider.after_batch(heavy).verdict == "to_fit"
-    assert decider.parts[1] < 6 and fits(heavy, pipe, decider.way)
+    assert decider.parts[1] < 6 and _fits(heavy, pipe, decider.way)
 
 
 def test_Decider_WhileLayersArrive_NoStageTakesMore() -> None:
@@ -106,10 +139,10 @@ def test_Decider_WhileLayersArrive_NoStageTakesMore() -> None:
             look = decider.after_batch(costs)
             if look.verdict == "over_budget":
                 break
-            assert fits(costs, pipe, decider.way)
+            assert _fits(costs, pipe, decider.way)
             for stage, (begin, end) in enumerate(zip(look.parts, look.parts[1:])):
                 new = [n for n in range(begin, end) if not before[stage] <= n < before[stage + 1]]
-                taken = bytes_of(costs, pipe, decider.way, stage) + sum(costs.resident[n] for n in new)
+                taken = _stage_bytes(costs, pipe, decider.way, stage) + sum(costs.resident[n] for n in new)
                 assert taken <= pipe.budget
             moved += before != look.parts
     assert moved > 10
@@ -131,7 +164,7 @@ def test_Decider_NoisyBatches_HardlyChangesAnything() -> None:
         moves = sum(a.parts != b.parts for a, b in zip(ways, ways[1:]))
         switches = sum(a.parts == b.parts and a.rerun != b.rerun for a, b in zip(ways, ways[1:]))
         assert moves <= 1 and switches <= 2, (seed, moves, switches)
-        assert fits(costs, pipe, decider.way)
+        assert _fits(costs, pipe, decider.way)
 
 
 def test_Decider_BytesThatFall_AreBelievedAfterSomeBatches() -> None:

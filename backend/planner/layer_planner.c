@@ -100,6 +100,23 @@ static sluice_status_t plan_bytes(const sluice_machine_t* machine, const sluice_
   return status;
 }
 
+/* The total where no rank receives more than `rows`, in as many chunks as run then. */
+static sluice_status_t usual_bytes(const sluice_machine_t* machine, const sluice_planner_workload_t* w,
+                                   const sluice_planner_asked_t* asked, const sluice_plan_data_t* plan, double rows,
+                                   int32_t run_chunks, uint64_t* out_bytes) {
+  sluice_ring_memo_t rings = {0};
+  const sluice_plan_problem_t problem = sluice_planner_problem(machine, w, asked, &rings);
+  sluice_plan_data_t usual = *plan;
+  usual.worst_rows = sluice_min(plan->worst_rows, (int64_t)ceil(rows));
+  usual.kept_rows = sluice_min(plan->kept_rows, usual.worst_rows);
+  usual.max_chunks = run_chunks;
+  usual.chunk_rows = sluice_ceil_div(usual.worst_rows, run_chunks); /* within the plan's under a budget */
+  sluice_status_t status = sluice_plan_measure(&problem, &usual);
+  sluice_ring_memo_deinit(&rings);
+  *out_bytes = sluice_min_u64(usual.bytes.total, plan->bytes.total);
+  return status;
+}
+
 /* ---- predicting ---- */
 
 typedef struct scene_s {
@@ -192,7 +209,9 @@ sluice_status_t sluice_planner_predict_layer(const sluice_machine_t* m, const sl
                                &p->num_entries));
   p->overhead_seconds = sluice_pass_overhead(m, &s.work, SLUICE_BACKWARD);
   const sluice_choice_t whole = {.num_chunks = 1};
-  p->sent_rows = sluice_rows_of(&s.work, &whole).out;
+  const sluice_chunk_rows_t rows = sluice_rows_of(&s.work, &whole);
+  p->sent_rows = rows.out;
+  SLUICE_TRY(usual_bytes(m, w, asked, &plan, rows.received, p->run_chunks, &p->usual_bytes));
   p->mpmoe_forward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);
   p->mpmoe_backward_seconds = sluice_mpmoe_seconds(m, &s.work, &s.choice, SLUICE_BACKWARD);
   p->mpipemoe_forward_seconds = sluice_mpipemoe_seconds(m, &s.work, &s.choice, SLUICE_FORWARD);

@@ -138,6 +138,8 @@ typedef struct sluice_planner_prediction_s {
                           or token copies */
   int32_t kept_chunks; /* the first of the choice's num_chunks, to which its policies apply */
   int32_t reserved;
+  uint64_t usual_bytes; /* total_bytes with the rows that the rank with the most rows receives under this skew, instead
+                           of the most that any routing gives a rank; at most total_bytes */
 } sluice_planner_prediction_t;
 
 /* One op of a predicted pass. Each direction begins at 0; the overhead_seconds before its first op are excluded. */

@@ -206,6 +206,32 @@ static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
 }
 
 /* What offloads more than the host pool has room for is refused for that; the others are as they were. */
+/* One rank receives every row in any case. Of several, each kept row that does not come is worth its bytes. */
+static void Predict_UsualBytes_AreThoseOfTheRowsThatCome(void** state) {
+  (void)state;
+  sluice_planner_t* planner = new_planner();
+  const sluice_planner_choice_t keep = {1, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK};
+  const sluice_planner_choice_t again = {1, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE,
+                                         SLUICE_WGRAD_PER_CHUNK};
+  sluice_planner_workload_t w = new_workload();
+  w.world_size = 1, w.max_outstanding = 3;
+  sluice_planner_prediction_t p = predict(planner, &w, keep);
+  assert_int_equal(p.usual_bytes, p.total_bytes);
+  w.world_size = 4, w.num_experts = 8, w.top_k = 2;
+  uint64_t before = 0;
+  for (double skew = 1; skew <= 1.5; skew += 0.25) {
+    w.skew = skew;
+    p = predict(planner, &w, keep);
+    const uint64_t without = predict(planner, &w, again).usual_bytes;
+    const double rows = (double)(w.num_tokens * w.top_k) * skew;
+    const double kept = 2 * rows * (double)w.model_width * 4; /* of three forwards: T_DI that comes again has a slot */
+    assert_true(p.usual_bytes > before && p.usual_bytes < p.total_bytes);
+    assert_true(fabs((double)(p.usual_bytes - without) - kept) < 0.02 * kept);
+    before = p.usual_bytes;
+  }
+  sluice_planner_destroy(planner);
+}
+
 static void Choose_HostBudget_BoundsOffloadedRows(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -448,6 +474,7 @@ int main(void) {
       cmocka_unit_test(Predict_Chunking_IsThatOfTheLayer),
       cmocka_unit_test(Predict_Activation_IsThatOfTheExperts),
       cmocka_unit_test(Predict_DeduplicatedUnderABudget_CountsItsTables),
+      cmocka_unit_test(Predict_UsualBytes_AreThoseOfTheRowsThatCome),
       cmocka_unit_test(Choose_HostBudget_BoundsOffloadedRows),
       cmocka_unit_test(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany),
       cmocka_unit_test(Choose_FixedParts_LeavesTheRestOpen),

@@ -2,7 +2,7 @@
 
 A profile file is {"sluice_profile": 1, "sources": {field: where its number is from}, "machine": {...}}; a bare machine
 (docs/tuning.md) is read as well. The C library checks the fields. "devices" of a profile has words that stand in the
-driver's names of its GPUs.
+driver's names of its GPUs, and "memory_bytes" is what one of them has.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Machine:
 
     data: dict[str, Any]
     sources: dict[str, str]
+    memory_bytes: int = 0  # of a rank's device; 0: not said
 
     @property
     def name(self) -> str:
@@ -82,7 +83,7 @@ def parse(text: str, where: str) -> Machine:
         raise BadInput(f"machine {where}: it must be an object, not {type(data).__name__}")
     if "sluice_profile" not in data:
         return Machine(data, {})
-    known = ("sluice_profile", "sources", "devices", "machine")
+    known = ("sluice_profile", "sources", "devices", "memory_bytes", "machine")
     for key in data:
         if key not in known:
             raise BadInput(f"machine {where}: unknown field {key!r} in a profile; known are {', '.join(known)}")
@@ -96,4 +97,7 @@ def parse(text: str, where: str) -> Machine:
     devices = data.get("devices", [])
     if not isinstance(devices, list) or not all(isinstance(word, str) and word for word in devices):
         raise BadInput(f"machine {where}: devices must be a list of words in the names of GPUs")
-    return Machine(data["machine"], sources)
+    memory = data.get("memory_bytes", 0)
+    if not isinstance(memory, int) or isinstance(memory, bool) or memory < 0:
+        raise BadInput(f"machine {where}: memory_bytes is {memory!r}; it is a whole number of bytes, 0 if not known")
+    return Machine(data["machine"], sources, memory)

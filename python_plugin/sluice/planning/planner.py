@@ -104,6 +104,7 @@ class Prediction:
     error_median: float
     error_p90: float
     bytes: dict[str, int]
+    usual_bytes: int  # in all, with the rows of this skew instead of the most that any routing gives
     fits: bool
     run_chunks: int
     max_chunks: int
@@ -236,6 +237,7 @@ class Planner:
             error_median=out.machine_error_median,
             error_p90=out.machine_error_p90,
             bytes={name: getattr(out, f"{name}_bytes") for name in BYTES},
+            usual_bytes=out.usual_bytes,
             fits=bool(out.fits),
             run_chunks=out.run_chunks,
             max_chunks=out.max_chunks,

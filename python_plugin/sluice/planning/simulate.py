@@ -7,13 +7,13 @@ trace, goes into the planner's workload. What stands between MoE layers is not i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .. import restore
 from . import skew as skews
 from .errors import BadInput
-from .planner import Choice, Planner, Prediction, Workload, levels_by_price
+from .planner import Choice, Planner, Prediction, Workload, levels_by_price, size
 from .routing import Routing
 
 MOST_RANKS = 16384
@@ -22,7 +22,9 @@ UNSPLIT = Choice(1, *restore.KEPT, "deferred")
 
 @dataclass(frozen=True)
 class Point:
-    """One number of ranks. Seconds are of one step over all layers; bytes of the layer that takes most."""
+    """One number of ranks. Seconds are of one step over all layers; bytes on a rank, of what the passes of all layers
+    take (by the layer that takes most: at most under any routing, and with the rows of this skew) and of the experts'
+    parameters with their gradients."""
 
     ranks: int
     experts: int
@@ -36,6 +38,8 @@ class Point:
     compute_busy: float
     comm_busy: float
     total_bytes: int
+    usual_bytes: int = 0
+    expert_bytes: int = 0
     shortfall: str = ""
     deduplicate: bool | str = False  # of the layers that a choice is reported of
 
@@ -80,13 +84,13 @@ class Simulator:
         works = [self.levels(work.with_(skew=round(skew, 2))) for skew in layer_skews]
         choices: dict[tuple[Choice, bool | str], int] = {}
         sums = dict.fromkeys(("seconds", "unsplit", "balanced", "compute", "comm"), 0.0)
-        most = 0
+        most = usual_bytes = 0
         ordered = sorted(layer_skews)
         place = (work.world_size, work.num_experts, work.num_tokens, ordered[len(ordered) // 2], ordered[-1])
         for one in works:
             choice, shortfall = self.decide(one)
             if choice is None:
-                return Point(*place, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0, shortfall)
+                return Point(*place, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0, shortfall=shortfall)
             key = choice, one.deduplicate
             choices[key] = choices.get(key, 0) + 1
             made = self.price(one, choice)
@@ -96,10 +100,30 @@ class Simulator:
             sums["unsplit"] += self.price(one.with_(memory_budget=0), UNSPLIT).seconds + self.other_seconds
             even = one.with_(skew=1.0)
             sums["balanced"] += self.price(even, choice).seconds + self.other_seconds
-            most = max(most, made.bytes["total"])
+            most, usual_bytes = max(most, made.bytes["total"]), max(usual_bytes, made.usual_bytes)
         usual, way = max(choices, key=lambda key: choices[key])
         times = sums["seconds"], sums["unsplit"], sums["balanced"], sums["compute"], sums["comm"]
-        return Point(*place, usual, *times, most, deduplicate=way)
+        experts = self.layers * expert_bytes(work)
+        return self.checked(Point(*place, usual, *times, most, usual_bytes, experts, deduplicate=way))
+
+    def checked(self, point: Point) -> Point:
+        """With a shortfall where the device has less memory than the passes and the experts usually take."""
+        memory = self.planner.machine.memory_bytes
+        if not memory or point.usual_bytes + point.expert_bytes <= memory:
+            return point
+        left = memory - point.expert_bytes
+        advice = f"try --budget {left // 2**20}MiB" if left > 2**20 else "use more ranks"
+        return replace(
+            point,
+            shortfall=f"{size(point.usual_bytes)} of rows and {size(point.expert_bytes)} of experts on a device of "
+            f"{size(memory)}: {advice}",
+        )
+
+
+def expert_bytes(work: Workload) -> int:
+    """Of one layer's experts on a rank: parameters and gradients, in the layer's dtype."""
+    values = (3 if work.gated else 2) * work.model_width * work.hidden_width
+    return 2 * (work.num_experts // work.world_size) * values * (4 if work.dtype == "f32" else 2)
 
 
 SkewOf = Callable[[int, int, int], float]  # (layer, experts, ranks)

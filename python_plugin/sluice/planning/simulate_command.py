@@ -28,7 +28,7 @@ EXAMPLE = """examples:
   sluice simulate --machine a100-8x8-200g --ranks 8,16,32,64 --scaling strong --experts 64 --model-width 2048 \\
                   --hidden-width 8192 --top-k 1 --tokens 16384 --dtype f16 --json
 
-exit status: 0 all points fit; 1 one does not fit its budget; 2 wrong arguments or files
+exit status: 0 all points fit; 1 one does not fit its budget or its device; 2 wrong arguments or files
 """
 
 
@@ -62,7 +62,7 @@ def main(words: list[str]) -> int:
     made = run(planner, model, options)
     if options.picture:
         files.write("--picture", options.picture, _picture(made, planner))
-    fits = all(p.choice for points in made["scaling"].values() for p in points)
+    fits = not any(p.shortfall for points in made["scaling"].values() for p in points)
     return command.answer(options.json, lambda: as_dict(made, planner), lambda: lines_of(made, planner), fits)
 
 
@@ -146,25 +146,46 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
         lines += ["", f"{name} scaling (a step of all MoE layers; efficiency against the first row)"]
         shares = zip(points, simulate.efficiency(points))
         lines += command.table(_HEADS, (_row(p, share, model.deduplicate == "adaptive") for p, share in shares))
+        lines += [f"does not fit on {p.ranks} ranks: {p.shortfall}" for p in points if p.shortfall]
+        lines += _conclusion(points)
     lines += ["", "unsplit: n = 1, everything kept; balanced: without the skew; comm: busy share of the fullest rank;"]
-    lines.append("at most: bytes of a rank under any routing, which a budget bounds")
+    lines.append("usual: bytes of a rank with these rows; at most: under any routing, which a budget bounds;")
+    lines.append(
+        "parameters: of all layers' experts, with gradients. Not in it: optimizer states, the rest of the model"
+    )
     return [*lines, error_of(made["error"])]
+
+
+def _conclusion(points: Sequence[simulate.Point]) -> list[str]:
+    """One sentence: what the most ranks that fit do, and what limits them."""
+    fitting = [(p, share) for p, share in zip(points, simulate.efficiency(points)) if not p.shortfall]
+    if not fitting:
+        return []
+    point, share = fitting[-1]
+    limit = "communication" if point.comm_busy > point.compute_busy else "computation"
+    busy = max(point.comm_busy, point.compute_busy) / point.seconds
+    return [
+        f"On {point.ranks} ranks a step of these layers takes {command.ms(point.seconds)} ms at {100 * share:.1f} % "
+        f"efficiency; {limit} limits it, which is busy {100 * busy:.0f} % of the time."
+    ]
 
 
 _HEADS = {
     "ranks": ">6", "experts": ">7", "T": ">7", "skew": ">5", "n": ">3", "policy": "<20", "ms": ">9", "unsplit": ">9",
-    "balanced": ">9", "comm": ">6", "Mtok/s": ">8", "eff.": ">6", "at most": ">10", "": "",
+    "balanced": ">9", "comm": ">6", "Mtok/s": ">8", "eff.": ">6", "usual": ">10", "at most": ">10",
+    "parameters": ">10", "": "",
 }  # fmt: skip
 
 
 def _row(p: simulate.Point, share: float, says_by: bool) -> list[Any]:
     row = [p.ranks, p.experts, p.tokens, f"{p.skew_median:.2f}"]
     if p.choice is None:
-        return [*row, f"  does not fit: {p.shortfall}"]
+        return row
     times = [command.ms(seconds) for seconds in (p.seconds, p.unsplit_seconds, p.balanced_seconds)]
     speed = [f"{100 * p.comm_busy / p.seconds:.0f}%", f"{p.tokens_per_second / 1e6:.2f}", f"{100 * share:.1f}%"]
     by = f"by {'node' if p.deduplicate == 'node' else 'rank'}" if says_by else ""
-    return [*row, p.choice.num_chunks, p.choice.where, *times, *speed, size(p.total_bytes), by]
+    taken = [size(p.usual_bytes), size(p.total_bytes), size(p.expert_bytes)]
+    return [*row, p.choice.num_chunks, p.choice.where, *times, *speed, *taken, by]
 
 
 def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:

@@ -155,6 +155,26 @@ def test_Simulate_ThousandRanksOf32Layers_TakesSeconds(capsys) -> None:
     assert time.process_time() - began < 10
 
 
+MIXTRAL = "--layers 32 --model-width 4096 --hidden-width 14336 --experts 8 --top-k 2 --tokens 8192 --gated".split()
+
+
+def test_Simulate_MoreThanTheDeviceHas_DoesNotFit(capsys) -> None:
+    """32 layers of Mixtral keep 33.7 GiB for 8,192 tokens; their experts take 21 GiB with gradients on 8 ranks."""
+    status, out, _ = run(capsys, "--machine", "h200-8x8", "--ranks", "8", *MIXTRAL)
+    assert status == 0 and " 33.7 GiB" in out and " 21 GiB" in out and "does not fit" not in out
+    assert "On 8 ranks a step of these layers takes 901.09 ms at 100.0 % efficiency; computation limits it" in out
+    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL)
+    assert (
+        status == 1 and "does not fit on 8 ranks: 33.7 GiB of rows and 21 GiB of experts on a device of 40 GiB" in out
+    )
+    budget = re.search(r"try --budget (\w+)", out).group(1)
+    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL, "--budget", budget)
+    assert status == 0 and "does not fit" not in out
+    status, out, _ = run(capsys, "--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL, "--budget", budget, "--json")
+    (point,) = json.loads(out)["scaling"]["weak"]
+    assert 0 < point["usual_bytes"] <= point["total_bytes"] and point["usual_bytes"] + point["expert_bytes"] <= 40 << 30
+
+
 def test_Simulate_TheMostRanks_AreSimulatedAndOneMoreIsNot(capsys) -> None:
     words = ["--machine", "h200-8x8", "--layers", "4", "--zipf", "0.3", *FLAGS, "--json"]
     status, out, err = run(capsys, *words, "--ranks", "1024,16384")

@@ -95,6 +95,34 @@ def test_Idle_SlowDispatches_AreNamedWithTheirTime() -> None:
     assert sentence == "rank 1: compute waited for dispatch 3: 41.0 ms in 3 waits (before gemm1 3, forward of layer 0)"
 
 
+SLOW_NET = {**COSTS, **dict.fromkeys(("dispatch", "combine", "dispatch_grad", "combine_grad"), 9e-3)}
+SLOW_GEMMS = {**COSTS, **dict.fromkeys(("gemm1", "gemm2", "gemm1_grad", "gemm2_grad", "weight_grad"), 2e-2)}
+
+
+@pytest.mark.parametrize(
+    ("costs", "chunks", "late", "outside", "says"),
+    [
+        (SLOW_NET, 4, 0.0, 0.0, "communication limits, and more chunks would not help; fewer bytes"),
+        (SLOW_GEMMS, 4, 0.0, 0.0, "computation limits, and more chunks would not help; faster GEMMs"),
+        (COSTS, 4, 3e-2, 0.0, "for a rank that begins later"),
+        (COSTS, 1, 0.0, 0.0, "other chunks, or adaptive ones, may hide more of it"),
+        (COSTS, 1, 0.0, 0.75, "75 % of a step lie outside of MoE passes"),
+    ],
+    ids=["network", "compute", "late rank", "neither", "outside"],
+)
+def test_Conclusion_NamesWhatLimits(costs: dict, chunks: int, late: float, outside: float, says: str) -> None:
+    both = [
+        one
+        for rank, shift in ((0, 0.0), (1, late))
+        for one in passes.read_record(record(pair("none", chunks), rank, shift, costs=costs), "r")
+    ]
+    passes.identify(both)
+    made = report.make(both, [], 1)
+    made["outside"] = [{"rank": 0, "step_s": 1.0, "passes_s": 1 - outside, "outside_s": outside}]
+    last = report_text.lines_of(made, both)[-1]
+    assert says in last and ("outside" in last) == (outside > 0), last
+
+
 def test_Clocks_OtherMachine_IsAlignedByItsExchanges() -> None:
     schedules = pair("S4")
     found = {rank: passes.read_record(record(schedules, rank, late), "r") for rank, late in ((0, 0.0), (1, 321.5))}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..timeline.schedule import LANE_NAMES
-from . import explain
+from . import conclusion, explain
 from .passes import Pass
 
 KINDS = ("preparing", "starting", "nothing left")
@@ -54,9 +54,10 @@ def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) 
         lines.append(f"{place}   {measured} {predicted}{planned}")
     lines += planned_lines(report)
     lines += ["", "  % of the time in passes", "  rank lane         " + "".join(f"{name:>13}" for name in COLUMNS)]
-    for row in lane_shares(passes):
-        shares = "".join(f"{100 * row[name] / row['total']:13.1f}" for name in COLUMNS)
-        lines.append(f"  {row['rank']:4} {row['lane']:13}{shares}")
+    shares = lane_shares(passes)
+    for row in shares:
+        columns = "".join(f"{100 * row[name] / row['total']:13.1f}" for name in COLUMNS)
+        lines.append(f"  {row['rank']:4} {row['lane']:13}{columns}")
     lines += ["", "  the longest waits, summed over the steps:"]
     # What is prepared keeps all lanes waiting alike: it is said once.
     waits = [row for row in report["idle"] if row["waited_for"] != "nothing left"]
@@ -70,7 +71,8 @@ def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) 
     if report["unexplained_passes"]:
         why = "ran no whole schedule (parts called alone, or cut off at the start of the ring)"
         lines.append(f"  {report['unexplained_passes']} passes {why}: not explained")
-    return lines
+    said = conclusion.of(report, shares)
+    return [*lines, "", said] if said else lines
 
 
 def _outside(row: dict[str, Any]) -> str:

@@ -38,7 +38,7 @@ def install(engine_module: ModuleType) -> None:
         with _ops_in_place() as (cpu, fused):
             _replace(client_optimizer, cpu, fused)
             result = original(self, client_optimizer, *args, **kwargs)
-        from sluice.adapters.deepspeed import offload_step
+        from sluice.adapters.deepspeed.optimizer import offload_step
 
         offload_step.install(self.optimizer, cpu)
         return result
@@ -80,8 +80,8 @@ def _replace(optimizer: Any, cpu: Any, fused: Any) -> None:
 @contextlib.contextmanager
 def _ops_in_place() -> Iterator[tuple[Any, Any]]:
     """While this lasts a DeepSpeedCPUAdam and a FusedAdam that are made load our ops, which it gives."""
-    from sluice.adapters.deepspeed.cpu_adam import CpuAdamOp
-    from sluice.adapters.deepspeed.fused_adam import FusedAdamOp
+    from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
+    from sluice.adapters.deepspeed.optimizer.fused_adam import FusedAdamOp
 
     from deepspeed.ops.adam import cpu_adam, fused_adam
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from sluice.adapters.common.kept import Piece
 from sluice.adapters.common.migration.moving import has_moved
-from sluice.adapters.deepspeed import moving_layers, stage_module
+from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 
 from deepspeed.runtime import utils
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 from sluice.adapters.common import agree
-from sluice.adapters.deepspeed import stage_module
+from sluice.adapters.deepspeed.pipeline import stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 
 

@@ -157,13 +157,13 @@ def apply(engine: Any) -> None:
     for layer in engine.sluice.layers:
         layer._sluice.optimizer = engine.sluice.optimizer
     if options.placement is not None:
-        from sluice.adapters.deepspeed.deciding import Decider
+        from sluice.adapters.deepspeed.moe.deciding import Decider
 
         engine.sluice.decider = Decider(engine.sluice.layers, options.placement, engine.sluice.optimizer)
     if stage is not None:
         engine.sluice.engine = weakref.ref(engine)
     if options.pipeline is not None:
-        from sluice.adapters.deepspeed.pipeline import take_over
+        from sluice.adapters.deepspeed.pipeline.takeover import take_over
 
         try:
             engine.sluice.pipeline = take_over(engine, options)

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from sluice import trace, version
 from sluice.adapters.common import agree
-from sluice.adapters.deepspeed import kinds, moving, moving_layers, shares
 from sluice.adapters.deepspeed.clip_norm import TRUE
-from sluice.adapters.deepspeed.engine_backend import EngineBackend
-from sluice.adapters.deepspeed.finding import Finding
-from sluice.adapters.deepspeed.runners import Runners
+from sluice.adapters.deepspeed.moe import kinds, moving, shares
+from sluice.adapters.deepspeed.moe.engine_backend import EngineBackend
+from sluice.adapters.deepspeed.moe.finding import Finding
+from sluice.adapters.deepspeed.moe.runners import Runners
+from sluice.adapters.deepspeed.pipeline import moving_layers
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
 from sluice.config import Options
 from sluice.errors import InvalidState
 from torch import nn
 
 if TYPE_CHECKING:
-    from sluice.adapters.deepspeed.deciding import Decider
-    from sluice.adapters.deepspeed.pipeline import Takeover
+    from sluice.adapters.deepspeed.moe.deciding import Decider
+    from sluice.adapters.deepspeed.pipeline.takeover import Takeover
 
 # Tests put a plain torch model here.
 open_backend = EngineBackend

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from cases_placement import UNCLIPPED, _same
 from shuffles import PROMISES_BITS, forgetting, shuffled
-from sluice.adapters.deepspeed.autoep_state import AutoEPState
+from sluice.adapters.deepspeed.moe.autoep_state import AutoEPState
 
 SECTION = {**models.SLUICE, **PROMISES_BITS}
 

@@ -18,8 +18,8 @@ from shuffles import forgetting
 from sluice.adapters.common.migration import beside
 from sluice.adapters.common.migration import moving as moves
 from sluice.adapters.common.migration.beside import Beside
-from sluice.adapters.deepspeed import deciding
-from sluice.adapters.deepspeed.state import LayerState
+from sluice.adapters.deepspeed.moe import deciding
+from sluice.adapters.deepspeed.moe.state import LayerState
 from sluice.errors import SluiceError
 from sluice.planning.placement import PlacementPlan
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from cases_traps import _layer, _one_step, _swapped
 from deepspeed.moe.sharded_moe import MOELayer
 from ds_models import SLUICE, build, ds_config, engine
-from sluice.adapters.deepspeed.layer import SluiceMOELayer
+from sluice.adapters.deepspeed.moe.layer import SluiceMOELayer
 from sluice.errors import InvalidArgument
 
 

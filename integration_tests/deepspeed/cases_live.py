@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from cases_moves import UNCLIPPED, _forgetting
 from cases_pipe import Job, _bits
-from sluice.adapters.deepspeed import moving_layers, stage_module
-from sluice.adapters.deepspeed.live_batch import Cut
-from sluice.adapters.deepspeed.live_layers import LiveLayers, why_no_live_parts
+from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
+from sluice.adapters.deepspeed.pipeline.live_batch import Cut
+from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers, why_no_live_parts
 from sluice.errors import SluiceError
 
 MOST_WAIT_S = 60.0

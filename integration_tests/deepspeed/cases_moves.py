@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases_pipe import Job, _bits
-from sluice.adapters.deepspeed import moving_layers, stage_module
+from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.errors import SluiceError
 
 UNCLIPPED = {"gradient_clipping": 0.0}

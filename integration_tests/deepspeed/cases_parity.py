@@ -62,7 +62,7 @@ def same_with_every_policy(layers: list[dict[str, Any]], policies: list[Any], **
 
 def parity_through_masks(layers: list[dict[str, Any]], steps: int = 10, **how: Any) -> Any:
     """As `parity`, with the gate asked for dense masks, as on hosts before 0.19.4; theirs is the same function."""
-    from sluice.adapters.deepspeed import probe
+    from sluice.adapters.deepspeed.moe import probe
 
     known = probe.gate_format
     probe.gate_format = lambda gate: probe.DENSE

@@ -18,8 +18,8 @@ from ds_models import SLUICE, batch, build, ds_config, engine, train
 from shuffles import PROMISES_BITS, bits, copied, forgetting, shuffled, state_bits
 from sluice.adapters.common.migration import moving as moves
 from sluice.adapters.common.migration.placement import Placement
-from sluice.adapters.deepspeed import moving
-from sluice.adapters.deepspeed.state import LayerState
+from sluice.adapters.deepspeed.moe import moving
+from sluice.adapters.deepspeed.moe.state import LayerState
 from sluice.errors import InvalidState, SluiceError, Unsupported
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 

@@ -8,8 +8,8 @@ import torch
 from cases_moves import UNCLIPPED
 from cases_pipe import Job
 from replaced_collectives import noted_collectives
-from sluice.adapters.deepspeed import stage_module, stage_watch
-from sluice.adapters.deepspeed.stage_watch import StageWatch
+from sluice.adapters.deepspeed.pipeline import stage_module, stage_watch
+from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
 from sluice.errors import SluiceError
 
 

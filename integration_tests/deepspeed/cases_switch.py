@@ -15,7 +15,7 @@ import torch.distributed as dist
 from deepspeed.moe.experts import Experts
 from deepspeed.moe.sharded_moe import MOELayer
 from ds_models import SLUICE, WIDTH, build, ds_config, engine
-from sluice.adapters.deepspeed.layer import SluiceMOELayer
+from sluice.adapters.deepspeed.moe.layer import SluiceMOELayer
 from torch import nn
 
 

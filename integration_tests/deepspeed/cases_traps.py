@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.moe.sharded_moe import MOELayer
 from ds_models import SLUICE, build, ds_config, engine
-from sluice.adapters.deepspeed.layer import SluiceMOELayer
+from sluice.adapters.deepspeed.moe.layer import SluiceMOELayer
 
 
 def _swapped(layers: list[dict[str, Any]], sluice_section: dict[str, Any] | None = None, **config: Any) -> Any:

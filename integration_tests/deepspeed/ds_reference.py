@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from sluice.adapters.deepspeed.engine_backend import CallExpert, LayerSpec
-from sluice.adapters.deepspeed.experts import linears
+from sluice.adapters.deepspeed.moe.engine_backend import CallExpert, LayerSpec
+from sluice.adapters.deepspeed.moe.experts import linears
 from sluice.config import Options
 from torch import nn
 

@@ -24,7 +24,7 @@ from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime import utils
 from pair_compare import Run, Tolerance
 from shuffles import shuffled
-from sluice.adapters.deepspeed import moving
+from sluice.adapters.deepspeed.moe import moving
 
 cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam asks, which takes processes
 STEPS, SAVED_AFTER = 6, 3

@@ -354,7 +354,8 @@ def _deepspeed() -> Iterator[Finding]:
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     from sluice import autoload
-    from sluice.adapters.deepspeed import hook, probe
+    from sluice.adapters.deepspeed import hook
+    from sluice.adapters.deepspeed.moe import probe
 
     layout = probe.gate_format(TopKGate)
     if layout is None:
@@ -426,7 +427,7 @@ def _auto_ep(version: str) -> Iterator[Finding]:
     if importlib.util.find_spec("deepspeed.module_inject.auto_ep_layer") is None:
         return
     try:
-        from sluice.adapters.deepspeed.autoep_probe import missing_steps
+        from sluice.adapters.deepspeed.moe.autoep_probe import missing_steps
     except Exception as error:  # an import of the host's may fail
         text = f"{version} does not import here ({type(error).__name__}: {error})"
         yield Finding("AutoEP", NOTE, text, "its layers stay with DeepSpeed")

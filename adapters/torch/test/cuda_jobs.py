@@ -253,7 +253,7 @@ def deepspeed_matches_stock():
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # compiles for a minute, for inference alone
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # takes the group that is there
-    import sluice.adapters.deepspeed.probe as probe
+    import sluice.adapters.deepspeed.moe.probe as probe
     from deepspeed.moe.layer import MoE
     from sluice.adapters.deepspeed import swap
 

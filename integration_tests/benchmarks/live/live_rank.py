@@ -11,8 +11,8 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from sluice.adapters.deepspeed import live_layers
-from sluice.adapters.deepspeed.live_layers import LiveLayers
+from sluice.adapters.deepspeed.pipeline import live_layers
+from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
 from sluice.adapters.torch import Migration
 from sluice.planning.layer_moves import best_parts, slowest_stage
 

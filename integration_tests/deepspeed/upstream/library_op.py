@@ -17,7 +17,7 @@ def install(module: ModuleType) -> None:
     class Builder(stock):  # type: ignore[misc, valid-type]
         def load(self, verbose: bool = True) -> Any:
             import sitecustomize
-            from sluice.adapters.deepspeed.cpu_adam import CpuAdamOp
+            from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
 
             sitecustomize.count_updates()
             return CpuAdamOp(lambda: stock().load())

@@ -34,7 +34,7 @@ def _count() -> None:
 
 
 def _count_batches() -> None:
-    from sluice.adapters.deepspeed.pipeline import Takeover
+    from sluice.adapters.deepspeed.pipeline.takeover import Takeover
 
     run = Takeover._exec_schedule
 
@@ -48,7 +48,7 @@ def _count_batches() -> None:
 
 
 def _count_forwards() -> None:
-    from sluice.adapters.deepspeed.autoep_layer import SluiceAutoEPMoELayer
+    from sluice.adapters.deepspeed.moe.autoep_layer import SluiceAutoEPMoELayer
 
     run = SluiceAutoEPMoELayer._forward
 
@@ -63,7 +63,7 @@ def _count_forwards() -> None:
 @functools.cache
 def count_updates() -> None:
     """Once per process."""
-    from sluice.adapters.deepspeed.cpu_adam import CpuAdamOp
+    from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
 
     run = CpuAdamOp.adam_update
 

@@ -1,0 +1,1 @@
+"""The MoE layers of DeepSpeed, its own and those of AutoEP: recognised, swapped, and moved between ranks."""

@@ -1,0 +1,145 @@
+"""What an AutoEP layer of the host is (`expert_parallel` in ds_config), and whether Sluice can run it.
+
+Its experts are stacked: w1 and w3 [E_local, H, M], w2 [E_local, M, H]. However the model had them (one tensor for gate
+and up, a list of modules), AutoEP has made these of them. The activation is found by asking the host's own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from sluice.adapters.common import units
+from sluice.adapters.deepspeed.moe import experts as experts_module
+from sluice.adapters.deepspeed.moe.finding import DTYPES, Finding, ranks_of
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.torch import Context, MoeConfig, StackedLayer
+
+from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
+from deepspeed.moe import ep_experts
+from deepspeed.moe.ep_experts import GroupedExperts
+
+# Without them a release's layer cannot be taken apart as `autoep_layer` does.
+_STEPS = ("_forward", "_finalize_output")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True)
+class StackedForm:
+    """Gated experts in three stacked tensors."""
+
+    unit: units.Unit
+    model_width: int
+    hidden_width: int
+    gated: ClassVar[bool] = True
+
+    def make_layer(self, context: Context, config: MoeConfig) -> StackedLayer:
+        """See engine_backend.Form."""
+        how = replace(config, activation=self.unit.activation, swiglu=self.unit.swiglu, gated=True)
+        return StackedLayer(context, how, views=_as_they_are)
+
+    def parameters_of(self, experts: GroupedExperts) -> list[torch.Tensor]:
+        """See engine_backend.Form."""
+        return [experts.w1, experts.w3, experts.w2]
+
+
+def _as_they_are(tensors: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    """The stacked tensors are the members."""
+    return tensors
+
+
+def missing_steps() -> list[str]:
+    """Steps that this release's layer does not have."""
+    return [step for step in _STEPS if not hasattr(AutoEPMoELayer, step)]
+
+
+def probe(layer: AutoEPMoELayer, layer_id: int, name: str) -> Finding:
+    """Understands a layer or raises UnsupportedError; touches nothing and runs nothing of the model."""
+
+    def refuse(reason: str) -> UnsupportedError:
+        return UnsupportedError(f"MoE layer '{name}' (AutoEP): {reason}")
+
+    _check_class(layer, refuse)
+    _check_parallelism(layer, refuse)  # before hooks: ZeRO stage 3 sets some
+    _check_container(layer, refuse)
+    experts = layer.experts
+    ranks = ranks_of(layer, refuse)
+    local, hidden, model = experts.w1.shape
+    if layer.num_experts != local * len(ranks):
+        raise refuse(
+            f"its router chooses among {layer.num_experts} experts, and this rank of {len(ranks)} holds {local}: "
+            "choose an autoep_size that divides their number"
+        )
+    form = StackedForm(_unit_of(experts, refuse), model, hidden)
+    return Finding(
+        layer_id=layer_id,
+        name=name,
+        ranks=ranks,
+        num_experts=int(layer.num_experts),
+        # Scores that go before the experts make as many rows of a token as it has routes (autoep_layer.py).
+        top_k=1 if layer.score_apply == "pre" else int(layer.top_k),
+        model_width=model,
+        dtype=experts.w1.dtype,
+        device=experts.w1.device,
+        form=form,
+    )
+
+
+Refuse = Callable[[str], UnsupportedError]
+
+
+def _check_class(layer: AutoEPMoELayer, refuse: Refuse) -> None:
+    if type(layer) is not AutoEPMoELayer:
+        raise refuse(f"{type(layer).__name__} is a subclass of AutoEPMoELayer with a forward of its own")
+    if missing_steps():
+        raise refuse(f"this DeepSpeed's AutoEPMoELayer has no {missing_steps()[0]}: use 0.19.8")
+    for own in ("forward", "_forward"):
+        if own in layer.__dict__:
+            raise refuse(f"its {own} was replaced on the instance")
+
+
+def _check_parallelism(layer: AutoEPMoELayer, refuse: Refuse) -> None:
+    folding = getattr(layer, "folding_group_handles", None)
+    if folding is not None and folding.spec.tp_size > 1:
+        raise refuse(
+            f"its tokens are shared out over {folding.spec.tp_size} tensor-parallel ranks (AutoEP + AutoTP folding): "
+            'set "tensor_parallel": {"autotp_size": 1}'
+        )
+    if layer.ep_size > 1 and getattr(layer, "comm_backend", "comm") != "comm":
+        raise refuse(
+            f'"comm_backend": "{layer.comm_backend}" was asked for, and Sluice exchanges rows itself: take that key out'
+        )
+    for which, parameter in layer.experts.named_parameters():
+        if hasattr(parameter, "ds_id"):
+            raise refuse("its parameters are partitioned (ZeRO stage 3): use stage 2 or less")
+        if type(parameter) not in _PLAIN or parameter.layout is not torch.strided:
+            raise refuse(f"experts.{which} is a {type(parameter).__name__}, no plain strided tensor")
+        if parameter.dtype not in DTYPES:
+            raise refuse(f"experts.{which} is {parameter.dtype}; float32, bfloat16 and float16 are supported")
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise refuse(f"its experts are on {parameter.device}; Sluice computes on the CPU and on CUDA devices")
+
+
+def _check_container(layer: AutoEPMoELayer, refuse: Refuse) -> None:
+    if type(layer.experts) is not GroupedExperts:
+        raise refuse(f"its experts are held by a {type(layer.experts).__name__}, not by DeepSpeed's own GroupedExperts")
+    if not experts_module.untouched(layer.experts):
+        raise refuse("the container of its experts has hooks, a parametrisation or a forward of its own")
+
+
+def _unit_of(experts: GroupedExperts, refuse: Refuse) -> units.Unit:
+    """By the function that the host has registered under the name; its fused kernels compute the same."""
+    name = experts.activation
+    known = getattr(ep_experts, "EXPERT_ACTIVATIONS", {}).get(name)
+    if known is None:
+        raise refuse(f'its activation "{name}" is not registered in deepspeed.moe.ep_experts')
+    alpha, limit = float(experts.activation_alpha), float(experts.activation_limit)
+    try:
+        unit = units.find(lambda gate, up: known.fn(gate, up, alpha, limit), True, alphas=[alpha], limits=[limit])
+    except Exception as error:  # any function may be registered
+        raise refuse(f'its activation "{name}" does not take plain rows ({type(error).__name__}: {error})') from error
+    if unit is None:
+        raise refuse(f'its activation "{name}" is none that the library knows: SiLU, GELU and ReLU gates, and SwiGLU')
+    return unit

@@ -1,0 +1,20 @@
+"""Copies and pickles of a swapped layer are layers of the host, so that a saved model loads where Sluice is not."""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
+
+from sluice.adapters.deepspeed.moe import moving
+from sluice.errors import InvalidState
+
+
+def as_host(layer: Any, host: type) -> Any:
+    """For `__reduce_ex__` of a swapped layer: one of the host's class. Handles into the library cannot be copied.
+
+    Made by the standard library's own function, so that no name of Sluice's stands in a pickle.
+    """
+    if moving.has_moved(layer):
+        raise InvalidState("a layer whose experts have moved cannot be copied: move them home first")
+    values = {key: value for key, value in layer.__dict__.items() if key != "_sluice"}
+    return copyreg._reconstructor, (host, object, None), values  # type: ignore[attr-defined]

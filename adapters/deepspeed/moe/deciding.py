@@ -1,0 +1,210 @@
+"""Decides between steps whether experts should change ranks, and has them moved beside the next ones.
+
+What a rank must know to see that loads are even, it knows from the headers of forwards: while they are, nothing is
+sent. Where they are not, one exchange among the layer's ranks sums the rows of each expert, and every rank plans the
+same placement from the same sums. Groups of ranks that hold replicas of the experts move alike, so they ask each other
+at every look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.migration.rounds import Journey, Journeys
+from sluice.adapters.deepspeed.moe import moving
+from sluice.config import PlacementOptions
+from sluice.planning.placement import PlacementPlan, move_verdict, plan_placement
+
+MOST_PAUSE = 16  # looks between two decisions, of a layer whose plans do not pay
+
+
+class Look(NamedTuple):
+    """What one look at a layer came to; the newest is in `sluice.stats`."""
+
+    verdict: str  # "even", or of planning.placement.VERDICTS
+    imbalance: float  # rows of the fullest rank over the mean
+    planned: float  # the same after the plan
+    bound: float  # below which no placement comes
+    num_moves: int
+
+
+class _Sums(NamedTuple):
+    """Of all ranks, since the last look."""
+
+    loads: list[int]
+    pass_ns: int  # inside passes of the layer's context, on the slowest rank
+    sent: int  # bytes, on the rank with the most
+    comm_ns: int
+    expert_bytes: int  # of all that moves with an expert
+
+
+class Watch:
+    """One layer."""
+
+    def __init__(self, layer: Any, options: PlacementOptions) -> None:
+        self.layer = layer
+        self.options = options
+        self.num_questions = 0  # exchanges among ranks
+        self.newest: Look | None = None
+        self.journeys: list[Journey] = []
+        self.cancel: Callable[[str], None] = lambda reason: None  # what is on its way, of all layers
+        self._seen: tuple[int, list[int], list[int], tuple[int, int, int]] | None = None
+        self._pause = self._waits = 0
+        self._replicas = moving.replicas_of(layer)
+
+    def forget(self) -> None:
+        """What was seen was of another placement."""
+        self._seen = None
+
+    def look(self, step: int, num_layers: int, optimizer: Any) -> Placement | None:
+        """After `step` steps: where experts should go. Collective over all ranks that have the layer, replicas too."""
+        state = self.layer._sluice
+        now = step, *state.loads(), state.spent()
+        before, self._seen = self._seen, now
+        if before is None:
+            return None
+        expert_rows, rank_rows = ([a - b for a, b in zip(new, old)] for new, old in zip(now[1:3], before[1:3]))
+        fullest, mean = max(rank_rows), sum(rank_rows) / len(rank_rows)
+        is_even = fullest <= self.options.target * mean
+        if is_even and self._replicas is None:
+            self.newest = Look("even", fullest / mean if mean else 1.0, 1.0, 1.0, 0)
+            return None
+        if self._waits > 0:
+            self._waits -= 1
+            return None
+        spent = [a - b for a, b in zip(now[3], before[3])]
+        size = moving.bytes_of_expert(self.layer, optimizer)
+        return self._decide(self._ask(expert_rows, [*spent, size]), step - before[0], num_layers)
+
+    def _ask(self, expert_rows: Sequence[int], numbers: Sequence[int]) -> _Sums:
+        self.num_questions += 1
+        # Rows add up over replicas as over ranks; of times the slowest counts.
+        device = next(self.layer.experts.parameters()).device
+        rows = torch.tensor(list(expert_rows), dtype=torch.int64, device=device)
+        most = torch.tensor(list(numbers), dtype=torch.int64, device=device)
+        for group in (self.layer.ep_group, self._replicas):
+            if group is not None:
+                dist.all_reduce(rows, group=group)
+                dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        return _Sums(rows.tolist(), *(int(number) for number in most.tolist()))
+
+    def _decide(self, sums: _Sums, steps: int, num_layers: int) -> Placement | None:
+        state = self.layer._sluice
+        placement, ranks = state.placement, len(state.finding.ranks)
+        sizes = [sums.expert_bytes] * len(sums.loads)
+        plan = plan_placement(sums.loads, *placement, ranks, sizes, self.options.target)
+        step_seconds = sums.pass_ns / 1e9 / max(1, steps) / num_layers
+        verdict = move_verdict(
+            step_seconds,
+            step_seconds * plan.load / max(1, plan.load_before),
+            _most_moved(plan, placement.expert_rank, sums.expert_bytes) * sums.comm_ns / 1e9 / max(1, sums.sent),
+            self.options.horizon,
+            self.options.least_gain,
+        )
+        self._pause = 0 if verdict == "pays" else min(MOST_PAUSE, max(1, 2 * self._pause))
+        self._waits = self._pause
+        mean = max(plan.mean_load, 1e-9)
+        self.newest = Look(verdict, plan.load_before / mean, plan.load / mean, plan.bound_load / mean, plan.num_moves)
+        return Placement(plan.expert_rank, plan.expert_slot) if verdict == "pays" else None
+
+    def ranks(self) -> tuple[int, ...]:
+        """All that must move alike, ascending. Collective."""
+        mine = [dist.get_rank()] if self._replicas is None else dist.get_process_group_ranks(self._replicas)
+        said: list[Any] = [None] * len(self.layer._sluice.finding.ranks)
+        dist.all_gather_object(said, mine, group=self.layer.ep_group)
+        return tuple(sorted({rank for each in said for rank in each}))
+
+    def report(self) -> dict[str, Any]:
+        """For `sluice.stats`."""
+        newest = {} if self.newest is None else self.newest._asdict()
+        given_up = [journey.why_not for journey in self.journeys if journey.why_not]
+        return {
+            "moved_experts": sum(journey.num_moves for journey in self.journeys),
+            "questions": self.num_questions,
+            "given_up": given_up[-1] if given_up else "",
+            **newest,
+            "travel": {  # of this rank
+                "sent_bytes": sum(journey.left_bytes for journey in self.journeys),
+                "hidden_bytes": sum(journey.hidden_bytes for journey in self.journeys),
+                "peak_staged_bytes": max((journey.peak_staged_bytes for journey in self.journeys), default=0),
+                "commit_seconds": sum(journey.commit_seconds for journey in self.journeys),
+            },
+        }
+
+
+class Decider:
+    """The layers of one engine."""
+
+    def __init__(self, layers: Sequence[Any], options: PlacementOptions, optimizer: Callable[[], Any]) -> None:
+        self.options = options
+        self.watches = [Watch(layer, options) for layer in layers if len(layer._sluice.finding.ranks) > 1]
+        self._optimizer = optimizer
+        self._steps = 0
+        self._travels: dict[tuple[int, ...], Journeys] = {}  # by the ranks that must move alike
+        for watch in self.watches:
+            watch.layer._sluice.watch = watch
+            watch.cancel = self.cancel
+
+    def start(self) -> None:
+        """The optimizer is there, and nothing has run. UnsupportedError where nothing can be moved from it."""
+        for watch in self.watches:
+            moving.bytes_of_expert(watch.layer, self._optimizer())
+
+    def before_step(self) -> None:
+        """Gradients are what the update takes. Collective, like the update."""
+        for journeys in self._travels.values():
+            journeys.before_update()
+
+    def after_step(self) -> None:
+        """The engine has updated its parameters, and gradients are gone. Collective, like the update."""
+        self._steps += 1
+        if self._steps % self.options.interval == 0 and all(each.is_empty for each in self._travels.values()):
+            self._look()
+        for journeys in self._travels.values():
+            journeys.after_update()
+
+    def cancel(self, reason: str) -> None:
+        """What is on its way stays where it was. All ranks do so alike."""
+        for journeys in self._travels.values():
+            journeys.cancel(reason)
+
+    def close(self) -> None:
+        """May be called again."""
+        for journeys in self._travels.values():
+            journeys.close()
+        self._travels = {}
+
+    def _look(self) -> None:
+        by_context: dict[int, int] = {}
+        for watch in self.watches:
+            key = id(watch.layer._sluice.backend)
+            by_context[key] = by_context.get(key, 0) + 1
+        for watch in self.watches:
+            num_layers = by_context[id(watch.layer._sluice.backend)]
+            target = watch.look(self._steps, num_layers, self._optimizer())
+            if target is not None:
+                self._move(watch, target)
+
+    def _move(self, watch: Watch, target: Placement) -> None:
+        layer, optimizer = watch.layer, self._optimizer
+        journey = Journey(layer._sluice, lambda: moving.belongings_of(layer, optimizer()), target)
+        watch.journeys.append(journey)
+        watch.forget()
+        ranks = watch.ranks()
+        if ranks not in self._travels:
+            self._travels[ranks] = Journeys(ranks, self.options.bytes_per_second)
+        self._travels[ranks].add(journey)
+
+
+def _most_moved(plan: PlacementPlan, expert_rank: Sequence[int], size: int) -> int:
+    """Bytes that leave or reach the rank with the most of them."""
+    out, back = [0] * (max(expert_rank) + 1), [0] * (max(expert_rank) + 1)
+    for old, new in zip(expert_rank, plan.expert_rank):
+        if old != new:
+            out[old] += size
+            back[new] += size
+    return max(out + back)

@@ -1,0 +1,57 @@
+"""What a probe says of one layer, whatever its kind: all that the adapter needs to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sluice.adapters.deepspeed.moe.engine_backend import Form
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One layer, understood."""
+
+    layer_id: int
+    name: str
+    ranks: tuple[int, ...]  # the global ranks of its expert-parallel group, in group order
+    num_experts: int
+    top_k: int
+    model_width: int
+    dtype: torch.dtype
+    device: torch.device  # of the experts
+    form: Form | None  # None: the host's modules are called
+    why_not_fused: str = ""
+    gate_format: str = ""  # how a native layer's gate is asked (probe.py)
+
+    def compared(self) -> dict[str, Any]:
+        """What must be equal on all ranks of the group."""
+        width = self.form.hidden_width if self.form else 0
+        return {
+            "layer": self.name,
+            "experts": self.num_experts,
+            "top_k": self.top_k,
+            "model_width": self.model_width,
+            "hidden_width": width,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": self.device.type,
+            "computed by": "Sluice" if self.form else "the host's modules",
+        }
+
+
+def ranks_of(layer: Any, refuse: Callable[[str], Exception]) -> tuple[int, ...]:
+    """The global ranks of a layer's expert-parallel group; raises what `refuse` makes of a reason against it."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    own = torch.distributed.get_rank() if distributed else 0
+    if layer.ep_size == 1:
+        return (own,)
+    if layer.ep_group is None:
+        raise refuse("it has no expert-parallel group yet: swap after deepspeed.initialize, or set the groups up first")
+    ranks = tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
+    if len(ranks) != layer.ep_size:
+        raise refuse(f"its group has {len(ranks)} ranks, its ep_size is {layer.ep_size}")
+    return ranks

@@ -1,0 +1,43 @@
+"""DeepSpeed's flops profiler beside Sluice (`flops_profiler` in ds_config).
+
+It hooks every module, on rank 0 alone and for one step, to count what torch is called for meanwhile. Its hooks change
+no result, so they are none that an expert must be called for: rank 0 would else run its layers otherwise than the other
+ranks, which the header refuses. What C multiplies is added here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from sluice.adapters.deepspeed.moe.engine_backend import Form
+
+_PROFILER = "deepspeed.profiling.flops_profiler.profiler"
+_HANDLES = (
+    "__pre_hook_handle__",
+    "__post_hook_handle__",
+    "__start_time_hook_handle__",
+    "__end_time_hook_handle__",
+    "__flops_handle__",
+)
+
+
+def has_set_all(state: dict[str, Any], kind: str) -> bool:
+    """Whether each of a module's hooks of this kind is the profiler's. state: the module's attributes."""
+    own = {state[name].id for name in _HANDLES if name in state}
+    return own.issuperset(state[kind])
+
+
+def count(form: Form, expert_ids: torch.Tensor) -> None:
+    """Adds a pass that C computed to the module that is running, while one is profiled: as many rows as this rank's
+    tokens have routes, which is what a rank computes where routing is even."""
+    profiler = sys.modules.get(_PROFILER)
+    flops, macs = (getattr(profiler, name, None) for name in ("module_flop_count", "module_mac_count"))
+    if not flops or not macs:
+        return
+    rows = int((expert_ids >= 0).sum())
+    gemms = rows * form.model_width * form.hidden_width * (3 if form.gated else 2)
+    flops[-1].append(("sluice", 2 * gemms))
+    macs[-1].append(("sluice", gemms))

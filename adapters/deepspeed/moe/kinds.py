@@ -1,0 +1,59 @@
+"""The kinds of MoE layers that DeepSpeed has: how each is understood, and what it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from sluice.adapters.deepspeed.moe.finding import Finding
+from sluice.adapters.deepspeed.moe.layer import SluiceMOELayer
+from sluice.adapters.deepspeed.moe.probe import probe
+from sluice.adapters.deepspeed.moe.runners import Runners
+from sluice.adapters.deepspeed.moe.state import LayerState
+from torch import nn
+
+from deepspeed.moe.sharded_moe import MOELayer
+
+
+class Kind(NamedTuple):
+    """One kind."""
+
+    host: type[nn.Module]
+    swapped: type[nn.Module]  # its subclass, with another forward
+    probe: Callable[[Any, int, str], Finding]  # (layer, number, name); UnsupportedError
+    state: type[Runners]
+
+
+KINDS = [Kind(MOELayer, SluiceMOELayer, probe, LayerState)]
+
+try:
+    from sluice.adapters.deepspeed.moe import autoep_layer, autoep_probe, autoep_state
+except ImportError:  # DeepSpeed before 0.19.2
+    pass
+else:
+    KINDS.append(
+        Kind(
+            autoep_probe.AutoEPMoELayer,
+            autoep_layer.SluiceAutoEPMoELayer,
+            autoep_probe.probe,
+            autoep_state.AutoEPState,
+        )
+    )
+
+
+def of_host(module: nn.Module) -> Kind | None:
+    """The kind of a layer of the host, its subclasses included; None: none, or swapped already."""
+    return next((k for k in KINDS if isinstance(module, k.host) and not isinstance(module, k.swapped)), None)
+
+
+def of_swapped(module: nn.Module) -> Kind | None:
+    """The kind of a layer that is swapped; None: it is not."""
+    return next((kind for kind in KINDS if type(module) is kind.swapped), None)
+
+
+def host_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, Kind]]:
+    """(name, layer, kind) of all that are not swapped already, in the order of the model."""
+    for name, child in module.named_modules():
+        kind = of_host(child)
+        if kind is not None:
+            yield name, child, kind

@@ -1,0 +1,267 @@
+"""What a swapped layer of any kind keeps beside the host's own attributes: the engine layers that run it.
+
+Holds no module and no tensor of the host: both are read afresh at each forward, because ZeRO, offload and `.to()` move
+storage and because a user may hook an expert after the swap.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from sluice.adapters.common.migration import placement as placement_module
+from sluice.adapters.common.migration.moving import Expert, refuse_torn
+from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.modules import CallExpert
+from sluice.adapters.deepspeed.moe import comms_log, moving
+from sluice.adapters.deepspeed.moe import experts as experts_module
+from sluice.adapters.deepspeed.moe.engine_backend import EngineBackend, EngineRunner, LayerSpec
+from sluice.adapters.deepspeed.moe.finding import DTYPES, Finding
+from sluice.adapters.deepspeed.moe.shares import Sharing
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.config import Options
+from sluice.errors import Mismatch, OverBudget
+from torch import nn
+
+Key = tuple[torch.dtype, bool]  # of the rows; whether the experts are as they were found
+
+
+class Runners:
+    """The engine layers of one swapped layer, by what they depend on."""
+
+    given_at_home = "engine"  # to sluice.experts_at_home, for errors
+
+    def __init__(
+        self,
+        finding: Finding,
+        backend: EngineBackend,
+        options: Options,
+        family: list[Runners],
+        sharing: Sharing | None = None,
+    ) -> None:
+        """`family`: the layers that share the backend, this one included from now on. `sharing`: where the backend has
+        a share of a budget."""
+        family.append(self)
+        self._sharing = sharing
+        self.finding = finding
+        self._family = family
+        self._options = options
+        self._has_told_container = False
+        self.backend = backend
+        self._runners: dict[Key, EngineRunner] = {}
+        self._fused_now = finding.form is not None
+        self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
+        self.placement = self.home
+        self.torn = ""
+        self.optimizer: Callable[[], Any] = lambda: None  # of the engine
+        self.watch: Any = None  # of the option "placement"
+
+    # ---- the steps of a forward ----
+
+    def runner_for(self, key: Key) -> EngineRunner:
+        """Made when it is first asked for. InvalidState where a move of experts has broken off."""
+        refuse_torn(self)
+        if key not in self._runners:
+            self._make(key)
+            # A plan under a budget counts the layers that there are: with the first, all of them.
+            for other in self._family:
+                if not other._runners:
+                    other._make(key)
+        return self._runners[key]
+
+    def check_container(self, container: nn.Module) -> None:
+        """Hooked after the swap: nobody calls it any more, so its hooks would be lost without a word."""
+        if experts_module.untouched(container):
+            return
+        text = (
+            f"MoE layer '{self.finding.name}': the container of its experts was given hooks or a forward of its own "
+            "after the swap, and Sluice calls the experts without it: hook the layer, or the experts"
+        )
+        if self._options.on_unsupported == "error":
+            raise UnsupportedError(text)
+        if not self._has_told_container:
+            warnings.warn(f"sluice: {text}", stacklevel=2)
+        self._has_told_container = True
+
+    def check_width(self, tokens: torch.Tensor) -> None:
+        """What the host would find out later, or on the other ranks only."""
+        if tokens.shape[1] != self.finding.model_width:
+            raise ValueError(
+                f"MoE layer '{self.finding.name}': the input has width {tokens.shape[1]}, "
+                f"the layer {self.finding.model_width}"
+            )
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Of the rows."""
+        if dtype not in DTYPES:
+            raise UnsupportedError(
+                f"MoE layer '{self.finding.name}': {dtype}; float32, bfloat16 and float16 are supported"
+            )
+
+    def settle(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
+        """Before the first of these rows: the backend's share of a budget."""
+        if self._sharing is not None:
+            self._sharing.settle(max(1, tokens.shape[0]), dtype)
+
+    def run(
+        self,
+        runner: EngineRunner,
+        tokens: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        experts: Any,
+        call_expert: CallExpert | None = None,
+    ) -> torch.Tensor:
+        """The weighted sum of the experts' outputs [T, M]; errors say what is known here. Collective."""
+        try:
+            return runner.run(tokens, expert_ids, weights, experts, call_expert)
+        except Mismatch as error:
+            raise self.explain(error) from error
+        except OverBudget as error:
+            raise self.explain_budget(error, tokens) from error
+
+    def refuse(self, message: str) -> None:
+        """Tells the other ranks that this one is not coming, through whichever of its engine layers there is."""
+        if self._sharing is not None:
+            self._sharing.fail(message)
+        if not self._runners:  # the very first call: as it was when it was swapped, which all ranks agreed on
+            self._make((self.finding.dtype, True))
+        next(iter(self._runners.values())).refuse(message)
+
+    def explain(self, error: Mismatch) -> Mismatch:
+        """The engine says that ranks differ; a kind of layers may know why they do."""
+        return error
+
+    def explain_budget(self, error: OverBudget, tokens: torch.Tensor) -> OverBudget:
+        """What the engine does not know: when the backend's share was made."""
+        return error if self._sharing is None else self._sharing.explain(error, tokens.shape[0])
+
+    # ---- between steps ----
+
+    def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
+        """See `sluice.move_experts`; optimizer None: the engine's."""
+        if self.watch is not None:
+            self.watch.cancel("experts are moved by hand")
+        moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
+
+    @property
+    def moving_name(self) -> str:
+        """See migration.moving.MovingLayer."""
+        return f"MoE layer '{self.finding.name}'"
+
+    @property
+    def moving_ranks(self) -> tuple[int, ...]:
+        """See migration.moving.MovingLayer."""
+        return self.finding.ranks
+
+    def slots(self, container: Any) -> list[Expert]:
+        """What the layer's container has of each expert of this rank."""
+        raise NotImplementedError
+
+    def replace_experts(self, placement: Placement) -> None:
+        """Experts lie elsewhere from now on; the caller moves what belongs to them. Collective over the group."""
+        self.placement = placement_module.replace_in_all(list(self._runners.values()), self.placement, placement)
+
+    def loads(self) -> tuple[list[int], list[int]]:
+        """Rows so far: of this rank's tokens by expert, and received by each rank, which all ranks know alike."""
+        counted = [runner.loads() for runner in self._runners.values()]
+        zeros = [0] * self.finding.num_experts, [0] * len(self.finding.ranks)
+        by_expert, by_rank = ([sum(items) for items in zip(*lists)] for lists in zip(zeros, *counted))
+        return by_expert, by_rank
+
+    def spent(self) -> tuple[int, int, int]:
+        """So far, by all layers of the backend: nanoseconds inside passes, bytes sent, nanoseconds of exchanges."""
+        now = self.backend.stats()
+        return int(now.get("pass_ns", 0)), int(now["bytes_sent"]), int(now["comm_ns"])
+
+    # ---- for shares of a budget ----
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """There is an engine layer: what plans need depends on all that there are."""
+        if not self._runners:
+            self._make((dtype, True))
+
+    def smallest_budget(self, tokens: int) -> int:
+        """Of the backend, for this layer."""
+        return max(runner.smallest_budget(tokens) for runner in self._runners.values())
+
+    # ---- what the host's logger and `sluice.stats` get ----
+
+    @property
+    def layer_id(self) -> int:
+        """For `sluice.trace`."""
+        return self.finding.layer_id
+
+    def contexts(self) -> list[Any]:
+        """The torch adapter's, for `sluice.decisions`; none where tests put another backend."""
+        context = getattr(self.backend, "context", None)
+        return [] if context is None else [context]
+
+    @staticmethod
+    def measures(layer: nn.Module) -> bool:
+        """Whether anybody looks at this layer's communication."""
+        return comms_log.wanted()
+
+    def communication(self) -> tuple[int, int]:
+        """(bytes sent, nanoseconds of the communication lane) so far."""
+        now = self.backend.stats()
+        return int(now["bytes_sent"]), int(now["comm_ns"])
+
+    def since(self, before: tuple[int, int]) -> tuple[int, int]:
+        """The same since then."""
+        sent, nanoseconds = self.communication()
+        return sent - before[0], nanoseconds - before[1]
+
+    def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
+        """Gives the host's logger what this forward sent since `before`, and its backward when it has run."""
+        if len(self.finding.ranks) == 1 or not comms_log.wanted():
+            return
+        sent, nanoseconds = self.since(before)
+        comms_log.append("sluice_forward", nanoseconds, sent)
+        if output.grad_fn is not None:
+            # Prehook and posthook of the one node that is this layer's backward.
+            start: list[tuple[int, int]] = []
+            output.grad_fn.register_prehook(lambda _grads: start.append(self.communication()))
+
+            def after(_inputs: Any, _outputs: Any) -> None:
+                spent_bytes, spent_ns = self.since(start.pop())
+                comms_log.append("sluice_backward", spent_ns, spent_bytes)
+
+            output.grad_fn.register_hook(after)
+
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+        """For `sluice.stats`."""
+        found = self.finding
+        return {
+            "layer": found.name,
+            "layer_id": found.layer_id,
+            "ranks": list(found.ranks),
+            "computed_by": "sluice" if self._fused_now else "host modules",
+            "why_not_fused": found.why_not_fused,
+            **({} if self.watch is None else {"placement": self.watch.report()}),
+            **self.backend.stats(reset_peak),
+        }
+
+    # ---- inside ----
+
+    def _make(self, key: Key) -> None:
+        dtype, untouched = key
+        found = self.finding
+        spec = LayerSpec(
+            layer_id=found.layer_id,
+            num_experts=found.num_experts,
+            top_k=found.top_k,
+            model_width=found.model_width,
+            dtype=dtype,
+            form=found.form if untouched else None,
+            hidden_width=found.form.hidden_width if found.form else 1,
+            one_chunk=not untouched,
+            expert_rank=self.placement.expert_rank,
+            expert_slot=self.placement.expert_slot,
+        )
+        self._runners[key] = self.backend.layer(spec)
+
+    def _autocast(self) -> bool:
+        return torch.is_autocast_enabled(self.finding.device.type)

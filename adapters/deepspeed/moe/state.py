@@ -1,0 +1,145 @@
+"""What a swapped `MOELayer` keeps: its engine layers, and how the host's experts are asked where C does not compute
+them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sluice.adapters.common.migration.moving import Expert, of_modules
+from sluice.adapters.deepspeed.moe import experts as experts_module
+from sluice.adapters.deepspeed.moe import first_call, flops_profile
+from sluice.adapters.deepspeed.moe.engine_backend import EngineRunner
+from sluice.adapters.deepspeed.moe.runners import Key, Runners
+from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
+from sluice.errors import Mismatch
+from torch import nn
+
+
+class LayerState(Runners):
+    """One swapped `MOELayer`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._seen_experts: set[tuple[int, bool]] = set()
+        self._result_dtypes: dict[torch.dtype, torch.dtype] = {}
+
+    def slots(self, container: Any) -> list[Expert]:
+        """See Runners."""
+        return of_modules(list(container.deepspeed_experts))
+
+    def runner(self, layer: nn.Module) -> tuple[EngineRunner, torch.dtype]:
+        """The engine layer for this call, and the dtype of its rows."""
+        self.check_container(layer.experts)
+        untouched = experts_module.still_exact(layer.experts.deepspeed_experts)
+        self._fused_now = self.finding.form is not None and untouched
+        dtype = self._dtype(layer)
+        key = (dtype, untouched)
+        if key not in self._runners:
+            self._check_policy(key)
+        return self.runner_for(key), dtype
+
+    def _check_policy(self, key: Key) -> None:
+        """Experts that were hooked after the swap run as modules from now on, which the policy may not be for."""
+        reason = None if key[1] else policy_of_modules(self.finding.name, self._options)
+        if reason is not None and self.finding.form is not None:  # else the banner has said it
+            warnings.warn(f"sluice: {reason}", stacklevel=2)
+
+    def check_tokens(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
+        """What the host would find out later, or on the other ranks only."""
+        self.check_width(tokens)
+        if tokens.dtype != dtype and not self._autocast():
+            raise ValueError(
+                f"MoE layer '{self.finding.name}': the input is {tokens.dtype}, the experts are {dtype}: "
+                "cast one, or use autocast"
+            )
+
+    def call_expert(self, expert: nn.Module, index: int, rows: torch.Tensor) -> torch.Tensor:
+        """The host's own call on real rows: a 4-D tensor, and of a tuple the first element."""
+        as_now = index, expert.training  # dropout draws in training alone
+        new = as_now not in self._seen_experts and torch.is_grad_enabled()
+        before = first_call.random_state() if new else None
+        result = expert(rows.view(1, 1, *rows.shape))
+        if isinstance(result, tuple):
+            result = result[0]
+        if before is not None:
+            self._seen_experts.add(as_now)
+            self._check_first_call(expert, index, rows, result, not torch.equal(before, first_call.random_state()))
+        if result.numel() != rows.numel():
+            raise UnsupportedError(
+                f"MoE layer '{self.finding.name}': an expert turned {list(rows.shape)} into {list(result.shape)}; "
+                "Sluice needs one row of the model width per row"
+            )
+        return result.reshape(rows.shape).to(rows.dtype)
+
+    def _check_first_call(self, expert: nn.Module, index: int, rows: Any, result: torch.Tensor, drew: bool) -> None:
+        where = f"MoE layer '{self.finding.name}', expert {index}"
+        if drew:
+            text = f"{where} draws random numbers per row, and Sluice gives it its real rows without padding"
+            if self._options.on_unsupported == "error":
+                raise UnsupportedError(text)
+            warnings.warn(f"sluice: {text}", stacklevel=2)
+        leaves = first_call.foreign_leaves(result, rows, expert)
+        if leaves:  # whatever the options say: their gradient would be lost without a word
+            shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
+            raise UnsupportedError(
+                f"{where} uses tensors that want a gradient and are not its parameters (of shape {shapes}): make them "
+                "parameters of the expert, or detach them"
+            )
+
+    def as_host(self, output: torch.Tensor, experts: Sequence[nn.Module], tokens: torch.Tensor) -> torch.Tensor:
+        """In the dtype of the host's result: that of what an expert returns."""
+        if self._fused_now or not self._autocast():
+            return output
+        if output.dtype not in self._result_dtypes:
+            with torch.no_grad():
+                result = experts[0](tokens.new_zeros(1, 1, 1, tokens.shape[1]))
+            self._result_dtypes[output.dtype] = (result[0] if isinstance(result, tuple) else result).dtype
+        return output.to(self._result_dtypes[output.dtype])
+
+    # ---- what the host's timers, logger and profiler get ----
+
+    def profile(self, expert_ids: torch.Tensor) -> None:
+        """GEMMs that no module was called for, in the host's count."""
+        if self._fused_now and self.finding.form is not None:
+            flops_profile.count(self.finding.form, expert_ids)
+
+    @staticmethod
+    def measures(layer: nn.Module) -> bool:
+        """Whether anybody looks at this layer's communication."""
+        return bool(layer.wall_clock_breakdown) or Runners.measures(layer)
+
+    def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
+        """Gives the host its communication times, and its logger the records."""
+        if layer.wall_clock_breakdown and layer.ep_size > 1:
+            # The two exchanges of all chunks share one lane, under the GEMMs: half of it each.
+            lane_ns = self.since(before)[1]
+            layer.time_falltoall += lane_ns / 2e6
+            layer.time_salltoall += lane_ns / 2e6
+        super().record(layer, output, before)
+
+    def explain(self, error: Mismatch) -> Mismatch:
+        """The engine says that ranks differ; why they do is known here."""
+        if self._fused_now == (self.finding.form is not None):
+            return error
+        return Mismatch(
+            f"{error.message}. On this rank the experts of '{self.finding.name}' were hooked or changed after the "
+            "swap, so they are called as modules: do so on every rank of the group, or on none",
+            peer=error.peer,
+        )
+
+    # ---- dtypes ----
+
+    def _dtype(self, layer: nn.Module) -> torch.dtype:
+        """Fused experts run as two Linears would: in autocast's dtype if it is on, else in their own."""
+        own = self.finding.dtype
+        for parameter in layer.experts.deepspeed_experts.parameters():
+            if parameter.is_floating_point():
+                own = parameter.dtype  # a later .to() or .bfloat16() of the model
+                break
+        if self._autocast() and self._fused_now:
+            own = torch.get_autocast_dtype(self.finding.device.type)
+        self.check_dtype(own)
+        return own

@@ -1,0 +1,176 @@
+"""One budget over several contexts: each has its least first, and the rest goes by the rows of its layers."""
+
+from __future__ import annotations
+
+import re
+import types
+from typing import Any
+
+import pytest
+import torch
+from sluice.adapters.deepspeed.moe import shares
+from sluice.config import Options
+from sluice.errors import InvalidArgument, OverBudget, Unsupported
+
+CPU = torch.device("cpu")
+ALONE, BOTH = ((0,), CPU), ((0, 1), CPU)
+
+
+class FakeBackend:
+    """A backend, and the state of its only layer."""
+
+    def __init__(self, least: int, error: Exception | None = None, most: int = 10**9) -> None:
+        self.backend, self.least, self.error, self.most = self, least, error, most
+        self.share: tuple[int, int] | None = None
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def smallest_budget(self, tokens: int) -> int:
+        if tokens > self.most:
+            raise Unsupported("no plan")
+        return self.least * tokens
+
+    def set_share(self, share: int, whole: int) -> None:
+        self.share = share, whole
+
+
+def sharing(total: int, alone: FakeBackend, both: FakeBackend, other: list[dict[str, Any]]) -> shares.Sharing:
+    """Of rank 0, whose peer of BOTH says `other`, round by round."""
+    said = iter(other)
+
+    def exchange(ranks: tuple[int, ...], own: Any) -> dict[int, Any]:
+        return {0: own} if len(ranks) == 1 else {0: own, 1: {**own, **next(said)}}
+
+    made = shares.Sharing(total, {ALONE: 1, BOTH: 9}, exchange)
+    made.add(ALONE, alone, [alone])
+    made.add(BOTH, both, [both])
+    return made
+
+
+def test_Sharing_LeastFirst_AndTheRestByRows() -> None:
+    """By rows alone the first would get 1,000 of 10,000, less than what 80 tokens need, eight times those of the first
+    forward."""
+    alone, both = FakeBackend(50), FakeBackend(20)
+    made = sharing(10000, alone, both, [{}, {}])
+    made.settle(10, torch.float32)
+    assert alone.share == (80 * 50 + 440, 10000) and both.share == (80 * 20 + 3960, 10000)
+    made.settle(11, torch.float32)  # once
+    assert alone.share == (80 * 50 + 440, 10000)
+    assert shares.split(10000, {ALONE: 1, BOTH: 9}, ALONE) == 1000
+
+
+def test_OutstandingOf_OnePassAfterTheOther_CountsTheMostOfTheseLayers() -> None:
+    """Against going through the layers, as often as there are forwards, from whichever one on."""
+    for order in ([0, 0, 1], [0, 1, 0, 1], [1, 1, 1, 0, 0], [0]):
+        for of_model in range(1, 3 * len(order) + 1):
+            for context in set(order):
+                most = max(
+                    sum(order[(first + i) % len(order)] == context for i in range(of_model))
+                    for first in range(len(order))
+                )
+                assert most <= shares.outstanding_of(of_model, order.count(context), len(order)) <= of_model
+
+
+def test_Options_OfTwoContexts_SplitTheBudgetAndTheOutstandingForwards() -> None:
+    """What another rank of the context says counts where it plans with less room, or with more forwards."""
+    form = types.SimpleNamespace(hidden_width=64, gated=False)
+    common = {"device": CPU, "form": form, "model_width": 16, "top_k": 2, "dtype": torch.float32}
+    findings: Any = [types.SimpleNamespace(ranks=ranks, **common) for ranks in ((0,), (0, 1), (0, 1), (0, 1))]
+    options = Options(memory_budget=600, max_outstanding=8)
+
+    def of(place: shares.Place, peer: dict[str, int] | None = None) -> Options:
+        def least(own: dict[str, int]) -> dict[str, int]:
+            return {name: min(value, (peer or own)[name]) for name, value in own.items()}
+
+        return shares.options_of(options, findings, place, least)
+
+    alone, both = of(ALONE), of(BOTH)
+    assert (alone.memory_budget, alone.max_outstanding, alone.shared_memory_budget) == (200, 2, 600)
+    assert (both.memory_budget, both.max_outstanding, both.shared_memory_budget) == (400, 6, 600)
+    other = of(BOTH, {"memory_budget": 300, "max_outstanding": -7})
+    assert (other.memory_budget, other.max_outstanding) == (300, 7)
+    options = Options(memory_budget=600, host_memory_budget=400)
+    assert of(BOTH).max_outstanding is None
+    assert (of(ALONE).host_memory_budget, of(BOTH).host_memory_budget) == (100, 300)  # rows alone: a pool has no slots
+    options = Options(max_outstanding=8)
+    assert of(BOTH) is options
+
+
+@pytest.mark.parametrize("total", [700, 730, 800, 1000, 1399, 2000, 5000])
+def test_Sharing_LaterForwards_FitWhileTheWholeWouldDo(total: int) -> None:
+    """Of t tokens both need 70 t at least: whatever t, up to 8 times the first, each has its part if the sum fits."""
+    alone, both = FakeBackend(50), FakeBackend(20)
+    sharing(total, alone, both, [{}, {}]).settle(10, torch.float32)
+    assert alone.share is not None and both.share is not None and alone.share[0] + both.share[0] <= total
+    most = min(total // 70, 80)
+    assert alone.share[0] >= 50 * most and both.share[0] >= 20 * most
+
+
+def test_Sharing_NoPlanForMoreTokens_IsNoErrorBefore() -> None:
+    alone, both = FakeBackend(50, most=20), FakeBackend(20)
+    sharing(2000, alone, both, [{}, {}]).settle(10, torch.float32)
+    assert alone.share == (20 * 50 + 60, 2000) and both.share == (20 * 20 + 540, 2000)
+
+
+def test_Sharing_ForwardOfMoreTokensRefused_SaysWhenSharesAreMade() -> None:
+    alone, both = FakeBackend(50), FakeBackend(20)
+    made = sharing(1000, alone, both, [{}, {}])
+    error = OverBudget("no plan fits", peer=1)
+    assert made.explain(error, 10) is error
+    made.settle(10, torch.float32)
+    assert made.explain(error, 10) is error  # no more tokens than the first had
+    explained = made.explain(error, 11)
+    words = (
+        r"no plan fits. The memory_budget was shared out at the first forward, which had 10 tokens .* \(this one has "
+        r"11\), with room for 8 times as many where it has that: where the largest batch comes first, shares are made "
+        r"for it"
+    )
+    assert explained.peer == 1 and re.match(words, explained.message)
+
+
+def test_Sharing_Peers_TheNeediestAndTheSmallestShareCount() -> None:
+    alone, both = FakeBackend(50), FakeBackend(20)
+    sharing(1000, alone, both, [{"needs": [300, 390, 450, 600, 900, 1200]}, {}]).settle(10, torch.float32)
+    assert alone.share == (500 + 125, 1000) and both.share == (300 + 75, 1000)  # 150 and 90 more for a quarter more
+    alone, both = FakeBackend(50), FakeBackend(20)
+    sharing(1000, alone, both, [{}, {"share": 222}]).settle(10, torch.float32)
+    assert both.share == (222, 1000)
+
+
+def test_Sharing_TooLittle_NamesBothAndTheirSum() -> None:
+    alone, both = FakeBackend(50), FakeBackend(60)
+    words = (
+        r"memory_budget of 1000 bytes is shared by 2 expert-parallel groups, which need at least 500 for the layers of "
+        r"ranks \[0\] and 600 for the layers of ranks \[0, 1\], together 1100, for 10 tokens at a time: raise"
+    )
+    with pytest.raises(OverBudget, match=words):
+        sharing(1000, alone, both, [{}, {}]).settle(10, torch.float32)
+    assert alone.share is None and both.share is None
+    made = sharing(1100, alone, both, [{}, {}])
+    made.settle(10, torch.float32)
+    assert alone.share == (500, 1100) and both.share == (600, 1100)
+
+
+def test_Sharing_OneRankFails_AllHearWhy() -> None:
+    """Both rounds are held in any case: peers of another context wait for this rank there."""
+    rounds: list[Any] = []
+
+    def exchange(ranks: tuple[int, ...], own: Any) -> dict[int, Any]:
+        rounds.append((ranks, own["why"]))
+        return {0: own}
+
+    failing, other = FakeBackend(1, InvalidArgument("no such layer")), FakeBackend(1)
+    made = shares.Sharing(100, {ALONE: 1, BOTH: 1}, exchange)
+    made.add(ALONE, other, [other])
+    made.add(BOTH, failing, [failing])
+    with pytest.raises(OverBudget, match="no such layer"):
+        made.settle(1, torch.float32)
+    assert rounds == [(ranks, "no such layer") for ranks in ((0,), (0, 1)) * 2]
+    made.fail("again")  # said already
+    assert len(rounds) == 4
+    made = shares.Sharing(100, {ALONE: 1}, exchange)
+    made.add(ALONE, other, [other])
+    made.fail("bad rows")  # before its first forward
+    assert rounds[4:] == [((0,), "bad rows")] * 2

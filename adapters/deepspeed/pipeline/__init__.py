@@ -1,0 +1,1 @@
+"""A pipeline engine of DeepSpeed: its batches, its stages, and layers that change their stage."""

@@ -1,0 +1,80 @@
+"""A stage of DeepSpeed's `PipelineEngine` whose weight gradients are ops of their own.
+
+The engine's backward is whole and stays so. Linear layers leave their weight gradients behind in it (weights_later.py),
+and an op of its own brings them to the engine as one more backward would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from sluice.adapters.deepspeed.pipeline.engine_stage import EngineStage
+from sluice.adapters.deepspeed.pipeline.live_batch import LiveBatch
+from sluice.adapters.torch import Edge
+from sluice.adapters.torch.weights_later import WeightsLater, linears_of
+from torch import nn
+
+from deepspeed.moe.sharded_moe import MOELayer
+
+
+class ApartStage(EngineStage):
+    """sluice.adapters.torch.ApartStage"""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self._later = WeightsLater()
+
+    @property
+    def num_weights_later(self) -> int:
+        """Weight gradients so far that were ops of their own."""
+        return self._later.num_left
+
+    def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
+        super().begin(forward_only, live)
+        if not forward_only:
+            self._later.take(self._engine.module, _linears(self._engine.module))
+
+    def end(self) -> None:
+        self._later.give_back()
+        super().end()
+
+    def abandon(self) -> None:
+        self._later.give_back()
+        super().abandon()
+
+    def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        edge = super().forward(micro_batch, given)
+        if not self._forward_only:
+            self._later.learn((self._losses[micro_batch],) if edge is None else edge.tensors)
+        return edge
+
+    def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        with self._later.left_behind(micro_batch):
+            return super().backward(micro_batch, given)
+
+    def weight_grad(self, micro_batch: int) -> None:
+        """After the backward of the micro-batch; in their order."""
+        with self.watch.weight_grad(micro_batch) if self.watch else nullcontext(), _as_a_backward(self._engine):
+            self._later.run(micro_batch)
+
+
+def _linears(module: Any) -> list[nn.Linear]:
+    """Not those of tied layers, whose functions may use the weights too, nor experts, which their layer runs."""
+    tied = set(map(id, getattr(module, "tied_modules", {}).values()))
+    return linears_of(module, lambda each: isinstance(each, MOELayer) or id(each) in tied)
+
+
+@contextmanager
+def _as_a_backward(engine: Any) -> Iterator[None]:
+    """What the engine does around a backward of its own that begins at no loss."""
+    if engine.using_bf16_optimizer:
+        engine.optimizer.clear_lp_grads()
+    engine._running_engine_backward = True  # its hooks ask who runs them
+    try:
+        yield
+    finally:
+        engine._running_engine_backward = False
+    if engine.using_bf16_optimizer:
+        engine.optimizer.update_hp_grads(clear_lp_grads=False)

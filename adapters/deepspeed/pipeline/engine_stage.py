@@ -1,0 +1,206 @@
+"""A stage of DeepSpeed's `PipelineEngine` as callbacks: its own instructions, in the order in which messages arrive.
+
+Everything that computes stays the engine's: its data iterators, its forward and backward passes with their timers,
+scaling and hooks. What is ours is which micro-batch comes next, in which slot of its buffers it lies, and messages.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from sluice.adapters.deepspeed.pipeline.live_batch import LiveBatch
+from sluice.adapters.torch import Edge
+from sluice.errors import InvalidArgument
+
+from deepspeed.runtime.pipe import schedule
+
+# What stages hand on, in an edge's word, and whether nothing in it or before it is trained: then no gradient of it is
+# asked, and what comes back is empty. Above them stands what is said of layers that are on their way.
+_TENSOR, _TUPLE = 0, 1
+_FORM, _UNTRAINED, _LIVE = 1, 2, 2  # two masks, and how far to shift the rest
+
+
+class Watch(Protocol):
+    """What looks at the ops of a batch while they run."""
+
+    def forward(self, micro_batch: int) -> AbstractContextManager[None]: ...
+
+    def backward(self, micro_batch: int) -> AbstractContextManager[None]: ...
+
+    def weight_grad(self, micro_batch: int) -> AbstractContextManager[None]: ...
+
+
+class EngineStage:
+    """One engine, which it does not keep alive."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine_ref = weakref.ref(engine)
+        self._slots: dict[int, int] = {}  # by micro-batch in flight
+        self._free: list[int] = []
+        self._losses: dict[int, Any] = {}
+        self._untrained: set[int] = set()  # micro-batches in flight that came here with nothing to train before
+        self._forward_only = False
+        self._live: LiveBatch | None = None  # of the batch that runs
+        self.watch: Watch | None = None  # of the batch that runs
+
+    @property
+    def _engine(self) -> Any:
+        engine = self._engine_ref()
+        assert engine is not None  # it is the one that runs the batch
+        return engine
+
+    # ---- a batch ----
+
+    def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
+        """Before the first op of a batch. live: layers change their stage in it."""
+        self._forward_only, self._live = forward_only, live
+        self._engine.fwd_outputs = []
+
+    def end(self) -> None:
+        """After the last op of a batch that went well: what stands behind it in the host's schedule."""
+        if self._forward_only:
+            return
+        for instruction in (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep):
+            self._execute(instruction)
+
+    def abandon(self) -> None:
+        """After a batch that failed: nothing of it may reach the next one, gradients least of all."""
+        engine = self._engine
+        for micro_batch in list(self._slots):
+            self._leave(micro_batch)
+        self._losses.clear()
+        self._untrained.clear()
+        engine.grad_layer = None
+        for timer in getattr(engine.timers, "timers", {}).values():
+            if timer.started_:  # the host starts none that runs
+                timer.stop()
+        if not self._forward_only:
+            engine.zero_grad()
+            if engine.optimizer is not None:
+                engine.optimizer.zero_grad()
+
+    # ---- ops: sluice.adapters.torch.Stage ----
+
+    def load(self, micro_batch: int) -> None:
+        """The next of the engine's own iterator: inputs on the first stage, labels on the last."""
+        self._execute(schedule.LoadMicroBatch, buffer_id=self._slot(micro_batch))
+
+    def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        """What the next stage gets; None on the last stage."""
+        engine, slot = self._engine, self._slot(micro_batch)
+        word = self._live.before_forward(micro_batch, _live_of(given)) if self._live else 0
+        if given is not None:
+            engine.pipe_buffers["inputs"][slot] = self._leaves(micro_batch, given)
+        with self.watch.forward(micro_batch) if self.watch else nullcontext():
+            self._execute(schedule.ForwardPass, buffer_id=slot)
+        edge = None
+        if engine.is_last_stage():
+            self._losses[micro_batch] = engine.loss
+        else:
+            edge = _saying(word, _handed_on(engine.pipe_buffers["outputs"][slot], engine.stage_id))
+        if self._forward_only:
+            self._losses.clear()
+            self._untrained.clear()
+            self._leave(micro_batch)
+        return edge
+
+    def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
+        """The gradients of what the stage before handed on, where they are numbers; none where nothing before is
+        trained; None on the first stage."""
+        engine, slot = self._engine, self._slot(micro_batch)
+        if self._live:
+            self._live.before_backward(_live_of(given))
+        if given is None:
+            engine.loss = self._losses.pop(micro_batch)
+        else:
+            engine.grad_layer = given.tensors[0] if given.tensors and given.word & _FORM == _TENSOR else given.tensors
+        if given is None or given.tensors:  # else nothing here or before is trained
+            with self.watch.backward(micro_batch) if self.watch else nullcontext():
+                self._execute(schedule.BackwardPass, buffer_id=slot)
+        engine.grad_layer = None
+        word = self._live.after_backward(micro_batch) if self._live else 0
+        inputs = engine.pipe_buffers["inputs"][slot]
+        self._leave(micro_batch)
+        if engine.is_first_stage():
+            return None
+        if micro_batch in self._untrained:
+            self._untrained.remove(micro_batch)
+            return _saying(word, Edge([]))
+        return _saying(word, _gradients(inputs, engine.stage_id))
+
+    # ---- slots of the engine's buffers ----
+
+    def _slot(self, micro_batch: int) -> int:
+        """That of a micro-batch, which gets one with its first op and keeps it to its last."""
+        if micro_batch not in self._slots:
+            if not self._free:
+                engine = self._engine
+                used = len(self._slots)
+                engine._reserve_pipe_buffers(used + 1)
+                self._free = [used]
+            self._slots[micro_batch] = self._free.pop()
+        return self._slots[micro_batch]
+
+    def _leave(self, micro_batch: int) -> None:
+        slot = self._slots.pop(micro_batch)
+        for buffer in self._engine.pipe_buffers.values():
+            buffer[slot] = None
+        self._free.append(slot)
+
+    def _leaves(self, micro_batch: int, given: Edge) -> Any:
+        """What arrived in the form that the stage before handed on; numbers want gradients where something is trained
+        by them. The host's own checkpoints may train nothing of inputs that want none."""
+        if given.word & _UNTRAINED:
+            self._untrained.add(micro_batch)
+        wanted = not given.word & _UNTRAINED or self._engine.module.activation_checkpoint_interval > 0
+        for tensor in given.tensors:
+            tensor.requires_grad_(wanted and tensor.is_floating_point())
+        return given.tensors[0] if given.word & _FORM == _TENSOR else tuple(given.tensors)
+
+    def _execute(self, instruction: type, **arguments: Any) -> None:
+        """As the host's schedule would: by the engine's own table."""
+        self._engine._INSTRUCTION_MAP[instruction](self._engine, **arguments)
+
+
+def _live_of(given: Edge | None) -> int:
+    return 0 if given is None else given.word >> _LIVE
+
+
+def _saying(word: int, edge: Edge) -> Edge:
+    return edge._replace(word=edge.word | word << _LIVE)
+
+
+def _handed_on(outputs: Any, stage: int) -> Edge:
+    if isinstance(outputs, torch.Tensor):
+        return Edge([outputs], _TENSOR | (0 if outputs.requires_grad else _UNTRAINED))
+    if isinstance(outputs, tuple) and all(isinstance(each, torch.Tensor) for each in outputs):
+        return Edge(list(outputs), _TUPLE | (0 if any(each.requires_grad for each in outputs) else _UNTRAINED))
+    raise InvalidArgument(
+        f"the last layer of stage {stage} gave {_described(outputs)}: a stage hands on a tensor or a tuple of tensors"
+    )
+
+
+def _described(outputs: Any) -> str:
+    if isinstance(outputs, tuple):
+        return f"a tuple of {', '.join(type(each).__name__ for each in outputs)}"
+    return f"a {type(outputs).__name__}"
+
+
+def _gradients(inputs: Any, stage: int) -> Edge:
+    """Of everything that is a number, in order."""
+    if isinstance(inputs, torch.Tensor):
+        return Edge([_gradient(inputs, 0, stage)], _TENSOR)
+    gradients = [_gradient(each, index, stage) for index, each in enumerate(inputs) if each.is_floating_point()]
+    return Edge(gradients, _TUPLE)
+
+
+def _gradient(tensor: torch.Tensor, index: int, stage: int) -> torch.Tensor:
+    if tensor.grad is None:
+        raise InvalidArgument(
+            f"stage {stage} was given {list(tensor.shape)} of {tensor.dtype} as tensor {index} and its output does not "
+            "depend on it, so there is no gradient to send back: use it, or hand it on as integers"
+        )
+    return tensor.grad

@@ -1,0 +1,292 @@
+"""Moves layers of a `PipelineModule` to the neighbouring stage while a batch runs, without a drain: all that belongs to
+them travels beside it, by `sluice/migration.h`, and micro-batches go over from one stage to the other as it arrives
+(docs/pipeline.md, "A layer that moves in a batch").
+
+A move sets out between two batches. With the next training batch it is in force, on all ranks or on none: before the
+update, so that the optimizer sees gradients of the stage that has the layer. Source: vPipe (TPDS 2022), section on live
+migration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from sluice import trace
+from sluice.adapters.common.migration.shipments import Content, Shipment
+from sluice.adapters.deepspeed.optimizer import optimizer_parts
+from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
+from sluice.adapters.deepspeed.pipeline.live_batch import Cut, LiveBatch, Travel, load_gradients, take_gradients
+from sluice.adapters.deepspeed.pipeline.moving_layers import Move
+from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
+from sluice.config import Options
+from sluice.errors import Aborted, InvalidState, PeerLost, SluiceError, TimedOut
+from torch import nn
+
+_A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
+_GRADIENT = " grad"  # behind the name of a parameter
+
+
+class _Trip(NamedTuple):
+    """One layer at one of its ends."""
+
+    cut: Cut
+    content: Content  # that leaves; or the places of that which arrives
+    item: Leaving
+    early: int  # how many of what travels first a forward needs
+    versions: list[tuple[torch.Tensor, int]]  # of what leaves; torch counts what is written into a tensor
+
+
+class _Voyage(NamedTuple):
+    """All that is on its way, as this rank has it."""
+
+    moves: list[Move]
+    parts: list[int]
+    trips: list[_Trip]
+    failure: str  # why it could not begin here, of which the others hear in commit
+    begin_ns: int
+    begin_s: float
+
+
+class LiveLayers:
+    """One engine whose batches the library runs; it does not keep it alive."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._group: EpGroup | None = None
+        self._migration: Migration | None = None
+        self._rate: int | None = None
+        self._epoch = 0
+        self._voyage: _Voyage | None = None
+        self._buffers: dict[int, int] = {}  # versions when the newest training batch began
+        self.num_in_batch = self.num_at_flush = 0  # layers of this stage that have moved so
+        self.num_sums_early = 0  # that came to this stage during their batch
+        self.exposed_s = 0.0  # what the newest move took of this rank beside its batch
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether layers have set out and have not arrived."""
+        return self._voyage is not None
+
+    def why_busy(self) -> str:
+        """Why nothing else can move now; "": it can."""
+        return "" if self._voyage is None else "layers are on their way: they arrive with the next training batch"
+
+    # ---- between batches ----
+
+    def begin(self, engine: Any, parts: Sequence[int], wait_s: float | None, rate: int | None = None) -> list[Move]:
+        """Stage s has layers parts[s] up to parts[s + 1] behind the next training batch; the moves that this takes.
+
+        rate: bytes a second of what travels beside the batch, from each rank. Collective over all ranks of the engine,
+        with the same numbers. UnsupportedError or agree.DisagreementError on all ranks alike: nothing moves.
+        """
+        begun, begin_ns = time.perf_counter(), time.monotonic_ns()
+        module, parts = engine.module, [int(bound) for bound in parts]
+        optimizer = optimizer_parts.of_engine(engine)
+        refused = self._why_not(module, parts, optimizer)
+        wanted = {"parts": parts, "live": True, "bytes_per_second": rate}
+        moves, built = moving_layers.agreed(engine, wanted, refused, optimizer, wait_s)
+        if not moves:
+            return []
+        kept = optimizer.take(list(module.parameters()))
+        going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if _goes(module, each)}
+        contents = {layer: _still(moving_layers.content_of(function, kept)) for layer, function in going.items()}
+        listed = moving_layers.described(module, moves, contents, wait_s)
+        trips = [
+            _trip(module, each, shipment, built.get(each.layer, going.get(each.layer)))
+            for each, shipment in zip(moves, listed)
+            if module.stage_id in (each.source, each.target)
+        ]
+        failure = self._set_out(trips, rate)
+        self._voyage = _Voyage(moves, parts, trips, failure, begin_ns, time.perf_counter() - begun)
+        return moves
+
+    def _set_out(self, trips: Sequence[_Trip], rate: int | None) -> str:
+        if self._group is None:
+            timeout = None if self._options.timeout is None else timedelta(seconds=self._options.timeout)
+            ranks = range(torch.distributed.get_world_size())
+            self._group = EpGroup.unshared(ranks, timeout, self._options.transport)
+        if self._migration is None or self._rate != rate:
+            if self._migration is not None:
+                self._migration.close()
+            self._migration, self._rate = Migration(self._group, rate, epoch=self._epoch), rate
+        self._epoch += 1
+        try:
+            self._migration.begin(self._epoch, [trip.item for trip in trips])
+        except _A_RANK_IS_LOST:
+            raise
+        except SluiceError as error:
+            return str(error)
+        return ""
+
+    def _why_not(self, module: Any, parts: Sequence[int], optimizer: Any) -> str:
+        """Why this rank's layers cannot move in a batch; "": they can, as far as the move itself allows."""
+        why = self.why_busy()
+        if not why and not stage_module.why_no_partition(module, parts):
+            why = why_no_live_parts(module, parts)
+        if why or stage_module.why_no_partition(module, parts):  # which is said
+            return why
+        if self._options.pipeline is not None and self._options.pipeline.is_apart:
+            return "weight gradients are ops of their own, which do not follow a layer: move between batches"
+        if module.activation_checkpoint_interval > 0:
+            return "activation_checkpoint_interval is set, by which the host runs layers again by their place"
+        if not optimizer.moves_in_batch:
+            return f"the optimizer is a {optimizer.name}, whose gradients lie in flat buffers: move between batches"
+        going = [each.layer for each in moving_layers.moves_of(module, parts) if _goes(module, each)]
+        return next((why for why in (self._why_still(module, layer) for layer in going) if why), "")
+
+    def _why_still(self, module: Any, layer: int) -> str:
+        """Both stages would write buffers of their own."""
+        function = stage_module.function_of(module, layer)
+        for name, buffer in function.named_buffers() if isinstance(function, nn.Module) else ():
+            if id(buffer) not in self._buffers:
+                return f"layer {layer} has buffers ({name}), and no batch has shown that forwards leave them alone"
+            if self._buffers[id(buffer)] != buffer._version:
+                return f"layer {layer} has a buffer that forwards write ({name}), so it has to run on one stage"
+        return ""
+
+    def report(self) -> dict[str, Any]:
+        """For `sluice.stats`: layers that passed a cut of this stage in a batch, those of them that were late and went
+        at its flush, those whose gradients had come here before it, and seconds that the newest move took of this rank
+        beside its batch."""
+        layers = {"in_batch": self.num_in_batch, "at_flush": self.num_at_flush, "sums_early": self.num_sums_early}
+        return {**layers, "exposed_seconds": self.exposed_s}
+
+    def cancel(self, reason: str) -> None:
+        """What is on its way stays where it was. All ranks do so alike: not collective."""
+        voyage, self._voyage = self._voyage, None
+        if voyage is not None and self._migration is not None and not voyage.failure:
+            self._migration.abort(reason)
+
+    def close(self) -> None:
+        """May be called again."""
+        self.cancel("closed")
+        if self._migration is not None:
+            self._migration.close()
+        if self._group is not None:
+            self._group.close()
+        self._migration = self._group = None
+
+    # ---- a training batch ----
+
+    def batch(self, module: Any) -> LiveBatch | None:
+        """Before its first op. None where nothing is on its way at a cut of this stage."""
+        self._buffers = {id(buffer): buffer._version for buffer in module.buffers()}
+        trips = [] if self._voyage is None else self._voyage.trips
+        by_cut = {id(trip.cut): trip for trip in trips}
+        if not trips:
+            return None
+        travel = Travel(
+            lambda cut: self._is_there(by_cut[id(cut)]),
+            lambda cut: self._takes_sum(by_cut[id(cut)]),
+            lambda cut: self._send_sum(by_cut[id(cut)]),
+        )
+        return LiveBatch(module, [trip.cut for trip in trips], travel)
+
+    def _is_there(self, trip: _Trip) -> bool:
+        assert self._migration is not None and self._voyage is not None and isinstance(trip.item, Arriving)
+        return not self._voyage.failure and self._migration.read_early(trip.item, trip.early)
+
+    def _takes_sum(self, trip: _Trip) -> bool:
+        """Commit writes the item's own tensors once more, so what grows here is a copy."""
+        assert self._migration is not None and isinstance(trip.item, Arriving)
+        if not self._migration.read_late(trip.item, trip.item.late):
+            return False
+        take_gradients(trip.cut, [each.clone() for each in trip.item.late[:-1]], trip.item.late[-1])
+        return True
+
+    def _send_sum(self, trip: _Trip) -> None:
+        assert self._migration is not None
+        load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
+        self._migration.mark_still(trip.item)
+
+    def commit(self, engine: Any) -> None:
+        """Behind a batch that has ended on all ranks, and before the update: layers lie where they go. Collective over
+        all ranks. After an error none has moved, and the batch has to fail: some of its gradients are elsewhere."""
+        voyage, self._voyage = self._voyage, None
+        if voyage is None or self._migration is None:
+            return
+        begun, module, migration = time.perf_counter(), engine.module, self._migration
+        if voyage.failure:
+            raise InvalidState(f"layers could not set out: {voyage.failure}")
+        for trip in voyage.trips:
+            if not trip.cut.comes and not trip.cut.has_sum:
+                load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
+        migration.commit(_changed(voyage.trips))
+        for trip in voyage.trips:
+            if trip.cut.comes and not trip.cut.has_sum:
+                take_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
+        optimizer = optimizer_parts.of_engine(engine)
+        kept = optimizer.take(list(module.parameters()))
+        here = [trip for trip in voyage.trips if trip.cut.comes]
+        built = {trip.cut.layer: trip.cut.function for trip in here}
+        arrived = {trip.cut.layer: trip.content for trip in here}
+        moving_layers.put_in_force(engine, voyage.parts, built, arrived, optimizer, kept)
+        self._note(voyage, migration.progress(), time.perf_counter() - begun)
+
+    def _note(self, voyage: _Voyage, progress: dict[str, Any], commit_s: float) -> None:
+        in_batch = sum(trip.cut.ran_where_it_goes for trip in voyage.trips)
+        self.num_in_batch += in_batch
+        self.num_at_flush += len(voyage.trips) - in_batch
+        self.num_sums_early += sum(trip.cut.comes and trip.cut.has_sum for trip in voyage.trips)
+        self.exposed_s = commit_s + voyage.begin_s
+        sizes = progress["leaving_bytes"], progress["hidden_bytes"]
+        trace.keep_move("layers", "the pipeline", voyage.begin_ns, len(voyage.moves), *sizes, commit_s)
+
+
+def why_no_live_parts(module: Any, parts: Sequence[int]) -> str:
+    """Why layers cannot get to this partition in one batch; "": the partition allows it. Alike on all ranks."""
+    bounds = stage_module.parts_of(module)
+    for stage, (old, new) in enumerate(zip(bounds[1:-1], parts[1:-1])):
+        if abs(old - new) > 1:
+            return f"{abs(old - new)} layers would pass the cut behind stage {stage}: in a batch one layer does"
+    for stage in range(len(bounds) - 1):
+        if max(bounds[stage], parts[stage]) >= min(bounds[stage + 1], parts[stage + 1]):
+            return f"stage {stage} would keep no layer of those that it has: in a batch one at least has to stay"
+    return ""
+
+
+def _goes(module: Any, each: Move) -> bool:
+    return moving_layers.goes(module, each)
+
+
+def _still(content: Content) -> Content:
+    """What does not change from an update to the next, without gaps."""
+    still = {name: value for name, value in content.items() if not name.endswith(_GRADIENT)}
+    tensors = {name: value.contiguous() for name, value in still.items() if isinstance(value, torch.Tensor)}
+    return {**still, **tensors}
+
+
+def _trip(module: Any, move: Move, shipment: Shipment, function: Any) -> _Trip:
+    """One end of a move. Where the layer arrives, it gets its places."""
+    cut = Cut(*move, module.stage_id, function)
+    content = shipment.content
+    if cut.comes:
+        content = {
+            name: value if shape is None else torch.empty(shape, dtype=getattr(torch, dtype))
+            for name, shape, dtype, value in shipment.described
+        }
+        stage_module.fill(function, content)
+    assert content is not None
+    needed = [value for name, value in content.items() if _is_tensor(value) and not moving_layers.is_kept(name)]
+    rest = [value for name, value in content.items() if _is_tensor(value) and moving_layers.is_kept(name)]
+    late = [torch.zeros_like(each, memory_format=torch.contiguous_format) for each in cut.parameters]
+    late = [each.detach() for each in late] + [torch.zeros(len(late), dtype=torch.uint8)]
+    peer = shipment.source if cut.comes else shipment.target
+    kind = Arriving if cut.comes else Leaving
+    own = [] if cut.comes else [(value, value._version) for value in needed + rest]
+    return _Trip(cut, content, kind(move.layer, peer, needed + rest, late), len(needed), own)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _changed(trips: Sequence[_Trip]) -> str | None:
+    for trip in trips:
+        if any(tensor._version != version for tensor, version in trip.versions):
+            return f"somebody has written into layer {trip.cut.layer} while it was on its way to another stage"
+    return None

@@ -1,0 +1,64 @@
+"""A pipeline's plan by key: which layer runs on which stage, and which layers are computed again in the backward.
+
+From a file the plan is there when the engine is: its layers lie so before the first batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.config import Options
+from sluice.errors import SluiceError
+from sluice.planning import stages, stages_chosen
+from sluice.planning.stages_chosen import Chosen
+
+
+def start(engine: Any, options: Options) -> None:
+    """The engine follows the file that its options name. Collective; a file that cannot be used is an error on all
+    ranks, on those that read it with its own class."""
+    module, wanted = engine.module, options.pipeline
+    assert wanted is not None and wanted.plan is not None
+    failure: SluiceError | None = None
+    chosen = Chosen(stage_module.parts_of(module), ())
+    try:
+        chosen = stages_chosen.read(wanted.plan, module._num_layers, module.num_stages, wanted.memory_budget)
+    except SluiceError as error:
+        failure = error
+    try:
+        follow(engine, chosen, options.timeout, failure.message if failure else "")
+    except UnsupportedError:
+        if failure is not None:
+            raise failure from None
+        raise
+
+
+def follow(engine: Any, chosen: Chosen, wait_s: float | None, refused: str = "") -> None:
+    """The engine's layers lie and run as it says. Between batches; collective over all ranks of the pipeline."""
+    recomputed = [layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE]
+    why = refused or _why_not(engine, chosen)
+    moving_layers.move(engine, chosen.parts, wait_s, refused=why, compared={"kinds": list(chosen.kinds)})
+    moving_layers.settle(engine)
+    stage_module.set_recomputed(engine.module, recomputed)
+
+
+def _why_not(engine: Any, chosen: Chosen) -> str:
+    """Why this engine cannot run so; "": it can."""
+    other = next((kind for kind in chosen.kinds if kind not in (stages.KEEP, stages.RECOMPUTE)), None)
+    if other is not None:
+        return f"the plan has a layer of kind '{other}': layers of a pipeline are kept or recomputed"
+    if stages.RECOMPUTE in chosen.kinds and host_recomputes(engine):
+        return (
+            "the plan says which layers are computed again, and activation_checkpoint_interval is set: take that out "
+            'of the model and of the "pipeline" section'
+        )
+    again = (layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE)
+    why = next((why for why in (stage_module.why_not_recomputed(engine.module, layer) for layer in again) if why), "")
+    return f"the plan has it run again, and {why}" if why else ""
+
+
+def host_recomputes(engine: Any) -> bool:
+    """Whether DeepSpeed's own checkpoint intervals are on."""
+    section = engine._config.pipeline.get("activation_checkpoint_interval", 0)
+    return bool(section > 0 or engine.module.activation_checkpoint_interval > 0)

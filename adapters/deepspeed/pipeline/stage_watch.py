@@ -1,0 +1,284 @@
+"""A pipeline whose layers change their stage by themselves: "pipeline": {"plan": "adaptive"}.
+
+While a batch runs, each rank measures the seconds and bytes of its layers (layer_clock.py). The ranks exchange these
+numbers in the messages that end a batch, without a further collective or message, and make the same decision from them
+(sluice.planning.layer_moves). Under a budget they also decide which layers run again in their backward
+(sluice.planning.layer_kinds); that is switched between batches. Where moving pays, layers move as `move_layers` moves
+them: during the next batch where they can, else before it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from sluice import trace
+from sluice.adapters.deepspeed.optimizer import optimizer_parts
+from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module, stage_plan
+from sluice.adapters.deepspeed.pipeline.held_bytes import HeldBytes
+from sluice.adapters.deepspeed.pipeline.layer_clock import LayerClock
+from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers, why_no_live_parts
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.torch import Pipeline
+from sluice.errors import InvalidState
+from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way
+from sluice.planning.layer_moves import LayerDecider, LayerLook, Trained
+
+_FIRST_LINK = 1e8  # bytes a second, until a first move was measured
+# A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, and whether a
+# micro-batch of this batch was measured, else the rest is that of an earlier one. Then of each layer that lies here, by
+# one micro-batch: seconds of its forward, of its backward and of what that runs again, and bytes that it hands on;
+# bytes wherever it lies, bytes that a micro-batch leaves in it, and as bits the optimizer's groups in which it trains
+# something.
+_HEAD, _OF_LAYER, _MOST_GROUPS = 3, 7, 50
+_FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS = range(_OF_LAYER)
+
+
+class StageWatch:
+    """One engine with a pipeline, which it does not keep alive."""
+
+    def __init__(self, wait_s: float | None, live: LiveLayers, budget: int | None = None) -> None:
+        self._wait_s, self._live, self._budget = wait_s, live, budget
+        self._arriving: LayerLook | None = None  # what is on its way by this watch, until it has arrived
+        self._note = array("d")
+        self._clock: LayerClock | None = None  # of the layers that lie here since they do
+        self._parts: tuple[int, ...] = ()  # when it was measured
+        self._reruns: frozenset[int] = frozenset()  # and what ran again then
+        self._micro_batches = 0
+        self._decider: LayerDecider | KindDecider | None = None
+        self._kept: dict[int, float] = {}  # bytes that a micro-batch leaves in a layer that is kept
+        self._refused = ""
+        self._num_moves = 0  # times that layers have moved
+        self._moved_bytes = 0  # by the newest move, whose time is not known yet
+        self._move_s = 0.0
+        self.newest: LayerLook | None = None
+
+    def before_batch(self, engine: Any, pipeline: Pipeline, micro_batches: int) -> None:
+        """Between batches: looks at the one before, and moves layers where that pays. Collective over all ranks where
+        it moves any."""
+        before, self._micro_batches = self._micro_batches, micro_batches
+        if (
+            (self._refused and self._budget is None)
+            or not before
+            or self._has_moved_meanwhile(engine)
+            or self._live.is_under_way
+        ):
+            return
+        try:
+            notes = pipeline.notes()
+        except InvalidState:  # on all ranks alike: the batch before has failed
+            return
+        parts = stage_module.parts_of(engine.module)
+        if self._parts != parts or (self._decider is not None and self._decider.parts != parts):
+            self._decider = None  # somebody has moved layers by hand
+            return
+        found = _of_layers(engine.module, notes)
+        if not all(any(note[_HEAD + _FORWARD :: _OF_LAYER]) for note in notes):
+            return  # a stage has not measured a micro-batch yet
+        if self._decider is not None and not all(note[2] for note in notes):
+            return  # the decider knows that already
+        trained = Trained(
+            [_groups(bits) for bits in found[_GROUPS]], optimizer_parts.of_engine(engine).needs_all_groups
+        )
+        look = self._decided(engine, notes, before, found, trained)
+        if look is None:
+            return
+        self.newest = look
+        if self._budget is not None:
+            stage_module.set_recomputed(engine.module, look.recomputed)
+        if look.parts != parts:
+            self._move(engine, look)
+
+    def _decided(
+        self, engine: Any, notes: Sequence[Any], micro_batches: int, found: Sequence[list[float]], trained: Trained
+    ) -> LayerLook | None:
+        """None while not all is known."""
+        sizes, parts = [int(size) for size in found[_SIZE]], self._parts
+        costs, pipe = None, None
+        if self._budget is not None:
+            costs, pipe = self._costs(engine, found), self._pipe(engine.module, notes, micro_batches)
+            if costs is None or pipe is None:
+                return None
+        if self._decider is None and pipe is not None:
+            self._decider = KindDecider(Way(parts, stage_module.recomputed_of(engine.module)), pipe, _FIRST_LINK)
+            if self._refused:
+                self._decider.pin(parts)
+        elif self._decider is None:
+            self._decider = LayerDecider(parts, sizes, _FIRST_LINK, micro_batches)
+        if self._moved_bytes:
+            self._decider.set_link(self._moved_bytes / max(*(note[0] for note in notes), 1e-6))
+            self._moved_bytes = 0
+        if isinstance(self._decider, KindDecider):
+            assert costs is not None and pipe is not None
+            self._decider.set_pipe(pipe)
+            return self._decider.after_batch(costs, trained)
+        seconds = [forward + backward for forward, backward in zip(found[_FORWARD], found[_BACKWARD])]
+        return self._decider.after_batch(seconds, trained=trained)
+
+    def _pipe(self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int) -> Pipe | None:
+        """What is in flight is known with the second batch."""
+        in_flight = [0] * (len(self._parts) - 1)
+        for rank, note in enumerate(notes):
+            stage = module._topo.get_coord(rank).pipe
+            in_flight[stage] = max(in_flight[stage], min(int(note[1]), micro_batches))
+        assert self._budget is not None
+        return Pipe(self._budget, in_flight, micro_batches) if all(in_flight) else None
+
+    def _costs(self, engine: Any, found: Sequence[list[float]]) -> Costs | None:
+        """A layer that runs again shows what it leaves so; what it leaves otherwise is known from when it was kept."""
+        module, held = engine.module, found[_HELD]
+        if not all(held):
+            return None
+        reruns = stage_module.recomputed_of(module)
+        for layer, size in enumerate(held):
+            if layer not in reruns:
+                self._kept[layer] = size
+        host = stage_plan.host_recomputes(engine)
+        count = range(len(held))
+        inputs = [0.0, *found[_OUTPUT]]
+        kept = [max(self._kept.get(n, held[n]), held[n]) for n in count]
+        times = list(zip(found[_FORWARD], found[_BACKWARD], found[_AGAIN]))
+        return Costs(
+            seconds=[forward + backward - again for forward, backward, again in times],
+            again=[again or (forward if backward else 0.0) for forward, backward, again in times],
+            resident=[int(size) for size in found[_SIZE]],
+            kept=[int(size) for size in kept],
+            rerun=[int(min(held[n] if n in reruns else inputs[n], kept[n])) for n in count],
+            output=[0] * len(held),  # what arrives and leaves is counted with the layers that keep it
+            may_rerun=[not host and not stage_module.why_not_recomputed(module, n) for n in count],
+        )
+
+    @contextmanager
+    def measured(self, engine: Any, pipeline: Pipeline) -> Iterator[Measured]:
+        """Of layers that lie here, what the stage is to run its ops in meanwhile."""
+        module = engine.module
+        layers = stage_module.layers_of(module)
+        parts = stage_module.parts_of(module)
+        reruns = stage_module.recomputed_of(module)
+        are_same = (self._parts, self._reruns) == (parts, reruns)
+        if self._clock is None or not are_same:
+            self._clock = LayerClock(layers)
+        self._parts, self._reruns = parts, reruns
+        optimizer = optimizer_parts.of_engine(engine)
+        before, self._note = self._note, array("d", (self._move_s, pipeline.stats()["in_flight"], 0.0))
+        for at, layer in enumerate(layers):
+            groups = moving_layers.groups_of(module, layer, optimizer)
+            bits = float(sum(1 << group for group in groups if group < _MOST_GROUPS))
+            size = float(optimizer.bytes_of(stage_module.parameters_of(module, layer)))
+            held = before[_HEAD + _OF_LAYER * at + _HELD] if are_same else 0.0
+            self._note.extend((0.0, 0.0, 0.0, 0.0, size, held, bits))
+        asked = None if self._budget is None else HeldBytes(self._note, module.parameters())
+        self._move_s = 0.0
+        self._clock.begin()
+        pipeline.set_note(self._note)
+        try:
+            yield Measured(module, self._clock, self._note, asked)
+        finally:
+            if asked is not None:
+                asked.close()
+
+    def report(self) -> dict[str, Any]:
+        """For `sluice.stats`."""
+        newest = {} if self.newest is None else self.newest._asdict()
+        return {"moves": self._num_moves, **({"refused": self._refused} if self._refused else {}), **newest}
+
+    def _has_moved_meanwhile(self, engine: Any) -> bool:
+        """Whether layers arrived during the batch before, of which nobody knows then how long they took."""
+        look = self._arriving
+        if look is None or self._live.is_under_way:
+            return False
+        self._arriving = None
+        if look.parts != stage_module.parts_of(engine.module):
+            return False
+        self._count(look, self._live.exposed_s)
+        return True
+
+    def _count(self, look: LayerLook, seconds: float) -> None:
+        self._num_moves += 1
+        self._moved_bytes, self._move_s = look.moved_bytes, seconds
+
+    def _move(self, engine: Any, look: LayerLook) -> None:
+        begun, begin_ns = time.perf_counter(), time.monotonic_ns()
+        if self._sets_out(engine, look):
+            return
+        try:
+            moved = moving_layers.move(engine, look.parts, self._wait_s)
+        except UnsupportedError as error:  # on all ranks alike, and nothing has moved
+            if isinstance(self._decider, KindDecider):
+                self._decider.pin(self._parts)
+            if not self._refused and dist.get_rank() == 0:
+                print(f"[sluice] WARNING: layers stay on their stages: {error.message}", file=sys.stdout, flush=True)
+            self._refused = error.message
+            return
+        self._count(look, time.perf_counter() - begun)
+        left = look.moved_bytes // dist.get_world_size()  # of this rank, as if each had given as much
+        trace.keep_move("layers", "the pipeline", begin_ns, len(moved), left, 0, self._move_s)
+
+    def _sets_out(self, engine: Any, look: LayerLook) -> bool:
+        """Whether the layers go during the next batch. Alike on all ranks."""
+        if why_no_live_parts(engine.module, look.parts):
+            return False
+        try:
+            self._live.begin(engine, look.parts, self._wait_s)
+        except UnsupportedError:  # which moving between batches will say, or do
+            return False
+        self._arriving = look
+        return True
+
+
+class Measured:
+    """The ops of one batch, of which some are measured."""
+
+    def __init__(self, module: Any, clock: LayerClock, note: array[float], held: HeldBytes | None) -> None:
+        self._module, self._clock, self._note, self._held = module, clock, note, held
+        self._places = {n: _HEAD + _OF_LAYER * at for at, n in enumerate(stage_module.layers_of(module))}
+        self._write()
+
+    def forward(self, micro_batch: int) -> AbstractContextManager[None]:
+        return self._clock.forward(self._module, micro_batch, self._around if self._held else None)
+
+    @contextmanager
+    def backward(self, micro_batch: int) -> Iterator[None]:
+        with self._clock.backward(self._module, micro_batch):
+            yield
+        self._write()
+
+    @contextmanager
+    def weight_grad(self, micro_batch: int) -> Iterator[None]:
+        with self._clock.weight_grad(micro_batch):
+            yield
+        self._write()
+
+    def _write(self) -> None:
+        """The note goes when the last op has ended."""
+        self._note[2] = float(self._clock.has_measured)
+        for layer, took in self._clock.took().items():
+            place = self._places[layer]
+            self._note[place : place + len(took)] = array("d", took)
+
+    def _around(self, layer: int, begins: bool) -> None:
+        assert self._held is not None
+        (self._held.begin if begins else self._held.end)(self._places[layer] + _HELD)
+
+
+def _groups(bits: float) -> frozenset[int]:
+    return frozenset(group for group in range(_MOST_GROUPS) if round(bits) >> group & 1)
+
+
+def _of_layers(module: Any, notes: Sequence[Sequence[float]]) -> tuple[list[float], ...]:
+    """Seconds, bytes wherever it lies, bytes that a micro-batch leaves, and groups, by layer: means over the replicas
+    that have it, the same bits on all ranks."""
+    parts = stage_module.parts_of(module)
+    found = tuple([0.0] * parts[-1] for _ in range(_OF_LAYER))
+    share = (len(parts) - 1) / len(notes)
+    for rank, note in enumerate(notes):
+        first = parts[module._topo.get_coord(rank).pipe]
+        for at in range((len(note) - _HEAD) // _OF_LAYER):
+            for which, values in enumerate(found):
+                values[first + at] += share * note[_HEAD + _OF_LAYER * at + which]
+    return found

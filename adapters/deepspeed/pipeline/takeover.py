@@ -1,0 +1,228 @@
+"""DeepSpeed's pipeline engine by key: "sluice": {"pipeline": {...}} has its two schedules run by what has arrived.
+
+`TrainSchedule` and `InferenceSchedule` fix an order for each stage, in which it waits for every message. Here a stage
+runs what is there (docs/pipeline.md), and messages travel meanwhile. Any other schedule goes the host's own way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+from sluice import version
+from sluice.adapters.common import agree
+from sluice.adapters.deepspeed.frozen import stage_of
+from sluice.adapters.deepspeed.pipeline import stage_plan
+from sluice.adapters.deepspeed.pipeline.apart_stage import ApartStage
+from sluice.adapters.deepspeed.pipeline.engine_stage import EngineStage
+from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
+from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
+from sluice.config import ADAPTIVE_PLAN, Options, PipelineOptions
+
+from deepspeed.moe.sharded_moe import MOELayer
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+# What a batch calls, and what it puts its own in place of.
+_CALLED = (schedule.LoadMicroBatch, schedule.ForwardPass, schedule.BackwardPass)
+_REPLACED = (schedule.SendActivation, schedule.RecvActivation, schedule.SendGrad, schedule.RecvGrad)
+
+
+def take_over(engine: Any, options: Options) -> Takeover | None:
+    """Has this engine's batches run by the library. None where they stay the host's: one stage, or "warn" and a reason.
+
+    Before the engine's own attributes of a pipeline are there. Collective over all ranks; UnsupportedError, or
+    agree.DisagreementError, on all of them alike.
+    """
+    reason = _reason_against(engine)
+    if not reason and engine.module._topo.get_dim("pipe") == 1:
+        if not options.pipeline or options.pipeline.plan is None:
+            return None
+        reason = "the pipeline has one stage, and its plan would have nothing to divide"
+    chosen = dataclasses.asdict(options.pipeline or PipelineOptions())
+    own = {
+        "refused": reason,
+        "pipeline": {name: value for name, value in chosen.items() if value is not None},
+        "layers": _partition(engine.module),
+        "version": version.__version__,
+    }
+    ranks = range(torch.distributed.get_world_size())
+    answers = agree.exchange(ranks, torch.distributed.get_rank(), own, options.timeout)
+    refusals = {rank: answer.pop("refused") for rank, answer in answers.items()}
+    agree.require_equal('"sluice": "pipeline"', answers)
+    rank, reason = next(((rank, why) for rank, why in refusals.items() if why), (0, ""))
+    if reason:
+        _refuse(f"{reason} (on rank {rank})" if len(ranks) > 1 else reason, options)
+        return None
+    return Takeover(engine, options)
+
+
+def _reason_against(engine: Any) -> str:
+    """Why this engine's batches stay the host's; "": they need not."""
+    if not getattr(engine, "pipeline_parallelism", False):
+        return "the model is no deepspeed.pipe.PipelineModule, so there are no stages to run"
+    kind = type(engine)
+    own = [
+        instruction.__name__
+        for instruction in (*_CALLED, *_REPLACED)
+        if kind._INSTRUCTION_MAP.get(instruction) is not PipelineEngine._INSTRUCTION_MAP[instruction]
+    ]
+    if own:
+        return f"{kind.__name__} has its own way of {', '.join(own)}"
+    if kind._exec_schedule is not PipelineEngine._exec_schedule:
+        return f"{kind.__name__} has its own way of running a schedule"
+    width = max(engine.module._topo.get_dim("model"), 1)
+    if width > 1:
+        return f"the topology has tensor parallelism (model = {width})"
+    if engine.device.type != "cpu":
+        return f"the engine is on {engine.device}, and stages hand on host memory alone"
+    return _reason_of_frozen(engine)
+
+
+def _reason_of_frozen(engine: Any) -> str:
+    """Why a stage on which nothing is trained cannot be one; "": something is, or the host can do it."""
+    trains = engine.client_optimizer is not None or engine.optimizer_name() is not None
+    if not trains or any(parameter.requires_grad for parameter in engine.module.parameters()):
+        return ""
+    if engine.zero_optimization() or engine.bfloat16_enabled() or engine.fp16_enabled():
+        why = "DeepSpeed's optimizer for ZeRO, bf16 and fp16 needs one on each stage"
+    elif engine.gradient_clipping() > 0:
+        why = '"gradient_clipping" needs a gradient on each stage'
+    else:
+        return ""
+    return f"{stage_of(engine)} has no trainable parameter, and {why}: cut the model so that it has a layer with some"
+
+
+def _refuse(reason: str, options: Options) -> None:
+    if options.on_unsupported == "error":
+        raise UnsupportedError(
+            f'"sluice": "pipeline": {reason}. Write "on_unsupported": "warn" in the "sluice" section to leave its '
+            "batches to DeepSpeed, or take the key out"
+        )
+    _say(f"[sluice] WARNING: batches stay with DeepSpeed: {reason}")
+
+
+class Takeover:
+    """The engine's batches while the library runs them. `close` gives them back."""
+
+    def __init__(self, engine: Any, options: Options) -> None:
+        self.batches = 0  # of the host's that went this way
+        module = engine.module
+        grid, topology, wanted = module._grid, module._topo, options.pipeline
+        assert wanted is not None
+        timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
+        ranks = range(torch.distributed.get_world_size())
+        self._engine = weakref.ref(engine)
+        self._options = options
+        self._stage = ApartStage(engine) if wanted.is_apart else EngineStage(engine)
+        self.live = LiveLayers(options)
+        watches = wanted.plan == ADAPTIVE_PLAN
+        self._watch = StageWatch(options.timeout, self.live, wanted.memory_budget) if watches else None
+        group = EpGroup.unshared(ranks, timeout, options.transport)
+        try:
+            self.pipeline = Pipeline(
+                PipelineConfig(
+                    policy=wanted.policy,
+                    partition=_partition(module),
+                    stage=grid.get_stage_id(),
+                    replica=grid.get_data_parallel_id(),
+                    num_replicas=max(topology.get_dim("data"), 1),
+                    has_experts=_meets_its_replicas(module),
+                    in_flight=wanted.in_flight,
+                    weight_apart=wanted.is_apart,
+                ),
+                group,
+            )
+        except BaseException:
+            group.close()
+            raise
+        self._release = weakref.finalize(self, group.close)  # the pipeline with it
+        self._release.atexit = False  # the group's own exit handler does it
+        engine._exec_schedule = self._exec_schedule
+        if torch.distributed.get_rank() == 0:
+            limit = "chosen" if wanted.in_flight is None else wanted.in_flight
+            _say(
+                f"[sluice {version.__version__}] pipeline of {topology.get_dim('pipe')} stages runs on Sluice: policy "
+                f"{wanted.policy}{', weight gradients apart' if wanted.is_apart else ''} | in flight {limit} | "
+                f"{topology.get_dim('data')} replicas | pid {os.getpid()}"
+            )
+
+    def start_plan(self, engine: Any) -> None:
+        """Before the first batch, when the optimizer is there: layers lie as the plan has them."""
+        wanted = self._options.pipeline
+        if wanted is not None and wanted.plan not in (None, ADAPTIVE_PLAN):
+            stage_plan.start(engine, self._options)
+
+    def _exec_schedule(self, pipe_schedule: Any) -> None:
+        """In place of the engine's own."""
+        kind = type(pipe_schedule)
+        if kind not in (schedule.TrainSchedule, schedule.InferenceSchedule):
+            PipelineEngine._exec_schedule(self._engine(), pipe_schedule)
+            return
+        forward_only = kind is schedule.InferenceSchedule
+        if self._watch is None or forward_only:
+            self._run(pipe_schedule.num_micro_batches, forward_only)
+            return
+        self._watch.before_batch(self._engine(), self.pipeline, pipe_schedule.num_micro_batches)
+        try:
+            with self._watch.measured(self._engine(), self.pipeline) as self._stage.watch:
+                self._run(pipe_schedule.num_micro_batches, forward_only)
+        finally:
+            self._stage.watch = None
+
+    def _run(self, micro_batches: int, forward_only: bool) -> None:
+        engine = self._engine()
+        live = None if forward_only else self.live.batch(engine.module)
+        self._stage.begin(forward_only, live)
+        try:
+            try:
+                self.pipeline.run(self._stage, micro_batches, forward_only)
+            finally:
+                if live is not None:
+                    live.end()
+            if not forward_only:
+                self.live.commit(engine)
+        except BaseException:
+            self._stage.abandon()
+            self.live.cancel("a batch has failed, of which gradients may have travelled")
+            raise
+        self.batches += 1
+        self._stage.end()
+
+    def stats(self) -> dict[str, Any]:
+        """Batches that went this way, and what the library says of them. Not while one runs."""
+        layers = {} if self._watch is None else {"layers": self._watch.report()}
+        later = {"weights_later": self._stage.num_weights_later} if isinstance(self._stage, ApartStage) else {}
+        return {"batches": self.batches, **later, **layers, "live": self.live.report(), **self.pipeline.stats()}
+
+    def close(self) -> None:
+        """The engine's next batch is the host's own. Not collective; alike on all ranks. May be called again."""
+        engine = self._engine()
+        if engine is not None:
+            vars(engine).pop("_exec_schedule", None)
+        self.live.close()
+        self._release()
+
+
+def _partition(module: Any) -> str:
+    """Where stages begin and end, "0,4,8"; "" for what has none."""
+    return ",".join(str(int(bound)) for bound in getattr(module, "parts", ()))
+
+
+def _meets_its_replicas(module: Any) -> bool:
+    """Whether layers of this stage wait for those of its replicas in a forward or a backward."""
+    return any(
+        isinstance(each, torch.nn.SyncBatchNorm) or (isinstance(each, MOELayer) and each.ep_size > 1)
+        for each in module.modules()
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stdout, flush=True)

@@ -32,13 +32,6 @@ def require_trained(engine: Any, client_optimizer: Any, given: Any, wait_s: floa
                 )
 
 
-def stage_of(engine: Any) -> str:
-    """The stage of this rank with its layers, in words."""
-    stage = engine.module.stage_id
-    first, last = stage_module.parts_of(engine.module)[stage : stage + 2]
-    return f"stage {stage} (layers {first} to {last - 1})"
-
-
 def _experts(engine: Any) -> dict[str, bool]:
     """In 16 bits, of each layer whose experts are on several ranks: whether something of this rank's is trained."""
     if not (engine.bfloat16_enabled() or engine.fp16_enabled()):
@@ -56,7 +49,8 @@ def _reason(engine: Any, client_optimizer: Any, given: Any) -> str:
     if client_optimizer is None and engine.sluice.pipeline is not None:
         if not any(len(each["params"]) if isinstance(each, dict) else True for each in given):
             return (
-                f"{stage_of(engine)} gives the optimizer no parameter: cut the model so that it has a layer with some"
+                f"{stage_module.named(engine.module)} gives the optimizer no parameter: cut the model so that it has a "
+                "layer with some"
             )
     if engine.zero_optimization():
         for name, params in _groups(client_optimizer, given):

@@ -263,7 +263,7 @@ def test_CyclesOfSeveralUnits_AreFoundApart():
 def test_Imports_OfEachAreaOfThePackage_AreAllowed(root):
     edges = python_imports.imports(root)
     seen = {(python_imports.area(edge.source), python_imports.area(edge.target)) for edge in edges}
-    assert {("deepspeed", "torch"), ("planning", "torch"), ("front", "base"), ("common", "base")} <= seen
+    assert {("megatron", "torch"), ("planning", "torch"), ("front", "base"), ("deepspeed", "deepspeed/moe")} <= seen
     found = python_imports.violations(edges)
     assert not found, "\n".join(found)
     unused = {(a, b) for a, uses in python_imports.MAY_USE.items() for b in uses} - seen
@@ -281,7 +281,9 @@ MODULES = {
     "python_plugin/sluice/settings.py": "import sluice.trace\n",
     "adapters/torch/__init__.py": "from .layer import Layer\n",
     "adapters/torch/layer.py": "from ... import trace\nfrom ...settings import configure\n",
-    "adapters/deepspeed/hook.py": "from sluice.adapters.torch import Layer\n",
+    "adapters/deepspeed/hook.py": "from sluice.adapters.deepspeed.moe import layer\n",
+    "adapters/deepspeed/moe/layer.py": "",
+    "adapters/deepspeed/pipeline/stage.py": "",
     "adapters/deepspeed/test/test_x.py": "from sluice.adapters.megatron import hook\n",
     "adapters/megatron/hook.py": "",
 }
@@ -305,7 +307,7 @@ def test_Imports_OfEveryForm_AreSeen(tmp_path):
         ("adapters/torch/__init__.py", "adapters/torch/layer.py"),
         ("adapters/torch/layer.py", f"{package}/trace.py"),
         ("adapters/torch/layer.py", f"{package}/settings.py"),
-        ("adapters/deepspeed/hook.py", "adapters/torch/__init__.py"),
+        ("adapters/deepspeed/hook.py", "adapters/deepspeed/moe/layer.py"),
     }
     assert python_imports.violations(edges) == [] and cycles.violations(edges) == []
 
@@ -315,10 +317,16 @@ def test_Imports_OfEveryForm_AreSeen(tmp_path):
     [
         ("adapters/torch/layer.py", "def f():\n    import sluice\n", "torch may use base, planning, not front"),
         ("adapters/torch/layer.py", "from ..deepspeed import hook\n", "torch may use base, planning, not deepspeed"),
-        ("adapters/deepspeed/hook.py", "from sluice.adapters.megatron.hook import x\n", "common, not megatron"),
+        (
+            "adapters/deepspeed/hook.py",
+            "from sluice.adapters.megatron.hook import x\n",
+            "deepspeed/pipeline, not megatron",
+        ),
+        ("adapters/deepspeed/moe/layer.py", "from ..pipeline import stage\n", "moe may use base, planning"),
+        ("adapters/deepspeed/pipeline/stage.py", "from .. import hook\n", "optimizer, not deepspeed"),
         ("python_plugin/sluice/trace.py", "def f():\n    from .adapters import torch\n", "base may use nothing else"),
     ],
-    ids=["the_front", "a_host", "another_host", "an_adapter"],
+    ids=["the_front", "a_host", "another_host", "another_folder", "the_folder_above", "an_adapter"],
 )
 def test_PlantedImport_IsFound(tmp_path, name, text, said):
     (message,) = python_imports.violations(_planted(tmp_path, {**MODULES, name: text}))

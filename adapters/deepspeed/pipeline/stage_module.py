@@ -28,6 +28,12 @@ def parts_of(module: Any) -> tuple[int, ...]:
     return tuple(int(bound) for bound in module.parts)
 
 
+def named(module: Any) -> str:
+    """The stage of this rank with its layers, in words."""
+    first, last = parts_of(module)[module.stage_id : module.stage_id + 2]
+    return f"stage {module.stage_id} (layers {first} to {last - 1})"
+
+
 def owners(parts: Sequence[int]) -> list[int]:
     """The stage of each layer."""
     return [stage for stage, (first, last) in enumerate(zip(parts, parts[1:])) for _ in range(first, last)]

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from sluice import version
 from sluice.adapters.common import agree
-from sluice.adapters.deepspeed.frozen import stage_of
-from sluice.adapters.deepspeed.pipeline import stage_plan
+from sluice.adapters.deepspeed.pipeline import stage_module, stage_plan
 from sluice.adapters.deepspeed.pipeline.apart_stage import ApartStage
 from sluice.adapters.deepspeed.pipeline.engine_stage import EngineStage
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
@@ -97,7 +96,8 @@ def _reason_of_frozen(engine: Any) -> str:
         why = '"gradient_clipping" needs a gradient on each stage'
     else:
         return ""
-    return f"{stage_of(engine)} has no trainable parameter, and {why}: cut the model so that it has a layer with some"
+    named = stage_module.named(engine.module)
+    return f"{named} has no trainable parameter, and {why}: cut the model so that it has a layer with some"
 
 
 def _refuse(reason: str, options: Options) -> None:

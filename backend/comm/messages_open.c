@@ -1,6 +1,6 @@
 /* Endpoints come, on all ranks together, and go, each by itself. */
 #include <stdatomic.h>
-#include <string.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "backend/base/clock.h"
@@ -15,10 +15,25 @@ enum { VERSION = 1 };
 
 /* What ranks tell each other before there is an endpoint. */
 typedef struct open_card_s {
+  sluice_refusal_t refusal;
   int32_t version; /* of frames and cards */
-  int32_t status;  /* OK: this rank is ready */
   uint64_t fingerprint;
 } open_card_t;
+
+static int describe_fingerprint(const sluice_record_pair_t* pair, char* text, size_t room) {
+  const open_card_t *own = pair->own, *peer = pair->peer;
+  return snprintf(text, room,
+                  "rank %d has another configuration than rank %d (fingerprints %#llx and %#llx): all ranks need the "
+                  "same stages, micro-batches and code",
+                  pair->peer_rank, pair->rank, (unsigned long long)peer->fingerprint,
+                  (unsigned long long)own->fingerprint);
+}
+
+static const sluice_record_field_t card_fields[] = {
+    {SLUICE_RECORD_FIELD(open_card_t, version), .name = "the version of their frames",
+     .hint = ": install one build of Sluice on all ranks"},
+    {SLUICE_RECORD_FIELD(open_card_t, fingerprint), .describe = describe_fingerprint},
+};
 
 /* ---- one rank's part --------------------------------------------------------------------------------------------- */
 
@@ -95,33 +110,6 @@ static void destroy(sluice_messages_t* m, int is_orderly) {
 
 /* ---- together ---------------------------------------------------------------------------------------------------- */
 
-static sluice_status_t refuse(const sluice_comm_t* comm, int32_t peer, const char* what) {
-  return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, comm->rank, peer, "messages: rank %d %s; its own error says why", peer,
-                          what);
-}
-
-/* From the same cards every rank finds the same. */
-static sluice_status_t judge(const sluice_comm_t* comm, const open_card_t* cards) {
-  for (int32_t r = 0; r < comm->world_size; ++r) {
-    if (cards[r].version == VERSION && cards[r].status != SLUICE_OK) return refuse(comm, r, "cannot open them");
-  }
-  for (int32_t r = 1; r < comm->world_size; ++r) {
-    if (cards[r].version != cards[0].version) {
-      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, comm->rank, r,
-                              "messages: rank %d speaks version %d of their frames and rank 0 version %d: install one "
-                              "build of Sluice on all ranks",
-                              r, cards[r].version, cards[0].version);
-    }
-    if (cards[r].fingerprint != cards[0].fingerprint) {
-      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, comm->rank, r,
-                              "messages: rank %d has another configuration than rank 0 (fingerprints %#llx and %#llx): "
-                              "all ranks need the same stages, micro-batches and code",
-                              r, (unsigned long long)cards[r].fingerprint, (unsigned long long)cards[0].fingerprint);
-    }
-  }
-  return SLUICE_OK;
-}
-
 /* One outcome for all; `mine` failed with this thread's record. */
 static sluice_status_t agree(sluice_comm_t* comm, sluice_status_t mine) {
   int64_t failed = mine != SLUICE_OK ? comm->rank + 1 : 0;
@@ -130,7 +118,8 @@ static sluice_status_t agree(sluice_comm_t* comm, sluice_status_t mine) {
   const sluice_status_t status = sluice_comm_all_reduce_i64(comm, &failed, 1, SLUICE_REDUCE_MAX, "messages");
   if (mine != SLUICE_OK) return sluice_error_adopt(&why);
   if (status != SLUICE_OK || failed == 0) return status;
-  return refuse(comm, (int32_t)failed - 1, "could not open them");
+  return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, comm->rank, (int32_t)failed - 1,
+                          "messages: rank %d could not open them; its own error says why", (int32_t)failed - 1);
 }
 
 static sluice_status_t open_wire(sluice_messages_t* m) {
@@ -140,14 +129,14 @@ static sluice_status_t open_wire(sluice_messages_t* m) {
 }
 
 static sluice_status_t open_together(sluice_messages_t* m, sluice_comm_t* comm, sluice_status_t mine,
-                                     uint64_t fingerprint, open_card_t* cards) {
-  sluice_error_info_t why;
-  sluice_error_capture(&why);
-  cards[comm->rank] = (open_card_t){.version = VERSION, .status = mine, .fingerprint = fingerprint};
-  SLUICE_TRY(sluice_comm_all_gather(comm, cards, sizeof *cards, "the opening of messages"));
-  if (mine != SLUICE_OK) return sluice_error_adopt(&why);
-  SLUICE_TRY(judge(comm, cards));
-  return open_wire(m);
+                                     uint64_t fingerprint) {
+  static const sluice_agreement_t opening = {"messages", "cannot open them", "the opening of messages"};
+  open_card_t card = {.version = VERSION, .fingerprint = fingerprint};
+  sluice_records_t cards;
+  SLUICE_TRY(sluice_comm_agree(comm, &opening, mine, &card, sizeof card, &cards));
+  const sluice_status_t status = sluice_records_compare(&cards, card_fields, SLUICE_NUM_FIELDS(card_fields));
+  sluice_records_free(&cards);
+  return status == SLUICE_OK ? open_wire(m) : status;
 }
 
 sluice_status_t sluice_messages_open(sluice_comm_t* comm, const sluice_messages_config_t* config,
@@ -156,12 +145,9 @@ sluice_status_t sluice_messages_open(sluice_comm_t* comm, const sluice_messages_
   if (config == NULL) config = &defaults;
   *out_messages = NULL;
   SLUICE_TRY(sluice_comm_check_usable(comm));
-  open_card_t* cards = sluice_comm_take_records(comm, sizeof *cards, "opening of messages");
-  if (cards == NULL) return sluice_alloc_status();
   sluice_messages_t* m;
   sluice_status_t status = create(comm, config, &m);
-  status = open_together(m, comm, status, config->fingerprint, cards);
-  sluice_comm_free_records(comm, cards, sizeof *cards);
+  status = open_together(m, comm, status, config->fingerprint);
   if (status != SLUICE_OK) {
     if (m != NULL) destroy(m, 0);
     return status;

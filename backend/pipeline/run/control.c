@@ -1,4 +1,5 @@
 /* What ranks say to each other beside tensors. */
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/base/math.h"
@@ -15,29 +16,23 @@ sluice_stage_head_t sluice_stage_new_head(const sluice_pipeline_t* pipeline, int
                                .about = -1};
 }
 
+static int describe_program(const sluice_record_pair_t* pair, char* text, size_t room) {
+  return snprintf(text, room, "the programs of ranks %d and %d differ; run the same build on machines of one kind",
+                  pair->peer_rank, pair->rank);
+}
+
 sluice_status_t sluice_stage_compare(const sluice_pipeline_t* pipeline, int32_t rank, const sluice_stage_head_t* head) {
-  const int32_t own = pipeline->agreed.rank;
-  if (head->num_micro_batches != pipeline->num_micro_batches) {
-    return SLUICE_FAIL_PEER(
-        SLUICE_E_MISMATCH, own, rank,
-        "pipeline: batch %llu has %d micro-batches on rank %d and %d on rank %d; give all ranks the "
-        "same",
-        (unsigned long long)pipeline->number, head->num_micro_batches, rank, pipeline->num_micro_batches, own);
-  }
-  if (head->forward_only != pipeline->forward_only) {
-    return SLUICE_FAIL_PEER(
-        SLUICE_E_MISMATCH, own, rank,
-        "pipeline: batch %llu has forward_only = %d on rank %d and %d on rank %d; give all ranks the "
-        "same",
-        (unsigned long long)pipeline->number, head->forward_only, rank, pipeline->forward_only, own);
-  }
-  if (pipeline->plan == NULL || head->program != pipeline->plan->fingerprint) {
-    return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, own, rank,
-                            "pipeline: ranks %d and %d run batch %llu by different programs; run the same build on "
-                            "machines of one kind",
-                            rank, own, (unsigned long long)pipeline->number);
-  }
-  return SLUICE_OK;
+  static const sluice_record_field_t fields[] = {
+      {SLUICE_RECORD_FIELD(sluice_stage_head_t, num_micro_batches), .name = "the number of micro-batches"},
+      {SLUICE_RECORD_FIELD(sluice_stage_head_t, forward_only), .name = "forward_only"},
+      {SLUICE_RECORD_FIELD(sluice_stage_head_t, program), .describe = describe_program},
+  };
+  const sluice_stage_head_t own = sluice_stage_new_head(pipeline, head->kind);
+  const sluice_record_pair_t pair = {&own, head, pipeline->agreed.rank, rank};
+  char text[256];
+  if (sluice_record_describe(fields, SLUICE_NUM_FIELDS(fields), &pair, text, sizeof text) == 0) return SLUICE_OK;
+  return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, pair.rank, rank, "pipeline: batch %llu: %s",
+                          (unsigned long long)pipeline->number, text);
 }
 
 /* ---- saying ---- */

@@ -10,47 +10,16 @@
 #define PROTOCOL 2 /* of wire.h and of what stages say to each other */
 #define MAX_C    SLUICE_PIPELINE_MAX_VIRTUAL_STAGES
 
-/* What has to be equal on all ranks, by name. */
-enum {
-  FIELD_PROTOCOL = 0,
-  FIELD_MAJOR,
-  FIELD_MINOR,
-  FIELD_PATCH,
-  FIELD_NUM_REPLICAS,
-  FIELD_POLICY,
-  FIELD_NUM_VIRTUAL,
-  FIELD_PLACEMENT,
-  FIELD_WEIGHT_APART,
-  FIELD_RECEIVES_AHEAD,
-  FIELD_REDUCES,
-  FIELD_IN_FLIGHT,
-  FIELD_HELD,
-  NUM_FIELDS
-};
-
-static const char* const field_names[NUM_FIELDS] = {"the protocol of pipelines",
-                                                    "the library's major version",
-                                                    "the library's minor version",
-                                                    "the library's patch version",
-                                                    "num_replicas",
-                                                    "policy",
-                                                    "num_virtual",
-                                                    "placement",
-                                                    "weight_apart",
-                                                    "receives_ahead",
-                                                    "whether callback reduce is given",
-                                                    "in_flight",
-                                                    "held"};
-
 /* What a rank says of itself. */
 typedef struct record_s {
-  int32_t status; /* what it has come with */
+  sluice_refusal_t refusal;
   int32_t stage, replica;
+  int32_t protocol, major, minor, patch;
+  int32_t num_replicas, policy, num_virtual, placement, weight_apart, receives_ahead, reduces, in_flight, held;
   int32_t has_partition;
-  int32_t fields[NUM_FIELDS];
   uint64_t partition_hash;
   char partition[128]; /* its beginning */
-  char refusal[256];
+  uint64_t in_flight_of_hash;
   uint64_t byte_limit;
   int32_t in_flight_of[MAX_C];
   /* Of this rank's virtual stages. */
@@ -59,11 +28,37 @@ typedef struct record_s {
   uint8_t has_experts[MAX_C];
 } record_t;
 
-typedef struct handshake_s {
-  record_t* records; /* [num_ranks] */
-  uint64_t bytes;
-  int32_t rank, num_ranks;
-} handshake_t;
+static const char* policy_word(int64_t policy) { return sluice_policy_name((int32_t)policy); }
+
+static int describe_partition(const sluice_record_pair_t* pair, char* text, size_t room) {
+  const record_t *own = pair->own, *peer = pair->peer;
+  return snprintf(text, room, "the partition is \"%s\" on rank %d and \"%s\" on rank %d; cut the model alike",
+                  peer->partition, pair->peer_rank, own->partition, pair->rank);
+}
+
+static int describe_in_flight_of(const sluice_record_pair_t* pair, char* text, size_t room) {
+  return snprintf(text, room, "in_flight_of differs on ranks %d and %d", pair->peer_rank, pair->rank);
+}
+
+/* What has to be equal on all ranks. */
+static const sluice_record_field_t fields[] = {
+    {SLUICE_RECORD_FIELD(record_t, protocol), .name = "the protocol of pipelines"},
+    {SLUICE_RECORD_FIELD(record_t, major), .name = "the library's major version"},
+    {SLUICE_RECORD_FIELD(record_t, minor), .name = "the library's minor version"},
+    {SLUICE_RECORD_FIELD(record_t, patch), .name = "the library's patch version"},
+    {SLUICE_RECORD_FIELD(record_t, num_replicas), .name = "num_replicas"},
+    {SLUICE_RECORD_FIELD(record_t, policy), .name = "policy", .word = policy_word},
+    {SLUICE_RECORD_FIELD(record_t, num_virtual), .name = "num_virtual"},
+    {SLUICE_RECORD_FIELD(record_t, placement), .name = "placement"},
+    {SLUICE_RECORD_FIELD(record_t, weight_apart), .name = "weight_apart"},
+    {SLUICE_RECORD_FIELD(record_t, receives_ahead), .name = "receives_ahead"},
+    {SLUICE_RECORD_FIELD(record_t, reduces), .name = "whether callback reduce is given"},
+    {SLUICE_RECORD_FIELD(record_t, in_flight), .name = "in_flight"},
+    {SLUICE_RECORD_FIELD(record_t, held), .name = "held"},
+    {SLUICE_RECORD_FIELD(record_t, has_partition), .describe = describe_partition},
+    {SLUICE_RECORD_FIELD(record_t, partition_hash), .describe = describe_partition},
+    {SLUICE_RECORD_FIELD(record_t, in_flight_of_hash), .describe = describe_in_flight_of},
+};
 
 /* ---- what this rank says ---- */
 
@@ -125,11 +120,19 @@ static sluice_status_t check(const sluice_pipeline_terms_t* terms, int32_t rank,
 
 static void fill(record_t* record, const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
   const int32_t p = num_ranks / terms->num_replicas;
-  const int32_t fields[NUM_FIELDS] = {
-      PROTOCOL,       SLUICE_VERSION_MAJOR, SLUICE_VERSION_MINOR, SLUICE_VERSION_PATCH, terms->num_replicas,
-      terms->policy,  terms->num_virtual,   terms->placement,     terms->weight_apart,  terms->receives_ahead,
-      terms->reduces, terms->in_flight,     terms->held};
-  memcpy(record->fields, fields, sizeof fields);
+  record->protocol = PROTOCOL;
+  record->major = SLUICE_VERSION_MAJOR;
+  record->minor = SLUICE_VERSION_MINOR;
+  record->patch = SLUICE_VERSION_PATCH;
+  record->num_replicas = terms->num_replicas;
+  record->policy = terms->policy;
+  record->num_virtual = terms->num_virtual;
+  record->placement = terms->placement;
+  record->weight_apart = terms->weight_apart;
+  record->receives_ahead = terms->receives_ahead;
+  record->reduces = terms->reduces;
+  record->in_flight = terms->in_flight;
+  record->held = terms->held;
   record->stage = terms->stage < 0 ? rank % p : terms->stage;
   record->replica = terms->replica < 0 ? rank / p : terms->replica;
   record->byte_limit = terms->byte_limit;
@@ -141,6 +144,8 @@ static void fill(record_t* record, const sluice_pipeline_terms_t* terms, int32_t
   for (int32_t c = 0; terms->in_flight_of != NULL && c < p * terms->num_virtual; ++c) {
     record->in_flight_of[c] = terms->in_flight_of[c];
   }
+  record->in_flight_of_hash =
+      sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, record->in_flight_of, sizeof record->in_flight_of);
   for (int32_t k = 0; k < terms->num_virtual; ++k) {
     if (terms->activation_bytes != NULL) record->activation_bytes[k] = terms->activation_bytes[k];
     if (terms->held_bytes != NULL) record->held_bytes[k] = terms->held_bytes[k];
@@ -148,80 +153,21 @@ static void fill(record_t* record, const sluice_pipeline_terms_t* terms, int32_t
   }
 }
 
-static void say(record_t* record, const sluice_pipeline_terms_t* terms, sluice_status_t mine, int32_t rank,
-                int32_t num_ranks) {
-  if (mine == SLUICE_OK) mine = check(terms, rank, num_ranks);
-  record->status = mine;
-  if (mine == SLUICE_OK) {
-    fill(record, terms, rank, num_ranks);
-    return;
-  }
-  sluice_error_info_t why;
-  sluice_error_capture(&why);
-  (void)snprintf(record->refusal, sizeof record->refusal, "%.*s", (int)sizeof record->refusal - 1, why.message);
-}
-
 /* ---- what follows from all ---- */
 
-static sluice_status_t check_refusals(const handshake_t* a, const sluice_error_info_t* own) {
-  if (a->records[a->rank].status != SLUICE_OK) return sluice_error_adopt(own);
-  for (int32_t r = 0; r < a->num_ranks; ++r) {
-    if (a->records[r].status == SLUICE_OK) continue;
-    return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, a->rank, r, "rank %d made no pipeline: %s: %s", r,
-                            sluice_status_name(a->records[r].status), a->records[r].refusal);
-  }
-  return SLUICE_OK;
+static const record_t* record_of(const sluice_records_t* records, int32_t rank) {
+  return sluice_record_of(records, rank);
 }
 
-static void describe(const record_t* record, int32_t field, char* text, size_t room) {
-  if (field == FIELD_POLICY) {
-    (void)snprintf(text, room, "%s", sluice_policy_name(record->fields[field]));
-  } else {
-    (void)snprintf(text, room, "%d", record->fields[field]);
-  }
-}
-
-static sluice_status_t check_fields(const handshake_t* a) {
-  const record_t* first = &a->records[0];
-  for (int32_t field = 0; field < NUM_FIELDS; ++field) {
-    for (int32_t r = 1; r < a->num_ranks; ++r) {
-      if (a->records[r].fields[field] == first->fields[field]) continue;
-      char there[32], here[32];
-      describe(&a->records[r], field, there, sizeof there);
-      describe(first, field, here, sizeof here);
-      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, a->rank, r,
-                              "pipeline: %s is %s on rank %d and %s on rank 0; give all ranks the same",
-                              field_names[field], there, r, here);
-    }
-  }
-  return SLUICE_OK;
-}
-
-static sluice_status_t check_texts(const handshake_t* a) {
-  const record_t* first = &a->records[0];
-  for (int32_t r = 1; r < a->num_ranks; ++r) {
-    const record_t* other = &a->records[r];
-    if (other->has_partition != first->has_partition || other->partition_hash != first->partition_hash) {
-      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, a->rank, r,
-                              "pipeline: the partition is \"%s\" on rank %d and \"%s\" on rank 0; cut the model alike",
-                              other->partition, r, first->partition);
-    }
-    if (memcmp(other->in_flight_of, first->in_flight_of, sizeof first->in_flight_of) != 0) {
-      return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, a->rank, r, "pipeline: in_flight_of differs on ranks %d and 0", r);
-    }
-  }
-  return SLUICE_OK;
-}
-
-static sluice_status_t place(const handshake_t* a, sluice_stage_handshake_t* agreed) {
+static sluice_status_t place(const sluice_records_t* records, sluice_stage_handshake_t* agreed) {
   const int32_t p = agreed->spec.num_stages;
-  for (int32_t i = 0; i < a->num_ranks; ++i) agreed->rank_of[i] = -1;
-  for (int32_t r = 0; r < a->num_ranks; ++r) {
-    const record_t* record = &a->records[r];
+  for (int32_t i = 0; i < records->world_size; ++i) agreed->rank_of[i] = -1;
+  for (int32_t r = 0; r < records->world_size; ++r) {
+    const record_t* record = record_of(records, r);
     int32_t* at = &agreed->rank_of[record->stage * agreed->num_replicas + record->replica];
     if (*at >= 0) {
       return SLUICE_FAIL_PEER(
-          SLUICE_E_MISMATCH, a->rank, r,
+          SLUICE_E_MISMATCH, records->rank, r,
           "pipeline: ranks %d and %d are both stage %d of replica %d; each of the %d stages has one "
           "rank in each of the %d replicas",
           *at, r, record->stage, record->replica, p, agreed->num_replicas);
@@ -234,14 +180,14 @@ static sluice_status_t place(const handshake_t* a, sluice_stage_handshake_t* agr
 }
 
 /* Replicas of a stage share its limits: the least bytes of them, the most of what a micro-batch takes. */
-static void fill_spec(const handshake_t* a, sluice_pipeline_spec_t* spec) {
-  const record_t* own = &a->records[a->rank];
+static void fill_spec(const sluice_records_t* records, sluice_pipeline_spec_t* spec) {
+  const record_t* own = record_of(records, records->rank);
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
-    spec->in_flight[c] = own->in_flight_of[c] > 0 ? own->in_flight_of[c] : own->fields[FIELD_IN_FLIGHT];
-    spec->held[c] = own->fields[FIELD_HELD];
+    spec->in_flight[c] = own->in_flight_of[c] > 0 ? own->in_flight_of[c] : own->in_flight;
+    spec->held[c] = own->held;
   }
-  for (int32_t r = 0; r < a->num_ranks; ++r) {
-    const record_t* record = &a->records[r];
+  for (int32_t r = 0; r < records->world_size; ++r) {
+    const record_t* record = record_of(records, r);
     uint64_t* limit = &spec->byte_limit[record->stage];
     if (record->byte_limit > 0 && (*limit == 0 || record->byte_limit < *limit)) *limit = record->byte_limit;
     for (int32_t k = 0; k < spec->num_virtual; ++k) {
@@ -255,17 +201,15 @@ static void fill_spec(const handshake_t* a, sluice_pipeline_spec_t* spec) {
   }
 }
 
-static sluice_status_t conclude(const handshake_t* a, const sluice_pipeline_terms_t* terms,
-                                const sluice_error_info_t* own, sluice_stage_handshake_t* agreed) {
-  SLUICE_TRY(check_refusals(a, own));
-  SLUICE_TRY(check_fields(a));
-  SLUICE_TRY(check_texts(a));
-  agreed->spec = spec_of(terms, a->num_ranks);
+static sluice_status_t conclude(const sluice_records_t* records, const sluice_pipeline_terms_t* terms,
+                                sluice_stage_handshake_t* agreed) {
+  SLUICE_TRY(sluice_records_compare(records, fields, SLUICE_NUM_FIELDS(fields)));
+  agreed->spec = spec_of(terms, records->world_size);
   agreed->num_replicas = terms->num_replicas;
-  agreed->stage = a->records[a->rank].stage;
-  agreed->replica = a->records[a->rank].replica;
-  SLUICE_TRY(place(a, agreed));
-  fill_spec(a, &agreed->spec);
+  agreed->stage = record_of(records, records->rank)->stage;
+  agreed->replica = record_of(records, records->rank)->replica;
+  SLUICE_TRY(place(records, agreed));
+  fill_spec(records, &agreed->spec);
   return SLUICE_OK;
 }
 
@@ -278,35 +222,21 @@ static sluice_status_t take_tables(sluice_stage_handshake_t* agreed) {
   return SLUICE_OK;
 }
 
-static sluice_status_t shake_hands(handshake_t* a, const sluice_pipeline_terms_t* terms, sluice_status_t mine,
-                                   sluice_comm_t* comm, sluice_stage_handshake_t* agreed) {
-  if (mine == SLUICE_OK) mine = take_tables(agreed);
-  say(&a->records[a->rank], terms, mine, a->rank, a->num_ranks);
-  sluice_error_info_t own;
-  sluice_error_capture(&own);
-  if (comm != NULL) {
-    SLUICE_TRY(sluice_comm_all_gather(comm, a->records, sizeof *a->records, "the configs of a pipeline"));
-  }
-  return conclude(a, terms, &own, agreed);
-}
-
 sluice_status_t sluice_stage_shake_hands(const sluice_pipeline_terms_t* terms, sluice_status_t mine,
                                          sluice_comm_t* comm, sluice_stage_handshake_t* out_agreed) {
+  static const sluice_agreement_t opening = {"pipeline", "made no pipeline", "the configs of a pipeline"};
   *out_agreed = (sluice_stage_handshake_t){.num_ranks = comm != NULL ? comm->world_size : 1,
                                            .rank = comm != NULL ? comm->rank : 0};
-  handshake_t a = {.rank = out_agreed->rank, .num_ranks = out_agreed->num_ranks};
-  sluice_error_info_t own;
-  sluice_error_capture(&own);
-  a.bytes = (uint64_t)a.num_ranks * sizeof *a.records;
-  a.records = sluice_alloc_zeroed(sluice_process_allocator(), a.bytes, "pipeline: configs");
-  if (a.records == NULL) { /* the others wait for this rank's word, and it has none to send */
-    if (comm != NULL) sluice_comm_abort(comm);
-    return sluice_alloc_status();
-  }
-  if (mine != SLUICE_OK) (void)sluice_error_adopt(&own);
-  sluice_status_t status = shake_hands(&a, terms, mine, comm, out_agreed);
+  record_t record;
+  memset(&record, 0, sizeof record);
+  if (mine == SLUICE_OK) mine = take_tables(out_agreed);
+  if (mine == SLUICE_OK) mine = check(terms, out_agreed->rank, out_agreed->num_ranks);
+  if (mine == SLUICE_OK) fill(&record, terms, out_agreed->rank, out_agreed->num_ranks);
+  sluice_records_t records;
+  sluice_status_t status = sluice_comm_agree(comm, &opening, mine, &record, sizeof record, &records);
+  if (status == SLUICE_OK) status = conclude(&records, terms, out_agreed);
   if (status != SLUICE_OK) sluice_stage_handshake_free(out_agreed);
-  sluice_free(sluice_process_allocator(), a.records, a.bytes);
+  if (records.data != NULL) sluice_records_free(&records);
   return status;
 }
 

@@ -38,9 +38,9 @@ static void Batch_RanksDiffer_IsAMismatchOnAll(void** state) {
   for (size_t t = 0; t < 2; ++t) {
     for (int32_t p = 2; p <= 3; ++p) {
       for (int32_t rank = 0; rank < p; ++rank) {
-        try_odd(transports[t], p, rank, 3, -1, 0, SLUICE_E_MISMATCH, "micro-batches on rank");
-        try_odd(transports[t], p, rank, 6, -1, 0, SLUICE_E_MISMATCH, "micro-batches on rank");
-        try_odd(transports[t], p, rank, 3, -1, 1, SLUICE_E_MISMATCH, "micro-batches on rank");
+        try_odd(transports[t], p, rank, 3, -1, 0, SLUICE_E_MISMATCH, "the number of micro-batches is");
+        try_odd(transports[t], p, rank, 6, -1, 0, SLUICE_E_MISMATCH, "the number of micro-batches is");
+        try_odd(transports[t], p, rank, 3, -1, 1, SLUICE_E_MISMATCH, "the number of micro-batches is");
         try_odd(transports[t], p, rank, -1, 1, 0, SLUICE_E_MISMATCH, "forward_only");
         try_odd(transports[t], p, rank, 0, -1, 0, SLUICE_E_INVALID_ARGUMENT, "num_micro_batches is 0");
       }

@@ -205,9 +205,9 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* call, slu
   return SLUICE_OK;
 }
 
-/* Others are stages of their own: in a record of the handshake `stage` stands second. */
+/* Others are stages of their own: in a record of the handshake `stage` follows the refusal. */
 static void answer(int32_t rank, void* record, uint64_t bytes) {
-  if (bytes > 512) memcpy((char*)record + sizeof(int32_t), &rank, sizeof rank);
+  if (bytes > 512) memcpy((char*)record + sizeof(sluice_refusal_t), &rank, sizeof rank);
 }
 
 static sluice_status_t open_pipeline(void) {

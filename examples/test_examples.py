@@ -162,6 +162,61 @@ def test_CMpi_TwoProcesses_LearnAsThreadsDo(c_programs):
     assert losses(text) == pytest.approx(threads, abs=3e-6)
 
 
+SECRET = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+
+
+def run_tcp(link, program, changes=({}, {})):
+    """Both ranks of the example, each in a network namespace; the end of each, as (status, text)."""
+    children = []
+    for rank, change in enumerate(changes):
+        use = {"rank": rank, "world": 2, "secret": SECRET, **change}
+        command = [program, str(use["rank"]), str(use["world"]), "10.77.0.1:29500"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLUICE_SECRET": use["secret"]}
+        command = [*link.enter_argv(rank), *command]
+        children.append(subprocess.Popen(command, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True))
+    ends = [child.communicate(timeout=200)[0] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, ends, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def two_machines():
+    sys.path.insert(0, ROOT)
+    from integration_tests.net.namespaces import NamespaceError, Namespaces
+
+    link = Namespaces(2, 1e9)
+    try:
+        link.__enter__()
+    except NamespaceError as error:
+        pytest.skip(f"no namespaces here: {error}")
+    yield link
+    link.close()
+
+
+def test_CTcp_TwoNetworkNamespaces_LearnAsThreadsDo(two_machines, c_programs):
+    ends = run_tcp(two_machines, os.path.join(c_programs, "tcp"))
+    assert [status for status, _ in ends] == [0, 0], ends
+    threads = losses(run([os.path.join(c_programs, "local4"), "2"]))
+    parts = [losses(text) for _, text in ends]
+    assert [sum(of_ranks) for of_ranks in zip(*parts, strict=True)] == pytest.approx(threads, abs=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        ({"world": 4}, ["MISMATCH: .*rank 1 at 10.77.0.2 .* world_size 4"] * 2),
+        (
+            {"secret": SECRET[:-1] + "1"},
+            ["TIMED_OUT: .* at .*10.77.0.2 .* calls itself rank 1 has another secret", "MISMATCH: .*same secret"],
+        ),
+    ],
+)
+def test_CTcp_WhatDoesNotFit_IsRefusedByNameOnBothMachines(two_machines, c_programs, change, texts):
+    ends = run_tcp(two_machines, os.path.join(c_programs, "tcp"), ({}, change))
+    for (status, text), expected in zip(ends, texts, strict=True):
+        assert status == 2 and re.search(expected, text), ends
+        assert SECRET not in text
+
+
 def test_ManualProgram_AsPrinted_BuildsByThePrintedCommandAndRuns(libraries, tmp_path):
     need("gcc", "gcc")
     with open(os.path.join(ROOT, "docs", "c-abi.md")) as file:

@@ -8,6 +8,7 @@ mkdir -p "$out"
 flags=(-std=c99 -O2 -Wall -Wextra -Werror -I ../../capi/include)
 gcc "${flags[@]}" layer.c -o "$out/layer" -ldl -lm # not linked with the library: it is loaded by name
 gcc "${flags[@]}" local4.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/local4" -pthread -lm
+gcc "${flags[@]}" tcp.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/tcp" -lm
 gcc "${flags[@]}" pipeline4.c stage.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/pipeline4" -pthread -lm
 gcc "${flags[@]}" moving.c moving_layer.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/moving" -pthread
 gcc "${flags[@]}" stages.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/stages"

@@ -41,8 +41,7 @@ static int is_listed(const char* interfaces, const char* name) {
   return 0;
 }
 
-/* Global addresses only: one that is valid on its own link alone would need an interface number on the other side. */
-static int read_address(const struct sockaddr* address, sluice_tcp_address_t* out) {
+int sluice_tcp_address_read(const struct sockaddr* address, sluice_tcp_address_t* out) {
   memset(out, 0, sizeof *out);
   if (address == NULL) return 0;
   if (address->sa_family == AF_INET) {
@@ -75,7 +74,7 @@ static void add_own(const struct ifaddrs* all, const char* interfaces, int want_
                     const sluice_tcp_address_t* only) {
   for (const struct ifaddrs* i = all; i != NULL; i = i->ifa_next) {
     sluice_tcp_address_t address;
-    if ((i->ifa_flags & IFF_UP) == 0 || !read_address(i->ifa_addr, &address)) continue;
+    if ((i->ifa_flags & IFF_UP) == 0 || !sluice_tcp_address_read(i->ifa_addr, &address)) continue;
     if (interfaces != NULL ? !is_listed(interfaces, i->ifa_name) : !!(i->ifa_flags & IFF_LOOPBACK) != want_loopback) {
       continue;
     }
@@ -94,7 +93,7 @@ static void add_named(const struct ifaddrs* all, sluice_tcp_card_t* card) {
   if (getaddrinfo(name, NULL, &hints, &found) != 0) return;
   for (const struct addrinfo* i = found; i != NULL; i = i->ai_next) {
     sluice_tcp_address_t address;
-    if (read_address(i->ai_addr, &address)) add_own(all, NULL, 0, card, &address);
+    if (sluice_tcp_address_read(i->ai_addr, &address)) add_own(all, NULL, 0, card, &address);
   }
   freeaddrinfo(found);
 }
@@ -103,7 +102,9 @@ static sluice_status_t fail_without_address(const struct ifaddrs* all, const cha
   char names[256] = "";
   for (const struct ifaddrs* i = all; i != NULL; i = i->ifa_next) {
     sluice_tcp_address_t address;
-    if ((i->ifa_flags & IFF_UP) == 0 || !read_address(i->ifa_addr, &address) || is_listed(names, i->ifa_name)) continue;
+    if ((i->ifa_flags & IFF_UP) == 0 || !sluice_tcp_address_read(i->ifa_addr, &address) ||
+        is_listed(names, i->ifa_name))
+      continue;
     const size_t used = strlen(names);
     snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? "," : "", i->ifa_name);
   }

@@ -1,4 +1,5 @@
-/* Ranks that speak over TCP connections of Sluice's own, made through a communicator that they already share.
+/* Ranks that speak over TCP connections of Sluice's own, made through a communicator that they already share, or
+ * through the address of rank 0 and a secret (tcp_rendezvous.h).
  *
  * One thread does everything: whoever waits moves the bytes of both requests in flight, from and to the caller's
  * buffers. There is no second thread to wake, so on a core that is busy with GEMMs a small exchange costs one
@@ -23,7 +24,9 @@
 #include "backend/comm/tcp/tcp_connect.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
 #include "backend/comm/tcp/tcp_frames.h"
+#include "backend/comm/tcp/tcp_mac.h"
 #include "backend/comm/tcp/tcp_messages.h"
+#include "backend/comm/tcp/tcp_rendezvous.h"
 
 enum { MAX_EVENTS = 64 };
 
@@ -34,10 +37,12 @@ enum { MAX_EVENTS = 64 };
 typedef struct tcp_comm_s {
   sluice_comm_t base;
   sluice_comm_vtable_t vtable; /* of this object: without what the parent lacks */
-  sluice_comm_t* parent;
-  sluice_tcp_config_t config; /* for connections that are made later; its interfaces are the next, or NULL */
-  char* interfaces;
-  uint64_t bytes; /* of this block */
+  sluice_comm_t* parent;       /* NULL: there is none */
+  sluice_tcp_way_t way;        /* for connections that are made later; it points to the next three */
+  char* interfaces;            /* NULL: none are named */
+  uint8_t key[SLUICE_TCP_MAC_BYTES];
+  sluice_tcp_endpoint_t* endpoints; /* [W]; NULL with a parent */
+  uint64_t bytes;                   /* of this block */
   int epoll;
   int wake; /* eventfd: abort ends a wait with it */
   uint32_t next_number;
@@ -216,6 +221,7 @@ static void tcp_destroy(sluice_comm_t* base) {
   sluice_tcp_close(comm->epoll);
   sluice_tcp_close(comm->wake);
   sluice_comm_release(comm->parent);
+  sluice_free(sluice_process_allocator(), comm->endpoints, (uint64_t)base->world_size * sizeof *comm->endpoints);
   if (comm->interfaces != NULL) {
     sluice_free(sluice_process_allocator(), comm->interfaces, strlen(comm->interfaces) + 1);
   }
@@ -284,19 +290,53 @@ static sluice_status_t read_config(const sluice_tcp_config_t* config, sluice_tcp
 
 /* The caller's string may be gone when messages are opened. */
 static sluice_status_t keep_config(tcp_comm_t* comm, const sluice_tcp_config_t* config) {
-  comm->config = *config;
-  comm->config.interfaces = NULL;
+  comm->way.connect_timeout_ns = config->connect_timeout_ns;
   if (config->interfaces == NULL) return SLUICE_OK;
   const uint64_t bytes = strlen(config->interfaces) + 1;
   comm->interfaces = sluice_alloc(sluice_process_allocator(), bytes, "names of interfaces");
   if (comm->interfaces == NULL) return sluice_alloc_status();
   memcpy(comm->interfaces, config->interfaces, bytes);
-  comm->config.interfaces = comm->interfaces;
+  comm->way.interfaces = comm->interfaces;
   return SLUICE_OK;
 }
 
 static sluice_status_t tcp_messages_open(sluice_comm_t* base, sluice_messages_t* messages, sluice_wire_t** out_wire) {
-  return sluice_tcp_messages_open(base, &downcast(base)->config, messages, out_wire);
+  return sluice_tcp_messages_open(base, &downcast(base)->way, messages, out_wire);
+}
+
+/* parent: NULL: there is none. What fails here on one rank alone is told to the others when they connect. */
+static sluice_status_t prepare(tcp_comm_t* comm, sluice_comm_t* parent, const sluice_comm_config_t* base,
+                               const sluice_tcp_config_t* config) {
+  const sluice_comm_vtable_t nothing = {.destroy = NULL}, *of = parent != NULL ? parent->vtable : &nothing;
+  comm->vtable = (sluice_comm_vtable_t){
+      .destroy = tcp_destroy,
+      .exchange_start = tcp_start,
+      .exchange_wait = tcp_wait,
+      .abort = tcp_abort,
+      .is_interrupted = of->is_interrupted != NULL ? tcp_is_interrupted : NULL,
+      .abandon = tcp_abandon,
+      .messages_open = tcp_messages_open,
+      .publish = of->publish != NULL ? tcp_publish : NULL,
+      .lookup = of->lookup != NULL ? tcp_lookup : NULL,
+  };
+  sluice_comm_init_base(&comm->base, &comm->vtable, "tcp", base);
+  if (parent != NULL) sluice_comm_retain(parent);
+  comm->parent = parent;
+  comm->frames.rank = base->rank;
+  sluice_tcp_config_t c;
+  SLUICE_TRY(read_config(config, &c));
+  SLUICE_TRY(keep_config(comm, &c));
+  return prepare_events(comm);
+}
+
+static sluice_status_t finish(tcp_comm_t* comm, sluice_status_t status, sluice_comm_t** out_comm) {
+  if (status == SLUICE_OK) {
+    *out_comm = &comm->base;
+    return SLUICE_OK;
+  }
+  atomic_store(&comm->base.broken, status); /* no farewell */
+  tcp_destroy(&comm->base);
+  return status;
 }
 
 sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
@@ -314,38 +354,77 @@ sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_c
                                      .world_size = parent->world_size,
                                      .timeout_ns = parent->timeout_ns,
                                      .warn_ns = parent->warn_ns};
-  comm->vtable = (sluice_comm_vtable_t){
-      .destroy = tcp_destroy,
-      .exchange_start = tcp_start,
-      .exchange_wait = tcp_wait,
-      .abort = tcp_abort,
-      .is_interrupted = parent->vtable->is_interrupted != NULL ? tcp_is_interrupted : NULL,
-      .abandon = tcp_abandon,
-      .messages_open = tcp_messages_open,
-      .publish = parent->vtable->publish != NULL ? tcp_publish : NULL,
-      .lookup = parent->vtable->lookup != NULL ? tcp_lookup : NULL,
-  };
-  sluice_comm_init_base(&comm->base, &comm->vtable, "tcp", &base);
-  sluice_comm_retain(parent);
-  comm->parent = parent;
-  comm->frames.rank = parent->rank;
-  /* What fails on one rank alone is told to the others when they connect. */
-  sluice_tcp_config_t c;
-  sluice_status_t status = read_config(config, &c);
-  if (status == SLUICE_OK) status = keep_config(comm, &c);
-  if (status == SLUICE_OK) status = prepare_events(comm);
-  status = sluice_tcp_connect(parent, &comm->config, status, comm->frames.sockets);
+  sluice_status_t status = prepare(comm, parent, &base, config);
+  status = sluice_tcp_connect(parent, &comm->way, status, comm->frames.sockets);
   if (status == SLUICE_OK) {
     status = watch_peers(comm);
     if (status != SLUICE_OK) sluice_comm_abort(parent); /* the others have agreed that all connections stand */
   }
-  if (status != SLUICE_OK) {
-    atomic_store(&comm->base.broken, status); /* no farewell */
-    tcp_destroy(&comm->base);
-    return status;
+  return finish(comm, status, out_comm);
+}
+
+/* ---- without a parent -------------------------------------------------------------------------------------------- */
+
+static sluice_status_t check_at(const char* addresses, const void* secret, uint64_t secret_bytes, int32_t rank) {
+  if (addresses == NULL || addresses[0] == '\0') {
+    return SLUICE_FAIL_PEER(SLUICE_E_INVALID_ARGUMENT, rank, -1,
+                            "sluice_comm_create_tcp_at: addresses is %s; give the \"host:port\" of rank 0",
+                            addresses == NULL ? "NULL" : "empty");
   }
-  *out_comm = &comm->base;
+  if (secret == NULL || secret_bytes < SLUICE_TCP_LEAST_SECRET) {
+    return SLUICE_FAIL_PEER(SLUICE_E_INVALID_ARGUMENT, rank, -1,
+                            "sluice_comm_create_tcp_at: secret has %llu bytes; it needs at least %d that nobody can "
+                            "guess, the same on all ranks (openssl rand -hex 16)",
+                            secret == NULL ? 0ULL : (unsigned long long)secret_bytes, SLUICE_TCP_LEAST_SECRET);
+  }
   return SLUICE_OK;
+}
+
+/* Where a list says where every rank listens, interfaces would say it again. */
+static sluice_status_t read_endpoints(tcp_comm_t* comm, const char* addresses) {
+  const int32_t w = comm->base.world_size;
+  comm->endpoints =
+      sluice_alloc(sluice_process_allocator(), (uint64_t)w * sizeof *comm->endpoints, "addresses of ranks");
+  if (comm->endpoints == NULL) return sluice_alloc_status();
+  SLUICE_TRY(sluice_tcp_endpoints_read(addresses, comm->base.rank, w, sluice_now_ns() + comm->way.connect_timeout_ns,
+                                       comm->endpoints));
+  if (w > 1 && comm->endpoints[w - 1].port != 0 && comm->interfaces != NULL) {
+    return SLUICE_FAIL_PEER(SLUICE_E_INVALID_ARGUMENT, comm->base.rank, -1,
+                            "sluice_comm_create_tcp_at: addresses says where each rank listens, and "
+                            "sluice_tcp_config_t.interfaces too: give one of them");
+  }
+  comm->way.key = comm->key;
+  comm->way.endpoints = comm->endpoints;
+  return SLUICE_OK;
+}
+
+static sluice_status_t connect_at(tcp_comm_t* comm) {
+  sluice_tcp_rendezvous_t* rendezvous;
+  if (comm->base.world_size == 1) return SLUICE_OK;
+  SLUICE_TRY(sluice_tcp_rendezvous_open(comm->base.rank, comm->base.world_size, &comm->endpoints[0], comm->key,
+                                        comm->way.connect_timeout_ns, &rendezvous));
+  sluice_tcp_parent_t* parent = sluice_tcp_rendezvous_parent(rendezvous);
+  const sluice_status_t status = sluice_tcp_connect_over(parent, &comm->way, SLUICE_OK, comm->frames.sockets);
+  sluice_tcp_rendezvous_close(rendezvous);
+  return status;
+}
+
+sluice_status_t sluice_comm_create_tcp_at(const sluice_comm_config_t* config, const char* addresses, const void* secret,
+                                          uint64_t secret_bytes, const sluice_tcp_config_t* tcp,
+                                          sluice_comm_t** out_comm) {
+  if (out_comm == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp_at: out_comm is NULL");
+  *out_comm = NULL;
+  sluice_comm_config_t base;
+  SLUICE_TRY(sluice_comm_config_read(config, &base));
+  SLUICE_TRY(check_at(addresses, secret, secret_bytes, base.rank));
+  tcp_comm_t* comm = allocate(base.world_size);
+  if (comm == NULL) return sluice_alloc_status();
+  sluice_tcp_key(secret, secret_bytes, comm->key);
+  sluice_status_t status = prepare(comm, NULL, &base, tcp);
+  if (status == SLUICE_OK) status = read_endpoints(comm, addresses);
+  if (status == SLUICE_OK) status = connect_at(comm);
+  if (status == SLUICE_OK) status = watch_peers(comm);
+  return finish(comm, status, out_comm);
 }
 
 void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_t struct_size) {

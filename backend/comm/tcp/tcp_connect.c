@@ -6,62 +6,53 @@
 #include "backend/base/clock.h"
 #include "backend/comm/exchange_arrays.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
+#include "backend/comm/tcp/tcp_mac.h"
 #include "backend/comm/tcp/tcp_meet.h"
 
 typedef struct connecting_s {
-  sluice_comm_t* parent;
-  sluice_tcp_card_t* cards;        /* [W] */
-  sluice_exchange_arrays_t arrays; /* of the exchange of cards; `send` is the beginning of the block */
-  uint64_t bytes;                  /* of the block */
+  sluice_tcp_parent_t* parent;
+  const sluice_tcp_way_t* way;
+  sluice_tcp_card_t* cards; /* [W] */
   sluice_tcp_listeners_t listeners;
   sluice_tcp_meeting_t* meeting;
 } connecting_t;
 
+static const sluice_tcp_endpoint_t* endpoint_of(const connecting_t* c, int32_t rank) {
+  const sluice_tcp_endpoint_t* endpoints = c->way->endpoints;
+  return endpoints != NULL && endpoints[rank].port != 0 ? &endpoints[rank] : NULL;
+}
+
 /* ---- before anybody waits for this rank -------------------------------------------------------------------------- */
 
 /* All that connecting needs. What fails later than this would leave the others waiting. */
-static sluice_status_t prepare(connecting_t* c, const char* interfaces) {
+static sluice_status_t prepare(connecting_t* c) {
+  const char* interfaces = c->way->interfaces;
   const int is_named = interfaces != NULL && interfaces[0] != '\0';
-  const int32_t w = c->parent->world_size;
-  /* Pointers stand first: each part is aligned as the next one needs it. */
-  const uint64_t arrays = sluice_exchange_arrays_bytes(w), bytes = arrays + (uint64_t)w * sizeof(sluice_tcp_card_t);
-  char* block = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "addresses of ranks");
-  if (block == NULL) return sluice_alloc_status();
-  c->bytes = bytes;
-  c->arrays = sluice_exchange_arrays_in(block, w);
-  c->cards = (sluice_tcp_card_t*)(void*)(block + arrays);
-  SLUICE_TRY(sluice_tcp_meeting_create(c->parent->rank, c->parent->world_size, &c->meeting));
-  sluice_tcp_card_t* mine = &c->cards[c->parent->rank];
+  const int32_t rank = c->parent->rank, w = c->parent->world_size;
+  c->cards = sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)w * sizeof *c->cards, "addresses of ranks");
+  if (c->cards == NULL) return sluice_alloc_status();
+  SLUICE_TRY(sluice_tcp_meeting_create(rank, w, &c->meeting));
+  sluice_tcp_card_t* mine = &c->cards[rank];
   SLUICE_TRY(sluice_tcp_card_init(is_named ? interfaces : NULL, mine));
-  return sluice_tcp_listen(c->parent->rank, is_named, mine, &c->listeners);
+  const sluice_tcp_endpoint_t* endpoint = endpoint_of(c, rank);
+  if (endpoint != NULL) return sluice_tcp_listen_at(rank, endpoint, &c->listeners);
+  return sluice_tcp_listen(rank, is_named, mine, &c->listeners);
 }
 
 static void release(connecting_t* c) {
   sluice_tcp_listeners_close(&c->listeners);
   sluice_tcp_meeting_destroy(c->meeting);
-  sluice_free(sluice_process_allocator(), c->arrays.send, c->bytes);
+  sluice_free(sluice_process_allocator(), c->cards, (uint64_t)c->parent->world_size * sizeof *c->cards);
 }
 
 /* ---- together ---------------------------------------------------------------------------------------------------- */
-
-/* Every rank's card to every rank, through the parent. */
-static sluice_status_t swap_cards(connecting_t* c) {
-  for (int32_t r = 0; r < c->parent->world_size; ++r) {
-    c->arrays.send[r] = &c->cards[c->parent->rank];
-    c->arrays.recv[r] = &c->cards[r];
-    c->arrays.send_bytes[r] = c->arrays.recv_bytes[r] = r == c->parent->rank ? 0 : sizeof *c->cards;
-  }
-  const sluice_exchange_t exchange = sluice_exchange_of(&c->arrays);
-  return sluice_comm_exchange(c->parent, &exchange, "the addresses of all ranks");
-}
 
 /* One outcome for all: the highest rank that failed, 0 if none, else its rank + 1. */
 static sluice_status_t agree(connecting_t* c, sluice_status_t mine, const char* what) {
   int64_t failed = mine != SLUICE_OK ? c->parent->rank + 1 : 0;
   sluice_error_info_t why;
   sluice_error_capture(&why);
-  SLUICE_TRY(
-      sluice_comm_all_reduce_i64(c->parent, &failed, 1, SLUICE_REDUCE_MAX, "connections of the tcp communicator"));
+  SLUICE_TRY(c->parent->max(c->parent, &failed, "connections of the tcp communicator"));
   if (mine != SLUICE_OK) {
     (void)sluice_error_adopt(&why);
     return mine;
@@ -69,6 +60,33 @@ static sluice_status_t agree(connecting_t* c, sluice_status_t mine, const char* 
   if (failed == 0) return SLUICE_OK;
   return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, c->parent->rank, (int32_t)failed - 1,
                           "tcp communicator: rank %d %s; its own error says why", (int32_t)failed - 1, what);
+}
+
+/* Where the caller has said where a rank is, that counts, and not what the rank says of itself. */
+static void use_endpoint(const sluice_tcp_endpoint_t* endpoint, sluice_tcp_card_t* card) {
+  if (endpoint == NULL) return;
+  card->any_port = 0;
+  card->num_addresses = endpoint->num_addresses;
+  memcpy(card->addresses, endpoint->addresses, sizeof card->addresses);
+}
+
+static void derive_secret(const uint8_t* key, int32_t rank, sluice_tcp_card_t* card) {
+  struct {
+    uint8_t number[SLUICE_TCP_MAC_BYTES];
+    int64_t rank;
+  } of = {.rank = rank};
+  if (key == NULL) return;
+  memcpy(of.number, card->secret, sizeof of.number);
+  sluice_tcp_mac(key, &of, sizeof of, card->secret);
+}
+
+static sluice_status_t swap_cards(connecting_t* c) {
+  SLUICE_TRY(c->parent->swap(c->parent, c->cards, sizeof *c->cards, "the addresses of all ranks"));
+  for (int32_t r = 0; r < c->parent->world_size; ++r) {
+    use_endpoint(endpoint_of(c, r), &c->cards[r]);
+    derive_secret(c->way->key, r, &c->cards[r]);
+  }
+  return SLUICE_OK;
 }
 
 static sluice_status_t connect_all(connecting_t* c, uint64_t deadline_ns, int* sockets) {
@@ -80,15 +98,15 @@ static sluice_status_t connect_all(connecting_t* c, uint64_t deadline_ns, int* s
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_config_t* config, sluice_status_t mine,
-                                   int* out_sockets) {
-  connecting_t c = {.parent = parent};
+sluice_status_t sluice_tcp_connect_over(sluice_tcp_parent_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
+                                        int* out_sockets) {
+  connecting_t c = {.parent = parent, .way = way};
   for (int32_t r = 0; r < parent->world_size; ++r) out_sockets[r] = -1;
-  if (mine == SLUICE_OK) mine = prepare(&c, config->interfaces);
+  if (mine == SLUICE_OK) mine = prepare(&c);
   sluice_status_t status = agree(&c, mine, "is not ready to connect");
   if (status == SLUICE_OK) status = swap_cards(&c);
   if (status == SLUICE_OK) {
-    const uint64_t deadline_ns = sluice_now_ns() + config->connect_timeout_ns;
+    const uint64_t deadline_ns = sluice_now_ns() + way->connect_timeout_ns;
     status = agree(&c, connect_all(&c, deadline_ns, out_sockets), "could not connect to all others");
   }
   release(&c);
@@ -97,5 +115,45 @@ sluice_status_t sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_confi
     sluice_tcp_close(out_sockets[r]);
     out_sockets[r] = -1;
   }
+  return status;
+}
+
+/* ---- over a communicator ----------------------------------------------------------------------------------------- */
+
+typedef struct comm_parent_s {
+  sluice_tcp_parent_t base;
+  sluice_comm_t* comm;
+  sluice_exchange_arrays_t arrays; /* `send` is the beginning of the block */
+} comm_parent_t;
+
+static sluice_status_t comm_swap(sluice_tcp_parent_t* parent, void* records, uint64_t record_bytes, const char* phase) {
+  comm_parent_t* p = (comm_parent_t*)parent;
+  for (int32_t r = 0; r < parent->world_size; ++r) {
+    p->arrays.send[r] = (char*)records + (uint64_t)parent->rank * record_bytes;
+    p->arrays.recv[r] = (char*)records + (uint64_t)r * record_bytes;
+    p->arrays.send_bytes[r] = p->arrays.recv_bytes[r] = r == parent->rank ? 0 : record_bytes;
+  }
+  const sluice_exchange_t exchange = sluice_exchange_of(&p->arrays);
+  return sluice_comm_exchange(p->comm, &exchange, phase);
+}
+
+static sluice_status_t comm_max(sluice_tcp_parent_t* parent, int64_t* value, const char* phase) {
+  return sluice_comm_all_reduce_i64(((comm_parent_t*)parent)->comm, value, 1, SLUICE_REDUCE_MAX, phase);
+}
+
+sluice_status_t sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
+                                   int* out_sockets) {
+  comm_parent_t p = {
+      .base = {.rank = parent->rank, .world_size = parent->world_size, .swap = comm_swap, .max = comm_max},
+      .comm = parent};
+  const uint64_t bytes = sluice_exchange_arrays_bytes(parent->world_size);
+  void* block = NULL;
+  if (mine == SLUICE_OK) {
+    block = sluice_alloc(sluice_process_allocator(), bytes, "an exchange of addresses");
+    if (block == NULL) mine = sluice_alloc_status();
+  }
+  if (block != NULL) p.arrays = sluice_exchange_arrays_in(block, parent->world_size);
+  const sluice_status_t status = sluice_tcp_connect_over(&p.base, way, mine, out_sockets);
+  sluice_free(sluice_process_allocator(), block, bytes);
   return status;
 }

@@ -12,6 +12,10 @@ static const char magic[8] = {'s', 'l', 'u', 'i', 'c', 'e', 't', '2'};
 
 enum { ROLE_LISTENS = 1, ROLE_CONNECTS = 2, WELCOME = 'w' };
 
+static const uint8_t* secret_of(const sluice_tcp_group_t* group, int32_t peer) {
+  return peer == SLUICE_TCP_MEETING_POINT ? group->key : group->cards[peer].secret;
+}
+
 /* Of the listening rank's secret; `role` tells whose proof it is: neither end's serves the other. */
 static void prove(const sluice_tcp_group_t* group, const sluice_tcp_hello_t* hello, int32_t role,
                   uint8_t out[SLUICE_TCP_MAC_BYTES]) {
@@ -21,7 +25,7 @@ static void prove(const sluice_tcp_group_t* group, const sluice_tcp_hello_t* hel
     int32_t role, zero;
   } said = {.greeting = hello->greeting, .role = role};
   memcpy(said.answer, hello->answer, sizeof said.answer);
-  sluice_tcp_mac(group->cards[hello->greeting.peer].secret, &said, sizeof said, out);
+  sluice_tcp_mac(secret_of(group, hello->greeting.peer), &said, sizeof said, out);
 }
 
 static int challenge(uint8_t out[SLUICE_TCP_MAC_BYTES]) {

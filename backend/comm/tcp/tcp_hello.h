@@ -15,10 +15,15 @@
 #include "backend/comm/tcp/tcp_address.h"
 #include "backend/comm/tcp/tcp_mac.h"
 
+/* In place of a rank: where ranks meet that do not know each other's cards yet (tcp_rendezvous.h). It listens, and
+ * proofs there are under the group's key. */
+enum { SLUICE_TCP_MEETING_POINT = -1 };
+
 typedef struct sluice_tcp_group_s {
   int32_t rank;
   int32_t world_size;
   const sluice_tcp_card_t* cards; /* [W] */
+  const uint8_t* key;             /* of the meeting point; NULL: there is none */
 } sluice_tcp_group_t;
 
 typedef struct sluice_tcp_greeting_s {

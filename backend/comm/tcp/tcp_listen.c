@@ -9,6 +9,13 @@
  * them. The system takes less where its administrator has said so (net.core.somaxconn). */
 enum { BACKLOG = 4096 };
 
+/* Its place is the same in both families. */
+static uint16_t port_of(const struct sockaddr_storage* address) {
+  struct sockaddr_in port;
+  memcpy(&port, address, sizeof port);
+  return ntohs(port.sin_port);
+}
+
 /* Returns a listening socket, with its port, or -1 with errno. is_any: of IPv6, for both families. */
 static int listen_at(const struct sockaddr_storage* where, socklen_t length, int is_any, uint16_t* out_port) {
   struct sockaddr_storage address = *where;
@@ -18,6 +25,9 @@ static int listen_at(const struct sockaddr_storage* where, socklen_t length, int
   if (address.ss_family == AF_INET6) {
     (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &is_one_family, sizeof is_one_family);
   }
+  /* A port that the caller chose is used again by the next group, whose ranks may start at once. */
+  const int is_chosen = port_of(&address) != 0, on = 1;
+  if (is_chosen) (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (bind(fd, (struct sockaddr*)&address, length) != 0 || listen(fd, BACKLOG) != 0 ||
       getsockname(fd, (struct sockaddr*)&address, &length) != 0) {
     const int error = errno;
@@ -25,17 +35,16 @@ static int listen_at(const struct sockaddr_storage* where, socklen_t length, int
     errno = error;
     return -1;
   }
-  struct sockaddr_in port; /* its place is the same in both families */
-  memcpy(&port, &address, sizeof port);
-  *out_port = ntohs(port.sin_port);
+  *out_port = port_of(&address);
   return fd;
 }
 
-static int listen_on_all(int family, uint16_t* out_port) {
-  struct sockaddr_storage any; /* any address, any port */
-  memset(&any, 0, sizeof any);
-  any.ss_family = (sa_family_t)family;
-  return listen_at(&any, family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in), 1, out_port);
+/* in_out_port: 0: any. */
+static int listen_on_all(int family, uint16_t* in_out_port) {
+  const sluice_tcp_address_t all = {.family = family == AF_INET6 ? 6 : 4, .port = *in_out_port};
+  struct sockaddr_storage any;
+  (void)sluice_tcp_address_fill(&all, &any);
+  return listen_at(&any, family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in), 1, in_out_port);
 }
 
 static void listen_on_named(sluice_tcp_card_t* card, sluice_tcp_listeners_t* listeners) {
@@ -65,6 +74,28 @@ sluice_status_t sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t*
   }
   if (out_listeners->count > 0) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_EXTERNAL, "tcp communicator: rank %d cannot listen: %s", rank, strerror(errno));
+}
+
+sluice_status_t sluice_tcp_listen_at(int32_t rank, const sluice_tcp_endpoint_t* endpoint,
+                                     sluice_tcp_listeners_t* out_listeners) {
+  struct sockaddr_storage where;
+  uint16_t port = endpoint->port;
+  const socklen_t length = sluice_tcp_address_fill(&endpoint->addresses[0], &where);
+  int fd = endpoint->is_numeric ? listen_at(&where, length, 0, &port) : listen_on_all(AF_INET6, &port);
+  if (fd < 0 && !endpoint->is_numeric && errno != EADDRINUSE) fd = listen_on_all(AF_INET, &port);
+  out_listeners->count = 0;
+  if (fd < 0) {
+    const int error = errno;
+    return sluice_error_record(SLUICE_E_EXTERNAL, rank, -1, error,
+                               "tcp communicator: rank %d cannot listen at %s: %s. %s", rank, endpoint->text,
+                               strerror(error),
+                               error == EADDRINUSE ? "Another process has this port: is there a second rank of this "
+                                                     "number, or an earlier run? Otherwise choose another port"
+                               : error == EADDRNOTAVAIL ? "Give an address of the machine that this rank runs on"
+                                                        : "Choose another address");
+  }
+  out_listeners->fds[out_listeners->count++] = fd;
+  return SLUICE_OK;
 }
 
 void sluice_tcp_listeners_close(sluice_tcp_listeners_t* listeners) {

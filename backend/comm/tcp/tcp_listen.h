@@ -1,9 +1,9 @@
-/* Where a rank waits for the others: on all its addresses, or on those of the interfaces that were named and no other.
- */
+/* Where a rank waits for the others: on all its addresses, on those of the interfaces that were named and no other, or
+ * at the endpoint that the caller gave. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_
 
-#include "backend/comm/tcp/tcp_address.h"
+#include "backend/comm/tcp/tcp_endpoints.h"
 
 typedef struct sluice_tcp_listeners_s {
   int fds[SLUICE_TCP_MAX_ADDRESSES];
@@ -14,6 +14,10 @@ typedef struct sluice_tcp_listeners_s {
  * nothing is open. Errors: EXTERNAL. */
 sluice_status_t sluice_tcp_listen(int32_t rank, int is_named, sluice_tcp_card_t* card,
                                   sluice_tcp_listeners_t* out_listeners);
+/* At the port of this endpoint: on its address if that is numeric, otherwise on all addresses of this rank. Errors:
+ * EXTERNAL (the port is taken, or the address is no own one). */
+sluice_status_t sluice_tcp_listen_at(int32_t rank, const sluice_tcp_endpoint_t* endpoint,
+                                     sluice_tcp_listeners_t* out_listeners);
 void sluice_tcp_listeners_close(sluice_tcp_listeners_t* listeners);
 
 #endif /* SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_ */

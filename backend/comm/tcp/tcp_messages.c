@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
-#include "backend/comm/tcp/tcp_connect.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
 #include "backend/comm/tcp/tcp_parting.h"
 
@@ -329,15 +328,15 @@ static tcp_wire_t* allocate(const sluice_comm_t* comm, sluice_messages_t* messag
 }
 
 /* What fails on one rank alone before the connections is told to the others with them. */
-sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_config_t* config,
-                                         sluice_messages_t* messages, sluice_wire_t** out_wire) {
+sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_way_t* way, sluice_messages_t* messages,
+                                         sluice_wire_t** out_wire) {
   *out_wire = NULL;
   tcp_wire_t* wire = allocate(comm, messages);
   if (wire == NULL) {
     sluice_comm_abort(comm); /* the others would wait for this rank's address */
     return sluice_alloc_status();
   }
-  sluice_status_t status = sluice_tcp_connect(comm, config, prepare(wire), wire->sockets);
+  sluice_status_t status = sluice_tcp_connect(comm, way, prepare(wire), wire->sockets);
   for (int32_t r = 0; r < comm->world_size; ++r) wire->peers[r].socket = wire->sockets[r];
   *out_wire = &wire->base; /* before there is a thread that fails the endpoint, which calls this wire */
   if (status == SLUICE_OK) status = start(wire);

@@ -13,14 +13,14 @@
 #include <pthread.h>
 
 #include "backend/comm/messages_wire.h"
+#include "backend/comm/tcp/tcp_connect.h"
 #include "backend/comm/tcp/tcp_priority.h"
 #include "backend/comm/tcp/tcp_silence.h"
 
-/* Collective over `comm`, of any transport, by whose exchanges the connections are made. config: checked, its defaults
- * filled in.
+/* Collective over `comm`, of any transport, by whose exchanges the connections are made.
  * Errors: as sluice_tcp_connect's; NO_MEMORY, EXTERNAL (no descriptor or thread left) on this rank alone. */
-sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_config_t* config,
-                                         sluice_messages_t* messages, sluice_wire_t** out_wire);
+sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_way_t* way, sluice_messages_t* messages,
+                                         sluice_wire_t** out_wire);
 
 /* ---- private to these files -------------------------------------------------------------------------------------- */
 

@@ -39,11 +39,11 @@ static sluice_comm_request_t* requests[REQUESTS];
 static int32_t num_requests;
 
 /* In place of finding each other: the connections stand. */
-sluice_status_t __wrap_sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_config_t* config,
-                                          sluice_status_t mine, int* out_sockets);
-sluice_status_t __wrap_sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_config_t* config,
-                                          sluice_status_t mine, int* out_sockets) {
-  (void)parent, (void)config;
+sluice_status_t __wrap_sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
+                                          int* out_sockets);
+sluice_status_t __wrap_sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
+                                          int* out_sockets) {
+  (void)parent, (void)way;
   memcpy(out_sockets, ends, sizeof ends);
   return mine;
 }

@@ -4,7 +4,8 @@
  *   host    callbacks into the host's own process group (torch c10d through the adapter)
  *   mpi     Open MPI, in a shared object of its own that is loaded on demand
  *   nccl    NVIDIA NCCL, loaded by name at run time: for contexts on CUDA
- *   tcp     connections of the library's own, set up through any of the others: for host memory
+ *   tcp     connections of the library's own, set up through any of the others, or through the address of rank 0 and a
+ *           shared secret: for host memory
  *
  * Messages between two ranks (pipelines, migrations) use the transport itself over local, mpi and tcp. With host and
  * nccl they use TCP connections that are set up through the communicator; to choose network interfaces, create a tcp
@@ -186,6 +187,28 @@ SLUICE_EXPORT void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_
  * parent; NO_MEMORY may end it. */
 SLUICE_API sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
                                                   sluice_comm_t** out_comm);
+
+/* Creates a tcp communicator of processes that share nothing yet. They meet at the address of rank 0, and prove to each
+ * other that they have the same secret; no other program and no parent takes part.
+ *
+ * config        rank, world_size and deadlines of the communicator
+ * addresses     "host:port" of rank 0 alone: other ranks listen as with sluice_comm_create_tcp. Or one "host:port" for
+ *               each rank, in rank order, separated by commas: each rank listens at its own entry, on its address if
+ * that is a number and on all addresses if it is a name. IPv6 is written "[host]:port". secret        at least 16 bytes
+ * that nobody can guess, the same on all ranks (openssl rand -hex 16). Never sent: a rank proves that it has it by
+ * codes of new random numbers. Copied. tcp           NULL for the defaults. connect_timeout_ns limits the time until
+ * all ranks are there, and again the time until all are connected. interfaces needs addresses of rank 0 alone.
+ *
+ * Ranks may be started in any order. If one rank does not fit, the call fails on all ranks within connect_timeout_ns
+ * plus 1 s, and `peer` of the error is the rank at fault. Data are not encrypted. out_comm: new, sluice_comm_destroy.
+ * Collective over the ranks. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (host or interface),
+ * MISMATCH (another secret, world_size or build; two processes of one rank), TIMED_OUT (a rank has not come), EXTERNAL
+ * (rank 0 cannot listen there, or nobody answers; a rank cannot be reached), PEER_REFUSED, PEER_LOST. */
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_comm_create_tcp_at(const sluice_comm_config_t* config,
+                                                                         const char* addresses, const void* secret,
+                                                                         uint64_t secret_bytes,
+                                                                         const sluice_tcp_config_t* tcp,
+                                                                         sluice_comm_t** out_comm);
 
 /* ---- all --------------------------------------------------------------------------------------------------------- */
 

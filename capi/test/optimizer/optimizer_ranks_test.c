@@ -30,7 +30,7 @@ static void Steps_ThatClip_HaveTheNormOfOneRankAndAreDecided(void** state) {
   (void)state;
   static const int64_t buckets[] = {999, 65536, 1 << 22}, chunks[] = {1, 4, INT64_MAX};
   for (int i = 0; i < 9; ++i) {
-    ow_world_t* w = ow_world_new(2, i % 2, 0);
+    ow_world_t* w = ow_world_new(2, i % 3, 0);
     assert_int_equal(ow_check_steps(w, buckets[i / 3], chunks[i % 3], 0.25), 2 * OW_STEPS);
     ow_world_free(w);
   }

@@ -112,6 +112,18 @@ static void* connect_rank(void* data) {
   return NULL;
 }
 
+static void* meet_rank(void* data) {
+  ow_rank_t* me = data;
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = me->rank;
+  config.world_size = me->world->size;
+  config.timeout_ns = UINT64_C(60000000000);
+  me->status =
+      sluice_comm_create_tcp_at(&config, me->world->place, tcp_place_secret, sizeof tcp_place_secret, NULL, &me->comm);
+  return NULL;
+}
+
 static void* step_rank(void* data) {
   ow_rank_t* me = data;
   ow_model_t* m = me->model;
@@ -145,7 +157,8 @@ ow_world_t* ow_world_new(int32_t size, int32_t is_tcp, int32_t parts) {
     if (parts > 0) me->own = join(w->groups[r % parts], r / parts, size / parts);
     sluice_error_info_init(&me->error, sizeof me->error);
   }
-  if (is_tcp) on_all(w, connect_rank);
+  tcp_place_init(w->place);
+  if (is_tcp) on_all(w, is_tcp == OW_TCP_AT ? meet_rank : connect_rank);
   for (int32_t r = 0; r < size; ++r) assert_int_equal(w->ranks[r].status, SLUICE_OK);
   return w;
 }

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "backend/comm/test/tcp_place.h"
 #include "sluice/optimizer.h"
 
 enum { OW_MAX_RANKS = 4, OW_NUM_GROUPS = 3, OW_NUM_TENSORS = 7, OW_STEPS = 2, OW_ELEMENTS = 151308 };
@@ -42,11 +43,14 @@ typedef struct ow_rank_s {
   int32_t step;
 } ow_rank_t;
 
+enum { OW_TCP = 1, OW_TCP_AT = 2 }; /* of is_tcp: through the local communicator, or through an address */
+
 struct ow_world_s {
   int32_t size, is_tcp, parts; /* parts: the second group is summed over ranks that are alike modulo it; 0: over all */
   void (*before)(ow_rank_t* me); /* what a case bends, before each step */
   ow_rank_t ranks[OW_MAX_RANKS];
   sluice_local_group_t *group, *groups[OW_MAX_RANKS];
+  char place[TCP_PLACE_BYTES];
 };
 
 ow_model_t* ow_model_new(void);
@@ -57,7 +61,7 @@ int64_t ow_first_of(int tensor);
 
 void ow_write_element(void* data, int32_t dtype, int64_t i, float x);
 
-/* size <= OW_MAX_RANKS; is_tcp: the ranks' steps go over TCP; parts: see there. */
+/* size <= OW_MAX_RANKS; is_tcp: the ranks' steps go over TCP, see there; parts: see there. */
 ow_world_t* ow_world_new(int32_t size, int32_t is_tcp, int32_t parts);
 void ow_world_free(ow_world_t* w);
 

@@ -77,6 +77,7 @@ static void Batch_AnyPolicyOverTcp_HasTheBitsOfOneLoop(void** state) {
   for (int32_t p = 2; p <= 4; ++p) try_orders("tcp", p);
   try_rules("tcp", 2);
   try_rules("tcp", 3);
+  try_orders("tcp_at", 3);
 }
 
 static void Batch_WithoutACommunicator_HasTheBitsOfOneLoop(void** state) {

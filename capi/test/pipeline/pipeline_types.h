@@ -71,7 +71,7 @@ typedef struct pw_rank_s {
 
 /* What a test asks for. */
 typedef struct pw_world_s {
-  const char* transport; /* "local", "tcp"; "none": one rank without a communicator */
+  const char* transport; /* "local", "tcp", "tcp_at"; "none": one rank without a communicator */
   int32_t num_stages, num_replicas;
   int32_t num_pipelines; /* one behind the other on the same communicator, which share the batches; 1 */
   int32_t num_batches;

@@ -1,3 +1,4 @@
+#include "backend/comm/test/tcp_place.h"
 #include "capi/test/pipeline/pipeline_world.h"
 
 #include <stdlib.h>
@@ -170,6 +171,22 @@ static void* connect_rank(void* argument) {
   return NULL;
 }
 
+/* The same without the local group. */
+static char place[TCP_PLACE_BYTES];
+static void* meet_rank(void* argument) {
+  pw_rank_t* rank = argument;
+  sluice_comm_config_t config;
+  sluice_comm_config_init(&config, sizeof config);
+  config.rank = rank->rank;
+  config.world_size = sluice_comm_world_size(rank->parent);
+  config.timeout_ns = rank->world->timeout_ns;
+  if (sluice_comm_create_tcp_at(&config, place, tcp_place_secret, sizeof tcp_place_secret, NULL, &rank->comm) !=
+      SLUICE_OK) {
+    abort();
+  }
+  return NULL;
+}
+
 static void on_threads(pw_world_t* world, int32_t num_ranks, void* (*run)(void*)) {
   pthread_t threads[PW_MAX_RANKS];
   for (int32_t r = 0; r < num_ranks; ++r) {
@@ -193,8 +210,9 @@ void pw_world_run(pw_world_t* world) {
     rank->random = (uint32_t)(r * 7919 + 1);
     for (int32_t c = 0; c < PW_MAX_LAYERS; ++c) pw_init_layer(&rank->layers[c], c);
   }
-  const int is_tcp = strcmp(world->transport, "tcp") == 0;
-  if (is_tcp) on_threads(world, num_ranks, connect_rank);
+  const int is_at = strcmp(world->transport, "tcp_at") == 0, is_tcp = is_at || strcmp(world->transport, "tcp") == 0;
+  tcp_place_init(place);
+  if (is_tcp) on_threads(world, num_ranks, is_at ? meet_rank : connect_rank);
   const int is_none = strcmp(world->transport, "none") == 0;
   for (int32_t r = 0; r < num_ranks && !is_tcp && !is_none; ++r) world->ranks[r].comm = world->ranks[r].parent;
   on_threads(world, num_ranks, run_rank);

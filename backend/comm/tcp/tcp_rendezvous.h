@@ -1,0 +1,96 @@
+/* Ranks that share nothing but the address of rank 0 and a secret meet there, and then serve each other as a parent
+ * while they connect (tcp_connect.h).
+ *
+ *   tcp_rendezvous.c        what both ends do once all ranks are there
+ *   tcp_rendezvous_join.c   ranks above 0: connect to rank 0, and wait until it has all of them
+ *   tcp_rendezvous_root.c   rank 0: takes them, and refuses what does not fit
+ *
+ * Both ends of a connection prove that they have the secret (tcp_hello.h). It is never sent, and neither is anything
+ * from which it could be computed. A connecting rank then says how many ranks it expects. Rank 0 tells those that wait
+ * which rank is missing. What rank 0 refuses it refuses for all ranks, with one text. */
+#ifndef SLUICE_BACKEND_COMM_TCP_TCP_RENDEZVOUS_H_
+#define SLUICE_BACKEND_COMM_TCP_TCP_RENDEZVOUS_H_
+
+#include "backend/comm/tcp/tcp_connect.h"
+#include "backend/comm/tcp/tcp_mac.h"
+
+enum { SLUICE_TCP_LEAST_SECRET = 16 };
+
+typedef struct sluice_tcp_rendezvous_s sluice_tcp_rendezvous_t;
+
+/* key: of sluice_tcp_key; root: where rank 0 is. Both are borrowed. Collective over ranks that share nothing yet.
+ * Errors, with the rank at fault: MISMATCH (another secret, world size or build; a rank that is there twice), TIMED_OUT
+ * (a rank has not come in time), PEER_LOST (rank 0 left), EXTERNAL (nobody answers, or rank 0 cannot listen),
+ * NO_MEMORY. */
+sluice_status_t sluice_tcp_rendezvous_open(int32_t rank, int32_t world_size, const sluice_tcp_endpoint_t* root,
+                                           const uint8_t* key, uint64_t timeout_ns,
+                                           sluice_tcp_rendezvous_t** out_rendezvous);
+/* Valid until the rendezvous is closed. */
+sluice_tcp_parent_t* sluice_tcp_rendezvous_parent(sluice_tcp_rendezvous_t* rendezvous);
+void sluice_tcp_rendezvous_close(sluice_tcp_rendezvous_t* rendezvous); /* accepts NULL */
+
+/* The key of proofs, from a secret of at least SLUICE_TCP_LEAST_SECRET bytes. out: [SLUICE_TCP_MAC_BYTES]. */
+void sluice_tcp_key(const void* secret, uint64_t bytes, uint8_t* out);
+
+/* ---- private to these files -------------------------------------------------------------------------------------- */
+
+enum {
+  SLUICE_MEET_VERSION = 1,
+  SLUICE_MEET_WAITS = 0x736c6d77,   /* rank 0 waits for others: sluice_meet_waits_t follows */
+  SLUICE_MEET_BEGINS = 0x736c6d62,  /* all are there; nothing follows */
+  SLUICE_MEET_RECORDS = 0x736c6d72, /* to rank 0 the sender's record, from rank 0 those of all */
+  SLUICE_MEET_REFUSED = 0x736c6d78  /* it has failed for all: sluice_meet_refused_t follows */
+};
+
+/* A connecting rank's first words after the hello. */
+typedef struct sluice_meet_join_s {
+  int32_t version;
+  int32_t world_size;
+  uint64_t card_bytes; /* another build has other cards */
+} sluice_meet_join_t;
+
+typedef struct sluice_meet_frame_s {
+  uint32_t kind;
+  uint32_t bytes; /* that follow */
+} sluice_meet_frame_t;
+
+typedef struct sluice_meet_waits_s {
+  int32_t missing; /* the lowest rank that has not come */
+  int32_t present; /* ranks, with rank 0 */
+} sluice_meet_waits_t;
+
+typedef struct sluice_meet_refused_s {
+  int32_t status, peer, native_code;
+  char message[500]; /* terminated */
+} sluice_meet_refused_t;
+
+struct sluice_tcp_rendezvous_s {
+  sluice_tcp_parent_t base;
+  const sluice_tcp_endpoint_t* root;
+  const uint8_t* key;
+  uint64_t timeout_ns;
+  uint64_t deadline_ns; /* until all ranks are there */
+  uint64_t bytes;       /* of this block */
+  int64_t* values;      /* [W] */
+  int sockets[];        /* [W]; of other ranks than 0 the first alone is used; -1: none */
+};
+
+sluice_status_t sluice_tcp_rendezvous_join(sluice_tcp_rendezvous_t* m);
+sluice_status_t sluice_tcp_rendezvous_gather(sluice_tcp_rendezvous_t* m);
+
+/* A frame is two sends, of which the second would wait until the first is confirmed. */
+void sluice_meet_hurry(int fd);
+/* 0, or -errno; ECONNRESET where the other end has closed. */
+int sluice_meet_send(int fd, const void* data, uint64_t bytes, uint64_t deadline_ns);
+int sluice_meet_receive(int fd, void* data, uint64_t bytes, uint64_t deadline_ns);
+/* A frame with what follows it. */
+int sluice_meet_send_frame(int fd, uint32_t kind, const void* data, uint64_t bytes, uint64_t deadline_ns);
+/* This thread's last error as the refusal for all. */
+void sluice_meet_refusal(sluice_meet_refused_t* out_refused);
+/* Records it as this rank's error. */
+sluice_status_t sluice_meet_adopt(const sluice_tcp_rendezvous_t* m, const sluice_meet_refused_t* refused);
+/* `more` ends the text. */
+sluice_status_t sluice_meet_fail_late(const sluice_tcp_rendezvous_t* m, const sluice_meet_waits_t* waits,
+                                      const char* more);
+
+#endif /* SLUICE_BACKEND_COMM_TCP_TCP_RENDEZVOUS_H_ */

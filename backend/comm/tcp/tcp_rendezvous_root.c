@@ -1,0 +1,291 @@
+/* Rank 0: one thread polls everybody who calls. A caller that cannot prove the secret delays nobody and is remembered:
+ * if a rank is then missing, the error says so. What does not fit is refused for all ranks, also for those that come
+ * later, until all have heard it or the time is over. */
+#include <errno.h>
+#include <limits.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "backend/base/alloc.h"
+#include "backend/base/clock.h"
+#include "backend/base/math.h"
+#include "backend/comm/tcp/tcp_descriptors.h"
+#include "backend/comm/tcp/tcp_listen.h"
+#include "backend/comm/tcp/tcp_hello.h"
+#include "backend/comm/tcp/tcp_rendezvous.h"
+
+/* How long a caller may take for the hello and its first words. */
+#define HELLO_NS UINT64_C(3000000000)
+
+enum { MAX_STRANGERS = 256, ADDRESS_TEXT = 80 };
+
+typedef struct caller_s {
+  sluice_tcp_hello_t hello; /* greeted: its first words are being read */
+  sluice_meet_join_t join;
+  uint32_t join_used;
+} caller_t;
+
+typedef struct gathering_s {
+  sluice_tcp_rendezvous_t* m;
+  sluice_tcp_group_t group;
+  sluice_tcp_listeners_t listeners;
+  int32_t num_members; /* ranks whose connection stands */
+  int32_t num_told;    /* callers that have heard the refusal */
+  int32_t told_missing;
+  int32_t is_refused;
+  sluice_meet_refused_t refused;
+  int32_t other_secret; /* the rank that a caller with another secret said it is; -1: there was none */
+  char other_address[ADDRESS_TEXT];
+  int32_t num_callers, capacity;
+  uint64_t bytes;       /* of the block of the arrays */
+  caller_t* callers;    /* [capacity] */
+  struct pollfd* polls; /* [SLUICE_TCP_MAX_ADDRESSES + capacity + W] */
+} gathering_t;
+
+static void name_peer(int fd, char out[ADDRESS_TEXT]) {
+  struct sockaddr_storage peer;
+  socklen_t length = sizeof peer;
+  char host[64] = "?", port[8] = "?";
+  if (getpeername(fd, (struct sockaddr*)&peer, &length) == 0) {
+    (void)getnameinfo((struct sockaddr*)&peer, length, host, sizeof host, port, sizeof port,
+                      NI_NUMERICHOST | NI_NUMERICSERV);
+  }
+  snprintf(out, ADDRESS_TEXT, "%s port %s", host, port);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+static void tell(gathering_t* g, int fd) {
+  (void)sluice_meet_send_frame(fd, SLUICE_MEET_REFUSED, &g->refused, sizeof g->refused, sluice_now_ns());
+  sluice_tcp_close(fd);
+  ++g->num_told;
+}
+
+/* This thread's last error is what all ranks fail with. */
+static void refuse(gathering_t* g) {
+  if (g->is_refused) return;
+  g->is_refused = 1;
+  sluice_meet_refusal(&g->refused);
+  for (int32_t r = 1; r < g->m->base.world_size; ++r) {
+    if (g->m->sockets[r] < 0) continue;
+    tell(g, g->m->sockets[r]);
+    g->m->sockets[r] = -1;
+  }
+  g->num_members = 0;
+}
+
+static sluice_meet_waits_t missing_of(const gathering_t* g) {
+  sluice_meet_waits_t waits = {.missing = 1, .present = 1 + g->num_members};
+  while (waits.missing < g->m->base.world_size - 1 && g->m->sockets[waits.missing] >= 0) ++waits.missing;
+  return waits;
+}
+
+static void refuse_late(gathering_t* g) {
+  const sluice_meet_waits_t waits = missing_of(g);
+  char more[256] = "";
+  if (g->other_secret >= 0) {
+    snprintf(more, sizeof more, ". A process at %s that calls itself rank %d has another secret", g->other_address,
+             g->other_secret);
+  }
+  (void)sluice_meet_fail_late(g->m, &waits, more);
+  refuse(g);
+}
+
+/* ---- ranks that have proved the secret --------------------------------------------------------------------------- */
+
+/* OK where this rank may join. */
+static sluice_status_t judge(const gathering_t* g, const caller_t* caller) {
+  const int32_t rank = caller->hello.peer, w = g->m->base.world_size;
+  char here[ADDRESS_TEXT], there[ADDRESS_TEXT] = "this process";
+  name_peer(caller->hello.fd, here);
+  if (caller->join.version != SLUICE_MEET_VERSION || caller->join.card_bytes != sizeof(sluice_tcp_card_t)) {
+    return SLUICE_FAIL_PEER(
+        SLUICE_E_MISMATCH, 0, rank,
+        "tcp communicator: rank %d at %s has another build of Sluice than rank 0: install one build "
+        "on all ranks",
+        rank, here);
+  }
+  if (caller->join.world_size != w || rank >= w) {
+    return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, 0, rank,
+                            "tcp communicator: rank %d at %s was started with world_size %d and rank 0 with world_size "
+                            "%d: start all ranks with one world_size",
+                            rank, here, caller->join.world_size, w);
+  }
+  if (rank > 0 && g->m->sockets[rank] < 0) return SLUICE_OK;
+  if (rank > 0) name_peer(g->m->sockets[rank], there);
+  return SLUICE_FAIL_PEER(
+      SLUICE_E_MISMATCH, 0, rank,
+      "tcp communicator: rank %d is there twice, at %s and at %s: give each process a rank of its own", rank, there,
+      here);
+}
+
+/* Members say nothing before all are there: what can be read is the end. */
+static void drop_if_left(gathering_t* g, int32_t rank) {
+  char unused;
+  const int fd = g->m->sockets[rank];
+  const ssize_t n = recv(fd, &unused, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  sluice_tcp_close(fd);
+  g->m->sockets[rank] = -1;
+  --g->num_members;
+}
+
+static void join(gathering_t* g, const caller_t* caller) {
+  const int32_t rank = caller->hello.peer, is_member = rank > 0 && rank < g->m->base.world_size;
+  if (is_member && g->m->sockets[rank] >= 0) drop_if_left(g, rank); /* one that was started again */
+  if (!g->is_refused && judge(g, caller) != SLUICE_OK) refuse(g);
+  if (g->is_refused) {
+    tell(g, caller->hello.fd);
+    return;
+  }
+  sluice_meet_hurry(caller->hello.fd);
+  g->m->sockets[rank] = caller->hello.fd;
+  ++g->num_members;
+  g->told_missing = -1;
+}
+
+/* Those who wait name the missing rank by themselves if this one should go. */
+static void tell_whom_we_wait_for(gathering_t* g) {
+  const sluice_meet_waits_t waits = missing_of(g);
+  if (g->is_refused || waits.missing == g->told_missing) return;
+  g->told_missing = waits.missing;
+  for (int32_t r = 1; r < g->m->base.world_size; ++r) {
+    if (g->m->sockets[r] < 0) continue;
+    (void)sluice_meet_send_frame(g->m->sockets[r], SLUICE_MEET_WAITS, &waits, sizeof waits, sluice_now_ns());
+  }
+}
+
+/* ---- callers ----------------------------------------------------------------------------------------------------- */
+
+static caller_t remove_caller(gathering_t* g, int32_t at) {
+  const caller_t caller = g->callers[at];
+  g->callers[at] = g->callers[--g->num_callers];
+  return caller;
+}
+
+static void turn_out_oldest(gathering_t* g) {
+  int32_t oldest = 0;
+  for (int32_t i = 1; i < g->num_callers; ++i) {
+    if (g->callers[i].hello.began_ns < g->callers[oldest].hello.began_ns) oldest = i;
+  }
+  sluice_tcp_close(remove_caller(g, oldest).hello.fd);
+}
+
+static void accept_callers(gathering_t* g, int listener) {
+  for (int i = 0; i < MAX_STRANGERS; ++i) {
+    if (g->num_callers == g->capacity) turn_out_oldest(g);
+    const int fd = sluice_tcp_accept(listener);
+    if (fd < 0) {
+      const struct timespec pause = {.tv_nsec = 20000000};
+      if (errno != EMFILE && errno != ENFILE) return;
+      if (g->num_callers > 0) turn_out_oldest(g);
+      nanosleep(&pause, NULL); /* no descriptor is left: whoever has one needs little time */
+      return;
+    }
+    caller_t* caller = &g->callers[g->num_callers++];
+    memset(caller, 0, sizeof *caller);
+    sluice_tcp_hello_accept(fd, &caller->hello);
+    caller->hello.began_ns = sluice_now_ns();
+    caller->hello.until_ns = caller->hello.began_ns + HELLO_NS;
+  }
+}
+
+/* Goes on with the first words of a caller that has proved the secret. */
+static int read_join(caller_t* caller) {
+  while (caller->join_used < sizeof caller->join) {
+    const ssize_t n = recv(caller->hello.fd, (char*)&caller->join + caller->join_used,
+                           sizeof caller->join - caller->join_used, MSG_DONTWAIT);
+    if (n == 0) return -ECONNRESET;
+    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? SLUICE_TCP_GOES_ON : -errno;
+    caller->join_used += (uint32_t)n;
+  }
+  return SLUICE_TCP_IS_DONE;
+}
+
+static int advance(gathering_t* g, caller_t* caller) {
+  if (caller->hello.phase == SLUICE_TCP_GREETED) return read_join(caller);
+  const int now = sluice_tcp_hello_advance(&g->group, &caller->hello);
+  /* It knew the form of the words, and left when it had seen this rank's proof, or had a wrong one itself. */
+  if (now < 0 && caller->hello.phase == SLUICE_TCP_AWAITS_PROOF) {
+    g->other_secret = caller->hello.peer;
+    name_peer(caller->hello.fd, g->other_address);
+  }
+  return now == SLUICE_TCP_IS_DONE ? read_join(caller) : now;
+}
+
+static void advance_all(gathering_t* g, const struct pollfd* polls) {
+  const uint64_t now_ns = sluice_now_ns();
+  for (int32_t i = g->num_callers - 1; i >= 0; --i) {
+    int now = polls[i].revents != 0 ? advance(g, &g->callers[i]) : SLUICE_TCP_GOES_ON;
+    if (now == SLUICE_TCP_GOES_ON && now_ns >= g->callers[i].hello.until_ns) now = -ETIMEDOUT;
+    if (now == SLUICE_TCP_GOES_ON) continue;
+    const caller_t caller = remove_caller(g, i);
+    if (now == SLUICE_TCP_IS_DONE) {
+      join(g, &caller);
+    } else {
+      sluice_tcp_close(caller.hello.fd);
+    }
+  }
+}
+
+/* ---- together ---------------------------------------------------------------------------------------------------- */
+
+static void turn(gathering_t* g) {
+  const int32_t w = g->m->base.world_size;
+  int32_t num = 0;
+  for (int32_t i = 0; i < g->listeners.count; ++i) {
+    g->polls[num++] = (struct pollfd){.fd = g->listeners.fds[i], .events = POLLIN};
+  }
+  for (int32_t i = 0; i < g->num_callers; ++i) {
+    g->polls[num++] = (struct pollfd){.fd = g->callers[i].hello.fd, .events = POLLIN};
+  }
+  const struct pollfd* members = &g->polls[num];
+  for (int32_t r = 1; r < w; ++r) g->polls[num++] = (struct pollfd){.fd = g->m->sockets[r], .events = POLLIN};
+  const uint64_t now_ns = sluice_now_ns();
+  const uint64_t left_ms = g->m->deadline_ns > now_ns ? (g->m->deadline_ns - now_ns + 999999) / 1000000 : 0;
+  if (poll(g->polls, (nfds_t)num, (int)sluice_min_u64(left_ms, 200)) < 0) return;
+  for (int32_t r = 1; r < w; ++r) {
+    if (members[r - 1].revents != 0 && g->m->sockets[r] >= 0) drop_if_left(g, r);
+  }
+  advance_all(g, g->polls + g->listeners.count);
+  for (int32_t i = 0; i < g->listeners.count; ++i) {
+    if (g->polls[i].revents != 0) accept_callers(g, g->listeners.fds[i]);
+  }
+}
+
+static sluice_status_t gather(gathering_t* g) {
+  const int32_t others = g->m->base.world_size - 1;
+  while (!g->is_refused ? g->num_members < others : g->num_told < others) {
+    if (sluice_now_ns() >= g->m->deadline_ns) {
+      if (!g->is_refused) refuse_late(g);
+      break;
+    }
+    tell_whom_we_wait_for(g);
+    turn(g);
+  }
+  if (g->is_refused) return sluice_meet_adopt(g->m, &g->refused);
+  for (int32_t r = 1; r <= others; ++r) {
+    (void)sluice_meet_send_frame(g->m->sockets[r], SLUICE_MEET_BEGINS, NULL, 0, sluice_now_ns());
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_tcp_rendezvous_gather(sluice_tcp_rendezvous_t* m) {
+  gathering_t g = {.m = m, .other_secret = -1, .told_missing = -1};
+  g.group = (sluice_tcp_group_t){.rank = SLUICE_TCP_MEETING_POINT, .world_size = INT32_MAX, .key = m->key};
+  g.capacity = MAX_STRANGERS + 2 * m->base.world_size;
+  const uint64_t num_polls = SLUICE_TCP_MAX_ADDRESSES + (uint64_t)g.capacity + (uint64_t)m->base.world_size;
+  g.bytes = (uint64_t)g.capacity * sizeof(caller_t) + num_polls * sizeof(struct pollfd);
+  g.callers = sluice_alloc(sluice_process_allocator(), g.bytes, "callers of the tcp communicator");
+  if (g.callers == NULL) return sluice_alloc_status();
+  g.polls = (struct pollfd*)(void*)(g.callers + g.capacity);
+  sluice_status_t status = sluice_tcp_listen_at(0, m->root, &g.listeners);
+  if (status == SLUICE_OK) status = gather(&g);
+  while (g.num_callers > 0) sluice_tcp_close(remove_caller(&g, g.num_callers - 1).hello.fd);
+  sluice_tcp_listeners_close(&g.listeners);
+  sluice_free(sluice_process_allocator(), g.callers, g.bytes);
+  return status;
+}

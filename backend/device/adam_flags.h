@@ -1,4 +1,4 @@
-/* What a look at gradients finds, as words of the device's memory. Plain, for kernels too. */
+/* The findings of a check of gradients, as words of device memory. Kernels include this file. */
 #ifndef SLUICE_BACKEND_DEVICE_ADAM_FLAGS_H_
 #define SLUICE_BACKEND_DEVICE_ADAM_FLAGS_H_
 

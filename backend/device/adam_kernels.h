@@ -1,5 +1,5 @@
-/* Adam on a device that the host cannot touch: the rules of backend/optim/adam.h with their bits. Work goes to `stream`
- * and is stream-complete. All pointers are memory of the device. */
+/* Adam on a device whose memory the host cannot access: the rules of backend/optim/adam.h, with the same bits. Work is
+ * enqueued on `stream` and is stream-complete. All pointers are device memory. */
 #ifndef SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_
 #define SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_
 
@@ -11,7 +11,7 @@
 
 struct sluice_device_s; /* device.h */
 
-/* sluice_adam_numbers_t, which a device does not know. */
+/* sluice_adam_numbers_t, which a device does not include. */
 typedef struct sluice_device_adam_numbers_s {
   float grad_scale, l2, one_minus_beta1, one_minus_beta2, decay, epsilon_high, epsilon_low, step_high, step_low;
 } sluice_device_adam_numbers_t;
@@ -25,7 +25,7 @@ typedef struct sluice_device_adam_s {
   sluice_device_adam_numbers_t numbers;
 } sluice_device_adam_t;
 
-/* Gradients of several ranks, of which each begins `stride` elements behind the one before. */
+/* Gradients of several ranks, each `stride` elements after the previous one. */
 typedef struct sluice_device_parts_s {
   const void* data;
   int32_t dtype, num_parts;
@@ -33,8 +33,8 @@ typedef struct sluice_device_parts_s {
 } sluice_device_parts_t;
 
 typedef struct sluice_device_adam_kernels_s {
-  /* flags [SLUICE_ADAM_NUM_FLAGS] become 1 where one of the elements is infinite or no number, and where one is above
-   * `limit` or below -limit; else they stay. */
+  /* Sets flags [SLUICE_ADAM_NUM_FLAGS] to 1 if an element is infinite or NaN, and if one is above `limit` or below
+   * -limit; otherwise leaves them. */
   sluice_status_t (*look)(struct sluice_device_s* device, sluice_stream_t stream, const void* grad, int32_t dtype,
                           int64_t count, float limit, int32_t* flags);
   /* out[i]: the sum of the parts' element i, in f32 and in their order. */

@@ -1,4 +1,4 @@
-/* When passes and their ops ran on a device of its own memory, whose host only enqueues them. */
+/* Times of passes and their ops on a device with its own memory, whose host only enqueues them. */
 #ifndef SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_
 #define SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_
 
@@ -11,16 +11,16 @@ typedef struct sluice_timer_s sluice_timer_t;
 enum { SLUICE_OP_TIMES_NONE = 0, SLUICE_OP_TIMES_TAKEN = 1, SLUICE_OP_TIMES_LATER = 2 };
 
 typedef struct sluice_device_clock_s {
-  /* Two marks on a stream, and the time between them on the device. ns answers 0 while the second has not been passed:
-   * nothing waits. Not in a capture. destroy accepts NULL. */
+  /* Two marks on a stream, and the time between them on the device. ns returns 0 until the second has passed; nothing
+   * waits. Not in a capture. destroy accepts NULL. */
   sluice_status_t (*timer_create)(struct sluice_device_s* device, sluice_timer_t** out_timer);
   sluice_status_t (*timer_mark)(struct sluice_device_s* device, sluice_timer_t* timer, int32_t is_end,
                                 sluice_stream_t stream);
   sluice_status_t (*timer_ns)(struct sluice_device_s* device, const sluice_timer_t* timer, uint64_t* out_ns);
   void (*timer_destroy)(struct sluice_device_s* device, sluice_timer_t* timer);
-  /* Whether passes from now on note when each op ran on the device; not in a capture. op_times, after a join: when the
-   * ops of the last pass ran, in ns from its begin, once the pass has ended (TAKEN); nothing waits (LATER). NONE: this
-   * pass has no times, which is no failure. begin_ns, end_ns: [num_ops]. */
+  /* Whether later passes record when each op ran on the device; not in a capture. op_times, after a join: the times of
+   * the ops of the last pass, in ns from its begin, once the pass has ended (TAKEN); it does not wait (LATER). NONE:
+   * this pass has no times, which is not an error. begin_ns, end_ns: [num_ops]. */
   void (*time_ops)(struct sluice_device_s* device, int32_t wanted);
   int32_t (*op_times)(struct sluice_device_s* device, int32_t num_ops, uint64_t* begin_ns, uint64_t* end_ns);
 } sluice_device_clock_t;

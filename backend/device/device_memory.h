@@ -1,5 +1,5 @@
-/* The memory of a device that the host cannot touch: opening calls, copies, blocks. Work goes to `stream`, the host's
- * or a lane's, and is stream-complete. Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, EXTERNAL. */
+/* The memory of a device that the host cannot access: opening calls, copies, blocks. Work is enqueued on `stream`, the
+ * host's or a lane's, and is stream-complete. Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, EXTERNAL. */
 #ifndef SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_
 #define SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_
 
@@ -10,12 +10,12 @@
 struct sluice_device_s; /* device.h */
 
 typedef struct sluice_device_memory_s {
-  /* Before anything else of a call: INVALID_ARGUMENT unless the stream belongs to this device; it waits for the end of
-   * the pass before, on whatever stream that ran, since passes share the context's slots. *out_captured: the stream is
-   * being captured into a graph. Then nothing waits for what was enqueued before the capture, until the next open
-   * nothing is allocated and no block is given back, and the caller has made the same call outside a capture before. */
+  /* Called first: INVALID_ARGUMENT unless the stream belongs to this device. The stream then waits for the end of the
+   * previous pass, on whatever stream that ran, since passes share the context's slots. *out_captured: the stream is
+   * being captured into a graph. Then nothing waits for work enqueued before the capture, nothing is allocated and no
+   * block is returned until the next open, and the caller must have made the same call outside of a capture before. */
   sluice_status_t (*open)(struct sluice_device_s* device, sluice_stream_t stream, int32_t* out_captured);
-  /* INVALID_ARGUMENT, naming the tensor, unless `data` is memory of this device. bytes 0: anything passes. */
+  /* INVALID_ARGUMENT, with the tensor, unless `data` is memory of this device. bytes 0: always valid. */
   sluice_status_t (*check_memory)(struct sluice_device_s* device, const void* data, uint64_t bytes, uint64_t alignment,
                                   const char* name);
   /* allocate, release NULL: the device's own memory. */
@@ -25,25 +25,25 @@ typedef struct sluice_device_memory_s {
                           uint64_t bytes);
   sluice_status_t (*copy)(struct sluice_device_s* device, sluice_stream_t stream, void* to, const void* from,
                           uint64_t bytes);
-  /* To host memory; waits for that copy: the only host wait. STATE where the stream is being captured. */
+  /* To host memory; waits for that copy: the only host wait. STATE if the stream is being captured. */
   sluice_status_t (*read)(struct sluice_device_s* device, sluice_stream_t stream, const void* data, void* out,
                           uint64_t bytes);
-  /* Blocks from pools, to be used from `stream` and from lanes of passes on it: page-locked host memory, or the
-   * device's (memory: from init_memory; the same one always). most_bytes: no larger block (0: any that is not
-   * wasteful), so that what steps of a plan hold is bounded, and where it is `bytes` known to the byte. In a capture
-   * one that lies idle, else STATE. give: free for others once the last pass of this device has ended, without waiting
-   * for it, and never if it is given in a capture; accepts NULL. release: gives all of it back, and waits. */
+  /* Blocks from pools, for use from `stream` and from lanes of passes on it: page-locked host memory, or the device's
+   * (memory: from init_memory; always the same one). most_bytes: no larger block (0: any that is not wasteful), so that
+   * the memory of a plan's steps is bounded, and known to the byte if it equals `bytes`. In a capture an idle block,
+   * else STATE. give: free for others once the last pass of this device has ended, without waiting for it, and never if
+   * it is given in a capture; accepts NULL. release: frees all blocks, and waits. */
   sluice_status_t (*take)(struct sluice_device_s* device, sluice_stream_t stream, sluice_allocator_t* memory,
                           int32_t pinned, uint64_t bytes, uint64_t most_bytes, void** out_data);
   void (*give)(struct sluice_device_s* device, int32_t pinned, void* data);
-  /* Bytes of the device's memory in blocks that nobody has taken: they make room where memory is short. */
+  /* Bytes of device memory in idle blocks, which are freed if memory is short. */
   uint64_t (*idle_bytes)(const struct sluice_device_s* device);
-  /* Page-locked blocks are at most so many bytes from now on; 0: no limit. */
+  /* Limits page-locked blocks to this many bytes from now on; 0: no limit. */
   void (*limit_pinned)(struct sluice_device_s* device, uint64_t bytes);
-  /* What the device is, for a person and for caches of what was measured on it. */
+  /* The name of the device, for users and for caches of measurements. */
   void (*describe)(const struct sluice_device_s* device, char* out_name, int32_t bytes);
   void (*release)(struct sluice_device_s* device);
-  /* What comes with it. */
+  /* Further tables. */
   const struct sluice_routing_kernels_s* routing;  /* routing_kernels.h */
   const struct sluice_device_clock_s* clock;       /* device_clock.h */
   const struct sluice_device_adam_kernels_s* adam; /* adam_kernels.h */

@@ -2,11 +2,11 @@
  *
  * One table per device. Every entry takes the lane's native stream (NULL on a CPU) and is deterministic: sums run in a
  * fixed order in f32 (f64 for f64) and are rounded once. Rows are row-major; *_stride is in elements. Indices are i32.
- * dtype is the layer's: f32, bf16, f16, or f64 (finite differences). Route weights and gate scalars are f32 in f32,
- * bf16 and f16 layers and still f32 in f64 ones (they are inputs). Zero rows or zero columns are fine everywhere.
+ * dtype is the layer's: f32, bf16, f16, or f64 (finite differences). Route weights and gate scalars are f32 in layers
+ * of every dtype, also f64 (they are inputs). Zero rows or zero columns are valid everywhere.
  *
- * A row's bits do not depend on how many rows a call has. A sum along a row keeps 32 partial sums, element j in partial
- * j mod 32, folded by halves: the order that every CPU version keeps. NaN and infinities pass through.
+ * The bits of a row do not depend on the number of rows in a call. A sum along a row keeps 32 partial sums, element j
+ * in partial j mod 32, folded by halves: the order that every CPU version keeps. NaN and infinities propagate.
  */
 #ifndef SLUICE_BACKEND_DEVICE_KERNELS_H_
 #define SLUICE_BACKEND_DEVICE_KERNELS_H_
@@ -21,12 +21,12 @@ typedef struct sluice_row_run_s {
   int64_t rows;
 } sluice_row_run_t;
 
-/* What stands between the two GEMMs of an expert, with its numbers. x is the gate's pre-activation, u the other
+/* The activation between the two GEMMs of an expert, with its parameters. x is the gate's pre-activation, u the other
  * half: SWIGLU:  f(x) = g sigmoid(alpha g), g = min(x, limit);  v(u) = max(-limit, min(u, limit)) + offset others:  f =
  * the activation, v(u) = u.      act = f(x) v(u), without a gate f(x). */
 typedef struct sluice_unit_s {
   int32_t activation; /* SLUICE_ACTIVATION_* */
-  int32_t gated;      /* SLUICE_GATED_*; interleaved: x and u of a column lie side by side in pre, b1 and dpre */
+  int32_t gated;      /* SLUICE_GATED_*; interleaved: x and u of a column are adjacent in pre, b1 and dpre */
   float alpha, limit, offset;
 } sluice_unit_t;
 
@@ -102,7 +102,7 @@ typedef struct sluice_kernels_s {
                          const int32_t* position, float* out, int64_t out_t, int64_t out_k);
 } sluice_kernels_t;
 
-/* The plain versions beside their equations, and the vectorised ones that are compared with them. */
+/* The plain versions with their equations, and the vectorised ones that are compared with them. */
 const sluice_kernels_t* sluice_cpu_kernels_ref(void);
 const sluice_kernels_t* sluice_cpu_kernels(void);
 

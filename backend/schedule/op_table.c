@@ -11,7 +11,7 @@
 #define READS(...)    .reads = {__VA_ARGS__}, .num_reads = COUNT(__VA_ARGS__)
 #define WRITES(...)   .writes = {__VA_ARGS__}, .num_writes = COUNT(__VA_ARGS__)
 
-/* A row says what the op is, then what it touches. */
+/* A row describes the op, then its accesses. */
 /* clang-format off */
 static const sluice_op_row_t rows[SLUICE_OP_COUNT] = {
     [SLUICE_OP_DISPATCH] = {.name = "dispatch", .letter = "S", .passes = FORWARD,

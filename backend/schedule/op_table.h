@@ -1,5 +1,5 @@
-/* What there is to say about each kind of op, as data: one row per kind in op_table.c, and nowhere else. What an op
- * does is in backend/moe; docs/schedule.md says what a new one needs. */
+/* Properties of each kind of op, as data: one row per kind in op_table.c, and nowhere else. backend/moe implements the
+ * ops; docs/schedule.md lists what a new one needs. */
 #ifndef SLUICE_BACKEND_SCHEDULE_OP_TABLE_H_
 #define SLUICE_BACKEND_SCHEDULE_OP_TABLE_H_
 
@@ -7,14 +7,14 @@
 
 #define SLUICE_OP_TABLE_ACCESSES 5
 
-/* Bits of the passes that an op may stand in. */
+/* Bits of the passes that may contain an op. */
 enum { SLUICE_OP_IN_FORWARD = 1 << SLUICE_FORWARD, SLUICE_OP_IN_BACKWARD = 1 << SLUICE_BACKWARD };
 
-/* What an op is paid for. The cost model has one price for each (backend/cost/cost.c), which the compiler sees to. */
+/* The price of an op. The cost model has one formula for each (backend/cost/cost.c), which the compiler checks. */
 typedef enum sluice_op_price_e {
-  SLUICE_PRICE_NONE = 0,    /* nobody said: no op has it */
+  SLUICE_PRICE_NONE = 0,    /* missing: no op has it */
   SLUICE_PRICE_SEND,        /* packing a chunk's rows and exchanging them, towards the experts */
-  SLUICE_PRICE_RETURN,      /* the same on the way back */
+  SLUICE_PRICE_RETURN,      /* the same towards the tokens */
   SLUICE_PRICE_NODE_SEND,   /* the same within a node, towards the experts */
   SLUICE_PRICE_NODE_RETURN, /* and on the way back */
   SLUICE_PRICE_PLACE,       /* bringing received rows into the order of experts */
@@ -31,27 +31,27 @@ typedef enum sluice_op_price_e {
   SLUICE_PRICE_COPY         /* of T_DI or T_M between device and host */
 } sluice_op_price_t;
 
-/* Whether a number for each route goes along with the rows of an exchange, in a second exchange of the same op. */
+/* Whether a scalar per route accompanies the rows of an exchange, in a second exchange of the same op. */
 enum { SLUICE_SCALARS_NEVER = 0, SLUICE_SCALARS_WHERE_DEDUP, SLUICE_SCALARS_ALWAYS };
 
-/* Where every op must have an answer, 0 is none, so that op_table_test finds the row which lacks it. */
+/* Fields that every op must set have 0 as "none", so that op_table_test finds a row that lacks one. */
 typedef struct sluice_op_row_s {
   const char* name;   /* in messages, traces and JSON */
-  const char* letter; /* in pictures, as short as can be (python_plugin/sluice/timeline/svg.py) */
+  const char* letter; /* in pictures, as short as possible (python_plugin/sluice/timeline/svg.py) */
   int32_t passes;     /* SLUICE_OP_IN_* */
-  int32_t lane;       /* one more than the SLUICE_LANE_* on which it runs, of several ranks */
+  int32_t lane;       /* 1 + the SLUICE_LANE_* on which it runs with several ranks */
   sluice_op_price_t price;
   int32_t is_exchange; /* with other ranks */
   int32_t scalars;     /* SLUICE_SCALARS_*, of an exchange */
-  int32_t is_copy;     /* what it reads and writes follows from the policy of its chunk, not from the lists below */
-  /* The tensors that it reads and writes at the least, whatever the template. */
+  int32_t is_copy;     /* its accesses follow from the policy of its chunk, not from the lists below */
+  /* The tensors that it reads and writes at least, in any template. */
   int32_t num_reads, num_writes;
   int16_t reads[SLUICE_OP_TABLE_ACCESSES], writes[SLUICE_OP_TABLE_ACCESSES];
 } sluice_op_row_t;
 
 /* kind: in [0, SLUICE_OP_COUNT). */
 const sluice_op_row_t* sluice_op_row(int32_t kind);
-/* Its SLUICE_LANE_*, of several ranks; -1 where its row says none. */
+/* Its SLUICE_LANE_* with several ranks; -1 if its row has none. */
 int32_t sluice_op_lane(int32_t kind);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_OP_TABLE_H_ */

@@ -1,12 +1,12 @@
 /* The schedule as data.
  *
  * A *template* is count-free: for (direction, n, restore policy per tensor and chunk, weight-gradient mode, ...) it
- * lists the ops of one pass in program order. Each op has a lane, a chunk, and the slots it reads and writes; what it
- * must wait for on other lanes is derived from those accesses, never written by hand. A template is built once and
- * cached; what depends on counts (addresses, rows, boundaries) is bound per call by backend/moe.
+ * lists the ops of one pass in program order. Each op has a lane, a chunk, and the slots it reads and writes; its waits
+ * for other lanes are derived from those accesses, never written by hand. A template is built once and cached;
+ * backend/moe binds everything that depends on counts (addresses, rows, boundaries) per call.
  *
  * Program order is one legal sequential order of the pass. Lane order is program order restricted to the lane, and is
- * the same on all ranks, so that communication is issued alike everywhere; empty chunks keep their ops.
+ * the same on all ranks, so that all ranks issue communication in the same order; empty chunks keep their ops.
  */
 #ifndef SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_
 #define SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_
@@ -18,7 +18,7 @@
 #include "backend/model/tensors.h"
 #include "sluice/schedule.h"
 
-/* What one op does. S, C and R of the papers are op kinds: dispatch; gemm1 .. gemm2; combine. */
+/* The kinds of ops. S, C and R of the papers are: dispatch; gemm1 .. gemm2; combine. */
 typedef enum sluice_op_kind_e {
   SLUICE_OP_DISPATCH = 0,    /* S: gather rows by destination, exchange */
   SLUICE_OP_UNPACK,          /* received and own rows -> T_DI, by local expert */
@@ -41,7 +41,7 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_COPY_IN,     /* backward: a host buffer -> T_DI or T_M */
   SLUICE_OP_REDISPATCH,  /* backward: gather the forward's rows again, exchange; then UNPACK */
   SLUICE_OP_RECOMPUTE,   /* backward: T_DI -> T_M again, biases included */
-  /* Two levels: the ops above go between nodes, these within one (two_levels.h). */
+  /* Two levels: the ops above work between nodes, these within one (two_levels.h). */
   SLUICE_OP_NODE_DISPATCH,      /* rows from other nodes, and own ones, to the ranks of this node */
   SLUICE_OP_NODE_COMBINE,       /* sum T_DO by token, exchange with the ranks of this node */
   SLUICE_OP_NODE_DISPATCH_GRAD, /* as NODE_DISPATCH, of output gradients */
@@ -57,68 +57,68 @@ typedef struct sluice_slot_ref_s {
 
 #define SLUICE_OP_MAX_ACCESSES 8
 
-/* A group: two exchanges that stand together, of which the first only packs and posts its rows. Both are under way
- * then, so that both directions of a link are in use, and both have ended when the second has. */
+/* A group: two adjacent exchanges, of which the first only packs and posts its rows. Both are then in flight, so that
+ * both directions of a link are in use, and both have ended when the second has. */
 enum { SLUICE_GROUP_NONE = 0, SLUICE_GROUP_OPENS = 1, SLUICE_GROUP_CLOSES = 2 };
 
 typedef struct sluice_op_s {
-  /* What walking looks at: together, since behind a GEMM it is no longer in the caches. */
+  /* Fields that the walk reads are together, since after a GEMM they are no longer in the caches. */
   int16_t kind;      /* sluice_op_kind_t */
   uint8_t lane;      /* SLUICE_LANE_* */
   uint8_t group;     /* SLUICE_GROUP_*, of an exchange */
   int32_t chunk;     /* -1: all chunks */
   int32_t first_dep; /* into template->deps */
   int32_t num_deps;
-  int32_t first_of_run; /* the op that its run begins with, see sluice_ends_run */
-  /* What proving looks at. */
+  int32_t first_of_run; /* the first op of its run, see sluice_ends_run */
+  /* Fields that proofs read. */
   int32_t num_reads;
   int32_t num_writes;
   sluice_slot_ref_t reads[SLUICE_OP_MAX_ACCESSES]; /* slot -1: every slot of the tensor */
   sluice_slot_ref_t writes[SLUICE_OP_MAX_ACCESSES];
-  int32_t releases; /* bits of accesses whose slots this op frees, see sluice_op_releases */
+  int32_t releases; /* bits of the accesses whose slots this op frees, see sluice_op_releases */
 } sluice_op_t;
 
 /* Bit of an access in sluice_op_t.releases. */
 #define SLUICE_RELEASES_READ(i)  (1 << (i))
 #define SLUICE_RELEASES_WRITE(i) (1 << (SLUICE_OP_MAX_ACCESSES + (i)))
 
-/* The parts of a pass that hosts may call alone. Backward: DISPATCH brings output gradients to the experts, COMBINE
+/* The parts of a pass that hosts may call separately. Backward: DISPATCH sends output gradients to the experts, COMBINE
  * input gradients back to the tokens. */
 enum { SLUICE_PART_DISPATCH = 1, SLUICE_PART_EXPERTS = 2, SLUICE_PART_COMBINE = 4 };
 
-/* What a template is built from. Two equal specs give the same template. */
+/* The input of a template. Equal specs give equal templates. */
 typedef struct sluice_template_spec_s {
   int32_t direction;   /* SLUICE_FORWARD, SLUICE_BACKWARD */
   int32_t num_chunks;  /* n in [1, SLUICE_MAX_CHUNKS] */
   int32_t single_rank; /* W = 1: no exchanges, everything on the compute lane */
-  int32_t keep;        /* forward: a backward follows; what is kept of a chunk outlives the pass */
+  int32_t keep;        /* forward: a backward follows; kept rows of a chunk outlive the pass */
   int32_t callback;    /* the host's own experts */
-  int32_t gated;       /* T_M holds two halves, so that activated rows cannot take its place */
+  int32_t gated;       /* T_M holds two halves, so that activated rows cannot replace it */
   int32_t dgrad;       /* backward: input gradients (and the gate's) are computed */
   int32_t wgrad;       /* backward: weight gradients: SLUICE_WGRAD_CALL_NONE, _NOW or _LATER */
   int32_t wgrad_mode;  /* SLUICE_WGRAD_* */
   int32_t only;        /* 0: the whole pass; else SLUICE_PART_* bits */
-  int32_t reuse_saved; /* backward: dT_M may overwrite a kept T_M, which is then gone */
-  int32_t bounded; /* under a plan, or where rows are restored to save memory: rings of two even where T_DI is kept, so
-                      that slots do not grow with n */
-  int32_t shares_act; /* where T_M of some chunk is offloaded: T_ACT and dT_ACT take turns in T_M's two slots, for fewer
+  int32_t reuse_saved; /* backward: dT_M may overwrite a kept T_M, which is then lost */
+  int32_t bounded; /* under a plan, or if rows are restored to save memory: rings of two even if T_DI is kept, so that
+                      slots do not grow with n */
+  int32_t shares_act; /* with T_M of some chunk offloaded: T_ACT and dT_ACT alternate in T_M's two slots, for fewer
                          bytes and less overlap of copies */
-  int32_t dedup; /* SLUICE_DEDUPLICATE_*: a token's row travels once to each rank, or once to each node and within it
-                    to its ranks; one sum comes back. Not with single_rank, only */
-  int16_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may lie in several, and one op sums
+  int32_t dedup; /* SLUICE_DEDUPLICATE_*: a token's row is sent once to each rank, or once to each node and within it to
+                    its ranks; one sum returns. Not with single_rank, only */
+  int16_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may be in several, and one op sums
                                 all */
   int16_t grouped; /* the rows of a chunk return while those of a later one leave, as one group; not with single_rank,
                       only, two levels. With SLUICE_GROUPED_CHUNKS or fewer there is no such pair */
-  uint8_t restore_input[SLUICE_MAX_CHUNKS];          /* SLUICE_RESTORE_* by chunk, alike on all ranks; 0 behind n */
+  uint8_t restore_input[SLUICE_MAX_CHUNKS];          /* SLUICE_RESTORE_* by chunk, the same on all ranks; 0 from n on */
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS]; /* may differ between ranks */
 } sluice_template_spec_t;
 
-/* Whether rows go once to each node, and within it once to each rank. */
+/* Whether rows are sent once to each node, and within it once to each rank. */
 static inline int sluice_has_two_levels(const sluice_template_spec_t* spec) {
   return spec->dedup == SLUICE_DEDUPLICATE_NODES;
 }
 
-/* Whether T_M of some chunk is offloaded: elsewhere shares_act means nothing, and is 0 in templates that layers run. */
+/* Whether T_M of some chunk is offloaded: otherwise shares_act is meaningless, and is 0 in the templates of layers. */
 static inline int sluice_spec_offloads_m(const sluice_template_spec_t* spec) {
   const int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD;
   for (int32_t i = 0; i < spec->num_chunks && has_policies && !spec->callback; ++i) {
@@ -127,7 +127,7 @@ static inline int sluice_spec_offloads_m(const sluice_template_spec_t* spec) {
   return 0;
 }
 
-/* The tensor that policies of T_M speak of. */
+/* The tensor that the policies of T_M apply to. */
 static inline int32_t sluice_pre_activation_of(const sluice_template_spec_t* spec) {
   return spec->callback ? SLUICE_T_DO : SLUICE_T_M;
 }
@@ -135,28 +135,28 @@ static inline int32_t sluice_pre_activation_of(const sluice_template_spec_t* spe
 typedef struct sluice_template_s {
   sluice_template_spec_t spec;
   uint64_t hash;      /* of everything */
-  uint64_t comm_hash; /* of the communication lane alone: what ranks must have in common */
+  uint64_t comm_hash; /* of the communication lane only: the part that must agree between ranks */
   int32_t num_ops;
   int32_t num_deps;
   int32_t ring[SLUICE_T_COUNT]; /* slots per tensor; 0: the tensor is not used */
   sluice_op_t* ops;
-  int32_t* deps;            /* op indices on other lanes; those implied by others are left out */
+  int32_t* deps;            /* op indices on other lanes; those implied by others are omitted */
   sluice_slot_ref_t* homes; /* [T_COUNT][n], see sluice_template_home */
   uint64_t bytes;           /* of this allocation */
 } sluice_template_t;
 
-/* Runs: ops of one lane that stand together, of which only the first waits for other lanes and only the last is waited
- * for, so that a lane may be handed them as one. An exchange is one by itself. */
+/* Runs: adjacent ops of one lane, of which only the first waits for other lanes and only the last is waited for, so
+ * that a lane may receive them as one job. An exchange is a run by itself. */
 static inline int sluice_ends_run(const sluice_template_t* t, int32_t index) {
   return index + 1 == t->num_ops || t->ops[index + 1].first_of_run == index + 1;
 }
 
-/* The op with which op `index` has ended: its own, or the one that closes its group. */
+/* The op whose end is the end of op `index`: itself, or the one that closes its group. */
 static inline int32_t sluice_op_end(const sluice_op_t* ops, int32_t index) {
   return index + (ops[index].group == SLUICE_GROUP_OPENS);
 }
 
-/* Where the chunk's rows of `tensor` lie. */
+/* The slot of the chunk's rows of `tensor`. */
 static inline sluice_slot_ref_t sluice_template_home(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
   return t->homes[(int64_t)tensor * t->spec.num_chunks + chunk];
 }

@@ -1,21 +1,21 @@
-/* What there is to say about each tensor between ops, as data: one row per kind in tensor_table.c. */
+/* Properties of each tensor between ops, as data: one row per kind in tensor_table.c. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TENSOR_TABLE_H_
 #define SLUICE_BACKEND_SCHEDULE_TENSOR_TABLE_H_
 
 #include "backend/schedule/schedule.h"
 
-/* Until when its rows are wanted. A slot whose rows no pass wants again is free after the last op of its use, which
- * releases it; there debug runs fill it with NaN (backend/moe/pass/slot_poisoner.c). Bits. */
+/* How long its rows are needed. A slot whose rows no pass needs again is free after the last op of its use, which
+ * releases it; debug runs then fill it with NaN (backend/moe/pass/slot_poisoner.c). Bits. */
 enum {
   SLUICE_LIVES_FOR_USE = 1,   /* no longer than the ops of its use */
   SLUICE_LIVES_FOR_SPLIT = 2, /* longer in passes that the host calls by parts: a later part reads it */
-  SLUICE_LIVES_FOR_WGRAD = 4, /* longer where wgrad is a pass of its own: the step has the rows */
-  SLUICE_LIVES_FOR_EVER = 8   /* always: it is the pass's result, or was given to it */
+  SLUICE_LIVES_FOR_WGRAD = 4, /* longer if wgrad is a separate pass: the step has the rows */
+  SLUICE_LIVES_FOR_EVER = 8   /* always: it is the result of the pass, or its input */
 };
 
 typedef struct sluice_tensor_row_s {
   const char* name;
-  int32_t lives; /* SLUICE_LIVES_FOR_*; 0 is no answer, which tensor_table_test finds */
+  int32_t lives; /* SLUICE_LIVES_FOR_*; 0 means missing, which tensor_table_test finds */
 } sluice_tensor_row_t;
 
 /* tensor: in [0, SLUICE_T_COUNT). */

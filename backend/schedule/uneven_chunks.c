@@ -1,6 +1,6 @@
 #include "backend/schedule/uneven_chunks.h"
 
-/* In halves of a chunk: 1 for each end, 2 for each other. */
+/* In units of half a chunk: 1 for each end, 2 for each other. */
 static int32_t halves_before(int32_t chunk, int32_t num_chunks) {
   if (chunk == 0) return 0;
   return chunk == num_chunks ? 2 * num_chunks - 2 : 2 * chunk - 1;

@@ -1,19 +1,19 @@
-/* How rows are shared among the chunks of a pass where they may be cut anywhere: the first and the last chunk get half
- * as many as each other one.
+/* Divides rows among the chunks of a pass if they may be cut anywhere: the first and the last chunk get half as many as
+ * each other one.
  *
- * Nothing runs beside the first dispatch and the last combine, so with equal chunks 1/n of the exchanges is never
- * hidden at either end; with halves at the ends it is 1/(2 (n - 1)). Three such chunks hide as much as four equal ones,
- * and GEMMs keep more rows. Half is what a pass can afford whose exchanges take up to half of its computation:
- * GEMMs of half a chunk then still cover the dispatch of a whole one. */
+ * Nothing overlaps the first dispatch and the last combine, so with equal chunks 1/n of the exchanges is never hidden
+ * at either end; with half chunks at the ends it is 1/(2 (n - 1)). Three such chunks hide as much as four equal ones,
+ * and GEMMs keep more rows. Half is the right size for a pass whose exchanges take up to half of its computation: GEMMs
+ * of half a chunk then still cover the dispatch of a whole one. */
 #ifndef SLUICE_BACKEND_SCHEDULE_UNEVEN_CHUNKS_H_
 #define SLUICE_BACKEND_SCHEDULE_UNEVEN_CHUNKS_H_
 
 #include <stdint.h>
 
-/* Where chunk `chunk` of n begins, 0 <= chunk <= n, in [0, rows]; n >= 1. */
+/* The first row of chunk `chunk` of n, 0 <= chunk <= n, in [0, rows]; n >= 1. */
 int64_t sluice_uneven_chunk_start(int64_t rows, int32_t chunk, int32_t num_chunks);
 
-/* The part of all rows that chunk `chunk` has: n of them sum to 1. */
+/* The share of all rows in chunk `chunk`: n of them sum to 1. */
 double sluice_uneven_chunk_share(int32_t chunk, int32_t num_chunks);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_UNEVEN_CHUNKS_H_ */

@@ -1,10 +1,10 @@
-/* Activations, block by block: a block is loaded to f32, worked on in the first-level cache, and stored. Blocks are
- * filled up with zeros to whole groups of PARTIALS floats, so that only loads and stores know the odd end of a row. */
+/* Activations, block by block: a block is loaded to f32, computed in the first-level cache, and stored. Blocks are
+ * padded with zeros to whole groups of PARTIALS floats, so that only loads and stores handle the end of a row. */
 
 enum { BLOCK = 512 };
 
 typedef float block_t[BLOCK] __attribute__((aligned(64)));
-typedef float pair_t[2 * BLOCK] __attribute__((aligned(64))); /* x and u in turn */
+typedef float pair_t[2 * BLOCK] __attribute__((aligned(64))); /* x and u alternate */
 
 INLINE void load_typed(int32_t dtype, const void* src, int64_t n, float* block) {
   int64_t j = 0;
@@ -30,7 +30,7 @@ static void store_block(int32_t dtype, const float* block, int64_t n, void* dst)
   FOR_DTYPE(dtype, store_typed(type, block, n, dst));
 }
 
-/* What a store followed by a load gives. */
+/* The result of a store followed by a load. */
 static void round_block(int32_t dtype, int64_t n, float* block) {
   uint16_t cell[LANES];
   if (dtype == SLUICE_DTYPE_F32) return;
@@ -79,7 +79,7 @@ static void values_and_slopes(int32_t activation, int64_t n, float* x, float* sl
 
 INLINE int64_t whole(int64_t n) { return (n + PARTIALS - 1) / PARTIALS * PARTIALS; }
 
-/* pre[0:n] += bias, kept in it as rounded; x = what was kept. n may be that of a pair. */
+/* pre[0:n] += bias, stored rounded; x = the stored values. n may be that of a pair. */
 static void load_biased(int32_t dtype, int64_t n, void* pre, const void* bias, int64_t bias_at, float* x) {
   load_block(dtype, pre, n, x);
   if (bias == NULL) return;
@@ -157,13 +157,13 @@ static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t ac
   unit_forward(stream, dtype, &unit, rows, hidden, pre, b1, b3, act);
 }
 
-/* The blocks of one piece of a row on the way back. */
+/* The blocks of one piece of a row in backward. */
 typedef struct {
   block_t x, up, d, slope, up_slope, act;
   pair_t pair;
 } backward_t;
 
-/* act = what forward stored, sums += d * act */
+/* act = the value that forward stored, sums += d * act */
 static void backward_act(int32_t dtype, int32_t gated, int64_t n, backward_t* b, partials_t* sums) {
   if (gated) {
     FOR_VECTORS(n) STORE(b->act, LOAD(b->x) * LOAD(b->up));

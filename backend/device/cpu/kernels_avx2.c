@@ -23,7 +23,7 @@ typedef float vf __attribute__((vector_size(32)));
 typedef int32_t vi __attribute__((vector_size(32)));
 typedef uint32_t vu __attribute__((vector_size(32)));
 
-/* What each of these means stands in kernels_avx512.c. */
+/* kernels_avx512.c documents each of these. */
 INLINE vf vf_set1(float x) { return (vf)_mm256_set1_ps(x); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE vf vf_max(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }

@@ -51,7 +51,7 @@ INLINE __m256i to_bf16(vf x) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(wide, 16));
 }
 
-/* Element i and the LANES - 1 after it, as f32. */
+/* Elements i to i + LANES - 1, as f32. */
 INLINE vf vf_load(int32_t dtype, const void* data, int64_t i) {
   const char* at = (const char*)data + i * (dtype == SLUICE_DTYPE_F32 ? 4 : 2);
   if (dtype == SLUICE_DTYPE_F32) return (vf)_mm512_loadu_ps(at);

@@ -1,5 +1,4 @@
-/* The choice of the vectorised kernels, made at run time: the build has no -march, and ifuncs run before a sanitizer is
- * ready. */
+/* Selects the vectorised kernels at run time: the build has no -march, and ifuncs run before a sanitizer is ready. */
 #include "backend/device/cpu/kernels_paths.h"
 
 const sluice_kernels_t* sluice_cpu_kernels(void) {

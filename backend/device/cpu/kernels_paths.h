@@ -1,8 +1,8 @@
 /* The vectorised kernels, one table per instruction set, each compiled from the same text (kernels_rows.inc.h,
- * kernels_activation.inc.h) over the primitives of its own file. Each is NULL where this processor lacks the
- * instructions. All give the same bits as each other and as the plain version, except activations: there avx2 and
- * avx512 agree bit for bit, and portable differs from them by the rounding of an emulated multiply-add (see
- * kernels_accuracy_test.c for the measured errors). */
+ * kernels_activation.inc.h) over the primitives of its own file. A table is NULL if this processor lacks the
+ * instructions. All give the same bits as each other and as the plain version, except activations: avx2 and avx512
+ * agree bit for bit, and portable differs from them by the rounding of an emulated multiply-add
+ * (kernels_accuracy_test.c has the measured errors). */
 #ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_PATHS_H_
 #define SLUICE_BACKEND_DEVICE_CPU_KERNELS_PATHS_H_
 
@@ -12,7 +12,7 @@ const sluice_kernels_t* sluice_cpu_kernels_avx512(void);
 const sluice_kernels_t* sluice_cpu_kernels_avx2(void);
 const sluice_kernels_t* sluice_cpu_kernels_portable(void);
 
-/* "avx512", "avx2" or "portable": what sluice_cpu_kernels gives. */
+/* "avx512", "avx2" or "portable": the kernels that sluice_cpu_kernels returns. */
 const char* sluice_cpu_kernels_name(void);
 
 #endif /* SLUICE_BACKEND_DEVICE_CPU_KERNELS_PATHS_H_ */

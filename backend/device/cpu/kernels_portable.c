@@ -12,7 +12,7 @@ typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef uint32_t vu __attribute__((vector_size(16)));
 
-/* What each of these means stands in kernels_avx512.c. */
+/* kernels_avx512.c documents each of these. */
 INLINE vf vf_set1(float x) { return (vf){x, x, x, x}; }
 
 INLINE vf vf_fma(vf a, vf b, vf c) {

@@ -1,4 +1,4 @@
-/* The row kernels, plainly: each loop stands beside its equation, for every dtype.
+/* The plain row kernels: each loop follows its equation, for every dtype.
  *
  * Elements are read into double. `rounded` then makes every operation the layer's arithmetic: f32 for f32, bf16 and f16
  * (a sum or product of two floats in double, rounded to float, is exactly the f32 operation), f64 for f64. Activations
@@ -32,7 +32,7 @@ static void store(int32_t dtype, void* data, int64_t i, double x) {
 /* The result of one operation in the layer's arithmetic. */
 static double rounded(int32_t dtype, double x) { return dtype == SLUICE_DTYPE_F64 ? x : (double)(float)x; }
 
-/* What a store followed by a load gives. */
+/* The result of a store followed by a load. */
 static double through(int32_t dtype, double x) {
   uint64_t cell = 0;
   store(dtype, &cell, 0, x);
@@ -130,8 +130,8 @@ static void add_bias(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_
 
 /* ---- sums ----------------------------------------------------------------------------------------------------- */
 
-/* The order of every sum along a row: 32 partial sums, element j in partial j mod 32, folded by halves. It is the order
- * that vector registers of any width up to 32 can keep, so all versions give the same bits. */
+/* The order of every sum along a row: 32 partial sums, element j in partial j mod 32, folded by halves. Vector
+ * registers of any width up to 32 can keep this order, so all versions give the same bits. */
 enum { PARTIALS = 32 };
 
 static void partial_add(int32_t dtype, double* partial, int64_t j, double problem) {
@@ -187,7 +187,7 @@ static void round_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int6
 
 /* ---- activations ---------------------------------------------------------------------------------------------- */
 
-/* Where x and u of a column lie in a row of pre. */
+/* The columns of x and u in a row of pre. */
 typedef struct {
   int64_t step, up;
 } places_t;

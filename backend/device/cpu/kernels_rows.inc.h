@@ -1,6 +1,6 @@
-/* Moving, scaling and summing rows, over vectors of LANES floats. GEMMs and sums are rounded separately and in the
- * order of kernels_ref.c, so every version gives the same bits; element by element, so a row's bits do not depend on
- * how many rows a call has. f64 goes to the plain version: it is for finite differences only. */
+/* Moves, scales and sums rows, over vectors of LANES floats. Products and sums are rounded separately and in the order
+ * of kernels_ref.c, so every version gives the same bits; the work is elementwise, so the bits of a row do not depend
+ * on the number of rows in a call. f64 uses the plain version: it is for finite differences only. */
 
 enum {
   PARTIALS = 32,           /* partial sums along a row, as in kernels_ref.c */
@@ -39,7 +39,7 @@ static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   if (width == 0) return;
   for (int64_t i = 0; i < rows; ++i) {
     if (i + 2 < rows && index[i + 2] >= 0) {
-      /* The processor does not guess where the next rows lie. */
+      /* The hardware prefetcher cannot predict the next rows. */
       const char* ahead = (const char*)src + (size_t)(index[i + 2] * src_stride) * bytes;
       for (size_t at = 0; at < row_bytes && at < 512; at += 64) __builtin_prefetch(ahead + at);
     }

@@ -1,4 +1,4 @@
-/* The table of the instruction set that includes this. */
+/* The table of the including file's instruction set. */
 static const sluice_kernels_t table = {
     .gather_rows = gather_rows,
     .move_rows = move_rows,

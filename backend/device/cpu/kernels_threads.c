@@ -6,9 +6,9 @@
 
 #include "backend/base/dtype.h"
 
-#define COLUMNS 64 /* of a part: whole cache lines of every dtype */
+#define COLUMNS 64 /* granularity of a part: whole cache lines of every dtype */
 
-static _Atomic(const sluice_kernels_t*) one_thread; /* what each thread calls */
+static _Atomic(const sluice_kernels_t*) one_thread; /* the kernels that each thread calls */
 static _Atomic(const sluice_threads_t*) borrowed;
 
 static const sluice_kernels_t* plain(void) { return atomic_load_explicit(&one_thread, memory_order_acquire); }
@@ -32,7 +32,7 @@ static void run_part(void* data, int index, int count) {
   if (first < end) p->fn(p->call, first, end - first);
 }
 
-/* Items by whole units, `bytes` in all. */
+/* Splits items at multiples of `unit`; `bytes` is the total. */
 static void run_parts(part_fn_t fn, const void* call, int64_t items, int64_t unit, int64_t bytes) {
   const sluice_threads_t* pool = atomic_load_explicit(&borrowed, memory_order_acquire);
   int64_t most = bytes / SLUICE_KERNELS_THREAD_BYTES;
@@ -85,7 +85,7 @@ typedef struct move_s {
   void* dst;
 } move_t;
 
-/* Rows are counted through all runs: a part begins and ends anywhere within one. */
+/* Rows are counted through all runs: a part may begin and end within a run. */
 static void move_part(const void* call, int64_t first, int64_t count) {
   const move_t* c = call;
   const int64_t end = first + count;
@@ -142,8 +142,8 @@ static void combine_rows(sluice_stream_t stream, int32_t dtype, int64_t num_toke
 
 /* ---- between the GEMMs ---- */
 
-/* activation_* with `unit` NULL, unit_* with a unit. A part's rows of every buffer begin at the same row, so buffers
- * that may be one stay one. */
+/* activation_* with `unit` NULL, unit_* with a unit. A part starts at the same row of every buffer, so buffers that may
+ * alias still do. */
 typedef struct activation_s {
   sluice_stream_t stream;
   int32_t dtype, activation, gated;
@@ -254,7 +254,7 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
 
 /* ---- rows and vectors ---- */
 
-/* What the smaller kernels need, each its own of it. */
+/* Arguments of the smaller kernels; each uses some of them. */
 typedef struct rows_s {
   sluice_stream_t stream;
   int32_t dtype, dtype_out, accumulate;
@@ -295,7 +295,7 @@ static void dot_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_
   run_parts(dot_part, &call, rows, 1, 2 * rows * width * size_of(dtype));
 }
 
-/* By columns, each of which is a sum of its own. */
+/* Divided by columns, each of which is a separate sum. */
 static void sum_part(const void* call, int64_t first, int64_t count) {
   const rows_t* c = call;
   plain()->sum_columns(c->stream, c->dtype, c->rows, count, at(c->in, first * size_of(c->dtype)), c->in_stride,
@@ -347,7 +347,7 @@ static void scale_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int6
   run_parts(scale_part, &call, rows, 1, 2 * rows * width * size_of(dtype));
 }
 
-/* A scalar for each row: never enough for a second thread. */
+/* One scalar per row is never enough work for a second thread. */
 static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
                            int64_t src_k, const int32_t* route, float* dst) {
   plain()->gather_scalars(stream, count, top_k, src, src_t, src_k, route, dst);
@@ -368,7 +368,7 @@ const sluice_kernels_t* sluice_cpu_kernels_over(const sluice_kernels_t* kernels,
 
 const sluice_kernels_t* sluice_cpu_kernels_shared(void) {
   static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  static sluice_threads_t found; /* never changed once it is complete */
+  static sluice_threads_t found; /* immutable once complete */
   pthread_mutex_lock(&mutex);
   if (found.parallel == NULL) found = sluice_threads_find();
   const sluice_kernels_t* shared =

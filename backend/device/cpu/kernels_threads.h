@@ -1,20 +1,20 @@
-/* Row kernels on the caller's OpenMP threads, where there is enough to do for more than one: between two GEMMs that
- * many threads shared, one thread's activation would be the longest part of a pass. */
+/* Row kernels on the caller's OpenMP threads, if there is enough work for more than one: between two multi-threaded
+ * GEMMs, a single-threaded activation would be the longest part of a pass. */
 #ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_
 #define SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_
 
 #include "backend/base/threads.h"
 #include "backend/device/kernels.h"
 
-/* Bytes that a call reads and writes for each thread that it takes. */
+/* Bytes that a call reads and writes per thread. */
 #define SLUICE_KERNELS_THREAD_BYTES (INT64_C(128) << 10)
 
-/* Calls of `kernels`, parts of the rows (of the columns in sum_columns) on different threads: the same bits, since no
- * row's depend on how many rows a call has. One table per process: `kernels` and what `pool` points to live for ever,
- * and are those of the last call. Any thread. */
+/* Runs `kernels` with parts of the rows (of the columns in sum_columns) on different threads. The bits are the same,
+ * since those of a row do not depend on the number of rows in a call. One table per process: `kernels` and the target
+ * of `pool` live for ever; the last call's are used. Any thread. */
 const sluice_kernels_t* sluice_cpu_kernels_over(const sluice_kernels_t* kernels, const sluice_threads_t* pool);
 
-/* sluice_cpu_kernels over the pool of this process, if it has one by now. Any thread. */
+/* sluice_cpu_kernels over the thread pool of this process, if it exists. Any thread. */
 const sluice_kernels_t* sluice_cpu_kernels_shared(void);
 
 #endif /* SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_ */

@@ -1,13 +1,13 @@
 /* GELU, its tanh form and SiLU with their slopes, on vectors of f32.
  *
- * Relative accuracy everywhere, the far negative tail included, where 0.5 * (1 + erf) has lost every digit. The tail is
- * a small number times exp, so all three are built from  exp(w) = (1 + e) * 2^n  with the scaling by 2^n left to the
- * end, where a subnormal result is rounded only once. Coefficients are minimax fits, rounded to f32 one by one.
+ * Relative accuracy holds everywhere, including the far negative tail, where 0.5 * (1 + erf) has lost every digit. The
+ * tail is a small number times exp, so all three are built from  exp(w) = (1 + e) * 2^n  with the scaling by 2^n left
+ * to the end, where a subnormal result is rounded only once. Coefficients are minimax fits, each rounded to f32.
  * Measured errors: kernels_accuracy_test.c. */
 
 /* exp(w + w_lo) = (1 + e) * 2^n for w in [-127, 88], |w_lo| below an ulp of w. */
 INLINE void exp_parts(vf w, vf w_lo, vf* out_e, vu* out_n) {
-  vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer, which then sits in the low bits */
+  vf magic = vf_set1(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits */
   vf shifted = vf_fma(w, vf_set1(1.44269504f), magic);
   vf n = shifted - magic;
   vf r = vf_fma(n, vf_set1(-0.693147182f), w);
@@ -28,11 +28,11 @@ INLINE vf scale_by(vf x, vu n) {
   return x * (vf)((half + 127u) << 23) * (vf)((rest + 127u) << 23);
 }
 
-/* NaN where x is -inf, else y: there f(x) = x * 0. */
+/* NaN if x is -inf, else y: f(-inf) = -inf * 0. */
 INLINE vf with_minus_infinity(vf x, vf y) { return vf_fma(vf_min(x, vf_set1(0)), vf_set1(0), y); }
 
-/* x * sigmoid(v + v_lo), and the two factors of its slope: sigmoid, and sigmoid * (1 - sigmoid). v has the sign of x;
- * a = |x|, held where a * exp(-|v|) is not yet 0. */
+/* x * sigmoid(v + v_lo), and the two factors of its slope: sigmoid, and sigmoid * (1 - sigmoid). v has the sign of x; a
+ * = |x|, clamped where a * exp(-|v|) is not yet 0. */
 typedef struct {
   vf value, sigmoid, problem;
 } sigmoid_t;
@@ -121,7 +121,7 @@ INLINE gelu_t gelu_parts(vf a) {
   p = vf_fma(p, q, vf_set1(-0.206402615f));
   vf c0 = vf_set1(0.121513948f), last = p;
   p = vf_fma(last, q, c0);
-  vf p_lo = vf_fma(last, q, c0 - p); /* what the last step rounded away */
+  vf p_lo = vf_fma(last, q, c0 - p); /* the rounding error of the last step */
   vf half = vf_set1(-0.5f) * a;
   vf w = half * a;
   gelu_t out;
@@ -169,7 +169,7 @@ typedef struct {
   vf alpha, limit, offset, held;
 } swiglu_t;
 
-/* alpha * g is held with g: it may leave the range, and what its rounding lost then be NaN. */
+/* alpha * g is clamped with g: it may overflow, and its rounding error would be NaN. */
 INLINE sigmoid_t swiglu_parts(swiglu_t s, vf x, vf* out_v) {
   vf g = vf_min(s.limit, x);
   vf a = vf_min(s.held, magnitude(g));

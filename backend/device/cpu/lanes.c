@@ -1,12 +1,12 @@
 /* The CPU device: the compute lane is the calling thread (its OpenMP pool, its affinity); every other lane is one
- * thread, made on first use. A pass is submitted without a lock and let loose as a whole by join.
+ * thread, created on first use. A pass is submitted without a lock, and join releases it as a whole.
  *
- * A lane runs job after job without looking at the others: a job that waits for none of theirs is preceded by nothing,
- * and one that none of theirs waits for is followed by nothing. How far a lane is, it says in one number behind those
- * that are awaited, and behind its last. A lane that must wait says in `sleepers` that it does, then looks once more at
- * those numbers; who changes one looks at `sleepers` afterwards: one of the two sees the other. Only then does anyone
- * take the mutex. A sleeper is woken once, by the lane that ends the last of what it waits for: each wake-up is a
- * system call, and a switch of threads on a busy core. */
+ * A lane runs its jobs in order without checking the others: a job that waits for no other lane has no acquire before
+ * it, and a job that no other lane waits for has no release after it. A lane publishes its progress in one counter,
+ * after jobs that are awaited and after its last. A lane that must wait sets its bit in `sleepers` and reads those
+ * counters once more; a lane that changes a counter reads `sleepers` afterwards, so one of the two sees the other. Only
+ * then is the mutex taken. A sleeper is woken once, by the lane that ends the last job it waits for: each wake-up is a
+ * system call, and a context switch on a busy core. */
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
@@ -23,12 +23,12 @@
 #include "backend/device/device.h"
 #include "backend/model/pass_sizes.h"
 
-/* Lanes run their jobs in order, so that "event i has fired" is "lane l has ended its nth job": what a job waits for on
- * a lane is one number. */
+/* Lanes run their jobs in order, so "event i has fired" means "lane l has ended its nth job": the wait of a job for a
+ * lane is one number. */
 typedef struct cpu_job_s {
   int32_t needs[SLUICE_NUM_LANES]; /* jobs that each other lane must have ended */
-  int32_t nth;                     /* of its lane, from 1 */
-  int32_t next;                    /* job of the same lane; NO_JOB behind the last */
+  int32_t nth;                     /* number within its lane, from 1 */
+  int32_t next;                    /* next job of the same lane; NO_JOB after the last */
   int8_t lane;
   int8_t waits;      /* any of needs is not 0 */
   int8_t is_awaited; /* a job of another lane waits for it */
@@ -44,37 +44,38 @@ typedef struct cpu_lane_s {
   sem_t woken;
   int32_t index;
   int32_t started;
-  /* of the calling thread, until join lets the lanes loose */
+  /* of the calling thread, until join releases the lanes */
   int32_t first, last; /* its jobs of this pass; NO_JOB: none */
   int32_t submitted;
-  int32_t loose;       /* first job of a pass that the lane may begin, NO_JOB: none; under the mutex */
-  unsigned ended_wait; /* lanes whose wait this one has ended, by bits: to be woken once the mutex is free */
-  /* of the calling thread, where waits are counted: what waking others took */
+  int32_t loose;       /* first job of a pass that the lane may start, NO_JOB: none; under the mutex */
+  unsigned ended_wait; /* bit set of lanes whose wait this lane has ended: to be woken once the mutex is free */
+  /* of the calling thread, if waits are counted: CPU time of waking others */
   uint64_t posts_cpu_ns;
   uint64_t num_posts;
 } cpu_lane_t;
 
 typedef struct cpu_device_s {
   sluice_device_t base;
-  /* What a lane looks at between jobs, together: behind a GEMM nothing else of it is in the caches. */
+  /* Everything that a lane reads between jobs is together: after a GEMM, nothing else of it is in the caches. */
   cpu_job_t* jobs; /* by op */
   sluice_job_fn_t fn;
   void* user;
   _Atomic int32_t failed;                 /* only run_on_failure jobs run */
   _Atomic int32_t dead;                   /* nothing runs */
-  _Atomic unsigned sleepers;              /* lanes that sleep within this pass, by bits; changed under the mutex */
-  _Atomic int32_t done[SLUICE_NUM_LANES]; /* jobs that have ended: of each lane up to the last that is awaited */
+  _Atomic unsigned sleepers;              /* bit set of lanes that sleep within this pass; changed under the mutex */
+  _Atomic int32_t done[SLUICE_NUM_LANES]; /* number of ended jobs: for each lane up to the last awaited one */
   pthread_mutex_t mutex;
-  const int32_t* needs[SLUICE_NUM_LANES]; /* while a lane sleeps: jobs that each must have ended; NULL: it is awake */
+  /* while a lane sleeps: jobs that each other lane must have ended; NULL: it is awake */
+  const int32_t* needs[SLUICE_NUM_LANES];
   cpu_lane_t lanes[SLUICE_NUM_LANES];
   int32_t capacity; /* jobs of a pass */
   int32_t stopping;
   int32_t counting;          /* base.counts_waits of this pass; lanes read it under the mutex */
-  sluice_lane_waits_t waits; /* under the mutex; base.waits has them after join */
+  sluice_lane_waits_t waits; /* under the mutex; copied to base.waits after join */
   sluice_error_info_t error;
 } cpu_device_t;
 
-/* No job ends this wait: that of a lane for the next pass, or for the end. */
+/* No job ends this wait: the wait of a lane for the next pass, or for the end. */
 static const int32_t next_pass[SLUICE_NUM_LANES] = {INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX};
 
 static cpu_device_t* cast(sluice_device_t* device) { return (cpu_device_t*)device; }
@@ -96,8 +97,8 @@ static void post(cpu_lane_t* lane, unsigned sleepers) {
   }
 }
 
-/* Gives the mutex up first: the woken want it at once. What waking takes of the calling thread is counted with what
- * being woken takes. */
+/* Releases the mutex first, since the woken lanes need it at once. The time that waking takes on the calling thread is
+ * counted with the time of being woken. */
 static void unlock_and_wake(cpu_lane_t* lane) {
   cpu_device_t* device = lane->device;
   unsigned sleepers = lane->ended_wait;
@@ -111,7 +112,7 @@ static void unlock_and_wake(cpu_lane_t* lane) {
   ++lane->num_posts;
 }
 
-/* With the mutex held, as the next two. */
+/* Requires the mutex, like the next two. */
 static void begin_wait(const cpu_lane_t* lane, const int32_t* needs) {
   cpu_device_t* device = lane->device;
   device->needs[lane->index] = needs;
@@ -132,7 +133,7 @@ static void end_waits(cpu_lane_t* by) {
   }
 }
 
-/* Behind a job that another lane waits for, and behind the last. */
+/* Publishes progress: after a job that another lane waits for, and after the last. */
 static void tell(cpu_lane_t* lane, int32_t nth) {
   cpu_device_t* device = lane->device;
   atomic_store(&device->done[lane->index], nth);
@@ -142,19 +143,19 @@ static void tell(cpu_lane_t* lane, int32_t nth) {
   unlock_and_wake(lane);
 }
 
-/* Whoever ends the wait posts once, so that none wakes in vain; a signal's handler may run in between. */
+/* Exactly one lane posts at the end of the wait; a signal handler may interrupt it. */
 static void sleep_until_woken(cpu_lane_t* lane) {
   while (sem_wait(&lane->woken) != 0 && errno == EINTR) {
   }
 }
 
-/* With the mutex held; gives it up meanwhile. A lane may sleep from one pass into the next: it is woken there, and
- * counts where both are counted. */
+/* Requires the mutex and releases it during the wait. A lane may sleep from one pass into the next: it is woken there,
+ * and is counted if both passes count. */
 static void sleep_for(cpu_lane_t* lane, const int32_t* needs) {
   cpu_device_t* device = lane->device;
   int counts = device->counting;
   begin_wait(lane, needs);
-  if (have_ended(device, needs)) { /* since it last looked */
+  if (have_ended(device, needs)) { /* since the last check */
     end_wait(device, lane->index);
     return;
   }
@@ -194,7 +195,7 @@ static int is_skipped(cpu_device_t* device, const cpu_job_t* job) {
   return !job->run_on_failure || atomic_load_explicit(&device->dead, memory_order_relaxed);
 }
 
-/* From `index` to the lane's last. With that told, the next pass may begin and write over the jobs. */
+/* From `index` to the last job of the lane. Once that is published, the next pass may begin and overwrite the jobs. */
 static void run_jobs(cpu_lane_t* lane, int32_t index) {
   cpu_device_t* device = lane->device;
   while (index != NO_JOB) {
@@ -209,7 +210,7 @@ static void run_jobs(cpu_lane_t* lane, int32_t index) {
 static void* lane_main(void* argument) {
   cpu_lane_t* lane = argument;
   cpu_device_t* device = lane->device;
-  sluice_threads_forgo(); /* the compute lane's threads have the cores */
+  sluice_threads_forgo(); /* the cores belong to the threads of the compute lane */
   pthread_mutex_lock(&device->mutex);
   while (!device->stopping) {
     if (lane->loose == NO_JOB) {
@@ -292,13 +293,13 @@ static sluice_status_t cpu_begin(sluice_device_t* base, int32_t num_events, slui
 static void set_needs(const cpu_device_t* device, const sluice_job_t* job, cpu_job_t* own) {
   for (int32_t i = 0; i < job->num_waits; ++i) {
     cpu_job_t* awaited = &device->jobs[job->waits[i]];
-    if (awaited->lane == own->lane) continue; /* in order anyway */
+    if (awaited->lane == own->lane) continue; /* ordered by the lane */
     awaited->is_awaited = own->waits = 1;
     if (own->needs[awaited->lane] < awaited->nth) own->needs[awaited->lane] = awaited->nth;
   }
 }
 
-/* No lane looks at jobs before join: nothing to lock. */
+/* No lane reads jobs before join, so no lock is needed. */
 static sluice_status_t cpu_submit(sluice_device_t* base, const sluice_job_t* job) {
   cpu_device_t* device = cast(base);
   cpu_lane_t* lane = &device->lanes[job->lane];
@@ -324,8 +325,8 @@ static sluice_status_t cpu_submit(sluice_device_t* base, const sluice_job_t* job
   return SLUICE_OK;
 }
 
-/* A lane whose first job must wait for other lanes sleeps on, until they have come so far. One that is on its way to
- * sleep since the pass before looks at `loose` first. */
+/* A lane whose first job waits for other lanes keeps sleeping until they have got that far. A lane that is still going
+ * to sleep after the previous pass checks `loose` first. */
 static void let_loose(cpu_lane_t* lane, cpu_lane_t* caller) {
   cpu_device_t* device = lane->device;
   if (lane == caller || lane->first == NO_JOB) return;

@@ -3,7 +3,7 @@
 #include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
 
-/* Kernels of one name follow each other in the order f32, bf16, f16: that of SLUICE_DTYPE_*. */
+/* Kernels of one name are numbered in the order f32, bf16, f16, like SLUICE_DTYPE_*. */
 static int32_t by_dtype(int32_t kernel, int32_t dtype) { return kernel + (dtype - SLUICE_DTYPE_F32); }
 
 static sluice_status_t launch(sluice_device_t* device, sluice_stream_t stream, int32_t kernel, int32_t dtype,

@@ -1,4 +1,4 @@
-/* When passes and their ops ran, as the engine asks for it (device/device_clock.h). */
+/* Times of passes and their ops, implementing device/device_clock.h. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_CLOCK_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_CLOCK_H_
 

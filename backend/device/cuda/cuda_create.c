@@ -1,4 +1,4 @@
-/* Making and ending a device, and what it tells of itself. */
+/* Creates and destroys a device, and describes it. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ static void destroy_event(cuda_device_t* device, void* event) {
   if (event != NULL) (void)device->driver->cuEventDestroy_v2(event);
 }
 
-/* Handles know their context: they are given back even where it cannot be made current. */
+/* Handles know their context: they are released even if it cannot be made current. */
 static void release_driver_objects(cuda_device_t* device) {
   void* context = NULL;
   int is_current = device->driver->cuCtxPushCurrent_v2(device->context) == 0;

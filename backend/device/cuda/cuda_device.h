@@ -1,12 +1,12 @@
-/* The CUDA device: lanes are streams, a job enqueues work and returns.
+/* The CUDA device: lanes are streams; a job enqueues work and returns.
  *
- * The compute lane is the stream that the host passes to begin(); the other three are Sluice's own, made on first use,
- * the communication lane with the highest priority. A job's event is recorded on its lane when the job has enqueued
- * everything; waits are cuStreamWaitEvent; the first use of a lane in a pass waits for what the host's stream held at
- * begin(), and join() makes the host's stream wait for every lane. So submit, begin and join never wait on the host and
- * a pass may be captured into a CUDA graph. The only host wait is sluice_cuda_read().
+ * The compute lane is the stream that the host passes to begin(); the other three are Sluice's own, created on first
+ * use, the communication lane with the highest priority. A job's event is recorded on its lane when the job has
+ * enqueued everything; waits are cuStreamWaitEvent; the first use of a lane in a pass waits for the work on the host's
+ * stream at begin(), and join() makes the host's stream wait for every lane. So submit, begin and join never wait on
+ * the host, and a pass may be captured into a CUDA graph. The only host wait is sluice_cuda_read().
  *
- * A failure is one of enqueueing: what the device itself reports later (a fault in a kernel) comes back from a later
+ * A failure is one of enqueueing: errors that the device reports later (a fault in a kernel) come back from a later
  * call as EXTERNAL. Jobs after a failed one are skipped as on a CPU; their events are still recorded.
  *
  * Threads: as device.h. After fork the child's device is inert: calls return STATE, destroy frees host memory only.
@@ -18,7 +18,7 @@
 #include "backend/device/cuda/cuda_numa.h"
 #include "backend/device/device.h"
 
-/* Of the whole life of a device. */
+/* Over the lifetime of a device. */
 typedef struct sluice_cuda_stats_s {
   uint64_t num_host_waits; /* sluice_cuda_read: 1 per forward in exact mode, 0 in graph mode */
   uint64_t num_launches;
@@ -43,36 +43,36 @@ sluice_status_t sluice_cuda_device_create_from(const sluice_cuda_driver_t* drive
 
 const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* device);
 int32_t sluice_cuda_device_ordinal(const sluice_device_t* device);
-/* Where its host memory should lie; asks system and driver. */
+/* The NUMA node for its host memory, from the system and the driver. */
 sluice_cuda_numa_t sluice_cuda_device_numa(const sluice_device_t* device);
-/* What it is ("NVIDIA H200"); "unknown GPU" where the driver does not say. */
+/* Its name ("NVIDIA H200"); "unknown GPU" if the driver gives none. */
 void sluice_cuda_device_name(const sluice_device_t* device, char* out_name, int32_t bytes);
 sluice_cuda_stats_t sluice_cuda_device_stats(const sluice_device_t* device);
 
-/* Whether this process is a fork of the one that made the device: then nothing of the driver may be touched. */
+/* Whether this process is a fork of the one that created the device: then it must not call the driver. */
 int sluice_cuda_is_inherited(const sluice_device_t* device);
 
-/* Makes the device's context current on this thread, and its kernels those that device->kernels launches: jobs run
- * inside; everyone else calls these around kernels and foreign libraries. May be nested. leave returns the first
- * failure of a launch since enter, with its record: the entries of kernels.h return nothing.
- * Errors: STATE (after fork), EXTERNAL; after a failed enter do not leave. */
+/* Makes the device's context current on this thread, and its kernels those that device->kernels launches. Jobs run
+ * inside; other callers call these around kernels and external libraries. May be nested. leave returns the first failed
+ * launch since enter, with its record: the entries of kernels.h return nothing. Errors: STATE (after fork), EXTERNAL;
+ * after a failed enter do not leave. */
 sluice_status_t sluice_cuda_enter(sluice_device_t* device);
 sluice_status_t sluice_cuda_leave(sluice_device_t* device);
-/* Leaves, with what the work inside has come to: the first error counts. */
+/* Leaves, and returns the first error of `status` and the launches. */
 sluice_status_t sluice_cuda_leave_with(sluice_device_t* device, sluice_status_t status);
 
-/* Writes `count` 64-bit words to device memory, in the launch's own parameters: nothing to keep alive, nothing to wait
- * for. For small tables, between enter and leave. Returns the first failure since enter: then the words are not there.
+/* Writes `count` 64-bit words to device memory through launch parameters: no buffer to keep alive, no wait. For small
+ * tables, between enter and leave. Returns the first failure since enter: then the words are not written.
  */
 sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count);
 
-/* Copies `bytes` from the device to `out` (pinned memory, or the copy is slower) and waits for that copy alone: the one
+/* Copies `bytes` from the device to `out` (pinned memory, or the copy is slower) and waits for that copy only: the one
  * place where the host waits. Errors: STATE (the stream is being captured, or after fork), EXTERNAL. */
 sluice_status_t sluice_cuda_read(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out,
                                  uint64_t bytes);
 
-/* INVALID_ARGUMENT, naming tensor and what is wrong, unless `data` is memory of this device with that alignment.
- * bytes = 0: anything passes. */
+/* INVALID_ARGUMENT, with the tensor and the reason, unless `data` is memory of this device with that alignment. bytes =
+ * 0: always valid. */
 sluice_status_t sluice_cuda_check_memory(sluice_device_t* device, const void* data, uint64_t bytes, uint64_t alignment,
                                          const char* name);
 /* INVALID_ARGUMENT unless the stream (NULL: the default one) belongs to the device's context. */

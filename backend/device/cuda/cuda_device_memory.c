@@ -16,8 +16,7 @@ static sluice_status_t wait_for_end(sluice_device_t* device, sluice_stream_t str
   return code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "a stream cannot wait for the pass before");
 }
 
-/* Events of before a capture may not be waited for in it: the graph's launch comes after them, where the host orders
- * it. */
+/* A capture may not wait for events recorded before it: the host orders the graph's launch after them. */
 static sluice_status_t open_inside(sluice_device_t* device, sluice_stream_t stream) {
   sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
@@ -51,7 +50,7 @@ static void init_memory(sluice_device_t* device, sluice_allocate_fn_t allocate, 
 
 /* ---- reading --------------------------------------------------------------------------------------------------- */
 
-/* Copies into pageable memory would go through the driver's own staging, with a wait for every stream before it. */
+/* Copies into pageable memory would go through the driver's own staging, with a wait for every stream first. */
 static sluice_status_t reserve_pinned(sluice_device_t* device, uint64_t bytes) {
   sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
@@ -103,14 +102,14 @@ static sluice_status_t take(sluice_device_t* device, sluice_stream_t stream, slu
   return SLUICE_OK;
 }
 
-/* The host's stream may be gone: a stream of ours waits for the last pass in its place. */
+/* The host's stream may be gone, so a stream of ours waits for the last pass instead. */
 static void give(sluice_device_t* device, int32_t pinned, void* data) {
   sluice_pinned_pool_t* pool = sluice_cuda_memory_state(device)->pools[pinned != 0];
   if (data == NULL || pool == NULL || sluice_cuda_is_inherited(device)) return;
-  if (sluice_cuda_memory_state(device)->captured) return; /* the graph uses it whenever it is launched */
+  if (sluice_cuda_memory_state(device)->captured) return; /* the graph uses it at every launch */
   sluice_stream_t own = sluice_cuda_cast(device)->lanes[SLUICE_LANE_COPY_OUT];
   if (sluice_cuda_enter(device) == SLUICE_OK) {
-    (void)wait_for_end(device, own); /* a driver that refuses this refuses the record below, which then waits */
+    (void)wait_for_end(device, own); /* if the driver refuses this, it refuses the record below, which then waits */
     (void)sluice_cuda_leave(device);
   }
   (void)sluice_pinned_pool_give_at(pool, data, own);

@@ -1,4 +1,4 @@
-/* The device's memory as the engine asks for it (device/device_memory.h). */
+/* Implements device/device_memory.h for CUDA. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_
 
@@ -6,7 +6,7 @@
 
 extern const sluice_device_memory_t sluice_cuda_memory;
 
-/* What it keeps for the rest. The device is entered if it can be; called by destroy. */
+/* Releases the cached blocks. The device is entered if possible; called by destroy. */
 void sluice_cuda_memory_release(sluice_device_t* device);
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_ */

@@ -1,4 +1,4 @@
-/* The CUDA driver through one table of symbols, opened by name at run time. libsluice links nothing of CUDA; tests fill
+/* The CUDA driver through one table of symbols, opened by name at run time. libsluice does not link CUDA; tests fill
  * the table themselves (fake/). */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_
@@ -40,11 +40,11 @@ enum {
   SLUICE_CU_ATTRIBUTE_HOST_NUMA_ID = 134
 };
 
-/* Opens `library` (NULL: libcuda.so.1), takes every symbol, starts the driver and checks its version.
- * Errors: NOT_FOUND (no library, a symbol missing, a version below the minimum, no device: says which and what to
- * install), EXTERNAL. Threads: thread-safe; the library stays open. */
+/* Opens `library` (NULL: libcuda.so.1), resolves every symbol, initialises the driver and checks its version. Errors:
+ * NOT_FOUND (no library, a missing symbol, a version below the minimum, no device: says which and what to install),
+ * EXTERNAL. Threads: thread-safe; the library stays open. */
 sluice_status_t sluice_cuda_driver_open(const char* library, sluice_cuda_driver_t* out_driver);
-/* The second half: for a table that is filled already. */
+/* The second half, for a table that is already filled. */
 sluice_status_t sluice_cuda_driver_start(sluice_cuda_driver_t* driver);
 
 /* Records a failed driver call, `what` being a printf format: OUT_OF_MEMORY becomes NO_MEMORY, all else EXTERNAL, with

@@ -1,4 +1,4 @@
-/* The kernels' image, which the build puts into read-only data (cuda_image.S). */
+/* The image of the kernels, which the build puts into read-only data (cuda_image.S). */
 #include "backend/device/cuda/cuda_device.h"
 
 extern const char sluice_cuda_image_begin[];

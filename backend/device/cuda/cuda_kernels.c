@@ -7,7 +7,7 @@
 #include "backend/base/math.h"
 #include "backend/device/cuda/cuda_launch.h"
 
-/* Kernels of one name follow each other in the order f32, bf16, f16, f64: that of SLUICE_DTYPE_*. */
+/* Kernels of one name are numbered in the order f32, bf16, f16, f64, like SLUICE_DTYPE_*. */
 static int32_t by_dtype(int32_t kernel, int32_t dtype) { return kernel + (dtype - SLUICE_DTYPE_F32); }
 
 /* The widest access that divides all of these; a pointer counts as a number. */

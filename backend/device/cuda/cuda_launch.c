@@ -5,7 +5,7 @@
 #include "backend/base/math.h"
 #include "backend/device/cuda/cuda_state.h"
 
-/* The device whose kernels this thread launches. */
+/* The device that this thread has entered, whose kernels it launches. */
 static _Thread_local cuda_device_t* entered;
 
 int sluice_cuda_is_inherited(const sluice_device_t* device) { return ((const cuda_device_t*)device)->pid != getpid(); }
@@ -69,7 +69,7 @@ static sluice_status_t launch(cuda_device_t* device, int32_t kernel, sluice_stre
     CU_TRY(device, cuLibraryGetKernel(&device->kernels[kernel], device->library, kernel_names[kernel]),
            "the kernel %s is not in the image", kernel_names[kernel]);
   }
-  int64_t blocks = sluice_min(sluice_ceil_div(units, warps_per_block), most); /* warps take several units then */
+  int64_t blocks = sluice_min(sluice_ceil_div(units, warps_per_block), most); /* then each warp takes several units */
   void* parameters[1] = {(void*)(uintptr_t)args};
   ++device->stats.num_launches;
   CU_TRY(device,

@@ -10,7 +10,7 @@
  * A failure is kept for sluice_cuda_leave. */
 void sluice_cuda_launch(int32_t kernel, sluice_stream_t stream, const void* args, int64_t units);
 
-/* The first failure of a launch since enter, with its record as this thread's; leave reports it too. */
+/* The first failed launch since enter, with its record on this thread; leave reports it too. */
 sluice_status_t sluice_cuda_launch_status(void);
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_ */

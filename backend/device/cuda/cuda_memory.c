@@ -21,7 +21,7 @@ static void release(void* user, void* data, uint64_t bytes) {
   sluice_device_t* device = user;
   (void)bytes;
   if (sluice_cuda_is_inherited(device)) return;
-  int is_current = sluice_cuda_enter(device) == SLUICE_OK; /* tried even otherwise: the address says which context */
+  int is_current = sluice_cuda_enter(device) == SLUICE_OK; /* tried anyway: the address identifies the context */
   (void)sluice_cuda_device_driver(device)->cuMemFree_v2((unsigned long long)(uintptr_t)data);
   if (is_current) (void)sluice_cuda_leave(device);
 }
@@ -59,9 +59,9 @@ sluice_status_t sluice_cuda_fill(sluice_device_t* device, sluice_stream_t stream
 enum { MAX_BLOCKS = 4096 };
 
 typedef struct pinned_s {
-  void* data; /* NULL: no block here */
+  void* data; /* NULL: empty entry */
   uint64_t bytes;
-  void* done; /* event: the last user is through */
+  void* done; /* event: the last user has finished */
   int32_t taken;
   int32_t mapped; /* cuda_numa.h */
 } pinned_t;
@@ -73,7 +73,7 @@ struct sluice_pinned_pool_s {
   sluice_cuda_numa_t numa;
   uint64_t limit;
   uint64_t held;
-  int32_t top; /* blocks beyond are empty */
+  int32_t top; /* entries from here on are empty */
   pinned_t blocks[MAX_BLOCKS];
 };
 
@@ -133,7 +133,7 @@ uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool) {
 
 void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes) { pool->limit = limit_bytes; }
 
-/* The smallest idle block that is large enough and not wasteful, and within `most`, where that is not 0. */
+/* The smallest idle block that is large enough, not wasteful, and at most `most` if that is not 0. */
 static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most) {
   int32_t best = -1;
   for (int32_t i = 0; i < pool->top; ++i) {
@@ -145,7 +145,8 @@ static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes, uint6
   return best;
 }
 
-/* Gives back idle blocks that nobody uses any more until `bytes` fit below `limit`; waits: those still in use, too. */
+/* Frees idle blocks without pending users until `bytes` fit below `limit`; waits: also those with pending users, after
+ * a wait. */
 static void make_room(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t limit, int waits) {
   for (int32_t i = 0; i < pool->top && pool->held + bytes > limit; ++i) {
     pinned_t* block = &pool->blocks[i];
@@ -162,7 +163,7 @@ static sluice_status_t allocate_pinned(sluice_pinned_pool_t* pool, pinned_t* blo
                           (unsigned long long)block->bytes, (unsigned long long)pool->held);
 }
 
-/* Where memory is short, what lies idle goes first. */
+/* If memory is short, idle blocks are freed first. */
 static sluice_status_t allocate_rows(sluice_pinned_pool_t* pool, pinned_t* block, int waits) {
   for (int attempt = 0;; ++attempt) {
     block->data = sluice_alloc(pool->memory, block->bytes, "saved rows");
@@ -260,7 +261,7 @@ sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice
   int code = pool->driver->cuEventRecord(block->done, stream);
   if (code != 0) {
     status = sluice_cuda_fail(pool->driver, code, "the end of a use of pinned memory cannot be recorded");
-    (void)pool->driver->cuStreamSynchronize(stream); /* the next user must not come too early */
+    (void)pool->driver->cuStreamSynchronize(stream); /* the next user must not start too early */
   }
   return sluice_cuda_leave_with(pool->device, status);
 }

@@ -1,20 +1,19 @@
-/* Memory of a CUDA device behind the allocator's interface, and a bounded pool of pinned host memory for offload. */
+/* Device memory as an allocator, and a bounded pool of pinned host memory for offload. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_
 
 #include "backend/device/cuda/cuda_device.h"
 
 /* Blocks of device memory, counted like any others; for an arena of slots, not for many small ones (cuMemFree waits for
- * the device). Only sluice_alloc and sluice_free: the memory cannot be touched by the host, so never
- * sluice_alloc_zeroed. `device` is borrowed until sluice_allocator_deinit. A refusal is NO_MEMORY with the bytes
- * wanted. */
+ * the device). Only sluice_alloc and sluice_free: the host cannot access the memory, so never sluice_alloc_zeroed.
+ * `device` is borrowed until sluice_allocator_deinit. A failed allocation is NO_MEMORY with the requested bytes. */
 void sluice_cuda_allocator_init(sluice_device_t* device, sluice_allocator_t* out_allocator);
 
 typedef struct sluice_pinned_pool_s sluice_pinned_pool_t;
 
 typedef struct sluice_pinned_block_s {
   void* data;
-  uint64_t bytes; /* what the block has, at least what was asked */
+  uint64_t bytes; /* size of the block, at least the requested size */
   int32_t index;  /* the pool's own */
 } sluice_pinned_block_t;
 
@@ -22,36 +21,37 @@ typedef struct sluice_pinned_block_s {
  * new, sluice_pinned_pool_destroy. device: borrowed until then. Threads: context-exclusive. Errors: NO_MEMORY. */
 sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limit_bytes,
                                           sluice_pinned_pool_t** out_pool);
-/* The same over memory of the device, of `memory`, without a limit: cuMemFree waits for the device, so blocks of steps
- * are kept until memory is short. A new block has a sixteenth to spare. */
+/* The same for device memory from `memory`, without a limit: cuMemFree waits for the device, so blocks of steps are
+ * cached until memory is short. A new block is a sixteenth larger than requested. */
 sluice_status_t sluice_device_pool_create(sluice_device_t* device, sluice_allocator_t* memory,
                                           sluice_pinned_pool_t** out_pool);
 /* Accepts NULL. Waits on the host until the device is done with every block. */
 void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool);
 
-/* A block that `stream` may use from here on: a block of the pool whose last user is done as far as `stream` is
- * concerned (it waits by event, never the host), or a new one. Idle blocks of other sizes make room.
- * Errors: OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, EXTERNAL. */
+/* A block that `stream` may use from here on: a cached block whose last user has finished from the view of `stream`
+ * (which waits by event, never the host), or a new one. Idle blocks of other sizes are freed if needed. Errors:
+ * OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
                                         sluice_pinned_block_t* out_block);
-/* The same with a block of at most most_bytes, a multiple of the alignment (0: as sluice_pinned_pool_take). Where
- * memory or the limit leaves no room, idle blocks go then even if the host has to wait for their last user. */
+/* The same with a block of at most most_bytes, a multiple of the alignment (0: as sluice_pinned_pool_take). If memory
+ * or the limit leaves no space, idle blocks are freed even if the host has to wait for their last user. */
 sluice_status_t sluice_pinned_pool_take_within(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most_bytes,
                                                sluice_stream_t stream, sluice_pinned_block_t* out_block);
-/* The same without a call of the driver, in a capture: an idle block, whose last user the graph's launch comes after,
- * or STATE. */
+/* The same without a driver call, in a capture: an idle block, whose last user precedes the graph's launch, or
+ * STATE. */
 sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,
                                              sluice_pinned_block_t* out_block);
-/* The block is free once `stream` has passed this point. It is free also when this fails (EXTERNAL), after a host wait.
+/* The block is free once `stream` has passed this point. It is free even if this fails (EXTERNAL), after a host
+ * wait.
  */
 sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice_pinned_block_t* block,
                                         sluice_stream_t stream);
-/* The same for the block that lies at `data`. */
+/* The same for the block at address `data`. */
 sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const void* data, sluice_stream_t stream);
 uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool);
-/* Of those, bytes in blocks that nobody has taken. */
+/* Of those, bytes in idle blocks. */
 uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool);
-/* What is held beyond it goes as soon as it lies idle and another block is taken. */
+/* Blocks beyond the limit are freed once they are idle and another block is taken. */
 void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes);
 
 /* Copies between a pinned block and the device on a copy lane; stream-complete. Errors: EXTERNAL. */

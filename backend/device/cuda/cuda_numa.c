@@ -49,7 +49,7 @@ sluice_cuda_numa_t sluice_cuda_numa_of(const sluice_cuda_driver_t* driver, int d
   sluice_cuda_numa_t numa = {.node = -1};
   int node = -1;
   if (!has_several_nodes()) return numa;
-  /* Drivers before 12.2 do not know the attribute. */
+  /* Drivers before 12.2 lack the attribute. */
   if (driver->cuDeviceGetAttribute(&node, SLUICE_CU_ATTRIBUTE_HOST_NUMA_ID, device) != 0) node = -1;
   if (node < 0) node = node_on_the_bus(driver, device);
   numa.node = node >= 0 && node < MAX_NODES ? node : -1;
@@ -64,7 +64,7 @@ sluice_cuda_numa_t sluice_cuda_numa_of(const sluice_cuda_driver_t* driver, int d
 static int prefer(void* data, uint64_t bytes, int32_t node) {
   unsigned long mask[MAX_NODES / WORD_BITS] = {0};
   mask[node / WORD_BITS] = 1ul << (node % WORD_BITS);
-  /* One bit more than there are: the kernel counts to below it. */
+  /* One bit more than the number of nodes: the kernel reads bits below it. */
   return syscall(SYS_mbind, data, (unsigned long)bytes, PREFERRED, mask, (unsigned long)MAX_NODES + 1, 0u) == 0 ? 0
                                                                                                                 : errno;
 }
@@ -79,7 +79,7 @@ static void tell(sluice_cuda_numa_t* numa, const char* what, const char* why) {
 
 static uint64_t whole_pages(uint64_t bytes) { return sluice_round_up_u64(bytes, (uint64_t)sysconf(_SC_PAGESIZE)); }
 
-/* Registering touches the pages, and that is when the kernel chooses where they lie. */
+/* Registration touches the pages, and the kernel chooses their node then. */
 static void* map_on_node(const sluice_cuda_driver_t* driver, sluice_cuda_numa_t* numa, uint64_t bytes) {
   void* data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {

@@ -47,13 +47,13 @@ sluice_status_t sluice_cuda_begin(sluice_device_t* base, int32_t num_events, slu
   return SLUICE_OK;
 }
 
-/* The stream of a lane: made on first use; in each pass it starts after what the host's stream held at begin. */
+/* The stream of a lane, created on first use; in each pass it starts after the work on the host's stream at begin. */
 static sluice_status_t use_lane(cuda_device_t* device, int32_t lane) {
   if (lane == SLUICE_LANE_COMPUTE || device->used[lane]) return SLUICE_OK;
   if (device->lanes[lane] == NULL) {
     int least = 0, greatest = 0;
     CU_TRY(device, cuCtxGetStreamPriorityRange(&least, &greatest), "no range of stream priorities");
-    /* Exchanges first: a rank that sends late makes all others wait. */
+    /* Exchanges have priority: a rank that sends late delays all others. */
     int priority = lane == SLUICE_LANE_COMM ? greatest : least;
     CU_TRY(device, cuStreamCreateWithPriority(&device->lanes[lane], SLUICE_CU_STREAM_NON_BLOCKING, priority),
            "no stream for lane %d on device %d", lane, device->ordinal);
@@ -65,7 +65,7 @@ static sluice_status_t use_lane(cuda_device_t* device, int32_t lane) {
   return SLUICE_OK;
 }
 
-/* The first failure is kept with its record. */
+/* Keeps the first failure with its record. */
 static void fail(cuda_device_t* device, int32_t is_final) {
   if (!device->failed) sluice_error_capture(&device->error);
   device->failed = 1;
@@ -99,7 +99,7 @@ static sluice_status_t submit_inside(cuda_device_t* device, const sluice_job_t* 
   return SLUICE_OK;
 }
 
-/* A failed job is no failure of submit; a driver that refuses events is, and ends the pass. */
+/* A failed job does not make submit fail; a driver that refuses events does, and ends the pass. */
 sluice_status_t sluice_cuda_submit(sluice_device_t* base, const sluice_job_t* job) {
   cuda_device_t* device = sluice_cuda_cast(base);
   sluice_status_t status = sluice_cuda_enter(base);
@@ -113,7 +113,7 @@ sluice_status_t sluice_cuda_submit(sluice_device_t* base, const sluice_job_t* jo
   return status;
 }
 
-/* Every lane that was used is joined, whatever happens to the others. */
+/* Joins every used lane, even if another one fails. */
 static void join_lane(cuda_device_t* device, int32_t lane) {
   int code = device->driver->cuEventRecord(device->exits[lane], device->lanes[lane]);
   if (code == 0) code = device->driver->cuStreamWaitEvent(device->lanes[SLUICE_LANE_COMPUTE], device->exits[lane], 0);
@@ -124,8 +124,8 @@ static void join_lane(cuda_device_t* device, int32_t lane) {
   }
 }
 
-/* Whoever uses the same memory next waits for this, on whatever stream. In a capture nothing ends: the event keeps the
- * pass before. */
+/* The next user of the same memory waits for this event, on any stream. In a capture nothing ends: the event keeps the
+ * previous pass. */
 static void record_end(cuda_device_t* device) {
   if (device->memory.captured) return;
   int code = device->driver->cuEventRecord(device->memory.end, device->lanes[SLUICE_LANE_COMPUTE]);

@@ -1,14 +1,14 @@
-/* What a pass leaves behind on the lanes of a device. The device is entered. */
+/* State that a pass leaves on the lanes of a device. The device is entered. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_
 
 #include "backend/device/cuda/cuda_state.h"
 
-/* Made on first use. */
+/* Created on first use. */
 sluice_status_t sluice_cuda_make_event(cuda_device_t* device, void** event);
 /* `stream` waits for lanes that a failed join left running. */
 sluice_status_t sluice_cuda_rejoin(sluice_device_t* device, sluice_stream_t stream);
-/* STATE where there are such lanes: a capture cannot wait for them. */
+/* STATE if there are such lanes: a capture cannot wait for them. */
 sluice_status_t sluice_cuda_check_joined(sluice_device_t* device);
 
 /* The entries of the device's table. */

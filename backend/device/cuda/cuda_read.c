@@ -1,4 +1,4 @@
-/* What the host reads of a device, and whether pointers and streams are its own. */
+/* Reads device memory on the host, and checks that pointers and streams belong to the device. */
 #include "backend/device/cuda/cuda_pass.h"
 #include "backend/device/cuda/cuda_state.h"
 
@@ -30,7 +30,7 @@ sluice_status_t sluice_cuda_read(sluice_device_t* base, sluice_stream_t stream, 
 sluice_status_t sluice_cuda_check_stream(sluice_device_t* base, sluice_stream_t stream) {
   cuda_device_t* device = sluice_cuda_cast(base);
   void* context = NULL;
-  if (stream == NULL) return SLUICE_OK; /* the default stream of whatever context is current: ours */
+  if (stream == NULL) return SLUICE_OK; /* the default stream of the current context, which is ours */
   CU_TRY(device, cuStreamGetCtx(stream, &context), "the stream %p is no stream of this process", stream);
   if (context == device->context) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,

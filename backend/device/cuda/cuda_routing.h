@@ -1,5 +1,5 @@
-/* Routing and gating on the device: nothing here is read by the host. Call between sluice_cuda_enter and _leave; every
- * pointer is device memory; results are stream-complete. */
+/* Routing and gating on the device: the host reads none of it. Call between sluice_cuda_enter and _leave; every pointer
+ * is device memory; results are stream-complete. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_
 
@@ -14,11 +14,11 @@ void sluice_cuda_route(sluice_stream_t stream, const sluice_route_args_t* args);
 void sluice_cuda_count_blocks(sluice_stream_t stream, const sluice_block_args_t* args);
 /* The permutation from arrival order to expert order. `units` is set here. */
 void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* args);
-/* `units` is the number of tokens. top_k <= num_experts is the caller's to check. */
+/* `units` is the number of tokens. The caller checks that top_k <= num_experts. */
 void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* args);
 
-/* A table by expert, in the launches' own parameters: nothing on the host has to stay alive. *out_table: NULL where
- * entries are the ids, else the start of scratch, of which it takes table_bytes. */
+/* A table by expert, in launch parameters: no host memory has to stay alive. *out_table: NULL if entries are the ids,
+ * else the start of scratch, of which it takes table_bytes. */
 uint64_t sluice_cuda_table_bytes(int32_t num_experts);
 sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* entries, int32_t num_experts,
                                         void* scratch, int32_t** out_table);

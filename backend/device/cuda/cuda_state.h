@@ -19,12 +19,12 @@
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/cuda_times.h"
 
-/* What a device keeps for the engine. */
+/* State that a device keeps for the engine. */
 typedef struct sluice_cuda_memory_state_s {
   void* end;        /* event: the end of the last pass, on its host's stream */
   int32_t has_end;  /* it was recorded */
   int32_t captured; /* the stream of the last open is being captured into a graph */
-  void* pinned;     /* where reads arrive */
+  void* pinned;     /* target of reads */
   uint64_t pinned_bytes;
   uint64_t pinned_limit;          /* of the pool below; 0: none */
   sluice_cuda_times_t times;      /* of the running pass's ops */
@@ -33,7 +33,7 @@ typedef struct sluice_cuda_memory_state_s {
 
 typedef struct cuda_device_s {
   sluice_device_t base;
-  sluice_cuda_driver_t own_driver; /* when the device opened it itself */
+  sluice_cuda_driver_t own_driver; /* if the device opened it itself */
   const sluice_cuda_driver_t* driver;
   int32_t ordinal;
   int device; /* the driver's handle */
@@ -43,14 +43,14 @@ typedef struct cuda_device_s {
   pid_t pid;
   /* Streams and events, kept between passes. */
   void* lanes[SLUICE_NUM_LANES]; /* [compute] is the host's of the running pass */
-  void* entry;                   /* what the host's stream held at begin */
+  void* entry;                   /* work on the host's stream at begin */
   void* exits[SLUICE_NUM_LANES];
   void* read_done;
   void** events; /* [num_events] event of op i */
   int32_t num_events;
   /* The running pass. */
   int32_t used[SLUICE_NUM_LANES];
-  /* What a driver that failed at a join left open, for the next pass to make up for. */
+  /* Lanes that a failed join left running, for the next pass to wait for. */
   int32_t unjoined[SLUICE_NUM_LANES];
   int32_t unended; /* the end of the pass on lanes[compute] was not recorded */
   sluice_job_fn_t fn;
@@ -62,7 +62,7 @@ typedef struct cuda_device_s {
   int32_t depth;
   sluice_status_t launch_status;
   sluice_error_info_t launch_error;
-  struct cuda_device_s* outer; /* what this thread had entered before */
+  struct cuda_device_s* outer; /* the device that this thread had entered before */
   sluice_cuda_stats_t stats;
   sluice_cuda_memory_state_t memory;
 } cuda_device_t;

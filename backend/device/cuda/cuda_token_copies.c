@@ -19,7 +19,7 @@ uint64_t sluice_cuda_token_copy_scratch_bytes(int64_t num_routes, int32_t num_ex
          sluice_align_up(sluice_cuda_route_scratch_bytes(num_routes, num_ranks));
 }
 
-/* What the routes of a chunk need of the scratch, one behind the other. */
+/* The parts of the scratch for the routes of a chunk, in this order. */
 typedef struct scratch_s {
   int32_t *offsets, *rank, *first, *token_copy, *tiles;
 } scratch_t;
@@ -78,8 +78,8 @@ static void number_chunk(sluice_stream_t stream, const sluice_device_token_copie
   sluice_cuda_launch(SLUICE_CUDA_token_copy_table, stream, &args, args.units);
 }
 
-/* A token lies in one block, so that its token copies are those of the block whatever the chunks: the routes that are
- * the first of their token at their rank, counted as routes are. */
+/* A token lies in one block, so the token copies of a block do not depend on the chunks: they are the routes that are
+ * the first of their token at their rank, counted like routes. */
 sluice_status_t sluice_cuda_count_token_copies(sluice_stream_t stream, const sluice_device_blocks_t* b) {
   const int64_t routes = b->num_tokens * b->top_k;
   int32_t* table = NULL;
@@ -128,7 +128,7 @@ sluice_status_t sluice_cuda_number_token_copies(sluice_device_t* device, sluice_
   return sluice_cuda_leave_with(device, number_inside(stream, token_copies));
 }
 
-/* ---- what arrives ---- */
+/* ---- arrivals ---- */
 
 sluice_status_t sluice_cuda_move_words(sluice_device_t* device, sluice_stream_t stream, const sluice_row_run_t* runs,
                                        int64_t num_runs, const int32_t* src, int32_t* dst) {

@@ -13,7 +13,7 @@ typedef struct fake_device_s {
   int32_t num_faults;
   sluice_fake_device_fault_t faults[SLUICE_FAKE_DEVICE_MAX_FAULTS];
   sluice_fake_submit_t submits[SLUICE_FAKE_DEVICE_MAX_SUBMITS];
-  /* The running pass. Jobs read what was written before they were submitted. */
+  /* The running pass. Jobs see everything written before their submission. */
   sluice_job_fn_t fn;
   void* user;
   int32_t status_of[MAX_EVENTS]; /* not OK: the job fails with it */

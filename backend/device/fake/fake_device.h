@@ -1,21 +1,19 @@
-/* A device that wraps another one, keeps the sequence of jobs as they were submitted, and fails on command: for tests.
- */
+/* A device for tests that wraps another one, records the sequence of submitted jobs, and fails on command. */
 #ifndef SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_
 #define SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_
 
 #include "backend/device/device.h"
 
 enum {
-  SLUICE_FAKE_DEVICE_BEGIN = 0, /* begin fails; there is nothing to join */
-  SLUICE_FAKE_DEVICE_SUBMIT =
-      1,                     /* submit fails; the job never existed, what was submitted before is still to be joined */
-  SLUICE_FAKE_DEVICE_JOB = 2 /* the job fails instead of running */
+  SLUICE_FAKE_DEVICE_BEGIN = 0,  /* begin fails; there is nothing to join */
+  SLUICE_FAKE_DEVICE_SUBMIT = 1, /* submit fails; the job does not exist, and earlier ones must still be joined */
+  SLUICE_FAKE_DEVICE_JOB = 2     /* the job fails instead of running */
 };
 
 typedef struct sluice_fake_device_fault_s {
   int32_t on;     /* SLUICE_FAKE_DEVICE_* */
-  uint64_t nth;   /* counted from 0 over all begins, or over all submits, from the create */
-  int32_t status; /* what it reports */
+  uint64_t nth;   /* counted from 0 over all begins, or over all submits, since creation */
+  int32_t status; /* the reported status */
 } sluice_fake_device_fault_t;
 
 typedef struct sluice_fake_submit_s {
@@ -28,12 +26,12 @@ typedef struct sluice_fake_submit_s {
 
 enum { SLUICE_FAKE_DEVICE_MAX_FAULTS = 8, SLUICE_FAKE_DEVICE_MAX_SUBMITS = 4096 };
 
-/* inner: consumed, destroyed with the fake. out_device: new, device->vtable->destroy; it has inner's kernels.
- * Errors: NO_MEMORY (inner stays the caller's). */
+/* inner: consumed, destroyed with the fake. out_device: new, device->vtable->destroy; it has inner's kernels. Errors:
+ * NO_MEMORY (inner stays the caller's). */
 sluice_status_t sluice_fake_device_create(sluice_device_t* inner, sluice_device_t** out_device);
-/* Adds a fault; at most SLUICE_FAKE_DEVICE_MAX_FAULTS, each strikes once. Between passes. */
+/* Adds a fault; at most SLUICE_FAKE_DEVICE_MAX_FAULTS, each fires once. Between passes. */
 void sluice_fake_device_inject(sluice_device_t* device, const sluice_fake_device_fault_t* fault);
-/* How many submits there were, of which the first SLUICE_FAKE_DEVICE_MAX_SUBMITS are kept; borrowed until destroy. */
+/* The number of submits, of which the first SLUICE_FAKE_DEVICE_MAX_SUBMITS are recorded; borrowed until destroy. */
 uint64_t sluice_fake_device_submits(const sluice_device_t* device, const sluice_fake_submit_t** out_submits);
 
 #endif /* SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_ */

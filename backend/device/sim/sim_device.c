@@ -21,8 +21,8 @@ typedef struct sim_device_s {
   uint64_t block_bytes;
   sim_lane_t lanes[SLUICE_NUM_LANES];
   sluice_overlap_t overlap;      /* of the job that the communication lane runs */
-  double tokens;                 /* line time that the bucket holds, when that job ends, or as the last one ended */
-  double comm_needs, comm_ended; /* what that job takes undisturbed, and when the last one ended */
+  double tokens;                 /* line time in the bucket, when that job ends, or when the last one ended */
+  double comm_needs, comm_ended; /* undisturbed time of that job, and when the last one ended */
   double busy[SLUICE_NUM_LANES];
   double now;
 } sim_device_t;
@@ -93,7 +93,7 @@ static double filled(const sim_device_t* device, double tokens) {
   return tokens < device->model.bucket ? tokens : device->model.bucket;
 }
 
-/* What is left of a job's seconds: it earns while the line waits for its other work, then spends. */
+/* The remaining seconds of a job: it earns tokens while the line waits for its other work, then spends them. */
 static double begin_on_line(sim_device_t* device, int32_t index, double seconds) {
   if (device->model.line == NULL) return seconds;
   double line = device->model.line(device->model.user, index);
@@ -104,7 +104,7 @@ static double begin_on_line(sim_device_t* device, int32_t index, double seconds)
   return seconds - spent;
 }
 
-/* It earned while computation held it up. */
+/* It earned tokens while computation delayed it. */
 static void end_on_line(sim_device_t* device, int32_t index) {
   device->tokens = filled(device, device->tokens + (device->now - device->begin[index] - device->comm_needs));
   device->comm_ended = device->now;
@@ -112,7 +112,7 @@ static void end_on_line(sim_device_t* device, int32_t index) {
 
 /* ---- time ---- */
 
-/* Starts what can start; returns the set of busy lanes. */
+/* Starts every job that can start; returns the set of busy lanes. */
 static unsigned start_jobs(sim_device_t* device) {
   unsigned busy = 0;
   for (unsigned l = 0; l < SLUICE_NUM_LANES; ++l) {
@@ -137,7 +137,7 @@ static double lane_share(const sim_device_t* device, unsigned lane, unsigned bus
   return share > 0 ? share : 1;
 }
 
-/* Where the running exchange says what it and computation do to each other, the lanes' shares are of the others. */
+/* If the running exchange defines its overlap with computation, the lanes' shares apply to the other lanes. */
 static double speed(const sim_device_t* device, unsigned lane, unsigned busy) {
   const unsigned compute = 1u << SLUICE_LANE_COMPUTE, comm = 1u << SLUICE_LANE_COMM;
   if ((busy & compute) != 0 && (busy & comm) != 0) {
@@ -151,7 +151,7 @@ static double speed(const sim_device_t* device, unsigned lane, unsigned busy) {
   return lane_share(device, lane, busy);
 }
 
-/* Time passes until the first of the running jobs ends; all that end then, end. */
+/* Advances time to the end of the first running job, and ends all jobs that end then. */
 static void advance(sim_device_t* device, unsigned busy) {
   double step = -1;
   for (unsigned l = 0; l < SLUICE_NUM_LANES; ++l) {

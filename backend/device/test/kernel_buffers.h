@@ -1,4 +1,4 @@
-/* Data of the tests of row kernels: buffers of any dtype with values of mixed sizes, a guard behind each. */
+/* Data of the tests of row kernels: buffers of any dtype with values of mixed magnitudes and a guard after each. */
 #ifndef SLUICE_BACKEND_DEVICE_TEST_KERNEL_BUFFERS_H_
 #define SLUICE_BACKEND_DEVICE_TEST_KERNEL_BUFFERS_H_
 
@@ -44,7 +44,7 @@ static inline void put(int32_t dtype, void* data, int64_t i, double x) {
   }
 }
 
-/* `count` elements, aligned to 64 bytes or one element off that, with a guard behind. */
+/* `count` elements, aligned to 64 bytes or one element off that, with a guard after them. */
 static int shift;
 
 typedef struct {

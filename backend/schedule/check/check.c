@@ -9,11 +9,11 @@
 #define NO_CHUNK  (-2)
 #define NO_TENSOR (-1)
 
-/* What is known of one slot at a point of program order. */
+/* The state of one slot at a point of program order. */
 typedef struct slot_state_s {
   int32_t writer;       /* op, or NOBODY */
-  int32_t chunk;        /* whose rows it holds; NO_CHUNK: nothing, or the pass's input where is_input */
-  int32_t tensor;       /* whose rows they are, since tensors share slots; NO_TENSOR: nobody may read them */
+  int32_t chunk;        /* chunk whose rows it holds; NO_CHUNK: nothing, or the pass's input if is_input */
+  int32_t tensor;       /* tensor of its rows, since tensors share slots; NO_TENSOR: no op may read them */
   int32_t first_reader; /* since that write: a list in `reads` */
 } slot_state_t;
 
@@ -25,7 +25,7 @@ typedef struct reader_s {
 typedef struct checker_s {
   const sluice_template_t* t;
   sluice_before_t* before;
-  slot_state_t* slots; /* of all tensors, one ring behind the other */
+  slot_state_t* slots; /* of all tensors, one ring after the other */
   int32_t first_slot[SLUICE_T_COUNT + 1];
   reader_t* readers;
   int32_t num_readers;
@@ -44,7 +44,7 @@ static int ref_is_valid(const sluice_template_t* t, sluice_slot_ref_t ref) {
   return ref.tensor >= 0 && ref.tensor < SLUICE_T_COUNT && ref.slot >= -1 && ref.slot < t->ring[ref.tensor];
 }
 
-/* Two exchanges that stand together, on one lane. */
+/* Two adjacent exchanges, on one lane. */
 static int group_is_valid(const sluice_template_t* t, int32_t index) {
   const sluice_op_t* op = &t->ops[index];
   if (op->group == SLUICE_GROUP_NONE) return 1;
@@ -81,7 +81,7 @@ static int declares(const sluice_slot_ref_t* refs, int32_t count, sluice_slot_re
   return 0;
 }
 
-/* The op's accesses hold `tensor` where its chunk, or every chunk, has its home. */
+/* The op's accesses include `tensor` at the home of its chunk, or of every chunk. */
 static int declares_tensor(const sluice_template_t* t, const sluice_op_t* op, int32_t tensor, int writes) {
   const sluice_slot_ref_t* refs = writes ? op->writes : op->reads;
   int32_t count = writes ? op->num_writes : op->num_reads;
@@ -148,7 +148,7 @@ static int is_before(const checker_t* c, int32_t earlier, int32_t later) {
 
 /* ---- slots ---- */
 
-/* What a pass may read without having written it: what forward left for backward, and the work of parts that were
+/* What a pass may read without having written it: rows that forward left for backward, and results of parts that were
  * called before this one. */
 static int is_input(const sluice_template_spec_t* spec, int32_t tensor) {
   int kept = tensor == SLUICE_T_KEPT_DI || tensor == SLUICE_T_KEPT_M;
@@ -204,8 +204,8 @@ static int for_slots(checker_t* c, int32_t index, sluice_slot_ref_t ref,
   return 1;
 }
 
-/* Rows that came with the pass: a kept or offloaded slot belongs to the chunk of its number, any other to the one chunk
- * that has its home there. */
+/* Rows that came with the pass: a kept or offloaded slot belongs to the chunk of its number, any other to the only
+ * chunk with that home. */
 static int is_own_place(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
   sluice_slot_ref_t home = sluice_template_home(t, tensor, chunk);
   int numbered = home.tensor == SLUICE_T_KEPT_DI || home.tensor == SLUICE_T_KEPT_M;
@@ -217,7 +217,7 @@ static int is_own_place(const sluice_template_t* t, int32_t tensor, int32_t chun
   return 1;
 }
 
-/* That the slot where `chunk` has its home holds that chunk's rows. */
+/* Checks that the home of `chunk` holds that chunk's rows. */
 static int check_holds(checker_t* c, int32_t index, int32_t tensor, int32_t chunk) {
   sluice_slot_ref_t home = sluice_template_home(c->t, tensor, chunk);
   const slot_state_t* s = state_of(c, home.tensor, home.slot);
@@ -244,7 +244,7 @@ static int check_defined(checker_t* c, int32_t index) {
   if (sluice_op_row(op->kind)->is_copy) {
     const slot_state_t* s = state_of(c, op->reads[0].tensor, op->reads[0].slot);
     if (s->chunk == op->chunk &&
-        s->tensor != copied_tensor(c->t, op)) { /* of a copy out: one in reads its own buffer */
+        s->tensor != copied_tensor(c->t, op)) { /* of a copy out; a copy in reads its own buffer */
       return report(c, SLUICE_HAZARD_OTHER_TENSOR, index, s->writer, op->reads[0].tensor, op->reads[0].slot);
     }
     int came = s->chunk == NO_CHUNK && is_input(&c->t->spec, op->reads[0].tensor) && op->reads[0].slot == op->chunk;
@@ -262,14 +262,14 @@ static int reads_slot(const sluice_op_t* op, int32_t tensor, int32_t slot) {
   return 0;
 }
 
-/* Scratch, until the row says what it is; what an op works on in place stays what it was. */
+/* Marks the slot as scratch until the op's row defines its tensor; a tensor that the op updates in place stays. */
 static int forget_tensor(checker_t* c, int32_t index, int32_t tensor, int32_t slot) {
   if (!reads_slot(&c->t->ops[index], tensor, slot)) state_of(c, tensor, slot)->tensor = NO_TENSOR;
   return 1;
 }
 
-/* Whose rows lie where the op has written. Of several tensors in one slot it is the last of its row: who activates in
- * place leaves activated rows. */
+/* The tensor of the rows that the op has written. Of several tensors in one slot it is the last of the op's row: an
+ * activation in place leaves activated rows. */
 static void note_tensors(checker_t* c, int32_t index) {
   const sluice_op_t* op = &c->t->ops[index];
   const sluice_op_rule_t rule = sluice_op_rule(op->kind, &c->t->spec);
@@ -299,7 +299,7 @@ static int check_accesses(checker_t* c, int32_t index) {
   return 1;
 }
 
-/* ---- what the pass leaves ---- */
+/* ---- results of the pass ---- */
 
 /* written_by: the chunk of the op that wrote it. */
 static int leaves_written(checker_t* c, int32_t tensor, int32_t chunk, int32_t written_by) {
@@ -314,7 +314,7 @@ static int leaves_written(checker_t* c, int32_t tensor, int32_t chunk, int32_t w
 
 static int leaves(checker_t* c, int32_t tensor, int32_t chunk) { return leaves_written(c, tensor, chunk, chunk); }
 
-/* Tokens are written by chunks, or by one op of all chunks. */
+/* Tokens are written by chunks, or by one op for all chunks. */
 static int leaves_tokens(checker_t* c, int32_t chunk) {
   return leaves_written(c, SLUICE_T_OUT, chunk, c->t->spec.chunks_by_experts ? -1 : chunk);
 }

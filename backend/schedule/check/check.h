@@ -1,17 +1,17 @@
-/* The hazard checker: proves of a template that every run of it, however its lanes interleave, gives the same result.
+/* The hazard checker: proves that every run of a template, however its lanes interleave, gives the same result.
  *
- * Happens-before is lane order plus the template's dependencies; nothing else is assumed, least of all that the builder
- * made the template. A template without findings has no race on a slot or host buffer, reads nothing that was not
- * written for its chunk, leaves every chunk's output and kept rows in place, frees every slot that it takes once,
- * behind the last op that uses it, and cannot deadlock.
+ * Happens-before is lane order plus the template's dependencies; nothing else is assumed, in particular not that our
+ * builder made the template. A template without findings has no race on a slot or host buffer, reads only rows that
+ * were written for its chunk, leaves every chunk's output and kept rows in place, frees every slot that it takes
+ * exactly once, after the last op that uses it, and cannot deadlock.
  */
 #ifndef SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_
 #define SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_
 
 #include "backend/schedule/check/finding.h"
 
-/* The first finding in program order; out_finding->hazard is NONE when the template is proved. memory: scratch.
- * Errors: NO_MEMORY. */
+/* The first finding in program order; out_finding->hazard is NONE if the template is proved. memory: scratch. Errors:
+ * NO_MEMORY. */
 sluice_status_t sluice_schedule_check(const sluice_template_t* schedule, sluice_allocator_t* memory,
                                       sluice_finding_t* out_finding);
 /* INVALID_ARGUMENT with the finding in words, or OK. */

@@ -1,5 +1,5 @@
-/* What an op must declare in a template of a spec: its lane, and the tensors it reads and writes at the least. The rows
- * of op_table.h, less or more what the spec changes. Private to backend/schedule/check. */
+/* The accesses that an op must declare in a template of a spec: its lane, and the tensors it reads and writes at least.
+ * Derived from the rows of op_table.h and the spec. Private to backend/schedule/check. */
 #ifndef SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_
 #define SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_
 

@@ -49,12 +49,12 @@ uint64_t sluice_template_count_touches(const sluice_template_t* t) {
 
 typedef struct access_s {
   int32_t op;
-  int32_t bits; /* of the op's accesses to this slot: two where it works in place */
+  int32_t bits; /* the op's accesses to this slot: two if it works in place */
   int32_t next; /* of the same use */
 } access_t;
 
 typedef struct uses_s uses_t;
-/* A use is over: `newest` is the last of its accesses. Returns 0 to stop. */
+/* The end of a use: `newest` is the last of its accesses. Returns 0 to stop. */
 typedef int (*close_fn_t)(uses_t* uses, int32_t tensor, int32_t slot, int32_t newest);
 
 struct uses_s {
@@ -62,7 +62,7 @@ struct uses_s {
   const sluice_before_t* before;
   close_fn_t close;
   sluice_finding_t* finding; /* checking */
-  int32_t *wanted, *others;  /* deriving: bits of last accesses by op, and of those that are not the last */
+  int32_t *wanted, *others;  /* deriving: bits of last accesses by op, and of the others */
   int32_t* open;             /* by slot: newest access of its use; NOBODY: none */
   int32_t first_slot[SLUICE_T_COUNT];
   int32_t num_slots;
@@ -77,7 +77,7 @@ static int reads_slot(const sluice_op_t* op, int32_t tensor, int32_t slot) {
   return 0;
 }
 
-/* Whether the access belongs to a use, which it may begin. Rows that came with the pass are in none. */
+/* Whether the access belongs to a use, which it may begin. Rows that came with the pass belong to none. */
 static int note(uses_t* uses, int32_t index, int32_t bit, int32_t tensor, int32_t slot, int* out_is_used) {
   int32_t* open = &uses->open[uses->first_slot[tensor] + slot];
   int is_write = bit >= SLUICE_OP_MAX_ACCESSES;
@@ -133,7 +133,7 @@ static void walk(uses_t* uses) {
   }
 }
 
-/* An access of the use that comes after this one; NOBODY: it is one of the last. */
+/* An access of the use that follows this one; NOBODY: it is one of the last. */
 static const access_t* successor(const uses_t* uses, int32_t newest, const access_t* access) {
   for (int32_t a = newest; a != NOBODY; a = uses->accesses[a].next) {
     const access_t* other = &uses->accesses[a];
@@ -142,7 +142,7 @@ static const access_t* successor(const uses_t* uses, int32_t newest, const acces
   return NULL;
 }
 
-/* extra: bytes behind the lists, at *out_extra. */
+/* extra: bytes after the lists, at *out_extra. */
 static sluice_status_t take_uses(const sluice_template_t* t, sluice_allocator_t* memory, uint64_t extra, uses_t* uses,
                                  char** out_extra, uint64_t* out_bytes) {
   int32_t num_slots = 0;

@@ -3,15 +3,15 @@
  * Binary form 7, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two
  * arrays of n), rings, number of ops and of dependencies; per op: kind, lane, chunk, group, reads, writes, releases
  * (bits of the accesses), dependencies, each list with its length first; homes; a checksum of everything before it (two
- * numbers). A reader trusts nothing: it names the field that is wrong, allocates only what n asks for, and refuses what
- * the hazard checker refuses.
+ * numbers). A reader trusts nothing: it names the invalid field, allocates only what n requires, and rejects what the
+ * hazard checker rejects.
  */
 #ifndef SLUICE_BACKEND_SCHEDULE_SERIAL_SERIAL_H_
 #define SLUICE_BACKEND_SCHEDULE_SERIAL_SERIAL_H_
 
 #include "backend/schedule/schedule.h"
 
-/* Writes at most `room` bytes; returns how many the template takes. data may be NULL with room 0. */
+/* Writes at most `room` bytes; returns the size of the template. data may be NULL with room 0. */
 uint64_t sluice_schedule_write(const sluice_template_t* schedule, void* data, uint64_t room);
 /* out_template: new, sluice_template_destroy. Errors: INVALID_ARGUMENT naming the field or the hazard, NO_MEMORY. */
 sluice_status_t sluice_schedule_read(const void* data, uint64_t bytes, sluice_allocator_t* allocator,

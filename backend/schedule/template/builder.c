@@ -26,7 +26,7 @@ sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t t
   return *home_of(builder, tensor, chunk);
 }
 
-/* Whether the op belongs into the template and has a place there; if not, the status says why. */
+/* Whether the op is valid in the template and fits; if not, sets the status. */
 static int takes_op(sluice_builder_t* builder, int32_t kind, int32_t chunk) {
   if (builder->status != SLUICE_OK) return 0;
   if (kind < 0 || kind >= SLUICE_OP_COUNT || chunk < -1 || chunk >= builder->num_chunks) {
@@ -119,10 +119,10 @@ static int conflict(const sluice_op_t* earlier, const sluice_op_t* later) {
          any_overlap(earlier->writes, earlier->num_writes, later->writes, later->num_writes);
 }
 
-/* `before[i][lane]` is the last op of `lane` that is known to end before op i starts; -1 none. Walking backwards in
+/* `before[i][lane]` is the last op of `lane` that is known to end before op i starts; -1: none. Walking backwards in
  * program order, a conflicting op that is not known yet becomes a dependency and brings everything before it along; a
- * later op of the same lane implies the earlier ones. Who waits for a group waits for its end. Returns how many
- * dependencies there are, those that do not fit among them. */
+ * later op of the same lane implies the earlier ones. An op that waits for a group waits for its end. Returns the
+ * number of dependencies, including those that do not fit. */
 static int32_t derive_deps(sluice_builder_t* builder, int32_t (*before)[SLUICE_NUM_LANES], int32_t* deps,
                            int32_t capacity) {
   int32_t last_of_lane[SLUICE_NUM_LANES];

@@ -1,7 +1,7 @@
 /* Collects ops in program order and derives their dependencies. Private to backend/schedule/template.
  *
- * Who adds ops checks nothing: the builder keeps the first thing that did not fit, writes nothing from there on, and
- * sluice_builder_finish returns it. */
+ * Callers need no checks: the builder keeps the first error, writes nothing after it, and sluice_builder_finish returns
+ * it. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_BUILDER_H_
 #define SLUICE_BACKEND_SCHEDULE_TEMPLATE_BUILDER_H_
 
@@ -15,8 +15,8 @@ typedef struct sluice_builder_s {
   int32_t single_rank;
   int32_t num_chunks;
   sluice_slot_ref_t* homes; /* [T_COUNT][n] */
-  sluice_status_t status;   /* of the first refusal */
-  sluice_op_t refused;      /* what is handed out for an op that has no place */
+  sluice_status_t status;   /* of the first error */
+  sluice_op_t refused;      /* returned for an op that does not fit */
 } sluice_builder_t;
 
 /* Chunk i of `tensor` lies in slot i mod ring of it, until sluice_builder_set_home says otherwise. */
@@ -25,8 +25,8 @@ void sluice_builder_set_home(sluice_builder_t* builder, int32_t tensor, int32_t 
 sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t tensor, int32_t chunk);
 
 /* Adds an op on the lane of its kind and returns it, for sluice_op_read / sluice_op_write. With one rank the
- * communication lane's ops run on the compute lane; copies keep their lanes. Refused: an op for which there is no room,
- * or of an unknown kind or chunk, or whose kind has no lane; more accesses than an op has. */
+ * communication lane's ops run on the compute lane; copies keep their lanes. Errors: too many ops, an unknown kind or
+ * chunk, a kind without a lane; too many accesses of an op. */
 sluice_op_t* sluice_builder_add(sluice_builder_t* builder, int32_t kind, int32_t chunk);
 /* Makes a group of the last two ops, which are exchanges. */
 void sluice_builder_group(sluice_builder_t* builder);
@@ -35,9 +35,9 @@ void sluice_op_read(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);
 void sluice_op_write(sluice_builder_t* builder, sluice_op_t* op, int32_t tensor);
 
 /* Dependencies between lanes, from the accesses: read after write, write after read, write after write, in program
- * order; those implied by lane order and by other dependencies are left out. Writes op->first_dep, op->num_deps and the
- * indices, at most `capacity` of them, to `deps`. Errors: INTERNAL, what was refused first, or more dependencies than
- * fit; NO_MEMORY. */
+ * order; those implied by lane order and by other dependencies are omitted. Writes op->first_dep, op->num_deps and the
+ * indices, at most `capacity` of them, to `deps`. Errors: INTERNAL, the first error, or more dependencies than fit;
+ * NO_MEMORY. */
 sluice_status_t sluice_builder_finish(sluice_builder_t* builder, int32_t* deps, int32_t capacity,
                                       int32_t* out_num_deps);
 

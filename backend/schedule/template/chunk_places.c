@@ -20,7 +20,7 @@ void sluice_place_restored(sluice_builder_t* b, int32_t tensor, int32_t kept, co
 int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t moving,
                        sluice_overlap_fn_t overlap) {
   if (moving == 0) return 0;
-  int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD; /* else every chunk takes turns */
+  int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD; /* otherwise all chunks share the ring */
   int32_t last = -1;
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     if (has_policies && sluice_restore_is_kept(restore[i])) continue;

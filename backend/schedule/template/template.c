@@ -1,13 +1,14 @@
-/* The templates of a layer's passes. Where chunks lie is decided first, then ops are added in program order, which
- * decides what may overlap:
+/* Builds the templates of a layer's passes. Homes of chunks are assigned first, then ops are added in program order,
+ * which decides what may overlap:
  *
- *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation is never
- *                                 short of rows [own];
+ *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation never
+ *                                 waits for rows [ours];
  *   with slots reused:            S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipeMoE Fig. 4(b), 7];
- *   grouped:                      S1 S2 (R1 S3) (R2 S4) .. (Rn-2 Sn) Rn-1 Rn [own];
- *   restored in backward:         beside the gradients of the same chunk, T_DI first [MPipeMoE Table II];
- *   weight gradients deferred:    after the last input gradient, beside the remaining R';
- *   chunks cut out of rows:       returned rows stay where they arrive, a slot for each chunk, until one op sums them.
+ *   grouped:                      S1 S2 (R1 S3) (R2 S4) .. (Rn-2 Sn) Rn-1 Rn [ours];
+ *   restored in backward:         with the gradients of the same chunk, T_DI first [MPipeMoE Table II];
+ *   weight gradients deferred:    after the last input gradient, concurrent with the remaining R';
+ *   chunks cut out of rows:       returned rows stay where they arrive, a slot for each chunk, until one op sums
+ *   them.
  */
 #include "backend/schedule/template/template.h"
 
@@ -22,16 +23,16 @@
 #include "backend/schedule/template/tighten.h"
 #include "sluice/moe.h"
 
-/* Of a backward that restores both tensors, at the most. The builder refuses more. */
+/* At most, in a backward that restores both tensors. The builder rejects more. */
 #define OPS_PER_CHUNK      12
-#define NODE_OPS_PER_CHUNK 3 /* in two levels, beside these */
+#define NODE_OPS_PER_CHUNK 3 /* with two levels, in addition */
 
 static sluice_status_t check_policy(const sluice_template_spec_t* spec, int32_t tensor, const uint8_t* restore,
                                     int32_t chunk) {
   if (chunk < spec->num_chunks ? sluice_restore_is_for(restore[chunk], tensor) : restore[chunk] == 0) return SLUICE_OK;
   char known[SLUICE_RESTORE_TEXT_BYTES];
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                     "schedule: the restore policy of %s in chunk %d of %d is %d; known are %s, and 0 behind the last "
+                     "schedule: the restore policy of %s in chunk %d of %d is %d; known are %s, and 0 after the last "
                      "chunk",
                      sluice_tensor_kind_name(tensor), chunk, spec->num_chunks, restore[chunk],
                      sluice_restore_choices(tensor, known));
@@ -52,7 +53,7 @@ static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
   return SLUICE_OK;
 }
 
-/* Rows of a chunk are where tokens want them only once all have returned: nothing may be bounded or done by parts. */
+/* Rows of a chunk are grouped by token only once all have returned: nothing may be bounded or called by parts. */
 static sluice_status_t check_cut(const sluice_template_spec_t* spec) {
   int kept = 1;
   for (int32_t i = 0; i < spec->num_chunks; ++i) kept &= sluice_restore_is_kept(spec->restore_input[i]);
@@ -218,10 +219,10 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
   schedule->num_ops = builder.num_ops;
   schedule->num_deps = num_deps;
   memcpy(schedule->ring, builder.ring, sizeof schedule->ring);
-  /* Of uniform policies the rings are exact, but that a shared T_M may hold back the copies of T_DI behind its own. */
+  /* With uniform policies the rings are exact, except that a shared T_M may delay the copies of T_DI. */
   if (is_mixed(spec) || (sluice_shares_act(spec) && spec->single_rank)) {
     SLUICE_TRY(sluice_template_tighten(schedule, SLUICE_T_DI));
-    /* T_M's second slot holds activated rows where they are shared: both are needed. */
+    /* If they are shared, T_M's second slot holds activated rows: both are needed. */
     if (!sluice_shares_act(spec)) SLUICE_TRY(sluice_template_tighten(schedule, sluice_pre_activation_of(spec)));
   }
   SLUICE_TRY(sluice_template_mark_releases(schedule));

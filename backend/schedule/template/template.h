@@ -1,4 +1,4 @@
-/* Makes templates of specs. */
+/* Builds templates from specs. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_
 #define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_
 
@@ -13,11 +13,11 @@ void sluice_template_destroy(sluice_template_t* schedule, sluice_allocator_t* al
 sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, void* memory,
                                            sluice_template_t** out_template);
 uint64_t sluice_template_bytes(int32_t num_chunks, int32_t has_two_levels);
-/* Ops that a template of n chunks has at most. */
+/* The most ops of a template of n chunks. */
 int32_t sluice_template_max_ops(int32_t num_chunks, int32_t has_two_levels);
 int32_t sluice_template_max_deps(int32_t num_chunks, int32_t has_two_levels);
 
-/* For readers of templates from elsewhere: an empty one of a checked spec with room for the most that n chunks can
+/* For readers of external templates: an empty template of a checked spec with space for the most that n chunks can
  * have, and, once it is filled and proved, its runs and hashes. Errors: INVALID_ARGUMENT, UNSUPPORTED (the spec),
  * NO_MEMORY. */
 sluice_status_t sluice_template_new(const sluice_template_spec_t* spec, sluice_allocator_t* allocator,

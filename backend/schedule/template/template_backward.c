@@ -5,7 +5,7 @@
 #include "backend/schedule/template/shared_ops.h"
 #include "backend/schedule/template/two_levels.h"
 
-/* A weight gradient reads T_DI after its chunk's rows have gone. */
+/* A weight gradient reads T_DI after its chunk's rows have left. */
 static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                                 int32_t later) {
   if (sluice_restore_is_offloaded(restore[later])) return 1;
@@ -35,7 +35,7 @@ static int reads_di(const sluice_template_spec_t* spec, int32_t i) {
          sluice_restore_is_computed_again(spec->restore_pre_activation[i]);
 }
 
-/* Policies of T_DI as far as this backward reads it: where it does not, the chunk needs no slot. */
+/* Policies of T_DI in this backward: a chunk whose T_DI it does not read needs no slot. */
 static void needed_di(const sluice_template_spec_t* spec, uint8_t* out_restore) {
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     out_restore[i] = reads_di(spec, i) ? spec->restore_input[i] : SLUICE_RESTORE_KEEP;
@@ -57,7 +57,7 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
                              ? RING_BETWEEN_LANES
                              : sluice_ring_of(spec, spec->restore_pre_activation, moving_m, backward_m_overlaps);
   ring[SLUICE_T_DDO] = ring[SLUICE_T_ROUTE] = deferred ? n : between;
-  /* As in forward: where all gradients arrive before the first returns, none may wait for a return. */
+  /* As in forward: if all gradients arrive before the first returns, none may wait for a return. */
   const int runs_ahead = deferred && !spec->bounded && !spec->single_rank && !spec->grouped;
   ring[SLUICE_T_DDI] = ring[SLUICE_T_DGATE] = runs_ahead ? n : between;
   if (!spec->callback) {
@@ -88,13 +88,13 @@ static void add_sending(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_add_node_dispatch(b, spec, again ? SLUICE_OP_NODE_DISPATCH : SLUICE_OP_NODE_DISPATCH_GRAD, i);
 }
 
-/* The exchange with which a chunk's rows begin to arrive. */
+/* The exchange that starts the arrival of a chunk's rows. */
 static int32_t first_sending(const sluice_template_spec_t* spec, int32_t i) {
   return sluice_restore_is_sent_again(spec->restore_input[i]) ? SLUICE_OP_REDISPATCH : SLUICE_OP_DISPATCH_GRAD;
 }
 
-/* Brings T_DI of a chunk back, where it was not kept. Other ranks may need a re-dispatch that this one does not.
- * is_sent: the exchange stands there already. */
+/* Restores T_DI of a chunk that was not kept. Other ranks may need a re-dispatch that this one does not. is_sent: the
+ * exchange has been added already. */
 static void add_restore_input(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
   int wanted = reads_di(spec, i);
   if (sluice_restore_is_offloaded(spec->restore_input[i]) && wanted)
@@ -193,10 +193,10 @@ static void add_copy_in_m(sluice_builder_t* b, const sluice_template_spec_t* spe
   sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_pre_activation_of(spec), SLUICE_T_HOST_M, i);
 }
 
-/* Everything a chunk's backward waits for: its rows first, since a recomputation needs nothing else. Which of the two
- * exchanges comes first may not depend on how T_M is restored, which is each rank's own affair; of two copies that of
- * T_M comes first, since T_DI is read by the weight gradients alone then. Where T_M's slot is shared, its copy waits
- * for the chunk before and is added with that. is_sent: the first of the exchanges stands there already. */
+/* Everything that a chunk's backward waits for: its rows first, since a recomputation needs nothing else. The order of
+ * the two exchanges may not depend on how T_M is restored, which each rank chooses; of two copies that of T_M comes
+ * first, since then only the weight gradients read T_DI. If T_M's slot is shared, its copy waits for the previous chunk
+ * and is added with that chunk. is_sent: the first of the exchanges has been added already. */
 static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
   const int32_t sent = is_sent ? first_sending(spec, i) : -1;
   if (!shares_dact(spec)) add_copy_in_m(b, spec, i);
@@ -204,7 +204,7 @@ static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec,
   add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
 }
 
-/* Gradients of chunk i return while chunk `next` leaves: one group. What of both is local follows. */
+/* Gradients of chunk i return while chunk `next` leaves, as one group. The local ops of both follow. */
 static void add_group(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int32_t next) {
   add_returning(b, spec, i);
   add_sending(b, spec, first_sending(spec, next), next);

@@ -1,4 +1,4 @@
-/* The template of a backward: where its chunks lie, then its ops in program order. Private to
+/* The template of a backward: homes of its chunks, then its ops in program order. Private to
  * backend/schedule/template. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_BACKWARD_H_
 #define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_BACKWARD_H_

@@ -5,8 +5,8 @@
 #include "backend/schedule/template/shared_ops.h"
 #include "backend/schedule/template/two_levels.h"
 
-/* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks on, the combine in between has
- * waited for the earlier chunk's GEMMs. Its copy has not been waited for. */
+/* Forward fills T_DI on the communication lane, up to two chunks ahead: two chunks later, the combine in between has
+ * waited for the earlier chunk's GEMMs, but not for its copy. */
 static int forward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                                int32_t later) {
   if (sluice_restore_is_offloaded(restore[earlier])) return 1;
@@ -15,21 +15,21 @@ static int forward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t
   return later - earlier == 1 || !has_combine;
 }
 
-/* The compute lane fills T_M and empties it; only the copy of an offloaded chunk still reads it [T_M needs two]. */
+/* The compute lane fills and empties T_M; only the copy of an offloaded chunk may still read it [T_M needs two]. */
 static int forward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                               int32_t later) {
   (void)spec, (void)later;
   return sluice_restore_is_offloaded(restore[earlier]);
 }
 
-/* All dispatches run ahead of all combines: then nothing may wait for a combine, so outputs have a slot each as well
- * [found with the sim device: with two slots computation stalls behind the last dispatch]. A group wants its two
- * exchanges in turns. */
+/* All dispatches run before all combines: then nothing may wait for a combine, so outputs have a slot each as well
+ * [found with the sim device: with two slots computation stalls after the last dispatch]. Groups need their two
+ * exchanges to alternate. */
 static int runs_ahead(const sluice_template_spec_t* spec, int32_t moving_di) {
   return moving_di == 0 && !spec->bounded && !spec->single_rank && !spec->grouped;
 }
 
-/* Dispatches that may run ahead of computation: all of them where every chunk has a slot of T_DI of its own. */
+/* Dispatches that may run ahead of computation: all of them if every chunk has its own slot of T_DI. */
 static int32_t forward_ahead(const sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t ring = b->ring[SLUICE_T_DI];
   if (spec->single_rank && ring > 0) return ring;
@@ -62,7 +62,7 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
     sluice_place_restored(b, pre_activation, SLUICE_T_KEPT_M, spec->restore_pre_activation);
   }
   if (sluice_shares_act(spec)) sluice_place_shared_act(b, spec, SLUICE_T_ACT);
-  /* A T_M that nobody wants afterwards is activated in place. */
+  /* A T_M that no later op reads is activated in place. */
   for (int32_t i = 0; i < n && !spec->callback && !spec->gated; ++i) {
     if (spec->keep && sluice_restore_is_stored(spec->restore_pre_activation[i])) continue;
     sluice_slot_ref_t m = sluice_builder_home(b, SLUICE_T_M, i);
@@ -70,7 +70,7 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
   }
 }
 
-/* A group is of one level (check_spec), so that nothing stands between its two exchanges. */
+/* A group has one level (check_spec), so its two exchanges are adjacent. */
 static void add_sending(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
   sluice_op_t* s = sluice_builder_add(b, SLUICE_OP_DISPATCH, i);
   sluice_op_write(b, s, SLUICE_T_SEND);
@@ -105,7 +105,7 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_read(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_ACT);
-  /* What is stored is the pre-activation with its biases. */
+  /* The pre-activation is stored with its biases. */
   if (spec->keep && sluice_restore_is_offloaded(spec->restore_pre_activation[i])) {
     sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_M, SLUICE_T_HOST_M, i);
   }
@@ -114,7 +114,7 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_write(b, g2, SLUICE_T_DO);
 }
 
-/* chunk: -1 where rows of all chunks are summed at once. */
+/* chunk: -1 if rows of all chunks are summed at once. */
 static void add_reduce(sluice_builder_t* b, int32_t chunk) {
   sluice_op_t* y = sluice_builder_add(b, SLUICE_OP_REDUCE, chunk);
   sluice_op_read(b, y, b->single_rank ? SLUICE_T_DO : SLUICE_T_RECV);
@@ -136,7 +136,7 @@ static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec,
   if (!spec->chunks_by_experts) add_reduce(b, i);
 }
 
-/* Chunk i returns while chunk `next` leaves. Experts wait for the rows that have come, tokens for nothing: those are
+/* Chunk i returns while chunk `next` leaves. Experts wait for the received rows, while no op waits for tokens: rows are
  * unpacked first. */
 static void add_group(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int32_t next) {
   add_returning(b, spec, i);

@@ -1,4 +1,4 @@
-/* The template of a forward: where its chunks lie, then its ops in program order. Private to
+/* The template of a forward: homes of its chunks, then its ops in program order. Private to
  * backend/schedule/template. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_FORWARD_H_
 #define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_FORWARD_H_

@@ -1,6 +1,6 @@
-/* The ops that an exchange in two levels adds. Between nodes a chunk's rows go once to each node, from a rank to the
- * one with the same local index there; within a node they go on to the ranks that own experts of them. Sums come back
- * the same way. Private to backend/schedule/template.
+/* The ops that an exchange in two levels adds. Between nodes a chunk's rows are sent once to each node, from a rank to
+ * the one with the same local index there; within a node they are forwarded to the ranks with their experts. Sums
+ * return the same way. Private to backend/schedule/template.
  *
  *   dispatch: tokens -> T_NODE    node_dispatch: T_NODE and own tokens -> T_RECV
  *   node_combine: T_DO -> T_NODE  combine: T_NODE -> T_RECV
@@ -11,15 +11,15 @@
 
 #include "backend/schedule/template/builder.h"
 
-/* Where the rows of a dispatch arrive. */
+/* The tensor in which the rows of a dispatch arrive. */
 static inline int32_t sluice_arrives_in(const sluice_template_spec_t* spec) {
   return sluice_has_two_levels(spec) ? SLUICE_T_NODE : SLUICE_T_RECV;
 }
 
-/* kind: NODE_DISPATCH or NODE_DISPATCH_GRAD, behind a dispatch; nothing in one level. */
+/* kind: NODE_DISPATCH or NODE_DISPATCH_GRAD, after a dispatch; nothing in one level. */
 void sluice_add_node_dispatch(sluice_builder_t* builder, const sluice_template_spec_t* spec, int32_t kind,
                               int32_t chunk);
-/* kind: NODE_COMBINE or NODE_COMBINE_GRAD, in front of a combine of two levels. */
+/* kind: NODE_COMBINE or NODE_COMBINE_GRAD, before a combine of two levels. */
 void sluice_add_node_combine(sluice_builder_t* builder, int32_t kind, int32_t chunk);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_TWO_LEVELS_H_ */

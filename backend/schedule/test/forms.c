@@ -30,7 +30,7 @@ static int any_offloaded(const uint8_t* restore, int32_t n) {
   return any;
 }
 
-/* A spec that means nothing is refused as such, before anything is built. */
+/* An invalid spec is rejected as such, before anything is built. */
 static void fail_of_builder(void) {
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
@@ -61,7 +61,7 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
                                          {1, SLUICE_WGRAD_CALL_LATER},
                                          {0, SLUICE_WGRAD_CALL_NOW}};
     if (spec.direction == SLUICE_FORWARD) {
-      if (x > 1 || spec.wgrad_mode || spec.reuse_saved) continue; /* mean nothing there */
+      if (x > 1 || spec.wgrad_mode || spec.reuse_saved) continue; /* meaningless there */
       if (x == 1) {                                               /* a forward without a backward */
         spec.keep = 0;
         memset(spec.restore_input, 0, sizeof spec.restore_input);

@@ -1,4 +1,4 @@
-/* The table of ops says everything of each kind: a kind that lacks something is named. */
+/* The table of ops is complete: the test names a kind that lacks something. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,7 +41,8 @@ static void OpTable_EveryKind_HasALane(void** state) {
   (void)state;
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     EXPECT(kind, sluice_op_lane(kind) >= 0 && sluice_op_lane(kind) < SLUICE_NUM_LANES, "lane");
-    /* Ranks issue the communication lane alike; an exchange elsewhere would be in no order with the others. */
+    /* All ranks issue the communication lane in the same order; an exchange on another lane would have no order with
+     * the others. */
     if (sluice_op_is_exchange(kind)) assert_int_equal(sluice_op_lane(kind), SLUICE_LANE_COMM);
   }
 }
@@ -56,7 +57,7 @@ static void OpTable_EveryKind_HasAPrice(void** state) {
   }
 }
 
-/* An op that writes nothing leaves nothing: nobody could wait for it, and nothing would say when a slot is free. */
+/* An op that writes nothing could not be waited for, and nothing would tell when a slot is free. */
 static void OpTable_EveryKind_SaysWhatItWrites(void** state) {
   (void)state;
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
@@ -70,7 +71,7 @@ static void note_kinds(const sluice_template_t* t, void* user) {
   for (int32_t i = 0; i < t->num_ops; ++i) seen[t->ops[i].kind] |= 1 << t->spec.direction;
 }
 
-/* What no template has, nothing else proves. */
+/* An op that is in no template is proved by nothing. */
 static void OpTable_EveryKind_StandsInTheTemplatesOfItsPasses(void** state) {
   (void)state;
   int32_t seen[SLUICE_OP_COUNT] = {0};

@@ -1,4 +1,4 @@
-/* The table of tensors says everything of each: one that lacks something is named. */
+/* The table of tensors is complete: the test names one that lacks something. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ static void TensorTable_EveryTensor_HasANameOfItsOwn(void** state) {
   }
 }
 
-/* Without an answer its slots would be freed, and filled with NaN in debug runs, as if nobody wanted them. */
+/* Otherwise its slots would be freed, and filled with NaN in debug runs, while they are still needed. */
 static void TensorTable_EveryTensor_SaysHowLongItLives(void** state) {
   (void)state;
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {

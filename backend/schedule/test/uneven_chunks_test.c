@@ -1,4 +1,4 @@
-/* Rows of chunks with halves at both ends. */
+/* Rows of chunks whose first and last have half the rows of the others. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* How fast the row kernels are beside memcpy, on one thread.
+/* Measures the speed of the row kernels and of memcpy, on one thread.
  *
  *   bazel run //backend/device/cpu:kernels_bench [-- ROWS WIDTH]
  *

@@ -1,9 +1,9 @@
-/* What the CPU's lanes take of a pass beside its jobs, which do nothing but last.
+/* Measures the time of a pass on the CPU's lanes beyond its jobs, which only spin.
  *
  *   bazel run //backend/device/cpu:lanes_bench [-- CHUNKS JOB_US PASSES]
  *
- * A forward: of each chunk two jobs of the communication lane, three of the calling thread behind them, and two of the
- * communication lane behind those; all first jobs of the chunks come first. Medians over the passes. */
+ * A forward: per chunk two jobs of the communication lane, then three of the calling thread, then two of the
+ * communication lane; the first jobs of all chunks come first. Medians over the passes. */
 #include <stdio.h>
 #include <stdlib.h>
 

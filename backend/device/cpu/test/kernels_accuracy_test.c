@@ -1,9 +1,9 @@
-/* The errors of the vectorised activations against libm in double, over the whole range of f32.
+/* Errors of the vectorised activations against libm in double, over the whole range of f32.
  *
- * Values are measured in ulps of the exact result, subnormal results included. A slope is a sum of two terms and passes
- * through 0, so its error is measured in ulps of the sum of its terms' sizes (of 2^-119 where that is less). The bounds
- * are the largest errors found, rounded up; they hold for the patterns that the stride visits and leave a little room
- * for the others. */
+ * Values are measured in ulps of the exact result, including subnormal results. A slope is a sum of two terms and
+ * passes through 0, so its error is measured in ulps of the sum of the magnitudes of its terms (of 2^-119 if that is
+ * smaller). The bounds are the largest errors found, rounded up; they hold for the patterns that the stride visits and
+ * leave some margin for the others. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,7 +26,7 @@ static double ulp_of(double x) {
   return ldexp(1, (exponent < -125 ? -125 : exponent) - 24);
 }
 
-/* The sizes of the two terms of f'(x). */
+/* The magnitudes of the two terms of f'(x). */
 static double slope_terms(int32_t activation, double x) {
   double s, dv = 1;
   if (activation == SLUICE_ACTIVATION_GELU) {
@@ -48,7 +48,7 @@ typedef struct {
   float at_value, at_tail, at_slope;
 } path_t;
 
-/* Error of `got` in units of `unit`; a NaN must meet a NaN, an infinity its like. */
+/* Error of `got` in units of `unit`; a NaN must match a NaN, an infinity the same infinity. */
 static double error_in(double got, double want, double unit) {
   if (isnan(want)) return isnan(got) ? 0 : INFINITY;
   if (isinf((float)want)) return (double)(float)want == got ? 0 : INFINITY;
@@ -88,7 +88,7 @@ static void measure(int32_t activation, const char* name, double bound_value, do
     for (int i = 0; i < BATCH; ++i, pattern += STRIDE) {
       uint32_t bits = pattern > UINT32_MAX ? special[i % 8] : (uint32_t)pattern;
       memcpy(&x[i], &bits, sizeof bits);
-      /* Half of the patterns are below 2^-63 or above 2^64, where f(x) is x/2, x or 0: a few of them are enough. */
+      /* Half of the patterns are below 2^-63 or above 2^64, where f(x) is x/2, x or 0: a few of them suffice. */
       uint32_t exponent = (bits >> 23) & 0xff;
       if ((exponent < 90 || exponent > 135) && i % 16 != 0) pattern += (uint64_t)STRIDE * 16;
       value[i] = sluice_activation_value(activation, x[i]);

@@ -1,7 +1,8 @@
 /* unit_backward of the plain kernels in f64 against central differences of unit_forward.
  *
  * With L = sum over rows i and h of weight[i] * dact[i, h] * act[i, h]:  dpre = dL/dpre, dweight = dL/dweight, and
- * act_w = dL/d dact. A step of 1e-5 leaves about 1e-10 of truncation and rounding; 1e-8 says that formulas agree. */
+ * act_w = dL/d dact. A step of 1e-5 leaves about 1e-10 of truncation and rounding error; 1e-8 shows that the formulas
+ * agree. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

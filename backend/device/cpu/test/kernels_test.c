@@ -1,8 +1,8 @@
 /* The vectorised kernels against the plain ones.
  *
  * Every entry gives the same bits as the plain version, for every dtype, width and stride, except activations, whose
- * tolerance is stated at `close_enough`. Data has random values of mixed sizes, outputs start as NaN, guard elements
- * behind every output must survive. */
+ * tolerance is stated at `close_enough`. Data has random values of mixed magnitudes, outputs start as NaN, and the
+ * guard elements after every output must survive. */
 #include "backend/device/cpu/kernels_paths.h"
 #include "backend/device/test/kernel_buffers.h"
 
@@ -13,7 +13,7 @@ static const sluice_kernels_t* ref;
 typedef void (*case_fn_t)(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width);
 
 /* Runs a case for every version of the kernels, dtype, width and number of rows: all widths with two rows, and some
- * with other numbers of rows. f64 is the plain version itself and needs one look. `few` leaves most wide widths out. */
+ * with other numbers of rows. f64 is the plain version itself and runs once. `few` skips most wide widths. */
 static void sweep_over(case_fn_t run, int few) {
   const sluice_kernels_t* paths[] = {sluice_cpu_kernels_avx512(), sluice_cpu_kernels_avx2(),
                                      sluice_cpu_kernels_portable()};
@@ -104,7 +104,7 @@ static void combine_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < width + 5; ++j) {
         double x = get(dtype, got.data, i * (width + 5) + j);
-        assert_int_equal(j >= width, isnan(x) != 0); /* -1 brings no NaN, and what lies between rows stays */
+        assert_int_equal(j >= width, isnan(x) != 0); /* -1 contributes no NaN, and padding between rows is unchanged */
         if (i == 1 && j < width) assert_true(x == 0);
       }
     }
@@ -174,7 +174,7 @@ static void dot_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t row
     ref->dot_rows(NULL, dtype, rows, width, a.data, b.data, stride, mode & 2, want.data);
     kernels->dot_rows(NULL, dtype, rows, width, a.data, b.data, stride, mode & 2, got.data);
     assert_same(&want, &got, "dot_rows");
-    /* Row by row: the bits do not depend on how many rows a call has. */
+    /* Row by row: the bits do not depend on the number of rows in a call. */
     size_t bytes = sluice_dtype_bytes(dtype);
     for (int64_t i = 0; i < rows; ++i) {
       kernels->dot_rows(NULL, dtype, 1, width, (char*)a.data + (size_t)(i * width) * bytes,
@@ -182,7 +182,7 @@ static void dot_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t row
     }
     assert_same(&want, &part, "dot_rows, row by row");
     for (int64_t i = 0; i < rows && !(mode & 2); ++i) {
-      /* 32 partial sums of w/32 terms each: error below (w/32 + 6) * 2^-24 of the sum of sizes. */
+      /* 32 partial sums of w/32 terms each: error below (w/32 + 6) * 2^-24 of the sum of magnitudes. */
       double sum = 0, sizes = 0;
       for (int64_t j = 0; j < width; ++j) {
         double problem = get(dtype, a.data, i * width + j) * get(dtype, b.data, i * stride + j);
@@ -254,10 +254,10 @@ static void SumColumns_AccumulatedInPieces_SameBitsAsWhole(void** state) {
 
 /* ---- activations ---------------------------------------------------------------------------------------------- */
 
-/* Relative to `size`, the sum of the sizes of the terms of the equation: 8 * 2^-24 for the activation (its errors are
- * in kernels_accuracy_test.c) and the few products around it, then one rounding to dtype: a value next to a tie may
- * fall on either side, a whole ulp apart, at most 2^-7 of it in bf16 and 2^-10 in f16. Subnormal f16 results are exact
- * to 2^-24. */
+/* Relative to `size`, the sum of the magnitudes of the terms of the equation: 8 * 2^-24 for the activation (its errors
+ * are in kernels_accuracy_test.c) and the few products around it, then one rounding to dtype: a value next to a tie may
+ * round to either side, a difference of one ulp, at most 2^-7 of it in bf16 and 2^-10 in f16. Subnormal f16 results are
+ * exact to 2^-24. */
 static int close_enough(int32_t dtype, double got, double want, double size) {
   double tolerance = 8 * 0x1p-24;
   if (dtype == SLUICE_DTYPE_F64) tolerance = 0;
@@ -276,7 +276,7 @@ static void assert_close(const buffer_t* want, const buffer_t* got, double round
   }
 }
 
-/* A few edges among the random values. */
+/* Adds edge cases to the random values. */
 static void sprinkle(buffer_t* b) {
   static const double edges[] = {0, -0.0, INFINITY, -INFINITY, NAN, -0.7517916, 60000, -60000, -20, 1e-7};
   if (b->count < 40) return;
@@ -358,7 +358,7 @@ static void ActivationBackward_EveryKind_CloseToPlain(void** state) {
   sweep_over(backward_case, 1);
 }
 
-/* The scalar for the gate and act_w use the bits that forward stored. */
+/* The gate's scalar and act_w use the bits that forward stored. */
 static void ActivationBackward_RecomputedAct_IsForwardsToTheBit(void** state) {
   (void)state;
   enum { R = 3, H = 77 };
@@ -436,7 +436,7 @@ static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
     buffer_t pre = random_buffer(dtype, rows * width), b1 = random_buffer(dtype, in_turn ? 2 * hidden : hidden);
     buffer_t b3 = random_buffer(dtype, hidden), dact = random_buffer(dtype, rows * hidden);
     buffer_t w = random_buffer(SLUICE_DTYPE_F32, rows);
-    if (!bias) sprinkle(&pre); /* edges in forward only: a slope beside 60000 has terms of that size */
+    if (!bias) sprinkle(&pre); /* edge cases only in forward: a slope at 60000 has terms of that magnitude */
     buffer_t pre2 = copy_of(&pre), act = buffer(dtype, rows * hidden), act2 = buffer(dtype, rows * hidden);
     const void* p1 = bias ? b1.data : NULL;
     const void* p3 = bias && unit->gated == SLUICE_GATED_HALVES ? b3.data : NULL;
@@ -452,7 +452,7 @@ static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
              dw = buffer(SLUICE_DTYPE_F32, rows);
     buffer_t act_w2 = copy_of(&act_w), dw2 = copy_of(&dw);
     ref->unit_backward(NULL, dtype, unit, rows, hidden, pre.data, dact.data, w.data, dpre.data, act_w.data, dw.data);
-    /* In place at once: dpre over pre, act_w over dact. */
+    /* In place: dpre over pre, act_w over dact. */
     kernels->unit_backward(NULL, dtype, unit, rows, hidden, pre2.data, dact.data, w.data, pre2.data, dact.data,
                            dw2.data);
     /* Values below 6 + 6 with their biases: the terms of a slope are below 12 * 12 * 3 * 3. */
@@ -468,7 +468,7 @@ static void Unit_EveryKind_CloseToPlain(void** state) {
   sweep_over(unit_case, 1);
 }
 
-/* The same numbers in halves and in turn: the same bits, however wide the blocks are. */
+/* The same numbers in halves and interleaved: the same bits, whatever the block width. */
 static void Unit_InterleavedAndHalves_SameBits(void** state) {
   (void)state;
   enum { R = 3, H = 1100 };

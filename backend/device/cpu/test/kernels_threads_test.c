@@ -1,5 +1,5 @@
-/* Kernels over a pool: the same bits as on one thread, for every entry and dtype, any number of threads and fewer than
- * were asked for; and none asked for where there is little to do, inside a parallel region, or in a lane that forgoes
+/* Kernels over a pool: the same bits as on one thread, for every entry and dtype, any number of threads, and fewer
+ * threads than requested. No threads are requested for little work, inside a parallel region, or in a lane that forgoes
  * them. */
 #include <pthread.h>
 
@@ -8,7 +8,7 @@
 
 enum { ROWS = 301, WIDTH = 1030, K = 2 };
 
-/* A pool that runs its threads one after the other, the last first, as many as asked for or fewer. */
+/* A pool that runs its threads sequentially, the last first, as many as requested or fewer. */
 static int pool_max = 1, pool_fewer, pool_given, pool_index, pool_inside, pool_asked;
 static int fake_max(void) { return pool_max; }
 static int fake_given(void) { return pool_given; }
@@ -24,7 +24,7 @@ static const sluice_threads_t fake_pool = {fake_parallel, fake_max, fake_given, 
 
 static const sluice_kernels_t *plain, *over;
 
-/* Runs `call` on one thread and on several: `out`, and `more` where it is not NULL, hold the same bits. */
+/* Runs `call` on one thread and on several: `out`, and `more` if it is not NULL, must have the same bits. */
 typedef void (*call_fn_t)(const sluice_kernels_t* kernels, int32_t dtype, buffer_t* out, buffer_t* more);
 
 static void compare(const char* what, call_fn_t call, int32_t dtype, int64_t out, int32_t dtype_more, int64_t more) {
@@ -78,7 +78,7 @@ static void gather(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buff
   k->gather_rows(NULL, dtype, ROWS, WIDTH, data_of(dtype), WIDTH + 2, places, out->data);
 }
 
-/* Runs that parts cut anywhere, an empty one among them. */
+/* Runs of rows that parts cut anywhere, including an empty run. */
 static void move(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
   (void)more;
   const sluice_row_run_t runs[] = {{ROWS, 7, 190}, {5, 0, 0}, {3, 0, 7}, {2 * ROWS, 198, ROWS - 198}};
@@ -107,7 +107,7 @@ static void activate_ungated(const sluice_kernels_t* k, int32_t dtype, buffer_t*
   k->activation_forward(NULL, dtype, SLUICE_ACTIVATION_GELU, 0, ROWS, WIDTH, out->data, NULL, NULL, out->data);
 }
 
-/* In place, as a pass does it: dpre is pre, act_w is dact. */
+/* In place, as in a pass: dpre is pre, act_w is dact. */
 static float dweight[ROWS];
 
 static void backward(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffer_t* more) {
@@ -194,7 +194,8 @@ static void Threads_LittleToDoOrNoneToSpare_OneIsTaken(void** state) {
   buffer_t out = buffer(SLUICE_DTYPE_F32, ROWS * WIDTH);
   pool_max = 4;
   pool_asked = 0;
-  const int64_t few = SLUICE_KERNELS_THREAD_BYTES / (WIDTH * 4); /* in and out: just below what two threads would get */
+  /* in and out: just below the threshold for two threads */
+  const int64_t few = SLUICE_KERNELS_THREAD_BYTES / (WIDTH * 4);
   over->gather_rows(NULL, SLUICE_DTYPE_F32, few, WIDTH, data_of(SLUICE_DTYPE_F32), WIDTH, places, out.data);
   pool_inside = 1;
   gather(over, SLUICE_DTYPE_F32, &out, NULL);

@@ -1,4 +1,4 @@
-/* What the CPU device says of a pass's waits, when it is asked. */
+/* The waits of a pass that the CPU device reports on request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 enum { TRIES = 50 };
 
-/* Op 0 is on the communication lane and takes its time; op 1, on the calling thread, waits for it. */
+/* Op 0 is on the communication lane and takes some time; op 1, on the calling thread, waits for it. */
 static sluice_status_t work(void* user, int32_t index, sluice_stream_t stream) {
   (void)user, (void)stream;
   const struct timespec nap = {.tv_nsec = 2000000};
@@ -33,7 +33,7 @@ static void Waits_AskedFor_AreCountedForThatPass(void** state) {
   sluice_device_t* device = NULL;
   assert_int_equal(sluice_cpu_device_create(sluice_process_allocator(), &device), SLUICE_OK);
   device->counts_waits = 1;
-  int tries = 0; /* a busy machine may give the lane its 2 ms before the caller comes to wait */
+  int tries = 0; /* on a busy machine the lane may finish its 2 ms before the caller starts to wait */
   do run_pass(device);
   while (device->waits.caller_ns == 0 && ++tries < TRIES);
   const sluice_lane_waits_t* waits = &device->waits;
@@ -57,7 +57,8 @@ static void Waits_NotAskedFor_AreNotCounted(void** state) {
   device->vtable->destroy(device);
 }
 
-/* Ops 0 .. LAST are on the calling thread, and give the lane time to be woken in vain; op LAST + 1 waits for the last.
+/* Ops 0 .. LAST are on the calling thread and leave time for a needless wake-up of the lane; op LAST + 1 waits for the
+ * last.
  */
 enum { LAST = 20 };
 
@@ -74,7 +75,7 @@ static void Lane_WaitingForTheLastOfMany_IsWokenOnce(void** state) {
   sluice_device_t* device = NULL;
   assert_int_equal(sluice_cpu_device_create(sluice_process_allocator(), &device), SLUICE_OK);
   device->counts_waits = 1;
-  uint64_t posts = 0; /* none in a pass whose lane comes to sleep later than the last has ended */
+  uint64_t posts = 0; /* none in a pass whose lane goes to sleep after the last op has ended */
   for (int pass = 0; pass < 3 || (posts == 0 && pass < TRIES); ++pass) {
     assert_int_equal(device->vtable->begin(device, LAST + 2, nap, NULL, NULL), SLUICE_OK);
     for (int32_t i = 0; i <= LAST + 1; ++i) {
@@ -85,7 +86,7 @@ static void Lane_WaitingForTheLastOfMany_IsWokenOnce(void** state) {
       assert_int_equal(device->vtable->submit(device, &job), SLUICE_OK);
     }
     assert_int_equal(device->vtable->join(device), SLUICE_OK);
-    /* The lane, however long it has slept, and the caller at the end, unless the lane was faster. */
+    /* One for the lane, however long it has slept, and one for the caller at the end, unless the lane was faster. */
     assert_true(device->waits.num_wakes <= 2 && device->waits.num_caller_wakes <= 1);
     posts = device->waits.num_caller_posts;
     assert_true(posts <= 1);

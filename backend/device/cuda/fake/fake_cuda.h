@@ -1,12 +1,12 @@
-/* A CUDA driver that runs on the CPU: for tests. One per process.
+/* A CUDA driver for tests that runs on the CPU. One per process.
  *
- * Streams are recorded queues. What is enqueued runs, in stream order and after the events it waits for, as soon as it
- * can: whenever any call comes in, and while a host wait goes on. Kernels are the CPU build of the same source. Eight
- * devices exist; device memory is malloc's, so sanitizers see kernels that read or write outside it.
+ * Streams are recorded queues. Enqueued work runs, in stream order and after the events it waits for, as soon as it
+ * can: on any call, and during a host wait. Kernels are the CPU build of the same source. Eight devices exist; device
+ * memory is malloc's, so sanitizers see kernels that read or write outside it.
  *
- * Besides, every access of a copy, memset, kernel, GEMM and message is noted with a vector clock that follows
- * streams, events and host waits alone, never the time at which something ran: hazards() counts pairs of conflicting
- * accesses that nothing orders.
+ * In addition, every access of a copy, memset, kernel, GEMM and message is recorded with a vector clock that follows
+ * only streams, events and host waits, never the time at which something ran: hazards() counts pairs of conflicting
+ * accesses without an order.
  *
  * Thread-safe, so that ranks may be threads. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_CUDA_H_
@@ -16,104 +16,108 @@
 
 enum { SLUICE_FAKE_CUDA_DEVICES = 8 };
 
-/* Forgets everything and starts anew. No device may be alive. */
+/* Resets all state. No device may be alive. */
 void sluice_fake_cuda_reset(void);
 const sluice_cuda_driver_t* sluice_fake_cuda_driver(void);
-/* An image that the fake takes: its kernels are linked in. */
+/* An image that the fake accepts: its kernels are linked in. */
 sluice_cuda_image_t sluice_fake_cuda_image(void);
 
-/* The call with this number, counted from now, fails with `code` and has no effect, except that what should be released
- * is. < 0: none. Error texts are not counted. */
+/* The call with this number, counted from now, fails with `code` and has no effect, except that resources to be
+ * released are. < 0: none. Calls for error texts are not counted. */
 void sluice_fake_cuda_fail_call(int64_t nth, int code);
 /* Calls since the last fail_call. */
 int64_t sluice_fake_cuda_calls(void);
-/* Whether the planned failure has happened. */
+/* Whether the planned failure has occurred. */
 int sluice_fake_cuda_failed(void);
 
-/* The allocation of device or page-locked memory with this number, counted from now, finds none. < 0: each does. */
+/* The allocation of device or page-locked memory with this number, counted from now, fails. < 0: none. */
 void sluice_fake_cuda_refuse(int64_t nth);
-int sluice_fake_cuda_refused(void); /* whether it has happened */
+int sluice_fake_cuda_refused(void); /* whether that has occurred */
 
-/* Streams (but those of open_stream), events, libraries, contexts and memory that live; a line about them in `out`. */
+/* Live streams (except those of open_stream), events, libraries, contexts and memory; a line about them in `out`. */
 int64_t sluice_fake_cuda_live(char* out, size_t out_bytes);
 int64_t sluice_fake_cuda_host_waits(void);
-int64_t sluice_fake_cuda_queries(void); /* cuEventQuery: how a header polls */
+int64_t sluice_fake_cuda_queries(void); /* number of cuEventQuery calls: how a header polls */
 int64_t sluice_fake_cuda_launches(void);
-int sluice_fake_cuda_has_kernel(const char* name); /* looked up since the reset, as a launch does first */
+int sluice_fake_cuda_has_kernel(const char* name); /* looked up since the reset, as the first launch does */
 
 void sluice_fake_cuda_set_version(int version);
-void sluice_fake_cuda_set_numa_node(int32_t node); /* of every device; < 0: this driver does not know that attribute */
-int64_t sluice_fake_cuda_registered_bytes(void);   /* page-locked in place by cuMemHostRegister */
+void sluice_fake_cuda_set_numa_node(int32_t node);       /* of every device; < 0: the driver lacks that attribute */
+int64_t sluice_fake_cuda_registered_bytes(void);         /* page-locked in place by cuMemHostRegister */
 void sluice_fake_cuda_set_memory(uint64_t device_bytes); /* of each device, free and total */
 
-/* A stream of the host, as a framework's; released by close_stream. */
+/* A stream of the host, like a framework's; released by close_stream. */
 void* sluice_fake_cuda_open_stream(int32_t ordinal);
 void sluice_fake_cuda_close_stream(void* stream);
 int sluice_fake_cuda_priority(void* stream);
-/* As the record of calls names them: the device of a stream, and its number. Locked. */
+/* The device of a stream and its number in the record of calls. Locked. */
 int32_t sluice_fake_stream_rank(void* stream);
 int32_t sluice_fake_stream_number(void* stream);
 void sluice_fake_cuda_set_capturing(void* stream, int capturing);
 
-/* Capture, as the host's framework does it, thread-local: what this thread then enqueues on the stream, and on streams
- * that wait for it, becomes a graph and does not run. Calls that a capture does not allow, of this thread or on such a
- * stream, fail with 900 and spoil it: waits and queries, memory, streams, events and kernels that are made, copies of
- * pageable memory. Waiting for an event of before the capture, or for one of the capture after it, fails as well. */
+/* Capture as the host's framework does it, thread-local: work that this thread then enqueues on the stream, and on
+ * streams that wait for it, becomes a graph and does not run. Calls that a capture does not allow, from this thread or
+ * on such a stream, fail with 900 and invalidate it: waits and queries, creation of memory, streams, events and
+ * kernels, copies of pageable memory. Waiting for an event recorded before the capture, or after the capture for one
+ * recorded in it, fails as well. */
 typedef struct sluice_fake_graph_s sluice_fake_graph_t;
 void sluice_fake_cuda_begin_capture(void* stream);
-/* 0 and the graph; 901: spoiled; 904: a stream was not joined. */
+/* 0 and the graph; 901: invalidated; 904: a stream was not joined. */
 int sluice_fake_cuda_end_capture(void* stream, sluice_fake_graph_t** out_graph);
-/* Enqueues it, in the order that its events say, after what the stream holds. */
+/* Enqueues it, in the order of its events, after the work on the stream. */
 void sluice_fake_cuda_launch_graph(sluice_fake_graph_t* graph, void* stream);
 void sluice_fake_cuda_destroy_graph(sluice_fake_graph_t* graph); /* accepts NULL; not while it runs */
-/* Memory of a device for the host's own tensors: no calls of the driver, and not counted as alive. */
+/* Device memory for the host's own tensors: no driver calls, and not counted as alive. */
 void* sluice_fake_cuda_take(int32_t ordinal, uint64_t bytes);
 void sluice_fake_cuda_give(void* data);
 int32_t sluice_fake_current_device(void); /* of the calling thread's context; -1: it has none */
-/* Runs what can run; true when nothing is left in this stream. */
+/* Runs everything that can run; true if the stream is empty then. */
 int sluice_fake_cuda_idle(void* stream);
 
-/* The wait with this number, counted from now, is not done: a planted hazard. < 0: none. */
+/* Drops the wait with this number, counted from now: a planted hazard. < 0: none. */
 void sluice_fake_cuda_drop_wait(int64_t nth);
-/* 0 under ThreadSanitizer: what a wait that is left out no longer orders may be a race between threads of this process
- * too, where ranks are threads. */
+/* 0 under ThreadSanitizer: where ranks are threads, a dropped wait may also leave a race between threads of this
+ * process. */
 int sluice_fake_cuda_may_drop_waits(void);
 int64_t sluice_fake_cuda_waits(void); /* since the last drop_wait */
-/* The same by rank, whose threads say who they are: numbers then do not depend on how ranks run beside each other. */
+/* The same by rank, whose threads identify themselves: numbers then do not depend on how ranks interleave. */
 void sluice_fake_cuda_this_is(int32_t rank); /* the calling thread; 0 otherwise */
 void sluice_fake_cuda_drop_wait_of(int32_t rank, int64_t nth);
 int64_t sluice_fake_cuda_waits_of(int32_t rank);
 /* Pairs of accesses to the same bytes, one of them a write, that no chain of stream order, events and host waits
- * orders; the first of them in words. */
+ * orders; describes the first of them. */
 int64_t sluice_fake_cuda_hazards(char* out, size_t out_bytes);
 void sluice_fake_cuda_forget_accesses(void);
 
-/* For fakes of libraries that work on streams: enqueues an operation. It runs once ready() says so (NULL: at once);
- * `user` is freed by drop(), after it ran or when its stream goes. All three are called with the fake's lock held. */
+/* For fakes of libraries that work on streams: enqueues an operation. It runs once ready() returns nonzero (NULL: at
+ * once); drop() frees `user` after it ran or when its stream is destroyed. All three are called with the fake's lock
+ * held. */
 typedef struct sluice_fake_moment_s sluice_fake_moment_t;
 typedef struct sluice_fake_op_s {
   int (*ready)(void* user);
   void (*run)(void* user);
   void (*drop)(void* user);
   void* user;
-  /* It has its place in a stream: notes its accesses, or the moment for later. */
+  /* Called when it has its place in a stream: records its accesses, or keeps the moment for later. */
   void (*note)(void* user, const sluice_fake_moment_t* moment);
-  /* Another user for the same operation: what a graph enqueues in each launch. NULL: it cannot be captured. */
+  /* A copy of `user` for the same operation, which a graph enqueues at each launch. NULL: it cannot be captured. */
   void* (*again)(const void* user);
 } sluice_fake_op_t;
-/* Runs what can run, or adds to the graph where the stream is being captured. Locked. */
+/* Runs everything that can run, or adds to the graph if the stream is being captured. Locked. */
 void sluice_fake_cuda_enqueue(void* stream, const sluice_fake_op_t* op);
-/* The lock, and a wake-up for those who wait under it. */
+/* The lock, and a wake-up for threads that wait under it. */
 void sluice_fake_cuda_lock(void);
 void sluice_fake_cuda_unlock(void);
-void sluice_fake_cuda_pump(void); /* locked: runs what can run */
-/* From now on who sleeps under the lock looks every so often whether something has moved: other processes do. */
+void sluice_fake_cuda_pump(void); /* locked: runs everything that can run */
+/* From now on threads that sleep under the lock poll, since other processes make progress too. */
 void sluice_fake_cuda_look_again(void);
-/* Locked: memory of the calling thread's device for a library's own allocator; the driver's code. free does not wait.
+/* Locked: memory of the calling thread's device for a library's own allocator; returns the driver's code. free does not
+ * wait.
  */
 int sluice_fake_cuda_allocate(uint64_t bytes, void** out_data);
 int sluice_fake_cuda_free(void* data);
-/* When an operation was enqueued, for accesses that are known only as it runs (rows behind an index). */
+/* The moment at which an operation was enqueued, for accesses that are known only when it runs (rows selected by an
+ * index). */
 enum { SLUICE_FAKE_CUDA_STREAMS = 64 };
 struct sluice_fake_moment_s {
   int32_t stream;
@@ -121,7 +125,7 @@ struct sluice_fake_moment_s {
   int64_t clock[SLUICE_FAKE_CUDA_STREAMS];
 };
 void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write);
-/* All accesses of a kernel of the image. Locked. (kernel_accesses.c) */
+/* Records all accesses of a kernel of the image. Locked. (kernel_accesses.c) */
 void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fake_moment_t* moment);
 
 /* The CPU build of a kernel, or NULL; *out_bytes: the size of its argument struct. (emulated_kernels.cc) */

@@ -1,4 +1,4 @@
-/* Accesses to memory, each with the clock of its place in its stream, and the pairs that nothing orders. */
+/* Records accesses to memory, each with the clock of its place in its stream, and finds pairs without an order. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,12 +21,12 @@ static int64_t add_clock(const sluice_fake_moment_t* moment) {
   return w->num_clocks++;
 }
 
-/* Rows that lie one behind the other are one access. */
+/* Adjacent rows are one access. */
 void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* data, uint64_t bytes, int is_write) {
   sluice_fake_world_t* w = &sluice_fake_world;
   if (bytes == 0 || data == NULL) return;
   sluice_fake_count_bytes(bytes, is_write);
-  if (sluice_fake_is_dry()) return; /* a dry run writes no contents; runs that execute check the order */
+  if (sluice_fake_is_dry()) return; /* a dry run writes no contents; real runs check the order */
   access_t* last = w->num_accesses > 0 ? &w->accesses[w->num_accesses - 1] : NULL;
   if (last != NULL && (last->stream != moment->stream || last->count != moment->count)) last = NULL;
   const int64_t block = sluice_fake_block_number(data);
@@ -45,7 +45,7 @@ void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* da
                                               .bytes = bytes};
 }
 
-/* Whether one of the two is over before the other begins. */
+/* Whether one of the two ends before the other begins. */
 static int ordered(const access_t* a, const access_t* b) {
   const fake_clock_t* clocks = sluice_fake_world.clocks;
   return clocks[b->clock].at[a->stream] >= a->count || clocks[a->clock].at[b->stream] >= b->count;

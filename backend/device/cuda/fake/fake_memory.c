@@ -1,11 +1,11 @@
-/* Memory of devices, pinned memory, and memory of others that was registered. */
+/* Device memory, pinned memory, and registered memory of the host. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "backend/device/cuda/fake/fake_world.h"
 
-enum { MOST_FILLED = 1 << 20 }; /* cuBLAS's workspace is 32 MiB that nobody here touches */
+enum { MOST_FILLED = 1 << 20 }; /* cuBLAS's workspace is 32 MiB that the fakes never touch */
 
 int64_t sluice_fake_block_number(const char* data) {
   for (int i = 0; i < sluice_fake_world.num_places; ++i) {
@@ -25,7 +25,7 @@ int sluice_fake_is_on_device(const char* data) {
   return 0;
 }
 
-/* The first free place; NULL: there is none. */
+/* The first free entry; NULL if there is none. */
 static block_t* free_place(void) {
   sluice_fake_world_t* w = &sluice_fake_world;
   int32_t i = 0;
@@ -35,7 +35,7 @@ static block_t* free_place(void) {
   return &w->blocks[i];
 }
 
-/* Of a dry run: pages come when they are touched, and nothing touches rows. Memory of its own or NULL. */
+/* For a dry run: pages are mapped when touched, and nothing touches rows. NULL if it fails. */
 static void* reserve(uint64_t bytes) {
   void* data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return data == MAP_FAILED ? NULL : data;
@@ -63,7 +63,7 @@ static int take_block(uint64_t bytes, int32_t ordinal, void** out_data) {
     if (block->data == NULL) return SLUICE_CU_OUT_OF_MEMORY;
   } else {
     if (posix_memalign(&block->data, 256, bytes) != 0) return SLUICE_CU_OUT_OF_MEMORY;
-    memset(block->data, 0xa5, bytes < MOST_FILLED ? bytes : MOST_FILLED); /* what was there before */
+    memset(block->data, 0xa5, bytes < MOST_FILLED ? bytes : MOST_FILLED); /* stale contents */
   }
   block->bytes = bytes;
   block->ordinal = ordinal;
@@ -80,7 +80,7 @@ static int is_refused(void) {
   return 1;
 }
 
-/* For the library, which a test may refuse it. */
+/* For the library; a test may make it fail. */
 static int take_library_block(uint64_t bytes, int32_t ordinal, void** out_data) {
   return is_refused() ? SLUICE_CU_OUT_OF_MEMORY : take_block(bytes, ordinal, out_data);
 }
@@ -133,7 +133,7 @@ static int32_t ordinal_of(const void* data) {
   return -1;
 }
 
-/* As the real one: waits for everything on the block's device. */
+/* Like the real one, it waits for everything on the block's device. */
 int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
   void* data = (void*)(uintptr_t)pointer;
   sluice_fake_cuda_lock();
@@ -147,7 +147,7 @@ int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
   return code != 0 ? code : freed;
 }
 
-/* Of the current device. What comes after is not ordered by it here: nobody may rely on a wait for everything. */
+/* Of the current device. Later work is not ordered by it here: callers may not rely on a wait for everything. */
 int sluice_fake_cuCtxSynchronize(void) {
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();

@@ -1,4 +1,4 @@
-/* Queues of streams, and what runs when: as soon as it can, streams with high numbers first. */
+/* The queues of streams: work runs as soon as it can, streams with high numbers first. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,7 @@ static int run_head(fake_stream_t* stream) {
   return 1;
 }
 
-/* The streams with high numbers first: no test may rely on an order between streams. */
+/* Streams with high numbers first, so that no test relies on an order between streams. */
 void sluice_fake_cuda_pump(void) {
   for (int moved = 1; moved;) {
     moved = 0;

@@ -6,7 +6,8 @@
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 
-/* Headers, counts and tables of routes are smaller. Rows of so few bytes are copied for nothing, which does no harm. */
+/* Headers, counts and tables of routes are smaller. Rows of at most this size are copied needlessly, which does no
+ * harm. */
 #define MOST_CARRIED ((uint64_t)1 << 20)
 
 static struct {
@@ -14,7 +15,7 @@ static struct {
   sluice_fake_event_t* events;
   sluice_fake_part_t* parts;
   int64_t num_events, room_events, num_parts, room_parts;
-  int64_t counted; /* event whose bytes are being noted */
+  int64_t counted; /* event whose bytes are being counted */
 } record = {.counted = -1};
 
 int sluice_fake_is_dry(void) { return record.is_dry; }

@@ -1,9 +1,9 @@
-/* What the fake driver and its libraries see, as data: the calls of every rank in the order in which its host makes
- * them, with what each does on the device. A virtual clock walks it (python_plugin/sluice/planning/device_clock.py).
+/* Records the calls to the fake driver and its libraries: those of every rank in the order of its host's calls, with
+ * their work on the device. A virtual clock walks the record (python_plugin/sluice/planning/device_clock.py).
  *
- * Dry: work that only fills rows is recorded and not done, so that a layer of any size takes milliseconds. Kernels that
- * order routes run, since the host reads what they count; so do copies and messages that are too small to be rows. All
- * other kernels, GEMMs and messages do not. Memory is reserved without pages: what nothing touches takes none. */
+ * Dry: work that only fills rows is recorded and not executed, so that a layer of any size takes milliseconds. Kernels
+ * that order routes run, since the host reads their counts; so do copies and messages that are too small to be rows.
+ * All other kernels, GEMMs and messages do not. Memory is reserved without pages, so untouched memory takes none. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_RECORD_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_RECORD_H_
 
@@ -12,27 +12,28 @@
 
 typedef enum sluice_fake_event_kind_e {
   SLUICE_FAKE_LAUNCH = 0,
-  SLUICE_FAKE_COPY,       /* name: where to */
+  SLUICE_FAKE_COPY,       /* name: direction */
   SLUICE_FAKE_FILL,       /* the driver's memset */
   SLUICE_FAKE_GEMM,       /* name: the entry; parts: m, n, k */
   SLUICE_FAKE_MESSAGES,   /* one group of NCCL's; parts: peer, bytes sent, bytes received */
   SLUICE_FAKE_RECORD,     /* an event is recorded */
   SLUICE_FAKE_WAIT,       /* a stream waits for one */
-  SLUICE_FAKE_HOST_WAIT,  /* the host sees that one has passed; name: how */
+  SLUICE_FAKE_HOST_WAIT,  /* the host sees that an event has passed; name: the call */
   SLUICE_FAKE_HOST_DRAIN, /* the host waits for a stream */
-  SLUICE_FAKE_HOST_CALL,  /* what a settled pass should not call: memory, streams, events that are made; name */
-  SLUICE_FAKE_MARK        /* what the host says of itself; name */
+  SLUICE_FAKE_HOST_CALL, /* calls that a steady-state pass should not make: creation of memory, streams, events; name */
+  SLUICE_FAKE_MARK       /* a mark set by the host; name */
 } sluice_fake_event_kind_t;
 
-/* Unused members are 0. A rank is the device whose stream or context it is. */
+/* Unused members are 0. A rank is the device of the stream or context. */
 typedef struct sluice_fake_event_s {
   sluice_fake_event_kind_t kind;
   int32_t rank, stream;
-  const char* name;       /* of static storage */
-  int64_t ticket;         /* number of a record of an event */
-  int64_t units, length;  /* of a kernel: what warps take one at a time, and elements of one (bytes, where rows move) */
+  const char* name; /* of static storage */
+  int64_t ticket;   /* number of a record of an event */
+  /* of a kernel: units, of which a warp takes one at a time, and elements per unit (bytes for moved rows) */
+  int64_t units, length;
   uint64_t reads, writes; /* bytes */
-  int64_t comm, number;   /* of a group: its communicator, and its place among that one's */
+  int64_t comm, number;   /* of a group: its communicator, and its number within it */
   int64_t first, count;   /* of its parts */
 } sluice_fake_event_t;
 
@@ -42,21 +43,21 @@ typedef struct sluice_fake_part_s {
 
 /* Until the next reset. */
 void sluice_fake_cuda_make_dry(void);
-/* Forgets what was recorded; from now on calls are, or are not. */
+/* Clears the record; from now on calls are recorded, or not. */
 void sluice_fake_cuda_record(int on);
 void sluice_fake_cuda_mark(int32_t rank, const char* name);       /* of static storage */
-int64_t sluice_fake_cuda_recorded(sluice_fake_event_kind_t kind); /* how many */
-/* JSON: a list for each event, [kind, rank, ...], the list of a rank's in the order of its calls. */
+int64_t sluice_fake_cuda_recorded(sluice_fake_event_kind_t kind); /* number of recorded events of a kind */
+/* JSON: a list for each event, [kind, rank, ...]; the events of a rank in the order of its calls. */
 void sluice_fake_cuda_write_record(FILE* out);
 
 /* For the fakes, all locked. note_event: its number, -1 while nothing is recorded; parts are copied. */
 int64_t sluice_fake_note_event(const sluice_fake_event_t* event, const sluice_fake_part_t* parts);
-/* Bytes that are noted until the next call belong to that event; -1: to none. */
+/* Bytes that are counted until the next call belong to that event; -1: to none. */
 void sluice_fake_count_bytes_for(int64_t event);
 void sluice_fake_count_bytes(uint64_t bytes, int is_write);
 int sluice_fake_is_dry(void);
 int sluice_fake_is_recorded(void);
-int sluice_fake_is_carried(uint64_t bytes); /* whether a copy or message of that size is done */
+int sluice_fake_is_carried(uint64_t bytes); /* whether a copy or message of that size is executed */
 int sluice_fake_is_executed(const char* kernel);
 void sluice_fake_forget_record(void); /* of a reset */
 

@@ -1,4 +1,4 @@
-/* The driver's streams and events, and the waits that a test leaves out. */
+/* The driver's streams and events, and the waits that a test drops. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@ fake_stream_t* sluice_fake_new_stream(int32_t ordinal, int32_t is_hosts) {
   for (int32_t i = SLUICE_FAKE_CUDA_DEVICES; i < MAX_STREAMS; ++i) {
     fake_stream_t* stream = &sluice_fake_world.streams[i];
     if (stream->live) continue;
-    int64_t count = stream->clock.at[i]; /* of its predecessor in this place */
+    int64_t count = stream->clock.at[i]; /* of the previous stream in this entry */
     *stream = (fake_stream_t){.live = 1, .index = i, .ordinal = ordinal, .is_hosts = is_hosts};
     stream->clock.at[i] = count;
     stream->tail = &stream->head;
@@ -129,7 +129,7 @@ int sluice_fake_cuEventRecord(void* handle, void* stream_handle) {
 
 static _Thread_local int32_t this_rank;
 
-/* Counts a wait; whether it is the one to be left out. */
+/* Counts a wait; returns whether to drop it. */
 static int is_left_out(void) {
   const int64_t of_all = sluice_fake_world.waits++, of_rank = sluice_fake_world.waits_of[this_rank]++;
   if (sluice_fake_world.drop_rank < 0) return of_all == sluice_fake_world.drop_at;

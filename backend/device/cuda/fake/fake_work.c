@@ -1,4 +1,4 @@
-/* What runs on streams: copies, fills and kernels, which are linked in. */
+/* Work on streams: copies, fills and kernels, which are linked in. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static void* copy_again(const void* user) {
   return kept;
 }
 
-/* Where a copy ends; memory of a dry host's tensors is the device's. */
+/* The direction of a copy; tensors of a dry host are in device memory. */
 static const char* way_of(const copy_t* copy) {
   const int to_device = sluice_fake_is_on_device(copy->to), from_device = sluice_fake_is_on_device(copy->from);
   if (to_device && from_device) return "device";
@@ -144,7 +144,7 @@ typedef struct launch_s {
   int64_t event; /* in the record */
   sluice_emulated_kernel_fn_t fn;
   int64_t warps;
-  char args[4096]; /* what a kernel's parameters may take */
+  char args[4096]; /* limit of a kernel's parameters */
 } launch_t;
 
 static void run_launch(void* user) {

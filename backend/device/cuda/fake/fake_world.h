@@ -26,7 +26,7 @@ typedef struct fake_clock_s {
   int64_t at[MAX_STREAMS];
 } fake_clock_t;
 
-/* One record of an event: shared by the event and by those who wait for it. */
+/* One record of an event: shared by the event and its waiters. */
 typedef struct ticket_s {
   int references;
   int done;
@@ -58,7 +58,7 @@ typedef struct fake_event_s {
   int32_t is_timed;
 } fake_event_t;
 
-/* What a graph enqueues, in the order of the calls. */
+/* The work of a graph, in the order of the calls. */
 typedef struct node_s {
   struct node_s* next;
   int32_t stream;             /* in which it was captured */
@@ -72,7 +72,7 @@ struct sluice_fake_graph_s {
   int32_t is_member[MAX_STREAMS];
   fake_clock_t clocks[MAX_STREAMS];   /* in the capture */
   fake_clock_t* marks;                /* [num_marks] */
-  fake_stream_t* places[MAX_STREAMS]; /* of its own: where the nodes of a stream run */
+  fake_stream_t* places[MAX_STREAMS]; /* its own streams, on which the nodes of each captured stream run */
   node_t* head;
   node_t** tail;
 };
@@ -80,8 +80,8 @@ struct sluice_fake_graph_s {
 typedef struct access_s {
   int32_t stream, is_write;
   int64_t count;
-  int64_t clock; /* into clocks: an operation has one for all its accesses */
-  int64_t block; /* number of the allocation: an address may come again */
+  int64_t clock; /* index into clocks: one for all accesses of an operation */
+  int64_t block; /* number of the allocation: an address may be reused */
   const char* data;
   uint64_t bytes;
 } access_t;
@@ -91,7 +91,7 @@ typedef struct block_s {
   uint64_t bytes;
   int32_t ordinal; /* -1: pinned host memory */
   int32_t is_hosts;
-  int32_t is_registered; /* pinned, and the caller's own */
+  int32_t is_registered; /* pinned, and owned by the caller */
   int32_t is_reserved;   /* without pages */
   int64_t number;
 } block_t;
@@ -111,14 +111,14 @@ typedef struct sluice_fake_world_s {
   int refused;
   int64_t waits, drop_at;
   int64_t waits_of[SLUICE_FAKE_CUDA_DEVICES];
-  int32_t drop_rank; /* drop_at counts this rank's waits; -1: everybody's */
+  int32_t drop_rank; /* drop_at counts this rank's waits; -1: all ranks' */
   int64_t num_events, num_libraries, num_contexts, host_waits, queries, launches;
   int32_t numa_node;
   uint64_t memory, used[SLUICE_FAKE_CUDA_DEVICES];
   fake_stream_t streams[MAX_STREAMS]; /* [0, devices): the default ones */
   block_t blocks[MAX_BLOCKS];
-  int32_t num_places; /* the blocks behind them have never been used */
-  fake_clock_t host;  /* what the host has waited for */
+  int32_t num_places; /* the blocks after them have never been used */
+  fake_clock_t host;  /* events that the host has waited for */
   access_t* accesses;
   fake_clock_t* clocks;
   int64_t num_accesses, room_accesses, num_clocks, room_clocks, num_blocks, num_graphs, num_tickets;
@@ -132,15 +132,15 @@ extern sluice_fake_world_t sluice_fake_world;
 #include "backend/device/cuda/cuda_symbols.inc"
 #undef SYMBOL
 
-/* Counts a call. Not 0: the call shall fail with that. */
+/* Counts a call. Nonzero: the call must fail with this code. */
 int sluice_fake_planned(void);
-/* The same of a call that a settled pass does not make; it is recorded. */
+/* The same for a call that a steady-state pass does not make; it is recorded. */
 int sluice_fake_planned_once(const char* name);
-/* For calls with no effect of their own; takes the lock. */
+/* For calls without an effect of their own; takes the lock. */
 int sluice_fake_simple(void);
-/* Takes the lock: ranks are threads, one reads while another counts. */
+/* Takes the lock: ranks are threads, one may read while another counts. */
 int64_t sluice_fake_locked_count(const int64_t* counter);
-/* Gives the lock up until something may have moved. */
+/* Releases the lock until something may have changed. */
 void sluice_fake_sleep(void);
 void* sluice_fake_context_of(int32_t ordinal);
 
@@ -155,21 +155,22 @@ void sluice_fake_drop_ticket(ticket_t* ticket);
 void sluice_fake_wait_for_ticket(fake_stream_t* stream, ticket_t* ticket);
 void sluice_fake_drop_queued(queued_t* item);
 
-/* fake_streams.c; NULL: there are no more */
+/* fake_streams.c; NULL if there are no more */
 fake_stream_t* sluice_fake_new_stream(int32_t ordinal, int32_t is_hosts);
 void sluice_fake_end_stream(fake_stream_t* stream);
 
 /* fake_graphs.c: a stream with a graph is being captured. */
-/* Whether a call of this thread, on that stream if it has one, is one that a capture does not allow; it spoils it. */
+/* Whether a call of this thread, on that stream if it has one, is not allowed during a capture; if so, it invalidates
+ * the capture. */
 int sluice_fake_spoils(const fake_stream_t* stream);
 void sluice_fake_capture_op(fake_stream_t* stream, const sluice_fake_op_t* op);
 void sluice_fake_record_in_capture(fake_stream_t* stream, fake_event_t* event);
-/* A stream that waits for a captured event is captured from there on. */
+/* A stream that waits for a captured event is captured from then on. */
 int sluice_fake_wait_in_capture(fake_stream_t* stream, const fake_event_t* event);
 
 /* fake_memory.c */
-int64_t sluice_fake_block_number(const char* data); /* 0: no memory of the driver's */
+int64_t sluice_fake_block_number(const char* data); /* 0: not memory of the driver */
 int sluice_fake_is_on_device(const char* data);
-void sluice_fake_release_block(block_t* block); /* its memory, unless it is the caller's own */
+void sluice_fake_release_block(block_t* block); /* its memory, unless the caller owns it */
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_ */

@@ -1,4 +1,4 @@
-/* What each kernel reads and writes, from its arguments and, where rows stand behind an index, from the index. */
+/* Records the reads and writes of each kernel, from its arguments and, for indexed rows, from the index. */
 #include <string.h>
 
 #include "backend/base/math.h"
@@ -95,7 +95,7 @@ static void spread_scalars(moment_t at, const sluice_spread_scalars_args_t* a) {
   }
 }
 
-/* The four kernels of a routing follow each other on one stream: what they write together, noted for each. */
+/* The four kernels of a routing run in sequence on one stream: the union of their writes is recorded for each. */
 static void route(moment_t at, const sluice_route_args_t* a) {
   for (int64_t r = 0; r < a->num_routes; ++r) {
     reads(at, plus(a->ids, (r / a->top_k * a->ids_t + r % a->top_k * a->ids_k) * (a->ids_64 ? 8 : 4)),

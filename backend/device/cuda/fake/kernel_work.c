@@ -1,5 +1,5 @@
-/* How much each kernel has to do, from its arguments: units, of which a warp takes one at a time, and the length of one
- * unit's loop in elements. Rows that are moved as they are have a length in bytes. */
+/* The amount of work of each kernel, from its arguments: units, of which a warp takes one at a time, and the length of
+ * the loop of one unit in elements. For rows that are only moved, the length is in bytes. */
 #include <string.h>
 
 #include "backend/base/math.h"

@@ -84,7 +84,7 @@ SLUICE_FN unit_at_t<V> unit_at(const Args& a, V x, V u) {
   return r;
 }
 
-/* Where x and u of a column lie in a row of pre: side by side, or in two halves. */
+/* The columns of x and u in a row of pre: interleaved, or in two halves. */
 enum { INTERLEAVED = 2 };
 
 /* pre += bias, rounded; act = f(x), gated: f(x) v(u). N > 1 only where columns lie in halves. */
@@ -130,8 +130,8 @@ SLUICE_FN void activation_forward(const sluice_act_forward_args_t& a, int64_t i)
 }
 SLUICE_KERNELS_BY_DTYPE(activation_forward, sluice_act_forward_args_t)
 
-/* As backend/device/cpu/kernels_ref.c. One element per lane and step: dweight's partial sums are by element mod 32, and
- * outputs may lie over inputs, so each element is read whole before it is written. */
+/* As backend/device/cpu/kernels_ref.c. One element per lane and step: the partial sums of dweight are by element mod
+ * 32, and outputs may alias inputs, so each element is read completely before it is written. */
 template <typename E>
 SLUICE_FN void activation_backward(const sluice_act_backward_args_t& a, int64_t i) {
   typedef typename E::value value;
@@ -146,7 +146,7 @@ SLUICE_FN void activation_backward(const sluice_act_backward_args_t& a, int64_t 
       const unit_at_t<value> u = unit_at<value>(a, load<E>(a.pre, at1), a.gated ? load<E>(a.pre, at3) : (value)1);
       const value d = load<E>(a.dact, i * a.hidden + h);
       const value f = u.value, slope = u.slope, up = a.gated ? u.up : (value)1;
-      const value act = E::get(E::put(f * up)); /* as forward stored it */
+      const value act = E::get(E::put(f * up)); /* the value that forward stored */
       sum += d * act;
       const value wd = w * d;
       store<E>(a.dpre, at1, wd * up * slope);

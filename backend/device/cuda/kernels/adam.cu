@@ -1,10 +1,10 @@
-/* Adam: a unit is a tile of elements, which nothing but their own lane touches. The rules of backend/optim/adam.h in
- * the order of its loops, with the same fused operations: the same bits (the build has -fmad=false, and roots and
- * quotients are rounded to nearest). */
+/* Adam: a unit is a tile of elements, each touched only by its own lane. The rules of backend/optim/adam.h in the order
+ * of its loops, with the same fused operations and so the same bits (the build has -fmad=false, and roots and quotients
+ * are rounded to nearest). */
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
-/* Not in f64: masters are f32. */
+/* Not in f64: master weights are f32. */
 #define ADAM_KERNELS(name)                                                                            \
   SLUICE_FN void name##_f32(const sluice_adam_args_t& a, int64_t unit) { name<f32_type>(a, unit); }   \
   SLUICE_FN void name##_bf16(const sluice_adam_args_t& a, int64_t unit) { name<bf16_type>(a, unit); } \

@@ -1,5 +1,5 @@
-/* Element types: how they are stored, what they are computed in. bf16 and f16 are converted by integer arithmetic, the
- * same in both builds as in backend/base/dtype.h; the row kernels wait for memory, not for these. */
+/* Element types: storage and arithmetic types. bf16 and f16 are converted by integer arithmetic, in both builds the
+ * same as in backend/base/dtype.h; the row kernels are bound by memory, not by these. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_ELEMENT_CU_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_KERNELS_ELEMENT_CU_H_
 
@@ -56,7 +56,7 @@ struct f16_type {
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
     if (magnitude < 0x38800000u) {
-      /* Subnormal: adding 0.5 lines the mantissa up, so that the addition rounds to nearest even. */
+      /* Subnormal: adding 0.5 aligns the mantissa, so that the addition rounds to nearest even. */
       return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13));

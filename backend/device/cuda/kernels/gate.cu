@@ -1,5 +1,5 @@
-/* The gate: scores of one token's logits, the K best with ties to the lower id, weights. The meaning is
- * backend/gate's (gate_choice.c, finish_weights); sums of scores run in f64 in another order. */
+/* The gate: scores of one token's logits, the K best with ties to the lower id, and weights. Semantics as in
+ * backend/gate (gate_choice.c, finish_weights); sums of scores run in f64 in another order. */
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
@@ -65,7 +65,7 @@ SLUICE_FN void gate_top_k(const sluice_gate_kernel_args_t& a, int64_t t) {
     }
     sum = warp_fold(partial);
   }
-  /* The k-th choice is the best of those that come after the one before it: nothing has to be remembered. */
+  /* The k-th choice is the best of those that come after the previous choice, so no set has to be stored. */
   choice_t last = {0, -1};
   double kept = 0;
   for (int64_t k = 0; k < a.top_k; ++k) {

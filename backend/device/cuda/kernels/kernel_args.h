@@ -10,11 +10,11 @@
 
 enum {
   SLUICE_CUDA_WARP = 32,
-  SLUICE_CUDA_BLOCK = 256,          /* threads: 8 warps */
-  SLUICE_CUDA_MAX_RUNS = 128,       /* runs per launch of move_rows: 3 KiB of parameters, of the 4 KiB that all take */
-  SLUICE_CUDA_MAX_WORDS = 480,      /* words per launch of write_words */
-  SLUICE_CUDA_ROUTE_TILE = 1024,    /* routes that one warp counts */
-  SLUICE_CUDA_ADAM_TILE = 1024,     /* elements of a parameter that one warp takes */
+  SLUICE_CUDA_BLOCK = 256,       /* threads: 8 warps */
+  SLUICE_CUDA_MAX_RUNS = 128,    /* runs per launch of move_rows: 3 KiB of parameters, of the portable limit of 4 KiB */
+  SLUICE_CUDA_MAX_WORDS = 480,   /* words per launch of write_words */
+  SLUICE_CUDA_ROUTE_TILE = 1024, /* routes that one warp counts */
+  SLUICE_CUDA_ADAM_TILE = 1024,  /* elements of a parameter that one warp takes */
   SLUICE_CUDA_TOKEN_COPY_RUNS = 112 /* runs per launch of token_copy_place */
 };
 
@@ -139,7 +139,7 @@ typedef struct sluice_spread_scalars_args_s {
   int64_t count, top_k, out_t, out_k;
 } sluice_spread_scalars_args_t;
 
-/* to[i] = words[i]: small tables of pointers that a library wants on the device, without a copy to wait for. */
+/* to[i] = words[i]: small tables of pointers that a library reads on the device, without a copy to wait for. */
 typedef struct sluice_words_args_s {
   uint64_t* to;
   int64_t units; /* groups of 32 words */
@@ -148,12 +148,12 @@ typedef struct sluice_words_args_s {
 } sluice_words_args_t;
 
 /* Routing: a stable counting sort of routes (t, k) by expert slot. Kernels in order: route_count (a warp per tile of
- * routes), route_scan_tiles (a warp per 32 slots), route_scan_slots (one warp), route_place (a warp per tile).
- * With a capacity every slot has that many rows: its first routes take them, the others are dropped and counted, and
- * rows that no route takes keep the -1 that is in token_of and route_of before. */
+ * routes), route_scan_tiles (a warp per 32 slots), route_scan_slots (one warp), route_place (a warp per tile). With a
+ * capacity every slot has that many rows: its first routes take them, the others are dropped and counted, and rows
+ * without a route keep the -1 that the caller wrote to token_of and route_of. */
 typedef struct sluice_route_args_s {
   const void* ids;        /* expert of route (t, k) at t * ids_t + k * ids_k; -1: dropped */
-  const int32_t* slot_of; /* [E] place of an expert in (rank, local index) order, or NULL: its id */
+  const int32_t* slot_of; /* [E] position of an expert in (rank, local index) order, or NULL: its id */
   int32_t* tile_counts;   /* [tiles, E] scratch, then [tiles] */
   int32_t* counts;        /* out [E] by slot */
   int32_t* offsets;       /* out [E + 1] by slot: first row; offsets[E] is the number of kept routes */
@@ -176,7 +176,7 @@ typedef struct sluice_route_args_s {
 typedef struct sluice_block_args_s {
   const void* ids;        /* as sluice_route_args_t */
   const int32_t* slot_of; /* [E] or NULL */
-  int32_t* counts;        /* out [G, E + 1] by slot; the last of a block: its first route whose id names nothing */
+  int32_t* counts;        /* out [G, E + 1] by slot; the last entry of a block: its first route with an invalid id */
   int64_t units;          /* G */
   int64_t num_tokens, top_k, num_experts;
   int64_t ids_t, ids_k;
@@ -193,15 +193,15 @@ typedef struct sluice_arrival_args_s {
   int64_t num_ranks, num_local;
 } sluice_arrival_args_t;
 
-/* Token copies (moe/routing/token_copies.h): what a chunk's routes of one token to one rank share. token_copy_ranks (a
- * warp per 32 routes) says where each route goes and which is the first of its token there; the routing above orders
- * those by (rank, token), a row for each token copy; token_copy_index (per 32 routes) and token_copy_table (per 32
- * pairs of token and rank) read it off. */
+/* Token copies (moe/routing/token_copies.h): one row per token and rank, shared by a chunk's routes of that token to
+ * that rank. token_copy_ranks (a warp per 32 routes) computes the rank of each route and marks the first of its token
+ * there; the routing above orders those by (rank, token), a row for each token copy; token_copy_index (per 32 routes)
+ * and token_copy_table (per 32 pairs of token and rank) derive the tables. */
 typedef struct sluice_token_copy_args_s {
   const void* ids;           /* as sluice_route_args_t */
   const int32_t* slot_of;    /* [E] the rank of an expert, or NULL: its id */
   int32_t* rank;             /* [T * K] of each route, -1 where dropped */
-  int32_t* first;            /* [T * K] the same, but -1 where a route before it in its token goes to that rank too */
+  int32_t* first;            /* [T * K] the same, but -1 if an earlier route of the token goes to that rank too */
   const int32_t* token_copy; /* [T * K] the routing's position of `first` */
   const int32_t* offsets;    /* [W + 1] the routing's: the first token copy of each rank */
   const int32_t* row;        /* [T * K] of each route in the chunk's sent order */
@@ -217,21 +217,21 @@ typedef struct sluice_token_copy_args_s {
 typedef struct sluice_token_copy_run_s {
   int32_t end;          /* routes of this run and of those before it */
   int32_t route_index;  /* the first of its route indices */
-  int32_t token_copies; /* of its source in this chunk: route indices that lie outside them are passed over */
-  int32_t token_copy;   /* the first of these, among all that arrive */
+  int32_t token_copies; /* of its source in this chunk: route indices outside of them are ignored */
+  int32_t token_copy;   /* the first of these, among all arrivals */
   int32_t row;          /* its first row in the chunk's expert order */
   int32_t origin;       /* its first entry in origin */
-  int32_t from;         /* the first of the token copies among those that travelled; own: in token */
-  int32_t weight;       /* where its route weights arrive; own: -1 */
+  int32_t from;         /* the first of the token copies among those that arrived by exchange; own: in token */
+  int32_t weight;       /* position of its route weights among the arrivals; own: -1 */
 } sluice_token_copy_run_t;
 
-/* Received route indices, own ones among them, become tables: a warp per 32 routes of all runs. */
+/* Converts received route indices, including own ones, to tables: a warp per 32 routes of all runs. */
 typedef struct sluice_token_copy_place_args_s {
   const int32_t* route_index;
   const int32_t* token; /* of own token copies */
   int32_t* position;    /* out [token copies, K] row in the chunk's expert order; -1 before */
-  int32_t* weight;      /* out [token copies, K] where the weight arrives; own: t * K + k; -1 before */
-  int32_t* origin;      /* out, by row: the token copy that travelled, -1 where the index is none; own: the token */
+  int32_t* weight;      /* out [token copies, K] position of the weight among the arrivals; own: t * K + k; -1 before */
+  int32_t* origin;      /* out, by row: the received token copy, -1 if the index is invalid; own: the token */
   int64_t units;
   int64_t count; /* routes of all runs */
   int64_t top_k, num_runs;
@@ -253,15 +253,15 @@ typedef struct sluice_gate_args_s {
   int32_t padding;
 } sluice_gate_kernel_args_t;
 
-/* Of all kernels of Adam (adam_kernels.h), each of which reads its part. */
+/* Shared by all kernels of Adam (adam_kernels.h); each reads its part. */
 typedef struct sluice_adam_args_s {
   int64_t units, count;
   const void* grad;
   int32_t* flags; /* [SLUICE_ADAM_NUM_FLAGS] */
   float limit;
-  int32_t num_parts; /* of grad, `stride` elements apart */
+  int32_t num_parts; /* of grad, `stride` elements from each other */
   int64_t stride;
-  float* staged; /* gradients in f32: out of adam_stage and adam_sum, in of adam_update */
+  float* staged; /* gradients in f32: output of adam_stage and adam_sum, input of adam_update */
   float *master, *exp_avg, *exp_avg_sq;
   void* param;
   float grad_scale, l2, one_minus_beta1, one_minus_beta2, decay, epsilon_high, epsilon_low, step_high, step_low;

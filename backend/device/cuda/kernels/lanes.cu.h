@@ -1,7 +1,7 @@
-/* One source, two builds: nvcc makes a warp of 32 threads from it, a C++ compiler a loop over 32 lanes.
+/* One source, two builds: nvcc compiles it to a warp of 32 threads, a C++ compiler to a loop over 32 lanes.
  *
- * A kernel's body is written for one warp. What lanes do apart stands in SLUICE_LANES; a value that each lane keeps is
- * a per_lane<T>; between such blocks stand the warp operations below, which every lane reaches. So a body means the
+ * A kernel's body is written for one warp. Code that lanes execute independently is in SLUICE_LANES; a value per lane
+ * is a per_lane<T>; between such blocks are the warp operations below, which every lane reaches. So a body means the
  * same in both builds, and the CPU build is compared bit by bit with the reference kernels. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_LANES_CU_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_KERNELS_LANES_CU_H_
@@ -19,7 +19,7 @@
 SLUICE_FN int sluice_lane() { return (int)(threadIdx.x & 31u); }
 
 #define SLUICE_LANES(lane) for (int lane = sluice_lane(), sluice_once = 1; sluice_once; sluice_once = 0)
-#define SLUICE_UNROLL      _Pragma("unroll") /* before a loop over arrays that shall be registers */
+#define SLUICE_UNROLL      _Pragma("unroll") /* before a loop over arrays that must stay in registers */
 
 template <typename T>
 struct per_lane {
@@ -29,7 +29,7 @@ struct per_lane {
 
 enum { ALL_LANES = -1 };
 
-/* Makes what this warp's lanes wrote to memory visible to each other. */
+/* Makes the memory writes of this warp's lanes visible to each other. */
 SLUICE_FN void warp_fence() { __syncwarp((unsigned)ALL_LANES); }
 
 template <typename T>
@@ -100,7 +100,7 @@ SLUICE_FN per_lane<uint32_t> warp_match(per_lane<int32_t>& key) {
 
 SLUICE_FN int bits_set(uint32_t x) { return __builtin_popcount(x); }
 
-/* Every warp of the grid, one after the other, the last first: no body may rely on an order. */
+/* Runs every warp of the grid sequentially, the last first, so that no body relies on an order. */
 #define SLUICE_KERNEL(name, args_t)                                           \
   extern "C" void sluice_##name##_on_cpu(int64_t warps, const void* args) {   \
     args_t a;                                                                 \

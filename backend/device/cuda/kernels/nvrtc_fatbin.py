@@ -1,9 +1,10 @@
-"""Compiles the kernels with the compiler of CUDA 12.9 as pip has it, which is a library (NVRTC) and no nvcc.
+"""Compiles the kernels with the compiler of CUDA 12.9 from pip, which is a library (NVRTC) without nvcc.
 
-    nvrtc_fatbin.py FLAGS SOURCE OUT LIBRARY_FOLDER     FLAGS: nvcc_flags.txt; includes are from the working folder
+    nvrtc_fatbin.py FLAGS SOURCE OUT LIBRARY_FOLDER     FLAGS: nvcc_flags.txt; includes are relative to the working
+    folder
 
-The libraries are those of third_party/setup/requirements-nvrtc.txt, LIBRARY_FOLDER is the `nvidia` that pip makes of
-them. Drivers from R525 on load an image of CUDA 12, and one of CUDA 13 from R580 on.
+The libraries are those of third_party/setup/requirements-nvrtc.txt; LIBRARY_FOLDER is the `nvidia` folder that pip
+creates. Drivers from R525 on load an image of CUDA 12, and one of CUDA 13 from R580 on.
 """
 
 import concurrent.futures
@@ -11,7 +12,7 @@ import ctypes
 import pathlib
 import sys
 
-# NVRTC has no headers of C; its compiler knows the functions.
+# NVRTC has no C headers; its compiler knows the functions.
 HEADERS = {
     "math.h": "",
     "stddef.h": "",
@@ -23,7 +24,7 @@ HEADERS = {
     "#define INT64_C(x) x##L\n#define UINT64_C(x) x##UL\n",
 }
 NVRTC, NVFATBIN = "cuda_nvrtc/lib/libnvrtc.so.12", "nvfatbin/lib/libnvfatbin.so.12"
-AS_THEY_ARE = ("-std=", "-fmad=")  # flags that NVRTC takes too; it knows no -O and makes no fatbin
+AS_THEY_ARE = ("-std=", "-fmad=")  # flags that NVRTC accepts; it has no -O and makes no fatbin
 
 
 class Nvrtc:

@@ -1,7 +1,7 @@
-/* Routing on the device: counts, offsets and permutations that the host never sees.
+/* Routing on the device: counts, offsets and permutations that the host never reads.
  *
- * A stable counting sort without atomics, so that the order (slot, token, k) and every bit repeat: tiles of routes are
- * counted by one warp each, the counts are scanned over tiles and over slots, then each warp walks its tile again. */
+ * A stable counting sort without atomics, so that the order (slot, token, k) and every bit are reproducible: one warp
+ * counts each tile of routes, the counts are scanned over tiles and over slots, then each warp walks its tile again. */
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
@@ -15,7 +15,7 @@ SLUICE_FN int64_t id_of_route(const Args& a, int64_t r) {
   return a.ids_64 ? ((const int64_t*)a.ids)[at] : (int64_t)((const int32_t*)a.ids)[at];
 }
 
-/* The slot of an id, or -1. An id outside [0, E) counts as dropped; first_bad tells. */
+/* The slot of an id, or -1. An id outside [0, E) counts as dropped and is reported in first_bad. */
 template <typename Args>
 SLUICE_FN int32_t slot_of_id(const Args& a, int64_t id) {
   if (id < 0 || id >= a.num_experts) return -1;
@@ -26,14 +26,14 @@ SLUICE_FN int32_t slot_of_route(const sluice_route_args_t& a, int64_t r) {
   return r < a.num_routes ? slot_of_id(a, id_of_route(a, r)) : -1;
 }
 
-/* first_token * K + r where the id of route r names nothing, else INT32_MAX */
+/* first_token * K + r if the id of route r is invalid, else INT32_MAX */
 SLUICE_FN int32_t bad_route(const sluice_route_args_t& a, int64_t r) {
   if (r >= a.num_routes) return INT32_MAX;
   const int64_t id = id_of_route(a, r);
   return id < -1 || id >= a.num_experts ? (int32_t)(a.first_token * a.top_k + r) : INT32_MAX;
 }
 
-/* How many lanes below this one are in `mask`. */
+/* The number of set bits of `mask` below this lane. */
 SLUICE_FN int32_t rank_in(uint32_t mask, int lane) { return bits_set(mask & ((1u << lane) - 1u)); }
 
 /* tile_counts[tile, :] = routes of this tile by slot */
@@ -55,7 +55,7 @@ SLUICE_FN void route_count(const sluice_route_args_t& a, int64_t tile) {
     }
     per_lane<uint32_t> same = warp_match(slot);
     SLUICE_LANES(lane) {
-      /* One lane per slot adds: no two write the same count. */
+      /* One lane per slot adds, so no two write the same count. */
       if (slot[lane] >= 0 && rank_in(same[lane], lane) == 0) counts[slot[lane]] += bits_set(same[lane]);
     }
     warp_fence();
@@ -70,7 +70,7 @@ SLUICE_KERNEL(route_count, sluice_route_args_t)
 enum { TILES_AT_ONCE = 16 };
 
 /* tile_counts[tile, e] <- rows of slot e in earlier tiles; counts[e] = the sum. Counts of a batch of tiles are loaded
- * together, before sums are stored where they lie: one wait for memory per batch. */
+ * together, before sums overwrite them: one wait for memory per batch. */
 SLUICE_FN void route_scan_tiles(const sluice_route_args_t& a, int64_t unit) {
   const int64_t tiles = tiles_of(a);
   SLUICE_LANES(lane) {
@@ -97,7 +97,7 @@ SLUICE_KERNEL(route_scan_tiles, sluice_route_args_t)
 
 SLUICE_FN int64_t largest(int64_t x, int64_t y) { return x > y ? x : y; }
 
-/* What this chunk adds to the drop counters: one warp of one launch at a time writes it. */
+/* Adds this chunk to the drop counters: one warp of one launch at a time writes them. */
 SLUICE_FN void count_drops(const sluice_route_args_t& a, int32_t first_bad) {
   per_lane<int64_t> kept, over, most;
   SLUICE_LANES(lane) {
@@ -121,7 +121,7 @@ SLUICE_FN void count_drops(const sluice_route_args_t& a, int32_t first_bad) {
   }
 }
 
-/* offsets[e] = rows of the slots before e; first_bad = the least of all tiles */
+/* offsets[e] = rows of the slots before e; first_bad = the minimum over all tiles */
 SLUICE_FN void route_scan_slots(const sluice_route_args_t& a, int64_t) {
   int32_t before = 0;
   for (int64_t base = 0; base < a.num_experts; base += 32) {
@@ -151,7 +151,7 @@ SLUICE_FN void route_scan_slots(const sluice_route_args_t& a, int64_t) {
 }
 SLUICE_KERNEL(route_scan_slots, sluice_route_args_t)
 
-/* position, token_of, route_of; tile_counts[tile, e] runs up while the tile is walked */
+/* position, token_of, route_of; tile_counts[tile, e] counts up during the walk of the tile */
 SLUICE_FN void route_place(const sluice_route_args_t& a, int64_t tile) {
   int32_t* next = a.tile_counts + tile * a.num_experts;
   for (int64_t base = 0; base < SLUICE_CUDA_ROUTE_TILE; base += 32) {
@@ -203,7 +203,7 @@ SLUICE_FN void route_blocks(const sluice_block_args_t& a, int64_t block) {
     }
     per_lane<uint32_t> same = warp_match(slot);
     SLUICE_LANES(lane) {
-      /* One lane per slot adds: no two write the same count. */
+      /* One lane per slot adds, so no two write the same count. */
       if (slot[lane] >= 0 && rank_in(same[lane], lane) == 0) counts[slot[lane]] += bits_set(same[lane]);
     }
     warp_fence();
@@ -215,7 +215,7 @@ SLUICE_FN void route_blocks(const sluice_block_args_t& a, int64_t block) {
 }
 SLUICE_KERNEL(route_blocks, sluice_block_args_t)
 
-/* Pair (source rank w, local expert e): where its rows lie as received, and where in expert order. */
+/* Pair (source rank w, local expert e): its first row as received, and in expert order. */
 SLUICE_FN void route_arrivals(const sluice_arrival_args_t& a, int64_t pair) {
   const int64_t w = pair / a.num_local, e = pair % a.num_local;
   per_lane<int32_t> received, ordered;

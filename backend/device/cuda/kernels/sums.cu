@@ -1,5 +1,5 @@
 /* Sums. Lane l is partial sum l of kernels.h: it adds the elements l, l + 32, ... in order; the fold is by halves. So
- * the bits are those of every CPU version (the build has -fmad=false: a fused GEMM would round once less). */
+ * the bits are those of every CPU version (the build has -fmad=false: a fused multiply-add would round once less). */
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
@@ -24,9 +24,9 @@ SLUICE_KERNELS_BY_DTYPE(dot_rows, sluice_dot_args_t)
 enum { ROWS_AT_ONCE = 32 };
 
 /* out[j] (+)= sum over i, in order, of weight[i] * data[i, j]: a lane per column. Two stages for each batch of rows:
- * their loads, which wait for memory once and all together, and then their sum. The order stays that of one sum over
- * all rows, so that sums in pieces, with rows of zeros between (capacities) or on a CPU have its bits; partial sums
- * side by side would not. */
+ * their loads, which wait for memory once and together, and then their sum. The order is that of one sum over all rows,
+ * so that sums in pieces, with rows of zeros in between (capacities) or on a CPU, have the same bits; parallel partial
+ * sums would not. */
 template <typename E>
 SLUICE_FN void sum_columns(const sluice_column_sum_args_t& a, int64_t unit) {
   typedef typename E::value value;

@@ -1,5 +1,5 @@
-/* Token copies on the device: which routes of a token share a row on their way to a rank. Behind routing.cu, whose sort
- * orders them. No atomics: each entry has one writer. */
+/* Token copies on the device: the routes of a token that share a row on their way to a rank. Runs after routing.cu,
+ * whose sort orders them. No atomics: each entry has one writer. */
 
 SLUICE_FN void token_copy_ranks(const sluice_token_copy_args_t& a, int64_t unit) {
   SLUICE_LANES(lane) {
@@ -46,8 +46,8 @@ SLUICE_FN void token_copy_table(const sluice_token_copy_args_t& a, int64_t unit)
 }
 SLUICE_KERNEL(token_copy_table, sluice_token_copy_args_t)
 
-/* Route u of all runs together. A route index that its source cannot have is passed over: its row becomes zeros, and
- * nothing is written outside. */
+/* Route u of all runs together. A route index that its source cannot have is ignored: its row becomes zeros, and
+ * nothing is written out of bounds. */
 SLUICE_FN void place_route(const sluice_token_copy_place_args_t& a, int64_t u) {
   int64_t low = 0, high = a.num_runs - 1;
   while (low < high) {

@@ -1,9 +1,9 @@
 /* The CUDA kernels, run on the CPU from the same source through the fake driver, against the plain kernels.
  *
  * Every entry gives the same bits as the plain version for every dtype, width and alignment; only activations in f32,
- * bf16 and f16, which the kernels evaluate in f32, differ by the tolerance at `close_enough`. This checks the
- * launchers' arguments, index arithmetic and element arithmetic; it says nothing of how a GPU's expf and erfcf round.
- * Outputs start as NaN, guard elements behind every output must survive. */
+ * bf16 and f16, which the kernels evaluate in f32, differ within the tolerance at `close_enough`. This checks the
+ * arguments of the launchers, index arithmetic and element arithmetic; it does not check how a GPU's expf and erfcf
+ * round. Outputs start as NaN, and the guard elements after every output must survive. */
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/test/kernel_buffers.h"
@@ -71,7 +71,7 @@ static void GatherRows_AnyDtypeWidthAlignment_SameBits(void** state) {
   sweep(gather_case);
 }
 
-/* Route weights out and gate scalars back: every kernel against the definition. */
+/* Route weights out and gate scalars back: every kernel against its definition. */
 static void Scalars_GatheredAndSpreadWithStrides_SameAsDefinition(void** state) {
   (void)state;
   enum { T = 41, K = 3, PAD = 2 };
@@ -200,7 +200,7 @@ static void SumColumns_Any_SameBits(void** state) {
   (void)state;
   sweep(columns_case);
 }
-/* Whole batches of rows, one less, one more: the order of the sum is that of all rows. */
+/* Whole batches of rows, one row less, one row more: the order of the sum is that of all rows. */
 static void SumColumns_BatchesAndTheirEnds_SameBits(void** state) {
   (void)state;
   static const int64_t rows[] = {31, 32, 33, 63, 64, 65, 1000};
@@ -227,9 +227,9 @@ static void RoundRows_Any_SameBits(void** state) {
 
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
-/* The plain version evaluates in f64 and rounds; the kernels evaluate in f32 with functions good to a few ulps. GELU's
- * tail loses relative digits to its argument's rounding, hence the absolute part; each of `roundings` to bf16 or f16
- * may then fall on the other side. */
+/* The plain version evaluates in f64 and rounds; the kernels evaluate in f32 with functions accurate to a few ulps.
+ * GELU's tail loses relative digits to the rounding of its argument, hence the absolute part; each of `roundings` to
+ * bf16 or f16 may then fall on the other side. */
 static int close_enough(int32_t dtype, double want, double got, double size, double roundings) {
   static const double ulp[] = {0, 0x1p-23, 0x1p-7, 0x1p-10, 0x1p-52}; /* one unit of the last place, at most */
   if (same(want, got)) return 1;
@@ -361,7 +361,7 @@ static void Units_AtTheEndsOfTheRange_Close(void** state) {
       buffer_t pre = buffer(dtype, WIDTH * (is_gated + 1)), dact = buffer(dtype, WIDTH), want = buffer(dtype, WIDTH),
                weight = buffer(SLUICE_DTYPE_F32, 1), want_dw = buffer(SLUICE_DTYPE_F32, 1);
       for (int k = 0; k < WIDTH; ++k) {
-        put(dtype, pre.data, k, k % 2 ? ends[k / 2] : -ends[k / 2]); /* beyond f16 infinite, as its own are */
+        put(dtype, pre.data, k, k % 2 ? ends[k / 2] : -ends[k / 2]); /* infinite beyond f16, like f16's own */
         if (is_gated) put(dtype, pre.data, WIDTH + k, 1);
         put(dtype, dact.data, k, 1);
       }
@@ -433,7 +433,7 @@ static void Image_OfThisBuild_HasKernelsOrSaysSo(void** state) {
     assert_non_null(strstr(why.message, "without nvcc"));
     return;
   }
-  assert_memory_equal(image.data, "\x50\xed\x55\xba", 4); /* what a fatbin begins with */
+  assert_memory_equal(image.data, "\x50\xed\x55\xba", 4); /* magic number of a fatbin */
   print_message("image of %llu bytes\n", (unsigned long long)image.bytes);
   assert_in_range(image.bytes, 100000, 4 << 20);
 }

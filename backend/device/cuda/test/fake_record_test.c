@@ -1,4 +1,4 @@
-/* The record of the fake driver, and what a dry run leaves out. */
+/* The record of the fake driver, and the work that a dry run skips. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,9 +90,9 @@ static void Record_CallsOfAStream_StandInTheirOrderWithTheirBytes(void** state) 
   assert_int_equal(driver->cuEventSynchronize(event), 0);
   release(spare);
   sluice_fake_cuda_record(0);
-  launch("sluice_gather_rows", &args, 1); /* of no record */
+  launch("sluice_gather_rows", &args, 1); /* not in a record */
   char *text = recorded(), want[400];
-  /* The index of 16 bytes, three rows that are there; four are written. */
+  /* The index of 16 bytes, three existing rows; four are written. */
   snprintf(want, sizeof want,
            "[\n[\"launch\", 0, %d, \"sluice_gather_rows\", 4, 32, 112, 128],\n"
            "[\"copy\", 0, %d, \"device\", 100],\n[\"record\", 0, %d, 1],\n"

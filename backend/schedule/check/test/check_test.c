@@ -1,4 +1,4 @@
-/* The hazard checker: it proves every template that the builder makes, and names what is wrong with others. */
+/* The hazard checker: it proves every template of the builder, and names the fault of others. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -49,7 +49,7 @@ static void Builder_EveryTemplate_IsProved(void** state) {
   assert_true(uniform > 10000 && mixed > 4000);
 }
 
-/* ---- the guards of a correct reuse schedule, each left out once ---- */
+/* ---- the guards of a correct reuse schedule, each removed once ---- */
 
 static sluice_template_t* build(sluice_template_spec_t spec) {
   sluice_template_t* t = NULL;
@@ -67,7 +67,7 @@ static int32_t find(const sluice_template_t* t, int32_t kind, int32_t chunk, int
   return -1;
 }
 
-/* Removes every way by which `later` waits for `earlier`'s lane, then expects the hazard. */
+/* Removes every dependency through which `later` waits for `earlier`'s lane, then expects the hazard. */
 static void forget(sluice_template_spec_t spec, int32_t later_kind, int32_t later_chunk, int32_t earlier_lane,
                    int32_t hazard, const char* text) {
   sluice_template_t* t = build(spec);
@@ -95,7 +95,7 @@ static sluice_template_spec_t backward(int32_t n, int32_t policy) {
   return spec;
 }
 
-/* Both read T_DI and write T_M on the compute lane; but a forward has no code for the one, a backward none for the
+/* Both read T_DI and write T_M on the compute lane, but a forward has no code for the one, a backward none for the
  * other. */
 static void Op_OfTheOtherDirection_IsFound(void** state) {
   (void)state;
@@ -162,7 +162,7 @@ static void Releases_TooManyTooFewOrTooEarly_AreNamed(void** state) {
   sluice_template_destroy(t, memory());
 }
 
-/* A copy and a GEMM read the same rows, and neither waits for the other: the slot is free when both have ended. */
+/* A copy and a GEMM read the same rows and do not wait for each other: the slot is free when both have ended. */
 static void Releases_LastReadersOnTwoLanes_AreBoth(void** state) {
   (void)state;
   sluice_template_spec_t spec = spec_with(4, S3, 0);
@@ -175,7 +175,7 @@ static void Releases_LastReadersOnTwoLanes_AreBoth(void** state) {
       assert_true(sluice_op_releases(op, home.tensor, home.slot));
       op->releases ^= bit_of(op, home.tensor, 0);
       sluice_finding_t finding;
-      assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_NOT_RELEASED); /* the other alone does not do */
+      assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_NOT_RELEASED); /* the other one alone is not enough */
       op->releases ^= bit_of(op, home.tensor, 0);
     }
   }
@@ -184,7 +184,7 @@ static void Releases_LastReadersOnTwoLanes_AreBoth(void** state) {
 
 static void Guard1_DispatchWaitsForTheSlotsReaders(void** state) {
   (void)state;
-  /* In a whole pass the combine in between implies it; without one the edge stands by itself. */
+  /* In a whole pass the combine in between implies it; without one the edge is explicit. */
   sluice_template_spec_t spec = {.num_chunks = 4, .only = SLUICE_PART_DISPATCH | SLUICE_PART_EXPERTS};
   forget(spec, SLUICE_OP_UNPACK, 2, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
   forget(spec_with(4, S3, 0), SLUICE_OP_UNPACK, 2, SLUICE_LANE_COPY_OUT, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
@@ -214,7 +214,7 @@ static void Guard5_RestoreWaitsForTheSlotsLastReader(void** state) {
   forget(backward(4, S4), SLUICE_OP_UNPACK, 2, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
 }
 
-static void Guard7_ExchangesAreIssuedAlikeOnAllRanks(void** state) {
+static void Guard7_AllRanksIssueExchangesInOneOrder(void** state) {
   (void)state;
   sluice_template_t* all = build(spec_with(4, 0, 0));    /* T_DI kept: S1 S2 S3 S4 R1 .. */
   sluice_template_t* reuse = build(spec_with(4, S4, 0)); /* slots reused: S1 S2 R1 S3 R2 .. */
@@ -270,7 +270,7 @@ static void Exchanges_OfRanksThatDifferInTM_AreEqual(void** state) {
   assert_true(twins.equal > 10000);
 }
 
-/* Both exchanges of a group are under way at once: in one slot the second would overwrite what the first sends. */
+/* Both exchanges of a group are in flight together: in one slot the second would overwrite the first's data. */
 static void Group_InOneSlot_IsFound(void** state) {
   (void)state;
   sluice_template_spec_t spec = spec_with(4, 0, 0);
@@ -290,7 +290,7 @@ static void Group_InOneSlot_IsFound(void** state) {
   sluice_template_destroy(t, memory());
 }
 
-/* What opens a group has posted its rows, no more. */
+/* The exchange that opens a group has only posted its rows. */
 static void Group_WaitedForByItsOpening_IsFound(void** state) {
   (void)state;
   sluice_template_spec_t spec = spec_with(6, S4, 0);
@@ -306,7 +306,7 @@ static void Group_WaitedForByItsOpening_IsFound(void** state) {
   sluice_order_all(t, before);
   assert_true(sluice_is_before(t, before, opens, later) && sluice_is_before(t, before, closes, later));
   free(before);
-  t->ops[closes].group = SLUICE_GROUP_NONE; /* nobody ends it */
+  t->ops[closes].group = SLUICE_GROUP_NONE; /* no op closes it */
   sluice_finding_t finding;
   assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_FORM);
   sluice_template_destroy(t, memory());
@@ -314,7 +314,7 @@ static void Group_WaitedForByItsOpening_IsFound(void** state) {
 
 static void Group_OnSomeRanksOnly_IsAnotherSchedule(void** state) {
   (void)state;
-  sluice_template_spec_t spec = spec_with(4, S4, 0); /* slots reused: the same order either way */
+  sluice_template_spec_t spec = spec_with(4, S4, 0); /* slots reused: the same order in both cases */
   sluice_template_t* single = build(spec);
   spec.grouped = 1;
   sluice_template_t* grouped = build(spec);
@@ -361,7 +361,7 @@ static void Guard8_HostCopiesAreOnePerChunk(void** state) {
   sluice_template_destroy(t, memory());
 }
 
-/* The public code activates chunk 0 only: the others then read rows that nothing has written. */
+/* The public code activates chunk 0 only: the others then read rows that no op has written. */
 static void PublicCode_ActivationOfOneChunkOnly_IsFound(void** state) {
   (void)state;
   sluice_template_spec_t spec = spec_with(3, S1, 0);
@@ -399,7 +399,7 @@ int main(void) {
       cmocka_unit_test(Guard3_CopyWaitsForWhatItStores),
       cmocka_unit_test(Guard4_SecondGemmWaitsForTheCombine),
       cmocka_unit_test(Guard5_RestoreWaitsForTheSlotsLastReader),
-      cmocka_unit_test(Guard7_ExchangesAreIssuedAlikeOnAllRanks),
+      cmocka_unit_test(Guard7_AllRanksIssueExchangesInOneOrder),
       cmocka_unit_test(Exchanges_OfRanksThatDifferInTM_AreEqual),
       cmocka_unit_test(Group_InOneSlot_IsFound),
       cmocka_unit_test(Group_WaitedForByItsOpening_IsFound),

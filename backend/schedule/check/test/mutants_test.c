@@ -1,5 +1,5 @@
-/* Every mutant of every form is found by the hazard checker: a dependency deleted, two slots of a ring in one place, a
- * read dropped, a lane changed, exchanges swapped, a group broken, a release dropped, added or moved. */
+/* The hazard checker finds every mutant of every form: a dependency deleted, two slots of a ring merged, a read
+ * removed, a lane changed, exchanges swapped, a group broken, a release removed, added or moved. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,13 +18,13 @@
 #include "backend/schedule/test/forms.h"
 
 #define MAX_WORKERS        16
-#define BOTH_SPECS_UP_TO   3 /* n: mutants are judged under the specs of other forms too */
+#define BOTH_SPECS_UP_TO   3 /* n: mutants are also judged under the specs of other forms */
 #define LARGEST_BY_DEFAULT 6
 #define LARGEST            32
 
 enum { DEPENDENCY, SLOTS, READ, LANE, EXCHANGES, GROUP, DROPPED, ADDED, MOVED, KINDS };
 
-/* Forms whose templates the checker cannot tell apart have the same mutants: one stands for all. */
+/* Forms whose templates the checker cannot distinguish have the same mutants: one represents all. */
 typedef struct class_s {
   sluice_template_t* t;
   int64_t mutants;
@@ -33,17 +33,17 @@ typedef struct class_s {
 typedef struct score_s {
   int64_t templates, classes;
   int64_t mutants, killed;
-  int64_t stood_for; /* mutants of all templates, not of one in each class */
+  int64_t stood_for; /* mutants of all templates, not of one per class */
   int64_t by_kind[KINDS];
   int32_t releases_up_to;           /* n: every access has some */
-  int64_t rings_of_one, idle_slots; /* that cannot be shrunk, or that no chunk of the template lives in */
+  int64_t rings_of_one, idle_slots; /* that cannot be shrunk, or that no chunk of the template uses */
   class_t* seen;                    /* of the present n */
   int64_t num_seen, max_seen;
-  sluice_template_t* mutant; /* room for one of the present n */
+  sluice_template_t* mutant; /* space for one of the present n */
   char failure[FORM_TEXT_BYTES + 256];
 } score_t;
 
-/* The same template in other memory, where its parts can be changed. */
+/* Copies the template to other memory, where its parts can be changed. */
 static sluice_template_t* copy_into(const sluice_template_t* t, sluice_template_t* copy) {
   memcpy(copy, t, t->bytes);
   ptrdiff_t shift = (char*)copy - (const char*)t;
@@ -71,7 +71,8 @@ static sluice_finding_t finding_of(const sluice_template_t* t, score_t* score) {
   return finding;
 }
 
-/* What the builder alone looks at: the checker is to find the same whatever it says, and so in every form of a class.
+/* Changes fields that only the builder reads: the checker must find the same with them, and so in every form of a
+ * class.
  */
 static void flip_what_builders_read(sluice_template_spec_t* spec) {
   spec->gated ^= 1, spec->wgrad_mode ^= 1, spec->reuse_saved ^= 1, spec->bounded ^= 1;
@@ -97,7 +98,7 @@ static void judge(const sluice_template_t* t, sluice_template_t* mutant, score_t
   ++score->mutants;
   ++score->by_kind[kind];
   sluice_finding_t finding = finding_of(mutant, score);
-  /* It is not the old releases that may give a mutant of anything else away. */
+  /* Stale releases may not be what gives a mutant of another kind away. */
   if (kind < DROPPED && finding.hazard >= SLUICE_HAZARD_DOUBLE_RELEASE) {
     (void)sluice_template_mark_releases(mutant);
     finding = finding_of(mutant, score);
@@ -134,7 +135,7 @@ static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor, in
   }
 }
 
-/* Whether an op touches this very slot. */
+/* Whether an op touches exactly this slot. */
 static int is_touched(const sluice_template_t* t, int32_t tensor, int32_t slot) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
@@ -159,7 +160,7 @@ static int is_home(const sluice_template_t* t, int32_t tensor, int32_t slot) {
   return 0;
 }
 
-/* Slots of the tensor that a chunk of this template lives in and that an op touches. */
+/* Slots of the tensor that are the home of a chunk of this template and that an op touches. */
 static int32_t used_slots(const sluice_template_t* t, int32_t tensor, int32_t* out_slots) {
   int32_t used = 0;
   for (int32_t slot = 0; slot < t->ring[tensor]; ++slot) {
@@ -180,8 +181,8 @@ static void merge_slots(const sluice_template_t* t, score_t* score, int32_t tens
   judge(t, mutant, score, SLOTS, what, from, to);
 }
 
-/* Two slots share one place, as in a ring that is one shorter. The dependencies are the old ones. Any two of those in
- * use; in large rings neighbours, and the last with the first. */
+/* Two slots share one place, as in a ring that is one shorter. The dependencies are unchanged. Any two slots in use; in
+ * large rings neighbours, and the last with the first. */
 static void shrink_rings(const sluice_template_t* t, score_t* score) {
   for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
     int32_t slots[SLUICE_MAX_CHUNKS], used = used_slots(t, tensor, slots);
@@ -220,7 +221,7 @@ static void move_lanes(const sluice_template_t* t, score_t* score) {
   }
 }
 
-/* Two exchanges that follow each other on one rank change places; the other ranks keep the template. */
+/* Two consecutive exchanges of one rank are swapped; the other ranks keep the template. */
 static void swap_exchanges(const sluice_template_t* t, score_t* score) {
   int32_t last = -1;
   for (int32_t i = 0; i < t->num_ops; ++i) {
@@ -241,8 +242,8 @@ static void swap_exchanges(const sluice_template_t* t, score_t* score) {
   }
 }
 
-/* Who waits for a group waits for the exchange that opens it alone; one of the two exchanges stands alone; or both do,
- * while the other ranks have the group. */
+/* Ops that wait for a group wait only for the exchange that opens it; one of the two exchanges leaves the group; or
+ * both do, while the other ranks keep the group. */
 static void break_groups(const sluice_template_t* t, score_t* score) {
   for (int32_t d = 0; d < t->num_deps; ++d) {
     if (t->ops[t->deps[d]].group != SLUICE_GROUP_CLOSES) continue;
@@ -281,7 +282,7 @@ static void judge_releases(const sluice_template_t* t, score_t* score, int kind,
   judge(t, mutant, score, kind, "release dropped, added or moved: op, access", op, bit);
 }
 
-/* The nearest access of the same slot in this direction that frees nothing: op * 16 + bit; -1: there is none. */
+/* The nearest access of the same slot in this direction that frees nothing: op * 16 + bit; -1 if there is none. */
 static int32_t nearest(const sluice_template_t* t, int32_t op, sluice_slot_ref_t ref, int32_t step) {
   for (int32_t i = op + step; i >= 0 && i < t->num_ops; i += step) {
     for (int32_t bit = 0; bit < 16; ++bit) {
@@ -293,8 +294,8 @@ static int32_t nearest(const sluice_template_t* t, int32_t op, sluice_slot_ref_t
   return -1;
 }
 
-/* Each release left out, or made by the op before or behind that touches the slot; each access releasing that does
- * not, which frees a slot twice, too early, or one that is not the pass's. */
+/* Each release removed, or moved to the previous or next op that touches the slot; each other access made to release,
+ * which frees a slot twice, too early, or one that is not the pass's. */
 static void change_releases(const sluice_template_t* t, score_t* score) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     for (int32_t bit = 0; bit < 16; ++bit) {

@@ -1,4 +1,4 @@
-/* Templates as bytes: what was written is read again, and nothing else is believed. */
+/* Templates as bytes: written templates read back, and anything else is rejected. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,7 +71,7 @@ static void reseal(unsigned char* data, uint64_t bytes) {
   for (int i = 0; i < 8 && bytes >= 8; ++i) data[bytes - 8 + (uint64_t)i] = (unsigned char)(sum >> (8 * i));
 }
 
-/* Words that every message has: which field, or which hazard. */
+/* Every message names a field or a hazard. */
 static int names_a_field(const char* message) {
   static const char* const words[] = {
       "must be in",        "the bytes end before", "checksum",         "bytes follow the end", "num_deps is",
@@ -83,7 +83,7 @@ static int names_a_field(const char* message) {
   return 0;
 }
 
-/* Changed, cut, grown and spliced bytes, half of them with a checksum that fits. */
+/* Changed, truncated, extended and spliced bytes, half of them with a matching checksum. */
 static void Reader_ChangedBytes_AreRefusedByName(void** state) {
   (void)state;
   int64_t inputs = getenv("SLUICE_FULL") != NULL ? 1000000 : 20000, refused = 0;
@@ -112,11 +112,11 @@ static void Reader_ChangedBytes_AreRefusedByName(void** state) {
     }
     if (i % 2 == 0) reseal(bent, length);
     sluice_template_t* read = NULL;
-    unsigned char* exact = malloc(length); /* so that a sanitizer sees who reads on */
+    unsigned char* exact = malloc(length); /* exact size, so that a sanitizer sees reads beyond it */
     memcpy(exact, bent, length);
     sluice_status_t status = sluice_schedule_read(exact, length, sluice_process_allocator(), &read);
     free(exact);
-    if (status == SLUICE_OK) { /* changed into another template that is proved, or not changed at all */
+    if (status == SLUICE_OK) { /* changed into another valid template, or not changed at all */
       assert_non_null(read);
       sluice_template_destroy(read, sluice_process_allocator());
       continue;
@@ -175,13 +175,13 @@ static void Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge(void** 
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-/* Small templates whose every op reads rings as large as rings can be: the checker's lists must have room. */
+/* Small templates whose every op reads the largest possible rings: the checker's lists must suffice. */
 static void Reader_ManyReadsOfWholeRings_StaysInItsMemory(void** state) {
   (void)state;
   sluice_template_spec_t spec = {.num_chunks = 2};
   sluice_template_t *t = NULL, *read = NULL;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
-  t->ring[SLUICE_T_ROUTE] = SLUICE_MAX_CHUNKS; /* a forward has no use for it */
+  t->ring[SLUICE_T_ROUTE] = SLUICE_MAX_CHUNKS; /* unused by a forward */
   for (int32_t i = 0; i < t->num_ops; ++i) {
     sluice_op_t* op = &t->ops[i];
     while (op->num_reads < SLUICE_OP_MAX_ACCESSES) op->reads[op->num_reads++] = (sluice_slot_ref_t){SLUICE_T_ROUTE, -1};
@@ -227,7 +227,7 @@ static void Json_OfATemplate_NamesItsOps(void** state) {
   }
   assert_int_equal(depth, 0);
   char small[64];
-  assert_int_equal(sluice_schedule_write_json(t, small, sizeof small), length); /* cut, not overrun */
+  assert_int_equal(sluice_schedule_write_json(t, small, sizeof small), length); /* truncated, not overrun */
   free(text);
   sluice_template_destroy(t, sluice_process_allocator());
 }

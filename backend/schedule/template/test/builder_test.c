@@ -1,4 +1,4 @@
-/* The builder: what does not fit is refused with a status, and nothing is written behind what does. */
+/* The builder: invalid calls set a status, and nothing is written after valid data. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@ enum { ROOM = 3, CHUNKS = 2, MARK = 0x5a };
 
 typedef struct bench_s {
   sluice_builder_t builder;
-  sluice_op_t* ops; /* one more than there is room for */
+  sluice_op_t* ops; /* one more than fits */
   sluice_slot_ref_t homes[SLUICE_T_COUNT * CHUNKS];
 } bench_t;
 
@@ -38,7 +38,7 @@ static sluice_op_t* add(bench_t* bench, int32_t kind, int32_t chunk) {
   return sluice_builder_add(&bench->builder, kind, chunk);
 }
 
-/* What finish says of it, and that it gives no dependencies. */
+/* The status of finish, which then returns no dependencies. */
 static void assert_refused(bench_t* bench, const char* text) {
   int32_t deps[8], num_deps = 7;
   assert_int_equal(sluice_builder_finish(&bench->builder, deps, 8, &num_deps), SLUICE_E_INTERNAL);
@@ -69,7 +69,7 @@ static void Builder_OneAccessTooMany_IsRefusedAndNothingWritten(void** state) {
   begin(&bench);
   sluice_op_t* op = add(&bench, SLUICE_OP_GEMM1, 1);
   for (int32_t t = 0; t < SLUICE_OP_MAX_ACCESSES; ++t) sluice_op_read(&bench.builder, op, t);
-  sluice_op_read(&bench.builder, op, 0); /* once more the same is none more */
+  sluice_op_read(&bench.builder, op, 0); /* a repeated access is not counted again */
   assert_int_equal(bench.builder.status, SLUICE_OK);
   const sluice_op_t before = *op;
   sluice_op_read(&bench.builder, op, SLUICE_OP_MAX_ACCESSES);
@@ -86,7 +86,7 @@ static void Builder_AccessesOfAllChunksTooMany_AreRefused(void** state) {
   sluice_op_t* op = add(&bench, SLUICE_OP_WEIGHT_GRAD, -1);
   for (int32_t t = 0; t < SLUICE_OP_MAX_ACCESSES; ++t) sluice_op_write(&bench.builder, op, t);
   sluice_builder_set_home(&bench.builder, SLUICE_T_DI, 1, SLUICE_T_KEPT_DI, 1);
-  sluice_op_write(&bench.builder, op, SLUICE_T_DI); /* in two places by now */
+  sluice_op_write(&bench.builder, op, SLUICE_T_DI); /* in two places now */
   assert_int_equal(op->num_writes, SLUICE_OP_MAX_ACCESSES);
   assert_int_equal(op->num_reads, 0);
   assert_refused(&bench, "weight_grad of chunk -1 writes kept T_DI besides 8 other slots");
@@ -120,7 +120,7 @@ static void Builder_DependenciesTooMany_AreRefusedAndNotWritten(void** state) {
   (void)state;
   bench_t bench;
   begin(&bench);
-  const int32_t kinds[ROOM] = {SLUICE_OP_GEMM1, SLUICE_OP_UNPACK, SLUICE_OP_GEMM2}; /* lanes in turns */
+  const int32_t kinds[ROOM] = {SLUICE_OP_GEMM1, SLUICE_OP_UNPACK, SLUICE_OP_GEMM2}; /* alternating lanes */
   for (int32_t i = 0; i < ROOM; ++i) sluice_op_write(&bench.builder, add(&bench, kinds[i], 0), SLUICE_T_M);
   int32_t deps[2] = {MARK, MARK}, num_deps = 7;
   assert_int_equal(sluice_builder_finish(&bench.builder, deps, 1, &num_deps), SLUICE_E_INTERNAL);

@@ -24,8 +24,8 @@ static int touches(const sluice_slot_ref_t* a, int32_t na, const sluice_slot_ref
   return 0;
 }
 
-/* Counts conflicting pairs that are not ordered by happens-before, leaving out dependency `without` (-1: none). What
- * opens a group has begun before what follows on its lane, and has ended when the group has. */
+/* Counts conflicting pairs that happens-before does not order, ignoring dependency `without` (-1: none). An op that
+ * opens a group has begun before the next op on its lane, and has ended when the group has. */
 static int64_t unordered_pairs(const sluice_template_t* t, int32_t without) {
   int32_t n = t->num_ops;
   unsigned char* before = calloc((size_t)n * (size_t)n, 1); /* before[i][j]: j ends before i starts */
@@ -59,7 +59,7 @@ typedef void (*check_fn_t)(const sluice_template_t* t);
 
 static void run_check(const sluice_template_t* t, void* user) { (*(check_fn_t*)user)(t); }
 
-/* Every form with n chunks, under each uniform policy and a mixed one; returns how many were seen. */
+/* Every form with n chunks, under each uniform policy and a mixed one; returns their number. */
 static int64_t for_each_template(int32_t n, check_fn_t check) {
   int64_t seen = 0;
   for (int32_t policy = 0; policy <= 9; ++policy) seen += for_each_form(n, policy, 1, run_check, &check);
@@ -116,7 +116,7 @@ static void Template_SlotsReused_AlternatesDispatchAndCombine(void** state) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-/* A chunk returns in one group with the dispatch of the chunk after next, however long dispatches could run ahead. */
+/* A chunk returns in one group with the dispatch two chunks later, however far dispatches could run ahead. */
 static void Template_Grouped_ReturnsOneChunkWhileAnotherLeaves(void** state) {
   (void)state;
   for (int32_t form = 0; form < 6; ++form) {
@@ -155,7 +155,7 @@ static void Template_GroupedWhereNothingReturns_IsRefused(void** state) {
   assert_null(t);
 }
 
-/* Handed to a lane as one, a run may neither wait in its middle nor be waited for there. */
+/* A run is one job of a lane: it may neither wait in its middle nor be waited for there. */
 static void check_runs(const sluice_template_t* t) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
@@ -240,7 +240,7 @@ static int32_t count_ops(sluice_template_spec_t spec, int32_t di, int32_t m, int
   return count;
 }
 
-/* What backend/model/restore.h says: copies for rows in host memory, exchanges and GEMMs once more, no op else. */
+/* As in backend/model/restore.h: copies for rows in host memory, repeated exchanges and GEMMs, no other op. */
 static void Template_EachPolicy_AddsTheOpsOfItsRow(void** state) {
   (void)state;
   const int32_t n = 3;
@@ -282,8 +282,8 @@ static int is_waited_for(const sluice_template_t* t, int32_t op, int32_t other) 
   return 0;
 }
 
-/* S1 and S2 hold two tensors of width H in a chunk, as S3 and S4 do, and pay by a wait: activated rows go where the
- * chunk before may still be copied from. */
+/* S1 and S2 hold two tensors of width H per chunk, as S3 and S4 do, at the cost of a wait: activated rows go where the
+ * previous chunk may still be copied from. */
 static void Template_SharedAct_TakesTheSlotThatWasCopied(void** state) {
   (void)state;
   for (int32_t shares = 0; shares < 2; ++shares) {
@@ -308,7 +308,7 @@ static void Template_SharedAct_TakesTheSlotThatWasCopied(void** state) {
   }
 }
 
-/* The weight gradients alone read T_DI where T_M is not computed again: its copy comes second. */
+/* Only the weight gradients read T_DI if T_M is not recomputed: its copy comes second. */
 static void Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst(void** state) {
   (void)state;
   sluice_template_spec_t spec = {.direction = SLUICE_BACKWARD,

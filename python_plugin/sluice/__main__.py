@@ -15,6 +15,7 @@ USAGE = """usage: sluice COMMAND (or python -m sluice COMMAND)
                      --device: what one step asks of a GPU that is not there, priced by a model
   routing DIR        joins expert loads that ranks recorded, for `simulate` and `plan`
   trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted beside measured, pictures
+  merge              adds a LoRA adapter of PEFT to the weights of its checkpoint, one file at a time
   tune               measures this machine once for all, and decides for a model ahead of time
   version            the version of this package
 """
@@ -53,6 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
         from sluice.tracing import command as tracing
 
         return tracing.main(rest)
+    if command == "merge":
+        from sluice.adapters.transformers import merge
+
+        return merge.main(rest)
     if command in ("version", "--version"):
         import sluice
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 USAGE = """usage: sluice COMMAND (or python -m sluice COMMAND)
@@ -25,15 +27,26 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if command == "doctor":
-        from sluice import doctor
-
-        return doctor.main(rest)
-    if command == "run":
+    if command == "run":  # the pipes of the script are its own affair
         from sluice import run
 
         run.main(rest)
         return 0
+    try:
+        try:
+            return _dispatch(command, rest)
+        finally:
+            sys.stdout.flush()  # an error of the flush at exit could not be caught
+    except BrokenPipeError:  # whatever read the output, such as `head`, has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _dispatch(command: str, rest: list[str]) -> int:
+    if command == "doctor":
+        from sluice import doctor
+
+        return doctor.main(rest)
     if command == "plan":
         from sluice.planning import plan_command
 

@@ -1,16 +1,13 @@
-/* The checked entries of an exchange: what breaks a communicator, deadlines, warnings. */
+/* The checked entries of an exchange: what breaks a communicator, and waits for it. */
+#include <stdio.h>
 #include <time.h>
 
 #include "backend/base/clock.h"
-#include "backend/base/log.h"
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"
 #include "backend/comm/comm_laggards.h"
 #include "backend/comm/comm_usable.h"
-
-#define SECOND_NS     UINT64_C(1000000000)
-#define NOTE_AFTER_NS SECOND_NS
-#define SLICE_NS      (SECOND_NS / 5) /* a transport without an abort of its own still ends within this */
+#include "backend/group/wait.h"
 
 sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm) {
   return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, comm->rank, -1, "rank %d started a third exchange, two are in flight",
@@ -53,6 +50,12 @@ static void abandon(sluice_comm_t* comm, sluice_comm_request_t* request) {
   if (comm->vtable->abandon != NULL) comm->vtable->abandon(comm, request);
 }
 
+static void warn(const sluice_comm_t* comm, sluice_wait_t* wait, uint64_t now_ns, int32_t missing, const char* phase) {
+  char call[128];
+  (void)snprintf(call, sizeof call, "%s (call %llu)", phase, (unsigned long long)comm->call_number);
+  sluice_wait_warn(wait, now_ns, comm->rank, missing, call);
+}
+
 sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_request_t* request, const char* phase) {
   if (phase == NULL) phase = "an exchange";
   if (!sluice_comm_is_inherited(comm) && atomic_load(&comm->broken) != SLUICE_OK) {
@@ -61,17 +64,10 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
   }
   SLUICE_TRY(sluice_comm_check_usable(comm));
 
-  uint64_t start_ns = sluice_now_ns();
-  uint64_t deadline_ns = sluice_add_saturating(start_ns, comm->timeout_ns);
-  uint64_t next_warn_ns = sluice_add_saturating(start_ns, comm->warn_ns);
-  /* Short deadlines leave the notes time to be seen before the first rank looks for them. */
-  uint64_t note_ns = comm->vtable->publish != NULL
-                         ? sluice_add_saturating(start_ns, sluice_min_u64(NOTE_AFTER_NS, comm->timeout_ns / 4))
-                         : UINT64_MAX;
+  sluice_wait_t wait = sluice_wait_begin(comm->timeout_ns, comm->warn_ns);
+  if (comm->vtable->publish == NULL) wait.note_ns = UINT64_MAX;
   for (;;) {
-    uint64_t now_ns = sluice_now_ns();
-    uint64_t slice_end_ns =
-        sluice_min_u64(sluice_min_u64(deadline_ns, next_warn_ns), sluice_min_u64(note_ns, now_ns + SLICE_NS));
+    const uint64_t slice_end_ns = sluice_wait_slice_end(&wait);
     int32_t missing = -1;
     sluice_status_t status = comm->vtable->exchange_wait(comm, request, slice_end_ns, &missing);
     if (status == SLUICE_OK) return SLUICE_OK;
@@ -91,25 +87,17 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
       return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->rank, -1, "rank %d was interrupted in %s (call %llu)", comm->rank,
                               phase, (unsigned long long)comm->call_number);
     }
-    now_ns = sluice_now_ns();
-    if (now_ns >= deadline_ns) {
-      status = sluice_comm_fail_timed_out(comm, missing, now_ns - start_ns, phase);
+    const uint64_t now_ns = sluice_now_ns();
+    if (now_ns >= wait.deadline_ns) {
+      status = sluice_comm_fail_timed_out(comm, missing, now_ns - wait.start_ns, phase);
       sluice_comm_mark_broken(comm, status);
       sluice_error_info_t why;
       sluice_error_capture(&why);
       abandon(comm, request);
       return sluice_error_adopt(&why);
     }
-    if (now_ns >= note_ns) {
-      sluice_comm_publish_note(comm, phase);
-      note_ns = UINT64_MAX;
-    }
-    if (now_ns >= next_warn_ns) {
-      sluice_log(SLUICE_LOG_WARN, "rank %d has waited %.1f s for rank %d: %s (call %llu); it gives up in %.0f s",
-                 comm->rank, sluice_seconds(now_ns - start_ns), missing, phase, (unsigned long long)comm->call_number,
-                 sluice_seconds(deadline_ns - now_ns));
-      next_warn_ns = sluice_add_saturating(now_ns, comm->warn_ns);
-    }
+    if (sluice_wait_takes_note(&wait, now_ns)) sluice_comm_publish_note(comm, phase);
+    warn(comm, &wait, now_ns, missing, phase);
     if (now_ns < slice_end_ns) {
       /* A transport that returns early must not make this a busy loop. */
       struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)sluice_min_u64(slice_end_ns - now_ns, 1000000)};

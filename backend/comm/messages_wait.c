@@ -4,14 +4,9 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
-#include "backend/base/log.h"
-#include "backend/base/math.h"
 #include "backend/comm/comm_usable.h"
 #include "backend/comm/messages_state.h"
-
-#define SECOND_NS     UINT64_C(1000000000)
-#define SLICE_NS      (SECOND_NS / 5)
-#define TELL_AFTER_NS SECOND_NS
+#include "backend/group/wait.h"
 
 /* ---- the next one ------------------------------------------------------------------------------------------------ */
 
@@ -97,17 +92,18 @@ static int32_t find_missing(sluice_messages_t* m) {
   return peer;
 }
 
+static int32_t waits_for(const void* user, int32_t rank) {
+  const sluice_messages_t* m = user;
+  const int32_t next_one = m->peers[rank].waits_for;
+  return next_one == m->comm->rank ? -1 : next_one; /* it waits for this rank, which waits for it */
+}
+
 /* A rank that waits is not the one to look at: the one it waits for is. */
 static int32_t find_laggard(sluice_messages_t* m, int32_t missing) {
-  int32_t blamed = missing;
   pthread_mutex_lock(&m->mutex);
-  for (int32_t step = 0; blamed >= 0 && step < m->comm->world_size; ++step) {
-    const int32_t next_one = m->peers[blamed].waits_for;
-    if (next_one < 0 || next_one == m->comm->rank) break; /* it works; or it waits for us, who wait for it */
-    blamed = next_one;
-  }
+  const int32_t laggard = sluice_wait_find_laggard(missing, m->comm->world_size, waits_for, m);
   pthread_mutex_unlock(&m->mutex);
-  return blamed;
+  return laggard;
 }
 
 /* Tells the peers whom this rank waits for, -1: nobody. A word that is still under way stands for this one. */
@@ -156,16 +152,9 @@ static int is_interrupted(sluice_comm_t* comm) {
 static sluice_status_t wait_long(sluice_messages_t* m, const char* phase, sluice_message_completion_t* out_completion,
                                  int* has_told) {
   const sluice_comm_t* comm = m->comm;
-  const uint64_t start_ns = sluice_now_ns();
-  const uint64_t deadline_ns = sluice_add_saturating(start_ns, comm->timeout_ns);
-  uint64_t next_warn_ns = sluice_add_saturating(start_ns, comm->warn_ns);
-  /* Short deadlines leave the word time to arrive before anybody's has passed. */
-  uint64_t tell_ns = sluice_add_saturating(start_ns, sluice_min_u64(TELL_AFTER_NS, comm->timeout_ns / 4));
+  sluice_wait_t wait = sluice_wait_begin(comm->timeout_ns, comm->warn_ns);
   for (;;) {
     int is_due;
-    uint64_t now_ns = sluice_now_ns();
-    const uint64_t slice_end_ns =
-        sluice_min_u64(sluice_min_u64(deadline_ns, next_warn_ns), sluice_min_u64(tell_ns, now_ns + SLICE_NS));
     if (sluice_messages_outstanding(m) == 0) {
       SLUICE_TRY(sluice_messages_check(m));
       return SLUICE_FAIL(SLUICE_E_STATE,
@@ -173,7 +162,7 @@ static sluice_status_t wait_long(sluice_messages_t* m, const char* phase, sluice
                          "receive, first",
                          comm->rank, phase);
     }
-    const sluice_status_t status = next(m, slice_end_ns, out_completion, &is_due);
+    const sluice_status_t status = next(m, sluice_wait_slice_end(&wait), out_completion, &is_due);
     if (!is_due) return status;
     if (is_interrupted(m->comm)) {
       (void)SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->rank, -1, "rank %d was interrupted while it waited for %s",
@@ -181,20 +170,15 @@ static sluice_status_t wait_long(sluice_messages_t* m, const char* phase, sluice
       sluice_messages_fail(m, comm->rank);
       continue;
     }
-    now_ns = sluice_now_ns();
+    const uint64_t now_ns = sluice_now_ns();
     const int32_t missing = find_missing(m);
     if (missing < 0) continue; /* it has just come */
-    if (now_ns >= deadline_ns) return fail_late(m, missing, now_ns - start_ns, phase, out_completion);
-    if (now_ns >= tell_ns) {
+    if (now_ns >= wait.deadline_ns) return fail_late(m, missing, now_ns - wait.start_ns, phase, out_completion);
+    if (sluice_wait_takes_note(&wait, now_ns)) {
       tell(m, missing);
       *has_told = 1;
-      tell_ns = UINT64_MAX;
     }
-    if (now_ns >= next_warn_ns) {
-      sluice_log(SLUICE_LOG_WARN, "rank %d has waited %.1f s for rank %d: %s; it gives up in %.0f s", comm->rank,
-                 sluice_seconds(now_ns - start_ns), missing, phase, sluice_seconds(deadline_ns - now_ns));
-      next_warn_ns = sluice_add_saturating(now_ns, comm->warn_ns);
-    }
+    sluice_wait_warn(&wait, now_ns, comm->rank, missing, phase);
   }
 }
 

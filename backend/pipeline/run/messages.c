@@ -2,12 +2,10 @@
 #include <stdio.h>
 
 #include "backend/base/clock.h"
-#include "backend/base/log.h"
 #include "backend/base/math.h"
+#include "backend/group/wait.h"
 #include "backend/pipeline/run/requests.h"
 #include "backend/pipeline/run/state.h"
-
-#define SLICE_NS UINT64_C(200000000) /* between two questions whether the host wants the batch ended */
 
 static int32_t rank_of_peer(const sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) {
   const sluice_stage_handshake_t* agreed = &pipeline->agreed;
@@ -213,15 +211,14 @@ static int32_t awaited(const sluice_pipeline_t* pipeline) {
   return -1;
 }
 
-/* The one at the end of those who wait for each other. */
+static int32_t waits_for(const void* user, int32_t rank) {
+  const sluice_pipeline_t* pipeline = user;
+  const sluice_stage_peer_t* peer = &pipeline->peers[rank];
+  return rank == pipeline->agreed.rank || peer->waits_in != pipeline->number ? -1 : peer->waits_for;
+}
+
 static int32_t find_laggard(const sluice_pipeline_t* pipeline) {
-  int32_t rank = awaited(pipeline);
-  for (int32_t step = 0; rank >= 0 && step < pipeline->agreed.num_ranks; ++step) {
-    const sluice_stage_peer_t* peer = &pipeline->peers[rank];
-    if (rank == pipeline->agreed.rank || peer->waits_in != pipeline->number || peer->waits_for < 0) return rank;
-    rank = peer->waits_for;
-  }
-  return rank;
+  return sluice_wait_find_laggard(awaited(pipeline), pipeline->agreed.num_ranks, waits_for, pipeline);
 }
 
 static sluice_status_t fail_timed_out(sluice_pipeline_t* pipeline, uint64_t waited_ns) {
@@ -253,19 +250,17 @@ static int is_interrupted(const sluice_pipeline_t* pipeline) {
 
 sluice_status_t sluice_stage_wait(sluice_pipeline_t* pipeline) {
   const sluice_comm_t* comm = pipeline->endpoint->comm;
-  const uint64_t begin_ns = sluice_now_ns();
-  uint64_t warn_ns = sluice_add_saturating(begin_ns, comm->warn_ns);
+  sluice_wait_t wait = sluice_wait_begin(comm->timeout_ns, comm->warn_ns);
   for (;;) {
-    uint64_t now_ns = sluice_now_ns();
-    const uint64_t deadline_ns = sluice_add_saturating(pipeline->progress_ns, comm->timeout_ns);
-    const uint64_t say_ns = sluice_add_saturating(pipeline->progress_ns, comm->timeout_ns / 2);
-    uint64_t slice_ns = sluice_min_u64(deadline_ns, now_ns + SLICE_NS);
-    if (!pipeline->has_said_so) slice_ns = sluice_min_u64(slice_ns, say_ns);
+    /* Progress begins the deadline again. */
+    wait.deadline_ns = sluice_add_saturating(pipeline->progress_ns, comm->timeout_ns);
+    wait.note_ns = sluice_add_saturating(pipeline->progress_ns, comm->timeout_ns / 2);
+    if (pipeline->has_said_so) wait.note_ns = UINT64_MAX;
     int32_t is_taken;
-    SLUICE_TRY(sluice_stage_take(pipeline, slice_ns, &is_taken));
-    now_ns = sluice_now_ns();
+    SLUICE_TRY(sluice_stage_take(pipeline, sluice_wait_slice_end(&wait), &is_taken));
+    const uint64_t now_ns = sluice_now_ns();
     if (is_taken) {
-      pipeline->stats.wait_ns += now_ns - begin_ns;
+      pipeline->stats.wait_ns += now_ns - wait.start_ns;
       return SLUICE_OK;
     }
     if (is_interrupted(pipeline)) {
@@ -273,13 +268,10 @@ sluice_status_t sluice_stage_wait(sluice_pipeline_t* pipeline) {
                               "pipeline: the host of rank %d interrupted batch %llu", pipeline->agreed.rank,
                               (unsigned long long)pipeline->number);
     }
-    if (now_ns >= deadline_ns) return fail_timed_out(pipeline, now_ns - pipeline->progress_ns);
-    if (!pipeline->has_said_so && now_ns >= say_ns) SLUICE_TRY(tell_waiting(pipeline));
-    if (now_ns >= warn_ns) {
-      sluice_log(SLUICE_LOG_WARN, "pipeline: rank %d has waited %.1f s in batch %llu for rank %d",
-                 pipeline->agreed.rank, sluice_seconds(now_ns - begin_ns), (unsigned long long)pipeline->number,
-                 find_laggard(pipeline));
-      warn_ns = sluice_add_saturating(now_ns, comm->warn_ns);
-    }
+    if (now_ns >= wait.deadline_ns) return fail_timed_out(pipeline, now_ns - pipeline->progress_ns);
+    if (sluice_wait_takes_note(&wait, now_ns)) SLUICE_TRY(tell_waiting(pipeline));
+    char phase[64];
+    (void)snprintf(phase, sizeof phase, "batch %llu of a pipeline", (unsigned long long)pipeline->number);
+    sluice_wait_warn(&wait, now_ns, pipeline->agreed.rank, find_laggard(pipeline), phase);
   }
 }

@@ -14,24 +14,15 @@ from typing import Any
 from .. import kept_decisions
 from ..config import Options
 from .errors import BadInput
-from .model import Model
+from .model import HELD, Model
 
 SETTLED = 2  # steps in a row
 
 
 def options_of(model: Model) -> Options:
     """Those of the run: a DeepSpeed config's, with what flags say over them."""
-    given = {
-        "chunks": model.num_chunks,
-        "wgrad_mode": model.wgrad,
-        "chunking": model.chunking,
-        "policy": model.policy,
-        "memory_budget": model.memory_budget,
-        "host_memory_budget": model.host_memory_budget,
-        "deduplicate": model.deduplicate,
-    }
     base = Options() if model.section is None else model.section
-    return replace(base, **{name: value for name, value in given.items() if value is not None})
+    return replace(base, **{name: value for name in HELD if (value := getattr(model, name)) is not None})
 
 
 def check(model: Model, ranks: int) -> None:

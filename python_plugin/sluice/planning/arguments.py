@@ -88,13 +88,13 @@ def model_of(options: Any) -> Model:
         activation=options.activation,
         memory_budget=budget_of(options.budget),
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
-        num_chunks=options.chunks,
+        chunks=options.chunks,
         deduplicate=True if options.deduplicate == "rank" else options.deduplicate,
         policy=None if options.policy is None else restore.SETS[options.policy],
     )
     model = with_tokens(flags.over(model))
     try:
-        config.for_chunks(model.policy, model.num_chunks)  # of a config and of a flag
+        config.for_chunks(model.policy, model.chunks)  # of a config and of a flag
     except config.ConfigError as error:
         raise BadInput(str(error)) from None
     return model
@@ -129,4 +129,4 @@ def budget_of(text: str | None, option: str = "--budget") -> int | None:
 
 def wanted_of(model: Model) -> Choice:
     """What is not open."""
-    return Choice(model.num_chunks or 0, *(model.policy or (None, None)), model.wgrad)
+    return Choice(model.chunks or 0, *(model.policy or (None, None)), model.wgrad_mode)

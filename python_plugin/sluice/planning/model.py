@@ -11,7 +11,7 @@ from typing import Any
 from .. import origins
 from ..config import parse as parse_section
 from ..option_values import ConfigError
-from ..options import DS_CONFIG, MODEL, Options, Policy
+from ..options import DS_CONFIG, MODEL, Options, Policy, rows_of
 from . import auto_ep, files, megatron, moe_layers
 from . import fields as readers
 from .errors import BadInput
@@ -38,7 +38,7 @@ INNER = ("text_config", "thinker_config", "llm_config", "language_config")
 
 @dataclass(frozen=True)
 class Model:
-    """None: not said yet."""
+    """None: not said yet. A field with the name of an option is that option (HELD)."""
 
     model_width: int | None = None
     hidden_width: int | None = None
@@ -50,9 +50,9 @@ class Model:
     gated: bool | None = None
     memory_budget: int | None = None
     host_memory_budget: int | None = None
-    num_chunks: int | None = None
+    chunks: int | None = None
     policy: Policy | None = None  # of all chunks, or by chunk
-    wgrad: str | None = None
+    wgrad_mode: str | None = None
     max_outstanding: int | None = None
     deduplicate: bool | str | None = None
     chunking: str | None = None
@@ -69,6 +69,10 @@ class Model:
         """This one, and what it does not say from the other."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: value for name, value in given.items() if value is not None})
+
+
+# The options that plans hold fast: keys of the "sluice" section that are fields of Model too.
+HELD = tuple(each.name for each in fields(Model) if each.name in rows_of(Options))
 
 
 def read_configs(paths: Sequence[str]) -> Model:
@@ -211,17 +215,8 @@ def _section(data: Mapping[str, Any], path: str, origin: str) -> dict[str, Any]:
         _, options = parse_section(origins.taken(data.get("sluice", {}), origin))
     except ConfigError as error:
         raise BadInput(f"config {path}: {error}") from error
-    return {
-        "memory_budget": options.memory_budget,
-        "host_memory_budget": options.host_memory_budget,
-        "num_chunks": options.chunks,
-        "policy": options.policy,
-        "wgrad": options.wgrad_mode,
-        "max_outstanding": options.max_outstanding,
-        "deduplicate": options.deduplicate or None,
-        "chunking": options.chunking,
-        "section": options if "sluice" in data else None,
-    }
+    held = {name: getattr(options, name) or None for name in HELD}  # False, as nothing at all: not asked for
+    return {**held, "section": options if "sluice" in data else None}
 
 
 def with_tokens(model: Model) -> Model:

@@ -104,6 +104,8 @@ ROW_OF_LAYERS = """    tried: int | None = option(
     )
 """
 BEFORE_OF_LAYERS = "    accumulate: str | None = option("
+# Where plans take it from a config.
+OF_MODEL = ("    chunking: str | None = None\n", "    tried: int | None = None\n")
 PROGRAM = f'''
 import json, sys
 from sluice import config, doctor_config, settings
@@ -111,6 +113,7 @@ from sluice._library import load
 from sluice.adapters.common.contexts import context_of
 from sluice.adapters.torch import ContextOptions, MoeConfig, layer_options
 from sluice.adapters.torch.options import fill
+from sluice.planning import ahead, model
 
 def refusal(call):
     try:
@@ -130,6 +133,7 @@ print(json.dumps({{
     "c": struct.{FIELD},
     "context": context_of(options, None).options.{FIELD},
     "layer": MoeConfig(model_width=8, num_experts=1, top_k=1, **layer_options(options, fused=True)).tried,
+    "kept": ahead.options_of(model.read_config(sys.argv[1])).tried,
 }}))
 '''
 
@@ -142,8 +146,10 @@ def test_NewOption_IsOneRowOfTheTable(tmp_path: Path) -> None:
     for row, place in ((ROW, BEFORE), (ROW_OF_LAYERS, BEFORE_OF_LAYERS)):
         before, after = table.read_text().split(place)
         table.write_text(before + row + place + after)
+    user = package / "planning" / "model.py"
+    user.write_text(user.read_text().replace(OF_MODEL[0], "".join(OF_MODEL)))
     ds_config = tmp_path / "ds_config.json"
-    ds_config.write_text(json.dumps({"train_batch_size": 4, "sluice": {"enabled": True, FIELD: True}}))
+    ds_config.write_text(json.dumps({"train_batch_size": 4, "sluice": {"enabled": True, FIELD: True, "tried": 3}}))
 
     def run(*arguments: Any) -> str:
         environ = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -156,7 +162,7 @@ def test_NewOption_IsOneRowOfTheTable(tmp_path: Path) -> None:
 
     found = json.loads(run("-c", PROGRAM, ds_config).splitlines()[-1])
     assert (found["parsed"], found["default"], found["c"], found["context"]) == (True, False, 1, True)
-    assert found["layer"] == 3
+    assert (found["layer"], found["kept"]) == (3, 3)
     assert f'"{FIELD}" must be true or false, not 3' in found["wrong"]
     assert f'"{FIELD}" (it is tried here) cannot come from the model\'s own config' in found["model"]
     assert any(f"| {FIELD} True |" in text for text in found["doctor"])

@@ -228,7 +228,7 @@ def test_Config_TransformersWithASectionOfOurs_BothAreRead(tmp_path) -> None:
     path.write_text(json.dumps({**mixtral, "sluice": {"memory_budget": "1MiB", "chunks": 4}}))
     got = model.read_config(str(path))
     assert (got.model_width, got.num_experts, got.layers) == (64, 8, 5)
-    assert (got.memory_budget, got.num_chunks) == (1 << 20, 4)
+    assert (got.memory_budget, got.chunks) == (1 << 20, 4)
     path.write_text(json.dumps({**mixtral, "sluice": {"chnks": 4}}))
     with pytest.raises(BadInput) as caught:
         model.read_config(str(path))

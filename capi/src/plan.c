@@ -11,6 +11,7 @@
 #include "backend/model/restore.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/run/plan_in_force.h"
+#include "backend/plan/budget_division.h"
 #include "backend/plan/plan_file.h"
 #include "capi/src/check_layer.h"
 
@@ -254,6 +255,87 @@ sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens
   sluice_engine_leave(moe->context);
   if (status == SLUICE_OK) *out_bytes = bytes;
   return status;
+}
+
+/* The most of any layer, in a context that is entered. */
+static sluice_status_t least_of_all(sluice_moe_t* const* layers, int32_t num_layers, int64_t num_tokens,
+                                    uint64_t* out_bytes) {
+  uint64_t most = 0;
+  for (int32_t i = 0; i < num_layers; ++i) {
+    uint64_t bytes = 0;
+    SLUICE_TRY(sluice_planned_least_bytes(layers[i], num_tokens, &bytes));
+    most = bytes > most ? bytes : most;
+  }
+  *out_bytes = most;
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_moe_smallest_budgets(sluice_moe_t* const* layers, int32_t num_layers, int64_t num_tokens,
+                                            uint64_t most, int32_t* out_count, uint64_t* out_bytes) {
+  SLUICE_TRY(SLUICE_REQUIRE(out_count != NULL && out_bytes != NULL, "sluice_moe_smallest_budgets: %s is NULL",
+                            out_count == NULL ? "out_count" : "out_bytes"));
+  *out_count = 0;
+  SLUICE_TRY(SLUICE_REQUIRE(layers != NULL && num_layers >= 1,
+                            "sluice_moe_smallest_budgets: there are no layers: give at least one"));
+  SLUICE_TRY(SLUICE_REQUIRE(num_tokens >= 1 && num_tokens <= INT32_MAX,
+                            "sluice_moe_smallest_budgets: num_tokens is %lld; it must be in [1, 2^31)",
+                            (long long)num_tokens));
+  for (int32_t i = 0; i < num_layers; ++i) {
+    SLUICE_TRY(SLUICE_REQUIRE(layers[i] != NULL, "sluice_moe_smallest_budgets: layers[%d] is NULL", i));
+    SLUICE_TRY(SLUICE_REQUIRE(layers[i]->context == layers[0]->context,
+                              "sluice_moe_smallest_budgets: layers[%d] has another context than layers[0]: ask for "
+                              "each context by itself",
+                              i));
+  }
+  SLUICE_TRY(sluice_engine_enter(layers[0]->context, "sluice_moe_smallest_budgets"));
+  sluice_status_t status = SLUICE_OK;
+  int32_t count = 0;
+  while (count < SLUICE_BUDGET_SIZES && (count == 0 || out_bytes[count - 1] <= most)) {
+    uint64_t bytes = 0;
+    status = least_of_all(layers, num_layers, sluice_budget_tokens(num_tokens, count), &bytes);
+    if (status != SLUICE_OK) break;
+    out_bytes[count] = count > 0 && bytes < out_bytes[count - 1] ? out_bytes[count - 1] : bytes;
+    ++count;
+  }
+  sluice_engine_leave(layers[0]->context);
+  *out_count = count;
+  return count > 0 ? SLUICE_OK : status;
+}
+
+#define MOST_CONTEXTS 512
+#define MOST_BYTES    ((uint64_t)1 << 53) /* so that sums over the contexts stay below 2^63 */
+
+static sluice_status_t check_division(uint64_t total, int32_t num_contexts, const uint64_t* weights, int32_t num_sizes,
+                                      const uint64_t* needs) {
+  SLUICE_TRY(SLUICE_REQUIRE(total >= 1, "sluice_budget_divide: total is 0: give the bytes to divide"));
+  SLUICE_TRY(SLUICE_REQUIRE(num_contexts >= 1 && num_contexts <= MOST_CONTEXTS,
+                            "sluice_budget_divide: num_contexts is %d; it must be in [1, %d]", num_contexts,
+                            MOST_CONTEXTS));
+  SLUICE_TRY(SLUICE_REQUIRE(num_sizes >= 0 && num_sizes <= SLUICE_BUDGET_SIZES,
+                            "sluice_budget_divide: num_sizes is %d; it must be in [0, %d]", num_sizes,
+                            SLUICE_BUDGET_SIZES));
+  SLUICE_TRY(SLUICE_REQUIRE(weights != NULL && (needs != NULL || num_sizes == 0), "sluice_budget_divide: %s is NULL",
+                            weights == NULL ? "weights" : "needs"));
+  for (int32_t c = 0; c < num_contexts; ++c) {
+    SLUICE_TRY(SLUICE_REQUIRE(weights[c] >= 1 && weights[c] <= MOST_BYTES,
+                              "sluice_budget_divide: weights[%d] is %llu; it must be in [1, 2^53]", c,
+                              (unsigned long long)weights[c]));
+    for (int32_t s = 0; s < num_sizes; ++s) {
+      const uint64_t* need = &needs[(size_t)c * (size_t)num_sizes + (size_t)s];
+      SLUICE_TRY(SLUICE_REQUIRE(*need <= MOST_BYTES && (s == 0 || need[0] >= need[-1]),
+                                "sluice_budget_divide: context %d needs %llu bytes for size %d; needs are at most 2^53 "
+                                "and do not decrease",
+                                c, (unsigned long long)*need, s));
+    }
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_budget_divide(uint64_t total, int32_t num_contexts, const uint64_t* weights, int32_t num_sizes,
+                                     const uint64_t* needs, uint64_t* out_shares) {
+  SLUICE_TRY(SLUICE_REQUIRE(out_shares != NULL, "sluice_budget_divide: out_shares is NULL"));
+  SLUICE_TRY(check_division(total, num_contexts, weights, num_sizes, needs));
+  return sluice_budget_division(total, num_contexts, weights, num_sizes, needs, out_shares);
 }
 
 /* ---- as bytes ---- */

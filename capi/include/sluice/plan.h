@@ -127,6 +127,42 @@ SLUICE_API sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_p
  * (nothing fits host_memory_budget); UNSUPPORTED (callback experts do not support a policy). */
 SLUICE_API sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes);
 
+/* One budget for several contexts. A model has several contexts on a device if its layers have expert-parallel groups
+ * of different ranks. Each context has a share of the budget as memory_budget: plans cannot draw on one sum, because
+ * the first plan would take all of it. Before the first forward:
+ *
+ *   1. sluice_moe_smallest_budgets asks what each context needs, for the tokens of this forward and for more.
+ *   2. The ranks of a context exchange these lists, and take the largest number of each size that all lists have.
+ *   3. sluice_budget_divide computes the shares.
+ *   4. The ranks of a context take the smallest share of any, since a rank may be in other contexts than its peers.
+ *   5. sluice_context_set_share. */
+enum { SLUICE_BUDGET_SIZES = 8 }; /* of batches: 1, 1.25, 1.5, 2, 3, 4, 6 and 8 times the first */
+
+/* Returns the smallest budgets of one context, as sluice_moe_smallest_budget, over the given layers, which are all of
+ * this context: out_bytes[i] for batches of size i,
+ * not decreasing; it has room for SLUICE_BUDGET_SIZES. *out_count is how many there are. The list ends
+ * after the first size that needs more than `most`, and before the first that has no plan at all. Context-exclusive,
+ * not collective. Errors: as sluice_moe_smallest_budget for the first size; then *out_count is 0. */
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_moe_smallest_budgets(sluice_moe_t* const* layers,
+                                                                           int32_t num_layers, int64_t num_tokens,
+                                                                           uint64_t most, int32_t* out_count,
+                                                                           uint64_t* out_bytes);
+
+/* Divides a budget of `total` bytes among contexts of one device. Each gets what it needs for the largest size that
+ * fits for all of them, and a part of the rest: in proportion to what the next size takes in addition, or to `weights`
+ * if all sizes fit. The sum of the shares is at most `total`, except that no share is 0.
+ *
+ * weights   [num_contexts] of each context, in [1, 2^53]: bytes of one token's rows in all of its layers, and once more
+ *           in its largest layer, for the slots that layers share
+ * needs     [num_contexts * num_sizes] of each context the list of sluice_moe_smallest_budgets, each at most 2^53, not
+ *           decreasing. num_sizes 0: not known yet; the whole is divided by weights
+ *
+ * num_contexts is in [1, 512]. Pure, any thread. Errors: INVALID_ARGUMENT; OVER_BUDGET (the needs of the first size do
+ * not fit): no share is written. */
+SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_budget_divide(uint64_t total, int32_t num_contexts,
+                                                                    const uint64_t* weights, int32_t num_sizes,
+                                                                    const uint64_t* needs, uint64_t* out_shares);
+
 /* Convert plans to and from bytes, for a file or another process with the same layer. write: on entry *inout_bytes is
  * the room in `data`; on return it is the size; data may be NULL to ask for the size. read: out_plan new,
  * sluice_plan_destroy; it checks the plan's choices and computes its bytes again; context-exclusive. Errors:

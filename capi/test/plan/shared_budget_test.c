@@ -73,6 +73,75 @@ static void Share_SetToTheSmallest_DoesAndNoByteLess(void** state) {
   }
 }
 
+/* Two contexts of different layers, whose weights say the opposite of what they need. */
+static void Divide_OfTwoContexts_EachRunsWithWhatItNeeds(void** state) {
+  (void)state;
+  enum { WHOLE = 1 << 20 };
+  rig_t rigs[2];
+  uint64_t needs[2][SLUICE_BUDGET_SIZES], shares[2], weights[2] = {1000, 1};
+  int32_t counts[2];
+  for (int i = 0; i < 2; ++i) {
+    sluice_context_config_t context = own_rig_context(WHOLE / 2, 1);
+    sluice_moe_config_t config = rig_config();
+    context.shared_memory_budget = WHOLE, config.num_chunks = 0, config.hidden_width *= 1 + 3 * i;
+    own_rig_open(&rigs[i], &context, &config);
+    WORKS(sluice_moe_smallest_budgets(&rigs[i].moe, 1, rigs[i].num_tokens, UINT64_MAX, &counts[i], needs[i]));
+    uint64_t one = 0;
+    WORKS(sluice_moe_smallest_budget(rigs[i].moe, (rigs[i].num_tokens * 5 + 3) / 4, &one));
+    assert_int_equal(counts[i], SLUICE_BUDGET_SIZES);
+    assert_int_equal(needs[i][1], one);
+    WORKS(sluice_moe_smallest_budgets(&rigs[i].moe, 1, rigs[i].num_tokens, one - 1, &counts[i], needs[i]));
+    assert_int_equal(counts[i], one > needs[i][0] ? 2 : SLUICE_BUDGET_SIZES); /* ends after the first beyond the most */
+    WORKS(sluice_moe_smallest_budgets(&rigs[i].moe, 1, rigs[i].num_tokens, UINT64_MAX, &counts[i], needs[i]));
+  }
+  assert_true(needs[1][0] > needs[0][0]);
+  REFUSED(sluice_budget_divide(needs[0][0] + needs[1][0] - 1, 2, weights, SLUICE_BUDGET_SIZES, needs[0], shares),
+          SLUICE_E_OVER_BUDGET, "the 2 contexts need more than the ");
+  WORKS(sluice_budget_divide(needs[0][0] + needs[1][0], 2, weights, SLUICE_BUDGET_SIZES, needs[0], shares));
+  for (int i = 0; i < 2; ++i) {
+    sluice_step_t* step = NULL;
+    assert_int_equal(shares[i], needs[i][0]);
+    WORKS(sluice_context_set_share(rigs[i].context, shares[i], needs[0][0] + needs[1][0]));
+    WORKS(rig_forward(&rigs[i], &step));
+    WORKS(rig_backward(&rigs[i], step));
+    sluice_step_drop(step);
+    own_rig_close(&rigs[i]);
+  }
+}
+
+static void Divide_Bad_IsNamed(void** state) {
+  (void)state;
+  rig_t rig, other;
+  const sluice_moe_config_t config = rig_config();
+  int32_t count = 7;
+  uint64_t bytes[SLUICE_BUDGET_SIZES], shares[2] = {7, 7}, weights[2] = {1, 1}, needs[4] = {5, 4, 1, 1};
+  WORKS(rig_open(&rig, NULL, &config));
+  WORKS(rig_open(&other, NULL, &config));
+  sluice_moe_t *both[] = {rig.moe, other.moe}, *none[] = {rig.moe, NULL};
+  REFUSED(sluice_moe_smallest_budgets(both, 1, 1, 1, NULL, bytes), BAD, "out_count is NULL");
+  REFUSED(sluice_moe_smallest_budgets(both, 1, 1, 1, &count, NULL), BAD, "out_bytes is NULL");
+  REFUSED(sluice_moe_smallest_budgets(NULL, 1, 1, 1, &count, bytes), BAD, "there are no layers");
+  assert_int_equal(count, 0);
+  REFUSED(sluice_moe_smallest_budgets(both, 0, 1, 1, &count, bytes), BAD, "there are no layers");
+  REFUSED(sluice_moe_smallest_budgets(both, 1, 0, 1, &count, bytes), BAD, "num_tokens is 0");
+  REFUSED(sluice_moe_smallest_budgets(none, 2, 1, 1, &count, bytes), BAD, "layers[1] is NULL");
+  REFUSED(sluice_moe_smallest_budgets(both, 2, 1, 1, &count, bytes), BAD, "layers[1] has another context");
+  REFUSED(sluice_budget_divide(9, 2, weights, 2, needs, NULL), BAD, "out_shares is NULL");
+  REFUSED(sluice_budget_divide(0, 2, weights, 2, needs, shares), BAD, "total is 0");
+  REFUSED(sluice_budget_divide(9, 0, weights, 2, needs, shares), BAD, "num_contexts is 0; it must be in [1, 512]");
+  REFUSED(sluice_budget_divide(9, 2, weights, 9, needs, shares), BAD, "num_sizes is 9; it must be in [0, 8]");
+  REFUSED(sluice_budget_divide(9, 2, NULL, 2, needs, shares), BAD, "weights is NULL");
+  REFUSED(sluice_budget_divide(9, 2, weights, 2, NULL, shares), BAD, "needs is NULL");
+  REFUSED(sluice_budget_divide(9, 2, weights, 2, needs, shares), BAD, "context 0 needs 4 bytes for size 1");
+  needs[1] = UINT64_MAX;
+  REFUSED(sluice_budget_divide(9, 2, weights, 2, needs, shares), BAD, "needs are at most 2^53");
+  weights[1] = 0;
+  REFUSED(sluice_budget_divide(9, 2, weights, 0, NULL, shares), BAD, "weights[1] is 0");
+  assert_int_equal(shares[0], 7);
+  rig_close(&rig);
+  rig_close(&other);
+}
+
 static void SetShare_Bad_IsNamed(void** state) {
   (void)state;
   rig_t rig, none;
@@ -156,6 +225,8 @@ int main(void) {
       cmocka_unit_test(Share_TooSmall_NamesTheWholeThatDoes),
       cmocka_unit_test(Share_SetToTheSmallest_DoesAndNoByteLess),
       cmocka_unit_test(SetShare_Bad_IsNamed),
+      cmocka_unit_test(Divide_OfTwoContexts_EachRunsWithWhatItNeeds),
+      cmocka_unit_test(Divide_Bad_IsNamed),
       cmocka_unit_test(Share_Bad_IsNamed),
       cmocka_unit_test(Layers_Negative_IsNamed),
       cmocka_unit_test(Layers_MadeOneByOne_AreInTheFirstPlan),

@@ -27,7 +27,7 @@ static void account(sluice_allocator_t* allocator, uint64_t bytes) {
   if (allocator->current_bytes > allocator->peak_bytes) allocator->peak_bytes = allocator->current_bytes;
 }
 
-/* True when a test asked for this allocation to fail. */
+/* True if a test makes this allocation fail. */
 static int planned_failure(sluice_allocator_t* allocator) {
   if (allocator->fail_after < 0) return 0;
   return allocator->fail_after-- == 0;
@@ -38,7 +38,7 @@ static int passes_limit(const sluice_allocator_t* allocator, uint64_t bytes) {
   return allocator->limit != 0 && (bytes > allocator->limit || taken > allocator->limit - bytes);
 }
 
-/* With the mutex held, which is let go while others free. */
+/* Requires the mutex, which is released while others free memory. */
 static int stays_past_limit(sluice_allocator_t* allocator, uint64_t bytes) {
   if (!passes_limit(allocator, bytes)) return 0;
   if (allocator->reclaim == NULL) return 1;
@@ -133,7 +133,7 @@ void sluice_allocator_reset_peak(sluice_allocator_t* allocator) {
 
 static sluice_allocator_t process_allocator = {.mutex = PTHREAD_MUTEX_INITIALIZER, .fail_after = -1};
 
-/* Another thread may hold the mutex at the moment of a fork; the child has only the forking thread. */
+/* Another thread may hold the mutex during a fork; the child has only the forking thread. */
 static void reset_in_child(void) { pthread_mutex_init(&process_allocator.mutex, NULL); }
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, reset_in_child); }

@@ -10,7 +10,7 @@
 
 enum { LINE = 64 };
 
-/* CLFLUSH has each line wait for the one before it, CLFLUSHOPT does not; the former every processor has. */
+/* CLFLUSH serialises its lines, CLFLUSHOPT does not; every processor has the former. */
 static int is_unordered;
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
 
@@ -25,7 +25,7 @@ void sluice_cache_evict(const void* data, uint64_t bytes) {
   pthread_once(&looked, look);
   const char* at = (const char*)((uintptr_t)data & ~(uintptr_t)(LINE - 1));
   const char* const end = (const char*)data + bytes;
-  _mm_mfence(); /* what was written before lies in the lines */
+  _mm_mfence(); /* makes earlier writes reach the lines */
   for (; at < end; at += LINE) {
     if (is_unordered) {
       __asm__ volatile("clflushopt %0" : : "m"(*at) : "memory");

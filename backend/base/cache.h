@@ -1,11 +1,11 @@
-/* Memory that is to be found where a pass will find it: not in a cache. */
+/* Evicts memory from the caches, so that a measurement finds it where a pass would. */
 #ifndef SLUICE_BACKEND_BASE_CACHE_H_
 #define SLUICE_BACKEND_BASE_CACHE_H_
 
 #include <stdint.h>
 
-/* Writes the lines of a range back to memory and drops them from every cache, so that who touches them next waits for
- * memory. What they hold stays. On x86-64; elsewhere nothing happens. NULL and 0 bytes are allowed. Any thread. */
+/* Writes the lines of a range back to memory and drops them from every cache, so that the next access waits for memory.
+ * The contents stay. On x86-64; elsewhere it does nothing. NULL and 0 bytes are allowed. Any thread. */
 void sluice_cache_evict(const void* data, uint64_t bytes);
 
 #endif /* SLUICE_BACKEND_BASE_CACHE_H_ */

@@ -1,11 +1,11 @@
-/* Refusing a caller's arguments. */
+/* Checks a caller's arguments. */
 #ifndef SLUICE_BACKEND_BASE_CHECK_H_
 #define SLUICE_BACKEND_BASE_CHECK_H_
 
 #include "backend/base/status.h"
 
-/* OK where the condition holds; else INVALID_ARGUMENT with a formatted message (what, where, what to do), whose
- * arguments are evaluated then alone. It does not return by itself: SLUICE_TRY(SLUICE_REQUIRE(...)). */
+/* OK if the condition holds; else INVALID_ARGUMENT with a formatted message (what, where, what to do), whose arguments
+ * are only evaluated then. It does not return by itself: SLUICE_TRY(SLUICE_REQUIRE(...)). */
 #define SLUICE_REQUIRE(condition, ...) \
   ((condition) ? (sluice_status_t)SLUICE_OK : SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, __VA_ARGS__))
 

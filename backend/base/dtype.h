@@ -38,7 +38,7 @@ static inline float sluice_bf16_to_f32(uint16_t x) {
   return f;
 }
 
-/* Round to nearest even; NaN stays NaN. */
+/* Rounds to nearest even; NaN stays NaN. */
 static inline uint16_t sluice_f32_to_bf16(float f) {
   uint32_t bits;
   memcpy(&bits, &f, sizeof bits);
@@ -46,7 +46,7 @@ static inline uint16_t sluice_f32_to_bf16(float f) {
   return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* IEEE half, written with integer arithmetic so that it needs no compiler support. */
+/* IEEE half, in integer arithmetic, so that it needs no compiler support. */
 static inline float sluice_f16_to_f32(uint16_t x) {
   uint32_t sign = (uint32_t)(x & 0x8000u) << 16;
   uint32_t exponent = (x >> 10) & 0x1fu;
@@ -75,7 +75,7 @@ static inline uint16_t sluice_f32_to_f16(float f) {
   if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to infinity */
   if (magnitude < 0x38800000u) {
-    /* Subnormal result: adding 0.5 lines the mantissa up so that the hardware rounds to nearest even. */
+    /* Subnormal result: adding 0.5 aligns the mantissa so that the hardware rounds to nearest even. */
     float g;
     memcpy(&g, &magnitude, sizeof g);
     g += 0.5f;

@@ -49,7 +49,7 @@ void sluice_finding_processor(char* out, size_t room) {
 
 /* ---- reading ---- */
 
-/* With the terminating zero. */
+/* Including the terminating zero. */
 static size_t room_for(int descriptor) {
   struct stat info;
   const int is_known = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
@@ -71,7 +71,7 @@ static char* read_whole(const char* path, int must_be_ours, size_t* out_length) 
   return text;
 }
 
-/* What stands behind the two lines of form and key, or NULL with the reason. */
+/* The text after the two lines of form and key, or NULL with the reason. */
 static const char* body_of(const char* text, const char* form, const char* key, const char** out_reason) {
   const size_t form_length = strlen(form), key_length = strlen(key);
   *out_reason = "it is of another version, or no cache file";
@@ -106,30 +106,30 @@ static void make_folders(const char* path) {
   snprintf(part, sizeof part, "%s", path);
   for (char* slash = strchr(part + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
     *slash = '\0';
-    (void)mkdir(part, 0700); /* there already, or the file cannot be opened either */
+    (void)mkdir(part, 0700); /* it exists already, or opening the file fails as well */
     *slash = '/';
   }
 }
 
 static int write_file(const char* path, const char* form, const char* key, const char* text) {
-  /* Whatever the umask, nobody else may write it: it would not be read back. */
+  /* Not writable by others, whatever the umask: such a file would not be read back. */
   int descriptor = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   FILE* file = descriptor < 0 ? NULL : fdopen(descriptor, "wb");
   if (file == NULL && descriptor >= 0) (void)close(descriptor);
   if (file == NULL) return 0;
-  /* On the disk before it gets its name: else a power cut may leave the name with no bytes. */
+  /* Synced before it gets its name: otherwise a power failure may leave the name with no bytes. */
   const int done = fprintf(file, "%s\n%s\n%s", form, key, text) > 0 && fflush(file) == 0 && fsync(descriptor) == 0;
   return fclose(file) == 0 && done;
 }
 
 int sluice_finding_write(const char* path, const char* form, const char* key, const char* text) {
-  char beside[SLUICE_FINDING_PATH_BYTES + 64];
+  char temporary[SLUICE_FINDING_PATH_BYTES + 64];
   make_folders(path);
-  /* Threads may be ranks: the address of a local tells them apart. */
-  snprintf(beside, sizeof beside, "%s.%ld.%p", path, (long)getpid(), (void*)beside);
-  if (write_file(beside, form, key, text) && rename(beside, path) == 0) return 1;
+  /* Ranks may be threads: the address of a local variable makes the name unique. */
+  snprintf(temporary, sizeof temporary, "%s.%ld.%p", path, (long)getpid(), (void*)temporary);
+  if (write_file(temporary, form, key, text) && rename(temporary, path) == 0) return 1;
   const int why = errno;
-  (void)unlink(beside);
+  (void)unlink(temporary);
   errno = why;
   return 0;
 }

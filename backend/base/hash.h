@@ -1,5 +1,5 @@
-/* FNV-1a, 64 bits, over bytes in memory order: alike on all ranks of a machine type, and the checksum of what is
- * written down. Never for what somebody could forge. */
+/* FNV-1a, 64 bits, over bytes in memory order: the same on all ranks of a machine type, and the checksum of files. Not
+ * secure against forgery. */
 #ifndef SLUICE_BACKEND_BASE_HASH_H_
 #define SLUICE_BACKEND_BASE_HASH_H_
 
@@ -11,7 +11,7 @@
 static inline uint64_t sluice_hash_bytes(uint64_t hash, const void* data, size_t bytes) {
   const unsigned char* p = data;
   for (size_t i = 0; i < bytes; ++i) {
-    /* The analyzer knows a number as a whole and takes its second byte for garbage. */
+    /* The analyzer tracks a number as a whole and takes its second byte for garbage. */
     /* NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult) */
     hash = (hash ^ p[i]) * 0x100000001b3u;
   }

@@ -7,8 +7,8 @@
 #include "backend/base/c_locale.h"
 
 #define MAX_DEPTH 16
-/* What is read is written by Sluice or by hand. Whoever else writes it may not make the reader slow: names of one
- * object are compared with each other. */
+/* Sluice or its user writes these texts. No other text may make the reader slow: the names of one object are compared
+ * pairwise. */
 #define MAX_BYTES   (UINT64_C(1) << 24)
 #define MAX_MEMBERS 256
 
@@ -80,7 +80,7 @@ static sluice_status_t read_number(reader_t* r, sluice_json_t* node) {
   return SLUICE_OK;
 }
 
-/* One comma or more per value after the first: an upper bound that sizes the tree once, so that nodes never move. */
+/* At least one comma per value after the first: an upper bound that sizes the tree once, so that nodes never move. */
 static int32_t most_nodes(const char* text, uint64_t length) {
   int64_t count = 2;
   for (uint64_t i = 0; i < length; ++i) count += text[i] == ',' || text[i] == '[' || text[i] == '{';

@@ -1,4 +1,4 @@
-/* How many lanes there are; their numbers are public (SLUICE_LANE_* in sluice/context.h). */
+/* The number of lanes; their numbers are public (SLUICE_LANE_* in sluice/context.h). */
 #ifndef SLUICE_BACKEND_BASE_LANES_H_
 #define SLUICE_BACKEND_BASE_LANES_H_
 

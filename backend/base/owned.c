@@ -9,7 +9,7 @@
 
 #include "backend/base/log.h"
 
-/* Who besides its owner can write it, or NULL. */
+/* The users besides the owner who can write it, or NULL. */
 static const char* writers(const struct stat* info) {
   if (info->st_mode & S_IWOTH) return "every user";
   return info->st_mode & S_IWGRP ? "its group" : NULL;
@@ -41,7 +41,7 @@ static void warn(const char* path, const struct stat* info) {
 }
 
 int sluice_owned_open(const char* path, int must_be_ours) {
-  /* O_NONBLOCK: a FIFO in its place must not hold the run up. */
+  /* O_NONBLOCK: opening a FIFO must not block. */
   int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | (must_be_ours ? O_NOFOLLOW : 0));
   if (descriptor < 0) return must_be_ours && errno == ELOOP ? refuse(path, -1, "it is a symbolic link") : -1;
   struct stat info;

@@ -7,9 +7,10 @@
 #include "backend/base/pages_there.h"
 #include "backend/base/processors.h"
 
-/* Stopping waits for one: some milliseconds on a slow host. */
+/* Stopping waits for one piece: some milliseconds on a slow host. */
 static const uintptr_t PIECE = (uintptr_t)4 << 20;
-/* So many ranges that are in memory, and no other: the pass is a settled one, and a look is a call of the system. */
+/* After this many ranges in memory and none fresh, the pass is a steady-state one and checks no more: each check is a
+ * system call. */
 enum { SETTLED = 8 };
 
 void sluice_pages_ahead_init(sluice_pages_ahead_t* ahead) {
@@ -18,7 +19,7 @@ void sluice_pages_ahead_init(sluice_pages_ahead_t* ahead) {
   atomic_init(&ahead->is_over, 0);
 }
 
-/* Few are measured in a pass, however many are due: they say much the same. */
+/* Few are measured per pass, however many are due: they give similar results. */
 static void advise(sluice_pages_ahead_t* ahead, const void* data, uint64_t bytes) {
   sluice_pages_range_t* advice = &ahead->advice[ahead->count];
   *advice = sluice_pages_next(data, bytes, ahead->num_measured < SLUICE_PAGES_FIRST);
@@ -57,7 +58,7 @@ static void* run(void* data) {
 void sluice_pages_ahead_start(sluice_pages_ahead_t* ahead) {
   if (ahead->count == 0) return;
   sigset_t all, before;
-  sigfillset(&all); /* the host's handlers run in the host's threads */
+  sigfillset(&all); /* the host's handlers run on the host's threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   ahead->is_running = pthread_create(&ahead->thread, NULL, run, ahead) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);

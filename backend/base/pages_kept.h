@@ -1,13 +1,13 @@
-/* What fresh memory has cost, kept with the machine: a process begins with what earlier ones have measured. */
+/* Stores the measured cost of fresh memory with the machine: a process begins with the measurements of earlier ones. */
 #ifndef SLUICE_BACKEND_BASE_PAGES_KEPT_H_
 #define SLUICE_BACKEND_BASE_PAGES_KEPT_H_
 
 #include "backend/base/pages_rates.h"
 
-/* Leaves the rates as they are where there is no file, or one that cannot be used. */
+/* Leaves the rates alone if there is no file, or one that cannot be used. */
 void sluice_pages_recall(sluice_pages_rates_t* rates);
 
-/* In place of what was there. What cannot be written is measured again. */
+/* Replaces the file. If it cannot be written, later processes measure again. */
 void sluice_pages_keep(const sluice_pages_rates_t* rates);
 
 #endif /* SLUICE_BACKEND_BASE_PAGES_KEPT_H_ */

@@ -16,10 +16,10 @@
 #ifdef MADV_HUGEPAGE
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
-/* Of a measured range, each way: more says nothing new. */
+/* Of a measured range, for each kind of page: more says nothing new. */
 #define MOST_MEASURED ((uintptr_t)256 << 20)
 #define PIECE         ((uintptr_t)4 << 20)
-/* Huge pages that take so many times as long as small ones are not waited for any longer. */
+/* Stops measuring huge pages that take this many times as long as small ones. */
 static const double TOO_SLOW = 2;
 
 typedef enum setting_e { NEVER = 0, ALWAYS, WHERE_FASTER } setting_t;
@@ -30,7 +30,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;     /* of the rates */
 static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER; /* one at a time */
 static sluice_pages_rates_t rates;
 
-/* Another thread may hold them at the moment of a fork. */
+/* Another thread may hold them during a fork. */
 static void reset_in_child(void) {
   pthread_mutex_init(&mutex, NULL);
   pthread_mutex_init(&measuring, NULL);
@@ -73,13 +73,13 @@ void sluice_pages_ask_huge(uintptr_t begin, uintptr_t end) {
   errno = before;
 }
 
-/* What pages have taken, of those that were fresh. */
+/* The time of fresh pages. */
 typedef struct cost_s {
   double seconds;
   uintptr_t bytes;
 } cost_t;
 
-/* On systems that cannot bring them in: by writing what they hold. */
+/* On systems that cannot populate pages: writes their own contents back. */
 static void touch(uintptr_t begin, uintptr_t end) {
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
   for (uintptr_t at = begin; at < end; at += page) __atomic_fetch_or((unsigned char*)at, 0, __ATOMIC_RELAXED);
@@ -99,7 +99,7 @@ static void bring(cost_t* cost, uintptr_t begin, uintptr_t end, int is_alone) {
 
 static int is_set(const atomic_int* is_over) { return is_over != NULL && atomic_load(is_over); }
 
-/* A piece at a time; where they end. */
+/* Populates piece by piece; returns the end. */
 static uintptr_t bring_pieces(cost_t* cost, uintptr_t begin, uintptr_t end, int huge, double most_seconds,
                               const atomic_int* is_over) {
   while (begin < end && cost->seconds <= most_seconds && !is_set(is_over)) {

@@ -1,5 +1,6 @@
-/* What fresh memory costs in this process, small pages and huge ones: measured as the first ranges come in, kept with
- * the machine, and asked before later ones. Never an error, and what memory holds stays. Any thread. */
+/* The cost of fresh memory in this process with small and with huge pages: measured as the first ranges are populated,
+ * stored with the machine, and queried before later ranges. Never an error, and the contents of memory stay. Any
+ * thread. */
 #ifndef SLUICE_BACKEND_BASE_PAGES_MEASURE_H_
 #define SLUICE_BACKEND_BASE_PAGES_MEASURE_H_
 
@@ -7,27 +8,28 @@
 #include <stdint.h>
 
 typedef enum sluice_pages_next_e {
-  SLUICE_PAGES_LEAVE,    /* small ones, as they are written */
-  SLUICE_PAGES_ASK_HUGE, /* huge ones were faster, or are asked for always */
-  SLUICE_PAGES_MEASURE   /* a fresh range, half of it each way */
+  SLUICE_PAGES_LEAVE,    /* small pages, populated by the writes */
+  SLUICE_PAGES_ASK_HUGE, /* huge pages were faster, or are always requested */
+  SLUICE_PAGES_MEASURE   /* a fresh range, half with each kind */
 } sluice_pages_next_t;
 
-/* Whole huge pages, and what is to be done with them. */
+/* Whole huge pages, and the action for them. */
 typedef struct sluice_pages_range_s {
   sluice_pages_next_t next;
   uintptr_t begin, end;
 } sluice_pages_range_t;
 
-/* Of memory that is about to be written. may_measure: all of it will be, and nobody writes it yet. A range that is to
- * be measured counts as asked for. */
+/* For memory that is about to be written. may_measure: all of it will be, and no thread writes it yet. A range that is
+ * to be measured counts as advised. */
 sluice_pages_range_t sluice_pages_next(const void* data, uint64_t bytes, int may_measure);
 
-/* A hint: systems without huge pages refuse it. */
+/* A hint: systems without huge pages ignore it. */
 void sluice_pages_ask_huge(uintptr_t begin, uintptr_t end);
 
-/* Brings a range in, half each way, and notes what that took. Does nothing where another thread measures: they would
- * disturb each other. is_over: of memory that others may write meanwhile, which then says nothing and is not counted;
- * once it is set nothing more is brought in, and nothing noted, after one piece at most. NULL: nobody else does. */
+/* Populates a range, half with each kind of page, and records the times. Does nothing while another thread measures:
+ * they would disturb each other. is_over: for memory that other threads may write meanwhile; pages that they wrote are
+ * not counted. Once it is set, populating stops after at most one piece, and nothing is recorded. NULL: no other thread
+ * writes. */
 void sluice_pages_measure(const sluice_pages_range_t* range, const atomic_int* is_over);
 
 #endif /* SLUICE_BACKEND_BASE_PAGES_MEASURE_H_ */

@@ -1,6 +1,6 @@
 #include "backend/base/pages_rates.h"
 
-/* Then one of EVERY is measured; NEWEST is what one counts for once there are several. */
+/* Then one of EVERY is measured; NEWEST is the weight of a new measurement among several. */
 enum { EVERY = 16 };
 static const double NEWEST = 0.25;
 static const double LEAST_GAIN = 0.9;

@@ -8,7 +8,7 @@
 #define MADV_POPULATE_WRITE 23 /* headers may be older than the system */
 #endif
 
-enum { FEW = 2, MANY = 8 }; /* places; each is a call of the system */
+enum { FEW = 2, MANY = 8 }; /* sampled pages; each is a system call */
 static const uintptr_t LARGE = (uintptr_t)4 << 20;
 
 int sluice_pages_are_there(uintptr_t begin, uintptr_t end) {

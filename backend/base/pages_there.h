@@ -1,15 +1,15 @@
-/* Whether memory is there, or still to come from the system; and having it come. */
+/* Checks whether memory is populated, and populates it. */
 #ifndef SLUICE_BACKEND_BASE_PAGES_THERE_H_
 #define SLUICE_BACKEND_BASE_PAGES_THERE_H_
 
 #include <stdint.h>
 
-/* Whether most of a range of at least a page is in memory already, by some places: then it is not fresh, and nobody
- * waits for it. */
+/* Whether most of a range of at least a page is in memory already, by samples: then it is not fresh, and writing it
+ * does not wait. */
 int sluice_pages_are_there(uintptr_t begin, uintptr_t end);
 
-/* Brings whole pages in; what they hold stays, and others may write them meanwhile. 0: the system cannot (Linux before
- * 5.14), or has no more: pages come as they are written. */
+/* Populates whole pages; their contents stay, and other threads may write them meanwhile. 0: the system cannot (Linux
+ * before 5.14), or is out of memory: pages are populated as they are written. */
 int sluice_pages_bring(uintptr_t begin, uintptr_t end);
 
 #endif /* SLUICE_BACKEND_BASE_PAGES_THERE_H_ */

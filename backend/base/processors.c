@@ -18,7 +18,7 @@ double sluice_processors_quota(const char* text) {
   return quota / period;
 }
 
-/* The first line; empty where there is none. */
+/* The first line; empty if there is none. */
 static void read_line(const char* path, char text[TEXT_BYTES]) {
   text[0] = '\0';
   FILE* file = fopen(path, "r");
@@ -27,7 +27,7 @@ static void read_line(const char* path, char text[TEXT_BYTES]) {
   fclose(file);
 }
 
-/* This process's group in the unified hierarchy; "" at the root, as in a container with a namespace of its own. */
+/* This process's group in the unified hierarchy; "" at the root, as in a container with its own namespace. */
 static void find_group(char out[PATH_BYTES]) {
   char line[PATH_BYTES];
   out[0] = '\0';
@@ -41,7 +41,7 @@ static void find_group(char out[PATH_BYTES]) {
   fclose(file);
 }
 
-/* The least that the group and those around it allow. */
+/* The smallest quota of the group and its ancestors. */
 static double find_quota(void) {
   char group[PATH_BYTES], path[PATH_BYTES + 32], text[TEXT_BYTES], period[TEXT_BYTES];
   double least = 0;
@@ -67,7 +67,7 @@ int sluice_processors_count(void) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-  return (int)sysconf(_SC_NPROCESSORS_ONLN); /* a machine of more than a thousand */
+  return (int)sysconf(_SC_NPROCESSORS_ONLN); /* a machine with more than a thousand */
 }
 
 void sluice_processors_describe(char* out, size_t room) {

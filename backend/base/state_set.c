@@ -22,7 +22,7 @@ void sluice_state_set_deinit(sluice_state_set_t* set) {
   sluice_state_set_init(set, set->words, set->allocator);
 }
 
-/* A multiplication for each word: FNV's for each byte is most of the time that an exploration takes. */
+/* One multiplication per word: FNV's one per byte would dominate the time of an exploration. */
 static uint64_t hash_of(const uint64_t* state, int32_t words) {
   uint64_t hash = 0x9e3779b97f4a7c15u;
   for (int32_t i = 0; i < words; ++i) {
@@ -32,7 +32,7 @@ static uint64_t hash_of(const uint64_t* state, int32_t words) {
   return hash;
 }
 
-/* The bucket that holds the state, or the empty one where it belongs. */
+/* The bucket that holds the state, or the empty one for it. */
 static int32_t* bucket_of(const sluice_state_set_t* set, const uint64_t* state) {
   uint64_t mask = (uint64_t)set->num_buckets - 1, at = hash_of(state, set->words) & mask;
   for (;; at = (at + 1) & mask) {

@@ -1,5 +1,5 @@
-/* A set of states of a fixed number of words, each with a number in the order in which they came: for checkers that
- * explore all of them. */
+/* A set of states of a fixed number of words, numbered in the order of insertion: for checkers that explore all
+ * states. */
 #ifndef SLUICE_BACKEND_BASE_STATE_SET_H_
 #define SLUICE_BACKEND_BASE_STATE_SET_H_
 
@@ -16,7 +16,7 @@ typedef struct sluice_state_set_s {
 
 void sluice_state_set_init(sluice_state_set_t* set, int32_t words, sluice_allocator_t* allocator);
 void sluice_state_set_deinit(sluice_state_set_t* set);
-/* Adds the state where it is new. Errors: NO_MEMORY. */
+/* Adds the state if it is new. Errors: NO_MEMORY. */
 sluice_status_t sluice_state_set_add(sluice_state_set_t* set, const uint64_t* state);
 /* Valid until the next addition. */
 static inline const uint64_t* sluice_state_set_get(const sluice_state_set_t* set, int64_t number) {

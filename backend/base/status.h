@@ -1,6 +1,5 @@
-/* How errors travel inside Sluice: the place that decides an error records it once with SLUICE_FAIL, everyone else only
- * passes the status on. The record is per thread; lanes hand theirs to the calling thread (error_capture /
- * error_adopt). */
+/* Error handling inside Sluice: the place that detects an error records it once with SLUICE_FAIL, and all callers pass
+ * the status on. The record is per thread; lanes hand theirs to the calling thread (error_capture / error_adopt). */
 #ifndef SLUICE_BACKEND_BASE_STATUS_H_
 #define SLUICE_BACKEND_BASE_STATUS_H_
 
@@ -9,15 +8,15 @@
 /* Records `status` with a formatted message (what, where, what to do) and returns it. */
 #ifndef __clang_analyzer__
 #define SLUICE_FAIL(status, ...) sluice_error_record((status), -1, -1, 0, __VA_ARGS__)
-/* The same with the reporting rank and the rank at fault; -1 where unknown. */
+/* The same with the reporting rank and the rank at fault; -1 if unknown. */
 #define SLUICE_FAIL_PEER(status, rank, peer, ...) sluice_error_record((status), (rank), (peer), 0, __VA_ARGS__)
-#else /* what it records it returns, which the analyzer cannot see from another file */
+#else /* it returns the recorded status, which the analyzer cannot see from another file */
 #define SLUICE_FAIL(status, ...) (sluice_error_record((status), -1, -1, 0, __VA_ARGS__), (status))
 #define SLUICE_FAIL_PEER(status, rank, peer, ...) \
   (sluice_error_record((status), (rank), (peer), 0, __VA_ARGS__), (status))
 #endif
 
-/* Returns early; for functions that hold nothing. */
+/* Returns early; for functions that hold no resources. */
 #define SLUICE_TRY(expr)                                            \
   do {                                                              \
     sluice_status_t sluice_try_status_ = (expr);                    \

@@ -1,12 +1,12 @@
-/* Preparing and reading the growing structs of the ABI, whose first member is size_t struct_size. */
+/* Initialises and reads the extensible structs of the ABI, whose first member is size_t struct_size. */
 #ifndef SLUICE_BACKEND_BASE_STRUCTS_H_
 #define SLUICE_BACKEND_BASE_STRUCTS_H_
 
 #include "backend/base/status.h"
 
-/* What a public _init function does: all bytes of the caller's struct, known here or not, become 0, then `defaults`
- * (borrowed; NULL with 0 bytes: none) as far as they fit, then struct_size. Without effect where out is NULL or
- * struct_size has no room for itself. */
+/* Implements a public _init function: all bytes of the caller's struct, known here or not, become 0, then `defaults`
+ * (borrowed; NULL with 0 bytes: none) are copied as far as they fit, then struct_size is set. No effect if out is NULL
+ * or struct_size has no space for itself. */
 void sluice_struct_init(void* out, size_t struct_size, const void* defaults, size_t defaults_size);
 
 /* Copies a caller's struct over `dst`.
@@ -21,12 +21,12 @@ void sluice_struct_init(void* out, size_t struct_size, const void* defaults, siz
  * message names the struct and the sizes). */
 sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, size_t min_size, const char* name);
 
-/* next: of a struct of the ABI, or of an extension of it that was understood. Errors: ABI where it is not NULL; names
- * the struct and the extension's type. */
+/* next: of a struct of the ABI, or of an extension of it that was understood. Errors: ABI if it is not NULL; names the
+ * struct and the extension's type. */
 sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const char* name);
 
-/* Results go into a caller's struct as far as the caller's struct_size: first it is asked whether that can be one,
- * since an unset one must not be trusted, then `value` is written there, with zeros behind what is known here. out: not
+/* Results are written into a caller's struct up to the caller's struct_size. _check_size first verifies that size,
+ * since an unset one must not be trusted; then `value` is written, followed by zeros for fields unknown here. out: not
  * NULL. Errors: ABI naming the struct. */
 sluice_status_t sluice_struct_check_size(const void* out, const char* name);
 void sluice_struct_give(void* out, const void* value, size_t value_size);

@@ -123,7 +123,7 @@ void* sluice_tensor_data(const sluice_tensor_t* tensor) {
 int64_t sluice_tensor_stride(const sluice_tensor_t* tensor, int32_t dim) {
   if (tensor->strides != NULL) return tensor->strides[dim];
   int64_t stride = 1;
-  /* A size of 0 counts as 1, so that the stride of an empty tensor is still a row's. */
+  /* A size of 0 counts as 1, so that the stride of an empty tensor is still that of a row. */
   for (int32_t d = tensor->ndim - 1; d > dim; --d) stride *= tensor->shape[d] > 1 ? tensor->shape[d] : 1;
   return stride;
 }

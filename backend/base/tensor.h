@@ -1,16 +1,16 @@
-/* Checked access to a host's tensors. A public call checks each tensor once with sluice_tensor_check, naming it; after
- * that the other functions may trust it. */
+/* Checked access to a host's tensors. A public call checks each tensor once with sluice_tensor_check, naming it;
+ * afterwards the other functions may trust it. */
 #ifndef SLUICE_BACKEND_BASE_TENSOR_H_
 #define SLUICE_BACKEND_BASE_TENSOR_H_
 
 #include "backend/base/status.h"
 
-/* SLUICE_DTYPE_* of the elements; 0 for NULL, for lanes other than 1 and for types that Sluice does not know. */
+/* SLUICE_DTYPE_* of the elements; 0 for NULL, for lanes other than 1 and for unknown types. */
 int32_t sluice_tensor_dtype(const sluice_tensor_t* tensor);
 
-/* INVALID_ARGUMENT with a message naming the tensor, what was found and what is wanted, unless the tensor lies on the
- * CPU, has `ndim` dimensions of shape[d] elements (-1: any size), elements of `dtype` (0: any that Sluice knows), and
- * data where it has elements. `shape` may be NULL: any sizes. Sizes whose product overflows are refused. */
+/* INVALID_ARGUMENT with the tensor, its value and the expected one, unless the tensor is on the CPU, has `ndim`
+ * dimensions of shape[d] elements (-1: any size), elements of `dtype` (0: any known one), and data if it has elements.
+ * `shape` may be NULL: any sizes. Sizes whose product overflows are rejected. */
 sluice_status_t sluice_tensor_check(const sluice_tensor_t* tensor, const char* name, int32_t dtype, int32_t ndim,
                                     const int64_t* shape);
 
@@ -18,14 +18,14 @@ sluice_status_t sluice_tensor_check(const sluice_tensor_t* tensor, const char* n
 sluice_status_t sluice_tensor_check_on(const sluice_tensor_t* tensor, const char* name, int32_t device_type,
                                        int32_t device_id, int32_t dtype, int32_t ndim, const int64_t* shape);
 
-/* INVALID_ARGUMENT naming the tensor, of one or two dimensions, where two of its elements lie at one place: what is
- * written may not. After sluice_tensor_check. */
+/* INVALID_ARGUMENT naming the tensor, of one or two dimensions, if two of its elements share an address, which outputs
+ * may not. After sluice_tensor_check. */
 sluice_status_t sluice_tensor_check_written(const sluice_tensor_t* tensor, const char* name);
 
-/* The first element: data plus byte_offset; NULL where data is NULL. */
+/* The first element: data plus byte_offset; NULL if data is NULL. */
 void* sluice_tensor_data(const sluice_tensor_t* tensor);
 
-/* Elements from one index of `dim` to the next, also where strides is NULL (row-major). */
+/* Elements from one index of `dim` to the next, also if strides is NULL (row-major). */
 int64_t sluice_tensor_stride(const sluice_tensor_t* tensor, int32_t dim);
 
 /* The product of the sizes. */

@@ -1,4 +1,4 @@
-/* Text that is written into memory of a fixed size and knows how long all of it is: callers ask with no room first. */
+/* Text in memory of a fixed size that also counts its full length: callers may ask with no space first. */
 #ifndef SLUICE_BACKEND_BASE_TEXT_H_
 #define SLUICE_BACKEND_BASE_TEXT_H_
 
@@ -6,22 +6,22 @@
 #include <stdint.h>
 
 typedef struct sluice_text_s {
-  char* data; /* terminated where there is room for anything */
+  char* data; /* terminated if it has any space */
   uint64_t room;
-  uint64_t used; /* of all that was added, whether it fitted or not; the end is not counted */
+  uint64_t used; /* of everything added, whether it fitted or not; without the terminator */
 } sluice_text_t;
 
-/* data may be NULL: then nothing is written, and `used` tells what it takes. */
+/* data may be NULL: then nothing is written, and `used` is the required size. */
 static inline sluice_text_t sluice_text(char* data, uint64_t room) {
   return (sluice_text_t){data, data == NULL ? 0 : room, 0};
 }
 
-/* As printf; what has no room is cut off. */
+/* As printf; text that does not fit is truncated. */
 __attribute__((format(printf, 2, 3))) void sluice_text_add(sluice_text_t* text, const char* format, ...);
 /* A number of bytes for people: "9.3 MiB", or "12.5 KiB". Writes and returns text. */
 #define SLUICE_SIZE_TEXT_BYTES 32
 const char* sluice_size_text(uint64_t bytes, char text[SLUICE_SIZE_TEXT_BYTES]);
-/* A finite number, in ten digits where they read as the same one, else in seventeen. */
+/* A finite number, in ten digits if they read back as the same one, else in seventeen. */
 void sluice_text_add_number(sluice_text_t* text, double value);
 
 #endif /* SLUICE_BACKEND_BASE_TEXT_H_ */

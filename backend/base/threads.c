@@ -7,13 +7,13 @@ sluice_threads_t sluice_threads_find(void) {
   static const sluice_threads_t none = {NULL, NULL, NULL, NULL, NULL};
   sluice_threads_t pool = none;
   void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
-  void* handle = torch != NULL ? torch : RTLD_DEFAULT; /* a handle also searches what the library depends on */
+  void* handle = torch != NULL ? torch : RTLD_DEFAULT; /* a handle also searches the dependencies of the library */
   *(void**)&pool.parallel = dlsym(handle, "GOMP_parallel");
   *(void**)&pool.max_threads = dlsym(handle, "omp_get_max_threads");
   *(void**)&pool.num_threads = dlsym(handle, "omp_get_num_threads");
   *(void**)&pool.thread_num = dlsym(handle, "omp_get_thread_num");
   *(void**)&pool.in_parallel = dlsym(handle, "omp_in_parallel");
-  if (torch != NULL) dlclose(torch); /* it stays loaded: only our count of it goes */
+  if (torch != NULL) dlclose(torch); /* it stays loaded: only our reference is dropped */
   int complete = pool.parallel != NULL && pool.max_threads != NULL && pool.num_threads != NULL &&
                  pool.thread_num != NULL && pool.in_parallel != NULL;
   return complete ? pool : none;

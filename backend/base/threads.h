@@ -12,17 +12,18 @@ typedef struct sluice_threads_s {
   int (*in_parallel)(void);
 } sluice_threads_t;
 
-/* torch's runtime where torch is loaded, else one that the process shows to all. */
+/* torch's runtime if torch is loaded, else a globally visible one. */
 sluice_threads_t sluice_threads_find(void);
 
 /* Threads that a call may use now: omp_get_max_threads of the calling thread; 1 inside a parallel region, and in a
  * thread that forgoes others. */
 int sluice_threads_available(const sluice_threads_t* pool);
 
-/* For the calling thread, from now on: a lane that runs beside the products, whose threads have the cores. */
+/* From now on the calling thread uses no other threads: for a lane that runs during GEMMs, whose threads have the
+ * cores. */
 void sluice_threads_forgo(void);
 
-/* fn(data, index, count) on `count` <= wanted threads, index 0 .. count - 1; returns when all have. */
+/* Calls fn(data, index, count) on `count` <= wanted threads, index 0 .. count - 1; returns when all have finished. */
 void sluice_threads_run(const sluice_threads_t* pool, int wanted, void (*fn)(void* data, int index, int count),
                         void* data);
 

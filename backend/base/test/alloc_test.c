@@ -1,4 +1,4 @@
-/* The allocator counts what it gave, and refuses to pass its limit. */
+/* The allocator counts its blocks and rejects allocations beyond its limit. */
 #include "backend/base/alloc.h"
 
 #include <setjmp.h>
@@ -60,7 +60,7 @@ static void Allocator_PastItsLimit_IsOverBudgetAndCountsNothing(void** state) {
   sluice_allocator_deinit(&a);
 }
 
-/* As a framework whose allocator collects garbage first, and with it something of Sluice's. */
+/* Like a framework whose allocator collects garbage first, and with it memory of Sluice. */
 typedef struct host_s {
   sluice_allocator_t* allocator;
   void* garbage;

@@ -1,4 +1,5 @@
-/* Evicting keeps what lies there and touches nothing beyond. That it makes memory slow is seen with a clock, by hand.
+/* Eviction keeps the contents and touches nothing outside the range. That it makes memory slow is checked by hand, with
+ * a clock.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +13,7 @@
 
 #include "backend/base/cache.h"
 
-/* A page between two that nobody may touch. */
+/* A page between two inaccessible ones. */
 static void Evict_ARangeBetweenForbiddenPages_StaysWithinIt(void** state) {
   (void)state;
   const size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-/* What is written down (plans, schedules, machines) carries it: these values are FNV-1a's own test vectors. */
+/* Files (plans, schedules, machines) contain this hash: the values are FNV-1a's own test vectors. */
 static void Hash_OfKnownTexts_IsFnv1a(void** state) {
   (void)state;
   const struct {

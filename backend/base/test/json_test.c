@@ -1,4 +1,4 @@
-/* What a text may be that somebody else wrote: its size and its objects have limits, and names are compared whole. */
+/* Untrusted texts: size and objects have limits, and names are compared completely. */
 #include "backend/base/json.h"
 
 #include <setjmp.h>
@@ -41,7 +41,7 @@ static void many_members(void** state) {
   refuses(text, write_members(text, sizeof text, 257), "this object has too many members");
 }
 
-/* A length of a string that 32 bits hold as something below 0. */
+/* The length of a string that overflows 32 signed bits. */
 static void long_text(void** state) {
   (void)state;
   char* text = mmap(NULL, 3 * GIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

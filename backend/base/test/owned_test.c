@@ -14,7 +14,7 @@
 #include "sluice/sluice.h"
 #include "third_party/bazel/skip.h"
 
-#define SOMEBODY 4242 /* a user that is not this one */
+#define SOMEBODY 4242 /* a user other than this one */
 
 static char folder[64], path[96], link_path[96], warned[1300];
 
@@ -75,7 +75,7 @@ static void Open_LinkOrFifo_IsRefusedAtOnce(void** state) {
   (void)state;
   assert_false(opens(link_path, 1, "it is a symbolic link"));
   assert_int_equal(unlink(path), 0);
-  assert_int_equal(mkfifo(path, 0600), 0); /* without O_NONBLOCK this waits for a writer */
+  assert_int_equal(mkfifo(path, 0600), 0); /* without O_NONBLOCK this would wait for a writer */
   assert_false(opens(path, 1, "no regular file"));
   assert_false(opens(path, 0, "no regular file"));
 }
@@ -85,11 +85,11 @@ static void Open_FileOfAnotherUser_IsRefusedWithItsNumber(void** state) {
   if (chown(path, SOMEBODY, (gid_t)-1) != 0) skip_because("only root gives files away");
   assert_false(opens(path, 1, "it belongs to user 4242"));
   assert_true(opens(path, 0, NULL));
-  /* Nor root's to another user: root may do anything. */
+  /* Files of root are accepted for another user too: root may do anything. */
   assert_int_equal(seteuid(SOMEBODY), 0);
   int own = opens(path, 1, NULL), roots = opens("/etc/passwd", 1, NULL);
   assert_int_equal(seteuid(0), 0);
-  assert_false(own); /* the folder is root's alone */
+  assert_false(own); /* only root can enter the folder */
   assert_true(roots);
 }
 

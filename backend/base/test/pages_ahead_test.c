@@ -1,4 +1,4 @@
-/* Fresh ranges come in beside the caller, who finds them there; nothing else is touched. */
+/* Fresh ranges are populated while the caller continues, and nothing else is touched. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RUSAGE_THREAD, sched_setaffinity */
 #endif
@@ -23,13 +23,13 @@
 #include "third_party/bazel/skip.h"
 
 enum { MIB = 1 << 20, BYTES = 32 * MIB };
-static const uint64_t DEADLINE_NS = UINT64_C(120) * 1000 * 1000 * 1000; /* ends as soon as all is there */
+static const uint64_t DEADLINE_NS = UINT64_C(120) * 1000 * 1000 * 1000; /* ends as soon as everything is populated */
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Pages that who reads the range meets besides: of the address sanitizer, which notes eight bytes in one. */
+/* Other pages that the reader touches: the address sanitizer records eight bytes in one. */
 #ifdef __SANITIZE_ADDRESS__
 enum { NOTES = BYTES / 8 / 4096 };
 #else
@@ -41,7 +41,7 @@ static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 static unsigned char* fresh(void) {
   unsigned char* data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(data != MAP_FAILED);
-  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* one touch is one page */
+  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* one access per page */
   return data;
 }
 
@@ -76,7 +76,7 @@ static long own_faults(void) {
   return used.ru_minflt;
 }
 
-static void Ahead_FreshRange_ComesInBesideTheCallerUnchanged(void** state) {
+static void Ahead_FreshRange_IsPopulatedUnchangedMeanwhile(void** state) {
   (void)state;
   skip_where_it_cannot();
   unsigned char* data = fresh();
@@ -98,7 +98,7 @@ static void Ahead_FreshRange_ComesInBesideTheCallerUnchanged(void** state) {
 #if defined(__SANITIZE_THREAD__)
   printf("%ld faults are not judged: ThreadSanitizer's notes of what this thread reads are among them\n", faults);
 #else
-  assert_true(faults < 256 + NOTES); /* of 8,192 pages; some of the thread's own making */
+  assert_true(faults < 256 + NOTES); /* of 8,192 pages; some of the thread's own */
 #endif
   munmap(data, BYTES);
 }
@@ -119,7 +119,7 @@ static void Ahead_MemoryThatIsThereOrSmall_NeedsNoThread(void** state) {
   munmap(data, BYTES);
 }
 
-/* Gradients of single matrices, as hosts have them whose experts are modules. */
+/* Gradients of separate matrices, as in hosts whose experts are modules. */
 static void Ahead_ManySmallRanges_AllComeIn(void** state) {
   (void)state;
   skip_where_it_cannot();
@@ -134,7 +134,7 @@ static void Ahead_ManySmallRanges_AllComeIn(void** state) {
   munmap(data, BYTES);
 }
 
-/* A settled pass of many gradients is not looked through. */
+/* A steady-state pass with many gradients is not checked completely. */
 static void Ahead_FirstOnesAreThere_OthersAreNotLookedAt(void** state) {
   (void)state;
   unsigned char* data = fresh();
@@ -159,7 +159,7 @@ static void Ahead_Stopped_LetsTheMemoryGo(void** state) {
     sluice_pages_ahead_add(&ahead, data, BYTES);
     sluice_pages_ahead_start(&ahead);
     sluice_pages_ahead_stop(&ahead);
-    munmap(data, BYTES); /* a thread that is still at it would find others' memory here, or none */
+    munmap(data, BYTES); /* a thread still running would access other memory here, or none */
     unsigned char* other = fresh();
     assert_int_equal(pages_there(other), 0);
     munmap(other, BYTES);
@@ -178,7 +178,7 @@ static void Ahead_OneCore_LeavesItToTheCaller(void** state) {
   unsigned char* data = fresh();
   sluice_pages_ahead_t ahead;
   sluice_pages_ahead_init(&ahead);
-  assert_false(sluice_pages_ahead_add(&ahead, data, BYTES)); /* the caller measures it, where it is due */
+  assert_false(sluice_pages_ahead_add(&ahead, data, BYTES)); /* the caller measures it if it is due */
   sluice_pages_ahead_start(&ahead);
   assert_false(ahead.is_running);
   sluice_pages_ahead_stop(&ahead);
@@ -201,7 +201,8 @@ static void Ahead_MoreRangesThanThereIsRoom_LeavesTheRest(void** state) {
   munmap(data, BYTES);
 }
 
-/* Half of small pages that somebody has written already: there is nothing to compare, and the next is still due. */
+/* Half of the small pages have been written by another thread already: there is nothing to compare, and the next range
+ * is still due. */
 static void Ahead_WhatOthersHaveWritten_SaysNothing(void** state) {
   (void)state;
   skip_where_it_cannot();
@@ -222,7 +223,8 @@ static void Ahead_WhatOthersHaveWritten_SaysNothing(void** state) {
   }
 }
 
-/* Half each way, by the thread: until the first four have been, and nothing that was stopped before counts. */
+/* Half with each kind of page, on the thread, until four ranges are measured; ranges that were stopped early do not
+ * count. */
 static void Ahead_DueRanges_AreMeasuredByTheThread(void** state) {
   (void)state;
   skip_where_it_cannot();
@@ -236,7 +238,7 @@ static void Ahead_DueRanges_AreMeasuredByTheThread(void** state) {
     assert_int_equal(pages_there(data), 1); /* nothing yet */
     due += ahead.advice[0].next == SLUICE_PAGES_MEASURE;
     sluice_pages_ahead_start(&ahead);
-    if (i > 0) wait_for_all(data); /* the first is stopped at once: most likely before it has come to its end */
+    if (i > 0) wait_for_all(data); /* the first is stopped at once: most likely before its end */
     sluice_pages_ahead_stop(&ahead);
     assert_int_equal(data[5], 7);
     munmap(data, BYTES);
@@ -250,8 +252,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest),
       cmocka_unit_test(Ahead_WhatOthersHaveWritten_SaysNothing),
-      cmocka_unit_test(Ahead_DueRanges_AreMeasuredByTheThread), /* before others measure */
-      cmocka_unit_test(Ahead_FreshRange_ComesInBesideTheCallerUnchanged),
+      cmocka_unit_test(Ahead_DueRanges_AreMeasuredByTheThread), /* before other cases measure */
+      cmocka_unit_test(Ahead_FreshRange_IsPopulatedUnchangedMeanwhile),
       cmocka_unit_test(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread),
       cmocka_unit_test(Ahead_ManySmallRanges_AllComeIn),
       cmocka_unit_test(Ahead_FirstOnesAreThere_OthersAreNotLookedAt),

@@ -54,7 +54,7 @@ static void Rates_Kept_ReadBackWhereEnoughWasMeasured(void** state) {
   sluice_pages_recall(&again);
   assert_true(sluice_pages_are_better_huge(&again.sizes[3]));
   assert_false(sluice_pages_is_due(&again.sizes[3]));
-  assert_int_equal(again.sizes[1].measured, 0); /* by three ranges nothing is known yet */
+  assert_int_equal(again.sizes[1].measured, 0); /* three ranges are too few to know anything */
   assert_float_equal(again.sizes[3].seconds_per_byte[SLUICE_PAGES_SMALL] * 1e10, 3, 1e-3);
 }
 

@@ -1,4 +1,4 @@
-/* Fresh ranges are measured without a change of what they hold; others are left alone. */
+/* Fresh ranges are measured without a change of their contents; other ranges are left alone. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ enum { MIB = 1 << 20, BYTES = 32 * MIB };
 static unsigned char* fresh(void) {
   unsigned char* data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(data != MAP_FAILED);
-  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* on systems that give huge pages to everybody: one touch is one page */
+  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* on systems that always use huge pages: one access per page */
   return data;
 }
 
@@ -37,7 +37,7 @@ static void Advise_FreshRange_IsBroughtInUnchanged(void** state) {
   for (int i = 0; i < 32; ++i) data[i * MIB + 4096 * 3 + 5] = (unsigned char)(i + 1);
   assert_true(share_in_memory(data) < 0.1);
   sluice_pages_advise(data, BYTES);
-  assert_true(share_in_memory(data) > 0.5); /* all, or the half of small pages and some that were too slow */
+  assert_true(share_in_memory(data) > 0.5); /* all, or the half with small pages and some that were too slow */
   for (int i = 0; i < BYTES; ++i) {
     const int in = i % MIB == 4096 * 3 + 5;
     if (data[i] != (in ? i / MIB + 1 : 0)) fail_msg("byte %d is %d", i, data[i]);
@@ -53,7 +53,7 @@ static void AdviseRoom_FreshRange_IsNotBroughtIn(void** state) {
   munmap(data, BYTES);
 }
 
-/* The first four are measured; afterwards ranges come when they are written. */
+/* The first four are measured; later ranges are populated by their writes. */
 static void Advise_AfterSome_MeasuresFewOnly(void** state) {
   (void)state;
   int measured = 0;

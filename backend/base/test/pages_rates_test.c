@@ -1,4 +1,4 @@
-/* When fresh memory is measured, and which pages are better. */
+/* The rule when fresh memory is measured, and the choice of pages. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,13 +10,13 @@
 #include "backend/base/pages.h"
 #include "backend/base/pages_rates.h"
 
-static const double huge_faster[] = {3e-10, 1e-10}, huge_slower[] = {3e-10, 20e-10}, alike[] = {3e-10, 2.9e-10};
+static const double huge_faster[] = {3e-10, 1e-10}, huge_slower[] = {3e-10, 20e-10}, similar[] = {3e-10, 2.9e-10};
 
 static void add(sluice_pages_rate_t* rate, const double* took, int times) {
   for (int i = 0; i < times; ++i) sluice_pages_add(rate, took);
 }
 
-static void Rates_Sizes_AreToldApart(void** state) {
+static void Rates_Sizes_AreSeparate(void** state) {
   (void)state;
   sluice_pages_rates_t rates;
   memset(&rates, 0, sizeof rates);
@@ -39,13 +39,13 @@ static void Rates_NothingMeasured_DoNotAsk(void** state) {
 static void Rates_Better_ByATenthAtLeast(void** state) {
   (void)state;
   sluice_pages_rate_t rate = {{0, 0}, 0, 0};
-  add(&rate, alike, 1);
+  add(&rate, similar, 1);
   assert_false(sluice_pages_are_better_huge(&rate));
   add(&rate, huge_faster, 4);
   assert_true(sluice_pages_are_better_huge(&rate));
 }
 
-/* Now and then the host has the pages still: one lucky range does not outweigh those that wait. */
+/* The host sometimes still has the pages: one lucky range does not outweigh those that wait. */
 static void Rates_ThatChange_AreFollowedAndOneIsNotEnough(void** state) {
   (void)state;
   sluice_pages_rate_t rate = {{0, 0}, 0, 0};
@@ -74,7 +74,7 @@ static void Due_TheFirstFour_ThenOneOfSixteen(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Rates_Sizes_AreToldApart),
+      cmocka_unit_test(Rates_Sizes_AreSeparate),
       cmocka_unit_test(Rates_NothingMeasured_DoNotAsk),
       cmocka_unit_test(Rates_Better_ByATenthAtLeast),
       cmocka_unit_test(Rates_ThatChange_AreFollowedAndOneIsNotEnough),

@@ -1,4 +1,5 @@
-/* Which memory is asked to come in huge pages where all is: the kernel says so in /proc/self/smaps (flag "hg"). */
+/* The ranges for which huge pages are requested when all are: the kernel reports them in /proc/self/smaps (flag
+ * "hg"). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +28,7 @@ static char* fresh(uint64_t bytes) {
   return data;
 }
 
-/* Whether the mapping that holds the address is flagged. */
+/* Whether the mapping that contains the address is flagged. */
 static int is_advised(const void* address) {
   FILE* file = fopen("/proc/self/smaps", "r");
   assert_non_null(file);
@@ -97,7 +98,7 @@ static void AdviseTensor_TransposedIsDense_GapsAndOtherDevicesAreLeftAlone(void*
   munmap(data, 32 * MIB);
 }
 
-/* Slices too small by themselves, in one allocation, as stacked experts have them. */
+/* Slices that are too small by themselves, in one allocation, as with stacked experts. */
 static void AdviseSlices_OfOneAllocation_AreOneRange(void** state) {
   (void)state;
   skip_without_huge_pages();

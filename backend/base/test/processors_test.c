@@ -1,4 +1,4 @@
-/* What of a machine's processors a process may use. */
+/* The processors that a process may use. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_setaffinity */
 #endif

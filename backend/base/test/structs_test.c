@@ -15,7 +15,7 @@ static const sample_t defaults = {.count = 3, .limit = 5};
 
 enum { ROOM = 40, UNTOUCHED = 0xee };
 
-/* Callers of every age: without room for the size, without `limit`, today's, and one of later headers. */
+/* Callers of every version: without space for the size, without `limit`, today's, and one of later headers. */
 static void Init_OfAnySize_WritesDefaultsZerosAndNothingBeyond(void** state) {
   (void)state;
   for (size_t size = 0; size <= ROOM - 8; ++size) {
@@ -68,7 +68,7 @@ static void CheckNext_OfAnUnknownExtension_IsRefusedWithItsType(void** state) {
   assert_non_null(strstr(why.message, "sample_t: extension of unknown type 4711"));
 }
 
-/* Older, today's and newer callers: what they know is written, zeros behind it, nothing beyond their size. */
+/* Older, today's and newer callers: known fields are written, then zeros, and nothing beyond their size. */
 static void Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond(void** state) {
   (void)state;
   const sample_t value = {.struct_size = 1, .count = 7, .limit = 9};

@@ -1,9 +1,9 @@
-/* Conformance of transports: every implementation of backend/comm/comm.h passes these cases, a program for each world
+/* Conformance of transports: every implementation of backend/comm/comm.h passes these cases, one program per world
  * size.
  *
  * Ranks are threads of the test (local, host, fake), or each process is one rank (mpi). A transport lists, with
- * reasons, the cases it cannot pass; they run all the same, and one that passes fails the test until it is struck off
- * the list. */
+ * reasons, the cases that it cannot pass; they still run, and a listed case that passes fails the test until it is
+ * removed from the list. */
 #ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_
 #define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_
 
@@ -16,21 +16,21 @@ typedef struct cts_exception_s {
 
 typedef struct cts_transport_s {
   const char* name;
-  /* What the ranks of one group share; NULL on failure. Called once per group in each process. */
+  /* State shared by the ranks of one group; NULL on failure. Called once per group in each process. */
   void* (*open)(int32_t world_size);
   void (*close)(void* shared);
-  /* Makes one rank's end, from the rank's own thread. */
+  /* Creates one rank's communicator, on the rank's own thread. */
   sluice_status_t (*create)(void* shared, const sluice_comm_config_t* config, sluice_comm_t** out_comm);
   const cts_exception_t* cannot;
-  const char* no_messages; /* why it has none (messages.h); NULL: it has */
-  /* Ranks are processes: this one's rank, and a communicator that outlives all cases, to meet outside the one under
-   * test. NULL: ranks are threads. */
+  const char* no_messages; /* the reason why it has none (messages.h); NULL: it has messages */
+  /* Ranks are processes: this one's rank, and a communicator that outlives all cases, for barriers outside the one
+   * under test. NULL: ranks are threads. */
   sluice_comm_t* meeting;
 } cts_transport_t;
 
 /* Runs every case under cmocka; returns the number of failures. Call once per process. */
 int cts_comm_suite_run(const cts_transport_t* transport, int32_t world_size);
-/* The same as a program: its argument is the world size, 2 where there is none. */
+/* The same as a program: its argument is the world size, by default 2. */
 int cts_comm_suite_main(const cts_transport_t* transport, int argc, char** argv);
 
 #endif /* SLUICE_BACKEND_CTS_COMM_COMM_SUITE_H_ */

@@ -7,9 +7,9 @@
 #include "backend/cts/comm/comm_suite.h"
 
 #define MS             UINT64_C(1000000)
-#define PATIENT_NS     (20000 * MS) /* deadline where nothing should time out */
-#define SHORT_NS       (1000 * MS)  /* deadline of waits that are to see it pass */
-#define BOUNDED_NS     (15000 * MS) /* "in bounded time", on a busy machine, and not at PATIENT_NS */
+#define PATIENT_NS     (20000 * MS) /* deadline for calls that should not time out */
+#define SHORT_NS       (1000 * MS)  /* deadline of waits that must time out */
+#define BOUNDED_NS     (15000 * MS) /* "in bounded time" on a busy machine, well below PATIENT_NS */
 #define MAX_WORLD_SIZE 8
 
 typedef struct cts_case_s cts_case_t;
@@ -24,7 +24,7 @@ typedef struct cts_world_s {
   pthread_cond_t met;
   int32_t num_waiting;
   uint64_t round;
-  int32_t num_warnings; /* guarded by mutex, like their texts one after the other */
+  int32_t num_warnings; /* guarded by mutex, like their concatenated texts */
   char warnings[4096];
 } cts_world_t;
 
@@ -47,10 +47,10 @@ struct cts_case_s {
 extern const cts_case_t cts_data_cases[], cts_waits_cases[], cts_losses_cases[], cts_resources_cases[];
 extern const cts_case_t cts_reduce_cases[];
 extern const cts_case_t cts_messages_data_cases[], cts_messages_requests_cases[], cts_messages_losses_cases[];
-/* Of transports without messages, instead of those three. */
+/* For transports without messages, instead of those three. */
 extern const cts_case_t cts_no_messages_cases[];
 
-/* Why this transport cannot pass a case, NULL where it must. */
+/* The reason why this transport cannot pass a case, NULL if it must. */
 const cts_exception_t* cts_exception_of(const cts_transport_t* transport, const cts_case_t* c);
 
 /* The peer that this thread's last error names. */

@@ -37,7 +37,7 @@ static void exchange_reversed(cts_rank_t* me) {
   }
 }
 
-/* By the transport's own entry: the checked one would end the communicator. */
+/* Calls the transport's own entry: the checked one would end the communicator. */
 static void exchange_third(cts_rank_t* me) {
   cts_exchange_t first, second;
   sluice_comm_request_t* third = NULL;
@@ -51,7 +51,7 @@ static void exchange_third(cts_rank_t* me) {
 }
 
 static void exchange_hundred(cts_rank_t* me) {
-  /* A pipeline: the next is started before the one before has been waited for, and one stays behind now and then. */
+  /* A pipeline: each exchange starts before the previous one is waited for, and one rank lags now and then. */
   cts_exchange_t e[2];
   CTS_TRY(me, cts_start(me, me->comm, 0, cts_uneven_size, &e[0]) == SLUICE_OK);
   int32_t oldest = 0;
@@ -101,7 +101,7 @@ static void comm_accessors(cts_rank_t* me) {
 
 typedef struct record_s {
   int32_t rank;
-  char text[29]; /* of no round size */
+  char text[29]; /* an odd size */
 } record_t;
 
 static void all_gather(cts_rank_t* me) {
@@ -121,7 +121,7 @@ static void all_gather(cts_rank_t* me) {
   }
 }
 
-/* Rank 0 sends rank 1 other than it expects. */
+/* Rank 0 sends rank 1 another size than rank 1 expects. */
 static void sizes_differ(cts_rank_t* me, uint64_t sent, uint64_t expected) {
   unsigned char data[64] = {0};
   const void* send[MAX_WORLD_SIZE] = {NULL};
@@ -137,7 +137,7 @@ static void sizes_differ(cts_rank_t* me, uint64_t sent, uint64_t expected) {
     recv[0] = data;
     recv_bytes[0] = expected;
   }
-  CTS_TRY(me, cts_hurry(me, 4 * SHORT_NS)); /* who sends too much may wait in vain for its end */
+  CTS_TRY(me, cts_hurry(me, 4 * SHORT_NS)); /* a rank that sends too much may wait for its end in vain */
   CTS_TRY(me, sluice_comm_exchange_start(me->comm, &exchange, &request) == SLUICE_OK);
   sluice_status_t status = sluice_comm_exchange_wait(me->comm, request, "blocks of different sizes");
   int32_t peer = cts_last_peer();

@@ -29,7 +29,7 @@ uint64_t cts_small_size(int32_t source, int32_t target, int32_t index) {
   return 64;
 }
 
-/* Word i of a block: nothing else in the suite has the same. Words, not bytes: sanitizers make each access slow. */
+/* Word i of a block, unique in the suite. Words, not bytes: sanitizers make each access slow. */
 static uint64_t identity_word(int32_t source, int32_t target, int32_t index, uint64_t i) {
   uint64_t block = (uint64_t)source << 48 | (uint64_t)target << 40 | (uint64_t)index << 24;
   return (block + i) * UINT64_C(0x9E3779B97F4A7C15);
@@ -68,7 +68,7 @@ sluice_status_t cts_start(cts_rank_t* me, sluice_comm_t* comm, int32_t index, ct
     e->recv[p] = malloc(e->recv_bytes[p] + NUM_GUARD_BYTES);
     memset(e->recv[p], 0xEE, e->recv_bytes[p] + NUM_GUARD_BYTES);
   }
-  /* The buffers live until the wait, the arrays only until the start returns. */
+  /* The buffers live until the wait, the arrays only until start returns. */
   struct {
     const void* send[MAX_WORLD_SIZE];
     void* recv[MAX_WORLD_SIZE];
@@ -95,7 +95,7 @@ void cts_release(cts_exchange_t* e) {
   }
 }
 
-/* True when everything arrived unchanged and nothing was written beyond it. */
+/* True if everything arrived unchanged and nothing was written outside of it. */
 static int is_intact(const cts_rank_t* me, const cts_exchange_t* e) {
   for (int32_t p = 0; p < me->world->world_size; ++p) {
     if (p == me->rank) continue;

@@ -1,4 +1,4 @@
-/* One exchange with data that knows where it comes from. */
+/* One exchange whose data identifies its origin. */
 #ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_EXCHANGE_H_
 #define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_EXCHANGE_H_
 
@@ -20,14 +20,14 @@ uint64_t cts_uneven_size(int32_t source, int32_t target, int32_t index);
 uint64_t cts_one_sided_size(int32_t source, int32_t target, int32_t index);
 uint64_t cts_zero_size(int32_t source, int32_t target, int32_t index);
 uint64_t cts_large_size(int32_t source, int32_t target, int32_t index);
-/* Beyond what a transport sends eagerly, yet filled in no time beside SHORT_NS. */
+/* More than a transport sends eagerly, yet filled in much less than SHORT_NS. */
 uint64_t cts_medium_size(int32_t source, int32_t target, int32_t index);
 uint64_t cts_small_size(int32_t source, int32_t target, int32_t index);
 
-/* Starts exchange `index`. The entry of the own rank must not be read: it holds nonsense. */
+/* Starts exchange `index`. The entry of the own rank must not be read: it is invalid. */
 sluice_status_t cts_start(cts_rank_t* me, sluice_comm_t* comm, int32_t index, cts_size_fn_t size, cts_exchange_t* e);
 void cts_release(cts_exchange_t* e);
-/* Waits, checks, releases. On a failure of the wait the status is returned. */
+/* Waits, checks, releases. If the wait fails, returns its status. */
 sluice_status_t cts_finish(cts_rank_t* me, sluice_comm_t* comm, cts_exchange_t* e);
 sluice_status_t cts_run_exchange(cts_rank_t* me, sluice_comm_t* comm, int32_t index, cts_size_fn_t size);
 

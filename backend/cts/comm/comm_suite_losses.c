@@ -1,4 +1,4 @@
-/* Cases of ranks that leave or call it off: the others are told by name, in bounded time. */
+/* Cases of ranks that leave or abort: the others learn which rank it was, in bounded time. */
 #include "backend/base/clock.h"
 #include "backend/cts/comm/comm_suite_case.h"
 #include "backend/cts/comm/comm_suite_exchange.h"
@@ -47,7 +47,7 @@ static void abort_other_thread(cts_rank_t* me) {
 static void destroy_while_peers_wait(cts_rank_t* me) {
   CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
   int is_noticed = cts_exception_of(me->world->transport, me->world->c) == NULL;
-  CTS_TRY(me, cts_hurry(me, is_noticed ? PATIENT_NS : SHORT_NS)); /* where nobody is told, the deadline tells */
+  CTS_TRY(me, cts_hurry(me, is_noticed ? PATIENT_NS : SHORT_NS)); /* without a notification, the deadline reports it */
   if (cts_is_culprit(me)) {
     sluice_comm_destroy(me->comm);
     me->comm = NULL;
@@ -61,7 +61,7 @@ static void destroy_while_peers_wait(cts_rank_t* me) {
   }
 }
 
-/* The last rank is silent, and all that the others wait for is its message; the one before it gives up. */
+/* The last rank is silent, and the others wait only for its message; the one before it gives up. */
 static void third_gives_up(cts_rank_t* me, void (*give_up)(sluice_comm_t* comm)) {
   const int32_t silent = me->world->world_size - 1, quitter = silent - 1;
   CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_small_size) == SLUICE_OK);
@@ -69,7 +69,7 @@ static void third_gives_up(cts_rank_t* me, void (*give_up)(sluice_comm_t* comm))
   if (me->rank == quitter) {
     cts_exchange_t e;
     CTS_TRY(me, cts_start(me, me->comm, silent, cts_one_sided_size, &e) == SLUICE_OK);
-    cts_sleep_ns(100 * MS); /* so that the others wait by then, mostly: what they are told is the same */
+    cts_sleep_ns(100 * MS); /* so that the others are usually waiting by then: they get the same result either way */
     give_up(me->comm);
     if (give_up == sluice_comm_destroy) me->comm = NULL;
     CTS_TRY(me, cts_meet(me));
@@ -94,7 +94,7 @@ static void third_aborts(cts_rank_t* me) { third_gives_up(me, sluice_comm_abort)
 static void third_destroys(cts_rank_t* me) { third_gives_up(me, sluice_comm_destroy); }
 
 static void destroy_early(cts_rank_t* me) {
-  /* All has arrived at rank 0: its leaving must not hurt the others, and must not wait for them. */
+  /* Everything has arrived at rank 0: its departure must not hurt the others, and must not wait for them. */
   CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
   if (me->rank == 0) {
     uint64_t begin_ns = sluice_now_ns();

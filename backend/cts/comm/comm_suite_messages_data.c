@@ -37,7 +37,7 @@ static sluice_status_t send_scattered(sluice_messages_t* m, int32_t from, int32_
   const sluice_message_t message = {
       .peer = to, .num_spans = num_spans, .tag = tag, .head = head, .head_bytes = head_bytes, .spans = spans};
   const sluice_status_t status = sluice_messages_send(m, &message, tag, NULL);
-  memset(head, 0xee, sizeof head); /* it has been copied, and the list of spans too */
+  memset(head, 0xee, sizeof head); /* the payload and the list of spans have been copied */
   memset(spans, 0xee, sizeof spans);
   return status;
 }
@@ -70,7 +70,7 @@ static void sizes(cts_rank_t* me) {
       ++num_received;
       CTS_TRY(me, c.user == 1000 + i && c.peer == previous_rank(me));
       CTS_TRY(me, cts_is_intact(&c, shapes[i].head_bytes, shapes[i].bytes));
-      memset(c.payload, 0xee, c.payload_bytes); /* it is the owner's */
+      memset(c.payload, 0xee, c.payload_bytes); /* the receiver owns it */
       sluice_messages_release(m, c.arrival);
     }
     CTS_TRY(me, num_sent == 1 && num_received == 1);
@@ -86,7 +86,7 @@ enum { NUM_TAGS = 300 };
 
 static uint64_t interleaved_bytes(uint64_t tag) { return tag % 7 == 0 ? 20000 + tag : tag; }
 
-/* Everything between all ranks at once, each with its own order: 17 and 23 have no divisor in common with 300. */
+/* All ranks send to all at once, each in its own order: 17 and 23 are coprime to 300. */
 static void interleaved(cts_rank_t* me) {
   const int32_t w = me->world->world_size;
   sluice_messages_t* m;
@@ -120,7 +120,8 @@ static void interleaved(cts_rank_t* me) {
   sluice_messages_close(m);
 }
 
-/* Of one tag, half of which comes before it is asked for: the k-th receive gets the k-th message. */
+/* Messages with one tag, half of which arrive before their receives are posted: the k-th receive gets the k-th
+ * message. */
 static void same_tag(cts_rank_t* me) {
   enum { NUM = 200, TAG = 77 };
   uint32_t numbers[NUM];
@@ -160,7 +161,7 @@ static void unexpected(cts_rank_t* me) {
   }
   for (uint64_t i = 0; i < NUM; ++i) {
     CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, i, &c));
-    memset(payloads[i], 0xee, BYTES); /* it is this rank's again, although nobody has asked for it */
+    memset(payloads[i], 0xee, BYTES); /* the rank owns it again, although no receive is posted */
     free(payloads[i]);
   }
   CTS_TRY(me, cts_meet(me));
@@ -175,7 +176,7 @@ static void unexpected(cts_rank_t* me) {
 
 /* ---- progress ---------------------------------------------------------------------------------------------------- */
 
-/* Nobody asks for anything before its own has gone. */
+/* No receive is posted before the own message has been sent. */
 static void both_send(cts_rank_t* me) {
   const uint64_t bytes = UINT64_C(8) << 20;
   sluice_messages_t* m;
@@ -187,11 +188,11 @@ static void both_send(cts_rank_t* me) {
   CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 5, 2, NULL) == SLUICE_OK);
   CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 2, &c));
   CTS_TRY(me, cts_is_intact(&c, 0, bytes));
-  sluice_messages_close(m); /* frees what was not released */
+  sluice_messages_close(m); /* frees everything that was not released */
   free(payload);
 }
 
-/* Rank 0 sends more than any socket holds to rank 1, which only joins in `meanwhile` when it has gone. */
+/* Rank 0 sends rank 1 more than any socket holds; rank 1 only runs `meanwhile`, until the message has been sent. */
 static void while_peer_is_busy(cts_rank_t* me, void (*meanwhile)(cts_rank_t* me)) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
@@ -221,14 +222,14 @@ static void exchange(cts_rank_t* me) { CTS_TRY(me, cts_run_exchange(me, me->comm
 static void while_peer_is_elsewhere(cts_rank_t* me) { while_peer_is_busy(me, meet); }
 static void while_peer_exchanges(cts_rank_t* me) { while_peer_is_busy(me, exchange); }
 
-/* Rank 1's own thread does not stop computing until the message has gone, as a callback of the host would. */
+/* The thread of rank 1 keeps computing until the message has been sent, like a callback of the host. */
 static _Atomic int has_gone;
 
 static void while_peer_computes(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
   unsigned char* payload = NULL;
-  if (me->world->num_here == 1) return; /* ranks that are processes have no word to look at: see the case above */
+  if (me->world->num_here == 1) return; /* ranks that are processes share no word to poll: see the case above */
   if (me->rank == 0) atomic_store(&has_gone, 0);
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   if (me->rank == 0) {
@@ -250,8 +251,8 @@ static void while_peer_computes(cts_rank_t* me) {
   free(payload);
 }
 
-/* Exchanges and messages of the same ranks, both under way. */
-static void beside_exchanges(cts_rank_t* me) {
+/* Exchanges and messages of the same ranks, both in flight. */
+static void during_exchanges(cts_rank_t* me) {
   enum { NUM = 30, BYTES = 100000 };
   sluice_messages_t* m;
   sluice_message_completion_t c;
@@ -274,7 +275,7 @@ static void beside_exchanges(cts_rank_t* me) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Messages of changing sizes in a steady state: memory is given back and used again. */
+/* Messages of changing sizes in a steady state: memory is returned and reused. */
 static void steady(cts_rank_t* me) {
   enum { NUM = 40, WARM = 8 };
   sluice_allocator_t memory;
@@ -294,7 +295,7 @@ static void steady(cts_rank_t* me) {
       CTS_TRY(me, c.kind == SLUICE_MESSAGE_SENT || cts_is_intact(&c, 0, bytes));
       sluice_messages_release(m, c.arrival);
     }
-    CTS_TRY(me, cts_meet(me)); /* nobody is a message ahead */
+    CTS_TRY(me, cts_meet(me)); /* no rank is a message ahead */
     if (i == WARM) num_live = memory.num_live;
     CTS_TRY(me, i <= WARM || memory.num_live <= num_live);
   }
@@ -314,7 +315,7 @@ const cts_case_t cts_messages_data_cases[] = {
     {"Message_WhilePeerIsElsewhere_Arrives", while_peer_is_elsewhere, 2, 0, 0},
     {"Message_WhilePeerWaitsInAnExchange_Arrives", while_peer_exchanges, 2, 0, 0},
     {"Message_WhilePeerComputes_Arrives", while_peer_computes, 2, 0, 0},
-    {"Messages_BesideExchanges_BothArrive", beside_exchanges, 1, 0, 0},
+    {"Messages_DuringExchanges_BothArrive", during_exchanges, 1, 0, 0},
     {"Messages_InASteadyState_UseMemoryAgain", steady, 1, 0, 0},
     {NULL, NULL, 0, 0, 0},
 };

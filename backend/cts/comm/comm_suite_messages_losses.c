@@ -1,4 +1,4 @@
-/* Cases of endpoints that fail, leave, or have no memory: all return, and the rank at fault is named. */
+/* Cases of endpoints that fail, leave, or have no memory: all calls return, and the rank at fault is named. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -13,7 +13,7 @@ static int32_t last_rank(const cts_rank_t* me) { return me->world->world_size - 
 
 /* ---- one gives up ------------------------------------------------------------------------------------------------ */
 
-/* The last rank gives up; rank 0 waits for it, all others for rank 0, which sends nothing. */
+/* The last rank gives up; rank 0 waits for it, and all others wait for rank 0, which sends nothing. */
 static void gives_up(cts_rank_t* me, void (*give_up)(cts_rank_t* me, sluice_messages_t* m)) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
@@ -21,7 +21,7 @@ static void gives_up(cts_rank_t* me, void (*give_up)(cts_rank_t* me, sluice_mess
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   CTS_TRY(me, cts_meet(me));
   if (cts_is_culprit(me)) {
-    cts_sleep_ns(100 * MS); /* so that the others wait by then, mostly */
+    cts_sleep_ns(100 * MS); /* so that the others are usually waiting by then */
     give_up(me, m);
     CTS_TRY(me, sluice_messages_next(m, 0, &c) == SLUICE_E_ABORTED);
     CTS_TRY(me, sluice_messages_receive(m, 0, 1, 1, NULL) == SLUICE_E_ABORTED);
@@ -54,7 +54,7 @@ static void abort_communicator(cts_rank_t* me, sluice_messages_t* m) {
 static void aborts(cts_rank_t* me) { gives_up(me, abort_endpoint); }
 static void aborts_communicator(cts_rank_t* me) { gives_up(me, abort_communicator); }
 
-/* Exchanges do not end with an endpoint that was aborted. */
+/* Exchanges continue after an endpoint was aborted. */
 static void exchange_after_abort(cts_rank_t* me) {
   sluice_messages_t* m;
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
@@ -103,14 +103,15 @@ static void leave_early(cts_rank_t* me) {
   if (me->rank == 0) {
     CTS_TRY(me, cts_send(m, 1, 1, payload, BYTES, 1) == SLUICE_OK);
     CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 1, &c));
-    sluice_messages_close(m); /* what was sent is on its way all the same */
+    sluice_messages_close(m); /* messages that were sent still arrive */
     CTS_TRY(me, cts_meet(me));
     CTS_TRY(me, cts_meet(me));
     free(payload);
     return;
   }
   CTS_TRY(me, cts_meet(me));
-  CTS_TRY(me, cts_send(m, me->rank, 7, payload, BYTES, 2) == SLUICE_OK); /* who needs nothing of it goes on */
+  /* a rank that needs nothing from it continues */
+  CTS_TRY(me, cts_send(m, me->rank, 7, payload, BYTES, 2) == SLUICE_OK);
   CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_SENT, 2, &c));
   CTS_TRY(me, cts_meet(me)); /* before one is lost to the others */
   if (me->rank == 1) {
@@ -118,7 +119,7 @@ static void leave_early(cts_rank_t* me) {
     CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 3, &c));
     CTS_TRY(me, cts_is_intact(&c, 0, BYTES));
     sluice_messages_release(m, c.arrival);
-    sluice_status_t status = sluice_messages_receive(m, 0, 1, 4, NULL); /* and who does is told */
+    sluice_status_t status = sluice_messages_receive(m, 0, 1, 4, NULL); /* a rank that does is notified */
     if (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c);
     CTS_TRY(me, status == SLUICE_E_PEER_LOST);
     CTS_TRY(me, cts_last_peer() == 0);
@@ -127,7 +128,7 @@ static void leave_early(cts_rank_t* me) {
   free(payload);
 }
 
-/* With halves of messages in both directions, on all ranks at once. */
+/* With partial messages in both directions, on all ranks at once. */
 static void close_under_way(cts_rank_t* me) {
   sluice_messages_t* m;
   unsigned char* payload = cts_make_payload(me->rank, 1, CTS_LARGE_BYTES);
@@ -135,7 +136,7 @@ static void close_under_way(cts_rank_t* me) {
   for (uint64_t i = 0; i < 10; ++i) {
     sluice_status_t status = sluice_messages_receive(m, next_rank(me), 100 + i, 0, NULL);
     if (status == SLUICE_OK) status = cts_send(m, next_rank(me), i, payload, CTS_LARGE_BYTES, 0);
-    CTS_TRY(me, status == SLUICE_OK || status == SLUICE_E_PEER_LOST); /* a rank that is through with this already */
+    CTS_TRY(me, status == SLUICE_OK || status == SLUICE_E_PEER_LOST); /* a rank that has finished this already */
     if (status != SLUICE_OK) break;
   }
   const uint64_t begin_ns = sluice_now_ns();
@@ -167,7 +168,7 @@ static void too_much_unexpected(cts_rank_t* me) {
     }
     CTS_TRY(me, cts_meet(me));
     sluice_status_t status = sluice_messages_receive(m, me->rank, 5, 5, NULL);
-    while (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c); /* the fourth may have gone out */
+    while (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c); /* the fourth may have been sent */
     CTS_TRY(me, status == SLUICE_E_PEER_LOST);
     CTS_TRY(me, cts_last_peer() == 0);
   }
@@ -186,7 +187,7 @@ static void too_long(cts_rank_t* me, const sluice_messages_config_t* config, uin
     CTS_TRY(me, sluice_messages_receive_up_to(m, 1, 7, max_bytes, 7, NULL) == SLUICE_OK);
     CTS_TRY(me, sluice_messages_receive_up_to(m, 1, 8, max_bytes, 8, NULL) == SLUICE_OK);
     CTS_TRY(me, cts_meet(me));
-    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 7, &c)); /* as long as it may be */
+    CTS_TRY(me, cts_await(m, SLUICE_MESSAGE_RECEIVED, 7, &c)); /* as long as allowed */
     CTS_TRY(me, c.payload_bytes == BYTES - 1);
     sluice_messages_release(m, c.arrival);
     CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_E_OVER_BUDGET);
@@ -200,7 +201,7 @@ static void too_long(cts_rank_t* me, const sluice_messages_config_t* config, uin
       CTS_TRY(me, status == SLUICE_OK || status == SLUICE_E_PEER_LOST);
     }
     sluice_status_t status = sluice_messages_receive(m, me->rank, 5, 5, NULL);
-    while (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c); /* the long one may have gone out */
+    while (status == SLUICE_OK) status = sluice_messages_wait(m, NULL, &c); /* the long one may have been sent */
     CTS_TRY(me, status == SLUICE_E_PEER_LOST);
     CTS_TRY(me, cts_last_peer() == 0);
   }
@@ -247,12 +248,12 @@ static void nth_allocation(cts_rank_t* me) {
   cts_fail_check(me, __FILE__, __LINE__, "opening and one message end after a few allocations");
 }
 
-/* All ranks open together, and one allocation of any of them fails: all have an endpoint or none has, nobody hangs. */
+/* All ranks open together, and one allocation of any rank fails: all or none have an endpoint, and no rank hangs. */
 static sluice_status_t opened[MAX_WORLD_SIZE]; /* by ranks that meet before another reads */
 
 static void nth_allocation_of_an_opening(cts_rank_t* me) {
   sluice_allocator_t* allocator = sluice_process_allocator();
-  if (me->world->num_here == 1) return; /* ranks that are processes have allocators of their own */
+  if (me->world->num_here == 1) return; /* ranks that are processes have their own allocators */
   for (int64_t n = 0, is_over = 0; !is_over; ++n) {
     sluice_messages_t* m;
     CTS_TRY(me, n < 200);
@@ -273,7 +274,7 @@ static void nth_allocation_of_an_opening(cts_rank_t* me) {
   }
 }
 
-/* The receiver has no room: it says so, and the others hear that it is lost. */
+/* The receiver has no memory: it reports that, and the others learn that it is lost. */
 static void no_memory_for_arrival(cts_rank_t* me) {
   sluice_allocator_t memory;
   sluice_messages_t* m;

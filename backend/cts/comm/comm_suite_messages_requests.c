@@ -1,4 +1,4 @@
-/* Cases of requests: taken back, late, refused; and of endpoints that do not open. */
+/* Cases of requests: cancelled, late, rejected; and of endpoints that fail to open. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static int32_t previous_rank(const cts_rank_t* me) {
   return (me->rank + me->world->world_size - 1) % me->world->world_size;
 }
 
-/* ---- taken back -------------------------------------------------------------------------------------------------- */
+/* ---- cancelled -------------------------------------------------------------------------------------------------- */
 
 static void cancel_receive(cts_rank_t* me) {
   sluice_messages_t* m;
@@ -34,7 +34,7 @@ static void cancel_receive(cts_rank_t* me) {
   }
   CTS_TRY(me, sluice_messages_cancel(m, second) == 0);
   CTS_TRY(me, sluice_messages_cancel(m, 0) == 0 && sluice_messages_cancel(m, UINT64_MAX) == 0);
-  /* A message whose receive was taken back is there for the next one. */
+  /* A message whose receive was cancelled matches the next one. */
   CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 4, 4, &first) == SLUICE_OK);
   CTS_TRY(me, cts_meet(me));
   CTS_TRY(me, sluice_messages_cancel(m, first) == 1);
@@ -49,7 +49,7 @@ static void cancel_receive(cts_rank_t* me) {
   free(payload);
 }
 
-/* Whatever the transport has begun arrives whole; what was taken back does not arrive at all. */
+/* A send that the transport has begun arrives whole; a cancelled one does not arrive at all. */
 static void cancel_send(cts_rank_t* me) {
   enum { NUM = 20, BYTES = 2000000, LAST = 1000 };
   sluice_messages_t* m;
@@ -84,7 +84,7 @@ static void cancel_send(cts_rank_t* me) {
   for (uint64_t i = 0; i < NUM; ++i) {
     sluice_message_request_t request;
     CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), i, i, &request) == SLUICE_OK);
-    if (theirs[i]) { /* the last message was sent after it: if it were there it would have been first */
+    if (theirs[i]) { /* the last message was sent after it: if it had been sent, it would have arrived first */
       CTS_TRY(me, sluice_messages_cancel(m, request) == 1);
       continue;
     }
@@ -92,7 +92,7 @@ static void cancel_send(cts_rank_t* me) {
     CTS_TRY(me, cts_is_intact(&c, 0, BYTES));
     sluice_messages_release(m, c.arrival);
   }
-  CTS_TRY(me, cts_meet(me)); /* or a rank would ask one that has left for what does not come */
+  CTS_TRY(me, cts_meet(me)); /* or a rank would wait for a message from one that has left */
   sluice_messages_close(m);
   for (int i = 0; i < NUM; ++i) free(payloads[i]);
 }
@@ -110,24 +110,24 @@ static void next_due(cts_rank_t* me) {
   CTS_TRY(me, sluice_messages_next(m, begin_ns + 20 * MS, &c) == SLUICE_E_TIMED_OUT);
   CTS_TRY(me, sluice_now_ns() - begin_ns >= 20 * MS);
   CTS_TRY(me, cts_meet(me));
-  CTS_TRY(me, cts_send(m, next_rank(me), 1, NULL, 0, 2) == SLUICE_OK); /* it goes on */
+  CTS_TRY(me, cts_send(m, next_rank(me), 1, NULL, 0, 2) == SLUICE_OK); /* it continues */
   for (int both = 0; both < 2; ++both) CTS_TRY(me, sluice_messages_wait(m, NULL, &c) == SLUICE_OK);
   sluice_messages_close(m);
 }
 
-/* The last rank is silent; the others wait for it, or for one that waits for it. All find the one. */
+/* The last rank is silent; the others wait for it, or for a rank that waits for it. All name the silent one. */
 static void wait_silent(cts_rank_t* me) {
   const int32_t silent = me->world->world_size - 1;
   sluice_messages_t* m;
   sluice_message_completion_t c;
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   if (me->rank != silent) CTS_TRY(me, sluice_messages_receive(m, me->rank + 1, 1, 1, NULL) == SLUICE_OK);
-  /* They say whom they wait for after one second: all have four to begin. */
+  /* They exchange whom they wait for after one second: all must begin within four. */
   CTS_TRY(me, cts_hurry(me, 5 * SHORT_NS));
   if (me->rank != silent) {
     const uint64_t begin_ns = sluice_now_ns();
     const sluice_status_t status = sluice_messages_wait(m, "an activation", &c);
-    /* The first whose time is over tells the others. */
+    /* The first rank whose deadline passes notifies the others. */
     CTS_TRY(me, status == SLUICE_E_TIMED_OUT || status == SLUICE_E_PEER_LOST);
     CTS_TRY(me, cts_last_peer() == silent);
     CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
@@ -230,7 +230,7 @@ static void open_twice(cts_rank_t* me) {
   CTS_TRY(me, cts_meet(me)); /* or a rank would send to one that has left */
   sluice_messages_close(m);
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
-  /* A message of an endpoint that is gone is not one of the next. */
+  /* A message of a closed endpoint does not match one of the next. */
   CTS_TRY(me, sluice_messages_receive(m, previous_rank(me), 1, 2, NULL) == SLUICE_OK);
   CTS_TRY(me, cts_meet(me));
   CTS_TRY(me, sluice_messages_next(m, sluice_now_ns() + 20 * MS, &c) == SLUICE_E_TIMED_OUT);
@@ -258,6 +258,6 @@ const cts_case_t cts_messages_requests_cases[] = {
     {"WaitForMessage_LateRank_WarnsAndSucceeds", wait_late, 2, 1, 50 * MS},
     {"Message_BadArguments_AreRefusedAndNothingIsSent", bad_arguments, 1, 0, 0},
     {"OpenMessages_FingerprintsDiffer_IsMismatchOnAll", fingerprints_differ, 2, 0, 0},
-    {"OpenMessages_Twice_IsStateAndAnewAfterClose", open_twice, 1, 0, 0},
+    {"OpenMessages_Twice_IsStateUntilClosed", open_twice, 1, 0, 0},
     {NULL, NULL, 0, 0, 0},
 };

@@ -1,4 +1,5 @@
-/* Cases of the all-reduce of floats: the bits are those of a sum in rank order, on all ranks, however data is cut. */
+/* Cases of the all-reduce of floats: the bits are those of a sum in rank order, on all ranks, however data is
+ * divided. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +7,7 @@
 #include "backend/base/math.h"
 #include "backend/cts/comm/comm_suite_case.h"
 
-/* Values whose sums depend on their order: magnitudes from 2^-12 to 2^11, of both signs. */
+/* Values whose sums depend on their order: magnitudes from 2^-12 to 2^11, with both signs. */
 static double value(int32_t rank, int64_t i) {
   const uint64_t x = ((uint64_t)rank * 7919 + (uint64_t)i) * UINT64_C(0x9e3779b97f4a7c15);
   const double mantissa = 1.0 + (double)(x >> 40) / 16777216.0;
@@ -32,7 +33,7 @@ static double read_element(const void* data, int64_t i, int32_t dtype) {
   }
 }
 
-/* The sum as one rank would compute it that has everything, one addition after the other. */
+/* The sum as a single rank with all data would compute it, one addition after the other. */
 static void write_expected(void* data, int64_t i, int32_t dtype, int32_t world_size, void* scratch) {
   double wide = 0;
   float narrow = 0;
@@ -61,7 +62,7 @@ static int fill_and_reduce(cts_rank_t* me, char* data, const char* expected, int
 
 static void reduce_floats(cts_rank_t* me) {
   static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
-  /* The last is more than one piece of the largest element. */
+  /* The last exceeds one piece of the largest element. */
   static const int64_t counts[] = {1, 2, 7, 255, 1000, 50003, 1100003};
   for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; ++d) {
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; ++c) {
@@ -83,7 +84,7 @@ static void reduce_floats(cts_rank_t* me) {
   CTS_TRY(me, sluice_comm_all_reduce_f32(me->comm, NULL, 1, SLUICE_DTYPE_I64, NULL) == SLUICE_E_INVALID_ARGUMENT);
 }
 
-/* data lies apart, or packed into the end of where the sum goes. */
+/* data is in separate memory, or packed into the end of the output. */
 static int sum_once(cts_rank_t* me, int64_t count, int32_t dtype, int is_packed) {
   const uint64_t bytes = sluice_dtype_bytes(dtype) * (uint64_t)count;
   float* out = calloc(2 * (uint64_t)count, sizeof *out);
@@ -113,7 +114,7 @@ static void sum_floats(cts_rank_t* me) {
   static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
   static const int64_t counts[] = {1, 7, 255, 50003, 2200003};
   for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; ++d) {
-    /* The last is more than one piece of 16-bit elements. */
+    /* The last exceeds one piece of 16-bit elements. */
     const size_t num = sizeof counts / sizeof counts[0] - (dtypes[d] != SLUICE_DTYPE_BF16);
     for (size_t c = 0; c < num; ++c) {
       CTS_TRY(me, sum_once(me, counts[c], dtypes[d], 0));
@@ -126,6 +127,6 @@ static void sum_floats(cts_rank_t* me) {
 
 const cts_case_t cts_reduce_cases[] = {
     {"AllReduceF32_EveryDtypeAndCut_IsTheSumInRankOrder", reduce_floats, 1, 0, 0},
-    {"SumF32_EveryDtypeApartAndPacked_IsTheUnroundedSumInRankOrder", sum_floats, 1, 0, 0},
+    {"SumF32_EveryDtypeSeparateAndPacked_IsTheUnroundedSumInRankOrder", sum_floats, 1, 0, 0},
     {NULL, NULL, 0, 0, 0},
 };

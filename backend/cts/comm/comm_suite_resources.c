@@ -36,7 +36,7 @@ static void all_reduce_allocation_fails(cts_rank_t* me) {
   int64_t data[4] = {0};
   CTS_TRY(me, cts_meet(me));
   if (me->rank == 0) {
-    sluice_process_allocator()->fail_after = 0; /* the others wait below until it has struck */
+    sluice_process_allocator()->fail_after = 0; /* the others wait below until it has occurred */
     sluice_status_t status = sluice_comm_all_reduce_i64(me->comm, data, 4, SLUICE_REDUCE_SUM, NULL);
     CTS_TRY(me, cts_meet(me));
     CTS_TRY(me, status == SLUICE_E_NO_MEMORY);
@@ -48,7 +48,7 @@ static void all_reduce_allocation_fails(cts_rank_t* me) {
   }
 }
 
-/* Runs in the child: every entry returns at once and says why. Exit code 0 or the line that failed. */
+/* Runs in the child: every entry returns at once with the reason. Exit code 0 or the line that failed. */
 static int use_inherited(sluice_comm_t* comm, sluice_comm_request_t* request) {
   sluice_exchange_t none = {NULL, NULL, NULL, NULL};
   sluice_comm_request_t* other;

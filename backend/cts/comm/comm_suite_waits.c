@@ -1,4 +1,4 @@
-/* Cases of ranks that are silent or late: deadlines name them, warnings come first. */
+/* Cases of silent or late ranks: deadlines name them, after a warning. */
 #include <stdio.h>
 #include <string.h>
 
@@ -36,7 +36,7 @@ static void wait_silent_rank_two_in_flight(cts_rank_t* me) {
     CTS_TRY(me, sluice_comm_exchange_wait(me->comm, second.request, NULL) == SLUICE_E_TIMED_OUT);
     CTS_TRY(me, sluice_now_ns() - begin_ns < BOUNDED_NS);
     CTS_TRY(me, cts_meet(me));
-    sluice_comm_destroy(me->comm); /* before the buffers: some transports cannot take a message back */
+    sluice_comm_destroy(me->comm); /* before the buffers: some transports cannot cancel a message */
     me->comm = NULL;
     cts_release(&second);
   } else {
@@ -45,7 +45,7 @@ static void wait_silent_rank_two_in_flight(cts_rank_t* me) {
   cts_renew(me);
 }
 
-/* Whether a rank in this process has been warned that it waits for the last one. */
+/* Whether a rank in this process was warned that it waits for the last one. */
 static int is_warned(cts_world_t* world) {
   char expected[32];
   snprintf(expected, sizeof expected, "for rank %d", world->world_size - 1);
@@ -58,7 +58,8 @@ static int is_warned(cts_world_t* world) {
 static void wait_late_rank(cts_rank_t* me) {
   cts_world_t* world = me->world;
   CTS_TRY(me, cts_meet(me));
-  if (cts_is_culprit(me)) { /* it comes once somebody has been warned; what other processes are told it cannot see */
+  /* it arrives once a rank has been warned; warnings in other processes are invisible to it */
+  if (cts_is_culprit(me)) {
     int sees_it = world->num_here > 1 && cts_exception_of(world->transport, world->c) == NULL;
     uint64_t give_up_ns = sluice_now_ns() + (sees_it ? PATIENT_NS / 2 : SHORT_NS);
     while (!is_warned(world) && sluice_now_ns() < give_up_ns) cts_sleep_ns(5 * MS);

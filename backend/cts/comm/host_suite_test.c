@@ -1,5 +1,5 @@
-/* The host's process group of this test is the local transport: callbacks straight into its vtable. Its messages are
- * those of a mailbox; with the argument "tcp" it has none of its own, and they go over TCP. */
+/* The host's process group of this test is the local transport: callbacks straight into its vtable. Its messages use a
+ * mailbox; with the argument "tcp" it has none of its own, and messages go over TCP. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ typedef struct shared_s {
 } shared_t;
 
 typedef struct end_s {
-  sized_rank_t sized; /* first: the user of the messages too */
+  sized_rank_t sized; /* first member: also the user of the messages */
   sluice_comm_t* group;
 } end_t;
 

@@ -1,6 +1,6 @@
-/* What a message and an all-reduce take on each transport, over their size, in the form of Fig. 3 and 4 of AxoNN: half
- * of a round trip between two ranks (as osu_latency), and one all-reduce of floats over all ranks. Ranks are threads of
- * this program; over MPI they are processes that mpirun starts. A program to look with: it claims nothing.
+/* Times of a message and an all-reduce on each transport, by size, in the form of Fig. 3 and 4 of AxoNN: half of a
+ * round trip between two ranks (as osu_latency), and one all-reduce of floats over all ranks. Ranks are threads of this
+ * program; over MPI they are processes that mpirun starts. For inspection: no claim depends on it.
  *
  *   bazel run -c opt //backend/cts/comm:messages_bench -- [world_size]
  *   mpirun -np 2 messages_bench --mpi libsluice_mpi.so */
@@ -54,7 +54,7 @@ static void send_one(sluice_messages_t* m, int32_t peer, const void* data, uint6
   if (sluice_messages_send(m, &message, 0, NULL) != SLUICE_OK) die("send");
 }
 
-/* Until the message has come; on the way also what was sent has gone. */
+/* Until the message has arrived; on the way, completions of own sends are taken too. */
 static void receive_one(sluice_messages_t* m, int32_t peer) {
   sluice_message_completion_t c;
   if (sluice_messages_receive(m, peer, 0, 0, NULL) != SLUICE_OK) die("receive");

@@ -12,7 +12,7 @@ static uint64_t max_message_bytes;
 
 static void* open_group(int32_t world_size) {
   (void)world_size;
-  return &max_message_bytes; /* nothing to share: anything but NULL */
+  return &max_message_bytes; /* nothing to share: any pointer but NULL */
 }
 static void close_group(void* shared) { (void)shared; }
 static sluice_status_t create(void* shared, const sluice_comm_config_t* config, sluice_comm_t** out_comm) {

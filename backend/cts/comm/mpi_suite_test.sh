@@ -17,11 +17,11 @@ export ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0"
 TMPDIR=$(mktemp -d /tmp/sluice_mpi.XXXXXX)
 export TMPDIR HOME=$TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
-# Its shared-memory files are named after mpirun's pid, which two sandboxes with one /dev/shm have in common.
+# Its shared-memory files are named after mpirun's pid, which two sandboxes with one /dev/shm may share.
 export OMPI_MCA_btl_vader_backing_directory=$TMPDIR
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_base_warn_component_unused=0
 
-# A rank that fails leaves the others to their own deadlines; mpirun ends them with it.
+# A rank that fails leaves the others to their deadlines; mpirun ends them with it.
 status=0
 timeout 880 mpirun -np "$world_size" --oversubscribe --allow-run-as-root --bind-to none --tag-output \
   "$binary" "$plugin" "$split" || status=$?

@@ -1,4 +1,4 @@
-/* NCCL over the fake library and driver: every rank has a device of its own, as threads of one process have. */
+/* NCCL over the fake library and driver: every rank has its own device, as threads of one process do. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -14,13 +14,13 @@ typedef struct letter_s { /* a send or a receive */
   uint64_t bytes;
   int32_t is_done;
   int32_t is_bad;
-  int32_t num_tests;      /* of a send that is done, before it says so */
-  struct letter_s** list; /* that it is in until it is done */
+  int32_t num_tests;      /* of a completed send, before it reports that */
+  struct letter_s** list; /* its list until it completes */
 } letter_t;
 
 struct sized_mailbox_s {
   pthread_mutex_t mutex;
-  uint64_t num_opened[MAX_RANKS]; /* endpoints of each rank so far: they meet by number */
+  uint64_t num_opened[MAX_RANKS]; /* endpoints that each rank has opened: those with the same number connect */
   letter_t* sends[MAX_RANKS][MAX_RANKS][64];
   letter_t* receives[MAX_RANKS][MAX_RANKS][64];
 };
@@ -62,7 +62,7 @@ static void take_out(letter_t* letter) {
   letter->list = NULL;
 }
 
-/* Brings together the oldest of both lists. */
+/* Matches the oldest entries of both lists. */
 static void match(letter_t** sends, letter_t** receives) {
   while (*sends != NULL && *receives != NULL) {
     letter_t* send = *sends;

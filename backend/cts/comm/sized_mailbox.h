@@ -1,5 +1,5 @@
-/* Messages of known sizes between threads, as MPI's are: a send is over when its receive has taken it, and says so a
- * little later than the receive. */
+/* Messages of known sizes between threads, as in MPI: a send completes when its receive has taken it, and reports that
+ * slightly later than the receive. */
 #ifndef SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_
 #define SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_
 

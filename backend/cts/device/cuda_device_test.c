@@ -1,4 +1,4 @@
-/* The CUDA device on the fake driver: opening, ordering by events alone, host waits, memory, and every error path. */
+/* The CUDA device on the fake driver: opening, ordering by events only, host waits, memory, and every error path. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -114,7 +114,7 @@ typedef struct executor_s {
   sluice_device_t* device;
   const sluice_template_t* schedule;
   unsigned char* slots;   /* device memory: [tensor][ring][SLOT_BYTES] */
-  unsigned char* scratch; /* a place of its own for each op to read into */
+  unsigned char* scratch; /* separate memory for each op's reads */
   const sluice_cuda_driver_t* driver;
 } executor_t;
 
@@ -122,7 +122,7 @@ static unsigned char* slot(const executor_t* e, int32_t tensor, int32_t index) {
   return e->slots + (tensor * MAX_SLOTS + index) * SLOT_BYTES;
 }
 
-/* Reads or writes one slot, or all of a tensor's, as the op says. */
+/* Reads or writes one slot, or all slots of a tensor, as the op declares. */
 static sluice_status_t access_slots(const executor_t* e, const sluice_slot_ref_t* ref, int32_t op, int is_write,
                                     sluice_stream_t stream) {
   int32_t first = ref->slot < 0 ? 0 : ref->slot, end = ref->slot < 0 ? e->schedule->ring[ref->tensor] : first + 1;
@@ -144,7 +144,7 @@ static sluice_status_t run_op(void* user, int32_t index, sluice_stream_t stream)
   return SLUICE_OK;
 }
 
-/* What backend/moe/pass/executor.c does, over the same interface. */
+/* The same loop as backend/moe/pass/executor.c, over the same interface. */
 static sluice_status_t run_pass(executor_t* e, sluice_stream_t stream) {
   const sluice_device_vtable_t* vtable = e->device->vtable;
   SLUICE_TRY(vtable->begin(e->device, e->schedule->num_ops, run_op, e, stream));
@@ -159,7 +159,7 @@ static sluice_status_t run_pass(executor_t* e, sluice_stream_t stream) {
   return status == SLUICE_OK ? submitted : status;
 }
 
-/* The host writes all inputs on its stream before and reads all slots after: entry and exit are in the check. */
+/* The host writes all inputs on its stream before and reads all slots after: entry and exit are checked too. */
 static sluice_status_t host_touches(executor_t* e, sluice_stream_t stream, int is_write) {
   unsigned long long at = (unsigned long long)(uintptr_t)e->slots;
   unsigned long long away = (unsigned long long)(uintptr_t)(e->scratch + 4096 * SLOT_BYTES);
@@ -183,7 +183,7 @@ static void close_executor(executor_t* e) {
   free(e->scratch);
 }
 
-/* Two passes in a row, as forward and backward: the second reuses slots and events of the first. */
+/* Two consecutive passes, like forward and backward: the second reuses slots and events of the first. */
 static int64_t hazards_of(const sluice_template_t* schedule, int64_t without_wait, int64_t* out_waits) {
   executor_t e;
   char text[300];
@@ -200,7 +200,7 @@ static int64_t hazards_of(const sluice_template_t* schedule, int64_t without_wai
   *out_waits = sluice_fake_cuda_waits();
   int64_t hazards = sluice_fake_cuda_hazards(text, sizeof text);
   if (hazards > 0 && without_wait < 0) print_message("%s\n", text);
-  assert_int_equal(sluice_fake_cuda_host_waits(), host_waits); /* entry, exit and jobs: never */
+  assert_int_equal(sluice_fake_cuda_host_waits(), host_waits); /* entry, exit and jobs never wait */
   assert_true(sluice_fake_cuda_idle(stream));
   close_executor(&e);
   sluice_fake_cuda_close_stream(stream);
@@ -236,7 +236,7 @@ static void Pass_EveryTemplate_HasNoHazardAndNoHostWait(void** state) {
   assert_true(seen > 100);
 }
 
-/* The check sees what it shall see: each wait of the template, of entry and of exit is needed. */
+/* The check has teeth: each wait of the template, of entry and of exit is needed. */
 static void Pass_AnyWaitLeftOut_LeavesAHazard(void** state) {
   (void)state;
   for (int32_t direction = 0; direction < 2; ++direction) {
@@ -258,7 +258,7 @@ static sluice_status_t note_stream(void* user, int32_t index, sluice_stream_t st
   return SLUICE_OK;
 }
 
-/* A rank that sends late makes all others wait; a copy that is late makes one. */
+/* A rank that sends late delays all others; a late copy delays one. */
 static void Lanes_AreStreamsOfTheirOwn_ExchangesAboveCopies(void** state) {
   (void)state;
   sluice_device_t* device = NULL;
@@ -290,7 +290,7 @@ static void Lanes_AreStreamsOfTheirOwn_ExchangesAboveCopies(void** state) {
 typedef struct trial_s {
   executor_t executor;
   int32_t exact;
-  int32_t counts[8]; /* what the host learns */
+  int32_t counts[8]; /* what the host reads */
   sluice_stream_t stream;
 } trial_t;
 
@@ -346,7 +346,7 @@ static void Read_WhileCapturing_IsRefused(void** state) {
 
 /* ---- errors ---------------------------------------------------------------------------------------------------- */
 
-/* Everything this folder does with the driver, once. */
+/* Every use of the driver by this folder, once. */
 static sluice_status_t whole_life(const sluice_template_t* schedule, sluice_stream_t stream) {
   executor_t e = {.schedule = schedule, .driver = sluice_fake_cuda_driver()};
   sluice_pinned_pool_t* pool = NULL;
@@ -393,7 +393,7 @@ static sluice_template_t* small_schedule(void) {
   return schedule;
 }
 
-/* Calls whose failure can only be in giving back, which has nobody to tell, or is answered by another way. */
+/* Calls that can only fail in releasing, where no caller can be told, or that have a fallback. */
 static void Driver_NthCallFails_LeaksNothingAndSaysSo(void** state) {
   (void)state;
   static const int codes[][2] = {{2, SLUICE_E_NO_MEMORY}, {719, SLUICE_E_EXTERNAL}};
@@ -426,7 +426,7 @@ static void Driver_NthCallFails_LeaksNothingAndSaysSo(void** state) {
       char text[200];
       if (sluice_fake_cuda_live(text, sizeof text) != 0) fail_msg("call %lld left %s", (long long)nth, text);
       assert_int_equal(allocator.num_live, before);
-      assert_int_equal(whole_life(schedule, stream), SLUICE_OK); /* the step can be tried again */
+      assert_int_equal(whole_life(schedule, stream), SLUICE_OK); /* the step can be repeated */
       sluice_fake_cuda_forget_accesses();
     }
   }
@@ -475,7 +475,7 @@ static void PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks(void** state) 
   assert_int_equal(sluice_pinned_pool_take(pool, 5000, stream, &c), SLUICE_OK); /* a, again */
   assert_ptr_equal(c.data, a.data);
   assert_int_equal(sluice_pinned_pool_give(pool, &c, stream), SLUICE_OK);
-  assert_int_equal(sluice_pinned_pool_take(pool, 2000, stream, &c), SLUICE_OK); /* too small for a: a makes room */
+  assert_int_equal(sluice_pinned_pool_take(pool, 2000, stream, &c), SLUICE_OK); /* too small for a: a is freed */
   assert_ptr_not_equal(c.data, b.data);
   assert_int_equal(sluice_pinned_pool_give(pool, &b, stream), SLUICE_OK);
   assert_int_equal(sluice_pinned_pool_give(pool, &c, stream), SLUICE_OK);
@@ -497,14 +497,14 @@ static void drop_sysfs(void) {
   sysfs[0] = '\0';
 }
 
-/* Behind a test that failed, too. */
+/* Runs after a failed test, too. */
 static int drop_sysfs_at_the_end(void** state) {
   (void)state;
   drop_sysfs();
   return 0;
 }
 
-/* A /sys of a host with these nodes, where device 0 (bus 1a) lies on `near`; in place of the last one. */
+/* A /sys of a host with these nodes, with device 0 (bus 1a) on `near`; replaces the last one. */
 static void make_sysfs(const char* nodes, const char* near) {
   char command[1024];
   drop_sysfs();
@@ -524,7 +524,7 @@ static void Numa_NodeOfADevice_IsTheDriversElseTheBussElseNone(void** state) {
   make_sysfs("0-1", "1");
   sluice_fake_cuda_set_numa_node(0);
   assert_int_equal(sluice_cuda_numa_of(driver, 100).node, 0);
-  sluice_fake_cuda_set_numa_node(-1); /* a driver that does not know */
+  sluice_fake_cuda_set_numa_node(-1); /* a driver without the attribute */
   assert_int_equal(sluice_cuda_numa_of(driver, 100).node, 1);
   assert_int_equal(sluice_cuda_numa_of(driver, 101).node, -1); /* not on this bus */
   make_sysfs("0,2", "-1");
@@ -537,7 +537,7 @@ static void Numa_NodeOfADevice_IsTheDriversElseTheBussElseNone(void** state) {
   drop_sysfs();
 }
 
-/* Where the kernel says that the page of an address lies; < 0: it does not say. */
+/* The node of an address's page according to the kernel; < 0: unknown. */
 static int node_of_page(void* data) {
   int node = -1;
   const unsigned long node_of_address = 3; /* MPOL_F_NODE | MPOL_F_ADDR */
@@ -584,7 +584,7 @@ static void PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers(void** state) {
   drop_sysfs();
 }
 
-/* Whatever the driver refuses: memory, or a status; nothing is left. A refused registration is no failure. */
+/* Whatever the driver refuses: memory, or a status; nothing leaks. A refused registration is not a failure. */
 static void PinnedPool_OfANodeNthCallFails_LeaksNothing(void** state) {
   (void)state;
   sluice_device_t* device = NULL;
@@ -668,7 +668,7 @@ static void Fork_ChildDevice_IsInert(void** state) {
     int64_t calls = sluice_fake_cuda_calls();
     int code = run_pass(&e, stream) != SLUICE_E_STATE || strstr(message(), "fork") == NULL;
     e.device->vtable->destroy(e.device);
-    _exit(code || sluice_fake_cuda_calls() != calls); /* the driver was not touched */
+    _exit(code || sluice_fake_cuda_calls() != calls); /* the driver was not called */
   }
   int code = -1;
   assert_int_equal(waitpid(child, &code, 0), child);

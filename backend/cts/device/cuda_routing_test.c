@@ -115,7 +115,7 @@ static void Route_AnyProblem_IsAStableSort(void** state) {
   }
 }
 
-/* Counts by block of tokens and slot, and the first id of each block that names nothing, against a plain loop. */
+/* Counts by block of tokens and slot, and the first invalid id of each block, against a plain loop. */
 static void Blocks_AnyProblem_AreCountedAsByAPlainLoop(void** state) {
   (void)state;
   static const int64_t shapes[][4] = {
@@ -159,7 +159,7 @@ static void Blocks_AnyProblem_AreCountedAsByAPlainLoop(void** state) {
   }
 }
 
-/* Places of a fixed number of rows: the first routes of each take them in order, the rest is dropped and counted. */
+/* Slots of a fixed number of rows: their first routes take them in order, the rest is dropped and counted. */
 static void Route_UnderACapacity_FillsPlacesAndCountsTheRest(void** state) {
   (void)state;
   enum { TOKENS = 700, TOP_K = 3, EXPERTS = 33, ROUTES = TOKENS * TOP_K };
@@ -217,7 +217,7 @@ static void Route_UnderACapacity_FillsPlacesAndCountsTheRest(void** state) {
   free(scratch);
 }
 
-/* Ids that no expert has: dropped, and nothing is written beyond the arrays (the address sanitizer looks on). */
+/* Invalid ids: dropped, and nothing is written outside the arrays (the address sanitizer checks that). */
 static void Route_IdsOutOfRange_CountAsDropped(void** state) {
   (void)state;
   const int32_t ids[4] = {7, 2, -5, 1};
@@ -245,7 +245,7 @@ static void Route_IdsOutOfRange_CountAsDropped(void** state) {
   assert_int_equal(first_bad, 0);
 }
 
-/* -1 drops a route and is no error; the first bad one is found whatever tile and lane it is in. */
+/* -1 drops a route and is no error; the first invalid id is found in any tile and lane. */
 static void Route_IdsOutOfRange_FirstOneIsNamed(void** state) {
   (void)state;
   enum { ROUTES = 40000, E = 5 };
@@ -320,7 +320,7 @@ static void gate_case(int64_t tokens, int32_t experts, int32_t top_k, int32_t sc
   float *logits = filled((size_t)(tokens * experts) * 4), *bias = filled((size_t)experts * 4);
   int32_t *want_ids = filled((size_t)(tokens * top_k) * 4), *ids = filled((size_t)(tokens * top_k) * 4);
   float *want = filled((size_t)(tokens * top_k) * 4), *got = filled((size_t)(tokens * top_k) * 4);
-  /* Well apart, so that scores of different rounding choose alike; or exactly equal. */
+  /* Far from each other, so that scores with different rounding give the same choice; or exactly equal. */
   for (int64_t t = 0; t < tokens; ++t) {
     for (int32_t e = 0; e < experts; ++e) {
       logits[t * experts + e] = (float)((e * 37 + (int32_t)t * 11) % (ties ? 5 : 997)) * 0.0117f - 4;

@@ -50,7 +50,7 @@ typedef struct shape_s {
 static const shape_t SHAPES[] = {{0, 2, 4, 2},  {1, 1, 1, 1},    {7, 4, 8, 2},
                                  {33, 6, 5, 5}, {401, 8, 40, 4}, {64, 3, 3, 3}};
 
-/* Routes in the order of the device's routing, for whom positions are made here: by rank of the expert, then token. */
+/* Routes in the order of the device's routing, whose positions are computed here: by rank of the expert, then token. */
 typedef struct problem_s {
   const shape_t* s;
   int64_t first_token[CHUNKS + 1];
@@ -147,7 +147,7 @@ static void TokenCopies_AnyRoutes_AreNumberedAsByAPlainLoop(void** state) {
   }
 }
 
-/* Token copies by block of tokens: of the chunks that are made of whole blocks they are the sums. */
+/* Token copies by block of tokens: those of chunks that consist of whole blocks are their sums. */
 static void check_blocks(const problem_t* p, int ids_64, int32_t num_blocks) {
   const shape_t* s = p->s;
   int64_t routes = s->tokens * s->top_k, w = s->ranks;
@@ -207,7 +207,7 @@ static void TokenCopies_AnyRoutes_AreCountedByBlockAsByAPlainLoop(void** state) 
   }
 }
 
-/* More runs than a launch has room for; own routes among them; every seventh index lies outside. */
+/* More runs than a launch holds; own routes among them; every seventh index is out of range. */
 static void place(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
   int64_t routes = num_runs * rows;
   int32_t *route_index = filled(routes), *token = filled(routes), *position = filled(routes * top_k);

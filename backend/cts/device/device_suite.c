@@ -20,7 +20,7 @@ enum { MAX_JOBS = 512, MAX_WAITS = 4, SUITE_SECONDS = 280 };
 
 static const cts_device_t* under_test;
 
-/* ---- a pass: what each job shall do, and what happened ---- */
+/* ---- a pass: the task of each job, and what happened ---- */
 
 typedef struct plan_s {
   int32_t lane;
@@ -79,7 +79,7 @@ static void wait_for(pass_t* pass, int32_t job, int32_t event) {
   if (plan->num_waits < MAX_WAITS) plan->waits[plan->num_waits++] = event;
 }
 
-/* As run_job would have noted it: every begin comes after the end at the same time, before its own. */
+/* As run_job would have recorded it: at equal times, ends come before begins. */
 static void take_times(const sluice_device_t* device, pass_t* pass) {
   const double *begin = NULL, *end = NULL;
   under_test->times(device, &begin, &end);
@@ -101,7 +101,7 @@ static sluice_status_t run(sluice_device_t* device, pass_t* pass) {
   return SLUICE_OK;
 }
 
-/* Program order within a lane, and every awaited job over before its waiter began. */
+/* Program order within a lane, and every awaited job has ended before its waiter begins. */
 static void check_order(const pass_t* pass) {
   int64_t last_end[SLUICE_NUM_LANES] = {-1, -1, -1, -1};
   for (int32_t i = 0; i < pass->num_jobs; ++i) {
@@ -177,7 +177,7 @@ static void Lanes_IndependentJobs_Overlap(void** state) {
   assert_true(f->pass->jobs[comm].begin < f->pass->jobs[compute].end);
 }
 
-/* Each job adds the results of those it waits for, so a wait that was missed shows in the numbers too. */
+/* Each job adds the results of those it waits for, so a missed wait also changes the numbers. */
 static void Events_RandomGraphs_AreRespected(void** state) {
   fixture_t* f = *state;
   uint32_t seed = 12345;
@@ -219,7 +219,7 @@ static void check_failure(sluice_status_t got, sluice_status_t want, int32_t job
   assert_string_equal(why.message, text);
 }
 
-/* Whichever lane fails: later jobs are skipped, exchanges run on, and nobody waits for ever. */
+/* Whichever lane fails: later jobs are skipped, exchanges still run, and nothing waits for ever. */
 static void Failure_Job_SkipsAllButExchanges(void** state) {
   fixture_t* f = *state;
   const int32_t lanes[] = {SLUICE_LANE_COMPUTE, SLUICE_LANE_COPY_OUT, SLUICE_LANE_COPY_IN};
@@ -360,9 +360,10 @@ static void Allocation_NthFails_LeaksNothingAndRetries(void** state) {
 int cts_device_suite_run(const cts_device_t* device) {
   under_test = device;
   alarm(SUITE_SECONDS);
-  const int runs_jobs = device->times == NULL;                       /* what runs nothing fails nowhere */
-  const int shows_overlap = device->lanes_are_threads || !runs_jobs; /* elsewhere jobs enqueue, and overlap far away */
-  /* cmocka leaves an entry without a name out of the group. */
+  const int runs_jobs = device->times == NULL; /* a device that runs nothing cannot fail */
+  /* elsewhere jobs enqueue, and overlap on the device */
+  const int shows_overlap = device->lanes_are_threads || !runs_jobs;
+  /* cmocka skips an entry without a name. */
 #define CASE_IF(applies, case) \
   { .name = (applies) ? #case : NULL, .test_func = case, .setup_func = set_up, .teardown_func = tear_down }
 #define CASE(case) CASE_IF(1, case)

@@ -7,11 +7,11 @@
 typedef struct cts_device_s {
   const char* name;
   sluice_status_t (*create)(sluice_allocator_t* allocator, sluice_device_t** out_device);
-  /* Jobs are host functions: the compute lane is the calling thread, every other lane one thread, made on first use and
-   * deaf to signals. A device whose lanes are streams leaves it 0. */
+  /* Jobs are host functions: the compute lane is the calling thread, every other lane is one thread, created on first
+   * use, with signals blocked. 0 for a device whose lanes are streams. */
   int32_t lanes_are_threads;
-  /* Of a device in virtual time, which runs no job and has no kernels: when each job of the last pass would have begun
-   * and ended, in whole units of time. NULL: jobs run. */
+  /* Of a device in virtual time, which runs no job and has no kernels: the begin and end of each job of the last pass,
+   * in whole units of time. NULL: jobs run. */
   void (*times)(const sluice_device_t* device, const double** out_begin, const double** out_end);
 } cts_device_t;
 

@@ -1,5 +1,5 @@
-/* A fake without faults is a device like any other. What its faults do is seen through a pass:
- * backend/moe/test/ranks_fail_test.c.
+/* A fake without faults behaves like any device. backend/moe/test/ranks_fail_test.c shows the effect of its faults in a
+ * pass.
  */
 #include "backend/cts/device/device_suite.h"
 #include "backend/device/fake/fake_device.h"

@@ -1,5 +1,5 @@
-/* What the sim device does beyond lanes and events: jobs that slow each other down, and what it refuses. All costs and
- * shares are powers of two, so times are exact. */
+/* The sim device beyond lanes and events: jobs that slow each other down, and rejected models. All costs and shares are
+ * powers of two, so times are exact. */
 #include "backend/device/sim/sim_device.h"
 
 #include <setjmp.h>
@@ -26,7 +26,7 @@ static sluice_overlap_t overlap(void* user, int32_t index) { return ((const job_
 
 static double line(void* user, int32_t index) { return ((const job_t*)user)[index].line; }
 
-/* Jobs without waits; ends[i] of each, and what the device says of the pass. */
+/* Jobs without waits; the end of each in ends[i], and the device's report of the pass. */
 static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs, double* ends,
                 sluice_sim_result_t* out_result) {
   sluice_allocator_t allocator;
@@ -48,7 +48,8 @@ static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs, d
   sluice_allocator_deinit(&allocator);
 }
 
-/* 4 s of computation beside 2 s of an exchange, at half of the speed each: the exchange ends at 4, then it is alone. */
+/* 4 s of computation and 2 s of an exchange, at half speed while both run: the exchange ends at 4, then computation is
+ * alone. */
 static void Shares_WhileBothAreBusy_StretchBoth(void** state) {
   (void)state;
   const job_t jobs[] = {{SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}};
@@ -62,8 +63,8 @@ static void Shares_WhileBothAreBusy_StretchBoth(void** state) {
   assert_true(result.busy[SLUICE_LANE_COMPUTE] == 6 && result.busy[SLUICE_LANE_COMM] == 4);
 }
 
-/* The second exchange says what it and computation do to each other; the first leaves it to the shares (of 1). */
-static void Beside_OfTheExchangeThatRuns_CountsInPlaceOfTheShares(void** state) {
+/* The second exchange defines its overlap with computation; the first leaves it to the shares (of 1). */
+static void Overlap_OfTheRunningExchange_ReplacesTheShares(void** state) {
   (void)state;
   const job_t jobs[] = {
       {SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.25, 0.5}}};
@@ -75,8 +76,8 @@ static void Beside_OfTheExchangeThatRuns_CountsInPlaceOfTheShares(void** state) 
   assert_true(ends[1] == 2 && ends[2] == 6 && ends[0] == 6);
 }
 
-/* With the copy lane busy too, an exchange that speaks for itself beside computation has its share beside the copy. */
-static void Beside_WithAThirdLane_ItsShareBesideThatOneStays(void** state) {
+/* With the copy lane busy too, an exchange with its own overlap keeps its share for the copy. */
+static void Overlap_WithAThirdLane_KeepsTheShareOfThatLane(void** state) {
   (void)state;
   const job_t jobs[] = {
       {SLUICE_LANE_COMPUTE, 8, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.5, 0.5}}, {SLUICE_LANE_COPY_OUT, 4, {0, 0}}};
@@ -90,8 +91,8 @@ static void Beside_WithAThirdLane_ItsShareBesideThatOneStays(void** state) {
   assert_true(ends[0] == 4 + 8 - 4 * 0.5);
 }
 
-/* A bucket of 1 s is full at first, and the second of other work in each exchange fills it again. */
-static void TokenBucket_ExchangesInARow_LineTimeIsEarnedBesideOtherWork(void** state) {
+/* A bucket of 1 s is full at first, and the second of other work in each exchange refills it. */
+static void TokenBucket_ExchangesInARow_LineTimeIsEarnedDuringOtherWork(void** state) {
   (void)state;
   const job_t jobs[] = {
       {SLUICE_LANE_COMM, 4, {0, 0}, 3}, {SLUICE_LANE_COMM, 4.5, {0, 0}, 4}, {SLUICE_LANE_COMM, 0.5, {0, 0}, 0.5}};
@@ -102,7 +103,7 @@ static void TokenBucket_ExchangesInARow_LineTimeIsEarnedBesideOtherWork(void** s
   assert_true(ends[0] == 3 && ends[1] == 7 && ends[2] == 7.5);
 }
 
-/* What computation holds an exchange up for is earned, up to what the bucket holds, by the next one. */
+/* The delay of an exchange by computation earns tokens for the next one, up to the size of the bucket. */
 static void TokenBucket_HeldUpByComputation_IsEarnedForTheNext(void** state) {
   (void)state;
   const job_t jobs[] = {{SLUICE_LANE_COMPUTE, 4, {0, 0}, 0},
@@ -161,9 +162,9 @@ static void Join_JobThatWaitsForALaterOneOfItsLane_IsInternal(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Shares_WhileBothAreBusy_StretchBoth),
-      cmocka_unit_test(Beside_OfTheExchangeThatRuns_CountsInPlaceOfTheShares),
-      cmocka_unit_test(Beside_WithAThirdLane_ItsShareBesideThatOneStays),
-      cmocka_unit_test(TokenBucket_ExchangesInARow_LineTimeIsEarnedBesideOtherWork),
+      cmocka_unit_test(Overlap_OfTheRunningExchange_ReplacesTheShares),
+      cmocka_unit_test(Overlap_WithAThirdLane_KeepsTheShareOfThatLane),
+      cmocka_unit_test(TokenBucket_ExchangesInARow_LineTimeIsEarnedDuringOtherWork),
       cmocka_unit_test(TokenBucket_HeldUpByComputation_IsEarnedForTheNext),
       cmocka_unit_test(Create_ShareOutsideItsRange_IsRefusedByName),
       cmocka_unit_test(Join_JobThatWaitsForALaterOneOfItsLane_IsInternal),

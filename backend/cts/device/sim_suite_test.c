@@ -1,4 +1,4 @@
-/* The sim device: lanes and events as of any device, in virtual time. What shares of speed do: sim_device_test.c. */
+/* The sim device: lanes and events like any device, in virtual time. sim_device_test.c covers shares of speed. */
 #include "backend/cts/device/device_suite.h"
 #include "backend/device/sim/sim_device.h"
 

@@ -1,14 +1,14 @@
-/* Conformance of backend/gemm: every implementation computes these cases, or lists with a reason which it does not
- * take; one that is listed and taken all the same fails, so that the lists stay true.
+/* Conformance of backend/gemm: every implementation computes these cases, or lists with a reason those that it does not
+ * support. A listed case that it does compute fails, so that the lists stay true.
  *
  *   gemm_cts NAME     ref, native, native_amx, native_avx512_bf16, native_avx512, native_avx2, onednn, blas_openblas,
  *                  blas_torch, host, named_host, auto
  *
- * Results are compared with sums in f64. The tolerance is the bound for adding k f32 GEMMs in any order,
- * (k + 2) * 2^-24 * sum |a||b| with |c| counted in, plus one rounding to C's dtype; f64 has 2^-53 in its place. AMX's
- * and AVX512-BF16's sums over pairs of bf16 are such orders; that they flush subnormals needs no more, since no sum
- * here is one. Where data are small whole numbers every order gives the same sum, so bits are compared. Memory around C
- * must not change.
+ * Results are compared with sums in f64. The tolerance is the bound for adding k f32 products in any order, (k + 2) *
+ * 2^-24 * sum |a||b| with |c| counted in, plus one rounding to C's dtype; f64 has 2^-53 instead. The sums of AMX and
+ * AVX512-BF16 over pairs of bf16 are such orders; that they flush subnormals needs no larger bound, since no sum here
+ * is subnormal. If data are small integers, every order gives the same sum, so bits are compared. Memory around C must
+ * not change.
  */
 #include <dlfcn.h>
 #include <glob.h>
@@ -40,7 +40,7 @@
 #endif
 
 #if defined(__SANITIZE_ADDRESS__)
-/* gcc 12's leak checker crashes while it reads the thread-local data of libraries opened at run time (libgomp's); what
+/* gcc 12's leak checker crashes on the thread-local data of libraries opened at run time (libgomp's); memory that
  * dlerror keeps there then looks lost. */
 __attribute__((visibility("default"))) const char* __lsan_default_options(void);
 const char* __lsan_default_options(void) { return "use_tls=0:print_suppressions=0"; }
@@ -55,13 +55,13 @@ enum { GUARD = 64 }; /* elements around each matrix */
 typedef struct cts_case_s {
   const char* name;
   int64_t m, n, k;
-  int a_columns, b_columns, c_columns; /* 1: stored column by column */
+  int a_columns, b_columns, c_columns; /* 1: column-major */
   int64_t padding;                     /* leading dimension beyond the width */
   int64_t gap;                         /* stride of the inner dimension, 0 = 1 */
-  int64_t shift;                       /* elements by which the data miss their alignment */
+  int64_t shift;                       /* elements by which the data are misaligned */
   float beta;
   int whole;     /* small whole numbers, bits compared */
-  int64_t count; /* GEMMs; the i-th has (i * 7) % (m + 1) rows when there are several */
+  int64_t count; /* GEMMs; with several, the i-th has (i * 7) % (m + 1) rows */
 } cts_case_t;
 
 static const cts_case_t cases[] = {
@@ -116,14 +116,14 @@ typedef struct cts_exception_s {
   const char* case_part; /* part of the case's name; "" = every case */
   int32_t dtype_ab;      /* 0 = any */
   int32_t dtype_c;
-  int by_machine; /* 1: some machines take it */
+  int by_machine; /* 1: some machines support it */
   const char* reason;
 } cts_exception_t;
 
 typedef struct cts_implementation_s {
   const char* name;
   sluice_status_t (*create)(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
-  int foreign;               /* code without sanitizers, with threads of its own */
+  int foreign;               /* code without sanitizers, with its own threads */
   const char* expected_name; /* part of gemm->name */
   const cts_exception_t* exceptions;
 } cts_implementation_t;
@@ -136,7 +136,7 @@ static sluice_status_t create_blas(sluice_allocator_t* allocator, sluice_gemm_t*
   return sluice_gemm_blas_create(NULL, allocator, out_gemm);
 }
 
-/* A process with torch, without Python: its library is loaded as `import torch` would, then found without a path. */
+/* A process with torch, without Python: its library is loaded as by `import torch`, then found without a path. */
 static sluice_status_t create_blas_torch(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
   static int loaded;
   if (!loaded) {
@@ -178,7 +178,7 @@ static void set_element(void* data, int64_t at, int32_t dtype, double value) {
   }
 }
 
-/* A host that multiplies in f64, declines every third call, and insists on the unit stride it was promised. */
+/* A host that multiplies in f64, declines every third call, and relies on the promised unit stride. */
 static int32_t host_gemm(void* user, const sluice_host_gemm_args_t* args) {
   int* calls = user;
   if (calls != NULL && ++*calls % 3 == 0) return 7;
@@ -220,7 +220,7 @@ static sluice_status_t create_named_host(sluice_allocator_t* allocator, sluice_g
 static sluice_status_t create_native(const char* set, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
   setenv("SLUICE_NATIVE", set, 1);
   sluice_status_t status = sluice_gemm_native_create(allocator, out_gemm);
-  return status == SLUICE_E_UNSUPPORTED ? SLUICE_E_NOT_FOUND : status; /* the processor has not got it */
+  return status == SLUICE_E_UNSUPPORTED ? SLUICE_E_NOT_FOUND : status; /* the processor lacks it */
 }
 
 static sluice_status_t create_native_amx(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {
@@ -274,7 +274,7 @@ static const cts_exception_t host_exceptions[] = {
     {0},
 };
 
-/* cuBLAS's place is taken by a fake that multiplies on the CPU: what is checked are forms, types, grouping, k = 0. */
+/* A fake that multiplies on the CPU replaces cuBLAS: this checks forms, types, grouping, k = 0. */
 static sluice_status_t create_cublas(sluice_allocator_t* for_gemm, sluice_gemm_t** out_gemm) {
   static sluice_device_t* device;
   *out_gemm = NULL;
@@ -531,7 +531,7 @@ static void Gemm_NthAllocationFails_LeaksNothing(void** state) {
       sluice_status_t status = implementation->create(&allocator, &gemm);
       if (status == SLUICE_OK && sluice_gemm_supports(gemm, &list)) status = sluice_gemm_run(gemm, &list);
       assert_true(status == SLUICE_OK || status == SLUICE_E_NO_MEMORY);
-      done = allocator.fail_after >= 0; /* nothing was left to refuse */
+      done = allocator.fail_after >= 0; /* no allocation was left to fail */
       if (done) assert_int_equal(status, SLUICE_OK);
       allocator.fail_after = -1;
       sluice_gemm_destroy(gemm);

@@ -90,7 +90,7 @@ static const char* look(int32_t dtype, int64_t bytes, int64_t bad) {
   return found[SLUICE_ADAM_IS_NOT_FINITE] == (bad >= 0) ? NULL : "the flag of what is not finite is wrong";
 }
 
-/* Parts are added in their order, from the first on. */
+/* Parts are added in order, beginning with the first. */
 static const char* sum(int32_t dtype) {
   enum { PARTS = 5, STRIDE = 2000, EACH = 1999 };
   gpu_array_t parts = gpu_randoms(dtype, (int64_t)PARTS * STRIDE), out = gpu_array((int64_t)EACH * 4);

@@ -10,7 +10,7 @@
 
 enum { MOST_DRAWN = 1 << 20 };
 
-static gpu_array_t behind(int64_t skipped, int64_t bytes) {
+static gpu_array_t array_at(int64_t skipped, int64_t bytes) {
   gpu_array_t a = {.bytes = bytes, .skipped = skipped};
   a.host = calloc(1, (size_t)bytes + 1);
   a.back = calloc(1, (size_t)bytes + 1);
@@ -20,7 +20,7 @@ static gpu_array_t behind(int64_t skipped, int64_t bytes) {
   return a;
 }
 
-gpu_array_t gpu_array(int64_t bytes) { return behind(0, bytes); }
+gpu_array_t gpu_array(int64_t bytes) { return array_at(0, bytes); }
 
 void gpu_send(const gpu_array_t* a) {
   if (sluice_cuda_copy(gpu_rig.device, NULL, a->there, a->host, (uint64_t)a->bytes) != SLUICE_OK) gpu_die("copy");
@@ -70,11 +70,11 @@ static void put(int32_t dtype, void* data, int64_t i, double x) {
 
 static double drawn(void) { return ((double)gpu_random_bits() / 2147483648.0 - 0.5) * 6; }
 
-int64_t gpu_apart;
+int64_t gpu_misaligned;
 
 gpu_array_t gpu_randoms(int32_t dtype, int64_t count) {
   int64_t size = (int64_t)sluice_dtype_bytes(dtype);
-  gpu_array_t a = behind(gpu_apart * size, count * size);
+  gpu_array_t a = array_at(gpu_misaligned * size, count * size);
   for (int64_t i = 0; i < count; ++i) put(dtype, a.host, i, drawn());
   gpu_send(&a);
   return a;

@@ -1,4 +1,4 @@
-/* Which way GEMMs go: times of each for the lists that the engine makes at the benchmarks' shapes. */
+/* Measures the ways to run GEMMs: times of each for the lists that the engine makes at the benchmarks' shapes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 enum { SETS = 4, MOST_REPEATS = 20, NUM_STREAMS = 4, FOUR_STREAMS = SLUICE_CUBLAS_LT + 1, NUM_WAYS };
 #define SET_SECONDS 0.015
 
-/* The lists of a layer's passes, in their order; gate and up lie in one tensor, as hosts have them. */
+/* The lists of a layer's passes, in their order; gate and up are in one tensor, as in hosts. */
 typedef enum list_kind_e { UP, DOWN, DOWN_GRAD, UP_GRAD, WEIGHT_GRAD, NUM_LIST_KINDS } list_kind_t;
 
 typedef struct layer_s {
@@ -23,12 +23,12 @@ typedef struct layer_s {
 
 typedef struct operands_s {
   gpu_array_t x, pre, act, y, up, down;
-  int64_t* first; /* row of each expert, and the end */
+  int64_t* first; /* first row of each expert, and the end */
   sluice_gemm_problem_t* list;
 } operands_t;
 
-/* Uneven: as a router without a loss that balances, whose fullest expert has 2.3 times the mean and the emptiest a
- * third of it; few numbers of rows are whole tiles. */
+/* Uneven, as with a router without a balancing loss: the fullest expert has 2.3 times the mean and the emptiest a third
+ * of it; few numbers of rows are whole tiles. */
 static void divide_rows(const layer_t* l, int64_t* first) {
   first[0] = 0;
   for (int64_t e = 0; e < l->experts; ++e) {
@@ -43,8 +43,8 @@ static sluice_matrix_t at(const gpu_array_t* a, int64_t row, int64_t columns, in
   return is_turned ? (sluice_matrix_t){data, 1, columns} : (sluice_matrix_t){data, columns, 1};
 }
 
-/* The list as backend/moe/ops makes it: forward_ops.c, backward_ops.c, weight_grad.c. -> GEMMs in it. Gradients of
- * weights take the weights' place, and are one list here where the engine makes two. */
+/* The list as backend/moe/ops makes it: forward_ops.c, backward_ops.c, weight_grad.c. Returns the number of GEMMs.
+ * Weight gradients replace the weights, and are one list here where the engine makes two. */
 static int64_t make_list(const layer_t* l, const operands_t* o, list_kind_t kind, int64_t count) {
   const int64_t model = l->model, hidden = l->hidden, wide = l->factor * l->hidden;
   int64_t n = 0;
@@ -144,9 +144,9 @@ static double seconds_of_set(const way_t* w, const sluice_grouped_gemm_t* list, 
   return (double)(sluice_now_ns() - begin) * 1e-9 / repeats;
 }
 
-/* Seconds of one run of the list, the shortest of some sets of equal length. */
+/* Seconds of one run of the list, the shortest of several sets of equal length. */
 static double seconds_of(const way_t* w, const sluice_grouped_gemm_t* list) {
-  (void)seconds_of_set(w, list, 1); /* makes what later ones find */
+  (void)seconds_of_set(w, list, 1); /* warms up */
   double best = seconds_of_set(w, list, 1);
   const double wanted = SET_SECONDS / (best > 1e-9 ? best : 1e-9);
   const int repeats = wanted < 1 ? 1 : wanted > MOST_REPEATS ? MOST_REPEATS : (int)wanted;
@@ -159,8 +159,8 @@ static double seconds_of(const way_t* w, const sluice_grouped_gemm_t* list) {
 
 /* ---- parts ----------------------------------------------------------------------------------------------------- */
 
-/* Times every way with every list, and prints a row for backend/gemm/cublas/cublas_choices.inc where a way that is in
- * the table is faster than grouped by a twentieth. */
+/* Times every way with every list, and prints a row for backend/gemm/cublas/cublas_choices.inc if a way in the table is
+ * faster than grouped by a twentieth. */
 static void choose(const layer_t* l) {
   static const char* const names[] = {"", "SLUICE_CUBLAS_GROUPED", "SLUICE_CUBLAS_SINGLE", "SLUICE_CUBLAS_LT"};
   static const char* const kinds[NUM_LIST_KINDS] = {"up", "down", "gradient of down", "gradient of up",
@@ -193,7 +193,7 @@ static void choose(const layer_t* l) {
              (long long)count, (long long)(kind == WEIGHT_GRAD ? o.list->m : l->rows / l->experts),
              (long long)(o.list->n * o.list->k), names[best]);
     }
-    fflush(stdout); /* what is ended by a deadline leaves its lines */
+    fflush(stdout); /* a program ended by a deadline keeps its lines */
   }
   drop_operands(&o);
   gpu_report("cublas leaves nothing", host.num_live == 0 ? NULL : "blocks left");
@@ -212,12 +212,12 @@ void gpu_part_choice(void) {
                                    {"mixtral, one rank of 8, a chunk of 4", 1, 8192, 4096, 14336, 2, 0},
                                    {"deepseek, one rank of 8", 32, 131072, 7168, 2048, 2, 0},
                                    {"deepseek, one rank of 8, a chunk of 4", 32, 32768, 7168, 2048, 2, 0}};
-  static const layer_t tiny[] = {{"tiny", 3, 40, 6, 8, 2, 1}, {"tiny", 2, 8, 6, 8, 1, 0}}; /* says that it runs */
+  static const layer_t tiny[] = {{"tiny", 3, 40, 6, 8, 2, 1}, {"tiny", 2, 8, 6, 8, 1, 0}}; /* shows that it runs */
   const size_t count = GPU_IS_FAKE ? sizeof tiny / sizeof tiny[0] : sizeof layers / sizeof layers[0];
   for (size_t i = 0; i < count; ++i) choose(GPU_IS_FAKE ? &tiny[i] : &layers[i]);
 }
 
-/* Experts of Qwen3's up projection on one rank of eight: all as one grouped call, or the first alone. */
+/* Experts of Qwen3's up projection on one rank of eight: all as one grouped call, or only the first. */
 static void profile(const char* name, int32_t how, int64_t experts) {
   const layer_t layer =
       GPU_IS_FAKE ? (layer_t){"tiny", 3, 40, 6, 8, 2, 0} : (layer_t){"qwen3", 16, 131072, 2048, 768, 2, 0};

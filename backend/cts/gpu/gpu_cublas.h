@@ -4,7 +4,7 @@
 
 #include "backend/gemm/cublas/gemm_cublas.h"
 
-/* how: SLUICE_CUBLAS_... The caller destroys it; host: for what it keeps on the host. */
+/* how: SLUICE_CUBLAS_... The caller destroys it; host: for its host memory. */
 sluice_gemm_t* gpu_cublas_open(int32_t how, sluice_allocator_t* host);
 
 #endif /* SLUICE_BACKEND_CTS_GPU_GPU_CUBLAS_H_ */

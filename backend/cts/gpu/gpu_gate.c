@@ -19,7 +19,8 @@ static sluice_tensor_t tensor(void* data, int64_t* shape, int32_t ndim, int32_t 
                            .shape = shape};
 }
 
-/* Logits lie well apart, so that scores of different rounding choose alike, or (ties) many are equal. */
+/* Logits are far from each other, so that scores with different rounding give the same choice, or (ties) many are
+ * equal. */
 static const char* gate(int64_t tokens, int32_t experts, int32_t top_k, int32_t score, int ties) {
   const char* problem = NULL;
   int64_t at_logits[2] = {tokens, experts}, at_routes[2] = {tokens, top_k}, at_bias[1] = {experts};
@@ -62,7 +63,7 @@ static const char* gate(int64_t tokens, int32_t experts, int32_t top_k, int32_t 
   for (int64_t r = 0; r < tokens * top_k; ++r) {
     if (((int32_t*)ids.back)[r] != ((int32_t*)ids.host)[r]) problem = "another expert than the host's";
   }
-  /* Two versions of expf good to two ulps, then a few roundings. */
+  /* Two versions of expf accurate to two ulps, then a few roundings. */
   if (problem == NULL) problem = gpu_differs(&weights, SLUICE_DTYPE_F32, 16 * 0x1p-24, 0);
   gpu_drop(&logits), gpu_drop(&bias), gpu_drop(&ids), gpu_drop(&weights);
   return problem;

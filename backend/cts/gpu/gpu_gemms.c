@@ -1,4 +1,4 @@
-/* GEMMs of every way of cuBLAS against f64, eagerly and as a graph. */
+/* GEMMs by every way of cuBLAS against f64, eagerly and in a graph. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static const char* run_eagerly(sluice_gemm_t* gemm, const sluice_grouped_gemm_t*
   return sluice_gemm_run(gemm, list) == SLUICE_OK ? NULL : gpu_last_error();
 }
 
-/* A list of other GEMMs, so that nothing on the host is as it was: what a launch reads must be in the graph. */
+/* Runs a list of other GEMMs, which overwrites all host state: whatever a launch reads must be in the graph. */
 static sluice_status_t run_others(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list, const gpu_array_t* space) {
   sluice_gemm_problem_t others[40];
   char* at = space->there;
@@ -53,7 +53,7 @@ static const char* run_captured(sluice_gemm_t* gemm, const sluice_grouped_gemm_t
   return text;
 }
 
-/* As backend/cts/gemm: sums in f64, the bound for adding k f32 GEMMs in any order, one rounding to C's dtype. */
+/* As backend/cts/gemm: sums in f64, the bound for adding k f32 products in any order, one rounding to C's dtype. */
 static const char* problems(sluice_gemm_t* gemm, int32_t dtype, int32_t dtype_c, int trans, int64_t count, run_t run) {
   enum { M = 40, N = 72, K = 56 };
   static char text[160];
@@ -125,7 +125,7 @@ static void run_ways(int32_t first, int32_t last) {
 }
 
 void gpu_part_gemm(void) { run_ways(SLUICE_CUBLAS_BY_TABLE, SLUICE_CUBLAS_LT); }
-/* One way alone: after an error that a capture leaves in the context, nothing else of the process counts. */
+/* One way only: after an error that a capture leaves in the context, the rest of the process is meaningless. */
 void gpu_part_gemm_by_table(void) { run_ways(SLUICE_CUBLAS_BY_TABLE, SLUICE_CUBLAS_BY_TABLE); }
 void gpu_part_gemm_grouped(void) { run_ways(SLUICE_CUBLAS_GROUPED, SLUICE_CUBLAS_GROUPED); }
 void gpu_part_gemm_single(void) { run_ways(SLUICE_CUBLAS_SINGLE, SLUICE_CUBLAS_SINGLE); }

@@ -1,4 +1,4 @@
-/* What the library never calls: graphs of streams, which a host's framework captures. By name from the driver, or the
+/* Graphs of streams, which a host's framework captures and the library never calls. By name from the driver, or the
  * fake's own (-DSLUICE_GPU_SUITE_FAKE). For the programs that run on a GPU. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_GRAPHS_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_GRAPHS_H_
@@ -26,7 +26,7 @@ static struct {
 } gpu_graphs;
 enum { GPU_CAPTURE_THREAD_LOCAL = 1 }; /* ranks are threads */
 
-/* 0 where the driver has none. Once, before the others; a context is current in all of them. */
+/* 0 if the driver has none. Once, before the others; a context is current in all of them. */
 static int gpu_graphs_open(void) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
   if (library == NULL) return 0;
@@ -40,7 +40,7 @@ static int gpu_graphs_open(void) {
          gpu_graphs.launch != NULL && gpu_graphs.destroy_exec != NULL && gpu_graphs.destroy_graph != NULL;
 }
 
-/* The driver's codes. */
+/* These return the driver's codes. */
 static int gpu_graph_begin(void* stream) { return gpu_graphs.begin(stream, GPU_CAPTURE_THREAD_LOCAL); }
 static int gpu_graph_end(void* stream, gpu_graph_t* out) {
   int code = gpu_graphs.end(stream, &out->graph);

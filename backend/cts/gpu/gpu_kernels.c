@@ -124,7 +124,7 @@ static void units(int32_t dtype, int64_t rows, int64_t width) {
   }
 }
 
-/* Route weights out and gate scalars back, by strides, with room that nobody may write between them. */
+/* Route weights out and gate scalars back, with strides, and with gaps between them that must not be written. */
 static void scalars(int k_major) {
   enum { T = 41, K = 3, PAD = 2, ROOM = (T + PAD) * (K + PAD) };
   const sluice_kernels_t *ref = sluice_cpu_kernels_ref(), *gpu = gpu_rig.device->kernels;
@@ -152,14 +152,14 @@ static void scalars(int k_major) {
 void gpu_part_kernels(void) {
   static const int64_t widths[] = {1, 33, 64, 250, 2048};
   for (int d = 0; d < 4; ++d) {
-    for (gpu_apart = 0; gpu_apart < 2; ++gpu_apart) {
+    for (gpu_misaligned = 0; gpu_misaligned < 2; ++gpu_misaligned) {
       for (size_t w = 0; w < sizeof widths / sizeof widths[0]; ++w) moving(DTYPES[d], 150, widths[w]);
       activations(DTYPES[d], 20, 264);
       activations(DTYPES[d], 9, 37);
       units(DTYPES[d], 20, 264);
       units(DTYPES[d], 9, 37);
     }
-    gpu_apart = 0;
+    gpu_misaligned = 0;
   }
   scalars(0);
   scalars(1);

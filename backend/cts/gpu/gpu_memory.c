@@ -1,4 +1,4 @@
-/* Copies, pinned memory and its bounds, and a device that goes on when it has no memory. */
+/* Copies, pinned memory and its bounds, and a device that continues when it is out of memory. */
 #include <string.h>
 
 #include "backend/cts/gpu/gpu_array.h"

@@ -1,11 +1,11 @@
-/* Whether device memory comes back after each case of gpu_layer. */
+/* Checks that device memory is returned after each case of gpu_layer. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_
 
 #include <stddef.h>
 #include <stdio.h>
 
-/* The driver's own pools come and go by less. */
+/* The driver's own pools vary by less. */
 #define GPU_MEMORY_LOSS ((size_t)64 << 20)
 
 typedef enum gpu_memory_watch_kind_e {
@@ -20,11 +20,11 @@ typedef struct gpu_memory_watch_s {
   int num_cases, num_losses;
 } gpu_memory_watch_t;
 
-/* After a case: `now` bytes are free. NULL, or what is wrong.
+/* After a case: `now` bytes are free. NULL, or the problem.
  *
- * What is loaded when it is first used stays: kernels, cuBLAS's own for a dtype or a shape, not all in the first cases.
- * How often that happens is the driver's business, so a loss is a note; a case that loses memory loses it again and
- * again, and where many cases run too many losses fail. */
+ * Memory of code that is loaded on first use stays: kernels, cuBLAS's own for a dtype or a shape, not all of it in the
+ * first cases. The driver decides how often that happens, so a loss is only noted; a case that leaks loses memory
+ * repeatedly, and if there are many cases, too many losses fail. */
 static inline const char* gpu_memory_seen(gpu_memory_watch_t* w, size_t now) {
   enum { WARM_UP = 8, MOST_LOADS = 4 };
   static char text[128];

@@ -26,7 +26,7 @@ static void MemoryWatch_LossAfterLoss_FailsOnlyWhereManyCasesRun(void** state) {
   assert_int_equal(failing_case(GPU_MEMORY_LOSSES_FAIL, GPU_MEMORY_LOSS + 1), 8 + 4);
 }
 
-/* Pools come and go: what is below a loss in sum is none. */
+/* Pools vary: small changes do not count unless they add up to a loss. */
 static void MemoryWatch_LittleByLittle_IsALossOnceItSumsUp(void** state) {
   (void)state;
   assert_int_equal(failing_case(GPU_MEMORY_LOSSES_FAIL, GPU_MEMORY_LOSS / CASES), -1);

@@ -1,5 +1,5 @@
-/* NCCL with one rank, which is what one GPU takes: found, made by an id and from the host's communicator, a registered
- * block, the end and an abort. What ranks send each other is a matter of two GPUs (integration_tests/gpu/torch_gpu.py,
+/* NCCL with one rank, which is all that one GPU allows: loaded, created from an id and from the host's communicator, a
+ * registered block, the end and an abort. Exchanges between ranks need two GPUs (integration_tests/gpu/torch_gpu.py,
  * `ranks`). */
 #include <stdint.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static int open_nccl(sluice_nccl_symbols_t* out_symbols) {
 
 static const char* problem_of(sluice_status_t status) { return status == SLUICE_OK ? NULL : gpu_last_error(); }
 
-/* By an id of its own, or from `parent`. */
+/* From its own id, or from `parent`. */
 static sluice_status_t make(const sluice_nccl_symbols_t* nccl, void* parent, sluice_comm_t** out_comm) {
   sluice_nccl_id_t id;
   sluice_comm_config_t config;
@@ -45,7 +45,7 @@ static sluice_status_t make(const sluice_nccl_symbols_t* nccl, void* parent, slu
   return sluice_nccl_comm_create(&options, &config, out_comm);
 }
 
-/* An exchange with nobody: the group starts, NCCL takes a group of calls without a call in it, and nothing failed. */
+/* An exchange without peers: the group starts, NCCL accepts a group of calls without a call, and nothing fails. */
 static sluice_status_t use(sluice_comm_t* comm) {
   const void* send[1] = {NULL};
   void* recv[1] = {NULL};
@@ -94,7 +94,7 @@ static void split(const sluice_nccl_symbols_t* nccl, int blocking) {
   gpu_report("and the host's is free again", code == 0 || code == SLUICE_NCCL_IN_PROGRESS ? NULL : "cannot be ended");
 }
 
-/* Memory of the communicator's own, where NCCL registers any. */
+/* Memory of the communicator itself, if NCCL registers any. */
 static void registered(sluice_comm_t* comm) {
   void* block = NULL;
   const char* refusal = comm->vtable->memory_refusal(comm);

@@ -1,6 +1,6 @@
-/* How fast the row kernels and the routing run at the benchmarks' shapes, beside a copy on the device: what to look at
- * first where a layer is slower than its GEMMs. Activations run over all rows at once, and as the engine launches them:
- * once for each expert, over its rows. */
+/* Rates of the row kernels and the routing at the benchmarks' shapes, and of a copy on the device: to look at first
+ * when a layer is slower than its GEMMs. Activations run over all rows at once, and as the engine launches them: once
+ * for each expert, over its rows. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ static void* take(rates_t* r, int64_t bytes) {
   return code == 0 ? data : NULL;
 }
 
-/* What a router makes of `limit` places: neighbours lie far apart. */
+/* The output of a router over `limit` entries: neighbours are far from each other. */
 static int32_t* take_scattered(rates_t* r, int64_t count, int64_t limit) {
   int32_t *there = take(r, count * 4), *here = malloc((size_t)count * sizeof *here);
   for (int64_t i = 0; i < count && here != NULL; ++i) here[i] = (int32_t)((uint64_t)i * 2654435761u % (uint64_t)limit);
@@ -86,7 +86,7 @@ static void drop_all(rates_t* r) {
   }
 }
 
-/* `each` rows from the first on; what is no activation takes all. */
+/* `each` rows from `first` on; kernels other than activations take all rows. */
 static void launch_rows(rates_t* r, int kind, int64_t first, int64_t each) {
   const shape_t* s = &r->s;
   char *pre = (char*)r->pre + first * r->columns * 2, *dpre = (char*)r->dpre + first * r->columns * 2,
@@ -123,12 +123,12 @@ static void launch_rows(rates_t* r, int kind, int64_t first, int64_t each) {
   }
 }
 
-/* All rows, `each` in a launch. */
+/* All rows, `each` per launch. */
 static void launch(rates_t* r, int kind, int64_t rows, int64_t each) {
   for (int64_t first = 0; first < rows; first += each) launch_rows(r, kind, first, each);
 }
 
-/* What a kernel must read and write at least. */
+/* The least that a kernel must read and write. */
 static double bytes_of(const rates_t* r, int kind, int64_t num_rows) {
   const double rows = (double)num_rows, width = (double)r->s.width, hidden = (double)r->s.hidden;
   const double columns = (double)r->columns;
@@ -142,7 +142,7 @@ static double bytes_of(const rates_t* r, int kind, int64_t num_rows) {
   }
 }
 
-/* Seconds for all rows, the least of some sets; the first loads the kernel. Below 0: the driver failed. */
+/* Seconds for all rows, the minimum of several sets; the first loads the kernel. Negative: the driver failed. */
 static double seconds_of(rates_t* r, int kind, int64_t rows, int64_t each) {
   double best = -1;
   for (int set = 0; set < SETS; ++set) {
@@ -158,8 +158,8 @@ static double seconds_of(rates_t* r, int kind, int64_t rows, int64_t each) {
 static const char* const names[NUM_KINDS] = {"copy on the device", "gather_rows",         "combine_rows",
                                              "activation_forward", "activation_backward", "routing, four kernels"};
 
-/* Activations by expert, at rows that experts have: 512 of DeepSeek-V3's, 1,024 of Qwen3's, 4,096 of Mixtral's, 32,768
- * of a rank with one expert. No more experts than the model has. */
+/* Activations by expert, at realistic rows per expert: 512 of DeepSeek-V3's, 1,024 of Qwen3's, 4,096 of Mixtral's,
+ * 32,768 of a rank with one expert. No more experts than the model has. */
 static const char* run_by_expert(rates_t* r) {
   static const int64_t rows_of_expert[] = {512, 1024, 4096, 32768};
   for (int kind = FORWARD; kind <= BACKWARD; ++kind) {

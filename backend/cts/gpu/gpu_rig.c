@@ -39,7 +39,7 @@ void gpu_report(const char* name, const char* problem) {
   gpu_rig.failed += problem != NULL;
   printf("%s %s%s%s\n", problem == NULL ? "ok  " : "FAIL", name, problem == NULL ? "" : ": ",
          problem == NULL ? "" : problem);
-  fflush(stdout); /* what is ended by a deadline leaves its lines */
+  fflush(stdout); /* a program ended by a deadline keeps its lines */
 }
 
 const char* gpu_last_error(void) {

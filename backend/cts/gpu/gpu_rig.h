@@ -1,11 +1,11 @@
-/* What every part of gpu_suite stands on: the device, its memory and driver, and the drop counters of cases. */
+/* Shared by all parts of gpu_suite: the device, its memory and driver, and the drop counters of cases. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_
 
 #include "backend/base/alloc.h"
 #include "backend/device/cuda/cuda_device.h"
 
-/* Sizes are tiny then, and times say nothing. */
+/* Then sizes are tiny, and times are meaningless. */
 #ifdef SLUICE_GPU_SUITE_FAKE
 enum { GPU_IS_FAKE = 1 };
 #else
@@ -23,17 +23,17 @@ extern gpu_rig_t gpu_rig; /* the program's one */
 
 /* NOT_FOUND: no GPU here. */
 sluice_status_t gpu_rig_open(void);
-/* Reports what is left of the device's memory. */
+/* Reports leaks of device memory. */
 void gpu_rig_close(void);
 
-/* A case: NULL is a pass, else what is wrong. */
+/* A case: NULL is a pass, else the problem. */
 void gpu_report(const char* name, const char* problem);
-/* What the library said last. */
+/* The last error of the library. */
 const char* gpu_last_error(void);
-/* Ends the program where nothing can follow. */
+/* Ends the program if it cannot continue. */
 void gpu_die(const char* what);
 
-/* The device's context, current between the two; they nest. */
+/* Between the two the device's context is current; they nest. */
 void gpu_enter(void);
 void gpu_leave(void);
 

@@ -1,4 +1,4 @@
-/* The order of routes, counts by block and the order of what arrives against plain loops. */
+/* The order of routes, counts by block and the order of arrivals against plain loops. */
 #include "backend/cts/gpu/gpu_routing.h"
 
 #include <stdint.h>

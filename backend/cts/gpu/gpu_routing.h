@@ -1,10 +1,10 @@
-/* What the part `routing` has in other files, and other parts of it. */
+/* The part `routing` in other files. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
 
 #include <stdint.h>
 
-/* Random routes, a few of them dropped, ordered by the device. NULL, or what is wrong. */
+/* Random routes, a few of them dropped, ordered by the device. NULL, or the problem. */
 const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts);
 
 void gpu_report_token_copies(void); /* gpu_token_copies.c */

@@ -1,10 +1,11 @@
-/* Passes on streams. */
+/* Passes on streams, whose order shows in their results. */
 #include "backend/cts/gpu/gpu_array.h"
 #include "backend/cts/gpu/gpu_parts.h"
 #include "backend/cts/gpu/gpu_rig.h"
 #include "backend/device/cuda/cuda_memory.h"
 
-/* Each job adds its number to what it waits for, on its lane, through a chain over all lanes: order shows in the bits.
+/* Each job adds its number to the value it waits for, on its lane, through a chain over all lanes: the result depends
+ * on the order.
  */
 typedef struct chain_s {
   float* cell; /* on the device */

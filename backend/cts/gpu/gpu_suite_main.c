@@ -1,6 +1,6 @@
-/* What must hold on a GPU, as one program without a test framework: kernels against the plain ones, routing against a
- * plain sort, GEMMs by cuBLAS against f64, copies and pinned memory, passes on streams, NCCL with one
- * rank, steps of Adam.
+/* Requirements on a GPU, as one program without a test framework: kernels against the plain ones, routing against a
+ * plain sort, GEMMs by cuBLAS against f64, copies and pinned memory, passes on streams, NCCL with one rank, steps of
+ * Adam.
  *
  *   gpu_suite --list            the parts
  *   gpu_suite PART... [--coverage]
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: gpu_suite --list | PART... [--coverage]\n");
     return 2;
   }
-  sluice_set_log(print_log, NULL, SLUICE_LOG_INFO); /* a library that declines what it was asked for, say */
+  sluice_set_log(print_log, NULL, SLUICE_LOG_INFO); /* a library that declines a request says so in the log */
   sluice_status_t status = gpu_rig_open();
   if (status == SLUICE_E_NOT_FOUND) {
     printf("no GPU: %s\n", gpu_last_error());

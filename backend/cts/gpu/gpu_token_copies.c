@@ -1,4 +1,4 @@
-/* Token copies against plain loops: how they are numbered, and what becomes of route indices that arrive. */
+/* Token copies against plain loops: their numbers, and the tables of received route indices. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -7,7 +7,7 @@
 #include "backend/cts/gpu/gpu_routing.h"
 #include "backend/device/device.h"
 
-/* Where a token's routes to one rank share a row; expert e belongs to rank e % W. */
+/* Routes of a token to one rank share a row; expert e belongs to rank e % W. */
 static const char* token_copies(int64_t tokens, int64_t top_k, int64_t experts, int64_t ranks) {
   int64_t routes = tokens * top_k, most = top_k < ranks ? top_k : ranks, row = 0;
   const int64_t first_token[] = {0, tokens};
@@ -20,7 +20,7 @@ static const char* token_copies(int64_t tokens, int64_t top_k, int64_t experts, 
   int32_t *id = ids.host, *at = position.host, *rank = owner.host;
   for (int64_t e = 0; e < experts; ++e) rank[e] = (int32_t)(e % ranks);
   for (int64_t r = 0; r < routes; ++r) id[r] = (int32_t)(gpu_random_bits() % (uint32_t)(experts + 1)) - 1;
-  for (int64_t r = 0; r < routes; ++r) at[r] = id[r] < 0 ? -1 : (int32_t)r; /* any places that differ will do */
+  for (int64_t r = 0; r < routes; ++r) at[r] = id[r] < 0 ? -1 : (int32_t)r; /* any distinct positions will do */
   gpu_send(&ids), gpu_send(&position);
   const sluice_device_token_copies_t args = {.ids = ids.there,
                                              .ids_t = top_k,
@@ -59,7 +59,7 @@ static const char* token_copies(int64_t tokens, int64_t top_k, int64_t experts, 
   return problem;
 }
 
-/* A run for each source and expert, own routes among them; every seventh index lies outside where they are spoilt. */
+/* A run for each source and expert, own routes among them; every seventh index is out of range if they are spoilt. */
 static const char* places(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
   int64_t routes = num_runs * rows;
   const char* problem = NULL;

@@ -5,7 +5,7 @@ static void find(sluice_pipeline_finding_t* finding, int32_t fault, int32_t op) 
   *finding = (sluice_pipeline_finding_t){.fault = fault, .op = op, .other = -1};
 }
 
-/* Grows along the ops of one micro-batch on a stage: down the virtual stages, then up. */
+/* Increases along the ops of one micro-batch on a stage: down the virtual stages, then up. */
 static int32_t position(const sluice_stage_op_t* op) {
   int32_t is_down = op->kind <= SLUICE_STAGE_SEND_ACTIVATION;
   int32_t turn = is_down ? op->virtual_stage : 2 * SLUICE_PIPELINE_MAX_VIRTUAL_STAGES - op->virtual_stage;
@@ -53,7 +53,7 @@ static int32_t count_of_stage(const sluice_pipeline_spec_t* spec, int32_t stage)
   return count * spec->num_micro_batches + sluice_pipeline_num_reduces(spec) + 1;
 }
 
-/* Ops that exist, in strictly growing order and as many as there should be: then each is there once. */
+/* Checks that ops exist, in strictly increasing order and in the right number: then each occurs once. */
 static void check_ops(const sluice_pipeline_program_t* program, int32_t stage, sluice_pipeline_finding_t* finding) {
   int32_t first = program->first_op[stage], end = program->first_op[stage + 1];
   if (end - first != count_of_stage(&program->spec, stage)) find(finding, SLUICE_PIPELINE_FAULT_FORM, -1);
@@ -101,7 +101,7 @@ static void check_match(const sluice_pipeline_program_t* program, int32_t index,
   if (!is_pair) find(finding, SLUICE_PIPELINE_FAULT_MESSAGE, index);
 }
 
-/* Places and the list of the order say the same, and every op that an order has to hold is there. */
+/* Places and the list of the order must agree, and contain every op that an order must have. */
 static void check_order(const sluice_pipeline_program_t* program, int32_t stage, sluice_pipeline_finding_t* finding) {
   if (program->policy->order == NULL) return;
   int32_t first = program->first_position[stage], count = program->first_position[stage + 1] - first, placed = 0;

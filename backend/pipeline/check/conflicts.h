@@ -1,11 +1,11 @@
-/* Ops of a stage that touch one slot, one of them writing. Private to backend/pipeline/check. */
+/* Conflicts between ops of a stage that access one slot, at least one writing. Private to backend/pipeline/check. */
 #ifndef SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_
 #define SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_
 
 #include "backend/pipeline/check/finding.h"
 
-/* Whether the later of two ops of a stage, in the order of the list, may not begin before the earlier has ended: a
- * fault to be reported if it does, or NONE. The flush waits for all. */
+/* Whether the later of two ops of a stage, in the order of the list, may not begin before the earlier has ended: the
+ * fault to report if it does, or NONE. The flush waits for all. */
 static inline int32_t sluice_stage_conflict(const sluice_stage_op_t* earlier, const sluice_stage_op_t* later) {
   if (later->kind == SLUICE_STAGE_FLUSH) return SLUICE_PIPELINE_FAULT_OVERWRITTEN;
   for (int32_t w = 0; w < later->num_writes; ++w) {

@@ -9,19 +9,19 @@
 #define MAX_RANKS SLUICE_PIPELINE_CHECK_MAX_RANKS
 #define NOTHING   (-1)
 
-/* Of a rank: its stage's ops that have ended, and the collective in which it waits for other replicas. */
+/* Per rank: the ended ops of its stage, and the collective in which it waits for other replicas. */
 typedef struct state_s {
   uint64_t ended[MAX_RANKS];
   int8_t running[MAX_RANKS]; /* op of the stage, or NOTHING; in a state's words only with several replicas */
 } state_t;
 
-/* An op as bits of its stage's ops. */
+/* An op as bit sets over its stage's ops. */
 typedef struct rule_s {
-  uint64_t needs;             /* of the program, and under a plan what its order has before the op */
+  uint64_t needs;             /* of the program, and under a plan the preceding ops of its order */
   uint64_t conflicts;         /* earlier ops of the list that touch its slots */
   int32_t match_stage, match; /* op of that stage; NOTHING */
   int32_t limit;        /* of forwards before their backward, or backwards before their weight gradient; 0: none */
-  uint64_t begun, gone; /* what counts for it: begun without gone, the op itself included */
+  uint64_t begun, gone; /* ops that count towards it: those begun but not gone, including the op itself */
   int8_t is_message, is_send, is_collective;
 } rule_t;
 
@@ -33,7 +33,7 @@ typedef struct explorer_s {
   uint64_t all[MAX_RANKS];
   sluice_state_set_t states;
   sluice_pipeline_finding_t* finding;
-  int64_t moves; /* of the state at hand */
+  int64_t moves; /* of the current state */
 } explorer_t;
 
 static uint64_t bit(int32_t i) { return (uint64_t)1 << i; }
@@ -99,7 +99,7 @@ static void find(explorer_t* e, const state_t* state, int32_t fault, int32_t ran
                                             other == NOTHING ? -1 : first + other, rank % e->replicas, events};
 }
 
-/* The op ends: all that it conflicts with has ended before, and no limit is passed. */
+/* The op ends: everything that it conflicts with must have ended before, and no limit may be exceeded. */
 static void end_op(explorer_t* e, state_t* state, int32_t rank, int32_t op) {
   int32_t stage = rank / e->replicas, first = e->program->first_op[stage];
   const rule_t* rule = &e->rules[stage][op];
@@ -117,7 +117,7 @@ static void end_op(explorer_t* e, state_t* state, int32_t rank, int32_t op) {
   }
 }
 
-/* ---- moves: each makes a new state of `from` where it is possible ---- */
+/* ---- moves: each creates a new state from `from` if it is possible ---- */
 
 static sluice_status_t keep(explorer_t* e, const state_t* state) {
   ++e->moves;
@@ -158,7 +158,7 @@ static sluice_status_t move_message(explorer_t* e, const state_t* from, int32_t 
   return keep(e, &to);
 }
 
-/* Whether a replica may begin the collective by itself: the first chooses, a plan has chosen for all. */
+/* Whether a replica may begin the collective by itself: the first chooses, or a plan has chosen for all. */
 static int may_begin(const explorer_t* e, const state_t* from, int32_t rank, int32_t op) {
   int32_t leader = rank - rank % e->replicas;
   if (rank == leader || e->program->policy->is_planned || e->options->followers_choose) return 1;
@@ -193,13 +193,13 @@ static sluice_status_t move(explorer_t* e, const state_t* from, int32_t rank, in
   return keep(e, &to);
 }
 
-/* Whether the order of this move against others is nobody's choice. */
+/* Whether no policy chooses the order of this move against others. */
 static int is_free_of_choice(const explorer_t* e, int32_t rank, int32_t op) {
   if (e->rules[rank / e->replicas][op].is_message || e->program->policy->is_planned) return 1;
   return rank % e->replicas > 0 && !e->options->followers_choose;
 }
 
-/* free_of_choice: such moves alone, and one is enough. */
+/* free_of_choice: only such moves, and one is enough. */
 static sluice_status_t move_all(explorer_t* e, const state_t* from, int free_of_choice) {
   for (int32_t rank = 0; rank < e->num_ranks; ++rank) {
     uint64_t left = e->all[rank / e->replicas] & ~from->ended[rank];

@@ -13,8 +13,8 @@ typedef struct rank_s {
   uint8_t* has_ended; /* by op of the stage */
   int32_t* posted;    /* messages that have not ended */
   int32_t num_posted;
-  int32_t running; /* op of the program in which the thread is */
-  int32_t is_idle; /* the policy had nothing, and nothing has changed since */
+  int32_t running; /* op of the program that the thread runs */
+  int32_t is_idle; /* the policy had no op, and nothing has changed since */
 } rank_t;
 
 typedef enum move_kind_e { BEGIN, END, SEND_ENDS, MESSAGE_ENDS } move_kind_t;
@@ -58,7 +58,7 @@ static int is_collective(const walk_t* w, int32_t op) {
 
 /* ---- faults ---- */
 
-/* From its begin to its end an op uses its slots: all that it conflicts with has ended. */
+/* An op uses its slots from its begin to its end: everything that it conflicts with must have ended. */
 static void check_begin(walk_t* w, int32_t r, int32_t op) {
   const rank_t* rank = &w->ranks[r];
   for (int32_t i = rank->runner.first_op; i < op; ++i) {
@@ -91,7 +91,7 @@ static void check_limits(walk_t* w, int32_t r, int32_t index) {
   if (is_over) find(w, SLUICE_PIPELINE_FAULT_IN_FLIGHT, r, index, NOTHING);
 }
 
-/* ---- what ranks do ---- */
+/* ---- ranks ---- */
 
 static void post(walk_t* w, int32_t r, int32_t op) {
   check_begin(w, r, op);
@@ -127,7 +127,7 @@ static int is_posted(const rank_t* rank, int32_t op) {
   return 0;
 }
 
-/* What the first replica is in, the others are told. */
+/* The other replicas are told the op of the first one. */
 static int32_t choose(walk_t* w, int32_t r) {
   rank_t *rank = &w->ranks[r], *leader = &w->ranks[r - r % w->replicas];
   if (rank->runner.follows && leader->running != NOTHING && is_collective(w, leader->running) &&

@@ -4,9 +4,9 @@
 
 #include "backend/base/math.h"
 
-/* Of one direction of a card, while rates are shared out. */
+/* One direction of a card, while rates are distributed. */
 typedef struct side_s {
-  double room;      /* that is not given away */
+  double room;      /* unassigned capacity */
   int32_t num_open; /* flows whose rate is not fixed */
 } side_t;
 
@@ -16,7 +16,7 @@ typedef struct sides_s {
 
 static double share_of(const side_t* side) { return side->num_open > 0 ? side->room / side->num_open : INFINITY; }
 
-/* The least that any side has for each of its open flows: that of the side which is full first. */
+/* The least capacity per open flow of any side: that of the side that fills up first. */
 static double least_share(const sluice_cards_t* cards, const sides_t* sides) {
   double least = INFINITY;
   for (int32_t i = 0; i < cards->count; ++i) {
@@ -37,7 +37,7 @@ static void fix(sluice_card_flow_t* flow, sides_t* sides, double rate) {
   }
 }
 
-/* Progressive filling: the flows of the side that is full first get its share, and so on with what is left. */
+/* Progressive filling: the flows of the side that fills up first get its share, then the rest is distributed. */
 static void share_out(sluice_cards_t* cards) {
   sides_t sides;
   for (int32_t s = 0; s < SLUICE_PIPELINE_MAX_STAGES; ++s) sides.out[s] = sides.in[s] = (side_t){.room = 1};

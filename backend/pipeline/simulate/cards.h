@@ -1,6 +1,6 @@
-/* Messages that share network cards: each stage has one, and what goes out of it, like what comes in, is shared by all
- * messages that do. Rates are max-min fair, and change whenever a message begins or ends.
- * Private to backend/pipeline/simulate. */
+/* Messages that share network cards: each stage has one card, and its outgoing messages share one direction, its
+ * incoming ones the other. Rates are max-min fair, and change whenever a message begins or ends. Private to
+ * backend/pipeline/simulate. */
 #ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_
 #define SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_
 
@@ -11,22 +11,22 @@
 typedef struct sluice_card_flow_s {
   int32_t op;
   int32_t from, to; /* stages */
-  double left_s;    /* that it would take alone */
+  double left_s;    /* at full rate */
   double rate;      /* share of a card, in (0, 1] */
-  int32_t is_fixed; /* its rate, while rates are shared out */
+  int32_t is_fixed; /* its rate, while rates are distributed */
 } sluice_card_flow_t;
 
 typedef struct sluice_cards_s {
-  sluice_card_flow_t* flows; /* room for all that are under way at once: the caller's */
+  sluice_card_flow_t* flows; /* memory for all flows in flight: the caller's */
   int32_t count;
-  double now_s; /* up to which left_s counts */
+  double now_s; /* time for which left_s is valid */
 } sluice_cards_t;
 
-/* A message begins at now_s, which never goes back. */
+/* A message begins at now_s, which never decreases. */
 void sluice_cards_add(sluice_cards_t* cards, double now_s, int32_t op, int32_t from, int32_t to, double seconds);
-/* When the next of them ends; infinite: none is under way. */
+/* The end of the next message; infinite: none is in flight. */
 double sluice_cards_next_end(const sluice_cards_t* cards);
-/* Takes the op that ends next, at now_s. There is one. */
+/* Takes the op that ends next, at now_s. There must be one. */
 int32_t sluice_cards_take(sluice_cards_t* cards, double now_s);
 
 #endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_ */

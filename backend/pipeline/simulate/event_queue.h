@@ -11,7 +11,7 @@ typedef struct sluice_pipeline_event_s {
 } sluice_pipeline_event_t;
 
 typedef struct sluice_event_queue_s {
-  sluice_pipeline_event_t* heap; /* room for all that are in it at once: the caller's */
+  sluice_pipeline_event_t* heap; /* memory for all its events: the caller's */
   int32_t count;
   int64_t added;
 } sluice_event_queue_t;
@@ -34,7 +34,7 @@ static inline void sluice_event_add(sluice_event_queue_t* queue, double time, in
   }
 }
 
-/* The queue is not empty. */
+/* The queue must not be empty. */
 static inline sluice_pipeline_event_t sluice_event_take(sluice_event_queue_t* queue) {
   sluice_pipeline_event_t first = queue->heap[0];
   queue->heap[0] = queue->heap[--queue->count];

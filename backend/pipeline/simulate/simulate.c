@@ -9,12 +9,12 @@
 #include "backend/pipeline/simulate/event_queue.h"
 
 #define NOBODY (-1)
-/* Sums of the same times in another order are one moment. */
+/* Sums of the same times in another order count as one moment. */
 #define SAME_MOMENT 1e-9
 
 /* A message, by its send. */
 typedef struct message_s {
-  uint8_t is_sent, is_awaited, has_arrived; /* posted at its two ends; off its link */
+  uint8_t is_sent, is_awaited, has_arrived; /* posted at its two ends; arrived */
   int32_t next;                             /* in the queue of its link */
 } message_t;
 
@@ -33,13 +33,13 @@ typedef struct simulation_s {
   message_t* messages; /* by op */
   link_t* links;       /* p · p */
   sluice_cards_t cards;
-  int32_t wrong_op; /* whose seconds cannot be; NOBODY */
+  int32_t wrong_op; /* op with invalid seconds; NOBODY */
   uint64_t bytes[SLUICE_PIPELINE_MAX_STAGES];
   int32_t in_flight[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   int32_t of_stage[SLUICE_PIPELINE_MAX_STAGES];
   int32_t held[SLUICE_PIPELINE_MAX_STAGES];
   int32_t running[SLUICE_PIPELINE_MAX_STAGES];
-  double reduced_s[SLUICE_PIPELINE_MAX_STAGES]; /* when the last reduction that has begun ends */
+  double reduced_s[SLUICE_PIPELINE_MAX_STAGES]; /* end of the last reduction that has begun */
   sluice_runner_t runners[SLUICE_PIPELINE_MAX_STAGES];
 } simulation_t;
 
@@ -179,7 +179,7 @@ static void post(simulation_t* s, int32_t index) {
   const sluice_stage_op_t* op = &s->program->ops[index];
   int is_send = sluice_stage_op_is_send(op->kind), is_buffered = s->times->is_buffered;
   int32_t send = is_send ? index : op->match;
-  if (send < 0) return; /* nobody sends it: the stage will be found waiting */
+  if (send < 0) return; /* no stage sends it: the simulation will find the stage waiting */
   message_t* message = &s->messages[send];
   if (is_send) {
     message->is_sent = 1;
@@ -198,7 +198,7 @@ static void end_message(simulation_t* s, int32_t send) {
   link->is_busy = 0;
   start_if_free(s, link);
   if (s->times->is_buffered) {
-    s->end[send] = s->now; /* of its time on the link: the op has ended where it was posted */
+    s->end[send] = s->now; /* for its time on the link: the op itself ended when it was posted */
   } else {
     end(s, send);
   }
@@ -244,7 +244,7 @@ static int choose(simulation_t* s, int32_t stage) {
   return 1;
 }
 
-/* When something ends next; infinite: nothing does. */
+/* The next end; infinite: there is none. */
 static double next_end(const simulation_t* s) {
   const double event_s = s->events.count > 0 ? s->events.heap[0].time : INFINITY;
   return fmin(event_s, sluice_cards_next_end(&s->cards));
@@ -252,7 +252,7 @@ static double next_end(const simulation_t* s) {
 
 static int is_now(const simulation_t* s, double time) { return time <= s->now + SAME_MOMENT * (1 + s->now); }
 
-/* All that happens at the next moment, messages that take no time included, before stages choose. */
+/* Everything that happens at the next moment, including messages that take no time, before stages choose. */
 static void end_moment(simulation_t* s) {
   for (;;) {
     while (s->events.count > 0 && is_now(s, s->events.heap[0].time)) end_event(s, sluice_event_take(&s->events).op);

@@ -1,10 +1,11 @@
-/* A layer that changes its stage in a batch, from its announcement to its commit: in every order of events, ranks that
- * die and that refuse among them, those who are left come to one epoch. In the new one the layer lies where it went,
- * with each micro-batch of the batch once in its gradient; in the old one where it was, as the last update left it.
- * Planted errors are found.
+/* A layer that changes its stage during a batch, from its announcement to its commit: in every order of events,
+ * including ranks that are killed and ranks that refuse, the survivors reach one epoch. In the new epoch the layer is
+ * on its new stage, with each micro-batch of the batch once in its gradient; in the old one it is on its old stage, as
+ * the last update left it. Planted errors are found.
  *
- * The rules are those that executors ask: backend/pipeline/live.h of who runs the layer, and backend/migration of the
- * commit. A batch ends on a rank when its own ops have ended and all others have said so of theirs. */
+ * The rules are those that executors use: backend/pipeline/live.h decides which stage runs the layer, and
+ * backend/migration the commit. A batch ends on a rank when its own ops have ended and all others have reported the end
+ * of theirs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,25 +22,25 @@
 
 enum { MOST_RANKS = 3, MOST = 2, WINDOW = 2 };
 
-/* What a bad host would do. */
+/* Errors of a faulty host. */
 typedef enum mutant_e {
   NONE = 0,
   DOES_NOT_WAIT,          /* the upper stage triggers before the receiver has the parameters */
-  SUM_LEAVES_EARLY,       /* the sum of gradients sets out with the parameters */
+  SUM_LEAVES_EARLY,       /* the sum of gradients is sent with the parameters */
   DROPS_WHAT_WAS_HELD,    /* at the commit */
-  FOLLOWS_THE_TRIGGER,    /* the layer's owner is who ran it last, whatever the epoch */
-  COMMITS_A_FAILED_BATCH, /* which ended on this rank alone */
-  KEEPS_GRADIENTS,        /* of a batch that came to nothing */
+  FOLLOWS_THE_TRIGGER,    /* the layer's owner is the stage that ran it last, whatever the epoch */
+  COMMITS_A_FAILED_BATCH, /* which ended on this rank only */
+  KEEPS_GRADIENTS,        /* of a failed batch */
   COMMITS_WHEN_READY,     /* before all are */
   NUM_MUTANTS
 } mutant_t;
 
 enum { RUNS = 0, DONE, ENDED, FAILED };
 
-/* Messages of a migration, oldest lowest. */
+/* Messages of a migration, oldest in the lowest bits. */
 enum { STREAMED = 1, FLUSHED, READY, AGREE, REFUSE, MESSAGE_BITS = 3 };
 
-/* All of a rank. Micro-batches are bits. */
+/* The state of a rank. Micro-batches are bits. */
 typedef struct rank_s {
   uint8_t phase, batch, is_dead, heard_ends, has_streamed, has_flushed, ready, agreed;
   uint8_t forwards, backwards, ran; /* of a stage at the cut */
@@ -52,9 +53,9 @@ typedef struct rank_s {
 typedef struct state_s {
   rank_t ranks[MOST_RANKS];
   uint16_t under_way[MOST_RANKS][MOST_RANKS]; /* from, to */
-  uint8_t ends_under_way[MOST_RANKS];         /* by source: ranks to which it says that its batch has ended */
+  uint8_t ends_under_way[MOST_RANKS];         /* by source: ranks to which it reports that its batch has ended */
   uint8_t activation_ran, gradient_has;       /* words, by micro-batch */
-  uint8_t sum;                                /* that travels: micro-batches */
+  uint8_t sum;                                /* in flight: micro-batches */
   uint8_t killed, refusals, padding[6];
 } state_t;
 
@@ -65,7 +66,7 @@ typedef struct checker_s {
   int32_t num_ranks, m, to_lower, max_killed, max_refusals;
   mutant_t mutant;
   sluice_state_set_t states;
-  int64_t moves; /* from the state at hand */
+  int64_t moves; /* from the current state */
   const char* fault;
   int64_t new_ends, old_ends, triggered;
 } checker_t;
@@ -157,7 +158,7 @@ static void hear(checker_t* c, const state_t* from, int32_t source, int32_t r) {
   keep(c, &to);
 }
 
-/* A rank that is dead, or has given the move up, is lost to those that wait for it in the commit. */
+/* A rank that is dead, or has given up the move, is lost to those that wait for it in the commit. */
 static void lose(checker_t* c, const state_t* from, int32_t r) {
   if (from->ranks[r].phase < SLUICE_MIGRATION_FLUSHES) return;
   for (int32_t o = 0; o < c->num_ranks; ++o) {
@@ -242,7 +243,7 @@ static void run_ops(checker_t* c, const state_t* from, int32_t s) {
   if (rank->backwards < ready) backward(c, from, s);
 }
 
-/* A batch fails where a rank has gone, or it has failed there. */
+/* A batch fails if a rank has died, or if it has failed there. */
 static void fail_batch(checker_t* c, const state_t* from, int32_t r) {
   for (int32_t o = 0; o < c->num_ranks; ++o) {
     if (o == r || !(from->ranks[o].is_dead || from->ranks[o].batch == FAILED)) continue;
@@ -379,7 +380,7 @@ static void explore(checker_t* c) {
       die(c, &state, r);
     }
     settle(c, &state);
-    /* That somebody may yet be killed is no reason to wait. */
+    /* Possible later kills are no reason to wait. */
     if (c->moves == (state.killed < c->max_killed ? living : 0)) check_end(c, &state);
   }
 }
@@ -387,7 +388,7 @@ static void explore(checker_t* c) {
 static const char* fault_of(checker_t* c) {
   explore(c);
   if (c->fault == NULL) {
-    print_message("%d ranks, m %d, to the %s stage: %lld states; ends: %lld old, %lld new, %lld behind a trigger\n",
+    print_message("%d ranks, m %d, to the %s stage: %lld states; ends: %lld old, %lld new, %lld after a trigger\n",
                   c->num_ranks, c->m, c->to_lower ? "lower" : "upper", (long long)c->states.count,
                   (long long)c->old_ends, (long long)c->new_ends, (long long)c->triggered);
   }

@@ -37,7 +37,7 @@ static void update_layer(live_layer_t* layer) {
   }
 }
 
-/* Layers in their order: own ones of the stages up to upper, L, the others. The loss is half of y squared. */
+/* Layers in execution order: the stages' own up to `upper`, L, the others. The loss is half of y squared. */
 void live_reference(int32_t p, int32_t upper, int32_t batches, live_layer_t own[LIVE_MOST_STAGES], live_layer_t* moving,
                     float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]) {
   live_layer_t* chain[LIVE_MOST_STAGES + 1];
@@ -73,7 +73,7 @@ void live_stage_init(live_stage_t* stage, int32_t upper, int32_t s) {
   init_layer(&stage->own, s);
   init_layer(&stage->moving, NUMBER_OF_L);
   stage->has_moving = s == upper;
-  if (s != upper) memset(&stage->moving, 0xff, sizeof stage->moving); /* the lower stage's is written when L comes */
+  if (s != upper) memset(&stage->moving, 0xff, sizeof stage->moving); /* the lower stage's is written when L arrives */
 }
 
 static int32_t role_of(const live_stage_t* stage) { return stage->stage - stage->upper; }
@@ -97,7 +97,7 @@ static void give(float* data, sluice_tensor_t* tensor, live_stash_t* stash, slui
   out_result->tensors = tensor, out_result->num_tensors = 1;
 }
 
-/* The other stage's sum has a place of its own: commit writes it once more, when it may have grown here. */
+/* The other stage's sum has separate memory: commit writes it once more, when it may have grown here. */
 static void spans_of(live_stage_t* stage, int comes, sluice_migration_span_t spans[SPANS]) {
   live_layer_t* layer = &stage->moving;
   spans[0] = (sluice_migration_span_t){.data = layer->weight, .bytes = sizeof layer->weight};
@@ -117,7 +117,7 @@ static int reads(live_stage_t* stage, int32_t first, int32_t end) {
   return is_there;
 }
 
-/* What was held follows the other stage's sum, in the order of micro-batches. */
+/* Held gradients follow the other stage's sum, in the order of micro-batches. */
 static void fold(live_stage_t* stage) {
   memcpy(stage->moving.grad, stage->incoming, sizeof stage->incoming);
   for (int32_t i = 0; i < M; ++i) {
@@ -127,7 +127,7 @@ static void fold(live_stage_t* stage) {
   stage->has_sum = 1;
 }
 
-/* The stage to which L goes looks whether its parameters are there, and then the sum of the other one. */
+/* The stage that receives L checks for its parameters, and then for the sum of the other stage. */
 static void look(live_stage_t* stage) {
   if (!stage->is_moving || !sluice_layer_move_receives(&stage->live)) return;
   if (!stage->live.has && reads(stage, 0, 1)) sluice_layer_move_arrived(&stage->live);
@@ -142,7 +142,7 @@ static void tell(live_stage_t* stage) {
   stage->has_sum = 1;
 }
 
-/* In front of each callback. */
+/* Before each callback. */
 static void be_called(live_stage_t* stage) {
   rest();
   if (stage->at_callback != NULL) stage->at_callback();
@@ -188,7 +188,7 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
   return SLUICE_OK;
 }
 
-/* dy to dx, where the gradient of L is held apart if L has come in this batch. */
+/* dy to dx; the gradient of L is held separately if L has arrived in this batch. */
 static void backward_moving(live_stage_t* stage, int32_t i, const float* dy, float* dx) {
   const int comes = stage->is_moving && sluice_layer_move_receives(&stage->live), holds = comes && !stage->has_sum;
   if (holds) memset(stage->held[i], 0, sizeof stage->held[i]);

@@ -1,8 +1,8 @@
 /* A host of a pipeline in which a layer changes its stage while batches run, over sluice_pipeline_* and
  * sluice_migration_* and sluice_layer_move_*; and one loop over the same layers in which nothing moves.
  *
- * Every stage has a layer of its own; one more, L, lies at the cut between two of them. A layer is y = x * w, element
- * by element, whose update needs weight, gradient and moment. */
+ * Every stage has its own layer; one more, L, is at the cut between two of them. A layer is y = x * w, element by
+ * element, with weight, gradient and moment. */
 #ifndef SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
 #define SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
 
@@ -15,7 +15,7 @@ typedef struct live_layer_s {
   float weight[LIVE_WIDTH], moment[LIVE_WIDTH], grad[LIVE_WIDTH];
 } live_layer_t;
 
-/* What a stage keeps of a micro-batch: inputs of its own layer and of L. */
+/* What a stage saves of a micro-batch: inputs of its own layer and of L. */
 typedef struct live_stash_s {
   float own[LIVE_WIDTH], moving[LIVE_WIDTH], y[LIVE_WIDTH], dx[LIVE_WIDTH];
   int ran; /* L */
@@ -24,7 +24,7 @@ typedef struct live_stash_s {
 } live_stash_t;
 
 typedef struct live_stage_s {
-  int32_t upper, stage, batch; /* L lies between the stages upper and upper + 1 */
+  int32_t upper, stage, batch; /* L is at the cut between the stages upper and upper + 1 */
   sluice_migration_t* migration;
   live_layer_t own, moving;
   int has_moving; /* L's owner between batches */
@@ -33,11 +33,11 @@ typedef struct live_stage_s {
   float held[LIVE_MICRO_BATCHES][LIVE_WIDTH];
   int is_held[LIVE_MICRO_BATCHES];
   float incoming[LIVE_WIDTH]; /* the sum of the stage that L leaves */
-  int has_sum;                /* it is here; there: it is on its way */
-  int32_t summed_early;       /* how often it was before the commit */
+  int has_sum;                /* it has arrived; or it is in flight */
+  int32_t summed_early;       /* how often it arrived before the commit */
   float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];
   live_stash_t stash[LIVE_MICRO_BATCHES];
-  int32_t in_batch, at_flush; /* how often L moved so, as the upper stage has it */
+  int32_t in_batch, at_flush; /* how often L moved so, on the upper stage */
   void (*at_callback)(void);  /* or NULL */
   sluice_status_t early;      /* what sluice_migration_read_early returned, if not OK */
 } live_stage_t;
@@ -46,17 +46,17 @@ typedef struct live_stage_s {
 void live_reference(int32_t p, int32_t upper, int32_t batches, live_layer_t own[LIVE_MOST_STAGES], live_layer_t* moving,
                     float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]);
 
-/* Stage s, with L on the upper stage. migration: of all stages, borrowed; set before L sets out. */
+/* Stage s, with L on the upper stage. migration: of all stages, borrowed; set before L moves. */
 void live_stage_init(live_stage_t* stage, int32_t upper, int32_t s);
 /* Of a pipeline whose user is a live_stage_t. */
 const sluice_pipeline_callbacks_t* live_callbacks(void);
 int live_is_at_the_cut(const live_stage_t* stage);
 
-/* L sets out behind an update; all stages alike. */
+/* L begins its move after an update; the same on all stages. */
 sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch);
-/* Behind a move that is committed: what was held is added to the sum that has followed. */
+/* After a committed move: adds the held gradients to the received sum. */
 void live_arrive(live_stage_t* stage);
-/* Behind a batch that came to nothing: as after the update before it. */
+/* After a failed batch: restores the state after the previous update. */
 void live_forget_batch(live_stage_t* stage);
 void live_update(live_stage_t* stage);
 

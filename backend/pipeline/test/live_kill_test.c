@@ -1,7 +1,7 @@
-/* Stages that are killed and stopped while a layer changes its stage in a batch, processes of their own over TCP: as
- * the move is announced, in a callback, as they send in the batch, and in the commit. Those who are left are told who
- * and where, settle, and have one epoch: the layer lies at its old stage as the last update left it, and the batch has
- * come to nothing; or it lies at its new stage with the whole batch in it. */
+/* Stages that are killed and stopped while a layer changes its stage during a batch, each a process, over TCP: as the
+ * move is announced, in a callback, as they send in the batch, and in the commit. The survivors learn which rank and
+ * where, settle, and have one epoch: the layer is at its old stage as the last update left it, and the batch has
+ * failed; or it is at its new stage with the whole batch in it. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@
 
 enum { EVERY_DAY = 16, DEADLINE_S = 5 };
 
-/* Where a victim goes. */
+/* The place where a victim dies. */
 enum { NOWHERE = -1, ANNOUNCE = 0, CALLBACK, SEND, COMMIT, NUM_PLACES };
 
 static const char* const place_names[] = {"announce", "callback", "send", "commit"};
@@ -53,12 +53,12 @@ static cut_t cut_of(uint32_t seed) {
   return cut;
 }
 
-/* ---- counted in what the library and the host call ---- */
+/* ---- counted in calls of the library and the host ---- */
 
 static cut_t present;
 static _Atomic int32_t place_now = NOWHERE;
 static _Atomic int32_t counted[NUM_PLACES];
-static int32_t last_one; /* the victim goes with this one; 0: it stays */
+static int32_t last_one; /* the victim dies in this call; 0: it survives */
 static _Atomic uint64_t* gone_ns;
 
 static void count(int32_t place) {
@@ -71,7 +71,7 @@ static void count(int32_t place) {
 
 static void count_callback(void) { count(CALLBACK); }
 
-/* From a first batch of the same stages, which nothing befalls, it knows how many there are. */
+/* A first, undisturbed batch of the same stages gives the number of calls. */
 static void arm(void) {
   const int32_t all = atomic_load(&counted[present.place]);
   last_one = all > 0 ? 1 + present.count % all : 1;
@@ -112,7 +112,7 @@ sluice_status_t __wrap_sluice_messages_wait(sluice_messages_t* messages, const c
 
 /* ---- a rank ---- */
 
-/* What a rank leaves for the parent. */
+/* The report of a rank to the parent. */
 typedef struct told_s {
   int32_t status, peer, place, settled, is_whole, has_layer, has_triggered;
   uint64_t epoch, told_ns;
@@ -121,11 +121,11 @@ typedef struct told_s {
 
 typedef struct note_s {
   _Atomic uint64_t gone_ns;
-  _Atomic int32_t has_ended; /* the victim's batch and move, before its count was reached */
+  _Atomic int32_t has_ended; /* the victim's batch and move ended before its count was reached */
   told_t told[LIVE_MOST_STAGES];
 } note_t;
 
-/* A batch in which the layer moves. out_place: where it came to. */
+/* A batch in which the layer moves. out_place: the place that it reached. */
 static sluice_status_t step(live_stage_t* stage, sluice_pipeline_t* pipeline, int32_t* out_place) {
   sluice_pipeline_batch_t batch;
   sluice_pipeline_batch_init(&batch, sizeof batch);
@@ -174,19 +174,19 @@ static void be_cut(mesh_end_t* end, live_stage_t* stage, sluice_pipeline_t* pipe
   if (is_victim) arm();
   stage->batch = 1;
   const sluice_status_t status = step(stage, pipeline, &place);
-  if (is_victim) { /* it had fewer this time */
+  if (is_victim) { /* it had fewer calls this time */
     atomic_store(&note->has_ended, 1);
     atomic_store(&note->gone_ns, sluice_now_ns());
     raise(SIGKILL);
   }
   tell(told, status, place, stage);
-  if (status != SLUICE_OK) { /* as a host does: the others hear of it wherever they are */
+  if (status != SLUICE_OK) { /* like a host: the others learn of it wherever they are */
     char reason[160];
     (void)snprintf(reason, sizeof reason, "lost rank %d: %.100s", told->peer, told->message);
     if (place == ANNOUNCE) sluice_pipeline_abort(pipeline); /* others may be in the batch */
     sluice_migration_abort(stage->migration, reason);
   }
-  /* Those who are left settle, whatever each of them knows. */
+  /* The survivors settle, whatever each of them knows. */
   mesh_end_t left;
   sluice_comm_t* comm = NULL;
   mesh_leave_out(end, present.victim, &left);
@@ -240,12 +240,12 @@ static int be_rank(mesh_end_t* end, void* shared) {
 
 /* ---- a cut ---- */
 
-/* What all cuts have come to. */
+/* The results of all cuts. */
 typedef struct found_s {
-  int32_t told_at[NUM_PLACES], epochs[3], behind_trigger;
+  int32_t told_at[NUM_PLACES], epochs[3], after_trigger;
 } found_t;
 
-/* The rank that is gone, or one that had heard of it: then its words name it. */
+/* The dead rank, or one that had learned of it: then its text names the dead rank. */
 static int names_the_victim(const told_t* told) {
   char name[32];
   (void)snprintf(name, sizeof name, "rank %d", present.victim);
@@ -265,14 +265,14 @@ static void check(const note_t* note, uint32_t seed, found_t* found) {
     if (!told->is_whole) fail_msg("seed %u: stage %d of epoch %d is not whole", seed, r, (int)epoch);
     owners += told->has_layer;
     assert_int_equal(told->has_layer, r == present.upper + (epoch == 1));
-    found->behind_trigger += told->has_triggered;
+    found->after_trigger += told->has_triggered;
     if (told->status == SLUICE_OK) continue;
     ++found->told_at[told->place];
     assert_false(atomic_load(&note->has_ended));
     if (!names_the_victim(told))
       fail_msg("seed %u: rank %d of %d, victim %d in %s: told in %s of rank %d: %s", seed, r, present.world,
                present.victim, place_names[present.place], place_names[told->place], told->peer, told->message);
-    /* Where it was: a batch, a phase of the move, or what the rank was in that refused it. */
+    /* The place: a batch, a phase of the move, or the state of the rank that refused. */
     if (strstr(told->message, "batch") == NULL && strstr(told->message, "phase ") == NULL)
       fail_msg("seed %u: told in %s, and not where: %s", seed, place_names[told->place], told->message);
     assert_true(told->told_ns < gone || told->told_ns - gone < BOUNDED_NS);
@@ -291,17 +291,17 @@ static void try_seed(uint32_t seed, found_t* found) {
 
 static void Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer(void** state) {
   (void)state;
-  found_t found = {.behind_trigger = 0};
+  found_t found = {.after_trigger = 0};
   const int is_full = getenv("SLUICE_FULL") != NULL;
   for (int32_t i = 0; i < (is_full ? NUM_SEEDS : EVERY_DAY); ++i) try_seed(seeds[i], &found);
   print_message(
-      "survivors told: %d in announce, %d in the batch, %d in the commit, %d behind the trigger; "
+      "survivors told: %d in announce, %d in the batch, %d in the commit, %d after the trigger; "
       "epochs: %d old, %d new\n",
-      found.told_at[ANNOUNCE], found.told_at[SEND], found.told_at[COMMIT], found.behind_trigger, found.epochs[1],
+      found.told_at[ANNOUNCE], found.told_at[SEND], found.told_at[COMMIT], found.after_trigger, found.epochs[1],
       found.epochs[2]);
-  /* The whole list has cuts of all these kinds. Of the few of every day, those in a commit may find the others still in
-   * the batch on a loaded machine, and none may come after the last word of a commit. */
-  assert_true(found.told_at[SEND] > 0 && found.behind_trigger > 0 && (found.told_at[COMMIT] > 0 || !is_full));
+  /* The whole list has cuts of all these kinds. Of the few daily ones, those in a commit may find the others still in
+   * the batch on a loaded machine, and none may come after the last message of a commit. */
+  assert_true(found.told_at[SEND] > 0 && found.after_trigger > 0 && (found.told_at[COMMIT] > 0 || !is_full));
   assert_true(found.epochs[1] > 0 && (found.epochs[2] > 0 || !is_full));
 }
 

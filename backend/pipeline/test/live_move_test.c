@@ -1,5 +1,5 @@
 /* A layer changes its stage while a batch runs: no drain, and losses, weights and moments with the bits of one loop in
- * which nothing moves. In every second batch it goes, down and up in turns. */
+ * which nothing moves. It moves in every second batch, down and up alternately. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,12 +16,12 @@
 enum { BATCHES = LIVE_MOST_BATCHES };
 
 typedef struct world_s {
-  int32_t p, upper; /* L lies between the stages upper and upper + 1 */
+  int32_t p, upper; /* L is at the cut between the stages upper and upper + 1 */
   int is_tcp;
   uint64_t rate;
   sluice_local_group_t *of_batches, *of_moves;
   int32_t in_batch, at_flush; /* how often L moved so */
-  int32_t summed_early;       /* and how often its gradients were there before the commit */
+  int32_t summed_early;       /* and how often its gradients arrived before the commit */
 } world_t;
 
 typedef struct rank_s {
@@ -29,7 +29,7 @@ typedef struct rank_s {
   live_stage_t stage;
   pthread_t thread;
   sluice_pipeline_t* pipeline;
-  int bad; /* the line that did not hold */
+  int bad; /* the line of the failed check */
 } rank_t;
 
 #define EXPECT(condition)                                     \
@@ -148,7 +148,7 @@ static void Layer_ThatMovesInABatch_HasTheBitsOfOneLoop(void** state) {
 
 static void Layer_WhoseParametersComeLate_MovesAtTheFlush(void** state) {
   (void)state;
-  const world_t world = run_world(2, 0, 0, 100 * 1000); /* 12 kB at 100 kB a second: behind the batch */
+  const world_t world = run_world(2, 0, 0, 100 * 1000); /* 12 kB at 100 kB a second: after the batch */
   assert_true(world.at_flush > 0);
 }
 

@@ -1,5 +1,5 @@
-/* A layer that changes its stage in a batch: in every order of events each micro-batch runs it forward and backward
- * once, on one stage, with its parameters there, and its gradients fold in order. Planted errors are found. */
+/* A layer that changes its stage during a batch: in every order of events each micro-batch runs it forward and backward
+ * once, on one stage, with its parameters there, and its gradients accumulate in order. Planted errors are found. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,38 +13,38 @@
 
 enum { MOST = 5 };
 
-/* What a bad executor would do. */
+/* Errors of a faulty executor. */
 typedef enum mutant_e {
   NONE = 0,
   DOES_NOT_WAIT,     /* the upper stage triggers before the receiver has the parameters */
   IGNORES_THE_WORD,  /* the lower stage runs L although it has run */
-  FOLLOWS_THE_OWNER, /* a backward runs where L lies now */
-  HOLDS_NOTHING,     /* the receiver folds before the sum is there */
+  FOLLOWS_THE_OWNER, /* a backward runs on L's present stage */
+  HOLDS_NOTHING,     /* the receiver accumulates before the sum has arrived */
   FOLDS_BACKWARDS,
-  MARKS_TOO_SOON,       /* the sum sets out while a backward is left */
-  FORGETS_WHAT_IS_HELD, /* when the sum comes early */
+  MARKS_TOO_SOON,       /* the sum is sent while a backward remains */
+  FORGETS_WHAT_IS_HELD, /* when the sum arrives early */
   NUM_MUTANTS
 } mutant_t;
 
 typedef struct world_s {
-  int32_t m, window; /* micro-batches, and how many the upper stage may have in flight */
+  int32_t m, window; /* micro-batches, and the limit in flight of the upper stage */
   mutant_t mutant;
   sluice_layer_move_t stage[2];
-  int32_t forwards[2], backwards[2]; /* that have ended, by stage */
-  int32_t is_here;                   /* L's parameters are at the receiver */
+  int32_t forwards[2], backwards[2]; /* ended ones, by stage */
+  int32_t is_here;                   /* L's parameters have arrived at the receiver */
   uint64_t activation_word[MOST], gradient_word[MOST];
   int8_t ran[2][MOST];                     /* L in the forward */
   int8_t back[2][MOST];                    /* and in the backward */
   int8_t without;                          /* it ran without its parameters */
   int8_t folded[2 * MOST], held[2 * MOST]; /* a bad executor runs L on both stages */
   int32_t num_folded, num_held;
-  int32_t num_marked; /* folds in the sum that is on its way; -1: it is not */
+  int32_t num_marked; /* accumulated gradients in the sum in flight; -1: none */
   int8_t has_sum;     /* the receiver */
 } world_t;
 
 typedef struct found_s {
   int64_t ends;
-  int64_t by_trigger[MOST + 1]; /* how often the trigger was there; MOST: none */
+  int64_t by_trigger[MOST + 1]; /* how often the trigger was at this micro-batch; MOST: none */
   int64_t wrong;
 } found_t;
 
@@ -52,7 +52,7 @@ static int32_t receiver(const world_t* w) {
   return w->stage[0].to_lower ? SLUICE_LAYER_MOVE_LOWER : SLUICE_LAYER_MOVE_UPPER;
 }
 
-/* The sum of the stage that L leaves sets out once. */
+/* The sum of the stage that L leaves is sent once. */
 static void mark(world_t* w, int32_t s) {
   const sluice_layer_move_t* live = &w->stage[s];
   const int is_too_soon = w->mutant == MARKS_TOO_SOON && s != receiver(w) && live->is_over;
@@ -100,7 +100,7 @@ static void fold_held(world_t* w) {
   w->num_held = 0;
 }
 
-/* What was added to the sum behind its mark is not in it. */
+/* Gradients added to the sum after its mark are not in it. */
 static void take_sum(world_t* w) {
   w->num_folded = w->num_marked;
   if (w->mutant == FORGETS_WHAT_IS_HELD) w->num_held = 0;
@@ -120,7 +120,7 @@ static int is_right(world_t* w) {
   return 1;
 }
 
-/* Any event that may be next. The parameters may also come behind the batch. */
+/* Any event that may be next. The parameters may also arrive after the batch. */
 static void explore(const world_t* w, found_t* found) {
   if (w->backwards[SLUICE_LAYER_MOVE_UPPER] == w->m) {
     world_t end = *w;
@@ -187,7 +187,7 @@ static void Live_EveryTrigger_Happens(void** state) {
   (void)state;
   const found_t up = explored(4, 3, 0, NONE), down = explored(4, 2, 1, NONE);
   for (int32_t i = 0; i < 4; ++i) assert_true(up.by_trigger[i] > 0);
-  /* The upper stage hears of the parameters with a gradient, so the first micro-batch never is the trigger. */
+  /* The upper stage learns of the parameters with a gradient, so the first micro-batch is never the trigger. */
   assert_int_equal(down.by_trigger[0], 0);
   for (int32_t i = 1; i < 4; ++i) assert_true(down.by_trigger[i] > 0);
 }

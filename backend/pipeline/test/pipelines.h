@@ -1,4 +1,4 @@
-/* Specs and programs for the tests of this room. */
+/* Specs and programs for the tests of this folder. */
 #ifndef SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_
 #define SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_
 
@@ -12,14 +12,14 @@
 
 #include "backend/pipeline/build.h"
 
-/* Every limit at L (0: the policy's own), one receive ahead; weight_apart and forward_only as the policy asks. */
+/* Every limit at L (0: the policy's own), one receive ahead; weight_apart and forward_only as the policy requires. */
 sluice_pipeline_spec_t pipeline_of(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight);
 /* The message of the last error on this thread; valid until the next call. */
 const char* last_error(void);
-/* The test fails where there is no program. */
+/* The test fails if there is no program. */
 sluice_pipeline_program_t* program_of(const sluice_pipeline_spec_t* spec);
 void free_program(sluice_pipeline_program_t* program);
-/* Fails unless the spec is refused with the status and a message that holds the text. */
+/* Fails unless the spec is rejected with the status and a message that contains the text. */
 void assert_refused(const sluice_pipeline_spec_t* spec, sluice_status_t status, const char* text);
 
 #endif /* SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_ */

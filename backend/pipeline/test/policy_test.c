@@ -1,4 +1,4 @@
-/* Policies: orders as published, and what a stage runs of what is ready. */
+/* Policies: orders as published, and the choice of a stage among ready ops. */
 #include <stdio.h>
 
 #include "backend/pipeline/policy_table.h"
@@ -12,7 +12,7 @@ static void Table_EveryRow_IsComplete(void** state) {
     assert_non_null(row);
     assert_true(row->name[0] != '\0' && row->source[0] != '\0');
     assert_true(row->min_virtual >= 1);
-    /* Either an order binds, or a rule chooses. */
+    /* A policy has either an order or a rule. */
     assert_int_equal(row->is_planned, row->before == NULL);
     assert_true(!row->is_planned || row->order != NULL);
     for (int32_t j = 0; j < i; ++j) assert_string_not_equal(row->name, sluice_policy(j)->name);
@@ -22,7 +22,7 @@ static void Table_EveryRow_IsComplete(void** state) {
 }
 
 /* The order of a stage: a letter for each op (A, F, a: activation received, forward, sent; G, B, g: of the gradient;
- * W), the virtual stage on the stage where there are several, the micro-batch. */
+ * W), the virtual stage on the stage if there are several, the micro-batch. */
 static const char* order_of(const sluice_pipeline_spec_t* spec, int32_t stage) {
   static char text[1024];
   static const char letters[] = "AFaGBgW";
@@ -57,7 +57,7 @@ static void Order_1F1B_HasOneLessInFlightOnEachStage(void** state) {
   assert_string_equal(order_of(&spec, 0), "F0 F1 F2 B0 F3 B1 B2 B3");
   assert_string_equal(order_of(&spec, 1), "F0 F1 B0 F2 B1 F3 B2 B3");
   assert_string_equal(order_of(&spec, 2), "F0 B0 F1 B1 F2 B2 F3 B3");
-  /* A limit on the first stage holds for those behind it: they could wait for no more. */
+  /* A limit on the first stage holds for the later ones: they could not use more. */
   spec.in_flight[0] = 1;
   assert_string_equal(order_of(&spec, 1), "F0 B0 F1 B1 F2 B2 F3 B3");
 }
@@ -84,7 +84,7 @@ static void Order_Looped_GoesInGroupsOfStages(void** state) {
                       "F0.0 F0.1 F1.0 B1.0 F1.1 B1.1 F0.2 B0.0 F0.3 B0.1 F1.2 B1.2 F1.3 B1.3 B0.2 B0.3");
 }
 
-/* Forwards without their weight gradient never pass `most` in the order of any stage. */
+/* Forwards without an ended weight gradient never exceed `most` in the order of any stage. */
 static void assert_keeps_at_most(const sluice_pipeline_spec_t* spec, int32_t most) {
   sluice_pipeline_program_t* program = program_of(spec);
   for (int32_t s = 0; s < spec->num_stages; ++s) {
@@ -100,7 +100,7 @@ static void assert_keeps_at_most(const sluice_pipeline_spec_t* spec, int32_t mos
   free_program(program);
 }
 
-static void Order_OfWeightGradientsApart_KeepsAsMuchAs1F1B(void** state) {
+static void Order_OfSplitWeightGradients_KeepsAsMuchAs1F1B(void** state) {
   (void)state;
   for (int32_t p = 1; p <= 8; ++p) {
     for (int32_t m = 1; m <= 20; ++m) {
@@ -112,7 +112,7 @@ static void Order_OfWeightGradientsApart_KeepsAsMuchAs1F1B(void** state) {
   }
 }
 
-/* ---- what runs next ---- */
+/* ---- the next op ---- */
 
 typedef struct bench_s {
   sluice_pipeline_program_t* program;
@@ -134,7 +134,7 @@ static int32_t find(const bench_t* bench, int32_t kind, int32_t i) {
   return sluice_pipeline_find(bench->program, kind, bench->runner.stage, i);
 }
 
-/* Runs the next op, which has to be this one. */
+/* Runs the next op, which must be this one. */
 static void runs(bench_t* bench, int32_t kind, int32_t i) {
   assert_int_equal(sluice_runner_next(&bench->runner), find(bench, kind, i));
   sluice_runner_end(&bench->runner, find(bench, kind, i));
@@ -151,11 +151,11 @@ static void MessageDriven_FirstStage_InjectsLThenOneForEachGradient(void** state
   runs(&bench, SLUICE_STAGE_FORWARD, 0);
   arrives(&bench, SLUICE_STAGE_SEND_ACTIVATION, 0);
   arrives(&bench, SLUICE_STAGE_RECEIVE_GRADIENT, 0);
-  runs(&bench, SLUICE_STAGE_FORWARD, 1); /* initialization comes before what arrives: lines 3 to 9 */
+  runs(&bench, SLUICE_STAGE_FORWARD, 1); /* initialization precedes arrivals: lines 3 to 9 */
   arrives(&bench, SLUICE_STAGE_SEND_ACTIVATION, 1);
   arrives(&bench, SLUICE_STAGE_RECEIVE_GRADIENT, 1);
   runs(&bench, SLUICE_STAGE_BACKWARD, 0);
-  runs(&bench, SLUICE_STAGE_FORWARD, 2); /* lines 23 to 26, before the gradient that is there already */
+  runs(&bench, SLUICE_STAGE_FORWARD, 2); /* lines 23 to 26, before the gradient that has arrived */
   runs(&bench, SLUICE_STAGE_BACKWARD, 1);
   runs(&bench, SLUICE_STAGE_FORWARD, 3);
   assert_int_equal(sluice_runner_next(&bench.runner), -1);
@@ -176,7 +176,7 @@ static void MessageDriven_LastStage_TurnsEachAroundAtOnce(void** state) {
   finish(&bench);
 }
 
-/* A stage between others, with one forward done and both an input and a gradient there, the input first. */
+/* A middle stage with one forward done and both an input and a gradient ready, the input first. */
 static bench_t between(int32_t policy) {
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, policy, 4);
   bench_t bench = begin(&spec, 1);
@@ -202,7 +202,7 @@ static void Policies_WithBothReady_ChooseByTheirRule(void** state) {
   runs(&bench, SLUICE_STAGE_BACKWARD, 0);
   runs(&bench, SLUICE_STAGE_FORWARD, 2);
   arrives(&bench, SLUICE_STAGE_RECEIVE_ACTIVATION, 3);
-  runs(&bench, SLUICE_STAGE_FORWARD, 3); /* the hint says backward 1, which is not there */
+  runs(&bench, SLUICE_STAGE_FORWARD, 3); /* the hint says backward 1, which has not arrived */
   finish(&bench);
 }
 
@@ -251,7 +251,7 @@ int main(void) {
       cmocka_unit_test(Order_GPipe_RunsAllForwardsFirst),
       cmocka_unit_test(Order_ZeroBubble_PutsWeightGradientsOffByTheStage),
       cmocka_unit_test(Order_Looped_GoesInGroupsOfStages),
-      cmocka_unit_test(Order_OfWeightGradientsApart_KeepsAsMuchAs1F1B),
+      cmocka_unit_test(Order_OfSplitWeightGradients_KeepsAsMuchAs1F1B),
       cmocka_unit_test(MessageDriven_FirstStage_InjectsLThenOneForEachGradient),
       cmocka_unit_test(MessageDriven_LastStage_TurnsEachAroundAtOnce),
       cmocka_unit_test(Policies_WithBothReady_ChooseByTheirRule),

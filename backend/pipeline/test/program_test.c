@@ -1,4 +1,4 @@
-/* Programs: placement, ops, matches and needs, held against an ordering that is computed in another way. */
+/* Programs: placement, ops, matches and needs, compared with an independent ordering. */
 #include "backend/pipeline/test/pipelines.h"
 
 static void Placement_LoopedAndV_FollowTheLayers(void** state) {
@@ -25,7 +25,7 @@ static int32_t count_ops(const sluice_pipeline_program_t* program, int32_t kind,
   return count;
 }
 
-/* Forms that differ in what ops there are. */
+/* Forms with different sets of ops. */
 static const struct {
   int32_t p, v, m, policy, in_flight, placement, weight_apart;
 } forms[] = {
@@ -104,7 +104,7 @@ static int conflicts(const sluice_stage_op_t* a, const sluice_stage_op_t* b) {
          touches(a->writes, a->num_writes, b->writes, b->num_writes);
 }
 
-/* reaches[a · n + b]: b comes behind a, by needs within a stage; `without` is one need that does not count. */
+/* reaches[a · n + b]: b follows a, by needs within a stage; `without` is one need that is ignored. */
 static void close(const sluice_pipeline_program_t* program, int32_t stage, int32_t without, char* reaches) {
   int32_t first = program->first_op[stage], n = program->first_op[stage + 1] - first;
   memset(reaches, 0, (size_t)n * (size_t)n);
@@ -161,14 +161,14 @@ static void Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot(void** state
   int32_t forward = sluice_pipeline_find(program, SLUICE_STAGE_FORWARD, 0, 3);
   assert_true(needs(program, forward, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 0, 0)));
   assert_false(needs(program, forward, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 0, 1)));
-  /* One receive ahead: the input of micro-batch 4 comes where that of 0 lay. */
+  /* One receive ahead: the input of micro-batch 4 uses the slot of that of 0. */
   int32_t receive = sluice_pipeline_find(program, SLUICE_STAGE_RECEIVE_ACTIVATION, 1, 4);
   assert_true(needs(program, receive, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 1, 0)));
   assert_int_equal(program->ops[sluice_pipeline_find(program, SLUICE_STAGE_RECEIVE_ACTIVATION, 1, 3)].num_needs, 0);
   free_program(program);
 }
 
-static void WeightGradient_Apart_FreesWhatABackwardLeft(void** state) {
+static void WeightGradient_Split_FreesWhatABackwardLeft(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 4, SLUICE_POLICY_BACKWARD_FIRST, 2);
   spec.weight_apart = 1;
@@ -205,7 +205,7 @@ static void Build_WhatDoesNotFit_IsRefusedByName(void** state) {
   REFUSED((spec.policy = SLUICE_POLICY_1F1B, spec.num_virtual = 2), "1f1b asks for 1 to 1 virtual stages");
   REFUSED((spec.policy = SLUICE_POLICY_GPIPE), "gpipe has all 4 micro-batches in flight");
   REFUSED((spec.policy = SLUICE_POLICY_LOOPED, spec.num_virtual = 2, spec.num_micro_batches = 3), "groups of 2");
-  /* The stock order does not follow limits, and would wait for ever. */
+  /* The stock order ignores limits, and would wait for ever. */
   REFUSED((spec.policy = SLUICE_POLICY_DEEPSPEED, spec.in_flight[0] = 1), "waits forever");
   spec = good, spec.activation_bytes[1] = 100, spec.message_bytes[0] = 10, spec.byte_limit[1] = 209;
   assert_refused(&spec, SLUICE_E_OVER_BUDGET, "stage 1 take 210 bytes and its limit is 209");
@@ -263,7 +263,7 @@ int main(void) {
       cmocka_unit_test(Program_OfEveryForm_HasEachOpOnceAndMatchesInPairs),
       cmocka_unit_test(Needs_OfEveryForm_OrderEveryConflictAndNoneIsSuperfluous),
       cmocka_unit_test(Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot),
-      cmocka_unit_test(WeightGradient_Apart_FreesWhatABackwardLeft),
+      cmocka_unit_test(WeightGradient_Split_FreesWhatABackwardLeft),
       cmocka_unit_test(Build_WhatDoesNotFit_IsRefusedByName),
       cmocka_unit_test(Limits_ThatAreLeftOpen_BecomeThePolicys),
       cmocka_unit_test(Build_EveryFailingAllocation_IsNoMemoryAndLeaksNothing),

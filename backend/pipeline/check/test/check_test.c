@@ -1,5 +1,5 @@
 /* Every interleaving of small pipelines, and walks through larger ones. With SLUICE_FULL set: ten times as many walks,
- * every limit of what is held, and weight gradients apart over eight virtual stages. */
+ * every limit of held micro-batches, and split weight gradients over eight virtual stages. */
 #include <stdio.h>
 
 #include "backend/pipeline/check/check.h"
@@ -21,7 +21,7 @@ static void assert_sound(const sluice_pipeline_spec_t* spec, const sluice_pipeli
   if (finding.fault != SLUICE_PIPELINE_FAULT_NONE) {
     char text[512];
     sluice_pipeline_finding_describe(program, &finding, text, sizeof text);
-    fail_msg("p %d v %d m %d policy %s placement %d apart %d in flight %d replicas %d buffered %d: %s",
+    fail_msg("p %d v %d m %d policy %s placement %d split %d in flight %d replicas %d buffered %d: %s",
              spec->num_stages, spec->num_virtual, spec->num_micro_batches, program->policy->name, spec->placement,
              spec->weight_apart, spec->in_flight[0], options->replicas, options->is_buffered, text);
   }
@@ -60,7 +60,7 @@ static void for_sizes(int32_t policy, void (*check)(sluice_pipeline_spec_t* spec
   }
 }
 
-/* What runs whatever is ready is one thing to the explorer, which takes anything that is ready: one policy for all. */
+/* The explorer runs any ready op, so it covers all policies that run whatever is ready: one stands for all. */
 static void check_limits(sluice_pipeline_spec_t* spec) {
   int32_t virtual_stages = spec->num_stages * spec->num_virtual;
   for (int32_t limit = 1; limit <= spec->num_micro_batches; ++limit) {
@@ -105,14 +105,14 @@ static void Explore_EveryPlan_NeverFails(void** state) {
   report("plans");
 }
 
-/* Gradients are reduced: alone, and in columns, whose replicas meet in it. */
+/* Gradients are reduced: with one replica, and in columns, whose replicas meet in the reduction. */
 static void check_reductions(sluice_pipeline_spec_t* spec) {
   const int32_t is_free = sluice_policy(spec->policy)->weight_apart < 0;
   if (spec->num_stages * spec->num_virtual > 4 || spec->num_micro_batches > 3) return;
   if (spec->policy == SLUICE_POLICY_LOOPED && spec->num_micro_batches % spec->num_stages != 0) return;
   spec->reduces = 1;
-  for (int32_t apart = 0; apart < (is_free ? 2 : 1); ++apart) {
-    if (apart) spec->weight_apart = 1;
+  for (int32_t split = 0; split < (is_free ? 2 : 1); ++split) {
+    if (split) spec->weight_apart = 1;
     assert_sound_both_ways(spec, 1, 0);
     if (spec->num_stages * spec->num_virtual <= 2) assert_sound_both_ways(spec, 2, 1);
   }
@@ -144,7 +144,7 @@ static void check_columns(sluice_pipeline_spec_t* spec) {
   int32_t virtual_stages = spec->num_stages * spec->num_virtual;
   int32_t is_planned = sluice_policy(spec->policy)->is_planned;
   if (spec->policy == SLUICE_POLICY_LOOPED && spec->num_micro_batches % spec->num_stages != 0) return;
-  /* Which virtual stages hold experts: any of four, all or every other of eight. */
+  /* Sets of virtual stages with experts: any of four, all or every other of eight. */
   for (int32_t set = virtual_stages <= 4 ? 0 : 1; set < (virtual_stages <= 4 ? 1 << virtual_stages : 3); ++set) {
     int32_t experts = virtual_stages <= 4 ? set : set == 1 ? 0xff : 0x55;
     for (int32_t c = 0; c < virtual_stages; ++c) spec->expert_parallel[c] = (uint8_t)(experts >> c & 1);
@@ -183,10 +183,10 @@ static void check_column_of_weights(sluice_pipeline_spec_t* spec) {
   }
 }
 
-static void Explore_ColumnsWithWeightGradientsApart_NeverFail(void** state) {
+static void Explore_ColumnsWithSplitWeightGradients_NeverFail(void** state) {
   (void)state;
   for_sizes(SLUICE_POLICY_MESSAGE_DRIVEN, check_column_of_weights);
-  report("columns, weight gradients apart");
+  report("columns, split weight gradients");
 }
 
 static void Explore_ColumnsInFull_FindNoMoreThanReduced(void** state) {
@@ -227,9 +227,9 @@ static void Sample_LargerPipelines_NeverFail(void** state) {
     const sluice_policy_t* row = sluice_policy(policy);
     for (int32_t v = row->min_virtual; v <= (row->max_virtual == 1 ? 1 : 2); ++v) {
       sluice_pipeline_spec_t spec = pipeline_of(8, v, 16, policy, 0);
-      for (int32_t apart = 0; apart < (row->weight_apart < 0 ? 2 : 1); ++apart) {
-        if (apart) spec.weight_apart = 1;
-        spec.reduces = apart == 0; /* in a batch of evaluation there is none */
+      for (int32_t split = 0; split < (row->weight_apart < 0 ? 2 : 1); ++split) {
+        if (split) spec.weight_apart = 1;
+        spec.reduces = split == 0; /* a batch of evaluation has none */
         for (int32_t replicas = 1; replicas <= 2; ++replicas) {
           for (int32_t c = 0; c < 8 * v; ++c) spec.expert_parallel[c] = c % 3 != 1;
           sample(&spec, replicas, walks);
@@ -239,7 +239,7 @@ static void Sample_LargerPipelines_NeverFail(void** state) {
   }
 }
 
-static void Explore_EightVirtualStagesWithWeightGradientsApart_NeverFail(void** state) {
+static void Explore_EightVirtualStagesWithSplitWeightGradients_NeverFail(void** state) {
   (void)state;
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   sluice_pipeline_spec_t spec = pipeline_of(4, 2, 3, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
@@ -250,10 +250,10 @@ static void Explore_EightVirtualStagesWithWeightGradientsApart_NeverFail(void** 
       assert_sound_both_ways(&spec, 1, 0);
     }
   }
-  report("eight virtual stages, weight gradients apart");
+  report("eight virtual stages, split weight gradients");
 }
 
-/* ---- what is refused ---- */
+/* ---- errors ---- */
 
 static void Check_TooLargeOrOutOfRange_IsRefused(void** state) {
   (void)state;
@@ -310,10 +310,10 @@ int main(void) {
       cmocka_unit_test(Explore_1F1BUnderEveryLimit_NeverFails),
       cmocka_unit_test(Explore_ColumnsThatFollowTheirFirst_NeverFail),
       cmocka_unit_test(Explore_ColumnsUnderEveryPlan_NeverFail),
-      cmocka_unit_test(Explore_ColumnsWithWeightGradientsApart_NeverFail),
+      cmocka_unit_test(Explore_ColumnsWithSplitWeightGradients_NeverFail),
       cmocka_unit_test(Explore_ColumnsInFull_FindNoMoreThanReduced),
       cmocka_unit_test(Sample_LargerPipelines_NeverFail),
-      cmocka_unit_test(Explore_EightVirtualStagesWithWeightGradientsApart_NeverFail),
+      cmocka_unit_test(Explore_EightVirtualStagesWithSplitWeightGradients_NeverFail),
       cmocka_unit_test(Check_TooLargeOrOutOfRange_IsRefused),
       cmocka_unit_test(Check_EveryFailingAllocation_IsNoMemoryAndLeaksNothing),
   };

@@ -1,6 +1,6 @@
-/* The checker finds what is planted: a need dropped, a limit off by one, a message to another stage, ops of a plan
- * swapped, a follower that ignores its leader, a slot or op in another place. Whether a dropped need matters is told by
- * an ordering that is computed in another way: then it is found, else nothing is. */
+/* The checker finds planted faults: a need removed, a limit off by one, a message to another stage, swapped ops of a
+ * plan, a follower that ignores its leader, a slot or op in another place. An independent ordering decides whether a
+ * removed need matters: if so the checker finds it, else it finds nothing. */
 #include "backend/pipeline/check/check.h"
 #include "backend/pipeline/check/conflicts.h"
 #include "backend/pipeline/test/pipelines.h"
@@ -28,7 +28,7 @@ static int32_t form_of(const sluice_pipeline_program_t* program) {
   return finding.fault;
 }
 
-/* Faults of many walks. */
+/* Faults over many walks. */
 static int32_t sample_of(const sluice_pipeline_program_t* program, int32_t replicas, int32_t followers_choose) {
   sluice_pipeline_check_options_t options;
   sluice_pipeline_check_options_init(&options);
@@ -50,7 +50,7 @@ static void assert_described(const sluice_pipeline_program_t* program, const slu
 
 /* ---- dropped needs ---- */
 
-/* Whether b comes behind a on every path: needs, the plan's order, and a message behind its send. */
+/* Whether b follows a on every path: needs, the plan's order, and a message after its send. */
 static void close(const sluice_pipeline_program_t* program, char* reaches) {
   int32_t n = program->num_ops;
   memset(reaches, 0, (size_t)n * (size_t)n);
@@ -144,13 +144,13 @@ static void Limit_OffByOne_IsFound(void** state) {
   for (int32_t c = 0; c < 3; ++c) {
     sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 3);
     sluice_pipeline_program_t* program = program_of(&spec);
-    /* The program has room for three, and two were asked for. */
+    /* The program has slots for three, and two were requested. */
     program->spec.in_flight[c] = 2;
     sluice_pipeline_finding_t finding = explore(program, 1, 0, 0);
     assert_int_equal(finding.fault, SLUICE_PIPELINE_FAULT_IN_FLIGHT);
     assert_int_equal(program->ops[finding.op].virtual_stage, c);
     assert_described(program, &finding);
-    /* Walks keep the policy, under which the last stage turns each micro-batch around at once. */
+    /* Walks use the policy, under which the last stage runs the backward of each micro-batch at once. */
     assert_int_equal(sample_of(program, 1, 0), c < 2 ? SLUICE_PIPELINE_FAULT_IN_FLIGHT : SLUICE_PIPELINE_FAULT_NONE);
     free_program(program);
     spec.weight_apart = 1;
@@ -193,7 +193,7 @@ static void Message_ToAnotherStage_IsFound(void** state) {
 
 static void Messages_Exchanged_AreFound(void** state) {
   (void)state;
-  /* The inputs of two micro-batches, each taken for the other. */
+  /* The inputs of two micro-batches, swapped. */
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_program_t* program = program_of(&spec);
   int32_t sends[2], receives[2];
@@ -262,9 +262,9 @@ static void WeightGradient_ThatDoesNotWaitForItsBackward_IsFound(void** state) {
 
 static void Reduction_ThatDoesNotWaitForTheLastGradient_IsFound(void** state) {
   (void)state;
-  for (int32_t apart = 0; apart < 2; ++apart) {
+  for (int32_t split = 0; split < 2; ++split) {
     sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_BACKWARD_FIRST, 2);
-    spec.weight_apart = apart;
+    spec.weight_apart = split;
     spec.reduces = 1;
     sluice_pipeline_program_t* program = program_of(&spec);
     const int32_t reduce = sluice_pipeline_find(program, SLUICE_STAGE_REDUCE, 1, 1);
@@ -304,14 +304,14 @@ static void Follower_ThatIgnoresItsLeader_IsFound(void** state) {
       assert_int_equal(finding.fault, SLUICE_PIPELINE_FAULT_COLUMN_ORDER);
       assert_described(program, &finding);
       assert_int_equal(sample_of(program, 2, 0), SLUICE_PIPELINE_FAULT_NONE);
-      /* Of two stages Algorithm 2 runs the same order whatever arrives when. */
+      /* With two stages, Algorithm 2 runs the same order for any timing. */
       int has_choice = p > 2 || policies[i] != SLUICE_POLICY_MESSAGE_DRIVEN;
       assert_int_equal(sample_of(program, 2, 1),
                        has_choice ? SLUICE_PIPELINE_FAULT_COLUMN_ORDER : SLUICE_PIPELINE_FAULT_NONE);
       free_program(program);
     }
   }
-  /* Where nothing is collective, nobody has to follow. */
+  /* Without collectives, no replica has to follow. */
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_MESSAGE_DRIVEN, 3);
   sluice_pipeline_program_t* program = program_of(&spec);
   assert_int_equal(explore(program, 2, 0, 1).fault, SLUICE_PIPELINE_FAULT_NONE);

@@ -1,10 +1,10 @@
-/* The simulator: published values, and what every run of it has to keep. */
+/* The simulator: published values, and the invariants of every run. */
 #include <math.h>
 
 #include "backend/pipeline/simulate/simulate.h"
 #include "backend/pipeline/test/pipelines.h"
 
-/* Values that are printed with two decimals, or tenths of a percent. */
+/* Values that are published with two decimals, or in tenths of a percent. */
 #define TWO_DECIMALS    0.005
 #define TENTH_PERCENT   0.0005
 #define NEXT_TO_NOTHING 1e-9
@@ -33,7 +33,7 @@ static void assert_near(double value, double expected, double tolerance) {
   if (fabs(value - expected) > tolerance) fail_msg("%.6f is not %.6f", value, expected);
 }
 
-/* m = 16, f + b = 1, rendezvous sends: what a message-driven stage gains over the stock order. */
+/* m = 16, f + b = 1, rendezvous sends: the gain of a message-driven stage over the stock order. */
 static double gain(int32_t p, int32_t policy, int32_t in_flight, double c, double f) {
   sluice_pipeline_spec_t stock = pipeline_of(p, 1, 16, SLUICE_POLICY_DEEPSPEED, 0);
   sluice_pipeline_spec_t own = pipeline_of(p, 1, 16, policy, in_flight);
@@ -41,7 +41,7 @@ static double gain(int32_t p, int32_t policy, int32_t in_flight, double c, doubl
   return simulate(&stock, &times).makespan_s / simulate(&own, &times).makespan_s;
 }
 
-static void MessageDriven_BesideStock_GainsWhatIsPublished(void** state) {
+static void MessageDriven_OverStock_GainsWhatIsPublished(void** state) {
   (void)state;
   static const struct {
     int32_t p, in_flight;
@@ -61,7 +61,7 @@ static void MessageDriven_BesideStock_GainsWhatIsPublished(void** state) {
 
 static void Stock_InItsSteadyState_PaysEveryMessage(void** state) {
   (void)state;
-  /* A micro-batch more costs f + b + 2c where every stage has one neighbour, f + b + 4c where one has two. */
+  /* One more micro-batch costs f + b + 2c if every stage has one neighbour, f + b + 4c if one stage has two. */
   for (int32_t p = 2; p <= 4; p += 2) {
     sluice_pipeline_spec_t more = pipeline_of(p, 1, 17, SLUICE_POLICY_DEEPSPEED, 0), less = more;
     less.num_micro_batches = 16;
@@ -85,15 +85,15 @@ static void Bubbles_OfEqualParts_AreWhatIsPublished(void** state) {
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_GPIPE, 0, 0), 0.304, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 8, 0), 0.304, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_1F1B_HINT, 8, 0), 0.304, TENTH_PERCENT);
-  /* Forwards that arrive first go first, and gradients come back later for it. */
+  /* Forwards that arrive first run first, and gradients return later because of that. */
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_MESSAGE_DRIVEN, 8, 0), 0.36, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_ZERO_BUBBLE, 0, 0), 0.127, TENTH_PERCENT);
   assert_near(bubble(8, 2, 16, SLUICE_POLICY_LOOPED, 0, 0), 0.179, TENTH_PERCENT);
   /* Greedy looping, all micro-batches in flight. */
   assert_near(bubble(8, 2, 16, SLUICE_POLICY_BACKWARD_FIRST, 16, 0), 0.244, TENTH_PERCENT);
-  /* Greedy with weight gradients apart reaches what the plan does where L counts until B; 21 % was said of it. */
+  /* Greedy with split weight gradients reaches the value of the plan that counts L until B; the paper says 21 %. */
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 8, 1), 0.127, TENTH_PERCENT);
-  /* V's own value: 4.5 halves of a forward each stage; the least is 3.5, the wait for the first input and the last. */
+  /* V's own value: 4.5 halves of a forward per stage; the minimum is 3.5, the wait for the first input and the last. */
   assert_near(bubble(8, 2, 16, SLUICE_POLICY_V, 0, 0), 4.5 / (48 + 4.5), TENTH_PERCENT);
   assert_near(bubble(4, 2, 16, SLUICE_POLICY_V, 0, 0), 1.5 / (48 + 1.5), TENTH_PERCENT);
 }
@@ -115,7 +115,7 @@ static void Bubbles_OfPlans_FollowTheirFormulas(void** state) {
 
 /* ---- reductions ---- */
 
-/* Seconds of a batch whose reductions are those of `reduce_s`, by virtual stage. */
+/* Seconds of a batch with the reductions of `reduce_s`, by virtual stage. */
 static double reduced(const sluice_pipeline_spec_t* given, const double* reduce_s) {
   sluice_pipeline_spec_t spec = *given;
   spec.reduces = 1;
@@ -126,7 +126,7 @@ static double reduced(const sluice_pipeline_spec_t* given, const double* reduce_
   return result.makespan_s;
 }
 
-static void Reductions_BesideTheDrain_HideBehindIt(void** state) {
+static void Reductions_DuringTheDrain_AreHidden(void** state) {
   (void)state;
   /* Stage s of 1F1B has ended when s backwards of two seconds are still to come: the last of four hides six. */
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_1F1B, 0);
@@ -135,8 +135,8 @@ static void Reductions_BesideTheDrain_HideBehindIt(void** state) {
   assert_near(reduced(&spec, (double[]){0, 0, 0, 6}), batch, NEXT_TO_NOTHING);
   assert_near(reduced(&spec, (double[]){0, 0, 0, 10}), batch + 4, NEXT_TO_NOTHING);
   assert_near(reduced(&spec, (double[]){5, 5, 5, 5}), batch + 5, NEXT_TO_NOTHING);
-  /* With two virtual stages one half of a stage goes while its other half drains: behind the batch all eight seconds of
-   * a stage would stand. */
+  /* With two virtual stages the first half of a stage is reduced while the other half drains: after the batch it would
+   * add all eight seconds of a stage. */
   const double halves[] = {4, 4, 4, 4, 4, 4, 4, 4};
   static const struct {
     int32_t policy;
@@ -146,18 +146,18 @@ static void Reductions_BesideTheDrain_HideBehindIt(void** state) {
     spec = pipeline_of(4, 2, 8, shown[i].policy, 0);
     assert_near(reduced(&spec, halves) - reduced(&spec, (double[8]){0}), shown[i].shown, NEXT_TO_NOTHING);
   }
-  /* Those of one stage go one behind the other. */
+  /* Those of one stage run one after the other. */
   spec = pipeline_of(1, 2, 8, SLUICE_POLICY_GPIPE, 0);
   assert_near(reduced(&spec, (double[]){1, 100}), 3 * 8 + 100 - 8 * 1.0 + 1, NEXT_TO_NOTHING);
 }
 
-/* ---- what every run keeps ---- */
+/* ---- invariants of every run ---- */
 
 typedef struct draw_s {
   uint64_t seed;
 } draw_t;
 
-/* 0.5 to 2.5 times as long, the same for an op whenever it is asked. */
+/* 0.5 to 2.5 times as long, the same for an op whenever it is called. */
 static double stretched(void* user, const sluice_stage_op_t* op, double begin_s, double seconds) {
   assert_true(begin_s >= 0);
   uint64_t x = ((draw_t*)user)->seed;
@@ -191,7 +191,7 @@ static void assert_keeps_rules(const sluice_pipeline_program_t* program, const s
       if (!share) continue;
       assert_true(end[i] <= begin[j] + NEXT_TO_NOTHING || end[j] <= begin[i] + NEXT_TO_NOTHING);
     }
-    if (end[i] > result.makespan_s + NEXT_TO_NOTHING) fail_msg("op %d ends behind the batch", i);
+    if (end[i] > result.makespan_s + NEXT_TO_NOTHING) fail_msg("op %d ends after the batch", i);
   }
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(&program->spec); ++c) {
     assert_in_range(result.most_in_flight[c], 0, program->spec.in_flight[c]);
@@ -219,11 +219,11 @@ static void Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits(void** state
   }
 }
 
-/* ---- single questions ---- */
+/* ---- single cases ---- */
 
 static void Link_WithTwoMessages_CarriesOneAfterTheOther(void** state) {
   (void)state;
-  /* Forwards take 1 and messages 3: the second input comes at 1 + 3 + 3, whatever is posted. */
+  /* Forwards take 1 and messages 3: the second input arrives at 1 + 3 + 3, whatever is posted. */
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_FORWARD_ONLY, 2);
   sluice_pipeline_times_t times = times_of(&spec, 1, 0, 0, 3);
   for (times.is_buffered = 0; times.is_buffered < 2; ++times.is_buffered) {
@@ -250,11 +250,12 @@ static void Cards_OfStagesWithOneMessageAtATime_ChangeNothing(void** state) {
 
 static void Cards_OfAMiddleStage_CarryBothItsMessages(void** state) {
   (void)state;
-  /* Ten seconds each: the card of the middle one of three sends 2m messages, where each of its two links carries m. */
+  /* Ten seconds each: the card of the middle one of three stages sends 2m messages, while each of its two links would
+   * carry m. */
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 8, SLUICE_POLICY_BACKWARD_FIRST, 8);
   assert_true(seconds_over(&spec, 10, 1) >= 2 * 8 * 10);
   assert_true(seconds_over(&spec, 10, 0) < 2 * 8 * 10);
-  /* Passes take no time, and one micro-batch has every card to itself. */
+  /* Passes take no time, and a single micro-batch has every card to itself. */
   spec.num_micro_batches = 1;
   sluice_pipeline_times_t times = times_of(&spec, 0, 0, 0, 1);
   times.shares_cards = 1;
@@ -274,7 +275,7 @@ static double is_not_finite(void* user, const sluice_stage_op_t* op, double begi
 
 static void Seconds_OfAnOp_MayDependOnItsMoment(void** state) {
   (void)state;
-  /* Forwards take 1; the messages begin at 1 and at 2, end at 1.5 and at 7.5, and one forward stands behind. */
+  /* Forwards take 1; the messages begin at 1 and at 2, end at 1.5 and at 7.5, and one forward follows. */
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_FORWARD_ONLY, 2);
   sluice_pipeline_times_t times = times_of(&spec, 1, 0, 0, 0.5);
   times.seconds_of = stalls_at_two;
@@ -302,7 +303,7 @@ static void Message_OfBytes_TakesLatencyAndThem(void** state) {
 
 static void Stock_BufferedSends_HidePartOfWhatRendezvousPays(void** state) {
   (void)state;
-  /* With two stages nothing is won: the first one waits for a gradient before it sends the next input. */
+  /* With two stages there is no gain: the first one waits for a gradient before it sends the next input. */
   for (int32_t p = 2; p <= 4; p += 2) {
     sluice_pipeline_spec_t spec = pipeline_of(p, 1, 16, SLUICE_POLICY_DEEPSPEED, 0);
     sluice_pipeline_times_t times = times_of(&spec, 0.5, 0.25, 0.25, 0.25);
@@ -388,11 +389,11 @@ static void Simulate_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** sta
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(MessageDriven_BesideStock_GainsWhatIsPublished),
+      cmocka_unit_test(MessageDriven_OverStock_GainsWhatIsPublished),
       cmocka_unit_test(Stock_InItsSteadyState_PaysEveryMessage),
       cmocka_unit_test(Bubbles_OfEqualParts_AreWhatIsPublished),
       cmocka_unit_test(Bubbles_OfPlans_FollowTheirFormulas),
-      cmocka_unit_test(Reductions_BesideTheDrain_HideBehindIt),
+      cmocka_unit_test(Reductions_DuringTheDrain_AreHidden),
       cmocka_unit_test(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits),
       cmocka_unit_test(Link_WithTwoMessages_CarriesOneAfterTheOther),
       cmocka_unit_test(Cards_OfStagesWithOneMessageAtATime_ChangeNothing),

@@ -1,0 +1,82 @@
+/* Weights in 4 or 8 bits, as the operand B of a GEMM.
+ *
+ * A packed weight is W [rows, cols], row after row, in codes of 4 or 8 bits, with scales that blocks of its elements
+ * share. The columns are what a layer sums over in its forward. An element of the type that a GEMM computes in is
+ *
+ *   dtype(f32(code) * f32(scale))
+ *
+ * with one rounding in the product and one, where it is narrower, to the type: what transformers makes when it loads
+ * such a checkpoint. The functions here are the definition; "native" decodes to the same bits by its own means. */
+#ifndef SLUICE_BACKEND_GEMM_PACKED_H_
+#define SLUICE_BACKEND_GEMM_PACKED_H_
+
+#include "backend/base/status.h"
+
+enum {
+  SLUICE_PACKED_NO = 0,    /* elements of the GEMM's own type */
+  SLUICE_PACKED_MXFP4 = 1, /* OCP microscaling FP4: e2m1, blocks of 32 columns, scales 2^(u8 - 127), 255 is NaN */
+  SLUICE_PACKED_FP8 = 2,   /* e4m3 without infinities, blocks of 128 x 128, f32 scales */
+  SLUICE_PACKED_INT8 = 3,  /* symmetric, blocks of some columns of a row, bf16 scales */
+  SLUICE_PACKED_INT4 = 4,  /* the same in 4 bits, two's complement */
+  SLUICE_PACKED_FORMATS = 5
+};
+
+/* A block has a multiple of so many columns, so that kernels meet no scale in the middle of a register. */
+enum { SLUICE_PACKED_LEAST_COLS = 32 };
+
+typedef struct sluice_packed_format_s {
+  const char* name;
+  int32_t bits; /* of a code; of 4, an even column is the low half of a byte */
+  int32_t scale_bytes;
+  int32_t block_rows;
+  int32_t block_cols; /* 0: as the layer says */
+} sluice_packed_format_t;
+
+/* How B is packed; all zeros: it is not. */
+typedef struct sluice_packed_s {
+  int32_t format;
+  int32_t block_cols;
+  int32_t transposed; /* 1: B is the weight's transpose, as in a forward; 0: the weight itself */
+  const void* scales; /* of the row where B begins: [block of rows][block of columns], without gaps in a row */
+  int64_t scales_ld;  /* scales from one row of them to the next */
+  int64_t half;       /* rows after which blocks of rows begin again (W3 after W1); 0: they do not */
+} sluice_packed_t;
+
+/* NULL: there is no such format, or it is SLUICE_PACKED_NO. */
+const sluice_packed_format_t* sluice_packed_format(int32_t format);
+
+/* The value of a code as f32; of 4 bits its low half counts. NaN for e4m3's 0x7f and 0xff. */
+float sluice_packed_code(int32_t format, uint8_t code);
+
+/* The scale at `at` as f32. */
+float sluice_packed_scale(int32_t format, const void* at);
+
+/* Where the row of scales begins that row `row` has. */
+const char* sluice_packed_scales(const sluice_packed_t* packed, int64_t row);
+
+/* Writes columns [col, col + count) of a row as `dtype`: f32, bf16, f16 or f64. ld: columns from one row to the next;
+ * with 4 bits ld and col are even. */
+void sluice_packed_decode(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t row, int64_t col,
+                          int64_t count, int32_t dtype, void* out);
+typedef void (*sluice_packed_decode_fn_t)(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t row,
+                                          int64_t col, int64_t count, int32_t dtype, void* out);
+
+/* Bytes from the beginning of a weight to element (row, col). */
+static inline int64_t sluice_packed_bytes(int32_t bits, int64_t ld, int64_t row, int64_t col) {
+  return (row * ld + col) * bits / 8;
+}
+
+/* Blocks that cover `size` rows or columns. */
+static inline int64_t sluice_packed_blocks(int64_t size, int32_t block) { return (size + block - 1) / block; }
+
+/* INVALID_ARGUMENT naming `what` unless a weight of that width can have this format and blocks of block_cols columns:
+ * an even width with 4 bits, whole blocks with MXFP4, a block of the format's own size or of a multiple of
+ * SLUICE_PACKED_LEAST_COLS. */
+sluice_status_t sluice_packed_check_shape(int32_t format, int32_t block_cols, int64_t cols, const char* what);
+
+/* INVALID_ARGUMENT naming `what`, its row and column, where a code or a scale of W [rows, cols] stands for NaN or
+ * infinity. Reads all of it. */
+sluice_status_t sluice_packed_check_values(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t rows,
+                                           int64_t cols, const char* what);
+
+#endif /* SLUICE_BACKEND_GEMM_PACKED_H_ */

@@ -4,6 +4,8 @@
  * of independent GEMMs (the local experts of one chunk), so that an implementation may group or split them as it
  * likes. Matrices are described by element strides; a transposed operand is one with row_stride 1.
  *
+ * B may be packed in 4 or 8 bits (packed.h). A and C never are, so a packed weight has no gradient here.
+ *
  * `ref` is the plain loop that everything else is compared with. Implementations live in backend/gemm/<name>/ and meet
  * only here. Threads: a gemm is used by one thread at a time (the compute lane); it may use the caller's OpenMP pool.
  */
@@ -12,6 +14,7 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/status.h"
+#include "backend/gemm/packed.h"
 #include "sluice/context.h"
 
 typedef struct sluice_matrix_s {
@@ -32,14 +35,17 @@ typedef struct sluice_grouped_gemm_s {
   int32_t dtype_c;        /* of C: dtype_ab, or f32 */
   float beta;             /* 0 (C may hold NaN) or 1 */
   sluice_stream_t stream; /* the lane's, on which a GPU's GEMMs run in order; NULL on a CPU */
+  /* [count], or NULL: no weight is packed. How each B is; strides of a packed one count elements, and the one along the
+   * weight's columns is 1. */
+  const sluice_packed_t* packed;
 } sluice_grouped_gemm_t;
 
 typedef struct sluice_gemm_s sluice_gemm_t;
 
 /* What run() may borrow from the allocator at one time beyond the objects made by create: temporaries of "blas",
- * the packed blocks of "native", and the result with which "auto" measures. All of it is given back before run()
- * returns. "native" packs per thread: with more than two threads, each further one may borrow SLUICE_GEMM_THREAD_BYTES
- * on top. */
+ * the packed blocks of "native", the result with which "auto" measures, and decoded blocks of packed weights, which
+ * have half of it. All of it is given back before run() returns. "native" packs per thread: with more than two threads,
+ * each further one may borrow SLUICE_GEMM_THREAD_BYTES on top. */
 #define SLUICE_GEMM_SCRATCH_BYTES ((uint64_t)8 << 20)
 #define SLUICE_GEMM_THREAD_BYTES  ((uint64_t)7 << 18)
 
@@ -49,6 +55,9 @@ typedef struct sluice_gemm_vtable_s {
   int (*supports)(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
   /* Only called when supports() said yes. Errors: NO_MEMORY, EXTERNAL (with the library's text). */
   sluice_status_t (*run)(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
+  /* 1: run() reads packed weights itself; 0: it is given lists whose weights have been decoded. supports() looks at
+   * dtypes and strides in both cases. */
+  int decodes;
 } sluice_gemm_vtable_t;
 
 struct sluice_gemm_s {
@@ -85,6 +94,14 @@ void sluice_gemm_destroy(sluice_gemm_t* gemm); /* accepts NULL */
 /* Errors: INVALID_ARGUMENT, UNSUPPORTED (never from sluice_gemm_create's), and run()'s above. */
 sluice_status_t sluice_gemm_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
 int sluice_gemm_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
+/* Whether B of GEMM `index` is packed. */
+static inline int sluice_gemm_is_packed(const sluice_grouped_gemm_t* list, int64_t index) {
+  return list->packed != NULL && list->packed[index].format != SLUICE_PACKED_NO;
+}
+/* vtable->run() where supports() said yes, for the selector too: an implementation that reads no packed weights gets
+ * them decoded, as many columns of C at a time as half of SLUICE_GEMM_SCRATCH_BYTES hold.
+ * Errors: run()'s; UNSUPPORTED where not even one column fits. */
+sluice_status_t sluice_gemm_run_decoded(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
 
 /* Single implementations, for tests and for the selector. */
 sluice_status_t sluice_gemm_ref_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);

@@ -16,6 +16,7 @@ typedef struct sluice_gemm_form_s {
   void* c;
   int64_t lda, ldb, ldc;
   int trans_a, trans_b;
+  sluice_packed_t packed; /* B; then ldb counts codes, and trans_b is what it says, also of a single row or column */
 } sluice_gemm_form_t;
 
 /* The leading dimension of [rows, cols] stored row by row, or 0 if the strides do not allow it. A single row has no
@@ -42,6 +43,7 @@ static inline int sluice_gemm_form(const sluice_gemm_problem_t* problem, sluice_
   sluice_gemm_problem_t p = *problem;
   int trans_c;
   if (!sluice_gemm_side(p.m, p.n, &p.c, &out->ldc, &trans_c)) return 0;
+  out->packed = (sluice_packed_t){0};
   if (trans_c) {
     const sluice_matrix_t a = p.a;
     p.a = (sluice_matrix_t){p.b.data, p.b.col_stride, p.b.row_stride};
@@ -57,6 +59,20 @@ static inline int sluice_gemm_form(const sluice_gemm_problem_t* problem, sluice_
   out->c = p.c.data;
   return sluice_gemm_side(p.m, p.k, &p.a, &out->lda, &out->trans_a) &&
          sluice_gemm_side(p.k, p.n, &p.b, &out->ldb, &out->trans_b);
+}
+
+/* The same of GEMM `index` of a list, whose B may be packed. */
+static inline int sluice_gemm_form_of(const sluice_grouped_gemm_t* list, int64_t index, sluice_gemm_form_t* out) {
+  const sluice_gemm_problem_t* p = &list->problems[index];
+  if (!sluice_gemm_is_packed(list, index)) return sluice_gemm_form(p, out);
+  *out = (sluice_gemm_form_t){.m = p->m, .n = p->n, .k = p->k, .a = p->a.data, .b = p->b.data, .c = p->c.data};
+  out->packed = list->packed[index];
+  out->trans_b = out->packed.transposed;
+  out->lda = sluice_gemm_leading(p->m, p->k, p->a.row_stride, p->a.col_stride);
+  out->ldb = out->trans_b ? sluice_gemm_leading(p->n, p->k, p->b.col_stride, p->b.row_stride)
+                          : sluice_gemm_leading(p->k, p->n, p->b.row_stride, p->b.col_stride);
+  out->ldc = sluice_gemm_leading(p->m, p->n, p->c.row_stride, p->c.col_stride);
+  return out->lda != 0 && out->ldb != 0 && out->ldc != 0;
 }
 
 /* 1 when nothing is left for a library to do: no elements, or k = 0, which it settles itself (C = beta * C). */

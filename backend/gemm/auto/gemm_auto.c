@@ -106,9 +106,11 @@ static const int64_t row_limits[NUM_ROWS - 1] = {4, 12, 24, 48, 96, 192, 384, 76
 
 static double volume(const sluice_gemm_problem_t* p) { return (double)p->m * (double)p->n * (double)p->k; }
 
-/* 0 when the list has no class: nothing to compute, or dtypes or strides that only ref takes. */
+/* 0 when the list has no class: nothing to compute, or dtypes or strides that only ref takes, or packed weights, which
+ * "native" reads where they lie and all others copy. */
 static int classify(const sluice_grouped_gemm_t* list, sluice_gemm_class_t* out) {
   int dtype;
+  if (list->packed != NULL) return 0;
   switch (list->dtype_ab) {
     case SLUICE_DTYPE_F32: dtype = 0; break;
     case SLUICE_DTYPE_BF16: dtype = 1; break;
@@ -399,7 +401,8 @@ static sluice_status_t run_by(sluice_gemm_auto_t* selector, const sluice_grouped
     int kind = (int)(order & 0xf) - 1;
     sluice_gemm_t* next = selector->kinds[kind];
     if (!next->vtable->supports(next, list)) continue;
-    if (kind != HOST) return next->vtable->run(next, list);
+    if (kind != HOST) return sluice_gemm_run_decoded(next, list);
+    if (list->packed != NULL) continue; /* the host could decline when a part of C has been written */
     return run_host(selector, list);
   }
   return SLUICE_FAIL(SLUICE_E_INTERNAL, "gemm %s: no implementation takes this list", selector->base.name);

@@ -63,7 +63,7 @@ static int compute_of(const gemm_cublas_t* gemm, int32_t dtype) {
 
 static int cublas_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   (void)gemm;
-  if (type_of(list->dtype_ab) < 0) return 0;
+  if (type_of(list->dtype_ab) < 0 || list->packed != NULL) return 0; /* no kernel decodes on a GPU yet */
   if (list->dtype_c != list->dtype_ab) {
     int is_half = list->dtype_ab == SLUICE_DTYPE_BF16 || list->dtype_ab == SLUICE_DTYPE_F16;
     if (!is_half || list->dtype_c != SLUICE_DTYPE_F32) return 0;

@@ -13,6 +13,9 @@
  * GEMMs of so few rows that packing B would cost more than multiplying by it go another way, where a set has one
  * (native_thin.inc.h). Threads share the panels of a whole list (native_runs.h).
  *
+ * A weight packed in 4 or 8 bits is decoded where panels are packed, a few rows at a time, so that the panels, and with
+ * them the bits of C, are those of the decoded weight.
+ *
  * Numbers: an element of C is one chain of fused multiply-adds over k, ascending, that starts from zero (beta 0) or
  * from C (beta 1), in f32, and is rounded once to C's dtype. No block size, no number of rows, no position and no
  * thread count is part of that, so a row has the same bits in every chunking. GEMMs of bf16 on a processor with AMX or
@@ -108,7 +111,7 @@ static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_fo
   b.cols = sluice_max(recipe->b_bytes / each / steps / kernels->width, 1) * kernels->width;
   b.cols = sluice_min(b.cols, sluice_round_up(f->n, kernels->width));
   b.by_rows = recipe->by_rows;
-  b.raw = !f->trans_a && !f->trans_b && dtype_ab == SLUICE_DTYPE_F32;
+  b.raw = !f->trans_a && !f->trans_b && dtype_ab == SLUICE_DTYPE_F32 && f->packed.format == SLUICE_PACKED_NO;
   b.sums = dtype_c != SLUICE_DTYPE_F32 && b.depth < f->k;
   b.stripe = f->n;
   if (b.sums) b.stripe = sluice_max(S_BYTES / (int64_t)sizeof(float) / b.rows / b.cols, 1) * b.cols;
@@ -141,7 +144,8 @@ static void pack_a(const work_t* w, const sluice_gemm_form_t* f, int64_t i0, int
 }
 
 /* B [k0 ..][j0 ..] as panels of [steps][width]. */
-static void pack_b(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0, int64_t cols) {
+static void pack_plain_b(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
+                         int64_t cols) {
   const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
   const int64_t width = w->kernels->width;
   const int64_t steps = steps_of(w->kernels, depth);
@@ -157,20 +161,84 @@ static void pack_b(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int
   }
 }
 
+enum { DECODED_BYTES = SLUICE_NATIVE_ROWS * SLUICE_NATIVE_COLS * sizeof(float) };
+
+/* Some rows of a packed weight from (row, col) on, SLUICE_NATIVE_COLS elements of dtype_ab apart. */
+static void decode(const work_t* w, const sluice_gemm_form_t* f, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                   char* out) {
+  const int64_t row_bytes = SLUICE_NATIVE_COLS * (int64_t)sluice_dtype_bytes(w->dtype_ab);
+  for (int64_t r = 0; r < rows; ++r) {
+    w->kernels->decode(&f->packed, f->b, f->ldb, row + r, col, cols, w->dtype_ab, out + r * row_bytes);
+  }
+}
+
+/* pack_b where B is packed along k. */
+static void pack_decoded_rows(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
+                              int64_t cols) {
+  _Alignas(64) char decoded[DECODED_BYTES];
+  const int64_t width = w->kernels->width;
+  const int64_t steps = steps_of(w->kernels, depth);
+  for (int64_t j = 0; j < sluice_round_up(cols, width); j += GROUP) {
+    float* out = w->b + j / width * width * steps + j % width;
+    const int64_t count = sluice_min(sluice_max(cols - j, 0), GROUP);
+    for (int64_t k = 0; k < depth; k += SLUICE_NATIVE_COLS) {
+      const int64_t slice = sluice_min(depth - k, SLUICE_NATIVE_COLS);
+      decode(w, f, j0 + j, count, k0 + k, slice, decoded);
+      w->kernels->pack_rows(decoded, SLUICE_NATIVE_COLS, w->dtype_ab, count, slice, out + k / w->kernels->unit * width,
+                            width);
+    }
+  }
+}
+
+/* pack_b where B is packed along its columns. */
+static void pack_decoded_columns(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
+                                 int64_t cols) {
+  _Alignas(64) char decoded[DECODED_BYTES];
+  const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
+  const int64_t width = w->kernels->width;
+  const int64_t steps = steps_of(w->kernels, depth);
+  for (int64_t k = 0; k < depth; k += SLUICE_NATIVE_ROWS) {
+    const int64_t rows = sluice_min(depth - k, SLUICE_NATIVE_ROWS);
+    for (int64_t j = 0; j < cols; j += SLUICE_NATIVE_COLS) {
+      const int64_t slice = sluice_min(cols - j, SLUICE_NATIVE_COLS);
+      decode(w, f, k0 + k, rows, j0 + j, slice, decoded);
+      for (int64_t i = 0; i < sluice_round_up(slice, width); i += GROUP) {
+        const int64_t count = sluice_min(sluice_max(slice - i, 0), GROUP);
+        float* out = w->b + (j + i) / width * width * steps + (j + i) % width + k / w->kernels->unit * width;
+        w->kernels->pack_columns(decoded + sluice_min(i, slice - 1) * bytes, SLUICE_NATIVE_COLS, w->dtype_ab, count,
+                                 rows, out, width);
+      }
+    }
+  }
+}
+
 /* Aims at B [k0 ..][j0 ..], to be asked for within `steps` calls of SLUICE_NATIVE_STEP. */
 static sluice_native_prefetch_t aim(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
                                     int64_t cols, int64_t steps) {
-  const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
-  const char* at = element_of(f->b, f->ldb, f->trans_b, k0, j0, bytes);
+  enum { BITS = 8 };
+  int32_t bits = (int32_t)sluice_dtype_bytes(w->dtype_ab) * BITS;
+  if (f->packed.format != SLUICE_PACKED_NO) bits = sluice_packed_format(f->packed.format)->bits;
+  const char* at = (const char*)f->b;
+  at += f->trans_b ? sluice_packed_bytes(bits, f->ldb, j0, k0) : sluice_packed_bytes(bits, f->ldb, k0, j0);
   int64_t rows = f->trans_b ? cols : depth;
-  int64_t row_bytes = (f->trans_b ? depth : cols) * bytes;
-  return sluice_native_aim(at, rows, row_bytes, f->ldb * bytes, steps, f->m <= FEW_ROWS);
+  int64_t row_bytes = (f->trans_b ? depth : cols) * bits / BITS;
+  return sluice_native_aim(at, rows, row_bytes, f->ldb * bits / BITS, steps, f->m <= FEW_ROWS);
 }
 
 typedef struct place_s { /* a block of C */
   int64_t i0, rows, k0, depth, j0, cols;
   int64_t stripe0, stripe; /* the columns that `sums` holds */
 } place_t;
+
+static void pack_b(const work_t* w, const sluice_gemm_form_t* f, const place_t* p) {
+  if (f->packed.format == SLUICE_PACKED_NO) {
+    pack_plain_b(w, f, p->k0, p->depth, p->j0, p->cols);
+  } else if (f->trans_b) {
+    pack_decoded_rows(w, f, p->k0, p->depth, p->j0, p->cols);
+  } else {
+    pack_decoded_columns(w, f, p->k0, p->depth, p->j0, p->cols);
+  }
+}
 
 /* Every tile of one block of C. */
 static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_t* blocks, const place_t* p,
@@ -261,7 +329,7 @@ static void problem(const work_t* w, const sluice_gemm_form_t* f, int64_t from, 
         pack_a(w, f, p.i0, p.rows, p.k0, p.depth);
         for (p.j0 = p.stripe0; p.j0 < end; p.j0 += blocks.cols) {
           p.cols = sluice_min(end - p.j0, blocks.cols);
-          if (!blocks.raw) pack_b(w, f, p.k0, p.depth, p.j0, p.cols);
+          if (!blocks.raw) pack_b(w, f, &p);
           /* The block after this one. */
           int64_t k0 = p.k0;
           int64_t j0 = p.j0 + blocks.cols;
@@ -309,7 +377,7 @@ static int native_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_
   if (list->dtype_c != list->dtype_ab && list->dtype_c != SLUICE_DTYPE_F32) return 0;
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->problems[i], &form)) return 0;
+    if (!sluice_gemm_form_of(list, i, &form)) return 0;
   }
   return 1;
 }
@@ -340,7 +408,7 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_grou
   const sluice_native_bf16_t* own = own_way(kernels, list);
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->problems[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
+    if (!sluice_gemm_form_of(list, i, &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
     if (own != NULL) {
       room.a = sluice_max(room.a, own->room(&form));
       continue;
@@ -389,8 +457,8 @@ static void share(void* data, int index, int count) {
   if (own != NULL) own->begin();
   for (sluice_piece_t piece; sluice_runs_take(&call->runs, index, &piece);) {
     sluice_gemm_form_t form, next; /* supports() has seen them all */
-    if (!sluice_gemm_form(&list->problems[piece.problem], &form)) continue;
-    const int goes_on = piece.next_gemm >= 0 && sluice_gemm_form(&list->problems[piece.next_gemm], &next);
+    if (!sluice_gemm_form_of(list, piece.problem, &form)) continue;
+    const int goes_on = piece.next_gemm >= 0 && sluice_gemm_form_of(list, piece.next_gemm, &next);
     const sluice_gemm_form_t* after = goes_on ? &next : NULL;
     const int64_t from = piece.first * call->width;
     const int64_t to = sluice_min(piece.last * call->width, form.n);
@@ -410,7 +478,7 @@ static double work_of(const sluice_grouped_gemm_t* list, int64_t width) {
   double work = 0;
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->problems[i], &form)) continue;
+    if (!sluice_gemm_form_of(list, i, &form)) continue;
     if (form.m > 0 && form.n > 0) work += panel_work(width, &form) * (double)sluice_ceil_div(form.n, width);
   }
   return work;
@@ -424,7 +492,7 @@ static void number_panels(const sluice_grouped_gemm_t* list, int64_t width, int6
     sluice_gemm_form_t form;
     begins[i + 1] = begins[i];
     least[i] = 1;
-    if (!sluice_gemm_form(&list->problems[i], &form)) continue;
+    if (!sluice_gemm_form_of(list, i, &form)) continue;
     if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
     const double each = panel_work(width, &form);
     begins[i + 1] += sluice_ceil_div(form.n, width);
@@ -445,7 +513,7 @@ static void cut_runs(const call_t* call, double work) {
     for (; i < runs->num_gemms && run + 1 < runs->num_runs; ++i) {
       sluice_gemm_form_t form;
       const int64_t panels = runs->begins[i + 1] - runs->begins[i];
-      if (panels == 0 || !sluice_gemm_form(&call->list->problems[i], &form)) continue;
+      if (panels == 0 || !sluice_gemm_form_of(call->list, i, &form)) continue;
       const double each = panel_work(call->width, &form);
       if (before + each * (double)panels >= mark) {
         last = sluice_max(runs->begins[i] + sluice_min((int64_t)((mark - before) / each), panels), first);
@@ -494,6 +562,7 @@ static const sluice_gemm_vtable_t native_vtable = {
     .destroy = native_destroy,
     .supports = native_supports,
     .run = native_run,
+    .decodes = 1,
 };
 
 sluice_status_t sluice_gemm_native_create_with(const sluice_threads_t* pool, sluice_allocator_t* allocator,

@@ -65,10 +65,11 @@ typedef struct side_s {
   const char* data;
   int64_t ld; /* bytes */
   int along;  /* 1: k is contiguous; 0: o is */
+  int bits;   /* of an element: fewer than those of a bf16 where it is packed */
 } side_t;
 
 static const char* side_at(const side_t* s, int64_t o, int64_t k) {
-  return s->data + (s->along ? o * s->ld + k * BF16_BYTES : k * s->ld + o * BF16_BYTES);
+  return s->data + (s->along ? o * s->ld + k * s->bits / 8 : k * s->ld + o * s->bits / 8);
 }
 
 /* Words 0, 16, 1, 17, ...: pairs of k out of one half for an even k and one for the odd k after it. */
@@ -130,23 +131,68 @@ INLINE void pack_two(const char* at, int64_t ld, char* out, int64_t out_tile) {
   }
 }
 
+/* One step of o [o0 ..][k ..]: a tile of each 16 o, out_tile bytes apart. */
+static void pack_step(const side_t* s, int64_t o0, int64_t count, int64_t k, int64_t depth, int right, char* out,
+                      int64_t out_tile, sluice_native_prefetch_t* prefetch) {
+  const int64_t per_tile = prefetch->per_step;
+  int64_t o = 0;
+  for (; right && !s->along && depth == STEP && count - o >= 2 * EDGE; o += 2 * EDGE, out += 2 * out_tile) {
+    pack_two(side_at(s, o0 + o, k), s->ld, out, out_tile);
+    ask(prefetch, 2 * per_tile);
+  }
+  for (; o < count; o += EDGE, out += out_tile) {
+    pack_tile(s, o0 + o, sluice_min(count - o, EDGE), k, depth, right, out);
+    ask(prefetch, per_tile);
+  }
+}
+
 /* o [o0 ..][k0 ..] as [tile][step]. */
 static void pack(const side_t* s, int64_t o0, int64_t count, int64_t k0, int64_t depth, int right, char* out,
                  sluice_native_prefetch_t* prefetch) {
-  const int64_t per_tile = prefetch->per_step;
   const int64_t out_tile = sluice_ceil_div(depth, STEP) * TILE_BYTES;
   for (int64_t k = 0; k < depth; k += STEP, out += TILE_BYTES) {
-    const int64_t ks = sluice_min(depth - k, STEP);
-    char* to = out;
-    int64_t o = 0;
-    for (; right && !s->along && ks == STEP && count - o >= 2 * EDGE; o += 2 * EDGE, to += 2 * out_tile) {
-      pack_two(side_at(s, o0 + o, k0 + k), s->ld, to, out_tile);
-      ask(prefetch, 2 * per_tile);
+    pack_step(s, o0, count, k0 + k, sluice_min(depth - k, STEP), right, out, out_tile, prefetch);
+  }
+}
+
+/* The same of a packed B that lies row by row, as right tiles: what a step reads is decoded first. */
+static void pack_decoded(const sluice_gemm_form_t* f, int64_t j0, int64_t cols, int64_t k0, int64_t depth, char* out,
+                         sluice_native_prefetch_t* prefetch) {
+  static _Thread_local _Alignas(64) char decoded[STEP * SLUICE_NATIVE_COLS * BF16_BYTES];
+  const int64_t row_bytes = SLUICE_NATIVE_COLS * BF16_BYTES;
+  const side_t side = {decoded, row_bytes, 0, 8 * BF16_BYTES};
+  const int64_t out_tile = sluice_ceil_div(depth, STEP) * TILE_BYTES;
+  for (int64_t k = 0; k < depth; k += STEP, out += TILE_BYTES) {
+    const int64_t rows = sluice_min(depth - k, STEP);
+    for (int64_t j = 0; j < cols; j += SLUICE_NATIVE_COLS) {
+      const int64_t slice = sluice_min(cols - j, SLUICE_NATIVE_COLS);
+      for (int64_t r = 0; r < rows; ++r) {
+        decode(&f->packed, f->b, f->ldb, k0 + k + r, j0 + j, slice, SLUICE_DTYPE_BF16, decoded + r * row_bytes);
+      }
+      pack_step(&side, 0, slice, 0, rows, 1, out + j / EDGE * out_tile, out_tile, prefetch);
     }
-    for (; o < count; o += EDGE, to += out_tile) {
-      pack_tile(s, o0 + o, sluice_min(count - o, EDGE), k0 + k, ks, right, to);
-      ask(prefetch, per_tile);
+  }
+}
+
+INLINE void decode_left_as(const int32_t format, const sluice_gemm_form_t* f, int64_t j0, int64_t cols, int64_t k0,
+                           int64_t depth, char* out) {
+  for (int64_t j = 0; j < sluice_round_up(cols, EDGE); ++j) {
+    char* to = out + j / EDGE * sluice_ceil_div(depth, STEP) * TILE_BYTES + j % EDGE * LINE;
+    const packed_row_t row = packed_row(&f->packed, f->b, f->ldb, j0 + sluice_min(j, cols - 1));
+    for (int64_t k = 0; k < depth; k += STEP, to += TILE_BYTES) {
+      const vf pairs = decode_pairs(format, &row, k0 + k, j < cols ? depth - k : 0);
+      _mm512_store_ps(to, pairs);
     }
+  }
+}
+
+/* A packed B that lies along k, decoded to left tiles. */
+static void decode_left(const sluice_gemm_form_t* f, int64_t j0, int64_t cols, int64_t k0, int64_t depth, char* out) {
+  switch (f->packed.format) {
+    case SLUICE_PACKED_MXFP4: decode_left_as(SLUICE_PACKED_MXFP4, f, j0, cols, k0, depth, out); break;
+    case SLUICE_PACKED_FP8: decode_left_as(SLUICE_PACKED_FP8, f, j0, cols, k0, depth, out); break;
+    case SLUICE_PACKED_INT8: decode_left_as(SLUICE_PACKED_INT8, f, j0, cols, k0, depth, out); break;
+    default: decode_left_as(SLUICE_PACKED_INT4, f, j0, cols, k0, depth, out); break;
   }
 }
 
@@ -356,9 +402,11 @@ static void run_group(int64_t lefts, int64_t rights, const group_t* g, sluice_na
 
 /* ---- one GEMM ------------------------------------------------------------------------------------------------ */
 
+enum { MOST_TILES = 4 }; /* of columns of C whose rows of B are read together */
+
 typedef struct cut_s {
   int64_t rows, steps, cols; /* of a block of C, of k: multiples of a tile, of 32 k */
-  int64_t a, b, sums;        /* tiles of workspace */
+  int64_t a, b, sums;        /* tiles of workspace; b: also of what is decoded of a B along k */
 } cut_t;
 
 /* Sums wait where a block has not the whole of k; then a stripe of columns is finished before the next is begun. */
@@ -379,6 +427,7 @@ static cut_t cut(const sluice_gemm_form_t* f) {
   const int64_t cols = c.cols / EDGE;
   c.a = rows * c.steps;
   c.b = f->trans_b ? 0 : cols * c.steps;
+  if (f->trans_b && f->packed.format != SLUICE_PACKED_NO) c.b = sluice_min(MOST_TILES * c.steps, MOST_AHEAD);
   c.sums = c.steps < steps ? rows * cols : 0;
   return c;
 }
@@ -392,7 +441,7 @@ static int64_t room(const sluice_gemm_form_t* f) {
 static sluice_native_prefetch_t aim(const side_t* b, int64_t m, int64_t k0, int64_t depth, int64_t j0, int64_t cols,
                                     int64_t calls) {
   const char* at = side_at(b, j0, k0);
-  const int64_t rows = b->along ? cols : depth, bytes = (b->along ? depth : cols) * BF16_BYTES;
+  const int64_t rows = b->along ? cols : depth, bytes = (b->along ? depth : cols) * b->bits / 8;
   sluice_native_prefetch_t p = sluice_native_aim(at, rows, bytes, b->ld, calls, m <= FEW_ROWS);
   if (!b->along && m <= FEW_ROWS && b->ld >= PAGE) p.left = 0;
   return p;
@@ -427,12 +476,13 @@ static void place(group_t* g, const sluice_gemm_form_t* f, const block_t* p, int
 /* Columns of C whose rows of B are read together, so that with as many rows of C as there are four sums are at work;
  * fewer where B's rows are so long that the next ones would not stay in the cache. */
 static int64_t columns_of(int64_t high, int64_t steps) {
-  int64_t tiles = high == 1 ? 4 : high == 3 || high == 4 ? 1 : 2;
+  int64_t tiles = high == 1 ? MOST_TILES : high == 3 || high == 4 ? 1 : 2;
   while (tiles > 1 && tiles * steps > MOST_AHEAD) tiles /= 2;
   return tiles * EDGE;
 }
 
-/* B along k, read in place. after: where B is read from when this block is over. */
+/* B along k, read in place, or packed and decoded to where left tiles are read from. after: where B is read from when
+ * this block is over. */
 static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const block_t* p, group_t* g,
                            const sluice_native_prefetch_t* after) {
   const int64_t high = sluice_ceil_div(p->rows, EDGE), steps = sluice_ceil_div(p->depth, STEP);
@@ -452,6 +502,15 @@ static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const b
     g->left = side_at(b, p->j0 + j, p->k0);
     g->o = p->j0 + j;
     g->k = p->k0 + g->steps * STEP;
+    if (f->packed.format != SLUICE_PACKED_NO) {
+      decode_left(f, p->j0 + j, cols, p->k0, p->depth, p->b);
+      g->left = p->b;
+      g->left_tile = steps * TILE_BYTES;
+      g->left_step = TILE_BYTES;
+      g->left_ld = LINE;
+      g->steps = steps;
+      g->tail = 0;
+    }
     sluice_native_prefetch_t prefetch = *after;
     if (cols < left) prefetch = aim(b, f->m, p->k0, p->depth, p->j0 + j + cols, sluice_min(left - cols, cols), calls);
     for (int64_t i = 0; i < high; i += most) {
@@ -486,8 +545,13 @@ static void multiply_across(const sluice_gemm_form_t* f, const block_t* p, group
   }
 }
 
-static side_t side_a(const sluice_gemm_form_t* f) { return (side_t){f->a, f->lda * BF16_BYTES, !f->trans_a}; }
-static side_t side_b(const sluice_gemm_form_t* f) { return (side_t){f->b, f->ldb * BF16_BYTES, f->trans_b}; }
+static side_t side_a(const sluice_gemm_form_t* f) {
+  return (side_t){f->a, f->lda * BF16_BYTES, !f->trans_a, 8 * BF16_BYTES};
+}
+static side_t side_b(const sluice_gemm_form_t* f) {
+  const int bits = f->packed.format != SLUICE_PACKED_NO ? bits_of(f->packed.format) : 8 * BF16_BYTES;
+  return (side_t){f->b, f->ldb * bits / 8, f->trans_b, bits};
+}
 
 /* Aims at the first of B that a GEMM reads which begins with column `from`. */
 static sluice_native_prefetch_t aim_first(const sluice_gemm_form_t* f, int64_t from, int64_t calls) {
@@ -536,7 +600,13 @@ static void problem(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, in
           continue;
         }
         if (k0 == p.k0 && j0 == p.j0) after = nothing;
-        if (packed_k != p.k0 || packed_j != p.j0) pack(&b, p.j0, p.cols, p.k0, p.depth, 1, p.b, &after);
+        if (packed_k == p.k0 && packed_j == p.j0) {
+          /* it lies there */
+        } else if (f->packed.format != SLUICE_PACKED_NO) {
+          pack_decoded(f, p.j0, p.cols, p.k0, p.depth, p.b, &after);
+        } else {
+          pack(&b, p.j0, p.cols, p.k0, p.depth, 1, p.b, &after);
+        }
         packed_k = p.k0;
         packed_j = p.j0;
         multiply_across(f, &p, &g, &after);

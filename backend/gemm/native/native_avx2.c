@@ -106,6 +106,67 @@ INLINE vf load_first(int32_t dtype, const char* at, int64_t count) {
 
 #include "backend/gemm/native/native_tile.inc.h"
 
+/* ---- packed weights --------------------------------------------------------------------------------------------- */
+
+typedef __m256i codes_t;
+#define HAS_TABLE(format) ((format) == SLUICE_PACKED_MXFP4)
+
+INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+
+INLINE vf rounded(const int32_t dtype, vf x) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: return from_bf16(to_bf16(x));
+    case SLUICE_DTYPE_F16: return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    default: return x;
+  }
+}
+
+INLINE void store_exact(const int32_t dtype, void* at, vf x) { store(dtype, at, 1, x); }
+
+INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t left) {
+  const int is_nibbles = format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4;
+  const int64_t bytes = is_nibbles ? (left + 1) / 2 : left;
+  if (is_nibbles) {
+    uint32_t eight = 0;
+    memcpy(&eight, at, bytes < (int64_t)sizeof eight ? (size_t)bytes : sizeof eight);
+    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32((int)eight), shifts), _mm256_set1_epi32(15));
+  }
+  uint64_t eight = 0;
+  memcpy(&eight, at, bytes < (int64_t)sizeof eight ? (size_t)bytes : sizeof eight);
+  return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)eight));
+}
+
+INLINE vf values_of(const int32_t format, codes_t codes) {
+  if (format == SLUICE_PACKED_INT4) {
+    const __m256i sign = _mm256_set1_epi32(8);
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_xor_si256(codes, sign), sign));
+  }
+  if (format == SLUICE_PACKED_INT8) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(codes, 24), 24));
+  }
+  const __m256i low = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(0x80)), 8);
+  const __m256i wide = _mm256_or_si256(_mm256_slli_epi32(low, 7), sign);
+  const __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  const vf nan = _mm256_castsi256_ps(_mm256_cmpeq_epi32(low, _mm256_set1_epi32(0x7f)));
+  return _mm256_or_ps(_mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256)), nan);
+}
+
+/* Of e2m1 without the sign: as many magnitudes as there are lanes. */
+INLINE vf table_of(const int32_t format, const int32_t dtype, vf scale) {
+  (void)format;
+  return rounded(dtype, _mm256_mul_ps(_mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6), scale));
+}
+
+INLINE vf look_up(const int32_t format, vf table, codes_t codes) {
+  (void)format;
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
+  return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, codes), _mm256_castsi256_ps(sign));
+}
+
+#include "backend/gemm/native/native_decode.inc.h"
+
 /* ---- packing --------------------------------------------------------------------------------------------------- */
 
 /* Two rows of four dwords: here of a block whose rows i and i + 4 lie side by side in register i. Transposes it:
@@ -288,6 +349,7 @@ static const sluice_native_kernels_t kernels = {
     .tile = any_tile,
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
+    .decode = decode,
 };
 
 #if defined(__clang__)

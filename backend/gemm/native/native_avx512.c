@@ -24,7 +24,6 @@ enum { MAX_ROWS = 14, UNIT = 1 };
 #include "backend/gemm/native/native_zmm.inc.h"
 
 INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
-INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf vf_load(const float* at) { return _mm512_load_ps(at); }
 INLINE void vf_store(float* at, vf x) { _mm512_store_ps(at, x); }
@@ -96,6 +95,10 @@ static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t c
 /* The next of a row, zeros past `left`. */
 INLINE vf thin_load(int32_t dtype, const void* at, int64_t left) { return load(dtype, at, first_lanes(left)); }
 
+INLINE vf thin_unpack(const int32_t format, int32_t dtype, const packed_row_t* row, int64_t k, int64_t left) {
+  return decode_row(format, dtype, row, k, left);
+}
+
 #define THIN_BF16_ALONE 0
 #include "backend/gemm/native/native_thin.inc.h"
 
@@ -107,6 +110,7 @@ static const sluice_native_kernels_t kernels = {
     .tile = run_tile,
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
+    .decode = decode,
     .thin = &thin,
 };
 

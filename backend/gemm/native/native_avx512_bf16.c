@@ -39,7 +39,6 @@ enum { MAX_ROWS = 14, UNIT = 2, BF16_BYTES = 2 };
 #include "backend/gemm/native/native_zmm.inc.h"
 
 INLINE vf vf_zero(void) { return _mm512_setzero_ps(); }
-INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
 INLINE vf vf_load(const float* at) { return _mm512_load_ps(at); }
 INLINE void vf_store(float* at, vf x) { _mm512_store_ps(at, x); }
@@ -94,6 +93,11 @@ INLINE vf thin_load(int32_t dtype, const void* at, int64_t left) {
   return load_pairs(at, left);
 }
 
+INLINE vf thin_unpack(const int32_t format, int32_t dtype, const packed_row_t* row, int64_t k, int64_t left) {
+  (void)dtype;
+  return decode_pairs(format, row, k, left);
+}
+
 #define THIN_BF16_ALONE 1
 #include "backend/gemm/native/native_thin.inc.h"
 
@@ -105,6 +109,7 @@ static const sluice_native_kernels_t pairs = {
     .tile = run_tile,
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
+    .decode = decode,
     .thin = &thin,
 };
 

@@ -14,6 +14,9 @@
 /* Steps of k in a step of a tile's prefetch, which asks for the operand that is packed next. */
 enum { SLUICE_NATIVE_STEP = 8 };
 
+/* Of a packed weight, so many rows of so many columns are decoded to the stack, and packed from there. */
+enum { SLUICE_NATIVE_ROWS = 16, SLUICE_NATIVE_COLS = 256 };
+
 /* One tile: out[i][j] = start[i][j] + sum over k, ascending, of a[k][i] * b[k][j], each step one fused multiply-add.
  * The sum of an element is that one chain whatever the tile's height, its place, or the block of k it is cut at.
  * Where kernels take pairs, each float of a and b holds two bf16, of an even k and of the odd one after it. */
@@ -71,6 +74,9 @@ typedef struct sluice_native_kernels_s {
   /* out[k][i] = in[k][i], f32; otherwise as pack_rows. */
   void (*pack_columns)(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
                        int64_t out_ld);
+  /* sluice_packed_decode of at most SLUICE_NATIVE_COLS columns that begin with a multiple of 16, to f32, bf16 or f16,
+   * to the same bits. Up to 15 elements past `count` may be written. */
+  sluice_packed_decode_fn_t decode;
   const sluice_native_bf16_t* bf16;            /* NULL: as the other dtypes */
   const sluice_native_thin_t* thin;            /* NULL: as GEMMs of many rows */
   const struct sluice_native_kernels_s* pairs; /* what GEMMs of bf16 go by instead of this table, or NULL */

@@ -3,8 +3,8 @@
  *
  *   UNIT                           k in a float of what is packed
  *   thin_load(dtype, at, left)     the next of a row, LANES * UNIT of k, zeros past `left`
+ *   thin_unpack(format, dtype, row, k, left)     the same of a packed row from column k on
  *   THIN_BF16_ALONE                1: no other dtype
- *
  *
  * To pack a weight so that its columns fill registers takes a transposition, which costs as much as multiplying eight
  * rows by it. Here the rows fill the registers: the few of A are transposed once for the whole GEMM, 16 to a
@@ -22,10 +22,17 @@ typedef struct thin_tile_s {
   const float* x; /* [depth / UNIT][16 * vectors]: A's rows */
   int64_t k0, depth, j0, cols;
   int32_t dtype_c;
-  int starts;         /* from C, not from zeros */
+  int starts; /* from C, not from zeros */
+  int32_t dtype_ab;
   const char* next;   /* the rows of B that come next, or NULL */
   int64_t next_bytes; /* from one of them to the next */
 } thin_tile_t;
+
+/* Of an element of B. */
+INLINE int64_t thin_bits(int32_t dtype, const sluice_gemm_form_t* f) {
+  if (f->packed.format != SLUICE_PACKED_NO) return bits_of(f->packed.format);
+  return dtype == SLUICE_DTYPE_F32 ? 32 : 16;
+}
 
 /* 16 steps of `height` rows of B, a line each. */
 INLINE void thin_copy(int32_t dtype, const char* b, int64_t row_bytes, int height, int64_t cols, int64_t left,
@@ -37,6 +44,22 @@ INLINE void thin_copy(int32_t dtype, const char* b, int64_t row_bytes, int heigh
   }
   for (int r = 0; r < height; ++r) { /* what is computed of others is not stored */
     vf_store(out + r * LANES, thin_load(dtype, b + (r < cols ? r : 0) * row_bytes, left));
+  }
+}
+
+/* The same of packed rows; those past `cols` are others again. */
+INLINE void thin_copy_packed_as(const int32_t format, int32_t dtype, const packed_row_t* rows, int height, int64_t k,
+                                int64_t left, float* out) {
+  for (int r = 0; r < height; ++r) vf_store(out + r * LANES, thin_unpack(format, dtype, &rows[r], k, left));
+}
+
+INLINE void thin_copy_packed(int32_t format, int32_t dtype, const packed_row_t* rows, int height, int64_t k,
+                             int64_t left, float* out) {
+  switch (format) {
+    case SLUICE_PACKED_MXFP4: thin_copy_packed_as(SLUICE_PACKED_MXFP4, dtype, rows, height, k, left, out); break;
+    case SLUICE_PACKED_FP8: thin_copy_packed_as(SLUICE_PACKED_FP8, dtype, rows, height, k, left, out); break;
+    case SLUICE_PACKED_INT8: thin_copy_packed_as(SLUICE_PACKED_INT8, dtype, rows, height, k, left, out); break;
+    default: thin_copy_packed_as(SLUICE_PACKED_INT4, dtype, rows, height, k, left, out); break;
   }
 }
 
@@ -54,14 +77,20 @@ INLINE void thin_step(const int vectors, const int height, const float* x, const
   }
 }
 
+/* dtype 0: of a packed weight, whatever the dtype is. */
 INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtype, const thin_tile_t* t) {
   const sluice_gemm_form_t* f = t->f;
-  const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
-  const int64_t row_bytes = f->ldb * bytes;
+  const int64_t line_bytes = LINE_K * thin_bits(dtype, f) / 8;
+  const int64_t row_bytes = f->ldb * thin_bits(dtype, f) / 8;
   const int64_t bytes_c = t->dtype_c == SLUICE_DTYPE_F32 ? 4 : 2;
   const lanes_t cols = first_lanes(t->cols < height ? t->cols : height);
   char* c = (char*)f->c + t->j0 * bytes_c;
-  const char* b = (const char*)f->b + t->j0 * row_bytes + t->k0 * bytes;
+  const char* b = (const char*)f->b + t->j0 * row_bytes + t->k0 * thin_bits(dtype, f) / 8;
+  packed_row_t rows[LANES];
+  for (int r = 0; dtype == 0 && r < height; ++r) {
+    const int64_t row = t->j0 + (r < t->cols ? r : 0);
+    rows[r] = packed_row(&f->packed, f->b, f->ldb, row);
+  }
   _Alignas(64) float lines[2][LANES * LANES];
   vf sum[MOST_VECTORS][LANES];
 #pragma GCC unroll 2
@@ -77,12 +106,21 @@ INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtyp
   const float* at = t->x;
   const int64_t next_bytes = t->next_bytes;
   const char* next_line = t->next;
-  thin_copy(dtype, b, row_bytes, height, t->cols, t->depth, lines[0]);
+  if (dtype == 0) {
+    thin_copy_packed(f->packed.format, t->dtype_ab, rows, height, t->k0, t->depth, lines[0]);
+  } else {
+    thin_copy(dtype, b, row_bytes, height, t->cols, t->depth, lines[0]);
+  }
   int turn = 0;
   for (int64_t k = t->depth; k > 0; k -= LINE_K, turn ^= 1) {
     const float* line = lines[turn];
-    b += LINE_K * bytes;
-    if (k > LINE_K) thin_copy(dtype, b, row_bytes, height, t->cols, k - LINE_K, lines[turn ^ 1]);
+    b += line_bytes;
+    if (k > LINE_K && dtype == 0) {
+      thin_copy_packed(f->packed.format, t->dtype_ab, rows, height, t->k0 + t->depth - k + LINE_K, k - LINE_K,
+                       lines[turn ^ 1]);
+    } else if (k > LINE_K) {
+      thin_copy(dtype, b, row_bytes, height, t->cols, k - LINE_K, lines[turn ^ 1]);
+    }
     if (k >= LINE_K) {
       const char* next = next_line;
 #pragma GCC unroll 16
@@ -98,7 +136,7 @@ INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtyp
         thin_step(vectors, height, at + step * LANES * vectors, line + step, sum);
     }
     at += (int64_t)LANES * LANES * vectors;
-    next_line += LINE_K * bytes;
+    next_line += line_bytes;
   }
 #pragma GCC unroll 2
   for (int v = 0; v < vectors; ++v) {
@@ -117,12 +155,17 @@ INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtyp
   static void name(const thin_tile_t* tile) { thin_tile_of(vectors, (vectors) == 1 ? 16 : 12, dtype, tile); }
 THIN(thin_1_bf16, 1, SLUICE_DTYPE_BF16)
 THIN(thin_2_bf16, 2, SLUICE_DTYPE_BF16)
+THIN(thin_1_packed, 1, 0)
+THIN(thin_2_packed, 2, 0)
 #if THIN_BF16_ALONE
-#define THIN_TILES(vectors) \
-  { thin_##vectors##_bf16, thin_##vectors##_bf16, thin_##vectors##_bf16 } /* of no other dtype */
+#define THIN_TILES(vectors)                                                                      \
+  {                                                                                              \
+    thin_##vectors##_bf16, thin_##vectors##_bf16, thin_##vectors##_bf16, thin_##vectors##_packed \
+  } /* no other dtype                                                                            \
+     */
 #else
 #define THIN_TILES(vectors) \
-  { thin_##vectors##_f32, thin_##vectors##_bf16, thin_##vectors##_f16 }
+  { thin_##vectors##_f32, thin_##vectors##_bf16, thin_##vectors##_f16, thin_##vectors##_packed }
 THIN(thin_1_f32, 1, SLUICE_DTYPE_F32)
 THIN(thin_2_f32, 2, SLUICE_DTYPE_F32)
 THIN(thin_1_f16, 1, SLUICE_DTYPE_F16)
@@ -149,12 +192,13 @@ static int64_t thin_room(const sluice_gemm_form_t* f) {
 
 static void thin_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_c, float beta, int64_t from, int64_t to,
                       float* room, const sluice_gemm_form_t* next, int64_t next_from) {
-  static void (*const tiles[2][3])(const thin_tile_t*) = {THIN_TILES(1), THIN_TILES(2)};
+  static void (*const tiles[2][4])(const thin_tile_t*) = {THIN_TILES(1), THIN_TILES(2)};
   const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
   const int vectors = thin_vectors(f);
   const int64_t height = thin_height(vectors);
-  const int which = dtype == SLUICE_DTYPE_F32 ? 0 : dtype == SLUICE_DTYPE_BF16 ? 1 : 2;
-  thin_tile_t t = {.f = f, .x = room, .dtype_c = dtype_c};
+  const int is_packed = f->packed.format != SLUICE_PACKED_NO;
+  const int which = is_packed ? 3 : dtype == SLUICE_DTYPE_F32 ? 0 : dtype == SLUICE_DTYPE_BF16 ? 1 : 2;
+  thin_tile_t t = {.f = f, .x = room, .dtype_c = dtype_c, .dtype_ab = dtype};
   for (t.k0 = 0; t.k0 < f->k; t.k0 += t.depth) {
     t.depth = thin_depth(f) < f->k - t.k0 ? thin_depth(f) : f->k - t.k0;
     t.starts = t.k0 > 0 || beta != 0.0f;
@@ -177,8 +221,9 @@ static void thin_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_
         k0 = 0;
         j0 = next_from;
       }
-      t.next = (const char*)after->b + (j0 * after->ldb + k0) * bytes;
-      t.next_bytes = after->ldb * bytes;
+      const int64_t bits = thin_bits(dtype, after);
+      t.next = (const char*)after->b + (j0 * after->ldb + k0) * bits / 8;
+      t.next_bytes = after->ldb * bits / 8;
       tiles[vectors - 1][which](&t);
     }
   }

@@ -77,3 +77,102 @@ INLINE void transpose(__m512 r[LANES]) {
 #pragma GCC unroll 16
   for (int i = 0; i < LANES; ++i) r[i] = t[i];
 }
+
+/* ---- packed weights --------------------------------------------------------------------------------------------- */
+
+typedef __m512i codes_t;
+#define HAS_TABLE(format) ((format) == SLUICE_PACKED_MXFP4 || (format) == SLUICE_PACKED_INT4)
+
+INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
+INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+
+/* Not by the instruction that makes zeros of subnormal numbers. */
+INLINE vf rounded(const int32_t dtype, vf x) {
+  if (dtype == SLUICE_DTYPE_F16) {
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  if (dtype != SLUICE_DTYPE_BF16) return x;
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i even = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __m512i picked = _mm512_mask_or_epi32(even, nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_castsi512_ps(_mm512_and_epi32(picked, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+INLINE __m256i upper_halves(vf x) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16)); }
+
+INLINE void store_exact(const int32_t dtype, void* at, vf x) {
+  if (dtype == SLUICE_DTYPE_BF16) {
+    _mm256_storeu_si256(at, upper_halves(x));
+  } else {
+    store(dtype, at, (lanes_t)0xffff, x);
+  }
+}
+
+/* Of 4 bits the codes are in the lowest bits of the dwords, with others above them. */
+INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t left) {
+  if (format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4) {
+    const __m128i bytes = _mm_maskz_loadu_epi8((__mmask16)(first_lanes((left + 1) / 2) & 0xff), at);
+    const __m512i dwords = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+                                                    _mm512_castsi128_si512(bytes));
+    return _mm512_srlv_epi32(dwords, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
+  }
+  return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first_lanes(left), at));
+}
+
+INLINE vf values_of(const int32_t format, codes_t codes) {
+  if (format == SLUICE_PACKED_INT8) {
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(codes, 24), 24));
+  }
+  const __m512i low = _mm512_and_epi32(codes, _mm512_set1_epi32(0x7f));
+  const __m512i sign = _mm512_slli_epi32(_mm512_and_epi32(codes, _mm512_set1_epi32(0x80)), 8);
+  const __m256i half = _mm512_cvtepi32_epi16(_mm512_or_epi32(_mm512_slli_epi32(low, 7), sign));
+  const vf x = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256));
+  const __mmask16 nan = _mm512_cmpeq_epi32_mask(low, _mm512_set1_epi32(0x7f));
+  return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_castps_si512(x), nan, _mm512_set1_epi32(0x7fc00000)));
+}
+
+/* Of all 16 codes. */
+INLINE vf table_of(const int32_t format, const int32_t dtype, vf scale) {
+  const vf mxfp4 = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+  const vf int4 = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  return rounded(dtype, _mm512_mul_ps(format == SLUICE_PACKED_MXFP4 ? mxfp4 : int4, scale));
+}
+
+INLINE vf look_up(const int32_t format, vf table, codes_t codes) {
+  (void)format;
+  return _mm512_permutexvar_ps(codes, table);
+}
+
+#include "backend/gemm/native/native_decode.inc.h"
+
+/* A row of a packed weight. */
+typedef struct packed_row_s {
+  const uint8_t* codes;
+  const char* scales;
+  int64_t block_cols;
+} packed_row_t;
+
+INLINE packed_row_t packed_row(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t row) {
+  const int64_t at = sluice_packed_bytes(bits_of(packed->format), ld, row, 0);
+  return (packed_row_t){(const uint8_t*)data + at, sluice_packed_scales(packed, row), packed->block_cols};
+}
+
+/* Its columns [k, k + LANES), zeros past `left`. */
+INLINE vf decode_row(const int32_t format, int32_t dtype, const packed_row_t* row, int64_t k, int64_t left) {
+  const scaled_t block = block_of(format, dtype, row->scales, k / row->block_cols);
+  const vf x = decode_lanes(format, dtype, row->codes + k * bits_of(format) / 8, left, block);
+  return left >= LANES ? x : _mm512_maskz_mov_ps(first_lanes(left), x);
+}
+
+/* Twice as many, as bf16. */
+INLINE vf decode_pairs(const int32_t format, const packed_row_t* row, int64_t k, int64_t left) {
+  const scaled_t block = block_of(format, SLUICE_DTYPE_BF16, row->scales, k / row->block_cols);
+  const uint8_t* at = row->codes + k * bits_of(format) / 8;
+  const vf low = decode_lanes(format, SLUICE_DTYPE_BF16, at, left, block);
+  const vf high = decode_lanes(format, SLUICE_DTYPE_BF16, at + LANES * bits_of(format) / 8, left - LANES, block);
+  __m512i words = _mm512_inserti64x4(_mm512_castsi256_si512(upper_halves(low)), upper_halves(high), 1);
+  if (left < 2 * LANES) words = _mm512_maskz_mov_epi16((1u << left) - 1u, words);
+  return _mm512_castsi512_ps(words);
+}

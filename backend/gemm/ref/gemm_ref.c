@@ -38,9 +38,9 @@ static sluice_status_t ref_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t*
   (void)gemm;
   for (int64_t i = 0; i < list->count; ++i) {
     if (list->dtype_ab == SLUICE_DTYPE_F64) {
-      gemm_f64(list, &list->problems[i]);
+      gemm_f64(list, i);
     } else {
-      gemm_f32(list, &list->problems[i]);
+      gemm_f32(list, i);
     }
   }
   return SLUICE_OK;
@@ -50,6 +50,7 @@ static const sluice_gemm_vtable_t ref_vtable = {
     .destroy = ref_destroy,
     .supports = ref_supports,
     .run = ref_run,
+    .decodes = 1,
 };
 
 sluice_status_t sluice_gemm_ref_create(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm) {

@@ -123,6 +123,24 @@ static void Groups_DeclinedByTheLibrary_RunOneByOneForGood(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
+/* No kernel decodes on a GPU yet. */
+static void PackedWeights_AreRefused(void** state) {
+  (void)state;
+  float a[32] = {0}, c[2];
+  uint8_t codes[32] = {0}, scales[2] = {0};
+  const sluice_packed_t packed = {SLUICE_PACKED_MXFP4, 32, 1, scales, 1, 0};
+  const sluice_gemm_problem_t p = {1, 2, 32, {a, 32, 1}, {codes, 1, 32}, {c, 2, 1}};
+  const sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL, &packed};
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create(1, 0, &gemm), SLUICE_OK);
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_E_UNSUPPORTED);
+  sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  assert_non_null(strstr(info.message, "no packed weights"));
+  sluice_gemm_destroy(gemm);
+}
+
 static void* allocate_apart(void* user, uint64_t bytes) {
   (void)user;
   char* block = aligned_alloc(256, (bytes + 2 * 256 - 1) / 256 * 256);
@@ -382,6 +400,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       CASE(Groups_ManyGemms_AreFewCallsInStreamOrder),
       CASE(Groups_DeclinedByTheLibrary_RunOneByOneForGood),
+      CASE(PackedWeights_AreRefused),
       CASE(Groups_PointersThatAreNotAligned_RunByThemselves),
       CASE(Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256),
       CASE(Lt_WhereChosen_MultipliesWithOneSearchPerShape),

@@ -1,0 +1,399 @@
+/* GEMMs with packed weights give the bits of dense GEMMs with the decoded ones: each format, type, direction and ragged
+ * edge, through each implementation. The weights are decoded here by a formula of its own. Codes, scales and C end
+ * where memory ends.
+ *
+ *   packed_cts NAME     ref, native, onednn, blas, host, auto
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/dtype.h"
+#include "backend/base/math.h"
+#include "backend/gemm/gemm.h"
+#include "backend/gemm/native/native_kernels.h"
+#include "third_party/bazel/skip.h"
+
+static sluice_allocator_t allocator;
+static const char* name;     /* of the implementation */
+static const char* set_name; /* of "native": its kernels, or NULL */
+
+static int is_foreign(void) { return strcmp(name, "blas") == 0 || strcmp(name, "onednn") == 0; }
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Memory whose last byte lies before a page that may not be touched. */
+typedef struct fenced_s {
+  char* map;
+  size_t bytes;
+  void* data;
+} fenced_t;
+
+static fenced_t fenced(int64_t used) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  const size_t inside = ((size_t)used + page - 1) / page * page;
+  fenced_t f = {NULL, inside + 2 * page, NULL};
+  f.map = mmap(NULL, f.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_true(f.map != MAP_FAILED);
+  assert_int_equal(mprotect(f.map, page, PROT_NONE), 0);
+  assert_int_equal(mprotect(f.map + page + inside, page, PROT_NONE), 0);
+  f.data = f.map + page + inside - used;
+  return f;
+}
+
+static void unfence(fenced_t* f) { munmap(f->map, f->bytes); }
+
+static uint32_t seed = 1;
+static uint32_t next_bits(void) {
+  seed = seed * 1664525u + 1013904223u;
+  return seed >> 8;
+}
+static float next_value(void) { return (float)next_bits() / (1 << 23) - 1; }
+
+static void set(void* data, int64_t at, int32_t dtype, float value) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: ((uint16_t*)data)[at] = sluice_f32_to_bf16(value); break;
+    case SLUICE_DTYPE_F16: ((uint16_t*)data)[at] = sluice_f32_to_f16(value); break;
+    case SLUICE_DTYPE_F64: ((double*)data)[at] = (double)value; break;
+    default: ((float*)data)[at] = value; break;
+  }
+}
+
+/* ---- a weight ---------------------------------------------------------------------------------------------------- */
+
+typedef struct weight_s {
+  int64_t rows, cols, ld; /* ld: of the codes, more than cols where that is even */
+  fenced_t codes, scales;
+  sluice_packed_t packed;
+} weight_t;
+
+static float number(int32_t format, int code) {
+  switch (format) {
+    case SLUICE_PACKED_MXFP4: {
+      const int e = code >> 1 & 3, m = code & 1;
+      const float size = e == 0 ? 0.5f * (float)m : ldexpf(1 + 0.5f * (float)m, e - 1);
+      return code & 8 ? -size : size;
+    }
+    case SLUICE_PACKED_FP8: {
+      const int e = code >> 3 & 15, m = code & 7;
+      const float size = e == 0 ? ldexpf((float)m, -9) : ldexpf((float)(8 + m), e - 10);
+      return code & 128 ? -size : size;
+    }
+    case SLUICE_PACKED_INT8: return (float)(code < 128 ? code : code - 256);
+    default: return (float)(code < 8 ? code : code - 16);
+  }
+}
+
+static int bits_of(int32_t format) { return format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4 ? 4 : 8; }
+
+/* whole: numbers and scales whose sums are exact in any order. */
+static weight_t make_weight(int32_t format, int32_t block_cols, int64_t rows, int64_t cols, int64_t half, int whole) {
+  weight_t w = {rows, cols, cols + (cols % 2 == 0 ? 6 : 0), {0}, {0}, {0}};
+  const int block_rows = format == SLUICE_PACKED_FP8 ? 128 : 1;
+  const int64_t across = sluice_ceil_div(cols, block_cols);
+  int64_t down = sluice_ceil_div(rows, block_rows);
+  if (half > 0) down = sluice_ceil_div(half, block_rows) + sluice_ceil_div(rows - half, block_rows);
+  const int64_t scale_bytes = format == SLUICE_PACKED_MXFP4 ? 1 : format == SLUICE_PACKED_FP8 ? 4 : 2;
+  /* The last row is as long as the weight is wide. */
+  w.codes = fenced(((rows - 1) * w.ld + cols) * bits_of(format) / 8);
+  w.scales = fenced(down * across * scale_bytes);
+  uint8_t* codes = w.codes.data;
+  for (int64_t i = 0; i < ((rows - 1) * w.ld + cols) * bits_of(format) / 8; ++i) {
+    codes[i] = (uint8_t)next_bits();
+    if (format == SLUICE_PACKED_FP8 && (codes[i] & 127) == 127) codes[i] ^= 1;
+    if (whole && format == SLUICE_PACKED_INT8) codes[i] = (uint8_t)(codes[i] % 9 - 4);
+  }
+  for (int64_t i = 0; i < down * across; ++i) {
+    const float scale = whole ? 1 : 0.01f + 0.01f * (float)(next_bits() % 100);
+    if (format == SLUICE_PACKED_MXFP4) ((uint8_t*)w.scales.data)[i] = (uint8_t)(whole ? 127 : 117 + next_bits() % 20);
+    if (format == SLUICE_PACKED_FP8) memcpy((char*)w.scales.data + 4 * i, &scale, sizeof scale);
+    if (scale_bytes == 2) ((uint16_t*)w.scales.data)[i] = sluice_f32_to_bf16(scale);
+  }
+  w.packed = (sluice_packed_t){format, block_cols, 0, w.scales.data, across, half};
+  return w;
+}
+
+static void free_weight(weight_t* w) {
+  unfence(&w->codes);
+  unfence(&w->scales);
+}
+
+/* The weight in `dtype`, `ld` elements from row to row. */
+static void* dense_of(const weight_t* w, int32_t dtype) {
+  const int32_t format = w->packed.format;
+  void* dense = calloc((size_t)(w->rows * w->ld), sluice_dtype_bytes(dtype));
+  assert_non_null(dense);
+  for (int64_t r = 0; r < w->rows; ++r) {
+    int64_t block = format == SLUICE_PACKED_FP8 ? r / 128 : r;
+    if (w->packed.half > 0 && format == SLUICE_PACKED_FP8 && r >= w->packed.half) {
+      block = sluice_ceil_div(w->packed.half, 128) + (r - w->packed.half) / 128;
+    }
+    for (int64_t c = 0; c < w->cols; ++c) {
+      const int64_t at = block * w->packed.scales_ld + c / w->packed.block_cols;
+      float scale;
+      if (format == SLUICE_PACKED_MXFP4) {
+        scale = ldexpf(1, ((const uint8_t*)w->scales.data)[at] - 127);
+      } else if (format == SLUICE_PACKED_FP8) {
+        memcpy(&scale, (const char*)w->scales.data + 4 * at, sizeof scale);
+      } else {
+        scale = sluice_bf16_to_f32(((const uint16_t*)w->scales.data)[at]);
+      }
+      const uint8_t* codes = w->codes.data;
+      int code = bits_of(format) == 8 ? codes[r * w->ld + c] : codes[(r * w->ld + c) / 2] >> (c % 2 * 4) & 15;
+      set(dense, r * w->ld + c, dtype, number(format, code) * scale);
+    }
+  }
+  return dense;
+}
+
+/* ---- one GEMM twice ---------------------------------------------------------------------------------------------- */
+
+typedef struct direction_s {
+  const char* name;
+  int transposed;
+} direction_t;
+static const direction_t directions[] = {{"forward", 1}, {"gradient of the input", 0}};
+
+static sluice_status_t run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
+  const uint64_t before = allocator.current_bytes;
+  sluice_allocator_reset_peak(&allocator);
+  const sluice_status_t status = sluice_gemm_run(gemm, list);
+  assert_int_equal(allocator.current_bytes, before);
+  assert_true(allocator.peak_bytes - before <= SLUICE_GEMM_SCRATCH_BYTES);
+  return status;
+}
+
+static const char* last_error(void) {
+  static sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  return info.message;
+}
+
+static void check_same(sluice_gemm_t* gemm, const weight_t* w, int transposed, int64_t m, int32_t dtype,
+                       int32_t dtype_c, float beta, int whole) {
+  const int64_t k = transposed ? w->cols : w->rows, n = transposed ? w->rows : w->cols;
+  const int64_t bytes = (int64_t)sluice_dtype_bytes(dtype), bytes_c = (int64_t)sluice_dtype_bytes(dtype_c);
+  fenced_t a = fenced(m * k * bytes), c[2] = {fenced(m * n * bytes_c), fenced(m * n * bytes_c)};
+  void* dense = dense_of(w, dtype);
+  for (int64_t i = 0; i < m * k; ++i) set(a.data, i, dtype, whole ? (float)(next_bits() % 5) - 2 : next_value());
+  for (int64_t i = 0; i < m * n; ++i) set(c[0].data, i, dtype_c, beta != 0 ? next_value() : NAN);
+  memcpy(c[1].data, c[0].data, (size_t)(m * n * bytes_c));
+  sluice_gemm_problem_t p = {m, n, k, {a.data, k, 1}, {w->codes.data, w->ld, 1}, {c[0].data, n, 1}};
+  if (transposed) p.b = (sluice_matrix_t){w->codes.data, 1, w->ld};
+  sluice_packed_t packed = w->packed;
+  packed.transposed = transposed;
+  sluice_grouped_gemm_t list = {&p, 1, dtype, dtype_c, beta, NULL, &packed};
+  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_error());
+  list.packed = NULL;
+  p.b.data = dense;
+  p.c.data = c[1].data;
+  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_error());
+  for (int64_t i = 0; i < m * n; ++i) {
+    if (memcmp((char*)c[0].data + i * bytes_c, (char*)c[1].data + i * bytes_c, (size_t)bytes_c) == 0) continue;
+    fail_msg(
+        "%s%s%s, %s, %s, blocks of %d, [%d, %d, %d], %s -> %s, beta %g: C[%d][%d] has other bits than with the "
+        "decoded weight",
+        name, set_name != NULL ? " " : "", set_name != NULL ? set_name : "",
+        sluice_packed_format(w->packed.format)->name, directions[!transposed].name, w->packed.block_cols, (int)m,
+        (int)n, (int)k, sluice_dtype_name(dtype), sluice_dtype_name(dtype_c), (double)beta, (int)(i / n), (int)(i % n));
+  }
+  free(dense);
+  unfence(&a);
+  unfence(&c[0]);
+  unfence(&c[1]);
+}
+
+/* ---- cases ------------------------------------------------------------------------------------------------------- */
+
+static sluice_gemm_t* gemm; /* NULL: not here */
+
+static int32_t host_gemm(void* user, const sluice_host_gemm_args_t* args) {
+  (void)user;
+  (void)args;
+  return 1; /* it must not be asked */
+}
+
+static int set_up(void** state) {
+  (void)state;
+  sluice_allocator_init(&allocator, NULL, NULL, NULL);
+  gemm = NULL;
+  if (set_name != NULL) setenv("SLUICE_NATIVE", set_name, 1);
+#if defined(__SANITIZE_THREAD__)
+  if (is_foreign()) return 0;
+#endif
+  const sluice_gemm_options_t options = {name, NULL, host_gemm, NULL};
+  const sluice_status_t status = sluice_gemm_create(&options, &allocator, &gemm);
+  return status != SLUICE_OK && status != SLUICE_E_NOT_FOUND && status != SLUICE_E_UNSUPPORTED;
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  sluice_gemm_destroy(gemm);
+  const int leaked = allocator.num_live != 0;
+  sluice_allocator_deinit(&allocator);
+  return leaked;
+}
+
+static void skip_when_missing(void) {
+#if defined(__SANITIZE_THREAD__)
+  if (is_foreign()) skip_because("ThreadSanitizer: it does not see inside %s", name);
+#endif
+  if (gemm == NULL && is_foreign()) skip_because("the library of %s is not installed", name);
+  if (gemm == NULL) skip_because("this processor has no %s", set_name != NULL ? set_name : name);
+}
+
+static const int32_t dtypes[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
+                                    {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
+                                    {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32},
+                                    {SLUICE_DTYPE_F16, SLUICE_DTYPE_F16}};
+enum { NUM_DTYPES = sizeof dtypes / sizeof dtypes[0] };
+
+/* Few rows and many, tiles and blocks of each set with their edges, sums that wait. */
+static const int64_t sizes[][3] = {
+    {1, 5, 32},    {2, 1, 64},    {3, 17, 96},    {16, 33, 352},   {20, 40, 288},  {31, 131, 160}, {40, 300, 544},
+    {5, 3, 16448}, {26, 4, 4160}, {150, 70, 544}, {300, 75, 1056}, {40, 35, 5504}, {7, 520, 2080}, {270, 530, 320},
+};
+enum { NUM_SIZES = sizeof sizes / sizeof sizes[0] };
+
+static void Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight(void** state) {
+  const int32_t format = (int32_t)(intptr_t)*state;
+  skip_when_missing();
+  const sluice_packed_format_t* f = sluice_packed_format(format);
+  static const int32_t blocks[] = {32, 96, 128};
+  for (int i = 0; i < NUM_SIZES; ++i) {
+    /* Only "native" cuts its blocks with packed weights in mind; "ref" and what falls back to it is slow. */
+    if (strcmp(name, "native") != 0 && sizes[i][0] * sizes[i][1] * sizes[i][2] > 1 << 20) continue;
+    for (int direction = 0; direction < 2; ++direction) {
+      const int d = (i + direction) % 2; /* beta */
+      int64_t rows = sizes[i][1], cols = sizes[i][2];
+      if (!directions[direction].transposed && cols > 4096) {
+        rows = 1100; /* what is summed over is long here too */
+        cols = 32 * sizes[i][1];
+      }
+      /* The last block is not whole, where the format lets it. */
+      if (format == SLUICE_PACKED_INT4 && i % 2 == 1) cols -= 2;
+      if (f->bits == 8 && i % 3 != 0) cols -= 2 * (i % 3) - 1;
+      const int32_t block_cols = f->block_cols != 0 ? f->block_cols : blocks[i % 3];
+      weight_t w = make_weight(format, block_cols, rows, cols, i % 4 == 1 ? rows / 2 : 0, 0);
+      for (int t = 0; t < NUM_DTYPES; ++t) {
+        check_same(gemm, &w, directions[direction].transposed, sizes[i][0], dtypes[t][0], dtypes[t][1],
+                   (float)((d + t) % 2), 0);
+      }
+      free_weight(&w);
+    }
+  }
+}
+
+/* f64 goes to ref, whatever else there is. */
+static void Packed_F64_BitsOfTheDecodedWeight(void** state) {
+  (void)state;
+  skip_when_missing();
+  for (int32_t format = 1; format < SLUICE_PACKED_FORMATS; ++format) {
+    const int32_t own = sluice_packed_format(format)->block_cols;
+    weight_t w = make_weight(format, own != 0 ? own : 32, 70, 96, 0, 0);
+    for (int d = 0; d < 2; ++d) {
+      check_same(gemm, &w, directions[d].transposed, 33, SLUICE_DTYPE_F64, SLUICE_DTYPE_F64, (float)d, 0);
+    }
+    free_weight(&w);
+  }
+}
+
+/* More columns than decoded ones have room for at a time. Sums of whole numbers are the same in any order. */
+static void Packed_MoreThanScratchHolds_InPartsWithinIt(void** state) {
+  (void)state;
+  skip_when_missing();
+  for (int d = 0; d < 2; ++d) {
+    weight_t w = make_weight(SLUICE_PACKED_INT8, 128, d == 0 ? 2301 : 1040, d == 0 ? 1040 : 2301, 0, 1);
+    check_same(gemm, &w, directions[d].transposed, 3, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 1, 1);
+    free_weight(&w);
+  }
+}
+
+/* A list has packed weights and others, and GEMMs without rows or depth. */
+static void Packed_NextToOthersInAList_EachItsOwnWay(void** state) {
+  (void)state;
+  skip_when_missing();
+  enum { M = 9, N = 40, K = 64 };
+  weight_t w = make_weight(SLUICE_PACKED_MXFP4, 32, N, K, 0, 0);
+  float* dense = dense_of(&w, SLUICE_DTYPE_F32);
+  float a[M * K], c[4][M * N];
+  for (int i = 0; i < M * K; ++i) a[i] = next_value();
+  sluice_gemm_problem_t p[4];
+  sluice_packed_t packed[4];
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < M * N; ++j) c[i][j] = NAN;
+    p[i] = (sluice_gemm_problem_t){M, N, K, {a, K, 1}, {w.codes.data, 1, w.ld}, {c[i], N, 1}};
+    packed[i] = w.packed;
+    packed[i].transposed = 1;
+  }
+  packed[1] = (sluice_packed_t){0};
+  p[1].b.data = dense;
+  p[2].m = 0;
+  p[3].k = 0;
+  const sluice_grouped_gemm_t list = {p, 4, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL, packed};
+  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_error());
+  assert_memory_equal(c[0], c[1], sizeof c[0]);
+  for (int i = 0; i < M * N; ++i) assert_true(isnan(c[2][i]) && c[3][i] == 0);
+  free(dense);
+  free_weight(&w);
+}
+
+static void refused(const sluice_gemm_problem_t* p, const sluice_packed_t* packed, const char* part) {
+  const sluice_grouped_gemm_t list = {p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL, packed};
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_E_INVALID_ARGUMENT);
+  if (strstr(last_error(), part) == NULL) fail_msg("\"%s\" does not say \"%s\"", last_error(), part);
+}
+
+static void Packed_StridesOrSizesThatDoNotFit_Refused(void** state) {
+  (void)state;
+  skip_when_missing();
+  float a[64], c[64];
+  uint8_t codes[64] = {0}, scales[4] = {0};
+  const sluice_packed_t packed = {SLUICE_PACKED_MXFP4, 32, 1, scales, 1, 0};
+  const sluice_gemm_problem_t good = {1, 2, 32, {a, 32, 1}, {codes, 1, 32}, {c, 2, 1}};
+  sluice_gemm_problem_t p = good;
+  p.k = 31;
+  refused(&p, &packed, "the packed weight of GEMM 0: a width of 31");
+  p = good;
+  p.b.col_stride = 33;
+  refused(&p, &packed, "strides of 1 along a row and 33 between rows");
+  p = good;
+  p.b.row_stride = 2;
+  refused(&p, &packed, "strides of 2 along a row");
+  sluice_packed_t unknown = packed;
+  unknown.format = 7;
+  refused(&good, &unknown, "weight format 7 is unknown");
+  const sluice_grouped_gemm_t list = {&good, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL, &packed};
+  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+}
+
+int main(int argc, char** argv) {
+  name = argc > 1 ? argv[1] : "ref";
+  unsetenv("SLUICE_GEMM");
+  struct CMUnitTest tests[] = {
+      {"mxfp4", Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight, set_up, tear_down, (void*)SLUICE_PACKED_MXFP4},
+      {"fp8", Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight, set_up, tear_down, (void*)SLUICE_PACKED_FP8},
+      {"int8", Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight, set_up, tear_down, (void*)SLUICE_PACKED_INT8},
+      {"int4", Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight, set_up, tear_down, (void*)SLUICE_PACKED_INT4},
+      cmocka_unit_test_setup_teardown(Packed_F64_BitsOfTheDecodedWeight, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Packed_MoreThanScratchHolds_InPartsWithinIt, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Packed_NextToOthersInAList_EachItsOwnWay, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(Packed_StridesOrSizesThatDoNotFit_Refused, set_up, tear_down),
+  };
+  if (strcmp(name, "native") != 0) return cmocka_run_group_tests(tests, NULL, NULL);
+  sluice_native_set_t sets[SLUICE_NATIVE_SETS];
+  int failed = 0;
+  for (int i = 0, count = sluice_native_sets(sets); i < count; ++i) {
+    set_name = sets[i].name;
+    failed += cmocka_run_group_tests_name(set_name, tests, NULL, NULL);
+  }
+  return failed;
+}

@@ -1,0 +1,65 @@
+/* Packed weights (backend/gemm/packed.h) decoded by the registers of an instruction set; included by each native_*.c
+ * after its loads and stores, which defines
+ *
+ *   lanes_of_codes(format, at, left)     the next LANES codes as dwords; codes past `left` are 0 and are not read
+ *   values_of(format, codes)             f32 of codes
+ *   table_of(format, dtype, scale)       of formats with 4 bits: the values of all codes, scaled and rounded
+ *   look_up(format, table, codes)
+ *   rounded(dtype, x)                    x to nearest even of dtype, still in f32; no subnormal number is flushed
+ *   store_exact(dtype, at, x)            all lanes; x has been rounded
+ *
+ * What decode_lanes gives are the bits of sluice_packed_decode. */
+
+/* What all codes of a block have in common: their scale, or with 4 bits what each code stands for. */
+typedef vf scaled_t;
+
+INLINE scaled_t block_of(const int32_t format, const int32_t dtype, const char* scales, int64_t block) {
+  const int32_t bytes = format == SLUICE_PACKED_MXFP4 ? 1 : format == SLUICE_PACKED_FP8 ? 4 : 2;
+  const vf scale = vf_set1(sluice_packed_scale(format, scales + block * bytes));
+  return HAS_TABLE(format) ? table_of(format, dtype, scale) : scale;
+}
+
+INLINE vf decode_lanes(const int32_t format, const int32_t dtype, const uint8_t* at, int64_t left, scaled_t block) {
+  const codes_t codes = lanes_of_codes(format, at, left);
+  if (HAS_TABLE(format)) return look_up(format, block, codes);
+  return rounded(dtype, vf_mul(values_of(format, codes), block));
+}
+
+INLINE int32_t bits_of(const int32_t format) {
+  return format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4 ? 4 : 8;
+}
+
+INLINE void decode_as(const int32_t format, const int32_t dtype, const sluice_packed_t* packed, const void* data,
+                      int64_t ld, int64_t row, int64_t col, int64_t count, char* out) {
+  const int32_t bits = bits_of(format);
+  const int64_t bytes = dtype == SLUICE_DTYPE_F32 ? 4 : 2;
+  const uint8_t* at = (const uint8_t*)data + sluice_packed_bytes(bits, ld, row, col);
+  const char* scales = sluice_packed_scales(packed, row);
+  int64_t number = col / packed->block_cols;
+  int64_t end = (number + 1) * packed->block_cols - col; /* of the block, from col */
+  for (int64_t done = 0; done < count; end += packed->block_cols, ++number) {
+    const scaled_t block = block_of(format, dtype, scales, number);
+    const int64_t stop = end < count ? end : count;
+    for (; done < stop; done += LANES) {
+      store_exact(dtype, out + done * bytes, decode_lanes(format, dtype, at, count - done, block));
+      at += LANES * bits / 8;
+    }
+  }
+}
+
+#define DECODE_FORMAT(dtype)                                                                                        \
+  switch (packed->format) {                                                                                         \
+    case SLUICE_PACKED_MXFP4: decode_as(SLUICE_PACKED_MXFP4, dtype, packed, data, ld, row, col, count, out); break; \
+    case SLUICE_PACKED_FP8: decode_as(SLUICE_PACKED_FP8, dtype, packed, data, ld, row, col, count, out); break;     \
+    case SLUICE_PACKED_INT8: decode_as(SLUICE_PACKED_INT8, dtype, packed, data, ld, row, col, count, out); break;   \
+    default: decode_as(SLUICE_PACKED_INT4, dtype, packed, data, ld, row, col, count, out); break;                   \
+  }
+
+static void decode(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t row, int64_t col, int64_t count,
+                   int32_t dtype, void* out) {
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: DECODE_FORMAT(SLUICE_DTYPE_BF16) break;
+    case SLUICE_DTYPE_F16: DECODE_FORMAT(SLUICE_DTYPE_F16) break;
+    default: DECODE_FORMAT(SLUICE_DTYPE_F32) break;
+  }
+}

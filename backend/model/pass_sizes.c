@@ -41,9 +41,20 @@ uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor) {
     case SLUICE_T_DACT: return hidden * element;
     case SLUICE_T_ROUTE:
     case SLUICE_T_DGATE: return sizeof(float);
+    case SLUICE_T_LOW: return 2 * (uint64_t)c->lora_rank * element;
     case SLUICE_T_COPY_WEIGHTS: return (uint64_t)c->top_k * sizeof(float);
     default: return 0; /* the host's own tensors */
   }
+}
+
+/* The largest factor of an adapter, or the most that a list of GEMMs takes: enough for several experts. */
+static uint64_t adapters_bytes(const sluice_shape_t* shape) {
+  enum { MOST = 1 << 20 };
+  const sluice_moe_config_t* c = &shape->config;
+  const int64_t widest = sluice_max(c->model_width, shape->gate_factor * c->hidden_width);
+  const uint64_t one = sluice_align_up((uint64_t)c->lora_rank * (uint64_t)widest * sluice_dtype_bytes(c->dtype));
+  const uint64_t all = 2 * (uint64_t)shape->num_local * one;
+  return sluice_min_u64(all, sluice_max_u64(one, MOST));
 }
 
 int64_t sluice_pass_gemms(const sluice_shape_t* shape) { return 2 * (int64_t)shape->num_local; }
@@ -52,29 +63,39 @@ uint64_t sluice_pass_device_scratch_bytes(uint64_t scalar_bytes) { return 3 * sl
 
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const uint64_t w = (uint64_t)shape->world_size;
-  return (sluice_pass_scratch_t){w * 8, scalar_bytes, w * SLUICE_ROW_RUN_BYTES,
+  return (sluice_pass_scratch_t){w * 8,
+                                 scalar_bytes,
+                                 w * SLUICE_ROW_RUN_BYTES,
                                  (uint64_t)sluice_pass_gemms(shape) * SLUICE_GEMM_BYTES,
-                                 (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES};
+                                 (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES,
+                                 adapters_bytes(shape)};
 }
 
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const sluice_pass_scratch_t s = sluice_pass_scratch(shape, scalar_bytes, num_ops);
   return 5 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.runs) +
-         sluice_align_up(s.gemms) + sluice_align_up(s.times);
+         sluice_align_up(s.gemms) + sluice_align_up(s.times) + sluice_align_up(s.adapters);
 }
 
 uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t parameter) {
   const sluice_moe_config_t* c = &shape->config;
   uint64_t hidden = (uint64_t)c->hidden_width * (c->gated == SLUICE_GATED_INTERLEAVED ? 2 : 1);
   uint64_t width = (uint64_t)c->model_width;
-  int halves = c->gated == SLUICE_GATED_HALVES;
+  const uint64_t rank = (uint64_t)c->lora_rank;
+  const int halves = c->gated == SLUICE_GATED_HALVES, is_frozen = rank > 0;
   switch (parameter) {
-    case SLUICE_W1: return hidden * width;
-    case SLUICE_W3: return halves ? hidden * width : 0;
-    case SLUICE_W2: return (uint64_t)c->hidden_width * width;
+    case SLUICE_W1: return is_frozen ? 0 : hidden * width;
+    case SLUICE_W3: return halves && !is_frozen ? hidden * width : 0;
+    case SLUICE_W2: return is_frozen ? 0 : (uint64_t)c->hidden_width * width;
     case SLUICE_B1: return c->bias ? hidden : 0;
     case SLUICE_B3: return c->bias && halves ? hidden : 0;
-    default: return c->bias ? width : 0;
+    case SLUICE_B2: return c->bias ? width : 0;
+    case SLUICE_LA1: return rank * width;
+    case SLUICE_LB1: return rank * hidden;
+    case SLUICE_LA3: return halves ? rank * width : 0;
+    case SLUICE_LB3: return halves ? rank * hidden : 0;
+    case SLUICE_LA2: return rank * (uint64_t)c->hidden_width;
+    default: return rank * width;
   }
 }
 

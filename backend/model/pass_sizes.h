@@ -7,8 +7,8 @@
 #include "backend/model/tensors.h"
 
 /* Of records that rooms above define; each asserts its own. */
-#define SLUICE_STEP_BYTES     480u  /* sluice_step_t */
-#define SLUICE_LAYER_BYTES    1792u /* sluice_moe_t */
+#define SLUICE_STEP_BYTES     496u  /* sluice_step_t */
+#define SLUICE_LAYER_BYTES    1800u /* sluice_moe_t */
 #define SLUICE_ROW_RUN_BYTES  24u   /* sluice_row_run_t */
 #define SLUICE_GEMM_BYTES     96u   /* sluice_gemm_problem_t */
 #define SLUICE_OP_TIMES_BYTES 24u   /* sluice_op_times_t */
@@ -31,10 +31,11 @@ uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor);
 
 /* GEMMs that one list may have. */
 int64_t sluice_pass_gemms(const sluice_shape_t* shape);
-/* What a pass takes behind its slots, each block by itself: five of per_rank, three of scalars, one of each other.
+/* What a pass takes behind its slots, each block by itself: five of per_rank, three of scalars, one of each other;
+ * adapters: where factors of adapters lie in the layer's dtype, as many at a time as fit.
  * scalar_bytes: of one f32 for each row of the largest chunk. */
 typedef struct sluice_pass_scratch_s {
-  uint64_t per_rank, scalars, runs, gemms, times;
+  uint64_t per_rank, scalars, runs, gemms, times, adapters;
 } sluice_pass_scratch_t;
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
 /* All of it in an arena. */
@@ -42,7 +43,7 @@ uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_
 /* Of it, what lies with the rows of a device with memory of its own. */
 uint64_t sluice_pass_device_scratch_bytes(uint64_t scalar_bytes);
 
-/* Elements of one expert's gradient of a parameter; 0: the layer has no such parameter. */
+/* Elements of one expert's gradient of a parameter; 0: the layer has no such parameter, or has it frozen. */
 typedef enum sluice_parameter_e {
   SLUICE_W1 = 0,
   SLUICE_W3,
@@ -50,6 +51,12 @@ typedef enum sluice_parameter_e {
   SLUICE_B1,
   SLUICE_B3,
   SLUICE_B2,
+  SLUICE_LA1, /* adapters: at most, with lora_rank */
+  SLUICE_LB1,
+  SLUICE_LA3,
+  SLUICE_LB3,
+  SLUICE_LA2,
+  SLUICE_LB2,
   SLUICE_NUM_PARAMETERS
 } sluice_parameter_t;
 uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t parameter);

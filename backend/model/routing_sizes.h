@@ -10,7 +10,7 @@
 #define SLUICE_PLAN_BLOCKS 64
 
 /* Of the header of a saved binding, which backend/moe defines and asserts. */
-#define SLUICE_META_HEADER_BYTES 96u
+#define SLUICE_META_HEADER_BYTES 104u
 
 /* ---- a pass, where the host keeps its arrays ---- */
 

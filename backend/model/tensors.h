@@ -33,6 +33,7 @@ typedef enum sluice_tensor_kind_e {
                             back */
   SLUICE_T_NODE,         /* two levels: rows from other nodes on their way to this one's ranks, or sums of this node's
                             ranks on their way to others */
+  SLUICE_T_LOW,          /* rows times one factor of an adapter [rows, 2 * lora_rank], within an op */
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 

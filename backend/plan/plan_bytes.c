@@ -187,6 +187,7 @@ static sluice_template_spec_t small_spec(const sluice_plan_problem_t* problem, c
       .callback = problem->shape.config.callback_experts,
       .gated = problem->shape.config.gated != SLUICE_GATED_NO,
       .bounded = 1,
+      .low_rank = problem->shape.config.lora_rank > 0,
       .dedup = sluice_shape_deduplication(&problem->shape),
       .dgrad = direction == SLUICE_BACKWARD,
       .wgrad = direction == SLUICE_BACKWARD ? weights : SLUICE_WGRAD_CALL_NONE,

@@ -24,6 +24,7 @@ static const sluice_tensor_row_t rows[SLUICE_T_COUNT] = {
     [SLUICE_T_HOST_DI] = {"host T_DI", EVER},
     [SLUICE_T_HOST_M] = {"host T_M", EVER},
     [SLUICE_T_COPY_WEIGHTS] = {"T_COPY_WEIGHTS", USE},
+    [SLUICE_T_LOW] = {"T_LOW", USE},
 };
 
 const sluice_tensor_row_t* sluice_tensor_row(int32_t tensor) { return &rows[tensor]; }

@@ -1,5 +1,6 @@
 #include "capi/src/check_layer.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -68,12 +69,6 @@ sluice_status_t sluice_check_out_route_weights(const sluice_moe_t* moe, const sl
   return sluice_tensor_check_written(tensor, name);
 }
 
-/* Row-major or column-major, perhaps with padding: no element lies on another. Sizes of 1 have any stride. */
-static int is_matrix(const int64_t* shape, int64_t first, int64_t second) {
-  if (second == 1 && (shape[0] == 1 || first >= shape[1])) return 1;
-  return first == 1 && (shape[1] == 1 || second >= shape[0]);
-}
-
 /* Of a stack all descriptors may point to one shape: then what lies between data and byte offset has the same bytes. */
 static inline int has_bytes_of(const sluice_tensor_t* a, const sluice_tensor_t* b) {
   const size_t first = offsetof(sluice_tensor_t, device_type), end = offsetof(sluice_tensor_t, byte_offset);
@@ -104,7 +99,7 @@ static int is_like_first(const sluice_tensor_t* tensor, const sluice_tensor_t* f
   }
   if (ndim == 1) return shape[0] == 1 || sluice_tensor_stride(tensor, 0) == 1;
   return tensor->shape[1] == shape[1] &&
-         is_matrix(shape, sluice_tensor_stride(tensor, 0), sluice_tensor_stride(tensor, 1));
+         sluice_is_matrix(shape, sluice_tensor_stride(tensor, 0), sluice_tensor_stride(tensor, 1));
 }
 
 static sluice_status_t check_one(const sluice_moe_t* moe, const sluice_tensor_t* tensors, int32_t e, const char* name,
@@ -125,7 +120,7 @@ static sluice_status_t check_one(const sluice_moe_t* moe, const sluice_tensor_t*
   if (ndim == 1 && shape[0] > 1 && first != 1) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the stride is %lld; it must be 1", label, (long long)first);
   }
-  if (ndim == 2 && !is_matrix(shape, first, second)) {
+  if (ndim == 2 && !sluice_is_matrix(shape, first, second)) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT,
         "%s: the strides of [%lld, %lld] are %lld, %lld; one must be 1 and the other at least the size of that "
@@ -149,12 +144,19 @@ static sluice_status_t check_array(const sluice_moe_t* moe, const sluice_tensor_
   return SLUICE_OK;
 }
 
-sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
-                                     int gradients) {
+static sluice_status_t read_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
+                                    sluice_expert_tensors_t* out) {
+  if (experts == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL", moe->shape.config.layer_id, name);
+  }
+  memset(out, 0, sizeof *out);
+  return sluice_struct_copy(out, sizeof *out, experts, offsetof(sluice_expert_tensors_t, la1),
+                            "sluice_expert_tensors_t");
+}
+
+static sluice_status_t check_own(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
+                                 int gradients) {
   const sluice_moe_config_t* c = &moe->shape.config;
-  if (experts == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: %s is NULL", c->layer_id, name);
-  sluice_expert_tensors_t known;
-  SLUICE_TRY(sluice_struct_copy(&known, sizeof known, experts, sizeof known, "sluice_expert_tensors_t"));
   int in_turn = c->gated == SLUICE_GATED_INTERLEAVED;
   const int64_t up[] = {in_turn ? 2 * c->hidden_width : c->hidden_width, c->model_width};
   const int64_t down[] = {c->model_width, c->hidden_width};
@@ -175,13 +177,169 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
     }
   }
 #undef ARRAY
-  const int has_both = experts->w1 != NULL && experts->w2 != NULL && moe->shape.num_local > 0;
-  if (gradients && has_both && sluice_tensor_dtype(&experts->w1[0]) != sluice_tensor_dtype(&experts->w2[0])) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: w1 is %s and w2 is %s; weight gradients share one dtype", name,
-                       sluice_dtype_name(sluice_tensor_dtype(&experts->w1[0])),
-                       sluice_dtype_name(sluice_tensor_dtype(&experts->w2[0])));
+  return SLUICE_OK;
+}
+
+/* ---- adapters ---- */
+
+/* One pair of factors. `a` may be another pair's, which `shares` says. */
+typedef struct adapter_s {
+  const char *a_name, *b_name, *scale_name;
+  const sluice_tensor_t *a, *b, *grad_a, *grad_b;
+  int64_t columns, rows; /* of W */
+  float scale;
+  int shares; /* a is NULL, and the pair before it has it */
+} adapter_t;
+
+#define NUM_ADAPTERS 3
+
+static void adapters_of(const sluice_moe_t* moe, const sluice_expert_tensors_t* p, const sluice_expert_tensors_t* grads,
+                        adapter_t out[NUM_ADAPTERS]) {
+  static const sluice_expert_tensors_t none = {0};
+  const sluice_expert_tensors_t* g = grads == NULL ? &none : grads;
+  const sluice_moe_config_t* c = &moe->shape.config;
+  const int64_t hidden = c->hidden_width, up = c->gated == SLUICE_GATED_INTERLEAVED ? 2 * hidden : hidden;
+  const int shares = p->la1 != NULL && p->la3 == NULL && p->lb3 != NULL;
+  out[0] =
+      (adapter_t){"la1", "lb1", "lora_scale1", p->la1, p->lb1, g->la1, g->lb1, c->model_width, up, p->lora_scale1, 0};
+  out[1] = (adapter_t){"la3",  "lb3",          "lora_scale3", p->la3,         p->lb3, g->la3,
+                       g->lb3, c->model_width, hidden,        p->lora_scale3, shares};
+  out[2] = (adapter_t){"la2",  "lb2",  "lora_scale2",  p->la2,         p->lb2, g->la2,
+                       g->lb2, hidden, c->model_width, p->lora_scale2, 0};
+}
+
+/* f32 or the layer's dtype, of one dtype and shape for all experts. */
+static sluice_status_t check_factor(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name,
+                                    const int64_t* shape) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  for (int32_t e = 0; e < moe->shape.num_local; ++e) {
+    char label[64];
+    snprintf(label, sizeof label, "params.%s[%d]", name, e);
+    SLUICE_TRY(check_tensor(moe, &tensors[e], label, e == 0 ? 0 : sluice_tensor_dtype(&tensors[0]), 2, shape, 0));
+    const int32_t dtype = sluice_tensor_dtype(&tensors[e]);
+    if (dtype != c->dtype && dtype != SLUICE_DTYPE_F32) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: dtype is %s; adapters are %s like the layer, or f32", label,
+                         sluice_dtype_name(dtype), sluice_dtype_name(c->dtype));
+    }
+    if (sluice_tensor_stride(&tensors[e], 0) < 0 || sluice_tensor_stride(&tensors[e], 1) < 0) {
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the strides are %lld, %lld; none may be negative", label,
+                         (long long)sluice_tensor_stride(&tensors[e], 0),
+                         (long long)sluice_tensor_stride(&tensors[e], 1));
+    }
   }
   return SLUICE_OK;
+}
+
+static sluice_status_t check_rank(const sluice_moe_t* moe, const char* name, int64_t rank) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  if (rank >= 1 && rank <= c->lora_rank) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                     "layer %d: params.%s has rank %lld; it must be in [1, lora_rank = %d]: the config names the "
+                     "largest rank",
+                     c->layer_id, name, (long long)rank, c->lora_rank);
+}
+
+/* before: the pair whose a it may share. */
+static sluice_status_t check_adapter(const sluice_moe_t* moe, const adapter_t* it, const adapter_t* before) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  if (it->a == NULL && it->b == NULL) return SLUICE_OK;
+  if (c->lora_rank == 0) {
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "layer %d: params.%s is given, but lora_rank is 0: create the layer with the largest rank of its "
+        "adapters",
+        c->layer_id, it->a != NULL ? it->a_name : it->b_name);
+  }
+  if ((it->a == NULL && !it->shares) || it->b == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: params.%s is given, but %s is NULL: an adapter has both factors", c->layer_id,
+                       it->a != NULL ? it->a_name : it->b_name, it->a != NULL ? it->b_name : it->a_name);
+  }
+  if (!it->shares && (!isfinite(it->scale) || it->scale == 0)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: params.%s is %g; it must be finite and not 0: pass NULL for an adapter that adds "
+                       "nothing",
+                       c->layer_id, it->scale_name, (double)it->scale);
+  }
+  if (moe->shape.num_local == 0) return SLUICE_OK;
+  const sluice_tensor_t* a = it->shares ? before->a : it->a;
+  const int64_t any[] = {-1, it->columns};
+  if (!it->shares) {
+    SLUICE_TRY(sluice_tensor_check_on(a, it->a_name, moe->context->device_type, moe->context->device_id, 0, 2, any));
+    SLUICE_TRY(check_rank(moe, it->a_name, a->shape[0]));
+    const int64_t shape[] = {a->shape[0], it->columns};
+    SLUICE_TRY(check_factor(moe, a, it->a_name, shape));
+  }
+  const int64_t shape[] = {it->rows, a->shape[0]};
+  SLUICE_TRY(check_factor(moe, it->b, it->b_name, shape));
+  if (!it->shares || sluice_tensor_dtype(&it->b[0]) == sluice_tensor_dtype(&before->b[0])) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: params.lb3 is %s and lb1 is %s; with one la1 they share one",
+                     c->layer_id, sluice_dtype_name(sluice_tensor_dtype(&it->b[0])),
+                     sluice_dtype_name(sluice_tensor_dtype(&before->b[0])));
+}
+
+static sluice_status_t check_adapters(const sluice_moe_t* moe, const sluice_expert_tensors_t* params) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  if (c->gated != SLUICE_GATED_HALVES && (params->la3 != NULL || params->lb3 != NULL)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: params.%s is given, but only a layer with gated halves has a w3", c->layer_id,
+                       params->la3 != NULL ? "la3" : "lb3");
+  }
+  adapter_t adapters[NUM_ADAPTERS];
+  adapters_of(moe, params, NULL, adapters);
+  for (int i = 0; i < NUM_ADAPTERS; ++i) SLUICE_TRY(check_adapter(moe, &adapters[i], &adapters[0]));
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_frozen(const sluice_moe_t* moe, const sluice_expert_tensors_t* gradients) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  const char* name = gradients->w1 != NULL ? "w1" : gradients->w3 != NULL ? "w3" : gradients->w2 != NULL ? "w2" : NULL;
+  if (c->lora_rank == 0 || name == NULL) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                     "layer %d: grad_params.%s is given, but with lora_rank %d the weights are frozen: pass NULL, or "
+                     "create the layer with lora_rank 0 to train them",
+                     c->layer_id, name, c->lora_rank);
+}
+
+static sluice_status_t check_grad_factor(const sluice_moe_t* moe, const sluice_tensor_t* of,
+                                         const sluice_tensor_t* gradient, const char* name) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  if (gradient == NULL) return SLUICE_OK;
+  if (of == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "layer %d: grad_params.%s is given, but params.%s is NULL: there is nothing to differentiate",
+                       c->layer_id, name, name);
+  }
+  if (moe->shape.num_local == 0) return SLUICE_OK;
+  char label[64];
+  snprintf(label, sizeof label, "grad_params.%s", name);
+  return check_array(moe, gradient, label, 2, of[0].shape, 1);
+}
+
+sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts,
+                                     sluice_expert_tensors_t* out_params) {
+  SLUICE_TRY(read_experts(moe, experts, "params", out_params));
+  SLUICE_TRY(check_own(moe, out_params, "params", 0));
+  return check_adapters(moe, out_params);
+}
+
+sluice_status_t sluice_check_gradients(const sluice_moe_t* moe, const sluice_expert_tensors_t* params,
+                                       const sluice_expert_tensors_t* gradients, sluice_expert_tensors_t* out_grads) {
+  SLUICE_TRY(read_experts(moe, gradients, "grad_params", out_grads));
+  const sluice_expert_tensors_t* g = out_grads;
+  SLUICE_TRY(check_frozen(moe, g));
+  SLUICE_TRY(check_own(moe, g, "grad_params", 1));
+  adapter_t adapters[NUM_ADAPTERS];
+  adapters_of(moe, params, g, adapters);
+  for (int i = 0; i < NUM_ADAPTERS; ++i) {
+    SLUICE_TRY(check_grad_factor(moe, adapters[i].a, adapters[i].grad_a, adapters[i].a_name));
+    SLUICE_TRY(check_grad_factor(moe, adapters[i].b, adapters[i].grad_b, adapters[i].b_name));
+  }
+  if (g->w1 == NULL || g->w2 == NULL || moe->shape.num_local == 0) return SLUICE_OK;
+  if (sluice_tensor_dtype(&g->w1[0]) == sluice_tensor_dtype(&g->w2[0])) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "grad_params: w1 is %s and w2 is %s; weight gradients share one dtype",
+                     sluice_dtype_name(sluice_tensor_dtype(&g->w1[0])),
+                     sluice_dtype_name(sluice_tensor_dtype(&g->w2[0])));
 }
 
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks) {

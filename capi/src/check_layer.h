@@ -19,9 +19,13 @@ sluice_status_t sluice_check_route_weights(const sluice_moe_t* moe, const sluice
 /* The same, written: no element lies on another. */
 sluice_status_t sluice_check_out_route_weights(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                                int64_t num_tokens);
-/* All arrays that the config asks for. dtype 0: the layer's, or f32 (gradients); all of one kind share it. */
-sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
-                                     int gradients);
+/* All arrays that the config asks for, and the adapters. Copies the caller's struct, which may be of an older layout:
+ * what it lacks is absent. */
+sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts,
+                                     sluice_expert_tensors_t* out_params);
+/* Gradients that are wanted, of params, which have been checked: the layer's dtype or f32, one for all of a kind. */
+sluice_status_t sluice_check_gradients(const sluice_moe_t* moe, const sluice_expert_tensors_t* params,
+                                       const sluice_expert_tensors_t* gradients, sluice_expert_tensors_t* out_grads);
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks);
 /* UNSUPPORTED on a device whose memory the host cannot touch. */
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what);

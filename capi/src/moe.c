@@ -24,8 +24,8 @@ static sluice_status_t refuse_host(const sluice_moe_t* moe, int32_t status, cons
                      moe->shape.config.layer_id, message != NULL ? message : "no reason given");
 }
 
-static sluice_status_t check_forward(const sluice_moe_t* moe, const sluice_moe_forward_args_t* a,
-                                     sluice_stream_t stream, sluice_step_t** out_step) {
+static sluice_status_t check_forward(const sluice_moe_t* moe, sluice_moe_forward_args_t* a, sluice_stream_t stream,
+                                     sluice_step_t** out_step, sluice_expert_tensors_t* params) {
   SLUICE_TRY(refuse_host(moe, a->local_status, a->local_message));
   SLUICE_TRY(sluice_check_stream(moe, stream));
   SLUICE_TRY(sluice_struct_check_next(a->next, "sluice_moe_forward_args_t"));
@@ -39,7 +39,9 @@ static sluice_status_t check_forward(const sluice_moe_t* moe, const sluice_moe_f
   SLUICE_TRY(sluice_check_route_weights(moe, a->route_weights, "route_weights", num_tokens));
   SLUICE_TRY(sluice_check_out_rows(moe, a->out_tokens, "out_tokens", num_tokens));
   if (moe->shape.config.callback_experts) return sluice_check_callbacks(moe, a->callbacks);
-  return sluice_check_experts(moe, a->params, "params", 0);
+  SLUICE_TRY(sluice_check_experts(moe, a->params, params));
+  a->params = params;
+  return SLUICE_OK;
 }
 
 sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
@@ -48,18 +50,38 @@ sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_a
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_forward: moe is NULL");
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_forward"));
   sluice_moe_forward_args_t checked;
+  sluice_expert_tensors_t params;
   sluice_moe_forward_args_init(&checked, sizeof checked);
   sluice_status_t refusal =
       sluice_struct_copy(&checked, sizeof checked, args, offsetof(sluice_moe_forward_args_t, save_is_counted),
                          "sluice_moe_forward_args_t");
-  if (refusal == SLUICE_OK) refusal = check_forward(moe, &checked, stream, out_step);
+  if (refusal == SLUICE_OK) refusal = check_forward(moe, &checked, stream, out_step, &params);
   sluice_status_t status = sluice_run_forward(moe, &checked, stream, refusal, out_step);
   sluice_engine_leave(moe->context);
   return status;
 }
 
-static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step_t* step,
-                                      const sluice_moe_backward_args_t* a, sluice_stream_t stream) {
+/* The caller's tensors as they are known here, for the length of a call. */
+typedef struct known_tensors_s {
+  sluice_expert_tensors_t params, grads;
+} known_tensors_t;
+
+static sluice_status_t check_expert_tensors(const sluice_moe_t* moe, sluice_moe_backward_args_t* a,
+                                            known_tensors_t* known) {
+  SLUICE_TRY(sluice_check_experts(moe, a->params, &known->params));
+  a->params = &known->params;
+  if ((a->parts & SLUICE_BACKWARD_WGRAD) && a->grad_params != NULL) {
+    SLUICE_TRY(sluice_check_gradients(moe, a->params, a->grad_params, &known->grads));
+    a->grad_params = &known->grads;
+  }
+  if (a->parts == SLUICE_BACKWARD_WGRAD && a->grad_params == NULL) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: wgrad needs grad_params", moe->shape.config.layer_id);
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step_t* step, sluice_moe_backward_args_t* a,
+                                      sluice_stream_t stream, known_tensors_t* known) {
   const sluice_moe_config_t* c = &moe->shape.config;
   SLUICE_TRY(refuse_host(moe, a->local_status, a->local_message));
   SLUICE_TRY(sluice_check_stream(moe, stream));
@@ -90,13 +112,7 @@ static sluice_status_t check_backward(const sluice_moe_t* moe, const sluice_step
     }
     SLUICE_TRY(sluice_check_callbacks(moe, a->callbacks));
   } else {
-    SLUICE_TRY(sluice_check_experts(moe, a->params, "params", 0));
-    if ((a->parts & SLUICE_BACKWARD_WGRAD) && a->grad_params != NULL) {
-      SLUICE_TRY(sluice_check_experts(moe, a->grad_params, "grad_params", 1));
-    }
-    if (a->parts == SLUICE_BACKWARD_WGRAD && a->grad_params == NULL) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: wgrad needs grad_params", c->layer_id);
-    }
+    SLUICE_TRY(check_expert_tensors(moe, a, known));
   }
   if (a->parts == SLUICE_BACKWARD_WGRAD) return SLUICE_OK;
   SLUICE_TRY(sluice_check_rows(moe, a->grad_out, "grad_out", -1));
@@ -115,10 +131,11 @@ sluice_status_t sluice_moe_backward(sluice_moe_t* moe, sluice_step_t* step, cons
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_backward: moe is NULL");
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_backward"));
   sluice_moe_backward_args_t checked;
+  known_tensors_t known;
   sluice_moe_backward_args_init(&checked, sizeof checked);
   sluice_status_t refusal =
       sluice_struct_copy(&checked, sizeof checked, args, sizeof checked, "sluice_moe_backward_args_t");
-  if (refusal == SLUICE_OK) refusal = check_backward(moe, step, &checked, stream);
+  if (refusal == SLUICE_OK) refusal = check_backward(moe, step, &checked, stream, &known);
   sluice_status_t status = sluice_run_backward(moe, step, &checked, stream, refusal);
   sluice_engine_leave(moe->context);
   return status;

@@ -35,7 +35,8 @@ static sluice_status_t check_flags(const sluice_schedule_config_t* c) {
                {"may_reuse_saved", c->may_reuse_saved},
                {"under_plan", c->under_plan},
                {"chunks_by_experts", c->chunks_by_experts},
-               {"grouped", c->grouped}};
+               {"grouped", c->grouped},
+               {"low_rank", c->low_rank}};
   for (size_t i = 0; i < sizeof flags / sizeof flags[0]; ++i) {
     SLUICE_TRY(SLUICE_REQUIRE(flags[i].value == 0 || flags[i].value == 1, "schedule: %s is %d; it must be 0 or 1",
                               flags[i].name, flags[i].value));
@@ -93,6 +94,7 @@ static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_templ
       .dedup = c->deduplicate,
       .chunks_by_experts = (int16_t)c->chunks_by_experts,
       .grouped = (int16_t)c->grouped,
+      .low_rank = c->low_rank,
   };
   if (backward || c->needs_backward) SLUICE_TRY(fill_policies(c, out_spec));
   out_spec->shares_act = !c->under_plan && sluice_spec_offloads_m(out_spec);

@@ -124,7 +124,8 @@ void sluice_dispatch_destroy(sluice_dispatch_t* dispatch) { sluice_part_destroy(
 /* ---- experts ---- */
 
 static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t* rows_per_expert,
-                                          const sluice_expert_tensors_t* params, sluice_stream_t stream) {
+                                          const sluice_expert_tensors_t* params, sluice_stream_t stream,
+                                          sluice_expert_tensors_t* out_params) {
   SLUICE_TRY(sluice_check_is_near(moe->context, "the experts of a layer alone"));
   SLUICE_TRY(sluice_check_stream(moe, stream));
   if (moe->shape.config.callback_experts) {
@@ -135,7 +136,7 @@ static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t
   if (rows_per_expert == NULL) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: rows_per_expert is NULL", moe->shape.config.layer_id);
   }
-  return sluice_check_experts(moe, params, "params", 0);
+  return sluice_check_experts(moe, params, out_params);
 }
 
 static sluice_status_t check_pointers(const sluice_moe_t* moe, const int64_t* rows_per_expert,
@@ -155,12 +156,13 @@ sluice_status_t sluice_experts_forward(sluice_moe_t* moe, const void* rows, cons
                                        const sluice_expert_tensors_t* params, void* pre, void* out_rows,
                                        sluice_stream_t stream) {
   if (moe == NULL) return FAIL_NULL("sluice_experts_forward", "moe");
-  SLUICE_TRY(check_experts_call(moe, rows_per_expert, params, stream));
+  sluice_expert_tensors_t known;
+  SLUICE_TRY(check_experts_call(moe, rows_per_expert, params, stream, &known));
   const void* const pointers[] = {rows, out_rows};
   static const char* const names[] = {"rows", "out_rows"};
   SLUICE_TRY(check_pointers(moe, rows_per_expert, pointers, names, 2));
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_experts_forward"));
-  sluice_status_t status = sluice_part_experts(moe, rows, rows_per_expert, params, pre, out_rows);
+  sluice_status_t status = sluice_part_experts(moe, rows, rows_per_expert, &known, pre, out_rows);
   sluice_engine_leave(moe->context);
   return status;
 }
@@ -171,18 +173,21 @@ sluice_status_t sluice_experts_backward(sluice_moe_t* moe, const void* rows, con
                                         const sluice_expert_tensors_t* grad_params, int32_t grad_mode,
                                         sluice_stream_t stream) {
   if (moe == NULL) return FAIL_NULL("sluice_experts_backward", "moe");
-  SLUICE_TRY(check_experts_call(moe, rows_per_expert, params, stream));
+  sluice_expert_tensors_t known;
+  SLUICE_TRY(check_experts_call(moe, rows_per_expert, params, stream, &known));
   const void* const pointers[] = {rows, pre, grad_rows};
   static const char* const names[] = {"rows", "pre", "grad_rows"};
   SLUICE_TRY(check_pointers(moe, rows_per_expert, pointers, names, 3));
-  if (grad_params != NULL) SLUICE_TRY(sluice_check_experts(moe, grad_params, "grad_params", 1));
+  sluice_expert_tensors_t grads;
+  if (grad_params != NULL) SLUICE_TRY(sluice_check_gradients(moe, &known, grad_params, &grads));
   if (grad_mode != SLUICE_GRAD_OVERWRITE && grad_mode != SLUICE_GRAD_ACCUMULATE) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_mode is %d; use SLUICE_GRAD_OVERWRITE or _ACCUMULATE",
                        moe->shape.config.layer_id, grad_mode);
   }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_experts_backward"));
-  sluice_status_t status = sluice_part_experts_backward(moe, rows, pre, rows_per_expert, params, grad_rows,
-                                                        grad_input_rows, grad_params, grad_mode);
+  sluice_status_t status =
+      sluice_part_experts_backward(moe, rows, pre, rows_per_expert, &known, grad_rows, grad_input_rows,
+                                   grad_params != NULL ? &grads : NULL, grad_mode);
   sluice_engine_leave(moe->context);
   return status;
 }

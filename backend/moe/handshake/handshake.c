@@ -37,6 +37,7 @@
   X(uint8_t, gated, c->gated, .name = "gated", .word = sluice_gated_word)                                         \
   X(uint8_t, bias, c->bias, .name = "bias")                                                                       \
   X(uint8_t, reuse, c->reuse, .name = "reuse")                                                                    \
+  X(uint16_t, lora_rank, c->lora_rank, .name = "lora_rank")                                                       \
   X(uint8_t, leanness, leanness_of(moe), .describe = describe_leanness)                                           \
   X(int8_t, wgrad_mode, c->wgrad_mode, .name = "wgrad_mode", .word = sluice_wgrad_word)                           \
   X(uint8_t, callback_experts, c->callback_experts, .name = "callback_experts")                                   \

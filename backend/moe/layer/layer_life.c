@@ -33,6 +33,7 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   const int32_t wire = sluice_layer_wire(moe);
   if (wire != SLUICE_WIRE_LAYER_DTYPE) hash = sluice_hash_bytes(hash, &wire, sizeof wire);
   if (c->chunking != SLUICE_CHUNKING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->chunking, sizeof c->chunking);
+  if (c->lora_rank > 0) hash = sluice_hash_bytes(hash, &c->lora_rank, sizeof c->lora_rank);
   if (c->grouping != SLUICE_GROUPING_ADAPTIVE) hash = sluice_hash_bytes(hash, &c->grouping, sizeof c->grouping);
   if (moe->shape.policies.count > 0)
     hash = sluice_hash_bytes(hash, moe->shape.policies.di, (size_t)moe->shape.policies.count);
@@ -94,6 +95,13 @@ static sluice_status_t take_decision(sluice_moe_t* moe) {
   return policy_hook->vtable->attach(policy_hook, moe, &moe->decision);
 }
 
+/* Gradients of adapters take few GEMMs: chunk by chunk they hold no rows of other chunks. */
+static void choose_wgrad_of_adapters(sluice_shape_t* shape) {
+  sluice_moe_config_t* c = &shape->config;
+  const int is_open = c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE && !sluice_shape_is_lean(shape);
+  if (c->lora_rank > 0 && is_open) c->wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+}
+
 sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_config_t* config,
                                    const sluice_chunk_policies_t* policies, sluice_moe_t** out_moe) {
   *out_moe = NULL;
@@ -112,6 +120,7 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   moe->context = context;
   sluice_shape_init(&moe->shape, config, policies, context->rank, context->world_size, NULL, context->rows->is_device);
   sluice_shape_set_nodes(&moe->shape, ranks_per_node_of(context, config));
+  choose_wgrad_of_adapters(&moe->shape);
   moe->kind = kind_of(moe, context->world_size);
   const sluice_expert_placement_t placement = {.expert_rank = config->expert_rank, .expert_slot = config->expert_slot};
   sluice_layer_place(moe, &placement);

@@ -1,10 +1,12 @@
 /* The ops of a backward pass. With dy the output gradient of a row, w its route weight, a = f(T_M):
  *   dT_ACT = dy W2            dgate = dT_ACT . a (+ dy . b2)       the gradient of w
  *   dT_M   = w f'(T_M) dT_ACT dT_DI = dT_M [W1; W3]
- *   dW2   += dy^T (w a)       dW1, dW3 += dT_M^T T_DI              db1, db3 += sum dT_M, db2 += sum w dy */
+ *   dW2   += dy^T (w a)       dW1, dW3 += dT_M^T T_DI              db1, db3 += sum dT_M, db2 += sum w dy
+ * With adapters each W is W + s B A, and dA and dB take the place of dW (low_rank.h). */
 #include "backend/base/dtype.h"
 #include "backend/moe/ops/exchange_ops.h"
 #include "backend/moe/ops/expert_math.h"
+#include "backend/moe/ops/low_rank.h"
 #include "backend/moe/ops/node_ops.h"
 #include "backend/moe/ops/restore_ops.h"
 #include "backend/moe/ops/run_exchange.h"
@@ -20,6 +22,8 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
   int64_t count = 0;
+  float beta = 0;
+  SLUICE_TRY(sluice_low_backward(pass, op, SLUICE_LINEAR_DOWN, &beta));
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);
     if (rows == 0) continue;
@@ -31,7 +35,7 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
         sluice_tensor_matrix(&pass->params->w2[e]),
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e), c->hidden_width, 0, element)};
   }
-  return sluice_grouped_gemm_run(pass, op, count, c->dtype, 0);
+  return sluice_grouped_gemm_run(pass, op, count, c->dtype, beta);
 }
 
 static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -66,11 +70,13 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
   int64_t width = pass->moe->shape.gate_factor * c->hidden_width;
+  float beta = 0;
+  SLUICE_TRY(sluice_low_backward(pass, op, SLUICE_LINEAR_UP, &beta));
   for (int32_t half = 0; half < pass->moe->shape.gate_factor; ++half) {
     int64_t count = 0;
     for (int32_t e = 0; e < pass->binding.num_local; ++e) {
       int64_t rows = rows_of(pass, op->chunk, e);
-      int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
+      int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, element);
       if (rows == 0 || (half == 1 && fused)) continue;
       pass->gemms[count++] = (sluice_gemm_problem_t){
           rows,
@@ -80,7 +86,7 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
           sluice_tensor_matrix(half == 0 ? &pass->params->w1[e] : &pass->params->w3[e]),
           sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e), c->model_width, 0, element)};
     }
-    SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, half == 0 ? 0 : 1));
+    SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, half == 0 ? beta : 1));
   }
   return SLUICE_OK;
 }

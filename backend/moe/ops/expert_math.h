@@ -16,8 +16,11 @@ static inline sluice_matrix_t sluice_transpose(sluice_matrix_t m) {
   return (sluice_matrix_t){m.data, m.col_stride, m.row_stride};
 }
 
+/* Whether the rows of `lower` follow those of `upper` in memory, so that both are one matrix. */
+int sluice_is_stacked(const sluice_tensor_t* upper, const sluice_tensor_t* lower, uint64_t element);
+
 /* Whether W3's rows follow W1's, so that [W1; W3] is one [2H, M] matrix (the hosts' fused gate-up layout). */
-int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, int64_t hidden, uint64_t element);
+int sluice_gate_up_is_fused(const sluice_expert_tensors_t* params, int32_t local, uint64_t element);
 
 /* The first `count` of pass->GEMMs, on the stream of the op's lane. */
 sluice_status_t sluice_grouped_gemm_run(sluice_pass_t* pass, const sluice_op_t* op, int64_t count, int32_t dtype_c,

@@ -1,7 +1,9 @@
 /* The ops of a forward pass. Equations per row x of expert e, in expert order:
- *   T_M = [W1 x + b1 | W3 x + b3],  T_DO = W2 f(T_M) + b2,  y[t] = sum over k of w[t,k] T_DO(t, k). */
+ *   T_M = [W1 x + b1 | W3 x + b3],  T_DO = W2 f(T_M) + b2,  y[t] = sum over k of w[t,k] T_DO(t, k).
+ * With adapters each W is W + s B A (low_rank.h). */
 #include "backend/base/dtype.h"
 #include "backend/moe/ops/expert_math.h"
+#include "backend/moe/ops/low_rank.h"
 #include "backend/moe/ops/node_ops.h"
 #include "backend/moe/ops/restore_ops.h"
 #include "backend/moe/ops/run_exchange.h"
@@ -22,13 +24,15 @@ static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
   uint64_t element = sluice_dtype_bytes(c->dtype);
   int64_t width = pass->moe->shape.gate_factor * c->hidden_width;
   int64_t count = 0;
+  float beta = 0;
+  SLUICE_TRY(sluice_low_forward(pass, op, SLUICE_LINEAR_UP, &beta));
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
     sluice_matrix_t x =
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), c->model_width, 0, element);
     void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
-    int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, c->hidden_width, element);
+    int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, element);
     pass->gemms[count++] = (sluice_gemm_problem_t){rows,
                                                    fused ? 2 * c->hidden_width : c->hidden_width,
                                                    c->model_width,
@@ -43,7 +47,7 @@ static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
                                                    sluice_transpose(sluice_tensor_matrix(&pass->params->w3[e])),
                                                    sluice_rows_matrix(pre, width, c->hidden_width, element)};
   }
-  return sluice_grouped_gemm_run(pass, op, count, c->dtype, 0);
+  return sluice_grouped_gemm_run(pass, op, count, c->dtype, beta);
 }
 
 static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
@@ -81,6 +85,8 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   uint64_t element = sluice_dtype_bytes(c->dtype);
   int64_t count = 0;
+  float beta = 0;
+  SLUICE_TRY(sluice_low_forward(pass, op, SLUICE_LINEAR_DOWN, &beta));
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
@@ -92,7 +98,7 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
         sluice_transpose(sluice_tensor_matrix(&pass->params->w2[e])),
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e), c->model_width, 0, element)};
   }
-  SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, 0));
+  SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, beta));
   if (!c->bias) return SLUICE_OK;
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     pass->context->device->kernels->add_bias(sluice_pass_stream(pass, op), c->dtype, rows_of(pass, op, e),

@@ -1,11 +1,13 @@
 /* dW2 = sum of dy^T (w a), dW1, dW3 = sum of dT_M^T T_DI, db1, db3 = sum of dT_M, db2 = sum of w dy, over the rows of
- * an expert: at once, or chunk by chunk. */
+ * an expert: at once, or chunk by chunk. Where W is frozen, those of its adapters: dB = G^T P, dA = U^T X (low_rank.h).
+ */
 #include "backend/moe/ops/weight_grad.h"
 
 #include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/moe/ops/expert_math.h"
+#include "backend/moe/ops/low_rank.h"
 #include "backend/moe/pass/weight_sums.h"
 
 enum {
@@ -30,28 +32,40 @@ static void* rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, i
 /* Where the gradients of an expert go: the host's tensors, or sums of the same orientation. */
 typedef struct target_s {
   int is_wanted[NUM_MEMBERS];
-  sluice_matrix_t matrix[3]; /* W1, W3, W2 */
-  int64_t rows[3], columns[3];
-  void* bias[NUM_MEMBERS]; /* B1 .. */
+  sluice_matrix_t matrix[NUM_MEMBERS];
+  int64_t rows[NUM_MEMBERS], columns[NUM_MEMBERS];
+  void* bias[NUM_MEMBERS]; /* B1 .. B2 */
   int32_t dtype[NUM_MEMBERS];
   int32_t accumulate[NUM_MEMBERS];
 } target_t;
 
+static int is_bias(int member) { return member >= B1 && member <= B2; }
+
+/* What one walk over the experts adds: their own parameters, or one adapter, whose factors share T_LOW with others. */
+typedef struct walk_s {
+  sluice_linear_t linear;
+  const sluice_low_term_t* term;           /* NULL: the parameters */
+  const sluice_tensor_t* all[NUM_MEMBERS]; /* gradients that it writes; NULL: not wanted, or of another walk */
+} walk_t;
+
+static int is_wanted(const sluice_pass_t* pass, const walk_t* walk, int member) {
+  return sluice_gradient_is_wanted(&pass->moe->shape, walk->all, member);
+}
+
 /* sums: the expert's block, or NULL. Only what is 16 bits goes there. */
-static target_t target_of(const sluice_pass_t* pass, int32_t e, char* sums, int add_to_host, int add_to_sums) {
-  const sluice_tensor_t* all[NUM_MEMBERS];
-  sluice_gradients_of(pass->grad_params, all);
+static target_t target_of(const sluice_pass_t* pass, const walk_t* walk, int32_t e, char* sums, int add_to_host,
+                          int add_to_sums) {
   target_t target;
   memset(&target, 0, sizeof target);
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (!sluice_gradient_is_wanted(&pass->moe->shape, all, m)) continue;
-    const sluice_tensor_t* grad = &all[m][e];
+    if (!is_wanted(pass, walk, m)) continue;
+    const sluice_tensor_t* grad = &walk->all[m][e];
     target.is_wanted[m] = 1;
     int in_sums = sums != NULL && sluice_is_short_dtype(sluice_tensor_dtype(grad));
     target.dtype[m] = in_sums ? SLUICE_DTYPE_F32 : sluice_tensor_dtype(grad);
     target.accumulate[m] = in_sums ? add_to_sums : add_to_host;
     void* data = in_sums ? sums + sluice_weight_sum_offset(&pass->moe->shape, m) : sluice_tensor_data(grad);
-    if (m >= B1) {
+    if (is_bias(m)) {
       target.bias[m] = data;
       continue;
     }
@@ -69,6 +83,7 @@ static target_t target_of(const sluice_pass_t* pass, int32_t e, char* sums, int 
 typedef struct batch_s {
   sluice_pass_t* pass;
   const sluice_op_t* op;
+  const walk_t* walk;
   int64_t count;
   int32_t dtype, accumulate; /* of their results */
 } batch_t;
@@ -90,6 +105,26 @@ static sluice_status_t add_gemm(batch_t* batch, const target_t* to, int member, 
   batch->pass->gemms[batch->count++] =
       (sluice_gemm_problem_t){to->rows[member], to->columns[member], rows, sluice_transpose(dy), x, to->matrix[member]};
   return SLUICE_OK;
+}
+
+static sluice_status_t add_adapter(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
+  const sluice_pass_t* pass = batch->pass;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const sluice_low_term_t* term = batch->walk->term;
+  const int is_down = batch->walk->linear == SLUICE_LINEAR_DOWN;
+  const uint64_t element = sluice_dtype_bytes(c->dtype);
+  const int64_t rows = sluice_rows_of_expert(pass, chunk, e), hidden = c->hidden_width;
+  void* low = rows_at(pass, SLUICE_T_LOW, chunk, e);
+  const sluice_matrix_t p = sluice_low_matrix(pass, low, 0), u = sluice_low_matrix(pass, low, 1);
+  void* dy = rows_at(pass, is_down ? SLUICE_T_DDO : SLUICE_T_DM, chunk, e);
+  const int64_t width = is_down ? c->model_width : pass->moe->shape.gate_factor * hidden;
+  const sluice_matrix_t g = sluice_rows_matrix(dy, width, term->first, element);
+  const sluice_matrix_t x = sluice_rows_matrix(rows_at(pass, is_down ? SLUICE_T_DACT : SLUICE_T_DI, chunk, e),
+                                               is_down ? hidden : c->model_width, 0, element);
+  SLUICE_TRY(add_gemm(batch, to, term->parameter, u, x, rows));
+  SLUICE_TRY(add_gemm(batch, to, term->parameter + 1, g, p, rows));
+  if (term->b_lower == NULL) return SLUICE_OK;
+  return add_gemm(batch, to, SLUICE_LB3, sluice_rows_matrix(dy, width, hidden, element), p, rows);
 }
 
 static sluice_status_t add_gemms(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
@@ -129,25 +164,24 @@ static void add_biases(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
 }
 
 static sluice_status_t add_rows(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
+  if (batch->walk->term != NULL) return add_adapter(batch, chunk, e, to);
   SLUICE_TRY(add_gemms(batch, chunk, e, to));
   if (batch->pass->moe->shape.config.bias) add_biases(batch->pass, batch->op, chunk, e, to);
   return SLUICE_OK;
 }
 
 /* The sums are whole: into the host's tensors, rounded once. */
-static void round_sums(const sluice_pass_t* pass, const sluice_op_t* op, int32_t e, const char* sums) {
+static void round_sums(const batch_t* batch, int32_t e, const char* sums) {
+  const sluice_pass_t* pass = batch->pass;
+  const sluice_op_t* op = batch->op;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
-  const sluice_tensor_t* all[NUM_MEMBERS];
-  sluice_gradients_of(pass->grad_params, all);
   for (int m = 0; m < NUM_MEMBERS; ++m) {
-    if (!sluice_gradient_is_wanted(&pass->moe->shape, all, m) ||
-        !sluice_is_short_dtype(sluice_tensor_dtype(&all[m][e])))
-      continue;
-    const sluice_tensor_t* grad = &all[m][e];
-    int by_rows = m < B1 && sluice_tensor_stride(grad, 1) == 1;
-    int64_t lines = m >= B1 ? 1 : grad->shape[by_rows ? 0 : 1],
-            width = (int64_t)sluice_parameter_elements(&pass->moe->shape, m) / lines;
-    int64_t stride = m >= B1 ? width : sluice_tensor_stride(grad, by_rows ? 0 : 1);
+    if (!is_wanted(pass, batch->walk, m)) continue;
+    const sluice_tensor_t* grad = &batch->walk->all[m][e];
+    if (!sluice_is_short_dtype(sluice_tensor_dtype(grad))) continue;
+    int by_rows = !is_bias(m) && sluice_tensor_stride(grad, 1) == 1;
+    int64_t lines = is_bias(m) ? 1 : grad->shape[by_rows ? 0 : 1], width = sluice_tensor_elements(grad) / lines;
+    int64_t stride = is_bias(m) ? width : sluice_tensor_stride(grad, by_rows ? 0 : 1);
     kernels->round_rows(sluice_pass_stream(pass, op), sluice_tensor_dtype(grad), lines, width,
                         (const float*)(const void*)(sums + sluice_weight_sum_offset(&pass->moe->shape, m)),
                         pass->grad_mode == SLUICE_GRAD_ACCUMULATE, sluice_tensor_data(grad), stride);
@@ -161,27 +195,28 @@ static sluice_status_t add_chunk(batch_t* batch, int32_t chunk, int32_t e, sluic
   if (span.count == 0 && (chunk > 0 || add_to_host)) return SLUICE_OK;
   if (span.count > 0 && sluice_rows_of_expert(pass, chunk, e) == 0) return SLUICE_OK;
   int later = chunk > span.first;
-  const target_t to = target_of(pass, e, sums, add_to_host || later, later);
+  const target_t to = target_of(pass, batch->walk, e, sums, add_to_host || later, later);
   SLUICE_TRY(add_rows(batch, chunk, e, &to));
   if (sums == NULL || chunk != span.last) return SLUICE_OK;
   SLUICE_TRY(run_batch(batch));
-  round_sums(pass, batch->op, e, sums);
+  round_sums(batch, e, sums);
   return SLUICE_OK;
 }
 
 static sluice_status_t add_at_once(batch_t* batch, int32_t e) {
-  const target_t to = target_of(batch->pass, e, NULL, batch->pass->grad_mode == SLUICE_GRAD_ACCUMULATE, 0);
+  const int add_to_host = batch->pass->grad_mode == SLUICE_GRAD_ACCUMULATE;
+  const target_t to = target_of(batch->pass, batch->walk, e, NULL, add_to_host, 0);
   return add_rows(batch, -1, e, &to);
 }
 
-sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
-  if (pass->grad_params == NULL) return SLUICE_OK; /* other ranks want some */
+/* is_last: no other walk adds to any expert after this one. */
+static sluice_status_t add_walk(sluice_pass_t* pass, const sluice_op_t* op, const walk_t* walk, int is_last) {
   int32_t n = pass->binding.num_chunks;
   int joined = op->chunk < 0 && sluice_weight_rows_are_joined(pass), last = op->chunk < 0 || op->chunk == n - 1;
   const sluice_slots_t* slot = &pass->slots[SLUICE_T_DW];
   uint64_t block = sluice_weight_sum_offset(&pass->moe->shape, NUM_MEMBERS);
   char* sums = slot->bytes > 0 ? slot->data : NULL;
-  batch_t batch = {.pass = pass, .op = op};
+  batch_t batch = {.pass = pass, .op = op, .walk = walk};
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     const sluice_chunk_span_t span = sluice_chunks_of_expert(pass, e);
     char* own = span.count > 1 ? sums : NULL;
@@ -191,9 +226,41 @@ sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
       if (op->chunk < 0) SLUICE_TRY(run_batch(&batch)); /* the next chunk has the same results */
     }
     if (own != NULL && op->chunk >= 0) sums += block;
-    if (!last || pass->expert_ready == NULL) continue;
+    if (!last || !is_last || pass->expert_ready == NULL) continue;
     SLUICE_TRY(run_batch(&batch));
     pass->expert_ready(pass->expert_ready_user, e);
   }
   return run_batch(&batch);
+}
+
+/* The walk of an adapter; returns whether a gradient of it is wanted. */
+static int take_adapter(const sluice_tensor_t* const* all, walk_t* walk) {
+  const int32_t a = walk->term->parameter;
+  walk->all[a] = all[a], walk->all[a + 1] = all[a + 1];
+  if (walk->term->b_lower != NULL) walk->all[SLUICE_LB3] = all[SLUICE_LB3];
+  return walk->all[a] != NULL || walk->all[a + 1] != NULL || walk->all[SLUICE_LB3] != NULL;
+}
+
+static sluice_status_t add_adapters(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* const* all) {
+  for (int32_t linear = SLUICE_LINEAR_UP; linear <= SLUICE_LINEAR_DOWN; ++linear) {
+    sluice_low_term_t terms[SLUICE_MAX_LOW_TERMS];
+    const int32_t count = sluice_low_terms(pass, (sluice_linear_t)linear, terms);
+    for (int32_t i = 0; i < count; ++i) {
+      walk_t walk = {.linear = (sluice_linear_t)linear, .term = &terms[i]};
+      if (!take_adapter(all, &walk)) continue;
+      SLUICE_TRY(sluice_low_products(pass, op, walk.linear, walk.term));
+      SLUICE_TRY(add_walk(pass, op, &walk, 0));
+    }
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  if (pass->grad_params == NULL) return SLUICE_OK; /* other ranks want some */
+  const sluice_tensor_t* all[NUM_MEMBERS];
+  sluice_gradients_of(pass->grad_params, all);
+  SLUICE_TRY(add_adapters(pass, op, all));
+  walk_t walk = {.term = NULL};
+  for (int m = 0; m <= B2; ++m) walk.all[m] = all[m];
+  return add_walk(pass, op, &walk, 1);
 }

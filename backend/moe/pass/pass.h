@@ -81,6 +81,8 @@ typedef struct sluice_pass_s {
   const struct sluice_wire_s* wire; /* communication lane: of the rows that are about to be posted; NULL: as they are */
   sluice_comm_request_t* opened;    /* communication lane: the rows of the exchange that opens a group, on their way */
   sluice_gemm_problem_t* gemms;     /* [sluice_pass_gemms] compute lane */
+  char* adapters;                   /* compute lane: factors of adapters in the layer's dtype */
+  uint64_t adapter_bytes;           /* of them */
   sluice_op_times_t* times;         /* [num_ops] */
   int32_t is_bounded;               /* a plan has room for it, and its templates keep to the plan's rings */
   int32_t captured;                 /* the host's stream is being captured into a graph */

@@ -29,6 +29,7 @@ static int may_join(const sluice_moe_t* moe, int32_t tensor) {
     case SLUICE_T_DM:
     case SLUICE_T_DDO:
     case SLUICE_T_DACT:
+    case SLUICE_T_LOW:
     case SLUICE_T_ROUTE: return 1;
     default: return 0;
   }
@@ -153,6 +154,8 @@ static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sl
   pass->runs = sluice_arena_take(host, s->runs);
   pass->gemms = sluice_arena_take(host, s->gemms);
   pass->times = sluice_arena_take(host, s->times);
+  pass->adapter_bytes = s->adapters;
+  pass->adapters = s->adapters > 0 ? sluice_arena_take(host, s->adapters) : NULL;
   memset(pass->times, 0, s->times);
 }
 

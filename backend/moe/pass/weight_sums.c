@@ -5,7 +5,8 @@
 #include "backend/base/tensor.h"
 
 void sluice_gradients_of(const sluice_expert_tensors_t* t, const sluice_tensor_t** out) {
-  const sluice_tensor_t* const all[SLUICE_NUM_PARAMETERS] = {t->w1, t->w3, t->w2, t->b1, t->b3, t->b2};
+  const sluice_tensor_t* const all[SLUICE_NUM_PARAMETERS] = {t->w1,  t->w3,  t->w2,  t->b1,  t->b3,  t->b2,
+                                                             t->la1, t->lb1, t->la3, t->lb3, t->la2, t->lb2};
   memcpy(out, all, sizeof all);
 }
 
@@ -30,7 +31,8 @@ sluice_chunk_span_t sluice_chunks_of_expert(const sluice_pass_t* pass, int32_t l
 /* One GEMM over all chunks where the expert's rows lie one behind the other, else chunk by chunk. */
 int sluice_weight_rows_are_joined(const sluice_pass_t* pass) {
   return sluice_pass_is_joined(pass, SLUICE_T_DI) && sluice_pass_is_joined(pass, SLUICE_T_DDO) &&
-         sluice_pass_is_joined(pass, SLUICE_T_DM) && sluice_pass_is_joined(pass, SLUICE_T_DACT);
+         sluice_pass_is_joined(pass, SLUICE_T_DM) && sluice_pass_is_joined(pass, SLUICE_T_DACT) &&
+         (pass->moe->shape.config.lora_rank == 0 || sluice_pass_is_joined(pass, SLUICE_T_LOW));
 }
 
 /* A host leaves out the gradients of parameters that it does not train. */

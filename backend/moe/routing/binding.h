@@ -40,6 +40,7 @@ typedef struct sluice_binding_s {
   uint8_t shares_act; /* of its passes: where T_ACT and dT_ACT lie, see sluice_template_spec_t */
   uint8_t grouped;    /* of its passes: exchanges, likewise */
   uint8_t two_levels; /* of its passes: tokens travel by node */
+  uint64_t adapters;  /* sluice_low_signature of the forward's */
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */

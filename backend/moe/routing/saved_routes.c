@@ -22,6 +22,7 @@ typedef struct meta_header_s {
   int64_t num_tokens;
   int64_t num_sent;
   int64_t num_rows;
+  uint64_t adapters;
   uint64_t saved_bytes[SLUICE_SAVED_COUNT]; /* what the other saved buffers must have at least */
   uint64_t checksum;                        /* of everything behind the header, and of the header with this member 0 */
 } meta_header_t;
@@ -72,6 +73,7 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   header.num_tokens = b->num_tokens;
   header.num_sent = b->num_sent;
   header.num_rows = b->num_rows;
+  header.adapters = b->adapters;
   memcpy(header.saved_bytes, saved_bytes, sizeof header.saved_bytes);
   uint64_t n = (uint64_t)b->num_chunks;
   char* const body = (char*)meta + sizeof header;
@@ -169,6 +171,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
   b->chunks_by_experts = header.chunks_by_experts != 0;
   b->num_sent = header.num_sent;
+  b->adapters = header.adapters;
   sluice_binding_take_levels(b, moe, header.num_node_copies >= 0);
   if (b->two_levels) b->node_copies.num_arrived = header.num_node_copies;
   SLUICE_TRY(sluice_arena_reset(&b->memory->binding,

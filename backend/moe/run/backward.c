@@ -3,6 +3,7 @@
 #include "backend/base/pages_ahead.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/handshake/failure.h"
+#include "backend/moe/ops/low_rank.h"
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/mode.h"
@@ -29,6 +30,14 @@ static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_st
   return spec;
 }
 
+static sluice_status_t check_adapters(const sluice_pass_t* pass, const sluice_expert_tensors_t* params) {
+  if (params == NULL || pass->binding.adapters == sluice_low_signature(params)) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                     "layer %d: params has other adapters than this step's forward had (which of them there are, ranks "
+                     "or scales): pass those of the forward",
+                     pass->moe->shape.config.layer_id);
+}
+
 /* Everything that this rank can do alone. */
 static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   sluice_moe_t* moe = pass->moe;
@@ -36,6 +45,7 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   SLUICE_TRY(sluice_binding_restore(moe, pass->stream, step->saved[SLUICE_SAVED_META],
                                     step->saved_bytes[SLUICE_SAVED_META], step->saved[SLUICE_SAVED_INPUT],
                                     &pass->binding));
+  SLUICE_TRY(check_adapters(pass, args->params));
   sluice_run_take_travel(pass);
   /* Exchanges of a pass with weight gradients have another order, so ranks compare that one, and a rank that wants none
    * runs it for the others. */

@@ -1,5 +1,6 @@
 /* A forward, from routing to results. Which way it goes is the layer's strategies' and its mode's affair. */
 #include "backend/moe/handshake/failure.h"
+#include "backend/moe/ops/low_rank.h"
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/offsets.h"
@@ -33,6 +34,7 @@ static sluice_status_t execute(sluice_forward_t* f) {
   sluice_pass_t* pass = &f->pass;
   void* given[SLUICE_T_COUNT] = {NULL};
   SLUICE_TRY(sluice_pass_measure(pass));
+  if (f->args->params != NULL) pass->binding.adapters = sluice_low_signature(f->args->params);
   sluice_binding_stops(&pass->host);
   if (sluice_forward_keeps(f)) SLUICE_TRY(allocate_saved(f, given));
   sluice_binding_starts(&pass->host);

@@ -18,6 +18,7 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
       .dedup = binding->two_levels ? SLUICE_DEDUPLICATE_NODES : sluice_shape_deduplication(&moe->shape),
       .chunks_by_experts = (int16_t)binding->chunks_by_experts,
       .grouped = binding->grouped,
+      .low_rank = moe->shape.config.lora_rank > 0,
   };
   memcpy(spec.restore_input, binding->restore_input, sizeof spec.restore_input);
   memcpy(spec.restore_pre_activation, binding->restore_pre_activation, sizeof spec.restore_pre_activation);

@@ -19,6 +19,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .dgrad = direction == SLUICE_BACKWARD,
       .only = part,
+      .low_rank = part == SLUICE_PART_EXPERTS && moe->shape.config.lora_rank > 0,
   };
 }
 

@@ -89,6 +89,7 @@ static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
       NAMED(deduplicate, SLUICE_DEDUPLICATE_NONE, SLUICE_DEDUPLICATE_RANKS, "none", "ranks"),
       NAMED(grouping, SLUICE_GROUPING_ON, SLUICE_GROUPING_OFF, "on", "off"),
       FIELD(reuse, "reuse", 0, 1),
+      FIELD(lora_rank, "lora_rank", 4, 5),
       FIELD(layer_id, "layer", 3, 17),
   };
   for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {

@@ -16,6 +16,18 @@ static void between_nodes(int32_t kind, sluice_op_rule_t* rule) {
   }
 }
 
+static int has_low_rank_terms(int32_t kind) {
+  switch (kind) {
+    case SLUICE_OP_GEMM1:
+    case SLUICE_OP_GEMM2:
+    case SLUICE_OP_RECOMPUTE:
+    case SLUICE_OP_GEMM2_GRAD:
+    case SLUICE_OP_GEMM1_GRAD:
+    case SLUICE_OP_WEIGHT_GRAD: return 1;
+    default: return 0;
+  }
+}
+
 sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec) {
   const sluice_op_row_t* row = sluice_op_row(kind);
   sluice_op_rule_t rule = {
@@ -27,6 +39,7 @@ sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec
     if (kind == SLUICE_OP_COMBINE) rule.reads[rule.num_reads++] = T(COPY_WEIGHTS);
   }
   if (spec->dedup == SLUICE_DEDUPLICATE_NODES) between_nodes(kind, &rule);
+  if (spec->low_rank && has_low_rank_terms(kind)) rule.writes[rule.num_writes++] = T(LOW);
   if (!spec->single_rank) return rule;
   if (rule.lane == SLUICE_LANE_COMM) rule.lane = SLUICE_LANE_COMPUTE;
   /* Rows are read from the tokens and summed into them directly. */

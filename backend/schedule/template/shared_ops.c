@@ -12,3 +12,7 @@ void sluice_add_host_expert(sluice_builder_t* b, int32_t i) {
   sluice_op_read(b, e, SLUICE_T_DI);
   sluice_op_write(b, e, SLUICE_T_DO);
 }
+
+void sluice_op_write_low(sluice_builder_t* b, const sluice_template_spec_t* spec, sluice_op_t* op) {
+  if (spec->low_rank) sluice_op_write(b, op, SLUICE_T_LOW);
+}

@@ -76,6 +76,9 @@ static sluice_status_t check_spec(const sluice_template_spec_t* spec) {
       (!spec->dgrad || spec->wgrad == SLUICE_WGRAD_CALL_LATER)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "schedule: callback experts compute dgrad and wgrad in one call");
   }
+  if (spec->low_rank && spec->callback) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "schedule: low_rank is 1, but callback experts have no GEMMs of Sluice's");
+  }
   if (spec->dedup && (spec->single_rank || spec->only != 0)) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "schedule: dedup is %d; only whole passes of several ranks are deduplicated", spec->dedup);

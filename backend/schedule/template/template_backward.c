@@ -63,6 +63,7 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   if (!spec->callback) {
     ring[SLUICE_T_DACT] = deferred ? n : RING_WITHIN_LANE;
     ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
+    ring[SLUICE_T_LOW] = deferred ? n : RING_WITHIN_LANE;
   }
   sluice_place_tokens(b, spec);
   if (spec->wgrad == SLUICE_WGRAD_CALL_NOW) ring[SLUICE_T_DW] = 1;
@@ -115,7 +116,7 @@ static void add_dispatch_grad(sluice_builder_t* b, const sluice_template_spec_t*
   sluice_op_write(b, u, SLUICE_T_ROUTE);
 }
 
-static void add_weight_grad(sluice_builder_t* b, int32_t chunk) {
+static void add_weight_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t chunk) {
   sluice_op_t* w = sluice_builder_add(b, SLUICE_OP_WEIGHT_GRAD, chunk);
   sluice_op_read(b, w, SLUICE_T_DI);
   sluice_op_read(b, w, SLUICE_T_DDO);
@@ -123,6 +124,7 @@ static void add_weight_grad(sluice_builder_t* b, int32_t chunk) {
   sluice_op_read(b, w, SLUICE_T_DM);
   sluice_op_read(b, w, SLUICE_T_DACT);
   sluice_op_write(b, w, SLUICE_T_DW);
+  sluice_op_write_low(b, spec, w);
 }
 
 static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i) {
@@ -145,10 +147,12 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
     sluice_op_read(b, again, SLUICE_T_DI);
     sluice_op_write(b, again, SLUICE_T_M);
     sluice_op_write(b, again, SLUICE_T_DACT); /* scratch: the activation that adds the biases */
+    sluice_op_write_low(b, spec, again);
   }
   sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2_GRAD, i);
   sluice_op_read(b, g2, SLUICE_T_DDO);
   sluice_op_write(b, g2, SLUICE_T_DACT);
+  sluice_op_write_low(b, spec, g2);
   sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION_GRAD, i);
   sluice_op_read(b, act, SLUICE_T_M);
   sluice_op_read(b, act, SLUICE_T_DACT);
@@ -160,6 +164,7 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
   sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1_GRAD, i);
   sluice_op_read(b, g1, SLUICE_T_DM);
   sluice_op_write(b, g1, SLUICE_T_DDI);
+  sluice_op_write_low(b, spec, g1);
 }
 
 static void add_reduce_grad(sluice_builder_t* b, int32_t chunk) {
@@ -216,7 +221,7 @@ void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   int32_t n = spec->num_chunks;
   int deferred = is_deferred(spec);
   if (!spec->dgrad) {
-    add_weight_grad(b, -1);
+    add_weight_grad(b, spec, -1);
     return;
   }
   int32_t ahead = spec->bounded || spec->grouped ? RING_BETWEEN_LANES : b->ring[SLUICE_T_DDO];
@@ -235,10 +240,10 @@ void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     } else if (sluice_has_part(spec, SLUICE_PART_COMBINE)) {
       add_combine_grad(b, spec, i);
     }
-    if (weights && !deferred) add_weight_grad(b, i);
+    if (weights && !deferred) add_weight_grad(b, spec, i);
     if (copies_late) add_copy_in_m(b, spec, i + 1);
     if (i + ahead < n && dispatches) add_arrival(b, spec, i + ahead, is_group);
   }
   if (spec->chunks_by_experts) add_reduce_grad(b, -1);
-  if (weights && deferred) add_weight_grad(b, -1);
+  if (weights && deferred) add_weight_grad(b, spec, -1);
 }

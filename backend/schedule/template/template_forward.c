@@ -52,6 +52,7 @@ void sluice_place_forward(sluice_builder_t* b, const sluice_template_spec_t* spe
                            ? RING_BETWEEN_LANES
                            : sluice_ring_of(spec, spec->restore_pre_activation, moving_m, forward_m_overlaps);
     ring[SLUICE_T_ACT] = RING_WITHIN_LANE;
+    ring[SLUICE_T_LOW] = RING_WITHIN_LANE;
   }
   ring[SLUICE_T_KEPT_DI] = ring[SLUICE_T_KEPT_M] = ring[SLUICE_T_HOST_DI] = ring[SLUICE_T_HOST_M] = n;
   if (spec->dedup) ring[SLUICE_T_COPY_WEIGHTS] = sluice_min_i32(n, forward_ahead(b, spec));
@@ -101,6 +102,7 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_t* g1 = sluice_builder_add(b, SLUICE_OP_GEMM1, i);
   sluice_op_read(b, g1, SLUICE_T_DI);
   sluice_op_write(b, g1, SLUICE_T_M);
+  sluice_op_write_low(b, spec, g1);
   sluice_op_t* act = sluice_builder_add(b, SLUICE_OP_ACTIVATION, i);
   sluice_op_read(b, act, SLUICE_T_M);
   sluice_op_write(b, act, SLUICE_T_M);
@@ -112,6 +114,7 @@ static void add_experts(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2, i);
   sluice_op_read(b, g2, SLUICE_T_ACT);
   sluice_op_write(b, g2, SLUICE_T_DO);
+  sluice_op_write_low(b, spec, g2);
 }
 
 /* chunk: -1 if rows of all chunks are summed at once. */

@@ -40,7 +40,7 @@ static void fail_of_builder(void) {
 
 int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user) {
   int64_t seen = 0;
-  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 3 * 2 * 2 * 2 * 4; ++bits) {
+  for (int32_t bits = 0; bits < 2 * 2 * 2 * 2 * 2 * 2 * 2 * 3 * 2 * 2 * 2 * 2 * 4; ++bits) {
     sluice_template_spec_t spec = spec_with(n, policy, seed);
     int32_t x = bits;
     spec.direction = x % 2, x /= 2;
@@ -54,6 +54,9 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
     spec.chunks_by_experts = (int16_t)(x % 2), x /= 2;
     spec.shares_act = x % 2, x /= 2;
     spec.grouped = (int16_t)(x % 2), x /= 2;
+    spec.low_rank = x % 2, x /= 2;
+    /* T_LOW is written and read within ops of the compute lane: what exchanges do makes no difference to it. */
+    if (spec.low_rank && (spec.grouped || spec.dedup || spec.chunks_by_experts || spec.reuse_saved)) continue;
     if (spec.grouped && (n < 3 || (n > 9 && n < 64))) continue; /* no pair; slots repeat by four chunks */
     if (spec.shares_act && !any_offloaded(spec.restore_pre_activation, n)) continue; /* the same */
     static const int32_t halves[4][2] = {{1, SLUICE_WGRAD_CALL_NOW},
@@ -84,12 +87,12 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
 
 void describe_form(const sluice_template_t* t, char* text, size_t bytes) {
   const sluice_template_spec_t* s = &t->spec;
-  int used =
-      snprintf(text, bytes,
-               "direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse %d bounded "
-               "%d dedup %d cut %d shares %d grouped %d policies",
-               s->direction, s->num_chunks, s->single_rank, s->keep, s->callback, s->gated, s->dgrad, s->wgrad,
-               s->wgrad_mode, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act, s->grouped);
+  int used = snprintf(text, bytes,
+                      "direction %d n %d single %d keep %d callback %d gated %d halves %d %d wgrad %d reuse %d bounded "
+                      "%d dedup %d cut %d shares %d grouped %d low %d policies",
+                      s->direction, s->num_chunks, s->single_rank, s->keep, s->callback, s->gated, s->dgrad, s->wgrad,
+                      s->wgrad_mode, s->reuse_saved, s->bounded, s->dedup, s->chunks_by_experts, s->shares_act,
+                      s->grouped, s->low_rank);
   for (int32_t i = 0; i < s->num_chunks && (size_t)used < bytes; ++i) {
     used += snprintf(text + used, bytes - (size_t)used, " %d%d", s->restore_input[i], s->restore_pre_activation[i]);
   }

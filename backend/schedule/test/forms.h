@@ -18,8 +18,8 @@ typedef void (*visit_fn_t)(const sluice_template_t* t, void* user);
 
 /* All combinations that build: both directions, both weight-gradient modes, one rank and several, gated or not, our
  * experts or the host's, saved rows reused or not, under a plan or not, deduplicated by rank, by node or not, chunks
- * cut out of tokens or of rows, exchanges grouped or not, whole backward or dgrad and wgrad separately. Returns their
- * number. */
+ * cut out of tokens or of rows, exchanges grouped or not, whole backward or dgrad and wgrad separately, the
+ * plainest of them also with low-rank terms. Returns their number. */
 int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user);
 
 /* The form as text; policies as two digits per chunk: of T_DI and of T_M. */

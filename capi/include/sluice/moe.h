@@ -72,6 +72,12 @@ typedef struct sluice_moe_config_s {
   const int32_t* restore_pre_activation_of;
   const int32_t* expert_slot; /* [E] the local index of each expert on its rank: 0, 1, .. without gaps, each once; or
                                  NULL: the order of ids among the experts of that rank. Equal on all ranks. Copied */
+  /* The largest rank of the low-rank adapters of this layer's experts (LoRA, see sluice_expert_tensors_t), at most
+   * 65535; 0: it takes none, which is the default. Above 0 the weights w1, w3 and w2 are frozen: backward refuses their
+   * gradients and has no buffers for them, and an open wgrad_mode means PER_CHUNK unless the layer restores rows. Not
+   * with callback experts (INVALID_ARGUMENT), nor on CUDA (UNSUPPORTED). Equal on all ranks. */
+  int32_t lora_rank;
+  int32_t reserved; /* 0 */
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
@@ -90,15 +96,34 @@ SLUICE_EXPORT int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe);
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
 /* Parameters of the local experts, or their gradients: arrays of E_local tensors, borrowed for the call. One of the two
- * strides of a matrix is 1; nothing is copied. Absent members are NULL. */
+ * strides of a matrix is 1; nothing is copied. Absent members are NULL.
+ *
+ * Adapters (LoRA): where la and lb are given, the layer computes with W + s lb la in place of W, without forming it:
+ * y = W x + lb (s (la x)). Only a layer with lora_rank takes them. A pair may be given for each matrix, with its own
+ * rank r in [1, lora_rank], which is the same for all experts; la without lb, or the reverse, is INVALID_ARGUMENT, and
+ * so is a scale that is not finite or is 0. Adapters are f32 or of the layer's dtype, one dtype for each member, with
+ * any strides that are not negative. What is f32 in a layer of another dtype is rounded to that before use. Products
+ * with adapters are rounded to the layer's dtype. Backward refuses adapters with other members, ranks or scales than
+ * its forward had (INVALID_ARGUMENT); their values must be those of the forward. Gradients of adapters have the shapes
+ * of the adapters and are f32 or of the layer's dtype; one of their two strides is 1. [LoRA, Hu et al. 2021, eq. 3] */
 typedef struct sluice_expert_tensors_s {
-  size_t struct_size;        /* sizeof, set by the caller */
-  const sluice_tensor_t* w1; /* [H, M], interleaved [2H, M] */
-  const sluice_tensor_t* w3; /* [H, M], with SLUICE_GATED_HALVES */
-  const sluice_tensor_t* w2; /* [M, H] */
-  const sluice_tensor_t* b1; /* [H], with bias; [2H] with SLUICE_GATED_INTERLEAVED */
-  const sluice_tensor_t* b3; /* [H], with SLUICE_GATED_HALVES and bias */
-  const sluice_tensor_t* b2; /* [M], with bias */
+  size_t struct_size;         /* sizeof, set by the caller */
+  const sluice_tensor_t* w1;  /* [H, M], interleaved [2H, M] */
+  const sluice_tensor_t* w3;  /* [H, M], with SLUICE_GATED_HALVES */
+  const sluice_tensor_t* w2;  /* [M, H] */
+  const sluice_tensor_t* b1;  /* [H], with bias; [2H] with SLUICE_GATED_INTERLEAVED */
+  const sluice_tensor_t* b3;  /* [H], with SLUICE_GATED_HALVES and bias */
+  const sluice_tensor_t* b2;  /* [M], with bias */
+  const sluice_tensor_t* la1; /* [r, M] of w1, or NULL */
+  const sluice_tensor_t* lb1; /* [H, r], interleaved [2H, r] */
+  const sluice_tensor_t* la3; /* [r, M] of w3; NULL where lb3 is given: w3 shares la1, its rank and lora_scale1 */
+  const sluice_tensor_t* lb3; /* [H, r], with SLUICE_GATED_HALVES, or NULL */
+  const sluice_tensor_t* la2; /* [r, H] of w2, or NULL */
+  const sluice_tensor_t* lb2; /* [M, r] */
+  float lora_scale1;          /* s of la1 and lb1, usually alpha / r; in gradients the scales are not read */
+  float lora_scale3;          /* of la3 and lb3 */
+  float lora_scale2;          /* of la2 and lb2 */
+  int32_t reserved;           /* 0 */
 } sluice_expert_tensors_t;
 
 /* Experts that the host computes. They are called on the calling thread, once per chunk and local expert that has rows,

@@ -46,6 +46,8 @@ typedef struct sluice_schedule_config_s {
   int32_t deduplicate;                      /* SLUICE_DEDUPLICATE_*; not with single_rank */
   int32_t chunks_by_experts; /* 1: chunks are cut by experts (SLUICE_CHUNKING_ADAPTIVE says when layers do so): one
                                 reduce adds all of them. For whole passes of several ranks that keep T_DI; default 0 */
+  int32_t low_rank;          /* 1: as a layer with lora_rank; not with callback experts; default 0 */
+  int32_t reserved;          /* 0 */
 } sluice_schedule_config_t;
 
 SLUICE_EXPORT void sluice_schedule_config_init(sluice_schedule_config_t* out_config, size_t struct_size);

@@ -21,6 +21,7 @@ static const seed_t seeds[] = {
     {"forward_by_experts", {.direction = SLUICE_FORWARD, .num_chunks = 2, .keep = 1, .chunks_by_experts = 1}},
     {"forward_grouped", {.direction = SLUICE_FORWARD, .num_chunks = 3, .keep = 1, .grouped = 1}},
     {"callback", {.direction = SLUICE_FORWARD, .num_chunks = 2, .keep = 1, .callback = 1}},
+    {"backward_low_rank", {.direction = SLUICE_BACKWARD, .num_chunks = 2, .dgrad = 1, .wgrad = 1, .low_rank = 1}},
     {"backward_two_chunks",
      {.direction = SLUICE_BACKWARD, .num_chunks = 2, .dgrad = 1, .wgrad = 1, .gated = 1, .reuse_saved = 1}},
     {"backward_wgrad", {.direction = SLUICE_BACKWARD, .num_chunks = 1, .wgrad = 1}},

@@ -125,6 +125,10 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
   c = good, c.gated = 0, c.activation = SLUICE_ACTIVATION_SWIGLU;
   REFUSED(make_layer(&f, &c), BAD, "swiglu needs a gate");
   FIELD(reuse, 2, "reuse is 2; it must be 0 or 1");
+  FIELD(lora_rank, -1, "lora_rank is -1; it must be in [0, 65535]");
+  FIELD(lora_rank, 65536, "lora_rank is 65536");
+  c = good, c.lora_rank = 4, c.callback_experts = 1, c.hidden_width = 0;
+  REFUSED(make_layer(&f, &c), BAD, "lora_rank is 4, but its experts are the host's own (callback_experts)");
   c = good, c.reuse = 1, c.restore_input = SLUICE_RESTORE_KEEP;
   REFUSED(make_layer(&f, &c), BAD, "reuse is 1, and a policy keeps rows");
   c = good, c.reuse = 1, c.restore_pre_activation = SLUICE_RESTORE_KEEP;

@@ -146,6 +146,29 @@ static void describe_params(rig_t* rig) {
   rig->grad_table = (sluice_expert_tensors_t){sizeof rig->grad_table, g[0], g[1], g[2], g[3], g[4], g[5]};
 }
 
+static void describe_adapters(rig_t* rig) {
+  const sluice_moe_config_t* c = &rig->config;
+  const int64_t M = c->model_width, H = c->hidden_width, r = c->lora_rank;
+  const int64_t rows[] = {r, H, r, H, r, M}, cols[] = {M, r, M, r, H, r};
+  for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
+    for (int32_t e = 0; e < rig->num_local; ++e) {
+      rig_tensor_t *p = &rig->adapters[kind][e], *g = &rig->adapter_grads[kind][e];
+      describe(p, c->dtype, 2, rows[kind], cols[kind]);
+      describe(g, c->dtype, 2, rows[kind], cols[kind]);
+      fill(p, 70 + kind + 10 * e);
+      poison(g);
+      rig->adapter_list[kind][e] = p->tensor;
+      rig->adapter_grad_list[kind][e] = g->tensor;
+    }
+  }
+  sluice_expert_tensors_t *p = &rig->param_table, *g = &rig->grad_table;
+  sluice_tensor_t(*a)[RIG_MAX_EXPERTS] = rig->adapter_list, (*d)[RIG_MAX_EXPERTS] = rig->adapter_grad_list;
+  p->la1 = a[0], p->lb1 = a[1], p->la3 = a[2], p->lb3 = a[3], p->la2 = a[4], p->lb2 = a[5];
+  g->la1 = d[0], g->lb1 = d[1], g->la3 = d[2], g->lb3 = d[3], g->la2 = d[4], g->lb2 = d[5];
+  p->lora_scale1 = 2, p->lora_scale3 = 0.5f, p->lora_scale2 = 1;
+  g->w1 = g->w3 = g->w2 = NULL;
+}
+
 /* y = 2 x, dx = 2 dy; on another machine by a kernel on the host's stream. */
 static int32_t twice(void* user, int32_t chunk, int32_t expert, int64_t rows, const void* x, void* y) {
   const rig_t* rig = user;
@@ -183,6 +206,7 @@ void rig_reset(rig_t* rig) {
     ((int32_t*)rig->ids.tensor.data)[i] = (int32_t)((i + i / K + rig->rank) % c->num_experts);
   }
   describe_params(rig);
+  if (c->lora_rank > 0) describe_adapters(rig);
   describe(&rig->twos, SLUICE_DTYPE_F32, 1, rig->world_size * T * K, 1);
   for (int64_t i = 0; i < rig->world_size * T * K; ++i) ((float*)rig->twos.tensor.data)[i] = 2;
   rig->callback_failure = 0;
@@ -269,6 +293,9 @@ sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest) {
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
     for (int32_t e = 0; e < rig->num_local; ++e) h = hash(h, &rig->grads[kind][e]);
   }
+  for (int kind = 0; kind < RIG_NUM_ADAPTERS && rig->config.lora_rank > 0; ++kind) {
+    for (int32_t e = 0; e < rig->num_local; ++e) h = hash(h, &rig->adapter_grads[kind][e]);
+  }
   *out_digest = h;
   return SLUICE_OK;
 }
@@ -290,6 +317,12 @@ void rig_close(rig_t* rig) {
     for (int32_t e = 0; e < RIG_MAX_EXPERTS; ++e) {
       release(&rig->params[kind][e]);
       release(&rig->grads[kind][e]);
+    }
+  }
+  for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
+    for (int32_t e = 0; e < RIG_MAX_EXPERTS; ++e) {
+      release(&rig->adapters[kind][e]);
+      release(&rig->adapter_grads[kind][e]);
     }
   }
 }

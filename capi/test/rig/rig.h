@@ -7,7 +7,7 @@
 
 #include "capi/test/world/world.h"
 
-enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6 };
+enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6, RIG_NUM_ADAPTERS = 6 };
 
 /* An allocator for config callbacks: counts live bytes, fails the allocation with number fail_at (from 0; -1 never). */
 typedef struct heap_s {
@@ -45,6 +45,10 @@ typedef struct rig_s {
   rig_tensor_t twos; /* what callback experts of another machine multiply by */
   rig_tensor_t params[RIG_NUM_PARAMS][RIG_MAX_EXPERTS], grads[RIG_NUM_PARAMS][RIG_MAX_EXPERTS];
   sluice_tensor_t param_list[RIG_NUM_PARAMS][RIG_MAX_EXPERTS], grad_list[RIG_NUM_PARAMS][RIG_MAX_EXPERTS];
+  /* la1 lb1 la3 lb3 la2 lb2, of a layer with lora_rank; W has no gradients then. */
+  rig_tensor_t adapters[RIG_NUM_ADAPTERS][RIG_MAX_EXPERTS], adapter_grads[RIG_NUM_ADAPTERS][RIG_MAX_EXPERTS];
+  sluice_tensor_t adapter_list[RIG_NUM_ADAPTERS][RIG_MAX_EXPERTS];
+  sluice_tensor_t adapter_grad_list[RIG_NUM_ADAPTERS][RIG_MAX_EXPERTS];
   sluice_expert_tensors_t param_table, grad_table;
   sluice_expert_callbacks_t callbacks;
   sluice_moe_forward_args_t forward;

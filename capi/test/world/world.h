@@ -17,6 +17,13 @@ enum {
   WORLD_MOVES_BY_STALE_SLOTS /* EVEN, by a host that orders its experts by id whatever their slots are: wrong */
 };
 
+enum {
+  WORLD_LORA_GATE = 1,  /* la1 and lb1 */
+  WORLD_LORA_UP = 2,    /* la3 and lb3 */
+  WORLD_LORA_JOINT = 4, /* lb3 with la1, with GATE; interleaved layers have it with GATE alone */
+  WORLD_LORA_DOWN = 8   /* la2 and lb2 */
+};
+
 /* Another machine than this CPU. What the host prepares is sent there, and results are fetched once it is settled. */
 typedef struct world_machine_s {
   int32_t device_type;
@@ -45,6 +52,11 @@ typedef struct case_s {
   int64_t tokens[WORLD_MAX_RANKS]; /* T of each rank */
   int64_t model_width, hidden_width;
   int32_t num_experts, top_k, num_chunks, dtype, activation, gated, bias, wgrad_mode, callback_experts;
+  int32_t lora;           /* WORLD_LORA_*, of which the layer has adapters in this call */
+  int32_t lora_rank;      /* of the config: largest rank; 0: W is trained */
+  int32_t frozen;         /* no gradients of parameters are wanted */
+  int32_t lora_f32;       /* adapters in f32 whatever the dtype */
+  int32_t lora_odd;       /* the second factors lie as PEFT has them, without a stride of 1 */
   int32_t callback_waits; /* callback experts wait for their stream; other machines alone */
   int32_t drop_every;     /* every how many routes one is dropped; 0 none; 1 all */
   int32_t hot_expert;     /* all first routes go to it, or as hot_times says; -1 none */
@@ -89,8 +101,8 @@ typedef struct result_s {
   double* out[WORLD_MAX_RANKS];
   double* grad_tokens[WORLD_MAX_RANKS];
   double* grad_weights[WORLD_MAX_RANKS];
-  double* grad_params[6];         /* w1 w3 w2 b1 b3 b2 over all E experts */
-  double* board[2][6];            /* where experts that move lie in between: parameters, gradients; as grad_params */
+  double* grad_params[12];        /* w1 w3 w2 b1 b3 b2 la1 lb1 la3 lb3 la2 lb2 over all E experts */
+  double* board[2][12];           /* where experts that move lie in between: parameters, gradients; as grad_params */
   int32_t ready[WORLD_MAX_RANKS]; /* readiness signals seen */
   int32_t calls[WORLD_MAX_RANKS]; /* of callback experts in forward: one for each chunk in which an expert has rows */
   int64_t most_rows[WORLD_MAX_RANKS]; /* of one chunk, callback experts alone */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "backend/base/dtype.h"
+#include "backend/base/tensor.h"
 
 void world_store(int32_t dtype, void* data, int64_t i, double x) {
   switch (dtype) {
@@ -67,6 +68,8 @@ void world_make_array(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int
   a->shape[0] = rows, a->shape[1] = cols;
   a->strides[0] = row_stride, a->strides[1] = col_stride;
 }
+
+int32_t world_dtype_of(const array_t* a) { return sluice_tensor_dtype(&a->tensor); }
 
 void world_push(const array_t* a) {
   if (world_here.machine != NULL) world_here.machine->send(world_here.rank, a->tensor.data, a->host, a->bytes);

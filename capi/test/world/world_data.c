@@ -4,7 +4,7 @@
 #include <math.h>
 #include "backend/base/dtype.h"
 
-enum { TOKENS = NUM_PARAMS, WEIGHTS, GRAD_OUT, ROUTES = 99, HOT_ROUTES };
+enum { TOKENS = 6, WEIGHTS, GRAD_OUT, ROUTES = 99, HOT_ROUTES, ADAPTERS = 200 };
 
 static double noise(uint64_t kind, uint64_t a, uint64_t b, uint64_t c) {
   uint64_t x = kind * 0x9e3779b97f4a7c15u ^ (a + 1) * 0xbf58476d1ce4e5b9u ^ (b + 1) * 0x94d049bb133111ebu ^
@@ -57,24 +57,54 @@ double world_grad_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
   return rounded(c->dtype, noise(GRAD_OUT, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
 }
 
+/* Ranks differ, so that one is not mistaken for another. */
+static int64_t rank_of(const case_t* c, int kind) {
+  const int is_joint = (c->lora & WORLD_LORA_JOINT) || c->gated == SLUICE_GATED_INTERLEAVED;
+  const int64_t less = kind >= LA2 ? 2 : kind >= LA3 && !is_joint ? 1 : 0;
+  return c->lora_rank > less ? c->lora_rank - less : c->lora_rank > 0;
+}
+
+float world_lora_scale(int kind) { return kind >= LA2 ? 1.5f : kind >= LA3 ? 1.0f : 0.7f; }
+
 int64_t world_param_rows(const case_t* c, int kind) {
-  return kind == W2 || kind == B2 ? c->model_width : c->hidden_width;
+  if (kind >= LA1 && (kind - LA1) % 2 == 0) return rank_of(c, kind);
+  return kind == W2 || kind == B2 || kind == LB2 ? c->model_width : c->hidden_width;
 }
 int64_t world_param_cols(const case_t* c, int kind) {
+  if (kind >= LA1 && (kind - LA1) % 2 == 1) return rank_of(c, kind);
+  if (kind == LA2) return c->hidden_width;
   return kind == B1 || kind == B2 || kind == B3 ? 1 : kind == W2 ? c->hidden_width : c->model_width;
 }
 int64_t world_param_size(const case_t* c, int kind) { return world_param_rows(c, kind) * world_param_cols(c, kind); }
 
+int world_param_trained(const case_t* c, int kind) {
+  return world_param_used(c, kind) && (kind > W2 || c->lora_rank == 0);
+}
+
+int32_t world_param_dtype(const case_t* c, int kind) {
+  return kind >= LA1 && c->lora_f32 ? SLUICE_DTYPE_F32 : c->dtype;
+}
+
+static int lora_used(const case_t* c, int kind) {
+  if (kind >= LA2) return c->lora & WORLD_LORA_DOWN;
+  if (kind <= LB1) return c->lora & WORLD_LORA_GATE;
+  if (c->gated == SLUICE_GATED_INTERLEAVED) return kind == LB3 && (c->lora & WORLD_LORA_GATE);
+  return c->gated && ((c->lora & WORLD_LORA_UP) || (kind == LB3 && (c->lora & WORLD_LORA_JOINT)));
+}
+
 int world_param_used(const case_t* c, int kind) {
+  if (kind >= LA1) return lora_used(c, kind) != 0;
   if (kind == W3) return c->gated;
   if (kind == B3) return c->gated && c->bias;
   return kind == B1 || kind == B2 ? c->bias : 1;
 }
 
 double world_param_value(const case_t* c, int kind, int32_t e, int64_t i) {
-  double scale = kind >= B1 ? 0.3 : 1.0 / sqrt((double)world_param_cols(c, kind));
+  const int is_bias = kind >= B1 && kind <= B2;
+  const uint64_t seed = (uint64_t)(kind >= LA1 ? ADAPTERS + kind : kind);
+  double scale = is_bias ? 0.3 : 1.0 / sqrt((double)world_param_cols(c, kind));
   return shifted(2 + kind, (int64_t)e * world_param_size(c, kind) + i,
-                 rounded(c->dtype, scale * noise((uint64_t)kind, (uint64_t)e, (uint64_t)i, 0)));
+                 rounded(world_param_dtype(c, kind), scale * noise(seed, (uint64_t)e, (uint64_t)i, 0)));
 }
 
 /* Of E experts with K routes for each token, one with x times the mean gets a share of x K / E of all first routes. */

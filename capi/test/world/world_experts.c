@@ -16,38 +16,47 @@ int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
 
 /* Gate and up of an interleaved layer are one array, its rows in turn. */
 static int is_interleaved(const case_t* c, int kind) {
-  return c->gated == SLUICE_GATED_INTERLEAVED && kind != W2 && kind != B2;
+  const int is_down = kind == W2 || kind == B2 || kind >= LA2;
+  return c->gated == SLUICE_GATED_INTERLEAVED && !is_down && kind != LA1;
 }
 
 int world_param_array(const case_t* c, int kind) {
   if (!is_interleaved(c, kind)) return kind;
-  return kind == W3 ? W1 : kind == B3 ? B1 : kind;
+  return kind == W3 ? W1 : kind == B3 ? B1 : kind == LB3 ? LB1 : kind;
 }
 
 int64_t world_param_place(const case_t* c, const array_t* a, int kind, int64_t i) {
   int64_t cols = world_param_cols(c, kind), row = i / cols;
-  if (is_interleaved(c, kind)) row = 2 * row + (kind == W3 || kind == B3);
+  if (is_interleaved(c, kind)) row = 2 * row + (kind == W3 || kind == B3 || kind == LB3);
   return row * a->strides[0] + (i % cols) * a->strides[1];
 }
 
-static void make_param_arrays(experts_t* x, const case_t* c, int32_t dtype, int32_t count, int kind) {
+static void make_param_arrays(experts_t* x, const case_t* c, int32_t dtype, int32_t count, int kind, int gradients) {
   int64_t rows = world_param_rows(c, kind) * (is_interleaved(c, kind) ? 2 : 1), cols = world_param_cols(c, kind);
-  int transposed = kind <= W2 && c->transposed;
+  const int is_matrix = kind <= W2 || kind >= LA1, is_odd = c->lora_odd && kind >= LA1 && !gradients;
+  int transposed = is_matrix && c->transposed;
+  enum { ODD = 3 };
   x->arrays[kind] = calloc((size_t)count, sizeof(array_t));
   x->tensors[kind] = calloc((size_t)count, sizeof(sluice_tensor_t));
   for (int32_t l = 0; l < count; ++l) {
-    world_make_array(&x->arrays[kind][l], dtype, kind <= W2 ? 2 : 1, rows, cols, transposed ? 1 : cols,
-                     transposed ? rows : 1);
+    world_make_array(&x->arrays[kind][l], dtype, is_matrix ? 2 : 1, rows, cols,
+                     is_odd       ? ODD * cols
+                     : transposed ? 1
+                                  : cols,
+                     is_odd       ? ODD
+                     : transposed ? rows
+                                  : 1);
   }
 }
 
-void world_make_experts(experts_t* x, const case_t* c, int32_t dtype, const int32_t* ids, int32_t count,
+void world_make_experts(experts_t* x, const case_t* c, int32_t grad_dtype, const int32_t* ids, int32_t count,
                         int gradients) {
   memset(x, 0, sizeof *x);
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     if (!world_param_used(c, kind) || count == 0) continue;
     const int of = world_param_array(c, kind);
-    if (x->arrays[of] == NULL) make_param_arrays(x, c, dtype, count, of);
+    const int32_t dtype = gradients ? grad_dtype : world_param_dtype(c, kind);
+    if (x->arrays[of] == NULL) make_param_arrays(x, c, dtype, count, of, gradients);
     for (int32_t l = 0; l < count; ++l) {
       array_t* a = &x->arrays[of][l];
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
@@ -62,8 +71,23 @@ void world_make_experts(experts_t* x, const case_t* c, int32_t dtype, const int3
       x->tensors[of][l] = *world_tensor_of(a);
     }
   }
-  x->table = (sluice_expert_tensors_t){sizeof x->table, x->tensors[W1], x->tensors[W3], x->tensors[W2],
-                                       x->tensors[B1],  x->tensors[B3], x->tensors[B2]};
+  const int is_frozen = gradients && c->lora_rank > 0;
+  x->table = (sluice_expert_tensors_t){.struct_size = sizeof x->table,
+                                       .w1 = is_frozen ? NULL : x->tensors[W1],
+                                       .w3 = is_frozen ? NULL : x->tensors[W3],
+                                       .w2 = is_frozen ? NULL : x->tensors[W2],
+                                       .b1 = x->tensors[B1],
+                                       .b3 = x->tensors[B3],
+                                       .b2 = x->tensors[B2],
+                                       .la1 = x->tensors[LA1],
+                                       .lb1 = x->tensors[LB1],
+                                       .la3 = x->tensors[LA3],
+                                       .lb3 = x->tensors[LB3],
+                                       .la2 = x->tensors[LA2],
+                                       .lb2 = x->tensors[LB2],
+                                       .lora_scale1 = world_lora_scale(LA1),
+                                       .lora_scale3 = world_lora_scale(LA3),
+                                       .lora_scale2 = world_lora_scale(LA2)};
 }
 
 void world_free_experts(experts_t* x, int32_t count) {

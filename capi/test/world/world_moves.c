@@ -46,25 +46,24 @@ int32_t world_experts_of(const case_t* c, int32_t rank, const int32_t* owners, c
   return count;
 }
 
-void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t grad_dtype, int32_t count) {
+void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t count) {
   for (int kind = 0; kind < NUM_PARAMS && !c->callback_experts; ++kind) {
     const int of = world_param_array(c, kind);
-    for (int32_t l = 0; world_param_used(c, kind) && l < count; ++l) {
+    for (int32_t l = 0; world_param_trained(c, kind) && l < count; ++l) {
       const array_t *p = &params->arrays[of][l], *g = &grads->arrays[of][l];
       world_pull(p);
       world_pull(g);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
-        const double step = world_load(grad_dtype, g->host, world_param_place(c, g, kind, i)) / 64;
+        const double step = world_load(world_dtype_of(g), g->host, world_param_place(c, g, kind, i)) / 64;
         const int64_t at = world_param_place(c, p, kind, i);
-        world_store(c->dtype, p->host, at, world_load(c->dtype, p->host, at) - step);
+        world_store(world_dtype_of(p), p->host, at, world_load(world_dtype_of(p), p->host, at) - step);
       }
       world_push(p);
     }
   }
 }
 
-void world_put_experts(const case_t* c, const experts_t* x, int32_t dtype, const int32_t* ids, int32_t count,
-                       double* const* board) {
+void world_put_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board) {
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     const int of = world_param_array(c, kind);
     for (int32_t l = 0; world_param_used(c, kind) && l < count; ++l) {
@@ -72,21 +71,20 @@ void world_put_experts(const case_t* c, const experts_t* x, int32_t dtype, const
       double* to = board[kind] + ids[l] * world_param_size(c, kind);
       world_pull(a);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
-        to[i] = world_load(dtype, a->host, world_param_place(c, a, kind, i));
+        to[i] = world_load(world_dtype_of(a), a->host, world_param_place(c, a, kind, i));
       }
     }
   }
 }
 
-void world_take_experts(const case_t* c, experts_t* x, int32_t dtype, const int32_t* ids, int32_t count,
-                        double* const* board) {
+void world_take_experts(const case_t* c, experts_t* x, const int32_t* ids, int32_t count, double* const* board) {
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     const int of = world_param_array(c, kind);
     for (int32_t l = 0; world_param_used(c, kind) && l < count; ++l) {
       const array_t* a = &x->arrays[of][l];
       const double* from = board[kind] + ids[l] * world_param_size(c, kind);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
-        world_store(dtype, a->host, world_param_place(c, a, kind, i), from[i]);
+        world_store(world_dtype_of(a), a->host, world_param_place(c, a, kind, i), from[i]);
       }
       world_push(a);
     }

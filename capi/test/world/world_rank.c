@@ -127,6 +127,7 @@ static void make_layer(held_t* h) {
   config.swiglu_alpha = WORLD_ALPHA, config.swiglu_limit = WORLD_LIMIT, config.swiglu_offset = WORLD_OFFSET;
   config.restore_input = c->restore_input, config.restore_pre_activation = c->restore_pre_activation;
   config.restore_input_of = c->restore_input_of, config.restore_pre_activation_of = c->restore_pre_activation_of;
+  config.lora_rank = c->lora_rank;
   config.deduplicate = c->deduplicate, config.reuse = c->reuse;
   config.chunking = c->chunking, config.grouping = c->grouping;
   if (c->capacity > 0) config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = c->capacity;
@@ -232,7 +233,7 @@ static void run_backward(held_t* h) {
   b.grad_tokens = world_tensor_of(&h->dx), b.grad_route_weights = world_tensor_of(&h->dw);
   b.params = c->callback_experts ? NULL : &h->params.table;
   b.callbacks = c->callback_experts ? &h->callbacks : NULL;
-  b.grad_params = c->callback_experts ? NULL : &h->grads.table;
+  b.grad_params = c->callback_experts || c->frozen ? NULL : &h->grads.table;
   b.grad_mode = c->accumulate ? SLUICE_GRAD_ACCUMULATE : SLUICE_GRAD_OVERWRITE;
   b.may_reuse_saved = c->reuse_saved;
   b.expert_ready = count_ready, b.expert_ready_user = &r->out->ready[r->rank];
@@ -252,12 +253,12 @@ static void collect_gradients(held_t* h) {
   const case_t* c = h->c;
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     const int of = world_param_array(c, kind);
-    for (int32_t l = 0; world_param_used(c, kind) && h->grads.arrays[of] != NULL && l < h->count; ++l) {
+    for (int32_t l = 0; world_param_trained(c, kind) && h->grads.arrays[of] != NULL && l < h->count; ++l) {
       const array_t* a = &h->grads.arrays[of][l];
       world_pull(a);
       for (int64_t i = 0; i < world_param_size(c, kind); ++i) {
         h->r->out->grad_params[kind][(int64_t)h->ids[l] * world_param_size(c, kind) + i] =
-            world_load(h->grad_dtype, a->host, world_param_place(c, a, kind, i));
+            world_load(world_dtype_of(a), a->host, world_param_place(c, a, kind, i));
       }
     }
   }
@@ -309,8 +310,8 @@ static void run_step(held_t* h) {
 static void move_experts(held_t* h, int32_t move) {
   const case_t* c = h->c;
   result_t* out = h->r->out;
-  world_put_experts(c, &h->params, c->dtype, h->ids, h->count, out->board[0]);
-  world_put_experts(c, &h->grads, h->grad_dtype, h->ids, h->count, out->board[1]);
+  world_put_experts(c, &h->params, h->ids, h->count, out->board[0]);
+  world_put_experts(c, &h->grads, h->ids, h->count, out->board[1]);
   world_place_experts(c, move, h->owners, h->slots);
   sluice_expert_placement_t placement;
   sluice_expert_placement_init(&placement, sizeof placement);
@@ -321,8 +322,8 @@ static void move_experts(held_t* h, int32_t move) {
   const int is_stale = c->moves == WORLD_MOVES_BY_STALE_SLOTS;
   h->count = world_experts_of(c, h->r->rank, h->owners, is_stale ? NULL : h->slots, h->ids);
   make_experts(h);
-  world_take_experts(c, &h->params, c->dtype, h->ids, h->count, out->board[0]);
-  world_take_experts(c, &h->grads, h->grad_dtype, h->ids, h->count, out->board[1]);
+  world_take_experts(c, &h->params, h->ids, h->count, out->board[0]);
+  world_take_experts(c, &h->grads, h->ids, h->count, out->board[1]);
 }
 
 static void run_rounds(held_t* h) {
@@ -332,7 +333,7 @@ static void run_rounds(held_t* h) {
     world_settle();
     drop_steps(h);
     if (!is_well(h)) return;
-    world_update(c, &h->params, &h->grads, h->grad_dtype, h->count);
+    world_update(c, &h->params, &h->grads, h->count);
     if (c->moves) move_experts(h, i);
   }
 }

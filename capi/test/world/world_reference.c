@@ -58,6 +58,52 @@ static void take_params(const case_t* c, scratch_t* s) {
   }
 }
 
+static const int linear_of[] = {W1, W3, W2};
+
+/* Kinds of the factors of the adapter of W1, W3 or W2; of an adapter whose first factor is another's, that one. */
+static int first_factor(const case_t* c, int linear) {
+  const int own = LA1 + 2 * linear;
+  return linear == 1 && !world_param_used(c, LA3) ? LA1 : own;
+}
+
+static int has_adapter(const case_t* c, int linear) { return world_param_used(c, LA1 + 2 * linear + 1); }
+
+/* W + s B A in place of W: the layer without adapters that computes the same. */
+static void merge_adapters(const case_t* c, const scratch_t* s) {
+  for (int linear = 0; linear < 3; ++linear) {
+    if (!has_adapter(c, linear)) continue;
+    const int a = first_factor(c, linear), b = LA1 + 2 * linear + 1;
+    const int64_t rank = world_param_rows(c, a), cols = world_param_cols(c, a), rows = world_param_rows(c, b);
+    for (int64_t i = 0; i < c->num_experts * rows; ++i) {
+      for (int64_t k = 0; k < rank; ++k) {
+        const double factor = (double)world_lora_scale(a) * s->params[b][i * rank + k];
+        const double* from = s->params[a] + (i / rows * rank + k) * cols;
+        for (int64_t j = 0; j < cols; ++j) s->params[linear_of[linear]][i * cols + j] += factor * from[j];
+      }
+    }
+  }
+}
+
+/* dA = s B^T dW, dB = s dW A^T. */
+static void split_gradients(const case_t* c, const scratch_t* s, const result_t* out) {
+  for (int linear = 0; linear < 3 && c->lora_rank > 0; ++linear) {
+    const int a = first_factor(c, linear), b = LA1 + 2 * linear + 1;
+    const int64_t rank = world_param_rows(c, a), cols = world_param_cols(c, a), rows = world_param_rows(c, b);
+    double* dw = out->grad_params[linear_of[linear]];
+    for (int64_t i = 0; has_adapter(c, linear) && i < c->num_experts * rows; ++i) {
+      for (int64_t k = 0; k < rank; ++k) {
+        const int64_t at = (i / rows * rank + k) * cols;
+        for (int64_t j = 0; j < cols; ++j) {
+          const double d = (double)world_lora_scale(a) * dw[i * cols + j];
+          out->grad_params[a][at + j] += d * s->params[b][i * rank + k];
+          out->grad_params[b][i * rank + k] += d * s->params[a][at + j];
+        }
+      }
+    }
+    for (int64_t i = 0; i < c->num_experts * world_param_size(c, linear_of[linear]); ++i) dw[i] = 0;
+  }
+}
+
 /* One row through one expert; backward adds to dx and the parameter gradients and returns dy . y. */
 static double reference_row(const case_t* c, const scratch_t* s, int32_t e, double weight, double* dx, result_t* out) {
   int64_t M = c->model_width, H = c->hidden_width;
@@ -129,9 +175,10 @@ void world_reference(const case_t* c, result_t* out) {
                  memory + 3 * M + 3 * H,
                  {NULL}};
   take_params(c, &s);
+  merge_adapters(c, &s);
   for (int kind = 0; kind < NUM_PARAMS && c->accumulate; ++kind) {
     for (int64_t i = 0; i < c->num_experts * world_param_size(c, kind); ++i)
-      out->grad_params[kind][i] = world_param_used(c, kind) ? 1 : 0;
+      out->grad_params[kind][i] = world_param_trained(c, kind) ? 1 : 0;
   }
   for (int32_t r = 0; r < c->world_size; ++r) {
     int64_t T = c->tokens[r];
@@ -152,6 +199,7 @@ void world_reference(const case_t* c, result_t* out) {
       }
     }
   }
+  split_gradients(c, &s, out);
   for (int kind = 0; kind < NUM_PARAMS; ++kind) free(s.params[kind]);
   free(memory);
 }

@@ -4,7 +4,7 @@
 
 #include "capi/test/world/world.h"
 
-enum { W1, W3, W2, B1, B3, B2, NUM_PARAMS };
+enum { W1, W3, W2, B1, B3, B2, LA1, LB1, LA3, LB3, LA2, LB2, NUM_PARAMS };
 enum { WORLD_MAX_OUTSTANDING = 8 };
 
 /* Numbers of SWIGLU in every case: the clamps cut off some values and leave most. */
@@ -80,6 +80,10 @@ int64_t world_param_rows(const case_t* c, int kind);
 int64_t world_param_cols(const case_t* c, int kind);
 int64_t world_param_size(const case_t* c, int kind);
 int world_param_used(const case_t* c, int kind);
+/* Whether it is trained: W is not where it has adapters. */
+int world_param_trained(const case_t* c, int kind);
+int32_t world_param_dtype(const case_t* c, int kind);
+float world_lora_scale(int kind);
 double world_param_value(const case_t* c, int kind, int32_t e, int64_t i);
 
 /* world_array.c */
@@ -92,6 +96,7 @@ void world_settle(void);
 void world_tell(int32_t direction, int32_t has_returned);
 void world_make_array(array_t* a, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols, int64_t row_stride,
                       int64_t col_stride);
+int32_t world_dtype_of(const array_t* a);
 void world_push(const array_t* a);
 void world_pull(const array_t* a);
 void world_drop_array(array_t* a);
@@ -115,12 +120,10 @@ void world_place_experts(const case_t* c, int32_t move, int32_t* out_owner, int3
 /* The experts of a rank in the order of its slots; slots NULL: of ids. Returns how many. */
 int32_t world_experts_of(const case_t* c, int32_t rank, const int32_t* owners, const int32_t* slots, int32_t* out_ids);
 /* Parameters less a part of their gradients, as an optimizer does. */
-void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t grad_dtype, int32_t count);
+void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t count);
 /* All arrays of the experts `ids`, to and from a board of f64 by expert. */
-void world_put_experts(const case_t* c, const experts_t* x, int32_t dtype, const int32_t* ids, int32_t count,
-                       double* const* board);
-void world_take_experts(const case_t* c, experts_t* x, int32_t dtype, const int32_t* ids, int32_t count,
-                        double* const* board);
+void world_put_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board);
+void world_take_experts(const case_t* c, experts_t* x, const int32_t* ids, int32_t count, double* const* board);
 
 /* world_passes.c */
 void world_give_saved(int32_t which, void* data);

@@ -26,7 +26,7 @@ static sluice_template_t* random_template(uint32_t* seed) {
     spec.dedup = spec.single_rank ? 0 : (int32_t)(next_random(seed) % 3);
     spec.chunks_by_experts = next_random(seed) % 4 == 0;
     spec.grouped = !spec.single_rank && next_random(seed) % 2;
-    spec.shares_act = (int32_t)(next_random(seed) % 2);
+    spec.shares_act = (int32_t)(next_random(seed) % 2), spec.low_rank = (int32_t)(next_random(seed) % 2);
     for (int32_t i = 0; i < spec.num_chunks; ++i) {
       spec.restore_input[i] = (uint8_t)(next_random(seed) % 3),
       spec.restore_pre_activation[i] = of_m[next_random(seed) % 3];
@@ -76,7 +76,7 @@ static int names_a_field(const char* message) {
   static const char* const words[] = {
       "must be in",        "the bytes end before", "checksum",         "bytes follow the end", "num_deps is",
       "schedule refused:", "restore polic",        "callback experts", "a backward computes",  "number of chunks",
-      "dedup is",          "chunks_by_experts is", "grouped is"};
+      "dedup is",          "chunks_by_experts is", "grouped is",       "low_rank is"};
   for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
     if (strstr(message, words[i]) != NULL) return 1;
   }
@@ -206,7 +206,7 @@ static void Reader_AnOlderForm_SaysWhichItWants(void** state) {
   sluice_error_info_t info;
   sluice_error_info_init(&info, sizeof info);
   sluice_error_last(&info);
-  assert_string_equal(info.message, "schedule: form is 5; it must be in [7, 7]");
+  assert_string_equal(info.message, "schedule: form is 5; it must be in [8, 8]");
   free(data);
   sluice_template_destroy(t, sluice_process_allocator());
 }

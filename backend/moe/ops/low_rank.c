@@ -1,0 +1,314 @@
+#include "backend/moe/ops/low_rank.h"
+
+#include <string.h>
+
+#include "backend/base/dtype.h"
+#include "backend/base/hash.h"
+#include "backend/moe/pass/weight_sums.h"
+
+/* ---- terms ---- */
+
+int32_t sluice_low_terms(const sluice_pass_t* pass, sluice_linear_t linear, sluice_low_term_t* out) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const sluice_expert_tensors_t* p = pass->params;
+  const int64_t hidden = c->hidden_width, width = pass->moe->shape.gate_factor * hidden;
+  int32_t count = 0;
+  if (linear == SLUICE_LINEAR_DOWN) {
+    if (p->la2 != NULL)
+      out[count++] = (sluice_low_term_t){p->la2, p->lb2, NULL, SLUICE_LA2, 0, c->model_width, p->lora_scale2};
+    return count;
+  }
+  const int halves = c->gated == SLUICE_GATED_HALVES, is_shared = halves && p->la3 == NULL && p->lb3 != NULL;
+  if (p->la1 != NULL) {
+    const int64_t columns = halves && !is_shared ? hidden : width;
+    out[count++] =
+        (sluice_low_term_t){p->la1, p->lb1, is_shared ? p->lb3 : NULL, SLUICE_LA1, 0, columns, p->lora_scale1};
+  }
+  if (p->la3 != NULL)
+    out[count++] = (sluice_low_term_t){p->la3, p->lb3, NULL, SLUICE_LA3, hidden, hidden, p->lora_scale3};
+  return count;
+}
+
+static int64_t rank_of(const sluice_low_term_t* term) { return term->a[0].shape[0]; }
+
+uint64_t sluice_low_signature(const sluice_expert_tensors_t* p) {
+  const sluice_tensor_t* const factors[] = {p->la1, p->lb1, p->la3, p->lb3, p->la2, p->lb2};
+  const float scales[] = {p->lora_scale1, p->lora_scale3, p->lora_scale2};
+  uint64_t hash = SLUICE_HASH_OF_NOTHING;
+  int any = 0;
+  for (int32_t i = 0; i < 6; ++i) {
+    const int64_t rank = factors[i] == NULL ? 0 : factors[i][0].shape[i % 2];
+    const float scale = factors[i] == NULL ? 0 : scales[i / 2];
+    any |= rank > 0;
+    hash = sluice_hash_bytes(hash, &rank, sizeof rank);
+    hash = sluice_hash_bytes(hash, &scale, sizeof scale);
+  }
+  return any ? hash | 1 : 0;
+}
+
+/* ---- lists of GEMMs over experts ---- */
+
+typedef struct list_s {
+  sluice_pass_t* pass;
+  const sluice_op_t* op;
+  float beta;
+  int64_t count;
+  uint64_t used; /* bytes of pass->adapters that its problems read */
+} list_t;
+
+static sluice_status_t run(list_t* list) {
+  const int64_t count = list->count;
+  list->count = 0;
+  list->used = 0;
+  return sluice_grouped_gemm_run(list->pass, list->op, count, list->pass->moe->shape.config.dtype, list->beta);
+}
+
+static sluice_status_t add(list_t* list, sluice_gemm_problem_t problem) {
+  list->pass->gemms[list->count++] = problem;
+  return list->count == sluice_pass_gemms(&list->pass->moe->shape) ? run(list) : SLUICE_OK;
+}
+
+/* As the GEMMs want it: of the layer's dtype, one stride 1. */
+static int is_direct(const sluice_pass_t* pass, const sluice_tensor_t* t) {
+  return sluice_tensor_dtype(t) == pass->moe->shape.config.dtype &&
+         sluice_is_matrix(t->shape, sluice_tensor_stride(t, 0), sluice_tensor_stride(t, 1));
+}
+
+static void put_f32(int32_t dtype, float value, void* out) {
+  const uint16_t bf16 = sluice_f32_to_bf16(value), f16 = sluice_f32_to_f16(value);
+  const double f64 = (double)value;
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: memcpy(out, &bf16, sizeof bf16); return;
+    case SLUICE_DTYPE_F16: memcpy(out, &f16, sizeof f16); return;
+    case SLUICE_DTYPE_F64: memcpy(out, &f64, sizeof f64); return;
+    default: memcpy(out, &value, sizeof value);
+  }
+}
+
+/* Row-major, of the layer's dtype. */
+static void pack(int32_t dtype, const sluice_tensor_t* t, char* out) {
+  const uint64_t element = sluice_dtype_bytes(dtype), from = sluice_dtype_bytes(sluice_tensor_dtype(t));
+  const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1);
+  const int is_same = sluice_tensor_dtype(t) == dtype;
+  const char* data = sluice_tensor_data(t);
+  for (int64_t i = 0; i < t->shape[0]; ++i) {
+    const char* row = data + (uint64_t)(i * row_stride) * from;
+    for (int64_t j = 0; j < t->shape[1]; ++j, out += element) {
+      const char* at = row + (uint64_t)(j * col_stride) * from;
+      float value;
+      if (is_same) {
+        memcpy(out, at, element);
+        continue;
+      }
+      memcpy(&value, at, sizeof value);
+      put_f32(dtype, value, out);
+    }
+  }
+}
+
+/* A factor as a matrix: the host's own, or packed where GEMMs could not read it. lower: its lower half, or NULL. What
+ * is listed already runs first where the room is used up. */
+static sluice_status_t factor(list_t* list, const sluice_tensor_t* t, const sluice_tensor_t* lower,
+                              sluice_matrix_t* out) {
+  sluice_pass_t* pass = list->pass;
+  const int32_t dtype = pass->moe->shape.config.dtype;
+  const uint64_t element = sluice_dtype_bytes(dtype), half = (uint64_t)sluice_tensor_elements(t) * element;
+  if (is_direct(pass, t) && (lower == NULL || sluice_is_stacked(t, lower, element))) {
+    *out = sluice_tensor_matrix(t);
+    return SLUICE_OK;
+  }
+  const uint64_t bytes = sluice_align_up(lower == NULL ? half : 2 * half);
+  if (list->used + bytes > pass->adapter_bytes) SLUICE_TRY(run(list));
+  char* to = pass->adapters + list->used;
+  list->used += bytes;
+  pack(dtype, t, to);
+  if (lower != NULL) pack(dtype, lower, to + half);
+  *out = (sluice_matrix_t){to, t->shape[1], 1};
+  return SLUICE_OK;
+}
+
+/* ---- rows ---- */
+
+/* An expert's rows of one chunk, or of all chunks where they lie together. */
+typedef struct block_s {
+  int32_t chunk, local;
+  int64_t rows;
+} block_t;
+
+/* The blocks of an op: calls `visit` for each that has rows, then runs what it listed. */
+typedef sluice_status_t (*visit_fn_t)(list_t* list, const block_t* block, const void* user);
+
+static sluice_status_t for_blocks(sluice_pass_t* pass, const sluice_op_t* op, float beta, visit_fn_t visit,
+                                  const void* user) {
+  const sluice_binding_t* b = &pass->binding;
+  const int joined = op->chunk < 0 && sluice_weight_rows_are_joined(pass);
+  const int32_t first = op->chunk < 0 ? 0 : op->chunk, end = op->chunk < 0 && !joined ? b->num_chunks : first + 1;
+  list_t list = {.pass = pass, .op = op, .beta = beta};
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    for (int32_t i = first; i < end; ++i) {
+      const block_t block = {i, e, sluice_rows_of_expert(pass, joined ? -1 : i, e)};
+      if (block.rows > 0) SLUICE_TRY(visit(&list, &block, user));
+    }
+  }
+  return run(&list);
+}
+
+static uint64_t element_of(const sluice_pass_t* pass) { return sluice_dtype_bytes(pass->moe->shape.config.dtype); }
+
+/* Columns of a tensor of the pass, from `first`. */
+static sluice_matrix_t columns_of(const sluice_pass_t* pass, int32_t tensor, const block_t* block, int64_t first) {
+  const uint64_t element = element_of(pass);
+  return sluice_rows_matrix(sluice_pass_rows(pass, tensor, block->chunk, block->local),
+                            (int64_t)(sluice_row_bytes(&pass->moe->shape, tensor) / element), first, element);
+}
+
+sluice_matrix_t sluice_low_matrix(const sluice_pass_t* pass, void* rows, int32_t second) {
+  const int64_t rank = pass->moe->shape.config.lora_rank;
+  return sluice_rows_matrix(rows, 2 * rank, second * rank, element_of(pass));
+}
+
+static sluice_matrix_t low_of(const sluice_pass_t* pass, const block_t* block, int32_t second) {
+  return sluice_low_matrix(pass, sluice_pass_rows(pass, SLUICE_T_LOW, block->chunk, block->local), second);
+}
+
+static void scale_rows(int32_t dtype, sluice_matrix_t m, int64_t rows, int64_t rank, float s) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float* f32 = (float*)m.data + i * m.row_stride;
+    double* f64 = (double*)m.data + i * m.row_stride;
+    uint16_t* short_float = (uint16_t*)m.data + i * m.row_stride;
+    switch (dtype) {
+      case SLUICE_DTYPE_F32:
+        for (int64_t j = 0; j < rank; ++j) f32[j] *= s;
+        break;
+      case SLUICE_DTYPE_F64:
+        for (int64_t j = 0; j < rank; ++j) f64[j] *= (double)s;
+        break;
+      case SLUICE_DTYPE_BF16:
+        for (int64_t j = 0; j < rank; ++j) short_float[j] = sluice_f32_to_bf16(sluice_bf16_to_f32(short_float[j]) * s);
+        break;
+      default:
+        for (int64_t j = 0; j < rank; ++j) short_float[j] = sluice_f32_to_f16(sluice_f16_to_f32(short_float[j]) * s);
+    }
+  }
+}
+
+/* ---- the first products: with A of X, with B of G ---- */
+
+typedef struct linear_rows_s {
+  int32_t x, y, g, dx; /* tensors */
+} linear_rows_t;
+
+static const linear_rows_t rows_of_linear[] = {{SLUICE_T_DI, SLUICE_T_M, SLUICE_T_DM, SLUICE_T_DDI},
+                                               {SLUICE_T_ACT, SLUICE_T_DO, SLUICE_T_DDO, SLUICE_T_DACT}};
+
+typedef struct product_s {
+  const sluice_low_term_t* term;
+  int32_t rows;   /* tensor of X or G */
+  int32_t with_b; /* G B, else X A^T */
+  int32_t second; /* half of T_LOW */
+} product_t;
+
+static sluice_status_t add_product(list_t* list, const block_t* block, const void* user) {
+  const product_t* p = user;
+  const sluice_low_term_t* t = p->term;
+  sluice_matrix_t m;
+  SLUICE_TRY(p->with_b ? factor(list, &t->b[block->local], t->b_lower == NULL ? NULL : &t->b_lower[block->local], &m)
+                       : factor(list, &t->a[block->local], NULL, &m));
+  return add(list, (sluice_gemm_problem_t){block->rows, rank_of(t), p->with_b ? t->columns : t->a[0].shape[1],
+                                           columns_of(list->pass, p->rows, block, p->with_b ? t->first : 0),
+                                           p->with_b ? m : sluice_transpose(m), low_of(list->pass, block, p->second)});
+}
+
+static sluice_status_t scale_product(list_t* list, const block_t* block, const void* user) {
+  const product_t* p = user;
+  scale_rows(list->pass->moe->shape.config.dtype, low_of(list->pass, block, p->second), block->rows, rank_of(p->term),
+             p->term->scale);
+  return SLUICE_OK;
+}
+
+static sluice_status_t make_product(sluice_pass_t* pass, const sluice_op_t* op, const product_t* p) {
+  SLUICE_TRY(for_blocks(pass, op, 0, add_product, p));
+  return p->term->scale == 1.0f ? SLUICE_OK : for_blocks(pass, op, 0, scale_product, p);
+}
+
+sluice_status_t sluice_low_products(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
+                                    const sluice_low_term_t* term) {
+  const int32_t x = linear == SLUICE_LINEAR_DOWN ? SLUICE_T_DACT : SLUICE_T_DI; /* by then w act lies in dT_ACT */
+  SLUICE_TRY(make_product(pass, op, &(product_t){term, x, 0, 0}));
+  return make_product(pass, op, &(product_t){term, rows_of_linear[linear].g, 1, 1});
+}
+
+/* ---- the second products, of which the terms consist ---- */
+
+typedef struct terms_s {
+  const sluice_low_term_t* terms;
+  int32_t count;
+  int32_t out; /* tensor */
+  int64_t width;
+} terms_t;
+
+typedef struct addend_s {
+  const sluice_low_term_t* term;
+  int32_t second, out;
+} addend_t;
+
+/* Columns of Y that no term adds to are zeros: a GEMM without a sum. */
+static sluice_status_t add_forward(list_t* list, const block_t* block, const void* user) {
+  const terms_t* s = user;
+  int64_t next = 0;
+  for (int32_t i = 0; i <= s->count; ++i) {
+    const int64_t first = i < s->count ? s->terms[i].first : s->width;
+    const sluice_matrix_t low = low_of(list->pass, block, i == s->count ? 0 : i);
+    if (next < first) {
+      SLUICE_TRY(add(list, (sluice_gemm_problem_t){block->rows, first - next, 0, low, low,
+                                                   columns_of(list->pass, s->out, block, next)}));
+    }
+    if (i == s->count) return SLUICE_OK;
+    const sluice_low_term_t* t = &s->terms[i];
+    sluice_matrix_t b;
+    SLUICE_TRY(factor(list, &t->b[block->local], t->b_lower == NULL ? NULL : &t->b_lower[block->local], &b));
+    SLUICE_TRY(add(list, (sluice_gemm_problem_t){block->rows, t->columns, rank_of(t), low, sluice_transpose(b),
+                                                 columns_of(list->pass, s->out, block, first)}));
+    next = first + t->columns;
+  }
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_low_forward(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
+                                   float* out_beta) {
+  sluice_low_term_t terms[SLUICE_MAX_LOW_TERMS];
+  const int32_t count = sluice_low_terms(pass, linear, terms);
+  *out_beta = count > 0 ? 1 : 0;
+  for (int32_t i = 0; i < count; ++i) {
+    SLUICE_TRY(make_product(pass, op, &(product_t){&terms[i], rows_of_linear[linear].x, 0, i}));
+  }
+  if (count == 0) return SLUICE_OK;
+  const int32_t out = rows_of_linear[linear].y;
+  const terms_t all = {terms, count, out, (int64_t)(sluice_row_bytes(&pass->moe->shape, out) / element_of(pass))};
+  return for_blocks(pass, op, 0, add_forward, &all);
+}
+
+static sluice_status_t add_backward(list_t* list, const block_t* block, const void* user) {
+  const addend_t* s = user;
+  const sluice_low_term_t* t = s->term;
+  sluice_matrix_t a;
+  SLUICE_TRY(factor(list, &t->a[block->local], NULL, &a));
+  return add(list,
+             (sluice_gemm_problem_t){block->rows, t->a[0].shape[1], rank_of(t), low_of(list->pass, block, s->second), a,
+                                     columns_of(list->pass, s->out, block, 0)});
+}
+
+sluice_status_t sluice_low_backward(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
+                                    float* out_beta) {
+  sluice_low_term_t terms[SLUICE_MAX_LOW_TERMS];
+  const int32_t count = sluice_low_terms(pass, linear, terms);
+  *out_beta = count > 0 ? 1 : 0;
+  for (int32_t i = 0; i < count; ++i) {
+    SLUICE_TRY(make_product(pass, op, &(product_t){&terms[i], rows_of_linear[linear].g, 1, i}));
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    const addend_t one = {&terms[i], i, rows_of_linear[linear].dx};
+    SLUICE_TRY(for_blocks(pass, op, i == 0 ? 0 : 1, add_backward, &one));
+  }
+  return SLUICE_OK;
+}

@@ -1,0 +1,276 @@
+/* Adapters of experts (LoRA): the layer computes what the dense layer with W + s B A does, and the gradients of A and B
+ * follow from its gradient of W; over gates, members, chunks, policies, dtypes and layouts. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "capi/test/world/checks.h"
+
+enum { GATE = WORLD_LORA_GATE, UP = WORLD_LORA_UP, JOINT = WORLD_LORA_JOINT, DOWN = WORLD_LORA_DOWN };
+
+/* The members that a gate allows: what is shared, what is absent. */
+static const int32_t members[][6] = {
+    [SLUICE_GATED_NO] = {GATE | DOWN, GATE, DOWN},
+    [SLUICE_GATED_HALVES] = {GATE | JOINT | DOWN, GATE | UP | DOWN, GATE, UP, GATE | JOINT, DOWN},
+    [SLUICE_GATED_INTERLEAVED] = {GATE | DOWN, GATE, DOWN},
+};
+
+static case_t adapted_case(int32_t gated, int32_t lora) {
+  case_t c = world_small_case();
+  c.gated = gated, c.lora = lora, c.lora_rank = 4;
+  if (gated) c.activation = SLUICE_ACTIVATION_SILU;
+  return c;
+}
+
+static void check_at(const case_t* c, double tolerance) {
+  result_t got, want;
+  world_run(c, &got);
+  must_work(c, &got);
+  world_reference(c, &want);
+  const double d = world_distance(c, &got, &want);
+  if (!(d >= 0 && d <= tolerance)) {
+    fail_msg("W %d n %d dtype %d act %d gated %d bias %d lora %d mode %d: distance %g", c->world_size, c->num_chunks,
+             c->dtype, c->activation, c->gated, c->bias, c->lora, c->wgrad_mode, d);
+  }
+  world_free(&got);
+  world_free(&want);
+}
+
+static void check(const case_t* c) { check_at(c, world_tolerance(c)); }
+
+static void Lora_EveryGateAndMember_MatchesTheDenseLayer(void** state) {
+  (void)state;
+  for (int32_t gated = SLUICE_GATED_NO; gated <= SLUICE_GATED_INTERLEAVED; ++gated) {
+    for (int i = 0; i < 6 && members[gated][i] != 0; ++i) {
+      for (int32_t bits = 0; bits < 8; ++bits) {
+        case_t c = adapted_case(gated, members[gated][i]);
+        c.bias = bits & 1, c.world_size = 1 + (bits >> 1 & 1), c.num_chunks = bits >> 2 ? 3 : 1;
+        check(&c);
+      }
+    }
+  }
+}
+
+static void Lora_EveryActivation_MatchesTheDenseLayer(void** state) {
+  (void)state;
+  for (int32_t a = SLUICE_ACTIVATION_IDENTITY; a <= SLUICE_ACTIVATION_SWIGLU; ++a) {
+    for (int32_t gated = a == SLUICE_ACTIVATION_SWIGLU; gated <= SLUICE_GATED_INTERLEAVED; ++gated) {
+      case_t c = adapted_case(gated, members[gated][0]);
+      c.world_size = 2, c.num_chunks = 2, c.activation = a, c.bias = a % 2;
+      check(&c);
+    }
+  }
+}
+
+/* Ranks and chunks, both modes, uneven batches, ranks without rows, one hot expert, experts in any place. */
+static void Lora_RanksChunksAndModes_MatchTheDenseLayer(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 4; ++w) {
+    for (int32_t bits = 0; bits < 32; ++bits) {
+      case_t c = adapted_case(SLUICE_GATED_HALVES, members[SLUICE_GATED_HALVES][bits % 3]);
+      c.world_size = w, c.num_chunks = bits & 1 ? 5 : 2, c.wgrad_mode = bits >> 1 & 1, c.bias = bits >> 2 & 1;
+      c.hot_expert = bits >> 3 & 1 ? 1 : -1, c.uneven_owners = w > 1 && bits >> 4;
+      if (bits % 3 == 2) c.tokens[w - 1] = 0;
+      check(&c);
+    }
+  }
+}
+
+static void Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer(void** state) {
+  (void)state;
+  for (int32_t w = 1; w <= 2; ++w) {
+    for (int32_t bits = 0; bits < 32; ++bits) {
+      case_t c = adapted_case(bits & 1, members[bits & 1][0]);
+      c.world_size = w, c.num_chunks = 3, c.accumulate = bits >> 1 & 1, c.separate_wgrad = bits >> 2 & 1;
+      c.restore = bits >> 3 & 1, c.transposed = bits >> 4, c.bias = 1;
+      check(&c);
+      if (c.separate_wgrad || c.restore) continue;
+      c.parts = 1, c.num_chunks = 1;
+      check(&c);
+    }
+  }
+}
+
+static void Lora_ExchangesAndMoves_MatchTheDenseLayer(void** state) {
+  (void)state;
+  case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
+  c.world_size = 3, c.num_chunks = 3;
+  c.deduplicate = SLUICE_DEDUPLICATE_RANKS, check(&c);
+  c.world_size = 4, c.ranks_per_node = 2, c.deduplicate = SLUICE_DEDUPLICATE_NODES, check(&c);
+  c = adapted_case(SLUICE_GATED_HALVES, GATE | UP | DOWN), c.world_size = 2, c.num_chunks = 2, c.capacity = 40;
+  check(&c);
+  c.capacity = 0, c.num_chunks = 5, c.grouping = SLUICE_GROUPING_ON, check(&c);
+  c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE, check(&c);
+}
+
+/* What moves with an expert is the host's to move: then outputs do not depend on the place. */
+static void Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay(void** state) {
+  (void)state;
+  case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
+  c.world_size = 3, c.num_chunks = 3, c.rounds = 3, c.chunking = SLUICE_CHUNKING_TOKENS;
+  result_t stays, moves;
+  world_run(&c, &stays);
+  must_work(&c, &stays);
+  c.moves = WORLD_MOVES_UNEVEN;
+  world_run(&c, &moves);
+  must_work(&c, &moves);
+  assert_true(world_identical(&c, &moves, &stays, 1));
+  world_free(&stays);
+  world_free(&moves);
+}
+
+/* Adapters in f32 or of the layer's dtype, as matrices or as PEFT has them, in every type of layer. */
+static void Lora_DtypesAndLayouts_MatchTheDenseLayer(void** state) {
+  (void)state;
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
+  for (size_t i = 0; i < 4; ++i) {
+    for (int32_t bits = 0; bits < 32; ++bits) {
+      const int32_t gated = bits % 3;
+      case_t c = adapted_case(gated, members[gated][0]);
+      c.dtype = dtypes[i], c.lora_f32 = bits & 1, c.lora_odd = bits >> 1 & 1, c.grad_f32 = bits >> 2 & 1;
+      c.num_chunks = bits >> 3 & 1 ? 3 : 1, c.accumulate = bits >> 4, c.wgrad_mode = bits >> 2 & 1, c.bias = 1;
+      check(&c);
+    }
+  }
+}
+
+/* Factors that do not fit the room in which they are packed go there by turns. */
+static void Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer(void** state) {
+  (void)state;
+  case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
+  c.model_width = 320, c.hidden_width = 160, c.lora_rank = 200, c.lora_odd = 1, c.tokens[0] = 24, c.num_experts = 4;
+  check(&c);
+}
+
+static void Lora_FiniteDifferences_MatchEveryGradient(void** state) {
+  (void)state;
+  for (int32_t gated = SLUICE_GATED_NO; gated <= SLUICE_GATED_INTERLEAVED; ++gated) {
+    for (int i = 0; i < 2; ++i) {
+      case_t c = adapted_case(gated, members[gated][gated == SLUICE_GATED_HALVES ? i : 0]);
+      c.dtype = SLUICE_DTYPE_F64, c.tokens[0] = 4, c.model_width = 3, c.hidden_width = 4, c.num_experts = 3,
+      c.num_chunks = 1 + i, c.bias = 1, c.lora_rank = 3, c.wgrad_mode = i;
+      result_t got;
+      world_run(&c, &got);
+      must_work(&c, &got);
+      for (int which = 0; which < 14; ++which) {
+        if (which >= 2 && which < 5) continue; /* W is frozen */
+        /* Route weights are f32 inputs: a wide step keeps its rounding small; the layer is linear in them. */
+        double h = which == 1 ? 0.25 : 1e-5;
+        for (int64_t at = 0; at < world_count(&c, which); ++at) {
+          double slope = (world_objective(&c, which, at, h) - world_objective(&c, which, at, -h)) / (2 * h);
+          double analytic = which == 0   ? got.grad_tokens[0][at]
+                            : which == 1 ? got.grad_weights[0][at]
+                                         : got.grad_params[which - 2][at];
+          if (fabs(slope - analytic) > 2e-6 * (1 + fabs(analytic))) {
+            fail_msg("gated %d lora %d input %d index %lld: finite difference %.9g, gradient %.9g", gated, c.lora,
+                     which, (long long)at, slope, analytic);
+          }
+        }
+      }
+      world_free(&got);
+    }
+  }
+}
+
+static void check_bits(case_t c, const char* gemm) {
+  result_t whole, got;
+  c.gemm = gemm, c.num_chunks = 1;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
+  world_run(&c, &whole);
+  must_work(&c, &whole);
+  const int32_t chunks[] = {1, 2, 5, 16};
+  const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
+  for (size_t n = 0; n < 4; ++n) {
+    for (int policy = 0; policy < 9; ++policy) {
+      c.num_chunks = chunks[n], c.restore_input = policy % 3, c.restore_pre_activation = pre_activation[policy / 3];
+      world_run(&c, &got);
+      must_work(&c, &got);
+      if (!world_identical(&c, &got, &whole, c.num_chunks == 1)) {
+        fail_msg("gemm %s, dtype %d, gated %d, n %d, policies %d and %d: other bits", gemm, c.dtype, c.gated,
+                 c.num_chunks, c.restore_input, c.restore_pre_activation);
+      }
+      world_free(&got);
+    }
+  }
+  world_free(&whole);
+}
+
+static void Lora_AnyChunksAndPolicies_HaveTheSameBits(void** state) {
+  (void)state;
+  const char* const gemms[] = {"ref", "native"};
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16};
+  for (int i = 0; i < 8; ++i) {
+    case_t c = adapted_case(i & 1 ? SLUICE_GATED_HALVES : SLUICE_GATED_NO, i & 1 ? GATE | JOINT | DOWN : GATE | DOWN);
+    c.world_size = 1 + (i >> 1 & 1), c.dtype = dtypes[i >> 2], c.bias = 1;
+    for (int g = 0; g < 2; ++g) check_bits(c, gemms[g]);
+  }
+}
+
+/* As without adapters, since their terms are zeros. */
+static void Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer(void** state) {
+  (void)state;
+  case_t c = adapted_case(SLUICE_GATED_HALVES, 0);
+  c.world_size = 2, c.num_chunks = 3, c.bias = 1;
+  check(&c);
+  result_t with, without;
+  world_run(&c, &with);
+  c.lora_rank = 0, c.frozen = 1;
+  world_run(&c, &without);
+  assert_true(world_identical(&c, &with, &without, 0));
+  world_free(&with);
+  world_free(&without);
+}
+
+/* W + s B A is never formed: beyond a step with frozen experts there are T_LOW and the room for packed factors. */
+static void Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows(void** state) {
+  (void)state;
+  for (int32_t n = 1; n <= 4; n *= 2) {
+    for (int32_t w = 1; w <= 2; ++w) {
+      case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
+      c.tokens[0] = c.tokens[1] = 256, c.model_width = 192, c.hidden_width = 96, c.num_chunks = n, c.world_size = w;
+      c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+      result_t lora, frozen;
+      world_run(&c, &lora);
+      must_work(&c, &lora);
+      c.lora_rank = c.lora = 0, c.frozen = 1;
+      world_run(&c, &frozen);
+      must_work(&c, &frozen);
+      /* All rows in one chunk, and one more chunk of dT_DI's like that weight gradients may leave under way. */
+      const uint64_t rows = 512 * (uint64_t)w, low = rows * 2 * 4 * sizeof(float), dense = 12 * 3 * 192 * 96 * 4 / 2;
+      const uint64_t packed = 2 * 12 * 4 * 192 * sizeof(float), small = 4096;
+      for (int32_t r = 0; r < w; ++r) {
+        if (lora.peak_bytes[r] > frozen.peak_bytes[r] + low + packed + small) {
+          fail_msg("W %d n %d rank %d: peak %llu, frozen %llu, T_LOW %llu, packed factors %llu; W has %llu", w, n, r,
+                   (unsigned long long)lora.peak_bytes[r], (unsigned long long)frozen.peak_bytes[r],
+                   (unsigned long long)low, (unsigned long long)packed, (unsigned long long)dense);
+        }
+      }
+      world_free(&lora);
+      world_free(&frozen);
+    }
+  }
+}
+
+int main(void) {
+  setenv("SLUICE_POISON", "1", 1);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Lora_EveryGateAndMember_MatchesTheDenseLayer),
+      cmocka_unit_test(Lora_EveryActivation_MatchesTheDenseLayer),
+      cmocka_unit_test(Lora_RanksChunksAndModes_MatchTheDenseLayer),
+      cmocka_unit_test(Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer),
+      cmocka_unit_test(Lora_ExchangesAndMoves_MatchTheDenseLayer),
+      cmocka_unit_test(Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay),
+      cmocka_unit_test(Lora_DtypesAndLayouts_MatchTheDenseLayer),
+      cmocka_unit_test(Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer),
+      cmocka_unit_test(Lora_FiniteDifferences_MatchEveryGradient),
+      cmocka_unit_test(Lora_AnyChunksAndPolicies_HaveTheSameBits),
+      cmocka_unit_test(Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer),
+      cmocka_unit_test(Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,239 @@
+/* Refused adapters: which of them there are, their ranks, scales, tensors and gradients, each named. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/rig/refusals.h"
+
+static const char* const names[] = {"la1", "lb1", "la3", "lb3", "la2", "lb2"};
+
+static const sluice_tensor_t** member(sluice_expert_tensors_t* table, int kind) {
+  const sluice_tensor_t** all[] = {&table->la1, &table->lb1, &table->la3, &table->lb3, &table->la2, &table->lb2};
+  return all[kind];
+}
+
+static void open_adapted(fixture_t* f) {
+  sluice_moe_config_t config = rig_config();
+  config.lora_rank = 3;
+  open_with(f, &config);
+}
+
+static void Adapters_HalfAPair_IsRefusedByName(void** state) {
+  (void)state;
+  fixture_t f;
+  open_adapted(&f);
+  for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
+    if (kind == 2) continue; /* lb3 without la3 shares la1 */
+    char text[128];
+    rig_reset(&f.rig);
+    *member(&f.rig.param_table, kind) = NULL;
+    snprintf(text, sizeof text, "params.%s is given, but %s is NULL: an adapter has both factors", names[kind ^ 1],
+             names[kind]);
+    FORWARD_REFUSED(&f, BAD, text);
+  }
+  rig_reset(&f.rig);
+  f.rig.param_table.la1 = f.rig.param_table.lb1 = f.rig.param_table.la3 = NULL;
+  FORWARD_REFUSED(&f, BAD, "params.lb3 is given, but la3 is NULL");
+  close_fixture(&f);
+}
+
+static void Adapters_BadTensors_AreNamedWithTheirExpert(void** state) {
+  (void)state;
+  fixture_t f;
+  open_adapted(&f);
+  for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
+    char text[128];
+    snprintf(text, sizeof text, "params.%s[1]", names[kind]);
+    rig_reset(&f.rig);
+    f.rig.adapter_list[kind][1].type_bits = 64;
+    FORWARD_REFUSED(&f, BAD, text); /* another dtype than the first's */
+    rig_reset(&f.rig);
+    f.rig.adapters[kind][1].shape[0] += 1;
+    FORWARD_REFUSED(&f, BAD, text);
+    rig_reset(&f.rig);
+    f.rig.adapters[kind][1].shape[1] += 1;
+    FORWARD_REFUSED(&f, BAD, text);
+    rig_reset(&f.rig);
+    f.rig.adapters[kind][1].strides[1] = -1;
+    FORWARD_REFUSED(&f, BAD, "none may be negative");
+    rig_reset(&f.rig);
+    f.rig.adapter_list[kind][1].data = NULL;
+    FORWARD_REFUSED(&f, BAD, text);
+    rig_reset(&f.rig);
+    f.rig.adapter_list[kind][1].device_type = SLUICE_DEVICE_CUDA;
+    FORWARD_REFUSED(&f, BAD, text);
+    rig_reset(&f.rig);
+    for (int32_t e = 0; e < f.rig.num_local; ++e) f.rig.adapter_list[kind][e].type_bits = 16;
+    snprintf(text, sizeof text, "params.%s[0]: dtype is f16; adapters are f32 like the layer, or f32", names[kind]);
+    FORWARD_REFUSED(&f, BAD, text);
+  }
+  close_fixture(&f);
+}
+
+static void set_rank(rig_t* rig, int pair, int64_t rank) {
+  for (int32_t e = 0; e < rig->num_local; ++e) {
+    rig->adapters[2 * pair][e].shape[0] = rank;
+    rig->adapters[2 * pair + 1][e].shape[1] = rank;
+  }
+}
+
+static void Adapters_RankBeyondTheConfigs_IsRefused(void** state) {
+  (void)state;
+  fixture_t f;
+  open_adapted(&f);
+  for (int pair = 0; pair < 3; ++pair) {
+    char text[128];
+    const int64_t ranks[] = {0, 4};
+    for (int i = 0; i < 2; ++i) {
+      rig_reset(&f.rig);
+      set_rank(&f.rig, pair, ranks[i]);
+      snprintf(text, sizeof text, "params.%s has rank %d; it must be in [1, lora_rank = 3]", names[2 * pair],
+               (int)ranks[i]);
+      FORWARD_REFUSED(&f, BAD, text);
+    }
+  }
+  close_fixture(&f);
+  open_default(&f); /* a layer that takes none */
+  rig_reset(&f.rig);
+  f.rig.param_table.la2 = f.rig.param_list[2];
+  FORWARD_REFUSED(&f, BAD, "params.la2 is given, but lora_rank is 0: create the layer with the largest rank");
+  close_fixture(&f);
+}
+
+static void Adapters_BadScales_AreNamed(void** state) {
+  (void)state;
+  fixture_t f;
+  open_adapted(&f);
+  const float bad[] = {0, NAN, INFINITY};
+  for (int i = 0; i < 3; ++i) {
+    float* scales[] = {&f.rig.param_table.lora_scale1, &f.rig.param_table.lora_scale3, &f.rig.param_table.lora_scale2};
+    static const char* const texts[] = {"lora_scale1 is", "lora_scale3 is", "lora_scale2 is"};
+    for (int s = 0; s < 3; ++s) {
+      rig_reset(&f.rig);
+      *scales[s] = bad[i];
+      FORWARD_REFUSED(&f, BAD, texts[s]);
+    }
+  }
+  close_fixture(&f);
+}
+
+static void Adapters_OfAnUpThatTheLayerLacks_AreRefused(void** state) {
+  (void)state;
+  fixture_t f;
+  sluice_moe_config_t config = rig_config();
+  config.lora_rank = 3, config.gated = SLUICE_GATED_NO;
+  WORKS(rig_open(&f.rig, NULL, &config));
+  f.rig.forward.needs_backward = 0;
+  REFUSED(rig_forward(&f.rig, NULL), BAD, "params.la3 is given, but only a layer with gated halves has a w3");
+  f.rig.param_table.la3 = f.rig.param_table.lb3 = NULL;
+  WORKS(rig_forward(&f.rig, NULL));
+  close_fixture(&f);
+}
+
+static void Gradients_OfFrozenWeights_AreRefusedByName(void** state) {
+  (void)state;
+  fixture_t f;
+  open_adapted(&f);
+  const char* const texts[] = {"grad_params.w1 is given", "grad_params.w3 is given", "grad_params.w2 is given"};
+  for (int i = 0; i < 3; ++i) {
+    sluice_step_t* step = fresh_step(&f);
+    const sluice_tensor_t** all[] = {&f.rig.grad_table.w1, &f.rig.grad_table.w3, &f.rig.grad_table.w2};
+    *all[i] = f.rig.grad_list[i];
+    BACKWARD_REFUSED(&f, step, BAD, texts[i]);
+  }
+  sluice_step_t* step = fresh_step(&f);
+  f.rig.grad_table.w2 = f.rig.grad_list[2];
+  BACKWARD_REFUSED(&f, step, BAD, "with lora_rank 3 the weights are frozen: pass NULL, or create the layer");
+  close_fixture(&f);
+}
+
+static void Gradients_OfAdapters_FitThem(void** state) {
+  (void)state;
+  fixture_t f;
+  open_adapted(&f);
+  for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
+    char text[128];
+    snprintf(text, sizeof text, "grad_params.%s[1]", names[kind]);
+    sluice_step_t* step = fresh_step(&f);
+    f.rig.adapter_grads[kind][1].shape[0] += 1;
+    BACKWARD_REFUSED(&f, step, BAD, text);
+    step = fresh_step(&f);
+    f.rig.adapter_grads[kind][1].strides[0] = 2 * f.rig.adapter_grads[kind][1].shape[1];
+    f.rig.adapter_grads[kind][1].strides[1] = 2;
+    BACKWARD_REFUSED(&f, step, BAD, text);
+    step = fresh_step(&f);
+    f.rig.adapter_grad_list[kind][0].type_bits = 16;
+    snprintf(text, sizeof text, "grad_params.%s[0]: dtype is f16; gradients are f32 like the layer", names[kind]);
+    BACKWARD_REFUSED(&f, step, BAD, text);
+  }
+  close_fixture(&f);
+}
+
+/* Of what the forward of this step did not have, or had otherwise. */
+static void Backward_OtherAdaptersThanTheForwards_IsRefused(void** state) {
+  (void)state;
+  static const char text[] = "params has other adapters than this step's forward had";
+  fixture_t f;
+  open_adapted(&f);
+  sluice_step_t* step = fresh_step(&f);
+  f.rig.param_table.lora_scale2 = 3;
+  BACKWARD_REFUSED(&f, step, BAD, text);
+  step = fresh_step(&f);
+  set_rank(&f.rig, 2, 2);
+  f.rig.backward.grad_params = NULL;
+  BACKWARD_REFUSED(&f, step, BAD, text);
+  step = fresh_step(&f);
+  f.rig.param_table.la2 = f.rig.param_table.lb2 = NULL;
+  f.rig.grad_table.la2 = f.rig.grad_table.lb2 = NULL;
+  BACKWARD_REFUSED(&f, step, BAD, text);
+  step = fresh_step(&f);
+  f.rig.param_table.la2 = f.rig.param_table.lb2 = NULL;
+  BACKWARD_REFUSED(&f, step, BAD, "grad_params.la2 is given, but params.la2 is NULL: there is nothing");
+  close_fixture(&f);
+}
+
+/* A caller of an older layout has no adapters, whatever lies after its struct. */
+static void Structs_OfAnOlderLayout_HaveNoAdapters(void** state) {
+  (void)state;
+  fixture_t f;
+  open_default(&f);
+  uint64_t digest = 0;
+  rig_reset(&f.rig);
+  sluice_expert_tensors_t* tables[] = {&f.rig.param_table, &f.rig.grad_table};
+  sluice_step_t* step = NULL;
+  for (int i = 0; i < 2; ++i) {
+    memset((char*)tables[i] + offsetof(sluice_expert_tensors_t, la1), 0xff,
+           sizeof *tables[i] - offsetof(sluice_expert_tensors_t, la1));
+    tables[i]->struct_size = offsetof(sluice_expert_tensors_t, la1);
+  }
+  WORKS(rig_forward(&f.rig, &step));
+  WORKS(rig_backward(&f.rig, step));
+  sluice_step_drop(step);
+  tables[0]->struct_size -= 1;
+  REFUSED(rig_forward(&f.rig, &step), SLUICE_E_ABI, "sluice_expert_tensors_t");
+  WORKS(rig_round(&f.rig, &digest));
+  assert_true(digest == f.digest);
+  close_fixture(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Adapters_HalfAPair_IsRefusedByName),
+      cmocka_unit_test(Adapters_BadTensors_AreNamedWithTheirExpert),
+      cmocka_unit_test(Adapters_RankBeyondTheConfigs_IsRefused),
+      cmocka_unit_test(Adapters_BadScales_AreNamed),
+      cmocka_unit_test(Adapters_OfAnUpThatTheLayerLacks_AreRefused),
+      cmocka_unit_test(Gradients_OfFrozenWeights_AreRefusedByName),
+      cmocka_unit_test(Gradients_OfAdapters_FitThem),
+      cmocka_unit_test(Backward_OtherAdaptersThanTheForwards_IsRefused),
+      cmocka_unit_test(Structs_OfAnOlderLayout_HaveNoAdapters),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -37,14 +37,14 @@
   X(uint8_t, gated, c->gated, .name = "gated", .word = sluice_gated_word)                                         \
   X(uint8_t, bias, c->bias, .name = "bias")                                                                       \
   X(uint8_t, reuse, c->reuse, .name = "reuse")                                                                    \
-  X(uint16_t, lora_rank, c->lora_rank, .name = "lora_rank")                                                       \
   X(uint8_t, leanness, leanness_of(moe), .describe = describe_leanness)                                           \
   X(int8_t, wgrad_mode, c->wgrad_mode, .name = "wgrad_mode", .word = sluice_wgrad_word)                           \
   X(uint8_t, callback_experts, c->callback_experts, .name = "callback_experts")                                   \
   X(uint8_t, deduplicate, c->deduplicate, .name = "deduplicate", .word = sluice_deduplicate_word)                 \
+  X(uint8_t, wire_dtype, sluice_layer_wire(moe), .name = "wire_dtype of the context", .word = sluice_wire_word)   \
   X(int16_t, ranks_per_node, c->deduplicate >= SLUICE_DEDUPLICATE_NODES ? moe->shape.ranks_per_node : 0,          \
     .name = "ranks_per_node of the context (0: one level)")                                                       \
-  X(uint8_t, wire_dtype, sluice_layer_wire(moe), .name = "wire_dtype of the context", .word = sluice_wire_word)   \
+  X(uint16_t, lora_rank, c->lora_rank, .name = "lora_rank")                                                       \
   X(uint8_t, chunking, c->chunking, .name = "chunking", .word = sluice_chunking_word)                             \
   X(uint8_t, grouping, c->grouping, .name = "grouping", .word = sluice_grouping_word)                             \
   X(uint64_t, memory_budget, context->memory_budget, .name = "memory_budget")                                     \

@@ -221,20 +221,40 @@ static double copy(const op_scene_t* s, int is_pre_activation) {
   return sluice_curve_at(&s->machine->host_copy, s->rows.received * width * (double)sluice_dtype_bytes(w->dtype));
 }
 
+/* What an adapter adds to the GEMM of a matrix, in matrices [M, H]: both of its factors. */
+static double low_rank(const op_scene_t* s, double in, double out) {
+  return s->work->lora_rank * (in + out) / ((double)s->work->model_width * (double)s->work->hidden_width);
+}
+
+/* [W1; W3], and W2, with their adapters. */
+static double first_matrices(const op_scene_t* s) {
+  const double g = s->work->gate_factor;
+  return g + low_rank(s, (double)s->work->model_width, g * (double)s->work->hidden_width);
+}
+static double second_matrices(const op_scene_t* s) {
+  return 1 + low_rank(s, (double)s->work->hidden_width, (double)s->work->model_width);
+}
+
+/* Of adapters: both products again, and a gradient of each factor. */
+static double trained_matrices(const op_scene_t* s) {
+  const double all = s->work->gate_factor + 1;
+  return s->work->lora_rank == 0 ? all : 2 * (first_matrices(s) + second_matrices(s) - all);
+}
+
 static double expert_forward(const op_scene_t* s) {
-  return gemm(s, SLUICE_FORM_FORWARD, s->work->gate_factor) + activation(s, SLUICE_FORWARD) +
-         gemm(s, SLUICE_FORM_FORWARD, 1);
+  return gemm(s, SLUICE_FORM_FORWARD, first_matrices(s)) + activation(s, SLUICE_FORWARD) +
+         gemm(s, SLUICE_FORM_FORWARD, second_matrices(s));
 }
 
 /* Of one chunk, or of all at once. */
 static double weight_grad(const op_scene_t* s, int32_t chunks) {
-  double matrices = s->work->gate_factor + 1, experts = local_experts(s->work);
+  double matrices = trained_matrices(s), experts = local_experts(s->work);
   if (chunks == 1) return gemm(s, SLUICE_FORM_WEIGHT_GRAD, matrices);
   return gemms(s, SLUICE_FORM_WEIGHT_GRAD, matrices, experts, s->rows.received * chunks / experts);
 }
 
 static double expert_backward(const op_scene_t* s) {
-  double matrices = s->work->gate_factor + 1;
+  double matrices = first_matrices(s) + second_matrices(s);
   return gemm(s, SLUICE_FORM_INPUT_GRAD, matrices) + weight_grad(s, 1) + activation(s, SLUICE_BACKWARD);
 }
 
@@ -250,7 +270,6 @@ static int touches_pre_activation(const sluice_op_t* op) {
 static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
   const sluice_chunk_rows_t* r = &s->rows;
   const int32_t num_chunks = s->num_chunks;
-  double g = s->work->gate_factor;
   switch (sluice_op_row(op->kind)->price) {
     case SLUICE_PRICE_NONE: return 0;
     case SLUICE_PRICE_SEND:
@@ -259,10 +278,10 @@ static double local_seconds(const op_scene_t* s, const sluice_op_t* op) {
     case SLUICE_PRICE_NODE_RETURN: return gather(s, traffic_of(s, op->kind).packed);
     case SLUICE_PRICE_PLACE: return gather(s, r->received);
     case SLUICE_PRICE_SUM: return gather(s, r->returned * (op->chunk < 0 ? num_chunks : 1));
-    case SLUICE_PRICE_FIRST_GEMM: return gemm(s, SLUICE_FORM_FORWARD, g);
-    case SLUICE_PRICE_SECOND_GEMM: return gemm(s, SLUICE_FORM_FORWARD, 1);
-    case SLUICE_PRICE_FIRST_GRAD: return gemm(s, SLUICE_FORM_INPUT_GRAD, g);
-    case SLUICE_PRICE_SECOND_GRAD: return gemm(s, SLUICE_FORM_INPUT_GRAD, 1);
+    case SLUICE_PRICE_FIRST_GEMM: return gemm(s, SLUICE_FORM_FORWARD, first_matrices(s));
+    case SLUICE_PRICE_SECOND_GEMM: return gemm(s, SLUICE_FORM_FORWARD, second_matrices(s));
+    case SLUICE_PRICE_FIRST_GRAD: return gemm(s, SLUICE_FORM_INPUT_GRAD, first_matrices(s));
+    case SLUICE_PRICE_SECOND_GRAD: return gemm(s, SLUICE_FORM_INPUT_GRAD, second_matrices(s));
     case SLUICE_PRICE_WEIGHT_GRAD: return weight_grad(s, op->chunk < 0 ? num_chunks : 1);
     case SLUICE_PRICE_ACTIVATION: return activation(s, SLUICE_FORWARD);
     case SLUICE_PRICE_ACTIVATION_GRAD: return activation(s, SLUICE_BACKWARD);
@@ -410,7 +429,7 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
   };
   if (forward) return t;
   t.dispatch += di.exchanges * (packed + exchange(&s, SLUICE_OP_REDISPATCH) + on_node + unpacked);
-  double again = w->callback ? expert_forward(&s) : gemm(&s, SLUICE_FORM_FORWARD, w->gate_factor);
+  double again = w->callback ? expert_forward(&s) : gemm(&s, SLUICE_FORM_FORWARD, first_matrices(&s));
   t.compute = (expert_backward(&s) + pre_activation.gemms * again) * s.cache_miss_factor;
   return t;
 }
@@ -483,6 +502,7 @@ sluice_status_t sluice_choice_template(const sluice_workload_t* w, const sluice_
       .wgrad_mode = backward ? c->wgrad_mode : 0,
       .reuse_saved = backward && !w->callback,
       .bounded = c->bounded,
+      .low_rank = w->lora_rank > 0 && !w->callback,
       .dedup = deduplication(w),
       .chunks_by_experts = (int16_t)sluice_choice_chunks_by_experts(w, c),
       .grouped = c->grouped && w->world_size > 1 && !sluice_workload_has_two_levels(w) &&

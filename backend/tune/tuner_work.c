@@ -18,6 +18,7 @@ sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
       .deduplicate = sluice_shape_deduplication(&moe->shape),
       .ranks_per_node = moe->shape.ranks_per_node,
       .wire_dtype = sluice_layer_wire(moe),
+      .lora_rank = c->lora_rank,
       .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* the host's activation is unknown */
   };
 }

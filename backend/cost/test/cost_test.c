@@ -398,8 +398,25 @@ static void Grouped_StartUps_AreOneForRowsAndOneForScalars(void** state) {
   }
 }
 
+/* 2 r (M + H) of 2 M H for each GEMM with W, and 4 r (M + H) in place of 2 M H for each weight gradient. */
+static void LoraRank_Prices_LowRankProductsInPlaceOfWeightGradients(void** state) {
+  (void)state;
+  const sluice_machine_t m = plain_machine();
+  const sluice_choice_t choice = {.num_chunks = 2};
+  sluice_workload_t w = base_work;
+  double full[2], adapted[2];
+  for (int d = 0; d < 2; ++d) full[d] = predict(&m, &w, choice).busy[d][SLUICE_LANE_COMPUTE];
+  w.lora_rank = 2;
+  for (int d = 0; d < 2; ++d) adapted[d] = predict(&m, &w, choice).busy[d][SLUICE_LANE_COMPUTE];
+  const double part = 2.0 * (8 + 32) / (8 * 32);                     /* of one GEMM with W */
+  const double gemms = full[SLUICE_BACKWARD] - full[SLUICE_FORWARD]; /* two more than a forward: those of dW */
+  assert_true(is_near(adapted[SLUICE_FORWARD] - full[SLUICE_FORWARD], gemms * part));
+  assert_true(is_near(full[SLUICE_BACKWARD] - adapted[SLUICE_BACKWARD], gemms * (1 - part - 2 * part)));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(LoraRank_Prices_LowRankProductsInPlaceOfWeightGradients),
       cmocka_unit_test(Activation_OfEachKind_TakesItsOwnSeconds),
       cmocka_unit_test(Busy_EveryStrategy_IsTableTwo),
       cmocka_unit_test(Forward_NoCopiesReusingSlots_IsMPMoEsPhases),

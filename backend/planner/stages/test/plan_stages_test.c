@@ -404,13 +404,13 @@ static void Plan_OfManyLayers_TakesFewSteps(void** state) {
   (void)state;
   const struct {
     int32_t layers, stages, count;
-    uint64_t most_steps;
-  } sizes[] = {{128, 8, 10, 8000000}, {1024, 64, 3, 160000000}};
+    uint64_t most_steps, most_refused; /* of a plan, also one that just fits; of a refusal */
+  } sizes[] = {{128, 8, 10, 8000000, 1500000}, {1024, 64, 3, 300000000, 120000000}};
   for (int i = 0; i < 2; ++i) {
     random_t random = {6};
     for (int32_t c = 0; c < sizes[i].count; ++c) {
       random_problem_t r = random_chain(&random, sizes[i].layers, sizes[i].stages);
-      uint64_t steps[3];
+      uint64_t steps[4];
       const sluice_status_t status = make_counted(&r, &steps[0]);
       assert_true(status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET);
       for (int32_t s = 0; s < sizes[i].stages; ++s) r.budgets[s] = 1;
@@ -419,9 +419,13 @@ static void Plan_OfManyLayers_TakesFewSteps(void** state) {
       for (int32_t s = 0; s < sizes[i].stages; ++s) r.budgets[s] = below;
       assert_int_equal(make_counted(&r, &steps[2]), SLUICE_E_OVER_BUDGET);
       assert_int_equal(r.plan.smallest_budget_bytes, below + 1);
-      printf("%d layers on %d stages: %" PRIu64 " steps, status %d; refused in %" PRIu64 " and %" PRIu64 "\n",
-             sizes[i].layers, sizes[i].stages, steps[0], status, steps[1], steps[2]);
-      for (int s = 0; s < 3; ++s) assert_in_range(steps[s], 1, sizes[i].most_steps);
+      for (int32_t s = 0; s < sizes[i].stages; ++s) r.budgets[s] = below + 1;
+      assert_int_equal(make_counted(&r, &steps[3]), SLUICE_OK);
+      printf("%d layers on %d stages: %" PRIu64 " steps, status %d; refused in %" PRIu64 " and %" PRIu64
+             "; just fits in %" PRIu64 "\n",
+             sizes[i].layers, sizes[i].stages, steps[0], status, steps[1], steps[2], steps[3]);
+      for (int s = 0; s < 4; ++s)
+        assert_in_range(steps[s], 1, s == 0 || s == 3 ? sizes[i].most_steps : sizes[i].most_refused);
       random_problem_free(&r);
     }
   }

@@ -9,13 +9,16 @@ checkpointing and saved-tensor hooks reach all of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from .passes import Pass
+
+# Told each layer and its number of tokens before a forward that a backward may follow, while somebody looks for layers.
+on_forward: Callable[[Any, int], None] | None = None
 
 
 class _MoeFunction(torch.autograd.Function):
@@ -76,6 +79,8 @@ def run_layer(
     """Forward, recorded for autograd when a gradient can be asked for."""
     record = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (tokens, route_weights, *flat))
     work = Pass(layer, record, flat, counts)
+    if record and on_forward is not None:
+        on_forward(layer, tokens.shape[0])
     if not record:
         return layer.forward_pass(work, tokens, expert_ids, route_weights, flat)
     return _MoeFunction.apply(work, expert_ids, tokens, route_weights, *flat)

@@ -26,6 +26,7 @@ from .frame import SAVED_COUNT, Frame
 from .function import run_layer
 from .gradient_pool import default_limit, empty_gradient
 from .layer_config import MoeConfig, fill_config, member_names
+from .layer_plan import LayerPlan
 from .options import again_by_chunk
 from .passes import Pass, is_repeated, save_callback
 from .watchers import watcher
@@ -75,6 +76,7 @@ class MoeLayer:
         self.gradient_pool = config.gradient_pool
         if self.gradient_pool is None:
             self.gradient_pool = 0 if context.is_budgeted else default_limit()
+        self.plan: LayerPlan | None = None  # that use_plan was given
         self.received_rows: int | None = None  # of the last forward while a trace is kept
         self._has_told_fallback = False
         self.members = () if experts is not None else member_names(config.gated, config.bias, config.interleaved)
@@ -130,6 +132,17 @@ class MoeLayer:
         out = library.ffi.new("uint64_t *")
         library.check(library.lib.sluice_moe_smallest_budget(self.handle, num_tokens, out))
         return int(out[0])
+
+    def use_plan(self, plan: LayerPlan | None) -> None:
+        """Runs under the plan from now on; None: without one. Every rank uses an equal plan, else the next forward is a
+        Mismatch on all of them. Not while forwards of another plan wait for their backward. Not collective.
+
+        With the first plan that the context's layers are given it gives back what passes without one have left.
+        """
+        library = load()
+        handle = library.ffi.NULL if plan is None else plan.handle
+        library.check(library.lib.sluice_moe_use_plan(self.handle, handle))
+        self.plan = plan
 
     def placement(self) -> Placement:
         """Where the layer's experts live now."""

@@ -3,15 +3,16 @@ budget of bytes and as little as possible is computed twice.
 
 A forward and backward of a sample batch are run with all blocks kept, and with all recomputed. What each block holds
 between its forward and its backward, and what it takes while it runs, are the options of a layer; the planner over
-layers (`sluice/stages.h`) chooses among them. Source: vPipe (TPDS 2022), with one stage.
+layers (`sluice/stages.h`) chooses among them. A block with a MoE layer of Sluice has each of them once for each plan of
+that layer. Source: vPipe (TPDS 2022), with one stage.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,15 +23,18 @@ from ...option_values import ConfigError, number_of_bytes
 from ...planning import stages
 from ...planning.planner import size
 from . import memory_meter
+from .layer_plan import LayerPlan
 from .model_blocks import Recomputed, find, is_recomputed
+from .model_layers import MoeLayers
 
 _TIMED = 2  # passes, of which the fastest counts
+_MEASURED = ("forward_seconds", "backward_seconds", "held_bytes", "working_bytes", "arena_bytes")
 
 
 @dataclass(frozen=True)
 class BlockPlan:
     """What was chosen for a block, and why. Bytes are those of the choice: held from its forward to its backward, and
-    besides while it runs."""
+    besides while it runs; moe: the plan of its MoE layer, "": it has none of Sluice."""
 
     name: str
     policy: str
@@ -38,13 +42,14 @@ class BlockPlan:
     held_bytes: int
     working_bytes: int
     forward_seconds: float
+    moe: str = ""
 
 
 @dataclass(frozen=True)
 class ModelPlan:
     """bytes: the most that activations take by the plan; keep_bytes, recompute_bytes: with all blocks kept, and with
-    none; measured_bytes: in a pass of the sample batch under the plan. extra_seconds: predicted, of a pass over one
-    that keeps all."""
+    none; measured_bytes: in a pass of the sample batch under the plan. All with the bytes of Sluice's contexts, which
+    MoE layers have. extra_seconds: predicted, of a pass over one that keeps all."""
 
     blocks: tuple[BlockPlan, ...]
     budget: int
@@ -54,6 +59,7 @@ class ModelPlan:
     recompute_bytes: int
     extra_seconds: float
     _recomputed: Recomputed = field(repr=False, compare=False)
+    _moe: MoeLayers = field(repr=False, compare=False)
 
     @property
     def recomputed(self) -> tuple[str, ...]:
@@ -63,6 +69,7 @@ class ModelPlan:
     def undo(self) -> None:
         """Every block as it was before."""
         self._recomputed.undo()
+        self._moe.undo()
 
     def __str__(self) -> str:
         width = max(len(block.name) for block in self.blocks)
@@ -72,10 +79,9 @@ class ModelPlan:
             f"(all kept {size(self.keep_bytes)}, all recomputed {size(self.recompute_bytes)}); "
             f"{self.extra_seconds * 1e3:.3g} ms more a pass"
         ]
-        lines += [
-            f"  {block.name:<{width}}  {block.policy:<9}  {size(block.held_bytes):>10}  {block.reason}"
-            for block in self.blocks
-        ]
+        for block in self.blocks:
+            why = f"{block.moe}: {block.reason}" if block.moe else block.reason
+            lines.append(f"  {block.name:<{width}}  {block.policy:<9}  {size(block.held_bytes):>10}  {why}")
         return "\n".join(lines)
 
 
@@ -100,7 +106,9 @@ def plan_model(
     offload  not there yet: anything but None is Unsupported
 
     The model computes the same bits as before. Measuring runs the batch a few times: buffers, gradients and random
-    numbers are as they were afterwards. Not in the numbers: memory that a library takes past torch's allocator.
+    numbers are as they were afterwards. Counted are torch's allocator and Sluice's contexts, and not memory that
+    another library takes. Each MoE layer of Sluice gets a plan (MoeLayer.use_plan) with the block's policy. Where
+    experts are shared among ranks the call is collective over all ranks of torch.distributed, which get the same plan.
 
     Threads: the caller's; no other may use the model meanwhile. Raises InvalidArgument (no blocks, no loss, a budget
     that is none), InvalidState (eval mode, blocks that are recomputed already, or run more or less than once),
@@ -112,29 +120,29 @@ def plan_model(
     found = find(model, blocks)
     run = _runner(model, batch, loss)
     with _untouched(model):
-        measured = _measure(found, run)
-        problem = _problem(measured, limit)
-        made = stages.plan(problem)
-        if made.shortfall:
-            raise OverBudget(
-                f"plan_model: with all {len(found)} blocks recomputed as far as it saves bytes, activations take "
-                f"{made.smallest_budget_bytes} bytes, {made.short_bytes} over the budget of {limit}: give at least "
-                f"{made.smallest_budget_bytes}, or a smaller batch"
-            )
-        chosen = [choice.kind for choice in made.choices[: len(found)]]
-        recomputed = Recomputed(module for module, kind in zip(found.values(), chosen) if kind == stages.RECOMPUTE)
+        moe = _moe_layers(found, run)
+        recomputed = Recomputed(())
         try:
-            peak = memory_meter.measure(run).peak("start", "end")
-            if peak > limit:
+            measured = _measure(found, run, moe)
+            problem = moe.agreed(lambda: _problem(measured, moe, limit), _most_of)
+            made = stages.plan(problem)
+            if made.shortfall:
                 raise OverBudget(
-                    f"plan_model: the plan of {made.stages[0]['bytes']} bytes took {peak} when it ran, over the budget "
-                    f"of {limit}: give at least {peak}, or name blocks that hold what they say by blocks="
+                    f"plan_model: with all {len(found)} blocks recomputed as far as it saves bytes, activations take "
+                    f"{made.smallest_budget_bytes} bytes, {made.short_bytes} over the budget of {limit}: give at least "
+                    f"{made.smallest_budget_bytes}, or a smaller batch"
                 )
+            chosen = list(zip(measured.names, made.choices))
+            plans = {name: moe.plans[name][choice.option // 2] for name, choice in chosen if name in moe.plans}
+            moe.use(plans)
+            recomputed = Recomputed(found[name] for name, choice in chosen if choice.kind == stages.RECOMPUTE)
+            peak = moe.agreed(lambda: _checked(run, moe, made.stages[0]["bytes"], limit), max)
         except BaseException:
             recomputed.undo()
+            moe.undo()
             raise
     return ModelPlan(
-        tuple(_block_plan(layer, choice) for layer, choice in zip(problem.layers, made.choices[: len(found)])),
+        tuple(_block_plan(layer, choice, plans) for layer, choice in zip(problem.layers, made.choices[: len(found)])),
         limit,
         made.stages[0]["bytes"],
         peak,
@@ -142,13 +150,41 @@ def plan_model(
         measured.peaks[stages.RECOMPUTE],
         made.stages[0]["extra_seconds"],
         recomputed,
+        moe,
     )
 
 
-def _block_plan(layer: stages.Layer, choice: stages.Choice) -> BlockPlan:
+def _checked(run: Callable[[], None], moe: MoeLayers, planned: int, limit: int) -> int:
+    """The bytes of a pass under the plan."""
+    timeline, contexts = moe.peak(lambda: memory_meter.measure(run))
+    peak = timeline.peak("start", "end") + contexts
+    if peak > limit:
+        raise OverBudget(
+            f"plan_model: the plan of {planned} bytes took {peak} when it ran, over the budget of {limit}: give at "
+            f"least {peak}, or name blocks that hold what they say by blocks="
+        )
+    return int(peak)
+
+
+def _most_of(said: Sequence[stages.Problem]) -> stages.Problem:
+    """Of several ranks, whose layers and options are the same ones: the most of each number."""
+
+    def options(layers: Sequence[stages.Layer]) -> tuple[stages.Option, ...]:
+        return tuple(
+            replace(alike[0], **{name: max(getattr(option, name) for option in alike) for name in _MEASURED})
+            for alike in zip(*(layer.options for layer in layers))
+        )
+
+    layers = zip(*(problem.layers for problem in said))
+    most = tuple(replace(alike[0], options=options(alike)) for alike in layers)
+    return replace(said[0], layers=most, base_bytes=max(problem.base_bytes for problem in said))
+
+
+def _block_plan(layer: stages.Layer, choice: stages.Choice, plans: dict[str, LayerPlan]) -> BlockPlan:
     option = layer.options[choice.option]
     policy = (layer.name, choice.kind, choice.reason)
-    return BlockPlan(*policy, option.held_bytes, option.working_bytes, layer.options[0].forward_seconds)
+    moe = str(plans[layer.name].choice) if layer.name in plans else ""
+    return BlockPlan(*policy, option.held_bytes, option.working_bytes, layer.options[0].forward_seconds, moe)
 
 
 # ---- what is asked ----
@@ -247,6 +283,7 @@ class _Measured:
     forward_seconds: tuple[float, ...]
     backward_seconds: tuple[float, ...]
     peaks: dict[str, int]  # by policy of all blocks
+    base: int  # bytes of contexts that no plan of a layer changes
 
 
 class _Marks:
@@ -285,28 +322,44 @@ class _Marks:
             handle.remove()
 
 
-def _measure(blocks: dict[str, nn.Module], run: Callable[[], None]) -> _Measured:
+def _moe_layers(blocks: dict[str, nn.Module], run: Callable[[], None]) -> MoeLayers:
+    """Runs the model once: what is made at the first pass and stays is no activation."""
     for name, module in blocks.items():
         if is_recomputed(module):
             raise InvalidState(f"plan_model: {name} is recomputed already: switch that off, or undo the plan, first")
-    run()  # what is made at the first pass and stays is no activation
-    order, seconds = _time(blocks, run)
-    parts, peaks = {}, {}
+    now = [""]
+
+    def note(mark: str) -> None:
+        what, name = mark.split(" ", 1)
+        if what in ("begin", "end"):
+            now[0] = name if what == "begin" else ""
+
+    marks = _Marks(blocks, note)
+    try:
+        return MoeLayers.found(run, lambda: now[0])
+    finally:
+        marks.remove()
+
+
+def _measure(blocks: dict[str, nn.Module], run: Callable[[], None], moe: MoeLayers) -> _Measured:
+    order, seconds = moe.timed(lambda: _time(blocks, run), _TIMED)
+    parts, peaks, contexts = {}, {}, {}
     for policy in (stages.KEEP, stages.RECOMPUTE):
         recomputed = Recomputed(blocks.values() if policy == stages.RECOMPUTE else ())
         marks = _Marks(blocks, memory_meter.mark)
         try:
             run()
-            timeline = memory_meter.measure(run)
+            timeline, contexts[policy] = moe.peak(lambda: memory_meter.measure(run))
         finally:
             marks.remove()
             recomputed.undo()
         parts[policy] = _parts(order, timeline)
-        peaks[policy] = timeline.peak("start", "end")
+        peaks[policy] = timeline.peak("start", "end") + contexts[policy]
     forward, backward = zip(*seconds)
     before, *_, behind = parts[stages.KEEP]
     inner = {policy: tuple(found[1:-1]) for policy, found in parts.items()}
-    return _Measured(tuple(order), inner, before, behind, forward, backward, peaks)
+    base = moe.base_bytes(contexts[stages.KEEP])
+    return _Measured(tuple(order), inner, before, behind, forward, backward, peaks, base)
 
 
 def _check_order(blocks: dict[str, nn.Module], order: list[str]) -> None:
@@ -371,8 +424,11 @@ def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
 # ---- planning ----
 
 
-def _problem(measured: _Measured, budget: int) -> stages.Problem:
-    """One stage, whose bytes are base + the sum of held + the largest working.
+def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem:
+    """One stage, whose bytes are base + the sum of held + the largest working + the largest arena.
+
+    A context has its bytes for all layers at all times, and those of a MoE layer that runs again once, while it does:
+    both are the arena, so that the sum bounds torch's peak and the contexts' peak wherever each is.
 
     While a part runs, those behind it hold nothing yet, or no more. The sum counts them: what they hold at least comes
     off its working bytes, so that no plan takes more than its bytes, and one that recomputes all takes just these.
@@ -381,25 +437,30 @@ def _problem(measured: _Measured, budget: int) -> stages.Problem:
     least = [min(parts[i].held for parts in measured.blocks.values()) for i in range(count)] + [measured.behind.held]
     behind = [sum(max(held, 0) for held in least[i + 1 :]) for i in range(count + 1)]
 
-    def option(policy: str, i: int) -> stages.Option:
-        part = measured.blocks[policy][i]
-        again = measured.forward_seconds[i] if policy == stages.RECOMPUTE else 0.0
+    def option(policy: str, i: int, plan: LayerPlan | None, fastest: LayerPlan | None) -> stages.Option:
+        part, runs_again = measured.blocks[policy][i], policy == stages.RECOMPUTE
+        step = 0 if plan is None else plan.step_bytes
+        slower = 0.0 if plan is None or fastest is None else (plan.time - fastest.time) * moe.seconds_per_time
         return stages.Option(
             policy,
             measured.forward_seconds[i],
-            measured.backward_seconds[i] + again,
-            held_bytes=max(part.held, 0),
+            measured.backward_seconds[i] + max(slower, 0.0) + (measured.forward_seconds[i] if runs_again else 0.0),
+            held_bytes=max(part.held, 0) + (0 if runs_again else step),
             working_bytes=max(part.beside - behind[i], 0),
+            arena_bytes=0 if plan is None else plan.fixed_bytes + (step if runs_again else 0),
         )
 
-    layers = [
-        stages.Layer(name, options=(option(stages.KEEP, i), option(stages.RECOMPUTE, i)))
-        for i, name in enumerate(measured.names)
-    ]
+    def options(name: str, i: int) -> Iterator[stages.Option]:
+        """The two of each plan."""
+        plans: Sequence[LayerPlan | None] = moe.plans.get(name, (None,))
+        for plan in plans:
+            yield from (option(policy, i, plan, plans[0]) for policy in (stages.KEEP, stages.RECOMPUTE))
+
+    layers = [stages.Layer(name, options=tuple(options(name, i))) for i, name in enumerate(measured.names)]
     head = stages.Option(
         stages.KEEP, held_bytes=max(measured.behind.held, 0), working_bytes=max(measured.behind.beside, 0)
     )
     first = max(measured.before.beside - sum(max(held, 0) for held in least), 0)
     embedding = stages.Option(stages.KEEP, held_bytes=max(measured.before.held, 0), working_bytes=first)
     layers += [stages.Layer("behind", options=(head,)), stages.Layer("before", options=(embedding,))]
-    return stages.Problem(tuple(layers), budget_bytes=(budget,))
+    return stages.Problem(tuple(layers), budget_bytes=(budget,), base_bytes=measured.base)

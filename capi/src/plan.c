@@ -235,6 +235,9 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
   if (plan == NULL) {
     sluice_plan_remove(moe);
   } else {
+    /* What passes without a plan have left may be more than the plans of all layers fix. */
+    const int is_budgeted = moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0;
+    if (moe->context->num_given_plans == 0 && !is_budgeted) sluice_engine_give_back(moe->context);
     status = sluice_plan_install(moe, &plan->data);
     if (status == SLUICE_OK) sluice_plan_was_given(moe);
   }

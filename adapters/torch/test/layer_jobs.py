@@ -8,7 +8,9 @@ import warnings
 import torch
 import torch.distributed as dist
 from layer_cases import Case, close, compare, group, world
+from sluice import plan_model
 from sluice.adapters.torch import Context, ContextOptions, MoeConfig, MoeLayer
+from sluice.adapters.torch.layer_plan import LayerPlan, PlanChoice, pareto
 from sluice.config import TunerOptions
 from sluice.errors import InvalidArgument, Mismatch, OverBudget, PeerRefused
 
@@ -278,3 +280,84 @@ def traces():
     assert context.trace_take() == []
     context.trace_stop()
     return events, context.stats(reset_peak=True)
+
+
+def under_plans():
+    """Equal plans have the bits of a layer that says the same n; unlike ones are a mismatch, and change nothing."""
+    W, rank = world()
+    context = Context(group())
+    case = Case(W, tokens=(40, 23), n=2, seed=80)
+    tokens, ids, weights, params = case.inputs(rank)
+    wanted = case.layer(context)(tokens, ids, weights, params).detach()
+    layer = case.layer(context, chunks=0)
+    found = pareto(layer, 40, 6)
+    assert 1 < len(found) <= 6 and len({plan.choice for plan in found}) == len(found)
+    assert [plan.time for plan in found] == sorted(plan.time for plan in found)
+    two = LayerPlan(layer, 40, PlanChoice(2, -1, -1, -1))
+    assert two.choice.num_chunks == 2 and two.step_bytes > 0 and two.fixed_bytes > 0
+    layer.use_plan(two)
+    assert layer.plan is two
+    out = layer(tokens, ids, weights, params)
+    assert torch.equal(out, wanted)
+    assert context.stats()["num_outstanding"] == 1 and context.stats()["last_num_chunks"] == 2
+    out.backward(case.cotangents[rank])
+    compare(case, rank, out, tokens, weights, params)
+    peak = context.stats()["peak_bytes"]
+    assert peak <= two.base_bytes + two.fixed_bytes + two.step_bytes, (peak, two.fixed_bytes, two.step_bytes)
+    layer.use_plan(found[0] if rank == 0 else found[-1])
+    try:
+        layer(tokens, ids, weights, params)
+        said = "nothing"
+    except Mismatch as error:
+        said = type(error).__name__
+    layer.use_plan(None)
+    assert torch.equal(layer(tokens, ids, weights, params), wanted)
+    other = Case(W, tokens=(8,), seed=81, widths=(8, 16)).layer(context)
+    try:
+        other.use_plan(two)
+        raise AssertionError("the plan of another layer went through")
+    except InvalidArgument as error:
+        assert "this plan was made for layer" in str(error), error
+    return said
+
+
+class _Block(torch.nn.Module):
+    """A MoE layer with a gate that says where rows go by their number."""
+
+    def __init__(self, context, case, rank, number):
+        super().__init__()
+        self.layer = case.layer(context, chunks=0, layer_id=number)
+        self.experts = torch.nn.ModuleList(
+            torch.nn.ParameterDict({name: tensor.clone() for name, tensor in expert.items()})
+            for expert in case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
+        )
+        self.linear = torch.nn.Linear(case.widths[0], case.widths[0])
+        self.ids, self.weights = case.ids[rank], case.weights[rank]
+
+    def forward(self, x):
+        return self.linear(x) + self.layer(x, self.ids, self.weights, [dict(each) for each in self.experts])
+
+
+def model_under_a_budget():
+    """What each rank chooses; their batches, and so their bytes, differ."""
+    W, rank = world()
+    context = Context(group())
+    case = Case(W, tokens=(900, 300), per_rank=2, seed=82, restore=("adaptive", "adaptive"), wgrad="adaptive", n=0,
+                widths=(32, 64))  # fmt: skip
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(_Block(context, case, rank, number) for number in range(3))).train()
+    given, found = (case.tokens[rank],), []
+    free = plan_model(model, "1GiB", given, loss=lambda out: out.square().sum())
+    found.append([(block.policy, block.moe) for block in free.blocks])
+    free.undo()
+    smallest = ""
+    try:
+        plan_model(model, 1, given, loss=lambda out: out.square().sum())
+    except OverBudget as error:
+        smallest = str(error)
+    least = int(smallest.split("give at least ")[1].split(",")[0])
+    tight = plan_model(model, least, given, loss=lambda out: out.square().sum())
+    assert tight.measured_bytes <= least
+    found.append([(block.policy, block.moe) for block in tight.blocks])
+    model(case.tokens[rank]).sum().backward()
+    return [*found, smallest]

@@ -73,6 +73,11 @@ def test_Cases_AllOfThem_AreListed():
     assert set(numbers(1, "auto")[0]) == {*CASES, "stats"}
 
 
+def test_Layer_UnderPlans_HasTheSameBitsAndUnlikeOnesAreAMismatch():
+    assert ranks.run(1, "layer_jobs:under_plans") == ["nothing"]
+    assert ranks.run(2, "layer_jobs:under_plans") == ["Mismatch"] * 2
+
+
 @pytest.mark.parametrize("world", [1, 3])
 def test_Layer_AnyNumberOfChunks_GivesTheSameBits(world):
     for result in ranks.run(world, "layer_jobs:same_for_all_chunks"):

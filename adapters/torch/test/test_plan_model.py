@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import contextmanager
 
 import pytest
+import ranks
 import sluice
 import torch
 from sluice.adapters.torch import memory_meter
+from sluice.adapters.torch.context import all_alive
 from sluice.errors import Busy, InvalidArgument, InvalidState, OverBudget, Unsupported
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -248,3 +251,72 @@ def test_Meter_WhileAProfilerRuns_IsRefusedAndRunsAfterwards() -> None:
     with pytest.raises(ZeroDivisionError):
         memory_meter.measure(lambda: 1 // 0)
     assert memory_meter.measure(lambda: None).peak("start", "end") == 0
+
+
+@pytest.fixture
+def qwen3_moe(batch):
+    """A model whose experts run on Sluice, and what it is given."""
+    transformers = pytest.importorskip("transformers", reason="./test installs it")
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=64, intermediate_size=128, moe_intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=4, vocab_size=WORDS, use_cache=False,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="sluice").train()
+    words = batch["words"].repeat(2, 2)
+    return model, {"input_ids": words, "labels": words}
+
+
+@contextmanager
+def sluice_options(**options):
+    sluice.configure(**options)
+    try:
+        yield
+    finally:
+        sluice.configure()
+
+
+def contexts_peak(model: nn.Module, given: dict[str, torch.Tensor]) -> int:
+    for context in all_alive():
+        context.stats(reset_peak=True)
+    step(model, given)
+    return sum(context.stats()["peak_bytes"] for context in all_alive())
+
+
+def test_PlanModel_MoeLayersOfSluice_StayWithTorchInTenBudgets(qwen3_moe) -> None:
+    model, given = qwen3_moe
+    wanted = step(model, given)
+    free = sluice.plan_model(model, "1GiB", given)
+    assert free.recomputed == () and len({block.moe for block in free.blocks}) == 1
+    free.undo()
+    assert contexts_peak(model, given) > 0.2 * free.keep_bytes  # Sluice's bytes matter
+    with pytest.raises(OverBudget) as caught:
+        sluice.plan_model(model, 1, given)
+    first = int(str(caught.value).split("give at least ")[1].split(",")[0])
+    used = set()
+    for i in range(10):
+        budget = first + (free.bytes - first) * i // 9
+        plan = sluice.plan_model(model, budget, given)
+        peaks = peak_of(model, given), contexts_peak(model, given)
+        assert sum(peaks) <= plan.measured_bytes * 1.001 and plan.measured_bytes <= plan.bytes <= budget
+        used |= {(block.policy, block.moe) for block in plan.blocks}
+        for got, want in zip(step(model, given), wanted):  # n differs, and with it the order of sums
+            assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+        plan.undo()
+    assert len({policy for policy, _ in used}) == 2 and len({moe for _, moe in used}) >= 2, used
+    assert contexts_peak(model, given) + peak_of(model, given) > 0.8 * free.keep_bytes
+
+
+def test_PlanModel_ContextWithABudgetOfItsOwn_IsRefused(qwen3_moe) -> None:
+    model, given = qwen3_moe
+    with sluice_options(memory_budget="64MiB"), pytest.raises(Unsupported, match='has a "memory_budget" of its own'):
+        sluice.plan_model(model, "1GiB", given)
+
+
+@pytest.mark.parametrize("world", [2])
+def test_PlanModel_ExpertsSharedAmongRanks_GetTheSamePlans(world) -> None:
+    results = ranks.run(world, "layer_jobs:model_under_a_budget")
+    assert all(result == results[0] for result in results) and len(results[0]) == 3
+    kept, tight, refused = results[0]
+    assert [policy for policy, _ in kept] == ["keep"] * 3 and kept != tight
+    assert "OVER_BUDGET" in refused and "give at least" in refused

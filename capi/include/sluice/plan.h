@@ -113,10 +113,11 @@ SLUICE_API sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, i
                                                     const int64_t* rows_per_chunk, int32_t kept_chunks,
                                                     int64_t num_tokens, int64_t num_sent, uint64_t* out_bytes);
 
-/* Runs the layer under the plan from now on; NULL: without a plan. Allocates the memory that the plan fixes. Every rank
- * uses an equal plan, which the next header checks. Not while steps of another plan are outstanding. Context-exclusive.
- * Errors: INVALID_ARGUMENT (a plan of another layer), OVER_BUDGET, NO_MEMORY: the layer keeps its former plan. The
- * plan's budgets hold for all layers of the context, until the last layer that was given a plan has none any more or is
+/* Runs the layer under the plan from now on; NULL: without a plan. Allocates the memory that the plan fixes; with the
+ * first plan of a context without a budget, memory that passes without a plan have left is freed. Every rank uses an
+ * equal plan, which the next header checks. Not while steps of another plan are outstanding. Context-exclusive. Errors:
+ * INVALID_ARGUMENT (a plan of another layer), OVER_BUDGET, NO_MEMORY: the layer keeps its former plan. The plan's
+ * budgets hold for all layers of the context, until the last layer that was given a plan has none any more or is
  * destroyed. */
 SLUICE_API sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan);
 

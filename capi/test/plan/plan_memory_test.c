@@ -112,11 +112,53 @@ static void Budget_WithoutGradients_HoldsNoStep(void** state) {
   own_rig_close(&rig);
 }
 
+static void run_steps(rig_t* rig) {
+  sluice_step_t* step = NULL;
+  WORKS(rig_forward(rig, &step));
+  WORKS(rig_backward(rig, step));
+  sluice_step_drop(step);
+}
+
+/* Passes of many tokens leave large slots; a plan for fewer tokens needs less, and no more stays. */
+static void UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes(void** state) {
+  (void)state;
+  rig_t rig;
+  sluice_context_config_t context = own_rig_context(0, 0);
+  sluice_moe_config_t config = rig_config();
+  config.num_chunks = 1;
+  own_rig_open(&rig, &context, &config);
+  rig.num_tokens = 4096;
+  rig_reset(&rig);
+  run_steps(&rig);
+  const uint64_t before = own_rig_stats(&rig).current_bytes;
+  rig.num_tokens = 512;
+  rig_reset(&rig);
+  sluice_plan_config_t wanted;
+  sluice_plan_config_init(&wanted, sizeof wanted);
+  wanted.max_tokens = rig.num_tokens, wanted.num_chunks = 2;
+  sluice_plan_t* plan = NULL;
+  WORKS(sluice_plan_create(rig.moe, &wanted, &plan));
+  sluice_plan_info_t info = {.struct_size = sizeof info};
+  WORKS(sluice_plan_get_info(plan, &info));
+  WORKS(sluice_moe_use_plan(rig.moe, plan));
+  run_steps(&rig);
+  run_steps(&rig);
+  const sluice_context_stats_t after = own_rig_stats(&rig);
+  printf("without a plan %llu bytes, under it %llu of %llu\n", (unsigned long long)before,
+         (unsigned long long)after.current_bytes, (unsigned long long)info.total_bytes);
+  assert_true(after.current_bytes < before);
+  assert_true(after.current_bytes <= info.total_bytes);
+  WORKS(sluice_moe_use_plan(rig.moe, NULL));
+  sluice_plan_destroy(plan);
+  own_rig_close(&rig);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Budget_Refused_NothingWasAllocated),
       cmocka_unit_test(Layers_OfOneContext_ShareOneSetOfSlots),
       cmocka_unit_test(Budget_WithoutGradients_HoldsNoStep),
+      cmocka_unit_test(UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -110,6 +110,15 @@ def test_CPipeline_AnyStagesAndReplicas_LearnsTheSame(c_programs):
         assert losses(run([program, stages, replicas])) == pytest.approx(one, abs=3e-6)
 
 
+@pytest.mark.parametrize("stages", [1, 2, 5, 8])
+def test_CStashing_WithoutFlush_HasTheBitsOfTheDelayInSequence(c_programs, stages):
+    """A stage keeps one version of its weights for each outstanding micro-batch."""
+    text = run([os.path.join(c_programs, "stashing"), str(stages)])
+    versions = [int(n) for n in re.findall(r"^stage \d: (\d+) versions of the weights at most$", text, re.MULTILINE)]
+    assert versions == [stages - s for s in range(stages)]
+    assert text.rstrip().endswith(": the same bits")
+
+
 def test_CStages_LessBudget_TakesLongerAndSaysWhy(c_programs):
     """More is never slower, every layer has its reason, and what does not fit says what would."""
     with open(os.path.join(HERE, "c", "stages.c")) as file:

@@ -11,6 +11,7 @@ gcc "${flags[@]}" local4.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$o
 gcc "${flags[@]}" tcp.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/tcp" -lm
 gcc "${flags[@]}" pipeline4.c stage.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/pipeline4" -pthread -lm
 gcc "${flags[@]}" moving.c moving_layer.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/moving" -pthread
+gcc "${flags[@]}" stashing.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/stashing" -pthread -lm
 gcc "${flags[@]}" stages.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/stages"
 if command -v mpicc >/dev/null; then
   mpicc "${flags[@]}" mpi.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/mpi" -lm

@@ -13,26 +13,33 @@ from typing import Any
 
 from sluice.adapters.megatron.layer import SluiceMoELayer
 from sluice.errors import Unsupported
+from sluice.planning import stages_chosen
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 
-def with_sluice(spec: Any, **options: Any) -> Any:
+def with_sluice(spec: Any, *, plan: str | None = None, **options: Any) -> Any:
     """A copy of a spec whose MoE layers run on Sluice. The spec itself stays as it is.
 
     spec     of a block or of a transformer layer, or a function that gives one; or MoELayer's own, as it stands in
              `submodules.mlp` (a ModuleSpec, or a functools.partial from Megatron-Core 0.18 on)
+    plan     a file that `sluice plan --stages --json` printed of the whole model: each MoE layer, by its layer_number,
+             runs under the plan that it has there. Equal on all ranks
     options  keys of the "sluice" section (docs/megatron.md), for these layers; `sluice.configure` and SLUICE_OPTIONS
              count over them
 
-    Unsupported: there is no MoE layer in it.
+    Unsupported: there is no MoE layer in it. BadInput: the file is no such plan. Building the model refuses a plan
+    of another number of MoE layers, ranks with different plans, and a memory_budget in addition.
     """
     is_of_layer = isinstance(spec, functools.partial) and spec.func is MoELayer
     if callable(spec) and not is_of_layer and not isinstance(spec, ModuleSpec):
-        return _called_later(spec, options)
-    swapped, count = swap_moe(spec, {"sluice": options} if options else {})
+        return _called_later(spec, {**options, **({} if plan is None else {"plan": plan})})
+    keywords: dict[str, Any] = {"sluice": options} if options else {}
+    if plan is not None:
+        keywords["sluice_plan"] = stages_chosen.read_moe(plan)
+    swapped, count = swap_moe(spec, keywords)
     if count == 0:
         raise Unsupported(
             f"with_sluice: this {type(spec).__name__} has no MoE layer (megatron.core's MoELayer): give the spec of a "

@@ -6,6 +6,7 @@ its steps one by one; between two steps gradients flow through their arguments a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from sluice.adapters.common.migration.moving import has_moved
 from sluice.adapters.megatron.moving import MARK, OTHER_PLACES, marked, sharded_state_dict
 from sluice.adapters.megatron.state import LayerState, take_over
 from sluice.errors import InvalidState
+from sluice.planning.stages_chosen import MoeChoice
 
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
@@ -28,14 +30,21 @@ def missing_steps() -> list[str]:
 class SluiceMoELayer(Guarded, MoELayer):
     """dispatch -> experts -> combine by Sluice.
 
-    sluice  options of the layer's spec, in the words of the "sluice" section; the rest is the host's
+    sluice       options of the layer's spec, in the words of the "sluice" section; the rest is the host's
+    sluice_plan  the plans of all MoE layers of the model, in order
     """
 
     _sluice: LayerState | None = None
 
-    def __init__(self, *args: Any, sluice: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        sluice: dict[str, Any] | None = None,
+        sluice_plan: Sequence[MoeChoice] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._sluice = take_over(self, sluice)
+        self._sluice = take_over(self, sluice, sluice_plan)
 
     def shared_experts_compute(self, hidden_states: torch.Tensor) -> Any:
         """As the host does, before it routes; a failure is told to the other ranks."""

@@ -26,9 +26,12 @@ from sluice.adapters.megatron import experts as experts_module
 from sluice.adapters.megatron import hooks, in_flight, moving, offload, routes
 from sluice.adapters.megatron.probe import DTYPES, Finding, probe
 from sluice.adapters.torch import Context, EpGroup, MoeConfig, MoeLayer, layer_options, refused_policy
+from sluice.adapters.torch.layer_plan import LayerPlan, PlanChoice
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
 from sluice.options import SPEC
+from sluice.planning import moe_layers
+from sluice.planning.stages_chosen import MoeChoice
 
 # Of all layers of this process in the order of their construction, which is the same on all ranks of a group.
 _numbers = itertools.count()
@@ -36,10 +39,11 @@ _making = threading.RLock()
 _announced: set[str] = set()
 
 
-def take_over(layer: Any, section: Any) -> LayerState | None:
+def take_over(layer: Any, section: Any, plan: Sequence[MoeChoice] = ()) -> LayerState | None:
     """What runs a layer that the host has just built; None: it stays the host's. Collective over its group.
 
     section  of the layer's spec
+    plan     of all MoE layers of the model, in order; empty: there is none
     """
     options = settings.effective(section, origin=SPEC)
     number = next(_numbers)
@@ -49,10 +53,11 @@ def take_over(layer: Any, section: Any) -> LayerState | None:
     finding: Finding | str
     try:
         finding = probe(layer)
+        _check_plan(plan, layer.config, options)
         reason = _policy_of_modules(finding, options)
     except Unsupported as error:
         finding, reason = error.message, None
-    refusal = _agree(layer, finding, options)
+    refusal = _agree(layer, finding, options, plan)
     if refusal is not None:
         if options.on_unsupported == "error":
             raise Unsupported(
@@ -61,18 +66,35 @@ def take_over(layer: Any, section: Any) -> LayerState | None:
         _say(f"WARNING: a MoE layer stays with Megatron: {refusal}")
         return None
     assert isinstance(finding, Finding)
-    state = LayerState(number, finding, options, layer.config)
+    state = LayerState(number, finding, options, layer.config, plan)
     if options.optimizer:
         offload.install()
     _announce(finding, options, reason)
     return state
 
 
-def _agree(layer: Any, finding: Finding | str, options: Options) -> str | None:
+def _has_experts(config: Any) -> list[int]:
+    """Of each transformer layer of the whole model, 1: it has."""
+    return moe_layers.by_stage({"moe_layer_freq": config.moe_layer_freq}, config.num_layers, config.num_layers)
+
+
+def _check_plan(plan: Sequence[MoeChoice], config: Any, options: Options) -> None:
+    count = sum(_has_experts(config)) if plan else 0
+    if len(plan) != count:
+        raise Unsupported(f"the plan has {len(plan)} MoE layers, and the model {count}: plan this model")
+    if plan and (options.memory_budget is not None or options.host_memory_budget is not None):
+        raise Unsupported("plan and memory_budget are both given: the plan has the layers' bytes; leave the budget out")
+
+
+def _agree(layer: Any, finding: Finding | str, options: Options, plan: Sequence[MoeChoice]) -> str | None:
     """All ranks of a group take the same layer over in the same way; a refusal of one is a refusal of all."""
     ranks = tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
     own = {
-        "options": {**options.as_dict(), "version": version.__version__},
+        "options": {
+            **options.as_dict(),
+            "version": version.__version__,
+            **({"plan": [[*each] for each in plan]} if plan else {}),
+        },
         "layer": finding if isinstance(finding, str) else finding.compared(),
     }
     answers = agree.exchange(ranks, torch.distributed.get_rank(), own, options.timeout)
@@ -97,7 +119,7 @@ def _policy_of_modules(finding: Finding, options: Options) -> str | None:
 class LayerState:
     """One MoE layer of the host."""
 
-    def __init__(self, number: int, finding: Finding, options: Options, config: Any) -> None:
+    def __init__(self, number: int, finding: Finding, options: Options, config: Any, plan: Sequence[MoeChoice]) -> None:
         """Collective over the ranks of the layer's group."""
         self.layer_id = number
         self.finding = finding
@@ -110,6 +132,8 @@ class LayerState:
             self._context = context_of(options, self._group, layers, finding.device, forwards)
         self._adds_itself = bool(config.gradient_accumulation_fusion)
         self._layers: dict[tuple[torch.dtype, bool], MoeLayer] = {}
+        self._plan = plan
+        self._choice: MoeChoice | None = None  # of the layer's number, which the host says after it has built the layer
         self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
         self.placement = self.home
         self.torn = ""
@@ -132,6 +156,8 @@ class LayerState:
         """(tokens [T, M], route weights [T, K]) of hidden states [S, B, M] and the router's answer."""
         config = layer.config
         self.shape = hidden.shape
+        if self._plan and self._choice is None:
+            self._choice = self._plan[sum(_has_experts(config)[: layer.layer_number]) - 1]
         tokens = hidden.reshape(-1, hidden.shape[-1])
         padded = bool(config.moe_pad_expert_input_to_capacity)
         found = routes.of_map(probs, chosen, self.finding.top_k, padded)
@@ -203,7 +229,10 @@ class LayerState:
             self._check_policy()
         dtype = self._dtype(experts, tokens)
         key = (dtype, self._is_fused_now)
-        return self._layers.get(key) or self._make(key), dtype
+        made = self._layers.get(key) or self._make(key)
+        if self._choice is not None and made.plan is None:
+            made.use_plan(LayerPlan(made, self._choice.tokens, PlanChoice.of_words(*self._choice[:4])))
+        return made, dtype
 
     def _make(self, key: tuple[torch.dtype, bool]) -> MoeLayer:
         dtype, fused = key

@@ -23,6 +23,12 @@ class PlanChoice(NamedTuple):
     restore_pre_activation: int
     wgrad_mode: int
 
+    @classmethod
+    def of_words(cls, num_chunks: int, restore_input: str, restore_pre_activation: str, wgrad: str) -> PlanChoice:
+        """As the planner says them."""
+        wgrad_mode = next(number for number, word in _WGRAD.items() if word == wgrad)
+        return cls(num_chunks, restore.INPUT[restore_input], restore.PRE_ACTIVATION[restore_pre_activation], wgrad_mode)
+
     def __str__(self) -> str:
         pair = restore.name_of(self.restore_input), restore.name_of(self.restore_pre_activation)
         policy = restore.set_name(pair) or "+".join(map(str, pair))

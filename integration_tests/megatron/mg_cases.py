@@ -74,6 +74,28 @@ def forms_of_specs() -> dict[str, Any]:
     return counts
 
 
+def under_a_plan(path: str) -> dict[str, Any]:
+    """Trained by with_sluice(spec, plan=path), and what each layer runs under."""
+    shape = {"num_layers": 3, "moe_layer_freq": [1, 0, 1]}
+    found = mg_models.train_both(2, options={"plan": path}, **shape)
+    host = mg_models.Host(2, "decorated", {"plan": path}, **shape)
+    host.train(1)
+    made = [next(iter(layer._sluice._layers.values())) for layer in moe_layers(host.model)]
+    found["plans"] = [str(layer.plan.choice) for layer in made]
+    found["chunks"] = made[0].context.stats()["last_num_chunks"]
+    return found
+
+
+def refused_plan(paths: list[str], **options: Any) -> str:
+    """What a rank says of its path's plan before anything has run."""
+    path = paths[dist.get_rank() % len(paths)]
+    try:
+        mg_models.model_of(2, "decorated", {"plan": path, **options}, num_layers=3, moe_layer_freq=[1, 0, 1])
+    except SluiceError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def switched_off() -> dict[str, Any]:
     """SLUICE=0: built from a decorated spec, and run by the host."""
     with environment(SLUICE="0"):

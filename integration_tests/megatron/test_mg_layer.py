@@ -27,6 +27,44 @@ def test_WithSluice_EachFormOfSpec_HasItsLayersAndLeavesTheSpec(ranks2: Megatron
         assert found == {"block": 2, "layer": 1, "mlp": 1, "function": 2, "before": 0}
 
 
+MOE = {"num_chunks": 2, "restore_input": "redispatch", "restore_pre_activation": "recompute", "wgrad": "per_chunk"}
+KEPT = {"num_chunks": 1, "restore_input": "keep", "restore_pre_activation": "keep", "wgrad": "deferred"}
+
+
+def written(path: Path, *moes: dict[str, object] | None, **changes: object) -> str:
+    """What `sluice plan --stages --json` prints of such layers, as far as Megatron reads it."""
+    layers = [{"kind": "keep" if moe is None else "mixed", "moe": moe and {**moe, "tokens": 32}} for moe in moes]
+    path.write_text(json.dumps({"form": 1, "fits": True, "layers": layers, **changes}))
+    return str(path)
+
+
+def test_WithSluice_PlanOfTheModel_GivesEachMoeLayerItsOwn(ranks2: MegatronRanks, tmp_path: Path) -> None:
+    path = written(tmp_path / "plan.json", None, MOE, None, None, KEPT)  # attention and experts apart
+    found = ranks2.run("mg_cases:under_a_plan", path=path)
+    check_as_stock(found)
+    for each in found:
+        assert each["plans"] == ["n 2, S4, weight gradients per chunk", "n 1, none, weight gradients deferred"]
+        assert each["chunks"] in (1, 2)
+
+
+def test_WithSluice_PlanThatDoesNotFit_IsRefusedOnAllRanks(ranks2: MegatronRanks, tmp_path: Path) -> None:
+    good = written(tmp_path / "good.json", MOE, None, KEPT)
+    other = written(tmp_path / "other.json", KEPT, None, KEPT)
+    short = written(tmp_path / "short.json", MOE, None)
+    again = written(tmp_path / "again.json", MOE, None, KEPT)
+    data = json.loads(Path(again).read_text())
+    data["layers"][1]["kind"] = "recompute"
+    Path(again).write_text(json.dumps(data))
+    for said in ranks2.run("mg_cases:refused_plan", paths=[good, other]):
+        assert 'Sluice\'s options differ: "plan" is' in said, said
+    for said in ranks2.run("mg_cases:refused_plan", paths=[short]):
+        assert "the plan has 1 MoE layers, and the model 2: plan this model" in said, said
+    for said in ranks2.run("mg_cases:refused_plan", paths=[again]):
+        assert "layers[1].kind is 'recompute': a layer without a moe is kept here" in said, said
+    for said in ranks2.run("mg_cases:refused_plan", paths=[good], memory_budget="1GiB"):
+        assert "plan and memory_budget are both given" in said, said
+
+
 def test_SwitchedOff_DecoratedSpec_IsStockToTheBit(ranks2: MegatronRanks) -> None:
     for found in ranks2.run("mg_cases:switched_off"):
         assert found["kept"] == [True, True] and found["found"] == found["stock"]

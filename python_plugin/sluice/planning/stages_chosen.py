@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from .. import restore
 from ..errors import OverBudget
+from ..timeline.schedule import WGRAD
 from . import files, machines, stages, stages_file
 from .errors import BadInput
 from .planner import Planner
@@ -88,3 +90,63 @@ def _planned(text: str, num_layers: int, num_stages: int, budget: int | None) ->
 
 
 _KINDS = stages.KINDS
+
+
+# ---- plans of MoE layers alone ----
+
+
+class MoeChoice(NamedTuple):
+    """What a MoE layer runs with, and for how many tokens on any rank."""
+
+    num_chunks: int
+    restore_input: str
+    restore_pre_activation: str
+    wgrad: str
+    tokens: int
+
+
+def read_moe(path: str) -> list[MoeChoice]:
+    """The plans of the MoE layers, in order, of a file that `sluice plan --stages --json` printed.
+
+    For hosts that decide themselves where layers lie. Raises BadInput naming file and field, also for layers that the
+    plan recomputes or offloads as a whole, which is the host's to do.
+    """
+    try:
+        data = files.from_json("", files.read(path, path))
+        if not isinstance(data, Mapping) or data.get("form") != 1 or not isinstance(data.get("layers"), list):
+            raise BadInput("it must be what `sluice plan --stages --json` prints, of form 1")
+        if data.get("fits") is not True:
+            raise BadInput("it says that nothing fits: plan with a larger budget")
+        every = [_moe_choice(index, layer) for index, layer in enumerate(data["layers"])]
+    except BadInput as error:
+        raise BadInput(f"{path}: {error.message}") from None
+    found = [choice for choice in every if choice is not None]
+    if not found:
+        raise BadInput(f"{path}: it has no MoE layer: give layers of the model a moe, as docs/tools.md says")
+    return found
+
+
+def _moe_choice(index: int, layer: Any) -> MoeChoice | None:
+    where = f"layers[{index}]"
+    moe = layer.get("moe") if isinstance(layer, Mapping) else layer
+    if isinstance(layer, Mapping) and moe is None:
+        if layer.get("kind") != stages.KEEP:
+            raise BadInput(
+                f"{where}.kind is {layer.get('kind')!r}: a layer without a moe is kept here; plan with may_recompute "
+                "and may_offload false, or let the host recompute it"
+            )
+        return None
+    if not isinstance(moe, Mapping):
+        raise BadInput(f"{where} must have a moe, an object or null")
+    known = {
+        "restore_input": restore.INPUT,
+        "restore_pre_activation": restore.PRE_ACTIVATION,
+        "wgrad": {word: number for word, number in WGRAD.items() if number >= 0},
+    }
+    for name, words in known.items():
+        if moe.get(name) not in words:
+            raise BadInput(f"{where}.moe.{name} is {moe.get(name)!r}; known are {', '.join(words)}")
+    for name in ("num_chunks", "tokens"):
+        if not isinstance(moe.get(name), int) or isinstance(moe[name], bool) or moe[name] < 1:
+            raise BadInput(f"{where}.moe.{name} is {moe.get(name)!r}; it must be a number above 0")
+    return MoeChoice(*(moe[name] for name in MoeChoice._fields))

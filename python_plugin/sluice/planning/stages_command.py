@@ -135,7 +135,7 @@ def as_dict(problem: stages.Problem, plan: stages.Plan) -> dict[str, Any]:
             "reason": choice.reason,
             "reason_bytes": choice.reason_bytes,
             "reason_seconds": choice.reason_seconds,
-            "moe": None if choice.moe is None else {**asdict(choice.moe.choice), "policy": choice.moe.choice.policy},
+            "moe": _moe(layer, choice),
             "share_bytes": None if choice.moe is None else choice.moe.total_bytes,
         }
         for layer, choice in zip(problem.layers, plan.choices)
@@ -154,3 +154,11 @@ def as_dict(problem: stages.Problem, plan: stages.Plan) -> dict[str, Any]:
         "stages": [{key: value for key, value in stage.items() if key != "reserved"} for stage in plan.stages],
         "layers": layers,
     }
+
+
+def _moe(layer: stages.Layer, choice: stages.Choice) -> dict[str, Any] | None:
+    """What a host needs to give a MoE layer its plan."""
+    if choice.moe is None or layer.moe is None:
+        return None
+    chosen = choice.moe.choice
+    return {**asdict(chosen), "policy": chosen.policy, "tokens": layer.moe.num_tokens}

@@ -102,7 +102,29 @@ def test_Stages_MoreBudget_IsNeverSlower(run) -> None:
     assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
 
 
-def test_Stages_MoeLayers_HavePlansAndSharesOfOneBudget(run) -> None:
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ([], "it must be what `sluice plan --stages --json` prints, of form 1"),
+        ({"form": 1, "fits": False, "layers": []}, "it says that nothing fits"),
+        ({"form": 1, "fits": True, "layers": [{"kind": "keep", "moe": None}]}, "it has no MoE layer"),
+        ({"form": 1, "fits": True, "layers": [7]}, "layers[0] must have a moe"),
+        (
+            {"form": 1, "fits": True, "layers": [{"moe": {"restore_input": "burn"}}]},
+            "layers[0].moe.restore_input is 'burn'",
+        ),
+        ({"form": 1, "fits": True, "layers": [{"kind": "offload", "moe": None}]}, "layers[0].kind is 'offload'"),
+    ],
+)
+def test_ReadMoe_FileThatIsNoPlan_IsRefusedByName(tmp_path, data, text) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(BadInput) as caught:
+        stages_chosen.read_moe(str(path))
+    assert str(path) in caught.value.message and text in caught.value.message
+
+
+def test_Stages_MoeLayers_HavePlansAndSharesOfOneBudget(run, tmp_path) -> None:
     """Eight pairs of attention and experts, on one stage: a model without a pipeline."""
     pair = [{**BLOCK, "activation_bytes": "60MiB"}, {"name": "experts", "moe": MOE, "output_bytes": "8MiB"}]
     model = {"sluice_stages": 1, "machine": "a100-8x8-1600g", "layers": [{"layers": pair, "repeat": 4}]}
@@ -118,6 +140,11 @@ def test_Stages_MoeLayers_HavePlansAndSharesOfOneBudget(run) -> None:
         assert layer["moe"]["num_chunks"] >= 1 and layer["moe"]["policy"]
         assert 0 < layer["share_bytes"] < made["stages"][0]["bytes"]
     assert made["layers"][0]["moe"] is None and made["layers"][0]["share_bytes"] is None
+    path = tmp_path / "plan.json"  # for a host that gives MoE layers their plans alone
+    path.write_text(json.dumps(free))
+    found = stages_chosen.read_moe(str(path))
+    assert [choice.tokens for choice in found] == [MOE["num_tokens"]] * 4
+    assert [choice.num_chunks for choice in found] == [layer["moe"]["num_chunks"] for layer in free["layers"][1::2]]
     lines = run(model, "--budget", str(most * 7 // 10))[1].splitlines()
     assert lines[0] == "8 layers on 1 stage, 1 micro-batch"
     assert sum("(share of the budget " in line for line in lines) == 4

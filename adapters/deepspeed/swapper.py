@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from sluice import trace, version
-from sluice.adapters.common import agree
+from sluice.adapters.common import agree, shares
 from sluice.adapters.deepspeed.clip_norm import TRUE
-from sluice.adapters.deepspeed.moe import kinds, moving, shares
+from sluice.adapters.deepspeed.moe import kinds, moving
 from sluice.adapters.deepspeed.moe.engine_backend import EngineBackend
 from sluice.adapters.deepspeed.moe.finding import Finding
 from sluice.adapters.deepspeed.moe.runners import Runners
@@ -176,7 +176,7 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             found.append((layer, kind.probe(layer, len(found), name)))
         except UnsupportedError as error:
             found.append((layer, error.message))
-    families: dict[tuple[int, ...], list[Runners]] = {}
+    families: dict[shares.Place, list[Runners]] = {}
     groups = _by_group(found)
     for ranks, members in groups.items():
         _agree(ranks, members, options)
@@ -199,8 +199,8 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
                 handle._backends[where] = open_backend(ranks, own, finding.device)
                 _register_for_tracing(handle._backends[where])
                 if own.shared_memory_budget is not None and sharing is not None:
-                    sharing.add(where, handle._backends[where], families.setdefault(ranks, []))
-            family = families.setdefault(ranks, [])
+                    sharing.add(where, handle._backends[where].context, families.setdefault(where, []))
+            family = families.setdefault(where, [])
             kind = kinds.of_host(layer)
             layer._sluice = kind.state(finding, handle._backends[where], options, family, sharing)
             layer.__class__ = kind.swapped

@@ -6,7 +6,7 @@ Framework adapters are built on these three; nothing here knows a framework.
 
 from .accumulate import Sums, parameters_behind
 from .casting import CastingLayer
-from .context import Context, ContextOptions
+from .context import Context, ContextOptions, divide_budget
 from .experts import CallbackExperts
 from .group import EpGroup
 from .layer import MoeLayer, Placement
@@ -43,6 +43,7 @@ __all__ = [
     "Sums",
     "Swiglu",
     "device_of",
+    "divide_budget",
     "layer_options",
     "parameters_behind",
     "refused_policy",

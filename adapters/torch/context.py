@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,20 @@ def release(destroy: Any, handle: Any, made_in: int) -> None:
     """Destroys a handle where it was made: in a forked child the library's threads do not exist."""
     if made_in == generation():
         destroy(handle)
+
+
+def divide_budget(total: int, weights: Sequence[int], needs: Sequence[Sequence[int]] = ()) -> list[int]:
+    """The shares of contexts in one memory budget: sluice/plan.h has the rule.
+
+    weights  of each context, the bytes of its layers' rows
+    needs    of each context, what `smallest_budgets` gives; not known before the tokens are
+    """
+    library = load()
+    sizes = min(map(len, needs), default=0)
+    flat = library.ffi.new("uint64_t[]", [need for of_one in needs for need in of_one[:sizes]])
+    out = library.ffi.new("uint64_t[]", len(weights))
+    library.check(library.lib.sluice_budget_divide(total, len(weights), list(weights), sizes, flat, out))
+    return list(out)
 
 
 class Context:
@@ -151,6 +166,16 @@ class Context:
         library = load()
         library.check(library.lib.sluice_context_set_share(self.handle, share, whole))
         self.options = replace(self.options, memory_budget=share, shared_memory_budget=whole)
+
+    def smallest_budgets(self, layers: Sequence[Any], tokens: int, most: int) -> list[int]:
+        """What the context needs for forwards of these layers with so many tokens, and with more: for `divide_budget`.
+        The list ends with the first that is above `most`."""
+        library = load()
+        ffi = library.ffi
+        handles = ffi.new("sluice_moe_t *[]", [layer.handle for layer in layers])
+        count, out = ffi.new("int32_t *"), ffi.new("uint64_t[]", ffi.integer_const("SLUICE_BUDGET_SIZES"))
+        library.check(library.lib.sluice_moe_smallest_budgets(handles, len(handles), tokens, most, count, out))
+        return list(out[0 : count[0]])
 
     @property
     def handle(self) -> Any:

@@ -101,10 +101,6 @@ class EngineRunner:
         finally:
             self._modules.bind((), None)
 
-    def smallest_budget(self, tokens: int) -> int:
-        """The smallest budget in bytes that has a plan for this many tokens. Used where contexts share a budget."""
-        return self.layer.smallest_budget(tokens)
-
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:
         """Experts lie elsewhere from now on, as many on each rank. Collective; all as before after an error."""
         self.layer.replace_experts(expert_rank, expert_slot)
@@ -137,10 +133,6 @@ class EngineBackend:
     def layer(self, spec: LayerSpec) -> EngineRunner:
         """Makes a layer; no communication."""
         return EngineRunner(self.context, spec, self._options)
-
-    def set_share(self, share: int, whole: int) -> None:
-        """The bytes that it has of a budget, before its first pass. Where contexts share one."""
-        self.context.set_share(share, whole)
 
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:
         """Of the context. reset_peak: peak_bytes starts again afterwards."""

@@ -10,6 +10,7 @@ import torch
 from sluice.adapters.deepspeed.moe.engine_backend import Form
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MODULES_HIDDEN = 4  # of experts that run as modules, H over M: nobody says
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class Finding:
     form: Form | None  # None: the host's modules are called
     why_not_fused: str = ""
     gate_format: str = ""  # how a native layer's gate is asked (probe.py)
+
+    def row_bytes(self) -> int:
+        """Of what the layer may keep of one token on balanced routing: T_DI and T_M of its K routes."""
+        hidden = _MODULES_HIDDEN * self.model_width
+        if self.form is not None:
+            hidden = self.form.hidden_width * (2 if self.form.gated else 1)
+        return self.top_k * (self.model_width + hidden) * self.dtype.itemsize
 
     def compared(self) -> dict[str, Any]:
         """What must be equal on all ranks of the group."""

@@ -15,11 +15,11 @@ from sluice.adapters.common.migration import placement as placement_module
 from sluice.adapters.common.migration.moving import Expert, refuse_torn
 from sluice.adapters.common.migration.placement import Placement
 from sluice.adapters.common.modules import CallExpert
+from sluice.adapters.common.shares import Sharing
 from sluice.adapters.deepspeed.moe import comms_log, moving
 from sluice.adapters.deepspeed.moe import experts as experts_module
 from sluice.adapters.deepspeed.moe.engine_backend import EngineBackend, EngineRunner, LayerSpec
 from sluice.adapters.deepspeed.moe.finding import DTYPES, Finding
-from sluice.adapters.deepspeed.moe.shares import Sharing
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.config import Options
 from sluice.errors import Mismatch, OverBudget
@@ -179,13 +179,13 @@ class Runners:
     # ---- for shares of a budget ----
 
     def prepare(self, dtype: torch.dtype) -> None:
-        """There is an engine layer: what plans need depends on all that there are."""
+        """See shares.Member."""
         if not self._runners:
             self._make((dtype, True))
 
-    def smallest_budget(self, tokens: int) -> int:
-        """Of the backend, for this layer."""
-        return max(runner.smallest_budget(tokens) for runner in self._runners.values())
+    def engine_layers(self) -> list[Any]:
+        """See shares.Member."""
+        return [runner.layer for runner in self._runners.values()]
 
     # ---- what the host's logger and `sluice.stats` get ----
 

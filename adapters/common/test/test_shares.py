@@ -1,42 +1,47 @@
-"""One budget over several contexts: each has its least first, and the rest goes by the rows of its layers."""
+"""One budget over several contexts: what ranks tell each other, and what each context gets."""
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from typing import Any
 
 import pytest
 import torch
-from sluice.adapters.deepspeed.moe import shares
+from sluice.adapters.common import shares
 from sluice.config import Options
-from sluice.errors import InvalidArgument, OverBudget, Unsupported
+from sluice.errors import InvalidArgument, OverBudget
 
 CPU = torch.device("cpu")
 ALONE, BOTH = ((0,), CPU), ((0, 1), CPU)
 
 
-class FakeBackend:
-    """A backend, and the state of its only layer."""
+class FakeContext:
+    """A context, and its only layer."""
 
     def __init__(self, least: int, error: Exception | None = None, most: int = 10**9) -> None:
-        self.backend, self.least, self.error, self.most = self, least, error, most
+        self.least, self.error, self.most = least, error, most
         self.share: tuple[int, int] | None = None
 
     def prepare(self, dtype: torch.dtype) -> None:
         if self.error is not None:
             raise self.error
 
-    def smallest_budget(self, tokens: int) -> int:
-        if tokens > self.most:
-            raise Unsupported("no plan")
-        return self.least * tokens
+    def engine_layers(self) -> list[Any]:
+        return [self]
+
+    def smallest_budgets(self, layers: list[Any], tokens: int, most: int) -> list[int]:
+        assert layers == [self]
+        sizes = [math.ceil(tokens * size) for size in (1, 1.25, 1.5, 2, 3, 4, 6, 8)]
+        needs = [self.least * size for size in sizes if size <= self.most]
+        return needs[: 1 + sum(need <= most for need in needs)]
 
     def set_share(self, share: int, whole: int) -> None:
         self.share = share, whole
 
 
-def sharing(total: int, alone: FakeBackend, both: FakeBackend, other: list[dict[str, Any]]) -> shares.Sharing:
+def sharing(total: int, alone: FakeContext, both: FakeContext, other: list[dict[str, Any]]) -> shares.Sharing:
     """Of rank 0, whose peer of BOTH says `other`, round by round."""
     said = iter(other)
 
@@ -52,7 +57,7 @@ def sharing(total: int, alone: FakeBackend, both: FakeBackend, other: list[dict[
 def test_Sharing_LeastFirst_AndTheRestByRows() -> None:
     """By rows alone the first would get 1,000 of 10,000, less than what 80 tokens need, eight times those of the first
     forward."""
-    alone, both = FakeBackend(50), FakeBackend(20)
+    alone, both = FakeContext(50), FakeContext(20)
     made = sharing(10000, alone, both, [{}, {}])
     made.settle(10, torch.float32)
     assert alone.share == (80 * 50 + 440, 10000) and both.share == (80 * 20 + 3960, 10000)
@@ -75,9 +80,10 @@ def test_OutstandingOf_OnePassAfterTheOther_CountsTheMostOfTheseLayers() -> None
 
 def test_Options_OfTwoContexts_SplitTheBudgetAndTheOutstandingForwards() -> None:
     """What another rank of the context says counts where it plans with less room, or with more forwards."""
-    form = types.SimpleNamespace(hidden_width=64, gated=False)
-    common = {"device": CPU, "form": form, "model_width": 16, "top_k": 2, "dtype": torch.float32}
-    findings: Any = [types.SimpleNamespace(ranks=ranks, **common) for ranks in ((0,), (0, 1), (0, 1), (0, 1))]
+    findings: Any = [
+        types.SimpleNamespace(ranks=ranks, device=CPU, row_bytes=lambda: 640)
+        for ranks in ((0,), (0, 1), (0, 1), (0, 1))
+    ]
     options = Options(memory_budget=600, max_outstanding=8)
 
     def of(place: shares.Place, peer: dict[str, int] | None = None) -> Options:
@@ -101,7 +107,7 @@ def test_Options_OfTwoContexts_SplitTheBudgetAndTheOutstandingForwards() -> None
 @pytest.mark.parametrize("total", [700, 730, 800, 1000, 1399, 2000, 5000])
 def test_Sharing_LaterForwards_FitWhileTheWholeWouldDo(total: int) -> None:
     """Of t tokens both need 70 t at least: whatever t, up to 8 times the first, each has its part if the sum fits."""
-    alone, both = FakeBackend(50), FakeBackend(20)
+    alone, both = FakeContext(50), FakeContext(20)
     sharing(total, alone, both, [{}, {}]).settle(10, torch.float32)
     assert alone.share is not None and both.share is not None and alone.share[0] + both.share[0] <= total
     most = min(total // 70, 80)
@@ -109,13 +115,13 @@ def test_Sharing_LaterForwards_FitWhileTheWholeWouldDo(total: int) -> None:
 
 
 def test_Sharing_NoPlanForMoreTokens_IsNoErrorBefore() -> None:
-    alone, both = FakeBackend(50, most=20), FakeBackend(20)
+    alone, both = FakeContext(50, most=20), FakeContext(20)
     sharing(2000, alone, both, [{}, {}]).settle(10, torch.float32)
     assert alone.share == (20 * 50 + 60, 2000) and both.share == (20 * 20 + 540, 2000)
 
 
 def test_Sharing_ForwardOfMoreTokensRefused_SaysWhenSharesAreMade() -> None:
-    alone, both = FakeBackend(50), FakeBackend(20)
+    alone, both = FakeContext(50), FakeContext(20)
     made = sharing(1000, alone, both, [{}, {}])
     error = OverBudget("no plan fits", peer=1)
     assert made.explain(error, 10) is error
@@ -124,23 +130,23 @@ def test_Sharing_ForwardOfMoreTokensRefused_SaysWhenSharesAreMade() -> None:
     explained = made.explain(error, 11)
     words = (
         r"no plan fits. The memory_budget was shared out at the first forward, which had 10 tokens .* \(this one has "
-        r"11\), with room for 8 times as many where it has that: where the largest batch comes first, shares are made "
-        r"for it"
+        r"11\), with room for several times as many where it has that: where the largest batch comes first, shares are "
+        r"made for it"
     )
     assert explained.peer == 1 and re.match(words, explained.message)
 
 
 def test_Sharing_Peers_TheNeediestAndTheSmallestShareCount() -> None:
-    alone, both = FakeBackend(50), FakeBackend(20)
+    alone, both = FakeContext(50), FakeContext(20)
     sharing(1000, alone, both, [{"needs": [300, 390, 450, 600, 900, 1200]}, {}]).settle(10, torch.float32)
     assert alone.share == (500 + 125, 1000) and both.share == (300 + 75, 1000)  # 150 and 90 more for a quarter more
-    alone, both = FakeBackend(50), FakeBackend(20)
+    alone, both = FakeContext(50), FakeContext(20)
     sharing(1000, alone, both, [{}, {"share": 222}]).settle(10, torch.float32)
     assert both.share == (222, 1000)
 
 
 def test_Sharing_TooLittle_NamesBothAndTheirSum() -> None:
-    alone, both = FakeBackend(50), FakeBackend(60)
+    alone, both = FakeContext(50), FakeContext(60)
     words = (
         r"memory_budget of 1000 bytes is shared by 2 expert-parallel groups, which need at least 500 for the layers of "
         r"ranks \[0\] and 600 for the layers of ranks \[0, 1\], together 1100, for 10 tokens at a time: raise"
@@ -161,7 +167,7 @@ def test_Sharing_OneRankFails_AllHearWhy() -> None:
         rounds.append((ranks, own["why"]))
         return {0: own}
 
-    failing, other = FakeBackend(1, InvalidArgument("no such layer")), FakeBackend(1)
+    failing, other = FakeContext(1, InvalidArgument("no such layer")), FakeContext(1)
     made = shares.Sharing(100, {ALONE: 1, BOTH: 1}, exchange)
     made.add(ALONE, other, [other])
     made.add(BOTH, failing, [failing])

@@ -14,6 +14,7 @@ import time
 
 import archive
 import elf
+import man_pages
 import manual
 import tree
 from libraries import ROOT, run
@@ -57,8 +58,8 @@ def _fields(version: str, glibc: str) -> dict[str, list[str]]:
             "Multi-Arch: same",
             f"Depends: libsluice0 {same}",
             f"Description: {SUMMARY} (development files)\n{ABOUT} .\n"
-            " This package has the headers, bindings of other languages, the manual, and the\n"
-            " files for pkg-config and CMake.\n",
+            " This package has the headers, bindings of other languages, the manual,\n"
+            " examples, and the files for pkg-config and CMake.\n",
         ],
         "libsluice0-dbgsym": [
             "Section: debug",
@@ -96,7 +97,8 @@ def _lay_out(top: str, built: list[str], upstream: str) -> None:
             tree.copy(os.path.join(debug, name), os.path.join(folder, f"{found[2:]}.debug"))
     tree.development(at["libsluice-dev"], LIBDIR, upstream, "/usr")
     about = os.path.join(at["libsluice-dev"], "share/doc/libsluice-dev")
-    manual.write(os.path.join(about, "html"))
+    manual.write(about)
+    man_pages.write(os.path.join(at["libsluice-dev"], "share/man/man3"), archive.source_date(), is_packed=True)
     with open(os.path.join(ROOT, "CHANGELOG.md"), "rb") as file, open(os.path.join(about, "changelog.gz"), "wb") as out:
         out.write(gzip.compress(file.read(), 9, mtime=0))
 

@@ -1,6 +1,9 @@
-"""Packs the C library for those who build on it: headers, library, pkg-config and CMake files, manual, licence.
+"""Packs the C library for those who build on it: headers, library, pkg-config and CMake files, manual, examples.
 
-    .venv/bin/python capi/packaging/make.py [--deb] [--out DIR]
+    python3 capi/packaging/make.py [--deb] [--out DIR]
+
+Needs what `third_party/setup/setup.sh archive` installs, and nothing of .venv. The library contains the CUDA kernels if
+a compiler of them is there.
 
 Makes DIR/sluice-VERSION-linux-x86_64.tar.gz (DIR is `dist`), and with --deb Debian packages instead: libsluice0,
 libsluice-dev, libsluice0-dbgsym. The same bits each time they are made from one commit.
@@ -17,6 +20,7 @@ import archive
 import debian
 import elf
 import libraries
+import man_pages
 import manual
 import release
 import tree
@@ -30,7 +34,8 @@ def make_archive(out: str, built: list[str], version: str) -> str:
         tree.runtime(top, "lib", built, version, os.path.join(top, "lib"))
         tree.development(top, "lib", version, "${pcfiledir}/../..")
         about = os.path.join(top, "share/doc/sluice")
-        manual.write(os.path.join(about, "html"))
+        manual.write(about)
+        man_pages.write(os.path.join(top, "share/man/man3"), archive.source_date(), is_packed=False)
         for page in ("CHANGELOG.md", "LICENSE"):
             tree.copy(os.path.join(ROOT, page), os.path.join(about, page))
         archive.write(path, top, name, archive.source_date())

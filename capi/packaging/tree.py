@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.join(ROOT, "capi", "bindings"))
 import generate
 
 TEMPLATES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
+EXAMPLES = os.path.join(ROOT, "examples", "c")
 SONAME = "libsluice.so.0"
 
 
@@ -40,13 +41,17 @@ def runtime(prefix: str, libdir: str, built: list[str], version: str, debug: str
 
 
 def development(prefix: str, libdir: str, version: str, pkg_config_prefix: str) -> None:
-    """Headers and bindings, the linker's name of the library, and how pkg-config and CMake find both."""
+    """Headers, bindings and examples, the linker's name of the library, and how pkg-config and CMake find both."""
     for name in sorted(os.listdir(os.path.join(INCLUDE, "sluice"))):
         copy(os.path.join(INCLUDE, "sluice", name), os.path.join(prefix, "include/sluice", name))
     with tempfile.TemporaryDirectory() as made:
         for path in generate.write(made):
             to = "include/sluice/sluice.hpp" if path.startswith("cpp/") else f"share/sluice/bindings/{path}"
             copy(os.path.join(made, path), os.path.join(prefix, to))
+    for name in sorted(os.listdir(EXAMPLES)):
+        path = os.path.join(prefix, "share/sluice/examples/c", name)
+        copy(os.path.join(EXAMPLES, name), path)
+        shutil.copymode(os.path.join(EXAMPLES, name), path)
     os.makedirs(os.path.join(prefix, libdir), exist_ok=True)
     os.symlink(SONAME, os.path.join(prefix, libdir, "libsluice.so"))
     major, minor, _ = version.split(".")

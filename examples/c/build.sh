@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
-# Builds the C examples into OUT: examples/c/build.sh OUT [FOLDER of libsluice.so.0, default: Bazel's]
+# Builds the C examples into OUT: examples/c/build.sh OUT [FOLDER of libsluice.so.0, default: the installed one or Bazel's]
 set -euo pipefail
 out=$(realpath -m "${1:?usage: $0 OUT [FOLDER of libsluice.so.0]}") given=${2:+$(realpath "$2")} # of the caller's folder
 cd "$(dirname "${BASH_SOURCE[0]}")"
+include=../../capi/include
+if [ ! -d "$include" ]; then # installed, in PREFIX/share/sluice/examples/c
+  include=$(realpath ../../../../include)
+  for folder in ../../../../lib ../../../../lib/*-linux-gnu; do
+    [ ! -e "$folder/libsluice.so.0" ] || given=${given:-$(realpath "$folder")}
+  done
+fi
 lib=${given:-$(cd ../.. && bazel build --noshow_progress //capi:libsluice.so.0 >&2 && bazel info bazel-bin 2>/dev/null)/capi}
 mkdir -p "$out"
-flags=(-std=c99 -O2 -Wall -Wextra -Werror -I ../../capi/include)
+flags=(-std=c99 -O2 -Wall -Wextra -Werror -I "$include")
 gcc "${flags[@]}" layer.c -o "$out/layer" -ldl -lm # not linked with the library: it is loaded by name
 gcc "${flags[@]}" local4.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/local4" -pthread -lm
 gcc "${flags[@]}" tcp.c rank.c "$lib/libsluice.so.0" -Wl,-rpath,"$lib" -o "$out/tcp" -lm

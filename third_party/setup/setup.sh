@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Sets up this checkout: Debian packages by name, then .venv with pinned Python packages. May be run again and again.
 #
-#   third_party/setup/setup.sh quickstart|test
+#   third_party/setup/setup.sh quickstart|test|archive
+#
+# archive: what capi/packaging/make.py needs, which is no .venv.
 #
 # Everything but the Debian packages stays inside the checkout; the machine's own Python is only read.
 set -euo pipefail
@@ -10,7 +12,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 HERE=$ROOT/third_party/setup
 LOG=$ROOT/.setup.log
 PROFILE=${1:-test}
-case $PROFILE in quickstart | test) ;; *) echo "usage: $0 quickstart|test" >&2 && exit 2 ;; esac
+case $PROFILE in quickstart | test | archive) ;; *) echo "usage: $0 quickstart|test|archive" >&2 && exit 2 ;; esac
 cd "$ROOT"
 # shellcheck source=third_party/setup/env.sh
 . "$HERE/env.sh"
@@ -96,8 +98,8 @@ python_header() { "$1" -c 'import os, sysconfig, sys; sys.exit(not os.path.exist
 wanted() {
   local python
   sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$HERE/packages.quickstart.txt"
-  [ "$PROFILE" = quickstart ] || sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$HERE/packages.test.txt"
-  [ "$PROFILE" = quickstart ] || command -v rustc >/dev/null || echo rustc
+  [ "$PROFILE" = quickstart ] || sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$HERE/packages.$PROFILE.txt"
+  [ "$PROFILE" != test ] || command -v rustc >/dev/null || echo rustc
   if python=$(find_python); then
     python_header "$python" || echo python3-dev # DeepSpeed compiles one small extension
   else
@@ -135,6 +137,11 @@ else
   lacking=
   for tool in bazel gcc g++ git ip; do command -v "$tool" >/dev/null || lacking+=" $tool"; done
   [ -z "$lacking" ] || fail "this is no Debian system, and these commands are missing:$lacking; install them by hand, then run this again"
+fi
+
+if [ "$PROFILE" = archive ]; then
+  say "ready ($PROFILE, $SECONDS s): python3 capi/packaging/make.py"
+  exit
 fi
 
 # --- .venv ------------------------------------------------------------------------------------------------------

@@ -189,21 +189,24 @@ SLUICE_API sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const s
                                                   sluice_comm_t** out_comm);
 
 /* Creates a tcp communicator of processes that share nothing yet. They meet at the address of rank 0, and prove to each
- * other that they have the same secret; no other program and no parent takes part.
+ * other that they have the same secret; no other program and no parent takes part. Ranks may be started in any order.
+ * Data are not encrypted. Collective over the ranks.
  *
- * config        rank, world_size and deadlines of the communicator
- * addresses     "host:port" of rank 0 alone: other ranks listen as with sluice_comm_create_tcp. Or one "host:port" for
- *               each rank, in rank order, separated by commas: each rank listens at its own entry, on its address if
- * that is a number and on all addresses if it is a name. IPv6 is written "[host]:port". secret        at least 16 bytes
- * that nobody can guess, the same on all ranks (openssl rand -hex 16). Never sent: a rank proves that it has it by
- * codes of new random numbers. Copied. tcp           NULL for the defaults. connect_timeout_ns limits the time until
- * all ranks are there, and again the time until all are connected. interfaces needs addresses of rank 0 alone.
- *
- * Ranks may be started in any order. If one rank does not fit, the call fails on all ranks within connect_timeout_ns
- * plus 1 s, and `peer` of the error is the rank at fault. Data are not encrypted. out_comm: new, sluice_comm_destroy.
- * Collective over the ranks. Thread-safe. Errors: INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (host or interface),
- * MISMATCH (another secret, world_size or build; two processes of one rank), TIMED_OUT (a rank has not come), EXTERNAL
- * (rank 0 cannot listen there, or nobody answers; a rank cannot be reached), PEER_REFUSED, PEER_LOST. */
+ *   config     rank, world_size and deadlines of the communicator
+ *   addresses  "host:port" of rank 0 alone: other ranks listen as with sluice_comm_create_tcp. Or one "host:port" for
+ *              each rank, in rank order, separated by commas: each rank listens at its own entry, on its address if
+ *              that is a number and on all addresses if it is a name. IPv6 is written "[host]:port"
+ *   secret     secret_bytes, at least 16, that nobody can guess, the same on all ranks (openssl rand -hex 16). It is
+ *              never sent: a rank proves that it has it by codes of new random numbers. Copied
+ *   tcp        NULL for the defaults. connect_timeout_ns limits the time until all ranks are there, and again the time
+ *              until all are connected. interfaces needs addresses to be that of rank 0 alone
+ *   out_comm   new, sluice_comm_destroy
+ *   Threads    thread-safe
+ *   Errors     INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (host or interface), MISMATCH (another secret, world_size
+ *              or build; two processes of one rank), TIMED_OUT (a rank has not come), EXTERNAL (rank 0 cannot listen
+ *              there, or nobody answers; a rank cannot be reached), PEER_REFUSED, PEER_LOST. If one rank does not fit,
+ *              the call fails on all ranks within connect_timeout_ns plus 1 s, and `peer` of the error is the rank at
+ *              fault */
 SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_comm_create_tcp_at(const sluice_comm_config_t* config,
                                                                          const char* addresses, const void* secret,
                                                                          uint64_t secret_bytes,

@@ -11,6 +11,7 @@ import consumers
 import elf
 import libraries
 import manual
+import pycparser
 import pytest
 
 sys.path.insert(0, os.path.join(libraries.ROOT, "integration_tests", "house"))
@@ -53,7 +54,9 @@ def test_Archive_Holds_WhatUsersBuildWith(unpacked):
     assert os.readlink(unpacked / "lib/libsluice.so.0") == f"libsluice.so.{version}"
     headers = os.listdir(os.path.join(libraries.INCLUDE, "sluice"))
     assert sorted(os.listdir(unpacked / "include/sluice")) == sorted([*headers, "sluice.hpp"])
-    assert sorted(os.listdir(unpacked / "share/doc/sluice")) == ["CHANGELOG.md", "LICENSE", "html"]
+    assert sorted(os.listdir(unpacked / "share/doc/sluice")) == sorted(
+        ["CHANGELOG.md", "LICENSE", *[f"{page}.md" for page in manual.PAGES]]
+    )
     bindings = [path for path in (unpacked / "share/sluice/bindings").rglob("*") if path.is_file()]
     assert sorted(path.name for path in bindings) == ["go.mod", "sluice.f90", "sluice.go", "sluice.rs"]
     written = [path for path in unpacked.rglob("sluice*") if path.suffix in (".pc", ".cmake")]
@@ -120,21 +123,69 @@ def test_FindPackage_Version_IsTakenOrRefused(unpacked, tmp_path, wanted, found)
     assert found or f"version: {libraries.version()}" in done.stderr
 
 
+def headings(text):
+    """As GitHub names them, since that is how the pages link to each other."""
+    found = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found]
+
+
 def test_Manual_LinksLeadSomewhere(unpacked):
-    pages = {path.name: path.read_text() for path in (unpacked / "share/doc/sluice/html").iterdir()}
-    anchors = {f"{name}#{found}" for name, text in pages.items() for found in re.findall(r'id="([^"]+)"', text)}
-    links = [(name, href) for name, text in pages.items() for href in re.findall(r'href="([^"]+)"', text)]
+    pages = {path.name: path.read_text() for path in (unpacked / "share/doc/sluice").iterdir()}
+    anchors = {f"{name}#{heading}" for name, text in pages.items() for heading in headings(text)}
+    links = [(name, href) for name in pages if name != "CHANGELOG.md" for _, href in manual.LINK.findall(pages[name])]
     inside = [f"{href if href[0] != '#' else name + href}" for name, href in links if "://" not in href]
     assert len(inside) > 10 and [href for href in inside if href not in pages and href not in anchors] == []
-    assert "<table>" in pages["c-abi.html"] and "sluice_moe_forward" in pages["c-abi.html"]
+    assert "sluice_moe_forward" in pages["c-abi.md"]
 
 
 def test_Manual_LinkToAPageThatIsNotInIt_BecomesText():
-    html = manual.render(
-        "# A b, `c`\n\n<!-- a mark -->\n[in](tuning.md#x) [out](../README.md) [web](https://example.org)\n"
-    )
-    assert (
-        '<h1 id="a-b-c">' in html
-        and "a mark" not in html
-        and '<a href="tuning.html#x">in</a> out <a href="https://example.org">web' in html
-    )
+    text = "<!-- a mark -->\n![picture](a.svg)\n[in](tuning.md#x) [out](../README.md) [web](https://example.org)\n"
+    assert manual.render(text) == "[in](tuning.md#x) out [web](https://example.org)\n"
+
+
+def test_ManPages_EveryFunction_HasOneThatManShows(unpacked):
+    with open(os.path.join(libraries.ROOT, "capi", "abi", "sluice.lds")) as file:
+        functions = sorted(elf.map_symbols(file.read()))
+    pages = sorted((unpacked / "share/man/man3").iterdir())
+    assert [page.name for page in pages] == [f"{name}.3" for name in functions]
+    for page in pages:
+        text = page.read_text()
+        assert re.search(r"^\.SH DESCRIPTION\n(?!\.SH|\.PP\nExperimental)", text, re.MULTILINE), page.name
+        assert page.stem in text.split(".SH DESCRIPTION")[0].split(".SH SYNOPSIS")[1]
+    if shutil.which("groff"):
+        done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z", *pages], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    if shutil.which("man"):
+        command = ["man", "-M", unpacked / "share/man", "sluice_moe_forward"]
+        shown = subprocess.run(
+            command, capture_output=True, text=True, env=dict(os.environ, MANWIDTH="100", LC_ALL="C")
+        )
+        assert shown.returncode == 0, shown.stderr
+        said = " ".join(shown.stdout.split())
+        assert "Runs the layer forward." in said and "struct sluice_moe_forward_args_s" in said
+        assert "sluice_stream_t stream, sluice_step_t** out_step);" in said
+
+
+def test_Examples_OfTheArchive_BuildByTheirScriptAndRun(unpacked, tmp_path):
+    moved = shutil.copytree(unpacked, tmp_path / "moved", symlinks=True)
+    script = moved / "share/sluice/examples/c/build.sh"
+    done = subprocess.run([script, tmp_path / "out"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([tmp_path / "out/local4", "2"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count(" loss ") >= 5, done.stdout + done.stderr
+
+
+def test_Tree_LaidOut_NeedsNoPythonPackageButPycparser(tmp_path):
+    """An interpreter without the packages of .venv, and with the one that setup.sh installs for the archive."""
+    os.symlink(os.path.dirname(pycparser.__file__), tmp_path / "pycparser")
+    code = """
+import sys
+sys.path += sys.argv[1:3]
+import make, man_pages, manual, tree
+tree.development(sys.argv[3], "lib", "0.1.0", "/usr")
+manual.write(sys.argv[3] + "/share/doc/sluice")
+man_pages.write(sys.argv[3] + "/share/man/man3", 0, False)
+"""
+    packaging, made = os.path.dirname(os.path.abspath(manual.__file__)), tmp_path / "made"
+    subprocess.run([sys.executable, "-S", "-c", code, packaging, tmp_path, made], check=True)
+    assert (made / "share/sluice/bindings").is_dir() and (made / "share/doc/sluice/c-abi.md").is_file()

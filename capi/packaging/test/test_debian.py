@@ -85,6 +85,8 @@ def test_Install_FilesAreAsPacked(root):
     assert (done.returncode, done.stdout) == (0, "")
     listed = dpkg(root, "--listfiles", "libsluice0").stdout.split()
     assert f"/{LIBDIR}/libsluice.so.0" in listed and not any("include" in name for name in listed)
+    listed = dpkg(root, "--listfiles", "libsluice-dev").stdout.split()
+    assert "/usr/share/man/man3/sluice_moe_forward.3.gz" in listed and "/usr/share/sluice/examples/c/tcp.c" in listed
 
 
 def test_DebugFiles_LieWhereDebuggersLook(root):

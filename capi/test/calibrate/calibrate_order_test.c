@@ -1,4 +1,4 @@
-/* Calibration over a communicator that counts: an exchange is timed from where all ranks begin it. */
+/* Calibration over a communicator that counts: the time of an exchange begins when all ranks start it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 enum {
   MOST = 1 << 16,
   BARRIER = sizeof(int64_t), /* a barrier is an all-reduce of one number, by exchanges */
-  SIZE = 3 << 15             /* of one probe alone */
+  SIZE = 3 << 15             /* used by one probe only */
 };
 
 static uint64_t bytes_of[MOST]; /* of every exchange, to the other rank */
@@ -34,8 +34,8 @@ static sluice_status_t wait_for(void* user, void* request, uint64_t timeout_ns, 
   return SLUICE_OK;
 }
 
-/* Else the first exchange behind the GEMMs takes as long as the faster rank waits for the slower one. */
-static void Exchanges_OfEachSize_BeginBehindABarrier(void** state) {
+/* Otherwise the first exchange after the GEMMs includes the time that the faster rank waits for the slower one. */
+static void Exchanges_OfEachSize_BeginAfterABarrier(void** state) {
   (void)state;
   sluice_comm_config_t comm_config;
   sluice_comm_config_init(&comm_config, sizeof comm_config);
@@ -54,7 +54,7 @@ static void Exchanges_OfEachSize_BeginBehindABarrier(void** state) {
   config.model_width = 64, config.hidden_width = 128, config.seconds = 0.1, config.refresh = 1;
   sluice_planner_t* planner = NULL;
   const int64_t before = count;
-  /* Its whole passes fail, for want of another rank's headers: what was measured until then is what counts here. */
+  /* Its whole passes fail for lack of another rank's headers: only the earlier measurements count here. */
   assert_true(sluice_planner_calibrate(context, &config, &planner) != SLUICE_OK);
   int32_t num_samples = 0;
   for (int64_t i = before + 1; i < count; ++i) {
@@ -70,6 +70,6 @@ static void Exchanges_OfEachSize_BeginBehindABarrier(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Exchanges_OfEachSize_BeginBehindABarrier)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(Exchanges_OfEachSize_BeginAfterABarrier)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

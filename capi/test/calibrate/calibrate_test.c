@@ -1,4 +1,4 @@
-/* Calibration through the C ABI: one machine for all ranks, the cache and what becomes of bad files in it. */
+/* Calibration through the C ABI: one machine for all ranks, the cache and its handling of bad files. */
 #include <dirent.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -16,10 +16,10 @@
 
 #define MAX_RANKS  4
 #define BY_DEFAULT 2 /* as own_folders: none is named */
-#define MOST_ERROR 5 /* of steps that calibration timed itself; a quiet machine has some hundredths */
+#define MOST_ERROR 5 /* of steps that calibration timed itself; a quiet machine has a few hundredths */
 
 static char folders[MAX_RANKS][64];
-static int32_t num_measured; /* log lines that say so */
+static int32_t num_measured; /* log lines that report it */
 static const char* gemms = "ref";
 static char last_warning[1300];
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -109,7 +109,7 @@ static void empty_folder(const char* folder) {
   closedir(dir);
 }
 
-/* The one file of a folder; how many there are. */
+/* The only file of a folder; returns the number of files. */
 static int only_file(const char* folder, char* out_path, size_t room) {
   DIR* dir = opendir(folder);
   int count = 0;
@@ -142,7 +142,7 @@ static int tear_down(void** state) {
   return 0;
 }
 
-/* What the machine of `w` ranks says of a step, calibrated; of the best of three where others are busy on it. */
+/* The calibrated machine's prediction of a step of `w` ranks; the best of three on a busy machine. */
 static sluice_planner_prediction_t calibrated(int32_t w, int32_t dtype) {
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
   for (int tries = 0; tries < 3 && (tries == 0 || p.machine_error_median >= MOST_ERROR); ++tries) {
@@ -187,7 +187,7 @@ static void Cache_SecondTime_IsReadAndNotMeasured(void** state) {
   empty_folder(folders[0]);
   run(2, 0, 0, SLUICE_DTYPE_F32);
   assert_int_equal(num_measured, 2);
-  assert_int_equal(only_file(folders[0], path, sizeof path), 1); /* nothing half-written stays behind */
+  assert_int_equal(only_file(folders[0], path, sizeof path), 1); /* no partial file remains */
   char before[65536];
   memcpy(before, ranks[0].machine, sizeof before);
   run(2, 0, 0, SLUICE_DTYPE_F32);
@@ -198,7 +198,7 @@ static void Cache_SecondTime_IsReadAndNotMeasured(void** state) {
   assert_int_equal(only_file(folders[0], path, sizeof path), 2);
 }
 
-/* What is faster with another library, or another version of one, is another machine. */
+/* Another library, or another version of one, may be faster: it is another machine. */
 static void Cache_OtherGemms_AreMeasured(void** state) {
   (void)state;
   char path[512], text[1024];
@@ -241,7 +241,7 @@ static void Cache_BadFile_IsMeasuredAgainWithAWord(void** state) {
     if (which == 1) memcpy(bad, "sluice cache 9", 14);
     if (which == 2) *strstr(bad, "version 0") = 'V', says = "it is of another machine or library";
     if (which == 3) bytes = 0;
-    if (which == 4) memcpy(bad, "sluice cache 1", 14); /* before exchanges were measured beside GEMMs */
+    if (which == 4) memcpy(bad, "sluice cache 1", 14); /* before exchanges were measured during GEMMs */
     put(path, bad, bytes);
     free(bad);
     run(2, 0, 0, SLUICE_DTYPE_F32);
@@ -268,7 +268,7 @@ static void Cache_RanksDiffer_AllMeasureAgain(void** state) {
   assert_int_equal(num_measured, 3);
 }
 
-/* In the folder that nobody named, only what nobody else could have written is read; what we write is read by us. */
+/* In the default folder, only files that nobody else could have written are read; our own files are read. */
 static void Cache_FileThatOthersCanWrite_IsMeasuredAgain(void** state) {
   (void)state;
   char path[512], kept[80], deep[96];
@@ -290,7 +290,7 @@ static void Cache_FileThatOthersCanWrite_IsMeasuredAgain(void** state) {
   assert_non_null(strstr(last_warning, "is not read: every user can write it"));
   run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32); /* replaced by ours */
   assert_int_equal(num_measured, 0);
-  /* Where the user says so, it is used, with a word. */
+  /* If the user names the folder, the file is used, with a warning. */
   assert_int_equal(chmod(path, 0666), 0);
   setenv("SLUICE_CACHE_DIR", deep, 1);
   run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32);
@@ -309,7 +309,7 @@ static void Cache_NoPlaceToWrite_CalibratesAllTheSame(void** state) {
   run(2, 0, 0, SLUICE_DTYPE_F32);
   assert_int_equal(num_measured, 2);
   assert_non_null(strstr(last_warning, "cannot be written"));
-  folders[0][0] = '\0'; /* no cache wanted: no word either */
+  folders[0][0] = '\0'; /* no cache requested: no warning either */
   run(2, 0, 0, SLUICE_DTYPE_F32);
   assert_string_equal(last_warning, "");
   memcpy(folders[0], kept, sizeof kept);

@@ -1,6 +1,6 @@
-/* Graph mode: layers under a capacity on a CUDA context, executed by the fake driver, cuBLAS and NCCL: what the host
- * waits for, bytes on the wire, hazards, reports. capacity_test compares results, on these fakes too; cuda_graph_test
- * has captures. */
+/* Graph mode: layers under a capacity on a CUDA context, executed by the fake driver, cuBLAS and NCCL: host waits,
+ * bytes on the wire, hazards, reports. capacity_test compares results, also on these fakes; cuda_graph_test covers
+ * captures. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ static void CudaCapacity_HostWaits_NoneInForwardAndBackward(void** state) {
   }
 }
 
-/* What the statistics say of both modes: what the same case sends on a CPU. Under a capacity it is more. */
+/* The statistics of both modes equal the bytes that the same case sends on a CPU. Under a capacity there are more. */
 static void CudaCapacity_BytesOnTheWire_AreThoseOfTheCpuInBothModes(void** state) {
   (void)state;
   for (int32_t w = 2; w <= 4; w += 2) {
@@ -49,7 +49,7 @@ static void CudaCapacity_BytesOnTheWire_AreThoseOfTheCpuInBothModes(void** state
   }
 }
 
-/* Once the ranks have made such calls together, a forward and a backward wait for nothing: no read, no header. */
+/* Once the ranks have made such calls together, a forward and a backward do not wait: no read, no header. */
 static void count_waits(rank_t* r, rig_t* rig) {
   sluice_step_t* step = NULL;
   r->status = rig_round(rig, NULL);

@@ -1,4 +1,4 @@
-/* Captured passes: what a graph of them replays, and what a capture does not take. On fakes, as cuda_capacity_test. */
+/* Captured passes: what a graph of them replays, and what a capture rejects. On fakes, like cuda_capacity_test. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,9 +18,9 @@ static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
 
 /* ---- capture --------------------------------------------------------------------------------------------------- */
 
-/* Tokens, routing and weights of round `round`: replays see other ones than the capture. Some routes are dropped, all
- * of one token, and from the second round on one expert is crowded. What no expert sees is NaN: a place that still
- * named the route of an earlier launch would show it. */
+/* Tokens, routing and weights of round `round`: replays see other values than the capture. Some routes are dropped, all
+ * of one token, and from the second round on one expert is crowded. Rows that no expert reads are NaN: a stale route of
+ * an earlier launch would show them. */
 static void change_inputs(rig_t* rig, int round) {
   int32_t* ids = rig->ids.tensor.data;
   for (int64_t i = 0; i < rig->num_tokens * rig->config.model_width; ++i) {
@@ -67,7 +67,7 @@ static sluice_status_t forward_and_backward(rig_t* rig) {
 }
 
 enum { ROUNDS = 4 };
-static uint64_t wanted[4][ROUNDS], wanted_gradients[4][ROUNDS]; /* by rank: of exact mode */
+static uint64_t wanted[4][ROUNDS], wanted_gradients[4][ROUNDS]; /* by rank: results of exact mode */
 
 static void run_eagerly(rank_t* r, rig_t* rig) {
   for (int round = 0; round < ROUNDS && r->status == SLUICE_OK; ++round) {
@@ -80,9 +80,9 @@ static void run_eagerly(rank_t* r, rig_t* rig) {
   }
 }
 
-/* The context goes on eagerly beside the graph: a launch between a forward and its backward does not touch the step,
- * though the captured one was dropped. What was captured is counted in each launch. */
-static void go_on_beside(rank_t* r, rig_t* rig, sluice_fake_graph_t* graph) {
+/* The context continues eagerly while the graph exists: a launch between a forward and its backward does not touch the
+ * step, though the captured step was dropped. Captured passes are counted in each launch. */
+static void run_between_launches(rank_t* r, rig_t* rig, sluice_fake_graph_t* graph) {
   sluice_step_t* step = NULL;
   sluice_capacity_report_t report;
   sluice_capacity_report_init(&report, sizeof report);
@@ -137,13 +137,13 @@ static void capture_and_replay(rank_t* r, rig_t* rig) {
   r->waits = sluice_fake_cuda_host_waits() - r->waits, r->queries = sluice_fake_cuda_queries() - r->queries;
   pthread_barrier_wait(r->barrier);
   if (r->status == SLUICE_OK && r->rank % 2 == 0) {
-    r->status = forward_and_backward(rig); /* blocks are given and taken again */
+    r->status = forward_and_backward(rig); /* blocks are returned and taken again */
   } else if (r->status == SLUICE_OK) {
     r->status = forward_and_backward(rig);
-    sluice_step_drop(step); /* a captured one, dropped later: nothing is given */
+    sluice_step_drop(step); /* a captured step, dropped later: no block is returned */
   }
   fakes_machine()->settle(r->rank);
-  if (r->status == SLUICE_OK) go_on_beside(r, rig, graph);
+  if (r->status == SLUICE_OK) run_between_launches(r, rig, graph);
   sluice_fake_cuda_destroy_graph(graph);
 }
 
@@ -169,8 +169,8 @@ static void CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode(void** st
   }
 }
 
-/* With any wait of the capture left out it either ends in an error, or its replay has a hazard. But for those that
- * nothing needs: as in cuda_layer_test. */
+/* With any wait of the capture left out, it ends in an error or its replay has a hazard, except for redundant waits, as
+ * in cuda_layer_test. */
 static void CudaGraph_AnyWaitLeftOut_IsSeen(void** state) {
   (void)state;
   int64_t waits = 1, seen = 0;
@@ -202,7 +202,7 @@ static void CudaGraph_AnyWaitLeftOut_IsSeen(void** state) {
   assert_true(waits > 8 && waits - seen <= 4);
 }
 
-/* ---- what a capture does not take ------------------------------------------------------------------------------ */
+/* ---- rejected in a capture ------------------------------------------------------------------------------ */
 
 static void end_capture(int want) {
   sluice_fake_graph_t* graph = NULL;
@@ -216,7 +216,7 @@ static void end_capture(int want) {
     if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message()); \
   } while (0)
 
-/* None of them spoils what the host captures otherwise, and the context works on. */
+/* None of them invalidates the rest of the host's capture, and the context continues to work. */
 static void CudaGraph_WhatACaptureCannotTake_IsRefusedByName(void** state) {
   (void)state;
   rig_t rig;
@@ -249,7 +249,7 @@ static void CudaGraph_WhatACaptureCannotTake_IsRefusedByName(void** state) {
   REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), "captured");
   end_capture(0);
   sluice_step_drop(step);
-  /* More tokens than ever outside, captured or not: the graph has its buffers. */
+  /* More tokens than ever outside a capture, or in one: the graph has its buffers. */
   rig.num_tokens = 60;
   rig_reset(&rig);
   sluice_fake_cuda_begin_capture(fakes_stream(0));
@@ -276,7 +276,7 @@ static void capture_on_local(rank_t* r, rig_t* rig) {
   if (sluice_fake_cuda_end_capture(fakes_stream(r->rank), &graph) != 0) r->status = SLUICE_E_INTERNAL;
   sluice_fake_cuda_destroy_graph(graph);
   pthread_barrier_wait(r->barrier);
-  if (r->status == SLUICE_OK) r->status = rig_round(rig, NULL); /* the group works on */
+  if (r->status == SLUICE_OK) r->status = rig_round(rig, NULL); /* the group continues to work */
 }
 
 static void CudaGraph_LocalCommunicator_IsRefusedByName(void** state) {
@@ -286,7 +286,7 @@ static void CudaGraph_LocalCommunicator_IsRefusedByName(void** state) {
   run_local_ranks(2, &config, capture_on_local, ranks);
 }
 
-/* Steps of before may go in a capture: no event of theirs is recorded or waited for in it. */
+/* Earlier steps may be dropped in a capture: none of their events is recorded or waited for in it. */
 static void CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt(void** state) {
   (void)state;
   rig_t rig;
@@ -311,7 +311,7 @@ static void CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt(void** state) {
   close_all(&rig);
 }
 
-/* The fake itself: what a capture does not allow fails in it. */
+/* The fake itself: calls that a capture does not allow fail in it. */
 static void FakeCapture_IllegalCalls_FailAndSpoilIt(void** state) {
   (void)state;
   fakes_open(1, 1);
@@ -338,7 +338,7 @@ static void FakeCapture_IllegalCalls_FailAndSpoilIt(void** state) {
     assert_int_equal(code, codes[which]);
     end_capture(901);
   }
-  /* A stream that is pulled in and not joined; an event of the capture after it. */
+  /* A stream that joins the capture and is not joined back; an event of the capture used after it. */
   sluice_fake_cuda_begin_capture(stream);
   assert_int_equal(cu->cuEventRecord(inside, stream), 0);
   assert_int_equal(cu->cuStreamWaitEvent(other, inside, 0), 0);

@@ -11,8 +11,8 @@ static case_t case_of(int32_t world_size) {
   return c;
 }
 
-/* Towards the CPU: GEMMs differ in the order of their sums, activations by their last bits, and a value that lies
- * between two of the type may be rounded either way between ops. In ulps of 1 (distances are relative above 1). */
+/* Compared with the CPU, GEMMs differ in the order of their sums, activations in their last bits, and a value between
+ * two of the type may be rounded either way between ops. In ulps of 1 (distances are relative above 1). */
 static double ulps_of_cpu(const case_t* c) {
   switch (c->dtype) {
     case SLUICE_DTYPE_F64: return 3e-7;
@@ -152,9 +152,9 @@ static const char* halves_and_steps(const layer_machine_t* machine, int32_t worl
   return NULL;
 }
 
-/* The host's own experts on its own stream: kept and computed again, experts and ranks without rows, one hot expert, a
- * host that waits for its stream in every call; steps that wait for their backwards and are rebuilt elsewhere; a
- * token's row once to each rank. */
+/* The host's own experts on its own stream: kept and recomputed, experts and ranks without rows, one hot expert, a host
+ * that waits for its stream in every call; steps that wait for their backwards and are rebuilt elsewhere; a token's row
+ * sent once to each rank. */
 static const char* callbacks(const layer_machine_t* machine, int32_t world_size) {
   for (int32_t p = 0; p < 4; ++p) {
     case_t c = case_of(world_size);
@@ -176,7 +176,7 @@ static const char* callbacks(const layer_machine_t* machine, int32_t world_size)
   return NULL;
 }
 
-/* More than one block of every kernel and tile of the routing; longer sums, so a little more room. */
+/* More than one block of every kernel and tile of the routing; longer sums, so a slightly larger tolerance. */
 static const char* larger(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
   for (int r = 0; r < 4; ++r) c.tokens[r] = machine->is_slow ? 40 + 7 * r : 300 + 37 * r;
@@ -218,7 +218,7 @@ static const char* host_waits(const layer_machine_t* machine, int32_t world_size
   return NULL;
 }
 
-/* Graph mode's exchanges: every expert gets as many rows as fit all routes, so nothing is dropped. */
+/* Exchanges of graph mode: the capacity of every expert holds all routes, so nothing is dropped. */
 static const char* capacity(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
   c.capacity = 18, c.bias = 1, c.gated = 1;
@@ -233,9 +233,9 @@ static const char* capacity(const layer_machine_t* machine, int32_t world_size) 
   return NULL;
 }
 
-#define AMPLE ((uint64_t)1 << 28) /* a plan is in force, and has room for every policy */
+#define AMPLE ((uint64_t)1 << 28) /* enough for a plan with every policy */
 
-/* Plans: of rows as they come, of token copies, under a capacity. */
+/* Plans: of rows by route, of token copies, under a capacity. */
 static const char* budgets(const layer_machine_t* machine, int32_t world_size) {
   for (int i = 0; i < 6; ++i) {
     case_t c = case_of(world_size);
@@ -249,8 +249,8 @@ static const char* budgets(const layer_machine_t* machine, int32_t world_size) {
   return NULL;
 }
 
-/* Forward and backward as one graph, captured with other routes than it is launched with. Ranks that are threads meet
- * on the host, which a capture cannot: they are told so. */
+/* Forward and backward as one graph, captured with other routes than those of its launch. Ranks that are threads meet
+ * on the host, which a capture does not allow: they get an error. */
 static const char* captured(const layer_machine_t* machine, int32_t world_size) {
   for (int n = 0; n < 3; n += 2) {
     case_t c = case_of(world_size);
@@ -284,7 +284,7 @@ static const char* captured(const layer_machine_t* machine, int32_t world_size) 
   return NULL;
 }
 
-/* A token's row once to each rank: routes that share one, drop out or repeat, ranks without tokens. */
+/* A token's row is sent once to each rank: routes that share one, drop out or repeat, ranks without tokens. */
 static const char* deduplicated(const layer_machine_t* machine, int32_t world_size) {
   for (int n = 0; n < 3; ++n) {
     case_t c = case_of(world_size);
@@ -316,7 +316,7 @@ static const char* deduplicated_policies(const layer_machine_t* machine, int32_t
   return NULL;
 }
 
-/* What a training does: the same layer again and again, with fewer and more tokens; bytes stay as they are. */
+/* A training loop: the same layer repeatedly, with fewer and more tokens; the bytes stay constant. */
 static const char* many_rounds(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
   for (int r = 0; r < 4; ++r) c.tokens[r] = 5 + r % 2;
@@ -373,7 +373,7 @@ static case_t random_case(const layer_machine_t* machine, int32_t most_ranks) {
   c.deduplicate = throw_dice(3) == 0;
   c.cycles = throw_dice(8) == 0 && !machine->is_slow ? 4 : 0;
   /* Sums of 16-bit numbers in another order put one in thousands of preactivations on the other side of 0, where relu's
-   * derivative jumps: right results are then far apart, and no distance tells them from wrong ones. */
+   * derivative jumps: correct results then differ widely, and no distance separates them from wrong ones. */
   if (c.dtype != SLUICE_DTYPE_F32 && c.activation == SLUICE_ACTIVATION_RELU) c.activation = SLUICE_ACTIVATION_GELU;
   return c;
 }
@@ -384,7 +384,7 @@ const char* layer_soak(const layer_machine_t* machine, int32_t most_ranks, uint6
   dice = seed;
   for (*out_cases = 0; sluice_now_ns() < end_ns; ++*out_cases) {
     const case_t c = random_case(machine, most_ranks);
-    const char* why = check_with(machine, &c, 1, 4); /* longer sums than the base case's, by chance large ones */
+    const char* why = check_with(machine, &c, 1, 4); /* longer sums than the base case's, sometimes large ones */
     if (why != NULL) return why;
   }
   return NULL;

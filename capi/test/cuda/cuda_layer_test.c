@@ -1,5 +1,5 @@
 /* The layer on a CUDA context, executed by the fake driver, cuBLAS and NCCL: ranks with a device each under NCCL, and
- * ranks that share one under a local communicator. Nothing here says anything about a GPU's speed. */
+ * ranks that share one under a local communicator. Nothing here measures a GPU's speed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,7 +37,7 @@ static void CudaLayer_SoakOfTwoSeconds_MatchesReferenceAndCpu(void** state) {
   assert_true(cases > 0);
 }
 
-/* Other waits of the driver are those of memory that is returned, and there is none in a pass. */
+/* The driver's other waits belong to returned memory, and a pass has none. */
 static void CudaLayer_AllWaitsOfTheDriver_AreThoseReads(void** state) {
   (void)state;
   case_t c = world_small_case();
@@ -53,7 +53,7 @@ static void CudaLayer_AllWaitsOfTheDriver_AreThoseReads(void** state) {
   world_free(&out);
 }
 
-/* The fakes multiply alike, so what differs is which library is called, on which stream, with which workspace. */
+/* All fakes multiply the same way, so cases differ in the library that is called, its stream and its workspace. */
 static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
   (void)state;
   static const char* const hows[] = {"grouped", "single", "lt"};
@@ -78,7 +78,7 @@ static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
   world_free(&want);
 }
 
-/* f32 layers round their operands to TF32 where the host asks for it by name, and nowhere else. */
+/* f32 layers round their operands to TF32 only if the host requests it by name. */
 static void CudaLayer_Tf32_IsByNameAlone(void** state) {
   (void)state;
   static const char* const names[] = {NULL, "auto", "cublas", "cublas-tf32"};
@@ -97,10 +97,10 @@ static void CudaLayer_Tf32_IsByNameAlone(void** state) {
   }
 }
 
-/* That nothing is found means something: with one wait left out a hazard is. At most these may be missing unseen, in
- * one rank's forward and backward with offload: the two of a lane for the host's stream (its jobs wait for more), the
- * two of the host's stream for a lane (what the test reads is not noted), that of the second pass for the first (one
- * stream), and those of three saved buffers that are given back and not taken again. */
+/* The hazard check has teeth: with one wait left out a hazard is found. In one rank's forward and backward with
+ * offload, at most these may be missing unseen: the two of a lane for the host's stream (its jobs wait for more), the
+ * two of the host's stream for a lane (the test's reads are not recorded), that of the second pass for the first (one
+ * stream), and those of three saved buffers that are returned and not taken again. */
 static int64_t runs_with_hazards(const layer_machine_t* machine, const case_t* c, int32_t rank, int64_t* out_runs) {
   char text[200], live[200];
   int64_t found = 0, waits = 1;
@@ -128,7 +128,7 @@ static void CudaLayer_AnyWaitLeftOut_LeavesAHazard(void** state) {
   if (!sluice_fake_cuda_may_drop_waits()) skip_because("ThreadSanitizer: a dropped wait is a race");
   static const struct {
     const char* name;
-    int32_t ranks, deduplicate, callback_experts, most_unseen; /* one rank: so many may be missing unseen */
+    int32_t ranks, deduplicate, callback_experts, most_unseen; /* one rank: the number that may be missing unseen */
     int64_t capacity;
   } kinds[] = {{"plain", 1, 0, 0, 8, 0},
                {"under a capacity", 1, 0, 0, 9, 18}, /* and that of the report for the backward */
@@ -154,8 +154,7 @@ static void CudaLayer_AnyWaitLeftOut_LeavesAHazard(void** state) {
   }
 }
 
-/* After the others: what ranks with NCCL sent each other lay in registered buffers, and no rule of theirs was broken.
- */
+/* Runs after the others: ranks with NCCL exchanged registered buffers, and followed NCCL's rules. */
 static void CudaLayer_ExchangesBefore_WereBetweenRegisteredBuffers(void** state) {
   (void)state;
   char rule[128];

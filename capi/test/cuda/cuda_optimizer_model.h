@@ -1,5 +1,5 @@
-/* A model of two tensors in two groups, in bf16, whose parameters and gradients lie on a fake device or in host memory,
- * and its optimizer. Memory of the fake's devices is the host's: it is filled and compared in place. */
+/* A model of two tensors in two groups, in bf16, whose parameters and gradients are on a fake device or in host memory,
+ * and its optimizer. Memory of fake devices is host memory: it is filled and compared in place. */
 #ifndef SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_
 #define SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_
 
@@ -26,23 +26,23 @@ typedef struct com_model_s {
 
 /* context: of this rank's fake device (capi/test/cuda/fakes.h); NULL: host memory. Without an optimizer. */
 com_model_t* com_model_fill(sluice_context_t* context, int32_t rank, int32_t grad_dtype);
-/* With gradients in bf16 and an optimizer of buckets of COM_BUCKET, which is NULL where it cannot be made. */
+/* With gradients in bf16 and an optimizer with buckets of COM_BUCKET, which is NULL if it cannot be created. */
 com_model_t* com_model_new(sluice_context_t* context, int32_t rank);
 sluice_optimizer_config_t com_config_of(sluice_context_t* context);
 void com_model_free(com_model_t* m);
 
-/* One gradient, as bf16 rounds it: of an element, a step and a rank. */
+/* One gradient, rounded to bf16: of an element, a step and a rank. */
 float com_gradient(int64_t element, int64_t step, int32_t rank);
 void com_set_gradients(com_model_t* m, int64_t step);
 void com_set_gradient(com_model_t* m, int64_t element, float value);
 float com_get_gradient(const com_model_t* m, int64_t element);
 
-/* A step, once the device has done it; its result in m->result. */
+/* A step, after the device has finished it; its result in m->result. */
 sluice_status_t com_step(com_model_t* m);
-/* The next step's numbers. */
+/* The numbers of the next step. */
 void com_advance(com_model_t* m);
 
-/* NULL, or what differs. */
+/* NULL, or the difference. */
 const char* com_difference(const com_model_t* a, const com_model_t* b);
 
 #endif /* SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_ */

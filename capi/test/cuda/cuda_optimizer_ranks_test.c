@@ -1,6 +1,6 @@
-/* The optimizer on fake CUDA devices over ranks, as threads: sums in rank order on the device beside updates, all of a
- * step on all ranks or nothing. What each rank has to get is what a step in host memory makes of gradients that were
- * summed by hand. */
+/* The optimizer on fake CUDA devices over ranks, as threads: sums in rank order on the device overlap with updates; all
+ * ranks take a step completely or none does. The expected result of each rank is that of a step in host memory on
+ * gradients summed by hand. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -21,11 +21,11 @@ typedef struct world_s world_t;
 typedef struct rank_s {
   world_t* world;
   int32_t rank;
-  sluice_comm_t *comm, *own; /* own: of this rank alone */
+  sluice_comm_t *comm, *own; /* own: of this rank only */
   sluice_comm_t* of_host;    /* over all ranks, for host memory; NULL: a case has none */
   sluice_context_t* context;
   uint64_t bytes;              /* of the context, without an optimizer */
-  com_model_t *model, *before; /* before: what the last step found, in host memory */
+  com_model_t *model, *before; /* before: the state before the last step, in host memory */
   sluice_status_t status;      /* of the last step */
   char why[1024];
 } rank_t;
@@ -42,7 +42,7 @@ struct world_s {
   rank_t ranks[MAX_RANKS];
   sluice_local_group_t* groups[MAX_RANKS];
   pthread_mutex_t mutex;
-  char problem[1200]; /* the first that a rank has found */
+  char problem[1200]; /* the first one found by a rank */
 };
 
 static void problem(rank_t* me, const char* what) {
@@ -140,7 +140,7 @@ static world_t world_of(int32_t size, int32_t is_local, int64_t bucket, int64_t 
   return (world_t){.size = size, .is_local = is_local, .bucket = bucket, .chunk = chunk, .check = check, .nth = -1};
 }
 
-/* Of which a peer that is only slow needs a part. */
+/* Of which a slow peer needs only a part. */
 #if defined(__SANITIZE_THREAD__)
 #define TIMEOUT_MS 3000
 #else
@@ -151,7 +151,7 @@ static void run(world_t* w) {
   pthread_t threads[MAX_RANKS];
   char text[400];
   (w->is_local ? fakes_open_local : fakes_open)(w->size, 1);
-  if (w->nth >= 0) fakes_be_patient(TIMEOUT_MS); /* a rank whose peer is gone waits for its stream, as on NCCL */
+  if (w->nth >= 0) fakes_be_patient(TIMEOUT_MS); /* a rank whose peer is gone waits for its stream, as with NCCL */
   pthread_barrier_init(&w->barrier, NULL, (unsigned)w->size);
   pthread_mutex_init(&w->mutex, NULL);
   for (int32_t r = 0; r < w->size; ++r) {
@@ -169,7 +169,7 @@ static void run(world_t* w) {
   if (fakes_close(text, sizeof text) != 0) fail_msg("left: %s", text);
 }
 
-/* ---- what a rank has to get ---- */
+/* ---- expected results ---- */
 
 /* The gradient that a rank's tensors hold now, of an element. */
 static float summed(const rank_t* me, int64_t element) {
@@ -180,7 +180,7 @@ static float summed(const rank_t* me, int64_t element) {
   return sum;
 }
 
-/* Of the step that was taken, from what was there before. */
+/* Of the step that was taken, from the previous state. */
 static const char* difference_from_host(const rank_t* me) {
   com_model_t* reference = com_model_fill(NULL, me->rank, SLUICE_DTYPE_F32);
   const sluice_optimizer_config_t config = com_config_of(NULL);
@@ -245,7 +245,7 @@ static void GroupOfOneRank_IsNotSummed(void** state) {
   run(&w);
 }
 
-/* The others look at their sums together. */
+/* The others check their sums together. */
 static void leave_one_rank_without(rank_t* me) {
   me->model->groups[0].num_tensors = 0;
   if (me->rank == 0) me->model->groups[1].num_tensors = 0;
@@ -388,19 +388,19 @@ static void Device_OverRanks_HoldsWhatIsPredictedToTheByte(void** state) {
 
 /* ---- failures ---- */
 
-/* Who hears of no failure has the right bits: a release that fails is nobody's loss. */
-static void ends_alike(rank_t* me) {
+/* A rank without a reported failure has the right bits: a release that fails does no harm. */
+static void ends_the_same(rank_t* me) {
   int told = 0;
   for (int32_t r = 0; r < me->world->size; ++r) told += me->world->ranks[r].status != SLUICE_OK;
   if (told == 0) has_stepped(me);
 }
 
-/* No rank waits for ever, and nothing is left behind. */
+/* No rank waits for ever, and nothing leaks. */
 static void CallOfTheDriverThatFails_EndsStepsOnAllRanks(void** state) {
   (void)state;
   int64_t failures = 0;
   for (int64_t nth = 0;; nth += 31) {
-    world_t w = world_of(2, 0, 1024, 2, ends_alike);
+    world_t w = world_of(2, 0, 1024, 2, ends_the_same);
     w.nth = nth;
     run(&w);
     if (!w.has_failed) break;

@@ -1,5 +1,5 @@
-/* The optimizer that leaves the device, by its public calls on a fake CUDA device: bits of a step in host memory, bytes
- * to the byte, all or nothing, what it refuses, and every call of the driver that fails. */
+/* The optimizer on a fake CUDA device by its public calls: the bits of a step in host memory, exact bytes, atomic
+ * steps, errors, and the failure of each driver call. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -127,7 +127,7 @@ static void Context_OutlivesItsHandleForTheOptimizer(void** state) {
   rig_use_machine(NULL, 0);
 }
 
-/* ---- what is refused ---- */
+/* ---- errors ---- */
 
 static void Config_ThatCannotBe_IsRefusedByName(void** state) {
   (void)state;
@@ -168,7 +168,7 @@ static void Step_OnADevice_RefusesByNameWhatItDoesNotDo(void** state) {
   m->args.max_norm = 1.0;
   REFUSED(com_step(m), SLUICE_E_UNSUPPORTED, "max_norm");
   m->args.max_norm = 0.0;
-  m->args.file = (sluice_optimizer_file_t*)(uintptr_t)8; /* refused before it is looked at */
+  m->args.file = (sluice_optimizer_file_t*)(uintptr_t)8; /* rejected before it is dereferenced */
   REFUSED(com_step(m), SLUICE_E_UNSUPPORTED, "file");
   m->args.file = NULL;
   m->tensors[1].grad = m->master;

@@ -1,5 +1,5 @@
-/* Budgets and plans on a CUDA context, on fakes: results, the device's memory under any routing, predictions, the one
- * read of a forward. plan_test.c is the same on a CPU. */
+/* Budgets and plans on a CUDA context, on fakes: results, the device's memory under any routing, predictions, the
+ * single read of a forward. plan_test.c is the CPU version. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +40,7 @@ static void CudaBudget_HostWaits_AreOneInForwardNoneInBackward(void** state) {
 
 enum { OUTSTANDING = 2, ROUNDS = 3 };
 
-/* A layer on the fakes, and a plan of case i of 27 in a budget of just its bytes. */
+/* A layer on the fakes, and a plan of case i of 27 in a budget of exactly its bytes. */
 static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sluice_plan_info_t* out_info) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const sluice_moe_config_t layer = rig_config();
@@ -80,7 +80,7 @@ static void close_planned(rig_t* rig, sluice_plan_t* plan, int i, const sluice_p
   rig_use_machine(NULL, 0);
 }
 
-/* The device's high-water mark is what the plan says, to the byte: steps of a budget have blocks of its capacities. */
+/* The device's peak memory equals the plan's exactly: steps of a budget have blocks of its capacities. */
 static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
   (void)state;
   int checked = 0;
@@ -101,7 +101,7 @@ static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
   printf("predicted bytes equal the device allocator's peak in %d of %d cases\n", checked, checked);
 }
 
-/* ---- halves apart ---- */
+/* ---- dgrad and wgrad separately ---- */
 
 static void half(rig_t* rig, sluice_step_t* step, int32_t which) {
   rig->backward.parts = which;
@@ -113,7 +113,7 @@ static void keep(const rig_tensor_t* t, float* into, int64_t* count) {
   *count += (int64_t)(t->bytes / sizeof(float));
 }
 
-/* All gradients of a step, once the stream has passed. */
+/* All gradients of a step, after synchronizing the stream. */
 static int64_t gradients_of(const rig_t* rig, float* out) {
   int64_t count = 0;
   fakes_machine()->settle(0);
@@ -125,12 +125,12 @@ static int64_t gradients_of(const rig_t* rig, float* out) {
   return count;
 }
 
-/* All dgrads, then all wgrads, as a pipeline with no bubbles has them: the peak is still the plan's, to
- * the byte, and gradients are those of whole backwards. No wait in either half. */
+/* All dgrads, then all wgrads, as in a zero-bubble pipeline: the peak still equals the plan's exactly, and gradients
+ * are those of whole backwards. Neither dgrad nor wgrad waits. */
 static void CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients(void** state) {
   (void)state;
   enum { ROOM = 2048 };
-  static float whole[ROOM], apart[ROOM];
+  static float whole[ROOM], split[ROOM];
   int checked = 0;
   for (int i = 0; i < 27; ++i, ++checked) {
     rig_t rig;
@@ -157,16 +157,16 @@ static void CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients(void*
       for (int s = 0; s < OUTSTANDING; ++s) half(&rig, steps[s], SLUICE_BACKWARD_WGRAD);
       assert_int_equal(sluice_fake_cuda_host_waits(), waits);
       for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
-      assert_int_equal(gradients_of(&rig, apart), count);
+      assert_int_equal(gradients_of(&rig, split), count);
       for (int64_t k = 0; k < count; ++k) {
-        if (!(fabsf(apart[k] - whole[k]) <= 1e-5f * (1 + fabsf(whole[k])))) {
-          fail_msg("case %d: gradient %lld is %g, of a whole backward %g", i, (long long)k, apart[k], whole[k]);
+        if (!(fabsf(split[k] - whole[k]) <= 1e-5f * (1 + fabsf(whole[k])))) {
+          fail_msg("case %d: gradient %lld is %g, of a whole backward %g", i, (long long)k, split[k], whole[k]);
         }
       }
     }
     close_planned(&rig, plan, i, &told);
   }
-  printf("halves apart: predicted bytes equal the device allocator's peak in %d of %d cases\n", checked, checked);
+  printf("dgrad and wgrad: predicted bytes equal the device allocator's peak in %d of %d cases\n", checked, checked);
 }
 
 int main(void) {

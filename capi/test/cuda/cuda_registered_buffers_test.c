@@ -1,5 +1,6 @@
-/* Registered buffers of NCCL, by contexts: each decides for itself in its first header, on all ranks alike, so that
- * contexts of one communicator need not be made alike; where ranks pair contexts that decided differently, all refuse.
+/* Registered buffers of NCCL, by context: each context decides in its first header, the same on all ranks, so contexts
+ * of one communicator may have different configurations; if ranks pair contexts that decided differently, all ranks
+ * report an error.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -17,7 +18,7 @@
 #include "capi/test/rig/rig.h"
 
 enum { RANKS = 2 };
-/* How contexts are made: what is each one's own, and the same on all ranks, but for the last. */
+/* The kinds of contexts: each has its own, the same on all ranks, except for the last. */
 enum { OWN_SLOTS, BUDGET, HOSTS_ON_RANK_1, KINDS };
 
 typedef struct rank_s {
@@ -120,10 +121,10 @@ static void run_ranks(void) {
 static void check_end(void) {
   char text[256];
   if (sluice_fake_cuda_hazards(text, sizeof text) != 0) fail_msg("%s", text);
-  if (fakes_close(text, sizeof text) != 0) fail_msg("%s", text); /* what is left, and NCCL's broken rules */
+  if (fakes_close(text, sizeof text) != 0) fail_msg("%s", text); /* leaks, and violations of NCCL's rules */
 }
 
-static void RegisteredBuffers_UnlikeContextsOfOneCommunicator_EachDecidesAlike(void** state) {
+static void RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides(void** state) {
   (void)state;
   sluice_set_log(count_logs, NULL, SLUICE_LOG_INFO);
   int64_t before = sluice_fake_nccl_registered();
@@ -139,18 +140,17 @@ static void RegisteredBuffers_UnlikeContextsOfOneCommunicator_EachDecidesAlike(v
       assert_true(r->digest[kind] == r->digest[OWN_SLOTS]);
       assert_true(r->again[kind] == r->digest[OWN_SLOTS]);
     }
-    /* The pair that decided differently: named on both ranks, and nothing is spoilt by it. */
+    /* The pair with different decisions: both ranks name it, and it damages nothing. */
     assert_int_equal(r->crossed, SLUICE_E_MISMATCH);
     if (strstr(r->crossed_why, "registered memory (2) on rank 0 and plain memory (0) on rank 1") == NULL) {
       fail_msg("rank %d: %s", i, r->crossed_why);
     }
   }
-  assert_int_equal(all.told, 2 * RANKS); /* each rank of the two that go without, once */
+  assert_int_equal(all.told, 2 * RANKS); /* once on each of the two ranks without registration */
   check_end();
 }
 
-/* NCCL is too old, or the environment says no, on all ranks: nobody's buffers are registered, bytes arrive all the
- * same. */
+/* NCCL is too old, or the environment forbids it, on all ranks: no buffers are registered, and bytes still arrive. */
 static void RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters(void** state) {
   (void)state;
   for (int variant = 0; variant < 2; ++variant) {
@@ -175,7 +175,7 @@ static void RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(RegisteredBuffers_UnlikeContextsOfOneCommunicator_EachDecidesAlike),
+      cmocka_unit_test(RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides),
       cmocka_unit_test(RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* The trace of a CUDA context, on fakes: ops by the device's own times, and the failures that leave a pass without. */
+/* The trace of a CUDA context, on fakes: ops by the device's own times, and the failures that leave a pass without
+ * times. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +25,7 @@ static void open_rig(rig_t* rig) {
   open_all(rig, &config);
 }
 
-/* Work of the host's own, in its stream before the pass: it ends when a thread says so. */
+/* Work of the host in its stream before the pass: it ends on a signal from a thread. */
 static _Atomic int is_over;
 static int blocker_is_ready(void* user) {
   (void)user;
@@ -84,7 +85,7 @@ static void Trace_OfABlockedStream_HasTheDevicesTimes(void** state) {
   (void)close_all(&rig);
 }
 
-/* Without a trace nothing is timed and nobody waits. */
+/* Without a trace nothing is timed and nothing waits. */
 static void Trace_Off_AsksTheDeviceNothing(void** state) {
   (void)state;
   rig_t rig;
@@ -101,7 +102,7 @@ static void Trace_Off_AsksTheDeviceNothing(void** state) {
   (void)close_all(&rig);
 }
 
-/* An event that cannot be had costs the times, not the pass; whatever fails leaves nothing behind. */
+/* An event that cannot be created costs the times, not the pass; no failure leaks. */
 static void Trace_NthCallFails_LeaksNothing(void** state) {
   (void)state;
   int done = 0, kept = 0, nth = 0;
@@ -118,7 +119,7 @@ static void Trace_NthCallFails_LeaksNothing(void** state) {
     if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("after call %d: %s", nth, last_message());
     (void)close_all(&rig);
   }
-  assert_true(kept > 10); /* marks of ops among them */
+  assert_true(kept > 10); /* including marks of ops */
 }
 
 int main(void) {

@@ -1,6 +1,6 @@
-/* Choosing while training on CUDA contexts, on fakes: times of passes come from events on the host's stream, those of
- * lanes in the first passes from events around ops. They travel in later headers, and all ranks choose alike, with no
- * host wait beyond the one read of a forward and the ends of the first passes. */
+/* Tuning during training on CUDA contexts, on fakes: times of passes come from events on the host's stream, lane times
+ * of the first passes from events around ops. They travel in later headers, and all ranks make the same choices, with
+ * no host waits beyond the one read of a forward and the ends of the first passes. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,8 +28,8 @@ typedef struct rank_s {
   sluice_tuner_stats_t tuned;
   sluice_tuner_decision_t decisions[16];
   int32_t num_decisions;
-  int32_t has_machine; /* asked for: mode model, by fakes_machine_json */
-  char refined[TEXT];  /* what its steps made of that */
+  int32_t has_machine; /* mode model was requested, by fakes_machine_json */
+  char refined[TEXT];  /* the machine after its steps have refined it */
 } rank_t;
 
 static void note(rank_t* r, sluice_status_t status) {
@@ -88,7 +88,7 @@ static void* rank_main(void* argument) {
   rig_t rig;
   sluice_moe_config_t layer = rig_config();
   layer.num_chunks = 0, layer.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
-  layer.grouping = SLUICE_GROUPING_OFF; /* passes in groups are not counted among those that are timed here */
+  layer.grouping = SLUICE_GROUPING_OFF; /* grouped passes do not count among those that are timed here */
   sluice_comm_t* comm = NULL;
   note(r, machine->make_comm(r->rank, &config, &comm));
   if (r->status == SLUICE_OK) open_layer(r, &rig, comm, &layer);
@@ -123,7 +123,7 @@ static void run(rank_t* ranks, int32_t has_machine) {
 
 static rank_t ranks[RANKS];
 
-static void CudaTuner_ChoosesAlikeOnAllRanksByTimesOfEvents(void** state) {
+static void CudaTuner_AllRanksChooseTheSameByTimesOfEvents(void** state) {
   (void)state;
   run(ranks, 0);
   int32_t least = ranks[0].num_chunks[0], most = least;
@@ -150,7 +150,7 @@ static void CudaTuner_ChoosesAlikeOnAllRanksByTimesOfEvents(void** state) {
          (long long)ranks[0].tuned.num_decisions, least, most, ranks[0].decisions[0].num_chunks);
 }
 
-/* The machine's own answer, without a race; the lanes that the device timed correct the machine. */
+/* The machine's own answer, without a race; the lane times of the device correct the machine. */
 static void CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasses(void** state) {
   (void)state;
   run(ranks, 1);
@@ -170,7 +170,7 @@ static void CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasse
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaTuner_ChoosesAlikeOnAllRanksByTimesOfEvents),
+      cmocka_unit_test(CudaTuner_AllRanksChooseTheSameByTimesOfEvents),
       cmocka_unit_test(CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasses),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,6 @@
-/* The fake driver, cuBLAS(Lt) and NCCL as one shared object under the vendors' own names: what libsluice opens where a
- * test puts it into the loader's path as libcuda.so.1, libcublas.so.13, libcublasLt.so.13 and libnccl.so.2. All memory
- * counts as that of the device whose context is current (of device 0 without one), so that a host without CUDA can hand
- * in its own. */
+/* The fake driver, cuBLAS(Lt) and NCCL as one shared object under the vendors' names: libsluice opens it if a test puts
+ * it into the loader's path as libcuda.so.1, libcublas.so.13, libcublasLt.so.13 and libnccl.so.2. All memory counts as
+ * that of the device whose context is current (device 0 without one), so that a host without CUDA can pass its own. */
 #include <string.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
@@ -44,7 +43,7 @@ static sluice_cuda_driver_t driver(void) {
 #include "backend/comm/nccl/nccl_symbols.inc"
 #undef SYMBOL
 
-/* What the library never calls: a host captures its stream into a graph. */
+/* Not called by the library: a host captures its stream into a graph. */
 #define SHOWN __attribute__((visibility("default")))
 SHOWN int cuStreamBeginCapture_v2(void* stream, int mode) {
   (void)mode; /* thread-local: the only one here */

@@ -8,7 +8,7 @@
 
 sluice_moe_config_t config_under(int64_t capacity);
 
-/* The test fails where the rig cannot be had, or leaves anything behind. Returns the hazards between its accesses. */
+/* The test fails if the rig cannot be opened, or leaks. Returns the hazards between its accesses. */
 void open_all(rig_t* rig, const sluice_moe_config_t* config);
 int64_t close_all(rig_t* rig);
 
@@ -22,10 +22,10 @@ typedef struct rank_s {
   char why[600];
 } rank_t;
 
-/* body on each rank, with a rig of config. The test fails where a rank's status does, where anything is left behind,
- * and where two accesses are not ordered. */
+/* Runs body on each rank, with a rig of config. The test fails if a rank's status is an error, if anything leaks, and
+ * if two accesses are not ordered. */
 void run_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*), rank_t* ranks);
-/* The same of ranks that share a device and a local group. */
+/* The same for ranks that share a device and a local group. */
 void run_local_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*),
                      rank_t* ranks);
 

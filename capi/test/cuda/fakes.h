@@ -10,19 +10,19 @@ typedef struct fakes_waits_s {
   uint64_t reads;
 } fakes_waits_t;
 
-/* Starts anew, for `world_size` ranks. with_groups as sluice_fake_cublas. */
+/* Resets for `world_size` ranks. with_groups as sluice_fake_cublas. */
 void fakes_open(int32_t world_size, int with_groups);
 /* The same with all ranks on one device, in a local group instead of NCCL's. */
 void fakes_open_local(int32_t world_size, int with_groups);
 /* How long a rank waits for its stream before it aborts its communicator; 300 s after fakes_open. */
 void fakes_be_patient(uint64_t milliseconds);
-/* Made-up rates of such a device, for a tuner that predicts. */
+/* Invented rates of such a device, for a tuner that predicts. */
 extern const char fakes_machine_json[];
 const world_machine_t* fakes_machine(void);
-/* Releases the ranks' devices and streams; the number of things still alive, with a line about them. */
+/* Releases the ranks' devices and streams; returns the number of leaks, described in a line. */
 int64_t fakes_close(char* out, uint64_t out_bytes);
 
-/* What passes of one direction waited for, summed over all since fakes_open. */
+/* Waits of passes of one direction, summed since fakes_open. */
 fakes_waits_t fakes_waits(int32_t rank, int32_t direction);
 /* These fakes for the layer's suite: 0 a device for each rank and NCCL, 1 one device and a local communicator. */
 const layer_machine_t* fakes_layer_machine(int is_local);

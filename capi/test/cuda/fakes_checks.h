@@ -6,7 +6,7 @@
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/world/checks.h"
 
-/* The test fails on a hazard between two accesses, and where anything is left. */
+/* The test fails on a hazard between two accesses, and on any leak. */
 static inline void fakes_must_be_clean(void) {
   char text[200], live[200];
   const int64_t hazards = sluice_fake_cuda_hazards(text, sizeof text);
@@ -40,7 +40,7 @@ static inline void run_on_old_fakes(const case_t* c, result_t* out) {
   run_on_open_fakes(c, out);
 }
 
-/* Reads of the host in passes of one direction, of the fakes that were open last. */
+/* Host reads in passes of one direction, of the last open fakes. */
 static inline void must_read(const case_t* c, uint64_t forward, uint64_t backward) {
   for (int32_t r = 0; r < c->world_size; ++r) {
     assert_int_equal(fakes_waits(r, SLUICE_FORWARD).reads, forward);

@@ -3,8 +3,8 @@
  *   gpu_layer --list            the parts
  *   gpu_layer PART [SECONDS]    runs one; a line per case, the last `N passed, N failed`; exit 0, 1, or 77: no GPU here
  *
- * Several ranks are threads that share GPU 0, with a local communicator. integration_tests/gpu/run runs
- * this; the same source over the fake driver and cuBLAS (-DSLUICE_GPU_SUITE_FAKE) is a test of Bazel's. */
+ * Several ranks are threads that share GPU 0, with a local communicator. integration_tests/gpu/run runs this program;
+ * Bazel tests the same source over the fake driver and cuBLAS (-DSLUICE_GPU_SUITE_FAKE). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +52,7 @@ static void die(const char* what, int code) {
 }
 
 typedef struct rank_machine_s {
-  sluice_device_t* device; /* an object for each rank: entering one is for one thread at a time */
+  sluice_device_t* device; /* one object per rank: one thread at a time may enter a device */
   void* stream;
   sluice_context_t* context;
   gpu_graph_t graph;
@@ -259,11 +259,11 @@ static void part_ranks(double seconds) {
 /* For compute-sanitizer: few cases, every kernel that a layer launches. */
 static void part_small(double seconds) {
   (void)seconds;
-  watch_memory(GPU_MEMORY_NOT_WATCHED); /* a checker's own memory comes and goes with what it looks at */
+  watch_memory(GPU_MEMORY_NOT_WATCHED); /* a checker's own memory varies with what it checks */
   run_cases(1, 1);
   run_cases(2, 1);
 }
-/* What a calibration finds is its result: printed, to be read. On fakes sizes at which they are fast. */
+/* The result of a calibration is printed for inspection. On fakes, at sizes at which they are fast. */
 static void part_calibrate(double seconds) {
   static char machine[32768];
   for (int32_t w = 1; w <= 2; ++w) {
@@ -284,7 +284,7 @@ static void part_calibrate(double seconds) {
   }
 }
 static void part_soak(double seconds) {
-  watch_memory(GPU_MEMORY_LOSSES_FAIL); /* over so many cases all is loaded that will be */
+  watch_memory(GPU_MEMORY_LOSSES_FAIL); /* after this many cases everything is loaded */
   for (int32_t most = 1; most <= MOST_RANKS; most += MOST_RANKS - 1) {
     char name[128];
     int64_t count = 0;

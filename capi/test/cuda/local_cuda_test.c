@@ -1,4 +1,5 @@
-/* A local communicator over memory of CUDA devices, on the fake driver: bytes, order by happens-before, every failure.
+/* A local communicator over memory of CUDA devices, on the fake driver: bytes, order by happens-before, every
+ * failure.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -24,8 +25,9 @@ typedef struct rank_s {
   int32_t rank;
   sluice_comm_t* comm;
   void* stream;
-  unsigned char *send, *recv, *got; /* on the device: two parts reused by all rounds, and a place for each round */
-  sluice_status_t status;           /* of the first that failed */
+  /* on the device: two parts reused by all rounds, and separate memory for each round */
+  unsigned char *send, *recv, *got;
+  sluice_status_t status; /* of the first that failed */
   int32_t peer;
   char message[1024];
 } rank_t;
@@ -71,7 +73,7 @@ static void* rank_main(void* argument) {
   return NULL;
 }
 
-/* Returns the hazards found; nothing may be left. */
+/* Returns the hazards found; nothing may leak. */
 static int64_t run_world(world_t* world) {
   char live[200], hazard[200];
   pthread_t threads[MAX_RANKS];
@@ -132,7 +134,7 @@ static sluice_exchange_t exchange_of(const rank_t* me, int32_t round, arrays_t* 
   return (sluice_exchange_t){a->send, a->send_bytes, a->recv, a->recv_bytes};
 }
 
-/* Between the exchanges the stream writes over what was sent and carries off what came. */
+/* Between the exchanges the stream overwrites the sent data and copies the received data. */
 static sluice_status_t one_round(rank_t* me, int32_t round) {
   arrays_t a;
   const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
@@ -150,10 +152,10 @@ static sluice_status_t one_round(rank_t* me, int32_t round) {
   return SLUICE_OK;
 }
 
-/* A header between hosts now and then, as the engine's. */
+/* Sometimes a header between hosts, like the engine's. */
 static void all_rounds(rank_t* me) {
   if (note(me, use_cuda(me, device_of(me))) != SLUICE_OK) {
-    sluice_comm_abort(me->comm); /* as a rank that cannot take part */
+    sluice_comm_abort(me->comm); /* like a rank that cannot take part */
     return;
   }
   for (int32_t round = 0; round < ROUNDS; ++round) {
@@ -170,7 +172,7 @@ static void check_bytes(const world_t* world) {
         const unsigned char* at = world->ranks[r].got + i * ROOM + p * 1000;
         uint64_t bytes = p == r ? 0 : size_of(p, r, i);
         for (uint64_t b = 0; b < bytes; ++b) assert_int_equal(at[b], byte_of(p, r, i));
-        assert_int_equal(at[bytes], 0xa5); /* nothing beyond */
+        assert_int_equal(at[bytes], 0xa5); /* nothing outside */
       }
     }
   }
@@ -212,8 +214,8 @@ static void LocalCuda_AnyWaitLeftOut_LeavesAHazard(void** state) {
   assert_true(2 * found > waits);
 }
 
-/* Every call of the driver fails once: all ranks come back, with a status where it mattered; bytes are right where it
- * did not; nothing is left and nothing is out of order. */
+/* Every call of the driver fails once: all ranks return, with an error status if it mattered; bytes are right
+ * otherwise; nothing leaks and everything is ordered. */
 static void LocalCuda_NthCallFails_AllRanksReturn(void** state) {
   (void)state;
   int was_reached = 1;
@@ -242,7 +244,7 @@ static void LocalCuda_NthCallFails_AllRanksReturn(void** state) {
   assert_true(nth > 100 && refusals > 10);
 }
 
-/* ---- what goes wrong ------------------------------------------------------------------------------------------- */
+/* ---- failures ------------------------------------------------------------------------------------------- */
 
 static void rank_one_is_silent(rank_t* me) {
   (void)use_cuda(me, device_of(me));

@@ -1,4 +1,4 @@
-/* Machines on disk: whatever the file holds, it is another machine's, damaged, or reads as one that is written. */
+/* Machines on disk: any file is that of another machine, damaged, or a valid machine that writes back the same. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 
 static const char key[] = "a machine";
 
-/* A log is asked for, so that its messages are made. */
+/* Enables a log, so that its messages are formatted. */
 static void hear(void* user, int32_t level, const char* message) {
   (void)user, (void)level;
   FUZZ_CHECK(message[0] != '\0');

@@ -1,4 +1,4 @@
-/* Decisions of a tuner: taken whole or not at all; what was taken is written, and then reads as the same. */
+/* Decisions of a tuner: accepted completely or not at all; accepted ones write back and read as the same. */
 #include <string.h>
 
 #include "backend/tune/decisions_json.h"
@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FUZZ_CHECK(again.num_imports == tuner.num_imports);
   char* text_again = written(&again, &length_again);
   FUZZ_CHECK(length == length_again && memcmp(text, text_again, length) == 0);
-  /* Beside what is there already. */
+  /* In addition to the existing ones. */
   FUZZ_CHECK(sluice_tuner_read(&again, text, length) == SLUICE_OK);
   FUZZ_CHECK(again.num_imports == 2 * tuner.num_imports);
   free(text), free(text_again);

@@ -1,4 +1,4 @@
-/* Machine profiles: what is read is written, and then reads as the same. */
+/* Machine profiles: a valid one writes back and reads as the same. */
 #include <string.h>
 
 #include "backend/cost/machine.h"

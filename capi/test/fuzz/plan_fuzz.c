@@ -1,5 +1,5 @@
-/* Plans as bytes: as they come, and under the head of a plan of this layer and a checksum that fits. What is read is a
- * plan like others: it is written, reads again, and the layer takes it or says why not. */
+/* Plans as bytes: raw, and with the head of a plan of this layer and a matching checksum. A valid plan behaves like any
+ * other: it writes, reads back, and the layer accepts it or reports why not. */
 #include <string.h>
 
 #include "backend/base/hash.h"
@@ -8,7 +8,7 @@
 
 enum { HEAD_BYTES = 16, CHECKSUM_BYTES = 8, MOST_PLAN_BYTES = 4096 };
 
-#define USE_UP_TO_BYTES (UINT64_C(1) << 22) /* what a plan may take that a layer is given */
+#define USE_UP_TO_BYTES (UINT64_C(1) << 22) /* bytes of a plan that a layer may get */
 
 static sluice_context_t* context;
 static sluice_moe_t* moe;
@@ -59,7 +59,7 @@ static void try_to_read(const uint8_t* data, size_t size) {
   sluice_plan_destroy(again);
 }
 
-/* The input is what lies between head and checksum, as far as it goes: the rest is the plan's own. */
+/* The input replaces the bytes between head and checksum, as far as it goes: the rest is the plan's own. */
 static void try_sealed(const uint8_t* data, size_t size) {
   const size_t room = (size_t)plain_bytes - HEAD_BYTES - CHECKSUM_BYTES;
   uint8_t* sealed = malloc((size_t)plain_bytes);

@@ -1,4 +1,4 @@
-/* Writes the corpus of schedule_fuzz into a folder: a schedule for each way in which the form has numbers.
+/* Writes the corpus of schedule_fuzz into a folder: a schedule for each variant of the form.
  *
  *   bazel run //capi/test/fuzz:schedule_corpus -- $PWD/capi/test/fuzz/corpus/schedule */
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Schedules as bytes: as they come, and under a checksum that fits. What is read is written as the same bytes, and has
- * its text for people. schedule_corpus.c makes the corpus. */
+/* Schedules as bytes: raw, and with a matching checksum. A valid one writes back as the same bytes, and has a text
+ * form. schedule_corpus.c makes the corpus. */
 #include <string.h>
 
 #include "backend/base/hash.h"

@@ -1,5 +1,5 @@
-/* Layers under a capacity on this CPU: the bits of exact exchanges where nothing is dropped, those of dropped routes
- * where something is; what is counted; what is refused. */
+/* Layers under a capacity on this CPU: the bits of exact exchanges if nothing is dropped, otherwise those of the
+ * dropped routes; counters; errors. */
 #include <float.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,15 +21,15 @@ static case_t base_case(void) {
   return c;
 }
 
-/* Under a capacity places that nobody took are rows of zeros between the others. They add nothing to a weight gradient;
- * but AMX and AVX512-BF16 sum rows by pairs, and zeros between change which rows make a pair. So there its f32 sums, of
- * at most 40 GEMMs below 1, may differ by their rounding. */
+/* Under a capacity, unused slots are rows of zeros between the others. They add nothing to a weight gradient; but AMX
+ * and AVX512-BF16 sum rows in pairs, and zeros in between change the pairs. So f32 sums there, of at most 40 products
+ * below 1, may differ by their rounding. */
 static int sums_by_pairs(const case_t* c) {
   return c->dtype == SLUICE_DTYPE_BF16 && c->gemm != NULL && strcmp(c->gemm, "native") == 0;
 }
 #define PAIRED_SUMS (40 * (double)FLT_EPSILON / 2)
 
-/* Outputs and all gradients. The capacity is what no chunk can pass. */
+/* Outputs and all gradients. No chunk can exceed the capacity. */
 static void check(const case_t* c) {
   result_t exact, capacity;
   case_t under = *c;
@@ -112,7 +112,7 @@ static void Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact(void**
   }
 }
 
-/* The host's own experts get every place: rows of zeros, whose dy are zeros. */
+/* The host's own experts get every slot: rows of zeros, whose dy are zeros. */
 static void Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace(void** state) {
   (void)state;
   for (int w = 0; w < 3; ++w) {
@@ -139,7 +139,7 @@ static void Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace(void** stat
   }
 }
 
-/* Rows of one rank for one expert in one chunk always travel, full or not. */
+/* Rows of one rank for one expert in one chunk are always sent at full capacity. */
 static void Capacity_BytesOnTheWire_AreThoseOfTheCapacity(void** state) {
   (void)state;
   case_t c = base_case();
@@ -167,7 +167,7 @@ static void Capacity_BytesOnTheWire_AreThoseOfTheCapacity(void** state) {
 
 /* ---- overflow -------------------------------------------------------------------------------------------------- */
 
-/* Sets to -1 what the capacity drops, and counts: routes in (token, k) order, chunk by chunk. */
+/* Sets dropped routes to -1, and counts: routes in (token, k) order, chunk by chunk. */
 static int64_t drop_beyond(rig_t* rig, int64_t capacity, int64_t* out_most, int32_t* out_expert) {
   int64_t dropped = 0, T = rig->num_tokens;
   int32_t n = rig->config.num_chunks, K = rig->config.top_k, *ids = rig->ids.tensor.data;
@@ -178,7 +178,7 @@ static int64_t drop_beyond(rig_t* rig, int64_t capacity, int64_t* out_most, int3
       int32_t e = ids[r];
       if (e < 0) continue;
       if (++counts[e] > capacity) ids[r] = -1, ++dropped;
-      /* ties go to the larger place */
+      /* ties go to the larger slot */
       if (counts[e] > *out_most || (counts[e] == *out_most && e > *out_expert)) *out_most = counts[e], *out_expert = e;
     }
   }
@@ -231,7 +231,7 @@ static void Capacity_RoutesBeyondIt_AreDroppedCountedAndReported(void** state) {
   assert_int_equal(report.most_rows, most);
   assert_int_equal(report.most_expert, expert);
   assert_int_equal(report.bad_route, -1);
-  /* Taken: it starts anew. */
+  /* Taking the report resets it. */
   assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_OK);
   assert_int_equal(report.num_forwards, 0);
   assert_int_equal(report.most_expert, -1);
@@ -239,7 +239,7 @@ static void Capacity_RoutesBeyondIt_AreDroppedCountedAndReported(void** state) {
   assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
 }
 
-/* ---- what is refused ------------------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------------------------------------- */
 
 static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t wanted, const char* text) {
   sluice_moe_t* moe = NULL;
@@ -295,7 +295,7 @@ static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = capacity_budget_base(), .run = world_run, .least_ranks = 1};
 }
 
-/* With more room a policy that keeps more is taken, and a plan says beforehand what it takes. */
+/* With a larger budget a policy that keeps more is chosen, and the plan predicts its bytes. */
 static void Budget_UnderACapacity_MoreRoomKeepsMore(void** state) {
   (void)state;
   const budget_suite_t suite = suite_of();
@@ -321,7 +321,7 @@ static void Budget_UnderACapacity_MoreRoomKeepsMore(void** state) {
   world_free(&exact);
 }
 
-static void Plan_UnderACapacity_IsHeldToItsTokensAndReplacedAlike(void** state) {
+static void Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks(void** state) {
   (void)state;
   rig_t rig;
   sluice_moe_config_t config = rig_config();
@@ -363,7 +363,7 @@ static void Plan_UnderACapacity_IsHeldToItsTokensAndReplacedAlike(void** state) 
   assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
 }
 
-/* Once agreed, a rank with more tokens refuses alone, by name; fewer are fine. */
+/* After the agreement, a rank with more tokens reports an error by itself; fewer are valid. */
 static void Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused(void** state) {
   (void)state;
   sluice_context_config_t context;
@@ -403,7 +403,7 @@ int main(void) {
       cmocka_unit_test(Budget_UnderACapacity_MoreRoomKeepsMore),
       BUDGET_TEST(Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks, suite_of(),
                   capacity_budget_more_outstanding_than_said),
-      cmocka_unit_test(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedAlike),
+      cmocka_unit_test(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks),
       cmocka_unit_test(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused),
       TEST_WITH(run_on_fakes, Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact),
       TEST_WITH(run_on_fakes, Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),

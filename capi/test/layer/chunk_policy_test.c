@@ -1,5 +1,4 @@
-/* Layers whose chunks restore each in its own way: the bits of keeping everything, bytes as planned, bad lists named.
- */
+/* Layers with a restore policy per chunk: the bits of keeping everything, bytes as planned, invalid lists named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,8 +30,8 @@ static const lists_t mixes[] = {
 static const lists_t callback_mix = {{KEEP, OFFLOAD, KEEP, REDISPATCH, KEEP},
                                      {KEEP, RECOMPUTE, KEEP, RECOMPUTE, RECOMPUTE}};
 
-/* The same as with everything kept: bits of outputs and input gradients; of weight gradients too where those are summed
- * chunk by chunk in both. */
+/* The same as with everything kept: bits of outputs and input gradients; of weight gradients too if both sum them chunk
+ * by chunk. */
 static void check_mix(case_t c, const lists_t* lists) {
   result_t kept, mixed, want;
   c.chunking = SLUICE_CHUNKING_TOKENS, c.num_chunks = CHUNKS;
@@ -155,7 +154,7 @@ static void Plan_PolicyByChunk_PredictsTheAllocator(void** state) {
   budget_predictions_by_chunk(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 2});
 }
 
-/* A list that says the same for all chunks is that policy, a plan of it too. */
+/* A list of equal policies is that policy, also in a plan. */
 static void Plan_ListOfOnePolicy_IsThatPolicy(void** state) {
   (void)state;
   rig_t rig;

@@ -1,6 +1,6 @@
-/* What a layer hands to its host's process group, and in which order. A transport can post every receive before any
- * send only if each send comes in one exchange with the receives of its rank, and the other rank expects it in the
- * exchange of the same number; the header and the counts must come before any payload; two exchanges may be under way.
+/* The exchanges that a layer passes to its host's process group, in order. A transport can post every receive before
+ * any send only if each send comes in one exchange with the receives of its rank, and the other rank expects it in the
+ * exchange of the same number; the header and the counts must precede any payload; two exchanges may be in flight.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,10 +23,10 @@ typedef struct posted_s {
   uint64_t recv_bytes[RANKS];
 } posted_t;
 
-/* One rank's process group: the local transport behind callbacks that note what they are asked for. */
+/* One rank's process group: the local transport with callbacks that record their calls. */
 typedef struct host_s {
   sluice_comm_t* group;
-  int32_t direction; /* of the pass that this rank is in */
+  int32_t direction; /* of the current pass of this rank */
   int32_t under_way, most_under_way;
   int32_t count;
   posted_t posted[MAX_EXCHANGES];
@@ -65,7 +65,7 @@ static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout
 
 static void destroy(void* user) { sluice_comm_destroy(((host_t*)user)->group); }
 
-/* ---- this CPU as a machine of the world, whose ranks speak through these hosts ---- */
+/* ---- this CPU as a machine of the world, whose ranks communicate through these hosts ---- */
 
 static int32_t device_id(int32_t rank) {
   (void)rank;
@@ -113,7 +113,7 @@ static const world_machine_t machine = {.device_type = SLUICE_DEVICE_CPU,
                                         .settle = settle,
                                         .note = note};
 
-/* A layer of this width, forward and backward; what its ranks posted is in `hosts`. */
+/* A layer of this width, forward and backward; `hosts` has what its ranks posted. */
 static void run(int32_t num_chunks, int64_t width, int32_t grouping) {
   memset(hosts, 0, sizeof hosts);
   assert_int_equal(sluice_local_group_create(RANKS, &shared), SLUICE_OK);
@@ -154,7 +154,7 @@ static void check(int32_t num_chunks, int32_t grouping) {
       const posted_t *p = &h->posted[i], *n = &narrow[r].posted[i];
       for (int32_t peer = 0; peer < RANKS; ++peer) {
         if (peer == r) continue;
-        /* The receive of what is sent here was posted by the peer in its exchange of this number. */
+        /* The peer posted the matching receive in its exchange of this number. */
         assert_int_equal(p->send_bytes[peer], hosts[peer].posted[i].recv_bytes[r]);
         assert_int_equal(p->direction, hosts[peer].posted[i].direction);
       }
@@ -172,7 +172,7 @@ static void check(int32_t num_chunks, int32_t grouping) {
     }
     assert_int_equal(passes_begun, 2);
     assert_int_equal(rows_of[0], 2 * num_chunks); /* dispatch and combine */
-    assert_int_equal(rows_of[1], 2 * num_chunks); /* their gradients; beside each row, its route's weight or gradient */
+    assert_int_equal(rows_of[1], 2 * num_chunks); /* their gradients; with each row, its route's weight or gradient */
     assert_int_equal(scalars_of[0], 0);
     assert_int_equal(scalars_of[1], 2 * num_chunks);
     assert_int_equal(scalar_bytes[1] * WIDE, row_bytes[1]);
@@ -190,7 +190,7 @@ static void Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst(void** state) {
   check(4, SLUICE_GROUPING_OFF);
 }
 
-/* No third exchange is under way in a group either: a host need not take it. */
+/* At most two exchanges are in flight in a group, too: a host need not support a third. */
 static void Layer_GroupedChunks_SendsWithItsReceivesAndHeaderFirst(void** state) {
   (void)state;
   check(4, SLUICE_GROUPING_ON);

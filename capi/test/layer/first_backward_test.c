@@ -1,5 +1,5 @@
-/* The first backward of a layer finds the pages of its weight gradients in memory, as later ones do, also where they
- * are measured: counted in page faults of the calling thread. */
+/* The first backward of a layer finds the pages of its weight gradients populated, as later ones do, also if they are
+ * measured: counted in page faults of the calling thread. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RUSAGE_THREAD */
 #endif
@@ -37,7 +37,7 @@ static int32_t pages_there(void) {
   return found;
 }
 
-/* The first that writes a weight gradient is as late as a GEMM of real size would be. */
+/* The first GEMM that writes a weight gradient takes as long as one of real size. */
 static int32_t multiply(void* user, const sluice_host_gemm_args_t* g) {
   (void)user;
   for (int32_t i = 0; is_gradient(g->c) && !waited && i < WAITS && pages_there() < BYTES / PAGE; ++i) sched_yield();

@@ -1,5 +1,5 @@
-/* 16-bit weight and bias gradients that several chunks add to: summed in f32 and rounded once, so that they are the f32
- * gradients of the same pass, rounded. A running sum of 16 bits would round after every chunk. */
+/* 16-bit weight and bias gradients that several chunks add to: summed in f32 and rounded once, so that they equal the
+ * rounded f32 gradients of the same pass. A 16-bit running sum would round after every chunk. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +79,7 @@ static void Gradients_ManyChunks_AreTheF32SumsRoundedOnce(void** state) {
   }
 }
 
-/* Experts that one chunk touches, that none touches, and chunks without rows. */
+/* Experts with rows in one chunk, experts without rows, and chunks without rows. */
 static void Gradients_FewTokens_AreTheF32SumsRoundedOnce(void** state) {
   (void)state;
   for (int64_t tokens = 0; tokens < 9; ++tokens) {
@@ -91,7 +91,7 @@ static void Gradients_FewTokens_AreTheF32SumsRoundedOnce(void** state) {
   }
 }
 
-/* wgrad alone, later; gradients once over all chunks, whose rows lie together. */
+/* wgrad separately, later; gradients once over all chunks, whose rows are contiguous. */
 static void Gradients_OtherOrders_AreTheF32SumsRoundedOnce(void** state) {
   (void)state;
   for (int bits = 0; bits < 8; ++bits) {
@@ -132,7 +132,7 @@ static void Gradients_UnderABudget_AreTheF32SumsRoundedOnce(void** state) {
   assert_true(checked > 0);
 }
 
-/* Onto gradients that are there already, which are added last: one rounding, half a unit of the last place. */
+/* Added to existing gradients at the end: one rounding, half a unit in the last place. */
 static void Gradients_OntoOthers_RoundOnce(void** state) {
   (void)state;
   case_t c = base_case();

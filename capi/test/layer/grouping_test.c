@@ -1,4 +1,4 @@
-/* Exchanges of several chunks as one group: the same bits as one after the other, and what is refused. */
+/* Exchanges of several chunks as one group: the same bits as sequential ones, and errors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static case_t base_case(void) {
   return c;
 }
 
-/* Against the reference, and bit for bit against the layer that groups nothing. */
+/* Against the reference, and bit for bit against the layer without groups. */
 static void check(const case_t* given) {
   result_t single, grouped, want;
   case_t c = *given;
@@ -91,7 +91,7 @@ static void Grouping_RanksWithoutTokensOrExperts_SameBits(void** state) {
   check(&c);
 }
 
-/* A second slot of what is on its way, in the forward or the backward: none where there is no pair. */
+/* A second slot of sent and received rows, in the forward or the backward: none if there is no pair. */
 static void Grouping_Slots_AreTwoOfWhatTravels(void** state) {
   (void)state;
   for (int32_t n = 2; n <= 4; ++n) {
@@ -138,7 +138,7 @@ static void Grouping_UnknownValue_IsRefused(void** state) {
 }
 
 int main(void) {
-  setenv("SLUICE_POISON", "1", 1); /* a slot is NaN once its ops have ended: a group ends as one */
+  setenv("SLUICE_POISON", "1", 1); /* a slot is NaN once its ops have ended: a group ends as a whole */
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Grouping_RanksAndChunks_SameBits),
       cmocka_unit_test(Grouping_EveryPolicy_SameBits),
@@ -147,8 +147,7 @@ int main(void) {
       cmocka_unit_test(Grouping_Slots_AreTwoOfWhatTravels),
       cmocka_unit_test(Grouping_UnderABudget_IsLeftOut),
       cmocka_unit_test(Grouping_UnknownValue_IsRefused),
-      /* Two exchanges of one stream run one after the other on a device: in the order of the schedule, nothing is
-         gained. */
+      /* Two exchanges of one stream run sequentially on a device, in the order of the schedule: there is no gain. */
       TEST_WITH(run_on_fakes, Grouping_EveryPolicy_SameBits),
       TEST_WITH(run_on_fakes, Grouping_DtypesCopiesAndCallbacks_SameBits),
   };

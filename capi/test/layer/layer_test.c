@@ -224,7 +224,8 @@ static void check_any_chunks(const char* gemm) {
   }
 }
 
-/* What the layer takes beside its slots and saved tensors (counts, offsets, headers, scratch) is a tenth of them. */
+/* Memory of the layer other than its slots and saved tensors (counts, offsets, headers, scratch) is at most a tenth of
+ * these. */
 static void Layer_Peak_IsAtMostSlotsAndSaved(void** state) {
   (void)state;
   for (int32_t n = 1; n <= 8; n *= 2) {
@@ -270,8 +271,8 @@ static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
   }
 }
 
-/* An expert has rows in few chunks of rows, in all chunks of tokens; and chunks are as large as their share, which is
- * that of a middle one (backend/schedule/uneven_chunks.h). */
+/* With chunks of rows an expert has rows in few chunks, with chunks of tokens in all; and chunk sizes follow their
+ * share, that of a middle one (backend/schedule/uneven_chunks.h). */
 static void Layer_ChunksOfRows_AskForFewExperts(void** state) {
   (void)state;
   for (int32_t hot = -1; hot < 8; hot += 5) {
@@ -299,7 +300,7 @@ static const int32_t policies_of_input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_
 static const int32_t policies_of_pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
                                                      SLUICE_RESTORE_RECOMPUTE};
 
-/* The result under each of the nine policies has the bits of the one that keeps everything, chunks cut alike. */
+/* The result under each of the nine policies has the bits of the one that keeps everything, with the same chunks. */
 static void check_policies(case_t c) {
   c.chunking = SLUICE_CHUNKING_TOKENS;
   for (c.reuse_saved = 0; c.reuse_saved < 2; ++c.reuse_saved) {
@@ -350,7 +351,7 @@ static void Layer_RestorePolicies_WorkWithEverythingElse(void** state) {
   }
 }
 
-/* Gates whose halves alternate, other activations, other types: what is computed again has the same bits. */
+/* Interleaved gates, other activations, other types: recomputed values have the same bits. */
 static void Layer_RestorePolicies_WorkWithEveryGateActivationAndType(void** state) {
   (void)state;
   static const struct {
@@ -398,7 +399,7 @@ static void Layer_AnyChunks_BitIdenticalWithNative(void** state) {
 
 /* ---- faults of the public code that no schedule shows ---- */
 
-/* It detaches the gate: here every kept route's weight has its gradient, whatever is reused. */
+/* The public code detaches the gate: here the weight of every kept route has its gradient, with any reuse. */
 static void PublicCode_GateDetached_EveryRouteWeightHasItsGradient(void** state) {
   (void)state;
   const int32_t policies[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
@@ -443,8 +444,8 @@ static uint64_t digest_of(const held_t* held, const rig_t* rig) {
   return sluice_hash_bytes(h, rig->out.tensor.data, rig->out.bytes);
 }
 
-/* Guard 6: no lane reads or writes anything of the host's once a call has returned. What was given in may change at
- * once, and what came out does not change any more. (On CUDA: cuda_layer_test and cuda_device_test join the stream.) */
+/* Guard 6: no lane accesses the host's memory after a call has returned. Inputs may change at once, and outputs do not
+ * change any more. (On CUDA: cuda_layer_test and cuda_device_test join the stream.) */
 static void Guard6_NoLaneOutlivesItsCall(void** state) {
   (void)state;
   rig_t rig;
@@ -463,7 +464,8 @@ static void Guard6_NoLaneOutlivesItsCall(void** state) {
     usleep(500);
     assert_true(digest_of(&held, &rig) == after);
     sluice_step_drop(step);
-    for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) test_free(held.data[i]); /* a late copy would be use after free */
+    /* a late copy would be a use after free */
+    for (int32_t i = 0; i < SLUICE_SAVED_COUNT; ++i) test_free(held.data[i]);
   }
   rig_close(&rig);
 }
@@ -478,7 +480,7 @@ static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
     result_t got;
     world_run(&c, &got);
     for (int which = 0; which < 8; ++which) {
-      /* Route weights are f32 inputs: a wide step keeps its rounding small; the layer is linear in them. */
+      /* Route weights are f32 inputs: a wide step keeps rounding small; the layer is linear in them. */
       double h = which == 1 ? 0.25 : 1e-5;
       for (int64_t i = 0; i < world_count(&c, which); ++i) {
         double slope = (world_objective(&c, which, i, h) - world_objective(&c, which, i, -h)) / (2 * h);

@@ -1,4 +1,4 @@
-/* Rows by expert and by rank: what forwards count, before and after experts have moved. */
+/* Rows by expert and by rank: the counts of forwards, before and after experts have moved. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 enum { MOST = 8 };
 
-/* What each rank saw, for all to compare when they have met. */
+/* The counts of each rank, compared by all after a barrier. */
 typedef struct seen_s {
   int64_t routes[MAX_RANKS][MOST]; /* of one round */
   int64_t expert_rows[MAX_RANKS][MOST];
@@ -41,7 +41,7 @@ static int64_t rows_of(const part_t* me, const int32_t* owner, int32_t rank) {
   return rows;
 }
 
-/* Rounds before and after experts 0 and 2 changed places. A round is reported by the header of the next. */
+/* Rounds before and after experts 0 and 2 have been swapped. The header of a round reports the previous one. */
 static void expect_loads(part_t* me, int line, const int32_t* home, const int32_t* moved, int before, int after) {
   look(me);
   const int reported_before = after > 0 ? before : before - 1, reported_after = after > 0 ? after - 1 : 0;

@@ -1,6 +1,5 @@
 /* Experts that change owner and slot between steps, moved by the host with their parameters and gradients: the run has
- * the results of one in which nothing moves. Steps update the parameters, so that what lies wrong once is wrong ever
- * after. */
+ * the results of one in which nothing moves. Steps update the parameters, so an error in one step stays. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +13,8 @@
 
 enum { ROUNDS = 4 };
 
-/* What promises bits: a configured n, chunks of tokens, weight gradients chunk by chunk, gemm "ref". */
+/* A configuration with reproducible bits: a configured n, chunks of tokens, weight gradients chunk by chunk, gemm
+ * "ref". */
 static case_t base_case(int32_t world_size) {
   case_t c = world_small_case();
   c.world_size = world_size, c.num_chunks = 2, c.bias = 1, c.rounds = ROUNDS;
@@ -55,8 +55,8 @@ static void check_bits(const case_t* c) {
   }
 }
 
-/* Outputs and gradients of tokens and route weights have the same bits, weight gradients those of another cut. Later
- * rounds see the difference in the updated parameters, so that there is one round. */
+/* Outputs and gradients of tokens and route weights have the same bits, weight gradients those of other chunks. Later
+ * rounds would see the difference in the updated parameters, so there is one round. */
 static void check_near(const case_t* c, int has_bits) {
   double distance = 0;
   for (int32_t moves = WORLD_MOVES_EVEN; moves <= WORLD_MOVES_UNEVEN; ++moves) {
@@ -69,7 +69,8 @@ static void check_near(const case_t* c, int has_bits) {
   }
 }
 
-/* Without a step before: the config's own lists, beside the reference and the bits of contiguous experts. */
+/* Without a step before: the config's own lists, compared with the reference and with the bits of contiguous
+ * experts. */
 static void Create_AnyPlacement_MatchesReference(void** state) {
   (void)state;
   for (int32_t w = 1; w <= 4; ++w) {
@@ -146,7 +147,7 @@ static void Moves_UnderACapacity_HaveTheBitsOfNone(void** state) {
   (void)state;
   for (int i = 0; i < 4; ++i) {
     case_t c = base_case(i % 2 == 0 ? 2 : 4);
-    c.capacity = i < 2 ? 18 : 2; /* of which the second drops routes: the same, wherever their expert lies */
+    c.capacity = i < 2 ? 18 : 2; /* the second drops routes: the same ones, wherever their expert is */
     check_bits(&c);
   }
 }
@@ -158,7 +159,7 @@ static void Moves_CallbackExperts_HaveTheBitsOfNone(void** state) {
   check_bits(&c);
 }
 
-/* Chunks are cut by received rows, which depend on where experts lie. */
+/* Chunks are divided by received rows, which depend on the placement. */
 static void Moves_UnderAPlan_AreNear(void** state) {
   (void)state;
   sluice_plan_config_t plan;
@@ -167,7 +168,7 @@ static void Moves_UnderAPlan_AreNear(void** state) {
   for (int32_t w = 2; w <= 4; w += 2) {
     double distance = 0;
     case_t given = base_case(w);
-    given.num_chunks = 0, given.plan = &plan; /* of the host's: it stays, since numbers of experts do */
+    given.num_chunks = 0, given.plan = &plan; /* of the host: it stays, since numbers of experts do */
     if (compare(&given, 0, &distance), !(distance >= 0 && distance <= world_tolerance(&given))) tell(&given, distance);
     case_t own = base_case(w);
     own.num_chunks = 0, own.wgrad_mode = SLUICE_WGRAD_ADAPTIVE, own.budget = 1 << 20;
@@ -177,8 +178,8 @@ static void Moves_UnderAPlan_AreNear(void** state) {
   }
 }
 
-/* A token has one route to each expert, and so to each rank; once all experts lie on one rank, all of them go there. A
- * plan for one each would have room for half of them in a chunk, and cut the one that is asked for in two. */
+/* A token has one route to each expert, and so to each rank; once all experts are on one rank, all of them go there. A
+ * plan for one each would hold half of them in a chunk, and split the requested chunk in two. */
 static void Moves_ToOneRankUnderABudget_MakeAnotherPlan(void** state) {
   (void)state;
   result_t moved;
@@ -193,7 +194,7 @@ static void Moves_ToOneRankUnderABudget_MakeAnotherPlan(void** state) {
   world_free(&moved);
 }
 
-/* Copies of a token meet at its ranks, so that other sums are rounded first. */
+/* Copies of a token meet at its ranks, so other sums are rounded first. */
 static void Moves_Deduplicated_AreNear(void** state) {
   (void)state;
   for (int32_t w = 2; w <= 4; w += 2) {
@@ -213,7 +214,7 @@ static void Moves_ChunksByExperts_AreNear(void** state) {
   check_near(&c, 1);
 }
 
-/* These tests see a wrong slot. */
+/* These tests detect a wrong slot. */
 static void Moves_ByStaleSlots_AreCaught(void** state) {
   (void)state;
   double distance = 0;

@@ -9,7 +9,7 @@
 
 #include "sluice/sluice.h"
 
-/* Which words the table has is backend/model's affair; here it is whole, and room is respected. */
+/* backend/model tests the contents of the table; here it is complete, and respects the size of the buffer. */
 static void RestorePolicies_AsJson_AreWholeOrRefused(void** state) {
   (void)state;
   uint64_t bytes = 0;

@@ -1,5 +1,5 @@
-/* Policies that are named without a budget: a pass holds no more than MPipeMoE's eq. 5 leaves of the paper's own
- * buffers, 2 (2 B M + B H) without reuse, whichever mode its weight gradients would have had. */
+/* Named policies without a budget: a pass holds at most what MPipeMoE's eq. 5 leaves of the paper's 2 (2 B M + B H)
+ * without reuse, whatever the mode of its weight gradients. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ static case_t base(int32_t n, int64_t tokens) {
   return c;
 }
 
-/* Rows that a rank receives, or sends, in one of n chunks of equally many tokens, at most. */
+/* The most rows that a rank receives, or sends, in one of n chunks with equally many tokens. */
 static int64_t fullest_chunk(const case_t* c) {
   int64_t most = c->tokens[0] / c->num_chunks;
   for (int32_t i = 0; i < c->num_chunks; ++i) {
@@ -58,7 +58,8 @@ static uint64_t slots_of(const case_t* c) {
   return most;
 }
 
-/* S1 to S4, and every other pair that does not keep both. The scalars of routes, 8 bytes a row, are not the papers'. */
+/* S1 to S4, and every other pair that does not keep both. The scalars of routes, 8 bytes a row, are not counted in the
+ * papers. */
 static void NamedPolicy_NoBudget_HoldsWhatEq5Leaves(void** state) {
   (void)state;
   for (int32_t n = 2; n <= 8; n *= 2) {
@@ -81,7 +82,7 @@ static void NamedPolicy_NoBudget_HoldsWhatEq5Leaves(void** state) {
   }
 }
 
-/* As allocators see it: S4 stores nothing, so that the peak of a step is that of its slots. */
+/* In the allocator: S4 saves nothing, so the peak of a step is that of its slots. */
 static void NamedPolicy_NoBudget_LowersThePeak(void** state) {
   (void)state;
   result_t none, lean;
@@ -100,7 +101,7 @@ static void NamedPolicy_NoBudget_LowersThePeak(void** state) {
   world_free(&lean);
 }
 
-/* Sums of 16-bit gradients are as large as all of them in f32: few rows take less. */
+/* Sums of 16-bit gradients are as large as all gradients in f32: few rows take less. */
 static void NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes(void** state) {
   (void)state;
   const int64_t tokens[] = {64, 2048};
@@ -114,13 +115,13 @@ static void NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes(void** state) {
     for (int32_t mode = 0; mode < 2; ++mode) c.wgrad_mode = mode, of_mode[mode] = slots_of(&c);
     const int leaner = of_mode[1] < of_mode[0];
     assert_true(of_mode[0] != of_mode[1]);
-    assert_true(open <= of_mode[leaner]); /* deferred, it has fewer slots for what travels */
+    assert_true(open <= of_mode[leaner]); /* deferred, it has fewer slots for sent and received rows */
     ++taken[leaner];
   }
-  assert_true(taken[0] == 1 && taken[1] == 1); /* both rules were asked */
+  assert_true(taken[0] == 1 && taken[1] == 1); /* both cases occurred */
 }
 
-/* A mode that is named stays, and so does one chunk, where both are the same. */
+/* A named mode stays, and so does one chunk, where both modes are the same. */
 static void NamedPolicy_NamedMode_IsKept(void** state) {
   (void)state;
   case_t c = base(4, 256);
@@ -132,7 +133,7 @@ static void NamedPolicy_NamedMode_IsKept(void** state) {
   assert_true(slots_of(&c) > 2 * open);
 }
 
-/* Any n and any of S1 to S4 that is chosen: right results, and slots of one plan's chunks. */
+/* Any chosen n and S1 to S4: right results, and slots of one plan's chunks. */
 static void Reuse_NoBudget_KeepsNoRowsOfAllChunks(void** state) {
   (void)state;
   for (int32_t i = 0; i < 12; ++i) {
@@ -143,7 +144,7 @@ static void Reuse_NoBudget_KeepsNoRowsOfAllChunks(void** state) {
     if (i == 5) c.callback_experts = 1, c.gated = 0, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
     if (i == 7) c.hot_expert = 1;
     if (i == 8) c.deduplicate = 1, c.top_k = 2;
-    c.halves_unsaid = c.separate_wgrad; /* nobody need be told of it without a budget */
+    c.halves_unsaid = c.separate_wgrad; /* without a budget it need not be declared */
     if (i == 10) c.capacity = 256;
     result_t got, want;
     world_run(&c, &got);

@@ -1,4 +1,4 @@
-/* Schedules through the public handle: what they hold, what a walk gives, what is refused. */
+/* Schedules through the public handle: contents, predictions, errors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static char* json_of(const sluice_schedule_t* schedule) {
   return text;
 }
 
-/* Of op `index`; the text has one op a line. */
+/* Of op `index`; the text has one op per line. */
 static int is_kind(const char* text, int32_t index, const char* kind) {
   char wanted[96];
   snprintf(wanted, sizeof wanted, "{\"op\": %d, \"kind\": \"%s\"", index, kind);
@@ -94,7 +94,7 @@ static void Json_PoliciesByChunk_StandInTheText(void** state) {
   sluice_schedule_destroy(schedule);
 }
 
-/* S4 has slots reused and no copies: MPMoE's paradigm 1, to the last bit for whole numbers. */
+/* S4 reuses slots and has no copies: MPMoE's paradigm 1, exact for integers. */
 static void Predict_S4Forward_EqualsTheClosedForm(void** state) {
   (void)state;
   const sluice_alphas_t alone = sluice_no_interference();
@@ -128,7 +128,7 @@ static void Predict_S4Forward_EqualsTheClosedForm(void** state) {
   }
 }
 
-static void Predict_HalfSpeedBesideOthers_TakesLonger(void** state) {
+static void Predict_HalfSpeedDuringOthers_TakesLonger(void** state) {
   (void)state;
   sluice_schedule_config_t config = config_of(SLUICE_FORWARD, 4, 0, 0);
   sluice_schedule_t* schedule = made(&config);
@@ -137,10 +137,10 @@ static void Predict_HalfSpeedBesideOthers_TakesLonger(void** state) {
   assert_true(num_ops <= 64);
   for (int32_t i = 0; i < 64; ++i) seconds[i] = 1, share[i] = 0.5;
   for (int32_t lane = 0; lane < 4; ++lane) share[lane * 16 + (1 << lane)] = 1; /* alone */
-  sluice_schedule_prediction_t alone = {.struct_size = sizeof alone}, beside = {.struct_size = sizeof beside};
+  sluice_schedule_prediction_t alone = {.struct_size = sizeof alone}, slowed = {.struct_size = sizeof slowed};
   assert_int_equal(sluice_schedule_predict(schedule, seconds, NULL, NULL, NULL, &alone), SLUICE_OK);
-  assert_int_equal(sluice_schedule_predict(schedule, seconds, share, NULL, NULL, &beside), SLUICE_OK);
-  assert_true(beside.seconds > 1.2 * alone.seconds);
+  assert_int_equal(sluice_schedule_predict(schedule, seconds, share, NULL, NULL, &slowed), SLUICE_OK);
+  assert_true(slowed.seconds > 1.2 * alone.seconds);
   sluice_schedule_destroy(schedule);
 }
 
@@ -165,7 +165,7 @@ static void Predict_BadNumbers_AreNamed(void** state) {
   sluice_schedule_destroy(schedule);
 }
 
-/* The weights that came with a chunk's rows wait for its combine. */
+/* The weights that arrived with a chunk's rows wait for its combine. */
 static void Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay(void** state) {
   (void)state;
   for (int32_t direction = 0; direction < 2; ++direction) {
@@ -212,7 +212,7 @@ int main(void) {
       cmocka_unit_test(Json_EveryPolicy_HasEachOpOnce),
       cmocka_unit_test(Json_PoliciesByChunk_StandInTheText),
       cmocka_unit_test(Predict_S4Forward_EqualsTheClosedForm),
-      cmocka_unit_test(Predict_HalfSpeedBesideOthers_TakesLonger),
+      cmocka_unit_test(Predict_HalfSpeedDuringOthers_TakesLonger),
       cmocka_unit_test(Predict_BadNumbers_AreNamed),
       cmocka_unit_test(Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay),
       cmocka_unit_test(Create_BadConfig_IsNamed),

@@ -1,4 +1,4 @@
-/* The parts of a layer on ranks of which some have nothing to give: the others' numbers reach them all the same. */
+/* The parts of a layer on ranks of which some have no rows: the others' values still reach them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ typedef struct rows_s {
   float grad_weight[MAX_ROWS];
 } rows_t;
 
-/* All parts; a rank without rows gives room for them, or NULL. out_grads: of the route weights. */
+/* All parts; a rank without rows passes an empty buffer, or NULL. out_grads: of the route weights. */
 static void run_parts(part_t* me, int gives_null, float* out_grads) {
   rig_t* rig = &me->rig;
   rig_reset(rig);
@@ -59,7 +59,7 @@ static void Parts_RankWithoutRows_GetsItsRouteGradients(void** state) {
   perform(&play);
 }
 
-/* The documented way of not wanting them: NULL on all ranks, twice. */
+/* The documented way to skip them: NULL on all ranks, twice. */
 static void unwanted_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
   WORKS(rig_open(&me->rig, me->comm, &config));

@@ -1,5 +1,5 @@
-/* Layers whose tokens travel in two levels under budgets and plans: memory stays within them whatever the routing, and
- * results are those without. */
+/* Layers with two levels under budgets and plans: memory stays within them for any routing, and results are those
+ * without a budget. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 
 enum { RANKS = 4, PER_NODE = 2 };
 
-/* Two nodes of two ranks; groups of other sizes know of none. */
+/* Two nodes of two ranks; groups of other sizes have no nodes. */
 static void run_on_nodes(const case_t* given, result_t* out) {
   case_t c = *given;
   c.ranks_per_node = c.world_size == RANKS ? PER_NODE : 0;
@@ -27,7 +27,7 @@ static budget_suite_t suite_of(void) {
   return suite;
 }
 
-/* All tokens lie on ranks of one local index, and most of their routes on one node: its rank of that index passes on
+/* All tokens are on ranks of one local index, and most of their routes go to one node: its rank of that index forwards
  * more rows than any rank receives. */
 static void TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan(void** state) {
   (void)state;
@@ -56,7 +56,7 @@ static void TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame(void** sta
   budget_check(&suite, c);
 }
 
-/* A plan of the host's own counts what may pass through a rank at most. */
+/* A plan of the host counts the most that may pass through a rank. */
 static void TwoLevelsPlan_OfTheHost_HoldsWhatItSays(void** state) {
   (void)state;
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};

@@ -1,5 +1,5 @@
-/* Layers whose tokens travel in two levels, on this CPU: results and gradients beside the plain f64 reference and
- * beside the exchange in one level, bytes on each level, what is refused. */
+/* Layers with two levels, on this CPU: results and gradients compared with the plain f64 reference and with the
+ * exchange in one level, bytes on each level, errors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "capi/test/world/checks.h"
 #include "capi/test/world/world.h"
 
-static const int32_t nodes_of[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}; /* W, ranks of each node */
+static const int32_t nodes_of[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}; /* W, ranks per node */
 enum { NUM_NODES = sizeof nodes_of / sizeof nodes_of[0] };
 
 static case_t base_case(int32_t which) {
@@ -24,7 +24,7 @@ static case_t base_case(int32_t which) {
   return c;
 }
 
-/* Rows reach the experts unchanged: what is computed there has the same bits. */
+/* Rows reach the experts unchanged: results computed there have the same bits. */
 static void assert_same_at_experts(const case_t* c, const result_t* a, const result_t* b) {
   for (int32_t r = 0; r < c->world_size; ++r) {
     assert_memory_equal(a->grad_weights[r], b->grad_weights[r],
@@ -151,7 +151,7 @@ static void assert_same_bits(const case_t* a, const case_t* b) {
   world_free(&other);
 }
 
-/* Nothing is saved there: rows take one hop, as with one level. */
+/* Two levels would save nothing here: rows take one hop, as with one level. */
 static void TwoLevels_OneRoutePerToken_KeepsOneLevel(void** state) {
   (void)state;
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
@@ -168,7 +168,7 @@ static void TwoLevels_OneRoutePerToken_KeepsOneLevel(void** state) {
   }
 }
 
-/* Nobody has chosen yet: by rank. */
+/* Before a decision: by rank. */
 static void TwoLevels_LeftOpen_BeginsByRank(void** state) {
   (void)state;
   for (int32_t i = 0; i < NUM_NODES; ++i) {
@@ -182,7 +182,7 @@ static void TwoLevels_LeftOpen_BeginsByRank(void** state) {
   }
 }
 
-/* What has no two levels keeps one, where the choice is left open: nothing is refused. */
+/* A layer that cannot have two levels keeps one if the choice is left open, without an error. */
 static void TwoLevels_LeftOpenWhereThereAreNone_IsByRank(void** state) {
   (void)state;
   for (int32_t what = 0; what < 4; ++what) {
@@ -214,7 +214,7 @@ static void TwoLevels_AnyNumberOfChunks_HasTheSameBits(void** state) {
   }
 }
 
-/* One node, nodes of one rank, and nodes that nobody named: there is one level. */
+/* One node, nodes of one rank, and unnamed nodes: there is one level. */
 static void TwoLevels_OneLevelOfNodes_HasTheBitsOfRanks(void** state) {
   (void)state;
   for (int32_t per_node = 0; per_node <= 4; per_node += per_node == 1 ? 3 : 1) {
@@ -257,8 +257,8 @@ static traffic_t traffic_of(const case_t* c, int32_t rank) {
   return sum;
 }
 
-/* Rows and sums, there and back, in both directions, and the tables and scalars of token copies. Of node copies: their
- * numbers by chunk, in whole words of 8 bytes, and 8 bytes for each token that a rank may have. */
+/* Rows and sums, to the experts and back, in both directions, and the tables and scalars of token copies. For node
+ * copies: their numbers by chunk, in whole words of 8 bytes, and 8 bytes for each token that a rank may have. */
 static uint64_t bytes_of(const case_t* c, traffic_t t, uint64_t row) {
   uint64_t most = 0, counts = ((uint64_t)c->num_chunks * 4 + 7) / 8 * 8;
   for (int32_t r = 0; r < c->world_size; ++r) most = (uint64_t)c->tokens[r] > most ? (uint64_t)c->tokens[r] : most;
@@ -282,7 +282,7 @@ static void TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards(void** state) {
   }
 }
 
-/* ---- what is refused ---- */
+/* ---- errors ---- */
 
 static void TwoLevels_NodesThatDoNotDivideTheRanks_AreRefusedByName(void** state) {
   (void)state;

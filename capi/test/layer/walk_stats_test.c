@@ -1,4 +1,4 @@
-/* What passes take beside their ops: counted while a trace is kept, and only then. */
+/* The time of passes beyond their ops: counted only while a trace is kept. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,10 +39,10 @@ static void WalkStats_WhileATraceIsKept_CountBindingAndWalking(void** state) {
   stats = stats_of(&rig);
   assert_int_equal(stats.num_walks, 40);
   assert_true(stats.bind_cpu_ns > 0 && stats.walk_cpu_ns > 0);
-  /* The instrument: some stretches of binding, the ops, the whole; never more than what it is part of. */
+  /* The counters: some stretches of binding, the ops, the whole; no part exceeds the whole. */
   assert_true(stats.num_readings > stats.num_walks && stats.readings_cpu_ns >= stats.num_readings);
   assert_true(stats.readings_cpu_ns < stats.bind_cpu_ns + stats.walk_cpu_ns);
-  /* On one rank no op waits: the clock is read about all of them together, however many chunks there are. */
+  /* With one rank no op waits: the clock is read around all of them together, whatever the number of chunks. */
   assert_true(stats.last_num_chunks > 1 && stats.num_readings <= 5 * stats.num_walks);
   /* On one rank everything runs on the calling thread: no lane to wait for. */
   assert_true(stats.num_wakes == 0 && stats.wait_ns == 0 && stats.wake_cpu_ns == 0);

@@ -1,5 +1,5 @@
-/* Whatever callers compile into themselves is what capi/abi/abi.txt records: the compiler asserts each size, offset,
- * type and value here, and accepts each declaration a second time only if it is the same. */
+/* Everything that callers compile in is recorded in capi/abi/abi.txt: the compiler asserts each size, offset, type and
+ * value here, and accepts each repeated declaration only if it is the same. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -65,7 +65,7 @@ static void Layout_EveryByte_BelongsToAMember(void** state) {
   if (end != size) fail_msg("%s: %lld bytes at its end belong to no member", type, size - end);
 }
 
-/* A struct that grows begins with its size, as the 0.1 layouts do. */
+/* An extensible struct begins with its size, like the 0.1 layouts. */
 static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
   (void)state;
   static const char* const fixed[] = {

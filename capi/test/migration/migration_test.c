@@ -1,5 +1,5 @@
-/* Experts change places while a toy host trains: with the bits of those that never moved; refusals that leave
- * everything as it was; what is staged. */
+/* Experts that swap places while a toy host trains: the bits of a run in which none moves; errors that leave everything
+ * unchanged; staged bytes. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@ typedef struct run_s {
   uint64_t rate, staging_bytes;
   body_fn body;
   sluice_local_group_t* group;
-  int32_t bad[TOY_MAX_RANKS]; /* a line that did not hold, by rank */
+  int32_t bad[TOY_MAX_RANKS]; /* the line of a failed check, by rank */
 } run_t;
 
 static void note(run_t* run, int32_t rank, int32_t line) {
@@ -98,7 +98,7 @@ static sluice_status_t begin(toy_rank_t* toy, sluice_migration_t* migration, uin
   return sluice_migration_begin(migration, epoch, items, count);
 }
 
-/* That another rank has refused is heard in the one or in the other. */
+/* The refusal of another rank arrives in one of the two calls. */
 static sluice_status_t begin_and_commit(toy_rank_t* toy, sluice_migration_t* migration, const toy_placement_t* next) {
   const sluice_status_t status = begin(toy, migration, 1, next);
   return status == SLUICE_OK ? sluice_migration_commit(migration, NULL) : status;
@@ -110,7 +110,7 @@ static sluice_migration_progress_t look(sluice_migration_t* migration) {
   return progress;
 }
 
-/* ---- with the bits of those that never moved ---- */
+/* ---- the bits of a run in which none moves ---- */
 
 static void train(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
   toy_placement_t next = toy->placement;
@@ -124,7 +124,7 @@ static void train(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
       const sluice_migration_progress_t progress = look(migration);
       EXPECT(progress.phase == SLUICE_MIGRATION_COMMITTED && progress.epoch == epoch);
       EXPECT(progress.staged_bytes == 0);
-      /* Two experts at most arrive: what is staged is theirs, and what a message takes more. */
+      /* At most two experts arrive: the staged bytes are theirs, plus the overhead of messages. */
       EXPECT(progress.peak_staged_bytes <= progress.arriving_bytes + progress.arriving_bytes / 2 + (1 << 20));
       EXPECT(progress.hidden_bytes <= progress.leaving_bytes);
       all_bytes += progress.arriving_bytes;
@@ -157,7 +157,7 @@ static void Experts_AtARateOfAlmostNothing_MoveAtTheBoundary(void** state) {
   run_ranks(&run);
 }
 
-/* ---- beside training: at a rate, over connections of its own ---- */
+/* ---- during training: at a rate, over separate connections ---- */
 
 static void leave_at_a_rate(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
   const struct timespec step = {.tv_nsec = 50 * 1000 * 1000};
@@ -184,7 +184,7 @@ static void Experts_AtARate_LeaveNoFaster(void** state) {
   }
 }
 
-/* ---- what does not wait for the boundary ---- */
+/* ---- items that need not wait for the boundary ---- */
 
 /* The spans of one item, of the same sizes, elsewhere. */
 static void spans_in(toy_expert_t* expert, const sluice_migration_item_t* item, sluice_migration_span_t* out_spans) {
@@ -195,7 +195,7 @@ static void spans_in(toy_expert_t* expert, const sluice_migration_item_t* item, 
   }
 }
 
-/* Gradients are marked once they are there, the last item first: all has come before anyone commits. */
+/* Gradients are marked once they exist, the last item first: all have arrived before any rank commits. */
 static void mark_gradients(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
   sluice_migration_item_t items[2 * TOY_SLOTS];
   sluice_migration_span_t spans[2 * TOY_SLOTS][TOY_NUM_PARTS + 1], to[TOY_NUM_PARTS + 1];
@@ -280,7 +280,7 @@ static void Move_OverTcp_HasConnectionsOfItsOwnUntilItHasEnded(void** state) {
   pthread_barrier_destroy(&all_ranks);
 }
 
-/* ---- refused: nothing has moved, and the next move works ---- */
+/* ---- errors: nothing has moved, and the next move works ---- */
 
 static void check_old(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
   const sluice_migration_progress_t progress = look(migration);
@@ -440,7 +440,7 @@ static void Calls_GivenSomethingWrong_SayWhat(void** state) {
   assert_int_equal(sluice_migration_get_progress(migration, NULL), SLUICE_E_INVALID_ARGUMENT);
   sluice_migration_progress_t unset = {.struct_size = 3};
   assert_int_equal(sluice_migration_get_progress(migration, &unset), SLUICE_E_ABI);
-  /* Alone a rank moves nothing, and commits. */
+  /* A single rank moves nothing, and commits. */
   assert_int_equal(sluice_migration_begin(migration, 6, NULL, 0), SLUICE_OK);
   assert_int_equal(sluice_migration_begin(migration, 7, NULL, 0), SLUICE_E_STATE);
   uint64_t epoch = 0;

@@ -72,7 +72,7 @@ void toy_plan(const toy_rank_t* toy, uint32_t seed, toy_placement_t* out_next) {
     out_next->rank[a] = out_next->rank[b], out_next->slot[a] = out_next->slot[b];
     out_next->rank[b] = rank, out_next->slot[b] = slot;
   }
-  /* Nobody changes its slot alone. */
+  /* No expert changes its slot by itself. */
   for (uint32_t e = 0; e < experts; ++e) {
     if (out_next->rank[e] != toy->placement.rank[e] || out_next->slot[e] == toy->placement.slot[e]) continue;
     *out_next = toy->placement;

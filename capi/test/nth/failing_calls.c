@@ -89,7 +89,7 @@ static int32_t strike(const char* name, uint64_t key, const void* caller, int32_
   return fails;
 }
 
-/* A call of the system, at this address. */
+/* A system call from this address. */
 static int32_t fails_at(const char* name, const void* caller) {
   return atomic_load(&is_on) && strike(name, (uint64_t)(uintptr_t)caller, caller, 0);
 }
@@ -104,9 +104,9 @@ static int32_t allocation_fails(const char* name, const void* caller) {
   return strike(name, key, caller, 1);
 }
 
-/* ---- the system's ------------------------------------------------------------------------------------------------ */
+/* ---- system calls ------------------------------------------------------------------------------------------------ */
 
-/* `type name(parameters)`, called with `arguments`; where it fails it sets errno to `error` and returns `value`. */
+/* `type name(parameters)`, called with `arguments`; if it fails it sets errno to `error` and returns `value`. */
 #define WRAP(type, name, parameters, arguments, error, value)                          \
   type __real_##name parameters;                                                       \
   type __wrap_##name parameters;                                                       \
@@ -191,14 +191,14 @@ int __wrap_ioctl(int fd, unsigned long request, void* argument) {
   return -1;
 }
 
-/* Loading a library fails as for one that is not there. */
+/* Loading a library fails as if it did not exist. */
 void* __real_dlopen(const char* path, int flags);
 void* __wrap_dlopen(const char* path, int flags);
 void* __wrap_dlopen(const char* path, int flags) {
   return fails_at("dlopen", __builtin_return_address(0)) ? NULL : __real_dlopen(path, flags);
 }
 
-/* What is closed is closed, whatever it says: the descriptor is gone on Linux. */
+/* close always closes, whatever it returns: the descriptor is gone on Linux. */
 int __real_close(int fd);
 int __wrap_close(int fd);
 int __wrap_close(int fd) {
@@ -234,7 +234,7 @@ void* __wrap_aligned_alloc(size_t alignment, size_t bytes) {
   return __real_aligned_alloc(alignment, bytes);
 }
 
-/* As past an allocator's limit, so that a caller that answers NO_MEMORY without asking why is found. */
+/* Fails like an allocator's limit, so that a caller that assumes NO_MEMORY without asking is found. */
 static void* refuse(const char* what, uint64_t bytes) {
   (void)SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "%s: %llu bytes refused by the test", what, (unsigned long long)bytes);
   return NULL;

@@ -1,6 +1,6 @@
-/* A call of the system, or an allocation, fails (nth_ranks.h) while ranks make a tcp communicator, a context and a
- * layer, train a step, give each other what an expert has, and settle over another communicator which of both is in
- * force. */
+/* A system call, or an allocation, fails (nth_ranks.h) while ranks create a tcp communicator, a context and a layer,
+ * train a step, exchange the state of an expert, and settle over another communicator which of the two states is
+ * valid. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,7 +37,7 @@ static uint64_t epoch_of(sluice_migration_t* migration) {
   return sluice_migration_get_progress(migration, &progress) == SLUICE_OK ? progress.epoch : UINT64_MAX;
 }
 
-/* One epoch for all, whatever a move has come to. */
+/* One epoch for all, whatever the result of a move. */
 static sluice_status_t settle(nth_rank_t* me, sluice_migration_t* migration, sluice_comm_t* later) {
   uint64_t epoch = UINT64_MAX;
   const sluice_status_t status = sluice_migration_settle(migration, later, &epoch);
@@ -46,7 +46,7 @@ static sluice_status_t settle(nth_rank_t* me, sluice_migration_t* migration, slu
   return status;
 }
 
-/* To the next rank, at a rate: by a thread of its own. */
+/* To the next rank, at a rate: by its own thread. */
 static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* later) {
   static char expert[NTH_MOST_RANKS][20000];
   sluice_migration_t* migration = NULL;
@@ -66,7 +66,7 @@ static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_
   if (status == SLUICE_OK && epoch_of(migration) != 1) me->is_torn = 1;
   const sluice_status_t settled = settle(me, migration, later);
   if (status == SLUICE_OK) status = nth_said(me, settled);
-  /* All or nothing. */
+  /* The state is either completely old or completely new. */
   const char wanted = (char)('a' + (epoch_of(migration) == 1 ? previous : me->rank));
   if (own[0] != wanted || memcmp(own, own + 1, sizeof expert[0] - 1) != 0) me->is_torn = 1;
   sluice_migration_destroy(migration);

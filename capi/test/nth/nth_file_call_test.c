@@ -1,5 +1,5 @@
-/* A calibration that is written to disk and read again, while every call of a file and every allocation of it fails in
- * turn: what has the name of a calibration is whole, nothing lies beside it, and the next time works. */
+/* A calibration that is written to disk and read again, while every file call and every allocation of it fails in turn:
+ * a file with the name of a calibration is complete, no other file remains, and the next attempt works. */
 #include <dirent.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -48,7 +48,7 @@ static int32_t count_entries(const char* name) {
   return count;
 }
 
-/* What fails in it; NULL: nothing. */
+/* The call that fails in it; NULL: none. */
 static const call_place_t* failing;
 static int64_t failing_nth;
 static int32_t has_failed, is_counted;
@@ -63,8 +63,8 @@ static void* run(void* out) {
   return NULL;
 }
 
-/* Writes and reads, as two processes one after the other would: on a thread, where each way to an allocation begins
- * alike. Bits: written, read. */
+/* Writes and reads, like two consecutive processes: on a thread, so that the call stacks of allocations begin the same.
+ * Bits: written, read. */
 static int write_and_read(void) {
   pthread_t thread;
   int outcome = 0;
@@ -82,7 +82,7 @@ static void check(const call_place_t* place, int64_t nth, int outcome, int32_t n
       count_entries("/proc/self/fd") == num_descriptors) {
     return;
   }
-  fail_msg("%s at 0x%lx, hit %lld fails: written %d, there %d, whole %d, files beside it %d, descriptors %d of %d",
+  fail_msg("%s at 0x%lx, hit %lld fails: written %d, there %d, whole %d, other files %d, descriptors %d of %d",
            place->name, (unsigned long)place->address, (long long)nth, outcome & 1, is_there, is_whole, others,
            count_entries("/proc/self/fd"), num_descriptors);
 }

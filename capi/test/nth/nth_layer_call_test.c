@@ -1,5 +1,5 @@
-/* A call of the system, or an allocation, fails (nth_ranks.h) while ranks train a step of layers that exchange in other
- * forms than the plain one: several chunks as one group, a row once to each rank, a row once to each node. */
+/* A system call, or an allocation, fails (nth_ranks.h) while ranks train a step of layers with other forms of exchanges
+ * than the plain one: several chunks as one group, a row once to each rank, a row once to each node. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

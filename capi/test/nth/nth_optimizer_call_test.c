@@ -1,8 +1,7 @@
-/* A call of the system, or an allocation, fails (nth_ranks.h) while ranks take three steps of the optimizer: bucket by
- * bucket, with all sums before the first update, and bucket by bucket again. The first group of parameters is summed
- * over a communicator of its own. What lies in memory afterwards is the old or the new, of a step that forms all sums
- * first on all elements alike; where a step failed without ending a communicator it is taken again, and has to end
- * well. */
+/* A system call, or an allocation, fails (nth_ranks.h) while ranks take three steps of the optimizer: bucket by bucket,
+ * with all sums before the first update, and bucket by bucket again. The first group of parameters is summed over its
+ * own communicator. Afterwards memory holds the old or the new state; after a step that forms all sums first, the same
+ * one for all elements. A step that failed without ending a communicator is repeated, and must succeed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +19,7 @@
 
 enum { NUM_TENSORS = 4, NUM_GROUPS = 2, STEPS = 3, BUCKET = 1000, ELEMENTS = 4704, WORDS = 4 * ELEMENTS };
 
-/* Even ones, so that a bucket ends with a word. */
+/* Even numbers, so that a bucket ends at a word. */
 static const int64_t counts[NUM_TENSORS] = {1200, 2500, 4, 1000};
 static const int32_t dtypes[NUM_TENSORS] = {SLUICE_DTYPE_F16, SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16};
 
@@ -44,7 +43,7 @@ static int32_t is_known[NTH_MOST_RANKS];
 
 static void set_gradients(model_t* m, int32_t rank, int32_t step) {
   for (int64_t i = 0; i < ELEMENTS; ++i) {
-    /* As f32 a small number; as two of bf16 or f16 as well: their upper bits are those of 0.25 and less. */
+    /* A small number both as f32 and as two of bf16 or f16: their upper bits are those of 0.25 and less. */
     m->grad[i] = UINT32_C(0x30003000) + (uint32_t)((i * 7 + rank * 31 + step * 5) % 251) * UINT32_C(0x00010001);
   }
   for (int t = 0; t < NUM_TENSORS; ++t) m->tensors[t].step = step + 1;
@@ -81,7 +80,7 @@ static sluice_status_t take_step(model_t* m, sluice_comm_t* comm, int32_t is_dec
   return sluice_optimizer_step(m->optimizer, &args, NULL);
 }
 
-/* ---- what a failure leaves --------------------------------------------------------------------------------------- */
+/* ---- state after a failure --------------------------------------------------------------------------------------- */
 
 static int is_either(const states_t* found, const states_t* old, const states_t* new, int32_t is_whole) {
   uint32_t words[3][WORDS];
@@ -93,7 +92,7 @@ static int is_either(const states_t* found, const states_t* old, const states_t*
   return 1;
 }
 
-/* By the last error of this thread, which is of `status`. */
+/* By the last error of this thread, which is that of `status`. */
 static int ends_a_communicator(sluice_status_t status) {
   sluice_error_info_t why;
   if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
@@ -111,7 +110,7 @@ static sluice_status_t train(nth_rank_t* me, model_t* m, sluice_comm_t* comm) {
     if (status == SLUICE_OK) continue;
     me->is_torn |= !is_either(&m->states, &after[me->rank][step], &after[me->rank][step + 1], is_decided);
     if (ends_a_communicator(status)) return status;
-    /* The others do the same, unless for them it has ended. */
+    /* The others do the same, unless it has ended for them. */
     const sluice_status_t again = take_step(m, comm, is_decided);
     if (again != SLUICE_OK && !ends_a_communicator(again)) me->is_torn = 1;
     if (again == SLUICE_OK) me->is_torn |= memcmp(&m->states, &after[me->rank][step + 1], sizeof m->states) != 0;

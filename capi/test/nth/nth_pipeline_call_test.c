@@ -1,6 +1,6 @@
-/* A call of the system, or an allocation, fails (nth_ranks.h) while ranks run two batches of a pipeline, whose messages
- * go over tcp or within the process, and ask what happened. A batch that fails without ending its pipeline is run
- * again, and has to end well. */
+/* A system call, or an allocation, fails (nth_ranks.h) while ranks run two batches of a pipeline, whose messages go
+ * over tcp or within the process, and query the result. A batch that failed without ending its pipeline is repeated,
+ * and must succeed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +25,7 @@ enum {
   MOST_STAGES = NUM_VIRTUAL * NTH_MOST_RANKS
 };
 
-/* What a virtual stage keeps of a micro-batch: y = x * weight, dx = dy * weight. */
+/* What a virtual stage saves of a micro-batch: y = x * weight, dx = dy * weight. */
 typedef struct stash_s {
   float x[WIDTH], y[WIDTH], dx[WIDTH];
   int64_t shape[1];
@@ -86,7 +86,7 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluic
   return SLUICE_OK;
 }
 
-/* By the last error of this thread, which is of `status`. */
+/* By the last error of this thread, which is that of `status`. */
 static int ends_the_pipeline(sluice_status_t status) {
   sluice_error_info_t why;
   if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
@@ -104,7 +104,7 @@ static sluice_status_t run_batch(nth_rank_t* me, stages_t* stages) {
   const sluice_status_t status = nth_said(me, sluice_pipeline_run_batch(stages->pipeline, &batch));
   if (status == SLUICE_OK || ends_the_pipeline(status)) return status;
   memcpy(stages->grads, before, sizeof before);
-  /* The others do the same, unless for them it has ended. */
+  /* The others do the same, unless it has ended for them. */
   const sluice_status_t again = sluice_pipeline_run_batch(stages->pipeline, &batch);
   if (again != SLUICE_OK && !ends_the_pipeline(again)) me->is_torn = 1;
   return status;

@@ -23,14 +23,14 @@ enum { NUM_COUNTS = 3, TRIES = 3, HANG_S = 120 };
 #define MS         UINT64_C(1000000)
 #define TIMEOUT_NS (8000 * MS)
 #define CONNECT_NS (4000 * MS)
-/* Joining over the parent, connecting and one exchange may each take its own, on a busy machine. */
+/* Joining over the parent, connecting and one exchange may each take this long on a busy machine. */
 #define BOUNDED_NS (60000 * MS)
 
 static int32_t world_size;
 static nth_work_t do_work;
 static nth_rank_t ranks[NTH_MOST_RANKS];
 static pthread_barrier_t barrier; /* all ranks and the test */
-static char planned[256];         /* what fails, for whoever hangs */
+static char planned[256];         /* the planned failure, for the report of a hang */
 
 static void hang(int signal_number) {
   (void)signal_number;
@@ -185,7 +185,7 @@ static void check_ranks(const before_t* before, const call_place_t* place, int64
 }
 
 static void measure(before_t* before) {
-  (void)perform(NULL, 0); /* what is loaded and kept once */
+  (void)perform(NULL, 0); /* loads what is loaded once */
   for (int32_t r = 0; r < world_size; ++r) before->digests[r] = ranks[r].digest;
   before->num_live = sluice_process_allocator()->num_live;
   before->num_descriptors = count_entries("/proc/self/fd");
@@ -194,12 +194,12 @@ static void measure(before_t* before) {
 
 typedef struct outcomes_s {
   int64_t struck, late, tolerated;
-  int32_t num_missed; /* places whose calls did not come again */
+  int32_t num_missed; /* places whose calls did not recur */
 } outcomes_t;
 
 static void strike(const before_t* before, const call_place_t* place, int64_t nth, outcomes_t* outcomes) {
   int32_t has_failed = 0, is_late = 0, all_ok = 1;
-  for (int i = 0; i < TRIES && !has_failed; ++i) { /* how often ranks wait is never twice the same */
+  for (int i = 0; i < TRIES && !has_failed; ++i) { /* the number of waits varies between runs */
     has_failed = perform(place, nth);
     check_ranks(before, place, nth);
   }

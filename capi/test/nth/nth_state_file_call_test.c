@@ -1,5 +1,5 @@
-/* An optimizer's states in a file, while every call of it and every allocation fails in turn: parameters are those of a
- * whole step, the file opens at one or is not there, nothing is left open, and the next time works. */
+/* An optimizer's states in a file, while every file call and every allocation of it fails in turn: parameters are those
+ * of a whole step, the file opens at one or does not exist, nothing stays open, and the next attempt works. */
 #include <dirent.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -19,7 +19,7 @@
 enum { COUNT = 70, BUCKET = 32, STEPS = 2 };
 
 static char folder[] = "/tmp/sluice_states_XXXXXX", path[64];
-static float wanted[STEPS + 1][COUNT]; /* parameters behind each step */
+static float wanted[STEPS + 1][COUNT]; /* parameters after each step */
 
 typedef struct model_s {
   float param[COUNT], grad[COUNT];
@@ -52,7 +52,8 @@ static sluice_status_t step(sluice_optimizer_t* optimizer, model_t* m, sluice_op
   return sluice_optimizer_step(optimizer, &args, NULL);
 }
 
-/* Makes a file and a step, opens it again and makes another. How many steps are in the parameters; -1: no file. */
+/* Creates a file and takes a step, opens it again and takes another. Returns the number of steps in the parameters; -1:
+ * no file. */
 static int make_steps(sluice_optimizer_t* optimizer, model_t* m) {
   const sluice_optimizer_file_config_t config = config_of();
   sluice_optimizer_file_t* file = NULL;
@@ -90,7 +91,7 @@ static void* run(void* out) {
   return NULL;
 }
 
-/* On a thread, where each way to an allocation begins alike. */
+/* On a thread, so that the call stacks of allocations begin the same. */
 static int run_on_thread(void) {
   pthread_t thread;
   int steps = 0;
@@ -136,7 +137,7 @@ static void attempt(const call_place_t* place, int64_t nth, int32_t num_descript
   failing = place, failing_nth = nth, is_counted = 1;
   const int steps = run_on_thread();
   is_counted = 0;
-  /* None fails: also where a call is one that only an earlier failure has led to. */
+  /* None failed: also if only an earlier failure leads to this call. */
   if (!has_failed) assert_int_equal(steps, STEPS);
   num_struck += has_failed;
   if (place != NULL) check(place, nth, steps, num_descriptors);
@@ -179,7 +180,7 @@ static void nth_call(void** state) {
   assert_in_range(num_places, 16, 128);
   for (int32_t p = 0; p < num_places; ++p) {
     const call_place_t place = places[p];
-    if (strcmp(place.name, "close") == 0) continue; /* what it says changes nothing: the descriptor is gone */
+    if (strcmp(place.name, "close") == 0) continue; /* its status changes nothing: the descriptor is gone */
     for (int64_t nth = 0; nth < place.num_hits; ++nth) attempt(&place, nth, num_descriptors);
   }
   assert_true(num_struck > 60);

@@ -157,15 +157,15 @@ void expect_states(model_t* m, const model_t* wanted) {
   free(found);
 }
 
-void write_params(model_t* m, model_t* alike, int seed) {
+void write_params(model_t* m, model_t* copy, int seed) {
   uint64_t state = (uint64_t)seed;
   for (int64_t t = 0, first = 0; t < NUM_TENSORS; first += counts[t++]) {
     for (int64_t i = seed % 5; i < counts[t]; i += 7) {
-      const float x = draw(&state, 3.0), before = read_element(alike->s.param + first, dtypes[t], i);
+      const float x = draw(&state, 3.0), before = read_element(copy->s.param + first, dtypes[t], i);
       write_element(m->s.param + first, dtypes[t], i, x);
-      write_element(alike->s.param + first, dtypes[t], i, x);
-      const float now = read_element(alike->s.param + first, dtypes[t], i);
-      if (now != before) alike->s.master[first + i] = now; /* else the master is what was rounded to it */
+      write_element(copy->s.param + first, dtypes[t], i, x);
+      const float now = read_element(copy->s.param + first, dtypes[t], i);
+      if (now != before) copy->s.master[first + i] = now; /* else the master is the unrounded value */
     }
   }
 }

@@ -1,4 +1,4 @@
-/* A small model of three dtypes, whose masters and moments lie in memory or in a file. */
+/* A small model of three dtypes, whose master weights and moments are in memory or in a file. */
 #ifndef SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
 #define SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
 
@@ -39,14 +39,14 @@ typedef struct model_s {
 /* With its states in memory; close_model in either case, which removes the file. */
 model_t* open_model(void);
 model_t* open_with_file(void);
-model_t* open_with_file_at(const char* path); /* of another model's */
-/* Masters and moments lie in the file from now on. */
+model_t* open_with_file_at(const char* path); /* the file of another model */
+/* From now on master weights and moments are in the file. */
 void forget_states(model_t* m);
 void close_model(model_t* m);
-/* With the path of the model's file, which need not be there. */
+/* With the path of the model's file, which need not exist. */
 sluice_optimizer_file_config_t config_of(model_t* m);
 
-/* The test fails unless it worked, or was refused so. */
+/* The test fails unless the call succeeded, or failed as stated. */
 void works(sluice_status_t status);
 void refused(sluice_status_t status, sluice_status_t wanted, const char* text);
 
@@ -54,12 +54,12 @@ float read_element(const void* data, int32_t dtype, int64_t i);
 void set_gradients(model_t* m, int step, int rank);
 void step_model(model_t* m, int number);
 sluice_optimizer_file_info_t info_of(model_t* m);
-/* The file's states and the parameters, as `wanted` has them in memory. */
+/* The file's states and the parameters equal those that `wanted` has in memory. */
 void expect_states(model_t* m, const model_t* wanted);
-/* Elements of each tensor get other values, as another code would write them: of m's parameters, and of `alike` in
- * memory, parameters and masters both. */
-void write_params(model_t* m, model_t* alike, int seed);
-/* The file, closed and opened at a step; -1: the last. */
+/* Writes new values to elements of each tensor, like foreign code: to m's parameters, and to both parameters and
+ * masters of `copy`, whose states are in memory. */
+void write_params(model_t* m, model_t* copy, int seed);
+/* Closes the file and opens it at a step; -1: the last. */
 void reopen(model_t* m, int64_t at);
 
 #endif /* SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_ */

@@ -1,4 +1,4 @@
-/* Masters and moments in a file: what is left when the disk or the process fails. */
+/* Master weights and moments in a file: the state after the disk or the process fails. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
@@ -9,13 +9,13 @@
 #include "capi/test/optimizer/filed_model.h"
 #include "third_party/bazel/skip.h"
 
-/* Parameters are these bits, whatever the file holds. */
+/* Parameters have these bits, whatever the file holds. */
 static void expect_params(const model_t* m, const states_t* wanted) {
   assert_memory_equal(m->s.param, wanted->param, sizeof m->s.param);
 }
 
-/* Each call of a step fails once: nothing is changed, and the step that follows runs. Other code has written parameters
- * before it, which the file does not hold. */
+/* Each call of a step fails once: nothing is changed, and the next step runs. Other code has written parameters before,
+ * which the file does not hold. */
 static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
   (void)state;
   model_t *m = open_with_file(), *after = open_model();
@@ -33,7 +33,7 @@ static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
       disk_calls_left[which] = nth;
       const sluice_status_t status = sluice_optimizer_step(m->optimizer, &m->args, &m->result);
       disk_calls_left[which] = NEVER;
-      if (status == SLUICE_OK) break; /* it takes no more of them */
+      if (status == SLUICE_OK) break; /* it makes no more such calls */
       refused(status, SLUICE_E_EXTERNAL, which == 0 ? "reading" : "No space left on device");
       assert_int_equal(info_of(m).step, 1);
       expect_params(m, written);
@@ -48,7 +48,8 @@ static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
   close_model(after);
 }
 
-/* From its nth read on the disk gives nothing back: no step runs on parameters of two steps until they are loaded. */
+/* From its nth read on the disk returns errors: no step runs on parameters of two different steps until they are
+ * loaded. */
 static void Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps(void** state) {
   (void)state;
   model_t *m = open_with_file(), *after = open_model();
@@ -117,7 +118,7 @@ static void File_ThatIsCut_IsToldAndChangesNothing(void** state) {
   step_model(m, 1);
   step_model(before, 1);
   const off_t bytes = (off_t)info_of(m).bytes;
-  assert_int_equal(truncate(m->path, bytes / 2), 0); /* in the room that is read */
+  assert_int_equal(truncate(m->path, bytes / 2), 0); /* in the part that is read */
   set_gradients(m, 2, 0);
   states_t* kept = malloc(sizeof *kept);
   assert_non_null(kept);
@@ -156,7 +157,7 @@ static void Disk_WithoutRoom_IsToldAndLeavesNoFile(void** state) {
   close_model(m);
 }
 
-/* A file system of 128 KiB, where mounting one is allowed. It goes with its test, also where that fails. */
+/* A file system of 128 KiB, if mounting is allowed. It is removed after its test, also after a failure. */
 static char small_folder[] = "/tmp/sluice_full_XXXXXX";
 static int32_t is_mounted;
 

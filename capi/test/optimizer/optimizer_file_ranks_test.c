@@ -1,4 +1,5 @@
-/* Ranks that have their masters and moments in a file each: the bits of one, and a disk that fails on one of them. */
+/* Ranks with their master weights and moments in a file each: the bits of one rank, and a disk that fails on one of
+ * them. */
 #include <pthread.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -85,7 +86,7 @@ static void Ranks_EachWithAFile_HaveTheBitsOfOne(void** state) {
   }
 }
 
-/* The disk of rank 1 fails at any call: no rank takes the step, both are told, and the next step runs. */
+/* The disk of rank 1 fails at any call: no rank takes the step, both report it, and the next step runs. */
 static void DiskOfOneRank_ThatFails_ChangesNothingOnAny(void** state) {
   (void)state;
   for (int clips = 0; clips < 2; ++clips) {
@@ -130,9 +131,9 @@ static void DiskOfOneRank_ThatFails_ChangesNothingOnAny(void** state) {
   }
 }
 
-/* ---- a disk that fails when all ranks have agreed ---- */
+/* ---- a disk that fails after all ranks have agreed ---- */
 
-/* What one rank's disk does at the end of a step: its last write, that of the record, or its last sync fails. */
+/* A failure of one rank's disk at the end of a step: of its last write, which is the record, or its last sync. */
 static void fail_at_the_end(model_t* const* ranks, int32_t of, int which) {
   struct stat file;
   assert_int_equal(stat(ranks[of]->path, &file), 0);
@@ -224,14 +225,14 @@ static void DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep(void** s
 
 /* ---- files of different steps ---- */
 
-/* With other gradients than all ranks have: nobody keeps it. */
+/* With gradients that differ from the other ranks': no rank keeps it. */
 static void step_alone(model_t* m, int number) {
   m->args.comm = NULL;
   step_model(m, number);
 }
 
 /* As a kill leaves them between the two handshakes: one rank's file is a step ahead. */
-static void Files_AStepApart_GoOnFromTheStepThatAllHave(void** state) {
+static void Files_OneStepAhead_ContinueFromTheStepThatAllHave(void** state) {
   (void)state;
   model_t *ranks[MAX_RANKS], *before = open_model(), *after = open_model();
   sluice_local_group_t* group;
@@ -260,7 +261,7 @@ static void Files_AStepApart_GoOnFromTheStepThatAllHave(void** state) {
   close_model(after);
 }
 
-/* One rank has lost its file, or has that of another rank: none goes on, and none makes one. */
+/* One rank has lost its file, or has that of another rank: no rank continues, and none creates a file. */
 static void Files_ThatNotAllRanksHave_AreRefusedOnAll(void** state) {
   (void)state;
   model_t* ranks[MAX_RANKS];
@@ -301,7 +302,7 @@ int main(void) {
       cmocka_unit_test(Ranks_EachWithAFile_HaveTheBitsOfOne),
       cmocka_unit_test(DiskOfOneRank_ThatFails_ChangesNothingOnAny),
       cmocka_unit_test(DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep),
-      cmocka_unit_test(Files_AStepApart_GoOnFromTheStepThatAllHave),
+      cmocka_unit_test(Files_OneStepAhead_ContinueFromTheStepThatAllHave),
       cmocka_unit_test(Files_ThatNotAllRanksHave_AreRefusedOnAll),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

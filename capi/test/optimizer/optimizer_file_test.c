@@ -1,4 +1,4 @@
-/* Masters and moments in a file: the bits of states in memory, less memory, and what is refused. */
+/* Master weights and moments in a file: the bits of states in memory, less memory, and errors. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,7 +85,7 @@ static void Step_WithABadGradient_ChangesNoByteOfTheFile(void** state) {
   close_model(wanted);
 }
 
-/* ---- parameters that other code writes ---- */
+/* ---- parameters written by other code ---- */
 
 /* Weights that are loaded, clamped or averaged between steps: the next step starts from them. */
 static void Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates(void** state) {
@@ -93,7 +93,7 @@ static void Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates(void** state) {
   model_t *m = open_with_file(), *wanted = open_model();
   for (int number = 1; number <= 6; ++number) {
     if (number != 4) write_params(m, wanted, number);
-    if (number == 5) reopen(m, -1); /* it is the parameter that counts, not what was loaded */
+    if (number == 5) reopen(m, -1); /* the parameter counts, not the loaded state */
     step_model(m, number);
     step_model(wanted, number);
     expect_states(m, wanted);
@@ -104,7 +104,7 @@ static void Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates(void** state) {
 
 /* ---- forks ---- */
 
-/* Every call of a child that has something of its parent's. */
+/* Every call of a child with a handle of its parent. */
 static int call_in_child(model_t* m) {
   sluice_optimizer_file_info_t info;
   sluice_optimizer_file_info_init(&info, sizeof info);
@@ -144,7 +144,7 @@ static void ForkedChild_HasNothingOfItsParents(void** state) {
 
 /* ---- memory ---- */
 
-/* The system bounds what a process may have of its own: states of the model do not fit, a step with a file does. */
+/* With a limit on the memory of the process, states of the model do not fit, and a step with a file does. */
 static void ProcessWhoseMemoryHoldsNoStates_MakesSteps(void** state) {
   (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -175,7 +175,7 @@ static void ProcessWhoseMemoryHoldsNoStates_MakesSteps(void** state) {
       _exit(2);
     (void)fclose(status);
     const rlim_t now = data * (rlim_t)sysconf(_SC_PAGESIZE);
-    /* Threads of the two lanes of copies have stacks that count, of which they touch little. */
+    /* The stacks of the two copy lanes' threads count, although they touch little of them. */
     const struct rlimit limit = {now + BOUND + 2 * (8 << 20), now + BOUND + 2 * (8 << 20)};
     if (setrlimit(RLIMIT_DATA, &limit) != 0) _exit(3);
     void* volatile states = malloc(12UL * COUNT); /* they do not fit */
@@ -245,7 +245,7 @@ static void BadArguments_AreRefusedByName(void** state) {
   close_model(other);
 }
 
-/* Another model's file, as a whole and by shapes that have as many elements. */
+/* Another model's file, as a whole and with shapes of equally many elements. */
 static void FileOfAnotherModel_IsRefusedByItsFirstTensor(void** state) {
   (void)state;
   static const int32_t num_dims[NUM_TENSORS] = {2, 1, 3, 0}, flat[NUM_TENSORS] = {1, 1, 1, 1};
@@ -276,7 +276,7 @@ static void FileOfAnotherModel_IsRefusedByItsFirstTensor(void** state) {
   config.rank = 2;
   refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "rank is 2 of 2");
   config.rank = 0, config.world_size = 1, config.num_dims = num_dims, config.dims = dims;
-  m->tensors[3].count = 1; /* a number has no dimensions */
+  m->tensors[3].count = 1; /* a scalar has no dimensions */
   config.replaces = 1;
   works(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
   sluice_optimizer_file_close(m->file);

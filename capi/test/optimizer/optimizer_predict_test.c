@@ -1,4 +1,4 @@
-/* Steps that nobody runs: bytes by hand, and seconds where they can be said without a simulation. */
+/* Predicted steps: bytes computed by hand, and seconds where they follow without a simulation. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,7 +36,8 @@ static void expect_near(double found, double wanted) {
   if (fabs(found - wanted) > 1e-9 * fabs(wanted) + 1e-15) fail_msg("%.12g, wanted %.12g", found, wanted);
 }
 
-/* The paper's numbers: 20 phi without, 4 phi and 16 for each element of a bucket with; twice that with two slots. */
+/* The paper's numbers: 20 phi without, 4 phi and 16 bytes per element of a bucket with; twice the latter with two
+ * slots. */
 static void HalfPrecision_WithStatesInHostMemory_TakesFourPhiAndSixteenABucket(void** state) {
   (void)state;
   for (int32_t slots = 1; slots <= 2; ++slots) {
@@ -73,7 +74,7 @@ static void StatesThatLieNear_AreCountedThereAndHaveNoSlots(void** state) {
   w.num_slots = 0;
   w.param_dtype = w.grad_dtype = SLUICE_DTYPE_F32;
   sluice_optimizer_prediction_t p = predicted(&w);
-  assert_true(p.state_bytes == 8u * (uint64_t)phi); /* a parameter in f32 is its own master */
+  assert_true(p.state_bytes == 8u * (uint64_t)phi); /* an f32 parameter is its own master weight */
   assert_true(p.near_bytes == 16u * (uint64_t)phi && p.whole_bytes == p.near_bytes);
   assert_true(p.slot_bytes == 0 && p.staging_bytes == 0);
   w.param_dtype = SLUICE_DTYPE_F16;
@@ -91,11 +92,11 @@ static void OneBucket_TakesItsCopiesAndItsUpdateInTurns(void** state) {
   expect_near(p.copy_in_seconds, in);
   expect_near(p.copy_out_seconds, out);
   expect_near(p.update_seconds, stage + update);
-  expect_near(p.seconds, in + update + out); /* gradients are staged while the states come */
+  expect_near(p.seconds, in + update + out); /* gradients are staged while the states arrive */
   for (int i = 0; i < 4; ++i) expect_near(p.seconds_by_k[i], p.seconds);
 }
 
-/* Sums that cost nothing but their number want them all at once; sums of bytes alone want as few as can be. */
+/* Sums with only a cost per call favour one call; sums with only a cost per byte favour many. */
 static void K_IsTheOneThatTakesLeast(void** state) {
   (void)state;
   sluice_optimizer_workload_t w = workload();

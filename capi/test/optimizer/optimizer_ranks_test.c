@@ -1,5 +1,5 @@
-/* The optimizer over ranks, as threads: sums in rank order beside updates, all of a step on all ranks or nothing. What
- * one rank has to get is what a step without a communicator makes of gradients that were summed by hand. */
+/* The optimizer over ranks, as threads: sums in rank order overlap with updates; all ranks take a step completely or
+ * none does. The expected result of each rank is that of a step without a communicator on gradients summed by hand. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -45,7 +45,7 @@ static void GroupsOfAPartOfTheRanks_AreSummedOverIt(void** state) {
   }
 }
 
-/* sqrt of the squares of all that is there once: groups of all ranks, and the part that each pair of ranks has. */
+/* The norm counts every element once: groups of all ranks, and the part that each pair of ranks has. */
 static void GroupsOfAPartOfTheRanks_CountOnceInTheNorm(void** state) {
   (void)state;
   ow_world_t* w = ow_world_new(4, 0, 2);
@@ -111,7 +111,7 @@ static void Step_WithABadGradientOnAnyRankAndBucket_ChangesNothingAnywhere(void*
         expect_nothing(w, &fresh->s, clips);
       }
       w->before = NULL;
-      assert_true(ow_check_steps(w, 20000, 1, 0.0) == 0); /* and the next step goes on as if nothing had been */
+      assert_true(ow_check_steps(w, 20000, 1, 0.0) == 0); /* and the next step continues as if nothing had happened */
       ow_world_free(w);
     }
   }
@@ -120,7 +120,7 @@ static void Step_WithABadGradientOnAnyRankAndBucket_ChangesNothingAnywhere(void*
 
 static float huge_of[OW_MAX_RANKS];
 
-/* All of them finite, in the last bucket but of f32. */
+/* All of them finite, in the last bucket except for f32. */
 static void plant_huge(ow_rank_t* me) { me->model->grad[70000] = huge_of[me->rank]; }
 
 static void Step_WhoseSumAloneIsInfinite_ChangesNothingAnywhere(void** state) {
@@ -182,7 +182,7 @@ static void other_groups(ow_model_t* m) { m->args.num_groups = 2; }
 
 typedef struct refusal_s {
   void (*bend)(ow_model_t* m);
-  sluice_status_t status; /* of the rank that is bent; the other one gets PEER_REFUSED, or the same MISMATCH */
+  sluice_status_t status; /* of the modified rank; the other one gets PEER_REFUSED, or the same MISMATCH */
   const char* text;
 } refusal_t;
 
@@ -274,7 +274,7 @@ static void Step_FromWhichARankGoes_EndsOnTheOthersAndNamesIt(void** state) {
   }
 }
 
-/* ---- what is told ---- */
+/* ---- reports ---- */
 
 static uint64_t staging_of(int64_t bucket, int64_t chunk, double max_norm) {
   ow_world_t* w = ow_world_new(2, 0, 0);

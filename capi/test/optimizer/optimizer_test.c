@@ -1,4 +1,4 @@
-/* The optimizer by its public calls: what it refuses, what it skips, and a model trained by it. */
+/* The optimizer by its public calls: errors, skipped steps, and a model trained with it. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static void close_model(model_t* m) {
   free(m);
 }
 
-/* Parameters, moments: what a step may change. */
+/* Parameters and moments: the memory that a step may change. */
 static void copy_state(const model_t* m, float* out) {
   memcpy(out, m->param, sizeof m->param);
   memcpy(out + COUNT, m->exp_avg, sizeof m->exp_avg);
@@ -167,8 +167,8 @@ static void Step_BadArguments_AreRefusedByNameAndChangeNothing(void** state) {
   sluice_optimizer_destroy(NULL);
 }
 
-/* Counts that together are more than a number holds: nobody adds them up. Memory that is given twice: in two groups, in
- * one, in part, and as states of two parameters. */
+/* Counts whose sum overflows are never added up. Memory given twice: in two groups, in one, in part, and as states of
+ * two parameters. */
 static void Step_TensorsThatCannotBe_AreRefusedByName(void** state) {
   (void)state;
   model_t* m = open_model();
@@ -196,12 +196,12 @@ static void Step_TensorsThatCannotBe_AreRefusedByName(void** state) {
   tensors[1].count = 500, tensors[1].param = m->param + 500, tensors[1].exp_avg_sq = m->exp_avg_sq + 500;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "share memory");
   check_unchanged(m, before);
-  tensors[1].exp_avg = m->exp_avg + 500; /* side by side is no overlap */
+  tensors[1].exp_avg = m->exp_avg + 500; /* adjacent memory is no overlap */
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, NULL));
   close_model(m);
 }
 
-/* Two threads in turns and at once: each call has run wholly or was BUSY. */
+/* Two threads, alternating and concurrently: each call has run completely or was BUSY. */
 typedef struct caller_s {
   model_t* model;
   int ran, busy;

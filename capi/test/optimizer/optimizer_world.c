@@ -15,7 +15,7 @@ const int32_t ow_group_of[OW_NUM_TENSORS] = {0, 0, 0, 1, 1, 2, 2};
 const int32_t ow_dtypes[OW_NUM_TENSORS] = {SLUICE_DTYPE_F32,  SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16,
                                            SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32,  SLUICE_DTYPE_F16};
 
-/* ---- parameters and what is kept of them ---- */
+/* ---- parameters and their states ---- */
 
 static float draw(uint64_t* seed, double scale) {
   *seed = *seed * 6364136223846793005u + 1442695040888963407u;

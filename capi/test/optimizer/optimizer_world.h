@@ -1,5 +1,5 @@
-/* A model of small tensors on several ranks, as threads, whose optimizers step together; and what one rank makes of
- * gradients that were summed by hand. Checks fail the test that calls. */
+/* A model of small tensors on several ranks, as threads, whose optimizers step together; and the result of one rank on
+ * gradients summed by hand. Checks fail the calling test. */
 #ifndef SLUICE_CAPI_TEST_OPTIMIZER_OPTIMIZER_WORLD_H_
 #define SLUICE_CAPI_TEST_OPTIMIZER_OPTIMIZER_WORLD_H_
 
@@ -10,8 +10,8 @@
 
 enum { OW_MAX_RANKS = 4, OW_NUM_GROUPS = 3, OW_NUM_TENSORS = 7, OW_STEPS = 2, OW_ELEMENTS = 151308 };
 
-/* Elements, group and dtype of each tensor. The second group is the experts': its tensors are those of a part of the
- * ranks where a case says so. */
+/* Elements, group and dtype of each tensor. The second group is the experts': its tensors belong to a part of the ranks
+ * if a case sets `parts`. */
 extern const int64_t ow_counts[OW_NUM_TENSORS];
 extern const int32_t ow_group_of[OW_NUM_TENSORS];
 extern const int32_t ow_dtypes[OW_NUM_TENSORS];
@@ -46,8 +46,8 @@ typedef struct ow_rank_s {
 enum { OW_TCP = 1, OW_TCP_AT = 2 }; /* of is_tcp: through the local communicator, or through an address */
 
 struct ow_world_s {
-  int32_t size, is_tcp, parts; /* parts: the second group is summed over ranks that are alike modulo it; 0: over all */
-  void (*before)(ow_rank_t* me); /* what a case bends, before each step */
+  int32_t size, is_tcp, parts; /* parts: the second group is summed over ranks that are equal modulo it; 0: over all */
+  void (*before)(ow_rank_t* me); /* modifies a rank before each step */
   ow_rank_t ranks[OW_MAX_RANKS];
   sluice_local_group_t *group, *groups[OW_MAX_RANKS];
   char place[TCP_PLACE_BYTES];
@@ -68,7 +68,7 @@ void ow_world_free(ow_world_t* w);
 /* One step on all ranks. */
 void ow_step(ow_world_t* w, int32_t number);
 
-/* Sums of `me`'s gradients in rank order, over the ranks that it shares each tensor with, into f32 gradients. */
+/* Sums of `me`'s gradients in rank order, over the ranks that share each tensor with it, into f32 gradients. */
 void ow_sum_gradients(const ow_world_t* w, const ow_rank_t* me, ow_model_t* reference);
 
 /* Steps of a world of this kind have the bits of the reference; returns how many were decided. */

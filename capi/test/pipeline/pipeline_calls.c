@@ -7,9 +7,9 @@
 
 #include "capi/test/pipeline/pipeline_model.h"
 
-#define BOOL_CODE 6 /* DLPack's, which the library moves and never reads */
+#define BOOL_CODE 6 /* DLPack's, which the library sends and never interprets */
 
-/* ---- what arrives ---- */
+/* ---- received tensors ---- */
 
 void pw_wrong(pw_rank_t* rank, const char* format, ...) {
   if (rank->num_wrong++ > 0) return;
@@ -187,7 +187,7 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluic
   if (status != SLUICE_OK) return status;
   if (stash->is_back) pw_wrong(rank, "a gradient is written while the library reads it");
   pw_layer_backward(&rank->layers[c], stash->x, stash->dy, stash->dx, n);
-  if (!pw_is_apart(rank->world)) pw_layer_weight_grad(&rank->layers[c], stash->x, stash->dy, n);
+  if (!pw_is_split(rank->world)) pw_layer_weight_grad(&rank->layers[c], stash->x, stash->dy, n);
   if (op->is_first) return SLUICE_OK;
   stash->scalar[0] = i;
   stash->shape[0] = 1, stash->shape[1] = n;
@@ -214,7 +214,7 @@ static sluice_status_t weight_grad(void* user, const sluice_stage_call_t* op, sl
   return SLUICE_OK;
 }
 
-/* What it sees now is to be what the batch ends with. */
+/* The gradients that it sees now must be those at the end of the batch. */
 static sluice_status_t reduce(void* user, const sluice_stage_call_t* op, sluice_host_failure_t* out_failure) {
   pw_rank_t* rank = user;
   const int32_t c = op->virtual_stage;

@@ -1,16 +1,16 @@
-/* What a rank of a pipeline's world is called with: each call is checked, and computes. */
+/* The callbacks of a rank of a pipeline's world: each call is checked, and computes. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
 
 #include "capi/test/pipeline/pipeline_types.h"
 
-/* Without `reduce` where this rank does not reduce. */
+/* Without `reduce` if this rank does not reduce. */
 sluice_pipeline_callbacks_t pw_callbacks_of(const pw_rank_t* rank);
 
-/* What was kept of a micro-batch has not changed, and goes back. */
+/* The saved tensors of a micro-batch must be unchanged, and are released. */
 void pw_give_back(pw_rank_t* rank, int32_t micro_batch);
 
-/* Marks something as wrong. */
+/* Records an error. */
 void pw_wrong(pw_rank_t* rank, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

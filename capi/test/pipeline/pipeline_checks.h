@@ -1,4 +1,4 @@
-/* What tests under cmocka ask of a pipeline's world. */
+/* Checks of a pipeline's world for tests under cmocka. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
 
@@ -16,13 +16,13 @@
 /* "tcp, backward_first, p 3, v 1, L 2" */
 static inline const char* pw_name(const pw_world_t* world) {
   static char name[160];
-  (void)snprintf(name, sizeof name, "%s, %s, p %d, v %d, L %d, apart %d", world->transport,
+  (void)snprintf(name, sizeof name, "%s, %s, p %d, v %d, L %d, split %d", world->transport,
                  world->config.policy != NULL ? world->config.policy : "the default", world->num_stages,
-                 world->config.num_virtual, world->config.in_flight, pw_is_apart(world));
+                 world->config.num_virtual, world->config.in_flight, pw_is_split(world));
   return name;
 }
 
-/* Nothing that arrived, or was called, was other than it has to be. */
+/* No wrong tensor arrived, and no callback was called wrongly. */
 static inline void assert_nothing_wrong(const pw_world_t* world) {
   for (int32_t r = 0; r < world->num_stages * world->num_replicas; ++r) {
     const pw_rank_t* rank = &world->ranks[r];
@@ -48,7 +48,7 @@ static inline void assert_all_work(const pw_world_t* world, int32_t batch) {
   }
 }
 
-/* Losses of the batches that ended well, and gradients: the bits of one loop. */
+/* Losses of the successful batches, and gradients: the bits of one loop. */
 static inline void assert_same_bits(const pw_world_t* world) {
   const int32_t last = pw_num_layers(world) - 1;
   for (int32_t r = 0; r < world->num_stages * world->num_replicas; ++r) {

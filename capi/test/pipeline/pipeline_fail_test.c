@@ -1,4 +1,4 @@
-/* A batch that fails on one rank fails on all, soon and with one story; the next one works. */
+/* A batch that fails on one rank fails on all, quickly and with the same report; the next one works. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
 #include <stdatomic.h>
@@ -77,7 +77,7 @@ static void Callback_AnyFailsAnywhere_AllHearAndTheNextBatchWorks(void** state) 
   try_fault("local", 1, 2, 0, PW_BACKWARD, 2);
 }
 
-/* Fails when the stage before has sent all that it may: more than this one has asked for. */
+/* Fails when the previous stage has sent all that it may: more than this one has requested. */
 static sluice_status_t fail_often(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                                   sluice_host_failure_t* out_failure) {
   static _Atomic int32_t num_sent;
@@ -87,13 +87,13 @@ static sluice_status_t fail_often(pw_rank_t* rank, int32_t call, const sluice_st
   if (rank->rank == 1) atomic_fetch_add(&num_sent, 1);
   if (rank->rank != 2) return SLUICE_OK;
   for (int32_t i = 0; i < 1000 && atomic_load(&num_sent) < 4; ++i) usleep(10000);
-  usleep(10000); /* the last of them is sent behind its callback; where it is not, one message less lies there */
+  usleep(10000); /* the last of them is sent after its callback; if it is not, one message less remains */
   atomic_store(&num_sent, 0);
   return SLUICE_E_EXTERNAL;
 }
 
-/* What had been sent to the stage that failed is taken and dropped before the next batch: it would lie there for good.
- * A batch has at most six messages of 1.5 KiB on its last stage; 21 would be left. */
+/* Messages sent to the failed stage are taken and dropped before the next batch: otherwise they would stay for ever. A
+ * batch has at most six messages of 1.5 KiB on its last stage; 21 would remain. */
 static void Callback_FailsManyTimes_NothingPilesUp(void** state) {
   static const int32_t limits[] = {4, 4, 1};
   (void)state;
@@ -121,7 +121,8 @@ static struct {
   int64_t shape[2];
 } large = {.shape = {1, LARGE_BYTES / sizeof(float)}};
 
-/* Behind the first micro-batch of a batch that is to fail: memory that is gone as soon as the library gives it back. */
+/* Runs after the first micro-batch of a batch that will fail: memory that is freed as soon as the library releases
+ * it. */
 static void give_large(pw_rank_t* rank, const sluice_stage_call_t* op, sluice_stage_tensors_t* result) {
   const int32_t i = op->micro_batch;
   (void)result;
@@ -173,13 +174,13 @@ static void fail_in_one_replica(void) {
   pw_world_free(world);
 }
 
-/* Often: ranks that go on, and leave, while others still end the batch that failed are not taken for lost. */
+/* Repeatedly: ranks that continue, and leave, while others still end the failed batch are not taken for lost. */
 static void Callback_FailsInOneReplica_FailsInAll(void** state) {
   (void)state;
   for (int32_t i = 0; i < 40; ++i) fail_in_one_replica();
 }
 
-/* ---- what a host gives ---- */
+/* ---- tensors from the host ---- */
 
 static int32_t bend_how;
 
@@ -283,7 +284,7 @@ static void Batch_CalledInACallback_IsBusy(void** state) {
 
 static int64_t failing_allocation;
 
-/* All meet, so that the number counts allocations of the batch alone. */
+/* A barrier, so that the number counts only allocations of the batch. */
 static void plan_failure(pw_rank_t* rank) {
   pthread_barrier_wait(&rank->world->meeting);
   if (rank->rank == 0) sluice_process_allocator()->fail_after = rank->calls[PW_FORWARD] > 0 ? failing_allocation : -1;

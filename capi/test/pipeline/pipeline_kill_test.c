@@ -1,4 +1,4 @@
-/* A stage that is killed, a process of its own, is named on all others, whichever they wait for, with the batch. */
+/* A stage that is killed, a process, is named on all others with the batch, whatever they wait for. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 #define BOUNDED_NS UINT64_C(20000000000)
 
-enum { STAGES = 4, MICRO_BATCHES = 8, ELEMENTS = 1 << 18 }; /* more than a socket holds */
+enum { STAGES = 4, MICRO_BATCHES = 8, ELEMENTS = 1 << 18 }; /* more than a socket buffer holds */
 
 typedef struct note_s {
   _Atomic uint64_t killed_ns, returned_ns[STAGES];
@@ -61,7 +61,7 @@ static int run_batches(process_t* me, mesh_end_t* end, sluice_pipeline_t* pipeli
   sluice_pipeline_batch_init(&batch, sizeof batch);
   batch.num_micro_batches = MICRO_BATCHES;
   if (sluice_pipeline_run_batch(pipeline, &batch) != SLUICE_OK) return 3;
-  if (!mesh_meet(end)) return 4; /* all have ended the first one before the victim goes */
+  if (!mesh_meet(end)) return 4; /* all have ended the first batch before the victim dies */
   me->batch = 1;
   me->note->status[me->rank] = sluice_pipeline_run_batch(pipeline, &batch);
   atomic_store(&me->note->returned_ns[me->rank], sluice_now_ns());

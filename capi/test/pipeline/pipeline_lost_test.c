@@ -23,7 +23,7 @@ static sluice_status_t abort_in_call(pw_rank_t* rank, int32_t call, const sluice
   return SLUICE_OK;
 }
 
-/* A rank that is gone in a batch may be missed at the end of the one before, where that has not ended on all. */
+/* A rank that leaves in a batch may be missed at the end of the previous one if that has not ended on all. */
 static void meet(pw_rank_t* rank) { pthread_barrier_wait(&rank->world->meeting); }
 
 static void Abort_InABatch_EndsThePipelineOnAll(void** state) {
@@ -77,7 +77,7 @@ static sluice_status_t hold_until_others_are_back(pw_rank_t* rank, int32_t call,
   (void)out_failure;
   if (rank->batch == 0) return SLUICE_OK;
   if (rank->rank != 0 || call != PW_FORWARD || op->micro_batch != 1) {
-    rank->comm->timeout_ns = SHORT_NS; /* from here on: the batch before took as long as it took */
+    rank->comm->timeout_ns = SHORT_NS; /* from here on: the previous batch may take any time */
     return SLUICE_OK;
   }
   for (int32_t i = 0; i < 6000 && atomic_load(&num_returned) < 2; ++i) usleep(10000);
@@ -117,7 +117,7 @@ static void leave_at_once(pw_rank_t* rank) {
   atomic_fetch_add(&num_left, 1);
 }
 
-/* That the others have left is known here, too: over TCP a thread reads it. */
+/* This rank also knows that the others have left: over TCP a thread reads it. */
 static void wait_until_others_have_left(const pw_rank_t* rank) {
   for (int32_t i = 0; i < 6000 && atomic_load(&num_left) + 1 < rank->world->num_stages; ++i) usleep(10000);
   usleep(200000);
@@ -131,7 +131,7 @@ static sluice_status_t fail_when_rank_0_is_held(sluice_host_failure_t* out_failu
   return SLUICE_E_EXTERNAL;
 }
 
-/* Rank 0 has an output to send when it comes back. */
+/* Rank 0 has an output to send when it returns. */
 static sluice_status_t fail_and_hold_rank_0(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                                             sluice_host_failure_t* out_failure) {
   if (call != PW_FORWARD) return SLUICE_OK;
@@ -146,7 +146,7 @@ static int is_last_call(const pw_rank_t* rank, int32_t call) {
   return call == PW_WEIGHT_GRAD && rank->calls[call] == rank->world->batches[0].num_micro_batches;
 }
 
-/* Rank 0 has nothing left, when it comes back, but to say that it is through. */
+/* Rank 0 only has to report its end when it returns. */
 static sluice_status_t fail_and_hold_rank_0_at_the_end(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                                                        sluice_host_failure_t* out_failure) {
   (void)op;
@@ -158,7 +158,7 @@ static sluice_status_t fail_and_hold_rank_0_at_the_end(pw_rank_t* rank, int32_t 
   return rank->rank == 1 ? fail_when_rank_0_is_held(out_failure) : SLUICE_OK;
 }
 
-/* Rank 0 has asked for all that is to come. */
+/* Rank 0 has posted all its receives. */
 static int32_t hold_rank_0_in_a_wait(pw_rank_t* rank) {
   if (rank->rank != 0 || atomic_exchange(&is_held, 1)) return 0;
   wait_until_others_have_left(rank);

@@ -1,4 +1,4 @@
-/* The model of a pipeline's world: layers of a few weights, whose rows differ from micro-batch to micro-batch. */
+/* The model of a pipeline's world: layers of a few weights, whose rows differ between micro-batches. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_MODEL_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_MODEL_H_
 
@@ -36,8 +36,8 @@ static inline float pw_loss_of(const float* y, int32_t n) {
 
 static inline int32_t pw_num_layers(const pw_world_t* world) { return world->num_stages * world->config.num_virtual; }
 
-/* Whether weight gradients are ops of their own. */
-static inline int32_t pw_is_apart(const pw_world_t* world) {
+/* Whether weight gradients are separate ops. */
+static inline int32_t pw_is_split(const pw_world_t* world) {
   const char* policy = world->config.policy;
   if (world->config.weight_apart >= 0) return world->config.weight_apart;
   return policy != NULL && (strcmp(policy, "zero_bubble") == 0 || strcmp(policy, "v") == 0);
@@ -48,7 +48,7 @@ static inline int pw_is_v(const pw_world_t* world) {
          (world->config.policy != NULL && strcmp(world->config.policy, "v") == 0);
 }
 
-/* The layer that a stage holds as its k-th. */
+/* The k-th layer of a stage. */
 static inline int32_t pw_layer_of(const pw_world_t* world, int32_t stage, int32_t k) {
   const int32_t p = world->num_stages;
   return k * p + (pw_is_v(world) && k % 2 == 1 ? p - 1 - stage : stage);

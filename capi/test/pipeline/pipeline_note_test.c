@@ -1,13 +1,14 @@
-/* Numbers of the host ride with the ends of batches: all ranks know what each gave, and who fails gives nothing. */
+/* Numbers of the host are sent with the ends of batches: all ranks know the numbers of each, and a failing rank sends
+ * none. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
-/* Of each rank: what it gives with the batch that runs, written by its callbacks. */
+/* The numbers of each rank for the current batch, written by its callbacks. */
 static double notes[PW_MAX_RANKS][PW_MAX_RANKS + 1];
 static int32_t next_batch[PW_MAX_RANKS];
 
 static int32_t count_of(int32_t rank) { return rank == 1 ? 0 : rank + 1; }
 
-/* Of the batch before, which ended well. */
+/* Of the previous batch, which succeeded. */
 static void check_notes(pw_rank_t* rank, int32_t batch) {
   const int32_t num_ranks = rank->world->num_stages * rank->world->num_replicas;
   for (int32_t r = 0; r < num_ranks; ++r) {
@@ -79,7 +80,7 @@ static void try_one(const char* transport, int32_t p, int32_t replicas) {
   pw_world_free(world);
 }
 
-static void Note_OfEachRank_IsKnownToAllBehindABatch(void** state) {
+static void Note_OfEachRank_IsKnownToAllAfterABatch(void** state) {
   (void)state;
   try_one("none", 1, 1);
   for (int32_t p = 2; p <= 4; ++p) {
@@ -90,6 +91,6 @@ static void Note_OfEachRank_IsKnownToAllBehindABatch(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Note_OfEachRank_IsKnownToAllBehindABatch)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(Note_OfEachRank_IsKnownToAllAfterABatch)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
-/* A pipeline whose gradients are summed while it drains, and the optimizer behind it. The host begins the sum of a
- * virtual stage's gradients in `reduce`, on a thread of its own, and gives the step what was summed: comm is that of
- * all ranks, so that all stages step or none, and each group's comm has one rank, so that nothing is summed again. The
- * bits are those of a step that sums itself. */
+/* A pipeline whose gradients are summed while it drains, followed by the optimizer. The host begins the sum of a
+ * virtual stage's gradients in `reduce`, on its own thread, and passes the sums to the step: comm is that of all ranks,
+ * so that all stages step or none, and each group's comm has one rank, so that nothing is summed twice. The bits are
+ * those of a step that sums by itself. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@ typedef struct states_s {
 typedef struct host_s {
   pw_rank_t* rank;
   states_t sums_given, sums_itself;
-  int32_t step; /* that comes next */
+  int32_t step; /* the next step */
   float grad[LAYERS][PW_WEIGHTS], sum[LAYERS][PW_WEIGHTS];
   pthread_t threads[LAYERS];
   sluice_comm_t *all, *column, *own;
@@ -40,8 +40,8 @@ typedef struct job_s {
 
 static host_t hosts[RANKS];
 static job_t jobs[RANKS][LAYERS];
-static pthread_barrier_t met[LAYERS]; /* replicas, before they read each other's gradients */
-static int32_t bad_step;              /* whose gradients of one layer are infinite on one replica; -1: none */
+static pthread_barrier_t met[LAYERS]; /* barrier of replicas, before they read each other's gradients */
+static int32_t bad_step;              /* in which the gradients of one layer are infinite on one replica; -1: none */
 
 /* ---- the host's own reduction, in rank order ---- */
 
@@ -57,7 +57,7 @@ static void* sum(void* data) {
   return NULL;
 }
 
-/* Data of replicas are alike, so their gradients are told apart here. */
+/* Replicas have the same data, so this makes their gradients different. */
 static sluice_status_t begin_sum(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                                  sluice_host_failure_t* out_failure) {
   (void)out_failure;
@@ -76,7 +76,7 @@ static sluice_status_t begin_sum(pw_rank_t* rank, int32_t call, const sluice_sta
 
 /* ---- the step ---- */
 
-/* Of the layers of this rank, by gradients that column's ranks sum. */
+/* Of this rank's layers, with gradients that the column's ranks sum. */
 static int32_t step(host_t* me, states_t* states, float (*grads)[PW_WEIGHTS], sluice_comm_t* column) {
   sluice_optimizer_tensor_t tensors[VIRTUAL];
   for (int32_t k = 0; k < VIRTUAL; ++k) {
@@ -108,7 +108,7 @@ static void step_both(pw_rank_t* rank) {
   const states_t before = me->sums_given;
   const int32_t skipped = step(me, &me->sums_given, me->sum, me->own);
   if (step(me, &me->sums_itself, me->grad, me->column) != skipped) pw_wrong(rank, "one of two steps was skipped");
-  if (memcmp(&me->sums_given, &me->sums_itself, sizeof before) != 0) pw_wrong(rank, "two steps have unlike bits");
+  if (memcmp(&me->sums_given, &me->sums_itself, sizeof before) != 0) pw_wrong(rank, "two steps differ in their bits");
   me->is_unchanged[me->step] = memcmp(&me->sums_given, &before, sizeof before) == 0;
   me->skipped[me->step++] = skipped;
 }

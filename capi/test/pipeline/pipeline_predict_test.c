@@ -1,5 +1,4 @@
-/* What is predicted of a pipeline: published bubbles, limits that are chosen, and the bytes that a batch is found to
- * take. */
+/* Predictions for a pipeline: published bubbles, chosen limits, and the measured bytes of a batch. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
 #include <math.h>
@@ -15,7 +14,7 @@ typedef struct asked_s {
   sluice_stage_prediction_t stages[MOST];
 } asked_t;
 
-/* F = B = W = 1, messages that take no time, one byte for all that is in flight and one for all that is held. */
+/* F = B = W = 1, messages that take no time, one byte for everything in flight and one for everything held. */
 static void ask_about(asked_t* asked, const char* policy, int32_t p, int32_t v, int32_t m) {
   memset(asked, 0, sizeof *asked);
   for (int32_t c = 0; c < MOST; ++c) {
@@ -44,7 +43,7 @@ static void Predict_PublishedPipelines_HaveTheirBubbles(void** state) {
   (void)state;
   static const struct {
     const char* policy;
-    int32_t v, apart, limit;
+    int32_t v, split, limit;
     double bubble;
   } known[] = {{"1f1b", 1, -1, 0, 0.304},
                {"gpipe", 1, -1, 0, 0.304},
@@ -57,7 +56,7 @@ static void Predict_PublishedPipelines_HaveTheirBubbles(void** state) {
   for (size_t i = 0; i < sizeof known / sizeof known[0]; ++i) {
     asked_t asked;
     ask_about(&asked, known[i].policy, STAGES, known[i].v, 16);
-    asked.work.weight_apart = known[i].apart;
+    asked.work.weight_apart = known[i].split;
     asked.work.in_flight = known[i].limit;
     assert_int_equal(predict(&asked), SLUICE_OK);
     if (fabs(asked.got.bubble - known[i].bubble) > 0.0006) {
@@ -113,7 +112,8 @@ static void Predict_UnderABudget_StaysInside(void** state) {
   assert_int_equal(predict(&asked), SLUICE_E_OVER_BUDGET);
 }
 
-/* m = 16, f + b = 1, a quarter for each message, rendezvous: what docs/pipeline.md says of DeepSpeed's own order. */
+/* m = 16, f + b = 1, a quarter for each message, rendezvous: the numbers of docs/pipeline.md for DeepSpeed's own
+ * order. */
 static void Predict_DeepSpeedsOrder_IsTheBaseline(void** state) {
   (void)state;
   assert_true(fabs(seconds_of("deepspeed", 2, 0.25, 0) / seconds_of("message_driven", 2, 0.25, 4) - 1.43) < 0.005);
@@ -209,7 +209,7 @@ static void PolicyNames_AreThoseThatPredictTakes(void** state) {
   assert_null(sluice_pipeline_policy_name(-1));
 }
 
-/* The bytes are known before the batch, and its accounting finds them: exactly where the order is known. */
+/* The bytes are predicted before the batch and measured in it: exact where the order is fixed. */
 static void Bytes_OfABatch_AreThosePredicted(void** state) {
   (void)state;
   static const char* const policies[] = {"1f1b", "zero_bubble", "gpipe", "backward_first", "message_driven"};
@@ -248,7 +248,7 @@ static void Bytes_OfABatch_AreThosePredicted(void** state) {
   }
 }
 
-/* Stage s of 1F1B has p - s in flight, and whatever runs what is ready has no more where L says so. */
+/* Stage s of 1F1B has p - s in flight, and a policy that runs whatever is ready has no more if L limits it. */
 static void Memory_AtEqualInFlight_IsAtMostThatOf1F1B(void** state) {
   (void)state;
   const int32_t p = 4;
@@ -278,7 +278,7 @@ static void Predict_AnOpenPolicy_TakesTheFastest(void** state) {
     asked.message[s] = 0.25;
   }
   assert_int_equal(predict(&asked), SLUICE_OK);
-  assert_string_equal(asked.got.policy, "1f1b"); /* a stage that is slower, and no more in flight than stages */
+  assert_string_equal(asked.got.policy, "1f1b"); /* a slower stage, and no more in flight than stages */
   const double seconds = asked.got.seconds;
   assert_int_equal(asked.got.is_chosen, 0);
   asked.work.in_flight = 0;

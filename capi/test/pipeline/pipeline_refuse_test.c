@@ -1,4 +1,4 @@
-/* Ranks that disagree are told so, and wrong arguments are refused. */
+/* Ranks that disagree get an error, and wrong arguments are rejected. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
 static const char* const transports[] = {"local", "tcp"};

@@ -1,12 +1,12 @@
-/* A pipeline by its public calls is one device: the bits of a single loop, whatever the policy, the limits and the
- * delays; and what ran is the program. */
+/* A pipeline by its public calls equals one device: the bits of a single loop, for any policy, limits and delays; and
+ * the executed ops are those of the program. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
 #include <stdlib.h>
 
 #define ALL_RANKS UINT32_MAX
 
-/* Batches of every size, evaluations among them. */
+/* Batches of every size, including evaluations. */
 static void add_batches(pw_world_t* world, int32_t most) {
   for (int32_t m = 1; m <= most; ++m) {
     pw_world_add(world, m, 0);
@@ -21,14 +21,14 @@ static void run_and_check(pw_world_t* world) {
   assert_same_bits(world);
 }
 
-static void try_one(const char* transport, const char* policy, int32_t p, int32_t v, int32_t limit, int32_t apart) {
+static void try_one(const char* transport, const char* policy, int32_t p, int32_t v, int32_t limit, int32_t split) {
   pw_world_t* world = pw_world_new(transport, p);
   world->config.policy = policy;
   world->config.num_virtual = v;
   world->config.in_flight = limit;
-  world->config.weight_apart = apart;
+  world->config.weight_apart = split;
   world->reduces = ALL_RANKS;
-  if (strcmp(policy, "looped") == 0) { /* asks for whole rounds */
+  if (strcmp(policy, "looped") == 0) { /* it requires whole rounds */
     pw_world_add(world, p, 0);
     pw_world_add(world, 2 * p, 0);
     pw_world_add(world, 3, 1);
@@ -44,10 +44,10 @@ static void try_rules(const char* transport, int32_t p) {
   for (int32_t v = 1; v <= 2; ++v) {
     if (p * v > PW_MAX_LAYERS) continue;
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; ++i) {
-      for (int32_t apart = 0; apart <= 1; ++apart) {
-        try_one(transport, rules[i], p, v, 0, apart);
-        try_one(transport, rules[i], p, v, 1, apart);
-        try_one(transport, rules[i], p, v, 3, apart);
+      for (int32_t split = 0; split <= 1; ++split) {
+        try_one(transport, rules[i], p, v, 0, split);
+        try_one(transport, rules[i], p, v, 1, split);
+        try_one(transport, rules[i], p, v, 3, split);
       }
     }
   }
@@ -104,10 +104,10 @@ static void Batch_DelaysAreDrawn_HasTheBitsOfOneLoop(void** state) {
   (void)state;
   static const char* const transports[] = {"local", "tcp"};
   for (size_t t = 0; t < 2; ++t) {
-    for (int32_t apart = 0; apart <= 1; ++apart) {
+    for (int32_t split = 0; split <= 1; ++split) {
       pw_world_t* world = pw_world_new(transports[t], 3);
-      world->config.policy = apart ? "backward_first" : "message_driven";
-      world->config.weight_apart = apart;
+      world->config.policy = split ? "backward_first" : "message_driven";
+      world->config.weight_apart = split;
       world->config.num_virtual = 2;
       world->max_delay_us = 2000;
       for (int32_t b = 0; b < 4; ++b) pw_world_add(world, 6, b == 2);
@@ -130,8 +130,8 @@ static void Batch_TensorsAreKept_OutliveThePipeline(void** state) {
   }
 }
 
-/* Ranks come to the next one while others still are in the last. */
-static void Pipelines_OneBehindTheOther_ShareACommunicator(void** state) {
+/* Ranks start the next one while others are still in the last. */
+static void Pipelines_OneAfterTheOther_ShareACommunicator(void** state) {
   (void)state;
   static const char* const transports[] = {"local", "tcp"};
   for (size_t t = 0; t < 2; ++t) {
@@ -145,7 +145,7 @@ static void Pipelines_OneBehindTheOther_ShareACommunicator(void** state) {
   }
 }
 
-/* ---- what ran ---- */
+/* ---- executed ops ---- */
 
 static const sluice_stage_event_t* find(const pw_rank_t* rank, int32_t b, const char* op, int32_t c, int32_t i) {
   const sluice_stage_event_t* found = NULL;
@@ -161,7 +161,7 @@ static const sluice_stage_event_t* find(const pw_rank_t* rank, int32_t b, const 
 static void assert_before(const sluice_stage_event_t* a, const sluice_stage_event_t* b) {
   assert_non_null(a);
   assert_non_null(b);
-  if (a->end_ns > b->begin_ns) fail_msg("%s of %d ends behind the begin of %s", a->op, a->micro_batch, b->op);
+  if (a->end_ns > b->begin_ns) fail_msg("%s of %d ends after the begin of %s", a->op, a->micro_batch, b->op);
 }
 
 static void check_micro_batch(const pw_rank_t* rank, int32_t c, int32_t i, int32_t last) {
@@ -230,7 +230,7 @@ static int32_t count_of(const char* text, const char* what) {
   return count;
 }
 
-/* Events in the timeline, and a wrong for what is not as it should be. */
+/* Events in the timeline; records an error for each wrong one. */
 static int32_t count_events(pw_rank_t* rank, int32_t which) {
   uint64_t bytes = 0;
   if (sluice_pipeline_timeline_json(rank->pipeline, which, NULL, &bytes) != SLUICE_OK) pw_wrong(rank, "no timeline");
@@ -264,7 +264,7 @@ static void ask_too_early(pw_rank_t* rank) {
   }
 }
 
-static void Timelines_OfABatch_AreMeasuredBesidePredicted(void** state) {
+static void Timelines_OfABatch_AreMeasuredAndPredicted(void** state) {
   (void)state;
   pw_world_t* world = pw_world_new("tcp", 3);
   world->between = ask_too_early;
@@ -275,13 +275,13 @@ static void Timelines_OfABatch_AreMeasuredBesidePredicted(void** state) {
   pw_world_free(world);
 }
 
-/* ---- how many are in flight ---- */
+/* ---- the number in flight ---- */
 
-static void InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch(void** state) {
+static void InFlight_LeftOpen_IsChosenForAllAfterTheFirstBatch(void** state) {
   (void)state;
   pw_world_t* world = pw_world_new("tcp", 3);
   for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 8, 0);
-  run_and_check(world); /* ranks whose programs differ would not end */
+  run_and_check(world); /* ranks with different programs would hang */
   for (int32_t r = 0; r < 3; ++r) {
     assert_int_equal(world->ranks[r].stats[0].is_chosen, 0);
     assert_int_equal(world->ranks[r].stats[0].in_flight, 3);
@@ -291,7 +291,7 @@ static void InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch(void** state) {
   pw_world_free(world);
 }
 
-static void Policy_LeftOpen_IsChosenAlikeAfterTheFirstBatch(void** state) {
+static void Policy_LeftOpen_IsChosenForAllAfterTheFirstBatch(void** state) {
   (void)state;
   static const char* const transports[] = {"local", "tcp"};
   for (size_t t = 0; t < 2; ++t) {
@@ -300,7 +300,7 @@ static void Policy_LeftOpen_IsChosenAlikeAfterTheFirstBatch(void** state) {
     world->config.in_flight = 4;
     for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 8, b == 1);
     pw_world_add(world, 5, 0);
-    run_and_check(world); /* to the bit, and ranks whose programs differ would not end */
+    run_and_check(world); /* exact bits, and ranks with different programs would hang */
     for (int32_t r = 0; r < 4; ++r) {
       const sluice_pipeline_stats_t* stats = world->ranks[r].stats;
       assert_string_equal(stats[0].policy, "1f1b_hint");
@@ -348,7 +348,7 @@ static void try_column(const char* transport, const char* policy, int32_t p, int
   pw_world_free(world);
 }
 
-/* Weight gradients apart of two virtual stages end in any order; replicas reduce them in one. */
+/* Split weight gradients of two virtual stages end in any order; replicas reduce them in one order. */
 static void Replicas_WithoutExperts_ReduceInOneOrder(void** state) {
   (void)state;
   pw_world_t* world = pw_world_new("tcp", 2);
@@ -401,11 +401,11 @@ int main(void) {
       cmocka_unit_test(Batch_VPlacementUnderARule_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop),
       cmocka_unit_test(Batch_TensorsAreKept_OutliveThePipeline),
-      cmocka_unit_test(Pipelines_OneBehindTheOther_ShareACommunicator),
+      cmocka_unit_test(Pipelines_OneAfterTheOther_ShareACommunicator),
       cmocka_unit_test(Events_OfABatch_AreTheProgramWithinItsLimits),
-      cmocka_unit_test(Timelines_OfABatch_AreMeasuredBesidePredicted),
-      cmocka_unit_test(InFlight_LeftOpen_IsChosenAlikeAfterTheFirstBatch),
-      cmocka_unit_test(Policy_LeftOpen_IsChosenAlikeAfterTheFirstBatch),
+      cmocka_unit_test(Timelines_OfABatch_AreMeasuredAndPredicted),
+      cmocka_unit_test(InFlight_LeftOpen_IsChosenForAllAfterTheFirstBatch),
+      cmocka_unit_test(Policy_LeftOpen_IsChosenForAllAfterTheFirstBatch),
       cmocka_unit_test(InFlight_UnderABudget_StaysInside),
       cmocka_unit_test(Replicas_StagesWithExperts_MeetInTheSameOps),
       cmocka_unit_test(Replicas_WithoutExperts_ReduceInOneOrder),

@@ -1,4 +1,4 @@
-/* Ranks of a pipeline's world, and what a test asks of them. */
+/* Ranks of a pipeline's world, and the options of a test. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_TYPES_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_TYPES_H_
 
@@ -16,7 +16,7 @@ enum {
   PW_MAX_EVENTS = 1024
 };
 
-/* Ops of the host, to be failed or counted. */
+/* Callbacks of the host, to fail or to count. */
 enum { PW_LOAD = 0, PW_FORWARD, PW_LOSS, PW_BACKWARD, PW_WEIGHT_GRAD, PW_REDUCE, PW_NUM_CALLS };
 
 typedef struct pw_batch_s {
@@ -28,7 +28,7 @@ typedef struct pw_layer_s {
   float weight[PW_WEIGHTS], grad[PW_WEIGHTS];
 } pw_layer_t;
 
-/* What a layer keeps of a micro-batch. */
+/* What a layer saves of a micro-batch. */
 typedef struct pw_stash_s {
   float x[PW_MAX_ELEMENTS], y[PW_MAX_ELEMENTS], dy[PW_MAX_ELEMENTS], dx[PW_MAX_ELEMENTS];
   int64_t shape[2], id_shape[1], id[2], truth_shape[2], scalar[1];
@@ -47,13 +47,13 @@ typedef struct pw_rank_s {
   pw_stash_t stash[PW_MAX_LAYERS][PW_MAX_MICRO_BATCHES];
   int32_t calls[PW_NUM_CALLS];
   int32_t next_load[2];
-  int32_t num_reduced[PW_MAX_LAYERS];       /* in the batch that runs */
+  int32_t num_reduced[PW_MAX_LAYERS];       /* in the current batch */
   float reduced[PW_MAX_LAYERS][PW_WEIGHTS]; /* gradients as the callback saw them */
-  int32_t num_wrong;                        /* what arrived and was not what was sent, among others */
+  int32_t num_wrong;                        /* wrong received tensors and other errors */
   char wrong[128];                          /* the first */
   int32_t is_in_callback;
   uint32_t random;
-  int32_t batch; /* that runs */
+  int32_t batch; /* the current batch */
   sluice_status_t made;
   sluice_error_info_t made_error;
   sluice_status_t made_again;
@@ -69,33 +69,33 @@ typedef struct pw_rank_s {
   float kept_first[PW_MAX_MICRO_BATCHES];
 } pw_rank_t;
 
-/* What a test asks for. */
+/* The options of a test. */
 typedef struct pw_world_s {
   const char* transport; /* "local", "tcp", "tcp_at"; "none": one rank without a communicator */
   int32_t num_stages, num_replicas;
-  int32_t num_pipelines; /* one behind the other on the same communicator, which share the batches; 1 */
+  int32_t num_pipelines; /* one after the other on the same communicator, which share the batches; 1 */
   int32_t num_batches;
   pw_batch_t batches[PW_MAX_BATCHES];
   sluice_pipeline_config_t config; /* prepared by pw_world_init */
-  int32_t max_delay_us;            /* of callbacks, drawn */
-  int32_t keeps;                   /* of what arrived: kept until the pipeline is gone */
+  int32_t max_delay_us;            /* of callbacks, random */
+  int32_t keeps;                   /* received tensors: kept until the pipeline is destroyed */
   uint64_t timeout_ns;
-  /* Bends a rank's config or batch before it is used; NULL: nothing. */
+  /* Modifies a rank's config or batch before it is used; NULL: nothing. */
   void (*bend_config)(pw_rank_t* rank, sluice_pipeline_config_t* config);
   void (*bend_batch)(pw_rank_t* rank, sluice_pipeline_batch_t* batch);
-  /* Called in each callback; what it returns the callback returns. NULL: nothing. */
+  /* Called in each callback; its status is the callback's. NULL: nothing. */
   sluice_status_t (*in_call)(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                              sluice_host_failure_t* out_failure);
-  /* Bends what forward gives. */
+  /* Modifies the outputs of forward. */
   void (*bend_output)(pw_rank_t* rank, const sluice_stage_call_t* op, sluice_stage_tensors_t* result);
-  /* The library reads a result no more. */
+  /* The library has finished reading a result. */
   void (*released)(pw_rank_t* rank, int32_t which, int32_t virtual_stage, int32_t micro_batch);
   void (*between)(pw_rank_t* rank); /* before each batch */
-  void (*after)(pw_rank_t* rank);   /* before the pipeline goes */
-  uint32_t reduces;                 /* bits of the ranks that give the callback */
+  void (*after)(pw_rank_t* rank);   /* before the pipeline is destroyed */
+  uint32_t reduces;                 /* bits of the ranks with the callback */
   int32_t has_column;               /* callbacks of replicas meet */
-  int32_t meets_in_reduce_alone;    /* then; else in forward and backward too */
-  int32_t tries_again;              /* a pipeline that was not made is made with the unbent config */
+  int32_t meets_in_reduce_alone;    /* only there; else in forward and backward too */
+  int32_t tries_again;              /* if creation fails it is repeated with the unmodified config */
   int32_t (*is_interrupted)(pw_rank_t* rank);
 
   /* Results. */
@@ -105,7 +105,7 @@ typedef struct pw_world_s {
   pthread_barrier_t meeting;
   pthread_mutex_t column_mutex;
   pthread_cond_t column_moved;
-  int64_t column_op[PW_MAX_RANKS][2]; /* by stage: what the collective is, and how many have come */
+  int64_t column_op[PW_MAX_RANKS][2]; /* by stage: the current collective, and the number of ranks in it */
   int32_t column_left[PW_MAX_RANKS];
 } pw_world_t;
 

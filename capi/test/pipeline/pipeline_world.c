@@ -51,14 +51,14 @@ static void check_released(pw_rank_t* rank) {
   }
 }
 
-/* Each of its layers once in a batch that trains, when its gradients were whole. */
+/* Each of its layers once in a training batch, when its gradients are complete. */
 static void check_reduced(pw_rank_t* rank, int32_t forward_only) {
   const int32_t times = (int32_t)(rank->world->reduces >> rank->rank & 1) && !forward_only;
   for (int32_t k = 0; k < rank->world->config.num_virtual; ++k) {
     const int32_t c = pw_layer_of(rank->world, rank->stage, k);
     if (rank->num_reduced[c] != times) pw_wrong(rank, "layer %d was reduced %d times", c, rank->num_reduced[c]);
     if (times > 0 && memcmp(rank->reduced[c], rank->layers[c].grad, sizeof rank->reduced[c]) != 0) {
-      pw_wrong(rank, "gradients of layer %d changed behind their reduction", c);
+      pw_wrong(rank, "gradients of layer %d changed after their reduction", c);
     }
   }
 }

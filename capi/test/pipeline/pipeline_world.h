@@ -1,6 +1,6 @@
-/* A small model on the ranks of a pipeline, as threads: a chain of layers, one by virtual stage, whose gradients fold
- * in micro-batch order; and the same model in one loop, whose bits it has to have. Shapes change with every
- * micro-batch, and integers, truth values and empty tensors travel along. */
+/* A small model on the ranks of a pipeline, as threads: a chain of layers, one per virtual stage, whose gradients
+ * accumulate in micro-batch order; and the same model in one loop, whose bits it must have. Shapes change with every
+ * micro-batch, and integers, booleans and empty tensors are sent too. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
 
@@ -8,11 +8,11 @@
 #include "capi/test/pipeline/pipeline_model.h"
 #include "capi/test/pipeline/pipeline_types.h"
 
-/* p stages, one replica, v = 1, in_flight as the library likes. Free: pw_world_free. */
+/* p stages, one replica, v = 1, in_flight as the library chooses. Free: pw_world_free. */
 pw_world_t* pw_world_new(const char* transport, int32_t num_stages);
 void pw_world_add(pw_world_t* world, int32_t num_micro_batches, int32_t forward_only);
-/* All batches on all ranks; then the reference. A batch that failed changed nothing that counts: gradients are those of
- * the batches that ended well, each rank puts its own back. */
+/* All batches on all ranks; then the reference. A failed batch changes nothing: gradients are those of the successful
+ * batches, each rank restores its own. */
 void pw_world_run(pw_world_t* world);
 void pw_world_free(pw_world_t* world);
 

@@ -1,5 +1,5 @@
-/* Between the budgets that two policies need for all chunks, a plan keeps the chunks that it has room for: faster than
- * any policy of all chunks that fits, in the bytes that it says. */
+/* Between the budgets that two policies need for all chunks, a plan keeps as many chunks as fit: faster than any
+ * fitting policy of all chunks, in the predicted bytes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ static void open_pair(pair_t* p) {
 
 typedef struct found_s {
   sluice_plan_info_t info;
-  double best_whole; /* relative time of the fastest policy of all chunks that fits */
+  double best_whole; /* relative time of the fastest fitting policy of all chunks */
 } found_t;
 
 static found_t plan_for(const pair_t* p, uint64_t budget, int32_t input, int32_t pre_activation) {
@@ -78,7 +78,7 @@ static void Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole(void** stat
   pair_close(&p);
 }
 
-/* A policy that was asked for is of all chunks, or there is no plan. */
+/* A requested policy applies to all chunks, or there is no plan. */
 static void Plan_PolicyAskedFor_IsOfAllChunks(void** state) {
   (void)state;
   pair_t p;

@@ -43,14 +43,14 @@ static layers_suite_t on_fakes = {.open = open_fake, .close = close_fake, .is_sl
 static void Budget_LayersOfSeveralShapes_AllHaveTheirRoom(void** state) { layers_all_have_their_room(*state); }
 static void Budget_LayersOfSeveralShapes_BatchesMayGrow(void** state) { layers_batches_may_grow(*state); }
 
-/* Another layer's room is counted in what a layer says it needs. */
-static void SmallestBudget_AnotherShapeBeside_IsLarger(void** state) {
+/* Another layer's memory is counted in what a layer says it needs. */
+static void SmallestBudget_WithAnotherShape_IsLarger(void** state) {
   (void)state;
   enum { TOKENS = 256 };
   sluice_moe_config_t wide = rig_config(), narrow = rig_config();
   wide.num_chunks = narrow.num_chunks = 0, wide.hidden_width = 96;
   sluice_context_config_t context = own_rig_context(1 << 24, 3);
-  uint64_t alone = 0, with_its_like = 0, beside = 0;
+  uint64_t alone = 0, with_its_like = 0, with_another = 0;
   rig_t rig;
   sluice_moe_t *like = NULL, *other = NULL;
   context.num_layers = 3;
@@ -60,8 +60,8 @@ static void SmallestBudget_AnotherShapeBeside_IsLarger(void** state) {
   WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &with_its_like));
   assert_int_equal(with_its_like, alone);
   WORKS(sluice_moe_create(rig.context, &wide, &other));
-  WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &beside));
-  assert_true(beside > alone);
+  WORKS(sluice_moe_smallest_budget(rig.moe, TOKENS, &with_another));
+  assert_true(with_another > alone);
   sluice_moe_destroy(other);
   sluice_moe_destroy(like);
   own_rig_close(&rig);
@@ -73,7 +73,7 @@ int main(void) {
       TEST_OF(on_cpu, Budget_LayersOfSeveralShapes_BatchesMayGrow),
       TEST_OF(on_fakes, Budget_LayersOfSeveralShapes_AllHaveTheirRoom),
       TEST_OF(on_fakes, Budget_LayersOfSeveralShapes_BatchesMayGrow),
-      cmocka_unit_test(SmallestBudget_AnotherShapeBeside_IsLarger),
+      cmocka_unit_test(SmallestBudget_WithAnotherShape_IsLarger),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* How many forwards wait for their backward: counted beside what plans count with, and refused where they do not fit.
+/* The number of forwards that wait for their backward: counted next to the number that plans assume, and refused if
+ * they do not fit.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -54,7 +55,7 @@ static void Stats_Outstanding_CountsTheMostAtOneTime(void** state) {
   own_rig_close(&rig);
 }
 
-/* A host that keeps the buffers and drops the step has it outstanding for as long as they live. */
+/* A host that keeps the buffers and drops the step has it outstanding while they live. */
 typedef struct kept_s {
   sluice_context_t* context;
   void* data[SLUICE_SAVED_COUNT];
@@ -83,8 +84,8 @@ static void Stats_StepDroppedAndBuffersKept_IsOutstandingStill(void** state) {
   own_rig_close(&rig);
 }
 
-/* Beyond max_outstanding there is room while steps are smaller than at the plan's capacities; where there is none, the
- * error says how many it planned with. The number that was observed then plans for all of them. */
+/* Beyond max_outstanding more steps fit while they are smaller than at the plan's capacities; otherwise the error names
+ * the planned number. The observed number then plans for all of them. */
 static void Budget_MoreThanPlanned_IsCountedAndRefusedWhereItDoesNotFit(void** state) {
   (void)state;
   rig_t rig;

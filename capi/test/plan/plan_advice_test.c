@@ -1,4 +1,4 @@
-/* Where no plan fits, the error names the cheapest change: it is taken at its word, and the layer runs. */
+/* If no plan fits, the error names the cheapest change; with it, the layer runs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ static int32_t restore_of(const char* name) {
   return -1;
 }
 
-/* Takes the error's advice. Returns how many things it changed. */
+/* Takes the error's advice. Returns the number of changes. */
 static int apply_advice(const char* message, case_t* c) {
   int changed = 0, chunks = 0, was = 0, outstanding = 0;
   const char* text = strstr(message, "raise memory_budget to that, or ");
@@ -53,7 +53,7 @@ static void read_refusal(const case_t* c, char* message, size_t size) {
   world_run(c, &got);
   for (int32_t r = 0; r < c->world_size; ++r) {
     assert_int_equal(got.status[r], SLUICE_E_OVER_BUDGET);
-    assert_string_equal(got.message[r], got.message[0]); /* all ranks are told the same */
+    assert_string_equal(got.message[r], got.message[0]); /* all ranks get the same text */
   }
   snprintf(message, size, "%s", got.message[0]);
   world_free(&got);
@@ -62,8 +62,8 @@ static void read_refusal(const case_t* c, char* message, size_t size) {
 static void Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits(void** state) {
   (void)state;
   static const struct {
-    int32_t chunks, input, pre_activation, outstanding; /* held fast */
-    int32_t open_chunks, open_policy;                   /* the budget is the least with these open */
+    int32_t chunks, input, pre_activation, outstanding; /* fixed by the config */
+    int32_t open_chunks, open_policy;                   /* the budget is the smallest with these open */
     const char* advice;
   } rows[] = {
       {1, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, 1, 1, 0, "or take "},
@@ -89,7 +89,7 @@ static void Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits(void** state) {
   }
 }
 
-/* n and policy as they must be: so many forwards as the error says fit, and not one more. */
+/* n and policy are fixed: as many forwards as the error says fit, and not one more. */
 static void Budget_TooManyOutstanding_ErrorNamesTheMostThatFit(void** state) {
   (void)state;
   char message[1024];
@@ -110,7 +110,7 @@ static void Budget_TooManyOutstanding_ErrorNamesTheMostThatFit(void** state) {
   }
 }
 
-/* Nothing is held fast: what is left is the batch. */
+/* Nothing is fixed: only the batch can change. */
 static void Budget_NothingHeldFast_ErrorNamesTheTokensThatFit(void** state) {
   (void)state;
   char message[1024];

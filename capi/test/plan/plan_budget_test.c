@@ -1,4 +1,4 @@
-/* Layers under a budget: results are the same from the smallest up, whatever the routing, and its bytes suffice. */
+/* Layers under a budget: results are the same from the smallest budget up, for any routing, and its bytes suffice. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -43,9 +43,9 @@ static void Budget_RepeatedIds_ResultsAreTheSame(void** state) {
   }
 }
 
-/* ---- halves apart ---- */
+/* ---- dgrad and wgrad separately ---- */
 
-/* A layer of one rank that keeps next to nothing, told of one forward and of halves apart. */
+/* A layer of one rank that keeps almost nothing, configured for one forward and separate dgrad and wgrad. */
 static void open_lean(rig_t* rig, uint64_t budget) {
   sluice_context_config_t context;
   sluice_context_config_init(&context, sizeof context);
@@ -71,7 +71,7 @@ static void halves(rig_t* rig, sluice_step_t* step, int32_t which, sluice_status
   if (rig_backward(rig, step) != wanted) fail_msg("half %d: %s", which, last_message());
 }
 
-/* What is looked at runs as it would: a trace far larger than the budget takes nothing of it. */
+/* A trace changes nothing: one far larger than the budget takes nothing of it. */
 static void Budget_Traced_RunsInTheSameBytes(void** state) {
   (void)state;
   rig_t rig;
@@ -94,8 +94,8 @@ static void Budget_Traced_RunsInTheSameBytes(void** state) {
   rig_close(&rig);
 }
 
-/* More forwards than were said fit the budget, since little of them is kept. One of dgrad's turns without a
- * weight half finds no room, is told so before any row is sent, and has it once another step is through. */
+/* More forwards than declared fit the budget, since they keep little. A dgrad whose wgrad is pending finds no memory,
+ * fails before any row is sent, and succeeds once another step has finished. */
 static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
   (void)state;
   rig_t rig;
@@ -147,7 +147,7 @@ static void on_warning(void* user, int32_t level, const char* message) {
   snprintf(warning, sizeof warning, "%s", message);
 }
 
-/* Kept rows run out under one hot expert: told once for the layer, by one rank, and counted in every forward. */
+/* Kept rows run out under one hot expert: reported once per layer, by one rank, and counted in every forward. */
 static void Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted(void** state) {
   (void)state;
   enum { FORWARDS = 3 };

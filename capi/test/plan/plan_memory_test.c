@@ -1,5 +1,5 @@
-/* Who holds which bytes: a refused plan none, the layers of one context one set of slots, a pass without gradients no
- * step. */
+/* Ownership of bytes: a refused plan holds none, the layers of one context share one set of slots, a pass without
+ * gradients has no step. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@ static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding) {
   own_rig_open(rig, &context, &config);
 }
 
-/* The first forward is refused, and each one after it: not a byte more is held, and none was in between. */
+/* The first forward is refused, and each later one: not a byte more is held, also not in between. */
 static void Budget_Refused_NothingWasAllocated(void** state) {
   (void)state;
   rig_t rig;
@@ -39,8 +39,8 @@ static void Budget_Refused_NothingWasAllocated(void** state) {
 
 enum { MOST_LAYERS = 4 };
 
-/* What a context takes whose `count` layers have each run a step, all forwards before the first backward; without what
- * their making took. */
+/* Bytes of a context whose `count` layers have each run a step, all forwards before the first backward; without those
+ * of their creation. */
 static sluice_context_stats_t run_layers(int32_t count) {
   rig_t rig;
   uint64_t made = 0;
@@ -78,10 +78,11 @@ static void Layers_OfOneContext_ShareOneSetOfSlots(void** state) {
   const sluice_context_stats_t one = run_layers(1), four = run_layers(MOST_LAYERS);
   assert_true(one.slot_bytes > 0);
   assert_int_equal(one.slot_bytes, four.slot_bytes);
-  assert_int_equal(one.current_bytes, four.current_bytes); /* nothing that passes leave is any one layer's */
+  assert_int_equal(one.current_bytes, four.current_bytes); /* no memory that passes leave belongs to a single layer */
 }
 
-/* From the least budget of a step on: no step is made, nothing of it is held, and the outputs have the same bits. */
+/* From the smallest budget of a step on: no step is created, nothing of it is held, and the outputs have the same
+ * bits. */
 static void Budget_WithoutGradients_HoldsNoStep(void** state) {
   (void)state;
   rig_t rig;
@@ -101,7 +102,7 @@ static void Budget_WithoutGradients_HoldsNoStep(void** state) {
   WORKS(rig_backward(&rig, step));
   sluice_step_drop(step);
   const uint64_t idle = own_rig_stats(&rig).current_bytes;
-  for (int i = 0; i < 4; ++i) { /* more than max_outstanding, were they steps */
+  for (int i = 0; i < 4; ++i) { /* more than max_outstanding, if they were steps */
     rig_reset(&rig);
     rig.forward.needs_backward = 0;
     WORKS(sluice_moe_forward(rig.moe, &rig.forward, NULL, NULL));

@@ -1,4 +1,4 @@
-/* The allocator's high-water mark is what a plan and the counts say, to the byte. */
+/* The allocator's peak equals what a plan and the counts predict, exactly. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,7 +90,7 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
     assert_int_equal(sluice_moe_forward(l->moe, &f, NULL, &steps[i]), SLUICE_OK);
     int32_t n = 0;
     assert_int_equal(sluice_step_info(steps[i], &n, NULL), SLUICE_OK);
-    /* One rank: a chunk receives the routes of its tokens, and blocks are cut as the plan says. */
+    /* One rank: a chunk receives the routes of its tokens, and blocks are divided as the plan says. */
     sluice_plan_info_t info = {.struct_size = sizeof info};
     assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
     int64_t rows[256];
@@ -132,8 +132,8 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
 
 static uint64_t lines(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* What is saved is kept or offloaded rows, each buffer of them (or none) in whole lines, and a line for each chunk; the
- * slots are fullest at an op, and never fuller than they are large. */
+/* Saved bytes are kept or offloaded rows, each buffer of them (or none) in whole lines, and a line per chunk; slots are
+ * fullest at an op, and never exceed their size. */
 static void check_breakdown(const layer_t* l, const sluice_plan_config_t* config, const sluice_plan_info_t* info,
                             int32_t gated) {
   const uint64_t element = l->is_bf16 ? 2 : 4, kept = (uint64_t)info->kept_rows;
@@ -148,7 +148,7 @@ static void check_breakdown(const layer_t* l, const sluice_plan_config_t* config
   assert_true(info->peak_slot_bytes > 0 && info->peak_slot_bytes <= info->slot_bytes);
 }
 
-/* The allocator's high-water mark is what the plan says, to the byte. */
+/* The allocator's peak equals the plan's, exactly. */
 static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
   (void)state;
   int64_t checked = 0;
@@ -199,7 +199,7 @@ static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
   printf("predicted bytes equal the allocator's peak in %lld of %lld cases\n", (long long)checked, (long long)checked);
 }
 
-/* Several ranks, uneven batches and owners: on each the peak is what the plan and the counts say. */
+/* Several ranks, uneven batches and owners: on each the peak equals what the plan and the counts predict. */
 static void Prediction_SeveralRanks_EqualsTheAllocatorOfEach(void** state) {
   (void)state;
   budget_predictions(&(budget_suite_t){.base = world_small_case(), .run = world_run});
@@ -210,7 +210,7 @@ static void Prediction_CallbackExperts_EqualsTheAllocatorOfEach(void** state) {
   budget_predictions_of_callbacks(&(budget_suite_t){.base = world_small_case(), .run = world_run, .least_ranks = 1});
 }
 
-/* To the byte but for what GEMMs may borrow, and they borrow no more. */
+/* Exact except for the memory that GEMMs may borrow, and they borrow no more. */
 static void Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch(void** state) {
   (void)state;
   case_t c = world_small_case();
@@ -218,8 +218,8 @@ static void Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch(void** s
   budget_predictions(&(budget_suite_t){.base = c, .run = world_run});
 }
 
-/* Hosts may give an expert twice within a token, and so one rank more rows than distinct ids could: more slots of
- * weight gradients that wait, more rows of a pass, and still no byte that was not planned. */
+/* Hosts may repeat an expert within a token, and so give one rank more rows than distinct ids could: more slots of
+ * pending weight gradients, more rows of a pass, and still no unplanned byte. */
 static void Prediction_RepeatedIds_EqualsTheAllocatorOfEach(void** state) {
   (void)state;
   for (int32_t every = 1; every <= 2; ++every) {

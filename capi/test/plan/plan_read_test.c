@@ -1,5 +1,5 @@
-/* Plans as bytes, changed in any way under a checksum that fits: refused by the name of a field, or plans like any
- * other, under which a layer runs with the same results, or is refused for its budget. */
+/* Plans as bytes, with any change and a matching checksum: rejected with the name of a field, or valid plans under
+ * which a layer runs with the same results, or is refused for its budget. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 #include "capi/test/rig/rig.h"
 
 #define MOST_BYTES      1024
-#define RUN_UP_TO_BYTES (1u << 24) /* what a plan may take that is run */
+#define RUN_UP_TO_BYTES (1u << 24) /* limit of the bytes of a plan that is run */
 
 static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
 
@@ -25,7 +25,7 @@ static void reseal(unsigned char* data, uint64_t bytes) {
   memcpy(data + bytes - 8, &sum, 8);
 }
 
-/* Words that every refusal has. */
+/* Every refusal names a field. */
 static int names_a_field(const char* message) {
   static const char* const words[] = {"a plan has",
                                       "magic is",
@@ -103,7 +103,7 @@ static void change(unsigned char* data, uint64_t bytes, uint32_t* seed) {
   }
 }
 
-/* Of one in eight: cut anywhere, or longer. */
+/* In one of eight cases: truncated anywhere, or extended. */
 static uint64_t change_length(unsigned char* data, uint64_t bytes, uint32_t* seed) {
   const uint64_t more = 1 + next_random(seed) % 64;
   switch (next_random(seed) % 16) {
@@ -120,7 +120,7 @@ typedef struct outcome_s {
   int64_t refused, ran, over_budget;
 } outcome_t;
 
-/* A plan is a plan, wherever it comes from. */
+/* A plan read from bytes behaves like any other. */
 static void run_under(rig_t* rig, const sluice_plan_t* plan, const float* want, outcome_t* outcome) {
   sluice_plan_info_t info = {.struct_size = sizeof info};
   WORKS(sluice_plan_get_info(plan, &info));
@@ -155,7 +155,7 @@ static void damage(const sluice_moe_config_t* layer, int64_t inputs, uint32_t se
     change(bent, bytes, &seed);
     const uint64_t length = change_length(bent, bytes, &seed);
     reseal(bent, length);
-    unsigned char* exact = malloc(length); /* so that a sanitizer sees who reads on */
+    unsigned char* exact = malloc(length); /* exact size, so that a sanitizer sees reads beyond it */
     memcpy(exact, bent, length);
     sluice_plan_t* plan = NULL;
     sluice_status_t status = sluice_plan_read(rig.moe, exact, length, &plan);
@@ -189,7 +189,7 @@ static void Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers(void** state) {
   assert_true(outcome.refused > inputs / 4 && outcome.ran > inputs / 100);
 }
 
-/* The allocator's limit is that of the plan, and no longer than the plan. */
+/* The allocator's limit is that of the plan, while the plan is used. */
 static void UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn(void** state) {
   (void)state;
   sluice_moe_config_t layer = rig_config();
@@ -211,7 +211,7 @@ static void UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn(void** state) {
   WORKS(sluice_context_get_stats(rig.context, 0, &stats));
   assert_int_equal(stats.planned_outstanding, 1);
 
-  /* Another plan that cannot be had leaves this one as it is. */
+  /* A second plan that cannot be used leaves the first in place. */
   sluice_plan_t* wider = NULL;
   config.max_tokens = 4096, config.memory_budget = 0, config.max_outstanding = 3;
   WORKS(sluice_plan_create(rig.moe, &config, &wider));
@@ -233,7 +233,7 @@ static void UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn(void** state) {
   rig_close(&rig);
 }
 
-/* A layer that is destroyed under its plan takes the plan's limits with it, though a step of it is dropped later. */
+/* A layer that is destroyed under its plan removes the plan's limits, though a step of it is dropped later. */
 static void UsePlan_LayerDestroyed_ItsLimitsGoToo(void** state) {
   (void)state;
   sluice_moe_config_t layer = rig_config();

@@ -1,4 +1,4 @@
-/* A plan as a handle: bad input is named, and what is written is read again; the footprint that a paper prints. */
+/* A plan as a handle: bad input is named, and a written plan reads back; the footprint that a paper prints. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -134,18 +134,18 @@ static void PlanInfo_Categories_SayWhatTheyHold(void** state) {
   for (int32_t n = 1; n <= 8; n *= 2) {
     const sluice_plan_info_t none = info_of(&p, n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, 0);
     const sluice_plan_info_t s4 = info_of(&p, n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, 0);
-    const sluice_plan_info_t apart = info_of(&p, n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, 1);
-    /* Rows that go out and rows that came, both at most a chunk's; more rings where more is on its way. */
+    const sluice_plan_info_t split = info_of(&p, n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, 1);
+    /* Sent and received rows, each at most a chunk's; more rings if more are in flight. */
     const uint64_t most = (uint64_t)(none.chunk_rows > 64 ? none.chunk_rows : 64) * 16 * sizeof(float);
     assert_true(none.communication_bytes >= 2 * (uint64_t)none.chunk_rows * 16 * sizeof(float));
     assert_true(none.communication_bytes <= 4 * (most + 64) && none.communication_bytes < none.slot_bytes);
     assert_true(none.saved_bytes >= (uint64_t)none.kept_rows * (16 + 64) * sizeof(float));
     assert_true(s4.kept_rows == 0 && s4.saved_bytes <= (uint64_t)(2 + s4.max_chunks) * 2 * 64);
-    assert_true(none.deferred_bytes == 0 && apart.deferred_bytes > 0);
-    assert_int_equal(apart.step_bytes - apart.deferred_bytes, none.step_bytes);
+    assert_true(none.deferred_bytes == 0 && split.deferred_bytes > 0);
+    assert_int_equal(split.step_bytes - split.deferred_bytes, none.step_bytes);
     assert_int_equal(none.peak_direction, SLUICE_BACKWARD); /* two tensors of width H there, one in forward */
     assert_true(none.peak_slot_bytes <= none.slot_bytes && s4.peak_slot_bytes <= s4.slot_bytes);
-    /* What the weight gradients of one chunk read is there at once: T_DI, dT_DO, and two of width H. */
+    /* The weight gradients of one chunk read T_DI, dT_DO, and two tensors of width H at once. */
     assert_true(s4.peak_slot_bytes >= (uint64_t)s4.chunk_rows * (2 * 16 + 2 * 64) * sizeof(float));
     if (strstr(s4.peak_op, "_grad") == NULL) fail_msg("n %d: %s", n, s4.peak_op);
     printf("n %d: S4 takes %llu of slots, %llu at once at %s\n", n, (unsigned long long)s4.slot_bytes,

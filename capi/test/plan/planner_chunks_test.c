@@ -1,4 +1,4 @@
-/* The planner where chunks differ: a policy of as many chunks as a budget has room for, and policies chunk by chunk. */
+/* The planner with different chunks: a policy for as many chunks as fit a budget, and policies chunk by chunk. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,7 @@ static double seconds_of(const sluice_planner_candidate_t* c) { return c->forwar
 
 static int is_part(const sluice_planner_candidate_t* c) { return c->kept_chunks < c->choice.num_chunks; }
 
-/* What the leanest policy of all chunks takes, and the fastest. */
+/* Bytes of the leanest policy of all chunks, and of the fastest. */
 static void range_of(const sluice_planner_t* planner, uint64_t* out_least, uint64_t* out_most) {
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0;
@@ -41,8 +41,8 @@ static void range_of(const sluice_planner_t* planner, uint64_t* out_least, uint6
   }
 }
 
-/* Whoever keeps part fits, beside the refusal of the same policy for all chunks; its numbers are those that predict
- * gives for so many chunks; and at some budget it is the fastest. */
+/* A choice that keeps part fits where the same policy for all chunks is refused; its numbers equal those of predict for
+ * that many chunks; and at some budget it is the fastest. */
 static void Choose_BetweenTwoPolicies_ListsAndTakesPart(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -80,8 +80,8 @@ static void Choose_BetweenTwoPolicies_ListsAndTakesPart(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* A caller that does not ask for it, or was built before it was there, gets policies of all chunks; and so does one
- * that holds a policy fast. */
+/* A caller that does not request it, or was built before it existed, gets policies of all chunks; so does one that
+ * fixes a policy. */
 static void Choose_NotAskedForPart_ListsWholePoliciesAlone(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -101,7 +101,7 @@ static void Choose_NotAskedForPart_ListsWholePoliciesAlone(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* What is kept of each chunk more costs bytes, and saves time: nothing of it is sent and computed again. */
+/* Each further kept chunk costs bytes and saves time: it is neither sent again nor recomputed. */
 static void Predict_KeptChunks_BytesGrowAndTimeFalls(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -124,8 +124,8 @@ static void Predict_KeptChunks_BytesGrowAndTimeFalls(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* A list of equal policies is that policy; one that differs lies between its parts, in bytes as in time, and the bytes
- * are those of a real plan by the same list. */
+/* A list of equal policies is that policy; a mixed one lies between its parts, in bytes and in time, and its bytes are
+ * those of a real plan with the same list. */
 static void Predict_PoliciesByChunk_AreThoseOfTheLists(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -148,7 +148,7 @@ static void Predict_PoliciesByChunk_AreThoseOfTheLists(void** state) {
 
   int32_t count = 0;
   const sluice_planner_choice_t wanted = {4, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, SLUICE_WGRAD_ADAPTIVE};
-  w.may_keep_part = 1; /* a list holds the policies fast */
+  w.may_keep_part = 1; /* a list fixes the policies */
   choose(planner, &w, &wanted, &count);
   assert_int_equal(count, 2);
   for (int32_t i = 0; i < count; ++i) {

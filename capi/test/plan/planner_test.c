@@ -1,4 +1,4 @@
-/* The planner through the C ABI: what it predicts, chooses, and refuses. */
+/* The planner through the C ABI: predictions, choices, and errors. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,14 +36,14 @@ static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
   }
   assert_true(p.backward_busy[SLUICE_LANE_COPY_IN] > 0 && p.forward_busy[SLUICE_LANE_COPY_OUT] > 0);
   assert_true(p.mpmoe_forward_seconds > 0 && p.mpipemoe_backward_seconds > 0 && p.fits == 1);
-  /* Too small a buffer is filled, no more. */
+  /* Too small a buffer is filled, and not exceeded. */
   entries[5].op = NULL;
   WORKS(sluice_planner_predict(planner, &w, &choice, &p, entries, 5));
   assert_true(entries[4].op != NULL && entries[5].op == NULL && p.num_entries > 40);
   sluice_planner_destroy(planner);
 }
 
-/* The same numbers as a plan of a real layer of one rank makes, besides what that context had allocated before. */
+/* The same numbers as a plan of a real layer of one rank, besides the earlier allocations of that context. */
 static void Predict_Bytes_AreThoseOfARealPlan(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -122,7 +122,7 @@ static void Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower(void*
   sluice_planner_destroy(planner);
 }
 
-/* On two ranks four different experts of eight lie on 2 (1 - 1/70) of them: a token sends about one row for two. */
+/* Four different experts of eight are on 2 (1 - 1/70) of two ranks: a token sends about one row instead of two. */
 static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -147,7 +147,7 @@ static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* On a calibrated machine chunks come out of rows unless the layer's config says tokens: fewer experts in each. */
+/* On a calibrated machine chunks are divided by rows unless the layer's config says tokens: fewer experts in each. */
 static void Predict_Chunking_IsThatOfTheLayer(void** state) {
   (void)state;
   char text[1024];
@@ -164,7 +164,7 @@ static void Predict_Chunking_IsThatOfTheLayer(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* Experts with relu are priced by it where the machine knows it; what is not said is priced as GELU. */
+/* Experts with relu are priced by it if the machine has its time; an unset activation is priced as GELU. */
 static void Predict_Activation_IsThatOfTheExperts(void** state) {
   (void)state;
   char text[1024];
@@ -185,7 +185,7 @@ static void Predict_Activation_IsThatOfTheExperts(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* The bytes are those of the deduplicated layer: tables beside the routes, rows on their way by token copies. */
+/* The bytes are those of the deduplicated layer: tables in addition to the routes, rows in flight by token copies. */
 static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -205,8 +205,8 @@ static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* What offloads more than the host pool has room for is refused for that; the others are as they were. */
-/* One rank receives every row in any case. Of several, each kept row that does not come is worth its bytes. */
+/* Choices that offload more than the host pool holds are refused for that; the others are unchanged. */
+/* One rank receives every row in any case. With several, each kept row that does not arrive saves its bytes. */
 static void Predict_UsualBytes_AreThoseOfTheRowsThatCome(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -224,7 +224,8 @@ static void Predict_UsualBytes_AreThoseOfTheRowsThatCome(void** state) {
     p = predict(planner, &w, keep);
     const uint64_t without = predict(planner, &w, again).usual_bytes;
     const double rows = (double)(w.num_tokens * w.top_k) * skew;
-    const double kept = 2 * rows * (double)w.model_width * 4; /* of three forwards: T_DI that comes again has a slot */
+    /* of three forwards: a T_DI that is sent again has a slot */
+    const double kept = 2 * rows * (double)w.model_width * 4;
     assert_true(p.usual_bytes > before && p.usual_bytes < p.total_bytes);
     assert_true(fabs((double)(p.usual_bytes - without) - kept) < 0.02 * kept);
     before = p.usual_bytes;
@@ -390,7 +391,7 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
   sluice_planner_destroy(NULL);
 }
 
-/* Every pointer and every room of every call. */
+/* Every pointer and every buffer size of every call. */
 static void BadCalls_EveryArgument_IsRefusedByName(void** state) {
   (void)state;
   sluice_planner_t *planner = new_planner(), *other = NULL;
@@ -435,7 +436,7 @@ static void BadCalls_EveryArgument_IsRefusedByName(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* Largest worlds are planned; sizes that are possible each and absurd together are refused before they overflow. */
+/* The largest worlds are planned; sizes that are each valid and absurd together are rejected before they overflow. */
 static void Workload_AbsurdWorlds_ArePlannedOrRefusedByName(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();

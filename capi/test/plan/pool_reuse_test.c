@@ -1,5 +1,5 @@
-/* Offloaded rows on a CPU lie in blocks that go from step to step: none is allocated after the first, whoever takes
- * them, and they are back with the context. */
+/* Offloaded rows on a CPU are in blocks that pass from step to step: none is allocated after the first step, for any
+ * owner, and they are freed with the context. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@ static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding, int32
   own_rig_open(rig, &context, &config);
 }
 
-/* Buffers of one step, taken from the context as a host with an autograd of its own does. */
+/* Buffers of one step, taken from the context like a host with its own autograd. */
 typedef struct held_s {
   sluice_context_t* context;
   void* data[MOST_HELD];
@@ -43,7 +43,7 @@ static void give_back(held_t* held, sluice_context_t* context) {
   held->count = 0;
 }
 
-/* So many forwards, then their backwards; the outputs have the bits of the first round. */
+/* This many forwards, then their backwards; the outputs have the bits of the first round. */
 static void run_round(rig_t* rig, held_t* held, int32_t outstanding, float* want, int is_first) {
   sluice_step_t* steps[4] = {NULL};
   for (int32_t i = 0; i < outstanding; ++i) {
@@ -85,7 +85,7 @@ static void Offload_TwentySteps_AllocateTheBlocksOfOne(void** state) {
   }
 }
 
-/* In the least budget that its plan needs, with backwards that run in another order; then others take the bytes of idle
+/* In the smallest budget that its plan needs, with backwards in another order; then others take the bytes of idle
  * blocks. */
 static void Offload_UnderItsLeastBudget_StaysWithin(void** state) {
   (void)state;
@@ -102,7 +102,7 @@ static void Offload_UnderItsLeastBudget_StaysWithin(void** state) {
   for (int i = 0; i < STEPS; ++i) run_round(&rig, NULL, 2, want, i == 0);
   sluice_context_stats_t stats = own_rig_stats(&rig);
   assert_true(stats.peak_bytes <= needs && stats.num_pool_allocations == 4);
-  /* Whoever else needs the bytes of idle blocks gets them, and the next step allocates its own again. */
+  /* Other users that need the bytes of idle blocks get them, and the next step allocates its own again. */
   void* data = NULL;
   const uint64_t room = (needs - stats.current_bytes + stats.idle_pool_bytes) / 64 * 64;
   assert_true(stats.idle_pool_bytes > 0);
@@ -115,7 +115,7 @@ static void Offload_UnderItsLeastBudget_StaysWithin(void** state) {
   own_rig_close(&rig);
 }
 
-/* What outlives the context is the host's: free it with NULL. */
+/* A buffer that outlives the context belongs to the host: free it with NULL. */
 static void Saved_OutlivesTheContext_IsFreedWithoutIt(void** state) {
   (void)state;
   rig_t rig;

@@ -11,7 +11,7 @@
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 
-/* A share of `whole` with room for so many parts of `parts`. */
+/* A share of `whole` in the proportion part of `parts`. */
 static void open_share(rig_t* rig, uint64_t whole, uint64_t part, uint64_t parts) {
   sluice_context_config_t context = own_rig_context(whole * part / parts, 1);
   sluice_moe_config_t config = rig_config();
@@ -33,7 +33,7 @@ static void Share_TooSmall_NamesTheWholeThatDoes(void** state) {
   assert_int_equal(sscanf(strstr(last_message(), "raise memory_budget to "), "raise memory_budget to %llu", &whole), 1);
   own_rig_close(&rig);
 
-  rig_t three, four; /* both at once, in the whole that the error named */
+  rig_t three, four; /* both together, in the whole that the error named */
   sluice_step_t *first = NULL, *second = NULL;
   open_share(&three, whole, 3, 7);
   open_share(&four, whole, 4, 7);
@@ -49,7 +49,7 @@ static void Share_TooSmall_NamesTheWholeThatDoes(void** state) {
   own_rig_close(&four);
 }
 
-/* With the smallest budget of each, whatever their shares by another rule were: no byte less does. */
+/* The smallest budget of each suffices, whatever their shares by another rule were, and no byte less does. */
 static void Share_SetToTheSmallest_DoesAndNoByteLess(void** state) {
   (void)state;
   for (uint64_t less = 0; less < 2; ++less) {
@@ -186,7 +186,7 @@ static void Layers_Negative_IsNamed(void** state) {
   REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT, "num_layers is -1");
 }
 
-/* Layers that are made one by one have room in what the first one's plan left, whatever the budget. */
+/* Layers that are created one by one fit into the rest of the first one's plan, for any budget. */
 static void Layers_MadeOneByOne_AreInTheFirstPlan(void** state) {
   (void)state;
   enum { LAYERS = 6 };

@@ -1,5 +1,5 @@
-/* The planner over layers by its public call: plain layers, MoE layers under one budget, refusals, and what a real
- * context takes of a plan. */
+/* The planner over layers by its public call: plain layers, MoE layers under one budget, errors, and the memory of a
+ * real context under a plan. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +44,7 @@ static void open_scene(scene_t* s, int32_t num_layers, int32_t num_stages) {
   s->result.text = s->text, s->result.text_room = sizeof s->text;
 }
 
-/* Forward 1 s, backward 2 s, the forward once more 1 s; 100 bytes of activations, 10 of them the input. */
+/* Forward 1 s, backward 2 s, the repeated forward 1 s; 100 bytes of activations, 10 of them the input. */
 static void open_plain(scene_t* s, int32_t num_layers, int32_t num_stages) {
   open_scene(s, num_layers, num_stages);
   for (int32_t i = 0; i < num_layers; ++i) {
@@ -75,7 +75,7 @@ static void Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot(void** state) {
     assert_int_equal(s.choices[i].kind, SLUICE_STAGES_KEEP);
     assert_int_equal(s.choices[i].reason, SLUICE_STAGES_FASTEST);
   }
-  /* Two kept, two computed again: 80 + 2 * 100 + 2 * 10 + the 90 bytes that one of them has while it runs. */
+  /* Two kept, two recomputed: 80 + 2 * 100 + 2 * 10 + the 90 bytes that one of them has while it runs. */
   WORKS(plan(&s, 390));
   int32_t again = 0;
   for (int32_t i = 0; i < 4; ++i) {
@@ -96,7 +96,7 @@ static void Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot(void** state) {
   for (int32_t i = 0; i < 4; ++i) assert_int_equal(s.moe[i].choice.num_chunks, 0);
 }
 
-/* One of three copied is no gain: it exists while its layer runs, and once more on its way. */
+/* One offloaded layer of three is no gain: it exists while its layer runs, and once more in flight. */
 static void Stages_LayersThatMayNot_AreKept(void** state) {
   (void)state;
   scene_t s;
@@ -155,7 +155,7 @@ static void Stages_OwnOptions_AreTakenByTheirNumber(void** state) {
   assert_int_equal(s.result.text_bytes, whole);
 }
 
-/* ---- stages that the caller gives ---- */
+/* ---- stages given by the caller ---- */
 
 static sluice_status_t price(scene_t* s, uint64_t budget, const int32_t* stages, const int32_t* options) {
   for (int32_t i = 0; i < s->problem.num_layers; ++i) {
@@ -201,7 +201,7 @@ static void Price_OfStagesThatAreGiven_StaysWithThem(void** state) {
   static const int32_t uneven[] = {0, 0, 0, 1}, mixed[] = {1, 0, 1, 0}, kept[] = {0, 0, 0, 0};
   WORKS(price(&s, 0, uneven, mixed));
   assert_true(s.stages[0].seconds == 11 && s.stages[1].seconds == 3 && s.result.slowest_stage == 0);
-  assert_int_equal(s.stages[0].bytes, 3 * 20 + 10 + 120 + 90); /* one message, what is held, one that runs again */
+  assert_int_equal(s.stages[0].bytes, 3 * 20 + 10 + 120 + 90); /* one message, the held bytes, one that is recomputed */
   assert_int_equal(s.choices[0].reason, SLUICE_STAGES_UNBURDENS);
   REFUSED(price(&s, 279, uneven, mixed), SLUICE_E_OVER_BUDGET,
           "this partition of 4 layers over 2 stages does not fit: stage 0,");
@@ -265,7 +265,7 @@ static int is_kept(const sluice_planner_candidate_t* c) {
   return c->choice.restore_input == SLUICE_RESTORE_KEEP && c->choice.restore_pre_activation == SLUICE_RESTORE_KEEP;
 }
 
-/* Each layer's choice is one that the planner of a layer prices alike, in its share. */
+/* Each layer's choice is one that the planner of a single layer prices the same, in its share. */
 static void check_shares(const scene_t* s, const sluice_planner_t* planner, sluice_planner_workload_t work) {
   uint64_t outside_arena = 0;
   for (int32_t i = 0; i < s->problem.num_layers; ++i) {
@@ -329,7 +329,7 @@ static void Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower(void** state)
   sluice_planner_destroy(planner);
 }
 
-static void Stages_MoeBesidePlainLayers_ShareOneBudget(void** state) {
+static void Stages_MoeAndPlainLayers_ShareOneBudget(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t work = new_workload();
@@ -371,7 +371,7 @@ static void use_choice(sluice_moe_t* moe, int64_t num_tokens, const sluice_plann
   sluice_plan_destroy(made);
 }
 
-/* Three layers of one context take no more than was planned for them, with as little as there is and with all. */
+/* Three layers of one context take no more than planned, with the smallest budget and with the largest. */
 static void Stages_PlanOfMoeLayers_IsNotExceededByAContext(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();
@@ -410,11 +410,11 @@ static void Stages_PlanOfMoeLayers_IsNotExceededByAContext(void** state) {
     }
     const uint64_t peak = own_rig_stats(&rig).peak_bytes;
     const uint64_t planned =
-        s.stages[0].bytes - (8u << 20); /* GEMMs "ref" borrow nothing of what is planned for them */
+        s.stages[0].bytes - (8u << 20); /* GEMMs "ref" borrow nothing of the memory planned for them */
     printf("budget %llu: %llu of %llu bytes\n", (unsigned long long)b, (unsigned long long)peak,
            (unsigned long long)planned);
     assert_true(peak <= planned);
-    if (b > 0) assert_true(peak > planned / 20 * 19); /* the leanest has many chunks, whose orders count by layer */
+    if (b > 0) assert_true(peak > planned / 20 * 19); /* the leanest has many chunks, whose orders count per layer */
     for (int32_t i = 1; i < REAL; ++i) sluice_moe_destroy(layers[i]);
     own_rig_close(&rig);
   }
@@ -530,7 +530,7 @@ int main(void) {
       cmocka_unit_test(Price_BadStages_AreRefusedByNameAndChangeNothing),
       cmocka_unit_test(Stages_ThreeMoeLayers_FitABudgetThatNoneOfThemCouldKeepAlone),
       cmocka_unit_test(Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower),
-      cmocka_unit_test(Stages_MoeBesidePlainLayers_ShareOneBudget),
+      cmocka_unit_test(Stages_MoeAndPlainLayers_ShareOneBudget),
       cmocka_unit_test(Stages_PlanOfMoeLayers_IsNotExceededByAContext),
       cmocka_unit_test(Stages_BadProblems_AreRefusedByNameAndChangeNothing),
       cmocka_unit_test(Stages_NthAllocationFails_LeaksNothingAndSaysSo),

@@ -1,5 +1,5 @@
-/* What the ranks_*_test.c share: W ranks as threads, each with a rig, that play one scene together. Checks inside a
- * rank are written down and told by `perform`, since cmocka's leave by longjmp, which only its own thread may do. */
+/* Shared by the ranks_*_test.c: W ranks as threads, each with a rig, that run one scenario together. Checks inside a
+ * rank are recorded and reported by `perform`, since cmocka's leave by longjmp, which only its own thread may do. */
 #ifndef SLUICE_CAPI_TEST_RANKS_PLAY_H_
 #define SLUICE_CAPI_TEST_RANKS_PLAY_H_
 
@@ -9,9 +9,9 @@
 #include "capi/test/rig/rig.h"
 
 #define MS         UINT64_C(1000000)
-#define PATIENT_NS (30000 * MS) /* where nothing should time out: a hang shows as TIMED_OUT */
-#define SHORT_NS   (1000 * MS)  /* where the deadline is what is tested */
-#define BRIEF_NS   (300 * MS)   /* where passing it is as good as any other end */
+#define PATIENT_NS (30000 * MS) /* for calls that should not time out: a hang shows as TIMED_OUT */
+#define SHORT_NS   (1000 * MS)  /* if the deadline itself is tested */
+#define BRIEF_NS   (300 * MS)   /* if a timeout is as good as any other end */
 #define BOUNDED_NS (20000 * MS) /* "in bounded time", on a busy machine and under sanitizers */
 #define MAX_RANKS  4
 #define BAD        SLUICE_E_INVALID_ARGUMENT
@@ -23,7 +23,7 @@ typedef struct part_s {
   int32_t rank;
   int32_t world_size;
   sluice_comm_t* comm; /* what the context uses */
-  sluice_comm_t* fake; /* the same, where faults are planned */
+  sluice_comm_t* fake; /* the same, if faults are planned */
   rig_t rig;
   char failure[1024]; /* the first */
 } part_t;
@@ -36,13 +36,13 @@ struct play_s {
   int32_t with_fakes;
   sluice_local_group_t* group;
   sluice_local_group_t* second; /* for after a loss */
-  pthread_barrier_t barrier;    /* only where no rank can have left before */
+  pthread_barrier_t barrier;    /* only if no rank can have left before */
   part_t parts[MAX_RANKS];
 };
 
-/* Slots start as NaN in every pass, and a hang ends the program. First in main. */
+/* Slots start as NaN in every pass, and a hang ends the program. Call first in main. */
 void begin_plays(void);
-/* Runs the play on its ranks; the first failed check of any of them fails the test. */
+/* Runs the scenario on its ranks; the first failed check of any of them fails the test. */
 void perform(play_t* play);
 
 void note(part_t* me, int line, const char* format, ...) __attribute__((format(printf, 3, 4)));
@@ -53,13 +53,13 @@ void expect_status(part_t* me, int line, const char* call, sluice_status_t got, 
 #define STATUS(call, status, text) expect_status(me, __LINE__, #call, (call), (status), (text))
 #define WORKS(call)                STATUS(call, SLUICE_OK, "")
 
-/* All ranks meet, outside the communicator. */
+/* A barrier outside the communicator. */
 void meet(part_t* me);
 /* The rig's config with two experts on each rank. */
 sluice_moe_config_t config_for(int32_t world_size);
-/* Forward and backward with the rig's arguments as they are. */
+/* Forward and backward with the rig's current arguments. */
 sluice_status_t whole_step(part_t* me);
-/* The bits of a good round on this rank, and that it works at all. */
+/* The bits of a good round on this rank, and a check that it works. */
 uint64_t good_round(part_t* me, int line);
 /* A new communicator in the same process, after the first was lost. */
 void check_new_comm(part_t* me, int line);

@@ -1,5 +1,5 @@
-/* Ranks whose experts are frozen run one backward with ranks whose experts are trained: the bits of a backward in which
- * all are, and nothing is written where a gradient is not wanted. */
+/* Ranks with frozen experts run a backward together with ranks whose experts are trained: the bits of a backward in
+ * which all are trained, and nothing is written where a gradient is not wanted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ enum {
   OFFLOAD = SLUICE_RESTORE_OFFLOAD
 };
 
-/* Four chunks: with that many the exchanges of a pass that defers weight gradients come in another order. */
+/* Four chunks: then the exchanges of a pass that defers weight gradients come in another order. */
 static const layer_scene_t scenes[] = {
     {.name = "one chunk", .num_chunks = 1},
     {.name = "deferred", .num_chunks = 4, .wgrad_mode = LATE},
@@ -95,12 +95,12 @@ static void frozen_run(part_t* me) {
   step_with(me, (1U << me->world_size) - 1, &rows, &trained);
   const int64_t frozen_bytes = atomic_load(&me->rig.heap.live_bytes);
   step_with(me, 0, &rows, &trained);
-  /* Where no rank wants weight gradients, rows are not kept for them. */
+  /* If no rank wants weight gradients, rows are not kept for them. */
   const int keeps_rows =
       scene->num_chunks == 4 && scene->wgrad_mode == LATE && !scene->planned && scene->capacity_rows == 0;
   EXPECT(!keeps_rows || atomic_load(&me->rig.heap.live_bytes) > frozen_bytes);
   EXPECT(scene->callback || trained != untouched);
-  /* The first again at the end: whoever was frozen is trained. */
+  /* The first again at the end: frozen ranks are trained. */
   for (uint32_t i = 1; i <= 1U << me->world_size; ++i) {
     const uint32_t frozen = i % (1U << me->world_size);
     uint64_t got_rows, got_params;

@@ -1,5 +1,4 @@
-/* A rank stays away, leaves, is called off or dies in any phase: the others name it, nobody hangs, a new communicator
- * works. */
+/* A rank stays away, leaves, aborts or dies in any phase: the others name it, none hangs, a new communicator works. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,13 +11,13 @@
 #include "backend/base/clock.h"
 #include "capi/test/ranks/play.h"
 
-/* ---- a rank stays away, leaves, or is called off ---- */
+/* ---- a rank stays away, leaves, or aborts ---- */
 
 static void absent_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
   WORKS(rig_open(&me->rig, me->comm, &config));
   (void)good_round(me, __LINE__);
-  me->comm->timeout_ns = SHORT_NS; /* from here on: what comes before takes as long as it takes */
+  me->comm->timeout_ns = SHORT_NS; /* from here on: earlier calls may take any time */
   meet(me);
   if (me->rank != 1) {
     sluice_step_t* step = NULL;
@@ -44,8 +43,8 @@ static void Ranks_OneStaysAway_IsNamedAtTheDeadline(void** state) {
   }
 }
 
-/* Rank 0 evaluates while the other does something else, and comes to its own call when that one has given up: then it
- * hears what the other has waited for. */
+/* Rank 0 evaluates while the other does something else, and makes its own call after that one has given up: then it
+ * learns what the other waited for. */
 static void evaluator_run(part_t* me) {
   const int trains = *(const int*)me->play->scene;
   sluice_moe_config_t config = config_for(me->world_size);
@@ -145,8 +144,8 @@ typedef struct death_scene_s {
   int32_t struck; /* out */
 } death_scene_t;
 
-/* A start that fails is told to all at once. A rank that fails in a wait whose messages have all passed just stays
- * away: that shows at the deadline; where messages are missing, it gives up as one that waited in vain for them. */
+/* A start that fails is reported to all at once. A rank that fails in a wait whose messages have all arrived just stays
+ * away, which the deadline shows; if messages are missing, it gives up like one that waited for them in vain. */
 static int is_loss(sluice_status_t status, int in_wait) {
   return status == SLUICE_E_PEER_LOST || (in_wait && status == SLUICE_E_TIMED_OUT);
 }
@@ -164,7 +163,7 @@ static void death_run(part_t* me) {
     EXPECT(is_loss(status, in_wait));
     scene->struck = 1;
   }
-  /* The last exchange of a step may be complete elsewhere when it fails here: then the next header tells. */
+  /* The last exchange of a step may be complete elsewhere when it fails here: then the next header reports it. */
   if (status == SLUICE_OK) status = whole_step(me);
   meet(me);
   if (scene->struck) {
@@ -174,7 +173,7 @@ static void death_run(part_t* me) {
     }
     EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
     check_new_comm(me, __LINE__);
-  } /* else the fault lay beyond the first step: the test is over */
+  } /* else the fault lay after the first step: the test is over */
 }
 
 static void Ranks_OneDiesInEachPhase_OthersNameIt(void** state) {
@@ -182,7 +181,7 @@ static void Ranks_OneDiesInEachPhase_OthersNameIt(void** state) {
   static const struct {
     int32_t world_size, deduplicate;
     uint64_t least; /* exchanges of a step */
-    uint64_t every; /* of how many waits one fails: each takes until a deadline */
+    uint64_t every; /* one of this many waits fails: each takes until a deadline */
   } forms[] = {{2, SLUICE_DEDUPLICATE_NONE, 10, 1},
                {3, SLUICE_DEDUPLICATE_NONE, 10, 1},
                {2, SLUICE_DEDUPLICATE_RANKS, 13, 1},
@@ -199,15 +198,15 @@ static void Ranks_OneDiesInEachPhase_OthersNameIt(void** state) {
         perform(&play);
         struck = scene.struck && nth < 40;
       }
-      /* n = 2: header, 2 dispatches, 2 combines; header, twice rows and scalars each way. Deduplicated, slots after the
-       * header and scalars with each dispatch as well; in two levels what node copies are for, and an exchange within
-       * the node beside each of rows. */
+      /* n = 2: header, 2 dispatches, 2 combines; header, twice rows and scalars each way. Deduplicated, also slots
+       * after the header and scalars with each dispatch; in two levels also the tables of node copies, and an exchange
+       * within the node for each of rows. */
       assert_in_range(nth, forms[form].least, 30 + forms[form].every);
     }
   }
 }
 
-/* ---- a rank falls silent in each phase, and comes back when the others have given it up ---- */
+/* ---- a rank falls silent in each phase, and returns after the others have given it up ---- */
 
 #define GIVE_UP_NS (600 * MS)
 
@@ -229,7 +228,7 @@ static void silent_run(part_t* me) {
   WORKS(rig_open(&me->rig, me->comm, &config));
   (void)good_round(me, __LINE__);
   uint64_t before = num_started(me->fake);
-  me->comm->timeout_ns = GIVE_UP_NS; /* from here on: what comes before takes as long as it takes */
+  me->comm->timeout_ns = GIVE_UP_NS; /* from here on: earlier calls may take any time */
   meet(me);
   const sluice_fake_fault_t stop = {
       .on = SLUICE_FAKE_START, .action = SLUICE_FAKE_DELAY, .nth = before + scene->nth, .delay_ns = 2 * GIVE_UP_NS};

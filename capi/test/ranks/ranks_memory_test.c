@@ -1,4 +1,4 @@
-/* Steps outstanding, each allocation failing in turn, and the bytes of a step: nothing leaks and nobody hangs. */
+/* Steps outstanding, each allocation failing in turn, and the bytes of a step: nothing leaks and no rank hangs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ static uint64_t hash_outputs(const part_t* me) {
   return h;
 }
 
-/* Inputs of step s: the routes move on by s. */
+/* Inputs of step s: the routes are shifted by s. */
 static void set_inputs(part_t* me, int32_t s) {
   rig_reset(&me->rig);
   for (int64_t i = 0; i < me->rig.num_tokens * me->rig.config.top_k; ++i) {
@@ -38,7 +38,7 @@ static void set_inputs(part_t* me, int32_t s) {
 
 static void outstanding_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
-  config.wgrad_mode = SLUICE_WGRAD_DEFERRED; /* left open, steps may take turns between two orders of sums */
+  config.wgrad_mode = SLUICE_WGRAD_DEFERRED; /* left open, steps may alternate between two orders of sums */
   WORKS(rig_open(&me->rig, me->comm, &config));
   uint64_t one_by_one[NUM_STEPS];
   for (int32_t s = 0; s < NUM_STEPS; ++s) {
@@ -91,7 +91,7 @@ typedef struct starve_scene_s {
 
 #define STARVED(status) ((status) == SLUICE_E_NO_MEMORY && strstr(last_message(), "refused") != NULL)
 
-/* One rank alone: the nth allocation fails wherever it is; the same call then works. */
+/* A single rank: the nth allocation fails wherever it is; the same call then works. */
 static void starve_alone_run(part_t* me) {
   starve_scene_t* scene = (starve_scene_t*)(uintptr_t)me->play->scene;
   sluice_moe_config_t config = config_for(1);
@@ -137,8 +137,8 @@ static void starve_alone_run(part_t* me) {
 
 static void OneRank_NthAllocationFails_LeaksNothingAndRetries(void** state) {
   (void)state;
-  for (int32_t apart = 0; apart < 2; ++apart) {
-    starve_scene_t scene = {.separate_wgrad = apart, .struck = 1};
+  for (int32_t split = 0; split < 2; ++split) {
+    starve_scene_t scene = {.separate_wgrad = split, .struck = 1};
     for (; scene.struck && scene.nth < 200; ++scene.nth) {
       scene.struck = 0;
       play_t play = {.run = starve_alone_run, .scene = &scene, .world_size = 1};
@@ -148,7 +148,7 @@ static void OneRank_NthAllocationFails_LeaksNothingAndRetries(void** state) {
   }
 }
 
-/* Of two, rank 0 starves in the nth allocation of its passes. */
+/* Of two ranks, rank 0 fails in the nth allocation of its passes. */
 static void starve_pair_run(part_t* me) {
   starve_scene_t* scene = (starve_scene_t*)(uintptr_t)me->play->scene;
   sluice_moe_config_t config = config_for(2);
@@ -171,7 +171,7 @@ static void starve_pair_run(part_t* me) {
   meet(me);
   if (me->rank == 1) scene->struck |= lost ? 2 : 0;
   meet(me);
-  if (scene->struck & 2) { /* it had agreed to send rows and could not: the group was given up */
+  if (scene->struck & 2) { /* it had agreed to send rows and could not: the group was aborted */
     check_new_comm(me, __LINE__);
   } else {
     (void)good_round(me, __LINE__);
@@ -193,7 +193,7 @@ static void TwoRanks_NthAllocationFails_NobodyHangs(void** state) {
 
 /* ---- bytes ---- */
 
-/* What the trace and the counters say against what the communicator was given, headers left out. */
+/* The bytes of the trace and the counters, compared with those given to the communicator, without headers. */
 static void traffic_run(part_t* me) {
   const int32_t* deduplicate = me->play->scene;
   sluice_moe_config_t config = config_for(me->world_size);

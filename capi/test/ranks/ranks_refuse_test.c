@@ -1,4 +1,4 @@
-/* One rank refuses its call: the others fail with it, naming it and its reason, and all go on. */
+/* One rank refuses its call: the others fail with it, naming the rank and its reason, and all continue. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -78,7 +78,7 @@ static void refusal_run(part_t* me) {
     EXPECT(strstr(last_message(), sluice_status_name(refusal_status[scene->kind])) != NULL);
     EXPECT(last_peer() == scene->refuser);
   }
-  if (scene->kind >= REFUSE_GRAD_OUT) { /* nobody's step was used up */
+  if (scene->kind >= REFUSE_GRAD_OUT) { /* no rank's step was consumed */
     rig_reset(rig);
     WORKS(rig_backward(rig, step));
   }

@@ -1,5 +1,5 @@
-/* A forward that is run again, where the ranks find that it repeats none: all ranks then run what is chosen now, also a
- * rank on which an earlier forward had the same routing. */
+/* A replayed forward for which the ranks find no original: all ranks then run the current choice, also a rank on which
+ * an earlier forward had the same routing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,13 +15,13 @@
 /* Of the first forward, and of all later ones. The scenes differ in what has changed between the two. */
 typedef struct repeat_scene_s {
   sluice_pass_choice_t first, later;
-  int32_t has_levels; /* tokens may travel by node; else the layer reuses buffers */
+  int32_t has_levels; /* tokens may be sent by node; else the layer reuses buffers */
 } repeat_scene_t;
 
 typedef struct hook_s {
-  sluice_policy_hook_t base; /* first: the engine knows it as this */
+  sluice_policy_hook_t base; /* first member: the engine sees the hook as this */
   sluice_pass_choice_t later;
-  sluice_pass_choice_t ran[MAX_RANKS]; /* on each rank: what its last backward ran with */
+  sluice_pass_choice_t ran[MAX_RANKS]; /* on each rank: the choice of its last backward */
 } hook_t;
 
 static void agree(sluice_policy_hook_t* base, const sluice_moe_t* moe, sluice_decision_state_t* decision,
@@ -58,7 +58,7 @@ static void run(part_t* me) {
   sluice_step_t* step = NULL;
   WORKS(rig_forward(&me->rig, &step));
   sluice_step_drop(step);
-  me->rig.forward.needs_backward = 0; /* so that a repetition of nothing known is bound to nothing */
+  me->rig.forward.needs_backward = 0; /* so that an unknown replay is not bound */
   WORKS(rig_forward(&me->rig, NULL));
   me->rig.forward.needs_backward = 1;
 
@@ -68,7 +68,7 @@ static void run(part_t* me) {
   WORKS(whole_step(me));
   const uint64_t repeated = results(&me->rig);
   me->rig.forward.repeats = 0;
-  WORKS(whole_step(me)); /* its header tells what the backward before it ran with */
+  WORKS(whole_step(me)); /* its header reports the choice of the previous backward */
   EXPECT(results(&me->rig) == repeated);
   for (int32_t r = 0; r < me->world_size; ++r) {
     const sluice_pass_choice_t* ran = &hook.ran[r];

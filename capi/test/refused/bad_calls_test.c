@@ -1,4 +1,4 @@
-/* Refused values and handles of calls, steps in the wrong order or place, and damaged saved buffers. */
+/* Rejected values and handles of calls, steps in the wrong order or place, and damaged saved buffers. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -77,7 +77,7 @@ static void Calls_StreamHandlesFlags_AreChecked(void** state) {
   f.rig.forward.local_message = "the host's own reason";
   FORWARD_REFUSED(&f, SLUICE_E_OVER_BUDGET, "the host's own reason");
   rig_reset(&f.rig);
-  f.rig.forward.local_status = 5; /* no status of ours */
+  f.rig.forward.local_status = 5; /* not a status of Sluice */
   FORWARD_REFUSED(&f, SLUICE_E_EXTERNAL, "no reason given");
 
   rig_reset(&f.rig);
@@ -131,7 +131,7 @@ static void Backward_InTheWrongOrder_IsStateError(void** state) {
   REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is open");
   f.rig.backward.parts = SLUICE_BACKWARD_BOTH;
   REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is open");
-  /* wgrad reads none of the row tensors, garbage included. */
+  /* wgrad reads none of the row tensors, so garbage is valid. */
   sluice_tensor_t garbage;
   memset(&garbage, 0xee, sizeof garbage);
   garbage.shape = NULL;
@@ -141,7 +141,7 @@ static void Backward_InTheWrongOrder_IsStateError(void** state) {
   sluice_step_drop(step);
   check_nothing_lost(&f);
 
-  /* Dropped between the halves: the gradient rows that were kept go too. */
+  /* Dropped between dgrad and wgrad: the kept gradient rows are freed too. */
   step = fresh_step(&f);
   f.rig.backward.parts = SLUICE_BACKWARD_DGRAD;
   WORKS(rig_backward(&f.rig, step));
@@ -245,7 +245,7 @@ static void Restore_DamagedOrForeignBuffers_AreRefused(void** state) {
   REFUSED(sluice_step_restore(other, saved.data, saved.bytes, &step), BAD, "layer 9");
   sluice_moe_destroy(other);
 
-  /* Damaged between restore and backward: found again, and mended it works. */
+  /* Damaged between restore and backward: detected again; repaired, it works. */
   WORKS(sluice_step_restore(moe, saved.data, saved.bytes, &step));
   meta[saved.bytes[SLUICE_SAVED_META] - 1] ^= 0x40;
   REFUSED(rig_backward(&f.rig, step), BAD, "META is damaged");

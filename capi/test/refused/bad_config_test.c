@@ -1,4 +1,4 @@
-/* Refused configurations of contexts, layers and communicators, and what an error says once it is copied out. */
+/* Rejected configurations of contexts, layers and communicators, and the text of an error after it is copied out. */
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
@@ -29,7 +29,7 @@ static void ContextCreate_BadConfig_IsRefused(void** state) {
   c.gemm = NULL, c.device_id = -1;
   REFUSED(make_context(&f, &c), BAD, "device_id is -1");
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (driver == NULL) { /* where there is one, cuda_device_test's fakes say the same */
+  if (driver == NULL) { /* if there is one, cuda_device_test's fakes cover it */
     c.device_id = 0;
     REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "no NVIDIA driver: libcuda.so.1");
   } else {
@@ -149,7 +149,7 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
 #undef FIELD
   c = good, c.callback_experts = 1, c.hidden_width = 0;
   WORKS(make_layer(&f, &c));
-  for (int i = 0; i < 12; ++i) { /* what the host's own experts cannot do is refused, what they can works */
+  for (int i = 0; i < 12; ++i) { /* options that the host's own experts cannot have are rejected, the others work */
     static const int32_t pre_activation[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
                                              SLUICE_RESTORE_RECOMPUTE};
     static const char* const input_words[] = {"keep", "offload", "redispatch"};
@@ -292,7 +292,7 @@ static void Errors_CopiedOut_AreBoundedAndNamed(void** state) {
   memset(small.rest, 0xee, sizeof small.rest);
   sluice_error_last((sluice_error_info_t*)(void*)&small);
   assert_int_equal(small.size, 32);
-  assert_int_equal(small.rest[32 - 8 - 1], 0); /* the text is terminated within what the caller has */
+  assert_int_equal(small.rest[32 - 8 - 1], 0); /* the text is terminated within the caller's size */
   assert_int_equal(small.rest[32 - 8], 0xee);
 }
 

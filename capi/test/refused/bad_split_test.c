@@ -1,4 +1,4 @@
-/* Refused arguments of the split calls of a layer: each is named, nothing is written, and the dispatch goes on. */
+/* Rejected arguments of the split calls of a layer: each is named, nothing is written, and the dispatch continues. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,7 +51,7 @@ static void finish(fixture_t* f, rows_t* r, sluice_dispatch_t* dispatch) {
   sluice_dispatch_destroy(dispatch);
 }
 
-/* What the context keeps of the parts is no leak. */
+/* Memory that the context keeps of the parts is no leak. */
 static void open_parts(fixture_t* f, rows_t* r) {
   open_default(f);
   finish(f, r, open_dispatch(f, r));
@@ -122,7 +122,7 @@ static void Combine_Bad_IsNamed(void** state) {
   rig->grad_out.tensor.type_bits = 64;
   REFUSED(COMBINE_BACKWARD(&f, &r, dispatch), BAD, "grad_out: dtype is f64");
   rig_reset(rig);
-  rig->grad_out.strides[0] = 0; /* every token the same gradient: it is read alone */
+  rig->grad_out.strides[0] = 0; /* the same gradient for every token: it is only read */
   WORKS(COMBINE_BACKWARD(&f, &r, dispatch));
   close_parts(&f, &r, dispatch);
 }

@@ -1,4 +1,4 @@
-/* Structs of the wrong size, with bytes that nobody knows or unknown extensions: ABI errors that name the struct. */
+/* Structs of the wrong size, with unknown bytes or unknown extensions: ABI errors that name the struct. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,8 +26,8 @@ typedef sluice_status_t (*wide_call_t)(fixture_t* f, const void* argument);
 
 static sluice_status_t run_with_params(fixture_t* f, const void* params);
 
-/* Too small, far too large, dirty beyond what is known: ABI naming the struct. A zero tail is accepted, and so is the
- * oldest layout, with the defaults for what it lacks. */
+/* Too small, far too large, nonzero beyond the known part: ABI naming the struct. A zero tail is accepted, and so is
+ * the oldest layout, with defaults for its missing fields. */
 static void check_struct(fixture_t* f, const void* good, size_t size, size_t oldest, const char* name,
                          wide_call_t call) {
   wide_t w;
@@ -166,7 +166,7 @@ static void Structs_UnknownExtension_IsNamed(void** state) {
   close_fixture(&f);
 }
 
-/* Shorter structs are for later versions; init itself must never write beyond what it is told. */
+/* Shorter structs are for later versions; init must never write beyond the given size. */
 static void Init_ShortOrNull_WritesOnlyThatMuch(void** state) {
   (void)state;
   unsigned char block[64];

@@ -1,4 +1,4 @@
-/* Refused tensors of a call: tokens, routes, outputs, parameters and gradients, each named. */
+/* Rejected tensors of a call: tokens, routes, outputs, parameters and gradients, each named. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -139,7 +139,7 @@ static void Backward_BadTensor_IsNamed(void** state) {
     f.rig.grad_weights.strides[0] = overlapping[i][0], f.rig.grad_weights.strides[1] = overlapping[i][1];
     BACKWARD_REFUSED(&f, step, BAD, "put elements on each other");
   }
-  /* All of another T: only the step knows. */
+  /* All with another T: only the step detects it. */
   step = fresh_step(&f);
   rig_tensor_t* all[] = {&f.rig.grad_out, &f.rig.tokens, &f.rig.weights, &f.rig.grad_tokens, &f.rig.grad_weights};
   for (int i = 0; i < COUNT(all); ++i) all[i]->shape[0] = 4;
@@ -162,7 +162,7 @@ static void Backward_UnwantedGradients_AreNotWritten(void** state) {
   close_fixture(&f);
 }
 
-/* The bytes of all gradients of a kind, one expert behind the other. */
+/* The bytes of all gradients of a kind, one expert after the other. */
 static uint64_t take_gradients(const rig_t* rig, int kind, char* out) {
   uint64_t bytes = 0;
   for (int32_t e = 0; e < rig->num_local; ++e) {
@@ -173,7 +173,7 @@ static uint64_t take_gradients(const rig_t* rig, int kind, char* out) {
   return bytes;
 }
 
-/* A layer's gradients with the kinds of `absent` left out: those have the bytes of before, the others those of all. */
+/* A layer's gradients without the kinds of `absent`: those keep their old bytes, the others have those of all. */
 static void check_members(fixture_t* f, int32_t grad_mode) {
   enum { ROOM = 4096 };
   static char all[RIG_NUM_PARAMS][ROOM], before[ROOM], after[ROOM];
@@ -343,7 +343,7 @@ static void Callbacks_Missing_AreRefused(void** state) {
   step = fresh_step(&f);
   f.rig.backward.parts = SLUICE_BACKWARD_DGRAD;
   BACKWARD_REFUSED(&f, step, SLUICE_E_UNSUPPORTED, "dgrad and wgrad in one call");
-  /* A failing callback: nothing kept, the next call is free. */
+  /* A failing callback: nothing leaks, and the next call works. */
   rig_reset(&f.rig);
   f.rig.callback_failure = 42;
   FORWARD_REFUSED(&f, SLUICE_E_EXTERNAL, "expert 0 failed in forward of chunk 0 (it returned 42)");

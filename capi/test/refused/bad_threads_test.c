@@ -1,4 +1,4 @@
-/* A second thread in a context is told that it is busy; in a forked child every handle is inert. */
+/* A second thread in a context gets BUSY; in a forked child every handle is inert. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -75,7 +75,7 @@ static void Context_SecondThreadInside_IsBusy(void** state) {
   }
   rig_reset(&f.rig);
   WORKS(rig_backward(&f.rig, step));
-  WORKS(rig_backward(&f.rig, busy.step)); /* the step that was refused is as it was */
+  WORKS(rig_backward(&f.rig, busy.step)); /* the refused step is unchanged */
   sluice_step_drop(step);
   sluice_step_drop(busy.step);
   check_nothing_lost(&f);
@@ -114,8 +114,8 @@ static void child_main(fixture_t* f, sluice_step_t* step, sluice_local_group_t* 
   int64_t live = atomic_load(&rig->heap.live_bytes);
   sluice_moe_destroy(rig->moe);
   sluice_context_destroy(rig->context);
-  CHILD_WANTS(atomic_load(&rig->heap.live_bytes) == live); /* the parent's memory is left alone */
-  /* A context of the child's own works. */
+  CHILD_WANTS(atomic_load(&rig->heap.live_bytes) == live); /* the parent's memory is untouched */
+  /* A context created in the child works. */
   fixture_t own;
   sluice_moe_config_t config = rig_config();
   CHILD_WANTS(rig_open(&own.rig, NULL, &config) == SLUICE_OK);

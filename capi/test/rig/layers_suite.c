@@ -17,7 +17,7 @@ typedef struct sizes_s {
   int32_t hidden_width[LAYERS], top_k[LAYERS], num_experts[LAYERS];
 } sizes_t;
 
-/* Layers whose passes need much, and layers whose steps keep much. */
+/* Layers whose passes need much memory, and layers whose steps keep much. */
 static const sizes_t models[] = {
     {{8, 96, 8}, {4, 1, 4}, {4, 4, 4}},
     {{96, 8, 8}, {1, 4, 1}, {4, 4, 4}},
@@ -39,7 +39,7 @@ static void set_tokens(rig_t* rig, int64_t num_tokens) {
   rig_reset(rig);
 }
 
-/* Of one context, which the first holds. */
+/* In one context, which the first holds. */
 static void open_model(const layers_suite_t* suite, const sizes_t* model, uint64_t budget, rig_t rigs[LAYERS]) {
   for (int i = 0; i < LAYERS; ++i) {
     const sluice_moe_config_t config = config_of(model, i);

@@ -1,12 +1,12 @@
-/* Rigs whose context a test says itself, such as one under a budget; and one of two ranks, for its plans alone. */
+/* Rigs with a context of the test's choice, such as one under a budget; and one of two ranks, for its plans only. */
 #ifndef SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
 #define SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
 
 #include "capi/test/rig/rig.h"
 
-/* gemm "ref", and no budget where it is 0. */
+/* gemm "ref", and no budget if it is 0. */
 sluice_context_config_t own_rig_context(uint64_t budget, int32_t max_outstanding);
-/* One rank; the context is on the rig's heap. Fails the test where a call does, as all here. */
+/* One rank; the context is on the rig's heap. Fails the test if a call fails, as all functions here. */
 void own_rig_open(rig_t* rig, const sluice_context_config_t* context, const sluice_moe_config_t* layer);
 /* Nothing is left on the heap. */
 void own_rig_close(rig_t* rig);
@@ -15,7 +15,7 @@ sluice_context_stats_t own_rig_stats(const rig_t* rig);
 typedef struct pair_s {
   sluice_local_group_t* group;
   sluice_comm_t* comm;
-  rig_t rig; /* of rank 0; nobody is the other */
+  rig_t rig; /* of rank 0; the other rank does not exist */
 } pair_t;
 
 void pair_open(pair_t* pair, const sluice_moe_config_t* layer);

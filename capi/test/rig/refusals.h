@@ -1,5 +1,5 @@
-/* What the bad_*_test.c share: a layer that is given something wrong, must refuse it by name, and have lost nothing by
- * it: the next correct call gives the same bits as before, and no byte stays behind. */
+/* Shared by the bad_*_test.c: a layer that gets wrong input must reject it by name and lose nothing: the next correct
+ * call gives the same bits as before, and no byte leaks. */
 #ifndef SLUICE_CAPI_TEST_RIG_REFUSALS_H_
 #define SLUICE_CAPI_TEST_RIG_REFUSALS_H_
 
@@ -12,7 +12,7 @@
 
 #include "capi/test/rig/rig.h"
 
-/* Fails the test unless the call gave `want` and, for a refusal, the record's text names `text`. */
+/* Fails the test unless the call returned `want` and, for an error, the record's text contains `text`. */
 void check_refusal(sluice_status_t got, sluice_status_t want, const char* text, const char* call, const char* file,
                    int line);
 
@@ -27,13 +27,13 @@ typedef struct fixture_s {
   int64_t live_bytes;
 } fixture_t;
 
-/* Every kind of pass once: what the context keeps of them (schedules, slots) is no leak. */
+/* Every kind of pass once: memory that the context keeps of them (schedules, slots) is no leak. */
 void open_with(fixture_t* f, const sluice_moe_config_t* config);
 void open_default(fixture_t* f);
-/* After a refusal: nothing kept, and the same bits as ever. */
+/* After an error: no leak, and the same bits as before. */
 void check_nothing_lost(fixture_t* f);
 void close_fixture(fixture_t* f);
-/* A forward whose backward is still to come. */
+/* A forward whose backward has not run yet. */
 sluice_step_t* fresh_step(fixture_t* f);
 
 #define FORWARD_REFUSED(f, status, text)                   \
@@ -44,7 +44,7 @@ sluice_step_t* fresh_step(fixture_t* f);
     check_nothing_lost(f);                                 \
   } while (0)
 
-/* On a fresh step, which a right backward must still accept afterwards. */
+/* On a fresh step, which a correct backward must still accept afterwards. */
 #define BACKWARD_REFUSED(f, step, status, text)           \
   do {                                                    \
     REFUSED(rig_backward(&(f)->rig, step), status, text); \
@@ -54,11 +54,11 @@ sluice_step_t* fresh_step(fixture_t* f);
     check_nothing_lost(f);                                \
   } while (0)
 
-/* Made from this config and destroyed again. */
+/* Created from this config and destroyed again. */
 sluice_status_t make_context(fixture_t* f, const void* config);
 sluice_status_t make_layer(fixture_t* f, const void* config);
 
-/* The host's saved buffers, as its callback `save` hands them out. */
+/* The host's saved buffers, as returned by its callback `save`. */
 typedef struct saved_s {
   void* data[SLUICE_SAVED_COUNT];
   uint64_t bytes[SLUICE_SAVED_COUNT];

@@ -19,7 +19,7 @@ void* heap_allocate(void* user, uint64_t bytes) {
   if (call == atomic_load(&heap->fail_at)) return NULL;
   void* data = aligned_alloc(64, bytes);
   if (data == NULL) return NULL;
-  memset(data, 0xff, bytes); /* NaN, and a rude index */
+  memset(data, 0xff, bytes); /* NaN, and an invalid index */
   atomic_fetch_add(&heap->live_bytes, (int64_t)bytes);
   atomic_fetch_add(&heap->live_blocks, 1);
   return data;
@@ -54,7 +54,7 @@ void rig_use_machine(const world_machine_t* machine, int32_t rank) { here.machin
 static void* take(uint64_t bytes) {
   void* data = NULL;
   if (here.machine != NULL) return here.machine->allocate(here.rank, bytes);
-  /* Not aligned_alloc, which fails at a test's word (failing_calls.h). */
+  /* Not aligned_alloc, which fails on a test's command (failing_calls.h). */
   return posix_memalign(&data, 64, bytes) == 0 ? data : NULL;
 }
 static void give(void* data) {
@@ -74,7 +74,7 @@ static void point(rig_tensor_t* t) {
   t->tensor.strides = t->strides;
 }
 
-/* A small value that depends on what and where; exact in bf16. */
+/* A small value that depends on kind and index; exact in bf16. */
 static float value(int kind, int64_t i) { return (float)((i * 7 + kind * 5) % 13 - 6) / 8.0f; }
 
 static uint8_t code_of(int32_t dtype) {
@@ -238,7 +238,7 @@ sluice_status_t rig_open_context(rig_t* rig, sluice_comm_t* comm) {
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
   config.gemm = "ref";
-  config.ranks_per_node = rig->world_size == 4 ? 2 : 0; /* for layers that ask where ranks are */
+  config.ranks_per_node = rig->world_size == 4 ? 2 : 0; /* for layers that need the layout of ranks */
   config.allocate = heap_allocate, config.release = heap_release, config.allocate_user = &rig->heap;
   if (here.machine != NULL) {
     config.gemm = NULL, config.allocate = NULL, config.release = NULL; /* the device's own */

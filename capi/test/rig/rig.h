@@ -1,5 +1,5 @@
-/* One rank of a layer with valid arguments that a test bends one at a time. Everything it holds is public: change a
- * descriptor or an argument, call, look at the refusal, then rig_reset and see that the next call works. */
+/* One rank of a layer with valid arguments that a test modifies one at a time. Everything it holds is public: change a
+ * descriptor or an argument, call, check the error, then rig_reset and check that the next call works. */
 #ifndef SLUICE_CAPI_TEST_RIG_RIG_H_
 #define SLUICE_CAPI_TEST_RIG_RIG_H_
 
@@ -56,7 +56,7 @@ typedef struct rig_s {
   int32_t callback_failure; /* what the callback experts return */
 } rig_t;
 
-/* Rigs that this thread opens from now on lie on this machine (NULL: this CPU), as `rank`. */
+/* Rigs that this thread opens from now on are on this machine (NULL: this CPU), as `rank`. */
 void rig_use_machine(const world_machine_t* machine, int32_t rank);
 
 /* Another layer on the rig's context, instead of the one it has. */
@@ -68,7 +68,7 @@ sluice_status_t rig_open(rig_t* rig, sluice_comm_t* comm, const sluice_moe_confi
 /* The layer and its tensors on an existing context; the rig takes the context. */
 sluice_status_t rig_open_layer(rig_t* rig, const sluice_moe_config_t* config);
 sluice_status_t rig_open_context(rig_t* rig, sluice_comm_t* comm);
-/* Arguments valid again, outputs NaN again. */
+/* Restores valid arguments, and NaN in outputs. */
 void rig_reset(rig_t* rig);
 sluice_status_t rig_forward(rig_t* rig, sluice_step_t** out_step);
 sluice_status_t rig_backward(rig_t* rig, sluice_step_t* step);

@@ -1,4 +1,4 @@
-/* The tuner under a memory budget: plans race inside it, come back from a file, and carry the planner's seconds. */
+/* The tuner under a memory budget: plans race inside it, are read back from a file, and have the planner's seconds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 #include "capi/test/tuner/tuner_world.h"
 
-/* Under a budget the best few plans by price run as ordinary steps, on all ranks alike, and inside the budget. */
+/* Under a budget the best few plans by price run as ordinary steps, the same on all ranks, and inside the budget. */
 static void Budget_BestPlansRace_InsideTheBudget(void** state) {
   (void)state;
   static const uint64_t budgets[][2] = {{64 << 20, 64 << 20}, {1 << 20, 1 << 20}, {215000, 620000}}; /* by ranks */
@@ -27,7 +27,7 @@ static void Budget_BestPlansRace_InsideTheBudget(void** state) {
     const sluice_tuner_policy_t* p = &w->policies[0][w->num_decisions[0] - 1];
     assert_true(p->restore_input >= 0 && p->restore_pre_activation >= 0 && p->memory_budget == w->budget);
     assert_true(p->total_bytes > 0 && p->total_bytes <= w->budget);
-    const uint64_t most = w->changes ? w->budget : p->total_bytes; /* sizes of batches have plans of their own */
+    const uint64_t most = w->changes ? w->budget : p->total_bytes; /* sizes of batches have their own plans */
     for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= most);
     assert_true((d->why == SLUICE_WHY_RACED) == (d->num_raced >= 2) && (d->why != SLUICE_WHY_RACED || d->seconds > 0));
     assert_true(d->why == SLUICE_WHY_RACED || i >= 4);
@@ -47,7 +47,7 @@ static void must_reuse(const sluice_tuner_policy_t* p) {
               p->restore_pre_activation == SLUICE_RESTORE_RECOMPUTE);
 }
 
-/* Where buffers are to be reused without a budget: n and one of S1 to S4 together, alike on all ranks, and anew for
+/* With reuse of buffers without a budget: n and one of S1 to S4 together, the same on all ranks, and separately for
  * each size of a batch. */
 static void Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize(void** state) {
   (void)state;
@@ -66,7 +66,7 @@ static void Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize(void** state) {
       const sluice_tuner_decision_t* d = &w->decisions[0][k];
       const sluice_tuner_policy_t* p = &w->policies[0][k];
       must_reuse(p);
-      assert_true(d->num_chunks >= 2); /* one chunk has nobody to share with */
+      assert_true(d->num_chunks >= 2); /* one chunk cannot share buffers */
       assert_int_equal(d->wgrad_mode, SLUICE_WGRAD_PER_CHUNK);
       assert_true(p->memory_budget == 0 && w->parts[0][k] == d->num_chunks);
       assert_true(mode == SLUICE_TUNER_MODEL ? d->why == SLUICE_WHY_PREDICTED
@@ -81,7 +81,7 @@ static void Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize(void** state) {
   }
 }
 
-/* Batches of four sizes in turns keep their own n and strategy: no answer of one serves another. */
+/* Batches of four alternating sizes keep their own n and strategy: no answer serves another size. */
 static void Reuse_BatchesDiffer_EachSizeHasItsAnswer(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
@@ -97,7 +97,7 @@ static void Reuse_BatchesDiffer_EachSizeHasItsAnswer(void** state) {
   printf("reuse, four sizes: n from %d to %d\n", fewest, most);
 }
 
-/* The same under a budget: plans of these strategies alone. */
+/* The same under a budget: plans of these strategies only. */
 static void Reuse_UnderABudget_NoPlanKeepsRows(void** state) {
   (void)state;
   for (int32_t ranks = 1; ranks <= 2; ++ranks) {
@@ -128,15 +128,15 @@ static void Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps(void** st
       ++num_whole;
       continue;
     }
-    ++num_parts; /* the rest are sent and computed again, which these chunks are not */
+    ++num_parts; /* the rest are sent again and recomputed, which these chunks are not */
     assert_true(p->restore_input != SLUICE_RESTORE_REDISPATCH || p->restore_pre_activation != SLUICE_RESTORE_RECOMPUTE);
   }
   printf("plans of part of their chunks: %d, of all: %d\n", num_parts, num_whole);
   assert_true(num_parts > 0 && num_whole > 0);
 }
 
-/* A larger batch has plans of its own. By then passes have shown what lanes take: all ranks and all layers of a kind
- * begin with the same plans, so that they share a race. */
+/* A larger batch has its own plans. By then passes have shown lane times: all ranks and all layers of a kind begin with
+ * the same plans, so that they share a race. */
 static void Budget_BatchesGrow_PlansBeginWithWhatWasSeen(void** state) {
   (void)state;
   for (int32_t ranks = 2; ranks <= 3; ++ranks) {
@@ -155,8 +155,8 @@ static void Budget_BatchesGrow_PlansBeginWithWhatWasSeen(void** state) {
   }
 }
 
-/* Steps of batches of 256, 32, 128 and 64 tokens in turns, under the smallest budget of those tried that has a plan and
- * then `more` bytes. */
+/* Steps of batches of 256, 32, 128 and 64 tokens in alternation, under the smallest tried budget with a plan, plus
+ * `more` bytes. */
 static tuner_world_t* sizes_under_budget(int32_t ranks, int32_t mode, int32_t has_machine, uint64_t more,
                                          const char* import) {
   static uint64_t least[MAX_RANKS + 1];
@@ -171,7 +171,7 @@ static tuner_world_t* sizes_under_budget(int32_t ranks, int32_t mode, int32_t ha
   }
 }
 
-/* The last decision for plans of so many tokens on each rank; skew may bring more rows, sizes are factors of two. */
+/* The last decision for plans of this many tokens per rank; skew may bring more rows, sizes are factors of two. */
 static int32_t decision_for(const tuner_world_t* w, int64_t tokens) {
   for (int32_t k = w->num_decisions[0] - 1; k >= 0; --k) {
     const int64_t rows = w->decisions[0][k].rows;
@@ -181,11 +181,11 @@ static int32_t decision_for(const tuner_world_t* w, int64_t tokens) {
   return -1;
 }
 
-/* Each size of a batch has a plan of its own: where the largest batches have to send again and compute again, small
- * ones keep their rows, and all of it fits the budget. */
+/* Each size of a batch has its own plan: the largest batches must send again and recompute, small ones keep their rows,
+ * and all of it fits the budget. */
 static void Budget_BatchesDiffer_EachSizeHasItsPlan(void** state) {
   (void)state;
-  int32_t num_unlike = 0;
+  int32_t num_different = 0;
   for (int32_t i = 0; i < 6; ++i) {
     const int32_t ranks = 1 + i % 2, has_machine = i / 2 % 2;
     tuner_world_t* w = sizes_under_budget(ranks, has_machine ? SLUICE_TUNER_MODEL : SLUICE_TUNER_ADAPTIVE, has_machine,
@@ -200,15 +200,15 @@ static void Budget_BatchesDiffer_EachSizeHasItsPlan(void** state) {
       const sluice_tuner_decision_t* d = &w->decisions[0][k];
       const sluice_tuner_policy_t *p = &w->policies[0][k], *of_large = &w->policies[0][large];
       assert_true(p->total_bytes <= w->budget && p->memory_budget == w->budget);
-      num_unlike += p->restore_input != of_large->restore_input ||
-                    p->restore_pre_activation != of_large->restore_pre_activation ||
-                    d->num_chunks != w->decisions[0][large].num_chunks;
+      num_different += p->restore_input != of_large->restore_input ||
+                       p->restore_pre_activation != of_large->restore_pre_activation ||
+                       d->num_chunks != w->decisions[0][large].num_chunks;
       printf("budget %llu, %d ranks: %lld tokens: n %d, T_DI %d, T_M %d (%s of %d), %llu bytes\n",
              (unsigned long long)w->budget, ranks, (long long)tokens, d->num_chunks, p->restore_input,
              p->restore_pre_activation, sluice_tuner_why_name(d->why), d->num_raced,
              (unsigned long long)p->total_bytes);
     }
-    if (i < 4 && has_machine && ranks > 1) { /* tight; one rank alone has one chunk in any case */
+    if (i < 4 && has_machine && ranks > 1) { /* tight; a single rank has one chunk in any case */
       assert_true(w->policies[0][large].restore_input != SLUICE_RESTORE_KEEP ||
                   w->policies[0][large].restore_pre_activation != SLUICE_RESTORE_KEEP ||
                   w->parts[0][large] < w->decisions[0][large].num_chunks);
@@ -218,7 +218,7 @@ static void Budget_BatchesDiffer_EachSizeHasItsPlan(void** state) {
       assert_true(w->decisions[0][small].num_chunks <= w->decisions[0][large].num_chunks);
     }
   }
-  assert_true(num_unlike > 0);
+  assert_true(num_different > 0);
 }
 
 /* Each size's plan comes back from a file. */
@@ -255,12 +255,12 @@ static void Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan(void** state) {
     w->changes = 1, w->steps = 48, w->budget = 1 << 20, w->repeats = 3, w->evaluates = 1;
     tuner_run(w);
     must_agree(w);
-    assert_int_equal(w->num_unlike[0] + w->num_unlike[1], 0);
+    assert_int_equal(w->num_different[0] + w->num_different[1], 0);
     for (int32_t r = 0; r < 2; ++r) assert_true(w->peak_bytes[r] <= w->budget);
   }
 }
 
-/* A plan from a file stands; where it does not fit, another is chosen, with a word in the log. */
+/* A plan from a file is used; if it does not fit, another is chosen, with a log line. */
 static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
@@ -282,7 +282,7 @@ static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
   assert_true(w->policies[0][0].restore_input == policy.restore_input &&
               w->policies[0][0].restore_pre_activation == policy.restore_pre_activation);
   free(text);
-  /* of a layer that exists, but far too large for the budget: n = 256 of anything has more schedules than it allows */
+  /* of an existing layer, but far too large for the budget: n = 256 of anything has more schedules than it allows */
   char other[512];
   snprintf(other, sizeof other,
            "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"%.16s\", \"rows\": 1, \"num_chunks\": 256, "

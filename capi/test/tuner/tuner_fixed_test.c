@@ -1,4 +1,4 @@
-/* Layers whose number of chunks is given: what is left to choose is raced at that number, and nothing else is asked. */
+/* Layers with a configured number of chunks: the open choices are raced at that number, and nothing else. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 #include "capi/test/tuner/tuner_world.h"
 
-/* One chunk has one mode, and a configured mode at a configured n leaves nothing. */
+/* One chunk has one mode, and a configured mode at a configured n leaves no choice. */
 static void FixedChunks_NothingOpen_NothingIsAsked(void** state) {
   (void)state;
   static const struct {
@@ -27,14 +27,14 @@ static void FixedChunks_NothingOpen_NothingIsAsked(void** state) {
   }
 }
 
-/* At a fixed n, whatever it is, both modes of weight gradients run, and the faster one stays. */
+/* At any fixed n both modes of weight gradients run, and the faster one stays. */
 static void FixedChunks_OpenMode_IsRacedAtThatN(void** state) {
   (void)state;
   static const struct {
     int32_t mode, machine;
   } cases[] = {
       {SLUICE_TUNER_PROFILE, 0}, {SLUICE_TUNER_ADAPTIVE, 0}, {SLUICE_TUNER_ADAPTIVE, 1}, {SLUICE_TUNER_MODEL, 1}};
-  static const int32_t chunks[] = {4, 2, 5, 20}; /* of the sizes that an open n is searched among, and of no such */
+  static const int32_t chunks[] = {4, 2, 5, 20}; /* sizes among which an open n is searched, and another number */
   for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; ++i) {
     const int32_t mode = cases[i % 4].mode, has_machine = cases[i % 4].machine, n = chunks[(i + i / 4) % 4];
     tuner_world_t* w = tuner_world(2, mode, has_machine);
@@ -54,7 +54,7 @@ static void FixedChunks_OpenMode_IsRacedAtThatN(void** state) {
   }
 }
 
-/* The mode of an n that no search tries comes back from a file, and to layers of another n it is nothing. */
+/* The mode of an n that no search tries is read back from a file, and ignored by layers of another n. */
 static void FixedChunks_DecisionOfAFile_StandsForThatN(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);

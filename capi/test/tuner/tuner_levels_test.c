@@ -1,4 +1,4 @@
-/* Layers that leave open whether tokens travel by rank or by node: what is chosen shows in the bytes that go. */
+/* Layers that leave open whether tokens are sent by rank or by node: the choice shows in the sent bytes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ static tuner_world_t* world_of(int32_t deduplicate, int32_t mode, const char* ma
   return w;
 }
 
-/* What each rank sends in the last step, whose routing is the same in each world of as many steps. */
+/* The bytes that each rank sends in the last step, whose routing is the same in each world with equally many steps. */
 static void run(tuner_world_t* w, uint64_t sent[RANKS]) {
   tuner_run(w);
   must_agree(w);
@@ -64,7 +64,7 @@ static void Levels_ByPrediction_GoWhereTheSlowLinkIs(void** state) {
   assert_true(is_same(sent, by_rank));
 }
 
-/* Where two levels are predicted to lose nothing is tried: every step goes by rank. */
+/* If two levels are predicted to lose, they are not tried: every step goes by rank. */
 static void Levels_PredictedToLose_NeverRun(void** state) {
   (void)state;
   uint64_t by_rank[RANKS], sent[RANKS];
@@ -79,7 +79,7 @@ static void Levels_PredictedToLose_NeverRun(void** state) {
   }
 }
 
-/* Who goes by predictions alone, with a machine that knows one kind of link, has nothing to go by. */
+/* A layer that uses predictions only, with a machine that has one kind of link, cannot decide. */
 static void Levels_MachineWithoutNodes_PredictsNothing(void** state) {
   (void)state;
   uint64_t by_rank[RANKS], sent[RANKS];
@@ -88,8 +88,8 @@ static void Levels_MachineWithoutNodes_PredictsNothing(void** state) {
   assert_true(is_same(sent, by_rank));
 }
 
-/* Under a budget levels are chosen with the plan, by what it is predicted to take: the bytes are those of a layer with
- * the same plan whose levels are given. Without a machine nothing is predicted. */
+/* Under a budget levels are chosen with the plan, by predicted time: the bytes are those of a layer with the same plan
+ * and configured levels. Without a machine nothing is predicted. */
 static void Levels_UnderABudget_AreThosePredictedToTakeLess(void** state) {
   (void)state;
   for (int32_t i = 0; i < 3; ++i) {
@@ -99,7 +99,7 @@ static void Levels_UnderABudget_AreThosePredictedToTakeLess(void** state) {
       const char* machine = i == 2 ? NULL : i == 0 ? machine_of(1e6, 1e10) : machine_of(1e10, 1e6);
       tuner_world_t* w = world_of(is_given ? given : SLUICE_DEDUPLICATE_ADAPTIVE,
                                   machine != NULL ? SLUICE_TUNER_MODEL : SLUICE_TUNER_ADAPTIVE, machine);
-      w->budget = 1 << 23, w->num_chunks = 0, w->steps = machine != NULL ? 8 : 1; /* before times choose */
+      w->budget = 1 << 23, w->num_chunks = 0, w->steps = machine != NULL ? 8 : 1; /* before measured times decide */
       run(w, sent[is_given]);
       for (int32_t r = 0; r < RANKS; ++r) assert_true(w->peak_bytes[r] <= w->budget);
     }
@@ -120,8 +120,8 @@ static void Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine(void** state) {
   }
 }
 
-/* By measured times: both run, at the n that is given or at those that are searched, and one of them stays. */
-static void Levels_Raced_SettleAlikeOnAllRanks(void** state) {
+/* By measured times: both run, at the configured n or at those that are searched, and one of them stays. */
+static void Levels_Raced_SettleOnAllRanks(void** state) {
   (void)state;
   uint64_t by_rank[RANKS], by_node[RANKS], sent[RANKS];
   static const int32_t steps[] = {160, 24, 24, 40}; /* by n: what is searched before that */
@@ -133,7 +133,7 @@ static void Levels_Raced_SettleAlikeOnAllRanks(void** state) {
       run(w, sent);
       assert_true(w->settled[0]);
       const int32_t chosen = w->picks[0][w->num_picks[0] - 1];
-      if (n > 0) assert_in_range(chosen, n, n); /* of a fixed n nothing else is tried */
+      if (n > 0) assert_in_range(chosen, n, n); /* with a fixed n nothing else is tried */
       for (int32_t both = 0; both < 2; ++both) {
         w = world_of(both ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_ADAPTIVE, NULL);
         w->num_chunks = chosen, w->steps = steps[n];
@@ -144,8 +144,8 @@ static void Levels_Raced_SettleAlikeOnAllRanks(void** state) {
   }
 }
 
-/* Where ranks have unlike numbers of tokens all bind again for the most, and node copies are told anew. */
-static void Levels_ByNodeWhereRanksHaveUnlikeBatches_AllRanksAgree(void** state) {
+/* If ranks have different numbers of tokens, all bind again for the most, and node copies are exchanged again. */
+static void Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree(void** state) {
   (void)state;
   tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_NODES, SLUICE_TUNER_ADAPTIVE, NULL);
   w->num_chunks = 0, w->empty = 2, w->changes = 3;
@@ -153,8 +153,8 @@ static void Levels_ByNodeWhereRanksHaveUnlikeBatches_AllRanksAgree(void** state)
   must_agree(w);
 }
 
-/* With activation checkpointing a forward that runs again has the levels of the first time, whatever is chosen by
- * then: what both save has the same bytes. */
+/* With activation checkpointing a replayed forward has the levels of the original, whatever is chosen by then: both
+ * save the same bytes. */
 static void Levels_RepeatedForwards_KeepTheirs(void** state) {
   (void)state;
   for (int32_t reverse = 0; reverse <= 1; ++reverse) {
@@ -162,7 +162,7 @@ static void Levels_RepeatedForwards_KeepTheirs(void** state) {
     w->repeats = 3, w->reverse = reverse, w->steps = 40;
     tuner_run(w);
     must_agree(w);
-    for (int32_t r = 0; r < RANKS; ++r) assert_int_equal(w->num_unlike[r], 0);
+    for (int32_t r = 0; r < RANKS; ++r) assert_int_equal(w->num_different[r], 0);
   }
 }
 
@@ -173,8 +173,8 @@ int main(void) {
       cmocka_unit_test(Levels_MachineWithoutNodes_PredictsNothing),
       cmocka_unit_test(Levels_UnderABudget_AreThosePredictedToTakeLess),
       cmocka_unit_test(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine),
-      cmocka_unit_test(Levels_Raced_SettleAlikeOnAllRanks),
-      cmocka_unit_test(Levels_ByNodeWhereRanksHaveUnlikeBatches_AllRanksAgree),
+      cmocka_unit_test(Levels_Raced_SettleOnAllRanks),
+      cmocka_unit_test(Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree),
       cmocka_unit_test(Levels_RepeatedForwards_KeepTheirs),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* What the tuner is given wrong is refused by name, and nothing of it is taken. */
+/* Wrong input of the tuner is rejected by name, and nothing of it is used. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

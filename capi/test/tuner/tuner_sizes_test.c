@@ -1,4 +1,4 @@
-/* Batches of several sizes in turns, without a budget: each size has its answer, however uneven its loads are. */
+/* Batches of several alternating sizes, without a budget: each size has its answer, for any skew of its loads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,8 +11,8 @@
 
 enum { STEPS = 400, SETTLED = 64 };
 
-/* Loads that differ with the size, and a little from batch to batch: a size is known by what its batches are like. */
-static void Sizes_UnevenUnlike_EachSettles(void** state) {
+/* Loads that differ with the size, and slightly between batches: a size is characterised by its batches. */
+static void Sizes_DifferentlyUneven_EachSettles(void** state) {
   (void)state;
   for (int32_t i = 0; i < 4; ++i) {
     const int32_t has_machine = i % 2;
@@ -28,7 +28,7 @@ static void Sizes_UnevenUnlike_EachSettles(void** state) {
     }
     assert_true(w->settled[0] >= SETTLED && w->num_decisions[0] >= num_sizes);
     assert_true(w->stats[0].race_passes < w->stats[0].timed_passes / 2);
-    /* The answer that settled the last one stands from the next batch of its size on. */
+    /* The answer that settled the last one is used from the next batch of its size on. */
     const int32_t cycle = num_sizes * w->changes;
     for (int32_t step = w->num_picks[0] - w->settled[0] + cycle; step + cycle < w->num_picks[0]; ++step) {
       assert_int_equal(w->picks[0][step], w->picks[0][step + cycle]); /* the next of its size */
@@ -38,7 +38,7 @@ static void Sizes_UnevenUnlike_EachSettles(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Sizes_UnevenUnlike_EachSettles),
+      cmocka_unit_test(Sizes_DifferentlyUneven_EachSettles),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* The tuner in running layers: ranks decide alike, decisions are told and read again, differing ranks are refused. */
+/* The tuner in running layers: ranks make the same decisions, decisions are reported and read back, ranks with
+ * different settings are rejected. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +13,7 @@
 
 #include "capi/test/tuner/tuner_world.h"
 
-static void EveryMode_RanksDecideAlikeAndSettle(void** state) {
+static void EveryMode_RanksAgreeAndSettle(void** state) {
   (void)state;
   static const struct {
     int32_t ranks, mode, machine, why;
@@ -27,7 +28,7 @@ static void EveryMode_RanksDecideAlikeAndSettle(void** state) {
     assert_true(w->settled[0] && w->num_decisions[0] >= 1);
     const sluice_tuner_decision_t* d = &w->decisions[0][0];
     int bootstraps = cases[i].mode == SLUICE_TUNER_ADAPTIVE && !cases[i].machine;
-    /* A bootstrap model that speaks clearly for one chunk needs no race. */
+    /* A bootstrap model that clearly predicts one chunk needs no race. */
     if (!bootstraps || d->why != SLUICE_WHY_PREDICTED) assert_int_equal(d->why, cases[i].why);
     assert_true(d->model_width == M && d->hidden_width == H && d->num_experts == 2 * w->world_size);
     assert_true((d->seconds > 0) == (bootstraps || d->why == SLUICE_WHY_RACED));
@@ -53,10 +54,10 @@ static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
     if (w->decisions[0][i].rows > most) most = w->decisions[0][i].rows;
   }
   assert_true(w->num_decisions[0] >= 4 && most >= 6 * least);
-  for (int32_t r = 0; r < 2; ++r) { /* on all ranks alike, since from the same reports */
+  for (int32_t r = 0; r < 2; ++r) { /* the same on all ranks, since from the same reports */
     const sluice_tuner_stats_t* s = &w->stats[r];
-    /* Where the machine was slow when what a choice usually takes was learnt, first passes are shorter than that: their
-     * sum has no sure sign by a real clock. By made-up times search_test holds it. */
+    /* If the machine was slow when the usual time of a choice was measured, first passes are shorter than that: their
+     * sum has no reliable sign by a real clock. search_test checks it with simulated times. */
     assert_true(s->num_switches > 4);
     assert_true(s->switch_seconds != 0 && s->switch_seconds < s->total_seconds);
     assert_true(s->switch_seconds == w->stats[0].switch_seconds && s->num_switches == w->stats[0].num_switches);
@@ -66,7 +67,7 @@ static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
          1e3 * w->stats[0].switch_seconds, 1e3 * w->stats[0].total_seconds);
 }
 
-/* Machines on which many chunks cost next to nothing: of which larger batches want more, and of which all do. */
+/* Machines on which many chunks cost almost nothing: on one, larger batches want more chunks; on the other, all do. */
 #define MACHINE(half_rows, bytes, startup, op)                                                                  \
   "{\"sluice_machine\": 2, \"name\": \"slow link\", "                                                           \
   "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": " half_rows                                  \
@@ -88,8 +89,8 @@ static int32_t decided_for(const tuner_world_t* w, int64_t rows) {
   return found;
 }
 
-/* Three sizes in turn, as batches of changing length are: each step runs what was chosen for its own size, although the
- * header before it spoke of another. Ranks may have unlike numbers of tokens: then they bind again. */
+/* Three alternating sizes, like batches of changing length: each step runs the choice for its own size, although the
+ * header before it named another. Ranks may have different numbers of tokens: then they bind again. */
 static void SizesInTurn_EachRunsItsOwnN(void** state) {
   (void)state;
   static const int64_t sizes[] = {256, 32, 128};
@@ -112,7 +113,7 @@ static void SizesInTurn_EachRunsItsOwnN(void** state) {
   }
 }
 
-/* One of the sizes is known: the others race candidates of their own all the same. */
+/* One of the sizes is known: the others still race their own candidates. */
 static void SizesInTurn_OneIsKnown_TheOthersRace(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
@@ -126,7 +127,7 @@ static void SizesInTurn_OneIsKnown_TheOthersRace(void** state) {
            layer);
   w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->import[0] = w->import[1] = text;
-  w->changes = 1, w->steps = 452; /* the last forward hears of the largest */
+  w->changes = 1, w->steps = 452; /* the last forward learns of the largest */
   tuner_run(w);
   must_agree(w);
   assert_true(w->settled[0]);
@@ -138,8 +139,8 @@ static void SizesInTurn_OneIsKnown_TheOthersRace(void** state) {
   assert_true(raced);
 }
 
-/* More layers of a kind than a race waits for before it times out: what they are told to run is reported two forwards
- * later, when each of the others has asked as well. */
+/* More layers of a kind than a race waits for before it times out: the result of what they run arrives two forwards
+ * later, after each of the others has asked as well. */
 static void ManyLayersOfAKind_TheirRaceRunsItsCourse(void** state) {
   (void)state;
   for (int32_t budget = 0; budget <= 1; ++budget) {
@@ -154,8 +155,8 @@ static void ManyLayersOfAKind_TheirRaceRunsItsCourse(void** state) {
   }
 }
 
-/* Whatever a host does between the steps of a race, all ranks run the same, and every kind of layer is decided: under a
- * budget not that of a layer which lives for seven steps, since each plans anew, by what was seen until then. */
+/* Whatever a host does between the steps of a race, all ranks run the same, and every kind of layer is decided; under a
+ * budget not that of a layer which lives for seven steps, since each plans again by what was seen until then. */
 static void AnySequenceOfCalls_RanksStayTogether(void** state) {
   (void)state;
   static const struct {
@@ -163,8 +164,8 @@ static void AnySequenceOfCalls_RanksStayTogether(void** state) {
     int32_t steps, shapes, replaces, evaluates, empty, changes;
     uint64_t budget;
   } cases[] = {{"two shapes in one context", 160, 2, 0, 0, 0, 0, 0},
-               {"a layer made anew in every fifth step", 160, 0, 5, 0, 0, 0, 0},
-               {"made anew in every step", 160, 0, 1, 0, 0, 0, 0},
+               {"a layer created again in every fifth step", 160, 0, 5, 0, 0, 0, 0},
+               {"created again in every step", 160, 0, 1, 0, 0, 0, 0},
                {"two evaluations before each step", 160, 0, 0, 2, 0, 0, 0},
                {"no tokens on one rank", 160, 0, 0, 0, 2, 0, 0},
                {"no tokens on one rank, batches that change", 160, 0, 0, 0, 1, 4, 0},
@@ -186,8 +187,8 @@ static void AnySequenceOfCalls_RanksStayTogether(void** state) {
   }
 }
 
-/* What each rank chooses by is named beside the rank, whichever of the two fails. */
-static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
+/* The error names the settings of each rank, whichever of the two fails. */
+static void RanksConfiguredDifferently_AllFailAndSayWhy(void** state) {
   (void)state;
   static const char decisions[] =
       "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4}]}";
@@ -200,7 +201,7 @@ static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
       {1, ", 1 imported decisions (", ", no imported decisions"},
       {0, "rank 0: mode adaptive, machine ", "mode adaptive, machine "},
   };
-  char* other_machine = strdup(tuner_machine); /* of the same name: its hash tells */
+  char* other_machine = strdup(tuner_machine); /* with the same name: its hash differs */
   strstr(other_machine, "2e-10")[0] = '3';
   for (int which = 0; which < 4; ++which) {
     tuner_world_t* w = tuner_world(3, SLUICE_TUNER_ADAPTIVE, 1);
@@ -227,7 +228,7 @@ static void RanksConfiguredDifferently_FailAlikeAndSayWhy(void** state) {
   free(other_machine);
 }
 
-/* What a run of two ranks writes to stderr with SLUICE_LOG set so; to be freed. */
+/* What a run of two ranks writes to stderr with SLUICE_LOG set like this; to be freed. */
 static char* said_with(const char* log, int32_t* out_decisions) {
   FILE* file = tmpfile();
   assert_non_null(file);
@@ -279,7 +280,7 @@ static void LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked(void** state)
   }
 }
 
-/* What one run decided, the next one knows: nothing is raced again. */
+/* The decisions of one run are known to the next: nothing is raced again. */
 static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
@@ -300,7 +301,7 @@ static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
   free(text);
 }
 
-/* Deduplicated layers are a kind of their own: raced or predicted, alike on all ranks, and kept apart from others. */
+/* Deduplicated layers are a separate kind: raced or predicted, the same on all ranks, and separate from others. */
 static void Deduplicated_EveryMode_DecidesForItsOwnKind(void** state) {
   (void)state;
   char* others = NULL;
@@ -323,8 +324,8 @@ static void Deduplicated_EveryMode_DecidesForItsOwnKind(void** state) {
   }
 }
 
-/* The machine of these tests is far from the one that they run on: steps correct it, alike on all ranks. */
-static void Machine_AfterSteps_IsFittedAlikeAndPredicts(void** state) {
+/* The machine of these tests is far from the real one: steps correct it, the same on all ranks. */
+static void Machine_AfterSteps_IsFittedOnAllRanksAndPredicts(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   tuner_run(w);
@@ -343,7 +344,7 @@ static int32_t num_different(const int32_t* picks, int32_t count) {
   return __builtin_popcountll(seen);
 }
 
-/* A forward that activation checkpointing runs again leaves what it left the first time, while n or plans are tried. */
+/* A forward that activation checkpointing replays saves the same as the original, while n or plans are tried. */
 static void RepeatedForwards_WhileTrying_SaveWhatTheFirstDid(void** state) {
   (void)state;
   static const struct {
@@ -355,18 +356,18 @@ static void RepeatedForwards_WhileTrying_SaveWhatTheFirstDid(void** state) {
     w->repeats = 1, w->budget = cases[i].budget, w->steps = 60;
     tuner_run(w);
     must_agree(w);
-    for (int32_t r = 0; r < 2; ++r) assert_int_equal(w->num_unlike[r], 0);
+    for (int32_t r = 0; r < 2; ++r) assert_int_equal(w->num_different[r], 0);
     assert_true(w->num_decisions[0] >= 1 && w->stats[0].race_passes > 0);
     assert_true(w->budget > 0 || num_different(w->picks[0], w->num_picks[0]) >= 2);
   }
 }
 
-/* In a pipeline several forwards are outstanding: each repetition takes what its own first time took, in whatever order
- * they come, also where they look alike on one of the ranks. */
+/* In a pipeline several forwards are outstanding: each replay has the choice of its own original, in any order, also if
+ * they look the same on one of the ranks. */
 static void RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid(void** state) {
   (void)state;
   static const struct {
-    int32_t ranks, mode, outstanding, reverse, alike;
+    int32_t ranks, mode, outstanding, reverse, same_routing;
     uint64_t budget;
   } cases[] = {
       {2, SLUICE_TUNER_PROFILE, 4, 0, 0, 0},        {2, SLUICE_TUNER_PROFILE, 4, 1, 2, 0},
@@ -375,23 +376,23 @@ static void RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid(void** s
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     tuner_world_t* w = tuner_world(cases[i].ranks, cases[i].mode, 1);
-    w->repeats = cases[i].outstanding, w->reverse = cases[i].reverse, w->alike = cases[i].alike;
+    w->repeats = cases[i].outstanding, w->reverse = cases[i].reverse, w->same_routing = cases[i].same_routing;
     w->budget = cases[i].budget, w->steps = cases[i].outstanding > 4 ? 12 : 40;
     tuner_run(w);
     must_agree(w);
-    for (int32_t r = 0; r < w->world_size; ++r) assert_int_equal(w->num_unlike[r], 0);
+    for (int32_t r = 0; r < w->world_size; ++r) assert_int_equal(w->num_different[r], 0);
     if (w->budget == 0) assert_true(w->num_mixed[0] > 0);
   }
 }
 
-/* What has left the list runs with the n of another; the ranks still fit together. */
-static void RepeatedForwards_MoreThanAreKnown_RunAlikeOnAllRanks(void** state) {
+/* A replay whose original has left the list runs with the n of another; the ranks still agree. */
+static void RepeatedForwards_MoreThanAreKnown_RunTheSameOnAllRanks(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 1);
   w->repeats = 40, w->steps = 10, w->layers = 1;
   tuner_run(w);
   must_agree(w);
-  assert_true(w->num_mixed[0] > 0 && w->num_unlike[0] <= 8 * w->steps);
+  assert_true(w->num_mixed[0] > 0 && w->num_different[0] <= 8 * w->steps);
 }
 
 static void RepeatedForward_OfOneRankOnly_IsAMismatch(void** state) {
@@ -405,7 +406,8 @@ static void RepeatedForward_OfOneRankOnly_IsAMismatch(void** state) {
   }
 }
 
-/* Until a size is known a layer runs one chunk, whose slots are larger than those of the many that its machine likes.
+/* Until a size is known a layer runs one chunk, whose slots are larger than those of the many chunks that its machine
+ * favours.
  */
 static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
   (void)state;
@@ -427,7 +429,7 @@ static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
   assert_true(bytes[1] * 10 < bytes[0] * 9);
 }
 
-/* What was refused on one rank leaves nothing behind that another rank would not have. */
+/* Decisions refused on one rank leave no state that another rank would not have. */
 static void Decisions_RefusedOnOneRank_LeaveNothing(void** state) {
   (void)state;
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
@@ -454,20 +456,20 @@ static void Decisions_OfOneRankOnly_AreAMismatch(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(EveryMode_RanksDecideAlikeAndSettle),
+      cmocka_unit_test(EveryMode_RanksAgreeAndSettle),
       cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
       cmocka_unit_test(SizesInTurn_EachRunsItsOwnN),
       cmocka_unit_test(SizesInTurn_OneIsKnown_TheOthersRace),
       cmocka_unit_test(ManyLayersOfAKind_TheirRaceRunsItsCourse),
       cmocka_unit_test(AnySequenceOfCalls_RanksStayTogether),
-      cmocka_unit_test(RanksConfiguredDifferently_FailAlikeAndSayWhy),
+      cmocka_unit_test(RanksConfiguredDifferently_AllFailAndSayWhy),
       cmocka_unit_test(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked),
       cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
       cmocka_unit_test(Deduplicated_EveryMode_DecidesForItsOwnKind),
-      cmocka_unit_test(Machine_AfterSteps_IsFittedAlikeAndPredicts),
+      cmocka_unit_test(Machine_AfterSteps_IsFittedOnAllRanksAndPredicts),
       cmocka_unit_test(RepeatedForwards_WhileTrying_SaveWhatTheFirstDid),
       cmocka_unit_test(RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid),
-      cmocka_unit_test(RepeatedForwards_MoreThanAreKnown_RunAlikeOnAllRanks),
+      cmocka_unit_test(RepeatedForwards_MoreThanAreKnown_RunTheSameOnAllRanks),
       cmocka_unit_test(RepeatedForward_OfOneRankOnly_IsAMismatch),
       cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
       cmocka_unit_test(Decisions_RefusedOnOneRank_LeaveNothing),

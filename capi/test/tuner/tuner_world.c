@@ -45,10 +45,10 @@ static sluice_tensor_t matrix(void* data, int64_t* shape, int32_t ndim, uint8_t 
 
 static int32_t top_k_of(const tuner_world_t* w) { return w->top_k > 0 ? w->top_k : 1; }
 
-/* The routing of one of the forwards that are outstanding. */
+/* The routing of one of the outstanding forwards. */
 static void route(const rank_t* r, int64_t count, int32_t which) {
   const tuner_world_t* w = r->world;
-  if (w->alike == r->rank + 1) which = 0;
+  if (w->same_routing == r->rank + 1) which = 0;
   int64_t hot = 0; /* of eight tokens */
   for (int64_t least = MAX_T; w->uneven && least > count; least /= 2) hot += 2;
   for (int64_t t = 0; t < count; ++t) {
@@ -61,12 +61,12 @@ static void route(const rank_t* r, int64_t count, int32_t which) {
   }
 }
 
-static int is_unlike(const sluice_context_stats_t* a, const sluice_context_stats_t* b) {
+static int is_different(const sluice_context_stats_t* a, const sluice_context_stats_t* b) {
   return a->last_num_chunks != b->last_num_chunks || a->saved_bytes != b->saved_bytes;
 }
 
-/* All outstanding forwards but the one whose backward comes next: their steps go, as a host drops them that computes
- * activations again in backward. */
+/* All outstanding forwards except the one whose backward comes next: their steps are dropped, as in a host that
+ * recomputes activations in backward. */
 static sluice_status_t run_forwards(rank_t* r, sluice_moe_t* moe, sluice_moe_forward_args_t* f, int64_t count,
                                     sluice_context_stats_t* first) {
   tuner_world_t* w = r->world;
@@ -150,7 +150,7 @@ static sluice_status_t run_pass(rank_t* r, int32_t layer, int64_t count, int32_t
     route(r, count, which);
     TRY(run_backward(r, moe, &f, &grads));
     TRY(sluice_context_get_stats(r->context, 0, &stats));
-    if (num > 0) r->world->num_unlike[r->rank] += is_unlike(&stats, &first[which]);
+    if (num > 0) r->world->num_different[r->rank] += is_different(&stats, &first[which]);
   }
   return SLUICE_OK;
 }

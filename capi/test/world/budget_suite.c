@@ -92,7 +92,7 @@ void budget_batches_differ(const budget_suite_t* suite) {
   }
 }
 
-/* Under a budget that a quarter more than the least balanced routing would do with. */
+/* Under a budget a quarter above the smallest that balanced routing needs. */
 static void check_hot(const budget_suite_t* suite, case_t c, double times) {
   c.budget = 1;
   c.budget = budget_smallest(suite, c) * 5 / 4;
@@ -219,7 +219,7 @@ void host_budget_one_hot_expert(const budget_suite_t* suite) {
   budget_check(suite, c);
 }
 
-/* Ranks whose peak is what `plan` and the counts say; fails on any other. */
+/* Ranks whose peak equals the prediction of `plan` and the counts; fails on any other. */
 static int32_t check_predicted(const budget_suite_t* suite, case_t c, sluice_plan_config_t plan, int32_t number) {
   for (int32_t r = 0; r < c.world_size; ++r) {
     if (c.tokens[r] > plan.max_tokens) plan.max_tokens = c.tokens[r];
@@ -270,7 +270,7 @@ void budget_predictions_of_callbacks(const budget_suite_t* suite) {
     sluice_plan_config_t plan;
     sluice_plan_config_init(&plan, sizeof plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i % 4];
-    const int32_t policy = i / 4 % 4; /* kept as they are, or computed again behind each of three inputs */
+    const int32_t policy = i / 4 % 4; /* kept, or recomputed after each of three inputs */
     plan.restore_input = policy == 0 ? SLUICE_RESTORE_KEEP : policy - 1;
     plan.restore_pre_activation = policy == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
     c.restore_input = plan.restore_input, c.restore_pre_activation = plan.restore_pre_activation;
@@ -279,7 +279,7 @@ void budget_predictions_of_callbacks(const budget_suite_t* suite) {
   printf("callback experts: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
 }
 
-/* Lists that put every policy of one tensor beside every policy of the other, in turns that differ by case. */
+/* Lists that combine every policy of one tensor with every policy of the other, in orders that differ by case. */
 static void fill_lists(int32_t number, int32_t num_chunks, int callback, int32_t* inputs, int32_t* pre_activations) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t i = 0; i < num_chunks; ++i) {
@@ -310,7 +310,7 @@ void budget_predictions_by_chunk(const budget_suite_t* suite) {
     plan.restore_input_of = inputs,
     plan.restore_pre_activation_of = i % 5 == 3 && !c.callback_experts ? NULL : pre_activations;
     if (c.callback_experts)
-      c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE; /* the host's, by which it may be asked again */
+      c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE; /* the host's, which may therefore be called again */
     checked += check_predicted(suite, c, plan, i);
   }
   printf("by chunk: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
@@ -336,7 +336,7 @@ void budget_by_chunk(const budget_suite_t* suite) {
   }
 }
 
-/* What a plan of the case's own takes, of all policies or of one. */
+/* Bytes of a plan of the case, of all policies or of one. */
 static uint64_t planned_bytes(const budget_suite_t* suite, case_t c, sluice_plan_config_t plan, int32_t input,
                               int32_t pre_activation) {
   result_t got;

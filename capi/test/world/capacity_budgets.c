@@ -41,7 +41,7 @@ uint64_t capacity_budget_smallest(const budget_suite_t* suite, const case_t* c) 
   return least;
 }
 
-/* Ranks whose peak is the budget, to the byte. */
+/* Ranks whose peak equals the budget exactly. */
 static int32_t check_peak(const budget_suite_t* suite, case_t c, int32_t bits) {
   result_t without, under;
   int32_t exact = 0;
@@ -67,7 +67,7 @@ static int32_t check_peak(const budget_suite_t* suite, case_t c, int32_t bits) {
       }
       ++exact;
     }
-    /* The leanest plan computes chunk by chunk what was sent again: the outputs' bits do not depend on it. */
+    /* The leanest plan computes re-sent rows chunk by chunk: the outputs' bits do not depend on it. */
     assert_true(world_identical(&c, &under, &without, 0));
     assert_true(world_distance(&c, &under, &without) <= (c.dtype == SLUICE_DTYPE_BF16 ? 1e-2 : 5e-6));
     world_free(&under);

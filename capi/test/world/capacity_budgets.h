@@ -1,5 +1,5 @@
-/* What must hold of a layer under a capacity and a budget wherever it runs. As budget_suite.h, with a base of its own;
- * all ranks are alike, so that each takes exactly what was planned. */
+/* Requirements on a layer under a capacity and a budget on any device. Like budget_suite.h, with its own base case; all
+ * ranks are equal, so that each takes exactly the planned bytes. */
 #ifndef SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_
 #define SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_
 

@@ -11,7 +11,7 @@
 
 #include "capi/test/world/world.h"
 
-/* Every rank ran, within its budget where there is one. */
+/* Every rank ran, within its budget if there is one. */
 static inline void must_work(const case_t* c, const result_t* got) {
   for (int32_t r = 0; r < c->world_size; ++r) {
     if (got->status[r] != SLUICE_OK) {
@@ -24,18 +24,18 @@ static inline void must_work(const case_t* c, const result_t* got) {
   }
 }
 
-/* How the ranks of a suite's cases run: world_run, or within TEST_WITH another function of that kind. */
+/* How the ranks of a suite's cases run: world_run, or within TEST_WITH another such function. */
 typedef void (*case_run_t)(const case_t* c, result_t* out);
 extern case_run_t case_run;
 
-/* A test of a suite that calls case_run: with that function, which the name says. */
+/* A test of a suite that calls case_run: with that function, which is part of the name. */
 #define TEST_WITH(there, test)                                                                                 \
   {                                                                                                            \
     .name = #test "_" #there, .test_func = test, .setup_func = case_run_there, .teardown_func = case_run_here, \
     .initial_state = (void*)(uintptr_t)(there)                                                                 \
   }
 
-/* A test whose state is a variable, which the name says. */
+/* A test whose state is a variable, which is part of the name. */
 #define TEST_OF(parameter, test) \
   { .name = #test "_" #parameter, .test_func = test, .initial_state = &(parameter) }
 

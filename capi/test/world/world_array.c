@@ -1,4 +1,4 @@
-/* Typed memory where a rank lives, and what the test reads and writes of it. */
+/* Typed arrays on the machine of a rank, and access to them for tests. */
 #include "capi/test/world/world_split.h"
 
 #include <stdlib.h>
@@ -82,7 +82,7 @@ void world_drop_array(array_t* a) {
   free(a->host);
 }
 
-/* Shape pointers are set where the array finally lies. */
+/* Shape pointers are set when the array has its final address. */
 const sluice_tensor_t* world_tensor_of(array_t* a) {
   a->tensor.shape = a->shape;
   a->tensor.strides = a->strides;

@@ -1,4 +1,4 @@
-/* The cases of world.h, their runs and how results are compared. */
+/* The cases of world.h, their runs and the comparison of results. */
 #include "capi/test/world/world_split.h"
 
 #include <math.h>
@@ -114,7 +114,7 @@ int world_identical(const case_t* c, const result_t* a, const result_t* b, int p
   return 1;
 }
 
-/* One rank only, on this thread, so that the moved input is seen. */
+/* One rank only, on this thread, so that the changed input is used. */
 double world_objective(const case_t* c, int which, int64_t index, double delta) {
   world_move(which, index, delta);
   result_t result;

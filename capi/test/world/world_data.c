@@ -1,4 +1,4 @@
-/* Every value is a function of what it is and where it stands, rounded to the layer's dtype. */
+/* The input data: every value is a function of its tensor and index, rounded to the layer's dtype. */
 #include "capi/test/world/world_split.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static double rounded(int32_t dtype, double x) {
   }
 }
 
-/* One input moved, for finite differences. */
+/* The changed input, for finite differences. */
 static _Thread_local struct {
   int which;
   int64_t index;
@@ -107,7 +107,7 @@ double world_param_value(const case_t* c, int kind, int32_t e, int64_t i) {
                  rounded(world_param_dtype(c, kind), scale * noise(seed, (uint64_t)e, (uint64_t)i, 0)));
 }
 
-/* Of E experts with K routes for each token, one with x times the mean gets a share of x K / E of all first routes. */
+/* Of E experts with K routes per token, one with x times the mean gets a share of x K / E of all first routes. */
 static int is_hot(const case_t* c, int32_t rank, int64_t t) {
   if (c->hot_expert < 0) return 0;
   double chance = (noise(HOT_ROUTES, (uint64_t)rank, (uint64_t)t, 0) + 1) / 2;

@@ -1,4 +1,4 @@
-/* Experts that change owner between steps, as a host moves them: over a board that all ranks see, since they are
+/* Experts that change owner between steps, moved like a host does: over a board that all ranks see, since they are
  * threads.
  */
 #include "capi/test/world/world_split.h"

@@ -1,4 +1,4 @@
-/* Passes that go another way than forward, backward: rebuilt steps, parts, rounds with other T, captured graphs. */
+/* Passes other than a plain forward and backward: rebuilt steps, parts, rounds with other T, captured graphs. */
 #include "capi/test/world/world_split.h"
 
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 #include "backend/base/dtype.h"
 
-/* Of another machine, rows lie in its memory and the rest in the host's. */
+/* On another machine, rows are in its memory and the rest in the host's. */
 static int is_theirs(int32_t which) {
   return world_here.machine != NULL && (which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_PRE_ACTIVATION);
 }
@@ -43,7 +43,7 @@ static void move_saved(int32_t which, void* to, void* from, uint64_t bytes) {
   free(between);
 }
 
-/* Moves the saved buffers elsewhere and rebuilds the step from them. */
+/* Copies the saved buffers to other memory and rebuilds the step from them. */
 sluice_status_t world_rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t** step) {
   world_settle();
   sluice_step_drop(*step);
@@ -56,7 +56,7 @@ sluice_status_t world_rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t**
   return sluice_step_restore(moe, saved->data, saved->bytes, step);
 }
 
-/* The layer from its parts; the steps between are this host's. */
+/* The layer from its parts; this host does the steps in between. */
 void world_run_split(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
   const case_t* c = r->c;
   sluice_dispatch_t* dispatch = NULL;
@@ -163,7 +163,7 @@ void world_launch_graph(rank_t* r, array_t* id, array_t* const* outputs, const e
   world_here.machine->launch(r->rank);
 }
 
-/* What a capture needs to have run before, on other routes than those that are launched. */
+/* Runs what a capture requires to have run before, on other routes than those of the launch. */
 void world_run_before_capture(rank_t* r, sluice_moe_t* moe, const sluice_moe_forward_args_t* f,
                               const sluice_moe_backward_args_t* b, array_t* id) {
   sluice_step_t* step = NULL;

@@ -1,4 +1,4 @@
-/* A plan of the layer's own, and what its rule makes of the routes. */
+/* The layer's own plan, and how its rule divides the routes. */
 #include "capi/test/world/world_split.h"
 
 #include <string.h>

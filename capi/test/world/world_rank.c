@@ -38,7 +38,7 @@ static void count_ready(void* user, int32_t local) {
   ++*(int32_t*)user;
 }
 
-/* What a rank holds while it runs its case. */
+/* Memory of a rank while it runs its case. */
 typedef struct held_s {
   rank_t* r;
   const case_t* c;
@@ -242,7 +242,7 @@ static void run_backward(held_t* h) {
     b.parts = SLUICE_BACKWARD_DGRAD;
     world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
     b.parts = SLUICE_BACKWARD_WGRAD;
-    b.may_reuse_saved = !c->reuse_saved; /* what dgrad did counts */
+    b.may_reuse_saved = !c->reuse_saved; /* dgrad's setting counts */
     b.grad_out = NULL;
   }
   world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
@@ -306,7 +306,7 @@ static void run_step(held_t* h) {
   if (is_well(h)) run_backward(h);
 }
 
-/* All ranks have put their experts on the board once they have agreed on the next placement. */
+/* All ranks put their experts on the board once they have agreed on the next placement. */
 static void move_experts(held_t* h, int32_t move) {
   const case_t* c = h->c;
   result_t* out = h->r->out;

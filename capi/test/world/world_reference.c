@@ -33,7 +33,7 @@ static double act_slope(int32_t kind, double x) {
   }
 }
 
-/* What stands in place of W3 x + b3, and its slope. */
+/* The value that replaces W3 x + b3, and its slope. */
 static double up_value(int32_t kind, double u) {
   if (kind != SLUICE_ACTIVATION_SWIGLU) return u;
   return fmax(-(double)WORLD_LIMIT, fmin(u, (double)WORLD_LIMIT)) + (double)WORLD_OFFSET;

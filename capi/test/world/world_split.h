@@ -1,4 +1,4 @@
-/* Shared by the files of world, which is one library; tests see world.h alone. */
+/* Shared by the files of world, which is one library; tests include only world.h. */
 #ifndef SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
 #define SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
 
@@ -7,12 +7,12 @@
 enum { W1, W3, W2, B1, B3, B2, LA1, LB1, LA3, LB3, LA2, LB2, NUM_PARAMS };
 enum { WORLD_MAX_OUTSTANDING = 8 };
 
-/* Numbers of SWIGLU in every case: the clamps cut off some values and leave most. */
+/* Parameters of SWIGLU in every case: the clamps cut off some values and leave most. */
 #define WORLD_ALPHA  1.75f
 #define WORLD_LIMIT  0.625f
 #define WORLD_OFFSET 1.0f
 
-/* Where this thread's rank lives. */
+/* The machine of this thread's rank. */
 typedef struct world_here_s {
   const world_machine_t* machine; /* NULL: this CPU */
   int32_t rank;
@@ -63,14 +63,14 @@ typedef struct parts_s {
   const sluice_expert_tensors_t *params, *grads;
 } parts_t;
 
-/* Rounds in one context, as a training has them: T changes from one to the next, and comes back. */
+/* Rounds in one context, as in training: T changes from one to the next, and returns. */
 typedef struct round_s {
   array_t* tensors[7]; /* x id w y dy dx dw */
   const sluice_expert_tensors_t *params, *grads;
 } round_t;
 
 /* world_data.c */
-/* From now on this thread sees one input moved, for finite differences; which -1: none. */
+/* From now on this thread uses one changed input, for finite differences; which -1: none. */
 void world_move(int which, int64_t index, double delta);
 int64_t world_tokens_before(const case_t* c, int32_t rank);
 double world_token_value(const case_t* c, int32_t rank, int64_t t, int64_t m);
@@ -104,7 +104,7 @@ const sluice_tensor_t* world_tensor_of(array_t* a);
 void world_make_rows(array_t* a, int32_t dtype, int64_t rows, int64_t cols, int64_t pad);
 
 /* world_experts.c */
-/* Which array holds the parameters of a kind, and where in it element i lies. */
+/* The array that holds the parameters of a kind, and the position of element i in it. */
 int world_param_array(const case_t* c, int kind);
 int64_t world_param_place(const case_t* c, const array_t* a, int kind, int64_t i);
 int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids);
@@ -117,11 +117,11 @@ int32_t world_toy_backward(void* user, int32_t chunk, int32_t local, int64_t row
 /* world_moves.c */
 /* The experts' owners and slots after a number of moves, from 1. */
 void world_place_experts(const case_t* c, int32_t move, int32_t* out_owner, int32_t* out_slot);
-/* The experts of a rank in the order of its slots; slots NULL: of ids. Returns how many. */
+/* The experts of a rank in the order of its slots; slots NULL: of ids. Returns their number. */
 int32_t world_experts_of(const case_t* c, int32_t rank, const int32_t* owners, const int32_t* slots, int32_t* out_ids);
-/* Parameters less a part of their gradients, as an optimizer does. */
+/* Parameters minus a part of their gradients, like an optimizer. */
 void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t count);
-/* All arrays of the experts `ids`, to and from a board of f64 by expert. */
+/* Copies all arrays of the experts `ids` to and from a board of f64 by expert. */
 void world_put_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board);
 void world_take_experts(const case_t* c, experts_t* x, const int32_t* ids, int32_t count, double* const* board);
 

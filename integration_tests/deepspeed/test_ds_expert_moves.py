@@ -1,5 +1,5 @@
-"""Experts that move beside training steps: the bits of none, over numbers of ranks that share the experts, experts of a
-token, and stages of ZeRO; for DeepSpeed's own layers and for those of its AutoEP."""
+"""Experts that move during training steps: the bits of a training without moves, over numbers of ranks that share the
+experts, experts per token, and stages of ZeRO; for DeepSpeed's own layers and for those of its AutoEP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _config(stage: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("world", "chosen", "stage"), CASES)
-def test_Move_BesideTheSteps_HasTheBitsOfNone(
+def test_Move_DuringTheSteps_HasTheBitsOfNone(
     request: pytest.FixtureRequest, world: int, chosen: int, stage: int
 ) -> None:
     layer = {"num_experts": max(8, 2 * world), "ep_size": world, "k": chosen, "drop_tokens": False}

@@ -44,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """What of two trainings is not equal to the bit."""
+    """The differences in bits of two trainings."""
     return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
 
 
@@ -69,14 +69,14 @@ def test_Move_ExpertsThatAreCalled_HaveTheBitsOfNone(ranks: Ranks, saved: Any) -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_Move_BesideTheSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, layout: str) -> None:
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "beside": True}
+def test_Move_DuringTheSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, layout: str) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout], "during_steps": True}
     answers = ranks.run("tf_ep_moves:moved", steps=32, every=10, **case)
     _check(answers, moves=3)
     assert all(moved["hidden"] > 0 for _, moved in answers)
 
 
-def test_Move_BesideTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, saved: Any) -> None:
+def test_Move_DuringTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, saved: Any) -> None:
     path = saved("qwen3_moe", moe_intermediate_size=1024)
     for count in ranks.run("tf_ep_moves:counted_moves", path=path, layout=LAYOUTS["fsdp2"]):
         assert count["moves"] >= 4 and count["state"] > 500_000, count
@@ -85,8 +85,8 @@ def test_Move_BesideTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, sav
 
 
 @pytest.mark.parametrize("forget", ["state exp_avg", " grad"])
-def test_Move_BesideTheStepsThatForgets_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
-    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "beside": True, "forget": forget}
+def test_Move_DuringTheStepsThatForgets_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "during_steps": True, "forget": forget}
     assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=3, **case))
 
 

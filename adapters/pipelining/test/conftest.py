@@ -1,4 +1,4 @@
-"""These tests start their ranks as those of adapters/torch do."""
+"""Starts the ranks of these tests as in adapters/torch."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Rank-side: frozen layers, parameters of several uses, and gradients that are left: Sluice against torch's 1F1B."""
+"""Rank-side: frozen layers, parameters with several uses, and gradients that remain: Sluice against torch's 1F1B."""
 
 import warnings
 
@@ -15,7 +15,7 @@ WIDTH, ROWS, MICRO_BATCHES, STEPS, LAYERS = 8, 12, 4, 3, 4
 
 
 class Plain(nn.Module):
-    """What each layer is, unless its case has another one there."""
+    """The layer that a case uses unless it names another."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class Table(nn.Module):
         return self.up(self.rows(x[:, 0].abs().mul(7).long() % ROWS))
 
 
-class Beside(nn.Module):
+class WithTable(nn.Module):
     """A second output that is made of parameters alone."""
 
     def __init__(self):
@@ -138,10 +138,10 @@ CASES = {
     "all but biases": ({}, (), ("up.weight", "norm.weight", "norm.bias")),
     "input without gradient": ({2: Cut}, (), ()),
     "frozen, input without gradient": ({2: Cut}, (2,), ()),
-    "output of parameters": ({1: Beside, 2: Both}, (), ()),
-    "output of parameters, frozen before": ({1: Beside, 2: Both}, (0,), ()),
-    "output of parameters, frozen after": ({1: Beside, 2: Both}, (2, 3), ()),
-    "output of frozen parameters": ({1: Beside, 2: Both}, (1,), ()),
+    "output of parameters": ({1: WithTable, 2: Both}, (), ()),
+    "output of parameters, frozen before": ({1: WithTable, 2: Both}, (0,), ()),
+    "output of parameters, frozen after": ({1: WithTable, 2: Both}, (2, 3), ()),
+    "output of frozen parameters": ({1: WithTable, 2: Both}, (1,), ()),
     "several uses": ({1: Twice, 3: Twice}, (), ()),
     "several uses, frozen before": ({1: Twice, 2: Twice}, (0,), ()),
     "uses outside": ({0: Outside, 2: Outside}, (), ()),
@@ -213,9 +213,9 @@ def _schedule(name, stages, **options):
     return get_schedule_class(name)(stages, MICRO_BATCHES, loss_of, scale_grads=False, **options)
 
 
-def beside_1f1b(schedules):
-    """By case and schedule what differs from torch's 1F1B, how much was compared, what there is a gradient of, and how
-    many weight gradients came later on this rank."""
+def against_1f1b(schedules):
+    """By case and schedule: the differences from torch's 1F1B, the amount compared, the parameters with a gradient, and
+    the number of postponed weight gradients on this rank."""
     found, rank, ranks = {}, dist.get_rank(), dist.get_world_size()
     for case in CASES:
         stage = _stage(case, rank, ranks)
@@ -248,8 +248,8 @@ class Changes(nn.Module):
 
 
 def changing():
-    """What each rank is told where one micro-batch uses a weight in another way than the first, and whether all
-    parameters are what they were."""
+    """The error on each rank if one micro-batch uses a weight differently than the first, and whether all parameters
+    are unchanged."""
     rank = dist.get_rank()
     stage = PipelineStage(Changes(), rank, 2, torch.device("cpu"))
     before = [each.detach().clone() for each in stage.submod.parameters()]

@@ -13,7 +13,7 @@ WIDTH, MICRO_BATCHES, STEPS = 16, 8, 2
 
 
 class Block(nn.Module):
-    """Rows beside ids that go on with them; the ids choose a bias."""
+    """Rows with ids that are passed on with them; the ids choose a bias."""
 
     def __init__(self, number, dropout, dtype):
         super().__init__()
@@ -97,12 +97,12 @@ def _indices(placement, stages_of_rank):
     return [ranks * k + (ranks - 1 - rank if k % 2 else rank) for k in range(stages_of_rank)]
 
 
-def beside_1f1b(cases):
+def against_1f1b(cases):
     """For each case what differs between Sluice's schedule and torch's own 1F1B over the same blocks, and what ran."""
-    return {name: _beside_1f1b(**case) for name, case in cases.items()}
+    return {name: _against_1f1b(**case) for name, case in cases.items()}
 
 
-def _beside_1f1b(name, stages_of_rank=1, placement="looped", dropout=0.0, dtype="float32", **options):
+def _against_1f1b(name, stages_of_rank=1, placement="looped", dropout=0.0, dtype="float32", **options):
     dtype, ranks = getattr(torch, dtype), dist.get_world_size()
     stock = [_stage(dist.get_rank(), stages_of_rank, ranks, dropout, dtype)]
     wanted = _train(Schedule1F1B(stock[0], MICRO_BATCHES, loss_of), stock, dtype)
@@ -140,7 +140,7 @@ def _calls_counted(owner, name):
 
 
 def refused(cases):
-    """What each of these is told on this rank."""
+    """The error of each case on this rank."""
     told = []
     for case in cases:
         stages = [_stage(index, 1, case["stages"], 0.0, torch.float32) for index in case["indices"][dist.get_rank()]]
@@ -185,9 +185,10 @@ def failed():
 
 
 def uneven(rows_of_batch):
-    """Micro-batches of unlike sizes, as torch splits such a batch: (whether all bits are those of one process, losses).
+    """Micro-batches of different sizes, as torch splits such a batch: (whether all bits are those of one process,
+    losses).
 
-    Torch's own schedules have receive buffers of the first one's shape.
+    Torch's own schedules have receive buffers with the shape of the first one.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     rows, ids, target = (each[:rows_of_batch] for each in _data(0, torch.float32))

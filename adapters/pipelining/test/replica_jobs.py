@@ -1,4 +1,4 @@
-"""Rank-side: stages that have replicas, by FSDP or by DDP: torch's own 1F1B beside Sluice's schedules."""
+"""Rank-side: stages that have replicas, by FSDP or by DDP: torch's own 1F1B and Sluice's schedules."""
 
 import torch
 import torch.distributed as dist
@@ -43,8 +43,8 @@ def _train(schedule, stage, replica):
     return found
 
 
-def beside_1f1b(cases):
-    """(how, schedule): whether its bits are those of torch's own 1F1B; the error where it is refused."""
+def against_1f1b(cases):
+    """(how, schedule): whether its bits are those of torch's own 1F1B; or the error."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     replica, told = mesh["dp"].get_local_rank(), []
     stock = {}

@@ -1,4 +1,4 @@
-"""Weight gradients apart where layers are frozen, parameters have several uses, or gradients wait: torch's own bits."""
+"""Split weight gradients with frozen layers, parameters with several uses, or waiting gradients: torch's own bits."""
 
 import os
 
@@ -24,7 +24,7 @@ NOTHING_WAITS = ("weights", "all but biases", "uses outside, frozen before")
 
 def test_EveryCaseUnderEverySchedule_GradientsHaveTheBitsOf1F1B():
     later = {}
-    for rank, answers in enumerate(ranks.run(2, f"{JOBS}:beside_1f1b", schedules=SCHEDULES)):
+    for rank, answers in enumerate(ranks.run(2, f"{JOBS}:against_1f1b", schedules=SCHEDULES)):
         assert len(answers) > 25 * len(SCHEDULES)
         for (case, label), (differing, there, weights_later) in answers.items():
             assert differing == [] and there > 4, (rank, case, label, differing)

@@ -1,4 +1,4 @@
-"""Sluice's schedules of torch.distributed.pipelining beside torch's own 1F1B: the same bits."""
+"""Sluice's schedules of torch.distributed.pipelining against torch's own 1F1B: the same bits."""
 
 import os
 
@@ -11,7 +11,7 @@ JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pipelining_jobs
 TWO = {
     "single": {"name": "SluiceSingle", "dropout": 0.1},
     "message driven, bf16": {"name": "sluice:message_driven", "dtype": "bfloat16", "in_flight": 3, "dropout": 0.1},
-    "weight gradients apart": {"name": "sluice", "weight_apart": True},
+    "split weight gradients": {"name": "sluice", "weight_apart": True},
     "v": {"name": "sluice:v", "stages_of_rank": 2, "placement": "v"},
 }
 FOUR = {
@@ -21,17 +21,17 @@ FOUR = {
 }
 
 
-APART = ("weight gradients apart", "v", "zero bubble", "three stages on each rank")
+SPLIT = ("split weight gradients", "v", "zero bubble", "three stages on each rank")
 
 
 @pytest.mark.parametrize("world,cases", [(2, TWO), (4, FOUR)])
 def test_Schedules_LossesOutputsGradients_SameBitsAs1F1B(world, cases):
-    for rank, answers in enumerate(ranks.run(world, f"{JOBS}:beside_1f1b", cases=cases)):
+    for rank, answers in enumerate(ranks.run(world, f"{JOBS}:against_1f1b", cases=cases)):
         for case, found in answers.items():
             assert found["differing"] == [] and found["compared"] > 40, (rank, case, found["differing"])
             assert found["stats"]["num_batches"] == 3
             # All but those of the first forward, which shows how the stage uses its parameters.
-            assert found["later"] == (found["linears"] * (2 * 8 - 1) if case in APART else 0), (rank, case)
+            assert found["later"] == (found["linears"] * (2 * 8 - 1) if case in SPLIT else 0), (rank, case)
             assert found["stats"]["messages_sent"] > 0 and found["sent"] == 0, (rank, case)
 
 
@@ -42,7 +42,7 @@ def test_StageRaises_OthersAreToldAndTheNextBatchIsRight():
     assert first_good and second_good
 
 
-def test_MicroBatches_OfUnlikeSizes_SameBitsAsInOneProcess():
+def test_MicroBatches_OfDifferentSizes_SameBitsAsInOneProcess():
     for rank, (is_same, compared) in enumerate(ranks.run(2, f"{JOBS}:uneven", rows_of_batch=21)):
         assert is_same and compared > 5, rank
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.full
 @pytest.fixture(scope="module")
 def told():
     cases = [*SAME, *REFUSED]
-    return [dict(zip(cases, each)) for each in ranks.run(4, f"{JOBS}:beside_1f1b", cases=cases)]
+    return [dict(zip(cases, each)) for each in ranks.run(4, f"{JOBS}:against_1f1b", cases=cases)]
 
 
 @pytest.mark.parametrize("case", SAME, ids=" ".join)

@@ -1,4 +1,5 @@
-"""Torch's own multi-process tests of its schedules, over gloo: with Sluice's in their place they end as with torch's.
+"""Torch's own multi-process tests of its schedules, over gloo, with Sluice's schedules instead: the same results as
+with torch's.
 
 Its test_schedule_multiproc.py and test_stage.py themselves are skipped without two GPUs, whatever the schedule.
 """

@@ -1,6 +1,6 @@
-"""Rank-side: what torch's own multi-process tests of its schedules ask, over gloo: of torch's classes, and of Sluice's.
+"""Rank-side: torch's own multi-process tests of its schedules, over gloo, with torch's classes and with Sluice's.
 
-Torch's (test_schedule_multiproc.py, test_stage.py) run on several GPUs alone. The cases are theirs, the code is ours;
+Torch's (test_schedule_multiproc.py, test_stage.py) need several GPUs. The cases are theirs, the code is ours;
 gradients are compared with one process within torch's own tolerances.
 """
 
@@ -246,7 +246,7 @@ class PuttingOff(nn.Module):
         return _PutOff.apply(x if x.requires_grad else x.detach().requires_grad_(), self)
 
     def build(self):
-        """Directly behind the backward of a micro-batch; torch also goes back once to learn of shapes."""
+        """Directly after the backward of a micro-batch; torch also runs it once to learn shapes."""
         x, gradient = self.put_off.pop()
 
         def run():

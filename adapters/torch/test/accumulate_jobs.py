@@ -1,4 +1,4 @@
-"""Gradients that are already there, of layers with parameters for each expert."""
+"""Gradients that exist already, of layers with separate parameters per expert."""
 
 import torch
 from layer_cases import Case, close, compare, group, world

@@ -1,4 +1,4 @@
-"""What users of autograd rely on: gradients in every manner, hooks, checkpoints, experts of the host."""
+"""The autograd features that users rely on: all forms of gradients, hooks, checkpoints, experts of the host."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Manners:
-    """What torch users rely on. Collective cases run on all ranks alike."""
+    """Features that torch users rely on. Collective cases run on all ranks."""
 
     def __init__(self):
         W, self.rank = world()
@@ -68,7 +68,7 @@ class Manners:
         assert used[1] < used[0], used
 
     def an_expanded_gradient_is_taken(self):
-        """As sum() gives it."""
+        """As from sum()."""
         tokens, ids, weights, params = self.inputs()
         self.layer(tokens, ids, weights, params).sum().backward()
         assert tokens.grad is not None
@@ -137,7 +137,7 @@ class Manners:
         self.compare(out, tokens, weights, params)
 
     def hooks_fire_once_for_each_parameter(self):
-        """Those behind the accumulation; idle experts included."""
+        """Hooks after the accumulation; including idle experts."""
         tokens, ids, weights, params = self.inputs()
         fired = []
         for index, tensor in enumerate(t for p in params for t in p.values()):
@@ -209,9 +209,10 @@ def hooks_and_checkpoints(callback):
 
 
 def checkpoints_outstanding():
-    """As a pipeline has them: several forwards wait for their backward, in which each runs again, while n is tried.
+    """As in a pipeline: several forwards wait for their backward, in which each is replayed, while n is being tuned.
 
-    Without reentry torch compares the sizes of what both times saved. Returns how often n was not the same for all.
+    Without reentry torch compares the sizes of the tensors that both runs saved. Returns how often n was not the
+    same for all.
     """
     W, rank = world()
     context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(mode="profile")))

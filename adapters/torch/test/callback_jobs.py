@@ -143,7 +143,7 @@ class _Draws(torch.nn.Module):
 
 
 def experts_run_again():
-    """Keeping beside the policies under which forward runs again: their bits, and what autograd was given to keep."""
+    """Keeping everything against the policies that replay forward: their bits, and the tensors that autograd keeps."""
     W, rank = world()
     context = Context(group())
     for draws in (False, True):

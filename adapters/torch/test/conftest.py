@@ -1,4 +1,4 @@
-"""The folder above holds an `__init__.py` and is called `torch`: pytest would import it under that name."""
+"""The folder above has an `__init__.py` and is called `torch`: pytest would import it under that name."""
 
 import pytest
 

@@ -1,7 +1,8 @@
-"""Run by test_cuda.py with fake CUDA libraries in the loader's path: the adapter as on a GPU, its tensors on the CPU.
+"""Run by test_cuda.py with fake CUDA libraries in the loader's path: the adapter as on a GPU, with its tensors on the
+CPU.
 
-torch has no CUDA here, so what the adapter asks torch for (a stream, memory of the device) comes from a stand-in; all
-that it tells the library is that of a CUDA device.
+torch has no CUDA here, so a stand-in provides what the adapter asks torch for (a stream, device memory); everything
+that it passes to the library is that of a CUDA device.
 """
 
 import contextlib
@@ -142,7 +143,7 @@ def profile_by_the_devices_name():
 
 
 class Odd(torch.nn.Module):
-    """What Sluice cannot compute by itself: a residual, a norm, and a parameter that no row reaches."""
+    """An expert that Sluice cannot compute by itself: a residual, a norm, and a parameter without rows."""
 
     def __init__(self):
         super().__init__()
@@ -207,7 +208,7 @@ def modules_match_autograd():
             raising.remove()
             out = layer(tokens, ids, weights)
             for a, b in zip(torch.autograd.grad(out, flat, grad), got):
-                assert torch.equal(a, b)  # as if nothing had been
+                assert torch.equal(a, b)  # as if nothing had happened
         print(n, dtype, "matches")
 
 
@@ -403,7 +404,7 @@ def refusals():
 
 
 def capacities_have_the_bits_of_exact():
-    """Graph mode under torch, on both devices: outputs and gradients, other routes in between, what is dropped."""
+    """Graph mode under torch, on both devices: outputs and gradients, other routes in between, dropped routes."""
     for device in ("cpu", "cuda:0"):
         torch.manual_seed(0)
         context = Context(device=device)
@@ -469,7 +470,7 @@ def ranks_match_autograd(rank, store):
         params = [{n: (torch.randn(s) * s[1] ** -0.5).requires_grad_() for n, s in names.items()} for _ in range(4)]
         own = params[2 * rank : 2 * rank + 2]
         flat = [tokens[rank], weights[rank], *(p[n] for p in own for n in names)]
-        for _ in range(3):  # the second and third pass exchange without what the first has to agree on
+        for _ in range(3):  # the second and third pass exchange without the agreement of the first
             out = layer(tokens[rank], ids[rank], weights[rank], own)
             got = torch.autograd.grad(out, flat, grads[rank])
             context.placement.settle()

@@ -1,4 +1,4 @@
-"""What the ranks of test_exchange.py do: the callbacks of c10d_comm.cpp alone, without libsluice."""
+"""Jobs of the ranks of test_exchange.py: only the callbacks of c10d_comm.cpp, without libsluice."""
 
 import contextlib
 import ctypes
@@ -62,7 +62,7 @@ def pattern(sender, receiver, count, turn):
 
 
 def blocks(comm, table, turn):
-    """What this rank sends, and where it receives: table[from][to] bytes."""
+    """The sent and received blocks of this rank: table[from][to] bytes."""
     me = comm.rank
     send = [pattern(me, peer, table[me][peer], turn) for peer in range(comm.world)]
     recv = [torch.full((table[peer][me],), 255, dtype=torch.uint8) for peer in range(comm.world)]
@@ -227,10 +227,11 @@ def dead(posted_first):
 
 
 def silent():
-    """Rank 0 gives up on a silent peer and aborts: who comes then is told at once, as are those it keeps waiting.
+    """Rank 0 gives up on a silent peer and aborts: a rank that arrives afterwards learns it at once, as do the waiting
+    ones.
 
-    The silent one sends nothing before it has been told, or its message would complete what another one waits for: it
-    receives from rank 0 alone, which has sent one message.
+    The silent rank sends nothing before it has learned it, or its message would complete another rank's wait: it
+    only receives from rank 0, which has sent one message.
     """
     comm = Comm()
     table = [[128] * comm.world for _ in range(comm.world)]
@@ -267,7 +268,7 @@ def silent():
             why = comm.why()
         result = status, time.monotonic() - began, why
         meeting.say("learnt")
-        meeting.hear("learnt", range(last))  # what closes at an orderly end must not be what the other one notices
+        meeting.hear("learnt", range(last))  # the close at an orderly end must not be what the other rank notices
     comm.destroy()
     meeting.part(range(comm.world))
     return result
@@ -285,7 +286,7 @@ def aborted_elsewhere(times):
 
             def abort(comm=comm, begun=begun, called=called):
                 begun.wait()
-                time.sleep(0.3)  # so that the other is inside by then, mostly
+                time.sleep(0.3)  # so that the other is usually waiting by then
                 called.append(time.monotonic())
                 comm.vtable.abort(comm.user)
 

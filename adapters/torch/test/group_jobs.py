@@ -1,4 +1,4 @@
-"""Groups of ranks: of several sizes, made by ranks that differ, and joins that fail."""
+"""Groups of ranks: of several sizes, created by ranks that differ, and joins that fail."""
 
 import random as random_module
 import warnings
@@ -158,7 +158,7 @@ def slots_of(owners, W, random):
 
 
 def placements_that_differ():
-    """What is wrong is named, and the layer runs on as before."""
+    """The error names the difference, and the layer continues as before."""
     W, rank = world()
     case = Case(W, tokens=(7,), seed=98)
     layer = case.layer(Context(group()))

@@ -13,8 +13,8 @@ from sluice.errors import InvalidArgument, InvalidState, SluiceError
 
 
 def kept_file(folder, first, others):
-    """A context that begins with `first` in the first rank's file and `others` in the others': what it says, and what
-    lies in the first rank's file afterwards."""
+    """A context that begins with `first` in the first rank's file and `others` in the others': its report, and the
+    contents of the first rank's file afterwards."""
     W, rank = world()
     path = Path(folder) / f"kept{rank}.json"
     text = first if rank == 0 else others
@@ -37,14 +37,14 @@ def kept_file(folder, first, others):
 
 
 def strange_file(folder, text):
-    """What each rank is told, twice, where the first rank's file is none of Sluice's: kind and message."""
+    """The error on each rank, twice, if the first rank's file is not one of Sluice's: kind and message."""
     W, rank = world()
     path = Path(folder) / f"kept{rank}.json"
     if rank == 0:
         path.write_text(text)
     context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(decisions=str(path))))
     told = []
-    for _ in range(2):  # as in a notebook, where a cell is run again after its error
+    for _ in range(2):  # as in a notebook, in which a cell is run again after its error
         try:
             Case(W, tokens=(8, 8), seed=51).layer(context, chunks=0)
         except SluiceError as error:

@@ -1,4 +1,4 @@
-"""Inputs of layers for W ranks, and what a plain loop over experts in double precision makes of them."""
+"""Inputs of layers for W ranks, and the results of a plain loop over experts in double precision."""
 
 import math
 

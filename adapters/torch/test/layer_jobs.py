@@ -200,7 +200,7 @@ def two_shapes_in_a_budget():
 
 
 def tuned(folder, mode, calibrate):
-    """A context that was told how to choose: it decides, says so, and a second one begins with what it decided."""
+    """A configured context decides and reports it, and a second one begins with that decision."""
     W, rank = world()
     results = []
     for _ in range(2):

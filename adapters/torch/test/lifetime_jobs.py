@@ -1,4 +1,4 @@
-"""What outlives what: closed contexts, workers by fork, exits, and groups that the host destroys."""
+"""Lifetimes: closed contexts, forked workers, exits, and groups that the host destroys."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ from sluice.errors import SluiceError
 
 
 def lifetimes():
-    """Closed objects say so; layers keep what they need; a group is shared and remade."""
+    """Closed objects raise errors; layers keep what they need; a group is shared and created again."""
     W, rank = world()
     first = group()
     assert W == 1 or group() is first
@@ -125,7 +125,7 @@ def exit_during_pass():
 
 
 def torn_down():
-    """The host destroys all process groups first; then Sluice's say so, can be closed, and can be made anew."""
+    """The host destroys all process groups first; Sluice's then raise errors, can be closed and created again."""
     W, rank = world()
     first = group()
     case = Case(W, tokens=(8,), seed=88)

@@ -1,13 +1,13 @@
-"""The order of events between the ranks of a test, by notes in the group's store: nothing here depends on time.
+"""Orders events between the ranks of a test, by notes in the group's store: nothing depends on time.
 
-Rank 0's process holds the store: it ends last (`part`), or on purpose first (`until_gone`).
+Rank 0's process holds the store: it ends last (`part`), or deliberately first (`until_gone`).
 """
 
 from datetime import timedelta
 
 import torch.distributed as dist
 
-TIMEOUT = timedelta(seconds=100)  # below the deadline of a set of ranks: what is missing is named by its key
+TIMEOUT = timedelta(seconds=100)  # below the deadline of a set of ranks: the error names the missing key
 
 
 def _key(what, rank):
@@ -15,7 +15,7 @@ def _key(what, rank):
 
 
 def store():
-    """The group's, for what is more than a note."""
+    """The group's store, for more than notes."""
     return dist.distributed_c10d._get_default_store()
 
 

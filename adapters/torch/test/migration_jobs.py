@@ -25,8 +25,8 @@ def _differentiate(parameter, number, step):
 
 
 def _items(parameter, state, own, other, peer):
-    """The slot's own expert leaves, another one arrives in the same tensors. Gradients are made anew in each step, so
-    they travel by a buffer."""
+    """The slot's own expert leaves, another one arrives in the same tensors. Gradients are created again in each step,
+    so they travel through a buffer."""
     buffer = torch.empty_like(parameter)
     still = [parameter.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"]]
     return buffer, [Leaving(own, peer, still, [buffer]), Arriving(other, peer, still, [buffer])]
@@ -41,7 +41,7 @@ def trained(rate):
     optimizer = torch.optim.AdamW([slot], lr=0.01)
     for step in range(STEPS):
         _differentiate(slot, own, step)
-        if step > 0:  # begun behind the update before
+        if step > 0:  # begun after the previous update
             buffer.copy_(slot.grad)  # noqa: F821
             migration.commit()
             slot.grad.copy_(buffer)  # noqa: F821
@@ -68,7 +68,7 @@ def trained(rate):
 
 
 def refused():
-    """What is said where rank 1 refuses, and what a tensor with gaps brings."""
+    """The errors if rank 1 refuses, and of a tensor with gaps."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     migration = Migration(EpGroup.unshared(range(2)))
     values = torch.full((8,), float(rank))
@@ -88,7 +88,7 @@ def refused():
 
 
 def _watched_commit(migration, until):
-    """Commit on a thread of its own, as far as this phase. The thread, and where it puts what it raises."""
+    """Commits on a separate thread, up to this phase. Returns the thread, and the place of its exception."""
     raised = []
 
     def run():
@@ -107,7 +107,7 @@ def _watched_commit(migration, until):
 def settled():
     """Rank 2 is stopped when it is ready, and killed when the others have agreed: they do not know what it has done.
 
-    [how commit ended, phase, where an expert that arrives would lie, epoch by settle, phase, the same place]
+    [how commit ended, phase, the place of an arriving expert, epoch by settle, phase, the same place]
     """
     rank, peer = dist.get_rank(), (dist.get_rank() + 1) % 3
     migration = Migration(EpGroup.unshared(range(3)))

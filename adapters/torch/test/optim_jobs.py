@@ -25,7 +25,7 @@ def _backward(model, step, rank, scale=1.0):
 
 
 def _reduce(model):
-    """What a host does that sums gradients itself."""
+    """Sums gradients, like a host that does so itself."""
     for p in model.parameters():
         dist.all_reduce(p.grad)
         p.grad /= dist.get_world_size()
@@ -43,7 +43,8 @@ def _same(a, b):
 
 
 def trained(max_norm):
-    """Whether a rank has the bits of one process that has the mean; torch's own is held against it on the way."""
+    """Whether a rank has the bits of one process with the mean gradient; that process is compared with torch's
+    optimizer on the way."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model, alone, stock = _model(), _model(), _model()
     mine = sluice.optim.AdamW(model.parameters(), lr=1e-2, process_group=dist.group.WORLD, max_norm=max_norm)
@@ -113,7 +114,7 @@ def cut():
 
 
 def experts():
-    """Each rank has an expert of its own, and a shared layer: what the step makes of gradients that are set by hand."""
+    """Each rank has an own expert and a shared layer: a step with gradients that are set by hand."""
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [dist.new_group([r]) for r in range(size)]
     pair = dist.new_group([0, 1])
@@ -177,7 +178,7 @@ def scaled(kind):
 
 
 def refused():
-    """What is said of: a scaler of torch, an unscaling by hand, gradients that differ, ranks of strangers."""
+    """The errors for: a scaler of torch, an unscaling by hand, gradients that differ, ranks outside of the group."""
     rank, model, said = dist.get_rank(), _model(), []
     optimizer = sluice.optim.AdamW(model.parameters(), process_group=dist.group.WORLD)
     _backward(model, 0, rank)
@@ -210,12 +211,12 @@ def refused():
 
 
 def several(jobs):
-    """What each of [(function, arguments)] gives, in one set of ranks: torch.optim takes long to import."""
+    """The results of each of [(function, arguments)], in one set of ranks: torch.optim takes long to import."""
     return [globals()[name](**arguments) for name, arguments in jobs]
 
 
 def _wrong(path, model):
-    """What a rank is told."""
+    """The error on a rank."""
     try:
         _filed(path, model)
     except (Mismatch, PeerRefused) as error:

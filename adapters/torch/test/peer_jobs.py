@@ -1,4 +1,4 @@
-"""Ranks that are silent, are killed, or are told to stop while they wait."""
+"""Ranks that are silent, are killed, or are stopped while they wait."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def impatient_group(seconds):
 
 
 def silent_peer():
-    """The last rank never calls the layer: the others are told who it is at the deadline."""
+    """The last rank never calls the layer: the others learn at the deadline which rank it is."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=83)
     layer = case.layer(Context(impatient_group(seconds=3)))
@@ -79,7 +79,7 @@ def killed_peer(posted_first, leaves_child=False):
     if rank == W - 1:
         meeting.hear("going" if posted_first else "forward done", others)
         if posted_first:
-            time.sleep(0.5)  # so that they wait by then, mostly: what they are told is the same
+            time.sleep(0.5)  # so that the others are usually waiting by then: the result is the same
         if leaves_child:
             _leave_child()
         meeting.say("dying")

@@ -51,7 +51,7 @@ def _same(tensors, wanted):
 
 
 class _Carrier:
-    """A stage that checks what it is given, and hands on what follows from its number and the micro-batch."""
+    """A stage that checks its input, and passes on values that depend on its number and the micro-batch."""
 
     def __init__(self, stage, stages):
         self.stage, self.stages = stage, stages
@@ -235,7 +235,7 @@ def interrupted():
 
 
 def refused():
-    """What a pipeline is not made with, and what it does not carry."""
+    """Configurations that a pipeline rejects, and tensors that it does not carry."""
     rank = dist.get_rank()
     told = []
     for config in ({"policy": "1f1b" if rank else "gpipe"}, {"partition": f"0,{rank}"}, {"policy": "fastest"}):

@@ -1,7 +1,7 @@
-"""Rank-side: what a plan of layers over stages predicts, beside the pipeline that runs it.
+"""Rank-side: the predictions of a plan of layers over stages, compared with the pipeline that runs it.
 
-Layers take their time asleep and keep memory as layers do, so that ranks need no processor of their own. Each is
-measured alone on one rank; pipelines of the plan run afterwards.
+Layers sleep for their time and keep memory like real ones, so that ranks need no processor of their own. Each is
+measured separately on one rank; pipelines of the plan run afterwards.
 """
 
 import random
@@ -76,7 +76,7 @@ def _option(layer, again):
 
 
 def _measured(layer):
-    """As a planner takes it."""
+    """In the form for a planner."""
     return stages.Layer(options=(_option(layer, False), _option(layer, True)), output_bytes=4 * EDGE)
 
 
@@ -144,7 +144,7 @@ def held_out(per_stage=4, budgets=5):
         peaks = [None] * world
         dist.all_gather_object(peaks, peak)
         again = sum(choice.kind == stages.RECOMPUTE for choice in plan.choices)
-        # What arrives lies in the library's memory, and the gradient of it that goes back in torch's.
+        # Received tensors are in the library's memory, and the gradient that returns in torch's.
         shares = [peak / stage["peak_bytes"] for peak, stage in zip(peaks, plan.stages)]
         found.append((again, seconds / plan.step_seconds, shares, max(peaks) <= budget))
     group.close()

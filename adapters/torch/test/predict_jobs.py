@@ -1,4 +1,4 @@
-"""Rank-side: batches of policies that nobody has measured yet, predicted with the times of another policy's batch."""
+"""Rank-side: batches of policies that were not measured, predicted with the times of another policy's batch."""
 
 import time
 from dataclasses import replace

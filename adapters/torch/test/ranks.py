@@ -1,8 +1,8 @@
 """Runs one function in several processes that form a gloo group over loopback, with a deadline.
 
 A job is "module:function" of this folder, or "path/of/module:function" of another. It is called with its keyword
-arguments and returns something that pickles.
-Ranks with an environment or threads of their own import torch themselves; all others are forks of a process that has.
+arguments and returns something that pickles. Ranks with their own environment or threads import torch themselves;
+all others are forks of a process that has.
 """
 
 import importlib
@@ -21,7 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(HERE, "..", "..", "..", "third_party", "test"))
 from fork_server import ForkServer  # noqa: E402
 
-# What every job imports: torch itself, what its first backward and its checkpoints import, and the adapter.
+# Imports of every job: torch itself, the imports of its first backward and its checkpoints, and the adapter.
 IMPORTS = [
     *("torch", "torch.distributed", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"),
     "sluice.adapters.torch",
@@ -31,7 +31,7 @@ _server = None
 
 
 def _fork_server(environment):
-    """Started when a test first asks for ranks; None where it would not do what the ranks' own imports do."""
+    """Started when a test first needs ranks; None if it would not replace the ranks' own imports."""
     global _server
     if _server is None:
         _server = ForkServer(IMPORTS, _environment(1))
@@ -173,7 +173,7 @@ def _main():
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world
     listening = {"is_master": True, "master_listen_fd": door} if rank == 0 else {}
-    # Starting takes as long as it takes; what is done afterwards has the deadline of the test.
+    # Starting may take any time; afterwards the deadline of the test applies.
     store = dist.TCPStore(*place, timeout=timedelta(seconds=180), wait_for_workers=False, **listening)
     store.set_timeout(timedelta(seconds=180))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=group_timeout))

@@ -1,4 +1,4 @@
-"""The builder of the shared object, with a compiler that only writes down that it was called."""
+"""The builder of the shared object, with a compiler that only records its calls."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import pytest
 from sluice.adapters.torch import build
 from sluice.adapters.torch.build import SOURCES
 
-OTHER_TORCH = "2.11.0"  # that of the machines with a GPU on which integration_tests/gpu is to run first
+OTHER_TORCH = "2.11.0"  # of the GPU machines on which integration_tests/gpu will run first
 VENDOR = pathlib.Path(__file__).resolve().parents[3] / ".venv-vendor"
 ONCE = len(SOURCES) + 1  # calls of the compiler: each source, and the link
 COMPILER = """#!/bin/sh
@@ -75,7 +75,7 @@ def test_Build_SeveralAtOnce_CompileOnce(tmp_path):
 
 
 def test_Build_FileSystemWithoutLocks_CompilesAndSaysSo(tmp_path):
-    """As some network file systems are; two at once may both compile, and what is there in the end fits."""
+    """As on some network file systems: two builds at once may both compile, and the final result is valid."""
     source, library, out = tmp_path / "flock.c", tmp_path / "libflock.so", tmp_path / "out"
     source.write_text("#include <errno.h>\nint flock(int fd, int how) { errno = ENOLCK; return -1; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
@@ -108,8 +108,8 @@ def test_Build_CompilerFails_ShowsItsWordsAndLeavesNothing(tmp_path):
 
 
 def headers_of(torch_version):
-    """The headers out of that release's wheel. 530 MB are downloaded the first time. 62 MB stay, where `./test
-    --vendor` keeps what it downloads.
+    """The headers from that release's wheel. 530 MB are downloaded the first time. 62 MB stay, where `./test --vendor`
+    keeps its downloads.
     """
     folder = VENDOR / f"torch-{torch_version}"
     if not folder.exists():

@@ -1,4 +1,4 @@
-"""The shared objects that a wheel brings: one for a release of torch, taken before all others if it fits."""
+"""The shared objects in a wheel: one per release of torch, preferred over all others if it fits."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ FITTING = {"compiler": "another", "libc": "another", "python": "another"}  # not
 
 
 def ship(**changes):
-    """As the packaging does it."""
+    """Like the packaging."""
     path = build.shipped_path()
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as file:

@@ -1,6 +1,6 @@
-"""What of the cache the builder loads: what this user and root alone could have put there, for this platform.
+"""Trust in the builder's cache: it loads only files that this user or root could have put there, for this platform.
 
-The compiler only writes down that it was called; what it makes is not loaded.
+The compiler only records its calls; its output is not loaded.
 """
 
 import json
@@ -74,7 +74,7 @@ def _change(path, how):
         os.remove(f"{path}.stamp")
     elif how == "torn stamp":
         os.truncate(f"{path}.stamp", 20)
-    elif how == "public hash":  # what a stamp was until now
+    elif how == "public hash":  # the stamp of earlier versions
         with open(f"{path}.stamp", "w") as file:
             file.write(stamp["made_from"])
     else:
@@ -102,7 +102,7 @@ def _change(path, how):
         ("made_from", "its made_from is 'another'"),
     ],
 )
-def test_Ensure_FileThatIsNotWhatWeMade_IsMadeAnewWithAWord(cache, tmp_path, capfd, how, says):
+def test_Ensure_FileThatIsNotWhatWeMade_IsMadeAgainWithAWord(cache, tmp_path, capfd, how, says):
     path = build.ensure()
     _change(path, how)
     capfd.readouterr()
@@ -172,17 +172,17 @@ def test_Ensure_LinksOnTheWay_AreFollowedUnlessOthersMadeThem(cache, tmp_path, m
             build.ensure()
 
 
-def test_Ensure_BesideThePackage_IsAsTrustedAsItsOwner(cache, tmp_path, capfd):
-    """Who owns the package could change its Python; a file that others can write is passed over all the same."""
-    beside = os.path.join(build.HERE, build.file_name())
-    build.make(beside)
-    assert build.ensure() == beside
-    os.chmod(beside, 0o777)
+def test_Ensure_NextToThePackage_IsAsTrustedAsItsOwner(cache, tmp_path, capfd):
+    """The owner of the package could change its Python; a file that others can write is still skipped."""
+    shipped = os.path.join(build.HERE, build.file_name())
+    build.make(shipped)
+    assert build.ensure() == shipped
+    os.chmod(shipped, 0o777)
     cached = build.ensure()
     assert cached.startswith(f"{cache}/") and "every user can write it" in capfd.readouterr().err
-    os.chmod(beside, 0o755)
+    os.chmod(shipped, 0o755)
     if os.geteuid() == 0:
-        os.chown(beside, SOMEBODY, -1)
+        os.chown(shipped, SOMEBODY, -1)
         assert build.ensure() == cached
 
 
@@ -195,10 +195,10 @@ def test_Ensure_OwnerOfThePackage_IsAsGoodAsThisUserThereAlone(cache, tmp_path, 
     cached = build.ensure()
     os.chown(cached, SOMEBODY, -1)
     assert build.ensure() == cached and os.stat(cached).st_uid == 0 and calls(tmp_path) == 2 * ONCE
-    beside = os.path.join(build.HERE, build.file_name())
-    build.make(beside)
-    os.chown(beside, SOMEBODY, -1)
-    assert build.ensure() == beside
+    shipped = os.path.join(build.HERE, build.file_name())
+    build.make(shipped)
+    os.chown(shipped, SOMEBODY, -1)
+    assert build.ensure() == shipped
 
 
 def test_Doctor_PlaceAndFileThatOthersCanWrite_AreNamedWithAdvice(cache, tmp_path):
@@ -279,7 +279,7 @@ def open_folder(monkeypatch):
 
 
 def _as_somebody(folder, **environment):
-    """What ensure() gives, or raises, as a user that the machine does not know."""
+    """The result of ensure(), or its exception, as an unknown user."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,7 +1,7 @@
-"""CUDA tensors, as far as that goes without a GPU: which device, which stream, which memory; refusals; NCCL's id.
+"""CUDA tensors, as far as possible without a GPU: device, stream, memory; errors; NCCL's id.
 
-The library below runs on the fake driver, cuBLAS and NCCL (capi/test/cuda/fake_gpu.c); on a GPU integration_tests/gpu
-runs the same against PyTorch.
+The library below runs on the fake driver, cuBLAS and NCCL (capi/test/cuda/fake_gpu.c); on a GPU
+integration_tests/gpu runs the same against PyTorch.
 """
 
 import os

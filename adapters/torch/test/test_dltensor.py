@@ -1,4 +1,4 @@
-"""A `DLTensor*` goes through the C ABI unchanged: what torch and NumPy give by `__dlpack__` is what the calls take."""
+"""A `DLTensor*` passes the C ABI unchanged: calls take the tensors that torch and NumPy export by `__dlpack__`."""
 
 import ctypes
 
@@ -15,8 +15,8 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _name = ctypes.pythonapi.PyCapsule_GetName
 _name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-# Where the DLTensor lies in what a capsule of that name holds: a DLManagedTensor begins with it; the versioned one has
-# version, manager_ctx, deleter and flags before it (DLPack 1.x, dlpack.h).
+# The offset of the DLTensor in a capsule of that name: a DLManagedTensor begins with it; the versioned one has version,
+# manager_ctx, deleter and flags before it (DLPack 1.x, dlpack.h).
 OFFSETS = {b"dltensor": 0, b"dltensor_versioned": 32}
 
 
@@ -127,7 +127,7 @@ def test_DLTensor_OfARealCapsule_IsTakenAsItIs(form, host, how):
     with Layer() as layer:
         names = layer.forward(**arrays, **how)
     assert names == {b"dltensor_versioned" if how else b"dltensor"}
-    torch.testing.assert_close(given["out"], wanted)  # what numpy was given shares its memory
+    torch.testing.assert_close(given["out"], wanted)  # numpy's array shares its memory
 
 
 def test_DLTensor_WithAByteOffset_IsReadFromThere():

@@ -1,7 +1,7 @@
 """Every kernel against torch at the ends of its dtype's range: huge, subnormal, infinite and NaN values.
 
-A kernel that is added gets a row here: KERNELS names each kernel of backend/device/kernels.h and where it is compared,
-and the last test holds the two against each other. Where Sluice differs from torch the test says why.
+A new kernel gets a row here: KERNELS names each kernel of backend/device/kernels.h and the test that compares it,
+and the last test compares both lists. If Sluice differs from torch the test says why.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def context():
     made.close()
 
 
-def alike(mine, wide, dtype, what, is_nan=None, atol=1e-15):
-    """What torch makes of the same numbers in f64, rounded: in f32 its own kernels lose the tails of GELU, and make NaN
-    of gelu(inf). Where is_nan says so Sluice's is NaN too; elsewhere torch's NaN (inf * 0 within a slope) may be a
-    number."""
+def assert_close(mine, wide, dtype, what, is_nan=None, atol=1e-15):
+    """Compares with torch's result for the same numbers in f64, rounded: in f32 its own kernels lose the tails of GELU,
+    and return NaN for gelu(inf). Where is_nan is set Sluice's result is NaN too; elsewhere torch's NaN (inf * 0
+    within a slope) may be a number."""
     other = wide.to(dtype)
     where = ~other.isnan()
     is_nan = ~where if is_nan is None else is_nan
@@ -126,11 +126,11 @@ def test_Activation_AtTheEnds_IsTorchs(context, name, dtype):
         up = wide.clamp(-7.0, 7.0) if name == "swiglu" else wide
         out = TORCH[name](wide) * (up if gated else 1.0)
         out.backward(slopes.double())
-        alike(mine[0], out.detach(), dtype, f"{name}, gated {gated}", x.isnan())
+        assert_close(mine[0], out.detach(), dtype, f"{name}, gated {gated}", x.isnan())
         # Of outputs that are numbers: what goes back from an infinite or NaN one may be NaN. Slopes have a zero.
         within = out.detach().to(dtype).isfinite() & ((x == 0) | (x.abs() >= torch.finfo(dtype).smallest_normal))
         what = f"gradient of {name}, gated {gated}, slope {slope}"
-        alike(mine[1][within], wide.grad[within], dtype, what, atol=1e-7)
+        assert_close(mine[1][within], wide.grad[within], dtype, what, atol=1e-7)
 
 
 # ---- sums of rows -----------------------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def test_SumsOfRows_AtTheEnds_AreTorchs(context, dtype, restore, deduplicate):
         other = wide * theirs[:, :1] + (0.0 if dropped else wide * theirs[:, 1:])
         other.backward(torch.ones_like(other))
         what = f"restore {restore}, deduplicated {deduplicate}, dropped {dropped}"
-        alike(out.detach(), other.detach(), dtype, what)
-        alike(mine.grad, theirs.grad, torch.float32, f"gradient of weights, {what}")
+        assert_close(out.detach(), other.detach(), dtype, what)
+        assert_close(mine.grad, theirs.grad, torch.float32, f"gradient of weights, {what}")
 
 
 # ---- the optimizer ----------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_Gate_AtTheEnds_IsTorchs(score):
     assert all(sorted(row) == list(range(top_k)) for row in ids.tolist())  # always experts that there are
     scores = torch.empty_like(weights).scatter_(1, ids.long(), weights)
     theirs = logits.double().softmax(1) if score == "softmax" else logits.double().sigmoid()
-    alike(scores, theirs, torch.float32, score)
+    assert_close(scores, theirs, torch.float32, score)
 
 
 def test_Table_HasEveryKernel():

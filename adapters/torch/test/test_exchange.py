@@ -1,4 +1,4 @@
-"""The communicator over c10d, by itself: order, failures, deadlines, signals."""
+"""The communicator over c10d, separately: order, failures, deadlines, signals."""
 
 import pytest
 import ranks

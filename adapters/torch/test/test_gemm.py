@@ -1,4 +1,4 @@
-"""Torch's GEMMs behind the library's callback, alone."""
+"""Torch's GEMMs through the library's callback, separately."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The memory of gradients that were let go of serves the next ones: same bits, within its bound, off where told."""
+"""The memory of released gradients serves the next ones: same bits, within its bound, off on request."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_Gradients_LetGoOf_ServeTheNextStepWithTheSameBits(context):
     for seed in range(4):
         for mine, theirs in zip(model.step(layer, seed), other.step(plain, seed)):
             assert torch.equal(mine, theirs), seed
-        del mine, theirs  # which would keep their memory
+        del mine, theirs  # these would keep their memory
     assert grew(before) == (2, 6)
     assert pool_stats().out_bytes - before.out_bytes == BOTH
 

@@ -1,4 +1,4 @@
-"""Decisions that outlive a run: kept files, damaged ones, one rank's, pinned ones."""
+"""Decisions that outlive a run: stored files, damaged ones, one rank's, pinned ones."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def _bad(answer):
     "text",
     [
         '{"sluice_kept_decisions": 2, "machines": {"th',
-        _bad(  # the library finds what is wrong with this one
+        _bad(  # the library detects the error in this one
             {"layer": "a1b2c3d4e5f60718", "rows": 64, "num_chunks": 4000}
         ),
     ],
@@ -86,6 +86,6 @@ def test_ExportMachine_OfARun_IsWhatPlanAndTheNextRunTake(tmp_path, capsys):
     planner = Planner(Machine(found[1][1], {}))
     assert layer["prediction"]["seconds"] == planner.predict(work, Choice(**chosen)).seconds
     assert layer["prediction"]["error_median"] == found[0][1]["error"]["median"] > 0
-    (cached,) = (path.read_text() for path in tmp_path.glob("machine-*.json"))  # as it was before the steps
+    (cached,) = (path.read_text() for path in tmp_path.glob("machine-*.json"))  # as before the steps
     before = Planner(Machine(json.loads(cached.split("\n", 2)[2]), {})).predict(work, Choice(**chosen)).seconds
     assert before != layer["prediction"]["seconds"]

@@ -1,4 +1,4 @@
-"""Layers in real processes beside a plain loop over experts."""
+"""Layers in real processes compared with a plain loop over experts."""
 
 import functools
 import json
@@ -160,7 +160,7 @@ def test_Checkpointing_WithoutReentry_FreesWhatForwardSaved(callback):
     job = "autograd_jobs:checkpoint_memory"
     plain, saved, inputs = ranks.run(1, job, callback=callback, extra_environment=malloc)[0]
     print(f"held after forward: {plain / 1e6:.1f} MB plain, {saved / 1e6:.1f} MB checkpointed")
-    # What a checkpoint keeps is each layer's input; what a layer saves is several times that.
+    # A checkpoint keeps each layer's input; the tensors that a layer saves are several times that.
     assert saved < 0.4 * plain, (plain, saved, inputs)
 
 
@@ -199,7 +199,7 @@ def test_Exit_AThreadStillWaiting_NeitherHangsNorCrashes():
     assert ranks.run(2, "lifetime_jobs:exit_during_pass", deadline=150, group_timeout=600) == [True, True]
 
 
-def test_Host_DestroysItsGroups_SluiceIsMadeAnew():
+def test_Host_DestroysItsGroups_SluiceIsMadeAgain():
     assert ranks.run(2, "lifetime_jobs:torn_down") == [True, True]
 
 
@@ -228,7 +228,7 @@ def test_ReplaceExperts_WrongPlacements_AreNamed():
 def test_SilentPeer_Forward_IsNamedAtTheDeadline():
     results = ranks.run(3, "peer_jobs:silent_peer")
     for name, _, took, text in results[:-1]:
-        # The first to reach the deadline ends the connections, and may be what the other notices.
+        # The first rank to reach the deadline closes the connections, which the other may notice.
         assert name in ("TimedOut", "PeerLost") and took < SOON, text
     assert any(name == "TimedOut" and peer == 2 for name, peer, _, _ in results[:-1]), results
 

@@ -1,4 +1,4 @@
-"""Loading libsluice, and its errors as exceptions. Each case has a process of its own: loading happens once."""
+"""Loads libsluice, and its errors as exceptions. Each case has its own process: loading happens once."""
 
 import os
 import pickle

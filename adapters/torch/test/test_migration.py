@@ -1,4 +1,4 @@
-"""Experts that change places with AdamW's state while they train, beside those that stay."""
+"""Experts that swap places with AdamW's state during training, compared with experts that stay."""
 
 import pytest
 import ranks

@@ -1,4 +1,4 @@
-"""Which ranks share a node: by host names, or as is said."""
+"""The ranks that share a node: by host names, or as configured."""
 
 import pytest
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
@@ -13,7 +13,7 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup
         ("abcd", 1),
         ("aaaa", 4),
         ("aab", 0),  # not as many on each
-        ("abab", 0),  # not one behind the other
+        ("abab", 0),  # not contiguous
         ("aabbaa", 0),
         ("a", 1),
     ],

@@ -1,4 +1,5 @@
-"""`sluice.optim` beside `torch.optim`: the same training, states that go both ways, and steps that change nothing."""
+"""`sluice.optim` against `torch.optim`: the same training, states that convert both ways, and steps that change
+nothing."""
 
 import copy
 
@@ -51,7 +52,7 @@ def _same(a, b):
     [{}, {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}, {"maximize": True, "lr": 1e-5}],
     ids=["defaults", "numbers", "maximize"],
 )
-def test_Training_BesideTorch_HasItsLossesAndParameters(ours, theirs, options):
+def test_Training_AgainstTorch_HasItsLossesAndParameters(ours, theirs, options):
     ours_model, theirs_model = _model(), _model()
     mine = _train(ours_model, ours(ours_model.parameters(), **options), 50)
     stock = _train(theirs_model, theirs(theirs_model.parameters(), **options), 50)
@@ -77,7 +78,7 @@ def test_Groups_EachHasItsOwnNumbersAndFrozenOnesStay():
 
 @pytest.mark.parametrize("max_norm", [0.0, 0.1])
 def test_GradientsThatAreNone_InSomeSteps_LeaveParameterAndStateAloneAsTorchs(max_norm):
-    """Each parameter counts its own steps, and the norm is over what there is."""
+    """Each parameter counts its own steps, and the norm is over the existing gradients."""
     models = [_model(), _model()]
     options = {"lr": 1e-2, "weight_decay": 0.1}
     mine = sluice.optim.AdamW(models[0].parameters(), max_norm=max_norm, **options)

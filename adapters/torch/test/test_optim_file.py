@@ -1,4 +1,4 @@
-"""`sluice.optim` with its states in a file: the bits of memory, training that goes on, checkpoints both ways."""
+"""`sluice.optim` with its states in a file: the bits of states in memory, resumed training, checkpoints both ways."""
 
 import copy
 import os

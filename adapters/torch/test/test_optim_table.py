@@ -1,5 +1,5 @@
 """`sluice.optim` by torch's own table of optimizers under test: every option of it trains as torch's class does or is
-refused by name, and what torch's class refuses is refused in its words."""
+rejected by name, and errors of torch's class have its text."""
 
 import sys
 import types
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.full  # torch's table imports much of its test code
 
 NAMES = ("Adam", "AdamW")
 REFUSED = ("amsgrad", "capturable", "differentiable")
-DEVICES = ("cpu", "cuda", "mps")  # whose options are asked; parameters are on the CPU
+DEVICES = ("cpu", "cuda", "mps")  # whose options are queried; parameters are on the CPU
 STEPS = 20
 
 

@@ -1,4 +1,4 @@
-"""Experts whose members are parts of a tensor: output and gradients of a layer that has them apart, to the bit."""
+"""Experts whose members are parts of a tensor: output and gradients of a layer with separate tensors, to the bit."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def context():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_Packed_OutputAndGradients_AsApart(context, dtype):
-    together, apart = packed(dtype), packed(dtype)
-    split = [dict(zip(("w1", "w3", "w2", "b1", "b3", "b2"), unpack(tensors))) for tensors in apart]
+def test_Packed_OutputAndGradients_AsSeparate(context, dtype):
+    together, separate = packed(dtype), packed(dtype)
+    split = [dict(zip(("w1", "w3", "w2", "b1", "b3", "b2"), unpack(tensors))) for tensors in separate]
     outputs, grads = [], []
     for layer, params, leaves in (
         (PackedLayer(context, MoeConfig(dtype=dtype, **CONFIG), unpack=unpack), together, together),
-        (MoeLayer(context, MoeConfig(dtype=dtype, **CONFIG)), split, apart),
+        (MoeLayer(context, MoeConfig(dtype=dtype, **CONFIG)), split, separate),
     ):
         tokens, ids, weights = inputs(dtype)
         out = layer(tokens, ids, weights, params)

@@ -1,4 +1,4 @@
-"""Pipelines of plain torch functions: what they carry, and how they fail."""
+"""Pipelines of plain torch functions: the tensors that they carry, and their errors."""
 
 import pytest
 import ranks

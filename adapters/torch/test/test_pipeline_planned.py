@@ -1,4 +1,4 @@
-"""What `sluice_planner_stages` predicts of a plan, beside pipelines that run it: no plan was measured before."""
+"""Predictions of `sluice_planner_stages` for a plan, against pipelines that run it: no plan was measured before."""
 
 import statistics
 

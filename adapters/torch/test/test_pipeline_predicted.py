@@ -1,4 +1,4 @@
-"""What `sluice simulate --stages` says of batches that were not measured, beside those batches."""
+"""Predictions of `sluice simulate --stages` for batches that were not measured, compared with those batches."""
 
 import statistics
 

@@ -149,7 +149,7 @@ def test_PlanModel_Report_SaysWhatWasChosenAndWhy(model, batch) -> None:
         assert ("forward" in model.get_submodule(block.name).__dict__) == (block.policy == "recompute")
     with pytest.raises(InvalidState, match="is recomputed already"):
         sluice.plan_model(model, "1GiB", batch)
-    loaded = copy.deepcopy(model)  # what is switched on belongs to the instance, in a copy to the copy's
+    loaded = copy.deepcopy(model)  # an enabled option belongs to the instance, and in a copy to the copy
     assert all(torch.equal(a, b) for a, b in zip(step(loaded, batch), step(model, batch)))
     plan.undo()
     plan.undo()

@@ -1,4 +1,5 @@
-"""The ranks of these tests leave nothing in the folder for temporary files however they end, and are heard."""
+"""The ranks of these tests leave nothing in the folder for temporary files however they end, and their output is
+reported."""
 
 import tempfile
 

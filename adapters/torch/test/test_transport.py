@@ -1,4 +1,4 @@
-"""What carries a layer's rows on the CPU: TCP connections of Sluice's own, or gloo."""
+"""The transport of a layer's rows on the CPU: Sluice's own TCP connections, or gloo."""
 
 import re
 
@@ -8,7 +8,7 @@ import torch  # noqa: F401  (before anything that pytest may import as `torch`)
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_Transport_EachByName_TrainsAlike(world):
+def test_Transport_EachByName_TrainsTheSame(world):
     for found in ranks.run(world, "transport_jobs:named"):
         assert {name: carried for name, (carried, _) in found.items()} == {None: "tcp", "tcp": "tcp", "c10d": "host"}
         assert len({sent for _, sent in found.values()}) == 1 and found["tcp"][1] > 0

@@ -1,4 +1,4 @@
-"""Weight gradients of linear layers that come later: the bits of a whole backward."""
+"""Split weight gradients of linear layers: the bits of a whole backward."""
 
 import copy
 
@@ -74,12 +74,12 @@ def taken(net, linears, x):
 def test_Gradients_ThatCameLater_HaveTheBitsOfAWholeBackward(checkpointed, shape, dtype):
     torch.manual_seed(1)
     whole = Net(checkpointed).to(dtype)
-    apart = copy.deepcopy(whole)
-    later = taken(apart, linears_of(apart, never), inputs(shape, dtype)[0].requires_grad_())
+    divided = copy.deepcopy(whole)
+    later = taken(divided, linears_of(divided, never), inputs(shape, dtype)[0].requires_grad_())
     waiting = []
     for number, x in enumerate(inputs(shape, dtype)):
         given = [x.clone().requires_grad_() for _ in range(2)]
-        outputs = [net(each) for net, each in zip((whole, apart), given)]
+        outputs = [net(each) for net, each in zip((whole, divided), given)]
         assert bits(outputs[0]) == bits(outputs[1])
         grad = torch.cos(outputs[0].detach())
         outputs[0].backward(grad)
@@ -88,33 +88,33 @@ def test_Gradients_ThatCameLater_HaveTheBitsOfAWholeBackward(checkpointed, shape
         assert bits(given[0].grad) == bits(given[1].grad)
         waiting.append(number)
         if number == 0:
-            assert apart.up.weight.grad is None and apart.norm.weight.grad is not None
-        if len(waiting) == 2:  # one behind
+            assert divided.up.weight.grad is None and divided.norm.weight.grad is not None
+        if len(waiting) == 2:  # one later
             later.run(waiting.pop(0))
     later.run(waiting.pop(0))
     later.give_back()
     assert later.num_left == 4 * MICRO_BATCHES
-    for (name, one), (_, other) in zip(whole.named_parameters(), apart.named_parameters()):
+    for (name, one), (_, other) in zip(whole.named_parameters(), divided.named_parameters()):
         assert (one.grad is None) == (other.grad is None) == (not one.requires_grad), name
         if one.grad is not None:
             assert bits(one.grad) == bits(other.grad), name
-    assert "forward" not in vars(apart.up)
+    assert "forward" not in vars(divided.up)
 
 
-def test_Gradients_OfTwoWalksOverOneGraph_AreAddedOneBehindTheOther():
-    """What a stage does that hands on several tensors."""
+def test_Gradients_OfTwoWalksOverOneGraph_AreAddedOneAfterTheOther():
+    """Like a stage that passes on several tensors."""
     torch.manual_seed(2)
     whole = nn.Linear(WIDTH, WIDTH)
     x, other, third = inputs((5,), torch.float32)
-    apart = copy.deepcopy(whole)
-    later = taken(apart, [apart], x)
-    for net in (whole, apart):
+    divided = copy.deepcopy(whole)
+    later = taken(divided, [divided], x)
+    for net in (whole, divided):
         out = net(x)
         with later.left_behind(0):
             out.backward(other, retain_graph=True)
             out.backward(third)
     later.run(0)
-    assert bits(whole.weight.grad) == bits(apart.weight.grad) and bits(whole.bias.grad) == bits(apart.bias.grad)
+    assert bits(whole.weight.grad) == bits(divided.weight.grad) and bits(whole.bias.grad) == bits(divided.bias.grad)
     assert later.num_left == 2
 
 

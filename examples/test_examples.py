@@ -1,4 +1,4 @@
-"""The examples of the C ABI are built as a user would build them, and learn the same numbers in every language."""
+"""The examples of the C ABI build as for a user, and learn the same numbers in every language."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def bazel(*arguments):
 def libraries(tmp_path_factory):
     """A folder with libsluice.so.0 and libsluice_mpi.so side by side, as an installation has them."""
     folder = tmp_path_factory.mktemp("lib")
-    given = os.environ.get("SLUICE_EXAMPLES_LIB")  # where they are already
+    given = os.environ.get("SLUICE_EXAMPLES_LIB")  # an existing build
     if given is None:
         bazel("build", "--noshow_progress", "//capi:libsluice.so.0", "//backend/comm/mpi:libsluice_mpi.so")
         bin_folder = bazel("info", "bazel-bin").strip()

@@ -1,5 +1,6 @@
-/* Experts that change their owner while they train: loads are measured, a placement is planned, what belongs to the
- * experts that move travels beside forward and backward, and takes effect before an update. The ranks are threads.
+/* Experts that change their owner during training: loads are measured, a placement is planned, the state of the moving
+ * experts is sent while forward and backward run, and the new placement takes effect before an update. The ranks are
+ * threads.
  *
  *   examples/c/build.sh /tmp/out && /tmp/out/moving [0: nothing moves; 1: the default] */
 #define _POSIX_C_SOURCE 200112L /* barriers */
@@ -11,7 +12,7 @@
 #include "moving_layer.h"
 
 static rank_t ranks[W];
-static int64_t rows[W][E]; /* by rank: what every rank has to know to plan alike */
+static int64_t rows[W][E]; /* by rank: what every rank must know to make the same plan */
 static pthread_barrier_t all;
 static sluice_local_group_t* group;
 

@@ -14,7 +14,7 @@ typedef struct {
   sluice_tensor_t lists[4][E];
 } memory_t;
 
-/* A number in [-1, 1) that depends on what it is for, not on which rank asks. */
+/* A number in [-1, 1) that depends on its purpose, not on the rank. */
 static float noise(uint32_t kind, uint32_t i) {
   uint32_t h = kind * 0x9e3779b9u + i * 0x85ebca6bu;
   h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;

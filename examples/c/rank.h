@@ -1,4 +1,4 @@
-/* What one rank of an expert-parallel layer does; local4.c, tcp.c and mpi.c differ only in where their ranks live. */
+/* The work of one rank of an expert-parallel layer; local4.c, tcp.c and mpi.c differ only in how their ranks start. */
 #ifndef SLUICE_EXAMPLES_C_RANK_H_
 #define SLUICE_EXAMPLES_C_RANK_H_
 

@@ -7,7 +7,7 @@
 
 enum { M = STAGE_WIDTH, H = 32, E = 8, K = 2, T = STAGE_TOKENS, N = STAGE_MICRO_BATCHES };
 
-/* What a layer has of one micro-batch until its backward. */
+/* The tensors of one micro-batch that a layer keeps until its backward. */
 typedef struct {
   const float* x; /* borrowed from the pipeline, or the host's own data */
   float y[T][M], grad_x[T][M];
@@ -87,7 +87,7 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* call, slui
   if (status != SLUICE_OK) return status;
   for (int e = 0; e < my->tokens * M; ++e) (&pass->y[0][0])[e] += pass->x[e];
   pass->out = describe(pass->y, SLUICE_TYPE_FLOAT, my->rows);
-  out_result->tensors = &pass->out, out_result->num_tensors = 1; /* not read behind the last layer */
+  out_result->tensors = &pass->out, out_result->num_tensors = 1; /* not read after the last layer */
   return SLUICE_OK;
 }
 

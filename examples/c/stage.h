@@ -1,5 +1,5 @@
-/* What one rank of a pipeline does whose stages hold expert-parallel layers; pipeline4.c and pipeline_mpi.c differ only
- * in where their ranks live. */
+/* The work of one rank of a pipeline whose stages hold expert-parallel layers; pipeline4.c and pipeline_mpi.c differ
+ * only in how their ranks start. */
 #ifndef SLUICE_EXAMPLES_C_STAGE_H_
 #define SLUICE_EXAMPLES_C_STAGE_H_
 

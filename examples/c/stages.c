@@ -1,5 +1,5 @@
-/* A model over the stages of a pipeline, planned before it runs: which layer runs where, and what is kept, recomputed
- * or offloaded, so that the slowest stage is as fast as a budget allows.
+/* Plans a model over the stages of a pipeline before it runs: the stage of each layer, and whether its activations are
+ * kept, recomputed or offloaded, so that the slowest stage is as fast as a budget allows.
  *
  *   examples/c/build.sh /tmp/out && /tmp/out/stages [budget of a stage in MiB] */
 #include <stdio.h>

@@ -75,7 +75,7 @@ class TextLM(nn.Module):
         self.head = nn.Linear(shape.width, VOCABULARY, bias=False)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[batch, length] bytes -> (what is minimised, the cross entropy in it)."""
+        """[batch, length] bytes -> (the minimised loss, the cross entropy in it)."""
         x = self.bytes(inputs) + self.positions(torch.arange(inputs.shape[1], device=inputs.device))
         balance = x.new_zeros(())
         for block in self.blocks:

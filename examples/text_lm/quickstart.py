@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 RANKS = 2
 STEPS, LEAST_STEPS = 60, 4
 TRAIN_S = 190.0  # of training at most, unless --steps is given: the whole then stays below five minutes
-DEADLINE_S, DEADLINE_STEP_S = 900.0, 20.0  # far above what it takes, so that only a hang ends in a message
+DEADLINE_S, DEADLINE_STEP_S = 900.0, 20.0  # far above the usual duration, so that only a hang ends with a message
 
 
 def arguments() -> argparse.Namespace:
@@ -63,7 +63,7 @@ def arguments() -> argparse.Namespace:
 
 
 def block_of(steps: int) -> int:
-    """How many steps a side takes at a time."""
+    """The number of steps that a side runs at a time."""
     return max(1, min(6, steps // 4))
 
 
@@ -89,10 +89,10 @@ def plan_of(args: argparse.Namespace, out: Path) -> dict:
 
 
 def first_timed_step(chunks: list[int], steps: int, block: int) -> int:
-    """Where timing begins, on both sides alike: what comes before counts for the loss only.
+    """The first timed step, the same on both sides: earlier steps count for the loss only.
 
-    In its first block a side allocates and connects. Sluice then tries numbers of chunks as ordinary steps; what is
-    timed is what it chose, or the last quarter of a run that ended before it had.
+    In its first block a side allocates and connects. Sluice then tries numbers of chunks as ordinary steps; timed
+    are the steps with its choice, or the last quarter of a run that ended before it had chosen.
     """
     changes = [at for at in range(1, len(chunks)) if chunks[at] != chunks[at - 1]]
     return min(max(block, *changes, 0), max(block, steps - max(1, steps // 4)))
@@ -125,7 +125,7 @@ def result_of(raw: dict, args: argparse.Namespace, link: str) -> dict:
         if raw["memory"] and "budget" in raw["memory"][0]:
             record["under_budget"] = {
                 "memory_budget": raw["memory"][0]["budget"]["budget"],
-                # What the budget bounds; the peak below is of everything that the layers allocate, gate and all.
+                # The budget bounds this; the peak below is of all allocations of the layers, including the gate.
                 "sluice_peak_bytes": max(rank["budget"]["own_peak_bytes"] for rank in raw["memory"]),
                 "moe_peak_bytes": max(rank["budget"]["peak_bytes"] for rank in raw["memory"]),
             }
@@ -195,7 +195,7 @@ def main() -> int:
             if event["phase"] == "train":
                 head += f"  {event['side']:>6} step {event['step']:3d}"
                 head += f"  loss {event['loss']:.3f}  {event['s'] * 1e3:5.0f} ms"
-            # Where nothing can be rewritten, a line at least for the beginning and the end of each phase.
+            # If lines cannot be rewritten, prints one at least for the beginning and the end of each phase.
             progress.show(head, now=event["phase"] != shown or event["done"] >= 1.0)
             shown = event["phase"]
 

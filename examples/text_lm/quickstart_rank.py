@@ -1,8 +1,8 @@
-"""What each rank of the quickstart does: the same training twice in one process, stock and with Sluice.
+"""The job of each rank of the quickstart: the same training twice in one process, stock and with Sluice.
 
-Two engines start from equal parameters and see equal data and equal random draws (the gate's token selection draws from
-torch's generator, which is seeded per step). They take turns in blocks, A B B A, so that a slow moment of the machine
-falls on both. A step's time is that of its slowest rank, from a common start.
+Two engines start from equal parameters and see equal data and equal random draws (the gate's token selection draws
+from torch's generator, which is seeded per step). They alternate in blocks, A B B A, so that a slow moment of the
+machine affects both. A step's time is that of its slowest rank, from a common start.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
         used = torch.tensor(max(sluice_side.stats(layer)["peak_bytes"] for layer in layers))
         handles.pop().unswap()
         dist.all_reduce(used, dist.ReduceOp.MAX)
-        for share in BUDGET_SHARES:  # the first that a plan can be made for; ranks are refused alike
+        for share in BUDGET_SHARES:  # the first share with a plan; all ranks are refused together
             options["memory_budget"] = int(share * used.item())
             try:
                 measured["budget"] = measure(lambda: handles.append(sluice_side.swap(model, options)))

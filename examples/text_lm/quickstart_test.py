@@ -1,4 +1,4 @@
-"""The quickstart's own machinery: its turns, its picture, and a short run of the stock side."""
+"""Tests of the quickstart: its order of blocks, its picture, and a short run of the stock side."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_timeline_two_sides_picture_and_trace_parse(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", [4, 7, 24, 60])
 def test_quickstart_turns_are_blocks_a_b_b_a_of_equally_many_steps(steps: int) -> None:
-    """So that a slow moment, or a drift, of the machine falls on both sides alike."""
+    """So that a slow moment, or a drift, of the machine affects both sides equally."""
     turns = quickstart.turns(steps, quickstart.block_of(steps))
     order = "".join(side for side, _ in turns)
     assert order == ("ABBA" * len(turns))[: len(turns)] and len(turns) >= 8
@@ -143,7 +143,7 @@ def test_quickstart_both_sides_writes_what_it_promises(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_quickstart_stock_only_writes_its_record(tmp_path: Path) -> None:
-    """Four steps over loopback: the record has what the brief promises, and the loss is that of an untrained model."""
+    """Four steps over loopback: the record has all documented fields, and the loss is that of an untrained model."""
     record_file = tmp_path / "record.json"
     command = [sys.executable, str(HERE / "quickstart.py"), "--stock-only", "--steps", "4", "--link", "none"]
     command += ["--json", str(record_file), "--out", str(tmp_path / "out")]
@@ -187,7 +187,7 @@ def test_quickstart_link_not_understood_is_refused(
 
 @pytest.mark.full
 def test_quickstart_namespaces_refused_runs_over_loopback_and_says_so(tmp_path: Path) -> None:
-    """As in a container without privileges: stand-ins for the first command, and nothing else is changed."""
+    """As in a container without privileges: stand-ins replace the first command, and nothing else changes."""
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "unshare").write_text("#!/bin/sh\necho 'unshare: Operation not permitted' >&2\nexit 1\n")
@@ -210,7 +210,7 @@ def test_quickstart_namespaces_refused_runs_over_loopback_and_says_so(tmp_path: 
 def test_quickstart_result_that_cannot_be_written_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder that is missing is made; what is none cannot be."""
+    """A missing folder is created; a path that is not a folder is an error."""
     (tmp_path / "file").write_text("")
     for option in (["--json", str(tmp_path / "file" / "x.json")], ["--json", str(tmp_path)]):
         monkeypatch.setattr(sys, "argv", ["quickstart.py", "--out", str(tmp_path / "out"), *option])

@@ -1,4 +1,4 @@
-"""One engine of a comparison: the same initial state, data and random draws whichever side it is."""
+"""One engine of a comparison: both sides have the same initial state, data and random draws."""
 
 from __future__ import annotations
 

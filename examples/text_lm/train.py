@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Trains the text model with DeepSpeed: the script a user has anyway.
+"""Trains the text model with DeepSpeed: the script that a user has anyway.
 
     deepspeed --num_gpus 2 train.py            (two ranks on this machine's CPU: DS_ACCELERATOR=cpu)
 
-Nothing in it knows of Sluice; the key in ds_config.json switches it on.
+It does not mention Sluice; the key in ds_config.json enables it.
 """
 
 from __future__ import annotations

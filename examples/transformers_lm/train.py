@@ -1,4 +1,4 @@
-"""Trains a small Mixtral on real text with transformers' Trainer. Nothing but one config value says Sluice.
+"""Trains a small Mixtral on real text with transformers' Trainer. One config value enables Sluice.
 
     .venv/bin/python examples/transformers_lm/train.py [--steps 200] [--experts sluice|grouped_mm|eager]
 

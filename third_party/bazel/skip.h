@@ -1,5 +1,4 @@
-/* How a case of cmocka skips: with its reason, which third_party/test/counts.py looks for in
- * third_party/test/skips.txt. */
+/* Skips a case of cmocka with its reason, which third_party/test/counts.py looks for in third_party/test/skips.txt. */
 #ifndef SLUICE_THIRD_PARTY_BAZEL_SKIP_H
 #define SLUICE_THIRD_PARTY_BAZEL_SKIP_H
 

@@ -49,6 +49,6 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) num_files += replay_folder(argv[i]);
   printf("%d files, %llu inputs, %llu taken\n", num_files, (unsigned long long)num_inputs,
          (unsigned long long)fuzz_num_taken);
-  if (fuzz_num_taken == 0) fprintf(stderr, "nothing of the corpus is taken: it is of an older form; make it anew\n");
+  if (fuzz_num_taken == 0) fprintf(stderr, "nothing of the corpus is taken: it has an older form; make it again\n");
   return num_files > 0 && fuzz_num_taken > 0 ? 0 : 1; /* a corpus that is not found has not passed */
 }

@@ -1,6 +1,6 @@
 /* A fuzz target: one function that takes any bytes, and ends the program where something does not hold. libFuzzer's
  * name and types, so that the same file is linked with it or with replay.c. Inputs lie in blocks of exactly their size:
- * a sanitizer sees a read behind the end. */
+ * a sanitizer sees a read after the end. */
 #ifndef SLUICE_THIRD_PARTY_FUZZ_TARGET_H_
 #define SLUICE_THIRD_PARTY_FUZZ_TARGET_H_
 

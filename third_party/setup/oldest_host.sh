@@ -18,7 +18,7 @@ if [ "$(cat "$own/.stamp" 2>/dev/null || true)" != "$stamp_now" ]; then
   pip=(.venv/bin/python -m pip --disable-pip-version-check)
   DS_BUILD_OPS=0 "${pip[@]}" wheel --progress-bar off --no-deps --no-build-isolation -w "$own/wheels" -r "$wanted"
   "${pip[@]}" --python "$own/bin/python" install --no-input --no-deps --no-index -f "$own/wheels" -r "$wanted"
-  # Behind its own packages on the path, and only now, so that pip sees none of them: what it has not is .venv's.
+  # .venv follows its own packages on the path, added only now, so that pip sees none of them.
   packages=$("$own/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
   .venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' >"$packages/venv.pth"
   echo "$stamp_now" >"$own/.stamp"

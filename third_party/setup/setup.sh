@@ -172,7 +172,7 @@ if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
 fi
 
 # --- further Megatron-Cores --------------------------------------------------------------------------------------
-# Beside the oldest, which .venv itself has: tests put the folders on their path.
+# In addition to the oldest, which .venv itself has: tests put the folders on their path.
 if [ "$PROFILE" = test ]; then
   for wanted in $(grep '^megatron-core==' "$HERE/requirements-megatron.txt"); do
     megatron=.venv/megatron-${wanted##*==}

@@ -1,4 +1,4 @@
-"""The benchmarks by name: what each measures, and its module."""
+"""The benchmarks by name: the quantity that each measures, and its module."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_Papers_BestN_GrowsWithB(rows):
     assert "6k:2 8k:4" in _row(rows, "best n")["simulated"]["a100-8x8-1600g"]
 
 
-def test_Papers_Selectors_NoModelBeatsTrialsAndEq10IsBehindFig8(rows):
+def test_Papers_Selectors_NoModelBeatsTrialsAndEq10IsWorseThanFig8(rows):
     regrets = {row["what"]: row["simulated"] for row in rows if row["what"].startswith("regret")}
     assert len(regrets) == 4
     for cluster in ("a100-8x8-1600g", "a100-8x8-200g", "v100-4x4-56g"):

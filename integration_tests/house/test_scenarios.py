@@ -38,7 +38,7 @@ def test_Scenarios_RankSkew_IsThatOfTheHotExpert():
     assert scenarios_drawn.replace(one, E=4, skew=10).rank_skew(2) == pytest.approx(2.0)
 
 
-def test_Scenarios_Simulated_BestPairsDifferAndAdaptiveIsNeverBehind(simulated):
+def test_Scenarios_Simulated_BestPairsDifferAndAdaptiveIsNeverSlower(simulated):
     lines, found = simulated
     picks = {pair for line in lines for pair in line["picks"].values()}
     assert len(picks) >= 8, picks

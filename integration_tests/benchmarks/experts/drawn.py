@@ -105,7 +105,7 @@ def run(bench: Bench) -> list[str]:
 
 
 def row(record: dict[str, Any]) -> dict[str, Any]:
-    """What the committed record has of a cell."""
+    """The committed record of a cell."""
     if "refused" in record:
         return {"cell": record["cell"], "refused": next(iter(record["refused"]))}
     ratios = {name: record["of_grouped_mm"][name] for name in ("median", "q1", "q3")}

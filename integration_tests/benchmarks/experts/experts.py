@@ -147,7 +147,7 @@ def backward_peak(module: Any, name: str, rows: Rows, keep_grads: bool) -> dict[
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = module(tokens, rows.ids, weights)
     sluice.give_back()
-    ctypes.CDLL(None).malloc_trim(0)  # what is kept of freed memory would hide what is taken
+    ctypes.CDLL(None).malloc_trim(0)  # cached free memory would hide allocations
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")
     out.backward(rows.grad)
@@ -171,8 +171,8 @@ def run_cell(
     pages, in_place = [], 0
     for number in range(options.rounds + 1):
         bandwidth, page_rate = copy_bandwidth(options.copy_mb), fresh_page_rate(options.copy_mb)
-        # What a step frees the next one finds warm, and a system may take pages back that lie free for a while: so each
-        # side follows a step of its own kind, and the order turns.
+        # A step finds the memory that the previous one freed warm, and a system may reclaim memory that stays free: so
+        # each side follows a step of its own kind, and the order alternates.
         sides = {}
         for side in names if number % 2 else reversed(names):
             step(module, side, rows, keeps)
@@ -217,7 +217,7 @@ def run_cell(
 
 
 def row(cell: dict[str, Any]) -> dict[str, Any]:
-    """What the committed record has of a cell."""
+    """The committed record of a cell."""
     kind = "of_roofline" if cell["gradients"] == "kept" else "of_roofline_with_fresh_pages"
     ours, stock = (cell["memory"][side] for side in ("sluice", "grouped_mm"))
     return {

@@ -71,7 +71,7 @@ def make_rows(shape: Shape, tokens: int, dtype: torch.dtype) -> Rows:
 
 
 def seconds(action: Callable[[], Any]) -> tuple[float, Any]:
-    """How long it took, and its result."""
+    """Its duration, and its result."""
     start = time.perf_counter()
     result = action()
     return time.perf_counter() - start, result

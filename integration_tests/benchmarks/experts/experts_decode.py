@@ -15,7 +15,7 @@ from integration_tests.benchmarks.measuring import pages
 from integration_tests.benchmarks.measuring.bench import Bench
 
 MOST_OVERHEAD_US = 30  # of a call without gradients, over its GEMMs
-ROUNDS = 16  # of so many calls of each kind, in turns: the machine changes its speed in between
+ROUNDS = 16  # rounds of calls of each kind, alternating: the machine's speed changes in between
 Action = Callable[[], list[float]]
 
 
@@ -63,7 +63,7 @@ def _call(module: Any, name: str, rows: Rows) -> Callable[[], Any]:
 
 
 def traced_gemms(call: Callable[[], Any], calls: int) -> list[float]:
-    """Microseconds of the GEMMs in each of so many calls, as their trace has them."""
+    """Microseconds of the GEMMs in each call, from their trace."""
     sluice.trace.start(16 * calls)
     for _ in range(calls):
         call()
@@ -90,7 +90,7 @@ def _gemms(module: Any, rows: Rows) -> None:
 
 
 def _micro(action: Callable[[], Any], calls: int) -> Action:
-    """What each of so many calls takes, after two that warm caches up."""
+    """The time of each call, after two that warm caches up."""
 
     def run() -> list[float]:
         for _ in range(2):

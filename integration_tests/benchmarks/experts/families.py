@@ -45,7 +45,7 @@ class Family:
 
 
 class Cell(NamedTuple):
-    """What is measured."""
+    """One measured case."""
 
     family: Family
     divisor: int
@@ -124,7 +124,7 @@ def cells() -> list[Cell]:
 
 
 def drawn(count: int, seed: int, kinds: Collection[str] = (), dtypes: Collection[str] = DTYPES) -> list[Cell]:
-    """So many of them, none twice; the same for the same seed and transformers. kinds: of these families alone."""
+    """`count` distinct cells; the same for the same seed and transformers. kinds: only these families."""
     everything = [cell for cell in cells() if (not kinds or cell.family.kind in kinds) and cell.dtype in dtypes]
     return random.Random(seed).sample(everything, min(count, len(everything)))
 

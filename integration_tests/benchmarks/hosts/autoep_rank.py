@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "deepspeed"))
 import autoep_presets
 
 VOCABULARY = 64
-# What their configs call the number of experts and their hidden width.
+# The names of the number of experts and of the hidden width in their configs.
 NAMES = {
     "mixtral": ("num_local_experts", "intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),

@@ -17,8 +17,8 @@ from integration_tests.benchmarks.measuring.bench import RANKS, Bench, Option, l
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 HERE = Path(__file__).resolve().parent
-MOST_SLOWER = 1.03  # where nothing can be overlapped (grid.py)
-LEAST_OF_POSSIBLE = 0.9  # a mark above what is possible is out of reach: then this share of the possible counts
+MOST_SLOWER = 1.03  # if nothing can overlap (grid.py)
+LEAST_OF_POSSIBLE = 0.9  # of the possible speedup counts if a mark is above it
 SMOKE = {"links": ["none"], "pairs": 2, "shapes": ["smoke"]}
 
 Shapes = Mapping[str, Mapping[str, Any]]
@@ -80,7 +80,7 @@ def cells_of(options: Any, shapes: Shapes, more: Mapping[str, Any]) -> dict[str,
 
 
 def row(line: Line) -> Line:
-    """What the record has of a cell."""
+    """The record of a cell."""
     names = ("name", "link", "dtype", "ranks", "speedup", "possible", "chunks", "must_reach", "is_balanced")
     found = {name: line[name] for name in names if line.get(name) is not None}
     found["speedup"] = {name: line["speedup"][name] for name in ("median", "q1", "q3")}

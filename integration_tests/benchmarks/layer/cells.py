@@ -1,4 +1,4 @@
-"""What can be measured: one cell is one shape, routing, precision, number of ranks and link."""
+"""The cells: one cell is one shape, routing, precision, number of ranks and link."""
 
 from __future__ import annotations
 

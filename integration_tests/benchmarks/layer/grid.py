@@ -28,7 +28,7 @@ TINY = Cell("smoke", "none", T=64, M=32, H=64, E=4, K=2)
 
 
 def row(record: dict[str, Any]) -> dict[str, Any]:
-    """What the record has of a cell; the name has link and shape."""
+    """The record of a cell; its name contains link and shape."""
     found = {"name": record["cell"]["name"]}
     found["over_stock"] = {name: record["sluice_over_stock"][name] for name in ("median", "q1", "q3")}
     return found | {"reached": record["reached_over_possible"], "n": max(s["chunks"] for s in record["sluice_stats"])}

@@ -103,7 +103,7 @@ def memory_of_bound(record: dict[str, Any]) -> float | None:
 
 
 def row(record: dict[str, Any]) -> dict[str, Any]:
-    """What the committed record has of a cell."""
+    """The committed record of a cell."""
     cell, wall = record["cell"], {side: found["wall"]["median"] for side, found in record["sides"].items()}
     return {
         "name": cell["name"],

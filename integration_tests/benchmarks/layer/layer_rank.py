@@ -107,13 +107,13 @@ class Bench:
         }
 
     def stock_parts(self) -> dict[str, float]:
-        """Where stock's own time goes, from one more pass with timers."""
+        """The parts of stock's time, from one more pass with timers."""
         with StockParts([self.stock.deepspeed_moe], self.rank) as timers:
             self.once(self.stock)
         return timers.seconds()
 
     def memory(self) -> dict[str, object]:
-        """Peak bytes of both sides on fresh swaps; see memory.py for what is counted."""
+        """Peak bytes of both sides on fresh swaps; memory.py describes what is counted."""
 
         def call(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
             torch.manual_seed(self.seed + self.rank)

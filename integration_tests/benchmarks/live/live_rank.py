@@ -167,7 +167,7 @@ def decided(plan: dict[str, Any]) -> dict[str, Any]:
         off.append([])
         for _ in range(batches):
             took[-1].append(seconds_of(own.train))
-            off[-1].append(slowest_stage(seconds, own.parts) / least - 1)  # as the batch leaves it
+            off[-1].append(slowest_stage(seconds, own.parts) / least - 1)  # as after the batch
         report(number, len(every), "adaptive")
     moves, live = own.stats()["layers"]["moves"], own.stats()["live"]
     in_noise = noise(plan, own, layers)

@@ -1,4 +1,4 @@
-"""What the stages of live.py do: layers that sleep, and weights that only travel. Seconds change while they train."""
+"""The work of the stages of live.py: layers that sleep, and weights that are only sent. Times change meanwhile."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SPUN_S = 2e-4  # of a layer's time: a sleep ends late by about as much
 
 
 class Clock:
-    """How long a forward of each layer of this process takes; a backward takes twice as long. They sleep, but for the
-    end, so that a layer takes what is said."""
+    """The forward time of each layer of this process; a backward takes twice as long. Layers sleep except at the end,
+    so that they take the exact time."""
 
     seconds: list[float] = []
 

@@ -85,7 +85,7 @@ class Bench:
         return {name: getattr(self.options, name) for name in names}
 
     def ask(self, program: Path, plan: Mapping[str, Any], *, ranks: int, link: str, **more: Any) -> Any:
-        """What `program` measured on ranks of its own (launch.ask)."""
+        """The results of `program` on its own ranks (launch.ask)."""
         more.setdefault("deadline_s", 3600)
         more.setdefault("verbose", self.options.verbose)
         found, self.link = launch.ask(program, plan, world_size=ranks, rate=link, progress=self.progress, **more)
@@ -93,12 +93,12 @@ class Bench:
 
     @property
     def folder(self) -> Path | None:
-        """Where the record goes, or None."""
+        """The folder of the record, or None."""
         return self.options.records or (records.FOLDER if self.options.record else None)
 
     @property
     def command(self) -> str:
-        """How to repeat the run, without the places of this machine."""
+        """The command that repeats the run, without paths of this machine."""
         words, given = [], iter(self.argv)
         for word in given:
             flag = word.partition("=")[0]

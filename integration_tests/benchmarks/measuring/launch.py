@@ -126,10 +126,11 @@ def ask(
     on_found: Callable[[Any], None] | None = None,
     verbose: bool = False,
 ) -> tuple[Any, str]:
-    """What `program` measured on ranks of its own, and the link in words. If a rank fails, this process ends as well.
+    """The results of `program` on its own ranks, and a description of the link. If a rank fails, this process ends as
+    well.
 
-    program   gets the name of a JSON file: the plan, and under "out" the file that gets the answer (rank.Rank)
-    on_found  called with each part of the answer as soon as the ranks have it (Rank.found)
+    program   gets the name of a JSON file: the plan, and under "out" the file for the answer (rank.Rank) on_found
+    called with each part of the answer as soon as the ranks have it (Rank.found)
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"

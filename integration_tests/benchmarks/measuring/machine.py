@@ -1,4 +1,4 @@
-"""What a record says about where it was made: enough to repeat it, nothing that names the machine."""
+"""The description of the machine in a record: enough to repeat a run, and nothing that identifies the machine."""
 
 from __future__ import annotations
 

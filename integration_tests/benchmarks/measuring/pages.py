@@ -1,6 +1,6 @@
 """Writes the tables of docs/benchmarks from the committed records.
 
-A table stands between `<!-- CASE TABLE: written by the benchmark -->` and `<!-- end -->`.
+A table is between `<!-- CASE TABLE: written by the benchmark -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLUMNS = 100
 
 
 def between(case: str, table: str) -> re.Pattern[str]:
-    """What stands between the marks of a table."""
+    """The text between the marks of a table."""
     return re.compile(
         rf"(?<=<!-- {re.escape(case)} {re.escape(table)}: written by the benchmark -->\n).*?(?=\n<!-- end -->)", re.S
     )
@@ -53,7 +53,7 @@ def bold(text: str, is_missed: bool) -> str:
 
 
 def said(run: Mapping[str, Any]) -> str:
-    """Where, when and how a run was made."""
+    """The machine, date and command of a run."""
     text = f"Machine {records.machine_of(run)}, {run['date']}: `{run['command']}`."
     return "\n".join(textwrap.wrap(text, COLUMNS, break_long_words=False, break_on_hyphens=False))
 
@@ -77,6 +77,6 @@ def by_link(rows: Sequence[dict[str, Any]], cell: Callable[[dict[str, Any]], str
 
 
 def made(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Where and when the runs of a table were made, whose rows have the commands."""
+    """The machines and dates of the runs of a table, whose rows have the commands."""
     places = dict.fromkeys(f"Machine {records.machine_of(run)}, {run['date']}" for run in runs)
     return f"{'; '.join(places)}."

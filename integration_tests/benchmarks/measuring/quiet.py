@@ -46,7 +46,7 @@ class Quiet:
         return rate
 
     def found(self) -> dict[str, object]:
-        """What goes into a record."""
+        """Part of a record."""
         return {
             "gflops_before_rounds": [round(rate, 1) for rate in self.rates],
             "wanted_gflops": self.wanted,

@@ -1,4 +1,4 @@
-"""What ranks of benchmarks share: begin and end, experts, one step on the clock."""
+"""Shared by ranks of benchmarks: begin and end, experts, one timed step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Rank:
         return self._contexts[-1]
 
     def report(self, **fields: Any) -> None:
-        """Progress: "done" of "of", and the "name" of what is measured."""
+        """Progress: "done" of "of", and the "name" of the measured case."""
         if self.number == 0:
             launch.report(**fields)
 

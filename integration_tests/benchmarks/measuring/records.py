@@ -1,7 +1,7 @@
-"""What a benchmark leaves: a record, which is committed, and next to it everything that was measured, which is not.
+"""The results of a benchmark: a record, which is committed, and a raw file with all samples, which is not.
 
-A record, records/CASE.json, is a list of runs. Each has its command, date, machine and versions, and a table with the
-numbers that pages show. A run takes the place of an earlier one with the same command. NAME.raw.json has the samples of
+A record, records/CASE.json, is a list of runs. Each has its command, date, machine and versions, and a table with
+the numbers that pages show. A run replaces an earlier one with the same command. NAME.raw.json has the samples of
 the last run.
 """
 

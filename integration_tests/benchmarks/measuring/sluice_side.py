@@ -15,7 +15,7 @@ STEPS_UNTIL_SLOTS_RETURN = (
 
 
 class Handle(Protocol):
-    """What a swap returns."""
+    """The result of a swap."""
 
     def unswap(self) -> None:
         """Give the layers back to DeepSpeed."""
@@ -46,7 +46,7 @@ def moe_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def is_swapped(layer: nn.Module) -> bool:
-    """Whether Sluice runs this layer: the swap replaces its class by one of Sluice's own."""
+    """Whether Sluice runs this layer: the swap replaces its class by one of Sluice's."""
     return type(layer).__module__.split(".")[0] == "sluice"
 
 
@@ -56,7 +56,7 @@ def stats(layer: nn.Module, reset_peak: bool = False) -> dict[str, Any]:
 
 
 def per_step(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, Any]:
-    """What one forward and backward took, from counters read before and after `steps` of them; memory as it stands."""
+    """The costs of one forward and backward, from counters read before and after `steps` of them; memory as it is."""
     found: dict[str, Any] = {f"{lane}_s": (after[f"{lane}_ns"] - before[f"{lane}_ns"]) / 1e9 / steps for lane in LANES}
     found["bytes_sent"] = (after["bytes_sent"] - before["bytes_sent"]) // steps
     found["chunks"] = after["last_num_chunks"]

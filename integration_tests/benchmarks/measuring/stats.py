@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """How many there are, lower quartile, median, upper quartile."""
+    """Count, lower quartile, median, upper quartile."""
     one = len(values) < 2
     q1, median, q3 = values * 3 if one else statistics.quantiles(values, n=4, method="inclusive")
     return {"count": len(values), "q1": q1, "median": median, "q3": q3}

@@ -56,7 +56,7 @@ class Stolen:
         return len(self.shares) + self.repeated
 
     def found(self) -> dict[str, object]:
-        """What goes into a record."""
+        """Part of a record."""
         return {
             "share_of_rounds": [round(share, 3) for share in self.shares],
             "most": self.most,

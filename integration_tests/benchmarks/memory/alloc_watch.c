@@ -1,9 +1,9 @@
-/* Logs every allocation of a process while asked to; preloaded into rank processes by memory.py.
+/* Logs every allocation of a process on request; preloaded into rank processes by memory.py.
  *
- * torch, gloo, MKL and libsluice all end in malloc, so this sees both sides of a comparison in the same way, whatever
- * asked for the memory and however briefly it lived. The log keeps addresses, because memory.py must tell parameter
- * gradients (which a backward pass leaves behind) from activations. Blocks below 4 KiB are left out: together they are
- * noise.
+ * torch, gloo, MKL and libsluice all call malloc, so this sees both sides of a comparison in the same way, whatever
+ * requested the memory and however briefly it lived. The log keeps addresses, because memory.py must distinguish
+ * parameter gradients (which a backward pass leaves) from activations. Blocks below 4 KiB are ignored: together they
+ * are noise.
  */
 #include <errno.h>
 #include <malloc.h>

@@ -1,11 +1,11 @@
 """Activation memory of MoE layers, measured the same way for stock and for Sluice.
 
-What is counted: every block of 4 KiB or more that the process takes from malloc between the start of the watch and its
+Counted: every block of 4 KiB or more that the process allocates with malloc between the start of the watch and its
 end (tensors that autograd saves, temporaries, padded buffers, library scratch, Sluice's slots and metadata, gloo's
-staging), at its highest point over forward passes of all layers followed by their backward passes, the order of a
-training step. What is not counted: parameter gradients, which both sides must leave behind in full; they are told apart
-by their addresses when a pass is over. The watch starts before the layers are swapped and covers a first pass as well,
-so memory that Sluice keeps between passes is counted. See alloc_watch.c.
+staging), at its peak over forward passes of all layers followed by their backward passes, the order of a training
+step. Not counted: parameter gradients, which both sides must leave; their addresses identify them after a pass. The
+watch starts before the layers are swapped and covers a first pass as well, so memory that Sluice keeps between
+passes is counted. See alloc_watch.c.
 """
 
 from __future__ import annotations

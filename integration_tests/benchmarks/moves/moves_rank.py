@@ -80,8 +80,8 @@ def engine(plan: dict[str, Any], section: dict[str, Any] | None) -> Any:
 
 
 class Others:
-    """What others send in each step, measured over the same link, for the experts that have moved here: their steps are
-    at least as long as a step with moved experts and this."""
+    """The additional messages of other methods in each step, measured over the same link, for the experts that have
+    moved here: their steps take at least a step with moved experts plus this."""
 
     def __init__(self, plan: dict[str, Any], layer: Any) -> None:
         state, rank = layer._sluice, dist.get_rank()
@@ -150,7 +150,7 @@ def main() -> None:
     first, report = watch.newest, watch.report()
     usual = quartiles(alone[BEFORE])["median"]
     longer = sum(max(0.0, took - usual) for took in alone[BEFORE.stop :])
-    decider.options = dataclasses.replace(decider.options, interval=10**9)  # what follows is that placement's
+    decider.options = dataclasses.replace(decider.options, interval=10**9)  # the rest belongs to that placement
     others = Others(plan, watch.layer)
     baselines = {"shadowing": others.shadows, "weights in each step": others.weights}
     seconds: dict[str, list[float]] = {side: [] for side in (*SIDES, *baselines)}

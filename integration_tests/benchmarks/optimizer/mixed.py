@@ -55,7 +55,7 @@ def engine_of(name: str, count: int) -> Any:
 
 
 def measure(millions: int, threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds of each side in each round, the first of which does not count; how far apart the masters ended."""
+    """Seconds of each side in each round, the first of which does not count; the final difference of the masters."""
     import deepspeed
     import torch
 
@@ -76,10 +76,10 @@ def measure(millions: int, threads: int, rounds: int) -> dict[str, Any]:
                 seconds[name].append(time.perf_counter() - begin)
         print(f"{threads} threads, round {number} of {rounds}", file=sys.stderr, flush=True)
     pairs = zip(*(engines[name].optimizer.single_partition_of_fp32_groups for name in SIDES), strict=True)
-    apart = max((a - b).abs().max().item() for a, b in pairs)
+    difference = max((a - b).abs().max().item() for a, b in pairs)
     updates = engines["sluice"].optimizer.optimizer.ds_opt_adam.updates
     assert updates == rounds + 1, f"{updates} updates by the library in {rounds + 1} steps"
-    return {"seconds": seconds, "apart": apart}
+    return {"seconds": seconds, "apart": difference}
 
 
 def judged(found: dict[str, Any], threads: int) -> dict[str, Any]:

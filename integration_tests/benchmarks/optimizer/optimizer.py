@@ -46,7 +46,7 @@ ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 def parameters_of(millions: int) -> list[Any]:
-    """So many parameters in tensors of a large layer, with gradients; the same values for every side."""
+    """`millions` of parameters in tensors of a large layer, with gradients; the same values for every side."""
     import torch
 
     torch.manual_seed(1)

@@ -41,7 +41,7 @@ from integration_tests.benchmarks.papers.papers_cluster import (
 
 
 def speedups_of_reuse(cluster: Cluster, baseline: Callable[[Cluster, Workload], float]) -> str:
-    """As `speedups`, of MPMoE: n and one of S1 to S4, chosen together."""
+    """Like `speedups`, of MPMoE: n and one of S1 to S4, chosen together."""
     ratios = [
         baseline(cluster, one) / best_reuse(cluster.planner, one)[0]
         for one in (work(model, batch) for model in MODELS for batch in BATCHES)
@@ -69,7 +69,7 @@ def best_chunks(cluster: Cluster) -> str:
 
 
 def small_batch(cluster: Cluster) -> str:
-    """What the best pipelined n gains over n = 1 at the smallest workload."""
+    """The gain of the best pipelined n over n = 1 at the smallest workload."""
     one = work("GPT-S", 4096)
     pipelined = min(seconds(cluster.planner, one, n) for n in (2, 4, 8))
     return f"{seconds(cluster.planner, one, 1) / pipelined:.2f} x of n = 1"
@@ -105,7 +105,7 @@ def without_reuse(model: str, B: int) -> float:
 
 
 def of_bound(n: int) -> str:
-    """How much of 2 delta the slots of S1 to S4 save against the paper's pipeline without reuse, at the least."""
+    """The least part of 2 delta that the slots of S1 to S4 save against the paper's pipeline without reuse."""
     found = []
     for policy in STRATEGIES:
         shares = []
@@ -172,7 +172,7 @@ def of_ideal(cluster: Cluster) -> str:
 
 
 def tensor_cores(cluster: Cluster) -> str:
-    """What they take off computation and off the unsplit step."""
+    """Their reduction of computation and of the unsplit step."""
     found = []
     for model in ("BERT-L", "GPT-XL"):
         one = work(model, 16384, cluster.data["world_size"])
@@ -220,7 +220,7 @@ def table() -> list[Row]:
     overlap = "DIFFERS: overlap alone cannot pass 2 x, the rest is kernels; f32 at 87 % of its peak overstates it"
     return [
         Row("without reuse over unsplit, both with Tensor Cores", "MPipeMoE Fig. 8", "above 1 but for GPT-S at 4k",
-            each(adira, lambda c: speedups(c, unsplit)), "agrees: most where communication and computation are alike"),
+            each(adira, lambda c: speedups(c, unsplit)), "agrees: most where communication and computation are equal"),
         Row("without reuse over unsplit (FastMoE), that without Tensor Cores", "MPipeMoE Fig. 8", "to 3.7",
             each(adira, lambda c: speedups(c, unsplit_slow)), overlap),
         Row("n and S chosen over split by destination, both with Tensor Cores", "MPMoE Fig. 10", "1.66 (to 2.32)",

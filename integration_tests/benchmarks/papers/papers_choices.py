@@ -72,7 +72,7 @@ SELECTORS: dict[str, Selector] = {
 
 
 def taken(cluster: Cluster, load: Workload, choose: Selector) -> float:
-    """Seconds of what it chooses."""
+    """Seconds of the chosen pairs."""
     return cluster.planner.predict(load, choose(cluster, load)).seconds
 
 
@@ -85,7 +85,7 @@ def _span(values: list[float], digits: int = 2) -> str:
 
 
 def regret(cluster: Cluster, choose: Selector) -> str:
-    """What the choice takes over the best pair of the scope, minus 1: mean, 90th percentile and most, in percent."""
+    """Time of the choice over the best pair of the scope, minus 1: mean, 90th percentile and maximum, in percent."""
     gpus = [ranks for ranks in GPUS if ranks <= cluster.data["world_size"]] or [cluster.data["world_size"]]
     found = sorted(taken(cluster, load, choose) / taken(cluster, load, pb) - 1 for load in loads(*gpus))
     p90 = found[min(len(found) - 1, int(0.9 * len(found)))]
@@ -140,7 +140,7 @@ def rows(adira: dict[str, Cluster], valor: dict[str, Cluster], baselines: dict[s
 
     return [
         Row("pm over pb, time", "MPMoE Fig. 10", "1.07 (1.66 over 1.55)", each(adira, pm_over_pb),
-            "agrees: the model is behind trials, though nothing fluctuates in virtual time"),
+            "agrees: the model is worse than trials, though nothing fluctuates in virtual time"),
         Row("pb and pm over split by destination", "MPMoE Fig. 10", "pb 1.66, pm 1.55 (to 2.32)",
             each(adira, over("by destination")),
             "DIFFERS: less; FasterMoE's shadowing and its kernels are not simulated"),

@@ -107,7 +107,7 @@ def of_six(cluster: Cluster, other: Callable[[Cluster, Workload], float]) -> str
 
 
 def partition(cluster: Cluster) -> str:
-    """What n = 6 takes over n = 1, both one after the other."""
+    """Time of n = 6 over n = 1, both sequential."""
     found = []
     for model in ("BERT-L", "GPT-XL"):
         load = work(model, 16384, cluster.data["world_size"])
@@ -128,7 +128,7 @@ def rows(
             "the major part as tokens grow", {model: shares_of_bytes(model) for model in MODELS},
             "agrees: eq. 1 to 3"),
         Row("slowdown factors", "MPipeMoE Fig. 3, MPMoE Fig. 3",
-            "comm beside copies loses most, computation next to nothing; above 0.5",
+            "comm during copies loses most, computation next to nothing; above 0.5",
             each({**adira, **valor}, interference),
             "agrees by assumption: profiles have the trend; a calibration measures it"),
         Row("unsplit over n and S chosen, both with Tensor Cores", "MPipeMoE Fig. 9", "to 3.1",
@@ -153,5 +153,5 @@ def rows(
             "DIFFERS: less, since communication is nearly the whole step here"),
         Row("pm over n = 6 one after the other", "MPMoE Fig. 16", "BERT-L -27 %, GPT-XL -22 %",
             each(valor, lambda c: of_six(c, selectors["pm"])),
-            "DIFFERS: Fig. 8 is 14 % behind trials on this cluster; they say 1 to 4 %"),
+            "DIFFERS: Fig. 8 is 14 % worse than trials on this cluster; they say 1 to 4 %"),
     ]  # fmt: skip

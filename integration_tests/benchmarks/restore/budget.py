@@ -23,7 +23,7 @@ PACKING = 12 * MIB
 
 
 def bytes_of(text: str) -> int:
-    """As "memory_budget" in a config."""
+    """A "memory_budget" of a config in bytes."""
     try:
         return config.parse({"memory_budget": int(text) if text.isdigit() else text})[1].memory_budget or 0
     except config.ConfigError as error:

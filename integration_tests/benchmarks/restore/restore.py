@@ -57,7 +57,7 @@ def delta(rows: int, M: int, H: int, n: int) -> float:
 
 
 def share_of_bound(line: dict[str, Any], rows: int, M: int, H: int) -> float | None:
-    """Of what the paper's reuse saves at most; None where eq. 5 says nothing: it speaks of chunks that share."""
+    """The part of the most that the paper's reuse saves; None if eq. 5, which is about shared slots, does not apply."""
     if line["n"] == 1 or line["policy"] not in PAPER_POLICIES:
         return None
     offloaded = F32 * rows * (M * (line["policy"] in ("S1", "S3")) + H * (line["policy"] in ("S1", "S2")))
@@ -87,7 +87,7 @@ def missed(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def row(line: dict[str, Any], shape: str, none: dict[str, Any] | None) -> dict[str, Any]:
-    """What the record has of a line. none: no reuse at the same n."""
+    """The record of a line. none: no reuse at the same n."""
     found = {"shape": shape, "policy": line["policy"], "n": line["n"], "peak_bytes": line.get("peak_bytes")}
     found["median_s"] = line["median_s"]
     if none is not None:

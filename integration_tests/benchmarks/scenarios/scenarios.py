@@ -33,7 +33,7 @@ from integration_tests.benchmarks.scenarios.scenarios_priced import (
 )
 
 MARKS = {"median": 1.01, "p90": 1.04, "worst": 1.08}  # adaptive over the best fixed pair of a scenario
-LEAST_OF_GAIN = 0.9  # of what is simulated over the pair that is best over the list
+LEAST_OF_GAIN = 0.9  # of the simulated gain over the pair that is best over the list
 HERE = Path(__file__).resolve().parent
 PAGE = "benchmarks/tuner.md"
 OPTIONS = {
@@ -80,7 +80,7 @@ def simulate(drawn: list[Drawn], ranks: int) -> tuple[list[dict[str, Any]], dict
 
 
 def gains(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """By kind and side, what it takes over adaptive: geometric mean, least and most over scenarios."""
+    """By kind and side, its time over adaptive's: geometric mean, least and most over scenarios."""
     found: dict[str, Any] = {}
     for kind in dict.fromkeys(line["kind"] for line in lines):
         sides: dict[str, list[float]] = {}
@@ -139,7 +139,7 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def row(line: dict[str, Any]) -> dict[str, Any]:
-    """What the record has of a scenario: times over adaptive's, and the simulated one of the list's pair."""
+    """The record of a scenario: times over adaptive's, and the simulated one of the list's pair."""
     found = {name: line[name] for name in ("name", "link", "kind", "over_adaptive")}
     return found | {"simulated": line["predicted_over_adaptive"].get("list's pair")}
 
@@ -155,7 +155,7 @@ def over_best_fixed(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def gains_too_little(gain: dict[str, float]) -> bool:
-    """Whether what is measured over the list's pair is less than it must be of what is simulated."""
+    """Whether the measured gain over the list's pair is less than the required part of the simulated one."""
     return gain["measured"] - 1 < LEAST_OF_GAIN * (gain["simulated"] - 1)
 
 
@@ -197,7 +197,7 @@ def lines_of(found: dict[str, Any], what: str) -> list[str]:
 
 
 def chosen(options: Any) -> list[Drawn]:
-    """Of the list what is to be measured; a smoke run: one of each kind."""
+    """The scenarios to measure; a smoke run: one of each kind."""
     drawn = [one.at_most(options.most_tokens) for one in draw() if not options.links or one.link in options.links]
     return drawn if not options.smoke else [next(one for one in drawn if one.kind == kind) for kind in KINDS]
 

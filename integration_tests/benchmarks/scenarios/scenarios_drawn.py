@@ -58,7 +58,7 @@ class Drawn:
 
 
 def _deck(rng: random.Random, cards: Any, count: int) -> list[Any]:
-    """So many cards, each about as often as any other, shuffled."""
+    """`count` cards, each about equally often, shuffled."""
     deck = [list(cards)[i % len(cards)] for i in range(count)]
     rng.shuffle(deck)
     return deck

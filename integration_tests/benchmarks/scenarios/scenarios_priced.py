@@ -42,10 +42,10 @@ def made_up(bytes_per_second: float) -> dict[str, Any]:
     """One core of a rented machine, and a link of that rate each way. Copies run on that core too, so that they and
     computation have half of it each; exchanges take a little of it."""
     core = [
-        {"lane": lane, "beside": beside, "share": 0.5}
+        {"lane": lane, "beside": others, "share": 0.5}
         for copies in ("copy_out", "copy_in")
         for lane, other in (("compute", copies), (copies, "compute"))
-        for beside in ([other], [other, "comm"])
+        for others in ([other], [other, "comm"])
     ]
     return {
         "sluice_machine": 2,
@@ -129,12 +129,12 @@ class Priced:
 
     @cached_property
     def pairs(self) -> list[Choice]:
-        """That the scenario's memory allows, for its largest batches."""
+        """The pairs that the scenario's memory allows, for its largest batches."""
         if self.drawn.kind != "budget":
             return self.all_pairs
         return [one for one in self.all_pairs if self.under_budget(self.drawn.tokens[-1], one).fits]
 
-    # ---- who takes what ----
+    # ---- choices ----
 
     def _by_size(self, of: Callable[[int, Choice], float], scope: Iterable[int] = SIZES) -> Pick:
         among = [one for one in self.pairs if one.num_chunks in scope] or self.pairs
@@ -162,7 +162,7 @@ class Priced:
         return found
 
     def _fits(self, tokens: int, choice: Choice, taken: dict[str, int]) -> bool:
-        """Whether a plan for such batches does with what the largest's has taken of the bytes that both share."""
+        """Whether a plan for such batches fits the shared bytes of the largest batch's plan."""
         one = self.under_budget(tokens, choice)
         lifted = one.bytes["total"] + sum(max(0, taken[part] - one.bytes[part]) for part in SHARED)
         return lifted <= self.budget and one.bytes["slot"] <= taken["slot"]

@@ -103,7 +103,7 @@ def compared(bench: Bench, name: str) -> dict[str, Any]:
     row |= {f"{side}_s": quartiles(found[f"{side}_s"])["median"] for side in ("stock", "sluice")}
     row |= {"speedup": pair_ratios(found["stock_s"], found["sluice_s"]), "wanted": case.least}
     if case.of_simulated:
-        ran = {**plan, "forward_s": unit / 3, "backward_s": 2 * unit / 3}  # what `real` has measured
+        ran = {**plan, "forward_s": unit / 3, "backward_s": 2 * unit / 3}  # the measured times of `real`
         row["simulated"] = stages_simulated.speedup(ran, message_s, found["policy"])["speedup"]
         row["wanted"] = max(case.least, case.of_simulated * row["simulated"])
     if case.has_fixed:
@@ -117,7 +117,7 @@ def compared(bench: Bench, name: str) -> dict[str, Any]:
 def bubbles(bench: Bench) -> list[dict[str, Any]]:
     """A row for each policy."""
     options = bench.options
-    policies = [{"name": name, "num_virtual": v, "apart": name in SEPARATE} for name, v in VIRTUAL.items()]
+    policies = [{"name": name, "num_virtual": v, "split": name in SEPARATE} for name, v in VIRTUAL.items()]
     plan = {"policies": policies, "op_s": OP_S, "micro_batches": options.micro_batches, "batches": options.pairs}
     found = bench.ask(HERE / "stages_bubble_rank.py", plan, ranks=RANKS, link="none", title="bubbles")
     rows = []

@@ -40,12 +40,12 @@ class Sleeper:
 def bubble_of(policy: dict[str, Any], plan: dict[str, Any], rank: Rank) -> dict[str, Any]:
     """Over several batches, and what was in flight and held at most on any rank. predicted: by the simulator with what
     the last batch measured, messages among it."""
-    p, v, apart = rank.world_size, policy["num_virtual"], policy["apart"]
+    p, v, is_split = rank.world_size, policy["num_virtual"], policy["split"]
     in_v = policy["name"] == "v"
     numbers = [p * k + (p - 1 - rank.number if in_v and k % 2 else rank.number) for k in range(v)]
-    sleepers = [Sleeper(plan["op_s"], c == p * v - 1, c == 0, not apart) for c in numbers]
+    sleepers = [Sleeper(plan["op_s"], c == p * v - 1, c == 0, not is_split) for c in numbers]
     group = EpGroup.unshared(range(p))
-    config = PipelineConfig(policy["name"], "", rank.number, num_virtual=v, weight_apart=apart)
+    config = PipelineConfig(policy["name"], "", rank.number, num_virtual=v, weight_apart=is_split)
     pipeline = Pipeline(config, group)
     bubbles = []
     for number in range(plan["batches"] + 1):  # the first does not count

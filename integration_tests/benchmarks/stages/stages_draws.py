@@ -15,8 +15,8 @@ MEAN_GAP_S = 0.4
 
 
 def seconds(plan: Mapping[str, Any], batch: int, stage: int, direction: str, micro_batch: int) -> float:
-    """How long it sleeps. plan: forward_s, backward_s; "slow" {stage: factor}; "sigma" of a lognormal factor whose mean
-    is 1."""
+    """The seconds that it sleeps. plan: forward_s, backward_s; "slow" {stage: factor}; "sigma" of a lognormal factor
+    whose mean is 1."""
     sigma = plan.get("sigma", 0.0)
     draw = random.Random(f"{batch} {stage} {direction} {micro_batch}").lognormvariate(-(sigma**2) / 2, sigma)
     return plan[f"{direction}_s"] * plan.get("slow", {}).get(str(stage), 1.0) * (draw if sigma else 1.0)
@@ -30,7 +30,7 @@ def gaps(batch: int) -> Iterator[float]:
 
 
 def delayed(batch: int, begin_s: float, seconds: float) -> float:
-    """What a message takes that begins at begin_s of a batch and would take `seconds` without the stalls."""
+    """The time of a message that begins at begin_s of a batch and would take `seconds` without the stalls."""
     now, left, stall_s = begin_s, seconds, 0.0
     for gap in gaps(batch):
         stall_s += gap

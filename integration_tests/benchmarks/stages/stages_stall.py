@@ -17,7 +17,7 @@ from typing import Any
 from integration_tests.benchmarks.stages.stages_draws import STALL_S, gaps
 from integration_tests.net.namespaces import DEVICE, QUEUE_S, SUBNET, burst_bytes, parse_rate
 
-STALLED_BPS = 8_000.0  # as good as nothing
+STALLED_BPS = 8_000.0  # practically nothing
 
 
 def shape(rate_bps: float, usual_bps: float) -> None:
@@ -52,7 +52,7 @@ class _Stalls:
     def _run(self) -> None:
         try:
             self._stall()
-        except Exception as error:  # told by who waits for this thread
+        except Exception as error:  # reported by the code that joins this thread
             self.error = error
 
     def _stall(self) -> None:

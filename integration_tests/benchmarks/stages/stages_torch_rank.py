@@ -47,14 +47,14 @@ def main() -> None:
                 seconds[name].append(took)
         worst = max(worst, float((losses["stock"] - losses["sluice"]).abs().max()))
         rank.report(done=number, of=plan["pairs"])
-    apart = torch.tensor([worst])
-    dist.all_reduce(apart, dist.ReduceOp.MAX)
+    difference = torch.tensor([worst])
+    dist.all_reduce(difference, dist.ReduceOp.MAX)
     stats = sides["sluice"][1].sluice.stats()
     rank.leave(
         {
             **{f"{name}_s": each for name, each in seconds.items()},
             **{name: stats[name] for name in ("most_in_flight", "messages_sent", "policy")},
-            "largest_loss_difference": float(apart),
+            "largest_loss_difference": float(difference),
             "unit_s": 0.0,
         }
     )

@@ -1,4 +1,4 @@
-"""What a stage of the pipelines' benchmarks does with a micro-batch: it sleeps, by a plan or by draws, or computes."""
+"""The work of a stage of the pipelines' benchmarks: it sleeps, by a plan or by draws, or computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _sleep_until(end: float) -> None:
 
 
 class _Sleep(torch.autograd.Function):
-    """Hands on what it gets, after a while, of which its own arithmetic is a part."""
+    """Passes on its input after a while, which includes its own arithmetic."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stage: Stage) -> torch.Tensor:

@@ -36,7 +36,7 @@ SMOKE = {"layers": 1, "width": 32, "hidden": 64, "experts": 4, "batch": 2, "pair
 
 
 def plan_of(options: Any) -> dict[str, Any]:
-    """What the ranks need to know."""
+    """The plan for the ranks."""
     config = json.loads(CONFIG.read_text())
     config["train_micro_batch_size_per_gpu"] = options.batch
     config["sluice"].update((key, json.loads(value)) for key, _, value in (o.partition("=") for o in options.option))

@@ -69,5 +69,5 @@ def medians(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def drift(then: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """What GEMMs and exchanges take now over what they took then."""
+    """Present times of GEMMs and exchanges over those at calibration."""
     return {"gemm": now["gemm_s"] / then["gemm_s"], "exchange": now["exchange_s"] / then["exchange_s"]}

@@ -52,7 +52,7 @@ TINY = {"smoke": (64, 32, 64, 4, 2)}
 SKEWS = (1.0, 1.6)
 # (shape, share): 0 is the leanest plan's bytes, 1 those of keeping everything at one chunk.
 BUDGETS = (("square", 0.5), ("short", 0.2))
-# What must be reached: what, name and column of a row of the summary, at most.
+# The marks: description, name and column of a row of the summary, maximum.
 MARKS = (
     ("regret", "adaptive", "median", 0.02),
     ("regret", "adaptive", "most", 0.10),

@@ -43,7 +43,7 @@ class Calibrated(NamedTuple):
 
     text: bytes
     reference: dict[str, float]
-    beside: reference.Reference
+    tiny: reference.Reference
 
 
 def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
@@ -58,21 +58,19 @@ def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
     return next(text for text in reversed(texts) if key in text).split(b"\n", 2)[2]
 
 
-def calibrated(
-    scenario: Scenario, group: EpGroup, beside: reference.Reference, folder: str | None = None
-) -> Calibrated:
+def calibrated(scenario: Scenario, group: EpGroup, tiny: reference.Reference, folder: str | None = None) -> Calibrated:
     """As it is now; with a folder also for the modes. Collective."""
-    before = beside.samples()
+    before = tiny.samples()
     if folder is None:
         with tempfile.TemporaryDirectory() as own:
             text = machine_of(scenario, group, own)
     else:
         text = machine_of(scenario, group, folder)
-    return Calibrated(text, reference.medians(before + beside.samples()), beside)
+    return Calibrated(text, reference.medians(before + tiny.samples()), tiny)
 
 
-def apart(a: Calibrated, b: Calibrated, case: dict[str, Any], world_size: int, budget: int | None) -> float:
-    """How much two calibrations differ in what they say of the scenario's layer, median over n."""
+def difference(a: Calibrated, b: Calibrated, case: dict[str, Any], world_size: int, budget: int | None) -> float:
+    """The difference of two calibrations in their predictions for the scenario's layer, median over n."""
     sizes = [Choice(n) for n in SIZES]
     one, other = (predictions(json.loads(each.text), case, world_size, sizes, budget) for each in (a, b))
     return statistics.median(abs(other[n]["schedule"] / one[n]["schedule"] - 1) for n in one)

@@ -13,7 +13,7 @@ from sluice.config import TunerOptions
 from integration_tests.benchmarks.measuring.parts import slowest
 from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.measuring.stolen import Stolen
-from integration_tests.benchmarks.tuner.tuner_calibrated import Calibrated, apart, calibrated, tiny_layer
+from integration_tests.benchmarks.tuner.tuner_calibrated import Calibrated, calibrated, difference, tiny_layer
 from integration_tests.benchmarks.tuner.tuner_rounds import Rounds
 from integration_tests.benchmarks.tuner.tuner_scenario import (
     OPEN,
@@ -30,7 +30,7 @@ MOST = 4  # times the steps that a mode may take where its races are not through
 
 
 def chosen_by(context: Context) -> Choice:
-    """What its tuner decided last."""
+    """The last decision of its tuner."""
     decisions = context.decisions()
     if not decisions:
         return Choice(1)
@@ -80,9 +80,9 @@ def measure(
     while True:
         began = time.perf_counter()
         stolen = Stolen(plan["most_stolen"], plan["quiet_timeout_s"])
-        found = rounds.run(plan["pairs"], stolen, machine.beside)
-        later = calibrated(scenario, rank.group, machine.beside)
-        off = apart(machine, later, scenario.case, rank.world_size, budget)
+        found = rounds.run(plan["pairs"], stolen, machine.tiny)
+        later = calibrated(scenario, rank.group, machine.tiny)
+        off = difference(machine, later, scenario.case, rank.world_size, budget)
         left -= slowest([time.perf_counter() - began])[0]
         if off <= plan["steady"] or left <= 0:
             break

@@ -79,22 +79,24 @@ class ByDestination(Scenario):
         self.cotangent = scenario.cotangent[token]
 
     def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
-        """As the scenario's, one route for each token."""
+        """Like the scenario's, with one route per token."""
         return super().layer(context, choice, top_k=1, **changes)
 
 
 def baselines(scenario: Scenario, context: Context) -> dict[str, Side]:
-    """What others do, live: neither keeps weight gradients for the end, and both cut chunks out of tokens.
+    """The methods of others, measured: neither keeps weight gradients for the end, and both cut chunks out of tokens.
 
     "pipemoe N" is PipeMoE's pipeline with N chunks, each an all-to-all of all ranks, without reuse of slots.
     """
-    alike = {"chunking": "tokens"}
+    by_tokens = {"chunking": "tokens"}
     split = ByDestination(scenario)
     sides = {
-        "by destination": Side(split, split.layer(context, Choice(dist.get_world_size(), wgrad="per_chunk"), **alike))
+        "by destination": Side(
+            split, split.layer(context, Choice(dist.get_world_size(), wgrad="per_chunk"), **by_tokens)
+        )
     }
     for n in PIPEMOE:
-        sides[f"pipemoe {n}"] = Side(scenario, scenario.layer(context, Choice(n, wgrad="per_chunk"), **alike))
+        sides[f"pipemoe {n}"] = Side(scenario, scenario.layer(context, Choice(n, wgrad="per_chunk"), **by_tokens))
     return sides
 
 
@@ -153,8 +155,8 @@ class Rounds:
                 self.final[Choice(n)] = self.sides[Choice(n)]
         self.names = {key: key if isinstance(key, str) else key_of(key) for key in self.final}
 
-    def run(self, count: int, stolen: Stolen, beside: reference.Reference) -> dict[str, dict[str, Any]]:
-        """So many rounds, in place of those that ran before."""
+    def run(self, count: int, stolen: Stolen, tiny: reference.Reference) -> dict[str, dict[str, Any]]:
+        """Replaces the earlier rounds by this many new ones."""
         references = []
         for side in self.final.values():
             side.seconds, side.lanes = [], []
@@ -162,11 +164,11 @@ class Rounds:
             order = list(self.final) if number % 2 == 0 else list(reversed(self.final))
             while True:
                 stolen.begin()
-                took, now = {}, [beside.sample()]
+                took, now = {}, [tiny.sample()]
                 for key in order:
                     self.final[key].step()
                     took[key] = self.final[key].counted()
-                now.append(beside.sample())
+                now.append(tiny.sample())
                 if not stolen.spoiled():
                     break
             references += now

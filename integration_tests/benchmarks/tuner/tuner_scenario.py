@@ -20,7 +20,7 @@ MODELS = ("schedule", "mpmoe", "mpipemoe")
 
 
 class Choice(NamedTuple):
-    """What a layer may be told. None: open, as 0 chunks are."""
+    """The configuration of a layer. None: open, like 0 chunks."""
 
     chunks: int
     restore_input: str | None = None
@@ -79,11 +79,11 @@ class Scenario:
         return seconds_of(lambda: layer(self.tokens, self.ids, self.weights, self.experts).backward(self.cotangent))
 
 
-# ---- what the planner says ---------------------------------------------------------------------------------------
+# ---- predictions ---------------------------------------------------------------------------------------
 
 
 def key_of(choice: Choice) -> str:
-    """As records name it: n alone, or a plan."""
+    """The name in records: n only, or a plan."""
     if choice.restore_input is None:
         return str(choice.chunks)
     part = f"/first {choice.kept}" if 0 < choice.kept < choice.chunks else ""
@@ -95,7 +95,7 @@ def choice_of(planned: Planned) -> Choice:
 
 
 def overlap(compute: float, comm: float, whole: float) -> float:
-    """How much of the shorter lane ran during the longer one; 1: all of it, and nothing besides."""
+    """The part of the shorter lane that ran during the longer one; 1: all of it, and nothing else took time."""
     least = min(compute, comm)
     return (compute + comm - whole) / least if least > 0 else 0.0
 
@@ -121,7 +121,7 @@ def workload_of(case: dict[str, Any], world_size: int) -> Workload:
 def predictions(
     machine: dict[str, Any], case: dict[str, Any], world_size: int, choices: Iterable[Choice], budget: int | None
 ) -> dict[str, dict[str, float]]:
-    """What a machine says of layers, or plans, that run as these do; by key_of."""
+    """The machine's predictions for layers, or plans, that run like these; by key_of."""
     planner = Planner(Machine(machine, {}))
     work = workload_of(case, world_size).with_(memory_budget=budget or 0)
     return {
@@ -156,6 +156,6 @@ def candidates(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[l
 def choices_of_models(
     case: dict[str, Any], machine: bytes, world_size: int, among: list[Choice], budget: int | None
 ) -> dict[str, Choice]:
-    """What the schedule's prediction and the papers' models would take."""
+    """The choices of the schedule's prediction and of the papers' models."""
     said = predictions(json.loads(machine), case, world_size, among, budget)
     return {name: min(among, key=lambda choice: said[key_of(choice)][name]) for name in MODELS}

@@ -54,7 +54,7 @@ def settle(scenario: Scenario, context: Context, steps: int) -> Side:
 
 
 def is_grouped(side: Side) -> bool:
-    """Whether a dispatch follows a return before the last dispatch has gone: the order of groups."""
+    """Whether a dispatch follows a return before the last dispatch was sent: the order of groups."""
     side.layer.context.trace_start(1 << 14)
     side.step()
     events = [e["op"] for e in side.layer.context.trace_take() if e["op"] in ("dispatch", "combine")]

@@ -63,7 +63,7 @@ class Run:
         layer(tokens, ids, weights, self.experts).backward(cotangent)
 
     def chosen(self, context: Context, before: Choices) -> Choices:
-        """What was decided last for each size; as before where nothing was."""
+        """The last decision for each size; the previous one if there was none."""
         found = dict(before)
         for decision in context.decisions():
             rows = {T: abs(T * self.plan["shape"]["K"] - decision["rows"]) for T in self.batches}
@@ -72,7 +72,7 @@ class Run:
 
 
 class Fixed:
-    """Layers that are told what the tuned one has settled on by now, warm before they count."""
+    """Layers with the configuration that the tuned one has settled on so far, warmed up before they count."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.context = run, run.context()

@@ -29,7 +29,7 @@ OPTIONS = {
 }
 SMOKE = {"T": 64, "M": 32, "H": 32, "E": 8, "K": 2, "links": ["1gbit"], "pairs": 2, "warm_up": 2}
 MARKS = {"0.2gbit": 1.25, "1gbit": 0.98}  # one level's time over that of two
-MOST_OF_BEST = 1.03  # of the better, by what is chosen
+MOST_OF_BEST = 1.03  # of the better one, for the chosen one
 
 
 def run(bench: Bench) -> list[str]:

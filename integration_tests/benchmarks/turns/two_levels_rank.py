@@ -39,7 +39,7 @@ class Case:
 
 
 def copies(rank: Rank, ids: torch.Tensor, groups: int) -> int:
-    """How many of the rank's tokens go to each other node, once for each of `groups` that ranks are divided into."""
+    """The number of the rank's tokens for each other node, once for each of `groups` that ranks are divided into."""
     owner = ids * groups // rank.plan["case"]["E"]
     own = rank.number // rank.plan["ranks_per_node"]
     sent = 0

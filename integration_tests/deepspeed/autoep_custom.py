@@ -22,7 +22,7 @@ class _Expert(nn.Module):
 
 
 class _Stacked(nn.Module):
-    """[E, out, in], gate and up apart."""
+    """[E, out, in], gate and up in separate tensors."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Custom(nn.Module):
 
 
 def section(layout: str) -> dict[str, Any]:
-    """What `expert_parallel` says of it."""
+    """Its `expert_parallel` section."""
     return {
         "preset_model": None,
         "moe_layer_pattern": r"layers\.\d+\.moe",

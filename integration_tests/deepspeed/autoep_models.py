@@ -1,6 +1,6 @@
 """Tiny models whose MoE blocks DeepSpeed's AutoEP replaces, trained stock or through Sluice.
 
-Those of transformers are imported when one is asked for, which takes seconds; `autoep_custom` needs none of it.
+Those of transformers are imported on demand, which takes seconds; `autoep_custom` needs none of them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SLUICE = {"enabled": True, "chunks": 2, "timeout": 120}
 
 
 def build(kind: str, seed: int = 3, **shape: int) -> nn.Module:
-    """The same model on every call and rank, with experts large enough that what they do shows. shape: of a model of
-    nobody's, its experts and how many of them a token has chosen."""
+    """The same model on every call and rank, with experts large enough that their effect shows. shape: of a custom
+    model, its experts and the number chosen per token."""
     torch.manual_seed(seed)
     if kind in autoep_custom.LAYOUTS:
         model: nn.Module = autoep_custom.Custom(kind, VOCABULARY, **shape)

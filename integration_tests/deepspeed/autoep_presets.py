@@ -43,7 +43,7 @@ _DEEPSEEK: dict[str, Any] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
-# By preset: the config's class, and its fields beside those above.
+# By preset: the config's class, and its fields in addition to those above.
 CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mixtral": (MixtralConfig, {"intermediate_size": 24, "num_local_experts": 4, "router_aux_loss_coef": 0.02}),
     "qwen3_moe": (

@@ -21,7 +21,7 @@ from deepspeed.moe import ep_experts
 from sluice.adapters.deepspeed import swap
 from sluice.config import Options
 
-_registered = "swiglu_squared"  # what the library has no formula for
+_registered = "swiglu_squared"  # an activation without a formula in the library
 
 
 def parity(kind: str, steps: int = 8, sluice: dict[str, Any] | None = None, **how: Any) -> list[Any]:
@@ -36,7 +36,7 @@ def parity_of_lengths(lengths: list[list[int]], **how: Any) -> list[Any]:
 
 
 def parity_of_a_known_formula() -> list[Any]:
-    """As `parity`, with an activation that somebody has registered and that is one of the library's."""
+    """As `parity`, with a registered activation that equals one of the library's."""
     if "relu_gate" not in ep_experts.EXPERT_ACTIVATIONS:
         ep_experts.register_expert_activation("relu_gate", lambda gate, up, alpha, limit: torch.relu(gate) * up)
     return parity("stacked", section={"expert_activation": "relu_gate"})
@@ -88,7 +88,7 @@ def _loss(host: Any, step: int = 0) -> torch.Tensor:
 
 
 def refused(what: str, policy: str) -> Any:
-    """What swapping says of layers that cannot be: [layers on Sluice, reasons], or [error, its text]."""
+    """The result of swapping invalid layers: [layers on Sluice, reasons], or [error, its text]."""
     config, section = {}, {}
     if what == "activation":
         if _registered not in ep_experts.EXPERT_ACTIVATIONS:
@@ -102,7 +102,7 @@ def refused(what: str, policy: str) -> Any:
     first = _layer(host)
     if what == "hook":
         first.experts.register_forward_hook(lambda *_: None)
-    elif what == "folded":  # as AutoTP beside AutoEP leaves it, for models whose plan AutoTP can read
+    elif what == "folded":  # as AutoTP leaves it when used with AutoEP, for models whose plan AutoTP can read
         first.folding_group_handles = types.SimpleNamespace(spec=types.SimpleNamespace(tp_size=2))
     elif what == "forward":
         first._forward = lambda hidden: hidden
@@ -164,7 +164,7 @@ def one_rank_skips() -> None:
 
 
 def one_rank_dies(where: str) -> dict[str, Any]:
-    """Rank 1 is killed in the middle of a step; what the loop of rank 0 sees, and how soon."""
+    """Rank 1 is killed in the middle of a step; the error in the loop of rank 0, and its delay."""
     host = _engine()
     host.backward(_loss(host))
 
@@ -188,7 +188,7 @@ def one_rank_dies(where: str) -> dict[str, Any]:
 
 
 def numbers() -> list[Any]:
-    """What `sluice.stats` and `sluice.decisions` say of an engine and of one layer; copies are the host's."""
+    """The output of `sluice.stats` and `sluice.decisions` for an engine and for one layer; copies are the host's."""
     host = _engine(size=1)
     host.backward(_loss(host))
     layer = _layer(host)
@@ -225,7 +225,7 @@ def comms_records() -> dict[str, int]:
 
 
 def checkpoint(folder: str, writer: str, config: dict[str, Any]) -> Any:
-    """Written by one, loaded by the other; the losses that follow in both, and what the files hold."""
+    """Written by one, loaded by the other; the losses that follow in both, and the contents of the files."""
     sections = {"stock": None, "sluice": models.SLUICE}
     other = {"stock": "sluice", "sluice": "stock"}[writer]
     hosts = {

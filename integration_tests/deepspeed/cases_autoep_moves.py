@@ -1,4 +1,5 @@
-"""Rank-side: experts of AutoEP layers that move between ranks in a training, beside that in which none moves."""
+"""Rank-side: experts of AutoEP layers that move between ranks during training, compared with a training in which none
+moves."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SECTION = {**models.SLUICE, **PROMISES_BITS}
 
 
 def shuffle(host: Any, seed: int) -> None:
-    """Every layer's experts change places, alike on all ranks."""
+    """The experts of every layer swap places, the same on all ranks."""
     for number, layer in enumerate(host.sluice.layers):
         host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
 
@@ -31,12 +32,12 @@ def moved_training(
     shape: dict[str, int] | None = None,
     stale: bool = False,
 ) -> list[Any]:
-    """[unmoved, moved]: what `autoep_models.train` gives. ZeRO has no gradients behind an update, and experts move in
-    front of the next forward; else they move before the update, with their gradients. They are home at the end.
+    """[unmoved, moved]: the results of `autoep_models.train`. ZeRO has no gradients after an update, and experts move
+    before the next forward; otherwise they move before the update, with their gradients. They are home at the end.
 
-    forget: what of an expert a bad host would leave behind. stale: the engine is not told of a move."""
+    forget: the state of an expert that a faulty host would leave. stale: the engine is not told of a move."""
     config = {**UNCLIPPED, **(config or {})}
-    behind = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
+    after_update = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
 
     def move(host: Any, step: int) -> None:
         if step == steps - 1:
@@ -45,7 +46,7 @@ def moved_training(
         elif step % every == every - 1:
             shuffle(host, step)
 
-    when = {"before": move} if behind else {"check": move}
+    when = {"before": move} if after_update else {"check": move}
     common = {"section": {"autoep_size": size}, "config": config, "shape": shape}
     still, replace = models.train(kind, steps, SECTION, **common), AutoEPState.replace_experts
     if stale:
@@ -63,7 +64,7 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
     reports: list[Any] = []
 
     def settle(host: Any, step: int) -> None:
-        """In front of the last step: a partitioned optimizer's experts move behind updates alone."""
+        """Before the last step: experts of a partitioned optimizer only move after updates."""
         if step == steps - 1:
             reports.extend(state["placement"] for state in host.sluice.stats())
             host.sluice.decider.close()

@@ -1,4 +1,4 @@
-"""Rank-side: sections of ds_config, and ways of using an engine, that few use and that are as legal as the others."""
+"""Rank-side: sections of ds_config, and ways of using an engine, that are rare and valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ds_models import SLUICE, build, ds_config, engine
 
 
 def profiled_macs(kind: str) -> list[int]:
-    """What DeepSpeed's flops profiler counts on rank 0: of a step that C computes, and of one of called modules."""
+    """The counts of DeepSpeed's flops profiler on rank 0: of a step that C computes, and of one of called modules."""
     counted = []
     profiler = {"enabled": True, "profile_step": 1, "output_file": "/dev/null"}
     for is_called in (False, True):

@@ -1,4 +1,4 @@
-"""Rank-side: trainings whose experts move by the option "placement", beside those in which none does."""
+"""Rank-side: trainings whose experts move by the option "placement", compared with trainings in which none does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _favours_the_first(model: Any) -> None:
 
 
 class _Home:
-    """In the decider's place: what is on its way stays, and after the last step all experts go home."""
+    """Replaces the decider: moves in flight continue, and after the last step all experts go home."""
 
     def __init__(self, host: Any) -> None:
         self._host = host
@@ -63,7 +63,7 @@ class _Home:
 
 
 def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: Any) -> PlacementPlan:
-    """Any placement but this one, alike on all ranks."""
+    """Any placement but this one, the same on all ranks."""
     places = list(zip(expert_rank, expert_slot))
     numbers.shuffle(places)
     ranks, slots = zip(*places)
@@ -104,12 +104,12 @@ def decided_training(
     rate: int | None = None,
     frozen: bool = False,
 ) -> Any:
-    """[unmoved, moved, reports]: what `train` gives of both, and what the layers say before experts go home.
+    """[unmoved, moved, reports]: the results of `train` for both, and the layers' reports before experts go home.
 
-    shuffle: at every look to any place. forget: what of an expert a bad host would leave behind (else it is zero).
-    stale: the engine is not told of a move. epoch_of_last: by how much the last rank is ahead. touch: the step in which
-    somebody writes into weights while they travel. broken: a step of a move that fails on rank 1. rate: bytes per
-    second. frozen: another parameter of each expert on each rank."""
+    shuffle: to a random placement at every decision. forget: the state of an expert that a faulty host would leave
+    (else it is zero). stale: the engine is not told of a move. epoch_of_last: by how much the last rank is ahead.
+    touch: the step in which other code writes into weights in flight. broken: a step of a move that fails on rank 1.
+    rate: bytes per second. frozen: another parameter of each expert on each rank."""
     reports: list[Any] = []
 
     def prepare(model: Any) -> None:
@@ -153,7 +153,7 @@ def decided_training(
 
 
 def torn_training(layers: list[dict[str, Any]]) -> tuple[str, str]:
-    """What has arrived cannot be put into its place on rank 1: what its step says, and the next forward of each."""
+    """Arrived state cannot be put into its place on rank 1: the error of its step, and the next forward of each."""
     model = build(layers)
     _favours_the_first(model)
     host = engine(model, ds_config(**UNCLIPPED), {**SECTION, "placement": WILLING})
@@ -173,7 +173,7 @@ def torn_training(layers: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def counted_training(config: dict[str, Any], dtype: str) -> dict[str, int]:
-    """What moves at every look have taken of this rank's host memory."""
+    """The host memory of this rank that moves at every decision have taken."""
     plan, deciding.plan_placement = deciding.plan_placement, functools.partial(_shuffled, random.Random(5))
     layers = [{"num_experts": 8, "k": 2, "expert": "wide", "drop_tokens": False}]
 
@@ -220,7 +220,7 @@ def even_training(steps: int) -> Any:
 
 
 def unswapped() -> Any:
-    """Whether experts had moved, and whether unswapping brought the weights of the unmoved run home."""
+    """Whether experts had moved, and whether unswapping returned the weights of the unmoved run."""
     weights = []
     moved = 0
     for section in (SECTION, {**SECTION, "placement": WILLING}):

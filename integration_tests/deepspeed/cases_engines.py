@@ -1,5 +1,5 @@
 """Rank-side: whole engines beyond the list of traps: their tokens, checkpoints, copies, records and ends. They assert
-here, and return what ranks are compared by."""
+here, and return values for the comparison of ranks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def uneven_tokens(lengths: list[int], k: int, drop: bool) -> list[float]:
 
 
 def uneven_tokens_in_stock() -> None:
-    """What the host does with them."""
+    """The host's handling of them."""
     host = engine(build([{}]), ds_config())
     _one_step(host, 0, [12, 16][dist.get_rank()])
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[str]:
-    """Where each tensor of a file is, and its shape, however deep it lies."""
+    """The place and shape of each tensor of a file, however deep it is nested."""
     if isinstance(value, torch.Tensor):
         yield f"{path} {list(value.shape)} {value.dtype}"
     elif isinstance(value, dict):
@@ -53,7 +53,7 @@ def _tensors(value: Any, path: str = "") -> Iterator[str]:
 
 
 def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: dict[str, Any]) -> Any:
-    """Written by one, loaded by the other; what the files hold, and the losses that follow."""
+    """Written by one, loaded by the other; the contents of the files, and the losses that follow."""
     sections = {"stock": None, "sluice": SLUICE}
     other = {"stock": "sluice", "sluice": "stock"}[writer]
     hosts = {}
@@ -149,7 +149,7 @@ def trace_and_stats(folder: str) -> list[str]:
 
 
 def reset_of_an_engine() -> None:
-    """Two layers of one context: both are read before the peak starts anew."""
+    """Two layers of one context: both are read before the peak is reset."""
     host = _swapped([{}, {}])
     _one_step(host)
     first, second = sluice.stats(host, reset_peak=True)
@@ -159,7 +159,7 @@ def reset_of_an_engine() -> None:
 
 
 def asked_without_sluice() -> list[str]:
-    """What `sluice.stats` and `sluice.decisions` say of engines none of whose layers is on Sluice."""
+    """The output of `sluice.stats` and `sluice.decisions` for engines without a layer on Sluice."""
     off, stock, unswapped = _swapped([{}], {"enabled": False}), engine(build([{}]), ds_config()), _swapped([{}, {}])
     unswapped.sluice.unswap()
     left = engine(build([{}]), ds_config(), {**SLUICE, "enabled": True})

@@ -1,4 +1,4 @@
-"""Rank-side: layers that change their stage while a batch runs, beside the training in which none moves."""
+"""Rank-side: layers that change their stage while a batch runs, compared with the training in which none moves."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TWO_IN_FLIGHT = {"policy": "1f1b_hint", "in_flight": 2}
 
 @contextlib.contextmanager
 def _seen_at(look: int, sums: int = 1) -> Iterator[None]:
-    """Parameters are there at the look'th op of the receiver, and not before. sums: that of the gradients at the
-    earliest at so many ops behind them."""
+    """Parameters arrive at the look'th op of the receiver, and not before. sums: the sum of the gradients arrives at
+    the earliest this many ops later."""
     original, looks = LiveLayers._is_there, dict[int, int]()
     takes_sum, sum_looks = LiveLayers._takes_sum, dict[int, int]()
 
@@ -55,7 +55,7 @@ def _seen_at(look: int, sums: int = 1) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mutated(what: str) -> Iterator[None]:
-    """What a bad host would do."""
+    """A fault of a bad host."""
     hold, fold, kept_of = Cut.hold, Cut.fold, moving_layers._kept_of
 
     def fold_backwards(self: Any) -> None:
@@ -77,7 +77,7 @@ def _mutated(what: str) -> Iterator[None]:
 
 
 def _drawn(job: Job, seed: int) -> list[int]:
-    """Another partition that one batch can reach, alike on all ranks. Tied layers stay at the ends."""
+    """Another partition that one batch can reach, the same on all ranks. Tied layers stay at the ends."""
     drawn, module = random.Random(seed), job.engine.module
     now, count = list(stage_module.parts_of(module)), module._num_layers
     first, last = (1, count - 1) if job.kind == "tied" else (0, count)
@@ -87,7 +87,7 @@ def _drawn(job: Job, seed: int) -> list[int]:
         if parts != now and inside and not stage_module.why_no_partition(module, parts):
             if not why_no_live_parts(module, parts):
                 return parts
-    raise AssertionError(f"no partition beside {now}")
+    raise AssertionError(f"no partition other than {now}")
 
 
 def _trained(
@@ -151,7 +151,7 @@ def _said(action: Any) -> str:
 
 
 def failed(**job: Any) -> list[Any]:
-    """[what a batch that fails said, parts then, parts behind the next one, losses; losses of a run without a move]"""
+    """[error of a failing batch, parts then, parts after the next one, losses; losses of a run without a move]"""
     found = []
     for live in (True, False):
         made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
@@ -170,7 +170,7 @@ def failed(**job: Any) -> list[Any]:
 
 
 def spoilt(**job: Any) -> list[Any]:
-    """Somebody writes into a layer that is on its way: [what the batch said, parts, and what training says then]."""
+    """Other code writes into a layer in flight: [error of the batch, parts, and the error of training then]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     made.engine.sluice.move_layers([0, 2, 6], live=True)
@@ -186,8 +186,8 @@ def spoilt(**job: Any) -> list[Any]:
 
 
 def loaded(folder: str, **job: Any) -> list[Any]:
-    """A checkpoint is loaded while a layer is on its way: [parts behind the next batch, losses before and behind it,
-    parts and losses once a layer has moved]."""
+    """A checkpoint is loaded while a layer is in flight: [parts after the next batch, losses before and after it, parts
+    and losses once a layer has moved]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     made.engine.save_checkpoint(folder, tag="x")
@@ -204,7 +204,7 @@ def loaded(folder: str, **job: Any) -> list[Any]:
 
 
 def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job: Any) -> list[Any]:
-    """[what was said, whether anything has changed]. twice: the second time; buffers: what a layer has of them."""
+    """[error, whether anything has changed]. twice: the second time; buffers: the buffers of a layer."""
     made = Job(**{"stages": dist.get_world_size(), "pipeline": TWO_IN_FLIGHT, "config": UNCLIPPED, **job})
     module = made.engine.module
     if buffers and made.engine.stage_id == 0:
@@ -228,7 +228,7 @@ def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job:
 
 
 def benchmark(plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What the ranks of integration_tests/benchmarks/live/live.py find."""
+    """The results of the ranks of integration_tests/benchmarks/live/live.py."""
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from integration_tests.benchmarks.live import live_rank
 

@@ -1,4 +1,5 @@
-"""Rank-side: layers that move between the stages of a pipeline in a training, beside the one in which none moves."""
+"""Rank-side: layers that move between the stages of a pipeline during training, compared with the training in which
+none moves."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ UNCLIPPED = {"gradient_clipping": 0.0}
 
 
 def _drawn(job: Job, seed: int) -> list[int]:
-    """A partition in which every stage has a layer of its own, alike on all ranks. Tied layers stay at the ends."""
+    """A partition in which every stage has at least one layer, the same on all ranks. Tied layers stay at the ends."""
     drawn, count = random.Random(seed), job.engine.module._num_layers
     last = count - 1 if job.kind == "tied" else count
     return [0, *sorted(drawn.sample(range(1, last), job.stages - 1)), count]
 
 
 def _forgetting(what: str) -> Any:
-    """What a bad host would do: an arrived layer has all but this."""
+    """A faulty host: an arrived layer lacks this."""
     fill = moving_layers._kept_of
 
     def forgetful(function: Any, content: dict[str, Any]) -> Any:
@@ -85,7 +86,7 @@ def gradients(**job: Any) -> list[Any]:
 
 
 def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
-    """Losses behind a checkpoint that was saved after a move: of the run itself, and of stock, built with these parts,
+    """Losses after a checkpoint that was saved after a move: of the run itself, and of stock, built with these parts,
     that loads it."""
     job = {**job, "config": {**UNCLIPPED, **job.get("config", {})}}
     made = Job(pipeline={}, **job)
@@ -105,7 +106,7 @@ def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def refused(parts: Sequence[int], own_parts: Sequence[int] | None = None, hook: bool = False, **job: Any) -> list[Any]:
-    """[what was said, whether anything has changed]. own_parts: what rank 1 asks for."""
+    """[error, whether anything has changed]. own_parts: the request of rank 1."""
     config = {**UNCLIPPED, **job.pop("config", {})}
     made = Job(stages=dist.get_world_size(), pipeline={}, config=config, **job)
     module = made.engine.module

@@ -90,7 +90,7 @@ def offloaded(stage: int, dtype: str) -> dict[str, Any]:
 
 
 def plain(stage: int, dtype: str, kind: str) -> dict[str, Any]:
-    """Of a config without offload: losses by the library and by torch, and what the library updated."""
+    """Of a config without offload: losses by the library and by torch, and the parameters that the library updated."""
     numbers = {"lr": 1e-2, "weight_decay": 0.1, "adam_w_mode": kind == "AdamW"}
     with _no_stock_op():
         host, mine = _train(stage, dtype, {**SLUICE, "optimizer": True}, {"type": kind, "params": numbers}, False)
@@ -106,8 +106,8 @@ def plain(stage: int, dtype: str, kind: str) -> dict[str, Any]:
 
 
 def skipped(stage: int, is_offloaded: bool) -> dict[str, Any]:
-    """A step whose gradients are infinite on rank 1 alone: what of the engine has other bytes after it, on any rank;
-    and whether the steps behind it are those of a run without it."""
+    """A step whose gradients are infinite only on rank 1: the state of the engine that changed, on any rank; and
+    whether the next steps equal those of a run without it."""
 
     def run(bad_step: int | None) -> tuple[list[str], list[float], Any]:
         torch.manual_seed(0)
@@ -229,7 +229,7 @@ def _states_of(host: Any, layer: torch.nn.Module) -> list[bytes]:
 
 
 def frozen_group(stage: int, by_script: bool) -> str:
-    """What is said where all of a parameter group is frozen."""
+    """The error if all of a parameter group is frozen."""
     import deepspeed
 
     net = _Three()
@@ -253,8 +253,8 @@ def frozen_group(stage: int, by_script: bool) -> str:
 
 
 def unchecked(stage: int) -> dict[str, Any]:
-    """Where overflows are not looked for: whether parameters are no numbers after an infinite gradient, as stock's are,
-    and how many steps were skipped."""
+    """Without overflow checks: whether parameters are NaN after an infinite gradient, as in stock, and the number of
+    skipped steps."""
     values = {
         "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
         "bf16": {"enabled": True, "check_grad_overflow": False},
@@ -272,7 +272,7 @@ def unchecked(stage: int) -> dict[str, Any]:
 
 
 def _bytes_of(host: Any) -> dict[str, Any]:
-    """Parameters, masters, moments and step counts, and what the scheduler keeps, each as bytes."""
+    """Parameters, masters, moments, step counts and the scheduler's state, each as bytes."""
     found: dict[str, Any] = {"scheduler": pickle.dumps(host.lr_scheduler.state_dict())}
     for name, param in host.module.named_parameters():
         found[name] = _raw(param)

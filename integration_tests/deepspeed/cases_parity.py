@@ -41,7 +41,7 @@ def parity_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) -
 
 
 def refused_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) -> str:
-    """What is said where that cannot be trained."""
+    """The error if that cannot be trained."""
     try:
         models.train(layers, 1, models.SLUICE, prepare=lambda model: _freeze(model, frozen), **how)
     except Exception as error:
@@ -55,13 +55,13 @@ def parity_of_lengths(layers: list[dict[str, Any]], lengths: list[int], sluice: 
 
 
 def same_with_every_policy(layers: list[dict[str, Any]], policies: list[Any], **how: Any) -> Any:
-    """What `models.train` gives with each policy, everything else alike."""
+    """The result of `models.train` with each policy, with everything else equal."""
     section = {**models.SLUICE, "chunks": 3, "chunking": "tokens"}  # bits are promised at equal cut
     return [models.train(layers, 4, {**section, "policy": policy}, **how) for policy in policies]
 
 
 def parity_through_masks(layers: list[dict[str, Any]], steps: int = 10, **how: Any) -> Any:
-    """As `parity`, with the gate asked for dense masks, as on hosts before 0.19.4; theirs is the same function."""
+    """As `parity`, with dense masks requested from the gate, as on hosts before 0.19.4; theirs is the same function."""
     from sluice.adapters.deepspeed.moe import probe
 
     known = probe.gate_format
@@ -106,7 +106,7 @@ def idle_here_busy_there(stage: int) -> Any:
             model.first.bias.zero_()
             gate = model.moes[0].deepspeed_moe.gate.wg.weight
             gate.zero_()
-            gate[0], gate[1] = 1.0, -1.0  # far apart, so that a few steps change nothing of it
+            gate[0], gate[1] = 1.0, -1.0  # far from each other, so that a few steps change nothing
 
     def data(step: int, length: int | None, dtype: torch.dtype) -> Any:
         x, target = models.batch(step, length, dtype)

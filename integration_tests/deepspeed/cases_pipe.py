@@ -43,7 +43,7 @@ def _bits(values: Any) -> str:
 
 @contextlib.contextmanager
 def _messages_counted() -> Iterator[list[int]]:
-    """How many messages the host's own point-to-point sends and receives."""
+    """The number of messages that the host's own point-to-point calls send and receive."""
     count = [0]
     stock = p2p.send, p2p.recv
 
@@ -140,7 +140,7 @@ def parity(steps: int, pipeline: dict[str, Any], evaluates: bool = False, **job:
 
 
 def monitored(folder: str) -> list[list[str]]:
-    """What the host's monitor wrote on rank 0, [stock, through Sluice]."""
+    """The host's monitor files on rank 0, [stock, through Sluice]."""
     found = []
     for name, pipeline in (("stock", None), ("ours", {})):
         output = Path(folder) / name
@@ -155,7 +155,7 @@ def monitored(folder: str) -> list[list[str]]:
 
 
 def alone(steps: int, pipeline: dict[str, Any], **job: Any) -> dict[str, Any]:
-    """Through Sluice, beside the same layers in one process and plain torch."""
+    """Through Sluice, compared with the same layers in one process and plain torch."""
     found = _one(steps, pipeline, False, **job)
     return {**found, "torch": _in_one_process(steps, job["kind"])}
 

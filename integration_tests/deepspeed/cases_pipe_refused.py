@@ -69,8 +69,8 @@ def differ(section: list[dict[str, Any]]) -> str:
 
 
 def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: bool = False) -> list[Any]:
-    """[what was said, losses, bytes sent] of a pipeline with frozen layers. later: they are after the start;
-    is_filtered: the optimizer is given trainable parameters alone."""
+    """[error, losses, bytes sent] of a pipeline with frozen layers. later: frozen after the start; is_filtered: the
+    optimizer only gets trainable parameters."""
     made: list[Any] = ["", [], 0]
     try:
         net = models.module("plain" if later else kind, dist.get_world_size())
@@ -177,7 +177,7 @@ def failing(
 
 
 def killed(stage: int) -> list[str]:
-    """One stage dies in its forward: what the others are told."""
+    """One stage dies in its forward: the errors of the others."""
     stages = dist.get_world_size()
     made = Job("plain", stages, {}, net=models.module("plain", stages))
     made.train(range(1))

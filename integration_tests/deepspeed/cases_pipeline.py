@@ -16,7 +16,9 @@ from deepspeed.pipe import PipelineModule
 from sluice.errors import InvalidArgument
 from torch import nn
 
-State = tuple[torch.Tensor, torch.Tensor]  # what stages hand on: hidden rows, and the gates' losses so far as [1]
+State = tuple[
+    torch.Tensor, torch.Tensor
+]  # data passed between stages: hidden rows, and the gates' losses so far as [1]
 
 
 class First(nn.Module):
@@ -73,7 +75,7 @@ def _loss(outputs: State, target: torch.Tensor) -> torch.Tensor:
 
 
 def _module(blocks: list[dict[str, Any] | None], stages: int) -> PipelineModule:
-    """First, the blocks (None: a plain layer), Last; every expert different from the others, alike in every run."""
+    """First, the blocks (None: a plain layer), Last; every expert different from the others, the same in every run."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [First(), *(Plain() if block is None else Block(block) for block in blocks), Last()]
     for layer in layers:
@@ -89,7 +91,7 @@ def _module(blocks: list[dict[str, Any] | None], stages: int) -> PipelineModule:
 
 
 def _batches(stages: int, micro_batches: int, step: int) -> Any:
-    """What first and last stage draw: the same rows on the ranks of one pipe."""
+    """The data of first and last stage: the same rows on the ranks of one pipe."""
     pipe = dist.get_rank() % (dist.get_world_size() // stages)
     for micro in range(micro_batches):
         generator = torch.Generator().manual_seed(10_000 * (pipe + 1) + 100 * step + micro)
@@ -135,7 +137,7 @@ def _train(
 
 
 def _asked(given: Any) -> Any:
-    """What `sluice.stats` says; an error as its words, because the other stages go on."""
+    """The output of `sluice.stats`; an error as its text, because the other stages continue."""
     try:
         package.decisions(given)
         return package.stats(given)
@@ -144,7 +146,7 @@ def _asked(given: Any) -> Any:
 
 
 def _watch_outstanding(module: nn.Module) -> dict[str, int]:
-    """How many forwards of a MoE layer waited for their backward at one time."""
+    """The largest number of forwards of a MoE layer that waited for their backward."""
     seen = {"now": 0, "most": 0}
 
     def entered(_module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Rank-side: experts that move between ranks in a training, beside the same training in which none moves."""
+"""Rank-side: experts that move between ranks during training, compared with the same training in which none moves."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ UNCLIPPED = {"gradient_clipping": 0.0}
 
 
 def _shuffle(host: Any, seed: int) -> None:
-    """Every layer's experts change places, alike on all ranks."""
+    """The experts of every layer swap places, the same on all ranks."""
     for number, layer in enumerate(host.sluice.layers):
         host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
 
 
 def kept_bits(host: Any) -> dict[str, dict[str, int]]:
-    """Of the parameters, of the tensors that the optimizer updates (ZeRO's are parts of masters), and of what it keeps
-    of them."""
+    """Bits of the parameters, of the tensors that the optimizer updates (ZeRO's are parts of masters), and of their
+    optimizer states."""
     base = getattr(host.optimizer, "optimizer", host.optimizer)
     updated = {f"{g} {i}": p for g, group in enumerate(base.param_groups) for i, p in enumerate(group["params"])}
     parameters = bits(dict(host.module.named_parameters()))
@@ -52,13 +52,13 @@ def moved_training(
     options: dict[str, Any] | None = None,
     frozen: tuple[int, int] = (-1, -1),
 ) -> Any:
-    """[unmoved, moved]: what `train` gives. They are home at the end. Experts move before the optimizer's step, so that
-    gradients go too; under ZeRO and the bf16 optimizers, which have none behind an update, in front of the next
-    forward. forget: what of an expert a bad host would leave behind. frozen: from which step up to which
-    all experts are."""
+    """[unmoved, moved]: the results of `train`. They are home at the end. Experts move before the optimizer's step, so
+    that gradients move too; under ZeRO and the bf16 optimizers, which have none after an update, before the next
+    forward. forget: the state of an expert that a faulty host would leave. frozen: from which step up to which all
+    experts are."""
     config = {**UNCLIPPED, **(config or {})}
-    behind = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
-    micro_steps = config.get("gradient_accumulation_steps", 1) if behind else 1
+    after_update = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
+    micro_steps = config.get("gradient_accumulation_steps", 1) if after_update else 1
     moves = 0
 
     def move(host: Any, step: int) -> None:
@@ -80,14 +80,14 @@ def moved_training(
 
     def freeze_and_move(host: Any, step: int) -> None:
         freeze(host, step)
-        if behind:
+        if after_update:
             move(host, step)
 
     common: dict[str, Any] = {"config": config, "dtype": dtype, "at_end": kept_bits}
     section = {**SECTION, **(options or {})}
     still = train(layers, steps, section, before=freeze, **common)
     with forgetting(forget, is_left_out=True):
-        moved = train(layers, steps, section, before=freeze_and_move, check=None if behind else move, **common)
+        moved = train(layers, steps, section, before=freeze_and_move, check=None if after_update else move, **common)
     return [still, {**moved, "moves": moves}]
 
 
@@ -103,7 +103,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any] | None = None) -> Any:
-    """Files of a run whose experts have moved beside those of one in which none has, and how all of them go on."""
+    """Files of a run whose experts have moved compared with those of one in which none has, and how both continue."""
     names = ("still", "moved", "stock", "back")
     hosts = {
         name: engine(build(layers), ds_config(**UNCLIPPED, **(config or {})), None if name == "stock" else SECTION)
@@ -148,7 +148,7 @@ def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
 
 
 def refusals() -> list[str]:
-    """What cannot be moved says so on all ranks, and nothing has moved."""
+    """Layers that cannot be moved give an error on all ranks, and nothing has moved."""
     said = []
     host = engine(build([{}]), ds_config(), SECTION)
     layer = host.sluice.layers[0]
@@ -195,7 +195,7 @@ def refusals() -> list[str]:
 
 
 def refused_optimizer(placement: str | None) -> list[str]:
-    """What is said of DeepSpeed's FusedAdam over parameters of 16 bits without ZeRO: by a move, or at the start."""
+    """The error for DeepSpeed's FusedAdam over 16-bit parameters without ZeRO: by a move, or at the start."""
     adam = {"type": "AdamW", "params": {"lr": 1e-2}}
     config = ds_config(**UNCLIPPED, bf16={"enabled": True}, optimizer=adam)
     model, said = build([{}]), []
@@ -221,7 +221,7 @@ def refused_optimizer(placement: str | None) -> list[str]:
 
 
 def _ways(host: Any, folder: str) -> dict[str, Any]:
-    """All that reads or writes a state dict: what it gives, or what the host has afterwards."""
+    """Everything that reads or writes a state dict: its result, or the host's state afterwards."""
     module, optimizer = host.module, host.optimizer
     base = getattr(optimizer, "optimizer", optimizer)
     weights, states = copied(module.state_dict()), copied(optimizer.state_dict())
@@ -270,8 +270,8 @@ def _ways(host: Any, folder: str) -> dict[str, Any]:
 
 
 def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any], dtype: str = "float32") -> Any:
-    """By way: what it said while experts were away ("": it gave what it gives at home), and whether within
-    `experts_at_home` it gave that."""
+    """By way: its message while experts were away ("": its result equals that at home), and whether within
+    `experts_at_home` the result was that."""
     host = engine(build(layers), ds_config(**UNCLIPPED, **config), SECTION)
     for step in range(2):
         x, target = batch(step, None, getattr(torch, dtype))
@@ -301,8 +301,8 @@ def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
 
 
 def derived(config: dict[str, Any], dtype: str, overflows: bool = False) -> list[dict[str, Any]]:
-    """What DeepSpeed computes in a first step: of stock, with experts at home and away, and the same by the true norm.
-    All rows go to the experts of the first rank, at home. overflows: gradients of expert 1 alone are infinite, wherever
+    """DeepSpeed's results of a first step: of stock, with experts at home and away, and the same by the true norm. All
+    rows go to the experts of the first rank, at home. overflows: only gradients of expert 1 are infinite, wherever
     it is."""
     spread = [0, 1] * 2, [0, 0, 1, 1]
     found = []
@@ -364,7 +364,7 @@ def _make_infinite(host: Any, expert: int, expert_rank: list[int], expert_slot: 
 
 @contextlib.contextmanager
 def _noted_norms(norms: list[float]) -> Iterator[None]:
-    """What DeepSpeed's function returns that clips gradients of f32."""
+    """The return values of DeepSpeed's function that clips gradients of f32."""
     original = utils.clip_grad_norm_
 
     def noted(**given: Any) -> Any:
@@ -380,7 +380,7 @@ def _noted_norms(norms: list[float]) -> Iterator[None]:
 
 
 class _Broken(RuntimeError):
-    """What a step of a move raises here."""
+    """The error raised in a step of a move."""
 
 
 @contextlib.contextmanager
@@ -412,8 +412,8 @@ def _failing(step: str, rank: int) -> Iterator[None]:
 
 
 def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
-    """(what each failing step had each rank say, whether all was as before, whether the training went on with the bits
-    of one in which nothing has moved)"""
+    """(the message of each rank for each failing step, whether the state was unchanged, whether the training continued
+    with the bits of one without moves)"""
     said: list[str] = []
     as_before: list[bool] = []
 
@@ -443,7 +443,8 @@ def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
 
 
 def lost_rank(step: str) -> Any:
-    """The last rank dies in this step of a move. What the first is told then, and whether all lies where it lay."""
+    """The last rank dies in this step of a move. The error on the first rank, and whether everything is in its old
+    place."""
     host = engine(build([{}]), ds_config(), SECTION)
     layer = host.sluice.layers[0]
     _one_step(host, 0)
@@ -462,7 +463,7 @@ def lost_rank(step: str) -> Any:
 
 
 def torn_move() -> list[str]:
-    """What is said by a move that can neither go on nor back, and by the layer's later calls."""
+    """The errors of a move that can neither continue nor be undone, and of the layer's later calls."""
     host = engine(build([{}]), ds_config(), SECTION)
     layer, said = host.sluice.layers[0], []
 

@@ -1,4 +1,4 @@
-"""Rank-side: a pipeline's partition and recomputation by key, beside stock with the same partition."""
+"""Rank-side: a pipeline's partition and recomputation by key, compared with stock with the same partition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _trained(steps: int, plan: dict[str, Any] | None, **job: Any) -> dict[str, A
 
 
 def _count_forwards(module: Any) -> dict[str, list[int]]:
-    """How often each layer of this stage runs; one that is computed again runs twice."""
+    """The number of runs of each layer of this stage; a recomputed one runs twice."""
     counts: dict[str, list[int]] = {}
     for name, child in module.named_children():
         if name.isdigit():
@@ -44,7 +44,7 @@ def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list
 
 
 def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job: Any) -> dict[str, Any]:
-    """plan: keys of "pipeline"; None: stock. Layers go home at the end, so that every rank has what it had."""
+    """plan: keys of "pipeline"; None: stock. Layers go home at the end, so that every rank has its original ones."""
     made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     home = [int(bound) for bound in made.engine.module.parts]
     if hooked:
@@ -97,7 +97,7 @@ def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any]]:
 
 
 def refused(pipelines: Any, **job: Any) -> str:
-    """What is said where rank r has pipelines[r]."""
+    """The error if rank r has pipelines[r]."""
     try:
         made = Job(stages=len(pipelines), pipeline=pipelines[torch.distributed.get_rank()], **job)
     except SluiceError as error:

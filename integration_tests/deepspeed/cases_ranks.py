@@ -1,5 +1,5 @@
-"""Rank-side: ranks that communicate, skip, refuse or grow by themselves. They assert here, and return what ranks are
-compared by."""
+"""Rank-side: ranks that communicate, skip, refuse or grow independently. They assert here, and return values for the
+comparison of ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def host_collectives_in_between() -> None:
             works.append(dist.isend(sent, 1 - rank, group=layer.ep_group))
             works.append(dist.irecv(got, 1 - rank, group=layer.ep_group))
 
-        at = (step + 2 * rank) % 3  # before, between or behind the passes
+        at = (step + 2 * rank) % 3  # before, between or after the passes
         if at == 0:
             start()
         out = layer(x, None)

@@ -1,4 +1,4 @@
-"""Rank-side: training that begins with the last checkpoint that there is, for soaks whose ranks are killed."""
+"""Rank-side: training that begins with the last existing checkpoint, for soaks whose ranks are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank-side: what users do with several things at once, each as one story."""
+"""Rank-side: uses of several features at once, each as one story."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _unswapped_in_the_end(host: Any) -> Iterator[Any]:
 
 
 def contexts_alive() -> list[int]:
-    """Which of the adapter's contexts there are now, by what tells them apart."""
+    """The adapter's live contexts, by their identifying fields."""
     from sluice.adapters.torch import context
 
     return [id(each) for each in context._alive if each.alive]
@@ -85,7 +85,8 @@ def train_save_leave(
 
 
 def uneven_against_plain(lengths: list[int], hot: bool, sluice: dict[str, Any], expert: str = "relu") -> dict[str, Any]:
-    """Unequal batches through one layer, beside a plain loop over all experts of all ranks on this rank's tokens.
+    """Unequal batches through one layer, compared with a plain loop over all experts of all ranks on this rank's
+    tokens.
 
     The worst gaps of output, input gradient, gate gradient and expert gradients (summed over the ranks).
     """
@@ -206,7 +207,7 @@ def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str,
 
 
 def one_rank_dies_in_training(where: str) -> dict[str, Any]:
-    """Rank 1 is killed in the middle of a step; what the loop of rank 0 sees, and how soon."""
+    """Rank 1 is killed in the middle of a step; the error in the loop of rank 0, and its delay."""
     host = engine(build([{"k": 2}, {"k": 2, "expert": "tuple"}]), ds_config(), {**SLUICE, "timeout": 120})
     _steps(host, 0, 2)
 
@@ -235,7 +236,8 @@ def one_rank_dies_in_training(where: str) -> dict[str, Any]:
 
 
 def one_expert_stops(where: str, how: str) -> dict[str, Any]:
-    """Rank 1 stops or kills itself inside an expert that Sluice calls, so that rows are under way; what the others see.
+    """Rank 1 stops or kills itself inside an expert that Sluice calls, so that rows are in flight; the errors of the
+    others.
 
     The survivors then unswap and run a layer on a new group of their own.
     """
@@ -293,7 +295,7 @@ def interrupted_in_training() -> dict[str, Any]:
     pressed: list[float] = []
 
     def press() -> None:
-        time.sleep(1)  # so that the loop waits by then, mostly
+        time.sleep(1)  # so that the loop is usually waiting by then
         pressed.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -316,7 +318,7 @@ def interrupted_in_training() -> dict[str, Any]:
 
 
 class WithoutAux(models.Model):
-    """A user who leaves the gates' own loss out: only route weights carry a gradient to the gates."""
+    """A user who omits the gates' own loss: only route weights carry a gradient to the gates."""
 
     def _moe(self, moe: Any, x: torch.Tensor, used: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         out, aux = super()._moe(moe, x, used)
@@ -352,7 +354,7 @@ def refused_in_the_second_group() -> str:
 
 
 def several_outstanding(depth: int, sluice: dict[str, Any]) -> dict[str, Any]:
-    """As a pipeline schedule does: `depth` forwards, then their backwards in order; beside one by one."""
+    """Like a pipeline schedule: `depth` forwards, then their backwards in order; compared with one by one."""
     grads = []
     peak = 0
     for at_once in (1, depth):

@@ -1,4 +1,4 @@
-"""Rank-side: switching on and off, and what is refused."""
+"""Rank-side: switching on and off, and errors."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class ReadsOutside(nn.Module):
 
 
 def seen_when_called(kind: str, policy: str, evaluates: bool = False) -> Any:
-    """What only the expert's first call shows; every rank fails alike. evaluates: a call in eval mode comes first."""
+    """Only the expert's first call shows this; every rank fails. evaluates: a call in eval mode comes first."""
     original = models.expert
     models.expert = lambda _name: {"draws": DrawsInForward, "outside": ReadsOutside}[kind]()
     try:

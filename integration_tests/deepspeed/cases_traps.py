@@ -1,4 +1,5 @@
-"""Rank-side: the traps of the host, one function each. They assert here, and return what ranks are compared by."""
+"""Rank-side: the traps of the host, one function each. They assert here, and return values for the comparison of
+ranks."""
 
 from __future__ import annotations
 
@@ -359,7 +360,7 @@ def no_grad_saves_nothing() -> None:
 
 
 def evaluates_as_stock(k: int) -> Any:
-    """Trap 14: eval has a capacity factor of its own, and the host's gate draws there what it draws.
+    """Trap 14: eval has its own capacity factor, and the host's gate draws the same random numbers there.
 
     [tokens dropped in training, in eval, whether eval drew random numbers]
     """

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rank_harness import Ranks, ranks_rest  # noqa: F401
 
-# The switch of the machine that runs the tests must not decide what they see.
+# The switch of the test machine must not affect the tests.
 os.environ.pop("SLUICE", None)
 
 

@@ -1,5 +1,4 @@
-"""Rank-side, under any host: what moves of experts take of host memory, counted in what torch allocates and what the
-library stages."""
+"""Rank-side, under any host: host memory of expert moves, counted in torch's allocations and the library's staging."""
 
 from __future__ import annotations
 
@@ -35,21 +34,21 @@ class Counted:
 
     def __init__(self) -> None:
         self.state = self.most = self.left = self.left_staged = self.moves = 0
-        self._marks: list[list[int]] = []  # [what follows, bytes staged meanwhile at most]
+        self._marks: list[list[int]] = []  # [what follows, most bytes staged meanwhile]
 
     def _mark(self, what: int, staged: int = 0) -> None:
         with torch.profiler.record_function(f"{_MARK}{len(self._marks)}"):
             self._marks.append([what, staged])
 
     def begin(self, inner: Any, beside: Beside, *given: Any) -> None:
-        """In place of Beside.begin."""
+        """Replaces Beside.begin."""
         self._mark(BEGINS)
         inner(beside, *given)
         self._marks[-1][1] = beside.progress()["staged_bytes"]
         self._mark(WAITS)
 
     def commit(self, inner: Any, beside: Beside) -> int:
-        """In place of Beside.commit."""
+        """Replaces Beside.commit."""
         self._mark(COMMITS)
         with replaced_collectives(_late):
             moved: int = inner(beside)
@@ -78,14 +77,14 @@ class Counted:
                 now = (self._marks[mark][0], self._marks[mark][1])
                 held = 0 if now[0] == BEGINS else held
                 self.left += held if now[0] == ENDED else 0
-            elif now[0] not in (WAITS, ENDED):  # what the host does between these calls is its own
+            elif now[0] not in (WAITS, ENDED):  # the host's work between these calls is its own
                 held += change
             self.most = max(self.most, held + now[1])
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counted]:
-    """All moves beside steps of a training within the block, with its model and optimizer."""
+    """Counts all moves that run during steps of a training within the block, with its model and optimizer."""
     count, begin, commit, exchange = Counted(), Beside.begin, Beside.commit, Migration.commit
     Beside.begin = lambda *given: count.begin(begin, *given)  # type: ignore[method-assign]
     Beside.commit = lambda *given: count.commit(commit, *given)  # type: ignore[method-assign]

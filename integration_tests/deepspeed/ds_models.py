@@ -178,9 +178,9 @@ def train(
     prepare: Any = None,
     data: Any = batch,
 ) -> dict[str, Any]:
-    """Trains and gives what two runs may be compared by. prepare: called with the model before the engine takes it.
-    check, before: called with engine and step in front of each update, and of each forward. at_end: called with the
-    engine behind the last update; its answer is "end"."""
+    """Trains, and returns values for the comparison of two runs. prepare: called with the model before the engine gets
+    it. check, before: called with engine and step before each update, and before each forward. at_end: called with
+    the engine after the last update; its result is "end"."""
     model = build(layers, checkpointing)
     if prepare is not None:
         prepare(model)

@@ -1,4 +1,4 @@
-"""The layer in plain torch: an oracle beside the engine, with the interface of its EngineBackend.
+"""The layer in plain torch: the reference for the engine, with the interface of its EngineBackend.
 
 Uneven all-to-all through autograd, real rows only, no chunks and no overlap.
 """

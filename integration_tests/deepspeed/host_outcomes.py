@@ -1,4 +1,4 @@
-"""What a host's own tests came to, by pytest's report."""
+"""The outcomes of a host's own tests, from pytest's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where stock DeepSpeed itself fails on the oldest release that is supported (`./test --oldest-host`)."""
+"""Where stock DeepSpeed itself fails on the oldest supported release (`./test --oldest-host`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IS_OLD = HOST < (0, 16)
 
 CAPACITY = "stock 0.15.4 fails where the capacity exceeds the number of tokens"
 K3_NO_DROP = "stock 0.15.4 fails for k > 2 without dropping"
-BF16_OPTIMIZER = "stock 0.15.4's BF16_Optimizer (no ZeRO, or gradients kept in f32) fails beside MoE layers"
+BF16_OPTIMIZER = "stock 0.15.4's BF16_Optimizer (no ZeRO, or gradients kept in f32) fails with MoE layers"
 LOADING = "stock 0.15.4 cannot load its own checkpoints with this torch"
 CHECKPOINTING = "stock 0.15.4's own activation checkpointing does not run on a CPU"
 NO_DUALPIPE = "stock 0.15.4 has no DualPipeV"

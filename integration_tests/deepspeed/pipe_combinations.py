@@ -1,6 +1,6 @@
-"""Twelve combinations of what a pipeline engine may be: every two values of two axes meet in one of them.
+"""Twelve combinations of options of a pipeline engine: every two values of two axes meet in one of them.
 
-Drawn from a committed seed: the first seed from it on that gives so few. Those that run for long are drawn too.
+Drawn from a committed seed: the first seed from it on that gives so few. The long runs are drawn too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ COUNT, LONG, SEED = 12, 3, 30
 
 
 def pairs_of(row: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """What meets in a combination, two by two."""
+    """The pairs of values in a combination."""
     for one, other in itertools.combinations(AXES, 2):
         yield one, row[one], other, row[other]
 
 
 def all_pairs() -> set[tuple[Any, ...]]:
-    """What has to meet."""
+    """The pairs that must occur."""
     return {
         (one, a, other, b) for one, other in itertools.combinations(AXES, 2) for a in AXES[one] for b in AXES[other]
     }
@@ -48,7 +48,7 @@ def _attempt(draw: random.Random) -> list[dict[str, Any]]:
 
 
 def drawn() -> list[dict[str, Any]]:
-    """Each with "steps" beside the values of the axes."""
+    """Each with "steps" in addition to the values of the axes."""
     for seed in itertools.count(SEED):
         draw = random.Random(seed)
         rows = _attempt(draw)

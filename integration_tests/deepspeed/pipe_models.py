@@ -1,4 +1,4 @@
-"""Models for DeepSpeed's pipeline engine, cut into stages: every kind of thing that stages hand on."""
+"""Models for DeepSpeed's pipeline engine, divided into stages: every kind of data that stages pass on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _waits = random.Random(os.getpid())  # others on each rank, and none of torch's
 
 
 class _Wait(torch.autograd.Function):
-    """Hands on what it gets, after a while that is drawn, in both directions."""
+    """Passes on its input, after a random while, in both directions."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ class FrozenSlow(Slow):
 
 
 class Words(nn.Module):
-    """Ids become rows, and travel on beside them, with a mask and a shift that is a number."""
+    """Ids become rows, and are passed on with them, together with a mask and a shift that is a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
 
 
 class Cut(PipelineModule):
-    """Stages that begin where they are told to: what the host has no word for."""
+    """Stages with a configured first layer, which the host has no option for."""
 
     parts_wanted: Any = None
 
@@ -209,7 +209,7 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
 
 
 def batches(kind: str, stages: int, count: int, step: int, dtype: torch.dtype, varied: bool = False) -> Any:
-    """What first and last stage draw: the same on the ranks of one pipe.
+    """The data of first and last stage: the same on the ranks of one pipe.
 
     varied: micro-batches are of different lengths.
     """

@@ -2,9 +2,10 @@
 
 Starting a process group takes longer than most cases, so the everyday tests share one set of ranks. After anything
 unexpected (an error, a missed deadline, a dead rank) the set is ended and a later test gets a fresh one. Importing
-torch and DeepSpeed takes seconds: ranks are forks of a process that has, but for those with an environment of their
-own. So a fresh set takes a tenth of a second, and sets whose tests have made many process groups are ended between two
-tests: each of gloo's groups has a thread that wakes a hundred times a second for as long as its process lives.
+torch and DeepSpeed takes seconds: ranks are forks of a process that has imported them, except ranks with their own
+environment. So a fresh set takes a tenth of a second. Sets whose tests have made many process groups are ended
+between two tests: each of gloo's groups has a thread that wakes a hundred times a second as long as its process
+lives.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class Ranks:
     """`world` processes in one gloo group over loopback."""
 
     worker = HERE / "rank_worker.py"
-    # What every case imports, but for Sluice: when that comes is what some cases are about.
+    # The imports of every case, except Sluice: some cases test when it is imported.
     imports = ("torch", "deepspeed", "deepspeed.module_inject", "torch._dynamo", "torch.onnx")
-    python_path = ""  # where else the worker finds modules
+    python_path = ""  # another place of the worker's modules
 
     def __init__(self, world: int, **environment: str) -> None:
         _sets.add(self)
@@ -98,7 +99,7 @@ class Ranks:
         self._logs: list[Path] = []
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-ranks-")
 
-    # ---- what tests use ----
+    # ---- for tests ----
 
     def run(self, target: str, deadline: float = DEADLINE_S, **arguments: Any) -> list[Any]:
         """Runs `module:function(**arguments)` on all ranks; each one's result, by rank."""
@@ -117,10 +118,10 @@ class Ranks:
         stopping: tuple[int, ...] = (),
         **arguments: Any,
     ) -> list[dict[str, Any]]:
-        """As `run`, but a rank's exception is an answer: {"error": {"type", "message", "traceback"}}.
+        """As `run`, but a rank's exception is a result: {"error": {"type", "message", "traceback"}}.
 
-        Ranks in `dying` are to die in this call: their answer is {"died": true}, and the set is of no use afterwards.
-        Those in `stopping` are to stop and are not waited for: {"stopped": whether the process then is}.
+        Ranks in `dying` must die in this call: their result is {"died": true}, and the set is unusable afterwards.
+        Those in `stopping` must stop and are not waited for: {"stopped": whether the process then is}.
         """
         if not self._processes:
             self._start()
@@ -139,7 +140,7 @@ class Ranks:
         return self._processes[rank].pid
 
     def groups(self) -> int:
-        """How many process groups the rank with most of them has made: by its threads of gloo."""
+        """The process groups of the rank with most of them: by its threads of gloo."""
         return max((_gloo_threads(process.pid) for process in self._processes), default=0)
 
     def stop(self) -> None:
@@ -211,7 +212,7 @@ class Ranks:
                 raise RankFailure(answer["error"]["traceback"])
 
     def _is_stopped(self, rank: int) -> bool:
-        """By the kernel's word: "T" behind the name in brackets."""
+        """From the kernel: "T" after the name in brackets."""
         return Path(f"/proc/{self.process_id(rank)}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def _collect(

@@ -1,4 +1,4 @@
-"""One rank of `rank_harness.Ranks`: imports the host, joins the group, then runs what it is told, line by line."""
+"""One rank of `rank_harness.Ranks`: imports the host, joins the group, then runs its commands, line by line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lets DeepSpeed 0.19.8 replace blocks of Mixtral and Qwen models beside transformers 5.23.
+"""Lets DeepSpeed 0.19.8 replace blocks of Mixtral and Qwen models with transformers 5.23.
 
-DeepSpeed asks transformers' registry of recorded outputs by the name of a class; since 5.23 it takes models alone, so
-that stock fails. Here it takes both. Neither host is changed otherwise.
+DeepSpeed looks up transformers' registry of recorded outputs by the name of a class; since 5.23 the registry accepts
+only models, so stock fails. Here it accepts both. Neither host is changed otherwise.
 """
 
 from __future__ import annotations

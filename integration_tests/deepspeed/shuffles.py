@@ -15,12 +15,12 @@ from sluice.adapters.common.migration import moving
 from sluice.errors import SluiceError
 from torch.distributed.checkpoint import state_dict as checkpoint
 
-# What promises the bits of the training in which none moves (docs/c-abi.md).
+# A configuration with the bits of the training in which none moves (docs/c-abi.md).
 PROMISES_BITS = {"chunking": "tokens", "gemm": "native", "policy": "none", "wgrad_mode": "per_chunk"}
 
 
 def shuffled(moving: Any, seed: int) -> tuple[list[int], list[int]]:
-    """(expert_rank, expert_slot) of some placement that is not the host's own, alike on all ranks."""
+    """(expert_rank, expert_slot) of some placement other than the host's own, the same on all ranks."""
     places, numbers = list(zip(*moving.home)), random.Random(seed)
     while places == list(zip(*moving.home)):
         numbers.shuffle(places)
@@ -73,7 +73,7 @@ def state_bits(named: dict[str, Any], optimizer: Any) -> dict[str, int]:
 
 
 def said_while_away(ways: dict[str, Any]) -> dict[str, str]:
-    """What each way to a state dict says; "": nothing."""
+    """The error of each way to a state dict; "": none."""
     said = {}
     for name, way in ways.items():
         try:

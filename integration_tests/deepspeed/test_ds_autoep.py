@@ -1,4 +1,4 @@
-"""DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice, beside stock."""
+"""DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice, against stock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _compare(answers: list[Any], loss: float = LOSS, weight: float = WEIGHT) -> 
         assert stock["counts"] == ours["counts"], rank  # the same tokens to the same experts in every step
         assert stock["losses"][0] != stock["losses"][-1]
         gaps = _gaps(answer)
-        print(f"rank {rank}: losses at most {gaps[0]:.1e} apart, parameters {gaps[1]:.1e}")
+        print(f"rank {rank}: losses differ by at most {gaps[0]:.1e}, parameters {gaps[1]:.1e}")
         assert gaps[0] <= loss and gaps[1] <= weight, (rank, gaps)
 
 
@@ -157,7 +157,7 @@ def test_Long_Adam_WithinStocksOwnGap(ranks2: Ranks, steps: int) -> None:
         assert gap <= 2 * own, (gap, own)
 
 
-# ---- what cannot be swapped ----
+# ---- layers that cannot be swapped ----
 
 REFUSALS = {
     "activation": ['activation "swiglu_squared"', "none that the library knows"],
@@ -211,7 +211,7 @@ def test_RankKilledInTheMiddleOfAStep_TheOthersLoopNamesItSoon(fresh2: Ranks, wh
     assert "PeerLost" in found["error"] and "rank 0 lost rank 1" in found["error"] and found["s"] < SOON, found
 
 
-# ---- what else the host does with a layer ----
+# ---- other uses of a layer by the host ----
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {
     "zero 0": {},

@@ -24,7 +24,7 @@ MODELS = ("stacked", "deepseek_v3")
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """What of two trainings is not equal to the bit."""
+    """The differences in bits of two trainings."""
     return sorted(
         {name for still, moved in answers for name in ("losses", "counts", "weights") if still[name] != moved[name]}
     )

@@ -1,4 +1,4 @@
-"""Configs and uses of an engine that are rare and legal: they run, and train as stock does."""
+"""Rare and valid configs and uses of an engine: they run, and train like stock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _alike(answers: list[Any], relative: float = F32) -> None:
 
 @pytest.mark.parametrize("chunks", [2, None])
 def test_FlopsProfiler_WhichHooksRankZeroAlone_TrainsAsStock(ranks2: Ranks, chunks: int | None) -> None:
-    """Its hooks are on every module of rank 0 for one step; the ranks must go on alike."""
+    """Its hooks are on every module of rank 0 for one step; all ranks must continue the same."""
     config = {"flops_profiler": {"enabled": True, "profile_step": 2, "output_file": "/dev/null"}}
     layers = [{"k": 2}, {"k": 2, "expert": "tuple"}]
     answers = ranks2.run("cases_parity:parity", layers=layers, steps=5, config=config, sluice={"chunks": chunks})

@@ -12,7 +12,7 @@ LAYERS = [{"num_experts": 8, "k": 2, "drop_tokens": False}, {"num_experts": 8, "
 
 
 def _reports(answers: list[Any]) -> list[dict[str, Any]]:
-    """Of each layer, alike on all ranks but for what travelled."""
+    """Of each layer, the same on all ranks except for the sent bytes."""
     found = [[{k: v for k, v in report.items() if k != "travel"} for report in answer[2]] for answer in answers]
     assert all(reports == found[0] for reports in found)
     return found[0]
@@ -31,7 +31,7 @@ def test_Adaptive_SkewedLoads_MoveWithTheBitsOfNone(ranks2: Ranks) -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 20_000_000])
-def test_Adaptive_WhatTravels_IsOneExpertAtATimeBesideTheSteps(ranks2: Ranks, rate: int | None) -> None:
+def test_Adaptive_WhatTravels_IsOneExpertAtATimeDuringTheSteps(ranks2: Ranks, rate: int | None) -> None:
     answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS, steps=14, rate=rate)
     assert _differ([answer[:2] for answer in answers]) == []
     state = 4 * 4 * (16 * 24 * 2 + 24 + 16)  # weights, gradients and two moments of the larger kind
@@ -50,7 +50,7 @@ def test_Adaptive_WhileExpertsMove_TwoStatesAreHeldAndNoneAfterwards(ranks2: Ran
         assert abs(count["left"]) < 0.01 * count["state"] and count["left_staged"] == 0, count
 
 
-def test_Adaptive_TwoReplicas_MoveAlike(ranks4: Ranks) -> None:
+def test_Adaptive_TwoReplicas_MakeTheSameMoves(ranks4: Ranks) -> None:
     answers = ranks4.run("cases_deciding:decided_training", layers=LAYERS, steps=14)
     assert all(report["moved_experts"] >= 2 for report in _reports(answers))
     assert _differ([answer[:2] for answer in answers]) == []
@@ -62,7 +62,7 @@ DAILY = ("zero 2", "zero 1, bf16", "bf16")
 @pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
 def test_Partitioned_ShuffledEveryFewSteps_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
     config, dtype = ZERO[name]
-    steps = 14 * config.get("gradient_accumulation_steps", 1)  # experts move behind updates
+    steps = 14 * config.get("gradient_accumulation_steps", 1)  # experts move after updates
     answers = ranks2.run(
         "cases_deciding:decided_training", layers=LAYERS, steps=steps, config=config, dtype=dtype, shuffle=True
     )

@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"kind": "plain", "parts": [0, 2, 6], "module": {"activation_checkpoint_interval": 1}},
         "activation_checkpoint_interval is set",
     ),
-    "weights apart": (
+    "split weights": (
         {"kind": "plain", "parts": [0, 2, 6], "pipeline": {"in_flight": 2, "weight_apart": True}},
         "weight gradients are ops of their own",
     ),

@@ -80,7 +80,7 @@ def test_Adam_MadeByTheScript_IsComputedByTheLibraryToo(ranks2: Ranks, kind: str
 
 
 class _Recorder:
-    """A stock op that does nothing but write down what it was asked."""
+    """A stock op that only records its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

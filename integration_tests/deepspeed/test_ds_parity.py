@@ -1,4 +1,4 @@
-"""The same losses as stock DeepSpeed, over everything that its MoE can be told."""
+"""The same losses as stock DeepSpeed, over all options of its MoE."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_ActivationCheckpointing_WithNoise_AsStock(ranks2: Ranks, form: str, kin
 @pytest.mark.parametrize("form", ["reentrant", "nonreentrant"])
 @pytest.mark.parametrize("policy", ["S1", "S3", "S4"])
 def test_ActivationCheckpointing_WithRestorePolicies_AsStock(ranks2: Ranks, form: str, policy: str) -> None:
-    """The forward that is checkpointed away and the one that backward repeats are restored alike, without a budget."""
+    """The checkpointed forward and its replay in backward are restored the same way, without a budget."""
     layers = [{"k": 2, "expert": "gated"}, {"noisy_gate_policy": "RSample", "drop_tokens": False}]
     sluice = {"chunks": 3, "policy": policy}
     _compare(ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice=sluice, checkpointing=form), F32)
@@ -213,7 +213,7 @@ def test_ActivationCheckpointing_WithRestorePolicies_AsStock(ranks2: Ranks, form
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_GradientAccumulation_TwoSteps_AsStock(ranks2: Ranks, stage: int) -> None:
-    """ZeRO's hooks see every gradient; without them the second of two steps adds to what the first has left."""
+    """ZeRO's hooks see every gradient; without them the second of two steps would add to the gradients of the first."""
     config = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": stage}}
     answers = ranks2.run("cases_parity:parity", layers=[{}, {"k": 2, "expert": "tuple"}], config=config)
     _compare(answers, F32)

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engine with weight gradients as ops of their own: the same bits as by the host's schedules."""
+"""DeepSpeed's pipeline engine with split weight gradients: the same bits as by the host's schedules."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rank_harness import Ranks
 from test_ds_pipe_parity import INTERVAL, ZERO1, compare
 
 STEPS = 5
-APART = {"policy": "backward_first", "weight_apart": True, "in_flight": 3}
+SPLIT = {"policy": "backward_first", "weight_apart": True, "in_flight": 3}
 MICRO_BATCHES = 4
 POLICIES = ("adaptive", "zero_bubble", "backward_first", "message_driven", "1f1b_hint", "gpipe")
 
 TWO: dict[str, dict[str, Any]] = {
     "zero bubble": {"kind": "plain", "pipeline": {"policy": "zero_bubble"}},
-    "bf16": {"kind": "plain", "dtype": "bfloat16", "pipeline": APART},
+    "bf16": {"kind": "plain", "dtype": "bfloat16", "pipeline": SPLIT},
     "dropout, adaptive": {"kind": "dropout", "config": ZERO1, "pipeline": {"weight_apart": True}},
-    "varied": {"kind": "dropout", "module": {"dynamic_shape": True}, "varied": True, "pipeline": APART},
+    "varied": {"kind": "dropout", "module": {"dynamic_shape": True}, "varied": True, "pipeline": SPLIT},
 }
 REPLICAS: dict[str, dict[str, Any]] = {
-    "tied bf16 zero 1": {"kind": "tied", "dtype": "bfloat16", "config": ZERO1, "pipeline": APART},
+    "tied bf16 zero 1": {"kind": "tied", "dtype": "bfloat16", "config": ZERO1, "pipeline": SPLIT},
     "tied": {"kind": "tied", "pipeline": {"policy": "zero_bubble"}},
 }
 
@@ -37,19 +37,19 @@ def _same(answers: list[Any], steps: int = STEPS) -> None:
 
 
 @pytest.mark.parametrize("case", TWO)
-def test_TwoStages_WeightsApart_SameBitsAsStock(pipe2: Ranks, case: str) -> None:
+def test_TwoStages_SplitWeights_SameBitsAsStock(pipe2: Ranks, case: str) -> None:
     _same(pipe2.run("cases_pipe:parity", steps=STEPS, stages=2, **TWO[case]))
 
 
 @pytest.mark.parametrize("case", REPLICAS)
-def test_TwoStagesOfTwoReplicas_WeightsApart_SameBitsAsStock(pipe2x2: Ranks, case: str) -> None:
+def test_TwoStagesOfTwoReplicas_SplitWeights_SameBitsAsStock(pipe2x2: Ranks, case: str) -> None:
     _same(pipe2x2.run("cases_pipe:parity", steps=STEPS, stages=2, **REPLICAS[case]))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_FourStages_WeightsApart_SameBitsAsStock(pipe4: Ranks, policy: str, dtype: str) -> None:
+def test_FourStages_SplitWeights_SameBitsAsStock(pipe4: Ranks, policy: str, dtype: str) -> None:
     pipeline = {"policy": policy, "weight_apart": True, "in_flight": 4}
     config = ZERO1 if policy in ("zero_bubble", "1f1b_hint") else {}
     answers = pipe4.run(
@@ -59,24 +59,24 @@ def test_FourStages_WeightsApart_SameBitsAsStock(pipe4: Ranks, policy: str, dtyp
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_Checkpointing_WeightsApart_SameBitsAsStock(pipe2: Ranks, reentrant: bool) -> None:
+def test_Checkpointing_SplitWeights_SameBitsAsStock(pipe2: Ranks, reentrant: bool) -> None:
     old_host_fails(CHECKPOINTING)
     config = {"pipeline": {**INTERVAL, "use_reentrant": reentrant}}
-    answers = pipe2.run("cases_pipe:parity", steps=STEPS, stages=2, kind="dropout", config=config, pipeline=APART)
+    answers = pipe2.run("cases_pipe:parity", steps=STEPS, stages=2, kind="dropout", config=config, pipeline=SPLIT)
     _same(answers)
 
 
-def test_SeveralTensorsHandedOn_WeightsApart_TrainAsInOneProcess(pipe2: Ranks) -> None:
+def test_SeveralTensorsHandedOn_SplitWeights_TrainAsInOneProcess(pipe2: Ranks) -> None:
     """A stage walks its graph once for each of them."""
-    for found in pipe2.run("cases_pipe:alone", steps=10, stages=2, kind="words", pipeline=APART):
+    for found in pipe2.run("cases_pipe:alone", steps=10, stages=2, kind="words", pipeline=SPLIT):
         assert found["losses"] == pytest.approx(found["torch"], rel=1e-6)
         assert found["stats"]["weights_later"] > 0
 
 
-def test_ExpertsInStages_WeightsApart_LossesAsStock(pipe2x2: Ranks) -> None:
+def test_ExpertsInStages_SplitWeights_LossesAsStock(pipe2x2: Ranks) -> None:
     """Experts compute theirs in the backward, and the layers around them later."""
     block = {"ep_size": 2, "k": 2}
-    answers = pipe2x2.run("cases_pipeline:parity", blocks=[block, block], stages=2, sluice={"pipeline": APART})
+    answers = pipe2x2.run("cases_pipeline:parity", blocks=[block, block], stages=2, sluice={"pipeline": SPLIT})
     for rank, (stock, swapped) in enumerate(answers):
         assert swapped["losses"] == pytest.approx(stock["losses"], rel=1e-5), rank
         assert swapped["pipeline"]["weights_later"] > 0, rank
@@ -84,10 +84,10 @@ def test_ExpertsInStages_WeightsApart_LossesAsStock(pipe2x2: Ranks) -> None:
             assert swapped["norms"][name] == pytest.approx(norm, rel=1e-4, abs=1e-6), (rank, name)
 
 
-def test_CallbackRaises_WeightsApart_TheNextBatchesAreAsIfNothingHadBeen() -> None:
+def test_CallbackRaises_SplitWeights_TheNextBatchesAreAsIfNothingHadBeen() -> None:
     ranks = Ranks(2)
     try:
-        answers = ranks.run("cases_pipe_refused:failing", stage=0, where="backward", stages=2, pipeline=APART)
+        answers = ranks.run("cases_pipe_refused:failing", stage=0, where="backward", stages=2, pipeline=SPLIT)
     finally:
         ranks.stop()
     for rank, found in enumerate(answers):

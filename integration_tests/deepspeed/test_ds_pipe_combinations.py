@@ -1,6 +1,8 @@
-"""DeepSpeed's pipeline engine by key over combinations of all it may be: losses, parameters and optimizer as stock's.
+"""DeepSpeed's pipeline engine by key over combinations of all its options: losses, parameters and optimizer as in
+stock.
 
-To the bit, since gradients fold in the order of micro-batches whatever arrives first. The smallest run every day.
+To the bit, since gradients accumulate in the order of micro-batches, whatever arrives first. The smallest one runs
+every day.
 """
 
 from __future__ import annotations

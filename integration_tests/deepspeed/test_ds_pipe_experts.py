@@ -1,4 +1,4 @@
-"""MoE layers inside stages that run by what has arrived: under every policy, with what a layer may be asked for."""
+"""MoE layers inside stages of message-driven pipelines: under every policy, with the options of a layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS = {2: [BLOCK, BLOCK], 4: [BLOCK, BLOCK, None, BLOCK, None, BLOCK]}
 
 
 def trained(ranks: Ranks, stages: int, policy: str, feature: str) -> None:
-    """As stock: losses and the norms of parameters, on all ranks, and within the budget where there is one."""
+    """As stock: losses and the norms of parameters, on all ranks, and within the budget if there is one."""
     pipeline: dict[str, Any] = {"policy": policy, "in_flight": IN_FLIGHT}
     answers = ranks.run(
         "cases_pipeline:parity",

@@ -77,7 +77,7 @@ def test_Policies_Each_SameBitsAsStock(pipe4: Ranks, policy: str) -> None:
 
 
 def test_IdsAndMasks_OverFourStages_TrainAsInOneProcess(pipe4: Ranks) -> None:
-    """What stock hangs in: it keeps one buffer for what arrives, whatever its dtype. Each message says its own."""
+    """Stock hangs here: it has one receive buffer for all dtypes. With Sluice each message carries its own dtype."""
     for found in pipe4.run("cases_pipe:alone", steps=10, stages=4, kind="words", pipeline={}):
         assert found["losses"] == pytest.approx(found["torch"], rel=1e-6)
         assert found["messages"] == 0

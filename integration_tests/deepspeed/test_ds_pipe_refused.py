@@ -1,4 +1,4 @@
-"""What the key "pipeline" does not take is refused by name, and a batch that fails fails everywhere."""
+"""Invalid values of the key "pipeline" are rejected by name, and a batch that fails fails everywhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_Refused_ByName_OrLeftToTheHost(fresh2: Ranks, what: str) -> None:
 
 ZERO1 = {"zero_optimization": {"stage": 1}}
 BF16 = {"bf16": {"enabled": True}}
-# Which layers of six are frozen on two stages, options, and what is said.
+# The frozen layers of six on two stages, options, and the error.
 FROZEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "first, zero 1": ("frozen 0 1 2", ZERO1, "stage 0 (layers 0 to 2) has no trainable parameter, and DeepSpeed's"),
     "last, zero 1": ("frozen 3 4 5", ZERO1, "stage 1 (layers 3 to 5) has no trainable parameter, and DeepSpeed's"),

@@ -32,7 +32,7 @@ ZERO = {
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """What of two trainings is not equal to the bit."""
+    """The differences in bits of two trainings."""
     names = ("losses", "counts", "end", "random")
     return sorted({name for still, moved in answers for name in names if still[name] != moved[name]})
 
@@ -57,7 +57,7 @@ def test_Move_WithClipping_HasTheBitsOfNone(ranks2: Ranks, clip_norm: str) -> No
         assert moved["losses"] == pytest.approx(still["losses"], rel=1e-5)
 
 
-# What DeepSpeed computes from the experts of a rank (docs/placement.md), by how it trains.
+# DeepSpeed's values that are derived from the experts of a rank (docs/placement.md), by kind of training.
 DERIVED = {"zero 0": ({}, "float32"), **ZERO}
 SUMMED_BY_RANK = ("zero 1", "zero 2", "zero 1, bf16", "zero 2, bf16", "zero 1, bf16, accumulated in f32")
 
@@ -115,7 +115,7 @@ def test_TrueNorm_OfF32WithoutZero_IsThatOfZero(ranks2: Ranks) -> None:
 
 
 @pytest.mark.parametrize("name", [n if n == "zero 1, bf16" else pytest.param(n, marks=pytest.mark.full) for n in ZERO])
-def test_Move_BehindUpdatesOfZero_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
+def test_Move_AfterUpdatesOfZero_HasTheBitsOfNone(ranks2: Ranks, name: str) -> None:
     config, dtype = ZERO[name]
     steps = 14 * config.get("gradient_accumulation_steps", 1)
     answers = ranks2.run(

@@ -1,4 +1,4 @@
-"""A pipeline's plan by key: the bits of stock with the same partition, whatever is computed again."""
+"""A pipeline's plan by key: the bits of stock with the same partition, whatever is recomputed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _model(folder: Path, stages: int, **changes: Any) -> str:
 
 
 def _printed(folder: Path, model: str, *words: str) -> str:
-    """What `sluice plan --stages` prints of it, as a file."""
+    """The output of `sluice plan --stages` for it, as a file."""
     command = [sys.executable, "-m", "sluice", "plan", "--stages", model, "--json", *words]
     path = folder / "plan.json"
     path.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -87,7 +87,7 @@ def test_Plan_FourStages_SameBitsAsStockCutSo(pipe4: Ranks, tmp_path: Path) -> N
     plan = _printed(tmp_path, _model(tmp_path, 4))
     stage_of = [layer["stage"] for layer in json.loads(Path(plan).read_text())["layers"]]
     parts = [sum(stage < s for stage in stage_of) for s in range(5)]
-    assert parts != [0, 2, 4, 5, 6]  # what the host cuts
+    assert parts != [0, 2, 4, 5, 6]  # the host's partition
     job = {"kind": "dropout", "pipeline": {"plan": plan}}
     _check(pipe4.run("cases_plan:by_key", steps=5, stages=4, parts=parts, **job), parts, set(), forwards=20)
 
@@ -140,7 +140,7 @@ def test_PlanAdaptive_UnderABudget_NoStageTakesMore(pipe2: Ranks, case: str) -> 
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, **job):
         assert set(map(tuple, stock["been"])) == {tuple(begin)}
         moves = [(old, new) for old, new in pairwise(ours["been"]) if old != new]
-        # Moves depend on measured seconds: a stall of the machine makes any layer slow. What they may take does not.
+        # Moves depend on measured seconds: a stall of the machine makes any layer slow. The budget of moves does not.
         assert all(_most_layers(*move) * LAYER_BYTES <= budget for move in moves), (moves, ours["layers"])
         assert not moves or case != "room for none", (moves, ours["layers"])
         assert (ours["layers"]["verdict"] == "over_budget") == (case == "room for none"), ours["layers"]

@@ -1,4 +1,4 @@
-"""What users do with several things at once: each story is one that no single test of a feature tells."""
+"""Uses of several features at once: stories that no single test of a feature covers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TWO_SIZES = [
 
 @pytest.fixture(autouse=True)
 def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A story leaves no context behind on ranks that go on, refused ones included."""
+    """A story leaves no context on ranks that continue, including refused ones."""
     shared = [request.getfixturevalue(name) for name in ("ranks2", "ranks4") if name in request.fixturenames]
     before = [ranks.run("cases_stories:contexts_alive") for ranks in shared]
     yield
@@ -173,7 +173,7 @@ def test_NoTokensAndNoAuxLoss_EveryParameterHasItsGradient(ranks2: Ranks) -> Non
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_NoTokensAndNoAuxLossUnderZero_TrainAndStayAlike(ranks2: Ranks, stage: int) -> None:
+def test_NoTokensAndNoAuxLossUnderZero_TrainAndStayEqual(ranks2: Ranks, stage: int) -> None:
     config = {"zero_optimization": {"stage": stage}}
     first, second = ranks2.run("cases_stories:no_tokens_without_aux", lengths=[12, 0], config=config)
     assert first["gates"] == second["gates"]
@@ -197,7 +197,7 @@ def test_SeveralForwardsOutstanding_UnderABudgetThatCountsThem_SameGradients(ran
 
 
 def test_SeveralForwardsOutstanding_MoreThanTheBudgetCounts_ErrorSaysWhatToSet(ranks2: Ranks) -> None:
-    """Two layers, one forward each: what the plan of a tight budget counts when nothing is said."""
+    """Two layers, one forward each: the number that the plan of a tight budget assumes by default."""
     small = {"memory_budget": 32 << 10, "gemm": "ref"}
     refused = ranks2.try_run("cases_stories:several_outstanding", depth=4, sluice=small)
     needs = {int(re.search(r" needs (\d+)\b", answer["error"]["message"])[1]) for answer in refused}

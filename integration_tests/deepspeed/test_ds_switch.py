@@ -1,4 +1,4 @@
-"""Switching Sluice on and off, and clear words for everything that does not work."""
+"""Switching Sluice on and off, and clear errors for everything that does not work."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_Trap10_EpSizeOne_NeverCommunicates(ranks2: Ranks) -> None:
     assert ranks2.run("cases_ranks:alone_never_communicates") == [0, 0]
 
 
-def test_Trap10_HostsMessagesInBetween_StayApart(ranks2: Ranks) -> None:
+def test_Trap10_HostsMessagesInBetween_StaySeparate(ranks2: Ranks) -> None:
     ranks2.run("cases_ranks:host_collectives_in_between")
 
 
@@ -173,7 +173,7 @@ def test_Trap14_NoGrad_SavesNothing(ranks2: Ranks) -> None:
 def test_Trap14_Eval_HasItsOwnCapacityAndDrawsAsStock(ranks2: Ranks, k: int) -> None:
     for in_training, in_eval, draws in ranks2.run("cases_traps:evaluates_as_stock", k=k):
         assert in_eval > in_training
-        assert draws == (k < 3)  # which tokens are dropped (RTS) of one choice, the second expert of two
+        assert draws == (k < 3)  # dropped tokens (RTS) of one choice, the second expert of two
 
 
 def test_Trap15_Banner_OnceOnRankZero(fresh2: Ranks, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The host's own tests of its pipelines, of AutoEP and of ZeRO-Offload, unmodified: each has the outcome of stock.
 
-Their files are not part of this project: SLUICE_DEEPSPEED_TESTS names the folder "tests" of its repository, without the
-package beside it, which would be imported in place of the installed one. What they need and is not here they skip.
+Their files are not part of this project: SLUICE_DEEPSPEED_TESTS names the folder "tests" of its repository, without
+the package next to it, which would be imported instead of the installed one. Tests whose requirements are missing
+here are skipped.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def test_Includes_HaveNoForbiddenEdge(root):
     assert not found, "\n".join(found)
 
 
-def test_Tests_LieBesideTheRoomThatTheyAsk(root):
+def test_Tests_LieNextToTheFolderThatTheyTest(root):
     edges = layering.include_edges(root)
     found = layering.misplaced_tests(edges)
     assert not found, "\n".join(found)
@@ -246,7 +246,7 @@ def test_PlantedCycle_IsFoundWithItsShortestChain(tmp_path, name, text, chain):
     assert sorted(line.strip() for line in lines) == sorted(chain)
 
 
-def test_CyclesOfSeveralUnits_AreFoundApart():
+def test_CyclesOfSeveralUnits_AreFoundSeparately():
     def ring(*names):
         return [Include(f"{a}.c", f"{b}.h") for a, b in zip(names, (*names[1:], names[0]))]
 

@@ -1,4 +1,4 @@
-"""Ranks with Megatron-Core in them, a set for each release; the machine's switch must not decide what tests see."""
+"""Ranks with Megatron-Core, a set for each release; the machine's switch must not affect the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single tests run on each rank beside a whole training: layers alone, specs, refusals, checkpoints."""
+"""Single tests on each rank in addition to a whole training: separate layers, specs, errors, checkpoints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def train_named(text: str) -> dict[str, Any]:
 
 
 def forms_of_specs() -> dict[str, Any]:
-    """How often Sluice's class is in what with_sluice gives back; the given specs stay stock."""
+    """The number of Sluice's classes in the result of with_sluice; the given specs stay stock."""
     mg_models.groups(2)
     config = mg_models.config_of(2, num_layers=3, moe_layer_freq=[1, 0, 1])
     block = mg_models.spec_of(config, "stock", {})
@@ -185,7 +185,7 @@ def few_tokens() -> dict[str, Any]:
 
 
 def frozen_parameters() -> list[str]:
-    """What differs by a bit where some parameters of a layer are frozen: gradients of the others, or one too many."""
+    """The differences in bits if some parameters of a layer are frozen: gradients of the others, or one too many."""
     differing: list[str] = []
     wanted: dict[str, torch.Tensor] = {}
     for part in ("nothing", "linear_fc1", "linear_fc2", "local_experts.0", "experts", "router"):
@@ -229,7 +229,7 @@ def _state(host: mg_models.Host, is_loading: bool = False, **how: Any) -> dict[s
 
 
 def checkpoint(folder: str, saved_by: str, loaded_by: str) -> dict[str, Any]:
-    """Two steps by one, three more by the other from its checkpoint, beside five steps of stock."""
+    """Two steps by one, three more by the other from its checkpoint, compared with five steps of stock."""
     first = mg_models.Host(2, saved_by, {"gemm": "host"})
     first.train(2)
     dist_checkpointing.save(_state(first), folder)
@@ -271,7 +271,7 @@ def distributed_checkpoints(folder: str) -> dict[str, Any]:
         for name in stock.keys() & mine.keys()
     }
     return {
-        "unlike": sorted(stock.keys() ^ mine.keys()),
+        "different": sorted(stock.keys() ^ mine.keys()),
         "names": sorted(stock),
         "gap": max(gaps.values()),
         "said": said,
@@ -295,7 +295,7 @@ def checkpoint_keys() -> list[Any]:
 
 
 def rank_dies() -> str:
-    """Rank 1 ends before its second forward: rank 0 is told who it was."""
+    """Rank 1 ends before its second forward: the error on rank 0 names it."""
     layer = _one_layer()
     layer(torch.randn(8, 2, 32))
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Rank-side of test_mg_dispatch.py: layers whose experts give back their rows, called step by step as schedules do."""
+"""Rank-side of test_mg_dispatch.py: layers whose experts return their rows, called step by step like in schedules."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _hidden(*shape: int) -> torch.Tensor:
 
 
 def _experts(layer: MoELayer, hidden: torch.Tensor, probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """What the host's forward does behind the router."""
+    """The host's forward after the router."""
     rows, weights = layer.dispatch(*layer.preprocess(hidden, probs, chosen))
     output, _ = layer.routed_experts_compute(rows, weights)
     return layer.postprocess(layer.combine(output), None)

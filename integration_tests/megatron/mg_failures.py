@@ -1,4 +1,4 @@
-"""Rank-side: what one rank does that the others do not, and what all of them are told."""
+"""Rank-side: deviations of one rank from the others, and the errors on all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST = {"gemm": "host"}
 
 
 def _said(action: Callable[[], Any]) -> str:
-    """What it raised, and from what; "" where it raised nothing."""
+    """Its exception, and the cause; "" if it raised none."""
     try:
         action()
     except Exception as error:

@@ -1,8 +1,9 @@
-"""Trainings so long that rounding shows: Sluice beside stock, and stock beside itself with its sums in other orders.
+"""Trainings long enough that rounding shows: Sluice against stock, and stock against itself with its sums in other
+orders.
 
-How far a correct training may part from stock is no number that can be derived: Adam divides by the root of second
-moments, of which the smallest are rounding alone. So it is measured. The hidden units of the experts are permuted,
-which changes nothing but the order in which GEMMs sum them.
+The allowed difference of a correct training from stock cannot be derived: Adam divides by the root of second
+moments, of which the smallest are pure rounding. So it is measured. The hidden units of the experts are permuted,
+which only changes the order in which GEMMs sum them.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def groups(ep: int, stages: int = 1, parts: int | None = None) -> None:
-    """Megatron's process groups with these sizes of expert and pipeline parallelism, anew where there are others.
+    """Megatron's process groups with these sizes of expert and pipeline parallelism, created again if others exist.
 
     parts  of the model on each stage, for the interleaved schedule
     """
@@ -115,7 +115,7 @@ def model_of(ep: int, how: str = "stock", options: dict[str, Any] | None = None,
 
 
 def forget_aux_losses() -> None:
-    """What the process has noted of other models: of another number of layers, or trained without a schedule."""
+    """Clears the process's records of other models: of another number of layers, or trained without a schedule."""
     moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None
     if hasattr(moe_utils, "get_moe_metrics_tracker"):
         moe_utils.get_moe_metrics_tracker().metrics.clear()  # its own clear() keeps the sizes of another model
@@ -152,7 +152,7 @@ def batches(steps: int, microbatches: int, batch: int = BATCH) -> Iterator[torch
 
 
 def forward_step(data: Iterator[torch.Tensor], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
-    """As training scripts have it."""
+    """As in training scripts."""
     tokens = next(data)
     positions = torch.arange(SEQUENCE).expand(tokens.shape[0], -1)
     mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
@@ -169,8 +169,8 @@ Around = Callable[[Iterator[torch.Tensor], Any], tuple[torch.Tensor, Callable[..
 
 
 class Tape:
-    """The routes of every micro-batch: recorded in one training, replayed in another, so that near ties stay as they
-    are. Of the model that is built after this."""
+    """The routes of every micro-batch: recorded in one training, replayed in another, so that near ties stay the same.
+    For the model that is built afterwards."""
 
     def __init__(self) -> None:
         self._routes: list[list[torch.Tensor]] = []
@@ -241,7 +241,7 @@ class Host:
         self.optimizer = optimizer_of(self.parts, self.config, ddp_config, clip)
 
     def batches(self, steps: int, microbatches: int) -> Any:
-        """What the schedule draws its micro-batches from."""
+        """The source of the schedule's micro-batches."""
         return batches(steps, microbatches)
 
     def train(
@@ -297,7 +297,7 @@ def gaps(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
 def train_both(
     ep: int, steps: int = 3, how: str = "decorated", options: dict[str, Any] | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """The same training by stock and by Sluice, and how far apart they end."""
+    """The same training by stock and by Sluice, and the difference of their results."""
     options = {"gemm": "host", **(options or {})}
     stock = Host(ep, "stock", **changes)
     first = stock.parameters()

@@ -1,4 +1,4 @@
-"""Rank-side: experts that move between ranks in a training, beside that in which none moves."""
+"""Rank-side: experts that move between ranks during training, compared with a training in which none moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = {**PROMISES_BITS, "chunks": 2}
 
 
 def shuffle(host: mg_models.Host, seed: int) -> None:
-    """Every layer's experts change places, alike on all ranks."""
+    """The experts of every layer swap places, the same on all ranks."""
     for number, layer in enumerate(moe_layers(host.model)):
         sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number), host.optimizer)
 
@@ -54,7 +54,7 @@ def _trained(ep: int, steps: int, every: int, **changes: Any) -> dict[str, Any]:
 
 
 def derived() -> list[dict[str, Any]]:
-    """What Megatron computes in a first step from the experts of a rank, with these at home and away."""
+    """Megatron's values of a first step that are derived from the experts of a rank, with these at home and away."""
     found = []
     for seed in (None, 7):
         host = mg_models.Host(2, "decorated", OPTIONS, clip=0.01)
@@ -84,13 +84,13 @@ def moved(ep: int, steps: int, every: int, forget: str = "", **changes: Any) -> 
 
 
 def _unwrapped(found: dict[str, Any]) -> dict[str, Any]:
-    """As it comes from a load, as far as the mark goes."""
+    """As loaded, up to the mark."""
     return {key: value.obj if str(key).endswith(MARK) else value for key, value in found.items()}
 
 
 def checkpoint(folder: str, loaded_by: str, at_home: bool = False) -> dict[str, Any]:
-    """Saved while experts are away, loaded by stock or by Sluice with experts away elsewhere: how it goes on beside the
-    run that went on."""
+    """Saved while experts are away, loaded by stock or by Sluice with experts in other places: the continuation
+    compared with that of the original run."""
     first = mg_models.Host(2, "decorated", OPTIONS, clip=0.0)
     first.train(2)
     ways = ways_of_torch(first.model, first.optimizer)
@@ -169,7 +169,7 @@ def grouped_stays_at_home_for_checkpoints() -> str:
 
 
 def refusals() -> list[str]:
-    """What cannot be moved says so on all ranks, and nothing has moved."""
+    """Layers that cannot be moved give an error on all ranks, and nothing has moved."""
     said = []
 
     def refuse(host: Any, *lists: Any, optimizer: Any = None) -> None:

@@ -29,8 +29,8 @@ class PipelineHost(mg_models.Host):
         mg_models.forget_aux_losses()
         model_parallel_cuda_manual_seed(1234)
         # Two stages that both send and receive at once: the host's interleaved schedule wants its sends one by one.
-        beside = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if parts else {}
-        fields = {"num_layers": 4, "pipeline_model_parallel_size": STAGES, **beside, **changes}
+        overlap = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if parts else {}
+        fields = {"num_layers": 4, "pipeline_model_parallel_size": STAGES, **overlap, **changes}
         self.config = mg_models.config_of(ep, virtual_pipeline_model_parallel_size=parts, **fields)
         ddp_config = DistributedDataParallelConfig(average_in_collective=False)
         numbers: list[dict[str, Any]] = [{"vp_stage": part} for part in range(parts)] if parts else [{}]
@@ -90,8 +90,8 @@ def train_both(
 
 
 def dies_in_training(folder: str) -> dict[str, Any]:
-    """Rank 3, of the last stage, is killed in the second step. A rank that is told so ends, as a script does; those of
-    the last stage leave what they were told in the folder, the others give it back."""
+    """Rank 3, of the last stage, is killed in the second step. A rank that learns it ends, like a script; those of the
+    last stage leave their errors in the folder, the others return them."""
     host = PipelineHost("decorated", {"gemm": "host"}, None)
     host.train(1, microbatches=4)
     rank = dist.get_rank()

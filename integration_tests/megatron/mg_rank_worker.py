@@ -1,4 +1,4 @@
-"""One rank of mg_ranks.MegatronRanks: as the transformers tests' worker, behind the CPU shim."""
+"""One rank of mg_ranks.MegatronRanks: as the transformers tests' worker, under the CPU shim."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _prepare() -> None:
 
 
 def _fork_queues() -> None:
-    """A checkpoint's results come through a process that Megatron spawns for each save, which would import torch
-    anew. Where writers are forks, as here, later releases know of a forked one too (`mp_mode`)."""
+    """A checkpoint's results come through a process that Megatron spawns for each save, which would import torch again.
+    If writers are forks, as here, later releases also support a forked one (`mp_mode`)."""
     from torch import multiprocessing
 
     context_of = multiprocessing.get_context

@@ -1,7 +1,7 @@
-"""What Megatron's own tests of its dispatcher, router and expert checkpoints claim, asked of whole layers on gloo.
+"""The claims of Megatron's own tests of its dispatcher, router and expert checkpoints, tested on whole layers on gloo.
 
-Those tests call parts that a layer on Sluice has and does not use, or need eight GPUs (test_mg_upstream.py). Each claim
-holds for stock, too.
+Those tests call parts that a layer on Sluice has and does not use, or need eight GPUs (test_mg_upstream.py). Each
+claim holds for stock, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_FourRanks_OneAndFourExpertParallel_RoundTripIsExact(oldest4: MegatronRa
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_Padded_BesideNotPadded_SameOutputsAndGradients(ranks2: MegatronRanks, how: str) -> None:
+def test_Padded_AgainstNotPadded_SameOutputsAndGradients(ranks2: MegatronRanks, how: str) -> None:
     for found in ranks2.run("mg_dispatch:padded_beside_plain", ep=2, how=how):
         assert found["output"] <= 1e-6 * found["size"] and found["gradient"] <= 1e-6, found
         plain, padded = found["counts"]

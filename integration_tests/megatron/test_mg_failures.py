@@ -1,4 +1,4 @@
-"""What one rank does that the others do not: all are told what it was, and by whom, and go on where that can be."""
+"""Deviations of one rank from the others: all ranks report the deviation and the rank, and continue if possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of Megatron on Sluice beside whole trainings: specs, refusals, hooks, failures, checkpoints."""
+"""Layers of Megatron on Sluice outside of whole trainings: specs, errors, hooks, failures, checkpoints."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def test_Checkpoint_SavedByOne_LoadedByTheOther_GoesOn(
 
 
 def test_Checkpoint_OfTheDistributedOptimizer_IsThatOfStock(ranks2: MegatronRanks, tmp_path: Path) -> None:
-    """As far as stock can: what loading says is the same."""
+    """As far as stock can: the result of loading is the same."""
     for found in ranks2.run("mg_cases:distributed_checkpoints", folder=str(tmp_path)):
-        assert found["unlike"] == [] and found["gap"] <= WEIGHT, found
+        assert found["different"] == [] and found["gap"] <= WEIGHT, found
         assert any("exp_avg_sq" in name and "linear_fc1" in name for name in found["names"]), found
         assert found["said"][0] == found["said"][1], found
 

@@ -21,7 +21,7 @@ DAILY = ("f32", "fused into main_grad")
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """What of two trainings is not equal to the bit."""
+    """The differences in bits of two trainings."""
     return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
 
 

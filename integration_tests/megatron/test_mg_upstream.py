@@ -1,8 +1,8 @@
 """Megatron's own tests of its MoE layers, unmodified, on two ranks: each has the outcome of stock.
 
 Their files are not part of this project: SLUICE_MEGATRON_TESTS names a folder that holds the folders "megatron" and
-"tests" of its repository at the tag core_v0.16.1. Around them stands `upstream/cpu_tests.py`. What needs Transformer
-Engine or more ranks skips or fails, in stock as here.
+"tests" of its repository at the tag core_v0.16.1. `upstream/cpu_tests.py` wraps them. Tests that need Transformer
+Engine or more ranks skip or fail, in stock as here.
 """
 
 from __future__ import annotations

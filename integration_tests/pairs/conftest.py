@@ -10,5 +10,5 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]
 from rank_harness import ranks_rest  # noqa: E402, F401
 
-# The switch of the machine that runs the tests must not decide what they see.
+# The switch of the test machine must not affect the tests.
 os.environ.pop("SLUICE", None)

@@ -75,7 +75,7 @@ def _leave_experts_idle(model: Any) -> None:
 
 
 def _decide_gates(model: Any) -> None:
-    """So that no route flips by a rounding: what is compared is what is computed with the same routes."""
+    """So that no route flips by rounding: results are compared for the same routes."""
     with torch.no_grad():
         for moe in model.moes:
             moe.deepspeed_moe.gate.wg.weight.mul_(4)
@@ -210,7 +210,7 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
                     run.saved = {k: v for k, v in files.items() if is_one_class or "optim" not in k}
         if section is not None:
             is_skewed = row["moves"] == "placed" and row["rows"] == "idle" and row["ep"] == "ep2"
-            if is_skewed and row["frozen"] != "fzsome":  # whose trained experts may find no place
+            if is_skewed and row["frozen"] != "fzsome":  # its trained experts may have no valid placement
                 assert sum(journey.num_moves for watch in host.sluice.decider.watches for journey in watch.journeys)
             with host.sluice.at_home(False):
                 pass
@@ -225,11 +225,11 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
 
 def _end(host: Any) -> None:
     if hasattr(host, "sluice"):
-        with contextlib.suppress(Exception):  # what has failed is being told
+        with contextlib.suppress(Exception):  # the failure itself is reported
             host.sluice.unswap()
     host.destroy()
 
 
 def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and says what differs, or who refused it and in which words."""
+    """Trains both ways, and returns the differences, or which side refused it and the error."""
     return pair_compare.both_ways(row, _train, ds_moe_table.section(row), tolerance(row))

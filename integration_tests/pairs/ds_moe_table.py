@@ -1,4 +1,5 @@
-"""What may meet in a training of DeepSpeed's `MoE`: options of the section, of the ds_config, and the model's."""
+"""The features that may meet in a training of DeepSpeed's `MoE`: options of the section, of the ds_config, and the
+model's."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ RULES = (
     Rule(
         {"policy": "mixed", "experts": "tuple", "unsupported": "error"},
         "they run again in every chunk or in none",
-        beside={"chunks": "n3"},
+        given={"chunks": "n3"},
     ),
     Rule({"budget": "nofit"}, "OVER_BUDGET: layer 0: no plan fits the memory budget of 65536 bytes"),
     Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # it forgets autocast

@@ -175,11 +175,11 @@ def _files(row: dict[str, str], folder: str) -> dict[str, torch.Tensor]:
 
 def _end(host: Any) -> None:
     if hasattr(host, "sluice"):
-        with contextlib.suppress(Exception):  # what has failed is being told
+        with contextlib.suppress(Exception):  # the failure itself is reported
             host.sluice.unswap()
     host.destroy()
 
 
 def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and says what differs, or who refused it and in which words."""
+    """Trains both ways, and returns the differences, or which side refused it and the error."""
     return pair_compare.both_ways(row, _train, ds_pipe_table.section(row), tolerance(row))

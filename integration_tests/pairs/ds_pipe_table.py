@@ -1,4 +1,4 @@
-"""What may meet in a training of DeepSpeed's pipeline engine whose batches Sluice runs."""
+"""The features that may meet in a training of DeepSpeed's pipeline engine whose batches Sluice runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FACTORS = {
     "zero": ("zero0", "zero1", "zero2"),
     "dtype": ("f32", "bf16", "autocast"),
     "model": ("blocks", "dropout", "tied", "experts"),
-    "sizes": ("alike", "varied"),
+    "sizes": ("equal", "varied"),
     "clipping": ("unclipped", "clip"),
     "batches": ("m4", "m1", "m6"),
     "checkpointing": ("norepeat", "reentrant", "nonreentrant"),
@@ -18,7 +18,7 @@ FACTORS = {
     "moves": ("still", "byhand", "live"),
     "plan": ("asbuilt", "planned"),
     "policy": ("adaptive", "1f1b", "1f1bhint", "backwardfirst", "messages", "gpipe", "zerobubble"),
-    "apart": ("apartauto", "apart", "together"),
+    "split": ("splitauto", "split", "together"),
     "inflight": ("lauto", "l1", "l4"),
     "optimizer": ("torchadam", "keyadam", "offload", "suboptim"),
     "saving": ("unsaved", "saved"),
@@ -27,13 +27,13 @@ FACTORS = {
 
 RULES = (
     Rule({"zero": "zero2"}, "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism", by=STOCK),
-    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "apart": "apart"}, "asks for weight_apart = 0"),
-    Rule({"policy": "zerobubble", "apart": "together"}, "weight_apart"),
+    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "split": "split"}, "asks for weight_apart = 0"),
+    Rule({"policy": "zerobubble", "split": "together"}, "weight_apart"),
     Rule({"policy": "gpipe", "inflight": "l1", "batches": ("m4", "m6")}, "gpipe has all "),
     Rule({"policy": "gpipe", "inflight": "l4", "batches": "m6"}, "gpipe has all 6 micro-batches in flight"),
     Rule({"policy": "zerobubble", "inflight": "l1", "batches": ("m4", "m6")}, "zero_bubble has 2 micro-batches"),
     Rule({"moves": "live", "checkpointing": ("reentrant", "nonreentrant")}, "activation_checkpoint_interval is set"),
-    Rule({"moves": "live", "apart": "apart"}, "weight gradients are ops of their own, which do not follow a layer"),
+    Rule({"moves": "live", "split": "split"}, "weight gradients are ops of their own, which do not follow a layer"),
     Rule({"moves": "live", "policy": "zerobubble"}, "weight gradients are ops of their own"),
     Rule({"moves": "live", "zero": "zero1"}, "whose gradients lie in flat buffers: move between batches"),
     Rule({"moves": "live", "dtype": "bf16"}, "whose gradients lie in flat buffers: move between batches"),
@@ -73,7 +73,7 @@ def section(row: dict[str, str]) -> dict[str, Any]:
     policies = {"1f1bhint": "1f1b_hint", "backwardfirst": "backward_first", "messages": "message_driven"}
     pipeline = {
         "policy": {**policies, "zerobubble": "zero_bubble"}.get(row["policy"], row["policy"]),
-        "weight_apart": {"apartauto": None, "apart": True, "together": False}[row["apart"]],
+        "weight_apart": {"splitauto": None, "split": True, "together": False}[row["split"]],
         "in_flight": {"lauto": None, "l1": 1, "l4": 4}[row["inflight"]],
         "plan": "adaptive" if row["plan"] == "planned" else None,
     }

@@ -18,14 +18,14 @@ from megatron.core import dist_checkpointing
 from pair_compare import Run, Tolerance
 
 STEPS = 3  # before what is saved, and after it
-EPSILON = 1e-2  # of the size of gradients: with a small one Adam makes whole steps of what is rounding alone
+EPSILON = 1e-2  # of the size of gradients: with a small one Adam makes whole steps of pure rounding
 # Losses (of 4.6) and norms as in test_mg_training.py; in 16 bits, and where rows travel in fewer, as under DeepSpeed.
 F32 = Tolerance(loss=1e-6, gradient=2e-5, norm=2e-4, tensor=None, update=0.05)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5)
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """By what is rounded."""
+    """By the rounded quantity."""
     return F32 if row["dtype"] == "f32" and row["wire"] == "wire32" else ROUNDED
 
 
@@ -103,5 +103,5 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
 
 
 def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and says what differs, or who refused it and in which words."""
+    """Trains both ways, and returns the differences, or which side refused it and the error."""
     return pair_compare.both_ways(row, _train, megatron_table.options(row), tolerance(row))

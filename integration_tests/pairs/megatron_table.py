@@ -1,4 +1,4 @@
-"""What may meet in a training of a Megatron-Core GPTModel whose spec is `with_sluice`'s."""
+"""The features that may meet in a training of a Megatron-Core GPTModel whose spec is `with_sluice`'s."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None)
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """By what is rounded."""
+    """By the rounded quantity."""
     return F32 if row["dtype"] == "f32" else ROUNDED
 
 
@@ -143,7 +143,7 @@ def _train(row: dict[str, str], section: Any, folder: str) -> Run:
         if step == SAVED_AFTER - 1 and row["saving"] != "unsaved":
             job = _Job(row, section is None, folder).load(os.path.join(folder, f"saved{dist.get_rank()}"), job, folder)
     run.parameters = {name: p.detach().clone() for name, p in job.model.named_parameters()}
-    if row["dtype"] != "bf16":  # where torch has moments of other dtypes
+    if row["dtype"] != "bf16":  # torch has moments of other dtypes
         run.saved = {
             k: v for k, v in pair_compare.tensors_in(job.optimizer.state_dict()["state"]).items() if "exp_" in k
         }
@@ -151,5 +151,5 @@ def _train(row: dict[str, str], section: Any, folder: str) -> Run:
 
 
 def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and says what differs, or who refused it and in which words."""
+    """Trains both ways, and returns the differences, or which side refused it and the error."""
     return pair_compare.both_ways(row, _train, True, tolerance(row))

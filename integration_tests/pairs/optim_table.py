@@ -1,4 +1,4 @@
-"""What may meet in a data-parallel training by `sluice.optim`, in place of `torch.optim`."""
+"""The features that may meet in a data-parallel training by `sluice.optim` instead of `torch.optim`."""
 
 from __future__ import annotations
 

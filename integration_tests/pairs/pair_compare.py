@@ -29,7 +29,7 @@ BITS = Tolerance(0.0, 0.0, 0.0, 0.0)
 
 @dataclass
 class Run:
-    """What a training left."""
+    """The results of a training."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)  # of gradients, in front of each update or as the host says
@@ -37,7 +37,7 @@ class Run:
     counts: list[Any] = field(default_factory=list)
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # parameters before the first step
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # after the last one
-    saved: dict[str, torch.Tensor] = field(default_factory=dict)  # what the checkpoint's files hold, by path
+    saved: dict[str, torch.Tensor] = field(default_factory=dict)  # the contents of the checkpoint's files, by path
 
 
 def _gap(a: float, b: float) -> float:
@@ -74,7 +74,7 @@ def _of_tensors(
 
 
 def _of_updates(stock: Run, ours: Run, most: float) -> list[str]:
-    """What a tensor has moved by, where that is more than a rounding to bf16."""
+    """The update of a tensor, if it is more than a rounding to bf16."""
     found = []
     for name, start in stock.start.items():
         a, b = (run.parameters[name].double() - start.double() for run in (stock, ours))
@@ -85,7 +85,7 @@ def _of_updates(stock: Run, ours: Run, most: float) -> list[str]:
 
 
 def differences(stock: Run, ours: Run, allowed: Tolerance) -> list[str]:
-    """What differs, in words; nothing where all is equal."""
+    """The differences, in words; empty if all is equal."""
     found = _of_numbers("losses", stock.losses, ours.losses, allowed.loss)
     found += _of_numbers("gradient norms", stock.norms, ours.norms, allowed.gradient)
     found += _of_numbers("evaluations", stock.evaluations, ours.evaluations, allowed.loss)
@@ -109,9 +109,9 @@ def tensors_in(value: Any, path: str = "") -> dict[str, torch.Tensor]:
 
 
 def both_ways(row: dict[str, str], train: Any, section: Any, allowed: Tolerance) -> dict[str, Any]:
-    """Trains by the host and through Sluice, and says what differs, or who refused it and in which words.
+    """Trains by the host and through Sluice, and returns the differences, or which side refused it and the error.
 
-    train(row, section or None, folder): the folder is one for all ranks, and new in each training.
+    train(row, section or None, folder): the folder is the same for all ranks, and new in each training.
     """
     runs = []
     for who, given in (("stock", None), ("sluice", section)):

@@ -1,4 +1,4 @@
-"""Two ranks that run the rows of a host, and what a row has to come to."""
+"""Two ranks that run the rows of a host, and the expected result of a row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rows in which every two values of two factors meet, as far as the host and Sluice take them.
+"""Rows in which every two values of two factors meet, as far as the host and Sluice support them.
 
-A table says what a user may combine (factors), what is refused and by which words (rules), and what is known to be
-wrong (faults). Rows of the array hold no refused pair and no fault, since these would hide all other pairs of their
-row. Each refused combination, and each fault, has a row of its own beside them.
+A table has the values that a user may combine (factors), the rejected combinations with their errors (rules), and
+the known faults (faults). Rows of the array contain no rejected pair and no fault, since these would hide all other
+pairs of their row. Each rejected combination, and each fault, has a separate row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rule:
     when: Mapping[str, Values]
     words: str
     by: str = SLUICE
-    beside: Mapping[str, str] = field(default_factory=dict)  # other than the defaults in the rule's own rows
+    given: Mapping[str, str] = field(default_factory=dict)  # other than the defaults in the rule's own rows
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Fault:
 
     when: Mapping[str, Values]
     name: str
-    beside: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a test runs: a row, and what is expected of it."""
+    """A test: a row, and its expected result."""
 
     id: str
     row: Row
@@ -81,7 +81,7 @@ class Table:
         words = [value for values in self.factors.values() for value in values]
         assert len(words) == len(set(words)), "two values have the same word"
         for each in (*self.rules, *self.faults):
-            for name, values in (*each.when.items(), *each.beside.items()):
+            for name, values in (*each.when.items(), *each.given.items()):
                 assert set(_of(values)) <= set(self.factors[name]), (name, values)
 
     def default(self) -> dict[str, str]:
@@ -101,7 +101,7 @@ class Table:
         return row
 
     def is_allowed(self, row: Row) -> bool:
-        """Whether nothing is known against what is known of a row."""
+        """Whether no rule or fault excludes the known values of a row."""
         return not any(_holds(each.when, row) for each in (*self.rules, *self.faults))
 
     def pairs(self) -> set[tuple[str, str, str, str]]:
@@ -143,7 +143,7 @@ class Table:
 
         against = {name: [each for each in (*self.rules, *self.faults) if name in each.when] for name in names}
 
-        def is_allowed(known: Sequence[str]) -> bool:  # what stands before the newest value has passed already
+        def is_allowed(known: Sequence[str]) -> bool:  # the values before the newest have passed already
             row = dict(zip(names, known))
             return not any(_holds(each.when, row) for each in against[names[len(known) - 1]])
 
@@ -160,7 +160,7 @@ class Table:
 
     def _rows_of(self, each: Rule | Fault) -> Iterator[dict[str, str]]:
         for values in itertools.product(*(_of(value) for value in each.when.values())):
-            yield {**self.default(), **each.beside, **dict(zip(each.when, values))}
+            yield {**self.default(), **each.given, **dict(zip(each.when, values))}
 
     def daily(self) -> list[str]:
         """Names of the rows of every day: those that between them hold most values, one after the other."""

@@ -146,7 +146,7 @@ class _Job:
             run.evaluations += self._batch(number, self.schedule.eval)
 
     def load(self, path: str, other: _Job) -> None:
-        """What the other one has, by a file."""
+        """The parameters of the other one, from a file."""
         state = {name: block.state_dict() for name, block in other.blocks.items()}
         torch.save([state, other.optimizer and other.optimizer.state_dict()], path)
         state, kept = torch.load(path, weights_only=False)
@@ -180,5 +180,5 @@ def _train(row: dict[str, str], section: Any, folder: str) -> Run:
 
 
 def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and says what differs, or who refused it and in which words."""
+    """Trains both ways, and returns the differences, or which side refused it and the error."""
     return pair_compare.both_ways(row, _train, True, tolerance(row))

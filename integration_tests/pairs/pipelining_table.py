@@ -1,4 +1,4 @@
-"""What may meet in a training by Sluice's schedules of torch.distributed.pipelining."""
+"""The features that may meet in a training by Sluice's schedules of torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FACTORS = {
         *("adaptive", "1f1bhint", "backwardfirst", "messages", "1f1b", "gpipe"),
         *("zerobubble", "loopedorder", "v"),
     ),
-    "apart": ("apartauto", "apart", "together"),
+    "split": ("splitauto", "split", "together"),
     "inflight": ("lauto", "l1", "l4"),
     "dtype": ("f32", "bf16", "autocast"),
     "dropout": ("nodropout", "dropout"),
@@ -37,14 +37,14 @@ RULES = (
     Rule({"policy": "v", "stages": "looped"}, "the policy v asks for it"),
     Rule({"policy": "loopedorder", "stages": "one"}, "asks for 2 to 128 virtual stages on a stage"),
     Rule({"policy": "loopedorder", "stages": "inv"}, "policy looped asks for placement 0"),
-    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "apart": "apart"}, "asks for weight_apart = 0"),
-    Rule({"policy": "loopedorder", "apart": "apart"}, "asks for weight_apart = 0", beside={"stages": "looped"}),
-    Rule({"policy": "zerobubble", "apart": "together"}, "asks for weight_apart = 1"),
-    Rule({"policy": "v", "apart": "together"}, "asks for weight_apart = 1", beside={"stages": "inv"}),
+    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "split": "split"}, "asks for weight_apart = 0"),
+    Rule({"policy": "loopedorder", "split": "split"}, "asks for weight_apart = 0", given={"stages": "looped"}),
+    Rule({"policy": "zerobubble", "split": "together"}, "asks for weight_apart = 1"),
+    Rule({"policy": "v", "split": "together"}, "asks for weight_apart = 1", given={"stages": "inv"}),
     Rule({"policy": "zerobubble", "inflight": "l1"}, "zero_bubble has 2 micro-batches in flight on stage 0"),
     Rule({"policy": "gpipe", "inflight": ("l1", "l4")}, "gpipe has all 8 micro-batches in flight"),
-    Rule({"policy": "v", "inflight": ("l1", "l4")}, "fixes what is in flight", beside={"stages": "inv"}),
-    Rule({"policy": "loopedorder", "inflight": ("l1", "l4")}, "fixes what is in flight", beside={"stages": "looped"}),
+    Rule({"policy": "v", "inflight": ("l1", "l4")}, "fixes what is in flight", given={"stages": "inv"}),
+    Rule({"policy": "loopedorder", "inflight": ("l1", "l4")}, "fixes what is in flight", given={"stages": "looped"}),
     Rule({"checkpointing": "reentrant", "optimizer": "statefile"}, "parameter 0 of group 0 has no gradient"),
     Rule({"dropout": "dropout", "policy": ("v", "loopedorder")}, "the same", by=NOBODY),
     Rule({"dropout": "dropout", "stages": ("looped", "inv")}, "ranks draw for other blocks than stock's", by=NOBODY),
@@ -62,7 +62,7 @@ def options(row: dict[str, str]) -> dict[str, Any]:
     words = {**policies, "zerobubble": "zero_bubble", "loopedorder": "looped"}
     values = {
         "policy": words.get(row["policy"], row["policy"]),
-        "weight_apart": {"apartauto": None, "apart": True, "together": False}[row["apart"]],
+        "weight_apart": {"splitauto": None, "split": True, "together": False}[row["split"]],
         "in_flight": {"lauto": None, "l1": 1, "l4": 4}[row["inflight"]],
     }
     return {name: value for name, value in values.items() if value is not None}

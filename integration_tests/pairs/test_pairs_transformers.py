@@ -19,7 +19,7 @@ TABLE = transformers_table.table()
 
 
 class PairTransformersRanks(TransformersRanks):
-    """Which also find the modules of this folder."""
+    """They also find the modules of this folder."""
 
     python_path = str(HERE)
 

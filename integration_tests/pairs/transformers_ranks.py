@@ -37,7 +37,7 @@ EVERY = {
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """By what is rounded."""
+    """By the rounded quantity."""
     return F32 if row["dtype"] == "f32" and row["wire"] == "wire32" else ROUNDED
 
 
@@ -120,7 +120,7 @@ def _trained(row: dict[str, str], is_stock: bool, folder: str) -> Run:
     for number in range(STEPS):
         if not is_stock and row["moves"] == "byhand" and number in (2, 4):
             tf_ep_moves.shuffle(model, number, optimizer)
-        if not is_stock and row["moves"] == "beside" and number == 1:
+        if not is_stock and row["moves"] == "during" and number == 1:
             tf_ep_moves._start(model, number, optimizer)
         _step(row, model, optimizer, number, run)
         if number == SAVED_AFTER - 1 and row["saving"] == "saved":
@@ -144,5 +144,5 @@ def _trained(row: dict[str, str], is_stock: bool, folder: str) -> Run:
 
 
 def run(row: dict[str, str]) -> dict[str, Any]:
-    """Trains both ways, and says what differs, or who refused it and in which words."""
+    """Trains both ways, and returns the differences, or which side refused it and the error."""
     return pair_compare.both_ways(row, _train, transformers_table.options(row), tolerance(row))

@@ -1,4 +1,5 @@
-"""What may meet in a training of a transformers model whose experts are shared out by `ep_implementation="sluice"`."""
+"""The features that may meet in a training of a transformers model whose experts are distributed by
+`ep_implementation="sluice"`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ FACTORS = {
     "checkpointing": ("norepeat", "reentrant", "nonreentrant"),
     "accumulation": ("onestep", "twosteps"),
     "frozen": ("trained", "fzlayer", "fzhalf", "fzrank", "fzrouter", "fzdense"),
-    "moves": ("still", "byhand", "beside"),
+    "moves": ("still", "byhand", "during"),
     "optimizer": ("torchadam", "suboptim"),
     "clipping": ("unclipped", "clip"),
     "saving": ("unsaved", "saved"),
@@ -35,7 +36,7 @@ RULES = (
         {"experts": ("grouped_mm", "eager"), "policy": ("S1", "S2"), "unsupported": "error"},
         "cannot be done with experts that run as the host's modules",
     ),
-    Rule({"frozen": "fzrank", "moves": ("byhand", "beside")}, "It stays with the place: let such experts stay"),
+    Rule({"frozen": "fzrank", "moves": ("byhand", "during")}, "It stays with the place: let such experts stay"),
 )
 
 

@@ -1,4 +1,4 @@
-"""The helpers of this folder are imported by name; the switch of the machine must not decide what the tests see."""
+"""The helpers of this folder are imported by name; the switch of the machine must not affect the tests."""
 
 from __future__ import annotations
 

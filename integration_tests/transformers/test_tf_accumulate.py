@@ -1,4 +1,5 @@
-"""Gradients added to an existing `.grad` by the library itself: the sums are right, and only where nobody can tell."""
+"""Gradients added to an existing `.grad` by the library itself: the sums are right, and only where no observer can
+tell."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def grads(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def in_place(module: torch.nn.Module) -> int:
-    """How many backwards added to `.grad` themselves."""
+    """The number of backwards that added to `.grad` themselves."""
     return sluice.stats(module)["passes_in_place"]
 
 
@@ -183,7 +184,7 @@ def test_Versions_OfTheGradients_SayThatTheyChanged() -> None:
         kept.backward()
 
 
-# ---- what can tell ----
+# ---- observers ----
 
 
 def _edge(module: Any) -> Any:
@@ -359,16 +360,16 @@ def _placed(storage: torch.UntypedStorage, offset: int, like: torch.Tensor) -> t
     return torch.empty(0).set_(storage, offset, like.shape, like.stride())
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_Gradients_InOneAllocation_OnlyWhereTheyLieApart(apart: bool) -> None:
+@pytest.mark.parametrize("is_separate", [True, False])
+def test_Gradients_InOneAllocation_OnlyIfTheyAreSeparate(is_separate: bool) -> None:
     module, given, once = begun()
     up, down = module.gate_up_proj, module.down_proj
     flat = torch.zeros(up.numel() + down.numel())
     up.grad = _placed(flat.untyped_storage(), 0, up)
-    down.grad = _placed(flat.untyped_storage(), up.numel() if apart else 0, down)
+    down.grad = _placed(flat.untyped_storage(), up.numel() if is_separate else 0, down)
     backward(module, given)
-    assert in_place(module) == int(apart)
-    if apart:
+    assert in_place(module) == int(is_separate)
+    if is_separate:
         assert all(torch.equal(parameter.grad, once[name]) for name, parameter in module.named_parameters())
     else:
         wanted = once["gate_up_proj"].flatten().clone()
@@ -379,7 +380,7 @@ def test_Gradients_InOneAllocation_OnlyWhereTheyLieApart(apart: bool) -> None:
 def test_Gradient_ThatTheLayerReads_IsAutogradsToAddTo() -> None:
     module, given, _ = begun()
     grad = module.down_proj.grad
-    tokens = _placed(grad.untyped_storage(), 0, given.tokens)  # what some would do to save memory
+    tokens = _placed(grad.untyped_storage(), 0, given.tokens)  # as some do to save memory
     tokens.copy_(given.tokens)
     wanted = grad.clone() + tf_compare.reference(module, given, torch.float32).values["down_proj"].float()
     module.down_proj.grad = grad
@@ -455,18 +456,18 @@ def _status(name: str) -> int:
 
 
 def _peak_of_a_backward(module: torch.nn.Module, given: Rows) -> float:
-    """Over what is resident before it, in units of all gradients."""
+    """Above the memory resident before it, in units of all gradients."""
     out = module(given.tokens, given.ids, given.weights)
     sluice.give_back()
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed would hide what is taken
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    ctypes.CDLL(None).malloc_trim(0)  # cached free memory would hide allocations
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     out.backward(given.grad)
     return (_status("VmHWM") - before) / sum(parameter.nbytes for parameter in module.parameters())
 
 
 def _large() -> tuple[torch.nn.Module, Rows]:
-    """Gradients beside which all else is small; the layer has what it keeps for good."""
+    """Gradients that dominate all other memory; the layer has allocated its permanent memory."""
     module, given = make(model=512, hidden=768, experts=16), rows(512, 16, 32, 2)
     assert sum(parameter.nbytes for parameter in module.parameters()) > 60 * MIB
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Under autocast: as much is cast as in transformers' eager loop, and what is not cast is not read.
+"""Under autocast: the same tensors are cast as in transformers' eager loop, and uncast ones are not read.
 
 GPT-OSS gets f32 inside, because its loop adds f32 biases (test_tf_precision.py): nothing is cast.
 """

@@ -1,4 +1,4 @@
-"""What changes between two calls of an experts module, by whomever, is seen by the second."""
+"""Changes between two calls of an experts module, by any code, are seen by the second."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def as_grouped_mm(module: torch.nn.Module) -> None:
 # ---- options ----
 
 
-def test_ConfigSection_WrittenOrChangedLater_IsReadAnew() -> None:
+def test_ConfigSection_WrittenOrChangedLater_IsReadAgain() -> None:
     module = make()
     for chunks in (1, 3, 2):
         if chunks > 1:
@@ -81,7 +81,7 @@ def test_ConfigSection_WrongLater_IsRefusedByEveryCall() -> None:
 
 
 def test_Policy_Refused_IsRefusedByEveryCall() -> None:
-    """As in a notebook, where a cell is run again after its error."""
+    """As in a notebook, in which a cell is run again after its error."""
     sluice.configure(policy="S1")
     module = make("inkling2")
     for _ in range(2):
@@ -198,7 +198,7 @@ def test_Activation_WithANumber_SeesItChange() -> None:
 
 
 class Packed(torch.Tensor):
-    """What a quantised tensor looks like: its shape and dtype say nothing about its bytes."""
+    """A mock of a quantised tensor: its shape and dtype say nothing about its bytes."""
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -214,7 +214,7 @@ def test_Parameter_QuantisedAfterTheFirstCall_IsRefused(grad: bool) -> None:
 
 
 @pytest.mark.usefixtures("one_gemm")
-def test_Dtype_OfTheModelChangedLater_IsReadAnew() -> None:
+def test_Dtype_OfTheModelChangedLater_IsReadAgain() -> None:
     module = make()
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float32):
         check(module, given(), dtype)
@@ -225,7 +225,7 @@ def test_Dtype_OfTheModelChangedLater_IsReadAnew() -> None:
 
 
 @pytest.mark.usefixtures("one_gemm")
-def test_StateDict_Assigned_IsReadAnew() -> None:
+def test_StateDict_Assigned_IsReadAgain() -> None:
     module, other = make(), make()
     with torch.no_grad():
         before = call(module)

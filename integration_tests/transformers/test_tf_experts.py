@@ -96,14 +96,14 @@ def test_Policy_ByChunk_AsEager() -> None:
 
 
 def test_Families_OfTheRegistry_AreAllFound() -> None:
-    """The next test takes what the installed transformers has: none found would be none tested."""
+    """The next test uses the classes of the installed transformers: if none is found, none is tested."""
     found = tf_families.classes()
     assert (len({kind for kind, _ in found}), len(found)) == (64, 65), "another release: look at what is new in it"
 
 
 @pytest.mark.parametrize(("kind", "name"), tf_families.classes())
 def test_Family_EveryClass_IsFusedOrCalledAndSaysWhy(kind: str, name: str) -> None:
-    """None is refused. What the library computes of each is compared with eager in the next test."""
+    """None is rejected. The next test compares the results with eager."""
     module = tf_families.make(kind, name, 16, 8, 4)
     with torch.no_grad():
         module(torch.randn(3, 16), torch.tensor([[0, 3], [1, 2], [3, 0]]), torch.ones(3, 2))
@@ -219,7 +219,7 @@ def test_Checkpointing_BothKinds_AsEager(kind: str, reentrant: bool) -> None:
 
 
 def _resident() -> int:
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed would hide what is taken
+    ctypes.CDLL(None).malloc_trim(0)  # cached free memory would hide allocations
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) << 10
@@ -235,7 +235,7 @@ def test_Checkpointing_BothKinds_FreesTheActivations(kind: str, reentrant: bool)
     kept_by_a_step = 16384 * 2 * (64 + 2 * 256) * 4  # dispatched rows and pre-activations
 
     def growth(call: object) -> int:
-        out = call(tokens, given.ids, given.weights)  # the first call makes what the layer keeps for good
+        out = call(tokens, given.ids, given.weights)  # the first call allocates the layer's permanent memory
         out.backward(given.grad)
         del out
         before = _resident()
@@ -382,7 +382,7 @@ def test_Accumulation_TwoBackwards_AddUp() -> None:
         torch.testing.assert_close(getattr(module, name).grad.double(), 2 * wanted[name], rtol=1e-4, atol=1e-4)
 
 
-def test_Parameters_MovedOrReplaced_AreReadAnew() -> None:
+def test_Parameters_MovedOrReplaced_AreReadAgain() -> None:
     module, given = make(), rows(MODEL, 6, 20, 2)
     check(module, given)
     module.gate_up_proj.data = module.gate_up_proj.data.clone() * 1.5
@@ -396,7 +396,7 @@ def test_Parameters_MovedOrReplaced_AreReadAnew() -> None:
     check(module, given)
 
 
-def test_Activation_ChangedLater_IsReadAnew() -> None:
+def test_Activation_ChangedLater_IsReadAgain() -> None:
     module, given = make(), rows(MODEL, 6, 20, 2)
     check(module, given)
     module.act_fn = torch.nn.Softplus()
@@ -454,7 +454,7 @@ def test_Threads_TwoAtOnce_WaitForEachOther() -> None:
     assert not wrong
 
 
-# What a wrong adapter would do. The comparison must see each of them.
+# Errors of a wrong adapter. The comparison must detect each of them.
 DEFECTS = ["router gradient dropped", "bias of the next expert", "stale weights", "sentinel taken for an expert"]
 
 

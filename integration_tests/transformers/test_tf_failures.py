@@ -1,4 +1,4 @@
-"""What one rank of a split model does that the other does not: both are told, and go on where that can be."""
+"""Deviations of one rank of a split model from the other: both report it, and continue if possible."""
 
 from __future__ import annotations
 

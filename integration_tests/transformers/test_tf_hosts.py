@@ -1,4 +1,4 @@
-"""What users of transformers do to a model around its experts: adapters, copies, ways of generating and of loading."""
+"""Common changes of a model around its experts: adapters, copies, ways of generating and of loading."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LowRank(torch.nn.Module):
 def test_LowRank_OnFrozenExperts_AsEager(kind: str, adapted: list[str]) -> None:
     module = tf_families.make(kind, CLASS_OF[kind], 37, 29, 6)
     given = rows(37, 6, 23, 2)
-    check(module, given)  # what Sluice knows of it is then of before
+    check(module, given)  # Sluice's cached state is then stale
     module.requires_grad_(False)
     for name in adapted:
         parametrize.register_parametrization(module, name, LowRank(getattr(module, name)))
@@ -221,7 +221,7 @@ def test_Stats_OfTheHostsOwnImplementation_SaysWhichItIs() -> None:
 
 
 def test_Stats_OfWhatIsWrapped_AreThoseOfWhatIsInIt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # else torch.compile returns what it was given
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # else torch.compile returns its input
     model = tf_models.make("mixtral")
     model(tf_models.batch())
     experts = tf_models.experts_of(model)[0]

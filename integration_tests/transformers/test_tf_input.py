@@ -1,4 +1,4 @@
-"""What cannot run is refused with class, attribute and remedy; what is configured wrongly, with the key."""
+"""Unsupported models are rejected with class, attribute and remedy; wrong configurations, with the key."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def test_Watchers_ThatCannotSeeInside_AreRefused(way: Any, said: str, grad: bool
             way(module, given)
         for word in ("MixtralExperts", 'experts_implementation="batched_mm"', said):
             assert word in str(caught.value), caught.value
-        with FlopCounterMode(display=False):  # and a mode that watches, and loses nothing by what it does not see
+        with FlopCounterMode(display=False):  # and a mode that observes, whose results do not depend on unseen calls
             assert torch.equal(run(module), wanted)
 
 

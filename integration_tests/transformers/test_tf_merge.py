@@ -1,4 +1,4 @@
-"""`sluice merge`: the merged checkpoint computes what PEFT's merge_and_unload does, whatever its layout."""
+"""`sluice merge`: the merged checkpoint computes the same as PEFT's merge_and_unload, in any layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A checkpoint of somebody else: what its config may say of Sluice, and that nothing is loaded, read or written for it.
+"""A checkpoint from a third party: the Sluice keys that its config may have, and that nothing is loaded, read or
+written for it.
 
 Under expert parallelism: test_tf_parallel.py.
 """
@@ -71,7 +72,7 @@ def load(path: str, **more: Any) -> Any:
 
 def refused(path: str, *words: str) -> None:
     model = load(path)
-    for _ in range(2):  # as in a notebook, where a cell is run again after its error
+    for _ in range(2):  # as in a notebook, in which a cell is run again after its error
         with pytest.raises(ConfigError) as caught:
             tf_models.step(model, tf_models.batch())
         for word in ("the model's own config", "sluice.configure(", *words):
@@ -88,8 +89,8 @@ def test_Library_NamedByAModel_IsNotLoaded(checkpoint: Any, library: tuple[str, 
     assert trace.exists()
 
 
-def test_Library_NamedByAModelBesideTheUsersOwnWord_IsNotLoaded(checkpoint: Any, library: tuple[str, Path]) -> None:
-    """As it was, the model's library served the GEMMs that the user had chosen."""
+def test_Library_NamedByAModelWithTheUsersOwnWord_IsNotLoaded(checkpoint: Any, library: tuple[str, Path]) -> None:
+    """Before the fix, the model's library served the GEMMs that the user had chosen."""
     path, trace = library
     sluice.configure(gemm="blas")
     refused(checkpoint({"gemm_library": path}), '"gemm_library"')
@@ -112,7 +113,7 @@ def test_Folder_NamedByAModel_IsNotWritten(checkpoint: Any, tmp_path: Path) -> N
 
 
 def test_Checkpoint_OfTheUsersOwn_RunsOnceTheKeyIsMoved(checkpoint: Any) -> None:
-    """As the message and docs/security.md say it."""
+    """As the message and docs/security.md describe."""
     path = checkpoint({"gemm": "native", "chunks": 1})
     refused(path, "sluice.configure(gemm=...)")
     config = AutoConfig.from_pretrained(path)

@@ -126,7 +126,7 @@ def test_Banner_SaysWhichComputeInF32(capfd: pytest.CaptureFixture[str]) -> None
 
 
 class _Loop(torch.nn.Module):
-    """What transformers' decorator leaves: a forward around the loop of the class."""
+    """The result of transformers' decorator: a forward around the loop of the class."""
 
     def __init__(self) -> None:
         super().__init__()

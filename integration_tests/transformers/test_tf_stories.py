@@ -1,4 +1,4 @@
-"""What users of transformers do with several things at once."""
+"""Uses of several features of transformers at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What numbers depend on: the same bits in every run at one thread count, and between thread counts a stated distance.
+"""Determinism: the same bits in every run at one thread count, and between thread counts a stated distance.
 
-With gemm "native" an element is one chain of sums whatever thread computes it: two threads give the bits of one. Other
-GEMMs (torch's, oneDNN's) may be cut differently for two threads, and "auto" may choose others: f32 sums in another
+With gemm "native" an element is one chain of sums on any thread: two threads give the bits of one. Other GEMMs
+(torch's, oneDNN's) may be divided differently for two threads, and "auto" may choose others: f32 sums in another
 order, and 16-bit intermediates that round to the other side.
 """
 

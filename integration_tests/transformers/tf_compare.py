@@ -1,4 +1,4 @@
-"""One experts module run by Sluice beside transformers' eager loop in f64, on the same numbers."""
+"""One experts module run by Sluice against transformers' eager loop in f64, on the same numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 @dataclass(frozen=True)
 class Rows:
-    """What a router gives: tokens [T, M], ids [T, K], weights [T, K] and the gradient of the output."""
+    """The output of a router: tokens [T, M], ids [T, K], weights [T, K] and the gradient of the output."""
 
     tokens: torch.Tensor
     ids: torch.Tensor

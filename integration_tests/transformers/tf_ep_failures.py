@@ -1,4 +1,4 @@
-"""Rank-side: what one rank of a split model does that the other does not, and what both are told."""
+"""Rank-side: deviations of one rank of a split model from the other, and the errors on both."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _Twice(torch.nn.Module):
 
 
 def adapters(path: str, targets: str) -> dict[str, Any]:
-    """Adapters on a split model: what is said when they are put on or first run, or the loss of a step with them."""
+    """Adapters on a split model: the error when they are added or first run, or the loss of a step with them."""
     import peft
 
     model = split(path, {"fsdp_size": dist.get_world_size()})

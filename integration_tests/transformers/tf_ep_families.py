@@ -1,4 +1,5 @@
-"""One experts module of any family with its experts shared out to all ranks, beside the whole one; on every rank."""
+"""One experts module of any family with its experts distributed over all ranks, against the whole one; on every
+rank."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CASES = (((23, 17), False), ((0, 9), False), ((12, 5), True), ((0, 0), False), (
 
 
 class _Block(torch.nn.Module):
-    """What transformers' plan takes apart: a module with `experts` in it."""
+    """The unit that transformers' plan splits: a module with `experts` in it."""
 
     def __init__(self, experts: torch.nn.Module) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ def growth_of_a_forward(tokens: int, reentrant: bool | None) -> int:
     inputs = (given.tokens.requires_grad_(), given.ids, given.weights)
     sluice.configure(chunks=1)
     try:
-        for _ in range(2):  # the first makes what the layer keeps for good
+        for _ in range(2):  # the first allocates the layer's permanent memory
             before = _resident()
             out = experts(*inputs) if reentrant is None else checkpoint(experts, *inputs, use_reentrant=reentrant)
             growth = _resident() - before

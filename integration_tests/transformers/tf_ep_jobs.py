@@ -1,4 +1,4 @@
-"""What a user does with a model split over ranks, beside the same model whole or with transformers' own transport.
+"""Uses of a model split over ranks, compared with the same model whole or with transformers' own transport.
 
 Called on every rank.
 """
@@ -56,8 +56,8 @@ def bfloat16(kind: str, path: str, layout: dict[str, int]) -> dict[str, list[flo
     everywhere = {"num_experts_per_tok": 8}
     exact = make(kind, "eager", **everywhere).bfloat16().float()  # the same values
     wanted = tf_models._average([step(exact, ids) for ids in everybodys])
-    alike = make(kind, "sluice", torch.bfloat16, **everywhere)
-    whole = tf_models._average([step(alike, ids) for ids in everybodys])
+    equal = make(kind, "sluice", torch.bfloat16, **everywhere)
+    whole = tf_models._average([step(equal, ids) for ids in everybodys])
     model = split(path, layout, dtype=torch.bfloat16, **everywhere)
     assert model.config.num_experts_per_tok == 8
     found = step(model, mine)
@@ -103,8 +103,8 @@ def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:
 
 
 def watched(path: str) -> list[str]:
-    """What each rank is told of two calls of an experts block, rank 0's and then rank 1's with forward-mode
-    differentiation around it; then both call it without."""
+    """The errors of each rank for two calls of an experts block, with forward-mode differentiation around it first on
+    rank 0 and then on rank 1; then both call it without."""
     model = split(path, {"fsdp_size": dist.get_world_size()})
     block = model.model.layers[0].mlp.experts
     tokens, ids, weights = (
@@ -224,8 +224,8 @@ def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: in
 
 
 def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transport: str) -> dict[str, Any]:
-    """transformers' Trainer over a split model, with accumulation, evaluation and checkpointing; what it saved at the
-    end, loaded whole, has the trained model's loss."""
+    """transformers' Trainer over a split model, with accumulation, evaluation and checkpointing; its final checkpoint,
+    loaded whole, has the trained model's loss."""
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 

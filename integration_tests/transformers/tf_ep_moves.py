@@ -1,4 +1,5 @@
-"""Rank-side: experts of a split model that move between ranks in a training, beside that in which none moves."""
+"""Rank-side: experts of a split model that move between ranks during training, compared with a training in which none
+moves."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ def _optimizer(model: Any) -> torch.optim.Optimizer:
 
 
 def shuffle(model: Any, seed: int, optimizer: Any) -> None:
-    """Every module's experts change places, alike on all ranks."""
+    """The experts of every module swap places, the same on all ranks."""
     for number, module in enumerate(experts_of(model)):
         sluice.move_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
 
 
 def _start(model: Any, seed: int, optimizer: Any) -> list[Any]:
-    """Every module's experts set out for other places, beside the next steps."""
+    """The experts of every module begin to move to other places, during the next steps."""
     return [
         sluice.start_moving_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
         for number, module in enumerate(experts_of(model))
@@ -53,10 +54,10 @@ def _step(model: Any, layout: dict[str, int], number: int) -> torch.Tensor:
 
 
 def _trained(
-    path: str, layout: dict[str, int], steps: int, every: int, beside: bool = False, **how: Any
+    path: str, layout: dict[str, int], steps: int, every: int, during_steps: bool = False, **how: Any
 ) -> dict[str, Any]:
-    """every: steps between two shuffles, which come with the gradients there; 0: none. beside: they begin in one step,
-    and go on beside the next ones."""
+    """every: steps between two shuffles, which include the gradients; 0: none. during_steps: they begin in one step, and
+    continue during the next ones."""
     journeys: list[Any] = []
     hidden = 0
     sluice.configure(**OPTIONS)
@@ -68,11 +69,11 @@ def _trained(
             losses.append(float(_step(model, layout, number)))
             if every and number == steps - 1:
                 go_home(model, optimizer)
-            elif beside and number % every == 0:
+            elif during_steps and number % every == 0:
                 moves += sum(journey.has_ended and journey.num_moves > 0 for journey in journeys)
                 hidden += sum(journey.hidden_bytes for journey in journeys)
                 journeys = _start(model, number, optimizer)
-            elif beside:
+            elif during_steps:
                 pass
             elif every and number % every == every - 1:
                 shuffle(model, number, optimizer)
@@ -102,19 +103,19 @@ def moved(
     steps: int,
     every: int,
     forget: str = "",
-    beside: bool = False,
+    during_steps: bool = False,
     stale: bool = False,
     **how: Any,
 ) -> list[Any]:
-    """[unmoved, moved]. forget: what of an expert a bad host would leave behind. stale: the engine is not told of a
-    move."""
+    """[unmoved, moved]. forget: the state of an expert that a faulty host would leave. stale: the engine is not told of
+    a move."""
     still = _trained(path, layout, steps, 0, **how)
     replace = adapter.ExpertsState.replace_experts
     if stale:
         adapter.ExpertsState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
     try:
         with forgetting(forget):
-            return [still, _trained(path, layout, steps, every, beside, **how)]
+            return [still, _trained(path, layout, steps, every, during_steps, **how)]
     finally:
         adapter.ExpertsState.replace_experts = replace
 
@@ -127,8 +128,8 @@ def _norm(model: Any) -> float:
 
 
 def derived(path: str, layout: dict[str, int]) -> list[dict[str, Any]]:
-    """What is computed from the experts of a rank, with these at home and away: the norm of gradients, and an average
-    of weights that is kept at home."""
+    """Values derived from the experts of a rank, with these at home and away: the norm of gradients, and an average of
+    weights that is kept at home."""
     found = []
     for seed in (None, 4):
         sluice.configure(**OPTIONS)
@@ -155,9 +156,9 @@ def derived(path: str, layout: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def counted_moves(path: str, layout: dict[str, int]) -> dict[str, int]:
-    """What moves beside steps have taken of this rank's host memory."""
+    """The host memory of this rank that moves during steps have taken."""
     with counted() as count:
-        _trained(path, layout, steps=14, every=6, beside=True)
+        _trained(path, layout, steps=14, every=6, during_steps=True)
     return {name: value for name, value in vars(count).items() if not name.startswith("_")}
 
 
@@ -184,7 +185,7 @@ def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
 
 
 def refusals(path: str) -> list[str]:
-    """What cannot be moved says so on all ranks, and nothing has moved."""
+    """Modules that cannot be moved give an error on all ranks, and nothing has moved."""
     model = split(path, {"fsdp_size": dist.get_world_size()}).train()
     module = experts_of(model)[0]
     rank, slot = map(list, adapter.kept_of(module).home)

@@ -36,7 +36,7 @@ def classes() -> tuple[tuple[str, str], ...]:
 
 
 class TinyConfig(SimpleNamespace):
-    """Answers every attribute that an experts class asks its config for, by what the name says."""
+    """Answers every attribute that an experts class reads from its config, by its name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

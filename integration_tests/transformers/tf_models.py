@@ -193,7 +193,7 @@ def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
 
 
 def ep_save(kind: str, path: str, layout: dict[str, int], folder: str) -> bool:
-    """Whether a model that was loaded split and saved again, in `folder`, has the bits it had."""
+    """Whether a model that was loaded split and saved again, in `folder`, has the same bits."""
     from transformers.distributed import DistributedConfig
 
     world = torch.distributed.get_world_size()
@@ -245,7 +245,7 @@ def ep_misconfigured(kind: str, path: str) -> list[str]:
 
 
 def ep_of_a_stranger(kind: str, path: str) -> str:
-    """What loading a model says whose config.json names the transport between ranks."""
+    """The error for a model whose config.json names the transport between ranks."""
     from sluice.errors import SluiceError
     from transformers.distributed import DistributedConfig
 
@@ -263,7 +263,7 @@ def ep_of_a_stranger(kind: str, path: str) -> str:
 
 
 def ep_mistyped(kind: str, path: str, file: str) -> list[str]:
-    """What two calls say where the tuner's decisions are said to be in `file`, which is none of Sluice's."""
+    """The errors of two calls with the tuner's decisions in `file`, which is not one of Sluice's."""
     import sluice
     from sluice.errors import SluiceError
     from transformers.distributed import DistributedConfig
@@ -297,7 +297,7 @@ def ep_refused(kind: str, path: str) -> dict[str, str]:
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     model = AutoModelForCausalLM.from_pretrained(
         path,
-        experts_implementation="eager",  # callbacks compute in the dtype of the rows: what is refused is up to the rank
+        experts_implementation="eager",  # callbacks compute in the dtype of the rows: each rank decides what it rejects
         distributed_config=DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice"),
     )
     experts = model.model.layers[0].mlp.experts

@@ -1,4 +1,4 @@
-"""One rank for tests of expert parallelism: as the DeepSpeed tests' worker, with transformers in place of DeepSpeed."""
+"""One rank for tests of expert parallelism: as the DeepSpeed tests' worker, with transformers instead of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main(prepare: Callable[[], Any] | None = None) -> None:
         order = json.loads(line)
         module, _, function = order["target"].partition(":")
         answer(lambda: getattr(importlib.import_module(module), function)(**order["arguments"]))  # noqa: B023
-    for child in multiprocessing.active_children():  # of a host that writes checkpoints beside itself
+    for child in multiprocessing.active_children():  # of a host that writes checkpoints in other processes
         child.kill()
     os._exit(0)
 

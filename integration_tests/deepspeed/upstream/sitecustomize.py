@@ -1,8 +1,8 @@
-"""Switches Sluice on in every process of the host's own tests, whose files stay as they are.
+"""Switches Sluice on in every process of the host's own tests, whose files stay unchanged.
 
-Found through PYTHONPATH. SLUICE_TEST_SECTION, where it is set, is the section of every ds_config that has none. Each
-batch of a pipeline, each forward of an AutoEP layer and each update of an offloaded optimizer that went through Sluice
-then appends the running test's name to the file SLUICE_TEST_RAN: the proof that it did.
+Found through PYTHONPATH. SLUICE_TEST_SECTION, if it is set, is the section of every ds_config that has none. Each
+batch of a pipeline, each forward of an AutoEP layer and each update of an offloaded optimizer that went through
+Sluice then appends the running test's name to the file SLUICE_TEST_RAN, as proof.
 """
 
 from __future__ import annotations

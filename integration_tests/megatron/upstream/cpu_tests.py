@@ -110,7 +110,7 @@ parallel_state.destroy_model_parallel = _destroy_with_groups
 for name in ("six",):  # of tokenizers that no test here makes
     if importlib.util.find_spec(name) is None:
         sys.modules[name] = cpu_shim._Anything(name)
-# The module alone, without the package around it: who asks for Transformer Engine itself finds none.
+# Only the module, without its package: code that asks for Transformer Engine itself finds none.
 _module(
     "transformer_engine.pytorch.fp8", check_fp8_support=lambda: (False, "no GPU"), fp8_autocast=contextlib.nullcontext
 )
@@ -124,7 +124,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """What runs sees the machine as it is."""
+    """Running tests see the machine as it is."""
     torch.cuda.is_available = _is_available
     if os.environ.get("SLUICE_TEST_LAYER"):
         _put_sluice_in_place()
